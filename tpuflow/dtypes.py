@@ -1,0 +1,65 @@
+"""The element types of the device: one row a type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from tpuflow.errors import UnsupportedDtypeError
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """An element type: its short name (HLO's), NumPy type, bytes an element, and kind (float, int, uint or pred)."""
+
+    name: str
+    numpy: np.dtype
+    bytes: int
+    kind: str
+    code: int
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
+    @property
+    def is_integer(self) -> bool:
+        return self.kind in ("int", "uint")
+
+
+F32 = DType("f32", np.dtype(np.float32), 4, "float", 1)
+F16 = DType("f16", np.dtype(np.float16), 2, "float", 2)
+BF16 = DType("bf16", np.dtype(ml_dtypes.bfloat16), 2, "float", 3)
+S32 = DType("s32", np.dtype(np.int32), 4, "int", 4)
+S16 = DType("s16", np.dtype(np.int16), 2, "int", 5)
+S8 = DType("s8", np.dtype(np.int8), 1, "int", 6)
+U32 = DType("u32", np.dtype(np.uint32), 4, "uint", 7)
+U16 = DType("u16", np.dtype(np.uint16), 2, "uint", 8)
+U8 = DType("u8", np.dtype(np.uint8), 1, "uint", 9)
+PRED = DType("pred", np.dtype(np.bool_), 1, "pred", 10)
+
+DTYPES = (F32, F16, BF16, S32, S16, S8, U32, U16, U8, PRED)
+BY_NAME = {d.name: d for d in DTYPES}
+BY_CODE = {d.code: d for d in DTYPES}
+_BY_NUMPY = {d.numpy: d for d in DTYPES}
+
+
+def from_numpy(dtype: object, where: str = "") -> DType:
+    """The device type of a NumPy or JAX dtype.
+
+    Raises:
+      UnsupportedDtypeError: 64-bit and complex types, which the device does not have.
+    """
+    found = _BY_NUMPY.get(np.dtype(dtype))  # type: ignore[call-overload]
+    if found is None:
+        prefix = f"{where}: " if where else ""
+        raise UnsupportedDtypeError(
+            f"{prefix}the device has no element type {np.dtype(dtype).name!r}; it has "  # type: ignore[call-overload]
+            f"{', '.join(str(d.numpy) for d in DTYPES)}. Cast the array first (64-bit and complex types are not supported)."
+        )
+    return found

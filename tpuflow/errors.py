@@ -1,0 +1,51 @@
+"""Every error that tpuflow raises on purpose, from one root."""
+
+from __future__ import annotations
+
+
+class TpuflowError(Exception):
+    """Root of all tpuflow errors; its message says where, what was found, what was expected and what to do."""
+
+
+class UnsupportedPrimitiveError(TpuflowError, NotImplementedError):
+    """A jaxpr primitive, or a form of one, has no lowering rule."""
+
+
+class UnsupportedDtypeError(TpuflowError, TypeError):
+    """An element type that the device does not have."""
+
+
+class GraphError(TpuflowError):
+    """A graph breaks one of its own rules (a defect of a pass, not of the user's program)."""
+
+
+class CompileError(TpuflowError):
+    """The program cannot be put on the chip."""
+
+
+class OutOfMemoryError(CompileError):
+    """HBM or VMEM of the chip is too small for the program."""
+
+
+class ProgramError(TpuflowError):
+    """A Program is not valid: the load-time verifier refuses it."""
+
+
+class ProgramFileError(ProgramError):
+    """A .tpx file or its text form is cut short, damaged, of another version, or not one at all."""
+
+
+class HazardError(TpuflowError):
+    """The reference engine saw a machine-level fault: a race, a read before write, an access out of bounds, a deadlock."""
+
+
+class LaunchError(TpuflowError, ValueError):
+    """An executable was called with arguments that do not fit its signature."""
+
+
+class ConfigError(TpuflowError, ValueError):
+    """A user-given option is unknown or does not fit (policy, chip, loss, batch size, ...)."""
+
+
+class DataError(TpuflowError, ValueError):
+    """The training data are empty, damaged, or do not fit the model."""

@@ -1,0 +1,255 @@
+"""What an instruction is made of: operands (tiles, windows), field kinds, and the `@instr` declaration.
+
+An instruction is a frozen dataclass declared once. Its fields say what they are (`dst()`, `src()`, `choice(...)`, ...); codec,
+assembler, disassembler, documentation, both engines and random tests derive from that declaration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from tpuflow.dtypes import DType
+
+QUEUES = ("scalar", "matrix", "vector", "load", "store", "link")
+SPACES = ("vmem", "smem", "acc")
+RATES = ("step", "point")
+MAX_RANK = 6
+
+
+@dataclass(frozen=True, slots=True)
+class TileAxis:
+    """One axis of a tile: `size` elements, or fewer in the last tile of a blocked axis.
+
+    A blocked axis (`grid >= 0`) is a piece of a whole axis of `extent` elements: at index i of grid axis `grid` the tile holds
+    positions [i*size, min((i+1)*size, extent)). An unblocked axis (`grid == -1`, `extent == 0`) always holds `size` elements.
+    """
+
+    size: int
+    grid: int = -1
+    extent: int = 0
+
+    def valid(self, index: int) -> int:
+        """Elements held at index `index` of the blocking grid axis (`size` if not blocked)."""
+        return self.size if self.grid < 0 else min(self.size, self.extent - index * self.size)
+
+    @property
+    def whole(self) -> int:
+        """Length of the whole axis that the tiles of all grid indices make up."""
+        return self.size if self.grid < 0 else self.extent
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A place in on-chip memory: `slots` copies one after the other from byte `address`, used in turn.
+
+    `rate` says what moves to the next slot: every sequential step of the kernel ("step") or every parallel point ("point").
+    Slot used = count % slots. Space "vmem" is the vector memory, "acc" the matrix unit's accumulators, "smem" the scalar unit's
+    registers (rank 0, one element). Two operands are the same place only if all fields are equal.
+    """
+
+    space: str
+    address: int
+    dtype: DType
+    axes: tuple[TileAxis, ...] = ()
+    slots: int = 1
+    rate: str = "step"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a full (not clipped) tile."""
+        return tuple(a.size for a in self.axes)
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """Shape of the virtual tensor that all tiles of the grid make up."""
+        return tuple(a.whole for a in self.axes)
+
+    @property
+    def elems(self) -> int:
+        """Elements of a full tile."""
+        n = 1
+        for a in self.axes:
+            n *= a.size
+        return n
+
+    def valid_shape(self, index: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape held at grid index `index` (all grid axes), shorter than `shape` at the edges."""
+        return tuple(a.valid(index[a.grid]) if a.grid >= 0 else a.size for a in self.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowAxis:
+    """How one tile axis walks over one axis of a buffer's view.
+
+    Element j of the tile axis at grid index g sits at
+        position = origin + sum(elements * g[axis] for axis, elements in grid) + (register value) + step * j.
+    It is element position / dilation of the view axis if dilation divides position and 0 <= position / dilation < extent; otherwise a
+    load reads `fill` and a store drops it. `pitch` is the distance in elements between neighbours of the view axis in the dense
+    buffer. step 0 with extent 1 broadcasts; a negative step reverses.
+    """
+
+    extent: int
+    pitch: int
+    origin: int = 0
+    grid: tuple[tuple[int, int], ...] = ()
+    step: int = 1
+    dilation: int = 1
+    register: Tile | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A DMA descriptor between a dense HBM buffer (index into the Program's table) and a tile.
+
+    `axes` pair with the tile's axes in order. Together the view axes (extent, pitch) must be a reshape of the dense buffer followed
+    by a permutation: their extents multiply to its element count and their pitches are row-major in some order.
+    """
+
+    buffer: int
+    tile: Tile
+    axes: tuple[WindowAxis, ...]
+    fill: int | float | bool = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FieldKind:
+    """What an instruction field holds: `name` picks the codec; `role` is how a tile or window is used (read, write, both)."""
+
+    name: str
+    role: str = ""
+    choices: tuple[str, ...] = ()
+
+
+def _kinded(kind: FieldKind, **kw: Any) -> Any:
+    return field(metadata={"kind": kind}, **kw)
+
+
+def dst() -> Any:
+    """A tile that is written."""
+    return _kinded(FieldKind("tile", "write"))
+
+
+def src() -> Any:
+    """A tile that is read."""
+    return _kinded(FieldKind("tile", "read"))
+
+
+def inout() -> Any:
+    """A tile that is read and written (an accumulator or a carry)."""
+    return _kinded(FieldKind("tile", "both"))
+
+
+def dsts() -> Any:
+    """Several tiles that are written."""
+    return _kinded(FieldKind("tiles", "write"))
+
+
+def srcs() -> Any:
+    """Several tiles that are read."""
+    return _kinded(FieldKind("tiles", "read"))
+
+
+def window_in() -> Any:
+    """A window whose buffer is read and whose tile is written."""
+    return _kinded(FieldKind("window", "read"))
+
+
+def window_out() -> Any:
+    """A window whose tile is read and whose buffer is written."""
+    return _kinded(FieldKind("window", "write"))
+
+
+def choice(choices: tuple[str, ...]) -> Any:
+    """One word of a fixed list (a sub-operation)."""
+    return _kinded(FieldKind("choice", choices=choices))
+
+
+def axes_field() -> Any:
+    """A tuple of small non-negative integers."""
+    return _kinded(FieldKind("axes"))
+
+
+def number() -> Any:
+    """A non-negative integer."""
+    return _kinded(FieldKind("number"))
+
+
+def flag() -> Any:
+    """A boolean."""
+    return _kinded(FieldKind("flag"))
+
+
+def immediate() -> Any:
+    """A number written in the type of the instruction's `dst`."""
+    return _kinded(FieldKind("immediate"))
+
+
+class Instruction:
+    """Base of all instructions. Subclasses are declared with `@instr`; `meaning` is given by the compute instructions."""
+
+    __slots__ = ()
+    opcode: ClassVar[int]
+    mnemonic: ClassVar[str]
+    kinds: ClassVar[dict[str, FieldKind]]
+
+    @property
+    def queue(self) -> str:
+        """The queue that executes this instruction."""
+        raise NotImplementedError
+
+    def fields(self) -> Iterator[tuple[str, FieldKind, Any]]:
+        """Name, kind and value of every field, in declaration order."""
+        for name, kind in self.kinds.items():
+            yield name, kind, getattr(self, name)
+
+    def windows(self) -> Iterator[tuple[str, Window]]:
+        """Every window with its role: "read" (HBM to VMEM) or "write" (VMEM to HBM)."""
+        for _, kind, value in self.fields():
+            if kind.name == "window":
+                yield kind.role, value
+
+    def reads(self) -> Iterator[Tile]:
+        """Every tile whose old content this instruction uses, in operand order; window registers and stored tiles included."""
+        for _, kind, value in self.fields():
+            if kind.name == "tile" and kind.role in ("read", "both"):
+                yield value
+            elif kind.name == "tiles" and kind.role == "read":
+                yield from value
+            elif kind.name == "window":
+                yield from (a.register for a in value.axes if a.register is not None)
+                if kind.role == "write":
+                    yield value.tile
+
+    def writes(self) -> Iterator[Tile]:
+        """Every tile that this instruction writes."""
+        for _, kind, value in self.fields():
+            if kind.name == "tile" and kind.role in ("write", "both"):
+                yield value
+            elif kind.name == "tiles" and kind.role == "write":
+                yield from value
+            elif kind.name == "window" and kind.role == "read":
+                yield value.tile
+
+
+INSTRUCTIONS: dict[int, type[Instruction]] = {}
+BY_MNEMONIC: dict[str, type[Instruction]] = {}
+
+
+def instr(opcode: int, mnemonic: str) -> Callable[[type], Any]:
+    """Declare an instruction class: freeze it, read its field kinds, enter it in the opcode and mnemonic tables."""
+
+    def declare(cls: type) -> type:
+        cls = dataclass(frozen=True, slots=True)(cls)
+        cls.opcode = opcode  # type: ignore[attr-defined]
+        cls.mnemonic = mnemonic  # type: ignore[attr-defined]
+        cls.kinds = {f.name: f.metadata["kind"] for f in dataclasses.fields(cls)}  # type: ignore[attr-defined]
+        if opcode in INSTRUCTIONS or mnemonic in BY_MNEMONIC:
+            raise ValueError(f"opcode {opcode:#x} or mnemonic {mnemonic!r} is declared twice")
+        INSTRUCTIONS[opcode] = cls
+        BY_MNEMONIC[mnemonic] = cls
+        return cls
+
+    return declare

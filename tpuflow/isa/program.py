@@ -1,0 +1,202 @@
+"""A Program: what the device is given. Buffers in HBM, constants, a signature, and code as a list of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from tpuflow.chips.chip import Chip
+from tpuflow.dtypes import DType
+from tpuflow.isa.instruction import Instruction
+
+GRID_KINDS = ("parallel", "sequential")
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A dense row-major array in HBM at byte `address`. Buffers may share addresses if their contents are never needed at once."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    address: int
+
+    @property
+    def elems(self) -> int:
+        """Number of elements."""
+        n = 1
+        for s in self.shape:
+            n *= s
+        return n
+
+    @property
+    def bytes(self) -> int:
+        """Size in bytes."""
+        return self.elems * self.dtype.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GridAxis:
+    """One counted loop of a kernel: `size` trips; "parallel" trips are independent, "sequential" ones run in order, inside."""
+
+    size: int
+    kind: str = "parallel"
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A grid of trips over three sections of tile instructions; a barrier before and after.
+
+    The parallel axes come first; one index of them is a point. At each point `prologue` runs once, `body` once for every index of the
+    sequential axes (row-major), `epilogue` once. Each of the six queues executes its own instructions of that stream in order and
+    runs ahead of the others as far as the semaphores let it. `semaphores` holds the initial counts; every semaphore is signalled by
+    one queue and waited for by one queue. Prologue and epilogue together, and the body by itself, signal each as often as
+    they wait for it.
+
+    `name` and `sources` (one user source line an instruction, in the order prologue, body, epilogue) are debug information.
+    """
+
+    grid: tuple[GridAxis, ...]
+    semaphores: tuple[int, ...]
+    prologue: tuple[Instruction, ...]
+    body: tuple[Instruction, ...]
+    epilogue: tuple[Instruction, ...]
+    name: str = field(default="", compare=False)
+    sources: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def instructions(self) -> tuple[Instruction, ...]:
+        """All three sections in order."""
+        return self.prologue + self.body + self.epilogue
+
+    @property
+    def parallel(self) -> tuple[int, ...]:
+        """Indices of the parallel grid axes."""
+        return tuple(i for i, g in enumerate(self.grid) if g.kind == "parallel")
+
+    @property
+    def sequential(self) -> tuple[int, ...]:
+        """Indices of the sequential grid axes."""
+        return tuple(i for i, g in enumerate(self.grid) if g.kind == "sequential")
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Run `body` as often as the s32 scalar in buffer `trips` says (read once, at entry)."""
+
+    trips: int
+    body: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class While:
+    """Run `condition`, then `body`, as long as the pred scalar in buffer `predicate` is true after `condition`."""
+
+    condition: tuple[Block, ...]
+    predicate: int
+    body: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """Run branch number `index` (an s32 scalar buffer, clamped to the branches there are)."""
+
+    index: int
+    branches: tuple[tuple[Block, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Infeed:
+    """Take the next item of infeed port `port` from the host into `buffer`."""
+
+    port: int
+    buffer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outfeed:
+    """Send `buffer` to the host as the next item of outfeed port `port`."""
+
+    port: int
+    buffer: int
+
+
+Block = Kernel | Loop | While | Switch | Infeed | Outfeed
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A named array that crosses between host and device; `buffer` is its place in HBM (-1 for infeed and outfeed items)."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    buffer: int = -1
+    donated: bool = False
+    weak: bool = False
+    key: str = ""  # name of the PRNG implementation if the u32 data are a JAX random key
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Initial content of a buffer, loaded with the Program: little-endian bytes."""
+
+    buffer: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Everything the device needs. An input marked donated may be overwritten; an output may be the same buffer as a donated input."""
+
+    chip: Chip
+    buffers: tuple[Buffer, ...]
+    constants: tuple[Constant, ...]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    infeeds: tuple[Port, ...]
+    outfeeds: tuple[Port, ...]
+    code: tuple[Block, ...]
+    name: str = field(default="", compare=False)
+    buffer_names: tuple[str, ...] = field(default=(), compare=False)
+
+    def kernels(self) -> Iterator[Kernel]:
+        """Every kernel, depth first, in program order."""
+        yield from (b for _, b in walk(self.code) if isinstance(b, Kernel))
+
+    def strip(self) -> Program:
+        """The same Program without names and source lines."""
+        return replace(self, code=tuple(_strip(b) for b in self.code), name="", buffer_names=())
+
+
+def children(block: Block) -> tuple[tuple[str, tuple[Block, ...]], ...]:
+    """The nested block lists of a block, each with its name."""
+    match block:
+        case Loop():
+            return (("body", block.body),)
+        case While():
+            return (("condition", block.condition), ("body", block.body))
+        case Switch():
+            return tuple((f"branch{i}", b) for i, b in enumerate(block.branches))
+    return ()
+
+
+def walk(code: tuple[Block, ...], path: str = "") -> Iterator[tuple[str, Block]]:
+    """Every block, depth first, with its place in the program ("3.body.0")."""
+    for i, block in enumerate(code):
+        here = f"{path}{i}"
+        yield here, block
+        for name, blocks in children(block):
+            yield from walk(blocks, f"{here}.{name}.")
+
+
+def _strip(block: Block) -> Block:
+    match block:
+        case Kernel():
+            return replace(block, name="", sources=())
+        case Loop():
+            return replace(block, body=tuple(_strip(b) for b in block.body))
+        case While():
+            return replace(block, condition=tuple(map(_strip, block.condition)), body=tuple(map(_strip, block.body)))
+        case Switch():
+            return replace(block, branches=tuple(tuple(map(_strip, b)) for b in block.branches))
+    return block

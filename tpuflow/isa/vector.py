@@ -1,0 +1,245 @@
+"""Vector and scalar instructions: elementwise work, conversions, broadcasts, reductions, prefix scans and sorts on tiles.
+
+An instruction whose destination is in "smem" (rank 0) runs on the scalar queue, otherwise on the vector queue; its meaning is the
+same. Elementwise operands have the destination's valid shape; each result is rounded once to the destination's type.
+`meaning` receives values in the arithmetic's own form (`tpuflow.isa.arithmetic`) and returns the new value of each destination.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tpuflow.chips.chip import Chip
+from tpuflow.isa import instruction as field
+from tpuflow.isa.arithmetic import Arithmetic
+from tpuflow.isa.instruction import Instruction, Tile, instr
+
+UNARY = (
+    "neg", "abs", "floor", "ceil", "round_even", "round_away", "sqrt", "rsqrt", "cbrt", "exp", "expm1", "log", "log1p",
+    "tanh", "sin", "cos", "erf", "not", "popcnt", "clz",
+)  # fmt: skip
+BINARY = (
+    "add", "sub", "mul", "div", "rem", "pow", "atan2", "max", "min", "and", "or", "xor",
+    "shl", "shr_logical", "shr_arithmetic", "mulhi",
+)  # fmt: skip
+COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
+REDUCE = ("add", "mul", "max", "min", "and", "or", "xor")
+CUMULATIVE = ("add", "mul", "max", "min")
+
+
+class _Compute(Instruction):
+    """Common to all compute instructions: the queue follows from where the destination lies."""
+
+    __slots__ = ()
+    passes = 1
+
+    @property
+    def queue(self) -> str:
+        """The scalar queue for registers, else the vector queue."""
+        return "scalar" if next(self.writes()).space == "smem" else "vector"
+
+    def cost(self, chip: Chip) -> float:
+        """Cycles: every written element once through the vector lanes, `passes` times."""
+        return self.passes * chip.vector_cycles(max(t.elems for t in (*self.writes(), *self.reads())))
+
+
+@instr(0x10, "constant")
+class Constant(_Compute):
+    """dst = value, everywhere."""
+
+    dst: Tile = field.dst()
+    value: int | float | bool = field.immediate()
+
+    def meaning(self, ar: Arithmetic, shape: tuple[int, ...]) -> Any:
+        """A splat of the immediate."""
+        return ar.full(shape, self.value, self.dst.dtype)
+
+
+@instr(0x11, "iota")
+class Iota(_Compute):
+    """dst[..., j, ...] = the position of element j on the whole axis `axis` (tile index x tile size + j)."""
+
+    dst: Tile = field.dst()
+    axis: int = field.number()
+
+    def meaning(self, ar: Arithmetic, shape: tuple[int, ...], start: Any) -> Any:
+        """Positions start, start + 1, ... along the axis."""
+        return ar.iota(shape, self.axis, start, self.dst.dtype)
+
+
+@instr(0x12, "unary")
+class Unary(_Compute):
+    """dst = op(a)."""
+
+    op: str = field.choice(UNARY)
+    dst: Tile = field.dst()
+    a: Tile = field.src()
+
+    def meaning(self, ar: Arithmetic, a: Any) -> Any:
+        """One rounding of the exact result."""
+        return ar.unary(self.op, a, self.a.dtype)
+
+
+@instr(0x13, "is_finite")
+class IsFinite(_Compute):
+    """dst = a is neither infinite nor NaN (pred)."""
+
+    dst: Tile = field.dst()
+    a: Tile = field.src()
+
+    def meaning(self, ar: Arithmetic, a: Any) -> Any:
+        """True where finite."""
+        return ar.is_finite(a, self.a.dtype)
+
+
+@instr(0x14, "binary")
+class Binary(_Compute):
+    """dst = op(a, b)."""
+
+    op: str = field.choice(BINARY)
+    dst: Tile = field.dst()
+    a: Tile = field.src()
+    b: Tile = field.src()
+
+    def meaning(self, ar: Arithmetic, a: Any, b: Any) -> Any:
+        """One rounding of the exact result."""
+        return ar.binary(self.op, a, b, self.a.dtype)
+
+
+@instr(0x15, "compare")
+class Compare(_Compute):
+    """dst = a op b (pred); comparisons with NaN are false, except ne."""
+
+    op: str = field.choice(COMPARE)
+    dst: Tile = field.dst()
+    a: Tile = field.src()
+    b: Tile = field.src()
+
+    def meaning(self, ar: Arithmetic, a: Any, b: Any) -> Any:
+        """Truth values."""
+        return ar.compare(self.op, a, b, self.a.dtype)
+
+
+@instr(0x16, "select")
+class Select(_Compute):
+    """dst = on_true where pred else on_false; moves bits, rounds nothing."""
+
+    dst: Tile = field.dst()
+    pred: Tile = field.src()
+    on_true: Tile = field.src()
+    on_false: Tile = field.src()
+
+    def meaning(self, ar: Arithmetic, pred: Any, on_true: Any, on_false: Any) -> Any:
+        """Bits of one or the other."""
+        return ar.select(pred, on_true, on_false, self.dst.dtype)
+
+
+@instr(0x17, "convert")
+class Convert(_Compute):
+    """dst = a in dst's type: round to nearest even; float to integer truncates and saturates, NaN gives 0."""
+
+    dst: Tile = field.dst()
+    a: Tile = field.src()
+
+    def meaning(self, ar: Arithmetic, a: Any) -> Any:
+        """The converted values."""
+        return ar.convert(a, self.a.dtype, self.dst.dtype)
+
+
+@instr(0x18, "bitcast")
+class Bitcast(_Compute):
+    """dst = the bits of a read as dst's type, of the same width."""
+
+    dst: Tile = field.dst()
+    a: Tile = field.src()
+
+    def meaning(self, ar: Arithmetic, a: Any) -> Any:
+        """The same bits."""
+        return ar.bitcast(a, self.a.dtype, self.dst.dtype)
+
+
+@instr(0x19, "broadcast")
+class Broadcast(_Compute):
+    """dst = a stretched: axis i of a lies along axis `axes[i]` of dst; an axis of size 1 is repeated. `a` may be a register."""
+
+    dst: Tile = field.dst()
+    a: Tile = field.src()
+    axes: tuple[int, ...] = field.axes_field()
+
+    def meaning(self, ar: Arithmetic, a: Any, shape: tuple[int, ...]) -> Any:
+        """Repeated values of the given (valid) shape."""
+        return ar.broadcast(a, shape, self.axes)
+
+
+@instr(0x1A, "transpose")
+class Transpose(_Compute):
+    """dst axis i = a axis `permutation[i]`."""
+
+    dst: Tile = field.dst()
+    a: Tile = field.src()
+    permutation: tuple[int, ...] = field.axes_field()
+
+    def meaning(self, ar: Arithmetic, a: Any) -> Any:
+        """The permuted tile."""
+        return ar.transpose(a, self.permutation)
+
+
+@instr(0x1B, "reduce")
+class Reduce(_Compute):
+    """dst = op over `axes` of a, which become size 1 in dst; a fixed halving tree, the last named axis first.
+
+    The tree pads its axis with the identity to a power of two and combines the
+    lower half with the upper half until one is left, rounding every step to a's type.
+    """
+
+    op: str = field.choice(REDUCE)
+    dst: Tile = field.dst()
+    a: Tile = field.src()
+    axes: tuple[int, ...] = field.axes_field()
+
+    def meaning(self, ar: Arithmetic, a: Any) -> Any:
+        """The reduced tile, reduced axes kept with size 1."""
+        return ar.reduce(self.op, a, self.axes, self.a.dtype)
+
+
+@instr(0x1C, "reduce_into")
+class ReduceInto(_Compute):
+    """acc = op(acc, reduce(op, a, axes)): the reduction of `reduce`, then one more combine with the accumulator."""
+
+    op: str = field.choice(REDUCE)
+    acc: Tile = field.inout()
+    a: Tile = field.src()
+    axes: tuple[int, ...] = field.axes_field()
+
+    def meaning(self, ar: Arithmetic, acc: Any, a: Any) -> Any:
+        """The new accumulator."""
+        return ar.binary(self.op, acc, ar.reduce(self.op, a, self.axes, self.a.dtype), self.acc.dtype)
+
+
+@instr(0x1D, "cumulative")
+class Cumulative(_Compute):
+    """dst[j] = op(...op(op(carry, a[0]), a[1])..., a[j]) along `axis`, left to right; carry = the last dst. Carry has size 1 there."""
+
+    op: str = field.choice(CUMULATIVE)
+    dst: Tile = field.dst()
+    carry: Tile = field.inout()
+    a: Tile = field.src()
+    axis: int = field.number()
+
+    def meaning(self, ar: Arithmetic, carry: Any, a: Any) -> Any:
+        """(dst, new carry)."""
+        return ar.cumulative(self.op, carry, a, self.axis, self.a.dtype)
+
+
+@instr(0x1E, "sort")
+class Sort(_Compute):
+    """dsts = srcs sorted together along `axis` by the first `keys` of them, stable, ascending; -0 equals 0, NaN comes last."""
+
+    dsts: tuple[Tile, ...] = field.dsts()
+    srcs: tuple[Tile, ...] = field.srcs()
+    axis: int = field.number()
+    keys: int = field.number()
+
+    def meaning(self, ar: Arithmetic, *srcs: Any) -> Any:
+        """The sorted tiles, one for each source."""
+        return ar.sort(srcs, tuple(t.dtype for t in self.srcs), self.axis, self.keys)
