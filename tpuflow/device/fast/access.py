@@ -1,0 +1,271 @@
+"""Loads and stores of whole virtual tensors: a window, lifted over grid axes, becomes slices, pads, reversals and gathers.
+
+Every window axis pairs one tile axis with one axis of the buffer's view, so a lifted access is done axis by axis: the positions that
+all lifted trips touch along one axis are known when the Program is translated (a `Positions`), plus a run-time offset where a looped
+grid axis or a scalar register moves the window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tpuflow.isa.instruction import TileAxis, Window, WindowAxis
+
+
+class CannotLift(Exception):
+    """This tier has no whole-tensor form for an instruction; the translator goes on with the next tier."""
+
+
+@dataclass(frozen=True)
+class Trips:
+    """Where the translation stands: which grid axes run as loops, and their current index and its bounds.
+
+    `index[g]` is an int or a traced s32 scalar, `bounds[g]` the smallest and largest value it takes here, `tail[g]` whether it is the
+    axis's last index (where blocked axes are clipped). Grid axes that are not in `index` are lifted.
+    """
+
+    sizes: tuple[int, ...]
+    index: Mapping[int, Any]
+    bounds: Mapping[int, tuple[int, int]]
+
+    def length(self, axis: TileAxis) -> int:
+        """Static length of a tile axis here: whole if its grid axis is lifted, else what the current index holds."""
+        if axis.grid < 0:
+            return axis.size
+        if axis.grid not in self.index:
+            return axis.extent
+        low, high = self.bounds[axis.grid]
+        if axis.valid(low) != axis.valid(high):
+            raise CannotLift("a loop crosses the clipped tail of an axis")
+        return axis.valid(low)
+
+    def shape(self, axes: tuple[TileAxis, ...]) -> tuple[int, ...]:
+        """Static shape of a tile here."""
+        return tuple(self.length(a) for a in axes)
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Positions along one view axis: `static` [batch..., length] (before dilation) plus `offset`, a scalar within `bounds`.
+
+    `batch` names the lifted grid axes of the leading dimensions of `static`.
+    """
+
+    static: np.ndarray
+    batch: tuple[int, ...]
+    offset: Any
+    bounds: tuple[float, float]
+
+
+def axis_positions(axis: WindowAxis, tile: TileAxis, trips: Trips, register: Any) -> Positions:
+    """The positions that a window axis touches over all lifted trips."""
+    x = np.arange(trips.length(tile), dtype=np.int64)
+    coefficient = dict(axis.grid)
+    if tile.grid >= 0 and tile.grid not in trips.index:
+        static = axis.origin + coefficient.pop(tile.grid, 0) * (x // tile.size) + axis.step * (x % tile.size)
+    else:
+        static = axis.origin + axis.step * x
+    offset, low, high = 0, 0.0, 0.0
+    batch = []
+    for g, elements in sorted(coefficient.items()):
+        if elements == 0:
+            continue
+        if g in trips.index:
+            offset = offset + elements * trips.index[g]
+            ends = sorted(elements * b for b in trips.bounds[g])
+            low, high = low + ends[0], high + ends[1]
+        elif trips.sizes[g] != 1:
+            batch.append((g, elements))
+    if register is not None:
+        offset, low, high = offset + register, -math.inf, math.inf
+    for g, elements in reversed(batch):
+        static = elements * np.arange(trips.sizes[g], dtype=np.int64).reshape((-1,) + (1,) * static.ndim) + static[None]
+    return Positions(static, tuple(g for g, _ in batch), offset, (low, high))
+
+
+def view_layout(window: Window) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(shape of the dense buffer in pitch order, permutation from that order to the window's axis order)."""
+    order = sorted(range(len(window.axes)), key=lambda i: (-window.axes[i].pitch, window.axes[i].extent != 1, i))
+    return tuple(window.axes[i].extent for i in order), tuple(order.index(i) for i in range(len(order)))
+
+
+def to_view(array: Any, window: Window) -> Any:
+    """The buffer as the window's view: reshaped, then permuted."""
+    shape, permutation = view_layout(window)
+    array = array.reshape(shape)
+    return array if permutation == tuple(range(len(permutation))) else lax.transpose(array, permutation)
+
+
+def from_view(view: Any, window: Window, shape: tuple[int, ...]) -> Any:
+    """The inverse of `to_view`."""
+    _, permutation = view_layout(window)
+    if permutation != tuple(range(len(permutation))):
+        view = lax.transpose(view, tuple(np.argsort(permutation)))
+    return view.reshape(shape)
+
+
+def _progression(static: np.ndarray) -> tuple[int, int] | None:
+    """(start, step) if a 1-D array is an arithmetic progression."""
+    if static.ndim != 1 or static.size == 0:
+        return None
+    if static.size == 1:
+        return int(static[0]), 1
+    step = int(static[1] - static[0])
+    return (int(static[0]), step) if np.all(np.diff(static) == step) else None
+
+
+def read_axis(x: Any, axis: int, extent: int, dilation: int, where: Positions, fill: Any) -> Any:
+    """x with view axis `axis` replaced by the positions' [batch..., length] dimensions; `fill` (0-d) outside the view."""
+    if isinstance(where.offset, int):
+        static = where.static + where.offset
+        progression = _progression(static)
+        if progression is not None:
+            return _read_progression(x, axis, extent, dilation, *progression, static.size, fill)
+        return _read_gather(x, axis, extent, dilation, static, fill, _inside_static(static, extent, dilation))
+    progression = _progression(where.static)
+    if dilation == 1 and progression is not None and progression[1] == 1 and where.static.size <= extent:
+        return _read_dynamic(x, axis, extent, progression[0], where, fill)
+    return _read_gather(x, axis, extent, dilation, jnp.asarray(where.static, jnp.int32) + where.offset, fill, False)
+
+
+def _inside_static(static: np.ndarray, extent: int, dilation: int) -> bool:
+    return dilation == 1 and static.size > 0 and int(static.min()) >= 0 and int(static.max()) < extent
+
+
+def _read_progression(x: Any, axis: int, extent: int, dilation: int, start: int, step: int, length: int, fill: Any) -> Any:
+    """Positions start, start + step, ...: a pad, a strided slice and a reversal, each only where it changes something."""
+    if step < 0:
+        flipped = _read_progression(x, axis, extent, dilation, start + step * (length - 1), -step, length, fill)
+        return lax.rev(flipped, (axis,))
+    if step == 0:
+        one = _read_progression(x, axis, extent, dilation, start, 1, 1, fill)
+        return jnp.broadcast_to(one, (*x.shape[:axis], length, *x.shape[axis + 1 :]))
+    dilated = (extent - 1) * dilation + 1 if extent else 0
+    span = (length - 1) * step + 1
+    if start < 0 or start + span > dilated or dilation > 1:
+        config = [(0, 0, 0)] * x.ndim
+        config[axis] = (-start, start + span - dilated, dilation - 1)
+        x = lax.pad(x, fill, config)
+        start = 0
+    if start == 0 and span == x.shape[axis] and step == 1:
+        return x
+    return lax.slice_in_dim(x, start, start + span, step, axis)
+
+
+def _read_gather(x: Any, axis: int, extent: int, dilation: int, positions: Any, fill: Any, inside: bool) -> Any:
+    index = positions // dilation if dilation > 1 else positions
+    if extent == 0:
+        return jnp.broadcast_to(fill, (*x.shape[:axis], *positions.shape, *x.shape[axis + 1 :]))
+    taken = jnp.take(x, jnp.clip(index, 0, extent - 1), axis=axis, mode="clip")
+    if inside:
+        return taken
+    ok = (index >= 0) & (index < extent) & (positions % dilation == 0)
+    ok = jnp.asarray(ok).reshape(positions.shape + (1,) * (x.ndim - axis - 1))
+    return jnp.where(ok, taken, fill)
+
+
+def _read_dynamic(x: Any, axis: int, extent: int, start: int, where: Positions, fill: Any) -> Any:
+    """A run of consecutive positions at a run-time start; what lies outside reads as `fill`."""
+    length = where.static.size
+    begin = start + where.offset
+    if where.bounds[0] + start >= 0 and where.bounds[1] + start + length <= extent:
+        return lax.dynamic_slice_in_dim(x, begin, length, axis)
+    clamped = jnp.clip(begin, 0, extent - length)
+    piece = lax.dynamic_slice_in_dim(x, clamped, length, axis)
+    config = [(0, 0, 0)] * x.ndim
+    config[axis] = (length, length, 0)
+    shift = jnp.clip(begin - clamped, -length, length)
+    return lax.dynamic_slice_in_dim(lax.pad(piece, fill, config), length + shift, length, axis)
+
+
+def write_axes(view: Any, value: Any, window: Window, wheres: list[Positions]) -> Any:
+    """`view` with `value` written at the positions of every axis; positions outside the view are dropped.
+
+    value has the shape of the positions' lengths, axis by axis (no batch dimensions).
+    """
+    plans = []
+    for i, (axis, where) in enumerate(zip(window.axes, wheres, strict=True)):
+        value, plan = _write_plan(value, i, axis, where)
+        plans.append(plan)
+    if any(p is None for p in plans):
+        return _write_scatter(view, value, window, wheres)
+    if value.shape == view.shape and all(isinstance(p, int) for p in plans):
+        return value
+    return _write_slice(view, value, plans)
+
+
+def _write_plan(value: Any, i: int, axis: WindowAxis, where: Positions) -> tuple[Any, Any]:
+    """(value clipped to what lands inside, its start: an int, a traced scalar, (traced, unproven), or None if not a run)."""
+    progression = _progression(where.static)
+    if axis.dilation != 1 or progression is None or value.shape[i] == 0:
+        return value, None
+    start, step = progression
+    if step == -1 and isinstance(where.offset, int):
+        value, start, step = lax.rev(value, (i,)), start - (value.shape[i] - 1), 1
+    if step != 1:
+        return value, None
+    length = value.shape[i]
+    if isinstance(where.offset, int):
+        start += where.offset
+        first, last = max(0, -start), min(length, axis.extent - start)
+        if first >= last:
+            return value, None
+        return (value if (first, last) == (0, length) else lax.slice_in_dim(value, first, last, axis=i)), start + first
+    begin = start + where.offset
+    if where.bounds[0] + start >= 0 and where.bounds[1] + start + length <= axis.extent:
+        return value, begin
+    return value, ((begin, axis.extent) if length <= axis.extent else None)
+
+
+def _write_slice(view: Any, value: Any, plans: list[Any]) -> Any:
+    """One dynamic_update_slice; runs that may hang over an edge are shifted back inside and masked with the old content."""
+    starts, inside = [], None
+    shape = value.shape
+    for i, plan in enumerate(plans):
+        if not isinstance(plan, tuple):
+            starts.append(plan)
+            continue
+        begin, extent = plan
+        clamped = jnp.clip(begin, 0, extent - shape[i])
+        shift = jnp.clip(clamped - begin, -shape[i], shape[i])
+        config = [(0, 0, 0)] * value.ndim
+        config[i] = (shape[i], shape[i], 0)
+        value = lax.dynamic_slice_in_dim(lax.pad(value, jnp.zeros((), value.dtype), config), shape[i] + shift, shape[i], i)
+        place = lax.broadcasted_iota(jnp.int32, shape, i) + shift
+        ok = (place >= 0) & (place < shape[i])
+        inside = ok if inside is None else inside & ok
+        starts.append(clamped)
+    starts = [jnp.asarray(s, jnp.int32) for s in starts]
+    if inside is not None:
+        value = jnp.where(inside, value, lax.dynamic_slice(view, starts, shape))
+    return lax.dynamic_update_slice(view, value, starts)
+
+
+def _write_scatter(view: Any, value: Any, window: Window, wheres: list[Positions]) -> Any:
+    """The general case: one index array an axis, out-of-range positions sent past the end and dropped."""
+    if value.size == 0 or view.size == 0:
+        return view
+    index = []
+    for i, (axis, where) in enumerate(zip(window.axes, wheres, strict=True)):
+        position = where.static.astype(np.int32) + where.offset if isinstance(where.offset, int) else jnp.asarray(where.static, jnp.int32) + where.offset
+        place = position // axis.dilation
+        ok = (place >= 0) & (place < axis.extent) & (position % axis.dilation == 0)
+        index.append(jnp.where(ok, place, axis.extent).reshape((-1,) + (1,) * (value.ndim - 1 - i)))
+    full = where_length(window, wheres)
+    assert value.shape == full, (value.shape, full)
+    return view.at[tuple(index)].set(value, mode="drop")
+
+
+def where_length(window: Window, wheres: list[Positions]) -> tuple[int, ...]:
+    """Lengths of the positions of every axis."""
+    return tuple(w.static.shape[-1] for w in wheres)
+
+
+Reader = Callable[[Any], Any]

@@ -1,0 +1,139 @@
+"""The host side of the device: load a Program, choose an engine, launch it, count round trips."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpuflow.device.verify import verify
+from tpuflow.errors import ConfigError, LaunchError
+from tpuflow.isa import file
+from tpuflow.isa.program import Port, Program
+
+ENGINES = ("fast", "reference")
+FIDELITIES = ("native", "bitexact")
+
+
+class Executable:
+    """A Program loaded on the simulated device.
+
+    Args:
+      program: a Program, or the bytes of a .tpx file.
+      engine: "fast" (XLA:CPU) or "reference" (NumPy, tile by tile, all checks).
+      fidelity: "native" or "bitexact"; the reference engine is always bit-exact.
+
+    Raises:
+      ProgramError: the verifier refuses the Program.
+      ConfigError: unknown engine or fidelity.
+    """
+
+    def __init__(self, program: Program | bytes, engine: str = "fast", fidelity: str = "native"):
+        _one_of("engine", engine, ENGINES)
+        _one_of("fidelity", fidelity, FIDELITIES)
+        self.program = file.from_bytes(program) if isinstance(program, bytes) else program
+        self.engine_name, self.fidelity = engine, fidelity
+        self.round_trips = 0
+        verify(self.program)
+        self._engine = _make_engine(self.program, engine, fidelity)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], engine: str = "fast", fidelity: str = "native") -> Executable:
+        """Load a .tpx file.
+
+        Raises:
+          ProgramFileError: the file is cut short, damaged, of another version, or not a Program.
+        """
+        return cls(file.load(Path(path)), engine, fidelity)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one self-contained .tpx file, atomically."""
+        file.save(self.program, Path(path))
+
+    @property
+    def tiers(self) -> dict[str, int]:
+        """Tier of every kernel by its place in the program, once translated (fast engine only)."""
+        return dict(getattr(self._engine, "tiers", {}))
+
+    def compile(self, infeed_items: int = 1) -> None:
+        """Translate and compile now for the given number of infeed items (nothing to do on the reference engine)."""
+        if self.engine_name == "fast":
+            self._engine.compile(infeed_items, self._capacity(infeed_items, None))
+
+    def launch(
+        self, inputs: Sequence[Any], infeeds: Sequence[Any] = (), start: int = 0, count: int | None = None
+    ) -> tuple[list[Any], list[np.ndarray]]:
+        """One host round trip.
+
+        inputs: one array a port, in order (donated ones may be consumed). infeeds: one stacked array [items, ...] a port; the Program
+        takes items from number `start` on. count: how many outfeed items to hand back (all there is room for if None).
+        Returns (outputs, one stacked array [count, ...] an outfeed port).
+
+        Raises:
+          LaunchError: number, shape or type of an argument does not fit the signature.
+        """
+        self._check(inputs, infeeds)
+        self.round_trips += 1
+        items = infeeds[0].shape[0] if infeeds else None
+        outputs, outfeeds = self._engine.launch(inputs, infeeds, start, self._capacity(items, count))
+        return outputs, [np.asarray(x)[:count] for x in outfeeds]
+
+    def _capacity(self, items: int | None, count: int | None) -> int:
+        if not self.program.outfeeds:
+            return 0
+        return items if items is not None else 1 << max(0, (count or 1) - 1).bit_length()
+
+    def run(self, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Run once with inputs by port name; outputs by port name."""
+        names = [p.name for p in self.program.inputs]
+        missing, extra = [n for n in names if n not in arrays], [n for n in arrays if n not in names]
+        if missing or extra:
+            raise LaunchError(f"inputs do not fit the program: missing {missing}, unknown {extra}; it takes {names}.")
+        infeeds = self.program.infeeds
+        if infeeds:
+            raise LaunchError(f"this program is fed by infeed ports {[p.name for p in infeeds]}: use launch() and give their items.")
+        outputs, _ = self.launch([np.asarray(arrays[n]) for n in names])
+        return {p.name: np.asarray(x) for p, x in zip(self.program.outputs, outputs, strict=True)}
+
+    def _check(self, inputs: Sequence[Any], infeeds: Sequence[Any]) -> None:
+        program = self.program
+        for what, ports, arrays, lead in (("input", program.inputs, inputs, 0), ("infeed", program.infeeds, infeeds, 1)):
+            if len(ports) != len(arrays):
+                raise LaunchError(f"the program takes {len(ports)} {what} arrays ({[p.name for p in ports]}), got {len(arrays)}.")
+            for port, x in zip(ports, arrays, strict=True):
+                if x.shape[lead:] != port.shape or x.dtype != port.dtype.numpy:
+                    raise LaunchError(_mismatch(what, port, x, lead))
+
+
+def _mismatch(what: str, port: Port, x: Any, lead: int) -> str:
+    items = "[items, ...] of " if lead else ""
+    return f"{what} {port.name!r}: expected {items}{port.dtype}{list(port.shape)}, got {x.dtype}{list(x.shape)}."
+
+
+def _make_engine(program: Program, engine: str, fidelity: str) -> Any:
+    if engine == "fast":
+        from tpuflow.device.fast.engine import FastEngine
+
+        return FastEngine(program, fidelity=fidelity, verified=True)
+    from tpuflow.device.reference import ReferenceEngine
+
+    return _SlicedReference(ReferenceEngine(program, verify=False))
+
+
+class _SlicedReference:
+    """The reference engine behind the fast engine's launch signature."""
+
+    def __init__(self, engine: Any):
+        self._engine = engine
+
+    def launch(self, inputs: Sequence[Any], infeeds: Sequence[Any], start: int, capacity: int) -> tuple[list[Any], list[Any]]:
+        """As `FastEngine.launch`; outfeeds hold what was sent."""
+        return self._engine.launch([np.asarray(x) for x in inputs], [np.asarray(x)[start:] for x in infeeds])
+
+
+def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"unknown {what} {value!r}; choose one of {', '.join(allowed)}.")
