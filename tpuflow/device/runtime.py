@@ -115,9 +115,9 @@ def _mismatch(what: str, port: Port, x: Any, lead: int) -> str:
 
 def _make_engine(program: Program, engine: str, fidelity: str) -> Any:
     if engine == "fast":
-        from tpuflow.device.fast.engine import FastEngine
+        from tpuflow.device.fast.cache import engine_for
 
-        return FastEngine(program, fidelity=fidelity, verified=True)
+        return engine_for(program, fidelity)
     from tpuflow.device.reference import ReferenceEngine
 
     return _SlicedReference(ReferenceEngine(program, verify=False))

@@ -1,0 +1,33 @@
+"""Translated Programs of this process, by the hash of their code: the same bytes are translated and compiled once."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+from tpuflow.device.fast.engine import FastEngine
+from tpuflow.isa.file import code_hash
+from tpuflow.isa.program import Program
+
+CAPACITY = 256
+
+_engines: OrderedDict[tuple[str, str], FastEngine] = OrderedDict()
+_lock = threading.Lock()
+
+
+def engine_for(program: Program, fidelity: str) -> FastEngine:
+    """The engine of a verified Program in a fidelity; the least recently used of more than `CAPACITY` is forgotten."""
+    key = (code_hash(program), fidelity)
+    with _lock:
+        if key not in _engines:
+            _engines[key] = FastEngine(program, fidelity=fidelity, verified=True)
+        _engines.move_to_end(key)
+        while len(_engines) > CAPACITY:
+            _engines.popitem(last=False)
+        return _engines[key]
+
+
+def clear() -> None:
+    """Forget every engine."""
+    with _lock:
+        _engines.clear()
