@@ -1,0 +1,72 @@
+"""Automatic casts: a function's jaxpr is walked again with the types of each primitive chosen by a policy.
+
+The walk binds the same primitives, so the result is an ordinary JAX function: grad, vmap, jit and remat apply to it, and it needs
+nothing else of tpuflow. What it promises:
+
+* the result has the types that the function itself would return for the same arguments;
+* scalar literals (and what is made of them only) never widen an operation, like Python numbers in PyTorch;
+* a matrix product whose only use is the addition of a smaller operand (a bias) keeps its fp32 sums until that addition, and the
+  two are rounded once, as matrix units with a bias input do;
+* gradients are those of the cast function: the products of the backward pass take operands in the compute type, sums over a
+  broadcast (a bias gradient) run in fp32 and are rounded once;
+* `custom_jvp` and `custom_vjp` rules are kept: their inputs are cast back to the types they were traced with;
+* a primitive that the tables below do not name runs in the types it was traced with.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.extend.source_info_util as source_info
+
+from tpuflow.amp.casting import Operand, Walk
+from tpuflow.amp.policy import Policy, get_policy
+from tpuflow.amp.rules import RULES
+
+source_info.register_exclusion(__file__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def autocast(fn: F, policy: str | Policy) -> F:
+    """`fn` with the precision of `policy`: "list" policies cast by operation, "all" policies cast every floating argument.
+
+    Arguments that are not arrays (flags, strings, Python numbers) are static. Arrays that `fn` closes over are used as they are, so
+    under an "all" policy parameters should be arguments.
+
+    Raises:
+      ConfigError: no policy has that name.
+    """
+    row = get_policy(policy)
+    if row.casts == "none":
+        return fn
+
+    @functools.wraps(fn)
+    def cast_fn(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        dynamic = [hasattr(leaf, "dtype") for leaf in leaves]
+
+        def flat_fn(arrays: list[Any]) -> Any:
+            remaining = iter(arrays)
+            full = [next(remaining) if d else leaf for d, leaf in zip(dynamic, leaves, strict=True)]
+            own_args, own_kwargs = jax.tree.unflatten(tree, full)
+            return fn(*own_args, **own_kwargs)
+
+        return _call(flat_fn, [leaf for d, leaf in zip(dynamic, leaves, strict=True) if d], row)
+
+    return cast_fn  # type: ignore[return-value]
+
+
+def _call(flat_fn: Callable[[list[Any]], Any], arrays: list[Any], policy: Policy) -> Any:
+    """Trace `flat_fn` on `arrays` (cast, if the policy computes everything in one type) and walk its jaxpr with the policy's rules."""
+    cast_arrays = policy.cast_inputs(arrays)
+    closed, shapes = jax.make_jaxpr(flat_fn, return_shape=True)(cast_arrays)
+    if policy.casts == "all":
+        shapes = jax.eval_shape(flat_fn, arrays)
+    walk = Walk(RULES[policy.casts], policy.compute)
+    results = walk.run(closed, [Operand(a) for a in cast_arrays])
+    wanted, tree = jax.tree.flatten(shapes)
+    return jax.tree.unflatten(tree, [r.cast(s.dtype).value for r, s in zip(results, wanted, strict=True)])

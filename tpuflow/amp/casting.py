@@ -1,0 +1,125 @@
+"""The walk over a jaxpr that autocast makes, and the operands it carries."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.extend.source_info_util as source_info
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+source_info.register_exclusion(__file__)
+
+PRODUCTS = ("dot_general", "conv_general_dilated")
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A value of the walk. `weak`: made of literals only, so it takes part in arithmetic without widening it.
+
+    `wide` is set on a matrix product that still holds its fp32 sums and waits for its bias: the type to round to afterwards.
+    """
+
+    value: Any
+    weak: bool = False
+    wide: Any = None
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the elements are floating-point numbers."""
+        return jnp.issubdtype(self.value.dtype, jnp.floating)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the elements are floating-point numbers of less than 32 bits."""
+        return self.is_float and self.value.dtype.itemsize < 4
+
+    def cast(self, dtype: Any) -> Operand:
+        """The same number in another floating type; anything that is not a float, or is to become something else, stays as it is."""
+        if not self.is_float or self.value.dtype == dtype or not jnp.issubdtype(dtype, jnp.floating):
+            return self
+        return replace(self, value=jax.lax.convert_element_type(self.value, dtype))
+
+
+Rule = Callable[["Walk", JaxprEqn, list[Operand]], list[Operand]]
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """One pass over one jaxpr. `rules` is the table of a policy; `biased` the products of this jaxpr that wait for their bias."""
+
+    rules: Mapping[str, Rule]
+    compute: Any
+    biased: frozenset[Var] = field(default=frozenset())
+
+    def run(self, closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[Operand]:
+        """The results of `closed` for `operands`; a region of its own, with its own biases."""
+        jaxpr = closed.jaxpr
+        walk = replace(self, biased=biased_products(jaxpr))
+        env = dict(zip(jaxpr.constvars, map(_constant, closed.consts), strict=True))
+        env.update(zip(jaxpr.invars, operands, strict=True))
+        for eqn in jaxpr.eqns:
+            results = walk.step(eqn, [_read(env, v) for v in eqn.invars])
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [_read(env, v) for v in jaxpr.outvars]
+
+    def step(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+        """One equation by its rule, with the source line and the module path it was traced with."""
+        rule = self.rules.get(eqn.primitive.name, as_traced)
+        stack = source_info.current_name_stack() + eqn.source_info.name_stack
+        with source_info.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
+            return rule(self, eqn, operands)
+
+
+def bind(eqn: JaxprEqn, operands: Sequence[Operand], **overrides: Any) -> list[Operand]:
+    """Bind the primitive of `eqn` to `operands` as they are; the results are weak if every floating operand was."""
+    params = eqn.primitive.get_bind_params({**eqn.params, **overrides})
+    results = eqn.primitive.bind(*(o.value for o in operands), **params)
+    floats = [o for o in operands if o.is_float]
+    weak = bool(floats) and all(o.weak for o in floats)
+    return [Operand(r, weak) for r in (results if eqn.primitive.multiple_results else [results])]
+
+
+def as_traced(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+    """In the types that the equation was traced with."""
+    return bind(eqn, [o.cast(v.aval.dtype) if hasattr(v.aval, "dtype") else o for o, v in zip(operands, eqn.invars, strict=True)])
+
+
+def biased_products(jaxpr: Jaxpr) -> frozenset[Var]:
+    """The matrix products of a jaxpr whose only use is one addition of a smaller or broadcast operand."""
+    uses = Counter(v for eqn in jaxpr.eqns for v in eqn.invars if isinstance(v, Var))
+    uses.update(v for v in jaxpr.outvars if isinstance(v, Var))
+    maker = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    found = set()
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name != "add":
+            continue
+        for product, bias in (eqn.invars, eqn.invars[::-1]):
+            made_by = maker.get(product) if isinstance(product, Var) else None
+            is_product = made_by is not None and made_by.primitive.name in PRODUCTS
+            if is_product and uses[product] == 1 and _is_smaller(bias, product, maker):
+                found.add(product)
+                break
+    return frozenset(found)
+
+
+def _is_smaller(bias: Any, product: Any, maker: Mapping[Var, JaxprEqn]) -> bool:
+    """Whether `bias` has fewer elements than `product`, by its shape or before an explicit broadcast."""
+    if bias.aval.size < product.aval.size:
+        return True
+    made_by = maker.get(bias) if isinstance(bias, Var) else None
+    return made_by is not None and made_by.primitive.name == "broadcast_in_dim" and made_by.invars[0].aval.size < product.aval.size
+
+
+def _constant(value: Any) -> Operand:
+    return Operand(value if hasattr(value, "dtype") else jnp.asarray(value))
+
+
+def _read(env: Mapping[Var, Operand], v: Any) -> Operand:
+    if isinstance(v, Literal):
+        return Operand(jnp.asarray(v.val, v.aval.dtype), weak=v.aval.ndim == 0)
+    return env[v]

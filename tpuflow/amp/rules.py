@@ -1,0 +1,247 @@
+"""The tables of autocast: which primitive is computed in which type, one rule function a family.
+
+The fp32 list is that of PyTorch's CUDA autocast, expressed in primitives (its `softmax`, `layer_norm`, `cross_entropy` and `norm`
+are made of exponentials, logarithms, powers and sums here).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.extend.source_info_util as source_info
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+
+from tpuflow.amp.casting import PRODUCTS, Operand, Rule, Walk, as_traced, bind
+
+source_info.register_exclusion(__file__)
+
+SUMS = ("cumlogsumexp", "cumprod", "cumsum", "reduce_prod", "reduce_sum", "reduce_window_sum")
+FULL_PRECISION = (
+    *SUMS, "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cosh", "digamma", "erf_inv", "exp", "exp2", "expm1", "igamma",
+    "igammac", "integer_pow", "lgamma", "log", "log1p", "pow", "regularized_incomplete_beta", "rsqrt", "sinh", "square", "tan",
+)  # fmt: skip
+BROADCASTING = ("add", "add_any", "div", "max", "min", "mul", "rem", "sub")
+WIDEST = (
+    "abs", "argmax", "argmin", "broadcast_in_dim", "cbrt", "ceil", "clamp", "concatenate", "copy", "copy_p", "cos", "cummax", "cummin",
+    "dynamic_slice", "dynamic_update_slice", "eq", "erf", "erfc", "floor", "gather", "ge", "gt", "is_finite", "le", "logistic", "lt",
+    "name", "ne", "neg", "pad", "reduce_max", "reduce_min", "reshape", "rev", "round", "select_n", "sign", "sin", "slice", "split",
+    "sqrt", "squeeze", "stop_gradient", "tanh", "top_k", "transpose",
+)  # fmt: skip
+EACH_ITS_OWN = ("optimization_barrier", "sort")
+CALLS = ("closed_call", "core_call", "custom_lin", "jit", "pjit")
+F32 = jnp.dtype(jnp.float32)
+
+
+def in_fp32(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+    """Operands widened to fp32; the result stays fp32."""
+    return bind(eqn, [o.cast(F32) if o.is_narrow else o for o in operands])
+
+
+def summed_in_fp32(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+    """Accumulated in fp32 and rounded once to the type it was traced with."""
+    return [r.cast(v.aval.dtype) for r, v in zip(in_fp32(walk, eqn, operands), eqn.outvars, strict=True)]
+
+
+def in_widest(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+    """Every floating operand in the widest type among those that are not weak."""
+    strong = [o.value.dtype for o in operands if o.is_float and not o.weak]
+    if not strong:
+        return as_traced(walk, eqn, operands)
+    widest = jnp.result_type(*strong)
+    return bind(eqn, [o.cast(widest) for o in operands])
+
+
+def broadcasting(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+    """In the widest type; a smaller operand is broadcast first. A product that waits for its bias gets it here."""
+    if any(o.wide is not None for o in operands):
+        return _add_bias(eqn, operands)
+    shape = eqn.outvars[0].aval.shape
+    return in_widest(walk, eqn, [_broadcast(o, shape) for o in operands])
+
+
+def broadcast_in_dim(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+    """Broadcast through fp32 and back, which changes no value, so that the sum of its gradient runs in fp32 and is rounded once."""
+    source = operands[0]
+    if not source.is_narrow or source.weak:
+        return in_widest(walk, eqn, operands)
+    (result,) = bind(eqn, [source.cast(F32), *operands[1:]])
+    return [result.cast(source.value.dtype)]
+
+
+def each_its_own(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+    """Operands that do not meet: each keeps the type it has."""
+    return bind(eqn, operands)
+
+
+def convert(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+    """A conversion the function asks for; one that changed nothing when traced changes nothing now."""
+    (operand,) = operands
+    if operand.is_float and eqn.invars[0].aval.dtype == eqn.params["new_dtype"]:
+        return [operand]
+    return bind(eqn, operands)
+
+
+def product_in_compute(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+    """Matrix operands in the compute type; the result too, unless the function asked for a wider one or a bias follows."""
+    if not all(o.is_float for o in operands):
+        return as_traced(walk, eqn, operands)
+    narrow = [o.cast(walk.compute) for o in operands]
+    asked = eqn.params.get("preferred_element_type")
+    traced = jnp.result_type(*(v.aval.dtype for v in eqn.invars))
+    result = asked if asked is not None and asked != traced else walk.compute
+    return _product(walk, eqn, narrow, jnp.dtype(result))
+
+
+def product_as_traced(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+    """Matrix operands in the types they have; sums in fp32, rounded once, after the bias if one follows."""
+    if not all(o.is_narrow for o in operands) or operands[0].value.dtype != operands[1].value.dtype:
+        return as_traced(walk, eqn, operands)
+    return _product(walk, eqn, operands, eqn.outvars[0].aval.dtype)
+
+
+def _product(walk: Walk, eqn: JaxprEqn, operands: list[Operand], result: Any) -> list[Operand]:
+    if result.itemsize < 4 and eqn.outvars[0] in walk.biased:
+        return [Operand(_wide_product(eqn, result)(*(o.value for o in operands)), wide=result)]
+    return bind(eqn, operands, preferred_element_type=result)
+
+
+def _wide_product(eqn: JaxprEqn, narrow: Any) -> Any:
+    """The product with fp32 results, whose tangents (and therefore the cotangents of its operands) are rounded to `narrow`.
+
+    A plain fp32-result product would meet fp32 cotangents in the backward pass and put fp32 operands on the matrix unit.
+    """
+
+    def multiply(a: Any, b: Any, dtype: Any) -> Any:
+        return eqn.primitive.bind(a, b, **{**eqn.params, "preferred_element_type": dtype})
+
+    @jax.custom_jvp
+    def wide_product(a: Any, b: Any) -> Any:
+        return multiply(a, b, F32)
+
+    def tangent(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+        (a, b), (da, db) = primals, tangents
+        terms = [(da, b)] * (not _is_zero(da)) + [(a, db)] * (not _is_zero(db))
+        total = sum((multiply(x, y, narrow).astype(F32) for x, y in terms[1:]), multiply(*terms[0], narrow).astype(F32))
+        return wide_product(a, b), total
+
+    wide_product.defjvp(tangent, symbolic_zeros=True)
+    return wide_product
+
+
+def _is_zero(tangent: Any) -> bool:
+    return isinstance(tangent, jax.custom_derivatives.SymbolicZero)
+
+
+def _add_bias(eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+    """The bias, rounded to the result's type, is added to the fp32 sums of the product; then one rounding."""
+    result = next(o.wide for o in operands if o.wide is not None)
+    wide = [o if o.wide is not None else o.cast(result).cast(F32) for o in operands]
+    (total,) = bind(eqn, wide)
+    return [Operand(total.value.astype(result))]
+
+
+def _broadcast(operand: Operand, shape: tuple[int, ...]) -> Operand:
+    """A narrow operand with axes of length one where the result is longer, broadcast as `broadcast_in_dim` does it."""
+    value = operand.value
+    if not operand.is_narrow or operand.weak or value.shape == shape:
+        return operand
+    wide = jax.lax.broadcast_in_dim(value.astype(F32), shape, tuple(range(len(shape))))
+    return Operand(wide.astype(value.dtype))
+
+
+def call(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+    """The called jaxpr in place."""
+    return walk.run(_closed(eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))), operands)
+
+
+def remat(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+    """The same region recomputed in the backward pass, with its casts."""
+    body = _closed(eqn.params["jaxpr"])
+
+    def region(*values: Any) -> list[Any]:
+        return [r.value for r in walk.run(body, [Operand(v, o.weak) for v, o in zip(values, operands, strict=True)])]
+
+    options = {"prevent_cse": eqn.params["prevent_cse"], "policy": eqn.params["policy"]}
+    return list(map(Operand, jax.checkpoint(region, **options)(*(o.value for o in operands))))
+
+
+def scan(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+    """The same loop; its carries keep the types they were traced with."""
+    p = eqn.params
+    first, last = p["num_consts"], p["num_consts"] + p["num_carry"]
+    carry_types = p["jaxpr"].in_avals[first:last]
+
+    def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+        results = walk.run(p["jaxpr"], [*operands[:first], *map(Operand, carry), *map(Operand, xs)])
+        return _values(results[: p["num_carry"]], carry_types), [r.value for r in results[p["num_carry"] :]]
+
+    xs = [o.value for o in operands[last:]]
+    options = {"length": p["length"], "reverse": p["reverse"], "unroll": p["unroll"]}
+    carry, ys = jax.lax.scan(body, _values(operands[first:last], carry_types), xs, **options)
+    return list(map(Operand, [*carry, *ys]))
+
+
+def while_loop(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+    """The same loop; its carries keep the types they were traced with."""
+    p = eqn.params
+    first, last = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+    carry_types = p["body_jaxpr"].in_avals[p["body_nconsts"] :]
+
+    def condition(carry: list[Any]) -> Any:
+        return walk.run(p["cond_jaxpr"], [*operands[:first], *map(Operand, carry)])[0].value
+
+    def body(carry: list[Any]) -> list[Any]:
+        return _values(walk.run(p["body_jaxpr"], [*operands[first:last], *map(Operand, carry)]), carry_types)
+
+    return list(map(Operand, jax.lax.while_loop(condition, body, _values(operands[last:], carry_types))))
+
+
+def cond(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+    """The same branches; what they return has the types it was traced with."""
+    index, *rest = operands
+
+    def branch(closed: ClosedJaxpr) -> Any:
+        return lambda *values: _values(walk.run(closed, [Operand(v, o.weak) for v, o in zip(values, rest, strict=True)]), closed.out_avals)
+
+    branches = [branch(closed) for closed in eqn.params["branches"]]
+    return list(map(Operand, jax.lax.switch(index.value, branches, *(o.value for o in rest))))
+
+
+def _values(operands: list[Operand], avals: Any) -> list[Any]:
+    return [o.cast(a.dtype).value for o, a in zip(operands, avals, strict=True)]
+
+
+def _closed(jaxpr: Any) -> ClosedJaxpr:
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+
+
+_CONTROL: dict[str, Rule] = {
+    **dict.fromkeys(CALLS, call),
+    "checkpoint": remat,
+    "remat": remat,
+    "scan": scan,
+    "while": while_loop,
+    "cond": cond,
+}
+_SHARED: dict[str, Rule] = {
+    **_CONTROL,
+    **dict.fromkeys(BROADCASTING, broadcasting),
+    "broadcast_in_dim": broadcast_in_dim,
+}
+RULES: dict[str, dict[str, Rule]] = {
+    "list": {
+        **dict.fromkeys(WIDEST, in_widest),
+        **dict.fromkeys(FULL_PRECISION, in_fp32),
+        **dict.fromkeys(EACH_ITS_OWN, each_its_own),
+        **dict.fromkeys(PRODUCTS, product_in_compute),
+        "convert_element_type": convert,
+        **_SHARED,
+    },
+    "all": {
+        **dict.fromkeys(SUMS, summed_in_fp32),
+        **dict.fromkeys(PRODUCTS, product_as_traced),
+        **_SHARED,
+    },
+}

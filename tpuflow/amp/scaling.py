@@ -1,0 +1,113 @@
+"""Loss scaling as Optax transformations: the scale and its history live in the optimizer state.
+
+    optimizer = dynamic_loss_scale(optax.sgd(1e-3))
+    loss, grads = value_and_grad(lambda p: scale_loss(loss_fn(p), opt_state))(params)
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+
+`update` unscales the gradients in fp32, tests once whether all are finite, and hands them to the inner optimizer; a step that
+overflowed changes neither parameters nor the inner state. Put clipping and accumulation inside: they see unscaled gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from tpuflow.amp.policy import LossScale, is_float
+
+
+class LossScaleState(NamedTuple):
+    """State of a scaled optimizer: the scale in force, good steps since it last changed, steps skipped so far, the inner state."""
+
+    scale: jax.Array
+    good_steps: jax.Array
+    skipped: jax.Array
+    last_finite: jax.Array
+    inner: Any
+
+
+def with_loss_scale(inner: optax.GradientTransformation, config: LossScale) -> optax.GradientTransformationExtraArgs:
+    """`inner` behind the loss scale that `config` describes (`inner` itself if it describes none)."""
+    inner = optax.with_extra_args_support(inner)
+    if config.kind == "none":
+        return inner
+
+    def init(params: Any) -> LossScaleState:
+        zero = jnp.zeros((), jnp.int32)
+        return LossScaleState(jnp.float32(config.initial), zero, zero, jnp.ones((), jnp.bool_), inner.init(params))
+
+    def update(grads: Any, state: LossScaleState, params: Any = None, **extra: Any) -> tuple[Any, LossScaleState]:
+        grads = unscale(grads, state.scale)
+        finite = all_finite(grads)
+        updates, inner_state = inner.update(grads, state.inner, params, **extra)
+        updates, inner_state = _keep_if(finite, (updates, inner_state), (_no_change(updates), state.inner))
+        return updates, _next_state(state, finite, inner_state, config)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def static_loss_scale(inner: optax.GradientTransformation, scale: float) -> optax.GradientTransformationExtraArgs:
+    """`inner` with a constant loss scale; steps that overflow are skipped."""
+    return with_loss_scale(inner, LossScale("static", initial=scale))
+
+
+def dynamic_loss_scale(
+    inner: optax.GradientTransformation,
+    initial: float = 2.0**16,
+    growth_factor: float = 2.0,
+    backoff_factor: float = 0.5,
+    growth_interval: int = 2000,
+) -> optax.GradientTransformationExtraArgs:
+    """`inner` with a loss scale that grows while all is well and backs off on overflow; steps that overflow are skipped."""
+    return with_loss_scale(inner, LossScale("dynamic", initial, growth_factor, backoff_factor, growth_interval))
+
+
+def scale_loss(loss: jax.Array, state: Any) -> jax.Array:
+    """The loss in fp32 times the scale in force; the loss in fp32 alone if the optimizer state holds none."""
+    found = find_state(state)
+    loss = loss.astype(jnp.float32)
+    return loss if found is None else loss * found.scale
+
+
+def find_state(state: Any) -> LossScaleState | None:
+    """The loss-scale state inside an optimizer state, wherever it sits; None if there is none."""
+    leaves = jax.tree.leaves(state, is_leaf=lambda s: isinstance(s, LossScaleState))
+    return next((leaf for leaf in leaves if isinstance(leaf, LossScaleState)), None)
+
+
+def unscale(grads: Any, scale: jax.Array) -> Any:
+    """Gradients in fp32 times the reciprocal of the scale."""
+    inverse = 1.0 / scale
+    return jax.tree.map(lambda g: g.astype(jnp.float32) * inverse if is_float(g) else g, grads)
+
+
+def all_finite(tree: Any) -> jax.Array:
+    """Whether every floating element of the tree is finite: a bool scalar."""
+    flags = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree) if is_float(leaf)]
+    return jnp.all(jnp.stack(flags)) if flags else jnp.ones((), jnp.bool_)
+
+
+def _next_state(state: LossScaleState, finite: jax.Array, inner: Any, config: LossScale) -> LossScaleState:
+    """Grow after `growth_interval` good steps (but never to infinity), back off after a bad one."""
+    skipped = state.skipped + (1 - finite.astype(jnp.int32))
+    good = state.good_steps + 1
+    if config.kind == "static":
+        return LossScaleState(state.scale, jnp.where(finite, good, 0), skipped, finite, inner)
+    grow = jnp.logical_and(finite, good >= config.growth_interval)
+    grown = state.scale * config.growth_factor
+    grown = jnp.where(jnp.isfinite(grown), grown, state.scale)
+    scale = jnp.where(finite, jnp.where(grow, grown, state.scale), state.scale * config.backoff_factor)
+    good = jnp.where(jnp.logical_and(finite, jnp.logical_not(grow)), good, 0)
+    return LossScaleState(scale, good, skipped, finite, inner)
+
+
+def _keep_if(finite: jax.Array, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+
+
+def _no_change(updates: Any) -> Any:
+    """Updates that leave every parameter as it is: -0.0, since adding +0.0 would turn a parameter of -0.0 into +0.0."""
+    return jax.tree.map(lambda u: jnp.full_like(u, -0.0), updates)
