@@ -1,0 +1,550 @@
+"""Hand-built Programs: a builder of buffers, tiles and kernels, and one function for every kind of Program the engines are tested with.
+
+Kernels written with `KernelBuilder` follow the discipline that the compiler's emission follows: a loaded tile has a `free` and a
+`ready` semaphore, a stored one too, and temporaries of one queue have none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from tpuflow import dtypes
+from tpuflow.chips import get_chip
+from tpuflow.dtypes import F32, S32, DType
+from tpuflow.isa import dma, matrix, vector
+from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.program import Block, Buffer, Constant, GridAxis, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While, walk
+from tpuflow.isa.windows import plain_window
+
+PARALLEL, SEQUENTIAL = "parallel", "sequential"
+
+
+@dataclass
+class Builder:
+    """Collects what a Program is made of. Buffers get fresh addresses one after the other."""
+
+    chip: Any = field(default_factory=lambda: get_chip("generic"))
+    buffers: list[Buffer] = field(default_factory=list)
+    constants: list[Constant] = field(default_factory=list)
+    inputs: list[Port] = field(default_factory=list)
+    outputs: list[Port] = field(default_factory=list)
+    infeeds: list[Port] = field(default_factory=list)
+    outfeeds: list[Port] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    next_address: int = 0
+
+    def buffer(self, dtype: DType, shape: Sequence[int] = (), name: str = "", address: int | None = None) -> int:
+        """A new buffer's index."""
+        at = self.next_address if address is None else address
+        made = Buffer(dtype, tuple(shape), at)
+        self.next_address = max(self.next_address, at + (made.bytes + 63) // 64 * 64)
+        self.buffers.append(made)
+        self.names.append(name or f"b{len(self.buffers) - 1}")
+        return len(self.buffers) - 1
+
+    def shape(self, buffer: int) -> tuple[int, ...]:
+        """Shape of a buffer."""
+        return self.buffers[buffer].shape
+
+    def input(self, name: str, dtype: DType, shape: Sequence[int] = (), donated: bool = False) -> int:
+        """A new input's buffer."""
+        made = self.buffer(dtype, shape, name)
+        self.inputs.append(Port(name, dtype, tuple(shape), made, donated))
+        return made
+
+    def output(self, name: str, buffer: int) -> int:
+        """Declare an existing buffer as an output."""
+        b = self.buffers[buffer]
+        self.outputs.append(Port(name, b.dtype, b.shape, buffer))
+        return buffer
+
+    def new_output(self, name: str, dtype: DType, shape: Sequence[int] = ()) -> int:
+        """A new buffer that is an output."""
+        return self.output(name, self.buffer(dtype, shape, name))
+
+    def constant(self, data: Any, dtype: DType | None = None) -> int:
+        """A new buffer with initial content."""
+        array = np.asarray(data)
+        array = array.astype(dtype.numpy) if dtype is not None else array
+        made = self.buffer(dtypes.from_numpy(array.dtype), array.shape)
+        self.constants.append(Constant(made, array.tobytes()))
+        return made
+
+    def infeed(self, name: str, dtype: DType, shape: Sequence[int] = ()) -> int:
+        """A new infeed port's number."""
+        self.infeeds.append(Port(name, dtype, tuple(shape)))
+        return len(self.infeeds) - 1
+
+    def outfeed(self, name: str, dtype: DType, shape: Sequence[int] = ()) -> int:
+        """A new outfeed port's number."""
+        self.outfeeds.append(Port(name, dtype, tuple(shape)))
+        return len(self.outfeeds) - 1
+
+    def program(self, *code: Block, name: str = "hand-built") -> Program:
+        """The Program."""
+        lists = (self.buffers, self.constants, self.inputs, self.outputs, self.infeeds, self.outfeeds)
+        return Program(self.chip, *map(tuple, lists), code=code, name=name, buffer_names=tuple(self.names))  # type: ignore[arg-type]
+
+
+@dataclass
+class KernelBuilder:
+    """Collects one kernel's sections, tiles (fresh addresses) and semaphores; every instruction gets a source line of its own."""
+
+    owner: Builder
+    grid: Sequence[tuple[int, str]] = ()
+    name: str = "kernel"
+    semaphores: list[int] = field(default_factory=list)
+    sections: dict[str, list[tuple[Instruction, str]]] = field(default_factory=lambda: {"prologue": [], "body": [], "epilogue": []})
+    free_bytes: dict[str, int] = field(default_factory=lambda: {"vmem": 0, "acc": 0, "smem": 0})
+    releases: list[Instruction] = field(default_factory=list)
+
+    def axis(self, extent: int, size: int, grid: int) -> TileAxis:
+        """A blocked axis."""
+        return TileAxis(size, grid, extent)
+
+    def tile(self, dtype: DType, axes: Sequence[TileAxis | int] = (), space: str = "vmem", slots: int = 1, rate: str = "step") -> Tile:
+        """A tile at a fresh address; plain numbers are unblocked axes."""
+        full = tuple(TileAxis(a) if isinstance(a, int) else a for a in axes)
+        made = Tile(space, self.free_bytes[space], dtype, full, slots, rate)
+        self.free_bytes[space] += slots * self.owner.chip.tile_bytes(made.shape, dtype.bytes)
+        return made
+
+    def semaphore(self, initial: int = 0) -> int:
+        """A new semaphore's number."""
+        self.semaphores.append(initial)
+        return len(self.semaphores) - 1
+
+    def emit(self, *instructions: Instruction, section: str = "body") -> None:
+        """Append instructions; the source line counts them."""
+        for instruction in instructions:
+            line = sum(map(len, self.sections.values())) + 1
+            self.sections[section].append((instruction, f"{self.name}.py:{line}"))
+
+    def window(self, buffer: int, tile: Tile) -> Window:
+        """A plain window: tile axes are the buffer's axes in order."""
+        return plain_window(buffer, self.owner.shape(buffer), tile)
+
+    def load(self, window: Window, reader: str = "vector", section: str = "body") -> Tile:
+        """Load a tile for one reading queue; call `release()` when the readers are done with what was loaded so far."""
+        tile = window.tile
+        if tile.space == "smem":
+            self.emit(dma.Load(window), section=section)
+            return tile
+        free, ready = self.semaphore(tile.slots), self.semaphore()
+        self.emit(dma.Wait("load", free), dma.Load(window), dma.Signal("load", ready), dma.Wait(reader, ready), section=section)
+        self.releases.append(dma.Signal(reader, free))
+        return tile
+
+    def release(self, section: str = "body") -> None:
+        """Give the slots of everything loaded since the last release back to the load queue."""
+        self.emit(*self.releases, section=section)
+        self.releases = []
+
+    def result(self, tile: Tile, *compute: Instruction, window: Window, writer: str = "vector", section: str = "body") -> None:
+        """Compute a tile and store it, double-buffered like loads."""
+        free, ready = self.semaphore(tile.slots), self.semaphore()
+        self.emit(dma.Wait(writer, free), *compute, dma.Signal(writer, ready), section=section)
+        self.emit(dma.Wait("store", ready), dma.Store(window), dma.Signal("store", free), section=section)
+
+    def kernel(self) -> Kernel:
+        """The kernel."""
+        parts = [tuple(i for i, _ in self.sections[s]) for s in ("prologue", "body", "epilogue")]
+        sources = tuple(source for s in ("prologue", "body", "epilogue") for _, source in self.sections[s])
+        grid = tuple(GridAxis(size, kind) for size, kind in self.grid)
+        return Kernel(grid, tuple(self.semaphores), *parts, name=self.name, sources=sources)
+
+
+def blocks(extent: int, size: int) -> int:
+    """How many tiles of `size` an axis of `extent` needs."""
+    return -(-extent // size)
+
+
+def map_kernel(
+    b: Builder, ins: Sequence[int], out: int, compute: Callable[[Tile, list[Tile], KernelBuilder], Sequence[Instruction]],
+    size: Sequence[int], slots: int = 2, name: str = "map",
+) -> Kernel:  # fmt: skip
+    """A double-buffered elementwise kernel over all axes of `out`; `compute(dst, sources, builder)` gives its instructions."""
+    shape = b.shape(out)
+    k = KernelBuilder(b, [(blocks(n, s), PARALLEL) for n, s in zip(shape, size, strict=True)], name)
+    axes = [k.axis(n, s, i) for i, (n, s) in enumerate(zip(shape, size, strict=True))]
+    sources = [k.load(k.window(i, k.tile(b.buffers[i].dtype, axes, slots=slots))) for i in ins]
+    dst = k.tile(b.buffers[out].dtype, axes, slots=slots)
+    k.result(dst, *compute(dst, sources, k), window=k.window(out, dst))
+    k.release()
+    return k.kernel()
+
+
+def binary(op: str) -> Callable[[Tile, list[Tile], KernelBuilder], Sequence[Instruction]]:
+    """`compute` of a `map_kernel` with one binary instruction."""
+    return lambda dst, sources, k: [vector.Binary(op, dst, sources[0], sources[1])]
+
+
+def unary(op: str) -> Callable[[Tile, list[Tile], KernelBuilder], Sequence[Instruction]]:
+    """`compute` of a `map_kernel` with one unary instruction."""
+    return lambda dst, sources, k: [vector.Unary(op, dst, sources[0])]
+
+
+def map_program(shape: Sequence[int] = (20, 300), size: Sequence[int] = (8, 128), op: str = "add", dtype: DType = F32) -> Program:
+    """out = x op y, double-buffered, with edges that need not divide."""
+    b = Builder()
+    x, y, out = b.input("x", dtype, shape), b.input("y", dtype, shape), b.new_output("out", dtype, shape)
+    return b.program(map_kernel(b, [x, y], out, binary(op), size))
+
+
+def in_place_program(shape: Sequence[int] = (20, 300), size: Sequence[int] = (8, 128)) -> Program:
+    """x = x + y in a donated buffer."""
+    b = Builder()
+    x, y = b.input("x", F32, shape, donated=True), b.input("y", F32, shape)
+    b.output("out", x)
+    return b.program(map_kernel(b, [x, y], x, binary("add"), size, name="update"))
+
+
+def reduce_program(shape: Sequence[int] = (20, 300), size: Sequence[int] = (8, 128), op: str = "add", dtype: DType = F32) -> Program:
+    """out[i] = reduce over j of x[i, j]; the columns are a sequential axis, the accumulator is carried over its steps."""
+    b = Builder()
+    x, out = b.input("x", dtype, shape), b.new_output("out", dtype, (shape[0], 1))
+    k = KernelBuilder(b, [(blocks(shape[0], size[0]), PARALLEL), (blocks(shape[1], size[1]), SEQUENTIAL)], "reduce")
+    rows, columns = k.axis(shape[0], size[0], 0), k.axis(shape[1], size[1], 1)
+    acc = k.tile(dtype, [rows, 1], slots=2, rate="point")
+    free, ready = k.semaphore(2), k.semaphore()
+    identity = {"add": 0, "mul": 1, "max": -np.inf, "min": np.inf}[op]
+    k.emit(dma.Wait("vector", free), vector.Constant(acc, identity), section="prologue")
+    source = k.load(k.window(x, k.tile(dtype, [rows, columns], slots=2)))
+    k.emit(vector.ReduceInto(op, acc, source, (1,)))
+    k.release()
+    k.emit(dma.Signal("vector", ready), dma.Wait("store", ready), section="epilogue")
+    k.emit(dma.Store(k.window(out, acc)), dma.Signal("store", free), section="epilogue")
+    return b.program(k.kernel())
+
+
+def matmul_kernel(b: Builder, a: int, w: int, out: int, size: tuple[int, int, int], name: str = "matmul") -> Kernel:
+    """out[m, n] = a[m, k] . w[k, n] with sequential K-tiles, an accumulator, and a read-out through vector memory."""
+    (m, k_extent), n = b.shape(a), b.shape(w)[1]
+    grid = [(blocks(m, size[0]), PARALLEL), (blocks(n, size[1]), PARALLEL), (blocks(k_extent, size[2]), SEQUENTIAL)]
+    k = KernelBuilder(b, grid, name)
+    rows, columns, depth = k.axis(m, size[0], 0), k.axis(n, size[1], 1), k.axis(k_extent, size[2], 2)
+    dtype = b.buffers[a].dtype
+    acc_dtype = F32 if dtype.is_float else S32
+    acc = k.tile(acc_dtype, [rows, columns], space="acc")
+    dst = k.tile(acc_dtype, [rows, columns], slots=2, rate="point")
+    k.emit(matrix.MatmulZero(acc), section="prologue")
+    left = k.load(k.window(a, k.tile(dtype, [rows, depth], slots=2)), reader="matrix")
+    right = k.load(k.window(w, k.tile(dtype, [depth, columns], slots=2)), reader="matrix")
+    k.emit(matrix.MatmulAccumulate(acc, left, right, (0, 1), (0, 2), (2, 1)))
+    k.release()
+    k.result(dst, matrix.MatmulRead(dst, acc), window=k.window(out, dst), writer="matrix", section="epilogue")
+    return k.kernel()
+
+
+def matmul_program(shape: tuple[int, int, int] = (20, 40, 70), size: tuple[int, int, int] = (8, 16, 32), dtype: DType = F32) -> Program:
+    """out = a . w of shape (m, n, k)."""
+    b = Builder()
+    m, n, depth = shape
+    a, w = b.input("a", dtype, (m, depth)), b.input("w", dtype, (depth, n))
+    out = b.new_output("out", F32 if dtype.is_float else S32, (m, n))
+    return b.program(matmul_kernel(b, a, w, out, size))
+
+
+def scalar_kernel(
+    b: Builder, ins: Sequence[int], out: int, *ops: Callable[[Tile, list[Tile]], Instruction], name: str = "scalar"
+) -> Kernel:
+    """Registers loaded, computed on and stored by the scalar queue; every op writes the result register."""
+    k = KernelBuilder(b, (), name)
+    sources = [k.load(k.window(i, k.tile(b.buffers[i].dtype, space="smem"))) for i in ins]
+    dst = k.tile(b.buffers[out].dtype, space="smem")
+    k.emit(*(op(dst, sources) for op in ops), dma.Store(k.window(out, dst)))
+    return k.kernel()
+
+
+def copy_scalar(b: Builder, source: int, out: int) -> Kernel:
+    """out = source, for 0-d buffers of one type."""
+    k = KernelBuilder(b, (), "copy")
+    tile = k.load(k.window(source, k.tile(b.buffers[source].dtype, space="smem")))
+    k.emit(dma.Store(k.window(out, tile)))
+    return k.kernel()
+
+
+def set_scalar(b: Builder, out: int, value: float | int | bool) -> Kernel:
+    """out = value, for a 0-d buffer."""
+    return scalar_kernel(b, [], out, lambda dst, _: vector.Constant(dst, value), name="set")
+
+
+def loop_program(shape: Sequence[int] = (20, 130), size: Sequence[int] = (8, 128)) -> Program:
+    """`trips` times: state = state * decay (in place in a donated buffer); a counter counts the trips."""
+    b = Builder()
+    trips, state, decay = b.input("trips", S32), b.input("state", F32, shape, donated=True), b.input("decay", F32, shape)
+    count = b.new_output("count", S32)
+    b.output("state", state)
+    one = b.constant(1, S32)
+    step = map_kernel(b, [state, decay], state, binary("mul"), size, name="decay")
+    bump = scalar_kernel(b, [count, one], count, lambda dst, s: vector.Binary("add", dst, s[0], s[1]), name="count")
+    return b.program(set_scalar(b, count, 0), Loop(trips, (step, bump)))
+
+
+def while_program() -> Program:
+    """while x < limit: x = x * 2; count = count + 1."""
+    b = Builder()
+    x, limit = b.input("x", F32, donated=True), b.input("limit", F32)
+    b.output("x", x)
+    count, more = b.new_output("count", S32), b.buffer(dtypes.PRED)
+    two, one = b.constant(2, F32), b.constant(1, S32)
+    condition = scalar_kernel(b, [x, limit], more, lambda dst, s: vector.Compare("lt", dst, s[0], s[1]), name="condition")
+    double = scalar_kernel(b, [x, two], x, lambda dst, s: vector.Binary("mul", dst, s[0], s[1]), name="double")
+    bump = scalar_kernel(b, [count, one], count, lambda dst, s: vector.Binary("add", dst, s[0], s[1]), name="count")
+    return b.program(set_scalar(b, count, 0), While((condition,), more, (double, bump)))
+
+
+def switch_program(shape: Sequence[int] = (10, 20)) -> Program:
+    """out = (x + y, x * y, x - y)[clamp(index)]."""
+    b = Builder()
+    index, x, y = b.input("index", S32), b.input("x", F32, shape), b.input("y", F32, shape)
+    out = b.new_output("out", F32, shape)
+    branches = tuple((map_kernel(b, [x, y], out, binary(op), (8, 128), name=op),) for op in ("add", "mul", "sub"))
+    return b.program(Switch(index, branches))
+
+
+def feed_program(shape: Sequence[int] = (10, 20)) -> Program:
+    """`trips` times: total = total + item of the infeed; the total goes to the outfeed."""
+    b = Builder()
+    trips, total = b.input("trips", S32), b.input("total", F32, shape, donated=True)
+    b.output("total", total)
+    item = b.buffer(F32, shape, "item")
+    source, sink = b.infeed("items", F32, shape), b.outfeed("totals", F32, shape)
+    add = map_kernel(b, [total, item], total, binary("add"), (8, 128), name="accumulate")
+    return b.program(Loop(trips, (Infeed(source, item), add, Outfeed(sink, total))))
+
+
+def take_program(rows: int = 30, width: int = 200, count: int = 13, size: tuple[int, int] = (8, 128), fill: float = -1.0) -> Program:
+    """out[r, :] = table[index[r], :], `fill` where the index is out of range."""
+    b = Builder()
+    table, index = b.input("table", F32, (rows, width)), b.input("index", S32, (count,))
+    out = b.new_output("out", F32, (count, width))
+    k = KernelBuilder(b, [(blocks(count, size[0]), PARALLEL), (blocks(width, size[1]), PARALLEL)], "take")
+    lines, columns = k.axis(count, size[0], 0), k.axis(width, size[1], 1)
+    numbers = k.load(k.window(index, k.tile(S32, [lines], slots=2)), reader="load")
+    tile = k.tile(F32, [lines, columns], slots=2)
+    axes = (WindowAxis(rows, width, step=0), WindowAxis(width, 1, grid=((1, size[1]),)))
+    free, ready = k.semaphore(2), k.semaphore()
+    k.emit(dma.Wait("load", free), dma.LoadIndexed(Window(table, tile, axes, fill), numbers), dma.Signal("load", ready))
+    k.emit(dma.Wait("vector", ready))
+    dst = k.tile(F32, [lines, columns], slots=2)
+    k.result(dst, vector.Unary("neg", dst, tile), window=k.window(out, dst))
+    k.emit(dma.Signal("vector", free))
+    k.release()
+    return b.program(k.kernel())
+
+
+def scatter_program(mode: str = "add", rows: int = 30, width: int = 200, count: int = 13, size: tuple[int, int] = (8, 128)) -> Program:
+    """table[index[r], :] = mode(table[index[r], :], updates[r, :]) for r in order, in place; rows out of range are dropped."""
+    b = Builder()
+    table = b.input("table", F32, (rows, width), donated=True)
+    index, updates = b.input("index", S32, (count,)), b.input("updates", F32, (count, width))
+    b.output("table", table)
+    k = KernelBuilder(b, [(blocks(count, size[0]), PARALLEL), (blocks(width, size[1]), PARALLEL)], "scatter")
+    lines, columns = k.axis(count, size[0], 0), k.axis(width, size[1], 1)
+    numbers = k.load(k.window(index, k.tile(S32, [lines], slots=2)), reader="store")
+    values = k.load(k.window(updates, k.tile(F32, [lines, columns], slots=2)), reader="store")
+    axes = (WindowAxis(rows, width, step=0), WindowAxis(width, 1, grid=((1, size[1]),)))
+    k.emit(dma.StoreIndexed(mode, Window(table, values, axes), numbers))
+    k.release()
+    return b.program(k.kernel())
+
+
+def cumulative_program(shape: Sequence[int] = (20, 300), size: Sequence[int] = (8, 128), op: str = "add") -> Program:
+    """out = cumulative op of x along the columns; the carry goes from step to step."""
+    b = Builder()
+    x, out = b.input("x", F32, shape), b.new_output("out", F32, shape)
+    k = KernelBuilder(b, [(blocks(shape[0], size[0]), PARALLEL), (blocks(shape[1], size[1]), SEQUENTIAL)], "cumulative")
+    rows, columns = k.axis(shape[0], size[0], 0), k.axis(shape[1], size[1], 1)
+    carry = k.tile(F32, [rows, 1])
+    k.emit(vector.Constant(carry, {"add": 0.0, "mul": 1.0, "max": -np.inf, "min": np.inf}[op]), section="prologue")
+    source, dst = k.load(k.window(x, k.tile(F32, [rows, columns], slots=2))), k.tile(F32, [rows, columns], slots=2)
+    k.result(dst, vector.Cumulative(op, dst, carry, source, 1), window=k.window(out, dst))
+    k.release()
+    return b.program(k.kernel())
+
+
+def sort_program(shape: tuple[int, int] = (20, 50), rows: int = 8) -> Program:
+    """keys sorted along the columns, and the columns' numbers in that order."""
+    b = Builder()
+    keys = b.input("keys", F32, shape)
+    values, order = b.new_output("values", F32, shape), b.new_output("order", S32, shape)
+    k = KernelBuilder(b, [(blocks(shape[0], rows), PARALLEL)], "sort")
+    axes = [k.axis(shape[0], rows, 0), TileAxis(shape[1])]
+    source, numbers = k.load(k.window(keys, k.tile(F32, axes, slots=2))), k.tile(S32, axes)
+    k.emit(vector.Iota(numbers, 1))
+    first, second = k.tile(F32, axes, slots=2), k.tile(S32, axes, slots=2)
+    free, ready = k.semaphore(2), k.semaphore()
+    k.emit(dma.Wait("vector", free), vector.Sort((first, second), (source, numbers), 1, 1), dma.Signal("vector", ready))
+    k.emit(dma.Wait("store", ready), dma.Store(k.window(values, first)), dma.Store(k.window(order, second)), dma.Signal("store", free))
+    k.release()
+    return b.program(k.kernel())
+
+
+def move_kernel(
+    b: Builder, source: int, out: int, axes: Sequence[WindowAxis], size: Sequence[int], fill: float = 0.0, name: str = "move"
+) -> Kernel:
+    """out = a window of source: load through `axes`, move, store plainly. Grid axis i walks axis i of out."""
+    shape = b.shape(out)
+    k = KernelBuilder(b, [(blocks(n, s), PARALLEL) for n, s in zip(shape, size, strict=True)], name)
+    tiles = [k.axis(n, s, i) for i, (n, s) in enumerate(zip(shape, size, strict=True))]
+    tile = k.load(Window(source, k.tile(b.buffers[source].dtype, tiles, slots=2), tuple(axes), fill), reader="store")
+    k.emit(dma.Store(k.window(out, tile)))
+    k.release()
+    return k.kernel()
+
+
+def move_program(kind: str) -> Program:
+    """One window at work: "transpose", "pad", "dilate", "reverse", "stretch", "stride"."""
+    b = Builder()
+    x = b.input("x", F32, (20, 30))
+    walk0, walk1 = ((0, 8),), ((1, 16),)
+    shape, axes = {
+        "transpose": ((30, 20), (WindowAxis(30, 1, grid=walk0), WindowAxis(20, 30, grid=walk1))),
+        "pad": ((25, 33), (WindowAxis(20, 30, -2, walk0), WindowAxis(30, 1, -3, walk1))),
+        "dilate": ((60, 91), (WindowAxis(20, 30, -1, walk0, dilation=3), WindowAxis(30, 1, -2, walk1, dilation=3))),
+        "reverse": ((20, 30), (WindowAxis(20, 30, 19, ((0, -8),), -1), WindowAxis(30, 1, grid=walk1))),
+        "stretch": ((20, 40, 30), (WindowAxis(20, 30, grid=walk0), WindowAxis(1, 1, step=0), WindowAxis(30, 1, grid=((2, 16),)))),
+        "stride": ((7, 15), (WindowAxis(20, 30, 1, ((0, 24),), 3), WindowAxis(30, 1, 0, ((1, 32),), 2))),
+    }[kind]
+    out = b.new_output("out", F32, shape)
+    return b.program(move_kernel(b, x, out, axes, (8, 16) if len(shape) == 2 else (8, 8, 16), fill=7.0, name=kind))
+
+
+MOVES = ("transpose", "pad", "dilate", "reverse", "stretch", "stride")
+
+
+def concatenate_program() -> Program:
+    """out = x above y: two partial stores that cover a buffer together."""
+    b = Builder()
+    x, y, out = b.input("x", F32, (11, 30)), b.input("y", F32, (9, 30)), b.new_output("out", F32, (20, 30))
+    kernels = []
+    for source, origin in ((x, 0), (y, 11)):
+        k = KernelBuilder(b, [(blocks(b.shape(source)[0], 8), PARALLEL)], f"part{origin}")
+        tile = k.load(k.window(source, k.tile(F32, [k.axis(b.shape(source)[0], 8, 0), 30], slots=2)), reader="store")
+        axes = (WindowAxis(20, 30, origin, ((0, 8),)), WindowAxis(30, 1))
+        k.emit(dma.Store(Window(out, tile, axes)))
+        k.release()
+        kernels.append(k.kernel())
+    return b.program(*kernels)
+
+
+def update_slice_program(shape: tuple[int, int] = (20, 30), part: tuple[int, int] = (5, 30)) -> Program:
+    """x[start : start + 5] = update in a donated buffer, then out = x[start : start + 5] again: windows with a register."""
+    b = Builder()
+    x, update, start = b.input("x", F32, shape, donated=True), b.input("update", F32, part), b.input("start", S32)
+    out = b.new_output("out", F32, part)
+    b.output("x", x)
+    kernels = []
+    for name, source, target in (("put", update, x), ("get", x, out)):
+        k = KernelBuilder(b, (), name)
+        register = k.load(k.window(start, k.tile(S32, space="smem")))
+        mover = "store" if name == "put" else "load"
+        ready = k.semaphore()
+        k.emit(dma.Signal("scalar", ready), dma.Wait(mover, ready))
+        moving = (WindowAxis(shape[0], shape[1], register=register), WindowAxis(shape[1], 1))
+        tile = k.tile(F32, part)
+        loaded = k.load(Window(x, tile, moving) if name == "get" else k.window(source, tile), reader="store")
+        k.emit(dma.Store(Window(x, loaded, moving) if name == "put" else k.window(target, loaded)))
+        k.release()
+        kernels.append(k.kernel())
+    return b.program(*kernels)
+
+
+def two_layer_program(shape: tuple[int, int, int, int] = (20, 30, 40, 10)) -> Program:
+    """out = max(x . w1, 0) . w2 with an f32 zero constant broadcast from a register: three kernels, several queues."""
+    b = Builder()
+    n, i, h, o = shape
+    x, w1, w2 = b.input("x", F32, (n, i)), b.input("w1", F32, (i, h)), b.input("w2", F32, (h, o))
+    zero = b.constant(0.0, F32)
+    hidden, active, out = b.buffer(F32, (n, h)), b.buffer(F32, (n, h)), b.new_output("out", F32, (n, o))
+    k = KernelBuilder(b, [(blocks(n, 8), PARALLEL)], "relu")
+    axes = [k.axis(n, 8, 0), TileAxis(h)]
+    register = k.load(k.window(zero, k.tile(F32, space="smem", slots=2)))
+    free, ready = k.semaphore(1), k.semaphore()
+    k.emit(dma.Signal("scalar", ready), dma.Wait("vector", ready))
+    splat = k.tile(F32, axes)
+    k.emit(vector.Broadcast(splat, register, ()), dma.Signal("vector", free), dma.Wait("scalar", free))
+    source, dst = k.load(k.window(hidden, k.tile(F32, axes, slots=2))), k.tile(F32, axes, slots=2)
+    k.result(dst, vector.Binary("max", dst, source, splat), window=k.window(active, dst))
+    k.release()
+    return b.program(matmul_kernel(b, x, w1, hidden, (8, 16, 16)), k.kernel(), matmul_kernel(b, active, w2, out, (8, 16, 16), "matmul2"))
+
+
+def all_programs() -> dict[str, Program]:
+    """One of each, by name."""
+    made = {
+        "map": map_program(), "map_f16": map_program(dtype=dtypes.F16), "in_place": in_place_program(), "reduce": reduce_program(),
+        "reduce_max": reduce_program(op="max"), "matmul": matmul_program(), "matmul_s32": matmul_program(dtype=S32), "loop": loop_program(),
+        "while": while_program(), "switch": switch_program(), "feed": feed_program(), "take": take_program(), "scatter": scatter_program(),
+        "cumulative": cumulative_program(), "sort": sort_program(), "concatenate": concatenate_program(),
+        "update_slice": update_slice_program(), "two_layer": two_layer_program(), "empty": map_program((0, 5), (8, 128)),
+    }  # fmt: skip
+    return made | {kind: move_program(kind) for kind in MOVES}
+
+
+def random_inputs(program: Program, seed: int = 0, low: int = -4, high: int = 4) -> list[np.ndarray]:
+    """One array a port: standard normal floats, small integers, fair booleans."""
+    rng = np.random.default_rng(seed)
+    return [random_array(rng, p.dtype, p.shape, low, high) for p in program.inputs]
+
+
+def random_array(rng: np.random.Generator, dtype: DType, shape: Sequence[int], low: int = -4, high: int = 4) -> np.ndarray:
+    """Standard normal floats, integers of [low, high) (non-negative ones if unsigned), fair booleans."""
+    if dtype.is_float:
+        return np.asarray(rng.standard_normal(tuple(shape))).astype(dtype.numpy)
+    if dtype.kind == "pred":
+        return np.asarray(rng.random(tuple(shape)) < 0.5)
+    return np.asarray(rng.integers(0 if dtype.kind == "uint" else low, high, tuple(shape))).astype(dtype.numpy)
+
+
+# --- changing a Program
+
+
+def edit_kernel(program: Program, change: Callable[[Kernel], Kernel], number: int = 0) -> Program:
+    """The Program with its kernel number `number` (depth first) changed."""
+    target = list(program.kernels())[number]
+
+    def rebuilt(block: Block) -> Block:
+        if block is target:
+            return change(target)
+        lists = {f.name: tuple(map(rebuilt, getattr(block, f.name))) for f in dataclasses.fields(block) if f.name in ("body", "condition")}
+        if isinstance(block, Switch):
+            lists["branches"] = tuple(tuple(map(rebuilt, branch)) for branch in block.branches)  # type: ignore[assignment]
+        return block if isinstance(block, Kernel) else replace(block, **lists)
+
+    return replace(program, code=tuple(map(rebuilt, program.code)))
+
+
+def drop(kernel: Kernel, unwanted: Callable[[Instruction], bool]) -> Kernel:
+    """The kernel without some instructions; the others keep their source lines."""
+    return _with_instructions(kernel, lambda i: () if unwanted(i) else (i,))
+
+
+def substitute(kernel: Kernel, change: Callable[[Instruction], Instruction]) -> Kernel:
+    """The kernel with every instruction mapped."""
+    return _with_instructions(kernel, lambda i: (change(i),))
+
+
+def _with_instructions(kernel: Kernel, change: Callable[[Instruction], tuple[Instruction, ...]]) -> Kernel:
+    sources = iter(kernel.sources or ("",) * len(kernel.instructions))
+    kept: list[str] = []
+    parts = []
+    for section in (kernel.prologue, kernel.body, kernel.epilogue):
+        made: list[Instruction] = []
+        for instruction, source in zip(section, sources, strict=False):
+            new = change(instruction)
+            made += new
+            kept += [source] * len(new)
+        parts.append(tuple(made))
+    return replace(kernel, prologue=parts[0], body=parts[1], epilogue=parts[2], sources=tuple(kept))
+
+
+def places(program: Program) -> list[str]:
+    """Places of all kernels, depth first."""
+    return [place for place, block in walk(program.code) if isinstance(block, Kernel)]

@@ -1,0 +1,87 @@
+"""Index arithmetic of windows: the view of a buffer, and which element of it every tile element is.
+
+Pure functions of a window and plain integers; the verifier, the reference engine and tests share them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tpuflow.isa.instruction import Tile, TileAxis, Window, WindowAxis
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A dense buffer seen through a window: `buffer.reshape(dims).transpose(permutation)` has the window's axes in order."""
+
+    dims: tuple[int, ...]
+    permutation: tuple[int, ...]
+
+
+def view_problem(window: Window, elems: int) -> str:
+    """Why the window's axes are not a permuted dense view of a buffer of `elems` elements; empty if they are.
+
+    Axes of extent 1 may have any pitch, and a view of no elements any pitches at all: neither ever uses them.
+    """
+    extents = [a.extent for a in window.axes]
+    if math.prod(extents) != elems:
+        return f"view extents {extents} hold {math.prod(extents)} elements, the buffer {elems}"
+    if elems == 0:
+        return ""
+    inner = 1
+    for axis in sorted((a for a in window.axes if a.extent != 1), key=lambda a: a.pitch):
+        if axis.pitch != inner:
+            return f"view extents {extents} with pitches {[a.pitch for a in window.axes]} are not row-major in any order"
+        inner *= axis.extent
+    return ""
+
+
+def view_layout(window: Window) -> View:
+    """The reshape and permutation that make a dense buffer the window's view (`view_problem` must be empty)."""
+    order = sorted(range(len(window.axes)), key=lambda i: (-window.axes[i].pitch, window.axes[i].extent != 1, i))
+    return View(tuple(window.axes[i].extent for i in order), tuple(order.index(i) for i in range(len(order))))
+
+
+def base_position(axis: WindowAxis, index: Sequence[int], register: int = 0) -> int:
+    """Position of tile element 0 at grid index `index` (all grid axes), before dilation."""
+    return axis.origin + register + sum(elements * index[g] for g, elements in axis.grid)
+
+
+def axis_positions(axis: WindowAxis, length: int, base: int) -> tuple[np.ndarray, np.ndarray]:
+    """(element of the view axis, whether it exists) for tile elements 0 ... length - 1, the first sitting at position `base`.
+
+    Both are [length]; where nothing exists the element is meaningless.
+    """
+    position = base + axis.step * np.arange(length, dtype=np.int64)
+    element = position // axis.dilation
+    return element, (element * axis.dilation == position) & (element >= 0) & (element < axis.extent)
+
+
+def tile_positions(window: Window, index: Sequence[int], registers: Sequence[int] = ()) -> list[tuple[np.ndarray, np.ndarray]]:
+    """`axis_positions` of every axis at grid index `index`; tile axes have their valid lengths.
+
+    registers: one value for every axis that has a register, in axis order.
+    """
+    values = iter(registers)
+    found = []
+    for axis, tile in zip(window.axes, window.tile.axes, strict=True):
+        register = 0 if axis.register is None else next(values)
+        length = tile.valid(index[tile.grid] if tile.grid >= 0 else 0)
+        found.append(axis_positions(axis, length, base_position(axis, index, register)))
+    return found
+
+
+def plain_axis(extent: int, pitch: int, tile: TileAxis) -> WindowAxis:
+    """The window axis of a tile axis that walks straight over a view axis from its start, block by block."""
+    grid = ((tile.grid, tile.size),) if tile.grid >= 0 else ()
+    return WindowAxis(extent, pitch, grid=grid)
+
+
+def plain_window(buffer: int, shape: Sequence[int], tile: Tile) -> Window:
+    """The window of a tile whose axes are, in order, the (blocked or whole) axes of a row-major buffer of `shape`."""
+    pitches = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    return Window(buffer, tile, tuple(map(plain_axis, shape, pitches, tile.axes)))
