@@ -60,7 +60,7 @@ class Node:
     op: str
     inputs: tuple[Value, ...]
     results: tuple[Value, ...]
-    attrs: Mapping[str, Any] = NO_ATTRS
+    attrs: Mapping[str, Any] = field(default_factory=lambda: NO_ATTRS)
     regions: tuple[Graph, ...] = ()
     source: str = ""
     scope: str = ""

@@ -1,0 +1,369 @@
+"""Builder: makes a graph node by node, inferring result types and keeping the user's source line and scope on every node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from tpuflow.dtypes import F32, PRED, S32, DType
+from tpuflow.dtypes import from_numpy as dtype_of
+from tpuflow.errors import GraphError
+from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
+from tpuflow.lower.graph.ops import OPS, has_effect, infer
+
+Scalar = bool | int | float
+Operand = Value | bool | int | float
+
+
+def _unary(op: str) -> Callable[[Builder, Value], Value]:
+    def method(self: Builder, x: Value) -> Value:
+        return self.emit(op, (x,)).result
+
+    method.__doc__ = f"Elementwise `{op}`."
+    return method
+
+
+def _binary(op: str) -> Callable[[Builder, Operand, Operand], Value]:
+    def method(self: Builder, x: Operand, y: Operand) -> Value:
+        return self.emit(op, self.alike(x, y)).result
+
+    method.__doc__ = f"Elementwise `{op}`; one operand may be a Python scalar."
+    return method
+
+
+def _compare(direction: str) -> Callable[[Builder, Operand, Operand], Value]:
+    def method(self: Builder, x: Operand, y: Operand) -> Value:
+        return self.emit("compare", self.alike(x, y), {"direction": direction}).result
+
+    method.__doc__ = f"Elementwise comparison `{direction}` (pred); one operand may be a Python scalar."
+    return method
+
+
+def _scalar_of(value: Scalar, dtype: DType) -> Scalar:
+    """The value as the element type holds it, as a Python scalar of the fitting kind."""
+    if dtype.is_integer and isinstance(value, int):
+        value = int(value) & ((1 << 8 * dtype.bytes) - 1)
+        return value - (1 << 8 * dtype.bytes) if dtype.kind == "int" and value >> (8 * dtype.bytes - 1) else value
+    with np.errstate(over="ignore"):
+        return np.asarray(value).astype(dtype.numpy).item()
+
+
+class Builder:
+    """Collects nodes in order; `finish` makes the graph. `region` gives a builder for a nested graph.
+
+    `source` and `scope` go on every node made while they are set; use `at` to set them for a while.
+    Operands given as Python scalars become `full` nodes of the other operand's type. Whatever has no elements, or is made from
+    no elements, becomes `full` too: no other operation ever sees an empty operand or makes an empty result, regions apart.
+    """
+
+    def __init__(self, name: str, inputs: Sequence[TensorType] = (), input_names: Sequence[str] = ()) -> None:
+        self.name = name
+        names = tuple(input_names) or ("",) * len(inputs)
+        self.inputs = tuple(Value(t, n) for t, n in zip(inputs, names, strict=True))
+        self.input_names = tuple(input_names)
+        self.source = ""
+        self.scope = ""
+        self._nodes: list[Node] = []
+        self._made_by: dict[Value, Node] = {}
+
+    # --- making nodes -----------------------------------------------------------------------------------------------
+
+    def emit(
+        self, op: str, inputs: Sequence[Value], attrs: dict[str, Any] | None = None,
+        asked: Sequence[TensorType] = (), regions: Sequence[Graph] = (),
+    ) -> Node:  # fmt: skip
+        """Append a node; its result types are inferred, or checked against `asked` where operands do not determine them.
+
+        Raises:
+          GraphError: the operands, attributes or regions do not fit the operation.
+        """
+        inputs, regions, attrs = tuple(inputs), tuple(regions), attrs or {}
+        try:
+            types = infer(op, tuple(v.type for v in inputs), attrs, regions, tuple(asked))
+        except GraphError as error:
+            error.add_note(f"source: {self.source}")
+            raise
+        if len(types) == 1 and not types[0].elems and OPS[op].regions == 0 and not OPS[op].effect:
+            op, inputs, attrs = "full", (), {"value": _scalar_of(0, types[0].dtype)}
+        node = Node(op, inputs, tuple(map(Value, types)), MappingProxyType(attrs), regions, self.source, self.scope)
+        self._nodes.append(node)
+        self._made_by.update(dict.fromkeys(node.results, node))
+        return node
+
+    def maker(self, value: Value) -> Node | None:
+        """The node that made a value; None for an input."""
+        return self._made_by.get(value)
+
+    @contextmanager
+    def at(self, source: str, scope: str) -> Iterator[None]:
+        """Set source and scope of the nodes made inside the block."""
+        before = self.source, self.scope
+        self.source, self.scope = source, scope
+        try:
+            yield
+        finally:
+            self.source, self.scope = before
+
+    def region(self, name: str, inputs: Sequence[TensorType]) -> Builder:
+        """A builder for a nested graph, with this one's source and scope."""
+        inner = Builder(name, inputs)
+        inner.source, inner.scope = self.source, self.scope
+        return inner
+
+    def finish(self, outputs: Sequence[Value], output_names: Sequence[str] = ()) -> Graph:
+        """The graph of everything that the outputs (or the host) need; nodes nobody uses are left out."""
+        return Graph(self.name, self.inputs, _live(self._nodes, outputs), tuple(outputs), self.input_names, tuple(output_names))
+
+    def inline(self, graph: Graph, inputs: Sequence[Value]) -> tuple[Value, ...]:
+        """Append a graph's nodes with `inputs` in place of its own; the values of its outputs."""
+        if tuple(v.type for v in inputs) != tuple(v.type for v in graph.inputs):
+            raise GraphError(f"graph {graph.name!r} cannot take operands of type {', '.join(str(v.type) for v in inputs)}")
+        env = dict(zip(graph.inputs, inputs, strict=True))
+        for node in graph.nodes:
+            with self.at(node.source or self.source, node.scope or self.scope):
+                operands = [env[v] for v in node.inputs]
+                copy = self.emit(node.op, operands, dict(node.attrs), [v.type for v in node.results], node.regions)
+            env.update(zip(node.results, copy.results, strict=True))
+        return tuple(env[v] for v in graph.outputs)
+
+    def alike(self, x: Operand, y: Operand) -> tuple[Value, Value]:
+        """Both operands as values; a Python scalar takes the other's type."""
+        if isinstance(x, Value):
+            return x, y if isinstance(y, Value) else self.full_like(x, y)
+        if not isinstance(y, Value):
+            raise GraphError("at least one operand must be a value")
+        return self.full_like(y, x), y
+
+    # --- elementwise ------------------------------------------------------------------------------------------------
+
+    neg, abs, not_ = _unary("neg"), _unary("abs"), _unary("not")
+    floor, ceil = _unary("floor"), _unary("ceil")
+    round_even, round_away = _unary("round_even"), _unary("round_away")
+    sqrt, rsqrt, cbrt = _unary("sqrt"), _unary("rsqrt"), _unary("cbrt")
+    exp, expm1, log, log1p = _unary("exp"), _unary("expm1"), _unary("log"), _unary("log1p")
+    tanh, sin, cos, erf = _unary("tanh"), _unary("sin"), _unary("cos"), _unary("erf")
+    popcnt, clz, is_finite = _unary("popcnt"), _unary("clz"), _unary("is_finite")
+    add, sub, mul, div, rem = _binary("add"), _binary("sub"), _binary("mul"), _binary("div"), _binary("rem")
+    pow, atan2, max, min = _binary("pow"), _binary("atan2"), _binary("max"), _binary("min")
+    and_, or_, xor, mulhi = _binary("and"), _binary("or"), _binary("xor"), _binary("mulhi")
+    shl, shr_logical, shr_arithmetic = _binary("shl"), _binary("shr_logical"), _binary("shr_arithmetic")
+    eq, ne, lt, le, gt, ge = (_compare(d) for d in ("eq", "ne", "lt", "le", "gt", "ge"))
+
+    def select(self, pred: Value, on_true: Operand, on_false: Operand) -> Value:
+        """`on_true` where pred, else `on_false`."""
+        return self.emit("select", (pred, *self.alike(on_true, on_false))).result
+
+    def reciprocal(self, x: Value) -> Value:
+        """1 / x."""
+        return self.div(1, x)
+
+    def convert(self, x: Value, dtype: DType) -> Value:
+        """x in another element type; to pred it is x != 0, to its own type x itself."""
+        if dtype == x.dtype:
+            return x
+        if dtype == PRED:
+            return self.ne(x, 0)
+        if (made := self._splat(x)) is not None and x.dtype.is_float == dtype.is_float:
+            return self.full(TensorType(dtype, x.shape), made)
+        return self.emit("convert", (x,), asked=[TensorType(dtype, x.shape)]).result
+
+    def bitcast(self, x: Value, dtype: DType) -> Value:
+        """The bits of x as another element type of the same width."""
+        return x if dtype == x.dtype else self.emit("bitcast", (x,), asked=[TensorType(dtype, x.shape)]).result
+
+    # --- making and moving ------------------------------------------------------------------------------------------
+
+    def full(self, type: TensorType, value: Scalar) -> Value:
+        """A tensor with `value` everywhere, rounded to the element type."""
+        return self.emit("full", (), {"value": _scalar_of(value, type.dtype)}, [type]).result
+
+    def full_like(self, x: Value, value: Scalar) -> Value:
+        """`value` everywhere, in x's type."""
+        return self.full(x.type, value)
+
+    def scalar(self, value: Scalar, dtype: DType = F32) -> Value:
+        """A 0-d value."""
+        return self.full(TensorType(dtype), value)
+
+    def constant(self, data: np.ndarray) -> Value:
+        """An array known now; a splat becomes `full`."""
+        type_ = TensorType(dtype_of(data.dtype), tuple(data.shape))
+        flat = np.ascontiguousarray(data).reshape(-1)
+        if flat.size and (flat.view(np.uint8).reshape(flat.size, -1) == flat[:1].view(np.uint8)).all():
+            return self.full(type_, flat[0].item())
+        return self.full(type_, 0) if not flat.size else self.emit("constant", (), {"data": data}).result
+
+    def iota(self, type: TensorType, axis: int) -> Value:
+        """The position along `axis`."""
+        return self.emit("iota", (), {"axis": axis}, [type]).result
+
+    def broadcast(self, x: Value, shape: Sequence[int], axes: Sequence[int]) -> Value:
+        """Operand axis i lies along result axis axes[i]; an operand axis of size 1 is stretched."""
+        if x.shape == tuple(shape):
+            return x
+        result = TensorType(x.dtype, tuple(shape))
+        if (made := self._splat(x)) is not None:
+            return self.full(result, made)
+        return self.emit("broadcast", (x,), {"axes": tuple(axes)}, [result]).result
+
+    def splat(self, x: Value, shape: Sequence[int]) -> Value:
+        """A 0-d value everywhere."""
+        return self.broadcast(x, shape, ())
+
+    def reshape(self, x: Value, shape: Sequence[int]) -> Value:
+        """The same elements in row-major order under another shape."""
+        if x.shape == tuple(shape):
+            return x
+        result = TensorType(x.dtype, tuple(shape))
+        if (made := self._splat(x)) is not None:
+            return self.full(result, made)
+        return self.emit("reshape", (x,), asked=[result]).result
+
+    def transpose(self, x: Value, permutation: Sequence[int]) -> Value:
+        """Result axis i is operand axis permutation[i]."""
+        if tuple(permutation) == tuple(range(len(x.shape))):
+            return x
+        return self.emit("transpose", (x,), {"permutation": tuple(permutation)}).result
+
+    def slice(self, x: Value, start: Sequence[int], limit: Sequence[int], stride: Sequence[int] | None = None) -> Value:
+        """x[start:limit:stride] on every axis."""
+        stride = tuple(stride or (1,) * len(x.shape))
+        if not any(start) and tuple(limit) == x.shape and set(stride) <= {1}:
+            return x
+        return self.emit("slice", (x,), {"start": tuple(start), "limit": tuple(limit), "stride": stride}).result
+
+    def slice_axis(self, x: Value, axis: int, start: int, limit: int, stride: int = 1) -> Value:
+        """x[start:limit:stride] on one axis."""
+        at = [slice(0, n, 1) for n in x.shape]
+        at[axis] = slice(start, limit, stride)
+        return self.slice(x, [s.start for s in at], [s.stop for s in at], [s.step for s in at])
+
+    def pad(self, x: Value, value: Value | Scalar, low: Sequence[int], high: Sequence[int], interior: Sequence[int] | None = None) -> Value:
+        """x with `value` around (negative amounts cut) and between its elements."""
+        interior = tuple(interior or (0,) * len(x.shape))
+        attrs = {"low": tuple(low), "high": tuple(high), "interior": interior}
+        if not any((*low, *high, *interior)):
+            return x
+        value = value if isinstance(value, Value) else self.scalar(value, x.dtype)
+        if not x.type.elems:
+            (result,) = infer("pad", (x.type, value.type), attrs)
+            return self.splat(value, result.shape)
+        return self.emit("pad", (x, value), attrs).result
+
+    def concatenate(self, parts: Sequence[Value], axis: int) -> Value:
+        """Parts one after the other along `axis`; empty ones vanish."""
+        full = [p for p in parts if p.shape[axis]] or list(parts[:1])
+        return full[0] if len(full) == 1 else self.emit("concatenate", full, {"axis": axis}).result
+
+    def reverse(self, x: Value, axes: Sequence[int]) -> Value:
+        """x back to front along the axes."""
+        return self.emit("reverse", (x,), {"axes": tuple(axes)}).result if axes else x
+
+    # --- the rest ---------------------------------------------------------------------------------------------------
+
+    def reduce(self, op: str, x: Value, axes: Sequence[int]) -> Value:
+        """x combined over the axes, which are removed."""
+        if not axes:
+            return x
+        if not x.type.elems:
+            (result,) = infer("reduce", (x.type,), {"op": op, "axes": tuple(axes)})
+            return self.full(result, identity(op, x.dtype))
+        return self.emit("reduce", (x,), {"op": op, "axes": tuple(axes)}).result
+
+    def cumulative(self, op: str, x: Value, axis: int, *, reverse: bool = False) -> Value:
+        """Running combination along `axis`."""
+        return self.emit("cumulative", (x,), {"op": op, "axis": axis, "reverse": reverse}).result
+
+    def dot(
+        self, lhs: Value, rhs: Value, lhs_contract: Sequence[int], rhs_contract: Sequence[int],
+        lhs_batch: Sequence[int] = (), rhs_batch: Sequence[int] = (),
+    ) -> Value:  # fmt: skip
+        """Products summed over the contracted axes: [batch, lhs free, rhs free] in f32, or s32 for integers."""
+        attrs = {
+            "lhs_contract": tuple(lhs_contract), "rhs_contract": tuple(rhs_contract),
+            "lhs_batch": tuple(lhs_batch), "rhs_batch": tuple(rhs_batch),
+        }  # fmt: skip
+        if not (lhs.type.elems and rhs.type.elems):
+            (result,) = infer("dot", (lhs.type, rhs.type), attrs)
+            return self.full(result, 0)
+        return self.emit("dot", (lhs, rhs), attrs).result
+
+    def take_rows(self, x: Value, index: Value, fill: Scalar = 0) -> Value:
+        """[N, C...] at s32[R] -> [R, C...]; an index out of range gives `fill`."""
+        if not x.type.elems:
+            return self.full(TensorType(x.dtype, (*index.shape, *x.shape[1:])), fill)
+        return self.emit("take_rows", (x, index), {"fill": _scalar_of(fill, x.dtype)}).result
+
+    def scatter_rows(self, x: Value, index: Value, updates: Value, mode: str) -> Value:
+        """x [N, C...] with row index[r] = mode(that row, updates[r]) in order of r; out of range is dropped."""
+        return self.emit("scatter_rows", (x, index, updates), {"mode": mode}).result if updates.type.elems else x
+
+    def dynamic_slice(self, x: Value, starts: Sequence[Value], sizes: Sequence[int]) -> Value:
+        """The piece of `sizes` that begins at `starts` (s32[], already in range)."""
+        return x if x.shape == tuple(sizes) else self.emit("dynamic_slice", (x, *starts), {"sizes": tuple(sizes)}).result
+
+    def dynamic_update_slice(self, x: Value, update: Value, starts: Sequence[Value]) -> Value:
+        """x with `update` written at `starts` (s32[], already in range)."""
+        if x.shape == update.shape or not update.type.elems:
+            return update if x.shape == update.shape else x
+        return self.emit("dynamic_update_slice", (x, update, *starts)).result
+
+    def sort(self, operands: Sequence[Value], axis: int, keys: int = 1) -> tuple[Value, ...]:
+        """Operands sorted together by the first `keys` of them, stable and ascending, NaN last."""
+        if not operands[0].type.elems:
+            return tuple(operands)
+        return self.emit("sort", operands, {"axis": axis, "keys": keys}).results
+
+    def while_(self, condition: Graph, body: Graph, carries: Sequence[Value]) -> tuple[Value, ...]:
+        """Carries after running `body` as long as `condition` holds."""
+        return self.emit("while", carries, regions=(condition, body)).results
+
+    def loop(self, trips: Value | int, body: Graph, carries: Sequence[Value]) -> tuple[Value, ...]:
+        """Carries after `trips` runs of `body`."""
+        trips = trips if isinstance(trips, Value) else self.scalar(trips, S32)
+        return self.emit("loop", (trips, *carries), regions=(body,)).results
+
+    def switch(self, index: Value, branches: Sequence[Graph], operands: Sequence[Value]) -> tuple[Value, ...]:
+        """Results of branch number `index` (s32[], clamped)."""
+        return self.emit("switch", (index, *operands), regions=branches).results
+
+    def fused(self, kind: str, region: Graph, inputs: Sequence[Value]) -> tuple[Value, ...]:
+        """Results of a region that will be one kernel."""
+        return self.emit("fused", inputs, {"kind": kind}, regions=(region,)).results
+
+    def infeed(self, port: int, types: Sequence[TensorType]) -> tuple[Value, ...]:
+        """The next item from the host."""
+        return self.emit("infeed", (), {"port": port}, types).results
+
+    def outfeed(self, port: int, value: Value) -> None:
+        """Send a value to the host."""
+        self.emit("outfeed", (value,), {"port": port})
+
+    def _splat(self, x: Value) -> Scalar | None:
+        node = self._made_by.get(x)
+        return node.attrs["value"] if node is not None and node.op == "full" else None
+
+
+def identity(op: str, dtype: DType) -> Scalar:
+    """The value that changes nothing under a reduction: 0 for add, or and xor; 1 for mul; all ones for and; an infinity or bound."""
+    if op in ("max", "min") and dtype.is_float:
+        return -float("inf") if op == "max" else float("inf")
+    if op in ("max", "min"):
+        bounds = np.iinfo(dtype.numpy)
+        return int(bounds.min if op == "max" else bounds.max)
+    ones = True if dtype == PRED else -1
+    return _scalar_of({"add": 0, "or": 0, "xor": 0, "mul": 1, "and": ones}[op], dtype)
+
+
+def _live(nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[Node, ...]:
+    """The nodes that outputs or effects depend on, in order."""
+    needed, kept = set(outputs), []
+    for node in reversed(nodes):
+        if has_effect(node.op, node.regions) or not needed.isdisjoint(node.results):
+            needed.update(node.inputs)
+            kept.append(node)
+    return tuple(reversed(kept))

@@ -1,0 +1,134 @@
+"""The rules that every graph keeps: single definition before use, operations as their rows say, fused regions of a known form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from tpuflow.errors import GraphError
+from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.ops import ELEMENTWISE, infer
+from tpuflow.lower.graph.text import node_text
+
+
+def verify(graph: Graph) -> Graph:
+    """The graph itself, once it is known to be well formed; regions included.
+
+    Raises:
+      GraphError: naming the node, what is wrong with it and its source line.
+    """
+    _verify_names(graph)
+    _verify_region(graph, set())
+    return graph
+
+
+def _verify_names(graph: Graph) -> None:
+    for kind, names, values in (("input", graph.input_names, graph.inputs), ("output", graph.output_names, graph.outputs)):
+        if names and len(names) != len(values):
+            raise GraphError(f"graph {graph.name!r} has {len(values)} {kind}s but {len(names)} {kind} names")
+
+
+def _verify_region(graph: Graph, elsewhere: set[Value]) -> None:
+    """`elsewhere`: every value defined so far anywhere, to find a value defined twice."""
+    visible: set[Value] = set()
+    _define(graph.inputs, visible, elsewhere, f"input of graph {graph.name!r}")
+    for node in graph.nodes:
+        _verify_node(node, visible)
+        for region in node.regions:
+            _verify_region(region, elsewhere)
+        _define(node.results, visible, elsewhere, node_text(node))
+    for i, value in enumerate(graph.outputs):
+        if value not in visible:
+            raise GraphError(f"output {i} ({value.type}) of graph {graph.name!r} is not defined in it")
+
+
+def _define(values: Iterable[Value], visible: set[Value], elsewhere: set[Value], where: str) -> None:
+    for value in values:
+        if value in elsewhere:
+            raise GraphError(f"{where}: a value is defined twice")
+        elsewhere.add(value)
+        visible.add(value)
+
+
+def _verify_node(node: Node, visible: set[Value]) -> None:
+    for i, value in enumerate(node.inputs):
+        if value not in visible:
+            raise GraphError(f"{node_text(node)}: operand {i} ({value.type}) is not defined before its use")
+    results = tuple(v.type for v in node.results)
+    try:
+        types = infer(node.op, tuple(v.type for v in node.inputs), node.attrs, node.regions, results)
+    except GraphError as error:
+        raise GraphError(f"{node_text(node)}: {error}") from error
+    if types != results:
+        raise GraphError(f"{node_text(node)}: its results should be of type {', '.join(map(str, types))}")
+    if node.op == "fused":
+        _FUSED[node.attrs["kind"]](node)
+
+
+def _require(condition: bool, node: Node, message: str) -> None:
+    if not condition:
+        raise GraphError(f"{node_text(node)}: {message}")
+
+
+_MADE_IN_PLACE = ELEMENTWISE | {"full", "iota"}
+
+
+def _is_entry(inner: Node, region: Graph) -> bool:
+    """Whether a node only brings a region input to the iteration shape."""
+    return inner.op == "broadcast" and inner.inputs[0] in region.inputs
+
+
+def _verify_map_nodes(node: Node, nodes: Iterable[Node], shape: tuple[int, ...]) -> None:
+    (region,) = node.regions
+    for inner in nodes:
+        allowed = inner.op in _MADE_IN_PLACE or _is_entry(inner, region)
+        _require(allowed, node, f"a map region holds elementwise nodes and broadcasts of inputs, not {node_text(inner)}")
+        _require(inner.result.shape == shape, node, f"{node_text(inner)} is not of the iteration shape {shape}")
+
+
+def _verify_map(node: Node) -> None:
+    shape = node.results[0].shape
+    _require(all(v.shape == shape for v in node.results), node, "all outputs of a map have one shape")
+    _verify_map_nodes(node, node.regions[0].nodes, shape)
+
+
+def _verify_reduce(node: Node) -> None:
+    region = node.regions[0]
+    reductions = [n for n in region.nodes if n.op == "reduce"]
+    _require(bool(reductions), node, "a reduce region has at least one reduction")
+    whole, axes = reductions[0].inputs[0].shape, reductions[0].attrs["axes"]
+    same = all(n.inputs[0].shape == whole and n.attrs["axes"] == axes for n in reductions)
+    _require(same, node, "all reductions of a region have one shape and the same axes")
+    reduced = reductions[0].result.shape
+    _require(all(v.shape == reduced for v in node.results), node, f"all outputs have the reduced shape {reduced}")
+    after = _users(region, [n.result for n in reductions])
+    rest = [n for n in region.nodes if n.op != "reduce"]
+    _verify_map_nodes(node, [n for n in rest if n not in after and n.result.shape == whole], whole)
+    _verify_map_nodes(node, [n for n in rest if n in after or n.result.shape != whole], reduced)
+
+
+def _users(region: Graph, values: Iterable[Value]) -> set[Node]:
+    """Nodes that depend on any of the values."""
+    reached, users = set(values), set()
+    for inner in region.nodes:
+        if not reached.isdisjoint(inner.inputs):
+            users.add(inner)
+            reached.update(inner.results)
+    return users
+
+
+def _verify_dot(node: Node) -> None:
+    region = node.regions[0]
+    dots = [n for n in region.nodes if n.op == "dot"]
+    _require(len(dots) == 1, node, "a dot region has exactly one dot")
+    (dot,) = dots
+    shape = dot.result.shape
+    before = region.nodes[: region.nodes.index(dot)]
+    converted = {n.result: n for n in before if n.op == "convert" and n.inputs[0] in region.inputs}
+    fed = all(v in region.inputs or v in converted for v in dot.inputs)
+    _require(fed, node, "the operands of the dot are region inputs, or converts of them")
+    _require(all(v.shape == shape for v in node.results), node, f"all outputs have the dot's shape {shape}")
+    prologue = {converted[v] for v in dot.inputs if v in converted}
+    _verify_map_nodes(node, [n for n in region.nodes if n is not dot and n not in prologue], shape)
+
+
+_FUSED: dict[str, Callable[[Node], None]] = {"map": _verify_map, "reduce": _verify_reduce, "dot": _verify_dot}
