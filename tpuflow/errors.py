@@ -49,3 +49,7 @@ class ConfigError(TpuflowError, ValueError):
 
 class DataError(TpuflowError, ValueError):
     """The training data are empty, damaged, or do not fit the model."""
+
+
+class WeightsError(TpuflowError, ValueError):
+    """A file of weights is damaged, or its tensors do not fit the model's parameters."""

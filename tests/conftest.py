@@ -1,0 +1,67 @@
+"""What every test may use: the data set, the documented logs, the initial weights, and Hypothesis settings that do not depend on luck."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before the first import of jax
+
+import hypothesis
+import numpy as np
+import pytest
+
+from train import data
+
+REPOSITORY = Path(__file__).parents[1]
+
+hypothesis.settings.register_profile("tpuflow", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("tpuflow")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Outside `make`, too, the data sets are looked for in a shared folder beside the checkout."""
+    shared = REPOSITORY.parent / "shared" / "data"
+    if not os.environ.get("TPUFLOW_DATA") and shared.is_dir():
+        os.environ["TPUFLOW_DATA"] = str(shared)
+
+
+@pytest.fixture(scope="session")
+def fashion_mnist() -> data.ImageData:
+    """The whole of Fashion-MNIST. Without it the test fails: parity with the documented logs cannot be shown on other data."""
+    try:
+        return data.load("fashion-mnist", embedded=False)
+    except data.DataError as error:
+        pytest.fail(f"this test needs Fashion-MNIST. {error}", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def data_dir(fashion_mnist: data.ImageData) -> Path:
+    """The folder that holds the four files of Fashion-MNIST, checked."""
+    return Path(fashion_mnist.origin)
+
+
+@pytest.fixture(scope="session")
+def documented() -> dict[str, Any]:
+    """The logs of the vendor's hardware."""
+    return json.loads((REPOSITORY / "train" / "documented_mnist_logs.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def torch_seed0() -> dict[str, np.ndarray]:
+    """The exported state dict of the documented PyTorch network, seed 0."""
+    with np.load(REPOSITORY / "train" / "weights" / "mlp_torch_seed0.npz") as arrays:
+        return dict(arrays)
+
+
+@pytest.fixture(scope="session")
+def torch() -> ModuleType:
+    """PyTorch, for tests marked `torch`; they fail without it rather than being skipped unseen."""
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        pytest.fail("this test needs PyTorch: `make test` installs it, or pip install -e '.[torch]'", pytrace=False)
