@@ -1,0 +1,418 @@
+"""The text of a Program (`tpuflow.isa.disassembler` says how it reads) back to the Program.
+
+Spaces within a line, empty lines and whole-line comments are free, and so are comments on lines that have no debug information;
+everything else is as the disassembler writes it. Every error says line, column, what was found and what was expected.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import re
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tpuflow.chips.chip import Chip
+from tpuflow.dtypes import BY_NAME
+from tpuflow.errors import ProgramFileError
+from tpuflow.isa.codec import LIMITS, MAX_DEPTH
+from tpuflow.isa.cursor import WORD, Cursor, Lines
+from tpuflow.isa.disassembler import KERNEL_SECTIONS, PORT_SECTIONS, POSITIONAL, values_data
+from tpuflow.isa.file import MAJOR, MINOR
+from tpuflow.isa.instruction import BY_MNEMONIC, MAX_RANK, RATES, SPACES, FieldKind, Instruction, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.program import (
+    GRID_KINDS, Block, Buffer, Constant, GridAxis, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While,
+)  # fmt: skip
+
+T = TypeVar("T")
+
+_VERSION = re.compile(r"[0-9]{1,5}\.[0-9]{1,5}")
+_TILE = re.compile(r"%t\w+")
+_WINDOW = re.compile(r"%w\w+")
+_DEFINITION = re.compile(r"%")
+_HEX = re.compile(r"(?:[0-9a-f]{2})+")
+_SECTIONS = ("chip", "buffers", "constants", *PORT_SECTIONS, "code")
+
+
+def assemble(text: str, *, name: str = "") -> Program:
+    """The Program of a text; `name` says in errors where the text is from.
+
+    Raises:
+      ProgramFileError: the text is not that of a Program.
+    """
+    lines = Lines(text, name or "program text")
+    program_name = _header(lines)
+    chip = _chip(lines)
+    buffers = _section(lines, "buffers", _buffer)
+    constants = _section(lines, "constants", functools.partial(_constant, lines=lines))
+    ports = {section: _section(lines, section, _port) for section in PORT_SECTIONS}
+    code = _blocks(lines, 1) if lines.heading("code") else ()
+    lines.finish(f"the end of the text, or one of the sections {', '.join(_SECTIONS)} in this order")
+    names = _all_or_none([comment for _, comment in buffers], f"{lines.name}: buffers")
+    return Program(chip, tuple(b for b, _ in buffers), constants, code=code, name=program_name, buffer_names=names, **ports)
+
+
+def _header(lines: Lines) -> str:
+    cursor = lines.heading("tpx")
+    if cursor is None:
+        lines.fail(f"'tpx {MAJOR}.{MINOR}'")
+    start = cursor.place()
+    major, minor = map(int, cursor.match(_VERSION, "a version").split("."))
+    if major != MAJOR or minor > MINOR:
+        cursor.fail(f"a version from {MAJOR}.0 to {MAJOR}.{MINOR}", start)
+    return cursor.end() or ""
+
+
+def _section(lines: Lines, name: str, item: Callable[[Cursor], T]) -> tuple[T, ...]:
+    found: list[T] = []
+    if lines.heading(name):
+        while cursor := lines.take(1):
+            found.append(item(cursor))
+    return tuple(found)
+
+
+def _all_or_none(comments: list[str | None], where: str) -> tuple[str, ...]:
+    names = tuple(comment for comment in comments if comment is not None)
+    if len(names) not in (0, len(comments)):
+        raise ProgramFileError(f"{where}: found {len(names)} comments on {len(comments)} lines, expected one on every line or none")
+    return names
+
+
+# ---- chip, buffers, constants, ports
+
+_FACTS: dict[Any, Callable[[Cursor], Any]] = {str: Cursor.string, int: Cursor.integer, float: Cursor.number}
+
+
+def _chip(lines: Lines) -> Chip:
+    if not lines.heading("chip"):
+        lines.fail("'chip'")
+    values = {}
+    for name, hint in typing.get_type_hints(Chip).items():
+        cursor = lines.heading(name, 1)
+        if cursor is None:
+            lines.fail(f"the chip's {name!r}")
+        values[name] = _FACTS[hint](cursor)
+        cursor.end()
+    return Chip(**values)
+
+
+def _buffer(cursor: Cursor) -> tuple[Buffer, str | None]:
+    cursor.buffer()  # the table's order counts; the number is there for people
+    dtype, shape = cursor.array_type()
+    cursor.expect("at")
+    return Buffer(dtype, shape, cursor.integer()), cursor.end()
+
+
+def _constant(cursor: Cursor, lines: Lines) -> Constant:
+    buffer = cursor.buffer()
+    cursor.expect("=")
+    data = _hex_lines(lines) if cursor.accept_word("hex") else _values(cursor)
+    cursor.end()
+    return Constant(buffer, data)
+
+
+def _hex_lines(lines: Lines) -> bytes:
+    rows = []
+    while cursor := lines.take(2):
+        rows.append(bytes.fromhex(cursor.match(_HEX, "hexadecimal bytes")))
+        cursor.end()
+    return b"".join(rows)
+
+
+_VALUES: dict[str, Callable[[Cursor], Any]] = {
+    "float": Cursor.number, "int": Cursor.integer, "uint": Cursor.integer, "pred": Cursor.flag,
+}  # fmt: skip
+
+
+def _values(cursor: Cursor) -> bytes:
+    dtype = BY_NAME[cursor.one_of(tuple(BY_NAME))]
+    start = cursor.place()
+    values = cursor.items(functools.partial(_VALUES[dtype.kind], cursor))
+    try:
+        return values_data(dtype, list(values))
+    except OverflowError:
+        cursor.fail(f"values that fit in {dtype}", start)
+
+
+def _port(cursor: Cursor) -> Port:
+    name = cursor.string()
+    dtype, shape = cursor.array_type()
+    buffer = cursor.buffer()
+    donated, weak = cursor.accept_word("donated"), cursor.accept_word("weak")
+    key = _key(cursor)
+    cursor.end()
+    return Port(name, dtype, shape, buffer, donated, weak, key)
+
+
+def _key(cursor: Cursor) -> str:
+    if not cursor.accept_word("key"):
+        return ""
+    cursor.expect("=")
+    return cursor.string()
+
+
+# ---- blocks
+
+
+def _blocks(lines: Lines, depth: int) -> tuple[Block, ...]:
+    found: list[Block] = []
+    while cursor := lines.take(depth):
+        if depth > 2 * MAX_DEPTH:
+            cursor.fail(f"at most {MAX_DEPTH} nested blocks")
+        found.append(_BLOCKS[cursor.one_of(tuple(_BLOCKS))](cursor, lines, depth))
+    return tuple(found)
+
+
+def _nested(lines: Lines, depth: int, name: str) -> tuple[Block, ...]:
+    cursor = lines.heading(name, depth)
+    if cursor is None:
+        lines.fail(f"{name!r} at column {2 * depth + 1}")
+    cursor.end()
+    return _blocks(lines, depth + 1)
+
+
+def _numbers(cursor: Cursor, *names: str) -> list[int]:
+    """Values of `name=b3`, or `port=3`, in this order; then the end of the line."""
+    values = []
+    for name in names:
+        cursor.expect(name)
+        cursor.expect("=")
+        values.append(cursor.integer() if name == "port" else cursor.buffer())
+    cursor.end()
+    return values
+
+
+def _loop(cursor: Cursor, lines: Lines, depth: int) -> Loop:
+    (trips,) = _numbers(cursor, "trips")
+    return Loop(trips, _nested(lines, depth + 1, "body"))
+
+
+def _while(cursor: Cursor, lines: Lines, depth: int) -> While:
+    (predicate,) = _numbers(cursor, "predicate")
+    return While(_nested(lines, depth + 1, "condition"), predicate, _nested(lines, depth + 1, "body"))
+
+
+def _switch(cursor: Cursor, lines: Lines, depth: int) -> Switch:
+    (index,) = _numbers(cursor, "index")
+    branches: list[tuple[Block, ...]] = []
+    while lines.heading(f"branch{len(branches)}", depth + 1):
+        branches.append(_blocks(lines, depth + 2))
+    return Switch(index, tuple(branches))
+
+
+def _infeed(cursor: Cursor, lines: Lines, depth: int) -> Infeed:
+    return Infeed(*_numbers(cursor, "port", "buffer"))
+
+
+def _outfeed(cursor: Cursor, lines: Lines, depth: int) -> Outfeed:
+    return Outfeed(*_numbers(cursor, "port", "buffer"))
+
+
+# ---- kernels
+
+
+class _Names:
+    """The tiles and windows of a kernel by their names."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Any] = {}
+
+    def define(self, cursor: Cursor) -> None:
+        """Read a definition line."""
+        start = cursor.place()
+        name = cursor.match(_NAME, "%t or %w and a number")
+        if name in self._known:
+            cursor.fail("a name that is not defined above", start)
+        cursor.expect("=")
+        self._known[name] = _tile(cursor) if name.startswith("%t") else _window(cursor, self)
+        cursor.end()
+
+    def tile(self, cursor: Cursor) -> Tile:
+        """A tile's name."""
+        return self._get(cursor, _TILE, "a tile")
+
+    def tiles(self, cursor: Cursor) -> tuple[Tile, ...]:
+        """Tiles in parentheses, at least one."""
+        start = cursor.place()
+        return cursor.items(functools.partial(self.tile, cursor), "(", ")") or cursor.fail("at least one tile", start)
+
+    def window(self, cursor: Cursor) -> Window:
+        """A window's name."""
+        return self._get(cursor, _WINDOW, "a window")
+
+    def _get(self, cursor: Cursor, pattern: re.Pattern[str], what: str) -> Any:
+        start = cursor.place()
+        name = cursor.match(pattern, f"{what} of this kernel")
+        return self._known[name] if name in self._known else cursor.fail(f"{what} of this kernel", start)
+
+
+_NAME = re.compile(r"%[tw]\w+")
+
+
+def _kernel(cursor: Cursor, lines: Lines, depth: int) -> Kernel:
+    where = f"{lines.name}:{cursor.line}: instructions of this kernel"
+    name = cursor.end() or ""
+    grid = _list_line(lines, depth + 1, "grid", _grid_axis)
+    semaphores = _list_line(lines, depth + 1, "semaphores", Cursor.integer)
+    names = _Names()
+    while definition := lines.take(depth + 1, _DEFINITION):
+        names.define(definition)
+    sections = {section: _instructions(lines, depth + 1, section, names) for section in KERNEL_SECTIONS}
+    code = {section: tuple(instruction for instruction, _ in content) for section, content in sections.items()}
+    sources = _all_or_none([comment for content in sections.values() for _, comment in content], where)
+    return Kernel(grid, semaphores, **code, name=name, sources=sources)
+
+
+def _list_line(lines: Lines, depth: int, word: str, item: Callable[[Cursor], T]) -> tuple[T, ...]:
+    cursor = lines.heading(word, depth)
+    if cursor is None:
+        return ()
+    values = cursor.items(functools.partial(item, cursor), most=LIMITS.get(f"Kernel.{word}"))
+    cursor.end()
+    return values
+
+
+def _grid_axis(cursor: Cursor) -> GridAxis:
+    kind = cursor.one_of(GRID_KINDS)
+    return GridAxis(cursor.integer(), kind)
+
+
+def _tile(cursor: Cursor) -> Tile:
+    space = cursor.one_of(SPACES)
+    cursor.expect("[")
+    address = cursor.integer()
+    cursor.expect("]")
+    dtype = BY_NAME[cursor.one_of(tuple(BY_NAME))]
+    axes = cursor.items(functools.partial(_tile_axis, cursor), "[", "]", MAX_RANK)
+    cursor.expect("x")
+    return Tile(space, address, dtype, axes, cursor.integer(), cursor.one_of(RATES))
+
+
+def _tile_axis(cursor: Cursor) -> TileAxis:
+    size = cursor.integer()
+    if not cursor.accept("@"):
+        return TileAxis(size)
+    cursor.expect("g")
+    grid = cursor.integer()
+    cursor.expect("/")
+    return TileAxis(size, grid, cursor.integer())
+
+
+def _window(cursor: Cursor, names: _Names) -> Window:
+    buffer, tile = cursor.buffer(), names.tile(cursor)
+    axes = cursor.items(functools.partial(_window_axis, cursor, names), "[", "]", MAX_RANK)
+    cursor.expect("fill")
+    return Window(buffer, tile, axes, cursor.scalar())
+
+
+def _window_axis(cursor: Cursor, names: _Names) -> WindowAxis:
+    extent = cursor.integer()
+    cursor.expect(":")
+    pitch = cursor.integer()
+    cursor.expect("at")
+    dilated = cursor.accept("(")
+    axis = _position(cursor, names, WindowAxis(extent, pitch, step=0))
+    if not dilated:
+        return axis
+    cursor.expect(")")
+    cursor.expect("/")
+    return dataclasses.replace(axis, dilation=cursor.integer())
+
+
+def _position(cursor: Cursor, names: _Names, axis: WindowAxis) -> WindowAxis:
+    """The axis with its position, a sum in this order: origin, grid terms, a register, the step."""
+    latest = -1
+    while True:
+        start = cursor.place()
+        field, value = _term(cursor, names)
+        order = _TERMS.index(field)
+        if order < latest or (order == latest and field != "grid"):
+            cursor.fail("terms in the order origin, grid, register, step", start)
+        latest = order
+        axis = dataclasses.replace(axis, **{field: (*axis.grid, value) if field == "grid" else value})
+        if not cursor.accept("+"):
+            return axis
+
+
+_TERMS = ("origin", "grid", "register", "step")
+
+
+def _term(cursor: Cursor, names: _Names) -> tuple[str, Any]:
+    if cursor.text.startswith("%", cursor.place()):
+        return "register", names.tile(cursor)
+    if cursor.accept_word("j"):
+        return "step", 1
+    number = cursor.integer()
+    if not cursor.accept("*"):
+        return "origin", number
+    if cursor.accept_word("j"):
+        return "step", number
+    cursor.expect("g")
+    return "grid", (cursor.integer(), number)
+
+
+# ---- instructions
+
+OPERANDS: dict[str, Callable[[Cursor, _Names], Any]] = {
+    "tile": lambda cursor, names: names.tile(cursor),
+    "tiles": lambda cursor, names: names.tiles(cursor),
+    "window": lambda cursor, names: names.window(cursor),
+    "axes": lambda cursor, names: cursor.items(cursor.natural, "[", "]", MAX_RANK),
+    "number": lambda cursor, names: cursor.natural(),
+    "flag": lambda cursor, names: cursor.flag(),
+    "immediate": lambda cursor, names: cursor.scalar(),
+}
+
+
+def _instructions(lines: Lines, depth: int, section: str, names: _Names) -> list[tuple[Instruction, str | None]]:
+    heading = lines.heading(section, depth)
+    if heading is None:
+        return []
+    heading.end()
+    found = []
+    while cursor := lines.take(depth + 1):
+        found.append((_instruction(cursor, names), cursor.end()))
+    return found
+
+
+@functools.cache
+def _parts(cls: type[Instruction]) -> tuple[tuple[tuple[str, FieldKind], ...], tuple[tuple[str, FieldKind], ...]]:
+    """The fields of an instruction that are words of a list, and the others."""
+    fields = tuple(cls.kinds.items())
+    return tuple(f for f in fields if f[1].name == "choice"), tuple(f for f in fields if f[1].name != "choice")
+
+
+def _instruction(cursor: Cursor, names: _Names) -> Instruction:
+    start = cursor.place()
+    queue = cursor.match(WORD, "an instruction: queue.mnemonic")
+    cursor.expect(".")
+    cls = _class(cursor)
+    choices, operands = _parts(cls)
+    values: dict[str, Any] = {name: cursor.one_of(kind.choices) for name, kind in choices}
+    for number, (name, kind) in enumerate(operands):
+        if number:
+            cursor.expect(",")
+        if kind.name not in POSITIONAL:
+            cursor.expect(name)
+            cursor.expect("=")
+        values[name] = OPERANDS[kind.name](cursor, names)
+    instruction = cls(**values)
+    if instruction.queue != queue:
+        cursor.fail(f"{instruction.queue}.{cls.mnemonic} for these operands", start)
+    return instruction
+
+
+def _class(cursor: Cursor) -> type[Instruction]:
+    start = cursor.place()
+    mnemonic = cursor.match(WORD, "a mnemonic")
+    if mnemonic in BY_MNEMONIC:
+        return BY_MNEMONIC[mnemonic]
+    close = difflib.get_close_matches(mnemonic, BY_MNEMONIC, n=1)
+    cursor.fail(f"a mnemonic (did you mean {close[0]!r}?)" if close else "a mnemonic", start)
+
+
+_BLOCKS: dict[str, Callable[[Cursor, Lines, int], Block]] = {
+    "kernel": _kernel, "loop": _loop, "while": _while, "switch": _switch, "infeed": _infeed, "outfeed": _outfeed,
+}  # fmt: skip
