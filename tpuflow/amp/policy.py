@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from tpuflow.errors import ConfigError
 
 CASTS = ("none", "all", "list")
+FLOAT_TYPES = ("float32", "float16", "bfloat16")
 SCALE_KINDS = ("none", "static", "dynamic")
 
 
@@ -64,6 +65,10 @@ class Policy:
 
     def __post_init__(self) -> None:
         _one_of("casts", self.casts, CASTS)
+        for dtype in (self.param_dtype, self.compute_dtype, self.norm_dtype, self.loss_dtype):
+            _one_of(f"policy {self.name!r}: element type", dtype, FLOAT_TYPES)
+        if not isinstance(self.loss_scale, LossScale):
+            raise ConfigError(f"policy {self.name!r}: loss_scale must be a tpuflow.amp.LossScale, got {self.loss_scale!r}.")
 
     @property
     def compute(self) -> Any:

@@ -220,7 +220,7 @@ def _closed(jaxpr: Any) -> ClosedJaxpr:
 _CONTROL: dict[str, Rule] = {
     **dict.fromkeys(CALLS, call),
     "checkpoint": remat,
-    "remat": remat,
+    "remat2": remat,
     "scan": scan,
     "while": while_loop,
     "cond": cond,
