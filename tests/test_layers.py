@@ -1,0 +1,236 @@
+"""Imports go down only: the floors of docs/architecture.md, held by reading every file's import statements."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+PACKAGES = ("tpuflow", "models", "train", "bench", "tests")
+
+FLOORS = {
+    "tpuflow.errors": 0,
+    "tpuflow.config": 0,
+    "tpuflow.dtypes": 0,
+    "tpuflow.chips": 0,
+    "tpuflow.isa": 1,
+    "tpuflow.lower": 2,
+    "tpuflow.amp": 2,
+    "tpuflow.device": 2,
+    "tpuflow.compiler": 3,
+    "tpuflow.api": 4,
+    "tpuflow.cli": 4,
+    "tpuflow.importers": 4,
+    "tpuflow.__main__": 4,
+    "tpuflow": 4,
+    "models": 5,
+    "train": 5,
+    "bench": 5,
+    "tests": 5,
+}
+"""The longest prefix of a module's name gives its floor; a bare "tpuflow" stands for its __init__ alone."""
+
+BLIND_FLOOR = 2
+"""Parts of this floor do not see each other; on the floors 0, 1, 3 and 4 they may."""
+
+SEEN_ON_TOP = {"models": {"models"}, "train": {"models", "train"}, "bench": {"models", "train", "bench"}, "tests": set(PACKAGES)}
+"""What the parts of the top floor see of each other; all but models see tpuflow as well."""
+
+DEVICE_FREE = {"numpy", "ml_dtypes"}
+THIRD_PARTY = {
+    "tpuflow.errors": set(),
+    "tpuflow.config": set(),
+    "tpuflow.dtypes": DEVICE_FREE,
+    "tpuflow.chips": DEVICE_FREE,
+    "tpuflow.isa": DEVICE_FREE,
+    "tpuflow.lower": DEVICE_FREE | {"jax"},
+    "tpuflow.lower.frontend.jax_compat": DEVICE_FREE | {"jax", "jaxlib"},
+    "tpuflow.amp": DEVICE_FREE | {"jax", "optax"},
+    "tpuflow.device": DEVICE_FREE,
+    "tpuflow.device.fast": DEVICE_FREE | {"jax"},
+    "tpuflow.compiler": DEVICE_FREE | {"jax"},
+    "tpuflow.importers": DEVICE_FREE,
+    "tpuflow": DEVICE_FREE | {"jax", "flax", "optax", "rich"},
+    "models": {"jax", "flax"},
+}
+"""Which packages beside the standard library a part may import; train, bench and tests may import any."""
+
+JAX_INTERNALS = ("jax._src", "jax.interpreters", "jax.extend", "jaxlib")
+MAY_USE_INTERNALS = {
+    "tpuflow.lower.frontend.jax_compat": JAX_INTERNALS,
+    "tpuflow.amp": ("jax.extend",),  # walks jaxprs too and, blind to lower, cannot ask jax_compat
+}
+
+
+def _prefix(module: str, table: dict) -> str | None:
+    parts = module.split(".")
+    return next((name for end in range(len(parts), 0, -1) if (name := ".".join(parts[:end])) in table), None)
+
+
+@cache
+def _modules() -> dict[str, Path]:
+    """Module name -> file, for every Python file of the repository's packages."""
+    files = (file for package in PACKAGES for file in sorted((REPOSITORY / package).rglob("*.py")))
+    return {".".join(file.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """(dotted name, line) of everything imported; `from a import b` gives a.b, which is a module or a name in one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative import"
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def _jax_attributes(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """(dotted name, line) of every `jax.a.b` written out as attributes."""
+    for node in ast.walk(tree):
+        parts: list[str] = []
+        inner: ast.AST = node
+        while isinstance(inner, ast.Attribute):
+            parts.append(inner.attr)
+            inner = inner.value
+        if parts and isinstance(inner, ast.Name) and inner.id == "jax":
+            yield ".".join(["jax", *reversed(parts)]), node.lineno
+
+
+def _module_of(name: str) -> str:
+    """tpuflow.isa.Program -> tpuflow.isa: the name of a thing in a module becomes the module's."""
+    return name if name in _modules() else name.rpartition(".")[0] if name.rpartition(".")[0] in _modules() else name
+
+
+def _is_internal(name: str) -> bool:
+    return name.startswith(JAX_INTERNALS) or (name.startswith("jax.") and any(part.startswith("_") for part in name.split(".")))
+
+
+def violations(module: str, source: str) -> list[str]:
+    """Every import of `source`, read as the module of this name, that the rules above forbid."""
+    tree = ast.parse(source)
+    found = [f"{module}:{line}: {text}" for name, line in _imports(tree) if (text := _forbidden(module, name))]
+    allowed = MAY_USE_INTERNALS.get(_prefix(module, MAY_USE_INTERNALS) or "", ())
+    if module.startswith("tpuflow"):
+        internals = {(name, line) for name, line in (*_imports(tree), *_jax_attributes(tree)) if _is_internal(name)}
+        found += [f"{module}:{line}: {name} is internal to JAX" for name, line in sorted(internals) if not name.startswith(allowed or "\0")]
+    return found
+
+
+def _forbidden(module: str, name: str) -> str | None:
+    package = name.partition(".")[0]
+    if package in PACKAGES:
+        return _forbidden_floor(module, _module_of(name))
+    if package in sys.stdlib_module_names or (rules := _prefix(module, THIRD_PARTY)) is None:
+        return None
+    return None if package in THIRD_PARTY[rules] else f"{package} is not for {rules}"
+
+
+def _forbidden_floor(module: str, imported: str) -> str | None:
+    ours, theirs = _prefix(module, FLOORS), _prefix(imported, FLOORS)
+    assert ours and theirs
+    if ours in SEEN_ON_TOP:
+        seen = SEEN_ON_TOP[ours] | (set() if ours == "models" else {"tpuflow"})
+        return None if theirs.partition(".")[0] in seen else f"{ours} does not import {imported}"
+    if FLOORS[theirs] > FLOORS[ours]:
+        return f"{imported} (floor {FLOORS[theirs]}) lies above floor {FLOORS[ours]}"
+    blind = FLOORS[ours] == FLOORS[theirs] == BLIND_FLOOR and ours != theirs
+    return f"{ours} and {theirs} do not see each other" if blind else None
+
+
+def _loaded_with(module: str, seen: set[str] | None = None) -> set[str]:
+    """Everything that importing a module imports, packages on the way included: its statements outside functions, and theirs."""
+    seen = set() if seen is None else seen
+    parts = module.split(".")
+    for name in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
+        if name in seen:
+            continue
+        seen.add(name)
+        if name in _modules():
+            for imported, _ in _imports(_at_import_time(ast.parse(_modules()[name].read_text()))):
+                _loaded_with(_module_of(imported) if imported.partition(".")[0] in PACKAGES else imported.partition(".")[0], seen)
+    return seen
+
+
+def _at_import_time(tree: ast.Module) -> ast.Module:
+    """The tree without function bodies and `if TYPE_CHECKING` blocks."""
+
+    class Strip(ast.NodeTransformer):
+        def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+            return None
+
+        def visit_If(self, node: ast.If) -> ast.AST | None:
+            return None if "TYPE_CHECKING" in ast.dump(node.test) else self.generic_visit(node)
+
+    return Strip().visit(tree)
+
+
+def test_the_repository_has_modules_to_look_at():
+    assert {"tpuflow.isa.program", "tpuflow.errors", "models.mlp", "train.data", "tests.test_layers"} <= set(_modules())
+
+
+@pytest.mark.parametrize("module", sorted(_modules()))
+def test_a_module_imports_only_from_floors_below(module):
+    assert violations(module, _modules()[module].read_text()) == []
+
+
+@pytest.mark.parametrize("module", sorted(name for name in _modules() if name.startswith("tpuflow.")))
+def test_every_module_stands_on_a_floor_of_its_own(module):
+    assert _prefix(module, FLOORS) != "tpuflow", f"{module}: give it a floor in FLOORS"
+
+
+@pytest.mark.parametrize("module", sorted(name for name in _modules() if name.startswith(("tpuflow.isa", "tpuflow.device.reference"))))
+def test_the_instruction_set_and_the_reference_engine_load_without_jax(module):
+    assert _loaded_with(module) & {"jax", "jaxlib", "flax", "optax"} == set()
+
+
+@pytest.mark.parametrize("module", ["tpuflow.cli", "tpuflow.device.fast"])
+def test_a_saved_program_runs_without_the_compiler(module):
+    assert module in _modules()
+    loaded = _loaded_with(module)
+    unwanted = {name for name in loaded if name.startswith(("tpuflow.lower", "tpuflow.amp", "tpuflow.compiler", "flax", "optax"))}
+    assert unwanted == set()
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "complaint"),
+    [
+        ("tpuflow.isa.program", "from tpuflow.lower.graph.graph import Graph", "floor 2"),
+        ("tpuflow.isa.program", "import jax", "jax is not for tpuflow.isa"),
+        ("tpuflow.isa.program", "import tpuflow", "floor 4"),
+        ("tpuflow.chips.chip", "def f():\n    from tpuflow import isa", "floor 1"),
+        ("tpuflow.lower.tiling", "from tpuflow.device.runtime import run", "do not see each other"),
+        ("tpuflow.device.fast.engine", "from tpuflow import amp", "do not see each other"),
+        ("tpuflow.device.reference.memory", "from jax import numpy", "jax is not for tpuflow.device"),
+        ("tpuflow.device.fast.engine", "import flax", "flax is not for"),
+        ("tpuflow.compiler", "from tpuflow.api import training", "floor 4"),
+        ("tpuflow.compiler", "import models.mlp", "floor 5"),
+        ("models.mlp", "import tpuflow", "models does not import"),
+        ("models.mlp", "import numpy", "numpy is not for models"),
+        ("train.mnist", "from tests import conftest", "train does not import"),
+        ("tpuflow.lower.passes.fuse", "from jax._src import core", "internal to JAX"),
+        ("tpuflow.lower.passes.fuse", "import jax\nx = jax._src.core.Jaxpr", "internal to JAX"),
+        ("tpuflow.api.compiling", "from jax.interpreters import mlir", "internal to JAX"),
+        ("tpuflow.amp.autocast", "from jax._src import core", "internal to JAX"),
+    ],
+)
+def test_a_planted_violation_is_found(module, source, complaint):
+    assert any(complaint in text for text in violations(module, source))
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("tpuflow.lower.frontend.jax_compat", "from jax._src import core\nfrom jaxlib import xla_client"),
+        ("tpuflow.amp.casting", "from jax.extend.core import Jaxpr"),
+        ("tpuflow.api.training", "import flax, optax, jax\nfrom tpuflow.amp import autocast\nfrom tpuflow import compiler"),
+        ("train.mnist", "import tpuflow\nfrom models.mlp import MLP"),
+        ("models.mlp", "import math\nimport jax\nfrom flax import linen"),
+    ],
+)
+def test_a_permitted_import_is_not_complained_about(module, source):
+    assert violations(module, source) == []
