@@ -1,0 +1,55 @@
+"""Which results may overwrite which operands: where every element is read and written through equal windows, or only a piece is written."""
+
+from __future__ import annotations
+
+from tpuflow.lower.emit.matmul import dot_labels, the_dot
+from tpuflow.lower.emit.reduce import kept_axes, live_reductions
+from tpuflow.lower.emit.region import ELEMENTWISE, Region
+from tpuflow.lower.graph.graph import Node, Value
+
+PIECEWISE = ("dynamic_update_slice", "scatter_rows")
+
+
+def may_update_in_place(node: Node, input_index: int) -> bool:
+    """Whether a result of the node may have the same HBM buffer as operand `input_index` (whose value is then dead).
+
+    True for operand 0 of `dynamic_update_slice` and `scatter_rows`; and for operands of elementwise and fused nodes that are of a
+    result's type and enter only as they are: not broadcast, not reduced, not multiplied.
+    """
+    value = node.inputs[input_index]
+    if node.op in PIECEWISE:
+        return input_index == 0 and value not in node.inputs[1:]
+    if value.type not in [r.type for r in node.results]:
+        return False
+    if node.op in ELEMENTWISE:
+        return True
+    return node.op == "fused" and _enters_whole(node, value)
+
+
+def _enters_whole(node: Node, value: Value) -> bool:
+    (graph,) = node.regions
+    inner = {own for own, outer in zip(graph.inputs, node.inputs, strict=True) if outer is value}
+    region = Region(graph.nodes, dict.fromkeys(graph.inputs, 0), tuple((v, 0) for v in graph.outputs))
+    *before, (roots, labels) = _LEVELS[node.attrs["kind"]](region)
+    if any(v in inner for roots_, labels_ in before for v, _ in region.accesses(roots_, labels_)):
+        return False
+    return all(tuple(used) == tuple(labels) for v, used in region.accesses(roots, labels) if v in inner)
+
+
+def _map_levels(region: Region) -> list[tuple]:
+    return [(region.results, range(len(region.results[0].shape)))]
+
+
+def _reduce_levels(region: Region) -> list[tuple]:
+    reductions = live_reductions(region)
+    whole = range(len(reductions[0].inputs[0].shape))
+    return [(tuple(r.inputs[0] for r in reductions), whole), (region.results, kept_axes(reductions[0]))]
+
+
+def _dot_levels(region: Region) -> list[tuple]:
+    dot = the_dot(region)
+    labels = dot_labels(dot)
+    return [((dot.inputs[0],), labels.lhs), ((dot.inputs[1],), labels.rhs), (region.results, labels.out)]
+
+
+_LEVELS = {"map": _map_levels, "reduce": _reduce_levels, "dot": _dot_levels}

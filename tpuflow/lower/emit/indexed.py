@@ -1,0 +1,85 @@
+"""Indexed moves: rows gathered by, or scattered in the order of, an index array."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tpuflow.dtypes import S32, DType
+from tpuflow.isa.dma import Load, LoadIndexed, Store, StoreIndexed
+from tpuflow.isa.instruction import Tile, Window, WindowAxis
+from tpuflow.isa.program import Kernel
+from tpuflow.lower.emit.kernel import KernelBuilder
+from tpuflow.lower.emit.map import emit_map
+from tpuflow.lower.emit.move import copy_unless_in_place
+from tpuflow.lower.emit.nest import Nest, cut, walk, window
+from tpuflow.lower.emit.region import Region
+from tpuflow.lower.emit.site import Kernels, Site
+from tpuflow.lower.graph.graph import Node
+from tpuflow.lower.tiling import fill_tile
+
+
+def _sizes(table: Sequence[int], rows: int) -> tuple[int, ...]:
+    """[R, elements of a row] of the moved rows; [R] when rows are single elements."""
+    width = math.prod(table[1:])
+    return (rows,) if width == 1 else (rows, width)
+
+
+def _table_window(nest: Nest, buffer: int, rows: int, tile: Tile, fill: int | float | bool = 0) -> Window:
+    """The table with rows picked by an index tile: axis 0 stands still."""
+    width = math.prod(nest.sizes[1:])
+    columns = tuple(walk(axis, width, 1) for axis in nest.axes[1:])
+    return Window(buffer, tile, (WindowAxis(rows, width, step=0), *columns), fill)
+
+
+def _load_index(kernel: KernelBuilder, nest: Nest, buffer: int) -> Tile:
+    index = kernel.tile(S32, nest.axes[:1])
+    kernel.emit(Load(window(nest, buffer, (0,), index, (0,))))
+    return index
+
+
+def _rows_tile(kernel: KernelBuilder, nest: Nest, dtype: DType) -> tuple[Tile, tuple[int, ...]]:
+    return kernel.tile(dtype, nest.axes), tuple(range(len(nest.sizes)))
+
+
+def emit_take_rows(site: Site) -> Kernels:
+    """result[r] = table[index[r]], or the fill where the index is out of range."""
+    table, fill = site.node.inputs[0], site.node.attrs["fill"]
+    if site.node.result.type.elems == 0:
+        return ()
+    if table.type.elems == 0:
+        splat = Node("full", (), site.node.results, {"value": fill}, source=site.node.source)
+        return emit_map(replace(site, region=Region((splat,), {}, site.region.outputs)))
+    sizes = _sizes(table.shape, site.node.inputs[1].shape[0])
+
+    def attempt(budget_bytes: int) -> Kernel:
+        nest = cut(sizes, fill_tile(sizes, table.dtype.bytes, site.chip, budget_bytes))
+        kernel = site.kernel(nest.grid)
+        index = _load_index(kernel, nest, site.buffer(1))
+        tile, axes = _rows_tile(kernel, nest, table.dtype)
+        kernel.emit(LoadIndexed(_table_window(nest, site.buffer(0), table.shape[0], tile, fill), index))
+        kernel.emit(Store(window(nest, site.target, axes, tile, axes)))
+        return kernel.build()
+
+    return site.fit(attempt)
+
+
+def emit_scatter_rows(site: Site) -> Kernels:
+    """A copy unless in place; then row index[r] = mode(row, updates[r]), r in sequence."""
+    table, _, updates = site.node.inputs
+    copy = copy_unless_in_place(site)
+    if updates.type.elems == 0:
+        return copy
+    sizes = _sizes(table.shape, updates.shape[0])
+
+    def attempt(budget_bytes: int) -> Kernel:
+        nest = cut(sizes, fill_tile(sizes, table.dtype.bytes, site.chip, budget_bytes), sequential=(0,))
+        kernel = site.kernel(nest.grid)
+        index = _load_index(kernel, nest, site.buffer(1))
+        tile, axes = _rows_tile(kernel, nest, table.dtype)
+        kernel.emit(Load(window(nest, site.buffer(2), axes, tile, axes)))
+        kernel.emit(StoreIndexed(site.node.attrs["mode"], _table_window(nest, site.target, table.shape[0], tile), index))
+        return kernel.build()
+
+    return copy + site.fit(attempt)

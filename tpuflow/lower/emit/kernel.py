@@ -1,0 +1,91 @@
+"""The kernel builder: record loads, compute and stores in program order; slots, addresses and semaphores follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tpuflow.chips import Chip
+from tpuflow.dtypes import DType
+from tpuflow.errors import CompileError
+from tpuflow.isa.instruction import MAX_RANK, Instruction, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.program import GridAxis, Kernel
+from tpuflow.lower.emit.onchip import lifetime, place_tiles
+from tpuflow.lower.emit.sync import SECTIONS, Synchronizer, tile_uses
+
+
+@dataclass(slots=True)
+class KernelBuilder:
+    """Records instructions on tiles that have no place yet (their addresses are negative numbers, all different).
+
+    `build` merges the sections when there is no sequential axis, gives every tile its slots and address, and inserts the waits and
+    signals that make the queues keep program order wherever two of them touch the same tile or buffer.
+    """
+
+    chip: Chip
+    grid: tuple[GridAxis, ...]
+    name: str = ""
+    source: str = ""  # the user's line of whatever is emitted next
+    section: str = "body"  # where it goes
+    code: dict[str, list[Instruction]] = field(default_factory=lambda: {s: [] for s in SECTIONS})
+    lines: dict[str, list[str]] = field(default_factory=lambda: {s: [] for s in SECTIONS})
+    tiles: int = 0
+
+    def tile(self, dtype: DType, axes: tuple[TileAxis, ...] = (), space: str = "vmem") -> Tile:
+        """A new tile.
+
+        Raises:
+          CompileError: more axes than a tile can have.
+        """
+        if len(axes) > MAX_RANK:
+            raise CompileError(
+                f"{self.source or self.name}: the kernel {self.name!r} needs tiles with {len(axes)} axes that do not collapse; a tile has "
+                f"at most {MAX_RANK}. Reshape the arrays so that neighbouring axes merge."
+            )
+        self.tiles += 1
+        return Tile(space, -self.tiles, dtype, axes)
+
+    def emit(self, instruction: Instruction) -> None:
+        """Append an instruction to the current section."""
+        self.code[self.section].append(instruction)
+        self.lines[self.section].append(self.source)
+
+    def build(self) -> Kernel:
+        """The finished kernel.
+
+        Raises:
+          DoesNotFit: its tiles need more on-chip memory than the chip has.
+        """
+        if all(g.kind == "parallel" for g in self.grid):
+            self._merge_sections()
+        uses = tile_uses(self.code)
+        lives = {tile: lifetime(u, self.grid) for tile, u in uses.items()}
+        placed = place_tiles(uses, lives, self.chip)
+        sync = Synchronizer(self.code)
+        for tile, life in lives.items():
+            sync.order_tile(uses[tile], life.slots, reused=life.fills > life.slots)
+        sync.order_buffers()
+        rendered = {s: tuple(sync.render(s, lambda i: _replace_tiles(i, placed.__getitem__))) for s in SECTIONS}
+        sources = tuple(self.lines[s][owner] if self.lines[s] else "" for s in SECTIONS for _, owner in rendered[s])
+        sections = (tuple(i for i, _ in rendered[s]) for s in SECTIONS)
+        return Kernel(self.grid, tuple(sync.semaphores), *sections, name=self.name, sources=sources)
+
+    def _merge_sections(self) -> None:
+        for by_section in (self.code, self.lines):
+            merged: list[Any] = [entry for s in SECTIONS for entry in by_section[s]]
+            by_section.update({"prologue": [], "body": merged, "epilogue": []})  # type: ignore[arg-type]
+
+
+def _replace_tiles(instruction: Instruction, place: Callable[[Tile], Tile]) -> Instruction:
+    """The instruction with every tile put through `place`."""
+
+    def axis(a: WindowAxis) -> WindowAxis:
+        return a if a.register is None else replace(a, register=place(a.register))
+
+    def window(w: Window) -> Window:
+        return replace(w, tile=place(w.tile), axes=tuple(map(axis, w.axes)))
+
+    new: dict[str, Callable[[Any], Any]] = {"tile": place, "tiles": lambda ts: tuple(map(place, ts)), "window": window}
+    changed = {name: new[kind.name](value) for name, kind, value in instruction.fields() if kind.name in new}
+    return replace(instruction, **changed)  # type: ignore[type-var]

@@ -1,0 +1,42 @@
+"""Map kernels: elementwise regions over one iteration space. A space of one element runs on the scalar queue, in registers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from tpuflow.isa.program import Kernel
+from tpuflow.lower.emit.nest import cut, merge
+from tpuflow.lower.emit.region import Level, LevelEmitter
+from tpuflow.lower.emit.site import Kernels, Site
+from tpuflow.lower.graph.graph import Node
+from tpuflow.lower.tiling import fill_tile
+
+
+def emit_map(site: Site) -> Kernels:
+    """One kernel: load the inputs, compute, store every output. All grid axes are parallel."""
+    region, shape = site.region, site.region.results[0].shape
+    if math.prod(shape) == 0:
+        return ()
+    labels = tuple(range(len(shape)))
+    merged = merge(dict(enumerate(shape)), (used for _, used in region.accesses(region.results, labels)))
+    axes = tuple(range(len(merged.sizes)))
+    level = Level(labels, axes, "vmem" if axes else "smem")
+
+    def attempt(budget_bytes: int) -> Kernel:
+        nest = cut(merged.sizes, fill_tile(merged.sizes, region.widest_bytes(), site.chip, budget_bytes))
+        kernel = site.kernel(nest.grid)
+        emitter = LevelEmitter(kernel, region, merged, nest, level, {}, {})
+        emitter.emit(region.results)
+        emitter.store(region.outputs)
+        return kernel.build()
+
+    return site.fit(attempt)
+
+
+def emit_map_with(site: Site, substitutes: dict[Node, int | float | bool]) -> Kernels:
+    """A map kernel of the region with some of its nodes replaced by constants (what a sum over nothing is)."""
+    nodes = tuple(
+        Node("full", (), n.results, {"value": substitutes[n]}, source=n.source) if n in substitutes else n for n in site.region.nodes
+    )
+    return emit_map(replace(site, region=replace(site.region, nodes=nodes)))

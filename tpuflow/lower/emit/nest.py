@@ -1,0 +1,101 @@
+"""The loop nest of a kernel: logical axes merged where all operands walk them alike, cut into tiles, and windows onto buffers.
+
+Logical axes carry labels (integers). An operand is described by the labels of its axes; None marks an axis of size 1 that is
+stretched. Axes of size 1 vanish; neighbours that are neighbours in every operand that has either of them merge into one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tpuflow.isa.instruction import Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.program import GridAxis
+
+Labels = Sequence[int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Axes after merging: their sizes, and the merged axis of every label that did not vanish."""
+
+    sizes: tuple[int, ...]
+    axis_of: Mapping[int, int]
+
+    def fold(self, labels: Labels) -> tuple[int, ...]:
+        """The merged axes of an operand, in its own order."""
+        return tuple(dict.fromkeys(self.axis_of[x] for x in labels if x is not None and x in self.axis_of))
+
+
+def merge(sizes: Mapping[int, int], operands: Iterable[Labels]) -> Merged:
+    """Merge the axes `sizes` (label -> length), numbered in the order of `sizes`, given the labels of every operand."""
+    used = [[x for x in labels if x is not None and sizes[x] != 1] for labels in operands]
+    follows = {x: y for labels in used for x, y in itertools.pairwise(labels)}
+    glued = {x: y for x, y in follows.items() if all(_adjacent(x, y, labels) for labels in used)}
+    heads = [x for x in sizes if sizes[x] != 1 and x not in glued.values()]
+    axis_of: dict[int, int] = {}
+    lengths = []
+    for axis, label in enumerate(heads):
+        length, last = sizes[label], label
+        axis_of[label] = axis
+        while last in glued:
+            last = glued[last]
+            axis_of[last] = axis
+            length *= sizes[last]
+        lengths.append(length)
+    return Merged(tuple(lengths), axis_of)
+
+
+def _adjacent(x: int, y: int, labels: Sequence[int]) -> bool:
+    if x in labels and y in labels:
+        return labels.index(y) == labels.index(x) + 1
+    return x not in labels and y not in labels
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """Axes cut into tiles: the tile axis of each, and the grid of those that need more than one tile."""
+
+    sizes: tuple[int, ...]
+    axes: tuple[TileAxis, ...]
+    grid: tuple[GridAxis, ...]
+
+    def axis(self, number: int) -> TileAxis:
+        """The tile axis of an axis; of a negative (absent) one, a tile axis of size 1."""
+        return self.axes[number] if number >= 0 else TileAxis(1)
+
+
+def cut(sizes: Sequence[int], tile: Sequence[int], sequential: Iterable[int] = ()) -> Nest:
+    """Cut every axis into tiles; `sequential` axes come last in the grid and run in order."""
+    ordered = set(sequential)
+    blocked = [i for i, (n, t) in enumerate(zip(sizes, tile, strict=True)) if t < n]
+    order = [i for i in blocked if i not in ordered] + [i for i in blocked if i in ordered]
+    axes = [TileAxis(n) for n in sizes]
+    for number, i in enumerate(order):
+        axes[i] = TileAxis(tile[i], number, sizes[i])
+    grid = tuple(GridAxis(-(-sizes[i] // tile[i]), "sequential" if i in ordered else "parallel") for i in order)
+    return Nest(tuple(sizes), tuple(axes), grid)
+
+
+def pitches(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Distance in elements between neighbours along each axis of a dense row-major array."""
+    result, pitch = [], 1
+    for n in reversed(sizes):
+        result.append(pitch)
+        pitch *= n
+    return tuple(reversed(result))
+
+
+def walk(
+    axis: TileAxis, extent: int, pitch: int, *, origin: int = 0, step: int = 1, dilation: int = 1, register: Tile | None = None
+) -> WindowAxis:
+    """The window axis along which a tile axis walks from `origin` in strides of `step`, tile after tile."""
+    grid = ((axis.grid, step * axis.size),) if axis.grid >= 0 else ()
+    return WindowAxis(extent, pitch, origin, grid, step, dilation, register)
+
+
+def window(nest: Nest, buffer: int, order: Sequence[int], tile: Tile, axes: Sequence[int]) -> Window:
+    """The window of a tile with (merged) axes `axes` onto a dense buffer with axes `order`; negative axes are absent from it."""
+    pitch = dict(zip(order, pitches([nest.sizes[a] for a in order]), strict=True))
+    return Window(buffer, tile, tuple(walk(nest.axis(a), nest.sizes[a], pitch[a]) if a in pitch else WindowAxis(1, 1) for a in axes))

@@ -1,0 +1,100 @@
+"""On-chip addresses: every tile of a kernel gets its place in VMEM, the accumulators or the scalar registers.
+
+Tiles that cross queues or sections keep their own bytes for the whole kernel, times their slots. A tile that one queue writes and
+reads within one section is temporary: its bytes are used again once it is dead, which the queue's own order makes safe.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tpuflow.chips import Chip
+from tpuflow.isa.instruction import Tile
+from tpuflow.isa.program import GridAxis
+from tpuflow.lower.emit.sync import SECTIONS, Place, Uses
+
+ALIGNMENT_BYTES = {"vmem": 128, "acc": 128, "smem": 4}
+
+
+class DoesNotFit(Exception):
+    """The tiles of a kernel need more on-chip memory than there is; smaller tiles may do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """How a tile is used: slots, what moves to the next one, how often it is filled in all, and whether it is temporary."""
+
+    slots: int
+    rate: str
+    fills: int
+    temporary: bool
+
+
+def lifetime(uses: Uses, grid: Sequence[GridAxis]) -> Lifetime:
+    """Two slots where two queues hand a tile over more than once; a rate of one a step in the body, else one a point."""
+    every_step = uses.sections == {SECTIONS.index("body")}
+    fills = math.prod(g.size for g in grid if every_step or g.kind == "parallel")
+    crosses = bool(uses.consumers)
+    slots = 2 if crosses and fills > 1 else 1
+    return Lifetime(slots, "step" if every_step else "point", fills, not crosses and len(uses.sections) == 1)
+
+
+def slot_bytes(tile: Tile, chip: Chip) -> int:
+    """Bytes of one slot."""
+    return 4 if tile.space == "smem" else chip.tile_bytes(tile.shape, tile.dtype.bytes)
+
+
+def place_tiles(uses: Mapping[Tile, Uses], lifetimes: Mapping[Tile, Lifetime], chip: Chip) -> dict[Tile, Tile]:
+    """The final tile (address, slots, rate) of every recorded one.
+
+    Raises:
+      DoesNotFit: a memory overflows.
+    """
+    capacity = {"vmem": chip.vmem_bytes, "acc": chip.acc_bytes, "smem": chip.smem_bytes}
+    top: dict[str, int] = defaultdict(int)
+    placed: dict[Tile, Tile] = {}
+    temporary: dict[tuple[str, str], list[Tile]] = defaultdict(list)
+    for tile, life in lifetimes.items():
+        if life.temporary:
+            temporary[tile.space, uses[tile].writer].append(tile)
+            continue
+        placed[tile] = replace(tile, address=top[tile.space], slots=life.slots, rate=life.rate)
+        top[tile.space] += _aligned(slot_bytes(tile, chip) * life.slots, tile.space)
+    for (space, _), tiles in temporary.items():
+        addresses, used = _reuse([(uses[t].places[0], uses[t].places[-1], _aligned(slot_bytes(t, chip), space)) for t in tiles])
+        placed |= {t: replace(t, address=top[space] + a) for t, a in zip(tiles, addresses, strict=True)}
+        top[space] += used
+    for space, used in top.items():
+        if used > capacity[space]:
+            raise DoesNotFit(f"{used} bytes of {space}, {chip.name} has {capacity[space]}")
+    return placed
+
+
+def _aligned(size: int, space: str) -> int:
+    unit = ALIGNMENT_BYTES[space]
+    return -(-size // unit) * unit
+
+
+def _reuse(spans: Sequence[tuple[Place, Place, int]]) -> tuple[list[int], int]:
+    """First-fit addresses for (first use, last use, bytes) in order of first use, and the bytes needed in all."""
+    live: list[tuple[int, int, Place]] = []  # address, end, last use; sorted by address
+    addresses, used = [], 0
+    for first, last, size in spans:
+        live = [span for span in live if span[2] >= first]
+        address = _first_gap(live, size)
+        live = sorted([*live, (address, address + size, last)], key=lambda span: span[0])
+        addresses.append(address)
+        used = max(used, address + size)
+    return addresses, used
+
+
+def _first_gap(live: Sequence[tuple[int, int, Place]], size: int) -> int:
+    address = 0
+    for start, end, _ in live:
+        if start - address >= size:
+            return address
+        address = max(address, end)
+    return address

@@ -1,0 +1,82 @@
+"""Reduce kernels: parallel axes over what is kept, sequential ones over what is reduced, an accumulator tile between the steps."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from tpuflow.isa.program import Kernel
+from tpuflow.isa.vector import Constant, ReduceInto
+from tpuflow.lower.emit.kernel import KernelBuilder
+from tpuflow.lower.emit.map import emit_map_with
+from tpuflow.lower.emit.nest import cut, merge
+from tpuflow.lower.emit.region import Level, LevelEmitter, Region
+from tpuflow.lower.emit.site import Kernels, Site
+from tpuflow.lower.graph.builder import identity
+from tpuflow.lower.graph.graph import Node
+from tpuflow.lower.tiling import fill_tile
+
+
+def live_reductions(region: Region) -> tuple[Node, ...]:
+    """The reductions that the region's results use."""
+    want = region.needed(region.results)
+    return tuple(n for n in region.find("reduce") if n.result in want)
+
+
+def kept_axes(reduction: Node) -> tuple[int, ...]:
+    """The axes of its operand that a reduction keeps."""
+    return tuple(a for a in range(len(reduction.inputs[0].shape)) if a not in reduction.attrs["axes"])
+
+
+def emit_reduce(site: Site) -> Kernels:
+    """One kernel: map over the iteration space, reduce into accumulators, map over the reduced space."""
+    region = site.region
+    reductions = live_reductions(region)
+    shape = reductions[0].inputs[0].shape
+    if math.prod(region.results[0].shape) == 0:
+        return ()
+    if math.prod(shape) == 0:
+        return emit_map_with(site, {r: identity(r.attrs["op"], r.result.dtype) for r in reductions})
+    operands = tuple(r.inputs[0] for r in reductions)
+    labels, kept = tuple(range(len(shape))), kept_axes(reductions[0])
+    used = itertools.chain(region.accesses(operands, labels), region.accesses(region.results, kept))
+    merged = merge(dict(enumerate(shape)), [kept, *(u for _, u in used)])
+    axes = tuple(range(len(merged.sizes)))
+    reduced = merged.fold(reductions[0].attrs["axes"])
+    space = "vmem" if axes else "smem"
+    whole = Level(labels, axes, space)
+    rest = Level(kept, tuple(-1 - a if a in reduced else a for a in axes), space)
+
+    def attempt(budget_bytes: int) -> Kernel:
+        nest = cut(merged.sizes, fill_tile(merged.sizes, region.widest_bytes(), site.chip, budget_bytes), reduced)
+        kernel = site.kernel(nest.grid)
+        above = LevelEmitter(kernel, region, merged, nest, whole, {}, {})
+        below = LevelEmitter(kernel, region, merged, nest, rest, {}, {})
+        _accumulate(kernel, above, below, reductions, reduced)
+        kernel.section = "epilogue"
+        below.emit(region.results)
+        below.store(region.outputs)
+        return kernel.build()
+
+    return site.fit(attempt)
+
+
+def _accumulate(
+    kernel: KernelBuilder, above: LevelEmitter, below: LevelEmitter, reductions: Sequence[Node], reduced: tuple[int, ...]
+) -> None:
+    """Prologue and body. Nothing is left to reduce when all reduced axes have size 1: the operands are the results."""
+    if reduced:
+        kernel.section = "prologue"
+        for r in reductions:
+            kernel.source = r.source
+            below.tiles[r.result] = below.new(r.result.dtype)
+            kernel.emit(Constant(below.tiles[r.result], identity(r.attrs["op"], r.result.dtype)))
+    kernel.section = "body"
+    tiles = above.emit([r.inputs[0] for r in reductions])
+    for r, tile in zip(reductions, tiles, strict=True):
+        kernel.source = r.source
+        if reduced:
+            kernel.emit(ReduceInto(r.attrs["op"], below.tiles[r.result], tile, tuple(sorted(reduced))))
+        else:
+            below.tiles[r.result] = tile

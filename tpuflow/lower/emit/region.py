@@ -1,0 +1,190 @@
+"""Elementwise work inside a kernel: a region's nodes at one level become loads, one instruction a node, and stores.
+
+A region holds nodes whose values live at one or more levels (the iteration space, the reduced space, an operand of a product).
+A level says which logical axes its values have; `reduce` and `dot` nodes are the steps between levels, and templates handle them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tpuflow.dtypes import DType
+from tpuflow.errors import GraphError
+from tpuflow.isa import vector as v
+from tpuflow.isa.dma import Load, Store
+from tpuflow.isa.instruction import Instruction, Tile, TileAxis
+from tpuflow.lower.emit.kernel import KernelBuilder
+from tpuflow.lower.emit.nest import Labels, Merged, Nest, window
+from tpuflow.lower.graph.graph import Node, Value
+
+Template = Callable[..., Instruction]
+
+ELEMENTWISE: Mapping[str, Template] = {
+    **dict.fromkeys(v.UNARY, lambda node, dst, a: v.Unary(node.op, dst, a)),
+    **dict.fromkeys(v.BINARY, lambda node, dst, a, b: v.Binary(node.op, dst, a, b)),
+    "is_finite": lambda node, dst, a: v.IsFinite(dst, a),
+    "compare": lambda node, dst, a, b: v.Compare(node.attrs["direction"], dst, a, b),
+    "select": lambda node, dst, pred, on_true, on_false: v.Select(dst, pred, on_true, on_false),
+    "convert": lambda node, dst, a: v.Convert(dst, a),
+    "bitcast": lambda node, dst, a: v.Bitcast(dst, a),
+}
+SOURCES = ("full", "iota")
+LEVEL_STEPS = ("reduce", "dot")
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Nodes in program order, and the HBM buffers of the values that enter and leave."""
+
+    nodes: tuple[Node, ...]
+    inputs: Mapping[Value, int]
+    outputs: tuple[tuple[Value, int], ...]
+
+    @property
+    def results(self) -> tuple[Value, ...]:
+        """The values that leave."""
+        return tuple(value for value, _ in self.outputs)
+
+    def find(self, op: str) -> tuple[Node, ...]:
+        """The nodes of one op."""
+        return tuple(n for n in self.nodes if n.op == op)
+
+    def needed(self, roots: Iterable[Value]) -> set[Value]:
+        """The values that `roots` are made of at their own level: up to region inputs, reductions and products."""
+        want = set(roots)
+        for node in reversed(self.nodes):
+            if node.op not in LEVEL_STEPS and not want.isdisjoint(node.results):
+                want.update(node.inputs)
+        return want
+
+    def accesses(self, roots: Sequence[Value], labels: Labels) -> Iterator[tuple[Value, Labels]]:
+        """Every way in which the level of `roots`, whose axes are `labels`, uses an input (or an iota), with the labels of its axes."""
+        want = self.needed(roots)
+        for node in self.nodes:
+            if node.op in LEVEL_STEPS or want.isdisjoint(node.results):
+                continue
+            if node.op == "broadcast":
+                yield node.inputs[0], broadcast_labels(node, labels)
+            elif node.op == "iota":
+                yield node.result, (labels[node.attrs["axis"]],)
+            else:
+                yield from ((value, labels) for value in node.inputs if value in self.inputs)
+        yield from ((value, labels) for value in roots)
+
+    def widest_bytes(self, values: Iterable[Value] = ()) -> int:
+        """Bytes of the widest element among `values`, or all values of the region."""
+        found = list(values) or [*self.inputs, *(r for n in self.nodes for r in n.results)]
+        return max((value.dtype.bytes for value in found), default=4)
+
+
+def broadcast_labels(node: Node, labels: Labels) -> Labels:
+    """The labels of a broadcast's operand; None where it is stretched."""
+    shape, whole = node.inputs[0].shape, node.result.shape
+    return tuple(labels[a] if n == whole[a] else None for n, a in zip(shape, node.attrs["axes"], strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A space of tiles: the labels of its values' logical axes, and the merged axis of each tile axis (negative: none, size 1)."""
+
+    labels: Labels
+    axes: tuple[int, ...]
+    space: str = "vmem"
+
+
+@dataclass(slots=True)
+class LevelEmitter:
+    """Emits the values of one level into a kernel; `tiles` holds what exists so far (templates put in accumulators)."""
+
+    kernel: KernelBuilder
+    region: Region
+    merged: Merged
+    nest: Nest
+    level: Level
+    tiles: dict[Value, Tile]
+    loaded: dict[tuple[int, tuple[int, ...]], Tile]
+
+    @property
+    def axes(self) -> tuple[TileAxis, ...]:
+        """The tile axes of the level."""
+        return tuple(self.nest.axis(a) for a in self.level.axes)
+
+    def new(self, dtype: DType) -> Tile:
+        """A new tile of the level."""
+        return self.kernel.tile(dtype, self.axes, self.level.space)
+
+    def emit(self, roots: Sequence[Value]) -> tuple[Tile, ...]:
+        """Emit all that `roots` need; their tiles."""
+        want = self.region.needed(roots)
+        for node in self.region.nodes:
+            if node.op in LEVEL_STEPS or want.isdisjoint(node.results) or node.result in self.tiles:
+                continue
+            self.kernel.source = node.source
+            self.tiles[node.result] = self._node(node)
+        return tuple(self.value(r) for r in roots)
+
+    def value(self, value: Value) -> Tile:
+        """The tile of a value; a region input is loaded on first use."""
+        if value not in self.tiles:
+            self.tiles[value] = self._load(value, self.level.labels)
+        return self.tiles[value]
+
+    def _node(self, node: Node) -> Tile:
+        if node.op == "broadcast":
+            return self._load(node.inputs[0], broadcast_labels(node, self.level.labels))
+        if node.op == "full":
+            return self._write(node, lambda dst: v.Constant(dst, node.attrs["value"]))
+        if node.op == "iota":
+            return self._iota(node)
+        if node.op not in ELEMENTWISE:
+            raise GraphError(f"{node.source}: a kernel cannot compute {node.op!r} element by element")
+        operands = tuple(self.value(value) for value in node.inputs)
+        return self._write(node, lambda dst: ELEMENTWISE[node.op](node, dst, *operands))
+
+    def _write(self, node: Node, instruction: Callable[[Tile], Instruction]) -> Tile:
+        dst = self.new(node.result.dtype)
+        self.kernel.emit(instruction(dst))
+        return dst
+
+    def _iota(self, node: Node) -> Tile:
+        (axis,) = self.merged.fold((self.level.labels[node.attrs["axis"]],)) or (None,)
+        if axis is None:  # an axis of size 1: position 0 everywhere
+            return self._write(node, lambda dst: v.Constant(dst, 0))
+        return self._write(node, lambda dst: v.Iota(dst, self.level.axes.index(axis)))
+
+    def _load(self, value: Value, labels: Labels) -> Tile:
+        """Load an input with the axes it has, then stretch it to the whole level."""
+        if value not in self.region.inputs:
+            raise GraphError(f"{self.kernel.source}: {value.name or value.type} is neither an input of the fused region nor defined in it")
+        order = self.merged.fold(labels)
+        key = (self.region.inputs[value], order)
+        if key not in self.loaded:
+            self.loaded[key] = self._stretch(self._fetch(key[0], order, value.dtype), order)
+        return self.loaded[key]
+
+    def _held(self, order: tuple[int, ...]) -> tuple[int, ...]:
+        """Positions of the level's axes that a loaded tile keeps: the operand's own, and those of size 1."""
+        if not order and any(axis.whole > 1 for axis in self.axes):
+            return ()
+        return tuple(i for i, a in enumerate(self.level.axes) if a in order or self.axes[i].whole == 1)
+
+    def _fetch(self, buffer: int, order: tuple[int, ...], dtype: DType) -> Tile:
+        held = self._held(order)
+        tile = self.kernel.tile(dtype, tuple(self.axes[i] for i in held), self.level.space if held else "smem")
+        self.kernel.emit(Load(window(self.nest, buffer, order, tile, [self.level.axes[i] for i in held])))
+        return tile
+
+    def _stretch(self, tile: Tile, order: tuple[int, ...]) -> Tile:
+        held = self._held(order)
+        if len(held) == len(self.axes):
+            return tile
+        whole = self.new(tile.dtype)
+        self.kernel.emit(v.Broadcast(whole, tile, held))
+        return whole
+
+    def store(self, outputs: Iterable[tuple[Value, int]]) -> None:
+        """Store values of the level to their buffers."""
+        for value, buffer in outputs:
+            order = tuple(a for a in self.level.axes if a >= 0)
+            self.kernel.emit(Store(window(self.nest, buffer, order, self.value(value), self.level.axes)))

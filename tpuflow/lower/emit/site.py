@@ -1,0 +1,57 @@
+"""What a template is given: the region to emit, its name, and the chip; and the search for tiles that fit on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from tpuflow.chips import Chip
+from tpuflow.errors import OutOfMemoryError
+from tpuflow.isa.program import GridAxis, Kernel
+from tpuflow.lower.emit.kernel import KernelBuilder
+from tpuflow.lower.emit.onchip import DoesNotFit
+from tpuflow.lower.emit.region import Region
+from tpuflow.lower.graph.graph import Node
+from tpuflow.lower.tiling import TILE_BYTES, shrinking
+
+Kernels = tuple[Kernel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One node to emit: `region` maps its values to buffers (a node that is not fused is a region of itself)."""
+
+    node: Node
+    region: Region
+    chip: Chip
+    name: str
+
+    def kernel(self, grid: tuple[GridAxis, ...] = ()) -> KernelBuilder:
+        """A new kernel builder for this node."""
+        return KernelBuilder(self.chip, grid, self.name, self.node.source)
+
+    def buffer(self, operand: int) -> int:
+        """The HBM buffer of an operand."""
+        return self.region.inputs[self.node.inputs[operand]]
+
+    @property
+    def target(self) -> int:
+        """The HBM buffer of the first result."""
+        return self.region.outputs[0][1]
+
+    def fit(self, attempt: Callable[[int], Kernel], sizes: Iterable[int] | None = None) -> Kernels:
+        """The first kernel that fits on the chip, trying ever smaller tiles.
+
+        Raises:
+          OutOfMemoryError: not even the smallest tiles fit.
+        """
+        reason = ""
+        for size in sizes or shrinking(TILE_BYTES):
+            try:
+                return (attempt(size),)
+            except DoesNotFit as error:
+                reason = str(error)
+        raise OutOfMemoryError(
+            f"{self.node.source}: kernel {self.name!r} does not fit on the chip with the smallest tiles it can have: {reason}. "
+            f"Split the operation, or choose a chip with more on-chip memory."
+        )

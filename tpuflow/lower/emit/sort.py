@@ -1,0 +1,49 @@
+"""Sort kernels: the sorted axis resident in one tile, the other axes in parallel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tpuflow.isa.dma import Load, Store
+from tpuflow.isa.program import Kernel
+from tpuflow.isa.vector import Sort
+from tpuflow.lower.emit.move import emit_plain_copy
+from tpuflow.lower.emit.nest import cut, merge, window
+from tpuflow.lower.emit.region import Region
+from tpuflow.lower.emit.site import Kernels, Site
+from tpuflow.lower.graph.graph import Node, Value
+from tpuflow.lower.tiling import fill_tile
+
+
+def emit_sort(site: Site) -> Kernels:
+    """One kernel: load all operands, sort them together, store all results."""
+    node, shape = site.node, site.node.results[0].shape
+    if node.results[0].type.elems == 0:
+        return ()
+    if shape[node.attrs["axis"]] == 1:
+        return tuple(k for i in range(len(node.results)) for k in emit_plain_copy(_single(site, i)))
+    merged = merge(dict(enumerate(shape)), [range(len(shape)), (node.attrs["axis"],)])
+    (axis,) = merged.fold((node.attrs["axis"],))
+    widest = max(value.dtype.bytes for value in node.results)
+    axes = tuple(range(len(merged.sizes)))
+
+    def attempt(budget_bytes: int) -> Kernel:
+        nest = cut(merged.sizes, fill_tile(merged.sizes, widest, site.chip, budget_bytes, whole=(axis,)))
+        kernel = site.kernel(nest.grid)
+        sources = tuple(kernel.tile(value.dtype, nest.axes) for value in node.inputs)
+        sorted_ = tuple(kernel.tile(value.dtype, nest.axes) for value in node.results)
+        for i, tile in enumerate(sources):
+            kernel.emit(Load(window(nest, site.buffer(i), axes, tile, axes)))
+        kernel.emit(Sort(sorted_, sources, axis, node.attrs["keys"]))
+        for (_, buffer), tile in zip(site.region.outputs, sorted_, strict=True):
+            kernel.emit(Store(window(nest, buffer, axes, tile, axes)))
+        return kernel.build()
+
+    return site.fit(attempt)
+
+
+def _single(site: Site, i: int) -> Site:
+    """The site of operand i alone."""
+    value: Value = site.node.inputs[i]
+    node = Node("copy", (value,), (site.node.results[i],), source=site.node.source)
+    return replace(site, node=node, region=Region((node,), {value: site.buffer(i)}, (site.region.outputs[i],)))

@@ -1,0 +1,115 @@
+"""The table from a node's op (or a fused region's kind) to the template that emits its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tpuflow.chips import Chip
+from tpuflow.errors import CompileError
+from tpuflow.isa.program import Buffer
+from tpuflow.lower.emit.indexed import emit_scatter_rows, emit_take_rows
+from tpuflow.lower.emit.map import emit_map
+from tpuflow.lower.emit.matmul import emit_matmul
+from tpuflow.lower.emit.move import (
+    emit_concatenate,
+    emit_dynamic_slice,
+    emit_dynamic_update_slice,
+    emit_pad,
+    emit_pad_with,
+    emit_plain_copy,
+    emit_reverse,
+    emit_slice,
+    emit_transpose,
+)
+from tpuflow.lower.emit.reduce import emit_reduce
+from tpuflow.lower.emit.region import ELEMENTWISE, Region
+from tpuflow.lower.emit.scan import emit_cumulative
+from tpuflow.lower.emit.site import Kernels, Site
+from tpuflow.lower.emit.sort import emit_sort
+from tpuflow.lower.graph.graph import Node, TensorType, Value
+
+Scalar = int | float | bool
+
+FUSED: Mapping[str, Callable[[Site], Kernels]] = {"map": emit_map, "reduce": emit_reduce, "dot": emit_matmul}
+TEMPLATES: Mapping[str, Callable[[Site], Kernels]] = {
+    **dict.fromkeys((*ELEMENTWISE, "full", "iota", "broadcast"), emit_map),
+    "constant": lambda site: (),  # its bytes are in the Program's constant section
+    "copy": emit_plain_copy,
+    "reshape": emit_plain_copy,
+    "transpose": emit_transpose,
+    "slice": emit_slice,
+    "pad": emit_pad,
+    "concatenate": emit_concatenate,
+    "reverse": emit_reverse,
+    "dynamic_slice": emit_dynamic_slice,
+    "dynamic_update_slice": emit_dynamic_update_slice,
+    "take_rows": emit_take_rows,
+    "scatter_rows": emit_scatter_rows,
+    "reduce": emit_reduce,
+    "dot": emit_matmul,
+    "cumulative": emit_cumulative,
+    "sort": emit_sort,
+}
+
+
+def _unknown(value: Value) -> Scalar | None:
+    return None
+
+
+def emit_node(
+    node: Node,
+    buffer_of: Callable[[Value], int],
+    buffers: Sequence[Buffer],
+    chip: Chip,
+    splat_of: Callable[[Value], Scalar | None] = _unknown,
+) -> Kernels:
+    """The kernels that compute a node's results, in order; none if there is nothing to compute.
+
+    `buffer_of` gives the HBM buffer of every operand and result. A result may share its buffer with an operand only where
+    `may_update_in_place` says so. `splat_of` gives the number that a value is known to hold everywhere, if it is: padding with a
+    known number takes one kernel instead of two.
+
+    Raises:
+      CompileError: the node has no template, needs tiles of too many axes, or a buffer does not fit its value.
+      OutOfMemoryError: its smallest possible tiles do not fit on the chip.
+    """
+    where = node.source or node.op
+    if node.op != "fused" and node.op not in TEMPLATES:
+        raise CompileError(f"{where}: {node.op!r} is not emitted as kernels; nodes that are: fused, {', '.join(TEMPLATES)}")
+
+    def checked(value: Value) -> int:
+        buffer = buffers[buffer_of(value)]
+        if (buffer.dtype, buffer.elems) != (value.dtype, value.type.elems):
+            raise CompileError(f"{where}: {value.type} was given a buffer of {buffer.dtype}{list(buffer.shape)}")
+        return buffer_of(value)
+
+    site = Site(node, _region(node, checked), chip, kernel_name(node))
+    if node.op == "pad" and (fill := splat_of(node.inputs[1])) is not None:
+        return emit_pad_with(site, fill)
+    return FUSED[node.attrs["kind"]](site) if node.op == "fused" else TEMPLATES[node.op](site)
+
+
+def emit_copy(source: int, target: int, buffers: Sequence[Buffer], chip: Chip, where: str = "") -> Kernels:
+    """The kernel that copies one buffer to another of the same type and number of elements."""
+    src, dst = (Value(TensorType(buffers[b].dtype, (buffers[b].elems,))) for b in (source, target))
+    node = Node("copy", (src,), (dst,), source=where)
+    return emit_node(node, {src: source, dst: target}.__getitem__, buffers, chip)
+
+
+def _region(node: Node, buffer_of: Callable[[Value], int]) -> Region:
+    """The fused region, or the node as a region of itself."""
+    outer = tuple(map(buffer_of, node.inputs)), tuple(map(buffer_of, node.results))
+    if node.op != "fused":
+        return Region((node,), dict(zip(node.inputs, outer[0], strict=True)), tuple(zip(node.results, outer[1], strict=True)))
+    (graph,) = node.regions
+    return Region(graph.nodes, dict(zip(graph.inputs, outer[0], strict=True)), tuple(zip(graph.outputs, outer[1], strict=True)))
+
+
+def kernel_name(node: Node) -> str:
+    """What a kernel is called in listings and profiles: its scope, what it does, and the type it makes."""
+    nodes = node.regions[0].nodes if node.op == "fused" else (node,)
+    ops = [n.attrs["op"] if n.op in ("reduce", "cumulative") else n.op for n in nodes if n.op not in ("full", "broadcast")]
+    ops = ops or [n.op for n in nodes] or ["copy"]
+    shown = "+".join(ops if len(ops) <= 4 else [*ops[:3], f"{len(ops) - 3} more"])
+    kind = f"{node.attrs['kind']} " if node.op == "fused" else {"reduce": "reduce ", "cumulative": "cumulative "}.get(node.op, "")
+    return f"{node.scope + ': ' if node.scope else ''}{kind}{shown} {node.results[0].type}"

@@ -1,0 +1,99 @@
+"""Tile sizes: how long each axis of a kernel's tiles is, from the chip's lanes, its matrix array and a byte budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from tpuflow.chips import Chip
+
+TILE_BYTES = 512 * 1024  # large enough to hide a DMA's start-up behind its transfer, small enough for ten double-buffered tiles
+MATRIX_EDGE = 512  # longest side of a matrix tile, a few arrays long
+
+
+def ceil_div(n: int, d: int) -> int:
+    """n / d rounded up."""
+    return -(-n // d)
+
+
+def even_blocks(extent: int, limit: int, multiple: int = 1) -> int:
+    """The tile size that cuts `extent` into the fewest pieces of at most `limit`, as equal as multiples of `multiple` allow."""
+    if extent <= limit:
+        return extent
+    unit = multiple if limit >= multiple else 1
+    whole = limit - limit % unit
+    pieces = ceil_div(extent, whole)
+    return min(whole, ceil_div(ceil_div(extent, pieces), unit) * unit)
+
+
+def largest(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest n in 1..limit that fits; 1 when none does. `fits` must be monotone."""
+    low, high = 1, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def fill_tile(
+    sizes: Sequence[int], element_bytes: int, chip: Chip, budget_bytes: int = TILE_BYTES, whole: Collection[int] = ()
+) -> tuple[int, ...]:
+    """Tile sizes for a row-major space: whole axes from the minor one up as long as the padded tile fits, one axis cut, the rest 1.
+
+    The axes `whole` are not cut even if the tile does not fit then.
+    """
+    tile = [n if axis in whole else 1 for axis, n in enumerate(sizes)]
+    registers = (chip.vector_lanes, chip.vector_sublanes * 4 // element_bytes)  # of the minor and of the second minor axis
+
+    def fits(axis: int, n: int) -> bool:
+        return chip.tile_bytes((*tile[:axis], n, *tile[axis + 1 :]), element_bytes) <= budget_bytes
+
+    for back, axis in enumerate(reversed(range(len(sizes)))):
+        if axis in whole:
+            continue
+        room = largest(sizes[axis], lambda n, axis=axis: fits(axis, n))
+        tile[axis] = even_blocks(sizes[axis], room, registers[back] if back < 2 else 1)
+        if tile[axis] < sizes[axis]:
+            break
+    return tuple(tile)
+
+
+def fill_product(sizes: Sequence[int], limit: int, multiple: int = 1) -> tuple[int, ...]:
+    """Tile sizes with a product of at most `limit`: whole axes from the minor one up, one cut to a multiple, the rest 1."""
+    tile = [1] * len(sizes)
+    room = limit
+    for axis in reversed(range(len(sizes))):
+        tile[axis] = even_blocks(sizes[axis], max(room, 1), multiple if room == limit else 1)
+        if tile[axis] < sizes[axis]:
+            break
+        room //= max(tile[axis], 1)
+    return tuple(tile)
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulSizes:
+    """One size for every batch, row, column and contracted axis of a product: of the whole axes, or of their tiles."""
+
+    batch: tuple[int, ...]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    contracted: tuple[int, ...]
+
+
+def matmul_tiles(whole: MatmulSizes, chip: Chip, edge: int = MATRIX_EDGE) -> MatmulSizes:
+    """Tiles with sides of at most `edge`; a contraction of up to twice that stays whole; small products are taken several at a time."""
+    depth = math.prod(whole.contracted)
+    contracted = fill_product(whole.contracted, depth if depth <= 2 * edge else edge, chip.matrix_rows)
+    columns = fill_product(whole.columns, edge, chip.matrix_columns)
+    rows = fill_product(whole.rows, edge, chip.vector_sublanes)
+    m, n, k = math.prod(rows), math.prod(columns), math.prod(contracted)
+    together = edge * edge // max(m * n, m * k, k * n)
+    return MatmulSizes(fill_product(whole.batch, max(together, 1)), rows, columns, contracted)
+
+
+def shrinking(start: int, stop: int = 1) -> Iterator[int]:
+    """start, start/2, start/4, ... down to stop: the sizes to try until a kernel fits on the chip."""
+    while start >= stop:
+        yield start
+        start //= 2
