@@ -437,12 +437,13 @@ def _store_indexed(t: _Translation, i: dma.StoreIndexed, trips: Trips, state: _S
     index = _row_index(t, i.index, wheres[0], state)
     if value.batch or any(w.batch for w in wheres):
         raise CannotLift("an indexed store over a moving window")
-    for w, axis in zip(wheres[1:], window.axes[1:], strict=True):
-        whole = isinstance(w.offset, int) and w.offset == 0 and np.array_equal(w.static, np.arange(axis.extent)) and axis.dilation == 1
-        if not whole:
-            raise CannotLift("an indexed store of part of a row")
     view = access.to_view(state.hbm[window.buffer], window)
-    view = _scatter_rows(t, i.mode, view, index, t.ar.store(value.array, dtype), dtype)
+    rows, piece = t.ar.store(value.array, dtype), view
+    for k, (axis, where) in enumerate(zip(window.axes[1:], wheres[1:], strict=True), 1):
+        piece = access.read_axis(piece, k, axis.extent, axis.dilation, where, _fill(t, window, dtype))
+    piece = _scatter_rows(t, i.mode, piece, index, rows, dtype)
+    every_row = access.Positions(np.arange(window.axes[0].extent), (), 0, (0.0, 0.0))
+    view = access.write_axes(view, piece, window, [every_row, *wheres[1:]])
     state.hbm[window.buffer] = access.from_view(view, window, buffer.shape)
 
 
