@@ -15,6 +15,7 @@ import hypothesis
 import numpy as np
 import pytest
 
+from tpuflow.errors import DataError
 from train import data
 
 REPOSITORY = Path(__file__).parents[1]
@@ -35,8 +36,9 @@ def fashion_mnist() -> data.ImageData:
     """The whole of Fashion-MNIST. Without it the test fails: parity with the documented logs cannot be shown on other data."""
     try:
         return data.load("fashion-mnist", embedded=False)
-    except data.DataError as error:
-        pytest.fail(f"this test needs Fashion-MNIST. {error}", pytrace=False)
+    except DataError as error:
+        problem = error
+    pytest.fail(f"this test needs Fashion-MNIST. {problem}", pytrace=False)
 
 
 @pytest.fixture(scope="session")
@@ -64,4 +66,5 @@ def torch() -> ModuleType:
     try:
         return importlib.import_module("torch")
     except ImportError:
-        pytest.fail("this test needs PyTorch: `make test` installs it, or pip install -e '.[torch]'", pytrace=False)
+        pass
+    pytest.fail("this test needs PyTorch: `make test` installs it, or pip install -e '.[torch]'", pytrace=False)

@@ -97,7 +97,7 @@ def load(name: str = "fashion-mnist", data_dir: str | os.PathLike[str] | None = 
         return _read(name, source, _download(name, source))
     except UnreachableError as error:
         if not embedded or name != "fashion-mnist":
-            raise DataError(f"{name}: {error}\n{_where_to_put(name)}") from error
+            raise DataError(f"{name}: {error}\n{_where_to_put(name)}") from None  # its message is in this one
         _announce_embedded(str(error))
         return load_embedded()
 
