@@ -13,7 +13,7 @@ from tpuflow.isa.program import Kernel
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map
 from tpuflow.lower.emit.move import copy_unless_in_place
-from tpuflow.lower.emit.nest import Nest, cut, walk, window
+from tpuflow.lower.emit.nest import Nest, cut, nothing, walk, window
 from tpuflow.lower.emit.region import Region
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.graph import Node
@@ -26,7 +26,7 @@ def _sizes(table: Sequence[int], rows: int) -> tuple[int, ...]:
     return (rows,) if width == 1 else (rows, width)
 
 
-def _table_window(nest: Nest, buffer: int, rows: int, tile: Tile, fill: int | float | bool = 0) -> Window:
+def _table_window(nest: Nest, buffer: int, rows: int, tile: Tile, fill: int | float | bool) -> Window:
     """The table with rows picked by an index tile: axis 0 stands still."""
     width = math.prod(nest.sizes[1:])
     columns = tuple(walk(axis, width, 1) for axis in nest.axes[1:])
@@ -79,7 +79,9 @@ def emit_scatter_rows(site: Site) -> Kernels:
         index = _load_index(kernel, nest, site.buffer(1))
         tile, axes = _rows_tile(kernel, nest, table.dtype)
         kernel.emit(Load(window(nest, site.buffer(2), axes, tile, axes)))
-        kernel.emit(StoreIndexed(site.node.attrs["mode"], _table_window(nest, site.target, table.shape[0], tile), index))
+        kernel.emit(
+            StoreIndexed(site.node.attrs["mode"], _table_window(nest, site.target, table.shape[0], tile, nothing(tile.dtype)), index)
+        )
         return kernel.build()
 
     return copy + site.fit(attempt)

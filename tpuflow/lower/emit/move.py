@@ -12,11 +12,13 @@ from tpuflow.isa.instruction import Tile, Window
 from tpuflow.isa.program import Kernel
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map
-from tpuflow.lower.emit.nest import Nest, cut, pitches, walk
+from tpuflow.lower.emit.nest import Nest, cut, nothing, pitches, walk
 from tpuflow.lower.emit.region import Region
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.tiling import fill_tile
+
+Fill = int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ def changed(side: Side, axis: int, **fields: int) -> Side:
     return replace(side, walks=tuple(walks))
 
 
-def emit_move(site: Site, dtype: DType, shape: Sequence[int], source: Side, target: Side, fill: int | float | bool = 0) -> Kernels:
+def emit_move(site: Site, dtype: DType, shape: Sequence[int], source: Side, target: Side, fill: Fill = None) -> Kernels:
     """One kernel that moves an array of `shape` from one side to the other; positions outside the source read `fill`."""
     if math.prod(shape) == 0:
         return ()
@@ -72,8 +74,8 @@ def emit_move(site: Site, dtype: DType, shape: Sequence[int], source: Side, targ
         kernel = site.kernel(nest.grid)
         starts = _load_starts(kernel, (source, target))
         tile = kernel.tile(dtype, nest.axes, space)
-        kernel.emit(Load(_window(nest, tile, source, starts, fill)))
-        kernel.emit(Store(_window(nest, tile, target, starts, 0)))
+        kernel.emit(Load(_window(nest, tile, source, starts, nothing(dtype) if fill is None else fill)))
+        kernel.emit(Store(_window(nest, tile, target, starts, nothing(dtype))))
         return kernel.build()
 
     return site.fit(attempt)

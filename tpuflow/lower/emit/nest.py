@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tpuflow.dtypes import DType
 from tpuflow.isa.instruction import Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import GridAxis
 
@@ -95,7 +96,13 @@ def walk(
     return WindowAxis(extent, pitch, origin, grid, step, dilation, register)
 
 
+def nothing(dtype: DType) -> int | bool:
+    """The fill of a window that never leaves its buffer: zero."""
+    return False if dtype.kind == "pred" else 0
+
+
 def window(nest: Nest, buffer: int, order: Sequence[int], tile: Tile, axes: Sequence[int]) -> Window:
     """The window of a tile with (merged) axes `axes` onto a dense buffer with axes `order`; negative axes are absent from it."""
     pitch = dict(zip(order, pitches([nest.sizes[a] for a in order]), strict=True))
-    return Window(buffer, tile, tuple(walk(nest.axis(a), nest.sizes[a], pitch[a]) if a in pitch else WindowAxis(1, 1) for a in axes))
+    walks = tuple(walk(nest.axis(a), nest.sizes[a], pitch[a]) if a in pitch else WindowAxis(1, 1) for a in axes)
+    return Window(buffer, tile, walks, nothing(tile.dtype))

@@ -1,0 +1,230 @@
+"""Emission: every template's kernels compute what the graph says, on a chip where everything fits and on one where nothing does."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.emit_cases import CASES, DOTS, GENERIC, MAPS, REDUCES, SMALL, Case, assemble, fuse, kernels_of, t
+from tpuflow.device.runtime import Executable
+from tpuflow.dtypes import BF16, F16, F32, PRED, S32, DType
+from tpuflow.errors import CompileError, OutOfMemoryError
+from tpuflow.isa.dma import Load, Signal, Store, Wait
+from tpuflow.isa.program import Kernel, Program
+from tpuflow.lower.emit import emit_copy, emit_node, may_update_in_place
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import Node, TensorType, Value
+from tpuflow.lower.graph.interpret import interpret
+from tpuflow.lower.tiling import even_blocks, fill_product, fill_tile
+
+# Rounding once per operation in the element type against NumPy's own order of sums: a few units in the last place of the largest term.
+TOLERANCE = {F32: 2e-5, F16: 2e-2, BF16: 8e-2}
+CHIPS = (GENERIC, SMALL)
+ids = [c.name for c in CASES]
+
+
+def run(program: Program, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    outputs, _ = Executable(program, engine="reference").launch(arrays)
+    return [np.asarray(o) for o in outputs]
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray, dtype: DType) -> None:
+    assert found.shape == expected.shape and found.dtype == expected.dtype
+    if dtype.is_float:
+        wide, exact = found.astype(np.float64), expected.astype(np.float64)
+        scale = max(1.0, float(np.max(np.abs(exact[np.isfinite(exact)]), initial=0.0)))
+        np.testing.assert_allclose(wide, exact, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * scale)
+    else:
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("chip", CHIPS, ids=[c.name for c in CHIPS])
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_kernels_compute_what_the_graph_says(case: Case, chip):
+    graph = case.graph()
+    arrays = case.arrays()
+    found = run(assemble(graph, chip), arrays)
+    for got, want, value in zip(found, interpret(graph, *arrays), graph.outputs, strict=True):
+        assert_close(got, want, value.dtype)
+
+
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_in_place_updates_give_the_same_bits(case: Case):
+    graph = case.graph()
+    arrays = case.arrays()
+    apart = run(assemble(graph, SMALL), arrays)
+    shared = run(assemble(graph, SMALL, in_place=True), [a.copy() for a in arrays])
+    for a, b in zip(apart, shared, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def _balance(kernel: Kernel, instructions) -> list[int]:
+    counts = [0] * len(kernel.semaphores)
+    for i in instructions:
+        if isinstance(i, Signal | Wait):
+            counts[i.semaphore] += 1 if isinstance(i, Signal) else -1
+    return counts
+
+
+@pytest.mark.parametrize("chip", CHIPS, ids=[c.name for c in CHIPS])
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_every_semaphore_balances_and_has_one_sender_and_one_receiver(case: Case, chip):
+    for kernel in kernels_of(case, chip):
+        assert not any(_balance(kernel, kernel.body))
+        assert not any(_balance(kernel, kernel.prologue + kernel.epilogue))
+        for kind in (Signal, Wait):
+            ends = {(i.semaphore, i.on) for i in kernel.instructions if isinstance(i, kind)}
+            assert len(ends) == len(kernel.semaphores)
+
+
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_kernels_have_a_name_and_a_source_for_every_instruction(case: Case):
+    for kernel in kernels_of(case):
+        assert kernel.name
+        assert len(kernel.sources) == len(kernel.instructions)
+
+
+def test_a_kernel_of_one_step_has_no_grid_and_all_its_work_in_the_body():
+    (kernel,) = kernels_of(next(c for c in REDUCES if c.name == "sum_rows"))
+    assert kernel.grid == () and not kernel.prologue and not kernel.epilogue
+
+
+def test_a_reduction_that_does_not_fit_runs_in_sequence():
+    (kernel,) = kernels_of(next(c for c in REDUCES if c.name == "sum_rows"), SMALL)
+    assert [g.kind for g in kernel.grid] == ["parallel", "sequential"]
+    assert kernel.prologue and kernel.epilogue
+
+
+def test_scalars_run_on_the_scalar_queue_alone():
+    for name in ("scalar", "one_element", "fused_scalar"):
+        for kernel in kernels_of(next(c for c in MAPS if c.name == name)):
+            assert {i.queue for i in kernel.instructions} == {"scalar"}
+            assert not kernel.semaphores
+
+
+def test_tiles_that_two_queues_share_have_two_slots_and_temporaries_one():
+    (kernel,) = kernels_of(next(c for c in MAPS if c.name == "fused_adam"), SMALL)
+    moved = {i.window.tile for i in kernel.instructions if isinstance(i, Load | Store)}
+    rest = {tile for i in kernel.instructions for tile in (*i.reads(), *i.writes())} - moved
+    assert {tile.slots for tile in moved} == {2}
+    assert {tile.slots for tile in rest} == {1}
+
+
+def test_dead_temporaries_give_their_bytes_to_later_ones():
+    def long_chain(b: Builder, x: Value) -> Value:
+        for _ in range(20):
+            x = b.neg(b.tanh(x))
+        return x
+
+    (kernel,) = kernels_of(Case("chain", fuse("map", long_chain), (t(F32, 1024, 128),)))
+    assert len({tile.address for i in kernel.instructions for tile in i.writes()}) <= 4
+
+
+def test_a_neighbouring_pair_of_axes_merges_unless_an_operand_has_only_one_of_them():
+    whole = Case("whole", lambda b, x: b.neg(x), (t(F32, 4, 5, 6),))
+    rows = Case("rows", fuse("map", lambda b, x, r: b.add(x, b.broadcast(r, x.shape, (0,)))), (t(F32, 4, 5, 6), t(F32, 4)))
+    (flat,), (pair,) = kernels_of(whole), kernels_of(rows)
+    assert max(len(tile.axes) for i in flat.instructions for tile in i.writes()) == 1
+    assert max(len(tile.axes) for i in pair.instructions for tile in i.writes()) == 2
+
+
+def test_matmul_operands_keep_the_axis_order_of_their_buffers():
+    case = next(c for c in DOTS if c.name == "matmul_both_transposed")
+    (kernel,) = kernels_of(case)
+    loads = [i.window for i in kernel.instructions if isinstance(i, Load)]
+    assert [tuple(a.extent for a in w.axes) for w in loads] == [(40, 33), (50, 40)]
+    assert not [i for i in kernel.instructions if i.mnemonic == "transpose"]
+
+
+def test_a_whole_contraction_stays_in_one_tile_up_to_1024():
+    short = Case("short", lambda b, x, y: b.dot(x, y, (1,), (0,)), (t(F32, 64, 784), t(F32, 784, 512)))
+    deep = Case("deep", lambda b, x, y: b.dot(x, y, (1,), (0,)), (t(F32, 64, 1100), t(F32, 1100, 512)))
+    assert kernels_of(short)[0].sequential == ()
+    (kernel,) = kernels_of(deep)
+    assert [kernel.grid[i].size for i in kernel.sequential] == [3]
+
+
+def test_known_padding_takes_one_kernel_and_unknown_padding_two():
+    known = Case("known", lambda b, x: b.pad(x, 0.0, (1,), (1,)), (t(F32, 30),))
+    unknown = Case("unknown", lambda b, x, v: b.pad(x, v, (1,), (1,)), (t(F32, 30), t(F32)))
+    assert [k.name.split()[0] for k in kernels_of(known)] == ["full", "pad"]
+    assert [k.name.split()[0] for k in kernels_of(unknown)] == ["pad", "pad"]
+
+
+def test_in_place_is_allowed_only_where_reads_and_writes_go_through_equal_windows():
+    def node_of(build, *types: TensorType) -> Node:
+        return Case("case", build, types).graph().nodes[-1]
+
+    add = node_of(lambda b, x, y: b.add(x, y), t(F32, 8), t(F32, 8))
+    assert may_update_in_place(add, 0) and may_update_in_place(add, 1)
+    convert = node_of(lambda b, x: b.convert(x, S32), t(F32, 8))
+    assert not may_update_in_place(convert, 0)
+    assert not may_update_in_place(node_of(lambda b, x: b.transpose(x, (1, 0)), t(F32, 8, 8)), 0)
+    both = node_of(fuse("map", lambda b, x: b.add(x, b.broadcast(x, (8, 8), (0, 1)))), t(F32, 8, 8))
+    assert may_update_in_place(both, 0)
+    turned = node_of(fuse("map", lambda b, x, r: b.add(x, b.broadcast(r, (8, 8), (1,)))), t(F32, 8, 8), t(F32, 8))
+    assert may_update_in_place(turned, 0) and not may_update_in_place(turned, 1)
+    sgd = next(c for c in DOTS if c.name == "fused_sgd").graph().nodes[-1]
+    assert [may_update_in_place(sgd, i) for i in range(4)] == [False, False, True, False]
+    square = node_of(fuse("dot", lambda b, x: b.add(b.dot(x, x, (1,), (0,)), x)), t(F32, 8, 8))
+    assert not may_update_in_place(square, 0)
+    scan = node_of(lambda b, x, u, i: b.dynamic_update_slice(x, u, (i,)), t(F32, 8), t(F32, 2), t(S32))
+    assert may_update_in_place(scan, 0) and not may_update_in_place(scan, 1)
+    self_update = node_of(lambda b, x, i: b.scatter_rows(x, i, x, "add"), t(F32, 8), t(S32, 8))
+    assert not may_update_in_place(self_update, 0)
+
+
+def test_copies_move_any_type_between_buffers_of_any_shape():
+    for dtype, shape in ((F32, ()), (PRED, (3, 5)), (F16, (4000,))):
+        graph = Case("copy", lambda b, x: b.reshape(x, (x.type.elems,)), (t(dtype, *shape),)).graph()
+        program = assemble(graph, SMALL)
+        code = emit_copy(program.inputs[0].buffer, program.outputs[0].buffer, program.buffers, SMALL)
+        data = np.arange(math.prod(shape)).reshape(shape).astype(dtype.numpy)
+        (found,) = run(replace(program, code=code), [data])
+        assert found.tobytes() == data.tobytes()
+
+
+def test_nothing_is_emitted_for_arrays_without_elements():
+    x, y = Value(t(F32, 0, 5)), Value(t(F32, 0, 5))
+    program = assemble(Case("empty", lambda b, v: b.neg(v), (t(F32, 3),)).graph(), GENERIC)
+    buffers = (replace(program.buffers[0], shape=(0, 5)),)
+    assert emit_node(Node("neg", (x,), (y,)), lambda v: 0, buffers, GENERIC) == ()
+
+
+def test_sums_and_products_over_nothing_are_identities():
+    x, total = Value(t(F32, 0, 5)), Value(t(F32, 5))
+    largest = Node("reduce", (x,), (total,), {"op": "max", "axes": (0,)})
+    a, b, product = Value(t(F32, 3, 0)), Value(t(F32, 0, 4)), Value(t(F32, 3, 4))
+    attrs = {"lhs_contract": (1,), "rhs_contract": (0,), "lhs_batch": (), "rhs_batch": ()}
+    for node, expected in ((largest, np.full(5, -np.inf)), (Node("dot", (a, b), (product,), attrs), np.zeros((3, 4)))):
+        program = assemble(Case("shell", lambda b, v: b.neg(v), (t(F32, *expected.shape),)).graph(), GENERIC)
+        empty = replace(program.buffers[0], shape=(0,))
+        place = {node.result: 1}
+        kernels = emit_node(node, lambda v, place=place: place.get(v, 2), (*program.buffers, empty), GENERIC)
+        (found,) = run(replace(program, code=kernels), [np.zeros(expected.shape, np.float32)])
+        np.testing.assert_array_equal(found, expected.astype(np.float32))
+
+
+def test_what_cannot_be_put_on_the_chip_says_so():
+    long = Case("long", lambda b, x: b.sort([x], 0)[0], (t(F32, 100_000),))
+    with pytest.raises(OutOfMemoryError, match="sort.*does not fit on the chip"):
+        kernels_of(long, SMALL)
+    deep = Case("deep", lambda b, x: b.transpose(x, (7, 6, 5, 4, 3, 2, 1, 0)), (t(F32, *(2,) * 8),))
+    with pytest.raises(CompileError, match="8 axes that do not collapse"):
+        kernels_of(deep)
+    with pytest.raises(CompileError, match="'infeed' is not emitted"):
+        emit_node(Node("infeed", (), ()), lambda v: 0, (), GENERIC)
+
+
+def test_tile_sizes_cut_axes_into_equal_pieces_of_whole_registers():
+    assert even_blocks(100, 200, 8) == 100
+    assert even_blocks(1100, 512, 128) == 384
+    assert even_blocks(100, 30, 8) == 24
+    assert even_blocks(100, 5, 8) == 5
+    assert fill_product((4, 6, 10), 60) == (1, 6, 10)
+    assert fill_product((4, 6, 10), 35) == (1, 3, 10)
+    assert fill_tile((10, 10_000_000), 4, GENERIC)[0] == 1
+    assert fill_tile((64, 784), 4, GENERIC) == (64, 784)
