@@ -1,0 +1,251 @@
+"""What a store touches over its grid: whether each element once, which part of the buffer, and whether two parts are disjoint."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tpuflow.isa.instruction import Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.program import Kernel
+from tpuflow.isa.windows import view_layout
+
+PROVABLE_CELLS = 2**24
+
+
+@dataclass(frozen=True, slots=True)
+class Trips:
+    """Which grid axes a section runs over (`free`, with their sizes) and where the others stand (`fixed`)."""
+
+    free: Mapping[int, int]
+    fixed: Mapping[int, int]
+
+
+def section_trips(kernel: Kernel, section: str) -> Trips:
+    """The body runs over all axes, the prologue at the first and the epilogue at the last step of every point."""
+    if section == "body":
+        return Trips({g: a.size for g, a in enumerate(kernel.grid)}, {})
+    last = 0 if section == "prologue" else 1
+    fixed = {g: last * max(0, kernel.grid[g].size - 1) for g in kernel.sequential}
+    return Trips({g: kernel.grid[g].size for g in kernel.parallel}, fixed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """`count` positions `stride` apart as grid axis `grid` (-1: none) and the tile's element move; `inner` of them within one tile."""
+
+    stride: int
+    count: int
+    inner: int
+    grid: int
+
+    def spread(self, open_axes: Collection[int]) -> int:
+        """Positions that are still unsettled when only the grid axes in `open_axes` are."""
+        return self.count if self.grid < 0 or self.grid in open_axes else self.inner
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """A window axis over its trips, terms by growing stride. Not `exact` if a clipped tail makes them touch less than they say."""
+
+    start: int
+    terms: tuple[_Term, ...]
+    exact: bool
+    moving: bool  # by a register that is not the same at every grid index
+
+
+def _axis_terms(axis: WindowAxis, tile: TileAxis, trips: Trips, *, moving: bool) -> _Axis:
+    start = axis.origin + sum(e * trips.fixed[g] for g, e in axis.grid if g in trips.fixed)
+    moves = {g: e for g, e in axis.grid if trips.free.get(g, 1) > 1}
+    exact = True
+    if tile.grid in moves and moves[tile.grid] == axis.step * tile.size:
+        own = _Term(axis.step, tile.extent, tile.size, tile.grid)
+        del moves[tile.grid]
+    elif tile.grid in trips.fixed or trips.free.get(tile.grid) == 1:
+        length = tile.valid(trips.fixed.get(tile.grid, 0))
+        own = _Term(axis.step, length, length, -1)
+    else:
+        own = _Term(axis.step, tile.size, tile.size, -1)
+        exact = tile.grid < 0 or tile.extent % tile.size == 0
+    terms = (own, *(_Term(e, trips.free[g], 1, g) for g, e in moves.items()))
+    return _Axis(start, tuple(sorted((t for t in terms if t.count != 1), key=lambda t: abs(t.stride))), exact, moving)
+
+
+def injective(window: Window, trips: Trips, constant: Collection[Tile], rows: TileAxis | None = None) -> bool:
+    """Whether no element is written twice over the trips: axis by axis, strides outgrow what the smaller ones reach.
+
+    The test is sufficient, not necessary. constant: registers that hold one value at every grid index. rows: axis 0 of an indexed
+    store, whose row numbers take the place of positions: each row must come once for every position of the other axes.
+    """
+    pairs = list(zip(window.axes, window.tile.axes, strict=True))
+    pending = [_axis_terms(a, t, trips, moving=a.register is not None and a.register not in constant) for a, t in pairs]
+    if rows is not None:
+        grid = ((rows.grid, rows.size),) if rows.grid >= 0 else ()
+        pending[0] = _axis_terms(WindowAxis(rows.whole, 1, grid=grid), rows, trips, moving=False)
+    unsettled = {g for g, n in trips.free.items() if n > 1}
+    while pending:
+        ready = [a for a in pending if not (a.moving and unsettled) and _outgrow(a, unsettled)]
+        if not ready:
+            return False
+        for axis in ready:
+            unsettled -= {t.grid for t in axis.terms}
+            pending.remove(axis)
+    return not unsettled
+
+
+def _outgrow(axis: _Axis, unsettled: Collection[int]) -> bool:
+    reach = 0
+    for term in axis.terms:
+        count = term.spread(unsettled)
+        if count > 1 and abs(term.stride) <= reach:
+            return False
+        reach += abs(term.stride) * (count - 1)
+    return True
+
+
+# --- boxes
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A part of a dense buffer: a range of positions for every dimension of a reshape of it, dimensions merged where they can be."""
+
+    dims: tuple[int, ...]
+    ranges: tuple[range, ...]
+
+    @property
+    def full(self) -> bool:
+        """Whether it is all of the buffer."""
+        return all(r == range(n) for r, n in zip(self.ranges, self.dims, strict=True))
+
+    @property
+    def empty(self) -> bool:
+        """Whether it is nothing."""
+        return any(len(r) == 0 for r in self.ranges)
+
+
+def store_box(window: Window, trips: Trips) -> Box | None:
+    """The part of the buffer that a store writes over its trips; None if it is not a box, or depends on a register."""
+    if 0 in trips.free.values():
+        return Box((0,), (range(0),))
+    axes = [_axis_terms(a, t, trips, moving=a.register is not None) for a, t in zip(window.axes, window.tile.axes, strict=True)]
+    used = [t.grid for a in axes for t in a.terms if t.grid >= 0]
+    if len(set(used)) != len(used) or any(a.moving or not a.exact for a in axes):
+        return None
+    ranges = [_elements(a, w) for a, w in zip(axes, window.axes, strict=True)]
+    if any(r is None for r in ranges):
+        return None
+    order = sorted(range(len(ranges)), key=view_layout(window).permutation.__getitem__)
+    return _merged([(window.axes[i].extent, r) for i in order if (r := ranges[i]) is not None])
+
+
+def _elements(axis: _Axis, window: WindowAxis) -> range | None:
+    """Elements of the view axis that are touched, if they are evenly spaced."""
+    positions = _progression(axis)
+    if positions is not None and window.dilation == 1:
+        first = max(0, -(-(0 - positions.start) // positions.step))
+        last = max(0, -(-(window.extent - positions.start) // positions.step))
+        return _canonical(positions[first:last])
+    if math.prod(t.count for t in axis.terms) > PROVABLE_CELLS:
+        return None
+    offsets = [t.stride * np.arange(t.count, dtype=np.int64) for t in axis.terms]
+    at = np.unique(axis.start + sum(np.ix_(*offsets)) if offsets else np.asarray([axis.start]))
+    at = at[at % window.dilation == 0] // window.dilation
+    at = at[(at >= 0) & (at < window.extent)]
+    gaps = set(np.diff(at).tolist())
+    return None if len(gaps) > 1 else _canonical(range(int(at[0]), int(at[-1]) + 1, gaps.pop() if gaps else 1) if at.size else range(0))
+
+
+def _progression(axis: _Axis) -> range | None:
+    """All positions as one range, if every stride is exactly what the smaller ones span."""
+    low, span, unit = axis.start, 1, abs(axis.terms[0].stride) if axis.terms else 1
+    for term in axis.terms:
+        if abs(term.stride) != unit * span or unit == 0:
+            return None
+        low += min(0, term.stride * (term.count - 1))
+        span *= term.count
+    return range(low, low + unit * span, unit)
+
+
+def _canonical(r: range) -> range:
+    """Equal ranges written one way."""
+    return range(0) if not r else range(r[0], r[-1] + 1, r.step if len(r) > 1 else 1)
+
+
+def _merged(dims: list[tuple[int, range]]) -> Box:
+    """Row-major dimensions, a whole inner one joined with the one around it."""
+    made: list[tuple[int, range]] = []
+    for size, r in reversed(dims):
+        if size == 1 and len(r) == 1:
+            continue
+        if made and made[-1][1] == range(made[-1][0]) and r.step == 1:
+            inner = made[-1][0]
+            made[-1] = (size * inner, _canonical(range(r.start * inner, r.stop * inner)))
+        else:
+            made.append((size, r))
+    return Box(tuple(n for n, _ in reversed(made)), tuple(r for _, r in reversed(made)))
+
+
+def disjoint(x: Box | None, y: Box | None) -> bool:
+    """Whether two parts of one buffer certainly share no element."""
+    if x is None or y is None:
+        return False
+    if x.empty or y.empty:
+        return True
+    if x.dims == y.dims:
+        return any(_apart(a, b) for a, b in zip(x.ranges, y.ranges, strict=True))
+    (low, high), (first, last) = _flat_bounds(x), _flat_bounds(y)
+    return high < first or last < low
+
+
+def _apart(a: range, b: range) -> bool:
+    if a[-1] < b[0] or b[-1] < a[0]:
+        return True
+    return (a[0] - b[0]) % math.gcd(a.step, b.step) != 0
+
+
+def _flat_bounds(box: Box) -> tuple[int, int]:
+    low = high = 0
+    for n, r in zip(box.dims, box.ranges, strict=True):
+        low, high = low * n + r[0], high * n + r[-1]
+    return low, high
+
+
+def cover(boxes: Sequence[Box], elems: int) -> bool:
+    """Whether parts of a buffer of `elems` elements certainly make up all of it."""
+    parts = [b for b in boxes if not b.empty]
+    if any(b.full for b in parts) or elems == 0:
+        return True
+    if not parts or sum(math.prod(map(len, b.ranges)) for b in parts) < elems:
+        return False
+    if len({b.dims for b in parts}) > 1:
+        return elems <= PROVABLE_CELLS and _cover_cells([_flat_mask(b) for b in parts])
+    cuts = [_cuts(n, [b.ranges[i] for b in parts]) for i, n in enumerate(parts[0].dims)]
+    if math.prod(map(len, cuts)) > PROVABLE_CELLS:
+        return False
+    return _cover_cells([_cell_mask(b, cuts) for b in parts])
+
+
+def _cuts(size: int, ranges: Sequence[range]) -> list[int]:
+    """Start of every stretch of positions that all ranges treat alike (every position, if one of them skips some)."""
+    if any(r.step != 1 for r in ranges):
+        return list(range(size))
+    return sorted({0, *itertools.chain.from_iterable((r.start, r.stop) for r in ranges)} - {size})
+
+
+def _cell_mask(box: Box, cuts: Sequence[Sequence[int]]) -> np.ndarray:
+    inside = [np.asarray([c in r for c in cut]) for cut, r in zip(cuts, box.ranges, strict=True)]
+    return np.logical_and.reduce(np.ix_(*inside)) if len(inside) > 1 else inside[0]
+
+
+def _flat_mask(box: Box) -> np.ndarray:
+    mask = np.zeros(box.dims, np.bool_)
+    mask[tuple(slice(r.start, r.stop, r.step) for r in box.ranges)] = True
+    return mask.reshape(-1)
+
+
+def _cover_cells(masks: Sequence[np.ndarray]) -> bool:
+    return bool(np.logical_or.reduce(masks).all())

@@ -1,0 +1,318 @@
+"""Operand rules of every instruction: spaces, element types, axes. One row of a table a class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tpuflow.device.verify.refusal import Refusal
+from tpuflow.dtypes import F32, PRED, S32, DType
+from tpuflow.isa import dma, matrix, vector
+from tpuflow.isa.instruction import FieldKind, Instruction, Tile, TileAxis
+from tpuflow.isa.program import Kernel
+
+Rule = Callable[[Any], None]
+
+FLOAT = frozenset({"float"})
+INTEGER = frozenset({"int", "uint"})
+NUMBER = FLOAT | INTEGER
+BITS = INTEGER | {"pred"}
+ANY = NUMBER | {"pred"}
+
+UNARY_KINDS = dict.fromkeys(vector.UNARY, FLOAT) | {"neg": NUMBER, "abs": NUMBER, "not": BITS, "popcnt": INTEGER, "clz": INTEGER}
+BINARY_KINDS = (
+    dict.fromkeys(("add", "sub", "mul", "div", "rem"), NUMBER)
+    | dict.fromkeys(("pow", "atan2"), FLOAT)
+    | dict.fromkeys(("max", "min"), ANY)
+    | dict.fromkeys(("and", "or", "xor"), BITS)
+    | dict.fromkeys(("shl", "shr_logical", "shr_arithmetic", "mulhi"), INTEGER)
+)
+COMBINE_KINDS = BINARY_KINDS | {"set": ANY}
+ONE = TileAxis(1)
+
+
+def check_fields(kernel: Kernel, instruction: Instruction) -> None:
+    """Every field holds what its kind says (words from their lists, small numbers, semaphores that exist)."""
+    for name, kind, value in instruction.fields():
+        if kind.name == "choice" and value not in kind.choices:
+            raise Refusal(f"{name} is {value!r}; expected one of {', '.join(kind.choices)}")
+        if kind.name in _FIELD_RULES:
+            _FIELD_RULES[kind.name](name, kind, value)
+    if isinstance(instruction, dma.Signal | dma.Wait) and instruction.semaphore >= len(kernel.semaphores):
+        raise Refusal(f"semaphore {instruction.semaphore} does not exist; the kernel has {len(kernel.semaphores)}")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _number(name: str, kind: FieldKind, value: Any) -> None:
+    if not _is_count(value):
+        raise Refusal(f"{name} is {value!r}; expected a non-negative integer")
+
+
+def _axes(name: str, kind: FieldKind, value: Any) -> None:
+    if not all(_is_count(v) for v in value):
+        raise Refusal(f"{name} are {value!r}; expected non-negative integers")
+
+
+_FIELD_RULES: dict[str, Callable[[str, FieldKind, Any], None]] = {"number": _number, "axes": _axes}
+
+
+def check_operands(instruction: Instruction) -> None:
+    """Every rule of the instruction's row, and: what one instruction writes does not overlap."""
+    for rule in RULES[type(instruction)]:
+        rule(instruction)
+
+
+def check_immediate(value: object, dtype: DType) -> None:
+    """A Python number that `dtype` can hold (floats are rounded, so any will do)."""
+    if dtype.kind == "pred":
+        ok = value in (False, True)
+    elif dtype.is_float:
+        ok = isinstance(value, int | float) and not isinstance(value, bool)
+    else:
+        bits = 8 * dtype.bytes
+        low, high = (0, 2**bits) if dtype.kind == "uint" else (-(2 ** (bits - 1)), 2 ** (bits - 1))
+        ok = isinstance(value, int) and not isinstance(value, bool) and low <= value < high
+    if not ok:
+        raise Refusal(f"the immediate {value!r} is not a value of {dtype}")
+
+
+# --- rules
+
+
+def _tiles(instruction: Instruction) -> Iterable[tuple[str, Tile]]:
+    for name, kind, value in instruction.fields():
+        if kind.name == "tile":
+            yield name, value
+        elif kind.name == "tiles":
+            yield from ((f"{name}[{i}]", t) for i, t in enumerate(value))
+
+
+def _on_lanes(instruction: Instruction) -> None:
+    """All operands in vector memory, or all in registers."""
+    spaces = {t.space for _, t in _tiles(instruction)}
+    if spaces != {"vmem"} and spaces != {"smem"}:
+        raise Refusal(f"operands lie in {', '.join(sorted(spaces))}; expected all in vmem, or all in smem (registers)")
+
+
+def _in(**spaces: str) -> Rule:
+    """Named operands in the given spaces (alternatives separated by a bar)."""
+
+    def rule(instruction: Any) -> None:
+        for name, allowed in spaces.items():
+            if getattr(instruction, name).space not in allowed.split("|"):
+                raise Refusal(f"{name} lies in {getattr(instruction, name).space}; expected {allowed.replace('|', ' or ')}")
+
+    return rule
+
+
+def _same_axes(*names: str) -> Rule:
+    """Named operands have the axes of the first (same size, same blocking)."""
+
+    def rule(instruction: Any) -> None:
+        first = getattr(instruction, names[0]).axes
+        for name in names[1:]:
+            if getattr(instruction, name).axes != first:
+                raise Refusal(
+                    f"{name} has axes {axes_text(getattr(instruction, name).axes)}; expected {axes_text(first)}, those of {names[0]}"
+                )
+
+    return rule
+
+
+def _same_dtype(*names: str) -> Rule:
+    """Named operands have the type of the first."""
+
+    def rule(instruction: Any) -> None:
+        first = getattr(instruction, names[0]).dtype
+        for name in names[1:]:
+            if getattr(instruction, name).dtype != first:
+                raise Refusal(f"{name} is {getattr(instruction, name).dtype}; expected {first}, the type of {names[0]}")
+
+    return rule
+
+
+def _dtype(name: str, *allowed: DType) -> Rule:
+    """A named operand has one of the given types."""
+
+    def rule(instruction: Any) -> None:
+        if getattr(instruction, name).dtype not in allowed:
+            raise Refusal(f"{name} is {getattr(instruction, name).dtype}; expected {' or '.join(map(str, allowed))}")
+
+    return rule
+
+
+def _kind(name: str, allowed: frozenset[str]) -> Rule:
+    """A named operand's type is of one of the given kinds."""
+
+    def rule(instruction: Any) -> None:
+        dtype = getattr(instruction, name).dtype
+        if dtype.kind not in allowed:
+            raise Refusal(f"{name} is {dtype}; expected a type of kind {' or '.join(sorted(allowed))}")
+
+    return rule
+
+
+def _op_kind(name: str, table: dict[str, frozenset[str]]) -> Rule:
+    """The type of a named operand is one that the sub-operation takes."""
+
+    def rule(instruction: Any) -> None:
+        dtype = getattr(instruction, name).dtype
+        if dtype.kind not in table[instruction.op]:
+            raise Refusal(f"{instruction.op} of {dtype}; expected a type of kind {' or '.join(sorted(table[instruction.op]))}")
+
+    return rule
+
+
+def _axis_of(name: str) -> Rule:
+    """`axis` is an axis of a named operand."""
+
+    def rule(instruction: Any) -> None:
+        rank = len(getattr(instruction, name).axes)
+        if instruction.axis >= rank:
+            raise Refusal(f"axis is {instruction.axis}; {name} has rank {rank}")
+
+    return rule
+
+
+def _constant(i: vector.Constant) -> None:
+    check_immediate(i.value, i.dst.dtype)
+
+
+def _bitcast(i: vector.Bitcast) -> None:
+    if i.dst.dtype.bytes != i.a.dtype.bytes:
+        raise Refusal(f"bits of {i.a.dtype} read as {i.dst.dtype}; expected a type of the same width")
+
+
+def _broadcast(i: vector.Broadcast) -> None:
+    if len(i.axes) != len(i.a.axes) or any(x >= len(i.dst.axes) for x in i.axes) or list(i.axes) != sorted(set(i.axes)):
+        raise Refusal(f"axes are {i.axes}; expected ascending axes of dst (rank {len(i.dst.axes)}), one an axis of a (rank {len(i.a.axes)})")
+    for axis, x in zip(i.a.axes, i.axes, strict=True):
+        if axis not in (ONE, i.dst.axes[x]):
+            raise Refusal(f"axis {axes_text((axis,))} of a lies along {axes_text((i.dst.axes[x],))} of dst; expected the same, or size 1")
+
+
+def _transpose(i: vector.Transpose) -> None:
+    if sorted(i.permutation) != list(range(len(i.a.axes))):
+        raise Refusal(f"permutation is {i.permutation}; expected one of the axes 0 ... {len(i.a.axes) - 1}")
+    expected = tuple(i.a.axes[p] for p in i.permutation)
+    if i.dst.axes != expected:
+        raise Refusal(f"dst has axes {axes_text(i.dst.axes)}; expected {axes_text(expected)}")
+
+
+def _reduced(name: str) -> Rule:
+    """A named operand has the axes of `a`, those of `axes` replaced by unblocked axes of size 1."""
+
+    def rule(instruction: Any) -> None:
+        a, axes = instruction.a, instruction.axes
+        if len(set(axes)) != len(axes) or any(x >= len(a.axes) for x in axes):
+            raise Refusal(f"axes are {axes}; expected different axes of a, which has rank {len(a.axes)}")
+        _require_axes(name, getattr(instruction, name), tuple(ONE if n in axes else x for n, x in enumerate(a.axes)))
+
+    return rule
+
+
+def _carry(i: vector.Cumulative) -> None:
+    _require_axes("carry", i.carry, tuple(ONE if n == i.axis else x for n, x in enumerate(i.a.axes)))
+    if overlaps(i.dst, i.carry):
+        raise Refusal("dst and carry overlap; expected two places")
+
+
+def _require_axes(name: str, tile: Tile, expected: tuple[TileAxis, ...]) -> None:
+    if tile.axes != expected:
+        raise Refusal(f"{name} has axes {axes_text(tile.axes)}; expected {axes_text(expected)}")
+
+
+def _sort(i: vector.Sort) -> None:
+    if not i.srcs or len(i.srcs) != len(i.dsts) or not 1 <= i.keys <= len(i.srcs):
+        raise Refusal(f"{len(i.dsts)} results, {len(i.srcs)} operands, {i.keys} keys; expected as many results as operands, and keys of them")
+    first = i.srcs[0].axes
+    for name, tile in _tiles(i):
+        _require_axes(name, tile, first)
+    if i.axis >= len(first) or first[i.axis].grid >= 0:
+        raise Refusal(f"axis is {i.axis} of {axes_text(first)}; expected an axis that lies whole in the tile (not blocked)")
+    for dst, src in zip(i.dsts, i.srcs, strict=True):
+        if dst.dtype != src.dtype:
+            raise Refusal(f"a result is {dst.dtype}, its operand {src.dtype}; expected the same type")
+    if any(overlaps(x, y) for n, x in enumerate(i.dsts) for y in i.dsts[:n]):
+        raise Refusal("two results overlap; expected different places")
+
+
+def overlaps(x: Tile, y: Tile) -> bool:
+    """Whether two tiles start at one place (partial overlaps are found by the ordering walk, cell by cell)."""
+    return x.space == y.space and x.address == y.address
+
+
+def _matmul_labels(i: matrix.MatmulAccumulate) -> None:
+    operands = (("acc", i.acc, i.acc_axes), ("a", i.a, i.a_axes), ("b", i.b, i.b_axes))
+    axis_of: dict[int, TileAxis] = {}
+    for name, tile, labels in operands:
+        if len(labels) != len(tile.axes) or len(set(labels)) != len(labels):
+            raise Refusal(f"{name}_axes are {labels}; expected a different label for each of {len(tile.axes)} axes")
+        for label, axis in zip(labels, tile.axes, strict=True):
+            if axis_of.setdefault(label, axis) != axis:
+                raise Refusal(f"label {label} is axis {axes_text((axis_of[label],))} and axis {axes_text((axis,))}; expected one axis")
+    kept, a, b = set(i.acc_axes), set(i.a_axes), set(i.b_axes)
+    if kept - (a | b) or (a ^ b) - kept:
+        raise Refusal(f"labels {i.acc_axes} = {i.a_axes} . {i.b_axes}; expected every label in at least two of the three")
+
+
+def _matmul_types(i: matrix.MatmulAccumulate) -> None:
+    expected = F32 if i.a.dtype.is_float else S32
+    if i.a.dtype != i.b.dtype or i.acc.dtype != expected or i.a.dtype.kind == "pred":
+        raise Refusal(f"{i.acc.dtype} += {i.a.dtype} . {i.b.dtype}; expected operands of one numeric type, acc of f32 (of s32 for integers)")
+
+
+def _row_index(i: dma.LoadIndexed | dma.StoreIndexed) -> None:
+    window = i.window
+    if i.index.dtype != S32 or i.index.space != "vmem" or not window.tile.axes or i.index.axes != window.tile.axes[:1]:
+        raise Refusal(
+            f"index is {i.index.dtype} {axes_text(i.index.axes)} in {i.index.space}; expected an s32 tile in vmem with the tile's axis 0, "
+            f"of {axes_text(window.tile.axes)}"
+        )
+    if window.axes[0].step != 0 or window.axes[0].dilation != 1:
+        raise Refusal(f"the window's axis 0 has step {window.axes[0].step}, dilation {window.axes[0].dilation}; expected 0 and 1")
+
+
+def _mode(i: dma.StoreIndexed) -> None:
+    if i.window.tile.dtype.kind not in COMBINE_KINDS[i.mode]:
+        raise Refusal(f"mode {i.mode} of {i.window.tile.dtype}; expected a type of kind {' or '.join(sorted(COMBINE_KINDS[i.mode]))}")
+
+
+def axes_text(axes: tuple[TileAxis, ...]) -> str:
+    """[8 of 20 by grid 0, 128]."""
+    return f"[{', '.join(f'{a.size} of {a.extent} by grid {a.grid}' if a.grid >= 0 else str(a.size) for a in axes)}]"
+
+
+RULES: dict[type[Instruction], tuple[Rule, ...]] = {
+    vector.Constant: (_on_lanes, _constant),
+    vector.Iota: (_on_lanes, _kind("dst", NUMBER), _axis_of("dst")),
+    vector.Unary: (_on_lanes, _same_axes("dst", "a"), _same_dtype("dst", "a"), _op_kind("a", UNARY_KINDS)),
+    vector.IsFinite: (_on_lanes, _same_axes("dst", "a"), _dtype("dst", PRED), _kind("a", NUMBER)),
+    vector.Binary: (_on_lanes, _same_axes("dst", "a", "b"), _same_dtype("dst", "a", "b"), _op_kind("a", BINARY_KINDS)),
+    vector.Compare: (_on_lanes, _same_axes("dst", "a", "b"), _same_dtype("a", "b"), _dtype("dst", PRED)),
+    vector.Select: (
+        _on_lanes, _same_axes("dst", "pred", "on_true", "on_false"), _dtype("pred", PRED), _same_dtype("dst", "on_true", "on_false"),
+    ),
+    vector.Convert: (_on_lanes, _same_axes("dst", "a")),
+    vector.Bitcast: (_on_lanes, _same_axes("dst", "a"), _kind("dst", NUMBER), _kind("a", NUMBER), _bitcast),
+    vector.Broadcast: (_in(dst="vmem", a="vmem|smem"), _same_dtype("dst", "a"), _broadcast),
+    vector.Transpose: (_on_lanes, _same_dtype("dst", "a"), _transpose),
+    vector.Reduce: (_on_lanes, _same_dtype("dst", "a"), _op_kind("a", BINARY_KINDS), _reduced("dst")),
+    vector.ReduceInto: (_on_lanes, _same_dtype("acc", "a"), _op_kind("a", BINARY_KINDS), _reduced("acc")),
+    vector.Cumulative: (
+        _on_lanes, _same_axes("dst", "a"), _same_dtype("dst", "carry", "a"), _kind("a", NUMBER), _axis_of("a"), _carry,
+    ),
+    vector.Sort: (_on_lanes, _sort),
+    matrix.MatmulZero: (_in(acc="acc"), _dtype("acc", F32, S32)),
+    matrix.MatmulAccumulate: (_in(acc="acc", a="vmem", b="vmem"), _matmul_types, _matmul_labels),
+    matrix.MatmulRead: (_in(dst="vmem", acc="acc"), _same_dtype("dst", "acc"), _same_axes("dst", "acc")),
+    dma.Load: (),
+    dma.Store: (),
+    dma.LoadIndexed: (_row_index,),
+    dma.StoreIndexed: (_row_index, _mode),
+    dma.Signal: (),
+    dma.Wait: (),
+}  # fmt: skip

@@ -1,0 +1,173 @@
+"""`verify`: all rules of a Program, in the order tables, blocks, kernels, dataflow over HBM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tpuflow.device.place import instruction_place, kernel_place, source_suffix
+from tpuflow.device.verify.dataflow import check_dataflow
+from tpuflow.device.verify.kernels import Effects, check_kernel
+from tpuflow.device.verify.refusal import Refusal
+from tpuflow.dtypes import PRED, S32, DType
+from tpuflow.errors import ProgramError
+from tpuflow.isa.program import Block, Buffer, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While, children
+
+DEEPEST = 64
+Check = Callable[..., None]
+
+
+def verify(program: Program) -> None:
+    """Check everything that the engines rely on.
+
+    Raises:
+      ProgramError: a rule does not hold; says the place in the program, what was found, what was expected, and the source line.
+    """
+    for what, check in _TABLES:
+        _at(what, check, program)
+    effects: dict[int, Effects] = {}
+    _check_blocks(program, program.code, "", 0, effects)
+    check_dataflow(program, effects)
+
+
+def _at(what: str, check: Check, *arguments: Any) -> None:
+    try:
+        check(*arguments)
+    except Refusal as refusal:
+        raise ProgramError(f"{what}: {refusal.what}.") from None
+
+
+# --- tables
+
+
+def _check_buffers(program: Program) -> None:
+    for n, b in enumerate(program.buffers):
+        if any(s < 0 for s in b.shape) or len(b.shape) > 32:
+            raise Refusal(f"buffer {n} has shape {list(b.shape)}; expected sizes >= 0 (at most 32 axes)")
+        end = b.address + b.bytes
+        if b.address < 0 or end > program.chip.hbm_bytes:
+            raise Refusal(f"buffer {n} lies at bytes {b.address} to {end}; {program.chip.name} has {program.chip.hbm_bytes}")
+
+
+def _check_constants(program: Program) -> None:
+    for c in program.constants:
+        buffer = _buffer(program, c.buffer)
+        if len(c.data) != buffer.bytes:
+            raise Refusal(f"buffer {c.buffer} gets {len(c.data)} bytes; expected {buffer.bytes}")
+        if buffer.dtype == PRED and c.data.strip(b"\0\1"):
+            raise Refusal(f"buffer {c.buffer} of pred holds bytes other than 0 and 1")
+
+
+def _check_signature(program: Program) -> None:
+    for what in ("input", "output", "infeed", "outfeed"):
+        for port in getattr(program, f"{what}s"):
+            _check_port(program, what, port, stored=what.endswith("put"))
+            if port.donated and what != "input":
+                raise Refusal(f"{what} {port.name!r} is donated; expected only inputs to be")
+
+
+def _check_port(program: Program, what: str, port: Port, *, stored: bool) -> None:
+    if not stored:
+        if port.buffer != -1:
+            raise Refusal(f"{what} {port.name!r} has buffer {port.buffer}; expected -1 (its items go where the blocks say)")
+        return
+    buffer = _buffer(program, port.buffer)
+    if (buffer.dtype, buffer.shape) != (port.dtype, port.shape):
+        raise Refusal(f"{what} {port.name!r} is {_text(port)}, its buffer {port.buffer} {_text(buffer)}; expected the same")
+
+
+def _check_initial(program: Program) -> None:
+    """What is in HBM at the start does not overlap."""
+    buffers = [c.buffer for c in program.constants] + [p.buffer for p in program.inputs]
+    spans = sorted((program.buffers[b].address, program.buffers[b].address + program.buffers[b].bytes, b) for b in buffers)
+    end, owner = -1, -1
+    for low, high, b in spans:
+        if high > low and low < end:
+            raise Refusal(f"buffers {owner} and {b} overlap at byte {low}; expected inputs and constants apart")
+        if high > end:
+            end, owner = high, b
+    if len(set(buffers)) != len(buffers):
+        twice = next(b for b in buffers if buffers.count(b) > 1)
+        raise Refusal(f"buffer {twice} is two inputs or constants at once; expected one")
+
+
+_TABLES = (
+    ("buffer table", _check_buffers),
+    ("constants", _check_constants),
+    ("signature", _check_signature),
+    ("inputs and constants", _check_initial),
+)
+
+
+def _buffer(program: Program, number: int) -> Buffer:
+    if not 0 <= number < len(program.buffers):
+        raise Refusal(f"buffer {number} does not exist; the program has {len(program.buffers)}")
+    return program.buffers[number]
+
+
+def _text(array: Buffer | Port) -> str:
+    return f"{array.dtype}{list(array.shape)}"
+
+
+# --- blocks
+
+
+def _check_blocks(program: Program, code: Sequence[Block], path: str, depth: int, effects: dict[int, Effects]) -> None:
+    if depth > DEEPEST:
+        raise ProgramError(f"block {path}: nested {depth} deep; expected at most {DEEPEST}.")
+    for n, block in enumerate(code):
+        here = f"{path}{n}"
+        if isinstance(block, Kernel):
+            _check_one_kernel(program, block, here, effects)
+            continue
+        _at(f"{type(block).__name__.lower()} {here}", _BLOCKS[type(block)], program, block)
+        for name, blocks in children(block):
+            _check_blocks(program, blocks, f"{here}.{name}.", depth + 1, effects)
+
+
+def _check_one_kernel(program: Program, kernel: Kernel, path: str, effects: dict[int, Effects]) -> None:
+    if id(kernel) in effects:
+        return
+    try:
+        effects[id(kernel)] = check_kernel(kernel, program.buffers, program.chip)
+    except Refusal as refusal:
+        n = refusal.instruction
+        place = kernel_place(path, kernel) if n is None else instruction_place(path, kernel, n)
+        raise ProgramError(f"{place}: {refusal.what}.{'' if n is None else source_suffix(kernel, n)}") from None
+
+
+def _scalar(what: str, field: str, dtype: DType) -> Check:
+    def check(program: Program, block: Any) -> None:
+        number = getattr(block, field)
+        buffer = _buffer(program, number)
+        if (buffer.dtype, buffer.shape) != (dtype, ()):
+            raise Refusal(f"{what} is buffer {number}, {_text(buffer)}; expected {dtype}[]")
+
+    return check
+
+
+def _switch(program: Program, block: Switch) -> None:
+    _scalar("the index", "index", S32)(program, block)
+    if not block.branches:
+        raise Refusal("no branches; expected one at least")
+
+
+def _feed(field: str) -> Check:
+    def check(program: Program, block: Any) -> None:
+        ports = getattr(program, field)
+        if not 0 <= block.port < len(ports):
+            raise Refusal(f"port {block.port} does not exist; the program has {len(ports)} {field}")
+        buffer, port = _buffer(program, block.buffer), ports[block.port]
+        if (buffer.dtype, buffer.shape) != (port.dtype, port.shape):
+            raise Refusal(f"buffer {block.buffer} is {_text(buffer)}, port {port.name!r} {_text(port)}; expected the same")
+
+    return check
+
+
+_BLOCKS: dict[type, Check] = {
+    Loop: _scalar("the trip count", "trips", S32),
+    While: _scalar("the predicate", "predicate", PRED),
+    Switch: _switch,
+    Infeed: _feed("infeeds"),
+    Outfeed: _feed("outfeeds"),
+}

@@ -1,0 +1,19 @@
+"""The inner exception of the verifier: what is wrong, before the place is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Refusal(Exception):
+    """A rule that does not hold. `instruction` counts over the kernel's three sections, if it is about one."""
+
+    what: str
+    instruction: int | None = None
+
+
+def require(ok: bool, found: object, expected: str) -> None:
+    """Refuse unless ok; for checks off the hot path (the message is built eagerly by the caller)."""
+    if not ok:
+        raise Refusal(f"found {found}; expected {expected}")
