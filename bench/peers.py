@@ -1,0 +1,120 @@
+"""The peers of the MNIST benchmark: plain JAX (one scan an epoch, one call a step) and PyTorch on the CPU.
+
+Each function trains `EPOCHS` epochs with an evaluation after each, and returns (seconds of the training launches alone, last accuracy).
+The JAX peers run the very step function that tpuflow compiles, so arithmetic and operations are the same.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+EPOCHS, BATCH = 5, 64
+LEARNING_RATE = 1e-3
+# Without this, XLA's simplifier changes results (docs/numerics.md); the peer computes what the device computes.
+SAME_ARITHMETIC = {"xla_disable_hlo_passes": "algsimp"}
+
+Arrays = tuple[np.ndarray, np.ndarray]
+
+
+def _batches(data: Arrays) -> tuple[Arrays, Arrays]:
+    """(stacked full batches, the ragged rest)."""
+    x, y = data
+    full = len(x) // BATCH * BATCH
+    return (x[:full].reshape(-1, BATCH, *x.shape[1:]), y[:full].reshape(-1, BATCH)), (x[full:], y[full:])
+
+
+def _recipe(policy: str, data: Arrays, params: Any) -> tuple[Any, Any]:
+    """(recipe, initial state) as tpuflow.train makes them."""
+    import optax
+
+    from models.mlp import MLP
+    from tpuflow.api.training import make_recipe
+
+    return make_recipe(MLP(), data, policy=policy, optimizer=optax.sgd(LEARNING_RATE), loss="softmax_cross_entropy", params=params)
+
+
+def jax_scan(policy: str, train: Arrays, test: Arrays, params: Any) -> tuple[float, float]:
+    """jax.jit of a lax.scan over the epoch's full batches, then the ragged one."""
+    import jax
+
+    recipe, state = _recipe(policy, train, params)
+    epoch = jax.jit(lambda s, b: jax.lax.scan(recipe.train_step, s, b), donate_argnums=0, compiler_options=SAME_ARITHMETIC)
+    step = jax.jit(recipe.train_step, donate_argnums=0, compiler_options=SAME_ARITHMETIC)
+    evaluate = jax.jit(lambda s, b: jax.lax.map(lambda one: recipe.eval_step(s, one), b), compiler_options=SAME_ARITHMETIC)
+    (full, rest), (test_full, test_rest) = jax.device_put(_batches(train)), jax.device_put(_batches(test))
+    test_rest = jax.tree.map(lambda a: a[None], test_rest)
+    seconds, hits = 0.0, 0
+    for _ in range(EPOCHS):
+        start = time.perf_counter()
+        state, figures = epoch(state, full)
+        state, last = step(state, rest)
+        np.asarray(figures.loss), np.asarray(last.loss)
+        seconds += time.perf_counter() - start
+        hits = sum(int(np.sum(evaluate(state, b).hits)) for b in (test_full, test_rest))
+    return seconds, 100.0 * hits / len(test[0])
+
+
+def jax_steps(policy: str, train: Arrays, test: Arrays, params: Any) -> tuple[float, float]:
+    """One jitted call a step, its loss fetched like a logger does every hundred steps."""
+    import jax
+
+    recipe, state = _recipe(policy, train, params)
+    step = jax.jit(recipe.train_step, donate_argnums=0, compiler_options=SAME_ARITHMETIC)
+    evaluate = jax.jit(recipe.eval_step, compiler_options=SAME_ARITHMETIC)
+
+    def pieces(data: Arrays) -> list[Arrays]:
+        return [(data[0][i : i + BATCH], data[1][i : i + BATCH]) for i in range(0, len(data[0]), BATCH)]
+
+    seconds, hits = 0.0, 0
+    for _ in range(EPOCHS):
+        start = time.perf_counter()
+        for i, batch in enumerate(pieces(train)):
+            state, figures = step(state, batch)
+            if i % 100 == 0:
+                float(figures.loss)
+        jax.block_until_ready(state)
+        seconds += time.perf_counter() - start
+        hits = sum(int(evaluate(state, b).hits) for b in pieces(test))
+    return seconds, 100.0 * hits / len(test[0])
+
+
+def torch_steps(policy: str, train: Arrays, test: Arrays, params: Any) -> tuple[float, float]:
+    """PyTorch on the CPU, as the documented example trains: fp32, model.half(), or autocast with a GradScaler."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    half = policy == "fp16"
+    model = model.half() if half else model
+    optimizer, loss_fn = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), nn.CrossEntropyLoss()
+    scaler = torch.amp.GradScaler("cpu") if policy == "mixed" else None
+    x, y = torch.from_numpy(train[0]), torch.from_numpy(train[1].astype(np.int64))
+    tx, ty = torch.from_numpy(test[0]), torch.from_numpy(test[1].astype(np.int64))
+    if policy != "fp32":
+        x, tx = x.half(), tx.half()
+
+    def forward(inputs: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.float16, enabled=scaler is not None):
+            return model(inputs)
+
+    seconds, hits = 0.0, 0
+    for _ in range(EPOCHS):
+        start = time.perf_counter()
+        for i in range(0, len(x), BATCH):
+            loss = loss_fn(forward(x[i : i + BATCH]), y[i : i + BATCH])
+            optimizer.zero_grad()
+            if scaler is None:
+                loss.backward()
+                optimizer.step()
+            else:
+                scaler.scale(loss.float()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        seconds += time.perf_counter() - start
+        with torch.no_grad():
+            hits = sum(int((forward(tx[i : i + BATCH]).argmax(1) == ty[i : i + BATCH]).sum()) for i in range(0, len(tx), BATCH))
+    return seconds, 100.0 * hits / len(test[0])
