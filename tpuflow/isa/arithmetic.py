@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from tpuflow.dtypes import DType
+from tpuflow.isa.numpy_arithmetic import NumpyArithmetic
+
+__all__ = ["Arithmetic", "NumpyArithmetic"]
 
 Shape = tuple[int, ...]
 
@@ -20,9 +23,9 @@ class Arithmetic(Protocol):
     A value is an array in the implementation's own form, the carrier: `load` makes one from a stored array and `store` turns it
     back. Every method returns values that are rounded to their dtype, NaN results being the canonical quiet NaN.
 
-    f32 and bf16 arithmetic (unary except neg and abs, binary, compare, reduce, cumulative, matmul, sort keys and conversions to or
-    from a float) reads subnormals as zeros of the same sign and writes zeros for them; f16 keeps subnormals. Moves, bit operations,
-    neg, abs, is_finite, select, bitcast, broadcast and transpose leave bits as they are.
+    f32 and bf16 arithmetic (unary except neg and abs, binary, compare, reduce, cumulative, matmul, sort keys, conversion to pred)
+    reads subnormals as zeros of the same sign and writes zeros for them; f16 keeps subnormals. Moves, bit operations, neg, abs,
+    is_finite, select, bitcast, broadcast, transpose, and conversions between f32 and bf16 keep them.
     """
 
     def load(self, stored: Any, dtype: DType) -> Any:

@@ -1,0 +1,181 @@
+"""The device's arithmetic in NumPy, for the reference engine: a value is an array of its dtype's own NumPy type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tpuflow.dtypes import BF16, S32, DType
+from tpuflow.errors import ProgramError
+from tpuflow.isa.numpy_elementwise import COMPARE, OPERATIONS
+from tpuflow.isa.numpy_matmul import matmul
+from tpuflow.isa.numpy_rounding import Array, bf16_to_f32, f32_to_bf16, from_f32, narrow, splat, widen
+
+
+def identity(op: str, dtype: DType, *, empty: bool = False) -> int | float | bool:
+    """What changes nothing when combined by `op`: -0 for float addition, except that an empty float sum is +0."""
+    if dtype.kind == "pred":
+        return op in ("and", "min")
+    if op in ("max", "min") and not dtype.is_float:
+        limits = np.iinfo(dtype.numpy)
+        return int(limits.min if op == "max" else limits.max)
+    table = {"add": 0.0 if empty else -0.0, "mul": 1, "max": -np.inf, "min": np.inf, "and": -1, "or": 0, "xor": 0}
+    return table[op] if dtype.is_float else int(table[op])
+
+
+def is_defined(arity: str, op: str, dtype: DType) -> bool:
+    """Whether a "unary" or "binary" operation has a meaning on a type."""
+    return op in OPERATIONS[dtype.kind][arity]
+
+
+def undefined(arity: str, op: str, dtype: DType) -> ProgramError:
+    """The error for an operation that has no meaning on a type."""
+    return ProgramError(f"{op!r} is not defined on {dtype}; {arity} operations on it: {', '.join(OPERATIONS[dtype.kind][arity])}")
+
+
+class NumpyArithmetic:
+    """Implements `tpuflow.isa.arithmetic.Arithmetic`; see there."""
+
+    def load(self, stored: Array, dtype: DType) -> Array:
+        """The array itself."""
+        return stored
+
+    def store(self, value: Array, dtype: DType) -> Array:
+        """The array itself."""
+        return value
+
+    def full(self, shape: tuple[int, ...], value: int | float | bool, dtype: DType) -> Array:
+        """A splat; subnormal values stay."""
+        return np.full(shape, splat(value, dtype), dtype.numpy)
+
+    def iota(self, shape: tuple[int, ...], axis: int, start: Any, dtype: DType) -> Array:
+        """Positions along an axis."""
+        positions = (int(start) + np.arange(shape[axis])).astype(np.int32)
+        along = positions.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+        return np.broadcast_to(self.convert(along, S32, dtype), shape).copy()
+
+    def unary(self, op: str, a: Array, dtype: DType) -> Array:
+        """An operation of `isa.vector.UNARY`."""
+        return _apply("unary", op, (a,), dtype)
+
+    def is_finite(self, a: Array, dtype: DType) -> Array:
+        """Neither infinite nor NaN."""
+        if dtype.is_float:
+            return np.asarray(np.isfinite(bf16_to_f32(a) if dtype == BF16 else a))
+        return np.ones(a.shape, np.bool_)
+
+    def binary(self, op: str, a: Array, b: Array, dtype: DType) -> Array:
+        """An operation of `isa.vector.BINARY`."""
+        return _apply("binary", op, (a, b), dtype)
+
+    def compare(self, op: str, a: Array, b: Array, dtype: DType) -> Array:
+        """A comparison of `isa.vector.COMPARE`."""
+        if dtype.is_float:
+            a, b = widen(a, dtype), widen(b, dtype)
+        return np.asarray(COMPARE[op](a, b))
+
+    def select(self, pred: Array, on_true: Array, on_false: Array, dtype: DType) -> Array:
+        """Bits of one or the other."""
+        return np.where(pred, on_true, on_false)
+
+    def convert(self, a: Array, from_dtype: DType, to_dtype: DType) -> Array:
+        """Values in another type."""
+        with np.errstate(all="ignore"):
+            return np.asarray(_convert(a, from_dtype, to_dtype))
+
+    def bitcast(self, a: Array, from_dtype: DType, to_dtype: DType) -> Array:
+        """Bits as another type."""
+        return a != 0 if to_dtype.kind == "pred" else a.view(to_dtype.numpy)
+
+    def broadcast(self, a: Array, shape: tuple[int, ...], axes: Sequence[int]) -> Array:
+        """A stretched copy."""
+        sizes = dict(zip(axes, a.shape, strict=True))
+        order = sorted(range(a.ndim), key=lambda i: axes[i])
+        aligned = a.transpose(order).reshape([sizes.get(i, 1) for i in range(len(shape))])
+        return np.broadcast_to(aligned, shape).copy()
+
+    def transpose(self, a: Array, permutation: Sequence[int]) -> Array:
+        """Axes in another order."""
+        return a.transpose(permutation).copy()
+
+    def reduce(self, op: str, a: Array, axes: Sequence[int], dtype: DType) -> Array:
+        """The halving tree, axis by axis, the last named first."""
+        for axis in reversed(axes):
+            a = np.moveaxis(self._halve(op, np.moveaxis(a, axis, 0), dtype), 0, axis)
+        return a.copy()
+
+    def _halve(self, op: str, a: Array, dtype: DType) -> Array:
+        """[n, ...] -> [1, ...]."""
+        n = a.shape[0]
+        if n == 0:
+            return self.full((1, *a.shape[1:]), identity(op, dtype, empty=True), dtype)
+        size = 1 << (n - 1).bit_length()
+        if size > n:
+            a = np.concatenate([a, self.full((size - n, *a.shape[1:]), identity(op, dtype), dtype)])
+        while size > 1:
+            size //= 2
+            a = self.binary(op, a[:size], a[size:], dtype)
+        return a
+
+    def cumulative(self, op: str, carry: Array, a: Array, axis: int, dtype: DType) -> tuple[Array, Array]:
+        """A running combination, left to right."""
+        last = np.moveaxis(carry, axis, 0)[0]
+        values = []
+        for row in np.moveaxis(a, axis, 0):
+            last = self.binary(op, last, row, dtype)
+            values.append(last)
+        stacked = np.stack(values, axis) if values else a
+        return stacked, np.expand_dims(last, axis)
+
+    def sort(self, operands: Sequence[Array], dtypes: Sequence[DType], axis: int, keys: int) -> tuple[Array, ...]:
+        """All operands in the order of the first `keys`."""
+        order = np.lexsort([_sort_key(x, t) for x, t in zip(operands[:keys], dtypes, strict=False)][::-1], axis=axis)
+        return tuple(np.take_along_axis(x, order, axis) for x in operands)
+
+    def matmul(
+        self, a: Array, b: Array, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], dtype: DType, acc_dtype: DType
+    ) -> Array:
+        """One K-tile of the matrix unit."""
+        with np.errstate(all="ignore"):
+            return matmul(a, b, a_axes, b_axes, out_axes, dtype, acc_dtype).copy()
+
+
+def _apply(arity: str, op: str, operands: tuple[Array, ...], dtype: DType) -> Array:
+    if not is_defined(arity, op, dtype):
+        raise undefined(arity, op, dtype)
+    with np.errstate(all="ignore"):
+        return np.asarray(OPERATIONS[dtype.kind][arity][op](*operands, dtype=dtype))
+
+
+def _sort_key(x: Array, dtype: DType) -> Array:
+    """Integers that order as the values do: -0 as 0, NaN above all."""
+    if not dtype.is_float:
+        return x
+    wide = widen(x, dtype) + np.float32(0)  # -0 + 0 = +0
+    bits = np.where(np.isnan(wide), np.int32(0x7FC00000), wide.view(np.int32))
+    return np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits)
+
+
+def _convert(a: Array, from_dtype: DType, to_dtype: DType) -> Array:
+    if from_dtype == to_dtype:
+        return a
+    if from_dtype.is_float:
+        return _from_float(a, from_dtype, to_dtype)
+    if to_dtype.is_float:
+        return narrow(a.astype(np.float64), to_dtype)
+    return a != 0 if to_dtype.kind == "pred" else a.astype(to_dtype.numpy)
+
+
+def _from_float(a: Array, from_dtype: DType, to_dtype: DType) -> Array:
+    if to_dtype.kind == "pred":
+        return widen(a, from_dtype) != 0
+    wide = bf16_to_f32(a) if from_dtype == BF16 else a.astype(np.float32)
+    if to_dtype == BF16:
+        return f32_to_bf16(wide)
+    if to_dtype.is_float:
+        return from_f32(wide, to_dtype)
+    limits = np.iinfo(to_dtype.numpy)
+    bounded = np.clip(np.trunc(wide.astype(np.float64)), limits.min, limits.max)
+    return np.where(np.isnan(bounded), 0, bounded).astype(np.int64).astype(to_dtype.numpy)

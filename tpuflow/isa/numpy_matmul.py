@@ -1,0 +1,94 @@
+"""The matrix unit's sum in NumPy: float64, ascending, rounded once; at BLAS speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tpuflow.dtypes import F32, DType
+from tpuflow.isa.numpy_rounding import Array, narrow, widen
+
+_UNIT = 2.0**-53
+_PRODUCTS_AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Axis labels of a matrix product sorted by role: batch, rows (a only), columns (b only), contracted (in a's order)."""
+
+    batch: tuple[int, ...]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    contracted: tuple[int, ...]
+
+    @classmethod
+    def of(cls, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int]) -> Labels:
+        """Roles from which of a, b and out a label is in."""
+        a, b, out = set(a_axes), set(b_axes), set(out_axes)
+        return cls(
+            tuple(x for x in out_axes if x in a and x in b),
+            tuple(x for x in out_axes if x not in b),
+            tuple(x for x in out_axes if x not in a),
+            tuple(x for x in a_axes if x in b and x not in out),
+        )
+
+    @property
+    def canonical(self) -> tuple[int, ...]:
+        """The order of axes in [batch, rows, columns] results."""
+        return self.batch + self.rows + self.columns
+
+
+def matmul(a: Array, b: Array, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], dtype: DType, acc: DType) -> Array:
+    """See `Arithmetic.matmul`."""
+    labels = Labels.of(a_axes, b_axes, out_axes)
+    sizes = dict(zip((*a_axes, *b_axes), (*a.shape, *b.shape), strict=True))
+    left = _arranged(a, a_axes, (labels.batch, labels.rows, labels.contracted), sizes)  # [B, M, K]
+    right = _arranged(b, b_axes, (labels.batch, labels.contracted, labels.columns), sizes)  # [B, K, N]
+    product = _ordered(widen(left, dtype), widen(right, dtype)) if dtype.is_float else _modular(left, right, acc)
+    shaped = product.reshape([sizes[x] for x in labels.canonical])
+    return shaped.transpose([labels.canonical.index(x) for x in out_axes])
+
+
+def _arranged(x: Array, axes: Sequence[int], groups: Sequence[tuple[int, ...]], sizes: dict[int, int]) -> Array:
+    """x with its axes brought into three groups, each flattened to one axis."""
+    order = [tuple(axes).index(label) for group in groups for label in group]
+    return x.transpose(order).reshape([int(np.prod([sizes[label] for label in group], dtype=int)) for group in groups])
+
+
+def _modular(a: Array, b: Array, acc: DType) -> Array:
+    narrow_enough = a.itemsize <= 2 and a.shape[-1] < 1 << 20  # |sum| < 2^52: exact in float64, so BLAS may add in any order
+    wide = np.dtype(np.float64 if narrow_enough else np.int64)
+    return np.matmul(a.astype(wide), b.astype(wide)).astype(np.int64).astype(acc.numpy)
+
+
+def _ordered(a: Array, b: Array) -> Array:
+    """f32 [B, M, K] x [B, K, N] -> f32 [B, M, N], the float64 sums taken in ascending k.
+
+    Products of two f32 are exact in float64, and any two orders of adding K terms differ by at most 2 (K - 1) u sum|a b|. BLAS adds in
+    its own order; where its result is so close to a rounding boundary of f32 that the order could matter, the sum is done again, in
+    ascending order.
+    """
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    sums = np.matmul(wide_a, wide_b) + 0.0
+    k = a.shape[-1]
+    slack = (2.1 * _UNIT * max(k - 1, 0)) * np.matmul(np.abs(wide_a), np.abs(wide_b))
+    low, high = narrow(sums - slack, F32), narrow(sums + slack, F32)
+    doubtful = (low.view(np.uint32) != high.view(np.uint32)) & np.isfinite(sums)
+    result = narrow(sums, F32)
+    if doubtful.any():
+        result[doubtful] = narrow(_ascending(wide_a, wide_b, np.nonzero(doubtful)), F32)
+    return result
+
+
+def _ascending(a: Array, b: Array, where: tuple[Array, ...]) -> Array:
+    """float64 sums at the given (batch, row, column) places, each term added in turn."""
+    batch, row, column = where
+    sums = np.empty(len(row))
+    step = max(_PRODUCTS_AT_ONCE // a.shape[-1], 1)
+    for i in range(0, len(row), step):
+        part = slice(i, i + step)
+        terms = a[batch[part], row[part], :] * b[batch[part], :, column[part]]
+        sums[part] = np.add.accumulate(terms, axis=1)[:, -1]
+    return sums + 0.0
