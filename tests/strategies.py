@@ -12,12 +12,24 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tpuflow.chips import CHIPS, Chip
-from tpuflow.dtypes import DTYPES, DType
+from tpuflow.dtypes import DTYPES
 from tpuflow.isa.codec import FAMILIES
 from tpuflow.isa.instruction import INSTRUCTIONS, MAX_RANK, RATES, SPACES, FieldKind, Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import (
-    GRID_KINDS, Block, Buffer, Constant, GridAxis, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While,
-)  # fmt: skip
+    GRID_KINDS,
+    Block,
+    Buffer,
+    Constant,
+    GridAxis,
+    Infeed,
+    Kernel,
+    Loop,
+    Outfeed,
+    Port,
+    Program,
+    Switch,
+    While,
+)
 
 assert FAMILIES  # the instruction modules are loaded
 
@@ -97,10 +109,6 @@ chips = st.sampled_from(tuple(CHIPS.values())) | st.builds(
         for f in dataclasses.fields(Chip)
     },
 )  # fmt: skip
-
-
-def _constant(buffer: int, dtype: DType, data: bytes) -> Constant:
-    return Constant(buffer, data)
 
 
 @st.composite

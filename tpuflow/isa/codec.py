@@ -2,7 +2,8 @@
 
 Integers are varints of seven bits a byte, low bits first, in their shortest form; signed ones are zigzagged first (0, -1, 1, -2, ...).
 A string or `bytes` is its length and its content (UTF-8), a tuple of any length its length and its items, a dataclass its fields in
-order, a union the number of the alternative and its content. Within a kernel, tiles and windows are written once each, in order of
+order, a word of a list its place there, an element type its code, a union the number of the alternative and its content. An
+instruction is its opcode and its fields. Within a kernel, tiles and windows are written once each, in order of
 first use, ahead of the instructions, which hold their row numbers.
 
 Reading trusts nothing: every length is held against the bytes that are left before anything is built from it, every code against
@@ -13,23 +14,36 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import struct
 import types
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-from tpuflow.dtypes import BY_CODE, DType
-from tpuflow.errors import ProgramFileError
+from tpuflow.dtypes import DType
 from tpuflow.isa import dma, matrix, vector
 from tpuflow.isa.instruction import INSTRUCTIONS, MAX_RANK, RATES, SPACES, FieldKind, Instruction, Tile, Window
 from tpuflow.isa.program import GRID_KINDS, Kernel
+from tpuflow.isa.wire import (
+    Codec,
+    Reader,
+    Writer,
+    bool_codec,
+    bytes_codec,
+    choice_codec,
+    dtype_codec,
+    float_codec,
+    get_unsigned,
+    put_unsigned,
+    refuse,
+    scalar_codec,
+    signed_codec,
+    string_codec,
+    unsigned_codec,
+)
 
 FAMILIES = (vector, matrix, dma)  # importing them declares the instructions
 MAX_DEPTH = 64  # nested blocks
 MAX_ARRAY_RANK = 32
-INTEGER_BITS = 64
 
 CHOICES = {"Tile.space": SPACES, "Tile.rate": RATES, "GridAxis.kind": GRID_KINDS}  # string fields that hold one word of a list
 LIMITS = {  # most items of a tuple field, where it is not the file's length that limits them
@@ -41,16 +55,11 @@ LIMITS = {  # most items of a tuple field, where it is not the file's length tha
     "Port.shape": MAX_ARRAY_RANK,
 }
 
-_DOUBLE = struct.Struct("<d")
-_EXACT_IN_DOUBLE = 1 << 53
-_UNSIGNED_END = 1 << INTEGER_BITS
-_SIGNED_END = 1 << (INTEGER_BITS - 1)
-
 
 class Table:
     """The rows of a kernel's tile or window table while it is written; what encodes alike is one row."""
 
-    __slots__ = ("_numbers", "rows", "_encode")
+    __slots__ = ("_encode", "_numbers", "rows")
 
     def __init__(self, encode: Callable[[Any], Any]) -> None:
         self.rows: dict[Any, int] = {}
@@ -64,225 +73,6 @@ class Table:
             known = self.rows.setdefault(self._encode(item), len(self.rows))
             self._numbers[id(item)] = known
         return known
-
-
-class Writer:
-    """Bytes under construction, with the tables of the kernel being written."""
-
-    __slots__ = ("out", "depth", "tables")
-
-    def __init__(self, tables: dict[type, Table] | None = None) -> None:
-        self.out = bytearray()
-        self.depth = 0
-        self.tables = tables or {}
-
-
-class Reader:
-    """A position in the bytes of one section, with the tables of the kernel being read."""
-
-    __slots__ = ("data", "at", "where", "depth", "tables")
-
-    def __init__(self, data: bytes | memoryview, where: str = "") -> None:
-        self.data = data
-        self.at = 0
-        self.where = where
-        self.depth = 0
-        self.tables: dict[type, tuple[Any, ...]] = {}
-
-    def fail(self, message: str) -> NoReturn:
-        """Raise the error of this place."""
-        raise ProgramFileError(f"{self.where}, byte {self.at}: {message}")
-
-    def take(self, count: int, label: str) -> bytes:
-        """The next `count` bytes."""
-        left = len(self.data) - self.at
-        if count > left:
-            self.fail(f"{label} needs {count} bytes, found {left}")
-        self.at += count
-        return bytes(self.data[self.at - count : self.at])
-
-    def finish(self) -> None:
-        """Check that nothing is left."""
-        if self.at != len(self.data):
-            self.fail(f"found {len(self.data) - self.at} bytes after the end of the section's content")
-
-
-@dataclass(frozen=True, slots=True)
-class Codec:
-    """How values of one type are written and read."""
-
-    write: Callable[[Writer, Any], None]
-    read: Callable[[Reader], Any]
-
-
-def refuse(label: str, value: object, expected: str) -> NoReturn:
-    """Raise the error of a value that has no place in a program file."""
-    raise ProgramFileError(f"cannot write the program: {label} is {value!r} ({type(value).__name__}), expected {expected}")
-
-
-# ---- numbers, words and strings
-
-
-def put_unsigned(out: bytearray, value: int) -> None:
-    """Append a varint (`value` already checked)."""
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-
-
-def get_unsigned(r: Reader) -> int:
-    """The varint at the reader's position."""
-    data, at = r.data, r.at
-    value = shift = 0
-    try:
-        while (byte := data[at]) > 0x7F:
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            at += 1
-            if shift >= INTEGER_BITS:
-                r.fail("a number does not fit in 64 bits")
-    except IndexError:
-        r.fail("the content ends within a number")
-    if shift and byte == 0:
-        r.fail("a number is not in its shortest form")
-    value |= byte << shift
-    if value >= _UNSIGNED_END:
-        r.fail("a number does not fit in 64 bits")
-    r.at = at + 1
-    return value
-
-
-def _integer(label: str, value: object, low: int, high: int) -> int:
-    if not hasattr(value, "__index__") or not low <= (number := value.__index__()) < high:  # type: ignore[attr-defined]
-        refuse(label, value, f"an integer from {low} to {high - 1}")
-    return number
-
-
-def _unsigned_codec(label: str) -> Codec:
-    def write(w: Writer, value: int) -> None:
-        put_unsigned(w.out, _integer(label, value, 0, _UNSIGNED_END))
-
-    return Codec(write, get_unsigned)
-
-
-def _signed_codec(label: str) -> Codec:
-    def write(w: Writer, value: int) -> None:
-        value = _integer(label, value, -_SIGNED_END, _SIGNED_END)
-        put_unsigned(w.out, value * 2 if value >= 0 else -value * 2 - 1)
-
-    def read(r: Reader) -> int:
-        value = get_unsigned(r)
-        return -(value >> 1) - 1 if value & 1 else value >> 1
-
-    return Codec(write, read)
-
-
-def _bool_codec(label: str) -> Codec:
-    def write(w: Writer, value: bool) -> None:
-        if not isinstance(value, bool):
-            refuse(label, value, "a bool")
-        w.out.append(value)
-
-    def read(r: Reader) -> bool:
-        value = get_unsigned(r)
-        if value > 1:
-            r.fail(f"{label} holds {value}, expected 0 or 1")
-        return bool(value)
-
-    return Codec(write, read)
-
-
-def _float_codec(label: str) -> Codec:
-    def write(w: Writer, value: float) -> None:
-        exact = isinstance(value, float) or (isinstance(value, int) and abs(value) <= _EXACT_IN_DOUBLE)
-        if isinstance(value, bool) or not exact:
-            refuse(label, value, "a number that a double holds exactly")
-        w.out += _DOUBLE.pack(value)
-
-    return Codec(write, lambda r: _DOUBLE.unpack(r.take(_DOUBLE.size, label))[0])
-
-
-def _scalar_codec(label: str) -> Codec:
-    """A Python bool, int or float with its type: a byte 0 (bool), 1 (int) or 2 (float), then the value."""
-    tags = {bool: 0, int: 1, float: 2}
-    forms = (_bool_codec(label), _signed_codec(label), _float_codec(label))
-
-    def write(w: Writer, value: int | float | bool) -> None:
-        tag = tags.get(type(value))
-        if tag is None:
-            refuse(label, value, "a Python int, float or bool")
-        w.out.append(tag)
-        forms[tag].write(w, value)
-
-    def read(r: Reader) -> int | float | bool:
-        tag = get_unsigned(r)
-        if tag >= len(forms):
-            r.fail(f"{label} has type code {tag}, expected below {len(forms)}")
-        return forms[tag].read(r)
-
-    return Codec(write, read)
-
-
-def _bytes_codec(label: str) -> Codec:
-    def write(w: Writer, value: bytes) -> None:
-        if not isinstance(value, bytes):
-            refuse(label, value, "bytes")
-        put_unsigned(w.out, len(value))
-        w.out += value
-
-    return Codec(write, lambda r: r.take(get_unsigned(r), label))
-
-
-def _string_codec(label: str) -> Codec:
-    if label in CHOICES:
-        return _choice_codec(label, CHOICES[label])
-    raw = _bytes_codec(label)
-
-    def write(w: Writer, value: str) -> None:
-        if not isinstance(value, str):
-            refuse(label, value, "a string")
-        raw.write(w, value.encode("utf-8", "surrogatepass"))
-
-    def read(r: Reader) -> str:
-        try:
-            return raw.read(r).decode("utf-8", "surrogatepass")
-        except UnicodeDecodeError:
-            r.fail(f"{label} is not UTF-8 text")
-
-    return Codec(write, read)
-
-
-def _choice_codec(label: str, words: tuple[str, ...]) -> Codec:
-    codes = {word: code for code, word in enumerate(words)}
-
-    def write(w: Writer, value: str) -> None:
-        if value not in codes:
-            refuse(label, value, f"one of {', '.join(words)}")
-        w.out.append(codes[value])
-
-    def read(r: Reader) -> str:
-        code = get_unsigned(r)
-        if code >= len(words):
-            r.fail(f"{label} has code {code}, expected below {len(words)}")
-        return words[code]
-
-    return Codec(write, read)
-
-
-def _dtype_codec(label: str) -> Codec:
-    def write(w: Writer, value: DType) -> None:
-        if not isinstance(value, DType):
-            refuse(label, value, "a DType")
-        w.out.append(value.code)
-
-    def read(r: Reader) -> DType:
-        code = get_unsigned(r)
-        if code not in BY_CODE:
-            r.fail(f"{label} has element type code {code}, expected one of {', '.join(map(str, BY_CODE))}")
-        return BY_CODE[code]
-
-    return Codec(write, read)
 
 
 # ---- tuples, options, records, unions
@@ -322,7 +112,7 @@ def _fixed_codec(label: str, items: tuple[Codec, ...]) -> Codec:
 
 
 def _optional_codec(label: str, item: Codec) -> Codec:
-    present = _bool_codec(label)
+    present = bool_codec(label)
 
     def write(w: Writer, value: Any) -> None:
         present.write(w, value is not None)
@@ -437,11 +227,11 @@ KINDS: dict[str, Callable[[str, FieldKind], Codec]] = {
     "tile": lambda label, kind: codec_of(Tile, label),
     "tiles": lambda label, kind: _sequence_codec(label, codec_of(Tile, label), least=1),
     "window": lambda label, kind: codec_of(Window, label),
-    "choice": lambda label, kind: _choice_codec(label, kind.choices),
-    "axes": lambda label, kind: _sequence_codec(label, _unsigned_codec(label), most=MAX_RANK),
-    "number": lambda label, kind: _unsigned_codec(label),
-    "flag": lambda label, kind: _bool_codec(label),
-    "immediate": lambda label, kind: _scalar_codec(label),
+    "choice": lambda label, kind: choice_codec(label, kind.choices),
+    "axes": lambda label, kind: _sequence_codec(label, unsigned_codec(label), most=MAX_RANK),
+    "number": lambda label, kind: unsigned_codec(label),
+    "flag": lambda label, kind: bool_codec(label),
+    "immediate": lambda label, kind: scalar_codec(label),
 }
 
 
@@ -471,13 +261,13 @@ def _instruction_codec() -> Codec:
 # ---- the choice of a codec
 
 _SCALARS: dict[Any, Callable[[str], Codec]] = {
-    int: _signed_codec,
-    bool: _bool_codec,
-    float: _float_codec,
-    str: _string_codec,
-    bytes: _bytes_codec,
-    DType: _dtype_codec,
-    int | float | bool: _scalar_codec,
+    int: signed_codec,
+    bool: bool_codec,
+    float: float_codec,
+    str: lambda label: choice_codec(label, CHOICES[label]) if label in CHOICES else string_codec(label),
+    bytes: bytes_codec,
+    DType: dtype_codec,
+    int | float | bool: scalar_codec,
 }
 _SPECIAL: dict[Any, Callable[[], Codec]] = {
     Tile: lambda: _row_codec(Tile),

@@ -9,24 +9,30 @@ from typing import NoReturn, TypeVar
 
 from tpuflow.dtypes import BY_NAME, DType
 from tpuflow.errors import ProgramFileError
-from tpuflow.isa.codec import INTEGER_BITS, LIMITS
+from tpuflow.isa.codec import LIMITS
+from tpuflow.isa.wire import INTEGER_BITS
 
 T = TypeVar("T")
 INDENT = 2
+_LONGEST_SHOWN = 60
 WORD = re.compile(r"[A-Za-z_]\w*")
 
 _INTEGER = re.compile(r"-?(?:0x[0-9a-f]{1,16}|[0-9]{1,20})(?![\w.])")
 _FLOAT = re.compile(r"nan:[0-9a-f]{16}|nan|-?inf|-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?")
 _STRING = re.compile(r'"[^"]*"')
 _ESCAPE = re.compile(r"\\u\{([0-9a-f]{1,6})\}")
-_TOKEN = re.compile(r'"[^"]*"?|[%\w.]+|\S')
+_TOKEN = re.compile(r'"[^"]*"?|-?[%\w.]+|[^ ]')
 _BLANK = re.compile(r"\s*(?:;.*)?")
+
+
+def _shortened(word: str) -> str:
+    return repr(word if len(word) <= _LONGEST_SHOWN else word[:_LONGEST_SHOWN] + "...")
 
 
 class Cursor:
     """A position in a line; every method skips spaces first."""
 
-    __slots__ = ("text", "at", "line", "name")
+    __slots__ = ("at", "line", "name", "text")
 
     def __init__(self, text: str, line: int, name: str) -> None:
         self.text = text
@@ -39,7 +45,7 @@ class Cursor:
         self._skip()
         at = self.at if at is None else at
         found = _TOKEN.match(self.text, at)
-        shown = repr(found[0]) if found and not found[0].startswith(";") else "the end of the line"
+        shown = _shortened(found[0]) if found and not found[0].startswith(";") else "the end of the line"
         raise ProgramFileError(f"{self.name}:{self.line}:{at + 1}: found {shown}, expected {expected}")
 
     def match(self, pattern: re.Pattern[str], expected: str) -> str:
@@ -151,7 +157,8 @@ class Cursor:
         if self.at == len(self.text):
             return None
         self.expect(";")
-        return self._unescape(self.text[self.at :].removeprefix(" ").rstrip())
+        self.at += self.text.startswith(" ", self.at)
+        return self._unescape(self.text[self.at :])
 
     def _skip(self) -> None:
         text, at = self.text, self.at
@@ -172,7 +179,7 @@ class Lines:
 
     def __init__(self, text: str, name: str) -> None:
         self.name = name
-        self._lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if not _BLANK.fullmatch(line)]
+        self._lines = [(n, line.rstrip()) for n, line in enumerate(text.split("\n"), 1) if not _BLANK.fullmatch(line)]
         self._next = 0
 
     def take(self, depth: int, start: re.Pattern[str] | None = None) -> Cursor | None:

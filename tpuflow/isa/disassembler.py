@@ -34,7 +34,7 @@ from tpuflow.dtypes import DType
 from tpuflow.errors import ProgramFileError
 from tpuflow.isa.codec import Table
 from tpuflow.isa.file import MAJOR, MINOR, debug_fault
-from tpuflow.isa.instruction import FieldKind, Instruction, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.instruction import QUEUES, Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Block, Buffer, Constant, Kernel, Port, Program, children
 
 KERNEL_SECTIONS = ("prologue", "body", "epilogue")
@@ -221,8 +221,9 @@ class _Names:
         yield from (f"%w{number} = {row}" for row, number in self._windows.rows.items())
 
     def _window(self, window: Window) -> str:
+        tile = self.tile(window.tile)  # numbered before the registers of the axes
         axes = ", ".join(self._window_axis(axis) for axis in window.axes)
-        return f"b{window.buffer} {self.tile(window.tile)} [{axes}] fill {scalar_text(window.fill)}"
+        return f"b{window.buffer} {tile} [{axes}] fill {scalar_text(window.fill)}"
 
     def _window_axis(self, axis: WindowAxis) -> str:
         terms = [f"{elements}*g{grid}" for grid, elements in axis.grid]
@@ -244,6 +245,7 @@ def _tile_axis(axis: TileAxis) -> str:
 
 
 OPERANDS: dict[str, Callable[[_Names, Any], str]] = {
+    "choice": lambda names, value: value,
     "tile": _Names.tile,
     "tiles": _Names.tiles,
     "window": _Names.window,
@@ -255,12 +257,18 @@ OPERANDS: dict[str, Callable[[_Names, Any], str]] = {
 
 
 def _instruction(instruction: Instruction, names: _Names) -> str:
-    words = [value for _, kind, value in instruction.fields() if kind.name == "choice"]
-    operands = [operand(name, kind, OPERANDS[kind.name](names, value)) for name, kind, value in instruction.fields() if kind.name != "choice"]
-    head = " ".join((f"{instruction.queue}.{instruction.mnemonic}", *words))
-    return f"{head} {', '.join(operands)}"
+    values = {name: OPERANDS[kind.name](names, value) for name, kind, value in instruction.fields()}
+    return instruction_text(type(instruction), instruction.queue, values)
 
 
-def operand(name: str, kind: FieldKind, text: str) -> str:
-    """An operand as it stands in an instruction: tiles and windows bare, other fields after their name."""
-    return text if kind.name in POSITIONAL else f"{name}={text}"
+def instruction_text(cls: type[Instruction], queue: str, values: dict[str, str]) -> str:
+    """An instruction from the texts of its queue and fields.
+
+    Words come first, then tiles and windows as they are and other fields after their names; a field that names the queue is the
+    prefix itself.
+    """
+    words = [values[name] for name, kind in cls.kinds.items() if kind.name == "choice" and kind.choices != QUEUES]
+    operands = [
+        values[name] if kind.name in POSITIONAL else f"{name}={values[name]}" for name, kind in cls.kinds.items() if kind.name != "choice"
+    ]
+    return " ".join(part for part in (f"{queue}.{cls.mnemonic}", *words, ", ".join(operands)) if part)

@@ -25,8 +25,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tpuflow.errors import ProgramFileError
-from tpuflow.isa.codec import Codec, Reader, Writer, codec_of, record_codec
+from tpuflow.isa.codec import codec_of, record_codec
 from tpuflow.isa.program import Block, Kernel, Loop, Program, Switch, While
+from tpuflow.isa.wire import Codec, Reader, Writer
 
 MAGIC = b"\x89TPX\r\n\x1a\n"
 MAJOR, MINOR = 1, 0

@@ -1,0 +1,147 @@
+"""docs/ISA.md, written from the declarations: `python -m tpuflow.isa.document` brings it up to date."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tpuflow.dtypes import DTYPES
+from tpuflow.isa import codec, disassembler, file
+from tpuflow.isa.codec import FAMILIES
+from tpuflow.isa.disassembler import instruction_text
+from tpuflow.isa.instruction import INSTRUCTIONS, QUEUES, FieldKind, Instruction, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.program import Buffer, Constant, GridAxis, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While
+
+PATH = Path(__file__).parents[2] / "docs" / "ISA.md"
+RECORDS = (Program, Buffer, Constant, Port, Kernel, GridAxis, Loop, While, Switch, Infeed, Outfeed, Tile, TileAxis, Window, WindowAxis)
+
+MACHINE = f"""\
+A chip has cores. A core has {len(QUEUES)} in-order queues ({", ".join(QUEUES)})
+that run side by side and meet only at semaphores. Data lie in HBM as dense row-major arrays; an on-chip tile is a piece of one at an
+explicit address of the vector memory ("vmem"), of the matrix unit's accumulators ("acc"), or a single value in a register of the
+scalar unit ("smem"). The load and store queues move tiles between the two, through windows; the others compute on tiles. Control flow
+between kernels (loops, branches, infeed, outfeed) is part of the program; there is none inside a kernel but its grid.
+
+A blocked axis is shorter in its last tile, and every instruction works on the valid part only: there are no padding data to mask.
+What an instruction computes is its `meaning`, written against the arithmetic protocol (`tpuflow/isa/arithmetic.py`); what it costs is
+its `cost`, in cycles of a chip's row.
+"""
+
+ROLES = {"read": "is read", "write": "is written", "both": "is read and written"}
+KINDS = {
+    "tile": "tile",
+    "tiles": "tiles, at least one",
+    "window": "window",
+    "choice": "word",
+    "axes": "non-negative integers, at most 6",
+    "number": "non-negative integer",
+    "flag": "bool",
+    "immediate": "number in the destination's type",
+}
+WINDOW_ROLES = {"read": "from HBM to its tile", "write": "from its tile to HBM"}
+
+
+def document() -> str:
+    """The text of docs/ISA.md."""
+    parts = (
+        "# The instruction set",
+        "Written by `python -m tpuflow.isa.document` from the declarations in `tpuflow/isa/`; do not edit.",
+        "## The machine",
+        MACHINE.rstrip(),
+        _types(),
+        "## The parts of a Program",
+        *(f"**{record.__name__}** ({_fields(record)})\n\n{_markdown(record)}" for record in RECORDS),
+        "## Instructions",
+        _summary(),
+        *(part for family in FAMILIES for part in _family(family)),
+        "## The text form",
+        _markdown(disassembler),
+        "## The file form",
+        _markdown(file),
+        _markdown(codec),
+        f"The current format is {file.MAJOR}.{file.MINOR}.",
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _types() -> str:
+    rows = "\n".join(f"| {d.name} | {d.numpy} | {d.bytes} | {d.kind} | {d.code} |" for d in DTYPES)
+    return f"| type | NumPy | bytes | kind | code |\n|---|---|---|---|---|\n{rows}"
+
+
+def _fields(record: Any) -> str:
+    return ", ".join(f"`{name}: {hint}`" for name, hint in inspect.get_annotations(record).items())
+
+
+def _summary() -> str:
+    rows = (f"| {opcode:#04x} | `{cls.mnemonic}` | {_first_line(cls)} |" for opcode, cls in sorted(INSTRUCTIONS.items()))
+    return "\n".join(("| opcode | mnemonic | |", "|---|---|---|", *rows))
+
+
+def _family(module: ModuleType) -> list[str]:
+    own = (cls for _, cls in sorted(INSTRUCTIONS.items()) if cls.__module__ == module.__name__)
+    name = module.__name__.rpartition(".")[2]
+    return [f"### {name}", _markdown(module), *map(_instruction, own)]
+
+
+def _instruction(cls: type[Instruction]) -> str:
+    values = {name: f"%{name}" if kind.name in ("tile", "window") else _placeholder(name, kind) for name, kind in cls.kinds.items()}
+    cost: Any = getattr(cls, "cost", None)
+    lines = [
+        f"#### {cls.opcode:#04x} `{cls.mnemonic}`",
+        f"    {instruction_text(cls, 'queue', values)}",
+        _markdown(cls),
+        "\n".join(
+            (
+                *(f"- `{name}`: {_kind(kind)}" for name, kind in cls.kinds.items()),
+                f"- queue: {_sentence(cls.queue)}",
+                f"- cost: {_sentence(cost)}",
+            )
+        ),
+    ]
+    return "\n\n".join(lines)
+
+
+def _placeholder(name: str, kind: FieldKind) -> str:
+    return {"tiles": f"(%{name}, ...)", "axes": "[...]", "choice": name}.get(kind.name, "...")
+
+
+def _kind(kind: FieldKind) -> str:
+    role = WINDOW_ROLES if kind.name == "window" else ROLES
+    words = f": {' '.join(f'`{word}`' for word in kind.choices)}" if kind.choices else ""
+    return KINDS[kind.name] + (f", {role[kind.role]}" if kind.role else "") + words
+
+
+def _sentence(described: object) -> str:
+    return " ".join((inspect.getdoc(described) or "").split())
+
+
+def _first_line(cls: type[Instruction]) -> str:
+    return (inspect.getdoc(cls) or "").partition("\n")[0].replace("|", "\\|")
+
+
+def _markdown(described: object) -> str:
+    """A docstring, with the asterisks escaped that would make its text italic; indented blocks after an empty line are code."""
+    lines: list[str] = []
+    code = False
+    for line in (inspect.getdoc(described) or "").splitlines():
+        code = line.startswith("    ") and (code or not lines or not lines[-1])
+        lines.append(line if code else _outside_code_spans(line))
+    return "\n".join(lines)
+
+
+def _outside_code_spans(line: str) -> str:
+    return "`".join(part if i % 2 else part.replace("*", "\\*") for i, part in enumerate(line.split("`")))
+
+
+def main(arguments: list[str]) -> None:
+    """Write docs/ISA.md, or the file that is named."""
+    path = Path(arguments[0]) if arguments else PATH
+    path.write_text(document(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
