@@ -22,8 +22,9 @@ STEPS = 938
 class Result:
     """Stands for the result of `tpuflow.train`."""
 
-    def __init__(self, history):
+    def __init__(self, history, *, interrupted=False):
         self.history = history
+        self.interrupted = interrupted
 
     def report(self) -> str:
         return "a report"
@@ -171,6 +172,15 @@ def test_parity_fails_when_one_figure_fails(faked, tmp_path, monkeypatch, capsys
     monkeypatch.setattr(tpuflow, "train", lambda *_, **__: Result(wrong))
     assert parity.main(["--policies", "fp16", "--json", str(tmp_path / "p.json")]) == 1
     assert "FAILS" in capsys.readouterr().out
+
+
+def test_after_ctrl_c_the_result_is_written_and_the_exit_status_says_so(faked, tmp_path, monkeypatch, capsys):
+    partial = Result(_history("mixed")[:1], interrupted=True)
+    monkeypatch.setattr(tpuflow, "train", lambda *_, **__: partial)
+    assert main(["mnist", "--json", str(tmp_path / "out.json")]) == 130
+    assert len(json.loads((tmp_path / "out.json").read_text())) == 1
+    assert parity.main(["--json", str(tmp_path / "parity.json")]) == 130
+    assert not (tmp_path / "parity.json").exists() and "interrupted" in capsys.readouterr().err
 
 
 def test_the_command_line_passes_its_options_on_and_writes_the_result(faked, tmp_path, capsys):

@@ -13,6 +13,8 @@ from tpuflow.errors import ConfigError, TpuflowError
 from train.data import SOURCES, load
 from train.mnist import INITS, Recipe, train_mnist
 
+INTERRUPTED = 130  # what a shell returns after Ctrl-C
+
 EPILOG = """examples:
   python -m train mnist                                          the documented run: mixed precision, five epochs
   python -m train mnist --policy fp16 --epochs 1 --json out.json
@@ -59,20 +61,19 @@ def _add_mnist(sub: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one recipe. Returns 0, or 2 for a bad option, bad data or an unwritable file, 130 after Ctrl-C before there was a result."""
+    """Run one recipe. Returns 0, or 2 for a bad option, bad data or an unwritable file, 130 after Ctrl-C (what was trained is reported)."""
     options = parser().parse_args(argv)
     try:
-        run_mnist(options)
+        return run_mnist(options)
     except TpuflowError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted: nothing was trained", file=sys.stderr)
-        return 130
-    return 0
+        return INTERRUPTED
 
 
-def run_mnist(options: argparse.Namespace) -> None:
+def run_mnist(options: argparse.Namespace) -> int:
     """Train, print the log lines, the wall time and the result's report, and write the JSON file if one is asked for."""
     if options.json:
         _check_writable(options.json)
@@ -84,6 +85,7 @@ def run_mnist(options: argparse.Namespace) -> None:
     print(result.report(), flush=True)
     if options.json:
         result.to_json(options.json)
+    return INTERRUPTED if result.interrupted else 0
 
 
 def _check_writable(path: Path) -> None:

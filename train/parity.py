@@ -101,7 +101,10 @@ def run_policy(policy: str, images: data.ImageData, *, progress: bool) -> tuple[
     """Train one policy as documented; its figures, its other problems, and its part of parity.json."""
     started = time.perf_counter()
     recipe = Recipe(policy=policy)
-    history = train_mnist(images, recipe, logs=False, progress=progress).history
+    result = train_mnist(images, recipe, logs=False, progress=progress)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    history = result.history
     seconds = time.perf_counter() - started
     figures, problems = compare(policy, history), scaling_problems(policy, history)
     record = {
@@ -115,7 +118,7 @@ def run_policy(policy: str, images: data.ImageData, *, progress: bool) -> tuple[
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train, print the table, write parity.json; 0 if every bound holds, 1 if one fails, 2 if there are no data."""
+    """Train, print the table, write parity.json; 0 if every bound holds, 1 if one fails, 2 if there are no data, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m train.parity", description=__doc__)
     parser.add_argument("--policies", nargs="+", choices=tuple(BOUNDS), default=tuple(BOUNDS), help="default: all three")
     parser.add_argument("--data-dir", type=Path, help="folder of the data; else $TPUFLOW_DATA, the user's cache, a download")
@@ -128,6 +131,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TpuflowError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"interrupted: {options.json} is not written", file=sys.stderr)
+        return 130
 
 
 def _report(policies: Iterable[str], images: data.ImageData, json_path: Path, *, progress: bool) -> int:
