@@ -13,9 +13,10 @@ from tpuflow.dtypes import F32, PRED, S32, DType
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import GraphError
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
-from tpuflow.lower.graph.ops import OPS, has_effect, infer
+from tpuflow.lower.graph.interpret import evaluate
+from tpuflow.lower.graph.ops import ELEMENTWISE, OPS, has_effect, infer
+from tpuflow.lower.graph.scalars import Scalar, identity, scalar_of
 
-Scalar = bool | int | float
 Operand = Value | bool | int | float
 
 
@@ -43,21 +44,13 @@ def _compare(direction: str) -> Callable[[Builder, Operand, Operand], Value]:
     return method
 
 
-def _scalar_of(value: Scalar, dtype: DType) -> Scalar:
-    """The value as the element type holds it, as a Python scalar of the fitting kind."""
-    if dtype.is_integer and isinstance(value, int):
-        value = int(value) & ((1 << 8 * dtype.bytes) - 1)
-        return value - (1 << 8 * dtype.bytes) if dtype.kind == "int" and value >> (8 * dtype.bytes - 1) else value
-    with np.errstate(over="ignore"):
-        return np.asarray(value).astype(dtype.numpy).item()
-
-
 class Builder:
     """Collects nodes in order; `finish` makes the graph. `region` gives a builder for a nested graph.
 
     `source` and `scope` go on every node made while they are set; use `at` to set them for a while.
     Operands given as Python scalars become `full` nodes of the other operand's type. Whatever has no elements, or is made from
-    no elements, becomes `full` too: no other operation ever sees an empty operand or makes an empty result, regions apart.
+    no elements, becomes `full` too: no other operation ever sees an empty operand or makes an empty result, regions apart. Integer
+    arithmetic on splats is done at once, so that indices known now are known to the rules.
     """
 
     def __init__(self, name: str, inputs: Sequence[TensorType] = (), input_names: Sequence[str] = ()) -> None:
@@ -88,7 +81,9 @@ class Builder:
             error.add_note(f"source: {self.source}")
             raise
         if len(types) == 1 and not types[0].elems and OPS[op].regions == 0 and not OPS[op].effect:
-            op, inputs, attrs = "full", (), {"value": _scalar_of(0, types[0].dtype)}
+            op, inputs, attrs = "full", (), {"value": scalar_of(0, types[0].dtype)}
+        elif (known := self._folded(op, inputs, attrs, types)) is not None:
+            op, inputs, attrs = "full", (), {"value": known}
         node = Node(op, inputs, tuple(map(Value, types)), MappingProxyType(attrs), regions, self.source, self.scope)
         self._nodes.append(node)
         self._made_by.update(dict.fromkeys(node.results, node))
@@ -155,7 +150,10 @@ class Builder:
 
     def select(self, pred: Value, on_true: Operand, on_false: Operand) -> Value:
         """`on_true` where pred, else `on_false`."""
-        return self.emit("select", (pred, *self.alike(on_true, on_false))).result
+        on_true, on_false = self.alike(on_true, on_false)
+        if (known := self.known(pred)) is not None:
+            return on_true if known else on_false
+        return self.emit("select", (pred, on_true, on_false)).result
 
     def reciprocal(self, x: Value) -> Value:
         """1 / x."""
@@ -167,7 +165,7 @@ class Builder:
             return x
         if dtype == PRED:
             return self.ne(x, 0)
-        if (made := self._splat(x)) is not None and x.dtype.is_float == dtype.is_float:
+        if (made := self.known(x)) is not None and (dtype.is_float or not x.dtype.is_float):
             return self.full(TensorType(dtype, x.shape), made)
         return self.emit("convert", (x,), asked=[TensorType(dtype, x.shape)]).result
 
@@ -179,7 +177,7 @@ class Builder:
 
     def full(self, type: TensorType, value: Scalar) -> Value:
         """A tensor with `value` everywhere, rounded to the element type."""
-        return self.emit("full", (), {"value": _scalar_of(value, type.dtype)}, [type]).result
+        return self.emit("full", (), {"value": scalar_of(value, type.dtype)}, [type]).result
 
     def full_like(self, x: Value, value: Scalar) -> Value:
         """`value` everywhere, in x's type."""
@@ -206,9 +204,10 @@ class Builder:
         if x.shape == tuple(shape):
             return x
         result = TensorType(x.dtype, tuple(shape))
-        if (made := self._splat(x)) is not None:
+        if (made := self.known(x)) is not None:
             return self.full(result, made)
-        return self.emit("broadcast", (x,), {"axes": tuple(axes)}, [result]).result
+        source, along = self._unstretched(x, tuple(axes))
+        return self.emit("broadcast", (source,), {"axes": along}, [result]).result
 
     def splat(self, x: Value, shape: Sequence[int]) -> Value:
         """A 0-d value everywhere."""
@@ -219,8 +218,11 @@ class Builder:
         if x.shape == tuple(shape):
             return x
         result = TensorType(x.dtype, tuple(shape))
-        if (made := self._splat(x)) is not None:
+        if (made := self.known(x)) is not None:
             return self.full(result, made)
+        before = self._made_by.get(x)
+        if before is not None and before.op == "reshape":
+            return self.reshape(before.inputs[0], shape)
         return self.emit("reshape", (x,), asked=[result]).result
 
     def transpose(self, x: Value, permutation: Sequence[int]) -> Value:
@@ -296,7 +298,7 @@ class Builder:
         """[N, C...] at s32[R] -> [R, C...]; an index out of range gives `fill`."""
         if not x.type.elems:
             return self.full(TensorType(x.dtype, (*index.shape, *x.shape[1:])), fill)
-        return self.emit("take_rows", (x, index), {"fill": _scalar_of(fill, x.dtype)}).result
+        return self.emit("take_rows", (x, index), {"fill": scalar_of(fill, x.dtype)}).result
 
     def scatter_rows(self, x: Value, index: Value, updates: Value, mode: str) -> Value:
         """x [N, C...] with row index[r] = mode(that row, updates[r]) in order of r; out of range is dropped."""
@@ -304,7 +306,12 @@ class Builder:
 
     def dynamic_slice(self, x: Value, starts: Sequence[Value], sizes: Sequence[int]) -> Value:
         """The piece of `sizes` that begins at `starts` (s32[], already in range)."""
-        return x if x.shape == tuple(sizes) else self.emit("dynamic_slice", (x, *starts), {"sizes": tuple(sizes)}).result
+        if x.shape == tuple(sizes):
+            return x
+        known = [self.known(s) for s in starts]
+        if None not in known:
+            return self.slice(x, known, [int(k) + n for k, n in zip(known, sizes, strict=True)])  # type: ignore[arg-type]
+        return self.emit("dynamic_slice", (x, *starts), {"sizes": tuple(sizes)}).result
 
     def dynamic_update_slice(self, x: Value, update: Value, starts: Sequence[Value]) -> Value:
         """x with `update` written at `starts` (s32[], already in range)."""
@@ -343,20 +350,38 @@ class Builder:
         """Send a value to the host."""
         self.emit("outfeed", (value,), {"port": port})
 
-    def _splat(self, x: Value) -> Scalar | None:
+    def _unstretched(self, x: Value, axes: tuple[int, ...]) -> tuple[Value, tuple[int, ...]]:
+        """What x was broadcast from, or had axes of size 1 added to, and where its axes lie among those that x's lie along."""
+        made = self._made_by.get(x)
+        if made is None or made.op not in ("broadcast", "reshape"):
+            return x, axes
+        (source,) = made.inputs
+        inner = made.attrs["axes"] if made.op == "broadcast" else _places(source.shape, x.shape)
+        return (x, axes) if inner is None else (source, tuple(axes[i] for i in inner))
+
+    def _folded(self, op: str, inputs: tuple[Value, ...], attrs: dict[str, Any], types: Sequence[TensorType]) -> Scalar | None:
+        """The value of an elementwise operation on integer splats; None if it is not one."""
+        values = [self.known(v) for v in inputs]
+        if op not in ELEMENTWISE or None in values or any(t.dtype.is_float for t in (*(v.type for v in inputs), *types)):
+            return None
+        scalars = [np.asarray(x, v.dtype.numpy) for x, v in zip(values, inputs, strict=True)]
+        node = Node(op, inputs, (Value(TensorType(types[0].dtype)),), attrs)
+        return evaluate(node, scalars)[0].item()
+
+    def known(self, x: Value) -> Scalar | None:
+        """The value that x has everywhere, if it is a splat."""
         node = self._made_by.get(x)
         return node.attrs["value"] if node is not None and node.op == "full" else None
 
 
-def identity(op: str, dtype: DType) -> Scalar:
-    """The value that changes nothing under a reduction: 0 for add, or and xor; 1 for mul; all ones for and; an infinity or bound."""
-    if op in ("max", "min") and dtype.is_float:
-        return -float("inf") if op == "max" else float("inf")
-    if op in ("max", "min"):
-        bounds = np.iinfo(dtype.numpy)
-        return int(bounds.min if op == "max" else bounds.max)
-    ones = True if dtype == PRED else -1
-    return _scalar_of({"add": 0, "or": 0, "xor": 0, "mul": 1, "and": ones}[op], dtype)
+def _places(shape: tuple[int, ...], within: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Where a shape's axes went if only axes of size 1 were put between them; None otherwise."""
+    places = []
+    sizes = iter(enumerate(within))
+    for n in shape:
+        places.append(next((i for i, m in sizes if m == n), None))
+    left = [m for i, m in enumerate(within) if i not in places]
+    return tuple(places) if None not in places and set(left) <= {1} else None
 
 
 def _live(nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[Node, ...]:

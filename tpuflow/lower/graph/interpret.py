@@ -48,7 +48,7 @@ def _run(graph: Graph, arrays: Sequence[Array], host: Host) -> tuple[Array, ...]
     env: dict[Value, Array] = {}
     _bind(env, graph.inputs, arrays, f"input of graph {graph.name!r}")
     for node in graph.nodes:
-        _bind(env, node.results, _evaluate(node, [env[v] for v in node.inputs], host), node.op)
+        _bind(env, node.results, evaluate(node, [env[v] for v in node.inputs], host), node.op)
     return tuple(env[v] for v in graph.outputs)
 
 
@@ -61,9 +61,10 @@ def _bind(env: dict[Value, Array], values: Sequence[Value], arrays: Sequence[Arr
         env[value] = array
 
 
-def _evaluate(node: Node, args: list[Array], host: Host) -> Sequence[Array]:
+def evaluate(node: Node, args: list[Array], host: Host | None = None) -> Sequence[Array]:
+    """Results of one node on the values of its operands."""
     if node.op in _CONTROL:
-        return _CONTROL[node.op](node, args, host)
+        return _CONTROL[node.op](node, args, host or Host())
     if node.op in _UNARY:
         return (_rounded(_UNARY[node.op], args[0]),)
     if node.op in _BINARY:

@@ -1,0 +1,179 @@
+"""The only file that knows private or versioned JAX names: everything else of the frontend sees jaxprs through it (JAX 0.10)."""
+
+from __future__ import annotations
+
+import functools
+import os.path
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import core, source_info_util
+from jax._src.interpreters import partial_eval
+from jax._src.lax import special
+from jax._src.random import prng
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import JaxprEqn as Equation
+
+from tpuflow.dtypes import U32
+from tpuflow.dtypes import from_numpy as dtype_of
+from tpuflow.errors import UnsupportedDtypeError
+from tpuflow.lower.graph.graph import TensorType
+
+__all__ = ["EXPANSIONS", "ClosedJaxpr", "Equation", "Jaxpr", "Literal"]  # and the functions below
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_LIBRARIES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
+KEY_IMPLEMENTATION = "threefry2x32"
+
+
+# --- types ------------------------------------------------------------------------------------------------------------
+
+
+def is_key(aval: Any) -> bool:
+    """Whether values of this type are random keys (`jax.random.key`)."""
+    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+
+
+def type_of(aval: Any, where: str = "") -> TensorType:
+    """The graph type of a JAX type; random keys become u32 words along a last axis.
+
+    Raises:
+      UnsupportedDtypeError: 64-bit, complex and other types that the device does not have; keys that are not threefry.
+    """
+    if not hasattr(aval, "dtype"):
+        raise UnsupportedDtypeError(f"{where}: the device has no values of type {aval}; arrays and random keys only.")
+    if is_key(aval):
+        implementation = aval.dtype._impl
+        if implementation.name != KEY_IMPLEMENTATION:
+            raise UnsupportedDtypeError(f"{where}: random keys of {implementation.name!r} are not supported; use {KEY_IMPLEMENTATION!r}.")
+        return TensorType(U32, (*aval.shape, *implementation.key_shape))
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        raise UnsupportedDtypeError(f"{where}: the device has no element type {aval.dtype}.")
+    return TensorType(dtype_of(aval.dtype, where), tuple(map(int, aval.shape)))
+
+
+def key_data(value: Any) -> np.ndarray:
+    """A constant as NumPy data; the words of random keys."""
+    if hasattr(value, "dtype") and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    return np.asarray(value)
+
+
+# --- jaxprs -----------------------------------------------------------------------------------------------------------
+
+
+def opened(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
+    """A jaxpr and its constants, whether it was closed or not."""
+    return (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, core.ClosedJaxpr) else (jaxpr, ())
+
+
+def result_types(jaxpr: Any) -> list[TensorType]:
+    """The graph types of a jaxpr's outputs."""
+    return [type_of(v.aval) for v in opened(jaxpr)[0].outvars]
+
+
+def prune(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same jaxpr without equations whose results nobody uses, loops' unused carries included."""
+    used = [True] * len(closed.jaxpr.outvars)
+    kept = [False] * len(closed.consts) + [True] * len(closed.in_avals)
+    jaxpr, used_consts, _ = partial_eval.dce_jaxpr_consts(closed.jaxpr, used, instantiate=kept)
+    return core.ClosedJaxpr(jaxpr, [c for c, keep in zip(closed.consts, used_consts, strict=True) if keep])
+
+
+# --- where the user wrote it ------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library(filename: str) -> bool:
+    return filename.startswith(_PACKAGE) or any(part in filename for part in _LIBRARIES)
+
+
+def _user_frame(equation: Equation) -> Any:
+    """The innermost frame outside installed libraries, else outside JAX, else None."""
+    frames = list(source_info_util.user_frames(equation.source_info.traceback))
+    return next((f for f in frames if not _is_library(f.file_name)), frames[0] if frames else None)
+
+
+def source_of(equation: Equation) -> str:
+    """The user's line as "file.py:12 (function)"; empty if unknown."""
+    frame = _user_frame(equation)
+    return f"{os.path.basename(frame.file_name)}:{frame.start_line} ({frame.function_name})" if frame else ""
+
+
+def location_of(equation: Equation) -> str:
+    """The user's line with the file's whole path, for error messages."""
+    frame = _user_frame(equation)
+    return f"{frame.file_name}:{frame.start_line} ({frame.function_name})" if frame else "unknown source line"
+
+
+def scope_of(equation: Equation) -> str:
+    """The stack of name scopes: Flax module path, and jvp/transpose marks."""
+    return str(equation.source_info.name_stack)
+
+
+# --- what JAX itself expresses in simpler primitives ------------------------------------------------------------------
+
+
+def _vmapped(function: Callable[..., Any], times: int) -> Callable[..., Any]:
+    return functools.reduce(lambda f, _: jax.vmap(f), range(times), function)
+
+
+def _key_aval(aval: Any) -> Any:
+    return core.physical_aval(aval)
+
+
+def _expand_random_bits(keys: Any, *, bit_width: int, shape: tuple[int, ...]) -> ClosedJaxpr:
+    implementation = keys.dtype._impl
+    bits = _vmapped(lambda k: implementation.random_bits(k, bit_width, shape), keys.ndim)
+    return jax.make_jaxpr(bits)(_key_aval(keys))
+
+
+def _expand_random_split(keys: Any, *, shape: tuple[int, ...]) -> ClosedJaxpr:
+    implementation = keys.dtype._impl
+    return jax.make_jaxpr(_vmapped(lambda k: implementation.split(k, shape), keys.ndim))(_key_aval(keys))
+
+
+def _expand_random_fold_in(keys: Any, data: Any) -> ClosedJaxpr:
+    fold_in = prng.iterated_vmap_binary_bcast(keys.shape, data.shape, keys.dtype._impl.fold_in)
+    return jax.make_jaxpr(fold_in)(_key_aval(keys), data)
+
+
+def _expand_random_seed(seeds: Any, *, impl: Any) -> ClosedJaxpr:
+    return jax.make_jaxpr(_vmapped(impl.seed, seeds.ndim))(seeds)
+
+
+def _expand_special(function: Callable[..., Any]) -> Callable[..., ClosedJaxpr]:
+    """An expansion of a special function that JAX writes with arithmetic and loops, computed in f32."""
+
+    def expand(*avals: Any, **params: Any) -> ClosedJaxpr:
+        def wide(*args: Any) -> Any:
+            shape = np.broadcast_shapes(*(a.shape for a in args))
+            alike = [jax.numpy.broadcast_to(a, shape).astype(np.float32) for a in args]
+            return function(*alike).astype(avals[-1].dtype)
+
+        return jax.make_jaxpr(wide)(*avals)
+
+    return expand
+
+
+def _with_dtype(function: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.partial(function, dtype=np.dtype(np.float32))
+
+
+EXPANSIONS: dict[str, Callable[..., ClosedJaxpr]] = {
+    "random_bits": _expand_random_bits,
+    "random_split": _expand_random_split,
+    "random_fold_in": _expand_random_fold_in,
+    "random_seed": _expand_random_seed,
+    "igamma": _expand_special(_with_dtype(special.igamma_impl)),
+    "igammac": _expand_special(_with_dtype(special.igammac_impl)),
+    "igamma_grad_a": _expand_special(_with_dtype(special.igamma_grad_a_impl)),
+    "random_gamma_grad": _expand_special(_with_dtype(special.random_gamma_grad_impl)),
+    "regularized_incomplete_beta": _expand_special(_with_dtype(special.regularized_incomplete_beta_impl)),
+    "bessel_i0e": _expand_special(special.bessel_i0e_impl),
+}
+"""Primitives that JAX's own code writes in terms of others: primitive -> function of the operand types and parameters -> jaxpr.
+
+Traced, never run: the random bits are JAX's by construction."""

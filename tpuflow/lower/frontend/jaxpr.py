@@ -1,0 +1,127 @@
+"""The walk over a jaxpr: every equation goes to its rule, with the user's source line and scope on every node made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tpuflow.errors import GraphError, UnsupportedPrimitiveError
+from tpuflow.lower.frontend import jax_compat
+from tpuflow.lower.frontend.jax_compat import ClosedJaxpr, Equation, Jaxpr, Literal
+from tpuflow.lower.frontend.registry import RULES, Rule, UnsupportedForm, nearest
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import Graph, TensorType, Value
+
+
+def lower_jaxpr(closed_jaxpr: ClosedJaxpr, name: str, *, input_names: Sequence[str] = (), output_names: Sequence[str] = ()) -> Graph:
+    """The graph of a closed jaxpr: one input per jaxpr input, one output per jaxpr output, random keys as u32[..., 2].
+
+    Raises:
+      UnsupportedPrimitiveError: a primitive, or a form of one, has no rule.
+      UnsupportedDtypeError: a value has a type that the device does not have.
+    """
+    named = tuple(input_names) or tuple(f"argument {i}" for i in range(len(closed_jaxpr.in_avals)))
+    types = [jax_compat.type_of(aval, where) for aval, where in zip(closed_jaxpr.in_avals, named, strict=True)]
+    b = Builder(name, types, input_names)
+    pruned = jax_compat.prune(closed_jaxpr)
+    return b.finish(inline(b, pruned, b.inputs), output_names)
+
+
+def inline(b: Builder, jaxpr: ClosedJaxpr | Jaxpr, operands: Sequence[Value]) -> tuple[Value, ...]:
+    """Append a jaxpr's equations to the builder with `operands` as its inputs; the values of its outputs."""
+    inner, consts = jax_compat.opened(jaxpr)
+    outer_scope = b.scope
+    env: dict[Any, Value] = dict(zip(inner.invars, operands, strict=True))
+    env.update(zip(inner.constvars, (_constant(b, c) for c in consts), strict=True))
+    for equation in inner.eqns:
+        scope = "/".join(filter(None, (outer_scope, jax_compat.scope_of(equation))))
+        with b.at(jax_compat.source_of(equation) or b.source, scope):
+            env.update(zip(equation.outvars, _lower(b, equation, env), strict=True))
+    return tuple(_read(b, env, v) for v in inner.outvars)
+
+
+def region(b: Builder, name: str, jaxpr: ClosedJaxpr | Jaxpr, types: Sequence[TensorType]) -> Graph:
+    """A jaxpr as a nested graph."""
+    inner = b.region(name, types)
+    return inner.finish(inline(inner, jaxpr, inner.inputs))
+
+
+def _read(b: Builder, env: dict[Any, Value], atom: Any) -> Value:
+    return _constant(b, atom.val, atom.aval) if isinstance(atom, Literal) else env[atom]
+
+
+def _constant(b: Builder, value: Any, aval: Any = None) -> Value:
+    data = jax_compat.key_data(value)
+    if aval is not None and not jax_compat.is_key(aval):
+        data = data.astype(jax_compat.type_of(aval, b.source).dtype.numpy)
+    return b.constant(data)
+
+
+def _lower(b: Builder, equation: Equation, env: dict[Any, Value]) -> tuple[Value, ...]:
+    """Run the equation's rule and hold its results against the types JAX gave them."""
+    where = jax_compat.location_of
+    for var in (*equation.invars, *equation.outvars):
+        _checked_type(var.aval, equation)
+    operands = [_read(b, env, v) for v in equation.invars]
+    try:
+        results = _apply(b, equation, operands)
+    except UnsupportedForm as error:
+        raise UnsupportedPrimitiveError(f"{where(equation)}: {_described(equation)}: {error}") from error
+    except GraphError as error:
+        error.add_note(f"while lowering {_described(equation)} at {where(equation)}")
+        raise
+    expected = tuple(_checked_type(v.aval, equation) for v in equation.outvars)
+    found = tuple(v.type for v in results)
+    if found != expected:
+        raise GraphError(f"{where(equation)}: the rule of {_described(equation)} made {_listed(found)} instead of {_listed(expected)}")
+    return results
+
+
+def _checked_type(aval: Any, equation: Equation) -> TensorType:
+    try:
+        return jax_compat.type_of(aval)
+    except TypeError:
+        return jax_compat.type_of(aval, f"{jax_compat.location_of(equation)}, in {equation.primitive.name}")
+
+
+def _apply(b: Builder, equation: Equation, operands: list[Value]) -> tuple[Value, ...]:
+    name = equation.primitive.name
+    if (expand := jax_compat.EXPANSIONS.get(name)) is not None:
+        return inline(b, expand(*(v.aval for v in equation.invars), **equation.params), operands)
+    rule = RULES.get(name)
+    if rule is None:
+        raise UnsupportedPrimitiveError(
+            f"{jax_compat.location_of(equation)}: no lowering rule for jaxpr primitive {_described(equation)}; "
+            f"nearest with a rule: {nearest(name)}. Rules live in tpuflow/lower/frontend/rules/."
+        )
+    if rule.keys or not any(jax_compat.is_key(v.aval) for v in (*equation.invars, *equation.outvars)):
+        return rule(b, *operands, params=equation.params)
+    return _apply_to_words(b, rule, equation, operands)
+
+
+def _apply_to_words(b: Builder, rule: Rule, equation: Equation, operands: list[Value]) -> tuple[Value, ...]:
+    """A rule that moves elements, on keys: once for each word of the keys, the results put together again."""
+    is_key = [jax_compat.is_key(v.aval) for v in equation.invars]
+    if not all(jax_compat.is_key(v.aval) for v in equation.outvars):
+        raise UnsupportedForm("random keys can be moved and selected here, not computed with")
+    words = operands[is_key.index(True)].shape[-1]
+    results = [
+        rule(b, *(_word(b, x, i) if key else x for x, key in zip(operands, is_key, strict=True)), params=equation.params)
+        for i in range(words)
+    ]
+    stacked = ([b.reshape(x, (*x.shape, 1)) for x in parts] for parts in zip(*results, strict=True))
+    return tuple(b.concatenate(parts, len(parts[0].shape) - 1) for parts in stacked)
+
+
+def _word(b: Builder, keys: Value, i: int) -> Value:
+    axis = len(keys.shape) - 1
+    return b.reshape(b.slice_axis(keys, axis, i, i + 1), keys.shape[:-1])
+
+
+def _described(equation: Equation) -> str:
+    operands = ", ".join(v.aval.str_short() for v in equation.invars)
+    return f"{equation.primitive.name!r} on ({operands})"
+
+
+def _listed(types: Sequence[TensorType]) -> str:
+    return f"({', '.join(map(str, types))})"

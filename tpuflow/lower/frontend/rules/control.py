@@ -1,0 +1,115 @@
+"""Rules of calls, loops and branches: calls are inlined, the rest become regions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tpuflow.dtypes import S32
+from tpuflow.lower.frontend import jax_compat
+from tpuflow.lower.frontend.jaxpr import inline, region
+from tpuflow.lower.frontend.registry import UnsupportedForm, lowers
+from tpuflow.lower.frontend.rules.elementwise import as_index
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import Graph, TensorType, Value
+
+
+@lowers("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "composite", keys=True)
+def _call(b: Builder, *operands: Value, jaxpr: Any = None, call_jaxpr: Any = None) -> tuple[Value, ...]:
+    return inline(b, jaxpr if jaxpr is not None else call_jaxpr, operands)
+
+
+@lowers("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", keys=True)
+def _custom_derivative(b: Builder, *operands: Value, call_jaxpr: Any) -> tuple[Value, ...]:
+    """The function itself: its own derivative rule has been used where it was differentiated."""
+    return inline(b, call_jaxpr, operands)
+
+
+@lowers("custom_lin")
+def _custom_lin(b: Builder, *operands: Value) -> Value:
+    raise UnsupportedForm("a custom_vjp function was differentiated in forward mode; JAX does not allow it either")
+
+
+@lowers("cond", keys=True)
+def _cond(b: Builder, index: Value, *operands: Value, branches: Sequence[Any], branches_platforms: Any = None) -> tuple[Value, ...]:
+    """A switch; a branch per platform is chosen now: the one for every platform, else the CPU's."""
+    if branches_platforms is not None:
+        return inline(b, branches[_platform(branches_platforms)], operands)
+    if len(branches) == 1:
+        return inline(b, branches[0], operands)
+    types = [v.type for v in operands]
+    regions = [region(b, f"branch{i}", branch, types) for i, branch in enumerate(branches)]
+    return b.switch(as_index(b, index), regions, operands)
+
+
+def _platform(platforms: Sequence[Sequence[str] | None]) -> int:
+    for i, names in enumerate(platforms):
+        if names is None or "cpu" in names:
+            return i
+    raise UnsupportedForm(f"platform_dependent has branches for {platforms} only, and no default")
+
+
+@lowers("platform_index")
+def _platform_index(b: Builder, *, platforms: Sequence[Sequence[str] | None]) -> Value:
+    return b.scalar(_platform(platforms), S32)
+
+
+@lowers("while", keys=True)
+def _while(b: Builder, *operands: Value, cond_jaxpr: Any, body_jaxpr: Any, cond_nconsts: int, body_nconsts: int) -> tuple[Value, ...]:
+    """Constants of condition and body become carries that never change."""
+    consts = cond_nconsts + body_nconsts
+    types = [v.type for v in operands]
+    test = b.region("condition", types)
+    body = b.region("body", types)
+    (go_on,) = inline(test, cond_jaxpr, (*test.inputs[:cond_nconsts], *test.inputs[consts:]))
+    carries = inline(body, body_jaxpr, body.inputs[cond_nconsts:])
+    return b.while_(test.finish([go_on]), body.finish([*body.inputs[:consts], *carries]), operands)[consts:]
+
+
+@lowers("scan", keys=True)
+def _scan(b: Builder, *operands: Value, jaxpr: Any, length: int, reverse: bool, num_consts: int, num_carry: int) -> tuple[Value, ...]:
+    """A counted loop. Carries, in order: the counter, constants, carries, stacked inputs (these never change), stacked outputs."""
+    consts, carries, stacked = operands[:num_consts], operands[num_consts:][:num_carry], operands[num_consts + num_carry :]
+    if length == 1:
+        return _single_trip(b, jaxpr, consts, carries, stacked)
+    results = [b.full(TensorType(t.dtype, (length, *t.shape)), 0) for t in jax_compat.result_types(jaxpr)[num_carry:]]
+    if not length:
+        return (*carries, *results)
+    inputs = (b.scalar(0, S32), *consts, *carries, *stacked, *results)
+    body = _scan_body(b, jaxpr, inputs, length, num_consts, num_carry, len(stacked), reverse=reverse)
+    done = b.loop(length, body, inputs)[1 + num_consts :]
+    return (*done[:num_carry], *done[num_carry + len(stacked) :])
+
+
+def _single_trip(b: Builder, jaxpr: Any, consts: Sequence[Value], carries: Sequence[Value], stacked: Sequence[Value]) -> tuple[Value, ...]:
+    """A scan of length 1 is its body."""
+    results = inline(b, jaxpr, (*consts, *carries, *(b.reshape(x, x.shape[1:]) for x in stacked)))
+    n = len(carries)
+    return (*results[:n], *(b.reshape(y, (1, *y.shape)) for y in results[n:]))
+
+
+def _scan_body(
+    b: Builder, jaxpr: Any, inputs: Sequence[Value], length: int, num_consts: int, num_carry: int, num_stacked: int, *, reverse: bool
+) -> Graph:
+    body = b.region("body", [v.type for v in inputs])
+    counter, rest = body.inputs[0], body.inputs[1:]
+    consts, carries = rest[:num_consts], rest[num_consts:][:num_carry]
+    stacked, results = rest[num_consts + num_carry :][:num_stacked], rest[num_consts + num_carry + num_stacked :]
+    place = body.sub(length - 1, counter) if reverse else counter
+    outputs = inline(body, jaxpr, (*consts, *carries, *(_item(body, x, place) for x in stacked)))
+    written = [_with_item(body, whole, y, place) for whole, y in zip(results, outputs[num_carry:], strict=True)]
+    return body.finish([body.add(counter, 1), *consts, *outputs[:num_carry], *stacked, *written])
+
+
+def _at(b: Builder, x: Value, place: Value) -> list[Value]:
+    return [place, *(b.scalar(0, S32) for _ in x.shape[1:])]
+
+
+def _item(b: Builder, stacked: Value, place: Value) -> Value:
+    """stacked[place]."""
+    return b.reshape(b.dynamic_slice(stacked, _at(b, stacked, place), (1, *stacked.shape[1:])), stacked.shape[1:])
+
+
+def _with_item(b: Builder, stacked: Value, item: Value, place: Value) -> Value:
+    """stacked with item at [place]."""
+    return b.dynamic_update_slice(stacked, b.reshape(item, (1, *item.shape)), _at(b, stacked, place))

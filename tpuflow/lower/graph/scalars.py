@@ -1,0 +1,29 @@
+"""Python scalars as the element types hold them, and the values that reductions start from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tpuflow.dtypes import PRED, DType
+
+Scalar = bool | int | float
+
+
+def scalar_of(value: Scalar, dtype: DType) -> Scalar:
+    """The value as the element type holds it, as a Python scalar of the fitting kind."""
+    if dtype.is_integer and isinstance(value, int):
+        value = int(value) & ((1 << 8 * dtype.bytes) - 1)
+        return value - (1 << 8 * dtype.bytes) if dtype.kind == "int" and value >> (8 * dtype.bytes - 1) else value
+    with np.errstate(over="ignore"):
+        return np.asarray(value).astype(dtype.numpy).item()
+
+
+def identity(op: str, dtype: DType) -> Scalar:
+    """The value that changes nothing under a reduction: 0 for add, or and xor; 1 for mul; all ones for and; an infinity or bound."""
+    if op in ("max", "min") and dtype.is_float:
+        return -float("inf") if op == "max" else float("inf")
+    if op in ("max", "min"):
+        bounds = np.iinfo(dtype.numpy)
+        return int(bounds.min if op == "max" else bounds.max)
+    ones = True if dtype == PRED else -1
+    return scalar_of({"add": 0, "or": 0, "xor": 0, "mul": 1, "and": ones}[op], dtype)
