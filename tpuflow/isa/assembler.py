@@ -7,6 +7,7 @@ everything else is as the disassembler writes it. Every error says line, column,
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import typing
 from collections.abc import Callable
@@ -54,7 +55,8 @@ def assemble(text: str, *, name: str = "") -> Program:
     lines = Lines(text, name or "program text")
     program_name = _header(lines)
     chip = _chip(lines)
-    buffers = _section(lines, "buffers", _buffer)
+    numbers = itertools.count()
+    buffers = _section(lines, "buffers", lambda cursor: _buffer(cursor, next(numbers)))
     constants = _section(lines, "constants", functools.partial(_constant, lines=lines))
     ports = {section: _section(lines, section, _port) for section in PORT_SECTIONS}
     code = _blocks(lines, 1) if lines.heading("code") else ()
@@ -107,8 +109,10 @@ def _chip(lines: Lines) -> Chip:
     return Chip(**values)
 
 
-def _buffer(cursor: Cursor) -> tuple[Buffer, str | None]:
-    cursor.buffer()  # the table's order counts; the number is there for people
+def _buffer(cursor: Cursor, number: int) -> tuple[Buffer, str | None]:
+    start = cursor.place()
+    if cursor.buffer() != number:
+        cursor.fail(f"'b{number}': buffers are numbered from 0 without gaps", start)
     dtype, shape = cursor.array_type()
     cursor.expect("at")
     return Buffer(dtype, shape, cursor.integer()), cursor.end()

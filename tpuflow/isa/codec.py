@@ -41,7 +41,8 @@ from tpuflow.isa.wire import (
     unsigned_codec,
 )
 
-FAMILIES = (vector, matrix, dma)  # importing them declares the instructions
+FAMILIES = (vector, matrix, dma)  # every module that declares instructions
+DECLARED = tuple(sorted(INSTRUCTIONS.values(), key=lambda cls: cls.opcode))
 MAX_DEPTH = 64  # nested blocks
 MAX_ARRAY_RANK = 32
 
@@ -238,8 +239,8 @@ KINDS: dict[str, Callable[[str, FieldKind], Codec]] = {
 def _instruction_codec() -> Codec:
     """The opcode, then the fields by their declared kinds."""
     codecs = {
-        opcode: _fields_codec(cls, tuple((n, KINDS[k.name](f"{cls.mnemonic}.{n}", k)) for n, k in cls.kinds.items()))
-        for opcode, cls in INSTRUCTIONS.items()
+        cls.opcode: _fields_codec(cls, tuple((n, KINDS[k.name](f"{cls.mnemonic}.{n}", k)) for n, k in cls.kinds.items()))
+        for cls in DECLARED
     }
 
     def write(w: Writer, value: Instruction) -> None:

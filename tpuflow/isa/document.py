@@ -10,9 +10,9 @@ from typing import Any
 
 from tpuflow.dtypes import DTYPES
 from tpuflow.isa import codec, disassembler, file
-from tpuflow.isa.codec import FAMILIES
+from tpuflow.isa.codec import DECLARED, FAMILIES
 from tpuflow.isa.disassembler import instruction_text
-from tpuflow.isa.instruction import INSTRUCTIONS, QUEUES, FieldKind, Instruction, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.instruction import QUEUES, FieldKind, Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Buffer, Constant, GridAxis, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While
 
 PATH = Path(__file__).parents[2] / "docs" / "ISA.md"
@@ -77,12 +77,12 @@ def _fields(record: Any) -> str:
 
 
 def _summary() -> str:
-    rows = (f"| {opcode:#04x} | `{cls.mnemonic}` | {_first_line(cls)} |" for opcode, cls in sorted(INSTRUCTIONS.items()))
+    rows = (f"| {cls.opcode:#04x} | `{cls.mnemonic}` | {_first_line(cls)} |" for cls in DECLARED)
     return "\n".join(("| opcode | mnemonic | |", "|---|---|---|", *rows))
 
 
 def _family(module: ModuleType) -> list[str]:
-    own = (cls for _, cls in sorted(INSTRUCTIONS.items()) if cls.__module__ == module.__name__)
+    own = (cls for cls in DECLARED if cls.__module__ == module.__name__)
     name = module.__name__.rpartition(".")[2]
     return [f"### {name}", _markdown(module), *map(_instruction, own)]
 
