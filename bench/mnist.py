@@ -51,11 +51,11 @@ CONTENDERS: dict[str, Callable[..., tuple[float, float]]] = {
 
 def measure(contender: str, policy: str) -> dict[str, float]:
     """All figures of one contender, cold and then again in the same (warm) process."""
-    from train.data import load_fashion_mnist
-    from train.mnist import initial_params
+    from train.data import load
+    from train.mnist import initial_variables
 
-    data = load_fashion_mnist(None)
-    params = initial_params()
+    data = load(embedded=False)
+    params = initial_variables()
     __import__("torch" if contender == "torch_steps" else "optax")
     run = CONTENDERS[contender]
     figures: dict[str, float] = {}

@@ -1,0 +1,22 @@
+"""`python -m bench`: every benchmark, one after the other; figures are kept in bench/results/."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+BENCHMARKS = ("mnist", "compile", "dispatch", "fidelity")
+
+
+def main() -> int:
+    """Run them all; the exit status is that of the first that failed."""
+    for name in BENCHMARKS:
+        print(f"--- bench.{name}", flush=True)
+        done = subprocess.run([sys.executable, "-m", f"bench.{name}", "--json", f"bench/results/{name}.json"])
+        if done.returncode:
+            return done.returncode
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

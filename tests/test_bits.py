@@ -1,0 +1,64 @@
+"""Bits do not depend on the engine, on host threads, on the host's instruction set, or on the hash seed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import ten_steps, tolerances
+
+ROOT = Path(__file__).parent.parent
+
+
+@functools.cache
+def _in_process(cores: int = 2, **environment: str) -> dict[str, dict[str, str]]:
+    """Digests from a fresh process that may use `cores` host cores (XLA:CPU takes one thread a core)."""
+    usable = set(sorted(os.sched_getaffinity(0))[:cores])
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.ten_steps"], env={**os.environ, **environment}, cwd=ROOT, capture_output=True, text=True, timeout=900,
+        preexec_fn=lambda: os.sched_setaffinity(0, usable),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ten_steps.POLICIES)
+def test_ten_steps_on_both_engines_agree_in_every_bit(policy: str) -> None:
+    reference, fast = ten_steps.run(policy, engine="reference"), ten_steps.run(policy)
+    assert reference.losses == fast.losses
+    for a, b in zip(ten_steps.leaves(reference), ten_steps.leaves(fast), strict=True):
+        assert a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "host",
+    [
+        {"cores": 1},
+        {"XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2"},
+        {"PYTHONHASHSEED": "12345"},
+    ],
+    ids=["one host thread", "SSE4.2 only", "another hash seed"],
+)
+def test_ten_steps_do_not_depend_on_the_host(host: dict[str, Any]) -> None:
+    assert _in_process(**host) == _in_process(PYTHONHASHSEED="0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ten_steps.POLICIES)
+def test_native_stays_within_its_bounds_over_ten_steps(policy: str) -> None:
+    exact, native = ten_steps.run(policy), ten_steps.run(policy, fidelity="native")
+    bound = tolerances.TEN_STEPS[policy]
+    for a, b in zip(ten_steps.leaves(exact), ten_steps.leaves(native), strict=True):
+        x, y = a.astype(np.float64), b.astype(np.float64)
+        scale = max(1e-30, float(np.max(np.abs(x), initial=0.0)))
+        assert float(np.max(np.abs(x - y), initial=0.0)) <= bound * scale, policy
