@@ -1,0 +1,1 @@
+"""What users type: train, jit, and what they hand back."""

@@ -1,0 +1,68 @@
+"""Train JAX models on a simulated accelerator.
+
+The public names are loaded when they are first used, so that running a saved Program needs no frontend, Flax or Optax.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tpuflow.amp import Policy, autocast
+    from tpuflow.api.callbacks import Callback, LossMonitor, Run, TimeMonitor
+    from tpuflow.api.compiling import jit
+    from tpuflow.api.losses import LOSSES
+    from tpuflow.api.result import TrainResult
+    from tpuflow.api.training import train
+    from tpuflow.chips import CHIPS, Chip, get_chip
+    from tpuflow.device.runtime import Executable
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "CHIPS": "tpuflow.chips",
+    "Callback": "tpuflow.api.callbacks",
+    "Chip": "tpuflow.chips",
+    "Executable": "tpuflow.device.runtime",
+    "LOSSES": "tpuflow.api.losses",
+    "LossMonitor": "tpuflow.api.callbacks",
+    "Policy": "tpuflow.amp",
+    "Run": "tpuflow.api.callbacks",
+    "TimeMonitor": "tpuflow.api.callbacks",
+    "TrainResult": "tpuflow.api.result",
+    "autocast": "tpuflow.amp",
+    "get_chip": "tpuflow.chips",
+    "jit": "tpuflow.api.compiling",
+    "train": "tpuflow.api.training",
+}
+
+__all__ = [
+    "CHIPS",
+    "LOSSES",
+    "Callback",
+    "Chip",
+    "Executable",
+    "LossMonitor",
+    "Policy",
+    "Run",
+    "TimeMonitor",
+    "TrainResult",
+    "autocast",
+    "get_chip",
+    "jit",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its home on first use (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tpuflow' has no attribute {name!r}; public names: {', '.join(__all__)}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,36 @@
+"""Trees of arrays as the flat lists that the device takes: random keys travel as their words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+KEY_IMPLEMENTATION = "threefry2x32"
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is an array of random keys (`jax.random.key`)."""
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def to_device(leaves: Sequence[Any]) -> list[Any]:
+    """Arrays as the device has them: words for keys, other leaves as they are."""
+    return [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in leaves]
+
+
+def from_device(arrays: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
+    """The device's arrays as values of the given types: words become keys again."""
+    return [_as_key(a) if is_key(v) else a for a, v in zip(arrays, avals, strict=True)]
+
+
+def _as_key(words: Any) -> jax.Array:
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=KEY_IMPLEMENTATION)
+
+
+def leaf_names(tree: Any, prefix: str) -> tuple[str, ...]:
+    """A readable name for every leaf, in flattening order: "params/Dense_0/kernel"."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    return tuple("/".join(filter(None, (prefix, jax.tree_util.keystr(p, simple=True, separator="/")))) for p in paths)

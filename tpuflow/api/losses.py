@@ -1,0 +1,141 @@
+"""The losses that have a name, one row each, and how one is chosen for given labels."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tpuflow.errors import ConfigError, DataError
+
+LossFunction = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss: `fn(outputs, labels)` gives an fp32 scalar (or one number an example, of which the mean is taken).
+
+    `classes` is true if labels are class numbers of the outputs' last axis, so that an accuracy can be counted.
+    """
+
+    name: str
+    fn: LossFunction
+    classes: bool = False
+
+    def __call__(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
+        """The loss in fp32, a scalar, whatever the type of the outputs."""
+        return jnp.mean(self.fn(outputs.astype(jnp.float32), labels)).astype(jnp.float32)
+
+
+def softmax_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """-log softmax(logits)[label] for integer labels: logits [..., C], labels [...] -> [...].
+
+    The label's logit is selected by comparison rather than by indexing: its gradient is then a select and not a scatter.
+    """
+    shifted = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    picked = jnp.sum(jnp.where(classes == labels[..., None].astype(jnp.int32), shifted, 0.0), axis=-1)
+    return jnp.log(jnp.sum(jnp.exp(shifted), axis=-1)) - picked
+
+
+def sigmoid_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Binary cross-entropy of logits against labels in [0, 1], elementwise: max(x, 0) - x*y + log(1 + exp(-|x|))."""
+    return jnp.maximum(logits, 0.0) - logits * labels.astype(jnp.float32) + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+
+
+def squared_error(outputs: jax.Array, labels: jax.Array) -> jax.Array:
+    """(outputs - labels)^2, elementwise."""
+    return jnp.square(outputs - labels.astype(jnp.float32))
+
+
+def absolute_error(outputs: jax.Array, labels: jax.Array) -> jax.Array:
+    """|outputs - labels|, elementwise."""
+    return jnp.abs(outputs - labels.astype(jnp.float32))
+
+
+def huber(outputs: jax.Array, labels: jax.Array) -> jax.Array:
+    """Half the squared error up to an error of one, linear beyond, elementwise."""
+    error = jnp.abs(outputs - labels.astype(jnp.float32))
+    return jnp.where(error <= 1.0, 0.5 * jnp.square(error), error - 0.5)
+
+
+LOSSES = {
+    row.name: row
+    for row in (
+        Loss("softmax_cross_entropy", softmax_cross_entropy, classes=True),
+        Loss("sigmoid_cross_entropy", sigmoid_cross_entropy),
+        Loss("mse", squared_error),
+        Loss("mae", absolute_error),
+        Loss("huber", huber),
+    )
+}
+
+
+def get_loss(loss: str | LossFunction | None, labels: Any) -> tuple[Loss, str]:
+    """The loss of a name or a function of the user's own, or one that fits the labels; and why it was chosen ("" if it was given).
+
+    Raises:
+      ConfigError: no loss has that name.
+    """
+    if loss is None:
+        return _chosen(np.dtype(labels.dtype))
+    if isinstance(loss, Loss):
+        return loss, ""
+    if callable(loss):
+        return Loss(getattr(loss, "__name__", type(loss).__name__), loss, classes=_is_integer(labels.dtype)), ""
+    if loss in LOSSES:
+        return LOSSES[loss], ""
+    close = difflib.get_close_matches(str(loss), LOSSES, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ConfigError(f"unknown loss {loss!r}.{hint} Known losses: {', '.join(LOSSES)}; or pass a function (outputs, labels) -> loss.")
+
+
+def check_fit(loss: Loss, outputs: Any, labels: Any) -> None:
+    """That outputs and labels of these shapes can meet in the loss.
+
+    Raises:
+      DataError: they cannot.
+    """
+    if loss.name not in LOSSES:
+        return
+    if loss.classes:
+        fits = _is_integer(labels.dtype) and tuple(labels.shape) == tuple(outputs.shape[:-1])
+        wanted = f"integer labels of shape {list(outputs.shape[:-1])} (class numbers)"
+    else:
+        fits, wanted = tuple(labels.shape) == tuple(outputs.shape), f"labels of shape {list(outputs.shape)}"
+    if not fits:
+        raise DataError(
+            f"loss {loss.name!r}: the model's outputs have shape {list(outputs.shape)}, so it needs {wanted}; "
+            f"got {labels.dtype}{list(labels.shape)}."
+        )
+
+
+def check_labels(labels: np.ndarray, classes: int, first_sample: int = 0, what: str = "data") -> None:
+    """That every label is a class number.
+
+    Raises:
+      DataError: one is below 0 or not below `classes`.
+    """
+    wrong = (labels < 0) | (labels >= classes)
+    if wrong.any():
+        place = int(np.argmax(wrong.reshape(len(labels), -1).any(axis=1)))
+        value = labels[place][wrong[place]].flat[0] if labels.ndim > 1 else labels[place]
+        raise DataError(
+            f"{what}: the label of sample {first_sample + place} is {int(value)}, but the model has {classes} outputs, so labels must be "
+            f"0 to {classes - 1}; {int(wrong.sum())} labels are out of range."
+        )
+
+
+def _chosen(dtype: np.dtype) -> tuple[Loss, str]:
+    if _is_integer(dtype):
+        return LOSSES["softmax_cross_entropy"], "integer labels"
+    return LOSSES["mse"], "floating-point labels"
+
+
+def _is_integer(dtype: Any) -> bool:
+    return np.issubdtype(np.dtype(dtype), np.integer)

@@ -1,0 +1,139 @@
+"""Flax modules, linen and nnx, behind one face: variables as two trees (trained, carried) and a pure function of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import flax
+import flax.errors
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+
+from tpuflow.errors import ConfigError
+
+MODE_ARGUMENTS = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
+RNG_STREAM = "dropout"
+
+Apply = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A module as functions.
+
+    `init(key, inputs)` gives (params, carried). `train_apply` and `eval_apply` take (params, carried, inputs, key) and give
+    (outputs, carried). `needs_key` says whether training draws random numbers from that key.
+    """
+
+    name: str
+    init: Callable[[jax.Array, Any], tuple[Any, Any]]
+    train_apply: Apply
+    eval_apply: Apply
+    needs_key: Callable[[Any, Any, Any], bool]
+
+
+def get_model(model: Any) -> Model:
+    """The functions of a linen or nnx module.
+
+    Raises:
+      ConfigError: it is neither.
+    """
+    if isinstance(model, linen.Module):
+        return _linen(model)
+    if isinstance(model, nnx.Module):
+        return _nnx(model)
+    what = f"the class {model.__name__}; pass an instance" if isinstance(model, type) else f"a {type(model).__name__}"
+    raise ConfigError(f"model: expected a flax.linen.Module or flax.nnx.Module instance, got {what}.")
+
+
+def _linen(module: linen.Module) -> Model:
+    modes = _modes(type(module).__call__)
+    evaluating = {name: not on for name, on in modes.items()}
+
+    def init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
+        params_key, dropout_key = jax.random.split(key)
+        variables = dict(module.init({"params": params_key, RNG_STREAM: dropout_key}, inputs, **evaluating))
+        return variables.pop("params", {}), variables
+
+    def train_apply(params: Any, carried: Any, inputs: Any, key: Any) -> tuple[Any, Any]:
+        rngs = {} if key is None else {RNG_STREAM: key}
+        outputs, changed = module.apply({"params": params, **carried}, inputs, rngs=rngs, mutable=list(carried), **modes)
+        return outputs, {**carried, **changed}
+
+    def eval_apply(params: Any, carried: Any, inputs: Any, key: Any) -> tuple[Any, Any]:
+        return module.apply({"params": params, **carried}, inputs, **evaluating), carried
+
+    def needs_key(params: Any, carried: Any, inputs: Any) -> bool:
+        try:
+            jax.eval_shape(lambda p, c, x: train_apply(p, c, x, None), params, carried, inputs)
+        except flax.errors.InvalidRngError:
+            return True
+        return False
+
+    return Model(type(module).__name__, init, train_apply, eval_apply, needs_key)
+
+
+def _nnx(module: nnx.Module) -> Model:
+    """Modes ("train", "eval") are attributes of nnx modules, so there is one graph definition for each."""
+
+    def split() -> tuple[Any, Any, Any]:
+        return nnx.split(module, nnx.Param, ...)
+
+    def apply_with(graphdef: Any) -> Apply:
+        def apply(params: Any, carried: Any, inputs: Any, key: Any) -> tuple[Any, Any]:
+            merged = nnx.merge(graphdef, params, carried)
+            outputs = merged(inputs)
+            return outputs, nnx.split(merged, nnx.Param, ...)[2]
+
+        return apply
+
+    def in_mode(set_mode: Callable[[], None]) -> Any:
+        set_mode()
+        return split()[0]
+
+    eval_graph, train_graph = in_mode(module.eval), in_mode(module.train)
+    _, params, carried = split()
+    return Model(
+        type(module).__name__, lambda key, inputs: (params, carried), apply_with(train_graph), apply_with(eval_graph), lambda *_: False
+    )
+
+
+def _modes(call: Callable[..., Any]) -> dict[str, bool]:
+    """The arguments of a module's `__call__` that tell training from evaluation, with their value in training."""
+    names = inspect.signature(call).parameters
+    return {name: value for name, value in MODE_ARGUMENTS.items() if name in names}
+
+
+def initial_params(given: Any, shapes: Any) -> Any:
+    """The user's own parameters, checked against the model's shapes; `{"params": ...}` is unwrapped.
+
+    Raises:
+      ConfigError: the tree, a shape, or an element type differs.
+    """
+    if isinstance(given, Mapping) and set(given) == {"params"} and not (isinstance(shapes, Mapping) and set(shapes) == {"params"}):
+        given = given["params"]
+    if isinstance(given, nnx.State) != isinstance(shapes, nnx.State) and isinstance(shapes, nnx.State):
+        given = nnx.State(given)
+    found, wanted = dict(_paths(given)), dict(_paths(shapes))
+    missing, extra = [p for p in wanted if p not in found], [p for p in found if p not in wanted]
+    if missing or extra:
+        raise ConfigError(
+            f"params: the tree is not the model's: missing {_some(missing)}, unknown {_some(extra)}; the model has {_some(list(wanted))}."
+        )
+    for path, leaf in found.items():
+        if tuple(jnp.shape(leaf)) != tuple(wanted[path].shape):
+            raise ConfigError(f"params: {path} has shape {list(jnp.shape(leaf))}, the model's has {list(wanted[path].shape)}.")
+    leaves = [jnp.asarray(found[path], wanted[path].dtype) for path in wanted]
+    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+
+def _paths(tree: Any) -> list[tuple[str, Any]]:
+    return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def _some(names: list[str]) -> str:
+    return (", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")) or "nothing"

@@ -1,0 +1,185 @@
+"""Before a training: every option checked, everything not given chosen, so that mistakes show before the first step."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tpuflow import amp
+from tpuflow.api.feeding import ArrayFeed, Feed, is_arrays, make_feed
+from tpuflow.api.losses import check_fit, check_labels, get_loss
+from tpuflow.api.modelling import get_model, initial_params
+from tpuflow.api.sinking import Target
+from tpuflow.api.stepping import Recipe, TrainState
+from tpuflow.chips import get_chip
+from tpuflow.device.runtime import ENGINES, FIDELITIES
+from tpuflow.errors import ConfigError, DataError, TpuflowError
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The arguments of `tpuflow.train`, before anything was checked."""
+
+    model: Any
+    data: Any
+    eval_data: Any
+    policy: Any
+    optimizer: Any
+    loss: Any
+    epochs: int
+    batch_size: int | None
+    sink_size: int
+    chip: Any
+    seed: int
+    params: Any
+    shuffle: bool
+    engine: str
+    fidelity: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A training that is ready to start: everything checked and chosen."""
+
+    recipe: Recipe
+    state: TrainState
+    feed: Feed
+    eval_feed: Feed | None
+    target: Target
+    epochs: int
+    batch_size: int
+    sink_size: int
+    chosen: dict[str, str]
+    settings: dict[str, Any]
+
+
+def prepare(o: Options) -> Job:
+    """Check every option and choose what was not given.
+
+    Raises:
+      ConfigError, DataError: see `tpuflow.train`.
+    """
+    policy, chip, model = amp.get_policy(o.policy), get_chip(o.chip), get_model(o.model)
+    _check_choice("engine", o.engine, ENGINES)
+    _check_choice("fidelity", o.fidelity, FIDELITIES)
+    _check_number("epochs", o.epochs, 1)
+    _check_number("sink_size", o.sink_size, -1)
+    if o.batch_size is not None:
+        _check_number("batch_size", o.batch_size, 1)
+    if o.optimizer is not None and not hasattr(o.optimizer, "update"):
+        raise ConfigError(f"optimizer: expected an Optax transformation such as optax.sgd(1e-3), got {o.optimizer!r}.")
+    batch_size = 32 if o.batch_size is None else o.batch_size
+    feed = make_feed(o.data, batch_size, sink_size=o.sink_size, shuffle=o.shuffle, seed=o.seed)
+    first = feed.first()
+    loss, why = get_loss(o.loss, first[1])
+    optimizer = amp.with_loss_scale(optax.adam(1e-3) if o.optimizer is None else o.optimizer, policy.loss_scale)
+    recipe = Recipe(model, policy, loss, optimizer)
+    state = _initial_state(recipe, first, o.params, o.seed)
+    classes = _check_data(recipe, state, feed, first, "data")
+    eval_feed = None if o.eval_data is None else _eval_feed(recipe, state, o.eval_data, batch_size, classes)
+    chosen = {
+        **({"loss": f"{loss.name} ({why})"} if why else {}),
+        **({"optimizer": "adam(1e-3)"} if o.optimizer is None else {}),
+        **({"batch_size": str(batch_size)} if o.batch_size is None and isinstance(feed, ArrayFeed) else {}),
+    }
+    settings = {
+        "model": model.name,
+        "policy": policy.name,
+        "loss": loss.name,
+        "loss_scale": policy.loss_scale.kind,
+        "epochs": o.epochs,
+        "batch_size": len(first[0]),
+        "sink_size": o.sink_size,
+        "chip": chip.name,
+        "seed": o.seed,
+        "shuffle": o.shuffle,
+        "engine": o.engine,
+        "fidelity": o.fidelity,
+    }
+    target = Target(chip, o.engine, o.fidelity)
+    return Job(recipe, state, feed, eval_feed, target, o.epochs, len(first[0]), o.sink_size, chosen, settings)
+
+
+def _initial_state(recipe: Recipe, first: tuple[Any, Any], params: Any, seed: int) -> TrainState:
+    """Variables drawn from the seed, or the user's parameters, in the policy's types.
+
+    Raises:
+      ConfigError: the model has no parameters, or the user's do not fit it.
+      DataError: the model cannot take the inputs.
+    """
+    init_key, train_key = jax.random.split(jax.random.key(seed))
+    model = recipe.model
+    spec = jax.ShapeDtypeStruct(first[0].shape, first[0].dtype)
+    try:
+        shapes, carried_shapes = jax.eval_shape(model.init, init_key, spec)
+    except TpuflowError:
+        raise
+    except Exception as error:  # whatever the user's module raises when it is traced
+        error.add_note(f"while initialising model {model.name} for inputs {_shape_of(first[0])}")
+        raise
+    if not jax.tree.leaves(shapes):
+        raise ConfigError(f"model {model.name} has no parameters: there is nothing to train.")
+    given = None if params is None else initial_params(params, shapes)
+    fresh, carried = (None, carried_shapes)
+    if given is None or jax.tree.leaves(carried_shapes):
+        fresh, carried = jax.jit(model.init)(init_key, jnp.zeros(spec.shape, spec.dtype))
+    chosen = fresh if given is None else given
+    key = train_key if model.needs_key(chosen, carried, spec) else None
+    return recipe.initial_state(chosen, carried, key)
+
+
+def _check_data(recipe: Recipe, state: TrainState, feed: Feed, first: tuple[Any, Any], what: str) -> int | None:
+    """That the model takes the inputs and the loss its outputs and the labels; the number of classes, if labels are classes.
+
+    Raises:
+      DataError: they do not fit.
+    """
+    inputs, labels = first
+    try:
+        outputs = jax.eval_shape(recipe.outputs, state.params, state.carried, jax.ShapeDtypeStruct(inputs.shape, inputs.dtype), state.key)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{what}: model {recipe.model.name} cannot take inputs {_shape_of(inputs)}: {error}") from error
+    if not hasattr(outputs, "shape"):
+        raise DataError(f"model {recipe.model.name} must return one array for the loss, got {jax.tree.structure(outputs)}.")
+    check_fit(recipe.loss, outputs, labels)
+    if not recipe.loss.classes:
+        return None
+    classes = outputs.shape[-1]
+    if isinstance(feed, ArrayFeed):
+        check_labels(feed.leaves[1], classes, what=what)
+    else:
+        feed.check = lambda labels, samples: check_labels(labels, classes, samples, what=what)
+    return classes
+
+
+def _eval_feed(recipe: Recipe, state: TrainState, data: Any, batch_size: int, classes: int | None) -> Feed:
+    """The evaluation data, checked as the training data were; a data set smaller than a batch makes one smaller batch."""
+    size = min(batch_size, max(1, len(data[0]))) if isinstance(data, (tuple, list)) and is_arrays(data) else batch_size
+    feed = make_feed(data, size, "eval_data")
+    found = _check_data(recipe, state, feed, feed.first(), "eval_data")
+    if found != classes:
+        raise DataError(f"eval_data: the model has {found} outputs on it, {classes} on the training data.")
+    return feed
+
+
+def _check_choice(what: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value in allowed:
+        return
+    close = difflib.get_close_matches(str(value), allowed, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ConfigError(f"unknown {what} {value!r}.{hint} Choose one of: {', '.join(allowed)}.")
+
+
+def _check_number(what: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ConfigError(f"{what}: expected a whole number of at least {least}, got {value!r}.")
+
+
+def _shape_of(array: Any) -> str:
+    return f"{array.dtype}{list(array.shape)}"

@@ -1,0 +1,96 @@
+"""The training step and the evaluation step as pure functions: state and batch in, new state and figures out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from tpuflow import amp
+from tpuflow.api.losses import Loss
+from tpuflow.api.modelling import Model
+
+
+class TrainState(NamedTuple):
+    """What lives on the device through a sink: parameters, carried variables (batch statistics, ...), optimizer state, random key.
+
+    `key` is None for models that draw no random numbers.
+    """
+
+    params: Any
+    carried: Any
+    opt_state: Any
+    key: Any = None
+
+
+class StepFigures(NamedTuple):
+    """What a training step reports: its loss, the loss scale it used, and whether its update was skipped for overflow."""
+
+    loss: jax.Array
+    loss_scale: jax.Array
+    skipped: jax.Array
+
+
+class EvalFigures(NamedTuple):
+    """What an evaluation step reports: the batch's loss and how many labels were hit."""
+
+    loss: jax.Array
+    hits: jax.Array
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a step is made of."""
+
+    model: Model
+    policy: amp.Policy
+    loss: Loss
+    optimizer: optax.GradientTransformationExtraArgs
+
+    def initial_state(self, params: Any, carried: Any, key: Any) -> TrainState:
+        """Parameters in the policy's type and the optimizer's state for them."""
+        params = self.policy.cast_params(params)
+        return TrainState(params, carried, self.optimizer.init(params), key)
+
+    def train_step(self, state: TrainState, batch: tuple[Any, Any]) -> tuple[TrainState, StepFigures]:
+        """One step. The loss is rounded to the policy's type before it is scaled and differentiated."""
+        next_key, key = (None, None) if state.key is None else jax.random.split(state.key)
+        forward = self._forward(self.model.train_apply)
+
+        def scaled_loss(params: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+            loss, _, carried = forward(params, state.carried, batch, key)
+            return amp.scale_loss(loss, state.opt_state), (loss, carried)
+
+        (_, (loss, carried)), grads = jax.value_and_grad(scaled_loss, has_aux=True)(state.params)
+        updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params, value=loss.astype(jnp.float32))
+        new_state = TrainState(optax.apply_updates(state.params, updates), carried, opt_state, next_key)
+        return new_state, _figures(loss, state.opt_state, opt_state)
+
+    def eval_step(self, state: TrainState, batch: tuple[Any, Any]) -> tuple[TrainState, EvalFigures]:
+        """The state as it was, the loss of one batch, rounded as in training, and the number of right answers."""
+        loss, outputs, _ = self._forward(self.model.eval_apply)(state.params, state.carried, batch, None)
+        hits = jnp.sum(jnp.argmax(outputs, axis=-1) == batch[1]) if self.loss.classes else jnp.zeros((), jnp.int32)
+        return state, EvalFigures(loss.astype(jnp.float32), hits.astype(jnp.int32))
+
+    def outputs(self, params: Any, carried: Any, inputs: Any, key: Any) -> Any:
+        """The model's outputs in training, under the policy."""
+        return amp.autocast(self.model.train_apply, self.policy)(params, carried, self.policy.cast_inputs(inputs), key)[0]
+
+    def _forward(self, apply: Callable[..., Any]) -> Callable[..., tuple[jax.Array, Any, Any]]:
+        def forward(params: Any, carried: Any, batch: tuple[Any, Any], key: Any) -> tuple[jax.Array, Any, Any]:
+            inputs, labels = batch
+            outputs, carried = amp.autocast(apply, self.policy)(params, carried, self.policy.cast_inputs(inputs), key)
+            return self.loss(outputs, labels).astype(self.policy.loss_dtype), outputs, carried
+
+        return forward
+
+
+def _figures(loss: jax.Array, before: Any, after: Any) -> StepFigures:
+    scaled, then = amp.find_state(before), amp.find_state(after)
+    if scaled is None or then is None:
+        return StepFigures(loss.astype(jnp.float32), jnp.ones((), jnp.float32), jnp.zeros((), jnp.bool_))
+    return StepFigures(loss.astype(jnp.float32), scaled.scale, jnp.logical_not(then.last_finite))

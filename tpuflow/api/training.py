@@ -1,0 +1,94 @@
+"""`tpuflow.train`: a Flax model, data, a policy and an optimizer, trained on the simulated device."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import optax
+
+from tpuflow import amp
+from tpuflow.api.callbacks import Callback
+from tpuflow.api.losses import LossFunction
+from tpuflow.api.preparing import Options, prepare
+from tpuflow.api.result import TrainResult, check_writable
+from tpuflow.api.running import Training
+from tpuflow.chips import Chip
+
+
+def train(
+    model: Any,
+    data: Any,
+    policy: str | amp.Policy = "fp32",
+    optimizer: optax.GradientTransformation | None = None,
+    loss: str | LossFunction | None = None,
+    *,
+    epochs: int = 1,
+    batch_size: int | None = None,
+    sink_size: int = -1,
+    eval_data: Any = None,
+    chip: str | Chip = "generic",
+    seed: int = 0,
+    params: Any = None,
+    shuffle: bool = False,
+    callbacks: Sequence[Callback] = (),
+    engine: str = "fast",
+    fidelity: str = "native",
+    progress: bool = True,
+    json: str | os.PathLike[str] | None = None,
+) -> TrainResult:
+    """Train a linen or nnx module on the simulated device.
+
+    Args:
+      model: a `flax.linen.Module` or `flax.nnx.Module` instance that maps inputs [B, ...] to outputs.
+      data: arrays (inputs [N, ...], labels [N, ...]), an iterable of such batches, a function that makes one, or a loader.
+      policy: precision, a name of `tpuflow.amp.POLICIES` or a `Policy` of your own.
+      optimizer: an Optax transformation; adam(1e-3) if not given.
+      loss: a name of `tpuflow.LOSSES`, or a function (fp32 outputs, labels) -> loss; chosen by the labels if not given: softmax
+        cross-entropy for integers, mean squared error for floats.
+      epochs: passes over the data; with a positive `sink_size`, sinks.
+      batch_size: samples a step, 32 if not given; the last batch of an epoch may be smaller. Iterables bring their own batches.
+      sink_size: steps in one host round trip: -1 a whole epoch; 0 one; k > 0: the data are walked endlessly, k batches an epoch.
+      eval_data: as `data`; evaluated on the device after each epoch.
+      chip: a row of the catalogue.
+      seed: of initial parameters, of shuffling, of the model's random numbers.
+      params: parameters to start from instead (for linen, with or without {"params": ...}).
+      shuffle: a new order of the samples in each epoch (arrays only).
+      callbacks: see `tpuflow.Callback`.
+      engine, fidelity: how the device is simulated, see `tpuflow.device`.
+      progress: show a progress bar, and say what was chosen.
+      json: write the result there; checked before the training starts.
+
+    Raises:
+      ConfigError: an option is unknown or does not fit.
+      DataError: the data are empty or do not fit the model or the loss; `error.result` holds what was trained before, if anything.
+      UnsupportedPrimitiveError: the step uses something the device's compiler has no rule for.
+    """
+    if json is not None:
+        check_writable(json)
+    options = Options(
+        model=model,
+        data=data,
+        eval_data=eval_data,
+        policy=policy,
+        optimizer=optimizer,
+        loss=loss,
+        epochs=epochs,
+        batch_size=batch_size,
+        sink_size=sink_size,
+        chip=chip,
+        seed=seed,
+        params=params,
+        shuffle=shuffle,
+        engine=engine,
+        fidelity=fidelity,
+    )
+    job = prepare(options)
+    if progress and job.chosen:
+        print(f"tpuflow.train: {', '.join(f'{name} {why}' for name, why in job.chosen.items())}", file=sys.stderr, flush=True)
+    result = Training(job, tuple(callbacks)).run(progress=progress)
+    if json is not None:
+        result.to_json(json)
+    return result
