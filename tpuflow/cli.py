@@ -1,0 +1,121 @@
+"""The command line of the device: run, inspect, assemble and disassemble saved Programs. Needs no compiler, Flax or Optax."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tpuflow.dtypes import BF16
+from tpuflow.errors import LaunchError, TpuflowError
+from tpuflow.isa.assembler import assemble
+from tpuflow.isa.disassembler import disassemble
+from tpuflow.isa.file import code_hash, load, save
+from tpuflow.isa.program import Kernel, Port, Program, walk
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, run, and turn expected errors into one line on stderr and exit status 2."""
+    args = _parser().parse_args(arguments)
+    try:
+        args.command(args)
+    except (TpuflowError, OSError) as error:
+        print(f"tpuflow {args.name}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tpuflow", description="Run and inspect Programs of the simulated device.")
+    commands = parser.add_subparsers(dest="name", required=True, metavar="command")
+
+    def add(name: str, command: Callable[[argparse.Namespace], None], text: str, file: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.add_argument("file", type=Path, help=file)
+        sub.set_defaults(command=command)
+        return sub
+
+    run = add("run", _run, "run a saved Program once", "a .tpx file")
+    run.add_argument("--inputs", type=Path, metavar="X.npz", help="input arrays by port name (not needed if the Program has none)")
+    run.add_argument("--outputs", type=Path, metavar="Y.npz", help="write outputs by port name here (default: print them)")
+    run.add_argument("--engine", choices=("fast", "reference"), default="fast", help="fast: XLA:CPU; reference: tile by tile, all checks")
+    run.add_argument("--fidelity", choices=("native", "bitexact"), default="native", help="bitexact: the device's arithmetic to the last bit")
+    add("info", _info, "say what a saved Program is: chip, signature, memory, instructions", "a .tpx file")
+    show = add("disassemble", _disassemble, "print a saved Program as text", "a .tpx file")
+    show.add_argument("-o", "--output", type=Path, help="write the text here instead")
+    make = add("assemble", _assemble, "make a .tpx file from text", "text as `tpuflow disassemble` prints it")
+    make.add_argument("-o", "--output", type=Path, required=True, help="the .tpx file to write")
+    return parser
+
+
+def _run(args: argparse.Namespace) -> None:
+    from tpuflow.device.runtime import Executable  # the engines are loaded only where something runs
+
+    executable = Executable.load(args.file, args.engine, args.fidelity)
+    ports = executable.program.inputs
+    began = time.perf_counter()
+    outputs = executable.run(_read_arrays(args.inputs, ports))
+    print(f"ran {args.file} in {time.perf_counter() - began:.3f} s of host time", file=sys.stderr)
+    if args.outputs is not None:
+        with args.outputs.open("wb") as out:
+            np.savez(out, **_savable(outputs))  # type: ignore[arg-type]
+        return
+    for name, value in outputs.items():
+        print(f"{name}: {value.dtype.name}{list(value.shape)}\n{value}")
+
+
+def _read_arrays(path: Path | None, ports: Sequence[Port]) -> dict[str, np.ndarray]:
+    """Arrays of an .npz file; bfloat16 arrays, which .npz stores as raw 2-byte items, get their type back from the signature."""
+    if path is None:
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as loaded:
+            arrays = {name: loaded[name] for name in loaded.files}
+    except ValueError as error:
+        raise LaunchError(f"{path}: not an .npz file of plain arrays ({error}).") from error
+    raw = {p.name for p in ports if p.dtype == BF16}
+    return {n: a.view(BF16.numpy) if n in raw and a.dtype.itemsize == 2 and a.dtype.kind in "Vu" else a for n, a in arrays.items()}
+
+
+def _savable(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {n: a.view(np.uint16) if a.dtype == BF16.numpy else a for n, a in arrays.items()}
+
+
+def _info(args: argparse.Namespace) -> None:
+    print("\n".join(_info_lines(load(args.file))))
+
+
+def _info_lines(program: Program) -> list[str]:
+    kernels = list(program.kernels())
+    opcodes = Counter(i.mnemonic for k in kernels for i in k.instructions)
+    lines = [
+        f"program {program.name or '(no name)'} for chip {program.chip.name}, code {code_hash(program)[:16]}",
+        f"HBM: {max((b.address + b.bytes for b in program.buffers), default=0)} bytes in {len(program.buffers)} buffers, "
+        f"{sum(len(c.data) for c in program.constants)} bytes of constants",
+    ]
+    for what, ports in (("input", program.inputs), ("output", program.outputs), ("infeed", program.infeeds), ("outfeed", program.outfeeds)):
+        lines += [f"{what:8} {p.name or '-'}: {p.dtype}{list(p.shape)}{' (donated)' if p.donated else ''}" for p in ports]
+    lines.append(f"{len(kernels)} kernels; instructions: {', '.join(f'{n} {c}' for n, c in sorted(opcodes.items()))}")
+    lines += [f"  {place}: {block.name or 'kernel'} grid {[g.size for g in block.grid]}" for place, block in walk(program.code) if isinstance(block, Kernel)]
+    return lines
+
+
+def _disassemble(args: argparse.Namespace) -> None:
+    text = disassemble(load(args.file))
+    if args.output is None:
+        print(text, end="")
+    else:
+        args.output.write_text(text)
+
+
+def _assemble(args: argparse.Namespace) -> None:
+    save(assemble(args.file.read_text(), name=str(args.file)), args.output)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
