@@ -41,7 +41,8 @@ def fill_tile(
 ) -> tuple[int, ...]:
     """Tile sizes for a row-major space: whole axes from the minor one up as long as the padded tile fits, one axis cut, the rest 1.
 
-    The axes `whole` are not cut even if the tile does not fit then.
+    If the minor axis is cut, the second minor one still fills the sublanes that it occupies anyway. The axes `whole` are not cut
+    even if the tile does not fit then.
     """
     tile = [n if axis in whole else 1 for axis, n in enumerate(sizes)]
     registers = (chip.vector_lanes, chip.vector_sublanes * 4 // element_bytes)  # of the minor and of the second minor axis
@@ -54,7 +55,7 @@ def fill_tile(
             continue
         room = largest(sizes[axis], lambda n, axis=axis: fits(axis, n))
         tile[axis] = even_blocks(sizes[axis], room, registers[back] if back < 2 else 1)
-        if tile[axis] < sizes[axis]:
+        if tile[axis] < sizes[axis] and back > 0:
             break
     return tuple(tile)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tpuflow.lower.emit.matmul import dot_labels, the_dot
-from tpuflow.lower.emit.reduce import kept_axes, live_reductions
+from tpuflow.lower.emit.map import map_levels
+from tpuflow.lower.emit.matmul import dot_levels
+from tpuflow.lower.emit.reduce import reduce_levels
 from tpuflow.lower.emit.region import ELEMENTWISE, Region
 from tpuflow.lower.graph.graph import Node, Value
 
@@ -36,20 +37,4 @@ def _enters_whole(node: Node, value: Value) -> bool:
     return all(tuple(used) == tuple(labels) for v, used in region.accesses(roots, labels) if v in inner)
 
 
-def _map_levels(region: Region) -> list[tuple]:
-    return [(region.results, range(len(region.results[0].shape)))]
-
-
-def _reduce_levels(region: Region) -> list[tuple]:
-    reductions = live_reductions(region)
-    whole = range(len(reductions[0].inputs[0].shape))
-    return [(tuple(r.inputs[0] for r in reductions), whole), (region.results, kept_axes(reductions[0]))]
-
-
-def _dot_levels(region: Region) -> list[tuple]:
-    dot = the_dot(region)
-    labels = dot_labels(dot)
-    return [((dot.inputs[0],), labels.lhs), ((dot.inputs[1],), labels.rhs), (region.results, labels.out)]
-
-
-_LEVELS = {"map": _map_levels, "reduce": _reduce_levels, "dot": _dot_levels}
+_LEVELS = {"map": map_levels, "reduce": reduce_levels, "dot": dot_levels}

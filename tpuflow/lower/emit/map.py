@@ -7,10 +7,15 @@ from dataclasses import replace
 
 from tpuflow.isa.program import Kernel
 from tpuflow.lower.emit.nest import cut, merge
-from tpuflow.lower.emit.region import Level, LevelEmitter
+from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.graph import Node
 from tpuflow.lower.tiling import fill_tile
+
+
+def map_levels(region: Region) -> list[Roots]:
+    """The one level of a map: its results over the iteration space."""
+    return [(region.results, tuple(range(len(region.results[0].shape))))]
 
 
 def emit_map(site: Site) -> Kernels:
@@ -18,10 +23,10 @@ def emit_map(site: Site) -> Kernels:
     region, shape = site.region, site.region.results[0].shape
     if math.prod(shape) == 0:
         return ()
-    labels = tuple(range(len(shape)))
-    merged = merge(dict(enumerate(shape)), (used for _, used in region.accesses(region.results, labels)))
+    levels = map_levels(region)
+    merged = merge(dict(enumerate(shape)), operands(region, levels))
     axes = tuple(range(len(merged.sizes)))
-    level = Level(labels, axes, "vmem" if axes else "smem")
+    level = Level(levels[0][1], axes, "vmem" if axes else "smem")
 
     def attempt(budget_bytes: int) -> Kernel:
         nest = cut(merged.sizes, fill_tile(merged.sizes, region.widest_bytes(), site.chip, budget_bytes))

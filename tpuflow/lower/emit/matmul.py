@@ -15,7 +15,7 @@ from tpuflow.isa.matrix import MatmulAccumulate, MatmulRead, MatmulZero
 from tpuflow.isa.program import Kernel
 from tpuflow.lower.emit.map import emit_map_with
 from tpuflow.lower.emit.nest import Merged, Nest, cut, merge
-from tpuflow.lower.emit.region import Level, LevelEmitter, Region
+from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.graph import Node
 from tpuflow.lower.tiling import MATRIX_EDGE, MatmulSizes, matmul_tiles, shrinking
@@ -90,6 +90,13 @@ def the_dot(region: Region) -> Node:
     return node
 
 
+def dot_levels(region: Region) -> list[Roots]:
+    """The left and the right operand of the product, and the results."""
+    dot = the_dot(region)
+    labels = dot_labels(dot)
+    return [((dot.inputs[0],), labels.lhs), ((dot.inputs[1],), labels.rhs), (region.results, labels.out)]
+
+
 def emit_matmul(site: Site) -> Kernels:
     """One kernel: zero, accumulate over the contracted tiles, read, and the elementwise rest."""
     region, dot = site.region, the_dot(site.region)
@@ -99,10 +106,7 @@ def emit_matmul(site: Site) -> Kernels:
     if math.prod(labels.sizes.values()) == 0:
         return emit_map_with(site, {dot: 0})
     lhs, rhs = dot.inputs
-    used = itertools.chain(
-        region.accesses([lhs], labels.lhs), region.accesses([rhs], labels.rhs), region.accesses(region.results, labels.out)
-    )
-    merged = merge(labels.sizes, [labels.out, *(u for _, u in used)])
+    merged = merge(labels.sizes, operands(region, dot_levels(region)))
     product = Product(merged, merged.fold(labels.lhs), merged.fold(labels.rhs), merged.fold(labels.out))
     levels = product.levels(labels)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -11,7 +10,7 @@ from tpuflow.isa.vector import Constant, ReduceInto
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map_with
 from tpuflow.lower.emit.nest import cut, merge
-from tpuflow.lower.emit.region import Level, LevelEmitter, Region
+from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.builder import identity
 from tpuflow.lower.graph.graph import Node
@@ -24,9 +23,12 @@ def live_reductions(region: Region) -> tuple[Node, ...]:
     return tuple(n for n in region.find("reduce") if n.result in want)
 
 
-def kept_axes(reduction: Node) -> tuple[int, ...]:
-    """The axes of its operand that a reduction keeps."""
-    return tuple(a for a in range(len(reduction.inputs[0].shape)) if a not in reduction.attrs["axes"])
+def reduce_levels(region: Region) -> list[Roots]:
+    """What is reduced, over the iteration space, and the results, over the axes that are kept."""
+    reductions = live_reductions(region)
+    whole = tuple(range(len(reductions[0].inputs[0].shape)))
+    kept = tuple(a for a in whole if a not in reductions[0].attrs["axes"])
+    return [(tuple(r.inputs[0] for r in reductions), whole), (region.results, kept)]
 
 
 def emit_reduce(site: Site) -> Kernels:
@@ -38,15 +40,13 @@ def emit_reduce(site: Site) -> Kernels:
         return ()
     if math.prod(shape) == 0:
         return emit_map_with(site, {r: identity(r.attrs["op"], r.result.dtype) for r in reductions})
-    operands = tuple(r.inputs[0] for r in reductions)
-    labels, kept = tuple(range(len(shape))), kept_axes(reductions[0])
-    used = itertools.chain(region.accesses(operands, labels), region.accesses(region.results, kept))
-    merged = merge(dict(enumerate(shape)), [kept, *(u for _, u in used)])
+    levels = reduce_levels(region)
+    merged = merge(dict(enumerate(shape)), operands(region, levels))
     axes = tuple(range(len(merged.sizes)))
     reduced = merged.fold(reductions[0].attrs["axes"])
     space = "vmem" if axes else "smem"
-    whole = Level(labels, axes, space)
-    rest = Level(kept, tuple(-1 - a if a in reduced else a for a in axes), space)
+    whole = Level(levels[0][1], axes, space)
+    rest = Level(levels[1][1], tuple(-1 - a if a in reduced else a for a in axes), space)
 
     def attempt(budget_bytes: int) -> Kernel:
         nest = cut(merged.sizes, fill_tile(merged.sizes, region.widest_bytes(), site.chip, budget_bytes), reduced)

@@ -78,6 +78,14 @@ class Region:
         return max((value.dtype.bytes for value in found), default=4)
 
 
+Roots = tuple[tuple[Value, ...], Labels]
+
+
+def operands(region: Region, levels: Iterable[Roots]) -> list[Labels]:
+    """The axis labels of everything that the levels of a region load, make by position or store."""
+    return [used for roots, labels in levels for _, used in region.accesses(roots, labels)]
+
+
 def broadcast_labels(node: Node, labels: Labels) -> Labels:
     """The labels of a broadcast's operand; None where it is stretched."""
     shape, whole = node.inputs[0].shape, node.result.shape
@@ -139,8 +147,8 @@ class LevelEmitter:
             return self._iota(node)
         if node.op not in ELEMENTWISE:
             raise GraphError(f"{node.source}: a kernel cannot compute {node.op!r} element by element")
-        operands = tuple(self.value(value) for value in node.inputs)
-        return self._write(node, lambda dst: ELEMENTWISE[node.op](node, dst, *operands))
+        tiles = tuple(self.value(value) for value in node.inputs)
+        return self._write(node, lambda dst: ELEMENTWISE[node.op](node, dst, *tiles))
 
     def _write(self, node: Node, instruction: Callable[[Tile], Instruction]) -> Tile:
         dst = self.new(node.result.dtype)
