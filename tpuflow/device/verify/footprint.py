@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -238,7 +239,7 @@ def _cuts(size: int, ranges: Sequence[range]) -> list[int]:
 
 def _cell_mask(box: Box, cuts: Sequence[Sequence[int]]) -> np.ndarray:
     inside = [np.asarray([c in r for c in cut]) for cut, r in zip(cuts, box.ranges, strict=True)]
-    return np.logical_and.reduce(np.ix_(*inside)) if len(inside) > 1 else inside[0]
+    return functools.reduce(np.logical_and.outer, inside)
 
 
 def _flat_mask(box: Box) -> np.ndarray:

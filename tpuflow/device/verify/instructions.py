@@ -9,6 +9,7 @@ from tpuflow.device.verify.refusal import Refusal
 from tpuflow.dtypes import F32, PRED, S32, DType
 from tpuflow.isa import dma, matrix, vector
 from tpuflow.isa.instruction import FieldKind, Instruction, Tile, TileAxis
+from tpuflow.isa.numpy_arithmetic import is_defined, undefined
 from tpuflow.isa.program import Kernel
 
 Rule = Callable[[Any], None]
@@ -16,18 +17,6 @@ Rule = Callable[[Any], None]
 FLOAT = frozenset({"float"})
 INTEGER = frozenset({"int", "uint"})
 NUMBER = FLOAT | INTEGER
-BITS = INTEGER | {"pred"}
-ANY = NUMBER | {"pred"}
-
-UNARY_KINDS = dict.fromkeys(vector.UNARY, FLOAT) | {"neg": NUMBER, "abs": NUMBER, "not": BITS, "popcnt": INTEGER, "clz": INTEGER}
-BINARY_KINDS = (
-    dict.fromkeys(("add", "sub", "mul", "div", "rem"), NUMBER)
-    | dict.fromkeys(("pow", "atan2"), FLOAT)
-    | dict.fromkeys(("max", "min"), ANY)
-    | dict.fromkeys(("and", "or", "xor"), BITS)
-    | dict.fromkeys(("shl", "shr_logical", "shr_arithmetic", "mulhi"), INTEGER)
-)
-COMBINE_KINDS = BINARY_KINDS | {"set": ANY}
 ONE = TileAxis(1)
 
 
@@ -155,15 +144,19 @@ def _kind(name: str, allowed: frozenset[str]) -> Rule:
     return rule
 
 
-def _op_kind(name: str, table: dict[str, frozenset[str]]) -> Rule:
-    """The type of a named operand is one that the sub-operation takes."""
+def _defined(arity: str, name: str, field: str = "op") -> Rule:
+    """The arithmetic has the sub-operation named in `field` for the type of a named operand."""
 
     def rule(instruction: Any) -> None:
-        dtype = getattr(instruction, name).dtype
-        if dtype.kind not in table[instruction.op]:
-            raise Refusal(f"{instruction.op} of {dtype}; expected a type of kind {' or '.join(sorted(table[instruction.op]))}")
+        require_defined(arity, getattr(instruction, field), getattr(instruction, name).dtype)
 
     return rule
+
+
+def require_defined(arity: str, op: str, dtype: DType) -> None:
+    """The arithmetic has "unary" or "binary" operation `op` on a type."""
+    if not is_defined(arity, op, dtype):
+        raise Refusal(str(undefined(arity, op, dtype)))
 
 
 def _axis_of(name: str) -> Rule:
@@ -277,8 +270,8 @@ def _row_index(i: dma.LoadIndexed | dma.StoreIndexed) -> None:
 
 
 def _mode(i: dma.StoreIndexed) -> None:
-    if i.window.tile.dtype.kind not in COMBINE_KINDS[i.mode]:
-        raise Refusal(f"mode {i.mode} of {i.window.tile.dtype}; expected a type of kind {' or '.join(sorted(COMBINE_KINDS[i.mode]))}")
+    if i.mode != "set":
+        require_defined("binary", i.mode, i.window.tile.dtype)
 
 
 def axes_text(axes: tuple[TileAxis, ...]) -> str:
@@ -289,21 +282,21 @@ def axes_text(axes: tuple[TileAxis, ...]) -> str:
 RULES: dict[type[Instruction], tuple[Rule, ...]] = {
     vector.Constant: (_on_lanes, _constant),
     vector.Iota: (_on_lanes, _kind("dst", NUMBER), _axis_of("dst")),
-    vector.Unary: (_on_lanes, _same_axes("dst", "a"), _same_dtype("dst", "a"), _op_kind("a", UNARY_KINDS)),
+    vector.Unary: (_on_lanes, _same_axes("dst", "a"), _same_dtype("dst", "a"), _defined("unary", "a")),
     vector.IsFinite: (_on_lanes, _same_axes("dst", "a"), _dtype("dst", PRED), _kind("a", NUMBER)),
-    vector.Binary: (_on_lanes, _same_axes("dst", "a", "b"), _same_dtype("dst", "a", "b"), _op_kind("a", BINARY_KINDS)),
+    vector.Binary: (_on_lanes, _same_axes("dst", "a", "b"), _same_dtype("dst", "a", "b"), _defined("binary", "a")),
     vector.Compare: (_on_lanes, _same_axes("dst", "a", "b"), _same_dtype("a", "b"), _dtype("dst", PRED)),
     vector.Select: (
         _on_lanes, _same_axes("dst", "pred", "on_true", "on_false"), _dtype("pred", PRED), _same_dtype("dst", "on_true", "on_false"),
     ),
     vector.Convert: (_on_lanes, _same_axes("dst", "a")),
-    vector.Bitcast: (_on_lanes, _same_axes("dst", "a"), _kind("dst", NUMBER), _kind("a", NUMBER), _bitcast),
+    vector.Bitcast: (_on_lanes, _same_axes("dst", "a"), _bitcast),
     vector.Broadcast: (_in(dst="vmem", a="vmem|smem"), _same_dtype("dst", "a"), _broadcast),
     vector.Transpose: (_on_lanes, _same_dtype("dst", "a"), _transpose),
-    vector.Reduce: (_on_lanes, _same_dtype("dst", "a"), _op_kind("a", BINARY_KINDS), _reduced("dst")),
-    vector.ReduceInto: (_on_lanes, _same_dtype("acc", "a"), _op_kind("a", BINARY_KINDS), _reduced("acc")),
+    vector.Reduce: (_on_lanes, _same_dtype("dst", "a"), _defined("binary", "a"), _reduced("dst")),
+    vector.ReduceInto: (_on_lanes, _same_dtype("acc", "a"), _defined("binary", "a"), _reduced("acc")),
     vector.Cumulative: (
-        _on_lanes, _same_axes("dst", "a"), _same_dtype("dst", "carry", "a"), _kind("a", NUMBER), _axis_of("a"), _carry,
+        _on_lanes, _same_axes("dst", "a"), _same_dtype("dst", "carry", "a"), _defined("binary", "a"), _axis_of("a"), _carry,
     ),
     vector.Sort: (_on_lanes, _sort),
     matrix.MatmulZero: (_in(acc="acc"), _dtype("acc", F32, S32)),

@@ -1,0 +1,144 @@
+"""The reference engine: a Program executed in NumPy, one tile instruction at a time, with every check on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from tpuflow.device.place import kernel_place
+from tpuflow.device.reference.execute import Run
+from tpuflow.device.reference.memory import Hbm
+from tpuflow.device.reference.plan import KernelPlan
+from tpuflow.device.verify import verify as verify_program
+from tpuflow.errors import ConfigError, HazardError, LaunchError
+from tpuflow.isa.arithmetic import Arithmetic
+from tpuflow.isa.numpy_arithmetic import NumpyArithmetic
+from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While
+
+SCHEDULES = ("late", "early")
+
+
+class ReferenceEngine:
+    """Runs a Program tile by tile.
+
+    Args:
+      program: what to run.
+      verify: check it first; without, the hazards of an invalid Program are found while it runs.
+      schedule: DMA completes as "late" or as "early" as the semaphores allow.
+      arithmetic: the implementation of the device's arithmetic (NumPy's).
+
+    Raises:
+      ProgramError: the verifier refuses the Program.
+      ConfigError: unknown schedule.
+    """
+
+    def __init__(self, program: Program, *, verify: bool = True, schedule: str = "late", arithmetic: Arithmetic | None = None):
+        if schedule not in SCHEDULES:
+            raise ConfigError(f"unknown schedule {schedule!r}; choose one of {', '.join(SCHEDULES)}.")
+        if verify:
+            verify_program(program)
+        self.program, self.schedule = program, schedule
+        self._arithmetic = arithmetic if arithmetic is not None else NumpyArithmetic()
+        self._hbm = Hbm(program.buffers)
+        self._plans: dict[int, KernelPlan] = {}
+        fixed = {c.buffer for c in program.constants} | {p.buffer for p in program.inputs if not p.donated}
+        self._kept = frozenset(itertools.chain.from_iterable(self._hbm.overlapping(b) for b in fixed))
+        self._infeeds: list[Iterator[np.ndarray]] = []
+        self._sent: list[list[np.ndarray]] = []
+
+    def launch(self, inputs: Sequence[np.ndarray], infeeds: Sequence[np.ndarray] = ()) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Run once, from poisoned memory.
+
+        inputs: one array a port. infeeds: one stacked array [items, ...] a port, taken from the first item on.
+        Returns (one array an output port, one stacked array [items sent, ...] an outfeed port).
+
+        Raises:
+          HazardError: a machine-level fault.
+          LaunchError: the arguments do not fit the signature, or an infeed runs dry.
+        """
+        program, hbm = self.program, self._hbm
+        _check("input", program.inputs, inputs, 0)
+        _check("infeed", program.infeeds, infeeds, 1)
+        hbm.clear()
+        for c in program.constants:
+            b = program.buffers[c.buffer]
+            hbm.write(c.buffer, np.frombuffer(c.data, b.dtype.numpy).reshape(b.shape))
+        for port, x in zip(program.inputs, inputs, strict=True):
+            hbm.write(port.buffer, x)
+        self._infeeds, self._sent = [iter(x) for x in infeeds], [[] for _ in program.outfeeds]
+        with np.errstate(all="ignore"):
+            self._blocks(program.code, "")
+        outputs = [self._read(f"output {p.name!r}", p.buffer) for p in program.outputs]
+        return outputs, [_stacked(p, items) for p, items in zip(program.outfeeds, self._sent, strict=True)]
+
+    def _blocks(self, code: Sequence[Block], path: str) -> None:
+        for n, block in enumerate(code):
+            _BLOCKS[type(block)](self, block, f"{path}{n}")
+
+    def _read(self, where: str, buffer: int) -> np.ndarray:
+        """A copy of a buffer that must be written."""
+        if not self._hbm.is_written(buffer):
+            raise HazardError(f"{where}: buffer {buffer} is read before all of it was written, or after another buffer overwrote it.")
+        return self._hbm.array(buffer).copy()
+
+    def _kernel(self, block: Kernel, path: str) -> None:
+        plan = self._plans.get(id(block))
+        if plan is None:
+            plan = self._plans[id(block)] = KernelPlan(block, self.program.chip, self._hbm)
+        run = Run(plan, path, self._arithmetic, self._kept)
+        try:
+            run.execute(self.schedule)
+        except (HazardError, LaunchError):
+            raise
+        except Exception as error:
+            error.add_note(f"while executing {kernel_place(path, block)}")
+            raise
+
+    def _loop(self, block: Loop, path: str) -> None:
+        for _ in range(int(self._read(f"loop {path}", block.trips))):
+            self._blocks(block.body, f"{path}.body.")
+
+    def _while(self, block: While, path: str) -> None:
+        while True:
+            self._blocks(block.condition, f"{path}.condition.")
+            if not self._read(f"while {path}", block.predicate):
+                return
+            self._blocks(block.body, f"{path}.body.")
+
+    def _switch(self, block: Switch, path: str) -> None:
+        branch = min(max(0, int(self._read(f"switch {path}", block.index))), len(block.branches) - 1)
+        self._blocks(block.branches[branch], f"{path}.branch{branch}.")
+
+    def _infeed(self, block: Infeed, path: str) -> None:
+        item = next(self._infeeds[block.port], None)
+        if item is None:
+            raise LaunchError(f"infeed {path}: port {self.program.infeeds[block.port].name!r} has run dry; give it more items.")
+        self._hbm.write(block.buffer, item)
+
+    def _outfeed(self, block: Outfeed, path: str) -> None:
+        self._sent[block.port].append(self._read(f"outfeed {path}", block.buffer))
+
+
+_BLOCKS: dict[type, Callable[..., None]] = {
+    Kernel: ReferenceEngine._kernel,
+    Loop: ReferenceEngine._loop,
+    While: ReferenceEngine._while,
+    Switch: ReferenceEngine._switch,
+    Infeed: ReferenceEngine._infeed,
+    Outfeed: ReferenceEngine._outfeed,
+}
+
+
+def _check(what: str, ports: Sequence[Port], arrays: Sequence[np.ndarray], lead: int) -> None:
+    if len(ports) != len(arrays):
+        raise LaunchError(f"the program takes {len(ports)} {what} arrays ({[p.name for p in ports]}), got {len(arrays)}.")
+    for port, x in zip(ports, arrays, strict=True):
+        if x.shape[lead:] != port.shape or x.dtype != port.dtype.numpy:
+            items = "[items, ...] of " if lead else ""
+            raise LaunchError(f"{what} {port.name!r}: expected {items}{port.dtype}{list(port.shape)}, got {x.dtype}{list(x.shape)}.")
+
+
+def _stacked(port: Port, items: list[np.ndarray]) -> np.ndarray:
+    return np.stack(items) if items else np.empty((0, *port.shape), port.dtype.numpy)

@@ -1,0 +1,205 @@
+"""Byte memories: HBM by regions of overlapping buffers, and on-chip memory; both poisoned until something is written.
+
+Poison is 0xFF in every byte: a NaN in every float type, -1 or the largest value in integers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tpuflow.chips.chip import Chip
+from tpuflow.device.ordering import slot_bytes, space_bytes
+from tpuflow.isa.instruction import Tile, Window, WindowAxis
+from tpuflow.isa.program import Buffer
+from tpuflow.isa.windows import axis_positions, view_layout
+
+POISON = 0xFF
+Selection = tuple[slice, ...]
+
+
+class Region:
+    """A stretch of HBM that some buffers share: its bytes, and which buffer wrote every granule last (-1: none)."""
+
+    def __init__(self, buffers: Sequence[Buffer]):
+        self.base = min(b.address for b in buffers)
+        size = max(b.address + b.bytes for b in buffers) - self.base
+        self.granule = math.gcd(*(b.address - self.base for b in buffers), *(b.dtype.bytes for b in buffers))
+        self.bytes = np.full(size, POISON, np.uint8)
+        self.owner = np.full(size // self.granule, -1, np.int32)
+
+    def clear(self) -> None:
+        """Back to poison."""
+        self.bytes.fill(POISON)
+        self.owner.fill(-1)
+
+
+class Hbm:
+    """All buffers of a Program. Only addresses that some buffer uses take host memory."""
+
+    def __init__(self, buffers: Sequence[Buffer]):
+        self.buffers = buffers
+        self.regions: list[Region] = []
+        self._region_of: dict[int, Region] = {}
+        for group in _overlapping(buffers):
+            region = Region([buffers[n] for n in group])
+            self.regions.append(region)
+            self._region_of.update(dict.fromkeys(group, region))
+
+    def clear(self) -> None:
+        """Poison everything."""
+        for region in self.regions:
+            region.clear()
+
+    def region(self, number: int) -> Region:
+        """Where a buffer (of one element at least) lies."""
+        return self._region_of[number]
+
+    def array(self, number: int) -> np.ndarray:
+        """The buffer's elements, a view of its bytes in its shape."""
+        b = self.buffers[number]
+        if not b.elems:
+            return np.empty(b.shape, b.dtype.numpy)
+        region = self._region_of[number]
+        start = b.address - region.base
+        return region.bytes[start : start + b.bytes].view(b.dtype.numpy).reshape(b.shape)
+
+    def granules(self, number: int, table: np.ndarray) -> np.ndarray:
+        """A buffer's part of a table with one entry a granule of its region: [*shape, granules an element]."""
+        b = self.buffers[number]
+        if not b.elems:
+            return np.empty((*b.shape, 1), table.dtype)
+        region = self._region_of[number]
+        start = (b.address - region.base) // region.granule
+        return table[start : start + b.bytes // region.granule].reshape(*b.shape, b.dtype.bytes // region.granule)
+
+    def owners(self, number: int) -> np.ndarray:
+        """Which buffer wrote every granule of a buffer last, [*shape, granules an element]."""
+        return self.granules(number, self._region_of[number].owner if self.buffers[number].elems else np.empty(0, np.int32))
+
+    def write(self, number: int, array: np.ndarray) -> None:
+        """Replace a buffer's whole content."""
+        self.array(number)[...] = array
+        self.owners(number)[...] = number
+
+    def is_written(self, number: int) -> bool:
+        """Whether every element was last written as part of this very buffer."""
+        return bool((self.owners(number) == number).all())
+
+    def overlapping(self, number: int) -> frozenset[int]:
+        """Buffers that share a byte with a buffer, itself included if it has any."""
+        b = self.buffers[number]
+        if not b.bytes:
+            return frozenset()
+        near = ((n, o) for n, o in enumerate(self.buffers) if o.bytes)
+        return frozenset(n for n, o in near if o.address < b.address + b.bytes and b.address < o.address + o.bytes)
+
+
+def _overlapping(buffers: Sequence[Buffer]) -> Iterator[list[int]]:
+    """Groups of buffers connected by shared bytes; buffers of no bytes are in none."""
+    group: list[int] = []
+    end = -1
+    for n in sorted((n for n, b in enumerate(buffers) if b.bytes), key=lambda n: buffers[n].address):
+        if group and buffers[n].address >= end:
+            yield group
+            group = []
+        group.append(n)
+        end = max(end, buffers[n].address + buffers[n].bytes)
+    if group:
+        yield group
+
+
+class OnChip:
+    """VMEM, accumulators and registers of one kernel, as far as its tiles reach."""
+
+    def __init__(self, chip: Chip, tiles: Sequence[Tile]):
+        self._chip = chip
+        self._stride = {t: slot_bytes(t, chip) for t in tiles}
+        used = {space: [t.address + t.slots * self._stride[t] for t in tiles if t.space == space] for space in {t.space for t in tiles}}
+        self._bytes = {s: np.full(max(0, min(max(ends), space_bytes(s, chip))), POISON, np.uint8) for s, ends in used.items()}
+
+    def clear(self) -> None:
+        """Back to poison."""
+        for memory in self._bytes.values():
+            memory.fill(POISON)
+
+    def problem(self, tile: Tile) -> str:
+        """Why a tile is not within its memory; empty if it is."""
+        end, capacity = tile.address + tile.slots * self._stride[tile], space_bytes(tile.space, self._chip)
+        if tile.address >= 0 and end <= capacity:
+            return ""
+        return f"lies at bytes {tile.address} to {end} of {tile.space}, which has {capacity}"
+
+    def array(self, tile: Tile, slot: int, shape: tuple[int, ...]) -> np.ndarray:
+        """The dense array of valid `shape` in a slot, a view of its bytes."""
+        start = tile.address + slot * self._stride[tile]
+        size = math.prod(shape) * tile.dtype.bytes
+        return self._bytes[tile.space][start : start + size].view(tile.dtype.numpy).reshape(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class AxisSelection:
+    """Which elements of a view axis meet which elements of a tile axis; `whole` if every tile element meets one."""
+
+    view: slice
+    tile: slice
+    last: slice  # of the tile: the only element that a store along a standing axis leaves behind
+    whole: bool
+
+
+@dataclass
+class WindowAccess:
+    """A window over its buffer, ready to select tile after tile."""
+
+    window: Window
+    hbm: Hbm
+    data: np.ndarray = field(init=False)
+    owner: np.ndarray = field(init=False)
+    fill: np.ndarray = field(init=False)
+    _seen: dict[tuple[int, int, int], AxisSelection] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        number = self.window.buffer
+        self.data = self.view(self.hbm.array(number))
+        self.owner = self.view(self.hbm.owners(number))
+        self.fill = np.asarray(self.window.fill).astype(self.window.tile.dtype.numpy)
+
+    def view(self, array: np.ndarray) -> np.ndarray:
+        """A [*shape, ...] array of the buffer as the window sees it, trailing axes kept; a view."""
+        layout = view_layout(self.window)
+        rank = len(self.hbm.buffers[self.window.buffer].shape)
+        tail = array.shape[rank:]
+        trailing = range(len(layout.dims), len(layout.dims) + len(tail))
+        return array.reshape((*layout.dims, *tail)).transpose((*layout.permutation, *trailing))
+
+    def select(self, i: int, length: int, base: int) -> AxisSelection:
+        """Selection along window axis i for a tile axis of `length` whose element 0 sits at position `base`."""
+        key = (i, length, base)
+        found = self._seen.get(key)
+        if found is None:
+            found = self._seen[key] = select_axis(self.window.axes[i], length, base)
+        return found
+
+
+def select_axis(axis: WindowAxis, length: int, base: int) -> AxisSelection:
+    """Positions that exist are evenly spaced on both sides, so slices say it all."""
+    element, ok = axis_positions(axis, length, base)
+    at = np.flatnonzero(ok)
+    tile = _as_slice(at)
+    last = slice(int(at[-1]), int(at[-1]) + 1) if at.size and axis.step == 0 else tile
+    return AxisSelection(_as_slice(element[ok]), tile, last, bool(ok.all()))
+
+
+def _as_slice(positions: np.ndarray) -> slice:
+    """The slice that selects evenly spaced positions; one element where they all are equal."""
+    if positions.size == 0:
+        return slice(0, 0)
+    first = int(positions[0])
+    step = int(positions[1]) - first if positions.size > 1 else 1
+    if step == 0:
+        return slice(first, first + 1)
+    stop = int(positions[-1]) + (1 if step > 0 else -1)
+    return slice(first, stop if stop >= 0 else None, step)
