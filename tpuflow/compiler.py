@@ -1,0 +1,233 @@
+"""The compiler: the one visible list of passes, and the way from a function or jaxpr to a Program."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jax
+
+from tpuflow.chips import Chip, get_chip
+from tpuflow.dtypes import S32
+from tpuflow.errors import CompileError, ConfigError
+from tpuflow.isa.disassembler import disassemble
+from tpuflow.isa.program import Program
+from tpuflow.lower.assemble import Interface, assemble
+from tpuflow.lower.frontend.jax_compat import KEY_IMPLEMENTATION, ClosedJaxpr, is_key
+from tpuflow.lower.frontend.jaxpr import lower_jaxpr
+from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
+from tpuflow.lower.graph.verify import verify
+from tpuflow.lower.memory import plan_memory
+from tpuflow.lower.passes.base import Pass
+from tpuflow.lower.passes.fuse import Fuse
+from tpuflow.lower.passes.prune_carries import PruneCarries
+from tpuflow.lower.passes.schedule import Schedule
+from tpuflow.lower.passes.simplify import Simplify
+
+PIPELINE: tuple[Pass, ...] = (Simplify(), PruneCarries(), Simplify(), Fuse(), Schedule())
+"""A graph is simplified; loops carry only what is needed; what that opened is simplified; kernels form; kernels are put in order."""
+
+DEBUG = "TPUFLOW_DEBUG"
+DUMP = "TPUFLOW_DUMP"
+
+
+def compile_function(
+    function: Callable[..., Any], arguments: Sequence[Any], *, name: str = "", chip: str | Chip = "generic", donated: Sequence[bool] = ()
+) -> Program:
+    """The Program of a function of arrays (or trees of them), traced with the shapes and types of `arguments`.
+
+    `donated` has one entry for each leaf of the arguments.
+    """
+    closed = jax.make_jaxpr(function)(*arguments)
+    return compile_jaxpr(closed, name=name or getattr(function, "__name__", "function"), chip=chip, donated=donated)
+
+
+def compile_jaxpr(
+    closed_jaxpr: ClosedJaxpr,
+    *,
+    name: str,
+    chip: str | Chip = "generic",
+    input_names: Sequence[str] = (),
+    output_names: Sequence[str] = (),
+    donated: Sequence[bool] = (),
+) -> Program:
+    """The Program of a jaxpr: an input for each of its inputs, an output for each of its outputs; random keys as their u32 words.
+
+    `donated` says of each input whether the Program may overwrite it (none, if empty). Types being weak is noted in the signature.
+
+    Raises:
+      UnsupportedPrimitiveError, UnsupportedDtypeError: something in the jaxpr that the device does not have.
+      OutOfMemoryError, CompileError: it cannot be put on the chip.
+      ConfigError: the chip is unknown, or `donated` does not fit the inputs.
+    """
+    if donated and len(donated) != len(closed_jaxpr.in_avals):
+        raise ConfigError(f"{name}: {len(donated)} entries in donated for {len(closed_jaxpr.in_avals)} inputs; expected one each.")
+    began = time.perf_counter()
+    graph = lower_jaxpr(closed_jaxpr, name, input_names=tuple(input_names), output_names=tuple(output_names))
+    ins, outs = closed_jaxpr.in_avals, closed_jaxpr.out_avals
+    interface = Interface(tuple(map(bool, donated)), _weak(ins), _weak(outs), _keys(ins), _keys(outs))
+    return compile_graph(graph, chip=chip, interface=interface, began=began)
+
+
+def compile_sink(
+    closed_jaxpr: ClosedJaxpr,
+    *,
+    carries: int,
+    invariants: int = 0,
+    name: str = "sink",
+    chip: str | Chip = "generic",
+    carry_names: Sequence[str] = (),
+    invariant_names: Sequence[str] = (),
+    infeed_names: Sequence[str] = (),
+    outfeed_names: Sequence[str] = (),
+) -> Program:
+    """The Program that runs a step as often as its first input, `trips` (s32[]), says: loop(trips) { infeed; step; outfeed }.
+
+    The jaxpr maps (carries..., invariants..., batch...) to (new carries..., figures...). The Program's further inputs are the carries
+    (donated) and the invariants (kept), its outputs the carries after the last step. Each batch leaf is taken from an infeed port of its
+    own before every step, each figure sent to an outfeed port after it.
+
+    Raises:
+      CompileError: a new carry has another type than the old one.
+      And what `compile_jaxpr` raises.
+    """
+    began = time.perf_counter()
+    step = lower_jaxpr(closed_jaxpr, name)
+    _check_carries(step, carries, carry_names)
+    graph = sink_graph(step, carries, invariants, carry_names, invariant_names)
+    ins, outs = closed_jaxpr.in_avals, closed_jaxpr.out_avals
+    kept = carries + invariants
+    interface = Interface(
+        donated=(False, *(True,) * carries, *(False,) * invariants),
+        weak_inputs=(False, *_weak(ins)[:kept]),
+        weak_outputs=_weak(outs)[:carries],
+        input_keys=("", *_keys(ins)[:kept]),
+        output_keys=_keys(outs)[:carries],
+        infeeds=tuple(infeed_names),
+        outfeeds=tuple(outfeed_names),
+    )
+    return compile_graph(graph, chip=chip, interface=interface, began=began)
+
+
+def compile_graph(graph: Graph, *, chip: str | Chip = "generic", interface: Interface | None = None, began: float | None = None) -> Program:
+    """The Program of a graph: the passes of `PIPELINE`, memory planning, emission. `began`: when the work on it started, for the log."""
+    row, interface = get_chip(chip), interface or Interface()
+    log = _Log.from_environment(graph.name, time.perf_counter() if began is None else began)
+    log.stage("frontend", graph)
+    for step in PIPELINE:
+        graph = step(graph)
+        log.stage(step.name, graph)
+    plan = plan_memory(graph, row, interface.donated)
+    log.lap("plan-memory", str(plan.use))
+    program = assemble(graph, plan, row, interface)
+    log.finish(graph, program)
+    return program
+
+
+def sink_graph(step: Graph, carries: int, invariants: int, carry_names: Sequence[str] = (), invariant_names: Sequence[str] = ()) -> Graph:
+    """The loop around a step's graph; the step's own batch inputs become the results of infeed nodes."""
+    kept, batch = step.inputs[: carries + invariants], step.inputs[carries + invariants :]
+    figures = step.outputs[carries:]
+    infeeds = [Node("infeed", (), (value,), MappingProxyType({"port": i})) for i, value in enumerate(batch)]
+    outfeeds = [Node("outfeed", (value,), (), MappingProxyType({"port": i})) for i, value in enumerate(figures)]
+    body = Graph("step", kept, (*infeeds, *step.nodes, *outfeeds), (*step.outputs[:carries], *kept[carries:]))
+    trips = Value(TensorType(S32), "trips")
+    inputs = tuple(Value(v.type, v.name) for v in kept)
+    results = tuple(Value(v.type) for v in kept)
+    loop = Node("loop", (trips, *inputs), results, regions=(body,))
+    names = (*_named(carry_names, carries, "state"), *_named(invariant_names, invariants, "invariant"))
+    return Graph(step.name, (trips, *inputs), (loop,), results[:carries], ("trips", *names), names[:carries])
+
+
+def _named(names: Sequence[str], count: int, kind: str) -> tuple[str, ...]:
+    return tuple(names[i] if i < len(names) else f"{kind} {i}" for i in range(count))
+
+
+def _check_carries(step: Graph, carries: int, names: Sequence[str]) -> None:
+    for i, name in enumerate(_named(names, carries, "state")):
+        old, new = step.inputs[i].type, step.outputs[i].type
+        if old != new:
+            raise CompileError(
+                f"{step.name}: the step turns {name!r} from {old} into {new}; a state keeps its shape and type from step to step. "
+                f"Cast or reshape the new value, or make the initial one of the new type."
+            )
+
+
+def _weak(avals: Sequence[Any]) -> tuple[bool, ...]:
+    return tuple(bool(getattr(aval, "weak_type", False)) for aval in avals)
+
+
+def _keys(avals: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(KEY_IMPLEMENTATION if is_key(aval) else "" for aval in avals)
+
+
+# --- what TPUFLOW_DEBUG and TPUFLOW_DUMP show -------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Log:
+    """Prints to stderr: from level 1 a line a compile, 2 time and nodes of every pass, 3 the last graph, 4 the assembly, 5 every graph.
+
+    From level 1 on every graph is verified. `dump` is a directory for numbered files of every stage.
+    """
+
+    name: str
+    began: float
+    level: int
+    dump: Path | None
+    last: float = 0.0
+    stages: list[str] = field(default_factory=list)
+
+    @classmethod
+    def from_environment(cls, name: str, began: float) -> _Log:
+        level, dump = os.environ.get(DEBUG, "0"), os.environ.get(DUMP)
+        if level not in ("", *"012345"):
+            raise ConfigError(f"{DEBUG}={level!r}; expected a level from 0 to 5.")
+        return cls(name, began, int(level or 0), Path(dump) if dump else None, began)
+
+    def stage(self, name: str, graph: Graph) -> None:
+        """After the frontend and after every pass."""
+        self.lap(name, f"{sum(1 for _ in graph.walk()):6d} nodes")
+        if self.level >= 1:
+            verify(graph)
+        if self.level >= 5:
+            print(graph, file=sys.stderr)
+        self._write(name, "graph", graph)
+        self.last = time.perf_counter()
+
+    def lap(self, name: str, text: str) -> None:
+        """The time since the last stage."""
+        now = time.perf_counter()
+        if self.level >= 2:
+            print(f"tpuflow: {self.name}: {name:<16} {(now - self.last) * 1e3:8.1f} ms  {text}", file=sys.stderr)
+        self.last = now
+
+    def finish(self, graph: Graph, program: Program) -> None:
+        """After assembly."""
+        kernels = sum(1 for _ in program.kernels())
+        self.lap("assemble", f"{kernels:6d} kernels")
+        if self.level >= 1:
+            seconds = time.perf_counter() - self.began
+            print(f"tpuflow: {self.name}: {kernels} kernels, {len(program.buffers)} buffers in {seconds:.3f} s", file=sys.stderr)
+        if self.level in (3, 4):
+            print(graph, file=sys.stderr)
+        if self.level >= 4:
+            print(disassemble(program), file=sys.stderr)
+        self._write("program", "tpxs", program)
+
+    def _write(self, stage: str, suffix: str, content: Graph | Program) -> None:
+        if self.dump is None:
+            return
+        self.dump.mkdir(parents=True, exist_ok=True)
+        self.stages.append(stage)
+        text = str(content) if isinstance(content, Graph) else disassemble(content)
+        (self.dump / f"{self.name}-{len(self.stages) - 1:02d}-{stage}.{suffix}").write_text(text)
+
+
+__all__ = ["PIPELINE", "compile_function", "compile_graph", "compile_jaxpr", "compile_sink", "sink_graph"]

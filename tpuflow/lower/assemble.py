@@ -1,0 +1,167 @@
+"""Assembly: a planned graph becomes a Program: buffers, constants, ports, and nested blocks of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from tpuflow.chips import Chip
+from tpuflow.errors import CompileError
+from tpuflow.isa.program import Block, Infeed, Loop, Outfeed, Port, Program, Switch, While
+from tpuflow.lower.emit import emit_copy, emit_node
+from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.lifetimes import immediates
+from tpuflow.lower.memory import Copy, MemoryPlan
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """What the signature says beyond names and types, one entry an input or output (or none): donated, weakly typed, random keys."""
+
+    donated: tuple[bool, ...] = ()
+    weak_inputs: tuple[bool, ...] = ()
+    weak_outputs: tuple[bool, ...] = ()
+    input_keys: tuple[str, ...] = ()
+    output_keys: tuple[str, ...] = ()
+    infeeds: tuple[str, ...] = ()
+    outfeeds: tuple[str, ...] = ()
+
+
+def assemble(graph: Graph, plan: MemoryPlan, chip: Chip, interface: Interface) -> Program:
+    """The Program of a planned graph.
+
+    Raises:
+      CompileError: a node cannot be emitted for this chip, or a port is used with two types.
+    """
+    assembler = _Assembler(plan, chip)
+    code = assembler.blocks(graph)
+    return Program(
+        chip=chip,
+        buffers=plan.buffers,
+        constants=plan.constants,
+        inputs=_inputs(graph, plan, interface),
+        outputs=_outputs(graph, plan, interface),
+        infeeds=_feeds(assembler.infeeds, interface.infeeds, "infeed"),
+        outfeeds=_feeds(assembler.outfeeds, interface.outfeeds, "outfeed"),
+        code=code,
+        name=graph.name,
+        buffer_names=plan.names,
+    )
+
+
+def _inputs(graph: Graph, plan: MemoryPlan, interface: Interface) -> tuple[Port, ...]:
+    return tuple(
+        Port(
+            name=_at(graph.input_names, i, f"input {i}"),
+            dtype=value.dtype,
+            shape=value.shape,
+            buffer=plan.buffer_of[value],
+            donated=_at(interface.donated, i, False),
+            weak=_at(interface.weak_inputs, i, False),
+            key=_at(interface.input_keys, i, ""),
+        )
+        for i, value in enumerate(graph.inputs)
+    )
+
+
+def _outputs(graph: Graph, plan: MemoryPlan, interface: Interface) -> tuple[Port, ...]:
+    return tuple(
+        Port(
+            name=_at(graph.output_names, i, f"output {i}"),
+            dtype=value.dtype,
+            shape=value.shape,
+            buffer=plan.outputs[i],
+            weak=_at(interface.weak_outputs, i, False),
+            key=_at(interface.output_keys, i, ""),
+        )
+        for i, value in enumerate(graph.outputs)
+    )
+
+
+def _feeds(used: Mapping[int, Value], names: Sequence[str], kind: str) -> tuple[Port, ...]:
+    ports = max(used, default=-1) + 1
+    missing = [i for i in range(ports) if i not in used]
+    if missing:
+        raise CompileError(f"{kind} ports {missing} are never used, but port {ports - 1} is; number the ports from 0 without gaps.")
+    return tuple(Port(_at(names, i, f"{kind} {i}"), used[i].dtype, used[i].shape) for i in range(ports))
+
+
+def _at(items: Sequence[T], i: int, default: T) -> T:
+    return items[i] if i < len(items) else default
+
+
+@dataclass(slots=True)
+class _Assembler:
+    """Walks the regions; remembers what crosses each port."""
+
+    plan: MemoryPlan
+    chip: Chip
+    infeeds: dict[int, Value] = field(default_factory=dict)
+    outfeeds: dict[int, Value] = field(default_factory=dict)
+    splats: dict[Value, int | float | bool] = field(default_factory=dict)
+
+    def blocks(self, region: Graph) -> tuple[Block, ...]:
+        """The blocks of a region, with the copies at its end."""
+        immediate = immediates(region)
+        self.splats |= {n.result: n.attrs["value"] for n in region.nodes if n.op == "full"}
+        code: list[Block] = []
+        for node in region.nodes:
+            if immediate.isdisjoint(node.results):
+                code += self.copies(self.plan.copies_before.get(node, ()), node.source)
+                code += _BLOCKS.get(node.op, _Assembler.kernels)(self, node)
+        return tuple(code + self.copies(self.plan.copies_at_end.get(region, ()), ""))
+
+    def copies(self, copies: Sequence[Copy], source: str) -> list[Block]:
+        """Copy kernels."""
+        return [k for c in copies for k in emit_copy(c.source, c.target, self.plan.buffers, self.chip, source)]
+
+    def kernels(self, node: Node) -> list[Block]:
+        """The kernels that compute a node."""
+        return list(emit_node(node, self.plan.buffer_of.__getitem__, self.plan.buffers, self.chip, self.splats.get))
+
+    def nothing(self, node: Node) -> list[Block]:
+        """A view of a buffer, or data that come with the Program."""
+        return []
+
+    def loop(self, node: Node) -> list[Block]:
+        """A counted loop."""
+        return [Loop(self.plan.buffer_of[node.inputs[0]], self.blocks(node.regions[0]))]
+
+    def while_(self, node: Node) -> list[Block]:
+        """A conditional loop."""
+        condition, body = node.regions
+        return [While(self.blocks(condition), self.plan.buffer_of[condition.outputs[0]], self.blocks(body))]
+
+    def switch(self, node: Node) -> list[Block]:
+        """A choice of branches."""
+        return [Switch(self.plan.buffer_of[node.inputs[0]], tuple(self.blocks(branch) for branch in node.regions))]
+
+    def infeed(self, node: Node) -> list[Block]:
+        """The next item of a port, one buffer."""
+        port = self._port(self.infeeds, node, node.result)
+        return [Infeed(port, self.plan.buffer_of[node.result])]
+
+    def outfeed(self, node: Node) -> list[Block]:
+        """An item for the host."""
+        port = self._port(self.outfeeds, node, node.inputs[0])
+        return [Outfeed(port, self.plan.buffer_of[node.inputs[0]])]
+
+    def _port(self, used: dict[int, Value], node: Node, value: Value) -> int:
+        port = node.attrs["port"]
+        if used.setdefault(port, value).type != value.type:
+            raise CompileError(f"{node.source}: {node.op} port {port} carries {used[port].type} elsewhere, here {value.type}.")
+        return port
+
+
+_BLOCKS: Mapping[str, Callable[[_Assembler, Node], list[Block]]] = {
+    "reshape": _Assembler.nothing,
+    "constant": _Assembler.nothing,
+    "loop": _Assembler.loop,
+    "while": _Assembler.while_,
+    "switch": _Assembler.switch,
+    "infeed": _Assembler.infeed,
+    "outfeed": _Assembler.outfeed,
+}

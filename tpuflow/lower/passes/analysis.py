@@ -1,0 +1,62 @@
+"""Small questions that several passes ask about a graph: who makes a value, who uses it, what must stay, what is the same."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.ops import OPS, has_effect
+
+CONTROL = frozenset(("loop", "while", "switch"))
+
+
+def producers(nodes: Iterable[Node]) -> dict[Value, Node]:
+    """The node that defines each value (graph inputs are absent)."""
+    return {value: node for node in nodes for value in node.results}
+
+
+def effectful(node: Node) -> bool:
+    """Whether the node talks to the host, itself or in a region: such nodes stay, in order."""
+    return has_effect(node.op, node.regions) if node.regions else OPS[node.op].effect
+
+
+def live_nodes(nodes: Sequence[Node], outputs: Iterable[Value]) -> tuple[Node, ...]:
+    """The nodes whose results reach an output or that have an effect, in order."""
+    needed = set(outputs)
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if not needed.isdisjoint(node.results) or effectful(node):
+            kept.append(node)
+            needed.update(node.inputs)
+    return tuple(reversed(kept))
+
+
+def invariant(region: Graph, index: int) -> bool:
+    """Whether carry `index` of a loop body leaves the body as it came."""
+    return region.outputs[index] is region.inputs[index]
+
+
+def carry_offset(node: Node) -> int:
+    """How many inputs of a loop come before its carries (the trip count of `loop`)."""
+    return 1 if node.op == "loop" else 0
+
+
+def attr_key(value: Any) -> Any:
+    """A hashable stand-in for an attribute that tells apart what `==` does not: 0.0 and -0.0, 1 and True and 1.0, NaNs, arrays."""
+    if isinstance(value, np.ndarray):
+        return ("array", str(value.dtype), value.shape, value.tobytes())
+    if isinstance(value, float):
+        return ("float", struct.pack("<d", value))
+    if isinstance(value, (tuple, list)):
+        return tuple(attr_key(item) for item in value)
+    return (type(value).__name__, value)
+
+
+def node_key(node: Node) -> Any:
+    """Equal for two nodes without regions that compute the same values."""
+    attrs = tuple((name, attr_key(node.attrs[name])) for name in sorted(node.attrs))
+    return (node.op, node.inputs, attrs, tuple(r.type for r in node.results))

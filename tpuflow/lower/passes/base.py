@@ -1,0 +1,28 @@
+"""What a pass is: a frozen row of options that maps a graph to a graph with the same meaning."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from tpuflow.lower.graph.graph import Graph, Node
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One rewriting of a graph. Passes never change a graph in place, and never change the bits of an output."""
+
+    @property
+    def name(self) -> str:
+        """The class name in kebab case ("fuse-elementwise")."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "-", type(self).__name__).lower()
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The rewritten graph; `graph` itself stays as it is."""
+        raise NotImplementedError
+
+    def map_regions(self, node: Node) -> Node:
+        """The node with this pass applied to every region of a control node (regions of `fused` are left alone)."""
+        if not node.regions or node.op == "fused":
+            return node
+        return replace(node, regions=tuple(self(region) for region in node.regions))

@@ -1,0 +1,237 @@
+"""Which nodes become one kernel: every node joins a group, and groups have levels.
+
+A group's level is above the level of everything it reads, so that groups can always run one after the other: no fusion can close
+a cycle. Nodes join groups in program order and take part in no search; it is linear in the size of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.ops import ELEMENTWISE
+from tpuflow.lower.passes.analysis import CONTROL, effectful
+
+INLINED = frozenset(("full", "iota", "broadcast"))  # made anew in every kernel that needs them
+MAX_NODES = 256
+MAX_INPUTS = 24
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Nodes that will be one kernel ("map", "reduce", "dot") or one node that stays as it is ("opaque").
+
+    `shape` is that of everything the group can give to others.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    level: int
+    nodes: list[Node] = field(default_factory=list)
+    reads: dict[Value, None] = field(default_factory=dict)
+    consumers: dict[Group, None] = field(default_factory=dict)
+
+    @property
+    def full(self) -> bool:
+        """Whether the kernel would get too large for the on-chip memory."""
+        return len(self.nodes) >= MAX_NODES or (self.shape != () and len(self.reads) >= MAX_INPUTS)
+
+
+class Grouping:
+    """The groups of one region. `group_of` maps nodes to groups; nodes without one are made anew wherever they are used.
+
+    Operands of products and opaque nodes and outputs of the graph that would be inlined elsewhere get a kernel of their own: `stored`.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.maker: dict[Value, Node] = {}
+        self.position: dict[Node, int] = {}
+        self.groups: list[Group] = []
+        self.group_of: dict[Node, Group] = {}
+        self.stored: dict[Value, Value] = {}
+        self._readers: dict[Value, list[Group]] = {}
+        self._last_effect = 0
+        for i, node in enumerate(graph.nodes):
+            self._add(node, i)
+        self.outputs = tuple(self._store(v) for v in graph.outputs)
+
+    def source(self, value: Value) -> Value | None:
+        """What a kernel that uses `value` reads from memory: itself, the operand of a broadcast, or nothing."""
+        node = self.maker.get(value)
+        if node is None or node.op not in INLINED or node in self.group_of:
+            return value
+        return self.source(node.inputs[0]) if node.inputs else None
+
+    def group(self, value: Value) -> Group | None:
+        """The group that makes a value; None for region inputs."""
+        node = self.maker.get(value)
+        return None if node is None else self.group_of.get(node)
+
+    def level(self, value: Value | None) -> int:
+        """The level of what must be in memory before `value` can be used."""
+        source = None if value is None else self.source(value)
+        group = None if source is None else self.group(source)
+        return 0 if group is None else group.level
+
+    # --- nodes ------------------------------------------------------------------------------------------------------
+
+    def _add(self, node: Node, position: int) -> None:
+        if node.op not in INLINED and node.op not in ELEMENTWISE and node.op != "reduce":
+            node = replace(node, inputs=tuple(self._operand(node, i) for i in range(len(node.inputs))))
+        self._know(node, position)
+        if node.op in INLINED:
+            return
+        if node.op in ELEMENTWISE:
+            self._join(node, self._elementwise_group(node))
+        elif node.op == "reduce":
+            self._join(node, self._reduce_group(node))
+        else:
+            self._join(node, self._own_group(node))
+
+    def _operand(self, node: Node, i: int) -> Value:
+        """Operand i of a product or opaque node as an array in memory; a padding splat stays a splat (it becomes an immediate)."""
+        value = node.inputs[i]
+        maker = self.maker.get(value)
+        if node.op == "pad" and i == 1 and maker is not None and maker.op == "full":
+            if maker not in self.group_of:
+                self._join(maker, self._new("opaque", (), 1))
+            return value
+        return self._store(value, fresh=node.op in CONTROL)
+
+    def _know(self, node: Node, position: int) -> None:
+        self.position[node] = position
+        for value in node.results:
+            self.maker[value] = node
+
+    def _own_group(self, node: Node) -> Group:
+        """A dot opens a group for its epilogue; anything else stays as it is, effects in order."""
+        level = 1 + max((self.level(v) for v in node.inputs), default=0)
+        if effectful(node):
+            level = self._last_effect = max(level, self._last_effect + 1)
+        shape = node.results[0].shape if node.results else ()
+        return self._new("dot" if node.op == "dot" else "opaque", shape, level)
+
+    def _new(self, kind: str, shape: tuple[int, ...], level: int) -> Group:
+        self.groups.append(Group(kind, shape, level))
+        return self.groups[-1]
+
+    def _join(self, node: Node, group: Group) -> None:
+        group.nodes.append(node)
+        self.group_of[node] = group
+        for value in node.inputs:
+            source = self.source(value)
+            maker = None if source is None else self.group(source)
+            if source is None or maker is group:
+                continue
+            group.reads[source] = None
+            self._readers.setdefault(source, []).append(group)
+            if maker is not None:
+                maker.consumers[group] = None
+
+    def _store(self, value: Value, *, fresh: bool = False) -> Value:
+        """The value as an array in memory; one that is inlined elsewhere is made by a map of its own (for loops: by each its own)."""
+        node = self.maker.get(value)
+        if node is None or node.op not in INLINED or node in self.group_of:
+            return value
+        if value in self.stored and not fresh:
+            return self.stored[value]
+        copy = replace(node, results=(Value(value.type, value.name),))
+        self._know(copy, self.position[node])
+        need = max((self.level(v) for v in node.inputs), default=0)
+        self._join(copy, self._scalar_group(need) if not value.shape else self._new("map", value.shape, need + 1))
+        return copy.result if fresh else self.stored.setdefault(value, copy.result)
+
+    # --- which group ------------------------------------------------------------------------------------------------
+
+    def _elementwise_group(self, node: Node) -> Group:
+        """The group of the operand made last if the node can follow it there; else one that reads the same; else a new one."""
+        shape = node.result.shape
+        makers = {g: None for v in node.inputs if (g := self._direct_group(v, shape)) is not None}
+        for group in sorted(makers, key=lambda g: -g.level):
+            if self._can_follow(node, group):
+                return group
+        need = max((self.level(v) for v in node.inputs), default=0)
+        if not shape:
+            return self._scalar_group(need)
+        return self._sibling(node, need) or self._new("map", shape, need + 1)
+
+    def _direct_group(self, value: Value, shape: tuple[int, ...]) -> Group | None:
+        group = self.group(value)
+        return group if group is not None and group.kind != "opaque" and group.shape == shape and not group.full else None
+
+    def _can_follow(self, node: Node, group: Group) -> bool:
+        """Whether all other operands are there before the group runs, perhaps after merging groups or moving this one up."""
+        others = {g: None for v in node.inputs if (g := self._maker_of(v)) is not None and g is not group}
+        through_broadcast = any(self.source(v) is not v and self._maker_of(v) is group for v in node.inputs)
+        if through_broadcast:
+            return False
+        for other in [g for g in others if g.level >= group.level]:
+            if not self._absorb(group, other, node) and not self._raise(group, other.level + 1):
+                return False
+        return True
+
+    def _maker_of(self, value: Value) -> Group | None:
+        source = self.source(value)
+        return None if source is None else self.group(source)
+
+    def _absorb(self, group: Group, other: Group, node: Node) -> bool:
+        """Merge a map of the same level and shape, which neither reads the group nor is read by it."""
+        direct = any(self.group(v) is other for v in node.inputs) and other.shape == group.shape
+        stretched = any(self.source(v) is not v and self._maker_of(v) is other for v in node.inputs)
+        if other.kind != "map" or other.level != group.level or not direct or stretched:
+            return False
+        if len(group.nodes) + len(other.nodes) > MAX_NODES or (group.shape and len(group.reads) + len(other.reads) > MAX_INPUTS):
+            return False
+        for moved in other.nodes:
+            self.group_of[moved] = group
+        group.nodes += other.nodes
+        group.reads.update(other.reads)
+        group.consumers.update(other.consumers)
+        for source in other.reads:
+            self._readers[source].append(group)
+            if (maker := self.group(source)) is not None:
+                maker.consumers.pop(other, None)
+                maker.consumers[group] = None
+        self.groups.remove(other)
+        other.kind = "merged"
+        return True
+
+    def _raise(self, group: Group, level: int) -> bool:
+        """Move a group up, if everything that reads it is higher still."""
+        if any(consumer.level <= level for consumer in group.consumers):
+            return False
+        group.level = level
+        return True
+
+    def _scalar_group(self, need: int) -> Group:
+        """The lowest scalar kernel above `need`: 0-d work anywhere at one level is one kernel."""
+        found = [g for g in self.groups if g.kind == "map" and not g.shape and g.level > need and not g.full]
+        return min(found, key=lambda g: g.level) if found else self._new("map", (), need + 1)
+
+    def _sibling(self, node: Node, need: int) -> Group | None:
+        """A map of the same shape that reads one of the operands too (0-d and stretched ones do not count)."""
+        for value in node.inputs:
+            if value.shape != node.result.shape or self.source(value) is not value:
+                continue
+            for group in self._readers.get(value, ()):
+                if group.kind == "map" and group.shape == node.result.shape and group.level > need and not group.full:
+                    return group
+        return None
+
+    def _reduce_group(self, node: Node) -> Group:
+        """A reduction of the same axes of the same operand, or of another value of the operand's kernel; else a new one."""
+        (value,), axes = node.inputs, node.attrs["axes"]
+        need = self.level(value)
+        for group in self._reduce_candidates(value):
+            first = next(n for n in group.nodes if n.op == "reduce")
+            alike = first.attrs["axes"] == axes and first.inputs[0].shape == value.shape
+            if alike and group.level > need and not group.full:
+                return group
+        return self._new("reduce", node.result.shape, need + 1)
+
+    def _reduce_candidates(self, value: Value) -> Iterator[Group]:
+        made = self.group(value)
+        sources = [value] if made is None or made.kind != "map" else [value, *(v for n in made.nodes for v in n.results)]
+        for source in sources:
+            yield from (g for g in self._readers.get(source, ()) if g.kind == "reduce" and any(n.op == "reduce" for n in g.nodes))

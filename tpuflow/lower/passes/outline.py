@@ -1,0 +1,179 @@
+"""From groups to `fused` nodes: which values go through memory, and what a kernel computes again rather than read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.ops import ELEMENTWISE
+from tpuflow.lower.passes.grouping import Group, Grouping
+from tpuflow.lower.passes.ordering import in_order
+
+COSTLY = frozenset(("exp", "expm1", "log", "log1p", "tanh", "sin", "cos", "erf", "cbrt", "pow", "atan2"))
+COSTLY_WEIGHT = 6
+MAX_REPEATED_WEIGHT = 24
+MAX_REPEATS = 3
+CHEAP_WEIGHT = 2
+
+
+def weight(node: Node) -> int:
+    """Passes through the vector unit, roughly."""
+    return COSTLY_WEIGHT if node.op in COSTLY else 1
+
+
+def bytes_of(values: Iterable[Value]) -> int:
+    """Size of values in memory."""
+    return sum(v.type.elems * v.dtype.bytes for v in values)
+
+
+@dataclass(slots=True)
+class _Repeats:
+    """What one kernel computes again: the weight it may still take on, and the nodes agreed on."""
+
+    budget: int = MAX_REPEATED_WEIGHT
+    accepted: set[Node] = field(default_factory=set)
+
+
+class Outline:
+    """Builds the fused nodes of a grouping, last group first, so that a group knows which of its values others still want."""
+
+    def __init__(self, grouping: Grouping) -> None:
+        self.grouping = grouping
+        self.users: dict[Value, list[Node]] = {}
+        for node in grouping.position:
+            for value in node.inputs:
+                self.users.setdefault(value, []).append(node)
+        self.wanted = set(grouping.outputs)
+
+    def build(self) -> list[Node]:
+        """The nodes that replace the region's, each with everything it needs before it, otherwise in program order."""
+        position = self.grouping.position
+        first = {group: min(position[n] for n in group.nodes) for group in self.grouping.groups}
+        ranked: list[tuple[int, Node]] = []
+        for group in sorted(first, key=lambda g: (-g.level, -first[g])):
+            node = group.nodes[0] if group.kind == "opaque" else self._fused(group)
+            if node is not None:
+                self.wanted.update(node.inputs)
+                ranked.append((first[group], node))
+        return in_order(node for _, node in sorted(ranked, key=lambda entry: entry[0]))
+
+    def _fused(self, group: Group) -> Node | None:
+        results = [v for n in self._sorted(group.nodes) for v in n.results if v in self.wanted]
+        if not results:
+            return None
+        inner = self._sorted(self._collect(group, results))
+        main = next((n for n in inner if n.op == group.kind), inner[-1])
+        region, inputs = _region(group.kind, inner, results)
+        return Node("fused", inputs, tuple(results), MappingProxyType({"kind": group.kind}), (region,), main.source, main.scope)
+
+    def _sorted(self, nodes: Iterable[Node]) -> list[Node]:
+        return sorted(nodes, key=self.grouping.position.__getitem__)
+
+    # --- what a kernel computes itself ------------------------------------------------------------------------------
+
+    def _collect(self, group: Group, results: Iterable[Value]) -> list[Node]:
+        """The nodes that make the results: the group's own, inlined ones, and what it computes again."""
+        found: dict[Node, None] = {}
+        repeats = _Repeats()
+        stack = [self.grouping.maker[v] for v in results]
+        while stack:
+            node = stack.pop()
+            if node in found:
+                continue
+            found[node] = None
+            if node.op == "broadcast":
+                continue  # its operand is always read from memory
+            for value in node.inputs:
+                maker = self.grouping.maker.get(value)
+                if maker is not None and self._computes(group, node, maker, repeats):
+                    stack.append(maker)
+        return list(found)
+
+    def _computes(self, group: Group, user: Node, maker: Node, repeats: _Repeats) -> bool:
+        """Whether the kernel of `group` computes an operand of `user` rather than read it."""
+        made_in = self.grouping.group_of.get(maker)
+        if made_in is None or made_in is group:
+            return True
+        if maker.op not in ELEMENTWISE or self._must_store(maker.result):
+            return False
+        if maker in repeats.accepted:
+            return True
+        if maker.op == "convert" and self._worth_converting(maker):
+            return True
+        return user.op != "dot" and made_in.kind == "map" and self._repeats(group, maker, made_in, repeats)
+
+    def _repeats(self, group: Group, maker: Node, made_in: Group, repeats: _Repeats) -> bool:
+        """Whether to compute a value of a map again: if nobody else wants it, or if it is cheap for all who want it."""
+        cone = self._cone(maker, made_in)
+        cost = sum(map(weight, cone))
+        if not self._only_for(cone, maker.result, group):
+            readers = {g for n in self.users[maker.result] if (g := self.grouping.group_of.get(n)) is not None and g is not made_in}
+            many = len(readers) > MAX_REPEATS and cost > CHEAP_WEIGHT
+            if many or cost > repeats.budget or self._bytes_read(cone) > 2 * bytes_of([maker.result]):
+                return False
+            repeats.budget -= cost
+        repeats.accepted.update(cone)
+        return True
+
+    def _bytes_read(self, cone: dict[Node, None]) -> int:
+        leaves = {v: None for n in cone for v in n.inputs if self.grouping.maker.get(v) not in cone}
+        return bytes_of({s: None for v in leaves if (s := self.grouping.source(v)) is not None})
+
+    def _must_store(self, value: Value) -> bool:
+        """Whether a value goes to memory whatever this kernel does: wanted already, or read by something that cannot compute it."""
+        return value in self.wanted or any(self._reads_memory(node, value) for node in self.users[value])
+
+    def _reads_memory(self, node: Node, value: Value) -> bool:
+        if node.op == "dot":
+            maker = self.grouping.maker[value]
+            return not (maker.op == "convert" and self._worth_converting(maker))
+        return node.op == "broadcast" or self.grouping.group_of[node].kind == "opaque"
+
+    def _worth_converting(self, convert: Node) -> bool:
+        """Reading the operand of a convert instead costs no more memory traffic: it is stored anyway, or narrower."""
+        operand = convert.inputs[0]
+        if self.grouping.source(operand) is not operand:
+            return False
+        made_in = self.grouping.group(operand)
+        stored = made_in is None or made_in.kind == "opaque" or operand in self.wanted
+        return stored or operand.dtype.bytes < convert.result.dtype.bytes
+
+    def _cone(self, maker: Node, group: Group) -> dict[Node, None]:
+        """The node and everything of its group that it is made of, up to what is stored."""
+        cone: dict[Node, None] = {}
+        stack = [maker]
+        while stack:
+            node = stack.pop()
+            if node in cone:
+                continue
+            cone[node] = None
+            makers = (self.grouping.maker.get(v) for v in node.inputs)
+            stack += [m for m in makers if m is not None and self.grouping.group_of.get(m) is group and not self._must_store(m.result)]
+        return cone
+
+    def _only_for(self, cone: dict[Node, None], value: Value, group: Group) -> bool:
+        """Whether nothing but `group` uses what the cone computes."""
+        inside = all(user in cone for n in cone if n.result is not value for user in self.users[n.result])
+        return inside and all(self.grouping.group_of.get(user) is group for user in self.users[value])
+
+
+def _region(kind: str, nodes: list[Node], results: list[Value]) -> tuple[Graph, tuple[Value, ...]]:
+    """The nodes as a region with values of its own, and the values it takes from outside."""
+    inner: dict[Value, Value] = {}
+    inputs: dict[Value, Value] = {}
+
+    def operand(value: Value) -> Value:
+        if value not in inner:
+            inner[value] = inputs[value] = Value(value.type, value.name)
+        return inner[value]
+
+    body = []
+    for node in nodes:
+        operands = tuple(map(operand, node.inputs))
+        made = tuple(Value(v.type, v.name) for v in node.results)
+        inner.update(zip(node.results, made, strict=True))
+        body.append(replace(node, inputs=operands, results=made))
+    region = Graph(kind, tuple(inputs.values()), tuple(body), tuple(inner[v] for v in results))
+    return region, tuple(inputs)

@@ -1,0 +1,32 @@
+"""Rules for reductions and scatters that combine nothing, or only once."""
+
+from __future__ import annotations
+
+from tpuflow.lower.graph.graph import Node, TensorType, Value
+from tpuflow.lower.passes.rewriter import Rewriter
+from tpuflow.lower.passes.rules.table import rewrites
+
+
+@rewrites("reduce")
+def _reduce(rw: Rewriter, node: Node) -> Value | None:
+    """Axes of size 1 take no step of the halving tree: without them the reduction is another one, or only a reshape."""
+    (x,), axes = node.inputs, node.attrs["axes"]
+    single = [axis for axis in axes if x.shape[axis] == 1]
+    if not single:
+        return None
+    kept = [axis for axis in range(len(x.shape)) if axis not in single]
+    squeezed = rw.reshape(x, [x.shape[axis] for axis in kept])
+    rest = tuple(kept.index(axis) for axis in axes if axis not in single)
+    if not rest:
+        return rw.reshape(squeezed, node.result.shape)
+    return rw.emit("reduce", (squeezed,), node.result.type, op=node.attrs["op"], axes=rest)
+
+
+@rewrites("scatter_rows")
+def _scatter_one_row(rw: Rewriter, node: Node) -> Value | None:
+    """One update of the only row there is: the combination itself, element by element."""
+    x, index, updates = node.inputs
+    if x.shape[0] != 1 or index.shape != (1,) or rw.splat(index) != 0:
+        return None
+    mode = node.attrs["mode"]
+    return updates if mode == "set" else rw.emit(mode, (x, updates), TensorType(x.dtype, x.shape))

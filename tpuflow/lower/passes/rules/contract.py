@@ -1,0 +1,85 @@
+"""Rules around products: transposes become dimension numbers."""
+
+from __future__ import annotations
+
+from tpuflow.lower.graph.graph import Node, TensorType, Value
+from tpuflow.lower.passes.rewriter import Rewriter
+from tpuflow.lower.passes.rules.table import rewrites
+
+
+def _ascending(axes: list[int]) -> bool:
+    return axes == sorted(axes)
+
+
+def _folded(rw: Rewriter, node: Node, side: str) -> tuple[Value, dict[str, tuple[int, ...]]] | None:
+    """The operand before its transpose, and the dimension numbers that make up for it.
+
+    Only where the free axes keep their order (else the result would be transposed) and the contracted axes theirs (else the sum
+    would run in another order).
+    """
+    x = node.inputs[side == "rhs"]
+    made = rw.maker(x, "transpose")
+    if made is None:
+        return None
+    permutation, contract, batch = made.attrs["permutation"], node.attrs[f"{side}_contract"], node.attrs[f"{side}_batch"]
+    free = [i for i in range(len(permutation)) if i not in (*contract, *batch)]
+    if not _ascending([permutation[i] for i in free]) or not _ascending([permutation[i] for i in sorted(contract)]):
+        return None
+    moved = {f"{side}_{kind}": tuple(permutation[i] for i in node.attrs[f"{side}_{kind}"]) for kind in ("contract", "batch")}
+    return made.inputs[0], moved
+
+
+@rewrites("dot")
+def _dot_of_transpose(rw: Rewriter, node: Node) -> Value | None:
+    """dot(transpose(x), y): other dimension numbers on x. Windows read x in any order at no cost."""
+    for at, side in enumerate(("lhs", "rhs")):
+        if folded := _folded(rw, node, side):
+            operand, moved = folded
+            operands = (operand, node.inputs[1]) if at == 0 else (node.inputs[0], operand)
+            return rw.emit("dot", operands, node.result.type, **{**node.attrs, **moved})
+    return None
+
+
+@rewrites("dot")
+def _dot_of_converted_transpose(rw: Rewriter, node: Node) -> Value | None:
+    """dot(convert(transpose(x)), y) = dot(transpose(convert(x)), y), and then the transpose folds."""
+    for at in (0, 1):
+        convert = rw.maker(node.inputs[at], "convert")
+        made = rw.maker(convert.inputs[0], "transpose") if convert else None
+        if convert is None or made is None:
+            continue
+        x = made.inputs[0]
+        converted = rw.emit("convert", (x,), TensorType(convert.result.dtype, x.shape))
+        operand = rw.emit("transpose", (converted,), convert.result.type, permutation=made.attrs["permutation"])
+        operands = (operand, node.inputs[1]) if at == 0 else (node.inputs[0], operand)
+        return rw.emit("dot", operands, node.result.type, **node.attrs)
+    return None
+
+
+@rewrites("transpose")
+def _transpose_of_dot(rw: Rewriter, node: Node) -> Value | None:
+    """A transpose that exchanges the free axes of the two sides: the product with its operands exchanged (products commute)."""
+    dot = rw.maker(node.inputs[0], "dot")
+    if dot is None:
+        return None
+    lhs, rhs = dot.inputs
+    batch = len(dot.attrs["lhs_batch"])
+    lhs_free = len(lhs.shape) - batch - len(dot.attrs["lhs_contract"])
+    rank = len(dot.result.shape)
+    exchanged = (*range(batch), *range(batch + lhs_free, rank), *range(batch, batch + lhs_free))
+    in_order = [r for _, r in sorted(zip(dot.attrs["lhs_contract"], dot.attrs["rhs_contract"], strict=True))]
+    if node.attrs["permutation"] != exchanged or not _ascending(in_order):
+        return None
+    attrs = {f"{new}_{kind}": dot.attrs[f"{old}_{kind}"] for new, old in (("lhs", "rhs"), ("rhs", "lhs")) for kind in ("contract", "batch")}
+    return rw.emit("dot", (rhs, lhs), node.result.type, **attrs)
+
+
+@rewrites("transpose")
+def _transpose_of_convert(rw: Rewriter, node: Node) -> Value | None:
+    """transpose(convert(dot)) = convert(transpose(dot)), so that the transpose can go into the product."""
+    convert = rw.maker(node.inputs[0], "convert")
+    dot = rw.maker(convert.inputs[0], "dot") if convert else None
+    if convert is None or dot is None:
+        return None
+    turned = rw.emit("transpose", (dot.result,), TensorType(dot.result.dtype, node.result.shape), permutation=node.attrs["permutation"])
+    return rw.emit("convert", (turned,), node.result.type) if rw.maker(turned, "dot") else None

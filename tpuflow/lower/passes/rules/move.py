@@ -1,0 +1,193 @@
+"""Rules for operations that move elements without changing them: reshapes, transposes, broadcasts, slices, pads."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from tpuflow.lower.graph.graph import Node, TensorType, Value
+from tpuflow.lower.graph.ops import ELEMENTWISE
+from tpuflow.lower.passes.rewriter import Rewriter
+from tpuflow.lower.passes.rules.table import rewrites, rewrites_all
+
+SMALL_CONSTANT_ELEMS = 4096
+
+
+def _ascending(axes: Sequence[int]) -> bool:
+    return all(a < b for a, b in itertools.pairwise(axes))
+
+
+@rewrites("reshape", "transpose", "broadcast", "slice", "reverse", "concatenate", "dynamic_slice", "take_rows")
+def _move_of_splat(rw: Rewriter, node: Node) -> Value | None:
+    """Wherever the elements of equal splats go, the result is that splat (a row out of range may be something else)."""
+    moved = node.inputs if node.op == "concatenate" else node.inputs[:1]
+    made = [rw.maker(x, "full") for x in moved]
+    if node.op == "take_rows" or None in made or len({repr(m.attrs["value"]) for m in made if m}) > 1:
+        return None
+    return rw.full(node.result.dtype, node.result.shape, rw.splat(moved[0]))  # type: ignore[arg-type]
+
+
+@rewrites("reshape")
+def _reshape(rw: Rewriter, node: Node) -> Value | None:
+    """To the same shape: nothing. Of a reshape, a 0-d broadcast or a constant: one step."""
+    (x,), result = node.inputs, node.result.type
+    if x.shape == result.shape:
+        return x
+    if inner := rw.maker(x, "reshape"):
+        return rw.emit("reshape", inner.inputs, result)
+    if (inner := rw.maker(x, "broadcast")) and inner.inputs[0].type.elems == 1:
+        return rw.emit("broadcast", (rw.reshape(inner.inputs[0], ()),), result, axes=())
+    if inner := rw.maker(x, "constant"):
+        return rw.emit("constant", (), result, data=inner.attrs["data"].reshape(result.shape))
+    return None
+
+
+@rewrites("transpose")
+def _transpose(rw: Rewriter, node: Node) -> Value | None:
+    """Identity: nothing. Only size-1 axes move: a reshape. Of a transpose or broadcast: one step. Of a small constant: a constant."""
+    (x,), permutation, result = node.inputs, node.attrs["permutation"], node.result.type
+    if permutation == tuple(range(len(permutation))):
+        return x
+    if _ascending([axis for axis in permutation if x.shape[axis] != 1]):
+        return rw.reshape(x, result.shape)
+    if inner := rw.maker(x, "transpose"):
+        return rw.emit("transpose", inner.inputs, result, permutation=tuple(inner.attrs["permutation"][i] for i in permutation))
+    if inner := rw.maker(x, "broadcast"):
+        return rw.emit("broadcast", inner.inputs, result, axes=tuple(permutation.index(axis) for axis in inner.attrs["axes"]))
+    if (inner := rw.maker(x, "constant")) and x.type.elems <= SMALL_CONSTANT_ELEMS:
+        return rw.emit("constant", (), result, data=inner.attrs["data"].transpose(permutation))
+    return None
+
+
+@rewrites("broadcast")
+def _broadcast(rw: Rewriter, node: Node) -> Value | None:
+    """One that repeats nothing: a reshape. Of a broadcast: one step. Of a reshape that adds or drops size-1 axes: from its operand."""
+    (x,), axes, result = node.inputs, node.attrs["axes"], node.result.type
+    if x.type.elems == result.elems and _ascending([axis for axis, n in zip(axes, x.shape, strict=True) if n != 1]):
+        return rw.reshape(x, result.shape)
+    if inner := rw.maker(x, "broadcast"):
+        return rw.emit("broadcast", inner.inputs, result, axes=tuple(axes[i] for i in inner.attrs["axes"]))
+    if 1 in x.shape:
+        kept = [i for i, n in enumerate(x.shape) if n != 1]
+        squeezed = rw.reshape(x, [x.shape[i] for i in kept])
+        return rw.emit("broadcast", (squeezed,), result, axes=tuple(axes[i] for i in kept))
+    return None
+
+
+@rewrites("broadcast")
+def _broadcast_of_convert(rw: Rewriter, node: Node) -> Value | None:
+    """The convert of a stored (not computed) value happens after it is read, in the kernel that needs it, not in one of its own."""
+    inner = rw.maker(node.inputs[0], "convert")
+    if inner is None:
+        return None
+    made = rw.maker(inner.inputs[0])
+    if made is not None and (made.op in ELEMENTWISE or made.op in ("dot", "reduce", "full")):
+        return None
+    narrow = inner.inputs[0]
+    wide = rw.emit("broadcast", (narrow,), TensorType(narrow.dtype, node.result.shape), axes=node.attrs["axes"])
+    return rw.emit("convert", (wide,), node.result.type)
+
+
+@rewrites("slice")
+def _slice(rw: Rewriter, node: Node) -> Value | None:
+    """Of everything: nothing. Of a small constant: a constant."""
+    (x,), result = node.inputs, node.result.type
+    if x.shape == result.shape:
+        return x
+    if (inner := rw.maker(x, "constant")) and x.type.elems <= SMALL_CONSTANT_ELEMS:
+        rows = zip(node.attrs["start"], node.attrs["limit"], node.attrs["stride"], strict=True)
+        return rw.emit("constant", (), result, data=inner.attrs["data"][tuple(slice(*row) for row in rows)])
+    return None
+
+
+@rewrites("pad")
+def _pad(rw: Rewriter, node: Node) -> Value | None:
+    """By nothing: nothing. Of a splat with its own value: a splat. Only padding: a splat or broadcast of the padding value."""
+    x, value = node.inputs
+    if not any((*node.attrs["low"], *node.attrs["high"], *node.attrs["interior"])):
+        return x
+    inside, around = rw.splat(x), rw.splat(value)
+    if inside is not None and repr(inside) == repr(around):
+        return rw.full(x.dtype, node.result.shape, inside)
+    return None
+
+
+@rewrites("concatenate")
+def _concatenate(rw: Rewriter, node: Node) -> Value | None:
+    """Of one operand: nothing."""
+    return node.inputs[0] if len(node.inputs) == 1 else None
+
+
+@rewrites("reverse")
+def _reverse(rw: Rewriter, node: Node) -> Value | None:
+    """Of size-1 axes: nothing."""
+    (x,) = node.inputs
+    return x if all(x.shape[axis] == 1 for axis in node.attrs["axes"]) else None
+
+
+@rewrites("dynamic_slice")
+def _dynamic_slice(rw: Rewriter, node: Node) -> Value | None:
+    """Of everything: nothing (starts are in range). At known starts: a slice."""
+    x, *starts = node.inputs
+    if x.shape == node.result.shape:
+        return x
+    known = tuple(int(k) for s in starts if (k := rw.splat(s)) is not None)
+    if len(known) < len(starts):
+        return None
+    limit = tuple(s + n for s, n in zip(known, node.result.shape, strict=True))
+    return rw.emit("slice", (x,), node.result.type, start=known, limit=limit, stride=(1,) * len(starts))
+
+
+@rewrites("dynamic_update_slice")
+def _dynamic_update_slice(rw: Rewriter, node: Node) -> Value | None:
+    """Of everything: the update."""
+    x, update, *_ = node.inputs
+    return update if x.shape == update.shape else None
+
+
+@rewrites("iota")
+def _iota(rw: Rewriter, node: Node) -> Value | None:
+    """Along an axis of size 1: zeros."""
+    result = node.result
+    return rw.full(result.dtype, result.shape, 0.0 if result.dtype.is_float else 0) if result.shape[node.attrs["axis"]] == 1 else None
+
+
+@rewrites_all(ELEMENTWISE)
+def _elementwise_of_reshapes(rw: Rewriter, node: Node) -> Value | None:
+    """op(reshape(x), reshape(y)) = reshape(op(x, y)): reshapes sink until a broadcast swallows them or a buffer's view does."""
+    made = [rw.maker(x) for x in node.inputs]
+    sources = {m.inputs[0].shape for m in made if m and m.op == "reshape"}
+    if len(sources) != 1:
+        return None
+    (shape,) = sources
+    operands = [_viewed(rw, x, m, shape) for x, m in zip(node.inputs, made, strict=True)]
+    if None in operands:
+        return None
+    inner = rw.emit(node.op, operands, TensorType(node.result.dtype, shape), **node.attrs)  # type: ignore[arg-type]
+    return rw.reshape(inner, node.result.shape)
+
+
+def _viewed(rw: Rewriter, x: Value, made: Node | None, shape: tuple[int, ...]) -> Value | None:
+    """x under `shape` if that costs nothing: the operand of a reshape, a splat, an iota or broadcast that only loses size-1 axes."""
+    if made is None:
+        return None
+    if made.op == "reshape" and made.inputs[0].shape == shape:
+        return made.inputs[0]
+    type = TensorType(x.dtype, shape)
+    if made.op == "full":
+        return rw.full(x.dtype, shape, made.attrs["value"])
+    if made.op == "broadcast" and not made.inputs[0].shape:
+        return rw.emit("broadcast", made.inputs, type, axes=())
+    places = _places(x.shape, shape)
+    if made.op == "iota" and made.attrs["axis"] in places:
+        return rw.emit("iota", (), type, axis=places[made.attrs["axis"]])
+    if made.op == "broadcast" and all(axis in places for axis in made.attrs["axes"]):
+        return rw.emit("broadcast", made.inputs, type, axes=tuple(places[axis] for axis in made.attrs["axes"]))
+    return None
+
+
+def _places(old: tuple[int, ...], new: tuple[int, ...]) -> dict[int, int]:
+    """Where the axes longer than 1 are after a reshape that only adds and removes axes of size 1; nothing for other reshapes."""
+    before, after = ([axis for axis, n in enumerate(shape) if n != 1] for shape in (old, new))
+    same = [old[axis] for axis in before] == [new[axis] for axis in after]
+    return dict(zip(before, after, strict=True)) if same else {}
