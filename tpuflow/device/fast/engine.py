@@ -44,7 +44,7 @@ class FastEngine:
         inputs: one array a port; infeeds: one stacked array [items, ...] a port, read from item `start` on; capacity: items that each
         outfeed port has room for. Donated inputs may be consumed. Returns (outputs, stacked outfeeds [capacity, ...]) as JAX arrays.
         """
-        donated = [inputs[i] for i in self._donated]
+        donated = _distinct([inputs[i] for i in self._donated])
         kept = [inputs[i] for i in self._kept]
         outfeeds = [jnp.zeros((capacity, *p.shape), p.dtype.numpy) for p in self.program.outfeeds]
         return self._run(self._zero, donated, kept, list(infeeds), np.int32(start), outfeeds)
@@ -62,3 +62,9 @@ class FastEngine:
     def tiers(self) -> dict[str, int]:
         """Tier of every kernel by its place in the program (filled by the first compile or launch)."""
         return self.translation.tiers
+
+
+def _distinct(arrays: list[Any]) -> list[Any]:
+    """The arrays, those that come again copied: XLA takes over each donated buffer, so no two may be the same."""
+    seen: set[int] = set()
+    return [jnp.copy(x) if id(x) in seen or seen.add(id(x)) else x for x in arrays]
