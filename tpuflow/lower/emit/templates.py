@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from tpuflow.chips import Chip
 from tpuflow.errors import CompileError
@@ -83,9 +84,10 @@ def emit_node(
             raise CompileError(f"{where}: {value.type} was given a buffer of {buffer.dtype}{list(buffer.shape)}")
         return buffer_of(value)
 
-    site = Site(node, _region(node, checked), chip, kernel_name(node))
     if node.op == "pad" and (fill := splat_of(node.inputs[1])) is not None:
-        return emit_pad_with(site, fill)
+        node = replace(node, inputs=node.inputs[:1])  # the number needs no buffer
+        return emit_pad_with(Site(node, _region(node, checked), chip, kernel_name(node)), fill)
+    site = Site(node, _region(node, checked), chip, kernel_name(node))
     return FUSED[node.attrs["kind"]](site) if node.op == "fused" else TEMPLATES[node.op](site)
 
 
