@@ -30,7 +30,6 @@ def _as_key(words: Any) -> jax.Array:
     return jax.random.wrap_key_data(jnp.asarray(words), impl=KEY_IMPLEMENTATION)
 
 
-def leaf_names(tree: Any, prefix: str) -> tuple[str, ...]:
+def leaf_names(tree: Any) -> tuple[str, ...]:
     """A readable name for every leaf, in flattening order: "params/Dense_0/kernel"."""
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-    return tuple("/".join(filter(None, (prefix, jax.tree_util.keystr(p, simple=True, separator="/")))) for p in paths)
+    return tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree_util.tree_leaves_with_path(tree))

@@ -29,7 +29,7 @@ class Training:
     def __init__(self, job: Job, callbacks: Sequence[Callback]):
         self._job, self._callbacks = job, callbacks
         self._train_sink = DeviceSink("train_step", job.recipe.train_step, job.target)
-        self._eval_sink = DeviceSink("eval_step", job.recipe.eval_step, job.target)
+        self._eval_sink = DeviceSink("eval_step", job.recipe.eval_step, job.target, updates=False)
         self._state = job.state
         self._walk = Walk(job.feed)
         self._interrupts = Interrupts()
@@ -121,7 +121,6 @@ class Training:
         tally = _Tally()
 
         def record(state: TrainState, figures: EvalFigures, steps: int) -> None:
-            self._state = self._state._replace(params=state.params, carried=state.carried)
             tally.add(figures)
             self._bar.advance(steps)
 

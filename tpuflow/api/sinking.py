@@ -35,12 +35,13 @@ class Target:
 class DeviceSink:
     """A step function compiled to one Program for each batch shape.
 
-    step: (state, (inputs, labels)) -> (state, figures), trees of arrays. The trip count is a launch argument, so a Program serves
-    every number of steps and the values do not depend on how steps are grouped.
+    step: (state, (inputs, labels)) -> (new state, figures), trees of arrays; figures alone if it does not change the state
+    (`updates=False`). The trip count is a launch argument, so a Program serves every number of steps and the values do not depend on
+    how steps are grouped.
     """
 
-    def __init__(self, name: str, step: Callable[..., Any], target: Target):
-        self._name, self._step, self._target = name, step, target
+    def __init__(self, name: str, step: Callable[..., Any], target: Target, *, updates: bool = True):
+        self._name, self._step, self._target, self._updates = name, step, target, updates
         self._programs: dict[Signature, _SinkProgram] = {}
 
     @property
@@ -62,7 +63,7 @@ class DeviceSink:
         """The Program for a batch shape, compiled if it is new."""
         if signature not in self._programs:
             began = time.perf_counter()
-            self._programs[signature] = _SinkProgram.compile(self._name, self._step, state, signature, self._target)
+            self._programs[signature] = self._compile(state, signature)
             self._programs[signature].compile_seconds += time.perf_counter() - began
         return self._programs[signature]
 
@@ -77,39 +78,41 @@ class DeviceSink:
             state = program.run(state, piece, interrupts, on_slice)
         return state
 
+    def _compile(self, state: Any, signature: Signature) -> _SinkProgram:
+        """Trace the step for a batch shape and put it on the chip."""
+        batch = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in signature)
+        closed, shapes = jax.make_jaxpr(self._step, return_shape=True)(state, batch)
+        figures = shapes[1] if self._updates else shapes
+        names = leaf_names(state)
+        program = compile_sink(
+            closed,
+            carries=len(names) if self._updates else 0,
+            invariants=0 if self._updates else len(names),
+            chip=self._target.chip,
+            name=self._name,
+            carry_names=names if self._updates else (),
+            invariant_names=() if self._updates else names,
+            infeed_names=("inputs", "labels"),
+            outfeed_names=leaf_names(figures),
+        )
+        executable = Executable(program, engine=self._target.engine, fidelity=self._target.fidelity)
+        # The reference engine consumes nothing, so it may be interrupted anywhere; the fast one owns donated state until it returns.
+        held = self._updates and self._target.engine == "fast"
+        return _SinkProgram(executable, shapes[0] if self._updates else None, jax.tree.structure(figures), held)
+
 
 @dataclass(slots=True)
 class _SinkProgram:
-    """One Program with what is known about it: the trees of its state and figures, and the seconds one step takes."""
+    """One Program with what is known about it: shapes of its new state (None: unchanged), its figures, the seconds one step takes."""
 
     executable: Executable
-    state_avals: list[Any]
-    state_tree: Any
+    new_state: Any
     figures_tree: Any
-    interruptible: bool
+    held: bool
     launches: int = 0
     compile_seconds: float = 0.0
     step_seconds: float = 0.0
-    _compiled: set[int] = field(default_factory=set)
-
-    @classmethod
-    def compile(cls, name: str, step: Callable[..., Any], state: Any, signature: Signature, target: Target) -> _SinkProgram:
-        """Trace the step for a batch shape and put it on the chip."""
-        batch = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in signature)
-        closed, (new_state, figures) = jax.make_jaxpr(step, return_shape=True)(state, batch)
-        leaves, tree = jax.tree.flatten(new_state)
-        names = leaf_names(state, "")
-        program = compile_sink(
-            closed,
-            carries=len(leaves),
-            chip=target.chip,
-            name=name,
-            carry_names=names,
-            infeed_names=("inputs", "labels"),
-            outfeed_names=leaf_names(figures, ""),
-        )
-        executable = Executable(program, engine=target.engine, fidelity=target.fidelity)
-        return cls(executable, leaves, tree, jax.tree.structure(figures), target.engine == "reference")
+    compiled: set[int] = field(default_factory=set)
 
     def run(self, state: Any, piece: Chunk, interrupts: Interrupts, on_slice: OnSlice) -> Any:
         """The batches of one piece, in slices."""
@@ -117,19 +120,18 @@ class _SinkProgram:
         self._compile(len(piece.arrays[0]))
         while done < piece.count:
             count = min(piece.count - done, self._slice_steps())
-            # The reference engine consumes nothing, so it may be interrupted anywhere; the fast one owns donated state until it returns.
-            with nullcontext() if self.interruptible else interrupts.held():
+            with interrupts.held() if self.held else nullcontext():
                 state, figures = self._launch(state, piece.arrays, piece.start + done, count)
                 on_slice(state, figures, count)
             done += count
         return state
 
     def _compile(self, items: int) -> None:
-        if items in self._compiled:
+        if items in self.compiled:
             return
         began = time.perf_counter()
         self.executable.compile(items)
-        self._compiled.add(items)
+        self.compiled.add(items)
         self.compile_seconds += time.perf_counter() - began
 
     def _slice_steps(self) -> int:
@@ -138,10 +140,12 @@ class _SinkProgram:
         return max(1, int(SLICE_SECONDS / max(self.step_seconds, 1e-6)))
 
     def _launch(self, state: Any, arrays: Sequence[Any], start: int, count: int) -> tuple[Any, Any]:
-        inputs = [np.int32(count), *to_device(jax.tree.leaves(state))]
+        inputs = [np.array(count, np.int32), *to_device(jax.tree.leaves(state))]
         began = time.perf_counter()
         outputs, figures = self.executable.launch(inputs, arrays, start=start, count=count)
         self.step_seconds = (time.perf_counter() - began) / count
         self.launches += 1
-        new_state = jax.tree.unflatten(self.state_tree, from_device(outputs, self.state_avals))
-        return new_state, jax.tree.unflatten(self.figures_tree, figures)
+        if self.new_state is not None:
+            avals, tree = jax.tree.flatten(self.new_state)
+            state = jax.tree.unflatten(tree, from_device(outputs, avals))
+        return state, jax.tree.unflatten(self.figures_tree, figures)

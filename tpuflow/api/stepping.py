@@ -70,11 +70,11 @@ class Recipe:
         new_state = TrainState(optax.apply_updates(state.params, updates), carried, opt_state, next_key)
         return new_state, _figures(loss, state.opt_state, opt_state)
 
-    def eval_step(self, state: TrainState, batch: tuple[Any, Any]) -> tuple[TrainState, EvalFigures]:
-        """The state as it was, the loss of one batch, rounded as in training, and the number of right answers."""
+    def eval_step(self, state: TrainState, batch: tuple[Any, Any]) -> EvalFigures:
+        """The loss of one batch, rounded as in training, and the number of right answers."""
         loss, outputs, _ = self._forward(self.model.eval_apply)(state.params, state.carried, batch, None)
         hits = jnp.sum(jnp.argmax(outputs, axis=-1) == batch[1]) if self.loss.classes else jnp.zeros((), jnp.int32)
-        return state, EvalFigures(loss.astype(jnp.float32), hits.astype(jnp.int32))
+        return EvalFigures(loss.astype(jnp.float32), hits.astype(jnp.int32))
 
     def outputs(self, params: Any, carried: Any, inputs: Any, key: Any) -> Any:
         """The model's outputs in training, under the policy."""
