@@ -52,6 +52,7 @@ class Grouping:
         self.stored: dict[Value, Value] = {}
         self._readers: dict[Value, list[Group]] = {}
         self._last_effect = 0
+        self._splats: Group | None = None
         for i, node in enumerate(graph.nodes):
             self._add(node, i)
         self.outputs = tuple(self._store(v) for v in graph.outputs)
@@ -139,7 +140,7 @@ class Grouping:
         copy = replace(node, results=(Value(value.type, value.name),))
         self._know(copy, self.position[node])
         need = max((self.level(v) for v in node.inputs), default=0)
-        self._join(copy, self._scalar_group(need) if not value.shape else self._new("map", value.shape, need + 1))
+        self._join(copy, self._splat_group() if not value.shape and node.op == "full" else self._new("map", value.shape, need + 1))
         return copy.result if fresh else self.stored.setdefault(value, copy.result)
 
     # --- which group ------------------------------------------------------------------------------------------------
@@ -206,8 +207,14 @@ class Grouping:
 
     def _scalar_group(self, need: int) -> Group:
         """The lowest scalar kernel above `need`: 0-d work anywhere at one level is one kernel."""
-        found = [g for g in self.groups if g.kind == "map" and not g.shape and g.level > need and not g.full]
+        found = [g for g in self.groups if g.kind == "map" and not g.shape and g.level > need and not g.full and g is not self._splats]
         return min(found, key=lambda g: g.level) if found else self._new("map", (), need + 1)
+
+    def _splat_group(self) -> Group:
+        """All stored 0-d splats are one kernel, apart from computed scalars: it can leave a loop, and what it makes can be updated in place."""
+        if self._splats is None or self._splats.full:
+            self._splats = self._new("map", (), 1)
+        return self._splats
 
     def _sibling(self, node: Node, need: int) -> Group | None:
         """A map of the same shape that reads one of the operands too (0-d and stretched ones do not count)."""

@@ -25,16 +25,18 @@ class Schedule(Pass):
 def _last_readers(graph: Graph, nodes: list[Node]) -> dict[Node, list[Node]]:
     """For every node that may overwrite a region input: the other nodes that read it."""
     outputs = set(graph.outputs)
+    origin: dict[Value, Value] = {v: v for v in graph.inputs}
     readers: dict[Value, list[Node]] = {v: [] for v in graph.inputs}
     for node in nodes:
         for value in node.inputs:
-            if value in readers:
-                readers[value].append(node)
-    return {
-        node: [other for v in node.inputs if v in readers and v.type in _output_types(node, outputs) for other in readers[v]]
-        for node in nodes
-    }
+            if value in origin:
+                readers[origin[value]].append(node)
+        if node.op == "reshape" and node.inputs[0] in origin:
+            origin[node.result] = origin[node.inputs[0]]
+    return {node: [other for v in _overwritable(node, outputs) if v in readers for other in readers[v]] for node in nodes}
 
 
-def _output_types(node: Node, outputs: set[Value]) -> list:
-    return [v.type for v in node.results if v in outputs]
+def _overwritable(node: Node, outputs: set[Value]) -> list[Value]:
+    """Operands of the type of one of the results that leave the graph."""
+    types = [v.type for v in node.results if v in outputs]
+    return [v for v in node.inputs if v.type in types]
