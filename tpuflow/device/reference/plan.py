@@ -126,5 +126,3 @@ def _shadows(kernel: Kernel, hbm: Hbm) -> dict[int, HbmShadow]:
             shadow = regions.setdefault(id(region), HbmShadow(region.owner.size))
             found[x] = found[y] = shadow
     return found
-
-

@@ -40,7 +40,9 @@ def check_dataflow(program: Program, effects: Mapping[int, Effects]) -> None:
     final = walk.blocks(program.code, "", Memory(initial))
     for port in program.outputs:
         if not final.valid >> port.buffer & 1:
-            raise ProgramError(f"signature: output {port.name!r} is buffer {port.buffer}, which is {walk.state(final, port.buffer)} at the end.")
+            raise ProgramError(
+                f"signature: output {port.name!r} is buffer {port.buffer}, which is {walk.state(final, port.buffer)} at the end."
+            )
 
 
 def overlap_masks(buffers: Sequence[Buffer]) -> list[int]:
@@ -94,7 +96,9 @@ class _Walk:
             if self.overlaps[buffer] & used:
                 place, source = _user(kernel, path, buffer, "write")
                 other = _lowest(self.overlaps[buffer] & used)
-                raise ProgramError(f"{place}: writes buffer {buffer}, which shares addresses with buffer {other} of the same kernel; expected none.{source}")
+                raise ProgramError(
+                    f"{place}: writes buffer {buffer}, which shares addresses with buffer {other} of this kernel; expected none.{source}"
+                )
         self.reads[id(kernel)] = reads
         return reads
 

@@ -181,7 +181,9 @@ def _bitcast(i: vector.Bitcast) -> None:
 
 def _broadcast(i: vector.Broadcast) -> None:
     if len(i.axes) != len(i.a.axes) or any(x >= len(i.dst.axes) for x in i.axes) or list(i.axes) != sorted(set(i.axes)):
-        raise Refusal(f"axes are {i.axes}; expected ascending axes of dst (rank {len(i.dst.axes)}), one an axis of a (rank {len(i.a.axes)})")
+        raise Refusal(
+            f"axes are {i.axes}; expected ascending axes of dst (rank {len(i.dst.axes)}), one an axis of a (rank {len(i.a.axes)})"
+        )
     for axis, x in zip(i.a.axes, i.axes, strict=True):
         if axis not in (ONE, i.dst.axes[x]):
             raise Refusal(f"axis {axes_text((axis,))} of a lies along {axes_text((i.dst.axes[x],))} of dst; expected the same, or size 1")
@@ -220,7 +222,9 @@ def _require_axes(name: str, tile: Tile, expected: tuple[TileAxis, ...]) -> None
 
 def _sort(i: vector.Sort) -> None:
     if not i.srcs or len(i.srcs) != len(i.dsts) or not 1 <= i.keys <= len(i.srcs):
-        raise Refusal(f"{len(i.dsts)} results, {len(i.srcs)} operands, {i.keys} keys; expected as many results as operands, and keys of them")
+        raise Refusal(
+            f"{len(i.dsts)} results, {len(i.srcs)} operands, {i.keys} keys; expected as many results as operands, and keys of them"
+        )
     first = i.srcs[0].axes
     for name, tile in _tiles(i):
         _require_axes(name, tile, first)
@@ -255,7 +259,9 @@ def _matmul_labels(i: matrix.MatmulAccumulate) -> None:
 def _matmul_types(i: matrix.MatmulAccumulate) -> None:
     expected = F32 if i.a.dtype.is_float else S32
     if i.a.dtype != i.b.dtype or i.acc.dtype != expected or i.a.dtype.kind == "pred":
-        raise Refusal(f"{i.acc.dtype} += {i.a.dtype} . {i.b.dtype}; expected operands of one numeric type, acc of f32 (of s32 for integers)")
+        raise Refusal(
+            f"{i.acc.dtype} += {i.a.dtype} . {i.b.dtype}; expected operands of one numeric type, acc of f32 (of s32 for integers)"
+        )
 
 
 def _row_index(i: dma.LoadIndexed | dma.StoreIndexed) -> None:

@@ -78,7 +78,9 @@ def _check_place(tile: Tile, chip: Chip) -> None:
         raise Refusal(f"a tile has {tile.slots} slots; expected 1 to {MOST_SLOTS}")
     end, capacity = tile.address + tile.slots * slot_bytes(tile, chip), space_bytes(tile.space, chip)
     if tile.address < 0 or end > capacity:
-        raise Refusal(f"a tile lies at bytes {tile.address} to {end} of {tile.space}; expected it within the {capacity} bytes of {chip.name}")
+        raise Refusal(
+            f"a tile lies at bytes {tile.address} to {end} of {tile.space}; expected it within the {capacity} bytes of {chip.name}"
+        )
 
 
 def _check_semaphores(kernel: Kernel) -> None:
