@@ -190,12 +190,12 @@ def write_axes(view: Any, value: Any, window: Window, wheres: list[Positions]) -
 
     value has the shape of the positions' lengths, axis by axis (no batch dimensions).
     """
-    plans = []
+    whole, plans = value, []
     for i, (axis, where) in enumerate(zip(window.axes, wheres, strict=True)):
         value, plan = _write_plan(value, i, axis, where)
         plans.append(plan)
     if any(p is None for p in plans):
-        return _write_scatter(view, value, window, wheres)
+        return _write_scatter(view, whole, window, wheres)  # it drops what lies outside itself
     if value.shape == view.shape and all(isinstance(p, int) for p in plans):
         return value
     return _write_slice(view, value, plans)
