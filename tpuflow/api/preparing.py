@@ -15,7 +15,7 @@ from tpuflow import amp
 from tpuflow.api.feeding import ArrayFeed, Feed, is_arrays, make_feed
 from tpuflow.api.losses import check_fit, check_labels, get_loss
 from tpuflow.api.modelling import get_model, initial_params
-from tpuflow.api.sinking import Target
+from tpuflow.api.staging import Target
 from tpuflow.api.stepping import Recipe, TrainState
 from tpuflow.chips import get_chip
 from tpuflow.device.runtime import ENGINES, FIDELITIES

@@ -150,7 +150,7 @@ class Training:
             eval_round_trips=self._eval_round_trips,
             launches=self._train_sink.launches + self._eval_sink.launches,
             hbm_bytes=max((_hbm_bytes(e.program) for e in executables), default=0),
-            seconds={"total": time.perf_counter() - began, "compile": compiling},
+            seconds={"total": time.perf_counter() - began, "compile": compiling, "train": self._train_sink.launch_seconds},
             interrupted=self._interrupted,
             executables=executables,
         )

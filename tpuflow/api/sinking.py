@@ -14,6 +14,7 @@ import numpy as np
 from tpuflow.api.feeding import Chunk, Signature
 from tpuflow.api.flattening import from_device, leaf_names, to_device
 from tpuflow.api.interrupts import Interrupts
+from tpuflow.api.staging import Target
 from tpuflow.compiler import compile_sink
 from tpuflow.device.runtime import Executable
 
@@ -21,15 +22,6 @@ SLICE_SECONDS = 0.7
 FIRST_SLICES = (1, 4)
 
 OnSlice = Callable[[Any, Any, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where Programs run."""
-
-    chip: Any
-    engine: str = "fast"
-    fidelity: str = "native"
 
 
 class DeviceSink:
@@ -58,6 +50,11 @@ class DeviceSink:
     def compile_seconds(self) -> float:
         """Host seconds spent on tracing, compiling and translating."""
         return sum(p.compile_seconds for p in self._programs.values())
+
+    @property
+    def launch_seconds(self) -> float:
+        """Host seconds spent in launches."""
+        return sum(p.launch_seconds for p in self._programs.values())
 
     def prepare(self, state: Any, signature: Signature) -> _SinkProgram:
         """The Program for a batch shape, compiled if it is new."""
@@ -112,6 +109,7 @@ class _SinkProgram:
     launches: int = 0
     compile_seconds: float = 0.0
     step_seconds: float = 0.0
+    launch_seconds: float = 0.0
     compiled: set[int] = field(default_factory=set)
 
     def run(self, state: Any, piece: Chunk, interrupts: Interrupts, on_slice: OnSlice) -> Any:
@@ -143,7 +141,9 @@ class _SinkProgram:
         inputs = [np.array(count, np.int32), *to_device(jax.tree.leaves(state))]
         began = time.perf_counter()
         outputs, figures = self.executable.launch(inputs, arrays, start=start, count=count)
-        self.step_seconds = (time.perf_counter() - began) / count
+        seconds = time.perf_counter() - began
+        self.step_seconds = seconds / count
+        self.launch_seconds += seconds
         self.launches += 1
         if self.new_state is not None:
             avals, tree = jax.tree.flatten(self.new_state)

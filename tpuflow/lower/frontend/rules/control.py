@@ -14,7 +14,7 @@ from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
 
 
-@lowers("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "composite", keys=True)
+@lowers("jit", "pjit", "device_call", "closed_call", "core_call", "remat", "remat2", "checkpoint", "composite", keys=True)
 def _call(b: Builder, *operands: Value, jaxpr: Any = None, call_jaxpr: Any = None) -> tuple[Value, ...]:
     return inline(b, jaxpr if jaxpr is not None else call_jaxpr, operands)
 
@@ -59,11 +59,24 @@ def _while(b: Builder, *operands: Value, cond_jaxpr: Any, body_jaxpr: Any, cond_
     """Constants of condition and body become carries that never change."""
     consts = cond_nconsts + body_nconsts
     types = [v.type for v in operands]
-    test = b.region("condition", types)
-    body = b.region("body", types)
-    (go_on,) = inline(test, cond_jaxpr, (*test.inputs[:cond_nconsts], *test.inputs[consts:]))
+    test, body = b.region("condition", types), b.region("body", types)
+
+    def go_on(inner: Builder) -> Value:
+        (flag,) = inline(inner, cond_jaxpr, (*inner.inputs[:cond_nconsts], *inner.inputs[consts:]))
+        return flag
+
+    flags = go_on(test)
     carries = inline(body, body_jaxpr, body.inputs[cond_nconsts:])
-    return b.while_(test.finish([go_on]), body.finish([*body.inputs[:consts], *carries]), operands)[consts:]
+    if flags.shape:
+        carries = _where(body, go_on(body), carries, body.inputs[consts:])
+    condition = test.finish([test.reduce("or", flags, range(len(flags.shape)))])
+    return b.while_(condition, body.finish([*body.inputs[:consts], *carries]), operands)[consts:]
+
+
+def _where(b: Builder, flags: Value, new: Sequence[Value], old: Sequence[Value]) -> tuple[Value, ...]:
+    """A batched loop runs until every element is done; those that are done stay as they were."""
+    along = range(len(flags.shape))
+    return tuple(b.select(b.broadcast(flags, x.shape, along), x, y) for x, y in zip(new, old, strict=True))
 
 
 @lowers("scan", keys=True)
