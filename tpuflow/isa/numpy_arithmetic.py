@@ -153,9 +153,10 @@ def _sort_key(x: Array, dtype: DType) -> Array:
     """Integers that order as the values do: -0 as 0, NaN above all."""
     if not dtype.is_float:
         return x
-    wide = widen(x, dtype) + np.float32(0)  # -0 + 0 = +0
-    bits = np.where(np.isnan(wide), np.int32(0x7FC00000), wide.view(np.int32))
-    return np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits)
+    wide = widen(x, dtype)
+    bits = np.where(wide == 0, np.int32(0), wide.view(np.int32))
+    ordered = np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits)
+    return np.where(np.isnan(wide), np.int32(0x7FC00000), ordered)
 
 
 def _convert(a: Array, from_dtype: DType, to_dtype: DType) -> Array:

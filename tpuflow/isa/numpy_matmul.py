@@ -10,7 +10,9 @@ import numpy as np
 from tpuflow.dtypes import F32, DType
 from tpuflow.isa.numpy_rounding import Array, narrow, widen
 
-_UNIT = 2.0**-53
+# Twice the unit roundoff of float64, and a little for the bound's own rounding: two sums of K products differ by at most
+# SLACK * (K - 1) * sum|a b|, in whatever order each was added.
+SLACK = 2.1 * 2.0**-53
 _PRODUCTS_AT_ONCE = 1 << 22
 
 
@@ -73,7 +75,7 @@ def _ordered(a: Array, b: Array) -> Array:
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     sums = np.matmul(wide_a, wide_b) + 0.0
     k = a.shape[-1]
-    slack = (2.1 * _UNIT * max(k - 1, 0)) * np.matmul(np.abs(wide_a), np.abs(wide_b))
+    slack = (SLACK * max(k - 1, 0)) * np.matmul(np.abs(wide_a), np.abs(wide_b))
     low, high = narrow(sums - slack, F32), narrow(sums + slack, F32)
     doubtful = (low.view(np.uint32) != high.view(np.uint32)) & np.isfinite(sums)
     result = narrow(sums, F32)

@@ -80,7 +80,8 @@ def splat(value: int | float | bool, dtype: DType) -> Array:
     """A 0-d array: `value` rounded once to `dtype`; subnormals stay, integers wrap."""
     if dtype.is_float:
         exact = np.array(float(value), np.float64)
-        return f32_to_bf16(round_to_odd(exact).astype(np.float32)) if dtype == BF16 else canonical(exact.astype(dtype.numpy))
+        with np.errstate(over="ignore"):
+            return f32_to_bf16(round_to_odd(exact).astype(np.float32)) if dtype == BF16 else canonical(exact.astype(dtype.numpy))
     if dtype.kind == "pred":
         return np.array(bool(value))
     return np.array(int(value) & 0xFFFFFFFF, np.uint32).astype(dtype.numpy)

@@ -1,0 +1,217 @@
+"""The device's arithmetic in lax, for the fast engine: bit-exact, or native within stated bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tpuflow.device.fast import lax_matmul
+from tpuflow.device.fast.lax_elementwise import COMPARE, OPERATIONS
+from tpuflow.device.fast.lax_rounding import Rounding, carrier_type, flushed, widen
+from tpuflow.dtypes import BF16, F16, F32, PRED, S32, DType
+from tpuflow.isa.numpy_arithmetic import identity, undefined
+
+Value = Any
+_CUMULATIVE: dict[str, Callable[..., Value]] = {"add": lax.cumsum, "mul": lax.cumprod, "max": lax.cummax, "min": lax.cummin}
+_SCAN_UNROLL = 8
+
+
+class LaxArithmetic:
+    """Implements `tpuflow.isa.arithmetic.Arithmetic` with traced values; a value of bf16 is carried as f32, all others as themselves.
+
+    `bitexact` gives the bits of `NumpyArithmetic`. It needs `zero`, an int32 scalar 0 that must be an argument of the compiled function:
+    the compiler must not know it. Native (`bitexact=False`) leaves to XLA:CPU the order of f32 sums, the contraction of multiply-add
+    and its own special functions. Either way the function must be compiled with `compiler_options={"xla_disable_hlo_passes": "algsimp"}`.
+    """
+
+    def __init__(self, bitexact: bool, zero: Value = None):
+        if bitexact and zero is None:
+            raise ValueError("bit-exact arithmetic needs the run-time int32 zero")
+        self.bitexact = bitexact
+        self._rounding = Rounding(bitexact, zero)
+
+    def load(self, stored: Value, dtype: DType) -> Value:
+        """bf16 as f32; others as they are."""
+        return _bf16_to_f32(lax.bitcast_convert_type(stored, jnp.uint16)) if dtype == BF16 else stored
+
+    def store(self, value: Value, dtype: DType) -> Value:
+        """An array of the dtype's own type; bits are moved, not rounded (hardware conversions to bf16 flush subnormals)."""
+        return lax.bitcast_convert_type(_bf16_bits(value), jnp.bfloat16) if dtype == BF16 else value
+
+    def full(self, shape: tuple[int, ...], value: int | float | bool, dtype: DType) -> Value:
+        """A splat."""
+        return self._rounding.full(shape, value, dtype)
+
+    def iota(self, shape: tuple[int, ...], axis: int, start: Value, dtype: DType) -> Value:
+        """Positions along an axis."""
+        positions = lax.broadcasted_iota(jnp.int32, shape, axis)
+        moved = positions + lax.convert_element_type(jnp.asarray(start), jnp.int32)
+        return self.convert(moved, S32, dtype)
+
+    def unary(self, op: str, a: Value, dtype: DType) -> Value:
+        """An operation of `isa.vector.UNARY`."""
+        return self._apply("unary", op, dtype, a)
+
+    def binary(self, op: str, a: Value, b: Value, dtype: DType) -> Value:
+        """An operation of `isa.vector.BINARY`."""
+        return self._apply("binary", op, dtype, a, b)
+
+    def _apply(self, arity: str, op: str, dtype: DType, *operands: Value) -> Value:
+        function = OPERATIONS[dtype.kind].get(op)
+        if function is None:
+            raise undefined(arity, op, dtype)
+        return function(self._rounding, dtype, *operands)
+
+    def is_finite(self, a: Value, dtype: DType) -> Value:
+        """Neither infinite nor NaN."""
+        return lax.is_finite(widen(a, dtype)) if dtype.is_float else jnp.ones(a.shape, jnp.bool_)
+
+    def compare(self, op: str, a: Value, b: Value, dtype: DType) -> Value:
+        """A comparison of `isa.vector.COMPARE`."""
+        return COMPARE[op](self._comparable(a, dtype), self._comparable(b, dtype))
+
+    def _comparable(self, a: Value, dtype: DType) -> Value:
+        """Floats with the flush written out: a comparison of bits just moved to a float register need not be done by the float unit."""
+        if not dtype.is_float:
+            return a
+        return flushed(a, dtype) if dtype == BF16 or self.bitexact else widen(a, dtype)
+
+    def select(self, pred: Value, on_true: Value, on_false: Value, dtype: DType) -> Value:
+        """Bits of one or the other."""
+        return lax.select(pred, on_true, on_false)
+
+    def convert(self, a: Value, from_dtype: DType, to_dtype: DType) -> Value:
+        """Values in another type."""
+        if from_dtype == to_dtype:
+            return a
+        if to_dtype.kind == "pred":
+            return self._nonzero(a, from_dtype)
+        if to_dtype.is_float:
+            return self._to_float(a, from_dtype, to_dtype)
+        return lax.convert_element_type(widen(a, from_dtype) if from_dtype.is_float else a, to_dtype.numpy)
+
+    def _nonzero(self, a: Value, dtype: DType) -> Value:
+        comparable = self._comparable(a, dtype)
+        return lax.ne(comparable, jnp.zeros_like(comparable))
+
+    def _to_float(self, a: Value, from_dtype: DType, to_dtype: DType) -> Value:
+        if from_dtype.is_float:
+            return self._rounding.from_f32(widen(a, from_dtype), to_dtype)
+        if to_dtype == BF16 and from_dtype.bytes == 4:
+            a = _sticky(a)
+        return self._rounding.from_f32(lax.convert_element_type(a, jnp.float32), to_dtype)
+
+    def bitcast(self, a: Value, from_dtype: DType, to_dtype: DType) -> Value:
+        """Bits as another type."""
+        if from_dtype == BF16:
+            a = _bf16_bits(a)
+        if to_dtype == BF16:
+            return _bf16_to_f32(lax.bitcast_convert_type(a, jnp.uint16))
+        if to_dtype.kind == "pred":
+            return lax.ne(a, jnp.zeros_like(a))
+        return lax.convert_element_type(a, to_dtype.numpy) if from_dtype.kind == "pred" else lax.bitcast_convert_type(a, to_dtype.numpy)
+
+    def broadcast(self, a: Value, shape: tuple[int, ...], axes: Sequence[int]) -> Value:
+        """A stretched value."""
+        order = sorted(range(a.ndim), key=lambda i: axes[i])
+        return lax.broadcast_in_dim(lax.transpose(a, order), shape, [axes[i] for i in order])
+
+    def transpose(self, a: Value, permutation: Sequence[int]) -> Value:
+        """Axes in another order."""
+        return lax.transpose(a, permutation)
+
+    def reduce(self, op: str, a: Value, axes: Sequence[int], dtype: DType) -> Value:
+        """The halving tree, axis by axis, the last named first; in any order where that cannot be seen, or native f32."""
+        for axis in reversed(axes):
+            free = not dtype.is_float or (dtype == F32 and not self.bitexact)
+            a = self._reduce_freely(op, a, axis, dtype) if free else self._halve(op, a, axis, dtype)
+        return a
+
+    def _reduce_freely(self, op: str, a: Value, axis: int, dtype: DType) -> Value:
+        start = np.asarray(identity(op, dtype, empty=a.shape[axis] == 0)).astype(dtype.numpy)[()]
+        reduced = lax.reduce(a, start, lambda x, y: self.binary(op, x, y, dtype), (axis,))
+        return lax.expand_dims(reduced, (axis,))
+
+    def _halve(self, op: str, a: Value, axis: int, dtype: DType) -> Value:
+        n = a.shape[axis]
+        if n == 0:
+            return self.full((*a.shape[:axis], 1, *a.shape[axis + 1 :]), identity(op, dtype, empty=True), dtype)
+        size = 1 << (n - 1).bit_length()
+        if size > n:
+            missing = [(0, size - n if i == axis else 0, 0) for i in range(a.ndim)]
+            a = lax.pad(a, np.asarray(identity(op, dtype), carrier_type(dtype))[()], missing)
+        while size > 1:
+            size //= 2
+            low, high = lax.slice_in_dim(a, 0, size, axis=axis), lax.slice_in_dim(a, size, 2 * size, axis=axis)
+            a = self.binary(op, low, high, dtype)
+        return a
+
+    def cumulative(self, op: str, carry: Value, a: Value, axis: int, dtype: DType) -> tuple[Value, Value]:
+        """A running combination: bit-exact floats step by step, all others in XLA's order (which loses the sign of zeros)."""
+        if a.shape[axis] == 0:
+            return a, carry
+        if self.bitexact and dtype.is_float:
+            return self._cumulative_in_order(op, carry, a, axis, dtype)
+        if dtype in (F16, BF16, PRED):
+            running = lax.associative_scan(lambda x, y: self.binary(op, x, y, dtype), a, axis=axis)
+        else:
+            running = _CUMULATIVE[op](a, axis)
+        stretched = lax.broadcast_in_dim(carry, a.shape, range(a.ndim))
+        values = self.binary(op, stretched, running, dtype)
+        return values, lax.slice_in_dim(values, a.shape[axis] - 1, None, axis=axis)
+
+    def _cumulative_in_order(self, op: str, carry: Value, a: Value, axis: int, dtype: DType) -> tuple[Value, Value]:
+        def step(last: Value, row: Value) -> tuple[Value, Value]:
+            new = self.binary(op, last, row, dtype)
+            return new, new
+
+        first = lax.squeeze(carry, (axis,))
+        last, rows = lax.scan(step, first, jnp.moveaxis(a, axis, 0), unroll=min(_SCAN_UNROLL, a.shape[axis]))
+        return jnp.moveaxis(rows, 0, axis), lax.expand_dims(last, (axis,))
+
+    def sort(self, operands: Sequence[Value], dtypes: Sequence[DType], axis: int, keys: int) -> tuple[Value, ...]:
+        """All operands in the order of the first `keys`."""
+        if not any(t.is_float for t in dtypes[:keys]):
+            return tuple(lax.sort(tuple(operands), dimension=axis, is_stable=True, num_keys=keys))
+        ranks = tuple(_sort_key(x, t) for x, t in zip(operands[:keys], dtypes, strict=False))
+        return tuple(lax.sort((*ranks, *operands), dimension=axis, is_stable=True, num_keys=keys)[keys:])
+
+    def matmul(
+        self, a: Value, b: Value, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], dtype: DType, acc_dtype: DType
+    ) -> Value:
+        """One K-tile of the matrix unit."""
+        return lax_matmul.matmul(self._rounding, a, b, a_axes, b_axes, out_axes, dtype, acc_dtype)
+
+
+def _bf16_bits(carrier: Value) -> Value:
+    bits = lax.bitcast_convert_type(carrier, jnp.uint32)
+    return lax.convert_element_type(lax.shift_right_logical(bits, jnp.full_like(bits, 16)), jnp.uint16)
+
+
+def _bf16_to_f32(bits: Value) -> Value:
+    wide = lax.convert_element_type(bits, jnp.uint32)
+    return lax.bitcast_convert_type(lax.shift_left(wide, jnp.full_like(wide, 16)), jnp.float32)
+
+
+def _sticky(a: Value) -> Value:
+    """32-bit integers of which f32 holds enough for one rounding to bf16: large ones end in a bit that says if anything was cut off."""
+    low = lax.rem(lax.bitcast_convert_type(a, jnp.uint32), jnp.full(a.shape, 256, jnp.uint32))
+    high = lax.sub(a, lax.bitcast_convert_type(low, a.dtype))
+    cut = lax.select(lax.ne(low, jnp.zeros_like(low)), jnp.full_like(a, 256), jnp.zeros_like(a))
+    size = a if a.dtype.kind == "u" else lax.bitcast_convert_type(lax.abs(a), jnp.uint32)
+    return lax.select(lax.lt(size, jnp.full_like(size, 1 << 24)), a, lax.bitwise_or(high, cut))
+
+
+def _sort_key(x: Value, dtype: DType) -> Value:
+    """s32 that order as the values do: subnormals (f32, bf16) and -0 as 0, NaN above all."""
+    if not dtype.is_float:
+        return x
+    wide = flushed(x, dtype)
+    bits = lax.bitcast_convert_type(wide, jnp.int32)
+    ordered = lax.select(lax.lt(bits, jnp.zeros_like(bits)), bits ^ np.int32(0x7FFFFFFF), bits)
+    ordered = lax.select(lax.eq(wide, jnp.zeros_like(wide)), jnp.zeros_like(bits), ordered)
+    return lax.select(lax.ne(wide, wide), jnp.full_like(bits, 0x7FC00000), ordered)

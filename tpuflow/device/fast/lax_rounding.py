@@ -1,0 +1,118 @@
+"""Rounding to the device's float types in lax, on carriers: f32 for f32 and bf16, f16 for f16.
+
+XLA:CPU runs with subnormals flushed (FTZ and DAZ), which is the device's rule for f32 and bf16; what is written here is what that
+leaves open. x64 mode is on only inside these functions and never leaves a 64-bit value with the caller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tpuflow.device.fast.half import f16_to_f32, f32_to_f16
+from tpuflow.dtypes import BF16, F16, F32, DType
+from tpuflow.isa.numpy_rounding import splat
+
+Value = Any
+
+
+def x64() -> Any:
+    """The context in which float64 and int64 may be traced."""
+    return jax.enable_x64(True)
+
+
+def carrier_type(dtype: DType) -> np.dtype[Any]:
+    """The NumPy type that values of `dtype` are carried in."""
+    return np.dtype(np.float32) if dtype == BF16 else dtype.numpy
+
+
+def flush(x: Value) -> Value:
+    """f32 with subnormals replaced by zeros of the same sign, where the hardware's own flushing does not reach."""
+    bits = lax.bitcast_convert_type(x, jnp.int32)
+    small = lax.lt(bits & np.int32(0x7FFFFFFF), jnp.full_like(bits, 0x00800000))
+    return lax.bitcast_convert_type(lax.select(small, bits & np.int32(-(2**31)), bits), jnp.float32)
+
+
+def widen(x: Value, dtype: DType) -> Value:
+    """A float carrier as f32, exact."""
+    return f16_to_f32(x) if dtype == F16 else x
+
+
+def widen64(x: Value, dtype: DType) -> Value:
+    """A float carrier as float64, exact (subnormals of f32 and bf16 as zero); call inside `x64()`.
+
+    The flush is written out: a compiler may drop a widening that is narrowed again, and the hardware's flush with it.
+    """
+    return lax.convert_element_type(flushed(x, dtype), jnp.float64)
+
+
+def flushed(x: Value, dtype: DType) -> Value:
+    """A float carrier as f32, subnormals of f32 and bf16 as zero."""
+    return widen(x, dtype) if dtype == F16 else flush(x)
+
+
+def round_to_odd(x: Value) -> Value:
+    """float64 cut to 24 bits, the last one set if anything was cut off; call inside `x64()`."""
+    bits = lax.bitcast_convert_type(x, jnp.uint64)
+    cut = bits & np.uint64(0x1FFFFFFF)
+    sticky = lax.convert_element_type(lax.ne(cut, jnp.zeros_like(cut)), jnp.uint64) << np.uint64(29)
+    return lax.bitcast_convert_type((bits ^ cut) | sticky, jnp.float64)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How results are written. Bit-exact: NaN canonical, no product fused with a sum, no float constant known to the compiler.
+
+    `zero` is an int32 0 that only run time knows: added to a result's bits, it hides where the bits come from.
+    """
+
+    bitexact: bool
+    zero: Value
+
+    def hide(self, x: Value) -> Value:
+        """f32 as it is, but XLA cannot contract the product it came from into a multiply-add (or fold it)."""
+        if not self.bitexact:
+            return x
+        bits = lax.bitcast_convert_type(x, jnp.int32)
+        return lax.bitcast_convert_type(lax.add(bits, lax.broadcast(self.zero, bits.shape)), jnp.float32)
+
+    def canonical(self, x: Value) -> Value:
+        """f32 with NaN written as the canonical one (native: as it comes).
+
+        The NaN is a hidden one: to LLVM all NaNs are equal, so it may leave out a select between them.
+        """
+        if not self.bitexact:
+            return x
+        return lax.select(lax.ne(x, x), self.full(x.shape, np.nan, F32), x)
+
+    def from_f32(self, x: Value, dtype: DType) -> Value:
+        """f32 results rounded once to a float carrier."""
+        x = self.canonical(x)
+        if dtype == BF16:
+            return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+        return f32_to_f16(x) if dtype == F16 else x
+
+    def narrow(self, x: Value, dtype: DType) -> Value:
+        """float64 results rounded once to a float carrier; call inside `x64()`."""
+        return self.from_f32(lax.convert_element_type(x if dtype == F32 else round_to_odd(x), jnp.float32), dtype)
+
+    def full(self, shape: tuple[int, ...], value: int | float | bool, dtype: DType) -> Value:
+        """A splat. Bit-exact float splats are hidden: what compilers do with known factors and addends is not the device's rounding."""
+        exact = splat(value, dtype)
+        if not dtype.is_float or not self.bitexact:
+            return lax.full(shape, exact.astype(carrier_type(dtype))[()])
+        if dtype == F16:
+            bits = lax.convert_element_type(lax.add(self.zero, np.int32(exact.view(np.int16))), jnp.int16)
+            return lax.broadcast(lax.bitcast_convert_type(bits, jnp.float16), shape)
+        known = splat_bits(exact) if dtype == BF16 else exact.view(np.int32)
+        return lax.broadcast(lax.bitcast_convert_type(lax.add(self.zero, np.int32(known)), jnp.float32), shape)
+
+
+def splat_bits(bf16: np.ndarray[Any, Any]) -> np.int32:
+    """The f32 bits of a bf16 scalar."""
+    return (bf16.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.int32)[()]
