@@ -163,7 +163,7 @@ class Run:
 
 def _compute(run: Run, planned: Planned, at: At, clock: list[int]) -> None:
     """Instructions whose meaning takes the values read and gives the values written."""
-    result = planned.instruction.meaning(run.ar, *(run.value(t, at) for t in planned.reads))  # type: ignore[attr-defined]
+    result = planned.instruction.meaning(run.ar, *(run.value(t, at) for t in planned.reads))
     run.put(planned, at, result if len(planned.writes) > 1 or isinstance(result, tuple) else (result,))
 
 
@@ -171,14 +171,14 @@ def _shaped(run: Run, planned: Planned, at: At, clock: list[int]) -> None:
     """Instructions whose meaning also takes the valid shape of the destination, after the values read."""
     shape = run.plan.tiles[planned.writes[0]].valid_shape(at.index)
     values = (run.value(t, at) for t in planned.reads)
-    run.put(planned, at, (planned.instruction.meaning(run.ar, *values, shape),))  # type: ignore[attr-defined]
+    run.put(planned, at, (planned.instruction.meaning(run.ar, *values, shape),))
 
 
 def _iota(run: Run, planned: Planned, at: At, clock: list[int]) -> None:
     tile = run.plan.tiles[planned.writes[0]]
-    axis = tile.axes[planned.instruction.axis]  # type: ignore[attr-defined]
+    axis = tile.axes[planned.instruction.axis]
     start = at.index[axis.grid] * axis.size if axis.grid >= 0 else 0
-    run.put(planned, at, (planned.instruction.meaning(run.ar, tile.valid_shape(at.index), start),))  # type: ignore[attr-defined]
+    run.put(planned, at, (planned.instruction.meaning(run.ar, tile.valid_shape(at.index), start),))
 
 
 def _load(run: Run, planned: Planned, at: At, clock: list[int]) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.ordering import QUEUE_NUMBER, TileCells
 from tpuflow.device.place import SECTIONS
 from tpuflow.device.reference.hazards import HbmShadow, Stamps
 from tpuflow.device.reference.memory import Hbm, OnChip, WindowAccess
-from tpuflow.isa import dma
-from tpuflow.isa.instruction import QUEUES, Instruction, Tile
+from tpuflow.device.uses import Use, uses
+from tpuflow.isa.instruction import QUEUES, Tile
 from tpuflow.isa.program import Kernel
 
 
@@ -32,7 +33,7 @@ class Planned:
     """One instruction: its number in the kernel, its queue, the tiles it touches (by number), its window if it has one."""
 
     number: int
-    instruction: Instruction
+    instruction: Any
     queue: int
     signals: int
     waits: int
@@ -49,9 +50,10 @@ class KernelPlan:
     def __init__(self, kernel: Kernel, chip: Chip, hbm: Hbm):
         self.kernel, self.hbm = kernel, hbm
         self._numbers: dict[Tile, int] = {}
-        self._shadows = _shadows(kernel, hbm)
+        found = uses(kernel)
+        self._shadows = _shadows(found, hbm)
         self.shadows = tuple({id(s): s for s in self._shadows.values()}.values())
-        self.sections = self._sections()
+        self.sections = self._sections(found)
         self.tiles: tuple[Tile, ...] = tuple(self._numbers)
         self.on_chip = OnChip(chip, self.tiles)
         self.problems = {n: problem for n, t in enumerate(self.tiles) if (problem := self.on_chip.problem(t))}
@@ -63,31 +65,22 @@ class KernelPlan:
         """On-chip memory that nothing has touched."""
         return TileCells(self.kernel, self.tiles, self._chip)
 
-    def _sections(self) -> dict[str, list[list[Planned]]]:
+    def _sections(self, found: Sequence[Use]) -> dict[str, list[list[Planned]]]:
         """Instructions by section and queue."""
-        sections: dict[str, list[list[Planned]]] = {}
-        number = 0
-        for name in SECTIONS:
-            queues: list[list[Planned]] = [[] for _ in QUEUES]
-            for instruction in getattr(self.kernel, name):
-                planned = self._planned(number, instruction)
-                queues[planned.queue].append(planned)
-                number += 1
-            sections[name] = queues
+        sections: dict[str, list[list[Planned]]] = {name: [[] for _ in QUEUES] for name in SECTIONS}
+        for use in found:
+            sections[use.section][QUEUE_NUMBER[use.queue]].append(self._planned(use))
         return sections
 
-    def _planned(self, number: int, i: Instruction) -> Planned:
-        reads = tuple(self._numbers.setdefault(t, len(self._numbers)) for t in i.reads())
-        writes = tuple(self._numbers.setdefault(t, len(self._numbers)) for t in i.writes())
-        windows = [w for _, w in i.windows()]
-        window = WindowAccess(windows[0], self.hbm) if windows else None
-        signals = i.semaphore if isinstance(i, dma.Signal) else -1
-        waits = i.semaphore if isinstance(i, dma.Wait) else -1
-        shadow = self._shadows.get(windows[0].buffer) if windows else None
+    def _planned(self, use: Use) -> Planned:
+        reads, writes = (tuple(self._numbers.setdefault(t, len(self._numbers)) for t in tiles) for tiles in (use.reads, use.writes))
+        window = WindowAccess(use.windows[0][1], self.hbm) if use.windows else None
+        shadow = self._shadows.get(window.window.buffer) if window is not None else None
         stamps: Stamps = {}
         if window is not None and shadow is not None:
-            stamps = {key: window.view(self.hbm.granules(windows[0].buffer, table)) for key, table in shadow.stamps.items()}
-        return Planned(number, i, QUEUE_NUMBER[i.queue], signals, waits, reads, writes, window, shadow, stamps)
+            stamps = {key: window.view(self.hbm.granules(window.window.buffer, table)) for key, table in shadow.stamps.items()}
+        queue = QUEUE_NUMBER[use.queue]
+        return Planned(use.number, use.instruction, queue, use.signals, use.waits, reads, writes, window, shadow, stamps)
 
     def stream(self, queue: int) -> Iterator[tuple[Planned, At]]:
         """A queue's instructions over the whole grid, in the order in which it executes them."""
@@ -113,10 +106,10 @@ def _all_at(section: list[Planned], at: At) -> Iterator[tuple[Planned, At]]:
         yield planned, at
 
 
-def _shadows(kernel: Kernel, hbm: Hbm) -> dict[int, HbmShadow]:
+def _shadows(found_uses: Sequence[Use], hbm: Hbm) -> dict[int, HbmShadow]:
     """A shadow for every buffer that two queues may clash on, one for each region of HBM."""
-    accesses: set[tuple[int, str, int]] = {(w.buffer, role, QUEUE_NUMBER[i.queue]) for i in kernel.instructions for role, w in i.windows()}
-    accesses |= {(i.window.buffer, "read", QUEUE_NUMBER[i.queue]) for i in kernel.instructions if isinstance(i, dma.StoreIndexed)}
+    accesses = {(w.buffer, role, QUEUE_NUMBER[u.queue]) for u in found_uses for role, w in u.windows}
+    accesses |= {(w.buffer, "read", QUEUE_NUMBER[u.queue]) for u in found_uses if u.is_indexed_store for _, w in u.windows}
     found: dict[int, HbmShadow] = {}
     regions: dict[int, HbmShadow] = {}
     for (x, role, queue), (y, other_role, other) in itertools.combinations(sorted(accesses), 2):

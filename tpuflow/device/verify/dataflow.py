@@ -6,7 +6,7 @@ that overlaps it is written. Loops run to a fixpoint of what is valid at their h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tpuflow.device.place import instruction_place, source_suffix
@@ -82,7 +82,7 @@ class _Walk:
             place, source = _user(block, path, buffer, "read")
             self._fail(place, "reads", memory, buffer, source)
         for buffer, box in self.effects[id(block)].writes:
-            memory = self.write(_user(block, path, buffer, "write"), buffer, box, memory)
+            memory = self.write(lambda b=buffer: _user(block, path, b, "write"), buffer, box, memory)
         return memory
 
     def _reads(self, kernel: Kernel, path: str) -> int:
@@ -102,14 +102,15 @@ class _Walk:
         self.reads[id(kernel)] = reads
         return reads
 
-    def write(self, at: tuple[str, str], buffer: int, box: Box | None, memory: Memory) -> Memory:
+    def write(self, at: Callable[[], tuple[str, str]], buffer: int, box: Box | None, memory: Memory) -> Memory:
         """Memory after a store of a part (None: of an unknown part) of a buffer. at: place and source line."""
         if box is not None and box.empty:
             return memory
         protected = (1 << buffer | self.overlaps[buffer]) & self.kept
         if protected:
             shared = self._shared(buffer, _lowest(protected))
-            raise ProgramError(f"{at[0]}: writes buffer {buffer}, {shared}; expected what is constant or not donated to stay.{at[1]}")
+            place, source = at()
+            raise ProgramError(f"{place}: writes buffer {buffer}, {shared}; expected what is constant or not donated to stay.{source}")
         valid = memory.valid & ~self.overlaps[buffer]
         parts = {b: boxes for b, boxes in memory.parts.items() if not self.overlaps[buffer] >> b & 1}
         if not valid >> buffer & 1 and box is not None:
@@ -166,7 +167,7 @@ class _Walk:
 
     def infeed(self, block: Infeed, path: str, memory: Memory) -> Memory:
         """A whole buffer from the host."""
-        memory = self.write((f"infeed {path}", ""), block.buffer, None, memory)
+        memory = self.write(lambda: (f"infeed {path}", ""), block.buffer, None, memory)
         return replace(memory, valid=memory.valid | 1 << block.buffer, parts={b: x for b, x in memory.parts.items() if b != block.buffer})
 
     def outfeed(self, block: Outfeed, path: str, memory: Memory) -> Memory:

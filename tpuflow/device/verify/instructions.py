@@ -27,8 +27,13 @@ def check_fields(kernel: Kernel, instruction: Instruction) -> None:
             raise Refusal(f"{name} is {value!r}; expected one of {', '.join(kind.choices)}")
         if kind.name in _FIELD_RULES:
             _FIELD_RULES[kind.name](name, kind, value)
-    if isinstance(instruction, dma.Signal | dma.Wait) and instruction.semaphore >= len(kernel.semaphores):
-        raise Refusal(f"semaphore {instruction.semaphore} does not exist; the kernel has {len(kernel.semaphores)}")
+    if isinstance(instruction, dma.Signal | dma.Wait):
+        _semaphore(kernel, instruction)
+
+
+def _semaphore(kernel: Kernel, i: dma.Signal | dma.Wait) -> None:
+    if i.semaphore >= len(kernel.semaphores):
+        raise Refusal(f"semaphore {i.semaphore} does not exist; the kernel has {len(kernel.semaphores)}")
 
 
 def _is_count(value: object) -> bool:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.ordering import slot_bytes, space_bytes
-from tpuflow.device.place import SECTIONS
+from tpuflow.device.uses import Use, uses
 from tpuflow.device.verify.footprint import Box, disjoint, injective, section_trips, store_box
 from tpuflow.device.verify.instructions import check_fields, check_operands
 from tpuflow.device.verify.order import check_order
 from tpuflow.device.verify.refusal import Refusal
 from tpuflow.device.verify.windows import check_tile, check_window
 from tpuflow.isa import dma
-from tpuflow.isa.instruction import MAX_RANK, RATES, SPACES, Instruction, Tile, Window
+from tpuflow.isa.instruction import MAX_RANK, RATES, SPACES, Tile, Window
 from tpuflow.isa.program import GRID_KINDS, Buffer, Kernel
 
 MOST_SLOTS = 64
@@ -27,21 +28,26 @@ class Effects:
     reads: frozenset[int]
     writes: tuple[tuple[int, Box | None], ...]
 
+    def renumbered(self, buffers: Mapping[int, int]) -> Effects:
+        """The same on other buffers."""
+        return Effects(frozenset(buffers[b] for b in self.reads), tuple((buffers[b], box) for b, box in self.writes))
+
 
 def check_kernel(kernel: Kernel, buffers: Sequence[Buffer], chip: Chip) -> Effects:
     """Refuse a kernel that breaks a rule; its effects otherwise."""
     _check_grid(kernel)
     tiles: set[Tile] = set()
-    for number, instruction in enumerate(kernel.instructions):
+    found = uses(kernel)
+    for use in found:
         try:
-            _check_instruction(kernel, buffers, chip, instruction, tiles)
+            _check_use(kernel, buffers, chip, use, tiles)
         except Refusal as refusal:
-            refusal.instruction = number
+            refusal.instruction = use.number
             raise
-    _check_semaphores(kernel)
-    writes, in_place = _check_buffers(kernel)
-    check_order(kernel, chip, in_place)
-    reads = {w.buffer for i in kernel.instructions for role, w in i.windows() if role == "read" or isinstance(i, dma.StoreIndexed)}
+    _check_semaphores(kernel, found)
+    writes, in_place = _check_buffers(kernel, found)
+    check_order(kernel, found, chip, in_place)
+    reads = {w.buffer for u in found for role, w in u.windows if role == "read" or u.is_indexed_store}
     return Effects(frozenset(reads), writes)
 
 
@@ -58,16 +64,16 @@ def _check_grid(kernel: Kernel) -> None:
         raise Refusal(f"initial semaphore counts are {kernel.semaphores}; expected numbers of [0, 2^31)")
 
 
-def _check_instruction(kernel: Kernel, buffers: Sequence[Buffer], chip: Chip, instruction: Instruction, tiles: set[Tile]) -> None:
-    check_fields(kernel, instruction)
-    for tile in (*instruction.reads(), *instruction.writes()):
+def _check_use(kernel: Kernel, buffers: Sequence[Buffer], chip: Chip, use: Use, tiles: set[Tile]) -> None:
+    check_fields(kernel, use.instruction)
+    for tile in (*use.reads, *use.writes):
         if tile not in tiles:
             _check_place(tile, chip)
             check_tile(kernel, tile)
             tiles.add(tile)
-    for _, window in instruction.windows():
+    for _, window in use.windows:
         check_window(kernel, buffers, window)
-    check_operands(instruction)
+    check_operands(use.instruction)
 
 
 def _check_place(tile: Tile, chip: Chip) -> None:
@@ -83,54 +89,43 @@ def _check_place(tile: Tile, chip: Chip) -> None:
         )
 
 
-def _check_semaphores(kernel: Kernel) -> None:
-    ends: dict[tuple[type, int], str] = {}
+def _check_semaphores(kernel: Kernel, found: Sequence[Use]) -> None:
+    signaller: dict[int, str] = {}
+    waiter: dict[int, str] = {}
     balance = {name: [0] * len(kernel.semaphores) for name in ("body", "prologue and epilogue")}
-    for number, (section, i) in enumerate(_by_section(kernel)):
-        if not isinstance(i, dma.Signal | dma.Wait):
+    for use in found:
+        if use.signals < 0 and use.waits < 0:
             continue
-        queue = ends.setdefault((type(i), i.semaphore), i.on)
-        if queue != i.on:
-            verb = "signalled" if isinstance(i, dma.Signal) else "waited for"
-            raise Refusal(f"semaphore {i.semaphore} is {verb} by {i.on} and by {queue}; expected one queue", number)
-        balance["body" if section == "body" else "prologue and epilogue"][i.semaphore] += 1 if isinstance(i, dma.Signal) else -1
+        semaphore, ends, verb, change = (
+            (use.signals, signaller, "signalled", 1) if use.signals >= 0 else (use.waits, waiter, "waited for", -1)
+        )
+        first = ends.setdefault(semaphore, use.queue)
+        if first != use.queue:
+            raise Refusal(f"semaphore {semaphore} is {verb} by {use.queue} and by {first}; expected one queue", use.number)
+        balance["body" if use.section == "body" else "prologue and epilogue"][semaphore] += change
     for where, counts in balance.items():
         for semaphore, n in enumerate(counts):
             if n:
                 more = f"{abs(n)} more {'signals than waits' if n > 0 else 'waits than signals'}"
-                raise Refusal(f"semaphore {semaphore} has {more} in {where}; expected as many", _user_of(kernel, semaphore, where))
-
-
-def _user_of(kernel: Kernel, semaphore: int, where: str) -> int:
-    """The first instruction that names a semaphore in the given sections."""
-    return next(
-        n for n, (section, i) in enumerate(_by_section(kernel))
-        if isinstance(i, dma.Signal | dma.Wait) and i.semaphore == semaphore and (section == "body") == (where == "body")
-    )  # fmt: skip
-
-
-def _by_section(kernel: Kernel) -> Iterator[tuple[str, Instruction]]:
-    for section in SECTIONS:
-        yield from ((section, i) for i in getattr(kernel, section))
+                user = next(u for u in found if semaphore in (u.signals, u.waits) and (u.section == "body") == (where == "body"))
+                raise Refusal(f"semaphore {semaphore} has {more} in {where}; expected as many", user.number)
 
 
 @dataclass(frozen=True, slots=True)
 class _Access:
     """One window of one instruction."""
 
-    number: int
-    section: str
-    instruction: Instruction
+    use: Use
     window: Window
 
 
-def _check_buffers(kernel: Kernel) -> tuple[tuple[tuple[int, Box | None], ...], dict[int, Window]]:
+def _check_buffers(kernel: Kernel, found: Sequence[Use]) -> tuple[tuple[tuple[int, Box | None], ...], dict[int, Window]]:
     """(parts written, windows of the buffers that are updated in place)."""
     accesses: dict[str, dict[int, list[_Access]]] = {"read": {}, "write": {}}
-    for number, (section, i) in enumerate(_by_section(kernel)):
-        for role, window in i.windows():
-            accesses[role].setdefault(window.buffer, []).append(_Access(number, section, i, window))
-    constant = _constant_registers(kernel, frozenset(accesses["write"]))
+    for use in found:
+        for role, window in use.windows:
+            accesses[role].setdefault(window.buffer, []).append(_Access(use, window))
+    constant = _constant_registers(found, frozenset(accesses["write"]))
     writes: list[tuple[int, Box | None]] = []
     in_place: dict[int, Window] = {}
     for buffer, writers in accesses["write"].items():
@@ -149,52 +144,48 @@ def _check_buffers(kernel: Kernel) -> tuple[tuple[tuple[int, Box | None], ...], 
 
 def _box(kernel: Kernel, access: _Access) -> Box | None:
     """The part that a store writes; None for an indexed one."""
-    return None if isinstance(access.instruction, dma.StoreIndexed) else store_box(access.window, section_trips(kernel, access.section))
+    return None if access.use.is_indexed_store else store_box(access.window, section_trips(kernel, access.use.section))
 
 
-def _constant_registers(kernel: Kernel, written: frozenset[int]) -> frozenset[Tile]:
+def _constant_registers(found: Sequence[Use], written: frozenset[int]) -> frozenset[Tile]:
     """Registers that hold the same value whenever they are read: written by one instruction, from what never changes here."""
-    writers: dict[Tile, int] = {}
-    for i in kernel.instructions:
-        for tile in i.writes():
-            writers[tile] = writers.get(tile, 0) + 1
+    writers = Counter(t for u in found for t in u.writes if t.space == "smem")
     constant: set[Tile] = set()
-    for i in kernel.instructions:
-        fixed_buffers = all(w.buffer not in written for _, w in i.windows())
-        if fixed_buffers and all(t in constant for t in i.reads()):
-            constant |= {t for t in i.writes() if t.space == "smem" and writers[t] == 1}
+    for use in found if writers else ():
+        if all(w.buffer not in written for _, w in use.windows) and all(t in constant for t in use.reads):
+            constant |= {t for t in use.writes if writers[t] == 1}
     return frozenset(constant)
 
 
 def _check_injective(kernel: Kernel, access: _Access, constant: frozenset[Tile]) -> None:
     window = access.window
-    rows = window.tile.axes[0] if isinstance(access.instruction, dma.StoreIndexed) else None
-    if not injective(window, section_trips(kernel, access.section), constant, rows):
+    rows = window.tile.axes[0] if access.use.is_indexed_store else None
+    if not injective(window, section_trips(kernel, access.use.section), constant, rows):
         what = "a row more than once" if rows else "an element more than once"
-        raise Refusal(f"the store may write {what} of buffer {window.buffer} over the grid; expected each once", access.number)
+        raise Refusal(f"the store may write {what} of buffer {window.buffer} over the grid; expected each once", access.use.number)
 
 
 def _check_writers(writers: list[_Access], boxes: list[Box | None]) -> None:
     for n, (access, box) in enumerate(zip(writers, boxes, strict=True)):
         for m in range(n):
-            indexed = isinstance(access.instruction, dma.StoreIndexed) or isinstance(writers[m].instruction, dma.StoreIndexed)
+            indexed = access.use.is_indexed_store or writers[m].use.is_indexed_store
             if indexed or not disjoint(box, boxes[m]):
                 raise Refusal(
                     f"two stores of one kernel to buffer {access.window.buffer} are not shown to write different elements; expected "
                     "disjoint parts, and no other store beside an indexed one",
-                    access.number,
+                    access.use.number,
                 )
 
 
 def _check_in_place(kernel: Kernel, access: _Access, writers: list[_Access], constant: frozenset[Tile]) -> None:
     window, writer = access.window, writers[0]
-    plain = isinstance(access.instruction, dma.Load) and isinstance(writer.instruction, dma.Store) and len(writers) == 1
+    plain = isinstance(access.use.instruction, dma.Load) and isinstance(writer.use.instruction, dma.Store) and len(writers) == 1
     same = plain and window.axes == writer.window.axes and window.tile.axes == writer.window.tile.axes
     steady = all(a.register is None or a.register in constant for a in window.axes)
     moves = any(g in kernel.sequential and e for a in window.axes for g, e in a.grid)
-    if not (same and steady and (access.section == writer.section or not moves)):
+    if not (same and steady and (access.use.section == writer.use.section or not moves)):
         raise Refusal(
             f"the kernel reads buffer {window.buffer}, which it also writes, at another place; expected a load and a store with equal axes "
             "at the same grid index (an update in place)",
-            access.number,
+            access.use.number,
         )

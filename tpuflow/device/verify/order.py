@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from tpuflow.chips.chip import Chip
 from tpuflow.device.ordering import QUEUE_NUMBER, Cell, Clocks, Event, Fault, TileCells, read_order, write_order
 from tpuflow.device.place import SECTIONS, section_place, tile_text
+from tpuflow.device.uses import Use
 from tpuflow.device.verify.refusal import Refusal
-from tpuflow.isa import dma
 from tpuflow.isa.instruction import Tile, Window
 from tpuflow.isa.program import Kernel
 
@@ -46,23 +46,23 @@ class _Planned:
     stores: tuple[int, ...]
 
 
-def check_order(kernel: Kernel, chip: Chip, in_place: Mapping[int, Window]) -> None:
+def check_order(kernel: Kernel, found: Sequence[Use], chip: Chip, in_place: Mapping[int, Window]) -> None:
     """Refuse a kernel in which a wait never fires, a tile is read that is not there, or two accesses clash without order.
 
     in_place: the window of every buffer that the kernel reads and writes.
     """
-    points, steps = _truncated(kernel)
+    points, steps = _truncated(kernel, found)
     if points and (steps or kernel.prologue or kernel.epilogue):
-        _Walk(kernel, chip, in_place).run(points, steps)
+        _Walk(kernel, found, chip, in_place).run(points, steps)
 
 
-def _truncated(kernel: Kernel) -> tuple[int, int]:
+def _truncated(kernel: Kernel, found: Sequence[Use]) -> tuple[int, int]:
     """Points and steps that show every pair of accesses that can meet in a slot; steps keep their remainder by the slots' turn."""
     points = math.prod(kernel.grid[g].size for g in kernel.parallel)
     steps = math.prod(kernel.grid[g].size for g in kernel.sequential)
-    tiles = {t for i in kernel.instructions for t in (*i.reads(), *i.writes())}
-    by_step = sorted({t.slots for t in tiles if t.rate == "step"} | {1})
-    by_point = sorted({t.slots for t in tiles if t.rate == "point"} | {1})
+    slots = {(t.rate, t.slots) for u in found for t in (*u.reads, *u.writes)}
+    by_step = sorted({n for rate, n in slots if rate == "step"} | {1})
+    by_point = sorted({n for rate, n in slots if rate == "point"} | {1})
     turn = math.lcm(*by_step)
     if max(turn, math.lcm(*by_point)) > MOST_TURNS:
         raise Refusal(f"tiles have {by_step} slots by step and {by_point} by point; expected a common multiple of at most {MOST_TURNS}")
@@ -75,30 +75,24 @@ def _truncated(kernel: Kernel) -> tuple[int, int]:
 class _Walk:
     """One pass in program order over a truncated grid."""
 
-    def __init__(self, kernel: Kernel, chip: Chip, in_place: Mapping[int, Window]):
+    def __init__(self, kernel: Kernel, found: Sequence[Use], chip: Chip, in_place: Mapping[int, Window]):
         self.kernel, self.in_place = kernel, in_place
         numbers: dict[Tile, int] = {}
-        first = 0
-        self.plans: dict[str, list[_Planned]] = {}
-        for section in SECTIONS:
-            count = len(getattr(kernel, section))
-            self.plans[section] = [self._plan(n, numbers) for n in range(first, first + count)]
-            first += count
+        self.plans: dict[str, list[_Planned]] = {section: [] for section in SECTIONS}
+        for use in found:
+            self.plans[use.section].append(self._plan(use, numbers))
         self.tiles: Sequence[Tile] = tuple(numbers)
         self.cells = TileCells(kernel, self.tiles, chip)
         self.clocks = Clocks(kernel.semaphores)
         self.hbm: dict[tuple[int, int, int], Cell] = {}
 
-    def _plan(self, number: int, numbers: dict[Tile, int]) -> _Planned:
+    def _plan(self, use: Use, numbers: dict[Tile, int]) -> _Planned:
         def access(t: Tile) -> _Access:
             return _Access(numbers.setdefault(t, len(numbers)), t.slots, t.rate == "step")
 
-        i = self.kernel.instructions[number]
-        reads, writes = tuple(map(access, i.reads())), tuple(map(access, i.writes()))
-        touched = {role: tuple(w.buffer for r, w in i.windows() if r == role and w.buffer in self.in_place) for role in ("read", "write")}
-        signals = i.semaphore if isinstance(i, dma.Signal) else -1
-        waits = i.semaphore if isinstance(i, dma.Wait) else -1
-        return _Planned(number, QUEUE_NUMBER[i.queue], signals, waits, reads, writes, touched["read"], touched["write"])
+        reads, writes = tuple(map(access, use.reads)), tuple(map(access, use.writes))
+        loads, stores = (tuple(w.buffer for r, w in use.windows if r == role and w.buffer in self.in_place) for role in ("read", "write"))
+        return _Planned(use.number, QUEUE_NUMBER[use.queue], use.signals, use.waits, reads, writes, loads, stores)
 
     def run(self, points: int, steps: int) -> None:
         """Every point: prologue, all steps, epilogue."""

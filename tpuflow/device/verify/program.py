@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from tpuflow.device.place import instruction_place, kernel_place, source_suffix
 from tpuflow.device.verify.dataflow import check_dataflow
 from tpuflow.device.verify.kernels import Effects, check_kernel
 from tpuflow.device.verify.refusal import Refusal
+from tpuflow.device.verify.structure import structure
 from tpuflow.dtypes import PRED, S32, DType
 from tpuflow.errors import ProgramError
 from tpuflow.isa.program import Block, Buffer, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While, children
@@ -25,9 +26,9 @@ def verify(program: Program) -> None:
     """
     for what, check in _TABLES:
         _at(what, check, program)
-    effects: dict[int, Effects] = {}
-    _check_blocks(program, program.code, "", 0, effects)
-    check_dataflow(program, effects)
+    kernels = _Kernels(program)
+    _check_blocks(program, program.code, "", 0, kernels)
+    check_dataflow(program, kernels.effects)
 
 
 def _at(what: str, check: Check, *arguments: Any) -> None:
@@ -112,28 +113,42 @@ def _text(array: Buffer | Port) -> str:
 # --- blocks
 
 
-def _check_blocks(program: Program, code: Sequence[Block], path: str, depth: int, effects: dict[int, Effects]) -> None:
+def _check_blocks(program: Program, code: Sequence[Block], path: str, depth: int, kernels: _Kernels) -> None:
     if depth > DEEPEST:
         raise ProgramError(f"block {path}: nested {depth} deep; expected at most {DEEPEST}.")
     for n, block in enumerate(code):
         here = f"{path}{n}"
         if isinstance(block, Kernel):
-            _check_one_kernel(program, block, here, effects)
+            kernels.check(block, here)
             continue
         _at(f"{type(block).__name__.lower()} {here}", _BLOCKS[type(block)], program, block)
         for name, blocks in children(block):
-            _check_blocks(program, blocks, f"{here}.{name}.", depth + 1, effects)
+            _check_blocks(program, blocks, f"{here}.{name}.", depth + 1, kernels)
 
 
-def _check_one_kernel(program: Program, kernel: Kernel, path: str, effects: dict[int, Effects]) -> None:
-    if id(kernel) in effects:
-        return
-    try:
-        effects[id(kernel)] = check_kernel(kernel, program.buffers, program.chip)
-    except Refusal as refusal:
-        n = refusal.instruction
-        place = kernel_place(path, kernel) if n is None else instruction_place(path, kernel, n)
-        raise ProgramError(f"{place}: {refusal.what}.{'' if n is None else source_suffix(kernel, n)}") from None
+class _Kernels:
+    """Effects of every kernel by its id; kernels that differ only in which buffers they use are checked once."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.effects: dict[int, Effects] = {}
+        self._seen: dict[Hashable, tuple[Effects, tuple[int, ...]]] = {}
+
+    def check(self, kernel: Kernel, path: str) -> None:
+        """Refuse the kernel, or note its effects."""
+        key, buffers = structure(kernel, self.program.buffers)
+        if key in self._seen:
+            effects, before = self._seen[key]
+            self.effects[id(kernel)] = effects.renumbered(dict(zip(before, buffers, strict=True)))
+            return
+        try:
+            effects = check_kernel(kernel, self.program.buffers, self.program.chip)
+        except Refusal as refusal:
+            n = refusal.instruction
+            place = kernel_place(path, kernel) if n is None else instruction_place(path, kernel, n)
+            raise ProgramError(f"{place}: {refusal.what}.{'' if n is None else source_suffix(kernel, n)}") from None
+        self.effects[id(kernel)] = effects
+        self._seen[key] = effects, buffers
 
 
 def _scalar(what: str, field: str, dtype: DType) -> Check:
