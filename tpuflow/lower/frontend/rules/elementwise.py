@@ -62,12 +62,21 @@ def _enter_compare(direction: str) -> None:
         return b.emit("compare", (x, y), {"direction": direction}).result
 
 
+def _enter_total_order(primitive: str, direction: str) -> None:
+    @lowers(primitive)
+    def rule(b: Builder, x: Value, y: Value) -> Value:
+        x, y = (ordered_bits(b, v) if v.dtype.is_float else v for v in aligned(b, x, y))
+        return b.emit("compare", (x, y), {"direction": direction}).result
+
+
 for _primitive, _op in _UNARY.items():
     _enter_unary(_primitive, _op)
 for _primitive, _op in _BINARY.items():
     _enter_binary(_primitive, _op)
 for _direction in _COMPARE:
     _enter_compare(_direction)
+for _direction in ("eq", "le", "lt"):
+    _enter_total_order(f"{_direction}_to", _direction)
 
 
 @lowers("max")
@@ -232,6 +241,13 @@ def _nextafter(b: Builder, x: Value, y: Value) -> Value:
     result = b.bitcast(b.select(b.or_(b.eq(x_bits, y_bits), both_zero), y_bits, step), x.dtype)
     nan = b.or_(b.ne(x, x), b.ne(y, y))
     return b.select(nan, b.full_like(x, float("nan")), result)
+
+
+def ordered_bits(b: Builder, x: Value) -> Value:
+    """A float's bits as an integer in total order: -NaN < -inf < ... < -0 < 0 < ... < inf < NaN."""
+    word = dtype_of(f"int{8 * x.dtype.bytes}")
+    bits = b.bitcast(x, word)
+    return b.xor(bits, b.shr_logical(b.shr_arithmetic(bits, 8 * word.bytes - 1), 1))
 
 
 def as_index(b: Builder, x: Value) -> Value:

@@ -84,6 +84,14 @@ def _stack(b: Builder, *parts: Value, axis: int) -> Value:
     return b.concatenate([b.reshape(p, (*shape[:axis], 1, *shape[axis:])) for p in parts], axis)
 
 
+@lowers("tile")
+def _tile(b: Builder, x: Value, *, reps: Sequence[int]) -> Value:
+    """Every axis split into (copy, position), the copies broadcast, the two merged."""
+    doubled = [n for pair in zip(reps, x.shape, strict=True) for n in pair]
+    copies = b.broadcast(x, doubled, range(1, len(doubled), 2))
+    return b.reshape(copies, [r * n for r, n in zip(reps, x.shape, strict=True)])
+
+
 @lowers("concatenate")
 def _concatenate(b: Builder, *parts: Value, dimension: int) -> Value:
     return b.concatenate(parts, dimension)

@@ -11,6 +11,7 @@ from tpuflow.dtypes import F32, PRED, S32, U8, DType
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.lower.frontend.jax_compat import opened
 from tpuflow.lower.frontend.registry import UnsupportedForm, lowers
+from tpuflow.lower.frontend.rules.elementwise import ordered_bits
 from tpuflow.lower.frontend.rules.movement import iota
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
@@ -164,13 +165,8 @@ def _approx_top_k(
 
 
 def _descending_key(b: Builder, x: Value) -> Value:
-    """An integer that grows as x falls: the bits in sign-magnitude order, turned round."""
-    if not x.dtype.is_float:
-        return b.not_(x)
-    word = dtype_of(f"int{8 * x.dtype.bytes}")
-    bits = b.bitcast(x, word)
-    sign = b.shr_arithmetic(bits, 8 * word.bytes - 1)
-    return b.not_(b.xor(bits, b.shr_logical(sign, 1)))
+    """An integer that grows as x falls."""
+    return b.not_(ordered_bits(b, x) if x.dtype.is_float else x)
 
 
 def total(b: Builder, op: str, parts: Sequence[Value]) -> Value:

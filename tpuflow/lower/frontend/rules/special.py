@@ -102,7 +102,7 @@ def _atanh(b: Builder, x: Value) -> Value:
     return b.mul(b.sub(b.log1p(x), b.log1p(b.neg(x))), 0.5)
 
 
-# Cephes, ndtrf.c: erfc(x) = exp(-x^2) / x * P(1 / x^2), P for 1 < x < sqrt(2), R beyond.
+# Cephes, ndtrf.c: erfc(x) = exp(-x^2) / x * P(1 / x^2) for 1 < x < 2, R beyond.
 _ERFC_P = (
     2.326819970068386e-2, -1.387039388740657e-1, 3.687424674597105e-1, -5.824733027278666e-1, 6.210004621745983e-1,
     -4.944515323274145e-1, 3.404879937665872e-1, -2.741127028184656e-1, 5.638259427386472e-1,
@@ -119,7 +119,7 @@ def _erfc(b: Builder, x: Value) -> Value:
     size = b.abs(x)
     inverse = b.reciprocal(b.max(size, 1))
     y = b.mul(inverse, inverse)
-    shape = b.select(b.gt(y, 0.5), polynomial(b, y, _ERFC_P), polynomial(b, y, _ERFC_R))
+    shape = b.select(b.gt(y, 0.25), polynomial(b, y, _ERFC_P), polynomial(b, y, _ERFC_R))
     tail = b.mul(b.mul(b.exp(b.neg(b.mul(x, x))), inverse), shape)
     tail = b.select(b.lt(x, 0), b.sub(2, tail), tail)
     return b.select(b.gt(size, 1), tail, b.sub(1, b.erf(x)))
