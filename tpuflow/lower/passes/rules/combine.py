@@ -6,6 +6,8 @@ from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.passes.rewriter import Rewriter
 from tpuflow.lower.passes.rules.table import rewrites
 
+MAX_PARTS = 16
+
 
 @rewrites("reduce")
 def _reduce(rw: Rewriter, node: Node) -> Value | None:
@@ -20,6 +22,22 @@ def _reduce(rw: Rewriter, node: Node) -> Value | None:
     if not rest:
         return rw.reshape(squeezed, node.result.shape)
     return rw.emit("reduce", (squeezed,), node.result.type, op=node.attrs["op"], axes=rest)
+
+
+@rewrites("reduce")
+def _reduce_of_stack(rw: Rewriter, node: Node) -> Value | None:
+    """A reduction of a few values put side by side, in which order does not matter, is a tree of single combinations."""
+    parts, op, result = rw.maker(node.inputs[0], "concatenate"), node.attrs["op"], node.result.type
+    if parts is None or node.attrs["axes"] != (parts.attrs["axis"],) or len(parts.inputs) > MAX_PARTS:
+        return None
+    ordered = result.dtype.is_float and op in ("add", "mul")
+    if ordered or any(part.shape[parts.attrs["axis"]] != 1 for part in parts.inputs):
+        return None
+    values = [rw.reshape(part, result.shape) for part in parts.inputs]
+    while len(values) > 1:
+        pairs = [values[i : i + 2] for i in range(0, len(values), 2)]
+        values = [rw.emit(op, pair, result) if len(pair) == 2 else pair[0] for pair in pairs]
+    return values[0]
 
 
 @rewrites("scatter_rows")

@@ -10,7 +10,7 @@ import numpy as np
 from tpuflow.dtypes import PRED
 from tpuflow.isa.numpy_arithmetic import NumpyArithmetic
 from tpuflow.isa.vector import BINARY, UNARY
-from tpuflow.lower.graph.graph import Node, Value
+from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE
 from tpuflow.lower.passes.rewriter import Rewriter
 from tpuflow.lower.passes.rules.table import rewrites, rewrites_all
@@ -46,11 +46,25 @@ def _splats(rw: Rewriter, node: Node) -> Value | None:
     return rw.full(node.result.dtype, node.result.shape, value)
 
 
-@rewrites("convert", "bitcast")
-def _same_type(rw: Rewriter, node: Node) -> Value | None:
-    """A bitcast to the own type moves nothing; a convert to it does not exist (it would still flush subnormals)."""
-    (x,) = node.inputs
-    return x if x.dtype == node.result.dtype and (node.op == "bitcast" or not x.dtype.is_float) else None
+@rewrites_all(ELEMENTWISE)
+def _uniform(rw: Rewriter, node: Node) -> Value | None:
+    """Work on one number everywhere is 0-d work, and its result everywhere."""
+    made = [rw.maker(x) for x in node.inputs]
+    if not node.result.shape or None in made or not any(m.op == "broadcast" for m in made if m):
+        return None
+    operands = [_number(rw, x, m) for x, m in zip(node.inputs, made, strict=True) if m]
+    if None in operands:
+        return None
+    result = node.result.type
+    number = rw.emit(node.op, operands, TensorType(result.dtype), **node.attrs)  # type: ignore[arg-type]
+    return rw.emit("broadcast", (number,), result, axes=())
+
+
+def _number(rw: Rewriter, x: Value, made: Node) -> Value | None:
+    """The 0-d value that fills x, if one does."""
+    if made.op == "full":
+        return rw.full(x.dtype, (), made.attrs["value"])
+    return made.inputs[0] if made.op == "broadcast" and not made.inputs[0].shape else None
 
 
 @rewrites("select")

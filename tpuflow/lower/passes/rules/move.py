@@ -78,14 +78,19 @@ def _broadcast(rw: Rewriter, node: Node) -> Value | None:
 def _broadcast_of_convert(rw: Rewriter, node: Node) -> Value | None:
     """The convert of a stored (not computed) value happens after it is read, in the kernel that needs it, not in one of its own."""
     inner = rw.maker(node.inputs[0], "convert")
-    if inner is None:
-        return None
-    made = rw.maker(inner.inputs[0])
-    if made is not None and (made.op in ELEMENTWISE or made.op in ("dot", "reduce", "full")):
+    stored = _before_converts(rw, inner)
+    if inner is None or _fuses(stored) or (stored is not None and stored.op == "full"):
         return None
     narrow = inner.inputs[0]
     wide = rw.emit("broadcast", (narrow,), TensorType(narrow.dtype, node.result.shape), axes=node.attrs["axes"])
     return rw.emit("convert", (wide,), node.result.type)
+
+
+def _before_converts(rw: Rewriter, node: Node | None) -> Node | None:
+    """What makes the first operand of a chain of converts."""
+    while node is not None and node.op == "convert":
+        node = rw.maker(node.inputs[0])
+    return node
 
 
 @rewrites("slice")
@@ -154,10 +159,11 @@ def _iota(rw: Rewriter, node: Node) -> Value | None:
 
 @rewrites_all(ELEMENTWISE)
 def _elementwise_of_reshapes(rw: Rewriter, node: Node) -> Value | None:
-    """op(reshape(x), reshape(y)) = reshape(op(x, y)): reshapes sink until a broadcast swallows them or a buffer's view does."""
+    """op(reshape(x), reshape(y)) = reshape(op(x, y)): reshapes of computed values sink until a broadcast swallows them or a view does."""
     made = [rw.maker(x) for x in node.inputs]
-    sources = {m.inputs[0].shape for m in made if m and m.op == "reshape"}
-    if len(sources) != 1:
+    viewed = [m.inputs[0] for m in made if m and m.op == "reshape"]
+    sources = {x.shape for x in viewed}
+    if len(sources) != 1 or not any(_fuses(rw.maker(x)) for x in viewed):
         return None
     (shape,) = sources
     operands = [_viewed(rw, x, m, shape) for x, m in zip(node.inputs, made, strict=True)]
@@ -165,6 +171,11 @@ def _elementwise_of_reshapes(rw: Rewriter, node: Node) -> Value | None:
         return None
     inner = rw.emit(node.op, operands, TensorType(node.result.dtype, shape), **node.attrs)  # type: ignore[arg-type]
     return rw.reshape(inner, node.result.shape)
+
+
+def _fuses(node: Node | None) -> bool:
+    """Whether a kernel that computes the node could take in what follows."""
+    return node is not None and (node.op in ELEMENTWISE or node.op in ("dot", "reduce"))
 
 
 def _viewed(rw: Rewriter, x: Value, made: Node | None, shape: tuple[int, ...]) -> Value | None:

@@ -1,0 +1,36 @@
+"""Rules for conversions: to the own type, and there and back."""
+
+from __future__ import annotations
+
+from tpuflow.dtypes import BF16, F16, F32, S8, S16, S32, U8, U16, U32
+from tpuflow.isa.vector import BINARY, UNARY
+from tpuflow.lower.graph.graph import Node, Value
+from tpuflow.lower.passes.rewriter import Rewriter
+from tpuflow.lower.passes.rules.table import rewrites
+
+HOLDS = {F16: (F32,), BF16: (F32,), S8: (S16, S32), S16: (S32,), U8: (U16, U32, S16, S32), U16: (U32, S32)}
+"""Types that hold every value of a type."""
+
+ROUNDED = (frozenset((*UNARY, *BINARY)) - {"neg", "abs"}) | {"convert"}
+"""Operations whose float results have one kind of NaN and no subnormals where the type's arithmetic flushes them."""
+
+
+@rewrites("convert", "bitcast")
+def _same_type(rw: Rewriter, node: Node) -> Value | None:
+    """A bitcast to the own type moves nothing, nor does a convert; of floats, a convert still flushes subnormals."""
+    (x,) = node.inputs
+    return x if x.dtype == node.result.dtype and (node.op == "bitcast" or not x.dtype.is_float) else None
+
+
+@rewrites("convert")
+def _there_and_back(rw: Rewriter, node: Node) -> Value | None:
+    """To a wider type and back again: the value itself, if an arithmetic operation has just rounded it (or it is an integer)."""
+    wide = rw.maker(node.inputs[0], "convert")
+    if wide is None:
+        return None
+    x = wide.inputs[0]
+    if x.dtype != node.result.dtype or wide.result.dtype not in HOLDS.get(x.dtype, ()):
+        return None
+    made = rw.maker(x)
+    rounded = not x.dtype.is_float or (made is not None and made.op in ROUNDED)
+    return x if rounded else None
