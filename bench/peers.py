@@ -31,9 +31,19 @@ def _recipe(policy: str, data: Arrays, params: Any) -> tuple[Any, Any]:
     import optax
 
     from models.mlp import MLP
-    from tpuflow.api.training import make_recipe
+    from tpuflow.api.preparing import Options, prepare
 
-    return make_recipe(MLP(), data, policy=policy, optimizer=optax.sgd(LEARNING_RATE), loss="softmax_cross_entropy", params=params)
+    sgd = optax.sgd(LEARNING_RATE)
+    job = prepare(Options(MLP(), data, None, policy, sgd, "softmax_cross_entropy", 1, BATCH, -1, "generic", 0, params, False, "fast", "native"))
+    return job.recipe, _own_copy(job.state)
+
+
+def _own_copy(state: Any) -> Any:
+    """Arrays that may be donated: no two the same."""
+    import jax
+    import jax.numpy as jnp
+
+    return jax.tree.map(jnp.array, state)
 
 
 def jax_scan(policy: str, train: Arrays, test: Arrays, params: Any) -> tuple[float, float]:
