@@ -211,7 +211,7 @@ class Grouping:
         return min(found, key=lambda g: g.level) if found else self._new("map", (), need + 1)
 
     def _splat_group(self) -> Group:
-        """All stored 0-d splats are one kernel, apart from computed scalars: it can leave a loop, and what it makes can be updated in place."""
+        """All stored 0-d splats are one kernel, apart from computed scalars: it can leave loops, what it makes can be updated in place."""
         if self._splats is None or self._splats.full:
             self._splats = self._new("map", (), 1)
         return self._splats

@@ -11,6 +11,8 @@ from tpuflow.lower.passes.rules.table import rewrites
 HOLDS = {F16: (F32,), BF16: (F32,), S8: (S16, S32), S16: (S32,), U8: (U16, U32, S16, S32), U16: (U32, S32)}
 """Types that hold every value of a type."""
 
+SMALLEST_NORMAL = 2.0**-126  # of f32 and bf16
+
 ROUNDED = (frozenset((*UNARY, *BINARY)) - {"neg", "abs"}) | {"convert"}
 """Operations whose float results have one kind of NaN and no subnormals where the type's arithmetic flushes them."""
 
@@ -31,6 +33,14 @@ def _there_and_back(rw: Rewriter, node: Node) -> Value | None:
     x = wide.inputs[0]
     if x.dtype != node.result.dtype or wide.result.dtype not in HOLDS.get(x.dtype, ()):
         return None
+    return x if not x.dtype.is_float or _rounded(rw, x) else None
+
+
+def _rounded(rw: Rewriter, x: Value) -> bool:
+    """Whether x can only hold what an arithmetic operation writes."""
     made = rw.maker(x)
-    rounded = not x.dtype.is_float or (made is not None and made.op in ROUNDED)
-    return x if rounded else None
+    if made is None:
+        return False
+    if made.op == "select":
+        return all(_rounded(rw, side) for side in made.inputs[1:])
+    return made.op in ROUNDED or (made.op == "full" and (made.attrs["value"] == 0 or abs(made.attrs["value"]) >= SMALLEST_NORMAL))

@@ -163,7 +163,7 @@ def _elementwise_of_reshapes(rw: Rewriter, node: Node) -> Value | None:
     made = [rw.maker(x) for x in node.inputs]
     viewed = [m.inputs[0] for m in made if m and m.op == "reshape"]
     sources = {x.shape for x in viewed}
-    if len(sources) != 1 or not any(_fuses(rw.maker(x)) for x in viewed):
+    if len(sources) != 1 or not any(_fuses(rw.maker(x)) or _places(x.shape, node.result.shape) for x in viewed):
         return None
     (shape,) = sources
     operands = [_viewed(rw, x, m, shape) for x, m in zip(node.inputs, made, strict=True)]
