@@ -42,5 +42,5 @@ def _use(number: int, section: str, i: Any) -> Use:
         signals, waits = (i.semaphore, -1) if isinstance(i, dma.Signal) else (-1, i.semaphore)
         return Use(number, section, i, i.on, (), (), (), signals, waits)
     instruction: Instruction = i
-    reads, writes, windows = (tuple(x()) for x in (instruction.reads, instruction.writes, instruction.windows))
-    return Use(number, section, i, i.queue, reads, writes, windows, -1, -1)
+    reads, writes, windows = tuple(instruction.reads()), tuple(instruction.writes()), tuple(instruction.windows())
+    return Use(number, section, i, instruction.queue, reads, writes, windows, -1, -1)

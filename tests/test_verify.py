@@ -1,0 +1,508 @@
+"""The load-time verifier: it accepts what is valid, refuses what is not with a message that teaches, and what it accepts runs."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import programs
+from tests.mutation import mutate
+from tests.programs import Builder, KernelBuilder, edit_kernel, substitute
+from tpuflow.device.reference import ReferenceEngine
+from tpuflow.device.verify import verify
+from tpuflow.device.verify.footprint import Box, Trips, cover, disjoint, injective, store_box
+from tpuflow.dtypes import BF16, F16, F32, PRED, S32, U32
+from tpuflow.errors import ProgramError
+from tpuflow.isa import dma, matrix, vector
+from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.program import Infeed, Kernel, Loop, Outfeed, Program, Switch, While
+from tpuflow.isa.windows import tile_positions
+
+PROGRAMS = programs.all_programs()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_valid_programs_are_accepted(name: str) -> None:
+    verify(PROGRAMS[name])
+    verify(PROGRAMS[name].strip())
+
+
+def refuses(program: Program, *words: str) -> None:
+    """The verifier refuses with a message that has all the words (regular expressions)."""
+    with pytest.raises(ProgramError) as raised:
+        verify(program)
+    for w in words:
+        assert raised.match(w)
+
+
+# --- tables
+
+
+def with_buffer(number: int, **changes: Any) -> Program:
+    """The map program (x, y, out) with a buffer changed."""
+    program = programs.map_program()
+    buffers = list(program.buffers)
+    buffers[number] = replace(buffers[number], **changes)
+    return replace(program, buffers=tuple(buffers))
+
+
+def with_port(kind: str, **changes: Any) -> Program:
+    """The map program with its first input or output changed."""
+    program = programs.map_program()
+    first, *rest = getattr(program, kind)
+    return replace(program, **{kind: (replace(first, **changes), *rest)})
+
+
+def test_tables_that_do_not_fit_are_refused() -> None:
+    refuses(with_buffer(0, address=-4), "buffer table: buffer 0 lies at bytes -4 to 23996; generic has 17179869184")
+    refuses(with_buffer(2, address=2**34), "buffer table: buffer 2 lies at bytes 17179869184")
+    refuses(with_buffer(1, shape=(20, -1)), r"buffer 1 has shape \[20, -1\]; expected sizes >= 0")
+    refuses(with_buffer(1, address=64), "inputs and constants: buffers 0 and 1 overlap at byte 64")
+    refuses(with_port("inputs", buffer=9), "signature: buffer 9 does not exist; the program has 3")
+    refuses(with_port("inputs", buffer=1), "inputs and constants: buffer(s 1 and 1| 1)")
+    refuses(with_port("inputs", dtype=S32), r"input 'x' is s32\[20, 300\], its buffer 0 f32\[20, 300\]")
+    refuses(with_port("outputs", donated=True), "output 'out' is donated; expected only inputs to be")
+    feed = programs.feed_program()
+    refuses(replace(feed, infeeds=(replace(feed.infeeds[0], buffer=0),)), "infeed 'items' has buffer 0")
+
+
+def test_constants_that_do_not_fit_are_refused() -> None:
+    program = programs.loop_program()
+    (one,) = program.constants
+    refuses(replace(program, constants=(replace(one, data=b"\1"),)), "constants: buffer 4 gets 1 bytes; expected 4")
+    refuses(replace(program, constants=(one, one)), "inputs and constants: buffer.* 4")
+    b = Builder()
+    flag = b.output("flag", b.constant(np.array([True])))
+    bad = b.program()
+    verify(bad)
+    refuses(replace(bad, constants=(replace(bad.constants[0], data=b"\2"),)), f"buffer {flag} of pred holds bytes other than 0 and 1")
+
+
+def test_blocks_that_do_not_fit_are_refused() -> None:
+    loop, feed = programs.loop_program(), programs.feed_program()
+    refuses(replace(loop, code=(Loop(1, ()),)), r"loop 0: the trip count is buffer 1, f32\[20, 130\]; expected s32\[\]")
+    refuses(replace(loop, code=(While((), 3, ()),)), r"while 0: the predicate is buffer 3, s32\[\]; expected pred\[\]")
+    refuses(replace(loop, code=(Switch(0, ()),)), "switch 0: no branches")
+    refuses(replace(loop, code=(Loop(99, ()),)), "loop 0: buffer 99 does not exist")
+    refuses(replace(feed, code=(Infeed(1, 2),)), "infeed 0: port 1 does not exist; the program has 1 infeeds")
+    refuses(replace(feed, code=(Outfeed(0, 0),)), r"outfeed 0: buffer 0 is s32\[\], port 'totals' f32\[10, 20\]; expected the same")
+    deep: Any = ()
+    for _ in range(80):
+        deep = (Loop(0, deep),)
+    refuses(replace(loop, code=deep), "nested 65 deep; expected at most 64")
+
+
+# --- kernels
+
+
+def with_kernel(change: Callable[[Kernel], Kernel], program: Program | None = None) -> Program:
+    """The map program (or another) with its first kernel changed."""
+    return edit_kernel(program or programs.map_program(), change)
+
+
+def with_tile(change: Callable[[Tile], Tile], program: Program | None = None) -> Program:
+    """The program with every tile operand of its first kernel changed, consistently."""
+
+    def changed(i: Instruction) -> Instruction:
+        made = {}
+        for name, kind, value in i.fields():
+            if kind.name == "tile":
+                made[name] = change(value)
+            elif kind.name == "window":
+                made[name] = replace(value, tile=change(value.tile))
+        return replace(i, **made)  # type: ignore[type-var]
+
+    return with_kernel(lambda k: substitute(k, changed), program)
+
+
+def test_kernels_of_a_wrong_form_are_refused() -> None:
+    grid = programs.map_program().code[0].grid  # type: ignore[union-attr]
+    diagonal, late = replace(grid[0], kind="diagonal"), replace(grid[0], kind="sequential")
+    refuses(with_kernel(lambda k: replace(k, grid=(diagonal, grid[1]))), "^kernel 0 'map': a grid axis is .*diagonal")
+    refuses(with_kernel(lambda k: replace(k, grid=(late, grid[1]))), "expected the parallel ones first")
+    refuses(
+        with_kernel(lambda k: replace(k, prologue=k.body[:3], body=k.body[3:])), "without sequential axes has a prologue or an epilogue"
+    )
+    refuses(with_kernel(lambda k: replace(k, semaphores=(-1, *k.semaphores[1:]))), "initial semaphore counts are")
+    longer = replace(grid[0], size=4)
+    refuses(with_kernel(lambda k: replace(k, grid=(longer, grid[1]))), "20 elements in blocks of 8 runs over grid axis 0 of 4")
+
+
+def test_tiles_outside_their_memory_are_refused() -> None:
+    refuses(
+        with_tile(lambda t: replace(t, address=t.address + 2**24)), r"body\[1\] load: a tile lies at bytes 16777216 to 16785408 of vmem"
+    )
+    refuses(with_tile(lambda t: replace(t, slots=0)), "a tile has 0 slots; expected 1 to 64")
+    refuses(with_tile(lambda t: replace(t, rate="often")), "its slots used by 'often'")
+    refuses(with_tile(lambda t: replace(t, space="cache")), "in 'cache'")
+    refuses(with_tile(lambda t: replace(t, axes=(*t.axes, *[TileAxis(1)] * 5))), "a tile of rank 7 in 'vmem'")
+    refuses(with_tile(lambda t: replace(t, axes=(replace(t.axes[0], grid=7), t.axes[1]))), "blocked by grid axis 7; the kernel has 2")
+    refuses(with_tile(lambda t: replace(t, axes=(t.axes[0], TileAxis(128, -1, 5)))), "an unblocked tile axis is .* extent 0")
+
+
+def with_window(change: Callable[[Window], Window], program: Program | None = None) -> Program:
+    """The program with the window of its first load changed."""
+    done: list[int] = []
+
+    def changed(i: Instruction) -> Instruction:
+        if not isinstance(i, dma.Load) or done:
+            return i
+        done.append(1)
+        return replace(i, window=change(i.window))
+
+    return with_kernel(lambda k: substitute(k, changed), program)
+
+
+def with_axis(**changes: Any) -> Program:
+    """The map program with axis 0 of its first load's window changed."""
+    return with_window(lambda w: replace(w, axes=(replace(w.axes[0], **changes), w.axes[1])))
+
+
+def test_windows_that_do_not_fit_are_refused() -> None:
+    register = Tile("vmem", 0, S32)
+    refuses(with_axis(extent=21), r"view extents \[21, 300\] hold 6300 elements, the buffer 6000")
+    refuses(with_axis(pitch=299), "not row-major in any order")
+    refuses(with_axis(dilation=0), "dilation >= 1")
+    refuses(with_axis(origin=2**31), "below 2\\^31")
+    refuses(with_axis(grid=((2, 8),)), r"moves with grid axes \[2\]")
+    refuses(with_axis(grid=((0, 8), (0, 8))), r"moves with grid axes \[0, 0\]")
+    refuses(with_axis(register=register), "the window's register is s32 in vmem; expected s32 in smem")
+    refuses(with_window(lambda w: replace(w, axes=w.axes[:1])), "the window has 1 axes, its tile 2")
+    refuses(with_window(lambda w: replace(w, buffer=3)), "buffer 3 does not exist")
+    refuses(with_window(lambda w: replace(w, fill="x")), "the immediate 'x' is not a value of f32")  # type: ignore[arg-type]
+    refuses(with_tile(lambda t: replace(t, dtype=BF16)), "buffer 0 of f32 and a tile of bf16 in vmem; expected one type")
+
+
+A, B, ROW = TileAxis(8), TileAxis(128), TileAxis(1)
+
+
+def vmem(dtype: Any, *axes: TileAxis, at: int = 0) -> Tile:
+    """A tile in vector memory."""
+    return Tile("vmem", at, dtype, axes)
+
+
+X, Y, P = vmem(F32, A, B), vmem(F32, A, B, at=0x1000), vmem(PRED, A, B, at=0x2000)
+ACC = Tile("acc", 0, F32, (A, TileAxis(16)))
+OPERANDS = {
+    "binary types": (vector.Binary("add", X, X, vmem(F16, A, B)), "b is f16; expected f32, the type of dst"),
+    "binary axes": (vector.Binary("add", X, X, vmem(F32, B, A)), r"b has axes \[128, 8\]; expected \[8, 128\]"),
+    "binary space": (vector.Binary("add", X, X, replace(ACC, axes=(A, B))), "operands lie in acc, vmem; expected all in vmem, or all in smem"),
+    "binary op": (vector.Binary("and", X, X, X), "'and' is not defined on f32; binary operations on it: add, sub"),
+    "unary op": (vector.Unary("popcnt", X, X), "'popcnt' is not defined on f32"),
+    "op name": (vector.Unary("gelu", X, X), "op is 'gelu'; expected one of neg, abs"),
+    "compare": (vector.Compare("lt", X, X, X), "dst is f32; expected pred"),
+    "select": (vector.Select(X, X, X, X), "pred is f32; expected pred"),
+    "is_finite": (vector.IsFinite(P, P), "a is pred; expected a type of kind float or int or uint"),
+    "bitcast": (vector.Bitcast(vmem(F16, A, B), X), "bits of f32 read as f16"),
+    "constant": (vector.Constant(vmem(U32, A, B), -1), "the immediate -1 is not a value of u32"),
+    "constant of pred": (vector.Constant(P, 2), "the immediate 2 is not a value of pred"),
+    "iota axis": (vector.Iota(X, 2), "axis is 2; dst has rank 2"),
+    "iota type": (vector.Iota(P, 0), "dst is pred"),
+    "broadcast": (vector.Broadcast(X, vmem(F32, A), (1,)), r"axis \[8\] of a lies along \[128\] of dst"),
+    "broadcast order": (vector.Broadcast(X, vmem(F32, B, A), (1, 0)), "expected ascending axes of dst"),
+    "transpose": (vector.Transpose(X, X, (1, 0)), r"dst has axes \[8, 128\]; expected \[128, 8\]"),
+    "permutation": (vector.Transpose(X, X, (0, 0)), r"permutation is \(0, 0\)"),
+    "reduce": (vector.Reduce("add", X, X, (1,)), r"dst has axes \[8, 128\]; expected \[8, 1\]"),
+    "reduce axes": (vector.Reduce("add", X, X, (1, 1)), "expected different axes of a"),
+    "reduce_into": (vector.ReduceInto("max", vmem(F32, ROW, B), X, (1,)), r"acc has axes \[1, 128\]; expected \[8, 1\]"),
+    "cumulative": (vector.Cumulative("add", X, X, X, 1), r"carry has axes \[8, 128\]; expected \[8, 1\]"),
+    "cumulative places": (vector.Cumulative("add", X, vmem(F32, A, ROW), Y, 1), "dst and carry overlap"),
+    "sort keys": (vector.Sort((X,), (Y,), 1, 2), "1 results, 1 operands, 2 keys"),
+    "sort types": (vector.Sort((X,), (vmem(S32, A, B),), 1, 1), "a result is f32, its operand s32"),
+    "sort places": (vector.Sort((X, X), (X, Y), 1, 1), "two results overlap"),
+    "matmul labels": (matrix.MatmulAccumulate(ACC, X, vmem(F32, B, A), (0, 1), (0, 2), (2, 1)), r"label 1 is axis \[16\] and axis \[8\]"),
+    "matmul sums": (matrix.MatmulAccumulate(ACC, X, vmem(F32, TileAxis(16)), (0, 1), (0, 2), (1,)), "expected every label in at least"),
+    "matmul types": (
+        matrix.MatmulAccumulate(replace(ACC, dtype=S32), X, vmem(F32, B, TileAxis(16)), (0, 1), (0, 2), (2, 1)),
+        r"s32 \+= f32 \. f32; expected operands of one numeric type",
+    ),
+    "matmul space": (matrix.MatmulZero(X), "acc lies in vmem; expected acc"),
+    "mm_read": (matrix.MatmulRead(vmem(F16, A, TileAxis(16)), ACC), "acc is f32; expected f16, the type of dst"),
+    "semaphore": (dma.Signal("load", 5), "semaphore 5 does not exist; the kernel has 0"),
+    "queue": (dma.Signal("dma", 0), "on is 'dma'; expected one of scalar, matrix"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERANDS)
+def test_operands_that_do_not_fit_are_refused(name: str) -> None:
+    instruction, words = OPERANDS[name]
+    b = Builder()
+    kernel = Kernel((), (), (), (instruction,), (), "k", ("user.py:3",))
+    refuses(b.program(kernel), rf"^kernel 0 'k', body\[0\] {instruction.mnemonic}: ", words, "Source: user.py:3")
+
+
+def test_indexed_transfers_that_do_not_fit_are_refused() -> None:
+    def change(**fields: Any) -> Callable[[Kernel], Kernel]:
+        return lambda k: substitute(k, lambda i: replace(i, **fields) if isinstance(i, dma.StoreIndexed) else i)
+
+    program = programs.scatter_program()
+    (store,) = [i for i in program.code[0].body if isinstance(i, dma.StoreIndexed)]  # type: ignore[union-attr]
+    stepping = replace(store.window, axes=(replace(store.window.axes[0], step=1), store.window.axes[1]))
+    refuses(with_kernel(change(mode="sub"), program), "mode is 'sub'; expected one of set, add")
+    refuses(with_kernel(change(index=replace(store.index, dtype=U32)), program), "index is u32")
+    refuses(with_kernel(change(window=stepping), program), "the window's axis 0 has step 1, dilation 1; expected 0 and 1")
+
+
+def test_a_semaphore_has_one_signaller_and_one_waiter() -> None:
+    def on(i: Instruction) -> Instruction:
+        return replace(i, on="vector") if isinstance(i, dma.Signal) and i.semaphore == 3 else i
+
+    refuses(with_kernel(lambda k: substitute(k, on)), "read here while nothing orders that after its write")
+    refuses(
+        with_kernel(lambda k: replace(k, body=(*k.body, dma.Signal("store", 1), dma.Wait("vector", 1)))), "signalled by store and by load"
+    )
+
+
+def test_too_many_slots_to_walk_are_refused() -> None:
+    slots = iter((61, 59, 2) * 20)
+    chosen: dict[int, int] = {}
+    program = with_tile(lambda t: replace(t, slots=chosen.setdefault(t.address, next(slots)), address=t.address * 64))
+    refuses(program, r"tiles have \[1, 2, 59, 61\] slots by step.*at most 64|\[1, .*\] slots by step")
+
+
+# --- HBM within a kernel
+
+
+def store_kernel(
+    axes: Sequence[WindowAxis], tile_axes: Sequence[TileAxis | int], shape: Sequence[int], grid: Sequence[tuple[int, str]]
+) -> Program:
+    """A kernel that stores ones through a window."""
+    b = Builder()
+    out = b.new_output("out", F32, shape)
+    k = KernelBuilder(b, grid)
+    tile = k.tile(F32, tile_axes, slots=2)
+    k.result(tile, vector.Constant(tile, 1.0), window=Window(out, tile, tuple(axes)))
+    return b.program(k.kernel())
+
+
+def test_a_store_must_write_each_element_once() -> None:
+    whole = (WindowAxis(16, 1, grid=((0, 8),)),)
+    verify(store_kernel(whole, [TileAxis(8, 0, 16)], (16,), [(2, "parallel")]))
+    refuses(store_kernel(whole, [TileAxis(8, 0, 16)], (16,), [(2, "parallel"), (3, "sequential")]), "may write an element more than once")
+    overlapping = (WindowAxis(16, 1, grid=((0, 7),)),)
+    refuses(store_kernel(overlapping, [TileAxis(8, 0, 16)], (16,), [(2, "parallel")]), "may write an element more than once of buffer 0")
+    standing = (WindowAxis(16, 1, step=0),)
+    refuses(store_kernel(standing, [2], (16,), []), "may write an element more than once")
+
+
+def test_what_a_store_leaves_out_makes_the_buffer_only_partly_written() -> None:
+    every_second = (WindowAxis(16, 1, step=2),)
+    refuses(store_kernel(every_second, [8], (16,), []), "output 'out' is buffer 0, which is only partly written at the end")
+    shifted = (WindowAxis(16, 1, origin=-1),)
+    refuses(store_kernel(shifted, [16], (16,), []), "only partly written")
+    reversed_ = (WindowAxis(16, 1, origin=15, step=-1),)
+    verify(store_kernel(reversed_, [16], (16,), []))
+
+
+def test_an_indexed_store_must_bring_each_row_once() -> None:
+    def widened(k: Kernel) -> Kernel:
+        return replace(k, grid=(k.grid[0], k.grid[1], replace(k.grid[0], size=2)))
+
+    refuses(with_kernel(widened, programs.scatter_program()), "may write a row more than once")
+
+
+def test_a_kernel_updates_a_buffer_in_place_or_not_at_all() -> None:
+    def shifted(w: Window) -> Window:
+        return replace(w, axes=(replace(w.axes[0], origin=1), w.axes[1]))
+
+    refuses(
+        with_window(shifted, programs.in_place_program()), "reads buffer 0, which it also writes, at another place", "Source: update.py:2"
+    )
+
+
+def test_two_stores_of_a_kernel_to_one_buffer_must_be_apart() -> None:
+    def two(origin: int) -> Program:
+        b = Builder()
+        out = b.new_output("out", F32, (16,))
+        k = KernelBuilder(b)
+        tile = k.tile(F32, [8], slots=2)
+        for start in (0, origin):
+            k.result(tile, vector.Constant(tile, 1.0), window=Window(out, tile, (WindowAxis(16, 1, start),)))
+        return b.program(k.kernel())
+
+    refuses(two(7), "two stores of one kernel to buffer 0 are not shown to write different elements")
+    refuses(two(8), "is overwritten here while nothing orders that")  # both use slot 0: one semaphore does not speak for the other
+    b = Builder()
+    out = b.new_output("out", F32, (16,))
+    k = KernelBuilder(b)
+    for start in (0, 8):
+        tile = k.tile(F32, [8])
+        k.result(tile, vector.Constant(tile, 1.0), window=Window(out, tile, (WindowAxis(16, 1, start),)))
+    verify(b.program(k.kernel()))
+
+
+# --- HBM over blocks
+
+
+def test_what_only_some_branches_write_is_not_valid_after_them() -> None:
+    program = programs.switch_program()
+    (switch,) = program.code
+    partly = replace(program, code=(replace(switch, branches=(*switch.branches[:2], ())),))  # type: ignore[union-attr, type-var]
+    refuses(partly, "output 'out' is buffer 3, which is not written")
+
+
+def test_what_a_loop_writes_may_not_have_been_written() -> None:
+    b = Builder()
+    trips, x, out = b.input("trips", S32), b.input("x", F32, (8, 128)), b.new_output("out", F32, (8, 128))
+    kernel = programs.map_kernel(b, [x], out, programs.unary("neg"), (8, 128))
+    refuses(b.program(Loop(trips, (kernel,))), "output 'out' is buffer 2, which is not written")
+    verify(b.program(kernel, Loop(trips, (kernel,))))
+
+
+def test_a_loop_must_leave_what_its_next_trip_reads() -> None:
+    b = Builder()
+    trips, x = b.input("trips", S32), b.input("x", F32, (8, 128), donated=True)
+    over = b.buffer(F32, (8, 128), address=b.buffers[x].address)
+    kept, out = b.buffer(F32, (8, 128)), b.new_output("out", F32, (8, 128))
+    read = programs.map_kernel(b, [x], kept, programs.unary("neg"), (8, 128), name="read")
+    clobber = programs.map_kernel(b, [kept], over, programs.unary("neg"), (8, 128), name="clobber")
+    done = programs.map_kernel(b, [kept], out, programs.unary("abs"), (8, 128), name="done")
+    verify(b.program(read, clobber, done))
+    again = b.program(read, Loop(trips, (read, clobber)), done)
+    refuses(again, "^kernel 1.body.0 'read', body.1. load: reads buffer 1, which is not written, or overwritten")
+
+
+def test_predicates_and_counts_must_be_valid_where_they_are_tested() -> None:
+    program = programs.while_program()
+    untested = replace(program.code[1], condition=())  # type: ignore[type-var]
+    refuses(replace(program, code=(untested,)), "while 0: tests buffer 3, which is not written")
+    b = Builder()
+    refuses(b.program(Loop(b.buffer(S32), ())), "loop 0: takes its trip count from buffer 0, which is not written")
+    refuses(replace(programs.feed_program(), code=(Outfeed(0, 2),)), "outfeed 0: sends buffer 2, which is not written")
+
+
+def test_an_output_may_be_an_input_that_nothing_touches() -> None:
+    b = Builder()
+    b.output("same", b.input("x", F32, (3,)))
+    verify(b.program())
+
+
+# --- footprints, against brute force
+
+
+def _random_store(rng: random.Random) -> tuple[Window, Trips]:
+    """A random window of rank 1 or 2 over a grid of two axes, most of them plain or nearly so."""
+    sizes = {0: rng.randint(1, 3), 1: rng.randint(1, 3)}
+    axes, tiles, pitch = [], [], 1
+    for n in range(rng.randint(1, 2)):
+        extent = rng.randint(1, 8)
+        blocked = rng.random() < 0.7
+        size = rng.randint(1, 3)
+        whole = rng.randint(max(0, size * (sizes[n] - 1)) + 1, size * sizes[n]) if blocked else 0
+        tile = TileAxis(size, n, whole) if blocked else TileAxis(size)
+        step = rng.choice((1, 1, 1, -1, 2, 0))
+        grid = [(n, step * size)] if blocked and rng.random() < 0.8 else []
+        if rng.random() < 0.3:
+            grid = [*((g, e) for g, e in grid if g != 1 - n), (1 - n, rng.choice((-1, 1, 2, 4, 6)))]
+        axes.append(WindowAxis(extent, pitch, rng.randint(-2, 7), tuple(grid), step, rng.choice((1, 1, 1, 2))))
+        tiles.append(tile)
+        pitch *= extent
+    return Window(0, Tile("vmem", 0, F32, tuple(tiles)), tuple(axes)), Trips(sizes, {})
+
+
+def _hits(window: Window, trips: Trips) -> np.ndarray:
+    """How often every element of the buffer is written, by walking the grid."""
+    count = np.zeros([a.extent for a in window.axes], np.int64)
+    for index in np.ndindex(*trips.free.values()):
+        axes = [element[ok] for element, ok in tile_positions(window, index)]
+        np.add.at(count, np.ix_(*axes), 1)
+    return count
+
+
+def test_footprints_never_claim_more_than_a_walk_over_the_grid_shows() -> None:
+    rng = random.Random(0)
+    claims = {"injective": 0, "full": 0, "box": 0}
+    for _ in range(4000):
+        window, trips = _random_store(rng)
+        hits = _hits(window, trips)
+        if injective(window, trips, ()):
+            claims["injective"] += 1
+            assert hits.max(initial=0) <= 1, window
+        box = store_box(window, trips)
+        if box is None:
+            continue
+        claims["box"] += 1
+        order = sorted(range(len(window.axes)), key=lambda i: -window.axes[i].pitch)
+        written = (hits > 0).transpose(order).reshape(-1)
+        assert written.sum() == int(np.prod([len(r) for r in box.ranges])), window
+        assert box.full == written.all(), window
+        claims["full"] += box.full
+        mask = np.zeros(box.dims, np.bool_)
+        mask[np.ix_(*(np.asarray(r, int) for r in box.ranges))] = True
+        assert (mask.reshape(-1) == written).all() if not box.empty else not written.any()
+    assert claims["injective"] > 500 and claims["full"] > 100 and claims["box"] > 2000, claims
+
+
+def test_parts_cover_a_buffer_only_together() -> None:
+    left, right = Box((20, 30), (range(20), range(11))), Box((20, 30), (range(20), range(11, 30)))
+    assert cover([left, right], 600) and not cover([left], 600) and not cover([left, Box((20, 30), (range(19), range(11, 30)))], 600)
+    even, odd = Box((10,), (range(0, 9, 2),)), Box((10,), (range(1, 10, 2),))
+    assert cover([even, odd], 10) and disjoint(even, odd) and disjoint(left, right) and not disjoint(left, left)
+    assert cover([Box((6,), (range(3),)), Box((3, 2), (range(1, 3), range(2)))], 6)
+
+
+# --- what is accepted runs
+
+
+def _reordered(program: Program, rng: random.Random) -> Program:
+    """The program with one instruction dropped, doubled, or swapped with the next."""
+
+    def change(k: Kernel) -> Kernel:
+        section = rng.choice([s for s in ("prologue", "body", "epilogue") if getattr(k, s)])
+        code = list(getattr(k, section))
+        n = rng.randrange(len(code))
+        what = rng.random()
+        if what < 0.3:
+            del code[n]
+        elif what < 0.5:
+            code.insert(rng.randrange(len(code) + 1), code[n])
+        elif n + 1 < len(code):
+            code[n], code[n + 1] = code[n + 1], code[n]
+        return replace(k, **{section: tuple(code)}, sources=())
+
+    return edit_kernel(program, change, rng.randrange(len(list(program.kernels()))))
+
+
+def _run(program: Program, schedule: str) -> list[bytes]:
+    rng = np.random.default_rng(3)
+    inputs = [np.asarray(2, np.int32) if p.name == "trips" else programs.random_array(rng, p.dtype, p.shape) for p in program.inputs]
+    infeeds = [programs.random_array(rng, p.dtype, (4, *p.shape)) for p in program.infeeds]
+    outputs, outfeeds = ReferenceEngine(program, verify=False, schedule=schedule).launch(inputs, infeeds)
+    return [x.tobytes() for x in (*outputs, *outfeeds)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_changed_program_is_refused_or_runs_without_hazard_and_alike_under_both_schedules(seed: int) -> None:
+    """Soundness of the verifier: 400 changes (operands, windows, addresses, semaphores, order)."""
+    rng, numbers = random.Random(seed), np.random.default_rng(seed)
+    names = [n for n in PROGRAMS if n != "while"]  # a changed condition might never turn false
+    for _ in range(50):
+        program = PROGRAMS[rng.choice(names)]
+        changed = _reordered(program, rng) if rng.random() < 0.4 else mutate(program, numbers)[0]
+        try:
+            verify(changed)
+        except ProgramError:
+            continue
+        assert _run(changed, "late") == _run(changed, "early")
+
+
+def test_verifying_is_quick() -> None:
+    """About 0.4 ms a kernel, a tenth of it if its structure was seen before; held with room for a busy machine."""
+    b = Builder()
+    x, w = b.input("x", F32, (64, 64)), b.input("w", F32, (64, 64))
+    kernels = []
+    for n in range(200):
+        out = b.buffer(F32, (64, 64))
+        kernels.append(programs.matmul_kernel(b, x, w, out, (8, 16, 32 if n % 2 else 16)))
+        x = out
+    b.output("out", x)
+    program = b.program(*kernels)
+    start = time.process_time()
+    verify(program)
+    assert time.process_time() - start < 0.2
