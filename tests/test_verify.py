@@ -192,7 +192,7 @@ ACC = Tile("acc", 0, F32, (A, TileAxis(16)))
 OPERANDS = {
     "binary types": (vector.Binary("add", X, X, vmem(F16, A, B)), "b is f16; expected f32, the type of dst"),
     "binary axes": (vector.Binary("add", X, X, vmem(F32, B, A)), r"b has axes \[128, 8\]; expected \[8, 128\]"),
-    "binary space": (vector.Binary("add", X, X, replace(ACC, axes=(A, B))), "operands lie in acc, vmem; expected all in vmem, or all in smem"),
+    "binary space": (vector.Binary("add", X, X, replace(ACC, axes=(A, B))), "operands lie in acc, vmem; expected all in vmem, or all"),
     "binary op": (vector.Binary("and", X, X, X), "'and' is not defined on f32; binary operations on it: add, sub"),
     "unary op": (vector.Unary("popcnt", X, X), "'popcnt' is not defined on f32"),
     "op name": (vector.Unary("gelu", X, X), "op is 'gelu'; expected one of neg, abs"),
