@@ -36,7 +36,9 @@ class LaxArithmetic:
 
     def load(self, stored: Value, dtype: DType) -> Value:
         """bf16 as f32; others as they are."""
-        return _bf16_to_f32(lax.bitcast_convert_type(stored, jnp.uint16)) if dtype == BF16 else stored
+        if dtype != BF16:
+            return stored
+        return _bf16_to_f32(self._rounding.hide_bits(lax.bitcast_convert_type(stored, jnp.uint16)))
 
     def store(self, value: Value, dtype: DType) -> Value:
         """An array of the dtype's own type; bits are moved, not rounded (hardware conversions to bf16 flush subnormals)."""

@@ -81,6 +81,12 @@ class Rounding:
         bits = lax.bitcast_convert_type(x, jnp.int32)
         return lax.bitcast_convert_type(lax.add(bits, lax.broadcast(self.zero, bits.shape)), jnp.float32)
 
+    def hide_bits(self, bits: Value) -> Value:
+        """u16 bits of bf16 as they are, but LLVM cannot move them as bf16 values (which flushes subnormals on AVX512-BF16 hosts)."""
+        if not self.bitexact:
+            return bits
+        return lax.add(bits, lax.broadcast(lax.convert_element_type(self.zero, jnp.uint16), bits.shape))
+
     def canonical(self, x: Value) -> Value:
         """f32 with NaN written as the canonical one (native: as it comes).
 
