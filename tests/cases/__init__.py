@@ -1,9 +1,9 @@
 """The one table of operation cases: every engine, and jax.jit, is judged on all of them."""
 
 from tests.cases import control, elementwise, indexing, linear, movement, reductions
-from tests.cases.case import Case, assert_close
+from tests.cases.case import QUICK, Case, assert_close
 
 CASES: tuple[Case, ...] = tuple(case for module in (elementwise, movement, reductions, indexing, linear, control) for case in module.CASES)
 GRADIENTS: tuple[Case, ...] = tuple(case.gradient() for case in CASES if case.grad)
 
-__all__ = ["CASES", "GRADIENTS", "Case", "assert_close"]
+__all__ = ["CASES", "GRADIENTS", "QUICK", "Case", "assert_close"]

@@ -122,13 +122,13 @@ class Case:
 
 
 # LLVM's optimisations change no value here beyond the tolerances and would take most of the time of these tests.
-_QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 @functools.cache
 def _expected(case: Case) -> list[np.ndarray]:
     arguments = case.arguments()
-    compiled = jax.jit(case.fn).lower(*arguments).compile(compiler_options=_QUICK)
+    compiled = jax.jit(case.fn).lower(*arguments).compile(compiler_options=QUICK)
     return [np.asarray(x) for x in jax.tree.leaves(compiled(*arguments))]
 
 

@@ -103,9 +103,9 @@ def source_of(equation: Equation) -> str:
 
 
 def location_of(equation: Equation) -> str:
-    """The user's line with the file's whole path, for error messages."""
+    """The user's line with the file's whole path, for error messages; empty if unknown."""
     frame = _user_frame(equation)
-    return f"{frame.file_name}:{frame.start_line} ({frame.function_name})" if frame else "unknown source line"
+    return f"{frame.file_name}:{frame.start_line} ({frame.function_name})" if frame else ""
 
 
 def scope_of(equation: Equation) -> str:

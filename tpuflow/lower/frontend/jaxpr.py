@@ -59,29 +59,30 @@ def _constant(b: Builder, value: Any, aval: Any = None) -> Value:
 
 def _lower(b: Builder, equation: Equation, env: dict[Any, Value]) -> tuple[Value, ...]:
     """Run the equation's rule and hold its results against the types JAX gave them."""
-    where = jax_compat.location_of
-    for var in (*equation.invars, *equation.outvars):
-        _checked_type(var.aval, equation)
+    where = _location(b, equation)
+    types = {v: _checked_type(v.aval, equation, where) for v in (*equation.outvars, *equation.invars) if not isinstance(v, Literal)}
     operands = [_read(b, env, v) for v in equation.invars]
     try:
         results = _apply(b, equation, operands)
     except UnsupportedForm as error:
-        raise UnsupportedPrimitiveError(f"{where(equation)}: {_described(equation)}: {error}") from error
+        raise UnsupportedPrimitiveError(f"{where}: {_described(equation)}: {error}") from error
     except GraphError as error:
-        error.add_note(f"while lowering {_described(equation)} at {where(equation)}")
+        error.add_note(f"while lowering {_described(equation)} at {where}")
         raise
-    expected = tuple(_checked_type(v.aval, equation) for v in equation.outvars)
+    expected = tuple(types[v] for v in equation.outvars)
     found = tuple(v.type for v in results)
     if found != expected:
-        raise GraphError(f"{where(equation)}: the rule of {_described(equation)} made {_listed(found)} instead of {_listed(expected)}")
+        raise GraphError(f"{where}: the rule of {_described(equation)} made {_listed(found)} instead of {_listed(expected)}")
     return results
 
 
-def _checked_type(aval: Any, equation: Equation) -> TensorType:
-    try:
-        return jax_compat.type_of(aval)
-    except TypeError:
-        return jax_compat.type_of(aval, f"{jax_compat.location_of(equation)}, in {equation.primitive.name}")
+def _location(b: Builder, equation: Equation) -> str:
+    """The equation's own line; if JAX has forgotten it (inside a cached jit), that of the call around it."""
+    return jax_compat.location_of(equation) or b.source or "unknown source line"
+
+
+def _checked_type(aval: Any, equation: Equation, where: str) -> TensorType:
+    return jax_compat.type_of(aval, f"{where}, in {equation.primitive.name}")
 
 
 def _apply(b: Builder, equation: Equation, operands: list[Value]) -> tuple[Value, ...]:
@@ -91,7 +92,7 @@ def _apply(b: Builder, equation: Equation, operands: list[Value]) -> tuple[Value
     rule = RULES.get(name)
     if rule is None:
         raise UnsupportedPrimitiveError(
-            f"{jax_compat.location_of(equation)}: no lowering rule for jaxpr primitive {_described(equation)}; "
+            f"{_location(b, equation)}: no lowering rule for jaxpr primitive {_described(equation)}; "
             f"nearest with a rule: {nearest(name)}. Rules live in tpuflow/lower/frontend/rules/."
         )
     if rule.keys or not any(jax_compat.is_key(v.aval) for v in (*equation.invars, *equation.outvars)):
