@@ -52,9 +52,10 @@ class Recipe:
     optimizer: optax.GradientTransformationExtraArgs
 
     def initial_state(self, params: Any, carried: Any, key: Any) -> TrainState:
-        """Parameters in the policy's type and the optimizer's state for them."""
+        """Parameters in the policy's type and the optimizer's state for them: copies, since the device overwrites its state."""
         params = self.policy.cast_params(params)
-        return TrainState(params, carried, self.optimizer.init(params), key)
+        state = TrainState(params, carried, self.optimizer.init(params), key)
+        return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), state)
 
     def train_step(self, state: TrainState, batch: tuple[Any, Any]) -> tuple[TrainState, StepFigures]:
         """One step. The loss is rounded to the policy's type before it is scaled and differentiated."""

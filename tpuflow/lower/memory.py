@@ -131,6 +131,7 @@ class _Planner:
         for a, b in self.lives.wishes:
             self._merge(a, b)
         self._replace_donated()
+        self._shape_as_read()
         outputs, final = self._outputs()
         before, at_end = self._control_copies()
         at_end[self.graph] = final
@@ -195,6 +196,13 @@ class _Planner:
                 if candidate.type == value.type and self._merge(candidate, value):
                     del free[candidate]
                     break
+
+    def _shape_as_read(self) -> None:
+        """A buffer that a block reads whole has the shape it reads, not that of the value which was reshaped to it."""
+        for node in self.graph.walk():
+            value = node.regions[0].outputs[0] if node.op == "while" else node.inputs[0] if node.op in ("outfeed", "loop", "switch") else None
+            if value is not None and self.places[value].input is None and self.places[value].data is None:
+                self.places[value].type = value.type
 
     # --- copies -----------------------------------------------------------------------------------------------------
 
