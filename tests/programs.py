@@ -476,6 +476,44 @@ def two_layer_program(shape: tuple[int, int, int, int] = (20, 30, 40, 10)) -> Pr
     return b.program(matmul_kernel(b, x, w1, hidden, (8, 16, 16)), k.kernel(), matmul_kernel(b, active, w2, out, (8, 16, 16), "matmul2"))
 
 
+def resident_program(shape: tuple[int, int] = (20, 300), size: tuple[int, int] = (8, 128)) -> Program:
+    """out[i, j] = x[i, j] * scale[i]: the scale is loaded once a point, in the prologue, and stays for all steps."""
+    b = Builder()
+    x, scale, out = b.input("x", F32, shape), b.input("scale", F32, (shape[0], 1)), b.new_output("out", F32, shape)
+    k = KernelBuilder(b, [(blocks(shape[0], size[0]), PARALLEL), (blocks(shape[1], size[1]), SEQUENTIAL)], "resident")
+    rows, columns = k.axis(shape[0], size[0], 0), k.axis(shape[1], size[1], 1)
+    factor = k.load(k.window(scale, k.tile(F32, [rows, 1], slots=2, rate="point")), section="prologue")
+    release, k.releases = k.releases, []
+    source, dst = k.load(k.window(x, k.tile(F32, [rows, columns], slots=2))), k.tile(F32, [rows, columns], slots=2)
+    wide = k.tile(F32, [rows, columns])
+    stretch, multiply = vector.Broadcast(wide, factor, (0, 1)), vector.Binary("mul", dst, source, wide)
+    k.result(dst, stretch, multiply, window=k.window(out, dst))
+    k.release()
+    k.emit(*release, section="epilogue")
+    return b.program(k.kernel())
+
+
+def counter_program(width: int = 130, steps: int = 3) -> Program:
+    """out = the sum of the table's blocks of four rows; a register that counts up every step moves the window."""
+    b = Builder()
+    table, out = b.input("table", F32, (4 * steps, width)), b.new_output("out", F32, (4, width))
+    k = KernelBuilder(b, [(blocks(width, 128), PARALLEL), (steps, SEQUENTIAL)], "counter")
+    columns = k.axis(width, 128, 0)
+    row, four = k.tile(S32, space="smem"), k.tile(S32, space="smem")
+    total = k.tile(F32, [4, columns], slots=2, rate="point")
+    unused, counted, used, free, ready = (k.semaphore(n) for n in (1, 0, 1, 2, 0))
+    k.emit(dma.Wait("scalar", unused), vector.Constant(row, -4), vector.Constant(four, 4), section="prologue")
+    k.emit(dma.Wait("vector", free), vector.Constant(total, 0.0), section="prologue")
+    k.emit(dma.Wait("scalar", used), vector.Binary("add", row, row, four), dma.Signal("scalar", counted), dma.Wait("load", counted))
+    moving = (WindowAxis(4 * steps, width, register=row), WindowAxis(width, 1, grid=((0, 128),)))
+    source = k.load(Window(table, k.tile(F32, [4, columns], slots=2), moving))
+    k.emit(dma.Signal("load", used), vector.Binary("add", total, total, source))
+    k.release()
+    k.emit(dma.Signal("load", unused), dma.Signal("vector", ready), dma.Wait("store", ready), section="epilogue")
+    k.emit(dma.Store(k.window(out, total)), dma.Signal("store", free), section="epilogue")
+    return b.program(k.kernel())
+
+
 def all_programs() -> dict[str, Program]:
     """One of each, by name."""
     made = {
@@ -483,7 +521,8 @@ def all_programs() -> dict[str, Program]:
         "reduce_max": reduce_program(op="max"), "matmul": matmul_program(), "matmul_s32": matmul_program(dtype=S32), "loop": loop_program(),
         "while": while_program(), "switch": switch_program(), "feed": feed_program(), "take": take_program(), "scatter": scatter_program(),
         "cumulative": cumulative_program(), "sort": sort_program(), "concatenate": concatenate_program(),
-        "update_slice": update_slice_program(), "two_layer": two_layer_program(), "empty": map_program((0, 5), (8, 128)),
+        "update_slice": update_slice_program(), "resident": resident_program(),
+        "counter": counter_program(), "two_layer": two_layer_program(), "empty": map_program((0, 5), (8, 128)),
     }  # fmt: skip
     return made | {kind: move_program(kind) for kind in MOVES}
 

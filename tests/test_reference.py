@@ -91,6 +91,8 @@ CASES = {
     "sort": (programs.sort_program(), _sort),
     "concatenate": (programs.concatenate_program(), lambda a: [np.concatenate(a)]),
     "update_slice": (programs.update_slice_program(), _update_slice),
+    "resident": (programs.resident_program(), lambda a: [a[0] * a[1]]),
+    "counter": (programs.counter_program(), lambda a: [(a[0][:4] + a[0][4:8]) + a[0][8:]]),
     "two_layer": (programs.two_layer_program(), _two_layer),
     "transpose": (programs.move_program("transpose"), lambda a: [a[0].T]),
     "pad": (programs.move_program("pad"), _pad),

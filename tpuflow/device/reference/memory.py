@@ -5,6 +5,7 @@ Poison is 0xFF in every byte: a NaN in every float type, -1 or the largest value
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import numpy as np
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.ordering import slot_bytes, space_bytes
+from tpuflow.device.reference.hazards import HbmShadow
 from tpuflow.isa.instruction import Tile, Window, WindowAxis
 from tpuflow.isa.program import Buffer
 from tpuflow.isa.windows import axis_positions, view_layout
@@ -30,6 +32,11 @@ class Region:
         self.granule = math.gcd(*(b.address - self.base for b in buffers), *(b.dtype.bytes for b in buffers))
         self.bytes = np.full(size, POISON, np.uint8)
         self.owner = np.full(size // self.granule, -1, np.int32)
+
+    @functools.cached_property
+    def shadow(self) -> HbmShadow:
+        """Who accessed every granule last; made for the first kernel whose queues may clash here."""
+        return HbmShadow(self.owner.size)
 
     def clear(self) -> None:
         """Back to poison."""

@@ -107,15 +107,12 @@ def _all_at(section: list[Planned], at: At) -> Iterator[tuple[Planned, At]]:
 
 
 def _shadows(found_uses: Sequence[Use], hbm: Hbm) -> dict[int, HbmShadow]:
-    """A shadow for every buffer that two queues may clash on, one for each region of HBM."""
+    """The region's shadow for every buffer that two queues may clash on."""
     accesses = {(w.buffer, role, QUEUE_NUMBER[u.queue]) for u in found_uses for role, w in u.windows}
     accesses |= {(w.buffer, "read", QUEUE_NUMBER[u.queue]) for u in found_uses if u.is_indexed_store for _, w in u.windows}
     found: dict[int, HbmShadow] = {}
-    regions: dict[int, HbmShadow] = {}
     for (x, role, queue), (y, other_role, other) in itertools.combinations(sorted(accesses), 2):
         clash = queue != other and "write" in (role, other_role)
         if clash and hbm.buffers[x].elems and y in hbm.overlapping(x):
-            region = hbm.region(x)
-            shadow = regions.setdefault(id(region), HbmShadow(region.owner.size))
-            found[x] = found[y] = shadow
+            found[x] = found[y] = hbm.region(x).shadow
     return found
