@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import flax
 import flax.errors
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,8 @@ from tpuflow.errors import ConfigError
 
 MODE_ARGUMENTS = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
 RNG_STREAM = "dropout"
+MISFITS = (TypeError, ValueError, flax.errors.FlaxError)
+"""What a module raises for inputs of a shape or type that it cannot take."""
 
 Apply = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
 

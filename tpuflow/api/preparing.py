@@ -14,7 +14,7 @@ import optax
 from tpuflow import amp
 from tpuflow.api.feeding import ArrayFeed, Feed, is_arrays, make_feed
 from tpuflow.api.losses import check_fit, check_labels, get_loss
-from tpuflow.api.modelling import get_model, initial_params
+from tpuflow.api.modelling import MISFITS, get_model, initial_params
 from tpuflow.api.staging import Target
 from tpuflow.api.stepping import Recipe, TrainState
 from tpuflow.chips import get_chip
@@ -143,7 +143,7 @@ def _check_data(recipe: Recipe, state: TrainState, feed: Feed, first: tuple[Any,
     inputs, labels = first
     try:
         outputs = jax.eval_shape(recipe.outputs, state.params, state.carried, jax.ShapeDtypeStruct(inputs.shape, inputs.dtype), state.key)
-    except (TypeError, ValueError) as error:
+    except MISFITS as error:
         raise DataError(f"{what}: model {recipe.model.name} cannot take inputs {_shape_of(inputs)}: {error}") from error
     if not hasattr(outputs, "shape"):
         raise DataError(f"model {recipe.model.name} must return one array for the loss, got {jax.tree.structure(outputs)}.")
