@@ -84,7 +84,7 @@ CASES = {
     "a function as model": ({"model": lambda x: x}, ConfigError, ["flax", "function"]),
     "a model of two outputs": ({"model": TwoOutputs()}, DataError, ["TwoOutputs", "one array"]),
     "a missing parameter": (
-        {"params": {"Dense_0": {"kernel": np.zeros((7, 16))}}},
+        {"params": {"Dense_0": {"kernel": X}}},
         ConfigError,
         ["missing", "Dense_0/bias", "unknown nothing"],
     ),

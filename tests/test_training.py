@@ -259,9 +259,8 @@ def test_large_arrays_are_fed_in_chunks_of_one_shape(monkeypatch):
 def test_final_parameters_do_not_depend_on_the_sink_size():
     """700 steps with a ragged last batch: as one sink, 7 sinks of 100, 100 sinks of 7, and step by step."""
     data = blobs(1399)
-    runs = {
-        size: fit(data=data, batch_size=2, policy="mixed", sink_size=size, epochs=e) for size, e in ((-1, 1), (100, 7), (7, 100), (0, 1))
-    }
+    epochs = {-1: 1, 100: 7, 7: 100, 0: 1}
+    runs = {size: fit(data=data, batch_size=2, policy="mixed", sink_size=size, epochs=n) for size, n in epochs.items()}
     whole = runs[-1]
     assert whole.steps == 700
     for size, trips in ((-1, 1), (100, 7), (7, 100), (0, 700)):

@@ -2,7 +2,8 @@
 
 Every rule makes a new jaxpr from the called one and binds the primitive again with it, so the work stays on the device. The jvp rule
 binds it twice: once for the values and what the tangents need of them, once for the tangents, which are linear; the transpose rule
-turns the second into the call of the backward pass. Under `tpuflow.jit` the compiler inlines it; under plain `jax.jit` the host calls the device.
+turns the second into the call of the backward pass. Under `tpuflow.jit` the compiler inlines it; under plain `jax.jit` the host calls
+the device.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: ClosedJaxpr,
     outputs, residuals = results[: len(jaxpr.out_avals)], results[len(jaxpr.out_avals) :]
     moving = [t for t, a in zip(tangents, active, strict=True) if a]
     moved = iter(device_call([*residuals, *moving], rule.tangent, f"{name}_tangent", target))
-    return outputs, [next(moved) if _is_float(a) else ad.Zero.from_primal_value(o) for o, a in zip(outputs, jaxpr.out_avals, strict=True)]
+    zeros = [None if _is_float(o) else ad.Zero(jax.typeof(o).to_tangent_aval()) for o in outputs]
+    return outputs, [next(moved) if zero is None else zero for zero in zeros]
 
 
 ad.primitive_jvps[device_call_p] = _jvp
@@ -166,8 +168,13 @@ mlir.register_lowering(device_call_p, mlir.lower_fun(_from_host, multiple_result
 
 def _with_constants_as_inputs(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same jaxpr with its constants as first inputs."""
-    jaxpr = closed.jaxpr
-    return ClosedJaxpr(jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=None), ())
+    call = jex_core.jaxpr_as_fun
+    count = len(closed.consts)
+
+    def with_inputs(*values: Any) -> list[Any]:
+        return call(ClosedJaxpr(closed.jaxpr, values[:count]))(*values[count:])
+
+    return jax.make_jaxpr(with_inputs)(*_specs(list(map(jax.typeof, closed.consts))), *_specs(closed.in_avals))
 
 
 def _merge(mask: Sequence[bool], chosen: Sequence[Any], others: Sequence[Any]) -> list[Any]:

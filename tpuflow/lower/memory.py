@@ -200,8 +200,10 @@ class _Planner:
     def _shape_as_read(self) -> None:
         """A buffer that a block reads whole has the shape it reads, not that of the value which was reshaped to it."""
         for node in self.graph.walk():
-            value = node.regions[0].outputs[0] if node.op == "while" else node.inputs[0] if node.op in ("outfeed", "loop", "switch") else None
-            if value is not None and self.places[value].input is None and self.places[value].data is None:
+            if node.op not in ("outfeed", "loop", "switch", "while"):
+                continue
+            value = node.regions[0].outputs[0] if node.op == "while" else node.inputs[0]
+            if self.places[value].input is None and self.places[value].data is None:
                 self.places[value].type = value.type
 
     # --- copies -----------------------------------------------------------------------------------------------------

@@ -76,10 +76,13 @@ def _broadcast(rw: Rewriter, node: Node) -> Value | None:
 
 @rewrites("broadcast")
 def _broadcast_of_convert(rw: Rewriter, node: Node) -> Value | None:
-    """The convert of a stored (not computed) value happens after it is read, in the kernel that needs it, not in one of its own."""
+    """The convert of a stored (not computed) array happens after it is read, in the kernel that needs it, not in one of its own.
+
+    Work on a single number goes the other way (see `fold.py`).
+    """
     inner = rw.maker(node.inputs[0], "convert")
     stored = _before_converts(rw, inner)
-    if inner is None or _fuses(stored) or (stored is not None and stored.op == "full"):
+    if inner is None or not node.inputs[0].shape or _fuses(stored) or (stored is not None and stored.op == "full"):
         return None
     narrow = inner.inputs[0]
     wide = rw.emit("broadcast", (narrow,), TensorType(narrow.dtype, node.result.shape), axes=node.attrs["axes"])
