@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tpuflow.device.profile import KernelRow, profile
 from tpuflow.device.verify import verify
 from tpuflow.errors import ConfigError, LaunchError
 from tpuflow.isa import file
@@ -57,6 +58,10 @@ class Executable:
     def tiers(self) -> dict[str, int]:
         """Tier of every kernel by its place in the program, once translated (fast engine only)."""
         return dict(getattr(self._engine, "tiers", {}))
+
+    def profile(self) -> tuple[KernelRow, ...]:
+        """A row for every kernel, with the tier it was translated in (0 before the first launch, and on the reference engine)."""
+        return profile(self.program, self.tiers)
 
     def compile(self, infeed_items: int = 1) -> None:
         """Translate and compile now for the given number of infeed items (nothing to do on the reference engine)."""
