@@ -72,6 +72,40 @@ CASES = [
     _exact(
         "take_along_axis-3d", lambda x, i: jnp.take_along_axis(x, i[..., None], 2), Arg((5, 4, 9)), Arg((5, 4), S32, "count", 9), grad=True
     ),
+    *(
+        _exact(
+            f"take_along_axis-label-{d.name}",
+            lambda x, i: jnp.take_along_axis(x, i[:, None], 1),
+            Arg((13, 9), d),
+            Arg((13,), S32, "count", 9),
+        )
+        for d in (F16, BF16, S32, BOOL)
+    ),
+    _exact(
+        "label-of-each-fill",
+        lambda x, i: jnp.take_along_axis(x, i[:, None], 1, mode="fill"),
+        Arg((13, 9)),
+        Arg((13,), S32, "index", 9),
+        grad=True,
+    ),
+    _exact("label-of-each-columns", lambda x, i: jnp.take_along_axis(x, i[None], 0), Arg((13, 9)), Arg((9,), S32, "count", 13), grad=True),
+    _exact("vmap-set-entry", jax.vmap(lambda x, i, u: x.at[i].set(u)), Arg((9, 13)), Arg((9,), S32, "index", 13), Arg((9,)), grad=True),
+    _exact(
+        "vmap-max-entry",
+        jax.vmap(lambda x, i, u: x.at[i].max(u, mode="clip")),
+        Arg((9, 13), S32),
+        Arg((9,), S32, "index", 13),
+        Arg((9,), S32),
+    ),
+    _exact("scatter-one-row", lambda x, i, u: x.at[i].add(u), Arg((13, 9)), Arg((), S32, "index", 13), Arg((9,)), grad=True),
+    _exact("scatter-one-row-outside", lambda x, u: x.at[20].set(u, mode="drop"), Arg((13, 9)), Arg((9,))),
+    _exact(
+        "scatter-one-window-bool",
+        lambda x, i, u: lax.dynamic_update_slice(x, u, (i, i)).at[i, 2].set(True),
+        Arg((13, 9), BOOL),
+        Arg((), S32),
+        Arg((3, 4), BOOL),
+    ),
     _exact("vmap-gather", jax.vmap(lambda x, i: x[i]), Arg((5, 13, 3)), Arg((5, 4), S32, "count", 13), grad=True),
     _exact(
         "vmap-dynamic-slice",

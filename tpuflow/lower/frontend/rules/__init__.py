@@ -4,13 +4,14 @@ from tpuflow.lower.frontend.rules import (
     control,
     convolution,
     elementwise,
-    indexing,
+    gather,
     linear,
     movement,
     random,
     reductions,
+    scatter,
     special,
     windows,
 )
 
-__all__ = ["control", "convolution", "elementwise", "indexing", "linear", "movement", "random", "reductions", "special", "windows"]
+__all__ = ["control", "convolution", "elementwise", "gather", "linear", "movement", "random", "reductions", "scatter", "special", "windows"]

@@ -192,7 +192,7 @@ def _saturate_exponent(b: Builder, bits: Value, bias: int, smaller_bias: int) ->
     return b.select(b.le(exponent, bias - smaller_bias << 23), sign, bits)
 
 
-_WORDS: dict[int, DType] = {1: U8, 2: dtype_of("uint16"), 4: U32}
+WORDS: dict[int, DType] = {1: U8, 2: dtype_of("uint16"), 4: U32}
 
 
 @lowers("bitcast_convert_type")
@@ -202,11 +202,11 @@ def _bitcast_convert_type(b: Builder, x: Value, *, new_dtype: Any) -> Value:
     if PRED in (x.dtype, dtype):
         return b.convert(x, dtype)
     old, new = x.dtype.bytes, dtype.bytes
-    words = b.bitcast(x, _WORDS[old])
+    words = b.bitcast(x, WORDS[old])
     if old > new:
-        words = _split_words(b, words, _WORDS[new])
+        words = _split_words(b, words, WORDS[new])
     elif old < new:
-        words = _join_words(b, words, _WORDS[new])
+        words = _join_words(b, words, WORDS[new])
     return b.bitcast(words, dtype)
 
 
@@ -229,7 +229,7 @@ def _join_words(b: Builder, x: Value, wide: DType) -> Value:
 def _nextafter(b: Builder, x: Value, y: Value) -> Value:
     """One step of x's bits towards y: decided on the bits, so that subnormals count."""
     x, y = aligned(b, x, y)
-    word = _WORDS[x.dtype.bytes]
+    word = WORDS[x.dtype.bytes]
     top = 1 << 8 * word.bytes - 1
     x_bits, y_bits = b.bitcast(x, word), b.bitcast(y, word)
     x_size, y_size = b.and_(x_bits, top - 1), b.and_(y_bits, top - 1)
