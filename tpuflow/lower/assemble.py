@@ -128,16 +128,16 @@ class _Assembler:
 
     def loop(self, node: Node) -> list[Block]:
         """A counted loop."""
-        return [Loop(self.plan.buffer_of[node.inputs[0]], self.blocks(node.regions[0]))]
+        return [Loop(self.plan.control_of[node], self.blocks(node.regions[0]))]
 
     def while_(self, node: Node) -> list[Block]:
         """A conditional loop."""
         condition, body = node.regions
-        return [While(self.blocks(condition), self.plan.buffer_of[condition.outputs[0]], self.blocks(body))]
+        return [While(self.blocks(condition), self.plan.control_of[node], self.blocks(body))]
 
     def switch(self, node: Node) -> list[Block]:
         """A choice of branches."""
-        return [Switch(self.plan.buffer_of[node.inputs[0]], tuple(self.blocks(branch) for branch in node.regions))]
+        return [Switch(self.plan.control_of[node], tuple(self.blocks(branch) for branch in node.regions))]
 
     def infeed(self, node: Node) -> list[Block]:
         """The next item of a port, one buffer."""

@@ -18,6 +18,7 @@ from tpuflow.lower.addresses import Request, aligned, assign
 from tpuflow.lower.emit import may_update_in_place
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.lifetimes import FOREVER, Lifetimes, Span, lifetimes
+from tpuflow.lower.passes.analysis import CONTROL
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,15 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Buffers with addresses; the buffer of every value; copies before control nodes and at the end of regions, in order."""
+    """Buffers with addresses; the buffer of every value; copies before control nodes and at the end of regions, in order.
+
+    `control_of`: the 0-d buffer with a loop's trip count, a while's predicate or a switch's index.
+    """
 
     buffers: tuple[Buffer, ...]
     names: tuple[str, ...]
     buffer_of: Mapping[Value, int]
+    control_of: Mapping[Node, int]
     outputs: tuple[int, ...]
     constants: tuple[Constant, ...]
     copies_before: Mapping[Node, tuple[Copy, ...]]
@@ -85,12 +90,16 @@ def plan_memory(graph: Graph, chip: Chip, donated: Sequence[bool] = ()) -> Memor
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """A buffer to be: the spans of all the values in it, its type, and what stands in it at the ends of the program."""
+    """A buffer to be: the spans of all the values in it, its type, and what stands in it at the ends of the program.
+
+    The shape is nominal (kernels use views of their own), unless the signature or a control block asks for one: then it is `shaped`.
+    """
 
     type: TensorType
     spans: list[Span]
     name: str = ""
     kept: bool = False  # a constant, or an input that is not donated: never written
+    shaped: bool = False
     input: int | None = None
     output: int | None = None
     data: bytes | None = None
@@ -100,6 +109,17 @@ class _Place:
     def ticks(self) -> Span:
         """First and last tick at which it is needed; whole ticks, so that what only just ends still has a place of its own."""
         return min(s for s, _ in self.spans) >> 1, max(e for _, e in self.spans) >> 1
+
+
+_Move = tuple[_Place, _Place]
+
+
+@dataclass(slots=True)
+class _Copies:
+    """Moves before control nodes and at the end of regions."""
+
+    before: dict[Node, list[_Move]] = field(default_factory=dict)
+    at_end: dict[Graph, list[_Move]] = field(default_factory=dict)
 
 
 def _meet(a: list[Span], b: list[Span]) -> bool:
@@ -132,10 +152,11 @@ class _Planner:
             self._merge(a, b)
         self._replace_donated()
         self._shape_as_read()
-        outputs, final = self._outputs()
-        before, at_end = self._control_copies()
-        at_end[self.graph] = final
-        return self._numbered(outputs, before, at_end)
+        copies = _Copies()
+        controls = self._controls(copies)
+        outputs = self._outputs(copies)
+        self._control_copies(copies)
+        return self._numbered(outputs, controls, copies)
 
     # --- sharing ----------------------------------------------------------------------------------------------------
 
@@ -144,7 +165,7 @@ class _Planner:
             self._open(value, _Place(value.type, list(spans), value.name))
         for i, value in enumerate(self.graph.inputs):
             place = self.places[value]
-            place.input, place.kept = i, not self.donated[i]
+            place.input, place.kept, place.shaped = i, not self.donated[i], True
             if place.kept:
                 place.spans = [(0, FOREVER)]
         pool: dict[tuple[DType, bytes], Value] = {}
@@ -208,41 +229,61 @@ class _Planner:
 
     # --- copies -----------------------------------------------------------------------------------------------------
 
-    def _outputs(self) -> tuple[list[_Place], list[tuple[_Place, _Place]]]:
-        """The place of every output, one each; and the copies to those that need a place of their own."""
+    def _controls(self, copies: _Copies) -> dict[Node, _Place]:
+        """The places that control nodes read their 0-d value from; a copy where its own place has another shape."""
+        found: dict[Node, _Place] = {}
+        for node in self.graph.walk():
+            if node.op not in CONTROL:
+                continue
+            condition = node.regions[0] if node.op == "while" else None
+            place = self.places[condition.outputs[0] if condition else node.inputs[0]]
+            if place.shaped and place.type.shape:
+                tick = self.lives.end[condition] if condition else self.lives.begin[node]
+                target = self._spare(TensorType(place.type.dtype), [(2 * tick, 2 * tick + 1)])
+                (copies.at_end.setdefault(condition, []) if condition else copies.before.setdefault(node, [])).append((place, target))
+                place = target
+            place.type, place.shaped = TensorType(place.type.dtype), True
+            found[node] = place
+        return found
+
+    def _outputs(self, copies: _Copies) -> list[_Place]:
+        """The place of every output, one each; copies to those that need a place of their own."""
         end = self.lives.end[self.graph]
         found: list[_Place] = []
-        copies: list[tuple[_Place, _Place]] = []
+        pending: list[_Move] = []
         for i, value in enumerate(self.graph.outputs):
             place = self.places[value]
-            if place.kept or place.output is not None or (place.input is not None and place.type.shape != value.shape):
-                target = _Place(value.type, [(2 * end + 1, FOREVER)], place.name)
-                self.temporaries.append(target)
-                copies.append((place, target))
+            if place.kept or place.output is not None or (place.shaped and place.type.shape != value.shape):
+                target = self._spare(value.type, [(2 * end + 1, FOREVER)])
+                pending.append((place, target))
                 place = target
-            place.output, place.type = i, value.type
+            place.output, place.type, place.shaped = i, value.type, True
             found.append(place)
-        return found, self._in_sequence(copies, end)
+        copies.at_end[self.graph] = self._in_sequence(pending, end)
+        return found
 
-    def _control_copies(self) -> tuple[dict[Node, list[tuple[_Place, _Place]]], dict[Graph, list[tuple[_Place, _Place]]]]:
-        before: dict[Node, list[tuple[_Place, _Place]]] = {}
-        at_end: dict[Graph, list[tuple[_Place, _Place]]] = {}
+    def _control_copies(self, copies: _Copies) -> None:
         for node in self.graph.walk():
             if node.op in ("loop", "while"):
                 body = node.regions[-1]
                 carries = node.inputs[len(node.inputs) - len(body.inputs) :]
-                before[node] = self._moves(carries, body.inputs, self.lives.begin[node])
-                at_end[body] = self._moves(body.outputs, body.inputs, self.lives.end[body])
+                copies.before.setdefault(node, []).extend(self._moves(carries, body.inputs, self.lives.begin[node]))
+                copies.at_end.setdefault(body, []).extend(self._moves(body.outputs, body.inputs, self.lives.end[body]))
             elif node.op == "switch":
                 for branch in node.regions:
-                    at_end[branch] = self._moves(branch.outputs, node.results, self.lives.end[branch])
-        return before, at_end
+                    copies.at_end.setdefault(branch, []).extend(self._moves(branch.outputs, node.results, self.lives.end[branch]))
 
-    def _moves(self, sources: Iterable[Value], targets: Iterable[Value], tick: int) -> list[tuple[_Place, _Place]]:
+    def _spare(self, type: TensorType, spans: list[Span]) -> _Place:
+        """A place that belongs to no value of the graph."""
+        place = _Place(type, spans, "copy", shaped=True)
+        self.temporaries.append(place)
+        return place
+
+    def _moves(self, sources: Iterable[Value], targets: Iterable[Value], tick: int) -> list[_Move]:
         pairs = [(self.places[s], self.places[t]) for s, t in zip(sources, targets, strict=True)]
         return self._in_sequence([(s, t) for s, t in pairs if s is not t], tick)
 
-    def _in_sequence(self, copies: list[tuple[_Place, _Place]], tick: int) -> list[tuple[_Place, _Place]]:
+    def _in_sequence(self, copies: list[_Move], tick: int) -> list[_Move]:
         """Copies meant to happen at once, in an order that gives the same: no source is overwritten early, cycles go over a spare."""
         pending, ordered = list(copies), []
         while pending:
@@ -252,36 +293,31 @@ class _Planner:
                 ordered.append(ready)
                 continue
             saved = pending[0][1]
-            spare = _Place(saved.type, [(2 * tick, 2 * tick + 1)], "spare")
-            self.temporaries.append(spare)
+            spare = self._spare(saved.type, [(2 * tick, 2 * tick + 1)])
             ordered.append((saved, spare))
             pending = [(spare if s is saved else s, t) for s, t in pending]
         return ordered
 
     # --- numbers ----------------------------------------------------------------------------------------------------
 
-    def _numbered(
-        self,
-        outputs: list[_Place],
-        before: Mapping[Node, list[tuple[_Place, _Place]]],
-        at_end: Mapping[Graph, list[tuple[_Place, _Place]]],
-    ) -> MemoryPlan:
+    def _numbered(self, outputs: list[_Place], controls: Mapping[Node, _Place], copies: _Copies) -> MemoryPlan:
         places = [*dict.fromkeys(self.places.values()), *self.temporaries]
         addresses, peak_bytes = assign([Request(p.type.elems * p.type.dtype.bytes, *p.ticks) for p in places])
         for number, place in enumerate(places):
             place.number = number
 
-        def numbers(copies: list[tuple[_Place, _Place]]) -> tuple[Copy, ...]:
-            return tuple(Copy(source.number, target.number) for source, target in copies)
+        def numbers(moves: list[_Move]) -> tuple[Copy, ...]:
+            return tuple(Copy(source.number, target.number) for source, target in moves)
 
         return MemoryPlan(
             tuple(Buffer(p.type.dtype, p.type.shape, a) for p, a in zip(places, addresses, strict=True)),
             tuple(self._name(p) for p in places),
             {value: place.number for value, place in self.places.items()},
+            {node: place.number for node, place in controls.items()},
             tuple(p.number for p in outputs),
             tuple(Constant(p.number, p.data) for p in places if p.data is not None),
-            {node: numbers(copies) for node, copies in before.items() if copies},
-            {region: numbers(copies) for region, copies in at_end.items() if copies},
+            {node: numbers(moves) for node, moves in copies.before.items() if moves},
+            {region: numbers(moves) for region, moves in copies.at_end.items() if moves},
             self._use(places, peak_bytes),
         )
 
