@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from tpuflow.device.fast.lax_rounding import Rounding, widen, x64
-from tpuflow.dtypes import F32, DType
+from tpuflow.dtypes import BF16, F16, F32, DType
 from tpuflow.isa.numpy_matmul import SLACK, Labels
 
 Value = Any
 Axes = Sequence[int]
 
 _CHUNK = 16
+_AT_ONCE = 64
+_PRECISION = {F16: 11, BF16: 8}
 
 
 def matmul(rounding: Rounding, a: Value, b: Value, a_axes: Axes, b_axes: Axes, out_axes: Axes, dtype: DType, acc: DType) -> Value:
@@ -25,11 +30,11 @@ def matmul(rounding: Rounding, a: Value, b: Value, a_axes: Axes, b_axes: Axes, o
     if not dtype.is_float:
         product = _modular(a, b, _dimensions(labels, a_axes, b_axes), acc)
     elif rounding.bitexact:
-        product = _ordered(rounding, widen(a, dtype), widen(b, dtype), labels, a_axes, b_axes)
+        product = _ordered(rounding, widen(a, dtype), widen(b, dtype), labels, a_axes, b_axes, dtype)
     else:
         numbers = _dimensions(labels, a_axes, b_axes)
         product = lax.dot_general(widen(a, dtype), widen(b, dtype), numbers, preferred_element_type=jnp.float32)
-    order = (*labels.batch, *(x for x in a_axes if x in labels.rows), *(x for x in b_axes if x in labels.columns))
+    order = _product_axes(labels, a_axes, b_axes)
     return lax.transpose(product, [order.index(x) for x in out_axes])
 
 
@@ -49,88 +54,141 @@ def _modular(a: Value, b: Value, numbers: Any, acc: DType) -> Value:
     return lax.convert_element_type(lax.dot_general(a, b, numbers, preferred_element_type=jnp.int32), acc.numpy)
 
 
-def _arranged(x: Value, axes: Axes, groups: Sequence[Axes]) -> Value:
-    """x with its axes brought into groups, each flattened to one axis."""
-    index = {label: i for i, label in enumerate(axes)}
-    shape = [int(np.prod([x.shape[index[label]] for label in group], dtype=int)) for group in groups]
-    return lax.reshape(lax.transpose(x, [index[label] for group in groups for label in group]), shape)
-
-
-def _ordered(rounding: Rounding, a: Value, b: Value, labels: Labels, a_axes: Axes, b_axes: Axes) -> Value:
+def _ordered(rounding: Rounding, a: Value, b: Value, labels: Labels, a_axes: Axes, b_axes: Axes, dtype: DType) -> Value:
     """f32 operands -> f32 product, the float64 sums taken in ascending order of the contracted positions.
 
     XLA's float64 dot adds in an order of its own (it depends on shapes, layouts and threads). Products of two f32 are exact in float64
     and two orders of adding K terms differ by at most 2 (K - 1) u sum|a b| <= 2 (K - 1) u |a| |b|, so nearly every sum rounds to the
     same f32 in any order; the others are found by that bound and added again in ascending order.
     """
-    rows = tuple(x for x in a_axes if x in labels.rows)
-    columns = tuple(x for x in b_axes if x in labels.columns)
-    terms = int(np.prod([a.shape[list(a_axes).index(x)] for x in labels.contracted], dtype=int))
+    places = _Places.of(labels, a, a_axes, b, b_axes)
     with x64():
-        a, b = lax.convert_element_type(a, jnp.float64), lax.convert_element_type(b, jnp.float64)
-        product = lax.dot_general(a, b, _dimensions(labels, a_axes, b_axes))
-        squares_a, squares_b = _squares(a, a_axes, labels), _squares(b, b_axes, labels)
-        shape = _three(product.shape, len(labels.batch), len(rows))
-        sums = lax.reshape(product, shape) + np.float64(0)  # [B, M, N]; -0 + 0 = +0, as a sum that starts from zero
+        wide_a, wide_b = lax.convert_element_type(a, jnp.float64), lax.convert_element_type(b, jnp.float64)
+        sums = lax.dot_general(wide_a, wide_b, _dimensions(labels, a_axes, b_axes))
+        nothing = jnp.zeros_like(sums)
+        sums = lax.select(lax.eq(sums, nothing), nothing, sums)  # a sum starts from +0, so it is never -0
         result = rounding.narrow(sums, F32)
-        if terms > 1 and result.size:
-            size = lax.reshape(squares_a, (*shape[:2], 1)) * lax.reshape(squares_b, (shape[0], 1, shape[2]))
-            doubtful = _doubtful(rounding, sums, lax.sqrt(size) * np.float64(SLACK * terms))
-
-            def operands() -> tuple[Value, Value]:
-                left = _arranged(a, a_axes, (labels.contracted, labels.batch, rows))  # [K, B, M]
-                return left, _arranged(b, b_axes, (labels.batch, columns, labels.contracted))  # [B, N, K]
-
-            result = _mended(rounding, result, doubtful, operands)
-        return lax.reshape(rounding.hide(result), product.shape)
+        if places.terms > 1 and result.size:
+            left, right = _Bounds.of(wide_a, a_axes, places, dtype), _Bounds.of(wide_b, b_axes, places, dtype)
+            result = _mended(rounding, result, _doubtful(sums, left, right, places), places, a, b)
+    return rounding.hide(result)
 
 
-def _three(shape: Sequence[int], batch: int, rows: int) -> tuple[int, int, int]:
-    """[batch..., rows..., columns...] as sizes of three axes."""
-    parts = (shape[:batch], shape[batch : batch + rows], shape[batch + rows :])
-    return tuple(int(np.prod(p, dtype=int)) for p in parts)  # type: ignore[return-value]
+@dataclass(frozen=True)
+class _Places:
+    """Where the terms of an element of the product lie: labels of the product's axes, and of each operand's."""
+
+    product: tuple[int, ...]
+    sizes: tuple[int, ...]
+    contracted: tuple[int, ...]
+    terms: int
+    a_axes: tuple[int, ...]
+    b_axes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, labels: Labels, a: Value, a_axes: Axes, b: Value, b_axes: Axes) -> _Places:
+        sizes = dict(zip((*a_axes, *b_axes), (*a.shape, *b.shape), strict=True))
+        product = _product_axes(labels, a_axes, b_axes)
+        terms = math.prod(sizes[x] for x in labels.contracted)
+        return cls(product, tuple(sizes[x] for x in product), labels.contracted, terms, tuple(a_axes), tuple(b_axes))
+
+    def terms_of(self, operand: Value, axes: Axes, indices: dict[int, Value], count: int) -> Value:
+        """float64 [C, K]: what the operand brings to each of C elements, whose index on each label is given."""
+        sizes = [operand.shape[i] if x in self.contracted else 1 for i, x in enumerate(axes)]
+        zero = jnp.zeros(count, jnp.int32)
+        starts = jnp.stack([zero if x in self.contracted else indices[x] for x in axes], axis=1)
+        pieces = jax.vmap(lambda start: lax.dynamic_slice(operand, list(start), sizes))(starts)
+        order = sorted(range(len(axes)), key=lambda i: self.contracted.index(axes[i]) if axes[i] in self.contracted else -1)
+        rows = lax.reshape(lax.transpose(pieces, [0, *(i + 1 for i in order)]), (len(starts), self.terms))
+        return lax.convert_element_type(rows, jnp.float64)
 
 
-def _squares(x: Value, axes: Axes, labels: Labels) -> Value:
-    """Sums of squares over the contracted axes, axes in the order [batch, free]."""
-    contracted = [i for i, label in enumerate(axes) if label in labels.contracted]
-    left = [label for label in axes if label not in labels.contracted]
-    sums = lax.reduce(x * x, np.float64(0), lax.add, contracted)
-    order = [*labels.batch, *(label for label in left if label not in labels.batch)]
-    return lax.transpose(sums, [left.index(label) for label in order])
+def _product_axes(labels: Labels, a_axes: Axes, b_axes: Axes) -> tuple[int, ...]:
+    """The order of axes in which XLA's dot gives the product."""
+    return (*labels.batch, *(x for x in a_axes if x in labels.rows), *(x for x in b_axes if x in labels.columns))
 
 
-def _doubtful(rounding: Rounding, sums: Value, slack: Value) -> Value:
-    """Where f32 rounding does not give the same bits all over sums +- slack."""
-    low, high = (lax.bitcast_convert_type(rounding.narrow(x, F32), jnp.int32) for x in (sums - slack, sums + slack))
-    return lax.ne(low, high) & lax.is_finite(sums)
+@dataclass(frozen=True)
+class _Bounds:
+    """What is known of an operand's rows (or columns), repeated over the product: their Euclidean norm and, for the short types,
+    a power of two times a number that every element is a multiple of."""
+
+    norm: Value
+    grain: Value | None
+
+    @classmethod
+    def of(cls, x: Value, axes: Axes, places: _Places, dtype: DType) -> _Bounds:
+        contracted = [i for i, label in enumerate(axes) if label in places.contracted]
+        norm = lax.sqrt(lax.reduce(x * x, np.float64(0), lax.add, contracted))
+        if dtype not in _PRECISION:
+            return cls(_stretched(norm, axes, places), None)
+        size = lax.abs(x)
+        least = lax.reduce(
+            lax.select(lax.eq(size, jnp.zeros_like(size)), jnp.full_like(size, np.inf), size), np.float64(np.inf), lax.min, contracted
+        )
+        return cls(_stretched(norm, axes, places), _stretched(least * np.float64(2.0 ** -_PRECISION[dtype]), axes, places))
 
 
-def _mended(rounding: Rounding, result: Value, doubtful: Value, operands: Callable[[], tuple[Value, Value]]) -> Value:
-    """`result` [B, M, N] with the doubtful places summed again: each trip takes the first one of every row."""
+def _stretched(x: Value, axes: Axes, places: _Places) -> Value:
+    """A value over an operand's free axes, repeated over the product's."""
+    free = [label for label in axes if label not in places.contracted]
+    order = sorted(range(len(free)), key=lambda i: places.product.index(free[i]))
+    return lax.broadcast_in_dim(lax.transpose(x, order), places.sizes, [places.product.index(free[i]) for i in order])
+
+
+def _doubtful(sums: Value, left: _Bounds, right: _Bounds, places: _Places) -> Value:
+    """Where the order of adding could change the f32 result.
+
+    That is where f32 rounding does not give the same bits all over sums +- slack; but not where all terms are multiples of a number
+    so large that float64 adds them without any rounding.
+    """
+    size = left.norm * right.norm
+    slack = size * np.float64(SLACK * places.terms)
+    low, high = (lax.bitcast_convert_type(lax.convert_element_type(x, jnp.float32), jnp.int32) for x in (sums - slack, sums + slack))
+    doubtful = lax.ne(low, high) & lax.is_finite(sums)
+    if left.grain is None or right.grain is None:
+        return doubtful
+    return doubtful & lax.ge(size, left.grain * right.grain * np.float64(2.0**52))
+
+
+def _mended(rounding: Rounding, result: Value, doubtful: Value, places: _Places, a: Value, b: Value) -> Value:
+    """`result` with its doubtful elements summed again: dealt like cards to `_AT_ONCE` hands, one of each hand a trip, from the last."""
+    count = result.size
+    hands = min(_AT_ONCE, count)
+    length = -(-count // hands)
+    flags = lax.pad(lax.reshape(doubtful, (count,)), np.False_, [(0, hands * length - count, 0)])
+    flags = lax.reshape(flags, (length, hands))
+
+    def last_before(limit: Value) -> Value:
+        """s32 [hands]: the last doubtful position of each hand below its limit, or -1."""
+        position = lax.broadcasted_iota(jnp.int32, (length, hands), 0)
+        found = flags & lax.lt(position, limit[None, :])
+        return lax.reduce(lax.select(found, position, jnp.full_like(position, -1)), np.int32(-1), lax.max, (0,))
 
     def body(state: tuple[Value, Value]) -> tuple[Value, Value]:
-        result, doubtful = state
-        column = lax.argmax(doubtful, 2, jnp.int32)  # [B, M]
-        left, right = operands()
-        chosen = jnp.take_along_axis(right, column[:, :, None], axis=1, mode="clip")  # [B, M, K]
-        sums = _ascending(left * lax.transpose(chosen, (2, 0, 1)))  # [B, M]
-        here = lax.eq(lax.broadcasted_iota(jnp.int32, result.shape, 2), column[:, :, None]) & doubtful
-        mended = lax.broadcast_in_dim(rounding.narrow(sums, F32), result.shape, (0, 1))
-        return lax.select(here, mended, result), doubtful & ~here
+        flat, chosen = state
+        hand = lax.iota(jnp.int32, hands)
+        none = lax.lt(chosen, jnp.zeros_like(chosen))
+        place = lax.select(none, hand + np.int32(count), chosen * np.int32(hands) + hand)  # past the end is dropped
+        indices = dict(zip(places.product, jnp.unravel_index(lax.min(place, jnp.full_like(place, count - 1)), places.sizes), strict=True))
+        terms = places.terms_of(a, places.a_axes, indices, hands) * places.terms_of(b, places.b_axes, indices, hands)
+        sums = rounding.narrow(_ascending(lax.transpose(terms, (1, 0))), F32)
+        return flat.at[place].set(sums, mode="drop", unique_indices=True), last_before(chosen)
 
-    return lax.while_loop(lambda state: jnp.any(state[1]), body, (result, doubtful))[0]
+    first = last_before(jnp.full(hands, length, jnp.int32))
+    flat, _ = lax.while_loop(lambda state: jnp.any(state[1] >= 0), body, (lax.reshape(result, (count,)), first))
+    return lax.reshape(flat, result.shape)
 
 
 def _ascending(terms: Value) -> Value:
-    """float64 [K, ...] summed over axis 0, one term after the other (zeros added at the end change nothing)."""
+    """float64 [K, C] summed over axis 0, one term after the other (zeros added at the end change nothing)."""
     missing = -terms.shape[0] % _CHUNK
-    terms = lax.pad(terms, np.float64(0), [(0, missing, 0), *((0, 0, 0) for _ in terms.shape[1:])])
-    chunks = lax.reshape(terms, (terms.shape[0] // _CHUNK, _CHUNK, *terms.shape[1:]))
+    terms = lax.pad(terms, np.float64(0), [(0, missing, 0), (0, 0, 0)])
+    chunks = lax.reshape(terms, (terms.shape[0] // _CHUNK, _CHUNK, terms.shape[1]))
 
     def add_chunk(sums: Value, chunk: Value) -> tuple[Value, None]:
         for i in range(_CHUNK):
             sums = sums + chunk[i]
         return sums, None
 
-    return lax.scan(add_chunk, jnp.zeros(terms.shape[1:], jnp.float64), chunks)[0]
+    return lax.scan(add_chunk, jnp.zeros(terms.shape[1], jnp.float64), chunks)[0]
