@@ -60,7 +60,7 @@ class Walk:
         """The results of `closed` for `operands`; a region of its own, with its own biases."""
         jaxpr = closed.jaxpr
         walk = replace(self, biased=biased_products(jaxpr))
-        env = dict(zip(jaxpr.constvars, map(_constant, closed.consts), strict=True))
+        env: dict[Any, Operand] = dict(zip(jaxpr.constvars, map(_constant, closed.consts), strict=True))
         env.update(zip(jaxpr.invars, operands, strict=True))
         for eqn in jaxpr.eqns:
             results = walk.step(eqn, [_read(env, v) for v in eqn.invars])
@@ -84,22 +84,27 @@ def bind(eqn: JaxprEqn, operands: Sequence[Operand], **overrides: Any) -> list[O
     return [Operand(r, weak) for r in (results if eqn.primitive.multiple_results else [results])]
 
 
+def avals(atoms: Sequence[Any]) -> list[Any]:
+    """The types that variables or literals were traced with."""
+    return [atom.aval for atom in atoms]
+
+
 def as_traced(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
     """In the types that the equation was traced with."""
-    return bind(eqn, [o.cast(v.aval.dtype) if hasattr(v.aval, "dtype") else o for o, v in zip(operands, eqn.invars, strict=True)])
+    return bind(eqn, [o.cast(aval.dtype) if hasattr(aval, "dtype") else o for o, aval in zip(operands, avals(eqn.invars), strict=True)])
 
 
 def biased_products(jaxpr: Jaxpr) -> frozenset[Var]:
     """The matrix products of a jaxpr whose only use is one addition of a smaller or broadcast operand."""
-    uses = Counter(v for eqn in jaxpr.eqns for v in eqn.invars if isinstance(v, Var))
+    uses: Counter[Any] = Counter(v for eqn in jaxpr.eqns for v in eqn.invars if isinstance(v, Var))
     uses.update(v for v in jaxpr.outvars if isinstance(v, Var))
-    maker = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    maker: dict[Any, JaxprEqn] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     found = set()
     for eqn in jaxpr.eqns:
         if eqn.primitive.name != "add":
             continue
         for product, bias in (eqn.invars, eqn.invars[::-1]):
-            made_by = maker.get(product) if isinstance(product, Var) else None
+            made_by = None if isinstance(product, Literal) else maker.get(product)
             is_product = made_by is not None and made_by.primitive.name in PRODUCTS
             if is_product and uses[product] == 1 and _is_smaller(bias, product, maker):
                 found.add(product)
@@ -111,8 +116,8 @@ def _is_smaller(bias: Any, product: Any, maker: Mapping[Var, JaxprEqn]) -> bool:
     """Whether `bias` has fewer elements than `product`, by its shape or before an explicit broadcast."""
     if bias.aval.size < product.aval.size:
         return True
-    made_by = maker.get(bias) if isinstance(bias, Var) else None
-    return made_by is not None and made_by.primitive.name == "broadcast_in_dim" and made_by.invars[0].aval.size < product.aval.size
+    made_by = None if isinstance(bias, Literal) else maker.get(bias)
+    return made_by is not None and made_by.primitive.name == "broadcast_in_dim" and avals(made_by.invars)[0].size < product.aval.size
 
 
 def _constant(value: Any) -> Operand:
@@ -121,5 +126,6 @@ def _constant(value: Any) -> Operand:
 
 def _read(env: Mapping[Var, Operand], v: Any) -> Operand:
     if isinstance(v, Literal):
-        return Operand(jnp.asarray(v.val, v.aval.dtype), weak=v.aval.ndim == 0)
+        (aval,) = avals([v])
+        return Operand(jnp.asarray(v.val, aval.dtype), weak=aval.ndim == 0)
     return env[v]

@@ -13,7 +13,7 @@ import jax.extend.source_info_util as source_info
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from tpuflow.amp.casting import PRODUCTS, Operand, Rule, Walk, as_traced, bind
+from tpuflow.amp.casting import PRODUCTS, Operand, Rule, Walk, as_traced, avals, bind
 
 source_info.register_exclusion(__file__)
 
@@ -41,7 +41,7 @@ def in_fp32(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]
 
 def summed_in_fp32(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
     """Accumulated in fp32 and rounded once to the type it was traced with."""
-    return [r.cast(v.aval.dtype) for r, v in zip(in_fp32(walk, eqn, operands), eqn.outvars, strict=True)]
+    return [r.cast(aval.dtype) for r, aval in zip(in_fp32(walk, eqn, operands), avals(eqn.outvars), strict=True)]
 
 
 def in_widest(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
@@ -57,7 +57,7 @@ def broadcasting(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Ope
     """In the widest type; a smaller operand is broadcast first. A product that waits for its bias gets it here."""
     if any(o.wide is not None for o in operands):
         return _add_bias(eqn, operands)
-    shape = eqn.outvars[0].aval.shape
+    shape = avals(eqn.outvars)[0].shape
     return in_widest(walk, eqn, [_broadcast(o, shape) for o in operands])
 
 
@@ -78,7 +78,7 @@ def each_its_own(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Ope
 def convert(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
     """A conversion the function asks for; one that changed nothing when traced changes nothing now."""
     (operand,) = operands
-    if operand.is_float and eqn.invars[0].aval.dtype == eqn.params["new_dtype"]:
+    if operand.is_float and avals(eqn.invars)[0].dtype == eqn.params["new_dtype"]:
         return [operand]
     return bind(eqn, operands)
 
@@ -89,7 +89,7 @@ def product_in_compute(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> li
         return as_traced(walk, eqn, operands)
     narrow = [o.cast(walk.compute) for o in operands]
     asked = eqn.params.get("preferred_element_type")
-    traced = jnp.result_type(*(v.aval.dtype for v in eqn.invars))
+    traced = jnp.result_type(*(aval.dtype for aval in avals(eqn.invars)))
     result = asked if asked is not None and asked != traced else walk.compute
     return _product(walk, eqn, narrow, jnp.dtype(result))
 
@@ -98,7 +98,7 @@ def product_as_traced(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> lis
     """Matrix operands in the types they have; sums in fp32, rounded once, after the bias if one follows."""
     if not all(o.is_narrow for o in operands) or operands[0].value.dtype != operands[1].value.dtype:
         return as_traced(walk, eqn, operands)
-    return _product(walk, eqn, operands, eqn.outvars[0].aval.dtype)
+    return _product(walk, eqn, operands, avals(eqn.outvars)[0].dtype)
 
 
 def _product(walk: Walk, eqn: JaxprEqn, operands: list[Operand], result: Any) -> list[Operand]:

@@ -39,12 +39,12 @@ def with_loss_scale(inner: optax.GradientTransformation, config: LossScale) -> o
         zero = jnp.zeros((), jnp.int32)
         return LossScaleState(jnp.float32(config.initial), zero, zero, jnp.ones((), jnp.bool_), inner.init(params))
 
-    def update(grads: Any, state: LossScaleState, params: Any = None, **extra: Any) -> tuple[Any, LossScaleState]:
-        grads = unscale(grads, state.scale)
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, LossScaleState]:
+        grads = unscale(updates, state.scale)
         finite = all_finite(grads)
-        updates, inner_state = inner.update(grads, state.inner, params, **extra)
-        updates, inner_state = _keep_if(finite, (updates, inner_state), (_no_change(updates), state.inner))
-        return updates, _next_state(state, finite, inner_state, config)
+        changes, inner_state = inner.update(grads, state.inner, params, **extra)
+        changes, inner_state = _keep_if(finite, (changes, inner_state), (_no_change(changes), state.inner))
+        return changes, _next_state(state, finite, inner_state, config)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

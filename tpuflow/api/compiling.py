@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 
 from tpuflow import amp
@@ -93,7 +94,7 @@ class _Traced:
     @property
     def captures_tracers(self) -> bool:
         """Whether it uses values of an enclosing transformation, which another call will not have."""
-        return any(isinstance(c, jax.core.Tracer) for c in self.jaxpr.consts)
+        return any(isinstance(c, Tracer) for c in self.jaxpr.consts)
 
 
 class JitFunction:
@@ -245,7 +246,7 @@ def _signature(leaf: Any) -> Any:
 
 def _traced(leaves: list[Any]) -> bool:
     """Whether a transformation is under way: one of the arguments is a tracer."""
-    return any(issubclass(kind, jax.core.Tracer) for kind in set(map(type, leaves)))
+    return any(issubclass(kind, Tracer) for kind in set(map(type, leaves)))
 
 
 def _with_static(args: tuple[Any, ...], statics: tuple[Any, ...]) -> list[Any]:
@@ -280,21 +281,21 @@ def _argument_set(fun: Callable[..., Any], what: str, numbers: int | Sequence[in
     Raises:
       ConfigError: the function has no such argument.
     """
-    numbers = {numbers} if isinstance(numbers, int) else set(numbers)
-    names = {names} if isinstance(names, str) else set(names)
+    places = {numbers} if isinstance(numbers, int) else set(numbers)
+    words = {names} if isinstance(names, str) else set(names)
     try:
         parameters = inspect.signature(fun).parameters.values()
     except (TypeError, ValueError):
-        return _ArgumentSet(frozenset(numbers), frozenset(names))
+        return _ArgumentSet(frozenset(places), frozenset(words))
     positional = [p.name for p in parameters if p.kind in _POSITIONAL]
     open_ended = {p.kind for p in parameters}
     if inspect.Parameter.VAR_POSITIONAL not in open_ended:
-        for n in numbers:
+        for n in places:
             if not -len(positional) <= n < len(positional):
                 raise ConfigError(f"tpuflow.jit: {what}_argnums has {n}, but {fun} takes {len(positional)} positional arguments.")
     known = {p.name for p in parameters}
-    if (unknown := names - known) and inspect.Parameter.VAR_KEYWORD not in open_ended:
+    if (unknown := words - known) and inspect.Parameter.VAR_KEYWORD not in open_ended:
         raise ConfigError(f"tpuflow.jit: {what}_argnames has {sorted(unknown)}, but the arguments are {sorted(known)}.")
-    by_position = {positional[n] for n in numbers if -len(positional) <= n < len(positional)}
-    by_name = {i for i, name in enumerate(positional) if name in names}
-    return _ArgumentSet(frozenset(numbers | by_name), frozenset(names | by_position))
+    by_position = {positional[n] for n in places if -len(positional) <= n < len(positional)}
+    by_name = {i for i, name in enumerate(positional) if name in words}
+    return _ArgumentSet(frozenset(places | by_name), frozenset(words | by_position))

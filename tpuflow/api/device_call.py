@@ -17,6 +17,7 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters import ad, batching, mlir
 
@@ -30,7 +31,7 @@ device_call_p.multiple_results = True
 
 def device_call(arguments: Sequence[Any], jaxpr: ClosedJaxpr, name: str, target: Target) -> list[Any]:
     """Call the device with a jaxpr, through whatever JAX transformations are under way. Tracers among its constants become arguments."""
-    if any(isinstance(c, jax.core.Tracer) for c in jaxpr.consts):
+    if any(isinstance(c, Tracer) for c in jaxpr.consts):
         return device_call([*jaxpr.consts, *arguments], _with_constants_as_inputs(jaxpr), name, target)
     return device_call_p.bind(*arguments, jaxpr=jaxpr, name=name, target=target)
 

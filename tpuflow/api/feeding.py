@@ -17,7 +17,7 @@ STREAM_BATCHES = 64
 LABEL_NAMES = ("label", "labels", "target", "targets", "y")
 NARROW = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
 
-Batch = tuple[Any, Any]
+Leaves = tuple[np.ndarray, np.ndarray]
 Signature = tuple[tuple[tuple[int, ...], str], ...]
 
 
@@ -52,7 +52,7 @@ class ArrayFeed:
     Unshuffled data that fit the infeed capacity are put on the device's host side once and used again in every epoch.
     """
 
-    leaves: tuple[np.ndarray, ...]
+    leaves: Leaves
     batch_size: int
     shuffle: bool = False
     seed: int = 0
@@ -68,9 +68,10 @@ class ArrayFeed:
         """Batches in an epoch, the ragged one included."""
         return math.ceil(self.samples / self.batch_size)
 
-    def first(self) -> tuple[np.ndarray, ...]:
+    def first(self) -> Leaves:
         """One batch, for its shapes."""
-        return tuple(leaf[: self.batch_size] for leaf in self.leaves)
+        inputs, labels = self.leaves
+        return inputs[: self.batch_size], labels[: self.batch_size]
 
     def epoch(self, number: int) -> Iterator[Chunk]:
         """The chunks of one epoch."""
@@ -104,15 +105,15 @@ class ArrayFeed:
 class StreamFeed:
     """Batches from an iterable or from a callable that makes one; consecutive batches of one shape are stacked, a few at a time."""
 
-    make: Callable[[], Iterable[Any]]
+    make: Callable[[], Any]
     per_chunk: int
     check: Callable[[np.ndarray, int], None] | None = None
-    head: list[tuple[np.ndarray, ...]] = field(default_factory=list)
+    head: list[Leaves] = field(default_factory=list)
     batches: int | None = None
     samples: int | None = None
     _opened: Iterator[Any] | None = None
 
-    def first(self) -> tuple[np.ndarray, ...]:
+    def first(self) -> Leaves:
         """One batch, for its shapes; it is not lost: the first epoch begins with it."""
         self._opened = iter(self.make())
         try:
@@ -123,7 +124,7 @@ class StreamFeed:
 
     def epoch(self, number: int) -> Iterator[Chunk]:
         """The chunks of one epoch, made while it runs."""
-        pending: list[tuple[np.ndarray, ...]] = []
+        pending: list[Leaves] = []
         samples = batches = 0
         for leaves in self._iterate():
             if pending and (_signature(leaves) != _signature(pending[0]) or len(pending) == self.per_chunk):
@@ -143,7 +144,7 @@ class StreamFeed:
             )
         self.batches, self.samples = batches, samples
 
-    def _iterate(self) -> Iterator[tuple[np.ndarray, ...]]:
+    def _iterate(self) -> Iterator[Leaves]:
         """The batches of one pass; those already taken by `first` come first."""
         opened, self._opened = self._opened, None
         head, self.head = self.head, []
@@ -151,7 +152,7 @@ class StreamFeed:
         for batch in opened if opened is not None else self.make():
             yield _leaves(batch)
 
-    def _stack(self, batches: list[tuple[np.ndarray, ...]], samples: int) -> Chunk:
+    def _stack(self, batches: list[Leaves], samples: int) -> Chunk:
         """Stacked to `per_chunk` items whatever their number: the device's program is translated once for each stacked shape."""
         stacked = tuple(np.zeros((self.per_chunk, *leaf.shape), leaf.dtype) for leaf in batches[0])
         for i, leaves in enumerate(batches):
@@ -206,10 +207,10 @@ def make_feed(data: Any, batch_size: int, what: str = "data", *, sink_size: int 
     if shuffle:
         raise ConfigError(f"{what}: shuffle=True needs arrays; shuffle in the loader or iterable instead.")
     per_chunk = STREAM_BATCHES if sink_size < 0 else max(1, min(STREAM_BATCHES, sink_size))
-    if callable(data) and not hasattr(data, "__iter__"):
-        return StreamFeed(data, per_chunk)
     if isinstance(data, Iterable):
         return StreamFeed(lambda: data, per_chunk)
+    if callable(data):
+        return StreamFeed(data, per_chunk)
     raise DataError(
         f"{what}: expected arrays (inputs, labels), an iterable of such batches, or a function that makes one; got a {type(data).__name__}."
     )
@@ -233,7 +234,7 @@ def is_arrays(data: Any) -> bool:
     return isinstance(parts, (tuple, list)) and len(parts) == 2 and all(hasattr(p, "shape") and hasattr(p, "dtype") for p in parts)
 
 
-def _leaves(batch: Any, what: str = "data") -> tuple[np.ndarray, ...]:
+def _leaves(batch: Any, what: str = "data") -> Leaves:
     """(inputs, labels) of a batch given as a pair or as a mapping with a label among its two names."""
     if isinstance(batch, Mapping):
         labels = [name for name in batch if name in LABEL_NAMES]
@@ -262,7 +263,7 @@ def _array(value: Any, what: str) -> np.ndarray:
     return array if narrow is None else array.astype(narrow)
 
 
-def _signature(leaves: tuple[np.ndarray, ...]) -> Signature:
+def _signature(leaves: Leaves) -> Signature:
     return tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
 
 

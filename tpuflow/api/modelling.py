@@ -53,7 +53,7 @@ def get_model(model: Any) -> Model:
 
 def _linen(module: linen.Module) -> Model:
     modes = _modes(type(module).__call__)
-    evaluating = {name: not on for name, on in modes.items()}
+    evaluating: dict[str, Any] = {name: not on for name, on in modes.items()}
 
     def init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
         params_key, dropout_key = jax.random.split(key)
@@ -81,7 +81,7 @@ def _linen(module: linen.Module) -> Model:
 def _nnx(module: nnx.Module) -> Model:
     """Modes ("train", "eval") are attributes of nnx modules, so there is one graph definition for each."""
 
-    def split() -> tuple[Any, Any, Any]:
+    def split() -> tuple[Any, ...]:
         return nnx.split(module, nnx.Param, ...)
 
     def apply_with(graphdef: Any) -> Apply:
@@ -103,7 +103,7 @@ def _nnx(module: nnx.Module) -> Model:
     )
 
 
-def _modes(call: Callable[..., Any]) -> dict[str, bool]:
+def _modes(call: Callable[..., Any]) -> dict[str, Any]:
     """The arguments of a module's `__call__` that tell training from evaluation, with their value in training."""
     names = inspect.signature(call).parameters
     return {name: value for name, value in MODE_ARGUMENTS.items() if name in names}

@@ -25,7 +25,7 @@ class Bar:
     def advance(self, steps: int, loss: float | None = None) -> None:
         """Move on, and show a loss."""
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, advance=steps, **({} if loss is None else {"loss": f"loss {loss:.4f}"}))
+            self._progress.update(self._task, advance=steps, loss="" if loss is None else f"loss {loss:.4f}")
 
 
 @contextmanager
