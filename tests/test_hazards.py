@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests import programs
-from tests.programs import Builder, KernelBuilder, drop, edit_kernel, substitute
+from tests.program_builder import Builder, KernelBuilder, drop, edit_kernel, substitute
 from tpuflow.device.reference import ReferenceEngine
 from tpuflow.device.verify import verify
 from tpuflow.dtypes import F32

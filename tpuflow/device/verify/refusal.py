@@ -11,9 +11,3 @@ class Refusal(Exception):
 
     what: str
     instruction: int | None = None
-
-
-def require(ok: bool, found: object, expected: str) -> None:
-    """Refuse unless ok; for checks off the hot path (the message is built eagerly by the caller)."""
-    if not ok:
-        raise Refusal(f"found {found}; expected {expected}")
