@@ -112,6 +112,7 @@ class _Assembler:
             if immediate.isdisjoint(node.results):
                 code += self.copies(self.plan.copies_before.get(node, ()), node.source)
                 code += _BLOCKS.get(node.op, _Assembler.kernels)(self, node)
+                code += self.copies(self.plan.copies_after.get(node, ()), node.source)
         return tuple(code + self.copies(self.plan.copies_at_end.get(region, ()), ""))
 
     def copies(self, copies: Sequence[Copy], source: str) -> list[Block]:
@@ -128,26 +129,26 @@ class _Assembler:
 
     def loop(self, node: Node) -> list[Block]:
         """A counted loop."""
-        return [Loop(self.plan.control_of[node], self.blocks(node.regions[0]))]
+        return [Loop(self.plan.block_buffer_of[node], self.blocks(node.regions[0]))]
 
     def while_(self, node: Node) -> list[Block]:
         """A conditional loop."""
         condition, body = node.regions
-        return [While(self.blocks(condition), self.plan.control_of[node], self.blocks(body))]
+        return [While(self.blocks(condition), self.plan.block_buffer_of[node], self.blocks(body))]
 
     def switch(self, node: Node) -> list[Block]:
         """A choice of branches."""
-        return [Switch(self.plan.control_of[node], tuple(self.blocks(branch) for branch in node.regions))]
+        return [Switch(self.plan.block_buffer_of[node], tuple(self.blocks(branch) for branch in node.regions))]
 
     def infeed(self, node: Node) -> list[Block]:
         """The next item of a port, one buffer."""
         port = self._port(self.infeeds, node, node.result)
-        return [Infeed(port, self.plan.buffer_of[node.result])]
+        return [Infeed(port, self.plan.block_buffer_of[node])]
 
     def outfeed(self, node: Node) -> list[Block]:
         """An item for the host."""
         port = self._port(self.outfeeds, node, node.inputs[0])
-        return [Outfeed(port, self.plan.buffer_of[node.inputs[0]])]
+        return [Outfeed(port, self.plan.block_buffer_of[node])]
 
     def _port(self, used: dict[int, Value], node: Node, value: Value) -> int:
         port = node.attrs["port"]

@@ -23,7 +23,7 @@ class Lifetimes:
     """`spans`: closed intervals of half ticks in which a value's content is in its buffer (values of one region have one span).
 
     `same`: pairs that are one content and must share a buffer. `wishes`: pairs of different contents, the later of which would be made
-    in the earlier one's place, most wanted first. `begin` and `end`: the tick at which a control node starts, and a region ends.
+    in the earlier one's place, most wanted first. `begin` and `end`: the tick at which a node starts, and a region ends.
     """
 
     spans: dict[Value, list[Span]] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class _Walk:
         return end
 
     def plain(self, node: Node) -> None:
-        at = self.tick()
+        at = self.found.begin[node] = self.tick()
         for i, value in enumerate(node.inputs):
             self.use(value, 2 * at + (not may_update_in_place(node, i)))
         self.define(node.results, 2 * at + 1)

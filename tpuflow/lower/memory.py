@@ -18,7 +18,6 @@ from tpuflow.lower.addresses import Request, aligned, assign
 from tpuflow.lower.emit import may_update_in_place
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.lifetimes import FOREVER, Lifetimes, Span, lifetimes
-from tpuflow.lower.passes.analysis import CONTROL
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +53,20 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Buffers with addresses; the buffer of every value; copies before control nodes and at the end of regions, in order.
+    """Buffers with addresses; the buffer of every value; copies around nodes and at the end of regions, in order.
 
-    `control_of`: the 0-d buffer with a loop's trip count, a while's predicate or a switch's index.
+    `block_buffer_of`: the buffer that a node's block itself reads or writes, in exactly its shape: a loop's trip count, a while's
+    predicate, a switch's index, the item of an infeed or outfeed.
     """
 
     buffers: tuple[Buffer, ...]
     names: tuple[str, ...]
     buffer_of: Mapping[Value, int]
-    control_of: Mapping[Node, int]
+    block_buffer_of: Mapping[Node, int]
     outputs: tuple[int, ...]
     constants: tuple[Constant, ...]
     copies_before: Mapping[Node, tuple[Copy, ...]]
+    copies_after: Mapping[Node, tuple[Copy, ...]]
     copies_at_end: Mapping[Graph, tuple[Copy, ...]]
     use: MemoryUse
 
@@ -92,7 +93,7 @@ def plan_memory(graph: Graph, chip: Chip, donated: Sequence[bool] = ()) -> Memor
 class _Place:
     """A buffer to be: the spans of all the values in it, its type, and what stands in it at the ends of the program.
 
-    The shape is nominal (kernels use views of their own), unless the signature or a control block asks for one: then it is `shaped`.
+    The shape is nominal (kernels use views of their own), unless the signature or a block asks for one: then it is `shaped`.
     """
 
     type: TensorType
@@ -116,9 +117,10 @@ _Move = tuple[_Place, _Place]
 
 @dataclass(slots=True)
 class _Copies:
-    """Moves before control nodes and at the end of regions."""
+    """Moves before and after nodes and at the end of regions."""
 
     before: dict[Node, list[_Move]] = field(default_factory=dict)
+    after: dict[Node, list[_Move]] = field(default_factory=dict)
     at_end: dict[Graph, list[_Move]] = field(default_factory=dict)
 
 
@@ -151,12 +153,11 @@ class _Planner:
         for a, b in self.lives.wishes:
             self._merge(a, b)
         self._replace_donated()
-        self._shape_as_read()
         copies = _Copies()
-        controls = self._controls(copies)
+        blocks = self._block_places(copies)
         outputs = self._outputs(copies)
         self._control_copies(copies)
-        return self._numbered(outputs, controls, copies)
+        return self._numbered(outputs, blocks, copies)
 
     # --- sharing ----------------------------------------------------------------------------------------------------
 
@@ -218,31 +219,28 @@ class _Planner:
                     del free[candidate]
                     break
 
-    def _shape_as_read(self) -> None:
-        """A buffer that a block reads whole has the shape it reads, not that of the value which was reshaped to it."""
-        for node in self.graph.walk():
-            if node.op not in ("outfeed", "loop", "switch", "while"):
-                continue
-            value = node.regions[0].outputs[0] if node.op == "while" else node.inputs[0]
-            if self.places[value].input is None and self.places[value].data is None:
-                self.places[value].type = value.type
-
     # --- copies -----------------------------------------------------------------------------------------------------
 
-    def _controls(self, copies: _Copies) -> dict[Node, _Place]:
-        """The places that control nodes read their 0-d value from; a copy where its own place has another shape."""
+    def _block_places(self, copies: _Copies) -> dict[Node, _Place]:
+        """The places that blocks read or write themselves; a copy where the value's own place has another shape."""
         found: dict[Node, _Place] = {}
         for node in self.graph.walk():
-            if node.op not in CONTROL:
+            value = _block_value(node)
+            if value is None:
                 continue
-            condition = node.regions[0] if node.op == "while" else None
-            place = self.places[condition.outputs[0] if condition else node.inputs[0]]
-            if place.shaped and place.type.shape:
+            place = self.places[value]
+            if place.shaped and place.type.shape != value.shape:
+                condition = node.regions[0] if node.op == "while" else None
                 tick = self.lives.end[condition] if condition else self.lives.begin[node]
-                target = self._spare(TensorType(place.type.dtype), [(2 * tick, 2 * tick + 1)])
-                (copies.at_end.setdefault(condition, []) if condition else copies.before.setdefault(node, [])).append((place, target))
-                place = target
-            place.type, place.shaped = TensorType(place.type.dtype), True
+                own = self._spare(value.type, [(2 * tick, 2 * tick + 1)])
+                if condition:
+                    copies.at_end.setdefault(condition, []).append((place, own))
+                elif node.op == "infeed":
+                    copies.after[node] = [(own, place)]
+                else:
+                    copies.before[node] = [(place, own)]
+                place = own
+            place.type, place.shaped = value.type, True
             found[node] = place
         return found
 
@@ -300,7 +298,7 @@ class _Planner:
 
     # --- numbers ----------------------------------------------------------------------------------------------------
 
-    def _numbered(self, outputs: list[_Place], controls: Mapping[Node, _Place], copies: _Copies) -> MemoryPlan:
+    def _numbered(self, outputs: list[_Place], blocks: Mapping[Node, _Place], copies: _Copies) -> MemoryPlan:
         places = [*dict.fromkeys(self.places.values()), *self.temporaries]
         addresses, peak_bytes = assign([Request(p.type.elems * p.type.dtype.bytes, *p.ticks) for p in places])
         for number, place in enumerate(places):
@@ -313,10 +311,11 @@ class _Planner:
             tuple(Buffer(p.type.dtype, p.type.shape, a) for p, a in zip(places, addresses, strict=True)),
             tuple(self._name(p) for p in places),
             {value: place.number for value, place in self.places.items()},
-            {node: place.number for node, place in controls.items()},
+            {node: place.number for node, place in blocks.items()},
             tuple(p.number for p in outputs),
             tuple(Constant(p.number, p.data) for p in places if p.data is not None),
             {node: numbers(moves) for node, moves in copies.before.items() if moves},
+            {node: numbers(moves) for node, moves in copies.after.items() if moves},
             {region: numbers(moves) for region, moves in copies.at_end.items() if moves},
             self._use(places, peak_bytes),
         )
@@ -332,6 +331,15 @@ class _Planner:
         for p in places:
             sums[_purpose(p)] += aligned(p.type.elems * p.type.dtype.bytes)
         return MemoryUse(peak_bytes, sums["donated"], sums["input"], sums["constant"], sums["output"])
+
+
+def _block_value(node: Node) -> Value | None:
+    """The value that the block of a node reads or writes itself."""
+    if node.op == "while":
+        return node.regions[0].outputs[0]
+    if node.op in ("loop", "switch", "outfeed"):
+        return node.inputs[0]
+    return node.result if node.op == "infeed" else None
 
 
 def _purpose(place: _Place) -> str:
