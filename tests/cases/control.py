@@ -173,6 +173,13 @@ _RANDOM = [
     _case("random-keys-moved", _random(lambda k: jax.random.key_data(jax.random.split(k, 6).reshape(3, 2)[::-1, 1])), _KEY),
     _case("random-keys-vmapped", _random(lambda k: jax.vmap(lambda s: jax.random.uniform(s, (4,)))(jax.random.split(k, 3))), _KEY),
     _case("random-keys-scanned", _random(_key_scan), _KEY),
+    _case(
+        "random-gamma",
+        lambda w, a: jax.random.gamma(jax.random.wrap_key_data(w), a),
+        _KEY,
+        Arg((9,), F32, "positive"),
+        tolerance="composed",
+    ),
     _case("random-scalar", _random(lambda k: jax.random.uniform(k)), _KEY),
 ]
 CASES = [*_CALLS, *_LOOPS, *_BRANCHES, *_RANDOM]

@@ -132,6 +132,8 @@ _SINGLE = [
     Case("empty-gradient", lambda x: jnp.sum(jnp.sin(x)), (Arg(EMPTY),), True, "sum"),
     Case("digamma", lax.digamma, (Arg(LINE, F32, "positive"),), False, "composed"),
     Case("lgamma-negative", lax.lgamma, (Arg(LINE, F32, "unit"),), False, "composed"),
+    Case("digamma-gradient", jax.grad(lambda x: lax.digamma(x).sum()), (Arg(LINE, F32, "positive"),), False, "composed"),
+    Case("zeta", lambda x, q: lax.zeta(x, q), (Arg(LINE, F32, "above_one"), Arg(LINE, F32, "positive")), False, "composed"),
     Case("erfc-tail", lax.erfc, (Arg(LINE, F32, "wide"),), False, "composed"),
     Case("bessel_i0e", lax.bessel_i0e, (Arg(LINE, F32, "wide"),), False, "composed"),
     Case("bessel_i1e", lax.bessel_i1e, (Arg(LINE, F32, "wide"),), False, "composed"),

@@ -12,6 +12,7 @@ import numpy as np
 from jax._src import core, source_info_util
 from jax._src.interpreters import partial_eval
 from jax._src.lax import special
+from jax._src.random import core as random_core
 from jax._src.random import prng
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.extend.core import JaxprEqn as Equation
@@ -144,6 +145,13 @@ def _expand_random_seed(seeds: Any, *, impl: Any) -> ClosedJaxpr:
     return jax.make_jaxpr(_vmapped(impl.seed, seeds.ndim))(seeds)
 
 
+def _expand_random_gamma(keys: Any, a: Any, *, log_space: bool) -> ClosedJaxpr:
+    def draw(words: Any, a: Any) -> Any:
+        return random_core._gamma_impl(jax.random.wrap_key_data(words), a, log_space=log_space, use_vmap=True)
+
+    return jax.make_jaxpr(draw)(_key_aval(keys), a)
+
+
 def _expand_special(function: Callable[..., Any]) -> Callable[..., ClosedJaxpr]:
     """An expansion of a special function that JAX writes with arithmetic and loops, computed in f32."""
 
@@ -167,6 +175,7 @@ EXPANSIONS: dict[str, Callable[..., ClosedJaxpr]] = {
     "random_split": _expand_random_split,
     "random_fold_in": _expand_random_fold_in,
     "random_seed": _expand_random_seed,
+    "random_gamma": _expand_random_gamma,
     "igamma": _expand_special(_with_dtype(special.igamma_impl)),
     "igammac": _expand_special(_with_dtype(special.igammac_impl)),
     "igamma_grad_a": _expand_special(_with_dtype(special.igamma_grad_a_impl)),

@@ -93,7 +93,7 @@ def _apply(b: Builder, equation: Equation, operands: list[Value]) -> tuple[Value
     if rule is None:
         raise UnsupportedPrimitiveError(
             f"{_location(b, equation)}: no lowering rule for jaxpr primitive {_described(equation)}; "
-            f"nearest with a rule: {nearest(name)}. Rules live in tpuflow/lower/frontend/rules/."
+            f"nearest with a rule: {nearest(name, jax_compat.EXPANSIONS)}. Rules live in tpuflow/lower/frontend/rules/."
         )
     if rule.keys or not any(jax_compat.is_key(v.aval) for v in (*equation.invars, *equation.outvars)):
         return rule(b, *operands, params=equation.params)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +52,7 @@ def lowers(*primitives: str, keys: bool = False) -> Callable[[Callable[..., Resu
     return enter
 
 
-def nearest(primitive: str) -> str:
-    """The names of rules most like a missing one, for its error message."""
-    close = difflib.get_close_matches(primitive, RULES, n=3, cutoff=0.5)
+def nearest(primitive: str, also: Iterable[str] = ()) -> str:
+    """The names of rules (and of `also`) most like a missing one, for its error message."""
+    close = difflib.get_close_matches(primitive, [*RULES, *also], n=3, cutoff=0.5)
     return ", ".join(close) or "none of a similar name"

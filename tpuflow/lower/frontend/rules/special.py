@@ -163,6 +163,10 @@ def _log_lanczos_shift(b: Builder, z: Value) -> tuple[Value, Value]:
 @lowers("lgamma")
 @in_f32
 def _lgamma(b: Builder, x: Value) -> Value:
+    return _log_gamma(b, x)
+
+
+def _log_gamma(b: Builder, x: Value) -> Value:
     """log |gamma(x)|; below 1/2 by reflection, gamma(x) gamma(1 - x) = pi / sin(pi x)."""
     reflected = b.lt(x, 0.5)
     z = b.select(reflected, b.neg(x), b.sub(x, 1))
@@ -183,6 +187,10 @@ def _lgamma(b: Builder, x: Value) -> Value:
 @lowers("digamma")
 @in_f32
 def _digamma(b: Builder, x: Value) -> Value:
+    return _digamma_of(b, x)
+
+
+def _digamma_of(b: Builder, x: Value) -> Value:
     """Derivative of lgamma by the same series; poles at 0, -1, -2, ... give NaN."""
     reflected = b.lt(x, 0.5)
     z = b.select(reflected, b.neg(x), b.sub(x, 1))
@@ -197,6 +205,46 @@ def _digamma(b: Builder, x: Value) -> Value:
     mirrored = b.sub(direct, b.div(b.mul(b.cos(angle), math.pi), b.sin(angle)))
     pole = b.and_(b.le(x, 0), b.eq(x, b.floor(x)))
     return b.select(pole, b.full_like(x, math.nan), b.select(reflected, mirrored, direct))
+
+
+_ZETA_TERMS = 10
+# B(2 j) / (2 j)! of the Euler-Maclaurin formula, j = 1, 2, ... (Abramowitz and Stegun 23.1, 23.2).
+_ZETA = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000)
+
+
+@lowers("zeta")
+@in_f32
+def _zeta(b: Builder, x: Value, q: Value) -> Value:
+    """Sum of (q + k)^-x, k = 0, 1, ...: ten terms and the Euler-Maclaurin tail."""
+    return zeta(b, *aligned(b, x, q))
+
+
+def zeta(b: Builder, x: Value, q: Value) -> Value:
+    """The Hurwitz zeta function for x > 1; infinite at x = 1 and at the poles q = 0, -1, ...; NaN for x < 1."""
+    negative = b.neg(x)
+    powers = [b.pow(b.add(q, k) if k else q, negative) for k in range(_ZETA_TERMS)]
+    a = b.add(q, _ZETA_TERMS)
+    last = b.pow(a, negative)
+    tail = b.add(b.div(b.mul(last, a), b.sub(x, 1)), b.mul(last, 0.5))
+    factor = b.div(b.mul(last, x), a)
+    for j, c in enumerate(_ZETA):
+        tail = b.add(tail, b.mul(factor, c))
+        grown = b.mul(b.add(x, 2 * j + 1), b.add(x, 2 * j + 2))
+        factor = b.mul(factor, b.div(grown, b.mul(a, a)))
+    result = b.add(functools.reduce(b.add, powers), tail)
+    pole = b.or_(b.eq(x, 1), b.and_(b.le(q, 0), b.eq(q, b.floor(q))))
+    return b.select(b.lt(x, 1), b.full_like(x, math.nan), b.select(pole, b.full_like(x, math.inf), result))
+
+
+@lowers("polygamma")
+@in_f32
+def _polygamma(b: Builder, n: Value, x: Value) -> Value:
+    """(-1)^(n + 1) n! zeta(n + 1, x); digamma for n = 0."""
+    n, x = aligned(b, n, x)
+    order = b.add(n, 1)
+    size = b.mul(b.exp(_log_gamma(b, order)), zeta(b, order, x))
+    odd = b.ne(b.rem(n, 2), 0)
+    return b.select(b.eq(n, 0), _digamma_of(b, x), b.select(odd, size, b.neg(size)))
 
 
 @lowers("bessel_i1e")
