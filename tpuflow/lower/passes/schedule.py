@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tpuflow.lower.emit import may_update_in_place
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.ordering import in_order
@@ -37,6 +38,6 @@ def _last_readers(graph: Graph, nodes: list[Node]) -> dict[Node, list[Node]]:
 
 
 def _overwritable(node: Node, outputs: set[Value]) -> list[Value]:
-    """Operands of the type of one of the results that leave the graph."""
+    """Operands that a result which leaves the graph may replace."""
     types = [v.type for v in node.results if v in outputs]
-    return [v for v in node.inputs if v.type in types]
+    return [v for i, v in enumerate(node.inputs) if v.type in types and may_update_in_place(node, i)]

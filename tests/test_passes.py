@@ -1,0 +1,356 @@
+"""Passes: each keeps the meaning of every graph, and does what its docstring shows."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tests.compile_cases import CASES
+from tpuflow.compiler import PIPELINE
+from tpuflow.dtypes import BF16, F16, F32, PRED, S32, DType
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
+from tpuflow.lower.graph.interpret import interpret
+from tpuflow.lower.graph.verify import verify
+from tpuflow.lower.passes.base import Pass
+from tpuflow.lower.passes.fuse import Fuse
+from tpuflow.lower.passes.hoist_invariants import HoistInvariants
+from tpuflow.lower.passes.prune_carries import PruneCarries
+from tpuflow.lower.passes.schedule import Schedule
+from tpuflow.lower.passes.simplify import Simplify
+
+
+def T(dtype: DType, *shape: int) -> TensorType:
+    return TensorType(dtype, shape)
+
+
+def bits(x: np.ndarray) -> np.ndarray:
+    """The bits of an array, all NaNs alike."""
+    if x.dtype.kind in "biu":
+        return x
+    return np.where(np.isnan(x), 0, np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}") + 1)
+
+
+def ops(graph: Graph) -> Counter[str]:
+    return Counter(node.op for node in graph.walk())
+
+
+def kinds(graph: Graph) -> list[str]:
+    return [node.attrs["kind"] if node.op == "fused" else node.op for node in graph.nodes]
+
+
+def simplified(b: Builder, *outputs: Value) -> Graph:
+    graph = Simplify()(b.finish(outputs))
+    return verify(graph)
+
+
+# --- every pass ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_pass_of_the_pipeline_keeps_every_bit(name: str) -> None:
+    case = CASES[name]
+    graph = verify(case.graph())
+    expected = interpret(graph, *case.arguments)
+    for step in PIPELINE:
+        graph = verify(step(graph))
+        for want, got in zip(expected, interpret(graph, *case.arguments), strict=True):
+            np.testing.assert_array_equal(bits(got), bits(want), err_msg=f"after {step.name}")
+
+
+@pytest.mark.parametrize("step", dict.fromkeys(PIPELINE), ids=lambda step: step.name)
+@pytest.mark.parametrize("name", ["dense_layer", "nested", "scan_with_results", "recurrent_gradient"])
+def test_a_pass_changes_nothing_the_second_time(name: str, step: Pass) -> None:
+    graph = CASES[name].graph()
+    for before in PIPELINE[: PIPELINE.index(step)]:
+        graph = before(graph)
+    once = step(graph)
+    assert str(step(once)) == str(once)
+
+
+def test_passes_are_named_after_what_they_do() -> None:
+    assert [step.name for step in PIPELINE] == ["simplify", "prune-carries", "simplify", "fuse", "hoist-invariants", "schedule"]
+    assert all(re.search(r"Before: .*After: .*Needs: .*Keeps: .*Never: ", type(step).__doc__ or "", re.DOTALL) for step in PIPELINE)
+
+
+# --- simplify -----------------------------------------------------------------------------------------------------------
+
+
+def test_views_of_views_collapse() -> None:
+    b = Builder("f", [T(F32, 2, 3, 4)])
+    (x,) = b.inputs
+    back = b.transpose(b.transpose(x, (2, 0, 1)), (1, 2, 0))
+    flat = b.reshape(b.reshape(x, (6, 4)), (24,))
+    graph = simplified(b, back, flat)
+    assert graph.outputs[0] is graph.inputs[0]
+    assert ops(graph) == {"reshape": 1}
+
+
+def test_a_broadcast_takes_its_operand_through_reshapes_and_broadcasts() -> None:
+    b = Builder("f", [T(F32, 5)])
+    row = b.broadcast(b.reshape(b.inputs[0], (1, 5)), (4, 5), (0, 1))
+    graph = simplified(b, b.broadcast(row, (2, 4, 5), (1, 2)))
+    assert [(n.op, n.attrs["axes"]) for n in graph.nodes] == [("broadcast", (2,))]
+
+
+def test_equal_nodes_become_one_and_different_zeros_do_not() -> None:
+    b = Builder("f", [T(F32, 3)])
+    (x,) = b.inputs
+    graph = simplified(b, b.exp(x), b.exp(x), b.full_like(x, 0.0), b.full_like(x, -0.0))
+    assert ops(graph) == {"exp": 1, "full": 2}
+
+
+def test_dead_nodes_go_and_effects_stay() -> None:
+    b = Builder("f", [T(F32, 3)])
+    (x,) = b.inputs
+    b.infeed(0, [T(F32, 2)])
+    b.outfeed(0, b.exp(x))
+    graph = Simplify()(Graph("f", b.inputs, (*b.finish([x]).nodes, b.emit("tanh", (x,))), (x,)))
+    assert [n.op for n in graph.nodes] == ["infeed", "exp", "outfeed"]
+
+
+def test_splats_are_computed_as_the_device_computes_them() -> None:
+    b = Builder("f")
+    sixty_thousand = b.full(T(F16, 4), 60000.0)
+    overflow = b.div(b.mul(b.full(T(F16, 4), 2.0), sixty_thousand), sixty_thousand)
+    tiny = b.mul(b.full(T(F32), 1e-30), b.full(T(F32), 1e-10))
+    graph = simplified(b, overflow, tiny)
+    assert [n.attrs["value"] for n in graph.nodes] == [np.inf, 0.0]
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+def test_float_algebra_that_rounds_differently_is_left_alone(dtype: DType) -> None:
+    b = Builder("f", [T(dtype, 3)])
+    (x,) = b.inputs
+    scaled = b.mul(b.mul(x, 1.1), 1.3)
+    graph = simplified(b, b.add(x, 0.0), b.mul(x, 1.0), b.div(x, 3.0), scaled, b.sub(x, x), b.neg(b.neg(x)))
+    assert {op: n for op, n in ops(graph).items() if op != "full"} == {"add": 1, "mul": 3, "div": 1, "sub": 1, "neg": 2}
+
+
+def test_integer_identities_vanish() -> None:
+    b = Builder("f", [T(S32, 3), T(PRED, 3)])
+    x, p = b.inputs
+    true = b.full_like(p, True)
+    graph = simplified(b, b.add(x, 0), b.mul(1, x), b.or_(x, 0), b.and_(x, -1), b.shl(x, 0), b.and_(p, true))
+    assert not graph.nodes and graph.outputs == (x,) * 5 + (p,)
+
+
+def test_a_known_condition_chooses() -> None:
+    b = Builder("f", [T(F32, 3), T(F32, 3), T(PRED, 3)])
+    x, y, p = b.inputs
+    false = b.full_like(p, False)
+    graph = simplified(b, b.select(false, x, y), b.select(p, x, x))
+    assert graph.outputs == (y, x)
+
+
+def test_transposes_become_dimension_numbers_of_products() -> None:
+    b = Builder("f", [T(F32, 5, 4), T(F32, 6, 5)])
+    x, y = b.inputs
+    product = b.dot(b.transpose(x, (1, 0)), b.transpose(y, (1, 0)), (1,), (0,))
+    graph = simplified(b, product, b.transpose(product, (1, 0)))
+    assert ops(graph) == {"dot": 2}
+
+
+def test_a_transpose_stays_where_the_sum_would_run_in_another_order() -> None:
+    b = Builder("f", [T(F32, 3, 4, 5), T(F32, 4, 3, 6)])
+    x, y = b.inputs
+    turned = b.transpose(x, (1, 0, 2))
+    graph = simplified(b, b.dot(turned, y, (0, 1), (0, 1)))
+    assert ops(graph) == {"transpose": 1, "dot": 1}
+
+
+def test_a_conversion_there_and_back_vanishes_only_after_a_rounding() -> None:
+    b = Builder("f", [T(F16, 3), T(F32, 3)])
+    stored, wide = b.inputs
+    rounded = b.convert(wide, F16)
+    graph = simplified(b, b.convert(b.convert(stored, F32), F16), b.convert(b.convert(rounded, F32), F16))
+    assert ops(graph) == {"convert": 3}, "an input may hold NaNs that a conversion would make canonical"
+    assert graph.outputs[1] is rounded
+
+
+def test_a_narrowing_conversion_is_never_skipped() -> None:
+    b = Builder("f", [T(F32, 3)])
+    graph = simplified(b, b.convert(b.convert(b.inputs[0], F16), F32))
+    assert ops(graph) == {"convert": 2}
+
+
+def test_reductions_of_single_elements_are_views() -> None:
+    b = Builder("f", [T(F32, 1, 5, 1)])
+    graph = simplified(b, b.reduce("add", b.inputs[0], (0, 2)), b.reduce("max", b.inputs[0], (0, 1)))
+    assert ops(graph) == {"reshape": 2, "reduce": 1}
+
+
+def test_stacked_scalars_are_combined_one_by_one_unless_the_order_of_the_sum_counts() -> None:
+    b = Builder("f", [T(PRED), T(PRED), T(PRED), T(F32), T(F32), T(F32)])
+    preds, numbers = ([b.reshape(x, (1,)) for x in part] for part in (b.inputs[:3], b.inputs[3:]))
+    graph = simplified(b, b.reduce("and", b.concatenate(preds, 0), (0,)), b.reduce("add", b.concatenate(numbers, 0), (0,)))
+    assert ops(graph) == {"and": 2, "reshape": 3, "concatenate": 1, "reduce": 1}
+
+
+def test_known_branches_and_trips_are_inlined() -> None:
+    b = Builder("f", [T(F32, 3)])
+    (x,) = b.inputs
+    branches = [b.region(f"b{i}", [x.type]) for i in range(2)]
+    bodies = [r.finish([r.exp(r.inputs[0]) if i else r.tanh(r.inputs[0])]) for i, r in enumerate(branches)]
+    (chosen,) = b.switch(b.scalar(7, S32), bodies, [x])
+    once, never = b.region("once", [x.type]), b.region("never", [x.type])
+    (y,) = b.loop(1, once.finish([once.sqrt(once.inputs[0])]), [chosen])
+    (z,) = b.loop(0, never.finish([never.neg(never.inputs[0])]), [y])
+    assert [n.op for n in simplified(b, z).nodes] == ["exp", "sqrt"]
+
+
+# --- prune carries ------------------------------------------------------------------------------------------------------
+
+
+def test_carries_that_nothing_needs_go_and_splats_are_made_inside() -> None:
+    graph = PruneCarries()(Simplify()(CASES["carries_nobody_needs"].graph()))
+    (loop,) = (n for n in verify(graph).nodes if n.op == "loop")
+    assert len(loop.results) == 1
+    assert [n.op for n in loop.regions[0].nodes] == ["full", "add"]
+
+
+def test_a_carry_that_an_effect_reads_stays() -> None:
+    b = Builder("f", [T(F32)])
+    body = b.region("body", [T(F32)])
+    body.outfeed(0, body.inputs[0])
+    b.loop(3, body.finish([body.exp(body.inputs[0])]), b.inputs)
+    graph = verify(PruneCarries()(b.finish([b.inputs[0]])))
+    assert len(graph.nodes[-1].results) == 1
+
+
+def test_switches_lose_unused_results_and_operands() -> None:
+    b = Builder("f", [T(S32), T(F32), T(F32)])
+    index, x, y = b.inputs
+    regions = [b.region(f"b{i}", [x.type, y.type]) for i in range(2)]
+    branches = [r.finish([r.exp(r.inputs[0]), r.tanh(r.inputs[1])]) for r in regions]
+    graph = verify(PruneCarries()(b.finish(b.switch(index, branches, [x, y])[:1])))
+    assert graph.nodes[-1].inputs == (index, x) and len(graph.nodes[-1].results) == 1
+
+
+# --- fuse ---------------------------------------------------------------------------------------------------------------
+
+
+def fused(b: Builder, *outputs: Value) -> Graph:
+    return verify(Schedule()(Fuse()(Simplify()(b.finish(outputs)))))
+
+
+def test_an_elementwise_graph_with_several_results_is_one_kernel() -> None:
+    b = Builder("f", [T(F32, 8, 4), T(F32, 4), T(F32)])
+    x, row, s = b.inputs
+    y = b.add(b.mul(x, b.broadcast(row, (8, 4), (1,))), b.splat(s, (8, 4)))
+    graph = fused(b, b.tanh(y), b.exp(y), b.gt(y, 0.0))
+    assert kinds(graph) == ["map"] and len(graph.nodes[0].results) == 3
+
+
+def test_a_product_takes_its_epilogue_and_operand_conversions() -> None:
+    b = Builder("f", [T(F16, 8, 4), T(F32, 4, 6), T(F32, 6)])
+    x, w, bias = b.inputs
+    h = b.add(b.dot(x, b.convert(w, F16), (1,), (0,)), b.broadcast(bias, (8, 6), (1,)))
+    graph = fused(b, b.max(b.convert(h, F16), 0.0), b.gt(h, 0.0))
+    assert kinds(graph) == ["dot"]
+
+
+def test_a_reduction_takes_prologue_siblings_and_epilogue() -> None:
+    b = Builder("f", [T(F32, 8, 4)])
+    (x,) = b.inputs
+    mean = b.div(b.reduce("add", b.exp(x), (1,)), 4.0)
+    square = b.reduce("add", b.mul(b.exp(x), b.exp(x)), (1,))
+    graph = fused(b, b.sub(square, mean))
+    assert kinds(graph) == ["reduce"]
+
+
+def test_softmax_is_three_kernels_and_stores_no_exponentials() -> None:
+    graph = Fuse()(Simplify()(CASES["softmax"].graph()))
+    assert kinds(graph) == ["reduce", "reduce", "map"]
+    assert all(v.shape == (8,) for node in graph.nodes[:2] for v in node.results)
+
+
+def test_two_products_added_are_two_kernels() -> None:
+    b = Builder("f", [T(F32, 8, 4), T(F32, 4, 6), T(F32, 8, 5), T(F32, 5, 6)])
+    x, w, y, u = b.inputs
+    graph = fused(b, b.tanh(b.add(b.dot(x, w, (1,), (0,)), b.dot(y, u, (1,), (0,)))))
+    assert kinds(graph) == ["dot", "dot"]
+
+
+def test_no_fusion_closes_a_cycle() -> None:
+    """x + 1 and (x + 1) * (its own sum) share an operand, but the sum lies between them."""
+    b = Builder("f", [T(F32, 8, 4)])
+    y = b.add(b.exp(b.inputs[0]), 1.0)
+    total = b.reduce("add", y, (0, 1))
+    scaled = b.mul(y, b.splat(total, (8, 4)))
+    graph = fused(b, y, scaled)
+    assert kinds(graph) == ["map", "reduce", "map"]
+    x = np.ones((8, 4), np.float32)
+    np.testing.assert_array_equal(interpret(graph, x)[1], interpret(b.finish([y, scaled]), x)[1])
+
+
+def test_scalar_work_of_one_level_is_one_kernel() -> None:
+    b = Builder("f", [T(F32), T(S32), T(F32)])
+    x, n, y = b.inputs
+    graph = fused(b, b.exp(x), b.add(n, 1), b.mul(b.tanh(y), 3.0))
+    assert kinds(graph) == ["map"]
+
+
+def test_loops_get_splats_of_their_own() -> None:
+    b = Builder("f", [T(S32)])
+    body = b.region("body", [T(F32, 4)] * 2)
+    x, y = body.inputs
+    zero = b.full(T(F32, 4), 0.0)
+    graph = fused(b, *b.loop(b.inputs[0], body.finish([body.add(x, 1.0), body.sub(y, 1.0)]), [zero, zero]))
+    loop = graph.nodes[-1]
+    assert loop.inputs[1] is not loop.inputs[2]
+
+
+def test_effects_keep_their_order() -> None:
+    b = Builder("f", [T(F32, 4)])
+    b.outfeed(0, b.exp(b.inputs[0]))
+    (x,) = b.infeed(0, [T(F32, 4)])
+    b.outfeed(1, x)
+    b.outfeed(0, b.tanh(x))
+    graph = fused(b, b.reduce("add", x, (0,)))
+    assert [n.op for n in graph.nodes if n.op in ("infeed", "outfeed")] == ["outfeed", "infeed", "outfeed", "outfeed"]
+
+
+def test_a_padding_number_needs_no_kernel() -> None:
+    b = Builder("f", [T(F32, 4)])
+    assert kinds(fused(b, b.pad(b.inputs[0], 1.5, (1,), (2,)))) == ["full", "pad"]
+
+
+# --- hoist invariants ---------------------------------------------------------------------------------------------------
+
+
+def _loop_of(graph: Graph) -> Node:
+    return next(n for n in graph.nodes if n.op in ("loop", "while"))
+
+
+def test_kernels_that_no_trip_changes_leave_the_loop() -> None:
+    graph = CASES["work_that_no_trip_changes"].graph()
+    for step in PIPELINE:
+        graph = step(graph)
+    assert kinds(_loop_of(graph).regions[-1]) == ["map", "map"], "the carry and the counter"
+
+
+def test_what_a_loop_overwrites_is_made_in_every_trip() -> None:
+    b = Builder("f", [T(F32, 4), T(F32, 1), T(S32)])
+    start, row, at = b.inputs
+    body = b.region("body", [start.type, row.type, at.type])
+    empty = body.full(start.type, 0.0)
+    filled = body.dynamic_update_slice(empty, body.inputs[1], [body.inputs[2]])
+    (result, *_) = b.loop(3, body.finish([body.add(body.inputs[0], filled), *body.inputs[1:]]), [start, row, at])
+    graph = verify(HoistInvariants()(Fuse()(Simplify()(b.finish([result])))))
+    assert kinds(_loop_of(graph).regions[0]) == ["map", "dynamic_update_slice", "map"]
+
+
+# --- schedule -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_parameter_is_overwritten_after_its_last_reader() -> None:
+    b = Builder("f", [T(F32, 4, 4), T(F32, 4, 4)])
+    w, g = b.inputs
+    new = b.sub(w, b.mul(g, 0.1))
+    other = b.dot(g, b.reshape(b.reshape(w, (16,)), (4, 4)), (1,), (0,))
+    graph = Schedule()(Fuse()(b.finish([new, other])))
+    assert kinds(graph)[-1] == "map"
