@@ -11,8 +11,8 @@ from jax import lax
 
 from tpuflow.device.fast import lax_matmul
 from tpuflow.device.fast.lax_elementwise import COMPARE, OPERATIONS
-from tpuflow.device.fast.lax_rounding import Rounding, carrier_type, flushed, widen
-from tpuflow.dtypes import BF16, F16, F32, PRED, S32, DType
+from tpuflow.device.fast.lax_rounding import Rounding, carrier_type, flushed, quiet, widen
+from tpuflow.dtypes import BF16, F16, F32, S32, DType
 from tpuflow.isa.numpy_arithmetic import identity, undefined
 
 Value = Any
@@ -102,7 +102,8 @@ class LaxArithmetic:
 
     def _to_float(self, a: Value, from_dtype: DType, to_dtype: DType) -> Value:
         if from_dtype.is_float:
-            return self._rounding.from_f32(widen(a, from_dtype), to_dtype)
+            wide = quiet(a) if (from_dtype, to_dtype) == (F32, BF16) else widen(a, from_dtype)
+            return self._rounding.from_f32(wide, to_dtype)
         if to_dtype == BF16 and from_dtype.bytes == 4:
             a = _sticky(a)
         return self._rounding.from_f32(lax.convert_element_type(a, jnp.float32), to_dtype)
@@ -158,13 +159,23 @@ class LaxArithmetic:
             return a, carry
         if self.bitexact and dtype.is_float:
             return self._cumulative_in_order(op, carry, a, axis, dtype)
-        if dtype in (F16, BF16, PRED):
+        if dtype in (F16, BF16):
+            running = self._cumulative_rounded(op, a, axis, dtype)
+        elif dtype.kind == "pred":
             running = lax.associative_scan(lambda x, y: self.binary(op, x, y, dtype), a, axis=axis)
         else:
             running = _CUMULATIVE[op](a, axis)
         stretched = lax.broadcast_in_dim(carry, a.shape, range(a.ndim))
         values = self.binary(op, stretched, running, dtype)
         return values, lax.slice_in_dim(values, a.shape[axis] - 1, None, axis=axis)
+
+    def _cumulative_rounded(self, op: str, a: Value, axis: int, dtype: DType) -> Value:
+        """Every combination rounded to the type, but moved as f32: hosts without f16 conversions cannot add up f16 arrays."""
+
+        def combine(x: Value, y: Value) -> Value:
+            return widen(self.binary(op, self._rounding.from_f32(x, dtype), self._rounding.from_f32(y, dtype), dtype), dtype)
+
+        return self._rounding.from_f32(lax.associative_scan(combine, widen(a, dtype), axis=axis), dtype)
 
     def _cumulative_in_order(self, op: str, carry: Value, a: Value, axis: int, dtype: DType) -> tuple[Value, Value]:
         def step(last: Value, row: Value) -> tuple[Value, Value]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpuflow.device.fast.lax_rounding import Rounding, flush, flushed, widen, widen64, x64
+from tpuflow.device.fast.lax_rounding import Rounding, flush, flushed, quiet, widen, widen64, x64
 from tpuflow.dtypes import DType
 
 Value = Any
@@ -48,6 +48,8 @@ _SPECIAL: dict[str, Function] = {
     "pow": lax.pow,
     "atan2": lax.atan2,
 }
+# How the native functions are given their operands: some tell a subnormal from zero now and then, pow a signalling NaN from a quiet one.
+_READ: dict[str, Function] = {"cbrt": flushed, "atan2": flushed, "pow": lambda x, dtype: quiet(flushed(x, dtype))}
 _EXACT: dict[str, Function] = {"rsqrt": lambda x: lax.div(jnp.ones_like(x), lax.sqrt(x))}
 _SIGN: dict[str, Function] = {"neg": lax.neg, "abs": lax.abs}
 
@@ -66,7 +68,8 @@ def _rounded(name: str, function: Function) -> Function:
 def _special(name: str) -> Function:
     def apply(rounding: Rounding, dtype: DType, *operands: Value) -> Value:
         if not rounding.bitexact:
-            return rounding.from_f32(_SPECIAL[name](*(widen(x, dtype) for x in operands)), dtype)
+            read = _READ.get(name, widen)
+            return rounding.from_f32(_SPECIAL[name](*(read(x, dtype) for x in operands)), dtype)
         with x64():
             function = _EXACT.get(name, _SPECIAL[name])
             return rounding.narrow(function(*(widen64(x, dtype) for x in operands)), dtype)

@@ -64,6 +64,13 @@ def round_to_odd(x: Value) -> Value:
     return lax.bitcast_convert_type((bits ^ cut) | sticky, jnp.float64)
 
 
+def quiet(x: Value) -> Value:
+    """f32 with the quiet bit set in every NaN: a cut to bf16 turns a NaN that has only low bits set into infinity."""
+    bits = lax.bitcast_convert_type(x, jnp.int32)
+    nan = lax.gt(bits & np.int32(0x7FFFFFFF), jnp.full_like(bits, 0x7F800000))
+    return lax.bitcast_convert_type(lax.select(nan, bits | np.int32(0x00400000), bits), jnp.float32)
+
+
 @dataclass(frozen=True)
 class Rounding:
     """How results are written. Bit-exact: NaN canonical, no product fused with a sum, no float constant known to the compiler.
