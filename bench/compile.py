@@ -30,7 +30,11 @@ def measure(policy: str) -> dict[str, float]:
     data = rng.random((n, 28, 28), np.float32), rng.integers(0, 10, n).astype(np.int32)
     began = time.perf_counter()
     result = tpuflow.train(MLP(), data, policy=policy, optimizer=optax.sgd(1e-3), batch_size=BATCH, eval_data=data, progress=False)
-    return {"compile_seconds": result.seconds["compile"], "total_seconds": time.perf_counter() - began, "programs": float(len(result.executables))}
+    return {
+        "compile_seconds": result.seconds["compile"],
+        "total_seconds": time.perf_counter() - began,
+        "programs": float(len(result.executables)),
+    }
 
 
 def run() -> tuple[str, Mapping[str, Any]]:

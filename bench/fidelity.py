@@ -30,7 +30,14 @@ def measure(policy: str, fidelity: str) -> dict[str, float]:
     seconds = 0.0
     for _ in range(2):
         result = tpuflow.train(
-            MLP(), data, policy=policy, optimizer=optax.sgd(1e-3), loss="softmax_cross_entropy", batch_size=BATCH, fidelity=fidelity, progress=False
+            MLP(),
+            data,
+            policy=policy,
+            optimizer=optax.sgd(1e-3),
+            loss="softmax_cross_entropy",
+            batch_size=BATCH,
+            fidelity=fidelity,
+            progress=False,
         )
         seconds = result.seconds["train"]
     return {"train_seconds": seconds, "peak_bytes": 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
@@ -38,7 +45,10 @@ def measure(policy: str, fidelity: str) -> dict[str, float]:
 
 def run() -> tuple[str, Mapping[str, Any]]:
     """A row a policy: milliseconds a step and megabytes, and the ratios."""
-    lines, rows = [f"{'policy':7} {'native ms':>10} {'bitexact ms':>12} {'time x':>7} {'native MB':>10} {'bitexact MB':>12} {'memory x':>9}"], {}
+    lines, rows = (
+        [f"{'policy':7} {'native ms':>10} {'bitexact ms':>12} {'time x':>7} {'native MB':>10} {'bitexact MB':>12} {'memory x':>9}"],
+        {},
+    )
     for policy in POLICIES:
         native, exact = (_in_process(policy, fidelity) for fidelity in FIDELITIES)
         time_ratio = exact["train_seconds"] / native["train_seconds"]

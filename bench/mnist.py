@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from bench import peers
+from bench.timing import machine
 
 POLICIES = ("fp32", "fp16", "mixed")
 SLOW = ("torch_steps",)
@@ -89,12 +89,20 @@ def table(repeats: int, policies: tuple[str, ...], contenders: tuple[str, ...]) 
                 print(f"{policy} {contender} round {round_ + 1}/{repeats}", file=sys.stderr, flush=True)
                 runs.setdefault(f"{policy}/{contender}", []).append(_in_process(contender, policy))
     medians = {k: {f: statistics.median(r[f] for r in v) for f in v[0]} for k, v in runs.items()}
-    return {"machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}", "repeats": repeats, "runs": runs, "medians": medians}
+    return {
+        "machine": machine(),
+        "repeats": repeats,
+        "runs": runs,
+        "medians": medians,
+    }
 
 
 def report(result: dict[str, Any]) -> str:
     """The table: seconds, and ratios to jax_scan of the same policy."""
-    lines = [f"{'policy':7} {'contender':12} {'cold s':>8} {'warm s':>8} {'train s':>8} {'peak MB':>8} {'acc %':>6}   ratio to jax_scan: cold, warm, train, peak"]
+    lines = [
+        f"{'policy':7} {'contender':12} {'cold s':>8} {'warm s':>8} {'train s':>8} {'peak MB':>8} {'acc %':>6}   "
+        "ratio to jax_scan: cold, warm, train, peak"
+    ]
     for key, m in result["medians"].items():
         policy, contender = key.split("/")
         base = result["medians"].get(f"{policy}/jax_scan", m)

@@ -34,7 +34,9 @@ def _recipe(policy: str, data: Arrays, params: Any) -> tuple[Any, Any]:
     from tpuflow.api.preparing import Options, prepare
 
     sgd = optax.sgd(LEARNING_RATE)
-    job = prepare(Options(MLP(), data, None, policy, sgd, "softmax_cross_entropy", 1, BATCH, -1, "generic", 0, params, False, "fast", "native"))
+    job = prepare(
+        Options(MLP(), data, None, policy, sgd, "softmax_cross_entropy", 1, BATCH, -1, "generic", 0, params, False, "fast", "native")
+    )
     return job.recipe, _own_copy(job.state)
 
 
@@ -61,7 +63,7 @@ def jax_scan(policy: str, train: Arrays, test: Arrays, params: Any) -> tuple[flo
         start = time.perf_counter()
         state, figures = epoch(state, full)
         state, last = step(state, rest)
-        np.asarray(figures.loss), np.asarray(last.loss)
+        jax.block_until_ready((figures.loss, last.loss))
         seconds += time.perf_counter() - start
         hits = sum(int(np.sum(evaluate(state, b).hits)) for b in (test_full, test_rest))
     return seconds, 100.0 * hits / len(test[0])

@@ -144,14 +144,28 @@ STEPS: dict[str, Row] = {
     **{
         name: Row(fn, 1, _float, ulps)
         for name, fn, ulps in (
-            ("exp", jnp.exp, 8), ("tanh", jnp.tanh, 8), ("sin", jnp.sin, 8), ("cos", jnp.cos, 8), ("erf", lax.erf, 16),
-            ("log1p_abs", lambda x: jnp.log1p(jnp.abs(x)), 8), ("sqrt_abs", lambda x: jnp.sqrt(jnp.abs(x)), 1),
-            ("logistic", lax.logistic, 8), ("expm1", jnp.expm1, 8), ("floor", jnp.floor, 0), ("round", jnp.round, 0),
+            ("exp", jnp.exp, 8),
+            ("tanh", jnp.tanh, 8),
+            ("sin", jnp.sin, 8),
+            ("cos", jnp.cos, 8),
+            ("erf", lax.erf, 16),
+            ("log1p_abs", lambda x: jnp.log1p(jnp.abs(x)), 8),
+            ("sqrt_abs", lambda x: jnp.sqrt(jnp.abs(x)), 1),
+            ("logistic", lax.logistic, 8),
+            ("expm1", jnp.expm1, 8),
+            ("floor", jnp.floor, 0),
+            ("round", jnp.round, 0),
         )
     },
     **{
         name: Row(fn, 1, _number, 0)
-        for name, fn in (("neg", jnp.negative), ("abs", jnp.abs), ("sign", jnp.sign), ("square", jnp.square), ("relu", lambda x: jnp.maximum(x, 0)))
+        for name, fn in (
+            ("neg", jnp.negative),
+            ("abs", jnp.abs),
+            ("sign", jnp.sign),
+            ("square", jnp.square),
+            ("relu", lambda x: jnp.maximum(x, 0)),
+        )
     },
     **{
         name: Row(fn, 2, lambda a, b: _same(a, b) and _number(a), 0)
@@ -177,18 +191,35 @@ STEPS: dict[str, Row] = {
     "slice": Row(_slice, 1, _ranked(1), 0, _draw_slice),
     "pad": Row(_pad, 1, _ranked(1), 0, _draw_pad),
     "concatenate": Row(lambda x, y, a: jnp.concatenate([x, y], a), 2, lambda a, b: _same(a, b) and len(a.shape) >= 1, 0, _axis),
-    "broadcast": Row(lambda x, n: jnp.broadcast_to(x, (n, *x.shape)), 1, lambda a: len(a.shape) < 3, 0, lambda draw, avals: (draw(st.integers(1, 3)),)),
-    "outer": Row(lambda x, y: x[:, None] * y[None, :], 2, lambda a, b: a.dtype == b.dtype and _float(a, b) and len(a.shape) == len(b.shape) == 1, 0),
-    "matmul": Row(lambda x, y: x @ y, 2, lambda a, b: _float(a) and a.dtype == b.dtype and len(a.shape) == len(b.shape) == 2 and a.shape[1] == b.shape[0], 64),
-    "take": Row(lambda x, i: jnp.take(x, _indices(i, x.shape[0]), axis=0), 2, lambda a, i: len(a.shape) >= 1 and i.dtype == "int32" and len(i.shape) >= 1, 0),
+    "broadcast": Row(
+        lambda x, n: jnp.broadcast_to(x, (n, *x.shape)), 1, lambda a: len(a.shape) < 3, 0, lambda draw, avals: (draw(st.integers(1, 3)),)
+    ),
+    "outer": Row(
+        lambda x, y: x[:, None] * y[None, :], 2, lambda a, b: a.dtype == b.dtype and _float(a, b) and len(a.shape) == len(b.shape) == 1, 0
+    ),
+    "matmul": Row(
+        lambda x, y: x @ y,
+        2,
+        lambda a, b: _float(a) and a.dtype == b.dtype and len(a.shape) == len(b.shape) == 2 and a.shape[1] == b.shape[0],
+        64,
+    ),
+    "take": Row(
+        lambda x, i: jnp.take(x, _indices(i, x.shape[0]), axis=0),
+        2,
+        lambda a, i: len(a.shape) >= 1 and i.dtype == "int32" and len(i.shape) >= 1,
+        0,
+    ),
     "scatter_add": Row(
-        lambda x, i: x.at[_indices(i, x.shape[0])].add(jnp.ones((), x.dtype)), 2, lambda a, i: _number(a) and len(a.shape) >= 1 and i.dtype == "int32" and len(i.shape) >= 1, 8
+        lambda x, i: x.at[_indices(i, x.shape[0])].add(jnp.ones((), x.dtype)),
+        2,
+        lambda a, i: _number(a) and len(a.shape) >= 1 and i.dtype == "int32" and len(i.shape) >= 1,
+        8,
     ),
     "loop": Row(_cumsum_loop, 1, _float, 16, lambda draw, avals: (draw(st.integers(0, 3)),)),
     "scan": Row(_scan_rows, 1, lambda a: _number(a) and len(a.shape) >= 2, 2),
     "cond": Row(_branch, 2, lambda a, b: _same(a, b) and _number(a), 0),
     "while": Row(_halve_until_small, 1, _float, 0),
-}  # fmt: skip
+}
 
 
 @st.composite

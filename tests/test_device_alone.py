@@ -6,11 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpuflow.compiler import compile_function
+from tpuflow.compiler import compile_jaxpr
 from tpuflow.device.runtime import Executable
 
 BLOCKED = ("tpuflow.lower", "tpuflow.amp", "tpuflow.compiler", "tpuflow.api", "flax", "optax")
@@ -36,7 +37,8 @@ def _step(w: jnp.ndarray, x: jnp.ndarray) -> tuple[jnp.ndarray, jnp.ndarray]:
 def test_a_saved_program_runs_without_the_compiler(tmp_path: Path, engine: str) -> None:
     rng = np.random.default_rng(0)
     arrays = {"w": rng.standard_normal((20, 30), np.float32), "x": rng.standard_normal((7, 20), np.float32)}
-    program = compile_function(_step, list(arrays.values()), input_names=("w", "x"), output_names=("loss", "new_w"))
+    closed = jax.make_jaxpr(_step)(*arrays.values())
+    program = compile_jaxpr(closed, name="step", input_names=("w", "x"), output_names=("loss", "new_w"))
     executable = Executable(program, engine=engine, fidelity="bitexact")
     wanted = executable.run(arrays)
     executable.save(tmp_path / "step.tpx")

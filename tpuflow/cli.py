@@ -44,7 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--inputs", type=Path, metavar="X.npz", help="input arrays by port name (not needed if the Program has none)")
     run.add_argument("--outputs", type=Path, metavar="Y.npz", help="write outputs by port name here (default: print them)")
     run.add_argument("--engine", choices=("fast", "reference"), default="fast", help="fast: XLA:CPU; reference: tile by tile, all checks")
-    run.add_argument("--fidelity", choices=("native", "bitexact"), default="native", help="bitexact: the device's arithmetic to the last bit")
+    run.add_argument(
+        "--fidelity", choices=("native", "bitexact"), default="native", help="bitexact: the device's arithmetic to the last bit"
+    )
     add("info", _info, "say what a saved Program is: chip, signature, memory, instructions", "a .tpx file")
     show = add("disassemble", _disassemble, "print a saved Program as text", "a .tpx file")
     show.add_argument("-o", "--output", type=Path, help="write the text here instead")
@@ -101,7 +103,11 @@ def _info_lines(program: Program) -> list[str]:
     for what, ports in (("input", program.inputs), ("output", program.outputs), ("infeed", program.infeeds), ("outfeed", program.outfeeds)):
         lines += [f"{what:8} {p.name or '-'}: {p.dtype}{list(p.shape)}{' (donated)' if p.donated else ''}" for p in ports]
     lines.append(f"{len(kernels)} kernels; instructions: {', '.join(f'{n} {c}' for n, c in sorted(opcodes.items()))}")
-    lines += [f"  {place}: {block.name or 'kernel'} grid {[g.size for g in block.grid]}" for place, block in walk(program.code) if isinstance(block, Kernel)]
+    lines += [
+        f"  {place}: {block.name or 'kernel'} grid {[g.size for g in block.grid]}"
+        for place, block in walk(program.code)
+        if isinstance(block, Kernel)
+    ]
     return lines
 
 

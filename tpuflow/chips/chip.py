@@ -48,7 +48,7 @@ class Chip:
         return count_bytes / self.hbm_bytes_per_second * self.clock_hz
 
     def tile_bytes(self, shape: tuple[int, ...], element_bytes: int) -> int:
-        """On-chip bytes of a tile: its two minor axes padded to whole sublanes and lanes (a row of 32-bit sublanes packs narrower types)."""
+        """On-chip bytes of a tile: its two minor axes padded to whole sublanes and lanes (32-bit sublanes pack narrower types)."""
         if not shape:
             return 4
         lanes = -(-shape[-1] // self.vector_lanes) * self.vector_lanes

@@ -12,7 +12,7 @@ TIER_NAMES = {0: "not translated yet", 1: "lift", 2: "batch", 3: "loop"}
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """One kernel: its place in the program, name and first source line, grid, number of instructions, and tier (1 lift, 2 batch, 3 loop)."""
+    """One kernel: its place in the program, name, first source line, grid, number of instructions, tier (1 lift, 2 batch, 3 loop)."""
 
     place: str
     name: str
@@ -34,5 +34,7 @@ def profile(program: Program, tiers: Mapping[str, int]) -> tuple[KernelRow, ...]
 def to_text(rows: tuple[KernelRow, ...]) -> str:
     """The rows as a table."""
     lines = [f"{'place':14} {'tier':7} {'instr':>5}  {'grid':16} kernel"]
-    lines += [f"{r.place:14} {TIER_NAMES[r.tier]:7} {r.instructions:5}  {'x'.join(map(str, r.grid)) or '-':16} {r.name}  {r.source}" for r in rows]
+    lines += [
+        f"{r.place:14} {TIER_NAMES[r.tier]:7} {r.instructions:5}  {'x'.join(map(str, r.grid)) or '-':16} {r.name}  {r.source}" for r in rows
+    ]
     return "\n".join(lines)

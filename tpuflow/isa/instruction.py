@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from tpuflow.dtypes import DType
 
@@ -234,18 +234,20 @@ class Instruction:
                 yield value.tile
 
 
+_I = TypeVar("_I", bound=Instruction)
+
 INSTRUCTIONS: dict[int, type[Instruction]] = {}
 BY_MNEMONIC: dict[str, type[Instruction]] = {}
 
 
-def instr(opcode: int, mnemonic: str) -> Callable[[type], Any]:
+@dataclass_transform(frozen_default=True)
+def instr(opcode: int, mnemonic: str) -> Callable[[type[_I]], type[_I]]:
     """Declare an instruction class: freeze it, read its field kinds, enter it in the opcode and mnemonic tables."""
 
-    def declare(cls: type) -> type:
+    def declare(cls: type[_I]) -> type[_I]:
         cls = dataclass(frozen=True, slots=True)(cls)
-        cls.opcode = opcode  # type: ignore[attr-defined]
-        cls.mnemonic = mnemonic  # type: ignore[attr-defined]
-        cls.kinds = {f.name: f.metadata["kind"] for f in dataclasses.fields(cls)}  # type: ignore[attr-defined]
+        cls.opcode, cls.mnemonic = opcode, mnemonic
+        cls.kinds = {f.name: f.metadata["kind"] for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
         if opcode in INSTRUCTIONS or mnemonic in BY_MNEMONIC:
             raise ValueError(f"opcode {opcode:#x} or mnemonic {mnemonic!r} is declared twice")
         INSTRUCTIONS[opcode] = cls

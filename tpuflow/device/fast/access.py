@@ -8,7 +8,7 @@ grid axis or a scalar register moves the window.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -254,7 +254,11 @@ def _write_scatter(view: Any, value: Any, window: Window, wheres: list[Positions
         return view
     index = []
     for i, (axis, where) in enumerate(zip(window.axes, wheres, strict=True)):
-        position = where.static.astype(np.int32) + where.offset if isinstance(where.offset, int) else jnp.asarray(where.static, jnp.int32) + where.offset
+        position = (
+            where.static.astype(np.int32) + where.offset
+            if isinstance(where.offset, int)
+            else jnp.asarray(where.static, jnp.int32) + where.offset
+        )
         place = position // axis.dilation
         ok = (place >= 0) & (place < axis.extent) & (position % axis.dilation == 0)
         index.append(jnp.where(ok, place, axis.extent).reshape((-1,) + (1,) * (value.ndim - 1 - i)))
@@ -266,6 +270,3 @@ def _write_scatter(view: Any, value: Any, window: Window, wheres: list[Positions
 def where_length(window: Window, wheres: list[Positions]) -> tuple[int, ...]:
     """Lengths of the positions of every axis."""
     return tuple(w.static.shape[-1] for w in wheres)
-
-
-Reader = Callable[[Any], Any]

@@ -33,7 +33,9 @@ class FastEngine:
         self._run = jax.jit(self._flat, donate_argnums=(1, 5), compiler_options=COMPILER_OPTIONS)
         self._zero = np.zeros((), np.int32)
 
-    def _flat(self, zero: Any, donated: list[Any], kept: list[Any], infeeds: list[Any], start: Any, outfeeds: list[Any]) -> tuple[list[Any], list[Any]]:
+    def _flat(
+        self, zero: Any, donated: list[Any], kept: list[Any], infeeds: list[Any], start: Any, outfeeds: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
         inputs: list[Any] = [None] * len(self.program.inputs)
         for i, x in (*zip(self._donated, donated, strict=True), *zip(self._kept, kept, strict=True)):
             inputs[i] = x

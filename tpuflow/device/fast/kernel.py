@@ -124,7 +124,13 @@ class _Translation:
             handler(self, instruction, trips, state)
 
     def _loop(
-        self, axes: tuple[int, ...], trips: Trips, state: _State, written: list[int], tiles: tuple[Tile, ...], body: Callable[[Trips, _State], None]
+        self,
+        axes: tuple[int, ...],
+        trips: Trips,
+        state: _State,
+        written: list[int],
+        tiles: tuple[Tile, ...],
+        body: Callable[[Trips, _State], None],
     ) -> None:
         """Run `body` over the given looped grid axes, outermost first: full tiles in one loop, a clipped tail by itself."""
         if not axes:
@@ -314,7 +320,13 @@ def _matmul(t: _Translation, i: matrix.MatmulAccumulate, trips: Trips, state: _S
             _local_axes(t, tile, tuple(k for k, x in enumerate(axes) if x in contracted))
     batch = tuple(sorted({g for g in (*a.batch, *b.batch) if g not in steps}))
     product = t.ar.matmul(
-        a.array, b.array, _labels(a, i.a_axes), _labels(b, i.b_axes), (*(BATCH_LABEL + g for g in batch), *i.acc_axes), i.a.dtype, i.acc.dtype
+        a.array,
+        b.array,
+        _labels(a, i.a_axes),
+        _labels(b, i.b_axes),
+        (*(BATCH_LABEL + g for g in batch), *i.acc_axes),
+        i.a.dtype,
+        i.acc.dtype,
     )
     (x, y), batch = t.aligned([acc, Virtual(product, batch)])
     state.tiles[i.acc] = Virtual(t.ar.binary("add", x, y, i.acc.dtype), batch)
@@ -386,7 +398,9 @@ def _store(t: _Translation, i: dma.Store, trips: Trips, state: _State) -> None:
     state.hbm[window.buffer] = access.from_view(view, window, buffer.shape)
 
 
-def _fold_batch_into_axes(t: _Translation, value: Virtual, window: Window, wheres: list[access.Positions]) -> tuple[Any, list[access.Positions]]:
+def _fold_batch_into_axes(
+    t: _Translation, value: Virtual, window: Window, wheres: list[access.Positions]
+) -> tuple[Any, list[access.Positions]]:
     """Batch dimensions of value and positions become part of the window axis that they move along."""
     moving = [g for w in wheres for g in w.batch]
     blocked = {a.grid for a in window.tile.axes if t.lifted(a.grid)}
@@ -488,4 +502,3 @@ _HANDLERS: dict[type[Instruction], Callable[..., None]] = {
     dma.Signal: _nothing,
     dma.Wait: _nothing,
 }
-

@@ -28,10 +28,17 @@ class Translation:
     def __post_init__(self) -> None:
         self.places = {id(b): place for place, b in walk(self.program.code)}
         self.whole = frozenset(
-            (id(k), w.buffer) for k in self.program.kernels() for i in k.instructions if isinstance(i, Store) for w in (i.window,) if _covers(k, w)
+            (id(k), w.buffer)
+            for k in self.program.kernels()
+            for i in k.instructions
+            if isinstance(i, Store)
+            for w in (i.window,)
+            if _covers(k, w)
         )
 
-    def __call__(self, zero: Any, inputs: Sequence[Any], infeeds: Sequence[Any], start: Any, outfeeds: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def __call__(
+        self, zero: Any, inputs: Sequence[Any], infeeds: Sequence[Any], start: Any, outfeeds: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
         """Run: zero is a run-time s32 0, infeeds are stacked items read from number `start` on, outfeeds are stacked items to fill.
 
         Returns (outputs, filled outfeeds).
@@ -54,7 +61,7 @@ class Translation:
 def _covers(kernel: Kernel, window: Any) -> bool:
     """A plain store whose windows make up the whole buffer (every axis walked from 0 to its extent in tile steps)."""
     for axis, tile in zip(window.axes, window.tile.axes, strict=True):
-        grid = (((tile.grid, tile.size),) if tile.grid >= 0 and kernel.grid[tile.grid].size > 1 else ())
+        grid = ((tile.grid, tile.size),) if tile.grid >= 0 and kernel.grid[tile.grid].size > 1 else ()
         moves = tuple((g, e) for g, e in axis.grid if kernel.grid[g].size > 1)
         plain = axis.origin == 0 and axis.step == 1 and axis.dilation == 1 and axis.register is None
         if not plain or moves != grid or tile.whole != axis.extent:
