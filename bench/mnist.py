@@ -114,8 +114,8 @@ def report(result: dict[str, Any]) -> str:
             m["peak_bytes"] / base["peak_bytes"],
         )
         lines.append(
-            f"{policy:7} {contender:12} {m['cold_seconds']:8.2f} {m.get('warm_seconds', np.nan):8.2f} {train:8.2f} {m['peak_bytes'] / 1e6:8.0f} "
-            f"{m['accuracy']:6.1f}   " + "  ".join(f"{r:6.2f}" for r in ratios)
+            f"{policy:7} {contender:12} {m['cold_seconds']:8.2f} {m.get('warm_seconds', np.nan):8.2f} {train:8.2f} "
+            f"{m['peak_bytes'] / 1e6:8.0f} {m['accuracy']:6.1f}   " + "  ".join(f"{r:6.2f}" for r in ratios)
         )
     return "\n".join(lines)
 
