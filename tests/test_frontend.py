@@ -281,3 +281,14 @@ def test_negative_padding_of_a_convolution_cuts_the_image() -> None:
 
 def test_every_rule_names_a_primitive_that_jax_could_meet_and_none_is_also_expanded() -> None:
     assert not set(RULES) & set(jax_compat.EXPANSIONS)
+
+
+def test_captured_arrays_have_the_type_jax_gives_them() -> None:
+    (result,) = run(lambda x: x * np.arange(3.0) + np.arange(3), np.ones(3, np.float32))
+    np.testing.assert_array_equal(result, np.array([0, 2, 4], np.float32))
+
+
+def test_captured_random_keys_are_constants_of_words() -> None:
+    key = jax.random.key(3)
+    (drawn,) = run(lambda x: x + jax.random.uniform(key, (3,)), np.ones(3, np.float32))
+    np.testing.assert_array_equal(drawn, jax.random.uniform(key, (3,)) + 1)

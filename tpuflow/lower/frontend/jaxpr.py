@@ -32,7 +32,7 @@ def inline(b: Builder, jaxpr: ClosedJaxpr | Jaxpr, operands: Sequence[Value]) ->
     inner, consts = jax_compat.opened(jaxpr)
     outer_scope = b.scope
     env: dict[Any, Value] = dict(zip(inner.invars, operands, strict=True))
-    env.update(zip(inner.constvars, (_constant(b, c) for c in consts), strict=True))
+    env.update((v, _constant(b, c, v.aval)) for v, c in zip(inner.constvars, consts, strict=True))
     for equation in inner.eqns:
         scope = "/".join(filter(None, (outer_scope, jax_compat.scope_of(equation))))
         with b.at(jax_compat.source_of(equation) or b.source, scope):
@@ -50,11 +50,9 @@ def _read(b: Builder, env: dict[Any, Value], atom: Any) -> Value:
     return _constant(b, atom.val, atom.aval) if isinstance(atom, Literal) else env[atom]
 
 
-def _constant(b: Builder, value: Any, aval: Any = None) -> Value:
-    data = jax_compat.key_data(value)
-    if aval is not None and not jax_compat.is_key(aval):
-        data = data.astype(jax_compat.type_of(aval, b.source).dtype.numpy)
-    return b.constant(data)
+def _constant(b: Builder, value: Any, aval: Any) -> Value:
+    """A literal or captured array, which may be wider than the type JAX gives it."""
+    return b.constant(jax_compat.key_data(value).astype(jax_compat.type_of(aval, b.source).dtype.numpy))
 
 
 def _lower(b: Builder, equation: Equation, env: dict[Any, Value]) -> tuple[Value, ...]:
