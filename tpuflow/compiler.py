@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -176,15 +178,16 @@ def _keys(avals: Sequence[Any]) -> tuple[str, ...]:
 class _Log:
     """Prints to stderr: from level 1 a line a compile, 2 time and nodes of every pass, 3 the last graph, 4 the assembly, 5 every graph.
 
-    From level 1 on every graph is verified. `dump` is a directory for numbered files of every stage.
+    From level 1 on every graph is verified. `dump` is a directory for files of every stage, numbered by compile and by stage.
     """
 
     name: str
     began: float
     level: int
     dump: Path | None
-    last: float = 0.0
-    stages: list[str] = field(default_factory=list)
+    last: float
+    number: int = field(default_factory=itertools.count().__next__)
+    stages: int = 0
 
     @classmethod
     def from_environment(cls, name: str, began: float) -> _Log:
@@ -195,6 +198,8 @@ class _Log:
 
     def stage(self, name: str, graph: Graph) -> None:
         """After the frontend and after every pass."""
+        if self.level == 0 and self.dump is None:
+            return
         self.lap(name, f"{sum(1 for _ in graph.walk()):6d} nodes")
         if self.level >= 1:
             verify(graph)
@@ -227,9 +232,10 @@ class _Log:
         if self.dump is None:
             return
         self.dump.mkdir(parents=True, exist_ok=True)
-        self.stages.append(stage)
         text = str(content) if isinstance(content, Graph) else disassemble(content)
-        (self.dump / f"{self.name}-{len(self.stages) - 1:02d}-{stage}.{suffix}").write_text(text)
+        name = re.sub(r"[^\w.-]+", "_", self.name)
+        (self.dump / f"{self.number:03d}-{name}-{self.stages:02d}-{stage}.{suffix}").write_text(text)
+        self.stages += 1
 
 
 __all__ = ["PIPELINE", "compile_function", "compile_graph", "compile_jaxpr", "compile_sink", "sink_graph"]
