@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr
 
 from tpuflow import amp
 from tpuflow.api.device_call import device_call
 from tpuflow.api.staging import DeviceFunction, Lowered, Target, as_array
 from tpuflow.chips import Chip, get_chip
 from tpuflow.errors import ConfigError
+from tpuflow.lower.frontend.jax_compat import ClosedJaxpr
 
 BACKEND = "tpusim"
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -14,18 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr
-from jax.interpreters import ad, batching, mlir
 
 from tpuflow.api.staging import Target, run_jaxpr
+from tpuflow.lower.frontend.jax_compat import ClosedJaxpr, Primitive, ad, batching, is_key, jaxpr_as_fun, mlir
 
 CACHED = 512
 
-device_call_p = jex_core.Primitive("device_call")
+device_call_p = Primitive("device_call")
 device_call_p.multiple_results = True
 
 
@@ -59,7 +57,7 @@ class _Linearized:
 
 @functools.lru_cache(CACHED)
 def _linearize(jaxpr: ClosedJaxpr, active: tuple[bool, ...]) -> _Linearized:
-    call = jex_core.jaxpr_as_fun(jaxpr)
+    call = jaxpr_as_fun(jaxpr)
     trees: list[Any] = []
 
     def forward(*primals: Any) -> tuple[list[Any], list[Any]]:
@@ -103,7 +101,7 @@ ad.primitive_jvps[device_call_p] = _jvp
 @functools.lru_cache(CACHED)
 def _transposed(jaxpr: ClosedJaxpr, linear: tuple[bool, ...]) -> ClosedJaxpr:
     """(inputs that are not linear, cotangents of all outputs) -> cotangents of the linear inputs."""
-    call = jex_core.jaxpr_as_fun(jaxpr)
+    call = jaxpr_as_fun(jaxpr)
     specs = _specs(jaxpr.in_avals)
     moving = [s for s, is_linear in zip(specs, linear, strict=True) if is_linear]
 
@@ -132,7 +130,7 @@ ad.primitive_transposes[device_call_p] = _transpose
 @functools.lru_cache(CACHED)
 def _batched(jaxpr: ClosedJaxpr, axes: tuple[int | None, ...], size: int) -> ClosedJaxpr:
     specs = [_with_axis(s, axis, size) for s, axis in zip(_specs(jaxpr.in_avals), axes, strict=True)]
-    return jax.make_jaxpr(jax.vmap(jex_core.jaxpr_as_fun(jaxpr), in_axes=axes, axis_size=size))(*specs)
+    return jax.make_jaxpr(jax.vmap(jaxpr_as_fun(jaxpr), in_axes=axes, axis_size=size))(*specs)
 
 
 def _batch(arguments: Sequence[Any], axes: Sequence[Any], *, jaxpr: ClosedJaxpr, name: str, target: Target) -> tuple[list[Any], list[int]]:
@@ -147,8 +145,8 @@ batching.primitive_batchers[device_call_p] = _batch
 
 def _from_host(*arguments: Any, jaxpr: ClosedJaxpr, name: str, target: Target) -> list[Any]:
     """Inside a plain jitted program: random keys cross as their words."""
-    keys_in = [_is_key(aval) for aval in jaxpr.in_avals]
-    keys_out = [_is_key(aval) for aval in jaxpr.out_avals]
+    keys_in = [is_key(aval) for aval in jaxpr.in_avals]
+    keys_out = [is_key(aval) for aval in jaxpr.out_avals]
 
     def host(*words: Any) -> list[np.ndarray]:
         arguments = [jax.random.wrap_key_data(jnp.asarray(w)) if key else jnp.asarray(w) for w, key in zip(words, keys_in, strict=True)]
@@ -169,7 +167,7 @@ mlir.register_lowering(device_call_p, mlir.lower_fun(_from_host, multiple_result
 
 def _with_constants_as_inputs(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same jaxpr with its constants as first inputs."""
-    call = jex_core.jaxpr_as_fun
+    call = jaxpr_as_fun
     count = len(closed.consts)
 
     def with_inputs(*values: Any) -> list[Any]:
@@ -196,7 +194,3 @@ def _with_axis(spec: jax.ShapeDtypeStruct, axis: int | None, size: int) -> jax.S
 
 def _is_float(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.floating)
-
-
-def _is_key(aval: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)

@@ -8,12 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-KEY_IMPLEMENTATION = "threefry2x32"
-
-
-def is_key(leaf: Any) -> bool:
-    """Whether a leaf is an array of random keys (`jax.random.key`)."""
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+from tpuflow.lower.frontend.jax_compat import KEY_IMPLEMENTATION, is_key
 
 
 def to_device(leaves: Sequence[Any]) -> list[Any]:

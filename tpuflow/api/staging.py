@@ -12,15 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr
 
-from tpuflow.api.flattening import KEY_IMPLEMENTATION
 from tpuflow.chips import Chip
 from tpuflow.compiler import compile_jaxpr
 from tpuflow.device.runtime import Executable
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Kernel, Program
+from tpuflow.lower.frontend.jax_compat import KEY_IMPLEMENTATION, ClosedJaxpr, is_key
 
 CACHED = 512
 _SCALARS = {bool: np.dtype(np.bool_), int: np.dtype(np.int32), float: np.dtype(np.float32)}
@@ -59,7 +58,7 @@ class DeviceFunction:
         self.jaxpr = jaxpr
         program = compile_jaxpr(jaxpr, name=name, chip=target.chip, donated=donated, input_names=input_names)
         self.executable = Executable(program, engine=target.engine, fidelity=target.fidelity)
-        self._to = tuple((i, a) for i, a in enumerate(jaxpr.in_avals) if _is_key(a))
+        self._to = tuple((i, a) for i, a in enumerate(jaxpr.in_avals) if is_key(a))
         self._from = tuple((i, f) for i, f in enumerate(map(_finisher, jaxpr.out_avals)) if f is not None)
         self._finish = target.engine == "reference"
 
@@ -214,7 +213,7 @@ def _multiply_adds(instruction: MatmulAccumulate) -> int:
 
 def _finisher(aval: Any) -> Callable[[Any], Any] | None:
     """What must be done to an output so that it has the JAX type `aval`."""
-    if _is_key(aval):
+    if is_key(aval):
         return functools.partial(jax.random.wrap_key_data, impl=KEY_IMPLEMENTATION)
     if getattr(aval, "weak_type", False):
         return _weakened
@@ -223,7 +222,3 @@ def _finisher(aval: Any) -> Callable[[Any], Any] | None:
 
 def _weakened(x: jax.Array) -> jax.Array:
     return jax.lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
-
-
-def _is_key(aval: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)

@@ -14,15 +14,27 @@ from jax._src.interpreters import partial_eval
 from jax._src.lax import special
 from jax._src.random import core as random_core
 from jax._src.random import prng
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.extend.core import JaxprEqn as Equation
+from jax.interpreters import ad, batching, mlir
 
 from tpuflow.dtypes import U32
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import UnsupportedDtypeError
 from tpuflow.lower.graph.graph import TensorType
 
-__all__ = ["EXPANSIONS", "ClosedJaxpr", "Equation", "Jaxpr", "Literal"]  # and the functions below
+__all__ = [  # and the functions below
+    "EXPANSIONS",
+    "ClosedJaxpr",
+    "Equation",
+    "Jaxpr",
+    "Literal",
+    "Primitive",
+    "ad",
+    "batching",
+    "jaxpr_as_fun",
+    "mlir",
+]
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _LIBRARIES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
