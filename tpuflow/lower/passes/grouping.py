@@ -53,6 +53,7 @@ class Grouping:
         self._readers: dict[Value, list[Group]] = {}
         self._last_effect = 0
         self._splats: Group | None = None
+        self._scalars: list[Group] = []
         for i, node in enumerate(graph.nodes):
             self._add(node, i)
         self.outputs = tuple(self._store(v) for v in graph.outputs)
@@ -95,9 +96,7 @@ class Grouping:
         value = node.inputs[i]
         maker = self.maker.get(value)
         if node.op == "pad" and i == 1 and maker is not None and maker.op == "full":
-            if maker not in self.group_of:
-                self._join(maker, self._new("opaque", (), 1))
-            return value
+            return self._copy(maker, self._new("opaque", (), 1))
         return self._store(value, fresh=node.op in CONTROL)
 
     def _know(self, node: Node, position: int) -> None:
@@ -137,11 +136,17 @@ class Grouping:
             return value
         if value in self.stored and not fresh:
             return self.stored[value]
-        copy = replace(node, results=(Value(value.type, value.name),))
-        self._know(copy, self.position[node])
         need = max((self.level(v) for v in node.inputs), default=0)
-        self._join(copy, self._splat_group() if not value.shape and node.op == "full" else self._new("map", value.shape, need + 1))
-        return copy.result if fresh else self.stored.setdefault(value, copy.result)
+        splat = not value.shape and node.op == "full"
+        copy = self._copy(node, self._splat_group() if splat else self._new("map", value.shape, need + 1))
+        return copy if fresh else self.stored.setdefault(value, copy)
+
+    def _copy(self, node: Node, group: Group) -> Value:
+        """The result of the same node over again, in a group."""
+        copy = replace(node, results=(Value(node.result.type, node.result.name),))
+        self._know(copy, self.position[node])
+        self._join(copy, group)
+        return copy.result
 
     # --- which group ------------------------------------------------------------------------------------------------
 
@@ -164,13 +169,9 @@ class Grouping:
     def _can_follow(self, node: Node, group: Group) -> bool:
         """Whether all other operands are there before the group runs, perhaps after merging groups or moving this one up."""
         others = {g: None for v in node.inputs if (g := self._maker_of(v)) is not None and g is not group}
-        through_broadcast = any(self.source(v) is not v and self._maker_of(v) is group for v in node.inputs)
-        if through_broadcast:
-            return False
-        for other in [g for g in others if g.level >= group.level]:
-            if not self._absorb(group, other, node) and not self._raise(group, other.level + 1):
-                return False
-        return True
+        if any(self.source(v) is not v and self._maker_of(v) is group for v in node.inputs):
+            return False  # it needs one of the group's values stretched, so from memory
+        return all(other.level < group.level or self._absorb(group, other, node) or self._raise(group, other.level + 1) for other in others)
 
     def _maker_of(self, value: Value) -> Group | None:
         source = self.source(value)
@@ -207,8 +208,10 @@ class Grouping:
 
     def _scalar_group(self, need: int) -> Group:
         """The lowest scalar kernel above `need`: 0-d work anywhere at one level is one kernel."""
-        found = [g for g in self.groups if g.kind == "map" and not g.shape and g.level > need and not g.full and g is not self._splats]
-        return min(found, key=lambda g: g.level) if found else self._new("map", (), need + 1)
+        found = [g for g in self._scalars if g.kind == "map" and g.level > need and not g.full]
+        if not found:
+            self._scalars.append(self._new("map", (), need + 1))
+        return min(found or self._scalars[-1:], key=lambda g: g.level)
 
     def _splat_group(self) -> Group:
         """All stored 0-d splats are one kernel, apart from computed scalars: it can leave loops, what it makes can be updated in place."""
