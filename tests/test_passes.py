@@ -7,14 +7,18 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.compile_cases import CASES
+from tpuflow.chips import CHIPS
 from tpuflow.compiler import PIPELINE
 from tpuflow.dtypes import BF16, F16, F32, PRED, S32, DType
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.interpret import interpret
 from tpuflow.lower.graph.verify import verify
+from tpuflow.lower.memory import plan_memory
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.fuse import Fuse
 from tpuflow.lower.passes.hoist_invariants import HoistInvariants
@@ -69,6 +73,67 @@ def test_a_pass_changes_nothing_the_second_time(name: str, step: Pass) -> None:
         graph = before(graph)
     once = step(graph)
     assert str(step(once)) == str(once)
+
+
+SHAPES = ((), (4,), (4, 4))
+MOVES = ("unary", "binary", "compare_select", "broadcast", "reduce", "dot", "convert", "reshape", "splat", "loop")
+
+
+def random_graph(choices: list[tuple[str, int, int, int]], outputs: int) -> Graph:
+    """A graph whose nodes are drawn by numbers: an operation, and which earlier values of a fitting shape it reads."""
+    b = Builder("random", [T(F32, *shape) for shape in SHAPES])
+    pool: list[Value] = list(b.inputs)
+
+    def like(shape: tuple[int, ...], number: int) -> Value:
+        fitting = [v for v in pool if v.shape == shape]
+        return fitting[-1 - number % len(fitting)]
+
+    def make(move: str, x: Value, other: int, number: int) -> Value:
+        y = like(x.shape, other)
+        match move:
+            case "unary":
+                return [b.tanh, b.abs, b.floor][number % 3](x)
+            case "binary":
+                return [b.add, b.mul, b.max, b.sub][number % 4](x, y)
+            case "compare_select":
+                return b.select(b.gt(x, y), y, like(x.shape, number))
+            case "broadcast":
+                return b.broadcast(x, (4, 4), [(0,), (1,)][number % 2] if x.shape else ()) if len(x.shape) < 2 else b.transpose(x, (1, 0))
+            case "reduce":
+                return b.reduce("max" if number % 2 else "add", x, (number % len(x.shape),)) if x.shape else b.neg(x)
+            case "dot":
+                return b.dot(x, y, (len(x.shape) - 1,), (0,)) if x.shape else b.exp(b.min(x, 1.0))
+            case "convert":
+                return b.convert(b.convert(x, F16), F32)
+            case "reshape":
+                return b.add(b.reshape(b.reshape(x, (*x.shape, 1)), x.shape), 1.0)
+            case "splat":
+                return b.full_like(x, float(number % 3))
+        body = b.region("body", [x.type, y.type])
+        one, two = body.inputs
+        return b.loop(2, body.finish([body.mul(two, 0.5), body.tanh(body.add(one, two))]), [x, y])[0]
+
+    for move, of, other, number in choices:
+        pool.append(make(move, pool[-1 - of % len(pool)], other, number))
+    return b.finish(pool[-outputs:])
+
+
+NUMBERS = st.integers(0, 7)
+CHOICES = st.lists(st.tuples(st.sampled_from(MOVES), NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=40)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(CHOICES, st.integers(1, 4))
+def test_random_graphs_keep_their_meaning(choices: list[tuple[str, int, int, int]], outputs: int) -> None:
+    graph = verify(random_graph(choices, outputs))
+    rng = np.random.default_rng(0)
+    arrays = [np.asarray(rng.standard_normal(shape), np.float32) for shape in SHAPES]
+    expected = interpret(graph, *arrays)
+    for step in PIPELINE:
+        graph = verify(step(graph))
+        for want, got in zip(expected, interpret(graph, *arrays), strict=True):
+            np.testing.assert_array_equal(bits(got), bits(want), err_msg=f"after {step.name}")
+    plan_memory(graph, CHIPS["generic"])
 
 
 def test_passes_are_named_after_what_they_do() -> None:
