@@ -1,0 +1,115 @@
+"""Native fidelity: within stated bounds of the device's bits, and equal to them where no bound is stated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.arithmetic_values import REFERENCE, compute, every_value, finite_values, ulps_apart, values
+from tests.tolerances import NATIVE_F32, NATIVE_SHORT_SPECIAL, sum_bound
+from tpuflow.dtypes import BF16, DTYPES, F16, F32, PRED, S32, DType
+from tpuflow.isa.numpy_arithmetic import is_defined
+from tpuflow.isa.vector import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY
+
+FLOATS = (F32, F16, BF16)
+
+
+def _bound(op: str, dtype: DType) -> int:
+    if op not in NATIVE_F32:
+        return 0
+    return NATIVE_F32[op].ulps if dtype == F32 else NATIVE_SHORT_SPECIAL.ulps
+
+
+def _check(dtype: DType, a: np.ndarray, b: np.ndarray) -> None:
+    unary = [op for op in UNARY if is_defined("unary", op, dtype)]
+    binary = [op for op in BINARY if is_defined("binary", op, dtype)]
+
+    def both(ar: Any, a: Any, b: Any) -> list[Any]:
+        return [
+            *(ar.unary(op, a, dtype) for op in unary),
+            *(ar.binary(op, a, b, dtype) for op in binary),
+            *(ar.compare(op, a, b, dtype) for op in COMPARE),
+            *(ar.convert(a, dtype, t) for t in DTYPES),
+        ]
+
+    names = [*unary, *binary, *COMPARE, *(f"to {t}" for t in DTYPES)]
+    types = [*([dtype] * (len(unary) + len(binary))), *([PRED] * len(COMPARE)), *DTYPES]
+    got = compute("native", both, (a, b), (dtype, dtype), types)
+    for name, t, g, w in zip(names, types, got, both(REFERENCE, a, b), strict=True):
+        if not t.is_float:
+            np.testing.assert_array_equal(g, w, err_msg=f"{name} on {dtype}")
+            continue
+        apart = ulps_apart(g, w, t)
+        worst = int(apart.argmax())
+        assert apart[worst] <= _bound(name, dtype), (
+            f"{name} on {dtype}: {apart[worst]} ulps at {a[worst]}, {b[worst]}: {g[worst]}, not {w[worst]}"
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_native_results_are_within_their_bounds(dtype: DType):
+    if dtype in (F16, BF16):
+        _check(dtype, every_value(dtype), np.random.default_rng(0).permutation(every_value(dtype)))
+    else:
+        _check(dtype, values(dtype, 100_000, 31), values(dtype, 100_000, 32))
+
+
+@pytest.mark.slow
+def test_native_results_are_within_their_bounds_for_three_million_values():
+    _check(F32, values(F32, 3_000_000, 33), values(F32, 3_000_000, 34))
+
+
+def test_the_bounds_are_not_slack():
+    """Every function with a bound does differ from the device's bits: the table names nothing in vain."""
+    a, b = values(F32, 100_000, 31), np.abs(values(F32, 100_000, 32))
+    binary = ("pow", "atan2")
+    both = lambda ar, a, b: [ar.binary(op, b, a, F32) if op in binary else ar.unary(op, a, F32) for op in NATIVE_F32]  # noqa: E731
+    got = compute("native", both, (a, b), (F32, F32), [F32] * len(NATIVE_F32))
+    for op, g, w in zip(NATIVE_F32, got, both(REFERENCE, a, b), strict=True):
+        assert ulps_apart(g, w, F32).max() > 0, op
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_native_reductions_are_within_the_bound_of_their_order(dtype: DType):
+    x, axes = finite_values(dtype, (37, 200), 35), (1,)
+    ops = [op for op in REDUCE if op != "mul" and is_defined("binary", op, dtype)]
+    both = lambda ar, x: [ar.reduce(op, x, axes, dtype) for op in ops]  # noqa: E731
+    for op, g, w in zip(ops, compute("native", both, (x,), (dtype,), [dtype] * len(ops)), both(REFERENCE, x), strict=True):
+        if dtype == F32 and op == "add":
+            size = np.abs(x.astype(np.float64)).sum(axis=1, keepdims=True)
+            assert (np.abs(g.astype(np.float64) - w) <= sum_bound(200) * size).all()
+        else:
+            np.testing.assert_array_equal(g, w)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_native_running_combinations_are_within_the_bound_of_their_order(dtype: DType):
+    x, carry = finite_values(dtype, (50, 8), 36), finite_values(dtype, (1, 8), 37)
+    ops = [op for op in CUMULATIVE if op not in ("mul",) and is_defined("binary", op, dtype)]
+    both = lambda ar, c, x: [ar.cumulative(op, c, x, 0, dtype)[0] for op in ops]  # noqa: E731
+    unit = {F32: 2.0**-24, F16: 2.0**-11, BF16: 2.0**-8}
+    for op, g, w in zip(
+        ops, compute("native", both, (carry, x), (dtype, dtype), [dtype] * len(ops)), both(REFERENCE, carry, x), strict=True
+    ):
+        if dtype.is_float and op == "add":
+            size = np.cumsum(np.abs(x.astype(np.float64)), axis=0) + np.abs(carry.astype(np.float64))
+            assert (np.abs(g.astype(np.float64) - w.astype(np.float64)) <= 2 * 51 * unit[dtype] * size).all()
+        else:
+            np.testing.assert_array_equal(g, w)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_native_matrix_products_are_within_the_bound_of_their_order(dtype: DType):
+    a, b = finite_values(dtype, (33, 300), 38), finite_values(dtype, (300, 20), 39)
+    both = lambda ar, a, b: [ar.matmul(a, b, (0, 1), (1, 2), (0, 2), dtype, F32)]  # noqa: E731
+    (got,) = compute("native", both, (a, b), (dtype, dtype), (F32,))
+    size = np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64))
+    assert (np.abs(got.astype(np.float64) - both(REFERENCE, a, b)[0]) <= sum_bound(301) * size).all()
+
+
+def test_native_integer_matrix_products_are_exact():
+    a, b = values(S32, 600, 40).reshape(20, 30), values(S32, 900, 41).reshape(30, 30)
+    both = lambda ar, a, b: [ar.matmul(a, b, (0, 1), (1, 2), (0, 2), S32, S32)]  # noqa: E731
+    np.testing.assert_array_equal(compute("native", both, (a, b), (S32, S32), (S32,))[0], both(REFERENCE, a, b)[0])
