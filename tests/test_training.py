@@ -170,6 +170,25 @@ def test_dropout_and_batch_norm_are_carried():
     assert first.losses != fit(Noisy(), epochs=2, seed=1, params=first.params).losses
 
 
+def test_an_nnx_module_keeps_its_random_streams_and_statistics():
+    class Noisy(nnx.Module):
+        def __init__(self, rngs):
+            self.first, self.last = nnx.Linear(7, 16, rngs=rngs), nnx.Linear(16, 3, rngs=rngs)
+            self.norm, self.dropout = nnx.BatchNorm(16, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x):
+            return self.last(self.dropout(nnx.relu(self.norm(self.first(x)))))
+
+    module = Noisy(nnx.Rngs(0))
+    first, second = fit(module, epochs=2, eval_data=blobs()), fit(module, epochs=2, eval_data=blobs(), sink_size=0)
+    assert first.losses == second.losses
+    nnx.update(module, first.params, first.carried)
+    module.eval()
+    hits = (np.asarray(module(blobs()[0])).argmax(-1) == blobs()[1]).mean()
+    assert first.history[-1]["accuracy"] == pytest.approx(100 * hits)
+    assert module.dropout.rngs.count[...] == 6
+
+
 def test_the_first_mixed_step_overflows_and_its_whole_history_is_kept():
     result = fit(policy="mixed", epochs=2)
     scales = [scale for epoch in result.history for scale in epoch["loss_scale"]]

@@ -86,6 +86,8 @@ def _nnx(module: nnx.Module) -> Model:
 
     def apply_with(graphdef: Any) -> Apply:
         def apply(params: Any, carried: Any, inputs: Any, key: Any) -> tuple[Any, Any]:
+            # Variables may be changed only where they were made, so the module gets fresh ones in the innermost transformation.
+            params, carried = jax.tree.map(lambda leaf: leaf, (params, carried))
             merged = nnx.merge(graphdef, params, carried)
             outputs = merged(inputs)
             return outputs, nnx.split(merged, nnx.Param, ...)[2]
