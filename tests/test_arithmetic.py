@@ -340,7 +340,7 @@ PRODUCTS = (
     *(Product((m, k), (k, n)) for m, k, n in ((1, 0, 3), (1, 1, 5), (1, 300, 7), (5, 2048, 1), (3, 33, 17), (64, 784, 10))),
     Product((64, 20), (64, 30), (1, 0), (1, 2), (0, 2)),  # both contracted on their first axis, as a weight gradient is
     Product((40, 784), (784, 99)),  # this one and the next two are too large to be summed directly
-    Product((64, 200), (64, 300), (1, 0), (1, 2), (0, 2)),
+    Product((150, 200), (150, 300), (1, 0), (1, 2), (0, 2)),
     Product((2, 3, 30, 30), (30, 30, 2, 500), (0, 1, 2, 3), (3, 2, 0, 4), (4, 0, 1)),
     Product((3, 20, 9), (20, 3, 4, 9), (0, 1, 5), (1, 0, 7, 5), (7, 0)),  # two contracted axes, a label each in rows and columns
     Product((4, 5, 30), (4, 6, 30), (0, 1, 2), (0, 3, 2), (0, 1, 3)),  # a batch

@@ -21,7 +21,8 @@ Axes = Sequence[int]
 
 _CHUNK = 16
 _AT_ONCE = 64
-_DIRECT = 1 << 21
+_DIRECT_TERMS = 128
+_DIRECT_PRODUCTS = 1 << 21
 _PRECISION = {F16: 11, BF16: 8}
 
 
@@ -64,7 +65,7 @@ def _ordered(rounding: Rounding, a: Value, b: Value, labels: Labels, a_axes: Axe
     """
     places = _Places.of(labels, a, a_axes, b, b_axes)
     with x64():
-        if math.prod(places.sizes) * places.terms <= _DIRECT:
+        if places.terms <= _DIRECT_TERMS or math.prod(places.sizes) * places.terms <= _DIRECT_PRODUCTS:
             return rounding.hide(_summed_directly(rounding, a, b, places))
         wide_a, wide_b = lax.convert_element_type(a, jnp.float64), lax.convert_element_type(b, jnp.float64)
         sums = _started_from_zero(lax.dot_general(wide_a, wide_b, _dimensions(labels, a_axes, b_axes)))
@@ -73,7 +74,7 @@ def _ordered(rounding: Rounding, a: Value, b: Value, labels: Labels, a_axes: Axe
 
 
 def _summed_directly(rounding: Rounding, a: Value, b: Value, places: _Places) -> Value:
-    """The product of small operands: one term after the other for all elements at once (slower to run, far quicker to compile)."""
+    """One term after the other for all elements at once: quicker where the sums are short, and to compile."""
 
     def terms_first(x: Value, axes: Axes) -> Value:
         """[K, ...] with size 1 on the product's axes that the operand lacks."""
