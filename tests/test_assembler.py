@@ -45,7 +45,6 @@ chip
   hbm_bytes_per_second 800000000000.0
   host_bytes_per_second 16000000000.0
   launch_seconds 0.0001
-  f32_matmul "bf16"
   source "this \\u{22}test\\u{22}"
 buffers
   b0 f32[300, 64] at 0x0    ; x
@@ -253,7 +252,7 @@ UNPLACED = {
     "sources": (
         "    ; mlp.py:4",
         "",
-        "step.txt:35: instructions of this kernel: found 7 comments on 8 lines, expected one on every",
+        "step.txt:34: instructions of this kernel: found 7 comments on 8 lines, expected one on every",
     ),
     "buffer_names": ("    ; x\n", "\n", "step.txt: buffers: found 2 comments on 3 lines"),
 }

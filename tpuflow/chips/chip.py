@@ -11,8 +11,7 @@ from dataclasses import dataclass
 class Chip:
     """One accelerator.
 
-    `matrix_dtypes` are the operand types its matrix unit takes as they are; `f32_matmul` says what happens to f32 operands
-    ("native", or the type they are rounded to under default precision).
+    Its matrix unit takes f32, f16 and bf16 operands as they are and accumulates in f32, integers in s32.
     """
 
     name: str
@@ -31,7 +30,6 @@ class Chip:
     hbm_bytes_per_second: float
     host_bytes_per_second: float
     launch_seconds: float
-    f32_matmul: str = "native"
     source: str = ""
 
     def vector_cycles(self, elems: int) -> float:
