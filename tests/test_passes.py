@@ -76,7 +76,7 @@ def test_a_pass_changes_nothing_the_second_time(name: str, step: Pass) -> None:
 
 
 SHAPES = ((), (4,), (4, 4))
-MOVES = ("unary", "binary", "compare_select", "broadcast", "reduce", "dot", "convert", "reshape", "splat", "loop")
+MOVES = ("unary", "binary", "compare_select", "broadcast", "reduce", "dot", "convert", "reshape", "splat", "iota", "loop")
 
 
 def random_graph(choices: list[tuple[str, int, int, int]], outputs: int) -> Graph:
@@ -109,6 +109,8 @@ def random_graph(choices: list[tuple[str, int, int, int]], outputs: int) -> Grap
                 return b.add(b.reshape(b.reshape(x, (*x.shape, 1)), x.shape), 1.0)
             case "splat":
                 return b.full_like(x, float(number % 3))
+            case "iota":
+                return b.iota(x.type, number % len(x.shape)) if x.shape else b.neg(x)
         body = b.region("body", [x.type, y.type])
         one, two = body.inputs
         return b.loop(2, body.finish([body.mul(two, 0.5), body.tanh(body.add(one, two))]), [x, y])[0]
@@ -159,6 +161,19 @@ def test_a_broadcast_takes_its_operand_through_reshapes_and_broadcasts() -> None
     row = b.broadcast(b.reshape(b.inputs[0], (1, 5)), (4, 5), (0, 1))
     graph = simplified(b, b.broadcast(row, (2, 4, 5), (1, 2)))
     assert [(n.op, n.attrs["axes"]) for n in graph.nodes] == [("broadcast", (2,))]
+
+
+def test_positions_moved_are_positions() -> None:
+    b = Builder("f")
+    row = b.iota(T(S32, 5), 0)
+    graph = simplified(b, b.broadcast(row, (4, 5), (1,)), b.transpose(b.broadcast(row, (4, 5), (1,)), (1, 0)), b.reshape(row, (5, 1)))
+    assert [(n.op, n.attrs["axis"]) for n in graph.nodes] == [("iota", 1), ("iota", 0), ("iota", 0)]
+
+
+def test_what_is_stretched_is_stored_first() -> None:
+    b = Builder("f", [T(S32, 4, 5)])
+    graph = verify(Fuse()(b.finish([b.add(b.inputs[0], b.broadcast(b.iota(T(S32, 5), 0), (4, 5), (1,)))])))
+    assert kinds(graph) == ["map", "map"]
 
 
 def test_equal_nodes_become_one_and_different_zeros_do_not() -> None:

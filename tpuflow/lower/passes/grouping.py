@@ -41,7 +41,7 @@ class Group:
 class Grouping:
     """The groups of one region. `group_of` maps nodes to groups; nodes without one are made anew wherever they are used.
 
-    Operands of products and opaque nodes and outputs of the graph that would be inlined elsewhere get a kernel of their own: `stored`.
+    Operands that must be in memory and outputs of the graph, where they would be inlined elsewhere, get a kernel of their own: `stored`.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -79,7 +79,7 @@ class Grouping:
     # --- nodes ------------------------------------------------------------------------------------------------------
 
     def _add(self, node: Node, position: int) -> None:
-        if node.op not in INLINED and node.op not in ELEMENTWISE and node.op != "reduce":
+        if node.op == "broadcast" or (node.op not in INLINED and node.op not in ELEMENTWISE and node.op != "reduce"):
             node = replace(node, inputs=tuple(self._operand(node, i) for i in range(len(node.inputs))))
         self._know(node, position)
         if node.op in INLINED:
@@ -92,7 +92,7 @@ class Grouping:
             self._join(node, self._own_group(node))
 
     def _operand(self, node: Node, i: int) -> Value:
-        """Operand i of a product or opaque node as an array in memory; a padding splat stays a splat (it becomes an immediate)."""
+        """Operand i of a broadcast, product or opaque node as an array in memory; a padding splat stays one (it becomes an immediate)."""
         value = node.inputs[i]
         maker = self.maker.get(value)
         if node.op == "pad" and i == 1 and maker is not None and maker.op == "full":

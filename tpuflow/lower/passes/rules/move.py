@@ -153,6 +153,22 @@ def _dynamic_update_slice(rw: Rewriter, node: Node) -> Value | None:
     return update if x.shape == update.shape else None
 
 
+@rewrites("transpose", "broadcast", "reshape")
+def _move_of_iota(rw: Rewriter, node: Node) -> Value | None:
+    """Positions, turned or repeated, are positions along another axis."""
+    (x,), result = node.inputs, node.result.type
+    inner = rw.maker(x, "iota")
+    if inner is None:
+        return None
+    axis = inner.attrs["axis"]
+    moved = {
+        "transpose": lambda: node.attrs["permutation"].index(axis),
+        "broadcast": lambda: node.attrs["axes"][axis],
+        "reshape": lambda: _places(x.shape, result.shape).get(axis),
+    }[node.op]()
+    return None if moved is None else rw.emit("iota", (), result, axis=moved)
+
+
 @rewrites("iota")
 def _iota(rw: Rewriter, node: Node) -> Value | None:
     """Along an axis of size 1: zeros."""
