@@ -92,7 +92,8 @@ def _summed_directly(rounding: Rounding, a: Value, b: Value, places: _Places) ->
     whole = places.terms // _CHUNK * _CHUNK
     sums = jnp.zeros(places.sizes, jnp.float64)
     if whole:
-        sums, _ = lax.scan(add_terms, sums, tuple(lax.reshape(x[:whole], (whole // _CHUNK, _CHUNK, *x.shape[1:])) for x in (left, right)))
+        chunks = [lax.reshape(x[:whole], (whole // _CHUNK, _CHUNK, *x.shape[1:])) for x in (left, right)]
+        sums, _ = lax.scan(add_terms, sums, (chunks[0], chunks[1]))
     return rounding.narrow(_started_from_zero(add_terms(sums, (left[whole:], right[whole:]))[0]), F32)
 
 

@@ -122,10 +122,5 @@ class Rounding:
         if dtype == F16:
             bits = lax.convert_element_type(lax.add(self.zero, np.int32(exact.view(np.int16))), jnp.int16)
             return lax.broadcast(lax.bitcast_convert_type(bits, jnp.float16), shape)
-        known = splat_bits(exact) if dtype == BF16 else exact.view(np.int32)
+        known = exact.astype(np.float32).view(np.int32)
         return lax.broadcast(lax.bitcast_convert_type(lax.add(self.zero, np.int32(known)), jnp.float32), shape)
-
-
-def splat_bits(bf16: np.ndarray[Any, Any]) -> np.int32:
-    """The f32 bits of a bf16 scalar."""
-    return (bf16.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.int32)[()]
