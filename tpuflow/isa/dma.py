@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from tpuflow.chips.chip import Chip
 from tpuflow.isa import instruction as field
 from tpuflow.isa.instruction import QUEUES, Instruction, Tile, Window, instr
@@ -9,114 +11,96 @@ from tpuflow.isa.instruction import QUEUES, Instruction, Tile, Window, instr
 STORE_MODES = ("set", "add", "mul", "min", "max")
 
 
-def _transfer_queue(window: Window, direction: str) -> str:
-    return "scalar" if window.tile.space == "smem" else direction
+class _Transfer(Instruction):
+    """Common to all moves: the queue follows from the direction, except that registers are moved by the scalar queue itself."""
+
+    __slots__ = ()
+    direction: ClassVar[str]
+    crossings: ClassVar[int] = 1
+    window: Window
+
+    @property
+    def queue(self) -> str:
+        """Load or store, or scalar for a register."""
+        return "scalar" if self.window.tile.space == "smem" else self.direction
+
+    def cost(self, chip: Chip) -> float:
+        """Cycles at full HBM bandwidth, `crossings` times the tile's bytes."""
+        tile = self.window.tile
+        return self.crossings * chip.hbm_cycles(tile.elems * tile.dtype.bytes)
+
+
+class _Sync(Instruction):
+    """Common to signal and wait: the queue is named, the price is one cycle."""
+
+    __slots__ = ()
+    on: str
+
+    @property
+    def queue(self) -> str:
+        """The named queue."""
+        return self.on
+
+    def cost(self, chip: Chip) -> float:
+        """One cycle."""
+        return 1.0
 
 
 @instr(0x40, "load")
-class Load(Instruction):
+class Load(_Transfer):
     """window.tile = the window's piece of its buffer at this grid index (registers are loaded by the scalar queue itself)."""
 
+    direction = "load"
     window: Window = field.window_in()
-
-    @property
-    def queue(self) -> str:
-        """Load, or scalar for a register."""
-        return _transfer_queue(self.window, "load")
-
-    def cost(self, chip: Chip) -> float:
-        """Cycles at full HBM bandwidth."""
-        return chip.hbm_cycles(self.window.tile.elems * self.window.tile.dtype.bytes)
 
 
 @instr(0x41, "store")
-class Store(Instruction):
+class Store(_Transfer):
     """The window's piece of its buffer at this grid index = window.tile; positions outside the buffer are dropped."""
 
+    direction = "store"
     window: Window = field.window_out()
-
-    @property
-    def queue(self) -> str:
-        """Store, or scalar for a register."""
-        return _transfer_queue(self.window, "store")
-
-    def cost(self, chip: Chip) -> float:
-        """Cycles at full HBM bandwidth."""
-        return chip.hbm_cycles(self.window.tile.elems * self.window.tile.dtype.bytes)
 
 
 @instr(0x42, "load_indexed")
-class LoadIndexed(Instruction):
+class LoadIndexed(_Transfer):
     """A gather: row r of window.tile (its axis 0) comes from position `position(r=0) + index[r]` of the window's axis 0.
 
     The window's axis 0 has step 0: its own position does not move with r. `index` is an s32 tile of rank 1, as long as the tile's
     axis 0. Positions out of range give `fill`.
     """
 
+    direction = "load"
     window: Window = field.window_in()
     index: Tile = field.src()
 
-    @property
-    def queue(self) -> str:
-        """Load."""
-        return "load"
-
-    def cost(self, chip: Chip) -> float:
-        """Cycles at full HBM bandwidth."""
-        return chip.hbm_cycles(self.window.tile.elems * self.window.tile.dtype.bytes)
-
 
 @instr(0x43, "store_indexed")
-class StoreIndexed(Instruction):
+class StoreIndexed(_Transfer):
     """A scatter: for r = 0, 1, ... in order, buffer row `position + index[r]` = mode(that row, row r of window.tile).
 
     The addressing of `load_indexed`; positions out of range are dropped. "set" keeps the last; "add", "mul", "min" and "max" round
     every combination to the buffer's type.
     """
 
+    direction = "store"
+    crossings = 2
     mode: str = field.choice(STORE_MODES)
     window: Window = field.window_out()
     index: Tile = field.src()
 
-    @property
-    def queue(self) -> str:
-        """Store."""
-        return "store"
-
-    def cost(self, chip: Chip) -> float:
-        """Cycles at full HBM bandwidth, read and written."""
-        return 2 * chip.hbm_cycles(self.window.tile.elems * self.window.tile.dtype.bytes)
-
 
 @instr(0x48, "signal")
-class Signal(Instruction):
+class Signal(_Sync):
     """Add one to a semaphore once the queue's earlier instructions are complete."""
 
     on: str = field.choice(QUEUES)
     semaphore: int = field.number()
 
-    @property
-    def queue(self) -> str:
-        """The named queue."""
-        return self.on
-
-    def cost(self, chip: Chip) -> float:
-        """One cycle."""
-        return 1.0
-
 
 @instr(0x49, "wait")
-class Wait(Instruction):
+class Wait(_Sync):
     """Hold the queue until a semaphore is above zero, then take one from it."""
 
     on: str = field.choice(QUEUES)
     semaphore: int = field.number()
-
-    @property
-    def queue(self) -> str:
-        """The named queue."""
-        return self.on
-
-    def cost(self, chip: Chip) -> float:
-        """One cycle."""
-        return 1.0

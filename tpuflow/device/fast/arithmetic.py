@@ -25,7 +25,7 @@ class LaxArithmetic:
 
     `bitexact` gives the bits of `NumpyArithmetic`. It needs `zero`, an int32 scalar 0 that must be an argument of the compiled function:
     the compiler must not know it. Native (`bitexact=False`) leaves to XLA:CPU the order of f32 sums, the contraction of multiply-add
-    and its own special functions. Either way the function must be compiled with `compiler_options={"xla_disable_hlo_passes": "algsimp"}`.
+    and its own special functions. Either way the function must be compiled with `engine.COMPILER_OPTIONS`.
     """
 
     def __init__(self, bitexact: bool, zero: Value = None):
