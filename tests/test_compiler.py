@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -177,14 +176,6 @@ def test_a_training_step_is_few_kernels_and_updates_every_parameter_in_place(nam
     assert 12 <= len(kernels) <= 20, [k.name for k in kernels]
     assert [p.buffer for p in program.outputs] == [p.buffer for p in program.inputs[1:]]
     assert not [k for k in kernels if k.name.startswith("copy")]
-
-
-def test_a_training_step_compiles_well_below_half_a_second() -> None:
-    closed, carries = mlp_step(OPTIMIZERS["adam"], SIZES, 64)
-    compile_sink(closed, carries=carries)
-    began = time.process_time()
-    compile_sink(closed, carries=carries)
-    assert time.process_time() - began < 0.3
 
 
 # --- determinism and what the environment shows -------------------------------------------------------------------------
