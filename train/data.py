@@ -75,7 +75,10 @@ SOURCES: Mapping[str, Source] = {
 
 @dataclass(frozen=True, slots=True)
 class ImageData:
-    """Images float32 [N, 28, 28] in 0..1 and labels int32 [N], for training and for testing, in the order of the published files."""
+    """Images and labels for training and for testing, in the order of the published files; labels int32 [N].
+
+    Images are float32 [N, H, W] in 0..1, or the published bytes, uint8 [N, H, W, channels], for pipelines that transform them.
+    """
 
     name: str
     origin: str
@@ -83,8 +86,12 @@ class ImageData:
     test: tuple[np.ndarray, np.ndarray]
 
 
-def load(name: str = "fashion-mnist", data_dir: str | os.PathLike[str] | None = None, *, embedded: bool = True) -> ImageData:
+def load(
+    name: str = "fashion-mnist", data_dir: str | os.PathLike[str] | None = None, *, embedded: bool = True, pixels: bool = False
+) -> ImageData:
     """Load one of SOURCES: from `data_dir` alone if given; else from $TPUFLOW_DATA, the user's cache, or a download into it.
+
+    With `pixels` the images are bytes, uint8 [N, 28, 28, 1].
 
     Where nothing can be had, 768 embedded Fashion-MNIST images are used and a notice says so on stderr, unless `embedded` is False.
     Raises DataError for an unknown name, a missing file, or a file whose sha256 is not the expected one.
@@ -92,21 +99,21 @@ def load(name: str = "fashion-mnist", data_dir: str | os.PathLike[str] | None = 
     source = _source(name)
     folder = _find(name, source, data_dir)
     if folder is not None:
-        return _read(name, source, folder)
+        return _read(name, source, folder, pixels=pixels)
     try:
-        return _read(name, source, _download(name, source))
+        return _read(name, source, _download(name, source), pixels=pixels)
     except UnreachableError as error:
         if not embedded or name != "fashion-mnist":
             raise DataError(f"{name}: {error}\n{_where_to_put(name)}") from None  # its message is in this one
         _announce_embedded(str(error))
-        return load_embedded()
+        return load_embedded(pixels=pixels)
 
 
-def load_embedded() -> ImageData:
+def load_embedded(*, pixels: bool = False) -> ImageData:
     """The first 512 training and 256 test images of Fashion-MNIST, which come with the repository (MIT, copyright 2017 Zalando SE)."""
     with np.load(io.BytesIO(_checked(EMBEDDED, (EMBEDDED_SHA256,))), allow_pickle=False) as arrays:
-        train = _to_network(arrays["train_images"], arrays["train_labels"])
-        test = _to_network(arrays["test_images"], arrays["test_labels"])
+        train = _converted(arrays["train_images"], arrays["train_labels"], pixels=pixels)
+        test = _converted(arrays["test_images"], arrays["test_labels"], pixels=pixels)
     return ImageData("fashion-mnist", "embedded (768 images)", train, test)
 
 
@@ -146,10 +153,10 @@ def _download(name: str, source: Source) -> Path:
     return folder
 
 
-def _read(name: str, source: Source, folder: Path) -> ImageData:
+def _read(name: str, source: Source, folder: Path, *, pixels: bool) -> ImageData:
     content = {file: _unpacked(folder / file, sums) for file, sums in source.sha256.items()}
-    train = _to_network(_images(content[TRAIN_IMAGES]), _labels(content[TRAIN_LABELS]))
-    test = _to_network(_images(content[TEST_IMAGES]), _labels(content[TEST_LABELS]))
+    train = _converted(_images(content[TRAIN_IMAGES]), _labels(content[TRAIN_LABELS]), pixels=pixels)
+    test = _converted(_images(content[TEST_IMAGES]), _labels(content[TEST_LABELS]), pixels=pixels)
     return ImageData(name, str(folder), train, test)
 
 
@@ -183,9 +190,9 @@ def _labels(idx: bytes) -> np.ndarray:
     return np.frombuffer(idx, np.uint8, offset=8)
 
 
-def _to_network(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """uint8 pixels -> float32 in 0..1, divided in float32 as torchvision's ToTensor does; labels -> int32."""
-    return images.astype(np.float32) / np.float32(255), labels.astype(np.int32)
+def _converted(images: np.ndarray, labels: np.ndarray, *, pixels: bool) -> tuple[np.ndarray, np.ndarray]:
+    """uint8 [N, H, W] -> float32 in 0..1, divided in float32 as torchvision's ToTensor does, or bytes [N, H, W, 1]; labels -> int32."""
+    return images[..., None] if pixels else images.astype(np.float32) / np.float32(255), labels.astype(np.int32)
 
 
 def _where_to_put(name: str) -> str:

@@ -118,7 +118,9 @@ class RandomHorizontalFlip:
     def __call__(self, images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """[B, H, W, C] -> [B, H, W, C]."""
         flipped = rng.random(len(images)) < self.probability
-        return np.where(flipped[:, None, None, None], images[:, :, ::-1], images)
+        result = images.copy()
+        result[flipped] = images[flipped, :, ::-1]
+        return result
 
 
 @dataclass(frozen=True, slots=True)
