@@ -301,3 +301,32 @@ def test_the_first_mixed_step_overflows_as_the_documented_run_did():
     grads = jax.jit(jax.grad(loss))(w)
     assert not bool(amp.all_finite(grads))
     assert float(optimizer.update(grads, state, w)[1].scale) == 32768.0
+
+
+@pytest.mark.parametrize("policy", ["fp32", "fp16", "mixed"])
+def test_plain_jax_jit_with_autocast_prints_the_documented_losses(policy, fashion_mnist, documented):
+    """The first 201 steps of the documented run, with nothing of tpuflow but `amp`: the policies need no simulated device."""
+    from models.mlp import MLP
+    from train.mnist import initial_variables
+
+    row = amp.get_policy(policy)
+    optimizer = amp.with_loss_scale(optax.sgd(1e-3), row.loss_scale)
+    apply = amp.autocast(MLP().apply, row)
+
+    def step(carry, batch):
+        params, state = carry
+
+        def scaled(params):
+            logits = apply(params, row.cast_inputs(batch[0])).astype(F32)
+            loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean().astype(row.loss_dtype)
+            return amp.scale_loss(loss, state), loss
+
+        grads, loss = jax.grad(scaled, has_aux=True)(params)
+        updates, state = optimizer.update(grads, state, params)
+        return (optax.apply_updates(params, updates), state), loss
+
+    params = row.cast_params(jax.tree.map(jnp.asarray, initial_variables()))
+    x, y = (jnp.asarray(a[: 201 * 64]).reshape(201, 64, *a.shape[1:]) for a in fashion_mnist.train)
+    run = jax.jit(lambda c: jax.lax.scan(step, c, (x, y)), compiler_options={"xla_disable_hlo_passes": "algsimp"})
+    losses = np.asarray(run((params, optimizer.init(params)))[1], np.float64)[::100]
+    np.testing.assert_allclose(losses, documented["runs"][policy]["epoch1_losses"][:3], rtol=0, atol=5e-6 if policy == "fp32" else 6e-7)

@@ -19,6 +19,7 @@ NARROW = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
 
 Leaves = tuple[np.ndarray, np.ndarray]
 Signature = tuple[tuple[tuple[int, ...], str], ...]
+Layout = tuple[Signature, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +77,26 @@ class ArrayFeed:
     def epoch(self, number: int) -> Iterator[Chunk]:
         """The chunks of one epoch."""
         order = np.random.default_rng((self.seed, number)).permutation(self.samples) if self.shuffle else None
-        full = self.samples // self.batch_size
-        items = min(full, max(1, INFEED_BYTES // self._batch_bytes))
-        for first in range(0, full, items or 1):
+        full, items = self.samples // self.batch_size, self._items
+        for first in range(0, full, items):
             # Every chunk has the same number of items, so the last one begins earlier and starts late.
             base = min(first, full - items)
             yield self._chunk(order, base, items, self.batch_size).part(first - base, min(items, full - first))
         if self.samples % self.batch_size:
             yield self._chunk(order, full, 1, self.samples % self.batch_size)
+
+    def layouts(self, steps: int | None) -> list[Layout]:
+        """Batch shape and items of every kind of chunk that the first `steps` batches (None: a whole epoch and more) are in."""
+        full, tail = self.samples // self.batch_size, self.samples % self.batch_size
+        wanted = [(self._items, self.batch_size)]
+        if tail and (steps is None or steps > full):
+            wanted.append((1, tail))
+        return [(tuple(((size, *leaf.shape[1:]), str(leaf.dtype)) for leaf in self.leaves), items) for items, size in wanted]
+
+    @property
+    def _items(self) -> int:
+        """Full batches in a chunk."""
+        return min(self.samples // self.batch_size, max(1, INFEED_BYTES // self._batch_bytes))
 
     @property
     def _batch_bytes(self) -> int:
@@ -122,6 +135,10 @@ class StreamFeed:
             raise DataError("data: the iterable gives no batch; training needs at least one.") from None
         return self.head[0]
 
+    def layouts(self, steps: int | None) -> list[Layout]:
+        """None: what comes is not known before it comes."""
+        return []
+
     def epoch(self, number: int) -> Iterator[Chunk]:
         """The chunks of one epoch, made while it runs."""
         pending: list[Leaves] = []
@@ -158,7 +175,7 @@ class StreamFeed:
         for i, leaves in enumerate(batches):
             for target, leaf in zip(stacked, leaves, strict=True):
                 target[i] = leaf
-        return Chunk(stacked, 0, len(batches), samples)
+        return Chunk(tuple(jax.device_put(a) for a in stacked), 0, len(batches), samples)
 
 
 Feed = ArrayFeed | StreamFeed

@@ -14,7 +14,7 @@ class Interrupts:
     """Within `with Interrupts() as interrupts`, Ctrl-C raises KeyboardInterrupt, but not inside `with interrupts.held()`.
 
     A launch donates the state to the device: an exception between launch and hand-over would lose it. Only the main thread can
-    receive Ctrl-C; elsewhere this does nothing.
+    receive Ctrl-C; elsewhere, and where the program has a handler of its own, this does nothing.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Interrupts:
         self._previous: Any = None
 
     def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGINT)):
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             self._previous = signal.signal(signal.SIGINT, self._on_signal)
         return self
 

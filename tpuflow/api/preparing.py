@@ -113,11 +113,10 @@ def _initial_state(recipe: Recipe, first: tuple[Any, Any], params: Any, seed: in
       ConfigError: the model has no parameters, or the user's do not fit it.
       DataError: the model cannot take the inputs.
     """
-    init_key, train_key = jax.random.split(jax.random.key(seed))
     model = recipe.model
     spec = jax.ShapeDtypeStruct(first[0].shape, first[0].dtype)
     try:
-        shapes, carried_shapes = jax.eval_shape(model.init, init_key, spec)
+        shapes, carried = jax.eval_shape(lambda inputs: model.init(jax.random.key(seed), inputs), spec)
     except TpuflowError:
         raise
     except Exception as error:  # whatever the user's module raises when it is traced
@@ -126,12 +125,16 @@ def _initial_state(recipe: Recipe, first: tuple[Any, Any], params: Any, seed: in
     if not jax.tree.leaves(shapes):
         raise ConfigError(f"model {model.name} has no parameters: there is nothing to train.")
     given = None if params is None else initial_params(params, shapes)
-    fresh, carried = (None, carried_shapes)
-    if given is None or jax.tree.leaves(carried_shapes):
-        fresh, carried = jax.jit(model.init)(init_key, jnp.zeros(spec.shape, spec.dtype))
-    chosen = fresh if given is None else given
-    key = train_key if model.needs_key(chosen, carried, spec) else None
-    return recipe.initial_state(chosen, carried, key)
+    if given is None or jax.tree.leaves(carried):
+        fresh, carried = jax.jit(model.init)(_key(seed, 0), jnp.zeros(spec.shape, spec.dtype))
+        given = fresh if given is None else given
+    key = _key(seed, 1) if model.needs_key(given, carried, spec) else None
+    return recipe.initial_state(given, carried, key)
+
+
+def _key(seed: int, stream: int) -> jax.Array:
+    """The key of the initial variables (stream 0) or of the training (stream 1)."""
+    return jax.random.split(jax.random.key(seed))[stream]
 
 
 def _check_data(recipe: Recipe, state: TrainState, feed: Feed, first: tuple[Any, Any], what: str) -> int | None:

@@ -18,7 +18,7 @@ from tpuflow.api.interrupts import Interrupts
 from tpuflow.api.preparing import Job
 from tpuflow.api.progress import Bar, progress_bar
 from tpuflow.api.result import TrainResult
-from tpuflow.api.sinking import DeviceSink
+from tpuflow.api.sinking import DeviceSink, compile_ahead
 from tpuflow.api.stepping import EvalFigures, StepFigures, TrainState
 from tpuflow.errors import TpuflowError
 
@@ -36,6 +36,7 @@ class Training:
         self._bar = Bar(None)
         self._eval_round_trips = 0
         self._interrupted = False
+        self._compile_seconds = 0.0
         self._run = Run(job.epochs, _steps_per_epoch(job), job.batch_size, job.recipe.policy.name)
 
     def run(self, *, progress: bool) -> TrainResult:
@@ -47,6 +48,8 @@ class Training:
         began = time.perf_counter()
         try:
             with progress_bar(shown=progress) as self._bar, self._interrupts:
+                self._bar.begin("compiling", None)
+                self._compile_seconds = self._compile_ahead()
                 notify(self._callbacks, "on_train_begin", self._run)
                 self._epochs()
         except KeyboardInterrupt:
@@ -56,6 +59,19 @@ class Training:
             raise
         notify(self._callbacks, "on_train_end", self._run)
         return self._result(began)
+
+    def _compile_ahead(self) -> float:
+        """Put on the chip what is sure to be needed, so that what cannot be shows before the first step."""
+        job = self._job
+        work: list[Any] = [(self._train_sink, self._state, job.feed.layouts(job.epochs * job.sink_size if job.sink_size > 0 else None))]
+        if job.eval_feed is not None:
+            work.append((self._eval_sink, self._eval_state, job.eval_feed.layouts(None)))
+        return compile_ahead(work)
+
+    @property
+    def _eval_state(self) -> TrainState:
+        """What evaluation needs of the state."""
+        return self._state._replace(opt_state=(), key=None)
 
     def _epochs(self) -> None:
         for number in range(self._job.epochs):
@@ -129,8 +145,7 @@ class Training:
                 tally.labels += piece.count * math.prod(piece.arrays[1].shape[1:])
                 yield piece
 
-        state = self._state._replace(opt_state=(), key=None)
-        self._eval_sink.run(state, counted(), self._interrupts, record)
+        self._eval_sink.run(self._eval_state, counted(), self._interrupts, record)
         self._eval_round_trips += 1
         self._run.metrics = tally.metrics(classes=self._job.recipe.loss.classes)
         self._run.history[-1].update(self._run.metrics)
@@ -138,7 +153,7 @@ class Training:
     def _result(self, began: float) -> TrainResult:
         job, state = self._job, self._state
         executables = (*self._train_sink.executables.values(), *self._eval_sink.executables.values())
-        compiling = self._train_sink.compile_seconds + self._eval_sink.compile_seconds
+        compiling = self._compile_seconds + self._train_sink.compile_seconds + self._eval_sink.compile_seconds
         return TrainResult(
             params=_arrays(state.params),
             carried=_arrays(state.carried),

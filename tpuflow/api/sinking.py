@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tpuflow.api.feeding import Chunk, Signature
+from tpuflow.api.feeding import Chunk, Layout, Signature
 from tpuflow.api.flattening import from_device, leaf_names, to_device
 from tpuflow.api.interrupts import Interrupts
 from tpuflow.api.staging import Target
@@ -29,12 +31,13 @@ class DeviceSink:
 
     step: (state, (inputs, labels)) -> (new state, figures), trees of arrays; figures alone if it does not change the state
     (`updates=False`). The trip count is a launch argument, so a Program serves every number of steps and the values do not depend on
-    how steps are grouped.
+    how steps are grouped. `compile_seconds` counts what was compiled during `run`.
     """
 
     def __init__(self, name: str, step: Callable[..., Any], target: Target, *, updates: bool = True):
         self._name, self._step, self._target, self._updates = name, step, target, updates
-        self._programs: dict[Signature, _SinkProgram] = {}
+        self._programs: dict[Signature, SinkProgram] = {}
+        self.compile_seconds = 0.0
 
     @property
     def executables(self) -> dict[Signature, Executable]:
@@ -47,21 +50,14 @@ class DeviceSink:
         return sum(p.launches for p in self._programs.values())
 
     @property
-    def compile_seconds(self) -> float:
-        """Host seconds spent on tracing, compiling and translating."""
-        return sum(p.compile_seconds for p in self._programs.values())
-
-    @property
     def launch_seconds(self) -> float:
         """Host seconds spent in launches."""
         return sum(p.launch_seconds for p in self._programs.values())
 
-    def prepare(self, state: Any, signature: Signature) -> _SinkProgram:
-        """The Program for a batch shape, compiled if it is new."""
+    def prepare(self, state: Any, signature: Signature) -> SinkProgram:
+        """The Program for a batch shape, traced and loaded if it is new."""
         if signature not in self._programs:
-            began = time.perf_counter()
-            self._programs[signature] = self._compile(state, signature)
-            self._programs[signature].compile_seconds += time.perf_counter() - began
+            self._programs[signature] = self._load(state, signature)
         return self._programs[signature]
 
     def run(self, state: Any, pieces: Iterable[Chunk], interrupts: Interrupts, on_slice: OnSlice) -> Any:
@@ -71,11 +67,14 @@ class DeviceSink:
         interrupt loses nothing.
         """
         for piece in pieces:
+            began = time.perf_counter()
             program = self.prepare(state, piece.signature)
+            program.compile(len(piece.arrays[0]))
+            self.compile_seconds += time.perf_counter() - began
             state = program.run(state, piece, interrupts, on_slice)
         return state
 
-    def _compile(self, state: Any, signature: Signature) -> _SinkProgram:
+    def _load(self, state: Any, signature: Signature) -> SinkProgram:
         """Trace the step for a batch shape and put it on the chip."""
         batch = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in signature)
         closed, shapes = jax.make_jaxpr(self._step, return_shape=True)(state, batch)
@@ -95,11 +94,11 @@ class DeviceSink:
         executable = Executable(program, engine=self._target.engine, fidelity=self._target.fidelity)
         # The reference engine consumes nothing, so it may be interrupted anywhere; the fast one owns donated state until it returns.
         held = self._updates and self._target.engine == "fast"
-        return _SinkProgram(executable, shapes[0] if self._updates else None, jax.tree.structure(figures), held)
+        return SinkProgram(executable, shapes[0] if self._updates else None, jax.tree.structure(figures), held)
 
 
 @dataclass(slots=True)
-class _SinkProgram:
+class SinkProgram:
     """One Program with what is known about it: shapes of its new state (None: unchanged), its figures, the seconds one step takes."""
 
     executable: Executable
@@ -107,7 +106,6 @@ class _SinkProgram:
     figures_tree: Any
     held: bool
     launches: int = 0
-    compile_seconds: float = 0.0
     step_seconds: float = 0.0
     launch_seconds: float = 0.0
     compiled: set[int] = field(default_factory=set)
@@ -115,7 +113,6 @@ class _SinkProgram:
     def run(self, state: Any, piece: Chunk, interrupts: Interrupts, on_slice: OnSlice) -> Any:
         """The batches of one piece, in slices."""
         done = 0
-        self._compile(len(piece.arrays[0]))
         while done < piece.count:
             count = min(piece.count - done, self._slice_steps())
             with interrupts.held() if self.held else nullcontext():
@@ -124,13 +121,11 @@ class _SinkProgram:
             done += count
         return state
 
-    def _compile(self, items: int) -> None:
-        if items in self.compiled:
-            return
-        began = time.perf_counter()
-        self.executable.compile(items)
-        self.compiled.add(items)
-        self.compile_seconds += time.perf_counter() - began
+    def compile(self, items: int) -> None:
+        """Translate for chunks of so many items, if that was not done yet."""
+        if items not in self.compiled:
+            self.executable.compile(items)
+            self.compiled.add(items)
 
     def _slice_steps(self) -> int:
         if self.launches < len(FIRST_SLICES):
@@ -149,3 +144,15 @@ class _SinkProgram:
             avals, tree = jax.tree.flatten(self.new_state)
             state = jax.tree.unflatten(tree, from_device(outputs, avals))
         return state, jax.tree.unflatten(self.figures_tree, figures)
+
+
+def compile_ahead(work: Sequence[tuple[DeviceSink, Any, Sequence[Layout]]]) -> float:
+    """Trace and translate Programs that are known to be needed, as many at once as there are processors; the seconds it took.
+
+    Tracing is done one after the other (it is Python), translation side by side.
+    """
+    began = time.perf_counter()
+    programs = [(sink.prepare(state, signature), items) for sink, state, layouts in work for signature, items in layouts]
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        list(pool.map(lambda job: job[0].compile(job[1]), programs))
+    return time.perf_counter() - began

@@ -53,9 +53,13 @@ class Recipe:
 
     def initial_state(self, params: Any, carried: Any, key: Any) -> TrainState:
         """Parameters in the policy's type and the optimizer's state for them: copies, since the device overwrites its state."""
-        params = self.policy.cast_params(params)
-        state = TrainState(params, carried, self.optimizer.init(params), key)
-        return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), state)
+
+        def make(params: Any, carried: Any) -> TrainState:
+            params = self.policy.cast_params(params)
+            return TrainState(params, carried, self.optimizer.init(params))
+
+        state = jax.jit(make)(params, carried)._replace(key=key)  # as one computation: nothing is compiled array by array
+        return jax.tree.map(lambda leaf: jax.device_put(leaf, may_alias=False), state)
 
     def train_step(self, state: TrainState, batch: tuple[Any, Any]) -> tuple[TrainState, StepFigures]:
         """One step. The loss is rounded to the policy's type before it is scaled and differentiated."""
