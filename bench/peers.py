@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from tpuflow.device.fast.engine import COMPILER_OPTIONS
+
 EPOCHS, BATCH = 5, 64
 LEARNING_RATE = 1e-3
-# Without this, XLA's simplifier changes results (docs/numerics.md); the peer computes what the device computes.
-SAME_ARITHMETIC = {"xla_disable_hlo_passes": "algsimp"}
+# XLA's simplifier changes results (docs/numerics.md): the peer computes what the device computes, with the device's own options.
+SAME_ARITHMETIC = COMPILER_OPTIONS
 
 Arrays = tuple[np.ndarray, np.ndarray]
 

@@ -14,7 +14,7 @@ from tpuflow.device.fast.translate import Translation
 from tpuflow.device.verify import verify
 from tpuflow.isa.program import Program
 
-# Algebraic simplification would change results (DESIGN: `(x * 1.1) * 1.3`, `x / 3`, fp16 overflow that must stay infinite). Without it
+# Algebraic simplification would change results (`(x * 1.1) * 1.3`, `x / 3`, fp16 overflow that must stay infinite). Without it
 # the reshape mover never comes to an end: it wraps every transpose in hundreds of others.
 COMPILER_OPTIONS = {"xla_disable_hlo_passes": "algsimp,reshape-mover"}
 
