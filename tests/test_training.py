@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import signal
-import threading
-import time
 
 import jax
 import jax.numpy as jnp
@@ -272,98 +268,6 @@ def test_large_arrays_are_fed_in_chunks_of_one_shape(monkeypatch):
     assert chunked == fit(epochs=2).losses
 
 
-# --- the sink ---------------------------------------------------------------------------------------------------------
-
-
-def test_final_parameters_do_not_depend_on_the_sink_size():
-    """700 steps with a ragged last batch: as one sink, 7 sinks of 100, 100 sinks of 7, and step by step."""
-    data = blobs(1399)
-    epochs = {-1: 1, 100: 7, 7: 100, 0: 1}
-    runs = {size: fit(data=data, batch_size=2, policy="mixed", sink_size=size, epochs=n) for size, n in epochs.items()}
-    whole = runs[-1]
-    assert whole.steps == 700
-    for size, trips in ((-1, 1), (100, 7), (7, 100), (0, 700)):
-        assert runs[size].round_trips == trips
-        assert same_bits(runs[size].params, whole.params) and runs[size].losses == whole.losses
-
-
-def test_a_sink_that_crosses_the_ragged_batch_is_one_round_trip():
-    result = fit(sink_size=4, epochs=3, eval_data=blobs())
-    assert (result.round_trips, result.eval_round_trips, result.steps) == (3, 3, 12)
-    assert [epoch["steps"] for epoch in result.history] == [4, 4, 4]
-    assert result.losses[:6] == fit(epochs=2).losses
-
-
-def test_one_program_serves_each_batch_shape():
-    result = fit(epochs=2, eval_data=blobs(), sink_size=2)
-    names = sorted((e.program.name, e.program.infeeds[0].shape[0]) for e in result.executables)
-    assert names == [("eval_step", 11), ("eval_step", 16), ("train_step", 11), ("train_step", 16)]
-
-
-# --- callbacks --------------------------------------------------------------------------------------------------------
-
-
-class Recorder(tpuflow.Callback):
-    """Writes down every event."""
-
-    def __init__(self):
-        self.events = []
-
-    def on_train_begin(self, run):
-        self.events.append("begin")
-
-    def on_train_end(self, run):
-        self.events.append("end")
-
-    def on_epoch_begin(self, run):
-        self.events.append(f"epoch {run.epoch}")
-
-    def on_epoch_end(self, run):
-        self.events.append(f"metrics {sorted(run.metrics)}")
-
-    def on_step_end(self, run):
-        self.events.append((run.step, run.loss))
-
-    def on_sink_end(self, run):
-        self.events.append(f"sink of {len(run.losses)}")
-
-
-@pytest.mark.parametrize("sink_size, sinks", [(-1, [3]), (0, [1, 1, 1])])
-def test_callbacks_see_every_step_in_order(sink_size, sinks):
-    recorder = Recorder()
-    result = fit(sink_size=sink_size, callbacks=[recorder], eval_data=blobs())
-    steps = [e for e in recorder.events if isinstance(e, tuple)]
-    assert steps == list(enumerate(result.losses))
-    assert [e for e in recorder.events if str(e).startswith("sink")] == [f"sink of {n}" for n in sinks]
-    assert recorder.events[:2] == ["begin", "epoch 0"]
-    assert recorder.events[-2:] == ["metrics ['accuracy', 'avg_loss']", "end"]
-
-
-def test_a_callback_can_end_the_training():
-    class Stop(tpuflow.Callback):
-        def on_sink_end(self, run):
-            run.stop = run.step >= 4
-
-    result = fit(epochs=10, callbacks=[Stop()])
-    assert result.steps == 6 and not result.interrupted
-
-
-def test_monitors_print_losses_and_times():
-    out = io.StringIO()
-    result = fit(callbacks=[tpuflow.LossMonitor(2, out), tpuflow.TimeMonitor(out)])
-    lines = out.getvalue().splitlines()
-    assert lines[0] == f"epoch: 1 step: 1, loss is {result.losses[0]:.6f}"
-    assert lines[1].startswith("epoch: 1 step: 3, loss is")
-    assert lines[2].startswith("epoch time: ") and lines[2].endswith("(host)")
-
-
-def test_the_progress_bar_moves_within_a_long_sink(monkeypatch):
-    moves = []
-    monkeypatch.setattr("tpuflow.api.progress.Bar.advance", lambda self, steps, loss=None: moves.append(steps))
-    fit(data=blobs(1600))
-    assert len(moves) >= 3 and sum(moves) == 100
-
-
 # --- evaluation and results -------------------------------------------------------------------------------------------
 
 
@@ -398,43 +302,3 @@ def test_the_result_is_written_as_json(tmp_path):
     assert read["history"][0]["loss_scale"] == [65536.0, 32768.0, 16384.0]
     assert (read["settings"]["policy"], read["round_trips"], read["interrupted"]) == ("mixed", 1, False)
     assert os.listdir(tmp_path) == ["out.json"]
-
-
-# --- interruption -----------------------------------------------------------------------------------------------------
-
-
-def test_ctrl_c_inside_a_long_sink_answers_quickly_and_keeps_what_was_trained(monkeypatch):
-    sent, moves = [], []
-
-    def press_ctrl_c():
-        time.sleep(0.3)
-        sent.append(time.perf_counter())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    def advance(bar, steps, loss=None):
-        moves.append(steps)
-        if len(moves) == 3:
-            threading.Thread(target=press_ctrl_c, daemon=True).start()
-
-    before = signal.getsignal(signal.SIGINT)
-    x, y = blobs(2_000_000)
-    with monkeypatch.context() as patched:
-        patched.setattr("tpuflow.api.progress.Bar.advance", advance)
-        result = fit(Net(256), data=(x, y))  # half a minute in one sink
-    assert time.perf_counter() - sent[0] < 2.0
-    assert result.interrupted and sum(moves) == result.steps < 125_000
-    assert len(result.history) == 1 and not result.history[0]["complete"]
-    assert f"interrupted by Ctrl-C after {result.steps} steps" in result.report()
-    assert signal.getsignal(signal.SIGINT) is before
-    again = fit(Net(256), data=(x[: 16 * result.steps], y[: 16 * result.steps]))
-    assert same_bits(again.params, result.params)
-
-
-def test_ctrl_c_in_a_callback_keeps_the_state():
-    class Press(tpuflow.Callback):
-        def on_sink_end(self, run):
-            if run.step == 1:
-                raise KeyboardInterrupt
-
-    result = fit(callbacks=[Press()], sink_size=0)
-    assert result.interrupted and result.losses == fit().losses[:2]
