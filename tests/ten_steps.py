@@ -16,6 +16,7 @@ import optax
 
 import tpuflow
 from models.mlp import MLP
+from tpuflow.api.preparing import Options, prepare
 from tpuflow.isa.file import to_bytes
 from train.mnist import initial_variables
 
@@ -41,6 +42,33 @@ def run(policy: str, engine: str = "fast", fidelity: str = "bitexact", **options
 def leaves(result: tpuflow.TrainResult) -> list[np.ndarray]:
     """Every array of parameters and optimizer state."""
     return [np.asarray(x) for x in jax.tree.leaves((result.params, result.opt_state))]
+
+
+def plain_jit_leaves(policy: str) -> list[np.ndarray]:
+    """The same ten steps of the same step function under plain jax.jit."""
+    options = Options(
+        MLP(),
+        data(),
+        None,
+        policy,
+        optax.sgd(1e-2),
+        "softmax_cross_entropy",
+        1,
+        BATCH,
+        -1,
+        "generic",
+        0,
+        initial_variables(),
+        False,
+        "fast",
+        "native",
+    )
+    job = prepare(options)
+    state, step = job.state, jax.jit(job.recipe.train_step)
+    x, y = data()
+    for i in range(0, STEPS * BATCH, BATCH):
+        state, _ = step(state, (x[i : i + BATCH], y[i : i + BATCH]))
+    return [np.asarray(a) for a in jax.tree.leaves((state.params, state.opt_state))]
 
 
 def digest(result: tpuflow.TrainResult) -> dict[str, str]:
