@@ -1,7 +1,7 @@
 """Precision: policies, automatic casts, loss scaling. Works with plain jax.jit as well."""
 
 from tpuflow.amp.autocast import autocast
-from tpuflow.amp.policy import POLICIES, LossScale, Policy, cast_floats, get_policy
+from tpuflow.amp.policy import POLICIES, LossScale, Policy, cast_floats, get_policy, is_float
 from tpuflow.amp.scaling import (
     LossScaleState,
     all_finite,
@@ -23,6 +23,7 @@ __all__ = [
     "dynamic_loss_scale",
     "find_state",
     "get_policy",
+    "is_float",
     "scale_loss",
     "static_loss_scale",
     "with_loss_scale",

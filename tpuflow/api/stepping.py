@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from tpuflow import amp
@@ -55,10 +56,11 @@ class Recipe:
         """Parameters in the policy's type and the optimizer's state for them: copies, since the device overwrites its state."""
 
         def make(params: Any, carried: Any) -> TrainState:
-            params = self.policy.cast_params(params)
             return TrainState(params, carried, self.optimizer.init(params))
 
-        state = jax.jit(make)(params, carried)._replace(key=key)  # as one computation: nothing is compiled array by array
+        # Cast by NumPy, which has every conversion on every host; then as one computation: nothing is compiled array by array.
+        params = self.policy.cast_params(jax.tree.map(_on_host, params))
+        state = jax.jit(make)(params, carried)._replace(key=key)
         return jax.tree.map(lambda leaf: jax.device_put(leaf, may_alias=False), state)
 
     def train_step(self, state: TrainState, batch: tuple[Any, Any]) -> tuple[TrainState, StepFigures]:
@@ -92,6 +94,11 @@ class Recipe:
             return self.loss(outputs, labels).astype(self.policy.loss_dtype), outputs, carried
 
         return forward
+
+
+def _on_host(leaf: Any) -> Any:
+    """Floating arrays as NumPy arrays; anything else as it is."""
+    return np.asarray(leaf) if amp.is_float(leaf) else leaf
 
 
 def _figures(loss: jax.Array, before: Any, after: Any) -> StepFigures:
