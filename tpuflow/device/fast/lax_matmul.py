@@ -21,8 +21,9 @@ Axes = Sequence[int]
 
 _CHUNK = 16
 _AT_ONCE = 64
-_DIRECT_TERMS = 128
 _DIRECT_PRODUCTS = 1 << 21
+_MASK_BITS = 64
+_MASKED_TERMS = 256
 _PRECISION = {F16: 11, BF16: 8}
 
 
@@ -65,11 +66,11 @@ def _ordered(rounding: Rounding, a: Value, b: Value, labels: Labels, a_axes: Axe
     """
     places = _Places.of(labels, a, a_axes, b, b_axes)
     with x64():
-        if places.terms <= _DIRECT_TERMS or math.prod(places.sizes) * places.terms <= _DIRECT_PRODUCTS:
+        if math.prod(places.sizes) * places.terms <= _DIRECT_PRODUCTS:
             return rounding.hide(_summed_directly(rounding, a, b, places))
         wide_a, wide_b = lax.convert_element_type(a, jnp.float64), lax.convert_element_type(b, jnp.float64)
         sums = _started_from_zero(lax.dot_general(wide_a, wide_b, _dimensions(labels, a_axes, b_axes)))
-        left, right = _Bounds.of(wide_a, a_axes, places, dtype), _Bounds.of(wide_b, b_axes, places, dtype)
+        left, right = _Bounds.of(a, a_axes, places, dtype), _Bounds.of(b, b_axes, places, dtype)
         return rounding.hide(_mended(rounding, rounding.narrow(sums, F32), _doubtful(sums, left, right, places), places, a, b))
 
 
@@ -139,23 +140,42 @@ def _product_axes(labels: Labels, a_axes: Axes, b_axes: Axes) -> tuple[int, ...]
 
 @dataclass(frozen=True)
 class _Bounds:
-    """What is known of an operand's rows (or columns), repeated over the product: their Euclidean norm and, for the short types,
-    a power of two times a number that every element is a multiple of."""
+    """What is known of an operand's rows (or columns), repeated over the product: their Euclidean norm; for f16 and bf16, a power of
+    two times a number that every element is a multiple of; for short sums of f32, where elements are not zero, as bits of u32 words."""
 
     norm: Value
     grain: Value | None
+    masks: tuple[Value, ...]
 
     @classmethod
     def of(cls, x: Value, axes: Axes, places: _Places, dtype: DType) -> _Bounds:
         contracted = [i for i, label in enumerate(axes) if label in places.contracted]
-        norm = lax.sqrt(lax.reduce(x * x, np.float64(0), lax.add, contracted))
+        # Squares of f16 numbers are far from the ends of f32, whose sums are half the work; they may come out too small by K u.
+        x = x if dtype == F16 else lax.convert_element_type(x, jnp.float64)
+        one = x.dtype.type
+        squares = lax.convert_element_type(lax.reduce(x * x, one(0), lax.add, contracted), jnp.float64)
+        norm = _stretched(lax.sqrt(squares * np.float64(1 + places.terms * 2.0**-23)), axes, places)
         if dtype not in _PRECISION:
-            return cls(_stretched(norm, axes, places), None)
+            return cls(norm, None, _masks(x, axes, places) if places.terms <= _MASKED_TERMS else ())
         size = lax.abs(x)
-        least = lax.reduce(
-            lax.select(lax.eq(size, jnp.zeros_like(size)), jnp.full_like(size, np.inf), size), np.float64(np.inf), lax.min, contracted
-        )
-        return cls(_stretched(norm, axes, places), _stretched(least * np.float64(2.0 ** -_PRECISION[dtype]), axes, places))
+        counted = lax.select(lax.eq(size, jnp.zeros_like(size)), jnp.full_like(size, np.inf), size)
+        least = lax.convert_element_type(lax.reduce(counted, one(np.inf), lax.min, contracted), jnp.float64)
+        return cls(norm, _stretched(least * np.float64(2.0 ** -_PRECISION[dtype]), axes, places), ())
+
+
+def _masks(x: Value, axes: Axes, places: _Places) -> tuple[Value, ...]:
+    """Which of `_MASK_BITS` groups of contracted positions hold anything but zeros, in words of 32 bits, repeated over the product."""
+    free = [i for i, label in enumerate(axes) if label not in places.contracted]
+    order = [*free, *(list(axes).index(label) for label in places.contracted)]
+    rows = lax.reshape(lax.transpose(lax.ne(x, jnp.zeros_like(x)), order), (*(x.shape[i] for i in free), places.terms))
+    group = -(-places.terms // _MASK_BITS)
+    missing = group * _MASK_BITS - places.terms
+    rows = lax.pad(rows, np.False_, [*((0, 0, 0) for _ in free), (0, missing, 0)]) if missing else rows
+    groups = lax.reshape(rows, (*rows.shape[:-1], _MASK_BITS // 32, 32, group))
+    held = lax.convert_element_type(jnp.any(groups, axis=-1), jnp.uint32)
+    words = jnp.sum(held << np.arange(32, dtype=np.uint32), axis=-1, dtype=jnp.uint32)
+    kept = [axes[i] for i in free]
+    return tuple(_stretched(words[..., w], [*kept, *places.contracted], places) for w in range(_MASK_BITS // 32))
 
 
 def _stretched(x: Value, axes: Axes, places: _Places) -> Value:
@@ -175,6 +195,10 @@ def _doubtful(sums: Value, left: _Bounds, right: _Bounds, places: _Places) -> Va
     slack = size * np.float64(SLACK * places.terms)
     low, high = (lax.bitcast_convert_type(lax.convert_element_type(x, jnp.float32), jnp.int32) for x in (sums - slack, sums + slack))
     doubtful = lax.ne(low, high) & lax.is_finite(sums)
+    if left.masks:
+        meetings = sum(lax.population_count(x & y) for x, y in zip(left.masks, right.masks, strict=True))
+        alone = 1 if places.terms <= _MASK_BITS else 0  # a sum of one term is exact, and so is one of nothing but zeros
+        doubtful = doubtful & lax.gt(meetings, jnp.full_like(meetings, alone))
     if left.grain is None or right.grain is None:
         return doubtful
     return doubtful & lax.ge(size, left.grain * right.grain * np.float64(2.0**52))
@@ -185,8 +209,9 @@ def _mended(rounding: Rounding, result: Value, doubtful: Value, places: _Places,
     count = result.size
     hands = min(_AT_ONCE, count)
     length = -(-count // hands)
-    flags = lax.pad(lax.reshape(doubtful, (count,)), np.False_, [(0, hands * length - count, 0)])
-    flags = lax.reshape(flags, (length, hands))
+    missing = hands * length - count
+    flags = lax.reshape(doubtful, (count,))
+    flags = lax.reshape(lax.pad(flags, np.False_, [(0, missing, 0)]) if missing else flags, (length, hands))
 
     def last_before(limit: Value) -> Value:
         """s32 [hands]: the last doubtful position of each hand below its limit, or -1."""
