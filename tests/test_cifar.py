@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tpuflow.errors import DataError
 from train import cifar, data
@@ -150,14 +151,13 @@ def test_offline_without_data_says_where_to_put_them(cache, small):
 @pytest.fixture
 def jpegs(tmp_path, monkeypatch) -> Path:
     """A folder with an archive of flat grey JPEGs and its index, in another order than the records'."""
-    image_module = pytest.importorskip("PIL.Image")
     rows, members = [], {}
     for name in reversed(list(cifar.ORIGINAL)):
         records = np.frombuffer(_content(name), np.uint8).reshape(RECORDS, -1)
         for record in range(RECORDS):
             member = f"{name}/{record}.jpg"
             buffer = io.BytesIO()
-            image_module.new("RGB", (32, 32), (40 * record + int(records[0, 1]),) * 3).save(buffer, "JPEG", quality=95)
+            Image.new("RGB", (32, 32), (40 * record + int(records[0, 1]),) * 3).save(buffer, "JPEG", quality=95)
             members[member] = buffer.getvalue()
             rows.append((name, record, records[record, 0], member))
     index = io.StringIO()

@@ -6,6 +6,7 @@ import itertools
 import json
 import threading
 
+import grain
 import hypothesis
 import numpy as np
 import optax
@@ -167,7 +168,6 @@ def test_training_takes_a_loader_and_sees_what_it_sees_in_arrays(sink_size):
 
 
 def test_batches_are_a_data_source_for_grain():
-    grain = pytest.importorskip("grain")
     batches = _batches(shuffle=True, transforms=AUGMENT)
     found = grain.MapDataset.source(batches).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2))
     _assert_same(found, Loader(batches))
