@@ -12,6 +12,7 @@ import pytest
 
 import tpuflow
 from tests.test_training import Net, blobs, fit, same_bits
+from tpuflow.api.sinking import SLICE_SECONDS
 
 # --- the sink ---------------------------------------------------------------------------------------------------------
 
@@ -108,12 +109,12 @@ def test_the_progress_bar_moves_within_a_long_sink(monkeypatch):
 # --- interruption -----------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_inside_a_long_sink_answers_quickly_and_keeps_what_was_trained(monkeypatch):
+def test_ctrl_c_inside_a_long_sink_answers_at_the_next_slice_and_keeps_what_was_trained(monkeypatch):
     sent, moves = [], []
 
     def press_ctrl_c():
         time.sleep(0.3)
-        sent.append(time.perf_counter())
+        sent.append(len(moves))
         os.kill(os.getpid(), signal.SIGINT)
 
     def advance(bar, steps, loss=None):
@@ -126,7 +127,8 @@ def test_ctrl_c_inside_a_long_sink_answers_quickly_and_keeps_what_was_trained(mo
     with monkeypatch.context() as patched:
         patched.setattr("tpuflow.api.progress.Bar.advance", advance)
         result = fit(Net(256), data=(x, y))  # half a minute in one sink
-    assert time.perf_counter() - sent[0] < 2.0
+    # The slice under way ends, no other begins. A slice is a quarter of a second long; that is not asserted, machines may be busy.
+    assert len(moves) - sent[0] <= 1 and SLICE_SECONDS <= 0.5
     assert result.interrupted and sum(moves) == result.steps < 125_000
     assert len(result.history) == 1 and not result.history[0]["complete"]
     assert f"interrupted by Ctrl-C after {result.steps} steps" in result.report()

@@ -1,4 +1,4 @@
-"""The sink: steps run on the device in one host round trip, launched in slices of about a second."""
+"""The sink: steps run on the device in one host round trip, launched in slices of a quarter of a second."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tpuflow.api.staging import Target
 from tpuflow.compiler import compile_sink
 from tpuflow.device.runtime import Executable
 
-SLICE_SECONDS = 0.7
+SLICE_SECONDS = 0.25
 FIRST_SLICES = (1, 4)
 
 OnSlice = Callable[[Any, Any, int], None]
