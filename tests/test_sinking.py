@@ -12,7 +12,6 @@ import pytest
 
 import tpuflow
 from tests.test_training import Net, blobs, fit, same_bits
-from tpuflow.api.sinking import SLICE_SECONDS
 
 # --- the sink ---------------------------------------------------------------------------------------------------------
 
@@ -114,7 +113,7 @@ def test_ctrl_c_inside_a_long_sink_answers_at_the_next_slice_and_keeps_what_was_
 
     def press_ctrl_c():
         time.sleep(0.3)
-        sent.append(len(moves))
+        sent.append((len(moves), time.perf_counter()))
         os.kill(os.getpid(), signal.SIGINT)
 
     def advance(bar, steps, loss=None):
@@ -127,8 +126,10 @@ def test_ctrl_c_inside_a_long_sink_answers_at_the_next_slice_and_keeps_what_was_
     with monkeypatch.context() as patched:
         patched.setattr("tpuflow.api.progress.Bar.advance", advance)
         result = fit(Net(256), data=(x, y))  # half a minute in one sink
-    # The slice under way ends, no other begins. A slice is a quarter of a second long; that is not asserted, machines may be busy.
-    assert len(moves) - sent[0] <= 1 and SLICE_SECONDS <= 0.5
+    answered = time.perf_counter()
+    slices, pressed = sent[0]
+    assert answered - pressed < 2.0
+    assert len(moves) - slices <= 1, "the slice under way ends, no other begins"
     assert result.interrupted and sum(moves) == result.steps < 125_000
     assert len(result.history) == 1 and not result.history[0]["complete"]
     assert f"interrupted by Ctrl-C after {result.steps} steps" in result.report()
