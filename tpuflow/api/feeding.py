@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from tpuflow.api.positions import START, Position, Source, say_fast_forward, skip
 from tpuflow.errors import ConfigError, DataError
 
 INFEED_BYTES = 256 * 2**20
@@ -24,12 +26,18 @@ Layout = tuple[Signature, int]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`count` batches of one shape, from item `start` of the stacked arrays [items, batch, ...]; `samples` precede it in the epoch."""
+    """`count` batches of one shape, from item `start` of the stacked arrays [items, batch, ...].
+
+    `samples` and `batches` precede it in the epoch; `source` is the state of the data `behind` batches before it (None: they have none).
+    """
 
     arrays: tuple[Any, ...]
     start: int
     count: int
     samples: int
+    batches: int = 0
+    source: Any = None
+    behind: int = 0
 
     @property
     def signature(self) -> Signature:
@@ -43,7 +51,14 @@ class Chunk:
 
     def part(self, skip: int, count: int) -> Chunk:
         """`count` of these batches, without the first `skip`."""
-        return replace(self, start=self.start + skip, count=count, samples=self.samples + skip * self.batch_size)
+        return replace(
+            self,
+            start=self.start + skip,
+            count=count,
+            samples=self.samples + skip * self.batch_size,
+            batches=self.batches + skip,
+            behind=self.behind + skip,
+        )
 
 
 @dataclass(slots=True)
@@ -58,6 +73,7 @@ class ArrayFeed:
     shuffle: bool = False
     seed: int = 0
     _kept: dict[tuple[int, int], Chunk] = field(default_factory=dict)
+    _done: int = 0
 
     @property
     def samples(self) -> int:
@@ -74,15 +90,25 @@ class ArrayFeed:
         inputs, labels = self.leaves
         return inputs[: self.batch_size], labels[: self.batch_size]
 
+    def seek(self, position: Position) -> None:
+        """Have the next epoch begin after the batches that are done."""
+        self._done = position.batches
+
+    def between_epochs(self) -> Any:
+        """Nothing but its number describes an epoch."""
+        return None
+
     def epoch(self, number: int) -> Iterator[Chunk]:
-        """The chunks of one epoch."""
+        """The chunks of one epoch; of what is left of it after `seek`."""
+        done, self._done = self._done, 0
         order = np.random.default_rng((self.seed, number)).permutation(self.samples) if self.shuffle else None
         full, items = self.samples // self.batch_size, self._items
-        for first in range(0, full, items):
+        for first in range(done - done % items, full, items):
             # Every chunk has the same number of items, so the last one begins earlier and starts late.
-            base = min(first, full - items)
-            yield self._chunk(order, base, items, self.batch_size).part(first - base, min(items, full - first))
-        if self.samples % self.batch_size:
+            base, begin, end = min(first, full - items), max(first, done), min(first + items, full)
+            if begin < end:
+                yield self._chunk(order, base, items, self.batch_size).part(begin - base, end - begin)
+        if self.samples % self.batch_size and done <= full:
             yield self._chunk(order, full, 1, self.samples % self.batch_size)
 
     def layouts(self, steps: int | None) -> list[Layout]:
@@ -108,7 +134,7 @@ class ArrayFeed:
         begin, end = first * self.batch_size, first * self.batch_size + items * size
         place = slice(begin, end) if order is None else order[begin:end]
         stacked = (leaf[place].reshape(items, size, *leaf.shape[1:]) for leaf in self.leaves)
-        chunk = Chunk(tuple(jax.device_put(a) for a in stacked), 0, items, begin)
+        chunk = Chunk(tuple(jax.device_put(a) for a in stacked), 0, items, begin, first)
         if order is None and self.batches * self._batch_bytes <= INFEED_BYTES:
             self._kept[first, size] = chunk
         return chunk
@@ -118,42 +144,70 @@ class ArrayFeed:
 class StreamFeed:
     """Batches from an iterable or from a callable that makes one; consecutive batches of one shape are stacked, a few at a time."""
 
-    make: Callable[[], Any]
+    source: Source
     per_chunk: int
     check: Callable[[np.ndarray, int], None] | None = None
     head: list[Leaves] = field(default_factory=list)
     batches: int | None = None
     samples: int | None = None
     _opened: Iterator[Any] | None = None
+    _state: Any = None
+    _begin: tuple[int, int] = (0, 0)
+    _size: int = 0
 
     def first(self) -> Leaves:
         """One batch, for its shapes; it is not lost: the first epoch begins with it."""
-        self._opened = iter(self.make())
+        self._open()
         try:
-            self.head = [_leaves(next(self._opened))]
+            self.head = [_leaves(next(self._opened or iter(())))]
         except StopIteration:
             raise DataError("data: the iterable gives no batch; training needs at least one.") from None
+        self._size = len(self.head[0][0])
         return self.head[0]
 
     def layouts(self, steps: int | None) -> list[Layout]:
         """None: what comes is not known before it comes."""
         return []
 
+    def seek(self, position: Position) -> None:
+        """Have the next epoch begin after the batches that are done; data that cannot be moved are drawn again up to there."""
+        again = self.source.move(position)
+        if again is not None:
+            self._opened, self.head = None, []
+        else:
+            say_fast_forward(position)
+            for _ in range(position.passes):
+                deque(self._iterate(), maxlen=0)
+            again = position.batches
+        self._begin = (position.batches - again, again)
+
+    def between_epochs(self) -> Any:
+        """What describes the beginning of the next epoch, beside its number."""
+        return self.source.state_between_passes()
+
     def epoch(self, number: int) -> Iterator[Chunk]:
-        """The chunks of one epoch, made while it runs."""
+        """The chunks of one epoch, made while it runs; of what is left of it after `seek`."""
         pending: list[Leaves] = []
-        samples = batches = 0
-        for leaves in self._iterate():
-            if pending and (_signature(leaves) != _signature(pending[0]) or len(pending) == self.per_chunk):
-                yield self._stack(pending, samples)
-                samples, batches = samples + sum(len(p[0]) for p in pending), batches + len(pending)
+        (batches, again), self._begin = self._begin, (0, 0)
+        stream = self._iterate()
+        skip(stream, again)
+        batches, behind = batches + again, again
+        samples = batches * self._size
+        for leaves in stream:
+            if pending and _signature(leaves) != _signature(pending[0]):
+                yield self._stack(pending, samples, batches, behind)
+                samples, batches, behind = samples + _samples(pending), batches + len(pending), behind + len(pending)
                 pending = []
             if self.check is not None:
-                self.check(leaves[1], samples + sum(len(p[0]) for p in pending))
+                self.check(leaves[1], samples + _samples(pending))
             pending.append(leaves)
+            if len(pending) == self.per_chunk:
+                yield self._stack(pending, samples, batches, behind)
+                samples, batches, behind = samples + _samples(pending), batches + len(pending), 0
+                pending, self._state = [], self.source.state()
         if pending:
-            yield self._stack(pending, samples)
-            samples, batches = samples + sum(len(p[0]) for p in pending), batches + len(pending)
+            yield self._stack(pending, samples, batches, behind)
+            samples, batches = samples + _samples(pending), batches + len(pending)
         if not batches:
             raise DataError(
                 f"data: the iterable gives no batch in epoch {number + 1}. An iterator can be walked once only: pass a list, a loader, "
@@ -161,46 +215,85 @@ class StreamFeed:
             )
         self.batches, self.samples = batches, samples
 
+    def _open(self) -> None:
+        self._opened = self.source.open()
+        self._state = self.source.state()
+
     def _iterate(self) -> Iterator[Leaves]:
         """The batches of one pass; those already taken by `first` come first."""
+        if self._opened is None:
+            self._open()
         opened, self._opened = self._opened, None
         head, self.head = self.head, []
         yield from head
-        for batch in opened if opened is not None else self.make():
+        for batch in opened or ():
             yield _leaves(batch)
 
-    def _stack(self, batches: list[Leaves], samples: int) -> Chunk:
+    def _stack(self, batches: list[Leaves], samples: int, before: int, behind: int) -> Chunk:
         """Stacked to `per_chunk` items whatever their number: the device's program is translated once for each stacked shape."""
         stacked = tuple(np.zeros((self.per_chunk, *leaf.shape), leaf.dtype) for leaf in batches[0])
         for i, leaves in enumerate(batches):
             for target, leaf in zip(stacked, leaves, strict=True):
                 target[i] = leaf
-        return Chunk(tuple(jax.device_put(a) for a in stacked), 0, len(batches), samples)
+        return Chunk(tuple(jax.device_put(a) for a in stacked), 0, len(batches), samples, before, self._state, behind)
 
 
 Feed = ArrayFeed | StreamFeed
 
 
 class Walk:
-    """An endless walk over the epochs of a feed, handed out in pieces."""
+    """An endless walk over the epochs of a feed, from a position on, handed out in pieces.
 
-    def __init__(self, feed: Feed):
-        self._feed, self._epoch = feed, 0
+    Pieces may be taken ahead of their use: `position` is the place after the batches that were reported as `done`.
+    """
+
+    def __init__(self, feed: Feed, position: Position = START):
+        if position != START:
+            feed.seek(position)
+        self.position = position
+        self._feed, self._epoch = feed, position.passes
         self._chunks: Iterator[Chunk] | None = None
         self._rest: Chunk | None = None
+        self._taken: deque[tuple[int, Chunk]] = deque()
 
-    def pieces(self, steps: int | None) -> Iterator[Chunk]:
-        """Chunks of `steps` batches altogether, over the epochs' ends; of what is left of this epoch if None."""
+    def pieces(self, steps: int | None, *, within_epoch: bool = False) -> Iterator[Chunk]:
+        """Chunks of `steps` batches altogether, over the epochs' ends unless `within_epoch`; of what is left of this epoch if None."""
+        within_epoch = within_epoch or steps is None
         while steps is None or steps > 0:
-            chunk = self._rest or self._next()
-            if chunk is None and steps is None:
+            chunk = self._peek()
+            if chunk is None and within_epoch:
                 return
             if chunk is None:
                 continue
             count = chunk.count if steps is None else min(chunk.count, steps)
             self._rest = chunk.part(count, chunk.count - count) if count < chunk.count else None
-            yield chunk.part(0, count)
+            piece = chunk.part(0, count)
+            self._taken.append((self._epoch, piece))
+            yield piece
             steps = None if steps is None else steps - count
+
+    def epoch_is_over(self) -> bool:
+        """Whether this epoch has no batch left; then the walk, and its position, go on to the next one."""
+        if self._peek() is not None:
+            return False
+        self.position = Position(self._epoch, 0, self.position.steps, self._feed.between_epochs())
+        return True
+
+    def done(self, steps: int) -> None:
+        """So many batches of those that were taken are done."""
+        while steps:
+            epoch, piece = self._taken.popleft()
+            count = min(steps, piece.count)
+            if count < piece.count:
+                self._taken.appendleft((epoch, piece.part(count, piece.count - count)))
+            total = self.position.steps + count
+            self.position = Position(epoch, piece.batches + count, total, piece.source, piece.behind + count)
+            steps -= count
+
+    def _peek(self) -> Chunk | None:
+        """What comes next in this epoch, without taking it; None once at its end."""
+        self._rest = self._rest or self._next()
+        return self._rest
 
     def _next(self) -> Chunk | None:
         """The next chunk of this epoch; None once at its end."""
@@ -225,9 +318,9 @@ def make_feed(data: Any, batch_size: int, what: str = "data", *, sink_size: int 
         raise ConfigError(f"{what}: shuffle=True needs arrays; shuffle in the loader or iterable instead.")
     per_chunk = STREAM_BATCHES if sink_size < 0 else max(1, min(STREAM_BATCHES, sink_size))
     if isinstance(data, Iterable):
-        return StreamFeed(lambda: data, per_chunk)
+        return StreamFeed(Source(data, lambda: data), per_chunk)
     if callable(data):
-        return StreamFeed(data, per_chunk)
+        return StreamFeed(Source(data, data), per_chunk)
     raise DataError(
         f"{what}: expected arrays (inputs, labels), an iterable of such batches, or a function that makes one; got a {type(data).__name__}."
     )
@@ -282,6 +375,10 @@ def _array(value: Any, what: str) -> np.ndarray:
 
 def _signature(leaves: Leaves) -> Signature:
     return tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
+
+
+def _samples(batches: list[Leaves]) -> int:
+    return sum(len(inputs) for inputs, _ in batches)
 
 
 def _describe(batch: Any) -> str:
