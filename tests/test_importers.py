@@ -16,7 +16,7 @@ from jax import numpy as jnp
 from models.mlp import MLP, TORCH_LAYERS
 from tpuflow.errors import WeightsError
 from tpuflow.importers import Flattened, flax_params, load_state_dict
-from train.export_torch_mlp import TORCH_SEED0, torch_mlp
+from train.export_torch import TORCH_SEED0, torch_mlp
 
 RANDOM = np.random.default_rng(0)
 
@@ -166,7 +166,7 @@ def test_importing_the_importers_and_reading_npz_does_not_load_torch():
     program = f"""
 import sys
 from tpuflow.importers import load_state_dict
-load_state_dict({str(TORCH_SEED0)!r})
+load_state_dict({str(TORCH_SEED0["mlp"])!r})
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -60,7 +60,7 @@ LAYERS: dict[type, Any] = {
 @pytest.fixture
 def twins(torch: ModuleType) -> ModuleType:
     """The PyTorch networks."""
-    from tests import torch_models
+    from train import torch_models
 
     torch.manual_seed(0)
     return torch_models

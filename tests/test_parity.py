@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from train import parity
+from train import parity_mnist as parity
 
 
 @pytest.mark.slow

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from dataclasses import fields
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import tpuflow
-from tpuflow.errors import ConfigError
-from train import data, parity
+from tpuflow.errors import WeightsError
+from train import cifar10, data
+from train import parity_mnist as parity
 from train.__main__ import main, parser
-from train.logs import LogLines
-from train.mnist import Recipe, initial_variables
+from train.logs import GuideLines, LogLines, SinkLines, TutorialLines, tutorial_accuracies
+from train.mnist import initial_variables
+from train.options import from_arguments
+from train.recipes import RECIPES
 
 STEPS = 938
 
@@ -138,7 +143,6 @@ def test_a_wrong_loss_scale_trace_fails_parity(change, complaint):
 def embedded(monkeypatch) -> data.ImageData:
     images = data.load_embedded()
     monkeypatch.setattr(data, "load", lambda *_, **__: images)
-    monkeypatch.setattr("train.__main__.load", lambda *_, **__: images)
     return images
 
 
@@ -148,7 +152,7 @@ def faked(monkeypatch, embedded):
     calls = []
 
     def fake(model, images, **options):
-        calls.append(options)
+        calls.append({"images": images, **options})
         return Result(_history(options["policy"]))
 
     monkeypatch.setattr(tpuflow, "train", fake, raising=False)
@@ -163,7 +167,8 @@ def test_parity_prints_sixty_figures_and_writes_them(faked, tmp_path, capsys):
     assert sum(len(run["figures"]) for run in runs.values()) == 60
     assert len(runs["mixed"]["loss_scale"]) == 5 * STEPS
     assert [call["policy"] for call in faked] == ["fp32", "fp16", "mixed"]
-    assert all(call["epochs"] == 5 and call["batch_size"] == 64 and not call["shuffle"] for call in faked)
+    assert all(call["epochs"] == 5 and call["batch_size"] == 64 for call in faked)
+    assert all(isinstance(call["images"][0], np.ndarray) for call in faked), "arrays are walked over in the files' order"
 
 
 def test_parity_fails_when_one_figure_fails(faked, tmp_path, monkeypatch, capsys):
@@ -201,9 +206,10 @@ def test_the_default_recipe_starts_from_the_exported_weights(faked, torch_seed0)
     np.testing.assert_array_equal(faked[0]["params"]["params"]["Dense_2"]["bias"], torch_seed0["linear_relu_stack.4.bias"])
 
 
-def test_the_defaults_of_the_command_line_are_those_of_the_recipe():
-    options = vars(parser().parse_args(["mnist"]))
-    assert Recipe(**{name: options[name] for name in Recipe.__dataclass_fields__}) == Recipe()
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_defaults_of_the_command_line_are_those_of_the_recipe(name):
+    defaults = RECIPES[name].defaults
+    assert from_arguments(defaults, parser().parse_args([name])) == defaults
 
 
 @pytest.mark.parametrize("where", ["absent/out.json", "."])
@@ -218,16 +224,187 @@ def test_bad_data_is_one_line_on_stderr_and_no_traceback(capsys, tmp_path):
     assert capsys.readouterr().err.startswith("error: ")
 
 
-def test_an_unknown_init_names_the_known_ones():
-    with pytest.raises(ConfigError, match="torch-seed0, random"):
+def test_an_unknown_init_is_taken_for_a_file_of_weights_and_refused():
+    with pytest.raises(WeightsError, match="xavier"):
         initial_variables("xavier")
 
 
-def test_the_help_names_every_option(capsys):
+def test_weights_that_no_recipe_exported_are_refused(small_mnist, capsys):
+    assert main(["lenet", "--init", "torch-seed0"]) == 2
+    assert "no weights were exported for this recipe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_help_names_every_option_and_says_something_of_each(name, capsys):
     with pytest.raises(SystemExit):
-        parser().parse_args(["mnist", "--help"])
+        parser().parse_args([name, "--help"])
     text = capsys.readouterr().out
     for option in ("--policy", "--epochs", "--batch-size", "--sink-size", "--chip", "--engine", "--fidelity", "--lr", "--seed", "--init"):
         assert option in text
     for option in ("--json", "--no-progress", "--data-dir", "TPUFLOW_DATA"):
         assert option in text
+    assert all(one.metadata["help"] for one in fields(RECIPES[name].defaults))
+
+
+@pytest.fixture
+def small_mnist(monkeypatch) -> data.ImageData:
+    """Random digits, as bytes."""
+    images = _random_images("mnist", (28, 28, 1))
+    monkeypatch.setattr(data, "load", lambda *_, **__: images)
+    return images
+
+
+@pytest.fixture
+def small_cifar10(monkeypatch) -> data.ImageData:
+    """Random pictures, as bytes."""
+    images = _random_images("cifar10", (32, 32, 3))
+    monkeypatch.setattr(cifar10, "load", lambda *_, **__: images)
+    return images
+
+
+def _random_images(name: str, shape: tuple[int, ...]) -> data.ImageData:
+    rng = np.random.default_rng(0)
+    train, test = (
+        (rng.integers(0, 256, (count, *shape)).astype(np.uint8), rng.integers(0, 10, count).astype(np.int32)) for count in (64, 24)
+    )
+    return data.ImageData(name, "drawn at random", train, test)
+
+
+def _run(*arguments: str) -> int:
+    return main([*arguments, "--no-progress"])
+
+
+@pytest.fixture
+def captured(monkeypatch):
+    """`tpuflow.train` replaced by one that keeps its arguments and gives a short history."""
+    calls = []
+
+    def fake(model, images, **options):
+        calls.append({"model": model, "images": images, **options})
+        return Result([{"epoch": 1, "losses": [2.0], "accuracy": 50.0, "avg_loss": 2.0}])
+
+    monkeypatch.setattr(tpuflow, "train", fake, raising=False)
+    return calls
+
+
+def test_lenet_prints_the_guides_lines_and_walks_on_in_sinks(small_mnist, capsys):
+    assert _run("lenet", "--batch-size", "8", "--sink-size", "3", "--epochs", "2") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "============== Starting Training =============="
+    assert re.fullmatch(r"epoch: 1 step: 3, loss is 2\.\d{5,8}", lines[1])
+    assert re.fullmatch(r"epoch: 2 step: 3, loss is 2\.\d{5,8}", lines[2])
+    assert "LeNet5 trained in fp32 on generic" in "\n".join(lines)
+
+
+def test_a_loss_is_printed_in_as_many_digits_as_fp32_has():
+    out = io.StringIO()
+    lines = SinkLines(out)
+    _follow_sinks(lines, [0.5399814844131470, 0.00017951085465028882])
+    assert out.getvalue().splitlines()[1:] == ["epoch: 1 step: 1, loss is 0.5399815", "epoch: 2 step: 1, loss is 0.00017951085"]
+
+
+def _follow_sinks(lines, losses: list[float]) -> None:
+    lines.on_train_begin(SimpleNamespace())
+    for loss in losses:
+        run = SimpleNamespace(loss=loss, metrics={})
+        lines.on_epoch_begin(run)
+        lines.on_step_end(run)
+        lines.on_sink_end(run)
+        lines.on_epoch_end(run)
+
+
+def test_the_guide_of_resnet_has_its_lines(capsys):
+    out = io.StringIO()
+    _follow_sinks(GuideLines(out), [1.2800476551055908])
+    lines = out.getvalue().splitlines()
+    assert lines[1] == "epoch: 1 step 1, loss is 1.2800476551055908"
+    assert re.fullmatch(r"[\d.e-]+ ms", lines[2]) and re.fullmatch(r"Epoch time: \d+\.\d{3}, per step time: \d+\.\d{3}", lines[3])
+
+
+def test_the_tutorial_prints_means_of_2000_losses_and_drops_a_rest():
+    out = io.StringIO()
+    lines = TutorialLines(out=out)
+    lines.on_epoch_begin(SimpleNamespace())
+    for i in range(4500):
+        lines.on_step_end(SimpleNamespace(loss=float(i)))
+    lines.on_epoch_begin(SimpleNamespace())
+    for _ in range(2000):
+        lines.on_step_end(SimpleNamespace(loss=2.2084))
+    lines.on_train_end(SimpleNamespace())
+    assert out.getvalue().splitlines() == [
+        "[1,  2000] loss: 999.500", "[1,  4000] loss: 2999.500", "[2,  2000] loss: 2.208", "Finished Training"
+    ]  # fmt: skip
+
+
+def test_the_tutorial_ends_with_the_accuracy_of_every_class():
+    text = tutorial_accuracies({"plane": (555, 1000), "car": (10, 1000), "bird": (0, 0)})
+    assert text.splitlines() == [
+        "Accuracy of the network on the 2000 test images: 28 %",
+        "Accuracy for class: plane is 55.5 %",
+        "Accuracy for class: car   is 1.0 %",
+        "No test image of class: bird",
+    ]
+
+
+def test_cifar_starts_from_pytorchs_weights_and_counts_every_class(small_cifar10, capsys):
+    assert _run("cifar", "--epochs", "1", "--test-samples", "20") == 0
+    out = capsys.readouterr().out
+    assert "Finished Training" in out and "on the 20 test images" in out and out.count("Accuracy for class: ") >= 8
+    overall = int(re.search(r"test images: (\d+) %", out)[1])
+    assert f"accuracy {overall}.0%" in out, "the count of classes and the evaluation of the training must agree"
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "rate"),
+    [("resnet50", "ResNet", 0.01), ("resnet101", "ResNet", 0.01), ("vgg16", "VGG16", 0.01), ("squeezenet", "SqueezeNet", 0.001)],
+)
+def test_recipes_of_larger_networks_transform_their_images_on_the_way(name, model, rate, small_cifar10, captured, capsys):
+    assert _run(name, "--image-size", "40", "--batch-size", "4", "--epochs", "2") == 0
+    (call,) = captured
+    images, labels = next(iter(call["images"]))
+    assert type(call["model"]).__name__ == model and images.shape == (4, 40, 40, 3) and images.dtype == np.float32 and len(labels) == 4
+    assert len(call["eval_data"]) == 6 and next(iter(call["eval_data"]))[0].shape == (4, 40, 40, 3)
+    state = call["optimizer"].init({"w": np.ones(2, np.float32)})
+    updates, _ = call["optimizer"].update({"w": np.ones(2, np.float32)}, state, {"w": np.zeros(2, np.float32)})
+    np.testing.assert_allclose(updates["w"], -rate, rtol=1e-6)
+
+
+def test_relu_reduce_mean_dense_prints_the_documented_zeros(capsys):
+    assert _run("relu_reduce_mean_dense") == 0
+    assert capsys.readouterr().out == (
+        "-------loss------ [0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0.\n 0. 0. 0. 0. 0. 0. 0. 0.]\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "epochs", "sink_size"),
+    [("", 10, 1000), ("--steps 40 --sink-size -1", 1, 40), ("--steps 40 --sink-size 20", 2, 20), ("--steps 9 --sink-size 0", 2, 0)],
+)
+def test_steps_become_whole_sinks(arguments, epochs, sink_size, small_mnist, captured):
+    assert _run("lenet", "--batch-size", "8", *arguments.split()) == 0
+    assert (captured[0]["epochs"], captured[0]["sink_size"]) == (epochs, sink_size)
+
+
+def test_steps_that_are_no_whole_sinks_are_refused(small_mnist, captured, capsys):
+    assert _run("lenet", "--steps", "30", "--sink-size", "20") == 2
+    assert "not a multiple" in capsys.readouterr().err and not captured
+
+
+def test_steps_end_a_training_that_is_not_sunk(small_mnist, capsys):
+    assert _run("lenet", "--batch-size", "8", "--sink-size", "0", "--steps", "9", "--test-samples", "0") == 0
+    assert ": 9 steps of 8, 9 round trips" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", ["--epochs", "--batch-size", "--steps", "--train-samples"])
+def test_numbers_out_of_range_are_refused_by_name(option, capsys):
+    assert main(["lenet", option, "0"]) == 2
+    assert f"{option}: expected 1 or more, got 0" in capsys.readouterr().err
+
+
+def test_smoothing_decay_and_clipping_reach_the_training(small_mnist, captured):
+    assert _run("lenet", "--label-smoothing", "0.1", "--weight-decay", "0.5", "--clip-norm", "0.1", "--momentum", "0", "--lr", "1") == 0
+    (call,) = captured
+    assert call["loss"].__name__ == "smoothed_softmax_cross_entropy"
+    params, grads = {"w": np.full(4, 2.0, np.float32)}, {"w": np.full(4, 5.0, np.float32)}
+    updates, _ = call["optimizer"].update(grads, call["optimizer"].init(params), params)
+    np.testing.assert_allclose(updates["w"], -(0.1 / 2 + 0.5 * 2.0), rtol=1e-5)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 
 from tpuflow.errors import ConfigError, TpuflowError
-from train.data import SOURCES, load
-from train.mnist import INITS, Recipe, train_mnist
+from train.options import Options, add_options, check, from_arguments
+from train.recipe import Recipe
+from train.recipes import RECIPES
 
 INTERRUPTED = 130  # what a shell returns after Ctrl-C
 
 EPILOG = """examples:
   python -m train mnist                                          the documented run: mixed precision, five epochs
   python -m train mnist --policy fp16 --epochs 1 --json out.json
-  python -m train mnist --sink-size 0 --engine reference --fidelity bitexact --epochs 1
-  python -m train.parity                                         every documented figure beside ours
+  python -m train lenet --policy O3                              ten sinks of 1000 steps
+  python -m train cifar --steps 4000 --sink-size 1000
+  python -m train resnet50 --image-size 32 --policy O0 --steps 300 --schedule constant
+  python -m train.parity --help                                  documented figures and PyTorch's beside ours
 """
 
 
@@ -28,43 +29,19 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="python -m train", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = top.add_subparsers(dest="command", required=True, metavar="RECIPE")
-    _add_mnist(commands.add_parser("mnist", help="the perceptron on Fashion-MNIST"))
+    commands = top.add_subparsers(dest="recipe", required=True, metavar="RECIPE")
+    for recipe in RECIPES.values():
+        sub = commands.add_parser(recipe.name, help=recipe.summary, description=sys.modules[_home(recipe)].__doc__)
+        add_options(sub, recipe.defaults)
     return top
-
-
-def _add_mnist(sub: argparse.ArgumentParser) -> None:
-    sub.description = "Train the documented perceptron on the simulated TPU and print the documented log lines."
-    run = sub.add_argument_group("training")
-    run.add_argument("--policy", default="mixed", help="precision policy, such as fp32, fp16, mixed, bf16 or mixed_bf16 [%(default)s]")
-    run.add_argument("--epochs", type=int, default=5, help="passes over the training data [%(default)s]")
-    run.add_argument("--batch-size", type=int, default=64, help="images a step; the last batch may be smaller [%(default)s]")
-    run.add_argument("--lr", type=float, default=1e-3, help="learning rate of plain SGD [%(default)s]")
-    run.add_argument("--init", choices=INITS, default="torch-seed0", help="initial weights: exported from PyTorch, or drawn [%(default)s]")
-    run.add_argument("--seed", type=int, default=0, help="seed of --init random [%(default)s]")
-    device = sub.add_argument_group("device")
-    device.add_argument("--chip", default="bm1690", help="row of the chip catalogue [%(default)s]")
-    device.add_argument(
-        "--sink-size", type=int, default=-1, help="steps a host round trip: -1 a whole epoch, 0 each step by itself [%(default)s]"
-    )
-    device.add_argument("--engine", choices=("fast", "reference"), default="fast", help="XLA, or NumPy tile by tile: slow [%(default)s]")
-    device.add_argument(
-        "--fidelity", choices=("native", "bitexact"), default="native", help="sums as the host orders them, or the device [%(default)s]"
-    )
-    files = sub.add_argument_group("data and output")
-    files.add_argument(
-        "--data-set", choices=tuple(SOURCES), default="fashion-mnist", help="the documented run uses the default [%(default)s]"
-    )
-    files.add_argument("--data-dir", type=Path, help="folder of the data [$TPUFLOW_DATA, else the user's cache, else a download]")
-    files.add_argument("--json", type=Path, metavar="FILE", help="write the whole result there")
-    files.add_argument("--no-progress", action="store_true", help="no progress bar")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one recipe. Returns 0, or 2 for a bad option, bad data or an unwritable file, 130 after Ctrl-C (what was trained is reported)."""
-    options = parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
+    recipe = RECIPES[arguments.recipe]
     try:
-        return run_mnist(options)
+        return run(recipe, from_arguments(recipe.defaults, arguments))
     except TpuflowError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -73,19 +50,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def run_mnist(options: argparse.Namespace) -> int:
-    """Train, print the log lines, the wall time and the result's report, and write the JSON file if one is asked for."""
+def run(recipe: Recipe, options: Options) -> int:
+    """Train, print the result's report, and write what is asked for."""
+    check(options)
     if options.json:
         _check_writable(options.json)
-    recipe = Recipe(**{field.name: getattr(options, field.name) for field in fields(Recipe)})
-    data = load(options.data_set, options.data_dir)
-    started = time.perf_counter()
-    result = train_mnist(data, recipe, progress=not options.no_progress)
-    print(f"Total execution time = {time.perf_counter() - started:.3f} sec", flush=True)
+    result = recipe.run(options)
+    if result is None:
+        return 0
     print(result.report(), flush=True)
     if options.json:
         result.to_json(options.json)
     return INTERRUPTED if result.interrupted else 0
+
+
+def _home(recipe: Recipe) -> str:
+    return getattr(recipe.run, "func", recipe.run).__module__
 
 
 def _check_writable(path: Path) -> None:

@@ -1,24 +1,40 @@
-"""The log lines of the documented example, as a callback: a loss every hundred batches, accuracy and average loss after each epoch."""
+"""The log lines of the documented examples, as callbacks.
+
+They count for themselves, so the lines do not depend on the sink but where the document's do: steps are reported at the end of a sink.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Mapping
 from typing import Any, TextIO
+
+import numpy as np
 
 import tpuflow
 
+STARTING = "============== Starting Training =============="
 
-class LogLines(tpuflow.Callback):
-    """Print what the documented PyTorch loop prints, line by line.
 
-    Counts epochs and batches itself, so the lines do not depend on the sink: with a sink of a whole epoch they come all at once.
-    """
+class _Lines(tpuflow.Callback):
+    """Prints to a stream."""
+
+    def __init__(self, out: TextIO | None = None):
+        self._out = out
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._out or sys.stdout, flush=True)
+
+
+class LogLines(_Lines):
+    """Print what the documented PyTorch loop for MNIST prints: a loss every hundred batches, accuracy and average loss after each epoch."""
 
     def __init__(self, samples: int, batch_size: int, *, every: int = 100, out: TextIO | None = None):
+        super().__init__(out)
         self._samples = samples
         self._batch_size = batch_size
         self._every = every
-        self._out = out
         self._epoch = 0
         self._batch = 0
 
@@ -40,5 +56,91 @@ class LogLines(tpuflow.Callback):
         if "accuracy" in run.metrics:
             self._print(f"Test Error:\nAccuracy: {run.metrics['accuracy']:>0.1f}%, Avg loss: {run.metrics['avg_loss']:>8f}\n")
 
-    def _print(self, text: str) -> None:
-        print(text, file=self._out or sys.stdout, flush=True)
+
+class SinkLines(_Lines):
+    """Print what MindSpore's training guide prints for LeNet-5: the last loss of every sink."""
+
+    def __init__(self, out: TextIO | None = None):
+        super().__init__(out)
+        self._epoch = self._steps = 0
+
+    def on_train_begin(self, run: Any) -> None:
+        """The rule above everything."""
+        self._print(STARTING)
+
+    def on_epoch_begin(self, run: Any) -> None:
+        """Steps are counted anew."""
+        self._epoch, self._steps = self._epoch + 1, 0
+
+    def on_step_end(self, run: Any) -> None:
+        """Nothing yet: the host sees a step's loss at the end of its sink only."""
+        self._steps += 1
+
+    def on_sink_end(self, run: Any) -> None:
+        """`epoch: 1 step: 1000, loss is 0.5399815`, in as many digits as tell an fp32 number from its neighbours."""
+        self._print(f"epoch: {self._epoch} step: {self._steps}, loss is {np.float32(run.loss)!s}")
+
+
+class GuideLines(_Lines):
+    """Print what MindSpore's mixed-precision guide prints for ResNet-50: loss and time of every sink, time of an epoch and of its steps."""
+
+    def __init__(self, out: TextIO | None = None):
+        super().__init__(out)
+        self._epoch = self._steps = 0
+        self._epoch_began = self._sink_began = 0.0
+
+    def on_train_begin(self, run: Any) -> None:
+        """The rule above everything."""
+        self._print(STARTING)
+
+    def on_epoch_begin(self, run: Any) -> None:
+        """Steps and time are counted anew."""
+        self._epoch, self._steps = self._epoch + 1, 0
+        self._epoch_began = self._sink_began = time.perf_counter()
+
+    def on_step_end(self, run: Any) -> None:
+        """Count."""
+        self._steps += 1
+
+    def on_sink_end(self, run: Any) -> None:
+        """`epoch: 1 step 1562, loss is 1.2800476551055908`, and the milliseconds of the host's round trip."""
+        now = time.perf_counter()
+        self._print(f"epoch: {self._epoch} step {self._steps}, loss is {float(run.loss)}\n{1e3 * (now - self._sink_began)} ms")
+        self._sink_began = now
+
+    def on_epoch_end(self, run: Any) -> None:
+        """`Epoch time: 65047.685, per step time: 41.644`: milliseconds of the host, evaluation included."""
+        milliseconds = 1e3 * (time.perf_counter() - self._epoch_began)
+        self._print(f"Epoch time: {milliseconds:.3f}, per step time: {milliseconds / max(1, self._steps):.3f}")
+
+
+class TutorialLines(_Lines):
+    """Print what PyTorch's CIFAR-10 tutorial prints: the mean loss of every 2000 batches."""
+
+    def __init__(self, every: int = 2000, out: TextIO | None = None):
+        super().__init__(out)
+        self._every, self._epoch, self._batch, self._sum = every, 0, 0, 0.0
+
+    def on_epoch_begin(self, run: Any) -> None:
+        """Batches are counted anew; a sum that is not full is dropped, as in the tutorial."""
+        self._epoch, self._batch, self._sum = self._epoch + 1, 0, 0.0
+
+    def on_step_end(self, run: Any) -> None:
+        """`[1,  2000] loss: 2.208`."""
+        self._batch, self._sum = self._batch + 1, self._sum + float(run.loss)
+        if self._batch % self._every == 0:
+            self._print(f"[{self._epoch}, {self._batch:5d}] loss: {self._sum / self._every:.3f}")
+            self._sum = 0.0
+
+    def on_train_end(self, run: Any) -> None:
+        """Said also when the training was cut short."""
+        self._print("Finished Training")
+
+
+def tutorial_accuracies(per_class: Mapping[str, tuple[int, int]]) -> str:
+    """What the tutorial prints at its end; `per_class`: class -> (hits, images)."""
+    hits, total = (sum(column) for column in zip(*per_class.values(), strict=True))
+    lines = [f"Accuracy of the network on the {total} test images: {100 * hits // total} %"]
+    for name, (hit, images) in per_class.items():
+        lines.append(f"Accuracy for class: {name:5s} is {100 * hit / images:.1f} %" if images else f"No test image of class: {name}")
+    return "\n".join(lines)

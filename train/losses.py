@@ -13,9 +13,9 @@ from tpuflow.errors import ConfigError
 def dense_softmax_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """-sum(labels * log softmax(logits)): logits and labels [..., C], labels being shares of the classes -> [...].
 
-    SoftmaxCrossEntropyWithLogits(sparse=False) of MindSpore. Labels need not add up to one: all zeros give a loss of zero.
+    SoftmaxCrossEntropyWithLogits(sparse=False) of MindSpore. Labels need not add up to one: all zeros give a loss of zero, and not of -0.
     """
-    return -jnp.sum(labels.astype(logits.dtype) * jax.nn.log_softmax(logits), axis=-1)
+    return jnp.sum(labels.astype(logits.dtype) * -jax.nn.log_softmax(logits), axis=-1)
 
 
 def smoothed_cross_entropy(smooth_factor: float = 0.0, num_classes: int | None = None) -> Callable[[jax.Array, jax.Array], jax.Array]:

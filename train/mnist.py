@@ -2,73 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
-import numpy as np
-import optax
-
-import tpuflow
 from models.mlp import MLP, TORCH_LAYERS
-from tpuflow.errors import ConfigError
-from tpuflow.importers import flax_params, load_state_dict
+from train import data, recipe
 from train.data import ImageData
-from train.export_torch_mlp import TORCH_SEED0
+from train.export_torch import TORCH_SEED0
 from train.logs import LogLines
+from train.options import Options, option
+from train.pipeline import Loader
+from train.recipe import Recipe, Task, batches, classification_loss, first_samples, run_task
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """The options of the example; the defaults are the documented ones."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MnistOptions(Options):
+    """One option more: which of the two data sets of this form."""
 
-    policy: str = "mixed"
-    epochs: int = 5
-    batch_size: int = 64
-    sink_size: int = -1
-    lr: float = 1e-3
-    chip: str = "bm1690"
-    engine: str = "fast"
-    fidelity: str = "native"
-    seed: int = 0
-    init: str = "torch-seed0"
+    data_set: str = option("fashion-mnist", "data and output", "the documented run uses the default", choices=tuple(data.SOURCES))
 
 
-INITS = ("torch-seed0", "random")
+DEFAULTS = MnistOptions(policy="mixed", epochs=5, batch_size=64, lr=1e-3, chip="bm1690", init="torch-seed0")
+"""The documented run."""
 
 
-def initial_variables(init: str = "torch-seed0", seed: int = 0) -> Mapping[str, Any] | None:
-    """The Flax variables that training starts from: the exported PyTorch ones, or None for the model's own, drawn from the seed."""
-    if init not in INITS:
-        raise ConfigError(f"unknown init {init!r}; there are: {', '.join(INITS)}")
-    if init == "random":
-        return None
-    like = jax.eval_shape(MLP().init, jax.random.key(seed), jax.ShapeDtypeStruct((1, 28, 28), np.float32))
-    return flax_params(load_state_dict(TORCH_SEED0), like, TORCH_LAYERS)
+def initial_variables(init: str = "torch-seed0") -> Mapping[str, Any] | None:
+    """The Flax variables that training starts from: the exported PyTorch ones, those of a file, or None for the model's own."""
+    return recipe.initial_variables(replace(DEFAULTS, init=init), MLP(), TORCH_LAYERS, (28, 28), TORCH_SEED0["mlp"])
 
 
-def train_mnist(
-    data: ImageData, recipe: Recipe, *, callbacks: Sequence[tpuflow.Callback] = (), logs: bool = True, progress: bool = True
-) -> Any:
-    """Train on the simulated device and return `tpuflow.train`'s result; with `logs`, print the documented log lines."""
-    lines = [LogLines(len(data.train[0]), recipe.batch_size)] if logs else []
-    return tpuflow.train(
-        MLP(),
-        data.train,
-        policy=recipe.policy,
-        optimizer=optax.sgd(recipe.lr),
-        loss="softmax_cross_entropy",
-        epochs=recipe.epochs,
-        batch_size=recipe.batch_size,
-        sink_size=recipe.sink_size,
-        eval_data=data.test,
-        chip=recipe.chip,
-        seed=recipe.seed,
-        params=initial_variables(recipe.init, recipe.seed),
-        shuffle=False,
-        callbacks=[*lines, *callbacks],
-        engine=recipe.engine,
-        fidelity=recipe.fidelity,
-        progress=progress,
-    )
+def task(images: ImageData, options: Options, *, logs: bool = True) -> Task:
+    """The documented training; with `logs`, its lines."""
+    train, test = first_samples(images, options)
+    walked = batches(train, options, drop_remainder=False)
+    lines = (LogLines(len(train[0]), options.batch_size),) if logs else ()
+    source = Loader(walked) if options.shuffle else train
+    return Task(MLP(), source, test, len(walked), initial_variables(options.init), classification_loss(options), lines)
+
+
+def run(options: MnistOptions) -> Any:
+    """Train and print the documented lines. Without any data, 768 embedded images are used, and a notice says so."""
+    return run_task(task(data.load(options.data_set, options.data_dir), options), options)
+
+
+RECIPE = Recipe("mnist", "the documented perceptron on Fashion-MNIST: five epochs in mixed precision", DEFAULTS, run)

@@ -1,6 +1,6 @@
 """PyTorch twins of the networks in models/: the networks of the documents and, with its module names, torchvision's.
 
-Only tests marked `torch` import this module.
+PyTorch is optional: only exporting, parity, benchmarks and tests marked `torch` import this module.
 """
 
 from __future__ import annotations
@@ -8,6 +8,18 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+
+class MLP(nn.Module):
+    """The perceptron of the documented MNIST example."""
+
+    def __init__(self):
+        super().__init__()
+        self.flatten = nn.Flatten()
+        self.linear_relu_stack = nn.Sequential(nn.Linear(28 * 28, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+
+    def forward(self, x):
+        return self.linear_relu_stack(self.flatten(x))
 
 
 class ReLUReduceMeanDense(nn.Module):

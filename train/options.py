@@ -1,0 +1,103 @@
+"""The options that every recipe shares: one dataclass field each, from which the command line is made."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tpuflow.errors import ConfigError
+from train.optimizers import OPTIMIZERS, SCHEDULES
+
+T = TypeVar("T", bound="Options")
+
+
+def option(default: Any, group: str, text: str, parse: Callable[[str], Any] = str, **keywords: Any) -> Any:
+    """A field that is also an option of the command line: its help, how its text is read, and further words for argparse."""
+    return field(default=default, metadata={"group": group, "help": text, "type": parse, **keywords})
+
+
+def loss_scale(text: str) -> str | float:
+    """ "none", "dynamic", or a number for a static scale."""
+    return text if text in ("none", "dynamic") else float(text)
+
+
+def yes_no(text: str) -> bool:
+    """ "yes" or "no"."""
+    return {"yes": True, "no": False}[text.lower()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a recipe may be told. A recipe's own defaults are an instance; a recipe with options of its own makes a subclass."""
+
+    policy: str = option("fp32", "training", "precision, such as fp32, fp16, mixed, bf16, mixed_bf16, O0, O2 or O3")
+    epochs: int = option(1, "training", "passes over the training data; with a positive --sink-size, sinks", int)
+    steps: int | None = option(None, "training", "train so many steps in all, whatever --epochs says", int, metavar="N")
+    batch_size: int = option(32, "training", "images a step", int)
+    lr: float = option(1e-3, "training", "learning rate, the highest of a schedule", float)
+    schedule: str = option("constant", "training", "how the learning rate goes", choices=tuple(SCHEDULES))
+    lr_init: float = option(0.01, "training", "rate at the beginning of the warm-up of poly and linear", float)
+    lr_end: float = option(1e-5, "training", "rate at the end of linear", float)
+    warmup_epochs: int = option(0, "training", "epochs of rising rate", int)
+    optimizer: str = option("sgd", "training", "Optax optimizer", choices=tuple(OPTIMIZERS))
+    momentum: float = option(0.0, "training", "of sgd", float)
+    weight_decay: float = option(0.0, "training", "added to the gradients, times the parameters", float)
+    clip_norm: float | None = option(None, "training", "scale gradients down to this global norm", float, metavar="NORM")
+    label_smoothing: float = option(0.0, "training", "share of the label that is spread over the other classes", float)
+    init: str = option("random", "training", "initial weights: random, torch-seed0 (where the recipe has them), or a file of PyTorch's")
+    seed: int = option(0, "training", "of random weights, of the data's order, of random transforms", int)
+    shuffle: int = option(0, "training", "shuffle through a buffer of N images; 0 the files' order, -1 all images", int, metavar="N")
+    chip: str = option("generic", "device", "row of the chip catalogue")
+    sink_size: int = option(-1, "device", "steps a host round trip: -1 a whole epoch, 0 each step by itself", int)
+    engine: str = option("fast", "device", "XLA, or NumPy tile by tile: slow", choices=("fast", "reference"))
+    fidelity: str = option("native", "device", "sums as the host orders them, or the device", choices=("native", "bitexact"))
+    data_dir: Path | None = option(
+        None, "data and output", "folder of the data; else $TPUFLOW_DATA, the user's cache, a download", Path, metavar="FOLDER"
+    )
+    train_samples: int | None = option(None, "data and output", "use the first N training images only", int, metavar="N")
+    test_samples: int | None = option(None, "data and output", "use the first N test images only; 0: no evaluation", int, metavar="N")
+    json: Path | None = option(None, "data and output", "write the whole result there", Path, metavar="FILE")
+    progress: bool = option(True, "data and output", "no progress bar", flag="--no-progress")
+
+
+def add_options(parser: argparse.ArgumentParser, defaults: Options) -> None:
+    """Every field of the defaults' class as an option of the parser, in groups."""
+    groups: dict[str, Any] = {}
+    for one in fields(defaults):
+        group = groups.setdefault(one.metadata["group"], None) or parser.add_argument_group(one.metadata["group"])
+        groups[one.metadata["group"]] = group
+        _add(group, one, getattr(defaults, one.name))
+
+
+def from_arguments(defaults: T, arguments: argparse.Namespace) -> T:
+    """An instance of the defaults' class with what was given."""
+    return type(defaults)(**{one.name: getattr(arguments, one.name) for one in fields(defaults)})
+
+
+def check(options: Options) -> None:
+    """That numbers are in their ranges; policies, chips and the like are checked by `tpuflow.train`.
+
+    Raises:
+      ConfigError: one is not.
+    """
+    least = {"epochs": 1, "batch_size": 1, "sink_size": -1, "shuffle": -1, "steps": 1, "train_samples": 1, "test_samples": 0}
+    least |= {"warmup_epochs": 0, "momentum": 0, "weight_decay": 0}
+    for name, bound in least.items():
+        value = getattr(options, name)
+        if value is not None and value < bound:
+            raise ConfigError(f"--{name.replace('_', '-')}: expected {bound} or more, got {value}.")
+
+
+def _add(group: Any, one: Field[Any], default: Any) -> None:
+    words = {name: value for name, value in one.metadata.items() if name not in ("group", "flag", "help", "type")}
+    if flag := one.metadata.get("flag"):
+        group.add_argument(flag, dest=one.name, action="store_false" if default else "store_true", help=one.metadata["help"])
+        return
+    if "choices" not in words:
+        words["type"] = one.metadata["type"]
+        words.setdefault("metavar", {int: "N", float: "X"}.get(one.metadata["type"], one.name.upper()))
+    shown = "" if default is None else " [%(default)s]"
+    group.add_argument(f"--{one.name.replace('_', '-')}", default=default, help=one.metadata["help"] + shown, **words)

@@ -1,0 +1,174 @@
+"""What a recipe is: a name, defaults, and how its options become a training."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import tpuflow
+from tpuflow.errors import ConfigError
+from train import transforms
+from train.data import ImageData
+from train.losses import smoothed_cross_entropy
+from train.optimizers import SCHEDULES, Rates, make_optimizer
+from train.options import Options
+from train.pipeline import Batches, Loader
+from train.pretrained import TorchLayers, from_torch
+from train.transforms import Transform
+
+Arrays = tuple[np.ndarray, np.ndarray]
+AT_ONCE = 4096
+"""Images that are transformed together, which bounds the memory of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A training that is ready to be handed to `tpuflow.train`, and what is printed around it."""
+
+    model: Any
+    train: Any
+    test: Any
+    steps_per_epoch: int
+    variables: Mapping[str, Any] | None = None
+    loss: Any = "softmax_cross_entropy"
+    callbacks: Sequence[tpuflow.Callback] = ()
+    finish: Callable[[Any], None] = field(default=lambda result: None)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One row of the table of recipes.
+
+    `run` trains by the options and returns the result of `tpuflow.train`, or None if there is nothing to report.
+    """
+
+    name: str
+    summary: str
+    defaults: Options
+    run: Callable[[Any], Any]
+
+
+def run_task(task: Task, options: Options) -> Any:
+    """Train on the simulated device; the result, after what the task prints at its end."""
+    epochs, sink_size, stop = walk(options, task.steps_per_epoch)
+    started = time.perf_counter()
+    result = tpuflow.train(
+        task.model,
+        task.train,
+        policy=options.policy,
+        optimizer=optimizer_for(options, task.steps_per_epoch),
+        loss=task.loss,
+        epochs=epochs,
+        batch_size=options.batch_size,
+        sink_size=sink_size,
+        eval_data=None if options.test_samples == 0 else task.test,
+        chip=options.chip,
+        seed=options.seed,
+        params=task.variables,
+        callbacks=(*task.callbacks, *stop),
+        engine=options.engine,
+        fidelity=options.fidelity,
+        progress=options.progress,
+    )
+    print(f"Total execution time = {time.perf_counter() - started:.3f} sec", flush=True)
+    if not result.interrupted:
+        task.finish(result)
+    return result
+
+
+def walk(options: Options, steps_per_epoch: int) -> tuple[int, int, Sequence[tpuflow.Callback]]:
+    """(epochs, sink size, callbacks that end the training) which make the number of steps that is asked for.
+
+    Raises:
+      ConfigError: the steps are not a whole number of sinks.
+    """
+    if options.steps is None:
+        return options.epochs, options.sink_size, ()
+    if options.sink_size == 0:
+        return math.ceil(options.steps / steps_per_epoch), 0, (StopAfter(options.steps),)
+    size = options.steps if options.sink_size < 0 else options.sink_size
+    if options.steps % size:
+        raise ConfigError(f"--steps {options.steps} is not a multiple of --sink-size {size}; steps end where a sink ends.")
+    return options.steps // size, size, ()
+
+
+class StopAfter(tpuflow.Callback):
+    """End the training after so many steps."""
+
+    def __init__(self, steps: int):
+        self._steps = steps
+
+    def on_step_end(self, run: tpuflow.Run) -> None:
+        """Ask for the end once the steps are done."""
+        run.stop = run.stop or run.step + 1 >= self._steps
+
+
+def optimizer_for(options: Options, steps_per_epoch: int) -> Any:
+    """The Optax optimizer with its schedule, weight decay and clipping."""
+    per_epoch = options.sink_size if options.sink_size > 0 else steps_per_epoch
+    rates = Rates(
+        options.lr, options.lr_init, options.lr_end, options.warmup_epochs, per_epoch, options.steps or options.epochs * per_epoch
+    )
+    rate = SCHEDULES[options.schedule](rates)
+    return make_optimizer(
+        options.optimizer, rate, momentum=options.momentum, weight_decay=options.weight_decay, clip_norm=options.clip_norm
+    )
+
+
+def classification_loss(options: Options) -> Any:
+    """Softmax cross-entropy of class numbers, smoothed if asked for."""
+    return smoothed_cross_entropy(options.label_smoothing) if options.label_smoothing else "softmax_cross_entropy"
+
+
+def first_samples(data: ImageData, options: Options) -> tuple[Arrays, Arrays]:
+    """(training, test) images and labels, cut to the number that is asked for."""
+    (train, train_labels), (test, test_labels) = data.train, data.test
+    a, b = options.train_samples, options.test_samples or None
+    return (train[:a], train_labels[:a]), (test[:b], test_labels[:b])
+
+
+def transformed(data: Arrays, steps: Sequence[Transform]) -> Arrays:
+    """The data after transforms that draw no random numbers, once and for all."""
+    images, labels = data
+    rng = np.random.default_rng(0)
+    parts = [transforms.apply(steps, images[i : i + AT_ONCE], rng) for i in range(0, len(images), AT_ONCE)]
+    return np.concatenate(parts), labels
+
+
+def batches(data: Arrays, options: Options, steps: Sequence[Transform] = (), *, drop_remainder: bool = True) -> Batches:
+    """Training batches in the order that the options ask for."""
+    shuffle = True if options.shuffle < 0 else options.shuffle
+    return Batches(*data, options.batch_size, steps, shuffle=shuffle, seed=options.seed, drop_remainder=drop_remainder)
+
+
+def image_task(
+    model: Any, data: ImageData, options: Options, train_steps: Sequence[Transform], test_steps: Sequence[Transform], **others: Any
+) -> Task:
+    """A task whose images are transformed batch by batch, ahead of their use."""
+    train, test = first_samples(data, options)
+    walked = batches(train, options, train_steps)
+    tested = Batches(*test, min(options.batch_size, len(test[0])), test_steps)
+    return Task(model, Loader(walked), Loader(tested), len(walked), loss=classification_loss(options), **others)
+
+
+def initial_variables(
+    options: Options, model: Any, layers: TorchLayers, image_shape: Sequence[int], exported: Any = None
+) -> Mapping[str, Any] | None:
+    """The Flax variables that training starts from: None for the model's own, drawn from the seed.
+
+    Raises:
+      ConfigError: the recipe has no exported weights.
+      WeightsError: a file of weights is missing, damaged or does not fit.
+    """
+    if options.init == "random":
+        return None
+    if options.init != "torch-seed0":
+        return from_torch(model, options.init, layers, image_shape)
+    if exported is None:
+        raise ConfigError("--init torch-seed0: no weights were exported for this recipe; there are: random, or a file of PyTorch weights.")
+    return from_torch(model, exported, layers, image_shape)

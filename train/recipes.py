@@ -1,0 +1,23 @@
+"""The table of recipes: `python -m train NAME`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from train import cifar, lenet, mnist, relu_reduce_mean_dense, resnet, squeezenet, vgg16
+from train.recipe import Recipe
+
+RECIPES: Mapping[str, Recipe] = {
+    row.name: row
+    for row in (
+        mnist.RECIPE,
+        lenet.RECIPE,
+        cifar.RECIPE,
+        resnet.RECIPE_50,
+        resnet.RECIPE_101,
+        vgg16.RECIPE,
+        squeezenet.RECIPE,
+        relu_reduce_mean_dense.RECIPE,
+    )
+}
+"""Name -> recipe."""
