@@ -1,14 +1,43 @@
-"""The chips there are: one row each, every number with its source or marked as an assumption."""
+"""The chips there are: one row each, every number with its source or marked as an assumption.
+
+Sources, by the letters that the rows use: [tpu_info] JAX's Pallas table of TPU generations; [cloud] Google Cloud's system architecture
+pages; [book] the scaling book (JAX); [cann] CANN's platform file Ascend910A.ini; [course] the MindSpore 1.0 course notes on on-device
+execution; [perf] Sophgo's PerfAI tables; [tt] torch-tpu's tools/examples/tpu.json and OpCounter; [mlir] tpu-mlir's BM1690.h. "derived"
+is arithmetic on such numbers, "assumed" has no source.
+"""
 
 from __future__ import annotations
 
-import difflib
+from collections.abc import Mapping
+from typing import Any
 
 from tpuflow.chips.chip import Chip
-from tpuflow.errors import ConfigError
 
-MIB = 2**20
-GIB = 2**30
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+_TPU: Mapping[str, Any] = {
+    "family": "tpu",
+    "vector_sublanes": 8, "vector_lanes": 128, "vector_units": 2,
+    "acc_bytes": 4 * MIB, "smem_bytes": 16 * KIB,
+    "matrix_f32_as": "bf16",
+    "hbm_burst_bytes": 64,
+    "host_bytes_per_second": 16e9, "launch_seconds": 110e-6,
+    "dma_seconds": 0.5e-6, "kernel_seconds": 1.3e-6, "issue_cycles": 10.0, "hbm_efficiency": 0.85, "matrix_efficiency": 1.0,
+}  # fmt: skip
+_TPU_SOURCE = (
+    "registers of 8 x 128 lanes [book]; f32 products as one bf16 pass, three or six (jax.lax.Precision); "
+    "launch 110 us: dispatch and wait on "
+    "a TPU VM, TPU microbenchmarks; kernel floor 1.3 us: SCALE-Sim's TPU branch; accumulators 4 MiB, "
+    "bursts of 64 bytes, DMA start-up, issue "
+    "and HBM efficiency assumed until fitted"
+)
+
+
+def _tpu(**fields: Any) -> Chip:
+    """A TPU generation: what all of them share, and its own numbers."""
+    source = f"{fields.pop('source')}; {_TPU_SOURCE}"
+    return Chip(**{**_TPU, **fields, "source": source})
+
 
 CHIPS = {
     chip.name: chip
@@ -25,47 +54,220 @@ CHIPS = {
             vector_units=2,
             vmem_bytes=16 * MIB,
             acc_bytes=4 * MIB,
-            smem_bytes=16 * 1024,
+            smem_bytes=16 * KIB,
             hbm_bytes=16 * GIB,
             hbm_bytes_per_second=800e9,
             host_bytes_per_second=16e9,
             launch_seconds=100e-6,
-            source="no product: a plain chip with true fp32 products, sizes between TPU v2 and v3 (assumption)",
+            matrix_load_cycles=128,
+            source="no product: a plain chip with true fp32 products, sizes between TPU v2 and v3 (all assumed)",
+        ),
+        Chip(
+            name="ascend910",
+            family="ascend",
+            cores=32,
+            clock_hz=1.0e9,
+            matrix_rows=16,
+            matrix_columns=16,
+            matrix_inputs=16,
+            matrix_units=1,
+            matrix_s8_passes=0.5,
+            matrix_f32_as="f16",
+            vector_sublanes=4,
+            vector_lanes=16,
+            vector_units=1,
+            vector_packs=1,
+            vmem_bytes=1 * MIB + 256 * KIB,
+            acc_bytes=256 * KIB,
+            smem_bytes=16 * KIB,
+            hbm_bytes=32 * GIB,
+            hbm_parameter_bytes=5 * GIB,
+            hbm_feature_bytes=26 * GIB,
+            hbm_collective_bytes=1 * GIB,
+            hbm_bytes_per_second=1.2e12,
+            core_hbm_bytes_per_second=128e9,
+            hbm_burst_bytes=32,
+            host_bytes_per_second=32e9,
+            launch_seconds=100e-6,
+            dma_seconds=1.0e-6,
+            kernel_seconds=5.0e-6,
+            issue_cycles=20.0,
+            power_watts=310.0,
+            source="32 AI cores with six pipelines, 32 GB of HBM as 5 (parameters) + 26 (feature maps) + 1 (collectives), 128 GB/s a core "
+            "[course]; cube 16x16x16 f16 or 16x32x16 s8 a cycle at 1 GHz, no f32 (cast to f16), vector 256 bytes a cycle, L0C 256 KB, L1 1 "
+            "MB + UB 256 KB as one vector memory, blocks of 32 bytes [cann]; HBM 1.2 TB/s (maker; [cann] counts 1.02), PCIe 4 x16, 310 W; "
+            "bf16 (which the cube lacks) priced as f16, registers, launch, DMA start-up, kernel floor and issue assumed until fitted",
+        ),
+        Chip(
+            name="bm1684x",
+            family="sophgo",
+            cores=1,
+            clock_hz=1.0e9,
+            matrix_rows=64,
+            matrix_columns=128,
+            matrix_units=1,
+            matrix_f32_passes=8.0,
+            matrix_s8_passes=0.5,
+            vector_sublanes=64,
+            vector_lanes=16,
+            vector_units=1,
+            vector_packs=1,
+            vmem_bytes=16 * MIB,
+            acc_bytes=4 * MIB,
+            smem_bytes=16 * KIB,
+            hbm_bytes=16 * GIB,
+            hbm_bytes_per_second=68e9,
+            host_bytes_per_second=8e9,
+            launch_seconds=0.55e-6,
+            kernel_seconds=0.55e-6,
+            source="64 lanes of 64 bytes, 16 TF f16 and bf16, 2 TF f32, 32 TOPS s8 [perf]; local memory 256 KB a lane; clock, split of the "
+            "matrix unit, 68 GB/s of LPDDR4x, 16 GB, PCIe and launch (as bm1690) assumed",
         ),
         Chip(
             name="bm1690",
+            family="sophgo",
             cores=8,
             clock_hz=1.0e9,
             matrix_rows=64,
             matrix_columns=128,
             matrix_units=1,
+            matrix_f32_passes=8.0,
+            matrix_s8_passes=0.5,
             vector_sublanes=64,
             vector_lanes=16,
             vector_units=1,
+            vector_packs=1,
             vmem_bytes=16 * MIB,
             acc_bytes=4 * MIB,
-            smem_bytes=16 * 1024,
+            smem_bytes=16 * KIB,
             hbm_bytes=128 * GIB,
             hbm_bytes_per_second=546e9,
+            hbm_efficiency=0.9,
             host_bytes_per_second=16e9,
             launch_seconds=0.55e-6,
-            source="Sophgo torch-tpu tools/examples/tpu.json and tpu-mlir BM1690.h: 8 cores x 16 TF fp16, 64 lanes, 16 MB local memory a "
-            "core, 128 GB LPDDR5 at 546 GB/s, launch 0.25 us + sync 0.3 us; clock, accumulators and host link are assumptions",
+            kernel_seconds=0.55e-6,
+            source="8 cores x 16 TF f16, 2 TF f32, 128 GB of LPDDR5 at 546 GB/s of which 0.9 is used, launch 0.25 us + sync 0.3 us [tt]; "
+            "256 TOPS s8 [perf]; 64 lanes of 64 bytes, 256 KB of local memory each [mlir]; clock, split of the "
+            "matrix unit, accumulators and "
+            "host link assumed",
+        ),
+        _tpu(
+            name="tpu-v2",
+            cores=2,
+            clock_hz=0.7e9,
+            matrix_rows=128,
+            matrix_columns=128,
+            matrix_units=1,
+            matrix_load_cycles=128,
+            vmem_bytes=16 * MIB,
+            hbm_bytes=16 * GIB,
+            hbm_bytes_per_second=716e9,
+            core_hbm_bytes_per_second=358e9,
+            power_watts=280.0,
+            source="46 TF, 16 GB at 716 GB/s [tpu_info]; 2 cores of one 128x128 array; clock derived from the peak; 280 W assumed",
+        ),
+        _tpu(
+            name="tpu-v3",
+            cores=2,
+            clock_hz=0.94e9,
+            matrix_rows=128,
+            matrix_columns=128,
+            matrix_units=2,
+            matrix_load_cycles=128,
+            vmem_bytes=16 * MIB,
+            hbm_bytes=32 * GIB,
+            hbm_bytes_per_second=900e9,
+            core_hbm_bytes_per_second=450e9,
+            power_watts=220.0,
+            source="123 TF, 2 cores of two 128x128 arrays, 32 GiB at 900 GB/s, 220 W [cloud] ([tpu_info] has 140 TF and 825 GB/s); clock "
+            "derived from the peak",
+        ),
+        _tpu(
+            name="tpu-v4",
+            cores=2,
+            clock_hz=1.05e9,
+            matrix_rows=128,
+            matrix_columns=128,
+            matrix_units=4,
+            matrix_load_cycles=128,
+            vmem_bytes=16 * MIB,
+            hbm_bytes=32 * GIB,
+            hbm_bytes_per_second=1.23e12,
+            power_watts=170.0,
+            source="275 TF, 2 cores of four 128x128 arrays, 32 GiB at 1.23 TB/s, 170 W [cloud]; the 128 MB of CMEM are not modelled",
+        ),
+        _tpu(
+            name="tpu-v5e",
+            cores=1,
+            clock_hz=1.5e9,
+            matrix_rows=128,
+            matrix_columns=128,
+            matrix_units=4,
+            matrix_load_cycles=128,
+            matrix_s8_passes=0.5,
+            vector_units=4,
+            vmem_bytes=128 * MIB,
+            hbm_bytes=16 * GIB,
+            hbm_bytes_per_second=819e9,
+            source="197 TF, 394 TOPS s8, four 128x128 arrays, 16 GiB at 819 GB/s [cloud]; VMEM 128 MiB [tpu_info]; "
+            "clock derived from the peak",
+        ),
+        _tpu(
+            name="tpu-v5p",
+            cores=2,
+            clock_hz=1.75e9,
+            matrix_rows=128,
+            matrix_columns=128,
+            matrix_units=4,
+            matrix_load_cycles=128,
+            matrix_s8_passes=0.5,
+            vector_units=4,
+            vmem_bytes=64 * MIB,
+            hbm_bytes=95 * GIB,
+            hbm_bytes_per_second=2.765e12,
+            source="459 TF, 918 TOPS s8, 2 cores, 95 GiB at 2.765 TB/s [cloud] ([tpu_info] has 2.46); VMEM 64 MiB a core [tpu_info]; clock "
+            "derived from the peak",
+        ),
+        _tpu(
+            name="tpu-v6e",
+            cores=1,
+            clock_hz=1.75e9,
+            matrix_rows=256,
+            matrix_columns=256,
+            matrix_units=2,
+            matrix_inputs=2,
+            matrix_load_cycles=256,
+            matrix_s8_passes=0.5,
+            vector_units=4,
+            vector_packs=1,
+            vmem_bytes=128 * MIB,
+            hbm_bytes=32 * GIB,
+            hbm_bytes_per_second=1.64e12,
+            host_bytes_per_second=32e9,
+            source="918 TF, two 256x256 arrays, 32 GiB at 1.64 TB/s [cloud]; VMEM 128 MiB, 1,840 TOPS s8 [tpu_info]; "
+            "clock 1.75 GHz and two "
+            "rows a cycle derived from the peak; 16-bit vector arithmetic assumed",
+        ),
+        _tpu(
+            name="tpu-v7x",
+            cores=2,
+            clock_hz=2.2e9,
+            matrix_rows=256,
+            matrix_columns=256,
+            matrix_units=2,
+            matrix_inputs=2,
+            matrix_load_cycles=256,
+            matrix_s8_passes=0.5,
+            vector_units=4,
+            vector_packs=1,
+            vmem_bytes=64 * MIB,
+            hbm_bytes=192 * GIB,
+            hbm_bytes_per_second=7.38e12,
+            core_hbm_bytes_per_second=3.69e12,
+            host_bytes_per_second=32e9,
+            source="2,307 TF, 192 GiB at 7.38 TB/s (tpu-recipes, Ironwood); 2 cores that are 2 devices; arrays as v6e, "
+            "VMEM, clock from the peak "
+            "assumed",
         ),
     )
 }
-
-
-def get_chip(chip: str | Chip) -> Chip:
-    """The row of a chip name; a `Chip` is returned as it is.
-
-    Raises:
-      ConfigError: no chip has that name.
-    """
-    if isinstance(chip, Chip):
-        return chip
-    if chip in CHIPS:
-        return CHIPS[chip]
-    close = difflib.get_close_matches(str(chip), CHIPS, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ConfigError(f"unknown chip {chip!r}.{hint} Known chips: {', '.join(sorted(CHIPS))}; or pass a tpuflow.chips.Chip of your own.")

@@ -1,4 +1,4 @@
-"""The row that describes a chip: capacities, widths and rates, units in the names."""
+"""The row that describes a chip: capacities, widths, rates and efficiencies, units in the names; closed forms of what work costs on it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+LANE_BYTES = 4  # a vector lane is 32 bits wide
+UNCALIBRATED = "uncalibrated"
+PRECISION_PASSES = {"default": 1, "high": 3, "highest": 6}
+"""Passes of a bf16 array that one f32 product takes at each `jax.lax.Precision` (bf16x1, bf16x3, bf16x6)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """One accelerator.
+    """One accelerator: what it has, how fast each part is, and how much of that it reaches.
 
-    Its matrix unit takes f32, f16 and bf16 operands as they are and accumulates in f32, integers in s32.
+    Matrix unit: each of a core's `matrix_units` arrays holds a block of `matrix_rows` contracted positions times `matrix_columns`
+    columns and takes `matrix_inputs` rows of the other operand a cycle; a new block costs at least `matrix_load_cycles`.
+    `matrix_*_passes` is how often a product of that type goes through the array (below 1: faster than f16), `matrix_f32_as` the type in
+    which f32 operands enter it ("f32": as they are). It accumulates in f32, integers in s32.
+    Vector unit: `vector_units` operations a cycle on `vector_sublanes` x `vector_lanes` lanes of 32 bits; `vector_packs` types of 16 bits
+    go twice as fast (1) or not (0). A division, root or transcendental function counts as `special_passes` operations.
+    HBM: `hbm_bytes_per_second` for the chip, `core_hbm_bytes_per_second` for what one core can draw (0: all of it), bursts of
+    `hbm_burst_bytes`. `hbm_parameter_bytes`, `hbm_feature_bytes`, `hbm_collective_bytes` divide it where the maker does (0: undivided).
+
+    The last group are the efficiency constants that `tpuflow calibrate` fits; `fit` says from what and how well.
     """
 
     name: str
@@ -31,19 +45,80 @@ class Chip:
     host_bytes_per_second: float
     launch_seconds: float
     source: str = ""
+    family: str = ""
+    matrix_inputs: int = 1
+    matrix_load_cycles: int = 0
+    matrix_f32_passes: float = 1.0
+    matrix_f16_passes: float = 1.0
+    matrix_bf16_passes: float = 1.0
+    matrix_s8_passes: float = 1.0
+    matrix_f32_as: str = "f32"
+    vector_packs: int = 0
+    special_passes: int = 4
+    core_hbm_bytes_per_second: float = 0.0
+    hbm_burst_bytes: int = 64
+    hbm_parameter_bytes: int = 0
+    hbm_feature_bytes: int = 0
+    hbm_collective_bytes: int = 0
+    power_watts: float = 0.0
+    issue_cycles: float = 10.0
+    dma_seconds: float = 0.5e-6
+    kernel_seconds: float = 1.0e-6
+    hbm_efficiency: float = 0.85
+    matrix_efficiency: float = 1.0
+    fit: str = UNCALIBRATED
 
-    def vector_cycles(self, elems: int) -> float:
-        """Cycles to put `elems` elements once through the vector lanes of one core."""
-        return math.ceil(elems / (self.vector_sublanes * self.vector_lanes * self.vector_units))
+    # ---- rates
 
-    def matrix_cycles(self, kept: Sequence[int], contracted: Sequence[int]) -> float:
-        """Cycles of one core's systolic arrays for a product with the given output and contracted axis lengths."""
-        macs = math.prod(kept) * math.prod(contracted)
-        return math.ceil(macs / (self.matrix_rows * self.matrix_columns * self.matrix_units)) + self.matrix_rows
+    @property
+    def matrix_macs_per_cycle(self) -> float:
+        """Multiply-adds of 16-bit floats that all cores together do in a cycle."""
+        return self.cores * self.matrix_units * self.matrix_rows * self.matrix_columns * self.matrix_inputs
 
-    def hbm_cycles(self, count_bytes: int) -> float:
-        """Cycles to move bytes at the full HBM bandwidth of the chip."""
-        return count_bytes / self.hbm_bytes_per_second * self.clock_hz
+    def peak_flops(self, dtype: str = "bf16") -> float:
+        """Matrix operations a second (an addition and a multiplication are two) on operands of a type, by its short name."""
+        return 2 * self.matrix_macs_per_cycle * self.clock_hz / self.matrix_passes(dtype)
+
+    @property
+    def available_hbm_bytes(self) -> int:
+        """HBM that a program may use: all but what the maker reserves for collectives."""
+        return self.hbm_bytes - self.hbm_collective_bytes
+
+    def core_bandwidth(self, cores: int) -> float:
+        """Sustained HBM bytes a second of each of `cores` cores that move data at once."""
+        share = self.hbm_bytes_per_second / cores
+        limit = self.core_hbm_bytes_per_second or share
+        return min(share, limit) * self.hbm_efficiency
+
+    def matrix_passes(self, dtype: str) -> float:
+        """How often a product of operands of this type goes through the array."""
+        passes = {
+            "f32": self.matrix_f32_passes, "f16": self.matrix_f16_passes, "bf16": self.matrix_bf16_passes,
+            "s8": self.matrix_s8_passes, "u8": self.matrix_s8_passes,
+        }  # fmt: skip
+        return passes.get(dtype, self.matrix_f32_passes)
+
+    # ---- cycles of one core
+
+    def vector_cycles(self, shape: Sequence[int], element_bytes: int) -> int:
+        """Cycles to put a tile once through the vector lanes: its padded registers over the units; narrow types may be packed."""
+        unpacked = 1 if self.vector_packs else max(1, LANE_BYTES // element_bytes)
+        register = self.vector_sublanes * self.vector_lanes * LANE_BYTES * self.vector_units
+        return -(-self.tile_bytes(tuple(shape), element_bytes) * unpacked // register)
+
+    def matrix_cycles(self, batch: int, rows: int, columns: int, depth: int, dtype: str) -> int:
+        """Cycles of the arrays for `batch` products [rows, depth] x [depth, columns]: the better of the two operands is held in them."""
+        held = min(self._held_cycles(rows, columns), self._held_cycles(columns, rows))
+        blocks = batch * held * -(-depth // self.matrix_rows)
+        return math.ceil(blocks * self.matrix_passes(dtype) / (self.matrix_units * self.matrix_efficiency))
+
+    def _held_cycles(self, streamed: int, held: int) -> int:
+        return max(-(-streamed // self.matrix_inputs), self.matrix_load_cycles) * -(-held // self.matrix_columns)
+
+    @property
+    def matrix_fill_cycles(self) -> int:
+        """Cycles until the last sum has left an array."""
+        return self.matrix_rows + self.matrix_columns if self.matrix_inputs == 1 else self.matrix_rows
 
     def tile_bytes(self, shape: tuple[int, ...], element_bytes: int) -> int:
         """On-chip bytes of a tile: its two minor axes padded to whole sublanes and lanes (32-bit sublanes pack narrower types)."""

@@ -6,6 +6,7 @@ everything else is as the disassembler writes it. Every error says line, column,
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import re
@@ -100,9 +101,12 @@ def _chip(lines: Lines) -> Chip:
     if not lines.heading("chip"):
         lines.fail("'chip'")
     values = {}
+    optional = {f.name for f in dataclasses.fields(Chip) if f.default is not dataclasses.MISSING}
     for name, hint in typing.get_type_hints(Chip).items():
         cursor = lines.heading(name, 1)
         if cursor is None:
+            if name in optional:
+                continue
             lines.fail(f"the chip's {name!r}")
         values[name] = _FACTS[hint](cursor)
         cursor.end()

@@ -25,11 +25,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 import numpy as np
 
+from tpuflow.chips.chip import Chip
 from tpuflow.dtypes import DType
 from tpuflow.errors import ProgramFileError
 from tpuflow.isa.codec import Table
@@ -54,13 +55,21 @@ def disassemble(program: Program) -> str:
     if fault := debug_fault(program):
         raise ProgramFileError(f"cannot write the program: {fault}")
     lines = [_commented(f"tpx {MAJOR}.{MINOR}", program.name or None)]
-    lines += _section("chip", (f"{f.name} {_fact(f.type, getattr(program.chip, f.name))}" for f in fields(program.chip)))
+    lines += _section("chip", _chip(program.chip))
     lines += _section("buffers", _named_buffers(program))
     lines += _section("constants", (line for c in program.constants for line in _constant(c, program.buffers)))
     for name in PORT_SECTIONS:
         lines += _section(name, map(_port, getattr(program, name)))
     lines += _section("code", (line for block in program.code for line in _block(block)))
     return "\n".join(lines) + "\n"
+
+
+def _chip(chip: Chip) -> Iterator[str]:
+    """Its facts in order; one that stands at its default is left out."""
+    for f in fields(chip):
+        value = getattr(chip, f.name)
+        if f.default is MISSING or repr(value) != repr(f.default):
+            yield f"{f.name} {_fact(f.type, value)}"
 
 
 # ---- words

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from tpuflow.chips.chip import Chip
 from tpuflow.isa import instruction as field
+from tpuflow.isa.cost import Cost, ShapeOf, window_bytes
 from tpuflow.isa.instruction import QUEUES, Instruction, Tile, Window, instr
 
 STORE_MODES = ("set", "add", "mul", "min", "max")
@@ -17,6 +18,7 @@ class _Transfer(Instruction):
     __slots__ = ()
     direction: ClassVar[str]
     crossings: ClassVar[int] = 1
+    indexed: ClassVar[bool] = False
     window: Window
 
     @property
@@ -24,10 +26,12 @@ class _Transfer(Instruction):
         """Load or store, or scalar for a register."""
         return "scalar" if self.window.tile.space == "smem" else self.direction
 
-    def cost(self, chip: Chip) -> float:
-        """Cycles at full HBM bandwidth, `crossings` times the tile's bytes."""
-        tile = self.window.tile
-        return self.crossings * chip.hbm_cycles(tile.elems * tile.dtype.bytes)
+    def cost(self, chip: Chip, shape_of: ShapeOf) -> Cost:
+        """The bytes that the window touches, `crossings` times; the queue itself is taken as long as HBM moves them."""
+        shape = shape_of(self.window.tile)
+        moved, on_bus = window_bytes(self.window, shape, chip.hbm_burst_bytes)
+        times = self.crossings * (shape[0] if self.indexed else 1)
+        return Cost(hbm_bytes=times * moved, bus_bytes=times * on_bus)
 
 
 class _Sync(Instruction):
@@ -41,9 +45,9 @@ class _Sync(Instruction):
         """The named queue."""
         return self.on
 
-    def cost(self, chip: Chip) -> float:
+    def cost(self, chip: Chip, shape_of: ShapeOf) -> Cost:
         """One cycle."""
-        return 1.0
+        return Cost(cycles=1)
 
 
 @instr(0x40, "load")
@@ -71,6 +75,7 @@ class LoadIndexed(_Transfer):
     """
 
     direction = "load"
+    indexed = True
     window: Window = field.window_in()
     index: Tile = field.src()
 
@@ -85,6 +90,7 @@ class StoreIndexed(_Transfer):
 
     direction = "store"
     crossings = 2
+    indexed = True
     mode: str = field.choice(STORE_MODES)
     window: Window = field.window_out()
     index: Tile = field.src()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tpuflow.chips.chip import Chip
 from tpuflow.isa import instruction as field
 from tpuflow.isa.arithmetic import Arithmetic
+from tpuflow.isa.cost import Cost, ShapeOf
 from tpuflow.isa.instruction import Instruction, Tile, instr
 
 
@@ -25,9 +27,9 @@ class MatmulZero(Instruction):
         """Zeros."""
         return ar.full(shape, 0, self.acc.dtype)
 
-    def cost(self, chip: Chip) -> float:
+    def cost(self, chip: Chip, shape_of: ShapeOf) -> Cost:
         """Free: the array clears while it fills."""
-        return 0.0
+        return Cost()
 
 
 @instr(0x31, "mm_accumulate")
@@ -57,10 +59,16 @@ class MatmulAccumulate(Instruction):
         product = ar.matmul(a, b, self.a_axes, self.b_axes, self.acc_axes, self.a.dtype, self.acc.dtype)
         return ar.binary("add", acc, product, self.acc.dtype)
 
-    def cost(self, chip: Chip) -> float:
-        """Cycles of the systolic array for this tile's multiply-adds."""
-        sizes = dict(zip(self.a_axes + self.b_axes, self.a.shape + self.b.shape, strict=True))
-        return chip.matrix_cycles([sizes[i] for i in self.acc_axes], [s for i, s in sizes.items() if i not in self.acc_axes])
+    def cost(self, chip: Chip, shape_of: ShapeOf) -> Cost:
+        """Cycles of the arrays for this tile's multiply-adds, whole blocks of them."""
+        sizes = dict(zip(self.a_axes + self.b_axes, (*shape_of(self.a), *shape_of(self.b)), strict=True))
+        a, b, out = set(self.a_axes), set(self.b_axes), set(self.acc_axes)
+
+        def length(labels: set[int]) -> int:
+            return math.prod(sizes[label] for label in labels)
+
+        batch, rows, columns, depth = length(a & b & out), length((a - b) & out), length((b - a) & out), length((a | b) - out)
+        return Cost(chip.matrix_cycles(batch, rows, columns, depth, self.a.dtype.name), macs=batch * rows * columns * depth)
 
 
 @instr(0x32, "mm_read")
@@ -79,6 +87,6 @@ class MatmulRead(Instruction):
         """The same values."""
         return acc
 
-    def cost(self, chip: Chip) -> float:
-        """Cycles to drain the accumulators through the vector lanes."""
-        return chip.vector_cycles(self.dst.elems)
+    def cost(self, chip: Chip, shape_of: ShapeOf) -> Cost:
+        """The last sum leaves the array, then the accumulators drain through the vector lanes."""
+        return Cost(chip.matrix_fill_cycles + chip.vector_cycles(shape_of(self.dst), self.dst.dtype.bytes))

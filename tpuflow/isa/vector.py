@@ -7,11 +7,13 @@ same. Elementwise operands have the destination's valid shape; each result is ro
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tpuflow.chips.chip import Chip
 from tpuflow.isa import instruction as field
 from tpuflow.isa.arithmetic import Arithmetic
+from tpuflow.isa.cost import Cost, ShapeOf
 from tpuflow.isa.instruction import Instruction, Tile, instr
 
 UNARY = (
@@ -25,22 +27,31 @@ BINARY = (
 COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 REDUCE = ("add", "mul", "max", "min", "and", "or", "xor")
 CUMULATIVE = ("add", "mul", "max", "min")
+SPECIAL = frozenset(("sqrt", "rsqrt", "cbrt", "exp", "expm1", "log", "log1p", "tanh", "sin", "cos", "erf", "div", "rem", "pow", "atan2"))
+"""Operations of UNARY and BINARY that take a chip's `special_passes`."""
 
 
 class _Compute(Instruction):
     """Common to all compute instructions: the queue follows from where the destination lies."""
 
     __slots__ = ()
-    passes = 1
 
     @property
     def queue(self) -> str:
         """The scalar queue for registers, else the vector queue."""
         return "scalar" if next(self.writes()).space == "smem" else "vector"
 
-    def cost(self, chip: Chip) -> float:
-        """Cycles: every written element once through the vector lanes, `passes` times."""
-        return self.passes * chip.vector_cycles(max(t.elems for t in (*self.writes(), *self.reads())))
+    def passes(self, chip: Chip, shape: tuple[int, ...]) -> int:
+        """How often the largest operand, of valid `shape`, goes through the vector lanes."""
+        return 1
+
+    def cost(self, chip: Chip, shape_of: ShapeOf) -> Cost:
+        """The largest operand through the vector lanes, `passes` times; an operation on registers takes a cycle a pass."""
+        tiles = (*self.writes(), *self.reads())
+        shape = max(map(shape_of, tiles), key=math.prod)
+        cycles = max(chip.vector_cycles(shape_of(t), t.dtype.bytes) for t in tiles) if shape else 1
+        passes = self.passes(chip, shape)
+        return Cost(cycles=passes * cycles, element_ops=passes * math.prod(shape))
 
 
 @instr(0x10, "constant")
@@ -75,6 +86,10 @@ class Unary(_Compute):
     dst: Tile = field.dst()
     a: Tile = field.src()
 
+    def passes(self, chip: Chip, shape: tuple[int, ...]) -> int:
+        """More than one for divisions, roots and transcendental functions."""
+        return chip.special_passes if self.op in SPECIAL else 1
+
     def meaning(self, ar: Arithmetic, a: Any) -> Any:
         """One rounding of the exact result."""
         return ar.unary(self.op, a, self.a.dtype)
@@ -100,6 +115,10 @@ class Binary(_Compute):
     dst: Tile = field.dst()
     a: Tile = field.src()
     b: Tile = field.src()
+
+    def passes(self, chip: Chip, shape: tuple[int, ...]) -> int:
+        """More than one for divisions, roots and transcendental functions."""
+        return chip.special_passes if self.op in SPECIAL else 1
 
     def meaning(self, ar: Arithmetic, a: Any, b: Any) -> Any:
         """One rounding of the exact result."""
@@ -226,6 +245,10 @@ class Cumulative(_Compute):
     a: Tile = field.src()
     axis: int = field.number()
 
+    def passes(self, chip: Chip, shape: tuple[int, ...]) -> int:
+        """One for every doubling of the distance that a scan carries over."""
+        return max(1, (shape[self.axis] - 1).bit_length()) if shape else 1
+
     def meaning(self, ar: Arithmetic, carry: Any, a: Any) -> Any:
         """(dst, new carry)."""
         return ar.cumulative(self.op, carry, a, self.axis, self.a.dtype)
@@ -239,6 +262,11 @@ class Sort(_Compute):
     srcs: tuple[Tile, ...] = field.srcs()
     axis: int = field.number()
     keys: int = field.number()
+
+    def passes(self, chip: Chip, shape: tuple[int, ...]) -> int:
+        """The stages of a bitonic network, every operand compared and exchanged in each."""
+        stages = (shape[self.axis] - 1).bit_length() if shape else 0
+        return max(1, len(self.srcs) * stages * (stages + 1) // 2)
 
     def meaning(self, ar: Arithmetic, *srcs: Any) -> Any:
         """The sorted tiles, one for each source."""

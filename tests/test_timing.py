@@ -1,0 +1,186 @@
+"""The timing engine: never faster than the roofline, never slower than one thing at a time, exact in its shortcut, blind to data."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import programs
+from tests.emit_cases import CASES, kernels_of
+from tests.event_oracle import oracle_time
+from tpuflow.chips import CHIPS, Chip, get_chip
+from tpuflow.compiler import compile_function
+from tpuflow.device.timing import time_program
+from tpuflow.device.timing.grid import GridPlan, grid_time, plan_grid
+from tpuflow.device.timing.prices import PICOSECONDS, Clock, price
+from tpuflow.device.timing.program import time_kernel
+from tpuflow.isa.program import Kernel, Loop, Program, walk
+
+SHAPES = ((7, 5), (129, 257), (1000, 33))
+SMALL = replace(get_chip("tpu-v3"), name="small", vmem_bytes=2**16, acc_bytes=2**14, matrix_rows=16, matrix_columns=16, vector_lanes=16)
+KERNELS: dict[str, Callable[..., jax.Array]] = {
+    "map": lambda a, b: jnp.tanh(a) * a + 1,
+    "reduce": lambda a, b: a.sum(0),
+    "row reduce": lambda a, b: (a * a).max(1),
+    "matmul": lambda a, b: a @ b,
+    "softmax": lambda a, b: jax.nn.softmax(a),
+    "transpose": lambda a, b: a.T + 1,
+    "cumulative": lambda a, b: jnp.cumsum(a, 0),
+    "gather": lambda a, b: a[jnp.arange(a.shape[0])[::-1]],
+}
+
+
+def compiled(function: Callable[..., jax.Array], shape: tuple[int, int], chip: Chip, dtype=jnp.float32) -> Program:
+    """The Program of a function of a [rows, columns] and a [columns, rows] array, from shapes alone."""
+    return compile_function(function, (jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct(shape[::-1], dtype)), chip=chip)
+
+
+@functools.cache
+def random_plans() -> list[tuple[Kernel, GridPlan]]:
+    """Sixty kernels of random operations, shapes and chips, each with its plan."""
+    rng = random.Random(0)
+    plans: list[tuple[Kernel, GridPlan]] = []
+    while len(plans) < 60:
+        chip = replace(
+            SMALL,
+            cores=rng.choice((1, 3)),
+            vmem_bytes=rng.choice((2**13, 2**15, 2**17)),
+            dma_seconds=rng.choice((0.0, 1e-7, 1e-6)),
+            hbm_bytes_per_second=rng.choice((3e9, 5e10, 9e11)),
+            issue_cycles=rng.choice((0.0, 7.0)),
+        )
+        program = compiled(KERNELS[rng.choice(sorted(KERNELS))], (rng.randint(1, 700), rng.randint(1, 500)), chip)
+        for kernel in program.kernels():
+            points = int(np.prod([g.size for g in kernel.grid if g.kind == "parallel"]))
+            plans.append((kernel, plan_grid(price(kernel, chip), Clock(chip, max(1, min(chip.cores, points))))))
+    return plans
+
+
+def test_adding_up_periods_gives_exactly_what_running_every_trip_gives():
+    trips = 0
+    for kernel, plan in random_plans():
+        assert grid_time(plan) == grid_time(plan, unroll=True), kernel.name
+        trips += int(np.prod([g.size for g in kernel.grid]))
+    assert trips > 1000
+
+
+def test_one_pass_in_program_order_is_the_event_driven_schedule():
+    for kernel, plan in random_plans():
+        assert grid_time(plan) == oracle_time(plan), kernel.name
+
+
+def test_repeated_periods_are_not_run(monkeypatch: pytest.MonkeyPatch):
+    program = compiled(KERNELS["map"], (8192, 8192), get_chip("tpu-v3"))
+    (kernel,) = program.kernels()
+    assert kernel.grid[0].size > 400
+    runs = 0
+    from tpuflow.device.timing.schedule import Core
+
+    run = Core.run
+
+    def counted(self: Core, ops: object) -> None:
+        nonlocal runs
+        runs += 1
+        run(self, ops)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Core, "run", counted)
+    grid_time(plan_grid(price(kernel, program.chip), Clock(program.chip, 2)))
+    assert runs < 60
+
+
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda c: c.name)
+@pytest.mark.parametrize("name", KERNELS)
+def test_time_lies_between_the_roofline_and_one_thing_after_the_other(name: str, chip: Chip):
+    for shape in SHAPES:
+        for kernel in compiled(KERNELS[name], shape, chip).kernels():
+            time = time_kernel(kernel, chip)
+            assert time.work.roofline_seconds(chip) * PICOSECONDS <= time.picoseconds <= time.serial_picoseconds
+            busiest = max(time.busy_picoseconds)
+            assert time.picoseconds >= busiest, "no queue can work longer than the kernel runs"
+
+
+@pytest.mark.parametrize("chip", ["generic", "tpu-v5e"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_more_data_never_take_less_time(name: str, chip: str):
+    row = get_chip(chip)
+    times = [time_program(compiled(KERNELS[name], (64 * 2**i, 32 * 2**i), row)).picoseconds for i in range(6)]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("field", ["hbm_bytes_per_second", "clock_hz", "hbm_efficiency"])
+def test_a_faster_chip_is_not_slower(field: str):
+    """But for a little: what is faster may want the bus a moment earlier and then wait for something older (Graham's anomaly)."""
+    slow = get_chip("tpu-v3")
+    fast = replace(slow, **{field: getattr(slow, field) * 1.1})
+    for name in KERNELS:
+        program = compiled(KERNELS[name], (1000, 700), slow)
+        assert time_program(replace(program, chip=fast)).picoseconds <= 1.02 * time_program(program).picoseconds
+
+
+def test_multiply_adds_and_bytes_are_those_of_the_graph():
+    m, k = 300, 1000
+    for chip in CHIPS.values():
+        time = time_program(compiled(KERNELS["matmul"], (m, k), chip))
+        assert time.work.macs == {"f32": m * m * k}
+        assert time.work.written_bytes == 4 * m * m
+        assert time.work.read_bytes >= 2 * 4 * m * k, "tiles are read at least once"
+        time = time_program(compiled(KERNELS["map"], (m, k), chip))
+        assert (time.work.read_bytes, time.work.written_bytes) == (4 * m * k, 4 * m * k)
+        assert time.work.bus_bytes >= time.work.hbm_bytes
+
+
+def test_a_padded_or_dilated_window_moves_only_what_is_in_the_buffer():
+    def padded(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jax.lax.pad(a, 0.0, ((0, 0, 1), (0, 0, 1)))
+
+    time = time_program(compiled(padded, (64, 64), get_chip("generic")))
+    assert 4 * 64 * 64 <= time.work.read_bytes <= 4 * 65 * 65
+    assert time.work.written_bytes == 4 * 127 * 127
+
+
+def test_time_needs_shapes_only_and_no_array_of_their_size():
+    n = 2**15  # arrays of 4 GB
+    program = compiled(KERNELS["map"], (n, n), get_chip("tpu-v5e"))
+    assert time_program(program).work.hbm_bytes == 2 * 4 * n * n
+    values = [np.zeros((64, 48), np.float32), np.full((48, 64), 7, np.float32)]
+    from_values = compile_function(KERNELS["matmul"], values, chip="generic")
+    assert time_program(from_values) == time_program(compiled(KERNELS["matmul"], (64, 48), get_chip("generic")))
+
+
+def test_kernels_that_differ_in_buffers_only_are_timed_once():
+    from tpuflow.device.timing.program import _remembered
+
+    def deep(a: jax.Array, b: jax.Array, layers: int) -> jax.Array:
+        for _ in range(layers):
+            a = (a @ b) @ a
+        return a
+
+    _remembered.cache_clear()
+    time_program(compiled(functools.partial(deep, layers=2), (300, 200), get_chip("tpu-v3")))
+    few = _remembered.cache_info().misses
+    time_program(compiled(functools.partial(deep, layers=20), (300, 200), get_chip("tpu-v3")))
+    assert _remembered.cache_info().misses == few
+
+
+def test_a_loop_takes_its_trips_times_its_body():
+    program = programs.loop_program()
+    (place,) = (place for place, block in walk(program.code) if isinstance(block, Loop))
+    none, one, ten = (time_program(program, {place: n}) for n in (0, 1, 10))
+    body = one.device_picoseconds - none.device_picoseconds
+    assert body > 0 and ten.device_picoseconds == none.device_picoseconds + 10 * body
+    assert {r.count for r in ten.kernels if r.place.startswith(place)} == {10}
+    assert time_program(program).assumed and not ten.assumed
+
+
+@pytest.mark.parametrize("case", CASES[::7], ids=lambda c: c.name)
+def test_every_template_is_timed(case):
+    for kernel in kernels_of(case):
+        time = time_kernel(kernel, get_chip("generic"))
+        assert 0 < time.picoseconds <= time.serial_picoseconds

@@ -1,0 +1,138 @@
+"""A kernel's grid in time: the busiest core's share of its points, one after the other, with repeating periods added up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tpuflow.device.place import SECTIONS
+from tpuflow.device.timing.prices import LOAD, SIGNAL, STORE, WAIT, Bits, Clock, Op, PricedKernel
+from tpuflow.device.timing.schedule import Core, Touched, repeat
+
+PROLOGUE, BODY, EPILOGUE = range(len(SECTIONS))
+Table = tuple[tuple[tuple[int, ...], tuple[tuple[Bits, Op], ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GridPlan:
+    """All that a kernel's time depends on: its grid, and what every instruction of its sections takes at each combination of edges.
+
+    Two kernels with equal plans take equally long; buffers and addresses are not part of it.
+    """
+
+    grid: tuple[tuple[int, bool], ...]  # size and whether sequential
+    ragged: tuple[int, ...]
+    semaphores: tuple[int, ...]
+    sections: tuple[Table, ...]
+    points: int  # of the busiest core
+
+
+def plan_grid(priced: PricedKernel, clock: Clock) -> GridPlan:
+    """The plan of a priced kernel for the core that has most to do."""
+    kernel = priced.kernel
+    sections = tuple(
+        tuple((p.feels, tuple((bits, clock.op(p.instruction, cost)) for bits, cost in p.costs.items())) for p in section)
+        for section in priced.sections
+    )
+    grid = tuple((g.size, g.kind == "sequential") for g in kernel.grid)
+    points = -(-math.prod(n for n, sequential in grid if not sequential) // clock.cores)
+    return GridPlan(grid, priced.ragged, kernel.semaphores, sections, points)
+
+
+def grid_time(plan: GridPlan, *, unroll: bool = False) -> int:
+    """Picoseconds from the start of the kernel to the last completion; `unroll` runs every single trip instead of adding periods."""
+    return _Run(plan, unroll).time()
+
+
+class _Run:
+    """One walk over a plan's grid."""
+
+    def __init__(self, plan: GridPlan, unroll: bool):
+        self.plan, self.unroll = plan, unroll
+        self.points = [i for i, (_, sequential) in enumerate(plan.grid) if not sequential]
+        self.steps = [i for i, (_, sequential) in enumerate(plan.grid) if sequential]
+        self.index = [0] * len(plan.grid)
+        self.ops: dict[tuple[int, Bits], tuple[Op, ...]] = {}
+        first = [tuple(table[0][1] for _, table in section) for section in plan.sections]
+        every = [op for section in first for op in section]
+        self.signaller = {op[3]: op[1] for op in every if op[0] == SIGNAL}
+        self.core = Core(plan.semaphores, {op[3]: op[1] for op in every if op[0] == WAIT})
+        self.touched_point, self.touched_step = Touched.by(*first), Touched.by(first[BODY])
+        self.next_point = {d: _first(d, first, ((PROLOGUE, BODY, EPILOGUE),)) for d in (LOAD, STORE)}
+        self.next_step = {d: _first(d, first, ((BODY,), (EPILOGUE, PROLOGUE, BODY))) for d in (LOAD, STORE)}
+
+    def time(self) -> int:
+        """Run it."""
+        if all(size for size, _ in self.plan.grid):
+            self._nest(self.points, self.plan.points, self._point, self.touched_point, self._point_floors)
+        return self.core.end
+
+    def _nest(self, axes: Sequence[int], share: int, inside, touched: Touched, floors) -> None:
+        """The first `share` trips of a nest of axes, in order."""
+        if not axes:
+            inside()
+            return
+        axis, inner = axes[0], math.prod(self.plan.grid[a][0] for a in axes[1:])
+        size = self.plan.grid[axis][0]
+        whole, rest = divmod(share, inner)
+        same = min(whole, size - 1) if axis in self.plan.ragged else whole
+
+        def trip(trips: int = inner) -> None:
+            self._nest(axes[1:], trips, inside, touched, floors)
+
+        self.index[axis] = 0
+        repeat(self.core, same, trip, touched, None if self.unroll else floors)
+        self.index[axis] = size - 1
+        for _ in range(whole - same):
+            trip()
+        if rest:
+            self.index[axis] = whole
+            trip(rest)
+        self.index[axis] = 0
+
+    def _point(self) -> None:
+        self._section(PROLOGUE)
+        steps = math.prod(self.plan.grid[a][0] for a in self.steps)
+        self._nest(self.steps, steps, self._step, self.touched_step, self._step_floors)
+        for axis in self.steps:
+            self.index[axis] = self.plan.grid[axis][0] - 1
+        self._section(EPILOGUE)
+        for axis in self.steps:
+            self.index[axis] = 0
+
+    def _step(self) -> None:
+        self._section(BODY)
+
+    def _section(self, section: int) -> None:
+        bits = tuple(self.index[a] == self.plan.grid[a][0] - 1 for a in self.plan.ragged)
+        ops = self.ops.get((section, bits))
+        if ops is None:
+            ops = tuple(dict(table)[tuple(bits[i] for i in feels)] for feels, table in self.plan.sections[section])
+            self.ops[section, bits] = ops
+        self.core.run(ops)
+
+    def _point_floors(self) -> dict[int, int]:
+        return {d: self._floor(d, ops) for d, ops in self.next_point.items()}
+
+    def _step_floors(self) -> dict[int, int]:
+        return {d: self._floor(d, ops) for d, ops in self.next_step.items()}
+
+    def _floor(self, direction: int, ops: tuple[Op, ...]) -> int:
+        """A time before which the direction's next move does not start, whichever of `ops` comes first."""
+        if not ops:
+            return self.core.end
+        clock = self.core.clock
+        return min(
+            max(clock[direction], clock[self.signaller[op[3]]]) if op[0] == WAIT and not self.core.signals[op[3]] else clock[direction]
+            for op in ops
+        )
+
+
+def _first(queue: int, sections: Sequence[Sequence[Op]], orders: Sequence[Sequence[int]]) -> tuple[Op, ...]:
+    """The first instruction that a queue has in each order of sections, where it has any."""
+
+    def found(order: Sequence[int]) -> Iterator[Op]:
+        return (op for section in order for op in sections[section] if op[1] == queue)
+
+    return tuple(op for order in orders if (op := next(found(order), None)) is not None)

@@ -1,0 +1,142 @@
+"""A kernel priced: every instruction with its time on its queue, for interior tiles and for the shorter ones at the edges.
+
+All times are whole picoseconds, so that sums, and comparisons of one period with the next, are exact.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tpuflow.chips.chip import Chip
+from tpuflow.device.place import SECTIONS
+from tpuflow.isa.cost import Cost
+from tpuflow.isa.dma import Signal, Wait
+from tpuflow.isa.instruction import QUEUES, Instruction, Tile, TileAxis
+from tpuflow.isa.program import Kernel
+
+PICOSECONDS = 10**12
+SCALAR, MATRIX, VECTOR, LOAD, STORE, LINK = range(len(QUEUES))
+DO, MOVE, SIGNAL, WAIT = range(4)
+Bits = tuple[bool, ...]
+Op = tuple[int, ...]
+"""(DO, queue, time) | (MOVE, queue, set-up, time on the memory bus, latency) | (SIGNAL | WAIT, queue, time, semaphore)."""
+
+
+def picoseconds(seconds: float) -> int:
+    """Seconds in whole picoseconds, rounded up."""
+    return math.ceil(seconds * PICOSECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The rates of one core while `cores` of its chip work side by side."""
+
+    chip: Chip
+    cores: int
+
+    def cycles(self, count: float) -> int:
+        """Cycles in picoseconds."""
+        return math.ceil(count * PICOSECONDS / self.chip.clock_hz)
+
+    def bus(self, count_bytes: int) -> int:
+        """Bytes at the core's share of the sustained HBM bandwidth, in picoseconds."""
+        return math.ceil(count_bytes * PICOSECONDS / self.chip.core_bandwidth(self.cores))
+
+    def op(self, instruction: Instruction, cost: Cost) -> Op:
+        """What the scheduler needs to know of one execution."""
+        queue = QUEUES.index(instruction.queue)
+        if isinstance(instruction, Signal | Wait):
+            return (SIGNAL if isinstance(instruction, Signal) else WAIT, queue, self.cycles(cost.cycles), instruction.semaphore)
+        start_up = picoseconds(self.chip.dma_seconds)
+        if queue in (LOAD, STORE):
+            return MOVE, queue, self.cycles(self.chip.issue_cycles), self.bus(cost.bus_bytes), start_up
+        if queue == SCALAR:
+            return DO, queue, self.cycles(cost.cycles) + (start_up + self.bus(cost.bus_bytes) if cost.bus_bytes else 0)
+        return DO, queue, self.cycles(cost.cycles + self.chip.issue_cycles)
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """One instruction: the edges it feels (places in the kernel's list of ragged axes) and its cost for each combination of them."""
+
+    instruction: Instruction
+    feels: tuple[int, ...]
+    costs: dict[Bits, Cost]
+
+    def cost(self, edges: Bits) -> Cost:
+        """The cost where `edges` says of each ragged axis whether this is its last, shorter tile."""
+        return self.costs[tuple(edges[i] for i in self.feels)]
+
+
+@dataclass(frozen=True, slots=True)
+class PricedKernel:
+    """A kernel's grid, which of its axes end in a shorter tile, and its priced sections."""
+
+    kernel: Kernel
+    ragged: tuple[int, ...]
+    sections: tuple[tuple[Priced, ...], ...]
+
+    def edges(self, index: Sequence[int]) -> Bits:
+        """Whether each ragged axis is at its last tile, at a grid index."""
+        grid = self.kernel.grid
+        return tuple(index[a] == grid[a].size - 1 for a in self.ragged)
+
+    def section_edges(self, section: int) -> Iterator[tuple[Bits, int]]:
+        """Every combination of edges in which a section runs, and how often: the sequential axes stand at 0 in the prologue, and at
+        their end in the epilogue."""
+        grid = self.kernel.grid
+        kinds = []
+        repeats = 1
+        for axis, g in enumerate(grid):
+            runs = g.kind == "parallel" or SECTIONS[section] == "body"
+            if axis not in self.ragged:
+                repeats *= g.size if runs else 1
+            elif runs:
+                kinds.append(((False, g.size - 1), (True, 1)))
+            else:
+                kinds.append(((g.size == 1 or SECTIONS[section] == "epilogue", 1),))
+        for combination in itertools.product(*kinds):
+            times = repeats * math.prod(n for _, n in combination)
+            if times:
+                yield tuple(bit for bit, _ in combination), times
+
+    def totals(self) -> Iterator[tuple[Instruction, Cost, int]]:
+        """(instruction, cost, how often) over the whole grid."""
+        for number, section in enumerate(self.sections):
+            for edges, times in self.section_edges(number):
+                for priced in section:
+                    yield priced.instruction, priced.cost(edges), times
+
+
+def price(kernel: Kernel, chip: Chip) -> PricedKernel:
+    """Ask every instruction of a kernel what it costs."""
+    ragged = tuple(sorted({x.grid for i in kernel.instructions for t in _tiles(i) for x in t.axes if _is_ragged(x)}))
+    return PricedKernel(kernel, ragged, tuple(tuple(_priced(i, ragged, chip) for i in getattr(kernel, s)) for s in SECTIONS))
+
+
+def _tiles(instruction: Instruction) -> Iterator[Tile]:
+    yield from instruction.reads()
+    yield from instruction.writes()
+
+
+def _is_ragged(axis: TileAxis) -> bool:
+    return axis.grid >= 0 and axis.extent % axis.size != 0
+
+
+def _priced(instruction: Instruction, ragged: tuple[int, ...], chip: Chip) -> Priced:
+    felt = {x.grid for t in _tiles(instruction) for x in t.axes if _is_ragged(x)}
+    feels = tuple(i for i, axis in enumerate(ragged) if axis in felt)
+    costs = {}
+    for bits in itertools.product((False, True), repeat=len(feels)):
+        last = {ragged[i] for i, bit in zip(feels, bits, strict=True) if bit}
+        costs[bits] = instruction.cost(chip, functools.partial(_shape, last))  # type: ignore[attr-defined]
+    return Priced(instruction, feels, costs)
+
+
+def _shape(last: set[int], tile: Tile) -> tuple[int, ...]:
+    """The valid shape of a tile where the axes `last` are at their last index."""
+    return tuple(a.extent % a.size if a.grid in last and _is_ragged(a) else a.size for a in tile.axes)

@@ -1,0 +1,161 @@
+"""The time of a whole Program: its blocks one after the other, kernels timed once for each structure, loops by their trips."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tpuflow.chips.chip import Chip
+from tpuflow.device.timing.grid import grid_time, plan_grid
+from tpuflow.device.timing.prices import MOVE, Clock, PricedKernel, picoseconds, price
+from tpuflow.device.timing.result import NOTHING, KernelRow, KernelTime, ProgramTime, Work
+from tpuflow.isa.instruction import QUEUES
+from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Program, Switch, While
+
+REMEMBERED = 8192
+
+
+def time_program(program: Program, trips: Mapping[str, int] | None = None, round_trips: int = 1) -> ProgramTime:
+    """The modelled time of one launch (or of `round_trips` equal ones).
+
+    trips: trip counts of loops and whiles, and branch numbers of switches, by their place ("3.body.0"). A loop that is not named runs
+    as often as its trip count says if that is a constant of the Program, else once; a while runs once; a switch takes its longest branch.
+    """
+    walk = _Walk(program, dict(trips or {}))
+    total = walk.blocks(program.code, "", 1)
+    return ProgramTime(
+        chip=program.chip,
+        device_picoseconds=round_trips * total.device,
+        feed_picoseconds=round_trips * total.feed,
+        launch_picoseconds=round_trips * picoseconds(program.chip.launch_seconds),
+        kernels=tuple(replace(r, count=round_trips * r.count) for r in total.rows),
+        work=total.work * round_trips,
+        feed_bytes=round_trips * total.feed_bytes,
+        assumed=tuple(walk.assumed),
+    )
+
+
+def time_kernel(kernel: Kernel, chip: Chip) -> KernelTime:
+    """The modelled time of a kernel, its launch floor included."""
+    priced = price(kernel, chip)
+    points = math.prod(g.size for g in kernel.grid if g.kind == "parallel")
+    clock = Clock(chip, max(1, min(chip.cores, points)))
+    plan = plan_grid(priced, clock)
+    floor = picoseconds(chip.kernel_seconds)
+    busy, serial, work = _totals(priced, clock)
+    return KernelTime(
+        name=kernel.name,
+        source=next(filter(None, kernel.sources), ""),
+        grid=tuple(g.size for g in kernel.grid),
+        cores=clock.cores,
+        picoseconds=floor + _remembered(plan),
+        floor_picoseconds=floor,
+        busy_picoseconds=busy,
+        serial_picoseconds=floor + serial,
+        work=work,
+    )
+
+
+_remembered = functools.lru_cache(REMEMBERED)(grid_time)
+"""Kernels that differ only in buffers and addresses have equal plans: each plan is run once a process."""
+
+
+def _totals(priced: PricedKernel, clock: Clock) -> tuple[tuple[int, ...], int, Work]:
+    """Time of every queue as a mean over the cores, the sum of everything one after the other, and the work."""
+    busy, serial = [0] * len(QUEUES), 0
+    macs: dict[str, int] = {}
+    counts: dict[str, int] = dict.fromkeys(("element_ops", "read", "write", "bus"), 0)
+    for instruction, cost, times in priced.totals():
+        op = clock.op(instruction, cost)
+        busy[op[1]] += times * sum(op[2:4] if op[0] == MOVE else op[2:3])
+        serial += times * sum(op[2:] if op[0] == MOVE else op[2:3])
+        counts["element_ops"] += times * cost.element_ops
+        counts["bus"] += times * cost.bus_bytes
+        for role, _ in instruction.windows():
+            counts[role] += times * cost.hbm_bytes
+        if cost.macs:
+            dtype = instruction.a.dtype.name  # type: ignore[attr-defined]
+            macs[dtype] = macs.get(dtype, 0) + times * cost.macs
+    work = Work(macs, counts["element_ops"], counts["read"], counts["write"], counts["bus"])
+    return tuple(b // clock.cores for b in busy), serial, work
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Blocks added up: device time, waiting for the host, rows, work, bytes of infeed and outfeed."""
+
+    device: int = 0
+    feed: int = 0
+    rows: list[KernelRow] = field(default_factory=list)
+    work: Work = NOTHING
+    feed_bytes: int = 0
+
+    def add(self, other: _Sum, times: int) -> None:
+        """Other blocks, so many times (their rows are counted already)."""
+        self.device += times * other.device
+        self.feed += times * other.feed
+        self.rows += other.rows
+        self.work = self.work + other.work * times
+        self.feed_bytes += times * other.feed_bytes
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Goes over the blocks of a Program; `count` is how often a place is reached."""
+
+    program: Program
+    trips: dict[str, int]
+    assumed: list[str] = field(default_factory=list)
+
+    def blocks(self, code: Sequence[Block], path: str, count: int) -> _Sum:
+        """All blocks of a list, in order."""
+        total = _Sum()
+        for i, block in enumerate(code):
+            self._block(block, f"{path}{i}", count, total)
+        return total
+
+    def _block(self, block: Block, place: str, count: int, total: _Sum) -> None:
+        match block:
+            case Kernel():
+                found = time_kernel(block, self.program.chip)
+                total.rows.append(KernelRow(place, count, found))
+                total.device += found.picoseconds
+                total.work = total.work + found.work
+            case Loop():
+                times = self._trips(place, block)
+                total.add(self._fed(self.blocks(block.body, f"{place}.body.", count * times)), times)
+            case While():
+                times = self._given(place, 1, "a while loop counted as one trip")
+                total.add(self.blocks(block.condition, f"{place}.condition.", count * (times + 1)), times + 1)
+                total.add(self.blocks(block.body, f"{place}.body.", count * times), times)
+            case Switch():
+                total.add(self._branch(block, place, count), 1)
+            case Infeed() | Outfeed():
+                ports = self.program.infeeds if isinstance(block, Infeed) else self.program.outfeeds
+                port = ports[block.port]
+                total.feed_bytes += math.prod(port.shape) * port.dtype.bytes
+
+    def _fed(self, body: _Sum) -> _Sum:
+        """A trip whose infeed, which the host sends while the trip before it runs, takes longer than the trip waits for the rest."""
+        host = picoseconds(body.feed_bytes / self.program.chip.host_bytes_per_second)
+        body.feed += max(0, host - body.device)
+        return body
+
+    def _branch(self, block: Switch, place: str, count: int) -> _Sum:
+        branches = [self.blocks(b, f"{place}.branch{i}.", count) for i, b in enumerate(block.branches)]
+        longest = max(range(len(branches)), key=lambda i: branches[i].device)
+        return branches[self._given(place, longest, f"a switch counted as branch {longest}, its longest")]
+
+    def _trips(self, place: str, block: Loop) -> int:
+        for constant in self.program.constants:
+            if constant.buffer == block.trips and place not in self.trips:
+                return int.from_bytes(constant.data, "little", signed=True)
+        return self._given(place, 1, "a loop whose trip count is not known counted as one trip")
+
+    def _given(self, place: str, otherwise: int, why: str) -> int:
+        if place in self.trips:
+            return self.trips[place]
+        self.assumed.append(f"{place}: {why}")
+        return otherwise

@@ -1,0 +1,214 @@
+"""What the timing engine finds: totals and a row for every kernel, as data and as text. Times are whole picoseconds inside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tpuflow.chips.chip import Chip
+from tpuflow.device.timing.prices import PICOSECONDS
+from tpuflow.isa.instruction import QUEUES
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What was done: multiply-adds of the matrix unit by operand type, results of the vector and scalar units, HBM bytes by direction."""
+
+    macs: Mapping[str, int]
+    element_ops: int
+    read_bytes: int
+    written_bytes: int
+    bus_bytes: int
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Bytes moved to and from HBM."""
+        return self.read_bytes + self.written_bytes
+
+    @property
+    def flops(self) -> int:
+        """Two for every multiply-add, one for every result of the vector and scalar units."""
+        return 2 * sum(self.macs.values()) + self.element_ops
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            {t: self.macs.get(t, 0) + other.macs.get(t, 0) for t in sorted({*self.macs, *other.macs})},
+            self.element_ops + other.element_ops,
+            self.read_bytes + other.read_bytes,
+            self.written_bytes + other.written_bytes,
+            self.bus_bytes + other.bus_bytes,
+        )
+
+    def __mul__(self, times: int) -> Work:
+        macs = {t: n * times for t, n in self.macs.items()}
+        return Work(macs, self.element_ops * times, self.read_bytes * times, self.written_bytes * times, self.bus_bytes * times)
+
+    def roofline_seconds(self, chip: Chip) -> float:
+        """No chip does it faster: the matrix peak and the HBM bandwidth, whichever takes longer."""
+        matrix = sum(2 * n / chip.peak_flops(t) for t, n in self.macs.items())
+        return max(matrix, self.hbm_bytes / chip.hbm_bytes_per_second)
+
+
+NOTHING = Work({}, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """One kernel, once: its time with the launch floor, time of each queue summed over the busiest core's share, and its work."""
+
+    name: str
+    source: str
+    grid: tuple[int, ...]
+    cores: int
+    picoseconds: int
+    floor_picoseconds: int
+    busy_picoseconds: tuple[int, ...]
+    serial_picoseconds: int
+    work: Work
+
+    @property
+    def seconds(self) -> float:
+        """Time of one execution."""
+        return self.picoseconds / PICOSECONDS
+
+    @property
+    def bound(self) -> str:
+        """What it waits for most: the busiest queue, or "launch" where the kernel floor is longer than any of them."""
+        busiest = max(range(len(QUEUES)), key=self.busy_picoseconds.__getitem__)
+        return QUEUES[busiest] if self.busy_picoseconds[busiest] > self.floor_picoseconds else "launch"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """A kernel at its place in the Program, executed `count` times."""
+
+    place: str
+    count: int
+    time: KernelTime
+
+    @property
+    def picoseconds(self) -> int:
+        """Time of all executions."""
+        return self.count * self.time.picoseconds
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramTime:
+    """The modelled time of one launch of a Program, in the order of its kernels.
+
+    `device_picoseconds` is the device's own time, `feed_picoseconds` what it waits for infeeds that are slower than it,
+    `launch_picoseconds` the host's round trip. `assumed` names blocks whose trips or branch nobody said: a while counts one trip, a
+    switch its longest branch.
+    """
+
+    chip: Chip
+    device_picoseconds: int
+    feed_picoseconds: int
+    launch_picoseconds: int
+    kernels: tuple[KernelRow, ...]
+    work: Work
+    feed_bytes: int
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def picoseconds(self) -> int:
+        """Everything, from the host's call to its answer."""
+        return self.device_picoseconds + self.feed_picoseconds + self.launch_picoseconds
+
+    @property
+    def seconds(self) -> float:
+        """Everything, from the host's call to its answer."""
+        return self.picoseconds / PICOSECONDS
+
+    @property
+    def device_seconds(self) -> float:
+        """The device's own time, host and infeed aside."""
+        return self.device_picoseconds / PICOSECONDS
+
+    @property
+    def busy_seconds(self) -> dict[str, float]:
+        """Time that each queue of the busiest core works."""
+        return {q: sum(r.count * r.time.busy_picoseconds[i] for r in self.kernels) / PICOSECONDS for i, q in enumerate(QUEUES)}
+
+    @property
+    def floor_seconds(self) -> float:
+        """Time between kernels."""
+        return sum(r.count * r.time.floor_picoseconds for r in self.kernels) / PICOSECONDS
+
+    @property
+    def overlap(self) -> float:
+        """Share of the queues' work that other work hides: 0 when everything runs one after the other."""
+        serial = sum(self.busy_seconds.values())
+        exposed = self.device_seconds - self.floor_seconds
+        return max(0.0, 1.0 - exposed / serial) if serial else 0.0
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOP utilisation: the matrix unit's work at its peak rate, as a share of the whole time."""
+        ideal = sum(2 * n / self.chip.peak_flops(t) for t, n in self.work.macs.items())
+        return ideal / self.seconds if self.seconds else 0.0
+
+    @property
+    def roofline_seconds(self) -> float:
+        """The least time that the chip's peaks allow for this work."""
+        return self.work.roofline_seconds(self.chip)
+
+    @property
+    def intensity(self) -> float:
+        """Operations for every byte of HBM."""
+        return self.work.flops / self.work.hbm_bytes if self.work.hbm_bytes else math.inf
+
+    @property
+    def provenance(self) -> str:
+        """What every printed time must say."""
+        return f"modelled on {self.chip.name}, {self.chip.fit}"
+
+    def by_bound(self) -> dict[str, float]:
+        """Seconds of kernels by what bounds them."""
+        found: dict[str, float] = {}
+        for row in self.kernels:
+            found[row.time.bound] = found.get(row.time.bound, 0.0) + row.picoseconds / PICOSECONDS
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def summary(self) -> str:
+        """A few lines: time, utilisation, what it waits for."""
+        return "\n".join(_summary(self))
+
+    def table(self, most: int = 30) -> str:
+        """The kernels that take longest, a line each."""
+        return "\n".join(_table(self, most))
+
+
+def seconds_text(seconds: float) -> str:
+    """A time with the unit that suits it."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3f} {unit}"
+    return f"{seconds * 1e9:.1f} ns"
+
+
+def _summary(t: ProgramTime) -> list[str]:
+    busy = ", ".join(f"{q} {s / t.device_seconds:.0%}" for q, s in t.busy_seconds.items() if s and t.device_seconds)
+    bounds = ", ".join(f"{name} {seconds_text(s)}" for name, s in t.by_bound().items())
+    lines = [
+        f"time {seconds_text(t.seconds)} ({t.provenance}): device {seconds_text(t.device_seconds)}, host "
+        f"{seconds_text(t.launch_picoseconds / PICOSECONDS)}, waiting for infeed {seconds_text(t.feed_picoseconds / PICOSECONDS)}",
+        f"matrix utilisation {t.mfu:.1%}; roofline {seconds_text(t.roofline_seconds)}; {t.intensity:.1f} operations a byte; HBM "
+        f"{t.work.read_bytes / 1e6:.1f} MB read, {t.work.written_bytes / 1e6:.1f} MB written; {sum(r.count for r in t.kernels)} kernels",
+        f"queues busy: {busy or 'none'}; overlap {t.overlap:.0%}; bound by: {bounds or 'nothing'}",
+    ]
+    return lines + [f"assumed: {text}" for text in t.assumed]
+
+
+def _table(t: ProgramTime, most: int) -> list[str]:
+    rows = sorted(t.kernels, key=lambda r: -r.picoseconds)[:most]
+    heading = f"{'time':>12} {'share':>6} {'times':>6} {'bound':7} {'cores':>5} {'MMACs':>10} {'MB':>9}  kernel"
+    return [heading, *(_row_text(r, max(t.device_picoseconds, 1)) for r in rows)]
+
+
+def _row_text(row: KernelRow, whole_picoseconds: int) -> str:
+    k, share = row.time, row.picoseconds / whole_picoseconds
+    mmacs, megabytes = row.count * sum(k.work.macs.values()) / 1e6, row.count * k.work.hbm_bytes / 1e6
+    took = seconds_text(row.picoseconds / PICOSECONDS)
+    return f"{took:>12} {share:6.1%} {row.count:6} {k.bound:7} {k.cores:5} {mmacs:10.1f} {megabytes:9.2f}  {k.name}"

@@ -1,0 +1,140 @@
+"""The six queues of one core in time: instructions in order on each, semaphores between them, and one memory bus.
+
+Instructions are taken in program order, which semaphores make every queue agree with, so one pass over them is an event-driven
+simulation: each starts when its queue is free and what it waits for has been signalled. A move has the bus for itself; of a load and a
+store that want it at once, the earlier one in program order goes first and the other fills the gaps. A queue is done with a move
+when the bus is; its start-up latency only delays what waits for the data.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+from tpuflow.device.timing.prices import DO, LOAD, MOVE, SIGNAL, STORE, WAIT, Op
+from tpuflow.errors import ProgramError
+from tpuflow.isa.instruction import QUEUES
+
+OTHER = {LOAD: STORE, STORE: LOAD}
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """The queues and semaphores that some code uses: what a repetition of it moves on."""
+
+    queues: tuple[int, ...]
+    semaphores: tuple[int, ...]
+
+    @classmethod
+    def by(cls, *sections: Sequence[Op]) -> Touched:
+        """Those of the given code."""
+        ops = [op for section in sections for op in section]
+        return cls(tuple(sorted({op[1] for op in ops})), tuple(sorted({op[3] for op in ops if op[0] in (SIGNAL, WAIT)})))
+
+
+class Core:
+    """The state of one core: when each queue is free, when all it did is complete, what was signalled, when the bus is taken."""
+
+    __slots__ = ("bus", "clock", "done", "signals", "waiter")
+
+    def __init__(self, semaphores: Sequence[int], waiter: dict[int, int]):
+        self.clock = [0] * len(QUEUES)
+        self.done = [0] * len(QUEUES)
+        self.signals = [deque([0] * count) for count in semaphores]
+        self.bus: dict[int, deque[tuple[int, int]]] = {LOAD: deque(), STORE: deque()}
+        self.waiter = waiter
+
+    @property
+    def end(self) -> int:
+        """When everything is complete."""
+        return max(*self.clock, *self.done)
+
+    def run(self, ops: Sequence[Op]) -> None:
+        """Take instructions in program order.
+
+        Raises:
+          ProgramError: a wait that nothing signals (the verifier refuses such Programs).
+        """
+        clock, done, signals = self.clock, self.done, self.signals
+        for op in ops:
+            kind, queue = op[0], op[1]
+            if kind == DO:
+                clock[queue] += op[2]
+            elif kind == MOVE:
+                clock[queue] = self._move(queue, clock[queue] + op[2], op[3])
+                done[queue] = clock[queue] + op[4]
+            elif kind == SIGNAL:
+                clock[queue] += op[2]
+                signals[op[3]].append(max(clock[queue], done[queue]))
+            else:
+                if not signals[op[3]]:
+                    raise ProgramError(f"queue {QUEUES[queue]} waits for semaphore {op[3]}, which nothing before it signals")
+                clock[queue] = max(clock[queue], signals[op[3]].popleft()) + op[2]
+
+    def _move(self, queue: int, start: int, work: int) -> int:
+        """Take the bus for `work` from `start` on, around what the other direction has taken; the end."""
+        taken, mine = self.bus[OTHER[queue]], self.bus[queue]
+        while taken and taken[0][1] <= start:
+            taken.popleft()
+        at = start
+        for begin, end in taken:
+            if begin > at:
+                if begin - at >= work:
+                    break
+                work -= begin - at
+                mine.append((at, begin))
+            at = max(at, end)
+        mine.append((at, at + work))
+        return at + work
+
+    # ---- repetition
+
+    def key(self, touched: Touched, floors: dict[int, int]) -> tuple[Hashable, int]:
+        """(the state relative to its own time, that time): equal keys mean equal futures, shifted.
+
+        `floors` has, for a direction of the bus, a time before which no later move of it starts.
+        """
+        clock, done = self.clock, self.done
+        base = max(clock[q] for q in touched.queues)
+        for queue, floor in floors.items():
+            taken = self.bus[OTHER[queue]]
+            while taken and taken[0][1] <= floor:
+                taken.popleft()
+        queues = tuple((clock[q] - base, max(done[q] - clock[q], 0)) for q in touched.queues)
+        signals = tuple(tuple(max(t, clock[self.waiter[s]]) - base for t in self.signals[s]) for s in touched.semaphores)
+        bus = tuple(tuple((b - base, e - base) for b, e in intervals) for intervals in self.bus.values())
+        return (queues, signals, bus), base
+
+    def shift(self, touched: Touched, by: int) -> None:
+        """Move everything touched on in time."""
+        for queue in touched.queues:
+            self.clock[queue] += by
+            self.done[queue] += by
+        for s in touched.semaphores:
+            self.signals[s] = deque(t + by for t in self.signals[s])
+        for queue, intervals in self.bus.items():
+            self.bus[queue] = deque((b + by, e + by) for b, e in intervals)
+
+
+def repeat(core: Core, times: int, once: Callable[[], None], touched: Touched, floors: Callable[[], dict[int, int]] | None) -> None:
+    """Run `once` so many times; as soon as a state recurs, the whole periods that are left are added without running them.
+
+    Without `floors` every one is run.
+    """
+    seen: dict[Hashable, tuple[int, int]] = {}
+    number = 0
+    while number < times:
+        once()
+        number += 1
+        if floors is None or number == times or not touched.queues:
+            continue
+        key, base = core.key(touched, floors())
+        if key not in seen:
+            seen[key] = number, base
+            continue
+        before, base_before = seen[key]
+        periods = (times - number) // (number - before)
+        core.shift(touched, periods * (base - base_before))
+        number += periods * (number - before)
+        seen.clear()

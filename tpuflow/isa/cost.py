@@ -1,0 +1,57 @@
+"""What one execution of an instruction costs: cycles of its unit, and the work it is paid for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tpuflow.isa.instruction import Tile, Window
+
+ShapeOf = Callable[[Tile], tuple[int, ...]]
+"""The valid shape of a tile at the grid index that is being priced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One execution on one core.
+
+    `cycles` is how long the unit is taken, HBM aside. `hbm_bytes` are the bytes of buffers that a move reads or writes, `bus_bytes` the
+    same in whole bursts: what the memory really moves. `macs` are multiply-adds of the matrix unit, `element_ops` results of the vector
+    or scalar unit.
+    """
+
+    cycles: int = 0
+    hbm_bytes: int = 0
+    bus_bytes: int = 0
+    macs: int = 0
+    element_ops: int = 0
+
+
+def window_bytes(window: Window, shape: Sequence[int], burst_bytes: int) -> tuple[int, int]:
+    """(bytes of the buffer that a tile of valid `shape` touches, the same in whole bursts).
+
+    Positions between the elements of a dilated view, and those that can only lie outside it, are filled and not moved; a stretched
+    axis (step 0, or an extent of 1) is moved once.
+    """
+    size = window.tile.dtype.bytes
+    counts = [_touched(n, axis.extent, axis.step, axis.dilation) for n, axis in zip(shape, window.axes, strict=True)]
+    elems = math.prod(counts)
+    run = 1
+    for count, axis in sorted(zip(counts, window.axes, strict=True), key=lambda pair: pair[1].pitch):
+        if axis.extent == 1 or count == 0:
+            continue
+        if axis.pitch != run or abs(axis.step) != axis.dilation:
+            break
+        run *= count
+        if count < axis.extent:
+            break
+    runs = elems // run
+    return elems * size, runs * -(-run * size // burst_bytes) * burst_bytes
+
+
+def _touched(length: int, extent: int, step: int, dilation: int) -> int:
+    if step == 0:
+        return min(length, 1)
+    reach = (length - 1) * abs(step) // dilation + 1 if abs(step) < dilation else length
+    return max(0, min(length, reach, extent))
