@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tpuflow.chips import CHIPS, Chip
 from tpuflow.dtypes import DTYPES
 from tpuflow.isa.codec import DECLARED
-from tpuflow.isa.instruction import MAX_RANK, RATES, SPACES, FieldKind, Instruction, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.instruction import MAX_RANK, RATES, SPACES, FieldKind, Instruction, Pair, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import (
     GRID_KINDS,
     Block,
@@ -58,6 +58,7 @@ KINDS = {
     "window": lambda kind: windows,
     "choice": lambda kind: st.sampled_from(kind.choices),
     "axes": lambda kind: tuples(numbers, MAX_RANK),
+    "pairs": lambda kind: tuples(st.builds(Pair, signed, signed, signed, signed), MAX_RANK),
     "number": lambda kind: numbers,
     "flag": lambda kind: st.booleans(),
     "immediate": lambda kind: scalars,

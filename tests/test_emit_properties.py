@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.emit_cases import GENERIC, SMALL, Case, assemble, fuse, t
 from tests.test_emit import assert_close, run
 from tpuflow.chips import Chip
+from tpuflow.device.runtime import Executable
 from tpuflow.dtypes import F16, F32, S32
 from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.conv import ConvLabels, Slide
 from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.graph.interpret import interpret
 
@@ -24,9 +27,16 @@ lengths = st.sampled_from((1, 1, 2, 3, 5, 7, 8, 9, 17, 24))
 few = settings(max_examples=40, deadline=None)
 
 
-def judge(case: Case, chip: Chip, *, in_place: bool = False) -> None:
+def judge(case: Case, chip: Chip, *, in_place: bool = False, every_engine: bool = False) -> None:
     graph, arrays = case.graph(), case.arrays()
-    found = run(assemble(graph, chip, in_place=in_place), [a.copy() for a in arrays])
+    program = assemble(graph, chip, in_place=in_place)
+    found = run(program, [a.copy() for a in arrays])
+    if every_engine:
+        exact, _ = Executable(program, engine="fast", fidelity="bitexact").launch(arrays)
+        native, _ = Executable(program, engine="fast").launch(arrays)
+        for a, b, c in zip(found, exact, native, strict=True):
+            assert a.tobytes() == np.asarray(b).tobytes()
+            assert_close(np.asarray(c), a, F32 if a.dtype == np.float32 else S32)
     for got, want, value in zip(found, interpret(graph, *arrays), graph.outputs, strict=True):
         assert_close(got, want, value.dtype)
 
@@ -94,6 +104,38 @@ def test_any_arrangement_of_batch_free_and_contracted_axes(data, chip: Chip, dty
 
     types = (t(dtype, *(size[n] for n in lhs)), t(dtype, *(size[n] for n in rhs)), t(F32, *(result[a] for a in bias)))
     judge(Case("dot", fuse("dot", region), types), chip)
+
+
+@st.composite
+def slides(draw, axis: int, extent: int, label: int) -> tuple[Slide, int]:
+    """A slide over an axis of lhs, and the length of its inner label."""
+    size, inner = draw(st.sampled_from((1, 2, 3, 5, 8, 13))), draw(st.sampled_from((1, 1, 2, 3, 4, 9)))
+    stride, dilation = draw(st.integers(1, 3)), draw(st.sampled_from((1, 1, 2, 3, -1, -2)))
+    return Slide(axis, label, size, stride, dilation, draw(st.integers(-3, extent + 2)), draw(st.integers(1, 3))), inner
+
+
+@few
+@given(st.data(), chips, st.sampled_from((F32, F16, S32)))
+def test_any_convolution(data, chip: Chip, dtype):
+    """Spatial axes anywhere, strides, dilations of both operands, reversed kernels, padding and cropping, batch axes, an epilogue."""
+    names = [f"{kind}{i}" for kind, most in (("b", 1), ("k", 2), ("m", 1), ("n", 1)) for i in range(data.draw(st.integers(0, most)))]
+    spatial = [f"s{i}" for i in range(data.draw(st.integers(1, 2)))]
+    size = {n: data.draw(st.sampled_from((1, 2, 3, 5, 9))) for n in (*names, *spatial)}
+    lhs = data.draw(st.permutations([n for n in names if n[0] in "bkm"] + spatial))
+    label = {n: i for i, n in enumerate((*names, *spatial, *(f"r{n}" for n in spatial)))}
+    slid = {n: data.draw(slides(lhs.index(n), size[n], label[f"r{n}"])) for n in spatial}
+    inner = {f"r{n}": length for n, (_, length) in slid.items()}
+    rhs = data.draw(st.permutations([n for n in names if n[0] in "bkn"] + list(inner)))
+    out = data.draw(st.permutations([n for n in names if n[0] in "bmn"] + spatial))
+    lhs_labels, rhs_labels, out_labels = (tuple(label[n] for n in side) for side in (lhs, rhs, out))
+    labels = ConvLabels(lhs_labels, rhs_labels, out_labels, tuple(s for s, _ in slid.values()))
+
+    def region(b: Builder, x: Value, y: Value) -> Value:
+        product = b.conv(x, y, labels)
+        return b.max(product, b.full_like(product, 0))
+
+    types = (t(dtype, *(size[n] for n in lhs)), t(dtype, *((size | inner)[n] for n in rhs)))
+    judge(Case("conv", fuse("dot", region), types), chip, every_engine=True)
 
 
 @few

@@ -253,15 +253,15 @@ def test_a_bias_is_broadcast_straight_from_its_vector() -> None:
         assert node.op != "broadcast" or len(node.inputs[0].shape) <= 1
 
 
-def test_a_convolution_becomes_one_dot_and_one_slice_for_each_window_row_and_column() -> None:
+def test_a_convolution_is_one_node_and_each_of_its_gradients_too() -> None:
     x, w = np.ones((2, 9, 9, 3), np.float32), np.ones((3, 3, 3, 4), np.float32)
-    ops = [
-        n.op
-        for n in graph_of(
-            lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")), x, w
-        ).nodes
-    ]
-    assert ops.count("dot") == 1 and ops.count("slice") == 6
+
+    def conv(x: Any, w: Any) -> Any:
+        return lax.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    assert [n.op for n in graph_of(conv, x, w).nodes] == ["conv"]
+    both = graph_of(jax.grad(lambda x, w: jnp.sum(conv(x, w)), (0, 1)), x, w)
+    assert sorted(n.op for n in both.nodes if n.op not in ("full", "broadcast")) == ["conv", "conv", "reverse"]
 
 
 def test_negative_padding_of_a_convolution_cuts_the_image() -> None:

@@ -177,7 +177,7 @@ def cost_analysis(program: Program) -> dict[str, float]:
             for instruction in section:
                 windows = list(instruction.windows())
                 if isinstance(instruction, MatmulAccumulate):
-                    matrix += 2 * times * _multiply_adds(instruction)
+                    matrix += 2 * times * math.prod(instruction.sizes(lambda tile: tile.shape).values())
                 elif windows:
                     moved += times * sum(w.tile.elems * w.tile.dtype.bytes for _, w in windows)
                 else:
@@ -204,11 +204,6 @@ def _sections(kernel: Kernel) -> list[tuple[Sequence[Any], int]]:
     points = math.prod(g.size for g in kernel.grid if g.kind == "parallel")
     steps = math.prod(g.size for g in kernel.grid if g.kind == "sequential")
     return [(kernel.prologue, points), (kernel.body, points * steps), (kernel.epilogue, points)]
-
-
-def _multiply_adds(instruction: MatmulAccumulate) -> int:
-    sizes = dict(zip(instruction.a_axes + instruction.b_axes, instruction.a.shape + instruction.b.shape, strict=True))
-    return math.prod(sizes.values())
 
 
 def _finisher(aval: Any) -> Callable[[Any], Any] | None:

@@ -101,6 +101,10 @@ class Arithmetic(Protocol):
         """All operands reordered along `axis` by the first `keys` of them: stable, ascending, -0 equal to 0, NaN last."""
         ...
 
+    def patches(self, a: Any, axis: int, outer: int, inner: int, stride: int, dilation: int) -> Any:
+        """`axis` replaced by two axes of the given lengths: element (i, r) of them is element i * stride + r * dilation of it."""
+        ...
+
     def matmul(
         self, a: Any, b: Any, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], dtype: DType, acc_dtype: DType
     ) -> Any:

@@ -14,6 +14,8 @@ The first line names the format's version and the program; then come the section
                                         a window of buffer 3 and tile %t0: for each axis, extent:pitch of the view and the
                                         position of element j (origin, grid terms, a register, step*j), `(...)/2` if dilated
     vector.binary add %t2, %t0, %t1     an instruction: queue, mnemonic, sub-operation, tiles and windows; other fields by name
+    pairs=[1 stride 2 label 5 dilation 1]
+                                        axis 1 holds position 2*(its own label) + 1*(label 5)
     loop trips=b3                       a block with its buffers; its nested lists follow, each under its name
 
 Numbers that carry a type keep it: `1` is an integer, `1.0` a float, `true` a bool; floats print so that they read back to the same
@@ -35,7 +37,7 @@ from tpuflow.dtypes import DType
 from tpuflow.errors import ProgramFileError
 from tpuflow.isa.codec import Table
 from tpuflow.isa.file import MAJOR, MINOR, debug_fault
-from tpuflow.isa.instruction import QUEUES, Instruction, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.instruction import QUEUES, Instruction, Pair, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Block, Buffer, Constant, Kernel, Port, Program, children
 
 KERNEL_SECTIONS = ("prologue", "body", "epilogue")
@@ -253,12 +255,17 @@ def _tile_axis(axis: TileAxis) -> str:
     return str(axis.size) if axis.grid == -1 and axis.extent == 0 else f"{axis.size}@g{axis.grid}/{axis.extent}"
 
 
+def _pair(pair: Pair) -> str:
+    return f"{pair.axis} stride {pair.stride} label {pair.label} dilation {pair.dilation}"
+
+
 OPERANDS: dict[str, Callable[[_Names, Any], str]] = {
     "choice": lambda names, value: value,
     "tile": _Names.tile,
     "tiles": _Names.tiles,
     "window": _Names.window,
     "axes": lambda names, value: f"[{', '.join(map(str, value))}]",
+    "pairs": lambda names, value: f"[{', '.join(map(_pair, value))}]",
     "number": lambda names, value: str(value),
     "flag": lambda names, value: scalar_text(value),
     "immediate": lambda names, value: scalar_text(value),

@@ -12,11 +12,28 @@ from tpuflow.dtypes import DTYPES
 from tpuflow.isa import codec, disassembler, file
 from tpuflow.isa.codec import DECLARED, FAMILIES
 from tpuflow.isa.disassembler import instruction_text
-from tpuflow.isa.instruction import QUEUES, FieldKind, Instruction, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.instruction import QUEUES, FieldKind, Instruction, Pair, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Buffer, Constant, GridAxis, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While
 
 PATH = Path(__file__).parents[2] / "docs" / "ISA.md"
-RECORDS = (Program, Buffer, Constant, Port, Kernel, GridAxis, Loop, While, Switch, Infeed, Outfeed, Tile, TileAxis, Window, WindowAxis)
+RECORDS = (
+    Program,
+    Buffer,
+    Constant,
+    Port,
+    Kernel,
+    GridAxis,
+    Loop,
+    While,
+    Switch,
+    Infeed,
+    Outfeed,
+    Tile,
+    TileAxis,
+    Window,
+    WindowAxis,
+    Pair,
+)
 
 MACHINE = f"""\
 A chip has cores. A core has {len(QUEUES)} in-order queues ({", ".join(QUEUES)})
@@ -37,6 +54,7 @@ KINDS = {
     "window": "window",
     "choice": "word",
     "axes": "non-negative integers, at most 6",
+    "pairs": "axes of `a` with two labels, at most 6",
     "number": "non-negative integer",
     "flag": "bool",
     "immediate": "number in the destination's type",
@@ -106,7 +124,7 @@ def _instruction(cls: type[Instruction]) -> str:
 
 
 def _placeholder(name: str, kind: FieldKind) -> str:
-    return {"tiles": f"(%{name}, ...)", "axes": "[...]", "choice": name}.get(kind.name, "...")
+    return {"tiles": f"(%{name}, ...)", "axes": "[...]", "pairs": "[...]", "choice": name}.get(kind.name, "...")
 
 
 def _kind(kind: FieldKind) -> str:

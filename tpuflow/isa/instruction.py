@@ -115,6 +115,24 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class Pair:
+    """An axis of a matrix operand that is addressed by two labels: position = outer * stride + inner * dilation.
+
+    `axis` is the operand's axis, whose own label is the outer one; `label` is the inner one. That is how the matrix unit's feeder
+    makes the patches of a convolution out of a halo tile: outer is the output position, inner the kernel position.
+    """
+
+    axis: int
+    label: int
+    stride: int
+    dilation: int
+
+    def reach(self, outer: int, inner: int) -> int:
+        """Length of the axis that `outer` and `inner` positions (one or more of each) touch."""
+        return (outer - 1) * self.stride + (inner - 1) * self.dilation + 1
+
+
+@dataclass(frozen=True, slots=True)
 class FieldKind:
     """What an instruction field holds: `name` picks the codec; `role` is how a tile or window is used (read, write, both)."""
 
@@ -170,6 +188,11 @@ def choice(choices: tuple[str, ...]) -> Any:
 def axes_field() -> Any:
     """A tuple of small non-negative integers."""
     return _kinded(FieldKind("axes"))
+
+
+def pairs_field() -> Any:
+    """A tuple of axes that carry two labels; none unless given."""
+    return field(default=(), metadata={"kind": FieldKind("pairs")})
 
 
 def number() -> Any:

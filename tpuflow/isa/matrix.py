@@ -9,7 +9,7 @@ from tpuflow.chips.chip import Chip
 from tpuflow.isa import instruction as field
 from tpuflow.isa.arithmetic import Arithmetic
 from tpuflow.isa.cost import Cost, ShapeOf
-from tpuflow.isa.instruction import Instruction, Tile, instr
+from tpuflow.isa.instruction import Instruction, Pair, Tile, instr
 
 
 @instr(0x30, "mm_zero")
@@ -40,6 +40,10 @@ class MatmulAccumulate(Instruction):
     axis, in a and b alone a contracted one. The products of the K-tile are summed in float64 in ascending order of the contracted
     positions (row-major in a's axis order), rounded once to f32, and added to the accumulator in f32. Integer operands sum exactly
     modulo 2^32.
+
+    An axis of a that is in `pairs` carries two labels, its own and the pair's: at their positions i and r the operand is
+    a[i * stride + r * dilation] along that axis, which is what makes the product a convolution. The tile's axis is the halo of the
+    whole tile, (I - 1) * stride + (R - 1) * dilation + 1 elements; in the order of summation it stands for the axes i, r.
     """
 
     acc: Tile = field.inout()
@@ -48,21 +52,37 @@ class MatmulAccumulate(Instruction):
     acc_axes: tuple[int, ...] = field.axes_field()
     a_axes: tuple[int, ...] = field.axes_field()
     b_axes: tuple[int, ...] = field.axes_field()
+    pairs: tuple[Pair, ...] = field.pairs_field()
 
     @property
     def queue(self) -> str:
         """Matrix."""
         return "matrix"
 
+    def sizes(self, shape_of: ShapeOf) -> dict[int, int]:
+        """Length of every label. A pair's halo is no label's length: its labels are in acc or b too."""
+        halos = {self.a_axes[p.axis] for p in self.pairs}
+        found = {x: n for x, n in zip(self.a_axes, shape_of(self.a), strict=True) if x not in halos}
+        return found | dict(zip(self.b_axes + self.acc_axes, (*shape_of(self.b), *shape_of(self.acc)), strict=True))
+
+    @property
+    def patch_axes(self) -> tuple[int, ...]:
+        """Labels of a's axes once each pair is two of them."""
+        inner = {p.axis: (p.label,) for p in self.pairs}
+        return tuple(label for axis, own in enumerate(self.a_axes) for label in (own, *inner.get(axis, ())))
+
     def meaning(self, ar: Arithmetic, acc: Any, a: Any, b: Any) -> Any:
         """The new accumulator."""
-        product = ar.matmul(a, b, self.a_axes, self.b_axes, self.acc_axes, self.a.dtype, self.acc.dtype)
+        sizes = dict(zip(self.b_axes + self.acc_axes, b.shape + acc.shape, strict=True))
+        for p in sorted(self.pairs, key=lambda p: -p.axis):
+            a = ar.patches(a, p.axis, sizes[self.a_axes[p.axis]], sizes[p.label], p.stride, p.dilation)
+        product = ar.matmul(a, b, self.patch_axes, self.b_axes, self.acc_axes, self.a.dtype, self.acc.dtype)
         return ar.binary("add", acc, product, self.acc.dtype)
 
     def cost(self, chip: Chip, shape_of: ShapeOf) -> Cost:
-        """Cycles of the arrays for this tile's multiply-adds, whole blocks of them."""
-        sizes = dict(zip(self.a_axes + self.b_axes, (*shape_of(self.a), *shape_of(self.b)), strict=True))
-        a, b, out = set(self.a_axes), set(self.b_axes), set(self.acc_axes)
+        """Cycles of the arrays for this tile's multiply-adds, whole blocks of them: a convolution's patches are rows like any other."""
+        sizes = self.sizes(shape_of)
+        a, b, out = set(self.patch_axes), set(self.b_axes), set(self.acc_axes)
 
         def length(labels: set[int]) -> int:
             return math.prod(sizes[label] for label in labels)

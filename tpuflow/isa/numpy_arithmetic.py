@@ -10,7 +10,7 @@ import numpy as np
 from tpuflow.dtypes import BF16, S32, DType
 from tpuflow.errors import ProgramError
 from tpuflow.isa.numpy_elementwise import COMPARE, OPERATIONS
-from tpuflow.isa.numpy_matmul import matmul
+from tpuflow.isa.numpy_matmul import matmul, patches
 from tpuflow.isa.numpy_rounding import Array, bf16_to_f32, f32_to_bf16, from_f32, narrow, splat, widen
 
 
@@ -133,6 +133,10 @@ class NumpyArithmetic:
         """All operands in the order of the first `keys`."""
         order = np.lexsort([_sort_key(x, t) for x, t in zip(operands[:keys], dtypes, strict=False)][::-1], axis=axis)
         return tuple(np.take_along_axis(x, order, axis) for x in operands)
+
+    def patches(self, a: Array, axis: int, outer: int, inner: int, stride: int, dilation: int) -> Array:
+        """Two axes for one, as a view."""
+        return patches(a, axis, outer, inner, stride, dilation)
 
     def matmul(
         self, a: Array, b: Array, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], dtype: DType, acc_dtype: DType

@@ -53,6 +53,17 @@ def matmul(a: Array, b: Array, a_axes: Sequence[int], b_axes: Sequence[int], out
     return shaped.transpose([labels.canonical.index(x) for x in out_axes])
 
 
+def patches(a: Array, axis: int, outer: int, inner: int, stride: int, dilation: int) -> Array:
+    """See `Arithmetic.patches`; a read-only view."""
+    if 0 in (outer, inner):
+        return np.empty((*a.shape[:axis], outer, inner, *a.shape[axis + 1 :]), a.dtype)
+    if (outer - 1) * stride + (inner - 1) * dilation >= a.shape[axis]:
+        raise ValueError(f"{outer} x {inner} positions in strides of {stride} and {dilation} reach beyond an axis of {a.shape[axis]}")
+    step = a.strides[axis]
+    shape, strides = (*a.shape[:axis], outer, inner, *a.shape[axis + 1 :]), (step * stride, step * dilation)
+    return np.lib.stride_tricks.as_strided(a, shape, (*a.strides[:axis], *strides, *a.strides[axis + 1 :]), writeable=False)
+
+
 def _arranged(x: Array, axes: Sequence[int], groups: Sequence[tuple[int, ...]], sizes: dict[int, int]) -> Array:
     """x with its axes brought into three groups, each flattened to one axis."""
     order = [tuple(axes).index(label) for group in groups for label in group]

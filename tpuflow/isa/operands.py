@@ -12,7 +12,20 @@ from typing import Any
 from tpuflow.dtypes import BY_NAME
 from tpuflow.isa.cursor import WORD, Cursor
 from tpuflow.isa.disassembler import POSITIONAL
-from tpuflow.isa.instruction import BY_MNEMONIC, MAX_RANK, QUEUES, RATES, SPACES, FieldKind, Instruction, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.instruction import (
+    BY_MNEMONIC,
+    MAX_RANK,
+    QUEUES,
+    RATES,
+    SPACES,
+    FieldKind,
+    Instruction,
+    Pair,
+    Tile,
+    TileAxis,
+    Window,
+    WindowAxis,
+)
 
 _NAME = re.compile(r"%[tw]\w+")
 _TILE = re.compile(r"%t\w+")
@@ -130,11 +143,23 @@ def _term(cursor: Cursor, names: Names) -> tuple[str, Any]:
 
 # ---- instructions
 
+
+def _pair(cursor: Cursor) -> Pair:
+    axis = cursor.integer()
+    values = []
+    for word in ("stride", "label", "dilation"):
+        cursor.expect(word)
+        values.append(cursor.integer())
+    stride, label, dilation = values
+    return Pair(axis, label, stride, dilation)
+
+
 OPERANDS: dict[str, Callable[[Cursor, Names], Any]] = {
     "tile": lambda cursor, names: names.tile(cursor),
     "tiles": lambda cursor, names: names.tiles(cursor),
     "window": lambda cursor, names: names.window(cursor),
     "axes": lambda cursor, names: cursor.items(cursor.natural, "[", "]", MAX_RANK),
+    "pairs": lambda cursor, names: cursor.items(functools.partial(_pair, cursor), "[", "]", MAX_RANK),
     "number": lambda cursor, names: cursor.natural(),
     "flag": lambda cursor, names: cursor.flag(),
     "immediate": lambda cursor, names: cursor.scalar(),

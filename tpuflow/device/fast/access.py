@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tpuflow.device.fast.spans import Span
 from tpuflow.isa.instruction import TileAxis, Window, WindowAxis
 
 
@@ -88,6 +89,18 @@ def axis_positions(axis: WindowAxis, tile: TileAxis, trips: Trips, register: Any
     for g, elements in reversed(batch):
         static = elements * np.arange(trips.sizes[g], dtype=np.int64).reshape((-1,) + (1,) * static.ndim) + static[None]
     return Positions(static, tuple(g for g, _ in batch), offset, (low, high))
+
+
+def span_positions(axis: WindowAxis, span: Span, trips: Trips) -> Positions:
+    """The positions that a halo axis touches: all those of the lifted labels at once, moved by the looped ones."""
+    length = span.pair.reach(trips.length(span.outer), trips.length(span.inner))
+    offset, low, high = 0, 0.0, 0.0
+    for g, elements in span.moves().items():
+        if g in trips.index:
+            offset = offset + elements * trips.index[g]
+            ends = sorted(elements * b for b in trips.bounds[g])
+            low, high = low + ends[0], high + ends[1]
+    return Positions(axis.origin + np.arange(length, dtype=np.int64), (), offset, (low, high))
 
 
 def view_layout(window: Window) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpuflow.device.fast import lax_matmul
+from tpuflow.device.fast import lax_convolution, lax_matmul
 from tpuflow.device.fast.lax_elementwise import COMPARE, OPERATIONS
 from tpuflow.device.fast.lax_rounding import Rounding, carrier_type, flushed, quiet, widen
 from tpuflow.dtypes import BF16, F16, F32, S32, DType
+from tpuflow.isa.instruction import Pair
 from tpuflow.isa.numpy_arithmetic import identity, undefined
 
 Value = Any
@@ -192,6 +193,17 @@ class LaxArithmetic:
             return tuple(lax.sort(tuple(operands), dimension=axis, is_stable=True, num_keys=keys))
         ranks = tuple(_sort_key(x, t) for x, t in zip(operands[:keys], dtypes, strict=False))
         return tuple(lax.sort((*ranks, *operands), dimension=axis, is_stable=True, num_keys=keys)[keys:])
+
+    def patches(self, a: Value, axis: int, outer: int, inner: int, stride: int, dilation: int) -> Value:
+        """Two axes for one."""
+        return lax_convolution.patches(a, axis, outer, inner, stride, dilation)
+
+    def convolve(
+        self, a: Value, b: Value, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], pairs: Sequence[Pair],
+        sizes: Mapping[int, int], dtype: DType, acc_dtype: DType,
+    ) -> Value:  # fmt: skip
+        """`matmul` of the patches of `a`: its axes in `pairs` have two labels. sizes: the lengths of those, by label."""
+        return lax_convolution.convolve(self._rounding, a, b, a_axes, b_axes, out_axes, pairs, sizes, dtype, acc_dtype)
 
     def matmul(
         self, a: Value, b: Value, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], dtype: DType, acc_dtype: DType

@@ -20,6 +20,7 @@ from jax import lax
 from tpuflow.device.fast.access import CannotLift, Trips
 from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.lift import HANDLERS, Lifting, State, Virtual, compute
+from tpuflow.device.fast.spans import spans_of
 from tpuflow.isa import matrix, vector
 from tpuflow.isa.instruction import Instruction, Tile
 from tpuflow.isa.program import Buffer, Kernel
@@ -60,6 +61,11 @@ class _Translation(Lifting):
                 looped = frozenset(kernel.sequential)
                 self.folded = False
         self.looped = looped
+        spans = spans_of(kernel)
+        lifted = any(n != 1 for g, n in enumerate(self.sizes) if g not in looped)
+        if spans is None and lifted:
+            raise CannotLift("a halo tile is used for something else than a product")
+        self.spans = (spans or {}) if lifted else {}
         self.tails = {g: self._has_tail(g) for g in looped}
 
     def _check_foldable(self) -> None:

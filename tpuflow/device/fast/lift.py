@@ -13,9 +13,10 @@ from jax import lax
 from tpuflow.device.fast import access
 from tpuflow.device.fast.access import CannotLift, Trips
 from tpuflow.device.fast.arithmetic import LaxArithmetic
+from tpuflow.device.fast.spans import Span, Spans
 from tpuflow.dtypes import DType
 from tpuflow.isa import dma, matrix, vector
-from tpuflow.isa.instruction import Instruction, Tile, Window
+from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window
 from tpuflow.isa.program import Buffer, Kernel
 
 BATCH_LABEL = 1000
@@ -46,6 +47,7 @@ class Lifting:
     ar: LaxArithmetic
     looped: frozenset[int]
     folded: bool = False
+    spans: Spans = field(default_factory=dict)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -107,8 +109,11 @@ def _transpose(t: Lifting, i: vector.Transpose, trips: Trips, state: State) -> N
 
 def _local_axes(t: Lifting, tile: Tile, axes: tuple[int, ...]) -> None:
     """The named axes must lie whole within each tile: a lifted axis cut into several tiles is not."""
-    for x in axes:
-        g = tile.axes[x].grid
+    _whole_axes(t, [tile.axes[x] for x in axes])
+
+
+def _whole_axes(t: Lifting, axes: Sequence[TileAxis]) -> None:
+    for g in (axis.grid for axis in axes):
         if t.lifted(g) and t.sizes[g] != 1:
             raise CannotLift("an instruction works along an axis that the grid cuts into tiles")
 
@@ -120,10 +125,10 @@ def _reduce(t: Lifting, i: vector.Reduce, trips: Trips, state: State) -> None:
     state.tiles[i.dst] = Virtual(t.ar.reduce(i.op, a.array, tuple(n + x for x in i.axes), i.a.dtype), a.batch)
 
 
-def _fold_axes(t: Lifting, a: Virtual, tile: Tile, reduced: tuple[int, ...]) -> None:
+def _fold_axes(t: Lifting, a: Virtual, axes: Sequence[TileAxis], reduced: tuple[int, ...]) -> None:
     """Folding all steps at once is right only if every sequential axis is summed over exactly once through this operand."""
-    blocked = {axis.grid for x, axis in enumerate(tile.axes) if x in reduced}
-    kept = {axis.grid for x, axis in enumerate(tile.axes) if x not in reduced}
+    blocked = {axis.grid for x, axis in enumerate(axes) if x in reduced}
+    kept = {axis.grid for x, axis in enumerate(axes) if x not in reduced}
     for g in t.kernel.sequential:
         if t.sizes[g] != 1 and (g in kept or (g in a.batch) == (g in blocked)):
             raise CannotLift("an accumulator that does not reduce over every step")
@@ -138,7 +143,7 @@ def _reduce_into(t: Lifting, i: vector.ReduceInto, trips: Trips, state: State) -
         n = len(a.batch)
         part = Virtual(t.ar.reduce(i.op, a.array, tuple(n + x for x in i.axes), i.a.dtype), a.batch)
     else:
-        _fold_axes(t, a, i.a, i.axes)
+        _fold_axes(t, a, i.a.axes, i.axes)
         part = _fold_reduce(t, i, a)
     (x, y), batch = t.aligned([acc, part])
     state.tiles[i.acc] = Virtual(t.ar.binary(i.op, x, y, i.acc.dtype), batch)
@@ -155,29 +160,35 @@ def _fold_reduce(t: Lifting, i: vector.ReduceInto, a: Virtual) -> Virtual:
 
 def _matmul(t: Lifting, i: matrix.MatmulAccumulate, trips: Trips, state: State) -> None:
     acc, a, b = t.read(i.acc, state), t.read(i.a, state), t.read(i.b, state)
-    contracted = {x for x in i.a_axes if x not in i.acc_axes}
+    spans = t.spans.get(i.a, {})
+    if i.pairs and not spans and any(t.lifted(g) and t.sizes[g] != 1 for g in range(len(t.sizes))):
+        raise CannotLift("a halo tile that is not a piece of one stretch")
+    contracted = {x for x in i.patch_axes if x not in i.acc_axes}
+    operands = ((a, _patch_axes(i.a, spans), i.patch_axes if spans else i.a_axes), (b, i.b.axes, i.b_axes))
     steps: set[int] = set()
     if t.folded:
-        for value, tile, axes in ((a, i.a, i.a_axes), (b, i.b, i.b_axes)):
-            _fold_axes(t, value, tile, tuple(k for k, x in enumerate(axes) if x in contracted))
+        for value, axes, labels in operands:
+            _fold_axes(t, value, axes, tuple(k for k, x in enumerate(labels) if x in contracted))
         steps = {g for g in (*a.batch, *b.batch) if g in t.kernel.sequential}
         if any((g in a.batch) != (g in b.batch) for g in steps):
             raise CannotLift("a step axis that only one operand of a product depends on")
     else:
-        for tile, axes in ((i.a, i.a_axes), (i.b, i.b_axes)):
-            _local_axes(t, tile, tuple(k for k, x in enumerate(axes) if x in contracted))
+        for _, axes, labels in operands:
+            _whole_axes(t, [axis for axis, x in zip(axes, labels, strict=True) if x in contracted])
     batch = tuple(sorted({g for g in (*a.batch, *b.batch) if g not in steps}))
-    product = t.ar.matmul(
-        a.array,
-        b.array,
-        _labels(a, i.a_axes),
-        _labels(b, i.b_axes),
-        (*(BATCH_LABEL + g for g in batch), *i.acc_axes),
-        i.a.dtype,
-        i.acc.dtype,
-    )
+    out_axes = (*(BATCH_LABEL + g for g in batch), *i.acc_axes)
+    sizes = dict(zip((*i.acc_axes, *i.b_axes), (*acc.array.shape[len(acc.batch) :], *b.array.shape[len(b.batch) :]), strict=True))
+    pairs = tuple(replace(p, axis=p.axis + len(a.batch)) for p in i.pairs)
+    operand_axes = _labels(a, i.a_axes), _labels(b, i.b_axes)
+    product = t.ar.convolve(a.array, b.array, *operand_axes, out_axes, pairs, sizes, i.a.dtype, i.acc.dtype)
     (x, y), batch = t.aligned([acc, Virtual(product, batch)])
     state.tiles[i.acc] = Virtual(t.ar.binary("add", x, y, i.acc.dtype), batch)
+
+
+def _patch_axes(tile: Tile, spans: Mapping[int, Span]) -> list[TileAxis]:
+    """The tile axes of a product's left operand once each span is its two labels' axes."""
+    doubled = ((spans[n].outer, spans[n].inner) if n in spans else (axis,) for n, axis in enumerate(tile.axes))
+    return [axis for axes in doubled for axis in axes]
 
 
 def _labels(value: Virtual, axes: tuple[int, ...]) -> tuple[int, ...]:
@@ -199,9 +210,12 @@ def _sort(t: Lifting, i: vector.Sort, trips: Trips, state: State) -> None:
 
 
 def _positions(t: Lifting, window: Window, trips: Trips, state: State) -> list[access.Positions]:
+    spans = t.spans.get(window.tile, {})
     return [
-        access.axis_positions(axis, tile, trips, None if axis.register is None else t.read(axis.register, state).array)
-        for axis, tile in zip(window.axes, window.tile.axes, strict=True)
+        access.span_positions(axis, spans[n], trips)
+        if n in spans
+        else access.axis_positions(axis, tile, trips, None if axis.register is None else t.read(axis.register, state).array)
+        for n, (axis, tile) in enumerate(zip(window.axes, window.tile.axes, strict=True))
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from tpuflow.device.verify.refusal import Refusal
 from tpuflow.dtypes import F32, PRED, S32, DType
 from tpuflow.isa import dma, matrix, vector
-from tpuflow.isa.instruction import FieldKind, Instruction, Tile, TileAxis
+from tpuflow.isa.instruction import FieldKind, Instruction, Pair, Tile, TileAxis
 from tpuflow.isa.numpy_arithmetic import is_defined, undefined
 from tpuflow.isa.program import Kernel
 
@@ -250,15 +250,39 @@ def overlaps(x: Tile, y: Tile) -> bool:
 def _matmul_labels(i: matrix.MatmulAccumulate) -> None:
     operands = (("acc", i.acc, i.acc_axes), ("a", i.a, i.a_axes), ("b", i.b, i.b_axes))
     axis_of: dict[int, TileAxis] = {}
+    halos = _halo_axes(i)
     for name, tile, labels in operands:
         if len(labels) != len(tile.axes) or len(set(labels)) != len(labels):
             raise Refusal(f"{name}_axes are {labels}; expected a different label for each of {len(tile.axes)} axes")
-        for label, axis in zip(labels, tile.axes, strict=True):
-            if axis_of.setdefault(label, axis) != axis:
+        for n, (label, axis) in enumerate(zip(labels, tile.axes, strict=True)):
+            if (name != "a" or n not in halos) and axis_of.setdefault(label, axis) != axis:
                 raise Refusal(f"label {label} is axis {axes_text((axis_of[label],))} and axis {axes_text((axis,))}; expected one axis")
-    kept, a, b = set(i.acc_axes), set(i.a_axes), set(i.b_axes)
-    if kept - (a | b) or (a ^ b) - kept:
-        raise Refusal(f"labels {i.acc_axes} = {i.a_axes} . {i.b_axes}; expected every label in at least two of the three")
+    kept, a, b = set(i.acc_axes), set(i.patch_axes), set(i.b_axes)
+    if len(a) != len(i.patch_axes) or kept - (a | b) or (a ^ b) - kept:
+        raise Refusal(f"labels {i.acc_axes} = {i.patch_axes} . {i.b_axes}; expected every label in at least two of the three, once in each")
+    for pair in i.pairs:
+        _halo(i.a, pair, axis_of[i.a_axes[pair.axis]], axis_of[pair.label])
+
+
+def _halo_axes(i: matrix.MatmulAccumulate) -> set[int]:
+    """The axes of a that are in pairs."""
+    axes = {p.axis for p in i.pairs}
+    if len(axes) != len(i.pairs) or any(not 0 <= x < min(len(i.a_axes), len(i.a.axes)) for x in axes):
+        raise Refusal(f"pairs are of the axes {[p.axis for p in i.pairs]}; expected different axes of a, which has rank {len(i.a.axes)}")
+    for p in i.pairs:
+        if not (1 <= p.stride < 2**31 and 1 <= p.dilation < 2**31 and p.label >= 0):
+            raise Refusal(f"a pair has stride {p.stride}, dilation {p.dilation}, label {p.label}; expected them positive, the label >= 0")
+    return axes
+
+
+def _halo(a: Tile, pair: Pair, outer: TileAxis, inner: TileAxis) -> None:
+    """A pair's axis holds just what full tiles of its two labels reach."""
+    expected = TileAxis(pair.reach(outer.size, inner.size))
+    if a.axes[pair.axis] != expected or 0 in (outer.size, inner.size):
+        raise Refusal(
+            f"axis {pair.axis} of a is {axes_text((a.axes[pair.axis],))}; expected {axes_text((expected,))}, the reach of "
+            f"{axes_text((outer,))} in strides of {pair.stride} and {axes_text((inner,))} in strides of {pair.dilation}"
+        )
 
 
 def _matmul_types(i: matrix.MatmulAccumulate) -> None:

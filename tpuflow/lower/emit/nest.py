@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from tpuflow.dtypes import DType
 from tpuflow.isa.instruction import Tile, TileAxis, Window, WindowAxis
@@ -56,15 +56,25 @@ def _adjacent(x: int, y: int, labels: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """Axes cut into tiles: the tile axis of each, and the grid of those that need more than one tile."""
+    """Axes cut into tiles: the tile axis of each, and the grid of those that need more than one tile.
+
+    An axis in `walks` does not walk straight over its buffer axis but as given there (the pitch is left open).
+    """
 
     sizes: tuple[int, ...]
     axes: tuple[TileAxis, ...]
     grid: tuple[GridAxis, ...]
+    walks: Mapping[int, WindowAxis] = field(default_factory=dict)
 
     def axis(self, number: int) -> TileAxis:
         """The tile axis of an axis; of a negative (absent) one, a tile axis of size 1."""
         return self.axes[number] if number >= 0 else TileAxis(1)
+
+    def walk(self, number: int, pitch: int) -> WindowAxis:
+        """How an axis walks over a buffer."""
+        if number in self.walks:
+            return replace(self.walks[number], pitch=pitch)
+        return walk(self.axes[number], self.sizes[number], pitch)
 
 
 def cut(sizes: Sequence[int], tile: Sequence[int], sequential: Iterable[int] = ()) -> Nest:
@@ -104,5 +114,5 @@ def nothing(dtype: DType) -> int | bool:
 def window(nest: Nest, buffer: int, order: Sequence[int], tile: Tile, axes: Sequence[int]) -> Window:
     """The window of a tile with (merged) axes `axes` onto a dense buffer with axes `order`; negative axes are absent from it."""
     pitch = dict(zip(order, pitches([nest.sizes[a] for a in order]), strict=True))
-    walks = tuple(walk(nest.axis(a), nest.sizes[a], pitch[a]) if a in pitch else WindowAxis(1, 1) for a in axes)
+    walks = tuple(nest.walk(a, pitch[a]) if a in pitch else WindowAxis(1, 1) for a in axes)
     return Window(buffer, tile, walks, nothing(tile.dtype))

@@ -17,6 +17,7 @@ from tpuflow.isa.instruction import Instruction, Tile, TileAxis
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.nest import Labels, Merged, Nest, window
 from tpuflow.lower.graph.graph import Node, Value
+from tpuflow.lower.graph.ops import PRODUCTS
 
 Template = Callable[..., Instruction]
 
@@ -30,7 +31,7 @@ ELEMENTWISE: Mapping[str, Template] = {
     "bitcast": lambda node, dst, a: v.Bitcast(dst, a),
 }
 SOURCES = ("full", "iota")
-LEVEL_STEPS = ("reduce", "dot")
+LEVEL_STEPS = ("reduce", *PRODUCTS)
 
 
 @dataclass(frozen=True, slots=True)

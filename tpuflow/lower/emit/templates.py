@@ -28,6 +28,7 @@ from tpuflow.lower.emit.scan import emit_cumulative
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.emit.sort import emit_sort
 from tpuflow.lower.graph.graph import Node, TensorType, Value
+from tpuflow.lower.graph.ops import PRODUCTS
 
 Scalar = int | float | bool
 
@@ -47,7 +48,7 @@ TEMPLATES: Mapping[str, Callable[[Site], Kernels]] = {
     "take_rows": emit_take_rows,
     "scatter_rows": emit_scatter_rows,
     "reduce": emit_reduce,
-    "dot": emit_matmul,
+    **dict.fromkeys(PRODUCTS, emit_matmul),
     "cumulative": emit_cumulative,
     "sort": emit_sort,
 }

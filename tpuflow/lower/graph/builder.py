@@ -12,6 +12,7 @@ import numpy as np
 from tpuflow.dtypes import F32, PRED, S32, DType
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import GraphError
+from tpuflow.lower.graph.conv import ConvLabels
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.interpret import evaluate
 from tpuflow.lower.graph.ops import ELEMENTWISE, OPS, has_effect, infer
@@ -293,6 +294,13 @@ class Builder:
             (result,) = infer("dot", (lhs.type, rhs.type), attrs)
             return self.full(result, 0)
         return self.emit("dot", (lhs, rhs), attrs).result
+
+    def conv(self, lhs: Value, rhs: Value, labels: ConvLabels) -> Value:
+        """The product with labelled axes and slides over axes of lhs, in f32, or s32 for integers."""
+        (result,) = infer("conv", (lhs.type, rhs.type), labels.attrs())
+        if not (lhs.type.elems and rhs.type.elems):
+            return self.full(result, 0)
+        return self.emit("conv", (lhs, rhs), labels.attrs()).result
 
     def take_rows(self, x: Value, index: Value, fill: Scalar = 0) -> Value:
         """[N, C...] at s32[R] -> [R, C...]; an index out of range gives `fill`."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from tpuflow.dtypes import F32
 from tpuflow.errors import GraphError
+from tpuflow.lower.graph.conv import ConvLabels, Slide
 from tpuflow.lower.graph.graph import Graph, Node, Value
 
 Array = np.ndarray
@@ -235,6 +236,28 @@ def _dot(node: Node, lhs: Array, rhs: Array) -> Array:
     return np.asarray(product).astype(dtype)
 
 
+def _conv(node: Node, lhs: Array, rhs: Array) -> Array:
+    labels, dtype = ConvLabels.of(node.attrs), node.result.dtype.numpy
+    sizes = labels.sizes(lhs.shape, rhs.shape)
+    wide = np.float64 if node.result.dtype == F32 else np.int64
+    patches = lhs.astype(wide)
+    for slide in sorted(labels.slides, key=lambda s: -s.axis):
+        patches = _slid(patches, slide, sizes[slide.label])
+    product = np.einsum(patches, labels.patch, rhs.astype(wide), labels.rhs, labels.out, optimize=True)  # pyright: ignore
+    return np.asarray(product).astype(dtype)
+
+
+def _slid(x: Array, slide: Slide, inner: int) -> Array:
+    """x with one axis as two: outer and inner positions of the slide."""
+    position = np.add.outer(np.arange(slide.size) * slide.stride, np.arange(inner) * slide.dilation) - slide.low
+    element, n = position // slide.interior, x.shape[slide.axis]
+    exists = (element * slide.interior == position) & (element >= 0) & (element < n)
+    after = (1,) * (x.ndim - slide.axis - 1)
+    if n == 0:
+        return np.zeros((*x.shape[: slide.axis], *position.shape, *x.shape[slide.axis + 1 :]), x.dtype)
+    return np.where(exists.reshape(*exists.shape, *after), np.take(x, np.where(exists, element, 0), slide.axis), 0).astype(x.dtype)
+
+
 def _take_rows(node: Node, x: Array, index: Array) -> Array:
     inside = (index >= 0) & (index < x.shape[0])
     rows = x[np.where(inside, index, 0)]
@@ -290,6 +313,7 @@ _OTHER: dict[str, Callable[..., Any]] = {
     "reduce": _reduce,
     "cumulative": _cumulative,
     "dot": _dot,
+    "conv": _conv,
     "take_rows": _take_rows,
     "scatter_rows": _scatter_rows,
     "dynamic_slice": _dynamic_slice,

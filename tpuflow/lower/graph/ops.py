@@ -10,9 +10,11 @@ from tpuflow.dtypes import F32, PRED, S32, DType
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import GraphError
 from tpuflow.isa.vector import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY
+from tpuflow.lower.graph.conv import ConvLabels
 from tpuflow.lower.graph.graph import Graph, TensorType
 
 FUSED_KINDS = ("map", "reduce", "dot")
+PRODUCTS = ("dot", "conv")
 SCATTER_MODES = ("set", "add", "mul", "min", "max")
 
 ARITHMETIC = ("float", "int", "uint")
@@ -263,6 +265,17 @@ def _dot(call: Call) -> Types:
     return (TensorType(F32 if lhs.dtype.is_float else S32, dot_shape(lhs.shape, rhs.shape, call.attrs)),)
 
 
+def _conv(call: Call) -> Types:
+    lhs, rhs = call.inputs
+    call.require(lhs.dtype == rhs.dtype, "operands must be of one element type")
+    call.require_kind(lhs.dtype, ARITHMETIC)
+    labels = ConvLabels.of(call.attrs)
+    problem = labels.problem(lhs.shape, rhs.shape)
+    call.require(not problem, problem)
+    sizes = labels.sizes(lhs.shape, rhs.shape)
+    return (TensorType(F32 if lhs.dtype.is_float else S32, tuple(sizes[x] for x in labels.out)),)
+
+
 def _take_rows(call: Call) -> Types:
     x, index = call.inputs
     call.require(index.dtype == S32 and len(index.shape) == 1 and bool(x.shape), "takes [N, C...] and s32[R]")
@@ -373,6 +386,7 @@ _ROWS = (
     Op("reduce", 1, ("op", "axes"), _reduce),
     Op("cumulative", 1, ("op", "axis", "reverse"), _cumulative),
     Op("dot", 2, ("lhs_contract", "rhs_contract", "lhs_batch", "rhs_batch"), _dot),
+    Op("conv", 2, ("lhs", "rhs", "out", "slides"), _conv),
     Op("take_rows", 2, ("fill",), _take_rows),
     Op("scatter_rows", 3, ("mode",), _scatter_rows),
     Op("dynamic_slice", None, ("sizes",), _dynamic_slice),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from tpuflow.errors import GraphError
 from tpuflow.lower.graph.graph import Graph, Node, Value
-from tpuflow.lower.graph.ops import ELEMENTWISE, infer
+from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS, infer
 from tpuflow.lower.graph.text import node_text
 
 
@@ -118,8 +118,8 @@ def _users(region: Graph, values: Iterable[Value]) -> set[Node]:
 
 def _verify_dot(node: Node) -> None:
     region = node.regions[0]
-    dots = [n for n in region.nodes if n.op == "dot"]
-    _require(len(dots) == 1, node, "a dot region has exactly one dot")
+    dots = [n for n in region.nodes if n.op in PRODUCTS]
+    _require(len(dots) == 1, node, "a dot region has exactly one dot or conv")
     (dot,) = dots
     shape = dot.result.shape
     before = region.nodes[: region.nodes.index(dot)]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from tpuflow.lower.graph.graph import Graph, Node, Value
-from tpuflow.lower.graph.ops import ELEMENTWISE
+from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.passes.analysis import CONTROL, effectful
 
 INLINED = frozenset(("full", "iota", "broadcast"))  # made anew in every kernel that needs them
@@ -110,7 +110,7 @@ class Grouping:
         if effectful(node):
             level = self._last_effect = max(level, self._last_effect + 1)
         shape = node.results[0].shape if node.results else ()
-        return self._new("dot" if node.op == "dot" else "opaque", shape, level)
+        return self._new("dot" if node.op in PRODUCTS else "opaque", shape, level)
 
     def _new(self, kind: str, shape: tuple[int, ...], level: int) -> Group:
         self.groups.append(Group(kind, shape, level))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from tpuflow.lower.graph.graph import Graph, Node, Value
-from tpuflow.lower.graph.ops import ELEMENTWISE
+from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.passes.grouping import Group, Grouping
 from tpuflow.lower.passes.ordering import in_order
 
@@ -102,7 +102,7 @@ class Outline:
             return True
         if maker.op == "convert" and self._worth_converting(maker):
             return True
-        return user.op != "dot" and made_in.kind == "map" and self._repeats(group, maker, made_in, repeats)
+        return user.op not in PRODUCTS and made_in.kind == "map" and self._repeats(group, maker, made_in, repeats)
 
     def _repeats(self, group: Group, maker: Node, made_in: Group, repeats: _Repeats) -> bool:
         """Whether to compute a value of a map again: if nobody else wants it, or if it is cheap for all who want it."""
@@ -126,7 +126,7 @@ class Outline:
         return value in self.wanted or any(self._reads_memory(node, value) for node in self.users[value])
 
     def _reads_memory(self, node: Node, value: Value) -> bool:
-        if node.op == "dot":
+        if node.op in PRODUCTS:
             maker = self.grouping.maker[value]
             return not (maker.op == "convert" and self._worth_converting(maker))
         return node.op == "broadcast" or self.grouping.group_of[node].kind == "opaque"

@@ -1,43 +1,49 @@
-"""The rule of convolutions: window pieces side by side (patches), then one dot.
-
-Along each spatial axis the pieces are cut in the cheaper of two ways. Few window positions (an ordinary kernel): one strided slice per
-window position, joined along the channels. Few output positions (the gradient of a kernel, whose window is the whole image): one
-slice per output position, joined along the batch.
-"""
+"""The rule of convolutions: one product with labelled axes, in which every spatial axis of the image carries two labels."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from tpuflow.dtypes import F32, S32
 from tpuflow.lower.frontend.registry import lowers
 from tpuflow.lower.frontend.rules.linear import convert_result, operands, result_dtype
 from tpuflow.lower.graph.builder import Builder
-from tpuflow.lower.graph.graph import Value
+from tpuflow.lower.graph.conv import ConvLabels, Slide
+from tpuflow.lower.graph.graph import TensorType, Value
+
+IMAGE, CHANNEL, FEATURE, GROUP, SPATIAL = range(5)  # labels; spatial axis k: SPATIAL + 2 k (output position), SPATIAL + 2 k + 1 (kernel)
 
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """One spatial axis: window positions and output positions, and which of the two is cut out slice by slice."""
+    """One spatial axis: lengths of image and kernel, and how one slides over the other."""
 
+    size: int
     window: int
-    out: int
     stride: int
-    dilation: int
+    low: int
+    high: int
+    image_dilation: int
+    kernel_dilation: int
 
     @property
-    def by_window(self) -> bool:
-        return self.window <= self.out
+    def out(self) -> int:
+        """Output positions."""
+        dilated = (self.size - 1) * self.image_dilation + 1 if self.size else 0
+        reach = (self.window - 1) * self.kernel_dilation + 1 if self.window else 0
+        return max(0, (dilated + self.low + self.high - reach) // self.stride + 1)
 
-    def slices(self) -> list[tuple[int, int, int]]:
-        """(start, limit, stride) of every slice."""
-        if self.by_window:
-            reach, step = (self.out - 1) * self.stride + 1, self.stride
-            return [(k * self.dilation, k * self.dilation + reach, step) for k in range(self.window)]
-        reach, step = (self.window - 1) * self.dilation + 1, self.dilation
-        return [(o * self.stride, o * self.stride + reach, step) for o in range(self.out)]
+    @property
+    def is_plain(self) -> bool:
+        """Whether output position i is image position i and nothing else."""
+        return (self.window, self.stride, self.low, self.high, self.image_dilation) == (1, 1, 0, 0, 1)
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether the outputs are the image positions with zeros between them: no reason to multiply those."""
+        return self.window == self.stride == 1 and self.image_dilation > 1 and self.out > 0
 
 
 @lowers("conv_general_dilated")
@@ -48,83 +54,60 @@ def _conv_general_dilated(
 ) -> Value:  # fmt: skip
     result = result_dtype(lhs, rhs, preferred_element_type)
     lhs, rhs = operands(b, lhs, rhs, result)
-    lhs_spec, rhs_spec, out_spec = dimension_numbers
-    image = b.transpose(lhs, (lhs_spec[0], *lhs_spec[2:], lhs_spec[1]))  # [N, S..., C]
-    kernel = b.transpose(rhs, (*rhs_spec[2:], rhs_spec[1], rhs_spec[0]))  # [W..., C / groups, O]
-    image = _padded(b, image, padding, lhs_dilation)
-    axes = _axes(image.shape[1:-1], kernel.shape[:-2], window_strides, rhs_dilation)
-    if batch_group_count > 1:
-        out = _dot_patches(b, image, kernel, axes, batch_groups=batch_group_count)
-    else:
-        out = _dot_patches(b, image, kernel, axes, feature_groups=feature_group_count)
-    # [N, S..., O] -> the axes' places in out_spec
-    source = {out_spec[0]: 0, out_spec[1]: len(out_spec) - 1, **{place: 1 + i for i, place in enumerate(out_spec[2:])}}
-    return convert_result(b, b.transpose(out, [source[i] for i in range(len(out_spec))]), result)
+    image, kernel, out = dimension_numbers
+    axes = [
+        _Axis(lhs.shape[i], rhs.shape[k], stride, low, high, spread, dilation)
+        for i, k, stride, (low, high), spread, dilation in zip(
+            image[2:], kernel[2:], window_strides, padding, lhs_dilation, rhs_dilation, strict=True
+        )
+    ]
+    spread = [a if a.is_spread else None for a in axes]
+    narrow = [replace(a, low=0, high=0, image_dilation=1) if a.is_spread else a for a in axes]
+    groups = (batch_group_count, feature_group_count)
+    product = _product(b, lhs, rhs, narrow, (image, kernel, out), groups)
+    return convert_result(b, _spread(b, product, spread, out[2:]), result)
 
 
-def _padded(b: Builder, image: Value, padding: Sequence[tuple[int, int]], dilation: Sequence[int]) -> Value:
-    low, high = ([0, *(p[side] for p in padding), 0] for side in (0, 1))
-    return b.pad(image, 0, low, high, [0, *(d - 1 for d in dilation), 0])
+def _product(b: Builder, lhs: Value, rhs: Value, axes: Sequence[_Axis], specs: Sequence[Sequence[int]], groups: tuple[int, int]) -> Value:
+    """The convolution, its axes in their places in the result."""
+    image, kernel, out = specs
+    batch_groups, feature_groups = groups
+    shape = list(range(len(out)))
+    for place, size in zip(out, (lhs.shape[image[0]] // batch_groups, rhs.shape[kernel[0]], *(a.out for a in axes)), strict=True):
+        shape[place] = size
+    whole = TensorType(F32 if lhs.dtype.is_float else S32, tuple(shape))
+    if 0 in (*lhs.shape, *rhs.shape, *shape):
+        return b.full(whole, 0)
+    outer = {place: SPATIAL + 2 * k for k, place in enumerate(image[2:])}
+    inner = {place: SPATIAL + 2 * k + 1 for k, place in enumerate(kernel[2:]) if not axes[k].is_plain}
+    left = {image[0]: (IMAGE,), image[1]: (CHANNEL,), **{place: (label,) for place, label in outer.items()}}
+    right = {kernel[0]: (FEATURE,), kernel[1]: (CHANNEL,), **{place: (inner[place],) if place in inner else () for place in kernel[2:]}}
+    made = {out[0]: (IMAGE,), out[1]: (FEATURE,), **{place: (SPATIAL + 2 * k,) for k, place in enumerate(out[2:])}}
+    if batch_groups * feature_groups > 1:
+        split = image[0] if batch_groups > 1 else image[1]
+        left[split], right[kernel[0]], made[out[1]] = (GROUP, *left[split]), (GROUP, FEATURE), (GROUP, FEATURE)
+    lhs, lhs_labels = _labelled(b, lhs, left, batch_groups * feature_groups)
+    rhs, rhs_labels = _labelled(b, rhs, right, batch_groups * feature_groups)
+    slides = tuple(
+        Slide(lhs_labels.index(SPATIAL + 2 * k), SPATIAL + 2 * k + 1, a.out, a.stride, a.kernel_dilation, a.low, a.image_dilation)
+        for k, a in enumerate(axes)
+        if not a.is_plain
+    )
+    labels = ConvLabels(lhs_labels, rhs_labels, tuple(label for place in sorted(made) for label in made[place]), slides)
+    return b.reshape(b.conv(lhs, rhs, labels), whole.shape)
 
 
-def _axes(sizes: Sequence[int], windows: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> list[_Axis]:
-    axes = []
-    for size, window, stride, dilation in zip(sizes, windows, strides, dilations, strict=True):
-        room = size - ((window - 1) * dilation + 1 if window else 0)
-        axes.append(_Axis(window, max(0, room // stride + 1), stride, dilation))
-    return axes
+def _labelled(b: Builder, x: Value, labels: dict[int, tuple[int, ...]], groups: int) -> tuple[Value, tuple[int, ...]]:
+    """x with an axis for every label: axes without one (of size 1) dropped, one with two split into groups and the rest."""
+    sizes = [((), (n,), (groups, n // groups))[len(labels[axis])] for axis, n in enumerate(x.shape)]
+    return b.reshape(x, [n for axis in sizes for n in axis]), tuple(label for axis in range(len(x.shape)) for label in labels[axis])
 
 
-def _dot_patches(
-    b: Builder, image: Value, kernel: Value, axes: Sequence[_Axis], *, feature_groups: int = 1, batch_groups: int = 1
-) -> Value:
-    """[N, S..., C] with [W..., C / groups, O] -> [N / batch groups, out..., O].
-
-    The dot sees four groups of axes: g (the groups), m (output positions, images), k (window positions, channels), o (output features).
-    """
-    groups = feature_groups * batch_groups
-    images, channels = image.shape[0] // batch_groups, image.shape[-1] // feature_groups
-    features = kernel.shape[-1] // groups
-    outs = [a.out for a in axes]
-    if 0 in (*image.shape, *kernel.shape, *outs):
-        return b.full_like(b.splat(b.scalar(0, kernel.dtype), (images, *outs, kernel.shape[-1])), 0)
-    patches = _patches(b, image, axes)
-    in_batch = [i for i, a in enumerate(axes) if not a.by_window][::-1]  # the axis cut last is outermost
-    in_channels = [i for i, a in enumerate(axes) if a.by_window][::-1]
-    labelled = [
-        *((axes[i].out, "m") for i in in_batch), (batch_groups, "g"), (images, "m"),
-        *((a.out, "m") if a.by_window else (a.window, "k") for a in axes),
-        (math.prod(axes[i].window for i in in_channels), "k"), (feature_groups, "g"), (channels, "k"),
-    ]  # fmt: skip
-    lhs = _grouped(b, patches, labelled, "gmk")
-    order = [*in_batch[::-1], *in_channels]
-    weights = b.transpose(kernel, (*order, len(axes), len(axes) + 1))
-    rhs = _grouped(b, weights, [(math.prod(weights.shape[:-1]), "k"), (groups, "g"), (features, "o")], "gko")
-    dot = b.dot(lhs, rhs, (2,), (1,), (0,), (0,)) if groups > 1 else _plain_dot(b, lhs, rhs)
-    # m: the batch-cut output axes, images, the channel-cut output axes in order
-    places = [*in_batch, -1, *sorted(in_channels)]
-    sizes = [axes[i].out if i >= 0 else images for i in places]
-    laid = b.transpose(b.reshape(dot, (groups, math.prod(sizes), features)), (1, 0, 2)) if groups > 1 else dot
-    out = b.reshape(laid, (*sizes, groups * features))
-    return b.transpose(out, (*(places.index(i) for i in range(-1, len(axes))), len(places)))
-
-
-def _plain_dot(b: Builder, lhs: Value, rhs: Value) -> Value:
-    return b.dot(b.reshape(lhs, lhs.shape[1:]), b.reshape(rhs, rhs.shape[1:]), (1,), (0,))
-
-
-def _patches(b: Builder, image: Value, axes: Sequence[_Axis]) -> Value:
-    """[N, S..., C] -> [outs cut, N, (out | window)..., windows cut x C], the axis cut last outermost in its group."""
-    for i, axis in enumerate(axes):
-        parts = [b.slice_axis(image, 1 + i, *cut) for cut in axis.slices()]
-        image = b.concatenate(parts, len(image.shape) - 1 if axis.by_window else 0)
-    return image
-
-
-def _grouped(b: Builder, x: Value, labelled: Sequence[tuple[int, str]], order: str) -> Value:
-    """x seen as axes of the given sizes, those of one label brought together: one axis for each letter of `order`."""
-    kept = [(n, label) for n, label in labelled if n > 1]
-    split = b.reshape(x, [n for n, _ in kept])
-    permutation = [i for letter in order for i, (_, label) in enumerate(kept) if label == letter]
-    sizes = [math.prod(n for n, label in kept if label == letter) for letter in order]
-    return b.reshape(b.transpose(split, permutation), sizes)
+def _spread(b: Builder, x: Value, axes: Sequence[_Axis | None], places: Sequence[int]) -> Value:
+    """Zeros around and between the outputs along the axes that are given."""
+    amounts = [[0] * len(x.shape) for _ in range(3)]
+    for axis, place in zip(axes, places, strict=True):
+        if axis is not None:
+            for amount, n in zip(amounts, (axis.low, axis.high, axis.image_dilation - 1), strict=True):
+                amount[place] = n
+    return b.pad(x, 0, *amounts)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from tpuflow.lower.graph.conv import ConvLabels
 from tpuflow.lower.graph.graph import Node, TensorType, Value
+from tpuflow.lower.graph.ops import PRODUCTS
 from tpuflow.lower.passes.rewriter import Rewriter
 from tpuflow.lower.passes.rules.table import rewrites
 
@@ -74,12 +78,63 @@ def _transpose_of_dot(rw: Rewriter, node: Node) -> Value | None:
     return rw.emit("dot", (rhs, lhs), node.result.type, **attrs)
 
 
+def _with_operand(rw: Rewriter, node: Node, at: int, operand: Value, labels: ConvLabels) -> Value:
+    """The convolution with one operand and its labels replaced."""
+    operands = (operand, node.inputs[1]) if at == 0 else (node.inputs[0], operand)
+    return rw.emit("conv", operands, node.result.type, **labels.attrs())
+
+
+@rewrites("conv")
+def _conv_of_transpose(rw: Rewriter, node: Node) -> Value | None:
+    """conv(transpose(x), y) and conv(x, transpose(y)): other labels, if the sum keeps its order."""
+    labels = ConvLabels.of(node.attrs)
+    for at, side in enumerate((labels.lhs, labels.rhs)):
+        made = rw.maker(node.inputs[at], "transpose")
+        if made is None:
+            continue
+        permutation = made.attrs["permutation"]
+        turned = tuple(side[permutation.index(axis)] for axis in range(len(side)))
+        slides = tuple(replace(s, axis=permutation[s.axis]) for s in labels.slides)
+        moved = replace(labels, lhs=turned, slides=slides) if at == 0 else replace(labels, rhs=turned)
+        if moved.contracted == labels.contracted:
+            return _with_operand(rw, node, at, made.inputs[0], moved)
+    return None
+
+
+@rewrites("conv")
+def _conv_of_reverse(rw: Rewriter, node: Node) -> Value | None:
+    """conv(x, reverse(w)): the kernel's positions counted from its end, as the gradient of a convolution does."""
+    labels, made = ConvLabels.of(node.attrs), rw.maker(node.inputs[1], "reverse")
+    if made is None:
+        return None
+    turned = {labels.rhs[axis] for axis in made.attrs["axes"]}
+    if not turned <= {s.label for s in labels.slides}:
+        return None
+    lengths = dict(zip(labels.rhs, node.inputs[1].shape, strict=True))
+    slides = tuple(
+        replace(s, dilation=-s.dilation, low=s.low - (lengths[s.label] - 1) * s.dilation) if s.label in turned else s for s in labels.slides
+    )
+    return _with_operand(rw, node, 1, made.inputs[0], replace(labels, slides=slides))
+
+
+@rewrites("transpose")
+def _transpose_of_conv(rw: Rewriter, node: Node) -> Value | None:
+    """transpose(conv(x, y)): the result's labels in another order."""
+    conv = rw.maker(node.inputs[0], "conv")
+    if conv is None:
+        return None
+    labels = ConvLabels.of(conv.attrs)
+    out = tuple(labels.out[p] for p in node.attrs["permutation"])
+    return rw.emit("conv", conv.inputs, node.result.type, **replace(labels, out=out).attrs())
+
+
 @rewrites("transpose")
 def _transpose_of_convert(rw: Rewriter, node: Node) -> Value | None:
     """transpose(convert(dot)) = convert(transpose(dot)), so that the transpose can go into the product."""
     convert = rw.maker(node.inputs[0], "convert")
-    dot = rw.maker(convert.inputs[0], "dot") if convert else None
-    if convert is None or dot is None:
+    dot = rw.maker(convert.inputs[0]) if convert else None
+    if convert is None or dot is None or dot.op not in PRODUCTS:
         return None
     turned = rw.emit("transpose", (dot.result,), TensorType(dot.result.dtype, node.result.shape), permutation=node.attrs["permutation"])
-    return rw.emit("convert", (turned,), node.result.type) if rw.maker(turned, "dot") else None
+    made = rw.maker(turned)
+    return rw.emit("convert", (turned,), node.result.type) if made and made.op in PRODUCTS else None

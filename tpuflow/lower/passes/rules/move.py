@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from tpuflow.lower.graph.graph import Node, TensorType, Value
-from tpuflow.lower.graph.ops import ELEMENTWISE
+from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.passes.rewriter import Rewriter
 from tpuflow.lower.passes.rules.table import rewrites, rewrites_all
 
@@ -194,7 +194,7 @@ def _elementwise_of_reshapes(rw: Rewriter, node: Node) -> Value | None:
 
 def _fuses(node: Node | None) -> bool:
     """Whether a kernel that computes the node could take in what follows."""
-    return node is not None and (node.op in ELEMENTWISE or node.op in ("dot", "reduce"))
+    return node is not None and (node.op in ELEMENTWISE or node.op in (*PRODUCTS, "reduce"))
 
 
 def _viewed(rw: Rewriter, x: Value, made: Node | None, shape: tuple[int, ...]) -> Value | None:

@@ -1,0 +1,90 @@
+"""The attributes of the graph's `conv`: a product with labelled axes, of which the left operand's may be addressed by two labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Slide:
+    """How one axis of the left operand is addressed by two labels, its own (outer: i) and another (inner: r).
+
+    The operand is read at position i * stride + r * dilation - low of the axis with `interior - 1` zeros between neighbours; outside of
+    it, and between neighbours, it is zero. `size` is the length of the outer label. The dilation may be negative (a kernel read from
+    its end), and so may `low`.
+    """
+
+    axis: int
+    label: int
+    size: int
+    stride: int = 1
+    dilation: int = 1
+    low: int = 0
+    interior: int = 1
+
+    def __str__(self) -> str:
+        marks = (("stride", self.stride, 1), ("dilation", self.dilation, 1), ("low", self.low, 0), ("interior", self.interior, 1))
+        changed = "".join(f" {name} {value}" for name, value, usual in marks if value != usual)
+        return f"{self.axis} size {self.size} label {self.label}{changed}"
+
+
+Labels = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConvLabels:
+    """Labels of the axes of operands and result; every label is in at least two of them, counting the inner labels of slides as lhs's."""
+
+    lhs: Labels
+    rhs: Labels
+    out: Labels
+    slides: tuple[Slide, ...] = ()
+
+    @classmethod
+    def of(cls, attrs: Mapping[str, Any]) -> ConvLabels:
+        """The attributes of a node."""
+        return cls(attrs["lhs"], attrs["rhs"], attrs["out"], attrs["slides"])
+
+    def attrs(self) -> dict[str, Any]:
+        """As the attributes of a node."""
+        return {"lhs": self.lhs, "rhs": self.rhs, "out": self.out, "slides": self.slides}
+
+    @property
+    def patch(self) -> Labels:
+        """Labels of lhs's axes once each slide is two of them: outer, inner."""
+        inner = {s.axis: (s.label,) for s in self.slides}
+        return tuple(label for axis, own in enumerate(self.lhs) for label in (own, *inner.get(axis, ())))
+
+    @property
+    def contracted(self) -> Labels:
+        """Labels that are summed over, in the order of the sum."""
+        return tuple(x for x in self.patch if x not in self.out)
+
+    def sizes(self, lhs: Sequence[int], rhs: Sequence[int]) -> dict[int, int]:
+        """Length of every label, given the operands' shapes."""
+        slid = {s.axis: s.size for s in self.slides}
+        outer = {label: slid.get(axis, n) for axis, (label, n) in enumerate(zip(self.lhs, lhs, strict=True))}
+        return outer | dict(zip(self.rhs, rhs, strict=True))
+
+    def problem(self, lhs: Sequence[int], rhs: Sequence[int]) -> str:
+        """What is wrong with the labels for operands of these shapes; empty if nothing is."""
+        axes = [s.axis for s in self.slides]
+        if len(self.lhs) != len(lhs) or len(self.rhs) != len(rhs):
+            return "one label for each axis of lhs and rhs"
+        if len(set(axes)) != len(axes) or any(not 0 <= a < len(lhs) for a in axes):
+            return "slides are of different axes of lhs"
+        if any(s.stride < 1 or s.dilation == 0 or s.interior < 1 or s.size < 0 for s in self.slides):
+            return "a slide has stride and interior above zero, a dilation other than zero and no negative size"
+        sides = [set(x) for x in (self.patch, self.rhs, self.out)]
+        if any(len(s) != len(x) for s, x in zip(sides, (self.patch, self.rhs, self.out), strict=True)):
+            return "labels of one side must be different"
+        if any(sum(x in s for s in sides) < 2 for x in set().union(*sides)):
+            return "every label must be in at least two of lhs, rhs and result"
+        sizes = self.sizes(lhs, rhs)
+        if any(s.label not in self.rhs or s.label in self.out for s in self.slides):
+            return "the inner label of a slide must be summed over, so in rhs and not in the result"
+        own = {label: n for axis, (label, n) in enumerate(zip(self.lhs, lhs, strict=True)) if axis not in axes}
+        own |= {self.lhs[s.axis]: s.size for s in self.slides}
+        return "" if all(sizes[x] == n for x, n in own.items()) else "labels shared by lhs and rhs must have equal lengths"
