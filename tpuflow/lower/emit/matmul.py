@@ -68,8 +68,8 @@ class Product:
         made = tuple(Halo.of(merged.axis_of, h, s, labels, shape, sizes) for h, s in halos.items())
         extents = {h.axis: h.extent for h in made}
         merged = replace(merged, sizes=tuple(extents.get(a, n) for a, n in enumerate(merged.sizes)))
-        folded = map(merged.fold, (_with_halos(labels), labels.patch, labels.rhs, labels.out))
-        return cls(merged, *folded, made)
+        lhs, patch, rhs, out = (merged.fold(x) for x in (_with_halos(labels), labels.patch, labels.rhs, labels.out))
+        return cls(merged, lhs, patch, rhs, out, made)
 
     def kinds(self) -> tuple[tuple[int, ...], ...]:
         """Batch, row and column axes in result order, contracted axes in the order of the sum."""

@@ -13,6 +13,8 @@ from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.conv import ConvLabels, Slide
 from tpuflow.lower.graph.graph import TensorType, Value
 
+_Labels = dict[int, tuple[int, ...]]  # of every axis of an array: none (size 1, to be dropped), one, or a group and the rest
+
 IMAGE, CHANNEL, FEATURE, GROUP, SPATIAL = range(5)  # labels; spatial axis k: SPATIAL + 2 k (output position), SPATIAL + 2 k + 1 (kernel)
 
 
@@ -80,9 +82,13 @@ def _product(b: Builder, lhs: Value, rhs: Value, axes: Sequence[_Axis], specs: S
         return b.full(whole, 0)
     outer = {place: SPATIAL + 2 * k for k, place in enumerate(image[2:])}
     inner = {place: SPATIAL + 2 * k + 1 for k, place in enumerate(kernel[2:]) if not axes[k].is_plain}
-    left = {image[0]: (IMAGE,), image[1]: (CHANNEL,), **{place: (label,) for place, label in outer.items()}}
-    right = {kernel[0]: (FEATURE,), kernel[1]: (CHANNEL,), **{place: (inner[place],) if place in inner else () for place in kernel[2:]}}
-    made = {out[0]: (IMAGE,), out[1]: (FEATURE,), **{place: (SPATIAL + 2 * k,) for k, place in enumerate(out[2:])}}
+    left: _Labels = {image[0]: (IMAGE,), image[1]: (CHANNEL,), **{place: (label,) for place, label in outer.items()}}
+    right: _Labels = {
+        kernel[0]: (FEATURE,),
+        kernel[1]: (CHANNEL,),
+        **{place: (inner[place],) if place in inner else () for place in kernel[2:]},
+    }
+    made: _Labels = {out[0]: (IMAGE,), out[1]: (FEATURE,), **{place: (SPATIAL + 2 * k,) for k, place in enumerate(out[2:])}}
     if batch_groups * feature_groups > 1:
         split = image[0] if batch_groups > 1 else image[1]
         left[split], right[kernel[0]], made[out[1]] = (GROUP, *left[split]), (GROUP, FEATURE), (GROUP, FEATURE)
@@ -97,7 +103,7 @@ def _product(b: Builder, lhs: Value, rhs: Value, axes: Sequence[_Axis], specs: S
     return b.reshape(b.conv(lhs, rhs, labels), whole.shape)
 
 
-def _labelled(b: Builder, x: Value, labels: dict[int, tuple[int, ...]], groups: int) -> tuple[Value, tuple[int, ...]]:
+def _labelled(b: Builder, x: Value, labels: _Labels, groups: int) -> tuple[Value, tuple[int, ...]]:
     """x with an axis for every label: axes without one (of size 1) dropped, one with two split into groups and the rest."""
     sizes = [((), (n,), (groups, n // groups))[len(labels[axis])] for axis, n in enumerate(x.shape)]
     return b.reshape(x, [n for axis in sizes for n in axis]), tuple(label for axis in range(len(x.shape)) for label in labels[axis])
