@@ -20,11 +20,14 @@ Value = Any
 Axes = Sequence[int]
 
 _CHUNK = 16
-_AT_ONCE = 64
-_DIRECT_PRODUCTS = 1 << 21
+_AT_ONCE = 32
+_RUN = 64
+_STRIPES = 512
+_DIRECT_PRODUCTS = 1 << 16
 _MASK_BITS = 64
 _MASKED_TERMS = 256
 _PRECISION = {F16: 11, BF16: 8}
+_SMALLEST = {F16: 2.0**-24, BF16: 0.0}  # every f16 number is a multiple of its smallest one, whose grain so is no smaller
 
 
 def matmul(rounding: Rounding, a: Value, b: Value, a_axes: Axes, b_axes: Axes, out_axes: Axes, dtype: DType, acc: DType) -> Value:
@@ -66,7 +69,7 @@ def _ordered(rounding: Rounding, a: Value, b: Value, labels: Labels, a_axes: Axe
     """
     places = _Places.of(labels, a, a_axes, b, b_axes)
     with x64():
-        if math.prod(places.sizes) * places.terms <= _DIRECT_PRODUCTS:
+        if places.terms <= _CHUNK or math.prod(places.sizes) * places.terms <= _DIRECT_PRODUCTS:
             return rounding.hide(_summed_directly(rounding, a, b, places))
         wide_a, wide_b = lax.convert_element_type(a, jnp.float64), lax.convert_element_type(b, jnp.float64)
         sums = _started_from_zero(lax.dot_general(wide_a, wide_b, _dimensions(labels, a_axes, b_axes)))
@@ -150,17 +153,18 @@ class _Bounds:
     @classmethod
     def of(cls, x: Value, axes: Axes, places: _Places, dtype: DType) -> _Bounds:
         contracted = [i for i, label in enumerate(axes) if label in places.contracted]
-        # Squares of f16 numbers are far from the ends of f32, whose sums are half the work; they may come out too small by K u.
-        x = x if dtype == F16 else lax.convert_element_type(x, jnp.float64)
-        one = x.dtype.type
+        # In f32, whose sums are half the work: too small by K u at most, and by what each square below the smallest normal number lost.
+        one = np.float32
         squares = lax.convert_element_type(lax.reduce(x * x, one(0), lax.add, contracted), jnp.float64)
-        norm = _stretched(lax.sqrt(squares * np.float64(1 + places.terms * 2.0**-23)), axes, places)
+        squares = squares * np.float64(1 + places.terms * 2.0**-23) + np.float64(places.terms * 2.0**-126)
+        norm = _stretched(lax.sqrt(squares), axes, places)
         if dtype not in _PRECISION:
             return cls(norm, None, _masks(x, axes, places) if places.terms <= _MASKED_TERMS else ())
         size = lax.abs(x)
         counted = lax.select(lax.eq(size, jnp.zeros_like(size)), jnp.full_like(size, np.inf), size)
         least = lax.convert_element_type(lax.reduce(counted, one(np.inf), lax.min, contracted), jnp.float64)
-        return cls(norm, _stretched(least * np.float64(2.0 ** -_PRECISION[dtype]), axes, places), ())
+        grain = lax.max(least * np.float64(2.0 ** -_PRECISION[dtype]), jnp.full_like(least, _SMALLEST[dtype]))
+        return cls(norm, _stretched(grain, axes, places), ())
 
 
 def _masks(x: Value, axes: Axes, places: _Places) -> tuple[Value, ...]:
@@ -205,33 +209,48 @@ def _doubtful(sums: Value, left: _Bounds, right: _Bounds, places: _Places) -> Va
 
 
 def _mended(rounding: Rounding, result: Value, doubtful: Value, places: _Places, a: Value, b: Value) -> Value:
-    """`result` with its doubtful elements summed again: dealt like cards to `_AT_ONCE` hands, one of each hand a trip, from the last."""
+    """`result` with its doubtful elements summed again: of up to `_AT_ONCE` runs of `_RUN` neighbours, the last one each, in one trip."""
     count = result.size
-    hands = min(_AT_ONCE, count)
-    length = -(-count // hands)
-    missing = hands * length - count
+    width = min(_RUN, count)
+    runs = -(-count // width)
+    hands = min(_AT_ONCE, runs)
+    missing = runs * width - count
     flags = lax.reshape(doubtful, (count,))
-    flags = lax.reshape(lax.pad(flags, np.False_, [(0, missing, 0)]) if missing else flags, (length, hands))
+    flags = lax.reshape(lax.pad(flags, np.False_, [(0, missing, 0)]) if missing else flags, (runs, width))
+    column, hand = lax.broadcasted_iota(jnp.int32, (hands, width), 1), lax.iota(jnp.int32, hands)
 
-    def last_before(limit: Value) -> Value:
-        """s32 [hands]: the last doubtful position of each hand below its limit, or -1."""
-        position = lax.broadcasted_iota(jnp.int32, (length, hands), 0)
-        found = flags & lax.lt(position, limit[None, :])
-        return lax.reduce(lax.select(found, position, jnp.full_like(position, -1)), np.int32(-1), lax.max, (0,))
-
-    def body(state: tuple[Value, Value]) -> tuple[Value, Value]:
-        flat, chosen = state
-        hand = lax.iota(jnp.int32, hands)
-        none = lax.lt(chosen, jnp.zeros_like(chosen))
-        place = lax.select(none, hand + np.int32(count), chosen * np.int32(hands) + hand)  # past the end is dropped
-        indices = dict(zip(places.product, jnp.unravel_index(lax.min(place, jnp.full_like(place, count - 1)), places.sizes), strict=True))
+    def body(state: tuple[Value, Value, Value, Value]) -> tuple[Value, Value, Value, Value]:
+        flat, flags, unfinished, chosen = state
+        idle = lax.lt(chosen, jnp.zeros_like(chosen))
+        run = lax.select(idle, hand + np.int32(runs), chosen)  # past the end: read as the last one, written nowhere
+        row = flags.at[run].get(mode="clip")
+        last = lax.reduce(lax.select(row, column, jnp.full_like(column, -1)), np.int32(-1), lax.max, (1,))
+        place = run * np.int32(width) + last
+        indices = dict(
+            zip(places.product, jnp.unravel_index(lax.clamp(np.int32(0), place, np.int32(count - 1)), places.sizes), strict=True)
+        )
         terms = places.terms_of(a, places.a_axes, indices, hands) * places.terms_of(b, places.b_axes, indices, hands)
         sums = rounding.narrow(_ascending(lax.transpose(terms, (1, 0))), F32)
-        return flat.at[place].set(sums, mode="drop", unique_indices=True), last_before(chosen)
+        flat = flat.at[lax.select(idle, hand + np.int32(count), place)].set(sums, mode="drop", unique_indices=True)
+        flags = flags.at[run, last].set(np.False_, mode="drop", unique_indices=True)
+        more = jnp.any(row & lax.lt(column, last[:, None]), axis=1)
+        unfinished = unfinished.at[run].set(more, mode="drop", unique_indices=True)
+        return flat, flags, unfinished, _first_few(unfinished, hands)
 
-    first = last_before(jnp.full(hands, length, jnp.int32))
-    flat, _ = lax.while_loop(lambda state: jnp.any(state[1] >= 0), body, (lax.reshape(result, (count,)), first))
+    unfinished = lax.reduce(flags, np.False_, lax.bitwise_or, (1,))
+    state = lax.reshape(result, (count,)), flags, unfinished, _first_few(unfinished, hands)
+    flat, *_ = lax.while_loop(lambda state: jnp.any(state[3] >= 0), body, state)
     return lax.reshape(flat, result.shape)
+
+
+def _first_few(flags: Value, few: int) -> Value:
+    """s32 [few]: places where bool [N] is set, at most one of each `_STRIPES`-th; -1 where there are no more."""
+    stripes = max(few, min(_STRIPES, flags.size))
+    depth = -(-flags.size // stripes)
+    place = lax.reshape(lax.iota(jnp.int32, depth * stripes), (depth, stripes))
+    dealt = lax.reshape(lax.pad(flags, np.False_, [(0, depth * stripes - flags.size, 0)]), (depth, stripes))
+    found = lax.reduce(lax.select(dealt, place, jnp.full_like(place, -1)), np.int32(-1), lax.max, (0,))
+    return lax.rev(lax.sort(found), (0,))[:few]
 
 
 def _ascending(terms: Value) -> Value:
