@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 TORCH_LAYERS = {"conv1": "conv1", "conv2": "conv2", "fc1": ("fc1", 16, 5, 5), "fc2": "fc2", "fc3": "fc3"}
@@ -33,3 +34,8 @@ class LeNet5(nn.Module):
 
     def _dense(self, x: jax.Array, features: int, name: str) -> jax.Array:
         return nn.Dense(features, kernel_init=INIT, bias_init=INIT, name=name)(x)
+
+
+def lenet_step(batch: int) -> tuple[LeNet5, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """What a training step takes: the model, images [batch, 32, 32, 1], labels [batch]; shapes only."""
+    return LeNet5(), jax.ShapeDtypeStruct((batch, 32, 32, 1), jnp.float32), jax.ShapeDtypeStruct((batch,), jnp.int32)

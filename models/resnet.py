@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 from models.norm import BatchNorm
@@ -163,3 +164,8 @@ def resnet101(classes: int = 1001, style: Style = MINDSPORE) -> ResNet:
 def resnet152(classes: int = 1000, style: Style = MINDSPORE) -> ResNet:
     """ResNet-152."""
     return ResNet(Bottleneck, (3, 8, 36, 3), classes, style)
+
+
+def resnet50_step(batch: int) -> tuple[ResNet, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """What a training step of ResNet-50 on ImageNet takes: the model, images [batch, 224, 224, 3], labels [batch]; shapes only."""
+    return resnet50(1000), jax.ShapeDtypeStruct((batch, 224, 224, 3), jnp.float32), jax.ShapeDtypeStruct((batch,), jnp.int32)

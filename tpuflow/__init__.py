@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tpuflow.amp import Policy, autocast
     from tpuflow.api.callbacks import Callback, LossMonitor, Run, TimeMonitor
     from tpuflow.api.compiling import jit
+    from tpuflow.api.estimating import Estimate, estimate, estimate_training
     from tpuflow.api.losses import LOSSES
     from tpuflow.api.result import TrainResult
     from tpuflow.api.training import train
@@ -24,6 +25,7 @@ _HOMES = {
     "CHIPS": "tpuflow.chips",
     "Callback": "tpuflow.api.callbacks",
     "Chip": "tpuflow.chips",
+    "Estimate": "tpuflow.api.estimating",
     "Executable": "tpuflow.device.runtime",
     "LOSSES": "tpuflow.api.losses",
     "LossMonitor": "tpuflow.api.callbacks",
@@ -32,6 +34,8 @@ _HOMES = {
     "TimeMonitor": "tpuflow.api.callbacks",
     "TrainResult": "tpuflow.api.result",
     "autocast": "tpuflow.amp",
+    "estimate": "tpuflow.api.estimating",
+    "estimate_training": "tpuflow.api.estimating",
     "get_chip": "tpuflow.chips",
     "jit": "tpuflow.api.compiling",
     "train": "tpuflow.api.training",
@@ -42,6 +46,7 @@ __all__ = [
     "LOSSES",
     "Callback",
     "Chip",
+    "Estimate",
     "Executable",
     "LossMonitor",
     "Policy",
@@ -49,6 +54,8 @@ __all__ = [
     "TimeMonitor",
     "TrainResult",
     "autocast",
+    "estimate",
+    "estimate_training",
     "get_chip",
     "jit",
     "train",

@@ -1,4 +1,7 @@
-"""The command line of the device: run, inspect, assemble and disassemble saved Programs. Needs no compiler, Flax or Optax."""
+"""The command line of the device: run, inspect, assemble and disassemble saved Programs, and estimate steps.
+
+Only `estimate` needs the compiler, Flax or Optax.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +38,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tpuflow", description="Run and inspect Programs of the simulated device.")
     commands = parser.add_subparsers(dest="name", required=True, metavar="command")
 
-    def add(name: str, command: Callable[[argparse.Namespace], None], text: str, file: str) -> argparse.ArgumentParser:
+    def add(
+        name: str, command: Callable[[argparse.Namespace], None], text: str, file: str, kind: Callable[[str], Any] = Path
+    ) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
-        sub.add_argument("file", type=Path, help=file)
+        sub.add_argument("file", type=kind, help=file)
         sub.set_defaults(command=command)
         return sub
 
@@ -47,6 +53,17 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--fidelity", choices=("native", "bitexact"), default="native", help="bitexact: the device's arithmetic to the last bit"
     )
+    estimate = add(
+        "estimate", _estimate, "the modelled time and memory of a step on a chip, from shapes alone; nothing is run",
+        "module:function; called with the batch size it gives (function, *shapes), or (Flax module, inputs, labels) for a training step",
+        kind=str,
+    )  # fmt: skip
+    estimate.add_argument("--batch", type=int, default=32, help="batch size (default: 32)")
+    estimate.add_argument("--chip", default="generic", help="a chip's name, or a .toml file with a row of one's own")
+    estimate.add_argument("--policy", help="precision: fp32, fp16, mixed, ... (default: as the function is written)")
+    estimate.add_argument("--sink-size", type=int, default=100, help="training steps a host round trip (default: 100)")
+    estimate.add_argument("--kernels", type=int, default=10, metavar="N", help="show the N kernels that take longest (default: 10)")
+    estimate.add_argument("--json", type=Path, help="write everything here too")
     add("info", _info, "say what a saved Program is: chip, signature, memory, instructions", "a .tpx file")
     show = add("disassemble", _disassemble, "print a saved Program as text", "a .tpx file")
     show.add_argument("-o", "--output", type=Path, help="write the text here instead")
@@ -63,12 +80,19 @@ def _run(args: argparse.Namespace) -> None:
     began = time.perf_counter()
     outputs = executable.run(_read_arrays(args.inputs, ports))
     print(f"ran {args.file} in {time.perf_counter() - began:.3f} s of host time", file=sys.stderr)
+    print(executable.time().summary(), file=sys.stderr)
     if args.outputs is not None:
         with args.outputs.open("wb") as out:
             np.savez(out, **_savable(outputs))  # type: ignore[arg-type]
         return
     for name, value in outputs.items():
         print(f"{name}: {value.dtype.name}{list(value.shape)}\n{value}")
+
+
+def _estimate(args: argparse.Namespace) -> None:
+    from tpuflow.api.commands import run_estimate  # compiling needs the frontend, which running a saved Program does not
+
+    run_estimate(args.file, args.batch, args.chip, args.policy, args.sink_size, args.kernels, args.json)
 
 
 def _read_arrays(path: Path | None, ports: Sequence[Port]) -> dict[str, np.ndarray]:

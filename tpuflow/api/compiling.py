@@ -17,7 +17,9 @@ from tpuflow import amp
 from tpuflow.api.device_call import device_call
 from tpuflow.api.staging import DeviceFunction, Lowered, Target, as_array
 from tpuflow.chips import Chip, get_chip
+from tpuflow.compiler import compile_jaxpr
 from tpuflow.errors import ConfigError
+from tpuflow.isa.program import Program
 from tpuflow.lower.frontend.jax_compat import ClosedJaxpr
 
 BACKEND = "tpusim"
@@ -126,6 +128,11 @@ class JitFunction:
         key, _ = self._key(args, kwargs)
         traced = self._trace(key)
         return Lowered(traced.jaxpr, key[0], traced.out_tree, lambda: self._compile(key)[0])
+
+    def program(self, *args: Any, **kwargs: Any) -> Program:
+        """The Program for the given arguments (arrays or `jax.ShapeDtypeStruct`s), not loaded on a device."""
+        traced = self._trace(self._key(args, kwargs)[0])
+        return compile_jaxpr(traced.jaxpr, name=self._name, chip=self._target.chip, donated=traced.donated, input_names=traced.names)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes and types of the result."""

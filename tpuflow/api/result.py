@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tpuflow.device.timing.program import sink_time
+from tpuflow.device.timing.result import seconds_text
 from tpuflow.errors import ConfigError
 
 
@@ -169,9 +171,22 @@ def _report_lines(result: TrainResult) -> list[str]:
         lines.append(f"warning: {len(result.nan_steps)} steps had a loss that is not a finite number, the first was step {first + 1}")
     if result.interrupted:
         lines.append(f"interrupted by Ctrl-C after {result.steps} steps; what was trained until then is kept")
+    if result.executables and result.steps:
+        lines.append(_device_line(result))
     total, compiling = result.seconds["total"], result.seconds["compile"]
     lines.append(f"device memory {result.hbm_bytes / 2**20:.1f} MiB; host time {total:.1f} s, of it compiling {compiling:.1f} s")
     return lines
+
+
+def _device_line(result: TrainResult) -> str:
+    """What the training would have taken on the chip: its first step Program, all steps, in so many round trips."""
+    program = result.executables[0].program
+    trips = max(1, result.round_trips)
+    time = sink_time(program, -(-result.steps // trips), trips)
+    return (
+        f"device time {seconds_text(time.seconds)}, {seconds_text(time.device_seconds / trips / -(-result.steps // trips))} a step "
+        f"({time.provenance}); matrix utilisation {time.mfu:.1%}, host {seconds_text(time.launch_picoseconds / 1e12)}"
+    )
 
 
 def _epoch_line(epoch: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpuflow.api.analysis import MemoryAnalysis, cost_analysis, memory_analysis
 from tpuflow.chips import Chip
 from tpuflow.compiler import compile_jaxpr
 from tpuflow.device.runtime import Executable
+from tpuflow.device.timing import ProgramTime
 from tpuflow.isa.disassembler import disassemble
-from tpuflow.isa.matrix import MatmulAccumulate
-from tpuflow.isa.program import Kernel, Program
 from tpuflow.lower.frontend.jax_compat import KEY_IMPLEMENTATION, ClosedJaxpr, is_key
 
 CACHED = 512
@@ -32,18 +31,6 @@ class Target:
     chip: Chip
     engine: str = "fast"
     fidelity: str = "native"
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryAnalysis:
-    """HBM bytes of a Program; the fields are named as in jax.stages."""
-
-    argument_size_in_bytes: int
-    output_size_in_bytes: int
-    alias_size_in_bytes: int
-    temp_size_in_bytes: int
-    constant_size_in_bytes: int
-    peak_memory_in_bytes: int
 
 
 class DeviceFunction:
@@ -134,12 +121,19 @@ class Compiled:
         return disassemble(self.executable.program)
 
     def cost_analysis(self) -> dict[str, float]:
-        """ "flops" of the matrix unit and of the vector and scalar units, "bytes accessed" in HBM, "kernels"; loop bodies count once."""
-        return cost_analysis(self.executable.program)
+        """Work ("flops", "matrix flops", "bytes accessed", "kernels") and time ("optimal_seconds", "device_seconds", "modelled_seconds").
+
+        See `tpuflow.api.analysis.cost_analysis`.
+        """
+        return cost_analysis(self.executable.program, self.executable.time())
 
     def memory_analysis(self) -> MemoryAnalysis:
-        """HBM bytes of arguments, results, constants and temporaries."""
+        """HBM bytes of arguments, results, what they share, constants, temporaries and code, and the peak."""
         return memory_analysis(self.executable.program)
+
+    def time(self) -> ProgramTime:
+        """The modelled time of a call, kernel by kernel."""
+        return self.executable.time()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one self-contained .tpx file."""
@@ -167,43 +161,6 @@ class Lowered:
     def out_info(self) -> Any:
         """Shapes and types of the result."""
         return jax.tree.unflatten(self.out_tree, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.jaxpr.out_avals])
-
-
-def cost_analysis(program: Program) -> dict[str, float]:
-    """Work of a Program, every loop body counted once."""
-    matrix = vector = moved = 0
-    for kernel in program.kernels():
-        for section, times in _sections(kernel):
-            for instruction in section:
-                windows = list(instruction.windows())
-                if isinstance(instruction, MatmulAccumulate):
-                    matrix += 2 * times * math.prod(instruction.sizes(lambda tile: tile.shape).values())
-                elif windows:
-                    moved += times * sum(w.tile.elems * w.tile.dtype.bytes for _, w in windows)
-                else:
-                    vector += times * max((t.elems for t in instruction.writes()), default=0)
-    kernels = sum(1 for _ in program.kernels())
-    return {"flops": float(matrix + vector), "matrix flops": float(matrix), "bytes accessed": float(moved), "kernels": float(kernels)}
-
-
-def memory_analysis(program: Program) -> MemoryAnalysis:
-    """How the HBM of a Program is used."""
-    buffers = program.buffers
-    inputs, outputs = {p.buffer for p in program.inputs}, {p.buffer for p in program.outputs}
-    constants = {c.buffer for c in program.constants}
-    peak = max((b.address + b.bytes for b in buffers), default=0)
-
-    def size(indices: set[int]) -> int:
-        return sum(buffers[i].bytes for i in indices)
-
-    named = size(inputs | outputs | constants)
-    return MemoryAnalysis(size(inputs), size(outputs), size(inputs & outputs), max(0, peak - named), size(constants), peak)
-
-
-def _sections(kernel: Kernel) -> list[tuple[Sequence[Any], int]]:
-    points = math.prod(g.size for g in kernel.grid if g.kind == "parallel")
-    steps = math.prod(g.size for g in kernel.grid if g.kind == "sequential")
-    return [(kernel.prologue, points), (kernel.body, points * steps), (kernel.epilogue, points)]
 
 
 def _finisher(aval: Any) -> Callable[[Any], Any] | None:

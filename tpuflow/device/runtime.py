@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tpuflow.device.profile import KernelRow, profile
+from tpuflow.device.timing import ProgramTime, time_program
 from tpuflow.device.verify import verify
 from tpuflow.errors import ConfigError, LaunchError
 from tpuflow.isa import file
@@ -38,6 +39,7 @@ class Executable:
         self.program = file.from_bytes(program) if isinstance(program, bytes) else program
         self.engine_name, self.fidelity = engine, fidelity
         self.round_trips = 0
+        self._times: dict[Any, ProgramTime] = {}
         verify(self.program)
         self._engine = _make_engine(self.program, engine, fidelity)
 
@@ -62,6 +64,13 @@ class Executable:
     def profile(self) -> tuple[KernelRow, ...]:
         """A row for every kernel, with the tier it was translated in (0 before the first launch, and on the reference engine)."""
         return profile(self.program, self.tiers)
+
+    def time(self, trips: Mapping[str, int] | None = None, round_trips: int = 1) -> ProgramTime:
+        """The modelled time of a launch (or of several); see `tpuflow.device.timing.time_program`."""
+        key = (tuple(sorted((trips or {}).items())), round_trips)
+        if key not in self._times:
+            self._times[key] = time_program(self.program, trips, round_trips)
+        return self._times[key]
 
     def compile(self, infeed_items: int = 1) -> None:
         """Translate and compile now for the given number of infeed items (nothing to do on the reference engine)."""

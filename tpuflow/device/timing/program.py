@@ -12,7 +12,7 @@ from tpuflow.device.timing.grid import grid_time, plan_grid
 from tpuflow.device.timing.prices import MOVE, Clock, PricedKernel, picoseconds, price
 from tpuflow.device.timing.result import NOTHING, KernelRow, KernelTime, ProgramTime, Work
 from tpuflow.isa.instruction import QUEUES
-from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Program, Switch, While
+from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
 
 REMEMBERED = 8192
 
@@ -35,6 +35,16 @@ def time_program(program: Program, trips: Mapping[str, int] | None = None, round
         feed_bytes=round_trips * total.feed_bytes,
         assumed=tuple(walk.assumed),
     )
+
+
+def sink_time(program: Program, steps: int, round_trips: int = 1) -> ProgramTime:
+    """The modelled time of a sink's Program over `round_trips` launches of `steps` steps each.
+
+    The sink is the loop whose trip count is an input of the Program.
+    """
+    inputs = {p.buffer for p in program.inputs}
+    places = [place for place, block in walk(program.code) if isinstance(block, Loop) and block.trips in inputs]
+    return time_program(program, dict.fromkeys(places, steps), round_trips)
 
 
 def time_kernel(kernel: Kernel, chip: Chip) -> KernelTime:

@@ -1,0 +1,114 @@
+"""`tpuflow.estimate`: time and memory of a step from shapes alone, from Python and from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import tpuflow
+from models.mlp import MLP
+from tpuflow import cli
+from tpuflow.errors import ConfigError, OutOfMemoryError
+
+IMAGES, LABELS = jax.ShapeDtypeStruct((64, 28, 28), jnp.float32), jax.ShapeDtypeStruct((64,), jnp.int32)
+WEIGHTS = 784 * 512 + 512 * 512 + 512 * 10
+
+
+def layer(x: jax.Array, w: jax.Array) -> jax.Array:
+    """A dense layer."""
+    return jax.nn.relu(x @ w)
+
+
+def matmul_step(batch: int):
+    """What the command line is given."""
+    return layer, jax.ShapeDtypeStruct((batch, 256), jnp.bfloat16), jax.ShapeDtypeStruct((256, 128), jnp.bfloat16)
+
+
+def mlp_step(batch: int):
+    """What the command line is given, for a training step."""
+    return MLP(), jax.ShapeDtypeStruct((batch, 28, 28), jnp.float32), jax.ShapeDtypeStruct((batch,), jnp.int32)
+
+
+def no_step(batch: int):
+    """Not what the command line takes."""
+    return batch
+
+
+def test_a_function_is_estimated_from_shapes():
+    x, w = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((4096, 4096), (4096, 8192)))
+    found = tpuflow.estimate(layer, x, w, chip="tpu-v5e")
+    assert found.time.work.macs == {"bf16": 4096 * 4096 * 8192}
+    assert found.time.roofline_seconds <= found.step_seconds < 4 * found.time.roofline_seconds
+    assert 0.25 < found.time.mfu <= 1
+    assert found.memory.argument_size_in_bytes == 2 * (4096 * 4096 + 4096 * 8192)
+    assert "uncalibrated" in found.report() or "fit" in found.report()
+    assert json.loads(json.dumps(found.as_dict()))["step_seconds"] == found.step_seconds
+
+
+def test_compiled_functions_say_what_they_cost():
+    compiled = tpuflow.jit(layer, chip="tpu-v3").lower(jnp.ones((64, 32)), jnp.ones((32, 16))).compile()
+    costs = compiled.cost_analysis()
+    assert costs["matrix flops"] == 2 * 64 * 32 * 16
+    assert 0 < costs["optimal_seconds"] <= costs["device_seconds"] < costs["modelled_seconds"]
+    assert costs["modelled_seconds"] == compiled.time().seconds
+    assert compiled.memory_analysis().generated_code_size_in_bytes > 0
+    assert "modelled on tpu-v3" in compiled.time().summary()
+
+
+def test_a_training_step_is_the_one_that_train_runs():
+    optimizer = optax.sgd(1e-3)
+    found = tpuflow.estimate_training(MLP(), IMAGES, LABELS, policy="mixed", optimizer=optimizer, sink_size=7)
+    data = (np.zeros((128, 28, 28), np.float32), np.zeros(128, np.int32))
+    result = tpuflow.train(MLP(), data, policy="mixed", optimizer=optimizer, batch_size=64, progress=False)
+    (executable,) = result.executables
+    assert executable.program.strip() == found.program.strip()
+    assert found.steps == 7 and found.time.work.macs["f16"] == 7 * 64 * (2 * WEIGHTS + WEIGHTS - 784 * 512)
+    assert "device time" in result.report() and "modelled on generic" in result.report()
+
+
+def test_a_longer_sink_hides_the_host():
+    seconds = [tpuflow.estimate_training(MLP(), IMAGES, LABELS, chip="tpu-v3", sink_size=n).step_seconds for n in (0, 1, 10, 100)]
+    assert seconds[0] == seconds[1] > seconds[2] > seconds[3]
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_made():
+    big = jax.ShapeDtypeStruct((2**17, 2**16), jnp.float32)  # 32 GiB
+    with pytest.raises(OutOfMemoryError, match=r"more than the .* of chip 'tpu-v5e'"):
+        tpuflow.estimate(lambda a: a + 1, big, chip="tpu-v5e")
+
+
+def test_the_command_line_prints_and_writes_an_estimate(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    out = tmp_path / "estimate.json"
+    assert cli.main(["estimate", "tests.test_estimating:matmul_step", "--batch", "256", "--chip", "tpu-v3", "--json", str(out)]) == 0
+    assert "layer on tpu-v3" in capsys.readouterr().out
+    assert json.loads(out.read_text())["matrix flops"] == 2 * 256 * 256 * 128
+    assert cli.main(["estimate", "tests.test_estimating:mlp_step", "--policy", "mixed", "--sink-size", "10"]) == 0
+    assert "10 steps a round trip" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tests.test_estimating"], "expected module:function"),
+        (["tests.no_such_module:step"], "No module named 'tests.no_such_module'"),
+        (["tests.test_estimating:absent"], "has no function 'absent'"),
+        (["tests.test_estimating:no_step"], "expected (function, *shapes)"),
+        (["tests.test_estimating:matmul_step", "--batch", "0"], "at least 1"),
+        (["tests.test_estimating:matmul_step", "--chip", "tpu-v33"], "Did you mean 'tpu-v3'"),
+        (["tests.test_estimating:mlp_step", "--sink-size", "-1"], "needs a number of steps"),
+    ],
+)
+def test_a_bad_command_line_is_explained(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["estimate", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_negative_sink_is_refused():
+    with pytest.raises(ConfigError, match="sink_size"):
+        tpuflow.estimate_training(MLP(), IMAGES, LABELS, sink_size=-1)

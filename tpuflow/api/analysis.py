@@ -1,0 +1,63 @@
+"""What a Program costs, in the words of jax.stages: `cost_analysis` and `memory_analysis`, both from its instructions and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tpuflow.device.timing import time_program
+from tpuflow.device.timing.result import ProgramTime
+from tpuflow.isa.file import to_bytes
+from tpuflow.isa.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAnalysis:
+    """HBM bytes of a Program; the fields are named as in jax.stages."""
+
+    argument_size_in_bytes: int
+    output_size_in_bytes: int
+    alias_size_in_bytes: int
+    temp_size_in_bytes: int
+    constant_size_in_bytes: int
+    generated_code_size_in_bytes: int
+    peak_memory_in_bytes: int
+
+
+def cost_analysis(program: Program, time: ProgramTime | None = None) -> dict[str, float]:
+    """Work and modelled time of a launch; loops whose trips are not constants count once.
+
+    "flops" (of all units) and "matrix flops", "bytes accessed" in HBM, "kernels"; "optimal_seconds" is the roofline (no chip with these
+    peaks does it faster), "modelled_seconds" what the timing engine finds, of which "device_seconds" without host and infeed.
+    """
+    time = time or time_program(program)
+    return {
+        "flops": float(time.work.flops),
+        "matrix flops": float(2 * sum(time.work.macs.values())),
+        "bytes accessed": float(time.work.hbm_bytes),
+        "kernels": float(sum(row.count for row in time.kernels)),
+        "optimal_seconds": time.roofline_seconds,
+        "device_seconds": time.device_seconds,
+        "modelled_seconds": time.seconds,
+    }
+
+
+def memory_analysis(program: Program) -> MemoryAnalysis:
+    """How the HBM of a Program is used."""
+    buffers = program.buffers
+    inputs, outputs = {p.buffer for p in program.inputs}, {p.buffer for p in program.outputs}
+    constants = {c.buffer for c in program.constants}
+    peak = max((b.address + b.bytes for b in buffers), default=0)
+
+    def size(indices: Iterable[int]) -> int:
+        return sum(buffers[i].bytes for i in indices)
+
+    return MemoryAnalysis(
+        argument_size_in_bytes=size(inputs),
+        output_size_in_bytes=size(outputs),
+        alias_size_in_bytes=size(inputs & outputs),
+        temp_size_in_bytes=max(0, peak - size(inputs | outputs | constants)),
+        constant_size_in_bytes=size(constants),
+        generated_code_size_in_bytes=len(to_bytes(program.strip())) - sum(len(c.data) for c in program.constants),
+        peak_memory_in_bytes=peak,
+    )

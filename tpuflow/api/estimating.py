@@ -1,0 +1,169 @@
+"""`tpuflow.estimate`: what a step would cost on a chip, in time and memory, from shapes alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import optax
+
+from tpuflow import amp
+from tpuflow.api.analysis import MemoryAnalysis, cost_analysis, memory_analysis
+from tpuflow.api.compiling import jit
+from tpuflow.api.flattening import leaf_names
+from tpuflow.api.losses import get_loss
+from tpuflow.api.modelling import get_model
+from tpuflow.api.stepping import Recipe, TrainState
+from tpuflow.chips import Chip, get_chip
+from tpuflow.compiler import compile_sink
+from tpuflow.device.timing import ProgramTime, time_program
+from tpuflow.device.timing.program import sink_time
+from tpuflow.device.timing.result import seconds_text
+from tpuflow.errors import ConfigError
+from tpuflow.isa.program import Program
+
+SINK_STEPS = 100  # steps a round trip that an estimate counts on, if nothing else is said
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The modelled cost of `steps` runs of a function in one host round trip; no value was ever computed."""
+
+    name: str
+    chip: Chip
+    policy: str
+    steps: int
+    time: ProgramTime
+    memory: MemoryAnalysis
+    program: Program = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def step_seconds(self) -> float:
+        """Time of one step, with its share of the host's round trip."""
+        return self.time.seconds / self.steps
+
+    @property
+    def fits(self) -> bool:
+        """Whether the chip's HBM holds it (compiling refuses what does not fit)."""
+        return self.memory.peak_memory_in_bytes <= self.chip.available_hbm_bytes
+
+    def report(self, kernels: int = 0) -> str:
+        """A few lines of text, and the kernels that take longest if a number is given."""
+        peak = self.memory.peak_memory_in_bytes
+        lines = [
+            f"{self.name} on {self.chip.name}{f' in {self.policy}' if self.policy else ''}: {seconds_text(self.step_seconds)} a step, "
+            f"{self.steps} steps a round trip",
+            self.time.summary(),
+            f"memory {peak / 2**20:.1f} MiB of {self.chip.available_hbm_bytes / 2**20:.0f}: arguments "
+            f"{self.memory.argument_size_in_bytes / 2**20:.1f}, temporaries {self.memory.temp_size_in_bytes / 2**20:.1f}, constants "
+            f"{self.memory.constant_size_in_bytes / 2**20:.1f}",
+        ]
+        return "\n".join([*lines, self.time.table(kernels)] if kernels else lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        return {
+            "name": self.name,
+            "chip": self.chip.name,
+            "fit": self.chip.fit,
+            "policy": self.policy,
+            "steps": self.steps,
+            "step_seconds": self.step_seconds,
+            "mfu": self.time.mfu,
+            "overlap": self.time.overlap,
+            "intensity": self.time.intensity,
+            "host_seconds": self.time.launch_picoseconds / 1e12,
+            "feed_seconds": self.time.feed_picoseconds / 1e12,
+            "busy_seconds": self.time.busy_seconds,
+            "bound_seconds": self.time.by_bound(),
+            "assumed": list(self.time.assumed),
+            **cost_analysis(self.program, self.time),
+            **dataclasses.asdict(self.memory),
+        }
+
+
+def estimate(
+    fun: Callable[..., Any],
+    *args: Any,
+    chip: str | Chip = "generic",
+    policy: str | amp.Policy | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    **kwargs: Any,
+) -> Estimate:
+    """The modelled time and memory of one call of `fun` on a chip, from the shapes of its arguments.
+
+    args, kwargs: arrays or `jax.ShapeDtypeStruct`s (trees of them). The other options are those of `tpuflow.jit`. Nothing is run and no
+    array is made.
+
+    Raises:
+      UnsupportedPrimitiveError, OutOfMemoryError, ConfigError: as compiling does.
+    """
+    row = get_chip(chip)
+    function = jit(fun, chip=row, policy=policy, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    program = function.program(*args, **kwargs)
+    name = getattr(fun, "__name__", type(fun).__name__)
+    return Estimate(name, row, _policy_name(policy), 1, time_program(program), memory_analysis(program), program)
+
+
+def estimate_training(
+    model: Any,
+    inputs: jax.ShapeDtypeStruct,
+    labels: jax.ShapeDtypeStruct,
+    *,
+    chip: str | Chip = "generic",
+    policy: str | amp.Policy = "fp32",
+    optimizer: optax.GradientTransformation | None = None,
+    loss: Any = None,
+    sink_size: int = SINK_STEPS,
+) -> Estimate:
+    """The modelled time and memory of the training step that `tpuflow.train` would run, sunk `sink_size` steps at a time.
+
+    inputs, labels: one batch's shapes and types. sink_size: steps a round trip; 0 counts as 1.
+
+    Raises:
+      UnsupportedPrimitiveError, OutOfMemoryError, ConfigError: as `tpuflow.train` does.
+    """
+    if sink_size < 0:
+        raise ConfigError(f"sink_size: an estimate needs a number of steps a round trip, got {sink_size}.")
+    row, steps = get_chip(chip), max(1, sink_size)
+    recipe = training_recipe(model, labels, amp.get_policy(policy), optimizer, loss)
+    program = training_program(recipe, inputs, labels, row)
+    return Estimate(recipe.model.name, row, recipe.policy.name, steps, sink_time(program, steps), memory_analysis(program), program)
+
+
+def training_recipe(model: Any, labels: Any, policy: amp.Policy, optimizer: Any, loss: Any) -> Recipe:
+    """The step that `tpuflow.train` would make of these."""
+    chosen = amp.with_loss_scale(optax.adam(1e-3) if optimizer is None else optimizer, policy.loss_scale)
+    return Recipe(get_model(model), policy, get_loss(loss, labels)[0], chosen)
+
+
+def training_program(recipe: Recipe, inputs: Any, labels: Any, chip: Chip) -> Program:
+    """The sink of a training step, compiled from shapes."""
+    state = jax.eval_shape(lambda x: _state(recipe, x), inputs)
+    closed, shapes = jax.make_jaxpr(recipe.train_step, return_shape=True)(state, (inputs, labels))
+    names = leaf_names(state)
+    return compile_sink(
+        closed,
+        carries=len(names),
+        chip=chip,
+        name="train_step",
+        carry_names=names,
+        infeed_names=("inputs", "labels"),
+        outfeed_names=leaf_names(shapes[1]),
+    )
+
+
+def _state(recipe: Recipe, inputs: Any) -> TrainState:
+    key = jax.random.key(0)
+    params, carried = recipe.model.init(key, inputs)
+    params = recipe.policy.cast_params(params)
+    spec = jax.ShapeDtypeStruct(inputs.shape, inputs.dtype)
+    return TrainState(params, carried, recipe.optimizer.init(params), key if recipe.model.needs_key(params, carried, spec) else None)
+
+
+def _policy_name(policy: str | amp.Policy | None) -> str:
+    return policy.name if isinstance(policy, amp.Policy) else policy or ""
