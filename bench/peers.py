@@ -67,7 +67,7 @@ def jax_scan(policy: str, train: Arrays, test: Arrays, params: Any) -> tuple[flo
         state, last = step(state, rest)
         jax.block_until_ready((figures.loss, last.loss))
         seconds += time.perf_counter() - start
-        hits = sum(int(np.sum(evaluate(state, b).hits)) for b in (test_full, test_rest))
+        hits = sum(int(np.sum(evaluate(state, b)["accuracy"][0])) for b in (test_full, test_rest))
     return seconds, 100.0 * hits / len(test[0])
 
 
@@ -91,7 +91,7 @@ def jax_steps(policy: str, train: Arrays, test: Arrays, params: Any) -> tuple[fl
                 float(figures.loss)
         jax.block_until_ready(state)
         seconds += time.perf_counter() - start
-        hits = sum(int(evaluate(state, b).hits) for b in pieces(test))
+        hits = sum(int(evaluate(state, b)["accuracy"][0]) for b in pieces(test))
     return seconds, 100.0 * hits / len(test[0])
 
 

@@ -230,7 +230,7 @@ FAULTS = {
     "unknown_tile": ("b1 %t0 []", "b1 @%t7 []", "found '%t7', expected a tile of this kernel"),
     "unknown_window": ("load.load %w1", "load.load @%w9", "found '%w9', expected a window of this kernel"),
     "tile_for_window": ("load.load %w1", "load.load @%t2", "found '%t2', expected a window of this kernel"),
-    "mnemonic": ("vector.binary", "vector.@binray", "found 'binray', expected a mnemonic (did you mean 'binary'?)"),
+    "mnemonic": ("vector.binary", "vector.@binray", "found 'binray', expected a mnemonic. Did you mean 'binary'?"),
     "sub_operation": ("binary add", "binary @plus", "found 'plus', expected one of add, sub, mul"),
     "queue": ("vector.binary", "@matrix.binary", "found 'matrix.binary', expected vector.binary for these operands"),
     "no_queue": ("vector.binary", "@gpu.binary", "found 'gpu.binary', expected one of scalar, matrix"),

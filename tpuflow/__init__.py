@@ -9,11 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tpuflow.amp import Policy, autocast
+    from tpuflow.amp import LossScale, Policy, autocast
     from tpuflow.api.callbacks import Callback, LossMonitor, Run, TimeMonitor
     from tpuflow.api.compiling import jit
     from tpuflow.api.estimating import Estimate, estimate, estimate_training
-    from tpuflow.api.losses import LOSSES
+    from tpuflow.api.losses import LOSSES, cross_entropy
+    from tpuflow.api.metrics import METRICS, Metric
     from tpuflow.api.result import TrainResult
     from tpuflow.api.training import train
     from tpuflow.chips import CHIPS, Chip, get_chip
@@ -29,11 +30,15 @@ _HOMES = {
     "Executable": "tpuflow.device.runtime",
     "LOSSES": "tpuflow.api.losses",
     "LossMonitor": "tpuflow.api.callbacks",
+    "LossScale": "tpuflow.amp",
+    "METRICS": "tpuflow.api.metrics",
+    "Metric": "tpuflow.api.metrics",
     "Policy": "tpuflow.amp",
     "Run": "tpuflow.api.callbacks",
     "TimeMonitor": "tpuflow.api.callbacks",
     "TrainResult": "tpuflow.api.result",
     "autocast": "tpuflow.amp",
+    "cross_entropy": "tpuflow.api.losses",
     "estimate": "tpuflow.api.estimating",
     "estimate_training": "tpuflow.api.estimating",
     "get_chip": "tpuflow.chips",
@@ -44,16 +49,20 @@ _HOMES = {
 __all__ = [
     "CHIPS",
     "LOSSES",
+    "METRICS",
     "Callback",
     "Chip",
     "Estimate",
     "Executable",
     "LossMonitor",
+    "LossScale",
+    "Metric",
     "Policy",
     "Run",
     "TimeMonitor",
     "TrainResult",
     "autocast",
+    "cross_entropy",
     "estimate",
     "estimate_training",
     "get_chip",

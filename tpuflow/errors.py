@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class TpuflowError(Exception):
     """Root of all tpuflow errors; its message says where, what was found, what was expected and what to do."""
@@ -53,3 +56,16 @@ class DataError(TpuflowError, ValueError):
 
 class WeightsError(TpuflowError, ValueError):
     """A file of weights is damaged, or its tensors do not fit the model's parameters."""
+
+
+def did_you_mean(value: object, known: Iterable[str]) -> str:
+    """" Did you mean 'x'?" with the known name nearest to a wrong one, or nothing if none is near."""
+    close = difflib.get_close_matches(str(value), list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def unknown(what: str, value: object, known: Iterable[str], instead: str = "") -> ConfigError:
+    """The error for a name that is not in a table: what was given, what there is, and what else may be given `instead`."""
+    names = list(known)
+    also = f"; or pass {instead}" if instead else ""
+    return ConfigError(f"unknown {what} {value!r}.{did_you_mean(value, names)} Choose one of: {', '.join(names)}{also}.")

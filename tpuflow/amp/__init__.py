@@ -1,7 +1,19 @@
 """Precision: policies, automatic casts, loss scaling. Works with plain jax.jit as well."""
 
+from tpuflow.amp.accumulating import AccumulationState, accumulate
 from tpuflow.amp.autocast import autocast
-from tpuflow.amp.policy import POLICIES, LossScale, Policy, cast_floats, get_policy, is_float
+from tpuflow.amp.policy import (
+    LOSS_SCALES,
+    MINDSPORE_DYNAMIC,
+    POLICIES,
+    TORCH_DYNAMIC,
+    LossScale,
+    Policy,
+    cast_floats,
+    get_loss_scale,
+    get_policy,
+    is_float,
+)
 from tpuflow.amp.scaling import (
     LossScaleState,
     all_finite,
@@ -13,15 +25,21 @@ from tpuflow.amp.scaling import (
 )
 
 __all__ = [
+    "LOSS_SCALES",
+    "MINDSPORE_DYNAMIC",
     "POLICIES",
+    "TORCH_DYNAMIC",
+    "AccumulationState",
     "LossScale",
     "LossScaleState",
     "Policy",
+    "accumulate",
     "all_finite",
     "autocast",
     "cast_floats",
     "dynamic_loss_scale",
     "find_state",
+    "get_loss_scale",
     "get_policy",
     "is_float",
     "scale_loss",

@@ -31,11 +31,15 @@ source_info.register_exclusion(__file__)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def autocast(fn: F, policy: str | Policy) -> F:
+def autocast(fn: F, policy: str | Policy, keep: tuple[Any, ...] = ()) -> F:
     """`fn` with the precision of `policy`: "list" policies cast by operation, "all" policies cast every floating argument.
 
     Arguments that are not arrays (flags, strings, Python numbers) are static. Arrays that `fn` closes over are used as they are, so
     under an "all" policy parameters should be arguments.
+
+    keep: for the first positional arguments, trees of booleans (or prefixes of them): arrays that an "all" policy leaves in the type
+      they have, such as the parameters of layers that are computed in fp32. A function does not show which of its operations
+      normalise a batch: `fn` must cast what goes in and out of such a layer itself (`tpuflow.train` sees to both).
 
     Raises:
       ConfigError: no policy has that name.
@@ -47,6 +51,7 @@ def autocast(fn: F, policy: str | Policy) -> F:
     @functools.wraps(fn)
     def cast_fn(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
+        kept = jax.tree.leaves(jax.tree.broadcast(((*keep, *[False] * (len(args) - len(keep))), False), (args, kwargs)))
         dynamic = [hasattr(leaf, "dtype") for leaf in leaves]
 
         def flat_fn(arrays: list[Any]) -> Any:
@@ -55,14 +60,15 @@ def autocast(fn: F, policy: str | Policy) -> F:
             own_args, own_kwargs = jax.tree.unflatten(tree, full)
             return fn(*own_args, **own_kwargs)
 
-        return _call(flat_fn, [leaf for d, leaf in zip(dynamic, leaves, strict=True) if d], row)
+        arrays = [(leaf, k) for d, leaf, k in zip(dynamic, leaves, kept, strict=True) if d]
+        return _call(flat_fn, [leaf for leaf, _ in arrays], [k for _, k in arrays], row)
 
     return cast_fn  # type: ignore[return-value]
 
 
-def _call(flat_fn: Callable[[list[Any]], Any], arrays: list[Any], policy: Policy) -> Any:
+def _call(flat_fn: Callable[[list[Any]], Any], arrays: list[Any], kept: list[bool], policy: Policy) -> Any:
     """Trace `flat_fn` on `arrays` (cast, if the policy computes everything in one type) and walk its jaxpr with the policy's rules."""
-    cast_arrays = policy.cast_inputs(arrays)
+    cast_arrays = [a if k else policy.cast_inputs(a) for a, k in zip(arrays, kept, strict=True)]
     closed, shapes = jax.make_jaxpr(flat_fn, return_shape=True)(cast_arrays)
     if policy.casts == "all":
         shapes = jax.eval_shape(flat_fn, arrays)

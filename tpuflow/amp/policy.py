@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from tpuflow.errors import ConfigError
+from tpuflow.errors import ConfigError, unknown
 
 CASTS = ("none", "all", "list")
 FLOAT_TYPES = ("float32", "float16", "bfloat16")
@@ -26,8 +26,10 @@ class LossScale:
     """How the loss is scaled before the backward pass.
 
     "none" does nothing; "static" multiplies by `initial` always; "dynamic" multiplies the scale by `growth_factor` after every
-    `growth_interval` steps without overflow and by `backoff_factor` after a step with overflow, which is skipped.
-    The defaults are those of PyTorch's GradScaler.
+    `growth_interval` updates without overflow and by `backoff_factor` after one with overflow, but never below `smallest`.
+    An update with overflow is skipped unless `drop_overflow_update` is false, which a dynamic scale does not allow.
+    The defaults are those of PyTorch's GradScaler. MindSpore's DynamicLossScaleManager is `MINDSPORE_DYNAMIC`, its
+    FixedLossScaleManager(1024, flag) is LossScale("static", 1024, drop_overflow_update=flag).
     """
 
     kind: str = "none"
@@ -35,11 +37,15 @@ class LossScale:
     growth_factor: float = 2.0
     backoff_factor: float = 0.5
     growth_interval: int = 2000
+    smallest: float = 0.0
+    drop_overflow_update: bool = True
 
     def __post_init__(self) -> None:
         _one_of("kind of loss scale", self.kind, SCALE_KINDS)
-        if not self.initial > 0.0:
-            raise ConfigError(f"loss scale: initial must be positive, got {self.initial!r}.")
+        if not 0.0 < self.initial < float("inf"):
+            raise ConfigError(f"loss scale: initial must be positive and finite, got {self.initial!r}.")
+        if self.kind == "dynamic" and not self.drop_overflow_update:
+            raise ConfigError("loss scale: a dynamic one backs off by skipping updates, so drop_overflow_update cannot be false.")
         if self.growth_interval < 1:
             raise ConfigError(f"loss scale: growth_interval must be at least 1, got {self.growth_interval!r}.")
 
@@ -50,8 +56,8 @@ class Policy:
 
     `casts` says how `autocast` chooses types: "none" keeps the function as it is; "all" computes everything in the type of the
     arguments (as PyTorch's `model.half()`), accumulating in fp32; "list" chooses by operation (as PyTorch's `autocast`).
-    `norm_dtype` is the type of normalisation statistics, `loss_dtype` the type the loss is rounded to before it is scaled,
-    differentiated and printed.
+    `norm_dtype` is the type that batch normalisation takes its inputs and parameters in: fp32 or, under "all", the compute type.
+    `loss_dtype` is the type the loss is rounded to before it is scaled, differentiated and printed.
     """
 
     name: str
@@ -67,6 +73,11 @@ class Policy:
         _one_of("casts", self.casts, CASTS)
         for dtype in (self.param_dtype, self.compute_dtype, self.norm_dtype, self.loss_dtype):
             _one_of(f"policy {self.name!r}: element type", dtype, FLOAT_TYPES)
+        if self.norm_dtype not in ("float32", self.compute_dtype if self.casts == "all" else "float32"):
+            raise ConfigError(
+                f"policy {self.name!r}: batch normalisation cannot be kept in {self.norm_dtype}: with casts={self.casts!r} and "
+                f'compute_dtype={self.compute_dtype!r} its type is float32{f" or {self.compute_dtype}" * (self.casts == "all")}.'
+            )
         if not isinstance(self.loss_scale, LossScale):
             raise ConfigError(f"policy {self.name!r}: loss_scale must be a tpuflow.amp.LossScale, got {self.loss_scale!r}.")
 
@@ -75,13 +86,52 @@ class Policy:
         """The type of matrix operands (and of all arithmetic if `casts` is "all")."""
         return jnp.dtype(self.compute_dtype)
 
-    def cast_params(self, tree: Any) -> Any:
-        """The tree with every floating array in the type that parameters are stored in; other leaves are kept."""
-        return cast_floats(tree, self.param_dtype)
+    @property
+    def keeps_norms(self) -> bool:
+        """Whether batch normalisation has another type than the layers around it, so that they must be told apart."""
+        return self.casts == "all" and self.norm_dtype != self.compute_dtype
+
+    @property
+    def keeps_statistics(self) -> bool:
+        """Whether what a model carries from step to step (running statistics) is read in fp32: with fp32 parameters or norms."""
+        return "float32" in (self.param_dtype, self.norm_dtype)
+
+    def around_norm(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call of a batch-normalisation layer with inputs in its own type and results in the compute type."""
+
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = cast_floats((args, kwargs), self.norm_dtype)
+            return cast_floats(call(*args, **kwargs), self.compute_dtype)
+
+        return bounded
+
+    def cast_params(self, tree: Any, norms: Any = False) -> Any:
+        """The tree with every floating array in the type that parameters are stored in; other leaves are kept.
+
+        norms: a tree of booleans (or a prefix of one) that tells the parameters of batch normalisation, whose type is at least
+          `norm_dtype`.
+        """
+        norm_storage = jnp.promote_types(self.param_dtype, self.norm_dtype)
+        told = jax.tree.broadcast(norms, tree)
+        return jax.tree.map(lambda leaf, norm: cast_floats(leaf, norm_storage if norm else self.param_dtype), tree, told)
 
     def cast_inputs(self, tree: Any) -> Any:
         """The tree with every floating array in the compute type if the policy computes everything in it; else as it is."""
         return cast_floats(tree, self.compute_dtype) if self.casts == "all" else tree
+
+    def adjusted(self, keep_batchnorm_fp32: bool | None = None, loss_scale: LossScale | float | str | None = None) -> Policy:
+        """The row with what is given replaced; None keeps what the row says.
+
+        keep_batchnorm_fp32: batch normalisation in fp32 (True) or in the compute type (False).
+        loss_scale: a number (static), "dynamic" (PyTorch's), "none", or a `LossScale`.
+
+        Raises:
+          ConfigError: the row does not allow it, or it is no loss scale.
+        """
+        row = self
+        if keep_batchnorm_fp32 is not None:
+            row = replace(row, norm_dtype="float32" if keep_batchnorm_fp32 else row.compute_dtype)
+        return row if loss_scale is None else replace(row, loss_scale=get_loss_scale(loss_scale))
 
 
 def cast_floats(tree: Any, dtype: Any) -> Any:
@@ -94,7 +144,14 @@ def is_float(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
-_DYNAMIC = LossScale("dynamic", initial=2.0**16)
+TORCH_DYNAMIC = LossScale("dynamic", initial=2.0**16)
+"""PyTorch's GradScaler."""
+
+MINDSPORE_DYNAMIC = LossScale("dynamic", initial=2.0**24, smallest=1.0)
+"""MindSpore's DynamicLossScaleManager(init_loss_scale=2**24, scale_factor=2, scale_window=2000)."""
+
+LOSS_SCALES = {"none": LossScale(), "dynamic": TORCH_DYNAMIC}
+"""The loss scales that have a name."""
 
 POLICIES = {
     row.name: row
@@ -102,7 +159,9 @@ POLICIES = {
         Policy("fp32", documented_by="torch-tpu, MindSpore"),
         Policy("O0", documented_by="MindSpore's name of fp32"),
         Policy("fp16", "float16", "float16", "float16", "float16", "all", documented_by="torch-tpu model.half()"),
-        Policy("mixed", "float32", "float16", "float32", "float16", "list", _DYNAMIC, "torch-tpu autocast and GradScaler"),
+        Policy("mixed", "float32", "float16", "float32", "float16", "list", TORCH_DYNAMIC, "torch-tpu autocast and GradScaler"),
+        Policy("O2", "float32", "float16", "float32", "float32", "all", MINDSPORE_DYNAMIC, "MindSpore"),
+        Policy("O3", "float32", "float16", "float16", "float32", "all", LossScale("static", initial=1024.0), "MindSpore"),
         Policy("bf16", "bfloat16", "bfloat16", "bfloat16", "float32", "all", documented_by="TPU practice"),
         Policy("mixed_bf16", "float32", "bfloat16", "float32", "float32", "list", documented_by="TPU practice"),
     )
@@ -119,6 +178,19 @@ def get_policy(policy: str | Policy) -> Policy:
         return policy
     if policy in POLICIES:
         return POLICIES[policy]
-    close = difflib.get_close_matches(str(policy), POLICIES, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ConfigError(f"unknown policy {policy!r}.{hint} Known policies: {', '.join(POLICIES)}; or pass a tpuflow.amp.Policy of your own.")
+    raise unknown("policy", policy, POLICIES, "a tpuflow.amp.Policy of your own")
+
+
+def get_loss_scale(scale: LossScale | float | str) -> LossScale:
+    """A loss scale by its name, by its static value, or as it is.
+
+    Raises:
+      ConfigError: it is none of them.
+    """
+    if isinstance(scale, LossScale):
+        return scale
+    if isinstance(scale, (int, float)) and not isinstance(scale, bool):
+        return LossScale("static", initial=float(scale))
+    if scale in LOSS_SCALES:
+        return LOSS_SCALES[scale]
+    raise unknown("loss scale", scale, LOSS_SCALES, "a number (static) or a tpuflow.amp.LossScale")

@@ -5,7 +5,7 @@
     updates, opt_state = optimizer.update(grads, opt_state, params)
 
 `update` unscales the gradients in fp32, tests once whether all are finite, and hands them to the inner optimizer; a step that
-overflowed changes neither parameters nor the inner state. Put clipping and accumulation inside: they see unscaled gradients.
+overflowed changes neither parameters nor the inner state. Put clipping and weight decay inside: they see unscaled fp32 gradients.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tpuflow.amp.policy import LossScale, is_float
+from tpuflow.amp.policy import LossScale, cast_floats, is_float
 
 
 class LossScaleState(NamedTuple):
-    """State of a scaled optimizer: the scale in force, good steps since it last changed, steps skipped so far, the inner state."""
+    """State of a scaled optimizer: the scale in force, good updates since it last changed, updates skipped so far, the inner state."""
 
     scale: jax.Array
     good_steps: jax.Array
@@ -37,21 +37,26 @@ def with_loss_scale(inner: optax.GradientTransformation, config: LossScale) -> o
 
     def init(params: Any) -> LossScaleState:
         zero = jnp.zeros((), jnp.int32)
-        return LossScaleState(jnp.float32(config.initial), zero, zero, jnp.ones((), jnp.bool_), inner.init(params))
+        # The inner optimizer gets fp32 gradients, so its state is made for fp32 parameters.
+        inner_state = inner.init(cast_floats(params, jnp.float32))
+        return LossScaleState(jnp.float32(config.initial), zero, zero, jnp.ones((), jnp.bool_), inner_state)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, LossScaleState]:
         grads = unscale(updates, state.scale)
         finite = all_finite(grads)
         changes, inner_state = inner.update(grads, state.inner, params, **extra)
-        changes, inner_state = _keep_if(finite, (changes, inner_state), (_no_change(changes), state.inner))
+        if config.drop_overflow_update:
+            changes, inner_state = _keep_if(finite, (changes, inner_state), (no_change(changes), state.inner))
         return changes, _next_state(state, finite, inner_state, config)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def static_loss_scale(inner: optax.GradientTransformation, scale: float) -> optax.GradientTransformationExtraArgs:
-    """`inner` with a constant loss scale; steps that overflow are skipped."""
-    return with_loss_scale(inner, LossScale("static", initial=scale))
+def static_loss_scale(
+    inner: optax.GradientTransformation, scale: float, *, drop_overflow_update: bool = True
+) -> optax.GradientTransformationExtraArgs:
+    """`inner` with a constant loss scale; steps that overflow are skipped, unless they are not to be dropped."""
+    return with_loss_scale(inner, LossScale("static", initial=scale, drop_overflow_update=drop_overflow_update))
 
 
 def dynamic_loss_scale(
@@ -91,15 +96,18 @@ def all_finite(tree: Any) -> jax.Array:
 
 
 def _next_state(state: LossScaleState, finite: jax.Array, inner: Any, config: LossScale) -> LossScaleState:
-    """Grow after `growth_interval` good steps (but never to infinity), back off after a bad one."""
-    skipped = state.skipped + (1 - finite.astype(jnp.int32))
+    """Grow after `growth_interval` good updates (but never to infinity), back off after a bad one (but never below `smallest`)."""
+    skipped = state.skipped + (1 - finite.astype(jnp.int32)) if config.drop_overflow_update else state.skipped
     good = state.good_steps + 1
     if config.kind == "static":
         return LossScaleState(state.scale, jnp.where(finite, good, 0), skipped, finite, inner)
     grow = jnp.logical_and(finite, good >= config.growth_interval)
     grown = state.scale * config.growth_factor
     grown = jnp.where(jnp.isfinite(grown), grown, state.scale)
-    scale = jnp.where(finite, jnp.where(grow, grown, state.scale), state.scale * config.backoff_factor)
+    backed_off = state.scale * config.backoff_factor
+    if config.smallest > 0.0:
+        backed_off = jnp.maximum(backed_off, config.smallest)
+    scale = jnp.where(finite, jnp.where(grow, grown, state.scale), backed_off)
     good = jnp.where(jnp.logical_and(finite, jnp.logical_not(grow)), good, 0)
     return LossScaleState(scale, good, skipped, finite, inner)
 
@@ -108,6 +116,6 @@ def _keep_if(finite: jax.Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
 
 
-def _no_change(updates: Any) -> Any:
+def no_change(updates: Any) -> Any:
     """Updates that leave every parameter as it is: -0.0, since adding +0.0 would turn a parameter of -0.0 into +0.0."""
     return jax.tree.map(lambda u: jnp.full_like(u, -0.0), updates)

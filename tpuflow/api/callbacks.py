@@ -14,8 +14,8 @@ class Run:
     """What callbacks see of a running training.
 
     Step numbers count from 0 over the whole training, epochs from 0. `loss`, `loss_scale` and `skipped` are those of the step that
-    `on_step_end` reports; `losses` those of the last sink. `metrics` is filled before `on_epoch_end` ("accuracy" in percent and
-    "avg_loss", if there is evaluation data). Setting `stop` ends the training after the current sink.
+    `on_step_end` reports; `losses` those of the last sink. `metrics` is filled before `on_epoch_end` if there is evaluation data:
+    a number for each metric, or a list of them; if none were asked for "avg_loss" and, for class labels, "accuracy" in percent. Setting `stop` ends the training after the current sink.
     """
 
     epochs: int
@@ -28,7 +28,7 @@ class Run:
     loss_scale: float = 1.0
     skipped: bool = False
     losses: list[float] = field(default_factory=list)
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
     round_trips: int = 0
     stop: bool = False
     history: list[dict[str, Any]] = field(default_factory=list)

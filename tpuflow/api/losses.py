@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpuflow.errors import ConfigError, DataError
+from tpuflow.errors import ConfigError, DataError, unknown
 
 LossFunction = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -20,12 +19,14 @@ LossFunction = Callable[[jax.Array, jax.Array], jax.Array]
 class Loss:
     """A loss: `fn(outputs, labels)` gives an fp32 scalar (or one number an example, of which the mean is taken).
 
-    `classes` is true if labels are class numbers of the outputs' last axis, so that an accuracy can be counted.
+    `classes` is true if labels are class numbers of the outputs' last axis, so that an accuracy can be counted; `checked` if the
+    labels must have the outputs' shape, for classes without the last axis.
     """
 
     name: str
     fn: LossFunction
     classes: bool = False
+    checked: bool = True
 
     def __call__(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
         """The loss in fp32, a scalar, whatever the type of the outputs."""
@@ -37,10 +38,58 @@ def softmax_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
     The label's logit is selected by comparison rather than by indexing: its gradient is then a select and not a scatter.
     """
+    shifted, picked = _shifted_and_picked(logits, labels)
+    return jnp.log(jnp.sum(jnp.exp(shifted), axis=-1)) - picked
+
+
+def _shifted_and_picked(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Logits [..., C] less their maximum, and the label's among them [...]."""
     shifted = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
     classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    picked = jnp.sum(jnp.where(classes == labels[..., None].astype(jnp.int32), shifted, 0.0), axis=-1)
-    return jnp.log(jnp.sum(jnp.exp(shifted), axis=-1)) - picked
+    return shifted, jnp.sum(jnp.where(classes == labels[..., None].astype(jnp.int32), shifted, 0.0), axis=-1)
+
+
+SPREADS = ("all", "others")
+
+
+def cross_entropy(*, label_smoothing: float = 0.0, spread: str = "all", classes: int | None = None) -> Loss:
+    """Softmax cross-entropy with smoothed labels, for `tpuflow.train(loss=...)`.
+
+    label_smoothing: the share s of a label that is given away, from 0 to below 1.
+    spread: whom to. "all": every class gets s / C, the label's own too (PyTorch's `label_smoothing`). "others": every other class gets
+      s / (C - 1), the label's keeps 1 - s (MindSpore's guides).
+    classes: C; the outputs' last axis if not given. (MindSpore's guide keeps 1001 whatever the network has; its shares then do not
+      add up to one.)
+
+    Raises:
+      ConfigError: an option is out of its range.
+    """
+    if not 0.0 <= label_smoothing < 1.0:
+        raise ConfigError(f"label_smoothing: expected a number from 0 to below 1, got {label_smoothing!r}.")
+    if spread not in SPREADS:
+        raise unknown("spread", spread, SPREADS)
+    if classes is not None and classes < 2:
+        raise ConfigError(f"classes: expected at least 2, got {classes!r}.")
+    if label_smoothing == 0.0:
+        return LOSSES["softmax_cross_entropy"]
+
+    def smoothed(logits: jax.Array, labels: jax.Array) -> jax.Array:
+        count = classes or logits.shape[-1]
+        off = label_smoothing / (count if spread == "all" else count - 1)
+        on = 1.0 - label_smoothing + (off if spread == "all" else 0.0)
+        return _shared_cross_entropy(logits, labels, on, off)
+
+    return Loss(f"softmax_cross_entropy(label_smoothing={label_smoothing:g}, spread={spread})", smoothed, classes=True)
+
+
+def _shared_cross_entropy(logits: jax.Array, labels: jax.Array, on: float, off: float) -> jax.Array:
+    """-sum(share * log softmax(logits)) where the label's share is `on` and every other class's `off`: [..., C], [...] -> [...].
+
+    Every term is positive, so nothing cancels.
+    """
+    shifted, picked = _shifted_and_picked(logits, labels)
+    shares = on + off * (logits.shape[-1] - 1)
+    return shares * jnp.log(jnp.sum(jnp.exp(shifted), axis=-1)) - (on - off) * picked - off * jnp.sum(shifted, axis=-1)
 
 
 def sigmoid_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -87,12 +136,10 @@ def get_loss(loss: str | LossFunction | None, labels: Any) -> tuple[Loss, str]:
     if isinstance(loss, Loss):
         return loss, ""
     if callable(loss):
-        return Loss(getattr(loss, "__name__", type(loss).__name__), loss, classes=_is_integer(labels.dtype)), ""
+        return Loss(getattr(loss, "__name__", type(loss).__name__), loss, classes=_is_integer(labels.dtype), checked=False), ""
     if loss in LOSSES:
         return LOSSES[loss], ""
-    close = difflib.get_close_matches(str(loss), LOSSES, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ConfigError(f"unknown loss {loss!r}.{hint} Known losses: {', '.join(LOSSES)}; or pass a function (outputs, labels) -> loss.")
+    raise unknown("loss", loss, LOSSES, "a function (outputs, labels) -> loss")
 
 
 def check_fit(loss: Loss, outputs: Any, labels: Any) -> None:
@@ -101,7 +148,7 @@ def check_fit(loss: Loss, outputs: Any, labels: Any) -> None:
     Raises:
       DataError: they cannot.
     """
-    if loss.name not in LOSSES:
+    if not loss.checked:
         return
     if loss.classes:
         fits = _is_integer(labels.dtype) and tuple(labels.shape) == tuple(outputs.shape[:-1])

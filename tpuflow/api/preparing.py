@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +13,13 @@ import optax
 from tpuflow import amp
 from tpuflow.api.feeding import ArrayFeed, Feed, is_arrays, make_feed
 from tpuflow.api.losses import check_fit, check_labels, get_loss
+from tpuflow.api.metrics import check_metrics, get_metrics
 from tpuflow.api.modelling import MISFITS, get_model, initial_params
 from tpuflow.api.staging import Target
 from tpuflow.api.stepping import Recipe, TrainState
 from tpuflow.chips import get_chip
 from tpuflow.device.runtime import ENGINES, FIDELITIES
-from tpuflow.errors import ConfigError, DataError, TpuflowError
+from tpuflow.errors import ConfigError, DataError, TpuflowError, unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,10 @@ class Options:
     shuffle: bool
     engine: str
     fidelity: str
+    keep_batchnorm_fp32: bool | None = None
+    loss_scale: Any = None
+    accumulate_steps: int = 1
+    metrics: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +69,13 @@ def prepare(o: Options) -> Job:
     Raises:
       ConfigError, DataError: see `tpuflow.train`.
     """
-    policy, chip, model = amp.get_policy(o.policy), get_chip(o.chip), get_model(o.model)
+    policy, chip = amp.get_policy(o.policy).adjusted(o.keep_batchnorm_fp32, o.loss_scale), get_chip(o.chip)
+    model = get_model(o.model, policy.around_norm if policy.keeps_norms else None)
     _check_choice("engine", o.engine, ENGINES)
     _check_choice("fidelity", o.fidelity, FIDELITIES)
     _check_number("epochs", o.epochs, 1)
     _check_number("sink_size", o.sink_size, -1)
+    _check_number("accumulate_steps", o.accumulate_steps, 1)
     if o.batch_size is not None:
         _check_number("batch_size", o.batch_size, 1)
     if o.optimizer is not None and not hasattr(o.optimizer, "update"):
@@ -79,7 +85,8 @@ def prepare(o: Options) -> Job:
     first = feed.first()
     loss, why = get_loss(o.loss, first[1])
     optimizer = amp.with_loss_scale(optax.adam(1e-3) if o.optimizer is None else o.optimizer, policy.loss_scale)
-    recipe = Recipe(model, policy, loss, optimizer)
+    metrics = get_metrics(o.metrics, loss, policy.loss_dtype)
+    recipe = Recipe(model, policy, loss, amp.accumulate(optimizer, o.accumulate_steps), metrics)
     state = _initial_state(recipe, first, o.params, o.seed)
     classes = _check_data(recipe, state, feed, first, "data")
     eval_feed = None if o.eval_data is None else _eval_feed(recipe, state, o.eval_data, batch_size, classes)
@@ -93,6 +100,9 @@ def prepare(o: Options) -> Job:
         "policy": policy.name,
         "loss": loss.name,
         "loss_scale": policy.loss_scale.kind,
+        "norm_dtype": policy.norm_dtype,
+        "accumulate_steps": o.accumulate_steps,
+        "metrics": [metric.name for metric in metrics],
         "epochs": o.epochs,
         "batch_size": len(first[0]),
         "sink_size": o.sink_size,
@@ -151,6 +161,7 @@ def _check_data(recipe: Recipe, state: TrainState, feed: Feed, first: tuple[Any,
     if not hasattr(outputs, "shape"):
         raise DataError(f"model {recipe.model.name} must return one array for the loss, got {jax.tree.structure(outputs)}.")
     check_fit(recipe.loss, outputs, labels)
+    check_metrics(recipe.metrics, outputs, labels)
     if not recipe.loss.classes:
         return None
     classes = outputs.shape[-1]
@@ -172,11 +183,8 @@ def _eval_feed(recipe: Recipe, state: TrainState, data: Any, batch_size: int, cl
 
 
 def _check_choice(what: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value in allowed:
-        return
-    close = difflib.get_close_matches(str(value), allowed, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ConfigError(f"unknown {what} {value!r}.{hint} Choose one of: {', '.join(allowed)}.")
+    if value not in allowed:
+        raise unknown(what, value, allowed)
 
 
 def _check_number(what: str, value: Any, least: int) -> None:

@@ -22,7 +22,8 @@ class TrainResult:
 
     `params` is the trained tree, `carried` other variables (batch statistics, ...), `opt_state` the optimizer's state; as JAX arrays.
     `history` has one dict an epoch: "epoch" (from 1), "losses", "loss_scale" and "skipped" (one entry a step; skipped as booleans),
-    "steps" (steps run), with evaluation data "accuracy" (percent; for class labels) and "avg_loss" (mean of the batches' losses),
+    "steps" (steps run), with evaluation data every metric by its name: "accuracy" (percent; for class labels) and "avg_loss" (mean of
+    the batches' losses) if no others were asked for,
     and "complete" (False for the epoch that Ctrl-C cut short).
     `chosen` says in words what was not given and therefore chosen.
     """

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,11 +13,12 @@ import numpy as np
 from tpuflow.api.callbacks import Callback, Run, notify
 from tpuflow.api.feeding import Chunk, Walk
 from tpuflow.api.interrupts import Interrupts
+from tpuflow.api.metrics import Tally
 from tpuflow.api.preparing import Job
 from tpuflow.api.progress import Bar, progress_bar
 from tpuflow.api.result import TrainResult
 from tpuflow.api.sinking import DeviceSink, compile_ahead
-from tpuflow.api.stepping import EvalFigures, StepFigures, TrainState
+from tpuflow.api.stepping import StepFigures, TrainState
 from tpuflow.errors import TpuflowError
 
 
@@ -129,25 +128,20 @@ class Training:
             notify(self._callbacks, "on_step_end", run)
 
     def _evaluate(self) -> None:
-        """Accuracy and average loss on the evaluation data, one round trip."""
+        """The metrics on the evaluation data, one round trip."""
         feed = self._job.eval_feed
         if feed is None:
             return
         self._bar.begin(f"evaluation {self._run.epoch + 1}/{self._job.epochs}", feed.batches)
-        tally = _Tally()
+        tally = Tally(self._job.recipe.metrics)
 
-        def record(state: TrainState, figures: EvalFigures, steps: int) -> None:
+        def record(state: TrainState, figures: Mapping[str, Any], steps: int) -> None:
             tally.add(figures)
             self._bar.advance(steps)
 
-        def counted() -> Iterator[Chunk]:
-            for piece in feed.epoch(0):
-                tally.labels += piece.count * math.prod(piece.arrays[1].shape[1:])
-                yield piece
-
-        self._eval_sink.run(self._eval_state, counted(), self._interrupts, record)
+        self._eval_sink.run(self._eval_state, feed.epoch(0), self._interrupts, record)
         self._eval_round_trips += 1
-        self._run.metrics = tally.metrics(classes=self._job.recipe.loss.classes)
+        self._run.metrics = tally.results()
         self._run.history[-1].update(self._run.metrics)
 
     def _result(self, began: float) -> TrainResult:
@@ -169,25 +163,6 @@ class Training:
             interrupted=self._interrupted,
             executables=executables,
         )
-
-
-@dataclass(slots=True)
-class _Tally:
-    """Figures of an evaluation, batch by batch; summed on the host in double precision."""
-
-    losses: list[float] = field(default_factory=list)
-    hits: int = 0
-    labels: int = 0
-
-    def add(self, figures: EvalFigures) -> None:
-        """Take in the figures of a slice."""
-        self.losses += np.asarray(figures.loss, np.float64).tolist()
-        self.hits += int(np.asarray(figures.hits).sum())
-
-    def metrics(self, *, classes: bool) -> dict[str, float]:
-        """Accuracy in percent, and the mean over batches of the batch's loss."""
-        average = {"avg_loss": sum(self.losses) / len(self.losses)}
-        return {"accuracy": 100.0 * self.hits / self.labels, **average} if classes else average
 
 
 def _new_epoch(number: int) -> dict[str, Any]:

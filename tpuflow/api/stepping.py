@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +12,8 @@ import optax
 
 from tpuflow import amp
 from tpuflow.api.losses import Loss
-from tpuflow.api.modelling import Model
+from tpuflow.api.metrics import Metric, measure
+from tpuflow.api.modelling import Apply, Model
 
 
 class TrainState(NamedTuple):
@@ -36,13 +36,6 @@ class StepFigures(NamedTuple):
     skipped: jax.Array
 
 
-class EvalFigures(NamedTuple):
-    """What an evaluation step reports: the batch's loss and how many labels were hit."""
-
-    loss: jax.Array
-    hits: jax.Array
-
-
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What a step is made of."""
@@ -51,6 +44,7 @@ class Recipe:
     policy: amp.Policy
     loss: Loss
     optimizer: optax.GradientTransformationExtraArgs
+    metrics: tuple[Metric, ...] = ()
 
     def initial_state(self, params: Any, carried: Any, key: Any) -> TrainState:
         """Parameters in the policy's type and the optimizer's state for them: copies, since the device overwrites its state."""
@@ -59,17 +53,17 @@ class Recipe:
             return TrainState(params, carried, self.optimizer.init(params))
 
         # Cast by NumPy, which has every conversion on every host; then as one computation: nothing is compiled array by array.
-        params = self.policy.cast_params(jax.tree.map(_on_host, params))
+        params = self.policy.cast_params(jax.tree.map(_on_host, params), self.model.norms(params, carried))
         state = jax.jit(make)(params, carried)._replace(key=key)
         return jax.tree.map(lambda leaf: jax.device_put(leaf, may_alias=False), state)
 
     def train_step(self, state: TrainState, batch: tuple[Any, Any]) -> tuple[TrainState, StepFigures]:
         """One step. The loss is rounded to the policy's type before it is scaled and differentiated."""
+        inputs, labels = batch
         next_key, key = (None, None) if state.key is None else jax.random.split(state.key)
-        forward = self._forward(self.model.train_apply)
-
         def scaled_loss(params: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
-            loss, _, carried = forward(params, state.carried, batch, key)
+            outputs, carried = self._apply(self.model.train_apply, params, state.carried, inputs, key)
+            loss = self.loss(outputs, labels).astype(self.policy.loss_dtype)
             return amp.scale_loss(loss, state.opt_state), (loss, carried)
 
         (_, (loss, carried)), grads = jax.value_and_grad(scaled_loss, has_aux=True)(state.params)
@@ -77,23 +71,21 @@ class Recipe:
         new_state = TrainState(optax.apply_updates(state.params, updates), carried, opt_state, next_key)
         return new_state, _figures(loss, state.opt_state, opt_state)
 
-    def eval_step(self, state: TrainState, batch: tuple[Any, Any]) -> EvalFigures:
-        """The loss of one batch, rounded as in training, and the number of right answers."""
-        loss, outputs, _ = self._forward(self.model.eval_apply)(state.params, state.carried, batch, None)
-        hits = jnp.sum(jnp.argmax(outputs, axis=-1) == batch[1]) if self.loss.classes else jnp.zeros((), jnp.int32)
-        return EvalFigures(loss.astype(jnp.float32), hits.astype(jnp.int32))
+    def eval_step(self, state: TrainState, batch: tuple[Any, Any]) -> dict[str, Any]:
+        """The figures of every metric for one batch, by name."""
+        inputs, labels = batch
+        outputs, _ = self._apply(self.model.eval_apply, state.params, state.carried, inputs, None)
+        return measure(self.metrics, outputs, labels)
 
     def outputs(self, params: Any, carried: Any, inputs: Any, key: Any) -> Any:
         """The model's outputs in training, under the policy."""
-        return amp.autocast(self.model.train_apply, self.policy)(params, carried, self.policy.cast_inputs(inputs), key)[0]
+        return self._apply(self.model.train_apply, params, carried, inputs, key)[0]
 
-    def _forward(self, apply: Callable[..., Any]) -> Callable[..., tuple[jax.Array, Any, Any]]:
-        def forward(params: Any, carried: Any, batch: tuple[Any, Any], key: Any) -> tuple[jax.Array, Any, Any]:
-            inputs, labels = batch
-            outputs, carried = amp.autocast(apply, self.policy)(params, carried, self.policy.cast_inputs(inputs), key)
-            return self.loss(outputs, labels).astype(self.policy.loss_dtype), outputs, carried
-
-        return forward
+    def _apply(self, apply: Apply, params: Any, carried: Any, inputs: Any, key: Any) -> tuple[Any, Any]:
+        """(outputs, carried) under the policy: what it keeps in fp32 (batch normalisation, statistics) is not cast."""
+        norms = self.model.norms(params, carried) if self.policy.keeps_norms else False
+        cast = amp.autocast(apply, self.policy, keep=(norms, self.policy.keeps_statistics))
+        return cast(params, carried, self.policy.cast_inputs(inputs), key)
 
 
 def _on_host(leaf: Any) -> Any:
@@ -105,4 +97,4 @@ def _figures(loss: jax.Array, before: Any, after: Any) -> StepFigures:
     scaled, then = amp.find_state(before), amp.find_state(after)
     if scaled is None or then is None:
         return StepFigures(loss.astype(jnp.float32), jnp.ones((), jnp.float32), jnp.zeros((), jnp.bool_))
-    return StepFigures(loss.astype(jnp.float32), scaled.scale, jnp.logical_not(then.last_finite))
+    return StepFigures(loss.astype(jnp.float32), scaled.scale, then.skipped > scaled.skipped)

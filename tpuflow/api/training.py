@@ -11,7 +11,8 @@ import optax
 
 from tpuflow import amp
 from tpuflow.api.callbacks import Callback
-from tpuflow.api.losses import LossFunction
+from tpuflow.api.losses import Loss, LossFunction
+from tpuflow.api.metrics import Metric, MetricFunction
 from tpuflow.api.preparing import Options, prepare
 from tpuflow.api.result import TrainResult, check_writable
 from tpuflow.api.running import Training
@@ -23,7 +24,7 @@ def train(
     data: Any,
     policy: str | amp.Policy = "fp32",
     optimizer: optax.GradientTransformation | None = None,
-    loss: str | LossFunction | None = None,
+    loss: str | Loss | LossFunction | None = None,
     *,
     epochs: int = 1,
     batch_size: int | None = None,
@@ -32,6 +33,10 @@ def train(
     chip: str | Chip = "generic",
     seed: int = 0,
     params: Any = None,
+    keep_batchnorm_fp32: bool | None = None,
+    loss_scale: amp.LossScale | float | str | None = None,
+    accumulate_steps: int = 1,
+    metrics: Sequence[str | Metric | MetricFunction] | None = None,
     shuffle: bool = False,
     callbacks: Sequence[Callback] = (),
     engine: str = "fast",
@@ -46,8 +51,8 @@ def train(
       data: arrays (inputs [N, ...], labels [N, ...]), an iterable of such batches, a function that makes one, or a loader.
       policy: precision, a name of `tpuflow.amp.POLICIES` or a `Policy` of your own.
       optimizer: an Optax transformation; adam(1e-3) if not given.
-      loss: a name of `tpuflow.LOSSES`, or a function (fp32 outputs, labels) -> loss; chosen by the labels if not given: softmax
-        cross-entropy for integers, mean squared error for floats.
+      loss: a name of `tpuflow.LOSSES`, `tpuflow.cross_entropy(label_smoothing=...)`, or a function (fp32 outputs, labels) -> loss;
+        chosen by the labels if not given: softmax cross-entropy for integers, mean squared error for floats.
       epochs: passes over the data; with a positive `sink_size`, sinks.
       batch_size: samples a step, 32 if not given; the last batch of an epoch may be smaller. Iterables bring their own batches.
       sink_size: steps in one host round trip: -1 a whole epoch; 0 one; k > 0: the data are walked endlessly, k batches an epoch.
@@ -55,6 +60,13 @@ def train(
       chip: a row of the catalogue.
       seed: of initial parameters, of shuffling, of the model's random numbers.
       params: parameters to start from instead (for linen, with or without {"params": ...}).
+      keep_batchnorm_fp32: batch normalisation in fp32 (True) or in the policy's compute type (False); as the policy says if not given.
+      loss_scale: in place of the policy's: a number (static), "dynamic", "none", or a `LossScale`.
+      accumulate_steps: steps for one update: it takes the mean of their gradients, summed in fp32. Each step counts the same, also
+        one of a ragged batch; statistics of batch normalisation move every step; what a training ends with before an update is due
+        stays in `opt_state` and changes no parameter. Schedules count updates.
+      metrics: what to measure on `eval_data`: names of `tpuflow.METRICS`, functions (fp32 outputs, labels) -> values, or `Metric`s;
+        the loss, and the accuracy for class labels, if not given.
       shuffle: a new order of the samples in each epoch (arrays only).
       callbacks: see `tpuflow.Callback`.
       engine, fidelity: how the device is simulated, see `tpuflow.device`.
@@ -81,6 +93,10 @@ def train(
         chip=chip,
         seed=seed,
         params=params,
+        keep_batchnorm_fp32=keep_batchnorm_fp32,
+        loss_scale=loss_scale,
+        accumulate_steps=accumulate_steps,
+        metrics=metrics,
         shuffle=shuffle,
         engine=engine,
         fidelity=fidelity,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import re
 from collections.abc import Callable
 from typing import Any
 
 from tpuflow.dtypes import BY_NAME
+from tpuflow.errors import did_you_mean
 from tpuflow.isa.cursor import WORD, Cursor
 from tpuflow.isa.disassembler import POSITIONAL
 from tpuflow.isa.instruction import (
@@ -199,5 +199,4 @@ def _class(cursor: Cursor) -> type[Instruction]:
     mnemonic = cursor.match(WORD, "a mnemonic")
     if mnemonic in BY_MNEMONIC:
         return BY_MNEMONIC[mnemonic]
-    close = difflib.get_close_matches(mnemonic, BY_MNEMONIC, n=1)
-    cursor.fail(f"a mnemonic (did you mean {close[0]!r}?)" if close else "a mnemonic", start)
+    cursor.fail(f"a mnemonic.{did_you_mean(mnemonic, BY_MNEMONIC)}", start)
