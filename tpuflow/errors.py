@@ -59,7 +59,7 @@ class WeightsError(TpuflowError, ValueError):
 
 
 def did_you_mean(value: object, known: Iterable[str]) -> str:
-    """" Did you mean 'x'?" with the known name nearest to a wrong one, or nothing if none is near."""
+    """ " Did you mean 'x'?" with the known name nearest to a wrong one, or nothing if none is near."""
     close = difflib.get_close_matches(str(value), list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 

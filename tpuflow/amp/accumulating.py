@@ -39,7 +39,7 @@ def accumulate(inner: optax.GradientTransformation, steps: int) -> optax.Gradien
     def init(params: Any) -> AccumulationState:
         return _empty(params, inner.init(params))
 
-    def update(updates: Any, state: AccumulationState, params: Any = None, **extra: Any) -> tuple[Any, AccumulationState]:
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, AccumulationState]:
         total = jax.tree.map(lambda s, g: s + g.astype(s.dtype), state.grads, updates)
         value = state.value + extra.get("value", 0.0)
 

@@ -76,7 +76,7 @@ class Policy:
         if self.norm_dtype not in ("float32", self.compute_dtype if self.casts == "all" else "float32"):
             raise ConfigError(
                 f"policy {self.name!r}: batch normalisation cannot be kept in {self.norm_dtype}: with casts={self.casts!r} and "
-                f'compute_dtype={self.compute_dtype!r} its type is float32{f" or {self.compute_dtype}" * (self.casts == "all")}.'
+                f"compute_dtype={self.compute_dtype!r} its type is float32{f' or {self.compute_dtype}' * (self.casts == 'all')}."
             )
         if not isinstance(self.loss_scale, LossScale):
             raise ConfigError(f"policy {self.name!r}: loss_scale must be a tpuflow.amp.LossScale, got {self.loss_scale!r}.")

@@ -14,8 +14,9 @@ class Run:
     """What callbacks see of a running training.
 
     Step numbers count from 0 over the whole training, epochs from 0. `loss`, `loss_scale` and `skipped` are those of the step that
-    `on_step_end` reports; `losses` those of the last sink. `metrics` is filled before `on_epoch_end` if there is evaluation data:
-    a number for each metric, or a list of them; if none were asked for "avg_loss" and, for class labels, "accuracy" in percent. Setting `stop` ends the training after the current sink.
+    `on_step_end` reports; `losses` those of the last sink. `metrics` is filled before `on_epoch_end` if there is evaluation data: a
+    number for each metric, or a list of them; if none were asked for "avg_loss" and, for class labels, "accuracy" in percent.
+    Setting `stop` ends the training after the current sink.
     """
 
     epochs: int

@@ -61,6 +61,7 @@ class Recipe:
         """One step. The loss is rounded to the policy's type before it is scaled and differentiated."""
         inputs, labels = batch
         next_key, key = (None, None) if state.key is None else jax.random.split(state.key)
+
         def scaled_loss(params: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
             outputs, carried = self._apply(self.model.train_apply, params, state.carried, inputs, key)
             loss = self.loss(outputs, labels).astype(self.policy.loss_dtype)
