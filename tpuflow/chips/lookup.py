@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from typing import Any
 
 from tpuflow.chips.catalog import CHIPS
 from tpuflow.chips.chip import Chip
-from tpuflow.errors import ConfigError
+from tpuflow.errors import ConfigError, did_you_mean, unknown
 
 BASE = "base"
 
@@ -31,15 +30,7 @@ def get_chip(chip: str | Path | Chip) -> Chip:
         return _from_toml(Path(chip))
     if chip in CHIPS:
         return CHIPS[str(chip)]
-    raise ConfigError(
-        f"unknown chip {str(chip)!r}.{_near(str(chip), CHIPS)} Known chips: {', '.join(sorted(CHIPS))}; or pass a .toml file or a "
-        f"tpuflow.Chip of your own."
-    )
-
-
-def _near(name: str, known: typing.Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    raise unknown("chip", str(chip), sorted(CHIPS), "a .toml file or a tpuflow.Chip of your own")
 
 
 def _from_toml(path: Path) -> Chip:
@@ -62,7 +53,7 @@ def from_mapping(row: Mapping[str, Any], where: str) -> Chip:
     required = {f.name for f in dataclasses.fields(Chip) if f.default is dataclasses.MISSING}
     for name in row:
         if name not in hints:
-            raise ConfigError(f"{where}: a chip has no field {name!r}.{_near(name, hints)} Its fields: {', '.join(hints)}.")
+            raise ConfigError(f"{where}: a chip has no field {name!r}.{did_you_mean(name, hints)} Its fields: {', '.join(hints)}.")
     if missing := sorted(required - set(row)):
         raise ConfigError(f'{where}: the chip lacks {", ".join(missing)}; give them, or a row to start from: {BASE} = "generic".')
     return Chip(**{name: _checked(value, hints[name], f"{where}: {name}") for name, value in row.items()})
