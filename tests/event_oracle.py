@@ -28,7 +28,7 @@ def stream(plan: GridPlan) -> list[Any]:
     for point in itertools.islice(itertools.product(*map(range, parallel)), plan.points):
         trips = list(itertools.product(*map(range, steps)))
         section(0, point + trips[0])
-        for trip in trips:
+        for trip in trips[: plan.steps]:
             section(1, point + trip)
         section(2, point + trips[-1])
     return found
@@ -74,7 +74,8 @@ def oracle_time(plan: GridPlan) -> int:
             if q.moving is not None and q.moving[1] == 0 and q.until <= now:
                 q.complete, q.moving, q.until = now + q.moving[2], None, now
     assert not any(q.todo for q in queues.values()), "a queue waits for ever"
-    return max((max(q.until, q.complete) for q in queues.values()), default=0)
+    end = max((max(q.until, q.complete) for q in queues.values()), default=0)
+    return max(end, plan.combined) + (plan.combine if plan.combined else 0)
 
 
 def _start(q: Queue, now: int, signals: list[deque[int]]) -> bool:

@@ -19,7 +19,7 @@ from tpuflow.chips import CHIPS, Chip, get_chip
 from tpuflow.compiler import compile_function
 from tpuflow.device.timing import time_program
 from tpuflow.device.timing.grid import GridPlan, grid_time, plan_grid
-from tpuflow.device.timing.prices import PICOSECONDS, Clock, price
+from tpuflow.device.timing.prices import PICOSECONDS, price
 from tpuflow.device.timing.program import time_kernel
 from tpuflow.isa.program import Kernel, Loop, Program, walk
 
@@ -57,9 +57,7 @@ def random_plans() -> list[tuple[Kernel, GridPlan]]:
             issue_cycles=rng.choice((0.0, 7.0)),
         )
         program = compiled(KERNELS[rng.choice(sorted(KERNELS))], (rng.randint(1, 700), rng.randint(1, 500)), chip)
-        for kernel in program.kernels():
-            points = int(np.prod([g.size for g in kernel.grid if g.kind == "parallel"]))
-            plans.append((kernel, plan_grid(price(kernel, chip), Clock(chip, max(1, min(chip.cores, points))))))
+        plans += [(kernel, plan_grid(price(kernel, chip), chip)[0]) for kernel in program.kernels()]
     return plans
 
 
@@ -91,7 +89,7 @@ def test_repeated_periods_are_not_run(monkeypatch: pytest.MonkeyPatch):
         run(self, ops)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Core, "run", counted)
-    grid_time(plan_grid(price(kernel, program.chip), Clock(program.chip, 2)))
+    grid_time(plan_grid(price(kernel, program.chip), program.chip)[0])
     assert runs < 60
 
 

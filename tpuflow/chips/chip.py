@@ -23,7 +23,8 @@ class Chip:
     Vector unit: `vector_units` operations a cycle on `vector_sublanes` x `vector_lanes` lanes of 32 bits; `vector_packs` types of 16 bits
     go twice as fast (1) or not (0). A division, root or transcendental function counts as `special_passes` operations.
     HBM: `hbm_bytes_per_second` for the chip, `core_hbm_bytes_per_second` for what one core can draw (0: all of it), bursts of
-    `hbm_burst_bytes`. `hbm_parameter_bytes`, `hbm_feature_bytes`, `hbm_collective_bytes` divide it where the maker does (0: undivided).
+    `hbm_burst_bytes`. A cache of `cache_bytes` that all cores share gives each `core_cache_bytes_per_second`. `hbm_parameter_bytes`,
+    `hbm_feature_bytes` and `hbm_collective_bytes` divide HBM where the maker does (0: undivided).
 
     The last group are the efficiency constants that `tpuflow calibrate` fits; `fit` says from what and how well.
     """
@@ -57,6 +58,8 @@ class Chip:
     special_passes: int = 4
     core_hbm_bytes_per_second: float = 0.0
     hbm_burst_bytes: int = 64
+    cache_bytes: int = 0
+    core_cache_bytes_per_second: float = 0.0
     hbm_parameter_bytes: int = 0
     hbm_feature_bytes: int = 0
     hbm_collective_bytes: int = 0

@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tpuflow.chips.chip import Chip
 from tpuflow.device.place import SECTIONS
+from tpuflow.device.timing.cores import share
 from tpuflow.device.timing.prices import LOAD, SIGNAL, STORE, WAIT, Bits, Clock, Op, PricedKernel
 from tpuflow.device.timing.schedule import Core, Touched, repeat
 
@@ -26,18 +28,27 @@ class GridPlan:
     semaphores: tuple[int, ...]
     sections: tuple[Table, ...]
     points: int  # of the busiest core
+    steps: int  # of each of these that it does itself
+    combine: int  # picoseconds to add one step's contribution that another core worked out
+
+    @property
+    def combined(self) -> int:
+        """Picoseconds of the busiest core to add what other cores worked out for it."""
+        every = math.prod(size for size, sequential in self.grid if sequential)
+        return self.points * (every - self.steps) * self.combine
 
 
-def plan_grid(priced: PricedKernel, clock: Clock) -> GridPlan:
-    """The plan of a priced kernel for the core that has most to do."""
-    kernel = priced.kernel
+def plan_grid(priced: PricedKernel, chip: Chip) -> tuple[GridPlan, Clock]:
+    """The plan of a priced kernel for the core that has most to do, and that core's clock."""
+    kernel, team = priced.kernel, share(priced.kernel, chip)
+    clock = Clock(chip, team.cores)
     sections = tuple(
-        tuple((p.feels, tuple((bits, clock.op(p.instruction, cost)) for bits, cost in p.costs.items())) for p in section)
+        tuple((p.feels, tuple((bits, clock.op(p.instruction, cost, p.reads)) for bits, cost in p.costs.items())) for p in section)
         for section in priced.sections
     )
     grid = tuple((g.size, g.kind == "sequential") for g in kernel.grid)
-    points = -(-math.prod(n for n, sequential in grid if not sequential) // clock.cores)
-    return GridPlan(grid, priced.ragged, kernel.semaphores, sections, points)
+    combine = clock.cycles(team.combine_cycles) + Clock(chip, team.owners).bus(team.combine_bytes)
+    return GridPlan(grid, priced.ragged, kernel.semaphores, sections, team.points, team.steps, combine), clock
 
 
 def grid_time(plan: GridPlan, *, unroll: bool = False) -> int:
@@ -64,9 +75,11 @@ class _Run:
 
     def time(self) -> int:
         """Run it."""
-        if all(size for size, _ in self.plan.grid):
-            self._nest(self.points, self.plan.points, self._point, self.touched_point, self._point_floors)
-        return self.core.end
+        if not all(size for size, _ in self.plan.grid):
+            return 0
+        self._nest(self.points, self.plan.points, self._point, self.touched_point, self._point_floors)
+        received = self.plan.combined
+        return max(self.core.end, received) + (self.plan.combine if received else 0)
 
     def _nest(self, axes: Sequence[int], share: int, inside, touched: Touched, floors) -> None:
         """The first `share` trips of a nest of axes, in order."""
@@ -93,8 +106,7 @@ class _Run:
 
     def _point(self) -> None:
         self._section(PROLOGUE)
-        steps = math.prod(self.plan.grid[a][0] for a in self.steps)
-        self._nest(self.steps, steps, self._step, self.touched_step, self._step_floors)
+        self._nest(self.steps, self.plan.steps, self._step, self.touched_step, self._step_floors)
         for axis in self.steps:
             self.index[axis] = self.plan.grid[axis][0] - 1
         self._section(EPILOGUE)

@@ -8,14 +8,15 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.place import SECTIONS
+from tpuflow.device.timing.reuse import reuse
 from tpuflow.isa.cost import Cost
 from tpuflow.isa.dma import Signal, Wait
-from tpuflow.isa.instruction import QUEUES, Instruction, Tile, TileAxis
+from tpuflow.isa.instruction import QUEUES, Instruction, Tile, TileAxis, Window
 from tpuflow.isa.program import Kernel
 
 PICOSECONDS = 10**12
@@ -42,18 +43,20 @@ class Clock:
         """Cycles in picoseconds."""
         return math.ceil(count * PICOSECONDS / self.chip.clock_hz)
 
-    def bus(self, count_bytes: int) -> int:
-        """Bytes at the core's share of the sustained HBM bandwidth, in picoseconds."""
-        return math.ceil(count_bytes * PICOSECONDS / self.chip.core_bandwidth(self.cores))
+    def bus(self, count_bytes: int, reads: int = 1) -> int:
+        """Bytes at the core's share of the sustained HBM bandwidth, in picoseconds; of `reads` equal ones all but one from the cache."""
+        rate = self.chip.core_bandwidth(self.cores)
+        cached = max(rate, self.chip.core_cache_bytes_per_second)
+        return math.ceil(count_bytes * PICOSECONDS * (1 / rate + (reads - 1) / cached) / reads)
 
-    def op(self, instruction: Instruction, cost: Cost) -> Op:
-        """What the scheduler needs to know of one execution."""
+    def op(self, instruction: Instruction, cost: Cost, reads: int = 1) -> Op:
+        """What the scheduler needs to know of one execution; a load reads the same data `reads` times, all but once from the cache."""
         queue = QUEUES.index(instruction.queue)
         if isinstance(instruction, Signal | Wait):
             return (SIGNAL if isinstance(instruction, Signal) else WAIT, queue, self.cycles(cost.cycles), instruction.semaphore)
         start_up = picoseconds(self.chip.dma_seconds)
         if queue in (LOAD, STORE):
-            return MOVE, queue, self.cycles(self.chip.issue_cycles), self.bus(cost.bus_bytes), start_up
+            return MOVE, queue, self.cycles(self.chip.issue_cycles), self.bus(cost.bus_bytes, reads), start_up
         if queue == SCALAR:
             return DO, queue, self.cycles(cost.cycles) + (start_up + self.bus(cost.bus_bytes) if cost.bus_bytes else 0)
         return DO, queue, self.cycles(cost.cycles + self.chip.issue_cycles)
@@ -61,11 +64,15 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """One instruction: the edges it feels (places in the kernel's list of ragged axes) and its cost for each combination of them."""
+    """One instruction: the edges it feels (places in the kernel's list of ragged axes) and its cost for each combination of them.
+
+    A load reads the same data `reads` times over the grid, all but once from the chip's cache.
+    """
 
     instruction: Instruction
     feels: tuple[int, ...]
     costs: dict[Bits, Cost]
+    reads: int = 1
 
     def cost(self, edges: Bits) -> Cost:
         """The cost where `edges` says of each ragged axis whether this is its last, shorter tile."""
@@ -104,18 +111,19 @@ class PricedKernel:
             if times:
                 yield tuple(bit for bit, _ in combination), times
 
-    def totals(self) -> Iterator[tuple[Instruction, Cost, int]]:
-        """(instruction, cost, how often) over the whole grid."""
+    def totals(self) -> Iterator[tuple[Priced, Cost, int]]:
+        """(instruction, its cost, how often) over the whole grid."""
         for number, section in enumerate(self.sections):
             for edges, times in self.section_edges(number):
                 for priced in section:
-                    yield priced.instruction, priced.cost(edges), times
+                    yield priced, priced.cost(edges), times
 
 
 def price(kernel: Kernel, chip: Chip) -> PricedKernel:
     """Ask every instruction of a kernel what it costs."""
     ragged = tuple(sorted({x.grid for i in kernel.instructions for t in _tiles(i) for x in t.axes if _is_ragged(x)}))
-    return PricedKernel(kernel, ragged, tuple(tuple(_priced(i, ragged, chip) for i in getattr(kernel, s)) for s in SECTIONS))
+    times = reuse(kernel, chip)
+    return PricedKernel(kernel, ragged, tuple(tuple(_priced(i, ragged, chip, times) for i in getattr(kernel, s)) for s in SECTIONS))
 
 
 def _tiles(instruction: Instruction) -> Iterator[Tile]:
@@ -127,14 +135,15 @@ def _is_ragged(axis: TileAxis) -> bool:
     return axis.grid >= 0 and axis.extent % axis.size != 0
 
 
-def _priced(instruction: Instruction, ragged: tuple[int, ...], chip: Chip) -> Priced:
+def _priced(instruction: Instruction, ragged: tuple[int, ...], chip: Chip, times: Mapping[Window, int]) -> Priced:
     felt = {x.grid for t in _tiles(instruction) for x in t.axes if _is_ragged(x)}
     feels = tuple(i for i, axis in enumerate(ragged) if axis in felt)
     costs = {}
     for bits in itertools.product((False, True), repeat=len(feels)):
         last = {ragged[i] for i, bit in zip(feels, bits, strict=True) if bit}
         costs[bits] = instruction.cost(chip, functools.partial(_shape, last))  # type: ignore[attr-defined]
-    return Priced(instruction, feels, costs)
+    reads = max((times.get(w, 1) for _, w in instruction.windows()), default=1)
+    return Priced(instruction, feels, costs, reads)
 
 
 def _shape(last: set[int], tile: Tile) -> tuple[int, ...]:

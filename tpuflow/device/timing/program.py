@@ -50,9 +50,7 @@ def sink_time(program: Program, steps: int, round_trips: int = 1) -> ProgramTime
 def time_kernel(kernel: Kernel, chip: Chip) -> KernelTime:
     """The modelled time of a kernel, its launch floor included."""
     priced = price(kernel, chip)
-    points = math.prod(g.size for g in kernel.grid if g.kind == "parallel")
-    clock = Clock(chip, max(1, min(chip.cores, points)))
-    plan = plan_grid(priced, clock)
+    plan, clock = plan_grid(priced, chip)
     floor = picoseconds(chip.kernel_seconds)
     busy, serial, work = _totals(priced, clock)
     return KernelTime(
@@ -63,7 +61,7 @@ def time_kernel(kernel: Kernel, chip: Chip) -> KernelTime:
         picoseconds=floor + _remembered(plan),
         floor_picoseconds=floor,
         busy_picoseconds=busy,
-        serial_picoseconds=floor + serial,
+        serial_picoseconds=floor + serial + plan.combined,
         work=work,
     )
 
@@ -76,19 +74,20 @@ def _totals(priced: PricedKernel, clock: Clock) -> tuple[tuple[int, ...], int, W
     """Time of every queue as a mean over the cores, the sum of everything one after the other, and the work."""
     busy, serial = [0] * len(QUEUES), 0
     macs: dict[str, int] = {}
-    counts: dict[str, int] = dict.fromkeys(("element_ops", "read", "write", "bus"), 0)
-    for instruction, cost, times in priced.totals():
-        op = clock.op(instruction, cost)
+    counts: dict[str, int] = dict.fromkeys(("element_ops", "read", "write", "bus", "cached"), 0)
+    for found, cost, times in priced.totals():
+        instruction, op = found.instruction, clock.op(found.instruction, cost, found.reads)
         busy[op[1]] += times * sum(op[2:4] if op[0] == MOVE else op[2:3])
         serial += times * sum(op[2:] if op[0] == MOVE else op[2:3])
         counts["element_ops"] += times * cost.element_ops
         counts["bus"] += times * cost.bus_bytes
+        counts["cached"] += times * cost.hbm_bytes * (found.reads - 1) // found.reads
         for role, _ in instruction.windows():
             counts[role] += times * cost.hbm_bytes
         if cost.macs:
             dtype = instruction.a.dtype.name  # type: ignore[attr-defined]
             macs[dtype] = macs.get(dtype, 0) + times * cost.macs
-    work = Work(macs, counts["element_ops"], counts["read"], counts["write"], counts["bus"])
+    work = Work(macs, counts["element_ops"], counts["read"], counts["write"], counts["bus"], counts["cached"])
     return tuple(b // clock.cores for b in busy), serial, work
 
 

@@ -13,18 +13,22 @@ from tpuflow.isa.instruction import QUEUES
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What was done: multiply-adds of the matrix unit by operand type, results of the vector and scalar units, HBM bytes by direction."""
+    """What was done: multiply-adds of the matrix unit by operand type, results of the vector and scalar units, bytes by direction.
+
+    `bus_bytes` counts whole bursts; `cached_bytes` are those of the bytes read that came from the chip's cache and not from HBM.
+    """
 
     macs: Mapping[str, int]
     element_ops: int
     read_bytes: int
     written_bytes: int
     bus_bytes: int
+    cached_bytes: int = 0
 
     @property
     def hbm_bytes(self) -> int:
         """Bytes moved to and from HBM."""
-        return self.read_bytes + self.written_bytes
+        return self.read_bytes + self.written_bytes - self.cached_bytes
 
     @property
     def flops(self) -> int:
@@ -38,11 +42,13 @@ class Work:
             self.read_bytes + other.read_bytes,
             self.written_bytes + other.written_bytes,
             self.bus_bytes + other.bus_bytes,
+            self.cached_bytes + other.cached_bytes,
         )
 
     def __mul__(self, times: int) -> Work:
         macs = {t: n * times for t, n in self.macs.items()}
-        return Work(macs, self.element_ops * times, self.read_bytes * times, self.written_bytes * times, self.bus_bytes * times)
+        counts = (self.element_ops, self.read_bytes, self.written_bytes, self.bus_bytes, self.cached_bytes)
+        return Work(macs, *(n * times for n in counts))
 
     def roofline_seconds(self, chip: Chip) -> float:
         """No chip does it faster: the matrix peak and the HBM bandwidth, whichever takes longer."""
