@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tpuflow.api.callbacks import Callback, LossMonitor, Run, TimeMonitor
     from tpuflow.api.compiling import jit
     from tpuflow.api.estimating import Estimate, estimate, estimate_training
+    from tpuflow.api.looping import Sink, Sunk, sink
     from tpuflow.api.losses import LOSSES, cross_entropy
     from tpuflow.api.metrics import METRICS, Metric
     from tpuflow.api.result import TrainResult
@@ -35,6 +36,8 @@ _HOMES = {
     "Metric": "tpuflow.api.metrics",
     "Policy": "tpuflow.amp",
     "Run": "tpuflow.api.callbacks",
+    "Sink": "tpuflow.api.looping",
+    "Sunk": "tpuflow.api.looping",
     "TimeMonitor": "tpuflow.api.callbacks",
     "TrainResult": "tpuflow.api.result",
     "autocast": "tpuflow.amp",
@@ -43,6 +46,7 @@ _HOMES = {
     "estimate_training": "tpuflow.api.estimating",
     "get_chip": "tpuflow.chips",
     "jit": "tpuflow.api.compiling",
+    "sink": "tpuflow.api.looping",
     "train": "tpuflow.api.training",
 }
 
@@ -59,6 +63,8 @@ __all__ = [
     "Metric",
     "Policy",
     "Run",
+    "Sink",
+    "Sunk",
     "TimeMonitor",
     "TrainResult",
     "autocast",
@@ -67,6 +73,7 @@ __all__ = [
     "estimate_training",
     "get_chip",
     "jit",
+    "sink",
     "train",
 ]
 

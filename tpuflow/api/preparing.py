@@ -7,11 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from tpuflow import amp
-from tpuflow.api.feeding import ArrayFeed, Feed, is_arrays, make_feed
+from tpuflow.api.batching import Leaves, is_pair_of_arrays
+from tpuflow.api.checking import check_choice, check_number
+from tpuflow.api.feeding import ArrayFeed, Feed, make_feed
 from tpuflow.api.losses import check_fit, check_labels, get_loss
 from tpuflow.api.metrics import check_metrics, get_metrics
 from tpuflow.api.modelling import MISFITS, get_model, initial_params
@@ -19,7 +20,7 @@ from tpuflow.api.staging import Target
 from tpuflow.api.stepping import Recipe, TrainState
 from tpuflow.chips import get_chip
 from tpuflow.device.runtime import ENGINES, FIDELITIES
-from tpuflow.errors import ConfigError, DataError, TpuflowError, unknown
+from tpuflow.errors import ConfigError, DataError, TpuflowError
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,13 @@ def prepare(o: Options) -> Job:
     """
     policy, chip = amp.get_policy(o.policy).adjusted(o.keep_batchnorm_fp32, o.loss_scale), get_chip(o.chip)
     model = get_model(o.model, policy.around_norm if policy.keeps_norms else None)
-    _check_choice("engine", o.engine, ENGINES)
-    _check_choice("fidelity", o.fidelity, FIDELITIES)
-    _check_number("epochs", o.epochs, 1)
-    _check_number("sink_size", o.sink_size, -1)
-    _check_number("accumulate_steps", o.accumulate_steps, 1)
+    check_choice("engine", o.engine, ENGINES)
+    check_choice("fidelity", o.fidelity, FIDELITIES)
+    check_number("epochs", o.epochs, 1)
+    check_number("sink_size", o.sink_size, -1)
+    check_number("accumulate_steps", o.accumulate_steps, 1)
     if o.batch_size is not None:
-        _check_number("batch_size", o.batch_size, 1)
+        check_number("batch_size", o.batch_size, 1)
     if o.optimizer is not None and not hasattr(o.optimizer, "update"):
         raise ConfigError(f"optimizer: expected an Optax transformation such as optax.sgd(1e-3), got {o.optimizer!r}.")
     batch_size = 32 if o.batch_size is None else o.batch_size
@@ -116,7 +117,7 @@ def prepare(o: Options) -> Job:
     return Job(recipe, state, feed, eval_feed, target, o.epochs, len(first[0]), o.sink_size, chosen, settings)
 
 
-def _initial_state(recipe: Recipe, first: tuple[Any, Any], params: Any, seed: int) -> TrainState:
+def _initial_state(recipe: Recipe, first: Leaves, params: Any, seed: int) -> TrainState:
     """Variables drawn from the seed, or the user's parameters, in the policy's types.
 
     Raises:
@@ -147,7 +148,7 @@ def _key(seed: int, stream: int) -> jax.Array:
     return jax.random.split(jax.random.key(seed))[stream]
 
 
-def _check_data(recipe: Recipe, state: TrainState, feed: Feed, first: tuple[Any, Any], what: str) -> int | None:
+def _check_data(recipe: Recipe, state: TrainState, feed: Feed, first: Leaves, what: str) -> int | None:
     """That the model takes the inputs and the loss its outputs and the labels; the number of classes, if labels are classes.
 
     Raises:
@@ -174,22 +175,12 @@ def _check_data(recipe: Recipe, state: TrainState, feed: Feed, first: tuple[Any,
 
 def _eval_feed(recipe: Recipe, state: TrainState, data: Any, batch_size: int, classes: int | None) -> Feed:
     """The evaluation data, checked as the training data were; a data set smaller than a batch makes one smaller batch."""
-    size = min(batch_size, max(1, len(data[0]))) if isinstance(data, (tuple, list)) and is_arrays(data) else batch_size
+    size = min(batch_size, max(1, len(data[0]))) if isinstance(data, (tuple, list)) and is_pair_of_arrays(data) else batch_size
     feed = make_feed(data, size, "eval_data")
     found = _check_data(recipe, state, feed, feed.first(), "eval_data")
     if found != classes:
         raise DataError(f"eval_data: the model has {found} outputs on it, {classes} on the training data.")
     return feed
-
-
-def _check_choice(what: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise unknown(what, value, allowed)
-
-
-def _check_number(what: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ConfigError(f"{what}: expected a whole number of at least {least}, got {value!r}.")
 
 
 def _shape_of(array: Any) -> str:

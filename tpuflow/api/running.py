@@ -30,7 +30,7 @@ class Training:
         self._train_sink = DeviceSink("train_step", job.recipe.train_step, job.target)
         self._eval_sink = DeviceSink("eval_step", job.recipe.eval_step, job.target, updates=False)
         self._state = job.state
-        self._walk = Walk(job.feed)
+        self._walk = Walk(job.feed, steps=job.epochs * job.sink_size if job.sink_size > 0 else None)
         self._interrupts = Interrupts()
         self._bar = Bar(None)
         self._eval_round_trips = 0
@@ -56,6 +56,8 @@ class Training:
         except TpuflowError as error:
             error.result = self._result(began)  # type: ignore[attr-defined]
             raise
+        finally:
+            self._walk.close()
         notify(self._callbacks, "on_train_end", self._run)
         return self._result(began)
 
@@ -111,6 +113,7 @@ class Training:
     def _record(self, state: TrainState, figures: StepFigures, steps: int) -> None:
         """Keep the state and the figures of a slice."""
         self._state = state
+        self._walk.done(steps)
         epoch = self._run.history[-1]
         losses = np.asarray(figures.loss, np.float64).tolist()
         epoch["losses"] += losses
@@ -133,13 +136,14 @@ class Training:
         if feed is None:
             return
         self._bar.begin(f"evaluation {self._run.epoch + 1}/{self._job.epochs}", feed.batches)
-        tally = Tally(self._job.recipe.metrics)
+        tally, walk = Tally(self._job.recipe.metrics), Walk(feed)
 
         def record(state: TrainState, figures: Mapping[str, Any], steps: int) -> None:
             tally.add(figures)
+            walk.done(steps)
             self._bar.advance(steps)
 
-        self._eval_sink.run(self._eval_state, feed.epoch(0), self._interrupts, record)
+        self._eval_sink.run(self._eval_state, walk.pieces(None), self._interrupts, record)
         self._eval_round_trips += 1
         self._run.metrics = tally.results()
         self._run.history[-1].update(self._run.metrics)

@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from tpuflow.api.feeding import Chunk, Layout, Signature
+from tpuflow.api.batching import Form, PairForm, Signature
+from tpuflow.api.feeding import Chunk, Layout
 from tpuflow.api.flattening import from_device, leaf_names, to_device
 from tpuflow.api.interrupts import Interrupts
 from tpuflow.api.staging import Target
@@ -29,13 +30,14 @@ OnSlice = Callable[[Any, Any, int], None]
 class DeviceSink:
     """A step function compiled to one Program for each batch shape.
 
-    step: (state, (inputs, labels)) -> (new state, figures), trees of arrays; figures alone if it does not change the state
-    (`updates=False`). The trip count is a launch argument, so a Program serves every number of steps and the values do not depend on
-    how steps are grouped. `compile_seconds` counts what was compiled during `run`.
+    step: (state, batch) -> (new state, figures), trees of arrays; figures alone if it does not change the state (`updates=False`).
+    `form`: the structure of a batch, (inputs, labels) if not given. The trip count is a launch argument, so a Program serves every
+    number of steps and the values do not depend on how steps are grouped. `compile_seconds` counts what was compiled during `run`.
     """
 
-    def __init__(self, name: str, step: Callable[..., Any], target: Target, *, updates: bool = True):
+    def __init__(self, name: str, step: Callable[..., Any], target: Target, *, updates: bool = True, form: Form | None = None):
         self._name, self._step, self._target, self._updates = name, step, target, updates
+        self._form = PairForm() if form is None else form
         self._programs: dict[Signature, SinkProgram] = {}
         self.compile_seconds = 0.0
 
@@ -76,7 +78,7 @@ class DeviceSink:
 
     def _load(self, state: Any, signature: Signature) -> SinkProgram:
         """Trace the step for a batch shape and put it on the chip."""
-        batch = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in signature)
+        batch = jax.tree.unflatten(self._form.tree, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in signature])
         closed, shapes = jax.make_jaxpr(self._step, return_shape=True)(state, batch)
         figures = shapes[1] if self._updates else shapes
         names = leaf_names(state)
@@ -88,7 +90,7 @@ class DeviceSink:
             name=self._name,
             carry_names=names if self._updates else (),
             invariant_names=() if self._updates else names,
-            infeed_names=("inputs", "labels"),
+            infeed_names=self._form.names,
             outfeed_names=leaf_names(figures),
         )
         executable = Executable(program, engine=self._target.engine, fidelity=self._target.fidelity)
