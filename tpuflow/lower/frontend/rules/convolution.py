@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tpuflow.dtypes import F32, S32
+from tpuflow.isa.instruction import MAX_RANK
 from tpuflow.lower.frontend.registry import lowers
 from tpuflow.lower.frontend.rules.linear import convert_result, operands, result_dtype
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.conv import ConvLabels, Slide
 from tpuflow.lower.graph.graph import TensorType, Value
 
-_Labels = dict[int, tuple[int, ...]]  # of every axis of an array: none (size 1, to be dropped), one, or a group and the rest
+_Named = tuple[tuple[int, int], ...]  # the axes that an axis is split into, major first: (label, length)
 
-IMAGE, CHANNEL, FEATURE, GROUP, SPATIAL = range(5)  # labels; spatial axis k: SPATIAL + 2 k (output position), SPATIAL + 2 k + 1 (kernel)
+IMAGE, CHANNEL, FEATURE, GROUP, SPATIAL = range(5)
 
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """One spatial axis: lengths of image and kernel, and how one slides over the other."""
+    """One spatial axis, number `number`: lengths of image and kernel, and how one slides over the other."""
 
+    number: int
     size: int
     window: int
     stride: int
@@ -29,6 +32,21 @@ class _Axis:
     high: int
     image_dilation: int
     kernel_dilation: int
+
+    @property
+    def outer(self) -> int:
+        """Label of the output position."""
+        return SPATIAL + 3 * self.number
+
+    @property
+    def inner(self) -> int:
+        """Label of the kernel position."""
+        return SPATIAL + 3 * self.number + 1
+
+    @property
+    def phase(self) -> int:
+        """Label of the output position's remainder by the image's dilation."""
+        return SPATIAL + 3 * self.number + 2
 
     @property
     def out(self) -> int:
@@ -47,6 +65,11 @@ class _Axis:
         """Whether the outputs are the image positions with zeros between them: no reason to multiply those."""
         return self.window == self.stride == 1 and self.image_dilation > 1 and self.out > 0
 
+    @property
+    def has_phases(self) -> bool:
+        """Whether a dilated image is better seen as several outputs of one that is not dilated (the gradient of a strided convolution)."""
+        return self.stride == self.kernel_dilation == 1 and self.image_dilation > 1 and self.window > 1
+
 
 @lowers("conv_general_dilated")
 def _conv_general_dilated(
@@ -58,62 +81,81 @@ def _conv_general_dilated(
     lhs, rhs = operands(b, lhs, rhs, result)
     image, kernel, out = dimension_numbers
     axes = [
-        _Axis(lhs.shape[i], rhs.shape[k], stride, low, high, spread, dilation)
-        for i, k, stride, (low, high), spread, dilation in zip(
-            image[2:], kernel[2:], window_strides, padding, lhs_dilation, rhs_dilation, strict=True
+        _Axis(number, lhs.shape[i], rhs.shape[k], stride, low, high, spread, dilation)
+        for number, (i, k, stride, (low, high), spread, dilation) in enumerate(
+            zip(image[2:], kernel[2:], window_strides, padding, lhs_dilation, rhs_dilation, strict=True)
         )
     ]
-    spread = [a if a.is_spread else None for a in axes]
     narrow = [replace(a, low=0, high=0, image_dilation=1) if a.is_spread else a for a in axes]
-    groups = (batch_group_count, feature_group_count)
-    product = _product(b, lhs, rhs, narrow, (image, kernel, out), groups)
-    return convert_result(b, _spread(b, product, spread, out[2:]), result)
+    product = _product(b, lhs, rhs, narrow, (image, kernel, out), (batch_group_count, feature_group_count))
+    return convert_result(b, _spread(b, product, [(place, a) for place, a in zip(out[2:], axes, strict=True) if a.is_spread]), result)
 
 
 def _product(b: Builder, lhs: Value, rhs: Value, axes: Sequence[_Axis], specs: Sequence[Sequence[int]], groups: tuple[int, int]) -> Value:
     """The convolution, its axes in their places in the result."""
-    image, kernel, out = specs
-    batch_groups, feature_groups = groups
-    shape = list(range(len(out)))
-    for place, size in zip(out, (lhs.shape[image[0]] // batch_groups, rhs.shape[kernel[0]], *(a.out for a in axes)), strict=True):
-        shape[place] = size
-    whole = TensorType(F32 if lhs.dtype.is_float else S32, tuple(shape))
-    if 0 in (*lhs.shape, *rhs.shape, *shape):
+    (image, kernel, out), (batch_groups, feature_groups) = specs, groups
+    count = batch_groups * feature_groups
+    images, channels = lhs.shape[image[0]] // batch_groups, lhs.shape[image[1]] // feature_groups
+    features = rhs.shape[kernel[0]] // count
+    shape = dict(zip(out, (images, count * features, *(a.out for a in axes)), strict=True))
+    whole = TensorType(F32 if lhs.dtype.is_float else S32, tuple(shape[place] for place in sorted(shape)))
+    if 0 in (*lhs.shape, *rhs.shape, *whole.shape):
         return b.full(whole, 0)
-    outer = {place: SPATIAL + 2 * k for k, place in enumerate(image[2:])}
-    inner = {place: SPATIAL + 2 * k + 1 for k, place in enumerate(kernel[2:]) if not axes[k].is_plain}
-    left: _Labels = {image[0]: (IMAGE,), image[1]: (CHANNEL,), **{place: (label,) for place, label in outer.items()}}
-    right: _Labels = {
-        kernel[0]: (FEATURE,),
-        kernel[1]: (CHANNEL,),
-        **{place: (inner[place],) if place in inner else () for place in kernel[2:]},
-    }
-    made: _Labels = {out[0]: (IMAGE,), out[1]: (FEATURE,), **{place: (SPATIAL + 2 * k,) for k, place in enumerate(out[2:])}}
-    if batch_groups * feature_groups > 1:
-        split = image[0] if batch_groups > 1 else image[1]
-        left[split], right[kernel[0]], made[out[1]] = (GROUP, *left[split]), (GROUP, FEATURE), (GROUP, FEATURE)
-    lhs, lhs_labels = _labelled(b, lhs, left, batch_groups * feature_groups)
-    rhs, rhs_labels = _labelled(b, rhs, right, batch_groups * feature_groups)
-    slides = tuple(
-        Slide(lhs_labels.index(SPATIAL + 2 * k), SPATIAL + 2 * k + 1, a.out, a.stride, a.kernel_dilation, a.low, a.image_dilation)
-        for k, a in enumerate(axes)
-        if not a.is_plain
-    )
-    labels = ConvLabels(lhs_labels, rhs_labels, tuple(label for place in sorted(made) for label in made[place]), slides)
-    return b.reshape(b.conv(lhs, rhs, labels), whole.shape)
+    phased = [a for a in axes if a.has_phases and count == 1 and len(out) + sum(x.has_phases for x in axes) <= MAX_RANK]
+    group = ((GROUP, count),) if count > 1 else ()
+    left: dict[int, _Named] = {image[0]: ((IMAGE, images),), image[1]: ((CHANNEL, channels),)}
+    right: dict[int, _Named] = {kernel[0]: (*group, (FEATURE, features)), kernel[1]: ((CHANNEL, channels),)}
+    made: dict[int, _Named] = {out[0]: ((IMAGE, images),), out[1]: right[kernel[0]]}
+    split = image[0] if batch_groups > 1 else image[1]
+    left[split] = (*group, *left[split])
+    for a, i, k, o in zip(axes, image[2:], kernel[2:], out[2:], strict=True):
+        left[i], right[k], made[o] = ((a.outer, a.size),), ((a.inner, a.window),) if not a.is_plain else (), ((a.outer, a.out),)
+        if a in phased:
+            rhs, right[k], made[o] = _phases(b, rhs, k, a)
+    slides = {a.outer: _slide(a, dict(made[o])[a.outer], phased=a in phased) for a, o in zip(axes, out[2:], strict=True) if not a.is_plain}
+    lhs, rhs = (_split(b, x, names) for x, names in ((lhs, left), (rhs, right)))
+    (lhs_labels, _), (rhs_labels, _), (out_labels, lengths) = map(_named, (left, right, made))
+    rhs = b.reverse(rhs, [rhs_labels.index(a.phase) for a in phased])
+    placed = tuple(replace(slide, axis=lhs_labels.index(label)) for label, slide in slides.items())
+    product = b.conv(lhs, rhs, ConvLabels(lhs_labels, rhs_labels, out_labels, placed))
+    assert product.shape == lengths
+    product = b.reshape(product, [math.prod(n for _, n in made[place]) for place in sorted(made)])
+    return b.slice(product, [0] * len(whole.shape), whole.shape)
 
 
-def _labelled(b: Builder, x: Value, labels: _Labels, groups: int) -> tuple[Value, tuple[int, ...]]:
-    """x with an axis for every label: axes without one (of size 1) dropped, one with two split into groups and the rest."""
-    sizes = [((), (n,), (groups, n // groups))[len(labels[axis])] for axis, n in enumerate(x.shape)]
-    return b.reshape(x, [n for axis in sizes for n in axis]), tuple(label for axis in range(len(x.shape)) for label in labels[axis])
+def _phases(b: Builder, rhs: Value, place: int, a: _Axis) -> tuple[Value, _Named, _Named]:
+    """The kernel padded to whole turns of the phases, the names of its axis and of the output's.
+
+    Output s q + p meets kernel position r at image element (s q + p + r - low) / s, where that is whole. With r = s t + m - p and
+    m = low mod s it is q + t - floor(low / s), whatever the phase p: all phases are outputs of one product with a kernel [t, s - 1 - p].
+    """
+    s = a.image_dilation
+    low = s - 1 - a.low % s
+    turns = -(-(a.window + low) // s)
+    amounts = [[n if axis == place else 0 for axis in range(len(rhs.shape))] for n in (low, turns * s - low - a.window)]
+    return b.pad(rhs, 0, *amounts), ((a.inner, turns), (a.phase, s)), ((a.outer, -(-a.out // s)), (a.phase, s))
 
 
-def _spread(b: Builder, x: Value, axes: Sequence[_Axis | None], places: Sequence[int]) -> Value:
-    """Zeros around and between the outputs along the axes that are given."""
-    amounts = [[0] * len(x.shape) for _ in range(3)]
-    for axis, place in zip(axes, places, strict=True):
-        if axis is not None:
-            for amount, n in zip(amounts, (axis.low, axis.high, axis.image_dilation - 1), strict=True):
-                amount[place] = n
-    return b.pad(x, 0, *amounts)
+def _slide(a: _Axis, size: int, *, phased: bool) -> Slide:
+    """How the axis slides (its place in lhs is left open)."""
+    if phased:
+        return Slide(0, a.inner, size, low=a.low // a.image_dilation)
+    return Slide(0, a.inner, size, a.stride, a.kernel_dilation, a.low, a.image_dilation)
+
+
+def _named(names: dict[int, _Named]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(labels, lengths) of the axes that an array's axes are split into."""
+    pairs = [pair for place in sorted(names) for pair in names[place]]
+    return tuple(label for label, _ in pairs), tuple(n for _, n in pairs)
+
+
+def _split(b: Builder, x: Value, names: dict[int, _Named]) -> Value:
+    return b.reshape(x, _named(names)[1])
+
+
+def _spread(b: Builder, x: Value, axes: Sequence[tuple[int, _Axis]]) -> Value:
+    """Zeros around and between the outputs along the axes at the given places."""
+    low, high, interior = ([0] * len(x.shape) for _ in range(3))
+    for place, a in axes:
+        low[place], high[place], interior[place] = a.low, a.high, a.image_dilation - 1
+    return b.pad(x, 0, low, high, interior)
