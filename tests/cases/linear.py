@@ -101,6 +101,18 @@ _CONVS = [
         False,
         "exact",
     ),
+    _sum("conv-cropped", _conv(window_strides=(2, 1), padding=((-1, 2), (1, -2))), Arg((2, 9, 10, 3)), Arg((3, 2, 3, 4))),
+    _sum("conv-strided-by-three", _conv(window_strides=(3, 2)), Arg((1, 11, 9, 2)), Arg((5, 3, 2, 4))),
+    _sum("conv-transpose-wide", lambda x, w: lax.conv_transpose(x, w, (3, 2), "VALID"), Arg((1, 4, 5, 2)), Arg((2, 5, 2, 3))),
+    _sum("conv-depthwise-strided", _conv(feature_group_count=4, window_strides=(2, 2)), Arg((1, 8, 7, 4)), Arg((3, 3, 1, 4))),
+    _sum("conv-bias-relu", lambda x, w, b: nn.relu(_conv()(x, w) + b), Arg((2, 7, 6, 3)), Arg((3, 3, 3, 5)), Arg((5,))),
+    _sum("conv-accumulated-f32", _conv(preferred_element_type=np.float32), Arg((1, 7, 7, 3), F16), Arg((3, 3, 3, 4), F16), grad=False),
+    _sum(
+        "conv-3d-strided",
+        lambda x, w: lax.conv_general_dilated(x, w, (2, 1, 2), "VALID", dimension_numbers=("NDHWC", "DHWIO", "NDHWC")),
+        Arg((1, 5, 4, 6, 2)),
+        Arg((2, 2, 3, 2, 3)),
+    ),
     _sum("conv-empty", _conv(), Arg((0, 7, 5, 4)), Arg((3, 3, 4, 2))),
 ]
 _POOLS = [
