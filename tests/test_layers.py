@@ -56,6 +56,7 @@ THIRD_PARTY = {
     "tpuflow.compiler": DEVICE_FREE | {"jax"},
     "tpuflow.importers": DEVICE_FREE,
     "tpuflow": DEVICE_FREE | {"jax", "flax", "optax", "rich"},
+    "tpuflow.api.checkpoints": DEVICE_FREE | {"orbax"},
     "models": {"jax", "flax"},
 }
 """Which packages beside the standard library a part may import; train, bench and tests may import any."""

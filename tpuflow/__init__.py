@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tpuflow.amp import LossScale, Policy, autocast
     from tpuflow.api.callbacks import Callback, LossMonitor, Run, TimeMonitor
+    from tpuflow.api.checkpointing import ModelCheckpoint
     from tpuflow.api.compiling import jit
     from tpuflow.api.estimating import Estimate, estimate, estimate_training
     from tpuflow.api.looping import Sink, Sunk, sink
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tpuflow.api.metrics import METRICS, Metric
     from tpuflow.api.result import TrainResult
     from tpuflow.api.training import train
+    from tpuflow.api.watching import EarlyStopping
     from tpuflow.chips import CHIPS, Chip, get_chip
     from tpuflow.device.runtime import Executable
 
@@ -27,6 +29,7 @@ _HOMES = {
     "CHIPS": "tpuflow.chips",
     "Callback": "tpuflow.api.callbacks",
     "Chip": "tpuflow.chips",
+    "EarlyStopping": "tpuflow.api.watching",
     "Estimate": "tpuflow.api.estimating",
     "Executable": "tpuflow.device.runtime",
     "LOSSES": "tpuflow.api.losses",
@@ -34,6 +37,7 @@ _HOMES = {
     "LossScale": "tpuflow.amp",
     "METRICS": "tpuflow.api.metrics",
     "Metric": "tpuflow.api.metrics",
+    "ModelCheckpoint": "tpuflow.api.checkpointing",
     "Policy": "tpuflow.amp",
     "Run": "tpuflow.api.callbacks",
     "Sink": "tpuflow.api.looping",
@@ -56,11 +60,13 @@ __all__ = [
     "METRICS",
     "Callback",
     "Chip",
+    "EarlyStopping",
     "Estimate",
     "Executable",
     "LossMonitor",
     "LossScale",
     "Metric",
+    "ModelCheckpoint",
     "Policy",
     "Run",
     "Sink",

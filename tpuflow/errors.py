@@ -58,6 +58,10 @@ class WeightsError(TpuflowError, ValueError):
     """A file of weights is damaged, or its tensors do not fit the model's parameters."""
 
 
+class CheckpointError(TpuflowError, ValueError):
+    """A checkpoint is damaged, cannot be written, or was saved by a training that is not this one."""
+
+
 def did_you_mean(value: object, known: Iterable[str]) -> str:
     """ " Did you mean 'x'?" with the known name nearest to a wrong one, or nothing if none is near."""
     close = difflib.get_close_matches(str(value), list(known), n=1)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TextIO
+
+from tpuflow.errors import ConfigError
 
 
 @dataclass(slots=True)
 class Run:
     """What callbacks see of a running training.
 
-    Step numbers count from 0 over the whole training, epochs from 0. `loss`, `loss_scale` and `skipped` are those of the step that
-    `on_step_end` reports; `losses` those of the last sink. `metrics` is filled before `on_epoch_end` if there is evaluation data: a
-    number for each metric, or a list of them; if none were asked for "avg_loss" and, for class labels, "accuracy" in percent.
-    Setting `stop` ends the training after the current sink.
+    Step numbers count from 0 over the whole training, epochs from 0; `steps` is how many are done, `step_in_epoch` how many of this
+    epoch. `loss`, `loss_scale` and `skipped` are those of the step that `on_step_end` reports; `losses` those of the last sink, which
+    took `sink_seconds` on the host. `metrics` holds what the last evaluation of this epoch found: a number for each metric,
+    or a list of them; if none were asked for "avg_loss" and, for class labels, "accuracy" in percent. `resumed_at` is the number of steps that a checkpoint brought. Setting `stop` ends the training after the current
+    round trip. `save(directory)` writes a checkpoint and returns its path; call it in `on_checkpoint` only. `learning_rate()` is the one
+    in the optimizer's state, where `optax.inject_hyperparams` puts it; None otherwise.
     """
 
     epochs: int
@@ -25,18 +30,54 @@ class Run:
     policy: str
     epoch: int = 0
     step: int = -1
+    step_in_epoch: int = 0
     loss: float = float("nan")
     loss_scale: float = 1.0
     skipped: bool = False
     losses: list[float] = field(default_factory=list)
+    sink_seconds: float = 0.0
     metrics: dict[str, Any] = field(default_factory=dict)
+    evaluates: bool = False
     round_trips: int = 0
+    eval_round_trips: int = 0
+    resumed_at: int | None = None
+    resumed_from: Path | None = None
     stop: bool = False
+    finished: bool = False
     history: list[dict[str, Any]] = field(default_factory=list)
+    save: Callable[[Any], Path] = field(default=lambda directory: _not_running(), repr=False)
+    learning_rate: Callable[[], float | None] = field(default=lambda: None, repr=False)
+
+    @property
+    def steps(self) -> int:
+        """Steps done, those before a resumption included."""
+        return self.step + 1
 
 
 class Callback:
-    """Base of callbacks: override what you need. Step callbacks are called at the end of their sink, in order, one for every step."""
+    """Base of callbacks: override what you need.
+
+    The order, inner lines once for every round trip, step, evaluation:
+
+        on_train_begin
+          on_epoch_begin
+            on_sink_begin
+              on_step_begin, on_step_end      after the round trip, in the order of the steps
+            on_sink_end
+            on_eval_begin, on_eval_end        if an evaluation is due after so many steps
+            on_checkpoint                     unless the epoch is over
+          on_eval_begin, on_eval_end          if an evaluation is due after this epoch
+          on_epoch_end
+          on_checkpoint
+        on_train_end
+        on_checkpoint                         `run.finished` is true
+
+    Callbacks are called in the order of their list. A sink runs on the device without the host, so step callbacks come when it has
+    ended. A callback that has to see the training after every so many steps says so in `every_steps`: round trips then end there, which
+    changes no value.
+    """
+
+    every_steps: int | None = None
 
     def on_train_begin(self, run: Run) -> None:
         """Before the first step."""
@@ -45,22 +86,91 @@ class Callback:
         """After the last step, also when the training was interrupted."""
 
     def on_epoch_begin(self, run: Run) -> None:
-        """Before an epoch (of `sink_size` batches if that is positive)."""
+        """Before an epoch (of `sink_size` batches if that is positive), or before the rest of one that is resumed."""
 
     def on_epoch_end(self, run: Run) -> None:
         """After an epoch and its evaluation."""
 
+    def on_sink_begin(self, run: Run) -> None:
+        """Before every host round trip."""
+
+    def on_sink_end(self, run: Run) -> None:
+        """After every host round trip and its steps."""
+
+    def on_step_begin(self, run: Run) -> None:
+        """Once for every step, just before its `on_step_end`: `run.step` is its number, its figures are not there yet."""
+
     def on_step_end(self, run: Run) -> None:
         """Once for every step."""
 
-    def on_sink_end(self, run: Run) -> None:
-        """After every host round trip."""
+    def on_eval_begin(self, run: Run) -> None:
+        """Before an evaluation."""
+
+    def on_eval_end(self, run: Run) -> None:
+        """After an evaluation: `run.metrics` is new."""
+
+    def on_checkpoint(self, run: Run) -> None:
+        """When the training can be saved by `run.save(directory)`: every callback has seen what happened until now."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has to survive a resumption, as plain data; saved in every checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave; called before `on_train_begin`."""
 
 
 def notify(callbacks: Sequence[Callback], event: str, run: Run) -> None:
-    """Call the method `event` of every callback, in order."""
+    """Call the method `event` of every callback, in order; an error of one gets a note that names it."""
     for callback in callbacks:
-        getattr(callback, event)(run)
+        try:
+            getattr(callback, event)(run)
+        except Exception as error:
+            error.add_note(f"in {type(callback).__name__}.{event}, epoch {run.epoch + 1}, after {run.steps} steps")
+            raise
+
+
+def check_callbacks(callbacks: Sequence[Any]) -> tuple[Callback, ...]:
+    """The callbacks, if they are some.
+
+    Raises:
+      ConfigError: one is no `tpuflow.Callback`, or its `every_steps` is no number of steps.
+    """
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            what = f"the class {callback.__name__}; pass an instance" if isinstance(callback, type) else repr(callback)
+            raise ConfigError(f"callbacks: expected instances of tpuflow.Callback, got {what}.")
+        check_every("every_steps", callback.every_steps)
+    return tuple(callbacks)
+
+
+def check_every(what: str, value: Any) -> None:
+    """That a period is a whole number from 1 on, or None.
+
+    Raises:
+      ConfigError: it is not.
+    """
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ConfigError(f"{what}: expected a whole number of at least 1, or None, got {value!r}.")
+
+
+def state_of(callbacks: Sequence[Callback]) -> dict[str, Any]:
+    """The states of all callbacks that have one, by the callback's name."""
+    return {name: state for name, callback in named(callbacks).items() if (state := callback.state_dict())}
+
+
+def named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
+    """Callbacks by their class's name; the second of a class is "Name 2"."""
+    found: dict[str, Callback] = {}
+    for callback in callbacks:
+        name = type(callback).__name__
+        number = sum(type(other).__name__ == name for other in found.values())
+        found[f"{name} {number + 1}" if number else name] = callback
+    return found
+
+
+def _not_running() -> Path:
+    raise ConfigError("run.save works within on_checkpoint of a running training only.")
 
 
 class LossMonitor(Callback):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from tpuflow import amp
-from tpuflow.api.batching import Leaves, is_pair_of_arrays
+from tpuflow.api.batching import Leaves, Signature, is_pair_of_arrays
 from tpuflow.api.checking import check_choice, check_number
 from tpuflow.api.feeding import ArrayFeed, Feed, make_feed
 from tpuflow.api.losses import check_fit, check_labels, get_loss
@@ -46,6 +46,8 @@ class Options:
     loss_scale: Any = None
     accumulate_steps: int = 1
     metrics: Any = None
+    eval_epochs: int | None = None
+    eval_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,9 @@ class Job:
     sink_size: int
     chosen: dict[str, str]
     settings: dict[str, Any]
+    signature: Signature
+    eval_epochs: int | None
+    eval_steps: int | None
 
 
 def prepare(o: Options) -> Job:
@@ -77,8 +82,11 @@ def prepare(o: Options) -> Job:
     check_number("epochs", o.epochs, 1)
     check_number("sink_size", o.sink_size, -1)
     check_number("accumulate_steps", o.accumulate_steps, 1)
-    if o.batch_size is not None:
-        check_number("batch_size", o.batch_size, 1)
+    for name in ("batch_size", "eval_epochs", "eval_steps"):
+        if getattr(o, name) is not None:
+            check_number(name, getattr(o, name), 1)
+    if o.eval_data is None and (o.eval_epochs or o.eval_steps):
+        raise ConfigError("eval_epochs and eval_steps say when to evaluate, but there is no eval_data.")
     if o.optimizer is not None and not hasattr(o.optimizer, "update"):
         raise ConfigError(f"optimizer: expected an Optax transformation such as optax.sgd(1e-3), got {o.optimizer!r}.")
     batch_size = 32 if o.batch_size is None else o.batch_size
@@ -114,7 +122,21 @@ def prepare(o: Options) -> Job:
         "fidelity": o.fidelity,
     }
     target = Target(chip, o.engine, o.fidelity)
-    return Job(recipe, state, feed, eval_feed, target, o.epochs, len(first[0]), o.sink_size, chosen, settings)
+    return Job(
+        recipe=recipe,
+        state=state,
+        feed=feed,
+        eval_feed=eval_feed,
+        target=target,
+        epochs=o.epochs,
+        batch_size=len(first[0]),
+        sink_size=o.sink_size,
+        chosen=chosen,
+        settings=settings,
+        signature=tuple((tuple(leaf.shape), str(leaf.dtype)) for leaf in first),
+        eval_epochs=1 if o.eval_epochs is None and o.eval_steps is None else o.eval_epochs,
+        eval_steps=o.eval_steps,
+    )
 
 
 def _initial_state(recipe: Recipe, first: Leaves, params: Any, seed: int) -> TrainState:

@@ -24,7 +24,8 @@ class TrainResult:
     `history` has one dict an epoch: "epoch" (from 1), "losses", "loss_scale" and "skipped" (one entry a step; skipped as booleans),
     "steps" (steps run), with evaluation data every metric by its name: "accuracy" (percent; for class labels) and "avg_loss" (mean of
     the batches' losses) if no others were asked for,
-    and "complete" (False for the epoch that Ctrl-C cut short).
+    "evaluations" (one dict for each: "step", the number of steps before it, and its metrics), and "complete" (False for the epoch that
+    Ctrl-C or a callback cut short). `resumed_at` is the number of steps that a checkpoint brought; None without one.
     `chosen` says in words what was not given and therefore chosen.
     """
 
@@ -40,6 +41,7 @@ class TrainResult:
     hbm_bytes: int
     seconds: Mapping[str, float]
     interrupted: bool = False
+    resumed_at: int | None = None
     executables: tuple[Any, ...] = field(default=(), repr=False)
 
     @property
@@ -94,6 +96,7 @@ class TrainResult:
             "hbm_bytes": self.hbm_bytes,
             "seconds": dict(self.seconds),
             "interrupted": self.interrupted,
+            "resumed_at": self.resumed_at,
         }
 
 
@@ -164,6 +167,7 @@ def _report_lines(result: TrainResult) -> list[str]:
         f"{result.steps} steps of {s['batch_size']}, {result.round_trips} round trips"
         + (f" and {result.eval_round_trips} for evaluation" if result.eval_round_trips else "")
     ]
+    lines += [f"resumed after {result.resumed_at} steps"] if result.resumed_at is not None else []
     lines += [f"chosen: {', '.join(f'{name} {why}' for name, why in result.chosen.items())}"] if result.chosen else []
     lines += [_epoch_line(epoch) for epoch in result.history]
     lines += _overflow_lines(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import optax
 
 from tpuflow import amp
-from tpuflow.api.callbacks import Callback
+from tpuflow.api.callbacks import Callback, check_callbacks
 from tpuflow.api.losses import Loss, LossFunction
 from tpuflow.api.metrics import Metric, MetricFunction
 from tpuflow.api.preparing import Options, prepare
@@ -30,6 +31,8 @@ def train(
     batch_size: int | None = None,
     sink_size: int = -1,
     eval_data: Any = None,
+    eval_epochs: int | None = None,
+    eval_steps: int | None = None,
     chip: str | Chip = "generic",
     seed: int = 0,
     params: Any = None,
@@ -39,6 +42,7 @@ def train(
     metrics: Sequence[str | Metric | MetricFunction] | None = None,
     shuffle: bool = False,
     callbacks: Sequence[Callback] = (),
+    resume: str | os.PathLike[str] | None = None,
     engine: str = "fast",
     fidelity: str = "native",
     progress: bool = True,
@@ -56,7 +60,10 @@ def train(
       epochs: passes over the data; with a positive `sink_size`, sinks.
       batch_size: samples a step, 32 if not given; the last batch of an epoch may be smaller. Iterables bring their own batches.
       sink_size: steps in one host round trip: -1 a whole epoch; 0 one; k > 0: the data are walked endlessly, k batches an epoch.
-      eval_data: as `data`; evaluated on the device after each epoch.
+      eval_data: as `data`; evaluated on the device, by default after each epoch.
+      eval_epochs: evaluate after every so many epochs.
+      eval_steps: evaluate after every so many steps, counted over the whole training; a sink that goes on beyond is split there, which
+        changes no value. With `eval_steps` alone there is no evaluation after each epoch.
       chip: a row of the catalogue.
       seed: of initial parameters, of shuffling, of the model's random numbers.
       params: parameters to start from instead (for linen, with or without {"params": ...}).
@@ -69,12 +76,16 @@ def train(
         the loss, and the accuracy for class labels, if not given.
       shuffle: a new order of the samples in each epoch (arrays only).
       callbacks: see `tpuflow.Callback`.
+      resume: a directory where `tpuflow.ModelCheckpoint` saves, or one checkpoint in it. The training goes on from the newest good
+        checkpoint, bit for bit as if it had never stopped; without any, it starts from the beginning, so the same call can be repeated
+        until it has ended. Data, model, policy, loss and optimizer must be the same; `epochs` and `sink_size` may change.
       engine, fidelity: how the device is simulated, see `tpuflow.device`.
       progress: show a progress bar, and say what was chosen.
       json: write the result there; checked before the training starts.
 
     Raises:
       ConfigError: an option is unknown or does not fit.
+      CheckpointError: no checkpoint is good, one cannot be written, or it was saved by another training.
       DataError: the data are empty or do not fit the model or the loss; `error.result` holds what was trained before, if anything.
       UnsupportedPrimitiveError: the step uses something the device's compiler has no rule for.
     """
@@ -100,11 +111,23 @@ def train(
         shuffle=shuffle,
         engine=engine,
         fidelity=fidelity,
+        eval_epochs=eval_epochs,
+        eval_steps=eval_steps,
     )
+    checked = check_callbacks(callbacks)
+    # Orbax takes half a second to import: only those who use it pay.
+    checkpoint = None if resume is None else importlib.import_module("tpuflow.api.checkpoints").read_newest(resume)
     job = prepare(options)
-    if progress and job.chosen:
-        print(f"tpuflow.train: {', '.join(f'{name} {why}' for name, why in job.chosen.items())}", file=sys.stderr, flush=True)
-    result = Training(job, tuple(callbacks)).run(progress=progress)
+    training = Training(job, checked)
+    said = [f"{name} {why}" for name, why in job.chosen.items()]
+    if checkpoint is not None:
+        training.restore(checkpoint)
+        said.append(f"resumed from {checkpoint.path}")
+    elif resume is not None:
+        said.append(f"no checkpoint in {os.fspath(resume)} yet, so training starts from the beginning")
+    if progress and said:
+        print(f"tpuflow.train: {', '.join(said)}", file=sys.stderr, flush=True)
+    result = training.run(progress=progress)
     if json is not None:
         result.to_json(json)
     return result
