@@ -19,7 +19,8 @@ class Run:
     Step numbers count from 0 over the whole training, epochs from 0; `steps` is how many are done, `step_in_epoch` how many of this
     epoch. `loss`, `loss_scale` and `skipped` are those of the step that `on_step_end` reports; `losses` those of the last sink, which
     took `sink_seconds` on the host. `metrics` holds what the last evaluation of this epoch found: a number for each metric,
-    or a list of them; if none were asked for "avg_loss" and, for class labels, "accuracy" in percent. `resumed_at` is the number of steps that a checkpoint brought. Setting `stop` ends the training after the current
+    or a list of them; if none were asked for "avg_loss" and, for class labels, "accuracy" in percent.
+    `resumed_at` is the number of steps that a checkpoint brought. Setting `stop` ends the training after the current
     round trip. `save(directory)` writes a checkpoint and returns its path; call it in `on_checkpoint` only. `learning_rate()` is the one
     in the optimizer's state, where `optax.inject_hyperparams` puts it; None otherwise.
     """
