@@ -173,6 +173,8 @@ class StreamFeed:
     def epoch(self, number: int) -> Iterator[Chunk]:
         """The chunks of one epoch, made while it runs; of what is left of it after `seek`."""
         self._stopped = False
+        if self._opened is None:
+            self._open()
         (batches, again), self._begin = self._begin, (0, 0)
         stream = self._iterate()
         skip(stream, again)
