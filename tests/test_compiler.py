@@ -236,7 +236,16 @@ def test_every_stage_is_written_where_told(tmp_path: Path, monkeypatch: pytest.M
         compile_jaxpr(CASES["dense_layer"].jaxpr(), name="my/layer")
         files = sorted((tmp_path / folder).iterdir())
         digests.append(hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest())
-    stages = ("00-frontend", "01-simplify", "02-prune-carries", "03-simplify", "04-fuse", "05-hoist-invariants", "06-schedule")
-    names = [*(f"my_layer-{stage}.graph" for stage in stages), "my_layer-07-program.tpxs"]
+    stages = (
+        "00-frontend",
+        "01-simplify",
+        "02-prune-carries",
+        "03-simplify",
+        "04-fold-moves",
+        "05-fuse",
+        "06-hoist-invariants",
+        "07-schedule",
+    )
+    names = [*(f"my_layer-{stage}.graph" for stage in stages), "my_layer-08-program.tpxs"]
     assert [re.sub(r"^\d{3}-", "", f.name) for f in files] == names
     assert digests[0] == digests[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from tpuflow.lower.graph.interpret import interpret
 from tpuflow.lower.graph.verify import verify
 from tpuflow.lower.memory import plan_memory
 from tpuflow.lower.passes.base import Pass
+from tpuflow.lower.passes.fold_moves import FoldMoves
 from tpuflow.lower.passes.fuse import Fuse
 from tpuflow.lower.passes.hoist_invariants import HoistInvariants
 from tpuflow.lower.passes.prune_carries import PruneCarries
@@ -139,7 +141,15 @@ def test_random_graphs_keep_their_meaning(choices: list[tuple[str, int, int, int
 
 
 def test_passes_are_named_after_what_they_do() -> None:
-    assert [step.name for step in PIPELINE] == ["simplify", "prune-carries", "simplify", "fuse", "hoist-invariants", "schedule"]
+    assert [step.name for step in PIPELINE] == [
+        "simplify",
+        "prune-carries",
+        "simplify",
+        "fold-moves",
+        "fuse",
+        "hoist-invariants",
+        "schedule",
+    ]
     assert all(re.search(r"Before: .*After: .*Needs: .*Keeps: .*Never: ", type(step).__doc__ or "", re.DOTALL) for step in PIPELINE)
 
 
@@ -434,3 +444,73 @@ def test_a_parameter_is_overwritten_after_its_last_reader() -> None:
     other = b.dot(g, b.reshape(b.reshape(w, (16,)), (4, 4)), (1,), (0,))
     graph = Schedule()(Fuse()(b.finish([new, other])))
     assert kinds(graph)[-1] == "map"
+
+
+# --- fold moves -----------------------------------------------------------------------------------------------------------
+
+
+def folded(b: Builder, *outputs: Value) -> Graph:
+    graph = b.finish(outputs)
+    after = verify(FoldMoves()(graph))
+    arrays = [np.arange(v.type.elems, dtype=v.dtype.numpy).reshape(v.shape) for v in graph.inputs]
+    for want, got in zip(interpret(graph, *arrays), interpret(after, *arrays), strict=True):
+        np.testing.assert_array_equal(got, want)
+    return after
+
+
+def test_a_pad_and_a_slice_become_the_window_of_their_reader() -> None:
+    b = Builder("pool", [T(F32, 7)])
+    padded = b.pad(b.inputs[0], -1.0, [1], [2])
+    graph = folded(b, b.max(b.slice(padded, [0], [9], [2]), b.slice(padded, [1], [10], [2])))
+    assert "\n".join(line.split("  #")[0].rstrip() for line in str(graph).splitlines()) == (
+        "graph pool(%0: f32[7]) {\n"
+        "  %1: f32[5] = window{fill=-1.0, view=(7*1:d0*2-1)} %0\n"
+        "  %2: f32[5] = window{fill=-1.0, view=(7*1:d0*2+0)} %0\n"
+        "  %3: f32[5] = max %1, %2\n"
+        "  return %3\n"
+        "}"
+    )
+
+
+MOVED: dict[str, tuple[tuple[int, ...], Callable[[Builder, Value], Value]]] = {
+    "transpose": ((3, 4, 5), lambda b, x: b.transpose(x, (2, 0, 1))),
+    "reverse": ((3, 4), lambda b, x: b.reverse(x, (0, 1))),
+    "reversed pad": ((3, 4), lambda b, x: b.reverse(b.pad(x, 0.0, (1, 0), (2, 1)), (0,))),
+    "strided slice of a transpose": ((9, 4), lambda b, x: b.slice(b.transpose(x, (1, 0)), (1, 2), (4, 9), (1, 3))),
+    "spread elements": ((3, 4), lambda b, x: b.pad(x, 0.0, (1, -2), (2, 1), (2, 1))),
+    "spread, then every third": ((5, 4), lambda b, x: b.slice(b.pad(x, 0.0, (2, 0), (2, 0), (1, 0)), (1, 0), (13, 4), (3, 1))),
+    "split axis of a transpose": ((4, 6), lambda b, x: b.transpose(b.reshape(x, (4, 2, 3)), (1, 0, 2))),
+    "merged axes, then a slice": ((4, 6), lambda b, x: b.slice(b.reshape(x, (24,)), (3,), (20,), (2,))),
+    "one row": ((4, 6), lambda b, x: b.reshape(b.slice(x, (2, 0), (3, 6)), (6,))),
+    "one column": ((4, 6), lambda b, x: b.reshape(b.slice(x, (0, 5), (4, 6)), (4,))),
+    "one plane, stretched": ((3, 4, 5), lambda b, x: b.broadcast(b.reshape(b.slice(x, (0, 3, 0), (3, 4, 5)), (3, 5)), (3, 2, 5), (0, 2))),
+    "pad of an axis of size 1": ((4, 1), lambda b, x: b.pad(x, 0.0, (0, 1), (0, 2))),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_chain_of_moves_is_one_window(name: str) -> None:
+    shape, move = MOVED[name]
+    b = Builder("moves", [T(F32, *shape)])
+    assert ops(folded(b, b.neg(move(b, b.inputs[0])))) == {"window": 1, "neg": 1}
+
+
+KEPT: dict[str, tuple[tuple[int, ...], Callable[[Builder, Value], Value]]] = {
+    "two padding values": ((4,), lambda b, x: b.pad(b.pad(x, 0.0, (1,), (1,)), 1.0, (1,), (1,))),
+    "pad of a slice": ((9,), lambda b, x: b.pad(b.slice(x, (2,), (6,)), 0.0, (1,), (1,))),
+    "slices merged by a reshape": ((4, 6), lambda b, x: b.transpose(b.reshape(b.slice(x, (0, 1), (4, 5)), (2, 8)), (1, 0))),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_one_window_cannot_say_takes_two_steps(name: str) -> None:
+    shape, move = KEPT[name]
+    b = Builder("moves", [T(F32, *shape)])
+    found = ops(folded(b, b.neg(move(b, b.inputs[0]))))
+    assert found["window"] == 1 and found.keys() & {"pad", "slice", "reshape"}
+
+
+def test_moves_that_something_else_reads_stay() -> None:
+    b = Builder("both", [T(F32, 3, 4)])
+    turned = b.transpose(b.inputs[0], (1, 0))
+    assert ops(folded(b, b.neg(turned), turned)) == {"window": 1, "neg": 1, "transpose": 1}

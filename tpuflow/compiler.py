@@ -27,15 +27,16 @@ from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.verify import verify
 from tpuflow.lower.memory import plan_memory
 from tpuflow.lower.passes.base import Pass
+from tpuflow.lower.passes.fold_moves import FoldMoves
 from tpuflow.lower.passes.fuse import Fuse
 from tpuflow.lower.passes.hoist_invariants import HoistInvariants
 from tpuflow.lower.passes.prune_carries import PruneCarries
 from tpuflow.lower.passes.schedule import Schedule
 from tpuflow.lower.passes.simplify import Simplify
 
-PIPELINE: tuple[Pass, ...] = (Simplify(), PruneCarries(), Simplify(), Fuse(), HoistInvariants(), Schedule())
-"""Simplify; let loops carry only what is needed; simplify what that opened; form kernels; take those out of loops that need not be
-there; put the rest in order."""
+PIPELINE: tuple[Pass, ...] = (Simplify(), PruneCarries(), Simplify(), FoldMoves(), Fuse(), HoistInvariants(), Schedule())
+"""Simplify; let loops carry only what is needed; simplify what that opened; read moved data through windows; form kernels; take those
+out of loops that need not be there; put the rest in order."""
 
 DEBUG = "TPUFLOW_DEBUG"
 DUMP = "TPUFLOW_DUMP"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -115,6 +116,12 @@ _CONVS = [
     ),
     _sum("conv-empty", _conv(), Arg((0, 7, 5, 4)), Arg((3, 3, 4, 2))),
 ]
+
+
+def _max_pool(window: Any, strides: Any, padding: Any, x: Any) -> Any:
+    return nn.max_pool(x, window, strides, padding)
+
+
 _POOLS = [
     *over_dtypes(
         "max_pool-2x2",
@@ -146,6 +153,35 @@ _POOLS = [
     *over_dtypes("avg_pool", lambda x: nn.avg_pool(x, (2, 3), (2, 2), "SAME"), Arg((2, 9, 8, 3)), grad=True, tolerance="sum"),
     _sum("avg_pool-uncounted-padding", lambda x: nn.avg_pool(x, (3, 3), (1, 1), "SAME", count_include_pad=False), Arg((1, 6, 5, 2))),
     _sum("avg_pool-whole-image", lambda x: nn.avg_pool(x, (9, 8)), Arg((2, 9, 8, 3))),
+    *(
+        Case(
+            f"max_pool-{name}",
+            functools.partial(_max_pool, *geometry),
+            (Arg(shape, F32, domain),),
+            True,
+            "exact" if geometry[0] == geometry[1] else "sum",
+        )
+        for name, shape, domain, geometry in (
+            ("resnet", (2, 10, 9, 3), "ties", ((3, 3), (2, 2), ((1, 1), (1, 1)))),
+            ("nan", (1, 9, 9, 2), "edges", ((3, 3), (2, 2), ((1, 1), (1, 0)))),
+            ("nan-side-by-side", (1, 9, 8, 2), "edges", ((2, 2), (2, 2), "SAME")),
+            ("stride-one", (1, 6, 5, 2), "ties", ((3, 2), (1, 1), "SAME")),
+            ("gaps", (1, 9, 11, 2), "ties", ((2, 1), (3, 4), "VALID")),
+            ("one-window", (1, 2, 2, 3), "ties", ((2, 2), (2, 2), "VALID")),
+            ("1d", (2, 13, 3), "ties", ((4,), (3,), ((2, 1),))),
+            ("3d", (1, 5, 6, 4, 2), "ties", ((2, 3, 2), (2, 2, 1), "SAME")),
+        )
+    ),
+    Case("avg_pool-3d", lambda x: nn.avg_pool(x, (2, 2, 2), (2, 1, 2), "SAME"), (Arg((1, 5, 4, 4, 2)),), True, "sum"),
+    Case("avg_pool-gaps", lambda x: nn.avg_pool(x, (2, 2), (3, 3)), (Arg((1, 9, 8, 2)),), True, "sum"),
+    Case("avg_pool-large", lambda x: nn.avg_pool(x, (7, 7), (2, 3), "SAME"), (Arg((1, 9, 8, 2)),), True, "sum"),
+    Case(
+        "reduce_window-spread-and-dilated",
+        lambda x: lax.reduce_window(x, 0.0, lax.add, (3, 2), (1, 1), ((2, 1), (0, 3)), (2, 3), (2, 1)),
+        (Arg((6, 5)),),
+        True,
+        "sum",
+    ),
     Case(
         "max_pool-int32",
         lambda x: lax.reduce_window(x, np.int32(-(2**31)), lax.max, (2, 2), (1, 1), "VALID"),

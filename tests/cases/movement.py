@@ -66,6 +66,14 @@ CASES = [
     _move("dynamic_slice-int8", lambda x, i: lax.dynamic_index_in_dim(x, i, 0, keepdims=False), Arg((9, 130)), Arg((), np.dtype(np.int8))),
     _move("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 100)), Arg((130, 257)), Arg((7, 33)), Arg((), S32)),
     _move("dynamic_update_slice-whole", lambda x, u: lax.dynamic_update_slice(x, u, (0,)), Arg((9,)), Arg((9,))),
+    Case(
+        "moves-into-work",
+        lambda x: jnp.exp(jnp.pad(x[::2, 1:].T, ((0, 0), (2, 2)))[::-1]) + jnp.roll(x, 3, 1)[0, :8, None],
+        (Arg((13, 9)),),
+        True,
+        "function",
+    ),
+    Case("moves-into-sums", lambda x: jnp.sum(x.reshape(7, 3, 5)[:, ::-1].transpose(1, 0, 2), (1, 2)), (Arg((21, 5)),), True, "sum"),
     _move("identities", lambda x: jax.device_put(lax.optimization_barrier(lax.stop_gradient(x) + jnp.copy(x))), Arg((33,))),
     _move("empty-moves", lambda x: (x.T, x.reshape(5, 0, 2), jnp.flip(x)), Arg((0, 5))),
 ]

@@ -89,6 +89,7 @@ class _Translation(Lifting):
         state = State(hbm)
         axes = tuple(g for g in self.kernel.parallel if g in self.looped)
         self._loop(axes, Trips(self.sizes, {}, {}), state, written, (), self._point)
+        state.put_down(self.buffers)
         return {b: state.hbm[b] for b in written}
 
     def _point(self, trips: Trips, state: State) -> None:

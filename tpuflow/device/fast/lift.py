@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpuflow.device.fast import access
+from tpuflow.device.fast import access, boxes
 from tpuflow.device.fast.access import CannotLift, Trips
 from tpuflow.device.fast.arithmetic import LaxArithmetic
+from tpuflow.device.fast.pieces import Piece, piece_at, put_together
 from tpuflow.device.fast.spans import Span, Spans
 from tpuflow.dtypes import DType
 from tpuflow.isa import dma, matrix, vector
@@ -36,6 +37,18 @@ class State:
 
     hbm: dict[int, Any]
     tiles: dict[Tile, Virtual] = field(default_factory=dict)
+    pieces: dict[int, list[tuple[Window, Piece]]] = field(default_factory=dict)
+    padded: dict[Any, tuple[Any, Any]] = field(default_factory=dict)  # what a padded view was made of, and the view
+
+    def put_down(self, buffers: Sequence[Buffer]) -> None:
+        """Write the pieces that wait for others."""
+        for b, waiting in self.pieces.items():
+            window = waiting[0][0]
+            view = access.to_view(self.hbm[b], window)
+            for piece in put_together([piece for _, piece in waiting]):
+                view = access.write_axes(view, piece.array, window, piece.positions)
+            self.hbm[b] = access.from_view(view, window, buffers[b].shape)
+        self.pieces = {}
 
 
 @dataclass
@@ -224,8 +237,30 @@ def _fill(t: Lifting, window: Window, dtype: DType) -> Any:
 
 
 def _load(t: Lifting, i: dma.Load, trips: Trips, state: State) -> None:
+    wheres = _positions(t, i.window, trips, state)
+    box = None if t.looped else boxes.strides(wheres)
+    if box is not None:
+        state.tiles[i.window.tile] = _load_box(t, i.window, box, trips, state)
+        return
     view = access.to_view(state.hbm[i.window.buffer], i.window)
-    state.tiles[i.window.tile] = _load_axes(t, i.window, view, _positions(t, i.window, trips, state))
+    state.tiles[i.window.tile] = _load_axes(t, i.window, view, wheres)
+
+
+def _load_box(t: Lifting, window: Window, box: Sequence[boxes.Stride], trips: Trips, state: State) -> Virtual:
+    """A load from a view that is padded once for all loads of the kernel that leave it."""
+    source, key = state.hbm[window.buffer], _same_view(window)
+    alike = [w for i in t.kernel.instructions if isinstance(i, dma.Load) for w in (i.window,) if _same_view(w) == key]
+    found = (boxes.strides(_positions(t, w, trips, state)) for w in alike if all(a.register is None for a in w.axes))
+    around = boxes.margins([b for b in found if b is not None], boxes.spread_extents(window))
+    if key not in state.padded or state.padded[key][0] is not source:
+        view = boxes.padded(access.to_view(source, window), window, around, _fill(t, window, window.tile.dtype))
+        state.padded[key] = source, view
+    return Virtual(t.ar.load(boxes.cut(state.padded[key][1], box, around), window.tile.dtype))
+
+
+def _same_view(window: Window) -> tuple[Any, ...]:
+    """Equal for windows that see one buffer alike, wherever they stand in it."""
+    return window.buffer, repr(window.fill), tuple((a.extent, a.pitch, a.dilation) for a in window.axes)
 
 
 def _load_axes(t: Lifting, window: Window, view: Any, wheres: list[access.Positions]) -> Virtual:
@@ -254,10 +289,26 @@ def _store(t: Lifting, i: dma.Store, trips: Trips, state: State) -> None:
     wheres = _positions(t, window, trips, state)
     array = t.ar.store(value.array, window.tile.dtype)
     array, wheres = _fold_batch_into_axes(t, Virtual(array, value.batch), window, wheres)
+    if _waits(t, window, array, wheres, state):
+        return
     buffer = t.buffers[window.buffer]
     view = access.to_view(state.hbm[window.buffer], window)
     view = access.write_axes(view, array, window, wheres)
     state.hbm[window.buffer] = access.from_view(view, window, buffer.shape)
+
+
+def _waits(t: Lifting, window: Window, array: Any, wheres: list[access.Positions], state: State) -> bool:
+    """Whether a store waits until the kernel ends for others to the same buffer through the same view, which may complete it."""
+    others = [w for i in t.kernel.instructions if isinstance(i, dma.Store) for w in (i.window,) if w.buffer == window.buffer]
+    view = [(a.extent, a.pitch, a.dilation) for a in window.axes]
+    alike = all([(a.extent, a.pitch, a.dilation) for a in w.axes] == view for w in others)
+    if t.looped or len(others) < 2 or not alike or any(a.dilation != 1 for a in window.axes):
+        return False
+    piece = piece_at(array, wheres)
+    if piece is None:
+        raise CannotLift("one of several stores to a buffer whose places are not evenly spaced")
+    state.pieces.setdefault(window.buffer, []).append((window, piece))
+    return True
 
 
 def _fold_batch_into_axes(t: Lifting, value: Virtual, window: Window, wheres: list[access.Positions]) -> tuple[Any, list[access.Positions]]:

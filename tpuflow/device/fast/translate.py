@@ -13,7 +13,9 @@ from jax import lax
 from tpuflow.device.fast import liveness
 from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.kernel import translate_kernel
+from tpuflow.device.verify.footprint import cover, section_trips, store_box
 from tpuflow.isa.dma import Store
+from tpuflow.isa.instruction import Window
 from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
 
 
@@ -27,14 +29,7 @@ class Translation:
 
     def __post_init__(self) -> None:
         self.places = {id(b): place for place, b in walk(self.program.code)}
-        self.whole = frozenset(
-            (id(k), w.buffer)
-            for k in self.program.kernels()
-            for i in k.instructions
-            if isinstance(i, Store)
-            for w in (i.window,)
-            if _covers(k, w)
-        )
+        self.whole = frozenset((id(k), b) for k in self.program.kernels() for b in _overwritten(k, self.program))
 
     def __call__(
         self, zero: Any, inputs: Sequence[Any], infeeds: Sequence[Any], start: Any, outfeeds: Sequence[Any]
@@ -56,6 +51,21 @@ class Translation:
         run.blocks(program.code, env, frozenset(p.buffer for p in program.outputs))
         outputs = [run.buffer(env, p.buffer) for p in program.outputs]
         return outputs, [env["outfeed", p] for p in range(len(outfeeds))]
+
+
+def _overwritten(kernel: Kernel, program: Program) -> list[int]:
+    """The buffers that a kernel's stores overwrite completely."""
+    stores: dict[int, list[tuple[str, Window]]] = {}
+    for section in ("prologue", "body", "epilogue"):
+        for i in getattr(kernel, section):
+            if isinstance(i, Store):
+                stores.setdefault(i.window.buffer, []).append((section, i.window))
+    return [b for b, found in stores.items() if any(_covers(kernel, w) for _, w in found) or _cover_together(kernel, found, program, b)]
+
+
+def _cover_together(kernel: Kernel, stores: list[tuple[str, Window]], program: Program, buffer: int) -> bool:
+    boxes = [store_box(window, section_trips(kernel, section)) for section, window in stores] if len(stores) > 1 else []
+    return bool(boxes) and cover([box for box in boxes if box is not None], program.buffers[buffer].elems)
 
 
 def _covers(kernel: Kernel, window: Any) -> bool:

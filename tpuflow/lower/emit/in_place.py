@@ -29,6 +29,8 @@ def may_update_in_place(node: Node, input_index: int) -> bool:
 
 def _enters_whole(node: Node, value: Value) -> bool:
     (graph,) = node.regions
+    if any(n.op == "join" for n in graph.nodes):
+        return False  # its pieces may be read where others are written
     inner = {own for own, outer in zip(graph.inputs, node.inputs, strict=True) if outer is value}
     region = Region(graph.nodes, dict.fromkeys(graph.inputs, 0), tuple((v, 0) for v in graph.outputs))
     *before, (roots, labels) = _LEVELS[node.attrs["kind"]](region)

@@ -15,12 +15,12 @@ from tpuflow.lower.tiling import fill_tile
 
 def map_levels(region: Region) -> list[Roots]:
     """The one level of a map: its results over the iteration space."""
-    return [(region.results, tuple(range(len(region.results[0].shape))))]
+    return [(region.results, tuple(range(len(region.space))))]
 
 
 def emit_map(site: Site) -> Kernels:
     """One kernel: load the inputs, compute, store every output. All grid axes are parallel."""
-    region, shape = site.region, site.region.results[0].shape
+    region, shape = site.region, site.region.space
     if math.prod(shape) == 0:
         return ()
     levels = map_levels(region)

@@ -6,6 +6,7 @@ A level says which logical axes its values have; `reduce` and `dot` nodes are th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,11 +14,12 @@ from tpuflow.dtypes import DType
 from tpuflow.errors import GraphError
 from tpuflow.isa import vector as v
 from tpuflow.isa.dma import Load, Store
-from tpuflow.isa.instruction import Instruction, Tile, TileAxis
+from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.lower.emit.kernel import KernelBuilder
-from tpuflow.lower.emit.nest import Labels, Merged, Nest, window
+from tpuflow.lower.emit.nest import Labels, Merged, Nest, nothing, walk, window
 from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.graph.ops import PRODUCTS
+from tpuflow.lower.graph.view import View, runs
 
 Template = Callable[..., Instruction]
 
@@ -32,6 +34,7 @@ ELEMENTWISE: Mapping[str, Template] = {
 }
 SOURCES = ("full", "iota")
 LEVEL_STEPS = ("reduce", *PRODUCTS)
+UNTILED = (*LEVEL_STEPS, "join")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,12 @@ class Region:
     def results(self) -> tuple[Value, ...]:
         """The values that leave."""
         return tuple(value for value, _ in self.outputs)
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        """The shape that the results are computed in: their own, or that of the pieces they are joined from."""
+        first = self.results[0]
+        return next((n.inputs[0].shape for n in self.find("join") if n.result is first), first.shape)
 
     def find(self, op: str) -> tuple[Node, ...]:
         """The nodes of one op."""
@@ -67,16 +76,29 @@ class Region:
                 continue
             if node.op == "broadcast":
                 yield node.inputs[0], broadcast_labels(node, labels)
+            elif node.op == "window":
+                yield from ((node.inputs[0], used) for used in _runs(node.attrs["view"], node.result.shape, labels))
             elif node.op == "iota":
                 yield node.result, (labels[node.attrs["axis"]],)
             else:
                 yield from ((value, labels) for value in node.inputs if value in self.inputs)
-        yield from ((value, labels) for value in roots)
+        pieces = {n.result: n for n in self.find("join")}
+        for value in roots:
+            if value in pieces:
+                (piece, *_), views = pieces[value].inputs, pieces[value].attrs["views"]
+                yield from ((value, used) for view in views for used in _runs(view, piece.shape, labels))
+            else:
+                yield value, labels
 
     def widest_bytes(self, values: Iterable[Value] = ()) -> int:
         """Bytes of the widest element among `values`, or all values of the region."""
         found = list(values) or [*self.inputs, *(r for n in self.nodes for r in n.results)]
         return max((value.dtype.bytes for value in found), default=4)
+
+
+def _runs(view: View, shape: Sequence[int], labels: Labels) -> list[Labels]:
+    """The labels that a view walks over together; None marks that it is not the whole operand in order."""
+    return [(*(labels[a] for a in run), None) for run in runs(view, shape)]
 
 
 Roots = tuple[tuple[Value, ...], Labels]
@@ -112,7 +134,7 @@ class LevelEmitter:
     nest: Nest
     level: Level
     tiles: dict[Value, Tile]
-    loaded: dict[tuple[int, tuple[int, ...]], Tile]
+    loaded: dict[tuple[object, ...], Tile]
 
     @property
     def axes(self) -> tuple[TileAxis, ...]:
@@ -127,11 +149,12 @@ class LevelEmitter:
         """Emit all that `roots` need; their tiles."""
         want = self.region.needed(roots)
         for node in self.region.nodes:
-            if node.op in LEVEL_STEPS or want.isdisjoint(node.results) or node.result in self.tiles:
+            if node.op in UNTILED or want.isdisjoint(node.results) or node.result in self.tiles:
                 continue
             self.kernel.source = node.source
             self.tiles[node.result] = self._node(node)
-        return tuple(self.value(r) for r in roots)
+        joined = {n.result for n in self.region.find("join")}
+        return tuple(self.value(r) for r in roots if r not in joined)
 
     def value(self, value: Value) -> Tile:
         """The tile of a value; a region input is loaded on first use."""
@@ -142,6 +165,8 @@ class LevelEmitter:
     def _node(self, node: Node) -> Tile:
         if node.op == "broadcast":
             return self._load(node.inputs[0], broadcast_labels(node, self.level.labels))
+        if node.op == "window":
+            return self._load_window(node)
         if node.op == "full":
             return self._write(node, lambda dst: v.Constant(dst, node.attrs["value"]))
         if node.op == "iota":
@@ -184,6 +209,32 @@ class LevelEmitter:
         self.kernel.emit(Load(window(self.nest, buffer, order, tile, [self.level.axes[i] for i in held])))
         return tile
 
+    def _load_window(self, node: Node) -> Tile:
+        """Load an input through a view of it, then stretch it to the whole level."""
+        (value,), view, fill = node.inputs, node.attrs["view"], node.attrs["fill"]
+        key = (self.region.inputs[value], view, repr(fill))
+        if key not in self.loaded:
+            order = self.merged.fold([self.level.labels[v.axis] for v in view])
+            held = self._held(order)
+            tile = self.kernel.tile(value.dtype, tuple(self.axes[i] for i in held), self.level.space if held else "smem")
+            self.kernel.emit(Load(self._viewing(key[0], view, tile, [self.level.axes[i] for i in held], fill)))
+            self.loaded[key] = self._stretch(tile, order)
+        return self.loaded[key]
+
+    def _viewing(self, buffer: int, view: View, tile: Tile, axes: Sequence[int], fill: int | float | bool) -> Window:
+        """The window of a tile with (merged) axes `axes` onto a buffer seen through a view; axes that it does not walk have size 1."""
+        walked = {self.level.labels[v.axis]: v for v in view}
+        walks: list[WindowAxis] = []
+        for a in axes:
+            parts = [walked[label] for label, axis in self.merged.axis_of.items() if axis == a and label in walked]
+            if not parts:
+                walks.append(WindowAxis(1, 1))
+                continue
+            extent = math.prod(v.extent for v in parts)  # several are plain: they walk as one
+            first, pitch = parts[0], parts[-1].pitch
+            walks.append(walk(self.nest.axis(a), extent, pitch, origin=first.origin, step=first.step, dilation=first.dilation))
+        return Window(buffer, tile, tuple(walks), fill)
+
     def _stretch(self, tile: Tile, order: tuple[int, ...]) -> Tile:
         held = self._held(order)
         if len(held) == len(self.axes):
@@ -194,6 +245,16 @@ class LevelEmitter:
 
     def store(self, outputs: Iterable[tuple[Value, int]]) -> None:
         """Store values of the level to their buffers."""
+        pieces = {n.result: n for n in self.region.find("join")}
         for value, buffer in outputs:
+            if value in pieces:
+                self._store_pieces(pieces[value], buffer)
+                continue
             order = tuple(a for a in self.level.axes if a >= 0)
             self.kernel.emit(Store(window(self.nest, buffer, order, self.value(value), self.level.axes)))
+
+    def _store_pieces(self, join: Node, buffer: int) -> None:
+        """Store the pieces of a joined value, each through its view of the whole."""
+        for piece, view in zip(join.inputs, join.attrs["views"], strict=True):
+            tile = self.value(piece)
+            self.kernel.emit(Store(self._viewing(buffer, view, tile, self.level.axes, nothing(tile.dtype))))

@@ -34,7 +34,7 @@ Scalar = int | float | bool
 
 FUSED: Mapping[str, Callable[[Site], Kernels]] = {"map": emit_map, "reduce": emit_reduce, "dot": emit_matmul}
 TEMPLATES: Mapping[str, Callable[[Site], Kernels]] = {
-    **dict.fromkeys((*ELEMENTWISE, "full", "iota", "broadcast"), emit_map),
+    **dict.fromkeys((*ELEMENTWISE, "full", "iota", "broadcast", "window", "join"), emit_map),
     "constant": lambda site: (),  # its bytes are in the Program's constant section
     "copy": emit_plain_copy,
     "reshape": emit_plain_copy,
@@ -111,7 +111,7 @@ def _region(node: Node, buffer_of: Callable[[Value], int]) -> Region:
 def kernel_name(node: Node) -> str:
     """What a kernel is called in listings and profiles: its scope, what it does, and the type it makes."""
     nodes = node.regions[0].nodes if node.op == "fused" else (node,)
-    ops = [n.attrs["op"] if n.op in ("reduce", "cumulative") else n.op for n in nodes if n.op not in ("full", "broadcast")]
+    ops = [n.attrs["op"] if n.op in ("reduce", "cumulative") else n.op for n in nodes if n.op not in ("full", "broadcast", "window")]
     ops = ops or [n.op for n in nodes] or ["copy"]
     shown = "+".join(ops if len(ops) <= 4 else [*ops[:3], f"{len(ops) - 3} more"])
     kind = f"{node.attrs['kind']} " if node.op == "fused" else {"reduce": "reduce ", "cumulative": "cumulative "}.get(node.op, "")

@@ -13,6 +13,7 @@ from tpuflow.dtypes import F32
 from tpuflow.errors import GraphError
 from tpuflow.lower.graph.conv import ConvLabels, Slide
 from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.view import read, write
 
 Array = np.ndarray
 Items = Iterator[Sequence[Array]]
@@ -197,6 +198,13 @@ def _pad(node: Node, x: Array, value: Array) -> Array:
     return out[tuple(slice(max(-lo, 0), n - max(-hi, 0)) for n, lo, hi in zip(out.shape, low, high, strict=True))]
 
 
+def _join(node: Node, *pieces: Array) -> Array:
+    out = np.empty(node.result.shape, pieces[0].dtype)
+    for view, piece in zip(node.attrs["views"], pieces, strict=True):
+        write(out, view, piece)
+    return out
+
+
 def _accumulator(dtype: np.dtype) -> np.dtype:
     """Sums and products of narrow floats are kept in f32."""
     return dtype if dtype.kind in "iub" else np.dtype(np.float32)
@@ -304,6 +312,8 @@ _OTHER: dict[str, Callable[..., Any]] = {
     "constant": lambda node: node.attrs["data"],
     "iota": _iota,
     "broadcast": _broadcast,
+    "window": lambda node, x: read(x, node.attrs["view"], node.result.shape, node.attrs["fill"]),
+    "join": _join,
     "reshape": lambda node, x: x.reshape(node.result.shape),
     "transpose": lambda node, x: x.transpose(node.attrs["permutation"]),
     "slice": lambda node, x: x[_slices(node)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from tpuflow.errors import GraphError
 from tpuflow.isa.vector import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY
 from tpuflow.lower.graph.conv import ConvLabels
 from tpuflow.lower.graph.graph import Graph, TensorType
+from tpuflow.lower.graph.view import problem
 
 FUSED_KINDS = ("map", "reduce", "dot")
 PRODUCTS = ("dot", "conv")
@@ -150,6 +152,26 @@ def _full(call: Call) -> Types:
 def _constant(call: Call) -> Types:
     data = call.attrs["data"]
     return (TensorType(dtype_of(data.dtype), tuple(data.shape)),)
+
+
+def _window(call: Call) -> Types:
+    result = call.asked_type()
+    (x,) = call.inputs
+    wrong = problem(call.attrs["view"], x.elems, result.shape)
+    call.require(not wrong and x.dtype == result.dtype, wrong or "keeps the element type")
+    return (result,)
+
+
+def _join(call: Call) -> Types:
+    result, views = call.asked_type(), call.attrs["views"]
+    _all_equal(call, call.inputs)
+    call.require(len(views) == len(call.inputs) > 0, "takes at least one piece, and a view for each")
+    piece = call.inputs[0]
+    wrong = next(filter(None, (problem(v, result.elems, piece.shape) for v in views)), "")
+    call.require(not wrong and piece.dtype == result.dtype, wrong or "keeps the element type")
+    placed = sum(math.prod(int(v.places(piece.shape[v.axis])[1].sum()) for v in view) for view in views)
+    call.require(placed == result.elems, f"its pieces fill {placed} of {result.elems} elements")
+    return (result,)
 
 
 def _iota(call: Call) -> Types:
@@ -377,6 +399,8 @@ _ROWS = (
     Op("constant", 0, ("data",), _constant),
     Op("iota", 0, ("axis",), _iota),
     Op("broadcast", 1, ("axes",), _broadcast),
+    Op("window", 1, ("view", "fill"), _window),
+    Op("join", None, ("views",), _join),
     Op("reshape", 1, (), _reshape),
     Op("transpose", 1, ("permutation",), _transpose),
     Op("slice", 1, ("start", "limit", "stride"), _slice),

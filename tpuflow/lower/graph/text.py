@@ -75,7 +75,7 @@ def _attr(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return _array(value)
     if isinstance(value, tuple):
-        return f"({','.join(map(str, value))})"
+        return f"({','.join(map(_attr, value))})"
     return repr(value) if isinstance(value, float) else str(value)
 
 

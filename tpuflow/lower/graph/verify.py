@@ -74,21 +74,25 @@ _MADE_IN_PLACE = ELEMENTWISE | {"full", "iota"}
 
 def _is_entry(inner: Node, region: Graph) -> bool:
     """Whether a node only brings a region input to the iteration shape."""
-    return inner.op == "broadcast" and inner.inputs[0] in region.inputs
+    return inner.op in ("broadcast", "window") and inner.inputs[0] in region.inputs
 
 
 def _verify_map_nodes(node: Node, nodes: Iterable[Node], shape: tuple[int, ...]) -> None:
     (region,) = node.regions
     for inner in nodes:
         allowed = inner.op in _MADE_IN_PLACE or _is_entry(inner, region)
-        _require(allowed, node, f"a map region holds elementwise nodes and broadcasts of inputs, not {node_text(inner)}")
+        _require(allowed, node, f"a map region holds elementwise nodes, and broadcasts and windows of inputs, not {node_text(inner)}")
         _require(inner.result.shape == shape, node, f"{node_text(inner)} is not of the iteration shape {shape}")
 
 
 def _verify_map(node: Node) -> None:
-    shape = node.results[0].shape
-    _require(all(v.shape == shape for v in node.results), node, "all outputs of a map have one shape")
-    _verify_map_nodes(node, node.regions[0].nodes, shape)
+    region = node.regions[0]
+    joins = {n.result: n for n in region.nodes if n.op == "join"}
+    stored = [v for out in region.outputs for v in (joins[out].inputs if out in joins else (out,))]
+    shape = stored[0].shape
+    _require(all(v.shape == shape for v in stored), node, "all outputs of a map, and all pieces of joined ones, have one shape")
+    _require(not _users(region, joins), node, "what a map joins only leaves it")
+    _verify_map_nodes(node, [n for n in region.nodes if n.op != "join"], shape)
 
 
 def _verify_reduce(node: Node) -> None:

@@ -6,14 +6,15 @@ a cycle. Nodes join groups in program order and take part in no search; it is li
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.passes.analysis import CONTROL, effectful
 
-INLINED = frozenset(("full", "iota", "broadcast"))  # made anew in every kernel that needs them
+STRETCHED = frozenset(("broadcast", "window"))  # an operand in memory, seen in another shape
+INLINED = STRETCHED | {"full", "iota"}  # made anew in every kernel that needs them
 MAX_NODES = 256
 MAX_INPUTS = 24
 
@@ -79,13 +80,15 @@ class Grouping:
     # --- nodes ------------------------------------------------------------------------------------------------------
 
     def _add(self, node: Node, position: int) -> None:
-        if node.op == "broadcast" or (node.op not in INLINED and node.op not in ELEMENTWISE and node.op != "reduce"):
+        if node.op in STRETCHED or not (node.op in INLINED or node.op in ELEMENTWISE or node.op in ("reduce", "join")):
             node = replace(node, inputs=tuple(self._operand(node, i) for i in range(len(node.inputs))))
         self._know(node, position)
         if node.op in INLINED:
             return
         if node.op in ELEMENTWISE:
-            self._join(node, self._elementwise_group(node))
+            self._join(node, self._elementwise_group(node, node.result.shape))
+        elif node.op == "join":
+            self._join(node, self._elementwise_group(node, node.inputs[0].shape, kinds=("map",)))
         elif node.op == "reduce":
             self._join(node, self._reduce_group(node))
         else:
@@ -150,21 +153,21 @@ class Grouping:
 
     # --- which group ------------------------------------------------------------------------------------------------
 
-    def _elementwise_group(self, node: Node) -> Group:
+    def _elementwise_group(self, node: Node, shape: tuple[int, ...], kinds: Collection[str] = ("map", "reduce", "dot")) -> Group:
         """The group of the operand made last if the node can follow it there; else one that reads the same; else a new one."""
-        shape = node.result.shape
-        makers = {g: None for v in node.inputs if (g := self._direct_group(v, shape)) is not None}
+        makers = {g: None for v in node.inputs if (g := self._direct_group(v, shape)) is not None and g.kind in kinds}
         for group in sorted(makers, key=lambda g: -g.level):
             if self._can_follow(node, group):
                 return group
         need = max((self.level(v) for v in node.inputs), default=0)
         if not shape:
             return self._scalar_group(need)
-        return self._sibling(node, need) or self._new("map", shape, need + 1)
+        return self._sibling(node, shape, need) or self._new("map", shape, need + 1)
 
     def _direct_group(self, value: Value, shape: tuple[int, ...]) -> Group | None:
         group = self.group(value)
-        return group if group is not None and group.kind != "opaque" and group.shape == shape and not group.full else None
+        fits = group is not None and group.kind != "opaque" and group.shape == value.shape == shape and not group.full
+        return group if fits else None
 
     def _can_follow(self, node: Node, group: Group) -> bool:
         """Whether all other operands are there before the group runs, perhaps after merging groups or moving this one up."""
@@ -219,13 +222,13 @@ class Grouping:
             self._splats = self._new("map", (), 1)
         return self._splats
 
-    def _sibling(self, node: Node, need: int) -> Group | None:
+    def _sibling(self, node: Node, shape: tuple[int, ...], need: int) -> Group | None:
         """A map of the same shape that reads one of the operands too (0-d and stretched ones do not count)."""
         for value in node.inputs:
-            if value.shape != node.result.shape or self.source(value) is not value:
+            if value.shape != shape or self.source(value) is not value:
                 continue
             for group in self._readers.get(value, ()):
-                if group.kind == "map" and group.shape == node.result.shape and group.level > need and not group.full:
+                if group.kind == "map" and group.shape == shape and group.level > need and not group.full:
                     return group
         return None
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
-from tpuflow.lower.passes.grouping import Group, Grouping
+from tpuflow.lower.passes.grouping import STRETCHED, Group, Grouping
 from tpuflow.lower.passes.ordering import in_order
 
 COSTLY = frozenset(("exp", "expm1", "log", "log1p", "tanh", "sin", "cos", "erf", "cbrt", "pow", "atan2"))
@@ -83,7 +83,7 @@ class Outline:
             if node in found:
                 continue
             found[node] = None
-            if node.op == "broadcast":
+            if node.op in STRETCHED:
                 continue  # its operand is always read from memory
             for value in node.inputs:
                 maker = self.grouping.maker.get(value)
@@ -129,7 +129,7 @@ class Outline:
         if node.op in PRODUCTS:
             maker = self.grouping.maker[value]
             return not (maker.op == "convert" and self._worth_converting(maker))
-        return node.op == "broadcast" or self.grouping.group_of[node].kind == "opaque"
+        return node.op in STRETCHED or self.grouping.group_of[node].kind == "opaque"
 
     def _worth_converting(self, convert: Node) -> bool:
         """Reading the operand of a convert instead costs no more memory traffic: it is stored anyway, or narrower."""

@@ -7,6 +7,7 @@ from tpuflow.lower.frontend.rules import (
     gather,
     linear,
     movement,
+    pooling_gradients,
     random,
     reductions,
     scatter,
@@ -14,4 +15,17 @@ from tpuflow.lower.frontend.rules import (
     windows,
 )
 
-__all__ = ["control", "convolution", "elementwise", "gather", "linear", "movement", "random", "reductions", "scatter", "special", "windows"]
+__all__ = [
+    "control",
+    "convolution",
+    "elementwise",
+    "gather",
+    "linear",
+    "movement",
+    "pooling_gradients",
+    "random",
+    "reductions",
+    "scatter",
+    "special",
+    "windows",
+]

@@ -1,14 +1,19 @@
-"""Rules of pooling: windowed reductions and their gradients, by strided slices, one per window position."""
+"""Rules of windowed reductions: a short window is combined load by load, each load a strided view of the operand.
+
+Slices and pads say what is loaded; `FoldMoves` makes windows of them, so that a reduction is one kernel and nothing is moved.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tpuflow.dtypes import F32, PRED, S32
+from tpuflow.dtypes import PRED
 from tpuflow.lower.frontend.registry import UnsupportedForm, lowers
+from tpuflow.lower.frontend.rules.blocks import Loads, blocks, interleaved, load_all
 from tpuflow.lower.frontend.rules.reductions import accumulator, combine, cumulative, monoid, reduce, total
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
@@ -16,7 +21,7 @@ from tpuflow.lower.graph.scalars import identity
 
 Sizes = Sequence[int]
 Padding = Sequence[tuple[int, int]]
-_MOST_SLICES = 16  # a longer window is reduced piece by piece instead
+_MOST_LOADS = 25  # of one kernel: their tiles must fit on the chip together
 
 
 @lowers("reduce_window_sum")
@@ -59,16 +64,14 @@ def _reduce_window_by_jaxpr(
 def _reduce_window(
     b: Builder, op: str, x: Value, windows: Sizes, strides: Sizes, padding: Padding, base_dilation: Sizes, dilations: Sizes
 ) -> Value:
-    """One axis after the other: a window of w x h takes w + h slices, not w x h."""
     if (scan := _as_cumulative(x.shape, windows, strides, padding, base_dilation)) is not None:
         axis, backwards = scan
         return cumulative(b, op, x, axis, reverse=backwards)
-    wide = b.convert(x, accumulator(op, x.dtype))
-    low, high = ([p[side] for p in padding] for side in (0, 1))
-    wide = b.pad(wide, _identity(op, wide), low, high, [d - 1 for d in base_dilation])
-    for axis, (window, stride, dilation) in enumerate(zip(windows, strides, dilations, strict=True)):
-        wide = _reduce_axis(b, op, wide, axis, window, stride, dilation)
-    return b.convert(wide, x.dtype)
+    axes = [_axis(*row) for row in zip(x.shape, windows, strides, dilations, base_dilation, padding, strict=True)]
+    if 0 in (*x.shape, *(a.out for a in axes)):
+        return b.full(TensorType(x.dtype, tuple(a.out for a in axes)), _identity(op, x))
+    x, axes = _without_pad(b, op, x, axes)
+    return b.convert(_combined(b, op, b.convert(x, accumulator(op, x.dtype)), axes), x.dtype)
 
 
 def _identity(op: str, x: Value) -> bool | int | float:
@@ -90,104 +93,106 @@ def _as_cumulative(shape: Sizes, windows: Sizes, strides: Sizes, padding: Paddin
     return None if backwards is None else (axis, backwards)
 
 
-def _reduce_axis(b: Builder, op: str, x: Value, axis: int, window: int, stride: int, dilation: int) -> Value:
-    if window == 1 and stride == 1:
-        return x
-    reach = (window - 1) * dilation + 1
-    out = max(0, (x.shape[axis] - reach) // stride + 1)
-    if out == 0:
-        return b.slice_axis(x, axis, 0, 0)
-    if window <= max(out, _MOST_SLICES) and out > 1:
-        last = (out - 1) * stride + 1
-        return total(b, op, [b.slice_axis(x, axis, k * dilation, k * dilation + last, stride) for k in range(window)])
-    pieces = [b.slice_axis(x, axis, o * stride, o * stride + reach, dilation) for o in range(out)]
-    shape = [1 if i == axis else n for i, n in enumerate(x.shape)]
-    return b.concatenate([b.reshape(reduce(b, op, piece, (axis,)), shape) for piece in pieces], axis)
+# --- the geometry of one axis -----------------------------------------------------------------------------------------
 
 
-# --- gradients of pooling by a maximum or minimum ---------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """Element i sits at position low + i * spread; window o covers the positions o * stride + k * dilation, k below `window`."""
 
-
-def _offsets(windows: Sizes) -> Iterator[tuple[int, ...]]:
-    """Window positions in row-major order."""
-    return itertools.product(*map(range, windows))
-
-
-class _Windows:
-    """The slices of a padded operand, one for each window position; `outs` is their shape."""
-
-    def __init__(self, b: Builder, shape: Sizes, windows: Sizes, strides: Sizes, padding: Padding) -> None:
-        self.b, self.windows, self.strides = b, windows, strides
-        self.low, self.high = ([p[side] for p in padding] for side in (0, 1))
-        self.padded = [n + lo + hi for n, lo, hi in zip(shape, self.low, self.high, strict=True)]
-        self.outs = [(n - w) // s + 1 for n, w, s in zip(self.padded, windows, strides, strict=True)]
-
-    def cut(self, x: Value, fill: bool | int | float) -> list[Value]:
-        """What every window has at each of its positions; `fill` outside x."""
-        padded = self.b.pad(x, fill, self.low, self.high)
-        return [self._slice(padded, offset) for offset in _offsets(self.windows)]
-
-    def _slice(self, padded: Value, offset: Sizes) -> Value:
-        limit = [o + (n - 1) * s + 1 for o, n, s in zip(offset, self.outs, self.strides, strict=True)]
-        return self.b.slice(padded, offset, limit, self.strides)
-
-    def spread(self, x: Value, offset: Sizes) -> Value:
-        """The reverse of one slice: window values laid at their places in the operand, zero elsewhere."""
-        low = [o - lo for o, lo in zip(offset, self.low, strict=True)]
-        reach = [(n - 1) * s + 1 for n, s in zip(self.outs, self.strides, strict=True)]
-        high = [n - hi - r - o for n, hi, r, o in zip(self.padded, self.high, reach, offset, strict=True)]
-        return self.b.pad(x, 0, low, high, [s - 1 for s in self.strides])
+    size: int
+    window: int
+    stride: int
+    dilation: int
+    spread: int
+    low: int
+    out: int
 
     @property
-    def overlap(self) -> bool:
-        """Whether an element may lie in several windows."""
-        return any(w > s for w, s in zip(self.windows, self.strides, strict=True))
+    def side_by_side(self) -> bool:
+        """Whether the windows cut the axis into blocks."""
+        return (self.spread, self.dilation, self.low) == (1, 1, 0) and self.stride == self.window and self.out * self.window <= self.size
+
+    @property
+    def phases(self) -> int:
+        """Neighbouring windows over a spread operand meet other elements, `phases` windows on the same again."""
+        return self.spread if self.stride == 1 and self.out > 1 else 1
+
+    def loads(self, phase: int) -> Loads | None:
+        """What the windows of one phase load; None if they meet no element."""
+        if self.phases == 1:
+            return Loads(tuple(k * self.dilation - self.low for k in range(self.window)), self.out, self.stride, self.spread)
+        places = [phase + k * self.dilation - self.low for k in range(self.window)]
+        starts = tuple(p // self.spread for p in places if p % self.spread == 0)
+        return Loads(starts, blocks(self.out, self.spread)) if starts else None
 
 
-def _winner(b: Builder, at: _Windows, operand: Value, select: str) -> Value:
-    """Number of the window position that `select` keeps (s32): the first of equal ones, never one in the padding."""
-    values = at.cut(operand, 0)
-    inside = at.cut(b.full(TensorType(PRED, operand.shape), True), False) if any((*at.low, *at.high)) else None
-    keep = b.ge if select == "ge" else b.le
-    best, place = values[0], b.full(TensorType(S32, values[0].shape), 0)
-    chosen = inside[0] if inside else None
-    for i, value in enumerate(values[1:], 1):
-        better = b.not_(keep(best, value))
-        if inside and chosen:
-            better = b.and_(inside[i], b.or_(b.not_(chosen), better))
-            chosen = b.or_(chosen, inside[i])
-        best, place = b.select(better, value, best), b.select(better, b.full_like(place, i), place)
-    return place
+def _axis(size: int, window: int, stride: int, dilation: int, spread: int, padding: tuple[int, int]) -> _Axis:
+    low, high = padding
+    padded = (size - 1) * spread + 1 + low + high if size else low + high
+    return _Axis(size, window, stride, dilation, spread, low, max(0, (padded - (window - 1) * dilation - 1) // stride + 1))
 
 
-@lowers("select_and_scatter_add")
-def _select_and_scatter_add(
-    b: Builder, source: Value, operand: Value, *, select_prim: Any, window_dimensions: Sizes, window_strides: Sizes, padding: Padding
-) -> Value:
-    """Every window's source value goes to the position that won it; sums of narrow floats are kept in f32."""
-    if not (source.type.elems and operand.type.elems):
-        return b.full_like(operand, 0)
-    at = _Windows(b, operand.shape, window_dimensions, window_strides, padding)
-    place = _winner(b, at, operand, select_prim.name)
-    wide = b.convert(source, F32 if at.overlap and source.dtype.is_float else source.dtype)
-    shares = (b.select(b.eq(place, i), wide, 0) for i in range(math.prod(window_dimensions)))
-    spread = [at.spread(share, offset) for share, offset in zip(shares, _offsets(window_dimensions), strict=True)]
-    return b.convert(total(b, "add", spread), source.dtype)
+def _without_pad(b: Builder, op: str, x: Value, axes: list[_Axis]) -> tuple[Value, list[_Axis]]:
+    """What a pad with the identity pads (the gradient of a windowed sum begins with one), and axes that say the same of it."""
+    made = b.maker(x)
+    spread = any(a.spread > 1 for a in axes)
+    if spread or made is None or made.op != "pad" or repr(b.known(made.inputs[1])) != repr(_identity(op, x)):
+        return x, axes
+    (inner, _), gaps = made.inputs, made.attrs["interior"]
+    rows = zip(axes, inner.shape, made.attrs["low"], gaps, strict=True)
+    return inner, [replace(a, size=n, low=a.low + low, spread=gap + 1) for a, n, low, gap in rows]
 
 
-@lowers("select_and_gather_add")
-def _select_and_gather_add(
-    b: Builder, tangents: Value, operand: Value, *, select_prim: Any, window_dimensions: Sizes, window_strides: Sizes, padding: Padding,
-    base_dilation: Sizes, window_dilation: Sizes,
-) -> Value:  # fmt: skip
-    """The tangent at the position that won each window."""
-    if {*base_dilation, *window_dilation} - {1}:
-        raise UnsupportedForm("dilated windows")
-    at = _Windows(b, operand.shape, window_dimensions, window_strides, padding)
-    if 0 in at.outs or not operand.type.elems:
-        return b.full(TensorType(tangents.dtype, tuple(at.outs)), 0)
-    place = _winner(b, at, operand, select_prim.name)
-    result, *others = at.cut(tangents, 0)
-    for i, value in enumerate(others, 1):
-        result = b.select(b.eq(place, i), value, result)
-    return result
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+
+def _combined(b: Builder, op: str, x: Value, axes: Sequence[_Axis]) -> Value:
+    """One kernel for short windows, and for long ones side by side; else one an axis."""
+    if math.prod(a.window for a in axes) <= _MOST_LOADS:
+        return _load_by_load(b, op, x, axes)
+    if all(a.side_by_side for a in axes):
+        return _block_by_block(b, op, x, axes)
+    for at, axis in enumerate(axes):
+        alone = [axis if i == at else _axis(n, 1, 1, 1, 1, (0, 0)) for i, n in enumerate(x.shape)]
+        x = _along(b, op, x, at, alone)
+    return x
+
+
+def _along(b: Builder, op: str, x: Value, at: int, axes: Sequence[_Axis]) -> Value:
+    """The reduction along one axis; if windows are too long for a kernel's loads and few, window by window."""
+    axis = axes[at]
+    if axis.window > _MOST_LOADS and axis.side_by_side:
+        return _block_by_block(b, op, x, axes)
+    if axis.window <= max(axis.out, _MOST_LOADS):
+        return _load_by_load(b, op, x, axes)
+    reach = (axis.window - 1) * axis.dilation + 1
+    everything = Loads((-axis.low,), (axis.out - 1) * axis.stride + reach, 1, axis.spread)
+    loads = [everything if i == at else Loads((0,), n) for i, n in enumerate(x.shape)]
+    ((_, padded),) = load_all(b, x, loads, _identity(op, x))
+    shape = [1 if i == at else n for i, n in enumerate(x.shape)]
+    starts = range(0, axis.out * axis.stride, axis.stride)
+    windows = [b.slice_axis(padded, at, start, start + reach, axis.dilation) for start in starts]
+    return b.concatenate([b.reshape(reduce(b, op, window, (at,)), shape) for window in windows], at)
+
+
+def _block_by_block(b: Builder, op: str, x: Value, axes: Sequence[_Axis]) -> Value:
+    """Windows side by side are axes of their own."""
+    cut = b.slice(x, [0] * len(axes), [a.out * a.window for a in axes])
+    return reduce(b, op, b.reshape(cut, [n for a in axes for n in (a.out, a.window)]), [2 * i + 1 for i in range(len(axes))])
+
+
+def _load_by_load(b: Builder, op: str, x: Value, axes: Sequence[_Axis]) -> Value:
+    """A piece for every phase, laid between one another."""
+    phases = list(itertools.product(*(range(a.phases) for a in axes)))
+    pieces = [_piece(b, op, x, axes, phase) for phase in phases]
+    return interleaved(b, pieces, phases, [a.phases for a in axes], [a.out for a in axes])
+
+
+def _piece(b: Builder, op: str, x: Value, axes: Sequence[_Axis], phase: Sequence[int]) -> Value:
+    loads = [a.loads(p) for a, p in zip(axes, phase, strict=True)]
+    met = [each for each in loads if each is not None]
+    if len(met) < len(loads):
+        shape = tuple(blocks(a.out, a.phases) for a in axes)
+        return b.full(TensorType(x.dtype, shape), _identity(op, x))
+    return total(b, op, [part for _, part in load_all(b, x, met, _identity(op, x))])

@@ -1,0 +1,97 @@
+"""Several stores of one kernel into one buffer, put together before they are written: pieces side by side, or laid between one another.
+
+XLA writes an array in one go; a piece with strides would be a scatter, which it does element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from tpuflow.device.fast.access import Positions
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """An array of which element i along axis a lies at starts[a] + steps[a] * i of a view (perhaps outside it)."""
+
+    array: Any
+    starts: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    @property
+    def positions(self) -> list[Positions]:
+        """Where it lies, axis by axis."""
+        rows = zip(self.starts, self.steps, self.array.shape, strict=True)
+        return [Positions(start + step * np.arange(n, dtype=np.int64), (), 0, (0.0, 0.0)) for start, step, n in rows]
+
+    def beside(self, axis: int) -> tuple[Any, ...]:
+        """Equal for pieces that differ along one axis only."""
+        rows = zip(self.starts, self.steps, self.array.shape, strict=True)
+        return tuple((i, *row) for i, row in enumerate(rows) if i != axis)
+
+
+def piece_at(array: Any, wheres: Sequence[Positions]) -> Piece | None:
+    """The piece that an array is; None if its positions are not known now, or not evenly spaced upwards."""
+    starts, steps = [], []
+    for where in wheres:
+        gaps = set(np.diff(where.static).tolist())
+        if where.batch or not isinstance(where.offset, int) or where.static.size == 0 or len(gaps) > 1 or min(gaps, default=1) < 1:
+            return None
+        starts.append(int(where.static[0]) + where.offset)
+        steps.append(gaps.pop() if gaps else 1)
+    return Piece(array, tuple(starts), tuple(steps))
+
+
+def put_together(pieces: Sequence[Piece]) -> list[Piece]:
+    """The same content in fewer pieces, as far as they fit."""
+    if (whole := _woven(pieces)) is not None:
+        return [whole]
+    found = list(pieces)
+    for axis in reversed(range(len(found[0].starts))):
+        groups: dict[Any, list[Piece]] = {}
+        for piece in found:
+            groups.setdefault(piece.beside(axis), []).append(piece)
+        found = [made for group in groups.values() for made in _joined(sorted(group, key=lambda p: p.starts[axis]), axis)]
+    return found
+
+
+def _joined(group: list[Piece], axis: int) -> list[Piece]:
+    first = group[0]
+    step, lengths = first.steps[axis], [p.array.shape[axis] for p in group]
+    if len(group) == 1 or any(p.steps[axis] != step for p in group):
+        return group
+    gaps = [b.starts[axis] - a.starts[axis] for a, b in pairwise(group)]
+    if step == 1 and gaps == lengths[:-1]:
+        return [replace(first, array=lax.concatenate([p.array for p in group], axis))]
+    return group
+
+
+def _woven(pieces: Sequence[Piece]) -> Piece | None:
+    """The one piece that pieces of one size make up which lie between one another, one for each phase of the steps; None if they do not."""
+    first, base = pieces[0], tuple(min(starts) for starts in zip(*(p.starts for p in pieces), strict=True))
+    by_phase = {tuple(s - b for s, b in zip(p.starts, base, strict=True)): p for p in pieces}
+    alike = all(p.steps == first.steps and p.array.shape == first.array.shape for p in pieces)
+    if len(pieces) == 1 or not alike or set(by_phase) != set(product(*map(range, first.steps))):
+        return None
+    return Piece(_weave(by_phase, first.steps), base, (1,) * len(base))
+
+
+def _weave(by_phase: Mapping[tuple[int, ...], Piece], steps: Sequence[int]) -> Any:
+    """Every axis with a step gets one of its own beside it; one reshape at the end, which XLA need not compute through."""
+    moving = [axis for axis, step in enumerate(steps) if step > 1]
+    places = [axis + 1 + i for i, axis in enumerate(moving)]
+    parts = {phase: lax.expand_dims(p.array, places) for phase, p in by_phase.items()}
+    for axis, place in zip(reversed(moving), reversed(places), strict=True):
+        rows: dict[tuple[int, ...], list[Any]] = {}
+        for phase in sorted(parts):
+            rows.setdefault((*phase[:axis], 0, *phase[axis + 1 :]), []).append(parts[phase])
+        parts = {phase: lax.concatenate(row, place) for phase, row in rows.items()}
+    (woven,) = parts.values()
+    shape = next(iter(by_phase.values())).array.shape
+    return woven.reshape([n * step for n, step in zip(shape, steps, strict=True)])

@@ -1,0 +1,157 @@
+"""Rules of the gradients of pooling by a maximum or minimum: who won each window, then what every element gets, gathered."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tpuflow.dtypes import F32, S32, U8
+from tpuflow.lower.frontend.registry import UnsupportedForm, lowers
+from tpuflow.lower.frontend.rules.blocks import Loads, blocks, interleaved, load_all
+from tpuflow.lower.frontend.rules.reductions import total
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import TensorType, Value
+
+Sizes = Sequence[int]
+Padding = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """Window o of `out` covers the positions o * stride + k, k below `window`, of an axis padded by `low` at its start."""
+
+    size: int
+    window: int
+    stride: int
+    low: int
+    out: int
+
+    def inside(self, k: int, count: int) -> np.ndarray:
+        """Whether position k of windows 0 .. count - 1 holds an element (windows that do not exist have nothing to lose): [count]."""
+        place = np.arange(count) * self.stride + k - self.low
+        return ((place >= 0) & (place < self.size)) | (np.arange(count) >= self.out)
+
+    def shares(self, phase: int) -> dict[int, int]:
+        """For the elements at the positions p of one phase of the stride: window position -> first window, for windows that hold p.
+
+        Elements of a phase lie `stride` apart, as the windows do; with stride 1 the first element is the first of the operand.
+        """
+        first = self.low if self.stride == 1 else phase
+        return {k: (first - k) // self.stride for k in range(self.window) if (first - k) % self.stride == 0}
+
+    @property
+    def origin(self) -> int:
+        """Where the first element of phase 0 lies in the operand."""
+        return 0 if self.stride == 1 else -self.low
+
+    @property
+    def count(self) -> int:
+        """Elements of one phase."""
+        return blocks(self.size + (self.low if self.stride > 1 else 0), self.stride)
+
+
+def _axes(shape: Sizes, windows: Sizes, strides: Sizes, padding: Padding) -> list[_Axis]:
+    rows = zip(shape, windows, strides, padding, strict=True)
+    return [_Axis(n, w, s, low, max(0, (n + low + high - w) // s + 1)) for n, w, s, (low, high) in rows]
+
+
+def _counts(axes: Sequence[_Axis]) -> list[int]:
+    return [a.out for a in axes]
+
+
+def _cut(b: Builder, x: Value, axes: Sequence[_Axis], counts: Sizes) -> list[Value]:
+    """What windows 0 .. count - 1 have at each of their positions; 0 outside x."""
+    loads = [Loads(tuple(k - a.low for k in range(a.window)), n, a.stride) for a, n in zip(axes, counts, strict=True)]
+    return [part for _, part in load_all(b, x, loads, 0)]
+
+
+def _inside(b: Builder, axes: Sequence[_Axis], place: Sequence[int], counts: Sizes) -> Value | None:
+    """Which windows have an element at a position (pred); None if all do."""
+    found = None
+    for at, (axis, k, count) in enumerate(zip(axes, place, counts, strict=True)):
+        mask = axis.inside(k, count)
+        if not mask.all():
+            along = b.broadcast(b.constant(mask), counts, (at,))
+            found = along if found is None else b.and_(found, along)
+    return found
+
+
+def _winner(b: Builder, axes: Sequence[_Axis], operand: Value, select: str, counts: Sizes) -> Value:
+    """Number of the window position that `select` keeps: the first of equal ones, never one in the padding."""
+    values = _cut(b, operand, axes, counts)
+    places = list(itertools.product(*(range(a.window) for a in axes)))
+    keep = b.ge if select == "ge" else b.le
+    best, winner = values[0], b.full(TensorType(U8 if len(places) <= 256 else S32, tuple(counts)), 0)
+    chosen = _inside(b, axes, places[0], counts)  # None: every window has chosen
+    for i in range(1, len(places)):
+        inside = _inside(b, axes, places[i], counts)
+        better = b.not_(keep(best, values[i]))
+        if chosen is not None:
+            better = b.or_(b.not_(chosen), better)
+            chosen = None if inside is None else b.or_(chosen, inside)
+        if inside is not None:
+            better = b.and_(inside, better)
+        best, winner = b.select(better, values[i], best), b.select(better, b.full_like(winner, i), winner)
+    return winner
+
+
+@lowers("select_and_scatter_add")
+def _select_and_scatter_add(
+    b: Builder, source: Value, operand: Value, *, select_prim: Any, window_dimensions: Sizes, window_strides: Sizes, padding: Padding
+) -> Value:
+    """Every element gets the sources of the windows that it won, in the order of its places in them; sums of narrow floats are in f32.
+
+    Where no element is in two windows, the winners are found in the same kernel; else they are kept in memory, a byte each.
+    """
+    if not (source.type.elems and operand.type.elems):
+        return b.full_like(operand, 0)
+    axes = _axes(operand.shape, window_dimensions, window_strides, padding)
+    overlap = any(a.window > a.stride or (a.stride == 1 and a.low) for a in axes)
+    counts = [a.out if overlap else a.count for a in axes]
+    winner = _winner(b, axes, operand, select_prim.name, counts)
+    phases = list(itertools.product(*(range(a.stride) for a in axes)))
+    pieces = [_gathered(b, axes, source, winner, phase, overlap=overlap) for phase in phases]
+    origins = [[a.origin + p for a, p in zip(axes, phase, strict=True)] for phase in phases]
+    return b.convert(interleaved(b, pieces, origins, [a.stride for a in axes], operand.shape), source.dtype)
+
+
+def _gathered(b: Builder, axes: Sequence[_Axis], source: Value, winner: Value, phase: Sizes, *, overlap: bool) -> Value:
+    """What the elements of one phase get."""
+    shape = tuple(a.count for a in axes)
+    dtype = F32 if overlap and source.dtype.is_float else source.dtype
+    shares = [a.shares(p) for a, p in zip(axes, phase, strict=True)]
+    if not all(shares):
+        return b.full(TensorType(dtype, shape), 0)
+    loads = [Loads(tuple(dict.fromkeys(s.values())), n) for s, n in zip(shares, shape, strict=True)]
+    given = dict(load_all(b, source, loads, 0))
+    won = dict(load_all(b, winner, loads, 0)) if overlap else {(0,) * len(axes): winner}
+    terms = []
+    for place in itertools.product(*shares):
+        at = tuple(s[k] for s, k in zip(shares, place, strict=True))
+        number = sum(k * math.prod(a.window for a in axes[i + 1 :]) for i, k in enumerate(place))
+        terms.append(b.select(b.eq(won[at], number), b.convert(given[at], dtype), 0))
+    return total(b, "add", terms)
+
+
+@lowers("select_and_gather_add")
+def _select_and_gather_add(
+    b: Builder, tangents: Value, operand: Value, *, select_prim: Any, window_dimensions: Sizes, window_strides: Sizes, padding: Padding,
+    base_dilation: Sizes, window_dilation: Sizes,
+) -> Value:  # fmt: skip
+    """The tangent at the position that won each window."""
+    if {*base_dilation, *window_dilation} - {1}:
+        raise UnsupportedForm("dilated windows")
+    axes = _axes(operand.shape, window_dimensions, window_strides, padding)
+    counts = _counts(axes)
+    if 0 in counts or not operand.type.elems:
+        return b.full(TensorType(tangents.dtype, tuple(counts)), 0)
+    winner = _winner(b, axes, operand, select_prim.name, counts)
+    result, *others = _cut(b, tangents, axes, counts)
+    for i, value in enumerate(others, 1):
+        result = b.select(b.eq(winner, i), value, result)
+    return result

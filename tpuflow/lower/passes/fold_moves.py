@@ -1,0 +1,81 @@
+"""FoldMoves: elementwise work and reductions read through windows what was sliced, padded, reversed or transposed for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from tpuflow.isa.instruction import MAX_RANK
+from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
+from tpuflow.lower.graph.ops import ELEMENTWISE
+from tpuflow.lower.graph.scalars import scalar_of
+from tpuflow.lower.passes.analysis import live_nodes
+from tpuflow.lower.passes.base import Pass
+from tpuflow.lower.passes.views import MOVES, Scalar, Seen, after, whole
+
+READERS = ELEMENTWISE | {"reduce", "join"}
+
+
+@dataclass(frozen=True, slots=True)
+class FoldMoves(Pass):
+    """Replace a chain of moves that elementwise nodes and reductions read by one `window`, which costs them nothing.
+
+    Before: %2 = pad %0, %1; %3 = slice %2; %4 = max %3, %5.    After: %3 = window{view} %0; %4 = max %3, %5.
+    Needs: simplified graph.    Keeps: every bit; the moves themselves where something else reads them.
+    Never: folds what a window cannot say (a reshape of a slice, two padding values), or moves whose value is computed in the same kernel.
+    """
+
+    def __call__(self, graph: Graph) -> Graph:
+        folding = _Folding({}, {}, {})
+        nodes = [new for node in graph.nodes for new in folding.rewritten(self.map_regions(node))]
+        return replace(graph, nodes=live_nodes(nodes, graph.outputs))
+
+
+@dataclass(slots=True)
+class _Folding:
+    """What is known while a region is walked: who makes a value, what it is a view of, and the windows made so far."""
+
+    maker: dict[Value, Node]
+    seen: dict[Value, Seen | None]
+    windows: dict[Value, Value]
+
+    def rewritten(self, node: Node) -> list[Node]:
+        """The node, reading windows, after those that it is the first to need."""
+        self.maker.update(dict.fromkeys(node.results, node))
+        if node.op not in READERS:
+            return [node]
+        made: list[Node] = []
+        inputs = tuple(self._window(v, node, made) for v in node.inputs)
+        return [*made, node if inputs == node.inputs else replace(node, inputs=inputs)]
+
+    def _window(self, value: Value, user: Node, made: list[Node]) -> Value:
+        if value in self.windows:
+            return self.windows[value]
+        seen = self._chain(value)
+        if seen is None or not seen.moves or not value.shape or sum(n != 1 for n in value.shape) > MAX_RANK:
+            return value
+        maker = self.maker[value]
+        fill = scalar_of(0, value.dtype) if seen.fill is None else seen.fill
+        attrs = MappingProxyType({"view": tuple(sorted(seen.view, key=lambda v: v.axis)), "fill": fill})
+        made.append(Node("window", (seen.source,), (Value(TensorType(value.dtype, value.shape)),), attrs, (), maker.source, maker.scope))
+        self.windows[value] = made[-1].result
+        return made[-1].result
+
+    def _chain(self, value: Value) -> Seen | None:
+        """The value as a view of the first thing in memory that moves lead back to; None if it is not moved at all."""
+        if value not in self.seen:
+            self.seen[value] = self._followed(self.maker.get(value))
+        return self.seen[value]
+
+    def _followed(self, node: Node | None) -> Seen | None:
+        if node is None or node.op not in MOVES or not node.result.type.elems:
+            return None
+        operand = node.inputs[0]
+        fill = self._number(node.inputs[1]) if node.op == "pad" else None
+        before = self._chain(operand)
+        longer = None if before is None else after(before, node, fill)
+        return after(whole(operand), node, fill) if longer is None else longer
+
+    def _number(self, value: Value) -> Scalar | None:
+        made = self.maker.get(value)
+        return made.attrs["value"] if made is not None and made.op == "full" else None
