@@ -28,17 +28,30 @@ def _batches(data: Arrays) -> tuple[Arrays, Arrays]:
     return (x[:full].reshape(-1, BATCH, *x.shape[1:]), y[:full].reshape(-1, BATCH)), (x[full:], y[full:])
 
 
+def step_of(model: Any, data: Any, policy: str, optimizer: Any, batch: int, params: Any) -> tuple[Any, Any]:
+    """(training step, initial state which may be donated), the very ones that tpuflow.train makes."""
+    recipe, state = _prepared(model, data, policy, optimizer, batch, params)
+    return recipe.train_step, state
+
+
 def _recipe(policy: str, data: Arrays, params: Any) -> tuple[Any, Any]:
-    """(recipe, initial state) as tpuflow.train makes them."""
+    """(recipe, initial state) of the MNIST example."""
     import optax
 
     from models.mlp import MLP
+
+    return _prepared(MLP(), data, policy, optax.sgd(LEARNING_RATE), BATCH, params)
+
+
+def _prepared(model: Any, data: Any, policy: str, optimizer: Any, batch: int, params: Any) -> tuple[Any, Any]:
     from tpuflow.api.preparing import Options, prepare
 
-    sgd = optax.sgd(LEARNING_RATE)
     job = prepare(
-        Options(MLP(), data, None, policy, sgd, "softmax_cross_entropy", 1, BATCH, -1, "generic", 0, params, False, "fast", "native")
-    )
+        Options(
+            model=model, data=data, eval_data=None, policy=policy, optimizer=optimizer, loss="softmax_cross_entropy", epochs=1,
+            batch_size=batch, sink_size=-1, chip="generic", seed=0, params=params, shuffle=False, engine="fast", fidelity="native",
+        )
+    )  # fmt: skip
     return job.recipe, _own_copy(job.state)
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import re
 from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -346,6 +347,34 @@ def test_the_tutorial_ends_with_the_accuracy_of_every_class():
     ]
 
 
+def test_the_custom_loop_prints_a_line_a_sink_and_ends_with_the_accuracy(small_mnist, capsys):
+    assert main(["lenet_custom_loop", "--batch-size", "8", "--sink-size", "3", "--epochs", "2", "--policy", "O3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "============== Starting Training =============="
+    assert re.fullmatch(r"epoch: 1/2, losses: 2\.\d+", lines[1]) and re.fullmatch(r"epoch: 2/2, losses: 2\.\d+", lines[2])
+    share = float(re.fullmatch(r"Accuracy: \{'acc': (.+)\}", lines[3])[1])
+    assert 24 * share == pytest.approx(round(24 * share)), "a share of 24 test images"
+
+
+def _lenet_weights(folder: Path) -> Path:
+    """A file of weights as PyTorch names them."""
+    rng = np.random.default_rng(3)
+    shapes = {"conv1": (6, 1, 5, 5), "conv2": (16, 6, 5, 5), "fc1": (120, 400), "fc2": (84, 120), "fc3": (10, 84)}
+    state = {f"{name}.weight": 0.1 * rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    state |= {f"{name}.bias": np.zeros(shapes[name][0], np.float32) for name in ("fc1", "fc2", "fc3")}
+    np.savez(folder / "lenet.npz", **state)
+    return folder / "lenet.npz"
+
+
+def test_the_custom_loop_and_the_training_give_the_same_losses(small_mnist, tmp_path, capsys):
+    arguments = ["--batch-size", "8", "--sink-size", "4", "--epochs", "2", "--test-samples", "0"]
+    assert main(["lenet_custom_loop", *arguments, "--init", str(_lenet_weights(tmp_path))]) == 0
+    assert _run("lenet", *arguments, "--init", str(_lenet_weights(tmp_path)), "--json", str(tmp_path / "out.json")) == 0
+    losses = [epoch["losses"][-1] for epoch in json.loads((tmp_path / "out.json").read_text())["history"]]
+    printed = re.findall(r"losses: (\S+)", capsys.readouterr().out)
+    np.testing.assert_allclose([float(text) for text in printed], losses, rtol=1e-6)
+
+
 def test_cifar_starts_from_pytorchs_weights_and_counts_every_class(small_cifar10, capsys):
     assert _run("cifar", "--epochs", "1", "--test-samples", "20") == 0
     out = capsys.readouterr().out
@@ -399,6 +428,24 @@ def test_steps_end_a_training_that_is_not_sunk(small_mnist, capsys):
 def test_numbers_out_of_range_are_refused_by_name(option, capsys):
     assert main(["lenet", option, "0"]) == 2
     assert f"{option}: expected 1 or more, got 0" in capsys.readouterr().err
+
+
+def test_precision_options_reach_the_training(small_mnist, captured):
+    assert _run("lenet", "--policy", "O3", "--loss-scale", "512", "--keep-batchnorm-fp32", "yes", "--accumulate", "4") == 0
+    assert _run("lenet", "--policy", "O2", "--loss-scale", "dynamic", "--keep-batchnorm-fp32", "no") == 0
+    names = ("policy", "loss_scale", "keep_batchnorm_fp32", "accumulate_steps")
+    assert [tuple(call[name] for name in names) for call in captured] == [("O3", 512.0, True, 4), ("O2", "dynamic", False, 1)]
+
+
+def test_a_schedule_counts_updates_and_not_the_steps_between(small_mnist, captured):
+    assert _run("lenet", "--schedule", "linear", "--lr-end", "0", "--lr", "1", "--momentum", "0", "--steps", "8", "--accumulate", "2") == 2
+    assert _run("lenet", *"--schedule linear --lr-end 0 --lr 1 --momentum 0 --steps 8 --sink-size -1 --accumulate 2".split()) == 0
+    (call,) = captured
+    state, rates = call["optimizer"].init({"w": np.ones(1, np.float32)}), []
+    for _ in range(5):
+        updates, state = call["optimizer"].update({"w": np.ones(1, np.float32)}, state)
+        rates.append(-float(updates["w"][0]))
+    np.testing.assert_allclose(rates, [1, 0.75, 0.5, 0.25, 0.25], rtol=1e-6)
 
 
 def test_smoothing_decay_and_clipping_reach_the_training(small_mnist, captured):

@@ -52,3 +52,16 @@ TEN_STEPS = {
     "bf16": 8e-3,  # measured 1e-4: at most one unit in the last place of bf16
     "mixed_bf16": 1e-3,  # measured 1e-5: bf16 gradients, one unit apart, scaled by the learning rate
 }
+
+
+@dataclass(frozen=True)
+class StepBound:
+    """How far one training step may be from float64: relative errors by the Euclidean norm; `gradients`: the worst tensor's."""
+
+    logits: float
+    loss: float
+    statistics: float
+    gradients: float
+
+
+RESNET50: dict[str, StepBound] = {}

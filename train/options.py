@@ -19,14 +19,16 @@ def option(default: Any, group: str, text: str, parse: Callable[[str], Any] = st
     return field(default=default, metadata={"group": group, "help": text, "type": parse, **keywords})
 
 
-def loss_scale(text: str) -> str | float:
-    """ "none", "dynamic", or a number for a static scale."""
+def scale(text: str) -> str | float:
+    """A loss scale: none, dynamic, or the number of a static one."""
     return text if text in ("none", "dynamic") else float(text)
 
 
 def yes_no(text: str) -> bool:
-    """ "yes" or "no"."""
-    return {"yes": True, "no": False}[text.lower()]
+    """Of yes or no."""
+    if text not in ("yes", "no"):
+        raise argparse.ArgumentTypeError(f"expected yes or no, got {text!r}")
+    return text == "yes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,13 @@ class Options:
     momentum: float = option(0.0, "training", "of sgd", float)
     weight_decay: float = option(0.0, "training", "added to the gradients, times the parameters", float)
     clip_norm: float | None = option(None, "training", "scale gradients down to this global norm", float, metavar="NORM")
+    accumulate: int = option(1, "training", "steps for one update, which takes the mean of their gradients", int)
+    loss_scale: str | float | None = option(
+        None, "training", "none, dynamic, or a number for a static scale; else as the policy says", scale, metavar="SCALE"
+    )
+    keep_batchnorm_fp32: bool | None = option(
+        None, "training", "batch normalisation in fp32: yes or no; else as the policy says", yes_no, metavar="YES|NO"
+    )
     label_smoothing: float = option(0.0, "training", "share of the label that is spread over the other classes", float)
     init: str = option("random", "training", "initial weights: random, torch-seed0 (where the recipe has them), or a file of PyTorch's")
     seed: int = option(0, "training", "of random weights, of the data's order, of random transforms", int)
@@ -83,8 +92,8 @@ def check(options: Options) -> None:
     Raises:
       ConfigError: one is not.
     """
-    least = {"epochs": 1, "batch_size": 1, "sink_size": -1, "shuffle": -1, "steps": 1, "train_samples": 1, "test_samples": 0}
-    least |= {"warmup_epochs": 0, "momentum": 0, "weight_decay": 0}
+    least = dict.fromkeys(("epochs", "batch_size", "steps", "accumulate", "train_samples"), 1)
+    least |= {"sink_size": -1, "shuffle": -1, "test_samples": 0, "warmup_epochs": 0, "momentum": 0, "weight_decay": 0}
     for name, bound in least.items():
         value = getattr(options, name)
         if value is not None and value < bound:

@@ -1,13 +1,17 @@
-"""Documented figures, and PyTorch's, beside ours: `python -m train.parity [mnist]`; without a name, the documented MNIST logs."""
+"""Documented figures, and PyTorch's, beside ours: `python -m train.parity [mnist|cifar|resnet50]`; mnist if none is named."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from train import parity_mnist
+from train import parity_cifar, parity_mnist, parity_resnet
 
-COMPARISONS: Mapping[str, Callable[[Sequence[str] | None], int]] = {"mnist": parity_mnist.main}
+COMPARISONS: Mapping[str, Callable[[Sequence[str] | None], int]] = {
+    "mnist": parity_mnist.main,
+    "cifar": parity_cifar.main,
+    "resnet50": parity_resnet.main,
+}
 """Name -> its command line."""
 
 

@@ -37,6 +37,7 @@ class Task:
     variables: Mapping[str, Any] | None = None
     loss: Any = "softmax_cross_entropy"
     callbacks: Sequence[tpuflow.Callback] = ()
+    metrics: Sequence[str] | None = None
     finish: Callable[[Any], None] = field(default=lambda result: None)
 
 
@@ -70,6 +71,10 @@ def run_task(task: Task, options: Options) -> Any:
         chip=options.chip,
         seed=options.seed,
         params=task.variables,
+        keep_batchnorm_fp32=options.keep_batchnorm_fp32,
+        loss_scale=options.loss_scale,
+        accumulate_steps=options.accumulate,
+        metrics=task.metrics,
         callbacks=(*task.callbacks, *stop),
         engine=options.engine,
         fidelity=options.fidelity,
@@ -109,11 +114,10 @@ class StopAfter(tpuflow.Callback):
 
 
 def optimizer_for(options: Options, steps_per_epoch: int) -> Any:
-    """The Optax optimizer with its schedule, weight decay and clipping."""
+    """The Optax optimizer with its schedule, which counts updates, weight decay and clipping."""
     per_epoch = options.sink_size if options.sink_size > 0 else steps_per_epoch
-    rates = Rates(
-        options.lr, options.lr_init, options.lr_end, options.warmup_epochs, per_epoch, options.steps or options.epochs * per_epoch
-    )
+    updates, total = (math.ceil(steps / options.accumulate) for steps in (per_epoch, options.steps or options.epochs * per_epoch))
+    rates = Rates(options.lr, options.lr_init, options.lr_end, options.warmup_epochs, updates, total)
     rate = SCHEDULES[options.schedule](rates)
     return make_optimizer(
         options.optimizer, rate, momentum=options.momentum, weight_decay=options.weight_decay, clip_norm=options.clip_norm

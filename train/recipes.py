@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from train import cifar, lenet, mnist, relu_reduce_mean_dense, resnet, squeezenet, vgg16
+from train import cifar, lenet, lenet_custom_loop, mnist, relu_reduce_mean_dense, resnet, squeezenet, vgg16
 from train.recipe import Recipe
 
 RECIPES: Mapping[str, Recipe] = {
@@ -12,6 +12,7 @@ RECIPES: Mapping[str, Recipe] = {
     for row in (
         mnist.RECIPE,
         lenet.RECIPE,
+        lenet_custom_loop.RECIPE,
         cifar.RECIPE,
         resnet.RECIPE_50,
         resnet.RECIPE_101,

@@ -15,10 +15,9 @@ from tpuflow.api.checking import check_choice, check_number
 from tpuflow.api.feeding import ArrayFeed, Feed, make_feed
 from tpuflow.api.losses import check_fit, check_labels, get_loss
 from tpuflow.api.metrics import check_metrics, get_metrics
-from tpuflow.api.modelling import MISFITS, get_model
+from tpuflow.api.modelling import MISFITS, get_model, initial_params
 from tpuflow.api.staging import Target
 from tpuflow.api.stepping import Recipe, TrainState
-from tpuflow.api.weights import starting_variables
 from tpuflow.chips import get_chip
 from tpuflow.device.runtime import ENGINES, FIDELITIES
 from tpuflow.errors import ConfigError, DataError, TpuflowError
@@ -158,11 +157,10 @@ def _initial_state(recipe: Recipe, first: Leaves, params: Any, seed: int) -> Tra
         raise
     if not jax.tree.leaves(shapes):
         raise ConfigError(f"model {model.name} has no parameters: there is nothing to train.")
-    given, given_carried = (None, None) if params is None else starting_variables(params, shapes, carried)
-    if given is None or (jax.tree.leaves(carried) and given_carried is None):
+    given = None if params is None else initial_params(params, shapes)
+    if given is None or jax.tree.leaves(carried):
         fresh, carried = jax.jit(model.init)(_key(seed, 0), jnp.zeros(spec.shape, spec.dtype))
         given = fresh if given is None else given
-    carried = carried if given_carried is None else given_carried
     key = _key(seed, 1) if model.needs_key(given, carried, spec) else None
     return recipe.initial_state(given, carried, key)
 

@@ -1,0 +1,29 @@
+"""The CIFAR-10 network of PyTorch's tutorial, batch 4: tpuflow's sink beside plain JAX and PyTorch, interleaved in one run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.contest import Workload, main
+from models.cifar_net import CifarNet
+
+
+def _twin() -> Any:
+    from train.torch_models import SmallNet
+
+    return SmallNet(3, conv_bias=True)
+
+
+WORKLOAD = Workload(
+    "cifar", CifarNet, _twin, (32, 32, 3), batch=4, steps=500, rounds=9, lr=0.001, momentum=0.9,
+    policies=("fp32", "fp16", "mixed"),
+    limits={
+        ("tpuflow fp32", "torch fp32"): 1.0,
+        ("tpuflow fp32", "jax_scan fp32"): 1.0,
+        ("tpuflow fp16", "tpuflow fp32"): 1.15,
+        ("tpuflow mixed", "tpuflow fp32"): 1.15,
+    },
+)  # fmt: skip
+
+if __name__ == "__main__":
+    main(WORKLOAD, __doc__)

@@ -1,0 +1,29 @@
+"""LeNet-5, batch 32: tpuflow's sink beside plain JAX and PyTorch, interleaved in one run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.contest import Workload, main
+from models.lenet import LeNet5
+
+
+def _twin() -> Any:
+    from train.torch_models import SmallNet
+
+    return SmallNet(1, conv_bias=False)
+
+
+WORKLOAD = Workload(
+    "lenet", LeNet5, _twin, (32, 32, 1), batch=32, steps=100, rounds=9, lr=0.01, momentum=0.9,
+    policies=("fp32", "fp16", "mixed"),
+    limits={
+        ("tpuflow fp32", "jax_scan fp32"): 0.5,
+        ("tpuflow fp32", "torch fp32"): 1.3,
+        ("tpuflow fp16", "tpuflow fp32"): 1.15,
+        ("tpuflow mixed", "tpuflow fp32"): 1.15,
+    },
+)  # fmt: skip
+
+if __name__ == "__main__":
+    main(WORKLOAD, __doc__)

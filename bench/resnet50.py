@@ -1,0 +1,28 @@
+"""ResNet-50, batch 4 at 224x224: tpuflow's sink beside plain JAX and PyTorch, interleaved in one run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.contest import Workload, main
+from models.resnet import MINDSPORE, resnet50
+
+
+def _twin() -> Any:
+    from train.torch_models import ResNet
+
+    return ResNet((3, 4, 6, 3), bottleneck=True, classes=10, even=False, epsilon=MINDSPORE.epsilon)
+
+
+WORKLOAD = Workload(
+    "resnet50", resnet50, _twin, (224, 224, 3), batch=4, steps=1, rounds=5, lr=0.01, momentum=0.9,
+    policies=("fp32", "fp16", "mixed"),
+    limits={
+        ("tpuflow fp32", "jax_scan fp32"): 1.1,
+        ("tpuflow fp16", "tpuflow fp32"): 1.15,
+        ("tpuflow mixed", "tpuflow fp32"): 1.15,
+    },
+)  # fmt: skip
+
+if __name__ == "__main__":
+    main(WORKLOAD, __doc__)

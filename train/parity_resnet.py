@@ -1,0 +1,235 @@
+"""ResNet-50 beside PyTorch, one training step: `python -m train.parity resnet50` compares logits, loss, statistics and every gradient.
+
+Both start from the weights that PyTorch draws from seed 0 and see the same CIFAR-10 images. fp32 sums in different orders differ, and fifty
+layers of ReLU and batch normalisation amplify the difference, so a gradient is judged by its distance from a float64 run, beside that of
+PyTorch's own fp32. Under fp16 and bf16 policies the same distances are stated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+import tpuflow
+from models import resnet
+from tpuflow.api.preparing import Options, prepare
+from tpuflow.errors import TpuflowError
+from tpuflow.importers import flax_params
+from train import cifar10, transforms
+from train.data import ImageData
+
+BATCH, SIDE, CLASSES = 4, 224, 10
+STATE_BOUND = 1e-4
+"""Relative difference of logits, loss and statistics from PyTorch's fp32."""
+
+GRADIENT_RATIO = 3.0
+"""How many times PyTorch's own fp32 error of a gradient ours may be, both against float64."""
+
+POLICIES = ("O2", "O3", "mixed", "mixed_bf16")
+
+Arrays = tuple[np.ndarray, np.ndarray]
+Tree = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one training step gives: logits [B, classes], the loss, and by Flax path the new batch statistics and the gradients."""
+
+    logits: np.ndarray
+    loss: float
+    statistics: Mapping[str, np.ndarray]
+    gradients: Mapping[str, np.ndarray]
+
+
+def batch_of(images: ImageData, side: int, count: int = BATCH) -> Arrays:
+    """The first training images as the recipe sees them, without crops and flips: float32 [count, side, side, 3], int32 [count]."""
+    steps = transforms.resnet_evaluation(side)
+    return transforms.apply(steps, images.train[0][:count], np.random.default_rng(0)), images.train[1][:count]
+
+
+class Twin:
+    """ResNet-50 in PyTorch with the weights of seed 0, and the Flax model with the same."""
+
+    def __init__(self) -> None:
+        import torch
+
+        from train.torch_models import ResNet
+
+        torch.manual_seed(0)
+        self.model = resnet.resnet50(CLASSES)
+        epsilon = self.model.style.epsilon
+        self._network = ResNet(self.model.stages, bottleneck=True, classes=CLASSES, even=False, epsilon=epsilon)
+        self._like = jax.eval_shape(self.model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, SIDE, SIDE, 3), np.float32))
+        self.variables = self._as_flax({name: tensor.numpy().copy() for name, tensor in self._network.state_dict().items()})
+
+    def step(self, batch: Arrays, dtype: str = "float32", threads: int | None = None) -> Step:
+        """One step of a fresh copy of the PyTorch network."""
+        import copy
+
+        import torch
+
+        from train.torch_training import Setting, applied, gradients, images_of
+
+        network = copy.deepcopy(self._network).to(getattr(torch, dtype)).train()
+        with applied(Setting(getattr(torch, dtype), threads)):
+            logits = network(images_of(batch[0], getattr(torch, dtype)))
+            loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(batch[1].astype(np.int64)))
+            loss.backward()
+        state = {name: tensor.detach().numpy() for name, tensor in network.state_dict().items()}
+        found = self._as_flax({**state, **gradients(network)})
+        return Step(logits.detach().numpy(), loss.item(), flat(found["batch_stats"]), flat(found["params"]))
+
+    def _as_flax(self, state: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """A state dict in Flax's tree and axes, in the types it has."""
+        wide = any(array.dtype == np.float64 for array in state.values())
+        like = jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), np.float64 if wide else leaf.dtype), leaf.shape), self._like)
+        return flax_params(state, like, resnet.torch_layers(self.model))
+
+
+def flat(tree: Tree) -> dict[str, np.ndarray]:
+    """Path -> array, as float64."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf).astype(np.float64) for path, leaf in leaves}
+
+
+def recording() -> optax.GradientTransformation:
+    """An optimizer that moves nothing: its state is the gradients of the last step."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return jax.tree.map(lambda g: g * 0.0, updates), updates
+
+    return optax.GradientTransformation(lambda params: jax.tree.map(lambda p: p * 0.0, params), update)
+
+
+def our_step(twin: Twin, batch: Arrays, policy: str = "fp32", **options: Any) -> Step:
+    """The step on the simulated device, through `tpuflow.train`; the logits by the same forward pass.
+
+    `options`: more arguments of `tpuflow.train`.
+    """
+    result = tpuflow.train(
+        twin.model, batch, policy=policy, optimizer=recording(), loss="softmax_cross_entropy", batch_size=len(batch[0]),
+        params=twin.variables["params"], progress=False, **options,
+    )  # fmt: skip
+    logits = training_logits(twin, batch, policy)
+    return _step(logits, result.losses[0], result.carried["batch_stats"], gradients_of(result.opt_state, twin))
+
+
+def training_logits(twin: Twin, batch: Arrays, policy: str) -> Any:
+    """The logits of a training step, which normalises by the batch's own statistics, computed on the device under the policy."""
+    job = prepare(
+        Options(
+            model=twin.model, data=batch, eval_data=None, policy=policy, optimizer=None, loss=None, epochs=1, batch_size=len(batch[0]),
+            sink_size=-1, chip="generic", seed=0, params=twin.variables["params"], shuffle=False, engine="fast", fidelity="native",
+        )
+    )  # fmt: skip
+    state = job.state
+    return tpuflow.jit(job.recipe.outputs)(state.params, state.carried, batch[0], None)
+
+
+def gradients_of(opt_state: Any, twin: Twin) -> Tree:
+    """The recorded gradients, wherever the optimizer's state has them."""
+    tree = jax.tree.structure(twin.variables["params"])
+    found: list[Tree] = []
+    jax.tree.map(lambda node: found.append(node), opt_state, is_leaf=lambda node: jax.tree.structure(node) == tree)
+    return next(node for node in found if jax.tree.structure(node) == tree)
+
+
+def jax_step(twin: Twin, batch: Arrays) -> Step:
+    """The step by plain `jax.jit`, in fp32."""
+    model = twin.model
+
+    def loss_of(params: Any, statistics: Any, batch: Any) -> Any:
+        logits, new = model.apply({"params": params, "batch_stats": statistics}, batch[0], train=True, mutable=["batch_stats"])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean(), (logits, new["batch_stats"])
+
+    compute = jax.jit(jax.value_and_grad(loss_of, has_aux=True))
+    (loss, (logits, statistics)), grads = compute(twin.variables["params"], twin.variables["batch_stats"], batch)
+    return _step(logits, float(loss), statistics, grads)
+
+
+def _step(logits: Any, loss: float, statistics: Tree, gradients: Tree) -> Step:
+    return Step(np.asarray(logits, np.float64), loss, flat(statistics), flat(gradients))
+
+
+def error(found: np.ndarray, reference: np.ndarray) -> float:
+    """|found - reference| / |reference|, by the Euclidean norm."""
+    return float(np.linalg.norm(found - reference) / max(np.linalg.norm(reference), np.finfo(np.float64).tiny))
+
+
+def errors(step: Step, reference: Step) -> dict[str, Any]:
+    """The relative error of everything: of the worst statistic, and of every gradient."""
+    return {
+        "logits": error(step.logits, reference.logits),
+        "loss": abs(step.loss - reference.loss) / abs(reference.loss),
+        "statistics": max(error(step.statistics[name], array) for name, array in reference.statistics.items()),
+        "gradients": {name: error(step.gradients[name], array) for name, array in reference.gradients.items()},
+    }
+
+
+def gradient_ratios(ours: Mapping[str, float], theirs: Mapping[str, float]) -> dict[str, float]:
+    """Our error over PyTorch's, for every gradient tensor."""
+    return {name: ours[name] / max(value, np.finfo(np.float64).tiny) for name, value in theirs.items()}
+
+
+def report(images: ImageData, *, side: int = SIDE, policies: Sequence[str] = POLICIES) -> dict[str, Any]:
+    """Every error, and "failed": how many bounds do not hold."""
+    twin, batch = Twin(), batch_of(images, side)
+    exact, theirs, ours = twin.step(batch, "float64"), twin.step(batch), our_step(twin, batch)
+    beside = errors(ours, theirs)
+    against = {"PyTorch": errors(theirs, exact), "jax.jit": errors(jax_step(twin, batch), exact), "ours": errors(ours, exact)}
+    ratios = gradient_ratios(against["ours"]["gradients"], against["PyTorch"]["gradients"])
+    short = {policy: errors(our_step(twin, batch, policy), exact) for policy in policies}
+    failed = sum(not beside[what] <= STATE_BOUND for what in ("logits", "loss", "statistics"))
+    failed += sum(not ratio <= GRADIENT_RATIO for ratio in ratios.values())
+    return {
+        "side": side, "batch": BATCH, "failed": failed, "beside PyTorch": beside, "against float64": against | short, "ratios": ratios
+    }  # fmt: skip
+
+
+def table(figures: Mapping[str, Any]) -> str:
+    """The figures as text."""
+    lines = [f"ResNet-50, batch {figures['batch']} at {figures['side']}x{figures['side']}: relative errors"]
+    lines.append(f"{'':24} {'logits':>9} {'loss':>9} {'statistics':>10} {'gradients: median':>18} {'largest':>9}")
+    rows = {"ours - PyTorch": figures["beside PyTorch"], **{f"{k} - float64": v for k, v in figures["against float64"].items()}}
+    for name, row in rows.items():
+        grads = list(row["gradients"].values())
+        cells = f"{row['logits']:9.1e} {row['loss']:9.1e} {row['statistics']:10.1e} {np.median(grads):18.1e} {max(grads):9.1e}"
+        lines.append(f"{name:24} {cells}")
+    ratios = figures["ratios"]
+    worst = max(ratios, key=lambda name: ratios[name])
+    lines.append(f"gradient error over PyTorch's: median {np.median(list(ratios.values())):.2f}, largest {ratios[worst]:.2f} ({worst})")
+    return "\n".join([*lines, f"{figures['failed']} bounds fail (state {STATE_BOUND:g}, gradients {GRADIENT_RATIO:g} times PyTorch's)"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compute, print, write JSON; 0 if every bound holds, 1 if one fails, 2 if there are no data, 130 after Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="python -m train.parity resnet50", description=__doc__)
+    parser.add_argument("--side", type=int, default=SIDE, help="height and width of the images [%(default)s]")
+    parser.add_argument("--policies", nargs="*", default=POLICIES, help="policies to state the errors of [all]")
+    parser.add_argument("--data-dir", type=Path, help="folder of the data; else $TPUFLOW_DATA, the user's cache, a download")
+    parser.add_argument("--json", type=Path, default=Path("parity_resnet50.json"), metavar="FILE", help="[%(default)s]")
+    options = parser.parse_args(argv)
+    return _published(lambda: report(cifar10.load(options.data_dir), side=options.side, policies=options.policies), options.json)
+
+
+def _published(make: Callable[[], dict[str, Any]], path: Path) -> int:
+    try:
+        figures = make()
+        path.write_text(json.dumps(figures, indent=1) + "\n")
+    except (TpuflowError, OSError) as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"interrupted: {path} is not written", file=sys.stderr)
+        return 130
+    print(table(figures))
+    return 1 if figures["failed"] else 0
