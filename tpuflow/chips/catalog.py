@@ -97,9 +97,9 @@ CHIPS = {
             power_watts=310.0,
             source="32 AI cores with six pipelines, 32 GB of HBM as 5 (parameters) + 26 (feature maps) + 1 (collectives), 128 GB/s a core "
             "[course]; cube 16x16x16 f16 or 16x32x16 s8 a cycle at 1 GHz, no f32 (cast to f16), vector 256 bytes a cycle, L0C 256 KB, L1 1 "
-            "MB + UB 256 KB as one vector memory, blocks of 32 bytes, L2 of 32 MB at 110 bytes a cycle and core [cann]; HBM 1.2 TB/s (maker; "
-            "[cann] counts 1.02), PCIe 4 x16, 310 W; bf16 (which the cube lacks) priced as f16, registers, launch, DMA start-up, kernel "
-            "floor and issue assumed until fitted",
+            "MB + UB 256 KB as one vector memory, blocks of 32 bytes, L2 of 32 MB at 110 bytes a cycle and core [cann]; HBM 1.2 TB/s "
+            "(maker; [cann] counts 1.02), PCIe 4 x16, 310 W; bf16 (which the cube lacks) priced as f16, registers, launch, DMA start-up, "
+            "kernel floor and issue assumed until fitted",
         ),
         Chip(
             name="bm1684x",

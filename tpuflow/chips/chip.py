@@ -26,7 +26,10 @@ class Chip:
     `hbm_burst_bytes`. A cache of `cache_bytes` that all cores share gives each `core_cache_bytes_per_second`. `hbm_parameter_bytes`,
     `hbm_feature_bytes` and `hbm_collective_bytes` divide HBM where the maker does (0: undivided).
 
-    The last group are the efficiency constants that `tpuflow calibrate` fits; `fit` says from what and how well.
+    The last group are efficiencies. `issue_cycles` go by before an instruction, `dma_seconds` before a move's first byte,
+    `kernel_seconds` between kernels; `hbm_efficiency` is the sustained share of the HBM bandwidth, `matrix_efficiency` that of the
+    arrays; `traffic_share` is how many bytes the maker's compiler moves for each of this one's, since it fuses further. `tpuflow
+    calibrate` fits some of them; `fit` says from what and how well.
     """
 
     name: str
@@ -68,6 +71,7 @@ class Chip:
     dma_seconds: float = 0.5e-6
     kernel_seconds: float = 1.0e-6
     hbm_efficiency: float = 0.85
+    traffic_share: float = 1.0
     matrix_efficiency: float = 1.0
     fit: str = UNCALIBRATED
 

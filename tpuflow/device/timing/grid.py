@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.place import SECTIONS
 from tpuflow.device.timing.cores import share
-from tpuflow.device.timing.prices import LOAD, SIGNAL, STORE, WAIT, Bits, Clock, Op, PricedKernel
+from tpuflow.device.timing.prices import LOAD, MOVE, SIGNAL, STORE, WAIT, Bits, Clock, Op, PricedKernel
 from tpuflow.device.timing.schedule import Core, Touched, repeat
 
 PROLOGUE, BODY, EPILOGUE = range(len(SECTIONS))
@@ -67,11 +67,10 @@ class _Run:
         self.ops: dict[tuple[int, Bits], tuple[Op, ...]] = {}
         first = [tuple(table[0][1] for _, table in section) for section in plan.sections]
         every = [op for section in first for op in section]
-        self.signaller = {op[3]: op[1] for op in every if op[0] == SIGNAL}
         self.core = Core(plan.semaphores, {op[3]: op[1] for op in every if op[0] == WAIT})
         self.touched_point, self.touched_step = Touched.by(*first), Touched.by(first[BODY])
-        self.next_point = {d: _first(d, first, ((PROLOGUE, BODY, EPILOGUE),)) for d in (LOAD, STORE)}
-        self.next_step = {d: _first(d, first, ((BODY,), (EPILOGUE, PROLOGUE, BODY))) for d in (LOAD, STORE)}
+        self.next_point = {d: _paths(d, first, ((PROLOGUE, BODY, EPILOGUE),)) for d in (LOAD, STORE)}
+        self.next_step = {d: _paths(d, first, ((BODY,), (EPILOGUE, PROLOGUE, BODY))) for d in (LOAD, STORE)}
 
     def time(self) -> int:
         """Run it."""
@@ -125,26 +124,26 @@ class _Run:
         self.core.run(ops)
 
     def _point_floors(self) -> dict[int, int]:
-        return {d: self._floor(d, ops) for d, ops in self.next_point.items()}
+        return {d: self._floor(paths) for d, paths in self.next_point.items()}
 
     def _step_floors(self) -> dict[int, int]:
-        return {d: self._floor(d, ops) for d, ops in self.next_step.items()}
+        return {d: self._floor(paths) for d, paths in self.next_step.items()}
 
-    def _floor(self, direction: int, ops: tuple[Op, ...]) -> int:
-        """A time before which the direction's next move does not start, whichever of `ops` comes first."""
-        if not ops:
-            return self.core.end
-        clock = self.core.clock
-        return min(
-            max(clock[direction], clock[self.signaller[op[3]]]) if op[0] == WAIT and not self.core.signals[op[3]] else clock[direction]
-            for op in ops
-        )
+    def _floor(self, paths: tuple[Path, ...]) -> int:
+        """A time before which a direction's next move does not start, whichever of the paths to it is taken."""
+        return min((self.core.earliest(path) for path in paths), default=self.core.end)
 
 
-def _first(queue: int, sections: Sequence[Sequence[Op]], orders: Sequence[Sequence[int]]) -> tuple[Op, ...]:
-    """The first instruction that a queue has in each order of sections, where it has any."""
+Path = tuple[Op, ...]
+"""Instructions up to and including the first move of one direction."""
 
-    def found(order: Sequence[int]) -> Iterator[Op]:
-        return (op for section in order for op in sections[section] if op[1] == queue)
 
-    return tuple(op for order in orders if (op := next(found(order), None)) is not None)
+def _paths(direction: int, sections: Sequence[Sequence[Op]], orders: Sequence[Sequence[int]]) -> tuple[Path, ...]:
+    """The way to the direction's next move in each order of sections, where there is one."""
+    found = []
+    for order in orders:
+        ops = [op for section in order for op in sections[section]]
+        ends = [i for i, op in enumerate(ops) if op[0] == MOVE and op[1] == direction]
+        if ends:
+            found.append((*(op for op in ops[: ends[0]] if op[0] in (SIGNAL, WAIT)), ops[ends[0]]))
+    return tuple(found)

@@ -47,7 +47,8 @@ class Clock:
         """Bytes at the core's share of the sustained HBM bandwidth, in picoseconds; of `reads` equal ones all but one from the cache."""
         rate = self.chip.core_bandwidth(self.cores)
         cached = max(rate, self.chip.core_cache_bytes_per_second)
-        return math.ceil(count_bytes * PICOSECONDS * (1 / rate + (reads - 1) / cached) / reads)
+        seconds = self.chip.traffic_share * (1 / rate + (reads - 1) / cached) / reads  # a byte
+        return math.ceil(count_bytes * PICOSECONDS * seconds)
 
     def op(self, instruction: Instruction, cost: Cost, reads: int = 1) -> Op:
         """What the scheduler needs to know of one execution; a load reads the same data `reads` times, all but once from the cache."""

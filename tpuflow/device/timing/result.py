@@ -51,9 +51,9 @@ class Work:
         return Work(macs, *(n * times for n in counts))
 
     def roofline_seconds(self, chip: Chip) -> float:
-        """No chip does it faster: the matrix peak and the HBM bandwidth, whichever takes longer."""
+        """No chip does it faster: the matrix peak and the HBM bandwidth (for what is moved there), whichever takes longer."""
         matrix = sum(2 * n / chip.peak_flops(t) for t, n in self.macs.items())
-        return max(matrix, self.hbm_bytes / chip.hbm_bytes_per_second)
+        return max(matrix, chip.traffic_share * self.hbm_bytes / chip.hbm_bytes_per_second)
 
 
 NOTHING = Work({}, 0, 0, 0, 0)

@@ -88,6 +88,23 @@ class Core:
         mine.append((at, at + work))
         return at + work
 
+    def earliest(self, path: Sequence[Op]) -> int:
+        """A time before which the last instruction of a path does not start: the path run as if nothing took any time."""
+        clock = self.clock.copy()
+        waiting: dict[int, deque[int]] = {}
+        for op in path:
+            kind, queue = op[0], op[1]
+            if kind == SIGNAL:
+                self._copied(op[3], waiting).append(clock[queue])
+            elif kind == WAIT and (signals := self._copied(op[3], waiting)):
+                clock[queue] = max(clock[queue], signals.popleft())
+        return clock[path[-1][1]]
+
+    def _copied(self, semaphore: int, copies: dict[int, deque[int]]) -> deque[int]:
+        if semaphore not in copies:
+            copies[semaphore] = self.signals[semaphore].copy()
+        return copies[semaphore]
+
     # ---- repetition
 
     def key(self, touched: Touched, floors: dict[int, int]) -> tuple[Hashable, int]:
