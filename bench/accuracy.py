@@ -187,7 +187,7 @@ def run() -> tuple[dict[str, Fit], list[Line], list[Mapping[str, str]]]:
     with ROWS.open() as file:
         rows = {row["id"]: row for row in csv.DictReader(file)}
     known = cases()
-    first = {case.key: row_id for row_id, case in reversed(known.items())}
+    first = {case.key: row_id for row_id, case in reversed(list(known.items()))}
     with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
         found = dict(zip(first, pool.map(model, first.values()), strict=True))
     curves = {}
@@ -218,8 +218,9 @@ def page(fits: Mapping[str, Fit], lines: list[Line], others: list[Mapping[str, s
         "# How far off the modelled times are",
         "",
         "Made by `python -m bench.accuracy --fit`; do not edit. Measured rows are published figures, each with its source, in",
-        "`bench/measured_steps.csv`; grade A rows are fully specified, in grade B rows one item was inferred. A row is modelled by compiling the",
-        "very step and timing its Program on the chip's row. What joins several chips is not modelled yet, nor is the host's input pipeline.",
+        "`bench/measured_steps.csv`; grade A rows are fully specified, in grade B rows one item was inferred. A row is modelled by",
+        "compiling the very step and timing its Program on the chip's row. What joins several chips is not modelled yet, nor is the",
+        "host's input pipeline.",
         "",
         f"{len(lines)} rows modelled; {constants} constants fitted, {len(graded)} rows of grade A. **Median absolute error over grade A: "
         f"{statistics.median(graded):.0%}; with the row's model left out of the fit: {statistics.median(left):.0%}.**",
@@ -233,9 +234,10 @@ def page(fits: Mapping[str, Fit], lines: list[Line], others: list[Mapping[str, s
     ]
     text += [
         "",
-        "`kernel_seconds` is what passes between two kernels. `traffic_share` is how many bytes the maker's compiler moves to and from HBM for",
-        "each byte that this compiler moves: it fuses further (batch normalisation into its neighbours, above all), and a published time is that",
-        "of its program, not of ours. A share far below one is work left for this compiler's fusion, not a property of the chip.",
+        "`kernel_seconds` is what passes between two kernels. `traffic_share` is how many bytes the maker's compiler moves to and from",
+        "HBM for each byte that this compiler moves: it fuses further (batch normalisation into its neighbours, above all), and a",
+        "published time is that of its program, not of ours. A share far below one is work left for this compiler's fusion, not a",
+        "property of the chip.",
         "",
         "| row | model | batch | chip | grade | measured ms | modelled ms | error | model left out | remarks |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -284,7 +286,8 @@ def fits_module(fits: Mapping[str, Fit]) -> str:
         for family, fit in fits.items()
     )
     return (
-        '"""Efficiency constants by chip family; written by `python -m bench.accuracy --fit` from published times (docs/accuracy.md)."""\n\n'
+        '"""Efficiency constants by chip family; written by `python -m bench.accuracy --fit` from published times '
+        '(docs/accuracy.md)."""\n\n'
         "from __future__ import annotations\n\nfrom collections.abc import Mapping\nfrom typing import Any\n\n"
         f"FITS: Mapping[str, Mapping[str, Any]] = {{\n{rows}}}\n"
     )

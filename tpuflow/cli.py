@@ -64,6 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     estimate.add_argument("--sink-size", type=int, default=100, help="training steps a host round trip (default: 100)")
     estimate.add_argument("--kernels", type=int, default=10, metavar="N", help="show the N kernels that take longest (default: 10)")
     estimate.add_argument("--json", type=Path, help="write everything here too")
+    calibrate = add(
+        "calibrate", _calibrate, "fit a chip family's efficiency constants to measured step times",
+        "a CSV with the columns target (module:function), batch, chip, milliseconds and, if wanted, policy, sink_size, model",
+    )  # fmt: skip
+    calibrate.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="write a chip file (.toml) with the constants for each chip")
     add("info", _info, "say what a saved Program is: chip, signature, memory, instructions", "a .tpx file")
     show = add("disassemble", _disassemble, "print a saved Program as text", "a .tpx file")
     show.add_argument("-o", "--output", type=Path, help="write the text here instead")
@@ -93,6 +98,12 @@ def _estimate(args: argparse.Namespace) -> None:
     from tpuflow.api.commands import run_estimate  # compiling needs the frontend, which running a saved Program does not
 
     run_estimate(args.file, args.batch, args.chip, args.policy, args.sink_size, args.kernels, args.json)
+
+
+def _calibrate(args: argparse.Namespace) -> None:
+    from tpuflow.api.commands import run_calibrate
+
+    run_calibrate(args.file, args.output)
 
 
 def _read_arrays(path: Path | None, ports: Sequence[Port]) -> dict[str, np.ndarray]:

@@ -62,7 +62,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The modelled time of a measured step as a function of the constants: at each share of `TRAFFIC` without kernel floors, and kernels."""
+    """The modelled time of a measured step over the constants: at each share of `TRAFFIC` without kernel floors, and its kernels."""
 
     measurement: Measurement
     times: tuple[float, ...]

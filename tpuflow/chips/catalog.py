@@ -9,9 +9,11 @@ is arithmetic on such numbers, "assumed" has no source.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tpuflow.chips.chip import Chip
+from tpuflow.chips.fits import FITS
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -40,7 +42,7 @@ def _tpu(**fields: Any) -> Chip:
 
 
 CHIPS = {
-    chip.name: chip
+    chip.name: replace(chip, **FITS.get(chip.family, {}))
     for chip in (
         Chip(
             name="generic",
