@@ -96,6 +96,11 @@ class Policy:
         """Whether what a model carries from step to step (running statistics) is read in fp32: with fp32 parameters or norms."""
         return "float32" in (self.param_dtype, self.norm_dtype)
 
+    @property
+    def surrounds_norms(self) -> bool:
+        """Whether batch normalisation has inputs or statistics in fp32 among layers that have not, so that casts belong around it."""
+        return self.casts == "all" and self.keeps_statistics
+
     def around_norm(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """The call of a batch-normalisation layer with inputs in its own type and results in the compute type."""
 
@@ -191,6 +196,6 @@ def get_loss_scale(scale: LossScale | float | str) -> LossScale:
         return scale
     if isinstance(scale, (int, float)) and not isinstance(scale, bool):
         return LossScale("static", initial=float(scale))
-    if scale in LOSS_SCALES:
+    if isinstance(scale, str) and scale in LOSS_SCALES:
         return LOSS_SCALES[scale]
     raise unknown("loss scale", scale, LOSS_SCALES, "a number (static) or a tpuflow.amp.LossScale")

@@ -15,8 +15,7 @@ from tpuflow.api.analysis import MemoryAnalysis, cost_analysis, memory_analysis
 from tpuflow.api.compiling import jit
 from tpuflow.api.flattening import leaf_names
 from tpuflow.api.losses import get_loss
-from tpuflow.api.modelling import get_model
-from tpuflow.api.stepping import Recipe, TrainState
+from tpuflow.api.stepping import Recipe, TrainState, make_recipe
 from tpuflow.chips import Chip, get_chip
 from tpuflow.compiler import compile_sink
 from tpuflow.device.timing import ProgramTime, time_program
@@ -137,8 +136,7 @@ def estimate_training(
 
 def training_recipe(model: Any, labels: Any, policy: amp.Policy, optimizer: Any, loss: Any) -> Recipe:
     """The step that `tpuflow.train` would make of these."""
-    chosen = amp.with_loss_scale(optax.adam(1e-3) if optimizer is None else optimizer, policy.loss_scale)
-    return Recipe(get_model(model), policy, get_loss(loss, labels)[0], chosen)
+    return make_recipe(model, policy, get_loss(loss, labels)[0], optimizer)
 
 
 def training_program(recipe: Recipe, inputs: Any, labels: Any, chip: Chip) -> Program:
@@ -160,7 +158,7 @@ def training_program(recipe: Recipe, inputs: Any, labels: Any, chip: Chip) -> Pr
 def _state(recipe: Recipe, inputs: Any) -> TrainState:
     key = jax.random.key(0)
     params, carried = recipe.model.init(key, inputs)
-    params = recipe.policy.cast_params(params)
+    params = recipe.policy.cast_params(params, recipe.model.norms(params, carried))
     spec = jax.ShapeDtypeStruct(inputs.shape, inputs.dtype)
     return TrainState(params, carried, recipe.optimizer.init(params), key if recipe.model.needs_key(params, carried, spec) else None)
 

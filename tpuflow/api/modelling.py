@@ -93,13 +93,20 @@ def _linen(module: linen.Module, around_norm: AroundNorm | None) -> Model:
 
 def _intercepted(around_norm: AroundNorm | None) -> AbstractContextManager[Any]:
     """Within it, every call of a linen module that owns running statistics goes through `around_norm`."""
+    if around_norm is None:
+        return nullcontext()
+    inside: list[linen.Module] = []  # a call from within such a layer (super().__call__) is part of it
 
     def intercept(call: Any, args: Any, kwargs: Any, context: linen.module.InterceptorContext) -> Any:
-        if around_norm is not None and context.method_name == "__call__" and _owns_statistics(context.module):
+        if inside or context.method_name != "__call__" or not _owns_statistics(context.module):
+            return call(*args, **kwargs)
+        inside.append(context.module)
+        try:
             return around_norm(call)(*args, **kwargs)
-        return call(*args, **kwargs)
+        finally:
+            inside.pop()
 
-    return nullcontext() if around_norm is None else linen.intercept_methods(intercept)
+    return linen.intercept_methods(intercept)
 
 
 def _owns_statistics(module: linen.Module) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from tpuflow import amp
 from tpuflow.api.batching import Leaves, Signature, is_pair_of_arrays
@@ -15,9 +14,9 @@ from tpuflow.api.checking import check_choice, check_number
 from tpuflow.api.feeding import ArrayFeed, Feed, make_feed
 from tpuflow.api.losses import check_fit, check_labels, get_loss
 from tpuflow.api.metrics import check_metrics, get_metrics
-from tpuflow.api.modelling import MISFITS, get_model, initial_params
+from tpuflow.api.modelling import MISFITS, initial_params
 from tpuflow.api.staging import Target
-from tpuflow.api.stepping import Recipe, TrainState
+from tpuflow.api.stepping import Recipe, TrainState, make_recipe
 from tpuflow.chips import get_chip
 from tpuflow.device.runtime import ENGINES, FIDELITIES
 from tpuflow.errors import ConfigError, DataError, TpuflowError
@@ -76,7 +75,6 @@ def prepare(o: Options) -> Job:
       ConfigError, DataError: see `tpuflow.train`.
     """
     policy, chip = amp.get_policy(o.policy).adjusted(o.keep_batchnorm_fp32, o.loss_scale), get_chip(o.chip)
-    model = get_model(o.model, policy.around_norm if policy.keeps_norms else None)
     check_choice("engine", o.engine, ENGINES)
     check_choice("fidelity", o.fidelity, FIDELITIES)
     check_number("epochs", o.epochs, 1)
@@ -89,13 +87,14 @@ def prepare(o: Options) -> Job:
         raise ConfigError("eval_epochs and eval_steps say when to evaluate, but there is no eval_data.")
     if o.optimizer is not None and not hasattr(o.optimizer, "update"):
         raise ConfigError(f"optimizer: expected an Optax transformation such as optax.sgd(1e-3), got {o.optimizer!r}.")
+    if o.metrics is not None and o.eval_data is None:
+        raise ConfigError("metrics: they are measured on eval_data, which is not given.")
     batch_size = 32 if o.batch_size is None else o.batch_size
     feed = make_feed(o.data, batch_size, sink_size=o.sink_size, shuffle=o.shuffle, seed=o.seed)
     first = feed.first()
     loss, why = get_loss(o.loss, first[1])
-    optimizer = amp.with_loss_scale(optax.adam(1e-3) if o.optimizer is None else o.optimizer, policy.loss_scale)
     metrics = get_metrics(o.metrics, loss, policy.loss_dtype)
-    recipe = Recipe(model, policy, loss, amp.accumulate(optimizer, o.accumulate_steps), metrics)
+    recipe = make_recipe(o.model, policy, loss, o.optimizer, accumulate_steps=o.accumulate_steps, metrics=metrics)
     state = _initial_state(recipe, first, o.params, o.seed)
     classes = _check_data(recipe, state, feed, first, "data")
     eval_feed = None if o.eval_data is None else _eval_feed(recipe, state, o.eval_data, batch_size, classes)
@@ -105,7 +104,7 @@ def prepare(o: Options) -> Job:
         **({"batch_size": str(batch_size)} if o.batch_size is None and isinstance(feed, ArrayFeed) else {}),
     }
     settings = {
-        "model": model.name,
+        "model": recipe.model.name,
         "policy": policy.name,
         "loss": loss.name,
         "loss_scale": policy.loss_scale.kind,

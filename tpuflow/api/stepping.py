@@ -13,7 +13,7 @@ import optax
 from tpuflow import amp
 from tpuflow.api.losses import Loss
 from tpuflow.api.metrics import Metric, measure
-from tpuflow.api.modelling import Apply, Model
+from tpuflow.api.modelling import Apply, Model, get_model
 
 
 class TrainState(NamedTuple):
@@ -87,6 +87,27 @@ class Recipe:
         norms = self.model.norms(params, carried) if self.policy.keeps_norms else False
         cast = amp.autocast(apply, self.policy, keep=(norms, self.policy.keeps_statistics))
         return cast(params, carried, self.policy.cast_inputs(inputs), key)
+
+
+def make_recipe(
+    model: Any,
+    policy: amp.Policy,
+    loss: Loss,
+    optimizer: optax.GradientTransformation | None = None,
+    *,
+    accumulate_steps: int = 1,
+    metrics: tuple[Metric, ...] = (),
+) -> Recipe:
+    """The step of a linen or nnx module: accumulation around the loss scale around the optimizer (adam(1e-3) if not given).
+
+    So the optimizer, with the clipping and weight decay it may hold, sees gradients that are unscaled and averaged.
+
+    Raises:
+      ConfigError: the model is neither linen nor nnx.
+    """
+    scaled = amp.with_loss_scale(optax.adam(1e-3) if optimizer is None else optimizer, policy.loss_scale)
+    layers = get_model(model, policy.around_norm if policy.surrounds_norms else None)
+    return Recipe(layers, policy, loss, amp.accumulate(scaled, accumulate_steps), metrics)
 
 
 def _on_host(leaf: Any) -> Any:
