@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Callable
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +17,7 @@ from tests.compile_cases import CASES
 from tpuflow.chips import CHIPS
 from tpuflow.compiler import PIPELINE
 from tpuflow.dtypes import BF16, F16, F32, PRED, S32, DType
+from tpuflow.lower.frontend.jaxpr import lower_jaxpr
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.interpret import interpret
@@ -514,3 +517,28 @@ def test_moves_that_something_else_reads_stay() -> None:
     b = Builder("both", [T(F32, 3, 4)])
     turned = b.transpose(b.inputs[0], (1, 0))
     assert ops(folded(b, b.neg(turned), turned)) == {"window": 1, "neg": 1, "transpose": 1}
+
+
+# --- normalisation --------------------------------------------------------------------------------------------------------
+
+
+def _batch_norm(scale: jax.Array, bias: jax.Array, x: jax.Array, dy: jax.Array) -> tuple[jax.Array, ...]:
+    """relu(batch norm(x)), its statistics, and the gradients of all three operands."""
+
+    def forward(scale: jax.Array, bias: jax.Array, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        mean = x.mean((0, 1, 2))
+        var = jnp.square(x - mean).mean((0, 1, 2))
+        return jax.nn.relu((x - mean) * (jax.lax.rsqrt(var + 1e-5) * scale) + bias), (mean, var)
+
+    y, backward, statistics = jax.vjp(forward, scale, bias, x, has_aux=True)
+    return (y, *statistics, *backward(dy))
+
+
+def test_batch_norm_forward_and_backward_is_six_kernels_that_store_nothing_large_between_them() -> None:
+    vector, image = jax.ShapeDtypeStruct((64,), np.float32), jax.ShapeDtypeStruct((4, 14, 14, 64), np.float32)
+    graph = lower_jaxpr(jax.make_jaxpr(_batch_norm)(vector, vector, image, image), "batch_norm")
+    for step in PIPELINE:
+        graph = step(graph)
+    assert sorted(kinds(graph)) == ["map", "map", "reduce", "reduce", "reduce", "reduce"]
+    large = [v for node in graph.nodes for v in node.results if v.type.elems > 64]
+    assert set(large) <= set(graph.outputs)

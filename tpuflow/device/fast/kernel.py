@@ -19,8 +19,9 @@ from jax import lax
 
 from tpuflow.device.fast.access import CannotLift, Trips
 from tpuflow.device.fast.arithmetic import LaxArithmetic
-from tpuflow.device.fast.lift import HANDLERS, Lifting, State, Virtual, compute
+from tpuflow.device.fast.lift import HANDLERS, compute
 from tpuflow.device.fast.spans import spans_of
+from tpuflow.device.fast.virtual import Lifting, State, Virtual
 from tpuflow.isa import matrix, vector
 from tpuflow.isa.instruction import Instruction, Tile
 from tpuflow.isa.program import Buffer, Kernel

@@ -245,6 +245,6 @@ class Grouping:
 
     def _reduce_candidates(self, value: Value) -> Iterator[Group]:
         made = self.group(value)
-        sources = [value] if made is None or made.kind != "map" else [value, *(v for n in made.nodes for v in n.results)]
+        sources = [value] if made is None or made.kind == "opaque" else [value, *(v for n in made.nodes for v in n.results)]
         for source in sources:
             yield from (g for g in self._readers.get(source, ()) if g.kind == "reduce" and any(n.op == "reduce" for n in g.nodes))

@@ -16,6 +16,9 @@ COSTLY_WEIGHT = 6
 MAX_REPEATED_WEIGHT = 24
 MAX_REPEATS = 3
 CHEAP_WEIGHT = 2
+MOST_READ = (
+    2.25  # times the bytes of a value, to compute it again: what storing and loading it moves, and a little for one number a channel
+)
 
 
 def weight(node: Node) -> int:
@@ -111,7 +114,7 @@ class Outline:
         if not self._only_for(cone, maker.result, group):
             readers = {g for n in self.users[maker.result] if (g := self.grouping.group_of.get(n)) is not None and g is not made_in}
             many = len(readers) > MAX_REPEATS and cost > CHEAP_WEIGHT
-            if many or cost > repeats.budget or self._bytes_read(cone) > 2 * bytes_of([maker.result]):
+            if many or cost > repeats.budget or self._bytes_read(cone) > MOST_READ * bytes_of([maker.result]):
                 return False
             repeats.budget -= cost
         repeats.accepted.update(cone)

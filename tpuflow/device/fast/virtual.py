@@ -1,0 +1,82 @@
+"""What the lift rules work on: virtual tensors, the state of a kernel that is being translated, and what is known about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax import lax
+
+from tpuflow.device.fast import access
+from tpuflow.device.fast.arithmetic import LaxArithmetic
+from tpuflow.device.fast.pieces import Piece, put_together
+from tpuflow.device.fast.spans import Spans
+from tpuflow.isa.instruction import Tile, Window
+from tpuflow.isa.program import Buffer, Kernel
+
+
+@dataclass(frozen=True)
+class Virtual:
+    """A tile's content over all lifted trips: leading dimensions for the lifted grid axes in `batch`, then the tile's own axes."""
+
+    array: Any
+    batch: tuple[int, ...] = ()
+
+
+@dataclass
+class State:
+    """What a kernel changes while it is translated: buffers (storage form) and tiles (the arithmetic's form)."""
+
+    hbm: dict[int, Any]
+    tiles: dict[Tile, Virtual] = field(default_factory=dict)
+    pieces: dict[int, list[tuple[Window, Piece]]] = field(default_factory=dict)
+    padded: dict[Any, tuple[Any, Any]] = field(default_factory=dict)  # what a padded view was made of, and the view
+
+    def put_down(self, buffers: Sequence[Buffer]) -> None:
+        """Write the pieces that wait for others."""
+        for b, waiting in self.pieces.items():
+            window = waiting[0][0]
+            view = access.to_view(self.hbm[b], window)
+            for piece in put_together([piece for _, piece in waiting]):
+                view = access.write_axes(view, piece.array, window, piece.positions)
+            self.hbm[b] = access.from_view(view, window, buffers[b].shape)
+        self.pieces = {}
+
+
+@dataclass
+class Lifting:
+    """What a lift rule knows: kernel, buffer table, arithmetic, which grid axes are loops, and whether all steps are taken at once."""
+
+    kernel: Kernel
+    buffers: Sequence[Buffer]
+    ar: LaxArithmetic
+    looped: frozenset[int]
+    folded: bool = False
+    spans: Spans = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Trips of every grid axis."""
+        return tuple(g.size for g in self.kernel.grid)
+
+    def read(self, tile: Tile, state: State) -> Virtual:
+        """The current content of a tile (the verifier has shown that there is one)."""
+        return state.tiles[tile]
+
+    def aligned(self, values: Sequence[Virtual]) -> tuple[list[Any], tuple[int, ...]]:
+        """The arrays brought to one common set of batch dimensions."""
+        batch = tuple(sorted({g for v in values for g in v.batch}))
+        return [self.expand(v, batch) for v in values], batch
+
+    def expand(self, value: Virtual, batch: tuple[int, ...]) -> Any:
+        if value.batch == batch:
+            return value.array
+        rank = value.array.ndim - len(value.batch)
+        shape = tuple(self.sizes[g] for g in batch) + value.array.shape[len(value.batch) :]
+        where = [batch.index(g) for g in value.batch] + [len(batch) + i for i in range(rank)]
+        return lax.broadcast_in_dim(value.array, shape, where)
+
+    def lifted(self, axis_grid: int) -> bool:
+        """Whether a grid axis is lifted (not looped)."""
+        return axis_grid >= 0 and axis_grid not in self.looped
