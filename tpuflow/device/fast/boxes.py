@@ -32,14 +32,22 @@ class Stride:
         return self.start + (self.length - 1) * self.step + 1
 
 
+def spacing(where: Positions) -> int:
+    """The distance of neighbouring positions; 0 if they are not known now or not evenly spaced."""
+    static = where.static
+    if where.batch or not isinstance(where.offset, int) or static.ndim != 1 or not static.size:
+        return 0
+    step = int(static[1] - static[0]) if static.size > 1 else 1
+    return step if static.size <= 2 or bool((np.diff(static) == step).all()) else 0
+
+
 def strides(wheres: Sequence[Positions]) -> tuple[Stride, ...] | None:
     """The positions of every axis as strides; None if some are not known now or not evenly spaced."""
     found = []
     for where in wheres:
-        gaps = set(np.diff(where.static).tolist()) if where.static.ndim == 1 else {0}
-        if where.batch or not isinstance(where.offset, int) or not where.static.size or len(gaps) > 1 or gaps == {0}:
+        step = spacing(where)
+        if not step:
             return None
-        step = gaps.pop() if gaps else 1
         ends = int(where.static[0]) + where.offset, int(where.static[-1]) + where.offset
         found.append(Stride(min(ends), abs(step), len(where.static), step < 0))
     return tuple(found)

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from tpuflow.device.fast.access import Positions
+from tpuflow.device.fast.boxes import spacing
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,11 @@ def piece_at(array: Any, wheres: Sequence[Positions]) -> Piece | None:
     """The piece that an array is; None if its positions are not known now, or not evenly spaced upwards."""
     starts, steps = [], []
     for where in wheres:
-        gaps = set(np.diff(where.static).tolist())
-        if where.batch or not isinstance(where.offset, int) or where.static.size == 0 or len(gaps) > 1 or min(gaps, default=1) < 1:
+        step = spacing(where)
+        if step < 1:
             return None
         starts.append(int(where.static[0]) + where.offset)
-        steps.append(gaps.pop() if gaps else 1)
+        steps.append(step)
     return Piece(array, tuple(starts), tuple(steps))
 
 
