@@ -59,10 +59,10 @@ def _history(policy: str) -> list[dict]:
 
 
 def _follow(lines: LogLines, history: list[dict]) -> None:
-    for epoch in history:
-        lines.on_epoch_begin(SimpleNamespace(metrics={}))
-        for loss in epoch["losses"]:
-            lines.on_step_end(SimpleNamespace(loss=np.float32(loss), metrics={}))
+    for number, epoch in enumerate(history):
+        lines.on_epoch_begin(SimpleNamespace(epoch=number))
+        for step, loss in enumerate(epoch["losses"], 1):
+            lines.on_step_end(SimpleNamespace(epoch=number, step_in_epoch=step, loss=np.float32(loss)))
         lines.on_epoch_end(SimpleNamespace(metrics=epoch))
 
 
@@ -306,9 +306,9 @@ def test_a_loss_is_printed_in_as_many_digits_as_fp32_has():
 
 def _follow_sinks(lines, losses: list[float]) -> None:
     lines.on_train_begin(SimpleNamespace())
-    for loss in losses:
-        run = SimpleNamespace(loss=loss, metrics={})
-        lines.on_epoch_begin(run)
+    for number, loss in enumerate(losses):
+        lines.on_epoch_begin(SimpleNamespace(steps=number))
+        run = SimpleNamespace(epoch=number, step_in_epoch=1, steps=number + 1, loss=loss, sink_seconds=0.25)
         lines.on_step_end(run)
         lines.on_sink_end(run)
         lines.on_epoch_end(run)
@@ -319,18 +319,16 @@ def test_the_guide_of_resnet_has_its_lines(capsys):
     _follow_sinks(GuideLines(out), [1.2800476551055908])
     lines = out.getvalue().splitlines()
     assert lines[1] == "epoch: 1 step 1, loss is 1.2800476551055908"
-    assert re.fullmatch(r"[\d.e-]+ ms", lines[2]) and re.fullmatch(r"Epoch time: \d+\.\d{3}, per step time: \d+\.\d{3}", lines[3])
+    assert lines[2] == "250.0 ms" and re.fullmatch(r"Epoch time: \d+\.\d{3}, per step time: \d+\.\d{3}", lines[3])
 
 
 def test_the_tutorial_prints_means_of_2000_losses_and_drops_a_rest():
     out = io.StringIO()
     lines = TutorialLines(out=out)
-    lines.on_epoch_begin(SimpleNamespace())
-    for i in range(4500):
-        lines.on_step_end(SimpleNamespace(loss=float(i)))
-    lines.on_epoch_begin(SimpleNamespace())
-    for _ in range(2000):
-        lines.on_step_end(SimpleNamespace(loss=2.2084))
+    for epoch, losses in enumerate((range(4500), [2.2084] * 2000)):
+        lines.on_epoch_begin(SimpleNamespace(step_in_epoch=0))
+        for step, loss in enumerate(losses, 1):
+            lines.on_step_end(SimpleNamespace(epoch=epoch, step_in_epoch=step, loss=float(loss)))
     lines.on_train_end(SimpleNamespace())
     assert out.getvalue().splitlines() == [
         "[1,  2000] loss: 999.500", "[1,  4000] loss: 2999.500", "[2,  2000] loss: 2.208", "Finished Training"
@@ -407,21 +405,39 @@ def test_relu_reduce_mean_dense_prints_the_documented_zeros(capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "epochs", "sink_size"),
-    [("", 10, 1000), ("--steps 40 --sink-size -1", 1, 40), ("--steps 40 --sink-size 20", 2, 20), ("--steps 9 --sink-size 0", 2, 0)],
+    [("", 10, 1000), ("--steps 12 --sink-size -1", 2, -1), ("--steps 30 --sink-size 20", 2, 20), ("--steps 9 --sink-size 0", 2, 0)],
 )
-def test_steps_become_whole_sinks(arguments, epochs, sink_size, small_mnist, captured):
+def test_there_are_as_many_epochs_as_the_steps_need(arguments, epochs, sink_size, small_mnist, captured):
     assert _run("lenet", "--batch-size", "8", *arguments.split()) == 0
     assert (captured[0]["epochs"], captured[0]["sink_size"]) == (epochs, sink_size)
 
 
-def test_steps_that_are_no_whole_sinks_are_refused(small_mnist, captured, capsys):
-    assert _run("lenet", "--steps", "30", "--sink-size", "20") == 2
-    assert "not a multiple" in capsys.readouterr().err and not captured
+@pytest.mark.parametrize(("sink_size", "trips"), [("0", 9), ("4", 3), ("-1", 2)])
+def test_a_training_ends_after_the_steps_that_are_asked_for(sink_size, trips, small_mnist, capsys):
+    assert _run("lenet", "--batch-size", "8", "--sink-size", sink_size, "--steps", "9", "--test-samples", "0") == 0
+    assert f": 9 steps of 8, {trips} round trips" in capsys.readouterr().out
 
 
-def test_steps_end_a_training_that_is_not_sunk(small_mnist, capsys):
-    assert _run("lenet", "--batch-size", "8", "--sink-size", "0", "--steps", "9", "--test-samples", "0") == 0
-    assert ": 9 steps of 8, 9 round trips" in capsys.readouterr().out
+def test_steps_that_are_no_whole_sinks_are_refused_by_the_custom_loop(small_mnist, capsys):
+    assert main(["lenet_custom_loop", "--steps", "30", "--sink-size", "20"]) == 2
+    assert "not a multiple" in capsys.readouterr().err
+
+
+def test_a_training_that_was_saved_goes_on_where_it_ended(small_cifar10, tmp_path, capsys):
+    def run(*arguments: str, to: str) -> list[float]:
+        assert _run("cifar", "--test-samples", "0", *arguments, "--json", str(tmp_path / to)) == 0
+        return [loss for epoch in json.loads((tmp_path / to).read_text())["history"] for loss in epoch["losses"]]
+
+    saved = ["--checkpoint-dir", str(tmp_path / "saved"), "--checkpoint-steps", "5"]
+    whole = run("--steps", "20", to="whole.json")
+    assert run("--steps", "10", *saved, to="half.json") == whole[:10]
+    assert run("--steps", "20", "--resume", *saved, to="rest.json")[-10:] == whole[10:]
+
+
+@pytest.mark.parametrize("option", [["--resume"], ["--checkpoint-steps", "5"]])
+def test_checkpoints_need_a_folder(option, capsys):
+    assert main(["lenet", *option]) == 2
+    assert "need --checkpoint-dir" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--epochs", "--batch-size", "--steps", "--train-samples"])
@@ -438,7 +454,6 @@ def test_precision_options_reach_the_training(small_mnist, captured):
 
 
 def test_a_schedule_counts_updates_and_not_the_steps_between(small_mnist, captured):
-    assert _run("lenet", "--schedule", "linear", "--lr-end", "0", "--lr", "1", "--momentum", "0", "--steps", "8", "--accumulate", "2") == 2
     assert _run("lenet", *"--schedule linear --lr-end 0 --lr 1 --momentum 0 --steps 8 --sink-size -1 --accumulate 2".split()) == 0
     (call,) = captured
     state, rates = call["optimizer"].init({"w": np.ones(1, np.float32)}), []

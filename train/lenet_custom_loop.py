@@ -14,6 +14,7 @@ from jax import numpy as jnp
 import tpuflow
 from models.lenet import TORCH_LAYERS, LeNet5
 from tpuflow import amp
+from tpuflow.errors import ConfigError
 from train import data, lenet
 from train.logs import STARTING
 from train.options import Options
@@ -68,7 +69,9 @@ def run(options: Options) -> None:
     optimizer = amp.accumulate(amp.with_loss_scale(optimizer_for(options, len(walked)), policy.loss_scale), options.accumulate)
     given = initial_variables(options, model, TORCH_LAYERS, (32, 32, 1))
     variables = policy.cast_params(model.init(jax.random.key(options.seed), train[0][:1]) if given is None else given)
-    epochs, size, _ = walk(options, len(walked))
+    epochs, size = walk(options, len(walked))[0], options.sink_size
+    if options.steps is not None and options.steps % max(1, size):
+        raise ConfigError(f"--steps {options.steps} is not a multiple of --sink-size {size}; this loop ends where a sink ends.")
     print(STARTING, flush=True)
     loop = tpuflow.sink(
         make_step(model, optimizer, policy), Loader(walked), size, state=(variables, optimizer.init(variables)), epochs=epochs,

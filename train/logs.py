@@ -1,7 +1,4 @@
-"""The log lines of the documented examples, as callbacks.
-
-They count for themselves, so the lines do not depend on the sink but where the document's do: steps are reported at the end of a sink.
-"""
+"""The log lines of the documented examples, as callbacks."""
 
 from __future__ import annotations
 
@@ -35,23 +32,18 @@ class LogLines(_Lines):
         self._samples = samples
         self._batch_size = batch_size
         self._every = every
-        self._epoch = 0
-        self._batch = 0
 
-    def on_epoch_begin(self, run: Any) -> None:
+    def on_epoch_begin(self, run: tpuflow.Run) -> None:
         """`Epoch 1` and its rule."""
-        self._epoch += 1
-        self._batch = 0
-        self._print(f"Epoch {self._epoch}\n-------------------------------")
+        self._print(f"Epoch {run.epoch + 1}\n-------------------------------")
 
-    def on_step_end(self, run: Any) -> None:
+    def on_step_end(self, run: tpuflow.Run) -> None:
         """`loss: 2.304688  [   64/60000]` for the batches 0, 100, 200, ..."""
-        if self._batch % self._every == 0:
-            seen = min((self._batch + 1) * self._batch_size, self._samples)
+        if (run.step_in_epoch - 1) % self._every == 0:
+            seen = min(run.step_in_epoch * self._batch_size, self._samples)
             self._print(f"loss: {float(run.loss):>7f}  [{seen:>5d}/{self._samples:>5d}]")
-        self._batch += 1
 
-    def on_epoch_end(self, run: Any) -> None:
+    def on_epoch_end(self, run: tpuflow.Run) -> None:
         """`Accuracy: 49.5%, Avg loss: 2.162669`, if there was an evaluation."""
         if "accuracy" in run.metrics:
             self._print(f"Test Error:\nAccuracy: {run.metrics['accuracy']:>0.1f}%, Avg loss: {run.metrics['avg_loss']:>8f}\n")
@@ -60,25 +52,13 @@ class LogLines(_Lines):
 class SinkLines(_Lines):
     """Print what MindSpore's training guide prints for LeNet-5: the last loss of every sink."""
 
-    def __init__(self, out: TextIO | None = None):
-        super().__init__(out)
-        self._epoch = self._steps = 0
-
-    def on_train_begin(self, run: Any) -> None:
+    def on_train_begin(self, run: tpuflow.Run) -> None:
         """The rule above everything."""
         self._print(STARTING)
 
-    def on_epoch_begin(self, run: Any) -> None:
-        """Steps are counted anew."""
-        self._epoch, self._steps = self._epoch + 1, 0
-
-    def on_step_end(self, run: Any) -> None:
-        """Nothing yet: the host sees a step's loss at the end of its sink only."""
-        self._steps += 1
-
-    def on_sink_end(self, run: Any) -> None:
+    def on_sink_end(self, run: tpuflow.Run) -> None:
         """`epoch: 1 step: 1000, loss is 0.5399815`, in as many digits as tell an fp32 number from its neighbours."""
-        self._print(f"epoch: {self._epoch} step: {self._steps}, loss is {np.float32(run.loss)!s}")
+        self._print(f"epoch: {run.epoch + 1} step: {run.step_in_epoch}, loss is {np.float32(run.loss)!s}")
 
 
 class GuideLines(_Lines):
@@ -86,32 +66,24 @@ class GuideLines(_Lines):
 
     def __init__(self, out: TextIO | None = None):
         super().__init__(out)
-        self._epoch = self._steps = 0
-        self._epoch_began = self._sink_began = 0.0
+        self._began, self._steps = 0.0, 0
 
-    def on_train_begin(self, run: Any) -> None:
+    def on_train_begin(self, run: tpuflow.Run) -> None:
         """The rule above everything."""
         self._print(STARTING)
 
-    def on_epoch_begin(self, run: Any) -> None:
-        """Steps and time are counted anew."""
-        self._epoch, self._steps = self._epoch + 1, 0
-        self._epoch_began = self._sink_began = time.perf_counter()
+    def on_epoch_begin(self, run: tpuflow.Run) -> None:
+        """Time is counted anew."""
+        self._began, self._steps = time.perf_counter(), run.steps
 
-    def on_step_end(self, run: Any) -> None:
-        """Count."""
-        self._steps += 1
-
-    def on_sink_end(self, run: Any) -> None:
+    def on_sink_end(self, run: tpuflow.Run) -> None:
         """`epoch: 1 step 1562, loss is 1.2800476551055908`, and the milliseconds of the host's round trip."""
-        now = time.perf_counter()
-        self._print(f"epoch: {self._epoch} step {self._steps}, loss is {float(run.loss)}\n{1e3 * (now - self._sink_began)} ms")
-        self._sink_began = now
+        self._print(f"epoch: {run.epoch + 1} step {run.step_in_epoch}, loss is {float(run.loss)}\n{1e3 * run.sink_seconds} ms")
 
-    def on_epoch_end(self, run: Any) -> None:
+    def on_epoch_end(self, run: tpuflow.Run) -> None:
         """`Epoch time: 65047.685, per step time: 41.644`: milliseconds of the host, evaluation included."""
-        milliseconds = 1e3 * (time.perf_counter() - self._epoch_began)
-        self._print(f"Epoch time: {milliseconds:.3f}, per step time: {milliseconds / max(1, self._steps):.3f}")
+        milliseconds = 1e3 * (time.perf_counter() - self._began)
+        self._print(f"Epoch time: {milliseconds:.3f}, per step time: {milliseconds / max(1, run.steps - self._steps):.3f}")
 
 
 class TutorialLines(_Lines):
@@ -119,22 +91,31 @@ class TutorialLines(_Lines):
 
     def __init__(self, every: int = 2000, out: TextIO | None = None):
         super().__init__(out)
-        self._every, self._epoch, self._batch, self._sum = every, 0, 0, 0.0
+        self._every, self._sum = every, 0.0
 
-    def on_epoch_begin(self, run: Any) -> None:
-        """Batches are counted anew; a sum that is not full is dropped, as in the tutorial."""
-        self._epoch, self._batch, self._sum = self._epoch + 1, 0, 0.0
-
-    def on_step_end(self, run: Any) -> None:
-        """`[1,  2000] loss: 2.208`."""
-        self._batch, self._sum = self._batch + 1, self._sum + float(run.loss)
-        if self._batch % self._every == 0:
-            self._print(f"[{self._epoch}, {self._batch:5d}] loss: {self._sum / self._every:.3f}")
+    def on_epoch_begin(self, run: tpuflow.Run) -> None:
+        """A sum that is not full is dropped, as in the tutorial; one of an epoch that is resumed goes on."""
+        if run.step_in_epoch == 0:
             self._sum = 0.0
 
-    def on_train_end(self, run: Any) -> None:
+    def on_step_end(self, run: tpuflow.Run) -> None:
+        """`[1,  2000] loss: 2.208`."""
+        self._sum += float(run.loss)
+        if run.step_in_epoch % self._every == 0:
+            self._print(f"[{run.epoch + 1}, {run.step_in_epoch:5d}] loss: {self._sum / self._every:.3f}")
+            self._sum = 0.0
+
+    def on_train_end(self, run: tpuflow.Run) -> None:
         """Said also when the training was cut short."""
         self._print("Finished Training")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sum so far."""
+        return {"sum": self._sum}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The sum of the steps before the resumption."""
+        self._sum = float(state["sum"])
 
 
 def tutorial_accuracies(per_class: Mapping[str, tuple[int, int]]) -> str:

@@ -68,6 +68,17 @@ class Options:
     )
     train_samples: int | None = option(None, "data and output", "use the first N training images only", int, metavar="N")
     test_samples: int | None = option(None, "data and output", "use the first N test images only; 0: no evaluation", int, metavar="N")
+    eval_epochs: int | None = option(None, "evaluation and checkpoints", "evaluate after every N epochs; else after each", int, metavar="N")
+    eval_steps: int | None = option(None, "evaluation and checkpoints", "evaluate after every N steps", int, metavar="N")
+    patience: int | None = option(
+        None, "evaluation and checkpoints", "stop when N evaluations in a row did not lower the loss", int, metavar="N"
+    )
+    checkpoint_dir: Path | None = option(None, "evaluation and checkpoints", "save the training there", Path, metavar="FOLDER")
+    checkpoint_steps: int | None = option(
+        None, "evaluation and checkpoints", "save after every N steps; else after every epoch", int, metavar="N"
+    )
+    keep_checkpoints: int = option(5, "evaluation and checkpoints", "newest checkpoints to keep", int)
+    resume: bool = option(False, "evaluation and checkpoints", "go on from the newest checkpoint in --checkpoint-dir", flag="--resume")
     json: Path | None = option(None, "data and output", "write the whole result there", Path, metavar="FILE")
     progress: bool = option(True, "data and output", "no progress bar", flag="--no-progress")
 
@@ -92,8 +103,11 @@ def check(options: Options) -> None:
     Raises:
       ConfigError: one is not.
     """
-    least = dict.fromkeys(("epochs", "batch_size", "steps", "accumulate", "train_samples"), 1)
+    if options.checkpoint_dir is None and (options.resume or options.checkpoint_steps is not None):
+        raise ConfigError("--resume and --checkpoint-steps need --checkpoint-dir FOLDER.")
+    least = dict.fromkeys(("epochs", "batch_size", "steps", "accumulate", "train_samples", "keep_checkpoints"), 1)
     least |= {"sink_size": -1, "shuffle": -1, "test_samples": 0, "warmup_epochs": 0, "momentum": 0, "weight_decay": 0}
+    least |= dict.fromkeys(("eval_epochs", "eval_steps", "patience", "checkpoint_steps"), 1)
     for name, bound in least.items():
         value = getattr(options, name)
         if value is not None and value < bound:

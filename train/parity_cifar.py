@@ -74,7 +74,8 @@ def accuracies(images: ImageData, *, progress: bool) -> dict[str, float]:
     train, test = (transformed(part, TUTORIAL) for part in first_samples(images, options))
     network = torch_cifar()
     epochs = np.concatenate([train[0]] * EPOCHS), np.concatenate([train[1]] * EPOCHS)  # in one walk, which keeps the momentum
-    torch_training.losses(network, epochs, options.batch_size, lr=options.lr, momentum=options.momentum)
+    one = torch_training.Setting(threads=1)
+    torch_training.losses(network, epochs, options.batch_size, lr=options.lr, momentum=options.momentum, setting=one)
     theirs = torch_training.classes_of(network, test[0])
     result = run_task(cifar.task(images, options), options)
     return {"PyTorch": 100.0 * float(np.mean(theirs == test[1])), "ours": result.history[-1]["accuracy"]}

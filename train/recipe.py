@@ -56,7 +56,7 @@ class Recipe:
 
 def run_task(task: Task, options: Options) -> Any:
     """Train on the simulated device; the result, after what the task prints at its end."""
-    epochs, sink_size, stop = walk(options, task.steps_per_epoch)
+    epochs, stop = walk(options, task.steps_per_epoch)
     started = time.perf_counter()
     result = tpuflow.train(
         task.model,
@@ -66,8 +66,10 @@ def run_task(task: Task, options: Options) -> Any:
         loss=task.loss,
         epochs=epochs,
         batch_size=options.batch_size,
-        sink_size=sink_size,
+        sink_size=options.sink_size,
         eval_data=None if options.test_samples == 0 else task.test,
+        eval_epochs=options.eval_epochs,
+        eval_steps=options.eval_steps,
         chip=options.chip,
         seed=options.seed,
         params=task.variables,
@@ -75,7 +77,8 @@ def run_task(task: Task, options: Options) -> Any:
         loss_scale=options.loss_scale,
         accumulate_steps=options.accumulate,
         metrics=task.metrics,
-        callbacks=(*task.callbacks, *stop),
+        callbacks=(*task.callbacks, *stop, *watchers(options)),
+        resume=options.checkpoint_dir if options.resume else None,
         engine=options.engine,
         fidelity=options.fidelity,
         progress=options.progress,
@@ -86,36 +89,42 @@ def run_task(task: Task, options: Options) -> Any:
     return result
 
 
-def walk(options: Options, steps_per_epoch: int) -> tuple[int, int, Sequence[tpuflow.Callback]]:
-    """(epochs, sink size, callbacks that end the training) which make the number of steps that is asked for.
-
-    Raises:
-      ConfigError: the steps are not a whole number of sinks.
-    """
+def walk(options: Options, steps_per_epoch: int) -> tuple[int, Sequence[tpuflow.Callback]]:
+    """(epochs, callbacks that end the training) which make the number of steps that is asked for."""
     if options.steps is None:
-        return options.epochs, options.sink_size, ()
-    if options.sink_size == 0:
-        return math.ceil(options.steps / steps_per_epoch), 0, (StopAfter(options.steps),)
-    size = options.steps if options.sink_size < 0 else options.sink_size
-    if options.steps % size:
-        raise ConfigError(f"--steps {options.steps} is not a multiple of --sink-size {size}; steps end where a sink ends.")
-    return options.steps // size, size, ()
+        return options.epochs, ()
+    return math.ceil(options.steps / epoch_steps(options, steps_per_epoch)), (StopAfter(options.steps),)
+
+
+def epoch_steps(options: Options, steps_per_epoch: int) -> int:
+    """Steps in an epoch: those of a positive sink, else those of a pass over the data."""
+    return options.sink_size if options.sink_size > 0 else steps_per_epoch
 
 
 class StopAfter(tpuflow.Callback):
-    """End the training after so many steps."""
+    """End the training after so many steps; a sink that would go on beyond ends there."""
 
     def __init__(self, steps: int):
-        self._steps = steps
+        self.every_steps = steps
 
     def on_step_end(self, run: tpuflow.Run) -> None:
         """Ask for the end once the steps are done."""
-        run.stop = run.stop or run.step + 1 >= self._steps
+        run.stop = run.stop or run.steps >= (self.every_steps or 0)
+
+
+def watchers(options: Options) -> list[tpuflow.Callback]:
+    """Callbacks that save checkpoints and stop early, if that is asked for."""
+    found: list[tpuflow.Callback] = []
+    if options.checkpoint_dir is not None:
+        found.append(tpuflow.ModelCheckpoint(options.checkpoint_dir, every_steps=options.checkpoint_steps, keep=options.keep_checkpoints))
+    if options.patience is not None:
+        found.append(tpuflow.EarlyStopping(patience=options.patience))
+    return found
 
 
 def optimizer_for(options: Options, steps_per_epoch: int) -> Any:
     """The Optax optimizer with its schedule, which counts updates, weight decay and clipping."""
-    per_epoch = options.sink_size if options.sink_size > 0 else steps_per_epoch
+    per_epoch = epoch_steps(options, steps_per_epoch)
     updates, total = (math.ceil(steps / options.accumulate) for steps in (per_epoch, options.steps or options.epochs * per_epoch))
     rates = Rates(options.lr, options.lr_init, options.lr_end, options.warmup_epochs, updates, total)
     rate = SCHEDULES[options.schedule](rates)
