@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before the first import of jax
 
 import hypothesis
+import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from tpuflow.errors import DataError
 from train import data
@@ -68,3 +71,16 @@ def torch() -> ModuleType:
     except ImportError:
         pass
     pytest.fail("this test needs PyTorch: `make test` installs it, or pip install -e '.[torch]'", pytrace=False)
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The same few steps are compiled by one test after the other: XLA's results are kept on disk meanwhile."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    before = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
+    compilation_cache.reset_cache()

@@ -14,7 +14,7 @@ from tests.program_builder import PARALLEL, SEQUENTIAL, Builder, KernelBuilder, 
 from tpuflow import dtypes
 from tpuflow.dtypes import F32, S32, DType
 from tpuflow.isa import dma, matrix, vector
-from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.instruction import Instruction, Pair, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Infeed, Kernel, Loop, Outfeed, Program, Switch, While
 
 
@@ -102,6 +102,29 @@ def matmul_program(shape: tuple[int, int, int] = (20, 40, 70), size: tuple[int, 
     a, w = b.input("a", dtype, (m, depth)), b.input("w", dtype, (depth, n))
     out = b.new_output("out", F32 if dtype.is_float else S32, (m, n))
     return b.program(matmul_kernel(b, a, w, out, size))
+
+
+def conv_program(dtype: DType = F32) -> Program:
+    """out[i, o] = sum over r, c of x[2 i + 2 r - 3, c] w[r, c, o]: halo tiles of x, blocks of every label, zeros on both sides."""
+    b = Builder()
+    (length, channels), (window, features), positions = (20, 6), (5, 7), 11
+    x, w = b.input("x", dtype, (length, channels)), b.input("w", dtype, (window, channels, features))
+    acc_dtype = F32 if dtype.is_float else S32
+    out = b.new_output("out", acc_dtype, (positions, features))
+    k = KernelBuilder(b, [(blocks(positions, 4), PARALLEL), (blocks(window, 2), SEQUENTIAL), (blocks(channels, 4), SEQUENTIAL)], "conv")
+    rows, taps, depth = k.axis(positions, 4, 0), k.axis(window, 2, 1), k.axis(channels, 4, 2)
+    acc = k.tile(acc_dtype, [rows, features], space="acc")
+    dst = k.tile(acc_dtype, [rows, features], slots=2, rate="point")
+    k.emit(matrix.MatmulZero(acc), section="prologue")
+    pair = Pair(0, 3, stride=2, dilation=2)
+    halo = k.tile(dtype, [pair.reach(4, 2), depth], slots=2)
+    walks = (WindowAxis(length, channels, -3, ((0, 8), (1, 4))), WindowAxis(channels, 1, grid=((2, 4),)))
+    left = k.load(Window(x, halo, walks), reader="matrix")
+    right = k.load(k.window(w, k.tile(dtype, [taps, depth, features], slots=2)), reader="matrix")
+    k.emit(matrix.MatmulAccumulate(acc, left, right, (0, 1), (0, 2), (3, 2, 1), (pair,)))
+    k.release()
+    k.result(dst, matrix.MatmulRead(dst, acc), window=k.window(out, dst), writer="matrix", section="epilogue")
+    return b.program(k.kernel())
 
 
 def scalar_kernel(
@@ -372,7 +395,8 @@ def all_programs() -> dict[str, Program]:
     """One of each, by name."""
     made = {
         "map": map_program(), "map_f16": map_program(dtype=dtypes.F16), "in_place": in_place_program(), "reduce": reduce_program(),
-        "reduce_max": reduce_program(op="max"), "matmul": matmul_program(), "matmul_s32": matmul_program(dtype=S32), "loop": loop_program(),
+        "reduce_max": reduce_program(op="max"), "matmul": matmul_program(), "matmul_s32": matmul_program(dtype=S32), "conv": conv_program(),
+        "loop": loop_program(),
         "while": while_program(), "switch": switch_program(), "feed": feed_program(), "take": take_program(), "scatter": scatter_program(),
         "cumulative": cumulative_program(), "sort": sort_program(), "concatenate": concatenate_program(),
         "update_slice": update_slice_program(), "resident": resident_program(),

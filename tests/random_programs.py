@@ -203,6 +203,15 @@ STEPS: dict[str, Row] = {
         lambda a, b: _float(a) and a.dtype == b.dtype and len(a.shape) == len(b.shape) == 2 and a.shape[1] == b.shape[0],
         64,
     ),
+    "conv": Row(
+        lambda x, s: lax.conv_general_dilated(
+            x, x.transpose(1, 2, 0), (s,), ((2, 1),), lhs_dilation=(3 - s,), rhs_dilation=(s,), dimension_numbers=("NWC", "WIO", "NWC")
+        ),
+        1,
+        lambda a: _float(a) and len(a.shape) == 3,
+        64,
+        lambda draw, avals: (draw(st.integers(1, 2)),),
+    ),
     "take": Row(
         lambda x, i: jnp.take(x, _indices(i, x.shape[0]), axis=0),
         2,

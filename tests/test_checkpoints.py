@@ -12,7 +12,6 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
-from jax.experimental.compilation_cache import compilation_cache
 
 import tpuflow
 from tests import killed_training
@@ -23,18 +22,7 @@ from tpuflow.api.positions import Position
 from tpuflow.errors import CheckpointError, ConfigError, DataError
 from train.pipeline import Batches, Loader
 
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """The same few steps are compiled by one test after the other: XLA's results are kept on disk meanwhile."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
-    before = jax.config.jax_persistent_cache_min_compile_time_secs
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
-    compilation_cache.reset_cache()
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 class Stop(tpuflow.Callback):

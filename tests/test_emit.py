@@ -12,10 +12,12 @@ from tests.emit_cases import CASES, DOTS, GENERIC, MAPS, REDUCES, SMALL, Case, a
 from tpuflow.device.runtime import Executable
 from tpuflow.dtypes import BF16, F16, F32, PRED, S32, DType
 from tpuflow.errors import CompileError, OutOfMemoryError
+from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.dma import Load, Signal, Store, Wait
 from tpuflow.isa.program import Kernel, Program
 from tpuflow.lower.emit import emit_copy, emit_node, may_update_in_place
 from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.conv import ConvLabels, Slide
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.graph.interpret import interpret
 from tpuflow.lower.tiling import even_blocks, fill_product, fill_tile
@@ -206,6 +208,40 @@ def test_sums_and_products_over_nothing_are_identities():
         kernels = emit_node(node, lambda v, place=place: place.get(v, 2), (*program.buffers, empty), GENERIC)
         (found,) = run(replace(program, code=kernels), [np.zeros(expected.shape, np.float32)])
         np.testing.assert_array_equal(found, expected.astype(np.float32))
+
+
+CONV_KERNEL = """\
+    grid parallel 2, parallel 2, sequential 3
+    semaphores 0, 2, 0, 2, 0, 2
+    %t0 = acc[0x0] f32[1@g0/2, 3@g1/6, 5, 5] x1 point
+    %t1 = vmem[0x0] f32[1@g0/2, 5, 7, 4] x2 step
+    %t2 = vmem[0xa00] f32[1@g2/3, 3, 4, 5] x2 step
+    %t3 = vmem[0xd00] f32[1@g0/2, 3@g1/6, 5, 5] x2 point
+    %w0 = b0 %t1 [2:308 at 1*g0 + j, 11:28 at -1 + 6*g1 + 1*g2 + j, 7:4 at j, 4:1 at j] fill 0
+    %w1 = b1 %t2 [3:60 at 1*g2 + j, 3:20 at 2 + -1*j, 4:5 at j, 5:1 at j] fill 0
+    %w2 = b2 %t3 [2:150 at 1*g0 + j, 6:25 at 3*g1 + j, 5:5 at j, 5:1 at j] fill 0
+    prologue
+      matrix.mm_zero %t0
+    body
+      load.load %w0
+      load.load %w1
+      matrix.mm_accumulate %t0, %t1, %t2, acc_axes=[0, 1, 2, 3], a_axes=[0, 1, 2, 4], b_axes=[5, 6, 4, 3], \
+pairs=[1 stride 2 label 5 dilation 1, 2 stride 1 label 6 dilation 1]
+    epilogue
+      matrix.mm_read %t3, %t0
+      store.store %w2
+"""
+
+
+def test_a_convolution_is_one_kernel_with_halo_tiles():
+    """Rows in strides of 2 with one row of zeros above, columns under a kernel that is read from its end: semaphores left out."""
+    slides = (Slide(1, 4, 6, stride=2, low=1), Slide(2, 5, 5, dilation=-1, low=-2))
+    labels = ConvLabels((0, 1, 2, 3), (4, 5, 3, 6), (0, 1, 2, 6), slides)
+    case = Case("conv", lambda b, x, w: b.conv(x, w, labels), (t(F32, 2, 11, 7, 4), t(F32, 3, 3, 4, 5)))
+    text = disassemble(assemble(case.graph(), SMALL)).split("code\n")[1]
+    lines = [line.split("    ;")[0] for line in text.splitlines()]
+    kept = [line for line in lines if ".wait" not in line and ".signal" not in line and not line.startswith("  kernel")]
+    assert "\n".join(kept) + "\n" == CONV_KERNEL
 
 
 def test_what_cannot_be_put_on_the_chip_says_so():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 import jax
@@ -222,12 +223,78 @@ def test_a_custom_rule_is_used():
     close(jax.grad(tpuflow.jit(lambda x: (clip(x) * 5).sum()))(X), jnp.full_like(X, 0.1))
 
 
+# --- beside jax.jit ---------------------------------------------------------------------------------------------------
+
+
+@jax.tree_util.register_pytree_node_class
+class Tagged:
+    """A node of the user's own, with a tag that belongs to the structure."""
+
+    def __init__(self, value, tag):
+        self.value, self.tag = value, tag
+
+    def tree_flatten(self):
+        return (self.value,), self.tag
+
+    @classmethod
+    def tree_unflatten(cls, tag, children):
+        return cls(children[0], tag)
+
+
+class Hashable:
+    """Can be a static argument."""
+
+    factor = 3
+
+    def scale(self, x):
+        return x * self.factor
+
+
+BESIDE_JAX = {
+    "static default": lambda jit: jit(lambda x, n=2: x * n, static_argnames="n")(X),
+    "static name given by position": lambda jit: jit(lambda x, n=2: x * n, static_argnames="n")(X, 3),
+    "static number given by name": lambda jit: jit(lambda x, n: x * n, static_argnums=1)(X, n=3),
+    "static number from the end": lambda jit: jit(lambda x, n: x * n, static_argnums=-1)(X, 3),
+    "partial options": lambda jit: functools.partial(jit, static_argnames=("n",))(lambda x, n: x * n)(X, n=2),
+    "keyword-only": lambda jit: jit(lambda x, *, y: x + y)(X, y=2),
+    "varied arguments": lambda jit: jit(lambda *a, **k: sum(a) + k["z"])(X, X, z=1.0),
+    "a node of the user's own": lambda jit: jit(lambda p: Tagged(p.value + 1, p.tag))(Tagged(X, "tag")).value,
+    "a method with a static self": lambda jit: jit(Hashable.scale, static_argnums=0)(Hashable(), X),
+    "a bound method": lambda jit: jit(Hashable().scale)(X),
+    "a weak float beside a half": lambda jit: jit(lambda a, b: a * b)(jnp.float16(2), 3.0),
+    "a truth value": lambda jit: jit(lambda a: ~a)(True),
+    "an old-style key": lambda jit: jit(lambda k: jax.random.bits(k, (3,)))(jax.random.PRNGKey(0)),
+    "no arguments": lambda jit: jit(lambda: jnp.ones(3))(),
+    "an empty array": lambda jit: jit(lambda a: a.sum())(jnp.zeros((0,))),
+    "the argument itself": lambda jit: jit(lambda a: a)(X),
+    "one result twice": lambda jit: jit(lambda a: (a, a, a + 1))(X),
+    "a number as result": lambda jit: jit(lambda a: 3.0)(X),
+    "64-bit arrays": lambda jit: jit(lambda a: a + 1)(np.arange(3.0)),
+    "compiled with keywords": lambda jit: jit(lambda a, b: a - b).lower(X, b=2 * X).compile()(X, b=2 * X),
+    "compiled with a static argument": lambda jit: jit(lambda a, n: a * n, static_argnums=1).lower(X, 3).compile()(X),
+    "around jit in jit": lambda jit: jit(lambda a: jit(lambda b: b + 1)(a) * 2)(X),
+    "inside jax.jit and scan": lambda jit: jax.jit(lambda a: jax.lax.scan(lambda c, x: (jit(jnp.add)(c, x), c), 0.0, a)[1])(X[0]),
+    "eval_shape": lambda jit: jnp.ones(jax.eval_shape(jit(lambda a: a[:2] * 2), X).shape),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_JAX)
+def test_a_call_does_what_jax_jit_does(name):
+    ours, theirs = BESIDE_JAX[name](tpuflow.jit), BESIDE_JAX[name](jax.jit)
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type)
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
 # --- stages -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_stages_have_the_words_of_jax(tmp_path):
     lowered = tpuflow.jit(layer).lower(jax.ShapeDtypeStruct((4, 5), jnp.float32), W)
     assert lowered.out_info == jax.ShapeDtypeStruct((), jnp.float32)
+    assert lowered.args_info == ((jax.ShapeDtypeStruct((4, 5), jnp.float32), jax.ShapeDtypeStruct(W.shape, jnp.float32)), {})
+    assert str(tpuflow.jit(layer).trace(X, W).lower().jaxpr) == str(lowered.jaxpr)
     assert "dot_general" in lowered.as_text()
     compiled = lowered.compile()
     close(compiled(X, W), layer(X, W))
@@ -287,6 +354,19 @@ def test_an_unknown_engine_is_refused():
 def test_what_has_no_rule_is_named_with_the_users_line():
     with pytest.raises((UnsupportedPrimitiveError, UnsupportedDtypeError), match=r"test_jit\.py"):
         tpuflow.jit(lambda x: jnp.linalg.eigvals(x[:, :4]))(X)
+
+
+def test_a_branch_on_a_traced_value_names_the_users_function():
+    def branching(x):
+        return x if x > 0 else -x
+
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=r"branching at .*test_jit\.py"):
+        tpuflow.jit(branching)(1.0)
+
+
+def test_an_argument_that_is_no_data_says_how_to_make_it_static():
+    with pytest.raises(TypeError, match="'mean' of type str.*static_argnums"):
+        tpuflow.jit(lambda x, how: x)(X, "mean")
 
 
 # --- speed ------------------------------------------------------------------------------------------------------------

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import re
+import signal
 import threading
+import time
+from pathlib import Path
 
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import tpuflow
 from tests.test_training import same_bits
+from tpuflow import amp
+from tpuflow.api.batching import TreeForm, to_array
+from tpuflow.api.feeding import stream_feed
 from tpuflow.errors import ConfigError, DataError, UnsupportedDtypeError, UnsupportedPrimitiveError
+from train import data as images
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(50, 4)).astype(np.float32)
@@ -150,6 +160,37 @@ def test_the_users_state_survives_unless_it_is_donated():
     assert state["w"].is_deleted()
 
 
+# --- Ctrl-C -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size, epochs", [(-1, 2), (10, 1), (3, 4), (0, 2)])
+def test_after_ctrl_c_the_loop_goes_on_where_it_was_cut_short(size, epochs, monkeypatch):
+    """Ctrl-C comes at every step in turn: at each, the launch under way ends, and no batch is lost or seen twice."""
+    monkeypatch.setattr("tpuflow.api.sinking.SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("tpuflow.api.sinking.FIRST_SLICES", (1,))
+    expected = losses(loop(size, epochs=epochs))
+    interrupted = loop(size, epochs=epochs)
+    launch, pressed, found = tpuflow.Executable.launch, set(), []
+
+    def press_once_a_step(self, *args, **kwargs):
+        result = launch(self, *args, **kwargs)
+        if interrupted.step not in pressed:
+            pressed.add(interrupted.step)
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(tpuflow.Executable, "launch", press_once_a_step)
+    for _ in range(2 * len(expected)):
+        try:
+            next(interrupted)
+        except KeyboardInterrupt:
+            pass
+        except StopIteration:
+            break
+        found += interrupted.last.metrics["loss"].tolist()
+    assert found == expected and len(pressed) == len(expected)
+
+
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 MISTAKES = {
@@ -235,3 +276,143 @@ def test_no_loading_thread_is_left_when_the_loop_is_left_or_fails():
         next(failing)
     assert failing.step == 3
     assert not loading_threads()
+
+
+# --- the guide's loop -------------------------------------------------------------------------------------------------
+
+
+def test_the_custom_loop_of_the_documentation_trains_lenet(monkeypatch, capsys):
+    """On the images that come with the repository, which are as many as 16 batches: 3 sinks of 10 steps."""
+    text = (Path(__file__).parents[1] / "docs" / "sink.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    monkeypatch.setattr(images, "load", lambda name, pixels: images.load_embedded(pixels=pixels))
+    exec(compile(example.replace("size=100", "size=10").replace("epochs=10", "epochs=3"), "docs/sink.md", "exec"), names := {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(",")[0] for line in lines] == ["epoch: 1/10", "epoch: 2/10", "epoch: 3/10"]
+    assert all(2.0 < float(line.rpartition(" ")[2]) < 2.6 for line in lines)
+    assert names["sunk"].step == 30 and names["sunk"].metrics.shape == (10,)
+
+
+def test_mixed_precision_and_loss_scaling_work_inside_a_step():
+    """float16 gradients of a loss of about 10 overflow at a scale of 65536: the first updates are skipped, and the scale halves."""
+    optimizer = amp.with_loss_scale(optax.sgd(0.1), amp.POLICIES["mixed"].loss_scale)
+    forward = tpuflow.autocast(lambda w, x: x @ w, "mixed")
+
+    def mixed(state, batch):
+        w, opt_state = state
+
+        def loss_of(w):
+            return amp.scale_loss(jnp.mean((forward(w, batch[0]).astype(jnp.float32) - batch[1]) ** 2), opt_state)
+
+        updates, opt_state = optimizer.update(jax.grad(loss_of)(w), opt_state, w)
+        return (optax.apply_updates(w, updates), opt_state), amp.find_state(opt_state).scale
+
+    w = jnp.zeros(4)
+    (sunk,) = loop(14, step_fn=mixed, state=(w, optimizer.init(w)), epochs=1)
+    expected, state = [], (w, optimizer.init(w))
+    for batch in BATCHES * 2:
+        state, scale = jax.jit(mixed)(state, batch)
+        expected.append(float(scale))
+    assert sunk.metrics.tolist() == expected and expected[0] == 32768
+    np.testing.assert_allclose(sunk.state[0], state[0], rtol=2e-3)
+
+
+# --- loaders ----------------------------------------------------------------------------------------------------------
+
+
+def test_grain_loaders_are_data():
+    source = grain.MapDataset.source([{"x": x, "y": y} for x, y in zip(X, Y, strict=True)]).batch(8)
+    for data in (source, source.to_iter_dataset()):
+        assert losses(loop(5, data, lambda s, b: step(s, (b["x"], b["y"])), epochs=3)) == losses(loop(5, epochs=3))
+
+
+@pytest.mark.torch
+def test_pytorch_loaders_are_data(torch):
+    pairs = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    data = torch.utils.data.DataLoader(pairs, batch_size=8)
+    assert losses(loop(5, data, epochs=3)) == losses(loop(5, epochs=3))
+
+
+@pytest.mark.torch
+def test_pytorch_tensors_of_every_kind_are_converted(torch):
+    for values, dtype in (
+        (torch.ones(2, dtype=torch.bfloat16), "bfloat16"),
+        (torch.ones(2, dtype=torch.int64), "int32"),
+        (torch.ones(2, requires_grad=True), "float32"),
+        (torch.ones(2, dtype=torch.bool), "bool"),
+    ):
+        array = to_array(values, "data")
+        assert str(array.dtype) == dtype and array.astype(np.float32).tolist() == [1.0, 1.0]
+
+
+def test_any_object_that_can_be_iterated_is_data():
+    class Generic:
+        def __iter__(self):
+            return iter(BATCHES)
+
+    assert losses(loop(5, Generic(), epochs=3)) == losses(loop(5, epochs=3))
+
+
+# --- made ahead -------------------------------------------------------------------------------------------------------
+
+
+def test_a_chunk_is_made_while_the_one_before_it_is_used_and_never_more_than_one():
+    made = []
+
+    def batches():
+        for i, batch in enumerate(BATCHES):
+            made.append(i)
+            yield batch
+
+    sinks = loop(1, batches)
+    for step_number in range(1, 7):
+        next(sinks)
+        assert len(made) <= step_number + 1
+        sinks._walk._ahead.settle()
+        assert len(made) == step_number + 1
+
+
+def test_a_pass_is_not_begun_ahead_unless_the_data_are_walked_endlessly():
+    begun = []
+
+    def batches():
+        begun.append(1)
+        return iter(BATCHES)
+
+    for size, expected in ((-1, 1), (7, 2)):
+        begun.clear()
+        sinks = loop(size, batches, epochs=2)
+        next(sinks)
+        sinks._walk._ahead.settle()
+        assert len(begun) == expected
+        sinks.close()
+    begun.clear()
+    list(loop(7, batches, epochs=2))
+    assert len(begun) == 2, "nothing is begun for steps that will not be done"
+
+
+def test_chunks_of_large_batches_hold_fewer_of_them(monkeypatch):
+    monkeypatch.setattr("tpuflow.api.chunks.INFEED_BYTES", 3 * 8 * 5 * 4)
+    feed = stream_feed(BATCHES, "data", TreeForm(), sink_size=-1)
+    assert [(c.count, c.samples, c.batches) for c in feed.epoch(0)] == [(3, 0, 0), (3, 24, 3), (1, 48, 6)]
+
+
+def test_a_slow_loader_costs_no_time_beside_a_device_that_is_as_slow(monkeypatch):
+    """Batches of 0.1 s each, on a device that takes 0.1 s a step: 0.1 s a sink one beside the other, 0.2 s one after the other."""
+    launch = tpuflow.Executable.launch
+
+    def slow_launch(self, *args, **kwargs):
+        time.sleep(0.1)
+        return launch(self, *args, **kwargs)
+
+    def slow_batches():
+        for batch in BATCHES[:5]:
+            time.sleep(0.1)
+            yield batch
+
+    sinks = loop(1, BATCHES[:5], epochs=1)
+    next(sinks)  # compiled
+    monkeypatch.setattr(tpuflow.Executable, "launch", slow_launch)
+    sinks = loop(1, slow_batches, epochs=5)
+    seconds = [sunk.seconds for sunk in sinks]
+    assert min(seconds[1:]) < 0.15, "the next batch was there when the step before it ended"

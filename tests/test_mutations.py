@@ -17,7 +17,8 @@ from tpuflow.isa.program import Program
 
 MUTANTS = 300
 MAKERS: tuple[Callable[[], Program], ...] = (
-    programs.map_program, programs.in_place_program, programs.reduce_program, programs.matmul_program, programs.loop_program,
+    programs.map_program, programs.in_place_program, programs.reduce_program, programs.matmul_program, programs.conv_program,
+    programs.loop_program,
     programs.switch_program, programs.take_program, programs.scatter_program, programs.cumulative_program, programs.sort_program,
 )  # fmt: skip
 

@@ -61,6 +61,12 @@ def _matmul(a: Arrays) -> list[np.ndarray]:
     return [exact.astype(np.float32 if a[0].dtype.kind == "f" else np.int32)]
 
 
+def _conv(a: Arrays) -> list[np.ndarray]:
+    x = np.pad(a[0].astype(np.float64), ((3, 12), (0, 0)))
+    exact = sum(x[2 * r : 2 * r + 21 : 2] @ a[1][r].astype(np.float64) for r in range(5))
+    return [np.asarray(exact).astype(np.float32 if a[0].dtype.kind == "f" else np.int32)]
+
+
 def _two_layer(a: Arrays) -> list[np.ndarray]:
     hidden = np.maximum(a[0].astype(np.float64) @ a[1], 0)
     return [(hidden @ a[2]).astype(np.float32)]
@@ -80,6 +86,8 @@ CASES = {
     "matmul": (programs.matmul_program(), _matmul),
     "matmul_s32": (programs.matmul_program(dtype=S32), _matmul),
     "matmul_nothing": (programs.matmul_program((20, 40, 0)), _matmul),
+    "conv": (programs.conv_program(), _conv),
+    "conv_s32": (programs.conv_program(S32), _conv),
     "loop": (programs.loop_program(), lambda a: [np.int32(3), a[1] * a[2] * a[2] * a[2]]),
     "switch": (programs.switch_program(), lambda a: [a[1] - a[2]]),
     "take": (programs.take_program(), _take),
@@ -101,7 +109,12 @@ CASES = {
     "stretch": (programs.move_program("stretch"), lambda a: [np.broadcast_to(a[0][:, None], (20, 40, 30))]),
     "stride": (programs.move_program("stride"), lambda a: [a[0][1:20:3, ::2]]),
 }
-ROUNDED_SUMS = ("reduce", "matmul", "two_layer")  # summed in another order than the oracle: compared within 1e-5 of the largest value
+ROUNDED_SUMS = (
+    "reduce",
+    "matmul",
+    "conv",
+    "two_layer",
+)  # summed in another order than the oracle: compared within 1e-5 of the largest value
 INTEGERS = {"trips": 3, "index": 2, "start": 13}
 
 

@@ -35,6 +35,31 @@ def test_a_sink_that_crosses_the_ragged_batch_is_one_round_trip():
     assert result.losses[:6] == fit(epochs=2).losses
 
 
+@pytest.fixture(scope="module")
+def fifteen_losses():
+    """Of five passes over three batches."""
+    return fit(epochs=5).losses
+
+
+@pytest.mark.parametrize(
+    "sink_size, epochs, steps_of_epochs, round_trips",
+    [
+        (-1, 2, [3, 3], 2),  # each epoch sinks the whole data set
+        (5, 3, [5, 5, 5], 3),  # the data are walked endlessly; epochs x sink_size altogether
+        (1, 4, [1, 1, 1, 1], 4),
+        (0, 2, [3, 3], 6),  # not sunk: an epoch is the data set, whatever sinks would have held
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_sink_size_means_what_the_training_guide_says(sink_size, epochs, steps_of_epochs, round_trips, stream, fifteen_losses):
+    x, y = blobs()
+    data = [(x[i : i + 16], y[i : i + 16]) for i in range(0, 43, 16)] if stream else (x, y)
+    result = fit(data=data, sink_size=sink_size, epochs=epochs)
+    assert [epoch["steps"] for epoch in result.history] == steps_of_epochs
+    assert result.round_trips == round_trips
+    assert result.losses == fifteen_losses[: result.steps], "each sink goes on where the last one ended"
+
+
 def test_one_program_serves_each_batch_shape():
     result = fit(epochs=2, eval_data=blobs(), sink_size=2)
     names = sorted((e.program.name, e.program.infeeds[0].shape[0]) for e in result.executables)

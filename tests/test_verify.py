@@ -19,7 +19,7 @@ from tpuflow.device.verify import verify
 from tpuflow.dtypes import BF16, F16, F32, PRED, S32, U32
 from tpuflow.errors import ProgramError
 from tpuflow.isa import dma, matrix, vector
-from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.instruction import Instruction, Pair, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Infeed, Kernel, Loop, Outfeed, Program, Switch, While
 
 PROGRAMS = programs.all_programs()
@@ -219,6 +219,22 @@ OPERANDS = {
     "matmul types": (
         matrix.MatmulAccumulate(replace(ACC, dtype=S32), X, vmem(F32, B, TileAxis(16)), (0, 1), (0, 2), (2, 1)),
         r"s32 \+= f32 \. f32; expected operands of one numeric type",
+    ),
+    "conv halo": (
+        matrix.MatmulAccumulate(ACC, X, vmem(F32, TileAxis(3), B, TileAxis(16)), (0, 1), (0, 2), (3, 2, 1), (Pair(0, 3, 2, 1),)),
+        r"axis 0 of a is \[8\]; expected \[17\], the reach of \[8\] in strides of 2 and \[3\] in strides of 1",
+    ),
+    "conv axis": (
+        matrix.MatmulAccumulate(ACC, X, vmem(F32, B, TileAxis(16)), (0, 1), (0, 2), (2, 1), (Pair(2, 3, 1, 1),)),
+        r"pairs are of the axes \[2\]; expected different axes of a",
+    ),
+    "conv label": (
+        matrix.MatmulAccumulate(ACC, X, vmem(F32, B, TileAxis(16)), (0, 1), (0, 2), (2, 1), (Pair(0, 2, 1, 1),)),
+        "expected every label in at least two of the three, once in each",
+    ),
+    "conv stride": (
+        matrix.MatmulAccumulate(ACC, X, vmem(F32, B, TileAxis(16)), (0, 1), (0, 2), (2, 1), (Pair(0, 3, 0, 1),)),
+        "a pair has stride 0, dilation 1",
     ),
     "matmul space": (matrix.MatmulZero(X), "acc lies in vmem; expected acc"),
     "mm_read": (matrix.MatmulRead(vmem(F16, A, TileAxis(16)), ACC), "acc is f32; expected f16, the type of dst"),

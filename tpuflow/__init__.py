@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from tpuflow.api.losses import LOSSES, cross_entropy
     from tpuflow.api.metrics import METRICS, Metric
     from tpuflow.api.result import TrainResult
+    from tpuflow.api.summaries import SummaryWriter
     from tpuflow.api.training import train
     from tpuflow.api.watching import EarlyStopping
+    from tpuflow.api.weights import load_params
     from tpuflow.chips import CHIPS, Chip, get_chip
     from tpuflow.device.runtime import Executable
 
@@ -42,6 +44,7 @@ _HOMES = {
     "Run": "tpuflow.api.callbacks",
     "Sink": "tpuflow.api.looping",
     "Sunk": "tpuflow.api.looping",
+    "SummaryWriter": "tpuflow.api.summaries",
     "TimeMonitor": "tpuflow.api.callbacks",
     "TrainResult": "tpuflow.api.result",
     "autocast": "tpuflow.amp",
@@ -51,6 +54,7 @@ _HOMES = {
     "get_chip": "tpuflow.chips",
     "jit": "tpuflow.api.compiling",
     "sink": "tpuflow.api.looping",
+    "load_params": "tpuflow.api.weights",
     "train": "tpuflow.api.training",
 }
 
@@ -71,6 +75,7 @@ __all__ = [
     "Run",
     "Sink",
     "Sunk",
+    "SummaryWriter",
     "TimeMonitor",
     "TrainResult",
     "autocast",
@@ -79,6 +84,7 @@ __all__ = [
     "estimate_training",
     "get_chip",
     "jit",
+    "load_params",
     "sink",
     "train",
 ]

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -74,16 +75,20 @@ def load_state_dict(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def flax_params(
-    state_dict: Mapping[str, np.ndarray], params_like: Mapping[str, Any], mapping: Mapping[str, Place] | None = None
+    state_dict: Mapping[str, np.ndarray],
+    params_like: Mapping[str, Any],
+    mapping: Mapping[str, Place] | None = None,
+    *,
+    skip_mismatched: bool = False,
 ) -> dict[str, Any]:
     """Convert a PyTorch state dict to the tree, shapes and floating types of `params_like`.
 
     `params_like`: Flax variables ({"params": ..., "batch_stats": ...}) or a bare tree of parameters; arrays or shapes (`jax.eval_shape`).
     `mapping`: PyTorch module name -> Flax module path with "/" between its parts, e.g. {"features.0": "Conv_0", "fc": "head/Dense_0"};
     without it the names must be equal but for "." and "/". Raises WeightsError naming every tensor that is missing, left over or of the
-    wrong shape.
+    wrong shape; with `skip_mismatched`, `params_like` keeps its own arrays there, and a warning names them.
     """
-    converter = _Converter(dict(state_dict), _by_flax_path(state_dict, mapping))
+    converter = _Converter(dict(state_dict), _by_flax_path(state_dict, mapping), skip_mismatched=skip_mismatched)
     tree = converter.tree(params_like, ())
     converter.finish()
     return tree
@@ -92,9 +97,10 @@ def flax_params(
 class _Converter:
     """One pass over the Flax tree; problems are gathered so that one error can name them all."""
 
-    def __init__(self, state_dict: dict[str, np.ndarray], places: Mapping[str, tuple[str, Place]]):
+    def __init__(self, state_dict: dict[str, np.ndarray], places: Mapping[str, tuple[str, Place]], *, skip_mismatched: bool):
         self._state_dict = state_dict
         self._places = places
+        self._skip = skip_mismatched
         self._used: set[str] = set()
         self._problems: list[str] = []
 
@@ -107,10 +113,18 @@ class _Converter:
     def finish(self) -> None:
         left_over = [name for name in self._state_dict if name not in self._used and name.rpartition(".")[2] not in WITHOUT_COUNTERPART]
         self._problems += [f"{name} {self._state_dict[name].shape} has no place in the Flax tree" for name in left_over]
-        if self._problems:
+        if self._problems and self._skip:
+            warnings.warn("not taken from the state dict:\n  " + "\n  ".join(self._problems), RuntimeWarning, stacklevel=3)
+        elif self._problems:
             raise WeightsError("the state dict does not fit the Flax parameters:\n  " + "\n  ".join(self._problems))
 
     def _leaf(self, like: Any, path: tuple[str, ...]) -> Any:
+        found = self._found(like, path)
+        if found is None and self._skip and not hasattr(like, "__array__"):
+            raise WeightsError(f"{'/'.join(path)} {tuple(like.shape)} is not in the state dict, and only its shape is given: give arrays")
+        return like if found is None else found
+
+    def _found(self, like: Any, path: tuple[str, ...]) -> Any:
         module = "/".join(path[1:-1] if path[0] in COLLECTIONS else path[:-1])
         prefix, place = self._places.get(module, (module.replace("/", "."), module))
         name = f"{prefix}.{COUNTERPARTS.get(path[-1], path[-1])}".lstrip(".")

@@ -123,6 +123,10 @@ class JitFunction:
         function, out_tree = found
         return out_tree.unflatten(function([as_array(leaf) for leaf in leaves]))
 
+    def trace(self, *args: Any, **kwargs: Any) -> Lowered:
+        """As `lower`: here tracing is all there is before compiling, so that the two stages of jax.stages are one."""
+        return self.lower(*args, **kwargs)
+
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Trace for the given arguments (arrays or `jax.ShapeDtypeStruct`s)."""
         key, _ = self._key(args, kwargs)
@@ -176,6 +180,7 @@ class JitFunction:
         tree, statics, signatures = key
         out_trees: list[Any] = []
 
+        @functools.wraps(self._fun)  # so that JAX's messages name the user's function, and its line
         def flat(*leaves: Any) -> list[Any]:
             args, kwargs = jax.tree.unflatten(tree, leaves)
             outputs, out_tree = jax.tree.flatten(self._fun(*_with_static(args, statics), **kwargs, **_static_names(statics)))
@@ -247,7 +252,13 @@ def _signature(leaf: Any) -> Any:
         return leaf.shape, leaf.dtype, False
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf.shape, leaf.dtype, leaf.weak_type
-    aval = jax.typeof(jnp.asarray(leaf))
+    try:
+        aval = jax.typeof(jnp.asarray(leaf))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"tpuflow.jit: an argument holds {leaf!r} of type {type(leaf).__name__}, which is no array or number; arguments that are not "
+            "data can be made compile-time constants with static_argnums or static_argnames."
+        ) from error
     return aval.shape, aval.dtype, aval.weak_type
 
 

@@ -296,6 +296,13 @@ class Walk:
             self.position = Position(epoch, piece.batches + count, total, piece.source, piece.behind + count)
             steps -= count
 
+    def take_back(self) -> None:
+        """Have the batches that were taken and are not done come again: a round trip was cut short."""
+        if self._taken:
+            (_, piece), rest = self._taken.pop(), self._rest
+            assert not self._taken, "a round trip takes a piece when the one before it is done"
+            self._rest = piece if rest is None else replace(piece, count=piece.count + rest.count)
+
     def close(self) -> None:
         """End what is being made ahead; the walk cannot go on."""
         self._feed.stop()

@@ -111,7 +111,7 @@ class Sink(Iterator[Sunk]):
     """The loop that `tpuflow.sink` makes: an iterator over round trips, and a context manager that ends its loading threads.
 
     `step` counts the steps done, `round_trips` the round trips. `last` is the latest round trip, also one that Ctrl-C or an error in the
-    data cut short; after Ctrl-C the loop can go on.
+    data cut short; after Ctrl-C the loop can go on, with the rest of that sink.
     """
 
     def __init__(
@@ -122,10 +122,9 @@ class Sink(Iterator[Sunk]):
         self._device = DeviceSink(getattr(step_fn, "__name__", "step"), step_fn, target, form=form)
         steps = None if size <= 0 else math.inf if epochs is None else epochs * size
         self._walk = Walk(feed, steps=steps)
-        self._trips = self._all_trips()
         self._interrupts = Interrupts()
-        self._epoch = 0
-        self._compiled = False
+        self._epoch = self._in_sink = 0
+        self._compiled = self._closed = False
         self.step = self.round_trips = 0
         self.last: Sunk | None = None
 
@@ -134,13 +133,14 @@ class Sink(Iterator[Sunk]):
 
     def __next__(self) -> Sunk:
         """The next round trip."""
-        pieces = next(self._trips, None)
-        if pieces is None:
+        if not self._closed and self._sink_is_over():
+            self._epoch, self._in_sink = self._epoch + 1, 0
+        if self._closed or (self._epochs is not None and self._epoch >= self._epochs):
             self.close()
             raise StopIteration
         with self._interrupts:
             self._compile_ahead()
-            return self._run(pieces)
+            return self._run(self._pieces())
 
     def __enter__(self) -> Sink:
         return self
@@ -154,7 +154,7 @@ class Sink(Iterator[Sunk]):
 
     def close(self) -> None:
         """End the loop and what is being loaded ahead; happens by itself at the loop's end."""
-        self._trips = iter(())
+        self._closed = True
         self._walk.close()
 
     @property
@@ -186,14 +186,16 @@ class Sink(Iterator[Sunk]):
             self._device.compile_seconds += compile_ahead([(self._device, self._state, self._feed.layouts(steps))])
             self._compiled = True
 
-    def _all_trips(self) -> Iterator[Iterable[Chunk]]:
-        """The batches of every round trip."""
-        while self._epochs is None or self._epoch < self._epochs:
-            if self._size != 0:
-                yield self._walk.pieces(None if self._size < 0 else self._size)
-            else:
-                yield from ((piece.part(i, 1),) for piece in self._walk.pieces(None) for i in range(piece.count))
-            self._epoch += 1
+    def _sink_is_over(self) -> bool:
+        """Whether the last sink (with size 0: pass) has had all its steps; one that was cut short goes on first."""
+        self._walk.take_back()
+        return self._in_sink >= self._size if self._size > 0 else self.step > 0 and self._walk.epoch_is_over()
+
+    def _pieces(self) -> Iterable[Chunk]:
+        """The batches of the next round trip."""
+        if self._size == 0:
+            return self._walk.pieces(1, within_epoch=True)
+        return self._walk.pieces(None if self._size < 0 else self._size - self._in_sink)
 
     def _run(self, pieces: Iterable[Chunk]) -> Sunk:
         slices: list[Any] = []
@@ -202,7 +204,7 @@ class Sink(Iterator[Sunk]):
         def record(state: Any, metrics: Any, steps: int) -> None:
             self._state = state
             self._walk.done(steps)
-            self.step += steps
+            self.step, self._in_sink = self.step + steps, self._in_sink + steps
             slices.append((metrics, steps))
 
         self.round_trips += 1

@@ -14,9 +14,10 @@ from tpuflow.api.checking import check_choice, check_number
 from tpuflow.api.feeding import ArrayFeed, Feed, make_feed
 from tpuflow.api.losses import check_fit, check_labels, get_loss
 from tpuflow.api.metrics import check_metrics, get_metrics
-from tpuflow.api.modelling import MISFITS, initial_params
+from tpuflow.api.modelling import MISFITS
 from tpuflow.api.staging import Target
 from tpuflow.api.stepping import Recipe, TrainState, make_recipe
+from tpuflow.api.weights import starting_variables
 from tpuflow.chips import get_chip
 from tpuflow.device.runtime import ENGINES, FIDELITIES
 from tpuflow.errors import ConfigError, DataError, TpuflowError
@@ -156,10 +157,11 @@ def _initial_state(recipe: Recipe, first: Leaves, params: Any, seed: int) -> Tra
         raise
     if not jax.tree.leaves(shapes):
         raise ConfigError(f"model {model.name} has no parameters: there is nothing to train.")
-    given = None if params is None else initial_params(params, shapes)
-    if given is None or jax.tree.leaves(carried):
+    given, given_carried = (None, None) if params is None else starting_variables(params, shapes, carried)
+    if given is None or (jax.tree.leaves(carried) and given_carried is None):
         fresh, carried = jax.jit(model.init)(_key(seed, 0), jnp.zeros(spec.shape, spec.dtype))
         given = fresh if given is None else given
+    carried = carried if given_carried is None else given_carried
     key = _key(seed, 1) if model.needs_key(given, carried, spec) else None
     return recipe.initial_state(given, carried, key)
 

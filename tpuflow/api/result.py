@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tpuflow.api.plotting import plot_history
 from tpuflow.device.timing.program import sink_time
 from tpuflow.device.timing.result import seconds_text
 from tpuflow.errors import ConfigError
@@ -72,6 +73,14 @@ class TrainResult:
     def report(self) -> str:
         """The outcome as a few lines of text."""
         return "\n".join(_report_lines(self))
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw loss, metrics and loss scale over the steps into a .png, .svg or .pdf file; needs `pip install 'tpuflow[plot]'`.
+
+        Raises:
+          ConfigError: matplotlib is missing, or the file cannot be written.
+        """
+        plot_history(self.history, f"{self.settings['model']}, {self.settings['policy']}", path)
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write everything but the arrays as JSON; the file appears whole or not at all. Numbers that JSON lacks become strings.

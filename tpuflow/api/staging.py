@@ -153,9 +153,18 @@ class Lowered:
         """Put it on the chip."""
         return Compiled(self.make(), self.in_tree, self.out_tree)
 
+    def lower(self) -> Lowered:
+        """Itself: what `tpuflow.jit(f).trace(...)` gives is lowered."""
+        return self
+
     def as_text(self) -> str:
         """The jaxpr as text."""
         return str(self.jaxpr)
+
+    @property
+    def args_info(self) -> Any:
+        """Shapes and types of (args, kwargs), without the static ones."""
+        return jax.tree.unflatten(self.in_tree, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.jaxpr.in_avals])
 
     @property
     def out_info(self) -> Any:

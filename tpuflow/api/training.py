@@ -66,7 +66,8 @@ def train(
         changes no value. With `eval_steps` alone there is no evaluation after each epoch.
       chip: a row of the catalogue.
       seed: of initial parameters, of shuffling, of the model's random numbers.
-      params: parameters to start from instead (for linen, with or without {"params": ...}).
+      params: parameters to start from instead: a tree (for linen, with or without {"params": ...}, and with batch statistics and the like
+        if they are given too), or the path of a checkpoint or file that `tpuflow.load_params` reads.
       keep_batchnorm_fp32: batch normalisation in fp32 (True) or in the policy's compute type (False); as the policy says if not given.
       loss_scale: in place of the policy's: a number (static), "dynamic", "none", or a `LossScale`.
       accumulate_steps: steps for one update: it takes the mean of their gradients, summed in fp32. Each step counts the same, also
