@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import statistics
 import sys
 from collections.abc import Callable, Mapping
@@ -34,6 +35,7 @@ from tpuflow.isa.program import Program
 
 HERE = Path(__file__).parent
 ROWS, PAGE, FITS = HERE / "measured_steps.csv", HERE.parent / "docs" / "accuracy.md", HERE.parent / "tpuflow" / "chips" / "fits.py"
+CURVES = HERE / "results" / "accuracy.json"
 SUNK = 1000  # steps a round trip where the source says that the data are sunk, or loops on the device
 FAMILIES = ("ascend", "tpu")
 WORKERS = 3
@@ -84,8 +86,11 @@ def cases() -> Mapping[str, Case]:
     many = "several chips: all-reduce not modelled"
 
     def image(model: str, module: Any, batch: int, chip: Chip, policy: str, optimizer: Any, note: str = "", side: int = 224) -> Case:
+        name = f"{model} {' '.join(f'{k}={v}' for k, v in vars(module).items() if isinstance(v, bool | int | str))}"
         make, steps = training(module, batch, side, 1 if model == "LeNet-5" else 3, policy, optimizer)
-        return Case(model, chip, f"{model} {module} {batch} {chip.name} {chip.clock_hz} {policy} {optimizer is lars}", make, steps, note)
+        return Case(
+            model, chip, f"{name} {batch} {chip.name} {chip.clock_hz:g} {policy}{' lars' if optimizer is lars else ''}", make, steps, note
+        )
 
     def resnet(batch: int, chip: Chip, policy: str, optimizer: Any = lars, note: str = many, classes: int = 1000) -> Case:
         return image("ResNet-50", resnet50(classes), batch, chip, policy, optimizer, note)
@@ -100,6 +105,8 @@ def cases() -> Mapping[str, Case]:
         "M015": image("VGG-16", VGG16(1000), 32, ascend, "O2", momentum, many),
         "M024": image("SqueezeNet", SqueezeNet(10), 32, ascend, "O2", momentum, side=227),
         "M026": image("SqueezeNet", SqueezeNet(1000), 32, ascend, "O2", momentum, many, side=227),
+        "M027": image("SqueezeNet", SqueezeNet(10, residual=True), 32, ascend, "O2", momentum, side=227),
+        "M029": image("SqueezeNet", SqueezeNet(1000, residual=True), 32, ascend, "O2", momentum, many, side=227),
         "M087": resnet(256, ascend, "O2", momentum, ""),
         "M089": resnet(256, ascend, "O2", momentum),
         "M091": resnet(32, ascend, "O2", momentum),
@@ -178,18 +185,27 @@ class Modelled:
 def model(row_id: str) -> Modelled:
     """Compile a case and time it (in a process of its own)."""
     case = cases()[row_id]
-    print(f"{row_id}: {case.key[:60]!r}", file=sys.stderr, flush=True)
+    print(f"{row_id}: {case.key}", file=sys.stderr, flush=True)
     return Modelled(*curve(case.make(case.chip), case.chip, case.steps))
 
 
-def run() -> tuple[dict[str, Fit], list[Line], list[Mapping[str, str]]]:
+def curves_of(known: Mapping[str, Case], *, stored: bool) -> dict[str, Modelled]:
+    """Every case's curve by its key: stored ones, or modelled anew and stored."""
+    if stored:
+        return {key: Modelled(tuple(times), kernels) for key, (times, kernels) in json.loads(CURVES.read_text()).items()}
+    first = {case.key: row_id for row_id, case in reversed(list(known.items()))}
+    with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
+        found = dict(zip(first, pool.map(model, first.values()), strict=True))
+    CURVES.write_text(json.dumps({key: (m.times, m.kernels) for key, m in found.items()}, indent=1) + "\n")
+    return found
+
+
+def run(*, stored: bool = False) -> tuple[dict[str, Fit], list[Line], list[Mapping[str, str]]]:
     """Fit each family, model every row; (fits, lines, rows without a model)."""
     with ROWS.open() as file:
         rows = {row["id"]: row for row in csv.DictReader(file)}
     known = cases()
-    first = {case.key: row_id for row_id, case in reversed(list(known.items()))}
-    with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
-        found = dict(zip(first, pool.map(model, first.values()), strict=True))
+    found = curves_of(known, stored=stored)
     curves = {}
     for row_id, case in known.items():
         measured = Measurement(row_id, case.model, case.chip, measured_seconds(rows[row_id]), "q=A" in rows[row_id]["extra"])
@@ -297,8 +313,9 @@ def main() -> int:
     """Fit, model, write."""
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__)
     parser.add_argument("--fit", action="store_true", help="write the fitted constants into the chips' rows")
+    parser.add_argument("--stored", action="store_true", help="use the times of the last run, kept in bench/results: only fit and write")
     args = parser.parse_args()
-    fits, lines, others = run()
+    fits, lines, others = run(stored=args.stored)
     text = page(fits, lines, others)
     print(text)
     PAGE.write_text(text)

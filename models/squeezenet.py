@@ -43,11 +43,15 @@ class Fire(nn.Module):
 
 
 class SqueezeNet(nn.Module):
-    """A convolution, eight fires, a 1x1 convolution to the classes, the mean over the image: images [B, H, W, 3] -> logits [B, classes]."""
+    """A convolution, eight fires, a 1x1 convolution to the classes, the mean over the image: images [B, H, W, 3] -> logits [B, classes].
+
+    `residual` adds the input of every fire that has as many channels as its output (the "simple bypass").
+    """
 
     classes: int = 1000
     version: str = "1.0"
     dropout: float = 0.5
+    residual: bool = False
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
@@ -56,7 +60,8 @@ class SqueezeNet(nn.Module):
         fires = FIRES[self.version]
         x = nn.relu(nn.Conv(features, (window, window), 2, padding="VALID", kernel_init=KERNEL_INIT, name="features_0")(images))
         for index in range(FIRST_POOL, max(fires) + 1):
-            x = Fire(*fires[index], name=f"features_{index}")(x) if index in fires else _max_pool(x)
+            y = Fire(*fires[index], name=f"features_{index}")(x) if index in fires else _max_pool(x)
+            x = x + y if self.residual and x.shape == y.shape else y
         x = nn.Dropout(self.dropout, deterministic=not train)(x)
         x = nn.relu(nn.Conv(self.classes, (1, 1), kernel_init=LAST_INIT, name="classifier_1")(x))
         return x.mean(axis=(1, 2))  # [B, h, w, classes] -> [B, classes]

@@ -182,3 +182,11 @@ def test_every_template_is_timed(case):
     for kernel in kernels_of(case):
         time = time_kernel(kernel, get_chip("generic"))
         assert 0 < time.picoseconds <= time.serial_picoseconds
+
+
+@pytest.mark.parametrize(("chip", "kind"), [("tpu-v3", "bf16"), ("ascend910", "f16")])
+def test_f32_products_on_a_chip_without_them_are_said_to_be_narrowed(chip: str, kind: str):
+    f32, f16 = (compiled(KERNELS["matmul"], (64, 64), get_chip(chip), dtype) for dtype in (jnp.float32, jnp.float16))
+    assert f"take 1 pass of the {kind} arrays" in time_program(f32).summary()
+    assert not time_program(f16).assumed
+    assert not time_program(compiled(KERNELS["matmul"], (64, 64), get_chip("generic"))).assumed

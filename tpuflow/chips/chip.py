@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 LANE_BYTES = 4  # a vector lane is 32 bits wide
 UNCALIBRATED = "uncalibrated"
-PRECISION_PASSES = {"default": 1, "high": 3, "highest": 6}
-"""Passes of a bf16 array that one f32 product takes at each `jax.lax.Precision` (bf16x1, bf16x3, bf16x6)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,16 @@ def time_program(program: Program, trips: Mapping[str, int] | None = None, round
         kernels=tuple(replace(r, count=round_trips * r.count) for r in total.rows),
         work=total.work * round_trips,
         feed_bytes=round_trips * total.feed_bytes,
-        assumed=tuple(walk.assumed),
+        assumed=(*walk.assumed, *_narrowed(program.chip, total.work)),
     )
+
+
+def _narrowed(chip: Chip, work: Work) -> tuple[str, ...]:
+    """What is said of f32 products on a chip whose matrix unit has none."""
+    if chip.matrix_f32_as == "f32" or not work.macs.get("f32"):
+        return ()
+    passes = f"{chip.matrix_f32_passes:g} pass{'' if chip.matrix_f32_passes == 1 else 'es'}"
+    return (f"f32 products take {passes} of the {chip.matrix_f32_as} arrays of {chip.name}, as at the default precision; values stay f32",)
 
 
 def sink_time(program: Program, steps: int, round_trips: int = 1) -> ProgramTime:

@@ -1,0 +1,42 @@
+"""docs/accuracy.md and the fitted constants are what the stored model runs and the measured rows give."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import accuracy
+from tpuflow.chips import CHIPS
+from tpuflow.chips.fits import FITS
+
+
+@pytest.fixture(scope="module")
+def found():
+    """Fits, lines and other rows from the stored runs."""
+    return accuracy.run(stored=True)
+
+
+def test_the_page_is_up_to_date(found):
+    assert accuracy.PAGE.read_text() == accuracy.page(*found), "run python -m bench.accuracy --fit"
+
+
+def test_the_fitted_constants_are_in_the_chips_rows(found):
+    fits, _, _ = found
+    for family, fit in fits.items():
+        assert FITS[family]["traffic_share"] == fit.traffic_share
+        assert FITS[family]["kernel_seconds"] == pytest.approx(fit.kernel_seconds, rel=1e-3)
+        assert all(c.fit == fit.text for c in CHIPS.values() if c.family == family)
+    assert all(c.fit == "uncalibrated" for c in CHIPS.values() if c.family not in fits)
+
+
+def test_no_row_is_hidden(found):
+    _, lines, others = found
+    with accuracy.ROWS.open() as file:
+        rows = sum(1 for _ in file) - 1
+    assert len(lines) + len(others) == rows
+    page = accuracy.page(*found)
+    assert all(f"| {line.row['id']} |" in page for line in lines)
+
+
+def test_there_are_six_rows_for_every_constant(found):
+    fits, _, _ = found
+    assert all(fit.rows >= 6 * 2 for fit in fits.values())
