@@ -172,6 +172,7 @@ _POOLS = [
             ("3d", (1, 5, 6, 4, 2), "ties", ((2, 3, 2), (2, 2, 1), "SAME")),
         )
     ),
+    Case("max_pool-one-window-of-work", lambda x: nn.max_pool(jnp.sin(x), (2, 2), (2, 2)), (Arg((2, 2, 2, 5)),), True, "composed"),
     Case("avg_pool-3d", lambda x: nn.avg_pool(x, (2, 2, 2), (2, 1, 2), "SAME"), (Arg((1, 5, 4, 4, 2)),), True, "sum"),
     Case("avg_pool-gaps", lambda x: nn.avg_pool(x, (2, 2), (3, 3)), (Arg((1, 9, 8, 2)),), True, "sum"),
     Case("avg_pool-large", lambda x: nn.avg_pool(x, (7, 7), (2, 3), "SAME"), (Arg((1, 9, 8, 2)),), True, "sum"),

@@ -166,14 +166,20 @@ class Grouping:
 
     def _direct_group(self, value: Value, shape: tuple[int, ...]) -> Group | None:
         group = self.group(value)
-        fits = group is not None and group.kind != "opaque" and group.shape == value.shape == shape and not group.full
-        return group if fits else None
+        fits = group is not None and group.kind != "opaque" and group.shape == shape and not group.full
+        return group if fits and not self._from_memory(value, group) else None
+
+    def _from_memory(self, value: Value, group: Group | None) -> bool:
+        """Whether a group makes a value that its own kernel could only read from memory: one that is stretched, or joined from pieces."""
+        source = self.source(value)
+        made_here = source is not None and group is not None and self.group(source) is group
+        return made_here and (source is not value or self.maker[value].op == "join")
 
     def _can_follow(self, node: Node, group: Group) -> bool:
         """Whether all other operands are there before the group runs, perhaps after merging groups or moving this one up."""
         others = {g: None for v in node.inputs if (g := self._maker_of(v)) is not None and g is not group}
-        if any(self.source(v) is not v and self._maker_of(v) is group for v in node.inputs):
-            return False  # it needs one of the group's values stretched, so from memory
+        if any(self._from_memory(v, group) for v in node.inputs):
+            return False
         return all(other.level < group.level or self._absorb(group, other, node) or self._raise(group, other.level + 1) for other in others)
 
     def _maker_of(self, value: Value) -> Group | None:
@@ -183,8 +189,8 @@ class Grouping:
     def _absorb(self, group: Group, other: Group, node: Node) -> bool:
         """Merge a map of the same level and shape, which neither reads the group nor is read by it."""
         direct = any(self.group(v) is other for v in node.inputs) and other.shape == group.shape
-        stretched = any(self.source(v) is not v and self._maker_of(v) is other for v in node.inputs)
-        if other.kind != "map" or other.level != group.level or not direct or stretched:
+        apart = any(self._from_memory(v, other) for v in node.inputs)
+        if other.kind != "map" or other.level != group.level or not direct or apart:
             return False
         if len(group.nodes) + len(other.nodes) > MAX_NODES or (group.shape and len(group.reads) + len(other.reads) > MAX_INPUTS):
             return False
