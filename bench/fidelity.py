@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from bench.timing import publish
 
 POLICIES = ("fp32", "fp16", "mixed")
 FIDELITIES = ("native", "bitexact")
-STEPS, BATCH = 300, 64
+STEPS, BATCH, ROUNDS = 300, 64, 3
 
 
 def measure(policy: str, fidelity: str) -> dict[str, float]:
@@ -44,13 +45,14 @@ def measure(policy: str, fidelity: str) -> dict[str, float]:
 
 
 def run() -> tuple[str, Mapping[str, Any]]:
-    """A row a policy: milliseconds a step and megabytes, and the ratios."""
+    """A row a policy: milliseconds a step and megabytes, medians over `ROUNDS`, and the ratios."""
     lines, rows = (
         [f"{'policy':7} {'native ms':>10} {'bitexact ms':>12} {'time x':>7} {'native MB':>10} {'bitexact MB':>12} {'memory x':>9}"],
         {},
     )
     for policy in POLICIES:
-        native, exact = (_in_process(policy, fidelity) for fidelity in FIDELITIES)
+        runs = [[_in_process(policy, fidelity) for fidelity in FIDELITIES] for _ in range(ROUNDS)]  # in turns
+        native, exact = (_medians([run[i] for run in runs]) for i in range(len(FIDELITIES)))
         time_ratio = exact["train_seconds"] / native["train_seconds"]
         memory_ratio = exact["peak_bytes"] / native["peak_bytes"]
         rows[policy] = {"native": native, "bitexact": exact, "time_ratio": time_ratio, "memory_ratio": memory_ratio}
@@ -59,6 +61,10 @@ def run() -> tuple[str, Mapping[str, Any]]:
             f"{native['peak_bytes'] / 1e6:10.0f} {exact['peak_bytes'] / 1e6:12.0f} {memory_ratio:9.2f}"
         )
     return "\n".join(lines), {"rows": rows}
+
+
+def _medians(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 
 
 def _in_process(policy: str, fidelity: str) -> dict[str, float]:
