@@ -63,7 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     estimate.add_argument("--policy", help="precision: fp32, fp16, mixed, ... (default: as the function is written)")
     estimate.add_argument("--sink-size", type=int, default=100, help="training steps a host round trip (default: 100)")
     estimate.add_argument("--kernels", type=int, default=10, metavar="N", help="show the N kernels that take longest (default: 10)")
-    estimate.add_argument("--json", type=Path, help="write everything here too")
+    estimate.add_argument("--json", type=Path, help="write everything here too: figures, layers, kernels, queues, memory")
+    estimate.add_argument("--trace", type=Path, metavar="STEP.json", help="write a Chrome trace here, for ui.perfetto.dev")
+    estimate.add_argument("--html", type=Path, metavar="REPORT.html", help="write one self-contained page here")
     calibrate = add(
         "calibrate", _calibrate, "fit a chip family's efficiency constants to measured step times",
         "a CSV with the columns target (module:function), batch, chip, milliseconds and, if wanted, policy, sink_size, model",
@@ -97,7 +99,7 @@ def _run(args: argparse.Namespace) -> None:
 def _estimate(args: argparse.Namespace) -> None:
     from tpuflow.api.commands import run_estimate  # compiling needs the frontend, which running a saved Program does not
 
-    run_estimate(args.file, args.batch, args.chip, args.policy, args.sink_size, args.kernels, args.json)
+    run_estimate(args.file, args.batch, args.chip, args.policy, args.sink_size, args.kernels, args.json, args.trace, args.html)
 
 
 def _calibrate(args: argparse.Namespace) -> None:

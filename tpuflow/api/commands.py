@@ -21,8 +21,18 @@ from tpuflow.errors import ConfigError
 MEASURED = ("target", "batch", "chip", "milliseconds")
 
 
-def run_estimate(target: str, batch: int, chip: str, policy: str | None, sink_size: int, kernels: int, json: Path | None) -> None:
-    """Estimate `module:function` and print the report.
+def run_estimate(
+    target: str,
+    batch: int,
+    chip: str,
+    policy: str | None,
+    sink_size: int,
+    kernels: int,
+    json: Path | None = None,
+    trace: Path | None = None,
+    page: Path | None = None,
+) -> None:
+    """Estimate `module:function`, print the report, and write the files that are asked for.
 
     Raises:
       ConfigError: there is no such function, or it does not give what can be estimated.
@@ -30,7 +40,11 @@ def run_estimate(target: str, batch: int, chip: str, policy: str | None, sink_si
     found = estimate_target(target, batch, chip, policy, sink_size)
     print(found.report(kernels))
     if json is not None:
-        write_json(json, found.as_dict())
+        write_json(json, {**found.as_dict(), "profile": found.profile().to_dict()})
+    if trace is not None:
+        found.trace(trace)
+    if page is not None:
+        found.html(page)
 
 
 def estimate_target(target: str, batch: int, chip: str, policy: str | None, sink_size: int) -> Estimate:

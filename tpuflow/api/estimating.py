@@ -23,12 +23,15 @@ from tpuflow.device.timing.program import sink_time
 from tpuflow.device.timing.result import seconds_text
 from tpuflow.errors import ConfigError
 from tpuflow.isa.program import Program
+from tpuflow.reports.profile import Profile
+from tpuflow.reports.profile import profile as make_profile
+from tpuflow.reports.reported import Reported
 
 SINK_STEPS = 100  # steps a round trip that an estimate counts on, if nothing else is said
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(Reported):
     """The modelled cost of `steps` runs of a function in one host round trip; no value was ever computed."""
 
     name: str
@@ -48,6 +51,10 @@ class Estimate:
     def fits(self) -> bool:
         """Whether the chip's HBM holds it (compiling refuses what does not fit)."""
         return self.memory.peak_memory_in_bytes <= self.chip.available_hbm_bytes
+
+    def profile(self) -> Profile:
+        """Tables of layers, kernels and queues, and the memory's timeline."""
+        return make_profile(self.program, self.time, name=self.name, steps=self.steps)
 
     def report(self, kernels: int = 0) -> str:
         """A few lines of text, and the kernels that take longest if a number is given."""

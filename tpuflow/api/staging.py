@@ -19,6 +19,9 @@ from tpuflow.device.runtime import Executable
 from tpuflow.device.timing import ProgramTime
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.lower.frontend.jax_compat import KEY_IMPLEMENTATION, ClosedJaxpr, is_key
+from tpuflow.reports.profile import Profile
+from tpuflow.reports.profile import profile as make_profile
+from tpuflow.reports.reported import Reported
 
 CACHED = 512
 _SCALARS = {bool: np.dtype(np.bool_), int: np.dtype(np.int32), float: np.dtype(np.float32)}
@@ -83,7 +86,7 @@ def _function(jaxpr: ClosedJaxpr, name: str, target: Target) -> DeviceFunction:
     return DeviceFunction(jaxpr, name, target)
 
 
-class Compiled:
+class Compiled(Reported):
     """A function compiled for given shapes; what `tpuflow.jit(f).lower(...).compile()` gives."""
 
     def __init__(self, function: DeviceFunction, in_tree: Any, out_tree: Any):
@@ -134,6 +137,10 @@ class Compiled:
     def time(self) -> ProgramTime:
         """The modelled time of a call, kernel by kernel."""
         return self.executable.time()
+
+    def profile(self) -> Profile:
+        """The modelled cost of a call, by layer, kernel and queue, and the memory's timeline."""
+        return make_profile(self.executable.program, self.time())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one self-contained .tpx file."""

@@ -171,9 +171,9 @@ class _Planner:
                 place.spans = [(0, FOREVER)]
         pool: dict[tuple[DType, bytes], Value] = {}
         for node in self.graph.walk():
-            for value in node.results:
+            for value, maker in zip(node.results, _makers(node), strict=True):
                 if value in self.places:
-                    self.places[value].name = value.name or "/".join(filter(None, (node.scope, node.op)))
+                    self.places[value].name = value.name or "/".join(filter(None, (maker.scope, maker.op)))
             if node.op == "constant":
                 self._constant(node, pool)
 
@@ -331,6 +331,15 @@ class _Planner:
         for p in places:
             sums[_purpose(p)] += aligned(p.type.elems * p.type.dtype.bytes)
         return MemoryUse(peak_bytes, sums["donated"], sums["input"], sums["constant"], sums["output"])
+
+
+def _makers(node: Node) -> Iterable[Node]:
+    """What makes each result of a node: of a fused one, a node inside it."""
+    if node.op != "fused":
+        return (node,) * len(node.results)
+    (region,) = node.regions
+    made = {value: inner for inner in region.nodes for value in inner.results}
+    return [made.get(value, node) for value in region.outputs]
 
 
 def _block_value(node: Node) -> Value | None:

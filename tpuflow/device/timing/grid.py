@@ -53,10 +53,10 @@ def plan_grid(priced: PricedKernel, chip: Chip) -> tuple[GridPlan, Clock]:
 
 def grid_time(plan: GridPlan, *, unroll: bool = False) -> int:
     """Picoseconds from the start of the kernel to the last completion; `unroll` runs every single trip instead of adding periods."""
-    return _Run(plan, unroll).time()
+    return GridRun(plan, unroll).time()
 
 
-class _Run:
+class GridRun:
     """One walk over a plan's grid."""
 
     def __init__(self, plan: GridPlan, unroll: bool):

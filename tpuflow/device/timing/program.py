@@ -34,6 +34,7 @@ def time_program(program: Program, trips: Mapping[str, int] | None = None, round
         work=total.work * round_trips,
         feed_bytes=round_trips * total.feed_bytes,
         assumed=(*walk.assumed, *_narrowed(program.chip, total.work)),
+        trips=walk.counted,
     )
 
 
@@ -125,6 +126,7 @@ class _Walk:
     program: Program
     trips: dict[str, int]
     assumed: list[str] = field(default_factory=list)
+    counted: dict[str, int] = field(default_factory=dict)
 
     def blocks(self, code: Sequence[Block], path: str, count: int) -> _Sum:
         """All blocks of a list, in order."""
@@ -168,11 +170,11 @@ class _Walk:
     def _trips(self, place: str, block: Loop) -> int:
         for constant in self.program.constants:
             if constant.buffer == block.trips and place not in self.trips:
-                return int.from_bytes(constant.data, "little", signed=True)
+                return self.counted.setdefault(place, int.from_bytes(constant.data, "little", signed=True))
         return self._given(place, 1, "a loop whose trip count is not known counted as one trip")
 
     def _given(self, place: str, otherwise: int, why: str) -> int:
-        if place in self.trips:
-            return self.trips[place]
-        self.assumed.append(f"{place}: {why}")
-        return otherwise
+        if place not in self.trips:
+            self.assumed.append(f"{place}: {why}")
+        self.counted[place] = self.trips.get(place, otherwise)
+        return self.counted[place]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.timing.prices import PICOSECONDS
@@ -105,7 +105,7 @@ class ProgramTime:
 
     `device_picoseconds` is the device's own time, `feed_picoseconds` what it waits for infeeds that are slower than it,
     `launch_picoseconds` the host's round trip. `assumed` names blocks whose trips or branch nobody said: a while counts one trip, a
-    switch its longest branch.
+    switch its longest branch. `trips` has the trips counted for every loop and while, and the branch of every switch, by their place.
     """
 
     chip: Chip
@@ -116,6 +116,7 @@ class ProgramTime:
     work: Work
     feed_bytes: int
     assumed: tuple[str, ...] = ()
+    trips: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def picoseconds(self) -> int:

@@ -21,6 +21,9 @@ MOST_READ = (
 )
 
 
+PASSING = frozenset(("convert", "broadcast", "window", "reshape", "full", "iota", "bitcast"))
+
+
 def weight(node: Node) -> int:
     """Passes through the vector unit, roughly."""
     return COSTLY_WEIGHT if node.op in COSTLY else 1
@@ -67,7 +70,7 @@ class Outline:
         if not results:
             return None
         inner = self._sorted(self._collect(group, results))
-        main = next((n for n in inner if n.op == group.kind), inner[-1])
+        main = _main(group.kind, inner)
         region, inputs = _region(group.kind, inner, results)
         return Node("fused", inputs, tuple(results), MappingProxyType({"kind": group.kind}), (region,), main.source, main.scope)
 
@@ -160,6 +163,13 @@ class Outline:
         """Whether nothing but `group` uses what the cone computes."""
         inside = all(user in cone for n in cone if n.result is not value for user in self.users[n.result])
         return inside and all(self.grouping.group_of.get(user) is group for user in self.users[value])
+
+
+def _main(kind: str, nodes: list[Node]) -> Node:
+    """The node whose layer and source line a fused node bears: its product or reduction, else the last that is not mere conversion."""
+    steps = PRODUCTS if kind == "dot" else (kind,)
+    working = [n for n in nodes if n.op in steps] or [n for n in reversed(nodes) if n.op not in PASSING]
+    return working[0] if working else nodes[-1]
 
 
 def _region(kind: str, nodes: list[Node], results: list[Value]) -> tuple[Graph, tuple[Value, ...]]:

@@ -1,0 +1,230 @@
+"""Where the time goes: tables of layers, kernels and queues, as text and as plain data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tpuflow.device.timing.prices import PICOSECONDS
+from tpuflow.device.timing.result import KernelRow, ProgramTime, seconds_text
+from tpuflow.isa.program import Program
+from tpuflow.reports.files import write_json
+from tpuflow.reports.layers import BACKWARD, FORWARD, PHASES, UPDATE, Layer, layer_of, scope_of, what_of
+from tpuflow.reports.memory import MemoryMap, memory_map
+
+OUTSIDE = "(outside modules)"
+SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLine:
+    """One kernel with all its executions: where it belongs, its time, what bounds it, and its work."""
+
+    place: str
+    layer: str
+    phase: str
+    what: str
+    source: str
+    count: int
+    seconds: float
+    share: float
+    bound: str
+    cores: int
+    macs: int
+    hbm_bytes: int
+    vmem_bytes: int
+    flops_per_second: float
+    intensity: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLine:
+    """One module path: seconds in each phase, kernels executed, work."""
+
+    layer: str
+    seconds: Mapping[str, float]
+    share: float
+    kernels: int
+    macs: int
+    hbm_bytes: int
+
+    @property
+    def total_seconds(self) -> float:
+        """All phases."""
+        return sum(self.seconds.values())
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLine:
+    """One queue of the busiest core: seconds that it works, and their share of the device's time."""
+
+    queue: str
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The modelled cost of a launch, taken apart: `layers` and `kernels` (longest first) and `queues`; `str` prints all three.
+
+    Times are modelled, as `time.provenance` says; nothing was run. `steps` is the number of training steps in the launch.
+    """
+
+    name: str
+    program: Program
+    time: ProgramTime
+    memory: MemoryMap
+    steps: int
+    layers: tuple[LayerLine, ...]
+    kernels: tuple[KernelLine, ...]
+    queues: tuple[QueueLine, ...]
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def to_text(self, most: int = SHOWN) -> str:
+        """The three tables, with at most so many layers and kernels."""
+        parts = [self.time.summary(), "", *_layer_table(self.layers, most), "", *_kernel_table(self.kernels, most), ""]
+        return "\n".join([*parts, *_queue_table(self.queues), "", str(self.memory)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data: numbers in seconds, bytes and operations."""
+        return {
+            "name": self.name,
+            "chip": self.time.chip.name,
+            "fit": self.time.chip.fit,
+            "steps": self.steps,
+            "seconds": self.time.seconds,
+            "device_seconds": self.time.device_seconds,
+            "host_seconds": self.time.launch_picoseconds / PICOSECONDS,
+            "feed_seconds": self.time.feed_picoseconds / PICOSECONDS,
+            "layers": [_plain(line) for line in self.layers],
+            "kernels": [_plain(line) for line in self.kernels],
+            "queues": [_plain(line) for line in self.queues],
+            "memory": self.memory.as_dict(),
+        }
+
+    def to_json(self, path: str | os.PathLike[str]) -> None:
+        """Write `to_dict` to a file.
+
+        Raises:
+          ConfigError: the file cannot be written.
+        """
+        write_json(path, self.to_dict())
+
+
+def profile(program: Program, time: ProgramTime, *, name: str = "", steps: int = 1) -> Profile:
+    """Take a launch of a Program apart; `time` is that launch's modelled time."""
+    memory = memory_map(program)
+    vmem = {k.place: k.vmem_bytes for k in memory.kernels}
+    trains = any(layer_of(scope_of(r.time.name)).phase == BACKWARD for r in time.kernels)
+    kernels = sorted((_kernel_line(r, time, vmem[r.place], trains=trains) for r in time.kernels), key=lambda k: (-k.seconds, k.place))
+    return Profile(
+        name=name or program.name,
+        program=program,
+        time=time,
+        memory=memory,
+        steps=steps,
+        layers=_layer_lines(kernels, time.device_seconds),
+        kernels=tuple(kernels),
+        queues=tuple(QueueLine(q, s, _share(s, time.device_seconds)) for q, s in time.busy_seconds.items()),
+    )
+
+
+def place_in(name: str, *, trains: bool) -> Layer:
+    """The layer of a kernel by its name; in a Program without a backward pass everything is forward."""
+    layer = layer_of(scope_of(name))
+    return layer if trains or layer.phase != UPDATE else Layer(layer.path, FORWARD)
+
+
+def _kernel_line(row: KernelRow, time: ProgramTime, vmem_bytes: int, *, trains: bool) -> KernelLine:
+    t, layer = row.time, place_in(row.time.name, trains=trains)
+    seconds, macs, moved = row.picoseconds / PICOSECONDS, row.count * sum(t.work.macs.values()), row.count * t.work.hbm_bytes
+    flops = row.count * t.work.flops
+    return KernelLine(
+        place=row.place,
+        layer=layer.path or OUTSIDE,
+        phase=layer.phase,
+        what=what_of(t.name),
+        source=t.source,
+        count=row.count,
+        seconds=seconds,
+        share=_share(seconds, time.device_seconds),
+        bound=t.bound,
+        cores=t.cores,
+        macs=macs,
+        hbm_bytes=moved,
+        vmem_bytes=vmem_bytes,
+        flops_per_second=flops / seconds if seconds else 0.0,
+        intensity=flops / moved if moved else 0.0,
+    )
+
+
+def _layer_lines(kernels: Iterable[KernelLine], whole_seconds: float) -> tuple[LayerLine, ...]:
+    groups: dict[str, list[KernelLine]] = {}
+    for line in kernels:
+        groups.setdefault(line.layer, []).append(line)
+    return tuple(sorted((_layer_line(name, lines, whole_seconds) for name, lines in groups.items()), key=lambda x: -x.total_seconds))
+
+
+def _layer_line(name: str, lines: Sequence[KernelLine], whole_seconds: float) -> LayerLine:
+    seconds = {phase: sum(k.seconds for k in lines if k.phase == phase) for phase in PHASES}
+    return LayerLine(
+        layer=name,
+        seconds={phase: s for phase, s in seconds.items() if s},
+        share=_share(sum(seconds.values()), whole_seconds),
+        kernels=sum(k.count for k in lines),
+        macs=sum(k.macs for k in lines),
+        hbm_bytes=sum(k.hbm_bytes for k in lines),
+    )
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _plain(line: Any) -> dict[str, Any]:
+    values = {name: getattr(line, name) for name in type(line).__dataclass_fields__}
+    return {name: dict(v) if isinstance(v, Mapping) else v for name, v in values.items()}
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def _layer_table(lines: Sequence[LayerLine], most: int) -> list[str]:
+    heading = (
+        f"{'layer':48} {'share':>6} {'time':>11} {'forward':>11} {'backward':>11} {'update':>11} {'GMACs':>9} {'MB':>10} {'kernels':>8}"
+    )
+    return [heading, *_shown(lines, most, _layer_text, "layers")]
+
+
+def _layer_text(line: LayerLine) -> str:
+    phases = " ".join(f"{seconds_text(line.seconds[p]) if p in line.seconds else '-':>11}" for p in PHASES)
+    work = f"{line.macs / 1e9:9.3f} {line.hbm_bytes / 1e6:10.2f} {line.kernels:8}"
+    return f"{_short(line.layer, 48):48} {line.share:6.1%} {seconds_text(line.total_seconds):>11} {phases} {work}"
+
+
+def _kernel_table(lines: Sequence[KernelLine], most: int) -> list[str]:
+    heading = f"{'time':>11} {'share':>6} {'times':>6} {'bound':7} {'phase':8} {'VMEM KiB':>8} {'TFLOP/s':>8}  kernel"
+    return [heading, *_shown(lines, most, _kernel_text, "kernels")]
+
+
+def _kernel_text(line: KernelLine) -> str:
+    rate = f"{line.vmem_bytes / 1024:8.0f} {line.flops_per_second / 1e12:8.2f}"
+    where = f"{line.layer}: {line.what}{f'  {line.source}' if line.source else ''}"
+    return f"{seconds_text(line.seconds):>11} {line.share:6.1%} {line.count:6} {line.bound:7} {line.phase:8} {rate}  {where}"
+
+
+def _queue_table(lines: Sequence[QueueLine]) -> list[str]:
+    return [f"{'queue':8} {'busy':>11} {'share':>6}", *(f"{q.queue:8} {seconds_text(q.seconds):>11} {q.share:6.1%}" for q in lines)]
+
+
+def _shown(lines: Sequence[Any], most: int, text: Callable[[Any], str], what: str) -> list[str]:
+    rest = len(lines) - most
+    return [*map(text, lines[:most]), *([f"... and {rest} more {what}"] if rest > 0 else [])]
+
+
+def _short(text: str, width: int) -> str:
+    return text if len(text) <= width else f"...{text[3 - width :]}"

@@ -1,0 +1,37 @@
+"""What everything that has a modelled cost can write: a profile, a trace, a page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tpuflow.reports.page import write_page
+from tpuflow.reports.profile import Profile
+from tpuflow.reports.trace import ROUND_TRIPS, write_trace
+
+
+class Reported:
+    """Writes the reports of its `profile`."""
+
+    __slots__ = ()
+
+    def profile(self) -> Profile:
+        """Tables of layers, kernels and queues, and the memory's timeline; printed by `str`, written by `to_json`."""
+        raise NotImplementedError
+
+    def trace(self, path: str | os.PathLike[str], round_trips: int = ROUND_TRIPS) -> None:
+        """Write so many launches as a Chrome trace (JSON), for ui.perfetto.dev or chrome://tracing.
+
+        Raises:
+          ConfigError: the file cannot be written.
+        """
+        write_trace(self.profile(), path, round_trips)
+
+    def html(self, path: str | os.PathLike[str], numerics: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Write one self-contained HTML page; `numerics`: rows of a numerics report to show with it.
+
+        Raises:
+          ConfigError: the file cannot be written.
+        """
+        write_page(self.profile(), path, numerics)
