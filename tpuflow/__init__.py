@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tpuflow.api.looping import Sink, Sunk, sink
     from tpuflow.api.losses import LOSSES, cross_entropy
     from tpuflow.api.metrics import METRICS, Metric
+    from tpuflow.api.numerics.checking import check_numerics
+    from tpuflow.api.numerics.report import NumericsComparison, NumericsReport
     from tpuflow.api.result import TrainResult
     from tpuflow.api.summaries import SummaryWriter
     from tpuflow.api.training import train
@@ -40,6 +42,8 @@ _HOMES = {
     "METRICS": "tpuflow.api.metrics",
     "Metric": "tpuflow.api.metrics",
     "ModelCheckpoint": "tpuflow.api.checkpointing",
+    "NumericsComparison": "tpuflow.api.numerics.report",
+    "NumericsReport": "tpuflow.api.numerics.report",
     "Policy": "tpuflow.amp",
     "Run": "tpuflow.api.callbacks",
     "Sink": "tpuflow.api.looping",
@@ -48,6 +52,7 @@ _HOMES = {
     "TimeMonitor": "tpuflow.api.callbacks",
     "TrainResult": "tpuflow.api.result",
     "autocast": "tpuflow.amp",
+    "check_numerics": "tpuflow.api.numerics.checking",
     "cross_entropy": "tpuflow.api.losses",
     "estimate": "tpuflow.api.estimating",
     "estimate_training": "tpuflow.api.estimating",
@@ -71,6 +76,8 @@ __all__ = [
     "LossScale",
     "Metric",
     "ModelCheckpoint",
+    "NumericsComparison",
+    "NumericsReport",
     "Policy",
     "Run",
     "Sink",
@@ -79,6 +86,7 @@ __all__ = [
     "TimeMonitor",
     "TrainResult",
     "autocast",
+    "check_numerics",
     "cross_entropy",
     "estimate",
     "estimate_training",

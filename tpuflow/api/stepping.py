@@ -15,6 +15,9 @@ from tpuflow.api.losses import Loss
 from tpuflow.api.metrics import Metric, measure
 from tpuflow.api.modelling import Apply, Model, get_model
 
+LOSS_SCOPE, OPTIMIZER_SCOPE = "loss", "optimizer"
+"""Name scopes of what belongs to no layer."""
+
 
 class TrainState(NamedTuple):
     """What lives on the device through a sink: parameters, carried variables (batch statistics, ...), optimizer state, random key.
@@ -34,6 +37,13 @@ class StepFigures(NamedTuple):
     loss: jax.Array
     loss_scale: jax.Array
     skipped: jax.Array
+
+
+class Changes(NamedTuple):
+    """What a step makes on its way, as trees like the parameters: gradients (of the scaled loss), and what the optimizer makes of them."""
+
+    grads: Any
+    updates: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +69,25 @@ class Recipe:
 
     def train_step(self, state: TrainState, batch: tuple[Any, Any]) -> tuple[TrainState, StepFigures]:
         """One step. The loss is rounded to the policy's type before it is scaled and differentiated."""
+        new_state, figures, _ = self.watched_step(state, batch)
+        return new_state, figures
+
+    def watched_step(self, state: TrainState, batch: tuple[Any, Any]) -> tuple[TrainState, StepFigures, Changes]:
+        """One step, and what it makes on its way."""
         inputs, labels = batch
         next_key, key = (None, None) if state.key is None else jax.random.split(state.key)
 
         def scaled_loss(params: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
             outputs, carried = self._apply(self.model.train_apply, params, state.carried, inputs, key)
-            loss = self.loss(outputs, labels).astype(self.policy.loss_dtype)
-            return amp.scale_loss(loss, state.opt_state), (loss, carried)
+            with jax.named_scope(LOSS_SCOPE):
+                loss = self.loss(outputs, labels).astype(self.policy.loss_dtype)
+                return amp.scale_loss(loss, state.opt_state), (loss, carried)
 
         (_, (loss, carried)), grads = jax.value_and_grad(scaled_loss, has_aux=True)(state.params)
-        updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params, value=loss.astype(jnp.float32))
-        new_state = TrainState(optax.apply_updates(state.params, updates), carried, opt_state, next_key)
-        return new_state, _figures(loss, state.opt_state, opt_state)
+        with jax.named_scope(OPTIMIZER_SCOPE):
+            updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params, value=loss.astype(jnp.float32))
+            params = optax.apply_updates(state.params, updates)
+        return TrainState(params, carried, opt_state, next_key), _figures(loss, state.opt_state, opt_state), Changes(grads, updates)
 
     def eval_step(self, state: TrainState, batch: tuple[Any, Any]) -> dict[str, Any]:
         """The figures of every metric for one batch, by name."""

@@ -95,6 +95,23 @@ def prune(closed: ClosedJaxpr) -> ClosedJaxpr:
     return core.ClosedJaxpr(jaxpr, [c for c, keep in zip(closed.consts, used_consts, strict=True) if keep])
 
 
+def literal(atom: Any) -> Any:
+    """The value of a literal as an array of the type that the jaxpr gives it."""
+    return jax.numpy.asarray(atom.val, atom.aval.dtype)
+
+
+def rebind(equation: Equation, operands: Sequence[Any], **overrides: Any) -> list[Any]:
+    """The equation's primitive applied to other operands, as part of the function being traced; it keeps its source line and scope.
+
+    overrides: parameters of the primitive in place of the equation's.
+    """
+    stack = source_info_util.current_name_stack() + equation.source_info.name_stack
+    params = equation.primitive.get_bind_params({**equation.params, **overrides})
+    with source_info_util.user_context(equation.source_info.traceback, name_stack=stack), equation.ctx.manager:
+        results = equation.primitive.bind(*operands, **params)
+    return list(results) if equation.primitive.multiple_results else [results]
+
+
 # --- where the user wrote it ------------------------------------------------------------------------------------------
 
 

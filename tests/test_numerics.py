@@ -1,0 +1,263 @@
+"""tpuflow.check_numerics: planted faults are found and named, figures are those of NumPy, and the step is the one that trains."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tpuflow
+from tpuflow.api.numerics import instrumenting, measures, scales, walking
+from tpuflow.api.numerics.rows import figures_of
+from tpuflow.api.numerics.scopes import layer_of, phase_of
+from tpuflow.errors import ConfigError
+
+RNG = np.random.default_rng(0)
+BATCH = (RNG.normal(size=(8, 6)).astype(np.float32), np.arange(8) % 3)
+
+
+def line_of(mark):
+    """This file's line with such a comment, as reports write it."""
+    lines = Path(__file__).read_text().splitlines()
+    (number,) = [i for i, line in enumerate(lines, 1) if line.endswith(f"# {mark}")]
+    return f"test_numerics.py:{number} "
+
+
+class Scaled(nn.Module):
+    """A layer that multiplies by a constant, in the type of its input."""
+
+    factor: float
+
+    @nn.compact
+    def __call__(self, x):
+        return x * jnp.asarray(self.factor, x.dtype)  # scaled
+
+
+class Net(nn.Module):
+    """Dense layers with something between them: [B, 6] -> [B, 3]."""
+
+    before: float = 1.0
+    after: float = 1.0
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Dense(8, name="first")(x))
+        x = Scaled(self.before, name="shrink")(x)
+        x = Scaled(self.after, name="grow")(x)
+        return nn.Dense(3, name="last")(x)
+
+
+class Looped(nn.Module):
+    """A product that a loop makes three times, between dense layers."""
+
+    factor: float = 1.0
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(4, name="first")(x)
+        factor = jnp.asarray(self.factor, x.dtype)
+        x, _ = jax.lax.scan(lambda carry, _: (carry * factor, None), x, None, length=3)  # looped
+        return nn.Dense(3, name="last")(x)
+
+
+def check(model=None, policy="fp16", **options):
+    return tpuflow.check_numerics(Net() if model is None else model, BATCH, policy, optimizer=optax.sgd(1e-3), **options)
+
+
+@pytest.fixture(scope="module")
+def healthy():
+    """A step in which nothing goes wrong, in four precisions."""
+    return check(policy=("fp32", "fp16", "bf16", "mixed"))
+
+
+# --- planted faults ---------------------------------------------------------------------------------------------------
+
+
+def test_an_overflow_in_the_forward_pass_is_named_with_its_layer_and_line():
+    first = check(Net(after=60000.0)).first_nonfinite
+    assert (first.layer, first.phase, first.tensor, first.primitive) == ("grow", "forward", "activation", "mul")
+    assert first.source.startswith(line_of("scaled"))
+    assert first.inf > 0
+
+
+def test_an_underflow_in_the_backward_pass_is_named_with_its_layer_and_line():
+    report = check(Net(before=2.0**-22), params=big_params())
+    assert report.row("shrink", "activation").underflow == 0
+    assert report.row("shrink", "activation gradient").underflow_share > 0.3
+    worst = report.underflows[0]
+    assert (worst.layer, worst.phase, worst.primitive) == ("shrink", "backward", "mul")
+    assert worst.source.startswith(line_of("scaled"))
+
+
+def big_params():
+    """Weights whose activations survive a factor of 2^-22 in fp16."""
+    params = Net().init(jax.random.key(0), BATCH[0])["params"]
+    return {**params, "first": jax.tree.map(lambda p: 1024 * p, params["first"])}
+
+
+def test_a_division_by_zero_in_the_loss_is_named_with_its_line():
+    def loss(outputs, labels):
+        nobody = jnp.sum(labels < 0)
+        return jnp.sum(outputs**2) / nobody  # divided
+
+    first = check(loss=loss, policy="fp32").first_nonfinite
+    assert (first.layer, first.phase, first.primitive) == ("loss", "forward", "div")
+    assert first.source.startswith(line_of("divided"))
+
+
+def test_the_trip_of_a_loop_that_overflows_first_is_told():
+    first = check(Looped(factor=200.0)).first_nonfinite
+    assert first.primitive == "mul"
+    assert first.trip == 2
+    assert first.source.startswith(line_of("looped"))
+
+
+def test_a_scale_that_the_loss_type_does_not_hold_overflows_where_the_loss_is_differentiated(healthy):
+    report = healthy["mixed"]
+    first = report.first_nonfinite
+    assert report.skipped == (True,)
+    assert (first.layer, first.phase, first.primitive, first.dtype) == ("loss", "backward", "convert_element_type", "float16")
+    assert report.all_updates is None
+    assert "skipped for overflow" in str(report)
+
+
+def test_a_mask_of_infinities_is_no_fault():
+    def loss(outputs, labels):
+        masked = jnp.where(jnp.arange(3) == 2, -jnp.inf, outputs)
+        return -jax.nn.log_softmax(masked)[:, 0]
+
+    report = check(loss=loss, policy="fp32")
+    assert report.nonfinite > 0
+    assert report.first_nonfinite is None
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_share_of_updates_that_round_to_nothing_is_what_training_shows():
+    params = Net().init(jax.random.key(1), BATCH[0])["params"]
+    report = check(policy="fp16", params=params, fidelity="bitexact")
+    options = {"optimizer": optax.sgd(1e-3), "batch_size": 8, "progress": False, "fidelity": "bitexact"}
+    trained = tpuflow.train(Net(), BATCH, "fp16", params=params, **options).params
+    kept = [
+        int(np.sum(np.asarray(a).astype(np.float16) == np.asarray(b)))
+        for a, b in zip(*map(jax.tree.leaves, (params, trained)), strict=True)
+    ]
+    assert [u.lost + u.elements - u.with_gradient for u in report.updates] == kept
+    assert report.all_updates.lost_share > 0.5
+    assert "of the parameter updates round to nothing" in str(report)
+
+
+def test_the_instrumented_step_is_the_step_that_trains():
+    params = Net().init(jax.random.key(1), BATCH[0])["params"]
+    report = check(policy="fp16", params=params, steps=3, fidelity="bitexact")
+    options = {"optimizer": optax.sgd(1e-3), "batch_size": 8, "progress": False, "fidelity": "bitexact", "epochs": 3}
+    assert list(report.losses) == tpuflow.train(Net(), BATCH, "fp16", params=params, **options).losses
+
+
+def test_fp32_loses_nothing_and_fp16_loses_updates(healthy):
+    lost = {report.policy: report.all_updates.lost_share for report in healthy if report.policy != "mixed"}
+    assert lost["fp32"] < 0.05 < 0.3 < lost["fp16"] <= lost["bf16"]
+
+
+def test_every_layer_has_its_activations_gradients_parameters_and_updates(healthy):
+    kinds = {"activation", "activation gradient", "parameter", "parameter gradient", "update"}
+    for layer in ("first", "last"):
+        assert {r.tensor for r in healthy["fp16"].rows if r.layer == layer} == kinds
+    assert {r.layer for r in healthy["fp16"].rows} >= {"first", "shrink", "grow", "last", "loss", "optimizer"}
+
+
+def test_figures_do_not_depend_on_where_they_are_counted(monkeypatch):
+    small = check(Looped(), policy="fp16")
+    for module in (walking, instrumenting):
+        monkeypatch.setattr(module, "LARGE", 1)
+    large = check(Looped(), policy="fp16")
+    assert large.as_dict() == small.as_dict()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
+def test_codes_count_what_is_in_an_array(dtype):
+    kind = ml_dtypes.finfo(dtype)
+    tiny = float(kind.smallest_normal)
+    values = np.array([0.0, -0.0, 1.0, -3.0, tiny, tiny / 2, np.inf, -np.inf, np.nan, 0.0], np.float64).astype(dtype)
+    nonzero = np.array([True] + 9 * [False])
+    finite = np.array(6 * [True] + [True, False, True, True])
+    code = jax.jit(measures.encode)(jnp.asarray(values), nonzero, finite)
+    name = str(np.dtype(dtype))
+    counts = measures.tally(np.asarray(code), measures.FORMATS[name])
+    found = figures_of(counts, name)
+    assert found == {
+        "elements": 10, "zeros": 3, "inf": 2, "nan": 1, "subnormal": 1, "underflow": 1, "largest": 3.0, "smallest": tiny / 2,
+    }  # fmt: skip
+    assert int(counts.born) == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(2.0**-60, 2.0**30, width=32), st.sampled_from(scales.SCALES))
+def test_the_limits_of_a_loss_scale_are_those_of_rounding_to_fp16(gradient, scale):
+    smallest, _, infinite = scales.limits("float16", scale)
+    with np.errstate(over="ignore"):
+        rounded = np.float16(np.float64(gradient) * scale)
+    assert (rounded != 0) == (gradient > smallest)
+    assert np.isinf(rounded) == (gradient > infinite)
+
+
+def test_a_larger_loss_scale_never_turns_more_gradients_to_zero(healthy):
+    rows = healthy["fp16"].scales
+    zeros = [r.gradients - r.kept - r.overflow for r in rows]
+    assert zeros == sorted(zeros, reverse=True)
+    assert rows[0].overflow == 0 < rows[-1].overflow
+
+
+@pytest.mark.parametrize(
+    ("scope", "phase", "layer"),
+    [
+        ("jvp(Net)/Net.helper/block/Dense_0", "forward", "block/Dense_0"),
+        ("transpose(jvp(Net))/block/Dense_0", "backward", "block/Dense_0"),
+        ("jvp()", "forward", "Net"),
+        ("jvp(loss)", "forward", "loss"),
+        ("transpose(jvp(Net))/jvp(Net)/rematted_computation/block", "forward", "block"),
+        ("optimizer", "update", "optimizer"),
+    ],
+)
+def test_a_name_stack_tells_pass_and_layer(scope, phase, layer):
+    assert (phase_of(scope), layer_of(scope, "Net")) == (phase, layer)
+
+
+# --- what is handed back ----------------------------------------------------------------------------------------------
+
+
+def test_a_comparison_shows_the_precisions_side_by_side(healthy):
+    assert healthy.policies == ("fp32", "fp16", "bf16", "mixed")
+    lines = str(healthy).splitlines()
+    assert [line.split()[0] for line in lines[1:5]] == list(healthy.policies)
+    assert any(line.startswith("first") and "activation gradient" in line for line in lines)
+    with pytest.raises(KeyError, match="no report of 'fp8'"):
+        healthy["fp8"]
+
+
+def test_a_report_is_written_as_json(healthy, tmp_path):
+    healthy["mixed"].to_json(tmp_path / "one.json")
+    healthy.to_json(tmp_path / "all.json")
+    one, every = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "all.json"))
+    assert every["mixed"] == one
+    assert one["first_nonfinite"]["layer"] == "loss"
+    assert len(one["rows"]) == len(healthy["mixed"].rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"policy": ()}, "no policy"), ({"policy": "fp8"}, "unknown policy"), ({"steps": 0}, "steps"), ({"batch": BATCH[0]}, "one batch")],
+)
+def test_what_cannot_be_checked_is_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        tpuflow.check_numerics(Net(), **{"batch": BATCH, **options})

@@ -1,0 +1,1 @@
+"""What a training step does to its numbers, operation by operation, measured on the device."""
