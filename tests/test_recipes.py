@@ -14,7 +14,7 @@ import pytest
 
 import tpuflow
 from tpuflow.errors import WeightsError
-from train import cifar10, data
+from train import cifar10, curves, data
 from train import parity_mnist as parity
 from train.__main__ import main, parser
 from train.logs import GuideLines, LogLines, SinkLines, TutorialLines, tutorial_accuracies
@@ -214,8 +214,9 @@ def test_the_defaults_of_the_command_line_are_those_of_the_recipe(name):
 
 
 @pytest.mark.parametrize("where", ["absent/out.json", "."])
-def test_an_unwritable_json_path_is_found_before_training(faked, tmp_path, capsys, where):
-    assert main(["mnist", "--json", str(tmp_path / where)]) == 2
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_an_unwritable_path_is_found_before_training(faked, tmp_path, capsys, option, where):
+    assert main(["mnist", option, str(tmp_path / where)]) == 2
     assert "cannot be written" in capsys.readouterr().err
     assert faked == [] and list(tmp_path.iterdir()) == []
 
@@ -434,6 +435,14 @@ def test_a_training_that_was_saved_goes_on_where_it_ended(small_cifar10, tmp_pat
     assert run("--steps", "20", "--resume", *saved, to="rest.json")[-10:] == whole[10:]
 
 
+def test_a_picture_and_event_files_are_written_when_asked_for(small_mnist, tmp_path):
+    arguments = ["--batch-size", "8", "--steps", "6", "--schedule", "poly", "--accumulate", "2"]
+    assert _run("lenet", *arguments, "--plot", str(tmp_path / "out.svg"), "--tensorboard", str(tmp_path / "events")) == 0
+    assert (tmp_path / "out.svg").read_text().count("<svg") == 1
+    (events,) = (tmp_path / "events").iterdir()
+    assert b"train/learning_rate" in events.read_bytes()
+
+
 @pytest.mark.parametrize("option", [["--resume"], ["--checkpoint-steps", "5"]])
 def test_checkpoints_need_a_folder(option, capsys):
     assert main(["lenet", *option]) == 2
@@ -470,3 +479,21 @@ def test_smoothing_decay_and_clipping_reach_the_training(small_mnist, captured):
     params, grads = {"w": np.full(4, 2.0, np.float32)}, {"w": np.full(4, 5.0, np.float32)}
     updates, _ = call["optimizer"].update(grads, call["optimizer"].init(params), params)
     np.testing.assert_allclose(updates["w"], -(0.1 / 2 + 0.5 * 2.0), rtol=1e-5)
+
+
+def test_curves_of_two_policies_are_drawn_and_their_distance_judged(tmp_path):
+    found = {"losses": [2.0] * 30, "accuracy": 40.0}
+    runs = {"O0": found, "O3": {"losses": [2.0] * 29 + [4.0], "accuracy": 42.5}}
+    assert curves.compare(runs) == {"accuracy_difference": 2.5, "largest_loss_difference": pytest.approx(0.1)}
+    curves.draw(runs, "two lines", tmp_path / "curves.svg")
+    assert (tmp_path / "curves.svg").read_text().count('id="line2d') > 4
+
+
+@pytest.mark.parametrize(("accuracies", "status"), [((40.0, 41.9), 0), ((40.0, 42.1), 1)])
+def test_curves_fail_if_the_accuracies_are_too_far_apart(accuracies, status, small_cifar10, monkeypatch, tmp_path):
+    given = iter(accuracies)
+    history = {"losses": [2.0] * 30, "loss_scale": [1.0] * 30, "skipped": [False] * 30, "avg_loss": 2.0}
+    monkeypatch.setattr(curves, "run_task", lambda *_: Result([{**history, "accuracy": next(given)}]))
+    files = ["--plot", str(tmp_path / "c.png"), "--json", str(tmp_path / "c.json")]
+    assert curves.main(["--no-progress", *files]) == status
+    assert json.loads((tmp_path / "c.json").read_text())["accuracy_difference"] == pytest.approx(accuracies[1] - accuracies[0])

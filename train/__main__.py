@@ -53,14 +53,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(recipe: Recipe, options: Options) -> int:
     """Train, print the result's report, and write what is asked for."""
     check(options)
-    if options.json:
-        _check_writable(options.json)
+    for name in ("json", "plot"):
+        if path := getattr(options, name):
+            _check_writable(name, path)
     result = recipe.run(options)
     if result is None:
         return 0
     print(result.report(), flush=True)
     if options.json:
         result.to_json(options.json)
+    if options.plot:
+        result.plot(options.plot)
     return INTERRUPTED if result.interrupted else 0
 
 
@@ -68,13 +71,13 @@ def _home(recipe: Recipe) -> str:
     return getattr(recipe.run, "func", recipe.run).__module__
 
 
-def _check_writable(path: Path) -> None:
+def _check_writable(option: str, path: Path) -> None:
     """Find out before the training, not after it, that its result cannot be written."""
     existed = path.exists()
     try:
         path.open("a").close()
     except OSError as error:
-        raise ConfigError(f"--json {path}: cannot be written ({error.strerror}); nothing was trained") from error
+        raise ConfigError(f"--{option} {path}: cannot be written ({error.strerror}); nothing was trained") from error
     if not existed:
         path.unlink()
 

@@ -19,7 +19,7 @@ from train import data, lenet
 from train.logs import STARTING
 from train.options import Options
 from train.pipeline import Loader
-from train.recipe import Arrays, Recipe, batches, first_samples, initial_variables, optimizer_for, transformed, walk
+from train.recipe import Arrays, Recipe, batches, first_samples, initial_variables, optimizer_for, rate_for, transformed, walk
 from train.transforms import LENET
 
 DEFAULTS = replace(lenet.DEFAULTS, sink_size=100)
@@ -66,7 +66,9 @@ def run(options: Options) -> None:
     images = data.load("mnist", options.data_dir, pixels=True)
     train, test = (transformed(part, LENET) for part in first_samples(images, options))
     model, walked = LeNet5(), batches(train, options)
-    optimizer = amp.accumulate(amp.with_loss_scale(optimizer_for(options, len(walked)), policy.loss_scale), options.accumulate)
+    optimizer = amp.accumulate(
+        amp.with_loss_scale(optimizer_for(options, rate_for(options, len(walked))), policy.loss_scale), options.accumulate
+    )
     given = initial_variables(options, model, TORCH_LAYERS, (32, 32, 1))
     variables = policy.cast_params(model.init(jax.random.key(options.seed), train[0][:1]) if given is None else given)
     epochs, size = walk(options, len(walked))[0], options.sink_size

@@ -80,6 +80,10 @@ class Options:
     keep_checkpoints: int = option(5, "evaluation and checkpoints", "newest checkpoints to keep", int)
     resume: bool = option(False, "evaluation and checkpoints", "go on from the newest checkpoint in --checkpoint-dir", flag="--resume")
     json: Path | None = option(None, "data and output", "write the whole result there", Path, metavar="FILE")
+    plot: Path | None = option(
+        None, "data and output", "draw loss, accuracy and loss scale there: .png, .svg or .pdf", Path, metavar="FILE"
+    )
+    tensorboard: Path | None = option(None, "data and output", "write TensorBoard's event files there", Path, metavar="FOLDER")
     progress: bool = option(True, "data and output", "no progress bar", flag="--no-progress")
 
 

@@ -158,9 +158,11 @@ def training_logits(twin: Twin, batch: Arrays, policy: str) -> Any:
 def gradients_of(opt_state: Any, twin: Twin) -> Tree:
     """The recorded gradients, wherever the optimizer's state has them."""
     tree = jax.tree.structure(twin.variables["params"])
-    found: list[Tree] = []
-    jax.tree.map(lambda node: found.append(node), opt_state, is_leaf=lambda node: jax.tree.structure(node) == tree)
-    return next(node for node in found if jax.tree.structure(node) == tree)
+
+    def is_gradients(node: Any) -> bool:
+        return jax.tree.structure(node) == tree
+
+    return next(node for node in jax.tree.leaves(opt_state, is_leaf=is_gradients) if is_gradients(node))
 
 
 def jax_step(twin: Twin, batch: Arrays) -> Step:

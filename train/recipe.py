@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import optax
 
 import tpuflow
 from tpuflow.errors import ConfigError
 from train import transforms
 from train.data import ImageData
 from train.losses import smoothed_cross_entropy
-from train.optimizers import SCHEDULES, Rates, make_optimizer
+from train.optimizers import SCHEDULES, Rate, Rates, make_optimizer
 from train.options import Options
 from train.pipeline import Batches, Loader
 from train.pretrained import TorchLayers, from_torch
@@ -57,12 +58,13 @@ class Recipe:
 def run_task(task: Task, options: Options) -> Any:
     """Train on the simulated device; the result, after what the task prints at its end."""
     epochs, stop = walk(options, task.steps_per_epoch)
+    rate = rate_for(options, task.steps_per_epoch)
     started = time.perf_counter()
     result = tpuflow.train(
         task.model,
         task.train,
         policy=options.policy,
-        optimizer=optimizer_for(options, task.steps_per_epoch),
+        optimizer=optimizer_for(options, rate),
         loss=task.loss,
         epochs=epochs,
         batch_size=options.batch_size,
@@ -77,7 +79,7 @@ def run_task(task: Task, options: Options) -> Any:
         loss_scale=options.loss_scale,
         accumulate_steps=options.accumulate,
         metrics=task.metrics,
-        callbacks=(*task.callbacks, *stop, *watchers(options)),
+        callbacks=(*task.callbacks, *stop, *watchers(options, rate)),
         resume=options.checkpoint_dir if options.resume else None,
         engine=options.engine,
         fidelity=options.fidelity,
@@ -112,22 +114,28 @@ class StopAfter(tpuflow.Callback):
         run.stop = run.stop or run.steps >= (self.every_steps or 0)
 
 
-def watchers(options: Options) -> list[tpuflow.Callback]:
-    """Callbacks that save checkpoints and stop early, if that is asked for."""
+def watchers(options: Options, rate: Rate) -> list[tpuflow.Callback]:
+    """Callbacks that save checkpoints, stop early and write TensorBoard's files, if that is asked for."""
     found: list[tpuflow.Callback] = []
     if options.checkpoint_dir is not None:
         found.append(tpuflow.ModelCheckpoint(options.checkpoint_dir, every_steps=options.checkpoint_steps, keep=options.keep_checkpoints))
     if options.patience is not None:
         found.append(tpuflow.EarlyStopping(patience=options.patience))
+    if options.tensorboard is not None:
+        of_step = (lambda step: rate(step // options.accumulate)) if callable(rate) else rate
+        found.append(tpuflow.SummaryWriter(options.tensorboard, learning_rate=of_step))
     return found
 
 
-def optimizer_for(options: Options, steps_per_epoch: int) -> Any:
-    """The Optax optimizer with its schedule, which counts updates, weight decay and clipping."""
+def rate_for(options: Options, steps_per_epoch: int) -> Rate:
+    """The learning rate, or its schedule, which counts updates."""
     per_epoch = epoch_steps(options, steps_per_epoch)
     updates, total = (math.ceil(steps / options.accumulate) for steps in (per_epoch, options.steps or options.epochs * per_epoch))
-    rates = Rates(options.lr, options.lr_init, options.lr_end, options.warmup_epochs, updates, total)
-    rate = SCHEDULES[options.schedule](rates)
+    return SCHEDULES[options.schedule](Rates(options.lr, options.lr_init, options.lr_end, options.warmup_epochs, updates, total))
+
+
+def optimizer_for(options: Options, rate: Rate) -> optax.GradientTransformation:
+    """The Optax optimizer with weight decay and clipping."""
     return make_optimizer(
         options.optimizer, rate, momentum=options.momentum, weight_decay=options.weight_decay, clip_norm=options.clip_norm
     )

@@ -17,7 +17,7 @@ from models.relu_reduce_mean_dense import ReLUReduceMeanDense
 from tpuflow.amp import get_policy
 from train.losses import dense_softmax_cross_entropy
 from train.options import Options
-from train.recipe import Recipe, optimizer_for
+from train.recipe import Recipe, optimizer_for, rate_for
 
 SHAPE = (7, 7, 2048)
 """Height, width and channels of one image."""
@@ -41,7 +41,7 @@ def train_step(model: Any, optimizer: optax.GradientTransformation, state: tuple
 
 def run(options: Options) -> None:
     """Print the guide's line for every step: the batch's losses."""
-    model, optimizer, policy = ReLUReduceMeanDense(), optimizer_for(options, 1), get_policy(options.policy)
+    model, optimizer, policy = ReLUReduceMeanDense(), optimizer_for(options, rate_for(options, 1)), get_policy(options.policy)
     rng = np.random.default_rng(options.seed)
     images = rng.standard_normal((options.batch_size, *SHAPE)).astype(np.float32)
     labels = np.zeros((options.batch_size, model.classes), np.float32)
