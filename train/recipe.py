@@ -78,7 +78,7 @@ def run_task(task: Task, options: Options) -> Any:
         keep_batchnorm_fp32=options.keep_batchnorm_fp32,
         loss_scale=options.loss_scale,
         accumulate_steps=options.accumulate,
-        metrics=task.metrics,
+        metrics=None if options.test_samples == 0 else task.metrics,
         callbacks=(*task.callbacks, *stop, *watchers(options, rate)),
         resume=options.checkpoint_dir if options.resume else None,
         engine=options.engine,
