@@ -3,7 +3,8 @@
 XLA:CPU runs a convolution through Eigen only when its operands lie as [N, spatial, C] and [spatial, C, O], and inside loops it does not
 turn others so: a weight gradient as JAX writes it is up to 100 times slower in a loop than outside. Turned by hand it is as fast in
 loops as outside. What is chosen (`_is_convolution`), measured on LeNet, the CIFAR-10 network and ResNet-50, forward and both gradients:
-the convolution, but patches where a single channel is summed over (2.6 times faster then), and where the arithmetic is not native f32.
+the convolution, but patches where the images have a single channel (2.6 times faster then; the gradient of the weights shares the
+forward product's patches), and where the arithmetic is not native f32.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Value = Any
 Axes = Sequence[int]
 
 MOST_SPATIAL = 3  # axes of a convolution that XLA:CPU hands to Eigen
-LEAST_CHANNELS = 2  # of a sum that is worth a convolution
+LEAST_CHANNELS = 2  # of images that are worth a convolution
 
 
 def patches(a: Value, axis: int, outer: int, inner: int, stride: int, dilation: int) -> Value:
@@ -47,13 +48,28 @@ def convolve(
 ) -> Value:  # fmt: skip
     """See `LaxArithmetic.convolve`."""
     roles = _Roles.of(a_axes, b_axes, out_axes, pairs)
-    if pairs and dtype.is_float and not rounding.bitexact and roles.is_convolution(sizes, dict(zip(b_axes, b.shape, strict=True))):
+    lengths = dict(zip(a_axes, a.shape, strict=True)) | dict(zip(b_axes, b.shape, strict=True)) | dict(sizes)
+    if pairs and dtype.is_float and not rounding.bitexact and roles.is_convolution(lengths):
         return _convolution(widen(a, dtype), widen(b, dtype), roles, a_axes, b_axes, out_axes, sizes)
+    by_window = roles.by_window(lengths)
+    a, labels = _patched(a, a_axes, out_axes, pairs, sizes)
+    order = sorted(labels, key=lambda x: (x in out_axes) != by_window)  # positions, then windows: the forward product's and the gradient's
+    a = lax.transpose(a, [labels.index(x) for x in order])
+    if rounding.bitexact or by_window:
+        return lax_matmul.matmul(rounding, a, b, order, b_axes, out_axes, dtype, acc)
+    return lax_matmul.matmul(rounding, b, a, b_axes, order, out_axes, dtype, acc)  # patches on the right are not turned
+
+
+def _patched(a: Value, a_axes: Axes, out_axes: Axes, pairs: Sequence[Pair], sizes: Mapping[int, int]) -> tuple[Value, list[int]]:
+    """The left operand with an axis for each label, and its labels. A gradient's windows are cut as the forward product's are."""
     labels = list(a_axes)
     for p in sorted(pairs, key=lambda p: -p.axis):
-        a = patches(a, p.axis, sizes[labels[p.axis]], sizes[p.label], p.stride, p.dilation)
-        labels.insert(p.axis + 1, p.label)
-    return lax_matmul.matmul(rounding, a, b, labels, b_axes, out_axes, dtype, acc)
+        outer, inner, steps = labels[p.axis], p.label, (p.stride, p.dilation)
+        if sizes[outer] < sizes[inner] and {outer, inner} & set(out_axes):
+            outer, inner, steps = inner, outer, (p.dilation, p.stride)
+        a = patches(a, p.axis, sizes[outer], sizes[inner], *steps)
+        labels[p.axis : p.axis + 1] = [outer, inner]
+    return a, labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +99,14 @@ class _Roles:
             slides,
         )
 
-    def is_convolution(self, sizes: Mapping[int, int], b_sizes: Mapping[int, int]) -> bool:
-        """Whether this is one for XLA, and quicker as such."""
-        deep = math.prod(b_sizes[x] for x in self.channels) >= LEAST_CHANNELS
-        return self.slides and len(self.pairs) <= MOST_SPATIAL and deep and all(sizes[x] for x in self.pairs)
+    def by_window(self, lengths: Mapping[int, int]) -> bool:
+        """Whether the sum is over a window; else this is the gradient of a window's weights. lengths: of every label."""
+        return all(lengths[p.label] <= lengths[x] for x, p in self.pairs.items())
+
+    def is_convolution(self, lengths: Mapping[int, int]) -> bool:
+        """Whether this is one for XLA, and quicker as such. lengths: of every label."""
+        depth = math.prod(lengths[x] for x in (self.channels if self.by_window(lengths) else self.images))
+        return self.slides and len(self.pairs) <= MOST_SPATIAL and depth >= LEAST_CHANNELS and all(lengths[x] for x in self.pairs)
 
 
 def _convolution(a: Value, b: Value, roles: _Roles, a_axes: Axes, b_axes: Axes, out_axes: Axes, sizes: Mapping[int, int]) -> Value:

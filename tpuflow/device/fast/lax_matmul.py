@@ -38,10 +38,36 @@ def matmul(rounding: Rounding, a: Value, b: Value, a_axes: Axes, b_axes: Axes, o
     elif rounding.bitexact:
         product = _ordered(rounding, widen(a, dtype), widen(b, dtype), labels, a_axes, b_axes, dtype)
     else:
-        numbers = _dimensions(labels, a_axes, b_axes)
-        product = lax.dot_general(widen(a, dtype), widen(b, dtype), numbers, preferred_element_type=jnp.float32)
+        return _native(widen(a, dtype), widen(b, dtype), a_axes, b_axes, out_axes)
     order = _product_axes(labels, a_axes, b_axes)
     return lax.transpose(product, [order.index(x) for x in out_axes])
+
+
+def _native(a: Value, b: Value, a_axes: Axes, b_axes: Axes, out_axes: Axes) -> Value:
+    """XLA's f32 dot, of matrices as far as that goes: neighbouring axes of one role are merged, so that a turned operand is not copied."""
+    sizes = dict(zip((*a_axes, *b_axes), (*a.shape, *b.shape), strict=True))
+    a_runs, b_runs = _runs(a_axes, b_axes, out_axes), _runs(b_axes, a_axes, out_axes)
+    left, right = (lax.reshape(x, [math.prod(sizes[y] for y in run) for run in runs]) for x, runs in ((a, a_runs), (b, b_runs)))
+    a_firsts, b_firsts = [run[0] for run in a_runs], [run[0] for run in b_runs]
+    labels = Labels.of(a_firsts, b_firsts, [x for x in out_axes if x in a_firsts or x in b_firsts])
+    product = lax.dot_general(left, right, _dimensions(labels, a_firsts, b_firsts), preferred_element_type=jnp.float32)
+    run_of = {run[0]: run for run in (*a_runs, *b_runs)}
+    order = [x for first in _product_axes(labels, a_firsts, b_firsts) for x in run_of[first]]
+    return lax.transpose(lax.reshape(product, [sizes[x] for x in order]), [order.index(x) for x in out_axes])
+
+
+def _runs(axes: Axes, others: Axes, out_axes: Axes) -> list[list[int]]:
+    """Axes of one operand in runs which are of one role, and neighbours in the other operand as well if it has them."""
+    place = {x: i for i, x in enumerate(others)}
+    runs: list[list[int]] = []
+    for i, x in enumerate(axes):
+        before = axes[i - 1]
+        alike = i > 0 and (x in place, x in out_axes) == (before in place, before in out_axes)
+        if alike and (x not in place or place[x] == place[before] + 1):
+            runs[-1].append(x)
+        else:
+            runs.append([x])
+    return runs
 
 
 def _dimensions(labels: Labels, a_axes: Axes, b_axes: Axes) -> tuple[tuple[list[int], list[int]], tuple[list[int], list[int]]]:
