@@ -232,6 +232,7 @@ def test_too_little_memory_is_an_error_that_says_how_much_is_missing() -> None:
     small = replace(CHIP, name="tiny", hbm_bytes=1024)
     b = Builder("big", [T(F32, 1000)])
     with pytest.raises(
-        OutOfMemoryError, match=r"'big' needs 8,192 bytes of HBM \(other inputs 4,096, outputs 4,096\): 7,168 more than the 1,024"
+        OutOfMemoryError,
+        match=r"'big' needs 8,192 bytes of HBM \(other inputs 4,096, outputs 4,096\): 7.00 KiB \(7,168 bytes\) more than the 1,024",
     ):
         plan_memory(compiled(b.finish([b.exp(b.inputs[0])])), small)

@@ -20,7 +20,6 @@ from tpuflow.api.estimating import Estimate
 from tpuflow.device.timing.record import record
 from tpuflow.isa.program import Kernel, walk
 from tpuflow.reports.layers import BACKWARD, FORWARD, UPDATE, Layer, layer_of, scope_of, what_of
-from tpuflow.reports.profile import OUTSIDE
 from tpuflow.reports.trace import trace
 
 LENET_LAYERS = {"LeNet5", *(f"LeNet5/{name}" for name in ("conv1", "conv2", "fc1", "fc2", "fc3"))}
@@ -124,14 +123,14 @@ def test_layers_kernels_and_queues_add_up_to_the_device_time():
         assert total == pytest.approx(found.time.device_seconds, rel=1e-9)
     assert sum(k.share for k in found.kernels) == pytest.approx(1)
     assert {q.queue: q.seconds for q in found.queues} == found.time.busy_seconds
-    assert {line.layer for line in found.layers} == LENET_LAYERS | {OUTSIDE}
+    assert {line.layer for line in found.layers} == LENET_LAYERS | {"loss", "optimizer"}
 
 
 def test_every_layer_goes_forward_and_backward_and_only_the_optimizer_updates():
     by_layer = {line.layer: line for line in lenet().profile().layers}
     for name in LENET_LAYERS:
         assert set(by_layer[name].seconds) == {FORWARD, BACKWARD}
-    assert UPDATE in by_layer[OUTSIDE].seconds
+    assert set(by_layer["optimizer"].seconds) == {UPDATE}
     macs = 100 * 32 * 120 * 400
     assert by_layer["LeNet5/fc1"].macs == 3 * macs, "a dense layer: one product forward, two backward"
 

@@ -159,6 +159,7 @@ class _Assembler:
 
 _BLOCKS: Mapping[str, Callable[[_Assembler, Node], list[Block]]] = {
     "reshape": _Assembler.nothing,
+    "barrier": _Assembler.nothing,
     "constant": _Assembler.nothing,
     "loop": _Assembler.loop,
     "while": _Assembler.while_,

@@ -104,6 +104,13 @@ class _Walk:
         self.define(node.results, 2 * at)
         self.found.same.append((node.inputs[0], node.result))
 
+    def barrier(self, node: Node) -> None:
+        at = self.tick()
+        for value, result in zip(node.inputs, node.results, strict=True):
+            self.use(value, 2 * at)
+            self.define((result,), 2 * at)
+            self.found.same.append((value, result))
+
     def loop(self, node: Node) -> None:
         trips, *carries = node.inputs
         (body,) = node.regions
@@ -167,6 +174,7 @@ class _Walk:
 _HANDLERS: Mapping[str, Callable[[_Walk, Node], None]] = {
     "constant": _Walk.constant,
     "reshape": _Walk.reshape,
+    "barrier": _Walk.barrier,
     "loop": _Walk.loop,
     "while": _Walk.while_,
     "switch": _Walk.switch,

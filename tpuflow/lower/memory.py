@@ -6,6 +6,7 @@ an output and the donated input it replaces. They may where their lifetimes do n
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from tpuflow.lower.addresses import Request, aligned, assign
 from tpuflow.lower.emit import may_update_in_place
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.lifetimes import FOREVER, Lifetimes, Span, lifetimes
+from tpuflow.lower.overflow import Held, overflow_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +82,8 @@ def plan_memory(graph: Graph, chip: Chip, donated: Sequence[bool] = ()) -> Memor
     donated = tuple(donated) or (False,) * len(graph.inputs)
     planner = _Planner(graph, lifetimes(graph), donated)
     plan = planner.plan()
-    if plan.use.peak_bytes > chip.hbm_bytes:
-        raise OutOfMemoryError(
-            f"{graph.name!r} needs {plan.use}: "
-            f"{plan.use.peak_bytes - chip.hbm_bytes:,} more than the {chip.hbm_bytes:,} of chip {chip.name!r}. "
-            f"Donate inputs that are replaced by outputs, use a smaller batch or a narrower dtype, or choose a chip with more memory."
-        )
+    if plan.use.peak_bytes > chip.available_hbm_bytes:
+        raise OutOfMemoryError(overflow_text(graph.name, plan.use, plan.use.peak_bytes, chip, planner.fullest()))
     return plan
 
 
@@ -99,6 +97,7 @@ class _Place:
     type: TensorType
     spans: list[Span]
     name: str = ""
+    source: str = ""  # the user's line that makes it; of an argument none
     kept: bool = False  # a constant, or an input that is not donated: never written
     shaped: bool = False
     input: int | None = None
@@ -174,6 +173,7 @@ class _Planner:
             for value, maker in zip(node.results, _makers(node), strict=True):
                 if value in self.places:
                     self.places[value].name = value.name or "/".join(filter(None, (maker.scope, maker.op)))
+                    self.places[value].source = maker.source or node.source
             if node.op == "constant":
                 self._constant(node, pool)
 
@@ -319,6 +319,24 @@ class _Planner:
             {region: numbers(moves) for region, moves in copies.at_end.items() if moves},
             self._use(places, peak_bytes),
         )
+
+    def fullest(self) -> list[Held]:
+        """What is needed at the tick at which most is, largest first."""
+        places = [*dict.fromkeys(self.places.values()), *self.temporaries]
+        change: Counter[int] = Counter()
+        for p in places:
+            begin, end = p.ticks
+            change[begin] += p.type.elems * p.type.dtype.bytes
+            change[end + 1] -= p.type.elems * p.type.dtype.bytes
+        ticks = sorted(change)
+        live = list(itertools.accumulate(change[t] for t in ticks))
+        at = ticks[max(range(len(live)), key=live.__getitem__)]
+        held = [
+            Held(self._name(p), "" if p.input is not None else p.source, p.type, _purpose(p))
+            for p in places
+            if p.ticks[0] <= at <= p.ticks[1]
+        ]
+        return sorted(held, key=lambda h: -h.bytes)
 
     def _name(self, place: _Place) -> str:
         for at, names in ((place.input, self.graph.input_names), (place.output, self.graph.output_names)):

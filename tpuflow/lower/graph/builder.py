@@ -333,6 +333,10 @@ class Builder:
             return tuple(operands)
         return self.emit("sort", operands, {"axis": axis, "keys": keys}).results
 
+    def barrier(self, operands: Sequence[Value]) -> tuple[Value, ...]:
+        """The operands, as values that are there only when all of them are, and that no pass takes for the operands themselves."""
+        return self.emit("barrier", operands).results if operands else ()
+
     def while_(self, condition: Graph, body: Graph, carries: Sequence[Value]) -> tuple[Value, ...]:
         """Carries after running `body` as long as `condition` holds."""
         return self.emit("while", carries, regions=(condition, body)).results

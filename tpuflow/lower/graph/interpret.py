@@ -381,6 +381,7 @@ def _outfeed(node: Node, args: list[Array], host: Host) -> Sequence[Array]:
 
 
 _CONTROL: dict[str, Callable[[Node, list[Array], Host], Sequence[Array]]] = {
+    "barrier": lambda node, args, host: args,
     "sort": _sort, "while": _while, "loop": _loop, "switch": _switch, "infeed": _infeed, "outfeed": _outfeed,
     "fused": lambda node, args, host: _run(node.regions[0], args, host),
 }  # fmt: skip

@@ -340,6 +340,11 @@ def _sort(call: Call) -> Types:
     return call.inputs
 
 
+def _barrier(call: Call) -> Types:
+    """The operands as they are, but only once all of them are there: what is computed from the results is not computed before."""
+    return call.inputs
+
+
 def _types(values: tuple) -> Types:
     return tuple(v.type for v in values)
 
@@ -415,6 +420,7 @@ _ROWS = (
     Op("scatter_rows", 3, ("mode",), _scatter_rows),
     Op("dynamic_slice", None, ("sizes",), _dynamic_slice),
     Op("dynamic_update_slice", None, (), _dynamic_update_slice),
+    Op("barrier", None, (), _barrier),
     Op("sort", None, ("axis", "keys"), _sort),
     Op("while", None, (), _while, regions=2),
     Op("loop", None, (), _loop, regions=1),

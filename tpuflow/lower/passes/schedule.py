@@ -32,8 +32,8 @@ def _last_readers(graph: Graph, nodes: list[Node]) -> dict[Node, list[Node]]:
         for value in node.inputs:
             if value in origin:
                 readers[origin[value]].append(node)
-        if node.op == "reshape" and node.inputs[0] in origin:
-            origin[node.result] = origin[node.inputs[0]]
+        if node.op in ("reshape", "barrier"):
+            origin.update((result, origin[value]) for value, result in zip(node.inputs, node.results, strict=True) if value in origin)
     return {node: [other for v in _overwritable(node, outputs) if v in readers for other in readers[v]] for node in nodes}
 
 

@@ -14,9 +14,24 @@ from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
 
 
-@lowers("jit", "pjit", "device_call", "closed_call", "core_call", "remat", "remat2", "checkpoint", "composite", keys=True)
+@lowers("jit", "pjit", "device_call", "closed_call", "core_call", "composite", keys=True)
 def _call(b: Builder, *operands: Value, jaxpr: Any = None, call_jaxpr: Any = None) -> tuple[Value, ...]:
     return inline(b, jaxpr if jaxpr is not None else call_jaxpr, operands)
+
+
+@lowers("remat", "remat2", "checkpoint", keys=True)
+def _remat(
+    b: Builder, *operands: Value, jaxpr: Any, differentiated: bool = False, prevent_cse: bool | Sequence[bool] = True
+) -> tuple[Value, ...]:
+    """A region computed again for the backward pass starts at a barrier: else it would be found to be the forward pass once more, and
+    its intermediate values be kept in between after all, which is what `jax.checkpoint` is there to avoid."""
+    prevents = prevent_cse if isinstance(prevent_cse, bool) else any(prevent_cse)
+    return inline(b, jaxpr, b.barrier(operands) if differentiated and prevents else operands)
+
+
+@lowers("optimization_barrier", keys=True)
+def _optimization_barrier(b: Builder, *operands: Value) -> tuple[Value, ...]:
+    return b.barrier(operands)
 
 
 @lowers("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", keys=True)

@@ -15,7 +15,7 @@ from tpuflow.lower.graph.graph import TensorType, Value
 
 
 @lowers(
-    "copy", "copy_p", "stop_gradient", "device_put", "optimization_barrier", "sharding_constraint", "layout_constraint", "reshard",
+    "copy", "copy_p", "stop_gradient", "device_put", "sharding_constraint", "layout_constraint", "reshard",
     "name", "pvary", "mesh_cast", "stage", "random_clone", "multiple_of", "reduce_manual_axes", keys=True,
 )  # fmt: skip
 def _identity(b: Builder, *operands: Value) -> tuple[Value, ...]:

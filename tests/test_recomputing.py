@@ -1,0 +1,121 @@
+"""`jax.checkpoint` trades time for memory, and a program that does not fit says what would make it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+import tpuflow
+from tests.tolerances import SMALL_STEP
+from tpuflow.errors import OutOfMemoryError
+from tpuflow.reports.layers import BACKWARD
+
+Arrays = list[jax.Array]
+
+
+def block(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.sin(jnp.tanh(x @ w))
+
+
+def loss(params: Arrays, x: jax.Array, layer: Callable[..., jax.Array]) -> jax.Array:
+    for w in params:
+        x = layer(x, w)
+    return jnp.sum(x * x)
+
+
+def step(params: Arrays, x: jax.Array, layer: Callable[..., jax.Array]) -> Arrays:
+    return [w - 0.1 * g for w, g in zip(params, jax.grad(loss)(params, x, layer), strict=True)]
+
+
+def plain_step(params: Arrays, x: jax.Array) -> Arrays:
+    return step(params, x, block)
+
+
+def checkpointed_step(params: Arrays, x: jax.Array) -> Arrays:
+    return step(params, x, jax.checkpoint(block))
+
+
+def shapes(rows: int, width: int = 256, layers: int = 6) -> tuple[list[jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct((width, width), jnp.float32)] * layers, jax.ShapeDtypeStruct((rows, width), jnp.float32)
+
+
+def test_checkpoint_trades_time_for_memory():
+    kept, again = (tpuflow.estimate(f, *shapes(8192), chip="tpu-v3", donate_argnums=0) for f in (plain_step, checkpointed_step))
+    assert again.memory.peak_memory_in_bytes < 0.7 * kept.memory.peak_memory_in_bytes
+    assert 1.1 * kept.step_seconds < again.step_seconds < 1.5 * kept.step_seconds
+    forward = 6 * 8192 * 256 * 256
+    assert again.time.work.macs["f32"] - kept.time.work.macs["f32"] in range(5 * forward // 6, forward + 1)
+
+
+def test_what_is_computed_again_is_told_apart():
+    found = tpuflow.estimate(checkpointed_step, *shapes(8192), chip="tpu-v3", donate_argnums=0).profile()
+    assert any("rematted" in r.time.name for r in found.time.kernels)
+    assert all(k.phase == BACKWARD for k in found.kernels if "rematted" in k.what)
+    kept = tpuflow.estimate(plain_step, *shapes(8192), chip="tpu-v3", donate_argnums=0).profile()
+    assert max(found.memory.live_bytes["activations"]) < max(kept.memory.live_bytes["activations"])
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+def test_checkpoint_changes_no_value(engine: str):
+    rng = np.random.default_rng(0)
+    params = [jnp.asarray(rng.normal(size=(16, 16)), jnp.float32) for _ in range(3)]
+    x = jnp.asarray(rng.normal(size=(8, 16)), jnp.float32)
+    ours, kept = (tpuflow.jit(f, engine=engine, fidelity="bitexact")(params, x) for f in (checkpointed_step, plain_step))
+    for ours_w, plain_w in zip(ours, kept, strict=True):
+        assert (np.asarray(ours_w) == np.asarray(plain_w)).all()
+    for ours_w, jax_w in zip(ours, jax.jit(plain_step)(params, x), strict=True):
+        np.testing.assert_allclose(ours_w, jax_w, **SMALL_STEP)
+
+
+def test_remat_of_flax_layers_is_seen_through_a_policy():
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return jnp.sin(jnp.tanh(nn.Dense(256)(x)))
+
+    class Net(nn.Module):
+        remat: bool
+
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            kind = nn.remat(Block) if self.remat else Block
+            for i in range(4):
+                x = kind(name=f"block{i}")(x)
+            return x
+
+    x, y = jax.ShapeDtypeStruct((4096, 256), jnp.float32), jax.ShapeDtypeStruct((4096, 256), jnp.float32)
+    kept, again = (tpuflow.estimate_training(Net(remat), x, y, policy="mixed", chip="tpu-v3") for remat in (False, True))
+    assert again.time.work.macs["f16"] > kept.time.work.macs["f16"]
+
+
+# --- out of memory ------------------------------------------------------------------------------------------------------
+
+
+def test_out_of_memory_names_what_is_missing_the_largest_and_what_would_help():
+    with pytest.raises(OutOfMemoryError) as caught:
+        tpuflow.estimate(plain_step, *shapes(2**23), chip="tpu-v3", donate_argnums=0)
+    text = str(caught.value)
+    assert "GiB" in text and "more than the" in text and "'tpu-v3'" in text
+    assert "8.00 GiB  f32[8388608,256]" in text and "test_recomputing.py" in text and "jvp" in text
+    assert "jax.checkpoint" in text and "a smaller batch" in text
+    assert "donate_argnums" not in text
+
+
+def test_arguments_that_fill_the_memory_call_for_other_remedies():
+    big = jax.ShapeDtypeStruct((2**16, 2**16), jnp.float32)  # 16 GiB
+    with pytest.raises(OutOfMemoryError, match="donate_argnums") as caught:
+        tpuflow.estimate(lambda params: params * 2.0, big, chip="tpu-v5e")
+    assert "sharding" in str(caught.value) and "jax.checkpoint" not in str(caught.value)
+
+
+def test_what_a_maker_reserves_is_not_there_to_use():
+    chip = tpuflow.get_chip("ascend910")
+    n = (chip.available_hbm_bytes // 4 // 1024 + 1) * 1024
+    assert 4 * n <= chip.hbm_bytes
+    with pytest.raises(OutOfMemoryError):
+        tpuflow.estimate(lambda x: x + 1, jax.ShapeDtypeStruct((n,), jnp.float32), chip=chip, donate_argnums=0)
