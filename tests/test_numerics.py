@@ -12,13 +12,15 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tpuflow
 from tpuflow.api.numerics import instrumenting, measures, scales, walking
+from tpuflow.api.numerics.report import timeline
 from tpuflow.api.numerics.rows import figures_of
-from tpuflow.api.numerics.scopes import layer_of, phase_of
+from tpuflow.api.numerics.scopes import place_of
 from tpuflow.errors import ConfigError
 
 RNG = np.random.default_rng(0)
@@ -143,25 +145,17 @@ def test_a_mask_of_infinities_is_no_fault():
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_share_of_updates_that_round_to_nothing_is_what_training_shows():
+def test_the_step_is_the_one_that_trains_and_its_lost_updates_are_the_parameters_that_stay():
     params = Net().init(jax.random.key(1), BATCH[0])["params"]
     report = check(policy="fp16", params=params, fidelity="bitexact")
     options = {"optimizer": optax.sgd(1e-3), "batch_size": 8, "progress": False, "fidelity": "bitexact"}
-    trained = tpuflow.train(Net(), BATCH, "fp16", params=params, **options).params
-    kept = [
-        int(np.sum(np.asarray(a).astype(np.float16) == np.asarray(b)))
-        for a, b in zip(*map(jax.tree.leaves, (params, trained)), strict=True)
-    ]
+    trained = tpuflow.train(Net(), BATCH, "fp16", params=params, **options)
+    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(trained.params), strict=True)
+    kept = [int(np.sum(np.asarray(a).astype(np.float16) == np.asarray(b))) for a, b in pairs]
+    assert list(report.losses) == trained.losses
     assert [u.lost + u.elements - u.with_gradient for u in report.updates] == kept
     assert report.all_updates.lost_share > 0.5
     assert "of the parameter updates round to nothing" in str(report)
-
-
-def test_the_instrumented_step_is_the_step_that_trains():
-    params = Net().init(jax.random.key(1), BATCH[0])["params"]
-    report = check(policy="fp16", params=params, steps=3, fidelity="bitexact")
-    options = {"optimizer": optax.sgd(1e-3), "batch_size": 8, "progress": False, "fidelity": "bitexact", "epochs": 3}
-    assert list(report.losses) == tpuflow.train(Net(), BATCH, "fp16", params=params, **options).losses
 
 
 def test_fp32_loses_nothing_and_fp16_loses_updates(healthy):
@@ -177,10 +171,13 @@ def test_every_layer_has_its_activations_gradients_parameters_and_updates(health
 
 
 def test_figures_do_not_depend_on_where_they_are_counted(monkeypatch):
-    small = check(Looped(), policy="fp16")
+    def loss(outputs, labels):
+        return jnp.sum(outputs.astype(jnp.float16) ** 2)
+
+    small = check(nn.Dense(3), policy="fp32", loss=loss)
     for module in (walking, instrumenting):
         monkeypatch.setattr(module, "LARGE", 1)
-    large = check(Looped(), policy="fp16")
+    large = check(nn.Dense(3), policy="fp32", loss=loss)
     assert large.as_dict() == small.as_dict()
 
 
@@ -230,7 +227,47 @@ def test_a_larger_loss_scale_never_turns_more_gradients_to_zero(healthy):
     ],
 )
 def test_a_name_stack_tells_pass_and_layer(scope, phase, layer):
-    assert (phase_of(scope), layer_of(scope, "Net")) == (phase, layer)
+    assert place_of(scope, "Net") == (layer, phase)
+
+
+# --- during a training ------------------------------------------------------------------------------------------------
+
+
+class NnxNet(nnx.Module):
+    """Two layers, one of them in a list."""
+
+    def __init__(self, rngs):
+        self.first = nnx.Linear(6, 4, rngs=rngs)
+        self.rest = nnx.List([nnx.Linear(4, 3, rngs=rngs)])
+
+    def __call__(self, x):
+        return self.rest[0](nnx.relu(self.first(x)))
+
+
+def test_reports_of_a_training_change_none_of_its_values():
+    data = (np.concatenate([BATCH[0]] * 4), np.concatenate([BATCH[1]] * 4))
+    options = {"optimizer": optax.sgd(0.1), "batch_size": 8, "progress": False, "epochs": 2}
+    plain = tpuflow.train(NnxNet(nnx.Rngs(0)), data, "fp16", **options)
+    watched = tpuflow.train(NnxNet(nnx.Rngs(0)), data, "fp16", numerics=3, **options)
+    assert watched.losses == plain.losses
+    pairs = zip(jax.tree.leaves(plain.params), jax.tree.leaves(watched.params), strict=True)
+    assert all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
+    assert [report.settings["step"] for report in watched.numerics] == [0, 3, 6]
+    assert watched.numerics[0].losses[0] == plain.losses[0]
+    assert {row.layer for row in watched.numerics[0].rows} >= {"first", "rest/0"}
+    assert len(watched.as_dict()["numerics"]) == 3
+
+
+def test_without_a_number_reports_come_before_every_epoch_and_after_the_last():
+    result = tpuflow.train(nn.Dense(3), BATCH, batch_size=4, epochs=2, progress=False, numerics=True)
+    assert [report.settings["step"] for report in result.numerics] == [0, 2, 4]
+    assert timeline(result.numerics).splitlines()[-1].split()[0] == "4"
+
+
+@pytest.mark.parametrize("numerics", [0, -1, "yes"])
+def test_numerics_must_be_yes_no_or_a_number_of_steps(numerics):
+    with pytest.raises(ConfigError, match="numerics"):
+        tpuflow.train(nn.Dense(3), BATCH, progress=False, numerics=numerics)
 
 
 # --- what is handed back ----------------------------------------------------------------------------------------------

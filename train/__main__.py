@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tpuflow.api.numerics.report import timeline
 from tpuflow.errors import ConfigError, TpuflowError
 from train.options import Options, add_options, check, from_arguments
 from train.recipe import Recipe
@@ -60,6 +61,8 @@ def run(recipe: Recipe, options: Options) -> int:
     if result is None:
         return 0
     print(result.report(), flush=True)
+    if result.numerics:
+        print(f"\n{timeline(result.numerics)}\n\n{result.numerics[-1]}", flush=True)
     if options.json:
         result.to_json(options.json)
     if options.plot:

@@ -80,6 +80,9 @@ class Options:
     keep_checkpoints: int = option(5, "evaluation and checkpoints", "newest checkpoints to keep", int)
     resume: bool = option(False, "evaluation and checkpoints", "go on from the newest checkpoint in --checkpoint-dir", flag="--resume")
     json: Path | None = option(None, "data and output", "write the whole result there", Path, metavar="FILE")
+    numerics: bool = option(
+        False, "data and output", "report what happens to every number of a step: before each epoch and at the end", flag="--numerics"
+    )
     plot: Path | None = option(
         None, "data and output", "draw loss, accuracy and loss scale there: .png, .svg or .pdf", Path, metavar="FILE"
     )

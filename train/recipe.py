@@ -84,6 +84,7 @@ def run_task(task: Task, options: Options) -> Any:
         engine=options.engine,
         fidelity=options.fidelity,
         progress=options.progress,
+        numerics=options.numerics,
     )
     print(f"Total execution time = {time.perf_counter() - started:.3f} sec", flush=True)
     if not result.interrupted:

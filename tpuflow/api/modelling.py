@@ -134,6 +134,7 @@ def _nnx(module: nnx.Module, around_norm: AroundNorm | None) -> Model:
             merged = nnx.merge(graphdef, params, carried)
             if around_norm is not None:
                 _surround_norms(merged, around_norm)
+            _name_scopes(merged)
             outputs = merged(inputs)
             return outputs, nnx.split(merged, nnx.Param, ...)[2]
 
@@ -173,6 +174,26 @@ def _surrounded(cls: type[nnx.Module], around_norm: AroundNorm) -> type[nnx.Modu
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return around_norm(functools.partial(cls.__call__, self))(*args, **kwargs)  # type: ignore[operator]
+
+    return type(cls.__name__, (cls,), {"__call__": call})
+
+
+def _name_scopes(module: nnx.Module) -> None:
+    """Put every call of an nnx module inside under a name scope, its attribute's name, as linen does; `module` must be a copy."""
+    parts = {path: part for path, part in nnx.iter_graph(module) if isinstance(part, nnx.Module) and callable(part)}
+    for path, part in parts.items():
+        if path:
+            around = max((len(other) for other in parts if len(other) < len(path) and other == path[: len(other)]), default=0)
+            object.__setattr__(part, "__class__", _scoped(type(part), "/".join(map(str, path[around:]))))
+
+
+@functools.lru_cache(maxsize=1024)
+def _scoped(cls: type[nnx.Module], name: str) -> type[nnx.Module]:
+    """A subclass of an nnx module type whose call is under a name scope."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with jax.named_scope(name):
+            return cls.__call__(self, *args, **kwargs)  # type: ignore[operator]
 
     return type(cls.__name__, (cls,), {"__call__": call})
 

@@ -48,6 +48,7 @@ class Options:
     metrics: Any = None
     eval_epochs: int | None = None
     eval_steps: int | None = None
+    numerics: bool | int = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class Job:
     signature: Signature
     eval_epochs: int | None
     eval_steps: int | None
+    numerics: bool | int = False
 
 
 def prepare(o: Options) -> Job:
@@ -84,6 +86,8 @@ def prepare(o: Options) -> Job:
     for name in ("batch_size", "eval_epochs", "eval_steps"):
         if getattr(o, name) is not None:
             check_number(name, getattr(o, name), 1)
+    if not isinstance(o.numerics, bool):
+        check_number("numerics", o.numerics, 1)
     if o.eval_data is None and (o.eval_epochs or o.eval_steps):
         raise ConfigError("eval_epochs and eval_steps say when to evaluate, but there is no eval_data.")
     if o.optimizer is not None and not hasattr(o.optimizer, "update"):
@@ -136,6 +140,7 @@ def prepare(o: Options) -> Job:
         signature=tuple((tuple(leaf.shape), str(leaf.dtype)) for leaf in first),
         eval_epochs=1 if o.eval_epochs is None and o.eval_steps is None else o.eval_epochs,
         eval_steps=o.eval_steps,
+        numerics=o.numerics,
     )
 
 

@@ -27,6 +27,7 @@ class TrainResult:
     the batches' losses) if no others were asked for,
     "evaluations" (one dict for each: "step", the number of steps before it, and its metrics), and "complete" (False for the epoch that
     Ctrl-C or a callback cut short). `resumed_at` is the number of steps that a checkpoint brought; None without one.
+    `numerics` holds the `tpuflow.NumericsReport`s that were asked for, in the order of their steps.
     `chosen` says in words what was not given and therefore chosen.
     """
 
@@ -44,6 +45,7 @@ class TrainResult:
     interrupted: bool = False
     resumed_at: int | None = None
     executables: tuple[Any, ...] = field(default=(), repr=False)
+    numerics: tuple[Any, ...] = field(default=(), repr=False)
 
     @property
     def variables(self) -> Any:
@@ -106,6 +108,7 @@ class TrainResult:
             "seconds": dict(self.seconds),
             "interrupted": self.interrupted,
             "resumed_at": self.resumed_at,
+            **({"numerics": [report.as_dict() for report in self.numerics]} if self.numerics else {}),
         }
 
 

@@ -21,6 +21,7 @@ from tpuflow.api.fingerprints import fingerprint
 from tpuflow.api.flattening import nested
 from tpuflow.api.interrupts import Interrupts
 from tpuflow.api.metrics import Tally
+from tpuflow.api.numerics.probing import Probe
 from tpuflow.api.positions import START, Position
 from tpuflow.api.preparing import Job
 from tpuflow.api.progress import Bar, progress_bar
@@ -36,7 +37,8 @@ class Training:
     """One training from its first step to its result."""
 
     def __init__(self, job: Job, callbacks: Sequence[Callback]):
-        self._job, self._callbacks = job, callbacks
+        self._probe = Probe(job, lambda: self._state) if job.numerics else None
+        self._job, self._callbacks = job, (*callbacks, *([self._probe] if self._probe else []))
         self._train_sink = DeviceSink("train_step", job.recipe.train_step, job.target)
         self._eval_sink = DeviceSink("eval_step", job.recipe.eval_step, job.target, updates=False)
         self._state = job.state
@@ -264,6 +266,7 @@ class Training:
             interrupted=self._interrupted,
             resumed_at=self._run.resumed_at,
             executables=executables,
+            numerics=tuple(self._probe.reports) if self._probe else (),
         )
 
 

@@ -41,6 +41,7 @@ def train(
     accumulate_steps: int = 1,
     metrics: Sequence[str | Metric | MetricFunction] | None = None,
     shuffle: bool = False,
+    numerics: bool | int = False,
     callbacks: Sequence[Callback] = (),
     resume: str | os.PathLike[str] | None = None,
     engine: str = "fast",
@@ -76,6 +77,9 @@ def train(
       metrics: what to measure on `eval_data`: names of `tpuflow.METRICS`, functions (fp32 outputs, labels) -> values, or `Metric`s;
         the loss, and the accuracy for class labels, if not given.
       shuffle: a new order of the samples in each epoch (arrays only).
+      numerics: report what happens to every number of a step (see `tpuflow.check_numerics`) before every epoch and after the last;
+        a number n: before the first and after every n-th step. What is measured is a step beside the training, on the first batch of
+        the data each time; it changes no value. The reports are in `result.numerics`.
       callbacks: see `tpuflow.Callback`.
       resume: a directory where `tpuflow.ModelCheckpoint` saves, or one checkpoint in it. The training goes on from the newest good
         checkpoint, bit for bit as if it had never stopped; without any, it starts from the beginning, so the same call can be repeated
@@ -114,6 +118,7 @@ def train(
         fidelity=fidelity,
         eval_epochs=eval_epochs,
         eval_steps=eval_steps,
+        numerics=numerics,
     )
     checked = check_callbacks(callbacks)
     # Orbax takes half a second to import: only those who use it pay.

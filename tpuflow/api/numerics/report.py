@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tpuflow.api.numerics.rows import OperationRow, ScaleRow, TensorRow, UpdateRow, added, grouped, magnitude_text, share
@@ -100,8 +100,9 @@ class NumericsReport:
 
     def __str__(self) -> str:
         s = self.settings
+        after = f" after {s['step']} steps" if "step" in s else ""
         head = (
-            f"numerics of {s['model']} in {s['policy']} on {s['chip']} ({s['engine']} engine, {s['fidelity']}): "
+            f"numerics of {s['model']} in {s['policy']}{after} on {s['chip']} ({s['engine']} engine, {s['fidelity']}): "
             f"{len(self.losses)} step{'s' * (len(self.losses) != 1)} of {s['batch_size']}, loss {self.losses[-1]:.6g}"
         )
         parts = [head, self.table(), "\n".join(self.explain())]
@@ -157,7 +158,8 @@ class NumericsComparison:
 
     def table(self) -> str:
         """A row for each layer and kind of tensor; for each precision what overflowed, went to zero, and is subnormal."""
-        places = {(r.layer, r.tensor): None for report in self.reports for r in report.rows}
+        rows = in_order([replace(r, dtype="") for report in self.reports for r in report.rows])
+        places = [(r.layer, r.tensor) for r in rows]
         heads = ("layer", "tensor", *(f"{name}: inf+nan  to zero  subnormal" for name in self.policies))
         cells = [(*place, *(_short(report, *place) for report in self.reports)) for place in places]
         return aligned(heads, cells, left=2)
@@ -181,6 +183,12 @@ class NumericsComparison:
           ConfigError: the path cannot be written.
         """
         write_json(path, self.as_dict())
+
+
+def timeline(reports: Sequence[NumericsReport]) -> str:
+    """A row for each report of a training: what was wrong after so many steps."""
+    heads = ("after step", "loss", "inf+nan", "gradients to zero", "updates to nothing", "first non-finite operation")
+    return aligned(heads, [(str(r.settings["step"]), *_summary(r)[1:]) for r in reports], left=0)
 
 
 def in_order(rows: Sequence[TensorRow]) -> tuple[TensorRow, ...]:

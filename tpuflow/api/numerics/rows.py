@@ -50,9 +50,19 @@ class Figures:
         """Which share of the numbers other than zero are subnormal, and so have lost digits."""
         return share(self.subnormal, self.elements - self.zeros)
 
+    def keys(self) -> list[str]:
+        """The names of `as_dict`: a row can be read as a mapping."""
+        return list(self.as_dict())
+
+    def __getitem__(self, name: str) -> Any:
+        return self.as_dict()[name]
+
     def as_dict(self) -> dict[str, Any]:
-        """Every field and share."""
-        return {**asdict(self), "underflow_share": self.underflow_share, "subnormal_share": self.subnormal_share}
+        """Every field and share, what the row is first."""
+        return {**_labels_first(asdict(self)), "underflow_share": self.underflow_share, "subnormal_share": self.subnormal_share}
+
+
+_FIGURES = tuple(f.name for f in fields(Figures))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +161,11 @@ class ScaleRow:
     def as_dict(self) -> dict[str, Any]:
         """Every field and share."""
         return {**asdict(self), "kept_share": self.kept_share, "normal_share": self.normal_share}
+
+
+def _labels_first(fields_: dict[str, Any]) -> dict[str, Any]:
+    labels = {name: value for name, value in fields_.items() if name not in _FIGURES}
+    return {**labels, **{name: fields_[name] for name in _FIGURES}}
 
 
 def figures_of(counts: Counts, dtype: str) -> dict[str, Any]:

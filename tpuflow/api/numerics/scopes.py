@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import re
+import functools
 
-FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
-_INSIDE = re.compile(r"\w+\(([^()]*)\)")
-_NO_LAYER = frozenset({"", "checkpoint", "rematted_computation"})
+from tpuflow.reports.layers import BACKWARD, FORWARD, UPDATE, layer_of
+
+__all__ = ["BACKWARD", "FORWARD", "UPDATE", "place_of"]
 
 
-def phase_of(scope: str) -> str:
-    """Which pass an equation belongs to: JAX marks what it differentiates with jvp(...), and what runs backward with transpose(...).
+@functools.lru_cache(maxsize=4096)
+def place_of(scope: str, model: str) -> tuple[str, str]:
+    """(module path, pass) of a name stack; the path without the model's own name, unless nothing else is left.
 
-    What `jax.checkpoint` computes again in the backward pass is part of the forward pass.
+    What `jax.checkpoint` computes again during the backward pass makes activations, so it counts as forward.
     """
-    if "transpose(" in scope:
-        return FORWARD if "rematted_computation" in scope.rpartition("transpose(")[2] and "jvp(" in scope else BACKWARD
-    return FORWARD if "jvp(" in scope else UPDATE
-
-
-def layer_of(scope: str, model: str) -> str:
-    """The module path "Block_0/Dense_1" in a name stack "jvp(Model)/Model.helper/Block_0/Dense_1"; the model's name if it is empty.
-
-    Names of methods ("Model.helper") are no part of a module path.
-    """
-    while _INSIDE.search(scope):
-        scope = _INSIDE.sub(r"\1", scope)
-    parts = [part for part in scope.split("/") if part not in _NO_LAYER and "." not in part]
-    while parts and parts[0] == model:
-        parts = parts[1:]
-    return "/".join(parts) or model
+    found = layer_of(scope)
+    path = found.path.removeprefix(model).removeprefix("/") or model
+    return path, FORWARD if found.recomputed else found.phase

@@ -116,29 +116,26 @@ class Walk:
         if not is_float(result):
             return Tracked(result)
         code = encode(result, ought_not_be_zero(equation, [o.value for o in operands], result), _from_finite(result, operands))
-        phase = scopes.phase_of(self.scope)
-        site = self._site(equation, result, PARAMETER_GRADIENT if gradient and phase == scopes.BACKWARD else TENSORS[phase])
+        site = self._site(equation, result, gradient=gradient)
         self.sites.append(site)
         self.found.append(tally(code, format_of(result), site.thresholds, xp=jnp) if result.size * self.trips >= LARGE else code)
         return track(result)
 
-    def _site(self, equation: Equation, result: Any, tensor: str) -> Site:
-        place, phase, dtype = self.places + len(self.sites), scopes.phase_of(self.scope), str(result.dtype)
+    def _site(self, equation: Equation, result: Any, *, gradient: bool) -> Site:
+        layer, phase = scopes.place_of(self.scope, self.model)
+        place, dtype, backward = self.places + len(self.sites), str(result.dtype), phase == scopes.BACKWARD
         return Site(
             place=place,
             loop=place if self.loop is None else self.loop,
             primitive=equation.primitive.name,
             phase=phase,
-            tensor=tensor,
-            layer=self._layer(phase),
+            tensor=PARAMETER_GRADIENT if gradient and backward else TENSORS[phase],
+            layer=OPTIMIZER_SCOPE if phase == scopes.UPDATE else layer,
             source=self.source,
             dtype=dtype,
             shape=tuple(result.shape),
-            thresholds=self.thresholds if phase == scopes.BACKWARD and dtype == "float32" else (),
+            thresholds=self.thresholds if backward and dtype == "float32" else (),
         )
-
-    def _layer(self, phase: str) -> str:
-        return OPTIMIZER_SCOPE if phase == scopes.UPDATE else scopes.layer_of(self.scope, self.model)
 
     def _inside(self, places: int = 0, trips: int | None = None) -> Walk:
         """A walk over a body that is traced by itself, `places` further on; what it finds is taken over afterwards."""
