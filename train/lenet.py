@@ -12,7 +12,8 @@ from train.pipeline import Loader
 from train.recipe import Recipe, Task, batches, classification_loss, first_samples, initial_variables, run_task, transformed
 from train.transforms import LENET
 
-DEFAULTS = Options(epochs=10, batch_size=32, sink_size=1000, lr=0.01, momentum=0.9, shuffle=10000)
+DEFAULTS = Options(epochs=10, batch_size=32, sink_size=1000, lr=0.01, momentum=0.9, shuffle=10000, seed=1)
+"""The guide's. Its rate is constant, so the accuracy moves by half a point from sink to sink to the end; the guide names no seed."""
 
 
 def task(images: data.ImageData, options: Options) -> Task:
