@@ -264,6 +264,30 @@ def test_without_a_number_reports_come_before_every_epoch_and_after_the_last():
     assert timeline(result.numerics).splitlines()[-1].split()[0] == "4"
 
 
+class Everything(nn.Module):
+    """A convolution, batch normalisation, dropout, a checkpointed layer, and a choice between two branches."""
+
+    @nn.compact
+    def __call__(self, x, train=True):
+        x = nn.Conv(2, (3,), name="conv")(x[..., None])
+        x = nn.BatchNorm(use_running_average=not train, name="norm")(x)
+        x = nn.Dropout(0.5, deterministic=not train)(x.reshape(x.shape[0], -1))
+        x = nn.remat(nn.Dense)(4, name="again")(jnp.tanh(x))
+        x = jax.lax.cond(jnp.sum(x) < 1e6, lambda v: v * 1e-30, lambda v: v * 1e30, x)  # chosen
+        return nn.Dense(3, name="last")(x)
+
+
+def test_branches_that_are_not_taken_are_not_counted_and_accumulated_steps_lose_no_update():
+    options = {"optimizer": optax.sgd(0.1), "batch_size": 4, "progress": False, "accumulate_steps": 2}
+    first, second, _ = tpuflow.train(Everything(), BATCH, "mixed_bf16", numerics=1, **options).numerics
+    assert first.all_updates is None
+    assert second.all_updates.elements == sum(u.elements for u in second.updates) > 0
+    chosen = [o for o in first.operations if o.source.startswith(line_of("chosen")) and o.phase == "forward" and o.primitive == "mul"]
+    assert sorted(o.elements for o in chosen) == [0, 16]
+    assert {row.layer for row in first.rows} >= {"conv", "norm", "again", "last"}
+    assert first.row("again", "activation").elements > 0
+
+
 @pytest.mark.parametrize("numerics", [0, -1, "yes"])
 def test_numerics_must_be_yes_no_or_a_number_of_steps(numerics):
     with pytest.raises(ConfigError, match="numerics"):
