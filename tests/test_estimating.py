@@ -112,3 +112,44 @@ def test_a_bad_command_line_is_explained(arguments: list[str], message: str, cap
 def test_a_negative_sink_is_refused():
     with pytest.raises(ConfigError, match="sink_size"):
         tpuflow.estimate_training(MLP(), IMAGES, LABELS, sink_size=-1)
+
+
+def test_a_sweep_has_a_line_for_every_combination(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    files = {name: tmp_path / name for name in ("sweep.json", "step.json", "report.html", "sweep.png")}
+    axes = ["--batch", "8", "16", "--chip", "tpu-v3", "ascend910", "--sink-size", "0", "10"]
+    outputs = [
+        part for option, name in zip(("--json", "--trace", "--html", "--plot"), files, strict=True) for part in (option, str(files[name]))
+    ]
+    assert cli.main(["estimate", "tests.test_estimating:mlp_step", *axes, *outputs]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "mlp_step" in line]
+    rows = json.loads(files["sweep.json"].read_text())
+    assert len(lines) == len(rows) == 8
+    assert {(r["batch"], r["chip"], r["sink_size"]) for r in rows} == {
+        (b, c, s) for b in (8, 16) for c in ("tpu-v3", "ascend910") for s in (0, 10)
+    }
+    assert len(list(tmp_path.glob("report-*.html"))) == len(list(tmp_path.glob("step-*.json"))) == 8
+    assert files["sweep.png"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_sink_study_shows_the_host_gap_shrink(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    out = tmp_path / "sinks.json"
+    sinks = ["--sink-size", "0", "1", "10", "100", "-1", "--steps-per-epoch", "1875"]
+    assert cli.main(["estimate", "models.lenet:lenet_step", "--chip", "ascend910", *sinks, "--json", str(out)]) == 0
+    assert "host gap" in capsys.readouterr().out
+    rows = json.loads(out.read_text())
+    assert [r["steps"] for r in rows] == [1, 1, 10, 100, 1875]
+    gaps = [r["host_seconds_a_step"] for r in rows]
+    assert gaps[0] == gaps[1] and [g * n for g, n in zip(gaps, (1, 1, 10, 100, 1875), strict=True)] == pytest.approx([gaps[0]] * 5)
+    device = [r["step_seconds"] - r["host_seconds_a_step"] for r in rows]
+    assert device == pytest.approx([device[-1]] * 5, rel=0.05), "the same but for what is done once, before the first step"
+
+
+def test_what_does_not_fit_is_a_line_of_the_table(capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["estimate", "tests.test_estimating:huge_step", "--batch", "4", "65536", "--chip", "tpu-v5e"]) == 0
+    out = capsys.readouterr().out
+    assert "does not fit" in out and "GiB" in out and len([line for line in out.splitlines() if "huge_step" in line]) == 2
+
+
+def huge_step(batch: int):
+    """A batch of 65536 of these is 32 GiB."""
+    return layer, jax.ShapeDtypeStruct((batch, 2**18), jnp.bfloat16), jax.ShapeDtypeStruct((2**18, 128), jnp.bfloat16)

@@ -22,6 +22,8 @@ from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.file import code_hash, load, save
 from tpuflow.isa.program import Kernel, Port, Program, walk
 
+ESTIMATE = "the modelled time and memory of a step on a chip, from shapes alone; nothing is run"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, run, and turn expected errors into one line on stderr and exit status 2."""
@@ -53,19 +55,23 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--fidelity", choices=("native", "bitexact"), default="native", help="bitexact: the device's arithmetic to the last bit"
     )
-    estimate = add(
-        "estimate", _estimate, "the modelled time and memory of a step on a chip, from shapes alone; nothing is run",
-        "module:function; called with the batch size it gives (function, *shapes), or (Flax module, inputs, labels) for a training step",
-        kind=str,
-    )  # fmt: skip
-    estimate.add_argument("--batch", type=int, default=32, help="batch size (default: 32)")
-    estimate.add_argument("--chip", default="generic", help="a chip's name, or a .toml file with a row of one's own")
-    estimate.add_argument("--policy", help="precision: fp32, fp16, mixed, ... (default: as the function is written)")
-    estimate.add_argument("--sink-size", type=int, default=100, help="training steps a host round trip (default: 100)")
+    estimate = commands.add_parser("estimate", help=ESTIMATE, description=f"{ESTIMATE}. Several values for an option make a table of all.")
+    estimate.set_defaults(command=_estimate)
+    estimate.add_argument("target", nargs="+", help="module:function; called with the batch size it gives (function, *shapes), or (Flax "
+        "module, inputs, labels) for a training step")  # fmt: skip
+    estimate.add_argument("--batch", type=int, nargs="+", default=[32], help="batch sizes (default: 32)")
+    estimate.add_argument("--chip", nargs="+", default=["generic"], help="chips' names, or .toml files with rows of one's own")
+    estimate.add_argument(
+        "--policy", nargs="+", default=[None], help="precisions: fp32, fp16, mixed, ... (default: as the function is written)"
+    )
+    estimate.add_argument("--sink-size", type=int, nargs="+", default=[100], help="training steps a round trip; 0 sinks nothing, -1 an "
+        "epoch (default: 100)")  # fmt: skip
+    estimate.add_argument("--steps-per-epoch", type=int, metavar="N", help="how long an epoch is, for --sink-size -1")
     estimate.add_argument("--kernels", type=int, default=10, metavar="N", help="show the N kernels that take longest (default: 10)")
     estimate.add_argument("--json", type=Path, help="write everything here too: figures, layers, kernels, queues, memory")
     estimate.add_argument("--trace", type=Path, metavar="STEP.json", help="write a Chrome trace here, for ui.perfetto.dev")
     estimate.add_argument("--html", type=Path, metavar="REPORT.html", help="write one self-contained page here")
+    estimate.add_argument("--plot", type=Path, metavar="SWEEP.png", help="draw step times over what varies (needs matplotlib)")
     calibrate = add(
         "calibrate", _calibrate, "fit a chip family's efficiency constants to measured step times",
         "a CSV with the columns target (module:function), batch, chip, milliseconds and, if wanted, policy, sink_size, model",
@@ -98,8 +104,17 @@ def _run(args: argparse.Namespace) -> None:
 
 def _estimate(args: argparse.Namespace) -> None:
     from tpuflow.api.commands import run_estimate  # compiling needs the frontend, which running a saved Program does not
+    from tpuflow.api.sweeping import Sweep
 
-    run_estimate(args.file, args.batch, args.chip, args.policy, args.sink_size, args.kernels, args.json, args.trace, args.html)
+    sweep = Sweep(
+        targets=tuple(args.target),
+        batches=tuple(args.batch),
+        chips=tuple(args.chip),
+        policies=tuple(args.policy),
+        sink_sizes=tuple(args.sink_size),
+        steps_per_epoch=args.steps_per_epoch,
+    )
+    run_estimate(sweep, args.kernels, args.json, args.trace, args.html, args.plot)
 
 
 def _calibrate(args: argparse.Namespace) -> None:

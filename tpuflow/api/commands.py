@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import csv
-import importlib
-import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from flax import linen, nnx
 
 from tpuflow.api.calibrating import Curve, Fit, Measurement, curve, fit_curves
-from tpuflow.api.estimating import Estimate, estimate, estimate_training
 from tpuflow.api.result import write_json
+from tpuflow.api.sweeping import Sweep, plot_sweep, run_sweep, table
+from tpuflow.api.targets import estimate_target
 from tpuflow.device.timing.result import seconds_text
 from tpuflow.errors import ConfigError
 
@@ -22,48 +17,29 @@ MEASURED = ("target", "batch", "chip", "milliseconds")
 
 
 def run_estimate(
-    target: str,
-    batch: int,
-    chip: str,
-    policy: str | None,
-    sink_size: int,
-    kernels: int,
-    json: Path | None = None,
-    trace: Path | None = None,
-    page: Path | None = None,
+    sweep: Sweep, kernels: int, json: Path | None = None, trace: Path | None = None, page: Path | None = None, plot: Path | None = None
 ) -> None:
-    """Estimate `module:function`, print the report, and write the files that are asked for.
+    """Estimate the points of a sweep, print the report of one or the table of several, and write the files that are asked for.
+
+    Of several points, each gets a trace and a page of its own, with the point in the file's name.
 
     Raises:
-      ConfigError: there is no such function, or it does not give what can be estimated.
+      ConfigError: there is no such function, it does not give what can be estimated, or a file cannot be written.
     """
-    found = estimate_target(target, batch, chip, policy, sink_size)
-    print(found.report(kernels))
+    points = run_sweep(sweep)
+    single = points[0].estimate if len(points) == 1 else None
+    if len(points) == 1 and points[0].error is not None:
+        raise points[0].error
+    print(single.report(kernels) if single else table(points))
     if json is not None:
-        write_json(json, {**found.as_dict(), "profile": found.profile().to_dict()})
-    if trace is not None:
-        found.trace(trace)
-    if page is not None:
-        found.html(page)
-
-
-def estimate_target(target: str, batch: int, chip: str, policy: str | None, sink_size: int) -> Estimate:
-    """The estimate of what `module:function` gives for a batch size: (function, *shapes) or (Flax module, inputs, labels).
-
-    Raises:
-      ConfigError: there is no such function, or it gives something else.
-    """
-    if batch < 1:
-        raise ConfigError(f"--batch: expected at least 1, got {batch}.")
-    made = _load(target)(batch)
-    if not isinstance(made, tuple) or not made or not callable(made[0]):
-        raise ConfigError(f"{target}({batch}) gave {type(made).__name__}; expected (function, *shapes) or (Flax module, inputs, labels).")
-    first, *shapes = made
-    if not isinstance(first, linen.Module | nnx.Module):
-        return estimate(first, *shapes, chip=chip, policy=policy)
-    if len(shapes) != 2:
-        raise ConfigError(f"{target}({batch}) gave a Flax module and {len(shapes)} shapes; expected those of inputs and labels.")
-    return estimate_training(first, *shapes, chip=chip, policy=policy or "fp32", sink_size=sink_size)
+        write_json(json, {**single.as_dict(), "profile": single.profile().to_dict()} if single else [p.as_dict() for p in points])
+    for point in points:
+        if point.estimate is not None and trace is not None:
+            point.estimate.trace(trace if single else point.file(trace))
+        if point.estimate is not None and page is not None:
+            point.estimate.html(page if single else point.file(page))
+    if plot is not None:
+        plot_sweep(points, plot)
 
 
 def run_calibrate(path: Path, output: Path | None) -> None:
@@ -124,19 +100,3 @@ def _curve(row: Mapping[str, str], where: str) -> Curve:
     found = estimate_target(row["target"], batch, row["chip"], row.get("policy") or None, sink)
     model = row.get("model") or row["target"]
     return Curve(Measurement(f"{model}, batch {batch}", model, found.chip, seconds), *curve(found.program, found.chip, found.steps))
-
-
-def _load(target: str) -> Any:
-    module_name, colon, name = target.partition(":")
-    if not colon or not name:
-        raise ConfigError(f"{target!r}: expected module:function, for example models.resnet:resnet50_step.")
-    sys.path.insert(0, os.getcwd())  # as `python -m` does: models and recipes lie in the folder one works in
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"{target!r}: {error}. Run the command in the folder that holds the module, or install it.") from error
-    finally:
-        sys.path.pop(0)
-    if not callable(getattr(module, name, None)):
-        raise ConfigError(f"{target!r}: module {module_name} has no function {name!r}.")
-    return getattr(module, name)

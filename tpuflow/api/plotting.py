@@ -19,7 +19,7 @@ def plot_history(history: Sequence[Mapping[str, Any]], title: str, path: str | o
     Raises:
       ConfigError: matplotlib is missing, or the file cannot be written.
     """
-    figure_class = _matplotlib().Figure
+    figure_class = matplotlib_figures().Figure
     metrics = _metrics(history)
     scales = [scale for epoch in history for scale in epoch["loss_scale"]]
     panels = 1 + len(metrics) + (len(set(scales)) > 1)
@@ -32,6 +32,15 @@ def plot_history(history: Sequence[Mapping[str, Any]], title: str, path: str | o
     for axis in axes:
         _draw_scale(axis, scales, [skipped for epoch in history for skipped in epoch["skipped"]])
     figure.axes[-1].set_xlabel("steps")
+    save_figure(figure, path)
+
+
+def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
+    """Write a figure as .png, .svg or .pdf.
+
+    Raises:
+      ConfigError: it cannot be written.
+    """
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:
@@ -73,7 +82,7 @@ def _draw_scale(axis: Any, scales: Sequence[float], skipped: Sequence[bool]) -> 
         axis.legend()
 
 
-def _matplotlib() -> Any:
+def matplotlib_figures() -> Any:
     """matplotlib's figures, without pyplot: no window system, no global state."""
     try:
         return importlib.import_module("matplotlib.figure")
