@@ -277,6 +277,7 @@ class Everything(nn.Module):
         return nn.Dense(3, name="last")(x)
 
 
+@pytest.mark.slow
 def test_branches_that_are_not_taken_are_not_counted_and_accumulated_steps_lose_no_update():
     options = {"optimizer": optax.sgd(0.1), "batch_size": 4, "progress": False, "accumulate_steps": 2}
     first, second, _ = tpuflow.train(Everything(), BATCH, "mixed_bf16", numerics=1, **options).numerics

@@ -101,6 +101,7 @@ def tally(code: Any, kind: Format, thresholds: Sequence[int] = (), kept_axes: in
     """The figures of a code; `thresholds` are bits, `kept_axes` the leading axes that are not counted over; `xp`: NumPy or jax.numpy."""
     code = code.reshape(*code.shape[:kept_axes], -1)
     finite = (code >= 0) & (code < kind.infinity)
+    marks = xp.asarray(np.asarray(thresholds, np.int32))  # [T]; the census counts [..., T, elements] over its last axis
 
     def count(mask: Any) -> Any:
         return xp.sum(mask, axis=-1, dtype=np.int32)
@@ -115,7 +116,7 @@ def tally(code: Any, kind: Format, thresholds: Sequence[int] = (), kept_axes: in
         born=count((code == BORN_INF) | (code == BORN_NAN)),
         largest=xp.max(xp.where(finite, code, 0), axis=-1, initial=0),
         smallest=xp.min(xp.where(finite & (code > 0), code, NO_MAGNITUDE), axis=-1, initial=NO_MAGNITUDE),
-        census=xp.stack([count(finite & (code > t)) for t in thresholds], -1) if thresholds else None,
+        census=count(finite[..., None, :] & (code[..., None, :] > marks[:, None])) if thresholds else None,
     )
 
 
