@@ -29,7 +29,7 @@ ACCURACY_BOUND = 2.0
 """Points between the final accuracies."""
 
 DEFAULTS = replace(
-    resnet.DEFAULTS, image_size=32, steps=400, batch_size=64, lr=0.05, lr_init=0.001, lr_end=0.0, schedule="linear", warmup_epochs=0,
+    resnet.DEFAULTS, image_size=32, steps=400, batch_size=32, lr=0.05, lr_init=0.001, lr_end=0.0, schedule="linear", warmup_epochs=0,
     augment=False, sink_size=-1,
 )  # fmt: skip
 """Small images, a rate that falls to zero so that the end is steady, and nothing random but the order of the images."""
