@@ -31,7 +31,7 @@ Run = Callable[[], object]
 class Workload:
     """What is trained: `steps` steps of `batch` random images of `shape` in a run, `rounds` runs.
 
-    `limits`: (ours, other) -> what the ratio of their times should not exceed.
+    `limits`: (ours, other) -> what the ratio of their times should not exceed; `peer`: how plain JAX runs the steps.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Workload:
     momentum: float
     policies: tuple[str, ...]
     limits: Mapping[tuple[str, str], float]
+    peer: str = "jax_scan"
 
     def data(self, steps: int) -> tuple[np.ndarray, np.ndarray]:
         """Images and labels for so many steps."""
@@ -54,7 +55,7 @@ class Workload:
     @property
     def contenders(self) -> tuple[str, ...]:
         """tpuflow in every policy, the peers in fp32."""
-        return (*(f"tpuflow {policy}" for policy in self.policies), "jax_scan fp32", "torch fp32")
+        return (*(f"tpuflow {policy}" for policy in self.policies), f"{self.peer} fp32", "torch fp32")
 
 
 def tpuflow_run(work: Workload, policy: str, steps: int) -> Run:
@@ -63,7 +64,7 @@ def tpuflow_run(work: Workload, policy: str, steps: int) -> Run:
 
     data = work.data(steps)
     step, state = _step(work, policy, data)
-    return tpuflow.sink(step, data, steps, state=state, batch_size=work.batch).__next__
+    return tpuflow.sink(step, data, steps, state=state, batch_size=work.batch, donate=True).__next__
 
 
 def jax_run(work: Workload, policy: str, steps: int) -> Run:
@@ -83,6 +84,24 @@ def jax_run(work: Workload, policy: str, steps: int) -> Run:
     return run
 
 
+def jax_jit_run(work: Workload, policy: str, steps: int) -> Run:
+    """The same step under plain jax.jit, one call a step, its state donated, its data on the device."""
+    import jax
+
+    data = work.data(steps)
+    step, state = _step(work, policy, data)
+    batches = [jax.device_put(tuple(array[i * work.batch : (i + 1) * work.batch] for array in data)) for i in range(steps)]
+    compiled = jax.jit(step, donate_argnums=0)
+    held = [state]
+
+    def run() -> None:
+        for batch in batches:
+            held[0], figures = compiled(held[0], batch)
+        jax.block_until_ready((held[0], figures))
+
+    return run
+
+
 def torch_run(work: Workload, policy: str, steps: int) -> Run:
     """PyTorch's usual loop, on one thread or on all, whichever was the faster in a first run of each."""
     from train.torch_training import Setting, losses
@@ -97,7 +116,12 @@ def torch_run(work: Workload, policy: str, steps: int) -> Run:
     return functools.partial(run, settings[0] if times["0"] <= times["1"] else settings[1])
 
 
-CONTENDERS: Mapping[str, Callable[[Workload, str, int], Run]] = {"tpuflow": tpuflow_run, "jax_scan": jax_run, "torch": torch_run}
+CONTENDERS: Mapping[str, Callable[[Workload, str, int], Run]] = {
+    "tpuflow": tpuflow_run,
+    "jax_scan": jax_run,
+    "jax_jit": jax_jit_run,
+    "torch": torch_run,
+}
 
 
 def _step(work: Workload, policy: str, data: Any) -> tuple[Any, Any]:
@@ -174,10 +198,10 @@ def measure(work: Workload, steps: int, rounds: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def ratios(figures: Mapping[str, Any], limits: Mapping[tuple[str, str], float]) -> list[dict[str, Any]]:
+def ratios(figures: Mapping[str, Any], work: Workload) -> list[dict[str, Any]]:
     """Every ratio that has a limit: of medians of a step, and of peaks."""
-    rows = [_ratio("step", figures["medians"], a, b, limit) for (a, b), limit in limits.items()]
-    return [*rows, _ratio("peak memory", figures["peak_bytes"], "tpuflow fp32", "jax_scan fp32", 1.2)]
+    rows = [_ratio("step", figures["medians"], a, b, limit) for (a, b), limit in work.limits.items()]
+    return [*rows, _ratio("peak memory", figures["peak_bytes"], "tpuflow fp32", f"{work.peer} fp32", 1.2)]
 
 
 def _ratio(what: str, values: Mapping[str, float], a: str, b: str, limit: float) -> dict[str, Any]:
@@ -210,7 +234,7 @@ def main(work: Workload, description: str | None) -> None:
         serve(work, args.worker, args.steps)
         return
     figures = measure(work, args.steps, args.rounds)
-    figures["ratios"] = ratios(figures, work.limits)
+    figures["ratios"] = ratios(figures, work)
     print(report(figures))
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)

@@ -18,10 +18,11 @@ WORKLOAD = Workload(
     "resnet50", resnet50, _twin, (224, 224, 3), batch=4, steps=1, rounds=5, lr=0.01, momentum=0.9,
     policies=("fp32", "fp16", "mixed"),
     limits={
-        ("tpuflow fp32", "jax_scan fp32"): 1.1,
+        ("tpuflow fp32", "jax_jit fp32"): 1.1,
         ("tpuflow fp16", "tpuflow fp32"): 1.15,
         ("tpuflow mixed", "tpuflow fp32"): 1.15,
     },
+    peer="jax_jit",  # a scan takes it 25 times as long: XLA:CPU's own convolutions are slow inside loops
 )  # fmt: skip
 
 if __name__ == "__main__":
