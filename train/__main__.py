@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="recipe", required=True, metavar="RECIPE")
     for recipe in RECIPES.values():
         sub = commands.add_parser(recipe.name, help=recipe.summary, description=sys.modules[_home(recipe)].__doc__)
-        add_options(sub, recipe.defaults)
+        add_options(sub, recipe.defaults, recipe.without)
     return top
 
 

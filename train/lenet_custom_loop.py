@@ -17,7 +17,7 @@ from tpuflow import amp
 from tpuflow.errors import ConfigError
 from train import data, lenet
 from train.logs import STARTING
-from train.options import Options
+from train.options import WATCHED, Options
 from train.pipeline import Loader
 from train.recipe import Arrays, Recipe, batches, first_samples, initial_variables, optimizer_for, rate_for, transformed, walk
 from train.transforms import LENET
@@ -91,4 +91,6 @@ def _device(options: Options) -> dict[str, Any]:
     return {"chip": options.chip, "engine": options.engine, "fidelity": options.fidelity}
 
 
-RECIPE = Recipe("lenet_custom_loop", "LeNet-5 by a training loop of one's own: ten sinks of 100 steps", DEFAULTS, run)
+RECIPE = Recipe(
+    "lenet_custom_loop", "LeNet-5 by a training loop of one's own: ten sinks of 100 steps", DEFAULTS, run, WATCHED | {"label_smoothing"}
+)

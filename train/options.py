@@ -90,10 +90,18 @@ class Options:
     progress: bool = option(True, "data and output", "no progress bar", flag="--no-progress")
 
 
-def add_options(parser: argparse.ArgumentParser, defaults: Options) -> None:
-    """Every field of the defaults' class as an option of the parser, in groups."""
+WATCHED = frozenset(
+    one.name for one in fields(Options) if one.metadata["group"] == "evaluation and checkpoints"
+) | {"json", "numerics", "plot", "tensorboard"}  # fmt: skip
+"""Options of what `tpuflow.train` does around the steps: a recipe with a loop of its own has none of them."""
+
+
+def add_options(parser: argparse.ArgumentParser, defaults: Options, without: frozenset[str] = frozenset()) -> None:
+    """Every field of the defaults' class as an option of the parser, in groups; but for those that the recipe has no use for."""
     groups: dict[str, Any] = {}
     for one in fields(defaults):
+        if one.name in without:
+            continue
         group = groups.setdefault(one.metadata["group"], None) or parser.add_argument_group(one.metadata["group"])
         groups[one.metadata["group"]] = group
         _add(group, one, getattr(defaults, one.name))
@@ -101,7 +109,7 @@ def add_options(parser: argparse.ArgumentParser, defaults: Options) -> None:
 
 def from_arguments(defaults: T, arguments: argparse.Namespace) -> T:
     """An instance of the defaults' class with what was given."""
-    return type(defaults)(**{one.name: getattr(arguments, one.name) for one in fields(defaults)})
+    return type(defaults)(**{one.name: getattr(arguments, one.name, getattr(defaults, one.name)) for one in fields(defaults)})
 
 
 def check(options: Options) -> None:

@@ -46,13 +46,15 @@ class Task:
 class Recipe:
     """One row of the table of recipes.
 
-    `run` trains by the options and returns the result of `tpuflow.train`, or None if there is nothing to report.
+    `run` trains by the options and returns the result of `tpuflow.train`, or None if there is nothing to report. `without`: options that
+    it has no use for, which the command line then refuses.
     """
 
     name: str
     summary: str
     defaults: Options
     run: Callable[[Any], Any]
+    without: frozenset[str] = frozenset()
 
 
 def run_task(task: Task, options: Options) -> Any:

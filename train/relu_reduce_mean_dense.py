@@ -16,7 +16,7 @@ import tpuflow
 from models.relu_reduce_mean_dense import ReLUReduceMeanDense
 from tpuflow.amp import get_policy
 from train.losses import dense_softmax_cross_entropy
-from train.options import Options
+from train.options import WATCHED, Options
 from train.recipe import Recipe, optimizer_for, rate_for
 
 SHAPE = (7, 7, 2048)
@@ -57,4 +57,10 @@ def run(options: Options) -> None:
         print("-------loss------", np.asarray(losses), flush=True)
 
 
-RECIPE = Recipe("relu_reduce_mean_dense", "the first network of MindSpore's training guide: one step on random images", DEFAULTS, run)
+WITHOUT = WATCHED | {
+    "accumulate", "loss_scale", "keep_batchnorm_fp32", "label_smoothing", "init", "shuffle", "sink_size", "data_dir", "train_samples",
+    "test_samples",
+}  # fmt: skip
+RECIPE = Recipe(
+    "relu_reduce_mean_dense", "the first network of MindSpore's training guide: one step on random images", DEFAULTS, run, WITHOUT
+)
