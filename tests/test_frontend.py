@@ -261,7 +261,9 @@ def test_a_convolution_is_one_node_and_each_of_its_gradients_too() -> None:
 
     assert [n.op for n in graph_of(conv, x, w).nodes] == ["conv"]
     both = graph_of(jax.grad(lambda x, w: jnp.sum(conv(x, w)), (0, 1)), x, w)
-    assert sorted(n.op for n in both.nodes if n.op not in ("full", "broadcast")) == ["conv", "conv", "reverse"]
+    ops = [n.op for n in both.nodes]
+    assert ops.count("conv") == 2
+    assert not {"dot", "concatenate"} & set(ops)  # neither is taken apart
 
 
 def test_negative_padding_of_a_convolution_cuts_the_image() -> None:
