@@ -47,17 +47,22 @@ def convolve(
     dtype: DType, acc: DType,
 ) -> Value:  # fmt: skip
     """See `LaxArithmetic.convolve`."""
+    if not pairs:
+        return lax_matmul.matmul(rounding, a, b, a_axes, b_axes, out_axes, dtype, acc)
     roles = _Roles.of(a_axes, b_axes, out_axes, pairs)
     lengths = dict(zip(a_axes, a.shape, strict=True)) | dict(zip(b_axes, b.shape, strict=True)) | dict(sizes)
-    if pairs and dtype.is_float and not rounding.bitexact and roles.is_convolution(lengths):
+    if dtype.is_float and not rounding.bitexact and roles.is_convolution(lengths):
         return _convolution(widen(a, dtype), widen(b, dtype), roles, a_axes, b_axes, out_axes, sizes)
     by_window = roles.by_window(lengths)
     a, labels = _patched(a, a_axes, out_axes, pairs, sizes)
     order = sorted(labels, key=lambda x: (x in out_axes) != by_window)  # positions, then windows: the forward product's and the gradient's
     a = lax.transpose(a, [labels.index(x) for x in order])
-    if rounding.bitexact or by_window:
+    if rounding.bitexact or not dtype.is_float:
         return lax_matmul.matmul(rounding, a, b, order, b_axes, out_axes, dtype, acc)
-    return lax_matmul.matmul(rounding, b, a, b_axes, order, out_axes, dtype, acc)  # patches on the right are not turned
+    a, b = widen(a, dtype), widen(b, dtype)
+    if by_window:
+        return lax_matmul.of_matrices(a, b, order, b_axes, out_axes)
+    return lax_matmul.of_matrices(b, a, b_axes, order, out_axes)  # patches on the right are not turned
 
 
 def _patched(a: Value, a_axes: Axes, out_axes: Axes, pairs: Sequence[Pair], sizes: Mapping[int, int]) -> tuple[Value, list[int]]:

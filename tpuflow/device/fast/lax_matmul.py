@@ -38,13 +38,15 @@ def matmul(rounding: Rounding, a: Value, b: Value, a_axes: Axes, b_axes: Axes, o
     elif rounding.bitexact:
         product = _ordered(rounding, widen(a, dtype), widen(b, dtype), labels, a_axes, b_axes, dtype)
     else:
-        return _native(widen(a, dtype), widen(b, dtype), a_axes, b_axes, out_axes)
+        numbers = _dimensions(labels, a_axes, b_axes)
+        product = lax.dot_general(widen(a, dtype), widen(b, dtype), numbers, preferred_element_type=jnp.float32)
     order = _product_axes(labels, a_axes, b_axes)
     return lax.transpose(product, [order.index(x) for x in out_axes])
 
 
-def _native(a: Value, b: Value, a_axes: Axes, b_axes: Axes, out_axes: Axes) -> Value:
-    """XLA's f32 dot, of matrices as far as that goes: neighbouring axes of one role are merged, so that a turned operand is not copied."""
+def of_matrices(a: Value, b: Value, a_axes: Axes, b_axes: Axes, out_axes: Axes) -> Value:
+    """XLA's dot of f32 operands with many axes, of matrices as far as that goes: neighbouring axes of one role are merged, so that a
+    turned operand is not copied."""
     sizes = dict(zip((*a_axes, *b_axes), (*a.shape, *b.shape), strict=True))
     a_runs, b_runs = _runs(a_axes, b_axes, out_axes), _runs(b_axes, a_axes, out_axes)
     left, right = (lax.reshape(x, [math.prod(sizes[y] for y in run) for run in runs]) for x, runs in ((a, a_runs), (b, b_runs)))
