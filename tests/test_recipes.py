@@ -475,7 +475,7 @@ def test_a_schedule_counts_updates_and_not_the_steps_between(small_mnist, captur
 def test_smoothing_decay_and_clipping_reach_the_training(small_mnist, captured):
     assert _run("lenet", "--label-smoothing", "0.1", "--weight-decay", "0.5", "--clip-norm", "0.1", "--momentum", "0", "--lr", "1") == 0
     (call,) = captured
-    assert call["loss"].__name__ == "smoothed_softmax_cross_entropy"
+    assert call["loss"].name == "softmax_cross_entropy(label_smoothing=0.1, spread=others)"
     params, grads = {"w": np.full(4, 2.0, np.float32)}, {"w": np.full(4, 5.0, np.float32)}
     updates, _ = call["optimizer"].update(grads, call["optimizer"].init(params), params)
     np.testing.assert_allclose(updates["w"], -(0.1 / 2 + 0.5 * 2.0), rtol=1e-5)

@@ -13,7 +13,7 @@ from jax import numpy as jnp
 import tpuflow
 from tpuflow.errors import ConfigError
 from train import schedules
-from train.losses import dense_softmax_cross_entropy, smoothed_cross_entropy
+from train.losses import dense_softmax_cross_entropy
 
 GUIDE = {"lr_init": 0.01, "lr_end": 0.00001, "lr_max": 0.1, "warmup_epochs": 5, "total_epochs": 10, "steps_per_epoch": 156}
 
@@ -102,25 +102,6 @@ def test_an_unknown_mode_and_an_empty_training_are_clear_errors():
         schedules.warmup_cosine(0.1, 10, 1, 2, global_step=20)
 
 
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-
-
-@pytest.mark.parametrize(("smooth_factor", "num_classes", "off"), [(0.0, None, 0.0), (0.1, None, 0.1 / 6), (0.1, 1001, 0.1 / 1000)])
-def test_smoothed_labels_are_the_guides(smooth_factor, num_classes, off):
-    logits = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
-    labels = np.array([0, 6, 3, 3, 1])
-    one_hot = np.where(np.arange(7) == labels[:, None], 1.0 - smooth_factor, off)
-    expected = -(one_hot * _log_softmax(logits)).sum(-1)
-    np.testing.assert_allclose(smoothed_cross_entropy(smooth_factor, num_classes)(logits, labels), expected, rtol=1e-6)
-
-
 def test_dense_labels_of_zeros_cost_nothing():
     logits = np.random.default_rng(0).normal(size=(32, 10)).astype(np.float32)
     np.testing.assert_array_equal(dense_softmax_cross_entropy(logits, np.zeros((32, 10), np.float32)), np.zeros(32))
-
-
-def test_a_smoothing_of_everything_is_refused():
-    with pytest.raises(ConfigError, match="smooth_factor"):
-        smoothed_cross_entropy(1.0)

@@ -15,7 +15,6 @@ import tpuflow
 from tpuflow.errors import ConfigError
 from train import transforms
 from train.data import ImageData
-from train.losses import smoothed_cross_entropy
 from train.optimizers import SCHEDULES, Rate, Rates, make_optimizer
 from train.options import Options
 from train.pipeline import Batches, Loader
@@ -145,8 +144,8 @@ def optimizer_for(options: Options, rate: Rate) -> optax.GradientTransformation:
 
 
 def classification_loss(options: Options) -> Any:
-    """Softmax cross-entropy of class numbers, smoothed if asked for."""
-    return smoothed_cross_entropy(options.label_smoothing) if options.label_smoothing else "softmax_cross_entropy"
+    """Softmax cross-entropy of class numbers, smoothed over the other classes if asked for."""
+    return tpuflow.cross_entropy(label_smoothing=options.label_smoothing, spread="others")
 
 
 def first_samples(data: ImageData, options: Options) -> tuple[Arrays, Arrays]:
