@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from tests.tolerances import RESNET50
+from tpuflow.errors import TpuflowError
 from train import cifar10, parity, parity_cifar, parity_mnist, parity_resnet
+from train.published import exit_status, judged
 
 
 @pytest.mark.slow
@@ -75,3 +80,25 @@ def test_an_error_is_judged_beside_pytorchs_own_and_nan_never_holds():
     assert parity_resnet.gradient_ratios({"w": 4e-6}, {"w": 2e-6}) == {"w": pytest.approx(2.0)}
     assert parity_resnet.error(np.array([3.0, 4.5]), np.array([3.0, 4.0])) == pytest.approx(0.1)
     assert not parity_resnet.gradient_ratios({"w": np.nan}, {"w": 1.0})["w"] <= parity_resnet.GRADIENT_RATIO
+
+
+def _unreadable() -> int:
+    raise TpuflowError("no data here")
+
+
+def _stopped() -> int:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("publish", "status", "said"),
+    [(lambda: 1, 1, ""), (_unreadable, 2, "error: no data here\n"), (_stopped, 130, "interrupted: out.json is not written\n")],
+)
+def test_a_comparison_that_cannot_finish_says_so_and_not_by_a_traceback(publish, status, said, capsys):
+    assert exit_status(publish, Path("out.json")) == status
+    assert capsys.readouterr().err == said
+
+
+def test_figures_are_written_as_json_before_they_are_judged(tmp_path, capsys):
+    assert judged({"failed": 3}, lambda figures: f"{figures['failed']} bounds fail", tmp_path / "out.json") == 1
+    assert json.loads((tmp_path / "out.json").read_text()) == {"failed": 3} and capsys.readouterr().out == "3 bounds fail\n"

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from models.resnet import resnet50
-from tpuflow.errors import ConfigError, TpuflowError
+from tpuflow.errors import ConfigError
 from train import cifar10, resnet
 from train.data import ImageData
+from train.published import exit_status
 from train.recipe import run_task
 from train.resnet import ResNetOptions
 
@@ -99,14 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-progress", dest="progress", action="store_false", help="no progress bar")
     given = vars(parser.parse_args(argv))
     policies, plot, path = (given.pop(name) for name in ("policies", "plot", "json"))
-    try:
-        return _published(policies, replace(DEFAULTS, **given), plot, path)
-    except (TpuflowError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"interrupted: {path} is not written", file=sys.stderr)
-        return 130
+    return exit_status(lambda: _published(policies, replace(DEFAULTS, **given), plot, path), path)
 
 
 def _published(policies: Sequence[str], options: ResNetOptions, plot: Path, path: Path) -> int:

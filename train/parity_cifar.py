@@ -7,8 +7,6 @@ does to itself with other threads, other kernels, and float64.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from tpuflow.errors import TpuflowError
 from train import cifar, cifar10
 from train.data import ImageData
 from train.export_torch import torch_cifar
+from train.published import exit_status, judged
 from train.recipe import first_samples, run_task, transformed
 from train.transforms import TUTORIAL
 
@@ -102,17 +100,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=Path("parity_cifar.json"), metavar="FILE", help="[%(default)s]")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
     options = parser.parse_args(argv)
-    try:
-        figures = report(cifar10.load(options.data_dir), options.steps, whole=options.whole, progress=not options.no_progress)
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
-    except (TpuflowError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"interrupted: {options.json} is not written", file=sys.stderr)
-        return 130
-    print(table(figures))
-    return 1 if figures["failed"] else 0
+
+    def make() -> dict[str, Any]:
+        return report(cifar10.load(options.data_dir), options.steps, whole=options.whole, progress=not options.no_progress)
+
+    return exit_status(lambda: judged(make(), table, options.json), options.json)
 
 
 def table(figures: Mapping[str, Any]) -> str:

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tpuflow.errors import TpuflowError
 from train import data
 from train.mnist import DEFAULTS, task
+from train.published import exit_status
 from train.recipe import run_task
 
 DOCUMENTED = json.loads((Path(__file__).parent / "documented_mnist_logs.json").read_text())
@@ -126,15 +126,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=Path("parity.json"), metavar="FILE", help="default: %(default)s")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
     options = parser.parse_args(argv)
-    try:
+
+    def publish() -> int:
         images = data.load("fashion-mnist", options.data_dir, embedded=False)
         return _report(options.policies, images, options.json, progress=not options.no_progress)
-    except (TpuflowError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"interrupted: {options.json} is not written", file=sys.stderr)
-        return 130
+
+    return exit_status(publish, options.json)
 
 
 def _report(policies: Iterable[str], images: data.ImageData, json_path: Path, *, progress: bool) -> int:

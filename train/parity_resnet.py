@@ -12,9 +12,7 @@ types show nothing but noise; with the 0 of MindSpore's guide, most gradients of
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +24,10 @@ import optax
 import tpuflow
 from models import resnet
 from tpuflow.api.preparing import Options, prepare
-from tpuflow.errors import TpuflowError
 from tpuflow.importers import flax_params
 from train import cifar10, transforms
 from train.data import ImageData
+from train.published import exit_status, judged
 
 BATCH, SIDE, CLASSES = 4, 224, 10
 STATE_BOUND = 1e-4
@@ -250,18 +248,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data-dir", type=Path, help="folder of the data; else $TPUFLOW_DATA, the user's cache, a download")
     parser.add_argument("--json", type=Path, default=Path("parity_resnet50.json"), metavar="FILE", help="[%(default)s]")
     options = parser.parse_args(argv)
-    return _published(lambda: report(cifar10.load(options.data_dir), side=options.side, policies=options.policies), options.json)
 
+    def make() -> dict[str, Any]:
+        return report(cifar10.load(options.data_dir), side=options.side, policies=options.policies)
 
-def _published(make: Callable[[], dict[str, Any]], path: Path) -> int:
-    try:
-        figures = make()
-        path.write_text(json.dumps(figures, indent=1) + "\n")
-    except (TpuflowError, OSError) as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"interrupted: {path} is not written", file=sys.stderr)
-        return 130
-    print(table(figures))
-    return 1 if figures["failed"] else 0
+    return exit_status(lambda: judged(make(), table, options.json), options.json)
