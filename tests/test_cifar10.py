@@ -219,18 +219,8 @@ def test_the_real_images_are_near_the_published_ones():
     except DataError as error:
         pytest.skip(f"CIFAR-10 is not on this machine: {error}")
     assert [part.shape for part in images.train] == [(50000, 32, 32, 3), (50000,)]
-    assert images.train[1][:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3] and images.test[1][:10].tolist() == [
-        3,
-        8,
-        8,
-        0,
-        6,
-        6,
-        1,
-        6,
-        3,
-        1,
-    ]
+    assert images.train[1][:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]
+    assert images.test[1][:10].tolist() == [3, 8, 8, 0, 6, 6, 1, 6, 3, 1]
     assert np.bincount(images.train[1]).tolist() == [5000] * 10 and np.bincount(images.test[1]).tolist() == [1000] * 10
     np.testing.assert_allclose(images.train[0].mean((0, 1, 2)) / 255, [0.4914, 0.4822, 0.4465], atol=5e-4)
 

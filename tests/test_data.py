@@ -72,7 +72,7 @@ def test_the_documented_fp32_losses_follow_from_the_exported_weights(fashion_mni
 
 def test_mnist_is_found_beside_fashion_mnist(fashion_mnist, data_dir):
     if data.find("mnist") is None:
-        pytest.skip("MNIST itself is not on this machine; nothing documented depends on it")
+        pytest.skip("MNIST itself is not on this machine: set TPUFLOW_DATA, or train LeNet once to download it")
     digits = data.load("mnist", embedded=False)
     assert digits.train[1][:5].tolist() == [5, 0, 4, 1, 9] and digits.test[1][:4].tolist() == [7, 2, 1, 0]
 
