@@ -27,18 +27,30 @@ _TPU: Mapping[str, Any] = {
     "dma_seconds": 0.5e-6, "kernel_seconds": 1.3e-6, "issue_cycles": 10.0, "hbm_efficiency": 0.85, "matrix_efficiency": 1.0,
 }  # fmt: skip
 _TPU_SOURCE = (
-    "registers of 8 x 128 lanes [book]; f32 products as one bf16 pass, three or six (jax.lax.Precision); "
-    "launch 110 us: dispatch and wait on "
-    "a TPU VM, TPU microbenchmarks; kernel floor 1.3 us: SCALE-Sim's TPU branch; accumulators 4 MiB, "
-    "bursts of 64 bytes, DMA start-up, issue "
-    "and HBM efficiency assumed until fitted"
+    "registers of 8 x 128 lanes [book]; f32 products as one bf16 pass, three or six (jax.lax.Precision); launch 110 us: dispatch and wait "
+    "on a TPU VM, TPU microbenchmarks; kernel floor 1.3 us: SCALE-Sim's TPU branch; accumulators 4 MiB, bursts of 64 bytes, DMA start-up, "
+    "issue and HBM efficiency assumed until fitted"
 )
+
+_SOPHGO: Mapping[str, Any] = {
+    "family": "sophgo",
+    "clock_hz": 1.0e9,
+    "matrix_rows": 64, "matrix_columns": 128, "matrix_units": 1, "matrix_f32_passes": 8.0, "matrix_s8_passes": 0.5,
+    "vector_sublanes": 64, "vector_lanes": 16, "vector_units": 1, "vector_packs": 1,
+    "vmem_bytes": 16 * MIB, "acc_bytes": 4 * MIB, "smem_bytes": 16 * KIB,
+    "launch_seconds": 0.55e-6, "kernel_seconds": 0.55e-6,
+}  # fmt: skip
 
 
 def _tpu(**fields: Any) -> Chip:
     """A TPU generation: what all of them share, and its own numbers."""
     source = f"{fields.pop('source')}; {_TPU_SOURCE}"
     return Chip(**{**_TPU, **fields, "source": source})
+
+
+def _sophgo(**fields: Any) -> Chip:
+    """A Sophgo processor: its cores are alike, their number and the memory differ."""
+    return Chip(**{**_SOPHGO, **fields})
 
 
 CHIPS = {
@@ -103,58 +115,25 @@ CHIPS = {
             "(maker; [cann] counts 1.02), PCIe 4 x16, 310 W; bf16 (which the cube lacks) priced as f16, registers, launch, DMA start-up, "
             "kernel floor and issue assumed until fitted",
         ),
-        Chip(
+        _sophgo(
             name="bm1684x",
-            family="sophgo",
             cores=1,
-            clock_hz=1.0e9,
-            matrix_rows=64,
-            matrix_columns=128,
-            matrix_units=1,
-            matrix_f32_passes=8.0,
-            matrix_s8_passes=0.5,
-            vector_sublanes=64,
-            vector_lanes=16,
-            vector_units=1,
-            vector_packs=1,
-            vmem_bytes=16 * MIB,
-            acc_bytes=4 * MIB,
-            smem_bytes=16 * KIB,
             hbm_bytes=16 * GIB,
             hbm_bytes_per_second=68e9,
             host_bytes_per_second=8e9,
-            launch_seconds=0.55e-6,
-            kernel_seconds=0.55e-6,
             source="64 lanes of 64 bytes, 16 TF f16 and bf16, 2 TF f32, 32 TOPS s8 [perf]; local memory 256 KB a lane; clock, split of the "
             "matrix unit, 68 GB/s of LPDDR4x, 16 GB, PCIe and launch (as bm1690) assumed",
         ),
-        Chip(
+        _sophgo(
             name="bm1690",
-            family="sophgo",
             cores=8,
-            clock_hz=1.0e9,
-            matrix_rows=64,
-            matrix_columns=128,
-            matrix_units=1,
-            matrix_f32_passes=8.0,
-            matrix_s8_passes=0.5,
-            vector_sublanes=64,
-            vector_lanes=16,
-            vector_units=1,
-            vector_packs=1,
-            vmem_bytes=16 * MIB,
-            acc_bytes=4 * MIB,
-            smem_bytes=16 * KIB,
             hbm_bytes=128 * GIB,
             hbm_bytes_per_second=546e9,
             hbm_efficiency=0.9,
             host_bytes_per_second=16e9,
-            launch_seconds=0.55e-6,
-            kernel_seconds=0.55e-6,
             source="8 cores x 16 TF f16, 2 TF f32, 128 GB of LPDDR5 at 546 GB/s of which 0.9 is used, launch 0.25 us + sync 0.3 us [tt]; "
-            "256 TOPS s8 [perf]; 64 lanes of 64 bytes, 256 KB of local memory each [mlir]; clock, split of the "
-            "matrix unit, accumulators and "
-            "host link assumed",
+            "256 TOPS s8 [perf]; 64 lanes of 64 bytes, 256 KB of local memory each [mlir]; clock, split of the matrix unit, accumulators "
+            "and host link assumed",
         ),
         _tpu(
             name="tpu-v2",
@@ -214,8 +193,8 @@ CHIPS = {
             vmem_bytes=128 * MIB,
             hbm_bytes=16 * GIB,
             hbm_bytes_per_second=819e9,
-            source="197 TF, 394 TOPS s8, four 128x128 arrays, 16 GiB at 819 GB/s [cloud]; VMEM 128 MiB [tpu_info]; "
-            "clock derived from the peak",
+            source="197 TF, 394 TOPS s8, four 128x128 arrays, 16 GiB at 819 GB/s [cloud]; VMEM 128 MiB [tpu_info]; clock derived from the "
+            "peak",
         ),
         _tpu(
             name="tpu-v5p",
@@ -249,9 +228,8 @@ CHIPS = {
             hbm_bytes=32 * GIB,
             hbm_bytes_per_second=1.64e12,
             host_bytes_per_second=32e9,
-            source="918 TF, two 256x256 arrays, 32 GiB at 1.64 TB/s [cloud]; VMEM 128 MiB, 1,840 TOPS s8 [tpu_info]; "
-            "clock 1.75 GHz and two "
-            "rows a cycle derived from the peak; 16-bit vector arithmetic assumed",
+            source="918 TF, two 256x256 arrays, 32 GiB at 1.64 TB/s [cloud]; VMEM 128 MiB, 1,840 TOPS s8 [tpu_info]; clock 1.75 "
+            "GHz and two rows a cycle derived from the peak; 16-bit vector arithmetic assumed",
         ),
         _tpu(
             name="tpu-v7x",
@@ -270,9 +248,8 @@ CHIPS = {
             hbm_bytes_per_second=7.38e12,
             core_hbm_bytes_per_second=3.69e12,
             host_bytes_per_second=32e9,
-            source="2,307 TF, 192 GiB at 7.38 TB/s (tpu-recipes, Ironwood); 2 cores that are 2 devices; arrays as v6e, "
-            "VMEM, clock from the peak "
-            "assumed",
+            source="2,307 TF, 192 GiB at 7.38 TB/s (tpu-recipes, Ironwood); 2 cores that are 2 devices; arrays as v6e, VMEM, "
+            "clock from the peak assumed",
         ),
     )
 }
