@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,14 +12,14 @@ from tpuflow.reports.profile import Profile
 from tpuflow.reports.trace import ROUND_TRIPS, write_trace
 
 
-class Reported:
+class Reported(ABC):
     """Writes the reports of its `profile`."""
 
     __slots__ = ()
 
+    @abstractmethod
     def profile(self) -> Profile:
         """Tables of layers, kernels and queues, and the memory's timeline; printed by `str`, written by `to_json`."""
-        raise NotImplementedError
 
     def trace(self, path: str | os.PathLike[str], round_trips: int = ROUND_TRIPS) -> None:
         """Write so many launches as a Chrome trace (JSON), for ui.perfetto.dev or chrome://tracing.

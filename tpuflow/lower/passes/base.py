@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 from tpuflow.lower.graph.graph import Graph, Node
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(ABC):
     """One rewriting of a graph. Passes never change a graph in place, and never change the bits of an output."""
 
     @property
@@ -17,9 +18,9 @@ class Pass:
         """The class name in kebab case ("fuse-elementwise")."""
         return re.sub(r"(?<!^)(?=[A-Z])", "-", type(self).__name__).lower()
 
+    @abstractmethod
     def __call__(self, graph: Graph) -> Graph:
         """The rewritten graph; `graph` itself stays as it is."""
-        raise NotImplementedError
 
     def map_regions(self, node: Node) -> Node:
         """The node with this pass applied to every region of a control node (regions of `fused` are left alone)."""
