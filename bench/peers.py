@@ -28,31 +28,27 @@ def _batches(data: Arrays) -> tuple[Arrays, Arrays]:
     return (x[:full].reshape(-1, BATCH, *x.shape[1:]), y[:full].reshape(-1, BATCH)), (x[full:], y[full:])
 
 
-def step_of(model: Any, data: Any, policy: str, optimizer: Any, batch: int, params: Any) -> tuple[Any, Any]:
+def step_of(model: Any, data: Arrays, policy: str, optimizer: Any, batch: int, params: Any) -> tuple[Any, Any]:
     """(training step, initial state which may be donated), the very ones that tpuflow.train makes."""
-    recipe, state = _prepared(model, data, policy, optimizer, batch, params)
-    return recipe.train_step, state
+    made = _made(model, data, policy, optimizer, batch, params)
+    return made.step, _own_copy(made.state)
 
 
-def _recipe(policy: str, data: Arrays, params: Any) -> tuple[Any, Any]:
-    """(recipe, initial state) of the MNIST example."""
+def _example(policy: str, data: Arrays, params: Any) -> tuple[Any, Any]:
+    """(training step with its evaluation, initial state) of the MNIST example."""
     import optax
 
     from models.mlp import MLP
 
-    return _prepared(MLP(), data, policy, optax.sgd(LEARNING_RATE), BATCH, params)
+    made = _made(MLP(), data, policy, optax.sgd(LEARNING_RATE), BATCH, params)
+    return made, _own_copy(made.state)
 
 
-def _prepared(model: Any, data: Any, policy: str, optimizer: Any, batch: int, params: Any) -> tuple[Any, Any]:
-    from tpuflow.api.preparing import Options, prepare
+def _made(model: Any, data: Arrays, policy: str, optimizer: Any, batch: int, params: Any) -> Any:
+    import tpuflow
 
-    job = prepare(
-        Options(
-            model=model, data=data, eval_data=None, policy=policy, optimizer=optimizer, loss="softmax_cross_entropy", epochs=1,
-            batch_size=batch, sink_size=-1, chip="generic", seed=0, params=params, shuffle=False, engine="fast", fidelity="native",
-        )
-    )  # fmt: skip
-    return job.recipe, _own_copy(job.state)
+    first = (data[0][:batch], data[1][:batch])
+    return tpuflow.training_step(model, first, policy, optimizer, "softmax_cross_entropy", params=params)
 
 
 def _own_copy(state: Any) -> Any:
@@ -67,10 +63,10 @@ def jax_scan(policy: str, train: Arrays, test: Arrays, params: Any) -> tuple[flo
     """jax.jit of a lax.scan over the epoch's full batches, then the ragged one."""
     import jax
 
-    recipe, state = _recipe(policy, train, params)
-    epoch = jax.jit(lambda s, b: jax.lax.scan(recipe.train_step, s, b), donate_argnums=0, compiler_options=SAME_ARITHMETIC)
-    step = jax.jit(recipe.train_step, donate_argnums=0, compiler_options=SAME_ARITHMETIC)
-    evaluate = jax.jit(lambda s, b: jax.lax.map(lambda one: recipe.eval_step(s, one), b), compiler_options=SAME_ARITHMETIC)
+    made, state = _example(policy, train, params)
+    epoch = jax.jit(lambda s, b: jax.lax.scan(made.step, s, b), donate_argnums=0, compiler_options=SAME_ARITHMETIC)
+    step = jax.jit(made.step, donate_argnums=0, compiler_options=SAME_ARITHMETIC)
+    evaluate = jax.jit(lambda s, b: jax.lax.map(lambda one: made.evaluate(s, one), b), compiler_options=SAME_ARITHMETIC)
     (full, rest), (test_full, test_rest) = jax.device_put(_batches(train)), jax.device_put(_batches(test))
     test_rest = jax.tree.map(lambda a: a[None], test_rest)
     seconds, hits = 0.0, 0
@@ -88,9 +84,9 @@ def jax_steps(policy: str, train: Arrays, test: Arrays, params: Any) -> tuple[fl
     """One jitted call a step, its loss fetched like a logger does every hundred steps."""
     import jax
 
-    recipe, state = _recipe(policy, train, params)
-    step = jax.jit(recipe.train_step, donate_argnums=0, compiler_options=SAME_ARITHMETIC)
-    evaluate = jax.jit(recipe.eval_step, compiler_options=SAME_ARITHMETIC)
+    made, state = _example(policy, train, params)
+    step = jax.jit(made.step, donate_argnums=0, compiler_options=SAME_ARITHMETIC)
+    evaluate = jax.jit(made.evaluate, compiler_options=SAME_ARITHMETIC)
 
     def pieces(data: Arrays) -> list[Arrays]:
         return [(data[0][i : i + BATCH], data[1][i : i + BATCH]) for i in range(0, len(data[0]), BATCH)]

@@ -16,7 +16,6 @@ import optax
 
 import tpuflow
 from models.mlp import MLP
-from tpuflow.api.preparing import Options, prepare
 from tpuflow.isa.file import to_bytes
 from train.mnist import initial_variables
 
@@ -46,26 +45,9 @@ def leaves(result: tpuflow.TrainResult) -> list[np.ndarray]:
 
 def plain_jit_leaves(policy: str) -> list[np.ndarray]:
     """The same ten steps of the same step function under plain jax.jit."""
-    options = Options(
-        MLP(),
-        data(),
-        None,
-        policy,
-        optax.sgd(1e-2),
-        "softmax_cross_entropy",
-        1,
-        BATCH,
-        -1,
-        "generic",
-        0,
-        initial_variables(),
-        False,
-        "fast",
-        "native",
-    )
-    job = prepare(options)
-    state, step = job.state, jax.jit(job.recipe.train_step)
     x, y = data()
+    made = tpuflow.training_step(MLP(), (x[:BATCH], y[:BATCH]), policy, optax.sgd(1e-2), params=initial_variables())
+    state, step = made.state, jax.jit(made.step)
     for i in range(0, STEPS * BATCH, BATCH):
         state, _ = step(state, (x[i : i + BATCH], y[i : i + BATCH]))
     return [np.asarray(a) for a in jax.tree.leaves((state.params, state.opt_state))]

@@ -302,3 +302,21 @@ def test_the_result_is_written_as_json(tmp_path):
     assert read["history"][0]["loss_scale"] == [65536.0, 32768.0, 16384.0]
     assert (read["settings"]["policy"], read["round_trips"], read["interrupted"]) == ("mixed", 1, False)
     assert os.listdir(tmp_path) == ["out.json"]
+
+
+@pytest.mark.parametrize(("policy", "options", "within"), [("fp32", {}, 1e-6), ("mixed", {"loss_scale": 64.0}, 2**-10)])
+def test_the_step_alone_is_the_one_that_is_trained(policy, options, within):
+    """Sums of XLA:CPU are in another order; a loss in fp16 (below 2) may then be rounded to its neighbour."""
+    rng = np.random.default_rng(0)
+    batch = rng.normal(size=(16, 4)).astype(np.float32), rng.integers(0, 3, 16).astype(np.int32)
+    made = tpuflow.training_step(nn.Dense(3), batch, policy, optax.sgd(0.5), seed=3, **options)
+    both = {"batch_size": 16, "epochs": 2, "engine": "reference", "progress": False, **options}
+    trained = tpuflow.train(nn.Dense(3), batch, policy, optax.sgd(0.5), seed=3, **both)
+    step, state, losses = jax.jit(made.step), made.state, []
+    for _ in trained.losses:
+        state, figures = step(state, batch)
+        losses.append(figures.loss)
+    np.testing.assert_allclose(losses, trained.losses, rtol=0, atol=within)
+    jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=0, atol=within), state.params, trained.params)
+    assert made.outputs(made.state, batch[0]).shape == (16, 3)
+    assert float(made.evaluate(state, batch)["accuracy"][1]) == 16

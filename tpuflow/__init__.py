@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tpuflow.api.metrics import METRICS, Metric
     from tpuflow.api.numerics.checking import check_numerics
     from tpuflow.api.numerics.report import NumericsComparison, NumericsReport
+    from tpuflow.api.plain import TrainingStep, training_step
     from tpuflow.api.result import TrainResult
     from tpuflow.api.summaries import SummaryWriter
     from tpuflow.api.training import train
@@ -51,6 +52,7 @@ _HOMES = {
     "SummaryWriter": "tpuflow.api.summaries",
     "TimeMonitor": "tpuflow.api.callbacks",
     "TrainResult": "tpuflow.api.result",
+    "TrainingStep": "tpuflow.api.plain",
     "autocast": "tpuflow.amp",
     "check_numerics": "tpuflow.api.numerics.checking",
     "cross_entropy": "tpuflow.api.losses",
@@ -61,6 +63,7 @@ _HOMES = {
     "sink": "tpuflow.api.looping",
     "load_params": "tpuflow.api.weights",
     "train": "tpuflow.api.training",
+    "training_step": "tpuflow.api.plain",
 }
 
 __all__ = [
@@ -85,6 +88,7 @@ __all__ = [
     "SummaryWriter",
     "TimeMonitor",
     "TrainResult",
+    "TrainingStep",
     "autocast",
     "check_numerics",
     "cross_entropy",
@@ -95,6 +99,7 @@ __all__ = [
     "load_params",
     "sink",
     "train",
+    "training_step",
 ]
 
 

@@ -23,7 +23,6 @@ import optax
 
 import tpuflow
 from models import resnet
-from tpuflow.api.preparing import Options, prepare
 from tpuflow.importers import flax_params
 from train import cifar10, transforms
 from train.data import ImageData
@@ -143,14 +142,8 @@ def our_step(twin: Twin, batch: Arrays, policy: str = "fp32", **options: Any) ->
 
 def training_logits(twin: Twin, batch: Arrays, policy: str) -> Any:
     """The logits of a training step, which normalises by the batch's own statistics, computed on the device under the policy."""
-    job = prepare(
-        Options(
-            model=twin.model, data=batch, eval_data=None, policy=policy, optimizer=None, loss=None, epochs=1, batch_size=len(batch[0]),
-            sink_size=-1, chip="generic", seed=0, params=twin.variables["params"], shuffle=False, engine="fast", fidelity="native",
-        )
-    )  # fmt: skip
-    state = job.state
-    return tpuflow.jit(job.recipe.outputs)(state.params, state.carried, batch[0], None)
+    made = tpuflow.training_step(twin.model, batch, policy, params=twin.variables["params"])
+    return tpuflow.jit(made.outputs)(made.state, batch[0])
 
 
 def gradients_of(opt_state: Any, twin: Twin) -> Tree:
