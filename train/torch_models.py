@@ -192,3 +192,65 @@ class SqueezeNet(nn.Module):
 
     def forward(self, x):
         return torch.flatten(self.classifier(self.features(x)), 1)
+
+
+class CausalAttention(nn.Module):
+    """Causal self-attention under GPT-2's module names."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.c_attn = nn.Linear(width, 3 * width)
+        self.c_proj = nn.Linear(width, width)
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in self.c_attn(x).split(width, dim=2))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(mixed.transpose(1, 2).reshape(batch, length, width))
+
+
+class Feedforward(nn.Module):
+    """Two dense layers with GPT-2's GELU between them."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.c_fc = nn.Linear(width, 4 * width)
+        self.c_proj = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+
+
+class TransformerBlock(nn.Module):
+    """Attention and feedforward, each normalised before."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(width)
+        self.attn = CausalAttention(width, heads)
+        self.ln_2 = nn.LayerNorm(width)
+        self.mlp = Feedforward(width)
+
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class Transformer(nn.Module):
+    """A decoder-only language model under GPT-2's module names; without `lm_head` the embedding is the output layer too."""
+
+    def __init__(self, vocabulary: int, length: int, width: int, layers: int, heads: int, *, tied: bool):
+        super().__init__()
+        self.wte = nn.Embedding(vocabulary, width)
+        self.wpe = nn.Embedding(length, width)
+        self.h = nn.ModuleList(TransformerBlock(width, heads) for _ in range(layers))
+        self.ln_f = nn.LayerNorm(width)
+        self.lm_head = None if tied else nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens):
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+        for block in self.h:
+            x = block(x)
+        x = self.ln_f(x)
+        return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)

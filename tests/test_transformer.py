@@ -1,0 +1,163 @@
+"""The transformer: PyTorch's values and gradients, training on the simulated device, layers in a scan, and what it costs at full size."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax import numpy as jnp
+
+import tpuflow
+from models import transformer
+from models.transformer import GPT2, GPT3_XL, TINY, Config, Transformer
+from tests.tolerances import TRANSFORMER_LOSSES
+from tpuflow.api.estimating import training_recipe
+from tpuflow.api.stepping import TrainState
+from tpuflow.importers import flax_params
+
+TOLERANCE = 1e-4
+"""Of the largest value: fp32 sums in another order than PyTorch's."""
+
+UNTIED = dataclasses.replace(TINY, tied=False)
+SCANNED = dataclasses.replace(TINY, scan=True)
+CONFIGS = {"tied": TINY, "untied": UNTIED}
+
+
+def variables(config: Config, seed: int = 0) -> Any:
+    """Initial variables; every leaf random, since zeros and ones would hide mistakes."""
+    like = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens(1, config))
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: rng.normal(0.1, 0.2, leaf.shape).astype(np.float32), like)
+
+
+def tokens(batch: int, config: Config = TINY, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, config.vocabulary, (batch, config.length)).astype(np.int32)
+
+
+def text(batches: int, batch: int, config: Config = TINY) -> tuple[np.ndarray, np.ndarray]:
+    """Sequences that can be learnt: each token is the one before plus 1 or 7; and their next tokens."""
+    rng = np.random.default_rng(0)
+    steps = rng.choice([1, 7], (batches * batch, config.length))
+    whole = (rng.integers(0, config.vocabulary, (batches * batch, 1)) + np.cumsum(steps, 1)) % config.vocabulary
+    return whole[:, :-1].astype(np.int32), whole[:, 1:].astype(np.int32)
+
+
+def stacked(params: Any, layers: int) -> Any:
+    """Parameters of layers written out as those of layers in a scan."""
+    rest = {name: tree for name, tree in params.items() if not name.startswith("h_")}
+    return {**rest, "h": jax.tree.map(lambda *leaves: np.stack(leaves), *(params[f"h_{i}"] for i in range(layers)))}
+
+
+def loss_of(config: Config, params: Any, x: np.ndarray, y: np.ndarray) -> jax.Array:
+    logits = Transformer(config).apply({"params": params}, x)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+
+def assert_close(ours: Any, theirs: Any, what: str = "") -> None:
+    scale = max(1e-6, float(np.abs(np.asarray(theirs)).max()))
+    np.testing.assert_allclose(np.asarray(ours) / scale, np.asarray(theirs) / scale, rtol=0, atol=TOLERANCE, err_msg=what)
+
+
+# --- against PyTorch ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_loss_and_gradients_are_those_of_pytorch(torch, name):
+    from train import torch_models
+
+    config = CONFIGS[name]
+    torch.manual_seed(0)
+    twin = torch_models.Transformer(config.vocabulary, config.length, config.width, config.layers, config.heads, tied=config.tied)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.normal_(0.1, 0.2)
+    layers, like = transformer.torch_layers(Transformer(config)), variables(config)
+
+    def arrays(of: Any) -> dict[str, np.ndarray]:
+        return {key: of(parameter).detach().numpy().copy() for key, parameter in twin.named_parameters()}
+
+    x, y = tokens(4, config), tokens(4, config, seed=2)
+    logits = twin(torch.from_numpy(x).long())
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(y).long().flatten())
+    loss.backward()
+    params = flax_params(arrays(lambda p: p), like, layers)["params"]
+    assert_close(jax.jit(Transformer(config).apply)({"params": params}, x), logits.detach().numpy())
+    ours, grads = jax.jit(jax.value_and_grad(lambda p: loss_of(config, p, x, y)))(params)
+    assert float(ours) == pytest.approx(loss.item(), rel=TOLERANCE)
+    jax.tree.map(assert_close, grads, flax_params(arrays(lambda p: p.grad), like, layers)["params"])
+
+
+# --- the model itself ---------------------------------------------------------------------------------------------------
+
+
+def test_it_has_as_many_parameters_as_gpt_2():
+    assert parameters(GPT2) == 124_439_808  # published
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_the_large_one_has_1_3_billion_parameters(scan):
+    width, layers = 2048, 24
+    layer = 12 * width**2 + 13 * width  # products of 3, 1, 4 and 4 times width^2; their biases (9) and two normalisations (4)
+    assert parameters(dataclasses.replace(GPT3_XL, scan=scan)) == (50257 + 2048 + 2) * width + layers * layer
+
+
+def parameters(config: Config) -> int:
+    like = jax.eval_shape(Transformer(config).init, jax.random.key(0), jax.ShapeDtypeStruct((1, 8), jnp.int32))
+    return sum(leaf.size for leaf in jax.tree.leaves(like))
+
+
+def test_no_position_sees_what_comes_after_it():
+    x = tokens(1)
+    changed = x.copy()
+    changed[0, 9] = (x[0, 9] + 1) % TINY.vocabulary
+    apply = jax.jit(Transformer(TINY).apply)
+    one, other = (np.asarray(apply(variables(TINY), t)) for t in (x, changed))
+    np.testing.assert_array_equal(one[0, :9], other[0, :9])
+    assert (np.abs(one[0, 9:] - other[0, 9:]).max(axis=-1) > 1e-4).all()
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_layers_in_a_scan_or_checkpointed_give_the_same_loss_and_gradients(remat):
+    params, x, y = variables(TINY)["params"], tokens(3), tokens(3, seed=2)
+    plain_loss, plain = jax.jit(jax.value_and_grad(lambda p: loss_of(TINY, p, x, y)))(params)
+    config = dataclasses.replace(SCANNED, remat=remat)
+    loss, grads = jax.jit(jax.value_and_grad(lambda p: loss_of(config, p, x, y)))(stacked(params, TINY.layers))
+    assert float(loss) == pytest.approx(float(plain_loss), rel=TOLERANCE)
+    jax.tree.map(assert_close, grads, stacked(plain, TINY.layers))
+
+
+# --- on the simulated device --------------------------------------------------------------------------------------------
+
+
+def plain_losses(config: Config, policy: str, data: tuple[np.ndarray, np.ndarray], batch: int, params: Any) -> list[float]:
+    """The losses of the same training step under plain jax.jit."""
+    recipe = training_recipe(Transformer(config), data[1], tpuflow.amp.get_policy(policy), optax.adam(1e-2), None)
+    state = recipe.initial_state(params, {}, None)
+    step = jax.jit(recipe.train_step)
+    losses: list[float] = []
+    for i in range(0, len(data[0]), batch):
+        state, figures = step(state, (data[0][i : i + batch], data[1][i : i + batch]))
+        losses.append(float(figures.loss))
+    assert isinstance(state, TrainState)
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("policy", "config"),
+    [("fp32", TINY), ("mixed_bf16", TINY), ("fp32", dataclasses.replace(SCANNED, remat=True))],
+    ids=["fp32", "mixed_bf16", "fp32-scan-remat"],
+)
+def test_training_on_the_device_follows_plain_jax(policy, config):
+    data, batch = text(24, 16), 16
+    params = jax.jit(Transformer(config).init)(jax.random.key(3), data[0][:1])["params"]
+    result = tpuflow.train(
+        Transformer(config), data, policy=policy, optimizer=optax.adam(1e-2), batch_size=batch, params=params, progress=False, chip="tpu-v4"
+    )
+    expected = plain_losses(config, policy, data, batch, params)
+    np.testing.assert_allclose(result.losses, expected, rtol=TRANSFORMER_LOSSES[policy])
+    assert expected[-1] < 0.5 * expected[0], "it must learn, or equal losses show little"
