@@ -17,8 +17,9 @@ import tpuflow
 from tests import killed_training
 from tests.test_training import Net, blobs, fit, same_bits
 from tpuflow.api import checkpoints
-from tpuflow.api.feeding import Walk, make_feed
+from tpuflow.api.feeding import make_feed
 from tpuflow.api.positions import Position
+from tpuflow.api.walks import Walk
 from tpuflow.errors import CheckpointError, ConfigError, DataError
 from train.pipeline import Batches, Loader
 

@@ -15,8 +15,9 @@ from flax import nnx
 
 import tpuflow
 from tpuflow import amp
-from tpuflow.api.feeding import Walk, make_feed
+from tpuflow.api.feeding import make_feed
 from tpuflow.api.losses import LOSSES
+from tpuflow.api.walks import Walk
 from tpuflow.errors import DataError
 
 

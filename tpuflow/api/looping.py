@@ -14,11 +14,13 @@ import numpy as np
 from tpuflow.api.batching import Form, Leaves, TreeForm, is_tree_of_arrays
 from tpuflow.api.batching import signature as signature_of
 from tpuflow.api.checking import check_choice, check_number
-from tpuflow.api.feeding import Chunk, Feed, Walk, array_feed, stream_feed
+from tpuflow.api.chunks import Chunk
+from tpuflow.api.feeding import Feed, array_feed, stream_feed
 from tpuflow.api.flattening import leaf_names
 from tpuflow.api.interrupts import Interrupts
 from tpuflow.api.sinking import DeviceSink, compile_ahead
 from tpuflow.api.staging import Target, as_array
+from tpuflow.api.walks import Walk
 from tpuflow.chips import Chip, get_chip
 from tpuflow.device.runtime import ENGINES, FIDELITIES, Executable
 from tpuflow.errors import ConfigError, DataError

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 from tpuflow.api.callbacks import Callback, Run, notify
-from tpuflow.api.feeding import Chunk, Walk
+from tpuflow.api.chunks import Chunk
 from tpuflow.api.fingerprints import fingerprint
 from tpuflow.api.flattening import nested
 from tpuflow.api.interrupts import Interrupts
@@ -29,6 +29,7 @@ from tpuflow.api.result import TrainResult
 from tpuflow.api.resuming import Place, check_same, check_step, new_epoch, place_of, progress_of, restore_callbacks, restored_state
 from tpuflow.api.sinking import DeviceSink, compile_ahead
 from tpuflow.api.stepping import StepFigures, TrainState
+from tpuflow.api.walks import Walk
 from tpuflow.errors import TpuflowError
 from tpuflow.isa.file import code_hash
 

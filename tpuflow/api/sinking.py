@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 from tpuflow.api.batching import Form, PairForm, Signature
-from tpuflow.api.feeding import Chunk, Layout
+from tpuflow.api.chunks import Chunk
+from tpuflow.api.feeding import Layout
 from tpuflow.api.flattening import from_device, leaf_names, to_device
 from tpuflow.api.interrupts import Interrupts
 from tpuflow.api.staging import Target
