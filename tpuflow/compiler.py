@@ -30,13 +30,19 @@ from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.fold_moves import FoldMoves
 from tpuflow.lower.passes.fuse import Fuse
 from tpuflow.lower.passes.hoist_invariants import HoistInvariants
+from tpuflow.lower.passes.merge_kernels import MergeKernels
 from tpuflow.lower.passes.prune_carries import PruneCarries
 from tpuflow.lower.passes.schedule import Schedule
 from tpuflow.lower.passes.simplify import Simplify
+from tpuflow.lower.passes.store_less import StoreLess
 
-PIPELINE: tuple[Pass, ...] = (Simplify(), PruneCarries(), Simplify(), FoldMoves(), Fuse(), HoistInvariants(), Schedule())
+PIPELINE: tuple[Pass, ...] = (
+    Simplify(), PruneCarries(), Simplify(), FoldMoves(), Fuse(), HoistInvariants(),
+    MergeKernels(related=True), StoreLess(), MergeKernels(), Schedule(),
+)  # fmt: skip
 """Simplify; let loops carry only what is needed; simplify what that opened; read moved data through windows; form kernels; take those
-out of loops that need not be there; put the rest in order."""
+out of loops that need not be there; merge those that read the same, let readers compute what is dearer to store, merge what is left
+side by side; put the rest in order."""
 
 DEBUG = "TPUFLOW_DEBUG"
 DUMP = "TPUFLOW_DUMP"

@@ -156,6 +156,8 @@ class Grouping:
     def _elementwise_group(self, node: Node, shape: tuple[int, ...], kinds: Collection[str] = ("map", "reduce", "dot")) -> Group:
         """The group of the operand made last if the node can follow it there; else one that reads the same; else a new one."""
         makers = {g: None for v in node.inputs if (g := self._direct_group(v, shape)) is not None and g.kind in kinds}
+        if not shape and len(makers) > 1 and any(g.kind != "map" for g in makers):
+            makers = {}  # an epilogue would make one kernel wait for the other, and neither could be merged with its like
         for group in sorted(makers, key=lambda g: -g.level):
             if self._can_follow(node, group):
                 return group

@@ -166,10 +166,10 @@ class Outline:
 
 
 def _main(kind: str, nodes: list[Node]) -> Node:
-    """The node whose layer and source line a fused node bears: its product or reduction, else the last that is not mere conversion."""
+    """The node whose layer and source line a fused node bears: its product or reduction, else the last in a layer that does work."""
     steps = PRODUCTS if kind == "dot" else (kind,)
     working = [n for n in nodes if n.op in steps] or [n for n in reversed(nodes) if n.op not in PASSING]
-    return working[0] if working else nodes[-1]
+    return next((n for n in working if n.scope), working[0]) if working else nodes[-1]
 
 
 def _region(kind: str, nodes: list[Node], results: list[Value]) -> tuple[Graph, tuple[Value, ...]]:

@@ -7,6 +7,7 @@ from tpuflow.lower.passes.rewriter import Rewriter
 from tpuflow.lower.passes.rules.table import rewrites
 
 MAX_PARTS = 16
+MAX_SCALARS = 1024  # they are combined in registers
 
 
 @rewrites("reduce")
@@ -28,7 +29,7 @@ def _reduce(rw: Rewriter, node: Node) -> Value | None:
 def _reduce_of_stack(rw: Rewriter, node: Node) -> Value | None:
     """A reduction of a few values put side by side, in which order does not matter, is a tree of single combinations."""
     parts, op, result = rw.maker(node.inputs[0], "concatenate"), node.attrs["op"], node.result.type
-    if parts is None or node.attrs["axes"] != (parts.attrs["axis"],) or len(parts.inputs) > MAX_PARTS:
+    if parts is None or node.attrs["axes"] != (parts.attrs["axis"],) or len(parts.inputs) > (MAX_PARTS if result.shape else MAX_SCALARS):
         return None
     ordered = result.dtype.is_float and op in ("add", "mul")
     if ordered or any(part.shape[parts.attrs["axis"]] != 1 for part in parts.inputs):

@@ -1,0 +1,133 @@
+"""Passes that save kernels and memory traffic: what they make of small graphs, and the modelled time that they save."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tpuflow.chips import get_chip
+from tpuflow.device.timing.program import time_program
+from tpuflow.dtypes import F16, F32, DType
+from tpuflow.lower.assemble import Interface, assemble
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import Graph, TensorType, Value
+from tpuflow.lower.graph.interpret import interpret
+from tpuflow.lower.graph.verify import verify
+from tpuflow.lower.memory import plan_memory
+from tpuflow.lower.passes.base import Pass
+from tpuflow.lower.passes.fuse import Fuse
+from tpuflow.lower.passes.merge_kernels import MergeKernels
+from tpuflow.lower.passes.simplify import Simplify
+from tpuflow.lower.passes.store_less import StoreLess
+
+
+def T(dtype: DType, *shape: int) -> TensorType:
+    return TensorType(dtype, shape)
+
+
+def fused(b: Builder, outputs: Sequence[Value]) -> Graph:
+    return verify(Fuse()(Simplify()(b.finish(outputs))))
+
+
+CHIP = replace(get_chip("ascend910"), kernel_seconds=5e-6, traffic_share=1.0)
+
+
+def microseconds(graph: Graph, *passes: Pass) -> int:
+    """Modelled time of a fused graph on the device after some passes."""
+    for step in passes:
+        graph = verify(step(graph))
+    program = assemble(graph, plan_memory(graph, CHIP), CHIP, Interface())
+    return round(time_program(program).device_seconds * 1e6)
+
+
+def assert_same_bits(one: Graph, other: Graph) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(v.shape).astype(v.dtype.numpy) for v in one.inputs]
+    for want, got in zip(interpret(one, *arrays), interpret(other, *arrays), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+# --- merge kernels ------------------------------------------------------------------------------------------------------
+
+
+def updates(parameters: int) -> Graph:
+    """Parameters less their gradients, unless any gradient is infinite: what a training step with loss scaling ends in."""
+    b = Builder("updates", [T(F32, 64)] * (2 * parameters))
+    old, gradients = b.inputs[:parameters], b.inputs[parameters:]
+    flags = [b.reshape(b.reduce("and", b.emit("is_finite", (g,)).result, (0,)), (1,)) for g in gradients]
+    finite = b.reduce("and", b.concatenate(flags, 0), (0,))
+    return fused(b, [b.select(b.splat(finite, (64,)), b.sub(p, g), p) for p, g in zip(old, gradients, strict=True)])
+
+
+def test_checks_and_updates_of_parameters_of_one_shape_are_three_kernels() -> None:
+    graph = updates(20)
+    merged = verify(MergeKernels()(graph))
+    assert [n.attrs["kind"] for n in graph.nodes] == ["reduce"] * 20 + ["map"] * 21
+    assert [n.attrs["kind"] for n in merged.nodes] == ["reduce", "map", "map"]
+    assert_same_bits(graph, merged)
+    assert (microseconds(graph), microseconds(graph, MergeKernels())) == (310, 42)
+
+
+def test_kernels_that_depend_on_one_another_stay_apart() -> None:
+    b = Builder("f", [T(F32, 8), T(F32, 8)])
+    x, y = b.inputs
+    total = b.reduce("add", x, (0,))
+    graph = fused(b, [b.mul(y, 2.0), b.mul(x, b.splat(b.reduce("add", b.mul(b.exp(x), b.splat(total, (8,))), (0,)), (8,)))])
+    merged = MergeKernels()(graph)
+    assert sum(n.attrs["kind"] == "reduce" for n in merged.nodes) == 2
+    assert sum(n.attrs["kind"] == "map" for n in merged.nodes) == 1
+
+
+def test_a_kernel_does_not_wait_where_memory_is_short() -> None:
+    """Each tanh ends a large array; waiting for one another, all of them would be there at once."""
+    b = Builder("f", [T(F32, 4, 4)])
+    (x,) = b.inputs
+    sums = []
+    for _ in range(3):
+        x = b.dot(x, x, (1,), (0,))
+        wide = b.dot(b.broadcast(x, (1024, 4, 4), (1, 2)), x, (2,), (0,))
+        sums.append(b.reduce("add", b.exp(wide), (0, 1, 2)))
+    graph = fused(b, sums)
+    merged = MergeKernels()(graph)
+    assert plan_memory(merged, CHIP).use.peak_bytes <= plan_memory(graph, CHIP).use.peak_bytes
+    assert sum(n.op == "fused" and n.attrs["kind"] == "reduce" for n in merged.nodes) == 3
+
+
+# --- store less ---------------------------------------------------------------------------------------------------------
+
+
+def epilogue() -> Graph:
+    """A gradient that comes out of a product, times what batch normalisation reads beside it: three sums over it."""
+    b = Builder("gradient", [T(F16, 65536, 64), T(F16, 64, 64), T(F16, 65536, 64), T(F32, 64)])
+    dy, w, x, scale = b.inputs
+    g = b.convert(b.convert(b.dot(dy, w, (1,), (0,)), F16), F32)
+    scaled = b.mul(g, b.broadcast(scale, (65536, 64), (1,)))
+    sums = [b.reduce("add", v, (0,)) for v in (g, b.mul(g, b.convert(x, F32)), b.neg(scaled))]
+    return fused(b, sums)
+
+
+def test_what_a_product_would_store_three_times_it_stores_once_in_f16() -> None:
+    graph = epilogue()
+    less = verify(StoreLess()(graph))
+    assert [str(v.type) for v in graph.nodes[0].results] == ["f16[65536,64]", "f32[65536,64]", "f32[65536,64]"]
+    assert [[str(v.type) for v in n.results] for n in less.nodes] == [["f16[65536,64]"], ["f32[64]"] * 3]
+    assert_same_bits(graph, less)
+    assert (microseconds(graph), microseconds(graph, StoreLess())) == (114, 52)
+
+
+def test_what_others_need_in_memory_is_stored_all_the_same() -> None:
+    b = Builder("f", [T(F16, 4096, 64), T(F16, 64, 64)])
+    x, w = b.inputs
+    y = b.exp(b.convert(b.dot(x, w, (1,), (0,)), F32))
+    graph = fused(b, [y, b.reduce("add", y, (0,))])
+    assert str(StoreLess()(graph)) == str(graph)
+
+
+def test_a_costly_chain_is_not_computed_again_to_save_a_narrow_array() -> None:
+    b = Builder("f", [T(F32, 4096, 64)])
+    (x,) = b.inputs
+    y = b.convert(b.tanh(b.exp(b.sin(b.tanh(x)))), F16)
+    graph = fused(b, [b.reduce("add", y, (0,)), b.reduce("max", y, (1,))])
+    assert str(StoreLess()(graph)) == str(graph)

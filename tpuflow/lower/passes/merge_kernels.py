@@ -1,0 +1,172 @@
+"""MergeKernels: kernels over one iteration space that do not depend on one another become one kernel."""
+
+from __future__ import annotations
+
+import os.path
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.passes.base import Pass
+from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, fits_on_chip, is_kernel
+
+MAX_NODES = 2048
+NEVER = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class MergeKernels(Pass):
+    """Let maps (or reductions) over the same axes that lie side by side run as one, in the place of the last of them.
+
+    Before: %4 = fused{select} %p, %0, %1; %5 = fused{select} %p, %2, %3.    After: %4, %5 = fused{select; select} %p, %0, %1, %2, %3.
+    Needs: fused graph.    Keeps: every node of every region, so every bit.
+    Never: needs more memory at the fullest moment, or takes so many arrays that tiles get small.
+    With `related`, only kernels that read the same large array or results of the same kernel.
+    """
+
+    related: bool = False
+
+    def __call__(self, graph: Graph) -> Graph:
+        nodes = [self.map_regions(node) for node in graph.nodes]
+        while len(merged := _Merging(graph, nodes, related=self.related).merged()) < len(nodes):
+            nodes = merged
+        return replace(graph, nodes=tuple(nodes))
+
+
+@dataclass(slots=True, eq=False)
+class _Bundle:
+    """Kernels that will be one: the position before which all of them must have run, what they touch, and where they read from."""
+
+    members: list[Node] = field(default_factory=list)
+    end: int = 0
+    before: int = NEVER
+    reads: dict[Value, None] = field(default_factory=dict)
+    makes: dict[Value, None] = field(default_factory=dict)
+    origins: set[object] = field(default_factory=set)
+    size: int = 0
+
+
+class _Memory:
+    """Bytes in use at every position, and what delaying kernels would add; region inputs are there all the time."""
+
+    def __init__(self, graph: Graph, nodes: Sequence[Node]) -> None:
+        self.last = dict.fromkeys(graph.inputs, len(nodes)) | dict.fromkeys(graph.outputs, len(nodes))
+        for position, node in enumerate(nodes):
+            for value in node.inputs:
+                self.last[value] = max(self.last.get(value, 0), position)
+        self.used = np.zeros(len(nodes) + 1, np.int64)
+        for position, node in enumerate(nodes):
+            for value in node.results:
+                self.used[position : self.last.get(value, position) + 1] += bytes_of(value.type)
+        self.peak_bytes = int(self.used.max())
+
+    def allows(self, reads: Iterable[Value], makes: Iterable[Value], old: int, new: int) -> bool:
+        """Whether a kernel at position `old` may run at `new` without more memory being needed in all."""
+        start, added = self._added(reads, makes, old, new)
+        return bool((self.used[start : new + 1] + added <= self.peak_bytes)[added > 0].all())
+
+    def delay(self, reads: Iterable[Value], makes: Iterable[Value], old: int, new: int) -> None:
+        """Let it run there."""
+        reads = tuple(reads)
+        start, added = self._added(reads, makes, old, new)
+        self.used[start : new + 1] += added
+        self.last.update((v, max(self.last[v], new)) for v in reads)
+
+    def _added(self, reads: Iterable[Value], makes: Iterable[Value], old: int, new: int) -> tuple[int, np.ndarray]:
+        """The first position at which the bytes in use change, and the change there and at those that follow."""
+        longer = [v for v in reads if self.last[v] < new]
+        start = min([old, *(self.last[v] + 1 for v in longer)])
+        added = np.zeros(new + 1 - start, np.int64)
+        for value in longer:
+            added[self.last[value] + 1 - start :] += bytes_of(value.type)
+        added[old - start : new - start] -= sum(bytes_of(v.type) for v in makes)
+        return start, added
+
+
+class _Merging:
+    def __init__(self, graph: Graph, nodes: Sequence[Node], *, related: bool) -> None:
+        self.nodes = nodes
+        self.related = related
+        self.maker = {v: node for node in nodes for v in node.results}
+        self.first: dict[Value, int] = {}
+        for position, node in enumerate(nodes):
+            for value in node.inputs:
+                self.first.setdefault(value, position)
+        self.memory = _Memory(graph, nodes)
+
+    def merged(self) -> list[Node]:
+        """The nodes, every bundle as one node in the place of its last member, which is before all that reads any of its results."""
+        bundles: dict[Any, list[_Bundle]] = {}
+        at: dict[Node, _Bundle] = {}
+        for position, node in enumerate(self.nodes):
+            key = _space(node)
+            if key is not None:
+                at[node] = self._bundle_for(node, position, bundles.setdefault(key, []))
+                self._add(node, position, at[node])
+        ends = {bundle.members[-1]: bundle for bundle in at.values()}
+        return [_one(ends[n].members) if n in ends else n for n in self.nodes if n not in at or n in ends]
+
+    def _bundle_for(self, node: Node, position: int, bundles: list[_Bundle]) -> _Bundle:
+        origins = self._origins(node)
+        bundles[:] = [b for b in bundles if b.before > position]
+        for bundle in bundles:
+            if (not self.related or not origins.isdisjoint(bundle.origins)) and self._fits(node, bundle, position):
+                return bundle
+        bundles.append(_Bundle(end=position))
+        return bundles[-1]
+
+    def _fits(self, node: Node, bundle: _Bundle, position: int) -> bool:
+        """Whether the bundle with the node is a kernel of a good size, and its delay costs no memory at the fullest moment."""
+        values = dict.fromkeys((*bundle.reads, *bundle.makes, *node.inputs, *node.results))
+        small = bundle.size + len(node.regions[0].nodes) <= MAX_NODES and fits_on_chip(v.type for v in values)
+        return small and self.memory.allows(bundle.reads, bundle.makes, bundle.end, position)
+
+    def _add(self, node: Node, position: int, bundle: _Bundle) -> None:
+        self.memory.delay(bundle.reads, bundle.makes, bundle.end, position)
+        bundle.members.append(node)
+        bundle.end = position
+        bundle.before = min([bundle.before, *(self.first.get(v, NEVER) for v in node.results)])
+        bundle.reads.update(dict.fromkeys(node.inputs))
+        bundle.makes.update(dict.fromkeys(node.results))
+        bundle.origins |= self._origins(node)
+        bundle.size += len(node.regions[0].nodes)
+
+    def _origins(self, node: Node) -> set[object]:
+        """The arrays of the kernel's own size that it reads, and the nodes that make them."""
+        (region,) = node.regions
+        space = max(v.type.elems for v in (*region.inputs, *region.outputs))
+        read = [v for v in node.inputs if v.type.elems == space]
+        return {*read, *(self.maker[v] for v in read if v in self.maker)}
+
+
+def _space(node: Node) -> Any:
+    """What two kernels must share to run as one; None for what stays alone."""
+    if not is_kernel(node, "map", "reduce"):
+        return None
+    (region,) = node.regions
+    if any(n.op == "join" for n in region.nodes) or not region.inputs:
+        return None
+    if is_kernel(node, "map"):
+        return ("map", region.outputs[0].shape) if region.outputs[0].shape else None
+    reduction = next(n for n in region.nodes if n.op == "reduce")
+    return "reduce", reduction.inputs[0].shape, reduction.attrs["axes"]
+
+
+def _one(members: Sequence[Node]) -> Node:
+    """One kernel that does what all members do, in their order."""
+    if len(members) == 1:
+        return members[0]
+    builder = RegionBuilder()
+    outputs = [v for node in members for v in builder.take_region(node)]
+    results = [v for node in members for v in node.results]
+    return replace(builder.fused(members[0], outputs, results), scope=_scope(members))
+
+
+def _scope(members: Sequence[Node]) -> str:
+    """The innermost module that all are in, else that of most of them (of those that are in any)."""
+    scopes = [node.scope for node in members if node.scope]
+    return (os.path.commonpath(scopes) or Counter(scopes).most_common(1)[0][0]) if scopes else ""

@@ -1,0 +1,69 @@
+"""Regions of `fused` nodes under construction, and what passes over such nodes ask about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
+from tpuflow.lower.passes.analysis import live_nodes, node_key
+
+LARGE_TILE_BYTES = 16 * 1024
+TILES_BYTES = 1024 * 1024  # that of the smallest on-chip memory, for double-buffered tiles of LARGE_TILE_BYTES
+
+
+def bytes_of(type: TensorType) -> int:
+    """Size of an array in memory."""
+    return type.elems * type.dtype.bytes
+
+
+def fits_on_chip(types: Iterable[TensorType]) -> bool:
+    """Whether a kernel can have tiles of all these arrays at once that are large enough to move well."""
+    return sum(2 * min(bytes_of(t), LARGE_TILE_BYTES) for t in types) <= TILES_BYTES
+
+
+def is_kernel(node: Node, *kinds: str) -> bool:
+    """Whether a node is fused and of one of the kinds."""
+    return node.op == "fused" and node.attrs["kind"] in kinds
+
+
+@dataclass(slots=True)
+class RegionBuilder:
+    """A region that takes in nodes of others; equal nodes become one. `inputs` maps outer values to the region's own."""
+
+    inputs: dict[Value, Value] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    seen: dict[Any, tuple[Value, ...]] = field(default_factory=dict)
+
+    def operand(self, outer: Value) -> Value:
+        """The region's name for a value from outside."""
+        if outer not in self.inputs:
+            self.inputs[outer] = Value(outer.type, outer.name)
+        return self.inputs[outer]
+
+    def take(self, nodes: Iterable[Node], env: dict[Value, Value]) -> None:
+        """Add nodes whose operands `env` renames; `env` learns the names of their results."""
+        for node in nodes:
+            moved = replace(node, inputs=tuple(env[v] for v in node.inputs))
+            key = node_key(moved)
+            if key not in self.seen:
+                self.seen[key] = tuple(Value(v.type, v.name) for v in node.results)
+                self.nodes.append(replace(moved, results=self.seen[key]))
+            env.update(zip(node.results, self.seen[key], strict=True))
+
+    def take_region(self, node: Node, known: Mapping[Value, Value] | None = None) -> tuple[Value, ...]:
+        """Add the whole region of a fused node; the names of its outputs. `known` names those of its operands that are made here."""
+        (region,) = node.regions
+        known = known or {}
+        env = {own: known.get(outer) or self.operand(outer) for own, outer in zip(region.inputs, node.inputs, strict=True)}
+        self.take(region.nodes, env)
+        return tuple(env[v] for v in region.outputs)
+
+    def fused(self, like: Node, outputs: Sequence[Value], results: Sequence[Value]) -> Node:
+        """The fused node of `like`'s kind, source and scope, without what its outputs do not need."""
+        nodes = live_nodes(self.nodes, outputs)
+        used = {v for n in nodes for v in n.inputs}.union(outputs)
+        inputs = {outer: own for outer, own in self.inputs.items() if own in used}
+        region = Graph(like.attrs["kind"], tuple(inputs.values()), nodes, tuple(outputs))
+        return replace(like, inputs=tuple(inputs), results=tuple(results), regions=(region,))
