@@ -21,6 +21,7 @@ from tpuflow.device.timing import time_program
 from tpuflow.device.timing.grid import GridPlan, grid_time, plan_grid
 from tpuflow.device.timing.prices import PICOSECONDS, price
 from tpuflow.device.timing.program import time_kernel
+from tpuflow.device.timing.result import ProgramTime
 from tpuflow.isa.program import Kernel, Loop, Program, walk
 
 SHAPES = ((7, 5), (129, 257), (1000, 33))
@@ -175,6 +176,27 @@ def test_a_loop_takes_its_trips_times_its_body():
     assert body > 0 and ten.device_picoseconds == none.device_picoseconds + 10 * body
     assert {r.count for r in ten.kernels if r.place.startswith(place)} == {10}
     assert time_program(program).assumed and not ten.assumed
+
+
+def scanned(w: jax.Array, x: jax.Array) -> jax.Array:
+    """A product for every matrix of w [N, D, D]."""
+    return jax.lax.scan(lambda c, m: (jnp.tanh(c @ m), None), x, w)[0]
+
+
+def test_a_scan_takes_the_trips_that_the_program_itself_says():
+    def time_of(layers: int) -> ProgramTime:
+        shapes = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((layers, 64, 64), (8, 64)))
+        return time_program(compile_function(scanned, tuple(shapes), chip="generic"))
+
+    seven, eight, nine = (time_of(n) for n in (7, 8, 9))
+    assert not seven.assumed and list(seven.trips.values()) == [7]
+    assert nine.work.macs["f32"] == 9 * 8 * 64 * 64
+    assert nine.device_picoseconds - eight.device_picoseconds == eight.device_picoseconds - seven.device_picoseconds > 0
+
+
+def test_a_trip_count_that_is_computed_is_not_taken_for_known():
+    program = compile_function(lambda n, x: jax.lax.fori_loop(0, n, lambda _, c: c * 2.0, x), (jnp.int32(3), jnp.ones(8)))
+    assert time_program(program).assumed
 
 
 @pytest.mark.parametrize("case", CASES[::7], ids=lambda c: c.name)

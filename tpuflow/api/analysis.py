@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tpuflow.device.timing import time_program
 from tpuflow.device.timing.result import ProgramTime
@@ -20,8 +20,28 @@ class MemoryAnalysis:
     alias_size_in_bytes: int
     temp_size_in_bytes: int
     constant_size_in_bytes: int
-    generated_code_size_in_bytes: int
     peak_memory_in_bytes: int
+    program: Program = field(repr=False, compare=False)
+
+    @property
+    def generated_code_size_in_bytes(self) -> int:
+        """Size of the Program's file without names and constants. Found when asked for: it takes as long as saving the Program."""
+        return len(to_bytes(self.program.strip())) - sum(len(c.data) for c in self.program.constants)
+
+    def as_dict(self) -> dict[str, int]:
+        """Every figure by name."""
+        return {name: getattr(self, name) for name in MEMORY_FIGURES}
+
+
+MEMORY_FIGURES = (
+    "argument_size_in_bytes",
+    "output_size_in_bytes",
+    "alias_size_in_bytes",
+    "temp_size_in_bytes",
+    "constant_size_in_bytes",
+    "generated_code_size_in_bytes",
+    "peak_memory_in_bytes",
+)
 
 
 def cost_analysis(program: Program, time: ProgramTime | None = None) -> dict[str, float]:
@@ -58,6 +78,6 @@ def memory_analysis(program: Program) -> MemoryAnalysis:
         alias_size_in_bytes=size(inputs & outputs),
         temp_size_in_bytes=max(0, peak - size(inputs | outputs | constants)),
         constant_size_in_bytes=size(constants),
-        generated_code_size_in_bytes=len(to_bytes(program.strip())) - sum(len(c.data) for c in program.constants),
         peak_memory_in_bytes=peak,
+        program=program,
     )

@@ -17,7 +17,7 @@ from tpuflow.api.flattening import leaf_names
 from tpuflow.api.losses import get_loss
 from tpuflow.api.stepping import Recipe, TrainState, make_recipe
 from tpuflow.chips import Chip, get_chip
-from tpuflow.compiler import compile_sink
+from tpuflow.compiler import compile_sink, undisturbed
 from tpuflow.device.timing import ProgramTime, time_program
 from tpuflow.device.timing.program import sink_time
 from tpuflow.device.timing.result import seconds_text
@@ -87,10 +87,11 @@ class Estimate(Reported):
             "bound_seconds": self.time.by_bound(),
             "assumed": list(self.time.assumed),
             **cost_analysis(self.program, self.time),
-            **dataclasses.asdict(self.memory),
+            **self.memory.as_dict(),
         }
 
 
+@undisturbed()
 def estimate(
     fun: Callable[..., Any],
     *args: Any,
@@ -115,6 +116,7 @@ def estimate(
     return Estimate(name, row, _policy_name(policy), 1, time_program(program), memory_analysis(program), program)
 
 
+@undisturbed()
 def estimate_training(
     model: Any,
     inputs: jax.ShapeDtypeStruct,

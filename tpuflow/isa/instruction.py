@@ -7,7 +7,7 @@ assembler, disassembler, documentation, both engines and random tests derive fro
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
@@ -217,6 +217,9 @@ class Instruction:
     opcode: ClassVar[int]
     mnemonic: ClassVar[str]
     kinds: ClassVar[dict[str, FieldKind]]
+    windowed: ClassVar[tuple[tuple[str, FieldKind], ...]]
+    reading: ClassVar[tuple[tuple[str, TilesOf], ...]]
+    writing: ClassVar[tuple[tuple[str, TilesOf], ...]]
 
     @property
     def queue(self) -> str:
@@ -228,39 +231,68 @@ class Instruction:
         for name, kind in self.kinds.items():
             yield name, kind, getattr(self, name)
 
-    def windows(self) -> Iterator[tuple[str, Window]]:
+    def windows(self) -> Sequence[tuple[str, Window]]:
         """Every window with its role: "read" (HBM to VMEM) or "write" (VMEM to HBM)."""
-        for _, kind, value in self.fields():
-            if kind.name == "window":
-                yield kind.role, value
+        return [(kind.role, getattr(self, name)) for name, kind in self.windowed]
 
-    def reads(self) -> Iterator[Tile]:
+    def reads(self) -> Sequence[Tile]:
         """Every tile whose old content this instruction uses, in operand order; window registers and stored tiles included."""
-        for _, kind, value in self.fields():
-            if kind.name == "tile" and kind.role in ("read", "both"):
-                yield value
-            elif kind.name == "tiles" and kind.role == "read":
-                yield from value
-            elif kind.name == "window":
-                yield from (a.register for a in value.axes if a.register is not None)
-                if kind.role == "write":
-                    yield value.tile
+        return [tile for name, tiles in self.reading for tile in tiles(getattr(self, name))]
 
-    def writes(self) -> Iterator[Tile]:
+    def writes(self) -> Sequence[Tile]:
         """Every tile that this instruction writes."""
-        for _, kind, value in self.fields():
-            if kind.name == "tile" and kind.role in ("write", "both"):
-                yield value
-            elif kind.name == "tiles" and kind.role == "write":
-                yield from value
-            elif kind.name == "window" and kind.role == "read":
-                yield value.tile
+        return [tile for name, tiles in self.writing for tile in tiles(getattr(self, name))]
+
+
+TilesOf = Callable[[Any], Sequence[Tile]]
+"""The tiles that a field's value names."""
+
+
+def _one(tile: Tile) -> Sequence[Tile]:
+    return (tile,)
+
+
+def _several(tiles: tuple[Tile, ...]) -> Sequence[Tile]:
+    return tiles
+
+
+def _filled(window: Window) -> Sequence[Tile]:
+    return (window.tile,)
+
+
+def _registers(window: Window) -> Sequence[Tile]:
+    return [a.register for a in window.axes if a.register is not None]
+
+
+def _stored(window: Window) -> Sequence[Tile]:
+    return [*_registers(window), window.tile]
+
+
+_READING: dict[tuple[str, str], TilesOf] = {
+    ("tile", "read"): _one,
+    ("tile", "both"): _one,
+    ("tiles", "read"): _several,
+    ("window", "read"): _registers,
+    ("window", "write"): _stored,
+}
+_WRITING: dict[tuple[str, str], TilesOf] = {
+    ("tile", "write"): _one,
+    ("tile", "both"): _one,
+    ("tiles", "write"): _several,
+    ("window", "read"): _filled,
+}
+"""Kind and role of a field -> the tiles that it reads, or writes."""
 
 
 _I = TypeVar("_I", bound=Instruction)
 
 INSTRUCTIONS: dict[int, type[Instruction]] = {}
 BY_MNEMONIC: dict[str, type[Instruction]] = {}
+
+
+def _touching(cls: type[Instruction], how: dict[tuple[str, str], TilesOf]) -> tuple[tuple[str, TilesOf], ...]:
+    """The fields that `how` has a row for, with it; found once a class, since every part of the compiler asks for every instruction."""
+    return tuple((name, how[kind.name, kind.role]) for name, kind in cls.kinds.items() if (kind.name, kind.role) in how)
 
 
 @dataclass_transform(frozen_default=True)
@@ -271,6 +303,8 @@ def instr(opcode: int, mnemonic: str) -> Callable[[type[_I]], type[_I]]:
         cls = dataclass(frozen=True, slots=True)(cls)
         cls.opcode, cls.mnemonic = opcode, mnemonic
         cls.kinds = {f.name: f.metadata["kind"] for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        cls.windowed = tuple((name, kind) for name, kind in cls.kinds.items() if kind.name == "window")
+        cls.reading, cls.writing = _touching(cls, _READING), _touching(cls, _WRITING)
         if opcode in INSTRUCTIONS or mnemonic in BY_MNEMONIC:
             raise ValueError(f"opcode {opcode:#x} or mnemonic {mnemonic!r} is declared twice")
         INSTRUCTIONS[opcode] = cls

@@ -9,7 +9,7 @@ from typing import TypeVar
 from tpuflow.chips import Chip
 from tpuflow.errors import CompileError
 from tpuflow.isa.program import Block, Infeed, Loop, Outfeed, Port, Program, Switch, While
-from tpuflow.lower.emit import emit_copy, emit_node
+from tpuflow.lower.emit import Repeated, emit_copy, emit_node
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.lifetimes import immediates
 from tpuflow.lower.memory import Copy, MemoryPlan
@@ -102,6 +102,7 @@ class _Assembler:
     infeeds: dict[int, Value] = field(default_factory=dict)
     outfeeds: dict[int, Value] = field(default_factory=dict)
     splats: dict[Value, int | float | bool] = field(default_factory=dict)
+    repeated: Repeated = field(default_factory=Repeated)
 
     def blocks(self, region: Graph) -> tuple[Block, ...]:
         """The blocks of a region, with the copies at its end."""
@@ -121,7 +122,7 @@ class _Assembler:
 
     def kernels(self, node: Node) -> list[Block]:
         """The kernels that compute a node."""
-        return list(emit_node(node, self.plan.buffer_of.__getitem__, self.plan.buffers, self.chip, self.splats.get))
+        return list(emit_node(node, self.plan.buffer_of.__getitem__, self.plan.buffers, self.chip, self.splats.get, self.repeated))
 
     def nothing(self, node: Node) -> list[Block]:
         """A view of a buffer, or data that come with the Program."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tpuflow.chips.chip import Chip
+from tpuflow.device.timing.form import form_of
 from tpuflow.device.timing.grid import grid_time, plan_grid
 from tpuflow.device.timing.prices import MOVE, Clock, PricedKernel, picoseconds, price
 from tpuflow.device.timing.result import NOTHING, KernelRow, KernelTime, ProgramTime, Work
+from tpuflow.device.timing.trips import known_trips
 from tpuflow.isa.instruction import QUEUES
 from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
 
@@ -21,9 +23,9 @@ def time_program(program: Program, trips: Mapping[str, int] | None = None, round
     """The modelled time of one launch (or of `round_trips` equal ones).
 
     trips: trip counts of loops and whiles, and branch numbers of switches, by their place ("3.body.0"). A loop that is not named runs
-    as often as its trip count says if that is a constant of the Program, else once; a while runs once; a switch takes its longest branch.
+    as often as its trip count says if the Program itself gives it, else once; a while runs once; a switch takes its longest branch.
     """
-    walk = _Walk(program, dict(trips or {}))
+    walk = _Walk(program, dict(trips or {}), known_trips(program))
     total = walk.blocks(program.code, "", 1)
     return ProgramTime(
         chip=program.chip,
@@ -56,15 +58,29 @@ def sink_time(program: Program, steps: int, round_trips: int = 1) -> ProgramTime
     return time_program(program, dict.fromkeys(places, steps), round_trips)
 
 
-def time_kernel(kernel: Kernel, chip: Chip) -> KernelTime:
-    """The modelled time of a kernel, its launch floor included."""
+def time_kernel(kernel: Kernel, chip: Chip, known: dict[Hashable, KernelTime] | None = None) -> KernelTime:
+    """The modelled time of a kernel, its launch floor included.
+
+    known: kernels timed before on this chip, by form: one that differs only in buffers, name and source lines takes the same time.
+    """
+    source = next(filter(None, kernel.sources), "")
+    if known is None:
+        return _timed(kernel, chip, source)
+    form = form_of(kernel)
+    found = known.get(form)
+    if found is None:
+        found = known[form] = _timed(kernel, chip, source)
+    return replace(found, name=kernel.name, source=source)
+
+
+def _timed(kernel: Kernel, chip: Chip, source: str) -> KernelTime:
     priced = price(kernel, chip)
     plan, clock = plan_grid(priced, chip)
     floor = picoseconds(chip.kernel_seconds)
     busy, serial, work = _totals(priced, clock)
     return KernelTime(
         name=kernel.name,
-        source=next(filter(None, kernel.sources), ""),
+        source=source,
         grid=tuple(g.size for g in kernel.grid),
         cores=clock.cores,
         picoseconds=floor + _remembered(plan),
@@ -121,12 +137,14 @@ class _Sum:
 
 @dataclass(slots=True)
 class _Walk:
-    """Goes over the blocks of a Program; `count` is how often a place is reached."""
+    """Goes over the blocks of a Program; `count` is how often a place is reached, `known` the trip counts that the Program says."""
 
     program: Program
     trips: dict[str, int]
+    known: Mapping[int, int]
     assumed: list[str] = field(default_factory=list)
     counted: dict[str, int] = field(default_factory=dict)
+    timed: dict[Hashable, KernelTime] = field(default_factory=dict)
 
     def blocks(self, code: Sequence[Block], path: str, count: int) -> _Sum:
         """All blocks of a list, in order."""
@@ -138,7 +156,7 @@ class _Walk:
     def _block(self, block: Block, place: str, count: int, total: _Sum) -> None:
         match block:
             case Kernel():
-                found = time_kernel(block, self.program.chip)
+                found = time_kernel(block, self.program.chip, self.timed)
                 total.rows.append(KernelRow(place, count, found))
                 total.device += found.picoseconds
                 total.work = total.work + found.work
@@ -168,9 +186,8 @@ class _Walk:
         return branches[self._given(place, longest, f"a switch counted as branch {longest}, its longest")]
 
     def _trips(self, place: str, block: Loop) -> int:
-        for constant in self.program.constants:
-            if constant.buffer == block.trips and place not in self.trips:
-                return self.counted.setdefault(place, int.from_bytes(constant.data, "little", signed=True))
+        if place not in self.trips and (known := self.known.get(block.trips)) is not None:
+            return self.counted.setdefault(place, max(0, known))
         return self._given(place, 1, "a loop whose trip count is not known counted as one trip")
 
     def _given(self, place: str, otherwise: int, why: str) -> int:

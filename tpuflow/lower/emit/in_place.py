@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from tpuflow.lower.emit.map import map_levels
 from tpuflow.lower.emit.matmul import dot_levels
 from tpuflow.lower.emit.reduce import reduce_levels
@@ -24,19 +26,20 @@ def may_update_in_place(node: Node, input_index: int) -> bool:
         return False
     if node.op in ELEMENTWISE:
         return True
-    return node.op == "fused" and _enters_whole(node, value)
+    return node.op == "fused" and value in _entering_whole(node)
 
 
-def _enters_whole(node: Node, value: Value) -> bool:
+@functools.lru_cache(maxsize=8)
+def _entering_whole(node: Node) -> frozenset[Value]:
+    """The operands of a fused node that enter only as they are. Asked for operand after operand, so the last few are remembered."""
     (graph,) = node.regions
     if any(n.op == "join" for n in graph.nodes):
-        return False  # its pieces may be read where others are written
-    inner = {own for own, outer in zip(graph.inputs, node.inputs, strict=True) if outer is value}
+        return frozenset()  # its pieces may be read where others are written
     region = Region(graph.nodes, dict.fromkeys(graph.inputs, 0), tuple((v, 0) for v in graph.outputs))
     *before, (roots, labels) = _LEVELS[node.attrs["kind"]](region)
-    if any(v in inner for roots_, labels_ in before for v, _ in region.accesses(roots_, labels_)):
-        return False
-    return all(tuple(used) == tuple(labels) for v, used in region.accesses(roots, labels) if v in inner)
+    otherwise = {v for roots_, labels_ in before for v, _ in region.accesses(roots_, labels_)}
+    otherwise |= {v for v, used in region.accesses(roots, labels) if tuple(used) != tuple(labels)}
+    return frozenset(node.inputs) - {outer for own, outer in zip(graph.inputs, node.inputs, strict=True) if own in otherwise}
 
 
 _LEVELS = {"map": map_levels, "reduce": reduce_levels, "dot": dot_levels}

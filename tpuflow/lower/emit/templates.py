@@ -24,6 +24,7 @@ from tpuflow.lower.emit.move import (
 )
 from tpuflow.lower.emit.reduce import emit_reduce
 from tpuflow.lower.emit.region import ELEMENTWISE, Region
+from tpuflow.lower.emit.repeated import Repeated
 from tpuflow.lower.emit.scan import emit_cumulative
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.emit.sort import emit_sort
@@ -64,12 +65,13 @@ def emit_node(
     buffers: Sequence[Buffer],
     chip: Chip,
     splat_of: Callable[[Value], Scalar | None] = _unknown,
+    repeated: Repeated | None = None,
 ) -> Kernels:
     """The kernels that compute a node's results, in order; none if there is nothing to compute.
 
     `buffer_of` gives the HBM buffer of every operand and result. A result may share its buffer with an operand only where
     `may_update_in_place` says so. `splat_of` gives the number that a value is known to hold everywhere, if it is: padding with a
-    known number takes one kernel instead of two.
+    known number takes one kernel instead of two. `repeated` holds what was emitted before: nodes of the same form are emitted once.
 
     Raises:
       CompileError: the node has no template, needs tiles of too many axes, or a buffer does not fit its value.
@@ -85,11 +87,19 @@ def emit_node(
             raise CompileError(f"{where}: {value.type} was given a buffer of {buffer.dtype}{list(buffer.shape)}")
         return buffer_of(value)
 
-    if node.op == "pad" and (fill := splat_of(node.inputs[1])) is not None:
+    fill = splat_of(node.inputs[1]) if node.op == "pad" else None
+    if fill is not None:
         node = replace(node, inputs=node.inputs[:1])  # the number needs no buffer
-        return emit_pad_with(Site(node, _region(node, checked), chip, kernel_name(node)), fill)
-    site = Site(node, _region(node, checked), chip, kernel_name(node))
-    return FUSED[node.attrs["kind"]](site) if node.op == "fused" else TEMPLATES[node.op](site)
+    used = tuple([checked(value) for value in (*node.inputs, *node.results)])
+    name = kernel_name(node)
+
+    def emit() -> Kernels:
+        site = Site(node, _region(node, used), chip, name)
+        if fill is not None:
+            return emit_pad_with(site, fill)
+        return FUSED[node.attrs["kind"]](site) if node.op == "fused" else TEMPLATES[node.op](site)
+
+    return emit() if repeated is None else repeated.kernels(node, name, used, fill, emit)
 
 
 def emit_copy(source: int, target: int, buffers: Sequence[Buffer], chip: Chip, where: str = "") -> Kernels:
@@ -99,13 +109,13 @@ def emit_copy(source: int, target: int, buffers: Sequence[Buffer], chip: Chip, w
     return emit_node(node, {src: source, dst: target}.__getitem__, buffers, chip)
 
 
-def _region(node: Node, buffer_of: Callable[[Value], int]) -> Region:
-    """The fused region, or the node as a region of itself."""
-    outer = tuple(map(buffer_of, node.inputs)), tuple(map(buffer_of, node.results))
+def _region(node: Node, buffers: Sequence[int]) -> Region:
+    """The fused region, or the node as a region of itself; `buffers` are those of its operands and results."""
+    read, written = buffers[: len(node.inputs)], buffers[len(node.inputs) :]
     if node.op != "fused":
-        return Region((node,), dict(zip(node.inputs, outer[0], strict=True)), tuple(zip(node.results, outer[1], strict=True)))
+        return Region((node,), dict(zip(node.inputs, read, strict=True)), tuple(zip(node.results, written, strict=True)))
     (graph,) = node.regions
-    return Region(graph.nodes, dict(zip(graph.inputs, outer[0], strict=True)), tuple(zip(graph.outputs, outer[1], strict=True)))
+    return Region(graph.nodes, dict(zip(graph.inputs, read, strict=True)), tuple(zip(graph.outputs, written, strict=True)))
 
 
 def kernel_name(node: Node) -> str:

@@ -120,21 +120,22 @@ def _is_library(filename: str) -> bool:
     return filename.startswith(_PACKAGE) or any(part in filename for part in _LIBRARIES)
 
 
-def _user_frame(equation: Equation) -> Any:
+@functools.lru_cache(maxsize=4096)
+def _user_frame(traceback: Any) -> Any:
     """The innermost frame outside installed libraries, else outside JAX, else None."""
-    frames = list(source_info_util.user_frames(equation.source_info.traceback))
+    frames = list(source_info_util.user_frames(traceback))
     return next((f for f in frames if not _is_library(f.file_name)), frames[0] if frames else None)
 
 
 def source_of(equation: Equation) -> str:
     """The user's line as "file.py:12 (function)"; empty if unknown."""
-    frame = _user_frame(equation)
+    frame = _user_frame(equation.source_info.traceback)
     return f"{os.path.basename(frame.file_name)}:{frame.start_line} ({frame.function_name})" if frame else ""
 
 
 def location_of(equation: Equation) -> str:
     """The user's line with the file's whole path, for error messages; empty if unknown."""
-    frame = _user_frame(equation)
+    frame = _user_frame(equation.source_info.traceback)
     return f"{frame.file_name}:{frame.start_line} ({frame.function_name})" if frame else ""
 
 

@@ -1,0 +1,74 @@
+"""Layers that come again are emitted and timed once, and get what they would get by themselves, names and source lines included."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from models.resnet import MINDSPORE, Bottleneck, ResNet
+from models.transformer import TINY, Transformer
+from tpuflow.chips import get_chip
+from tpuflow.compiler import PIPELINE, compile_graph
+from tpuflow.device.timing import time_program
+from tpuflow.device.timing.program import time_kernel
+from tpuflow.lower.emit import Repeated, emit_node
+from tpuflow.lower.frontend.jaxpr import lower_jaxpr
+from tpuflow.lower.graph.graph import Graph
+from tpuflow.lower.memory import plan_memory
+
+LAYERS = 4
+CHIP = get_chip("tpu-v3")
+
+
+def _gradients(model: Any, x: jax.ShapeDtypeStruct) -> Graph:
+    """The final graph of a model's gradients."""
+    params = jax.eval_shape(model.init, jax.random.key(0), x)
+    graph = lower_jaxpr(jax.make_jaxpr(jax.grad(lambda p, v: jnp.sum(jnp.sin(model.apply(p, v)))))(params, x), "gradients")
+    for step in PIPELINE:
+        graph = step(graph)
+    return graph
+
+
+def transformer() -> Graph:
+    """Equal layers, written out."""
+    return _gradients(Transformer(dataclasses.replace(TINY, layers=LAYERS)), jax.ShapeDtypeStruct((2, 16), jnp.int32))
+
+
+def residual() -> Graph:
+    """Blocks of which some are equal, with pads and windows."""
+    return _gradients(ResNet(Bottleneck, (2, 3, 1, 1), 5, MINDSPORE, width=8), jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32))
+
+
+@pytest.mark.parametrize("make", [transformer, residual])
+def test_a_layer_that_comes_again_gets_the_kernels_it_would_get_by_itself(make: Callable[[], Graph]):
+    graph = make()
+    plan = plan_memory(graph, CHIP)
+    nodes = [n for n in graph.nodes if n.op == "fused"]
+    repeated = Repeated()
+    for node in nodes:
+        alone, again = (emit_node(node, plan.buffer_of.__getitem__, plan.buffers, CHIP, repeated=r) for r in (None, repeated))
+        assert again == alone
+        assert [(k.name, k.sources) for k in again] == [(k.name, k.sources) for k in alone]
+    assert len(repeated.made) < len(nodes), "nothing came again"
+
+
+def test_depth_adds_no_forms():
+    def forms(layers: int) -> int:
+        graph = _gradients(Transformer(dataclasses.replace(TINY, layers=layers)), jax.ShapeDtypeStruct((2, 16), jnp.int32))
+        plan, repeated = plan_memory(graph, CHIP), Repeated()
+        for node in (n for n in graph.nodes if n.op == "fused"):
+            emit_node(node, plan.buffer_of.__getitem__, plan.buffers, CHIP, repeated=repeated)
+        return len(repeated.made)
+
+    assert forms(3 * LAYERS) == forms(LAYERS)
+
+
+@pytest.mark.parametrize("make", [transformer, residual])
+def test_a_kernel_that_comes_again_takes_the_time_it_would_take_by_itself(make: Callable[[], Graph]):
+    program = compile_graph(make(), chip=CHIP)
+    assert [row.time for row in time_program(program).kernels] == [time_kernel(k, CHIP) for k in program.kernels()]

@@ -1,0 +1,85 @@
+"""Layers that come again: a node like one before it gets that one's kernels, on its own buffers and with its own source lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tpuflow.isa.instruction import Instruction
+from tpuflow.isa.program import Kernel
+from tpuflow.lower.emit.site import Kernels
+from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.passes.analysis import attr_key
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What a node's kernels have of itself: a name, and the buffers and source lines that occur, in order of appearance."""
+
+    name: str
+    buffers: tuple[int, ...]
+    sources: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Repeated:
+    """The kernels of the nodes so far, by everything else that they depend on."""
+
+    made: dict[Hashable, tuple[Kernels, Own]] = field(default_factory=dict)
+
+    def kernels(self, node: Node, name: str, buffers: Sequence[int], fill: Any, emit: Callable[[], Kernels]) -> Kernels:
+        """What `emit` gives for a node, taken from an earlier node of the same form if there is one.
+
+        Of one form are nodes that (with all nodes inside) do the same to values of the same types, whose operands and results use
+        `buffers`, and their nodes source lines, in the same pattern, and that pad with the same number `fill`.
+        """
+        sources = [n.source for n in (node, *(n for region in node.regions for n in region.walk()))]
+        own = Own(name, tuple(dict.fromkeys(buffers)), tuple(dict.fromkeys(sources)))
+        form = (form_of(node), _pattern(buffers), _pattern(sources), attr_key(fill))
+        if form not in self.made:
+            self.made[form] = emit(), own
+            return self.made[form][0]
+        kernels, other = self.made[form]
+        place = dict(zip(other.buffers, own.buffers, strict=True))
+        line = dict(zip(other.sources, own.sources, strict=True))
+        return tuple(_moved(k, name, place, line) for k in kernels)
+
+
+def form_of(node: Node) -> Hashable:
+    """Equal for nodes that do the same to operands of the same types, whichever values those are."""
+    numbers: dict[Value, int] = {}
+    return _node_form(node, numbers)
+
+
+def _node_form(node: Node, numbers: dict[Value, int]) -> Hashable:
+    inputs = tuple([numbers.setdefault(v, len(numbers)) for v in node.inputs])
+    results = tuple([numbers.setdefault(v, len(numbers)) for v in node.results])
+    types = tuple([v.type for v in (*node.inputs, *node.results)])
+    attrs = tuple([(name, attr_key(value)) for name, value in node.attrs.items()])
+    return node.op, inputs, results, types, attrs, tuple([_region_form(r) for r in node.regions])
+
+
+def _region_form(region: Graph) -> Hashable:
+    numbers = {v: i for i, v in enumerate(region.inputs)}
+    nodes = tuple([_node_form(n, numbers) for n in region.nodes])
+    return len(region.inputs), nodes, tuple([numbers[v] for v in region.outputs])
+
+
+def _pattern(items: Sequence[Hashable]) -> tuple[int, ...]:
+    """Each item as the number of different ones before its first appearance."""
+    numbers: dict[Hashable, int] = {}
+    return tuple([numbers.setdefault(item, len(numbers)) for item in items])
+
+
+def _moved(kernel: Kernel, name: str, place: Mapping[int, int], line: Mapping[str, str]) -> Kernel:
+    """The kernel on other buffers."""
+    sections = [tuple([_on(i, place) for i in section]) for section in (kernel.prologue, kernel.body, kernel.epilogue)]
+    return Kernel(kernel.grid, kernel.semaphores, *sections, name=name, sources=tuple([line[s] for s in kernel.sources]))
+
+
+def _on(instruction: Instruction, place: Mapping[int, int]) -> Instruction:
+    if not instruction.windowed:
+        return instruction
+    changed = {field: replace(w := getattr(instruction, field), buffer=place[w.buffer]) for field, _ in instruction.windowed}
+    return replace(instruction, **changed)  # type: ignore[type-var]
