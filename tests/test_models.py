@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import numpy as jnp
 
-from models import cifar_net, lenet, relu_reduce_mean_dense, resnet, squeezenet, vgg
+from models import alexnet, cifar_net, googlenet, lenet, relu_reduce_mean_dense, resnet, squeezenet, vgg, wide_resnet
 from tpuflow.importers import flax_params
 from train.pretrained import from_torch
 
@@ -164,11 +164,35 @@ def _parameters(model: Any, shape: tuple[int, ...]) -> int:
         (vgg.VGG16(), 138_357_544),
         (squeezenet.SqueezeNet(), 1_248_424),
         (squeezenet.SqueezeNet(version="1.1"), 1_235_496),
+        (alexnet.AlexNet(), 61_100_840),
+        (googlenet.GoogLeNet(), 6_624_904),
+        (wide_resnet.WideResNet(depth=28, classes=100), 36_536_884),
     ],
     ids=lambda value: None if isinstance(value, int) else type(value).__name__,
 )
 def test_networks_have_as_many_parameters_as_published(model, published):
     assert _parameters(model, (224, 224, 3)) == published
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (alexnet.AlexNet(7, alexnet.MINDSPORE), (227, 227, 3)),
+        (googlenet.GoogLeNet(7), (64, 96, 3)),
+        (wide_resnet.WideResNet(10, 2, 7), (32, 32, 3)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_networks_that_only_the_bench_uses_train(model, shape):
+    images = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
+    variables = jax.eval_shape(model.init, jax.random.key(0), images)
+
+    def train(variables: Any, images: jax.Array) -> Any:
+        return model.apply(variables, images, train=True, rngs={"dropout": jax.random.key(1)}, mutable=["batch_stats"])
+
+    logits, changed = jax.eval_shape(train, variables, images)
+    assert logits.shape == (2, 7)
+    assert jax.tree.structure(changed.get("batch_stats")) == jax.tree.structure(variables.get("batch_stats"))
 
 
 @pytest.mark.torch

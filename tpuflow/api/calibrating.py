@@ -62,11 +62,15 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The modelled time of a measured step over the constants: at each share of `TRAFFIC` without kernel floors, and its kernels."""
+    """The modelled time of a measured step over the constants: at each share of `TRAFFIC` without kernel floors, and its kernels.
+
+    `other_seconds` are those that no constant bears on.
+    """
 
     measurement: Measurement
     times: tuple[float, ...]
     kernels: float
+    other_seconds: float = 0.0
 
     def seconds(self, kernel_seconds: float, traffic_share: float) -> float:
         """Modelled seconds a step, between the values of `TRAFFIC` by linear interpolation."""
@@ -74,7 +78,8 @@ class Curve:
         left = max(0, right - 1)
         span = TRAFFIC[right] - TRAFFIC[left]
         weight = (traffic_share - TRAFFIC[left]) / span if span else 0.0
-        return self.times[left] + weight * (self.times[right] - self.times[left]) + self.kernels * kernel_seconds
+        moved = self.times[left] + weight * (self.times[right] - self.times[left])
+        return moved + self.kernels * kernel_seconds + self.other_seconds
 
     def error(self, kernel_seconds: float, traffic_share: float) -> float:
         """Modelled over measured, less one."""

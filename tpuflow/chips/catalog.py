@@ -2,8 +2,8 @@
 
 Sources, by the letters that the rows use: [tpu_info] JAX's Pallas table of TPU generations; [cloud] Google Cloud's system architecture
 pages; [book] the scaling book (JAX); [cann] CANN's platform file Ascend910A.ini; [course] the MindSpore 1.0 course notes on on-device
-execution; [perf] Sophgo's PerfAI tables; [tt] torch-tpu's tools/examples/tpu.json and OpCounter; [mlir] tpu-mlir's BM1690.h. "derived"
-is arithmetic on such numbers, "assumed" has no source.
+execution; [perf] Sophgo's PerfAI tables; [tt] torch-tpu's tools/examples/tpu.json and OpCounter; [mlir] tpu-mlir's BM1690.h;
+[mlperf] the system files of MLPerf training results 1.0. "derived" is arithmetic on such numbers, "assumed" has no source.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _TPU: Mapping[str, Any] = {
     "acc_bytes": 4 * MIB, "smem_bytes": 16 * KIB,
     "matrix_f32_as": "bf16",
     "hbm_burst_bytes": 64,
-    "host_bytes_per_second": 16e9, "launch_seconds": 110e-6,
+    "host_bytes_per_second": 16e9, "launch_seconds": 110e-6, "network_bytes_per_second": 6.25e9,
     "dma_seconds": 0.5e-6, "kernel_seconds": 1.3e-6, "issue_cycles": 10.0, "hbm_efficiency": 0.85, "matrix_efficiency": 1.0,
 }  # fmt: skip
 _TPU_SOURCE = (
+    "1 us a hop, a quarter of a host's 25 GB/s of network [book]; "
     "registers of 8 x 128 lanes [book]; f32 products as one bf16 pass, three or six (jax.lax.Precision); launch 110 us: dispatch and wait "
     "on a TPU VM, TPU microbenchmarks; kernel floor 1.3 us: SCALE-Sim's TPU branch; accumulators 4 MiB, bursts of 64 bytes, DMA start-up, "
     "issue and HBM efficiency assumed until fitted"
@@ -105,6 +106,10 @@ CHIPS = {
             cache_bytes=32 * MIB,
             core_cache_bytes_per_second=110e9,
             host_bytes_per_second=32e9,
+            link_chips=4,
+            link_bytes_per_second=90e9,
+            host_chips=8,
+            network_bytes_per_second=12.5e9,
             launch_seconds=100e-6,
             dma_seconds=1.0e-6,
             kernel_seconds=5.0e-6,
@@ -113,7 +118,9 @@ CHIPS = {
             source="32 AI cores with six pipelines, 32 GB of HBM as 5 (parameters) + 26 (feature maps) + 1 (collectives), 128 GB/s a core "
             "[course]; cube 16x16x16 f16 or 16x32x16 s8 a cycle at 1 GHz, no f32 (cast to f16), vector 256 bytes a cycle, L0C 256 KB, L1 1 "
             "MB + UB 256 KB as one vector memory, blocks of 32 bytes, L2 of 32 MB at 110 bytes a cycle and core [cann]; HBM 1.2 TB/s "
-            "(maker; [cann] counts 1.02), PCIe 4 x16, 310 W; bf16 (which the cube lacks) priced as f16, registers, launch, DMA start-up, "
+            "(maker; [cann] counts 1.02), PCIe 4 x16, 310 W; 8 chips a host, two meshes of 4 by three HCCS links of 240 "
+            "Gb/s (each way: assumed), joined by PCIe, RoCE of 100 Gb/s a chip [mlperf]; bf16 (which the cube lacks) priced as f16, "
+            "registers, launch, DMA start-up, "
             "kernel floor and issue assumed until fitted",
         ),
         _sophgo(
@@ -146,7 +153,11 @@ CHIPS = {
             hbm_bytes_per_second=716e9,
             core_hbm_bytes_per_second=358e9,
             power_watts=280.0,
-            source="46 TF, 16 GB at 716 GB/s [tpu_info]; 2 cores of one 128x128 array; clock derived from the peak; 280 W assumed",
+            link_chips=256,
+            link_axes=2,
+            link_bytes_per_second=240e9,
+            source="2D torus of 16 x 16, four links of 60 GB/s each way [book]; "
+            "46 TF, 16 GB at 716 GB/s [tpu_info]; 2 cores of one 128x128 array; clock derived from the peak; 280 W assumed",
         ),
         _tpu(
             name="tpu-v3",
@@ -158,7 +169,11 @@ CHIPS = {
             hbm_bytes_per_second=900e9,
             core_hbm_bytes_per_second=450e9,
             power_watts=220.0,
-            source="123 TF, 2 cores of two 128x128 arrays, 32 GiB at 900 GB/s, 220 W [cloud] ([tpu_info] has 140 TF and 825 GB/s); clock "
+            link_chips=4096,
+            link_axes=2,
+            link_bytes_per_second=400e9,
+            source="2D torus, four links of 100 GB/s each way [book], four pods of 1024 joined as in MLPerf 0.7; "
+            "123 TF, 2 cores of two 128x128 arrays, 32 GiB at 900 GB/s, 220 W [cloud] ([tpu_info] has 140 TF and 825 GB/s); clock "
             "derived from the peak",
         ),
         _tpu(
@@ -170,7 +185,11 @@ CHIPS = {
             hbm_bytes=32 * GIB,
             hbm_bytes_per_second=1.23e12,
             power_watts=170.0,
-            source="275 TF, 2 cores of four 128x128 arrays, 32 GiB at 1.23 TB/s, 170 W [cloud]; the 128 MB of CMEM are not modelled",
+            link_chips=4096,
+            link_axes=3,
+            link_bytes_per_second=270e9,
+            source="3D torus of 16 x 16 x 16, six links of 45 GB/s each way [book]; "
+            "275 TF, 2 cores of four 128x128 arrays, 32 GiB at 1.23 TB/s, 170 W [cloud]; the 128 MB of CMEM are not modelled",
         ),
         _tpu(
             name="tpu-v5e",
@@ -182,7 +201,11 @@ CHIPS = {
             vmem_bytes=128 * MIB,
             hbm_bytes=16 * GIB,
             hbm_bytes_per_second=819e9,
-            source="197 TF, 394 TOPS s8, four 128x128 arrays, 16 GiB at 819 GB/s [cloud]; VMEM 128 MiB [tpu_info]; clock derived from the "
+            link_chips=256,
+            link_axes=2,
+            link_bytes_per_second=180e9,
+            source="2D torus of 16 x 16, four links of 45 GB/s each way [book]; "
+            "197 TF, 394 TOPS s8, four 128x128 arrays, 16 GiB at 819 GB/s [cloud]; VMEM 128 MiB [tpu_info]; clock derived from the "
             "peak",
         ),
         _tpu(
@@ -195,7 +218,11 @@ CHIPS = {
             vmem_bytes=64 * MIB,
             hbm_bytes=95 * GIB,
             hbm_bytes_per_second=2.765e12,
-            source="459 TF, 918 TOPS s8, 2 cores, 95 GiB at 2.765 TB/s [cloud] ([tpu_info] has 2.46); VMEM 64 MiB a core [tpu_info]; clock "
+            link_chips=8960,
+            link_axes=3,
+            link_bytes_per_second=540e9,
+            source="3D torus of 16 x 20 x 28, six links of 90 GB/s each way [book]; "
+            "459 TF, 918 TOPS s8, 2 cores, 95 GiB at 2.765 TB/s [cloud] ([tpu_info] has 2.46); VMEM 64 MiB a core [tpu_info]; clock "
             "derived from the peak",
         ),
         _tpu(
@@ -214,7 +241,11 @@ CHIPS = {
             hbm_bytes=32 * GIB,
             hbm_bytes_per_second=1.64e12,
             host_bytes_per_second=32e9,
-            source="918 TF, two 256x256 arrays, 32 GiB at 1.64 TB/s [cloud]; VMEM 128 MiB, 1,840 TOPS s8 [tpu_info]; clock 1.75 "
+            link_chips=256,
+            link_axes=2,
+            link_bytes_per_second=360e9,
+            source="2D torus of 16 x 16, four links of 90 GB/s each way [book]; "
+            "918 TF, two 256x256 arrays, 32 GiB at 1.64 TB/s [cloud]; VMEM 128 MiB, 1,840 TOPS s8 [tpu_info]; clock 1.75 "
             "GHz and two rows a cycle derived from the peak; 16-bit vector arithmetic assumed",
         ),
         _tpu(
@@ -234,7 +265,11 @@ CHIPS = {
             hbm_bytes_per_second=7.38e12,
             core_hbm_bytes_per_second=3.69e12,
             host_bytes_per_second=32e9,
-            source="2,307 TF, 192 GiB at 7.38 TB/s (tpu-recipes, Ironwood); 2 cores that are 2 devices; arrays as v6e, VMEM, "
+            link_chips=9216,
+            link_axes=3,
+            link_bytes_per_second=600e9,
+            source="3D torus, 1,200 GB/s a chip both ways together [cloud], its extent assumed; "
+            "2,307 TF, 192 GiB at 7.38 TB/s (tpu-recipes, Ironwood); 2 cores that are 2 devices; arrays as v6e, VMEM, "
             "clock from the peak assumed",
         ),
     )

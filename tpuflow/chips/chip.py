@@ -23,6 +23,9 @@ class Chip:
     HBM: `hbm_bytes_per_second` for the chip, `core_hbm_bytes_per_second` for what one core can draw (0: all of it), bursts of
     `hbm_burst_bytes`. A cache of `cache_bytes` that all cores share gives each `core_cache_bytes_per_second`. `hbm_parameter_bytes`,
     `hbm_feature_bytes` and `hbm_collective_bytes` divide HBM where the maker does (0: undivided).
+    Other chips: `link_chips` are joined by links of their own, a torus of `link_axes` axes; `link_bytes_per_second` is what a chip sends
+    over all of them at once, `hop_seconds` a link's latency. `host_chips` share a host and reach each other through it, all others
+    through the network at a chip's share of `network_bytes_per_second` (tpuflow/chips/links.py).
 
     The last group are efficiencies. `issue_cycles` go by before an instruction, `dma_seconds` before a move's first byte,
     `kernel_seconds` between kernels; `hbm_efficiency` is the sustained share of the HBM bandwidth, `matrix_efficiency` that of the
@@ -64,6 +67,12 @@ class Chip:
     hbm_parameter_bytes: int = 0
     hbm_feature_bytes: int = 0
     hbm_collective_bytes: int = 0
+    link_chips: int = 1
+    link_axes: int = 1
+    link_bytes_per_second: float = 0.0
+    hop_seconds: float = 1.0e-6
+    host_chips: int = 1
+    network_bytes_per_second: float = 0.0
     power_watts: float = 0.0
     issue_cycles: float = 10.0
     dma_seconds: float = 0.5e-6

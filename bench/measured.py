@@ -1,0 +1,159 @@
+"""Which rows of bench/measured_steps.csv can be modelled, and how: the step to compile, the chip, what to say about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from models import alexnet
+from models.googlenet import GoogLeNet
+from models.lenet import LeNet5
+from models.resnet import resnet50
+from models.squeezenet import SqueezeNet
+from models.vgg import VGG16
+from models.wide_resnet import WideResNet
+from tpuflow import amp
+from tpuflow.api.estimating import training_program, training_recipe
+from tpuflow.chips import CHIPS, Chip
+from tpuflow.compiler import compile_function
+from tpuflow.isa.program import Program
+
+SUNK = 1000  # steps a round trip where the source says that the data are sunk, or loops on the device
+MOMENTUM, LARS, LAMB = optax.sgd(0.1, 0.9), optax.lars(0.1), optax.lamb(1e-3)
+
+Make = Callable[[Chip], Program]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A measured row that can be modelled: what to compile for which chip, and what to say about it; cases with equal keys are one.
+
+    `steps` is how many of them a round trip runs. `gradients` gives the bytes that are summed over the chips in every step.
+    """
+
+    model: str
+    chip: Chip
+    key: str
+    make: Make
+    steps: int = 1
+    note: str = ""
+    gradients: Callable[[], int] = lambda: 0
+
+
+def trained(
+    model: str,
+    module: Any,
+    batch: int,
+    chip: Chip,
+    policy: str,
+    optimizer: optax.GradientTransformation = MOMENTUM,
+    *,
+    shape: tuple[int, ...] = (224, 224, 3),
+    labels: tuple[int, ...] = (),
+    dtype: Any = jnp.float32,
+    note: str = "",
+) -> Case:
+    """The training step of a model: inputs [batch, *shape] of a type, labels [batch, *labels] of class numbers."""
+    inputs, targets = jax.ShapeDtypeStruct((batch, *shape), dtype), jax.ShapeDtypeStruct((batch, *labels), jnp.int32)
+
+    def make(chip: Chip) -> Program:
+        return training_program(training_recipe(module, targets, amp.get_policy(policy), optimizer, None), inputs, targets, chip)
+
+    def gradients() -> int:
+        made = jax.eval_shape(module.init, jax.random.key(0), inputs)
+        return sum(leaf.size * 4 for leaf in jax.tree.leaves(made["params"]))
+
+    options = " ".join(f"{k}={v}" for k, v in vars(module).items() if isinstance(v, bool | int | str) or k in ("config", "channels"))
+    rule = "lars" if optimizer is LARS else "lamb" if optimizer is LAMB else "momentum"
+    size = "x".join(map(str, inputs.shape))
+    return Case(model, chip, f"{type(module).__name__} {options} {size} {chip.name} {policy} {rule}", make, SUNK, note, gradients)
+
+
+def product(size: tuple[int, int, int], chip: Chip, note: str) -> Case:
+    """A bf16 product [rows, depth] x [depth, columns], timed on the device: without the host's round trip."""
+    rows, depth, columns = size
+    shapes = jax.ShapeDtypeStruct((rows, depth), jnp.bfloat16), jax.ShapeDtypeStruct((depth, columns), jnp.bfloat16)
+
+    def make(chip: Chip) -> Program:
+        return compile_function(lambda a, b: a @ b, shapes, name="matmul", chip=chip)
+
+    return Case("matmul", replace(chip, launch_seconds=0.0), f"matmul {rows} {depth} {columns} {chip.name}", make, note=note)
+
+
+def inference(batch: int, chip: Chip, dtype: Any, note: str) -> Case:
+    """ResNet-50's forward pass, everything in one type."""
+    module = resnet50(1000)
+    images = jax.ShapeDtypeStruct((batch, 224, 224, 3), dtype)
+
+    def make(chip: Chip) -> Program:
+        variables = jax.eval_shape(lambda x: module.init(jax.random.key(0), x), jax.ShapeDtypeStruct(images.shape, jnp.float32))
+        variables = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), variables)
+        return compile_function(lambda v, x: module.apply(v, x), (variables, images), name="resnet50", chip=chip)
+
+    return Case("ResNet-50 forward", chip, f"ResNet-50 forward {batch} {chip.name}", make, note=note)
+
+
+def cases() -> Mapping[str, Case]:
+    """Row id -> how to model it."""
+    return {**_ascend(), **_tpu(), "M493": inference(1, CHIPS["bm1684x"], jnp.float16, "no fit for this family")}
+
+
+def _ascend() -> dict[str, Case]:
+    chip = CHIPS["ascend910"]
+    faster = replace(chip, name="ascend910-proa", clock_hz=1.1e9)
+    cifar, imagenet = {"shape": (227, 227, 3), "note": "CIFAR-10"}, {"shape": (227, 227, 3), "note": "ImageNet"}
+
+    def resnet(batch: int, chip: Chip = chip, optimizer: optax.GradientTransformation = MOMENTUM, note: str = "") -> Case:
+        return trained("ResNet-50", resnet50(1000), batch, chip, "O2", optimizer, note=note)
+
+    return {
+        "M009": trained("LeNet-5", LeNet5(), 32, chip, "O2", shape=(32, 32, 1)),
+        "M010": trained("AlexNet", alexnet.AlexNet(10, alexnet.MINDSPORE, 0.35), 32, chip, "O2", **cifar),
+        "M013": trained("VGG-16", VGG16(10), 64, chip, "O2"),
+        "M015": trained("VGG-16", VGG16(1000), 32, chip, "O2"),
+        "M024": trained("SqueezeNet", SqueezeNet(10), 32, chip, "O2", **cifar),
+        "M026": trained("SqueezeNet", SqueezeNet(1000), 32, chip, "O2", **imagenet),
+        "M027": trained("SqueezeNet", SqueezeNet(10, residual=True), 32, chip, "O2", **cifar),
+        "M029": trained("SqueezeNet", SqueezeNet(1000, residual=True), 32, chip, "O2", **imagenet),
+        "M031": trained("WideResNet-40-10", WideResNet(), 32, chip, "O2", shape=(32, 32, 3)),
+        "M044": trained("GoogLeNet", GoogLeNet(10), 128, chip, "O2"),
+        "M045": trained("GoogLeNet", GoogLeNet(1000), 256, chip, "O2"),
+        "M087": resnet(256),
+        "M089": resnet(256),
+        "M091": resnet(32),
+        "M303": resnet(64, optimizer=LARS),
+        "M307": resnet(32, faster, LARS, "1.1 GHz"),
+        "S001": trained("ResNet-50", resnet50(10), 32, chip, "O3"),
+    }
+
+
+def _tpu() -> dict[str, Case]:
+    v2, v3, v4, v7x = (CHIPS[f"tpu-v{n}"] for n in (2, 3, 4, "7x"))
+    device = replace(v7x, cores=1, hbm_bytes=v7x.hbm_bytes // 2, hbm_bytes_per_second=v7x.hbm_bytes_per_second / 2)
+
+    def resnet(batch: int, chip: Chip, optimizer: optax.GradientTransformation = LARS) -> Case:
+        return trained("ResNet-50", resnet50(1000), batch, chip, "mixed_bf16", optimizer)
+
+    half = "one of the chip's two devices; device time"
+    return {
+        "M256": resnet(256, v2, MOMENTUM),
+        "M258": resnet(256, v3, MOMENTUM),
+        "M261": resnet(256, v3),
+        "M263": resnet(256, v3),
+        "M265": resnet(64, v3),
+        "M267": resnet(256, v3),
+        "M269": resnet(256, v4),
+        "M271": resnet(32, v4),
+        "M273": resnet(16, v3),
+        "M275": resnet(16, v4),
+        "M277": resnet(16, v4),
+        "M435": product((256, 256, 256), device, half),
+        "M436": product((512, 512, 512), device, half),
+        "M439": product((4096, 4096, 4096), device, half),
+        "M445": product((8192, 8192, 32768), v2, "one chip's share of a 4 x 2 mesh"),
+    }
