@@ -27,7 +27,7 @@ from tpuflow.isa.vector import Constant as Splat
 HAND = hand.all_programs()
 
 GOLDEN = """\
-tpx 2.0    ; a little of everything
+tpx 3.0    ; a little of everything
 chip
   name "tiny"
   cores 1
@@ -211,8 +211,8 @@ def test_incomplete_source_lines_cannot_be_shown() -> None:
 MARK = "\0"
 
 FAULTS = {
-    "version": ("tpx 2.0", "tpx @3.0", "found '3.0', expected a version from 2.0 to 2.0"),
-    "no_program": ("tpx 2.0", "@HloModule", "found 'HloModule', expected 'tpx 2.0'"),
+    "version": ("tpx 3.0", "tpx @4.0", "found '4.0', expected a version from 3.0 to 3.0"),
+    "no_program": ("tpx 3.0", "@HloModule", "found 'HloModule', expected 'tpx 3.0'"),
     "chip_fact": ("  cores 1\n  clock", "  @clock", "found 'clock_hz', expected the chip's 'cores'"),
     "chip_value": ("cores 1", "cores @one", "found 'one', expected an integer"),
     "string": ('name "tiny"', 'name @"tiny', "found '\"tiny', expected a string in double quotes"),
@@ -279,7 +279,7 @@ def test_debug_comments_are_all_there_or_none(fault: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "\n\n", "; only a comment\n"])
 def test_an_empty_text_is_refused(text: str) -> None:
-    with pytest.raises(ProgramFileError, match="found the end of the text, expected 'tpx 2.0'"):
+    with pytest.raises(ProgramFileError, match="found the end of the text, expected 'tpx 3.0'"):
         assemble(text)
 
 

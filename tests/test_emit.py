@@ -200,7 +200,7 @@ def test_sums_and_products_over_nothing_are_identities():
     x, total = Value(t(F32, 0, 5)), Value(t(F32, 5))
     largest = Node("reduce", (x,), (total,), {"op": "max", "axes": (0,)})
     a, b, product = Value(t(F32, 3, 0)), Value(t(F32, 0, 4)), Value(t(F32, 3, 4))
-    attrs = {"lhs_contract": (1,), "rhs_contract": (0,), "lhs_batch": (), "rhs_batch": ()}
+    attrs = {"lhs_contract": (1,), "rhs_contract": (0,), "lhs_batch": (), "rhs_batch": (), "precision": "default"}
     for node, expected in ((largest, np.full(5, -np.inf)), (Node("dot", (a, b), (product,), attrs), np.zeros((3, 4)))):
         program = assemble(Case("shell", lambda b, v: b.neg(v), (t(F32, *expected.shape),)).graph(), GENERIC)
         empty = replace(program.buffers[0], shape=(0,))
@@ -225,7 +225,7 @@ CONV_KERNEL = """\
     body
       load.load %w0
       load.load %w1
-      matrix.mm_accumulate %t0, %t1, %t2, acc_axes=[0, 1, 2, 3], a_axes=[0, 1, 2, 4], b_axes=[5, 6, 4, 3], \
+      matrix.mm_accumulate exact %t0, %t1, %t2, acc_axes=[0, 1, 2, 3], a_axes=[0, 1, 2, 4], b_axes=[5, 6, 4, 3], \
 pairs=[1 stride 2 label 5 dilation 1, 2 stride 1 label 6 dilation 1]
     epilogue
       matrix.mm_read %t3, %t0

@@ -176,7 +176,12 @@ _BAD: dict[str, tuple[str, tuple[TensorType, ...], dict[str, Any], tuple[TensorT
     "reduction by average": ("reduce", (_X,), {"op": "mean", "axes": (0,)}, ()),
     "reduction of an axis twice": ("reduce", (_X,), {"op": "add", "axes": (0, 0)}, ()),
     "running and": ("cumulative", (_I,), {"op": "and", "axis": 0, "reverse": False}, ()),
-    "dot of different sizes": ("dot", (_X, _X), {"lhs_contract": (1,), "rhs_contract": (0,), "lhs_batch": (), "rhs_batch": ()}, ()),
+    "dot of different sizes": (
+        "dot",
+        (_X, _X),
+        {"lhs_contract": (1,), "rhs_contract": (0,), "lhs_batch": (), "rhs_batch": (), "precision": "default"},
+        (),
+    ),
     "rows by float": ("take_rows", (_X, T(F32, 2)), {"fill": 0.0}, ()),
     "updates of another width": ("scatter_rows", (_X, _I, T(F32, 3, 5)), {"mode": "add"}, ()),
     "scatter by averaging": ("scatter_rows", (_X, _I, _X), {"mode": "mean"}, ()),

@@ -155,9 +155,9 @@ def plain_losses(config: Config, policy: str, data: tuple[np.ndarray, np.ndarray
 def test_training_on_the_device_follows_plain_jax(policy, config):
     data, batch = text(24, 16), 16
     params = jax.jit(Transformer(config).init)(jax.random.key(3), data[0][:1])["params"]
-    result = tpuflow.train(
-        Transformer(config), data, policy=policy, optimizer=optax.adam(1e-2), batch_size=batch, params=params, progress=False, chip="tpu-v4"
-    )
+    options: dict[str, Any] = {"policy": policy, "optimizer": optax.adam(1e-2), "batch_size": batch, "params": params}
+    with jax.default_matmul_precision("highest"):  # a TPU's own default would make f32 products of operands in bf16
+        result = tpuflow.train(Transformer(config), data, progress=False, chip="tpu-v4", **options)
     expected = plain_losses(config, policy, data, batch, params)
     np.testing.assert_allclose(result.losses, expected, rtol=TRANSFORMER_LOSSES[policy])
     assert expected[-1] < 0.5 * expected[0], "it must learn, or equal losses show little"

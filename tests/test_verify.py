@@ -220,6 +220,10 @@ OPERANDS = {
         matrix.MatmulAccumulate(replace(ACC, dtype=S32), X, vmem(F32, B, TileAxis(16)), (0, 1), (0, 2), (2, 1)),
         r"s32 \+= f32 \. f32; expected operands of one numeric type",
     ),
+    "matmul precision": (
+        matrix.MatmulAccumulate(ACC, vmem(F16, A, B), vmem(F16, B, TileAxis(16)), (0, 1), (0, 2), (2, 1), precision="bf16"),
+        "f16 operands at precision bf16; expected exact, or operands of f32",
+    ),
     "conv halo": (
         matrix.MatmulAccumulate(ACC, X, vmem(F32, TileAxis(3), B, TileAxis(16)), (0, 1), (0, 2), (3, 2, 1), (Pair(0, 3, 2, 1),)),
         r"axis 0 of a is \[8\]; expected \[17\], the reach of \[8\] in strides of 2 and \[3\] in strides of 1",

@@ -17,7 +17,8 @@ class Chip:
     Matrix unit: each of a core's `matrix_units` arrays holds a block of `matrix_rows` contracted positions times `matrix_columns`
     columns and takes `matrix_inputs` rows of the other operand a cycle; a new block costs at least `matrix_load_cycles`.
     `matrix_*_passes` is how often a product of that type goes through the array (below 1: faster than f16), `matrix_f32_as` the type in
-    which f32 operands enter it ("f32": as they are). It accumulates in f32, integers in s32.
+    which f32 operands enter it ("f32": as they are; "bf16": rounded, or split over three or six passes as the precision asks; "f16":
+    rounded). It accumulates in f32, integers in s32.
     Vector unit: `vector_units` operations a cycle on `vector_sublanes` x `vector_lanes` lanes of 32 bits; `vector_packs` types of 16 bits
     go twice as fast (1) or not (0). A division, root or transcendental function counts as `special_passes` operations.
     HBM: `hbm_bytes_per_second` for the chip, `core_hbm_bytes_per_second` for what one core can draw (0: all of it), bursts of
@@ -106,11 +107,12 @@ class Chip:
 
     def matrix_passes(self, dtype: str) -> float:
         """How often a product of operands of this type goes through the array."""
+        narrowed = self.matrix_f32_as if dtype == "f32" else dtype
         passes = {
             "f32": self.matrix_f32_passes, "f16": self.matrix_f16_passes, "bf16": self.matrix_bf16_passes,
             "s8": self.matrix_s8_passes, "u8": self.matrix_s8_passes,
         }  # fmt: skip
-        return passes.get(dtype, self.matrix_f32_passes)
+        return passes.get(narrowed, self.matrix_f32_passes)
 
     # ---- cycles of one core
 

@@ -180,9 +180,9 @@ def window_out() -> Any:
     return _kinded(FieldKind("window", "write"))
 
 
-def choice(choices: tuple[str, ...]) -> Any:
-    """One word of a fixed list (a sub-operation)."""
-    return _kinded(FieldKind("choice", choices=choices))
+def choice(choices: tuple[str, ...], **default: str) -> Any:
+    """One word of a fixed list (a sub-operation), which may have a `default`."""
+    return _kinded(FieldKind("choice", choices=choices), **default)
 
 
 def axes_field() -> Any:

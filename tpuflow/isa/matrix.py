@@ -6,10 +6,12 @@ import math
 from typing import Any
 
 from tpuflow.chips.chip import Chip
+from tpuflow.dtypes import DType
 from tpuflow.isa import instruction as field
 from tpuflow.isa.arithmetic import Arithmetic
 from tpuflow.isa.cost import Cost, ShapeOf
 from tpuflow.isa.instruction import Instruction, Pair, Tile, instr
+from tpuflow.isa.splitting import EXACT, PRECISIONS, SPLITS, multiplied
 
 
 @instr(0x30, "mm_zero")
@@ -44,6 +46,11 @@ class MatmulAccumulate(Instruction):
     An axis of a that is in `pairs` carries two labels, its own and the pair's: at their positions i and r the operand is
     a[i * stride + r * dilation] along that axis, which is what makes the product a convolution. The tile's axis is the halo of the
     whole tile, (I - 1) * stride + (R - 1) * dilation + 1 elements; in the order of summation it stands for the axes i, r.
+
+    `precision` is how f32 operands enter the array: as they are (exact; so do all other types); rounded to bf16 or f16, in one pass; or
+    as sums of two (bf16_x3) or three (bf16_x6) bf16 numbers, of which the three or six largest products are made. Each pass is summed
+    and rounded as a K-tile; the passes are added in f32, smallest first, and their sum to the accumulator. Where all but the largest
+    do not add up to a finite number, the largest alone counts.
     """
 
     acc: Tile = field.inout()
@@ -53,6 +60,7 @@ class MatmulAccumulate(Instruction):
     a_axes: tuple[int, ...] = field.axes_field()
     b_axes: tuple[int, ...] = field.axes_field()
     pairs: tuple[Pair, ...] = field.pairs_field()
+    precision: str = field.choice(PRECISIONS, default=EXACT)
 
     @property
     def queue(self) -> str:
@@ -76,11 +84,18 @@ class MatmulAccumulate(Instruction):
         sizes = dict(zip(self.b_axes + self.acc_axes, b.shape + acc.shape, strict=True))
         for p in sorted(self.pairs, key=lambda p: -p.axis):
             a = ar.patches(a, p.axis, sizes[self.a_axes[p.axis]], sizes[p.label], p.stride, p.dilation)
-        product = ar.matmul(a, b, self.patch_axes, self.b_axes, self.acc_axes, self.a.dtype, self.acc.dtype)
+
+        def multiply(x: Any, y: Any, dtype: DType) -> Any:
+            return ar.matmul(x, y, self.patch_axes, self.b_axes, self.acc_axes, dtype, self.acc.dtype)
+
+        product = multiplied(ar, a, b, self.a.dtype, self.precision, multiply)
         return ar.binary("add", acc, product, self.acc.dtype)
 
     def cost(self, chip: Chip, shape_of: ShapeOf) -> Cost:
-        """Cycles of the arrays for this tile's multiply-adds, whole blocks of them: a convolution's patches are rows like any other."""
+        """Cycles of the arrays for this tile's multiply-adds, whole blocks of them: a convolution's patches are rows like any other.
+
+        A multiply-add counts once, however many passes it takes.
+        """
         sizes = self.sizes(shape_of)
         a, b, out = set(self.patch_axes), set(self.b_axes), set(self.acc_axes)
 
@@ -88,7 +103,13 @@ class MatmulAccumulate(Instruction):
             return math.prod(sizes[label] for label in labels)
 
         batch, rows, columns, depth = length(a & b & out), length((a - b) & out), length((b - a) & out), length((a | b) - out)
-        return Cost(chip.matrix_cycles(batch, rows, columns, depth, self.a.dtype.name), macs=batch * rows * columns * depth)
+        dtype, passes = self._entering()
+        return Cost(passes * chip.matrix_cycles(batch, rows, columns, depth, dtype.name), macs=batch * rows * columns * depth)
+
+    def _entering(self) -> tuple[DType, int]:
+        """The type in which operands enter the array, and how often they do."""
+        row = SPLITS.get(self.precision)
+        return (row.dtype, len(row.passes)) if row else (self.a.dtype, 1)
 
 
 @instr(0x32, "mm_read")

@@ -18,6 +18,7 @@ from tpuflow.device.fast.virtual import Lifting, State, Virtual
 from tpuflow.dtypes import DType
 from tpuflow.isa import dma, matrix, vector
 from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window
+from tpuflow.isa.splitting import multiplied
 
 BATCH_LABEL = 1000
 
@@ -126,7 +127,11 @@ def _matmul(t: Lifting, i: matrix.MatmulAccumulate, trips: Trips, state: State) 
     sizes = dict(zip((*i.acc_axes, *i.b_axes), (*acc.array.shape[len(acc.batch) :], *b.array.shape[len(b.batch) :]), strict=True))
     pairs = tuple(replace(p, axis=p.axis + len(a.batch)) for p in i.pairs)
     operand_axes = _labels(a, i.a_axes), _labels(b, i.b_axes)
-    product = t.ar.convolve(a.array, b.array, *operand_axes, out_axes, pairs, sizes, i.a.dtype, i.acc.dtype)
+
+    def multiply(x: Any, y: Any, dtype: DType) -> Any:
+        return t.ar.convolve(x, y, *operand_axes, out_axes, pairs, sizes, dtype, i.acc.dtype)
+
+    product = multiplied(t.ar, a.array, b.array, i.a.dtype, i.precision, multiply)
     (x, y), batch = t.aligned([acc, Virtual(product, batch)])
     state.tiles[i.acc] = Virtual(t.ar.binary("add", x, y, i.acc.dtype), batch)
 

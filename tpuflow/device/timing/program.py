@@ -14,7 +14,9 @@ from tpuflow.device.timing.prices import MOVE, Clock, PricedKernel, picoseconds,
 from tpuflow.device.timing.result import NOTHING, KernelRow, KernelTime, ProgramTime, Work
 from tpuflow.device.timing.trips import known_trips
 from tpuflow.isa.instruction import QUEUES
+from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
+from tpuflow.isa.splitting import SPLITS
 
 REMEMBERED = 8192
 
@@ -35,17 +37,20 @@ def time_program(program: Program, trips: Mapping[str, int] | None = None, round
         kernels=tuple(replace(r, count=round_trips * r.count) for r in total.rows),
         work=total.work * round_trips,
         feed_bytes=round_trips * total.feed_bytes,
-        assumed=(*walk.assumed, *_narrowed(program.chip, total.work)),
+        assumed=(*walk.assumed, *_narrowed(program)),
         trips=walk.counted,
     )
 
 
-def _narrowed(chip: Chip, work: Work) -> tuple[str, ...]:
-    """What is said of f32 products on a chip whose matrix unit has none."""
-    if chip.matrix_f32_as == "f32" or not work.macs.get("f32"):
-        return ()
-    passes = f"{chip.matrix_f32_passes:g} pass{'' if chip.matrix_f32_passes == 1 else 'es'}"
-    return (f"f32 products take {passes} of the {chip.matrix_f32_as} arrays of {chip.name}, as at the default precision; values stay f32",)
+def _narrowed(program: Program) -> tuple[str, ...]:
+    """What is said of f32 products that are made of narrower ones."""
+    kernels = (block for _, block in walk(program.code) if isinstance(block, Kernel))
+    used = {i.precision for k in kernels for i in k.body if isinstance(i, MatmulAccumulate)}
+    rows = [row for name, row in SPLITS.items() if name in used]
+    return tuple(
+        f"f32 products enter the arrays of {program.chip.name} as {row.dtype}, in {len(row.passes)} pass{'' if row.parts == 1 else 'es'}"
+        for row in rows
+    )
 
 
 def sink_time(program: Program, steps: int, round_trips: int = 1) -> ProgramTime:

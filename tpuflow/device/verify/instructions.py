@@ -11,6 +11,7 @@ from tpuflow.isa import dma, matrix, vector
 from tpuflow.isa.instruction import FieldKind, Instruction, Pair, Tile, TileAxis
 from tpuflow.isa.numpy_arithmetic import is_defined, undefined
 from tpuflow.isa.program import Kernel
+from tpuflow.isa.splitting import EXACT
 
 Rule = Callable[[Any], None]
 
@@ -291,6 +292,8 @@ def _matmul_types(i: matrix.MatmulAccumulate) -> None:
         raise Refusal(
             f"{i.acc.dtype} += {i.a.dtype} . {i.b.dtype}; expected operands of one numeric type, acc of f32 (of s32 for integers)"
         )
+    if i.precision != EXACT and i.a.dtype != F32:
+        raise Refusal(f"{i.a.dtype} operands at precision {i.precision}; expected {EXACT}, or operands of f32, which alone are split")
 
 
 def _row_index(i: dma.LoadIndexed | dma.StoreIndexed) -> None:

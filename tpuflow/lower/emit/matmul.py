@@ -11,18 +11,27 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 
+from tpuflow.chips import Chip
+from tpuflow.dtypes import F32, DType
 from tpuflow.isa.instruction import Pair
 from tpuflow.isa.matrix import MatmulAccumulate, MatmulRead, MatmulZero
 from tpuflow.isa.program import Kernel
+from tpuflow.isa.splitting import EXACT
 from tpuflow.lower.emit.halo import Halo, halo_labels
 from tpuflow.lower.emit.map import emit_map_with
 from tpuflow.lower.emit.nest import Merged, Nest, cut, merge
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.site import Kernels, Site
-from tpuflow.lower.graph.conv import ConvLabels
+from tpuflow.lower.graph.conv import PRECISIONS, ConvLabels
 from tpuflow.lower.graph.graph import Node
 from tpuflow.lower.graph.ops import PRODUCTS
 from tpuflow.lower.tiling import MATRIX_EDGE, MatmulSizes, matmul_tiles, shrinking
+
+_NARROWED = {
+    "bf16": {"default": "bf16", "high": "bf16_x3", "highest": "bf16_x6"},
+    "f16": dict.fromkeys(PRECISIONS, "f16"),
+}
+"""How f32 operands enter arrays of a narrower type, at each precision: a TPU's in more passes, Ascend's always in one."""
 
 ROW, COLUMN, DEPTH = -1, -2, -3  # axes of size 1 that stand for rows, columns or a contraction that a product lacks
 
@@ -42,7 +51,12 @@ def product_labels(node: Node) -> ConvLabels:
     batch = tuple(node.attrs["lhs_batch"])
     rows = tuple(x for x in lhs if x not in met.values())
     columns = tuple(x for x in rhs if x not in met.values())
-    return ConvLabels(lhs, rhs, (*batch, *rows, *columns))
+    return ConvLabels(lhs, rhs, (*batch, *rows, *columns), precision=node.attrs["precision"])
+
+
+def _precision(chip: Chip, precision: str, dtype: DType) -> str:
+    """The precision of the instruction: exact unless operands are f32 and the chip's arrays are not."""
+    return EXACT if dtype != F32 or chip.matrix_f32_as == F32.name else _NARROWED[chip.matrix_f32_as][precision]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +167,7 @@ def emit_matmul(site: Site) -> Kernels:
         kernel.section = "body"
         (a,), (b,) = left.emit([lhs]), right.emit([rhs])
         kernel.source = dot.source
-        kernel.emit(MatmulAccumulate(acc, a, b, *fields))
+        kernel.emit(MatmulAccumulate(acc, a, b, *fields, _precision(site.chip, labels.precision, a.dtype)))
         kernel.section = "epilogue"
         out.tiles[dot.result] = out.new(dot.result.dtype)
         kernel.emit(MatmulRead(out.tiles[dot.result], acc))

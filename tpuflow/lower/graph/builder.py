@@ -12,7 +12,7 @@ import numpy as np
 from tpuflow.dtypes import F32, PRED, S32, DType
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import GraphError
-from tpuflow.lower.graph.conv import ConvLabels
+from tpuflow.lower.graph.conv import DEFAULT, ConvLabels
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.interpret import evaluate
 from tpuflow.lower.graph.ops import ELEMENTWISE, OPS, has_effect, infer
@@ -283,12 +283,12 @@ class Builder:
 
     def dot(
         self, lhs: Value, rhs: Value, lhs_contract: Sequence[int], rhs_contract: Sequence[int],
-        lhs_batch: Sequence[int] = (), rhs_batch: Sequence[int] = (),
+        lhs_batch: Sequence[int] = (), rhs_batch: Sequence[int] = (), precision: str = DEFAULT,
     ) -> Value:  # fmt: skip
         """Products summed over the contracted axes: [batch, lhs free, rhs free] in f32, or s32 for integers."""
         attrs = {
             "lhs_contract": tuple(lhs_contract), "rhs_contract": tuple(rhs_contract),
-            "lhs_batch": tuple(lhs_batch), "rhs_batch": tuple(rhs_batch),
+            "lhs_batch": tuple(lhs_batch), "rhs_batch": tuple(rhs_batch), "precision": precision,
         }  # fmt: skip
         if not (lhs.type.elems and rhs.type.elems):
             (result,) = infer("dot", (lhs.type, rhs.type), attrs)

@@ -32,24 +32,32 @@ class Slide:
 
 Labels = tuple[int, ...]
 
+DEFAULT = "default"
+PRECISIONS = (DEFAULT, "high", "highest")
+"""How exact products of f32 are on a chip whose matrix unit does not take f32: the names of `jax.lax.Precision`."""
+
 
 @dataclass(frozen=True, slots=True)
 class ConvLabels:
-    """Labels of the axes of operands and result; every label is in at least two of them, counting the inner labels of slides as lhs's."""
+    """Labels of the axes of operands and result; every label is in at least two of them, counting the inner labels of slides as lhs's.
+
+    `precision`: one of PRECISIONS.
+    """
 
     lhs: Labels
     rhs: Labels
     out: Labels
     slides: tuple[Slide, ...] = ()
+    precision: str = DEFAULT
 
     @classmethod
     def of(cls, attrs: Mapping[str, Any]) -> ConvLabels:
         """The attributes of a node."""
-        return cls(attrs["lhs"], attrs["rhs"], attrs["out"], attrs["slides"])
+        return cls(attrs["lhs"], attrs["rhs"], attrs["out"], attrs["slides"], attrs["precision"])
 
     def attrs(self) -> dict[str, Any]:
         """As the attributes of a node."""
-        return {"lhs": self.lhs, "rhs": self.rhs, "out": self.out, "slides": self.slides}
+        return {"lhs": self.lhs, "rhs": self.rhs, "out": self.out, "slides": self.slides, "precision": self.precision}
 
     @property
     def patch(self) -> Labels:

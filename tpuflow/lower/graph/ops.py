@@ -11,7 +11,7 @@ from tpuflow.dtypes import F32, PRED, S32, DType
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import GraphError
 from tpuflow.isa.vector import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY
-from tpuflow.lower.graph.conv import ConvLabels
+from tpuflow.lower.graph.conv import PRECISIONS, ConvLabels
 from tpuflow.lower.graph.graph import Graph, TensorType
 from tpuflow.lower.graph.view import problem
 
@@ -274,10 +274,17 @@ def dot_shape(lhs: tuple[int, ...], rhs: tuple[int, ...], attrs: Mapping[str, An
     return tuple(lhs[i] for i in attrs["lhs_batch"]) + lhs_free + rhs_free
 
 
-def _dot(call: Call) -> Types:
+def _factors(call: Call) -> Types:
+    """The operands of a product."""
     lhs, rhs = call.inputs
     call.require(lhs.dtype == rhs.dtype, "operands must be of one element type")
     call.require_kind(lhs.dtype, ARITHMETIC)
+    call.require(call.attrs["precision"] in PRECISIONS, f"precision is one of {PRECISIONS}")
+    return lhs, rhs
+
+
+def _dot(call: Call) -> Types:
+    lhs, rhs = _factors(call)
     for side, kind in ((lhs, "lhs"), (rhs, "rhs")):
         _axes(call, (*call.attrs[f"{kind}_contract"], *call.attrs[f"{kind}_batch"]), len(side.shape))
     for pair in ("contract", "batch"):
@@ -288,9 +295,7 @@ def _dot(call: Call) -> Types:
 
 
 def _conv(call: Call) -> Types:
-    lhs, rhs = call.inputs
-    call.require(lhs.dtype == rhs.dtype, "operands must be of one element type")
-    call.require_kind(lhs.dtype, ARITHMETIC)
+    lhs, rhs = _factors(call)
     labels = ConvLabels.of(call.attrs)
     problem = labels.problem(lhs.shape, rhs.shape)
     call.require(not problem, problem)
@@ -414,8 +419,8 @@ _ROWS = (
     Op("reverse", 1, ("axes",), _reverse),
     Op("reduce", 1, ("op", "axes"), _reduce),
     Op("cumulative", 1, ("op", "axis", "reverse"), _cumulative),
-    Op("dot", 2, ("lhs_contract", "rhs_contract", "lhs_batch", "rhs_batch"), _dot),
-    Op("conv", 2, ("lhs", "rhs", "out", "slides"), _conv),
+    Op("dot", 2, ("lhs_contract", "rhs_contract", "lhs_batch", "rhs_batch", "precision"), _dot),
+    Op("conv", 2, ("lhs", "rhs", "out", "slides", "precision"), _conv),
     Op("take_rows", 2, ("fill",), _take_rows),
     Op("scatter_rows", 3, ("mode",), _scatter_rows),
     Op("dynamic_slice", None, ("sizes",), _dynamic_slice),

@@ -10,7 +10,7 @@ from typing import Any
 from tpuflow.dtypes import F32, S32
 from tpuflow.isa.instruction import MAX_RANK
 from tpuflow.lower.frontend.registry import lowers
-from tpuflow.lower.frontend.rules.linear import convert_result, operands, result_dtype
+from tpuflow.lower.frontend.rules.linear import convert_result, operands, precision_of, result_dtype
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.conv import ConvLabels, Slide
 from tpuflow.lower.graph.graph import TensorType, Value
@@ -75,7 +75,7 @@ class _Axis:
 def _conv_general_dilated(
     b: Builder, lhs: Value, rhs: Value, *,
     window_strides: Sequence[int], padding: Sequence[tuple[int, int]], lhs_dilation: Sequence[int], rhs_dilation: Sequence[int],
-    dimension_numbers: Any, feature_group_count: int, batch_group_count: int, preferred_element_type: Any,
+    dimension_numbers: Any, feature_group_count: int, batch_group_count: int, precision: Any, preferred_element_type: Any,
 ) -> Value:  # fmt: skip
     result = result_dtype(lhs, rhs, preferred_element_type)
     lhs, rhs = operands(b, lhs, rhs, result)
@@ -87,11 +87,14 @@ def _conv_general_dilated(
         )
     ]
     narrow = [replace(a, low=0, high=0, image_dilation=1) if a.is_spread else a for a in axes]
-    product = _product(b, lhs, rhs, narrow, (image, kernel, out), (batch_group_count, feature_group_count))
+    groups = (batch_group_count, feature_group_count)
+    product = _product(b, lhs, rhs, narrow, (image, kernel, out), groups, precision_of(precision))
     return convert_result(b, _spread(b, product, [(place, a) for place, a in zip(out[2:], axes, strict=True) if a.is_spread]), result)
 
 
-def _product(b: Builder, lhs: Value, rhs: Value, axes: Sequence[_Axis], specs: Sequence[Sequence[int]], groups: tuple[int, int]) -> Value:
+def _product(
+    b: Builder, lhs: Value, rhs: Value, axes: Sequence[_Axis], specs: Sequence[Sequence[int]], groups: tuple[int, int], precision: str
+) -> Value:
     """The convolution, its axes in their places in the result."""
     (image, kernel, out), (batch_groups, feature_groups) = specs, groups
     count = batch_groups * feature_groups
@@ -117,7 +120,7 @@ def _product(b: Builder, lhs: Value, rhs: Value, axes: Sequence[_Axis], specs: S
     (lhs_labels, _), (rhs_labels, _), (out_labels, lengths) = map(_named, (left, right, made))
     rhs = b.reverse(rhs, [rhs_labels.index(a.phase) for a in phased])
     placed = tuple(replace(slide, axis=lhs_labels.index(label)) for label, slide in slides.items())
-    product = b.conv(lhs, rhs, ConvLabels(lhs_labels, rhs_labels, out_labels, placed))
+    product = b.conv(lhs, rhs, ConvLabels(lhs_labels, rhs_labels, out_labels, placed, precision))
     assert product.shape == lengths
     product = b.reshape(product, [math.prod(n for _, n in made[place]) for place in sorted(made)])
     return b.slice(product, [0] * len(whole.shape), whole.shape)

@@ -9,22 +9,42 @@ import numpy as np
 
 from tpuflow.dtypes import BF16, F16, F32, PRED, S32, U32, DType
 from tpuflow.dtypes import from_numpy as dtype_of
-from tpuflow.lower.frontend.registry import lowers
+from tpuflow.lower.frontend.registry import UnsupportedForm, lowers
 from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.conv import DEFAULT, PRECISIONS
 from tpuflow.lower.graph.graph import Value
 
 Axes = Sequence[int]
+
+_PRECISIONS = {
+    "DEFAULT": "default", "HIGH": "high", "HIGHEST": "highest",
+    "BF16_BF16_F32_X3": "high", "BF16_BF16_F32_X6": "highest", "F32_F32_F32": "highest",
+}  # fmt: skip
 
 
 @lowers("dot_general")
 def _dot_general(
     b: Builder, lhs: Value, rhs: Value, *,
-    dimension_numbers: tuple[tuple[Axes, Axes], tuple[Axes, Axes]], preferred_element_type: Any,
+    dimension_numbers: tuple[tuple[Axes, Axes], tuple[Axes, Axes]], precision: Any, preferred_element_type: Any,
 ) -> Value:  # fmt: skip
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
     result = result_dtype(lhs, rhs, preferred_element_type)
     lhs, rhs = operands(b, lhs, rhs, result)
-    return convert_result(b, b.dot(lhs, rhs, lhs_contract, rhs_contract, lhs_batch, rhs_batch), result)
+    return convert_result(b, b.dot(lhs, rhs, lhs_contract, rhs_contract, lhs_batch, rhs_batch, precision_of(precision)), result)
+
+
+def precision_of(precision: Any) -> str:
+    """The graph's word for JAX's `precision`, which may be one for each operand (the higher counts) or a `DotAlgorithmPreset`.
+
+    Raises:
+      UnsupportedForm: an algorithm that the matrix unit does not have.
+    """
+    given = precision if isinstance(precision, tuple) else (precision,)
+    words = [getattr(one, "name", str(one)) for one in given if one is not None]
+    unknown = [word for word in words if word not in _PRECISIONS]
+    if unknown:
+        raise UnsupportedForm(f"precision {unknown[0]}; there are: {', '.join(_PRECISIONS)}")
+    return max((_PRECISIONS[word] for word in words), key=PRECISIONS.index, default=DEFAULT)
 
 
 def result_dtype(lhs: Value, rhs: Value, preferred: Any) -> DType:

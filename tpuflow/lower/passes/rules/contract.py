@@ -75,7 +75,7 @@ def _transpose_of_dot(rw: Rewriter, node: Node) -> Value | None:
     if node.attrs["permutation"] != exchanged or not _ascending(in_order):
         return None
     attrs = {f"{new}_{kind}": dot.attrs[f"{old}_{kind}"] for new, old in (("lhs", "rhs"), ("rhs", "lhs")) for kind in ("contract", "batch")}
-    return rw.emit("dot", (rhs, lhs), node.result.type, **attrs)
+    return rw.emit("dot", (rhs, lhs), node.result.type, precision=dot.attrs["precision"], **attrs)
 
 
 def _with_operand(rw: Rewriter, node: Node, at: int, operand: Value, labels: ConvLabels) -> Value:

@@ -1,0 +1,64 @@
+"""Products of f32 on a matrix unit that takes 16 bits: what operands are split into, and which parts are multiplied."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tpuflow.dtypes import BF16, F16, F32, DType
+from tpuflow.isa.arithmetic import Arithmetic
+
+Pass = tuple[int, int]
+"""(number of the left operand's part, of the right operand's)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """An operand is the sum of `parts` numbers of `dtype`, each what the ones before it leave over, rounded; `passes` in their order."""
+
+    dtype: DType
+    parts: int
+    passes: tuple[Pass, ...]
+
+
+EXACT = "exact"
+SPLITS: Mapping[str, Split] = {
+    "bf16": Split(BF16, 1, ((0, 0),)),
+    "bf16_x3": Split(BF16, 2, ((0, 1), (1, 0), (0, 0))),
+    "bf16_x6": Split(BF16, 3, ((0, 2), (1, 1), (2, 0), (0, 1), (1, 0), (0, 0))),
+    "f16": Split(F16, 1, ((0, 0),)),
+}
+"""XLA's ways to multiply f32 on a TPU: one pass at the default precision, three at HIGH, six at HIGHEST; and Ascend's."""
+
+PRECISIONS = (EXACT, *SPLITS)
+
+Multiply = Callable[[Any, Any, DType], Any]
+
+
+def multiplied(ar: Arithmetic, a: Any, b: Any, dtype: DType, precision: str, multiply: Multiply) -> Any:
+    """The product of operands of `dtype`: `multiply(x, y, type)` of the operands themselves, or of their parts.
+
+    The passes are added in f32 in their order, small ones first. Where the sum of all but the last is not finite it counts as zero,
+    since an infinite operand leaves over NaN: the last pass alone then says what the product is.
+    """
+    if precision == EXACT:
+        return multiply(a, b, dtype)
+    row = SPLITS[precision]
+    left, right = (_parts(ar, x, row) for x in (a, b))
+    *small, main = (multiply(left[i], right[j], row.dtype) for i, j in row.passes)
+    if not small:
+        return main
+    rest = functools.reduce(lambda x, y: ar.binary("add", x, y, F32), small)
+    rest = ar.select(ar.is_finite(rest, F32), rest, ar.full(rest.shape, 0, F32), F32)
+    return ar.binary("add", rest, main, F32)
+
+
+def _parts(ar: Arithmetic, x: Any, row: Split) -> list[Any]:
+    """Parts of an f32 operand, largest first."""
+    parts = [ar.convert(x, F32, row.dtype)]
+    while len(parts) < row.parts:
+        x = ar.binary("sub", x, ar.convert(parts[-1], row.dtype, F32), F32)
+        parts.append(ar.convert(x, F32, row.dtype))
+    return parts
