@@ -10,8 +10,9 @@ import numpy as np
 from jax import lax
 
 from tpuflow.device.fast import lax_convolution, lax_matmul
+from tpuflow.device.fast.half import f32_to_f16
 from tpuflow.device.fast.lax_elementwise import COMPARE, OPERATIONS
-from tpuflow.device.fast.lax_rounding import Rounding, carrier_type, flushed, quiet, widen
+from tpuflow.device.fast.lax_rounding import Rounding, flushed, quiet, widen
 from tpuflow.dtypes import BF16, F16, F32, S32, DType
 from tpuflow.isa.instruction import Pair
 from tpuflow.isa.numpy_arithmetic import identity, undefined
@@ -22,7 +23,9 @@ _SCAN_UNROLL = 8
 
 
 class LaxArithmetic:
-    """Implements `tpuflow.isa.arithmetic.Arithmetic` with traced values; a value of bf16 is carried as f32, all others as themselves.
+    """Implements `tpuflow.isa.arithmetic.Arithmetic` with traced values; a value of bf16 is carried as f32, all others as themselves;
+    native also one of f16, and buffers hold carriers then: the host works in f32, and what is rounded where it is made need not be
+    converted by each that reads it.
 
     `bitexact` gives the bits of `NumpyArithmetic`. It needs `zero`, an int32 scalar 0 that must be an argument of the compiled function:
     the compiler must not know it. Native (`bitexact=False`) leaves to XLA:CPU the order of f32 sums, the contraction of multiply-add
@@ -36,14 +39,27 @@ class LaxArithmetic:
         self._rounding = Rounding(bitexact, zero)
 
     def load(self, stored: Value, dtype: DType) -> Value:
-        """bf16 as f32; others as they are."""
-        if dtype != BF16:
+        """An array, of the dtype's own type or a carrier already, as a carrier."""
+        if stored.dtype == self._rounding.carrier_type(dtype):
             return stored
-        return _bf16_to_f32(self._rounding.hide_bits(lax.bitcast_convert_type(stored, jnp.uint16)))
+        if dtype == BF16:
+            return _bf16_to_f32(self._rounding.hide_bits(lax.bitcast_convert_type(stored, jnp.uint16)))
+        return widen(stored, dtype)
 
     def store(self, value: Value, dtype: DType) -> Value:
-        """An array of the dtype's own type; bits are moved, not rounded (hardware conversions to bf16 flush subnormals)."""
-        return lax.bitcast_convert_type(_bf16_bits(value), jnp.bfloat16) if dtype == BF16 else value
+        """An array, a carrier or of the dtype's own type already, as the latter; bits are moved, not rounded (hardware conversions to
+        bf16 flush subnormals)."""
+        if value.dtype == dtype.numpy:
+            return value
+        return lax.bitcast_convert_type(_bf16_bits(value), jnp.bfloat16) if dtype == BF16 else f32_to_f16(value)
+
+    def hold(self, x: Value, dtype: DType) -> Value:
+        """An array in either form as a buffer holds it."""
+        return self.store(x, dtype) if self.bitexact else self.load(x, dtype)
+
+    def held_type(self, dtype: DType) -> np.dtype[Any]:
+        """The NumPy type of what `hold` returns."""
+        return dtype.numpy if self.bitexact else self._rounding.carrier_type(dtype)
 
     def full(self, shape: tuple[int, ...], value: int | float | bool, dtype: DType) -> Value:
         """A splat."""
@@ -103,7 +119,7 @@ class LaxArithmetic:
 
     def _to_float(self, a: Value, from_dtype: DType, to_dtype: DType) -> Value:
         if from_dtype.is_float:
-            wide = quiet(a) if (from_dtype, to_dtype) == (F32, BF16) else widen(a, from_dtype)
+            wide = quiet(a) if self.bitexact and (from_dtype, to_dtype) == (F32, BF16) else widen(a, from_dtype)
             return self._rounding.from_f32(wide, to_dtype)
         if to_dtype == BF16 and from_dtype.bytes == 4:
             a = _sticky(a)
@@ -111,13 +127,14 @@ class LaxArithmetic:
 
     def bitcast(self, a: Value, from_dtype: DType, to_dtype: DType) -> Value:
         """Bits as another type."""
-        if from_dtype == BF16:
-            a = _bf16_bits(a)
+        a = _bf16_bits(a) if from_dtype == BF16 else self.store(a, from_dtype)
         if to_dtype == BF16:
             return _bf16_to_f32(lax.bitcast_convert_type(a, jnp.uint16))
         if to_dtype.kind == "pred":
             return lax.ne(a, jnp.zeros_like(a))
-        return lax.convert_element_type(a, to_dtype.numpy) if from_dtype.kind == "pred" else lax.bitcast_convert_type(a, to_dtype.numpy)
+        if from_dtype.kind == "pred":
+            return lax.convert_element_type(a, to_dtype.numpy)
+        return self.load(lax.bitcast_convert_type(a, to_dtype.numpy), to_dtype)
 
     def broadcast(self, a: Value, shape: tuple[int, ...], axes: Sequence[int]) -> Value:
         """A stretched value."""
@@ -147,7 +164,7 @@ class LaxArithmetic:
         size = 1 << (n - 1).bit_length()
         if size > n:
             missing = [(0, size - n if i == axis else 0, 0) for i in range(a.ndim)]
-            a = lax.pad(a, np.asarray(identity(op, dtype), carrier_type(dtype))[()], missing)
+            a = lax.pad(a, np.asarray(identity(op, dtype), self._rounding.carrier_type(dtype))[()], missing)
         while size > 1:
             size //= 2
             low, high = lax.slice_in_dim(a, 0, size, axis=axis), lax.slice_in_dim(a, size, 2 * size, axis=axis)

@@ -86,7 +86,7 @@ class _Translation(Lifting):
         """Translate the whole grid; returns the written buffers."""
         written = sorted({w.buffer for i in self.kernel.instructions for role, w in i.windows() if role == "write"})
         for b in written:
-            hbm.setdefault(b, jnp.zeros(self.buffers[b].shape, self.buffers[b].dtype.numpy))
+            hbm.setdefault(b, jnp.zeros(self.buffers[b].shape, self.ar.held_type(self.buffers[b].dtype)))
         state = State(hbm)
         axes = tuple(g for g in self.kernel.parallel if g in self.looped)
         self._loop(axes, Trips(self.sizes, {}, {}), state, written, (), self._point)

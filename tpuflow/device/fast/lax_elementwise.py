@@ -33,6 +33,7 @@ _ROUNDED_BINARY: dict[str, Function] = {
     "min": lax.min,
 }
 _HANDS_THROUGH = ("max", "min")  # instructions for these may return a subnormal operand as it is
+_REPRESENTABLE = (*_HANDS_THROUGH, "floor", "ceil", "round_even", "round_away", "rem")  # results are numbers of the operands' type
 # Bit-exact: computed in float64 and rounded once. Native: XLA's own f32 function.
 _SPECIAL: dict[str, Function] = {
     "rsqrt": lax.rsqrt,
@@ -60,6 +61,8 @@ def _rounded(name: str, function: Function) -> Function:
     def apply(rounding: Rounding, dtype: DType, *operands: Value) -> Value:
         read = flushed if rounding.bitexact and name in _HANDS_THROUGH else widen
         result = function(*(read(x, dtype) for x in operands))
+        if name in _REPRESENTABLE:
+            return rounding.representable(result, dtype)
         return rounding.from_f32(rounding.hide(result) if name == "mul" else result, dtype)
 
     return apply
@@ -78,7 +81,7 @@ def _special(name: str) -> Function:
 
 
 def _sign(function: Function) -> Function:
-    return lambda rounding, dtype, a: rounding.from_f32(function(widen(a, dtype)), dtype)
+    return lambda rounding, dtype, a: rounding.representable(function(widen(a, dtype)), dtype)
 
 
 def _plain(function: Function) -> Function:

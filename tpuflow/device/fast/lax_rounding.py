@@ -1,4 +1,4 @@
-"""Rounding to the device's float types in lax, on carriers: f32 for f32 and bf16, f16 for f16.
+"""Rounding to the device's float types in lax, on carriers: f32 for f32 and bf16; f16 in f32 if native, as itself if bit-exact.
 
 XLA:CPU runs with subnormals flushed (FTZ and DAZ), which is the device's rule for f32 and bf16; what is written here is what that
 leaves open. x64 mode is on only inside these functions and never leaves a 64-bit value with the caller.
@@ -26,11 +26,6 @@ def x64() -> Any:
     return jax.enable_x64(True)
 
 
-def carrier_type(dtype: DType) -> np.dtype[Any]:
-    """The NumPy type that values of `dtype` are carried in."""
-    return np.dtype(np.float32) if dtype == BF16 else dtype.numpy
-
-
 def flush(x: Value) -> Value:
     """f32 with subnormals replaced by zeros of the same sign, where the hardware's own flushing does not reach."""
     bits = lax.bitcast_convert_type(x, jnp.int32)
@@ -40,7 +35,7 @@ def flush(x: Value) -> Value:
 
 def widen(x: Value, dtype: DType) -> Value:
     """A float carrier as f32, exact."""
-    return f16_to_f32(x) if dtype == F16 else x
+    return f16_to_f32(x) if x.dtype == jnp.float16 else x
 
 
 def widen64(x: Value, dtype: DType) -> Value:
@@ -71,6 +66,15 @@ def quiet(x: Value) -> Value:
     return lax.bitcast_convert_type(lax.select(nan, bits | np.int32(0x00400000), bits), jnp.float32)
 
 
+def _rounded(x: Value, dtype: DType) -> Value:
+    """f32 that is no NaN, to the nearest number of f16 or bf16, in f32."""
+    if dtype == F16:
+        return f16_to_f32(f32_to_f16(x))
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    even = (bits >> np.uint32(16)) & np.uint32(1)
+    return lax.bitcast_convert_type((bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000), jnp.float32)
+
+
 @dataclass(frozen=True)
 class Rounding:
     """How results are written. Bit-exact: NaN canonical, no product fused with a sum, no float constant known to the compiler.
@@ -80,6 +84,11 @@ class Rounding:
 
     bitexact: bool
     zero: Value
+
+    def carrier_type(self, dtype: DType) -> np.dtype[Any]:
+        """The NumPy type that values of `dtype` are carried in."""
+        wide = dtype == BF16 or (dtype == F16 and not self.bitexact)
+        return np.dtype(np.float32) if wide else dtype.numpy
 
     def hide(self, x: Value) -> Value:
         """f32 as it is, but XLA cannot contract the product it came from into a multiply-add (or fold it)."""
@@ -104,11 +113,20 @@ class Rounding:
         return lax.select(lax.ne(x, x), self.full(x.shape, np.nan, F32), x)
 
     def from_f32(self, x: Value, dtype: DType) -> Value:
-        """f32 results rounded once to a float carrier."""
+        """f32 results rounded once to a float carrier.
+
+        Native, by a select, though hardware knows what a NaN becomes: XLA makes anew for each reader what ends in unary operations.
+        """
+        if not self.bitexact:
+            return x if dtype == F32 else lax.select(lax.ne(x, x), jnp.full_like(x, np.nan), _rounded(x, dtype))
         x = self.canonical(x)
         if dtype == BF16:
             return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
         return f32_to_f16(x) if dtype == F16 else x
+
+    def representable(self, x: Value, dtype: DType) -> Value:
+        """f32 results of which it is known that they are numbers of `dtype`, as a float carrier."""
+        return self.from_f32(x, dtype) if self.bitexact else x
 
     def narrow(self, x: Value, dtype: DType) -> Value:
         """float64 results rounded once to a float carrier; call inside `x64()`."""
@@ -118,7 +136,7 @@ class Rounding:
         """A splat. Bit-exact float splats are hidden: what compilers do with known factors and addends is not the device's rounding."""
         exact = splat(value, dtype)
         if not dtype.is_float or not self.bitexact:
-            return lax.full(shape, exact.astype(carrier_type(dtype))[()])
+            return lax.full(shape, exact.astype(self.carrier_type(dtype))[()])
         if dtype == F16:
             bits = lax.convert_element_type(lax.add(self.zero, np.int32(exact.view(np.int16))), jnp.int16)
             return lax.broadcast(lax.bitcast_convert_type(bits, jnp.float16), shape)

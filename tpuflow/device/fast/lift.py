@@ -171,7 +171,7 @@ def _positions(t: Lifting, window: Window, trips: Trips, state: State) -> list[a
 
 
 def _fill(t: Lifting, window: Window, dtype: DType) -> Any:
-    return jnp.asarray(np.asarray(window.fill).astype(dtype.numpy))
+    return jnp.asarray(np.asarray(window.fill).astype(dtype.numpy).astype(t.ar.held_type(dtype)))
 
 
 def _load(t: Lifting, i: dma.Load, trips: Trips, state: State) -> None:
@@ -225,7 +225,7 @@ def _store(t: Lifting, i: dma.Store, trips: Trips, state: State) -> None:
     window = i.window
     value = t.read(window.tile, state)
     wheres = _positions(t, window, trips, state)
-    array = t.ar.store(value.array, window.tile.dtype)
+    array = t.ar.hold(value.array, window.tile.dtype)
     array, wheres = _fold_batch_into_axes(t, Virtual(array, value.batch), window, wheres)
     if _waits(t, window, array, wheres, state):
         return
@@ -301,7 +301,7 @@ def _store_indexed(t: Lifting, i: dma.StoreIndexed, trips: Trips, state: State) 
     if value.batch or any(w.batch for w in wheres):
         raise CannotLift("an indexed store over a moving window")
     view = access.to_view(state.hbm[window.buffer], window)
-    rows, piece = t.ar.store(value.array, dtype), view
+    rows, piece = t.ar.hold(value.array, dtype), view
     for k, (axis, where) in enumerate(zip(window.axes[1:], wheres[1:], strict=True), 1):
         piece = access.read_axis(piece, k, axis.extent, axis.dilation, where, _fill(t, window, dtype))
     piece = _scatter_rows(t, i.mode, piece, index, rows, dtype)
@@ -317,8 +317,11 @@ def _scatter_rows(t: Lifting, mode: str, view: Any, index: Any, rows: Any, dtype
         return view
     safe = jnp.where((index >= 0) & (index < extent), index, extent)
     if mode == "set" or (dtype.numpy == np.float32 and mode in ("min", "max")) or not t.ar.bitexact or dtype.is_integer:
-        at = view.at[safe]
-        return {"set": at.set, "add": at.add, "mul": at.multiply, "min": at.min, "max": at.max}[mode](rows, mode="drop")
+        at = t.ar.store(view, dtype).at[safe]  # rounded to its own type after every addition
+        combined = {"set": at.set, "add": at.add, "mul": at.multiply, "min": at.min, "max": at.max}[mode](
+            t.ar.store(rows, dtype), mode="drop"
+        )
+        return t.ar.hold(combined, dtype)
 
     def combine(r: Any, view: Any) -> Any:
         place = jnp.clip(safe[r], 0, extent - 1)

@@ -40,8 +40,10 @@ class Translation:
         """
         program = self.program
         ar = LaxArithmetic(self.bitexact, zero)
-        env: dict[Any, Any] = {c.buffer: _constant(program, c.buffer, c.data) for c in program.constants}
-        env.update({port.buffer: x for port, x in zip(program.inputs, inputs, strict=True)})
+        env: dict[Any, Any] = {
+            c.buffer: ar.hold(_constant(program, c.buffer, c.data), program.buffers[c.buffer].dtype) for c in program.constants
+        }
+        env.update({port.buffer: ar.hold(x, port.dtype) for port, x in zip(program.inputs, inputs, strict=True)})
         for p in range(len(program.infeeds)):
             env["taken", p] = jnp.asarray(start, jnp.int32)
         for p, array in enumerate(outfeeds):
@@ -49,7 +51,7 @@ class Translation:
             env["outfeed", p] = array
         run = _Run(self, ar, list(infeeds))
         run.blocks(program.code, env, frozenset(p.buffer for p in program.outputs))
-        outputs = [run.buffer(env, p.buffer) for p in program.outputs]
+        outputs = [ar.store(run.buffer(env, p.buffer), p.dtype) for p in program.outputs]
         return outputs, [env["outfeed", p] for p in range(len(outfeeds))]
 
 
@@ -94,7 +96,7 @@ class _Run:
     def buffer(self, env: dict[Any, Any], index: int) -> Any:
         """Content of a buffer; one that nothing wrote (zero elements, or partly stored so far) reads as zeros."""
         b = self.program.buffers[index]
-        return env[index] if index in env else jnp.zeros(b.shape, b.dtype.numpy)
+        return env[index] if index in env else jnp.zeros(b.shape, self.ar.held_type(b.dtype))
 
     def blocks(self, code: tuple[Block, ...], env: dict[Any, Any], after: frozenset[int]) -> None:
         """Run blocks in order; buffers that are not needed any more leave `env`."""
@@ -110,11 +112,12 @@ class _Run:
                 self._kernel(block, env)
             case Infeed():
                 item = env["taken", block.port]
-                env[block.buffer] = lax.dynamic_index_in_dim(self.infeeds[block.port], item, 0, keepdims=False)
+                value = lax.dynamic_index_in_dim(self.infeeds[block.port], item, 0, keepdims=False)
+                env[block.buffer] = self.ar.hold(value, self.program.buffers[block.buffer].dtype)
                 env["taken", block.port] = item + 1
             case Outfeed():
                 item = env["sent", block.port]
-                value = self.buffer(env, block.buffer)
+                value = self.ar.store(self.buffer(env, block.buffer), self.program.buffers[block.buffer].dtype)
                 env["outfeed", block.port] = lax.dynamic_update_index_in_dim(env["outfeed", block.port], value, item, 0)
                 env["sent", block.port] = item + 1
             case Loop():
