@@ -51,6 +51,15 @@ def test_a_function_is_estimated_from_shapes():
     assert json.loads(json.dumps(found.as_dict()))["step_seconds"] == found.step_seconds
 
 
+def test_energy_is_the_greatest_power_all_the_time_and_not_said_where_the_power_is_not_known():
+    known, unknown = (tpuflow.estimate_training(MLP(), IMAGES, LABELS, chip=chip, sink_size=10) for chip in ("tpu-v4", "tpu-v5e"))
+    assert known.step_joules_at_most == pytest.approx(192 * known.step_seconds)
+    assert known.time.joules_at_most == pytest.approx(192 * 10 * known.step_seconds)
+    assert known.as_dict()["step_joules_at_most"] == known.step_joules_at_most and known.as_dict()["power_watts"] == 192
+    assert "J a step" in known.report() and "192 W, the chip's greatest power, all the time" in known.report()
+    assert unknown.step_joules_at_most is None and unknown.as_dict()["power_watts"] is None and "energy" not in unknown.report()
+
+
 def test_compiled_functions_say_what_they_cost():
     compiled = tpuflow.jit(layer, chip="tpu-v3").lower(jnp.ones((64, 32)), jnp.ones((32, 16))).compile()
     costs = compiled.cost_analysis()

@@ -20,7 +20,7 @@ from tpuflow.chips import Chip, get_chip
 from tpuflow.compiler import compile_sink, undisturbed
 from tpuflow.device.timing import ProgramTime, time_program
 from tpuflow.device.timing.program import sink_time
-from tpuflow.device.timing.result import seconds_text
+from tpuflow.device.timing.result import joules_text, seconds_text
 from tpuflow.errors import ConfigError
 from tpuflow.isa.program import Program
 from tpuflow.reports.profile import Profile
@@ -48,6 +48,12 @@ class Estimate(Reported):
         return self.time.seconds / self.steps
 
     @property
+    def step_joules_at_most(self) -> float | None:
+        """Energy of one step if the chip drew its greatest power all the time; None if its row has no power."""
+        whole = self.time.joules_at_most
+        return None if whole is None else whole / self.steps
+
+    @property
     def fits(self) -> bool:
         """Whether the chip's HBM holds it (compiling refuses what does not fit)."""
         return self.memory.peak_memory_in_bytes <= self.chip.available_hbm_bytes
@@ -59,9 +65,10 @@ class Estimate(Reported):
     def report(self, kernels: int = 0) -> str:
         """A few lines of text, and the kernels that take longest if a number is given."""
         peak = self.memory.peak_memory_in_bytes
+        energy = "" if self.step_joules_at_most is None else f", at most {joules_text(self.step_joules_at_most)}"
+        where = f"{self.name} on {self.chip.name}{f' in {self.policy}' if self.policy else ''}"
         lines = [
-            f"{self.name} on {self.chip.name}{f' in {self.policy}' if self.policy else ''}: {seconds_text(self.step_seconds)} a step, "
-            f"{self.steps} steps a round trip",
+            f"{where}: {seconds_text(self.step_seconds)}{energy} a step, {self.steps} steps a round trip",
             self.time.summary(),
             f"memory {peak / 2**20:.1f} MiB of {self.chip.available_hbm_bytes / 2**20:.0f}: arguments "
             f"{self.memory.argument_size_in_bytes / 2**20:.1f}, temporaries {self.memory.temp_size_in_bytes / 2**20:.1f}, constants "
@@ -78,6 +85,8 @@ class Estimate(Reported):
             "policy": self.policy,
             "steps": self.steps,
             "step_seconds": self.step_seconds,
+            "power_watts": self.chip.power_watts or None,
+            "step_joules_at_most": self.step_joules_at_most,
             "mfu": self.time.mfu,
             "overlap": self.time.overlap,
             "intensity": self.time.intensity,

@@ -119,9 +119,10 @@ def _steps(sink_size: int, steps_per_epoch: int | None) -> int:
 
 
 def table(points: Sequence[Point]) -> str:
-    """A line for each point; "host gap" is a step's share of the host's round trip and what part of the step it is."""
+    """A line for each point; "host gap" is a step's share of the host's round trip and what part of the step it is; "J at
+    most" its energy at the chip's greatest power, "-" if the row has none."""
     places = f"{'target':34} {'chip':10} {'batch':>6} {'policy':10} {'sink':>6}"
-    heading = f"{places} {'step':>11} {'host gap':>18} {'samples/s':>10} {'MFU':>6} {'MiB':>9}"
+    heading = f"{places} {'step':>11} {'host gap':>18} {'samples/s':>10} {'MFU':>6} {'J at most':>10} {'MiB':>9}"
     fits = sorted({p.estimate.time.provenance for p in points if p.estimate is not None})
     return "\n".join([heading, *map(_line, points), *fits])
 
@@ -133,7 +134,8 @@ def _line(p: Point) -> str:
     seconds, time = p.estimate.step_seconds, p.estimate.time
     gap = f"{seconds_text(p.host_seconds)} {p.host_seconds / seconds:6.1%}"
     memory = p.estimate.memory.peak_memory_in_bytes / _MIB
-    return f"{named} {seconds_text(seconds):>11} {gap:>18} {p.batch / seconds:10.1f} {time.mfu:6.1%} {memory:9.1f}"
+    joules = "-" if p.estimate.step_joules_at_most is None else f"{p.estimate.step_joules_at_most:.4g}"
+    return f"{named} {seconds_text(seconds):>11} {gap:>18} {p.batch / seconds:10.1f} {time.mfu:6.1%} {joules:>10} {memory:9.1f}"
 
 
 # --- plot ---------------------------------------------------------------------------------------------------------------

@@ -168,13 +168,13 @@ CHIPS = {
             hbm_bytes=32 * GIB,
             hbm_bytes_per_second=900e9,
             core_hbm_bytes_per_second=450e9,
-            power_watts=220.0,
+            power_watts=262.0,
             link_chips=4096,
             link_axes=2,
             link_bytes_per_second=400e9,
             source="2D torus, four links of 100 GB/s each way [book], four pods of 1024 joined as in MLPerf 0.7; "
-            "123 TF, 2 cores of two 128x128 arrays, 32 GiB at 900 GB/s, 220 W [cloud] ([tpu_info] has 140 TF and 825 GB/s); clock "
-            "derived from the peak",
+            "123 TF, 2 cores of two 128x128 arrays, 32 GiB at 900 GB/s, 123 W at least, 220 on average and 262 at most [cloud] "
+            "([tpu_info] has 140 TF and 825 GB/s); clock derived from the peak",
         ),
         _tpu(
             name="tpu-v4",
@@ -184,12 +184,13 @@ CHIPS = {
             vmem_bytes=16 * MIB,
             hbm_bytes=32 * GIB,
             hbm_bytes_per_second=1.23e12,
-            power_watts=170.0,
+            power_watts=192.0,
             link_chips=4096,
             link_axes=3,
             link_bytes_per_second=270e9,
             source="3D torus of 16 x 16 x 16, six links of 45 GB/s each way [book]; "
-            "275 TF, 2 cores of four 128x128 arrays, 32 GiB at 1.23 TB/s, 170 W [cloud]; the 128 MB of CMEM are not modelled",
+            "275 TF, 2 cores of four 128x128 arrays, 32 GiB at 1.23 TB/s, 90 W at least, 170 on average and 192 at most [cloud]; "
+            "the 128 MB of CMEM are not modelled",
         ),
         _tpu(
             name="tpu-v5e",

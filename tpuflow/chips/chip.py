@@ -28,6 +28,8 @@ class Chip:
     over all of them at once, `hop_seconds` a link's latency. `host_chips` share a host and reach each other through it, all others
     through the network at a chip's share of `network_bytes_per_second` (tpuflow/chips/links.py).
 
+    `power_watts` is the most that the chip draws (0: not published).
+
     The last group are efficiencies. `issue_cycles` go by before an instruction, `dma_seconds` before a move's first byte,
     `kernel_seconds` between kernels; `hbm_efficiency` is the sustained share of the HBM bandwidth, `matrix_efficiency` that of the
     arrays; `traffic_share` is how many bytes the maker's compiler moves for each of this one's, since it fuses further. `tpuflow

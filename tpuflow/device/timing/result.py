@@ -144,6 +144,11 @@ class ProgramTime:
         return sum(r.count * r.time.floor_picoseconds for r in self.kernels) / PICOSECONDS
 
     @property
+    def joules_at_most(self) -> float | None:
+        """Energy if the chip drew its greatest power all the time, the host's round trip included; None if its row has no power."""
+        return self.chip.power_watts * self.seconds if self.chip.power_watts else None
+
+    @property
     def overlap(self) -> float:
         """Share of the queues' work that other work hides: 0 when everything runs one after the other."""
         serial = sum(self.busy_seconds.values())
@@ -189,10 +194,19 @@ class ProgramTime:
 
 def seconds_text(seconds: float) -> str:
     """A time with the unit that suits it."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3f} {unit}"
-    return f"{seconds * 1e9:.1f} ns"
+    return _with_unit(seconds, "s")
+
+
+def joules_text(joules: float) -> str:
+    """An energy with the unit that suits it."""
+    return _with_unit(joules, "J")
+
+
+def _with_unit(amount: float, unit: str) -> str:
+    for prefix, size in (("", 1.0), ("m", 1e-3), ("u", 1e-6)):
+        if amount >= size:
+            return f"{amount / size:.3f} {prefix}{unit}"
+    return f"{amount * 1e9:.1f} n{unit}"
 
 
 def _summary(t: ProgramTime) -> list[str]:
@@ -205,6 +219,8 @@ def _summary(t: ProgramTime) -> list[str]:
         f"{t.work.read_bytes / 1e6:.1f} MB read, {t.work.written_bytes / 1e6:.1f} MB written; {sum(r.count for r in t.kernels)} kernels",
         f"queues busy: {busy or 'none'}; overlap {t.overlap:.0%}; bound by: {bounds or 'nothing'}",
     ]
+    if t.joules_at_most is not None:
+        lines.append(f"energy at most {joules_text(t.joules_at_most)}: {t.chip.power_watts:g} W, the chip's greatest power, all the time")
     return lines + [f"assumed: {text}" for text in t.assumed]
 
 
