@@ -151,6 +151,7 @@ def test_passes_are_named_after_what_they_do() -> None:
         "fold-moves",
         "fuse",
         "hoist-invariants",
+        "schedule",
         "merge-kernels",
         "store-less",
         "merge-kernels",

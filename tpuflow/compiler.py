@@ -40,11 +40,11 @@ from tpuflow.lower.passes.store_less import StoreLess
 
 PIPELINE: tuple[Pass, ...] = (
     Simplify(), PruneCarries(), Simplify(), FoldMoves(), Fuse(), HoistInvariants(),
-    MergeKernels(related=True), StoreLess(), MergeKernels(), Schedule(),
+    Schedule(), MergeKernels(related=True), StoreLess(), MergeKernels(), Schedule(),
 )  # fmt: skip
 """Simplify; let loops carry only what is needed; simplify what that opened; read moved data through windows; form kernels; take those
-out of loops that need not be there; merge those that read the same, let readers compute what is dearer to store, merge what is left
-side by side; put the rest in order."""
+out of loops that need not be there; put them in an order that holds little at a time; merge those that read the same, let readers
+compute what is dearer to store, merge what is left side by side; put what came of it in order."""
 
 DEBUG = "TPUFLOW_DEBUG"
 DUMP = "TPUFLOW_DUMP"

@@ -3,56 +3,128 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from heapq import heapify, heappop, heappush
+from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.passes.analysis import effectful
 
+NOTHING_BYTES = 256
+"""Scalars and the like: a step counter's power, which every update waits for."""
 
-def in_order(nodes: Iterable[Node], reluctant: Mapping[Node, Iterable[Node]] | None = None) -> list[Node]:
+VIEWS = ("reshape", "barrier")
+"""Nodes whose results are their operands' buffers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What an order of nodes does to memory: the bytes that each node's results take anew, and the values that are kept to the end."""
+
+    made: Mapping[Node, int]
+    kept: frozenset[Value]
+
+
+def in_order(nodes: Iterable[Node], reluctant: Mapping[Node, Iterable[Node]] | None = None, sizes: Sizes | None = None) -> list[Node]:
     """Nodes after everything they read, effects in the given order, otherwise as early in the given order as possible.
 
-    `reluctant` names nodes that rather run after certain others; they give way as long as anything else can run.
+    `reluctant` names nodes that rather run after certain others; they give way as long as anything else can run. With `sizes`, a node
+    that is the last to read as many bytes as it makes runs as soon as it can.
     """
-    queue = _Queue(list(nodes), reluctant or {})
+    queue = _Queue(list(nodes), reluctant or {}, sizes)
     ordered = list(iter(queue.next, None))
     assert len(ordered) == len(queue.nodes), "a graph has no cycles"
     return ordered
 
 
 class _Queue:
-    """Nodes whose requirements are met, earliest first; the reluctant ones wait apart until what they wait for has run."""
+    """Nodes whose requirements are met, earliest first; the reluctant ones wait apart until what they wait for has run.
 
-    def __init__(self, nodes: list[Node], reluctant: Mapping[Node, Iterable[Node]]) -> None:
+    A node may be in several heaps: in `ready` (or `shy`, as long as it waits), and in `relief` once it relieves memory.
+    """
+
+    def __init__(self, nodes: list[Node], reluctant: Mapping[Node, Iterable[Node]], sizes: Sizes | None) -> None:
         number = {node: i for i, node in enumerate(nodes)}
         self.nodes = nodes
         self.needs = _requirements(nodes)
         self.wishes: list[set[int]] = [{number[o] for o in reluctant.get(n, ()) if o is not n} for n in nodes]
         self.followers, self.wished_by = _inverted(self.needs), _inverted(self.wishes)
-        self.ready = [i for i, needs in enumerate(self.needs) if not needs]
+        self.done = [False] * len(nodes)
+        self.memory = None if sizes is None else _Memory(nodes, sizes)
+        self.relief: list[int] = []
+        self.ready: list[int] = []
         self.shy: list[int] = []
+        for i, needs in enumerate(self.needs):
+            if not needs:
+                self._offer(i)
 
     def next(self) -> Node | None:
         """The next node to run; None at the end."""
-        while self.ready and self.wishes[self.ready[0]]:
-            heappush(self.shy, heappop(self.ready))
-        if not self.ready and not self.shy:
-            return None
-        i = heappop(self.ready or self.shy)
-        self._done(i)
-        return self.nodes[i]
+        for heap in (self.relief, self.ready, self.shy):
+            while heap:
+                i = heappop(heap)
+                if not self.done[i]:
+                    self._run(i)
+                    return self.nodes[i]
+        return None
 
-    def _done(self, i: int) -> None:
+    def _run(self, i: int) -> None:
+        self.done[i] = True
+        if self.memory is not None:
+            for j in self.memory.read(i):
+                self._relieve(j)
         for j in self.followers[i]:
             self.needs[j].discard(i)
             if not self.needs[j]:
-                heappush(self.ready, j)
+                self._offer(j)
         for j in self.wished_by[i]:
             self.wishes[j].discard(i)
-            if not self.wishes[j] and j in self.shy:
-                self.shy.remove(j)
-                heapify(self.shy)
-                heappush(self.ready, j)
+            if not self.wishes[j] and not self.needs[j] and not self.done[j]:
+                self._offer(j)
+
+    def _offer(self, i: int) -> None:
+        heappush(self.shy if self.wishes[i] else self.ready, i)
+        self._relieve(i)
+
+    def _relieve(self, i: int) -> None:
+        able = not self.needs[i] and not self.wishes[i] and not self.done[i]
+        if able and self.memory is not None and self.memory.relieves(i):
+            heappush(self.relief, i)
+
+
+class _Memory:
+    """Who still reads what the nodes make; a view's readers are its operand's."""
+
+    def __init__(self, nodes: list[Node], sizes: Sizes) -> None:
+        self.made = [sizes.made.get(node, 0) for node in nodes]
+        self.bytes: dict[Value, int] = {}
+        self.readers: dict[Value, set[int]] = {}
+        self.operands: list[list[Value]] = []
+        root: dict[Value, Value] = {}
+        for i, node in enumerate(nodes):
+            held = list(dict.fromkeys(r for v in node.inputs if (r := root.get(v, v)) in self.bytes))
+            if node.op in VIEWS:
+                root.update((result, root.get(v, v)) for v, result in zip(node.inputs, node.results, strict=True))
+            else:
+                self.bytes.update((v, v.type.elems * v.dtype.bytes) for v in node.results)
+            self.operands.append(held)
+            for value in held:
+                self.readers.setdefault(value, set()).add(i)
+        for value in sizes.kept:
+            if (origin := root.get(value, value)) in self.readers:
+                self.readers[origin].add(-1)  # nobody's turn ever comes
+
+    def relieves(self, i: int) -> bool:
+        """Whether a node is the last to read as many bytes as it makes; what makes next to nothing does always: others wait for it."""
+        return sum(self.bytes[v] for v in self.operands[i] if self.readers[v] == {i}) + NOTHING_BYTES >= self.made[i]
+
+    def read(self, i: int) -> list[int]:
+        """A node has run: the nodes that are now the only readers of something."""
+        alone = []
+        for value in self.operands[i]:
+            self.readers[value].discard(i)
+            if len(self.readers[value]) == 1:
+                alone += self.readers[value]
+        return [j for j in alone if j >= 0]
 
 
 def _requirements(nodes: list[Node]) -> list[set[int]]:

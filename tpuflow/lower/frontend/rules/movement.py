@@ -99,7 +99,7 @@ def _concatenate(b: Builder, *parts: Value, dimension: int) -> Value:
 
 @lowers("pad")
 def _pad(b: Builder, x: Value, value: Value, *, padding_config: Sequence[tuple[int, int, int]]) -> Value:
-    low, high, interior = zip(*padding_config, strict=True) if padding_config else ((), (), ())
+    low, high, interior = zip(*(map(int, row) for row in padding_config), strict=True) if padding_config else ((), (), ())
     return b.pad(x, value, low, high, interior)
 
 

@@ -1,0 +1,74 @@
+"""The order of kernels: what lets go of memory runs as soon as it can, whatever place it was written in."""
+
+from __future__ import annotations
+
+import random
+
+from tpuflow.dtypes import F32
+from tpuflow.lower.graph.graph import Node, TensorType, Value
+from tpuflow.lower.passes.ordering import Sizes, in_order
+
+BIG, SCALAR = TensorType(F32, (1000,)), TensorType(F32)
+
+
+def node(name: str, type: TensorType, *inputs: Value) -> Node:
+    return Node("add", inputs, (Value(type, name),))
+
+
+def names(nodes: list[Node]) -> list[str]:
+    return [n.result.name for n in nodes]
+
+
+def sizes(nodes: list[Node], *kept: Value) -> Sizes:
+    return Sizes({n: n.result.type.elems * 4 for n in nodes}, frozenset(kept))
+
+
+def backward() -> list[Node]:
+    """Two layers' gradients [1000], each with an update that was written at the end, behind the scalar that both need."""
+    x, p = Value(BIG, "x"), Value(BIG, "p")
+    two = node("gradient2", BIG, x)
+    one = node("gradient1", BIG, two.result)
+    rate = node("rate", SCALAR)
+    updates = [node(f"update{i}", SCALAR, g.result, rate.result, p) for i, g in ((1, one), (2, two))]
+    return [two, one, rate, *updates]
+
+
+def test_a_gradient_goes_into_its_update_before_the_next_layer_makes_another():
+    nodes = backward()
+    assert names(in_order(nodes)) == ["gradient2", "gradient1", "rate", "update1", "update2"]
+    relieved = names(in_order(nodes, sizes=sizes(nodes)))
+    assert relieved[0] == "rate", "it takes next to nothing, and the updates wait for it"
+    assert relieved.index("update1") == relieved.index("gradient1") + 1
+
+
+def test_what_is_read_through_a_view_is_not_let_go_of():
+    x = Value(BIG, "x")
+    made = node("made", BIG, x)
+    view = Node("reshape", (made.result,), (Value(BIG, "view"),))
+    other = node("other", BIG, x)
+    first, last = node("first", BIG, made.result), node("last", BIG, view.result)
+    nodes = [made, view, other, first, last]
+    order = names(
+        in_order(nodes, sizes=Sizes({n: 4000 if n.op != "reshape" else 0 for n in nodes}, frozenset([made.result, other.result])))
+    )
+    assert order.index("other") < order.index("first"), "an output is never let go of"
+    assert sorted(order) == sorted(names(nodes))
+
+
+def test_any_order_keeps_dependences_and_effects():
+    rng = random.Random(0)
+    for _ in range(50):
+        values, nodes = [Value(BIG)], []
+        for i in range(30):
+            inputs = tuple(rng.sample(values, min(len(values), rng.randint(1, 3))))
+            nodes.append(Node("outfeed", inputs[:1], ()) if i % 7 == 3 else node("add", rng.choice((BIG, SCALAR)), *inputs))
+            values += nodes[-1].results
+        made = {n: sum(v.type.elems * 4 for v in n.results) for n in nodes}
+        reluctant = {n: rng.sample(nodes, 2) for n in rng.sample(nodes, 5)}
+        order = in_order(nodes, reluctant, Sizes(made, frozenset(values[-2:])))
+        place = {n: i for i, n in enumerate(order)}
+        maker = {v: n for n in nodes for v in n.results}
+        assert len(place) == len(nodes)
+        assert all(place[maker[v]] < place[n] for n in nodes for v in n.inputs if v in maker)
+        effects = [n for n in order if n.op == "outfeed"]
+        assert effects == [n for n in nodes if n.op == "outfeed"]
