@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -161,3 +164,66 @@ def test_training_on_the_device_follows_plain_jax(policy, config):
     expected = plain_losses(config, policy, data, batch, params)
     np.testing.assert_allclose(result.losses, expected, rtol=TRANSFORMER_LOSSES[policy])
     assert expected[-1] < 0.5 * expected[0], "it must learn, or equal losses show little"
+
+
+# --- what it costs ------------------------------------------------------------------------------------------------------
+
+SMALL = Config(vocabulary=512, length=256, width=256, layers=6, heads=4)
+
+
+def forward_macs(config: Config, batch: int) -> int:
+    """Multiply-adds of a forward pass: 12 D^2 a token and layer, scores and mixtures of T x T positions, the output layer."""
+    d, t = config.width, config.length
+    return batch * t * (config.layers * (12 * d * d + 2 * t * d) + config.vocabulary * d)
+
+
+def estimated(config: Config, batch: int, **options: Any) -> tpuflow.Estimate:
+    shape = jax.ShapeDtypeStruct((batch, config.length), jnp.int32)
+    return tpuflow.estimate_training(
+        Transformer(config), shape, shape, chip="tpu-v4", policy="mixed_bf16", optimizer=optax.adam(1e-3), sink_size=1, **options
+    )
+
+
+@pytest.mark.parametrize("scan", [False, True], ids=["written out", "scan"])
+def test_checkpointed_layers_take_less_memory_and_more_work(scan):
+    kept, again = (estimated(dataclasses.replace(SMALL, scan=scan, remat=remat), 32) for remat in (False, True))
+    forward = forward_macs(SMALL, 32)
+    (kept_macs,), (again_macs,) = (e.time.work.macs.values() for e in (kept, again))
+    assert kept_macs == 3 * forward, "a product forward, two backward"
+    assert 3.5 * forward < again_macs < 4 * forward, "but for each layer's last product, whose result the backward pass does not need"
+    assert again.memory.temp_size_in_bytes < 0.5 * kept.memory.temp_size_in_bytes
+    if not scan:  # what is kept from trip to trip of a scan is stored and loaded, which costs more than computing it again
+        assert 1.1 * kept.step_seconds < again.step_seconds < 1.7 * kept.step_seconds
+
+
+def test_a_scan_over_the_layers_is_estimated_like_layers_written_out():
+    out, scan = (estimated(dataclasses.replace(SMALL, remat=True, scan=scan), 32) for scan in (False, True))
+    assert not scan.time.assumed, "the trips are known"
+    assert scan.time.work.macs == out.time.work.macs
+    assert scan.memory.argument_size_in_bytes == pytest.approx(out.memory.argument_size_in_bytes, rel=1e-2)
+    assert 0.7 < scan.step_seconds / out.step_seconds < 2
+
+
+ESTIMATE = """
+import json, resource, sys
+from tpuflow.api.targets import estimate_target
+e = estimate_target(sys.argv[1], 1, "tpu-v4", "mixed_bf16", 100)
+print(json.dumps({
+    "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "cpu": resource.getrusage(resource.RUSAGE_SELF).ru_utime,
+    "macs": sum(e.time.work.macs.values()), "arguments": e.memory.argument_size_in_bytes, "temporaries": e.memory.temp_size_in_bytes,
+    "mfu": e.time.mfu, "seconds": e.step_seconds, "roofline": e.time.roofline_seconds, "steps": e.steps,
+}))
+"""
+
+
+@pytest.mark.parametrize("target", [pytest.param("transformer_1b3_step", marks=pytest.mark.slow), "transformer_1b3_scan_step"])
+def test_a_step_of_1_3_billion_parameters_is_estimated_on_a_laptop(target):
+    done = subprocess.run([sys.executable, "-c", ESTIMATE, f"models.transformer:{target}"], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["cpu"] < 60 and found["resident"] < 2 * 2**30, "no array of the model's size: its parameters alone are 5 GB"
+    count = parameters(GPT3_XL)
+    assert 12 * count <= found["arguments"] < 12.001 * count, "f32 parameters and Adam's two moments"
+    assert 2**30 < found["temporaries"] < 8 * count, "bf16 copies, activations, and gradients until Adam has used them"
+    assert 3.5 * forward_macs(GPT3_XL, 1) < found["macs"] / found["steps"] < 4 * forward_macs(GPT3_XL, 1)
+    assert found["roofline"] < found["seconds"] * found["steps"]
+    assert 0.25 < found["mfu"] < 0.75, "what such models reach on such chips"
