@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from tpuflow.chips import Chip
 
 TILE_BYTES = 512 * 1024  # large enough to hide a DMA's start-up behind its transfer, small enough for ten double-buffered tiles
 MATRIX_EDGE = 512  # longest side of a matrix tile, a few arrays long
+ACCUMULATOR_BYTES = 4
+WORTH_CUTTING = 0.8  # of the time with larger tiles: they are not given up for an estimate's error
 
 
 def ceil_div(n: int, d: int) -> int:
@@ -82,15 +85,68 @@ class MatmulSizes:
     contracted: tuple[int, ...]
 
 
-def matmul_tiles(whole: MatmulSizes, chip: Chip, edge: int = MATRIX_EDGE) -> MatmulSizes:
-    """Tiles with sides of at most `edge`; a contraction of up to twice that stays whole; small products are taken several at a time."""
+    def tiles(self, tile: MatmulSizes) -> tuple[int, int, int]:
+        """How many tiles of a size in parallel by rows and batch, by columns, and in sequence."""
+        count = [math.prod(map(ceil_div, whole, part)) for whole, part in zip(self.kinds, tile.kinds, strict=True)]
+        return count[0] * count[1], count[2], count[3]
+
+    @property
+    def kinds(self) -> tuple[tuple[int, ...], ...]:
+        """The axes by kind, in the order of the fields."""
+        return self.batch, self.rows, self.columns, self.contracted
+
+    @property
+    def products(self) -> tuple[int, int, int, int]:
+        """Lengths of batch, rows, columns and contraction as one axis each."""
+        batch, rows, columns, contracted = map(math.prod, self.kinds)
+        return batch, rows, columns, contracted
+
+
+def matmul_tiles(whole: MatmulSizes, chip: Chip, edge: int = MATRIX_EDGE, element_bytes: tuple[int, int] = (2, 2)) -> MatmulSizes:
+    """Tiles with sides of at most `edge`; a contraction of up to twice that stays whole; small products are taken several at a time.
+
+    Rows and columns are cut further where that pays: where there would be fewer tiles than cores, and one core would have to add up
+    what the others worked out for it, tile by tile. How a contraction is cut, and so every rounding, does not depend on the chip's cores.
+    """
+    sides = tuple(shrinking(edge, min(edge, 4 * chip.matrix_columns)))
+    tried = [_tiles(whole, chip, edge, rows, columns) for rows, columns in itertools.product(sides, sides)]
+    best, *others = [(tile, _seconds(whole, tile, chip, element_bytes)) for tile in dict.fromkeys(tried)]
+    for other in others:
+        if other[1] < WORTH_CUTTING * best[1]:
+            best = other
+    return best[0]
+
+
+def _tiles(whole: MatmulSizes, chip: Chip, edge: int, most_rows: int, most_columns: int) -> MatmulSizes:
     depth = math.prod(whole.contracted)
     contracted = fill_product(whole.contracted, depth if depth <= 2 * edge else edge, chip.matrix_rows)
-    columns = fill_product(whole.columns, edge, chip.matrix_columns)
-    rows = fill_product(whole.rows, edge, chip.vector_sublanes)
+    columns = fill_product(whole.columns, most_columns, chip.matrix_columns)
+    rows = fill_product(whole.rows, most_rows, chip.vector_sublanes)
     m, n, k = math.prod(rows), math.prod(columns), math.prod(contracted)
-    together = edge * edge // max(m * n, m * k, k * n)
+    together = most_rows * most_columns // max(m * n, m * k, k * n)
     return MatmulSizes(fill_product(whole.batch, max(together, 1)), rows, columns, contracted)
+
+
+def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, element_bytes: tuple[int, int]) -> float:
+    """What the busiest core of a product takes, roughly: the longer of moving and multiplying, and adding up what others send it."""
+    batch, m, n, k = tile.products
+    by_rows, by_columns, steps = whole.tiles(tile)
+    points = by_rows * by_columns
+    helpers = chip.cores // points
+    own = ceil_div(steps, helpers) if helpers > 1 else steps
+    cores = min(chip.cores, points * ceil_div(steps, own))
+    work = ceil_div(points, chip.cores) * own  # steps of the busiest core
+    sides = batch * k * m * element_bytes[0], batch * k * n * element_bytes[1]
+    moved = work * sum(sides)
+    once = math.prod(whole.products) // max(math.prod(whole.columns), 1) * element_bytes[0]
+    once = (once + math.prod((math.prod(whole.batch), *whole.columns, *whole.contracted)) * element_bytes[1]) / cores
+    rate = chip.core_bandwidth(cores)
+    again = max(rate, chip.core_cache_bytes_per_second) if steps * sum(sides) <= chip.cache_bytes else rate
+    move = chip.traffic_share * (min(once, moved) / rate + max(moved - once, 0) / again)
+    multiply = work * (chip.matrix_cycles(batch, m, n, k, "f16") + chip.issue_cycles) / chip.clock_hz
+    sums = batch * m * n * ACCUMULATOR_BYTES
+    add = chip.vector_cycles((batch, m, n), ACCUMULATOR_BYTES) / chip.clock_hz + chip.traffic_share * sums / chip.core_bandwidth(points)
+    return max(move, multiply) + (steps - own) * add
 
 
 def shrinking(start: int, stop: int = 1) -> Iterator[int]:

@@ -95,7 +95,9 @@ class Product:
     def nest(self, site: Site, edge: int) -> Nest:
         """Cut every axis for tiles with sides of at most `edge`."""
         kinds, sizes = self.kinds(), self.merged.sizes
-        tiles = matmul_tiles(MatmulSizes(*(tuple(sizes[a] for a in kind) for kind in kinds)), site.chip, edge)
+        whole = MatmulSizes(*(tuple(sizes[a] for a in kind) for kind in kinds))
+        lhs, rhs = the_product(site.region).inputs
+        tiles = matmul_tiles(whole, site.chip, edge, (lhs.dtype.bytes, rhs.dtype.bytes))
         tile_of: dict[int, int] = {}
         for kind, lengths in zip(kinds, (tiles.batch, tiles.rows, tiles.columns, tiles.contracted), strict=True):
             tile_of |= dict(zip(kind, lengths, strict=True))
