@@ -1,4 +1,4 @@
-"""Passes that save kernels and memory traffic: what they make of small graphs, and the modelled time that they save."""
+"""Passes and tiles that save kernels and memory traffic: what they make of small graphs, and the modelled time that they save."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
-from tpuflow.chips import get_chip
+from tpuflow.chips import Chip, get_chip
 from tpuflow.device.timing.program import time_program
 from tpuflow.dtypes import F16, F32, DType
+from tpuflow.lower import tiling
 from tpuflow.lower.assemble import Interface, assemble
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
@@ -34,11 +36,11 @@ def fused(b: Builder, outputs: Sequence[Value]) -> Graph:
 CHIP = replace(get_chip("ascend910"), kernel_seconds=5e-6, traffic_share=1.0)
 
 
-def microseconds(graph: Graph, *passes: Pass) -> int:
+def microseconds(graph: Graph, *passes: Pass, chip: Chip = CHIP) -> int:
     """Modelled time of a fused graph on the device after some passes."""
     for step in passes:
         graph = verify(step(graph))
-    program = assemble(graph, plan_memory(graph, CHIP), CHIP, Interface())
+    program = assemble(graph, plan_memory(graph, chip), chip, Interface())
     return round(time_program(program).device_seconds * 1e6)
 
 
@@ -114,7 +116,7 @@ def test_what_a_product_would_store_three_times_it_stores_once_in_f16() -> None:
     assert [str(v.type) for v in graph.nodes[0].results] == ["f16[65536,64]", "f32[65536,64]", "f32[65536,64]"]
     assert [[str(v.type) for v in n.results] for n in less.nodes] == [["f16[65536,64]"], ["f32[64]"] * 3]
     assert_same_bits(graph, less)
-    assert (microseconds(graph), microseconds(graph, StoreLess())) == (114, 52)
+    assert (microseconds(graph), microseconds(graph, StoreLess())) == (115, 51)
 
 
 def test_what_others_need_in_memory_is_stored_all_the_same() -> None:
@@ -131,3 +133,27 @@ def test_a_costly_chain_is_not_computed_again_to_save_a_narrow_array() -> None:
     y = b.convert(b.tanh(b.exp(b.sin(b.tanh(x)))), F16)
     graph = fused(b, [b.reduce("add", y, (0,)), b.reduce("max", y, (1,))])
     assert str(StoreLess()(graph)) == str(graph)
+
+
+# --- tiles of products --------------------------------------------------------------------------------------------------
+
+
+def weight_gradient() -> Graph:
+    """Of a dense layer or a 1x1 convolution: a small result, a long contraction."""
+    b = Builder("gradient", [T(F16, 25088, 128), T(F16, 25088, 512)])
+    return fused(b, [b.convert(b.dot(*b.inputs, (0,), (0,)), F16)])
+
+
+def test_a_long_contraction_is_shared_by_tiles_rather_than_added_up_by_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    roomy = replace(CHIP, acc_bytes=4 * 2**20, vmem_bytes=16 * 2**20)
+    cut = microseconds(weight_gradient(), chip=roomy)
+    monkeypatch.setattr(tiling, "WORTH_CUTTING", 0.0)
+    assert (microseconds(weight_gradient(), chip=roomy), cut) == (171, 49)
+
+
+def test_how_a_contraction_is_cut_does_not_depend_on_the_number_of_cores() -> None:
+    whole = tiling.MatmulSizes((), (128,), (512,), (25088,))
+    operands = tiling.Operands(2, 2, 16, lambda tile: tile.products[1] * tile.products[3])
+    tiles = {cores: tiling.matmul_tiles(whole, replace(CHIP, cores=cores), operands, edge=256) for cores in (1, 2, 8, 32)}
+    assert len(set(tiles.values())) > 1
+    assert {tile.contracted for tile in tiles.values()} == {(256,)}

@@ -54,12 +54,19 @@ class _Compute(Instruction):
         return Cost(cycles=passes * cycles, element_ops=passes * math.prod(shape))
 
 
+_ADDRESSED = Cost(cycles=1, element_ops=1)
+
+
 @instr(0x10, "constant")
 class Constant(_Compute):
     """dst = value, everywhere."""
 
     dst: Tile = field.dst()
     value: int | float | bool = field.immediate()
+
+    def cost(self, chip: Chip, shape_of: ShapeOf) -> Cost:
+        """One register: readers address it over again."""
+        return _ADDRESSED
 
     def meaning(self, ar: Arithmetic, shape: tuple[int, ...]) -> Any:
         """A splat of the immediate."""
@@ -184,6 +191,12 @@ class Broadcast(_Compute):
     dst: Tile = field.dst()
     a: Tile = field.src()
     axes: tuple[int, ...] = field.axes_field()
+
+    def cost(self, chip: Chip, shape_of: ShapeOf) -> Cost:
+        """One register where a number or whole rows are repeated: readers address them over again. Else the whole tile is written."""
+        minor = len(self.dst.axes) - 1
+        row = minor in self.axes and shape_of(self.a)[self.axes.index(minor)] == shape_of(self.dst)[minor]
+        return _ADDRESSED if row or math.prod(shape_of(self.a)) == 1 else _Compute.cost(self, chip, shape_of)
 
     def meaning(self, ar: Arithmetic, a: Any, shape: tuple[int, ...]) -> Any:
         """Repeated values of the given (valid) shape."""

@@ -11,6 +11,7 @@ from tpuflow.chips import Chip
 
 TILE_BYTES = 512 * 1024  # large enough to hide a DMA's start-up behind its transfer, small enough for ten double-buffered tiles
 MATRIX_EDGE = 512  # longest side of a matrix tile, a few arrays long
+SHORTEST_SIDES = 4  # arrays
 ACCUMULATOR_BYTES = 4
 WORTH_CUTTING = 0.8  # of the time with larger tiles: they are not given up for an estimate's error
 
@@ -84,7 +85,6 @@ class MatmulSizes:
     columns: tuple[int, ...]
     contracted: tuple[int, ...]
 
-
     def tiles(self, tile: MatmulSizes) -> tuple[int, int, int]:
         """How many tiles of a size in parallel by rows and batch, by columns, and in sequence."""
         count = [math.prod(map(ceil_div, whole, part)) for whole, part in zip(self.kinds, tile.kinds, strict=True)]
@@ -102,15 +102,40 @@ class MatmulSizes:
         return batch, rows, columns, contracted
 
 
-def matmul_tiles(whole: MatmulSizes, chip: Chip, edge: int = MATRIX_EDGE, element_bytes: tuple[int, int] = (2, 2)) -> MatmulSizes:
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """Bytes of an element of a product's left and right operand, as loaded; and what every element of the result takes on chip.
+
+    `lhs_elems` counts the elements of a tile of the left operand: fewer than rows times depth where they overlap, as patches do.
+    """
+
+    lhs_bytes: int
+    rhs_bytes: int
+    out_bytes: int
+    lhs_elems: Callable[[MatmulSizes], int]
+
+    def of(self, tile: MatmulSizes) -> tuple[int, int]:
+        """Bytes of the tiles of the two operands."""
+        batch, _, n, k = tile.products
+        return self.lhs_elems(tile) * self.lhs_bytes, batch * k * n * self.rhs_bytes
+
+    def fit(self, tile: MatmulSizes, chip: Chip) -> bool:
+        """Whether tiles of two slots each probably fit on the chip."""
+        batch, m, n, _ = tile.products
+        out = batch * m * n
+        return 2 * out * ACCUMULATOR_BYTES <= chip.acc_bytes and 3 * sum(self.of(tile)) + out * self.out_bytes <= chip.vmem_bytes
+
+
+def matmul_tiles(whole: MatmulSizes, chip: Chip, operands: Operands, edge: int = MATRIX_EDGE) -> MatmulSizes:
     """Tiles with sides of at most `edge`; a contraction of up to twice that stays whole; small products are taken several at a time.
 
-    Rows and columns are cut further where that pays: where there would be fewer tiles than cores, and one core would have to add up
-    what the others worked out for it, tile by tile. How a contraction is cut, and so every rounding, does not depend on the chip's cores.
+    Rows and columns are cut further where the chip's memories are small, and where it pays: where there would be fewer tiles than cores,
+    one core would have to add up what the others worked out for it, tile by tile.
     """
-    sides = tuple(shrinking(edge, min(edge, 4 * chip.matrix_columns)))
+    sides = tuple(shrinking(edge, min(edge, SHORTEST_SIDES * chip.matrix_columns)))
     tried = [_tiles(whole, chip, edge, rows, columns) for rows, columns in itertools.product(sides, sides)]
-    best, *others = [(tile, _seconds(whole, tile, chip, element_bytes)) for tile in dict.fromkeys(tried)]
+    fitting = [tile for tile in dict.fromkeys(tried) if operands.fit(tile, chip)] or tried[-1:]
+    best, *others = [(tile, _seconds(whole, tile, chip, operands)) for tile in fitting]
     for other in others:
         if other[1] < WORTH_CUTTING * best[1]:
             best = other
@@ -127,8 +152,8 @@ def _tiles(whole: MatmulSizes, chip: Chip, edge: int, most_rows: int, most_colum
     return MatmulSizes(fill_product(whole.batch, max(together, 1)), rows, columns, contracted)
 
 
-def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, element_bytes: tuple[int, int]) -> float:
-    """What the busiest core of a product takes, roughly: the longer of moving and multiplying, and adding up what others send it."""
+def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
+    """What the busiest core of a product takes, roughly: its steps, and adding up what others send it."""
     batch, m, n, k = tile.products
     by_rows, by_columns, steps = whole.tiles(tile)
     points = by_rows * by_columns
@@ -136,17 +161,15 @@ def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, element_bytes: t
     own = ceil_div(steps, helpers) if helpers > 1 else steps
     cores = min(chip.cores, points * ceil_div(steps, own))
     work = ceil_div(points, chip.cores) * own  # steps of the busiest core
-    sides = batch * k * m * element_bytes[0], batch * k * n * element_bytes[1]
-    moved = work * sum(sides)
-    once = math.prod(whole.products) // max(math.prod(whole.columns), 1) * element_bytes[0]
-    once = (once + math.prod((math.prod(whole.batch), *whole.columns, *whole.contracted)) * element_bytes[1]) / cores
     rate = chip.core_bandwidth(cores)
-    again = max(rate, chip.core_cache_bytes_per_second) if steps * sum(sides) <= chip.cache_bytes else rate
-    move = chip.traffic_share * (min(once, moved) / rate + max(moved - once, 0) / again)
+    cached = chip.core_cache_bytes_per_second if steps * sum(operands.of(tile)) <= chip.cache_bytes else 0.0
+    moved, once = work * sum(operands.of(tile)), min(work * sum(operands.of(tile)), sum(operands.of(whole)) // cores)
+    move = chip.traffic_share * (once / rate + (moved - once) / max(rate, cached))
     multiply = work * (chip.matrix_cycles(batch, m, n, k, "f16") + chip.issue_cycles) / chip.clock_hz
+    turns = (move + multiply + work * chip.dma_seconds) / 2  # of the two slots of a tile
     sums = batch * m * n * ACCUMULATOR_BYTES
     add = chip.vector_cycles((batch, m, n), ACCUMULATOR_BYTES) / chip.clock_hz + chip.traffic_share * sums / chip.core_bandwidth(points)
-    return max(move, multiply) + (steps - own) * add
+    return max(move, multiply, turns) + (steps - own) * add
 
 
 def shrinking(start: int, stop: int = 1) -> Iterator[int]:

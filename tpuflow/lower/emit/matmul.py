@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tpuflow.chips import Chip
@@ -25,7 +26,7 @@ from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.conv import PRECISIONS, ConvLabels
 from tpuflow.lower.graph.graph import Node
 from tpuflow.lower.graph.ops import PRODUCTS
-from tpuflow.lower.tiling import MATRIX_EDGE, MatmulSizes, matmul_tiles, shrinking
+from tpuflow.lower.tiling import MATRIX_EDGE, MatmulSizes, Operands, matmul_tiles, shrinking
 
 _NARROWED = {
     "bf16": {"default": "bf16", "high": "bf16_x3", "highest": "bf16_x6"},
@@ -94,13 +95,20 @@ class Product:
 
     def nest(self, site: Site, edge: int) -> Nest:
         """Cut every axis for tiles with sides of at most `edge`."""
+        whole = self._by_kind(self.merged.sizes)
+        return self._cut(matmul_tiles(whole, site.chip, _operands(site.region, self._lhs_elems), edge))
+
+    def _by_kind(self, sizes: Sequence[int]) -> MatmulSizes:
+        return MatmulSizes(*(tuple(sizes[a] for a in kind) for kind in self.kinds()))
+
+    def _lhs_elems(self, tile: MatmulSizes) -> int:
+        """Elements of a tile of the left operand, halos as they are."""
+        axes = self._cut(tile).axes
+        return math.prod(axes[a].size for a in self.lhs)
+
+    def _cut(self, tiles: MatmulSizes) -> Nest:
         kinds, sizes = self.kinds(), self.merged.sizes
-        whole = MatmulSizes(*(tuple(sizes[a] for a in kind) for kind in kinds))
-        lhs, rhs = the_product(site.region).inputs
-        tiles = matmul_tiles(whole, site.chip, edge, (lhs.dtype.bytes, rhs.dtype.bytes))
-        tile_of: dict[int, int] = {}
-        for kind, lengths in zip(kinds, (tiles.batch, tiles.rows, tiles.columns, tiles.contracted), strict=True):
-            tile_of |= dict(zip(kind, lengths, strict=True))
+        tile_of = {a: n for kind, lengths in zip(kinds, tiles.kinds, strict=True) for a, n in zip(kind, lengths, strict=True)}
         nest = cut(sizes, [tile_of.get(a, n) for a, n in enumerate(sizes)], kinds[3])
         for halo in self.halos:
             nest = halo.cut(nest)
@@ -136,6 +144,15 @@ def the_product(region: Region) -> Node:
     """The only product of a region."""
     (node,) = (n for op in PRODUCTS for n in region.find(op))
     return node
+
+
+def _operands(region: Region, lhs_elems: Callable[[MatmulSizes], int]) -> Operands:
+    """Bytes that a product's tiles take: of operands as they are loaded, of the result with what is loaded, stored and made beside it."""
+    product = the_product(region)
+    made_from = {n.result: n.inputs[0] for n in region.find("convert")}
+    lhs, rhs = (made_from.get(v, v).dtype.bytes if v not in region.inputs else v.dtype.bytes for v in product.inputs)
+    beside = [v for v in (*region.inputs, *region.results) if v.shape == product.result.shape]
+    return Operands(lhs, rhs, sum(2 * v.dtype.bytes for v in beside) + 4 * region.widest_bytes(), lhs_elems)
 
 
 def dot_levels(region: Region) -> list[Roots]:
