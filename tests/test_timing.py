@@ -210,5 +210,5 @@ def test_every_template_is_timed(case):
 def test_f32_products_on_a_chip_without_them_are_said_to_be_narrowed(chip: str, kind: str):
     f32, f16 = (compiled(KERNELS["matmul"], (64, 64), get_chip(chip), dtype) for dtype in (jnp.float32, jnp.float16))
     assert f"f32 products enter the arrays of {chip} as {kind}, in 1 pass" in time_program(f32).summary()
-    assert not time_program(f16).assumed
-    assert not time_program(compiled(KERNELS["matmul"], (64, 64), get_chip("generic"))).assumed
+    assert not time_program(f16).narrowed
+    assert not time_program(compiled(KERNELS["matmul"], (64, 64), get_chip("generic"))).narrowed

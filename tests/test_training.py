@@ -305,6 +305,14 @@ def test_the_result_is_written_as_json(tmp_path):
     assert os.listdir(tmp_path) == ["out.json"]
 
 
+def test_a_training_says_that_a_chip_has_no_f32_products():
+    batch = np.ones((4, 4), np.float32), np.zeros(4, np.int32)
+    reports = {
+        chip: tpuflow.train(nn.Dense(3), batch, batch_size=4, chip=chip, progress=False).report() for chip in ("ascend910", "generic")
+    }
+    assert "f32 products enter the arrays of ascend910 as f16, in 1 pass" in reports["ascend910"] and "f32 prod" not in reports["generic"]
+
+
 @pytest.mark.parametrize(("policy", "options", "within"), [("fp32", {}, 1e-6), ("mixed", {"loss_scale": 64.0}, 2**-10)])
 def test_the_step_alone_is_the_one_that_is_trained(policy, options, within):
     """Sums of XLA:CPU are in another order; a loss in fp16 (below 2) may then be rounded to its neighbour."""

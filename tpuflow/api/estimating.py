@@ -95,6 +95,7 @@ class Estimate(Reported):
             "busy_seconds": self.time.busy_seconds,
             "bound_seconds": self.time.by_bound(),
             "assumed": list(self.time.assumed),
+            "narrowed": list(self.time.narrowed),
             **cost_analysis(self.program, self.time),
             **self.memory.as_dict(),
         }

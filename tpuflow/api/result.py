@@ -189,21 +189,22 @@ def _report_lines(result: TrainResult) -> list[str]:
     if result.interrupted:
         lines.append(f"interrupted by Ctrl-C after {result.steps} steps; what was trained until then is kept")
     if result.executables and result.steps:
-        lines.append(_device_line(result))
+        lines += _device_lines(result)
     total, compiling = result.seconds["total"], result.seconds["compile"]
     lines.append(f"device memory {result.hbm_bytes / 2**20:.1f} MiB; host time {total:.1f} s, of it compiling {compiling:.1f} s")
     return lines
 
 
-def _device_line(result: TrainResult) -> str:
+def _device_lines(result: TrainResult) -> list[str]:
     """What the training would have taken on the chip: its first step Program, all steps, in so many round trips."""
     program = result.executables[0].program
     trips = max(1, result.round_trips)
     time = sink_time(program, -(-result.steps // trips), trips)
-    return (
+    took = (
         f"device time {seconds_text(time.seconds)}, {seconds_text(time.device_seconds / trips / -(-result.steps // trips))} a step "
         f"({time.provenance}); matrix utilisation {time.mfu:.1%}, host {seconds_text(time.launch_picoseconds / 1e12)}"
     )
+    return [took, *time.narrowed]
 
 
 def _epoch_line(epoch: Mapping[str, Any]) -> str:

@@ -37,7 +37,8 @@ def time_program(program: Program, trips: Mapping[str, int] | None = None, round
         kernels=tuple(replace(r, count=round_trips * r.count) for r in total.rows),
         work=total.work * round_trips,
         feed_bytes=round_trips * total.feed_bytes,
-        assumed=(*walk.assumed, *_narrowed(program)),
+        assumed=tuple(walk.assumed),
+        narrowed=_narrowed(program),
         trips=walk.counted,
     )
 

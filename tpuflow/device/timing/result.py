@@ -105,7 +105,8 @@ class ProgramTime:
 
     `device_picoseconds` is the device's own time, `feed_picoseconds` what it waits for infeeds that are slower than it,
     `launch_picoseconds` the host's round trip. `assumed` names blocks whose trips or branch nobody said: a while counts one trip, a
-    switch its longest branch. `trips` has the trips counted for every loop and while, and the branch of every switch, by their place.
+    switch its longest branch. `narrowed` says which f32 products are made of narrower ones, for want of f32 arrays. `trips` has the trips
+    counted for every loop and while, and the branch of every switch, by their place.
     """
 
     chip: Chip
@@ -116,6 +117,7 @@ class ProgramTime:
     work: Work
     feed_bytes: int
     assumed: tuple[str, ...] = ()
+    narrowed: tuple[str, ...] = ()
     trips: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -221,7 +223,7 @@ def _summary(t: ProgramTime) -> list[str]:
     ]
     if t.joules_at_most is not None:
         lines.append(f"energy at most {joules_text(t.joules_at_most)}: {t.chip.power_watts:g} W, the chip's greatest power, all the time")
-    return lines + [f"assumed: {text}" for text in t.assumed]
+    return lines + [*t.narrowed] + [f"assumed: {text}" for text in t.assumed]
 
 
 def _table(t: ProgramTime, most: int) -> list[str]:
