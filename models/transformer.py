@@ -127,7 +127,10 @@ def _norm(name: str) -> nn.LayerNorm:
 
 
 def torch_layers(model: Transformer) -> dict[str, str]:
-    """PyTorch module name -> Flax module name, for layers that are written out one by one."""
+    """PyTorch module name -> Flax module name, for layers that are written out one by one and whose weights are those of `Linear`.
+
+    (The published GPT-2 keeps the kernels of `c_attn`, `c_fc` and `c_proj` the other way round: [in, out].)
+    """
     parts = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
     layers = {f"h.{i}.{part}": f"h_{i}/{part.replace('.', '/')}" for i in range(model.config.layers) for part in parts}
     head = {} if model.config.tied else {"lm_head": "lm_head"}

@@ -52,7 +52,7 @@ DUMP = "TPUFLOW_DUMP"
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Without Python's cyclic garbage collector, which else walks over a growing graph again and again (a third of the time).
+    """Without Python's cyclic garbage collector, which else walks over a growing graph again and again (a quarter of the time).
 
     Compiling makes next to no cycles: what it drops is freed as ever. Also a decorator.
     """
