@@ -75,7 +75,7 @@ def oracle_time(plan: GridPlan) -> int:
                 q.complete, q.moving, q.until = now + q.moving[2], None, now
     assert not any(q.todo for q in queues.values()), "a queue waits for ever"
     end = max((max(q.until, q.complete) for q in queues.values()), default=0)
-    return max(end, plan.combined) + (plan.combine if plan.combined else 0)
+    return max(end, plan.combined) + (plan.combine + plan.collect if plan.combined else 0)
 
 
 def _start(q: Queue, now: int, signals: list[deque[int]]) -> bool:

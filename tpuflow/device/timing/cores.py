@@ -1,8 +1,9 @@
 """How a kernel is shared by the cores of a chip.
 
 Cores take points of the grid, equally many each. A kernel with fewer points than there are cores lends the idle ones to the points:
-its steps are shared out too, a helper works out the product or the reduction of a step, and the point's own core adds what it is sent to
-the accumulator, in the order of the grid. Values therefore depend on neither.
+its steps are shared out too, and so is the accumulator: each of the point's cores works out the products or reductions of its steps,
+sends every core the piece of them that is that one's, and adds what it is sent to its own piece of the accumulator, in the order of the
+grid. At the end the point's own core collects the pieces. Values therefore depend on neither.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from tpuflow.isa.vector import ReduceInto
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What the busiest core does: points, and steps of each; cores at work, and those of them that own a point; the price of adding one
-    helper's step."""
+    """What the busiest core does: points, and steps of each; cores at work; the price of adding its piece of another core's step, and
+    the bytes of the accumulators, which a point's own core collects."""
 
     cores: int
-    owners: int
     points: int
     steps: int
     combine_cycles: int = 0
     combine_bytes: int = 0
+    collected_bytes: int = 0
 
 
 def share(kernel: Kernel, chip: Chip) -> Share:
@@ -39,11 +40,12 @@ def share(kernel: Kernel, chip: Chip) -> Share:
     accumulators = tuple(_accumulators(kernel))
     if helpers < 2 or steps < 2 or not _only_accumulates(kernel, accumulators):
         cores = max(1, min(chip.cores, points))
-        return Share(cores, cores, -(-points // cores), steps)
+        return Share(cores, -(-points // cores), steps)
     own = -(-steps // helpers)
-    cycles = sum(chip.vector_cycles(t.shape, t.dtype.bytes) + math.ceil(chip.issue_cycles) for t in accumulators)
-    moved = sum(t.elems * t.dtype.bytes for t in accumulators)  # each helper sends its own while the others do; the owner reads all
-    return Share(points * -(-steps // own), points, 1, own, cycles, moved)
+    team = -(-steps // own)
+    cycles = sum(-(-chip.vector_cycles(t.shape, t.dtype.bytes) // team) + math.ceil(chip.issue_cycles) for t in accumulators)
+    moved = sum(t.elems * t.dtype.bytes for t in accumulators)
+    return Share(points * team, 1, own, cycles, -(-moved // team), moved)
 
 
 def _accumulators(kernel: Kernel) -> Iterator[Tile]:

@@ -29,11 +29,12 @@ class GridPlan:
     sections: tuple[Table, ...]
     points: int  # of the busiest core
     steps: int  # of each of these that it does itself
-    combine: int  # picoseconds to add one step's contribution that another core worked out
+    combine: int  # picoseconds to add a core's piece of one step that another core worked out
+    collect: int  # picoseconds until a point's own core has the pieces of the others
 
     @property
     def combined(self) -> int:
-        """Picoseconds of the busiest core to add what other cores worked out for it."""
+        """Picoseconds of a core to add what other cores worked out for it."""
         every = math.prod(size for size, sequential in self.grid if sequential)
         return self.points * (every - self.steps) * self.combine
 
@@ -47,8 +48,9 @@ def plan_grid(priced: PricedKernel, chip: Chip) -> tuple[GridPlan, Clock]:
         for section in priced.sections
     )
     grid = tuple((g.size, g.kind == "sequential") for g in kernel.grid)
-    combine = clock.cycles(team.combine_cycles) + Clock(chip, team.owners).bus(team.combine_bytes)
-    return GridPlan(grid, priced.ragged, kernel.semaphores, sections, team.points, team.steps, combine), clock
+    combine = clock.cycles(team.combine_cycles) + clock.bus(team.combine_bytes)
+    collect = clock.bus(team.collected_bytes)
+    return GridPlan(grid, priced.ragged, kernel.semaphores, sections, team.points, team.steps, combine, collect), clock
 
 
 def grid_time(plan: GridPlan, *, unroll: bool = False) -> int:
@@ -78,7 +80,7 @@ class GridRun:
             return 0
         self._nest(self.points, self.plan.points, self._point, self.touched_point, self._point_floors)
         received = self.plan.combined
-        return max(self.core.end, received) + (self.plan.combine if received else 0)
+        return max(self.core.end, received) + (self.plan.combine + self.plan.collect if received else 0)
 
     def _nest(self, axes: Sequence[int], share: int, inside, touched: Touched, floors) -> None:
         """The first `share` trips of a nest of axes, in order."""
