@@ -7,11 +7,11 @@ single odd row cannot dominate. There are at least six rows for every constant, 
 
 from __future__ import annotations
 
-import itertools
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from tpuflow.chips import Chip
 from tpuflow.device.timing.program import sink_time
@@ -96,12 +96,13 @@ def curve(program: Program, chip: Chip, steps: int) -> tuple[tuple[float, ...], 
     return tuple(times), kernels
 
 
-def fit_curves(curves: Sequence[Curve]) -> Fit:
-    """The constants that suit curves best, with each model left out in turn for the second error.
+def fit_curves(measured: Sequence[Curve]) -> Fit:
+    """The constants that suit the fitted rows among curves best, with each model left out in turn for the second error.
 
     Raises:
       ConfigError: too few rows for the constants.
     """
+    curves = [c for c in measured if c.measurement.fitted]
     need = ROWS_A_CONSTANT * len(CONSTANTS)
     if len(curves) < need:
         raise ConfigError(
@@ -114,10 +115,10 @@ def fit_curves(curves: Sequence[Curve]) -> Fit:
 
 
 def leave_one_model_out(curves: Sequence[Curve]) -> list[tuple[Curve, float]]:
-    """Every row with its error under constants fitted to the other models' rows."""
+    """Every row, those that are only compared too, with its error under constants fitted to the other models' rows."""
     found = []
     for model in dict.fromkeys(c.measurement.model for c in curves):
-        others = [c for c in curves if c.measurement.model != model]
+        others = [c for c in curves if c.measurement.model != model and c.measurement.fitted]
         if others:
             constants = _best(others)
             found += [(c, c.error(*constants)) for c in curves if c.measurement.model == model]
@@ -125,7 +126,14 @@ def leave_one_model_out(curves: Sequence[Curve]) -> list[tuple[Curve, float]]:
 
 
 def _best(curves: Sequence[Curve]) -> tuple[float, float]:
-    def loss(constants: tuple[float, float]) -> float:
-        return statistics.fmean(abs(math.log(c.seconds(*constants) / c.measurement.seconds)) for c in curves)
-
-    return min(itertools.product(KERNEL_TRIED, TRAFFIC_TRIED), key=loss)
+    """The pair of tried constants with the smallest mean absolute logarithm of modelled over measured."""
+    kernels, measured = (np.array([f(c) for c in curves]) for f in (lambda c: c.kernels, lambda c: c.measurement.seconds))
+    found = []
+    for share in TRAFFIC_TRIED:
+        moved = np.array([c.seconds(0.0, share) for c in curves])
+        modelled = moved + kernels * np.array(KERNEL_TRIED)[:, None]  # [kernel_seconds tried, rows]
+        losses = np.abs(np.log(modelled / measured)).mean(axis=1)
+        best = int(losses.argmin())
+        found.append((float(losses[best]), KERNEL_TRIED[best], share))
+    _, kernel, share = min(found)
+    return kernel, share
