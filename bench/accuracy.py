@@ -142,7 +142,7 @@ def page(fits: Mapping[str, Fit], lines: list[Line], others: list[Mapping[str, s
         "pass. The host's input pipeline is not modelled.",
         "",
         f"{len(lines)} rows modelled; {constants} constants fitted, {len(graded)} rows of grade A. **Median absolute error over grade A: "
-        f"{statistics.median(graded):.0%}; with the row's model left out of the fit: {statistics.median(left):.0%}.**",
+        f"{statistics.median(graded):.1%}; with the row's model left out of the fit: {statistics.median(left):.1%}.**",
         "",
         "| family | constants | fit |",
         "|---|---|---|",
@@ -158,8 +158,8 @@ def page(fits: Mapping[str, Fit], lines: list[Line], others: list[Mapping[str, s
         "further, and a published time is that of its program, not of ours. A share far below one is work left for this compiler, not a",
         "property of the chip; the fit looks no lower than 0.10 and no higher than 1. Where it stops at 0.10 something else is too slow in",
         "the model or in our program: a TPU's step of ResNet-50 is modelled as the time of its arrays plus that of its vector units, which",
-        "its maker's compiler overlaps; tpu-v4, with twice the arrays of tpu-v3 but hardly more vector units, shows it most. Where it stops",
-        "at 1, bytes are not what is missing: on the Ascend ResNet-50 comes out too slow with the constants that suit the other networks",
+        "its maker's compiler overlaps; tpu-v4, with twice the arrays of tpu-v3 but hardly more vector units, shows it most. Where it",
+        "stops at 1, bytes are not what is missing: on the Ascend ResNet-50 comes out too slow with the constants that suit the others",
         "(measured, it takes less time a layer than GoogLeNet or SqueezeNet; ours takes as long), and they too fast with those that",
         "suit it. Constants of a family whose models disagree are a compromise: read the rows, not the median. Rows of grade B are",
         "compared, not fitted.",
@@ -230,7 +230,8 @@ def _order(name: str, points: Mapping[str, list[Line]]) -> str:
 def fits_module(fits: Mapping[str, Fit]) -> str:
     """tpuflow/chips/fits.py."""
     rows = "".join(
-        f'    "{family}": {{"kernel_seconds": {fit.kernel_seconds:.4g}, "traffic_share": {fit.traffic_share}, "fit": "{fit.text}"}},\n'
+        f'    "{family}": {{\n        "kernel_seconds": {fit.kernel_seconds:.4g},\n        "traffic_share": {fit.traffic_share},\n'
+        f'        "fit": "{fit.text}",\n    }},\n'
         for family, fit in fits.items()
     )
     return (

@@ -6,6 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 FITS: Mapping[str, Mapping[str, Any]] = {
-    "ascend": {"kernel_seconds": 3.212e-05, "traffic_share": 1.0, "fit": "fit to 14 measured rows, median error 30% (47% with a model left out)"},
-    "tpu": {"kernel_seconds": 6.341e-07, "traffic_share": 0.1, "fit": "fit to 14 measured rows, median error 14% (16% with a model left out)"},
+    "ascend": {
+        "kernel_seconds": 3.212e-05,
+        "traffic_share": 1.0,
+        "fit": "fit to 14 measured rows, median error 30% (47% with a model left out)",
+    },
+    "tpu": {
+        "kernel_seconds": 6.341e-07,
+        "traffic_share": 0.1,
+        "fit": "fit to 14 measured rows, median error 14% (16% with a model left out)",
+    },
 }
