@@ -140,7 +140,7 @@ def torch_layers(model: Transformer) -> dict[str, str]:
 def transformer_1b3_step(batch: int) -> tuple[Transformer, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     """What a training step of the 1.3-billion-parameter model takes: the model, tokens [batch, 2048], next tokens [batch, 2048].
 
-    Its layers are written out one by one and checkpointed: without that, nothing with 32 GiB holds even one sequence.
+    Its layers are written out one by one and checkpointed, which a chip with 32 GiB needs from the second sequence on.
     """
     return _step(dataclasses.replace(GPT3_XL, remat=True), batch)
 
