@@ -33,7 +33,7 @@ def measured_seconds(row: Mapping[str, str]) -> float:
     value, batch = float(row["value"]), float(row["batch_per_chip"] or 0)
     if row["unit"].startswith("ms"):
         return value / 1e3
-    if row["unit"] == "images/s":
+    if row["unit"] in ("images/s", "sentences/s"):
         return float(row["global_batch"]) / value
     if row["unit"] == "TFLOP/s" and row["model"].startswith("matmul"):
         side = int(row["model"].split()[1].partition("^")[0])

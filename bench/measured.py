@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from models import alexnet
+from models.bert import BASE, LARGE, Config, MaskedWords
 from models.googlenet import GoogLeNet
 from models.lenet import LeNet5
 from models.resnet import resnet50
@@ -74,6 +75,13 @@ def trained(
     return Case(model, chip, f"{type(module).__name__} {options} {size} {chip.name} {policy} {rule}", make, SUNK, note, gradients)
 
 
+def masked_words(config: Config, length: int, masked: int, batch: int, chip: Chip, policy: str, note: str = "") -> Case:
+    """BERT's pretraining step with LAMB, without dropout: makers draw its bits in hardware, threefry in the vector unit takes longer."""
+    name, module = f"BERT, {config.layers} layers", MaskedWords(replace(config, dropout=0.0), masked)
+    said = "; ".join(filter(None, ("without dropout and the next-sentence loss", note)))
+    return trained(name, module, batch, chip, policy, LAMB, shape=(3, length), labels=(masked,), dtype=jnp.int32, note=said)
+
+
 def product(size: tuple[int, int, int], chip: Chip, note: str) -> Case:
     """A bf16 product [rows, depth] x [depth, columns], timed on the device: without the host's round trip."""
     rows, depth, columns = size
@@ -108,6 +116,8 @@ def _ascend() -> dict[str, Case]:
     faster = replace(chip, name="ascend910-proa", clock_hz=1.1e9)
     cifar, imagenet = {"shape": (227, 227, 3), "note": "CIFAR-10"}, {"shape": (227, 227, 3), "note": "ImageNet"}
 
+    base, large = replace(BASE, vocabulary=21128), replace(LARGE, vocabulary=21128)
+
     def resnet(batch: int, chip: Chip = chip, optimizer: optax.GradientTransformation = MOMENTUM, note: str = "") -> Case:
         return trained("ResNet-50", resnet50(1000), batch, chip, "O2", optimizer, note=note)
 
@@ -123,9 +133,12 @@ def _ascend() -> dict[str, Case]:
         "M031": trained("WideResNet-40-10", WideResNet(), 32, chip, "O2", shape=(32, 32, 3)),
         "M044": trained("GoogLeNet", GoogLeNet(10), 128, chip, "O2"),
         "M045": trained("GoogLeNet", GoogLeNet(1000), 256, chip, "O2"),
+        "M065": masked_words(base, 128, 20, 256, chip, "O2"),
         "M087": resnet(256),
         "M089": resnet(256),
         "M091": resnet(32),
+        "M094": masked_words(large, 128, 20, 96, chip, "O2"),
+        "M096": masked_words(large, 128, 20, 96, chip, "O2"),
         "M303": resnet(64, optimizer=LARS),
         "M307": resnet(32, faster, LARS, "1.1 GHz"),
         "S001": trained("ResNet-50", resnet50(10), 32, chip, "O3"),
@@ -139,6 +152,7 @@ def _tpu() -> dict[str, Case]:
     def resnet(batch: int, chip: Chip, optimizer: optax.GradientTransformation = LARS) -> Case:
         return trained("ResNet-50", resnet50(1000), batch, chip, "mixed_bf16", optimizer)
 
+    roomy, kept = replace(v4, hbm_bytes=2 * v4.hbm_bytes), "all activations kept, in twice the chip's memory"
     half = "one of the chip's two devices; device time"
     return {
         "M256": resnet(256, v2, MOMENTUM),
@@ -152,6 +166,9 @@ def _tpu() -> dict[str, Case]:
         "M273": resnet(16, v3),
         "M275": resnet(16, v4),
         "M277": resnet(16, v4),
+        "M280": masked_words(LARGE, 512, 76, 48, roomy, "mixed_bf16", kept),
+        "M282": masked_words(LARGE, 512, 76, 2, v3, "mixed_bf16"),
+        "M284": masked_words(LARGE, 512, 76, 48, roomy, "mixed_bf16", f"{kept}; measured with packed sentences"),
         "M435": product((256, 256, 256), device, half),
         "M436": product((512, 512, 512), device, half),
         "M439": product((4096, 4096, 4096), device, half),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import numpy as jnp
 
-from models import alexnet, cifar_net, googlenet, lenet, relu_reduce_mean_dense, resnet, squeezenet, vgg, wide_resnet
+from models import alexnet, bert, cifar_net, googlenet, lenet, relu_reduce_mean_dense, resnet, squeezenet, vgg, wide_resnet
 from tpuflow.importers import flax_params
 from train.pretrained import from_torch
 
@@ -172,6 +172,27 @@ def _parameters(model: Any, shape: tuple[int, ...]) -> int:
 )
 def test_networks_have_as_many_parameters_as_published(model, published):
     assert _parameters(model, (224, 224, 3)) == published
+
+
+@pytest.mark.parametrize(("config", "published"), [(bert.BASE, 109_482_240), (bert.LARGE, 335_141_888)])
+def test_berts_have_as_many_parameters_as_published(config, published):
+    words = jax.ShapeDtypeStruct((1, 16), jnp.int32)
+    like = jax.eval_shape(bert.Bert(config).init, jax.random.key(0), words, words)
+    pooler = config.width * (config.width + 1)  # a dense layer over the first word, which the published ones have
+    assert sum(leaf.size for leaf in jax.tree.leaves(like["params"])) + pooler == published
+
+
+def test_masked_words_are_seen_from_both_sides_and_padding_from_none():
+    model = bert.MaskedWords(bert.TINY, 2)
+    words = jnp.arange(1, 17)[None]
+    batch = jnp.stack([words, jnp.zeros_like(words), jnp.where(words == 1, 5, words)], axis=1)  # places 5 and 2 are asked for
+    variables = model.init(jax.random.key(0), batch)
+    logits = model.apply(variables, batch)
+    assert logits.shape == (1, 2, bert.TINY.vocabulary)
+    for place in (0, 15):
+        assert not jnp.allclose(model.apply(variables, batch.at[0, 0, place].set(90)), logits)
+    padded = batch.at[0, 0, 15].set(0)
+    assert jnp.array_equal(model.apply(variables, padded), model.apply(variables, padded.at[0, 1, 15].set(1)))
 
 
 @pytest.mark.parametrize(

@@ -154,9 +154,7 @@ class _Maker:
                 cone.leaves[value] = None
                 continue
             node = self.made[value]
-            if (
-                node in cone.nodes
-            ):  # work that several results share is walked once: in the bits of a dropout's key, paths are without number
+            if node in cone.nodes:  # shared work is walked once: in the bits of a dropout's key, paths are without number
                 continue
             if node.op in (*PRODUCTS, "reduce") or (node.op in ENTRIES and node.inputs[0] not in self.operand):
                 return None
