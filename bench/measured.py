@@ -77,7 +77,7 @@ def trained(
 
 def masked_words(config: Config, length: int, masked: int, batch: int, chip: Chip, policy: str, note: str = "") -> Case:
     """BERT's pretraining step with LAMB, without dropout: makers draw its bits in hardware, threefry in the vector unit takes longer."""
-    name, module = f"BERT, {config.layers} layers", MaskedWords(replace(config, dropout=0.0), masked)
+    name, module = "BERT-base" if config.width == BASE.width else "BERT-large", MaskedWords(replace(config, dropout=0.0), masked)
     said = "; ".join(filter(None, ("without dropout and the next-sentence loss", note)))
     return trained(name, module, batch, chip, policy, LAMB, shape=(3, length), labels=(masked,), dtype=jnp.int32, note=said)
 
