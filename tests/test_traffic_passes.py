@@ -144,11 +144,11 @@ def weight_gradient() -> Graph:
     return fused(b, [b.convert(b.dot(*b.inputs, (0,), (0,)), F16)])
 
 
-def test_a_long_contraction_is_shared_by_tiles_rather_than_added_up_by_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_contraction_is_shared_by_tiles_rather_than_added_up_between_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     roomy = replace(CHIP, acc_bytes=4 * 2**20, vmem_bytes=16 * 2**20)
     cut = microseconds(weight_gradient(), chip=roomy)
     monkeypatch.setattr(tiling, "WORTH_CUTTING", 0.0)
-    assert (microseconds(weight_gradient(), chip=roomy), cut) == (171, 49)
+    assert (microseconds(weight_gradient(), chip=roomy), cut) == (60, 51)
 
 
 def test_how_a_contraction_is_cut_does_not_depend_on_the_number_of_cores() -> None:

@@ -130,7 +130,7 @@ def matmul_tiles(whole: MatmulSizes, chip: Chip, operands: Operands, edge: int =
     """Tiles with sides of at most `edge`; a contraction of up to twice that stays whole; small products are taken several at a time.
 
     Rows and columns are cut further where the chip's memories are small, and where it pays: where there would be fewer tiles than cores,
-    one core would have to add up what the others worked out for it, tile by tile.
+    what cores work out for each other has to be added up, tile by tile.
     """
     sides = tuple(shrinking(edge, min(edge, SHORTEST_SIDES * chip.matrix_columns)))
     tried = [_tiles(whole, chip, edge, rows, columns) for rows, columns in itertools.product(sides, sides)]
