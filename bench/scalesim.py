@@ -1,8 +1,9 @@
 """How long it takes to say how long ResNet-50 inference of one image takes: `tpuflow.estimate` beside SCALE-Sim, each in fresh processes.
 
-SCALE-Sim (`pip install -e '.[bench]'`) is given the 53 convolutions and the dense layer of the model that tpuflow traces, on the array and
-memories of the TPU configuration in its repository; tpuflow does every layer (normalisation, pooling, additions too) on a chip with arrays of
-the same size, from the Flax module: shapes of its variables, trace, passes, kernels, memory plan, time. Imports are stated apart.
+SCALE-Sim (`pip install -e '.[bench]'`) is given the 53 convolutions and the dense layer of the model that tpuflow traces, on the array
+and memories of the TPU configuration in its repository; tpuflow does every layer (normalisation, pooling, additions too) on a chip with
+arrays of the same size, from the Flax module: shapes of its variables, trace, passes, kernels, memory plan, time. Imports are stated
+apart.
 """
 
 from __future__ import annotations
