@@ -54,8 +54,14 @@ class LaxArithmetic:
         return lax.bitcast_convert_type(_bf16_bits(value), jnp.bfloat16) if dtype == BF16 else f32_to_f16(value)
 
     def hold(self, x: Value, dtype: DType) -> Value:
-        """An array in either form as a buffer holds it."""
-        return self.store(x, dtype) if self.bitexact else self.load(x, dtype)
+        """An array in either form as a buffer holds it.
+
+        Native f16 ends in a select, though hardware knows what a NaN becomes: XLA makes anew for each reader what ends in unary operations.
+        """
+        if self.bitexact:
+            return self.store(x, dtype)
+        x = self.load(x, dtype)
+        return lax.select(lax.ne(x, x), jnp.full_like(x, np.nan), x) if dtype == F16 else x
 
     def held_type(self, dtype: DType) -> np.dtype[Any]:
         """The NumPy type of what `hold` returns."""

@@ -67,12 +67,13 @@ def quiet(x: Value) -> Value:
 
 
 def _rounded(x: Value, dtype: DType) -> Value:
-    """f32 that is no NaN, to the nearest number of f16 or bf16, in f32."""
+    """f32 to the nearest number of f16 or bf16, in f32."""
     if dtype == F16:
         return f16_to_f32(f32_to_f16(x))
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     even = (bits >> np.uint32(16)) & np.uint32(1)
-    return lax.bitcast_convert_type((bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000), jnp.float32)
+    rounded = lax.bitcast_convert_type((bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000), jnp.float32)
+    return lax.select(lax.ne(x, x), jnp.full_like(x, np.nan), rounded)
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,9 @@ class Rounding:
         return lax.select(lax.ne(x, x), self.full(x.shape, np.nan, F32), x)
 
     def from_f32(self, x: Value, dtype: DType) -> Value:
-        """f32 results rounded once to a float carrier.
-
-        Native, by a select, though hardware knows what a NaN becomes: XLA makes anew for each reader what ends in unary operations.
-        """
+        """f32 results rounded once to a float carrier."""
         if not self.bitexact:
-            return x if dtype == F32 else lax.select(lax.ne(x, x), jnp.full_like(x, np.nan), _rounded(x, dtype))
+            return x if dtype == F32 else _rounded(x, dtype)
         x = self.canonical(x)
         if dtype == BF16:
             return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
