@@ -10,9 +10,9 @@ from jax import numpy as jnp
 class BatchNorm(nn.Module):
     """Normalise each channel by mean and variance, of the batch in training, of past batches in evaluation: [..., C] -> [..., C].
 
-    Differs from `flax.linen.BatchNorm` in two ways, so that statistics and gradients can be compared with other frameworks:
-    the running variance takes the unbiased variance of the batch (n - 1 in the denominator), and a variance is the mean of squared
-    differences rather than a difference of two means, which cancels. Statistics are in fp32 at least.
+    Differs from `flax.linen.BatchNorm` so that statistics and gradients can be compared with other frameworks: the running variance takes
+    the unbiased variance of the batch (n - 1 in the denominator). Statistics are in fp32 at least, taken in one pass over the batch, and
+    the gradient is the closed form that accelerators' libraries have: two sums over the batch, and then one value an element.
     """
 
     epsilon: float = 1e-5
@@ -27,21 +27,65 @@ class BatchNorm(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, channels, jnp.float32)
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, channels, jnp.float32)
         running_var = self.variable("batch_stats", "var", jnp.ones, channels, jnp.float32)
-        mean, var = _moments(x) if train else (running_mean.value, running_var.value)
-        if train and not self.is_initializing():
+        if not train:
+            return _scaled(x, running_mean.value, jax.lax.rsqrt(running_var.value + self.epsilon), scale, bias)
+        y, mean, var = _normalised(self.epsilon, x, scale, bias)
+        if not self.is_initializing():
             samples = x.size // x.shape[-1]
             running_mean.value = self._moved(running_mean.value, mean)
             running_var.value = self._moved(running_var.value, var * (samples / max(samples - 1, 1)))
-        y = (x - mean) * (jax.lax.rsqrt(var + self.epsilon) * scale) + bias
-        return y.astype(jnp.result_type(x, scale, bias))
+        return y
 
     def _moved(self, old: jax.Array, new: jax.Array) -> jax.Array:
         return self.momentum * old + (1.0 - self.momentum) * new
 
 
+def _scaled(x: jax.Array, mean: jax.Array, deviation: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+    """(x - mean) * deviation * scale + bias in the statistics' type, returned in that of x and the parameters; `deviation` is 1 / sigma."""
+    return ((x - mean) * (deviation * scale) + bias).astype(jnp.result_type(x, scale, bias))
+
+
+def _with_statistics(epsilon: float, x: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The batch x [..., C] normalised by its own statistics, with them: y [..., C], mean [C], biased variance [C]."""
+    mean, var = _moments(x)
+    return _scaled(x, mean, jax.lax.rsqrt(var + epsilon), scale, bias), mean, var
+
+
+def _forward(epsilon: float, x: jax.Array, scale: jax.Array, bias: jax.Array):
+    mean, var = _moments(x)
+    deviation = jax.lax.rsqrt(var + epsilon)
+    return (_scaled(x, mean, deviation, scale, bias), mean, var), (x, scale, bias, mean, deviation)
+
+
+def _backward(epsilon: float, kept, cotangents):
+    """Cotangents of x, scale and bias.
+
+    With d = x - mean over n samples: dx = scale / sigma * (dy - sum(dy) / n - d * sum(dy * d) / (n * sigma^2)), and what the statistics
+    themselves are asked for, dmean / n + dvar * 2 d / n.
+    """
+    (x, scale, bias, mean, deviation), (dy, dmean, dvar) = kept, cotangents
+    axes, share = tuple(range(x.ndim - 1)), x.shape[-1] / x.size
+    dy, distance = dy.astype(mean.dtype), x - mean
+    total, along = dy.sum(axes), (dy * distance).sum(axes)
+    gain = deviation * scale
+    slope = share * (2.0 * dvar - gain * jnp.square(deviation) * along)
+    offset = share * (dmean - gain * total)
+    dx = dy * gain + (distance * slope + offset)
+    return dx.astype(x.dtype), (along * deviation).astype(scale.dtype), total.astype(bias.dtype)
+
+
+_normalised = jax.custom_vjp(_with_statistics, nondiff_argnums=(0,))
+_normalised.defvjp(_forward, _backward)
+
+
 def _moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and biased variance of every channel, in fp32 at least: [..., C] -> two of [C]."""
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    axes = tuple(range(x.ndim - 1))
-    mean = x.mean(axes)
-    return mean, jnp.square(x - mean).mean(axes)
+    """Mean and biased variance of every channel, in fp32 at least and in one pass: [..., C] -> two of [C].
+
+    Differences are taken from the channel's first sample, which is as far from the mean as samples are: so the difference of the two
+    means does not cancel, as that of plain squares would where the mean is many times the deviation.
+    """
+    axes, wide = tuple(range(x.ndim - 1)), jnp.promote_types(x.dtype, jnp.float32)
+    first = x[(0,) * len(axes)].astype(wide)
+    distance = x.astype(wide) - first
+    mean = distance.mean(axes)
+    return first + mean, jnp.maximum(jnp.square(distance).mean(axes) - jnp.square(mean), 0.0)

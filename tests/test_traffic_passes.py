@@ -19,6 +19,7 @@ from tpuflow.lower.graph.interpret import interpret
 from tpuflow.lower.graph.verify import verify
 from tpuflow.lower.memory import plan_memory
 from tpuflow.lower.passes.base import Pass
+from tpuflow.lower.passes.fold_moves import FoldMoves
 from tpuflow.lower.passes.fuse import Fuse
 from tpuflow.lower.passes.merge_kernels import MergeKernels
 from tpuflow.lower.passes.simplify import Simplify
@@ -49,6 +50,24 @@ def assert_same_bits(one: Graph, other: Graph) -> None:
     arrays = [rng.standard_normal(v.shape).astype(v.dtype.numpy) for v in one.inputs]
     for want, got in zip(interpret(one, *arrays), interpret(other, *arrays), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+# --- simplify -----------------------------------------------------------------------------------------------------------
+
+
+def moments() -> Graph:
+    """The means of 64 channels, taken over differences from the first sample of each: f16[512,64] -> f32[64]."""
+    b = Builder("moments", [T(F16, 512, 64)])
+    (x,) = b.inputs
+    first = b.convert(b.reshape(b.slice(x, (0, 0), (1, 64)), (64,)), F32)
+    total = b.reduce("add", b.sub(b.convert(x, F32), b.broadcast(first, (512, 64), (1,))), (0,))
+    return verify(FoldMoves()(Simplify()(b.finish([b.add(b.div(total, 512.0), first)]))))
+
+
+def test_work_on_a_slice_is_done_in_the_kernel_that_needs_it() -> None:
+    graph = verify(Fuse()(moments()))
+    assert [n.attrs["kind"] for n in graph.nodes] == ["reduce"]
+    assert microseconds(graph) == 10  # with the convert in a kernel of its own, between the slice and the reshape: 16
 
 
 # --- merge kernels ------------------------------------------------------------------------------------------------------

@@ -97,3 +97,10 @@ TRANSFORMER_LOSSES = {
     "fp32": 1e-5,  # measured 4e-7: the order of f32 sums
     "mixed_bf16": 5e-3,  # measured 1.4e-3: a unit in the last place of bf16 is 4e-3 to 8e-3 of a value
 }
+
+# Batch normalisation in fp32 against its definition in float64, beside the largest value: sums of 240 values of a few deviations, and
+# the rounding of inputs whose mean is 30 deviations (2^-24 x 30, twice).
+NORM_VALUES = 5e-6
+
+# The variance of samples around a mean of a thousand deviations, each rounded to 2^-14 (of 1000): that over the smallest deviation, 1.
+NORM_STATISTICS = 1e-4

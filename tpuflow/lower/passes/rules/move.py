@@ -178,11 +178,14 @@ def _iota(rw: Rewriter, node: Node) -> Value | None:
 
 @rewrites_all(ELEMENTWISE)
 def _elementwise_of_reshapes(rw: Rewriter, node: Node) -> Value | None:
-    """op(reshape(x), reshape(y)) = reshape(op(x, y)): reshapes of computed values sink until a broadcast swallows them or a view does."""
+    """op(reshape(x), reshape(y)) = reshape(op(x, y)): reshapes of computed values sink until a broadcast swallows them or a view does.
+
+    That of a slice stays: with it, the slice is a window of whatever kernel reads it; below work, it would part that work from the kernel.
+    """
     made = [rw.maker(x) for x in node.inputs]
     viewed = [m.inputs[0] for m in made if m and m.op == "reshape"]
     sources = {x.shape for x in viewed}
-    if len(sources) != 1 or not any(_fuses(rw.maker(x)) or _places(x.shape, node.result.shape) for x in viewed):
+    if len(sources) != 1 or not any(_sinks(rw.maker(x), x.shape, node.result.shape) for x in viewed):
         return None
     (shape,) = sources
     operands = [_viewed(rw, x, m, shape) for x, m in zip(node.inputs, made, strict=True)]
@@ -190,6 +193,11 @@ def _elementwise_of_reshapes(rw: Rewriter, node: Node) -> Value | None:
         return None
     inner = rw.emit(node.op, operands, TensorType(node.result.dtype, shape), **node.attrs)  # type: ignore[arg-type]
     return rw.reshape(inner, node.result.shape)
+
+
+def _sinks(node: Node | None, old: tuple[int, ...], new: tuple[int, ...]) -> bool:
+    """Whether the reshape of a node's result belongs below: its kernel could take in what follows, or only axes of size 1 change."""
+    return _fuses(node) or (bool(_places(old, new)) and (node is None or node.op != "slice"))
 
 
 def _fuses(node: Node | None) -> bool:
