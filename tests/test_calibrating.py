@@ -11,8 +11,9 @@ import pytest
 
 import tpuflow
 from tpuflow import cli
-from tpuflow.api.calibrating import TRAFFIC, Curve, Fit, Measurement, fit_curves, leave_one_model_out
+from tpuflow.api.calibrating import CONSTANTS, TRAFFIC, Curve, Fit, Measurement, fit_curves, leave_one_model_out
 from tpuflow.chips import get_chip
+from tpuflow.compiler import compile_function
 from tpuflow.errors import ConfigError
 
 KERNEL, SHARE = 5e-6, 0.6
@@ -62,6 +63,14 @@ def test_a_fitted_chip_says_what_it_was_fitted_to():
     chip = Fit(2e-6, 0.5, 12, 0.1, 0.2).applied(get_chip("tpu-v3"))
     assert (chip.kernel_seconds, chip.traffic_share) == (2e-6, 0.5)
     assert "fit to 12 measured rows, median error 10% (20% with a model left out)" in tpuflow.estimate(*chain(64), chip=chip).report()
+
+
+def test_a_new_fit_does_not_change_the_compiled_program():
+    product, x = lambda x: jnp.tanh(x.T @ x), jax.ShapeDtypeStruct((25088, 512), jnp.bfloat16)  # long enough for cores to share steps
+    chip = get_chip("ascend910")
+    other = replace(chip, **{name: 3 * getattr(chip, name) for name in CONSTANTS})
+    one, two = (compile_function(product, (x,), chip=c) for c in (chip, other))
+    assert one.code == two.code and one.chip != two.chip
 
 
 def test_the_command_line_fits_a_csv_and_writes_chip_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

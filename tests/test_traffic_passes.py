@@ -173,6 +173,7 @@ def test_a_long_contraction_is_shared_by_tiles_rather_than_added_up_between_core
 def test_how_a_contraction_is_cut_does_not_depend_on_the_number_of_cores() -> None:
     whole = tiling.MatmulSizes((), (128,), (512,), (25088,))
     operands = tiling.Operands(2, 2, 16, lambda tile: tile.products[1] * tile.products[3])
-    tiles = {cores: tiling.matmul_tiles(whole, replace(CHIP, cores=cores), operands, edge=256) for cores in (1, 2, 8, 32)}
+    roomy = replace(CHIP, acc_bytes=4 * 2**20, vmem_bytes=16 * 2**20)
+    tiles = {cores: tiling.matmul_tiles(whole, replace(roomy, cores=cores), operands) for cores in (1, 2, 8, 32)}
     assert len(set(tiles.values())) > 1
-    assert {tile.contracted for tile in tiles.values()} == {(256,)}
+    assert {tile.contracted for tile in tiles.values()} == {(512,)}

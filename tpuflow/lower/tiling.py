@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from tpuflow.chips import Chip
+from tpuflow.chips.teams import adding, team
 
 TILE_BYTES = 512 * 1024  # large enough to hide a DMA's start-up behind its transfer, small enough for ten double-buffered tiles
 MATRIX_EDGE = 512  # longest side of a matrix tile, a few arrays long
 SHORTEST_SIDES = 4  # arrays
 ACCUMULATOR_BYTES = 4
-WORTH_CUTTING = 0.8  # of the time with larger tiles: they are not given up for an estimate's error
+WORTH_CUTTING = 0.9  # of the time with larger tiles: they are not given up for an estimate's error
 
 
 def ceil_div(n: int, d: int) -> int:
@@ -153,23 +154,22 @@ def _tiles(whole: MatmulSizes, chip: Chip, edge: int, most_rows: int, most_colum
 
 
 def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
-    """What the busiest core of a product takes, roughly: its steps, and adding up what others send it."""
+    """What the busiest core of a product takes, roughly: its steps, and adding up what others send it (tpuflow/chips/teams.py)."""
     batch, m, n, k = tile.products
     by_rows, by_columns, steps = whole.tiles(tile)
-    points = by_rows * by_columns
-    helpers = chip.cores // points
-    own = ceil_div(steps, helpers) if helpers > 1 else steps
-    cores = min(chip.cores, points * ceil_div(steps, own))
-    work = ceil_div(points, chip.cores) * own  # steps of the busiest core
-    rate = chip.core_bandwidth(cores)
+    shared = team(chip, by_rows * by_columns, steps, sharing=True)
+    work = shared.points * shared.steps
+    rate = chip.core_bandwidth(shared.cores)
     cached = chip.core_cache_bytes_per_second if steps * sum(operands.of(tile)) <= chip.cache_bytes else 0.0
-    moved, once = work * sum(operands.of(tile)), min(work * sum(operands.of(tile)), sum(operands.of(whole)) // cores)
-    move = chip.traffic_share * (once / rate + (moved - once) / max(rate, cached))
+    moved, once = work * sum(operands.of(tile)), min(work * sum(operands.of(tile)), sum(operands.of(whole)) // shared.cores)
+    move = once / rate + (moved - once) / max(rate, cached)
     multiply = work * (chip.matrix_cycles(batch, m, n, k, "f16") + chip.issue_cycles) / chip.clock_hz
     turns = (move + multiply + work * chip.dma_seconds) / 2  # of the two slots of a tile
-    sums = batch * m * n * ACCUMULATOR_BYTES
-    add = chip.vector_cycles((batch, m, n), ACCUMULATOR_BYTES) / chip.clock_hz + chip.traffic_share * sums / chip.core_bandwidth(points)
-    return max(move, multiply, turns) + (steps - own) * add
+    sums = adding(chip, (((batch, m, n), ACCUMULATOR_BYTES),), shared.size)
+    add = sums.cycles / chip.clock_hz + sums.piece_bytes / rate
+    collected = add + sums.collected_bytes / rate
+    pipeline = max(move + multiply / work, multiply + move / work, turns)  # nothing hides the first move and the last product
+    return max(pipeline, shared.points * shared.others * add) + collected
 
 
 def shrinking(start: int, stop: int = 1) -> Iterator[int]:

@@ -41,15 +41,16 @@ class GridPlan:
 
 def plan_grid(priced: PricedKernel, chip: Chip) -> tuple[GridPlan, Clock]:
     """The plan of a priced kernel for the core that has most to do, and that core's clock."""
-    kernel, team = priced.kernel, share(priced.kernel, chip)
+    kernel = priced.kernel
+    team, adding = share(kernel, chip)
     clock = Clock(chip, team.cores)
     sections = tuple(
         tuple((p.feels, tuple((bits, clock.op(p.instruction, cost, p.reads)) for bits, cost in p.costs.items())) for p in section)
         for section in priced.sections
     )
     grid = tuple((g.size, g.kind == "sequential") for g in kernel.grid)
-    combine = clock.cycles(team.combine_cycles) + clock.bus(team.combine_bytes)
-    collect = clock.bus(team.collected_bytes)
+    combine = clock.cycles(adding.cycles) + clock.bus(adding.piece_bytes)
+    collect = clock.bus(adding.collected_bytes)
     return GridPlan(grid, priced.ragged, kernel.semaphores, sections, team.points, team.steps, combine, collect), clock
 
 
