@@ -20,9 +20,9 @@ Value = Any
 Axes = Sequence[int]
 
 _CHUNK = 16
-_AT_ONCE = 32
+_AT_ONCE = 16
 _RUN = 64
-_STRIPES = 512
+_STRIPES = 128
 _DIRECT_PRODUCTS = 1 << 16
 _MASK_BITS = 64
 _MASKED_TERMS = 256
@@ -106,7 +106,10 @@ def _ordered(rounding: Rounding, a: Value, b: Value, labels: Labels, a_axes: Axe
 
 
 def _summed_directly(rounding: Rounding, a: Value, b: Value, places: _Places) -> Value:
-    """One term after the other for all elements at once: quicker where the sums are short, and to compile."""
+    """One term after the other for all elements at once: quicker where the sums are short, and to compile.
+
+    In a loop of at least two trips, even if that is short: XLA would add up anew for each reader what is not a loop's.
+    """
 
     def terms_first(x: Value, axes: Axes) -> Value:
         """[K, ...] with size 1 on the product's axes that the operand lacks."""
@@ -121,10 +124,11 @@ def _summed_directly(rounding: Rounding, a: Value, b: Value, places: _Places) ->
         return sums, None
 
     left, right = terms_first(a, places.a_axes), terms_first(b, places.b_axes)
-    whole = places.terms // _CHUNK * _CHUNK
+    chunk = min(_CHUNK, places.terms // 2)
+    whole = places.terms // chunk * chunk if chunk else 0
     sums = jnp.zeros(places.sizes, jnp.float64)
     if whole:
-        chunks = [lax.reshape(x[:whole], (whole // _CHUNK, _CHUNK, *x.shape[1:])) for x in (left, right)]
+        chunks = [lax.reshape(x[:whole], (whole // chunk, chunk, *x.shape[1:])) for x in (left, right)]
         sums, _ = lax.scan(add_terms, sums, (chunks[0], chunks[1]))
     return rounding.narrow(_started_from_zero(add_terms(sums, (left[whole:], right[whole:]))[0]), F32)
 
