@@ -19,6 +19,7 @@ from tpuflow.chips import CHIPS, Chip, get_chip
 from tpuflow.compiler import compile_function
 from tpuflow.device.timing import time_program
 from tpuflow.device.timing.grid import GridPlan, grid_time, plan_grid
+from tpuflow.device.timing.patches import patches
 from tpuflow.device.timing.prices import PICOSECONDS, price
 from tpuflow.device.timing.program import time_kernel
 from tpuflow.device.timing.result import ProgramTime
@@ -121,6 +122,26 @@ def test_a_faster_chip_is_not_slower(field: str):
     for name in KERNELS:
         program = compiled(KERNELS[name], (1000, 700), slow)
         assert time_program(replace(program, chip=fast)).picoseconds <= 1.02 * time_program(program).picoseconds
+
+
+def test_patches_of_a_pooled_window_take_longer_where_the_chip_cuts_them():
+    def pooled(x):
+        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "VALID")
+
+    image = jax.ShapeDtypeStruct((8, 33, 33, 64), jnp.float16)
+    plain = replace(get_chip("ascend910"), patch_cycles=0.0)
+    program = compile_function(pooled, (image,), chip=plain)
+    (kernel,) = program.kernels()
+    assert len(patches(kernel)) == 9
+    times = [time_kernel(kernel, replace(plain, patch_cycles=cycles)) for cycles in (0.0, 20.0, 40.0)]
+    assert times[0].picoseconds < times[1].picoseconds < times[2].picoseconds
+    assert all(t.picoseconds <= t.serial_picoseconds for t in times)
+
+
+def test_slices_of_one_buffer_are_not_patches():
+    program = compile_function(lambda x: x[:, :64] + x[:, 64:], (jax.ShapeDtypeStruct((256, 128), jnp.float32),), chip=SMALL)
+    assert any(len({w.buffer for i in k.instructions for r, w in i.windows() if r == "read"}) == 1 for k in program.kernels())
+    assert not any(patches(kernel) for kernel in program.kernels())
 
 
 def test_multiply_adds_and_bytes_are_those_of_the_graph():

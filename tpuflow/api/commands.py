@@ -60,10 +60,10 @@ def run_calibrate(path: Path, output: Path | None) -> None:
     found = fit_curves(curves)
     print(f"{'model':32} {'chip':12} {'measured':>12} {'modelled':>12} {'error':>7}")
     for c in curves:
-        m, modelled = c.measurement, c.seconds(found.kernel_seconds, found.traffic_share)
+        m, modelled = c.measurement, c.seconds(found.kernel_seconds, found.value)
         error = modelled / m.seconds - 1
         print(f"{m.name[:32]:32} {m.chip.name:12} {seconds_text(m.seconds):>12} {seconds_text(modelled):>12} {error:+7.0%}")
-    print(f"kernel_seconds {found.kernel_seconds:.3g}, traffic_share {found.traffic_share}: {found.text}")
+    print(f"kernel_seconds {found.kernel_seconds:.3g}, {found.second.name} {found.value}: {found.text}")
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         for name in sorted({c.measurement.chip.name for c in curves}):
@@ -72,12 +72,8 @@ def run_calibrate(path: Path, output: Path | None) -> None:
 
 def _chip_file(name: str, found: Fit) -> str:
     """A row like the named one with fitted constants, as TOML."""
-    lines = (
-        f'base = "{name}"',
-        f"kernel_seconds = {found.kernel_seconds!r}",
-        f"traffic_share = {found.traffic_share!r}",
-        f'fit = "{found.text}"',
-    )
+    fitted = (f"{field} = {value!r}" for field, value in found.constants.items())
+    lines = (f'base = "{name}"', *fitted, f'fit = "{found.text}"')
     return "\n".join(lines) + "\n"
 
 

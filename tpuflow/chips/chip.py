@@ -32,8 +32,9 @@ class Chip:
 
     The last group are efficiencies. `issue_cycles` go by before an instruction, `dma_seconds` before a move's first byte,
     `kernel_seconds` between kernels; `hbm_efficiency` is the sustained share of the HBM bandwidth, `matrix_efficiency` that of the
-    arrays; `traffic_share` is how many bytes the maker's compiler moves for each of this one's, since it fuses further. `tpuflow
-    calibrate` fits some of them; `fit` says from what and how well.
+    arrays; `traffic_share` is how many bytes the maker's compiler moves for each of this one's, since it fuses further; `patch_cycles`
+    is what the load queue takes for each vector register of a window that is read beside shifted copies of itself, as by pooling.
+    `tpuflow calibrate` fits some of them; `fit` says from what and how well.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Chip:
     hbm_efficiency: float = 0.85
     traffic_share: float = 1.0
     matrix_efficiency: float = 1.0
+    patch_cycles: float = 0.0
     fit: str = UNCALIBRATED
 
     # ---- rates

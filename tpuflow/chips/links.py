@@ -3,13 +3,13 @@
 Chips are joined in up to three levels, each with its own bandwidth: `link_chips` of them by links of their own (a torus of `link_axes`
 axes, rings on every axis in both directions at once), `host_chips` by their host, any number by the network. A sum over a level of n
 groups is scattered, summed and gathered: it moves 2 (n - 1) / n of the data at that level's bandwidth, and leaves each chip 1 / n of
-them for the next. Nominal bandwidths, one hop's latency for every step around the rings, and nothing hidden behind computation.
+them for the next. Nominal bandwidths, one hop's latency for every step around the rings.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tpuflow.chips.chip import Chip
 from tpuflow.errors import ConfigError
@@ -30,6 +30,18 @@ def all_reduce_seconds(chip: Chip, data_bytes: float, chips: int) -> float:
         seconds += 2 * (groups - 1) / groups * left / rate + hops * chip.hop_seconds
         left /= groups
     return seconds
+
+
+def exposed_seconds(sums: Sequence[tuple[float, float]]) -> float:
+    """What sums of gradients add to a step that computes while they are made, one after the other.
+
+    sums: of each, in order, the seconds that it takes and how many seconds before the last gradient its own are ready.
+    """
+    left, exposed = 0.0, 0.0
+    for seconds, ahead in reversed(sums):
+        left += seconds
+        exposed = max(exposed, left - ahead)
+    return exposed
 
 
 def _levels(chip: Chip, chips: int) -> Iterator[tuple[int, float, int]]:

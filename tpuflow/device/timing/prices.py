@@ -8,11 +8,12 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.place import SECTIONS
+from tpuflow.device.timing.patches import patches
 from tpuflow.device.timing.reuse import reuse
 from tpuflow.isa.cost import Cost
 from tpuflow.isa.dma import Signal, Wait
@@ -57,7 +58,7 @@ class Clock:
             return (SIGNAL if isinstance(instruction, Signal) else WAIT, queue, self.cycles(cost.cycles), instruction.semaphore)
         start_up = picoseconds(self.chip.dma_seconds)
         if queue in (LOAD, STORE):
-            return MOVE, queue, self.cycles(self.chip.issue_cycles), self.bus(cost.bus_bytes, reads), start_up
+            return MOVE, queue, self.cycles(cost.cycles + self.chip.issue_cycles), self.bus(cost.bus_bytes, reads), start_up
         if queue == SCALAR:
             return DO, queue, self.cycles(cost.cycles) + (start_up + self.bus(cost.bus_bytes) if cost.bus_bytes else 0)
         return DO, queue, self.cycles(cost.cycles + self.chip.issue_cycles)
@@ -124,7 +125,8 @@ def price(kernel: Kernel, chip: Chip) -> PricedKernel:
     """Ask every instruction of a kernel what it costs."""
     ragged = tuple(sorted({x.grid for i in kernel.instructions for t in _tiles(i) for x in t.axes if _is_ragged(x)}))
     times = reuse(kernel, chip)
-    return PricedKernel(kernel, ragged, tuple(tuple(_priced(i, ragged, chip, times) for i in getattr(kernel, s)) for s in SECTIONS))
+    cut = patches(kernel) if chip.patch_cycles else frozenset()
+    return PricedKernel(kernel, ragged, tuple(tuple(_priced(i, ragged, chip, times, cut) for i in getattr(kernel, s)) for s in SECTIONS))
 
 
 def _tiles(instruction: Instruction) -> Iterator[Tile]:
@@ -136,15 +138,21 @@ def _is_ragged(axis: TileAxis) -> bool:
     return axis.grid >= 0 and axis.extent % axis.size != 0
 
 
-def _priced(instruction: Instruction, ragged: tuple[int, ...], chip: Chip, times: Mapping[Window, int]) -> Priced:
+def _priced(instruction: Instruction, ragged: tuple[int, ...], chip: Chip, times: Mapping[Window, int], cut: Set[Window]) -> Priced:
     felt = {x.grid for t in _tiles(instruction) for x in t.axes if _is_ragged(x)}
     feels = tuple(i for i, axis in enumerate(ragged) if axis in felt)
     costs = {}
     for bits in itertools.product((False, True), repeat=len(feels)):
         last = {ragged[i] for i, bit in zip(feels, bits, strict=True) if bit}
-        costs[bits] = instruction.cost(chip, functools.partial(_shape, last))  # type: ignore[attr-defined]
+        cost: Cost = instruction.cost(chip, functools.partial(_shape, last))  # type: ignore[attr-defined]
+        costs[bits] = replace(cost, cycles=cost.cycles + sum(_cutting(w, last, chip) for _, w in instruction.windows() if w in cut))
     reads = max((times.get(w, 1) for _, w in instruction.windows()), default=1)
     return Priced(instruction, feels, costs, reads)
+
+
+def _cutting(window: Window, last: set[int], chip: Chip) -> int:
+    """Cycles of the load queue to cut a patch of a window."""
+    return math.ceil(chip.patch_cycles * chip.vector_cycles(_shape(last, window.tile), window.tile.dtype.bytes))
 
 
 def _shape(last: set[int], tile: Tile) -> tuple[int, ...]:
