@@ -262,5 +262,8 @@ def test_tile_sizes_cut_axes_into_equal_pieces_of_whole_registers():
     assert even_blocks(100, 5, 8) == 5
     assert fill_product((4, 6, 10), 60) == (1, 6, 10)
     assert fill_product((4, 6, 10), 35) == (1, 3, 10)
+    assert fill_product((3, 3, 256), 512, 16) == (1, 2, 256)
+    assert fill_product((3, 3, 256), 512, 16, first=(0, 1)) == (3, 3, 48)
+    assert fill_product((3, 3, 256), 512, 128, first=(0, 1)) == (1, 2, 256), "no room for a whole register of channels beside the kernel"
     assert fill_tile((10, 10_000_000), 4, GENERIC)[0] == 8
     assert fill_tile((64, 784), 4, GENERIC) == (64, 784)

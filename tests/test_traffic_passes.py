@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tpuflow.chips import Chip, get_chip
+from tpuflow.compiler import compile_function
+from tpuflow.device.runtime import Executable
 from tpuflow.device.timing.program import time_program
 from tpuflow.dtypes import F16, F32, DType
+from tpuflow.isa.program import Program
 from tpuflow.lower import tiling
 from tpuflow.lower.assemble import Interface, assemble
+from tpuflow.lower.emit.matmul import Product
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
 from tpuflow.lower.graph.interpret import interpret
@@ -177,3 +183,38 @@ def test_how_a_contraction_is_cut_does_not_depend_on_the_number_of_cores() -> No
     tiles = {cores: tiling.matmul_tiles(whole, replace(roomy, cores=cores), operands) for cores in (1, 2, 8, 32)}
     assert len(set(tiles.values())) > 1
     assert {tile.contracted for tile in tiles.values()} == {(512,)}
+    whole = tiling.MatmulSizes((), (32, 14, 14), (512,), (3, 3, 256))
+    operands = replace(operands, overlapping=((), (0, 1)))
+    tiles = {cores: tiling.matmul_tiles(whole, replace(CHIP, cores=cores), operands) for cores in (1, 2, 8, 32)}
+    assert {tile.contracted for tile in tiles.values()} == {(3, 3, 48)}
+
+
+def convolved(x: jax.Array, w: jax.Array, dy: jax.Array) -> tuple[jax.Array, ...]:
+    """A 3x3 convolution and its two gradients."""
+    y, back = jax.vjp(lambda x, w: jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")), x, w)
+    return (y, *back(dy))
+
+
+def convolution(batch: int, side: int, channels: int) -> Program:
+    """A 3x3 convolution in f16 with its gradients."""
+    x, w = ((jax.ShapeDtypeStruct(s, jnp.float16)) for s in ((batch, side, side, channels), (3, 3, channels, channels)))
+    return compile_function(convolved, (x, w, x), chip=CHIP)
+
+
+def test_tiles_of_a_convolution_take_in_its_whole_kernel_rather_than_all_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seconds() -> list[int]:
+        return [round(row.time.seconds * 1e6) for row in time_program(convolution(32, 14, 256)).kernels]
+
+    whole = seconds()
+    monkeypatch.setattr(Product, "_overlapping", lambda product: ((), ()))
+    assert (seconds(), whole) == ([69, 125, 69], [41, 43, 41])  # forward; gradients of the weights and of the input
+
+
+def test_a_contraction_of_whole_kernels_is_added_up_as_the_reference_engine_does() -> None:
+    program = convolution(1, 5, 144)
+    assert all(k.grid[-1].kind == "sequential" for k in (k for i, k in enumerate(program.kernels()) if i != 1)), "channels are cut"
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(v.shape).astype(np.float16) for v in (program.buffers[i.buffer] for i in program.inputs)]
+    reference, fast = (Executable(program, engine, "bitexact").launch(arrays)[0] for engine in ("reference", "fast"))
+    for ours, theirs in zip(fast, reference, strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -14,6 +14,7 @@ TILE_BYTES = 512 * 1024  # large enough to hide a DMA's start-up behind its tran
 MATRIX_EDGE = 512  # longest side of a matrix tile, a few arrays long
 SHORTEST_SIDES = 4  # arrays
 ACCUMULATOR_BYTES = 4
+PATCH_EDGES = 4  # times `MATRIX_EDGE`: the longest side of a tile that takes in a convolution's whole kernel
 WORTH_CUTTING = 0.9  # of the time with larger tiles: they are not given up for an estimate's error
 
 
@@ -65,12 +66,20 @@ def fill_tile(
     return tuple(tile)
 
 
-def fill_product(sizes: Sequence[int], limit: int, multiple: int = 1) -> tuple[int, ...]:
-    """Tile sizes with a product of at most `limit`: whole axes from the minor one up, one cut to a multiple, the rest 1."""
-    tile = [1] * len(sizes)
-    room = limit
+def fill_product(sizes: Sequence[int], limit: int, multiple: int = 1, first: Collection[int] = ()) -> tuple[int, ...]:
+    """Tile sizes with a product of at most `limit`: whole axes from the minor one up, one cut to a multiple, the rest 1.
+
+    The axes `first` are whole before all others if that leaves room for `multiple` (or all) of the minor one.
+    """
+    taken = math.prod(sizes[axis] for axis in first)
+    if not first or taken * min(multiple, sizes[-1]) > limit:
+        first, taken = (), 1
+    tile = [n if axis in first else 1 for axis, n in enumerate(sizes)]
+    room = whole = limit // taken
     for axis in reversed(range(len(sizes))):
-        tile[axis] = even_blocks(sizes[axis], max(room, 1), multiple if room == limit else 1)
+        if axis in first:
+            continue
+        tile[axis] = even_blocks(sizes[axis], max(room, 1), multiple if room == whole else 1)
         if tile[axis] < sizes[axis]:
             break
         room //= max(tile[axis], 1)
@@ -108,12 +117,14 @@ class Operands:
     """Bytes of an element of a product's left and right operand, as loaded; and what every element of the result takes on chip.
 
     `lhs_elems` counts the elements of a tile of the left operand: fewer than rows times depth where they overlap, as patches do.
+    `overlapping` has the positions, among the rows and among the contracted axes, of those along which they do (a convolution's kernel).
     """
 
     lhs_bytes: int
     rhs_bytes: int
     out_bytes: int
     lhs_elems: Callable[[MatmulSizes], int]
+    overlapping: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
     def of(self, tile: MatmulSizes) -> tuple[int, int]:
         """Bytes of the tiles of the two operands."""
@@ -130,11 +141,15 @@ class Operands:
 def matmul_tiles(whole: MatmulSizes, chip: Chip, operands: Operands, edge: int = MATRIX_EDGE) -> MatmulSizes:
     """Tiles with sides of at most `edge`; a contraction of up to twice that stays whole; small products are taken several at a time.
 
+    A convolution's kernel rather stays whole than its channels: neighbouring tiles along it would read nearly the same of the left operand.
     Rows and columns are cut further where the chip's memories are small, and where it pays: where there would be fewer tiles than cores,
     what cores work out for each other has to be added up, tile by tile.
     """
     sides = tuple(shrinking(edge, min(edge, SHORTEST_SIDES * chip.matrix_columns)))
-    tried = [_tiles(whole, chip, edge, rows, columns) for rows, columns in itertools.product(sides, sides)]
+    tried = [_tiles(whole, chip, edge, rows, columns, operands) for rows, columns in itertools.product(sides, sides)]
+    if operands.overlapping[0]:
+        longer = (PATCH_EDGES * edge, *sides)
+        tried += [_tiles(whole, chip, edge, rows, columns, operands, patches=True) for rows, columns in itertools.product(longer, sides)]
     fitting = [tile for tile in dict.fromkeys(tried) if operands.fit(tile, chip)] or tried[-1:]
     best, *others = [(tile, _seconds(whole, tile, chip, operands)) for tile in fitting]
     for other in others:
@@ -143,14 +158,28 @@ def matmul_tiles(whole: MatmulSizes, chip: Chip, operands: Operands, edge: int =
     return best[0]
 
 
-def _tiles(whole: MatmulSizes, chip: Chip, edge: int, most_rows: int, most_columns: int) -> MatmulSizes:
-    depth = math.prod(whole.contracted)
-    contracted = fill_product(whole.contracted, depth if depth <= 2 * edge else edge, chip.matrix_rows)
+def _tiles(
+    whole: MatmulSizes, chip: Chip, edge: int, most_rows: int, most_columns: int, operands: Operands, *, patches: bool = False
+) -> MatmulSizes:
+    """Tiles with at most so many rows and columns; with `patches`, rows of a convolution's whole kernel and of fewer channels."""
+    contracted = _depth(whole, chip, edge, operands.overlapping[1])
     columns = fill_product(whole.columns, most_columns, chip.matrix_columns)
-    rows = fill_product(whole.rows, most_rows, chip.vector_sublanes)
+    multiple, first = (chip.vector_lanes, operands.overlapping[0]) if patches else (chip.vector_sublanes, ())
+    rows = fill_product(whole.rows, most_rows, multiple, first)
     m, n, k = math.prod(rows), math.prod(columns), math.prod(contracted)
     together = most_rows * most_columns // max(m * n, m * k, k * n)
     return MatmulSizes(fill_product(whole.batch, max(together, 1)), rows, columns, contracted)
+
+
+def _depth(whole: MatmulSizes, chip: Chip, edge: int, overlapping: tuple[int, ...]) -> tuple[int, ...]:
+    """Tiles of the contraction, which set the order of the sum: whole up to twice `edge`, else with a whole kernel if there is one."""
+    depth = math.prod(whole.contracted)
+    if depth <= 2 * edge:
+        return fill_product(whole.contracted, depth, chip.matrix_rows)
+    patch = math.prod(whole.contracted[axis] for axis in overlapping) * min(chip.matrix_rows, whole.contracted[-1])
+    if overlapping and patch <= (PATCH_EDGES * edge if edge >= MATRIX_EDGE else edge):  # smaller edges are tried where memory is short
+        return fill_product(whole.contracted, max(edge, patch), chip.matrix_rows, overlapping)
+    return fill_product(whole.contracted, edge, chip.matrix_rows)
 
 
 def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> float:

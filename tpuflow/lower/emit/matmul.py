@@ -96,7 +96,14 @@ class Product:
     def nest(self, site: Site, edge: int) -> Nest:
         """Cut every axis for tiles with sides of at most `edge`."""
         whole = self._by_kind(self.merged.sizes)
-        return self._cut(matmul_tiles(whole, site.chip, _operands(site.region, self._lhs_elems), edge))
+        operands = replace(_operands(site.region, self._lhs_elems), overlapping=self._overlapping())
+        return self._cut(matmul_tiles(whole, site.chip, operands, edge))
+
+    def _overlapping(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Positions, among the rows and among the contracted axes, of the shorter axis of every pair that addresses a halo."""
+        short = {min(h.outer, h.inner, key=self.merged.sizes.__getitem__) for h in self.halos if h.is_pair}
+        _, rows, _, contracted = self.kinds()
+        return tuple(i for i, a in enumerate(rows) if a in short), tuple(i for i, a in enumerate(contracted) if a in short)
 
     def _by_kind(self, sizes: Sequence[int]) -> MatmulSizes:
         return MatmulSizes(*(tuple(sizes[a] for a in kind) for kind in self.kinds()))
