@@ -61,13 +61,19 @@ def assert_same_bits(one: Graph, other: Graph) -> None:
 # --- simplify -----------------------------------------------------------------------------------------------------------
 
 
-def moments() -> Graph:
-    """The means of 64 channels, taken over differences from the first sample of each: f16[512,64] -> f32[64]."""
+def moments(*, widened: bool = False) -> Graph:
+    """The means of 64 channels, over differences from the first sample of each (of f32 values, if widened): f16[512,64] -> f32[64]."""
     b = Builder("moments", [T(F16, 512, 64)])
     (x,) = b.inputs
-    first = b.convert(b.reshape(b.slice(x, (0, 0), (1, 64)), (64,)), F32)
+    first = b.convert(b.reshape(b.slice(b.convert(x, F32) if widened else x, (0, 0), (1, 64)), (64,)), F32)
     total = b.reduce("add", b.sub(b.convert(x, F32), b.broadcast(first, (512, 64), (1,))), (0,))
     return verify(FoldMoves()(Simplify()(b.finish([b.add(b.div(total, 512.0), first)]))))
+
+
+def test_a_slice_of_a_wider_copy_leaves_the_array_as_it_is_stored() -> None:
+    graph = verify(Fuse()(moments(widened=True)))
+    assert [[str(v.type) for v in n.inputs] for n in graph.nodes] == [["f16[512,64]"]]
+    assert_same_bits(moments(widened=True), moments())
 
 
 def test_work_on_a_slice_is_done_in_the_kernel_that_needs_it() -> None:

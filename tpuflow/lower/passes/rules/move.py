@@ -97,6 +97,25 @@ def _before_converts(rw: Rewriter, node: Node | None) -> Node | None:
 
 
 @rewrites("slice")
+def _slice_of_convert(rw: Rewriter, node: Node) -> Value | None:
+    """Of a wider copy of an array: the wider copy of its slice, so that nobody has to store all of it in the wider type."""
+    inner = rw.maker(node.inputs[0], "convert")
+    if inner is None or inner.inputs[0].dtype.bytes >= node.result.dtype.bytes:
+        return None
+    part = rw.emit("slice", inner.inputs, TensorType(inner.inputs[0].dtype, node.result.shape), **node.attrs)
+    return rw.emit("convert", (part,), node.result.type)
+
+
+@rewrites("reshape")
+def _reshape_of_converted_slice(rw: Rewriter, node: Node) -> Value | None:
+    """The reshape stays with the slice, whose reader sees both through one window."""
+    inner = rw.maker(node.inputs[0], "convert")
+    if inner is None or rw.maker(inner.inputs[0], "slice") is None:
+        return None
+    return rw.emit("convert", (rw.reshape(inner.inputs[0], node.result.shape),), node.result.type)
+
+
+@rewrites("slice")
 def _slice(rw: Rewriter, node: Node) -> Value | None:
     """Of everything: nothing. Of a small constant: a constant."""
     (x,), result = node.inputs, node.result.type
