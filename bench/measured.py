@@ -160,14 +160,13 @@ def _tpu() -> dict[str, Case]:
     v2, v3, v4, v7x = (CHIPS[f"tpu-v{n}"] for n in (2, 3, 4, "7x"))
     device = replace(v7x, cores=1, hbm_bytes=v7x.hbm_bytes // 2, hbm_bytes_per_second=v7x.hbm_bytes_per_second / 2)
 
-    def resnet(batch: int, chip: Chip, optimizer: optax.GradientTransformation = LARS, note: str = "") -> Case:
-        return trained("ResNet-50", resnet50(1000), batch, chip, "mixed_bf16", optimizer, note=note)
+    def resnet(batch: int, chip: Chip, optimizer: optax.GradientTransformation = LARS) -> Case:
+        return trained("ResNet-50", resnet50(1000), batch, chip, "mixed_bf16", optimizer)
 
     roomy, kept = replace(v4, hbm_bytes=2 * v4.hbm_bytes), "all activations kept, in twice the chip's memory"
-    roomy_v2 = replace(v2, hbm_bytes=2 * v2.hbm_bytes)
     half = "one of the chip's two devices; device time"
     return {
-        "M256": resnet(256, roomy_v2, MOMENTUM, kept),
+        "M256": resnet(256, v2, MOMENTUM),
         "M258": resnet(256, v3, MOMENTUM),
         "M261": resnet(256, v3),
         "M263": resnet(256, v3),

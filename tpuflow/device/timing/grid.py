@@ -45,7 +45,10 @@ def plan_grid(priced: PricedKernel, chip: Chip) -> tuple[GridPlan, Clock]:
     team, adding = share(kernel, chip)
     clock = Clock(chip, team.cores)
     sections = tuple(
-        tuple((p.feels, tuple((bits, clock.op(p.instruction, cost, p.reads)) for bits, cost in p.costs.items())) for p in section)
+        tuple(
+            (p.feels, tuple((bits, clock.op(p.instruction, cost, p.reads, followed=p.followed)) for bits, cost in p.costs.items()))
+            for p in section
+        )
         for section in priced.sections
     )
     grid = tuple((g.size, g.kind == "sequential") for g in kernel.grid)

@@ -51,8 +51,11 @@ class Clock:
         seconds = self.chip.traffic_share * (1 / rate + (reads - 1) / cached) / reads  # a byte
         return math.ceil(count_bytes * PICOSECONDS * seconds)
 
-    def op(self, instruction: Instruction, cost: Cost, reads: int = 1) -> Op:
-        """What the scheduler needs to know of one execution; a load reads the same data `reads` times, all but once from the cache."""
+    def op(self, instruction: Instruction, cost: Cost, reads: int = 1, *, followed: bool = False) -> Op:
+        """What the scheduler needs to know of one execution; a load reads the same data `reads` times, all but once from the cache.
+
+        The scalar unit waits for what it loads, but for neighbours at once: of a move that another one has `followed`, it does not.
+        """
         queue = QUEUES.index(instruction.queue)
         if isinstance(instruction, Signal | Wait):
             return (SIGNAL if isinstance(instruction, Signal) else WAIT, queue, self.cycles(cost.cycles), instruction.semaphore)
@@ -60,7 +63,8 @@ class Clock:
         if queue in (LOAD, STORE):
             return MOVE, queue, self.cycles(cost.cycles + self.chip.issue_cycles), self.bus(cost.bus_bytes, reads), start_up
         if queue == SCALAR:
-            return DO, queue, self.cycles(cost.cycles) + (start_up + self.bus(cost.bus_bytes) if cost.bus_bytes else 0)
+            wait = 0 if followed else start_up
+            return DO, queue, self.cycles(cost.cycles) + (wait + self.bus(cost.bus_bytes) if cost.bus_bytes else 0)
         return DO, queue, self.cycles(cost.cycles + self.chip.issue_cycles)
 
 
@@ -68,13 +72,14 @@ class Clock:
 class Priced:
     """One instruction: the edges it feels (places in the kernel's list of ragged axes) and its cost for each combination of them.
 
-    A load reads the same data `reads` times over the grid, all but once from the chip's cache.
+    A load reads the same data `reads` times over the grid, all but once from the chip's cache; `followed` is as of `Clock.op`.
     """
 
     instruction: Instruction
     feels: tuple[int, ...]
     costs: dict[Bits, Cost]
     reads: int = 1
+    followed: bool = False
 
     def cost(self, edges: Bits) -> Cost:
         """The cost where `edges` says of each ragged axis whether this is its last, shorter tile."""
@@ -126,7 +131,15 @@ def price(kernel: Kernel, chip: Chip) -> PricedKernel:
     ragged = tuple(sorted({x.grid for i in kernel.instructions for t in _tiles(i) for x in t.axes if _is_ragged(x)}))
     times = reuse(kernel, chip)
     cut = patches(kernel) if chip.patch_cycles else frozenset()
-    return PricedKernel(kernel, ragged, tuple(tuple(_priced(i, ragged, chip, times, cut) for i in getattr(kernel, s)) for s in SECTIONS))
+    sections = tuple(_followed([_priced(i, ragged, chip, times, cut) for i in getattr(kernel, s)]) for s in SECTIONS)
+    return PricedKernel(kernel, ragged, sections)
+
+
+def _followed(section: Sequence[Priced]) -> tuple[Priced, ...]:
+    """A section with the scalar unit's moves marked that are followed by another one in the same direction."""
+    kinds = [type(p.instruction) if p.instruction.windowed and p.instruction.queue == "scalar" else None for p in section]
+    following = [*kinds, None][1:]
+    return tuple(replace(p, followed=a is not None and a is b) for p, a, b in zip(section, kinds, following, strict=True))
 
 
 def _tiles(instruction: Instruction) -> Iterator[Tile]:
