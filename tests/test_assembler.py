@@ -277,6 +277,10 @@ def test_debug_comments_are_all_there_or_none(fault: str) -> None:
         assemble(GOLDEN.replace(old, new, 1), name="step.txt")
 
 
+def test_leading_zeros_change_no_integer() -> None:
+    assert to_bytes(assemble(GOLDEN.replace("matrix_rows 128", "matrix_rows 000128"))) == to_bytes(assemble(GOLDEN))
+
+
 @pytest.mark.parametrize("text", ["", "\n\n", "; only a comment\n"])
 def test_an_empty_text_is_refused(text: str) -> None:
     with pytest.raises(ProgramFileError, match="found the end of the text, expected 'tpx 3.0'"):

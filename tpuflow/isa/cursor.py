@@ -93,9 +93,10 @@ class Cursor:
         return self.at
 
     def integer(self) -> int:
-        """A decimal or hexadecimal integer of at most 64 bits."""
+        """A decimal (leading zeros or not) or hexadecimal integer of at most 64 bits."""
         start = self.place()
-        value = int(self.match(_INTEGER, "an integer"), 0)
+        digits = self.match(_INTEGER, "an integer")
+        value = int(digits, 16 if "x" in digits else 10)
         if not -(1 << (INTEGER_BITS - 1)) <= value < 1 << INTEGER_BITS:
             self.fail("an integer of at most 64 bits", start)
         return value
