@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from bench import peers
 from bench.timing import machine
@@ -98,26 +97,26 @@ def table(repeats: int, policies: tuple[str, ...], contenders: tuple[str, ...]) 
 
 
 def report(result: dict[str, Any]) -> str:
-    """The table: seconds, and ratios to jax_scan of the same policy."""
+    """The table: seconds, and ratios to jax_scan of the same policy where it was measured."""
     lines = [
         f"{'policy':7} {'contender':12} {'cold s':>8} {'warm s':>8} {'train s':>8} {'peak MB':>8} {'acc %':>6}   "
         "ratio to jax_scan: cold, warm, train, peak"
     ]
-    for key, m in result["medians"].items():
+    for key, found in result["medians"].items():
         policy, contender = key.split("/")
-        base = result["medians"].get(f"{policy}/jax_scan", m)
-        train = m.get("warm_train_seconds", m["cold_train_seconds"])
-        ratios = (
-            m["cold_seconds"] / base["cold_seconds"],
-            m.get("warm_seconds", np.nan) / base["warm_seconds"],
-            train / base["warm_train_seconds"],
-            m["peak_bytes"] / base["peak_bytes"],
-        )
+        m, base = (_compared(x) for x in (found, result["medians"].get(f"{policy}/jax_scan", {})))
+        cold, warm, train, peak = m
         lines.append(
-            f"{policy:7} {contender:12} {m['cold_seconds']:8.2f} {m.get('warm_seconds', np.nan):8.2f} {train:8.2f} "
-            f"{m['peak_bytes'] / 1e6:8.0f} {m['accuracy']:6.1f}   " + "  ".join(f"{r:6.2f}" for r in ratios)
+            f"{policy:7} {contender:12} {cold:8.2f} {warm:8.2f} {train:8.2f} {peak / 1e6:8.0f} {found['accuracy']:6.1f}   "
+            + "  ".join(f"{x / y:6.2f}" for x, y in zip(m, base, strict=True))
         )
     return "\n".join(lines)
+
+
+def _compared(figures: Mapping[str, float]) -> tuple[float, float, float, float]:
+    """Cold, warm and training seconds and peak bytes; not a number where they were not measured."""
+    cold, warm, peak = (figures.get(name, math.nan) for name in ("cold_seconds", "warm_seconds", "peak_bytes"))
+    return cold, warm, figures.get("warm_train_seconds", figures.get("cold_train_seconds", math.nan)), peak
 
 
 def main() -> None:
@@ -133,10 +132,10 @@ def main() -> None:
         print(json.dumps(measure(*args.one)))
         return
     result = table(args.repeats, tuple(args.policies), tuple(args.contenders))
-    print(report(result))
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(report(result))
 
 
 if __name__ == "__main__":
