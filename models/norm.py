@@ -47,17 +47,21 @@ def _scaled(x: jax.Array, mean: jax.Array, deviation: jax.Array, scale: jax.Arra
 
 def _with_statistics(epsilon: float, x: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The batch x [..., C] normalised by its own statistics, with them: y [..., C], mean [C], biased variance [C]."""
-    mean, var = _moments(x)
-    return _scaled(x, mean, jax.lax.rsqrt(var + epsilon), scale, bias), mean, var
+    return _forward(epsilon, x, scale, bias)[0]
 
 
-def _forward(epsilon: float, x: jax.Array, scale: jax.Array, bias: jax.Array):
+def _forward(
+    epsilon: float, x: jax.Array, scale: jax.Array, bias: jax.Array
+) -> tuple[tuple[jax.Array, jax.Array, jax.Array], tuple[jax.Array, ...]]:
+    """What `_with_statistics` returns, and what its gradient needs."""
     mean, var = _moments(x)
     deviation = jax.lax.rsqrt(var + epsilon)
     return (_scaled(x, mean, deviation, scale, bias), mean, var), (x, scale, bias, mean, deviation)
 
 
-def _backward(epsilon: float, kept, cotangents):
+def _backward(
+    epsilon: float, kept: tuple[jax.Array, ...], cotangents: tuple[jax.Array, jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Cotangents of x, scale and bias.
 
     With d = x - mean over n samples: dx = scale / sigma * (dy - sum(dy) / n - d * sum(dy * d) / (n * sigma^2)), and what the statistics

@@ -18,9 +18,7 @@ from tpuflow.compiler import compile_function
 from tpuflow.device.timing.program import time_program
 
 SHAPE = (8, 5, 6, 4)
-MICROSECONDS = (
-    92  # of a small layer in six kernels; with statistics in two passes, and the gradient that autodiff makes of them, eight and 121
-)
+MICROSECONDS = 92  # of a small layer's six kernels; with two passes for statistics and autodiff's gradient of them: 121, of eight
 EPSILON = 1e-5
 
 

@@ -218,7 +218,8 @@ def test_tiles_of_a_convolution_take_in_its_whole_kernel_rather_than_all_channel
 
 def test_a_contraction_of_whole_kernels_is_added_up_as_the_reference_engine_does() -> None:
     program = convolution(1, 5, 144)
-    assert all(k.grid[-1].kind == "sequential" for k in (k for i, k in enumerate(program.kernels()) if i != 1)), "channels are cut"
+    forward, _, of_input = program.kernels()
+    assert all(kernel.grid[-1].kind == "sequential" for kernel in (forward, of_input)), "channels are cut"
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(v.shape).astype(np.float16) for v in (program.buffers[i.buffer] for i in program.inputs)]
     reference, fast = (Executable(program, engine, "bitexact").launch(arrays)[0] for engine in ("reference", "fast"))
