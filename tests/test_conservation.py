@@ -25,8 +25,8 @@ from tpuflow.isa.instruction import Instruction, Tile, Window
 from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Kernel, Program
 from tpuflow.isa.windows import tile_positions
-from tpuflow.lower.emit.matmul import product_labels
 from tpuflow.lower.frontend.jaxpr import lower_jaxpr
+from tpuflow.lower.graph.conv import product_labels
 from tpuflow.lower.graph.graph import Graph, Value
 from tpuflow.lower.graph.ops import PRODUCTS
 

@@ -20,10 +20,12 @@ from tpuflow.lower import tiling
 from tpuflow.lower.assemble import Interface, assemble
 from tpuflow.lower.emit.matmul import Product
 from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.conv import ConvLabels, Slide
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
 from tpuflow.lower.graph.interpret import interpret
 from tpuflow.lower.graph.verify import verify
 from tpuflow.lower.memory import plan_memory
+from tpuflow.lower.passes import outline
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.fold_moves import FoldMoves
 from tpuflow.lower.passes.fuse import Fuse
@@ -80,6 +82,42 @@ def test_work_on_a_slice_is_done_in_the_kernel_that_needs_it() -> None:
     graph = verify(Fuse()(moments()))
     assert [n.attrs["kind"] for n in graph.nodes] == ["reduce"]
     assert microseconds(graph) == 10  # with the convert in a kernel of its own, between the slice and the reshape: 16
+
+
+# --- fuse: conversions of what products read ------------------------------------------------------------------------------
+
+
+def layer(rows: int) -> Graph:
+    """A dense layer in f16 with f32 weights, and the gradient of its input."""
+    b = Builder("layer", [T(F16, rows, 1024), T(F16, rows, 512), T(F32, 1024, 512)])
+    x, dy, w = b.inputs
+    narrow = b.convert(w, F16)
+    return fused(b, [b.convert(b.dot(x, narrow, (1,), (0,)), F16), b.convert(b.dot(dy, narrow, (1,), (1,)), F16)])
+
+
+def test_weights_that_are_read_for_many_tiles_of_rows_are_converted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    once = layer(8192)
+    assert [n.attrs["kind"] for n in once.nodes] == ["map", "dot", "dot"]
+    monkeypatch.setattr(outline, "KERNEL_BYTES", 1 << 60)
+    every_time = layer(8192)
+    assert [n.attrs["kind"] for n in every_time.nodes] == ["dot", "dot"]
+    assert (microseconds(every_time), microseconds(once)) == (256, 190)
+
+
+@pytest.mark.parametrize("rows", [32, 512, 1024])
+def test_weights_that_are_read_a_few_times_are_converted_where_they_are_read(rows: int) -> None:
+    assert [n.attrs["kind"] for n in layer(rows).nodes] == ["dot", "dot"]
+
+
+def test_how_often_a_product_reads_its_operands_depends_on_the_other_ones_axes() -> None:
+    b = Builder("f", [T(F16, 8, 1024, 64), T(F16, 8, 64, 2048), T(F16, 16, 28, 28, 64), T(F16, 3, 3, 64, 520)])
+    x, y, image, kernel = b.inputs
+    batched = b.dot(x, y, (2,), (1,), (0,), (0,))
+    slides = (Slide(1, 4, 28, low=1), Slide(2, 5, 28, low=1))
+    convolved = b.conv(image, kernel, ConvLabels((0, 1, 2, 3), (4, 5, 3, 6), (0, 1, 2, 6), slides))
+    products = [next(n for n in b.finish([v]).nodes if v in n.results) for v in (batched, convolved)]
+    assert [outline.times_read(products[0], v) for v in (x, y)] == [4, 2], "columns, rows; a batch axis is read once"
+    assert [outline.times_read(products[1], v) for v in (image, kernel)] == [2, 25]
 
 
 # --- merge kernels ------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ runs before the product, elementwise work on the result after it. A convolution 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from tpuflow.lower.emit.map import emit_map_with
 from tpuflow.lower.emit.nest import Merged, Nest, cut, merge
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.site import Kernels, Site
-from tpuflow.lower.graph.conv import PRECISIONS, ConvLabels
+from tpuflow.lower.graph.conv import PRECISIONS, ConvLabels, product_labels
 from tpuflow.lower.graph.graph import Node
 from tpuflow.lower.graph.ops import PRODUCTS
 from tpuflow.lower.tiling import MATRIX_EDGE, MatmulSizes, Operands, matmul_tiles, shrinking
@@ -35,24 +34,6 @@ _NARROWED = {
 """How f32 operands enter arrays of a narrower type, at each precision: a TPU's in more passes, Ascend's always in one."""
 
 ROW, COLUMN, DEPTH = -1, -2, -3  # axes of size 1 that stand for rows, columns or a contraction that a product lacks
-
-
-def product_labels(node: Node) -> ConvLabels:
-    """The labels of a product. A dot's: lhs axes 0, 1, ...; rhs axes share the label of the lhs axis they meet, or get their own."""
-    if node.op == "conv":
-        return ConvLabels.of(node.attrs)
-    lhs_rank, rhs_rank = (len(value.shape) for value in node.inputs)
-    pairs = itertools.chain(
-        zip(node.attrs["rhs_contract"], node.attrs["lhs_contract"], strict=True),
-        zip(node.attrs["rhs_batch"], node.attrs["lhs_batch"], strict=True),
-    )
-    met = dict(pairs)
-    lhs = tuple(range(lhs_rank))
-    rhs = tuple(met.get(j, lhs_rank + j) for j in range(rhs_rank))
-    batch = tuple(node.attrs["lhs_batch"])
-    rows = tuple(x for x in lhs if x not in met.values())
-    columns = tuple(x for x in rhs if x not in met.values())
-    return ConvLabels(lhs, rhs, (*batch, *rows, *columns), precision=node.attrs["precision"])
 
 
 def _precision(chip: Chip, precision: str, dtype: DType) -> str:

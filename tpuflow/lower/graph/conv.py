@@ -1,10 +1,13 @@
-"""The attributes of the graph's `conv`: a product with labelled axes, of which the left operand's may be addressed by two labels."""
+"""Labels of a product's axes; the attributes of the graph's `conv`, where two labels may address one axis of the left operand."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from tpuflow.lower.graph.graph import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +99,21 @@ class ConvLabels:
         own = {label: n for axis, (label, n) in enumerate(zip(self.lhs, lhs, strict=True)) if axis not in axes}
         own |= {self.lhs[s.axis]: s.size for s in self.slides}
         return "" if all(sizes[x] == n for x, n in own.items()) else "labels shared by lhs and rhs must have equal lengths"
+
+
+def product_labels(node: Node) -> ConvLabels:
+    """The labels of a product. A dot's: lhs axes 0, 1, ...; rhs axes share the label of the lhs axis they meet, or get their own."""
+    if node.op == "conv":
+        return ConvLabels.of(node.attrs)
+    lhs_rank, rhs_rank = (len(value.shape) for value in node.inputs)
+    pairs = itertools.chain(
+        zip(node.attrs["rhs_contract"], node.attrs["lhs_contract"], strict=True),
+        zip(node.attrs["rhs_batch"], node.attrs["lhs_batch"], strict=True),
+    )
+    met = dict(pairs)
+    lhs = tuple(range(lhs_rank))
+    rhs = tuple(met.get(j, lhs_rank + j) for j in range(rhs_rank))
+    batch = tuple(node.attrs["lhs_batch"])
+    rows = tuple(x for x in lhs if x not in met.values())
+    columns = tuple(x for x in rhs if x not in met.values())
+    return ConvLabels(lhs, rhs, (*batch, *rows, *columns), precision=node.attrs["precision"])

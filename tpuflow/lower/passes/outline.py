@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from tpuflow.lower.graph.conv import product_labels
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.passes.grouping import STRETCHED, Group, Grouping
 from tpuflow.lower.passes.ordering import in_order
+from tpuflow.lower.tiling import MATRIX_EDGE, ceil_div
 
 COSTLY = frozenset(("exp", "expm1", "log", "log1p", "tanh", "sin", "cos", "erf", "cbrt", "pow", "atan2"))
 COSTLY_WEIGHT = 6
@@ -19,7 +22,7 @@ CHEAP_WEIGHT = 2
 MOST_READ = (
     2.25  # times the bytes of a value, to compute it again: what storing and loading it moves, and a little for one number a channel
 )
-
+KERNEL_BYTES = 4 * 1024 * 1024  # of memory traffic, to have one kernel more: what memory moves while it starts, and then some
 
 PASSING = frozenset(("convert", "broadcast", "window", "reshape", "full", "iota", "bitcast"))
 
@@ -27,6 +30,14 @@ PASSING = frozenset(("convert", "broadcast", "window", "reshape", "full", "iota"
 def weight(node: Node) -> int:
     """Passes through the vector unit, roughly."""
     return COSTLY_WEIGHT if node.op in COSTLY else 1
+
+
+def times_read(product: Node, operand: Value) -> int:
+    """How often the tiles of a product read all of an operand: the left one for each tile of columns, the right one for each of rows."""
+    labels = product_labels(product)
+    sizes = labels.sizes(*(value.shape for value in product.inputs))
+    sides = [side for side, value in zip((labels.patch, labels.rhs), product.inputs, strict=True) if value is operand]
+    return sum(ceil_div(math.prod(sizes[x] for x in labels.out if x not in side), MATRIX_EDGE) for side in sides)
 
 
 def bytes_of(values: Iterable[Value]) -> int:
@@ -138,13 +149,20 @@ class Outline:
         return node.op in STRETCHED or self.grouping.group_of[node].kind == "opaque"
 
     def _worth_converting(self, convert: Node) -> bool:
-        """Reading the operand of a convert instead costs no more memory traffic: it is stored anyway, or narrower."""
+        """Reading the operand of a convert instead costs no more memory traffic: it is narrower, or is stored anyway and not read often."""
         operand = convert.inputs[0]
         if self.grouping.source(operand) is not operand:
             return False
         made_in = self.grouping.group(operand)
         stored = made_in is None or made_in.kind == "opaque" or operand in self.wanted
-        return stored or operand.dtype.bytes < convert.result.dtype.bytes
+        return operand.dtype.bytes < convert.result.dtype.bytes or (stored and not self._worth_storing(convert))
+
+    def _worth_storing(self, convert: Node) -> bool:
+        """A narrower copy of a stored operand saves more of what products read, again for each of their tiles, than making it costs."""
+        wide, narrow = bytes_of(convert.inputs), bytes_of(convert.results)
+        times = sum(times_read(n, convert.result) for n in self.users[convert.result] if n.op in PRODUCTS)
+        own_kernel = self.grouping.group_of[convert] is not self.grouping.group(convert.inputs[0])
+        return times * (wide - narrow) > narrow + (wide + KERNEL_BYTES if own_kernel else 0)
 
     def _cone(self, maker: Node, group: Group) -> dict[Node, None]:
         """The node and everything of its group that it is made of, up to what is stored."""
