@@ -82,8 +82,8 @@ def test_every_byte_has_a_category():
     assert set(live["parameters"]) == {weights}
     assert min(live["optimizer"]) >= 2 * weights, "Adam's two moments are there all the time"
     assert max(live["infeed"]) == 32 * 32 * 32 * 4 + 32 * 4
-    for made in ("activations", "gradients"):
-        assert live[made][0] == live[made][-1] == 0 < max(live[made])
+    assert live["activations"][0] == live["activations"][-1] == 0 < max(live["activations"])
+    assert live["gradients"][0] == 0 < live["gradients"][-1] < max(live["gradients"]), "the last kernel reads those of small parameters"
     assert live["activations"].index(max(live["activations"])) < live["gradients"].index(max(live["gradients"]))
 
 

@@ -32,6 +32,7 @@ from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.fold_moves import FoldMoves
 from tpuflow.lower.passes.fuse import Fuse
 from tpuflow.lower.passes.hoist_invariants import HoistInvariants
+from tpuflow.lower.passes.join_small import JoinSmall
 from tpuflow.lower.passes.merge_kernels import MergeKernels
 from tpuflow.lower.passes.prune_carries import PruneCarries
 from tpuflow.lower.passes.schedule import Schedule
@@ -40,11 +41,11 @@ from tpuflow.lower.passes.store_less import StoreLess
 
 PIPELINE: tuple[Pass, ...] = (
     Simplify(), PruneCarries(), Simplify(), FoldMoves(), Fuse(), HoistInvariants(),
-    Schedule(), MergeKernels(related=True), StoreLess(), MergeKernels(), Schedule(),
+    Schedule(), MergeKernels(related=True), StoreLess(), MergeKernels(), JoinSmall(), Schedule(),
 )  # fmt: skip
 """Simplify; let loops carry only what is needed; simplify what that opened; read moved data through windows; form kernels; take those
 out of loops that need not be there; put them in an order that holds little at a time; merge those that read the same, let readers
-compute what is dearer to store, merge what is left side by side; put what came of it in order."""
+compute what is dearer to store, merge what is left side by side, join what is small; put what came of it in order."""
 
 DEBUG = "TPUFLOW_DEBUG"
 DUMP = "TPUFLOW_DUMP"

@@ -356,7 +356,7 @@ def _makers(node: Node) -> Iterable[Node]:
     if node.op != "fused":
         return (node,) * len(node.results)
     (region,) = node.regions
-    made = {value: inner for inner in region.nodes for value in inner.results}
+    made = {value: maker for inner in region.nodes for value, maker in zip(inner.results, _makers(inner), strict=True)}
     return [made.get(value, node) for value in region.outputs]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
+from collections.abc import Sequence
 
 from tpuflow.lower.emit.map import map_levels
 from tpuflow.lower.emit.matmul import dot_levels
@@ -33,6 +35,9 @@ def may_update_in_place(node: Node, input_index: int) -> bool:
 def _entering_whole(node: Node) -> frozenset[Value]:
     """The operands of a fused node that enter only as they are. Asked for operand after operand, so the last few are remembered."""
     (graph,) = node.regions
+    if node.attrs["kind"] == "several":
+        whole = _entering_one(graph.nodes)
+        return frozenset(outer for own, outer in zip(graph.inputs, node.inputs, strict=True) if own in whole)
     if any(n.op == "join" for n in graph.nodes):
         return frozenset()  # its pieces may be read where others are written
     region = Region(graph.nodes, dict.fromkeys(graph.inputs, 0), tuple((v, 0) for v in graph.outputs))
@@ -40,6 +45,18 @@ def _entering_whole(node: Node) -> frozenset[Value]:
     otherwise = {v for roots_, labels_ in before for v, _ in region.accesses(roots_, labels_)}
     otherwise |= {v for v, used in region.accesses(roots, labels) if tuple(used) != tuple(labels)}
     return frozenset(node.inputs) - {outer for own, outer in zip(graph.inputs, node.inputs, strict=True) if own in otherwise}
+
+
+def _entering_one(members: Sequence[Node]) -> set[Value]:
+    """The operands that one of the kernels that run together reads, and only as they are, where the others make nothing alike."""
+    readers = Counter(v for member in members for v in member.inputs)
+    makers = Counter(kind for member in members for kind in {(r.dtype, r.type.elems) for r in member.results})
+    found: set[Value] = set()
+    for member in members:
+        types = {r.type for r in member.results}
+        own = [v for v in _entering_whole(member) if v.type in types]
+        found.update(v for v in own if readers[v] == 1 and makers[v.dtype, v.type.elems] == 1)
+    return found
 
 
 _LEVELS = {"map": map_levels, "reduce": reduce_levels, "dot": dot_levels}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from tpuflow.chips import Chip
 from tpuflow.dtypes import DType
 from tpuflow.errors import CompileError
+from tpuflow.isa.dma import Load, Store
 from tpuflow.isa.instruction import MAX_RANK, Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import GridAxis, Kernel
 from tpuflow.lower.emit.onchip import lifetime, place_tiles
@@ -51,6 +53,21 @@ class KernelBuilder:
         self.code[self.section].append(instruction)
         self.lines[self.section].append(self.source)
 
+    def take(self, others: Iterable[KernelBuilder]) -> None:
+        """Append what others have recorded for a grid of one step: all loads, then all work, then all stores.
+
+        So the load queue runs ahead of everything, and neighbouring loads of scalars wait for memory once.
+        """
+        recorded: list[tuple[Instruction, str]] = []
+        for other in others:
+            moved = partial(_renumbered, by=self.tiles)
+            self.tiles += other.tiles
+            for s in SECTIONS:
+                recorded += [(_replace_tiles(i, moved), line) for i, line in zip(other.code[s], other.lines[s], strict=True)]
+        for instruction, line in sorted(recorded, key=lambda entry: _phase(entry[0])):
+            self.code["body"].append(instruction)
+            self.lines["body"].append(line)
+
     def build(self) -> Kernel:
         """The finished kernel.
 
@@ -75,6 +92,15 @@ class KernelBuilder:
         for by_section in (self.code, self.lines):
             merged: list[Any] = [entry for s in SECTIONS for entry in by_section[s]]
             by_section.update({"prologue": [], "body": merged, "epilogue": []})  # type: ignore[arg-type]
+
+
+def _phase(instruction: Instruction) -> int:
+    return 0 if isinstance(instruction, Load) else 2 if isinstance(instruction, Store) else 1
+
+
+def _renumbered(tile: Tile, by: int) -> Tile:
+    """A tile without a place, as of a builder that has made `by` tiles before."""
+    return replace(tile, address=tile.address - by)
 
 
 def _replace_tiles(instruction: Instruction, place: Callable[[Tile], Tile]) -> Instruction:

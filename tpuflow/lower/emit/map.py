@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from tpuflow.isa.program import Kernel
+from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.nest import cut, merge
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.site import Kernels, Site
@@ -20,23 +20,24 @@ def map_levels(region: Region) -> list[Roots]:
 
 def emit_map(site: Site) -> Kernels:
     """One kernel: load the inputs, compute, store every output. All grid axes are parallel."""
-    region, shape = site.region, site.region.space
-    if math.prod(shape) == 0:
+    if math.prod(site.region.space) == 0:
         return ()
+    return site.fit(lambda budget_bytes: record_map(site, budget_bytes).build())
+
+
+def record_map(site: Site, budget_bytes: int) -> KernelBuilder:
+    """The kernel with tiles of at most so many bytes, to be built."""
+    region, shape = site.region, site.region.space
     levels = map_levels(region)
     merged = merge(dict(enumerate(shape)), operands(region, levels))
     axes = tuple(range(len(merged.sizes)))
     level = Level(levels[0][1], axes, "vmem" if axes else "smem")
-
-    def attempt(budget_bytes: int) -> Kernel:
-        nest = cut(merged.sizes, fill_tile(merged.sizes, region.widest_bytes(), site.chip, budget_bytes))
-        kernel = site.kernel(nest.grid)
-        emitter = LevelEmitter(kernel, region, merged, nest, level, {}, {})
-        emitter.emit(region.results)
-        emitter.store(region.outputs)
-        return kernel.build()
-
-    return site.fit(attempt)
+    nest = cut(merged.sizes, fill_tile(merged.sizes, region.widest_bytes(), site.chip, budget_bytes))
+    kernel = site.kernel(nest.grid)
+    emitter = LevelEmitter(kernel, region, merged, nest, level, {}, {})
+    emitter.emit(region.results)
+    emitter.store(region.outputs)
+    return kernel
 
 
 def emit_map_with(site: Site, substitutes: dict[Node, int | float | bool]) -> Kernels:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tpuflow.isa.program import Kernel
 from tpuflow.isa.vector import Constant, ReduceInto
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map_with
@@ -33,13 +32,19 @@ def reduce_levels(region: Region) -> list[Roots]:
 
 def emit_reduce(site: Site) -> Kernels:
     """One kernel: map over the iteration space, reduce into accumulators, map over the reduced space."""
+    reductions = live_reductions(site.region)
+    if math.prod(site.region.results[0].shape) == 0:
+        return ()
+    if math.prod(reductions[0].inputs[0].shape) == 0:
+        return emit_map_with(site, {r: identity(r.attrs["op"], r.result.dtype) for r in reductions})
+    return site.fit(lambda budget_bytes: record_reduce(site, budget_bytes).build())
+
+
+def record_reduce(site: Site, budget_bytes: int) -> KernelBuilder:
+    """The kernel with tiles of at most so many bytes, to be built."""
     region = site.region
     reductions = live_reductions(region)
     shape = reductions[0].inputs[0].shape
-    if math.prod(region.results[0].shape) == 0:
-        return ()
-    if math.prod(shape) == 0:
-        return emit_map_with(site, {r: identity(r.attrs["op"], r.result.dtype) for r in reductions})
     levels = reduce_levels(region)
     merged = merge(dict(enumerate(shape)), operands(region, levels))
     axes = tuple(range(len(merged.sizes)))
@@ -47,19 +52,15 @@ def emit_reduce(site: Site) -> Kernels:
     space = "vmem" if axes else "smem"
     whole = Level(levels[0][1], axes, space)
     rest = Level(levels[1][1], tuple(-1 - a if a in reduced else a for a in axes), space)
-
-    def attempt(budget_bytes: int) -> Kernel:
-        nest = cut(merged.sizes, fill_tile(merged.sizes, region.widest_bytes(), site.chip, budget_bytes), reduced)
-        kernel = site.kernel(nest.grid)
-        above = LevelEmitter(kernel, region, merged, nest, whole, {}, {})
-        below = LevelEmitter(kernel, region, merged, nest, rest, {}, {})
-        _accumulate(kernel, above, below, reductions, reduced)
-        kernel.section = "epilogue"
-        below.emit(region.results)
-        below.store(region.outputs)
-        return kernel.build()
-
-    return site.fit(attempt)
+    nest = cut(merged.sizes, fill_tile(merged.sizes, region.widest_bytes(), site.chip, budget_bytes), reduced)
+    kernel = site.kernel(nest.grid)
+    above = LevelEmitter(kernel, region, merged, nest, whole, {}, {})
+    below = LevelEmitter(kernel, region, merged, nest, rest, {}, {})
+    _accumulate(kernel, above, below, reductions, reduced)
+    kernel.section = "epilogue"
+    below.emit(region.results)
+    below.store(region.outputs)
+    return kernel
 
 
 def _accumulate(

@@ -26,6 +26,7 @@ from tpuflow.lower.emit.reduce import emit_reduce
 from tpuflow.lower.emit.region import ELEMENTWISE, Region
 from tpuflow.lower.emit.repeated import Repeated
 from tpuflow.lower.emit.scan import emit_cumulative
+from tpuflow.lower.emit.several import emit_several
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.emit.sort import emit_sort
 from tpuflow.lower.graph.graph import Node, TensorType, Value
@@ -33,7 +34,7 @@ from tpuflow.lower.graph.ops import PRODUCTS
 
 Scalar = int | float | bool
 
-FUSED: Mapping[str, Callable[[Site], Kernels]] = {"map": emit_map, "reduce": emit_reduce, "dot": emit_matmul}
+FUSED: Mapping[str, Callable[[Site], Kernels]] = {"map": emit_map, "reduce": emit_reduce, "dot": emit_matmul, "several": emit_several}
 TEMPLATES: Mapping[str, Callable[[Site], Kernels]] = {
     **dict.fromkeys((*ELEMENTWISE, "full", "iota", "broadcast", "window", "join"), emit_map),
     "constant": lambda site: (),  # its bytes are in the Program's constant section
@@ -120,7 +121,7 @@ def _region(node: Node, buffers: Sequence[int]) -> Region:
 
 def kernel_name(node: Node) -> str:
     """What a kernel is called in listings and profiles: its scope, what it does, and the type it makes."""
-    nodes = node.regions[0].nodes if node.op == "fused" else (node,)
+    nodes = [n for n in node.regions[0].walk() if n.op != "fused"] if node.op == "fused" else [node]
     ops = [n.attrs["op"] if n.op in ("reduce", "cumulative") else n.op for n in nodes if n.op not in ("full", "broadcast", "window")]
     ops = ops or [n.op for n in nodes] or ["copy"]
     shown = "+".join(ops if len(ops) <= 4 else [*ops[:3], f"{len(ops) - 3} more"])

@@ -15,7 +15,7 @@ from tpuflow.lower.graph.conv import PRECISIONS, ConvLabels
 from tpuflow.lower.graph.graph import Graph, TensorType
 from tpuflow.lower.graph.view import problem
 
-FUSED_KINDS = ("map", "reduce", "dot")
+FUSED_KINDS = ("map", "reduce", "dot", "several")
 PRODUCTS = ("dot", "conv")
 SCATTER_MODES = ("set", "add", "mul", "min", "max")
 

@@ -135,4 +135,16 @@ def _verify_dot(node: Node) -> None:
     _verify_map_nodes(node, [n for n in region.nodes if n is not dot and n not in prologue], shape)
 
 
-_FUSED: dict[str, Callable[[Node], None]] = {"map": _verify_map, "reduce": _verify_reduce, "dot": _verify_dot}
+def _verify_several(node: Node) -> None:
+    (region,) = node.regions
+    kernels = all(n.op == "fused" and n.attrs["kind"] in ("map", "reduce") for n in region.nodes)
+    _require(kernels, node, "what runs together with others is a map or a reduction")
+    apart = all(v in region.inputs for n in region.nodes for v in n.inputs)
+    _require(apart, node, "kernels that run together read region inputs only, nothing of one another")
+    made = tuple(v for n in region.nodes for v in n.results)
+    _require(region.outputs == made, node, "the outputs are the results of all kernels, in order")
+
+
+_FUSED: dict[str, Callable[[Node], None]] = {
+    "map": _verify_map, "reduce": _verify_reduce, "dot": _verify_dot, "several": _verify_several,
+}  # fmt: skip

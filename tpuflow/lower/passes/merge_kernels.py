@@ -50,10 +50,11 @@ class _Bundle:
     size: int = 0
 
 
-class _Memory:
+class Memory:
     """Bytes in use at every position, and what delaying kernels would add; region inputs are there all the time."""
 
-    def __init__(self, graph: Graph, nodes: Sequence[Node]) -> None:
+    def __init__(self, graph: Graph, nodes: Sequence[Node], spare_bytes: int = 0) -> None:
+        """`spare_bytes`: how much more than now may be needed at the fullest moment."""
         self.last = dict.fromkeys(graph.inputs, len(nodes)) | dict.fromkeys(graph.outputs, len(nodes))
         for position, node in enumerate(nodes):
             for value in node.inputs:
@@ -62,12 +63,12 @@ class _Memory:
         for position, node in enumerate(nodes):
             for value in node.results:
                 self.used[position : self.last.get(value, position) + 1] += bytes_of(value.type)
-        self.peak_bytes = int(self.used.max())
+        self.most_bytes = int(self.used.max()) + spare_bytes
 
     def allows(self, reads: Iterable[Value], makes: Iterable[Value], old: int, new: int) -> bool:
         """Whether a kernel at position `old` may run at `new` without more memory being needed in all."""
         start, added = self._added(reads, makes, old, new)
-        return bool((self.used[start : new + 1] + added <= self.peak_bytes)[added > 0].all())
+        return bool((self.used[start : new + 1] + added <= self.most_bytes)[added > 0].all())
 
     def delay(self, reads: Iterable[Value], makes: Iterable[Value], old: int, new: int) -> None:
         """Let it run there."""
@@ -96,7 +97,7 @@ class _Merging:
         for position, node in enumerate(nodes):
             for value in node.inputs:
                 self.first.setdefault(value, position)
-        self.memory = _Memory(graph, nodes)
+        self.memory = Memory(graph, nodes)
 
     def merged(self) -> list[Node]:
         """The nodes, every bundle as one node in the place of its last member, which is before all that reads any of its results."""
@@ -163,10 +164,10 @@ def _one(members: Sequence[Node]) -> Node:
     builder = RegionBuilder()
     outputs = [v for node in members for v in builder.take_region(node)]
     results = [v for node in members for v in node.results]
-    return replace(builder.fused(members[0], outputs, results), scope=_scope(members))
+    return replace(builder.fused(members[0], outputs, results), scope=common_scope(members))
 
 
-def _scope(members: Sequence[Node]) -> str:
+def common_scope(members: Sequence[Node]) -> str:
     """The innermost module that all are in, else that of most of them (of those that are in any)."""
     scopes = [node.scope for node in members if node.scope]
     return (os.path.commonpath(scopes) or Counter(scopes).most_common(1)[0][0]) if scopes else ""
