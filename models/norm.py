@@ -29,7 +29,7 @@ class BatchNorm(nn.Module):
         running_var = self.variable("batch_stats", "var", jnp.ones, channels, jnp.float32)
         if not train:
             return _scaled(x, running_mean.value, jax.lax.rsqrt(running_var.value + self.epsilon), scale, bias)
-        y, mean, var = _normalised(self.epsilon, x, scale, bias)
+        y, mean, var = _normalised(self.epsilon, x, scale, bias, jax.lax.stop_gradient(running_mean.value))
         if not self.is_initializing():
             samples = x.size // x.shape[-1]
             running_mean.value = self._moved(running_mean.value, mean)
@@ -45,24 +45,26 @@ def _scaled(x: jax.Array, mean: jax.Array, deviation: jax.Array, scale: jax.Arra
     return ((x - mean) * (deviation * scale) + bias).astype(jnp.result_type(x, scale, bias))
 
 
-def _with_statistics(epsilon: float, x: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The batch x [..., C] normalised by its own statistics, with them: y [..., C], mean [C], biased variance [C]."""
-    return _forward(epsilon, x, scale, bias)[0]
+def _with_statistics(
+    epsilon: float, x: jax.Array, scale: jax.Array, bias: jax.Array, near: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The batch x [..., C] normalised by its own statistics, with them: y [..., C], mean [C], biased variance [C]. See `_moments`."""
+    return _forward(epsilon, x, scale, bias, near)[0]
 
 
 def _forward(
-    epsilon: float, x: jax.Array, scale: jax.Array, bias: jax.Array
+    epsilon: float, x: jax.Array, scale: jax.Array, bias: jax.Array, near: jax.Array
 ) -> tuple[tuple[jax.Array, jax.Array, jax.Array], tuple[jax.Array, ...]]:
     """What `_with_statistics` returns, and what its gradient needs."""
-    mean, var = _moments(x)
+    mean, var = _moments(x, near)
     deviation = jax.lax.rsqrt(var + epsilon)
     return (_scaled(x, mean, deviation, scale, bias), mean, var), (x, scale, bias, mean, deviation)
 
 
 def _backward(
     epsilon: float, kept: tuple[jax.Array, ...], cotangents: tuple[jax.Array, jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Cotangents of x, scale and bias.
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Cotangents of x, scale, bias and, all zero, of `near`: the statistics do not depend on it.
 
     With d = x - mean over n samples: dx = scale / sigma * (dy - sum(dy) / n - d * sum(dy * d) / (n * sigma^2)), and what the statistics
     themselves are asked for, dmean / n + dvar * 2 d / n.
@@ -75,21 +77,21 @@ def _backward(
     slope = share * (2.0 * dvar - gain * jnp.square(deviation) * along)
     offset = share * (dmean - gain * total)
     dx = dy * gain + (distance * slope + offset)
-    return dx.astype(x.dtype), (along * deviation).astype(scale.dtype), total.astype(bias.dtype)
+    return dx.astype(x.dtype), (along * deviation).astype(scale.dtype), total.astype(bias.dtype), jnp.zeros_like(mean)
 
 
 _normalised = jax.custom_vjp(_with_statistics, nondiff_argnums=(0,))
 _normalised.defvjp(_forward, _backward)
 
 
-def _moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _moments(x: jax.Array, near: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Mean and biased variance of every channel, in fp32 at least and in one pass: [..., C] -> two of [C].
 
-    Differences are taken from the channel's first sample, which is as far from the mean as samples are: so the difference of the two
-    means does not cancel, as that of plain squares would where the mean is many times the deviation.
+    Differences are taken from `near` [C], the running mean: once that is within some deviations of the batch's, the difference of the two
+    means does not cancel, however far both are from zero. Before, this is the difference of plain squares that `flax.linen.BatchNorm`
+    takes by default. Nothing of the batch has to be there before its sums, which can so be made where the batch is.
     """
     axes, wide = tuple(range(x.ndim - 1)), jnp.promote_types(x.dtype, jnp.float32)
-    first = x[(0,) * len(axes)].astype(wide)
-    distance = x.astype(wide) - first
+    distance = x.astype(wide) - near.astype(wide)
     mean = distance.mean(axes)
-    return first + mean, jnp.maximum(jnp.square(distance).mean(axes) - jnp.square(mean), 0.0)
+    return near + mean, jnp.maximum(jnp.square(distance).mean(axes) - jnp.square(mean), 0.0)

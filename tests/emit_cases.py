@@ -160,6 +160,19 @@ def _dense(b: Builder, x: Value, w: Value, bias: Value) -> Value:
     return b.convert(b.max(b.add(y, b.broadcast(b.convert(bias, F32) if bias.dtype != F32 else bias, y.shape, (1,))), 0.0), x.dtype)
 
 
+def _normalised(b: Builder, x: Value, w: Value, near: Value, old: Value) -> Sequence[Value]:
+    """A product in f16, and the first two moments of its columns, taken from differences from `near`, with those of before."""
+    y = b.convert(b.dot(x, w, (1,), (0,)), F16)
+    distance = b.sub(b.convert(y, F32), b.broadcast(near, y.shape, (1,)))
+    total, square = b.reduce("add", distance, (0,)), b.reduce("add", b.mul(distance, distance), (0,))
+    return y, b.add(near, b.mul(total, 0.5)), b.max(b.mul(square, old), 0.25)
+
+
+def _batches_summed(b: Builder, x: Value, w: Value, mask: Value) -> Sequence[Value]:
+    y = b.dot(x, w, (2,), (0,))
+    return b.neg(y), b.reduce("max", b.select(mask, y, b.full_like(y, -1.0)), (0, 1))
+
+
 def _sgd(b: Builder, x: Value, g: Value, w: Value, lr: Value) -> Value:
     gradient = b.dot(x, g, (0,), (0,))
     return b.sub(w, b.mul(gradient, b.broadcast(lr, w.shape, ())))
@@ -251,6 +264,11 @@ DOTS = (
     Case("scalars", dot((), ()), (t(F32), t(F32))),
     Case("fused_dense", fuse("dot", _dense), (t(F32, 33, 40), t(F32, 40, 50), t(F32, 50))),
     Case("fused_dense_f16", fuse("dot", _dense), (t(F16, 33, 40), t(F16, 40, 50), t(F32, 50))),
+    Case("fused_with_sums", fuse("dot", _normalised), (t(F16, 130, 16), t(F16, 16, 33), t(F32, 33), t(F32, 33))),
+    Case("fused_with_sums_too_deep", fuse("dot", _normalised), (t(F16, 30, 1100), t(F16, 1100, 33), t(F32, 33), t(F32, 33))),
+    Case("fused_with_sums_of_one_row", fuse("dot", _normalised), (t(F16, 1, 16), t(F16, 16, 33), t(F32, 33), t(F32, 33))),
+    Case("fused_with_sums_of_one_column", fuse("dot", _normalised), (t(F16, 130, 16), t(F16, 16, 1), t(F32, 1), t(F32, 1))),
+    Case("fused_with_greatest", fuse("dot", _batches_summed), (t(F32, 9, 14, 6), t(F32, 6, 20), t(PRED, 9, 14, 20))),
     Case("fused_sgd", fuse("dot", _sgd), (t(F32, 33, 40), t(F32, 33, 50), t(F32, 40, 50), t(F32))),
     Case("fused_half", fuse("dot", _half_dot), (t(F32, 33, 40), t(F32, 40, 20))),
     Case("fused_square", fuse("dot", lambda b, x: b.neg(b.dot(x, x, (1,), (1,)))), (t(F32, 23, 40),)),

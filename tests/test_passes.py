@@ -154,6 +154,7 @@ def test_passes_are_named_after_what_they_do() -> None:
         "schedule",
         "merge-kernels",
         "store-less",
+        "sum-in-product",
         "merge-kernels",
         "join-small",
         "schedule",

@@ -104,3 +104,7 @@ NORM_VALUES = 5e-6
 
 # The variance of samples around a mean of a thousand deviations, each rounded to 2^-14 (of 1000): that over the smallest deviation, 1.
 NORM_STATISTICS = 1e-4
+
+# Two layers of convolutions and batch normalisation in fp32, forward and backward, beside XLA's, over the largest value: other orders of
+# sums of up to 288 products, divided by deviations, twice.
+LAYER_STATISTICS = 2e-5

@@ -38,14 +38,16 @@ from tpuflow.lower.passes.prune_carries import PruneCarries
 from tpuflow.lower.passes.schedule import Schedule
 from tpuflow.lower.passes.simplify import Simplify
 from tpuflow.lower.passes.store_less import StoreLess
+from tpuflow.lower.passes.sum_in_product import SumInProduct
 
 PIPELINE: tuple[Pass, ...] = (
     Simplify(), PruneCarries(), Simplify(), FoldMoves(), Fuse(), HoistInvariants(),
-    Schedule(), MergeKernels(related=True), StoreLess(), MergeKernels(), JoinSmall(), Schedule(),
+    Schedule(), MergeKernels(related=True), StoreLess(), SumInProduct(), MergeKernels(), JoinSmall(), Schedule(),
 )  # fmt: skip
 """Simplify; let loops carry only what is needed; simplify what that opened; read moved data through windows; form kernels; take those
 out of loops that need not be there; put them in an order that holds little at a time; merge those that read the same, let readers
-compute what is dearer to store, merge what is left side by side, join what is small; put what came of it in order."""
+compute what is dearer to store, let products sum their results, merge what is left side by side, join what is small; put what came of
+it in order."""
 
 DEBUG = "TPUFLOW_DEBUG"
 DUMP = "TPUFLOW_DUMP"

@@ -12,6 +12,7 @@ from tpuflow.chips.teams import adding, team
 
 TILE_BYTES = 512 * 1024  # large enough to hide a DMA's start-up behind its transfer, small enough for ten double-buffered tiles
 MATRIX_EDGE = 512  # longest side of a matrix tile, a few arrays long
+LONGEST_WHOLE_DEPTH = 2 * MATRIX_EDGE  # of a contraction that is one tile
 SHORTEST_SIDES = 4  # arrays
 ACCUMULATOR_BYTES = 4
 PATCH_EDGES = 4  # times `MATRIX_EDGE`: the longest side of a tile that takes in a convolution's whole kernel

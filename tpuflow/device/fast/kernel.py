@@ -52,7 +52,7 @@ class _Translation(Lifting):
 
     def __init__(self, kernel: Kernel, buffers: Sequence[Buffer], ar: LaxArithmetic, looped: frozenset[int], *, exact_order: bool):
         super().__init__(kernel, buffers, ar, looped)
-        self.carried = _carried_tiles(kernel)
+        self.carried = frozenset(_carried_tiles(kernel))
         self.leaked = _leaked_tiles(kernel)
         self.steps = int(np.prod([self.sizes[g] for g in kernel.sequential], dtype=np.int64))
         self.folded = self.steps != 1 and not looped

@@ -113,7 +113,7 @@ def _matmul(t: Lifting, i: matrix.MatmulAccumulate, trips: Trips, state: State) 
     contracted = {x for x in i.patch_axes if x not in i.acc_axes}
     operands = ((a, _patch_axes(i.a, spans), i.patch_axes if spans else i.a_axes), (b, i.b.axes, i.b_axes))
     steps: set[int] = set()
-    if t.folded:
+    if t.folded and i.acc in t.carried:
         for value, axes, labels in operands:
             _fold_axes(t, value, axes, tuple(k for k, x in enumerate(labels) if x in contracted))
         steps = {g for g in (*a.batch, *b.batch) if g in t.kernel.sequential}

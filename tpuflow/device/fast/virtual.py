@@ -46,7 +46,8 @@ class State:
 
 @dataclass
 class Lifting:
-    """What a lift rule knows: kernel, buffer table, arithmetic, which grid axes are loops, and whether all steps are taken at once."""
+    """What a lift rule knows: kernel, buffer table, arithmetic, which grid axes are loops, whether all steps are taken at once, and
+    which tiles are carried from step to step."""
 
     kernel: Kernel
     buffers: Sequence[Buffer]
@@ -54,6 +55,7 @@ class Lifting:
     looped: frozenset[int]
     folded: bool = False
     spans: Spans = field(default_factory=dict)
+    carried: frozenset[Tile] = frozenset()
 
     @property
     def sizes(self) -> tuple[int, ...]:

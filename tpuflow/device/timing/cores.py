@@ -26,12 +26,12 @@ def share(kernel: Kernel, chip: Chip) -> tuple[Team, Adding]:
 
 
 def _accumulators(kernel: Kernel) -> Iterator[Tile]:
-    """Tiles that the body adds to."""
-    seen = set()
+    """Tiles that the body adds to, step after step."""
+    written: set[Tile] = set()
     for instruction in kernel.body:
-        if isinstance(instruction, MatmulAccumulate | ReduceInto) and instruction.acc not in seen:
-            seen.add(instruction.acc)
+        if isinstance(instruction, MatmulAccumulate | ReduceInto) and instruction.acc not in written:
             yield instruction.acc
+        written.update(instruction.writes())
 
 
 def _only_accumulates(kernel: Kernel, accumulators: tuple[Tile, ...]) -> bool:

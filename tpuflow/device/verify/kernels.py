@@ -15,7 +15,7 @@ from tpuflow.device.verify.order import check_order
 from tpuflow.device.verify.refusal import Refusal
 from tpuflow.device.verify.windows import check_tile, check_window
 from tpuflow.isa import dma
-from tpuflow.isa.instruction import MAX_RANK, RATES, SPACES, Tile, Window
+from tpuflow.isa.instruction import MAX_RANK, RATES, SPACES, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import GRID_KINDS, Buffer, Kernel
 
 MOST_SLOTS = 64
@@ -177,10 +177,16 @@ def _check_writers(writers: list[_Access], boxes: list[Box | None]) -> None:
                 )
 
 
+def _walks(window: Window) -> list[tuple[WindowAxis, TileAxis]]:
+    """How a window walks over its buffer, axis by axis; axes of one element that stand at the start say nothing."""
+    pairs = zip(window.axes, window.tile.axes, strict=True)
+    return [(a, t) for a, t in pairs if (t.size, t.grid, a.extent, a.origin, a.grid, a.register) != (1, -1, 1, 0, (), None)]
+
+
 def _check_in_place(kernel: Kernel, access: _Access, writers: list[_Access], constant: frozenset[Tile]) -> None:
     window, writer = access.window, writers[0]
     plain = isinstance(access.use.instruction, dma.Load) and isinstance(writer.use.instruction, dma.Store) and len(writers) == 1
-    same = plain and window.axes == writer.window.axes and window.tile.axes == writer.window.tile.axes
+    same = plain and _walks(window) == _walks(writer.window)
     steady = all(a.register is None or a.register in constant for a in window.axes)
     moves = any(g in kernel.sequential and e for a in window.axes for g, e in a.grid)
     if not (same and steady and (access.use.section == writer.use.section or not moves)):

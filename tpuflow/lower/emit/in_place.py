@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from tpuflow.lower.emit.map import map_levels
 from tpuflow.lower.emit.matmul import dot_levels
+from tpuflow.lower.emit.nest import Labels
 from tpuflow.lower.emit.reduce import reduce_levels
-from tpuflow.lower.emit.region import ELEMENTWISE, Region
+from tpuflow.lower.emit.region import ELEMENTWISE, Region, Roots
 from tpuflow.lower.graph.graph import Node, Value
 
 PIECEWISE = ("dynamic_update_slice", "scatter_rows")
@@ -19,7 +20,7 @@ def may_update_in_place(node: Node, input_index: int) -> bool:
     """Whether a result of the node may have the same HBM buffer as operand `input_index` (whose value is then dead).
 
     True for operand 0 of `dynamic_update_slice` and `scatter_rows`; and for operands of elementwise and fused nodes that are of a
-    result's type and enter only as they are: not broadcast, not reduced, not multiplied.
+    result's type and enter only as they are: not reduced, not multiplied, and broadcast only before they take part as they are.
     """
     value = node.inputs[input_index]
     if node.op in PIECEWISE:
@@ -41,9 +42,12 @@ def _entering_whole(node: Node) -> frozenset[Value]:
     if any(n.op == "join" for n in graph.nodes):
         return frozenset()  # its pieces may be read where others are written
     region = Region(graph.nodes, dict.fromkeys(graph.inputs, 0), tuple((v, 0) for v in graph.outputs))
-    *before, (roots, labels) = _LEVELS[node.attrs["kind"]](region)
-    otherwise = {v for roots_, labels_ in before for v, _ in region.accesses(roots_, labels_)}
-    otherwise |= {v for v, used in region.accesses(roots, labels) if tuple(used) != tuple(labels)}
+    levels = _LEVELS[node.attrs["kind"]](region)
+    ways: dict[Value, set[tuple[int, Labels]]] = {}
+    for number, (roots, labels) in enumerate(levels):
+        for value, used in region.accesses(roots, labels):
+            ways.setdefault(value, set()).add((number, tuple(used)))
+    otherwise = {value for value, found in ways.items() if not _at_one_place(found, levels, region)}
     return frozenset(node.inputs) - {outer for own, outer in zip(graph.inputs, node.inputs, strict=True) if own in otherwise}
 
 
@@ -57,6 +61,18 @@ def _entering_one(members: Sequence[Node]) -> set[Value]:
         own = [v for v in _entering_whole(member) if v.type in types]
         found.update(v for v in own if readers[v] == 1 and makers[v.dtype, v.type.elems] == 1)
     return found
+
+
+def _at_one_place(ways: set[tuple[int, Labels]], levels: Sequence[Roots], region: Region) -> bool:
+    """Whether all loads of an operand are of the window that its level stores, and none comes after that is stored.
+
+    What is made of reductions is stored when all steps are over: an operand of it may be read in these too.
+    """
+    last = max(number for number, _ in ways)
+    roots, labels = levels[last]
+    first = last - 1 if region.find("reduce") and last == len(levels) - 1 else last
+    stores = not set(roots).isdisjoint(region.results)
+    return stores and all(number >= first and used == tuple(labels) for number, used in ways)
 
 
 _LEVELS = {"map": map_levels, "reduce": reduce_levels, "dot": dot_levels}

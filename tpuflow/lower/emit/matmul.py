@@ -20,6 +20,7 @@ from tpuflow.isa.splitting import EXACT
 from tpuflow.lower.emit.halo import Halo, halo_labels
 from tpuflow.lower.emit.map import emit_map_with
 from tpuflow.lower.emit.nest import Merged, Nest, cut, merge
+from tpuflow.lower.emit.reduce import add_sums, live_reductions, start_sums
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.conv import PRECISIONS, ConvLabels, product_labels
@@ -34,6 +35,11 @@ _NARROWED = {
 """How f32 operands enter arrays of a narrower type, at each precision: a TPU's in more passes, Ascend's always in one."""
 
 ROW, COLUMN, DEPTH = -1, -2, -3  # axes of size 1 that stand for rows, columns or a contraction that a product lacks
+_SUMMED = -100  # axes of size 1 that stand for those that are summed over: -100, -101, ...
+
+
+class DepthCut(Exception):
+    """The contraction of a product whose results are to be summed has several tiles: they are not there before the last of these."""
 
 
 def _precision(chip: Chip, precision: str, dtype: DType) -> str:
@@ -74,11 +80,18 @@ class Product:
         columns = tuple(a for a in self.out if a in self.rhs and a not in batch)
         return batch, rows, columns, tuple(a for a in self.patch if a not in self.out)
 
-    def nest(self, site: Site, edge: int) -> Nest:
-        """Cut every axis for tiles with sides of at most `edge`."""
+    def nest(self, site: Site, edge: int, *, summed: bool = False) -> Nest:
+        """Cut every axis for tiles with sides of at most `edge`; where results are `summed` over the rows, these come in sequence.
+
+        Raises:
+          DepthCut: the contraction has several tiles though results are summed.
+        """
         whole = self._by_kind(self.merged.sizes)
         operands = replace(_operands(site.region, self._lhs_elems), overlapping=self._overlapping())
-        return self._cut(matmul_tiles(whole, site.chip, operands, edge))
+        tiles = matmul_tiles(whole, site.chip, operands, edge)
+        if summed and tiles.contracted != whole.contracted:
+            raise DepthCut
+        return self._cut(tiles, summed=summed)
 
     def _overlapping(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Positions, among the rows and among the contracted axes, of the shorter axis of every pair that addresses a halo."""
@@ -94,10 +107,10 @@ class Product:
         axes = self._cut(tile).axes
         return math.prod(axes[a].size for a in self.lhs)
 
-    def _cut(self, tiles: MatmulSizes) -> Nest:
+    def _cut(self, tiles: MatmulSizes, *, summed: bool = False) -> Nest:
         kinds, sizes = self.kinds(), self.merged.sizes
         tile_of = {a: n for kind, lengths in zip(kinds, tiles.kinds, strict=True) for a, n in zip(kind, lengths, strict=True)}
-        nest = cut(sizes, [tile_of.get(a, n) for a, n in enumerate(sizes)], kinds[3])
+        nest = cut(sizes, [tile_of.get(a, n) for a, n in enumerate(sizes)], (*kinds[0], *kinds[1]) if summed else kinds[3])
         for halo in self.halos:
             nest = halo.cut(nest)
         return nest
@@ -111,6 +124,11 @@ class Product:
         out = (*self.out[:batch_end], *row, *self.out[batch_end:], *column)
         left = Level(_with_halos(labels), (*self.lhs, *row, *depth))
         return left, Level(labels.rhs, (*self.rhs, *points, *depth, *column)), Level(labels.out, out)
+
+    def summed(self, out: Level, labels: ConvLabels) -> Level:
+        """The level of the results' sums over the rows: of the same axes, of which only the columns are left."""
+        columns = self.kinds()[2]
+        return Level(labels.columns, tuple(a if a in columns else _SUMMED - i for i, a in enumerate(out.axes)))
 
     def accumulate(self, levels: tuple[Level, Level, Level]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[Pair, ...]]:
         """acc_axes, a_axes, b_axes and pairs of the instruction: small numbers, in order of appearance."""
@@ -144,14 +162,21 @@ def _operands(region: Region, lhs_elems: Callable[[MatmulSizes], int]) -> Operan
 
 
 def dot_levels(region: Region) -> list[Roots]:
-    """The left and the right operand of the product, and the results."""
-    node = the_product(region)
+    """The left and the right operand of the product, the results, and what is made of sums of these over all rows, if there are any."""
+    node, reductions = the_product(region), live_reductions(region)
     labels = product_labels(node)
-    return [((node.inputs[0],), _with_halos(labels)), ((node.inputs[1],), labels.rhs), (region.results, labels.out)]
+    made, sums = region.parted
+    levels: list[Roots] = [((node.inputs[0],), _with_halos(labels)), ((node.inputs[1],), labels.rhs)]
+    levels.append(((*made, *(r.inputs[0] for r in reductions)), labels.out))
+    return [*levels, (sums, labels.columns)] if sums else levels
 
 
 def emit_matmul(site: Site) -> Kernels:
-    """One kernel: zero, accumulate over the contracted tiles, read, and the elementwise rest."""
+    """One kernel: zero, accumulate over the contracted tiles, read, and the elementwise rest; what is summed over the rows is summed on.
+
+    Raises:
+      DepthCut: results are to be summed, but the contraction has several tiles.
+    """
     region, dot = site.region, the_product(site.region)
     labels = product_labels(dot)
     lhs, rhs = dot.inputs
@@ -159,27 +184,34 @@ def emit_matmul(site: Site) -> Kernels:
         return ()
     if 0 in (*lhs.shape, *rhs.shape):
         return emit_map_with(site, {dot: 0})
-    product = Product.of(dot, region)
-    levels = product.levels(labels)
+    product, reductions = Product.of(dot, region), live_reductions(region)
+    levels, (made, sums) = product.levels(labels), region.parted
     fields = product.accumulate(levels)
 
     def attempt(edge: int) -> Kernel:
-        nest = product.nest(site, edge)
+        nest = product.nest(site, edge, summed=bool(sums))
         kernel = site.kernel(nest.grid)
         left, right, out = (LevelEmitter(kernel, region, product.merged, nest, level, {}, {}) for level in levels)
+        below = LevelEmitter(kernel, region, product.merged, nest, product.summed(levels[2], labels), {}, {})
         acc = kernel.tile(dot.result.dtype, out.axes, "acc")
         kernel.section = "prologue"
+        start_sums(kernel, below, reductions)
+        kernel.section = "body" if sums else "prologue"
         kernel.source = dot.source
         kernel.emit(MatmulZero(acc))
         kernel.section = "body"
         (a,), (b,) = left.emit([lhs]), right.emit([rhs])
         kernel.source = dot.source
         kernel.emit(MatmulAccumulate(acc, a, b, *fields, _precision(site.chip, labels.precision, a.dtype)))
-        kernel.section = "epilogue"
+        kernel.section = "body" if sums else "epilogue"
         out.tiles[dot.result] = out.new(dot.result.dtype)
         kernel.emit(MatmulRead(out.tiles[dot.result], acc))
-        out.emit(region.results)
-        out.store(region.outputs)
+        out.emit(made)
+        out.store(region.stored(made))
+        add_sums(kernel, out, below, reductions, below.level.missing)
+        kernel.section = "epilogue"
+        below.emit(sums)
+        below.store(region.stored(sums))
         return kernel.build()
 
     return site.fit(attempt, shrinking(MATRIX_EDGE))

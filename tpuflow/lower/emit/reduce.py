@@ -63,21 +63,31 @@ def record_reduce(site: Site, budget_bytes: int) -> KernelBuilder:
     return kernel
 
 
+def start_sums(kernel: KernelBuilder, below: LevelEmitter, reductions: Sequence[Node]) -> None:
+    """Accumulators with what each reduction begins with."""
+    for r in reductions:
+        kernel.source = r.source
+        below.tiles[r.result] = below.new(r.result.dtype)
+        kernel.emit(Constant(below.tiles[r.result], identity(r.attrs["op"], r.result.dtype)))
+
+
+def add_sums(kernel: KernelBuilder, above: LevelEmitter, below: LevelEmitter, reductions: Sequence[Node], axes: tuple[int, ...]) -> None:
+    """Reduce tiles along `axes` into the accumulators."""
+    tiles = above.emit([r.inputs[0] for r in reductions])
+    for r, tile in zip(reductions, tiles, strict=True):
+        kernel.source = r.source
+        kernel.emit(ReduceInto(r.attrs["op"], below.tiles[r.result], tile, axes))
+
+
 def _accumulate(
     kernel: KernelBuilder, above: LevelEmitter, below: LevelEmitter, reductions: Sequence[Node], reduced: tuple[int, ...]
 ) -> None:
     """Prologue and body. Nothing is left to reduce when all reduced axes have size 1: the operands are the results."""
     if reduced:
         kernel.section = "prologue"
-        for r in reductions:
-            kernel.source = r.source
-            below.tiles[r.result] = below.new(r.result.dtype)
-            kernel.emit(Constant(below.tiles[r.result], identity(r.attrs["op"], r.result.dtype)))
+        start_sums(kernel, below, reductions)
+        kernel.section = "body"
+        add_sums(kernel, above, below, reductions, tuple(sorted(reduced)))
+        return
     kernel.section = "body"
-    tiles = above.emit([r.inputs[0] for r in reductions])
-    for r, tile in zip(reductions, tiles, strict=True):
-        kernel.source = r.source
-        if reduced:
-            kernel.emit(ReduceInto(r.attrs["op"], below.tiles[r.result], tile, tuple(sorted(reduced))))
-        else:
-            below.tiles[r.result] = tile
+    below.tiles.update(zip([r.result for r in reductions], above.emit([r.inputs[0] for r in reductions]), strict=True))

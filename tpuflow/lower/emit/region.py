@@ -20,6 +20,7 @@ from tpuflow.lower.emit.nest import Labels, Merged, Nest, nothing, walk, window
 from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.graph.ops import PRODUCTS
 from tpuflow.lower.graph.view import View, runs
+from tpuflow.lower.passes.analysis import depending
 
 Template = Callable[..., Instruction]
 
@@ -55,6 +56,17 @@ class Region:
         """The shape that the results are computed in: their own, or that of the pieces they are joined from."""
         first = self.results[0]
         return next((n.inputs[0].shape for n in self.find("join") if n.result is first), first.shape)
+
+    @property
+    def parted(self) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
+        """The values that leave: those made before any reduction, and those made of reductions."""
+        after = depending(self.nodes, [n.result for n in self.find("reduce")])
+        return tuple(v for v in self.results if v not in after), tuple(v for v in self.results if v in after)
+
+    def stored(self, values: Iterable[Value]) -> tuple[tuple[Value, int], ...]:
+        """Those of some values that leave, with their buffers."""
+        wanted = set(values)
+        return tuple(entry for entry in self.outputs if entry[0] in wanted)
 
     def find(self, op: str) -> tuple[Node, ...]:
         """The nodes of one op."""
@@ -122,6 +134,11 @@ class Level:
     labels: Labels
     axes: tuple[int, ...]
     space: str = "vmem"
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Positions of the tile axes that stand for none."""
+        return tuple(i for i, a in enumerate(self.axes) if a < 0)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from tpuflow.errors import CompileError
 from tpuflow.isa.program import Buffer
 from tpuflow.lower.emit.indexed import emit_scatter_rows, emit_take_rows
 from tpuflow.lower.emit.map import emit_map
-from tpuflow.lower.emit.matmul import emit_matmul
+from tpuflow.lower.emit.matmul import DepthCut, emit_matmul
 from tpuflow.lower.emit.move import (
     emit_concatenate,
     emit_dynamic_slice,
@@ -31,10 +31,23 @@ from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.emit.sort import emit_sort
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.graph.ops import PRODUCTS
+from tpuflow.lower.passes.sum_in_product import parted
 
 Scalar = int | float | bool
 
-FUSED: Mapping[str, Callable[[Site], Kernels]] = {"map": emit_map, "reduce": emit_reduce, "dot": emit_matmul, "several": emit_several}
+
+def emit_product(site: Site) -> Kernels:
+    """A product with sums of its results in one kernel if it can be, else in two."""
+    try:
+        return emit_matmul(site)
+    except DepthCut:
+        buffer_of = dict(zip(site.node.inputs, site.region.inputs.values(), strict=True))
+        buffer_of |= {v: buffer for v, (_, buffer) in zip(site.node.results, site.region.outputs, strict=True)}
+        parts = [Site(n, _region(n, [buffer_of[v] for v in (*n.inputs, *n.results)]), site.chip, kernel_name(n)) for n in parted(site.node)]
+        return tuple(kernel for part in parts for kernel in FUSED[part.node.attrs["kind"]](part))
+
+
+FUSED: Mapping[str, Callable[[Site], Kernels]] = {"map": emit_map, "reduce": emit_reduce, "dot": emit_product, "several": emit_several}
 TEMPLATES: Mapping[str, Callable[[Site], Kernels]] = {
     **dict.fromkeys((*ELEMENTWISE, "full", "iota", "broadcast", "window", "join"), emit_map),
     "constant": lambda site: (),  # its bytes are in the Program's constant section

@@ -73,6 +73,11 @@ class ConvLabels:
         """Labels that are summed over, in the order of the sum."""
         return tuple(x for x in self.patch if x not in self.out)
 
+    @property
+    def columns(self) -> Labels:
+        """Labels of the result that only rhs has, in the result's order."""
+        return tuple(x for x in self.out if x not in self.patch)
+
     def sizes(self, lhs: Sequence[int], rhs: Sequence[int]) -> dict[int, int]:
         """Length of every label, given the operands' shapes."""
         slid = {s.axis: s.size for s in self.slides}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from tpuflow.errors import GraphError
+from tpuflow.lower.graph.conv import ConvLabels, product_labels
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS, infer
 from tpuflow.lower.graph.text import node_text
@@ -130,9 +131,24 @@ def _verify_dot(node: Node) -> None:
     converted = {n.result: n for n in before if n.op == "convert" and n.inputs[0] in region.inputs}
     fed = all(v in region.inputs or v in converted for v in dot.inputs)
     _require(fed, node, "the operands of the dot are region inputs, or converts of them")
-    _require(all(v.shape == shape for v in node.results), node, f"all outputs have the dot's shape {shape}")
+    reductions = [n for n in region.nodes if n.op == "reduce"]
+    after = _users(region, [n.result for n in reductions])
+    made = [v for v in region.outputs if not any(v in n.results for n in (*after, *reductions))]
+    _require(all(v.shape == shape for v in made), node, f"all outputs have the dot's shape {shape}")
     prologue = {converted[v] for v in dot.inputs if v in converted}
-    _verify_map_nodes(node, [n for n in region.nodes if n is not dot and n not in prologue], shape)
+    rest = [n for n in region.nodes if n is not dot and n not in prologue and n.op != "reduce"]
+    kept = reductions[0].result.shape if reductions else shape
+    _verify_map_nodes(node, [n for n in rest if n not in after and n.result.shape == shape], shape)
+    _verify_map_nodes(node, [n for n in rest if n in after or n.result.shape != shape], kept)
+    if reductions:
+        _verify_sums(node, product_labels(dot), reductions, shape)
+
+
+def _verify_sums(node: Node, labels: ConvLabels, reductions: Sequence[Node], shape: tuple[int, ...]) -> None:
+    """Reductions in a dot region: of what has the dot's shape, over all axes that its left operand has."""
+    axes = tuple(i for i, x in enumerate(labels.out) if x in labels.patch)
+    same = all(n.inputs[0].shape == shape and n.attrs["axes"] == axes for n in reductions)
+    _require(same, node, f"all reductions of a dot region are of its shape {shape}, over all axes but its columns: {axes}")
 
 
 def _verify_several(node: Node) -> None:

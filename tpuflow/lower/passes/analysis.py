@@ -35,6 +35,15 @@ def live_nodes(nodes: Sequence[Node], outputs: Iterable[Value]) -> tuple[Node, .
     return tuple(reversed(kept))
 
 
+def depending(nodes: Iterable[Node], values: Iterable[Value]) -> set[Value]:
+    """The values themselves and all that nodes make of them."""
+    reached = set(values)
+    for node in nodes:
+        if not reached.isdisjoint(node.inputs):
+            reached.update(node.results)
+    return reached
+
+
 def invariant(region: Graph, index: int) -> bool:
     """Whether carry `index` of a loop body leaves the body as it came."""
     return region.outputs[index] is region.inputs[index]

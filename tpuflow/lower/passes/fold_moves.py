@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from tpuflow.isa.instruction import MAX_RANK
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
@@ -19,6 +20,8 @@ READERS = ELEMENTWISE | {"reduce", "join"}
 @dataclass(frozen=True, slots=True)
 class FoldMoves(Pass):
     """Replace a chain of moves that elementwise nodes and reductions read by one `window`, which costs them nothing.
+
+    One that only stretches an array becomes its `broadcast`.
 
     Before: %2 = pad %0, %1; %3 = slice %2; %4 = max %3, %5.    After: %3 = window{view} %0; %4 = max %3, %5.
     Needs: simplified graph.    Keeps: every bit; the moves themselves where something else reads them.
@@ -55,9 +58,9 @@ class _Folding:
         if seen is None or not seen.moves or not value.shape or sum(n != 1 for n in value.shape) > MAX_RANK:
             return value
         maker = self.maker[value]
-        fill = scalar_of(0, value.dtype) if seen.fill is None else seen.fill
-        attrs = MappingProxyType({"view": tuple(sorted(seen.view, key=lambda v: v.axis)), "fill": fill})
-        made.append(Node("window", (seen.source,), (Value(TensorType(value.dtype, value.shape)),), attrs, (), maker.source, maker.scope))
+        op, attrs = _reading(seen, value)
+        result = Value(TensorType(value.dtype, value.shape))
+        made.append(Node(op, (seen.source,), (result,), MappingProxyType(attrs), (), maker.source, maker.scope))
         self.windows[value] = made[-1].result
         return made[-1].result
 
@@ -79,3 +82,14 @@ class _Folding:
     def _number(self, value: Value) -> Scalar | None:
         made = self.maker.get(value)
         return made.attrs["value"] if made is not None and made.op == "full" else None
+
+
+def _reading(seen: Seen, value: Value) -> tuple[str, dict[str, Any]]:
+    """The op that reads a value where it is seen, with its attributes: a broadcast where that is all there is to it, else a window."""
+    by_pitch = sorted(seen.view, key=lambda v: -v.pitch)
+    axes = tuple(v.axis for v in by_pitch)
+    stretched = axes == tuple(sorted(axes)) and tuple(v.extent for v in by_pitch) == seen.source.shape
+    if stretched and all(v.plain(value.shape[v.axis]) for v in by_pitch):
+        return "broadcast", {"axes": axes}
+    fill = scalar_of(0, value.dtype) if seen.fill is None else seen.fill
+    return "window", {"view": tuple(sorted(seen.view, key=lambda v: v.axis)), "fill": fill}

@@ -1,0 +1,160 @@
+"""SumInProduct: products that also sum their results over the rows: which do, what it saves, and that every engine agrees."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.norm import BatchNorm
+from tests.emit_cases import assemble
+from tests.test_traffic_passes import T, assert_same_bits, fused, microseconds
+from tests.tolerances import LAYER_STATISTICS
+from tpuflow import compiler
+from tpuflow.chips import get_chip
+from tpuflow.compiler import compile_function
+from tpuflow.device.runtime import Executable
+from tpuflow.dtypes import F16, F32
+from tpuflow.isa.matrix import MatmulAccumulate
+from tpuflow.isa.program import Kernel, Program, walk
+from tpuflow.isa.vector import ReduceInto
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import Graph
+from tpuflow.lower.graph.verify import verify
+from tpuflow.lower.passes.sum_in_product import SumInProduct
+
+EVERY = SumInProduct(worth_bytes=0)
+
+
+def normalised(rows: int, depth: int, *, by_column: bool = True) -> Graph:
+    """A product in f16, its first two moments over the rows (or the columns), and the product normalised by them."""
+    b = Builder("normalised", [T(F16, rows, depth), T(F16, depth, 256)])
+    y = b.convert(b.dot(*b.inputs, (1,), (0,)), F16)
+    wide, axis = b.convert(y, F32), 0 if by_column else 1
+    total, square = b.reduce("add", wide, (axis,)), b.reduce("add", b.mul(wide, wide), (axis,))
+    kept = (1 - axis,)
+    return fused(b, [b.convert(b.div(b.sub(wide, b.broadcast(total, y.shape, kept)), b.broadcast(square, y.shape, kept)), F16)])
+
+
+def kinds(graph: Graph) -> list[str]:
+    return [n.attrs["kind"] for n in graph.nodes]
+
+
+def test_a_product_sums_its_results_while_they_are_on_the_chip() -> None:
+    graph = normalised(65536, 64)
+    joined = verify(SumInProduct()(graph))
+    assert (kinds(graph), kinds(joined)) == (["dot", "reduce", "map"], ["dot", "map"])
+    assert_same_bits(normalised(640, 64), EVERY(normalised(640, 64)))
+    assert (microseconds(graph), microseconds(graph, SumInProduct())) == (310, 203)
+
+
+def test_sums_along_rows_and_small_and_deep_products_stay_as_they_are() -> None:
+    for graph in (normalised(65536, 64, by_column=False), normalised(1000, 64), normalised(65536, 1025)):
+        assert kinds(SumInProduct()(graph)) == kinds(graph)
+
+
+def test_sums_over_two_products_are_made_by_the_later_one() -> None:
+    b = Builder("late", [T(F16, 65536, 64), T(F16, 64, 64)])
+    x, w = b.inputs
+    y = b.convert(b.dot(x, w, (1,), (0,)), F16)
+    z = b.convert(b.dot(y, w, (1,), (0,)), F16)
+    graph = fused(b, [b.reduce("add", b.mul(b.convert(y, F32), b.convert(z, F32)), (0,)), y])
+    joined = verify(SumInProduct()(graph))
+    assert kinds(joined) == ["dot", "dot"]
+    assert [[str(v.type) for v in n.results] for n in joined.nodes] == [["f16[65536,64]"], ["f32[65536,64]", "f32[64]"]]
+
+
+def test_a_contraction_that_the_chip_has_to_cut_leaves_two_kernels() -> None:
+    chip = replace(get_chip("generic"), vmem_bytes=64 * 1024)
+    graph = EVERY(normalised(256, 512))
+    assert kinds(graph) == ["dot", "map"]
+    whole, cut = (assemble(graph, c) for c in (get_chip("generic"), chip))
+    assert [len(program.code) for program in (whole, cut)] == [2, 3]
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(v.shape).astype(v.dtype.numpy) for v in graph.inputs]
+    one, other = (np.asarray(Executable(p, engine="fast").launch(arrays)[0][0]) for p in (whole, cut))
+    np.testing.assert_allclose(one, other, rtol=0, atol=LAYER_STATISTICS)
+
+
+# --- through the compiler -----------------------------------------------------------------------------------------------
+
+
+def summing(program: Program) -> list[Kernel]:
+    """The kernels that both multiply and sum."""
+    kernels = [block for _, block in walk(program.code) if isinstance(block, Kernel)]
+    both = (MatmulAccumulate, ReduceInto)
+    return [k for k in kernels if all(any(isinstance(i, kind) for i in k.body) for kind in both)]
+
+
+def layer(params: dict, stats: dict, x: jax.Array, dy: jax.Array) -> tuple:
+    """Two convolutions with batch normalisation after each: values, statistics and gradients."""
+    norm = BatchNorm()
+
+    def convolved(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def forward(params: dict, x: jax.Array) -> tuple[jax.Array, list]:
+        moved = []
+        for name in ("one", "two"):
+            variables = {"params": params[name]["norm"], "batch_stats": stats[name]}
+            y, state = norm.apply(variables, convolved(x, params[name]["kernel"]), True, mutable=["batch_stats"])
+            x = jax.nn.relu(y).astype(x.dtype)
+            moved.append(state)
+        return x, moved
+
+    y, back, state = jax.vjp(forward, params, x, has_aux=True)
+    return y, state, back(dy)
+
+
+def layer_arrays(dtype: jnp.dtype = jnp.float32) -> tuple:
+    rng = np.random.default_rng(0)
+
+    def draw(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape), dtype)
+
+    def made(kernel: tuple[int, ...]) -> dict:
+        return {"kernel": draw(*kernel), "norm": {"scale": jnp.ones(kernel[-1]), "bias": jnp.zeros(kernel[-1])}}
+
+    params = {"one": made((3, 3, 4, 8)), "two": made((1, 1, 8, 12))}
+    stats = {name: {"mean": jnp.zeros(n), "var": jnp.ones(n)} for name, n in (("one", 8), ("two", 12))}
+    return params, stats, draw(2, 9, 9, 4), draw(2, 9, 9, 12)
+
+
+@pytest.fixture
+def every_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler with sums in every product that can, however small."""
+    steps = tuple(EVERY if isinstance(step, SumInProduct) else step for step in compiler.PIPELINE)
+    monkeypatch.setattr(compiler, "PIPELINE", steps)
+
+
+SMALL = replace(
+    get_chip("generic"), name="small", vector_sublanes=4, vector_lanes=8, matrix_rows=8, matrix_columns=8, vmem_bytes=48 * 1024,
+    acc_bytes=4096,
+)  # fmt: skip
+
+
+@pytest.mark.usefixtures("every_sum")
+@pytest.mark.parametrize("chip", [get_chip("generic"), SMALL], ids=lambda c: c.name)
+def test_layers_that_sum_in_their_products_compute_what_jax_does_on_every_engine(chip) -> None:
+    arrays = layer_arrays()
+    program = compile_function(layer, arrays, chip=chip)
+    assert len(summing(program)) >= 3
+    assert chip is not SMALL or any(g.kind == "sequential" for k in summing(program) for g in k.grid)
+    flat = [np.asarray(a) for a in jax.tree.leaves(arrays)]
+    reference = Executable(program, engine="reference").launch(flat)[0]
+    exact, native = (Executable(program, fidelity=fidelity).launch(flat)[0] for fidelity in ("bitexact", "native"))
+    for want, found in zip(reference, exact, strict=True):
+        assert np.asarray(want).tobytes() == np.asarray(found).tobytes()
+    for want, found in zip(jax.tree.leaves(jax.jit(layer)(*arrays)), native, strict=True):
+        np.testing.assert_allclose(found, want, rtol=0, atol=LAYER_STATISTICS * max(1.0, float(np.abs(want).max())))
+
+
+@pytest.mark.usefixtures("every_sum")
+def test_native_values_of_such_kernels_are_lifted_whole() -> None:
+    arrays = layer_arrays()
+    executable = Executable(compile_function(layer, arrays, chip=SMALL))
+    executable.launch([np.asarray(a) for a in jax.tree.leaves(arrays)])
+    assert {row.tier for row in executable.profile()} == {1}

@@ -1,0 +1,98 @@
+"""SumInProduct: what is summed over all rows of a product is summed by the product's own kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from tpuflow.lower.graph.conv import product_labels
+from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
+from tpuflow.lower.passes.analysis import depending
+from tpuflow.lower.passes.base import Pass
+from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, fits_on_chip, is_kernel
+from tpuflow.lower.tiling import LONGEST_WHOLE_DEPTH
+
+WORTH_BYTES = 1024 * 1024  # below, what is read again costs next to nothing beside a kernel's start
+
+
+@dataclass(frozen=True, slots=True)
+class SumInProduct(Pass):
+    """Let a product's kernel reduce its results over all rows, column by column, so that no other kernel reads them for that.
+
+    Before: %2 = fused{dot; convert} %x, %w; %3, %4 = fused{convert; mul; reduce; reduce} %2.
+    After:  %2, %3, %4 = fused{dot; convert; convert; mul; reduce; reduce} %x, %w.
+    Needs: fused graph.    Keeps: every operation and every rounding; sums are made tile by tile, as ever.
+    Never: where the product's own sum is so long that it is cut into tiles, or its result has less than `worth_bytes`.
+    """
+
+    worth_bytes: int = WORTH_BYTES
+
+    def __call__(self, graph: Graph) -> Graph:
+        nodes: list[Node | None] = [self.map_regions(node) for node in graph.nodes]
+        made = {v: i for i, node in enumerate(nodes) if node is not None for v in node.results}
+        for at, reduction in enumerate(nodes):
+            if reduction is None or not is_kernel(reduction, "reduce"):
+                continue
+            last = max((made.get(v, -1) for v in reduction.inputs), default=-1)
+            product = nodes[last] if last >= 0 else None
+            if product is not None and is_kernel(product, "dot") and _takes_in(product, reduction, self.worth_bytes):
+                nodes[last], nodes[at] = _joined(product, reduction), None
+                made.update(dict.fromkeys(reduction.results, last))
+        return replace(graph, nodes=tuple(node for node in nodes if node is not None))
+
+
+def _takes_in(product: Node, reduction: Node, worth_bytes: int) -> bool:
+    """Whether the product's kernel can reduce: its results, as they are, over all axes but its columns, in one step of its own sum."""
+    (region,), (inner,) = product.regions, reduction.regions
+    dot = next(n for n in region.nodes if n.op in PRODUCTS)
+    first = next(n for n in inner.nodes if n.op == "reduce")
+    labels = product_labels(dot)
+    sizes = labels.sizes(dot.inputs[0].shape, dot.inputs[1].shape)
+    columns = tuple(axis for axis, x in enumerate(labels.out) if x not in labels.patch)
+    kept = tuple(axis for axis in range(len(dot.result.shape)) if axis not in first.attrs["axes"])
+    return (
+        first.inputs[0].shape == dot.result.shape
+        and kept == columns
+        and bytes_of(dot.result.type) >= worth_bytes
+        and 0 < math.prod(sizes[x] for x in labels.contracted) <= LONGEST_WHOLE_DEPTH
+        and fits_on_chip(v.type for v in {**dict.fromkeys(product.inputs), **dict.fromkeys(reduction.inputs)})
+        and all(_enters_whole(inner, own) for own, v in zip(inner.inputs, reduction.inputs, strict=True) if v in product.results)
+    )
+
+
+def _enters_whole(region: Graph, value: Value) -> bool:
+    """Whether a region uses an input element by element only."""
+    return all(n.op in ELEMENTWISE or n.op == "reduce" for n in region.nodes if value in n.inputs)
+
+
+def _joined(product: Node, reduction: Node) -> Node:
+    """One kernel with the results of both."""
+    builder = RegionBuilder()
+    made = builder.take_region(product)
+    sums = builder.take_region(reduction, dict(zip(product.results, made, strict=True)))
+    return builder.fused(product, [*made, *sums], [*product.results, *reduction.results])
+
+
+def parted(node: Node) -> tuple[Node, Node]:
+    """A joined kernel as two again: the product, and what reduces its results."""
+    (region,) = node.regions
+    after = depending(region.nodes, [n.result for n in region.nodes if n.op == "reduce"])
+    outer = dict(zip(region.outputs, node.results, strict=True))
+    made, sums = [v for v in region.outputs if v not in after], [v for v in region.outputs if v in after]
+    operands = dict(zip(region.inputs, node.inputs, strict=True))
+    product = _part(node, "dot", region.nodes, operands, {v: outer[v] for v in made})
+    rest = [n for n in region.nodes if not set(made).intersection(n.results)]
+    reduction = _part(node, "reduce", rest, operands | {v: outer[v] for v in made}, {v: outer[v] for v in sums})
+    return product, reduction
+
+
+def _part(node: Node, kind: str, nodes: Iterable[Node], operands: Mapping[Value, Value], results: Mapping[Value, Value]) -> Node:
+    """The fused node of some nodes of a region; `operands` and `results` map values of the region to outer ones."""
+    builder = RegionBuilder()
+    env = {own: builder.operand(value) for own, value in operands.items()}
+    builder.take(nodes, env)
+    like = replace(node, attrs=MappingProxyType({**node.attrs, "kind": kind}))
+    return builder.fused(like, [env[own] for own in results], list(results.values()))
