@@ -81,7 +81,7 @@ def test_a_pass_changes_nothing_the_second_time(name: str, step: Pass) -> None:
 
 
 SHAPES = ((), (4,), (4, 4))
-MOVES = ("unary", "binary", "compare_select", "broadcast", "reduce", "dot", "convert", "reshape", "splat", "iota", "loop")
+MOVES = ("unary", "binary", "compare_select", "choose", "broadcast", "reduce", "dot", "convert", "reshape", "splat", "iota", "loop")
 
 
 def random_graph(choices: list[tuple[str, int, int, int]], outputs: int) -> Graph:
@@ -102,6 +102,8 @@ def random_graph(choices: list[tuple[str, int, int, int]], outputs: int) -> Grap
                 return [b.add, b.mul, b.max, b.sub][number % 4](x, y)
             case "compare_select":
                 return b.select(b.gt(x, y), y, like(x.shape, number))
+            case "choose":
+                return b.select(b.splat(b.gt(b.inputs[0], b.full(T(F32), float(number % 2))), x.shape), y, x)
             case "broadcast":
                 return b.broadcast(x, (4, 4), [(0,), (1,)][number % 2] if x.shape else ()) if len(x.shape) < 2 else b.transpose(x, (1, 0))
             case "reduce":

@@ -72,6 +72,10 @@ class Rewriter:
         node = self._made.get(value)
         return node if node is not None and op in ("", node.op) else None
 
+    def equal(self, node: Node) -> Values | None:
+        """The results of a node without regions that does the same and is there already."""
+        return self._seen.get(node_key(node))
+
     def splat(self, value: Value) -> int | float | bool | None:
         """The number that fills a value, if it is a `full`."""
         node = self.maker(value, "full")
