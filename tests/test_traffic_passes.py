@@ -18,6 +18,7 @@ from tpuflow.dtypes import F16, F32, DType
 from tpuflow.isa.program import Program
 from tpuflow.lower import tiling
 from tpuflow.lower.assemble import Interface, assemble
+from tpuflow.lower.emit import matmul
 from tpuflow.lower.emit.matmul import Product
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.conv import ConvLabels, Slide
@@ -47,6 +48,7 @@ def fused_again(graph: Graph) -> Graph:
 
 
 CHIP = replace(get_chip("ascend910"), kernel_seconds=5e-6, traffic_share=1.0)
+FAST = replace(get_chip("tpu-v7x"), kernel_seconds=5e-6, traffic_share=1.0)
 
 
 def microseconds(graph: Graph, *passes: Pass, chip: Chip = CHIP) -> int:
@@ -262,6 +264,33 @@ def test_how_a_contraction_is_cut_does_not_depend_on_the_number_of_cores() -> No
     operands = replace(operands, overlapping=((), (0, 1)))
     tiles = {cores: tiling.matmul_tiles(whole, replace(CHIP, cores=cores), operands) for cores in (1, 2, 8, 32)}
     assert {tile.contracted for tile in tiles.values()} == {(3, 3, 48)}
+
+
+def square() -> Graph:
+    """A product of two square matrices."""
+    b = Builder("product", [T(F16, 4096, 4096)] * 2)
+    return fused(b, [b.convert(b.dot(*b.inputs, (1,), (0,)), F16)])
+
+
+def test_tiles_are_longer_where_arrays_multiply_faster_than_the_next_tiles_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    longer = microseconds(square(), chip=FAST)
+    monkeypatch.setattr(matmul, "LONGER", 1)
+    assert (microseconds(square(), chip=FAST), longer) == (150, 107)
+
+
+@pytest.mark.parametrize(("vmem_mib", "tiles"), [(64, [8, 4, 8]), (16, [8, 8, 8]), (4, [16, 16, 16])])
+def test_a_contraction_is_cut_alike_however_long_rows_and_columns_are(
+    monkeypatch: pytest.MonkeyPatch, vmem_mib: int, tiles: list[int]
+) -> None:
+    graph, chip = square(), replace(FAST, vmem_bytes=vmem_mib * 2**20)
+
+    def grid() -> list[int]:
+        (kernel,) = assemble(graph, plan_memory(graph, chip), chip, Interface()).kernels()
+        return [axis.size for axis in kernel.grid]
+
+    assert grid() == tiles
+    monkeypatch.setattr(matmul, "LONGER", 1)
+    assert grid()[-1] == tiles[-1]
 
 
 def convolved(x: jax.Array, w: jax.Array, dy: jax.Array) -> tuple[jax.Array, ...]:

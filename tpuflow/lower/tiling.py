@@ -11,12 +11,13 @@ from tpuflow.chips import Chip
 from tpuflow.chips.teams import adding, team
 
 TILE_BYTES = 512 * 1024  # large enough to hide a DMA's start-up behind its transfer, small enough for ten double-buffered tiles
-MATRIX_EDGE = 512  # longest side of a matrix tile, a few arrays long
+MATRIX_EDGE = 512  # side of a matrix tile, a few arrays long
 LONGEST_WHOLE_DEPTH = 2 * MATRIX_EDGE  # of a contraction that is one tile
+LONGER = 2  # times the edge: the longest rows and columns, where they pay
 SHORTEST_SIDES = 4  # arrays
 ACCUMULATOR_BYTES = 4
 PATCH_EDGES = 4  # times `MATRIX_EDGE`: the longest side of a tile that takes in a convolution's whole kernel
-WORTH_CUTTING = 0.9  # of the time with larger tiles: they are not given up for an estimate's error
+WORTH_CUTTING = 0.9  # of the time with the tiles tried so far: they are not given up for an estimate's error
 
 
 def ceil_div(n: int, d: int) -> int:
@@ -139,19 +140,23 @@ class Operands:
         return 2 * out * ACCUMULATOR_BYTES <= chip.acc_bytes and 3 * sum(self.of(tile)) + out * self.out_bytes <= chip.vmem_bytes
 
 
-def matmul_tiles(whole: MatmulSizes, chip: Chip, operands: Operands, edge: int = MATRIX_EDGE) -> MatmulSizes:
+def matmul_tiles(whole: MatmulSizes, chip: Chip, operands: Operands, edge: int = MATRIX_EDGE, longest: int = 0) -> MatmulSizes:
     """Tiles with sides of at most `edge`; a contraction of up to twice that stays whole; small products are taken several at a time.
 
     A convolution's kernel rather stays whole than its channels: neighbouring tiles along it would read nearly the same of the left operand.
     Rows and columns are cut further where the chip's memories are small, and where it pays: where there would be fewer tiles than cores,
-    what cores work out for each other has to be added up, tile by tile.
+    what cores work out for each other has to be added up, tile by tile. They are cut less, into sides of up to `longest`, where that
+    pays: where matrices are multiplied faster than the next ones are there. The contraction is cut by `edge` whatever the others are.
     """
     sides = tuple(shrinking(edge, min(edge, SHORTEST_SIDES * chip.matrix_columns)))
     tried = [_tiles(whole, chip, edge, rows, columns, operands) for rows, columns in itertools.product(sides, sides)]
     if operands.overlapping[0]:
-        longer = (PATCH_EDGES * edge, *sides)
-        tried += [_tiles(whole, chip, edge, rows, columns, operands, patches=True) for rows, columns in itertools.product(longer, sides)]
+        most = (PATCH_EDGES * edge, *sides)
+        tried += [_tiles(whole, chip, edge, rows, columns, operands, patches=True) for rows, columns in itertools.product(most, sides)]
     fitting = [tile for tile in dict.fromkeys(tried) if operands.fit(tile, chip)] or tried[-1:]
+    if longest > edge:
+        longer = [_tiles(whole, chip, edge, rows, columns, operands) for rows, columns in itertools.product((edge, longest), repeat=2)]
+        fitting += [tile for tile in dict.fromkeys(longer) if operands.fit(tile, chip)]
     best, *others = [(tile, _seconds(whole, tile, chip, operands)) for tile in fitting]
     for other in others:
         if other[1] < WORTH_CUTTING * best[1]:

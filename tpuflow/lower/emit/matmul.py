@@ -8,7 +8,7 @@ runs before the product, elementwise work on the result after it. A convolution 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tpuflow.chips import Chip
@@ -26,7 +26,7 @@ from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.conv import PRECISIONS, ConvLabels, product_labels
 from tpuflow.lower.graph.graph import Node
 from tpuflow.lower.graph.ops import PRODUCTS
-from tpuflow.lower.tiling import MATRIX_EDGE, MatmulSizes, Operands, matmul_tiles, shrinking
+from tpuflow.lower.tiling import LONGER, MATRIX_EDGE, MatmulSizes, Operands, matmul_tiles, shrinking
 
 _NARROWED = {
     "bf16": {"default": "bf16", "high": "bf16_x3", "highest": "bf16_x6"},
@@ -80,18 +80,23 @@ class Product:
         columns = tuple(a for a in self.out if a in self.rhs and a not in batch)
         return batch, rows, columns, tuple(a for a in self.patch if a not in self.out)
 
-    def nest(self, site: Site, edge: int, *, summed: bool = False) -> Nest:
-        """Cut every axis for tiles with sides of at most `edge`; where results are `summed` over the rows, these come in sequence.
+    def nests(self, site: Site, *, summed: bool = False) -> Iterator[Nest]:
+        """Ways to cut every axis, of ever smaller tiles: before a contraction is cut further, rows and columns are.
+
+        Where results are `summed` over the rows, these come in sequence.
 
         Raises:
           DepthCut: the contraction has several tiles though results are summed.
         """
         whole = self._by_kind(self.merged.sizes)
         operands = replace(_operands(site.region, self._lhs_elems), overlapping=self._overlapping())
-        tiles = matmul_tiles(whole, site.chip, operands, edge)
-        if summed and tiles.contracted != whole.contracted:
-            raise DepthCut
-        return self._cut(tiles, summed=summed)
+        for edge in shrinking(MATRIX_EDGE):
+            longer = matmul_tiles(whole, site.chip, operands, edge, LONGER * edge)
+            if summed and longer.contracted != whole.contracted:
+                raise DepthCut
+            yield self._cut(longer, summed=summed)
+            if (shorter := matmul_tiles(whole, site.chip, operands, edge)) != longer:
+                yield self._cut(shorter, summed=summed)
 
     def _overlapping(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Positions, among the rows and among the contracted axes, of the shorter axis of every pair that addresses a halo."""
@@ -188,8 +193,7 @@ def emit_matmul(site: Site) -> Kernels:
     levels, (made, sums) = product.levels(labels), region.parted
     fields = product.accumulate(levels)
 
-    def attempt(edge: int) -> Kernel:
-        nest = product.nest(site, edge, summed=bool(sums))
+    def attempt(nest: Nest) -> Kernel:
         kernel = site.kernel(nest.grid)
         left, right, out = (LevelEmitter(kernel, region, product.merged, nest, level, {}, {}) for level in levels)
         below = LevelEmitter(kernel, region, product.merged, nest, product.summed(levels[2], labels), {}, {})
@@ -214,4 +218,4 @@ def emit_matmul(site: Site) -> Kernels:
         below.store(region.stored(sums))
         return kernel.build()
 
-    return site.fit(attempt, shrinking(MATRIX_EDGE))
+    return site.first_fitting(attempt, product.nests(site, summed=bool(sums)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tpuflow.chips import Chip
 from tpuflow.errors import OutOfMemoryError
@@ -15,6 +16,7 @@ from tpuflow.lower.graph.graph import Node
 from tpuflow.lower.tiling import TILE_BYTES, shrinking
 
 Kernels = tuple[Kernel, ...]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +41,24 @@ class Site:
         """The HBM buffer of the first result."""
         return self.region.outputs[0][1]
 
-    def fit(self, attempt: Callable[[int], Kernel], sizes: Iterable[int] | None = None) -> Kernels:
-        """The first kernel that fits on the chip, trying ever smaller tiles.
+    def fit(self, attempt: Callable[[int], Kernel]) -> Kernels:
+        """The first kernel that fits on the chip, trying ever smaller tiles, given by their bytes.
 
         Raises:
           OutOfMemoryError: not even the smallest tiles fit.
         """
+        return self.first_fitting(attempt, shrinking(TILE_BYTES))
+
+    def first_fitting(self, attempt: Callable[[T], Kernel], ways: Iterable[T]) -> Kernels:
+        """The first kernel that fits on the chip, of several ways to cut it.
+
+        Raises:
+          OutOfMemoryError: none fits.
+        """
         reason = ""
-        for size in sizes or shrinking(TILE_BYTES):
+        for way in ways:
             try:
-                return (attempt(size),)
+                return (attempt(way),)
             except DoesNotFit as error:
                 reason = str(error)
         raise OutOfMemoryError(
