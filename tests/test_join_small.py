@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -118,6 +119,21 @@ def test_a_joined_kernel_stands_before_what_needs_it_and_others_wait_on() -> Non
     assert kinds(graph) == ["several", "map", "dot", "dot", "several"]
 
 
+def words(words: int) -> Graph:
+    """The words of a key apart, each with its neighbour in a row, and all of these stacked."""
+    b = Builder("words", [T(F32, words)])
+    (x,) = b.inputs
+    parts = [b.neg(b.concatenate([b.slice(x, (i,), (i + 1,)), b.slice(x, (j,), (j + 1,))], 0)) for i, j in pairwise(range(words))]
+    return fused(b, [b.concatenate(parts, 0)])
+
+
+def test_small_moves_and_all_parts_of_a_concatenation_run_together() -> None:
+    graph = words(6)
+    assert kinds(joined(graph)) == ["several", "several", "map", "several"], "slices, pairs of them, all of one shape negated, stacked"
+    assert len(list(planned(joined(graph), CHIP)[0].kernels())) == 4
+    assert (microseconds(graph), microseconds(joined(graph))) == (155, 29)
+
+
 def test_kernels_of_large_arrays_do_not_wait() -> None:
     elems = SMALL_BYTES // 4
     for n, expected in ((elems, ["several"]), (elems + 1, ["map", "map"])):
@@ -146,11 +162,11 @@ def test_a_kernel_that_reads_its_neighbour_is_refused() -> None:
 # --- any small kernels ------------------------------------------------------------------------------------------------
 
 shapes = st.lists(st.sampled_from((1, 2, 3, 5, 8, 17)), max_size=3).map(tuple)
-moves = st.tuples(st.sampled_from(("map", "sum", "row", "scalar", "half")), st.integers(0, 9), st.integers(0, 9))
+moves = st.tuples(st.sampled_from(("map", "sum", "row", "scalar", "half", "slice", "turn", "stack")), st.integers(0, 9), st.integers(0, 9))
 
 
 def random_kernels(types: Sequence[tuple[int, ...]], choices: Sequence[tuple[str, int, int]]) -> Graph:
-    """Work on arrays of several shapes, chained at random: maps, sums, rows broadcast, scalars that enter maps, a change of type."""
+    """Work on arrays of several shapes, chained at random: maps, sums, rows broadcast, scalars that enter maps, changes of type, moves."""
     b = Builder("random", [T(F32, *shape) for shape in types])
     pool = list(b.inputs)
     for move, of, other in choices:
@@ -160,6 +176,13 @@ def random_kernels(types: Sequence[tuple[int, ...]], choices: Sequence[tuple[str
             pool.append(b.reduce(("add", "max")[other % 2], b.mul(x, x), tuple(range(other % len(x.shape), len(x.shape)))))
         elif move == "row" and x.shape:
             pool.append(b.add(x, b.broadcast(b.reduce("add", x, tuple(range(len(x.shape) - 1))), x.shape, (len(x.shape) - 1,))))
+        elif move == "slice" and x.shape:
+            low = other % x.shape[0]
+            pool.append(b.slice(x, (low, *(0 for _ in x.shape[1:])), x.shape, (1 + other % 2, *(1 for _ in x.shape[1:]))))
+        elif move == "turn" and x.shape:
+            pool.append(b.transpose(x, tuple(reversed(range(len(x.shape))))) if other % 2 else b.reverse(x, (0,)))
+        elif move == "stack" and x.shape:
+            pool.append(b.concatenate([x, *(v for v in pool[:3] if v.shape[1:] == x.shape[1:] and v.shape)], 0))
         elif move == "half":
             pool.append(b.convert(b.convert(x, F16), F32))
         elif scalar is not None:

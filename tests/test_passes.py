@@ -177,6 +177,15 @@ def test_views_of_views_collapse() -> None:
     assert ops(graph) == {"reshape": 1}
 
 
+def test_a_slice_within_one_part_of_a_concatenation_is_a_slice_of_that() -> None:
+    b = Builder("f", [T(F32, 2, 4), T(F32, 2, 3)])
+    x, y = b.inputs
+    both = b.concatenate([x, y], 1)
+    graph = simplified(b, b.slice(both, (0, 4), (2, 7)), b.slice(both, (1, 5), (2, 7)), b.slice(both, (0, 3), (2, 5)))
+    assert [(n.op, n.inputs[0].shape) for n in graph.nodes] == [("concatenate", (2, 4)), ("slice", (2, 3)), ("slice", (2, 7))]
+    assert graph.outputs[0] is graph.inputs[1], "all of a part"
+
+
 def test_a_broadcast_takes_its_operand_through_reshapes_and_broadcasts() -> None:
     b = Builder("f", [T(F32, 5)])
     row = b.broadcast(b.reshape(b.inputs[0], (1, 5)), (4, 5), (0, 1))

@@ -58,7 +58,7 @@ def _entering_one(members: Sequence[Node]) -> set[Value]:
     found: set[Value] = set()
     for member in members:
         types = {r.type for r in member.results}
-        own = [v for v in _entering_whole(member) if v.type in types]
+        own = [v for v in _entering_whole(member) if v.type in types] if member.op == "fused" else []
         found.update(v for v in own if readers[v] == 1 and makers[v.dtype, v.type.elems] == 1)
     return found
 

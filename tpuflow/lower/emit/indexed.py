@@ -9,7 +9,6 @@ from dataclasses import replace
 from tpuflow.dtypes import S32, DType
 from tpuflow.isa.dma import Load, LoadIndexed, Store, StoreIndexed
 from tpuflow.isa.instruction import Tile, Window, WindowAxis
-from tpuflow.isa.program import Kernel
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map
 from tpuflow.lower.emit.move import copy_unless_in_place
@@ -53,14 +52,14 @@ def emit_take_rows(site: Site) -> Kernels:
         return emit_map(replace(site, region=Region((splat,), {}, site.region.outputs)))
     sizes = _sizes(table.shape, site.node.inputs[1].shape[0])
 
-    def attempt(budget_bytes: int) -> Kernel:
+    def attempt(budget_bytes: int) -> KernelBuilder:
         nest = cut(sizes, fill_tile(sizes, table.dtype.bytes, site.chip, budget_bytes))
         kernel = site.kernel(nest.grid)
         index = _load_index(kernel, nest, site.buffer(1))
         tile, axes = _rows_tile(kernel, nest, table.dtype)
         kernel.emit(LoadIndexed(_table_window(nest, site.buffer(0), table.shape[0], tile, fill), index))
         kernel.emit(Store(window(nest, site.target, axes, tile, axes)))
-        return kernel.build()
+        return kernel
 
     return site.fit(attempt)
 
@@ -73,7 +72,7 @@ def emit_scatter_rows(site: Site) -> Kernels:
         return copy
     sizes = _sizes(table.shape, updates.shape[0])
 
-    def attempt(budget_bytes: int) -> Kernel:
+    def attempt(budget_bytes: int) -> KernelBuilder:
         nest = cut(sizes, fill_tile(sizes, table.dtype.bytes, site.chip, budget_bytes), sequential=(0,))
         kernel = site.kernel(nest.grid)
         index = _load_index(kernel, nest, site.buffer(1))
@@ -82,6 +81,6 @@ def emit_scatter_rows(site: Site) -> Kernels:
         kernel.emit(
             StoreIndexed(site.node.attrs["mode"], _table_window(nest, site.target, table.shape[0], tile, nothing(tile.dtype)), index)
         )
-        return kernel.build()
+        return kernel
 
     return copy + site.fit(attempt)

@@ -20,24 +20,23 @@ def map_levels(region: Region) -> list[Roots]:
 
 def emit_map(site: Site) -> Kernels:
     """One kernel: load the inputs, compute, store every output. All grid axes are parallel."""
-    if math.prod(site.region.space) == 0:
-        return ()
-    return site.fit(lambda budget_bytes: record_map(site, budget_bytes).build())
-
-
-def record_map(site: Site, budget_bytes: int) -> KernelBuilder:
-    """The kernel with tiles of at most so many bytes, to be built."""
     region, shape = site.region, site.region.space
+    if math.prod(shape) == 0:
+        return ()
     levels = map_levels(region)
     merged = merge(dict(enumerate(shape)), operands(region, levels))
     axes = tuple(range(len(merged.sizes)))
     level = Level(levels[0][1], axes, "vmem" if axes else "smem")
-    nest = cut(merged.sizes, fill_tile(merged.sizes, region.widest_bytes(), site.chip, budget_bytes))
-    kernel = site.kernel(nest.grid)
-    emitter = LevelEmitter(kernel, region, merged, nest, level, {}, {})
-    emitter.emit(region.results)
-    emitter.store(region.outputs)
-    return kernel
+
+    def attempt(budget_bytes: int) -> KernelBuilder:
+        nest = cut(merged.sizes, fill_tile(merged.sizes, region.widest_bytes(), site.chip, budget_bytes))
+        kernel = site.kernel(nest.grid)
+        emitter = LevelEmitter(kernel, region, merged, nest, level, {}, {})
+        emitter.emit(region.results)
+        emitter.store(region.outputs)
+        return kernel
+
+    return site.fit(attempt)
 
 
 def emit_map_with(site: Site, substitutes: dict[Node, int | float | bool]) -> Kernels:

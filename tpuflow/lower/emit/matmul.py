@@ -15,9 +15,9 @@ from tpuflow.chips import Chip
 from tpuflow.dtypes import F32, DType
 from tpuflow.isa.instruction import Pair
 from tpuflow.isa.matrix import MatmulAccumulate, MatmulRead, MatmulZero
-from tpuflow.isa.program import Kernel
 from tpuflow.isa.splitting import EXACT
 from tpuflow.lower.emit.halo import Halo, halo_labels
+from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map_with
 from tpuflow.lower.emit.nest import Merged, Nest, cut, merge
 from tpuflow.lower.emit.reduce import add_sums, live_reductions, start_sums
@@ -193,7 +193,7 @@ def emit_matmul(site: Site) -> Kernels:
     levels, (made, sums) = product.levels(labels), region.parted
     fields = product.accumulate(levels)
 
-    def attempt(nest: Nest) -> Kernel:
+    def attempt(nest: Nest) -> KernelBuilder:
         kernel = site.kernel(nest.grid)
         left, right, out = (LevelEmitter(kernel, region, product.merged, nest, level, {}, {}) for level in levels)
         below = LevelEmitter(kernel, region, product.merged, nest, product.summed(levels[2], labels), {}, {})
@@ -216,6 +216,6 @@ def emit_matmul(site: Site) -> Kernels:
         kernel.section = "epilogue"
         below.emit(sums)
         below.store(region.stored(sums))
-        return kernel.build()
+        return kernel
 
     return site.first_fitting(attempt, product.nests(site, summed=bool(sums)))

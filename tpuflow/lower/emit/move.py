@@ -69,14 +69,14 @@ def emit_move(site: Site, dtype: DType, shape: Sequence[int], source: Side, targ
     sizes, (source, target) = _merge(shape, (source, target))
     space = "vmem" if sizes else "smem"
 
-    def attempt(budget_bytes: int) -> Kernel:
+    def attempt(budget_bytes: int) -> KernelBuilder:
         nest = cut(sizes, fill_tile(sizes, dtype.bytes, site.chip, budget_bytes))
         kernel = site.kernel(nest.grid)
         starts = _load_starts(kernel, (source, target))
         tile = kernel.tile(dtype, nest.axes, space)
         kernel.emit(Load(_window(nest, tile, source, starts, nothing(dtype) if fill is None else fill)))
         kernel.emit(Store(_window(nest, tile, target, starts, nothing(dtype))))
-        return kernel.build()
+        return kernel
 
     return site.fit(attempt)
 

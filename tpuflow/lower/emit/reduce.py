@@ -32,19 +32,13 @@ def reduce_levels(region: Region) -> list[Roots]:
 
 def emit_reduce(site: Site) -> Kernels:
     """One kernel: map over the iteration space, reduce into accumulators, map over the reduced space."""
-    reductions = live_reductions(site.region)
-    if math.prod(site.region.results[0].shape) == 0:
-        return ()
-    if math.prod(reductions[0].inputs[0].shape) == 0:
-        return emit_map_with(site, {r: identity(r.attrs["op"], r.result.dtype) for r in reductions})
-    return site.fit(lambda budget_bytes: record_reduce(site, budget_bytes).build())
-
-
-def record_reduce(site: Site, budget_bytes: int) -> KernelBuilder:
-    """The kernel with tiles of at most so many bytes, to be built."""
     region = site.region
     reductions = live_reductions(region)
     shape = reductions[0].inputs[0].shape
+    if math.prod(region.results[0].shape) == 0:
+        return ()
+    if math.prod(shape) == 0:
+        return emit_map_with(site, {r: identity(r.attrs["op"], r.result.dtype) for r in reductions})
     levels = reduce_levels(region)
     merged = merge(dict(enumerate(shape)), operands(region, levels))
     axes = tuple(range(len(merged.sizes)))
@@ -52,15 +46,19 @@ def record_reduce(site: Site, budget_bytes: int) -> KernelBuilder:
     space = "vmem" if axes else "smem"
     whole = Level(levels[0][1], axes, space)
     rest = Level(levels[1][1], tuple(-1 - a if a in reduced else a for a in axes), space)
-    nest = cut(merged.sizes, fill_tile(merged.sizes, region.widest_bytes(), site.chip, budget_bytes), reduced)
-    kernel = site.kernel(nest.grid)
-    above = LevelEmitter(kernel, region, merged, nest, whole, {}, {})
-    below = LevelEmitter(kernel, region, merged, nest, rest, {}, {})
-    _accumulate(kernel, above, below, reductions, reduced)
-    kernel.section = "epilogue"
-    below.emit(region.results)
-    below.store(region.outputs)
-    return kernel
+
+    def attempt(budget_bytes: int) -> KernelBuilder:
+        nest = cut(merged.sizes, fill_tile(merged.sizes, region.widest_bytes(), site.chip, budget_bytes), reduced)
+        kernel = site.kernel(nest.grid)
+        above = LevelEmitter(kernel, region, merged, nest, whole, {}, {})
+        below = LevelEmitter(kernel, region, merged, nest, rest, {}, {})
+        _accumulate(kernel, above, below, reductions, reduced)
+        kernel.section = "epilogue"
+        below.emit(region.results)
+        below.store(region.outputs)
+        return kernel
+
+    return site.fit(attempt)
 
 
 def start_sums(kernel: KernelBuilder, below: LevelEmitter, reductions: Sequence[Node]) -> None:

@@ -46,6 +46,15 @@ class Region:
     inputs: Mapping[Value, int]
     outputs: tuple[tuple[Value, int], ...]
 
+    @classmethod
+    def of(cls, node: Node, buffers: Sequence[int]) -> Region:
+        """The fused region, or the node as a region of itself; `buffers` are those of its operands and results."""
+        read, written = buffers[: len(node.inputs)], buffers[len(node.inputs) :]
+        if node.op != "fused":
+            return cls((node,), dict(zip(node.inputs, read, strict=True)), tuple(zip(node.results, written, strict=True)))
+        (graph,) = node.regions
+        return cls(graph.nodes, dict(zip(graph.inputs, read, strict=True)), tuple(zip(graph.outputs, written, strict=True)))
+
     @property
     def results(self) -> tuple[Value, ...]:
         """The values that leave."""

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from tpuflow.isa.dma import Load, Store
 from tpuflow.isa.instruction import Tile, Window
-from tpuflow.isa.program import Kernel
 from tpuflow.isa.vector import Constant, Cumulative
+from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.move import emit_plain_copy
 from tpuflow.lower.emit.nest import Nest, cut, merge, walk, window
 from tpuflow.lower.emit.site import Kernels, Site
@@ -38,7 +38,7 @@ def emit_cumulative(site: Site) -> Kernels:
     merged = merge(dict(enumerate(shape)), [range(len(shape)), (scanned,)])
     (axis,) = merged.fold((scanned,))
 
-    def attempt(budget_bytes: int) -> Kernel:
+    def attempt(budget_bytes: int) -> KernelBuilder:
         nest = cut(merged.sizes, fill_tile(merged.sizes, dtype.bytes, site.chip, budget_bytes), sequential=(axis,))
         kernel = site.kernel(nest.grid)
         carry = kernel.tile(dtype, tuple(nest.axis(-1 if i == axis else i) for i in range(len(nest.sizes))))
@@ -49,6 +49,6 @@ def emit_cumulative(site: Site) -> Kernels:
         kernel.emit(Load(_window(nest, site.buffer(0), a, axis, reverse=reverse)))
         kernel.emit(Cumulative(op, dst, carry, a, axis))
         kernel.emit(Store(_window(nest, site.target, dst, axis, reverse=reverse)))
-        return kernel.build()
+        return kernel
 
     return site.fit(attempt)

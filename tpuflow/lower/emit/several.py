@@ -2,47 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from tpuflow.lower.emit.kernel import KernelBuilder
-from tpuflow.lower.emit.map import emit_map, record_map
 from tpuflow.lower.emit.onchip import DoesNotFit
-from tpuflow.lower.emit.reduce import emit_reduce, record_reduce
 from tpuflow.lower.emit.region import Region
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.graph import Node
-from tpuflow.lower.tiling import TILE_BYTES
 
-RECORD: Mapping[str, Callable[[Site, int], KernelBuilder]] = {"map": record_map, "reduce": record_reduce}
-EMIT: Mapping[str, Callable[[Site], Kernels]] = {"map": emit_map, "reduce": emit_reduce}
+Emit = Callable[[Site], Kernels]
 
 
-def emit_several(site: Site) -> Kernels:
-    """One kernel of all members whose arrays are one tile each; more where the chip's memory asks for it."""
-    members = [_member(site, node) for node in site.region.nodes]
-    recorded = [(m, RECORD[m.node.attrs["kind"]](m, TILE_BYTES)) for m in members]
-    apart = tuple(k for m, builder in recorded if builder.grid for k in EMIT[m.node.attrs["kind"]](m))
-    return _together(site, [entry for entry in recorded if not entry[1].grid]) + apart
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """One node among several: as it would be emitted by itself, and what it has recorded for that."""
+
+    site: Site
+    recorded: tuple[KernelBuilder, ...]
+
+    @property
+    def straight(self) -> bool:
+        """Whether all its kernels are of one step."""
+        return not any(builder.grid for builder in self.recorded)
 
 
-def _member(site: Site, node: Node) -> Site:
-    """A member as it would be emitted by itself."""
+def emit_several(site: Site, emit: Emit) -> Kernels:
+    """One kernel of all members whose arrays are one tile each; more where the chip's memory asks for it. `emit` emits one by itself."""
+    members = [_member(site, node, emit) for node in site.region.nodes]
+    apart = tuple(k for m in members if not m.straight for k in emit(m.site))
+    return _together(site, [m for m in members if m.straight], emit) + apart
+
+
+def _member(site: Site, node: Node, emit: Emit) -> _Member:
     buffers = {**site.region.inputs, **dict(site.region.outputs)}
-    (graph,) = node.regions
-    inputs = {own: buffers[outer] for own, outer in zip(graph.inputs, node.inputs, strict=True)}
-    outputs = tuple((own, buffers[outer]) for own, outer in zip(graph.outputs, node.results, strict=True))
-    return replace(site, node=node, region=Region(graph.nodes, inputs, outputs))
+    own = replace(site, node=node, region=Region.of(node, [buffers[v] for v in (*node.inputs, *node.results)]))
+    recorded: list[KernelBuilder] = []
+    emit(replace(own, recorded=recorded))
+    return _Member(own, tuple(recorded))
 
 
-def _together(site: Site, recorded: Sequence[tuple[Site, KernelBuilder]]) -> Kernels:
+def _together(site: Site, members: Sequence[_Member], emit: Emit) -> Kernels:
     """As few kernels as the chip's memory allows."""
-    if len(recorded) < 2:
-        return tuple(k for m, _ in recorded for k in EMIT[m.node.attrs["kind"]](m))
+    if not members:
+        return ()
     kernel = site.kernel()
-    kernel.take(builder for _, builder in recorded)
+    kernel.take(builder for m in members for builder in m.recorded)
     try:
         return (kernel.build(),)
     except DoesNotFit:
-        half = len(recorded) // 2
-        return _together(site, recorded[:half]) + _together(site, recorded[half:])
+        half = len(members) // 2
+        if not half:
+            return emit(members[0].site)
+        return _together(site, members[:half], emit) + _together(site, members[half:], emit)

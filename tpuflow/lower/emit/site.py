@@ -21,12 +21,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One node to emit: `region` maps its values to buffers (a node that is not fused is a region of itself)."""
+    """One node to emit: `region` maps its values to buffers (a node that is not fused is a region of itself).
+
+    With `recorded`, kernels are only noted there, with the largest tiles that may be tried, for somebody else to build.
+    """
 
     node: Node
     region: Region
     chip: Chip
     name: str
+    recorded: list[KernelBuilder] | None = None
 
     def kernel(self, grid: tuple[GridAxis, ...] = ()) -> KernelBuilder:
         """A new kernel builder for this node."""
@@ -41,7 +45,7 @@ class Site:
         """The HBM buffer of the first result."""
         return self.region.outputs[0][1]
 
-    def fit(self, attempt: Callable[[int], Kernel]) -> Kernels:
+    def fit(self, attempt: Callable[[int], KernelBuilder]) -> Kernels:
         """The first kernel that fits on the chip, trying ever smaller tiles, given by their bytes.
 
         Raises:
@@ -49,16 +53,19 @@ class Site:
         """
         return self.first_fitting(attempt, shrinking(TILE_BYTES))
 
-    def first_fitting(self, attempt: Callable[[T], Kernel], ways: Iterable[T]) -> Kernels:
+    def first_fitting(self, attempt: Callable[[T], KernelBuilder], ways: Iterable[T]) -> Kernels:
         """The first kernel that fits on the chip, of several ways to cut it.
 
         Raises:
           OutOfMemoryError: none fits.
         """
-        reason = ""
+        ways, reason = iter(ways), ""
+        if self.recorded is not None:
+            self.recorded.append(attempt(next(ways)))
+            return ()
         for way in ways:
             try:
-                return (attempt(way),)
+                return (attempt(way).build(),)
             except DoesNotFit as error:
                 reason = str(error)
         raise OutOfMemoryError(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tpuflow.isa.dma import Load, Store
-from tpuflow.isa.program import Kernel
 from tpuflow.isa.vector import Sort
+from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.move import emit_plain_copy
 from tpuflow.lower.emit.nest import cut, merge, window
 from tpuflow.lower.emit.region import Region
@@ -27,7 +27,7 @@ def emit_sort(site: Site) -> Kernels:
     widest = max(value.dtype.bytes for value in node.results)
     axes = tuple(range(len(merged.sizes)))
 
-    def attempt(budget_bytes: int) -> Kernel:
+    def attempt(budget_bytes: int) -> KernelBuilder:
         nest = cut(merged.sizes, fill_tile(merged.sizes, widest, site.chip, budget_bytes, whole=(axis,)))
         kernel = site.kernel(nest.grid)
         sources = tuple(kernel.tile(value.dtype, nest.axes) for value in node.inputs)
@@ -37,7 +37,7 @@ def emit_sort(site: Site) -> Kernels:
         kernel.emit(Sort(sorted_, sources, axis, node.attrs["keys"]))
         for (_, buffer), tile in zip(site.region.outputs, sorted_, strict=True):
             kernel.emit(Store(window(nest, buffer, axes, tile, axes)))
-        return kernel.build()
+        return kernel
 
     return site.fit(attempt)
 

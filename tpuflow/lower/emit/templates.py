@@ -43,11 +43,21 @@ def emit_product(site: Site) -> Kernels:
     except DepthCut:
         buffer_of = dict(zip(site.node.inputs, site.region.inputs.values(), strict=True))
         buffer_of |= {v: buffer for v, (_, buffer) in zip(site.node.results, site.region.outputs, strict=True)}
-        parts = [Site(n, _region(n, [buffer_of[v] for v in (*n.inputs, *n.results)]), site.chip, kernel_name(n)) for n in parted(site.node)]
+        parts = [
+            Site(n, Region.of(n, [buffer_of[v] for v in (*n.inputs, *n.results)]), site.chip, kernel_name(n)) for n in parted(site.node)
+        ]
         return tuple(kernel for part in parts for kernel in FUSED[part.node.attrs["kind"]](part))
 
 
-FUSED: Mapping[str, Callable[[Site], Kernels]] = {"map": emit_map, "reduce": emit_reduce, "dot": emit_product, "several": emit_several}
+def emit_site(site: Site) -> Kernels:
+    """The kernels of a site's node, by the template for its op or kind."""
+    template = FUSED[site.node.attrs["kind"]] if site.node.op == "fused" else TEMPLATES[site.node.op]
+    return template(site)
+
+
+FUSED: Mapping[str, Callable[[Site], Kernels]] = {
+    "map": emit_map, "reduce": emit_reduce, "dot": emit_product, "several": lambda site: emit_several(site, emit_site),
+}  # fmt: skip
 TEMPLATES: Mapping[str, Callable[[Site], Kernels]] = {
     **dict.fromkeys((*ELEMENTWISE, "full", "iota", "broadcast", "window", "join"), emit_map),
     "constant": lambda site: (),  # its bytes are in the Program's constant section
@@ -108,10 +118,10 @@ def emit_node(
     name = kernel_name(node)
 
     def emit() -> Kernels:
-        site = Site(node, _region(node, used), chip, name)
+        site = Site(node, Region.of(node, used), chip, name)
         if fill is not None:
             return emit_pad_with(site, fill)
-        return FUSED[node.attrs["kind"]](site) if node.op == "fused" else TEMPLATES[node.op](site)
+        return emit_site(site)
 
     return emit() if repeated is None else repeated.kernels(node, name, used, fill, emit)
 
@@ -121,15 +131,6 @@ def emit_copy(source: int, target: int, buffers: Sequence[Buffer], chip: Chip, w
     src, dst = (Value(TensorType(buffers[b].dtype, (buffers[b].elems,))) for b in (source, target))
     node = Node("copy", (src,), (dst,), source=where)
     return emit_node(node, {src: source, dst: target}.__getitem__, buffers, chip)
-
-
-def _region(node: Node, buffers: Sequence[int]) -> Region:
-    """The fused region, or the node as a region of itself; `buffers` are those of its operands and results."""
-    read, written = buffers[: len(node.inputs)], buffers[len(node.inputs) :]
-    if node.op != "fused":
-        return Region((node,), dict(zip(node.inputs, read, strict=True)), tuple(zip(node.results, written, strict=True)))
-    (graph,) = node.regions
-    return Region(graph.nodes, dict(zip(graph.inputs, read, strict=True)), tuple(zip(graph.outputs, written, strict=True)))
 
 
 def kernel_name(node: Node) -> str:

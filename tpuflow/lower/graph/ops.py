@@ -16,6 +16,8 @@ from tpuflow.lower.graph.graph import Graph, TensorType
 from tpuflow.lower.graph.view import problem
 
 FUSED_KINDS = ("map", "reduce", "dot", "several")
+JOINED = ("slice", "concatenate", "transpose", "reverse")
+"""Beside maps and reductions, what may be one of several that run together."""
 PRODUCTS = ("dot", "conv")
 SCATTER_MODES = ("set", "add", "mul", "min", "max")
 

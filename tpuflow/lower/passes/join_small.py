@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from tpuflow.dtypes import DType
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
+from tpuflow.lower.graph.ops import JOINED
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.merge_kernels import Memory, common_scope
 from tpuflow.lower.passes.region_builder import TILES_BYTES, bytes_of, is_kernel
@@ -49,6 +50,7 @@ class _Pack:
     made: set[tuple[DType, int]] = field(default_factory=set)
     bytes: int = 0
     nodes: int = 0
+    kernels: int = 0
 
 
 class _Joining:
@@ -98,7 +100,7 @@ class _Joining:
 
     def _place(self, now: int, layer: Iterable[tuple[int, Node]]) -> None:
         """One layer: packs run now; what found no company, and views, stay where they were unless what they read has moved."""
-        packs = [p for p in self._packs([n for at, n in layer if n.op != "reshape" and self._may_wait(n, at, now)]) if len(p.members) > 1]
+        packs = [p for p in self._packs([n for at, n in layer if n.op != "reshape" and self._may_wait(n, at, now)]) if p.kernels > 1]
         for pack in packs:
             self.placed.append((now, _one(pack.members)))
             self.moved.update((v, now) for node in pack.members for v in node.results)
@@ -131,7 +133,7 @@ class _Joining:
 
     def _fits(self, node: Node, pack: _Pack) -> bool:
         """Whether there is room, and every array that one of them overwrites can still be overwritten."""
-        room = pack.bytes + _on_chip_bytes(node) <= TILES_BYTES and pack.nodes + len(node.regions[0].nodes) <= MAX_NODES
+        room = pack.bytes + _on_chip_bytes(node) <= TILES_BYTES and pack.nodes + _nodes(node) <= MAX_NODES
         mine, made = self._replaced(node), {_kind(v.type) for v in node.results}
         apart = pack.replaced.isdisjoint(node.inputs) and mine.isdisjoint(pack.reads)
         return room and apart and made.isdisjoint(map(_kind_of, pack.replaced)) and pack.made.isdisjoint(map(_kind_of, mine))
@@ -142,7 +144,8 @@ class _Joining:
         pack.replaced |= self._replaced(node)
         pack.made.update(_kind(v.type) for v in node.results)
         pack.bytes += _on_chip_bytes(node)
-        pack.nodes += len(node.regions[0].nodes)
+        pack.nodes += _nodes(node)
+        pack.kernels += len(node.inputs) if node.op == "concatenate" else 1
 
     def _replaced(self, node: Node) -> set[Value]:
         """Region inputs in whose place a result that leaves the region may be made."""
@@ -160,15 +163,18 @@ def _kind_of(value: Value) -> tuple[DType, int]:
 
 
 def _is_small(node: Node) -> bool:
-    """Whether a node is a map or reduction of small arrays only, and of one at least."""
-    if not is_kernel(node, "map", "reduce") or not node.inputs:
+    """Whether a node is a map, a reduction or a move of small arrays only, and of one at least."""
+    if not (node.op in JOINED or is_kernel(node, "map", "reduce")) or not node.inputs:
         return False
     return all(0 < bytes_of(v.type) <= SMALL_BYTES for v in _values(node))
 
 
 def _values(node: Node) -> list[Value]:
-    (region,) = node.regions
-    return [*node.inputs, *(v for n in region.nodes for v in n.results)]
+    return [*node.inputs, *node.results, *(v for region in node.regions for n in region.nodes for v in n.results)]
+
+
+def _nodes(node: Node) -> int:
+    return sum(len(region.nodes) for region in node.regions) or 1
 
 
 def _on_chip_bytes(node: Node) -> int:

@@ -127,6 +127,23 @@ def _slice(rw: Rewriter, node: Node) -> Value | None:
     return None
 
 
+@rewrites("slice")
+def _slice_of_concatenate(rw: Rewriter, node: Node) -> Value | None:
+    """Within one operand: a slice of that."""
+    joined = rw.maker(node.inputs[0], "concatenate")
+    if joined is None:
+        return None
+    axis, origin = joined.attrs["axis"], 0
+    start, limit = node.attrs["start"], node.attrs["limit"]
+    for part in joined.inputs:
+        length = part.shape[axis]
+        if origin <= start[axis] and limit[axis] <= origin + length:
+            moved = {name: (*at[:axis], at[axis] - origin, *at[axis + 1 :]) for name, at in (("start", start), ("limit", limit))}
+            return rw.emit("slice", (part,), node.result.type, **moved, stride=node.attrs["stride"])
+        origin += length
+    return None
+
+
 @rewrites("pad")
 def _pad(rw: Rewriter, node: Node) -> Value | None:
     """By nothing: nothing. Of a splat with its own value: a splat. Only padding: a splat or broadcast of the padding value."""
