@@ -107,12 +107,20 @@ def test_scalars_run_on_the_scalar_queue_alone():
             assert not kernel.semaphores
 
 
-def test_tiles_that_two_queues_share_have_two_slots_and_temporaries_one():
-    (kernel,) = kernels_of(next(c for c in MAPS if c.name == "fused_adam"), SMALL)
+@pytest.mark.parametrize(("start_up", "slots"), [(0.2e-6, 2), (1e-6, 3), (5e-6, 4)])
+def test_tiles_that_are_moved_have_slots_for_their_moves_start_up_and_temporaries_one(start_up: float, slots: int):
+    case = Case("large", fuse("map", lambda b, x, y: b.add(b.mul(x, y), y)), (t(F32, 8192, 128), t(F32, 8192, 128)))
+    (kernel,) = kernels_of(case, replace(GENERIC, dma_seconds=start_up))
     moved = {i.window.tile for i in kernel.instructions if isinstance(i, Load | Store)}
     rest = {tile for i in kernel.instructions for tile in (*i.reads(), *i.writes())} - moved
-    assert {tile.slots for tile in moved} == {2}
+    assert {tile.slots for tile in moved} == {slots}
     assert {tile.slots for tile in rest} == {1}
+
+
+def test_slots_for_a_start_up_do_not_cost_tiles_their_size():
+    case = next(c for c in MAPS if c.name == "fused_adam")
+    (short,), (long,) = (kernels_of(case, replace(SMALL, dma_seconds=seconds)) for seconds in (0.0, 1e-6))
+    assert short.grid == long.grid
 
 
 def test_dead_temporaries_give_their_bytes_to_later_ones():

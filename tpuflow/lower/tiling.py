@@ -17,6 +17,8 @@ LONGER = 2  # times the edge: the longest rows and columns, where they pay
 SHORTEST_SIDES = 4  # arrays
 ACCUMULATOR_BYTES = 4
 PATCH_EDGES = 4  # times `MATRIX_EDGE`: the longest side of a tile that takes in a convolution's whole kernel
+MORE_SLOTS = 2  # than two, where moves are short
+HIDDEN_SHARE = 1 / 8  # of a step's moves: a start-up below it is not worth memory
 WORTH_CUTTING = 0.9  # of the time with the tiles tried so far: they are not given up for an estimate's error
 
 
@@ -188,6 +190,15 @@ def _depth(whole: MatmulSizes, chip: Chip, edge: int, overlapping: tuple[int, ..
     return fill_product(whole.contracted, edge, chip.matrix_rows)
 
 
+def useful_slots(step_bytes: int, chip: Chip) -> int:
+    """Slots of the tiles that a step moves which hide the start-up of moves behind other moves: more than two where it moves little.
+
+    With n slots, n steps' moves are under way or worked on at a time: they take turns in (start-up + move + work) / n.
+    """
+    start_up_bytes = chip.dma_seconds * chip.core_bandwidth(chip.cores)
+    return 2 + min(MORE_SLOTS, math.ceil(start_up_bytes / step_bytes - HIDDEN_SHARE)) if step_bytes else 2
+
+
 def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
     """What the busiest core of a product takes, roughly: its steps, and adding up what others send it (tpuflow/chips/teams.py)."""
     batch, m, n, k = tile.products
@@ -199,7 +210,7 @@ def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operan
     moved, once = work * sum(operands.of(tile)), min(work * sum(operands.of(tile)), sum(operands.of(whole)) // shared.cores)
     move = once / rate + (moved - once) / max(rate, cached)
     multiply = work * (chip.matrix_cycles(batch, m, n, k, "f16") + chip.issue_cycles) / chip.clock_hz
-    turns = (move + multiply + work * chip.dma_seconds) / 2  # of the two slots of a tile
+    turns = (move + multiply + work * chip.dma_seconds) / useful_slots(sum(operands.of(tile)), chip)
     sums = adding(chip, (((batch, m, n), ACCUMULATOR_BYTES),), shared.size)
     add = sums.cycles / chip.clock_hz + sums.piece_bytes / rate
     collected = add + sums.collected_bytes / rate

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,8 +14,8 @@ from tpuflow.errors import CompileError
 from tpuflow.isa.dma import Load, Store
 from tpuflow.isa.instruction import MAX_RANK, Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import GridAxis, Kernel
-from tpuflow.lower.emit.onchip import lifetime, place_tiles
-from tpuflow.lower.emit.sync import SECTIONS, Synchronizer, tile_uses
+from tpuflow.lower.emit.onchip import DoesNotFit, Lifetime, lifetime, place_tiles, slots_ahead
+from tpuflow.lower.emit.sync import SECTIONS, Synchronizer, Uses, tile_uses
 
 
 @dataclass(slots=True)
@@ -77,8 +78,7 @@ class KernelBuilder:
         if all(g.kind == "parallel" for g in self.grid):
             self._merge_sections()
         uses = tile_uses(self.code)
-        lives = {tile: lifetime(u, self.grid) for tile, u in uses.items()}
-        placed = place_tiles(uses, lives, self.chip)
+        lives, placed = self._placed(uses)
         sync = Synchronizer(self.code)
         for tile, life in lives.items():
             sync.order_tile(uses[tile], life.slots, reused=life.fills > life.slots)
@@ -87,6 +87,15 @@ class KernelBuilder:
         sources = tuple(self.lines[s][owner] if self.lines[s] else "" for s in SECTIONS for _, owner in rendered[s])
         sections = (tuple(i for i, _ in rendered[s]) for s in SECTIONS)
         return Kernel(self.grid, tuple(sync.semaphores), *sections, name=self.name, sources=sources)
+
+    def _placed(self, uses: Mapping[Tile, Uses]) -> tuple[dict[Tile, Lifetime], dict[Tile, Tile]]:
+        """How tiles live and where, with as many slots for moves as are useful and fit."""
+        for ahead in range(slots_ahead(uses, self.chip), 2, -1):
+            lives = {tile: lifetime(u, self.grid, ahead) for tile, u in uses.items()}
+            with suppress(DoesNotFit):
+                return lives, place_tiles(uses, lives, self.chip)
+        lives = {tile: lifetime(u, self.grid) for tile, u in uses.items()}
+        return lives, place_tiles(uses, lives, self.chip)
 
     def _merge_sections(self) -> None:
         for by_section in (self.code, self.lines):

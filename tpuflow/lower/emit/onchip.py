@@ -15,6 +15,7 @@ from tpuflow.chips import Chip
 from tpuflow.isa.instruction import Tile
 from tpuflow.isa.program import GridAxis
 from tpuflow.lower.emit.sync import SECTIONS, Place, Uses
+from tpuflow.lower.tiling import useful_slots
 
 ALIGNMENT_BYTES = {"vmem": 128, "acc": 128, "smem": 4}
 
@@ -33,13 +34,27 @@ class Lifetime:
     temporary: bool
 
 
-def lifetime(uses: Uses, grid: Sequence[GridAxis]) -> Lifetime:
-    """Two slots where two queues hand a tile over more than once; a rate of one a step in the body, else one a point."""
+def lifetime(uses: Uses, grid: Sequence[GridAxis], ahead: int = 2) -> Lifetime:
+    """Two slots where two queues hand a tile over more than once, `ahead` where one of them moves it to or from memory in every step.
+
+    A tile of the body has a rate of one a step, any other one a point.
+    """
     every_step = uses.sections == {SECTIONS.index("body")}
     fills = math.prod(g.size for g in grid if every_step or g.kind == "parallel")
     crosses = bool(uses.consumers)
-    slots = 2 if crosses and fills > 1 else 1
+    slots = min(fills, ahead if every_step and _moved(uses) else 2) if crosses else 1
     return Lifetime(slots, "step" if every_step else "point", fills, not crosses and len(uses.sections) == 1)
+
+
+def _moved(uses: Uses) -> bool:
+    """Whether memory is where a tile comes from or goes to."""
+    return uses.writer == "load" or "store" in uses.consumers
+
+
+def slots_ahead(uses: Mapping[Tile, Uses], chip: Chip) -> int:
+    """Slots that moved tiles should have, by what a step moves."""
+    body = {SECTIONS.index("body")}
+    return useful_slots(sum(slot_bytes(tile, chip) for tile, u in uses.items() if u.sections == body and u.consumers and _moved(u)), chip)
 
 
 def slot_bytes(tile: Tile, chip: Chip) -> int:
