@@ -21,6 +21,7 @@ from tpuflow.dtypes import F16, F32
 from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Kernel, Program, walk
 from tpuflow.isa.vector import ReduceInto
+from tpuflow.lower import tiling
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.graph.verify import verify
@@ -65,6 +66,17 @@ def test_sums_over_two_products_are_made_by_the_later_one() -> None:
     joined = verify(SumInProduct()(graph))
     assert kinds(joined) == ["dot", "dot"]
     assert [[str(v.type) for v in n.results] for n in joined.nodes] == [["f16[65536,64]"], ["f32[65536,64]", "f32[64]"]]
+
+
+def test_columns_of_sums_are_cut_so_that_all_cores_go_through_the_rows_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = Builder("wide", [T(F16, 32768, 768), T(F16, 768, 3072)])
+    y = b.convert(b.dot(*b.inputs, (1,), (0,)), F16)
+    graph = verify(SumInProduct()(fused(b, [y, b.reduce("add", b.convert(y, F32), (0,))])))
+    assert kinds(graph) == ["dot"]
+    side_by_side = microseconds(graph)
+    seconds = tiling._seconds
+    monkeypatch.setattr(tiling, "_seconds", lambda *arguments, summed: seconds(*arguments))  # as if no rows came in sequence
+    assert (microseconds(graph), side_by_side) == (3915, 1634)
 
 
 def test_a_contraction_that_the_chip_has_to_cut_leaves_two_kernels() -> None:

@@ -142,13 +142,16 @@ class Operands:
         return 2 * out * ACCUMULATOR_BYTES <= chip.acc_bytes and 3 * sum(self.of(tile)) + out * self.out_bytes <= chip.vmem_bytes
 
 
-def matmul_tiles(whole: MatmulSizes, chip: Chip, operands: Operands, edge: int = MATRIX_EDGE, longest: int = 0) -> MatmulSizes:
+def matmul_tiles(
+    whole: MatmulSizes, chip: Chip, operands: Operands, edge: int = MATRIX_EDGE, longest: int = 0, *, summed: bool = False
+) -> MatmulSizes:
     """Tiles with sides of at most `edge`; a contraction of up to twice that stays whole; small products are taken several at a time.
 
     A convolution's kernel rather stays whole than its channels: neighbouring tiles along it would read nearly the same of the left operand.
     Rows and columns are cut further where the chip's memories are small, and where it pays: where there would be fewer tiles than cores,
     what cores work out for each other has to be added up, tile by tile. They are cut less, into sides of up to `longest`, where that
     pays: where matrices are multiplied faster than the next ones are there. The contraction is cut by `edge` whatever the others are.
+    Results may be `summed` over the rows in the same kernel.
     """
     sides = tuple(shrinking(edge, min(edge, SHORTEST_SIDES * chip.matrix_columns)))
     tried = [_tiles(whole, chip, edge, rows, columns, operands) for rows, columns in itertools.product(sides, sides)]
@@ -159,7 +162,7 @@ def matmul_tiles(whole: MatmulSizes, chip: Chip, operands: Operands, edge: int =
     if longest > edge:
         longer = [_tiles(whole, chip, edge, rows, columns, operands) for rows, columns in itertools.product((edge, longest), repeat=2)]
         fitting += [tile for tile in dict.fromkeys(longer) if operands.fit(tile, chip)]
-    best, *others = [(tile, _seconds(whole, tile, chip, operands)) for tile in fitting]
+    best, *others = [(tile, _seconds(whole, tile, chip, operands, summed=summed)) for tile in fitting]
     for other in others:
         if other[1] < WORTH_CUTTING * best[1]:
             best = other
@@ -199,19 +202,25 @@ def useful_slots(step_bytes: int, chip: Chip) -> int:
     return 2 + min(MORE_SLOTS, math.ceil(start_up_bytes / step_bytes - HIDDEN_SHARE)) if step_bytes else 2
 
 
-def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
-    """What the busiest core of a product takes, roughly: its steps, and adding up what others send it (tpuflow/chips/teams.py)."""
+def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands, *, summed: bool = False) -> float:
+    """What the busiest core of a product takes, roughly: its steps, and adding up what others send it (tpuflow/chips/teams.py).
+
+    Where results are `summed` over the rows, rows are steps: the cores, each at columns of its own, go through them side by side.
+    """
     batch, m, n, k = tile.products
     by_rows, by_columns, steps = whole.tiles(tile)
-    shared = team(chip, by_rows * by_columns, steps, sharing=True)
+    points, steps, shape = (by_columns, by_rows, (n,)) if summed else (by_rows * by_columns, steps, (batch, m, n))
+    shared = team(chip, points, steps, sharing=True)
     work = shared.points * shared.steps
     rate = chip.core_bandwidth(shared.cores)
-    cached = chip.core_cache_bytes_per_second if steps * sum(operands.of(tile)) <= chip.cache_bytes else 0.0
+    shortly = shared.cores * sum(operands.of(tile)) if summed else steps * sum(operands.of(tile))  # what is moved before it is read again
+    near = shortly <= chip.cache_bytes and not (summed and points > chip.cores)
+    cached = chip.core_cache_bytes_per_second if near else 0.0
     moved, once = work * sum(operands.of(tile)), min(work * sum(operands.of(tile)), sum(operands.of(whole)) // shared.cores)
     move = once / rate + (moved - once) / max(rate, cached)
     multiply = work * (chip.matrix_cycles(batch, m, n, k, "f16") + chip.issue_cycles) / chip.clock_hz
     turns = (move + multiply + work * chip.dma_seconds) / useful_slots(sum(operands.of(tile)), chip)
-    sums = adding(chip, (((batch, m, n), ACCUMULATOR_BYTES),), shared.size)
+    sums = adding(chip, ((shape, ACCUMULATOR_BYTES),), shared.size)
     add = sums.cycles / chip.clock_hz + sums.piece_bytes / rate
     collected = add + sums.collected_bytes / rate
     pipeline = max(move + multiply / work, multiply + move / work, turns)  # nothing hides the first move and the last product

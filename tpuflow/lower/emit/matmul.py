@@ -91,11 +91,11 @@ class Product:
         whole = self._by_kind(self.merged.sizes)
         operands = replace(_operands(site.region, self._lhs_elems), overlapping=self._overlapping())
         for edge in shrinking(MATRIX_EDGE):
-            longer = matmul_tiles(whole, site.chip, operands, edge, LONGER * edge)
+            longer = matmul_tiles(whole, site.chip, operands, edge, LONGER * edge, summed=summed)
             if summed and longer.contracted != whole.contracted:
                 raise DepthCut
             yield self._cut(longer, summed=summed)
-            if (shorter := matmul_tiles(whole, site.chip, operands, edge)) != longer:
+            if (shorter := matmul_tiles(whole, site.chip, operands, edge, summed=summed)) != longer:
                 yield self._cut(shorter, summed=summed)
 
     def _overlapping(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
