@@ -19,7 +19,7 @@ ACCUMULATOR_BYTES = 4
 PATCH_EDGES = 4  # times `MATRIX_EDGE`: the longest side of a tile that takes in a convolution's whole kernel
 MORE_SLOTS = 2  # than two, where moves are short
 HIDDEN_SHARE = 1 / 8  # of a step's moves: a start-up below it is not worth memory
-WORTH_CUTTING = 0.9  # of the time with the tiles tried so far: they are not given up for an estimate's error
+WORTH_CUTTING = 0.9  # of the time with larger tiles: they are not given up for an estimate's error
 
 
 def ceil_div(n: int, d: int) -> int:
@@ -150,7 +150,7 @@ def matmul_tiles(
     A convolution's kernel rather stays whole than its channels: neighbouring tiles along it would read nearly the same of the left operand.
     Rows and columns are cut further where the chip's memories are small, and where it pays: where there would be fewer tiles than cores,
     what cores work out for each other has to be added up, tile by tile. They are cut less, into sides of up to `longest`, where that
-    pays: where matrices are multiplied faster than the next ones are there. The contraction is cut by `edge` whatever the others are.
+    is any faster: fewer steps are fewer start-ups, of moves and of the arrays. The contraction is cut by `edge` whatever the others are.
     Results may be `summed` over the rows in the same kernel.
     """
     sides = tuple(shrinking(edge, min(edge, SHORTEST_SIDES * chip.matrix_columns)))
@@ -159,14 +159,14 @@ def matmul_tiles(
         most = (PATCH_EDGES * edge, *sides)
         tried += [_tiles(whole, chip, edge, rows, columns, operands, patches=True) for rows, columns in itertools.product(most, sides)]
     fitting = [tile for tile in dict.fromkeys(tried) if operands.fit(tile, chip)] or tried[-1:]
-    if longest > edge:
-        longer = [_tiles(whole, chip, edge, rows, columns, operands) for rows, columns in itertools.product((edge, longest), repeat=2)]
-        fitting += [tile for tile in dict.fromkeys(longer) if operands.fit(tile, chip)]
+    two = (edge, longest) if longest > edge else ()
+    longer = [_tiles(whole, chip, edge, rows, columns, operands) for rows, columns in itertools.product(two, two)]
     best, *others = [(tile, _seconds(whole, tile, chip, operands, summed=summed)) for tile in fitting]
     for other in others:
         if other[1] < WORTH_CUTTING * best[1]:
             best = other
-    return best[0]
+    more = [(t, _seconds(whole, t, chip, operands, summed=summed)) for t in dict.fromkeys(longer) if operands.fit(t, chip)]
+    return min((best, *more), key=lambda entry: entry[1])[0]
 
 
 def _tiles(
