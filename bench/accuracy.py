@@ -19,25 +19,14 @@ from pathlib import Path
 
 from bench.gradients import Ready, ready, sums
 from bench.measured import Case, cases
-from tpuflow.api.calibrating import (
-    PATCH_CYCLES,
-    TRAFFIC_SHARE,
-    Curve,
-    Fit,
-    Measurement,
-    Second,
-    curve,
-    fit_curves,
-    leave_one_model_out,
-)
+from tpuflow.api.calibrating import Curve, Fit, Measurement, curve, fit_curves, leave_one_model_out
 from tpuflow.chips import Chip
 from tpuflow.device.timing.program import sink_time
 
 HERE = Path(__file__).parent
 ROWS, PAGE, FITS = HERE / "measured_steps.csv", HERE.parent / "docs" / "accuracy.md", HERE.parent / "tpuflow" / "chips" / "fits.py"
 CURVES = HERE / "results" / "accuracy.json"
-SECOND = {"ascend": PATCH_CYCLES, "tpu": TRAFFIC_SHARE}
-"""The constant that is fitted beside `kernel_seconds`, by chip family."""
+FAMILIES = ("ascend", "tpu")
 WORKERS = 2
 
 
@@ -90,7 +79,7 @@ class Modelled:
     """A case's time as a curve over the constants, and its gradients in the order in which they are ready."""
 
     times: tuple[float, ...]
-    kernels: float
+    slopes: tuple[float, ...]
     gradients: tuple[Ready, ...]
 
 
@@ -99,31 +88,28 @@ def model(row_id: str) -> Modelled:
     case = cases()[row_id]
     print(f"{row_id}: {case.key}", file=sys.stderr, flush=True)
     program, chip = case.make(case.chip), unfitted(case.chip)
-    modelled = curve(program, chip, case.steps, second_of(chip))
+    modelled = curve(program, chip, case.steps)
     if not (parameters := case.parameters()):
         return Modelled(*modelled, ())
     return Modelled(*modelled, ready(program, sink_time(replace(program, chip=chip), 1), parameters))
 
 
 def unfitted(chip: Chip) -> Chip:
-    """A row whose second constants have no effect."""
-    return replace(chip, traffic_share=1.0, patch_cycles=0.0)
-
-
-def second_of(chip: Chip) -> Second:
-    """The second constant of a chip's family; a family without one has the bytes of its Programs."""
-    return SECOND.get(chip.family, TRAFFIC_SHARE)
+    """A row whose fitted constants but `kernel_seconds` have no effect."""
+    return replace(chip, traffic_share=1.0, patch_cycles=0.0, step_seconds=0.0)
 
 
 def curves_of(known: Mapping[str, Case], *, stored: bool) -> dict[str, Modelled]:
     """Every case's curve by its key: stored ones, or modelled anew and stored."""
     if stored:
         found = json.loads(CURVES.read_text())
-        return {key: Modelled(tuple(times), kernels, tuple((g[0], g[1]) for g in made)) for key, (times, kernels, made) in found.items()}
+        return {
+            key: Modelled(tuple(times), tuple(slopes), tuple((g[0], g[1]) for g in made)) for key, (times, slopes, made) in found.items()
+        }
     first = {case.key: row_id for row_id, case in reversed(list(known.items()))}
     with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
         found = dict(zip(first, pool.map(model, first.values()), strict=True))
-    CURVES.write_text(json.dumps({key: (m.times, m.kernels, m.gradients) for key, m in found.items()}) + "\n")
+    CURVES.write_text(json.dumps({key: (m.times, m.slopes, m.gradients) for key, m in found.items()}) + "\n")
     return found
 
 
@@ -138,10 +124,10 @@ def run(*, stored: bool = False) -> tuple[dict[str, Fit], list[Line], list[Mappi
         measured = Measurement(row_id, case.model, case.chip, measured_seconds(rows[row_id]), "q=A" in rows[row_id]["extra"])
         made, chips = found[case.key], int(rows[row_id]["num_chips"])
         over = sums(made.gradients, case.splits, case.chip, chips) if made.gradients else ()
-        curves[row_id] = Curve(measured, made.times, made.kernels, over, second_of(case.chip))
+        curves[row_id] = Curve(measured, made.times, made.slopes, over)
     fits: dict[str, Fit] = {}
     left_out: dict[str, float] = {}
-    for family in SECOND:
+    for family in FAMILIES:
         mine = [c for c in curves.values() if c.measurement.chip.family == family]
         fits[family] = fit_curves(mine)
         left_out |= {c.measurement.name: e for c, e in leave_one_model_out(mine)}
@@ -149,7 +135,7 @@ def run(*, stored: bool = False) -> tuple[dict[str, Fit], list[Line], list[Mappi
     for row_id, c in curves.items():
         chip = known[row_id].chip
         fit = fits.get(chip.family)
-        seconds = c.seconds(fit.kernel_seconds, fit.value) if fit else c.seconds(chip.kernel_seconds, chip.traffic_share)
+        seconds = c.seconds(fit.constants if fit else {name: getattr(chip, name) for name in c.measurement.constants.names})
         lines.append(Line(rows[row_id], known[row_id], c.measurement.seconds, seconds, left_out.get(row_id)))
     return fits, lines, [row for row in rows.values() if row["id"] not in known]
 
@@ -179,7 +165,7 @@ def page(fits: Mapping[str, Fit], lines: list[Line], others: list[Mapping[str, s
         "|---|---|---|",
     ]
     text += [
-        f"| {family} | `kernel_seconds` {fit.kernel_seconds * 1e6:.2f} us, `{fit.second.name}` {fit.value:g} | {fit.text} |"
+        f"| {family} | {', '.join(_constant(name, value) for name, value in fit.constants.items())} | {fit.text} |"
         for family, fit in fits.items()
     ]
     text += [
@@ -227,6 +213,10 @@ def page(fits: Mapping[str, Fit], lines: list[Line], others: list[Mapping[str, s
     text += [f"{len(others)} rows are of models, chips or tasks that are not built here yet:", ""]
     text += [", ".join(sorted({f"{row['model']} ({row['chip']})" for row in others})) + "."]
     return "\n".join(text) + "\n"
+
+
+def _constant(name: str, value: float) -> str:
+    return f"`{name}` {value * 1e6:.4g} us" if name.endswith("_seconds") else f"`{name}` {value:g}"
 
 
 def _line(line: Line) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 import tpuflow
 from tpuflow import cli
-from tpuflow.api.calibrating import TRAFFIC_SHARE, Curve, Fit, Measurement, fit_curves, leave_one_model_out
+from tpuflow.api.calibrating import KERNEL_TRIED, PATCH_CYCLES, TRAFFIC_SHARE, Curve, Fit, Measurement, fit_curves, leave_one_model_out
 from tpuflow.chips import get_chip
 from tpuflow.compiler import compile_function
 from tpuflow.errors import ConfigError
@@ -32,7 +32,7 @@ def synthetic(model: str, base: float, moved: float, kernels: float, *, noise: f
     """A curve base + moved * share + kernels * kernel_seconds, measured at KERNEL and SHARE."""
     chip = get_chip("tpu-v3")
     times = tuple(base + moved * t for t in TRAFFIC_SHARE.modelled)
-    return Curve(Measurement(model, model, chip, noise * (base + moved * SHARE + kernels * KERNEL)), times, kernels)
+    return Curve(Measurement(model, model, chip, noise * (base + moved * SHARE + kernels * KERNEL)), times, (kernels,))
 
 
 def curves(*, noise: float = 1.0) -> list[Curve]:
@@ -43,8 +43,8 @@ def curves(*, noise: float = 1.0) -> list[Curve]:
 
 def test_constants_come_back_from_times_made_with_them():
     found = fit_curves(curves())
-    assert found.kernel_seconds == pytest.approx(KERNEL, rel=0.05)
-    assert found.value == pytest.approx(SHARE, abs=0.02)
+    assert found.constants["kernel_seconds"] == pytest.approx(KERNEL, rel=0.05)
+    assert found.constants["traffic_share"] == pytest.approx(SHARE, abs=0.02)
     assert found.median_error < 0.02 and found.left_out_error < 0.05 and found.rows == 12
 
 
@@ -54,13 +54,34 @@ def test_a_model_left_out_shows_its_own_error():
     assert fit_curves(curves(noise=2.0)).left_out_error >= fit_curves(curves()).left_out_error
 
 
+def test_rows_that_are_far_off_do_not_pull_on_the_constants():
+    """A third of the rows are measured five times slower, as of other software; their constants would be others."""
+    found = fit_curves(
+        [*curves(), *(replace(c, measurement=replace(c.measurement, seconds=5 * c.measurement.seconds)) for c in curves()[:6])]
+    )
+    assert found.constants == fit_curves(curves()).constants
+
+
+def test_a_family_with_three_constants_gets_them_back():
+    true = {"kernel_seconds": KERNEL_TRIED[40], "step_seconds": 8e-4, "patch_cycles": 30.0}
+    rows = []
+    for n in range(18):
+        base, patches, kernels = 1e-3 * (n % 5), 1e-4 * (n % 7), 50.0 * (n % 4) + 5.0
+        times = tuple(base + patches * p for p in PATCH_CYCLES.modelled)
+        row = Curve(Measurement(f"m{n % 3}", f"m{n % 3}", get_chip("ascend910"), 1.0), times, (kernels, 1.0))
+        rows.append(replace(row, measurement=replace(row.measurement, seconds=row.seconds(true))))
+    assert fit_curves(rows).constants == pytest.approx(true)
+    with pytest.raises(ConfigError, match="17 rows for 3 constants .*kernel_seconds, step_seconds, patch_cycles.* at least 18"):
+        fit_curves(rows[:17])
+
+
 def test_six_rows_are_needed_for_each_constant():
     with pytest.raises(ConfigError, match="11 rows for 2 constants .* at least 12"):
         fit_curves(curves()[:11])
 
 
 def test_a_fitted_chip_says_what_it_was_fitted_to():
-    chip = Fit(2e-6, 0.5, 12, 0.1, 0.2).applied(get_chip("tpu-v3"))
+    chip = Fit({"kernel_seconds": 2e-6, "traffic_share": 0.5}, 12, 0.1, 0.2).applied(get_chip("tpu-v3"))
     assert (chip.kernel_seconds, chip.traffic_share) == (2e-6, 0.5)
     assert "fit to 12 measured rows, median error 10% (20% with a model left out)" in tpuflow.estimate(*chain(64), chip=chip).report()
 
@@ -68,7 +89,7 @@ def test_a_fitted_chip_says_what_it_was_fitted_to():
 def test_a_new_fit_does_not_change_the_compiled_program():
     product, x = lambda x: jnp.tanh(x.T @ x), jax.ShapeDtypeStruct((25088, 512), jnp.bfloat16)  # long enough for cores to share steps
     chip = get_chip("ascend910")
-    other = replace(chip, kernel_seconds=1e-7, traffic_share=0.1, patch_cycles=50.0)
+    other = replace(chip, kernel_seconds=1e-7, step_seconds=1e-3, traffic_share=0.1, patch_cycles=50.0)
     one, two = (compile_function(product, (x,), chip=c) for c in (chip, other))
     assert one.code == two.code and one.chip != two.chip
 

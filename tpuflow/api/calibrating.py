@@ -1,14 +1,17 @@
-"""Calibration: two named efficiency constants of a chip family, fitted to measured times.
+"""Calibration: a few named efficiency constants of a chip family, fitted to measured times.
 
-One is `kernel_seconds`, which every kernel pays and which therefore enters linearly; the other, `traffic_share` unless asked otherwise, is
-modelled at a few values and interpolated. The fit minimises the mean absolute logarithm of modelled over measured time, which a
-single odd row cannot dominate. There are at least six rows for every constant, or the fit is refused.
+Some enter linearly (`kernel_seconds`, which every kernel pays, `step_seconds`, which every step does); one more is modelled at a few values
+and interpolated: `FITTED` has those of every family. The fit minimises the mean absolute logarithm of modelled over measured time, in
+which a row that is off by half or more counts as off by half: published times of unlike software do not pull on the constants of the
+others. There are at least six rows for every constant, or the fit is refused.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,24 +23,52 @@ from tpuflow.errors import ConfigError
 from tpuflow.isa.program import Program
 
 ROWS_A_CONSTANT = 6
+FAR_OFF = math.log(1.5)
 KERNEL_TRIED = tuple(1e-7 * 1.08**i for i in range(76))  # 0.1 us to 32 us
+STEP_TRIED = tuple(5e-5 * i for i in range(41))  # 0 to 2 ms
+UNIT_SECONDS = 1e-6  # of a linear constant, to find what it is multiplied by
 
 
 @dataclass(frozen=True, slots=True)
-class Second:
-    """The second fitted constant: a field of the chip's row, the values at which the model is evaluated, and those tried."""
+class Linear:
+    """A constant that enters a step's time linearly: a field of the chip's row, and the values tried."""
+
+    name: str
+    tried: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bent:
+    """A constant that does not: the values at which the model is evaluated, and those tried, between which it is interpolated."""
 
     name: str
     modelled: tuple[float, ...]
     tried: tuple[float, ...]
 
-    def on(self, chip: Chip, value: float) -> Chip:
-        """The chip's row with a value of it, without kernel floors."""
-        return replace(chip, **{"kernel_seconds": 0.0, self.name: value})
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """What is fitted for a family."""
+
+    linear: tuple[Linear, ...]
+    bent: Bent
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields of the chip's row."""
+        return (*(c.name for c in self.linear), self.bent.name)
+
+    def without(self, chip: Chip, value: float) -> Chip:
+        """The chip's row with a value of the bent constant and none of the linear ones."""
+        return replace(chip, **dict.fromkeys((c.name for c in self.linear), 0.0), **{self.bent.name: value})
 
 
-TRAFFIC_SHARE = Second("traffic_share", (0.1, 0.3, 0.6, 1.0), tuple(round(0.1 + 0.01 * i, 2) for i in range(91)))
-PATCH_CYCLES = Second("patch_cycles", (0.0, 10.0, 20.0, 40.0, 80.0), tuple(0.5 * i for i in range(161)))
+KERNEL, STEP = Linear("kernel_seconds", KERNEL_TRIED), Linear("step_seconds", STEP_TRIED)
+TRAFFIC_SHARE = Bent("traffic_share", (0.1, 0.3, 0.6, 1.0), tuple(round(0.1 + 0.01 * i, 2) for i in range(91)))
+PATCH_CYCLES = Bent("patch_cycles", (0.0, 10.0, 20.0, 40.0, 80.0), tuple(1.0 * i for i in range(81)))
+USUAL = Constants((KERNEL,), TRAFFIC_SHARE)
+FITTED: Mapping[str, Constants] = {"ascend": Constants((KERNEL, STEP), PATCH_CYCLES)}
+"""By family; `USUAL` for those that are not named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +84,20 @@ class Measurement:
     seconds: float
     fitted: bool = True
 
+    @property
+    def constants(self) -> Constants:
+        """What is fitted for its chip."""
+        return FITTED.get(self.chip.family, USUAL)
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
     """The fitted constants, and how far off the fitted rows are: median of |modelled / measured - 1|, also with each model left out."""
 
-    kernel_seconds: float
-    value: float
+    constants: Mapping[str, float]
     rows: int
     median_error: float
     left_out_error: float
-    second: Second = TRAFFIC_SHARE
-
-    @property
-    def constants(self) -> dict[str, float]:
-        """The fitted fields of the chip's row."""
-        return {"kernel_seconds": self.kernel_seconds, self.second.name: self.value}
 
     @property
     def text(self) -> str:
@@ -77,12 +106,13 @@ class Fit:
 
     def applied(self, chip: Chip) -> Chip:
         """The chip's row with the constants."""
-        return replace(self.second.on(chip, self.value), kernel_seconds=self.kernel_seconds, fit=self.text)
+        return replace(chip, **self.constants, fit=self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The modelled time of a measured step over the constants: at each modelled value of the second without kernel floors, and its kernels.
+    """The modelled time of a measured step over the constants: at each modelled value of the bent one without the linear ones, and what
+    each of these is multiplied by.
 
     `sums` are those of gradients over several chips: the seconds of each, and the share of the step's time by which its gradients are ready
     before the last one.
@@ -90,46 +120,49 @@ class Curve:
 
     measurement: Measurement
     times: tuple[float, ...]
-    kernels: float
+    slopes: tuple[float, ...]
     sums: tuple[tuple[float, float], ...] = ()
-    second: Second = TRAFFIC_SHARE
 
-    def seconds(self, kernel_seconds: float, value: float) -> float:
+    def seconds(self, constants: Mapping[str, float]) -> float:
         """Modelled seconds a step, between the modelled values by linear interpolation."""
-        step = float(np.interp(value, self.second.modelled, self.times)) + self.kernels * kernel_seconds
+        known = self.measurement.constants
+        step = float(np.interp(constants[known.bent.name], known.bent.modelled, self.times))
+        step += sum(slope * constants[c.name] for c, slope in zip(known.linear, self.slopes, strict=True))
         return step + exposed_seconds([(seconds, ahead * step) for seconds, ahead in self.sums])
 
-    def error(self, kernel_seconds: float, value: float) -> float:
+    def error(self, constants: Mapping[str, float]) -> float:
         """Modelled over measured, less one."""
-        return self.seconds(kernel_seconds, value) / self.measurement.seconds - 1
+        return self.seconds(constants) / self.measurement.seconds - 1
 
 
-def curve(program: Program, chip: Chip, steps: int, second: Second = TRAFFIC_SHARE) -> tuple[tuple[float, ...], float]:
-    """The seconds a step of a Program at each modelled value of the second constant with no kernel floor, and its kernels a step."""
-    times, kernels = [], 0.0
-    for value in second.modelled:
-        time = sink_time(replace(program, chip=second.on(chip, value)), steps)
-        times.append(time.seconds / steps)
-        kernels = sum(row.count for row in time.kernels) / steps
-    return tuple(times), kernels
+def curve(program: Program, chip: Chip, steps: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The seconds a step of a Program at each modelled value of the bent constant without the linear ones, and the slopes of these."""
+    constants = FITTED.get(chip.family, USUAL)
+
+    def seconds(chip: Chip) -> float:
+        return sink_time(replace(program, chip=chip), steps).seconds / steps
+
+    rows = [constants.without(chip, value) for value in constants.bent.modelled]
+    times = tuple(map(seconds, rows))
+    slopes = ((seconds(replace(rows[0], **{c.name: UNIT_SECONDS})) - times[0]) / UNIT_SECONDS for c in constants.linear)
+    return times, tuple(slopes)
 
 
 def fit_curves(measured: Sequence[Curve]) -> Fit:
-    """The constants that suit the fitted rows among curves best, with each model left out in turn for the second error.
+    """The constants that suit the fitted rows among curves (of one family) best, with each model left out in turn for the second error.
 
     Raises:
       ConfigError: too few rows for the constants.
     """
     curves = [c for c in measured if c.measurement.fitted]
-    second = measured[0].second if measured else TRAFFIC_SHARE
-    names = ("kernel_seconds", second.name)
+    names = measured[0].measurement.constants.names if measured else USUAL.names
     need = ROWS_A_CONSTANT * len(names)
     if len(curves) < need:
         raise ConfigError(f"calibrate: {len(curves)} rows for {len(names)} constants ({', '.join(names)}); at least {need} are needed.")
-    kernel, value = _best(curves)
+    found = _best(curves)
     left_out = [abs(e) for _, e in leave_one_model_out(curves)]
-    errors = [abs(c.error(kernel, value)) for c in curves]
-    return Fit(kernel, value, len(curves), statistics.median(errors), statistics.median(left_out), second)
+    errors = [abs(c.error(found)) for c in curves]
+    return Fit(found, len(curves), statistics.median(errors), statistics.median(left_out))
 
 
 def leave_one_model_out(curves: Sequence[Curve]) -> list[tuple[Curve, float]]:
@@ -139,26 +172,27 @@ def leave_one_model_out(curves: Sequence[Curve]) -> list[tuple[Curve, float]]:
         others = [c for c in curves if c.measurement.model != model and c.measurement.fitted]
         if others:
             constants = _best(others)
-            found += [(c, c.error(*constants)) for c in curves if c.measurement.model == model]
+            found += [(c, c.error(constants)) for c in curves if c.measurement.model == model]
     return found
 
 
-def _best(curves: Sequence[Curve]) -> tuple[float, float]:
-    """The pair of tried constants with the smallest mean absolute logarithm of modelled over measured."""
+def _best(curves: Sequence[Curve]) -> dict[str, float]:
+    """Of all combinations of tried values the one with the smallest loss."""
+    constants = curves[0].measurement.constants
     measured = np.array([c.measurement.seconds for c in curves])
-    kernels = np.outer(KERNEL_TRIED, [c.kernels for c in curves])
+    tried = list(itertools.product(*(c.tried for c in constants.linear)))
+    added = np.array(tried) @ np.array([c.slopes for c in curves]).T  # [combinations of linear constants, rows]
     found = []
-    for value in curves[0].second.tried:
-        steps = kernels + [np.interp(value, c.second.modelled, c.times) for c in curves]  # [kernel_seconds tried, rows]
-        losses = np.abs(np.log((steps + _exposed(curves, steps)) / measured)).mean(axis=1)
+    for value in constants.bent.tried:
+        steps = added + [np.interp(value, constants.bent.modelled, c.times) for c in curves]
+        losses = np.minimum(np.abs(np.log((steps + _exposed(curves, steps)) / measured)), FAR_OFF).mean(axis=1)
         best = int(losses.argmin())
-        found.append((float(losses[best]), KERNEL_TRIED[best], value))
-    _, kernel, value = min(found)
-    return kernel, value
+        found.append((float(losses[best]), *tried[best], value))
+    return dict(zip(constants.names, min(found)[1:], strict=True))
 
 
 def _exposed(curves: Sequence[Curve], steps: np.ndarray) -> np.ndarray:
-    """`exposed_seconds` of every row's sums at every time of its step [kernel_seconds tried, rows]."""
+    """`exposed_seconds` of every row's sums at every time of its step [combinations, rows]."""
     exposed = np.zeros_like(steps)
     for row, curve in enumerate(curves):
         left = 0.0

@@ -60,10 +60,10 @@ def run_calibrate(path: Path, output: Path | None) -> None:
     found = fit_curves(curves)
     print(f"{'model':32} {'chip':12} {'measured':>12} {'modelled':>12} {'error':>7}")
     for c in curves:
-        m, modelled = c.measurement, c.seconds(found.kernel_seconds, found.value)
+        m, modelled = c.measurement, c.seconds(found.constants)
         error = modelled / m.seconds - 1
         print(f"{m.name[:32]:32} {m.chip.name:12} {seconds_text(m.seconds):>12} {seconds_text(modelled):>12} {error:+7.0%}")
-    print(f"kernel_seconds {found.kernel_seconds:.3g}, {found.second.name} {found.value}: {found.text}")
+    print(f"{', '.join(f'{name} {value:.3g}' for name, value in found.constants.items())}: {found.text}")
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         for name in sorted({c.measurement.chip.name for c in curves}):

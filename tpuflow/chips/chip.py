@@ -31,7 +31,8 @@ class Chip:
     `power_watts` is the most that the chip draws (0: not published).
 
     The last group are efficiencies. `issue_cycles` go by before an instruction, `dma_seconds` before a move's first byte,
-    `kernel_seconds` between kernels; `hbm_efficiency` is the sustained share of the HBM bandwidth, `matrix_efficiency` that of the
+    `kernel_seconds` between kernels, `step_seconds` before a step has its next batch, however small (in every trip of a loop that the host
+    feeds, and in a launch without one); `hbm_efficiency` is the sustained share of the HBM bandwidth, `matrix_efficiency` that of the
     arrays; `traffic_share` is how many bytes the maker's compiler moves for each of this one's, since it fuses further; `patch_cycles`
     is what the load queue takes for each vector register of a window that is read beside shifted copies of itself, as by pooling.
     `tpuflow calibrate` fits some of them; `fit` says from what and how well.
@@ -81,6 +82,7 @@ class Chip:
     issue_cycles: float = 10.0
     dma_seconds: float = 0.5e-6
     kernel_seconds: float = 1.0e-6
+    step_seconds: float = 0.0
     hbm_efficiency: float = 0.85
     traffic_share: float = 1.0
     matrix_efficiency: float = 1.0

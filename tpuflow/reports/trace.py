@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpuflow.device.timing.prices import PICOSECONDS, picoseconds
+from tpuflow.device.timing.program import fed_wait, is_fed
 from tpuflow.device.timing.record import Event, record
 from tpuflow.device.timing.result import KernelRow
 from tpuflow.isa.instruction import QUEUES
@@ -126,12 +127,11 @@ class _Tracer:
         """The host sends the next trip's data while this one runs; what it takes longer, the chip waits."""
         program = self.profile.program
         ports = [(program.infeeds if isinstance(b, Infeed) else program.outfeeds)[b.port] for b in body if isinstance(b, Infeed | Outfeed)]
-        moved = sum(p.dtype.bytes * _elems(p.shape) for p in ports)
-        host = picoseconds(moved / self.profile.time.chip.host_bytes_per_second)
-        if not moved:
+        moved, chip = sum(p.dtype.bytes * _elems(p.shape) for p in ports), self.profile.time.chip
+        if not is_fed(body):
             return
-        self._event(HOST, FEED, "next batch", start, host, {"bytes": moved})
-        if (wait := host - (self.now - start)) > 0:
+        self._event(HOST, FEED, "next batch", start, picoseconds(moved / chip.host_bytes_per_second), {"bytes": moved})
+        if wait := fed_wait(chip, moved, self.now - start):
             self._event(CHIP, KERNELS, "wait for infeed", self.now, wait, {"bytes": moved})
             self.now += wait
 

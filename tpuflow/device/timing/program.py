@@ -29,6 +29,8 @@ def time_program(program: Program, trips: Mapping[str, int] | None = None, round
     """
     walk = _Walk(program, dict(trips or {}), known_trips(program))
     total = walk.blocks(program.code, "", 1)
+    if not walk.fed:
+        total.feed += picoseconds(program.chip.step_seconds)
     return ProgramTime(
         chip=program.chip,
         device_picoseconds=round_trips * total.device,
@@ -62,6 +64,17 @@ def sink_time(program: Program, steps: int, round_trips: int = 1) -> ProgramTime
     inputs = {p.buffer for p in program.inputs}
     places = [place for place, block in walk(program.code) if isinstance(block, Loop) and block.trips in inputs]
     return time_program(program, dict.fromkeys(places, steps), round_trips)
+
+
+def fed_wait(chip: Chip, moved_bytes: int, busy: int) -> int:
+    """Picoseconds for which a trip of a loop that the host feeds waits for its data: sending them takes place while the trip before it is
+    `busy`, also picoseconds; what it takes longer, and handing them over, does not."""
+    return picoseconds(chip.step_seconds) + max(0, picoseconds(moved_bytes / chip.host_bytes_per_second) - busy)
+
+
+def is_fed(body: Sequence[Block]) -> bool:
+    """Whether every trip of a loop talks to the host."""
+    return any(isinstance(block, Infeed | Outfeed) for block in body)
 
 
 def time_kernel(kernel: Kernel, chip: Chip, known: dict[Hashable, KernelTime] | None = None) -> KernelTime:
@@ -143,7 +156,7 @@ class _Sum:
 
 @dataclass(slots=True)
 class _Walk:
-    """Goes over the blocks of a Program; `count` is how often a place is reached, `known` the trip counts that the Program says."""
+    """Goes over the blocks of a Program; `known` are the trip counts that it says, `fed` whether the host feeds a loop of it."""
 
     program: Program
     trips: dict[str, int]
@@ -151,6 +164,7 @@ class _Walk:
     assumed: list[str] = field(default_factory=list)
     counted: dict[str, int] = field(default_factory=dict)
     timed: dict[Hashable, KernelTime] = field(default_factory=dict)
+    fed: bool = False
 
     def blocks(self, code: Sequence[Block], path: str, count: int) -> _Sum:
         """All blocks of a list, in order."""
@@ -168,7 +182,11 @@ class _Walk:
                 total.work = total.work + found.work
             case Loop():
                 times = self._trips(place, block)
-                total.add(self._fed(self.blocks(block.body, f"{place}.body.", count * times)), times)
+                body = self.blocks(block.body, f"{place}.body.", count * times)
+                if is_fed(block.body):
+                    self.fed = True
+                    body.feed += fed_wait(self.program.chip, body.feed_bytes, body.device)
+                total.add(body, times)
             case While():
                 times = self._given(place, 1, "a while loop counted as one trip")
                 total.add(self.blocks(block.condition, f"{place}.condition.", count * (times + 1)), times + 1)
@@ -179,12 +197,6 @@ class _Walk:
                 ports = self.program.infeeds if isinstance(block, Infeed) else self.program.outfeeds
                 port = ports[block.port]
                 total.feed_bytes += math.prod(port.shape) * port.dtype.bytes
-
-    def _fed(self, body: _Sum) -> _Sum:
-        """A trip whose infeed, which the host sends while the trip before it runs, takes longer than the trip waits for the rest."""
-        host = picoseconds(body.feed_bytes / self.program.chip.host_bytes_per_second)
-        body.feed += max(0, host - body.device)
-        return body
 
     def _branch(self, block: Switch, place: str, count: int) -> _Sum:
         branches = [self.blocks(b, f"{place}.branch{i}.", count) for i, b in enumerate(block.branches)]
