@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import optax
 
 from models import alexnet
+from models.bam import BottleneckAttention
 from models.bert import BASE, LARGE, Config, MaskedWords
 from models.googlenet import GoogLeNet
 from models.lenet import LeNet5
-from models.resnet import resnet50
+from models.resnet import Bottleneck, ResNet, resnet50
 from models.squeezenet import SqueezeNet
 from models.vgg import VGG16
 from models.wide_resnet import WideResNet
@@ -40,6 +41,9 @@ LARS = optax.lars(0.1, 1e-4, weight_decay_mask=_matrices, trust_ratio_mask=_matr
 SPLIT_RESNET = (107, 160)
 SPLIT_BASE = (28, 55, 82, 109, 136, 163, 190, 205)
 SPLIT_LARGE = (38, 93, 148, 203, 258, 313, 368, 397)
+
+TOLD_APART = ("config", "channels", "between")
+"""Fields of models, neither numbers nor names, that make cases different."""
 
 Make = Callable[[Chip], Program]
 
@@ -86,7 +90,9 @@ def trained(
         made = jax.eval_shape(module.init, jax.random.key(0), inputs)
         return tuple(leaf.shape for leaf in jax.tree.leaves(made["params"]))
 
-    options = " ".join(f"{k}={v}" for k, v in vars(module).items() if isinstance(v, bool | int | str) or k in ("config", "channels"))
+    options = " ".join(
+        f"{k}={v}" for k, v in vars(module).items() if isinstance(v, bool | int | str) or (k in TOLD_APART and v is not None)
+    )
     rule = "lars" if optimizer is LARS else "lamb" if optimizer is LAMB else "momentum"
     size = "x".join(map(str, inputs.shape))
     return Case(model, chip, f"{type(module).__name__} {options} {size} {chip.name} {policy} {rule}", make, SUNK, note, parameters, splits)
@@ -151,6 +157,7 @@ def _ascend() -> dict[str, Case]:
         "M027": trained("SqueezeNet", SqueezeNet(10, residual=True), 32, chip, "O2", **cifar),
         "M029": trained("SqueezeNet", SqueezeNet(1000, residual=True), 32, chip, "O2", **imagenet),
         "M031": trained("WideResNet-40-10", WideResNet(), 32, chip, "O2", shape=(32, 32, 3)),
+        "M033": trained("ResNet-50 + BAM", ResNet(Bottleneck, (3, 4, 6, 3), 1000, between=BottleneckAttention), 128, chip, "O3"),
         "M044": trained("GoogLeNet", GoogLeNet(10), 128, chip, "O2"),
         "M045": trained("GoogLeNet", GoogLeNet(1000), 256, chip, "O2"),
         "M065": masked_words(base, 128, 20, 256, chip, "O2", splits=SPLIT_BASE),

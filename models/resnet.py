@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from models.bam import BottleneckAttention
 from models.norm import BatchNorm
 
 Initializer = nn.initializers.Initializer
@@ -107,7 +108,7 @@ def _shortcut(style: Style, x: jax.Array, features: int, stride: int, train: boo
 class ResNet(nn.Module):
     """A stem, four stages of blocks, the mean over the image, a dense layer: images [B, H, W, 3] -> logits [B, classes].
 
-    The last normalisation of every block starts with scale 0, so that a fresh block is its shortcut.
+    The last normalisation of every block starts with scale 0, so that a fresh block is its shortcut. A module may stand `between` stages.
     """
 
     block: type[Basic] | type[Bottleneck]
@@ -115,6 +116,7 @@ class ResNet(nn.Module):
     classes: int = 10
     style: Style = MINDSPORE
     width: int = 64
+    between: type[BottleneckAttention] | None = None
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
@@ -122,6 +124,8 @@ class ResNet(nn.Module):
         x = nn.relu(self.style.norm("bn1")(self.style.conv(self.width, 7, 2, "conv1")(images), train))
         x = nn.max_pool(x, (3, 3), (2, 2), self.style.padding(3))
         for stage, blocks in enumerate(self.stages):
+            if stage > 0 and self.between is not None:
+                x = self.between(name=f"between{stage}")(x, train)
             for index in range(blocks):
                 stride = 2 if stage > 0 and index == 0 else 1
                 x = self.block(self.width << stage, stride, self.style, name=f"layer{stage + 1}_{index}")(x, train)

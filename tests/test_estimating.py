@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -79,6 +80,17 @@ def test_a_training_step_is_the_one_that_train_runs():
     assert executable.program.strip() == found.program.strip()
     assert found.steps == 7 and found.time.work.macs["f16"] == 7 * 64 * (2 * WEIGHTS + WEIGHTS - 784 * 512)
     assert "device time" in result.report() and "modelled on generic" in result.report()
+
+
+def test_every_step_pays_what_its_chip_needs_between_steps_sunk_or_not():
+    """Whether the host feeds a loop, launches step by step, or calls a function that is no step."""
+    chip = replace(tpuflow.get_chip("ascend910"), step_seconds=0.0)
+    slower = replace(chip, step_seconds=1e-3)
+    for sink in (0, 1, 10, 100):
+        one, other = (tpuflow.estimate_training(MLP(), IMAGES, LABELS, chip=c, sink_size=sink).step_seconds for c in (chip, slower))
+        assert other - one == pytest.approx(1e-3)
+    one, other = (tpuflow.estimate(lambda x: x @ x, jax.ShapeDtypeStruct((64, 64), jnp.float32), chip=c) for c in (chip, slower))
+    assert other.time.seconds - one.time.seconds == pytest.approx(1e-3)
 
 
 def test_a_longer_sink_hides_the_host():

@@ -13,6 +13,7 @@ import pytest
 from jax import numpy as jnp
 
 from models import alexnet, bert, cifar_net, googlenet, lenet, relu_reduce_mean_dense, resnet, squeezenet, vgg, wide_resnet
+from models.bam import BottleneckAttention
 from tpuflow.importers import flax_params
 from train.pretrained import from_torch
 
@@ -274,3 +275,18 @@ def test_dropout_is_random_in_training_only(model):
     train = jax.jit(lambda seed: model.apply(variables, images, train=True, rngs={"dropout": jax.random.key(seed)}))
     assert not np.array_equal(train(1), train(2))
     assert np.isfinite(jax.jit(model.apply)(variables, images)).all()  # without a stream to draw from
+
+
+def test_bottleneck_attention_scales_every_place_and_channel_by_one_to_two() -> None:
+    """1 + sigmoid(channels + places), between the stages of a residual network."""
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 6, 5, 32)) + 5.0, jnp.float32)
+    y, variables = BottleneckAttention().init_with_output(jax.random.key(0), x, True)
+    scale = np.asarray(y / x)
+    assert scale.min() > 1.0 and scale.max() < 2.0
+    score = np.log((scale - 1) / (2 - scale))  # channels [3, 1, 1, 32] + places [3, 6, 5, 1]: no more than the two
+    apart = score - score.mean((1, 2), keepdims=True) - score.mean(3, keepdims=True) + score.mean((1, 2, 3), keepdims=True)
+    np.testing.assert_allclose(apart, 0.0, atol=1e-3)
+    model = resnet.ResNet(resnet.Basic, (1, 1, 1, 1), 5, width=8, between=BottleneckAttention)
+    made = jax.eval_shape(lambda x: model.init(jax.random.key(0), x), jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32))
+    assert {name for name in made["params"] if name.startswith("between")} == {"between1", "between2", "between3"}
+    assert variables["params"]["place_in"]["kernel"].shape == (1, 1, 32, 2)

@@ -3,7 +3,8 @@
 Sources, by the letters that the rows use: [tpu_info] JAX's Pallas table of TPU generations; [cloud] Google Cloud's system architecture
 pages; [book] the scaling book (JAX); [cann] CANN's platform file Ascend910A.ini; [course] the MindSpore 1.0 course notes on on-device
 execution; [perf] Sophgo's PerfAI tables; [tt] torch-tpu's tools/examples/tpu.json and OpCounter; [mlir] tpu-mlir's BM1690.h;
-[mlperf] the system files of MLPerf training results 1.0. "derived" is arithmetic on such numbers, "assumed" has no source.
+[mlperf] the system files of MLPerf training results 1.0; [tpu_v4] Jouppi et al., TPU v4 (2023). "derived" is arithmetic on such
+numbers, "assumed" has no source.
 """
 
 from __future__ import annotations
@@ -184,13 +185,15 @@ CHIPS = {
             vmem_bytes=16 * MIB,
             hbm_bytes=32 * GIB,
             hbm_bytes_per_second=1.23e12,
+            cache_bytes=128 * MIB,
+            core_cache_bytes_per_second=1.0e12,
             power_watts=192.0,
             link_chips=4096,
             link_axes=3,
             link_bytes_per_second=270e9,
             source="3D torus of 16 x 16 x 16, six links of 45 GB/s each way [book]; "
             "275 TF, 2 cores of four 128x128 arrays, 32 GiB at 1.23 TB/s, 90 W at least, 170 on average and 192 at most [cloud]; "
-            "the 128 MB of CMEM are not modelled",
+            "128 MiB of CMEM, which the compiler fills, counted as a cache [tpu_v4]; at 1 TB/s a core (assumed)",
         ),
         _tpu(
             name="tpu-v5e",
