@@ -155,6 +155,23 @@ def _masked_sum(b: Builder, x: Value, mask: Value, start: Value) -> Value:
     return b.add(b.reduce("add", b.exp(kept), (1,)), start)
 
 
+def _softmax(b: Builder, x: Value) -> Value:
+    wide, rows = b.convert(x, F32), tuple(range(len(x.shape) - 1))
+    last = (len(x.shape) - 1,)
+    e = b.exp(b.sub(wide, b.broadcast(b.reduce("max", wide, last), x.shape, rows)))
+    return b.convert(b.div(e, b.broadcast(b.reduce("add", e, last), x.shape, rows)), x.dtype)
+
+
+def _layer_norm(b: Builder, x: Value, scale: Value, old: Value) -> Sequence[Value]:
+    """[B, H, W] over [H, W] -> the normalised rows, their means, and twice the deviation of every row less one of before."""
+    size = float(x.shape[1] * x.shape[2])
+    mean = b.div(b.reduce("add", x, (1, 2)), size)
+    distance = b.sub(x, b.broadcast(mean, x.shape, (0,)))
+    deviation = b.sqrt(b.add(b.div(b.reduce("add", b.mul(distance, distance), (1, 2)), size), 1.0))
+    made = b.mul(b.div(distance, b.broadcast(deviation, x.shape, (0,))), b.broadcast(scale, x.shape, (1, 2)))
+    return made, mean, b.sub(b.add(deviation, deviation), old)
+
+
 def _dense(b: Builder, x: Value, w: Value, bias: Value) -> Value:
     y = b.dot(x, w, (1,), (0,))
     return b.convert(b.max(b.add(y, b.broadcast(b.convert(bias, F32) if bias.dtype != F32 else bias, y.shape, (1,))), 0.0), x.dtype)
@@ -243,6 +260,13 @@ REDUCES = (
          fuse("reduce", lambda b, x, s: b.mul(b.reduce("add", b.mul(x, x), (0, 1)), s)), (t(F32, 30, 130), t(F32))),
 )  # fmt: skip
 
+ROWS = (
+    Case("fused_softmax", fuse("rows", _softmax), (t(F32, 5, 30, 9),)),
+    Case("fused_softmax_f16", fuse("rows", _softmax), (t(F16, 5, 30, 9),)),
+    Case("fused_row_of_two_axes", fuse("rows", _layer_norm), (t(F32, 40, 2, 3), t(F32, 2, 3), t(F32, 40))),
+    Case("fused_one_row", fuse("rows", _layer_norm), (t(F32, 1, 2, 3), t(F32, 2, 3), t(F32, 1))),
+)
+
 DOTS = (
     Case("matmul", dot((1,), (0,)), (t(F32, 33, 40), t(F32, 40, 50))),
     Case("matmul_f16", dot((1,), (0,)), (t(F16, 33, 40), t(F16, 40, 50))),
@@ -321,4 +345,4 @@ SCANS = (
     Case("sort_one", lambda b, x: b.sort([x], 0)[0], (t(F32, 1, 5),)),
 )
 
-CASES = (*MAPS, *REDUCES, *DOTS, *MOVES, *INDEXED, *SCANS)
+CASES = (*MAPS, *REDUCES, *ROWS, *DOTS, *MOVES, *INDEXED, *SCANS)

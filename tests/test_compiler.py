@@ -248,10 +248,11 @@ def test_every_stage_is_written_where_told(tmp_path: Path, monkeypatch: pytest.M
         "08-merge-kernels",
         "09-store-less",
         "10-sum-in-product",
-        "11-merge-kernels",
-        "12-join-small",
-        "13-schedule",
+        "11-fuse-rows",
+        "12-merge-kernels",
+        "13-join-small",
+        "14-schedule",
     )
-    names = [*(f"my_layer-{stage}.graph" for stage in stages), "my_layer-14-program.tpxs"]
+    names = [*(f"my_layer-{stage}.graph" for stage in stages), "my_layer-15-program.tpxs"]
     assert [re.sub(r"^\d{3}-", "", f.name) for f in files] == names
     assert digests[0] == digests[1]

@@ -157,6 +157,7 @@ def test_passes_are_named_after_what_they_do() -> None:
         "merge-kernels",
         "store-less",
         "sum-in-product",
+        "fuse-rows",
         "merge-kernels",
         "join-small",
         "schedule",

@@ -31,6 +31,7 @@ from tpuflow.lower.memory import plan_memory
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.fold_moves import FoldMoves
 from tpuflow.lower.passes.fuse import Fuse
+from tpuflow.lower.passes.fuse_rows import FuseRows
 from tpuflow.lower.passes.hoist_invariants import HoistInvariants
 from tpuflow.lower.passes.join_small import JoinSmall
 from tpuflow.lower.passes.merge_kernels import MergeKernels
@@ -42,12 +43,13 @@ from tpuflow.lower.passes.sum_in_product import SumInProduct
 
 PIPELINE: tuple[Pass, ...] = (
     Simplify(), PruneCarries(), Simplify(), FoldMoves(), Fuse(), HoistInvariants(),
-    Schedule(), MergeKernels(related=True), StoreLess(), SumInProduct(), MergeKernels(), JoinSmall(), Schedule(),
+    Schedule(), MergeKernels(related=True), StoreLess(), SumInProduct(), FuseRows(), MergeKernels(), JoinSmall(),
+    Schedule(),
 )  # fmt: skip
 """Simplify; let loops carry only what is needed; simplify what that opened; read moved data through windows; form kernels; take those
 out of loops that need not be there; put them in an order that holds little at a time; merge those that read the same, let readers
-compute what is dearer to store, let products sum their results, merge what is left side by side, join what is small; put what came of
-it in order."""
+compute what is dearer to store, let products sum their results, go on with rows that are reduced while they are on the chip, merge what
+is left side by side, join what is small; put what came of it in order."""
 
 DEBUG = "TPUFLOW_DEBUG"
 DUMP = "TPUFLOW_DUMP"

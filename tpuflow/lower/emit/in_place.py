@@ -11,6 +11,7 @@ from tpuflow.lower.emit.matmul import dot_levels
 from tpuflow.lower.emit.nest import Labels
 from tpuflow.lower.emit.reduce import reduce_levels
 from tpuflow.lower.emit.region import ELEMENTWISE, Region, Roots
+from tpuflow.lower.emit.rows import row_levels
 from tpuflow.lower.graph.graph import Node, Value
 
 PIECEWISE = ("dynamic_update_slice", "scatter_rows")
@@ -75,4 +76,4 @@ def _at_one_place(ways: set[tuple[int, Labels]], levels: Sequence[Roots], region
     return stores and all(number >= first and used == tuple(labels) for number, used in ways)
 
 
-_LEVELS = {"map": map_levels, "reduce": reduce_levels, "dot": dot_levels}
+_LEVELS = {"map": map_levels, "reduce": reduce_levels, "dot": dot_levels, "rows": row_levels}

@@ -25,6 +25,7 @@ from tpuflow.lower.emit.move import (
 from tpuflow.lower.emit.reduce import emit_reduce
 from tpuflow.lower.emit.region import ELEMENTWISE, Region
 from tpuflow.lower.emit.repeated import Repeated
+from tpuflow.lower.emit.rows import emit_rows
 from tpuflow.lower.emit.scan import emit_cumulative
 from tpuflow.lower.emit.several import emit_several
 from tpuflow.lower.emit.site import Kernels, Site
@@ -56,7 +57,7 @@ def emit_site(site: Site) -> Kernels:
 
 
 FUSED: Mapping[str, Callable[[Site], Kernels]] = {
-    "map": emit_map, "reduce": emit_reduce, "dot": emit_product, "several": lambda site: emit_several(site, emit_site),
+    "map": emit_map, "reduce": emit_reduce, "dot": emit_product, "rows": emit_rows, "several": lambda site: emit_several(site, emit_site),
 }  # fmt: skip
 TEMPLATES: Mapping[str, Callable[[Site], Kernels]] = {
     **dict.fromkeys((*ELEMENTWISE, "full", "iota", "broadcast", "window", "join"), emit_map),

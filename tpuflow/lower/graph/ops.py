@@ -15,7 +15,7 @@ from tpuflow.lower.graph.conv import PRECISIONS, ConvLabels
 from tpuflow.lower.graph.graph import Graph, TensorType
 from tpuflow.lower.graph.view import problem
 
-FUSED_KINDS = ("map", "reduce", "dot", "several")
+FUSED_KINDS = ("map", "reduce", "dot", "rows", "several")
 JOINED = ("slice", "concatenate", "transpose", "reverse")
 """Beside maps and reductions, what may be one of several that run together."""
 PRODUCTS = ("dot", "conv")

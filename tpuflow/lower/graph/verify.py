@@ -161,6 +161,24 @@ def _verify_several(node: Node) -> None:
     _require(region.outputs == made, node, "the outputs are the results of all kernels, in order")
 
 
+def _verify_rows(node: Node) -> None:
+    region = node.regions[0]
+    reductions = [n for n in region.nodes if n.op == "reduce"]
+    _require(bool(reductions), node, "a rows region has at least one reduction")
+    whole, axes, reduced = reductions[0].inputs[0].shape, reductions[0].attrs["axes"], reductions[0].result.shape
+    same = all(n.inputs[0].shape == whole and n.attrs["axes"] == axes for n in reductions)
+    _require(same, node, "all reductions of a region have one shape and the same axes")
+    _require(axes == tuple(range(len(reduced), len(whole))), node, "rows are the last axes")
+    _require(all(v.shape in (whole, reduced) for v in node.results), node, f"all outputs are of the shapes {whole} and {reduced}")
+    made = {v for n in region.nodes for v in n.results}
+    repeated = [n for n in region.nodes if n.op == "broadcast" and n.inputs[0] in made]
+    along = all(n.attrs["axes"] == tuple(range(len(reduced))) and n.inputs[0].shape == reduced for n in repeated)
+    _require(along, node, "what is made in a rows region is only repeated along its row")
+    rest = [n for n in region.nodes if n not in reductions and n not in repeated]
+    _verify_map_nodes(node, [n for n in rest if n.result.shape == whole], whole)
+    _verify_map_nodes(node, [n for n in rest if n.result.shape != whole], reduced)
+
+
 _FUSED: dict[str, Callable[[Node], None]] = {
-    "map": _verify_map, "reduce": _verify_reduce, "dot": _verify_dot, "several": _verify_several,
+    "map": _verify_map, "reduce": _verify_reduce, "dot": _verify_dot, "rows": _verify_rows, "several": _verify_several,
 }  # fmt: skip
