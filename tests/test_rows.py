@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,6 @@ import pytest
 from tests.test_sums_in_products import SMALL
 from tests.test_traffic_passes import T, assert_same_bits, fused, microseconds
 from tests.tolerances import LAYER_STATISTICS
-from tpuflow import compiler
 from tpuflow.chips import get_chip
 from tpuflow.compiler import compile_function
 from tpuflow.device.runtime import Executable
@@ -19,8 +20,6 @@ from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.graph.verify import verify
 from tpuflow.lower.passes.fuse_rows import FuseRows
-
-EVERY = FuseRows(worth_bytes=0)
 
 
 def softmax(rows: int, columns: int, *, axis: int = 1) -> Graph:
@@ -40,13 +39,15 @@ def test_a_softmax_reads_its_rows_once() -> None:
     one = verify(FuseRows()(graph))
     assert (kinds(graph), kinds(one)) == (["reduce", "reduce", "map"], ["rows"])
     assert [str(v.type) for v in (*one.nodes[0].inputs, *one.nodes[0].results)] == ["f16[65536,512]"] * 2
-    assert_same_bits(softmax(640, 512), EVERY(softmax(640, 512)))
+    assert_same_bits(softmax(640, 512), FuseRows()(softmax(640, 512)))
     assert (microseconds(graph), microseconds(graph, FuseRows())) == (451, 263)
 
 
-@pytest.mark.parametrize("graph", [softmax(65536, 512, axis=0), softmax(64, 512), softmax(512, 2049)], ids=["columns", "small", "long"])
-def test_columns_and_small_arrays_and_long_rows_stay_as_they_are(graph: Graph) -> None:
-    assert kinds(FuseRows()(graph)) == kinds(graph)
+def test_columns_and_rows_that_are_too_long_for_the_chip_stay_as_they_are() -> None:
+    columns, rows = softmax(65536, 512, axis=0), softmax(8, 2048)
+    assert kinds(FuseRows()(columns)) == kinds(columns)
+    memory = {chip: kinds(FuseRows().on(replace(get_chip("generic"), vmem_bytes=chip * 1024))(rows)) for chip in (64, 16384)}
+    assert memory == {64: kinds(rows), 16384: ["rows"]}
 
 
 def test_what_is_read_elsewhere_is_stored_all_the_same() -> None:
@@ -54,7 +55,7 @@ def test_what_is_read_elsewhere_is_stored_all_the_same() -> None:
     (x,) = b.inputs
     total = b.reduce("add", x, (1,))
     y = b.sub(x, b.broadcast(total, x.shape, (0,)))
-    graph = EVERY(fused(b, [b.exp(y), total, b.dot(y, y, (0,), (0,))]))
+    graph = FuseRows()(fused(b, [b.exp(y), total, b.dot(y, y, (0,), (0,))]))
     (rows,) = (n for n in graph.nodes if n.op == "fused" and n.attrs["kind"] == "rows")
     assert sorted(str(v.type) for v in rows.results) == ["f32[4096,512]", "f32[4096,512]", "f32[4096]"]
 
@@ -72,8 +73,7 @@ def attention(x: jax.Array, scale: jax.Array, dy: jax.Array) -> tuple:
 
 
 @pytest.mark.parametrize("chip", [get_chip("generic"), SMALL], ids=lambda c: c.name)
-def test_rows_that_stay_on_the_chip_are_what_jax_computes_on_every_engine(chip, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "PIPELINE", tuple(EVERY if isinstance(step, FuseRows) else step for step in compiler.PIPELINE))
+def test_rows_that_stay_on_the_chip_are_what_jax_computes_on_every_engine(chip) -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((70, 33), (33,), (70, 33))]
     program = compile_function(attention, arrays, chip=chip)

@@ -158,7 +158,7 @@ def compile_graph(graph: Graph, *, chip: str | Chip = "generic", interface: Inte
     log = _Log.from_environment(graph.name, time.perf_counter() if began is None else began)
     log.stage("frontend", graph)
     for step in PIPELINE:
-        graph = step(graph)
+        graph = step.on(row)(graph)
         log.stage(step.name, graph)
     plan = plan_memory(graph, row, interface.donated)
     log.lap("plan-memory", str(plan.use))

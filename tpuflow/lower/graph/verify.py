@@ -153,8 +153,8 @@ def _verify_sums(node: Node, labels: ConvLabels, reductions: Sequence[Node], sha
 
 def _verify_several(node: Node) -> None:
     (region,) = node.regions
-    kernels = all(n.op in JOINED or (n.op == "fused" and n.attrs["kind"] in ("map", "reduce")) for n in region.nodes)
-    _require(kernels, node, f"what runs together with others is a map, a reduction, or one of {', '.join(JOINED)}")
+    kernels = all(n.op in JOINED or (n.op == "fused" and n.attrs["kind"] in ("map", "reduce", "rows")) for n in region.nodes)
+    _require(kernels, node, f"what runs together with others is a map, a reduction, work on rows, or one of {', '.join(JOINED)}")
     apart = all(v in region.inputs for n in region.nodes for v in n.inputs)
     _require(apart, node, "kernels that run together read region inputs only, nothing of one another")
     made = tuple(v for n in region.nodes for v in n.results)

@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
+from tpuflow.chips import Chip
 from tpuflow.lower.graph.graph import Graph, Node
 
 
@@ -17,6 +18,10 @@ class Pass(ABC):
     def name(self) -> str:
         """The class name in kebab case ("fuse-elementwise")."""
         return re.sub(r"(?<!^)(?=[A-Z])", "-", type(self).__name__).lower()
+
+    def on(self, chip: Chip) -> Pass:
+        """The pass for programs of a chip: itself, unless it has to know the chip's memories."""
+        return self
 
     @abstractmethod
     def __call__(self, graph: Graph) -> Graph:

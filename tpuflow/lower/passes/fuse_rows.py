@@ -7,14 +7,14 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from tpuflow.chips import CHIPS, Chip
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE
 from tpuflow.lower.passes.base import Pass
-from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, fits_on_chip, is_kernel
+from tpuflow.lower.passes.region_builder import RegionBuilder, fits_on_chip, is_kernel
 
-WORTH_BYTES = 1024 * 1024  # below, what is read again costs next to nothing beside a kernel's start
-LONGEST_ROW = 2048  # elements: dozens of such rows, each padded to whole registers, fit on every chip
 MAX_NODES = 256
+GENERIC = CHIPS["generic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,14 @@ class FuseRows(Pass):
     Before: %1 = fused{reduce max} %0; %2 = fused{sub; exp} %0, %1; %3 = fused{reduce add} %2; %4 = fused{div} %2, %3.
     After:  %4 = fused{reduce max; sub; exp; reduce add; div} %0.
     Needs: fused graph.    Keeps: every operation and every rounding.
-    Never: where a row is too long for a tile, or all rows have less than `worth_bytes`.
+    Never: where the chip's memory is too small for a row of everything that is made.
     """
 
-    worth_bytes: int = WORTH_BYTES
+    chip: Chip = GENERIC
+
+    def on(self, chip: Chip) -> FuseRows:
+        """The pass for kernels that fit on a chip."""
+        return replace(self, chip=chip)
 
     def __call__(self, graph: Graph) -> Graph:
         nodes: list[Node | None] = [self.map_regions(node) for node in graph.nodes]
@@ -36,29 +40,37 @@ class FuseRows(Pass):
         for at, node in enumerate(nodes):
             last = max((made.get(v, -1) for v in node.inputs), default=-1) if node is not None else -1
             maker = nodes[last] if last >= 0 else None
-            if node is None or maker is None or not self._go_together(maker, node):
+            if node is None or maker is None or not _go_together(maker, node, self.chip):
                 continue
             nodes[last], nodes[at] = _joined(maker, node, readers), None
             made.update(dict.fromkeys(node.results, last))
         return replace(graph, nodes=tuple(node for node in nodes if node is not None))
 
-    def _go_together(self, maker: Node, node: Node) -> bool:
-        """Whether a kernel goes on with the rows of one that reduces them, or with their reductions."""
-        if not (is_kernel(maker, "reduce", "rows") and is_kernel(node, "map", "reduce")):
-            return False
-        first = next(n for n in maker.regions[0].nodes if n.op == "reduce")
-        shape, axes = first.inputs[0].shape, first.attrs["axes"]
-        rows = math.prod(shape[a] for a in axes)
-        values = {**dict.fromkeys((*maker.inputs, *maker.results)), **dict.fromkeys((*node.inputs, *node.results))}
-        return (
-            axes == tuple(range(len(shape) - len(axes), len(shape)))
-            and 1 < rows <= LONGEST_ROW
-            and len(axes) < len(shape)
-            and bytes_of(first.inputs[0].type) >= self.worth_bytes
-            and len(maker.regions[0].nodes) + len(node.regions[0].nodes) <= MAX_NODES
-            and fits_on_chip(v.type for v in values)
-            and _is_of_rows(node, maker, shape, axes)
-        )
+
+def _go_together(maker: Node, node: Node, chip: Chip) -> bool:
+    """Whether a kernel goes on with the rows of one that reduces them, or with their reductions."""
+    if not (is_kernel(maker, "reduce", "rows") and is_kernel(node, "map", "reduce")):
+        return False
+    first = next(n for n in maker.regions[0].nodes if n.op == "reduce")
+    shape, axes = first.inputs[0].shape, first.attrs["axes"]
+    rows = math.prod(shape[a] for a in axes)
+    values = {**dict.fromkeys((*maker.inputs, *maker.results)), **dict.fromkeys((*node.inputs, *node.results))}
+    return (
+        axes == tuple(range(len(shape) - len(axes), len(shape)))
+        and rows > 1
+        and len(axes) < len(shape)
+        and len(maker.regions[0].nodes) + len(node.regions[0].nodes) <= MAX_NODES
+        and fits_on_chip(v.type for v in values)
+        and _least_bytes(maker, node, shape[len(shape) - len(axes) :], chip) <= chip.vmem_bytes
+        and _is_of_rows(node, maker, shape, axes)
+    )
+
+
+def _least_bytes(maker: Node, node: Node, row: tuple[int, ...], chip: Chip) -> int:
+    """What one row of everything takes on a chip, at most: two slots of what is moved, one of what is made."""
+    moved = (*maker.inputs, *maker.results, *node.inputs, *node.results)
+    made = [v for n in (maker, node) for inner in n.regions[0].nodes for v in inner.results]
+    return chip.tile_bytes((1, *row), 4) * (2 * len(dict.fromkeys(moved)) + len(made))
 
 
 def _is_of_rows(node: Node, maker: Node, shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:

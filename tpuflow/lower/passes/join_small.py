@@ -163,8 +163,8 @@ def _kind_of(value: Value) -> tuple[DType, int]:
 
 
 def _is_small(node: Node) -> bool:
-    """Whether a node is a map, a reduction or a move of small arrays only, and of one at least."""
-    if not (node.op in JOINED or is_kernel(node, "map", "reduce")) or not node.inputs:
+    """Whether a node is a map, a reduction, work on rows or a move of small arrays only, and of one at least."""
+    if not (node.op in JOINED or is_kernel(node, "map", "reduce", "rows")) or not node.inputs:
         return False
     return all(0 < bytes_of(v.type) <= SMALL_BYTES for v in _values(node))
 
