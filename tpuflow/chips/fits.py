@@ -7,7 +7,7 @@ from typing import Any
 
 FITS: Mapping[str, Mapping[str, Any]] = {
     "ascend": {
-        "kernel_seconds": 1.006e-06,
+        "kernel_seconds": 1.174e-06,
         "step_seconds": 0.00085,
         "patch_cycles": 32.0,
         "fit": "fit to 18 measured rows, median error 15% (51% with a model left out)",
