@@ -39,7 +39,7 @@ def emit_rows(site: Site) -> Kernels:
     first = region.find("reduce")[0]
     shape = first.inputs[0].shape
     if math.prod(shape) == 0:
-        raise AssertionError("rows without elements are not joined")
+        return ()
     rows, reduced = rows_and_reduced(region)
     whole, left = row_levels(region)
     merged = merge(dict(enumerate(shape)), operands(rows, [whole]) + operands(reduced, [left]))
@@ -54,7 +54,8 @@ def emit_rows(site: Site) -> Kernels:
         below = LevelEmitter(kernel, reduced, merged, nest, Level(left[1], short), {}, {})
         for node in region.nodes:
             kernel.source = node.source
-            _emit(kernel, node, above, below, along)
+            if not _crosses(kernel, node, above, below, along):
+                (above if node in rows.nodes else below).emit([node.result])
         above.store(rows.outputs)
         below.store(reduced.outputs)
         return kernel
@@ -62,14 +63,14 @@ def emit_rows(site: Site) -> Kernels:
     return site.fit(attempt)
 
 
-def _emit(kernel: KernelBuilder, node: Node, above: LevelEmitter, below: LevelEmitter, along: tuple[int, ...]) -> None:
-    """One node, on its level or from one to the other."""
+def _crosses(kernel: KernelBuilder, node: Node, above: LevelEmitter, below: LevelEmitter, along: tuple[int, ...]) -> bool:
+    """Emit a node that leads from rows to what is left of them, or back; whether it is one."""
     if node.op == "reduce":
         made = below.tiles[node.result] = below.new(node.result.dtype)
         kernel.emit(Reduce(node.attrs["op"], made, above.value(node.inputs[0]), along))
-    elif node.op == "broadcast" and node.inputs[0] in below.tiles and node.result.shape != node.inputs[0].shape:
+        return True
+    if node.op == "broadcast" and node.inputs[0] in below.tiles:
         made = above.tiles[node.result] = above.new(node.result.dtype)
         kernel.emit(Broadcast(made, below.tiles[node.inputs[0]], tuple(range(len(above.axes)))))
-    else:
-        level = above if node.result in {n.result for n in above.region.nodes} else below
-        level.emit([node.result])
+        return True
+    return False
