@@ -121,11 +121,11 @@ def layer(params: dict, stats: dict, x: jax.Array, dy: jax.Array) -> tuple:
     return y, state, back(dy)
 
 
-def layer_arrays(dtype: jnp.dtype = jnp.float32) -> tuple:
+def layer_arrays() -> tuple:
     rng = np.random.default_rng(0)
 
     def draw(*shape: int) -> jax.Array:
-        return jnp.asarray(rng.standard_normal(shape), dtype)
+        return jnp.asarray(rng.standard_normal(shape), jnp.float32)
 
     def made(kernel: tuple[int, ...]) -> dict:
         return {"kernel": draw(*kernel), "norm": {"scale": jnp.ones(kernel[-1]), "bias": jnp.zeros(kernel[-1])}}

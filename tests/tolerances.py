@@ -105,6 +105,10 @@ NORM_VALUES = 5e-6
 # The variance of samples around a mean of a thousand deviations, each rounded to 2^-14 (of 1000): that over the smallest deviation, 1.
 NORM_STATISTICS = 1e-4
 
+# A variance as the difference of plain squares, beside the squared mean: 2^-24 at each of the eight levels of a sum of 240, in the
+# mean of squares and, twice over, in the square of the mean.
+PLAIN_SQUARES = (8 + 2 * 8) * 2.0**-24
+
 # Two layers of convolutions and batch normalisation in fp32, forward and backward, beside XLA's, over the largest value: other orders of
 # sums of up to 288 products, divided by deviations, twice.
 LAYER_STATISTICS = 2e-5

@@ -103,7 +103,7 @@ class KernelRow:
 class ProgramTime:
     """The modelled time of one launch of a Program, in the order of its kernels.
 
-    `device_picoseconds` is the device's own time, `feed_picoseconds` what it waits for infeeds that are slower than it,
+    `device_picoseconds` is the device's own time, `feed_picoseconds` what it waits for its data (infeeds slower than it, `step_seconds`),
     `launch_picoseconds` the host's round trip. `assumed` names blocks whose trips or branch nobody said: a while counts one trip, a
     switch its longest branch. `narrowed` says which f32 products are made of narrower ones, for want of f32 arrays. `trips` has the trips
     counted for every loop and while, and the branch of every switch, by their place.
@@ -216,7 +216,7 @@ def _summary(t: ProgramTime) -> list[str]:
     bounds = ", ".join(f"{name} {seconds_text(s)}" for name, s in t.by_bound().items())
     lines = [
         f"time {seconds_text(t.seconds)} ({t.provenance}): device {seconds_text(t.device_seconds)}, host "
-        f"{seconds_text(t.launch_picoseconds / PICOSECONDS)}, waiting for infeed {seconds_text(t.feed_picoseconds / PICOSECONDS)}",
+        f"{seconds_text(t.launch_picoseconds / PICOSECONDS)}, waiting for data {seconds_text(t.feed_picoseconds / PICOSECONDS)}",
         f"matrix utilisation {t.mfu:.1%}; roofline {seconds_text(t.roofline_seconds)}; {t.intensity:.1f} operations a byte; HBM "
         f"{t.work.read_bytes / 1e6:.1f} MB read, {t.work.written_bytes / 1e6:.1f} MB written; {sum(r.count for r in t.kernels)} kernels",
         f"queues busy: {busy or 'none'}; overlap {t.overlap:.0%}; bound by: {bounds or 'nothing'}",
