@@ -87,7 +87,7 @@ def test_a_slice_of_a_wider_copy_leaves_the_array_as_it_is_stored() -> None:
 def test_work_on_a_slice_is_done_in_the_kernel_that_needs_it() -> None:
     graph = verify(Fuse()(moments()))
     assert [n.attrs["kind"] for n in graph.nodes] == ["reduce"]
-    assert microseconds(graph) == 10  # with the convert in a kernel of its own, between the slice and the reshape: 16
+    assert microseconds(graph) == 7
 
 
 # --- fuse: conversions of what products read ------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_weights_that_are_read_for_many_tiles_of_rows_are_converted_once(monkeyp
     monkeypatch.setattr(outline, "KERNEL_BYTES", 1 << 60)
     every_time = layer(8192)
     assert [n.attrs["kind"] for n in every_time.nodes] == ["dot", "dot"]
-    assert (microseconds(every_time), microseconds(once)) == (256, 190)
+    assert (microseconds(every_time), microseconds(once)) == (256, 188)
 
 
 @pytest.mark.parametrize("rows", [32, 512, 1024])
@@ -150,7 +150,7 @@ def test_what_a_choice_throws_away_is_not_told_apart_inside() -> None:
     for values in (np.zeros, np.ones, lambda shape: np.full(shape, np.nan)):
         x = values((512, 128)).astype(np.float32)
         np.testing.assert_array_equal(interpret(once, x)[0], interpret(graph, x)[0])
-    assert (microseconds(by_another), microseconds(once)) == (31, 12)
+    assert (microseconds(by_another), microseconds(once)) == (22, 8)
 
 
 # --- merge kernels ------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def test_checks_and_updates_of_parameters_of_one_shape_are_three_kernels() -> No
     assert [n.attrs["kind"] for n in graph.nodes] == ["reduce"] * 20 + ["map"] * 21
     assert [n.attrs["kind"] for n in merged.nodes] == ["reduce", "map", "map"]
     assert_same_bits(graph, merged)
-    assert (microseconds(graph), microseconds(graph, MergeKernels())) == (300, 32)
+    assert (microseconds(graph), microseconds(graph, MergeKernels())) == (291, 23)
 
 
 def test_kernels_that_depend_on_one_another_stay_apart() -> None:
@@ -218,7 +218,7 @@ def test_what_a_product_would_store_three_times_it_stores_once_in_f16() -> None:
     assert [str(v.type) for v in graph.nodes[0].results] == ["f16[65536,64]", "f32[65536,64]", "f32[65536,64]"]
     assert [[str(v.type) for v in n.results] for n in less.nodes] == [["f16[65536,64]"], ["f32[64]"] * 3]
     assert_same_bits(graph, less)
-    assert (microseconds(graph), microseconds(graph, StoreLess())) == (115, 51)
+    assert (microseconds(graph), microseconds(graph, StoreLess())) == (115, 50)
 
 
 def test_what_others_need_in_memory_is_stored_all_the_same() -> None:

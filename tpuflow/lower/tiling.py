@@ -17,6 +17,8 @@ LONGER = 2  # times the edge: the longest rows and columns, where they pay
 SHORTEST_SIDES = 4  # arrays
 ACCUMULATOR_BYTES = 4
 PATCH_EDGES = 4  # times `MATRIX_EDGE`: the longest side of a tile that takes in a convolution's whole kernel
+UNHIDDEN = 2  # turns: the first tile's way in, the last one's out
+PARTS = tuple(2 ** (-step / 4) for step in range(25))  # of a tile's budget, down to a 64th
 MORE_SLOTS = 2  # than two, where moves are short
 HIDDEN_SHARE = 1 / 8  # of a step's moves: a start-up below it is not worth memory
 WORTH_CUTTING = 0.9  # of the time with larger tiles: they are not given up for an estimate's error
@@ -68,6 +70,24 @@ def fill_tile(
         if tile[axis] < sizes[axis] and back > 0:
             break
     return tuple(tile)
+
+
+def share_tile(
+    sizes: Sequence[int], element_bytes: int, chip: Chip, budget_bytes: int = TILE_BYTES, whole: Collection[int] = ()
+) -> tuple[int, ...]:
+    """`fill_tile` with that part of the budget with which the busiest core is done first.
+
+    Cores take turns at tiles, each turn a tile and its start-up; `UNHIDDEN` further ones pass beside no other. So small arrays are cut for
+    all cores, larger ones so that no core is left with a tile more than others, and none so finely that it is start-ups that count.
+    """
+    start_up_bytes = chip.dma_seconds * chip.core_bandwidth(chip.cores)
+
+    def busiest(tile: tuple[int, ...]) -> float:
+        turns = ceil_div(math.prod(map(ceil_div, sizes, tile)), chip.cores)
+        return (turns + UNHIDDEN) * (chip.tile_bytes(tile, element_bytes) + start_up_bytes)
+
+    tried = (fill_tile(sizes, element_bytes, chip, int(part * budget_bytes), whole) for part in PARTS)
+    return min(dict.fromkeys(tried), key=busiest)
 
 
 def fill_product(sizes: Sequence[int], limit: int, multiple: int = 1, first: Collection[int] = ()) -> tuple[int, ...]:

@@ -16,7 +16,6 @@ from tpuflow.lower.emit.nest import Nest, cut, nothing, walk, window
 from tpuflow.lower.emit.region import Region
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.graph import Node
-from tpuflow.lower.tiling import fill_tile
 
 
 def _sizes(table: Sequence[int], rows: int) -> tuple[int, ...]:
@@ -53,7 +52,7 @@ def emit_take_rows(site: Site) -> Kernels:
     sizes = _sizes(table.shape, site.node.inputs[1].shape[0])
 
     def attempt(budget_bytes: int) -> KernelBuilder:
-        nest = cut(sizes, fill_tile(sizes, table.dtype.bytes, site.chip, budget_bytes))
+        nest = cut(sizes, site.tile_sizes(sizes, table.dtype.bytes, budget_bytes))
         kernel = site.kernel(nest.grid)
         index = _load_index(kernel, nest, site.buffer(1))
         tile, axes = _rows_tile(kernel, nest, table.dtype)
@@ -73,7 +72,7 @@ def emit_scatter_rows(site: Site) -> Kernels:
     sizes = _sizes(table.shape, updates.shape[0])
 
     def attempt(budget_bytes: int) -> KernelBuilder:
-        nest = cut(sizes, fill_tile(sizes, table.dtype.bytes, site.chip, budget_bytes), sequential=(0,))
+        nest = cut(sizes, site.tile_sizes(sizes, table.dtype.bytes, budget_bytes), sequential=(0,))
         kernel = site.kernel(nest.grid)
         index = _load_index(kernel, nest, site.buffer(1))
         tile, axes = _rows_tile(kernel, nest, table.dtype)

@@ -10,7 +10,6 @@ from tpuflow.lower.emit.nest import cut, merge
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.graph import Node
-from tpuflow.lower.tiling import fill_tile
 
 
 def map_levels(region: Region) -> list[Roots]:
@@ -29,7 +28,7 @@ def emit_map(site: Site) -> Kernels:
     level = Level(levels[0][1], axes, "vmem" if axes else "smem")
 
     def attempt(budget_bytes: int) -> KernelBuilder:
-        nest = cut(merged.sizes, fill_tile(merged.sizes, region.widest_bytes(), site.chip, budget_bytes))
+        nest = cut(merged.sizes, site.tile_sizes(merged.sizes, region.widest_bytes(), budget_bytes))
         kernel = site.kernel(nest.grid)
         emitter = LevelEmitter(kernel, region, merged, nest, level, {}, {})
         emitter.emit(region.results)

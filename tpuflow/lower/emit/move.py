@@ -16,7 +16,6 @@ from tpuflow.lower.emit.nest import Nest, cut, nothing, pitches, walk
 from tpuflow.lower.emit.region import Region
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.graph import Node, TensorType, Value
-from tpuflow.lower.tiling import fill_tile
 
 Fill = int | float | bool | None
 
@@ -70,7 +69,7 @@ def emit_move(site: Site, dtype: DType, shape: Sequence[int], source: Side, targ
     space = "vmem" if sizes else "smem"
 
     def attempt(budget_bytes: int) -> KernelBuilder:
-        nest = cut(sizes, fill_tile(sizes, dtype.bytes, site.chip, budget_bytes))
+        nest = cut(sizes, site.tile_sizes(sizes, dtype.bytes, budget_bytes))
         kernel = site.kernel(nest.grid)
         starts = _load_starts(kernel, (source, target))
         tile = kernel.tile(dtype, nest.axes, space)

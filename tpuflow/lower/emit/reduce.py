@@ -13,7 +13,6 @@ from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operan
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.builder import identity
 from tpuflow.lower.graph.graph import Node
-from tpuflow.lower.tiling import fill_tile
 
 
 def live_reductions(region: Region) -> tuple[Node, ...]:
@@ -48,7 +47,7 @@ def emit_reduce(site: Site) -> Kernels:
     rest = Level(levels[1][1], tuple(-1 - a if a in reduced else a for a in axes), space)
 
     def attempt(budget_bytes: int) -> KernelBuilder:
-        nest = cut(merged.sizes, fill_tile(merged.sizes, region.widest_bytes(), site.chip, budget_bytes), reduced)
+        nest = cut(merged.sizes, site.tile_sizes(merged.sizes, region.widest_bytes(), budget_bytes), reduced)
         kernel = site.kernel(nest.grid)
         above = LevelEmitter(kernel, region, merged, nest, whole, {}, {})
         below = LevelEmitter(kernel, region, merged, nest, rest, {}, {})

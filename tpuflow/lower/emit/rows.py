@@ -10,7 +10,6 @@ from tpuflow.lower.emit.nest import cut, merge
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.graph import Node
-from tpuflow.lower.tiling import fill_tile
 
 
 def rows_and_reduced(region: Region) -> tuple[Region, Region]:
@@ -48,7 +47,7 @@ def emit_rows(site: Site) -> Kernels:
     short = tuple(-1 - a if a in along else a for a in axes)
 
     def attempt(budget_bytes: int) -> KernelBuilder:
-        nest = cut(merged.sizes, fill_tile(merged.sizes, region.widest_bytes(), site.chip, budget_bytes, along))
+        nest = cut(merged.sizes, site.tile_sizes(merged.sizes, region.widest_bytes(), budget_bytes, along))
         kernel = site.kernel(nest.grid)
         above = LevelEmitter(kernel, rows, merged, nest, Level(whole[1], axes), {}, {})
         below = LevelEmitter(kernel, reduced, merged, nest, Level(left[1], short), {}, {})

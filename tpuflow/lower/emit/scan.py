@@ -12,7 +12,6 @@ from tpuflow.lower.emit.move import emit_plain_copy
 from tpuflow.lower.emit.nest import Nest, cut, merge, walk, window
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.builder import identity
-from tpuflow.lower.tiling import fill_tile
 
 
 def _window(nest: Nest, buffer: int, tile: Tile, axis: int, *, reverse: bool) -> Window:
@@ -39,7 +38,7 @@ def emit_cumulative(site: Site) -> Kernels:
     (axis,) = merged.fold((scanned,))
 
     def attempt(budget_bytes: int) -> KernelBuilder:
-        nest = cut(merged.sizes, fill_tile(merged.sizes, dtype.bytes, site.chip, budget_bytes), sequential=(axis,))
+        nest = cut(merged.sizes, site.tile_sizes(merged.sizes, dtype.bytes, budget_bytes), sequential=(axis,))
         kernel = site.kernel(nest.grid)
         carry = kernel.tile(dtype, tuple(nest.axis(-1 if i == axis else i) for i in range(len(nest.sizes))))
         kernel.section = "prologue"

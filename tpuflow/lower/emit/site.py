@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.onchip import DoesNotFit
 from tpuflow.lower.emit.region import Region
 from tpuflow.lower.graph.graph import Node
-from tpuflow.lower.tiling import TILE_BYTES, shrinking
+from tpuflow.lower.tiling import TILE_BYTES, fill_tile, share_tile, shrinking
 
 Kernels = tuple[Kernel, ...]
 T = TypeVar("T")
@@ -44,6 +44,11 @@ class Site:
     def target(self) -> int:
         """The HBM buffer of the first result."""
         return self.region.outputs[0][1]
+
+    def tile_sizes(self, sizes: Sequence[int], element_bytes: int, budget_bytes: int, whole: Collection[int] = ()) -> tuple[int, ...]:
+        """Tile sizes for a row-major space that share the work among the cores; as large as they may be where kernels are only noted."""
+        rule = share_tile if self.recorded is None else fill_tile
+        return rule(sizes, element_bytes, self.chip, budget_bytes, whole)
 
     def fit(self, attempt: Callable[[int], KernelBuilder]) -> Kernels:
         """The first kernel that fits on the chip, trying ever smaller tiles, given by their bytes.

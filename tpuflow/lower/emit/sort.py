@@ -12,7 +12,6 @@ from tpuflow.lower.emit.nest import cut, merge, window
 from tpuflow.lower.emit.region import Region
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.graph import Node, Value
-from tpuflow.lower.tiling import fill_tile
 
 
 def emit_sort(site: Site) -> Kernels:
@@ -28,7 +27,7 @@ def emit_sort(site: Site) -> Kernels:
     axes = tuple(range(len(merged.sizes)))
 
     def attempt(budget_bytes: int) -> KernelBuilder:
-        nest = cut(merged.sizes, fill_tile(merged.sizes, widest, site.chip, budget_bytes, whole=(axis,)))
+        nest = cut(merged.sizes, site.tile_sizes(merged.sizes, widest, budget_bytes, whole=(axis,)))
         kernel = site.kernel(nest.grid)
         sources = tuple(kernel.tile(value.dtype, nest.axes) for value in node.inputs)
         sorted_ = tuple(kernel.tile(value.dtype, nest.axes) for value in node.results)
