@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.emit_cases import CASES, DOTS, GENERIC, MAPS, REDUCES, SMALL, Case, assemble, fuse, kernels_of, t
+from tpuflow.chips import get_chip
 from tpuflow.device.runtime import Executable
 from tpuflow.dtypes import BF16, F16, F32, PRED, S32, DType
 from tpuflow.errors import CompileError, OutOfMemoryError
@@ -20,7 +21,7 @@ from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.conv import ConvLabels, Slide
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.graph.interpret import interpret
-from tpuflow.lower.tiling import even_blocks, fill_product, fill_tile
+from tpuflow.lower.tiling import even_blocks, fill_product, fill_tile, share_tile
 
 # Rounding once per operation in the element type against NumPy's own order of sums: a few units in the last place of the largest term.
 TOLERANCE = {F32: 2e-5, F16: 2e-2, BF16: 8e-2}
@@ -275,3 +276,40 @@ def test_tile_sizes_cut_axes_into_equal_pieces_of_whole_registers():
     assert fill_product((3, 3, 256), 512, 128, first=(0, 1)) == (1, 2, 256), "no room for a whole register of channels beside the kernel"
     assert fill_tile((10, 10_000_000), 4, GENERIC)[0] == 8
     assert fill_tile((64, 784), 4, GENERIC) == (64, 784)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "alone", "shared"),
+    [((4, 4), 1, 1), ((64, 784), 1, 32), ((5408, 512), 22, 123), ((65536, 1024), 512, 863)],
+    ids=["tiny", "one-tile", "few", "many"],
+)
+def test_cores_share_a_space_evenly_unless_starting_moves_takes_longer_than_moving(sizes, alone, shared):
+    ascend = get_chip("ascend910")
+    found = [rule(sizes, 4, ascend) for rule in (fill_tile, share_tile)]
+    assert [math.prod(-(-n // t) for n, t in zip(sizes, tile, strict=True)) for tile in found] == [alone, shared]
+    assert share_tile(sizes, 4, GENERIC) == fill_tile(sizes, 4, GENERIC), "one core has nobody to share with"
+
+
+def test_a_kernel_begins_with_the_scalars_that_it_loads():
+    def build(b, x, y, z):
+        return b.add(b.mul(x, b.splat(y, x.shape)), b.splat(z, x.shape))
+
+    (kernel,) = kernels_of(Case("scaled", fuse("map", build), (t(F32, 640, 128), t(F32), t(F32))))
+    assert [i.window.buffer for i in kernel.body if isinstance(i, Load)] == [1, 2, 0]
+    works = [i for i in kernel.body if not isinstance(i, Wait | Signal)]
+    assert all(isinstance(i, Load) and i.window.tile.space == "smem" for i in works[:2])
+
+
+def test_more_scalars_than_the_registers_hold_at_once_are_loaded_as_they_are_needed():
+    def build(b, *scalars):
+        total = scalars[0]
+        for scalar in scalars[1:]:
+            total = b.add(total, scalar)
+        return total
+
+    case = Case("total", fuse("map", build), (t(F32),) * 300)
+    (kernel,) = kernels_of(case, SMALL)
+    assert sum(isinstance(i, Load) for i in kernel.body) * 4 > SMALL.smem_bytes
+    arrays = case.arrays()
+    (found,) = run(assemble(case.graph(), SMALL), arrays)
+    assert_close(found, interpret(case.graph(), *arrays)[0], F32)

@@ -145,12 +145,12 @@ def test_slices_of_one_buffer_are_not_patches():
 
 
 def test_neighbouring_loads_of_scalars_wait_for_memory_once():
-    scalars = (jax.ShapeDtypeStruct((), jnp.float32),) * 2
+    scalars = (jax.ShapeDtypeStruct((), jnp.float32),) * 3
     times = {}
     for wait in (0.0, 1e-6):
         chip = replace(get_chip("generic"), dma_seconds=wait)
-        (kernel,) = compile_function(lambda x, y: x + y, scalars, chip=chip).kernels()
-        assert sum(role == "read" for i in kernel.instructions for role, _ in i.windows()) == 2
+        (kernel,) = compile_function(lambda x, y, z: jnp.exp(x) + y * z, scalars, chip=chip).kernels()
+        assert sum(role == "read" for i in kernel.instructions for role, _ in i.windows()) == 3
         times[wait] = time_kernel(kernel, chip).seconds
     assert times[1e-6] - times[0.0] == pytest.approx(2e-6)  # once for the loads, once for the store
 

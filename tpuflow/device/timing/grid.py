@@ -46,7 +46,7 @@ def plan_grid(priced: PricedKernel, chip: Chip) -> tuple[GridPlan, Clock]:
     clock = Clock(chip, team.cores)
     sections = tuple(
         tuple(
-            (p.feels, tuple((bits, clock.op(p.instruction, cost, p.reads, followed=p.followed)) for bits, cost in p.costs.items()))
+            (p.feels, tuple((bits, clock.op(p.instruction, cost, p.reads, behind=p.behind)) for bits, cost in p.costs.items()))
             for p in section
         )
         for section in priced.sections

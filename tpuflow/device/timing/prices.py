@@ -51,10 +51,10 @@ class Clock:
         seconds = self.chip.traffic_share * (1 / rate + (reads - 1) / cached) / reads  # a byte
         return math.ceil(count_bytes * PICOSECONDS * seconds)
 
-    def op(self, instruction: Instruction, cost: Cost, reads: int = 1, *, followed: bool = False) -> Op:
+    def op(self, instruction: Instruction, cost: Cost, reads: int = 1, *, behind: bool = False) -> Op:
         """What the scheduler needs to know of one execution; a load reads the same data `reads` times, all but once from the cache.
 
-        The scalar unit waits for what it loads, but for neighbours at once: of a move that another one has `followed`, it does not.
+        The scalar unit waits for what it moves, but for neighbours at once: what goes right `behind` another move arrives right behind it.
         """
         queue = QUEUES.index(instruction.queue)
         if isinstance(instruction, Signal | Wait):
@@ -63,7 +63,7 @@ class Clock:
         if queue in (LOAD, STORE):
             return MOVE, queue, self.cycles(cost.cycles + self.chip.issue_cycles), self.bus(cost.bus_bytes, reads), start_up
         if queue == SCALAR:
-            wait = 0 if followed else start_up
+            wait = 0 if behind else start_up
             return DO, queue, self.cycles(cost.cycles) + (wait + self.bus(cost.bus_bytes) if cost.bus_bytes else 0)
         return DO, queue, self.cycles(cost.cycles + self.chip.issue_cycles)
 
@@ -72,14 +72,14 @@ class Clock:
 class Priced:
     """One instruction: the edges it feels (places in the kernel's list of ragged axes) and its cost for each combination of them.
 
-    A load reads the same data `reads` times over the grid, all but once from the chip's cache; `followed` is as of `Clock.op`.
+    A load reads the same data `reads` times over the grid, all but once from the chip's cache; `behind` is as of `Clock.op`.
     """
 
     instruction: Instruction
     feels: tuple[int, ...]
     costs: dict[Bits, Cost]
     reads: int = 1
-    followed: bool = False
+    behind: bool = False
 
     def cost(self, edges: Bits) -> Cost:
         """The cost where `edges` says of each ragged axis whether this is its last, shorter tile."""
@@ -131,15 +131,21 @@ def price(kernel: Kernel, chip: Chip) -> PricedKernel:
     ragged = tuple(sorted({x.grid for i in kernel.instructions for t in _tiles(i) for x in t.axes if _is_ragged(x)}))
     times = reuse(kernel, chip)
     cut = patches(kernel) if chip.patch_cycles else frozenset()
-    sections = tuple(_followed([_priced(i, ragged, chip, times, cut) for i in getattr(kernel, s)]) for s in SECTIONS)
+    sections = tuple(_lined_up([_priced(i, ragged, chip, times, cut) for i in getattr(kernel, s)]) for s in SECTIONS)
     return PricedKernel(kernel, ragged, sections)
 
 
-def _followed(section: Sequence[Priced]) -> tuple[Priced, ...]:
-    """A section with the scalar unit's moves marked that are followed by another one in the same direction."""
-    kinds = [type(p.instruction) if p.instruction.windowed and p.instruction.queue == "scalar" else None for p in section]
-    following = [*kinds, None][1:]
-    return tuple(replace(p, followed=a is not None and a is b) for p, a, b in zip(section, kinds, following, strict=True))
+def _lined_up(section: Sequence[Priced]) -> tuple[Priced, ...]:
+    """A section with the scalar unit's moves marked that go right behind another one in the same direction; signals may lie between."""
+    marked, last = [], None
+    for p in section:
+        if isinstance(p.instruction, Signal):
+            marked.append(p)
+            continue
+        direction = type(p.instruction) if p.instruction.windowed and p.instruction.queue == "scalar" else None
+        marked.append(replace(p, behind=direction is not None and direction is last))
+        last = direction
+    return tuple(marked)
 
 
 def _tiles(instruction: Instruction) -> Iterator[Tile]:

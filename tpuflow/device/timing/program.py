@@ -120,7 +120,7 @@ def _totals(priced: PricedKernel, clock: Clock) -> tuple[tuple[int, ...], int, W
     macs: dict[str, int] = {}
     counts: dict[str, int] = dict.fromkeys(("element_ops", "read", "write", "bus", "cached"), 0)
     for found, cost, times in priced.totals():
-        instruction, op = found.instruction, clock.op(found.instruction, cost, found.reads, followed=found.followed)
+        instruction, op = found.instruction, clock.op(found.instruction, cost, found.reads, behind=found.behind)
         busy[op[1]] += times * sum(op[2:4] if op[0] == MOVE else op[2:3])
         serial += times * sum(op[2:] if op[0] == MOVE else op[2:3])
         counts["element_ops"] += times * cost.element_ops

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,8 +14,10 @@ from tpuflow.errors import CompileError
 from tpuflow.isa.dma import Load, Store
 from tpuflow.isa.instruction import MAX_RANK, Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import GridAxis, Kernel
-from tpuflow.lower.emit.onchip import DoesNotFit, Lifetime, lifetime, place_tiles, slots_ahead
+from tpuflow.lower.emit.onchip import REGISTER_BYTES, DoesNotFit, Lifetime, lifetime, place_tiles, slots_ahead
 from tpuflow.lower.emit.sync import SECTIONS, Synchronizer, Uses, tile_uses
+
+HELD_SHARE = 1 / 8  # of the registers, for scalars that are loaded before they are needed: they may have four slots each
 
 
 @dataclass(slots=True)
@@ -57,7 +59,7 @@ class KernelBuilder:
     def take(self, others: Iterable[KernelBuilder]) -> None:
         """Append what others have recorded for a grid of one step: all loads, then all work, then all stores.
 
-        So the load queue runs ahead of everything, and neighbouring loads of scalars wait for memory once.
+        So the load queue runs ahead of everything.
         """
         recorded: list[tuple[Instruction, str]] = []
         for other in others:
@@ -77,6 +79,7 @@ class KernelBuilder:
         """
         if all(g.kind == "parallel" for g in self.grid):
             self._merge_sections()
+        self._scalars_first()
         uses = tile_uses(self.code)
         lives, placed = self._placed(uses)
         sync = Synchronizer(self.code)
@@ -97,10 +100,28 @@ class KernelBuilder:
         lives = {tile: lifetime(u, self.grid) for tile, u in uses.items()}
         return lives, place_tiles(uses, lives, self.chip)
 
+    def _scalars_first(self) -> None:
+        """Let every section begin with the scalars that it loads, so that the scalar unit waits for memory once; not with very many, which
+        would hold the registers."""
+        stored = {w.buffer for s in SECTIONS for i in self.code[s] for role, w in i.windows() if role != "read"}
+        for s in SECTIONS:
+            later = [not _loads_scalar(i, stored) for i in self.code[s]]
+            if later.count(False) * REGISTER_BYTES <= self.chip.smem_bytes * HELD_SHARE:
+                order = sorted(range(len(later)), key=later.__getitem__)
+                self.code[s] = [self.code[s][at] for at in order]
+                self.lines[s] = [self.lines[s][at] for at in order]
+
     def _merge_sections(self) -> None:
         for by_section in (self.code, self.lines):
             merged: list[Any] = [entry for s in SECTIONS for entry in by_section[s]]
             by_section.update({"prologue": [], "body": merged, "epilogue": []})  # type: ignore[arg-type]
+
+
+def _loads_scalar(instruction: Instruction, stored: Container[int]) -> bool:
+    """Whether an instruction loads a register from a place known beforehand in a buffer that the kernel does not store into."""
+    if not isinstance(instruction, Load) or instruction.window.tile.space != "smem" or instruction.window.buffer in stored:
+        return False
+    return all(axis.register is None for axis in instruction.window.axes)
 
 
 def _phase(instruction: Instruction) -> int:

@@ -17,7 +17,8 @@ from tpuflow.isa.program import GridAxis
 from tpuflow.lower.emit.sync import SECTIONS, Place, Uses
 from tpuflow.lower.tiling import useful_slots
 
-ALIGNMENT_BYTES = {"vmem": 128, "acc": 128, "smem": 4}
+REGISTER_BYTES = 4
+ALIGNMENT_BYTES = {"vmem": 128, "acc": 128, "smem": REGISTER_BYTES}
 
 
 class DoesNotFit(Exception):
@@ -59,7 +60,7 @@ def slots_ahead(uses: Mapping[Tile, Uses], chip: Chip) -> int:
 
 def slot_bytes(tile: Tile, chip: Chip) -> int:
     """Bytes of one slot."""
-    return 4 if tile.space == "smem" else chip.tile_bytes(tile.shape, tile.dtype.bytes)
+    return REGISTER_BYTES if tile.space == "smem" else chip.tile_bytes(tile.shape, tile.dtype.bytes)
 
 
 def place_tiles(uses: Mapping[Tile, Uses], lifetimes: Mapping[Tile, Lifetime], chip: Chip) -> dict[Tile, Tile]:
