@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -164,9 +165,17 @@ def _kind_of(value: Value) -> tuple[DType, int]:
 
 def _is_small(node: Node) -> bool:
     """Whether a node is a map, a reduction, work on rows or a move of small arrays only, and of one at least."""
-    if not (node.op in JOINED or is_kernel(node, "map", "reduce", "rows")) or not node.inputs:
+    if not (node.op in JOINED or is_kernel(node, "map", "reduce", "rows")) or not node.inputs or _in_pieces(node):
         return False
     return all(0 < bytes_of(v.type) <= SMALL_BYTES for v in _values(node))
+
+
+def _in_pieces(node: Node) -> bool:
+    """Whether a kernel reads one array through several windows, as pooling does, or puts one together from several, as its gradient does:
+    a move for each is work for many cores."""
+    inside = [n for region in node.regions for n in region.nodes]
+    read = Counter(n.inputs[0] for n in inside if n.op == "window")
+    return any(times > 1 for times in read.values()) or any(n.op == "join" for n in inside)
 
 
 def _values(node: Node) -> list[Value]:
