@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from bench.gradients import Ready, ready, sums
+from bench.gradients import ready, sums
 from bench.measured import Case, cases
 from tpuflow.api.calibrating import Curve, Fit, Measurement, curve, fit_curves, leave_one_model_out
 from tpuflow.chips import Chip
@@ -76,11 +76,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Modelled:
-    """A case's time as a curve over the constants, and its gradients in the order in which they are ready."""
+    """A case's time as a curve over the constants, and its gradients in the order in which they are ready: their bytes, and by which share
+    of the step's time before the last one."""
 
     times: tuple[float, ...]
     slopes: tuple[float, ...]
-    gradients: tuple[Ready, ...]
+    gradients: tuple[tuple[int, float], ...]
 
 
 def model(row_id: str) -> Modelled:
@@ -89,14 +90,15 @@ def model(row_id: str) -> Modelled:
     print(f"{row_id}: {case.key}", file=sys.stderr, flush=True)
     program, chip = case.make(case.chip), unfitted(case.chip)
     modelled = curve(program, chip, case.steps)
-    if not (parameters := case.parameters()):
+    if case.gradients is None:
         return Modelled(*modelled, ())
-    return Modelled(*modelled, ready(program, sink_time(replace(program, chip=chip), 1), parameters))
+    step = sink_time(replace(program, chip=chip), 1).device_seconds
+    return Modelled(*modelled, tuple((size, ahead / step) for size, ahead in ready(case.gradients(case.chip), chip)))
 
 
 def unfitted(chip: Chip) -> Chip:
-    """A row whose fitted constants but `kernel_seconds` have no effect."""
-    return replace(chip, traffic_share=1.0, patch_cycles=0.0, step_seconds=0.0)
+    """A row whose fitted constants have no effect."""
+    return replace(chip, kernel_seconds=0.0, step_seconds=0.0, traffic_share=1.0, patch_cycles=0.0)
 
 
 def curves_of(known: Mapping[str, Case], *, stored: bool) -> dict[str, Modelled]:
@@ -153,10 +155,10 @@ def page(fits: Mapping[str, Fit], lines: list[Line], others: list[Mapping[str, s
         "compiling the very step and timing its Program on the chip's row. The host's input pipeline is not modelled.",
         "",
         "On several chips the f32 gradients are summed over the chip's links at nominal bandwidth (`tpuflow/chips/links.py`). When each",
-        "gradient is ready is read off the timed Program; sums are made one after the other while the backward pass goes on, and",
-        "what is left of them when it ends is added to the step (`bench/gradients.py`). How many sums there are is the software's: on",
-        "the Ascend those that MindSpore's training scripts of ResNet-50 and BERT ask for, else one of all gradients, MindSpore's default;",
-        "on TPUs one after the backward pass (assumed of XLA before asynchronous collectives).",
+        "gradient is ready is read off a timed Program that has them as outputs; sums are made one after the other while the backward",
+        "pass goes on, and what is left of them when it ends is added to the step (`bench/gradients.py`). How many sums there are is the",
+        "software's: on the Ascend those that MindSpore's training scripts of ResNet-50 and BERT ask for, else one of all gradients,",
+        "MindSpore's default; on TPUs one after the backward pass (assumed of XLA before asynchronous collectives).",
         "",
         f"{len(lines)} rows modelled; {constants} constants fitted, {len(graded)} rows of grade A. **Median absolute error over grade A: "
         f"{statistics.median(graded):.1%}; with the row's model left out of the fit: {statistics.median(left):.1%}.**",

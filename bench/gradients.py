@@ -2,58 +2,69 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
+from typing import Any
 
+import jax
+
+from tpuflow.api.estimating import state_shapes
+from tpuflow.api.flattening import leaf_names
+from tpuflow.api.stepping import Recipe
 from tpuflow.chips import Chip
 from tpuflow.chips.links import all_reduce_seconds
-from tpuflow.device.timing.result import ProgramTime
+from tpuflow.compiler import PIPELINE, compile_graph
+from tpuflow.device.timing import time_program
+from tpuflow.device.timing.result import PICOSECONDS
 from tpuflow.isa.program import Kernel, Program, walk
+from tpuflow.lower.frontend.jaxpr import lower_jaxpr
+from tpuflow.lower.graph.graph import Value
+from tpuflow.lower.passes.join_small import JoinSmall
+from tpuflow.lower.passes.merge_kernels import MergeKernels
+from tpuflow.lower.passes.simplify import Simplify
 
 GRADIENT_BYTES = 4  # summed in f32
-BACKWARD = "transpose("  # what the names of kernels of the backward pass begin with
+WAITING = (MergeKernels(), JoinSmall())
+"""Passes that let a kernel wait for company. One whose gradient is to be summed as soon as it is there would not."""
+SAME = " = "
+"""Between the names of equal gradients: of the biases of normalised layers that are added, for one."""
 Ready = tuple[int, float]
-"""Bytes of a gradient, and the share of a step's time between it and the last one."""
+"""Bytes of a gradient, and how many seconds before the last one it is there."""
 
 
-def ready(program: Program, time: ProgramTime, parameters: Sequence[tuple[int, ...]]) -> tuple[Ready, ...]:
-    """The gradients of parameters of these shapes, in the order in which the timed Program has them.
+def gradient_program(recipe: Recipe, inputs: jax.ShapeDtypeStruct, labels: jax.ShapeDtypeStruct, chip: Chip) -> Program:
+    """The forward and backward pass of a training step, with the gradients as outputs; one output for those that are the same."""
 
-    A kernel of the backward pass that stores a parameter's shape makes its gradient. Those that none is found to store count as the last.
-    """
-    shape_of = {place: _stored(block, program) for place, block in walk(program.code) if isinstance(block, Kernel)}
-    ends = list(accumulate(row.picoseconds for row in time.kernels))
-    missing, found = Counter(map(_plain, parameters)), []
-    for row, end in zip(time.kernels, ends, strict=True):
-        for shape in shape_of[row.place] if row.time.name.startswith(BACKWARD) else ():
-            if missing[shape]:
-                missing[shape] -= 1
-                found.append((_bytes(shape), end))
-    last = found[-1][1] if found else 0
-    whole = max(ends, default=1)
-    return (*((size, (last - end) / whole) for size, end in found), *((_bytes(shape), 0.0) for shape in missing.elements()))
+    def gradients(state: Any, batch: Any) -> Any:
+        return recipe.watched_step(state, batch)[2].grads
+
+    closed, shapes = jax.make_jaxpr(gradients, return_shape=True)(state_shapes(recipe, inputs), (inputs, labels))
+    graph = Simplify()(lower_jaxpr(closed, "gradients"))
+    names: dict[Value, list[str]] = {}
+    for name, value in zip(leaf_names(shapes), graph.outputs, strict=True):
+        names.setdefault(value, []).append(name)
+    told_apart = replace(graph, outputs=tuple(names), output_names=tuple(map(SAME.join, names.values())))
+    return compile_graph(told_apart, chip=chip, passes=[p for p in PIPELINE if p not in WAITING])
 
 
-def sums(gradients: Sequence[Ready], splits: Sequence[int], chip: Chip, chips: int) -> tuple[tuple[float, float], ...]:
+def ready(program: Program, chip: Chip) -> tuple[Ready, ...]:
+    """The gradients that a `gradient_program` has as outputs, in the order in which it makes them on a chip."""
+    rows = time_program(replace(program, chip=chip)).kernels
+    blocks = dict(walk(program.code))
+    ends: dict[int, int] = {}
+    for row, end in zip(rows, accumulate(row.picoseconds for row in rows), strict=True):
+        block = blocks[row.place]
+        written = {w.buffer for i in block.instructions for role, w in i.windows() if role == "write"} if isinstance(block, Kernel) else ()
+        ends.update(dict.fromkeys(written, end))
+    made = sorted((ends.get(port.buffer, 0), port.shape) for port in program.outputs for _ in port.name.split(SAME))
+    last = made[-1][0]
+    return tuple((GRADIENT_BYTES * math.prod(shape), (last - end) / PICOSECONDS) for end, shape in made)
+
+
+def sums(gradients: Sequence[tuple[int, float]], splits: Sequence[int], chip: Chip, chips: int) -> tuple[tuple[float, float], ...]:
     """(seconds, share of the step before the last gradient) of every sum: one begins after each number of gradients in `splits`."""
     cuts = sorted({0, *(min(s, len(gradients)) for s in splits), len(gradients)})
     groups = [gradients[a:b] for a, b in pairwise(cuts)]
     return tuple((all_reduce_seconds(chip, sum(size for size, _ in group), chips), group[-1][1]) for group in groups)
-
-
-def _stored(kernel: Kernel, program: Program) -> tuple[tuple[int, ...], ...]:
-    written = {w.buffer for i in kernel.instructions if i.windowed for role, w in i.windows() if role == "write"}
-    return tuple(_plain(program.buffers[b].shape) for b in sorted(written))
-
-
-def _plain(shape: Sequence[int]) -> tuple[int, ...]:
-    """A shape without axes of one element, in which compilers take liberties, as with their order."""
-    return tuple(sorted(n for n in shape if n != 1))
-
-
-def _bytes(shape: Sequence[int]) -> int:
-    size = GRADIENT_BYTES
-    for n in shape:
-        size *= n
-    return size

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from bench.gradients import gradient_program
 from models import alexnet
 from models.bam import BottleneckAttention
 from models.bert import BASE, LARGE, Config, MaskedWords
@@ -21,6 +22,7 @@ from models.vgg import VGG16
 from models.wide_resnet import WideResNet
 from tpuflow import amp
 from tpuflow.api.estimating import training_program, training_recipe
+from tpuflow.api.stepping import Recipe
 from tpuflow.chips import CHIPS, Chip
 from tpuflow.compiler import compile_function
 from tpuflow.isa.program import Program
@@ -52,8 +54,8 @@ Make = Callable[[Chip], Program]
 class Case:
     """A measured row that can be modelled: what to compile for which chip, and what to say about it; cases with equal keys are one.
 
-    `steps` is how many of them a round trip runs. `parameters` gives the shapes whose gradients are summed over the chips in every step,
-    and `splits` after how many of these a sum begins (none: one sum of all).
+    `steps` is how many of them a round trip runs. `gradients` compiles what makes the gradients that are summed over the chips in every
+    step, and `splits` says after how many of these a sum begins (none: one sum of all).
     """
 
     model: str
@@ -62,7 +64,7 @@ class Case:
     make: Make
     steps: int = 1
     note: str = ""
-    parameters: Callable[[], tuple[tuple[int, ...], ...]] = tuple
+    gradients: Make | None = None
     splits: tuple[int, ...] = ()
 
 
@@ -83,19 +85,21 @@ def trained(
     """The training step of a model: inputs [batch, *shape] of a type, labels [batch, *labels] of class numbers."""
     inputs, targets = jax.ShapeDtypeStruct((batch, *shape), dtype), jax.ShapeDtypeStruct((batch, *labels), jnp.int32)
 
-    def make(chip: Chip) -> Program:
-        return training_program(training_recipe(module, targets, amp.get_policy(policy), optimizer, None), inputs, targets, chip)
+    def recipe() -> Recipe:
+        return training_recipe(module, targets, amp.get_policy(policy), optimizer, None)
 
-    def parameters() -> tuple[tuple[int, ...], ...]:
-        made = jax.eval_shape(module.init, jax.random.key(0), inputs)
-        return tuple(leaf.shape for leaf in jax.tree.leaves(made["params"]))
+    def make(chip: Chip) -> Program:
+        return training_program(recipe(), inputs, targets, chip)
+
+    def gradients(chip: Chip) -> Program:
+        return gradient_program(recipe(), inputs, targets, chip)
 
     options = " ".join(
         f"{k}={v}" for k, v in vars(module).items() if isinstance(v, bool | int | str) or (k in TOLD_APART and v is not None)
     )
     rule = "lars" if optimizer is LARS else "lamb" if optimizer is LAMB else "momentum"
     size = "x".join(map(str, inputs.shape))
-    return Case(model, chip, f"{type(module).__name__} {options} {size} {chip.name} {policy} {rule}", make, SUNK, note, parameters, splits)
+    return Case(model, chip, f"{type(module).__name__} {options} {size} {chip.name} {policy} {rule}", make, SUNK, note, gradients, splits)
 
 
 def masked_words(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
+from flax import linen as nn
 
 from bench import accuracy
-from bench.gradients import ready, sums
+from bench.gradients import Ready, gradient_program, ready, sums
+from tpuflow.amp import get_policy
+from tpuflow.api.estimating import training_recipe
 from tpuflow.chips import CHIPS, get_chip
 from tpuflow.chips.fits import FITS
 from tpuflow.chips.links import all_reduce_seconds
-from tpuflow.compiler import compile_function
-from tpuflow.device.timing import time_program
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +49,43 @@ def test_there_are_six_rows_for_every_constant(found):
     assert all(fit.rows >= 6 * len(fit.constants) for fit in fits.values())
 
 
-def test_a_gradient_is_ready_when_the_backward_pass_stores_it_and_the_rest_come_last():
-    shapes = ((8, 16), (16, 4))
+def gradients_of(model: nn.Module) -> tuple[Ready, ...]:
+    """When the gradients of a model [32, 8] -> [32, 4] are ready."""
+    x, labels, chip = jax.ShapeDtypeStruct((32, 8), jnp.float32), jax.ShapeDtypeStruct((32,), jnp.int32), get_chip("generic")
+    recipe = training_recipe(model, labels, get_policy("O2"), optax.sgd(0.1), None)
+    return ready(gradient_program(recipe, x, labels, chip), chip)
 
-    def loss(w, x):
-        return jnp.sum(jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]))
 
-    w, x = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes], jax.ShapeDtypeStruct((32, 8), jnp.float32)
-    program = compile_function(jax.grad(loss), (w, x), chip=get_chip("generic"))
-    found = ready(program, time_program(program), (*shapes, (5, 5)))
-    assert [size for size, _ in found] == [4 * 16 * 4, 4 * 8 * 16, 4 * 25]
-    assert [ahead > 0 for _, ahead in found] == [True, False, False]
+class Tower(nn.Module):
+    """Two dense layers."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        """[B, 8] -> [B, 4]."""
+        return nn.Dense(4, name="upper")(nn.tanh(nn.Dense(16, name="lower")(x)))
+
+
+def test_gradients_are_ready_in_the_order_in_which_the_backward_pass_makes_them():
+    found = gradients_of(Tower())
+    assert {size for size, _ in found[:2]} == {4 * 4, 4 * 16 * 4}
+    assert {size for size, _ in found[2:]} == {4 * 16, 4 * 8 * 16}
+    assert found[-1][1] == 0.0 and found[1][1] > found[2][1]
+    assert [ahead for _, ahead in found] == sorted((ahead for _, ahead in found), reverse=True)
+
+
+class Twins(nn.Module):
+    """Two dense layers side by side."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        """[B, 8] -> [B, 4]."""
+        return nn.Dense(4)(x) + nn.Dense(4)(x)
+
+
+def test_gradients_that_are_one_value_are_ready_together():
+    found = gradients_of(Twins())
+    assert [size for size, _ in found] in ([16, 16, 128, 128], [128, 128, 16, 16])
+    assert len({ahead for _, ahead in found}) == 2
 
 
 def test_sums_are_split_where_they_are_told_and_keep_every_byte():

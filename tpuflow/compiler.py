@@ -152,12 +152,19 @@ def compile_sink(
 
 
 @undisturbed()
-def compile_graph(graph: Graph, *, chip: str | Chip = "generic", interface: Interface | None = None, began: float | None = None) -> Program:
-    """The Program of a graph: the passes of `PIPELINE`, memory planning, emission. `began`: when the work on it started, for the log."""
+def compile_graph(
+    graph: Graph,
+    *,
+    chip: str | Chip = "generic",
+    interface: Interface | None = None,
+    began: float | None = None,
+    passes: Sequence[Pass] | None = None,
+) -> Program:
+    """The Program of a graph: passes (`PIPELINE`), memory planning, emission. `began`: when the work on it started, for the log."""
     row, interface = get_chip(chip), interface or Interface()
     log = _Log.from_environment(graph.name, time.perf_counter() if began is None else began)
     log.stage("frontend", graph)
-    for step in PIPELINE:
+    for step in PIPELINE if passes is None else passes:
         graph = step.on(row)(graph)
         log.stage(step.name, graph)
     plan = plan_memory(graph, row, interface.donated)

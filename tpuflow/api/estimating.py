@@ -160,7 +160,7 @@ def training_recipe(model: Any, labels: Any, policy: amp.Policy, optimizer: Any,
 
 def training_program(recipe: Recipe, inputs: Any, labels: Any, chip: Chip) -> Program:
     """The sink of a training step, compiled from shapes."""
-    state = jax.eval_shape(lambda x: _state(recipe, x), inputs)
+    state = state_shapes(recipe, inputs)
     closed, shapes = jax.make_jaxpr(recipe.train_step, return_shape=True)(state, (inputs, labels))
     names = leaf_names(state)
     return compile_sink(
@@ -174,12 +174,17 @@ def training_program(recipe: Recipe, inputs: Any, labels: Any, chip: Chip) -> Pr
     )
 
 
-def _state(recipe: Recipe, inputs: Any) -> TrainState:
-    key = jax.random.key(0)
-    params, carried = recipe.model.init(key, inputs)
-    params = recipe.policy.cast_params(params, recipe.model.norms(params, carried))
-    spec = jax.ShapeDtypeStruct(inputs.shape, inputs.dtype)
-    return TrainState(params, carried, recipe.optimizer.init(params), key if recipe.model.needs_key(params, carried, spec) else None)
+def state_shapes(recipe: Recipe, inputs: jax.ShapeDtypeStruct) -> TrainState:
+    """The shapes and types of a step's state."""
+
+    def state(inputs: jax.Array) -> TrainState:
+        key = jax.random.key(0)
+        params, carried = recipe.model.init(key, inputs)
+        params = recipe.policy.cast_params(params, recipe.model.norms(params, carried))
+        needs_key = recipe.model.needs_key(params, carried, jax.ShapeDtypeStruct(inputs.shape, inputs.dtype))
+        return TrainState(params, carried, recipe.optimizer.init(params), key if needs_key else None)
+
+    return jax.eval_shape(state, inputs)
 
 
 def _policy_name(policy: str | amp.Policy | None) -> str:
