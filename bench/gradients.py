@@ -52,13 +52,11 @@ def gradient_program(recipe: Recipe, inputs: jax.ShapeDtypeStruct, labels: jax.S
 def ready(program: Program, chip: Chip) -> tuple[Ready, ...]:
     """The gradients that a `gradient_program` has as outputs, in the order in which it makes them on a chip."""
     rows = time_program(replace(program, chip=chip)).kernels
-    blocks = dict(walk(program.code))
+    kernels = {place: block for place, block in walk(program.code) if isinstance(block, Kernel)}
     ends: dict[int, int] = {}
     for row, end in zip(rows, accumulate(row.picoseconds for row in rows), strict=True):
-        block = blocks[row.place]
-        written = {w.buffer for i in block.instructions for role, w in i.windows() if role == "write"} if isinstance(block, Kernel) else ()
-        ends.update(dict.fromkeys(written, end))
-    made = sorted((ends.get(port.buffer, 0), port.shape) for port in program.outputs for _ in port.name.split(SAME))
+        ends.update((w.buffer, end) for i in kernels[row.place].instructions for role, w in i.windows() if role == "write")
+    made = sorted((ends[port.buffer], port.shape) for port in program.outputs for _ in port.name.split(SAME))
     last = made[-1][0]
     return tuple((GRADIENT_BYTES * math.prod(shape), (last - end) / PICOSECONDS) for end, shape in made)
 

@@ -287,7 +287,7 @@ def test_cores_share_a_space_evenly_unless_starting_moves_takes_longer_than_movi
     ascend = get_chip("ascend910")
     found = [rule(sizes, 4, ascend) for rule in (fill_tile, share_tile)]
     assert [math.prod(-(-n // t) for n, t in zip(sizes, tile, strict=True)) for tile in found] == [alone, shared]
-    assert share_tile(sizes, 4, GENERIC) == fill_tile(sizes, 4, GENERIC), "one core has nobody to share with"
+    assert share_tile(sizes, 4, GENERIC) == fill_tile(sizes, 4, GENERIC), "one core, and start-ups as long as a fair part of a tile"
 
 
 def test_a_kernel_begins_with_the_scalars_that_it_loads():

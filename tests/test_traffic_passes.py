@@ -18,7 +18,7 @@ from tpuflow.dtypes import F16, F32, DType
 from tpuflow.isa.program import Program
 from tpuflow.lower import tiling
 from tpuflow.lower.assemble import Interface, assemble
-from tpuflow.lower.emit import matmul
+from tpuflow.lower.emit import matmul, site
 from tpuflow.lower.emit.matmul import Product
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.conv import ConvLabels, Slide
@@ -151,6 +151,34 @@ def test_what_a_choice_throws_away_is_not_told_apart_inside() -> None:
         x = values((512, 128)).astype(np.float32)
         np.testing.assert_array_equal(interpret(once, x)[0], interpret(graph, x)[0])
     assert (microseconds(by_another), microseconds(once)) == (22, 8)
+
+
+# --- simplify and fuse: norms of weights ----------------------------------------------------------------------------------
+
+
+def norms(*, squeezed: bool) -> Graph:
+    """A 1x1 convolution's weights, narrowed, and their squared norm (with the axes of size 1 taken away before it, if squeezed)."""
+    b = Builder("norms", [T(F32, 1, 1, 1024, 2048)])
+    (w,) = b.inputs
+    squares = b.mul(w, w)
+    norm = b.reduce("add", b.reshape(squares, (1024, 2048)), (0, 1)) if squeezed else b.reduce("add", squares, (0, 1, 2, 3))
+    return fused(b, [b.convert(w, F16), norm])
+
+
+def test_a_norm_over_axes_of_size_1_squares_what_it_reads_and_stores_no_squares() -> None:
+    graph = norms(squeezed=False)
+    assert [[str(v.type) for v in n.results] for n in graph.nodes] == [["f16[1,1,1024,2048]"], ["f32[]"]]
+    assert (microseconds(norms(squeezed=True)), microseconds(graph)) == (44, 36)
+
+
+def test_cores_that_share_a_small_map_are_done_sooner_than_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def small() -> Graph:
+        b = Builder("small", [T(F32, 256, 256)])
+        return fused(b, [b.exp(b.inputs[0])])
+
+    together = microseconds(small())
+    monkeypatch.setattr(site, "share_tile", tiling.fill_tile)
+    assert (microseconds(small()), together) == (16, 8)
 
 
 # --- merge kernels ------------------------------------------------------------------------------------------------------
