@@ -11,7 +11,7 @@ import numpy as np
 from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.engine import COMPILER_OPTIONS
 from tpuflow.dtypes import BF16, F16, F32, PRED, DType
-from tpuflow.isa.numpy_arithmetic import NumpyArithmetic
+from tpuflow.isa.numpy_arithmetic import NumpyArithmetic, identity
 
 Array = np.ndarray[Any, Any]
 REFERENCE = NumpyArithmetic()
@@ -25,6 +25,12 @@ _SPECIAL_F32 = (
     0x387FE000, 0x477FE000, 0x477FEFFF, 0x477FF000, 0x42B17218, 0x42CFF1B5, 0x40490FDB, 0x00FFFFFF, 0x1F800000, 0x20000000,
 )  # fmt: skip
 _SPECIAL_F16 = (0x0000, 0x0001, 0x03FF, 0x0400, 0x3C00, 0x7BFF, 0x7C00, 0x7E00, 0x7C01, 0x3800, 0x37FF, 0x4100, 0x6400, 0x0200)
+
+
+def reduced(ar: Any, op: str, a: Any, axes: tuple[int, ...], dtype: DType, block: int = 1 << 30) -> Any:
+    """A reduction onto what changes nothing, by default of one block."""
+    kept = tuple(1 if axis in axes else n for axis, n in enumerate(a.shape))
+    return ar.reduce(op, ar.full(kept, identity(op, dtype), dtype), a, axes, block, dtype)
 
 
 def special(dtype: DType) -> Array:

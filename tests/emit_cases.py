@@ -20,18 +20,21 @@ SMALL = replace(
     smem_bytes=1024,
 )  # fmt: skip
 
+ROOMY = replace(SMALL, name="roomy", vmem_bytes=64 * 1024)  # for what adds up longer blocks than fit on the small one
+
 Build = Callable[..., Value | Sequence[Value]]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A graph on inputs of the given types; integers are drawn from [low, high)."""
+    """A graph on inputs of the given types; integers are drawn from [low, high). `small`: a chip on which not much of it fits."""
 
     name: str
     build: Build
     types: tuple[TensorType, ...]
     low: int = -4
     high: int = 4
+    small: Chip = SMALL
 
     def graph(self) -> Graph:
         b = Builder(self.name, self.types)
@@ -242,7 +245,7 @@ MAPS = (
 )  # fmt: skip
 
 REDUCES = (
-    Case("sum_rows", lambda b, x: b.reduce("add", x, (1,)), (t(F32, 33, 700),)),
+    Case("sum_rows", lambda b, x: b.reduce("add", x, (1,)), (t(F32, 33, 700),), small=ROOMY),
     Case("sum_columns_f16", lambda b, x: b.reduce("add", x, (0,)), (t(F16, 130, 33),)),
     Case("max_all", lambda b, x: b.reduce("max", x, (0, 1, 2)), (t(F32, 3, 40, 11),)),
     Case("min_inner_and_outer_s32", lambda b, x: b.reduce("min", x, (0, 2)), (t(S32, 6, 7, 50),)),
@@ -255,9 +258,9 @@ REDUCES = (
     Case("one_of_one", lambda b, x: b.reduce("add", x, (0,)), (t(F32, 1),)),
     Case("middle", lambda b, x: b.reduce("add", x, (1, 3)), (t(F32, 3, 20, 5, 4),)),
     Case("fused_moments", fuse("reduce", _moments), (t(F32, 130, 33),)),
-    Case("fused_masked_sum", fuse("reduce", _masked_sum), (t(F32, 30, 130), t(PRED, 30), t(F32, 30))),
+    Case("fused_masked_sum", fuse("reduce", _masked_sum), (t(F32, 30, 130), t(PRED, 30), t(F32, 30)), small=ROOMY),
     Case("fused_reduce_and_scale",
-         fuse("reduce", lambda b, x, s: b.mul(b.reduce("add", b.mul(x, x), (0, 1)), s)), (t(F32, 30, 130), t(F32))),
+         fuse("reduce", lambda b, x, s: b.mul(b.reduce("add", b.mul(x, x), (0, 1)), s)), (t(F32, 300, 130), t(F32)), small=ROOMY),
 )  # fmt: skip
 
 ROWS = (
@@ -274,27 +277,29 @@ DOTS = (
     Case("matmul_s32", dot((1,), (0,)), (t(S32, 33, 40), t(S32, 40, 5))),
     Case("matmul_s8", dot((1,), (1,)), (t(S8, 12, 20), t(S8, 7, 20))),
     Case("matmul_both_transposed", dot((0,), (1,)), (t(F32, 40, 33), t(F32, 50, 40))),
-    Case("deep", dot((1,), (0,)), (t(F32, 3, 2100), t(F32, 2100, 4))),
+    Case("deep", dot((1,), (0,)), (t(F32, 3, 2100), t(F32, 2100, 4)), small=ROOMY),
+    Case("deep_s8", dot((1,), (0,)), (t(S8, 3, 1100), t(S8, 1100, 40)), small=ROOMY),
+    Case("deep_in_two_axes", dot((0, 2), (0, 1)), (t(F16, 5, 3, 300), t(F16, 5, 300, 9)), small=ROOMY),
     Case("batched", dot((2,), (1,), (0,), (0,)), (t(F32, 6, 9, 20), t(F32, 6, 20, 11))),
     Case("attention_scores", dot((3,), (3,), (0, 2), (0, 2)), (t(F32, 2, 9, 3, 8), t(F32, 2, 11, 3, 8))),
     Case("batch_in_the_middle", dot((0,), (2,), (1,), (0,)), (t(F32, 20, 6, 9), t(F32, 6, 11, 20))),
     Case("several_contracted", dot((1, 3), (0, 2)), (t(F32, 4, 5, 6, 7), t(F32, 5, 3, 7))),
-    Case("crossed_contracted", dot((1, 2), (1, 0)), (t(F32, 4, 15, 16), t(F32, 16, 15, 3))),
+    Case("crossed_contracted", dot((1, 2), (1, 0)), (t(F32, 4, 15, 16), t(F32, 16, 15, 3)), small=ROOMY),
     Case("outer", dot((), ()), (t(F32, 30), t(F32, 40))),
-    Case("inner", dot((0,), (0,)), (t(F32, 300), t(F32, 300))),
+    Case("inner", dot((0,), (0,)), (t(F32, 300), t(F32, 300)), small=ROOMY),
     Case("matrix_vector", dot((1,), (0,)), (t(F32, 30, 40), t(F32, 40))),
     Case("vector_matrix", dot((0,), (0,)), (t(F32, 40), t(F32, 40, 30))),
     Case("elementwise_batch", dot((), (), (0,), (0,)), (t(F32, 40), t(F32, 40))),
     Case("scalars", dot((), ()), (t(F32), t(F32))),
     Case("fused_dense", fuse("dot", _dense), (t(F32, 33, 40), t(F32, 40, 50), t(F32, 50))),
     Case("fused_dense_f16", fuse("dot", _dense), (t(F16, 33, 40), t(F16, 40, 50), t(F32, 50))),
-    Case("fused_with_sums", fuse("dot", _normalised), (t(F16, 130, 16), t(F16, 16, 33), t(F32, 33), t(F32, 33))),
-    Case("fused_with_sums_too_deep", fuse("dot", _normalised), (t(F16, 30, 1100), t(F16, 1100, 33), t(F32, 33), t(F32, 33))),
+    Case("fused_with_sums", fuse("dot", _normalised), (t(F16, 130, 16), t(F16, 16, 33), t(F32, 33), t(F32, 33)), small=ROOMY),
+    Case("fused_with_sums_deep", fuse("dot", _normalised), (t(F16, 130, 900), t(F16, 900, 33), t(F32, 33), t(F32, 33)), small=ROOMY),
     Case("fused_with_sums_of_one_row", fuse("dot", _normalised), (t(F16, 1, 16), t(F16, 16, 33), t(F32, 33), t(F32, 33))),
     Case("fused_with_sums_of_one_column", fuse("dot", _normalised), (t(F16, 130, 16), t(F16, 16, 1), t(F32, 1), t(F32, 1))),
     Case("fused_with_greatest", fuse("dot", _batches_summed), (t(F32, 9, 14, 6), t(F32, 6, 20), t(PRED, 9, 14, 20))),
     Case("fused_sgd", fuse("dot", _sgd), (t(F32, 33, 40), t(F32, 33, 50), t(F32, 40, 50), t(F32))),
-    Case("fused_half", fuse("dot", _half_dot), (t(F32, 33, 40), t(F32, 40, 20))),
+    Case("fused_half", fuse("dot", _half_dot), (t(F32, 33, 40), t(F32, 40, 20)), small=ROOMY),
     Case("fused_square", fuse("dot", lambda b, x: b.neg(b.dot(x, x, (1,), (1,)))), (t(F32, 23, 40),)),
 )
 

@@ -69,7 +69,7 @@ def reduce_program(shape: Sequence[int] = (20, 300), size: Sequence[int] = (8, 1
     identity = {"add": 0, "mul": 1, "max": -np.inf, "min": np.inf}[op]
     k.emit(dma.Wait("vector", free), vector.Constant(acc, identity), section="prologue")
     source = k.load(k.window(x, k.tile(dtype, [rows, columns], slots=2)))
-    k.emit(vector.ReduceInto(op, acc, source, (1,)))
+    k.emit(vector.ReduceInto(op, acc, source, (1,), size[1]))
     k.release()
     k.emit(dma.Signal("vector", ready), dma.Wait("store", ready), section="epilogue")
     k.emit(dma.Store(k.window(out, acc)), dma.Signal("store", free), section="epilogue")

@@ -14,7 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.arithmetic_values import FIDELITIES, REFERENCE, assert_same_bits, bits, compile_lax, compute, every_value, finite_values, values
+from tests.arithmetic_values import (
+    FIDELITIES,
+    REFERENCE,
+    assert_same_bits,
+    bits,
+    compile_lax,
+    compute,
+    every_value,
+    finite_values,
+    reduced,
+    values,
+)  # fmt: skip
 from tpuflow.device.fast import half
 from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.engine import COMPILER_OPTIONS
@@ -64,15 +75,15 @@ def _over_root(ar: Any, t: DType, a: Any, b: Any) -> Any:
 
 def _sum_in_f32(ar: Any, t: DType, a: Any, b: Any) -> Any:
     """The product rounded to the short type, then summed in f32."""
-    return ar.reduce("add", ar.convert(ar.binary("mul", a, b, t), t, F32), (0,), F32)
+    return reduced(ar, "add", ar.convert(ar.binary("mul", a, b, t), t, F32), (0,), F32)
 
 
 def _max_in_f32(ar: Any, t: DType, a: Any, b: Any) -> Any:
-    return ar.reduce("max", ar.convert(ar.binary("mul", a, b, t), t, F32), (0,), F32)
+    return reduced(ar, "max", ar.convert(ar.binary("mul", a, b, t), t, F32), (0,), F32)
 
 
 def reduce(op: str) -> Callable[..., Any]:
-    return lambda ar, t, a: ar.reduce(op, a, (0,), t)
+    return lambda ar, t, a: reduced(ar, op, a, (0,), t)
 
 
 @dataclass(frozen=True)
@@ -189,7 +200,7 @@ def test_products_are_never_contracted_into_sums(dtype: DType):
         _product_plus(ar, dtype, a, b, c),
         ar.binary("sub", c, ar.binary("mul", a, b, dtype), dtype),
         ar.binary("add", ar.binary("mul", a, b, dtype), ar.binary("mul", b, c, dtype), dtype),
-        ar.reduce("add", ar.binary("mul", a, b, dtype), (0,), dtype),
+        reduced(ar, "add", ar.binary("mul", a, b, dtype), (0,), dtype),
     ]
     got = compute("bitexact", chain, (a, b, c), [dtype] * 3, [dtype] * 4)
     for name, g, w in zip(("a*b+c", "c-a*b", "a*b+b*c", "sum(a*b)"), got, chain(REFERENCE, a, b, c), strict=True):
@@ -243,16 +254,26 @@ def test_numpy_and_xla_give_the_same_bits_for_a_million_values(dtype: DType, see
     _check_elementwise(dtype, values(dtype, 1_000_000, 10 + seed), values(dtype, 1_000_000, 20 + seed))
 
 
-SHAPES = (((6, 13), (0,)), ((6, 13), (1,)), ((5, 4, 7), (2, 0)), ((1, 3), (0,)), ((64, 33), (0, 1)), ((0, 3), (0,)), ((130,), (0,)))
+SHAPES = (((6, 13), (0,)), ((6, 13), (1,)), ((5, 4, 7), (0, 2)), ((1, 3), (0,)), ((64, 33), (0, 1)), ((0, 3), (0,)), ((130,), (0,)))
+
+
+def test_blocks_are_added_one_after_the_other_whatever_the_tile():
+    x = values(F32, 300, 5).reshape(3, 100)
+    one_tile = reduced(REFERENCE, "add", x, (0, 1), F32, block=50)
+    parts = reduced(REFERENCE, "add", x[:1], (0, 1), F32, block=50)
+    for rows in (x[1:2, :50], x[1:2, 50:], x[2:]):
+        parts = REFERENCE.reduce("add", parts, rows, (0, 1), 50, F32)
+    assert_same_bits("sum", parts, one_tile)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_numpy_and_xla_reduce_in_the_same_tree(dtype: DType):
+def test_numpy_and_xla_reduce_in_the_same_blocks_and_trees(dtype: DType):
     ops = [op for op in REDUCE if is_defined("binary", op, dtype)]
     arrays = [finite_values(dtype, shape, 3) for shape, _ in SHAPES] + [values(dtype, 200, 4)]
     axes = [a for _, a in SHAPES] + [(0,)]
-    both = lambda ar, *xs: [ar.reduce(op, x, a, dtype) for op in ops for x, a in zip(xs, axes, strict=True)]  # noqa: E731
-    names = [f"{op} of {x.shape} over {a}" for op in ops for x, a in zip(arrays, axes, strict=True)]
+    cases = [(op, n, block) for op in ops for n in range(len(arrays)) for block in (1, 8, 100, 1 << 40)]
+    both = lambda ar, *xs: [reduced(ar, op, xs[n], axes[n], dtype, block) for op, n, block in cases]  # noqa: E731
+    names = [f"{op} of {arrays[n].shape} over {axes[n]} in blocks of {block}" for op, n, block in cases]
     got = compute("bitexact", both, arrays, [dtype] * len(arrays), [dtype] * len(names))
     for name, g, w in zip(names, got, both(REFERENCE, *arrays), strict=True):
         assert_same_bits(name, g, w)
@@ -260,7 +281,7 @@ def test_numpy_and_xla_reduce_in_the_same_tree(dtype: DType):
 
 def test_a_sum_is_a_halving_tree_rounded_at_every_step():
     x = np.array([2048, 1, 1, 1, 1], np.float16)  # (2048 + 1) + ..., padded to 8: ((2048 + 1) + 1) + (1 + 1)
-    assert REFERENCE.reduce("add", x, (0,), F16)[0] == np.float16(2050)
+    assert reduced(REFERENCE, "add", x, (0,), F16)[0] == np.float16(2050)
     in_a_row = np.float16(2048)
     for term in x[1:]:
         in_a_row += term
@@ -460,6 +481,7 @@ def test_an_operation_without_meaning_on_a_type_names_those_that_have_one(ar: An
 DIGEST = """
 import hashlib, numpy as np
 from tests.arithmetic_values import compute, values
+from tests.arithmetic_values import reduced
 from tests.test_arithmetic import PRODUCTS, _operand, elementwise
 from tpuflow.dtypes import BF16, F16, F32, PRED
 digest = hashlib.sha256()
@@ -467,7 +489,7 @@ for t in (F32, F16, BF16):
     cases, arrays = elementwise(t), (values(t, 20_000, 1), values(t, 20_000, 2), values(PRED, 20_000, 3))
     results = compute("bitexact", lambda ar, *xs: [c.apply(ar, *xs) for c in cases], arrays, (t, t, PRED), [c.result for c in cases])
     a, b = _operand(t, (64, 300), 0), _operand(t, (300, 33), 0)
-    both = lambda ar, a, b: [ar.matmul(a, b, (0, 1), (1, 2), (0, 2), t, F32), ar.reduce("add", ar.convert(a, t, F32), (1,), F32)]
+    both = lambda ar, a, b: [ar.matmul(a, b, (0, 1), (1, 2), (0, 2), t, F32), reduced(ar, "add", ar.convert(a, t, F32), (1,), F32, 64)]
     for x in results + compute("bitexact", both, (a, b), (t, t), (F32, F32)):
         digest.update(x.tobytes())
 print(digest.hexdigest())

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.emit_cases import GENERIC, SMALL, Case, assemble, fuse, t
+from tests.emit_cases import GENERIC, ROOMY, SMALL, Case, assemble, fuse, t
 from tests.test_emit import assert_close, run
 from tpuflow.chips import Chip
 from tpuflow.device.runtime import Executable
@@ -19,10 +19,10 @@ from tpuflow.lower.graph.conv import ConvLabels, Slide
 from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.graph.interpret import interpret
 
-TINY = replace(SMALL, name="tiny", vector_lanes=2, vector_sublanes=2, matrix_rows=2, matrix_columns=4, vmem_bytes=8192, acc_bytes=512)
+TINY = replace(SMALL, name="tiny", vector_lanes=2, vector_sublanes=2, matrix_rows=2, matrix_columns=4, vmem_bytes=16384, acc_bytes=512)
 NARROW = replace(SMALL, name="narrow", vector_lanes=4, vmem_bytes=65536, acc_bytes=1024)
 
-chips = st.sampled_from((GENERIC, SMALL, TINY, NARROW))
+chips = st.sampled_from((GENERIC, ROOMY, TINY, NARROW))
 lengths = st.sampled_from((1, 1, 2, 3, 5, 7, 8, 9, 17, 24))
 few = settings(max_examples=40, deadline=None)
 fewer = settings(max_examples=20, deadline=None)  # of what three engines judge

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.arithmetic_values import REFERENCE, compute, every_value, finite_values, ulps_apart, values
+from tests.arithmetic_values import REFERENCE, compute, every_value, finite_values, reduced, ulps_apart, values
 from tests.tolerances import NATIVE_F32, NATIVE_SHORT_SPECIAL, sum_bound
 from tpuflow.dtypes import BF16, DTYPES, F16, F32, PRED, S32, DType
 from tpuflow.isa.numpy_arithmetic import is_defined
@@ -75,7 +75,7 @@ def test_the_bounds_are_not_slack():
 def test_native_reductions_are_within_the_bound_of_their_order(dtype: DType):
     x, axes = finite_values(dtype, (37, 200), 35), (1,)
     ops = [op for op in REDUCE if op != "mul" and is_defined("binary", op, dtype)]
-    both = lambda ar, x: [ar.reduce(op, x, axes, dtype) for op in ops]  # noqa: E731
+    both = lambda ar, x: [reduced(ar, op, x, axes, dtype) for op in ops]  # noqa: E731
     for op, g, w in zip(ops, compute("native", both, (x,), (dtype,), [dtype] * len(ops)), both(REFERENCE, x), strict=True):
         if dtype == F32 and op == "add":
             size = np.abs(x.astype(np.float64)).sum(axis=1, keepdims=True)

@@ -281,17 +281,17 @@ def test_a_long_contraction_is_shared_by_tiles_rather_than_added_up_between_core
     assert (microseconds(weight_gradient(), chip=roomy), cut) == (60, 51)
 
 
-def test_how_a_contraction_is_cut_does_not_depend_on_the_number_of_cores() -> None:
+def test_tiles_of_every_number_of_cores_take_the_contraction_in_its_blocks() -> None:
     whole = tiling.MatmulSizes((), (128,), (512,), (25088,))
-    operands = tiling.Operands(2, 2, 16, lambda tile: tile.products[1] * tile.products[3])
+    operands = tiling.Operands(2, 2, 16, lambda tile: tile.products[1] * tile.products[3], (512,))
     roomy = replace(CHIP, acc_bytes=4 * 2**20, vmem_bytes=16 * 2**20)
     tiles = {cores: tiling.matmul_tiles(whole, replace(roomy, cores=cores), operands) for cores in (1, 2, 8, 32)}
     assert len(set(tiles.values())) > 1
     assert {tile.contracted for tile in tiles.values()} == {(512,)}
     whole = tiling.MatmulSizes((), (32, 14, 14), (512,), (3, 3, 256))
-    operands = replace(operands, overlapping=((), (0, 1)))
+    operands = replace(operands, depth=(3, 3, 128))
     tiles = {cores: tiling.matmul_tiles(whole, replace(CHIP, cores=cores), operands) for cores in (1, 2, 8, 32)}
-    assert {tile.contracted for tile in tiles.values()} == {(3, 3, 48)}
+    assert {tile.contracted for tile in tiles.values()} == {(3, 3, 128)}
 
 
 def square() -> Graph:
@@ -306,7 +306,7 @@ def test_tiles_are_longer_where_arrays_multiply_faster_than_the_next_tiles_are_t
     assert (microseconds(square(), chip=FAST), longer) == (100, 78)
 
 
-@pytest.mark.parametrize(("vmem_mib", "tiles"), [(64, [8, 4, 8]), (16, [8, 8, 8]), (4, [16, 16, 16])])
+@pytest.mark.parametrize(("vmem_mib", "tiles"), [(64, [8, 4, 8]), (16, [8, 8, 8]), (4, [16, 16, 8])])
 def test_a_contraction_is_cut_alike_however_long_rows_and_columns_are(
     monkeypatch: pytest.MonkeyPatch, vmem_mib: int, tiles: list[int]
 ) -> None:
@@ -333,13 +333,13 @@ def convolution(batch: int, side: int, channels: int) -> Program:
     return compile_function(convolved, (x, w, x), chip=CHIP)
 
 
-def test_tiles_of_a_convolution_take_in_its_whole_kernel_rather_than_all_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_of_a_kernels_gradient_take_in_the_whole_kernel_rather_than_all_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     def seconds() -> list[int]:
         return [round(row.time.seconds * 1e6) for row in time_program(convolution(32, 14, 256)).kernels]
 
     whole = seconds()
-    monkeypatch.setattr(Product, "_overlapping", lambda product: ((), ()))
-    assert (seconds(), whole) == ([59, 111, 59], [40, 39, 40])  # forward; gradients of the weights and of the input
+    monkeypatch.setattr(Product, "_overlapping", lambda product: ())
+    assert (seconds(), whole) == ([42, 111, 42], [42, 39, 42])  # forward; gradients of the weights and of the input
 
 
 def test_a_contraction_of_whole_kernels_is_added_up_as_the_reference_engine_does() -> None:

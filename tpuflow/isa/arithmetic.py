@@ -85,11 +85,12 @@ class Arithmetic(Protocol):
         """Axis i of the result is axis `permutation[i]` of `a`."""
         ...
 
-    def reduce(self, op: str, a: Any, axes: Sequence[int], dtype: DType) -> Any:
-        """`op` of `isa.vector.REDUCE` over `axes`, kept with size 1; last named axis first.
+    def reduce(self, op: str, start: Any, a: Any, axes: Sequence[int], block: int, dtype: DType) -> Any:
+        """`op` of `isa.vector.REDUCE` over the ascending `axes`, of size 1 in `start` and in the result, every step rounded to `dtype`.
 
-        Per axis: pad with the identity to a power of two, then combine the lower half with the upper half until one is left, every
-        step rounded to `dtype`. An axis of size 0 gives the identity.
+        What lies along the axes, row-major, is cut into blocks of `block` elements, the last perhaps shorter. Each is padded with the
+        identity to a power of two, then the lower half combined with the upper half until one is left. Blocks are combined with
+        `start` one after the other.
         """
         ...
 

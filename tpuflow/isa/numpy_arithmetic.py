@@ -14,14 +14,14 @@ from tpuflow.isa.numpy_matmul import matmul, patches
 from tpuflow.isa.numpy_rounding import Array, bf16_to_f32, f32_to_bf16, from_f32, narrow, splat, widen
 
 
-def identity(op: str, dtype: DType, *, empty: bool = False) -> int | float | bool:
-    """What changes nothing when combined by `op`: -0 for float addition, except that an empty float sum is +0."""
+def identity(op: str, dtype: DType) -> int | float | bool:
+    """What changes nothing when combined by `op`: -0 for float addition."""
     if dtype.kind == "pred":
         return op in ("and", "min")
     if op in ("max", "min") and not dtype.is_float:
         limits = np.iinfo(dtype.numpy)
         return int(limits.min if op == "max" else limits.max)
-    table = {"add": 0.0 if empty else -0.0, "mul": 1, "max": -np.inf, "min": np.inf, "and": -1, "or": 0, "xor": 0}
+    table = {"add": -0.0, "mul": 1, "max": -np.inf, "min": np.inf, "and": -1, "or": 0, "xor": 0}
     return table[op] if dtype.is_float else int(table[op])
 
 
@@ -100,17 +100,18 @@ class NumpyArithmetic:
         """Axes in another order."""
         return a.transpose(permutation).copy()
 
-    def reduce(self, op: str, a: Array, axes: Sequence[int], dtype: DType) -> Array:
-        """The halving tree, axis by axis, the last named first."""
-        for axis in reversed(axes):
-            a = np.moveaxis(self._halve(op, np.moveaxis(a, axis, 0), dtype), 0, axis)
-        return a.copy()
+    def reduce(self, op: str, start: Array, a: Array, axes: Sequence[int], block: int, dtype: DType) -> Array:
+        """Halving trees, block after block."""
+        kept = [axis for axis in range(a.ndim) if axis not in axes]
+        along = a.transpose(*axes, *kept).reshape(-1, *(a.shape[axis] for axis in kept)) if a.size else a[:0]  # [n, kept...]
+        total = start.copy()
+        for first in range(0, len(along), block):
+            total = self.binary(op, total, self._halve(op, along[first : first + block], dtype).reshape(start.shape), dtype)
+        return total
 
     def _halve(self, op: str, a: Array, dtype: DType) -> Array:
         """[n, ...] -> [1, ...]."""
         n = a.shape[0]
-        if n == 0:
-            return self.full((1, *a.shape[1:]), identity(op, dtype, empty=True), dtype)
         size = 1 << (n - 1).bit_length()
         if size > n:
             a = np.concatenate([a, self.full((size - n, *a.shape[1:]), identity(op, dtype), dtype)])

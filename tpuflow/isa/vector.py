@@ -216,36 +216,23 @@ class Transpose(_Compute):
         return ar.transpose(a, self.permutation)
 
 
-@instr(0x1B, "reduce")
-class Reduce(_Compute):
-    """dst = op over `axes` of a, which become size 1 in dst; a fixed halving tree, the last named axis first.
-
-    The tree pads its axis with the identity to a power of two and combines the
-    lower half with the upper half until one is left, rounding every step to a's type.
-    """
-
-    op: str = field.choice(REDUCE)
-    dst: Tile = field.dst()
-    a: Tile = field.src()
-    axes: tuple[int, ...] = field.axes_field()
-
-    def meaning(self, ar: Arithmetic, a: Any) -> Any:
-        """The reduced tile, reduced axes kept with size 1."""
-        return ar.reduce(self.op, a, self.axes, self.a.dtype)
-
-
 @instr(0x1C, "reduce_into")
 class ReduceInto(_Compute):
-    """acc = op(acc, reduce(op, a, axes)): the reduction of `reduce`, then one more combine with the accumulator."""
+    """acc = op(op(acc, block 0), block 1) ...: what lies along `axes` of a, row-major, in blocks of `block` elements, one after the other.
+
+    Each block is one number: a halving tree, which pads with the identity to a power of two and combines the lower half with the
+    upper half until one is left. Every step is rounded to a's type. So a tile of several blocks gives the bits of several tiles.
+    """
 
     op: str = field.choice(REDUCE)
     acc: Tile = field.inout()
     a: Tile = field.src()
     axes: tuple[int, ...] = field.axes_field()
+    block: int = field.number()
 
     def meaning(self, ar: Arithmetic, acc: Any, a: Any) -> Any:
         """The new accumulator."""
-        return ar.binary(self.op, acc, ar.reduce(self.op, a, self.axes, self.a.dtype), self.acc.dtype)
+        return ar.reduce(self.op, acc, a, self.axes, self.block, self.a.dtype)
 
 
 @instr(0x1D, "cumulative")

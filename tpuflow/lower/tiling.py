@@ -4,39 +4,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from tpuflow.chips import Chip
 from tpuflow.chips.teams import adding, team
+from tpuflow.lower.graph.blocking import ceil_div, even_blocks, fill_product
 
 TILE_BYTES = 512 * 1024  # large enough to hide a DMA's start-up behind its transfer, small enough for ten double-buffered tiles
 MATRIX_EDGE = 512  # side of a matrix tile, a few arrays long
-LONGEST_WHOLE_DEPTH = 2 * MATRIX_EDGE  # of a contraction that is one tile
 LONGER = 2  # times the edge: the longest rows and columns, where they pay
 SHORTEST_SIDES = 4  # arrays
 ACCUMULATOR_BYTES = 4
-PATCH_EDGES = 4  # times `MATRIX_EDGE`: the longest side of a tile that takes in a convolution's whole kernel
+PATCH_EDGES = 4  # times the edge: the longest side of a tile that takes in a convolution's whole kernel
 UNHIDDEN = 2  # turns: the first tile's way in, the last one's out
 PARTS = tuple(2 ** (-step / 4) for step in range(25))  # of a tile's budget, down to a 64th
 MORE_SLOTS = 2  # than two, where moves are short
 HIDDEN_SHARE = 1 / 8  # of a step's moves: a start-up below it is not worth memory
 WORTH_CUTTING = 0.9  # of the time with larger tiles: they are not given up for an estimate's error
-
-
-def ceil_div(n: int, d: int) -> int:
-    """n / d rounded up."""
-    return -(-n // d)
-
-
-def even_blocks(extent: int, limit: int, multiple: int = 1) -> int:
-    """The tile size that cuts `extent` into the fewest pieces of at most `limit`, as equal as multiples of `multiple` allow."""
-    if extent <= limit:
-        return extent
-    unit = multiple if limit >= multiple else 1
-    whole = limit - limit % unit
-    pieces = ceil_div(extent, whole)
-    return min(whole, ceil_div(ceil_div(extent, pieces), unit) * unit)
 
 
 def largest(limit: int, fits: Callable[[int], bool]) -> int:
@@ -49,31 +35,46 @@ def largest(limit: int, fits: Callable[[int], bool]) -> int:
 
 
 def fill_tile(
-    sizes: Sequence[int], element_bytes: int, chip: Chip, budget_bytes: int = TILE_BYTES, whole: Collection[int] = ()
+    sizes: Sequence[int],
+    element_bytes: int,
+    chip: Chip,
+    budget_bytes: int = TILE_BYTES,
+    whole: Collection[int] = (),
+    units: Mapping[int, int] = MappingProxyType({}),
 ) -> tuple[int, ...]:
     """Tile sizes for a row-major space: whole axes from the minor one up as long as the padded tile fits, one axis cut, the rest 1.
 
     If the minor axis is cut, the second minor one still fills the sublanes that it occupies anyway. The axes `whole` are not cut
-    even if the tile does not fit then.
+    even if the tile does not fit then. Those in `units` are summed in order: each is cut into multiples of its unit (a block's box, which
+    the tile has even if it does not fit), and only the first of them, from the minor one up, that is not whole.
     """
-    tile = [n if axis in whole else 1 for axis, n in enumerate(sizes)]
+    tile = [n if axis in whole else units.get(axis, 1) for axis, n in enumerate(sizes)]
     registers = (chip.vector_lanes, chip.vector_sublanes * 4 // element_bytes)  # of the minor and of the second minor axis
 
     def fits(axis: int, n: int) -> bool:
         return chip.tile_bytes((*tile[:axis], n, *tile[axis + 1 :]), element_bytes) <= budget_bytes
 
+    in_order = True
     for back, axis in enumerate(reversed(range(len(sizes)))):
         if axis in whole:
             continue
-        room = largest(sizes[axis], lambda n, axis=axis: fits(axis, n))
-        tile[axis] = even_blocks(sizes[axis], room, registers[back] if back < 2 else 1)
-        if tile[axis] < sizes[axis] and back > 0:
+        size, unit = sizes[axis], units.get(axis, 1)
+        if axis not in units or in_order:
+            room = unit * largest(ceil_div(size, unit), lambda n, axis=axis, unit=unit: fits(axis, n * unit))
+            tile[axis] = even_blocks(size, room, unit if axis in units else registers[back] if back < 2 else 1)
+        in_order = in_order and (axis not in units or tile[axis] == size)
+        if tile[axis] < size and back > 0:
             break
     return tuple(tile)
 
 
 def share_tile(
-    sizes: Sequence[int], element_bytes: int, chip: Chip, budget_bytes: int = TILE_BYTES, whole: Collection[int] = ()
+    sizes: Sequence[int],
+    element_bytes: int,
+    chip: Chip,
+    budget_bytes: int = TILE_BYTES,
+    whole: Collection[int] = (),
+    units: Mapping[int, int] = MappingProxyType({}),
 ) -> tuple[int, ...]:
     """`fill_tile` with that part of the budget with which the busiest core is done first.
 
@@ -86,28 +87,8 @@ def share_tile(
         turns = ceil_div(math.prod(map(ceil_div, sizes, tile)), chip.cores)
         return (turns + UNHIDDEN) * (chip.tile_bytes(tile, element_bytes) + start_up_bytes)
 
-    tried = (fill_tile(sizes, element_bytes, chip, int(part * budget_bytes), whole) for part in PARTS)
+    tried = (fill_tile(sizes, element_bytes, chip, int(part * budget_bytes), whole, units) for part in PARTS)
     return min(dict.fromkeys(tried), key=busiest)
-
-
-def fill_product(sizes: Sequence[int], limit: int, multiple: int = 1, first: Collection[int] = ()) -> tuple[int, ...]:
-    """Tile sizes with a product of at most `limit`: whole axes from the minor one up, one cut to a multiple, the rest 1.
-
-    The axes `first` are whole before all others if that leaves room for `multiple` (or all) of the minor one.
-    """
-    taken = math.prod(sizes[axis] for axis in first)
-    if not first or taken * min(multiple, sizes[-1]) > limit:
-        first, taken = (), 1
-    tile = [n if axis in first else 1 for axis, n in enumerate(sizes)]
-    room = whole = limit // taken
-    for axis in reversed(range(len(sizes))):
-        if axis in first:
-            continue
-        tile[axis] = even_blocks(sizes[axis], max(room, 1), multiple if room == whole else 1)
-        if tile[axis] < sizes[axis]:
-            break
-        room //= max(tile[axis], 1)
-    return tuple(tile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +122,22 @@ class Operands:
     """Bytes of an element of a product's left and right operand, as loaded; and what every element of the result takes on chip.
 
     `lhs_elems` counts the elements of a tile of the left operand: fewer than rows times depth where they overlap, as patches do.
-    `overlapping` has the positions, among the rows and among the contracted axes, of those along which they do (a convolution's kernel).
+    `overlapping` has the positions among the rows of those along which they do (a convolution's kernel). Contracted axes are cut into
+    blocks of `depth`; where results are summed over batch and rows in the same kernel, these into multiples of `sum_units`.
     """
 
     lhs_bytes: int
     rhs_bytes: int
     out_bytes: int
     lhs_elems: Callable[[MatmulSizes], int]
-    overlapping: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    depth: tuple[int, ...]
+    overlapping: tuple[int, ...] = ()
+    sum_units: tuple[int, ...] | None = None
+
+    @property
+    def summed(self) -> bool:
+        """Whether results are summed over the rows."""
+        return self.sum_units is not None
 
     def of(self, tile: MatmulSizes) -> tuple[int, int]:
         """Bytes of the tiles of the two operands."""
@@ -162,55 +151,52 @@ class Operands:
         return 2 * out * ACCUMULATOR_BYTES <= chip.acc_bytes and 3 * sum(self.of(tile)) + out * self.out_bytes <= chip.vmem_bytes
 
 
-def matmul_tiles(
-    whole: MatmulSizes, chip: Chip, operands: Operands, edge: int = MATRIX_EDGE, longest: int = 0, *, summed: bool = False
-) -> MatmulSizes:
-    """Tiles with sides of at most `edge`; a contraction of up to twice that stays whole; small products are taken several at a time.
+def matmul_tiles(whole: MatmulSizes, chip: Chip, operands: Operands, edge: int = MATRIX_EDGE, longest: int = 0) -> MatmulSizes:
+    """Tiles with sides of at most `edge`, the contraction cut into its blocks; small products are taken several at a time.
 
     A convolution's kernel rather stays whole than its channels: neighbouring tiles along it would read nearly the same of the left operand.
     Rows and columns are cut further where the chip's memories are small, and where it pays: where there would be fewer tiles than cores,
     what cores work out for each other has to be added up, tile by tile. They are cut less, into sides of up to `longest`, where that
-    is any faster: fewer steps are fewer start-ups, of moves and of the arrays. The contraction is cut by `edge` whatever the others are.
-    Results may be `summed` over the rows in the same kernel.
+    is any faster: fewer steps are fewer start-ups, of moves and of the arrays.
     """
     sides = tuple(shrinking(edge, min(edge, SHORTEST_SIDES * chip.matrix_columns)))
-    tried = [_tiles(whole, chip, edge, rows, columns, operands) for rows, columns in itertools.product(sides, sides)]
-    if operands.overlapping[0]:
+    tried = [_tiles(whole, chip, rows, columns, operands) for rows, columns in itertools.product(sides, sides)]
+    if operands.overlapping and not operands.summed:
         most = (PATCH_EDGES * edge, *sides)
-        tried += [_tiles(whole, chip, edge, rows, columns, operands, patches=True) for rows, columns in itertools.product(most, sides)]
+        tried += [_tiles(whole, chip, rows, columns, operands, patches=True) for rows, columns in itertools.product(most, sides)]
     fitting = [tile for tile in dict.fromkeys(tried) if operands.fit(tile, chip)] or tried[-1:]
     two = (edge, longest) if longest > edge else ()
-    longer = [_tiles(whole, chip, edge, rows, columns, operands) for rows, columns in itertools.product(two, two)]
-    best, *others = [(tile, _seconds(whole, tile, chip, operands, summed=summed)) for tile in fitting]
+    longer = [_tiles(whole, chip, rows, columns, operands) for rows, columns in itertools.product(two, two)]
+    best, *others = [(tile, _seconds(whole, tile, chip, operands)) for tile in fitting]
     for other in others:
         if other[1] < WORTH_CUTTING * best[1]:
             best = other
-    more = [(t, _seconds(whole, t, chip, operands, summed=summed)) for t in dict.fromkeys(longer) if operands.fit(t, chip)]
+    more = [(t, _seconds(whole, t, chip, operands)) for t in dict.fromkeys(longer) if operands.fit(t, chip)]
     return min((best, *more), key=lambda entry: entry[1])[0]
 
 
-def _tiles(
-    whole: MatmulSizes, chip: Chip, edge: int, most_rows: int, most_columns: int, operands: Operands, *, patches: bool = False
-) -> MatmulSizes:
+def fill_units(sizes: Sequence[int], units: Sequence[int], limit: int) -> tuple[int, ...]:
+    """Tile sizes with a product of at most `limit`, or of one unit: multiples of the units (a block's box) that are neighbours in order."""
+    tile, room = list(units), max(limit // max(math.prod(units), 1), 1)  # in units
+    for axis in reversed(range(len(sizes))):
+        tile[axis] = even_blocks(sizes[axis], min(sizes[axis], room * units[axis]), units[axis])
+        room //= ceil_div(tile[axis], max(units[axis], 1))
+        if tile[axis] < sizes[axis]:
+            break
+    return tuple(tile)
+
+
+def _tiles(whole: MatmulSizes, chip: Chip, most_rows: int, most_columns: int, operands: Operands, *, patches: bool = False) -> MatmulSizes:
     """Tiles with at most so many rows and columns; with `patches`, rows of a convolution's whole kernel and of fewer channels."""
-    contracted = _depth(whole, chip, edge, operands.overlapping[1])
     columns = fill_product(whole.columns, most_columns, chip.matrix_columns)
-    multiple, first = (chip.vector_lanes, operands.overlapping[0]) if patches else (chip.vector_sublanes, ())
+    if operands.sum_units is not None:
+        rows = fill_units((*whole.batch, *whole.rows), operands.sum_units, most_rows)
+        return MatmulSizes(rows[: len(whole.batch)], rows[len(whole.batch) :], columns, operands.depth)
+    multiple, first = (chip.vector_lanes, operands.overlapping) if patches else (chip.vector_sublanes, ())
     rows = fill_product(whole.rows, most_rows, multiple, first)
-    m, n, k = math.prod(rows), math.prod(columns), math.prod(contracted)
+    m, n, k = math.prod(rows), math.prod(columns), math.prod(operands.depth)
     together = most_rows * most_columns // max(m * n, m * k, k * n)
-    return MatmulSizes(fill_product(whole.batch, max(together, 1)), rows, columns, contracted)
-
-
-def _depth(whole: MatmulSizes, chip: Chip, edge: int, overlapping: tuple[int, ...]) -> tuple[int, ...]:
-    """Tiles of the contraction, which set the order of the sum: whole up to twice `edge`, else with a whole kernel if there is one."""
-    depth = math.prod(whole.contracted)
-    if depth <= 2 * edge:
-        return fill_product(whole.contracted, depth, chip.matrix_rows)
-    patch = math.prod(whole.contracted[axis] for axis in overlapping) * min(chip.matrix_rows, whole.contracted[-1])
-    if overlapping and patch <= (PATCH_EDGES * edge if edge >= MATRIX_EDGE else edge):  # smaller edges are tried where memory is short
-        return fill_product(whole.contracted, max(edge, patch), chip.matrix_rows, overlapping)
-    return fill_product(whole.contracted, edge, chip.matrix_rows)
+    return MatmulSizes(fill_product(whole.batch, max(together, 1)), rows, columns, operands.depth)
 
 
 def useful_slots(step_bytes: int, chip: Chip) -> int:
@@ -222,12 +208,13 @@ def useful_slots(step_bytes: int, chip: Chip) -> int:
     return 2 + min(MORE_SLOTS, math.ceil(start_up_bytes / step_bytes - HIDDEN_SHARE)) if step_bytes else 2
 
 
-def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands, *, summed: bool = False) -> float:
+def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
     """What the busiest core of a product takes, roughly: its steps, and adding up what others send it (tpuflow/chips/teams.py).
 
-    Where results are `summed` over the rows, rows are steps: the cores, each at columns of its own, go through them side by side.
+    Where results are summed over the rows, rows are steps: the cores, each at columns of its own, go through them side by side.
     """
     batch, m, n, k = tile.products
+    summed = operands.summed
     by_rows, by_columns, steps = whole.tiles(tile)
     points, steps, shape = (by_columns, by_rows, (n,)) if summed else (by_rows * by_columns, steps, (batch, m, n))
     shared = team(chip, points, steps, sharing=True)

@@ -151,22 +151,38 @@ class LaxArithmetic:
         """Axes in another order."""
         return lax.transpose(a, permutation)
 
-    def reduce(self, op: str, a: Value, axes: Sequence[int], dtype: DType) -> Value:
-        """The halving tree, axis by axis, the last named first; in any order where that cannot be seen, or native f32."""
-        for axis in reversed(axes):
-            free = not dtype.is_float or (dtype == F32 and not self.bitexact)
-            a = self._reduce_freely(op, a, axis, dtype) if free else self._halve(op, a, axis, dtype)
-        return a
+    def reduce(self, op: str, start: Value, a: Value, axes: Sequence[int], block: int, dtype: DType) -> Value:
+        """Halving trees, block after block; in any order where that cannot be seen, or native f32."""
+        if a.size == 0:
+            return start
+        if not dtype.is_float or (dtype == F32 and not self.bitexact):
+            return self.binary(op, start, self._reduce_freely(op, a, axes, dtype), dtype)
+        block = block if op in ("add", "mul") else a.size  # of all others the order cannot be seen
+        blocks = self._halve(op, self._in_blocks(op, a, axes, block, dtype), 1, dtype)  # [blocks, 1, kept...]
 
-    def _reduce_freely(self, op: str, a: Value, axis: int, dtype: DType) -> Value:
-        start = np.asarray(identity(op, dtype, empty=a.shape[axis] == 0)).astype(dtype.numpy)[()]
-        reduced = lax.reduce(a, start, lambda x, y: self.binary(op, x, y, dtype), (axis,))
-        return lax.expand_dims(reduced, (axis,))
+        def combine(total: Value, one: Value) -> tuple[Value, None]:
+            return self.binary(op, total, one.reshape(start.shape), dtype), None
+
+        total, _ = lax.scan(combine, start, blocks, unroll=min(_SCAN_UNROLL, len(blocks)))
+        return total
+
+    def _reduce_freely(self, op: str, a: Value, axes: Sequence[int], dtype: DType) -> Value:
+        nothing = np.asarray(identity(op, dtype)).astype(dtype.numpy)[()]
+        reduced = lax.reduce(a, nothing, lambda x, y: self.binary(op, x, y, dtype), tuple(axes))
+        return lax.expand_dims(reduced, tuple(axes))
+
+    def _in_blocks(self, op: str, a: Value, axes: Sequence[int], block: int, dtype: DType) -> Value:
+        """[blocks, block, kept...]; a last block that is shorter is filled up with the identity, which cannot be seen."""
+        kept = [axis for axis in range(a.ndim) if axis not in axes]
+        along = lax.transpose(a, (*axes, *kept)).reshape(-1, *(a.shape[axis] for axis in kept))
+        n = along.shape[0]
+        length = min(block, n)
+        fill = np.asarray(identity(op, dtype), self._rounding.carrier_type(dtype))[()]
+        whole = lax.pad(along, fill, [(0, -n % length, 0), *((0, 0, 0) for _ in kept)])
+        return whole.reshape(-1, length, *whole.shape[1:])
 
     def _halve(self, op: str, a: Value, axis: int, dtype: DType) -> Value:
         n = a.shape[axis]
-        if n == 0:
-            return self.full((*a.shape[:axis], 1, *a.shape[axis + 1 :]), identity(op, dtype, empty=True), dtype)
         size = 1 << (n - 1).bit_length()
         if size > n:
             missing = [(0, size - n if i == axis else 0, 0) for i in range(a.ndim)]

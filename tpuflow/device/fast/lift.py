@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -65,13 +66,6 @@ def _whole_axes(t: Lifting, axes: Sequence[TileAxis]) -> None:
             raise CannotLift("an instruction works along an axis that the grid cuts into tiles")
 
 
-def _reduce(t: Lifting, i: vector.Reduce, trips: Trips, state: State) -> None:
-    a = t.read(i.a, state)
-    _local_axes(t, i.a, i.axes)
-    n = len(a.batch)
-    state.tiles[i.dst] = Virtual(t.ar.reduce(i.op, a.array, tuple(n + x for x in i.axes), i.a.dtype), a.batch)
-
-
 def _fold_axes(t: Lifting, a: Virtual, axes: Sequence[TileAxis], reduced: tuple[int, ...]) -> None:
     """Folding all steps at once is right only if every sequential axis is summed over exactly once through this operand."""
     blocked = {axis.grid for x, axis in enumerate(axes) if x in reduced}
@@ -85,24 +79,26 @@ def _fold_axes(t: Lifting, a: Virtual, axes: Sequence[TileAxis], reduced: tuple[
 
 def _reduce_into(t: Lifting, i: vector.ReduceInto, trips: Trips, state: State) -> None:
     acc, a = t.read(i.acc, state), t.read(i.a, state)
-    if not t.folded:
-        _local_axes(t, i.a, i.axes)
-        n = len(a.batch)
-        part = Virtual(t.ar.reduce(i.op, a.array, tuple(n + x for x in i.axes), i.a.dtype), a.batch)
-    else:
+    if t.folded:
         _fold_axes(t, a, i.a.axes, i.axes)
-        part = _fold_reduce(t, i, a)
-    (x, y), batch = t.aligned([acc, part])
-    state.tiles[i.acc] = Virtual(t.ar.binary(i.op, x, y, i.acc.dtype), batch)
+    else:
+        _local_axes(t, i.a, i.axes)
+    steps = tuple(g for g in a.batch if t.folded and g in t.kernel.sequential)
+    a = _inner_batch(a, steps)
+    batch = tuple(sorted({*acc.batch, *a.batch}))
+    taken = tuple(range(len(batch), len(batch) + len(steps)))  # steps that are taken at once: native only, where order is free
+    start = lax.expand_dims(t.expand(acc, batch), taken)
+    axes = (*taken, *(len(batch) + len(steps) + x for x in i.axes))
+    source = t.expand(a, batch)
+    block = i.block if not steps else math.prod(source.shape[x] for x in axes)
+    state.tiles[i.acc] = Virtual(lax.squeeze(t.ar.reduce(i.op, start, source, axes, block, i.a.dtype), taken), batch)
 
 
-def _fold_reduce(t: Lifting, i: vector.ReduceInto, a: Virtual) -> Virtual:
-    """One reduction over the tile's axes and every batched step axis (order free: native only)."""
-    n = len(a.batch)
-    steps = tuple(k for k, g in enumerate(a.batch) if g in t.kernel.sequential)
-    reduced = t.ar.reduce(i.op, a.array, (*steps, *(n + x for x in i.axes)), i.a.dtype)
-    batch = tuple(g for g in a.batch if g not in t.kernel.sequential)
-    return Virtual(lax.squeeze(reduced, steps), batch)
+def _inner_batch(value: Virtual, inner: tuple[int, ...]) -> Virtual:
+    """Some batch dimensions as the first axes of the value itself."""
+    outer = tuple(g for g in value.batch if g not in inner)
+    order = [value.batch.index(g) for g in (*outer, *inner)]
+    return Virtual(lax.transpose(value.array, (*order, *range(len(order), value.array.ndim))), outer)
 
 
 def _matmul(t: Lifting, i: matrix.MatmulAccumulate, trips: Trips, state: State) -> None:
@@ -342,7 +338,6 @@ HANDLERS: Mapping[type[Instruction], Callable[..., None]] = {
     vector.Iota: _iota,
     vector.Broadcast: _broadcast,
     vector.Transpose: _transpose,
-    vector.Reduce: _reduce,
     vector.ReduceInto: _reduce_into,
     vector.Cumulative: _cumulative,
     vector.Sort: _sort,

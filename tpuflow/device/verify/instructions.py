@@ -203,16 +203,14 @@ def _transpose(i: vector.Transpose) -> None:
         raise Refusal(f"dst has axes {axes_text(i.dst.axes)}; expected {axes_text(expected)}")
 
 
-def _reduced(name: str) -> Rule:
-    """A named operand has the axes of `a`, those of `axes` replaced by unblocked axes of size 1."""
-
-    def rule(instruction: Any) -> None:
-        a, axes = instruction.a, instruction.axes
-        if len(set(axes)) != len(axes) or any(x >= len(a.axes) for x in axes):
-            raise Refusal(f"axes are {axes}; expected different axes of a, which has rank {len(a.axes)}")
-        _require_axes(name, getattr(instruction, name), tuple(ONE if n in axes else x for n, x in enumerate(a.axes)))
-
-    return rule
+def _reduced(i: vector.ReduceInto) -> None:
+    """The accumulator has the axes of `a`, those of `axes` replaced by unblocked axes of size 1."""
+    a, axes = i.a, i.axes
+    if list(axes) != sorted(set(axes)) or any(x >= len(a.axes) for x in axes):
+        raise Refusal(f"axes are {axes}; expected ascending axes of a, which has rank {len(a.axes)}")
+    if i.block < 1:
+        raise Refusal(f"block is {i.block}; expected at least 1 element")
+    _require_axes("acc", i.acc, tuple(ONE if n in axes else x for n, x in enumerate(a.axes)))
 
 
 def _carry(i: vector.Cumulative) -> None:
@@ -331,8 +329,7 @@ RULES: dict[type[Instruction], tuple[Rule, ...]] = {
     vector.Bitcast: (_on_lanes, _same_axes("dst", "a"), _bitcast),
     vector.Broadcast: (_in(dst="vmem", a="vmem|smem"), _same_dtype("dst", "a"), _broadcast),
     vector.Transpose: (_on_lanes, _same_dtype("dst", "a"), _transpose),
-    vector.Reduce: (_on_lanes, _same_dtype("dst", "a"), _defined("binary", "a"), _reduced("dst")),
-    vector.ReduceInto: (_on_lanes, _same_dtype("acc", "a"), _defined("binary", "a"), _reduced("acc")),
+    vector.ReduceInto: (_on_lanes, _same_dtype("acc", "a"), _defined("binary", "a"), _reduced),
     vector.Cumulative: (
         _on_lanes, _same_axes("dst", "a"), _same_dtype("dst", "carry", "a"), _defined("binary", "a"), _axis_of("a"), _carry,
     ),

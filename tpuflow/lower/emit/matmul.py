@@ -8,7 +8,7 @@ runs before the product, elementwise work on the result after it. A convolution 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tpuflow.chips import Chip
@@ -20,9 +20,10 @@ from tpuflow.lower.emit.halo import Halo, halo_labels
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map_with
 from tpuflow.lower.emit.nest import Merged, Nest, cut, merge
-from tpuflow.lower.emit.reduce import add_sums, live_reductions, start_sums
+from tpuflow.lower.emit.reduce import add_sums, live_reductions, start_sums, sum_units
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.site import Kernels, Site
+from tpuflow.lower.graph.blocking import depth_block, unmergeable
 from tpuflow.lower.graph.conv import PRECISIONS, ConvLabels, product_labels
 from tpuflow.lower.graph.graph import Node
 from tpuflow.lower.graph.ops import PRODUCTS
@@ -38,10 +39,6 @@ ROW, COLUMN, DEPTH = -1, -2, -3  # axes of size 1 that stand for rows, columns o
 _SUMMED = -100  # axes of size 1 that stand for those that are summed over: -100, -101, ...
 
 
-class DepthCut(Exception):
-    """The contraction of a product whose results are to be summed has several tiles: they are not there before the last of these."""
-
-
 def _precision(chip: Chip, precision: str, dtype: DType) -> str:
     """The precision of the instruction: exact unless operands are f32 and the chip's arrays are not."""
     return EXACT if dtype != F32 or chip.matrix_f32_as == F32.name else _NARROWED[chip.matrix_f32_as][precision]
@@ -49,7 +46,10 @@ def _precision(chip: Chip, precision: str, dtype: DType) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The merged axes of a product by kind, and of each operand and the result in buffer order; `lhs` has halos, `patch` their labels."""
+    """The merged axes of a product by kind, and of each operand and the result in buffer order; `lhs` has halos, `patch` their labels.
+
+    `depth`: how long a block of the contraction is along a merged axis.
+    """
 
     merged: Merged
     lhs: tuple[int, ...]
@@ -57,6 +57,7 @@ class Product:
     rhs: tuple[int, ...]
     out: tuple[int, ...]
     halos: tuple[Halo, ...]
+    depth: Mapping[int, int]
 
     @classmethod
     def of(cls, node: Node, region: Region) -> Product:
@@ -65,13 +66,16 @@ class Product:
         halos = halo_labels(labels)
         shape = node.inputs[0].shape
         sizes = labels.sizes(shape, node.inputs[1].shape) | {h: max(2, shape[s.axis]) for h, s in halos.items()}
+        block = depth_block(labels, sizes)
         apart = [(x,) for h, s in halos.items() for x in (h, labels.lhs[s.axis], s.label)]  # these merge with nothing
+        apart += [(x,) for x in unmergeable(labels, sizes, block)]
         merged = merge(sizes, [*operands(region, dot_levels(region)), *apart])
+        depth = {a: math.prod(block[x] for x in labels.contracted if merged.axis_of.get(x) == a) for a in merged.axis_of.values()}
         made = tuple(Halo.of(merged.axis_of, h, s, labels, shape, sizes) for h, s in halos.items())
         extents = {h.axis: h.extent for h in made}
         merged = replace(merged, sizes=tuple(extents.get(a, n) for a, n in enumerate(merged.sizes)))
         lhs, patch, rhs, out = (merged.fold(x) for x in (_with_halos(labels), labels.patch, labels.rhs, labels.out))
-        return cls(merged, lhs, patch, rhs, out, made)
+        return cls(merged, lhs, patch, rhs, out, made, depth)
 
     def kinds(self) -> tuple[tuple[int, ...], ...]:
         """Batch, row and column axes in result order, contracted axes in the order of the sum."""
@@ -80,29 +84,25 @@ class Product:
         columns = tuple(a for a in self.out if a in self.rhs and a not in batch)
         return batch, rows, columns, tuple(a for a in self.patch if a not in self.out)
 
-    def nests(self, site: Site, *, summed: bool = False) -> Iterator[Nest]:
-        """Ways to cut every axis, of ever smaller tiles: before a contraction is cut further, rows and columns are.
-
-        Where results are `summed` over the rows, these come in sequence.
-
-        Raises:
-          DepthCut: the contraction has several tiles though results are summed.
-        """
-        whole = self._by_kind(self.merged.sizes)
-        operands = replace(_operands(site.region, self._lhs_elems), overlapping=self._overlapping())
+    def nests(self, site: Site, sums: Sequence[Node] = ()) -> Iterator[Nest]:
+        """Ways to cut every axis, of ever smaller tiles. Where results are summed over the rows, these come in sequence."""
+        whole, summed = self._by_kind(self.merged.sizes), bool(sums)
+        batch, rows, _, contracted = self.kinds()
+        operands = replace(
+            _operands(site.region, self._lhs_elems, tuple(self.depth[a] for a in contracted)),
+            overlapping=self._overlapping(),
+            sum_units=sum_units(sums, [self.merged.sizes[a] for a in (*batch, *rows)]) if summed else None,
+        )
         for edge in shrinking(MATRIX_EDGE):
-            longer = matmul_tiles(whole, site.chip, operands, edge, LONGER * edge, summed=summed)
-            if summed and longer.contracted != whole.contracted:
-                raise DepthCut
+            longer = matmul_tiles(whole, site.chip, operands, edge, LONGER * edge)
             yield self._cut(longer, summed=summed)
-            if (shorter := matmul_tiles(whole, site.chip, operands, edge, summed=summed)) != longer:
+            if (shorter := matmul_tiles(whole, site.chip, operands, edge)) != longer:
                 yield self._cut(shorter, summed=summed)
 
-    def _overlapping(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Positions, among the rows and among the contracted axes, of the shorter axis of every pair that addresses a halo."""
+    def _overlapping(self) -> tuple[int, ...]:
+        """Positions among the rows of the shorter axis of every pair that addresses a halo."""
         short = {min(h.outer, h.inner, key=self.merged.sizes.__getitem__) for h in self.halos if h.is_pair}
-        _, rows, _, contracted = self.kinds()
-        return tuple(i for i, a in enumerate(rows) if a in short), tuple(i for i, a in enumerate(contracted) if a in short)
+        return tuple(i for i, a in enumerate(self.kinds()[1]) if a in short)
 
     def _by_kind(self, sizes: Sequence[int]) -> MatmulSizes:
         return MatmulSizes(*(tuple(sizes[a] for a in kind) for kind in self.kinds()))
@@ -157,13 +157,13 @@ def the_product(region: Region) -> Node:
     return node
 
 
-def _operands(region: Region, lhs_elems: Callable[[MatmulSizes], int]) -> Operands:
+def _operands(region: Region, lhs_elems: Callable[[MatmulSizes], int], depth: tuple[int, ...]) -> Operands:
     """Bytes that a product's tiles take: of operands as they are loaded, of the result with what is loaded, stored and made beside it."""
     product = the_product(region)
     made_from = {n.result: n.inputs[0] for n in region.find("convert")}
     lhs, rhs = (made_from.get(v, v).dtype.bytes if v not in region.inputs else v.dtype.bytes for v in product.inputs)
     beside = [v for v in (*region.inputs, *region.results) if v.shape == product.result.shape]
-    return Operands(lhs, rhs, sum(2 * v.dtype.bytes for v in beside) + 4 * region.widest_bytes(), lhs_elems)
+    return Operands(lhs, rhs, sum(2 * v.dtype.bytes for v in beside) + 4 * region.widest_bytes(), lhs_elems, depth)
 
 
 def dot_levels(region: Region) -> list[Roots]:
@@ -179,8 +179,7 @@ def dot_levels(region: Region) -> list[Roots]:
 def emit_matmul(site: Site) -> Kernels:
     """One kernel: zero, accumulate over the contracted tiles, read, and the elementwise rest; what is summed over the rows is summed on.
 
-    Raises:
-      DepthCut: results are to be summed, but the contraction has several tiles.
+    (Then the contraction is one block: results are there after one step.)
     """
     region, dot = site.region, the_product(site.region)
     labels = product_labels(dot)
@@ -218,4 +217,4 @@ def emit_matmul(site: Site) -> Kernels:
         below.store(region.stored(sums))
         return kernel
 
-    return site.first_fitting(attempt, product.nests(site, summed=bool(sums)))
+    return site.first_fitting(attempt, product.nests(site, reductions))

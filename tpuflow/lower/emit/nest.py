@@ -78,10 +78,10 @@ class Nest:
 
 
 def cut(sizes: Sequence[int], tile: Sequence[int], sequential: Iterable[int] = ()) -> Nest:
-    """Cut every axis into tiles; `sequential` axes come last in the grid and run in order."""
-    ordered = set(sequential)
+    """Cut every axis into tiles; `sequential` axes come last in the grid, in the order given, and run in order."""
+    ordered = tuple(sequential)
     blocked = [i for i, (n, t) in enumerate(zip(sizes, tile, strict=True)) if t < n]
-    order = [i for i in blocked if i not in ordered] + [i for i in blocked if i in ordered]
+    order = [i for i in blocked if i not in ordered] + [i for i in ordered if i in blocked]
     axes = [TileAxis(n) for n in sizes]
     for number, i in enumerate(order):
         axes[i] = TileAxis(tile[i], number, sizes[i])

@@ -11,8 +11,20 @@ from tpuflow.lower.emit.map import emit_map_with
 from tpuflow.lower.emit.nest import cut, merge
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.site import Kernels, Site
+from tpuflow.lower.graph.blocking import is_ordered, sum_block, units
 from tpuflow.lower.graph.builder import identity
 from tpuflow.lower.graph.graph import Node
+
+
+def block_of(reduction: Node) -> int:
+    """Elements that a reduction combines in one go."""
+    return sum_block(reduction.inputs[0].shape, reduction.attrs["axes"])
+
+
+def sum_units(reductions: Sequence[Node], sizes: Sequence[int]) -> tuple[int, ...]:
+    """What tiles take multiples of along (merged) axes of some sizes that are reduced: a block's box, where order can be seen."""
+    ordered = any(is_ordered(r.attrs["op"], r.result.dtype) for r in reductions)
+    return units(sizes, block_of(reductions[0])) if ordered else (1,) * len(sizes)
 
 
 def live_reductions(region: Region) -> tuple[Node, ...]:
@@ -42,12 +54,13 @@ def emit_reduce(site: Site) -> Kernels:
     merged = merge(dict(enumerate(shape)), operands(region, levels))
     axes = tuple(range(len(merged.sizes)))
     reduced = merged.fold(reductions[0].attrs["axes"])
+    in_order = dict(zip(reduced, sum_units(reductions, [merged.sizes[a] for a in reduced]), strict=True))
     space = "vmem" if axes else "smem"
     whole = Level(levels[0][1], axes, space)
     rest = Level(levels[1][1], tuple(-1 - a if a in reduced else a for a in axes), space)
 
     def attempt(budget_bytes: int) -> KernelBuilder:
-        nest = cut(merged.sizes, site.tile_sizes(merged.sizes, region.widest_bytes(), budget_bytes), reduced)
+        nest = cut(merged.sizes, site.tile_sizes(merged.sizes, region.widest_bytes(), budget_bytes, units=in_order), reduced)
         kernel = site.kernel(nest.grid)
         above = LevelEmitter(kernel, region, merged, nest, whole, {}, {})
         below = LevelEmitter(kernel, region, merged, nest, rest, {}, {})
@@ -73,7 +86,7 @@ def add_sums(kernel: KernelBuilder, above: LevelEmitter, below: LevelEmitter, re
     tiles = above.emit([r.inputs[0] for r in reductions])
     for r, tile in zip(reductions, tiles, strict=True):
         kernel.source = r.source
-        kernel.emit(ReduceInto(r.attrs["op"], below.tiles[r.result], tile, axes))
+        kernel.emit(ReduceInto(r.attrs["op"], below.tiles[r.result], tile, axes, block_of(r)))
 
 
 def _accumulate(

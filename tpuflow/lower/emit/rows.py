@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from tpuflow.isa.vector import Broadcast, Reduce
+from tpuflow.isa.vector import Broadcast
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.nest import cut, merge
+from tpuflow.lower.emit.reduce import add_sums, start_sums
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.graph import Node
@@ -65,8 +66,8 @@ def emit_rows(site: Site) -> Kernels:
 def _crosses(kernel: KernelBuilder, node: Node, above: LevelEmitter, below: LevelEmitter, along: tuple[int, ...]) -> bool:
     """Emit a node that leads from rows to what is left of them, or back; whether it is one."""
     if node.op == "reduce":
-        made = below.tiles[node.result] = below.new(node.result.dtype)
-        kernel.emit(Reduce(node.attrs["op"], made, above.value(node.inputs[0]), along))
+        start_sums(kernel, below, (node,))
+        add_sums(kernel, above, below, (node,), along)
         return True
     if node.op == "broadcast" and node.inputs[0] in below.tiles:
         made = above.tiles[node.result] = above.new(node.result.dtype)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeVar
 
 from tpuflow.chips import Chip
@@ -45,10 +46,17 @@ class Site:
         """The HBM buffer of the first result."""
         return self.region.outputs[0][1]
 
-    def tile_sizes(self, sizes: Sequence[int], element_bytes: int, budget_bytes: int, whole: Collection[int] = ()) -> tuple[int, ...]:
+    def tile_sizes(
+        self,
+        sizes: Sequence[int],
+        element_bytes: int,
+        budget_bytes: int,
+        whole: Collection[int] = (),
+        units: Mapping[int, int] = MappingProxyType({}),
+    ) -> tuple[int, ...]:
         """Tile sizes for a row-major space that share the work among the cores; as large as they may be where kernels are only noted."""
         rule = share_tile if self.recorded is None else fill_tile
-        return rule(sizes, element_bytes, self.chip, budget_bytes, whole)
+        return rule(sizes, element_bytes, self.chip, budget_bytes, whole, units)
 
     def fit(self, attempt: Callable[[int], KernelBuilder]) -> Kernels:
         """The first kernel that fits on the chip, trying ever smaller tiles, given by their bytes.

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tpuflow.chips import Chip
-from tpuflow.errors import CompileError
+from tpuflow.errors import CompileError, OutOfMemoryError
 from tpuflow.isa.program import Buffer
 from tpuflow.lower.emit.indexed import emit_scatter_rows, emit_take_rows
 from tpuflow.lower.emit.map import emit_map
-from tpuflow.lower.emit.matmul import DepthCut, emit_matmul
+from tpuflow.lower.emit.matmul import emit_matmul
 from tpuflow.lower.emit.move import (
     emit_concatenate,
     emit_dynamic_slice,
@@ -22,7 +22,7 @@ from tpuflow.lower.emit.move import (
     emit_slice,
     emit_transpose,
 )
-from tpuflow.lower.emit.reduce import emit_reduce
+from tpuflow.lower.emit.reduce import emit_reduce, live_reductions
 from tpuflow.lower.emit.region import ELEMENTWISE, Region
 from tpuflow.lower.emit.repeated import Repeated
 from tpuflow.lower.emit.rows import emit_rows
@@ -38,10 +38,12 @@ Scalar = int | float | bool
 
 
 def emit_product(site: Site) -> Kernels:
-    """A product with sums of its results in one kernel if it can be, else in two."""
+    """A product with sums of its results in one kernel if a block of these fits on the chip beside it, else in two."""
     try:
         return emit_matmul(site)
-    except DepthCut:
+    except OutOfMemoryError:
+        if not live_reductions(site.region):
+            raise
         buffer_of = dict(zip(site.node.inputs, site.region.inputs.values(), strict=True))
         buffer_of |= {v: buffer for v, (_, buffer) in zip(site.node.results, site.region.outputs, strict=True)}
         parts = [

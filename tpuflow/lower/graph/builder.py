@@ -12,6 +12,7 @@ import numpy as np
 from tpuflow.dtypes import F32, PRED, S32, DType
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import GraphError
+from tpuflow.lower.graph.blocking import apart, is_ordered
 from tpuflow.lower.graph.conv import DEFAULT, ConvLabels
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.interpret import evaluate
@@ -275,6 +276,8 @@ class Builder:
         if not x.type.elems:
             (result,) = infer("reduce", (x.type,), {"op": op, "axes": tuple(axes)})
             return self.full(result, identity(op, x.dtype))
+        if is_ordered(op, x.dtype) and (first := apart(x.shape, axes)):
+            return self.reduce(op, self.reduce(op, x, first), [axis for axis in axes if axis not in first])
         return self.emit("reduce", (x,), {"op": op, "axes": tuple(axes)}).result
 
     def cumulative(self, op: str, x: Value, axis: int, *, reverse: bool = False) -> Value:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from tpuflow.errors import GraphError
-from tpuflow.lower.graph.conv import ConvLabels, product_labels
+from tpuflow.lower.graph.blocking import depth_block
+from tpuflow.lower.graph.conv import product_labels
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE, JOINED, PRODUCTS, infer
 from tpuflow.lower.graph.text import node_text
@@ -141,14 +142,18 @@ def _verify_dot(node: Node) -> None:
     _verify_map_nodes(node, [n for n in rest if n not in after and n.result.shape == shape], shape)
     _verify_map_nodes(node, [n for n in rest if n in after or n.result.shape != shape], kept)
     if reductions:
-        _verify_sums(node, product_labels(dot), reductions, shape)
+        _verify_sums(node, dot, reductions)
 
 
-def _verify_sums(node: Node, labels: ConvLabels, reductions: Sequence[Node], shape: tuple[int, ...]) -> None:
-    """Reductions in a dot region: of what has the dot's shape, over all axes that its left operand has."""
+def _verify_sums(node: Node, dot: Node, reductions: Sequence[Node]) -> None:
+    """Reductions in a dot region: of what has the dot's shape, over all axes that its left operand has; results are there in one step."""
+    labels, shape = product_labels(dot), dot.result.shape
     axes = tuple(i for i, x in enumerate(labels.out) if x in labels.patch)
     same = all(n.inputs[0].shape == shape and n.attrs["axes"] == axes for n in reductions)
     _require(same, node, f"all reductions of a dot region are of its shape {shape}, over all axes but its columns: {axes}")
+    sizes = labels.sizes(dot.inputs[0].shape, dot.inputs[1].shape)
+    one = all(length == sizes[x] for x, length in depth_block(labels, sizes).items())
+    _require(one, node, "the contraction of a product whose results are reduced is one block")
 
 
 def _verify_several(node: Node) -> None:

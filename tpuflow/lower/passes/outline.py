@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from tpuflow.lower.graph.blocking import ceil_div
 from tpuflow.lower.graph.conv import product_labels
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.passes.grouping import STRETCHED, Group, Grouping
 from tpuflow.lower.passes.ordering import in_order
-from tpuflow.lower.tiling import MATRIX_EDGE, ceil_div
+from tpuflow.lower.tiling import MATRIX_EDGE
 
 COSTLY = frozenset(("exp", "expm1", "log", "log1p", "tanh", "sin", "cos", "erf", "cbrt", "pow", "atan2"))
 COSTLY_WEIGHT = 6
