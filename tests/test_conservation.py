@@ -30,7 +30,7 @@ from tpuflow.lower.graph.conv import product_labels
 from tpuflow.lower.graph.graph import Graph, Value
 from tpuflow.lower.graph.ops import PRODUCTS
 
-SMALL = replace(get_chip("generic"), name="small", vmem_bytes=2**16, acc_bytes=2**14, matrix_rows=16, matrix_columns=16, vector_lanes=16)
+SMALL = replace(get_chip("generic"), name="small", vmem_bytes=2**18, acc_bytes=2**14, matrix_rows=16, matrix_columns=16, vector_lanes=16)
 IMAGES = {"MLP": (5, 28, 28), "LeNet5": (3, 32, 32, 1)}
 MODELS: dict[str, Any] = {"MLP": MLP(hidden=(70, 33)), "LeNet5": LeNet5()}
 

@@ -26,7 +26,7 @@ from tpuflow.device.timing.result import ProgramTime
 from tpuflow.isa.program import Kernel, Loop, Program, walk
 
 SHAPES = ((7, 5), (129, 257), (1000, 33))
-SMALL = replace(get_chip("tpu-v3"), name="small", vmem_bytes=2**16, acc_bytes=2**14, matrix_rows=16, matrix_columns=16, vector_lanes=16)
+SMALL = replace(get_chip("tpu-v3"), name="small", vmem_bytes=2**18, acc_bytes=2**14, matrix_rows=16, matrix_columns=16, vector_lanes=16)
 KERNELS: dict[str, Callable[..., jax.Array]] = {
     "map": lambda a, b: jnp.tanh(a) * a + 1,
     "reduce": lambda a, b: a.sum(0),
@@ -53,7 +53,7 @@ def random_plans() -> list[tuple[Kernel, GridPlan]]:
         chip = replace(
             SMALL,
             cores=rng.choice((1, 3)),
-            vmem_bytes=rng.choice((2**13, 2**15, 2**17)),
+            vmem_bytes=rng.choice((2**17, 2**18, 2**19)),
             dma_seconds=rng.choice((0.0, 1e-7, 1e-6)),
             hbm_bytes_per_second=rng.choice((3e9, 5e10, 9e11)),
             issue_cycles=rng.choice((0.0, 7.0)),
