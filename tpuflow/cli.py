@@ -6,27 +6,34 @@ Only `estimate` needs the compiler, Flax or Optax.
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tpuflow.dtypes import BF16
-from tpuflow.errors import LaunchError, TpuflowError
+from tpuflow.archives import Archive, check_names, write_arrays
+from tpuflow.dtypes import BF16, DType
+from tpuflow.errors import LaunchError, ProgramFileError, TpuflowError, short
 from tpuflow.isa.assembler import assemble
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.file import code_hash, load, save
-from tpuflow.isa.program import Kernel, Port, Program, walk
+from tpuflow.isa.program import Kernel, Program, walk
+
+if TYPE_CHECKING:
+    from tpuflow.device.runtime import Executable
 
 ESTIMATE = "the modelled time and memory of a step on a chip, from shapes alone; nothing is run"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, run, and turn expected errors into one line on stderr and exit status 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names may hold what the terminal's encoding has no place for
+        sys.stdout.reconfigure(errors="backslashreplace")
     args = _parser().parse_args(arguments)
     try:
         args.command(args)
@@ -89,15 +96,15 @@ def _run(args: argparse.Namespace) -> None:
     from tpuflow.device.runtime import Executable  # the engines are loaded only where something runs
 
     executable = Executable.load(args.file, args.engine, args.fidelity)
-    ports = executable.program.inputs
+    if args.outputs is not None:
+        check_names((p.name for p in executable.program.outputs), "output")
+    arrays = _read_arrays(args.inputs, executable)
     began = time.perf_counter()
-    outputs = executable.run(_read_arrays(args.inputs, ports))
+    outputs = executable.run(arrays)
     print(f"ran {args.file} in {time.perf_counter() - began:.3f} s of host time", file=sys.stderr)
     print(executable.time().summary(), file=sys.stderr)
     if args.outputs is not None:
-        with args.outputs.open("wb") as out:
-            np.savez(out, **_savable(outputs))  # type: ignore[arg-type]
-        return
+        return write_arrays(args.outputs, _savable(outputs))
     for name, value in outputs.items():
         print(f"{name}: {value.dtype.name}{list(value.shape)}\n{value}")
 
@@ -123,17 +130,25 @@ def _calibrate(args: argparse.Namespace) -> None:
     run_calibrate(args.file, args.output)
 
 
-def _read_arrays(path: Path | None, ports: Sequence[Port]) -> dict[str, np.ndarray]:
-    """Arrays of an .npz file; bfloat16 arrays, which .npz stores as raw 2-byte items, get their type back from the signature."""
+def _read_arrays(path: Path | None, executable: Executable) -> dict[str, np.ndarray]:
+    """The input arrays of an .npz file: elements are read when all names, shapes and types are known to fit the signature.
+
+    bfloat16 arrays, which .npz stores as raw 2-byte items, get their type back from the signature.
+    """
     if path is None:
+        executable.check_names(())
         return {}
-    try:
-        with np.load(path, allow_pickle=False) as loaded:
-            arrays = {name: loaded[name] for name in loaded.files}
-    except ValueError as error:
-        raise LaunchError(f"{path}: not an .npz file of plain arrays ({error}).") from error
-    raw = {p.name for p in ports if p.dtype == BF16}
-    return {n: a.view(BF16.numpy) if n in raw and a.dtype.itemsize == 2 and a.dtype.kind in "Vu" else a for n, a in arrays.items()}
+    with Archive(path) as archive:
+        executable.check_names(archive.names)
+        for port in executable.program.inputs:
+            header = archive.header(port.name)
+            if header.shape != port.shape or not _is_stored_as(port.dtype, header.dtype):
+                raise LaunchError(f"{path}: input {short(port.name)}: expected {port.dtype}{list(port.shape)}, got {header}.")
+        return {port.name: archive.read(port.name).view(port.dtype.numpy) for port in executable.program.inputs}
+
+
+def _is_stored_as(dtype: DType, found: np.dtype) -> bool:
+    return found == dtype.numpy or (dtype == BF16 and found.itemsize == dtype.bytes and found.kind in "Vu")
 
 
 def _savable(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -168,12 +183,12 @@ def _disassemble(args: argparse.Namespace) -> None:
     if args.output is None:
         print(text, end="")
     else:
-        args.output.write_text(text)
+        args.output.write_text(text, encoding="utf-8")
 
 
 def _assemble(args: argparse.Namespace) -> None:
-    save(assemble(args.file.read_text(), name=str(args.file)), args.output)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        text = args.file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ProgramFileError(f"{args.file}: not the text of a program: byte {error.start} is not UTF-8.") from error
+    save(assemble(text, name=str(args.file)), args.output)

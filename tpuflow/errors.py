@@ -58,8 +58,16 @@ class WeightsError(TpuflowError, ValueError):
     """A file of weights is damaged, or its tensors do not fit the model's parameters."""
 
 
+class ArchiveError(TpuflowError, ValueError):
+    """An archive of arrays (.npz) is damaged or forged, or cannot hold what should be written."""
+
+
 class CheckpointError(TpuflowError, ValueError):
     """A checkpoint is damaged, cannot be written, or was saved by a training that is not this one."""
+
+
+class CheckpointWriteError(CheckpointError):
+    """A checkpoint cannot be written at this moment: the disk is full, the directory is gone, or another training writes there."""
 
 
 def did_you_mean(value: object, known: Iterable[str]) -> str:
@@ -73,3 +81,21 @@ def unknown(what: str, value: object, known: Iterable[str], instead: str = "") -
     names = list(known)
     also = f"; or pass {instead}" if instead else ""
     return ConfigError(f"unknown {what} {value!r}.{did_you_mean(value, names)} Choose one of: {', '.join(names)}{also}.")
+
+
+def short(name: str, most: int = 80) -> str:
+    """A name as it can be shown on a line, however long or odd it is."""
+    return repr(name) if len(name) <= most else f"{name[:most]!r}... ({len(name)} characters)"
+
+
+def listed(names: Iterable[str], most: int = 8) -> str:
+    """Names as they can be shown on a line, however many there are."""
+    names = list(names)
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"[{', '.join(map(short, names[:most]))}{rest}]"
+
+
+def one_line(error: BaseException, most: int = 200) -> str:
+    """The first line of what an error says, or what kind it is."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:most].rstrip(".")

@@ -21,7 +21,6 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tpuflow.errors import WeightsError
+from tpuflow.archives import Archive
+from tpuflow.errors import ArchiveError, WeightsError
 
 COUNTERPARTS: Mapping[str, str] = {
     "kernel": "weight",
@@ -172,10 +172,10 @@ def _is_floating(array: np.ndarray) -> bool:
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, AttributeError) as error:
-        raise WeightsError(f"{path}: damaged, or not an .npz file of plain arrays ({error})") from error
+        with Archive(path) as archive:
+            return archive.read_all()
+    except (OSError, ArchiveError) as error:
+        raise WeightsError(str(error)) from error
 
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:

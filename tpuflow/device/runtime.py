@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from tpuflow.device.profile import KernelRow, profile
 from tpuflow.device.timing import ProgramTime, time_program
 from tpuflow.device.verify import verify
-from tpuflow.errors import ConfigError, LaunchError
+from tpuflow.errors import ConfigError, LaunchError, listed
 from tpuflow.isa import file
 from tpuflow.isa.program import Port, Program
 
@@ -101,16 +102,39 @@ class Executable:
         return items if items is not None else 1 << max(0, (count or 1) - 1).bit_length()
 
     def run(self, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Run once with inputs by port name; outputs by port name."""
-        names = [p.name for p in self.program.inputs]
-        missing, extra = [n for n in names if n not in arrays], [n for n in arrays if n not in names]
-        if missing or extra:
-            raise LaunchError(f"inputs do not fit the program: missing {missing}, unknown {extra}; it takes {names}.")
-        infeeds = self.program.infeeds
-        if infeeds:
-            raise LaunchError(f"this program is fed by infeed ports {[p.name for p in infeeds]}: use launch() and give their items.")
-        outputs, _ = self.launch([np.asarray(arrays[n]) for n in names])
+        """Run once with inputs by port name; outputs by port name.
+
+        Raises:
+          LaunchError: names, shapes or types do not fit, or the Program's ports cannot be told apart by their names.
+        """
+        self.check_names(arrays)
+        outputs, _ = self.launch([np.asarray(arrays[p.name]) for p in self.program.inputs])
         return {p.name: np.asarray(x) for p, x in zip(self.program.outputs, outputs, strict=True)}
+
+    def check_names(self, given: Collection[str]) -> None:
+        """That the Program can be run once with inputs of these names.
+
+        Raises:
+          LaunchError: names are missing or unknown, two ports have one name, or the Program is fed by infeed ports.
+        """
+        program = self.program
+        if program.infeeds:
+            raise LaunchError(
+                f"this program is fed by infeed ports {listed(p.name for p in program.infeeds)}: use launch() and give their items."
+            )
+        for what, ports in (("inputs", program.inputs), ("outputs", program.outputs)):
+            twice = [name for name, count in Counter(p.name for p in ports).items() if count > 1]
+            if twice:
+                raise LaunchError(
+                    f"{what} {listed(twice)} of the program have a name more than once: use launch(), which goes by their order."
+                )
+        names = [p.name for p in program.inputs]
+        known, there = set(names), set(given)
+        missing, extra = [n for n in names if n not in there], [n for n in given if n not in known]
+        if missing or extra:
+            raise LaunchError(
+                f"inputs do not fit the program: missing {listed(missing)}, unknown {listed(extra)}; it takes {listed(names)}."
+            )
 
     def _check(self, inputs: Sequence[Any], infeeds: Sequence[Any]) -> None:
         program = self.program
