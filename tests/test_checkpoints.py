@@ -353,13 +353,13 @@ def test_bits_of_every_type_survive(tmp_path):
 
 
 def kill(tmp_path, kills):
-    killed, started = killed_training.kill_and_resume(tmp_path, kills, seed=kills)
-    assert killed == kills and started == kills + 1
+    killed, locked, started = killed_training.kill_and_resume(tmp_path, kills, seed=kills)
+    assert killed == locked == kills and started == kills + 1
     whole = killed_training.train(str(tmp_path / "whole"))
     with np.load(tmp_path / "final.npz") as found:
         assert same_bits(list(found.values()), jax.tree.leaves((whole.params, whole.opt_state)))
     left = [entry.name for entry in os.scandir(tmp_path / "run")]
-    assert len(left) == 3 and all(name.startswith("step_") for name in left), "nothing half written stays behind"
+    assert len(left) == 3 and all(name.startswith("step_") for name in left), "nothing half written stays behind, and no lock"
 
 
 def test_a_killed_training_goes_on_bit_for_bit(tmp_path):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from tpuflow.errors import ConfigError
 
@@ -21,8 +21,9 @@ class Run:
     took `sink_seconds` on the host. `metrics` holds what the last evaluation of this epoch found: a number for each metric,
     or a list of them; if none were asked for "avg_loss" and, for class labels, "accuracy" in percent.
     `resumed_at` is the number of steps that a checkpoint brought. Setting `stop` ends the training after the current
-    round trip. `save(directory)` writes a checkpoint and returns its path; call it in `on_checkpoint` only. `learning_rate()` is the one
-    in the optimizer's state, where `optax.inject_hyperparams` puts it; None otherwise.
+    round trip. `save(directory)` writes a checkpoint and returns its path; call it in `on_checkpoint` only. From the first `save`, or from
+    `claim(directory)`, until this training ends no other training can write there. `learning_rate()` is the one in the optimizer's state,
+    where `optax.inject_hyperparams` puts it; None otherwise.
     """
 
     epochs: int
@@ -47,6 +48,7 @@ class Run:
     finished: bool = False
     history: list[dict[str, Any]] = field(default_factory=list)
     save: Callable[[Any], Path] = field(default=lambda directory: _not_running(), repr=False)
+    claim: Callable[[Any], None] = field(default=lambda directory: _not_running(), repr=False)
     learning_rate: Callable[[], float | None] = field(default=lambda: None, repr=False)
 
     @property
@@ -170,8 +172,8 @@ def named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
     return found
 
 
-def _not_running() -> Path:
-    raise ConfigError("run.save works within on_checkpoint of a running training only.")
+def _not_running() -> NoReturn:
+    raise ConfigError("run.claim works within a running training only, run.save within its on_checkpoint.")
 
 
 class LossMonitor(Callback):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from tpuflow.api import checkpoints
 from tpuflow.api.callbacks import Callback, Run, check_every
 from tpuflow.api.watching import TRAINING_LOSS, Best
-from tpuflow.errors import CheckpointError
+from tpuflow.errors import CheckpointError, CheckpointWriteError
 
 
 class ModelCheckpoint(Callback):
@@ -21,6 +22,10 @@ class ModelCheckpoint(Callback):
     keeps all. best: a metric of the evaluation, or "loss"; whenever it is better than before, the training is saved, and the link `best`
     in the directory names that checkpoint, which is kept beside the others. mode: "min" or "max"; None: "min" for names with "loss" or
     "err" in them. When the training ends, or Ctrl-C ends it, it is saved once more.
+
+    From its beginning to its end the training is the only one that may write in the directory: a second one is refused with a
+    `CheckpointError` that names the first. A checkpoint that cannot be written, because the disk is full for example, ends no training:
+    a warning says so, nothing half written stays behind, and the next save tries again.
     """
 
     def __init__(
@@ -41,6 +46,7 @@ class ModelCheckpoint(Callback):
         self._best = None if best is None else Best("ModelCheckpoint", best, mode)
         self._due = self._is_best = False
         self._best_step: int | None = None
+        self._best_kept: tuple[float | None, int | None] = (None, None)  # the value and step of what `best` names
         self._saved: int | None = None
 
     @property
@@ -51,7 +57,7 @@ class ModelCheckpoint(Callback):
     def on_train_begin(self, run: Run) -> None:
         if self._best is not None:
             self._best.check(run)
-        checkpoints.open_directory(self.directory)
+        run.claim(self.directory)
         self._saved = self._found(run)
 
     def on_epoch_end(self, run: Run) -> None:
@@ -74,15 +80,35 @@ class ModelCheckpoint(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._best is not None and self._best.metric == state["metric"]:
-            self._best.value, self._best_step = state["best"], state["step"]
+            self._best_kept = self._best.value, self._best_step = state["best"], state["step"]
 
     def _save(self, run: Run) -> None:
+        """Save, or say why that is not possible now."""
+        try:
+            self._write(run)
+        except CheckpointWriteError as error:
+            if self._best is not None and self._is_best:  # what is better than the kept one is still to be saved
+                self._best.value, self._best_step = self._best_kept
+            warnings.warn(self._problem(run, error), RuntimeWarning, stacklevel=2)
+
+    def _problem(self, run: Run, error: CheckpointWriteError) -> str:
+        there = checkpoints.saved_steps(self.directory)
+        newest = f"the newest checkpoint there is {checkpoints.folder('', there[-1])}" if there else "there is no checkpoint yet"
+        then = (
+            "The training has ended: save the params of the result elsewhere, or make room and train on from the newest checkpoint"
+            if run.finished
+            else "The training goes on, and the next save tries again: make room there, or keep fewer checkpoints"
+        )
+        return f"ModelCheckpoint: what was trained in {run.steps} steps is not saved: {error} {then}; {newest}."
+
+    def _write(self, run: Run) -> None:
         self._best_step = run.steps if self._is_best else self._best_step
         if self._saved != run.steps:
             run.save(self.directory)
             self._saved = run.steps
-        if self._is_best:
+        if self._best is not None and self._is_best:
             checkpoints.point(self.directory, run.steps)
+            self._best_kept = self._best.value, run.steps
         self._forget()
 
     def _forget(self) -> None:

@@ -11,14 +11,15 @@ directory/
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
+import math
 import os
 import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,15 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 
-from tpuflow.errors import CheckpointError
+from tpuflow.api.claiming import DELETED, UNFINISHED
+from tpuflow.api.sums import SUMS, check_sums, files, write_sums
+from tpuflow.archives import check_inflation
+from tpuflow.errors import ArchiveError, CheckpointError, CheckpointWriteError, one_line
 
 FORMAT = 1
-STATE, PROGRESS, SUMS, BEST = "state", "training.json", "SHA256SUMS", "best"
-UNFINISHED, DELETED = ".unfinished-", ".deleted-"
+STATE, PROGRESS, BEST = "state", "training.json", "best"
 _NAME = re.compile(r"step_(\d{8,})")
-_SUM = re.compile(r"([0-9a-f]{64})  (\S.*)")
+_SYSTEM_ERROR = re.compile(r"os_error_code='(\d+)'")
 
 Path_ = str | os.PathLike[str]
 
@@ -61,53 +64,54 @@ def saved_steps(directory: Path_) -> list[int]:
 def save(directory: Path_, step: int, arrays: Mapping[str, Any], progress: Mapping[str, Any]) -> Path:
     """Write a checkpoint under a temporary name, then rename it; one that has its name already is replaced.
 
+    If it cannot be written, nothing of it stays behind, and the other checkpoints are as they were. The directory is there, and the
+    caller's alone (`tpuflow.api.claiming`).
+
     Raises:
-      CheckpointError: the directory cannot be written, or the state of the data or of a callback is nothing that JSON can hold.
+      CheckpointWriteError: the directory cannot be written: the disk is full, for example.
+      CheckpointError: the state of the data or of a callback is nothing that JSON can hold.
     """
     target = folder(directory, step)
     text = _as_json({"format": FORMAT, **progress})
-    try:
+    with _writing(target):
         temporary = Path(tempfile.mkdtemp(prefix=f"{UNFINISHED}{target.name}-", dir=directory))
-        os.chmod(temporary, 0o755)
-        _write_state(temporary / STATE, arrays)
-        (temporary / PROGRESS).write_text(text)
-        (temporary / SUMS).write_text("".join(f"{digest(file)}  {file.relative_to(temporary).as_posix()}\n" for file in _files(temporary)))
-        _flush(temporary)
-        delete(target)
-        os.rename(temporary, target)
-        _flush_entry(Path(directory))
-    except OSError as error:
-        raise CheckpointError(f"checkpoint {target}: cannot be written: {error.strerror or error}.") from error
+        try:
+            os.chmod(temporary, 0o755)
+            _write_state(temporary / STATE, arrays)
+            (temporary / PROGRESS).write_text(text, encoding="utf-8")
+            write_sums(temporary)
+            _flush(temporary)
+            delete(target)
+            os.rename(temporary, target)
+            _flush_entry(Path(directory))
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)  # there only if it was not renamed
     return target
 
 
 def delete(path: Path) -> None:
-    """Remove a checkpoint: renamed first, so that one half removed is never taken for whole."""
-    if path.exists():
-        gone = Path(tempfile.mkdtemp(prefix=DELETED, dir=path.parent))
-        os.rename(path, gone / path.name)
-        shutil.rmtree(gone)
-
-
-def open_directory(directory: Path_) -> None:
-    """Make the directory and remove what a killed training left half written or half deleted there.
+    """Remove a checkpoint: renamed first, so that one half removed is never taken for whole.
 
     Raises:
-      CheckpointError: it cannot be made or written.
+      CheckpointWriteError: the directory cannot be written.
     """
-    try:
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        for entry in list(os.scandir(directory)):
-            if entry.name.startswith((UNFINISHED, DELETED)):
-                shutil.rmtree(entry.path)
-        tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=directory).cleanup()
-    except OSError as error:
-        raise CheckpointError(f"checkpoints: {directory} cannot be written: {error.strerror or error}.") from error
+    gone = path.with_name(f"{DELETED}{path.name}")
+    with _writing(path):
+        for there in (gone, path):
+            if there.is_dir() and not there.is_symlink():
+                os.replace(there, gone)
+                shutil.rmtree(gone)
+            else:
+                there.unlink(missing_ok=True)
 
 
 def point(directory: Path_, step: int) -> None:
-    """Let the link `best` name the checkpoint of a step."""
-    with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=directory) as temporary:
+    """Let the link `best` name the checkpoint of a step.
+
+    Raises:
+      CheckpointWriteError: the directory cannot be written.
+    """
+    with _writing(Path(directory) / BEST), tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=directory) as temporary:
         os.symlink(folder("", step), Path(temporary) / BEST)
         os.replace(Path(temporary) / BEST, Path(directory) / BEST)
 
@@ -125,21 +129,9 @@ def verify(path: Path) -> None:
     Raises:
       CheckpointError: it is cut short, damaged, or no checkpoint.
     """
-    if not (path / SUMS).is_file():
-        raise CheckpointError(f"checkpoint {path}: {SUMS} is missing: it is cut short, or not a checkpoint of tpuflow.train.")
-    lines = (path / SUMS).read_text(errors="replace").split("\n")
-    found = [_SUM.fullmatch(line) for line in lines[:-1]]
-    # The progress is the last in the list, and its line is ended: a list cut short is noticed.
-    if lines[-1] or not found or found[-1] is None or found[-1][2] != PROGRESS:
-        raise CheckpointError(f"checkpoint {path}: {SUMS} is damaged.")
-    for match in found:
-        if match is None:
-            raise CheckpointError(f"checkpoint {path}: {SUMS} is damaged.")
-        file = path / match[2]
-        if not file.is_file():
-            raise CheckpointError(f"checkpoint {path}: the file {match[2]}, listed in {SUMS}, is missing.")
-        if digest(file) != match[1]:
-            raise CheckpointError(f"checkpoint {path}: the file {match[2]} is damaged: its SHA-256 is not the one in {SUMS}.")
+    if path.is_symlink():
+        raise CheckpointError(f"checkpoint {path}: is a link to {os.readlink(path)!r}; give the path of the checkpoint itself.")
+    check_sums(path, (STATE, PROGRESS))
 
 
 def is_good(path: Path) -> bool:
@@ -152,23 +144,44 @@ def is_good(path: Path) -> bool:
 
 
 def read(path: Path_) -> Checkpoint:
-    """Read one checkpoint.
+    """Read one checkpoint, or the one that a link such as `best` names.
 
     Raises:
-      CheckpointError: it is damaged, or of another version.
+      CheckpointError: it is damaged, forged, or of another version.
     """
-    path = Path(path).resolve()
+    return _read(Path(path).resolve())
+
+
+def _read(path: Path) -> Checkpoint:
     verify(path)
-    progress = json.loads((path / PROGRESS).read_text(), object_hook=_from_json)
-    if progress.get("format") != FORMAT:
-        raise CheckpointError(f"checkpoint {path}: its format is {progress.get('format')}, this version of tpuflow reads {FORMAT}.")
-    return Checkpoint(path, read_state(path / STATE), progress)
+    progress = _progress(path)
+    arrays = read_state(path / STATE)
+    if not isinstance(arrays, dict) or not isinstance(arrays.get("params"), dict) or not _holds_arrays(arrays):
+        raise CheckpointError(f"checkpoint {path}: {STATE} holds something else than the named arrays of a training.")
+    return Checkpoint(path, arrays, progress)
 
 
-def read_newest(directory: Path_) -> Checkpoint | None:
+def _progress(path: Path) -> dict[str, Any]:
+    """The content of training.json."""
+    try:
+        found = json.loads((path / PROGRESS).read_text(encoding="utf-8"), object_hook=_from_json)
+    except (ValueError, TypeError, RecursionError, OSError) as error:
+        raise CheckpointError(f"checkpoint {path}: {PROGRESS} is not JSON as tpuflow.train writes it: {one_line(error)}.") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"checkpoint {path}: {PROGRESS} holds a {type(found).__name__}; expected an object with names.")
+    if found.get("format") != FORMAT:
+        raise CheckpointError(f"checkpoint {path}: its format is {found.get('format')!r}, this version of tpuflow reads {FORMAT}.")
+    return found
+
+
+def _holds_arrays(tree: Mapping[str, Any]) -> bool:
+    return all(_holds_arrays(child) if isinstance(child, dict) else isinstance(child, np.ndarray) for child in tree.values())
+
+
+def read_newest(directory: Path_, accept: Callable[[Checkpoint], None] = lambda checkpoint: None) -> Checkpoint | None:
     """The newest good checkpoint of a directory (or the one checkpoint that the path is); None if there is none at all.
 
-    One that is damaged is refused with a warning, and the one before it is read.
+    One that is damaged, or that `accept` refuses by a CheckpointError, is refused with a warning, and the one before it is read.
 
     Raises:
       CheckpointError: there are some, but none is good; or the path is a file.
@@ -177,11 +190,14 @@ def read_newest(directory: Path_) -> Checkpoint | None:
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"resume: {path} is a file; expected a directory of checkpoints, or one checkpoint in it.")
     if is_checkpoint(path):
-        return read(path)
+        found = read(path)
+        accept(found)
+        return found
     refused = []
     for step in reversed(saved_steps(path)):
         try:
-            found = read(folder(path, step))
+            found = _read(folder(path.resolve(), step))
+            accept(found)
         except CheckpointError as error:
             refused.append(str(error))
             continue
@@ -199,16 +215,29 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The arrays of any Orbax checkpoint of a tree, as nested dicts of NumPy arrays."""
+    """The arrays of any Orbax checkpoint of a tree, as nested dicts of NumPy arrays.
+
+    Raises:
+      CheckpointError: it is none, it is damaged, or it claims arrays far larger than what is stored.
+    """
+    path = path.resolve()
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="orbax")
-        return reader.restore(path.resolve())
+        try:
+            stored_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+            check_inflation(f"checkpoint {path}", _declared_bytes(reader.metadata(path).item_metadata.tree), stored_bytes)
+            return reader.restore(path)
+        except ArchiveError as error:
+            raise CheckpointError(str(error)) from error
+        except Exception as error:  # Orbax and TensorStore fail on damaged or forged metadata in any way it happens to
+            raise CheckpointError(f"checkpoint {path}: Orbax cannot read it: {one_line(error)}.") from error
 
 
-def digest(file: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    with open(file, "rb") as source:
-        return hashlib.file_digest(source, "sha256").hexdigest()
+def _declared_bytes(tree: Any) -> int:
+    """What the arrays of an Orbax checkpoint take in memory, by its own account."""
+    if isinstance(tree, (Mapping, list, tuple)):
+        return sum(map(_declared_bytes, tree.values() if isinstance(tree, Mapping) else tree))
+    return math.prod(tree.shape) * np.dtype(tree.dtype).itemsize if isinstance(tree, ocp.metadata.ArrayMetadata) else 0
 
 
 def _write_state(path: Path, arrays: Mapping[str, Any]) -> None:
@@ -216,13 +245,22 @@ def _write_state(path: Path, arrays: Mapping[str, Any]) -> None:
         writer.save(path.resolve(), dict(arrays))
 
 
-def _files(path: Path) -> list[Path]:
-    return sorted(file for file in path.rglob("*") if file.is_file())
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Say what could not be written, and why; TensorStore's errors are ValueErrors with the system's number in their text."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:
+        number = error.errno if isinstance(error, OSError) else next((int(n) for n in _SYSTEM_ERROR.findall(str(error))), None)
+        reason = one_line(error) if number is None else os.strerror(number)
+        raise CheckpointWriteError(f"checkpoint {path}: cannot be written: {reason}.") from error
 
 
 def _flush(path: Path) -> None:
     """Have the disk hold what was written, so that not even a power cut leaves a name without its content."""
-    for file in (*_files(path), *(entry for entry in path.rglob("*") if entry.is_dir()), path):
+    for file in (*(path / name for name in files(path)), *(entry for entry in path.rglob("*") if entry.is_dir()), path):
         _flush_entry(file)
 
 

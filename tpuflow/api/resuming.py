@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tpuflow.api.callbacks import Callback, Run, named, state_of
 from tpuflow.api.fingerprints import differences, layout_differences
 from tpuflow.api.flattening import flat, from_device, leaf_names, nested
 from tpuflow.api.positions import Position
-from tpuflow.errors import CheckpointError
+from tpuflow.errors import CheckpointError, TpuflowError, one_line
 
 
 @dataclass(slots=True)
@@ -104,10 +105,28 @@ def restore_callbacks(path: Path, states: Mapping[str, Any], callbacks: Sequence
     here = named(callbacks)
     for name, callback in here.items():
         if name in states:
-            callback.load_state_dict(states[name])
+            with taking_up(path, f"the state of the callback {name}"):
+                callback.load_state_dict(states[name])
     gone = [name for name in states if name not in here]
     if gone:
         warnings.warn(f"resuming from {path}: no callback takes up the saved state of {', '.join(gone)}.", RuntimeWarning, stacklevel=2)
+
+
+@contextmanager
+def taking_up(path: Path, what: str) -> Iterator[None]:
+    """That a saved state which its owner, code of ours or of the user's, cannot take apart is an error of the checkpoint.
+
+    Raises:
+      CheckpointError: it cannot; the owner's own error is the cause.
+    """
+    try:
+        yield
+    except TpuflowError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise CheckpointError(
+            f"cannot resume from {path}: {what} cannot be taken up: {type(error).__name__}: {one_line(error)}."
+        ) from error
 
 
 def new_epoch(number: int) -> dict[str, Any]:

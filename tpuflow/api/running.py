@@ -17,6 +17,7 @@ import optax
 
 from tpuflow.api.callbacks import Callback, Run, notify
 from tpuflow.api.chunks import Chunk
+from tpuflow.api.claiming import Claims
 from tpuflow.api.fingerprints import fingerprint
 from tpuflow.api.flattening import nested
 from tpuflow.api.interrupts import Interrupts
@@ -26,7 +27,17 @@ from tpuflow.api.positions import START, Position
 from tpuflow.api.preparing import Job
 from tpuflow.api.progress import Bar, progress_bar
 from tpuflow.api.result import TrainResult
-from tpuflow.api.resuming import Place, check_same, check_step, new_epoch, place_of, progress_of, restore_callbacks, restored_state
+from tpuflow.api.resuming import (
+    Place,
+    check_same,
+    check_step,
+    new_epoch,
+    place_of,
+    progress_of,
+    restore_callbacks,
+    restored_state,
+    taking_up,
+)
 from tpuflow.api.sinking import DeviceSink, compile_ahead
 from tpuflow.api.stepping import StepFigures, TrainState
 from tpuflow.api.walks import Walk
@@ -51,7 +62,8 @@ class Training:
         self._interrupted = False
         self._compile_seconds = 0.0
         self._run = Run(job.epochs, _steps_per_epoch(job), job.batch_size, job.recipe.policy.name, evaluates=job.eval_feed is not None)
-        self._run.save, self._run.learning_rate = self._save, self._learning_rate
+        self._claims = Claims()
+        self._run.claim, self._run.save, self._run.learning_rate = self._claims.claim, self._save, self._learning_rate
 
     def restore(self, checkpoint: Any) -> None:
         """Go on where a checkpoint (of `tpuflow.api.checkpoints`) was saved.
@@ -64,7 +76,8 @@ class Training:
         self._state = restored_state(checkpoint.path, checkpoint.arrays, job.state)
         check_step(checkpoint.path, progress, self._step_code)
         place = place_of(progress)
-        self._walk = self._walk_from(place.position)
+        with taking_up(checkpoint.path, "the position of the data"):
+            self._walk = self._walk_from(place.position)
         run.history, run.step = progress["history"], progress["steps"] - 1
         run.round_trips, run.eval_round_trips = progress["round_trips"], progress["eval_round_trips"]
         run.resumed_at, run.resumed_from = run.steps, checkpoint.path
@@ -92,6 +105,10 @@ class Training:
         Raises:
           TpuflowError: bad data came up on the way; `error.result` holds what was trained until then.
         """
+        with self._claims:
+            return self._trained(progress=progress)
+
+    def _trained(self, *, progress: bool) -> TrainResult:
         began = time.perf_counter()
         try:
             with progress_bar(shown=progress) as self._bar, self._interrupts:
@@ -101,6 +118,7 @@ class Training:
                 self._epochs()
         except KeyboardInterrupt:
             self._interrupted = True
+            self._count_untold()
         except TpuflowError as error:
             error.result = self._result(began)  # type: ignore[attr-defined]
             raise
@@ -216,6 +234,11 @@ class Training:
             run.loss, run.loss_scale, run.skipped = epoch["losses"][i], epoch["loss_scale"][i], epoch["skipped"][i]
             self._notify("on_step_end")
 
+    def _count_untold(self) -> None:
+        """Count the steps that are done and that Ctrl-C kept from being told: a checkpoint says how far its state is."""
+        run, untold = self._run, self._walk.position.steps - self._run.steps
+        run.step, run.step_in_epoch = run.step + untold, run.step_in_epoch + untold
+
     def _evaluate(self, *, due: bool) -> None:
         """The metrics on the evaluation data, one round trip; not twice after the same step."""
         feed, done = self._job.eval_feed, self._run.history[-1]["evaluations"]
@@ -238,7 +261,8 @@ class Training:
         self._notify("on_eval_end")
 
     def _save(self, directory: Any) -> Path:
-        """Write a checkpoint of the training as it stands."""
+        """Write a checkpoint of the training as it stands, in a directory that no other training writes in."""
+        self._claims.claim(directory)
         self._place.position = self._walk.position
         progress = progress_of(self._run, self._place, self._callbacks, self._fingerprint, self._step_code)
         # Orbax takes half a second to import: only those who use it pay.

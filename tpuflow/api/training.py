@@ -15,6 +15,7 @@ from tpuflow.api.callbacks import Callback, check_callbacks
 from tpuflow.api.losses import Loss, LossFunction
 from tpuflow.api.metrics import Metric, MetricFunction
 from tpuflow.api.preparing import Options, prepare
+from tpuflow.api.progress_form import check_progress
 from tpuflow.api.result import TrainResult, check_writable
 from tpuflow.api.running import Training
 from tpuflow.chips import Chip
@@ -122,7 +123,7 @@ def train(
     )
     checked = check_callbacks(callbacks)
     # Orbax takes half a second to import: only those who use it pay.
-    checkpoint = None if resume is None else importlib.import_module("tpuflow.api.checkpoints").read_newest(resume)
+    checkpoint = None if resume is None else importlib.import_module("tpuflow.api.checkpoints").read_newest(resume, check_progress)
     job = prepare(options)
     training = Training(job, checked)
     said = [f"{name} {why}" for name, why in job.chosen.items()]

@@ -14,7 +14,7 @@ import numpy as np
 
 from tpuflow.api.flattening import flat, leaf_names
 from tpuflow.api.modelling import initial_params
-from tpuflow.errors import WeightsError
+from tpuflow.errors import CheckpointError, WeightsError
 from tpuflow.importers import Place, flax_params, load_state_dict
 
 
@@ -74,7 +74,7 @@ def _arrays(path: Path, like: Any) -> Mapping[str, Any]:
 def _orbax(checkpoints: Any, path: Path) -> Mapping[str, Any]:
     try:
         return checkpoints.read_state(path)
-    except (ValueError, OSError, KeyError) as error:
+    except CheckpointError as error:
         raise WeightsError(f"{path}: neither a checkpoint of tpuflow nor one of Orbax: {error}") from error
 
 
