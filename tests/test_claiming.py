@@ -56,9 +56,8 @@ def test_a_second_process_is_refused_and_the_first_loses_nothing(tmp_path):
     before = tree(directory)  # with what the first has half written
     assert any(path.name.startswith(".unfinished-") for path in before)
     words = rf"is being written by another training: process {pid} on host '{socket.gethostname()}', since '20.*another directory, or wait"
-    for resume in (directory, None):
-        with pytest.raises(CheckpointError, match=words):
-            fit(callbacks=[tpuflow.ModelCheckpoint(directory)], epochs=1) if resume is None else killed_training.train(str(directory))
+    with pytest.raises(CheckpointError, match=words):
+        killed_training.train(str(directory))
     assert tree(directory) == before
     pipe.send("go on")
     assert pipe.recv() == "done"

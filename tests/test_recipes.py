@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -481,22 +482,67 @@ def test_smoothing_decay_and_clipping_reach_the_training(small_mnist, captured):
     np.testing.assert_allclose(updates["w"], -(0.1 / 2 + 0.5 * 2.0), rtol=1e-5)
 
 
-def test_curves_of_two_policies_are_drawn_and_their_distance_judged(tmp_path):
-    found = {"losses": [2.0] * 30, "accuracy": 40.0}
-    runs = {"O0": found, "O3": {"losses": [2.0] * 29 + [4.0], "accuracy": 42.5}}
-    assert curves.compare(runs) == {"accuracy_difference": 2.5, "largest_loss_difference": pytest.approx(0.1)}
+def _runs(*pairs: tuple[float, float]) -> dict[str, list[dict]]:
+    """Trainings of O0 and O3 that end at these accuracies, a pair for each seed."""
+    found = {"losses": [2.0] * 30, "loss_scale": [1.0] * 30, "skipped": [False] * 30, "avg_loss": 1.9}
+    return {policy: [{**found, "accuracy": pair[i]} for pair in pairs] for i, policy in enumerate(("O0", "O3"))}
+
+
+def test_curves_say_mean_deviation_and_standard_error_of_the_seeds():
+    figures = curves.compare(_runs((30.0, 31.0), (32.0, 31.0), (31.0, 34.0), (29.0, 30.0)))
+    deviation = math.sqrt((0 + 4 + 4 + 0) / 3)
+    difference = figures["accuracy_difference"]
+    assert difference["values"] == (1.0, -1.0, 3.0, 1.0), "pair by pair"
+    assert [difference[name] for name in ("mean", "deviation", "error")] == pytest.approx([1.0, deviation, deviation / 2])
+    assert figures["accuracies"]["O0"]["mean"] == 30.5 and figures["accuracies"]["O0"]["deviation"] == pytest.approx(math.sqrt(5 / 3))
+    rng = np.random.default_rng(0)
+    errors = [curves.spread(list(rng.normal(3.0, 2.0, 8))) for _ in range(2000)]
+    assert np.std([found.mean for found in errors]) == pytest.approx(2 / math.sqrt(8), rel=0.05), (
+        "which is what the standard error estimates"
+    )
+    assert np.mean([found.error**2 for found in errors]) == pytest.approx(4 / 8, rel=0.05)
+
+
+def test_curves_of_two_policies_are_drawn_with_their_spread(tmp_path):
+    runs = _runs((40.0, 42.5), (41.0, 42.5))
+    runs["O3"][1]["losses"] = [2.0] * 29 + [4.0]
+    assert curves.compare(runs)["largest_loss_difference"] == pytest.approx(0.05), "of the means over seeds of means over 20 steps"
     curves.draw(runs, "two lines", tmp_path / "curves.svg")
-    assert (tmp_path / "curves.svg").read_text().count('id="line2d') > 4
+    drawn = (tmp_path / "curves.svg").read_text()
+    assert drawn.count('id="line2d') > 4 and drawn.count('id="FillBetweenPolyCollection') == 2
 
 
-@pytest.mark.parametrize(("accuracies", "status"), [((40.0, 41.9), 0), ((40.0, 42.1), 1)])
-def test_curves_fail_if_the_accuracies_are_too_far_apart(accuracies, status, small_cifar10, monkeypatch, tmp_path):
-    given = iter(accuracies)
-    history = {"losses": [2.0] * 30, "loss_scale": [1.0] * 30, "skipped": [False] * 30, "avg_loss": 2.0}
-    monkeypatch.setattr(curves, "run_task", lambda *_: Result([{**history, "accuracy": next(given)}]))
+@pytest.mark.parametrize(
+    ("pairs", "status", "words"),
+    [
+        (((40.0, 43.0), (42.0, 42.9)), 0, "1.95 points (standard deviation 1.48, standard error 1.05) over 2 seeds: the mean is within"),
+        (((40.0, 43.0), (42.0, 43.1)), 1, "the mean is beyond the bound of 2"),
+        (((43.0, 40.0), (43.1, 42.0)), 1, "O3 - O0: -2.05"),
+        (((40.0, 46.0), (45.0, 40.0)), 0, "these seeds do not tell precision from chance; 61 would"),
+    ],
+)
+def test_curves_are_judged_by_the_means_over_seeds(pairs, status, words, small_cifar10, monkeypatch, tmp_path, capsys):
+    runs, seen = _runs(*pairs), []
+
+    def train(task, options):
+        seen.append((options.policy, options.seed))
+        found = runs[options.policy][options.seed - 5]
+        return Result([found])
+
+    monkeypatch.setattr(curves, "run_task", train)
     files = ["--plot", str(tmp_path / "c.png"), "--json", str(tmp_path / "c.json")]
-    assert curves.main(["--no-progress", *files]) == status
-    assert json.loads((tmp_path / "c.json").read_text())["accuracy_difference"] == pytest.approx(accuracies[1] - accuracies[0])
+    assert curves.main(["--no-progress", "--seeds", "2", "--seed", "5", *files]) == status
+    assert seen == [("O0", 5), ("O3", 5), ("O0", 6), ("O3", 6)]
+    assert words in capsys.readouterr().out
+    written = json.loads((tmp_path / "c.json").read_text())
+    assert written["accuracy_difference"]["mean"] == pytest.approx(np.mean([b - a for a, b in pairs])) and written["settings"]["seeds"] == 2
+
+
+@pytest.mark.parametrize("seeds", ["1", "0", "-3", "two"])
+def test_one_seed_is_not_enough_for_curves(seeds, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        curves.main(["--seeds", seeds])
+    assert "one seed has no spread; give 2 or more" in capsys.readouterr().err or seeds == "-3"
 
 
 @pytest.mark.parametrize("words", [["lenet_custom_loop", "--json", "out.json"], ["relu_reduce_mean_dense", "--sink-size", "4"]])
