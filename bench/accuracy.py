@@ -1,7 +1,7 @@
 """Modelled against published times, every row of bench/measured_steps.csv whose model there is: `python -m bench.accuracy`.
 
-Writes docs/accuracy.md and, with --fit, the fitted constants into tpuflow/chips/fits.py. Rows of several chips are modelled as one chip's
-step and what its backward pass does not hide of the sums of gradients over all of them.
+Writes docs/accuracy.md and, with --fit, the fitted constants into tpuflow/device/timing/fits.py. Rows of several chips are modelled as one
+chip's step and what its backward pass does not hide of the sums of gradients over all of them.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
 from bench.gradients import ready, sums
 from bench.measured import Case, cases
-from tpuflow.api.calibrating import Curve, Fit, Measurement, curve, fit_curves, leave_one_model_out
-from tpuflow.chips import Chip
+from tpuflow.api.calibrating import UNFITTED, Curve, Fit, Measurement, curve, fit_curves, leave_one_model_out
+from tpuflow.device.timing import calibration_of
 from tpuflow.device.timing.program import sink_time
 
 HERE = Path(__file__).parent
-ROWS, PAGE, FITS = HERE / "measured_steps.csv", HERE.parent / "docs" / "accuracy.md", HERE.parent / "tpuflow" / "chips" / "fits.py"
+ROWS, PAGE = HERE / "measured_steps.csv", HERE.parent / "docs" / "accuracy.md"
+FITS = HERE.parent / "tpuflow" / "device" / "timing" / "fits.py"
 CURVES = HERE / "results" / "accuracy.json"
 FAMILIES = ("ascend", "tpu")
 WORKERS = 2
@@ -88,17 +89,12 @@ def model(row_id: str) -> Modelled:
     """Compile a case and time it (in a process of its own)."""
     case = cases()[row_id]
     print(f"{row_id}: {case.key}", file=sys.stderr, flush=True)
-    program, chip = case.make(case.chip), unfitted(case.chip)
-    modelled = curve(program, chip, case.steps)
+    program = case.make(case.chip)
+    modelled = curve(program, case.steps)
     if case.gradients is None:
         return Modelled(*modelled, ())
-    step = sink_time(replace(program, chip=chip), 1).device_seconds
-    return Modelled(*modelled, tuple((size, ahead / step) for size, ahead in ready(case.gradients(case.chip), chip)))
-
-
-def unfitted(chip: Chip) -> Chip:
-    """A row whose fitted constants have no effect."""
-    return replace(chip, kernel_seconds=0.0, step_seconds=0.0, traffic_share=1.0, patch_cycles=0.0)
+    step = sink_time(program, 1, calibration=UNFITTED).device_seconds
+    return Modelled(*modelled, tuple((size, ahead / step) for size, ahead in ready(case.gradients(case.chip), UNFITTED)))
 
 
 def curves_of(known: Mapping[str, Case], *, stored: bool) -> dict[str, Modelled]:
@@ -135,9 +131,8 @@ def run(*, stored: bool = False) -> tuple[dict[str, Fit], list[Line], list[Mappi
         left_out |= {c.measurement.name: e for c, e in leave_one_model_out(mine)}
     lines = []
     for row_id, c in curves.items():
-        chip = known[row_id].chip
-        fit = fits.get(chip.family)
-        seconds = c.seconds(fit.constants if fit else {name: getattr(chip, name) for name in c.measurement.constants.names})
+        own, fit = calibration_of(known[row_id].chip), fits.get(known[row_id].chip.family)
+        seconds = c.seconds(fit.constants if fit else {name: getattr(own, name) for name in c.measurement.constants.names})
         lines.append(Line(rows[row_id], known[row_id], c.measurement.seconds, seconds, left_out.get(row_id)))
     return fits, lines, [row for row in rows.values() if row["id"] not in known]
 
@@ -268,7 +263,7 @@ def _order(name: str, points: Mapping[str, list[Line]]) -> str:
 
 
 def fits_module(fits: Mapping[str, Fit]) -> str:
-    """tpuflow/chips/fits.py."""
+    """tpuflow/device/timing/fits.py."""
     rows = "".join(f'    "{family}": {{\n{_fields(fit)}        "fit": "{fit.text}",\n    }},\n' for family, fit in fits.items())
     return (
         '"""Efficiency constants by chip family; written by `python -m bench.accuracy --fit` from published times '
@@ -285,7 +280,7 @@ def _fields(fit: Fit) -> str:
 def main() -> int:
     """Fit, model, write."""
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__)
-    parser.add_argument("--fit", action="store_true", help="write the fitted constants into the chips' rows")
+    parser.add_argument("--fit", action="store_true", help="write the fitted constants into the timing model")
     parser.add_argument("--stored", action="store_true", help="use the times of the last run, kept in bench/results: only fit and write")
     args = parser.parse_args()
     fits, lines, others = run(stored=args.stored)

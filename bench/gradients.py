@@ -16,7 +16,7 @@ from tpuflow.api.stepping import Recipe
 from tpuflow.chips import Chip
 from tpuflow.chips.links import all_reduce_seconds
 from tpuflow.compiler import PIPELINE, compile_graph
-from tpuflow.device.timing import time_program
+from tpuflow.device.timing import Calibration, time_program
 from tpuflow.device.timing.result import PICOSECONDS
 from tpuflow.isa.program import Kernel, Program, walk
 from tpuflow.lower.frontend.jaxpr import lower_jaxpr
@@ -49,9 +49,9 @@ def gradient_program(recipe: Recipe, inputs: jax.ShapeDtypeStruct, labels: jax.S
     return compile_graph(told_apart, chip=chip, passes=[p for p in PIPELINE if p not in WAITING])
 
 
-def ready(program: Program, chip: Chip) -> tuple[Ready, ...]:
-    """The gradients that a `gradient_program` has as outputs, in the order in which it makes them on a chip."""
-    rows = time_program(replace(program, chip=chip)).kernels
+def ready(program: Program, calibration: Calibration | None = None) -> tuple[Ready, ...]:
+    """The gradients that a `gradient_program` has as outputs, in the order in which it makes them."""
+    rows = time_program(program, calibration=calibration).kernels
     kernels = {place: block for place, block in walk(program.code) if isinstance(block, Kernel)}
     ends: dict[int, int] = {}
     for row, end in zip(rows, accumulate(row.picoseconds for row in rows), strict=True):

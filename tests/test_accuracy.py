@@ -13,8 +13,9 @@ from bench.gradients import Ready, gradient_program, ready, sums
 from tpuflow.amp import get_policy
 from tpuflow.api.estimating import training_recipe
 from tpuflow.chips import CHIPS, get_chip
-from tpuflow.chips.fits import FITS
 from tpuflow.chips.links import all_reduce_seconds
+from tpuflow.device.timing import calibration_of
+from tpuflow.device.timing.fits import FITS
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +28,12 @@ def test_the_page_is_up_to_date(found):
     assert accuracy.PAGE.read_text() == accuracy.page(*found), "run python -m bench.accuracy --fit"
 
 
-def test_the_fitted_constants_are_in_the_chips_rows(found):
+def test_the_fitted_constants_are_the_chips_calibrations(found):
     fits, _, _ = found
     for family, fit in fits.items():
         assert {name: FITS[family][name] for name in fit.constants} == pytest.approx(fit.constants, rel=1e-3)
-        assert all(c.fit == fit.text for c in CHIPS.values() if c.family == family)
-    assert all(c.fit == "uncalibrated" for c in CHIPS.values() if c.family not in fits)
+        assert all(calibration_of(c).fit == fit.text for c in CHIPS.values() if c.family == family)
+    assert all(calibration_of(c).fit == "uncalibrated" for c in CHIPS.values() if c.family not in fits)
 
 
 def test_no_row_is_hidden(found):
@@ -53,7 +54,7 @@ def gradients_of(model: nn.Module) -> tuple[Ready, ...]:
     """When the gradients of a model [32, 8] -> [32, 4] are ready."""
     x, labels, chip = jax.ShapeDtypeStruct((32, 8), jnp.float32), jax.ShapeDtypeStruct((32,), jnp.int32), get_chip("generic")
     recipe = training_recipe(model, labels, get_policy("O2"), optax.sgd(0.1), None)
-    return ready(gradient_program(recipe, x, labels, chip), chip)
+    return ready(gradient_program(recipe, x, labels, chip))
 
 
 class Tower(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import jax
@@ -11,10 +11,24 @@ import pytest
 
 import tpuflow
 from tpuflow import cli
-from tpuflow.api.calibrating import KERNEL_TRIED, PATCH_CYCLES, TRAFFIC_SHARE, Curve, Fit, Measurement, fit_curves, leave_one_model_out
-from tpuflow.chips import get_chip
+from tpuflow.api.calibrating import (
+    FITTED,
+    KERNEL_TRIED,
+    PATCH_CYCLES,
+    TRAFFIC_SHARE,
+    USUAL,
+    Curve,
+    Fit,
+    Measurement,
+    fit_curves,
+    leave_one_model_out,
+)
+from tpuflow.chips import CHIPS, get_chip
 from tpuflow.compiler import compile_function
+from tpuflow.device.timing import Calibration, calibration, get_calibration, time_program
+from tpuflow.device.timing.calibration import family_of
 from tpuflow.errors import ConfigError
+from tpuflow.isa.file import code_hash, from_bytes, save, to_bytes
 
 KERNEL, SHARE = 5e-6, 0.6
 
@@ -80,32 +94,99 @@ def test_six_rows_are_needed_for_each_constant():
         fit_curves(curves()[:11])
 
 
-def test_a_fitted_chip_says_what_it_was_fitted_to():
-    chip = Fit({"kernel_seconds": 2e-6, "traffic_share": 0.5}, 12, 0.1, 0.2).applied(get_chip("tpu-v3"))
-    assert (chip.kernel_seconds, chip.traffic_share) == (2e-6, 0.5)
-    assert "fit to 12 measured rows, median error 10% (20% with a model left out)" in tpuflow.estimate(*chain(64), chip=chip).report()
+def test_every_time_says_on_which_chip_and_which_fit_it_stands(tmp_path: Path):
+    found = Fit({"kernel_seconds": 2e-6, "traffic_share": 0.5}, 12, 0.1, 0.2).calibration("tpu")
+    assert (found.kernel_seconds, found.traffic_share) == (2e-6, 0.5)
+    says = "modelled on tpu-v3, fit to 12 measured rows, median error 10% (20% with a model left out)"
+    estimate = tpuflow.estimate(*chain(64), chip="tpu-v3", calibration=found)
+    compiled = tpuflow.jit(chain(64)[0], chip="tpu-v3").lower(chain(64)[1]).compile()
+    timed = (compiled.time(found).summary(), compiled.profile(found).to_text(), compiled.executable.time(calibration=found).summary())
+    assert all(says in text for text in (estimate.report(), *timed))
+    assert estimate.as_dict()["fit"] == estimate.profile().to_dict()["fit"] == found.fit
+    assert "fit to 17 measured rows" in compiled.time().summary(), "without one, what tpuflow has for the family"
 
 
-def test_a_new_fit_does_not_change_the_compiled_program():
-    product, x = lambda x: jnp.tanh(x.T @ x), jax.ShapeDtypeStruct((25088, 512), jnp.bfloat16)  # long enough for cores to share steps
-    chip = get_chip("ascend910")
-    other = replace(chip, kernel_seconds=1e-7, step_seconds=1e-3, traffic_share=0.1, patch_cycles=50.0)
-    one, two = (compile_function(product, (x,), chip=c) for c in (chip, other))
-    assert one.code == two.code and one.chip != two.chip
+def test_a_chip_has_no_constant_that_is_fitted():
+    fitted = {f.name for f in fields(Calibration)} - {"family"}
+    assert not fitted & {f.name for f in fields(tpuflow.Chip)}
+    assert {name for constants in (USUAL, *FITTED.values()) for name in constants.names} <= fitted
 
 
-def test_the_command_line_fits_a_csv_and_writes_chip_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    true = replace(get_chip("tpu-v3"), kernel_seconds=KERNEL, traffic_share=SHARE)
+@pytest.mark.parametrize("chip", CHIPS)
+def test_no_byte_of_a_program_depends_on_a_fit_and_its_time_does(chip: str, monkeypatch: pytest.MonkeyPatch):
+    """A product whose steps cores share, pooling, a loop and a reduction, under constants that could not differ more."""
+
+    def function(x: jax.Array) -> jax.Array:
+        pooled = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (3, 3), (1, 1), "SAME")
+        return jax.lax.fori_loop(0, 3, lambda _, y: jnp.tanh(y) + jnp.cumsum(y, 0), pooled.T @ x).sum(0)
+
+    x, row = jax.ShapeDtypeStruct((4096, 256), jnp.bfloat16), get_chip(chip)
+    first = compile_function(function, (x,), chip=chip)
+    before = to_bytes(first), code_hash(first), time_program(first).picoseconds
+    other = {"kernel_seconds": 1e-3, "step_seconds": 1e-1, "traffic_share": 0.01, "patch_cycles": 5000.0, "fit": "another fit"}
+    monkeypatch.setattr(calibration, "FITS", {family_of(row): other})
+    second = compile_function(function, (x,), chip=chip)
+    assert (to_bytes(second), code_hash(second)) == before[:2]
+    assert time_program(second).picoseconds > 2 * before[2] and "another fit" in time_program(second).provenance
+    assert "another fit" in time_program(from_bytes(before[0])).provenance, "a saved Program is timed with today's constants"
+
+
+def test_a_calibration_is_for_the_chips_of_its_family():
+    for chip in (c for c in CHIPS.values() if c.family != "tpu"):
+        with pytest.raises(ConfigError, match=f"family 'tpu'; '{chip.name}' is of '{family_of(chip)}'"):
+            tpuflow.estimate(*chain(8), chip=chip, calibration=Calibration(family="tpu"))
+    mine = replace(get_chip("generic"), name="mine")
+    assert tpuflow.estimate(*chain(8), chip=mine, calibration=Calibration(family="mine", fit="measured")).time.calibration.fit == "measured"
+
+
+BAD_CALIBRATIONS = {
+    "a misspelt field": ("kernel_second = 1.0", "a calibration has no field 'kernel_second'. Did you mean 'kernel_seconds'"),
+    "a text for a number": ('kernel_seconds = "1 us"', "kernel_seconds is '1 us'; expected a number"),
+    "a negative number": ("traffic_share = -0.5", "not negative"),
+    "no number": ("step_seconds = nan", "finite"),
+    "no toml": ("kernel_seconds", "Give a readable TOML file with the fields of tpuflow.Calibration"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CALIBRATIONS)
+def test_a_bad_calibration_file_is_explained(case: str, tmp_path: Path):
+    text, message = BAD_CALIBRATIONS[case]
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"bad\.toml") as error:
+        tpuflow.estimate(*chain(8), calibration=path)
+    assert message in str(error.value)
+
+
+def test_the_command_line_fits_a_csv_and_writes_a_calibration_that_estimates_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    true = Calibration(kernel_seconds=KERNEL, traffic_share=SHARE)
     rows = ["target,batch,chip,milliseconds,model"]
     for i, batch in enumerate((8, 64, 100, 256, 300, 512, 700, 1024, 1500, 2048, 3000, 4096)):
-        seconds = tpuflow.estimate(*chain(batch), chip=true).step_seconds
+        seconds = tpuflow.estimate(*chain(batch), chip="tpu-v3", calibration=true).step_seconds
         rows.append(f"tests.test_calibrating:chain,{batch},tpu-v3,{seconds * 1e3},model {i % 3}")
     path = tmp_path / "measured.csv"
     path.write_text("\n".join(rows) + "\n")
-    assert cli.main(["calibrate", str(path), "-o", str(tmp_path / "chips")]) == 0
+    mine = str(tmp_path / "mine.toml")
+    assert cli.main(["calibrate", str(path), "-o", mine]) == 0
     assert "median error" in capsys.readouterr().out
-    fitted = get_chip(tmp_path / "chips" / "tpu-v3-fitted.toml")
-    assert fitted.traffic_share == pytest.approx(SHARE, abs=0.05) and "12 measured rows" in fitted.fit
+    fitted = get_calibration(mine)
+    assert fitted.traffic_share == pytest.approx(SHARE, abs=0.05) and "12 measured rows" in fitted.fit and fitted.family == "tpu"
+    target = "tests.test_calibrating:chain"
+    assert cli.main(["estimate", target, "--chip", "tpu-v3", "tpu-v4", "generic", "--calibration", mine]) == 0
+    out = capsys.readouterr().out
+    assert out.count("12 measured rows") == 2 and "modelled on generic, uncalibrated" in out
+    assert cli.main(["estimate", target, "--chip", "ascend910", "--calibration", mine]) == 2
+    assert "for chips of the family 'tpu'; none of these is: ascend910 (ascend)" in capsys.readouterr().err
+    assert cli.main(["estimate", target, "--chip", "tpu-v3", "--calibration", mine, mine]) == 2
+    assert "another one was given for tpu-v3" in capsys.readouterr().err
+    compile_and_save(tmp_path / "step.tpx")
+    assert cli.main(["run", str(tmp_path / "step.tpx"), "--calibration", mine]) == 0
+    assert "12 measured rows" in capsys.readouterr().err
+
+
+def compile_and_save(path: Path) -> None:
+    """A Program for a TPU without inputs."""
+    save(compile_function(lambda: jnp.arange(8.0) * 2, (), chip="tpu-v3"), path)
 
 
 @pytest.mark.parametrize(

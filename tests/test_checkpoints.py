@@ -20,6 +20,7 @@ from tpuflow.api import checkpoints
 from tpuflow.api.feeding import make_feed
 from tpuflow.api.positions import Position
 from tpuflow.api.walks import Walk
+from tpuflow.device.timing import calibration
 from tpuflow.errors import CheckpointError, ConfigError, DataError
 from train.pipeline import Batches, Loader
 
@@ -73,6 +74,17 @@ def test_a_resumed_training_ends_in_the_same_bits_whatever_the_sink(tmp_path, si
     resumed = stop_and_resume(tmp_path / "run", **options)
     assert resumed.resumed_at == 12
     assert same_outcome(resumed, fit(data=blobs(100), optimizer=optax.adam(0.01), **options))
+
+
+def test_a_training_is_resumed_without_a_warning_after_a_new_fit(tmp_path, monkeypatch):
+    options = {"data": blobs(100), "chip": "ascend910", "epochs": 2, "optimizer": optax.adam(0.01), "resume": tmp_path / "run"}
+    with pytest.raises(RuntimeError, match="power cut"):
+        fit(callbacks=[tpuflow.ModelCheckpoint(tmp_path / "run", every_steps=4), Stop(6)], **options)
+    monkeypatch.setattr(calibration, "FITS", {"ascend": {"kernel_seconds": 1e-3, "fit": "another fit"}})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resumed = fit(**options)
+    assert resumed.resumed_at and "another fit" in resumed.report()
 
 
 def test_random_keys_batch_statistics_and_accumulated_gradients_are_resumed(tmp_path):

@@ -19,6 +19,7 @@ from tests.test_emit import assert_close
 from tpuflow.chips import Chip, get_chip
 from tpuflow.compiler import compile_function
 from tpuflow.device.runtime import Executable
+from tpuflow.device.timing.calibration import Calibration
 from tpuflow.device.timing.program import time_program
 from tpuflow.dtypes import F16, F32, DType
 from tpuflow.errors import GraphError
@@ -36,7 +37,7 @@ from tpuflow.lower.passes.merge_kernels import MergeKernels
 from tpuflow.lower.passes.schedule import Schedule
 from tpuflow.lower.passes.simplify import Simplify
 
-CHIP = replace(get_chip("ascend910"), kernel_seconds=5e-6, traffic_share=1.0)
+CHIP, CALIBRATION = get_chip("ascend910"), Calibration(kernel_seconds=5e-6)
 
 
 def T(dtype: DType, *shape: int) -> TensorType:
@@ -61,7 +62,7 @@ def planned(graph: Graph, chip: Chip, donated: Sequence[bool] = ()) -> tuple[Pro
 
 
 def microseconds(graph: Graph) -> int:
-    return round(time_program(planned(graph, CHIP)[0]).device_seconds * 1e6)
+    return round(time_program(planned(graph, CHIP)[0], calibration=CALIBRATION).device_seconds * 1e6)
 
 
 SHAPES = ((64,), (3, 3, 3, 16), (128,), (10,), (7, 5), (1000,), (16, 32), (2, 2))

@@ -15,6 +15,7 @@ from models.transformer import TINY, Transformer
 from tpuflow.chips import get_chip
 from tpuflow.compiler import PIPELINE, compile_graph
 from tpuflow.device.timing import time_program
+from tpuflow.device.timing.calibration import Machine
 from tpuflow.device.timing.program import time_kernel
 from tpuflow.lower.emit import Repeated, emit_node
 from tpuflow.lower.frontend.jaxpr import lower_jaxpr
@@ -73,4 +74,4 @@ def test_depth_hardly_adds_forms():
 @pytest.mark.parametrize("make", [transformer, residual])
 def test_a_kernel_that_comes_again_takes_the_time_it_would_take_by_itself(make: Callable[[], Graph]):
     program = compile_graph(make(), chip=CHIP)
-    assert [row.time for row in time_program(program).kernels] == [time_kernel(k, CHIP) for k in program.kernels()]
+    assert [row.time for row in time_program(program).kernels] == [time_kernel(k, Machine.of(CHIP)) for k in program.kernels()]

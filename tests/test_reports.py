@@ -190,7 +190,7 @@ def test_tiles_of_a_kernel_end_when_it_does():
     times = {row.place: row.time for row in lenet().time.kernels}
     for place, kernel in walk(program.code):
         if isinstance(kernel, Kernel) and place in times:
-            events = record(kernel, program.chip)
+            events = record(kernel, lenet().time.machine)
             assert max(e.end for e in events) <= times[place].picoseconds - times[place].floor_picoseconds
             assert all(e.begin < e.end for e in events)
 
@@ -200,7 +200,8 @@ def test_a_large_grid_is_a_few_events():
     found = tpuflow.estimate(lambda a: jnp.tanh(a) + 1, n, chip="tpu-v3")
     (kernel,) = found.program.kernels()
     assert kernel.grid[0].size > 400
-    assert len(record(kernel, found.chip)) < 300 and any(e.repeats for e in record(kernel, found.chip))
+    events = record(kernel, found.time.machine)
+    assert len(events) < 300 and any(e.repeats for e in events)
 
 
 # --- page ---------------------------------------------------------------------------------------------------------------

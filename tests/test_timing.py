@@ -18,6 +18,7 @@ from tests.event_oracle import oracle_time
 from tpuflow.chips import CHIPS, Chip, get_chip
 from tpuflow.compiler import compile_function
 from tpuflow.device.timing import time_program
+from tpuflow.device.timing.calibration import Calibration, Machine
 from tpuflow.device.timing.grid import GridPlan, grid_time, plan_grid
 from tpuflow.device.timing.patches import patches
 from tpuflow.device.timing.prices import PICOSECONDS, price
@@ -59,7 +60,8 @@ def random_plans() -> list[tuple[Kernel, GridPlan]]:
             issue_cycles=rng.choice((0.0, 7.0)),
         )
         program = compiled(KERNELS[rng.choice(sorted(KERNELS))], (rng.randint(1, 700), rng.randint(1, 500)), chip)
-        plans += [(kernel, plan_grid(price(kernel, chip), chip)[0]) for kernel in program.kernels()]
+        machine = Machine.of(chip)
+        plans += [(kernel, plan_grid(price(kernel, machine), machine)[0]) for kernel in program.kernels()]
     return plans
 
 
@@ -91,7 +93,8 @@ def test_repeated_periods_are_not_run(monkeypatch: pytest.MonkeyPatch):
         run(self, ops)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Core, "run", counted)
-    grid_time(plan_grid(price(kernel, program.chip), program.chip)[0])
+    machine = Machine.of(program.chip)
+    grid_time(plan_grid(price(kernel, machine), machine)[0])
     assert runs < 60
 
 
@@ -100,8 +103,9 @@ def test_repeated_periods_are_not_run(monkeypatch: pytest.MonkeyPatch):
 def test_time_lies_between_the_roofline_and_one_thing_after_the_other(name: str, chip: Chip):
     for shape in SHAPES:
         for kernel in compiled(KERNELS[name], shape, chip).kernels():
-            time = time_kernel(kernel, chip)
-            assert time.work.roofline_seconds(chip) * PICOSECONDS <= time.picoseconds <= time.serial_picoseconds
+            machine = Machine.of(chip)
+            time = time_kernel(kernel, machine)
+            assert time.work.roofline_seconds(machine) * PICOSECONDS <= time.picoseconds <= time.serial_picoseconds
             busiest = max(time.busy_picoseconds)
             assert time.picoseconds >= busiest, "no queue can work longer than the kernel runs"
 
@@ -129,11 +133,11 @@ def test_patches_of_a_pooled_window_take_longer_where_the_chip_cuts_them():
         return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "VALID")
 
     image = jax.ShapeDtypeStruct((8, 33, 33, 64), jnp.float16)
-    plain = replace(get_chip("ascend910"), patch_cycles=0.0)
+    plain = get_chip("ascend910")
     program = compile_function(pooled, (image,), chip=plain)
     (kernel,) = program.kernels()
     assert len(patches(kernel)) == 9
-    times = [time_kernel(kernel, replace(plain, patch_cycles=cycles)) for cycles in (0.0, 20.0, 40.0)]
+    times = [time_kernel(kernel, Machine(plain, Calibration(patch_cycles=cycles))) for cycles in (0.0, 20.0, 40.0)]
     assert times[0].picoseconds < times[1].picoseconds < times[2].picoseconds
     assert all(t.picoseconds <= t.serial_picoseconds for t in times)
 
@@ -151,7 +155,7 @@ def test_neighbouring_loads_of_scalars_wait_for_memory_once():
         chip = replace(get_chip("generic"), dma_seconds=wait)
         (kernel,) = compile_function(lambda x, y, z: jnp.exp(x) + y * z, scalars, chip=chip).kernels()
         assert sum(role == "read" for i in kernel.instructions for role, _ in i.windows()) == 3
-        times[wait] = time_kernel(kernel, chip).seconds
+        times[wait] = time_kernel(kernel, Machine.of(chip)).seconds
     assert times[1e-6] - times[0.0] == pytest.approx(2e-6)  # once for the loads, once for the store
 
 
@@ -234,7 +238,7 @@ def test_a_trip_count_that_is_computed_is_not_taken_for_known():
 @pytest.mark.parametrize("case", CASES[::7], ids=lambda c: c.name)
 def test_every_template_is_timed(case):
     for kernel in kernels_of(case):
-        time = time_kernel(kernel, get_chip("generic"))
+        time = time_kernel(kernel, Machine.of(get_chip("generic")))
         assert 0 < time.picoseconds <= time.serial_picoseconds
 
 

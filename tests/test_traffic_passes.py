@@ -13,6 +13,7 @@ import pytest
 from tpuflow.chips import Chip, get_chip
 from tpuflow.compiler import compile_function
 from tpuflow.device.runtime import Executable
+from tpuflow.device.timing.calibration import Calibration
 from tpuflow.device.timing.program import time_program
 from tpuflow.dtypes import F16, F32, DType
 from tpuflow.isa.program import Program
@@ -47,8 +48,8 @@ def fused_again(graph: Graph) -> Graph:
     return verify(Fuse()(Simplify()(graph)))
 
 
-CHIP = replace(get_chip("ascend910"), kernel_seconds=5e-6, traffic_share=1.0)
-FAST = replace(get_chip("tpu-v7x"), kernel_seconds=5e-6, traffic_share=1.0)
+CHIP, FAST = get_chip("ascend910"), get_chip("tpu-v7x")
+CALIBRATION = Calibration(kernel_seconds=5e-6)
 
 
 def microseconds(graph: Graph, *passes: Pass, chip: Chip = CHIP) -> int:
@@ -56,7 +57,7 @@ def microseconds(graph: Graph, *passes: Pass, chip: Chip = CHIP) -> int:
     for step in passes:
         graph = verify(step(graph))
     program = assemble(graph, plan_memory(graph, chip), chip, Interface())
-    return round(time_program(program).device_seconds * 1e6)
+    return round(time_program(program, calibration=CALIBRATION).device_seconds * 1e6)
 
 
 def assert_same_bits(one: Graph, other: Graph) -> None:
@@ -335,7 +336,7 @@ def convolution(batch: int, side: int, channels: int) -> Program:
 
 def test_tiles_of_a_kernels_gradient_take_in_the_whole_kernel_rather_than_all_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     def seconds() -> list[int]:
-        return [round(row.time.seconds * 1e6) for row in time_program(convolution(32, 14, 256)).kernels]
+        return [round(row.time.seconds * 1e6) for row in time_program(convolution(32, 14, 256), calibration=CALIBRATION).kernels]
 
     whole = seconds()
     monkeypatch.setattr(Product, "_overlapping", lambda product: ())

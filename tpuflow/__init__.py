@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from tpuflow.api.weights import load_params
     from tpuflow.chips import CHIPS, Chip, get_chip
     from tpuflow.device.runtime import Executable
+    from tpuflow.device.timing import Calibration
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "CHIPS": "tpuflow.chips",
+    "Calibration": "tpuflow.device.timing",
     "Callback": "tpuflow.api.callbacks",
     "Chip": "tpuflow.chips",
     "EarlyStopping": "tpuflow.api.watching",
@@ -70,6 +72,7 @@ __all__ = [
     "CHIPS",
     "LOSSES",
     "METRICS",
+    "Calibration",
     "Callback",
     "Chip",
     "EarlyStopping",

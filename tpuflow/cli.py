@@ -62,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--fidelity", choices=("native", "bitexact"), default="native", help="bitexact: the device's arithmetic to the last bit"
     )
+    run.add_argument(
+        "--calibration", metavar="FILE.toml", help="the timing model's fitted constants (default: what tpuflow has for the chip)"
+    )
     estimate = commands.add_parser("estimate", help=ESTIMATE, description=f"{ESTIMATE}. Several values for an option make a table of all.")
     estimate.set_defaults(command=_estimate)
     estimate.add_argument("target", nargs="+", help="module:function; called with the batch size it gives (function, *shapes), or (Flax "
@@ -73,6 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     estimate.add_argument("--sink-size", type=int, nargs="+", default=[100], help="training steps a round trip; 0 sinks nothing, -1 an "
         "epoch (default: 100)")  # fmt: skip
+    estimate.add_argument("--calibration", nargs="+", default=[], metavar="FILE.toml", help="the timing model's fitted constants, as "
+        "`tpuflow calibrate -o` writes them, one file for each family of chips (default: what tpuflow has)")  # fmt: skip
     estimate.add_argument("--steps-per-epoch", type=int, metavar="N", help="how long an epoch is, for --sink-size -1")
     estimate.add_argument("--kernels", type=int, default=10, metavar="N", help="show the N kernels that take longest (default: 10)")
     estimate.add_argument("--json", type=Path, help="write everything here too: figures, layers, kernels, queues, memory")
@@ -80,10 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     estimate.add_argument("--html", type=Path, metavar="REPORT.html", help="write one self-contained page here")
     estimate.add_argument("--plot", type=Path, metavar="SWEEP.png", help="draw step times over what varies (needs matplotlib)")
     calibrate = add(
-        "calibrate", _calibrate, "fit a chip family's efficiency constants to measured step times",
+        "calibrate", _calibrate, "fit the timing model's constants for a family of chips to measured step times",
         "a CSV with the columns target (module:function), batch, chip, milliseconds and, if wanted, policy, sink_size, model",
     )  # fmt: skip
-    calibrate.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="write a chip file (.toml) with the constants for each chip")
+    calibrate.add_argument("-o", "--output", type=Path, metavar="FILE.toml", help="write the constants here, for --calibration")
     add("info", _info, "say what a saved Program is: chip, signature, memory, instructions", "a .tpx file")
     show = add("disassemble", _disassemble, "print a saved Program as text", "a .tpx file")
     show.add_argument("-o", "--output", type=Path, help="write the text here instead")
@@ -94,7 +99,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(args: argparse.Namespace) -> None:
     from tpuflow.device.runtime import Executable  # the engines are loaded only where something runs
+    from tpuflow.device.timing import get_calibration
 
+    calibration = None if args.calibration is None else get_calibration(args.calibration)
     executable = Executable.load(args.file, args.engine, args.fidelity)
     if args.outputs is not None:
         check_names((p.name for p in executable.program.outputs), "output")
@@ -102,7 +109,7 @@ def _run(args: argparse.Namespace) -> None:
     began = time.perf_counter()
     outputs = executable.run(arrays)
     print(f"ran {args.file} in {time.perf_counter() - began:.3f} s of host time", file=sys.stderr)
-    print(executable.time().summary(), file=sys.stderr)
+    print(executable.time(calibration=calibration).summary(), file=sys.stderr)
     if args.outputs is not None:
         return write_arrays(args.outputs, _savable(outputs))
     for name, value in outputs.items():
@@ -120,6 +127,7 @@ def _estimate(args: argparse.Namespace) -> None:
         policies=tuple(args.policy),
         sink_sizes=tuple(args.sink_size),
         steps_per_epoch=args.steps_per_epoch,
+        calibrations=tuple(args.calibration),
     )
     run_estimate(sweep, args.kernels, args.json, args.trace, args.html, args.plot)
 

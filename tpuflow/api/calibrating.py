@@ -18,6 +18,7 @@ import numpy as np
 
 from tpuflow.chips import Chip
 from tpuflow.chips.links import exposed_seconds
+from tpuflow.device.timing.calibration import Calibration, family_of
 from tpuflow.device.timing.program import sink_time
 from tpuflow.errors import ConfigError
 from tpuflow.isa.program import Program
@@ -26,12 +27,13 @@ ROWS_A_CONSTANT = 6
 FAR_OFF = math.log(1.5)
 KERNEL_TRIED = tuple(1e-7 * 1.08**i for i in range(76))  # 0.1 us to 32 us
 STEP_TRIED = tuple(5e-5 * i for i in range(41))  # 0 to 2 ms
+UNFITTED = Calibration(kernel_seconds=0.0, step_seconds=0.0, traffic_share=1.0, patch_cycles=0.0)  # constants without effect
 UNIT_SECONDS = 1e-6  # of a linear constant, to find what it is multiplied by
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A constant that enters a step's time linearly: a field of the chip's row, and the values tried."""
+    """A constant that enters a step's time linearly: a field of `Calibration`, and the values tried."""
 
     name: str
     tried: tuple[float, ...]
@@ -55,12 +57,12 @@ class Constants:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The fields of the chip's row."""
+        """The fields of `Calibration`."""
         return (*(c.name for c in self.linear), self.bent.name)
 
-    def without(self, chip: Chip, value: float) -> Chip:
-        """The chip's row with a value of the bent constant and none of the linear ones."""
-        return replace(chip, **dict.fromkeys((c.name for c in self.linear), 0.0), **{self.bent.name: value})
+    def without(self, value: float) -> Calibration:
+        """The calibration with a value of the bent constant and none of the linear ones."""
+        return replace(UNFITTED, **{self.bent.name: value})
 
 
 KERNEL, STEP = Linear("kernel_seconds", KERNEL_TRIED), Linear("step_seconds", STEP_TRIED)
@@ -85,6 +87,11 @@ class Measurement:
     fitted: bool = True
 
     @property
+    def family(self) -> str:
+        """What its chip's calibration is filed under."""
+        return family_of(self.chip)
+
+    @property
     def constants(self) -> Constants:
         """What is fitted for its chip."""
         return FITTED.get(self.chip.family, USUAL)
@@ -104,9 +111,9 @@ class Fit:
         """What a printed time says of it."""
         return f"fit to {self.rows} measured rows, median error {self.median_error:.0%} ({self.left_out_error:.0%} with a model left out)"
 
-    def applied(self, chip: Chip) -> Chip:
-        """The chip's row with the constants."""
-        return replace(chip, **self.constants, fit=self.text)
+    def calibration(self, family: str = "") -> Calibration:
+        """The constants for the chips of a family."""
+        return Calibration(**self.constants, fit=self.text, family=family)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +142,14 @@ class Curve:
         return self.seconds(constants) / self.measurement.seconds - 1
 
 
-def curve(program: Program, chip: Chip, steps: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def curve(program: Program, steps: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The seconds a step of a Program at each modelled value of the bent constant without the linear ones, and the slopes of these."""
-    constants = FITTED.get(chip.family, USUAL)
+    constants = FITTED.get(program.chip.family, USUAL)
 
-    def seconds(chip: Chip) -> float:
-        return sink_time(replace(program, chip=chip), steps).seconds / steps
+    def seconds(calibration: Calibration) -> float:
+        return sink_time(program, steps, calibration=calibration).seconds / steps
 
-    rows = [constants.without(chip, value) for value in constants.bent.modelled]
+    rows = [constants.without(value) for value in constants.bent.modelled]
     times = tuple(map(seconds, rows))
     slopes = ((seconds(replace(rows[0], **{c.name: UNIT_SECONDS})) - times[0]) / UNIT_SECONDS for c in constants.linear)
     return times, tuple(slopes)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
+from dataclasses import asdict
+from json import dumps
 from pathlib import Path
 
-from tpuflow.api.calibrating import Curve, Fit, Measurement, curve, fit_curves
+from tpuflow.api.calibrating import Curve, Measurement, curve, fit_curves
 from tpuflow.api.result import write_json
 from tpuflow.api.sweeping import Sweep, plot_sweep, run_sweep, table
 from tpuflow.api.targets import estimate_target
+from tpuflow.device.timing.calibration import Calibration
 from tpuflow.device.timing.result import seconds_text
 from tpuflow.errors import ConfigError
 
@@ -43,7 +46,7 @@ def run_estimate(
 
 
 def run_calibrate(path: Path, output: Path | None) -> None:
-    """Fit the constants of the chips in a CSV of measured steps, print rows and errors, and write a .toml row for each chip.
+    """Fit the constants of the chips in a CSV of measured steps, print rows and errors, and write a .toml file with them.
 
     Columns: target (module:function, as for estimate), batch, chip, milliseconds; optional: policy, sink_size, model (rows of one model
     are left out together; the target if absent).
@@ -52,7 +55,7 @@ def run_calibrate(path: Path, output: Path | None) -> None:
       ConfigError: a column is missing, a number is none, chips are of several families, or there are too few rows.
     """
     curves = [_curve(row, f"{path}, row {number}") for number, row in enumerate(_rows(path), 1)]
-    families = sorted({c.measurement.chip.family for c in curves})
+    families = sorted({c.measurement.family for c in curves})
     if len(families) > 1:
         raise ConfigError(
             f"{path}: chips of the families {', '.join(families)}; the constants are of one family: give it files of its own."
@@ -65,16 +68,14 @@ def run_calibrate(path: Path, output: Path | None) -> None:
         print(f"{m.name[:32]:32} {m.chip.name:12} {seconds_text(m.seconds):>12} {seconds_text(modelled):>12} {error:+7.0%}")
     print(f"{', '.join(f'{name} {value:.3g}' for name, value in found.constants.items())}: {found.text}")
     if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        for name in sorted({c.measurement.chip.name for c in curves}):
-            (output / f"{name}-fitted.toml").write_text(_chip_file(name, found))
+        output.write_text(_calibration_file(found.calibration(families[0])))
 
 
-def _chip_file(name: str, found: Fit) -> str:
-    """A row like the named one with fitted constants, as TOML."""
-    fitted = (f"{field} = {value!r}" for field, value in found.constants.items())
-    lines = (f'base = "{name}"', *fitted, f'fit = "{found.text}"')
-    return "\n".join(lines) + "\n"
+def _calibration_file(calibration: Calibration) -> str:
+    """A calibration as TOML, which `get_calibration` reads."""
+    rows = asdict(calibration)
+    texts = {name: dumps(value) if isinstance(value, str) else repr(value) for name, value in rows.items()}  # JSON strings are TOML
+    return "".join(f"{name} = {text}\n" for name, text in texts.items())
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -95,4 +96,4 @@ def _curve(row: Mapping[str, str], where: str) -> Curve:
         raise ConfigError(f"{where}: milliseconds is {row['milliseconds']!r}; expected a positive number.")
     found = estimate_target(row["target"], batch, row["chip"], row.get("policy") or None, sink)
     model = row.get("model") or row["target"]
-    return Curve(Measurement(f"{model}, batch {batch}", model, found.chip, seconds), *curve(found.program, found.chip, found.steps))
+    return Curve(Measurement(f"{model}, batch {batch}", model, found.chip, seconds), *curve(found.program, found.steps))

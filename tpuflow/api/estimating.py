@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from tpuflow.api.losses import get_loss
 from tpuflow.api.stepping import Recipe, TrainState, make_recipe
 from tpuflow.chips import Chip, get_chip
 from tpuflow.compiler import compile_sink, undisturbed
-from tpuflow.device.timing import ProgramTime, time_program
+from tpuflow.device.timing import Calibration, ProgramTime, get_calibration, time_program
 from tpuflow.device.timing.program import sink_time
 from tpuflow.device.timing.result import joules_text, seconds_text
 from tpuflow.errors import ConfigError
@@ -27,6 +28,8 @@ from tpuflow.reports.profile import Profile
 from tpuflow.reports.profile import profile as make_profile
 from tpuflow.reports.reported import Reported
 
+Calibrated = str | os.PathLike[str] | Calibration | None
+"""A calibration as users give it: itself, its file, or None for what tpuflow has for the chip's family."""
 SINK_STEPS = 100  # steps a round trip that an estimate counts on, if nothing else is said
 
 
@@ -81,7 +84,7 @@ class Estimate(Reported):
         return {
             "name": self.name,
             "chip": self.chip.name,
-            "fit": self.chip.fit,
+            "fit": self.time.calibration.fit,
             "policy": self.policy,
             "steps": self.steps,
             "step_seconds": self.step_seconds,
@@ -109,21 +112,23 @@ def estimate(
     policy: str | amp.Policy | None = None,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
+    calibration: Calibrated = None,
     **kwargs: Any,
 ) -> Estimate:
     """The modelled time and memory of one call of `fun` on a chip, from the shapes of its arguments.
 
-    args, kwargs: arrays or `jax.ShapeDtypeStruct`s (trees of them). The other options are those of `tpuflow.jit`. Nothing is run and no
-    array is made.
+    args, kwargs: arrays or `jax.ShapeDtypeStruct`s (trees of them). calibration: the timing model's fitted constants, a
+    `tpuflow.Calibration` or a .toml file with one; what tpuflow has for the chip's family if None. The other options are those of
+    `tpuflow.jit`. Nothing is run and no array is made.
 
     Raises:
       UnsupportedPrimitiveError, OutOfMemoryError, ConfigError: as compiling does.
     """
-    row = get_chip(chip)
+    row, constants = get_chip(chip), _calibration(calibration)
     function = jit(fun, chip=row, policy=policy, donate_argnums=donate_argnums, static_argnums=static_argnums)
     program = function.program(*args, **kwargs)
     name = getattr(fun, "__name__", type(fun).__name__)
-    return Estimate(name, row, _policy_name(policy), 1, time_program(program), memory_analysis(program), program)
+    return Estimate(name, row, _policy_name(policy), 1, time_program(program, calibration=constants), memory_analysis(program), program)
 
 
 @undisturbed()
@@ -137,20 +142,22 @@ def estimate_training(
     optimizer: optax.GradientTransformation | None = None,
     loss: Any = None,
     sink_size: int = SINK_STEPS,
+    calibration: Calibrated = None,
 ) -> Estimate:
     """The modelled time and memory of the training step that `tpuflow.train` would run, sunk `sink_size` steps at a time.
 
-    inputs, labels: one batch's shapes and types. sink_size: steps a round trip; 0 counts as 1.
+    inputs, labels: one batch's shapes and types. sink_size: steps a round trip; 0 counts as 1. calibration: as of `estimate`.
 
     Raises:
       UnsupportedPrimitiveError, OutOfMemoryError, ConfigError: as `tpuflow.train` does.
     """
     if sink_size < 0:
         raise ConfigError(f"sink_size: an estimate needs a number of steps a round trip, got {sink_size}.")
-    row, steps = get_chip(chip), max(1, sink_size)
+    row, constants, steps = get_chip(chip), _calibration(calibration), max(1, sink_size)
     recipe = training_recipe(model, labels, amp.get_policy(policy), optimizer, loss)
     program = training_program(recipe, inputs, labels, row)
-    return Estimate(recipe.model.name, row, recipe.policy.name, steps, sink_time(program, steps), memory_analysis(program), program)
+    time = sink_time(program, steps, calibration=constants)
+    return Estimate(recipe.model.name, row, recipe.policy.name, steps, time, memory_analysis(program), program)
 
 
 def training_recipe(model: Any, labels: Any, policy: amp.Policy, optimizer: Any, loss: Any) -> Recipe:
@@ -185,6 +192,10 @@ def state_shapes(recipe: Recipe, inputs: jax.ShapeDtypeStruct) -> TrainState:
         return TrainState(params, carried, recipe.optimizer.init(params), key if needs_key else None)
 
     return jax.eval_shape(state, inputs)
+
+
+def _calibration(calibration: Calibrated) -> Calibration | None:
+    return None if calibration is None else get_calibration(calibration)
 
 
 def _policy_name(policy: str | amp.Policy | None) -> str:

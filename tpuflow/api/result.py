@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tpuflow.api.plotting import plot_history
+from tpuflow.device.timing import Calibration
 from tpuflow.device.timing.program import sink_time
 from tpuflow.device.timing.result import seconds_text
 from tpuflow.errors import ConfigError
@@ -72,9 +73,9 @@ class TrainResult:
         """Numbers (from 0) of the steps whose update was skipped because a gradient overflowed."""
         return [i for i, skipped in enumerate(s for epoch in self.history for s in epoch["skipped"]) if skipped]
 
-    def report(self) -> str:
-        """The outcome as a few lines of text."""
-        return "\n".join(_report_lines(self))
+    def report(self, calibration: Calibration | None = None) -> str:
+        """The outcome as a few lines of text; device times stand on a calibration of one's own, or on what tpuflow has for the chip."""
+        return "\n".join(_report_lines(self, calibration))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw loss, metrics and loss scale over the steps into a .png, .svg or .pdf file; needs `pip install 'tpuflow[plot]'`.
@@ -172,7 +173,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _report_lines(result: TrainResult) -> list[str]:
+def _report_lines(result: TrainResult, calibration: Calibration | None) -> list[str]:
     s = result.settings
     lines = [
         f"{s['model']} trained in {s['policy']} on {s['chip']} ({s['engine']} engine, {s['fidelity']}): "
@@ -189,17 +190,17 @@ def _report_lines(result: TrainResult) -> list[str]:
     if result.interrupted:
         lines.append(f"interrupted by Ctrl-C after {result.steps} steps; what was trained until then is kept")
     if result.executables and result.steps:
-        lines += _device_lines(result)
+        lines += _device_lines(result, calibration)
     total, compiling = result.seconds["total"], result.seconds["compile"]
     lines.append(f"device memory {result.hbm_bytes / 2**20:.1f} MiB; host time {total:.1f} s, of it compiling {compiling:.1f} s")
     return lines
 
 
-def _device_lines(result: TrainResult) -> list[str]:
+def _device_lines(result: TrainResult, calibration: Calibration | None) -> list[str]:
     """What the training would have taken on the chip: its first step Program, all steps, in so many round trips."""
     program = result.executables[0].program
     trips = max(1, result.round_trips)
-    time = sink_time(program, -(-result.steps // trips), trips)
+    time = sink_time(program, -(-result.steps // trips), trips, calibration)
     took = (
         f"device time {seconds_text(time.seconds)}, {seconds_text(time.device_seconds / trips / -(-result.steps // trips))} a step "
         f"({time.provenance}); matrix utilisation {time.mfu:.1%}, host {seconds_text(time.launch_picoseconds / 1e12)}"

@@ -16,7 +16,7 @@ from tpuflow.api.analysis import MemoryAnalysis, cost_analysis, memory_analysis
 from tpuflow.chips import Chip
 from tpuflow.compiler import compile_jaxpr
 from tpuflow.device.runtime import Executable
-from tpuflow.device.timing import ProgramTime
+from tpuflow.device.timing import Calibration, ProgramTime
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.lower.frontend.jax_compat import KEY_IMPLEMENTATION, ClosedJaxpr, is_key
 from tpuflow.reports.profile import Profile
@@ -123,24 +123,24 @@ class Compiled(Reported):
         """The Program in assembly language; the assembler reads it back."""
         return disassemble(self.executable.program)
 
-    def cost_analysis(self) -> dict[str, float]:
+    def cost_analysis(self, calibration: Calibration | None = None) -> dict[str, float]:
         """Work ("flops", "matrix flops", "bytes accessed", "kernels") and time ("optimal_seconds", "device_seconds", "modelled_seconds").
 
         See `tpuflow.api.analysis.cost_analysis`.
         """
-        return cost_analysis(self.executable.program, self.executable.time())
+        return cost_analysis(self.executable.program, self.time(calibration))
 
     def memory_analysis(self) -> MemoryAnalysis:
         """HBM bytes of arguments, results, what they share, constants, temporaries and code, and the peak."""
         return memory_analysis(self.executable.program)
 
-    def time(self) -> ProgramTime:
-        """The modelled time of a call, kernel by kernel."""
-        return self.executable.time()
+    def time(self, calibration: Calibration | None = None) -> ProgramTime:
+        """The modelled time of a call, kernel by kernel, with a calibration of one's own or what tpuflow has for the chip."""
+        return self.executable.time(calibration=calibration)
 
-    def profile(self) -> Profile:
-        """The modelled cost of a call, by layer, kernel and queue, and the memory's timeline."""
-        return make_profile(self.executable.program, self.time())
+    def profile(self, calibration: Calibration | None = None) -> Profile:
+        """The modelled cost of a call, by layer, kernel and queue, and the memory's timeline; `calibration` is as of `time`."""
+        return make_profile(self.executable.program, self.time(calibration))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one self-contained .tpx file."""

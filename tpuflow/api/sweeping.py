@@ -14,6 +14,8 @@ from typing import Any
 from tpuflow.api.estimating import Estimate
 from tpuflow.api.plotting import matplotlib_figures, save_figure
 from tpuflow.api.targets import estimate_target
+from tpuflow.chips import get_chip
+from tpuflow.device.timing.calibration import Calibration, family_of, get_calibration
 from tpuflow.device.timing.prices import PICOSECONDS
 from tpuflow.device.timing.program import sink_time
 from tpuflow.device.timing.result import seconds_text
@@ -27,7 +29,10 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Every combination of these is estimated; a policy of None is the function as it is written, a sink size of -1 an epoch."""
+    """Every combination of these is estimated; a policy of None is the function as it is written, a sink size of -1 an epoch.
+
+    `calibrations` are files; each chip takes the one for its family, or what tpuflow has for it if there is none.
+    """
 
     targets: tuple[str, ...]
     batches: tuple[int, ...] = (32,)
@@ -35,6 +40,7 @@ class Sweep:
     policies: tuple[str | None, ...] = (None,)
     sink_sizes: tuple[int, ...] = (100,)
     steps_per_epoch: int | None = None
+    calibrations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +85,35 @@ def run_sweep(sweep: Sweep) -> list[Point]:
     """Estimate every combination; what differs in the sink size only is compiled once.
 
     Raises:
-      ConfigError: there is no such function, chip or policy; a sink size is below -1, or -1 without the length of an epoch.
+      ConfigError: there is no such function, chip or policy; a sink size is below -1, or -1 without the length of an epoch; a calibration
+        is for none of the chips.
     """
     for size in sweep.sink_sizes:
         _steps(size, sweep.steps_per_epoch)
+    calibrations = _by_chip(sweep)
     combinations = itertools.product(sweep.targets, sweep.chips, sweep.policies, sweep.batches)
-    return [p for target, chip, policy, batch in combinations for p in _points(sweep, target, batch, chip, policy)]
+    return [p for target, chip, policy, batch in combinations for p in _points(sweep, target, batch, chip, policy, calibrations[chip])]
 
 
-def _points(sweep: Sweep, target: str, batch: int, chip: str, policy: str | None) -> list[Point]:
+def _by_chip(sweep: Sweep) -> dict[str, Calibration | None]:
+    """The calibration that was given for each chip, if any."""
+    families = {chip: family_of(get_chip(chip)) for chip in sweep.chips}
+    given: dict[str, Calibration] = {}
+    for path in sweep.calibrations:
+        calibration = get_calibration(path)
+        suited = [chip for chip, family in families.items() if calibration.family in ("", family)]
+        if not suited:
+            there = ", ".join(f"{chip} ({family})" for chip, family in families.items())
+            raise ConfigError(f"calibration {path}: for chips of the family {calibration.family!r}; none of these is: {there}.")
+        if twice := sorted(set(suited) & set(given)):
+            raise ConfigError(f"calibration {path}: another one was given for {', '.join(twice)}; give one for each family.")
+        given |= dict.fromkeys(suited, calibration)
+    return {chip: given.get(chip) for chip in families}
+
+
+def _points(sweep: Sweep, target: str, batch: int, chip: str, policy: str | None, calibration: Calibration | None) -> list[Point]:
     try:
-        found = estimate_target(target, batch, chip, policy, 1)
+        found = estimate_target(target, batch, chip, policy, 1, calibration)
     except OutOfMemoryError as error:
         return [Point(target, batch, chip, policy or "", size, None, error) for size in sweep.sink_sizes]
     if not _is_sunk(found.program):
@@ -102,7 +126,7 @@ def _is_sunk(program: Program) -> bool:
 
 
 def _sunk(found: Estimate, steps: int) -> Estimate:
-    return dataclasses.replace(found, steps=steps, time=sink_time(found.program, steps))
+    return dataclasses.replace(found, steps=steps, time=sink_time(found.program, steps, calibration=found.time.calibration))
 
 
 def _steps(sink_size: int, steps_per_epoch: int | None) -> int:

@@ -9,11 +9,11 @@ from typing import Any
 
 from flax import linen, nnx
 
-from tpuflow.api.estimating import Estimate, estimate, estimate_training
+from tpuflow.api.estimating import Calibrated, Estimate, estimate, estimate_training
 from tpuflow.errors import ConfigError
 
 
-def estimate_target(target: str, batch: int, chip: str, policy: str | None, sink_size: int) -> Estimate:
+def estimate_target(target: str, batch: int, chip: str, policy: str | None, sink_size: int, calibration: Calibrated = None) -> Estimate:
     """The estimate of what `module:function` gives for a batch size: (function, *shapes) or (Flax module, inputs, labels).
 
     Raises:
@@ -26,10 +26,10 @@ def estimate_target(target: str, batch: int, chip: str, policy: str | None, sink
         raise ConfigError(f"{target}({batch}) gave {type(made).__name__}; expected (function, *shapes) or (Flax module, inputs, labels).")
     first, *shapes = made
     if not isinstance(first, linen.Module | nnx.Module):
-        return estimate(first, *shapes, chip=chip, policy=policy)
+        return estimate(first, *shapes, chip=chip, policy=policy, calibration=calibration)
     if len(shapes) != 2:
         raise ConfigError(f"{target}({batch}) gave a Flax module and {len(shapes)} shapes; expected those of inputs and labels.")
-    return estimate_training(first, *shapes, chip=chip, policy=policy or "fp32", sink_size=sink_size)
+    return estimate_training(first, *shapes, chip=chip, policy=policy or "fp32", sink_size=sink_size, calibration=calibration)
 
 
 def _load(target: str) -> Any:

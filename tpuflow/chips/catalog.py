@@ -10,11 +10,9 @@ numbers, "assumed" has no source.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from tpuflow.chips.chip import Chip
-from tpuflow.chips.fits import FITS
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -26,13 +24,12 @@ _TPU: Mapping[str, Any] = {
     "matrix_f32_as": "bf16",
     "hbm_burst_bytes": 64,
     "host_bytes_per_second": 16e9, "launch_seconds": 110e-6, "network_bytes_per_second": 6.25e9,
-    "dma_seconds": 0.5e-6, "kernel_seconds": 1.3e-6, "issue_cycles": 10.0, "hbm_efficiency": 0.85, "matrix_efficiency": 1.0,
+    "dma_seconds": 0.5e-6, "issue_cycles": 10.0, "hbm_efficiency": 0.85, "matrix_efficiency": 1.0,
 }  # fmt: skip
 _TPU_SOURCE = (
     "1 us a hop, a quarter of a host's 25 GB/s of network [book]; "
     "registers of 8 x 128 lanes [book]; f32 products as one bf16 pass, three or six (jax.lax.Precision); launch 110 us: dispatch and wait "
-    "on a TPU VM, TPU microbenchmarks; kernel floor 1.3 us: SCALE-Sim's TPU branch; accumulators 4 MiB, bursts of 64 bytes, DMA start-up, "
-    "issue and HBM efficiency assumed until fitted"
+    "on a TPU VM, TPU microbenchmarks; accumulators 4 MiB, bursts of 64 bytes, DMA start-up, issue and HBM efficiency assumed"
 )
 
 _SOPHGO: Mapping[str, Any] = {
@@ -41,7 +38,7 @@ _SOPHGO: Mapping[str, Any] = {
     "matrix_rows": 64, "matrix_columns": 128, "matrix_units": 1, "matrix_f32_passes": 8.0, "matrix_s8_passes": 0.5,
     "vector_sublanes": 64, "vector_lanes": 16, "vector_units": 1, "vector_packs": 1,
     "vmem_bytes": 16 * MIB, "acc_bytes": 4 * MIB, "smem_bytes": 16 * KIB,
-    "launch_seconds": 0.55e-6, "kernel_seconds": 0.55e-6,
+    "launch_seconds": 0.55e-6,
 }  # fmt: skip
 
 
@@ -57,7 +54,7 @@ def _sophgo(**fields: Any) -> Chip:
 
 
 CHIPS = {
-    chip.name: replace(chip, **FITS.get(chip.family, {}))
+    chip.name: chip
     for chip in (
         Chip(
             name="generic",
@@ -113,7 +110,6 @@ CHIPS = {
             network_bytes_per_second=12.5e9,
             launch_seconds=100e-6,
             dma_seconds=1.0e-6,
-            kernel_seconds=5.0e-6,
             issue_cycles=20.0,
             power_watts=310.0,
             source="32 AI cores with six pipelines, 32 GB of HBM as 5 (parameters) + 26 (feature maps) + 1 (collectives), 128 GB/s a core "
@@ -121,8 +117,7 @@ CHIPS = {
             "MB + UB 256 KB as one vector memory, blocks of 32 bytes, L2 of 32 MB at 110 bytes a cycle and core [cann]; HBM 1.2 TB/s "
             "(maker; [cann] counts 1.02), PCIe 4 x16, 310 W; 8 chips a host, two meshes of 4 by three HCCS links of 240 "
             "Gb/s (each way: assumed), joined by PCIe, RoCE of 100 Gb/s a chip [mlperf]; bf16 (which the cube lacks) priced as f16, "
-            "registers, launch, DMA start-up, "
-            "kernel floor and issue assumed until fitted",
+            "registers, launch, DMA start-up and issue assumed",
         ),
         _sophgo(
             name="bm1684x",

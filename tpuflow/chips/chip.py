@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 LANE_BYTES = 4  # a vector lane is 32 bits wide
-UNCALIBRATED = "uncalibrated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +29,11 @@ class Chip:
 
     `power_watts` is the most that the chip draws (0: not published).
 
-    The last group are efficiencies. `issue_cycles` go by before an instruction, `dma_seconds` before a move's first byte,
-    `kernel_seconds` between kernels, `step_seconds` before a step has its next batch, however small (in every trip of a loop that the host
-    feeds, and in a launch without one); `hbm_efficiency` is the sustained share of the HBM bandwidth, `matrix_efficiency` that of the
-    arrays; `traffic_share` is how many bytes the maker's compiler moves for each of this one's, since it fuses further; `patch_cycles`
-    is what the load queue takes for each vector register of a window that is read beside shifted copies of itself, as by pooling.
-    `tpuflow calibrate` fits some of them; `fit` says from what and how well.
+    The last group are efficiencies, which the choice of tiles weighs too: `issue_cycles` go by before an instruction, `dma_seconds` before
+    a move's first byte; `hbm_efficiency` is the sustained share of the HBM bandwidth, `matrix_efficiency` that of the arrays. What is
+    fitted to measured times is no field: it is a calibration's (`tpuflow.Calibration`), which joins when a Program is timed.
+
+    `source` says where the numbers are from. It is debug information: a Program's hash does not depend on it.
     """
 
     name: str
@@ -54,7 +52,7 @@ class Chip:
     hbm_bytes_per_second: float
     host_bytes_per_second: float
     launch_seconds: float
-    source: str = ""
+    source: str = field(default="", compare=False)
     family: str = ""
     matrix_inputs: int = 1
     matrix_load_cycles: int = 0
@@ -81,13 +79,8 @@ class Chip:
     power_watts: float = 0.0
     issue_cycles: float = 10.0
     dma_seconds: float = 0.5e-6
-    kernel_seconds: float = 1.0e-6
-    step_seconds: float = 0.0
     hbm_efficiency: float = 0.85
-    traffic_share: float = 1.0
     matrix_efficiency: float = 1.0
-    patch_cycles: float = 0.0
-    fit: str = UNCALIBRATED
 
     # ---- rates
 

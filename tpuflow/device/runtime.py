@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tpuflow.device.profile import KernelRow, profile
-from tpuflow.device.timing import ProgramTime, time_program
+from tpuflow.device.timing import Calibration, ProgramTime, time_program
 from tpuflow.device.verify import verify
 from tpuflow.errors import ConfigError, LaunchError, listed
 from tpuflow.isa import file
@@ -66,11 +66,11 @@ class Executable:
         """A row for every kernel, with the tier it was translated in (0 before the first launch, and on the reference engine)."""
         return profile(self.program, self.tiers)
 
-    def time(self, trips: Mapping[str, int] | None = None, round_trips: int = 1) -> ProgramTime:
+    def time(self, trips: Mapping[str, int] | None = None, round_trips: int = 1, calibration: Calibration | None = None) -> ProgramTime:
         """The modelled time of a launch (or of several); see `tpuflow.device.timing.time_program`."""
-        key = (tuple(sorted((trips or {}).items())), round_trips)
+        key = (tuple(sorted((trips or {}).items())), round_trips, calibration)
         if key not in self._times:
-            self._times[key] = time_program(self.program, trips, round_trips)
+            self._times[key] = time_program(self.program, trips, round_trips, calibration)
         return self._times[key]
 
     def compile(self, infeed_items: int = 1) -> None:

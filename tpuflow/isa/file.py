@@ -9,9 +9,10 @@ A file is a header, a table of sections, and the sections one after the other. A
     checksum       32 bytes  SHA-256 of everything above, and so of the whole file
 
 The sections, in this order: CHIP (the chip's row), BUFS (the HBM buffer table), CNST (constants), PORT (inputs, outputs, infeeds,
-outfeeds), CODE (blocks and kernels) and, if there are any names, DBUG: the program's and kernels' names, the buffers' names and a
-source line for every instruction, over one table of strings. The code hash is the SHA-256 of the table rows of all sections but
-DBUG: names and source lines do not change it. The same Program always gives the same bytes.
+outfeeds), CODE (blocks and kernels) and, if there is any of it, DBUG: where the chip's numbers are from, the program's and kernels'
+names, the buffers' names and a source line for every instruction, over one table of strings. The code hash is the SHA-256 of the table
+rows of all sections but DBUG: names and sources do not change it. The chip's row is hardware: what is fitted to measured times is a
+calibration's and in no Program. The same Program always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tpuflow.isa.program import Block, Kernel, Loop, Program, Switch, While
 from tpuflow.isa.wire import Codec, Reader, Writer
 
 MAGIC = b"\x89TPX\r\n\x1a\n"
-MAJOR, MINOR = 3, 0
+MAJOR, MINOR = 4, 0
 SECTIONS = {  # every section with the Program fields that it holds
     "CHIP": ("chip",),
     "BUFS": ("buffers",),
@@ -60,6 +61,7 @@ class _Debug:
     """Content of the DBUG section; kernels in program order, depth first."""
 
     strings: tuple[str, ...]
+    chip_source: int
     name: int
     buffer_names: tuple[int, ...]
     kernels: tuple[_KernelDebug, ...]
@@ -209,17 +211,18 @@ def debug_fault(program: Program) -> str:
 def _encode_debug(program: Program) -> bytes:
     if fault := debug_fault(program):
         raise ProgramFileError(f"cannot write the program: {fault}")
-    if program.name == "" and not program.buffer_names and not any(k.name or k.sources for k in program.kernels()):
+    named = program.name or program.chip.source or program.buffer_names
+    if not named and not any(k.name or k.sources for k in program.kernels()):
         return b""
     strings: dict[str, int] = {}
 
     def row(text: str) -> int:
         return strings.setdefault(text, len(strings))
 
-    name, buffer_names = row(program.name), tuple(map(row, program.buffer_names))
+    source, name, buffer_names = row(program.chip.source), row(program.name), tuple(map(row, program.buffer_names))
     kernels = tuple(_KernelDebug(row(k.name), tuple(map(row, k.sources))) for k in program.kernels())
     w = Writer()
-    record_codec(_Debug).write(w, _Debug(tuple(strings), name, buffer_names, kernels))
+    record_codec(_Debug).write(w, _Debug(tuple(strings), source, name, buffer_names, kernels))
     return bytes(w.out)
 
 
@@ -227,7 +230,7 @@ def _decode_debug(program: Program, r: Reader) -> Program:
     debug: _Debug = record_codec(_Debug).read(r)
     r.finish()
     kernels = sum(1 for _ in program.kernels())
-    rows = [debug.name, *debug.buffer_names, *(i for k in debug.kernels for i in (k.name, *k.sources))]
+    rows = [debug.chip_source, debug.name, *debug.buffer_names, *(i for k in debug.kernels for i in (k.name, *k.sources))]
     if len(debug.kernels) != kernels:
         r.fail(f"it names {len(debug.kernels)} kernels, the program has {kernels}")
     if not all(0 <= row < len(debug.strings) for row in rows):
@@ -242,6 +245,7 @@ def _decode_debug(program: Program, r: Reader) -> Program:
 
     program = replace(
         program,
+        chip=replace(program.chip, source=debug.strings[debug.chip_source]),
         code=tuple(map(named, program.code)),
         name=debug.strings[debug.name],
         buffer_names=tuple(debug.strings[i] for i in debug.buffer_names),

@@ -165,7 +165,7 @@ class Program:
 
     def strip(self) -> Program:
         """The same Program without names and source lines."""
-        return replace(self, code=tuple(_strip(b) for b in self.code), name="", buffer_names=())
+        return replace(self, chip=replace(self.chip, source=""), code=tuple(map(_strip, self.code)), name="", buffer_names=())
 
 
 def children(block: Block) -> tuple[tuple[str, tuple[Block, ...]], ...]:

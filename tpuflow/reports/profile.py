@@ -94,7 +94,7 @@ class Profile:
         return {
             "name": self.name,
             "chip": self.time.chip.name,
-            "fit": self.time.chip.fit,
+            "fit": self.time.calibration.fit,
             "steps": self.steps,
             "seconds": self.time.seconds,
             "device_seconds": self.time.device_seconds,

@@ -127,11 +127,11 @@ class _Tracer:
         """The host sends the next trip's data while this one runs; what it takes longer, the chip waits."""
         program = self.profile.program
         ports = [(program.infeeds if isinstance(b, Infeed) else program.outfeeds)[b.port] for b in body if isinstance(b, Infeed | Outfeed)]
-        moved, chip = sum(p.dtype.bytes * _elems(p.shape) for p in ports), self.profile.time.chip
+        moved, machine = sum(p.dtype.bytes * _elems(p.shape) for p in ports), self.profile.time.machine
         if not is_fed(body):
             return
-        self._event(HOST, FEED, "next batch", start, picoseconds(moved / chip.host_bytes_per_second), {"bytes": moved})
-        if wait := fed_wait(chip, moved, self.now - start):
+        self._event(HOST, FEED, "next batch", start, picoseconds(moved / machine.chip.host_bytes_per_second), {"bytes": moved})
+        if wait := fed_wait(machine, moved, self.now - start):
             self._event(CHIP, KERNELS, "wait for infeed", self.now, wait, {"bytes": moved})
             self.now += wait
 
@@ -152,7 +152,7 @@ class _Tracer:
         if not self.detailed or place not in self.longest:
             return tuple(Event(q, 0, busy, repeats=True) for q, busy in enumerate(row.time.busy_picoseconds) if busy)
         if kernel not in self.tiles:
-            self.tiles[kernel] = _bounded(record(kernel, self.profile.time.chip))
+            self.tiles[kernel] = _bounded(record(kernel, self.profile.time.machine))
         return self.tiles[kernel]
 
     def _event(self, process: int, thread: int, name: str, begin: int, duration: int, args: dict[str, Any]) -> None:

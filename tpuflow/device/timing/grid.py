@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpuflow.chips.chip import Chip
 from tpuflow.device.place import SECTIONS
+from tpuflow.device.timing.calibration import Machine
 from tpuflow.device.timing.cores import share
 from tpuflow.device.timing.prices import LOAD, MOVE, SIGNAL, STORE, WAIT, Bits, Clock, Op, PricedKernel
 from tpuflow.device.timing.schedule import Core, Touched, repeat
@@ -39,11 +39,11 @@ class GridPlan:
         return self.points * (every - self.steps) * self.combine
 
 
-def plan_grid(priced: PricedKernel, chip: Chip) -> tuple[GridPlan, Clock]:
+def plan_grid(priced: PricedKernel, machine: Machine) -> tuple[GridPlan, Clock]:
     """The plan of a priced kernel for the core that has most to do, and that core's clock."""
     kernel = priced.kernel
-    team, adding = share(kernel, chip)
-    clock = Clock(chip, team.cores)
+    team, adding = share(kernel, machine.chip)
+    clock = Clock(machine, team.cores)
     sections = tuple(
         tuple(
             (p.feels, tuple((bits, clock.op(p.instruction, cost, p.reads, behind=p.behind)) for bits, cost in p.costs.items()))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.place import SECTIONS
+from tpuflow.device.timing.calibration import Machine
 from tpuflow.device.timing.patches import patches
 from tpuflow.device.timing.reuse import reuse
 from tpuflow.isa.cost import Cost
@@ -37,8 +38,13 @@ def picoseconds(seconds: float) -> int:
 class Clock:
     """The rates of one core while `cores` of its chip work side by side."""
 
-    chip: Chip
+    machine: Machine
     cores: int
+
+    @property
+    def chip(self) -> Chip:
+        """The chip's row."""
+        return self.machine.chip
 
     def cycles(self, count: float) -> int:
         """Cycles in picoseconds."""
@@ -48,7 +54,7 @@ class Clock:
         """Bytes at the core's share of the sustained HBM bandwidth, in picoseconds; of `reads` equal ones all but one from the cache."""
         rate = self.chip.core_bandwidth(self.cores)
         cached = max(rate, self.chip.core_cache_bytes_per_second)
-        seconds = self.chip.traffic_share * (1 / rate + (reads - 1) / cached) / reads  # a byte
+        seconds = self.machine.calibration.traffic_share * (1 / rate + (reads - 1) / cached) / reads  # a byte
         return math.ceil(count_bytes * PICOSECONDS * seconds)
 
     def op(self, instruction: Instruction, cost: Cost, reads: int = 1, *, behind: bool = False) -> Op:
@@ -126,12 +132,12 @@ class PricedKernel:
                     yield priced, priced.cost(edges), times
 
 
-def price(kernel: Kernel, chip: Chip) -> PricedKernel:
+def price(kernel: Kernel, machine: Machine) -> PricedKernel:
     """Ask every instruction of a kernel what it costs."""
     ragged = tuple(sorted({x.grid for i in kernel.instructions for t in _tiles(i) for x in t.axes if _is_ragged(x)}))
-    times = reuse(kernel, chip)
-    cut = patches(kernel) if chip.patch_cycles else frozenset()
-    sections = tuple(_lined_up([_priced(i, ragged, chip, times, cut) for i in getattr(kernel, s)]) for s in SECTIONS)
+    times = reuse(kernel, machine.chip)
+    cut = patches(kernel) if machine.calibration.patch_cycles else frozenset()
+    sections = tuple(_lined_up([_priced(i, ragged, machine, times, cut) for i in getattr(kernel, s)]) for s in SECTIONS)
     return PricedKernel(kernel, ragged, sections)
 
 
@@ -157,21 +163,22 @@ def _is_ragged(axis: TileAxis) -> bool:
     return axis.grid >= 0 and axis.extent % axis.size != 0
 
 
-def _priced(instruction: Instruction, ragged: tuple[int, ...], chip: Chip, times: Mapping[Window, int], cut: Set[Window]) -> Priced:
+def _priced(instruction: Instruction, ragged: tuple[int, ...], machine: Machine, times: Mapping[Window, int], cut: Set[Window]) -> Priced:
     felt = {x.grid for t in _tiles(instruction) for x in t.axes if _is_ragged(x)}
     feels = tuple(i for i, axis in enumerate(ragged) if axis in felt)
     costs = {}
     for bits in itertools.product((False, True), repeat=len(feels)):
         last = {ragged[i] for i, bit in zip(feels, bits, strict=True) if bit}
-        cost: Cost = instruction.cost(chip, functools.partial(_shape, last))  # type: ignore[attr-defined]
-        costs[bits] = replace(cost, cycles=cost.cycles + sum(_cutting(w, last, chip) for _, w in instruction.windows() if w in cut))
+        cost: Cost = instruction.cost(machine.chip, functools.partial(_shape, last))  # type: ignore[attr-defined]
+        costs[bits] = replace(cost, cycles=cost.cycles + sum(_cutting(w, last, machine) for _, w in instruction.windows() if w in cut))
     reads = max((times.get(w, 1) for _, w in instruction.windows()), default=1)
     return Priced(instruction, feels, costs, reads)
 
 
-def _cutting(window: Window, last: set[int], chip: Chip) -> int:
+def _cutting(window: Window, last: set[int], machine: Machine) -> int:
     """Cycles of the load queue to cut a patch of a window."""
-    return math.ceil(chip.patch_cycles * chip.vector_cycles(_shape(last, window.tile), window.tile.dtype.bytes))
+    registers = machine.chip.vector_cycles(_shape(last, window.tile), window.tile.dtype.bytes)
+    return math.ceil(machine.calibration.patch_cycles * registers)
 
 
 def _shape(last: set[int], tile: Tile) -> tuple[int, ...]:

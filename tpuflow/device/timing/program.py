@@ -7,7 +7,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tpuflow.chips.chip import Chip
+from tpuflow.device.timing.calibration import Calibration, Machine
 from tpuflow.device.timing.form import form_of
 from tpuflow.device.timing.grid import grid_time, plan_grid
 from tpuflow.device.timing.prices import MOVE, Clock, PricedKernel, picoseconds, price
@@ -21,18 +21,25 @@ from tpuflow.isa.splitting import SPLITS
 REMEMBERED = 8192
 
 
-def time_program(program: Program, trips: Mapping[str, int] | None = None, round_trips: int = 1) -> ProgramTime:
+def time_program(
+    program: Program, trips: Mapping[str, int] | None = None, round_trips: int = 1, calibration: Calibration | None = None
+) -> ProgramTime:
     """The modelled time of one launch (or of `round_trips` equal ones).
 
     trips: trip counts of loops and whiles, and branch numbers of switches, by their place ("3.body.0"). A loop that is not named runs
     as often as its trip count says if the Program itself gives it, else once; a while runs once; a switch takes its longest branch.
+    calibration: the fitted constants; those that tpuflow has for the chip if None.
+
+    Raises:
+      ConfigError: the calibration is for other chips.
     """
-    walk = _Walk(program, dict(trips or {}), known_trips(program))
+    machine = Machine.of(program.chip, calibration)
+    walk = _Walk(program, machine, dict(trips or {}), known_trips(program))
     total = walk.blocks(program.code, "", 1)
     if not walk.fed:
-        total.feed += picoseconds(program.chip.step_seconds)
+        total.feed += picoseconds(machine.calibration.step_seconds)
     return ProgramTime(
-        chip=program.chip,
+        machine=machine,
         device_picoseconds=round_trips * total.device,
         feed_picoseconds=round_trips * total.feed,
         launch_picoseconds=round_trips * picoseconds(program.chip.launch_seconds),
@@ -56,20 +63,21 @@ def _narrowed(program: Program) -> tuple[str, ...]:
     )
 
 
-def sink_time(program: Program, steps: int, round_trips: int = 1) -> ProgramTime:
+def sink_time(program: Program, steps: int, round_trips: int = 1, calibration: Calibration | None = None) -> ProgramTime:
     """The modelled time of a sink's Program over `round_trips` launches of `steps` steps each.
 
-    The sink is the loop whose trip count is an input of the Program.
+    The sink is the loop whose trip count is an input of the Program; calibration is as of `time_program`.
     """
     inputs = {p.buffer for p in program.inputs}
     places = [place for place, block in walk(program.code) if isinstance(block, Loop) and block.trips in inputs]
-    return time_program(program, dict.fromkeys(places, steps), round_trips)
+    return time_program(program, dict.fromkeys(places, steps), round_trips, calibration)
 
 
-def fed_wait(chip: Chip, moved_bytes: int, busy: int) -> int:
+def fed_wait(machine: Machine, moved_bytes: int, busy: int) -> int:
     """Picoseconds for which a trip of a loop that the host feeds waits for its data: sending them takes place while the trip before it is
     `busy`, also picoseconds; what it takes longer, and handing them over, does not."""
-    return picoseconds(chip.step_seconds) + max(0, picoseconds(moved_bytes / chip.host_bytes_per_second) - busy)
+    sending = picoseconds(moved_bytes / machine.chip.host_bytes_per_second)
+    return picoseconds(machine.calibration.step_seconds) + max(0, sending - busy)
 
 
 def is_fed(body: Sequence[Block]) -> bool:
@@ -77,25 +85,25 @@ def is_fed(body: Sequence[Block]) -> bool:
     return any(isinstance(block, Infeed | Outfeed) for block in body)
 
 
-def time_kernel(kernel: Kernel, chip: Chip, known: dict[Hashable, KernelTime] | None = None) -> KernelTime:
+def time_kernel(kernel: Kernel, machine: Machine, known: dict[Hashable, KernelTime] | None = None) -> KernelTime:
     """The modelled time of a kernel, its launch floor included.
 
-    known: kernels timed before on this chip, by form: one that differs only in buffers, name and source lines takes the same time.
+    known: kernels timed before on this machine, by form: one that differs only in buffers, name and source lines takes the same time.
     """
     source = next(filter(None, kernel.sources), "")
     if known is None:
-        return _timed(kernel, chip, source)
+        return _timed(kernel, machine, source)
     form = form_of(kernel)
     found = known.get(form)
     if found is None:
-        found = known[form] = _timed(kernel, chip, source)
+        found = known[form] = _timed(kernel, machine, source)
     return replace(found, name=kernel.name, source=source)
 
 
-def _timed(kernel: Kernel, chip: Chip, source: str) -> KernelTime:
-    priced = price(kernel, chip)
-    plan, clock = plan_grid(priced, chip)
-    floor = picoseconds(chip.kernel_seconds)
+def _timed(kernel: Kernel, machine: Machine, source: str) -> KernelTime:
+    priced = price(kernel, machine)
+    plan, clock = plan_grid(priced, machine)
+    floor = picoseconds(machine.calibration.kernel_seconds)
     busy, serial, work = _totals(priced, clock)
     return KernelTime(
         name=kernel.name,
@@ -159,6 +167,7 @@ class _Walk:
     """Goes over the blocks of a Program; `known` are the trip counts that it says, `fed` whether the host feeds a loop of it."""
 
     program: Program
+    machine: Machine
     trips: dict[str, int]
     known: Mapping[int, int]
     assumed: list[str] = field(default_factory=list)
@@ -176,7 +185,7 @@ class _Walk:
     def _block(self, block: Block, place: str, count: int, total: _Sum) -> None:
         match block:
             case Kernel():
-                found = time_kernel(block, self.program.chip, self.timed)
+                found = time_kernel(block, self.machine, self.timed)
                 total.rows.append(KernelRow(place, count, found))
                 total.device += found.picoseconds
                 total.work = total.work + found.work
@@ -185,7 +194,7 @@ class _Walk:
                 body = self.blocks(block.body, f"{place}.body.", count * times)
                 if is_fed(block.body):
                     self.fed = True
-                    body.feed += fed_wait(self.program.chip, body.feed_bytes, body.device)
+                    body.feed += fed_wait(self.machine, body.feed_bytes, body.device)
                 total.add(body, times)
             case While():
                 times = self._given(place, 1, "a while loop counted as one trip")

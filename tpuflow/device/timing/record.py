@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpuflow.chips.chip import Chip
+from tpuflow.device.timing.calibration import Machine
 from tpuflow.device.timing.grid import GridPlan, GridRun, plan_grid
 from tpuflow.device.timing.prices import DO, MOVE, Op, price
 from tpuflow.device.timing.schedule import Core, Touched
@@ -22,9 +22,9 @@ class Event:
     repeats: bool = False
 
 
-def record(kernel: Kernel, chip: Chip) -> tuple[Event, ...]:
+def record(kernel: Kernel, machine: Machine) -> tuple[Event, ...]:
     """Every piece of work of the busiest core's queues, neighbours joined, in order of time."""
-    plan, _ = plan_grid(price(kernel, chip), chip)
+    plan, _ = plan_grid(price(kernel, machine), machine)
     return record_plan(plan)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tpuflow.chips.chip import Chip
+from tpuflow.device.timing.calibration import Calibration, Machine
 from tpuflow.device.timing.prices import PICOSECONDS
 from tpuflow.isa.instruction import QUEUES
 
@@ -50,10 +51,10 @@ class Work:
         counts = (self.element_ops, self.read_bytes, self.written_bytes, self.bus_bytes, self.cached_bytes)
         return Work(macs, *(n * times for n in counts))
 
-    def roofline_seconds(self, chip: Chip) -> float:
+    def roofline_seconds(self, machine: Machine) -> float:
         """No chip does it faster: the matrix peak and the HBM bandwidth (for what is moved there), whichever takes longer."""
-        matrix = sum(2 * n / chip.peak_flops(t) for t, n in self.macs.items())
-        return max(matrix, chip.traffic_share * self.hbm_bytes / chip.hbm_bytes_per_second)
+        matrix = sum(2 * n / machine.chip.peak_flops(t) for t, n in self.macs.items())
+        return max(matrix, machine.calibration.traffic_share * self.hbm_bytes / machine.chip.hbm_bytes_per_second)
 
 
 NOTHING = Work({}, 0, 0, 0, 0)
@@ -109,7 +110,7 @@ class ProgramTime:
     counted for every loop and while, and the branch of every switch, by their place.
     """
 
-    chip: Chip
+    machine: Machine
     device_picoseconds: int
     feed_picoseconds: int
     launch_picoseconds: int
@@ -119,6 +120,16 @@ class ProgramTime:
     assumed: tuple[str, ...] = ()
     narrowed: tuple[str, ...] = ()
     trips: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def chip(self) -> Chip:
+        """The row of the chip it is modelled on."""
+        return self.machine.chip
+
+    @property
+    def calibration(self) -> Calibration:
+        """The fitted constants it stands on."""
+        return self.machine.calibration
 
     @property
     def picoseconds(self) -> int:
@@ -166,7 +177,7 @@ class ProgramTime:
     @property
     def roofline_seconds(self) -> float:
         """The least time that the chip's peaks allow for this work."""
-        return self.work.roofline_seconds(self.chip)
+        return self.work.roofline_seconds(self.machine)
 
     @property
     def intensity(self) -> float:
@@ -176,7 +187,7 @@ class ProgramTime:
     @property
     def provenance(self) -> str:
         """What every printed time must say."""
-        return f"modelled on {self.chip.name}, {self.chip.fit}"
+        return self.machine.provenance
 
     def by_bound(self) -> dict[str, float]:
         """Seconds of kernels by what bounds them."""

@@ -1,0 +1,94 @@
+"""Calibration: the timing model's constants that are fitted to measured times. They join a chip's row when a Program is timed, and not
+before: no Program holds them, and no bytes depend on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpuflow.chips.chip import Chip
+from tpuflow.chips.toml import from_mapping, read_toml
+from tpuflow.device.timing.fits import FITS
+from tpuflow.errors import ConfigError
+
+UNCALIBRATED = "uncalibrated"
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What the timing model takes from measurements, for the chips of a family.
+
+    `kernel_seconds` go by between kernels, `step_seconds` before a step has its next batch, however small (in every trip of a loop that the
+    host feeds, and in a launch without one). `traffic_share` is how many bytes the maker's compiler moves for each of this one's, since it
+    fuses further; `patch_cycles` is what the load queue takes for each vector register of a window that is read beside shifted copies of
+    itself, as by pooling. `fit` says from what they are and how well they suit; every printed time says it again.
+    `family`: the chips that it is for, by `family_of`; "" is any.
+    """
+
+    kernel_seconds: float = 1.0e-6
+    step_seconds: float = 0.0
+    traffic_share: float = 1.0
+    patch_cycles: float = 0.0
+    fit: str = UNCALIBRATED
+    family: str = ""
+
+
+ASSUMED: Mapping[str, Calibration] = {"sophgo": Calibration(kernel_seconds=0.55e-6, family="sophgo")}
+"""By family, where nothing was fitted: between two kernels of a Sophgo processor as long as its launch, 0.25 us and 0.3 us to synchronise
+(torch-tpu's tools/examples/tpu.json)."""
+
+
+def family_of(chip: Chip) -> str:
+    """What a chip's calibration is filed under: its family, or its name if it has none."""
+    return chip.family or chip.name
+
+
+def calibration_of(chip: Chip) -> Calibration:
+    """The calibration that tpuflow has for a chip: fitted to its family's published times, or assumed."""
+    family = family_of(chip)
+    fitted = FITS.get(family)
+    return ASSUMED.get(family, Calibration(family=family)) if fitted is None else Calibration(**fitted, family=family)
+
+
+def get_calibration(calibration: str | os.PathLike[str] | Calibration) -> Calibration:
+    """A `Calibration` as it is, or that of a .toml file with its fields at the top level, as `tpuflow calibrate -o` writes it.
+
+    Raises:
+      ConfigError: the file cannot be read, or a field is unknown, of another type, or not a possible number.
+    """
+    if isinstance(calibration, Calibration):
+        return calibration
+    path = Path(calibration)
+    row = read_toml(path, "calibration", "tpuflow.Calibration")
+    return from_mapping(Calibration, {"fit": f"calibrated by {path.name}", **row}, str(path), "calibration")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a Program is timed on: a chip's row and the calibration that joins it."""
+
+    chip: Chip
+    calibration: Calibration
+
+    @classmethod
+    def of(cls, chip: Chip, calibration: Calibration | None = None) -> Machine:
+        """A chip with a calibration, its own if none is given.
+
+        Raises:
+          ConfigError: the calibration is of another family.
+        """
+        if calibration is None:
+            return cls(chip, calibration_of(chip))
+        if calibration.family not in ("", family_of(chip)):
+            raise ConfigError(
+                f"calibration: fitted for chips of the family {calibration.family!r}; {chip.name!r} is of {family_of(chip)!r}. "
+                "Give one of that family, or none for the calibration that tpuflow has."
+            )
+        return cls(chip, calibration)
+
+    @property
+    def provenance(self) -> str:
+        """What every printed time must say."""
+        return f"modelled on {self.chip.name}, {self.calibration.fit}"
