@@ -21,6 +21,7 @@ from tests.test_training import same_bits
 from tpuflow import amp
 from tpuflow.api.batching import TreeForm, to_array
 from tpuflow.api.feeding import stream_feed
+from tpuflow.device.fast.engine import FastEngine
 from tpuflow.errors import ConfigError, DataError, UnsupportedDtypeError, UnsupportedPrimitiveError
 from train import data as images
 
@@ -166,20 +167,20 @@ def test_the_users_state_survives_unless_it_is_donated():
 @pytest.mark.parametrize("size, epochs", [(-1, 2), (10, 1), (3, 4), (0, 2)])
 def test_after_ctrl_c_the_loop_goes_on_where_it_was_cut_short(size, epochs, monkeypatch):
     """Ctrl-C comes at every step in turn: at each, the launch under way ends, and no batch is lost or seen twice."""
-    monkeypatch.setattr("tpuflow.api.sinking.SLICE_SECONDS", 0.0)
-    monkeypatch.setattr("tpuflow.api.sinking.FIRST_SLICES", (1,))
+    monkeypatch.setattr("tpuflow.device.fast.flight.SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("tpuflow.device.fast.flight.FIRST_SLICES", (1,))
     expected = losses(loop(size, epochs=epochs))
     interrupted = loop(size, epochs=epochs)
-    launch, pressed, found = tpuflow.Executable.launch, set(), []
+    run, pressed, found = FastEngine._run, set(), []
 
-    def press_once_a_step(self, *args, **kwargs):
-        result = launch(self, *args, **kwargs)
+    def press_once_a_step(self, *args):
+        result = run(self, *args)
         if interrupted.step not in pressed:
             pressed.add(interrupted.step)
             signal.raise_signal(signal.SIGINT)
         return result
 
-    monkeypatch.setattr(tpuflow.Executable, "launch", press_once_a_step)
+    monkeypatch.setattr(FastEngine, "_run", press_once_a_step)
     for _ in range(2 * len(expected)):
         try:
             next(interrupted)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ import numpy as np
 
 from tpuflow.archives import Archive, check_names, write_arrays
 from tpuflow.dtypes import BF16, DType
-from tpuflow.errors import LaunchError, ProgramFileError, TpuflowError, short
+from tpuflow.errors import LaunchAbandoned, LaunchError, ProgramFileError, TpuflowError, short
 from tpuflow.isa.assembler import assemble
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.file import code_hash, load, save
@@ -27,11 +28,12 @@ from tpuflow.isa.program import Kernel, Program, walk
 if TYPE_CHECKING:
     from tpuflow.device.runtime import Executable
 
+INTERRUPTED = 130  # what a shell gives for a process that SIGINT ended
 ESTIMATE = "the modelled time and memory of a step on a chip, from shapes alone; nothing is run"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, run, and turn expected errors into one line on stderr and exit status 2."""
+    """Parse, run, and turn expected errors into one line on stderr and exit status 2, Ctrl-C into 130."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # names may hold what the terminal's encoding has no place for
         sys.stdout.reconfigure(errors="backslashreplace")
     args = _parser().parse_args(arguments)
@@ -40,6 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (TpuflowError, OSError) as error:
         print(f"tpuflow {args.name}: {error}", file=sys.stderr)
         return 2
+    except LaunchAbandoned:
+        print(f"tpuflow {args.name}: interrupted in the middle of a launch", file=sys.stderr, flush=True)
+        os._exit(INTERRUPTED)  # an ordinary end of the process would wait for the launch
+    except KeyboardInterrupt:
+        print(f"tpuflow {args.name}: interrupted", file=sys.stderr)
+        return INTERRUPTED
     return 0
 
 

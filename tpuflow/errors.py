@@ -46,6 +46,14 @@ class LaunchError(TpuflowError, ValueError):
     """An executable was called with arguments that do not fit its signature."""
 
 
+class HostMemoryError(TpuflowError, MemoryError):
+    """The host that simulates the device has not as much memory as a launch asks for."""
+
+
+class LaunchAbandoned(KeyboardInterrupt):
+    """Ctrl-C in the middle of a launch that cannot be stopped: it goes on in the background."""
+
+
 class ConfigError(TpuflowError, ValueError):
     """A user-given option is unknown or does not fit (policy, chip, loss, batch size, ...)."""
 

@@ -17,7 +17,6 @@ from tpuflow.api.checking import check_choice, check_number
 from tpuflow.api.chunks import Chunk
 from tpuflow.api.feeding import Feed, array_feed, stream_feed
 from tpuflow.api.flattening import leaf_names
-from tpuflow.api.interrupts import Interrupts
 from tpuflow.api.sinking import DeviceSink, compile_ahead
 from tpuflow.api.staging import Target, as_array
 from tpuflow.api.walks import Walk
@@ -124,7 +123,6 @@ class Sink(Iterator[Sunk]):
         self._device = DeviceSink(getattr(step_fn, "__name__", "step"), step_fn, target, form=form)
         steps = None if size <= 0 else math.inf if epochs is None else epochs * size
         self._walk = Walk(feed, steps=steps)
-        self._interrupts = Interrupts()
         self._epoch = self._in_sink = 0
         self._compiled = self._closed = False
         self.step = self.round_trips = 0
@@ -140,9 +138,8 @@ class Sink(Iterator[Sunk]):
         if self._closed or (self._epochs is not None and self._epoch >= self._epochs):
             self.close()
             raise StopIteration
-        with self._interrupts:
-            self._compile_ahead()
-            return self._run(self._pieces())
+        self._compile_ahead()
+        return self._run(self._pieces())
 
     def __enter__(self) -> Sink:
         return self
@@ -211,7 +208,7 @@ class Sink(Iterator[Sunk]):
 
         self.round_trips += 1
         try:
-            self._device.run(self._state, pieces, self._interrupts, record)
+            self._device.run(self._state, pieces, record)
         finally:
             seconds = time.perf_counter() - began - (self._device.compile_seconds - compiling)
             steps = sum(count for _, count in slices)

@@ -20,7 +20,6 @@ from tpuflow.api.chunks import Chunk
 from tpuflow.api.claiming import Claims
 from tpuflow.api.fingerprints import fingerprint
 from tpuflow.api.flattening import nested
-from tpuflow.api.interrupts import Interrupts
 from tpuflow.api.metrics import Tally
 from tpuflow.api.numerics.probing import Probe
 from tpuflow.api.positions import START, Position
@@ -41,6 +40,7 @@ from tpuflow.api.resuming import (
 from tpuflow.api.sinking import DeviceSink, compile_ahead
 from tpuflow.api.stepping import StepFigures, TrainState
 from tpuflow.api.walks import Walk
+from tpuflow.device.interrupts import held
 from tpuflow.errors import TpuflowError
 from tpuflow.isa.file import code_hash
 
@@ -57,7 +57,6 @@ class Training:
         self._walk = self._walk_from(START)
         self._place = Place(START, job.sink_size)
         self._first_epoch, self._continues = 0, False
-        self._interrupts = Interrupts()
         self._bar = Bar(None)
         self._interrupted = False
         self._compile_seconds = 0.0
@@ -111,7 +110,7 @@ class Training:
     def _trained(self, *, progress: bool) -> TrainResult:
         began = time.perf_counter()
         try:
-            with progress_bar(shown=progress) as self._bar, self._interrupts:
+            with progress_bar(shown=progress) as self._bar:
                 self._bar.begin("compiling", None)
                 self._compile_seconds = self._compile_ahead()
                 self._notify("on_train_begin")
@@ -203,7 +202,7 @@ class Training:
         self._notify("on_sink_begin")
         began = time.perf_counter()
         try:
-            self._state = self._train_sink.run(self._state, pieces, self._interrupts, self._record)
+            self._state = self._train_sink.run(self._state, pieces, self._record)
         finally:
             self._run.sink_seconds = time.perf_counter() - began
             self._run.round_trips += 1
@@ -216,7 +215,7 @@ class Training:
         losses = np.asarray(figures.loss, np.float64).tolist()
         scales = np.asarray(figures.loss_scale, np.float64).tolist()
         skipped = np.asarray(figures.skipped).astype(bool).tolist()
-        with self._interrupts.held():
+        with held():
             self._state = state
             self._walk.done(steps)
             epoch["losses"] += losses
@@ -253,7 +252,7 @@ class Training:
             walk.done(steps)
             self._bar.advance(steps)
 
-        self._eval_sink.run(self._eval_state, walk.pieces(None), self._interrupts, record)
+        self._eval_sink.run(self._eval_state, walk.pieces(None), record)
         self._run.eval_round_trips += 1
         self._run.metrics = tally.results()
         self._run.history[-1].update(self._run.metrics)

@@ -1,4 +1,4 @@
-"""The sink: steps run on the device in one host round trip, launched in slices of a quarter of a second."""
+"""The sink: steps run on the device in one host round trip."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +16,9 @@ from tpuflow.api.batching import Form, PairForm, Signature
 from tpuflow.api.chunks import Chunk
 from tpuflow.api.feeding import Layout
 from tpuflow.api.flattening import from_device, leaf_names, to_device
-from tpuflow.api.interrupts import Interrupts
 from tpuflow.api.staging import Target
 from tpuflow.compiler import compile_sink
 from tpuflow.device.runtime import Executable
-
-SLICE_SECONDS = 0.25
-FIRST_SLICES = (1, 4)
 
 OnSlice = Callable[[Any, Any, int], None]
 
@@ -49,7 +44,7 @@ class DeviceSink:
 
     @property
     def launches(self) -> int:
-        """Launches made so far: a round trip takes one for every slice and batch shape."""
+        """Slices launched so far: a round trip takes one for every quarter of a second and batch shape."""
         return sum(p.launches for p in self._programs.values())
 
     @property
@@ -63,18 +58,18 @@ class DeviceSink:
             self._programs[signature] = self._load(state, signature)
         return self._programs[signature]
 
-    def run(self, state: Any, pieces: Iterable[Chunk], interrupts: Interrupts, on_slice: OnSlice) -> Any:
+    def run(self, state: Any, pieces: Iterable[Chunk], on_slice: OnSlice) -> Any:
         """Run every batch of the pieces and return the new state.
 
-        After each launch `on_slice(state, figures, steps)` is told the state so far and the stacked figures of its steps, so that an
-        interrupt loses nothing.
+        After each slice `on_slice(state, figures, steps)` is told the state so far and the stacked figures of its steps, so that an
+        interrupt, which comes between slices, loses nothing.
         """
         for piece in pieces:
             began = time.perf_counter()
             program = self.prepare(state, piece.signature)
             program.compile(len(piece.arrays[0]))
             self.compile_seconds += time.perf_counter() - began
-            state = program.run(state, piece, interrupts, on_slice)
+            state = program.run(state, piece, on_slice)
         return state
 
     def _load(self, state: Any, signature: Signature) -> SinkProgram:
@@ -95,33 +90,36 @@ class DeviceSink:
             outfeed_names=leaf_names(figures),
         )
         executable = Executable(program, engine=self._target.engine, fidelity=self._target.fidelity)
-        # The reference engine consumes nothing, so it may be interrupted anywhere; the fast one owns donated state until it returns.
-        held = self._updates and self._target.engine == "fast"
-        return SinkProgram(executable, shapes[0] if self._updates else None, jax.tree.structure(figures), held)
+        return SinkProgram(executable, shapes[0] if self._updates else None, jax.tree.structure(figures))
 
 
 @dataclass(slots=True)
 class SinkProgram:
-    """One Program with what is known about it: shapes of its new state (None: unchanged), its figures, the seconds one step takes."""
+    """One Program with what is known about it: shapes of its new state (None: unchanged), its figures, the slices and seconds it took."""
 
     executable: Executable
     new_state: Any
     figures_tree: Any
-    held: bool
     launches: int = 0
-    step_seconds: float = 0.0
     launch_seconds: float = 0.0
     compiled: set[int] = field(default_factory=set)
 
-    def run(self, state: Any, piece: Chunk, interrupts: Interrupts, on_slice: OnSlice) -> Any:
-        """The batches of one piece, in slices."""
-        done = 0
-        while done < piece.count:
-            count = min(piece.count - done, self._slice_steps())
-            with interrupts.held() if self.held else nullcontext():
-                state, figures = self._launch(state, piece.arrays, piece.start + done, count)
-                on_slice(state, figures, count)
-            done += count
+    def run(self, state: Any, piece: Chunk, on_slice: OnSlice) -> Any:
+        """The batches of one piece."""
+        began = time.perf_counter()
+
+        def told(outputs: list[Any], figures: list[np.ndarray], steps: int) -> None:
+            nonlocal state, began
+            self.launch_seconds += time.perf_counter() - began
+            self.launches += 1
+            if self.new_state is not None:
+                avals, tree = jax.tree.flatten(self.new_state)
+                state = jax.tree.unflatten(tree, from_device(outputs, avals))
+            on_slice(state, jax.tree.unflatten(self.figures_tree, figures), steps)
+            began = time.perf_counter()
+
+        inputs = [np.array(piece.count, np.int32), *to_device(jax.tree.leaves(state))]
+        self.executable.launch(inputs, piece.arrays, start=piece.start, count=piece.count, on_slice=told)
         return state
 
     def compile(self, items: int) -> None:
@@ -129,24 +127,6 @@ class SinkProgram:
         if items not in self.compiled:
             self.executable.compile(items)
             self.compiled.add(items)
-
-    def _slice_steps(self) -> int:
-        if self.launches < len(FIRST_SLICES):
-            return FIRST_SLICES[self.launches]
-        return max(1, int(SLICE_SECONDS / max(self.step_seconds, 1e-6)))
-
-    def _launch(self, state: Any, arrays: Sequence[Any], start: int, count: int) -> tuple[Any, Any]:
-        inputs = [np.array(count, np.int32), *to_device(jax.tree.leaves(state))]
-        began = time.perf_counter()
-        outputs, figures = self.executable.launch(inputs, arrays, start=start, count=count)
-        seconds = time.perf_counter() - began
-        self.step_seconds = seconds / count
-        self.launch_seconds += seconds
-        self.launches += 1
-        if self.new_state is not None:
-            avals, tree = jax.tree.flatten(self.new_state)
-            state = jax.tree.unflatten(tree, from_device(outputs, avals))
-        return state, jax.tree.unflatten(self.figures_tree, figures)
 
 
 def compile_ahead(work: Sequence[tuple[DeviceSink, Any, Sequence[Layout]]]) -> float:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tpuflow.device.host_memory import host_memory
+from tpuflow.device.interrupts import held
 from tpuflow.device.profile import KernelRow, profile
 from tpuflow.device.timing import Calibration, ProgramTime, time_program
 from tpuflow.device.verify import verify
 from tpuflow.errors import ConfigError, LaunchError, listed
 from tpuflow.isa import file
-from tpuflow.isa.program import Port, Program
+from tpuflow.isa.program import Loop, Port, Program
 
 ENGINES = ("fast", "reference")
 FIDELITIES = ("native", "bitexact")
+
+OnSlice = Callable[[list[Any], list[np.ndarray], int], None]
+"""Is told the outputs so far, the items that a slice has sent, stacked, and its trips."""
 
 
 class Executable:
@@ -41,6 +47,7 @@ class Executable:
         self.engine_name, self.fidelity = engine, fidelity
         self.round_trips = 0
         self._times: dict[Any, ProgramTime] = {}
+        self._paces: dict[int, Any] = {}
         verify(self.program)
         self._engine = _make_engine(self.program, engine, fidelity)
 
@@ -79,22 +86,60 @@ class Executable:
             self._engine.compile(infeed_items, self._capacity(infeed_items, None))
 
     def launch(
-        self, inputs: Sequence[Any], infeeds: Sequence[Any] = (), start: int = 0, count: int | None = None
+        self,
+        inputs: Sequence[Any],
+        infeeds: Sequence[Any] = (),
+        start: int = 0,
+        count: int | None = None,
+        on_slice: OnSlice | None = None,
     ) -> tuple[list[Any], list[np.ndarray]]:
-        """One host round trip.
+        """One host round trip, in slices of a quarter of a second wherever the Program has a loop to be cut at. Ctrl-C ends it at the next
+        cut; what was computed is lost then, with donated inputs, and the executable can be launched again.
 
         inputs: one array a port, in order (donated ones may be consumed). infeeds: one stacked array [items, ...] a port; the Program
-        takes items from number `start` on. count: how many outfeed items to hand back (all there is room for if None).
+        takes items from number `start` on. count: how many outfeed items to hand back (all that were sent if None).
+        on_slice: of a Program that ends in a loop of `count` trips, is told (outputs, outfeed items, trips) after every slice: what a
+        launch with fewer trips would have given. The next slice overwrites these outputs. Ctrl-C is held back during slices and raised
+        between them, so nothing is lost that was told.
         Returns (outputs, one stacked array [count, ...] an outfeed port).
 
         Raises:
           LaunchError: number, shape or type of an argument does not fit the signature.
+          HostMemoryError: the host has not as much memory as it takes.
+          KeyboardInterrupt: Ctrl-C; `LaunchAbandoned` where there is no cut within seconds.
         """
         self._check(inputs, infeeds)
         self.round_trips += 1
+        with host_memory(self.program):
+            return self._launch(inputs, infeeds, start, count, on_slice)
+
+    def _launch(
+        self, inputs: Sequence[Any], infeeds: Sequence[Any], start: int, count: int | None, on_slice: OnSlice | None
+    ) -> tuple[list[Any], list[np.ndarray]]:
+        if self._engine.short and on_slice is None:
+            return self._engine.once(inputs), []
         items = infeeds[0].shape[0] if infeeds else None
-        outputs, outfeeds = self._engine.launch(inputs, infeeds, start, self._capacity(items, count))
-        return outputs, [np.asarray(x)[:count] for x in outfeeds]
+        flight = self._engine.fly(inputs, infeeds, start, self._capacity(items, count), self._paces)
+        if on_slice is None:
+            for _ in flight:
+                pass
+        else:
+            self._tell(flight, on_slice, count or 0)
+        return flight.outputs, [x[:count] for x in flight.outfeeds]
+
+    def _tell(self, flight: Any, on_slice: OnSlice, count: int) -> None:
+        """Run a flight slice by slice; one that has no slices is a single one."""
+        sliced = bool(self.program.code) and isinstance(self.program.code[-1], Loop)
+        told, trips = 0, 0
+        with nullcontext() if sliced or not self._engine.consumes else held():
+            while trips is not None:
+                with held() if self._engine.consumes else nullcontext():
+                    trips = next(flight, None)
+                    if trips:
+                        told += trips
+                        on_slice(flight.outputs, flight.latest, trips)
+            if not told:
+                on_slice(flight.outputs, flight.outfeeds, count)
 
     def _capacity(self, items: int | None, count: int | None) -> int:
         if not self.program.outfeeds:
@@ -156,20 +201,9 @@ def _make_engine(program: Program, engine: str, fidelity: str) -> Any:
         from tpuflow.device.fast.cache import engine_for
 
         return engine_for(program, fidelity)
-    from tpuflow.device.reference import ReferenceEngine
+    from tpuflow.device.reference.flight import FlyingReference
 
-    return _SlicedReference(ReferenceEngine(program, verify=False))
-
-
-class _SlicedReference:
-    """The reference engine behind the fast engine's launch signature."""
-
-    def __init__(self, engine: Any):
-        self._engine = engine
-
-    def launch(self, inputs: Sequence[Any], infeeds: Sequence[Any], start: int, capacity: int) -> tuple[list[Any], list[Any]]:
-        """As `FastEngine.launch`; outfeeds hold what was sent."""
-        return self._engine.launch([np.asarray(x) for x in inputs], [np.asarray(x)[start:] for x in infeeds])
+    return FlyingReference(program)
 
 
 def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:

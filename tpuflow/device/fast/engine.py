@@ -1,15 +1,18 @@
-"""The fast engine: a verified Program translated to one XLA:CPU executable, compiled once for each code hash and outfeed capacity."""
+"""The fast engine: a verified Program translated to XLA:CPU executables (one, if it has no long loop), compiled once for each code hash and
+outfeed capacity."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpuflow.device.fast.cuts import Cuts, Driven, Key, Segment, Stage
+from tpuflow.device.fast.flight import Flight, Pace, open_outfeed
 from tpuflow.device.fast.translate import Translation
 from tpuflow.device.verify import verify
 from tpuflow.isa.program import Program
@@ -20,51 +23,109 @@ COMPILER_OPTIONS = {"xla_disable_hlo_passes": "algsimp,reshape-mover"}
 
 
 class FastEngine:
-    """Runs a Program as one XLA:CPU executable, in "native" or "bitexact" fidelity."""
+    """Runs a Program as XLA:CPU executables, in "native" or "bitexact" fidelity."""
+
+    consumes = True
+    """Whether a launch overwrites donated inputs, so that breaking it off loses them."""
 
     def __init__(self, program: Program, *, fidelity: str = "native", verified: bool = False):
         if not verified:
             verify(program)
         self.program = program
         self.translation = Translation(program, bitexact=fidelity == "bitexact")
-        donated = tuple(i for i, p in enumerate(program.inputs) if p.donated)
-        kept = tuple(i for i, p in enumerate(program.inputs) if not p.donated)
-        self._donated, self._kept = donated, kept
-        self._run = jax.jit(self._flat, donate_argnums=(1, 5), compiler_options=COMPILER_OPTIONS)
-        self._zero = np.zeros((), np.int32)
+        cuts = Cuts(program, self.translation.whole)
+        self.segments = cuts.segments()
+        self._waits = not cuts.short
+        self._stages = {id(s): _Executable(s, self.translation) for s in _stages(self.segments)}
+        places = {p.buffer: i for i, p in enumerate(program.inputs)}
+        only = next(iter(self._stages.values()))
+        self._only = only.outputs
+        self.short = cuts.short and len(self._stages) == 1 and not (program.infeeds or program.outfeeds)
+        """Whether a launch is one executable that is done soon, and talks to nobody: `once` runs it."""
+        self._donated, self._kept = ([places[k] for k in keys if k in places] for keys in (only.donates, only.keeps))
 
-    def _flat(
-        self, zero: Any, donated: list[Any], kept: list[Any], infeeds: list[Any], start: Any, outfeeds: list[Any]
-    ) -> tuple[list[Any], list[Any]]:
-        inputs: list[Any] = [None] * len(self.program.inputs)
-        for i, x in (*zip(self._donated, donated, strict=True), *zip(self._kept, kept, strict=True)):
-            inputs[i] = x
-        return self.translation(zero, inputs, infeeds, start, outfeeds)
+    def once(self, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs of a `short` Program, without waiting for them: what `fly` does, in half the host's time."""
+        donated = _distinct([inputs[i] for i in self._donated])
+        return self._only(donated, [inputs[i] for i in self._kept])
 
-    def launch(self, inputs: Sequence[Any], infeeds: Sequence[Any] = (), start: int = 0, capacity: int = 1) -> tuple[list[Any], list[Any]]:
-        """One run of the Program.
+    def fly(self, inputs: Sequence[Any], infeeds: Sequence[Any], start: int, capacity: int, paces: dict[int, Pace]) -> Flight:
+        """Begin a run of the Program.
 
         inputs: one array a port; infeeds: one stacked array [items, ...] a port, read from item `start` on; capacity: items that each
-        outfeed port has room for. Donated inputs may be consumed. Returns (outputs, stacked outfeeds [capacity, ...]) as JAX arrays.
+        outfeed port has room for, in each piece of the flight; paces: what earlier flights have found of the loops, kept up. Donated inputs
+        may be consumed.
         """
-        donated = _distinct([inputs[i] for i in self._donated])
-        kept = [inputs[i] for i in self._kept]
-        outfeeds = [jnp.zeros((capacity, *p.shape), p.dtype.numpy) for p in self.program.outfeeds]
-        return self._run(self._zero, donated, kept, list(infeeds), np.int32(start), outfeeds)
+        donated = iter(_distinct([x for x, p in zip(inputs, self.program.inputs, strict=True) if p.donated]))
+        arrays: dict[Key, Any] = {p.buffer: next(donated) if p.donated else x for x, p in zip(inputs, self.program.inputs, strict=True)}
+        arrays |= {("taken", p): np.int32(start) for p in range(len(self.program.infeeds))}
+        for port in range(len(self.program.outfeeds)):
+            arrays |= open_outfeed(self.program, port, capacity)
+        return Flight(self.program, self.segments, arrays, list(infeeds), capacity, self._run, paces, self._waits)
 
-    def compile(self, infeed_items: int = 1, capacity: int = 1) -> Any:
-        """Translate and compile without running; the result is kept in the jit's cache by the first launch of these shapes."""
-        spec = [jax.ShapeDtypeStruct(p.shape, p.dtype.numpy) for p in self.program.inputs]
+    def _run(self, stage: Stage, trips: int, arrays: Mapping[Key, Any], infeeds: Sequence[Any]) -> tuple[list[Any], dict[Key, Any]]:
+        return self._stages[id(stage)](trips, arrays, infeeds)
+
+    def compile(self, infeed_items: int = 1, capacity: int = 1) -> None:
+        """Translate and compile without running; the results are kept in the caches that the first launch of these shapes looks into."""
         feeds = [jax.ShapeDtypeStruct((infeed_items, *p.shape), p.dtype.numpy) for p in self.program.infeeds]
-        sends = [jax.ShapeDtypeStruct((capacity, *p.shape), p.dtype.numpy) for p in self.program.outfeeds]
-        scalar = jax.ShapeDtypeStruct((), np.int32)
-        donated, kept = [spec[i] for i in self._donated], [spec[i] for i in self._kept]
-        return self._run.lower(scalar, donated, kept, feeds, scalar, sends).compile()
+        for executable in self._stages.values():
+            executable.compile(feeds, capacity)
 
     @functools.cached_property
     def tiers(self) -> dict[str, int]:
         """Tier of every kernel by its place in the program (filled by the first compile or launch)."""
         return self.translation.tiers
+
+
+class _Executable:
+    """A stage as XLA runs it."""
+
+    __slots__ = ("_run", "_stage", "_translation", "_zero", "donates", "keeps")
+
+    def __init__(self, stage: Stage, translation: Translation):
+        self._stage, self._translation = stage, translation
+        self.donates = [k for k in stage.takes if k in stage.donates]
+        self.keeps = [k for k in stage.takes if k not in stage.donates]
+        self._run = jax.jit(self._flat, donate_argnums=(2,), compiler_options=COMPILER_OPTIONS)
+        self._zero = np.zeros((), np.int32)
+
+    def __call__(self, trips: int, arrays: Mapping[Key, Any], infeeds: Sequence[Any]) -> tuple[list[Any], dict[Key, Any]]:
+        """(the Program's outputs if the stage is the final one, what it gives)."""
+        donated, kept = _distinct([arrays[k] for k in self.donates]), [arrays[k] for k in self.keeps]
+        outputs, given = self._run(self._zero, np.int32(trips), donated, kept, infeeds)
+        return outputs, dict(zip(self._stage.gives, given, strict=True))
+
+    def outputs(self, donated: list[Any], kept: list[Any]) -> list[Any]:
+        """The Program's outputs, of the final stage."""
+        return self._run(self._zero, self._zero, donated, kept, [])[0]
+
+    def compile(self, feeds: Sequence[Any], capacity: int) -> None:
+        """Translate and compile for arguments of these shapes."""
+        scalar = jax.ShapeDtypeStruct((), np.int32)
+        donated, kept = ([self._spec(k, capacity) for k in keys] for keys in (self.donates, self.keeps))
+        self._run.lower(scalar, scalar, donated, kept, list(feeds)).compile()
+
+    def _spec(self, key: Key, capacity: int) -> jax.ShapeDtypeStruct:
+        program = self._translation.program
+        if isinstance(key, int):
+            return jax.ShapeDtypeStruct(program.buffers[key].shape, program.buffers[key].dtype.numpy)
+        kind, port = key
+        if kind != "outfeed":
+            return jax.ShapeDtypeStruct((), np.int32)
+        return jax.ShapeDtypeStruct((capacity, *program.outfeeds[port].shape), program.outfeeds[port].dtype.numpy)
+
+    def _flat(self, zero: Any, trips: Any, donated: list[Any], kept: list[Any], infeeds: list[Any]) -> tuple[list[Any], list[Any]]:
+        arrays = {**dict(zip(self.donates, donated, strict=True)), **dict(zip(self.keeps, kept, strict=True))}
+        return self._translation(self._stage, zero, trips, arrays, infeeds)
+
+
+def _stages(segments: Sequence[Segment]) -> list[Stage]:
+    """Every stage, those inside of loops that the host goes round too."""
+    found: list[Stage] = []
+    for segment in segments:
+        found += _stages(segment.body + segment.condition) if isinstance(segment, Driven) else [segment]
+    return found
 
 
 def _distinct(arrays: list[Any]) -> list[Any]:

@@ -1,8 +1,8 @@
-"""A whole Program as one traceable JAX function: buffers are arrays, blocks are XLA control flow, kernels are lifted."""
+"""A stage of a Program (`cuts`) as one traceable JAX function: buffers are arrays, blocks are XLA control flow, kernels are lifted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from jax import lax
 
 from tpuflow.device.fast import liveness
 from tpuflow.device.fast.arithmetic import LaxArithmetic
+from tpuflow.device.fast.cuts import Key, Stage
 from tpuflow.device.fast.kernel import translate_kernel
 from tpuflow.device.verify.footprint import cover, section_trips, store_box
 from tpuflow.isa.dma import Store
@@ -32,27 +33,29 @@ class Translation:
         self.whole = frozenset((id(k), b) for k in self.program.kernels() for b in _overwritten(k, self.program))
 
     def __call__(
-        self, zero: Any, inputs: Sequence[Any], infeeds: Sequence[Any], start: Any, outfeeds: Sequence[Any]
+        self, stage: Stage, zero: Any, trips: Any, arrays: Mapping[Key, Any], infeeds: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
-        """Run: zero is a run-time s32 0, infeeds are stacked items read from number `start` on, outfeeds are stacked items to fill.
+        """Run a stage: zero is a run-time s32 0, trips how many of its loop's trips to run, arrays what the stage takes, in the types of
+        their buffers; infeeds are stacked items.
 
-        Returns (outputs, filled outfeeds).
+        Returns (the Program's outputs if it is the final stage, what the stage gives, likewise).
         """
         program = self.program
         ar = LaxArithmetic(self.bitexact, zero)
         env: dict[Any, Any] = {
             c.buffer: ar.hold(_constant(program, c.buffer, c.data), program.buffers[c.buffer].dtype) for c in program.constants
         }
-        env.update({port.buffer: ar.hold(x, port.dtype) for port, x in zip(program.inputs, inputs, strict=True)})
-        for p in range(len(program.infeeds)):
-            env["taken", p] = jnp.asarray(start, jnp.int32)
-        for p, array in enumerate(outfeeds):
-            env["sent", p] = jnp.zeros((), jnp.int32)
-            env["outfeed", p] = array
+        env.update({k: ar.hold(x, program.buffers[k].dtype) if isinstance(k, int) else x for k, x in arrays.items()})
         run = _Run(self, ar, list(infeeds))
-        run.blocks(program.code, env, frozenset(p.buffer for p in program.outputs))
-        outputs = [ar.store(run.buffer(env, p.buffer), p.dtype) for p in program.outputs]
-        return outputs, [env["outfeed", p] for p in range(len(outfeeds))]
+        if stage.loop is not None:
+            run.slice(stage.loop, env, stage.after, trips)
+        else:
+            run.blocks(stage.blocks, env, stage.after)
+
+        def stored(key: Key) -> Any:
+            return ar.store(run.buffer(env, key), program.buffers[key].dtype) if isinstance(key, int) else env[key]
+
+        return [stored(p.buffer) for p in program.outputs] if stage.final else [], [stored(k) for k in stage.gives]
 
 
 def _overwritten(kernel: Kernel, program: Program) -> list[int]:
@@ -143,7 +146,14 @@ class _Run:
     def _values(self, keys: list[Any], env: dict[Any, Any]) -> list[Any]:
         return [self.buffer(env, k) if isinstance(k, int) else env[k] for k in keys]
 
-    def _loop(self, block: Loop, env: dict[Any, Any], after: frozenset[int]) -> None:
+    def slice(self, block: Loop | While, env: dict[Any, Any], after: frozenset[int], trips: Any) -> None:
+        """So many more trips of a loop; of a while at most so many, its condition computed already."""
+        if isinstance(block, Loop):
+            self._loop(block, env, after, trips)
+        else:
+            self._while(block, env, after, trips)
+
+    def _loop(self, block: Loop, env: dict[Any, Any], after: frozenset[int], trips: Any = None) -> None:
         need = liveness.loop_need(block.body, after, self.t.whole)
         keys = self._carry(block.body, env, need)
 
@@ -152,12 +162,13 @@ class _Run:
             self.blocks(block.body, inner, need)
             return self._values(keys, inner)
 
-        env.update(zip(keys, lax.fori_loop(0, env[block.trips], trip, self._values(keys, env)), strict=True))
+        env.update(zip(keys, lax.fori_loop(0, env[block.trips] if trips is None else trips, trip, self._values(keys, env)), strict=True))
 
-    def _while(self, block: While, env: dict[Any, Any], after: frozenset[int]) -> None:
+    def _while(self, block: While, env: dict[Any, Any], after: frozenset[int], most: Any = None) -> None:
         need = liveness.while_need(block, after, self.t.whole)
         at_body = liveness.needed_before(block.body, need, self.t.whole)[0] | after | {block.predicate}
-        self.blocks(block.condition, env, at_body | need)
+        if most is None:
+            self.blocks(block.condition, env, at_body | need)
         keys = self._carry(block.condition + block.body, env, at_body | need)
 
         def trip(carry: list[Any]) -> list[Any]:
@@ -171,7 +182,12 @@ class _Run:
 
         if block.predicate not in keys:
             keys = [block.predicate, *keys]
-        env.update(zip(keys, lax.while_loop(more, trip, self._values(keys, env)), strict=True))
+        if most is None:
+            env.update(zip(keys, lax.while_loop(more, trip, self._values(keys, env)), strict=True))
+            return
+        first = jnp.int32(0), self._values(keys, env)
+        _, carried = lax.while_loop(lambda c: (c[0] < most) & more(c[1]), lambda c: (c[0] + 1, trip(c[1])), first)
+        env.update(zip(keys, carried, strict=True))
 
     def _switch(self, block: Switch, env: dict[Any, Any], after: frozenset[int]) -> None:
         everything = tuple(b for branch in block.branches for b in branch)

@@ -46,7 +46,7 @@ class ReferenceEngine:
         fixed = {c.buffer for c in program.constants} | {p.buffer for p in program.inputs if not p.donated}
         self._kept = frozenset(itertools.chain.from_iterable(self._hbm.overlapping(b) for b in fixed))
         self._infeeds: list[Iterator[np.ndarray]] = []
-        self._sent: list[list[np.ndarray]] = []
+        self.sent: list[list[np.ndarray]] = []
 
     def launch(self, inputs: Sequence[np.ndarray], infeeds: Sequence[np.ndarray] = ()) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Run once, from poisoned memory.
@@ -58,6 +58,38 @@ class ReferenceEngine:
           HazardError: a machine-level fault.
           LaunchError: the arguments do not fit the signature, or an infeed runs dry.
         """
+        for _ in self.fly(inputs, infeeds):
+            pass
+        return self.outputs, [stacked(p, items) for p, items in zip(self.program.outfeeds, self.sent, strict=True)]
+
+    def fly(self, inputs: Sequence[np.ndarray], infeeds: Sequence[np.ndarray] = ()) -> Iterator[int]:
+        """Run as `launch` does, in pieces: gives 1 after every trip of a loop that is the Program's last block.
+
+        `sent` has what was sent so far, for each outfeed port a list of items.
+        """
+        self._begin(inputs, infeeds)
+        return self._pieces()
+
+    def _pieces(self) -> Iterator[int]:
+        code = self.program.code
+        tail = code[-1] if code and isinstance(code[-1], Loop) else None
+        with np.errstate(all="ignore"):
+            self._blocks(code if tail is None else code[:-1], "")
+        if tail is None:
+            return
+        place = f"{len(code) - 1}"
+        for _ in range(self._trips(tail, place)):
+            with np.errstate(all="ignore"):  # not across the yield: it would hold for whoever is told
+                self._blocks(tail.body, f"{place}.body.")
+            yield 1
+
+    @property
+    def outputs(self) -> list[np.ndarray]:
+        """A copy of every output, as of now."""
+        return [self._read(f"output {p.name!r}", p.buffer) for p in self.program.outputs]
+
+    def _begin(self, inputs: Sequence[np.ndarray], infeeds: Sequence[np.ndarray]) -> None:
+        """The memory as a launch finds it."""
         program, hbm = self.program, self._hbm
         _check("input", program.inputs, inputs, 0)
         _check("infeed", program.infeeds, infeeds, 1)
@@ -67,11 +99,7 @@ class ReferenceEngine:
             hbm.write(c.buffer, np.frombuffer(c.data, b.dtype.numpy).reshape(b.shape))
         for port, x in zip(program.inputs, inputs, strict=True):
             hbm.write(port.buffer, x)
-        self._infeeds, self._sent = [iter(x) for x in infeeds], [[] for _ in program.outfeeds]
-        with np.errstate(all="ignore"):
-            self._blocks(program.code, "")
-        outputs = [self._read(f"output {p.name!r}", p.buffer) for p in program.outputs]
-        return outputs, [_stacked(p, items) for p, items in zip(program.outfeeds, self._sent, strict=True)]
+        self._infeeds, self.sent = [iter(x) for x in infeeds], [[] for _ in program.outfeeds]
 
     def _blocks(self, code: Sequence[Block], path: str) -> None:
         for n, block in enumerate(code):
@@ -97,8 +125,11 @@ class ReferenceEngine:
             raise
 
     def _loop(self, block: Loop, path: str) -> None:
-        for _ in range(int(self._read(f"loop {path}", block.trips))):
+        for _ in range(self._trips(block, path)):
             self._blocks(block.body, f"{path}.body.")
+
+    def _trips(self, block: Loop, path: str) -> int:
+        return int(self._read(f"loop {path}", block.trips))
 
     def _while(self, block: While, path: str) -> None:
         while True:
@@ -118,7 +149,7 @@ class ReferenceEngine:
         self._hbm.write(block.buffer, item)
 
     def _outfeed(self, block: Outfeed, path: str) -> None:
-        self._sent[block.port].append(self._read(f"outfeed {path}", block.buffer))
+        self.sent[block.port].append(self._read(f"outfeed {path}", block.buffer))
 
 
 _BLOCKS: dict[type, Callable[..., None]] = {
@@ -140,5 +171,6 @@ def _check(what: str, ports: Sequence[Port], arrays: Sequence[np.ndarray], lead:
             raise LaunchError(f"{what} {port.name!r}: expected {items}{port.dtype}{list(port.shape)}, got {x.dtype}{list(x.shape)}.")
 
 
-def _stacked(port: Port, items: list[np.ndarray]) -> np.ndarray:
+def stacked(port: Port, items: list[np.ndarray]) -> np.ndarray:
+    """Items that an outfeed port sent, as one array."""
     return np.stack(items) if items else np.empty((0, *port.shape), port.dtype.numpy)

@@ -1,0 +1,207 @@
+"""A launch under way on the fast engine: the arrays that cross from executable to executable, and how the trips of loops are sliced."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tpuflow.device.fast.cuts import Driven, Key, Segment, Stage
+from tpuflow.errors import LaunchAbandoned
+from tpuflow.isa.program import Loop, Program, While
+
+SLICE_SECONDS = 0.25
+"""How long one slice of a loop should take on the host: what passes at most between Ctrl-C and its answer, and between two moves of a
+progress bar."""
+FIRST_SLICES = (1, 4)
+"""Trips of the first slices, by which a loop's pace is found."""
+GRACE_SECONDS = 2.0
+"""How long Ctrl-C waits for what is under way to end by itself."""
+POLL_SECONDS = 0.01
+ALL_TRIPS = 2**31 - 1
+
+
+@dataclass(slots=True)
+class Pace:
+    """What is known of how long the trips of a loop take; kept from launch to launch."""
+
+    slices: int = 0
+    trip_seconds: float = 0.0
+
+    def trips(self) -> int:
+        """How many trips make a slice."""
+        if self.slices < len(FIRST_SLICES):
+            return FIRST_SLICES[self.slices]
+        return int(min(ALL_TRIPS, max(1.0, SLICE_SECONDS / max(self.trip_seconds, 1e-9))))
+
+    def took(self, seconds: float, trips: int) -> None:
+        """Learn from a slice."""
+        self.slices, self.trip_seconds = self.slices + 1, seconds / trips
+
+
+RunStage = Callable[[Stage, int, Mapping[Key, Any], Sequence[Any]], tuple[list[Any], dict[Key, Any]]]
+
+
+@dataclass(slots=True)
+class Flight:
+    """Walks over the segments of a Program; each `next` runs a piece of it and gives the trips done if it was a slice of a loop that is the
+    Program's last block, else 0.
+
+    `arrays` are those that cross; `sent` what outfeeds have sent so far. `run` runs a stage. `waits` says whether a piece is waited for.
+    """
+
+    program: Program
+    segments: tuple[Segment, ...]
+    arrays: dict[Key, Any]
+    infeeds: Sequence[Any]
+    capacity: int
+    run: RunStage
+    paces: dict[int, Pace]
+    waits: bool
+    sent: list[list[np.ndarray]] = field(default_factory=list)
+    _outputs: list[Any] | None = None
+    _pieces: Iterator[int] | None = None
+
+    def __post_init__(self) -> None:
+        self.sent = [[] for _ in self.program.outfeeds]
+        self._pieces = self._walk(self.segments)
+
+    def __iter__(self) -> Flight:
+        return self
+
+    def __next__(self) -> int:
+        assert self._pieces is not None
+        return next(self._pieces)
+
+    @property
+    def outfeeds(self) -> list[np.ndarray]:
+        """What each outfeed port has sent, stacked."""
+        none = [np.empty((0, *p.shape), p.dtype.numpy) for p in self.program.outfeeds]
+        return [np.concatenate(found) if len(found) > 1 else (found or [empty])[0] for found, empty in zip(self.sent, none, strict=True)]
+
+    @property
+    def latest(self) -> list[np.ndarray]:
+        """What each outfeed port sent last, stacked: after a slice, its items."""
+        return [found[-1] for found in self.sent]
+
+    @property
+    def outputs(self) -> list[Any]:
+        """One array an output port, as of now. After a slice of the last block they are what a launch with fewer trips would have given,
+        and the next slice overwrites them."""
+        if self._outputs is not None:
+            return self._outputs
+        return [self._array(p.buffer) for p in self.program.outputs]
+
+    # ---- the walk
+
+    def _walk(self, segments: Sequence[Segment]) -> Iterator[int]:
+        for number, segment in enumerate(segments):
+            ends = segments is self.segments and number == len(segments) - 1
+            if isinstance(segment, Driven):
+                yield from self._drive(segment)
+            elif segment.loop is not None:
+                for trips in self._slices(segment, segment.loop):
+                    yield trips if ends else 0
+            else:
+                self._stage(segment, 0)
+                yield 0
+            self._forget(segment.after)
+
+    def _drive(self, segment: Driven) -> Iterator[int]:
+        """Every trip of a loop, its segments one after the other."""
+        block = segment.block
+        self._fill(segment.fills)
+        if isinstance(block, Loop):
+            for _ in range(self._number(block.trips)):
+                yield from self._walk(segment.body)
+            return
+        while self._number(block.predicate):
+            yield from self._walk(segment.body)
+            yield from self._walk(segment.condition)
+
+    def _slices(self, stage: Stage, block: Loop | While) -> Iterator[int]:
+        """All trips of a loop, in slices; how many each was."""
+        pace = self.paces.setdefault(id(stage), Pace())
+        self._fill(stage.fills)
+        left = self._number(block.trips) if isinstance(block, Loop) else ALL_TRIPS
+        while left > 0 and (isinstance(block, Loop) or self._number(block.predicate)):
+            trips = min(left, pace.trips())
+            began = time.perf_counter()
+            self._stage(stage, trips)
+            pace.took(time.perf_counter() - began, trips)
+            left -= trips if isinstance(block, Loop) else 0
+            yield trips
+
+    def _stage(self, stage: Stage, trips: int) -> None:
+        """Run one executable and wait for it; take out what it sent."""
+        outputs, given = self.run(stage, trips, {k: self.arrays[k] for k in stage.takes}, self.infeeds)
+        if self.waits:
+            _wait([*outputs, *given.values()])
+        self.arrays.update(given)
+        if stage.final:
+            self._outputs = outputs
+        for key in stage.gives:
+            if not isinstance(key, int) and key[0] == "outfeed":
+                self._harvest(key[1])
+
+    def _harvest(self, port: int) -> None:
+        count, items = int(self.arrays["sent", port]), self.arrays["outfeed", port]
+        self.sent[port].append(np.asarray(items)[:count])
+        self.arrays |= open_outfeed(self.program, port, self.capacity)
+
+    # ---- arrays
+
+    def _number(self, buffer: int) -> int:
+        return int(np.asarray(self._array(buffer)))
+
+    def _array(self, buffer: int) -> Any:
+        if buffer not in self.arrays:
+            self._fill((buffer,))
+        return self.arrays[buffer]
+
+    def _fill(self, buffers: Sequence[int]) -> None:
+        """Make what nothing wrote: a constant, or zeros."""
+        constants = {c.buffer: c.data for c in self.program.constants}
+        for index in buffers:
+            if index not in self.arrays:
+                b = self.program.buffers[index]
+                data = constants.get(index)
+                zeros = jnp.zeros(b.shape, b.dtype.numpy)
+                self.arrays[index] = zeros if data is None else jnp.array(np.frombuffer(data, b.dtype.numpy).reshape(b.shape))
+
+    def _forget(self, after: frozenset[int]) -> None:
+        """Let go of arrays that do not matter any more."""
+        for key in [k for k in self.arrays if isinstance(k, int) and k not in after]:
+            del self.arrays[key]
+
+
+def open_outfeed(program: Program, port: int, capacity: int) -> dict[Key, Any]:
+    """The state of an outfeed port with room for so many items and none sent."""
+    p = program.outfeeds[port]
+    return {("sent", port): np.int32(0), ("outfeed", port): jnp.zeros((capacity, *p.shape), p.dtype.numpy)}
+
+
+def _wait(arrays: list[Any]) -> None:
+    """Until all arrays are there. Ctrl-C leaves them the time to get there: what is under way cannot be stopped.
+
+    Raises:
+      LaunchAbandoned: Ctrl-C, and they have not got there in that time.
+    """
+    try:
+        jax.block_until_ready(arrays)
+    except KeyboardInterrupt as stop:
+        until = time.perf_counter() + GRACE_SECONDS
+        while not all(x.is_ready() for x in arrays):
+            if time.perf_counter() > until:
+                raise LaunchAbandoned(
+                    "a piece of a launch that has no loop to be cut at is still under way; it goes on in the background to its end, and "
+                    "this process does not end before it. What was computed is lost, and arguments that were donated are gone; the "
+                    "executable can be launched again."
+                ) from stop
+            time.sleep(POLL_SECONDS)
+        raise

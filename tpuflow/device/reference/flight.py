@@ -1,0 +1,57 @@
+"""The reference engine behind the fast engine's signature: a launch in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tpuflow.device.reference.interpreter import ReferenceEngine, stacked
+from tpuflow.isa.program import Program
+
+
+class FlyingReference:
+    """A verified Program on the reference engine. It consumes nothing, so it may be interrupted anywhere."""
+
+    consumes = False
+    short = False
+
+    def __init__(self, program: Program):
+        self._engine = ReferenceEngine(program, verify=False)
+
+    def fly(self, inputs: Sequence[Any], infeeds: Sequence[Any], start: int, capacity: int, paces: object) -> ReferenceFlight:
+        """As `FastEngine.fly`."""
+        pieces = self._engine.fly([np.asarray(x) for x in inputs], [np.asarray(x)[start:] for x in infeeds])
+        return ReferenceFlight(self._engine, pieces)
+
+
+class ReferenceFlight:
+    """As the fast engine's `Flight`: each trip of a loop that is the Program's last block is a slice."""
+
+    def __init__(self, engine: ReferenceEngine, pieces: Iterator[int]):
+        self._engine, self._pieces = engine, pieces
+        self._begun = [0] * len(engine.program.outfeeds)
+
+    def __iter__(self) -> ReferenceFlight:
+        return self
+
+    def __next__(self) -> int:
+        self._begun = list(map(len, self._engine.sent))
+        return next(self._pieces)
+
+    @property
+    def outputs(self) -> list[np.ndarray]:
+        """One array an output port."""
+        return self._engine.outputs
+
+    @property
+    def outfeeds(self) -> list[np.ndarray]:
+        """What each outfeed port has sent, stacked."""
+        return [stacked(p, items) for p, items in zip(self._engine.program.outfeeds, self._engine.sent, strict=True)]
+
+    @property
+    def latest(self) -> list[np.ndarray]:
+        """What each has sent in the latest piece, stacked."""
+        ports = zip(self._engine.program.outfeeds, self._engine.sent, self._begun, strict=True)
+        return [stacked(p, items[begun:]) for p, items, begun in ports]
