@@ -93,7 +93,7 @@ def test_blocks_that_do_not_fit_are_refused() -> None:
     deep: Any = ()
     for _ in range(80):
         deep = (Loop(0, deep),)
-    refuses(replace(loop, code=deep), "nested 65 deep; expected at most 64")
+    refuses(replace(loop, code=deep), "nested 33 deep; expected at most 32")
 
 
 # --- kernels

@@ -43,7 +43,7 @@ from tpuflow.isa.wire import (
 
 FAMILIES = (vector, matrix, dma)  # every module that declares instructions
 DECLARED = tuple(sorted(INSTRUCTIONS.values(), key=lambda cls: cls.opcode))
-MAX_DEPTH = 64  # nested blocks
+MAX_DEPTH = 32  # nested blocks; XLA takes seconds to compile loops nested twice as deep
 MAX_ARRAY_RANK = 32
 
 CHOICES = {"Tile.space": SPACES, "Tile.rate": RATES, "GridAxis.kind": GRID_KINDS}  # string fields that hold one word of a list

@@ -1,179 +1,221 @@
 """HBM over the blocks of a Program: what is read must be valid, what must stay is never overwritten.
 
 A buffer is valid once it holds an input, a constant, an infeed item, or has been stored whole (possibly part by part), until a buffer
-that overlaps it is written. Loops run to a fixpoint of what is valid at their head; branches meet.
+that overlaps it is written. What a list of blocks does to memory is found once (`contents.Contents`); with it one walk in program order
+knows what holds at the head of a loop and after a branch, however deep they nest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 from tpuflow.device.place import instruction_place, source_suffix
-from tpuflow.device.verify.footprint import Box, cover
+from tpuflow.device.verify.contents import WHOLE, Contents, Spans, any_trips, either
+from tpuflow.device.verify.footprint import Box
 from tpuflow.device.verify.kernels import Effects
 from tpuflow.errors import ProgramError
 from tpuflow.isa.program import Block, Buffer, Infeed, Kernel, Loop, Outfeed, Program, Switch, While
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What HBM holds: valid buffers (a bit each), and the parts stored so far of those that are not valid yet."""
-
-    valid: int = 0
-    parts: Mapping[int, frozenset[Box]] = field(default_factory=dict)
-
-    def meet(self, other: Memory) -> Memory:
-        """What holds in both."""
-        parts = {b: boxes & other.parts[b] for b, boxes in self.parts.items() if b in other.parts}
-        mine, theirs = self.parts, other.parts
-        parts |= {b: boxes for b, boxes in mine.items() if b not in theirs and other.valid >> b & 1}
-        parts |= {b: boxes for b, boxes in theirs.items() if b not in mine and self.valid >> b & 1}
-        return Memory(self.valid & other.valid, {b: boxes for b, boxes in parts.items() if boxes})
-
-
 def check_dataflow(program: Program, effects: Mapping[int, Effects]) -> None:
     """Refuse a program that reads what is not there, or writes what must stay. effects: of every kernel, by its id."""
     walk = _Walk(program, effects)
-    initial = _bits(n for n, b in enumerate(program.buffers) if b.elems == 0)
-    initial |= _bits(c.buffer for c in program.constants) | _bits(p.buffer for p in program.inputs)
-    final = walk.blocks(program.code, "", Memory(initial))
+    memory = Contents(program.buffers)
+    memory.forget()
+    for buffer in (*(c.buffer for c in program.constants), *(p.buffer for p in program.inputs)):
+        memory.put(buffer, WHOLE)
+    walk.blocks(program.code, "", memory)
     for port in program.outputs:
-        if not final.valid >> port.buffer & 1:
+        if not memory.is_whole(port.buffer):
             raise ProgramError(
-                f"signature: output {port.name!r} is buffer {port.buffer}, which is {walk.state(final, port.buffer)} at the end."
+                f"signature: output {port.name!r} is buffer {port.buffer}, which is {_state(memory, port.buffer)} at the end."
             )
 
 
-def overlap_masks(buffers: Sequence[Buffer]) -> list[int]:
-    """For every buffer, a bit for every other one that shares a byte with it."""
-    masks = [0] * len(buffers)
-    active: list[int] = []
-    for n in sorted((n for n, b in enumerate(buffers) if b.bytes), key=lambda n: buffers[n].address):
-        active = [m for m in active if buffers[m].address + buffers[m].bytes > buffers[n].address]
-        for m in active:
-            masks[m] |= 1 << n
-            masks[n] |= 1 << m
-        active.append(n)
-    return masks
+class _Changes:
+    """What blocks do to memory, whatever it holds. That of nested blocks is found once, so the whole takes one walk."""
+
+    def __init__(self, buffers: Sequence[Buffer], effects: Mapping[int, Effects]):
+        self.buffers, self.effects = buffers, effects
+        self._known: dict[tuple[int, str], Contents] = {}
+
+    def head(self, block: Loop | While) -> Contents:
+        """From before a loop to the head of any of its trips."""
+        return self._once(block, "head", lambda: any_trips(self._list((*_tested(block), *block.body))))
+
+    def condition(self, block: While) -> Contents:
+        """Of the condition of a while loop."""
+        return self._once(block, "condition", lambda: self._list(block.condition))
+
+    def branches(self, block: Switch) -> Contents:
+        """Of any one branch."""
+        return self._once(block, "branches", lambda: either([self._list(b) for b in block.branches]))
+
+    def _once(self, block: Block, what: str, find: Callable[[], Contents]) -> Contents:
+        key = (id(block), what)
+        if key not in self._known:
+            self._known[key] = find()
+        return self._known[key]
+
+    def _list(self, code: Sequence[Block]) -> Contents:
+        made = Contents(self.buffers)
+        for block in code:
+            _CHANGES[type(block)](self, block, made)
+        return made
+
+    def _kernel(self, block: Kernel, made: Contents) -> None:
+        for buffer, box in self.effects[id(block)].writes:
+            made.store(buffer, box)
+
+    def _loop(self, block: Loop, made: Contents) -> None:
+        made.then(self.head(block))
+
+    def _while(self, block: While, made: Contents) -> None:
+        made.then(self.head(block))
+        made.then(self.condition(block))
+
+    def _switch(self, block: Switch, made: Contents) -> None:
+        made.then(self.branches(block))
+
+    def _infeed(self, block: Infeed, made: Contents) -> None:
+        made.put(block.buffer, WHOLE)
+
+    def _outfeed(self, block: Outfeed, made: Contents) -> None:
+        """Memory stays as it is."""
+
+
+_CHANGES: Mapping[type, Callable[..., None]] = {
+    Kernel: _Changes._kernel, Loop: _Changes._loop, While: _Changes._while, Switch: _Changes._switch, Infeed: _Changes._infeed,
+    Outfeed: _Changes._outfeed,
+}  # fmt: skip
+
+
+def _tested(block: Loop | While) -> tuple[Block, ...]:
+    return block.condition if isinstance(block, While) else ()
 
 
 class _Walk:
-    """One abstract run of the blocks."""
+    """One abstract run of the blocks, in program order."""
 
     def __init__(self, program: Program, effects: Mapping[int, Effects]):
         self.program, self.effects = program, effects
-        self.overlaps = overlap_masks(program.buffers)
-        kept = {c.buffer for c in program.constants} | {p.buffer for p in program.inputs if not p.donated}
-        self.kept = _bits(kept)
-        self.reads: dict[int, int] = {}
+        self.changes = _Changes(program.buffers, effects)
+        self.constants = {c.buffer for c in program.constants}
+        kept = self.constants | {p.buffer for p in program.inputs if not p.donated}
+        self.kept = sorted((b for b in kept if program.buffers[b].bytes), key=lambda b: program.buffers[b].address)
+        self.kept_spans = Spans(
+            *(list(x) for x in zip(*((_span(program.buffers[b])) for b in self.kept), strict=True)) if self.kept else ()
+        )
+        self.checked: set[int] = set()
 
-    def blocks(self, code: Sequence[Block], path: str, memory: Memory) -> Memory:
-        """Memory after the blocks."""
+    def blocks(self, code: Sequence[Block], path: str, memory: Contents) -> None:
+        """Run the blocks; memory is what they find and leave."""
         for n, block in enumerate(code):
-            memory = _STEPS[type(block)](self, block, f"{path}{n}", memory)
-        return memory
+            _STEPS[type(block)](self, block, f"{path}{n}", memory)
 
-    def kernel(self, block: Kernel, path: str, memory: Memory) -> Memory:
+    def kernel(self, block: Kernel, path: str, memory: Contents) -> None:
         """Reads, then writes."""
-        missing = self._reads(block, path) & ~memory.valid
-        if missing:
-            buffer = _lowest(missing)
-            place, source = _user(block, path, buffer, "read")
-            self._fail(place, "reads", memory, buffer, source)
-        for buffer, box in self.effects[id(block)].writes:
-            memory = self.write(lambda b=buffer: _user(block, path, b, "write"), buffer, box, memory)
-        return memory
+        effects = self.effects[id(block)]
+        self._check_apart(block, path, effects)
+        for buffer in sorted(effects.reads):
+            if not memory.is_whole(buffer):
+                place, source = _user(block, path, buffer, "read")
+                self._fail(place, "reads", memory, buffer, source)
+        for buffer, box in effects.writes:
+            self._write(lambda b=buffer: _user(block, path, b, "write"), buffer, box)
+            memory.store(buffer, box)
 
-    def _reads(self, kernel: Kernel, path: str) -> int:
-        """Buffers a kernel reads, a bit each; refuses, once a kernel, writes to what overlaps another buffer that it uses."""
-        if id(kernel) in self.reads:
-            return self.reads[id(kernel)]
-        effects = self.effects[id(kernel)]
-        reads = _bits(effects.reads)
-        used = reads | _bits(b for b, _ in effects.writes)
-        for buffer, _ in effects.writes:
-            if self.overlaps[buffer] & used:
-                place, source = _user(kernel, path, buffer, "write")
-                other = _lowest(self.overlaps[buffer] & used)
-                raise ProgramError(
-                    f"{place}: writes buffer {buffer}, which shares addresses with buffer {other} of this kernel; expected none.{source}"
-                )
-        self.reads[id(kernel)] = reads
-        return reads
+    def _check_apart(self, kernel: Kernel, path: str, effects: Effects) -> None:
+        """Refuse, once a kernel, writes to what overlaps another buffer that it uses."""
+        if id(kernel) in self.checked:
+            return
+        self.checked.add(id(kernel))
+        written = {b for b, _ in effects.writes}
+        found = _overlapping(self.program.buffers, written, written | effects.reads)
+        if found is not None:
+            buffer, other = found
+            place, source = _user(kernel, path, buffer, "write")
+            raise ProgramError(
+                f"{place}: writes buffer {buffer}, which shares addresses with buffer {other} of this kernel; expected none.{source}"
+            )
 
-    def write(self, at: Callable[[], tuple[str, str]], buffer: int, box: Box | None, memory: Memory) -> Memory:
-        """Memory after a store of a part (None: of an unknown part) of a buffer. at: place and source line."""
-        if box is not None and box.empty:
-            return memory
-        protected = (1 << buffer | self.overlaps[buffer]) & self.kept
-        if protected:
-            shared = self._shared(buffer, _lowest(protected))
+    def _write(self, at: Callable[[], tuple[str, str]], buffer: int, box: Box | None) -> None:
+        """Refuse to store a part (None: an unknown part) over what must stay. at: place and source line."""
+        first, last = self.kept_spans.meeting(*_span(self.program.buffers[buffer]))
+        if first < last and self.program.buffers[buffer].bytes and not (box is not None and box.empty):
+            protected = self.kept[first:last]
+            shared = self._shared(buffer, buffer if buffer in protected else protected[0])
             place, source = at()
             raise ProgramError(f"{place}: writes buffer {buffer}, {shared}; expected what is constant or not donated to stay.{source}")
-        valid = memory.valid & ~self.overlaps[buffer]
-        parts = {b: boxes for b, boxes in memory.parts.items() if not self.overlaps[buffer] >> b & 1}
-        if not valid >> buffer & 1 and box is not None:
-            boxes = parts.pop(buffer, frozenset()) | {box}
-            if cover(tuple(boxes), self.program.buffers[buffer].elems):
-                valid |= 1 << buffer
-            else:
-                parts[buffer] = boxes
-        return Memory(valid, parts)
 
     def _shared(self, buffer: int, b: int) -> str:
-        what = "a constant" if any(c.buffer == b for c in self.program.constants) else "an input that is not donated"
+        what = "a constant" if b in self.constants else "an input that is not donated"
         return what if b == buffer else f"which shares addresses with buffer {b}, {what}"
 
-    def need(self, place: str, what: str, buffer: int, memory: Memory) -> None:
+    def need(self, place: str, what: str, buffer: int, memory: Contents) -> None:
         """Refuse to read a buffer that is not valid."""
-        if not memory.valid >> buffer & 1:
+        if not memory.is_whole(buffer):
             self._fail(place, what, memory, buffer, "")
 
-    def _fail(self, place: str, what: str, memory: Memory, buffer: int, source: str) -> None:
-        raise ProgramError(f"{place}: {what} buffer {buffer}, which is {self.state(memory, buffer)} here; expected it to be valid.{source}")
+    def _fail(self, place: str, what: str, memory: Contents, buffer: int, source: str) -> None:
+        raise ProgramError(f"{place}: {what} buffer {buffer}, which is {_state(memory, buffer)} here; expected it to be valid.{source}")
 
-    def state(self, memory: Memory, buffer: int) -> str:
-        """Why a buffer is not valid, in words."""
-        return "only partly written" if memory.parts.get(buffer) else "not written, or overwritten by another at its addresses,"
-
-    def loop(self, block: Loop, path: str, memory: Memory) -> Memory:
-        """Zero or more trips: the fixpoint of what is valid at the head."""
+    def loop(self, block: Loop, path: str, memory: Contents) -> None:
+        """Zero or more trips."""
         self.need(f"loop {path}", "takes its trip count from", block.trips, memory)
-        while True:
-            after = memory.meet(self.blocks(block.body, f"{path}.body.", memory))
-            if after == memory:
-                return memory
-            memory = after
+        memory.then(self.changes.head(block))
+        self.blocks(block.body, f"{path}.body.", memory.copy())
 
-    def while_(self, block: While, path: str, memory: Memory) -> Memory:
+    def while_(self, block: While, path: str, memory: Contents) -> None:
         """The condition at least once; what holds after it is what leaves."""
-        while True:
-            tested = self.blocks(block.condition, f"{path}.condition.", memory)
-            self.need(f"while {path}", "tests", block.predicate, tested)
-            after = memory.meet(self.blocks(block.body, f"{path}.body.", tested))
-            if after == memory:
-                return tested
-            memory = after
+        memory.then(self.changes.head(block))
+        self.blocks(block.condition, f"{path}.condition.", memory)
+        self.need(f"while {path}", "tests", block.predicate, memory)
+        self.blocks(block.body, f"{path}.body.", memory.copy())
 
-    def switch(self, block: Switch, path: str, memory: Memory) -> Memory:
+    def switch(self, block: Switch, path: str, memory: Contents) -> None:
         """One branch or another."""
         self.need(f"switch {path}", "takes its index from", block.index, memory)
-        results = [self.blocks(b, f"{path}.branch{n}.", memory) for n, b in enumerate(block.branches)]
-        met = results[0]
-        for other in results[1:]:
-            met = met.meet(other)
-        return met
+        for n, branch in enumerate(block.branches):
+            self.blocks(branch, f"{path}.branch{n}.", memory.copy())
+        memory.then(self.changes.branches(block))
 
-    def infeed(self, block: Infeed, path: str, memory: Memory) -> Memory:
+    def infeed(self, block: Infeed, path: str, memory: Contents) -> None:
         """A whole buffer from the host."""
-        memory = self.write(lambda: (f"infeed {path}", ""), block.buffer, None, memory)
-        return replace(memory, valid=memory.valid | 1 << block.buffer, parts={b: x for b, x in memory.parts.items() if b != block.buffer})
+        self._write(lambda: (f"infeed {path}", ""), block.buffer, None)
+        memory.put(block.buffer, WHOLE)
 
-    def outfeed(self, block: Outfeed, path: str, memory: Memory) -> Memory:
+    def outfeed(self, block: Outfeed, path: str, memory: Contents) -> None:
         """A whole buffer to the host."""
         self.need(f"outfeed {path}", "sends", block.buffer, memory)
-        return memory
+
+
+_STEPS: Mapping[type, Callable[..., None]] = {
+    Kernel: _Walk.kernel, Loop: _Walk.loop, While: _Walk.while_, Switch: _Walk.switch, Infeed: _Walk.infeed, Outfeed: _Walk.outfeed,
+}  # fmt: skip
+
+
+def _state(memory: Contents, buffer: int) -> str:
+    """Why a buffer is not valid, in words."""
+    return "only partly written" if memory.of(buffer).parts else "not written, or overwritten by another at its addresses,"
+
+
+def _span(buffer: Buffer) -> tuple[int, int]:
+    return buffer.address, buffer.address + buffer.bytes
+
+
+def _overlapping(buffers: Sequence[Buffer], written: set[int], used: Iterable[int]) -> tuple[int, int] | None:
+    """(a written buffer, another used one that shares a byte with it), if there are such."""
+    order = sorted((b for b in used if buffers[b].bytes), key=lambda b: (buffers[b].address, b))
+    longest = longest_written = -1  # of those so far, the buffer that reaches furthest
+    for b in order:
+        for other in (longest, longest_written) if b in written else (longest_written,):
+            if other >= 0 and _span(buffers[other])[1] > buffers[b].address:
+                return (b, other) if b in written else (other, b)
+        longest = max(longest, b, key=lambda x: _span(buffers[x])[1] if x >= 0 else -1)
+        if b in written:
+            longest_written = max(longest_written, b, key=lambda x: _span(buffers[x])[1] if x >= 0 else -1)
+    return None
 
 
 def _user(kernel: Kernel, path: str, buffer: int, role: str) -> tuple[str, str]:
@@ -182,19 +224,3 @@ def _user(kernel: Kernel, path: str, buffer: int, role: str) -> tuple[str, str]:
         if any(w.buffer == buffer and r in (role, "write") for r, w in i.windows()):
             return instruction_place(path, kernel, n), source_suffix(kernel, n)
     raise LookupError(buffer)
-
-
-def _bits(numbers: Iterable[int]) -> int:
-    mask = 0
-    for n in numbers:
-        mask |= 1 << n
-    return mask
-
-
-def _lowest(mask: int) -> int:
-    return (mask & -mask).bit_length() - 1
-
-
-_STEPS = {
-    Kernel: _Walk.kernel, Loop: _Walk.loop, While: _Walk.while_, Switch: _Walk.switch, Infeed: _Walk.infeed, Outfeed: _Walk.outfeed,
-}  # fmt: skip

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,10 @@ from tpuflow.isa.instruction import Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Kernel
 from tpuflow.isa.windows import view_layout
 
-PROVABLE_CELLS = 2**24
+PROVABLE_CELLS = 2**22  # painted in a few milliseconds
+MOST_VISITS = 2**26
+MOST_POSITIONS = 2**16
+MOST_PAIRED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,28 +149,59 @@ def store_box(window: Window, trips: Trips) -> Box | None:
 def _elements(axis: _Axis, window: WindowAxis) -> range | None:
     """Elements of the view axis that are touched, if they are evenly spaced."""
     positions = _progression(axis)
-    if positions is not None and window.dilation == 1:
-        first = max(0, -(-(0 - positions.start) // positions.step))
-        last = max(0, -(-(window.extent - positions.start) // positions.step))
-        return _canonical(positions[first:last])
-    if math.prod(t.count for t in axis.terms) > PROVABLE_CELLS:
+    if positions is None:
+        return _enumerated(axis, window)
+    return _inside(_divided(positions, window.dilation), window.extent)
+
+
+def _divided(positions: range, dilation: int) -> range:
+    """The quotients of the positions that `dilation` divides."""
+    shared = math.gcd(positions.step, dilation)
+    if not positions or positions.start % shared:
+        return range(0)
+    turn = dilation // shared  # every so many positions, one is divisible
+    first = -(positions.start // shared) * pow(positions.step // shared, -1, turn) % turn
+    found = positions[first::turn]
+    return range(found[0] // dilation, found[-1] // dilation + 1, positions.step // shared) if found else range(0)
+
+
+def _inside(elements: range, extent: int) -> range:
+    """The elements of [0, extent)."""
+    first = max(0, -(elements.start // elements.step))
+    last = max(0, -((elements.start - extent) // elements.step))
+    return _canonical(elements[first:last])
+
+
+def _enumerated(axis: _Axis, window: WindowAxis) -> range | None:
+    """`_elements` by looking at every position, if they are not too many."""
+    terms = _spread(axis)
+    if math.prod(t.count for t in terms) > MOST_POSITIONS:
         return None
-    offsets = [t.stride * np.arange(t.count, dtype=np.int64) for t in axis.terms]
-    at = np.unique(axis.start + sum(np.ix_(*offsets)) if offsets else np.asarray([axis.start]))
+    offsets = [t.stride * np.arange(t.count, dtype=np.int64) for t in terms]
+    at = np.unique(axis.start + sum(np.ix_(*offsets)))
     at = at[at % window.dilation == 0] // window.dilation
     at = at[(at >= 0) & (at < window.extent)]
     gaps = set(np.diff(at).tolist())
     return None if len(gaps) > 1 else _canonical(range(int(at[0]), int(at[-1]) + 1, gaps.pop() if gaps else 1) if at.size else range(0))
 
 
+def _spread(axis: _Axis) -> list[_Term]:
+    """The terms that add positions (a stretched one touches the same again)."""
+    return [t for t in axis.terms if t.stride or not t.count]
+
+
 def _progression(axis: _Axis) -> range | None:
-    """All positions as one range, if every stride is exactly what the smaller ones span."""
-    low, span, unit = axis.start, 1, abs(axis.terms[0].stride) if axis.terms else 1
-    for term in axis.terms:
-        if abs(term.stride) != unit * span or unit == 0:
+    """All positions as one range, if every stride is a multiple of the least one and no more than what the smaller ones span."""
+    terms = _spread(axis)
+    if any(t.count == 0 for t in terms):
+        return range(0)
+    low, span, unit = axis.start, 1, abs(terms[0].stride) if terms else 1
+    for term in terms:
+        strides, rest = divmod(abs(term.stride), unit)
+        if rest or strides > span:
             return None
         low += min(0, term.stride * (term.count - 1))
-        span *= term.count
+        span += strides * (term.count - 1)
     return range(low, low + unit * span, unit)
 
 
@@ -215,6 +249,41 @@ def _flat_bounds(box: Box) -> tuple[int, int]:
     return low, high
 
 
+def clash(boxes: Sequence[Box | None]) -> int | None:
+    """The number of a part that is not shown to share no element with the others; None if all are apart."""
+    if len(boxes) < 2:
+        return None
+    unknown = next((n for n, box in enumerate(boxes) if box is None), None)
+    if unknown is not None:
+        return max(unknown, 1)
+    spans = sorted((*_flat_bounds(b), n) for n, b in enumerate(boxes) if b is not None and not b.empty)
+    group: list[int] = []
+    reach = -1
+    for low, high, n in spans:
+        if group and low > reach:
+            if (found := _clash_within(boxes, sorted(group))) is not None:
+                return found
+            group = []
+        group.append(n)
+        reach = max(reach, high)
+    return _clash_within(boxes, sorted(group))
+
+
+def _clash_within(boxes: Sequence[Any], group: Sequence[int]) -> int | None:
+    """`clash` of parts that lie between one another: few of them pair by pair, many by painting the cells that they cut."""
+    if len(group) <= MOST_PAIRED:
+        return next((n for i, n in enumerate(group) for m in group[:i] if not disjoint(boxes[n], boxes[m])), None)
+    grid = _Grid.of([boxes[n] for n in group])
+    if grid is None:
+        return group[-1]
+    for n in group:
+        cells = grid.cells(boxes[n])
+        if grid.painted[cells].any():
+            return n
+        grid.painted[cells] = True
+    return None
+
+
 def cover(boxes: Sequence[Box], elems: int) -> bool:
     """Whether parts of a buffer of `elems` elements certainly make up all of it."""
     parts = [b for b in boxes if not b.empty]
@@ -223,30 +292,51 @@ def cover(boxes: Sequence[Box], elems: int) -> bool:
     if not parts or sum(math.prod(map(len, b.ranges)) for b in parts) < elems:
         return False
     if len({b.dims for b in parts}) > 1:
-        return elems <= PROVABLE_CELLS and _cover_cells([_flat_mask(b) for b in parts])
-    cuts = [_cuts(n, [b.ranges[i] for b in parts]) for i, n in enumerate(parts[0].dims)]
-    if math.prod(map(len, cuts)) > PROVABLE_CELLS:
+        return elems <= PROVABLE_CELLS and _cover_flat(parts, elems)
+    grid = _Grid.of(parts)
+    if grid is None:
         return False
-    return _cover_cells([_cell_mask(b, cuts) for b in parts])
+    for box in parts:
+        grid.painted[grid.cells(box)] = True
+    return bool(grid.painted.all())
 
 
-def _cuts(size: int, ranges: Sequence[range]) -> list[int]:
+def _cover_flat(parts: Sequence[Box], elems: int) -> bool:
+    mask = np.zeros(elems, np.bool_)
+    for box in parts:
+        mask.reshape(box.dims)[tuple(slice(r.start, r.stop, r.step) for r in box.ranges)] = True
+    return bool(mask.all())
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """Dimensions cut where some box starts or ends: stretches of positions that all boxes treat alike, painted or not."""
+
+    cuts: tuple[np.ndarray, ...]
+    painted: np.ndarray
+
+    @staticmethod
+    def of(boxes: Sequence[Box]) -> _Grid | None:
+        """The cells of boxes with the same dimensions; None if the dimensions differ, or the cells (or visits of them) are too many."""
+        if len({b.dims for b in boxes}) > 1:
+            return None
+        ranges = list(zip(*(b.ranges for b in boxes), strict=True))
+        if any(n > PROVABLE_CELLS for n, rs in zip(boxes[0].dims, ranges, strict=True) if any(r.step != 1 for r in rs)):
+            return None
+        cuts = tuple(_cuts(n, rs) for n, rs in zip(boxes[0].dims, ranges, strict=True))
+        cells = math.prod(map(len, cuts))
+        return (
+            None if cells > PROVABLE_CELLS or cells * len(boxes) > MOST_VISITS else _Grid(cuts, np.zeros([len(c) for c in cuts], np.bool_))
+        )
+
+    def cells(self, box: Box) -> tuple[slice, ...]:
+        """The cells that a box is made of."""
+        bounds = (np.searchsorted(cut, (r.start, r.stop)) for cut, r in zip(self.cuts, box.ranges, strict=True))
+        return tuple(slice(int(low), int(high), r.step) for (low, high), r in zip(bounds, box.ranges, strict=True))
+
+
+def _cuts(size: int, ranges: Sequence[range]) -> np.ndarray:
     """Start of every stretch of positions that all ranges treat alike (every position, if one of them skips some)."""
     if any(r.step != 1 for r in ranges):
-        return list(range(size))
-    return sorted({0, *itertools.chain.from_iterable((r.start, r.stop) for r in ranges)} - {size})
-
-
-def _cell_mask(box: Box, cuts: Sequence[Sequence[int]]) -> np.ndarray:
-    inside = [np.asarray([c in r for c in cut]) for cut, r in zip(cuts, box.ranges, strict=True)]
-    return functools.reduce(np.logical_and.outer, inside)
-
-
-def _flat_mask(box: Box) -> np.ndarray:
-    mask = np.zeros(box.dims, np.bool_)
-    mask[tuple(slice(r.start, r.stop, r.step) for r in box.ranges)] = True
-    return mask.reshape(-1)
-
-
-def _cover_cells(masks: Sequence[np.ndarray]) -> bool:
-    return bool(np.logical_or.reduce(masks).all())
+        return np.arange(size)
+    return np.asarray(sorted({0, *itertools.chain.from_iterable((r.start, r.stop) for r in ranges)} - {size}))

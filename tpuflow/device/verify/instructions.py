@@ -237,7 +237,7 @@ def _sort(i: vector.Sort) -> None:
     for dst, src in zip(i.dsts, i.srcs, strict=True):
         if dst.dtype != src.dtype:
             raise Refusal(f"a result is {dst.dtype}, its operand {src.dtype}; expected the same type")
-    if any(overlaps(x, y) for n, x in enumerate(i.dsts) for y in i.dsts[:n]):
+    if len({(t.space, t.address) for t in i.dsts}) < len(i.dsts):
         raise Refusal("two results overlap; expected different places")
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.ordering import slot_bytes, space_bytes
 from tpuflow.device.uses import Use, uses
-from tpuflow.device.verify.footprint import Box, disjoint, injective, section_trips, store_box
+from tpuflow.device.verify.effort import Effort
+from tpuflow.device.verify.footprint import Box, clash, injective, section_trips, store_box
 from tpuflow.device.verify.instructions import check_fields, check_operands
 from tpuflow.device.verify.order import check_order
 from tpuflow.device.verify.refusal import Refusal
@@ -19,6 +20,7 @@ from tpuflow.isa.instruction import MAX_RANK, RATES, SPACES, Tile, TileAxis, Win
 from tpuflow.isa.program import GRID_KINDS, Buffer, Kernel
 
 MOST_SLOTS = 64
+MOST_CLIPPED = MAX_RANK
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,28 +35,30 @@ class Effects:
         return Effects(frozenset(buffers[b] for b in self.reads), tuple((buffers[b], box) for b, box in self.writes))
 
 
-def check_kernel(kernel: Kernel, buffers: Sequence[Buffer], chip: Chip) -> Effects:
+def check_kernel(kernel: Kernel, buffers: Sequence[Buffer], chip: Chip, effort: Effort) -> Effects:
     """Refuse a kernel that breaks a rule; its effects otherwise."""
     _check_grid(kernel)
     tiles: set[Tile] = set()
+    windows: set[int] = set()
     found = uses(kernel)
     for use in found:
         try:
-            _check_use(kernel, buffers, chip, use, tiles)
+            _check_use(kernel, buffers, chip, use, tiles, windows)
         except Refusal as refusal:
             refusal.instruction = use.number
             raise
+    _check_clipped(kernel, tiles, effort)
     _check_semaphores(kernel, found)
     writes, in_place = _check_buffers(kernel, found)
-    check_order(kernel, found, chip, in_place)
+    check_order(kernel, found, chip, in_place, effort)
     reads = {w.buffer for u in found for role, w in u.windows if role == "read" or u.is_indexed_store}
     return Effects(frozenset(reads), writes)
 
 
 def _check_grid(kernel: Kernel) -> None:
     for axis in kernel.grid:
-        if axis.kind not in GRID_KINDS or axis.size < 0:
-            raise Refusal(f"a grid axis is {axis}; expected size >= 0 and kind {' or '.join(GRID_KINDS)}")
+        if axis.kind not in GRID_KINDS or not 0 <= axis.size < 2**31:
+            raise Refusal(f"a grid axis is {axis}; expected size >= 0 and < 2^31, and kind {' or '.join(GRID_KINDS)}")
     kinds = [a.kind for a in kernel.grid]
     if kinds != sorted(kinds):
         raise Refusal(f"grid axes are {', '.join(kinds)}; expected the parallel ones first")
@@ -64,7 +68,8 @@ def _check_grid(kernel: Kernel) -> None:
         raise Refusal(f"initial semaphore counts are {kernel.semaphores}; expected numbers of [0, 2^31)")
 
 
-def _check_use(kernel: Kernel, buffers: Sequence[Buffer], chip: Chip, use: Use, tiles: set[Tile]) -> None:
+def _check_use(kernel: Kernel, buffers: Sequence[Buffer], chip: Chip, use: Use, tiles: set[Tile], windows: set[int]) -> None:
+    """Rules of one instruction. tiles, and windows by identity: those checked before."""
     check_fields(kernel, use.instruction)
     for tile in (*use.reads, *use.writes):
         if tile not in tiles:
@@ -72,7 +77,9 @@ def _check_use(kernel: Kernel, buffers: Sequence[Buffer], chip: Chip, use: Use, 
             check_tile(kernel, tile)
             tiles.add(tile)
     for _, window in use.windows:
-        check_window(kernel, buffers, window)
+        if id(window) not in windows:
+            check_window(kernel, buffers, window)
+            windows.add(id(window))
     check_operands(use.instruction)
 
 
@@ -83,10 +90,21 @@ def _check_place(tile: Tile, chip: Chip) -> None:
     if not 1 <= tile.slots <= MOST_SLOTS:
         raise Refusal(f"a tile has {tile.slots} slots; expected 1 to {MOST_SLOTS}")
     end, capacity = tile.address + tile.slots * slot_bytes(tile, chip), space_bytes(tile.space, chip)
+    size = chip.tile_bytes(tuple(max(1, a.size) for a in tile.axes), tile.dtype.bytes)
+    if any(a.size < 0 for a in tile.axes) or size > capacity:
+        raise Refusal(f"a tile has sizes {list(tile.shape)}; expected them >= 0, together within the {capacity} bytes of {tile.space}")
     if tile.address < 0 or end > capacity:
         raise Refusal(
             f"a tile lies at bytes {tile.address} to {end} of {tile.space}; expected it within the {capacity} bytes of {chip.name}"
         )
+
+
+def _check_clipped(kernel: Kernel, tiles: Collection[Tile], effort: Effort) -> None:
+    """Each clipped grid axis doubles the shapes that the tiles of a body take, and so what translates it instruction by instruction."""
+    clipped = {a.grid for t in tiles for a in t.axes if a.grid >= 0 and a.extent % a.size}
+    if len(clipped) > MOST_CLIPPED:
+        raise Refusal(f"the last tile is shorter along the grid axes {sorted(clipped)}; expected at most {MOST_CLIPPED} such axes")
+    effort.shape(len(kernel.instructions) << len(clipped))
 
 
 def _check_semaphores(kernel: Kernel, found: Sequence[Use]) -> None:
@@ -166,15 +184,13 @@ def _check_injective(kernel: Kernel, access: _Access, constant: frozenset[Tile])
 
 
 def _check_writers(writers: list[_Access], boxes: list[Box | None]) -> None:
-    for n, (access, box) in enumerate(zip(writers, boxes, strict=True)):
-        for m in range(n):
-            indexed = access.use.is_indexed_store or writers[m].use.is_indexed_store
-            if indexed or not disjoint(box, boxes[m]):
-                raise Refusal(
-                    f"two stores of one kernel to buffer {access.window.buffer} are not shown to write different elements; expected "
-                    "disjoint parts, and no other store beside an indexed one",
-                    access.use.number,
-                )
+    n = clash(boxes)
+    if n is not None:
+        raise Refusal(
+            f"two stores of one kernel to buffer {writers[n].window.buffer} are not shown to write different elements; expected "
+            "disjoint parts, and no other store beside an indexed one",
+            writers[n].use.number,
+        )
 
 
 def _walks(window: Window) -> list[tuple[WindowAxis, TileAxis]]:

@@ -9,13 +9,15 @@ the first full turn of all slots holds for the rest of the grid.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tpuflow.chips.chip import Chip
-from tpuflow.device.ordering import QUEUE_NUMBER, Cell, Clocks, Event, Fault, TileCells, read_order, write_order
+from tpuflow.device.ordering import QUEUE_NUMBER, Cell, Clocks, Event, Fault, TileCells, read_order, slot_span, write_order
 from tpuflow.device.place import SECTIONS, section_place, tile_text
 from tpuflow.device.uses import Use
+from tpuflow.device.verify.effort import Effort
 from tpuflow.device.verify.refusal import Refusal
 from tpuflow.isa.instruction import Tile, Window
 from tpuflow.isa.program import Kernel
@@ -46,14 +48,33 @@ class _Planned:
     stores: tuple[int, ...]
 
 
-def check_order(kernel: Kernel, found: Sequence[Use], chip: Chip, in_place: Mapping[int, Window]) -> None:
+def check_order(kernel: Kernel, found: Sequence[Use], chip: Chip, in_place: Mapping[int, Window], effort: Effort) -> None:
     """Refuse a kernel in which a wait never fires, a tile is read that is not there, or two accesses clash without order.
 
     in_place: the window of every buffer that the kernel reads and writes.
     """
     points, steps = _truncated(kernel, found)
     if points and (steps or kernel.prologue or kernel.epilogue):
+        effort.visit(_visits(found, chip, points, steps))
         _Walk(kernel, found, chip, in_place).run(points, steps)
+
+
+def _visits(found: Sequence[Use], chip: Chip, points: int, steps: int) -> int:
+    """Cells that the walk makes and looks at, all slots of a tile taken to be cut into as many as the most cut one."""
+    tiles = {t for u in found for t in (*u.reads, *u.writes)}
+    edges: dict[str, list[int]] = {}
+    for t in tiles:
+        edges.setdefault(t.space, []).extend(edge for slot in range(t.slots) for edge in slot_span(t, slot, chip))
+    cuts = {space: sorted(set(found)) for space, found in edges.items()}
+    cells = {t: max(1, *_cuts_within(t, cuts[t.space], chip)) for t in tiles}
+    made = sum(t.slots * n for t, n in cells.items())
+    runs = {"prologue": points, "body": points * steps, "epilogue": points}
+    return made + sum(runs[u.section] * (1 + sum(cells[t] for t in (*u.reads, *u.writes))) for u in found)
+
+
+def _cuts_within(tile: Tile, cuts: Sequence[int], chip: Chip) -> Iterator[int]:
+    spans = (slot_span(tile, slot, chip) for slot in range(tile.slots))
+    return (bisect_left(cuts, high) - bisect_left(cuts, low) for low, high in spans)
 
 
 def _truncated(kernel: Kernel, found: Sequence[Use]) -> tuple[int, int]:

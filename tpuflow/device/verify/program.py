@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from tpuflow.chips.checking import row_problem
 from tpuflow.device.place import instruction_place, kernel_place, source_suffix
 from tpuflow.device.verify.dataflow import check_dataflow
+from tpuflow.device.verify.effort import Effort
 from tpuflow.device.verify.kernels import Effects, check_kernel
 from tpuflow.device.verify.refusal import Refusal
 from tpuflow.device.verify.structure import structure
 from tpuflow.dtypes import PRED, S32, DType
 from tpuflow.errors import ProgramError
+from tpuflow.isa.codec import MAX_DEPTH
 from tpuflow.isa.program import Block, Buffer, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While, children
 
-DEEPEST = 64
 Check = Callable[..., None]
 
 
@@ -41,10 +45,24 @@ def _at(what: str, check: Check, *arguments: Any) -> None:
 # --- tables
 
 
+def _check_chip(program: Program) -> None:
+    problem = row_problem(program.chip)
+    if problem:
+        raise Refusal(problem)
+
+
+def _check_shape(program: Program, what: str, dtype: DType, shape: Sequence[int]) -> None:
+    """Sizes of an array; one of no elements could not be made either if the other axes alone are too long."""
+    if any(not 0 <= s < 2**31 for s in shape) or len(shape) > 32:
+        raise Refusal(f"{what} has shape {list(shape)}; expected sizes >= 0 and < 2^31 (at most 32 axes)")
+    size = math.prod(max(1, s) for s in shape) * dtype.bytes
+    if size > program.chip.hbm_bytes:
+        raise Refusal(f"{what} has shape {list(shape)}, {size} bytes; {program.chip.name} has {program.chip.hbm_bytes}")
+
+
 def _check_buffers(program: Program) -> None:
     for n, b in enumerate(program.buffers):
-        if any(s < 0 for s in b.shape) or len(b.shape) > 32:
-            raise Refusal(f"buffer {n} has shape {list(b.shape)}; expected sizes >= 0 (at most 32 axes)")
+        _check_shape(program, f"buffer {n}", b.dtype, b.shape)
         end = b.address + b.bytes
         if b.address < 0 or end > program.chip.hbm_bytes:
             raise Refusal(f"buffer {n} lies at bytes {b.address} to {end}; {program.chip.name} has {program.chip.hbm_bytes}")
@@ -68,6 +86,7 @@ def _check_signature(program: Program) -> None:
 
 
 def _check_port(program: Program, what: str, port: Port, *, stored: bool) -> None:
+    _check_shape(program, f"{what} {port.name!r}", port.dtype, port.shape)
     if not stored:
         if port.buffer != -1:
             raise Refusal(f"{what} {port.name!r} has buffer {port.buffer}; expected -1 (its items go where the blocks say)")
@@ -88,11 +107,12 @@ def _check_initial(program: Program) -> None:
         if high > end:
             end, owner = high, b
     if len(set(buffers)) != len(buffers):
-        twice = next(b for b in buffers if buffers.count(b) > 1)
+        twice = next(b for b, count in Counter(buffers).items() if count > 1)
         raise Refusal(f"buffer {twice} is two inputs or constants at once; expected one")
 
 
 _TABLES = (
+    ("chip", _check_chip),
     ("buffer table", _check_buffers),
     ("constants", _check_constants),
     ("signature", _check_signature),
@@ -114,8 +134,8 @@ def _text(array: Buffer | Port) -> str:
 
 
 def _check_blocks(program: Program, code: Sequence[Block], path: str, depth: int, kernels: _Kernels) -> None:
-    if depth > DEEPEST:
-        raise ProgramError(f"block {path}: nested {depth} deep; expected at most {DEEPEST}.")
+    if depth > MAX_DEPTH:
+        raise ProgramError(f"block {path}: nested {depth} deep; expected at most {MAX_DEPTH}.")
     for n, block in enumerate(code):
         here = f"{path}{n}"
         if isinstance(block, Kernel):
@@ -131,6 +151,7 @@ class _Kernels:
 
     def __init__(self, program: Program):
         self.program = program
+        self.effort = Effort(sum(len(k.instructions) for k in program.kernels()))
         self.effects: dict[int, Effects] = {}
         self._seen: dict[Hashable, tuple[Effects, tuple[int, ...]]] = {}
 
@@ -142,7 +163,7 @@ class _Kernels:
             self.effects[id(kernel)] = effects.renumbered(dict(zip(before, buffers, strict=True)))
             return
         try:
-            effects = check_kernel(kernel, self.program.buffers, self.program.chip)
+            effects = check_kernel(kernel, self.program.buffers, self.program.chip, self.effort)
         except Refusal as refusal:
             n = refusal.instruction
             place = kernel_place(path, kernel) if n is None else instruction_place(path, kernel, n)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tpuflow.device.verify.instructions import check_immediate
 from tpuflow.device.verify.refusal import Refusal
 from tpuflow.dtypes import S32
-from tpuflow.isa.instruction import Tile, Window, WindowAxis
+from tpuflow.isa.instruction import Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Buffer, Kernel
 from tpuflow.isa.windows import view_problem
 
@@ -24,8 +24,9 @@ def check_window(kernel: Kernel, buffers: Sequence[Buffer], window: Window) -> N
         raise Refusal(f"{found}; expected one type, and the tile in vmem or smem")
     if len(window.axes) != len(tile.axes):
         raise Refusal(f"the window has {len(window.axes)} axes, its tile {len(tile.axes)}; expected as many")
-    for axis in window.axes:
+    for axis, blocked in zip(window.axes, tile.axes, strict=True):
         _check_axis(kernel, axis)
+        _check_reach(kernel, axis, blocked)
     problem = view_problem(window, buffer.elems)
     if problem:
         raise Refusal(f"window of buffer {window.buffer}: {problem}; expected a permuted dense view")
@@ -45,6 +46,15 @@ def _check_axis(kernel: Kernel, axis: WindowAxis) -> None:
         raise Refusal(f"the window's register is {register.dtype} in {register.space}; expected s32 in smem")
 
 
+def _check_reach(kernel: Kernel, axis: WindowAxis, tile: TileAxis) -> None:
+    """Positions are 32-bit numbers, whose sum with a register or row number must not wrap back into the view."""
+    limit = LARGEST if axis.register is None and axis.step else LARGEST // 2
+    moved = sum(abs(elements) * max(0, kernel.grid[g].size - 1) for g, elements in axis.grid)
+    reach = max(abs(axis.origin) + moved + abs(axis.step) * max(0, tile.size - 1), axis.extent * axis.dilation)
+    if reach > limit:
+        raise Refusal(f"a window axis reaches {reach} positions from its start; expected at most {limit}")
+
+
 def check_tile(kernel: Kernel, tile: Tile) -> None:
     """Every blocked axis is covered exactly by its grid axis, the last tile not empty."""
     for axis in tile.axes:
@@ -55,7 +65,7 @@ def check_tile(kernel: Kernel, tile: Tile) -> None:
         if axis.grid >= len(kernel.grid):
             raise Refusal(f"a tile axis is blocked by grid axis {axis.grid}; the kernel has {len(kernel.grid)}")
         trips = kernel.grid[axis.grid].size
-        if axis.size < 1 or axis.extent < 0 or trips != -(-axis.extent // axis.size):
+        if axis.size < 1 or not 0 <= axis.extent <= LARGEST or trips != -(-axis.extent // axis.size):
             raise Refusal(
                 f"a tile axis of {axis.extent} elements in blocks of {axis.size} runs over grid axis {axis.grid} of {trips} trips; "
                 f"expected {-(-axis.extent // max(1, axis.size))}"

@@ -1,0 +1,44 @@
+"""What may be spent on a Program before it runs, in proportion to its size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tpuflow.device.verify.refusal import Refusal
+
+VISITS, VISITS_AN_INSTRUCTION = 2**19, 64
+SHAPES, SHAPES_AN_INSTRUCTION = 2**13, 16
+
+
+@dataclass(slots=True)
+class Effort:
+    """What is left for the kernels of a Program that are not yet checked.
+
+    Visits of cells of on-chip memory, on the walk that shows a kernel's order: what the compiler makes takes about 5 an instruction, but a
+    kernel of many slots, or of tiles over many others, could take millions. Shapes of instructions: those of a body are translated once for
+    each of the shapes that clipped tiles can have, of which the compiler's have two or four.
+    """
+
+    instructions: int
+    visits: int = 0
+    shapes: int = 0
+
+    def visit(self, count: int) -> None:
+        """Refuse a walk that takes too many visits."""
+        limit = VISITS + VISITS_AN_INSTRUCTION * self.instructions
+        if self.visits + count > limit:
+            raise Refusal(
+                f"checking the order of its accesses takes {count} visits of on-chip memory, with {limit - self.visits} of {limit} left "
+                "for this program; expected fewer slots, or tiles that lie over fewer others"
+            )
+        self.visits += count
+
+    def shape(self, count: int) -> None:
+        """Refuse instructions that come in too many shapes."""
+        limit = SHAPES + SHAPES_AN_INSTRUCTION * self.instructions
+        if self.shapes + count > limit:
+            raise Refusal(
+                f"its instructions, in all the shapes that clipped tiles give them, are {count}, with {limit - self.shapes} of {limit} "
+                "left for this program; expected tiles that divide more of their axes"
+            )
+        self.shapes += count
