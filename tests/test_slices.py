@@ -26,6 +26,7 @@ from tpuflow.device.fast.cuts import Cuts, Driven, Stage
 from tpuflow.device.fast.engine import FastEngine, _stages
 from tpuflow.device.host_memory import available_bytes, host_memory
 from tpuflow.device.interrupts import held
+from tpuflow.device.limits import Limits
 from tpuflow.device.runtime import Executable
 from tpuflow.errors import HostMemoryError
 from tpuflow.isa.program import Program
@@ -116,7 +117,7 @@ def outputs(program: Program, fidelity: str, engine: str = "fast") -> list[bytes
 
 
 def segments(program: Program) -> list[Stage | Driven]:
-    return list(Cuts(program, FastEngine(program, verified=True).translation.whole).segments())
+    return list(Cuts(program, FastEngine(program, verified=True).translation.liveness).segments())
 
 
 @pytest.mark.parametrize("fidelity", ["bitexact", "native"])
@@ -162,9 +163,9 @@ def test_the_same_array_may_be_given_twice():
 def test_what_is_short_is_one_executable_and_not_waited_for():
     for function in (lambda x: jnp.tanh(x) @ x.T, counted):
         program = compile_function(function, (X,))
-        assert len(segments(program)) == 1 and Cuts(program, frozenset()).short
+        assert len(segments(program)) == 1 and Cuts(program, FastEngine(program, verified=True).translation.liveness).short
     large = compile_function(lambda x: x @ x, (jax.ShapeDtypeStruct((2048, 2048), np.float32),))
-    assert len(segments(large)) == 1 and not Cuts(large, frozenset()).short
+    assert len(segments(large)) == 1 and not Cuts(large, FastEngine(large, verified=True).translation.liveness).short
 
 
 @pytest.mark.parametrize("engine", ["fast", "reference"])
@@ -216,7 +217,7 @@ def test_the_command_line_ends_with_130_and_one_line(name: str, tmp_path: Path):
     compiled = tpuflow.jit(function).lower(x).compile()
     compiled.save(tmp_path / "long.tpx")
     np.savez(tmp_path / "x.npz", **{compiled.executable.program.inputs[0].name: x})
-    command = [sys.executable, "-m", "tpuflow.cli", "run", "long.tpx", "--inputs", "x.npz", "--outputs", "y.npz"]
+    command = [sys.executable, "-m", "tpuflow", "run", "long.tpx", "--inputs", "x.npz", "--outputs", "y.npz"]
     process = subprocess.Popen(
         command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(REPOSITORY)}
     )
@@ -237,7 +238,7 @@ def test_a_host_without_memory_is_an_error_with_both_numbers():
     program = compile_function(lambda x: x[:, None] + x, (x,), chip=huge())
     there = available_bytes()
     with pytest.raises(HostMemoryError, match=r"asked for [\d,]+ bytes at once; the host has [\d,]+ bytes available"):
-        Executable(program).launch([x])
+        Executable(program, limits=Limits(memory_bytes=2**60)).launch([x])
     assert there is None or there < 2**46
 
 

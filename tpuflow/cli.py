@@ -73,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--calibration", metavar="FILE.toml", help="the timing model's fitted constants (default: what tpuflow has for the chip)"
     )
+    run.add_argument("--max-work", type=int, metavar="N", help="refuse more than N tile instructions (default: 2^44)")
+    run.add_argument("--max-memory", type=int, metavar="BYTES", help="refuse more than so much host memory (default: what the host has)")
     estimate = commands.add_parser("estimate", help=ESTIMATE, description=f"{ESTIMATE}. Several values for an option make a table of all.")
     estimate.set_defaults(command=_estimate)
     estimate.add_argument("target", nargs="+", help="module:function; called with the batch size it gives (function, *shapes), or (Flax "
@@ -106,11 +108,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> None:
+    from tpuflow.device.limits import MOST_WORK, Limits
     from tpuflow.device.runtime import Executable  # the engines are loaded only where something runs
     from tpuflow.device.timing import get_calibration
 
     calibration = None if args.calibration is None else get_calibration(args.calibration)
-    executable = Executable.load(args.file, args.engine, args.fidelity)
+    limits = Limits(MOST_WORK if args.max_work is None else args.max_work, args.max_memory)
+    executable = Executable.load(args.file, args.engine, args.fidelity, limits)
     if args.outputs is not None:
         check_names((p.name for p in executable.program.outputs), "output")
     arrays = _read_arrays(args.inputs, executable)

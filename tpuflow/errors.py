@@ -54,6 +54,10 @@ class LaunchAbandoned(KeyboardInterrupt):
     """Ctrl-C in the middle of a launch that cannot be stopped: it goes on in the background."""
 
 
+class LimitError(TpuflowError, ValueError):
+    """A launch would take, or has taken, more work or memory than its limits allow."""
+
+
 class ConfigError(TpuflowError, ValueError):
     """A user-given option is unknown or does not fit (policy, chip, loss, batch size, ...)."""
 

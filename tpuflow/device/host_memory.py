@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ from tpuflow.errors import HostMemoryError
 from tpuflow.isa.program import Program
 
 MEMORY_FILE = Path("/proc/meminfo")
+CONTROL_GROUP_FILE = Path("/sys/fs/cgroup/memory.max")
 _ASKED = re.compile(r"allocating (\d+) bytes")
 _AVAILABLE = re.compile(r"MemAvailable:\s*(\d+) kB")
 
@@ -48,3 +51,14 @@ def available_bytes() -> int | None:
     except OSError:
         return None
     return None if found is None else 1024 * int(found[1])
+
+
+@functools.cache
+def total_bytes() -> int:
+    """All that the host has, or that its control group leaves to this process."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        text = CONTROL_GROUP_FILE.read_text().strip()
+    except OSError:
+        return physical
+    return min(physical, int(text)) if text.isdigit() else physical

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,8 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from tpuflow.device.budget import Budget, OutOfBudget, Workload
+from tpuflow.device.feeds import check_sent
 from tpuflow.device.host_memory import host_memory
 from tpuflow.device.interrupts import held
+from tpuflow.device.limits import Limits, host_bytes, items_bytes
 from tpuflow.device.profile import KernelRow, profile
 from tpuflow.device.timing import Calibration, ProgramTime, time_program
 from tpuflow.device.verify import verify
@@ -34,31 +38,34 @@ class Executable:
       program: a Program, or the bytes of a .tpx file.
       engine: "fast" (XLA:CPU) or "reference" (NumPy, tile by tile, all checks).
       fidelity: "native" or "bitexact"; the reference engine is always bit-exact.
+      limits: what a launch may take; may be changed between launches.
 
     Raises:
       ProgramError: the verifier refuses the Program.
       ConfigError: unknown engine or fidelity.
     """
 
-    def __init__(self, program: Program | bytes, engine: str = "fast", fidelity: str = "native"):
+    def __init__(self, program: Program | bytes, engine: str = "fast", fidelity: str = "native", limits: Limits | None = None):
         _one_of("engine", engine, ENGINES)
         _one_of("fidelity", fidelity, FIDELITIES)
         self.program = file.from_bytes(program) if isinstance(program, bytes) else program
         self.engine_name, self.fidelity = engine, fidelity
+        self.limits = Limits() if limits is None else limits
         self.round_trips = 0
         self._times: dict[Any, ProgramTime] = {}
         self._paces: dict[int, Any] = {}
         verify(self.program)
+        self._workload = Workload(self.program)
         self._engine = _make_engine(self.program, engine, fidelity)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], engine: str = "fast", fidelity: str = "native") -> Executable:
+    def load(cls, path: str | os.PathLike[str], engine: str = "fast", fidelity: str = "native", limits: Limits | None = None) -> Executable:
         """Load a .tpx file.
 
         Raises:
           ProgramFileError: the file is cut short, damaged, of another version, or not a Program.
         """
-        return cls(file.load(Path(path)), engine, fidelity)
+        return cls(file.load(Path(path)), engine, fidelity, limits)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one self-contained .tpx file, atomically."""
@@ -81,7 +88,12 @@ class Executable:
         return self._times[key]
 
     def compile(self, infeed_items: int = 1) -> None:
-        """Translate and compile now for the given number of infeed items (nothing to do on the reference engine)."""
+        """Translate and compile now for the given number of infeed items (nothing to do on the reference engine).
+
+        Raises:
+          LimitError: a launch would take more memory than its limit.
+        """
+        self._check_memory(infeed_items, self._capacity(infeed_items, None))
         if self.engine_name == "fast":
             self._engine.compile(infeed_items, self._capacity(infeed_items, None))
 
@@ -97,38 +109,46 @@ class Executable:
         cut; what was computed is lost then, with donated inputs, and the executable can be launched again.
 
         inputs: one array a port, in order (donated ones may be consumed). infeeds: one stacked array [items, ...] a port; the Program
-        takes items from number `start` on. count: how many outfeed items to hand back (all that were sent if None).
+        takes items from number `start` on. count: how many outfeed items to hand back (all that were
+        sent if None); there is room for as many items as are fed, else for `count`, else for one.
         on_slice: of a Program that ends in a loop of `count` trips, is told (outputs, outfeed items, trips) after every slice: what a
         launch with fewer trips would have given. The next slice overwrites these outputs. Ctrl-C is held back during slices and raised
         between them, so nothing is lost that was told.
         Returns (outputs, one stacked array [count, ...] an outfeed port).
 
         Raises:
-          LaunchError: number, shape or type of an argument does not fit the signature.
+          LaunchError: number, shape or type of an argument does not fit the signature, an infeed runs dry, or more items are sent than
+            there is room for.
+          LimitError: the launch takes more work or memory than `limits` allow (donated inputs are lost if only the run could say so).
           HostMemoryError: the host has not as much memory as it takes.
           KeyboardInterrupt: Ctrl-C; `LaunchAbandoned` where there is no cut within seconds.
         """
         self._check(inputs, infeeds)
-        self.round_trips += 1
-        with host_memory(self.program):
-            return self._launch(inputs, infeeds, start, count, on_slice)
-
-    def _launch(
-        self, inputs: Sequence[Any], infeeds: Sequence[Any], start: int, count: int | None, on_slice: OnSlice | None
-    ) -> tuple[list[Any], list[np.ndarray]]:
-        if self._engine.short and on_slice is None:
-            return self._engine.once(inputs), []
         items = infeeds[0].shape[0] if infeeds else None
-        flight = self._engine.fly(inputs, infeeds, start, self._capacity(items, count), self._paces)
+        room = self._capacity(items, count)
+        self._check_memory(items or 0, room)
+        work = self._workload.work(inputs)
+        self.limits.check_work(work.least)
+        self.round_trips += 1
+        if self._engine.short and on_slice is None:
+            with host_memory(self.program):
+                return self._engine.once(inputs), []
+        budget = Budget.of(work, self.limits.work)
+        try:
+            with host_memory(self.program):
+                flight = self._engine.fly(inputs, infeeds, start, room, self._paces, budget)
+                self._tell(flight, on_slice, count or 0)
+                check_sent(self.program.outfeeds, flight.totals, room)
+                return flight.outputs, [x[:count] for x in flight.outfeeds]
+        except OutOfBudget:
+            raise self.limits.exceeded() from None
+
+    def _tell(self, flight: Any, on_slice: OnSlice | None, count: int) -> None:
+        """Run a flight slice by slice; one that has no slices is a single one."""
         if on_slice is None:
             for _ in flight:
                 pass
-        else:
-            self._tell(flight, on_slice, count or 0)
-        return flight.outputs, [x[:count] for x in flight.outfeeds]
-
-    def _tell(self, flight: Any, on_slice: OnSlice, count: int) -> None:
-        """Run a flight slice by slice; one that has no slices is a single one."""
+            return
         sliced = bool(self.program.code) and isinstance(self.program.code[-1], Loop)
         told, trips = 0, 0
         with nullcontext() if sliced or not self._engine.consumes else held():
@@ -141,10 +161,18 @@ class Executable:
             if not told:
                 on_slice(flight.outputs, flight.outfeeds, count)
 
+    @functools.cached_property
+    def _host_bytes(self) -> int:
+        return host_bytes(self.program)
+
+    def _check_memory(self, items: int, room: int) -> None:
+        feeds = items_bytes(self.program.infeeds, items) + items_bytes(self.program.outfeeds, room)
+        self.limits.check_memory(self._host_bytes + feeds)
+
     def _capacity(self, items: int | None, count: int | None) -> int:
         if not self.program.outfeeds:
             return 0
-        return items if items is not None else 1 << max(0, (count or 1) - 1).bit_length()
+        return max(1, items) if items is not None else 1 << max(0, (count or 1) - 1).bit_length()
 
     def run(self, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Run once with inputs by port name; outputs by port name.
@@ -187,7 +215,7 @@ class Executable:
             if len(ports) != len(arrays):
                 raise LaunchError(f"the program takes {len(ports)} {what} arrays ({[p.name for p in ports]}), got {len(arrays)}.")
             for port, x in zip(ports, arrays, strict=True):
-                if x.shape[lead:] != port.shape or x.dtype != port.dtype.numpy:
+                if len(x.shape) != lead + len(port.shape) or x.shape[lead:] != port.shape or x.dtype != port.dtype.numpy:
                     raise LaunchError(_mismatch(what, port, x, lead))
 
 

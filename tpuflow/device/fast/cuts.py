@@ -11,18 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tpuflow.device.fast import liveness
+from tpuflow.device.fast.liveness import AGAIN, Key, Liveness
 from tpuflow.device.timing.trips import known_trips
 from tpuflow.device.work import work
-from tpuflow.isa.program import Block, Infeed, Loop, Outfeed, Program, While, walk
+from tpuflow.isa.program import Block, Loop, Program, While
 
 SHORT = 2.0**24
 """Work (`tpuflow.device.work`) that a host is done with in a fraction of a second: what has no more is neither cut nor waited for."""
 LONG_TRIP = 2.0**31
 """Work of a trip that takes a host seconds: the host itself goes round a loop of such trips, and cuts the loops inside of them."""
-
-Key = int | tuple[str, int]
-"""What crosses from one executable to the next: a buffer, or the state of a port: ("taken" | "sent" | "outfeed", port)."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Driven:
-    """A loop that the host goes round itself: `body` is run in each trip; of a while also `condition`, after each."""
+    """A loop that the host goes round itself: `body` is run in each trip; of a while `condition` before each."""
 
     block: Loop | While
     after: frozenset[int]
@@ -60,10 +57,10 @@ Segment = Stage | Driven
 
 @dataclass
 class Cuts:
-    """The segments of a verified Program. `whole` is as of `liveness.needed_before`."""
+    """The segments of a verified Program."""
 
     program: Program
-    whole: frozenset[tuple[int, int]]
+    liveness: Liveness
 
     def __post_init__(self) -> None:
         self._donated = frozenset(p.buffer for p in self.program.inputs if p.donated)
@@ -78,7 +75,7 @@ class Cuts:
     @property
     def short(self) -> bool:
         """Whether the whole Program is known to be done soon."""
-        return self._is_short(self.program.code)
+        return self._is_short(self.program.code) and not self.liveness.uses_of(self.program.code).counted
 
     def segments(self) -> tuple[Segment, ...]:
         """All of it, in order."""
@@ -101,76 +98,62 @@ class Cuts:
     # ---- into what
 
     def _code(self, code: tuple[Block, ...], after: frozenset[int], *, last: bool = False) -> tuple[Segment, ...]:
-        need = liveness.needed_before(code, after, self.whole)
+        later = self._later(code, after)
         found: list[Segment] = []
         row: list[Block] = []
-        for block, before, later in zip(code, need, need[1:], strict=False):
-            if not isinstance(block, Loop | While) or not self._is_cut(block):
+        for number, block in enumerate(code):
+            if number not in later:
                 row.append(block)
                 continue
-            between = before
-            if isinstance(block, While):  # its condition is computed once before the first trip, and after each
-                between = self._at_condition(block, later)
-                row += block.condition
+            assert isinstance(block, Loop | While)
             if row:
-                found.append(self._row(tuple(row), between))
+                found.append(self._row(tuple(row), self.liveness.of(block).before(later[number])))
             row = []
-            found.append(self._driven(block, later) if self._is_driven(block) else self._sliced(block, later))
+            found.append(self._driven(block, later[number]) if self._is_driven(block) else self._sliced(block, later[number]))
         if row:
             found.append(self._row(tuple(row), after, final=last))
         return tuple(found)
 
-    def _at_condition(self, block: While, after: frozenset[int]) -> frozenset[int]:
-        """The buffers that matter right after a while's condition."""
-        need = liveness.while_need(block, after, self.whole)
-        return liveness.needed_before(block.body, need, self.whole)[0] | after | {block.predicate} | need
+    def _later(self, code: tuple[Block, ...], after: frozenset[int]) -> Mapping[int, frozenset[int]]:
+        """The buffers that matter after each block that is cut, by its number."""
+        need, found = set(after), {}
+        for number in reversed(range(len(code))):
+            if self._is_cut(code[number]):
+                found[number] = frozenset(need)
+            flow = self.liveness.of(code[number])
+            need -= flow.kills
+            need |= flow.gens
+        return found
 
     def _row(self, blocks: tuple[Block, ...], after: frozenset[int], *, final: bool = False) -> Stage:
-        ports, touched = _ports(blocks), _touched(blocks) | (after if final else frozenset())
-        before = liveness.needed_before(blocks, after, self.whole)[0]
-        takes = (*sorted(before & touched & self._there), *ports)
-        gives = () if final else tuple(sorted(liveness.all_writes(blocks) & after))
+        uses = self.liveness.uses_of(blocks)
+        touched = uses.touched | (after if final else frozenset())
+        takes = (*sorted(self.liveness.flow(blocks).before(after) & touched & self._there), *uses.state())
+        gives = () if final else tuple(sorted(uses.written & after))
         overwritten = self._donated | (after & self._owned) if final else self._owned & set(gives)
         donates = {k for k in takes if not isinstance(k, int) or k in overwritten}
         self._there |= set(gives)
         self._owned |= set(gives)
-        return Stage(blocks, after, takes, (*gives, *ports), frozenset(donates), final=final)
+        return Stage(blocks, after, takes, (*gives, *uses.state()), frozenset(donates), final=final)
 
-    def _carried(self, block: Loop | While, after: frozenset[int]) -> tuple[frozenset[int], tuple[int, ...], tuple[int, ...]]:
-        """(buffers that matter at the head of a loop, those of them that it writes, those of these that nothing wrote before)."""
-        if isinstance(block, While):
-            need, written = self._at_condition(block, after), liveness.all_writes(block.condition + block.body) | {block.predicate}
-        else:
-            need, written = liveness.loop_need(block.body, after, self.whole), liveness.all_writes(block.body)
-        carried = tuple(sorted(written & need))
-        fills = tuple(k for k in carried if k not in self._there)
+    def _carried(self, block: Loop | While, after: frozenset[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(the buffers that a loop carries, those of them that nothing wrote before, or whose old content nobody needs)."""
+        carried, needed = self.liveness.carried(block, after), self.liveness.of(block).before(after)
+        fills = tuple(k for k in carried if k not in self._there or k not in needed)
         self._there |= set(carried)
         self._owned |= set(carried)
-        return need, carried, fills
+        return carried, fills
 
     def _sliced(self, block: Loop | While, after: frozenset[int]) -> Stage:
-        need, carried, fills = self._carried(block, after)
-        read = tuple(sorted(need & self._there & _touched((block,)) - set(carried)))
-        ports = _ports((block,))
-        gives = (*carried, *ports)
-        return Stage((), after, (*carried, *read, *ports), gives, frozenset(gives), block, fills)
+        carried, fills = self._carried(block, after)
+        uses = self.liveness.uses(block)
+        read = tuple(sorted(self.liveness.at_head(block, after) & self._there & uses.touched - set(carried)))
+        gives = (*carried, *uses.state())
+        again = (AGAIN,) if isinstance(block, While) else ()
+        return Stage((), after, (*carried, *read, *uses.state()), (*gives, *again), frozenset(gives), block, fills)
 
     def _driven(self, block: Loop | While, after: frozenset[int]) -> Driven:
-        need, _, fills = self._carried(block, after)
-        if isinstance(block, Loop):
-            return Driven(block, after, fills, self._code(block.body, need))
-        head = liveness.while_need(block, after, self.whole)
-        return Driven(block, after, fills, self._code(block.body, head), self._code(block.condition, need))
-
-
-def _touched(blocks: tuple[Block, ...]) -> frozenset[int]:
-    """Buffers that are read or written anywhere inside."""
-    return liveness.all_writes(blocks).union(*(liveness.reads(block) for _, block in walk(blocks)))
-
-
-def _ports(blocks: tuple[Block, ...]) -> tuple[Key, ...]:
-    """The state of the ports that are used anywhere inside."""
-    inside = [block for _, block in walk(blocks)]
-    taken = sorted({b.port for b in inside if isinstance(b, Infeed)})
-    sent = sorted({b.port for b in inside if isinstance(b, Outfeed)})
-    return (*(("taken", p) for p in taken), *((kind, p) for kind in ("sent", "outfeed") for p in sent))
+        _, fills = self._carried(block, after)
+        need = self.liveness.at_head(block, after)
+        condition = self._code(block.condition, need) if isinstance(block, While) else ()
+        return Driven(block, after, fills, self._code(block.body, need), condition)

@@ -11,8 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpuflow.device.fast.cuts import Cuts, Driven, Key, Segment, Stage
-from tpuflow.device.fast.flight import Flight, Pace, open_outfeed
+from tpuflow.device.budget import Budget
+from tpuflow.device.fast.cuts import Cuts, Driven, Segment, Stage
+from tpuflow.device.fast.flight import Counting, Flight, Pace, open_outfeed
+from tpuflow.device.fast.liveness import WORK, Key
 from tpuflow.device.fast.translate import Translation
 from tpuflow.device.verify import verify
 from tpuflow.isa.program import Program
@@ -33,13 +35,14 @@ class FastEngine:
             verify(program)
         self.program = program
         self.translation = Translation(program, bitexact=fidelity == "bitexact")
-        cuts = Cuts(program, self.translation.whole)
+        cuts = Cuts(program, self.translation.liveness)
         self.segments = cuts.segments()
         self._waits = not cuts.short
         self._stages = {id(s): _Executable(s, self.translation) for s in _stages(self.segments)}
         places = {p.buffer: i for i, p in enumerate(program.inputs)}
         only = next(iter(self._stages.values()))
         self._only = only.outputs
+        self._budget = Budget(0, 0, (0,) * len(self.translation.workload.uncertain)).array()
         self.short = cuts.short and len(self._stages) == 1 and not (program.infeeds or program.outfeeds)
         """Whether a launch is one executable that is done soon, and talks to nobody: `once` runs it."""
         self._donated, self._kept = ([places[k] for k in keys if k in places] for keys in (only.donates, only.keeps))
@@ -47,24 +50,35 @@ class FastEngine:
     def once(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of a `short` Program, without waiting for them: what `fly` does, in half the host's time."""
         donated = _distinct([inputs[i] for i in self._donated])
-        return self._only(donated, [inputs[i] for i in self._kept])
+        return self._only(donated, [inputs[i] for i in self._kept], self._budget)
 
-    def fly(self, inputs: Sequence[Any], infeeds: Sequence[Any], start: int, capacity: int, paces: dict[int, Pace]) -> Flight:
+    def fly(
+        self, inputs: Sequence[Any], infeeds: Sequence[Any], start: int, capacity: int, paces: dict[int, Pace], budget: Budget
+    ) -> Flight:
         """Begin a run of the Program.
 
         inputs: one array a port; infeeds: one stacked array [items, ...] a port, read from item `start` on; capacity: items that each
-        outfeed port has room for, in each piece of the flight; paces: what earlier flights have found of the loops, kept up. Donated inputs
-        may be consumed.
+        outfeed port has room for, in each piece of the flight; paces: what earlier flights have found of the loops, kept up; budget: where
+        counting work stops. Donated inputs may be consumed.
         """
         donated = iter(_distinct([x for x, p in zip(inputs, self.program.inputs, strict=True) if p.donated]))
         arrays: dict[Key, Any] = {p.buffer: next(donated) if p.donated else x for x, p in zip(inputs, self.program.inputs, strict=True)}
-        arrays |= {("taken", p): np.int32(start) for p in range(len(self.program.infeeds))}
+        arrays |= {("taken", p): np.int32(start) for p in range(len(self.program.infeeds))} | {WORK: np.int32(budget.start)}
         for port in range(len(self.program.outfeeds)):
             arrays |= open_outfeed(self.program, port, capacity)
-        return Flight(self.program, self.segments, arrays, list(infeeds), capacity, self._run, paces, self._waits)
+        feeds = [x if x.shape[0] else np.zeros((1, *x.shape[1:]), x.dtype) for x in infeeds]  # that none was there is found by counting
+        work = Counting(budget, self.translation.workload, start, tuple(x.shape[0] for x in infeeds))
+        prices = budget.array()
 
-    def _run(self, stage: Stage, trips: int, arrays: Mapping[Key, Any], infeeds: Sequence[Any]) -> tuple[list[Any], dict[Key, Any]]:
-        return self._stages[id(stage)](trips, arrays, infeeds)
+        def run(stage: Stage, trips: int, arrays: Mapping[Key, Any]) -> tuple[list[Any], dict[Key, Any]]:
+            return self._run(stage, trips, arrays, feeds, prices)
+
+        return Flight(self.program, self.segments, arrays, work, capacity, run, paces, self._waits)
+
+    def _run(
+        self, stage: Stage, trips: int, arrays: Mapping[Key, Any], infeeds: Sequence[Any], budget: np.ndarray
+    ) -> tuple[list[Any], dict[Key, Any]]:
+        return self._stages[id(stage)](trips, arrays, infeeds, budget)
 
     def compile(self, infeed_items: int = 1, capacity: int = 1) -> None:
         """Translate and compile without running; the results are kept in the caches that the first launch of these shapes looks into."""
@@ -90,21 +104,24 @@ class _Executable:
         self._run = jax.jit(self._flat, donate_argnums=(2,), compiler_options=COMPILER_OPTIONS)
         self._zero = np.zeros((), np.int32)
 
-    def __call__(self, trips: int, arrays: Mapping[Key, Any], infeeds: Sequence[Any]) -> tuple[list[Any], dict[Key, Any]]:
+    def __call__(
+        self, trips: int, arrays: Mapping[Key, Any], infeeds: Sequence[Any], budget: np.ndarray
+    ) -> tuple[list[Any], dict[Key, Any]]:
         """(the Program's outputs if the stage is the final one, what it gives)."""
         donated, kept = _distinct([arrays[k] for k in self.donates]), [arrays[k] for k in self.keeps]
-        outputs, given = self._run(self._zero, np.int32(trips), donated, kept, infeeds)
+        outputs, given = self._run(self._zero, np.int32(trips), donated, kept, infeeds, budget)
         return outputs, dict(zip(self._stage.gives, given, strict=True))
 
-    def outputs(self, donated: list[Any], kept: list[Any]) -> list[Any]:
+    def outputs(self, donated: list[Any], kept: list[Any], budget: np.ndarray) -> list[Any]:
         """The Program's outputs, of the final stage."""
-        return self._run(self._zero, self._zero, donated, kept, [])[0]
+        return self._run(self._zero, self._zero, donated, kept, [], budget)[0]
 
     def compile(self, feeds: Sequence[Any], capacity: int) -> None:
         """Translate and compile for arguments of these shapes."""
         scalar = jax.ShapeDtypeStruct((), np.int32)
         donated, kept = ([self._spec(k, capacity) for k in keys] for keys in (self.donates, self.keeps))
-        self._run.lower(scalar, scalar, donated, kept, list(feeds)).compile()
+        budget = jax.ShapeDtypeStruct((2 + len(self._translation.workload.uncertain),), np.int32)
+        self._run.lower(scalar, scalar, donated, kept, list(feeds), budget).compile()
 
     def _spec(self, key: Key, capacity: int) -> jax.ShapeDtypeStruct:
         program = self._translation.program
@@ -115,9 +132,11 @@ class _Executable:
             return jax.ShapeDtypeStruct((), np.int32)
         return jax.ShapeDtypeStruct((capacity, *program.outfeeds[port].shape), program.outfeeds[port].dtype.numpy)
 
-    def _flat(self, zero: Any, trips: Any, donated: list[Any], kept: list[Any], infeeds: list[Any]) -> tuple[list[Any], list[Any]]:
+    def _flat(
+        self, zero: Any, trips: Any, donated: list[Any], kept: list[Any], infeeds: list[Any], budget: Any
+    ) -> tuple[list[Any], list[Any]]:
         arrays = {**dict(zip(self.donates, donated, strict=True)), **dict(zip(self.keeps, kept, strict=True))}
-        return self._translation(self._stage, zero, trips, arrays, infeeds)
+        return self._translation(self._stage, zero, trips, arrays, infeeds, budget)
 
 
 def _stages(segments: Sequence[Segment]) -> list[Stage]:

@@ -11,7 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpuflow.device.fast.cuts import Driven, Key, Segment, Stage
+from tpuflow.device.budget import Budget, OutOfBudget, Workload
+from tpuflow.device.fast.cuts import Driven, Segment, Stage
+from tpuflow.device.fast.liveness import AGAIN, WORK, Key
+from tpuflow.device.feeds import run_dry
 from tpuflow.errors import LaunchAbandoned
 from tpuflow.isa.program import Loop, Program, While
 
@@ -44,7 +47,23 @@ class Pace:
         self.slices, self.trip_seconds = self.slices + 1, seconds / trips
 
 
-RunStage = Callable[[Stage, int, Mapping[Key, Any], Sequence[Any]], tuple[list[Any], dict[Key, Any]]]
+RunStage = Callable[[Stage, int, Mapping[Key, Any]], tuple[list[Any], dict[Key, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """What a launch may take: work, counted in a `budget` whose prices go by the numbers of `workload`, and `items` of every infeed port,
+    from number `start` on."""
+
+    budget: Budget
+    workload: Workload
+    start: int
+    items: tuple[int, ...]
+
+    def price(self, block: Loop | While) -> int:
+        """Of a trip; nothing if trips are counted before the launch."""
+        numbers = self.workload.numbers.get(id(block))
+        return 0 if numbers is None else self.budget.trips[numbers[0]]
 
 
 @dataclass(slots=True)
@@ -52,23 +71,29 @@ class Flight:
     """Walks over the segments of a Program; each `next` runs a piece of it and gives the trips done if it was a slice of a loop that is the
     Program's last block, else 0.
 
-    `arrays` are those that cross; `sent` what outfeeds have sent so far. `run` runs a stage. `waits` says whether a piece is waited for.
+    `arrays` are those that cross; `sent` what outfeeds have sent so far, and `totals` how many items, those lost for want of room included.
+    `run` runs a stage. `waits` says whether a piece is waited for.
+
+    Raises:
+      LaunchError: an infeed has run dry.
+      OutOfBudget: the work is beyond the limit.
     """
 
     program: Program
     segments: tuple[Segment, ...]
     arrays: dict[Key, Any]
-    infeeds: Sequence[Any]
+    counting: Counting
     capacity: int
     run: RunStage
     paces: dict[int, Pace]
     waits: bool
     sent: list[list[np.ndarray]] = field(default_factory=list)
+    totals: list[int] = field(default_factory=list)
     _outputs: list[Any] | None = None
     _pieces: Iterator[int] | None = None
 
     def __post_init__(self) -> None:
-        self.sent = [[] for _ in self.program.outfeeds]
+        self.sent, self.totals = [[] for _ in self.program.outfeeds], [0 for _ in self.program.outfeeds]
         self._pieces = self._walk(self.segments)
 
     def __iter__(self) -> Flight:
@@ -118,41 +143,69 @@ class Flight:
         self._fill(segment.fills)
         if isinstance(block, Loop):
             for _ in range(self._number(block.trips)):
+                self._count(block)
                 yield from self._walk(segment.body)
             return
-        while self._number(block.predicate):
-            yield from self._walk(segment.body)
+        while True:
+            self._count(block)
             yield from self._walk(segment.condition)
+            if not self._number(block.predicate):
+                return
+            yield from self._walk(segment.body)
+
+    def _count(self, block: Loop | While) -> None:
+        """Begin a trip that only the run could say there is."""
+        price = self.counting.price(block)
+        if price:
+            self.arrays[WORK] = np.int32(int(self.arrays[WORK]) + price)
+            self._check_work()
 
     def _slices(self, stage: Stage, block: Loop | While) -> Iterator[int]:
         """All trips of a loop, in slices; how many each was."""
         pace = self.paces.setdefault(id(stage), Pace())
         self._fill(stage.fills)
         left = self._number(block.trips) if isinstance(block, Loop) else ALL_TRIPS
-        while left > 0 and (isinstance(block, Loop) or self._number(block.predicate)):
+        while left > 0:
             trips = min(left, pace.trips())
             began = time.perf_counter()
             self._stage(stage, trips)
             pace.took(time.perf_counter() - began, trips)
-            left -= trips if isinstance(block, Loop) else 0
+            if isinstance(block, Loop):
+                left -= trips
+            elif not self.arrays.pop(AGAIN):
+                left = 0
             yield trips
 
     def _stage(self, stage: Stage, trips: int) -> None:
         """Run one executable and wait for it; take out what it sent."""
-        outputs, given = self.run(stage, trips, {k: self.arrays[k] for k in stage.takes}, self.infeeds)
+        outputs, given = self.run(stage, trips, {k: self.arrays[k] for k in stage.takes})
         if self.waits:
             _wait([*outputs, *given.values()])
         self.arrays.update(given)
         if stage.final:
             self._outputs = outputs
+        self._check_infeeds(stage)
+        if WORK in given:
+            self._check_work()
         for key in stage.gives:
             if not isinstance(key, int) and key[0] == "outfeed":
                 self._harvest(key[1])
 
     def _harvest(self, port: int) -> None:
         count, items = int(self.arrays["sent", port]), self.arrays["outfeed", port]
+        self.totals[port] += count
         self.sent[port].append(np.asarray(items)[:count])
         self.arrays |= open_outfeed(self.program, port, self.capacity)
+
+    def _check_infeeds(self, stage: Stage) -> None:
+        there, start = self.counting.items, self.counting.start
+        taken = [(key[1], self.arrays[key]) for key in stage.gives if not isinstance(key, int) and key[0] == "taken"]
+        if any(int(n) > max(start, there[port]) for port, n in taken):
+            raise run_dry(self.program.infeeds, [max(0, n - start) for n in there])
+
+    def _check_work(self) -> None:
+        if int(self.arrays[WORK]) > self.counting.budget.limit:
+            raise OutOfBudget
 
     # ---- arrays
 

@@ -9,12 +9,12 @@ A tier that has no whole-tensor form for some instruction raises `CannotLift` an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from tpuflow.device.fast.access import CannotLift, Trips
@@ -26,7 +26,7 @@ from tpuflow.isa import matrix, vector
 from tpuflow.isa.instruction import Instruction, Tile
 from tpuflow.isa.program import Buffer, Kernel
 
-UNROLL_STEPS = 16
+UNROLL_STEPS, UNROLL_INSTRUCTIONS = 16, 4096
 
 
 def translate_kernel(kernel: Kernel, buffers: Sequence[Buffer], hbm: dict[int, Any], ar: LaxArithmetic) -> tuple[dict[int, Any], int]:
@@ -54,7 +54,7 @@ class _Translation(Lifting):
         super().__init__(kernel, buffers, ar, looped)
         self.carried = frozenset(_carried_tiles(kernel))
         self.leaked = _leaked_tiles(kernel)
-        self.steps = int(np.prod([self.sizes[g] for g in kernel.sequential], dtype=np.int64))
+        self.steps = math.prod(self.sizes[g] for g in kernel.sequential)
         self.folded = self.steps != 1 and not looped
         if self.folded:
             self._check_foldable()
@@ -68,6 +68,8 @@ class _Translation(Lifting):
             raise CannotLift("a halo tile is used for something else than a product")
         self.spans = (spans or {}) if lifted else {}
         self.tails = {g: self._has_tail(g) for g in looped}
+        copies = max(1, len(kernel.instructions)) << sum(self.tails.values())  # a clipped tail is translated by itself
+        self.unrolled = max(1, min(UNROLL_STEPS, UNROLL_INSTRUCTIONS // copies))
 
     def _check_foldable(self) -> None:
         """Tier 1 over several steps: carried tiles are pure accumulators and nothing but them leaves the body."""
@@ -132,7 +134,7 @@ class _Translation(Lifting):
             here = replace(trips, index={**trips.index, g: index}, bounds={**trips.bounds, g: (low, high)})
             self._loop(rest, here, current, written, tiles, body)
 
-        if full <= (UNROLL_STEPS if len(axes) == 1 else 1):
+        if full <= (self.unrolled if len(axes) == 1 else 1):
             for i in range(full):
                 inner(i, i, i, state)
         else:

@@ -15,7 +15,7 @@ from tpuflow.device.fast import access, boxes
 from tpuflow.device.fast.access import CannotLift, Trips
 from tpuflow.device.fast.pieces import piece_at
 from tpuflow.device.fast.spans import Span
-from tpuflow.device.fast.virtual import Lifting, State, Virtual
+from tpuflow.device.fast.virtual import Lifting, State, Virtual, same_view
 from tpuflow.dtypes import DType
 from tpuflow.isa import dma, matrix, vector
 from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window
@@ -182,19 +182,15 @@ def _load(t: Lifting, i: dma.Load, trips: Trips, state: State) -> None:
 
 def _load_box(t: Lifting, window: Window, box: Sequence[boxes.Stride], trips: Trips, state: State) -> Virtual:
     """A load from a view that is padded once for all loads of the kernel that leave it."""
-    source, key = state.hbm[window.buffer], _same_view(window)
-    alike = [w for i in t.kernel.instructions if isinstance(i, dma.Load) for w in (i.window,) if _same_view(w) == key]
-    found = (boxes.strides(_positions(t, w, trips, state)) for w in alike if all(a.register is None for a in w.axes))
-    around = boxes.margins([b for b in found if b is not None], boxes.spread_extents(window))
+    source, key = state.hbm[window.buffer], same_view(window)
+    if key not in state.margins:
+        found = (boxes.strides(_positions(t, w, trips, state)) for w in t.loads[key] if all(a.register is None for a in w.axes))
+        state.margins[key] = boxes.margins([b for b in found if b is not None], boxes.spread_extents(window))
+    around = state.margins[key]
     if key not in state.padded or state.padded[key][0] is not source:
         view = boxes.padded(access.to_view(source, window), window, around, _fill(t, window, window.tile.dtype))
         state.padded[key] = source, view
     return Virtual(t.ar.load(boxes.cut(state.padded[key][1], box, around), window.tile.dtype))
-
-
-def _same_view(window: Window) -> tuple[Any, ...]:
-    """Equal for windows that see one buffer alike, wherever they stand in it."""
-    return window.buffer, repr(window.fill), tuple((a.extent, a.pitch, a.dilation) for a in window.axes)
 
 
 def _load_axes(t: Lifting, window: Window, view: Any, wheres: list[access.Positions]) -> Virtual:
@@ -233,10 +229,7 @@ def _store(t: Lifting, i: dma.Store, trips: Trips, state: State) -> None:
 
 def _waits(t: Lifting, window: Window, array: Any, wheres: list[access.Positions], state: State) -> bool:
     """Whether a store waits until the kernel ends for others to the same buffer through the same view, which may complete it."""
-    others = [w for i in t.kernel.instructions if isinstance(i, dma.Store) for w in (i.window,) if w.buffer == window.buffer]
-    view = [(a.extent, a.pitch, a.dilation) for a in window.axes]
-    alike = all([(a.extent, a.pitch, a.dilation) for a in w.axes] == view for w in others)
-    if t.looped or len(others) < 2 or not alike or any(a.dilation != 1 for a in window.axes):
+    if t.looped or window.buffer not in t.together or any(a.dilation != 1 for a in window.axes):
         return False
     piece = piece_at(array, wheres)
     if piece is None:

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Switch, While, children
+
+NONE: frozenset[int] = frozenset()
+
+Key = int | tuple[str, int]
+"""What a loop carries, and what crosses from one executable to the next: a buffer, the state of a port ("taken" | "sent" | "outfeed",
+port), or one of the two below."""
+WORK: Key = ("work", 0)
+"""The work done so far, in units of the launch's budget."""
+AGAIN: Key = ("again", 0)
+"""Whether a while that was launched some trips at a time goes on."""
 
 
 def reads(block: Block) -> frozenset[int]:
@@ -34,63 +45,140 @@ def writes(block: Block) -> frozenset[int]:
     return frozenset((block.buffer,)) if isinstance(block, Infeed) else frozenset()
 
 
-def all_writes(blocks: Iterable[Block]) -> frozenset[int]:
-    """Buffers written anywhere inside."""
-    found: frozenset[int] = frozenset()
-    for block in blocks:
-        found |= writes(block)
-        for _, nested in children(block):
-            found |= all_writes(nested)
-    return found
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What code makes of a need: what is needed after it and not in `kills` is needed before it, and so is `gens`.
 
-
-def needed_before(blocks: tuple[Block, ...], needed_after: frozenset[int], whole: frozenset[tuple[int, int]]) -> list[frozenset[int]]:
-    """Buffers whose content matters before each block, and after the last: one entry more than there are blocks.
-
-    `whole` holds (id of kernel, buffer) where the kernel overwrites the buffer completely, which ends the need for its old content.
+    However often a loop runs, that is all there is to say of it, so it is found in one pass over the code.
     """
-    need = needed_after
-    result = [need]
-    for block in reversed(blocks):
-        need = _before(block, need, whole)
-        result.append(need)
-    return result[::-1]
+
+    gens: frozenset[int] = NONE
+    kills: frozenset[int] = NONE
+
+    def before(self, after: Set[int]) -> frozenset[int]:
+        """The need before the code."""
+        return frozenset((after - self.kills) | self.gens)
 
 
-def _before(block: Block, after: frozenset[int], whole: frozenset[tuple[int, int]]) -> frozenset[int]:
-    match block:
-        case Kernel():
-            return (after - {b for b in writes(block) if (id(block), b) in whole}) | reads(block)
-        case Infeed():
-            return after - {block.buffer}
-        case Outfeed():
-            return after | {block.buffer}
-        case Loop():
-            return loop_need(block.body, after, whole) | reads(block)
-        case While():
-            return while_need(block, after, whole)
-        case Switch():
-            branches = [needed_before(b, after, whole)[0] for b in block.branches]
-            return frozenset().union(*branches) | reads(block)
-    raise AssertionError(block)
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """What a block and everything nested in it touches: buffers written, buffers read or written, ports; whether its trips are counted."""
+
+    written: frozenset[int]
+    touched: frozenset[int]
+    infeeds: frozenset[int]
+    outfeeds: frozenset[int]
+    counted: bool
+
+    def state(self) -> tuple[Key, ...]:
+        """The keys of its ports, and of the work done."""
+        ports = [*(("taken", p) for p in sorted(self.infeeds)), *((kind, p) for kind in ("sent", "outfeed") for p in sorted(self.outfeeds))]
+        return (*ports, *((WORK,) if self.counted else ()))
 
 
-def loop_need(body: tuple[Block, ...], after: frozenset[int], whole: frozenset[tuple[int, int]]) -> frozenset[int]:
-    """Buffers needed at the head of a loop: by the body, by its next trip, or after the loop."""
-    need = after
-    while True:
-        grown = need | needed_before(body, need, whole)[0]
-        if grown == need:
-            return need
-        need = grown
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A block in its place: what of all that it touches matters after it, and what nobody needs any more."""
+
+    block: Block
+    after: frozenset[int]
+    dead: frozenset[int]
 
 
-def while_need(block: While, after: frozenset[int], whole: frozenset[tuple[int, int]]) -> frozenset[int]:
-    """Buffers needed before the condition of a while loop is first computed."""
-    need = after | {block.predicate}
-    while True:
-        body = needed_before(block.body, need, whole)[0]
-        grown = need | needed_before(block.condition, need | body | {block.predicate}, whole)[0]
-        if grown == need:
-            return need
-        need = grown
+class Liveness:
+    """What the blocks of a Program need, each found once.
+
+    whole: the buffers that each kernel (by its id) overwrites completely, which ends the need for their old content. counted: the ids of
+    loops whose trips are counted as they run.
+    """
+
+    def __init__(self, whole: Mapping[int, frozenset[int]], counted: Container[int] = ()):
+        self._whole, self._counted = whole, counted
+        self._flows: dict[int, Flow] = {}
+        self._uses: dict[int, Uses] = {}
+
+    def uses(self, block: Block) -> Uses:
+        """What a block touches, nested blocks included."""
+        if id(block) not in self._uses:
+            own = Uses(writes(block), reads(block) | writes(block), _port(block, Infeed), _port(block, Outfeed), id(block) in self._counted)
+            self._uses[id(block)] = _together([own, *(self.uses(b) for _, code in children(block) for b in code)])
+        return self._uses[id(block)]
+
+    def uses_of(self, code: Iterable[Block]) -> Uses:
+        """What blocks touch."""
+        return _together([self.uses(block) for block in code])
+
+    def at_head(self, block: Loop | While, after: Set[int]) -> frozenset[int]:
+        """What matters at the head of a loop, after it, or between the parts of a trip."""
+        tested = NONE if isinstance(block, Loop) else self.flow(block.body).gens | {block.predicate}
+        return frozenset(after | self.of(block).gens | tested)
+
+    def carried(self, block: Loop | While, after: Set[int]) -> tuple[int, ...]:
+        """The buffers that a loop carries from trip to trip: those it writes that matter, and a while's predicate."""
+        predicate = NONE if isinstance(block, Loop) else reads(block)
+        return tuple(sorted((self.uses(block).written | predicate) & self.at_head(block, after)))
+
+    def flow(self, code: Iterable[Block]) -> Flow:
+        """Of blocks one after the other."""
+        gens: set[int] = set()
+        kills: set[int] = set()
+        for block in reversed(tuple(code)):
+            flow = self.of(block)
+            gens -= flow.kills
+            gens |= flow.gens
+            kills |= flow.kills
+        return Flow(frozenset(gens), frozenset(kills))
+
+    def of(self, block: Block) -> Flow:
+        """Of one block."""
+        if id(block) not in self._flows:
+            self._flows[id(block)] = _FLOWS[type(block)](self, block)
+        return self._flows[id(block)]
+
+    def steps(self, code: tuple[Block, ...], after: Set[int]) -> list[Step]:
+        """The blocks in order; after: what is needed at the end."""
+        need = set(after)
+        found: list[Step] = []
+        for block in reversed(code):
+            touched, flow = self.uses(block).touched, self.of(block)
+            found.append(Step(block, touched & need, touched - need))
+            need -= flow.kills
+            need |= flow.gens
+        return found[::-1]
+
+    def _kernel(self, block: Kernel) -> Flow:
+        return Flow(reads(block), self._whole[id(block)])
+
+    def _loop(self, block: Loop) -> Flow:
+        return Flow(self.flow(block.body).gens | reads(block))
+
+    def _while(self, block: While) -> Flow:
+        condition = self.flow(block.condition)
+        return Flow(condition.before(reads(block) | self.flow(block.body).gens), condition.kills)
+
+    def _switch(self, block: Switch) -> Flow:
+        flows = [self.flow(branch) for branch in block.branches]
+        return Flow(reads(block).union(*(f.gens for f in flows)), frozenset.intersection(*(f.kills for f in flows)))
+
+    def _infeed(self, block: Infeed) -> Flow:
+        return Flow(kills=writes(block))
+
+    def _outfeed(self, block: Outfeed) -> Flow:
+        return Flow(gens=reads(block))
+
+
+_FLOWS: Mapping[type, Callable[..., Flow]] = {
+    Kernel: Liveness._kernel, Loop: Liveness._loop, While: Liveness._while, Switch: Liveness._switch, Infeed: Liveness._infeed,
+    Outfeed: Liveness._outfeed,
+}  # fmt: skip
+
+
+def _together(uses: Sequence[Uses]) -> Uses:
+    written, touched, infeeds, outfeeds = (
+        NONE.union(*(getattr(u, name) for u in uses)) for name in ("written", "touched", "infeeds", "outfeeds")
+    )
+    return Uses(written, touched, infeeds, outfeeds, any(u.counted for u in uses))
+
+
+def _port(block: Block, kind: type[Infeed] | type[Outfeed]) -> frozenset[int]:
+    return frozenset((block.port,)) if isinstance(block, kind) else NONE

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,7 @@ def _woven(pieces: Sequence[Piece]) -> Piece | None:
     first, base = pieces[0], tuple(min(starts) for starts in zip(*(p.starts for p in pieces), strict=True))
     by_phase = {tuple(s - b for s, b in zip(p.starts, base, strict=True)): p for p in pieces}
     alike = all(p.steps == first.steps and p.array.shape == first.array.shape for p in pieces)
-    if len(pieces) == 1 or not alike or set(by_phase) != set(product(*map(range, first.steps))):
+    if len(pieces) == 1 or not alike or len(pieces) != prod(first.steps) or set(by_phase) != set(product(*map(range, first.steps))):
         return None
     return Piece(_weave(by_phase, first.steps), base, (1,) * len(base))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tpuflow.device.budget import Workload
 from tpuflow.device.fast import liveness
 from tpuflow.device.fast.arithmetic import LaxArithmetic
-from tpuflow.device.fast.cuts import Key, Stage
+from tpuflow.device.fast.cuts import Stage
 from tpuflow.device.fast.kernel import translate_kernel
+from tpuflow.device.fast.liveness import AGAIN, WORK, Key, Liveness
 from tpuflow.device.verify.footprint import cover, section_trips, store_box
 from tpuflow.isa.dma import Store
 from tpuflow.isa.instruction import Window
@@ -30,13 +32,15 @@ class Translation:
 
     def __post_init__(self) -> None:
         self.places = {id(b): place for place, b in walk(self.program.code)}
-        self.whole = frozenset((id(k), b) for k in self.program.kernels() for b in _overwritten(k, self.program))
+        self.workload = Workload(self.program)
+        whole = {id(k): frozenset(_overwritten(k, self.program)) for k in self.program.kernels()}
+        self.liveness = Liveness(whole, self.workload.numbers)
 
     def __call__(
-        self, stage: Stage, zero: Any, trips: Any, arrays: Mapping[Key, Any], infeeds: Sequence[Any]
+        self, stage: Stage, zero: Any, trips: Any, arrays: Mapping[Key, Any], infeeds: Sequence[Any], budget: Any
     ) -> tuple[list[Any], list[Any]]:
         """Run a stage: zero is a run-time s32 0, trips how many of its loop's trips to run, arrays what the stage takes, in the types of
-        their buffers; infeeds are stacked items.
+        their buffers; infeeds are stacked items, budget is `Budget.array()`.
 
         Returns (the Program's outputs if it is the final stage, what the stage gives, likewise).
         """
@@ -46,7 +50,7 @@ class Translation:
             c.buffer: ar.hold(_constant(program, c.buffer, c.data), program.buffers[c.buffer].dtype) for c in program.constants
         }
         env.update({k: ar.hold(x, program.buffers[k].dtype) if isinstance(k, int) else x for k, x in arrays.items()})
-        run = _Run(self, ar, list(infeeds))
+        run = _Run(self, ar, list(infeeds), budget)
         if stage.loop is not None:
             run.slice(stage.loop, env, stage.after, trips)
         else:
@@ -90,10 +94,11 @@ def _constant(program: Program, buffer: int, data: bytes) -> Any:
 
 
 class _Run:
-    """One pass over the blocks. `env` maps buffer index to array; ("taken", p), ("sent", p), ("outfeed", p) are the ports' state."""
+    """One pass over the blocks. `env` maps keys to arrays. `budget`: the limit on work, where it starts, the price of a trip of every loop
+    that is counted."""
 
-    def __init__(self, translation: Translation, ar: LaxArithmetic, infeeds: list[Any]):
-        self.t, self.ar, self.infeeds = translation, ar, infeeds
+    def __init__(self, translation: Translation, ar: LaxArithmetic, infeeds: list[Any], budget: Any):
+        self.t, self.ar, self.infeeds, self.budget = translation, ar, infeeds, budget
         self.program = translation.program
 
     def buffer(self, env: dict[Any, Any], index: int) -> Any:
@@ -101,15 +106,14 @@ class _Run:
         b = self.program.buffers[index]
         return env[index] if index in env else jnp.zeros(b.shape, self.ar.held_type(b.dtype))
 
-    def blocks(self, code: tuple[Block, ...], env: dict[Any, Any], after: frozenset[int]) -> None:
+    def blocks(self, code: tuple[Block, ...], env: dict[Any, Any], after: Set[int]) -> None:
         """Run blocks in order; buffers that are not needed any more leave `env`."""
-        need = liveness.needed_before(code, after, self.t.whole)
-        for block, later in zip(code, need[1:], strict=True):
-            self._block(block, env, later)
-            for key in [k for k in env if isinstance(k, int) and k not in later]:
-                del env[key]
+        for step in self.t.liveness.steps(code, after):
+            self._block(step.block, env, step.after)
+            for buffer in step.dead:
+                env.pop(buffer, None)
 
-    def _block(self, block: Block, env: dict[Any, Any], after: frozenset[int]) -> None:
+    def _block(self, block: Block, env: dict[Any, Any], after: Set[int]) -> None:
         match block:
             case Kernel():
                 self._kernel(block, env)
@@ -117,94 +121,110 @@ class _Run:
                 item = env["taken", block.port]
                 value = lax.dynamic_index_in_dim(self.infeeds[block.port], item, 0, keepdims=False)
                 env[block.buffer] = self.ar.hold(value, self.program.buffers[block.buffer].dtype)
-                env["taken", block.port] = item + 1
+                env["taken", block.port] = item + self._within(env)
             case Outfeed():
                 item = env["sent", block.port]
                 value = self.ar.store(self.buffer(env, block.buffer), self.program.buffers[block.buffer].dtype)
                 env["outfeed", block.port] = lax.dynamic_update_index_in_dim(env["outfeed", block.port], value, item, 0)
                 env["sent", block.port] = item + 1
             case Loop():
-                self._loop(block, env, after)
+                self._loop(block, env, after, env[block.trips])
             case While():
                 self._while(block, env, after)
             case Switch():
                 self._switch(block, env, after)
 
     def _kernel(self, kernel: Kernel, env: dict[Any, Any]) -> None:
-        used = {w.buffer for i in kernel.instructions for _, w in i.windows()}
-        hbm = {b: self.buffer(env, b) for b in used if b in env or b in liveness.reads(kernel)}
+        read = liveness.reads(kernel)
+        hbm = {b: self.buffer(env, b) for b in self.t.liveness.uses(kernel).touched if b in env or b in read}
         written, tier = translate_kernel(kernel, self.program.buffers, hbm, self.ar)
         env.update(written)
         self.t.tiers[self.t.places[id(kernel)]] = tier
 
-    def _carry(self, body: tuple[Block, ...], env: dict[Any, Any], need: frozenset[int]) -> list[Any]:
-        """What a loop carries: buffers it writes that matter at its head, and the state of its ports."""
-        buffers = sorted(liveness.all_writes(body) & need)
-        ports = [k for k in env if not isinstance(k, int) and k[1] in _ports(body, k[0])]
-        return [*buffers, *ports]
-
-    def _values(self, keys: list[Any], env: dict[Any, Any]) -> list[Any]:
+    def _values(self, keys: Sequence[Key], env: dict[Any, Any]) -> list[Any]:
         return [self.buffer(env, k) if isinstance(k, int) else env[k] for k in keys]
 
-    def slice(self, block: Loop | While, env: dict[Any, Any], after: frozenset[int], trips: Any) -> None:
-        """So many more trips of a loop; of a while at most so many, its condition computed already."""
-        if isinstance(block, Loop):
-            self._loop(block, env, after, trips)
-        else:
-            self._while(block, env, after, trips)
+    def _within(self, env: dict[Any, Any]) -> Any:
+        """Whether the work done so far is within the limit."""
+        return env[WORK] <= self.budget[0] if WORK in env else np.bool_(True)
 
-    def _loop(self, block: Loop, env: dict[Any, Any], after: frozenset[int], trips: Any = None) -> None:
-        need = liveness.loop_need(block.body, after, self.t.whole)
-        keys = self._carry(block.body, env, need)
+    def _count(self, block: Loop | While, env: dict[Any, Any]) -> None:
+        """Add what a trip of a loop costs, if only the run says how many there are."""
+        numbers = self.t.workload.numbers.get(id(block))
+        if numbers is not None:
+            env[WORK] = env[WORK] + self.budget[2 + numbers[0]]
 
-        def trip(_: Any, carry: list[Any]) -> list[Any]:
-            inner = {**env, **dict(zip(keys, carry, strict=True))}
-            self.blocks(block.body, inner, need)
-            return self._values(keys, inner)
+    def slice(self, block: Loop | While, env: dict[Any, Any], after: Set[int], trips: Any) -> None:
+        """So many more trips of a loop, of a while at most so many."""
+        env[AGAIN] = self._loop(block, env, after, trips) if isinstance(block, Loop) else self._while(block, env, after, trips)
 
-        env.update(zip(keys, lax.fori_loop(0, env[block.trips] if trips is None else trips, trip, self._values(keys, env)), strict=True))
+    def _loop(self, block: Loop, env: dict[Any, Any], after: Set[int], trips: Any) -> Any:
+        need = self.t.liveness.at_head(block, after)
 
-    def _while(self, block: While, env: dict[Any, Any], after: frozenset[int], most: Any = None) -> None:
-        need = liveness.while_need(block, after, self.t.whole)
-        at_body = liveness.needed_before(block.body, need, self.t.whole)[0] | after | {block.predicate}
-        if most is None:
-            self.blocks(block.condition, env, at_body | need)
-        keys = self._carry(block.condition + block.body, env, at_body | need)
+        def trip(here: dict[Any, Any]) -> Any:
+            self._count(block, here)
+            self.blocks(block.body, here, need)
+            return np.bool_(True)
 
-        def trip(carry: list[Any]) -> list[Any]:
-            inner = {**env, **dict(zip(keys, carry, strict=True))}
-            self.blocks(block.body, inner, need)
-            self.blocks(block.condition, inner, at_body | need)
-            return self._values(keys, inner)
+        return self._repeat(block, env, after, trips, trip)
+
+    def _while(self, block: While, env: dict[Any, Any], after: Set[int], most: Any = None) -> Any:
+        """A trip is the condition and, if it turns out true, the body: so each of them is translated once."""
+        need = self.t.liveness.at_head(block, after)
+        keys = self._carried(block, after)
+
+        def body(here: dict[Any, Any], values: list[Any]) -> list[Any]:
+            inside = {**here, **dict(zip(keys, values, strict=True))}
+            self.blocks(block.body, inside, need)
+            return self._values(keys, inside)
+
+        def trip(here: dict[Any, Any]) -> Any:
+            self._count(block, here)
+            self.blocks(block.condition, here, need)
+            again = self.buffer(here, block.predicate)
+            values = lax.cond(again, lambda x: body(here, x), lambda x: x, self._values(keys, here))
+            here.update(zip(keys, values, strict=True))
+            return again
+
+        return self._repeat(block, env, after, most, trip)
+
+    def _carried(self, block: Loop | While, after: Set[int]) -> list[Key]:
+        return [*self.t.liveness.carried(block, after), *self.t.liveness.uses(block).state()]
+
+    def _repeat(self, block: Loop | While, env: dict[Any, Any], after: Set[int], most: Any, trip: Callable[[dict[Any, Any]], Any]) -> Any:
+        """Trips of a loop, until `trip`, which changes the env it is given, says no, there were `most`, or the work is beyond the limit;
+        what it said last."""
+        keys = self._carried(block, after)
+
+        def inside(values: Sequence[Any]) -> dict[Any, Any]:
+            return {**env, **dict(zip(keys, values, strict=True))}
 
         def more(carry: list[Any]) -> Any:
-            return carry[keys.index(block.predicate)]
+            number, again, *values = carry
+            go_on = again & self._within(inside(values))
+            return go_on if most is None else go_on & (number < most)
 
-        if block.predicate not in keys:
-            keys = [block.predicate, *keys]
-        if most is None:
-            env.update(zip(keys, lax.while_loop(more, trip, self._values(keys, env)), strict=True))
-            return
-        first = jnp.int32(0), self._values(keys, env)
-        _, carried = lax.while_loop(lambda c: (c[0] < most) & more(c[1]), lambda c: (c[0] + 1, trip(c[1])), first)
-        env.update(zip(keys, carried, strict=True))
+        def once(carry: list[Any]) -> list[Any]:
+            number, _, *values = carry
+            here = inside(values)
+            again = trip(here)
+            return [number + 1, jnp.asarray(again), *self._values(keys, here)]
 
-    def _switch(self, block: Switch, env: dict[Any, Any], after: frozenset[int]) -> None:
-        everything = tuple(b for branch in block.branches for b in branch)
-        keys = self._carry(everything, env, after)
+        _, again, *values = lax.while_loop(more, once, [jnp.zeros((), jnp.int32), jnp.ones((), jnp.bool_), *self._values(keys, env)])
+        env.update(zip(keys, values, strict=True))
+        return again
+
+    def _switch(self, block: Switch, env: dict[Any, Any], after: Set[int]) -> None:
+        uses = self.t.liveness.uses(block)
+        keys = [*sorted(uses.written & after), *uses.state()]
 
         def branch(code: tuple[Block, ...]) -> Any:
             def run(_: None) -> list[Any]:
-                inner = dict(env)
-                self.blocks(code, inner, after)
-                return self._values(keys, inner)
+                here = dict(env)
+                self.blocks(code, here, after)
+                return self._values(keys, here)
 
             return run
 
         index = jnp.clip(env[block.index], 0, len(block.branches) - 1)
         env.update(zip(keys, lax.switch(index, [branch(b) for b in block.branches], None), strict=True))
-
-
-def _ports(code: tuple[Block, ...], key: str) -> frozenset[int]:
-    kind = Infeed if key == "taken" else Outfeed
-    return frozenset(b.port for _, b in walk(code) if isinstance(b, kind))

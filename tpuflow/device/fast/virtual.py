@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +11,22 @@ from jax import lax
 
 from tpuflow.device.fast import access
 from tpuflow.device.fast.arithmetic import LaxArithmetic
+from tpuflow.device.fast.boxes import Margins
 from tpuflow.device.fast.pieces import Piece, put_together
 from tpuflow.device.fast.spans import Spans
+from tpuflow.isa import dma
 from tpuflow.isa.instruction import Tile, Window
 from tpuflow.isa.program import Buffer, Kernel
+
+
+def view_axes(window: Window) -> tuple[tuple[int, int, int], ...]:
+    """Extent, pitch and dilation of every axis."""
+    return tuple((a.extent, a.pitch, a.dilation) for a in window.axes)
+
+
+def same_view(window: Window) -> tuple[Any, ...]:
+    """Equal for windows that see one buffer alike, wherever they stand in it."""
+    return window.buffer, repr(window.fill), view_axes(window)
 
 
 @dataclass(frozen=True)
@@ -32,6 +45,7 @@ class State:
     tiles: dict[Tile, Virtual] = field(default_factory=dict)
     pieces: dict[int, list[tuple[Window, Piece]]] = field(default_factory=dict)
     padded: dict[Any, tuple[Any, Any]] = field(default_factory=dict)  # what a padded view was made of, and the view
+    margins: dict[Any, Margins] = field(default_factory=dict)  # by how much the loads of a view leave it
 
     def put_down(self, buffers: Sequence[Buffer]) -> None:
         """Write the pieces that wait for others."""
@@ -56,6 +70,24 @@ class Lifting:
     folded: bool = False
     spans: Spans = field(default_factory=dict)
     carried: frozenset[Tile] = frozenset()
+
+    @functools.cached_property
+    def loads(self) -> Mapping[tuple[Any, ...], list[Window]]:
+        """The windows of all loads, by what they see alike."""
+        found: dict[tuple[Any, ...], list[Window]] = {}
+        for i in self.kernel.instructions:
+            if isinstance(i, dma.Load):
+                found.setdefault(same_view(i.window), []).append(i.window)
+        return found
+
+    @functools.cached_property
+    def together(self) -> frozenset[int]:
+        """Buffers that several stores write through one view."""
+        views: dict[int, list[Any]] = {}
+        for i in self.kernel.instructions:
+            if isinstance(i, dma.Store):
+                views.setdefault(i.window.buffer, []).append(view_axes(i.window))
+        return frozenset(b for b, found in views.items() if len(found) > 1 and len(set(found)) == 1)
 
     @property
     def sizes(self) -> tuple[int, ...]:

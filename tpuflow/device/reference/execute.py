@@ -35,7 +35,7 @@ class Run:
 
     def execute(self, schedule: str) -> None:
         """Run all queues to their ends, DMA as late or as early as the semaphores allow."""
-        self.plan.on_chip.clear()
+        self.plan.on_chip.clear(self.plan.reach)
         for shadow in self.plan.shadows:
             shadow.start()
         eager, lazy = _PRIORITIES[schedule]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tpuflow.device.budget import Budget
 from tpuflow.device.reference.interpreter import ReferenceEngine, stacked
 from tpuflow.isa.program import Program
 
@@ -20,9 +21,11 @@ class FlyingReference:
     def __init__(self, program: Program):
         self._engine = ReferenceEngine(program, verify=False)
 
-    def fly(self, inputs: Sequence[Any], infeeds: Sequence[Any], start: int, capacity: int, paces: object) -> ReferenceFlight:
+    def fly(
+        self, inputs: Sequence[Any], infeeds: Sequence[Any], start: int, capacity: int, paces: object, budget: Budget
+    ) -> ReferenceFlight:
         """As `FastEngine.fly`."""
-        pieces = self._engine.fly([np.asarray(x) for x in inputs], [np.asarray(x)[start:] for x in infeeds])
+        pieces = self._engine.fly([np.asarray(x) for x in inputs], [np.asarray(x)[start:] for x in infeeds], budget)
         return ReferenceFlight(self._engine, pieces)
 
 
@@ -49,6 +52,11 @@ class ReferenceFlight:
     def outfeeds(self) -> list[np.ndarray]:
         """What each outfeed port has sent, stacked."""
         return [stacked(p, items) for p, items in zip(self._engine.program.outfeeds, self._engine.sent, strict=True)]
+
+    @property
+    def totals(self) -> list[int]:
+        """How many items each has sent."""
+        return list(map(len, self._engine.sent))
 
     @property
     def latest(self) -> list[np.ndarray]:

@@ -6,8 +6,10 @@ Poison is 0xFF in every byte: a NaN in every float type, -1 or the largest value
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +17,7 @@ import numpy as np
 from tpuflow.chips.chip import Chip
 from tpuflow.device.ordering import slot_bytes, space_bytes
 from tpuflow.device.reference.hazards import HbmShadow
-from tpuflow.isa.instruction import Tile, Window, WindowAxis
+from tpuflow.isa.instruction import SPACES, Tile, Window, WindowAxis
 from tpuflow.isa.program import Buffer
 from tpuflow.isa.windows import axis_positions, view_layout
 
@@ -96,13 +98,16 @@ class Hbm:
         """Whether every element was last written as part of this very buffer."""
         return bool((self.owners(number) == number).all())
 
-    def overlapping(self, number: int) -> frozenset[int]:
-        """Buffers that share a byte with a buffer, itself included if it has any."""
-        b = self.buffers[number]
-        if not b.bytes:
-            return frozenset()
-        near = ((n, o) for n, o in enumerate(self.buffers) if o.bytes)
-        return frozenset(n for n, o in near if o.address < b.address + b.bytes and b.address < o.address + o.bytes)
+    def overlapping(self, numbers: Collection[int]) -> frozenset[int]:
+        """Buffers that share a byte with one of some buffers, themselves included if they have any."""
+        wanted = sorted((b.address, b.address + b.bytes) for b in map(self.buffers.__getitem__, numbers) if b.bytes)
+        starts, ends = [low for low, _ in wanted], list(itertools.accumulate((high for _, high in wanted), max))
+        found = set()
+        for n, b in enumerate(self.buffers):
+            before = bisect_left(starts, b.address + b.bytes)  # of those that start below its end, does one end above its start?
+            if b.bytes and before and ends[before - 1] > b.address:
+                found.add(n)
+        return frozenset(found)
 
 
 def _overlapping(buffers: Sequence[Buffer]) -> Iterator[list[int]]:
@@ -120,29 +125,38 @@ def _overlapping(buffers: Sequence[Buffer]) -> Iterator[list[int]]:
 
 
 class OnChip:
-    """VMEM, accumulators and registers of one kernel, as far as its tiles reach."""
+    """VMEM, accumulators and registers, as far as the tiles of the kernels so far reach."""
 
-    def __init__(self, chip: Chip, tiles: Sequence[Tile]):
-        self._chip = chip
-        self._stride = {t: slot_bytes(t, chip) for t in tiles}
-        used = {space: [t.address + t.slots * self._stride[t] for t in tiles if t.space == space] for space in {t.space for t in tiles}}
-        self._bytes = {s: np.full(max(0, min(max(ends), space_bytes(s, chip))), POISON, np.uint8) for s, ends in used.items()}
+    def __init__(self, chip: Chip):
+        self.chip = chip
+        self._bytes = {space: np.empty(0, np.uint8) for space in SPACES}
 
-    def clear(self) -> None:
-        """Back to poison."""
-        for memory in self._bytes.values():
-            memory.fill(POISON)
+    def reach(self, tiles: Sequence[Tile]) -> dict[str, int]:
+        """Make room for the tiles of a kernel, as far as they lie within; how far they reach in each memory."""
+        reach: dict[str, int] = {}
+        for t in tiles:
+            end = t.address + t.slots * slot_bytes(t, self.chip)
+            reach[t.space] = max(reach.get(t.space, 0), min(end, space_bytes(t.space, self.chip)))
+        for space, size in reach.items():
+            if size > self._bytes[space].size:
+                self._bytes[space] = np.empty(size, np.uint8)
+        return reach
+
+    def clear(self, reach: Mapping[str, int]) -> None:
+        """Back to poison, as far as a kernel reaches."""
+        for space, size in reach.items():
+            self._bytes[space][:size] = POISON
 
     def problem(self, tile: Tile) -> str:
         """Why a tile is not within its memory; empty if it is."""
-        end, capacity = tile.address + tile.slots * self._stride[tile], space_bytes(tile.space, self._chip)
+        end, capacity = tile.address + tile.slots * slot_bytes(tile, self.chip), space_bytes(tile.space, self.chip)
         if tile.address >= 0 and end <= capacity:
             return ""
         return f"lies at bytes {tile.address} to {end} of {tile.space}, which has {capacity}"
 
     def array(self, tile: Tile, slot: int, shape: tuple[int, ...]) -> np.ndarray:
         """The dense array of valid `shape` in a slot, a view of its bytes."""
-        start = tile.address + slot * self._stride[tile]
+        start = tile.address + slot * slot_bytes(tile, self.chip)
         size = math.prod(shape) * tile.dtype.bytes
         return self._bytes[tile.space][start : start + size].view(tile.dtype.numpy).reshape(shape)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tpuflow.chips.chip import Chip
 from tpuflow.device.ordering import QUEUE_NUMBER, TileCells
 from tpuflow.device.place import SECTIONS
 from tpuflow.device.reference.hazards import HbmShadow, Stamps
@@ -47,7 +45,7 @@ class Planned:
 class KernelPlan:
     """Everything about a kernel that does not depend on data, built once a Program."""
 
-    def __init__(self, kernel: Kernel, chip: Chip, hbm: Hbm):
+    def __init__(self, kernel: Kernel, on_chip: OnChip, hbm: Hbm):
         self.kernel, self.hbm = kernel, hbm
         self._numbers: dict[Tile, int] = {}
         found = uses(kernel)
@@ -55,15 +53,14 @@ class KernelPlan:
         self.shadows = tuple({id(s): s for s in self._shadows.values()}.values())
         self.sections = self._sections(found)
         self.tiles: tuple[Tile, ...] = tuple(self._numbers)
-        self.on_chip = OnChip(chip, self.tiles)
+        self.on_chip, self.reach = on_chip, on_chip.reach(self.tiles)
         self.problems = {n: problem for n, t in enumerate(self.tiles) if (problem := self.on_chip.problem(t))}
         self.points = math.prod(kernel.grid[g].size for g in kernel.parallel)
         self.steps = math.prod(kernel.grid[g].size for g in kernel.sequential)
-        self._chip = chip
 
     def new_cells(self) -> TileCells:
         """On-chip memory that nothing has touched."""
-        return TileCells(self.kernel, self.tiles, self._chip)
+        return TileCells(self.kernel, self.tiles, self.on_chip.chip)
 
     def _sections(self, found: Sequence[Use]) -> dict[str, list[list[Planned]]]:
         """Instructions by section and queue."""
@@ -88,17 +85,26 @@ class KernelPlan:
         if not (prologue or body or epilogue):
             return
         grid = self.kernel.grid
-        steps = list(itertools.product(*(range(grid[g].size) for g in self.kernel.sequential)))
         first = tuple(0 for _ in self.kernel.sequential)
         last = tuple(max(0, grid[g].size - 1) for g in self.kernel.sequential)
         final = max(0, self.steps - 1)
-        for n, point in enumerate(itertools.product(*(range(grid[g].size) for g in self.kernel.parallel))):
+        for n, point in enumerate(_indices([grid[g].size for g in self.kernel.parallel])):
             start = n * self.steps
             yield from _all_at(prologue, At(n, 0, start, point + first))
             if body:
-                for s, step in enumerate(steps):
+                for s, step in enumerate(_indices([grid[g].size for g in self.kernel.sequential])):
                     yield from _all_at(body, At(n, s, start + s, point + step))
             yield from _all_at(epilogue, At(n, final, start + final, point + last))
+
+
+def _indices(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """All indices of a grid, row-major, one at a time (`itertools.product` holds every axis in memory)."""
+    if not sizes:
+        yield ()
+        return
+    for outer in _indices(sizes[:-1]):
+        for i in range(sizes[-1]):
+            yield (*outer, i)
 
 
 def _all_at(section: list[Planned], at: At) -> Iterator[tuple[Planned, At]]:
@@ -106,13 +112,26 @@ def _all_at(section: list[Planned], at: At) -> Iterator[tuple[Planned, At]]:
         yield planned, at
 
 
+_Access = tuple[int, str, int]  # buffer, role, queue
+
+
 def _shadows(found_uses: Sequence[Use], hbm: Hbm) -> dict[int, HbmShadow]:
     """The region's shadow for every buffer that two queues may clash on."""
     accesses = {(w.buffer, role, QUEUE_NUMBER[u.queue]) for u in found_uses for role, w in u.windows}
     accesses |= {(w.buffer, "read", QUEUE_NUMBER[u.queue]) for u in found_uses if u.is_indexed_store for _, w in u.windows}
-    found: dict[int, HbmShadow] = {}
-    for (x, role, queue), (y, other_role, other) in itertools.combinations(sorted(accesses), 2):
-        clash = queue != other and "write" in (role, other_role)
-        if clash and hbm.buffers[x].elems and y in hbm.overlapping(x):
-            found[x] = found[y] = hbm.region(x).shadow
-    return found
+    clashing: set[int] = set()
+    for (x, role, queue), (y, other_role, other) in _sharing(accesses, hbm):
+        if queue != other and "write" in (role, other_role):
+            clashing |= {x, y}
+    return {x: hbm.region(x).shadow for x in clashing}
+
+
+def _sharing(accesses: Iterable[_Access], hbm: Hbm) -> Iterator[tuple[_Access, _Access]]:
+    """Pairs of accesses to buffers that share a byte."""
+    order = sorted((a for a in accesses if hbm.buffers[a[0]].bytes), key=lambda a: (hbm.buffers[a[0]].address, a))
+    open_: list[_Access] = []
+    for access in order:
+        start = hbm.buffers[access[0]].address
+        open_ = [a for a in open_ if hbm.buffers[a[0]].address + hbm.buffers[a[0]].bytes > start]
+        yield from ((a, access) for a in open_)
+        open_.append(access)

@@ -1,0 +1,151 @@
+"""How much work a launch of a Program is: tile instructions executed, in closed form from grids and trip counts.
+
+What only the run itself can say (a while loop's trips, and those of a loop whose count is computed) is not in the closed form: the
+engines count such trips as they go, each at its own price, and stop when the sum is beyond a limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tpuflow.device.timing.trips import known_trips
+from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
+
+SCALE = 2**29  # a limit is counted in this many units at most, so that the fast engine can count in s32
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Tile instructions of a launch (`least`: all that is known before it), and of one trip of every block of `uncertain`."""
+
+    least: int
+    trips: tuple[int, ...]
+
+
+class OutOfBudget(Exception):
+    """A run was stopped because its work is beyond its limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A limit and the work against it, in units: where counting starts, and what a trip of every block of `uncertain` adds."""
+
+    limit: int
+    start: int
+    trips: tuple[int, ...]
+
+    @staticmethod
+    def of(work: Work, limit: int) -> Budget:
+        """In units of which the limit has `SCALE` at most; what is beyond it is just beyond it."""
+        unit = -(-limit // SCALE) or 1
+        top = limit // unit
+
+        def units(n: int) -> int:
+            return min(-(-n // unit), top + 1)
+
+        return Budget(top, units(work.least), tuple(map(units, work.trips)))
+
+    def array(self) -> np.ndarray:
+        """s32 [2 + blocks of `uncertain`]: limit, start, trips."""
+        return np.asarray((self.limit, self.start, *self.trips), np.int32)
+
+
+class Workload:
+    """The closed form of one Program.
+
+    `uncertain` are the loops, depth first, whose trips are counted as they run, `numbers` the places in it by a block's id.
+    """
+
+    def __init__(self, program: Program):
+        self.code = program.code
+        constants, self._inputs = _sources(program)
+        self._constants = constants
+        self.uncertain = [block for _, block in walk(program.code) if self._is_uncertain(block)]
+        self.numbers: dict[int, list[int]] = {}
+        for n, block in enumerate(self.uncertain):
+            self.numbers.setdefault(id(block), []).append(n)
+        self._found: dict[tuple[int, ...], Work] = {}
+
+    @property
+    def trip_inputs(self) -> tuple[int, ...]:
+        """Numbers of the inputs that are trip counts."""
+        return tuple(sorted(set(self._inputs.values())))
+
+    def work(self, inputs: Sequence[Any]) -> Work:
+        """Of a launch with these input arrays."""
+        values = tuple(int(np.asarray(inputs[n])) for n in self.trip_inputs)
+        if values not in self._found:
+            self._found = {values: self._count(dict(zip(self.trip_inputs, values, strict=True)))}
+        return self._found[values]
+
+    def _is_uncertain(self, block: Block) -> bool:
+        known = isinstance(block, Loop) and (block.trips in self._constants or block.trips in self._inputs)
+        return isinstance(block, While | Loop) and not known
+
+    def _count(self, values: Mapping[int, int]) -> Work:
+        trips = [0] * len(self.uncertain)
+        least = _Count(self, values, trips).blocks(self.code)
+        return Work(least, tuple(trips))
+
+    def trips_of(self, block: Loop, values: Mapping[int, int]) -> int:
+        """Trips of a loop that is not uncertain; values: of the inputs that are trip counts."""
+        found = self._constants[block.trips] if block.trips in self._constants else values[self._inputs[block.trips]]
+        return max(0, found)
+
+
+def _sources(program: Program) -> tuple[Mapping[int, int], Mapping[int, int]]:
+    """(trip counts that the Program says, by buffer; inputs whose buffer nothing writes, by buffer)."""
+    blocks = [block for _, block in walk(program.code)]
+    counts = {block.trips for block in blocks if isinstance(block, Loop)}
+    written = {w.buffer for b in blocks if isinstance(b, Kernel) for i in b.instructions for role, w in i.windows() if role == "write"}
+    written |= {b.buffer for b in blocks if isinstance(b, Infeed)}
+    inputs = {p.buffer: n for n, p in enumerate(program.inputs) if p.buffer in counts - written}
+    return known_trips(program), inputs
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """One walk over the blocks. values: of the inputs that are trip counts; trips: filled with the price of uncertain ones."""
+
+    of: Workload
+    values: Mapping[int, int]
+    trips: list[int]
+
+    def blocks(self, code: Sequence[Block]) -> int:
+        """Instructions of blocks that run once, and one for each block."""
+        return sum(1 + _WORK[type(block)](self, block) for block in code)
+
+    def kernel(self, block: Kernel) -> int:
+        """Sections times the grid."""
+        points, steps = (math.prod(block.grid[g].size for g in axes) for axes in (block.parallel, block.sequential))
+        return points * (len(block.prologue) + steps * len(block.body) + len(block.epilogue))
+
+    def loop(self, block: Loop | While) -> int:
+        """All trips, or none yet if only the run says how many."""
+        condition = block.condition if isinstance(block, While) else ()
+        trip = 1 + self.blocks(condition) + self.blocks(block.body)
+        numbers = self.of.numbers.get(id(block))
+        if numbers is None:
+            assert isinstance(block, Loop)
+            return self.of.trips_of(block, self.values) * trip
+        for n in numbers:
+            self.trips[n] = trip
+        return 0
+
+    def switch(self, block: Switch) -> int:
+        """The longest branch."""
+        return max(map(self.blocks, block.branches))
+
+    def feed(self, block: Infeed | Outfeed) -> int:
+        """Nothing but the block itself."""
+        return 0
+
+
+_WORK: Mapping[type, Callable[..., int]] = {
+    Kernel: _Count.kernel, Loop: _Count.loop, While: _Count.loop, Switch: _Count.switch, Infeed: _Count.feed, Outfeed: _Count.feed,
+}  # fmt: skip
