@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 import os
 import pickle
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 
 from tests import programs as hand
 from tests import strategies
+from tests.mutating import forge, split
 from tpuflow.chips import get_chip
 from tpuflow.dtypes import F32
 from tpuflow.errors import ProgramFileError
@@ -34,7 +34,6 @@ REPOSITORY = Path(__file__).parents[1]
 HAND = hand.all_programs()
 REALISTIC = file.to_bytes(HAND["two_layer"])
 TILE = Tile("vmem", 0, F32, (TileAxis(8),))
-HEADER, ROW, DIGEST_BYTES = struct.Struct("<8sHHI"), struct.Struct("<4sQ32s"), 32  # as docs/ISA.md says
 
 
 def program_of(*instructions: Instruction, blocks: tuple[Block, ...] = ()) -> Program:
@@ -44,24 +43,6 @@ def program_of(*instructions: Instruction, blocks: tuple[Block, ...] = ()) -> Pr
 
 def reread(program: Program) -> Program:
     return file.from_bytes(file.to_bytes(program))
-
-
-def split(data: bytes) -> dict[bytes, bytes]:
-    """Sections of a file, read as the documentation of the format says."""
-    *_, count = HEADER.unpack_from(data)
-    at = HEADER.size + count * ROW.size + DIGEST_BYTES
-    sections = {}
-    for name, length, _ in ROW.iter_unpack(data[HEADER.size : HEADER.size + count * ROW.size]):
-        sections[name] = data[at : at + length]
-        at += length
-    return sections
-
-
-def forge(sections: dict[bytes, bytes], lengths: dict[bytes, int] | None = None) -> bytes:
-    """A file with right checksums whatever its content."""
-    rows = (ROW.pack(n, (lengths or {}).get(n, len(c)), hashlib.sha256(c).digest()) for n, c in sections.items())
-    head = HEADER.pack(file.MAGIC, file.MAJOR, file.MINOR, len(sections)) + b"".join(rows)
-    return head + hashlib.sha256(head).digest() + b"".join(sections.values())
 
 
 def accepted(data: bytes) -> bool:
