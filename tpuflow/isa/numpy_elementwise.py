@@ -23,6 +23,12 @@ def _round_away(x: Array) -> Array:
     return np.where(np.abs(x - whole) >= 0.5, whole + np.copysign(np.float32(1), x), np.copysign(whole, x))
 
 
+def _power(x: Array, y: Array) -> Array:
+    """Where it sees one exponent of a half, NumPy takes the square root: -0 of -0 and NaN of -inf, where powers are 0 and inf."""
+    edge = (y == 0.5) & ((x == 0) | (x == -np.inf))
+    return np.where(edge, np.abs(x), np.power(x, y))
+
+
 def _product(x: Array, y: Array) -> Array:
     return _underflow(x * y, lambda: np.multiply(x, y, dtype=np.float64))
 
@@ -75,7 +81,7 @@ _SPECIAL_UNARY: dict[str, Function] = {
     "cos": np.cos,
     "erf": _erf,
 }
-_SPECIAL_BINARY: dict[str, Function] = {"pow": np.power, "atan2": np.arctan2}
+_SPECIAL_BINARY: dict[str, Function] = {"pow": _power, "atan2": np.arctan2}
 COMPARE: dict[str, Function] = {
     "eq": np.equal,
     "ne": np.not_equal,

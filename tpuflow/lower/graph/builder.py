@@ -14,8 +14,8 @@ from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import GraphError
 from tpuflow.lower.graph.blocking import apart, is_ordered
 from tpuflow.lower.graph.conv import DEFAULT, ConvLabels
+from tpuflow.lower.graph.elementwise import of_splats
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
-from tpuflow.lower.graph.interpret import evaluate
 from tpuflow.lower.graph.ops import ELEMENTWISE, OPS, has_effect, infer
 from tpuflow.lower.graph.scalars import Scalar, identity, scalar_of
 
@@ -167,7 +167,8 @@ class Builder:
             return x
         if dtype == PRED:
             return self.ne(x, 0)
-        if (made := self.known(x)) is not None and (dtype.is_float or not x.dtype.is_float):
+        known = self.known(x) if dtype.is_float or not x.dtype.is_float else None
+        if known is not None and (made := of_splats("convert", {}, [known], [x.dtype], dtype)) is not None:
             return self.full(TensorType(dtype, x.shape), made)
         return self.emit("convert", (x,), asked=[TensorType(dtype, x.shape)]).result
 
@@ -379,9 +380,7 @@ class Builder:
         values = [self.known(v) for v in inputs]
         if op not in ELEMENTWISE or None in values or any(t.dtype.is_float for t in (*(v.type for v in inputs), *types)):
             return None
-        scalars = [np.asarray(x, v.dtype.numpy) for x, v in zip(values, inputs, strict=True)]
-        node = Node(op, inputs, (Value(TensorType(types[0].dtype)),), attrs)
-        return evaluate(node, scalars)[0].item()
+        return of_splats(op, attrs, values, [v.dtype for v in inputs], types[0].dtype)  # type: ignore[arg-type]
 
     def known(self, x: Value) -> Scalar | None:
         """The value that x has everywhere, if it is a splat."""

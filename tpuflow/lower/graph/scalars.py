@@ -5,17 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from tpuflow.dtypes import PRED, DType
+from tpuflow.isa.numpy_rounding import splat
 
 Scalar = bool | int | float
 
 
 def scalar_of(value: Scalar, dtype: DType) -> Scalar:
     """The value as the element type holds it, as a Python scalar of the fitting kind."""
-    if dtype.is_integer and isinstance(value, int):
-        value = int(value) & ((1 << 8 * dtype.bytes) - 1)
-        return value - (1 << 8 * dtype.bytes) if dtype.kind == "int" and value >> (8 * dtype.bytes - 1) else value
-    with np.errstate(over="ignore"):
-        return np.asarray(value).astype(dtype.numpy).item()
+    return splat(value, dtype).item()
 
 
 def identity(op: str, dtype: DType) -> Scalar:

@@ -2,37 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
-import numpy as np
-
 from tpuflow.dtypes import PRED
-from tpuflow.isa.numpy_arithmetic import NumpyArithmetic
-from tpuflow.isa.vector import BINARY, UNARY
+from tpuflow.lower.graph.elementwise import of_splats
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE
 from tpuflow.lower.passes.rewriter import Rewriter
 from tpuflow.lower.passes.rules.table import rewrites, rewrites_all
-
-_DEVICE = NumpyArithmetic()
-
-
-def _meaning(node: Node) -> Callable[..., Any]:
-    """The device's own function for an elementwise node, on carriers of shape ()."""
-    op, types, result = node.op, [x.dtype for x in node.inputs], node.result.dtype
-    table: Mapping[str, Callable[..., Any]] = {
-        "is_finite": lambda a: _DEVICE.is_finite(a, types[0]),
-        "compare": lambda a, b: _DEVICE.compare(node.attrs["direction"], a, b, types[0]),
-        "select": lambda p, a, b: _DEVICE.select(p, a, b, result),
-        "convert": lambda a: _DEVICE.convert(a, types[0], result),
-        "bitcast": lambda a: _DEVICE.bitcast(a, types[0], result),
-    }
-    if op in UNARY:
-        return lambda a: _DEVICE.unary(op, a, types[0])
-    if op in BINARY:
-        return lambda a, b: _DEVICE.binary(op, a, b, types[0])
-    return table[op]
 
 
 @rewrites_all(ELEMENTWISE)
@@ -41,9 +16,8 @@ def _splats(rw: Rewriter, node: Node) -> Value | None:
     known = [rw.splat(x) for x in node.inputs]
     if None in known:
         return None
-    operands = [_DEVICE.full((), k, x.dtype) for k, x in zip(known, node.inputs, strict=True)]  # type: ignore[arg-type]
-    value = np.asarray(_DEVICE.store(_meaning(node)(*operands), node.result.dtype)).item()
-    return rw.full(node.result.dtype, node.result.shape, value)
+    value = of_splats(node.op, node.attrs, known, [x.dtype for x in node.inputs], node.result.dtype)  # type: ignore[arg-type]
+    return None if value is None else rw.full(node.result.dtype, node.result.shape, value)
 
 
 @rewrites_all(ELEMENTWISE)

@@ -1,0 +1,45 @@
+"""What elementwise nodes compute: the meaning of the device's instructions, for numbers known when a graph is made and for its oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tpuflow.dtypes import DType
+from tpuflow.isa.numpy_arithmetic import NumpyArithmetic
+from tpuflow.isa.numpy_rounding import splat
+from tpuflow.isa.vector import BINARY, UNARY
+
+DEVICE = NumpyArithmetic()
+
+Compute = Callable[..., np.ndarray]
+Attrs = Mapping[str, Any]
+
+_OTHER: Mapping[str, Callable[[Attrs, Sequence[DType], DType], Compute]] = {
+    "is_finite": lambda attrs, types, result: lambda a: DEVICE.is_finite(a, types[0]),
+    "compare": lambda attrs, types, result: lambda a, b: DEVICE.compare(attrs["direction"], a, b, types[0]),
+    "select": lambda attrs, types, result: lambda p, a, b: DEVICE.select(p, a, b, result),
+    "convert": lambda attrs, types, result: lambda a: DEVICE.convert(a, types[0], result),
+    "bitcast": lambda attrs, types, result: lambda a: DEVICE.bitcast(a, types[0], result),
+}
+
+
+def meaning(op: str, attrs: Attrs, types: Sequence[DType], result: DType) -> Compute:
+    """The function of an elementwise operation on arrays of the operands' `types`, which gives one of type `result`."""
+    if op in UNARY:
+        return lambda a: DEVICE.unary(op, a, types[0])
+    if op in BINARY:
+        return lambda a, b: DEVICE.binary(op, a, b, types[0])
+    return _OTHER[op](attrs, types, result)
+
+
+def of_splats(
+    op: str, attrs: Attrs, values: Sequence[bool | int | float], types: Sequence[DType], result: DType
+) -> bool | int | float | None:
+    """The number that an elementwise operation makes of one number each; None if it is a NaN with bits of its own: no number says it."""
+    operands = [DEVICE.full((), value, dtype) for value, dtype in zip(values, types, strict=True)]
+    made = np.asarray(meaning(op, attrs, types, result)(*operands))
+    value = made.item()
+    return value if splat(value, result).tobytes() == made.tobytes() else None
