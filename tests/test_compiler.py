@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from tpuflow.dtypes import F32
 from tpuflow.errors import CompileError, ConfigError
 from tpuflow.isa.file import to_bytes
 from tpuflow.isa.program import Loop, Program
+from tpuflow.lower.frontend.jaxpr import lower_jaxpr
 from tpuflow.lower.graph.builder import Builder
-from tpuflow.lower.graph.graph import TensorType
+from tpuflow.lower.graph.graph import Graph, Node, TensorType
+from tpuflow.lower.passes.base import Pass
 
 TOLERANCE = {"float32": 2e-5, "float16": 4e-3}  # jax.jit contracts multiply-adds and sums in its own order
 
@@ -256,3 +259,40 @@ def test_every_stage_is_written_where_told(tmp_path: Path, monkeypatch: pytest.M
     names = [*(f"my_layer-{stage}.graph" for stage in stages), "my_layer-15-program.tpxs"]
     assert [re.sub(r"^\d{3}-", "", f.name) for f in files] == names
     assert digests[0] == digests[1]
+
+
+# --- errors that are ours ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Breaks(Pass):
+    """A pass that cannot go on at the first tanh."""
+
+    def __call__(self, graph: Graph) -> Graph:
+        for node in graph.nodes:
+            _refuse(node)
+        return graph
+
+
+def _refuse(node: Node) -> None:
+    if node.op == "tanh":
+        raise IndexError("what nobody thought of")
+
+
+def _breaks(*arguments: object) -> object:
+    for x in arguments:
+        for node in x.nodes if isinstance(x, Graph) else [x]:
+            if isinstance(node, Node):
+                raise IndexError("what nobody thought of")
+    raise AssertionError("no node was given")
+
+
+@pytest.mark.parametrize("stage", ["breaks", "plan-memory", "assemble"])
+def test_an_error_in_any_stage_says_at_which_line_of_the_user(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = lower_jaxpr(jax.make_jaxpr(lambda x: jnp.tanh(x) * 2)(np.zeros(3, np.float32)), "f")
+    names = {"plan-memory": "tpuflow.compiler.plan_memory", "assemble": "tpuflow.lower.assemble.emit_node"}
+    if stage in names:
+        monkeypatch.setattr(names[stage], _breaks)
+    with pytest.raises(IndexError) as caught:
+        compile_graph(graph, passes=(_Breaks(),) if stage == "breaks" else ())
+    assert any(stage in note and "test_compiler.py" in note for note in caught.value.__notes__)

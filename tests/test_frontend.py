@@ -15,6 +15,7 @@ from jax import lax
 from tests.cases import CASES, GRADIENTS, QUICK, Case, assert_close
 from tpuflow.errors import UnsupportedDtypeError, UnsupportedPrimitiveError
 from tpuflow.lower.frontend import RULES, jax_compat, lower_jaxpr
+from tpuflow.lower.frontend.registry import Rule
 from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.graph.interpret import interpret
 from tpuflow.lower.graph.verify import verify
@@ -294,3 +295,42 @@ def test_captured_random_keys_are_constants_of_words() -> None:
     key = jax.random.key(3)
     (drawn,) = run(lambda x: x + jax.random.uniform(key, (3,)), np.ones(3, np.float32))
     np.testing.assert_array_equal(drawn, jax.random.uniform(key, (3,)) + 1)
+
+
+# --- truth values, and errors that are ours -----------------------------------------------------------------------------
+
+_ON_TRUTH_VALUES = {
+    "less": jnp.less,
+    "less or equal": jnp.less_equal,
+    "greater": jnp.greater,
+    "greater or equal": jnp.greater_equal,
+    "equal": jnp.equal,
+    "not equal": jnp.not_equal,
+    "in total order": lax.lt_to_p.bind,
+    "in total order or equal": lax.le_to_p.bind,
+    "equal in total order": lax.eq_to_p.bind,
+    "largest": jnp.maximum,
+    "smallest": jnp.minimum,
+    "clamped": lambda x, y: lax.clamp(x, y, y | x),
+    "searched": lambda x, y: jnp.searchsorted(jnp.sort(x), y, side="right"),
+    "sorted": lambda x, y: lax.sort((x, y), num_keys=2),
+    "median": lambda x, y: jnp.median(x),
+    "a member": jnp.isin,
+}
+
+
+@pytest.mark.parametrize("name", _ON_TRUTH_VALUES)
+def test_truth_values_are_compared_as_jax_does(name: str) -> None:
+    x, y = np.array([True, False, True, False, True]), np.array([False, False, True, True, False])
+    for want, got in zip(jax.tree.leaves(_ON_TRUTH_VALUES[name](x, y)), run(_ON_TRUTH_VALUES[name], x, y), strict=True):
+        np.testing.assert_array_equal(got, np.asarray(want))
+
+
+def test_an_error_in_a_rule_says_at_which_line_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*operands: Any) -> Any:
+        raise KeyError("what nobody thought of")
+
+    monkeypatch.setitem(RULES, "tanh", Rule(broken, (), keys=False))
+    with pytest.raises(KeyError) as caught:
+        graph_of(lambda x: jax.jit(jnp.tanh)(x + 1), np.zeros(3, np.float32))
+    assert any("'tanh'" in note and "test_frontend.py" in note for note in caught.value.__notes__)

@@ -27,6 +27,7 @@ from tpuflow.lower.frontend.jax_compat import KEY_IMPLEMENTATION, ClosedJaxpr, i
 from tpuflow.lower.frontend.jaxpr import lower_jaxpr
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.verify import verify
+from tpuflow.lower.located import located
 from tpuflow.lower.memory import plan_memory
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.fold_moves import FoldMoves
@@ -165,11 +166,14 @@ def compile_graph(
     log = _Log.from_environment(graph.name, time.perf_counter() if began is None else began)
     log.stage("frontend", graph)
     for step in PIPELINE if passes is None else passes:
-        graph = step.on(row)(graph)
+        with located(step.name):
+            graph = step.on(row)(graph)
         log.stage(step.name, graph)
-    plan = plan_memory(graph, row, interface.donated)
+    with located("plan-memory"):
+        plan = plan_memory(graph, row, interface.donated)
     log.lap("plan-memory", str(plan.use))
-    program = assemble(graph, plan, row, interface)
+    with located("assemble"):
+        program = assemble(graph, plan, row, interface)
     log.finish(graph, program)
     return program
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tpuflow.errors import GraphError, UnsupportedPrimitiveError
+from tpuflow.errors import GraphError, UnsupportedDtypeError, UnsupportedPrimitiveError
 from tpuflow.lower.frontend import jax_compat
 from tpuflow.lower.frontend.jax_compat import ClosedJaxpr, Equation, Jaxpr, Literal
 from tpuflow.lower.frontend.registry import RULES, Rule, UnsupportedForm, nearest
@@ -64,7 +64,9 @@ def _lower(b: Builder, equation: Equation, env: dict[Any, Value]) -> tuple[Value
         results = _apply(b, equation, operands)
     except UnsupportedForm as error:
         raise UnsupportedPrimitiveError(f"{where}: {_described(equation)}: {error}") from error
-    except GraphError as error:
+    except (UnsupportedPrimitiveError, UnsupportedDtypeError):
+        raise  # they say where
+    except Exception as error:
         error.add_note(f"while lowering {_described(equation)} at {where}")
         raise
     expected = tuple(types[v] for v in equation.outvars)

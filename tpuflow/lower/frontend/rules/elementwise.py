@@ -58,15 +58,20 @@ def _enter_binary(primitive: str, op: str) -> None:
 def _enter_compare(direction: str) -> None:
     @lowers(direction)
     def rule(b: Builder, x: Value, y: Value) -> Value:
-        x, y = (b.convert(v, U8) if v.dtype == PRED else v for v in aligned(b, x, y))
-        return b.emit("compare", (x, y), {"direction": direction}).result
+        return _compared(b, direction, *aligned(b, x, y))
 
 
 def _enter_total_order(primitive: str, direction: str) -> None:
     @lowers(primitive)
     def rule(b: Builder, x: Value, y: Value) -> Value:
         x, y = (ordered_bits(b, v) if v.dtype.is_float else v for v in aligned(b, x, y))
-        return b.emit("compare", (x, y), {"direction": direction}).result
+        return _compared(b, direction, x, y)
+
+
+def _compared(b: Builder, direction: str, x: Value, y: Value) -> Value:
+    """Truth values are ordered as the numbers 0 and 1."""
+    x, y = (b.convert(v, U8) if v.dtype == PRED else v for v in (x, y))
+    return b.emit("compare", (x, y), {"direction": direction}).result
 
 
 for _primitive, _op in _UNARY.items():
@@ -148,7 +153,7 @@ def _logistic(b: Builder, x: Value) -> Value:
 @lowers("clamp")
 def _clamp(b: Builder, low: Value, x: Value, high: Value) -> Value:
     low, x, high = aligned(b, low, x, high)
-    return b.min(b.max(x, low), high)
+    return _min(b, _max(b, x, low), high)
 
 
 @lowers("select_n")
