@@ -71,3 +71,9 @@ def test_parts_cover_a_buffer_only_together() -> None:
     even, odd = Box((10,), (range(0, 9, 2),)), Box((10,), (range(1, 10, 2),))
     assert cover([even, odd], 10) and disjoint(even, odd) and disjoint(left, right) and not disjoint(left, left)
     assert cover([Box((6,), (range(3),)), Box((3, 2), (range(1, 3), range(2)))], 6)
+
+
+def test_parts_of_one_buffer_are_apart_whatever_dimensions_they_are_seen_in() -> None:
+    thirds = [Box((5, 4), (range(0, 4, 3), range(4))), Box((5, 4), (range(1, 5, 3), range(4))), Box((20,), (range(8, 12),))]
+    assert all(disjoint(x, y) == (x is not y) for x in thirds for y in thirds)
+    assert not disjoint(thirds[0], Box((20,), (range(12, 16),))) and not disjoint(thirds[0], Box((20,), (range(2, 12),)))

@@ -230,16 +230,33 @@ def disjoint(x: Box | None, y: Box | None) -> bool:
         return False
     if x.empty or y.empty:
         return True
-    if x.dims == y.dims:
-        return any(_apart(a, b) for a, b in zip(x.ranges, y.ranges, strict=True))
+    for one, other in ((x, _refined(y, x.dims)), (_refined(x, y.dims), y)):
+        if one is not None and other is not None:
+            return any(_apart(a, b) for a, b in zip(one.ranges, other.ranges, strict=True))
     (low, high), (first, last) = _flat_bounds(x), _flat_bounds(y)
     return high < first or last < low
+
+
+def _refined(box: Box, dims: tuple[int, ...]) -> Box | None:
+    """The same part over finer dimensions: a merged one is whole inner ones again; None if these dimensions are not finer."""
+    ranges: list[range] = []
+    left = list(dims)
+    for size, r in zip(reversed(box.dims), reversed(box.ranges), strict=True):
+        inner = 1
+        while left and inner * left[-1] < size:
+            ranges.insert(0, range(left[-1]))
+            inner *= left.pop()
+        if not left or inner * left.pop() != size or (inner > 1 and (r.step != 1 or r.start % inner or r.stop % inner)):
+            return None
+        ranges.insert(0, r if inner == 1 else range(r.start // inner, r.stop // inner))
+    return None if left else Box(dims, tuple(ranges))
 
 
 def _apart(a: range, b: range) -> bool:
     if a[-1] < b[0] or b[-1] < a[0]:
         return True
-    return (a[0] - b[0]) % math.gcd(a.step, b.step) != 0
+    unit = math.gcd(*(r.step if len(r) > 1 else 0 for r in (a, b)))  # a single element is in step with whatever meets it
+    return unit > 0 and (a[0] - b[0]) % unit != 0
 
 
 def _flat_bounds(box: Box) -> tuple[int, int]:
