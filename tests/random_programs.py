@@ -6,7 +6,7 @@ returns every array of the pool, so an engine's own intermediate arrays can be j
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,11 @@ import numpy as np
 from hypothesis import strategies as st
 from jax import lax
 
+from tests import enumerated
+from tests.enumerated import Window
+
 SHAPES = ((), (5,), (3, 5), (5, 3), (2, 3, 5), (130,), (9, 130), (1, 5))
+SPECIAL = (np.inf, -np.inf, np.nan, 1e-40, -1e-40, 65504.0, 3e38)
 FLOATS = ("float32", "float16", "bfloat16")
 DTYPES = (*FLOATS, "int32", "bool")
 
@@ -46,10 +50,10 @@ class RandomProgram:
     seed: int
     steps: tuple[Step, ...]
 
-    def arrays(self) -> list[np.ndarray]:
-        """The input values: mostly ordinary numbers, some special ones."""
+    def arrays(self, special: float = 0.0) -> list[np.ndarray]:
+        """The input values: mostly ordinary numbers; a share of `special` infinities, NaN, subnormals and numbers near the largest."""
         rng = np.random.default_rng(self.seed)
-        return [_values(a, rng) for a in self.inputs]
+        return [_values(a, rng, special) for a in self.inputs]
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,8 @@ class Row:
     """An operation: how to run it, what it may read, and a loose class for comparing with JAX.
 
     `accepts` sees the avals of its operands; `ulps` is the bound against JAX's own op in units in the last place of the largest
-    magnitude that enters its sum (or of the result for elementwise work).
+    magnitude that enters its sum (or of the result for elementwise work). `judge` gives the result wanted in JAX's place where JAX makes
+    products of padding.
     """
 
     run: Callable[..., Any]
@@ -65,9 +70,16 @@ class Row:
     accepts: Callable[..., bool]
     ulps: float
     params: Callable[[Any, tuple[Aval, ...]], tuple[Any, ...]] = lambda draw, avals: ()
+    judge: Callable[..., np.ndarray] | None = None
+
+    def wanted(self, operands: Sequence[np.ndarray], params: tuple[Any, ...]) -> np.ndarray:
+        """The result on operands, by enumeration or by JAX without jit."""
+        if self.judge is not None:
+            return self.judge(*operands, *params)
+        return np.asarray(self.run(*map(jnp.asarray, operands), *params))
 
 
-def _values(aval: Aval, rng: np.random.Generator) -> np.ndarray:
+def _values(aval: Aval, rng: np.random.Generator, share: float) -> np.ndarray:
     if aval.dtype == "bool":
         return rng.integers(0, 2, aval.shape).astype(bool)
     if aval.dtype == "int32":
@@ -75,6 +87,7 @@ def _values(aval: Aval, rng: np.random.Generator) -> np.ndarray:
     x = np.asarray(rng.standard_normal(aval.shape) * 2)
     special = np.array([0.0, -0.0, 1.0, -1.0, 0.5, 3.0])
     x = np.where(rng.random(aval.shape) < 0.1, special[rng.integers(0, len(special), aval.shape)], x)
+    x = np.where(rng.random(aval.shape) < share, np.array(SPECIAL)[rng.integers(0, len(SPECIAL), aval.shape)], x)
     return np.asarray(jnp.asarray(x, jnp.float32).astype(aval.dtype))
 
 
@@ -140,6 +153,60 @@ def _indices(x: Any, n: int) -> Any:
     return jnp.clip(jnp.ravel(x)[:4], 0, n - 1).astype(jnp.int32)
 
 
+def _images(*avals: Aval) -> bool:
+    """Whether the first are images [N, W, C], and the others alike, so that a kernel [W, C, N] can be made of them."""
+    return _float(*avals) and _same(*avals) and len(avals[0].shape) == 3 and avals[0].shape[1] < 10
+
+
+def _draw_window(draw: Any, avals: tuple[Aval, ...]) -> tuple[Window]:
+    size = avals[0].shape[1]
+    spread, dilation, low, high = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(-1, 3)), draw(st.integers(0, 3))
+    fits = max(0, (size - 1) * dilation + 1 - (size - 1) * spread - 1 - low - high)
+    return (Window((size,), (draw(st.integers(1, 3)),), ((low + fits, high),), (spread,), (dilation,)),)
+
+
+def _kernel(y: Any) -> Any:
+    return y.transpose(1, 2, 0)
+
+
+def _convolution(x: Any, y: Any, window: Window) -> Any:
+    return window.convolution(x, _kernel(y))
+
+
+def _cotangent(window: Window, x: Any, w: Any) -> np.ndarray:
+    """As many numbers of the images as the result has, over and over."""
+    shape = (x.shape[0], *window.outputs(x.shape[1:-1]), w.shape[-1])
+    return np.resize(np.asarray(x).astype(np.float32), shape)
+
+
+def _derived(x: Any, y: Any, window: Window) -> tuple[Any, Any]:
+    wide, w = x.astype(jnp.float32), _kernel(y).astype(jnp.float32)
+    shape = (x.shape[0], *window.outputs(x.shape[1:-1]), w.shape[-1])
+    return enumerated.jax_gradients(window, wide, w, jnp.resize(wide, shape))
+
+
+def _enumerated(function: Callable[[Window, np.ndarray, np.ndarray], np.ndarray]) -> Callable[..., np.ndarray]:
+    """A judge of the operands of `_convolution`."""
+    return lambda x, y, window: function(window, x, _kernel(y)).astype(np.float32)
+
+
+def _draw_pooling(draw: Any, avals: tuple[Aval, ...]) -> tuple[Window, str]:
+    window = Window((draw(st.integers(1, 3)),), (draw(st.integers(1, 3)),), ((0, draw(st.integers(0, 2))),), (1,), (1,))
+    return window, draw(st.sampled_from(("max", "min", "add")))
+
+
+def _pool_gradient(x: Any, window: Window, op: str) -> Any:
+    """Of images without NaN, of which it is not said which element of a window wins."""
+    x = jnp.nan_to_num(x, nan=1.0, posinf=jnp.inf, neginf=-jnp.inf)
+    pooled, derive = jax.vjp(lambda x: window.pooling(x, op), x)
+    return derive(jnp.resize(x, pooled.shape))[0]
+
+
+def _anywhere(x: Any) -> Any:
+    """Indices of which many are out of range."""
+    return jnp.ravel(x)[:4].astype(jnp.int32)
+
+
 STEPS: dict[str, Row] = {
     **{
         name: Row(fn, 1, _float, ulps)
@@ -182,8 +249,10 @@ STEPS: dict[str, Row] = {
     "max_reduce": Row(lambda x, a: jnp.max(x, a), 1, lambda a: _number(a) and len(a.shape) >= 1, 0, _axis),
     "sum_all": Row(lambda x: jnp.sum(x), 1, _float, 256),
     "argmax": Row(lambda x, a: jnp.argmax(x, a).astype(jnp.int32), 1, lambda a: _number(a) and len(a.shape) >= 1, 0, _axis),
+    "min_reduce": Row(lambda x, a: jnp.min(x, a), 1, lambda a: _number(a) and len(a.shape) >= 1, 0, _axis),
     "any": Row(lambda x, a: jnp.any(x, a), 1, lambda a: a.dtype == "bool" and len(a.shape) >= 1, 0, _axis),
     "cumsum": Row(lambda x, a: jnp.cumsum(x, a), 1, lambda a: _float(a) and len(a.shape) >= 1, 64, _axis),
+    "cummax": Row(lambda x, a: lax.cummax(x, a), 1, lambda a: _number(a) and len(a.shape) >= 1, 0, _axis),
     "sort": Row(lambda x, a: jnp.sort(x, a), 1, lambda a: _number(a) and len(a.shape) >= 1, 0, _axis),
     "transpose": Row(jnp.transpose, 1, _ranked(2), 0),
     "flatten": Row(jnp.ravel, 1, _ranked(1), 0),
@@ -203,15 +272,31 @@ STEPS: dict[str, Row] = {
         lambda a, b: _float(a) and a.dtype == b.dtype and len(a.shape) == len(b.shape) == 2 and a.shape[1] == b.shape[0],
         64,
     ),
-    "conv": Row(
-        lambda x, s: lax.conv_general_dilated(
-            x, x.transpose(1, 2, 0), (s,), ((2, 1),), lhs_dilation=(3 - s,), rhs_dilation=(s,), dimension_numbers=("NWC", "WIO", "NWC")
-        ),
-        1,
-        lambda a: _float(a) and len(a.shape) == 3,
+    "conv": Row(_convolution, 2, lambda a, b: _images(a, b), 64, _draw_window, _enumerated(enumerated.convolution)),
+    "conv_images_gradient": Row(
+        lambda x, y, window: _derived(x, y, window)[0],
+        2,
+        lambda a, b: _images(a, b),
         64,
-        lambda draw, avals: (draw(st.integers(1, 2)),),
+        _draw_window,
+        _enumerated(lambda window, x, w: enumerated.gradients(window, x, w, _cotangent(window, x, w))[0]),
     ),
+    "conv_kernel_gradient": Row(
+        lambda x, y, window: _derived(x, y, window)[1],
+        2,
+        lambda a, b: _images(a, b),
+        64,
+        _draw_window,
+        _enumerated(lambda window, x, w: enumerated.gradients(window, x, w, _cotangent(window, x, w))[1]),
+    ),
+    "pool": Row(
+        lambda x, window, op: window.pooling(x, op),
+        1,
+        lambda a: _images(a, a),
+        64,
+        lambda draw, avals: (*_draw_window(draw, avals), draw(st.sampled_from(("max", "min", "add")))),
+    ),
+    "pool_gradient": Row(_pool_gradient, 1, lambda a: _images(a, a), 64, _draw_pooling),
     "take": Row(
         lambda x, i: jnp.take(x, _indices(i, x.shape[0]), axis=0),
         2,
@@ -223,6 +308,21 @@ STEPS: dict[str, Row] = {
         2,
         lambda a, i: _number(a) and len(a.shape) >= 1 and i.dtype == "int32" and len(i.shape) >= 1,
         8,
+    ),
+    **{
+        f"scatter_{op}": Row(
+            lambda x, i, op=op: getattr(x.at[_anywhere(i)], op)(jnp.full((), 2, x.dtype), mode="drop"),
+            2,
+            lambda a, i: _number(a) and len(a.shape) >= 1 and i.dtype == "int32" and len(i.shape) >= 1,
+            8,
+        )
+        for op in ("set", "multiply", "min", "max")
+    },
+    "take_fill": Row(
+        lambda x, i: jnp.take(x, _anywhere(i), axis=0, mode="fill"),
+        2,
+        lambda a, i: len(a.shape) >= 1 and i.dtype == "int32" and len(i.shape) >= 1,
+        0,
     ),
     "loop": Row(_cumsum_loop, 1, _float, 16, lambda draw, avals: (draw(st.integers(0, 3)),)),
     "scan": Row(_scan_rows, 1, lambda a: _number(a) and len(a.shape) >= 2, 2),

@@ -58,7 +58,7 @@ def _check_against_jax(program: RandomProgram, inputs: list[np.ndarray], pool: l
     with jax.disable_jit():
         for step, got in zip(program.steps, pool, strict=True):
             operands = [arrays[i] for i in step.args]
-            wanted = np.asarray(STEPS[step.op].run(*map(jnp.asarray, operands), *step.params))
+            wanted = STEPS[step.op].wanted(operands, step.params)
             magnitude = sum(map(_mass, operands))
             assert _close(STEPS[step.op].ulps, got, wanted, magnitude), (step, got, wanted)
 
@@ -74,6 +74,19 @@ def test_random_programs_agree_in_bits_and_with_jax_op_by_op(program: RandomProg
     for step, a, b in zip(program.steps, reference, fast, strict=True):
         assert _same_bits(a, b), (step, a, b)
     _check_against_jax(program, inputs, reference)
+
+
+@pytest.mark.slow
+@settings(max_examples=max(1, EXAMPLES // 5), deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
+@given(random_programs(max_steps=12), st.sampled_from((0.02, 0.3)))
+def test_infinities_nan_and_subnormals_come_where_operations_put_them(program: RandomProgram, share: float) -> None:
+    inputs = program.arrays(special=share)
+    compiled = compile_function(lambda *xs: evaluate(program, *xs), inputs)
+    reference, fast = _launch(compiled, inputs, "reference"), _launch(compiled, inputs, "fast")
+    for step, a, b in zip(program.steps, reference, fast, strict=True):
+        assert _same_bits(a, b), (step, a, b)
+    _check_against_jax(program, inputs, reference)
+    _check_against_jax(program, inputs, _launch(compiled, inputs, "fast", "native"))
 
 
 @pytest.mark.slow
