@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tpuflow.chips import CHIPS, Chip
 from tpuflow.dtypes import DTYPES
+from tpuflow.isa.bounds import Bound
 from tpuflow.isa.codec import DECLARED
 from tpuflow.isa.instruction import MAX_RANK, RATES, SPACES, FieldKind, Instruction, Pair, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import (
@@ -59,6 +60,7 @@ KINDS = {
     "choice": lambda kind: st.sampled_from(kind.choices),
     "axes": lambda kind: tuples(numbers, MAX_RANK),
     "pairs": lambda kind: tuples(st.builds(Pair, signed, signed, signed, signed), MAX_RANK),
+    "bounds": lambda kind: tuples(st.builds(Bound, signed, tuples(st.tuples(signed, signed), 3), signed, signed), MAX_RANK),
     "number": lambda kind: numbers,
     "flag": lambda kind: st.booleans(),
     "immediate": lambda kind: scalars,

@@ -27,7 +27,7 @@ from tpuflow.isa.vector import Constant as Splat
 HAND = hand.all_programs()
 
 GOLDEN = """\
-tpx 4.0    ; a little of everything
+tpx 5.0    ; a little of everything
 chip
   name "tiny"
   cores 1
@@ -212,8 +212,8 @@ def test_incomplete_source_lines_cannot_be_shown() -> None:
 MARK = "\0"
 
 FAULTS = {
-    "version": ("tpx 4.0", "tpx @5.0", "found '5.0', expected a version from 4.0 to 4.0"),
-    "no_program": ("tpx 4.0", "@HloModule", "found 'HloModule', expected 'tpx 4.0'"),
+    "version": ("tpx 5.0", "tpx @6.0", "found '6.0', expected a version from 5.0 to 5.0"),
+    "no_program": ("tpx 5.0", "@HloModule", "found 'HloModule', expected 'tpx 5.0'"),
     "chip_fact": ("  cores 1\n  clock", "  @clock", "found 'clock_hz', expected the chip's 'cores'"),
     "chip_value": ("cores 1", "cores @one", "found 'one', expected an integer"),
     "string": ('name "tiny"', 'name @"tiny', "found '\"tiny', expected a string in double quotes"),
@@ -284,7 +284,7 @@ def test_leading_zeros_change_no_integer() -> None:
 
 @pytest.mark.parametrize("text", ["", "\n\n", "; only a comment\n"])
 def test_an_empty_text_is_refused(text: str) -> None:
-    with pytest.raises(ProgramFileError, match="found the end of the text, expected 'tpx 4.0'"):
+    with pytest.raises(ProgramFileError, match="found the end of the text, expected 'tpx 5.0'"):
         assemble(text)
 
 

@@ -106,12 +106,20 @@ class Arithmetic(Protocol):
         """`axis` replaced by two axes of the given lengths: element (i, r) of them is element i * stride + r * dilation of it."""
         ...
 
+    def positions(self, shape: Shape, axis: int) -> Any:
+        """0, 1, ... along `axis`: s32, repeated along the other axes of `shape`."""
+        ...
+
     def matmul(
-        self, a: Any, b: Any, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], dtype: DType, acc_dtype: DType
-    ) -> Any:
+        self, a: Any, b: Any, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], dtype: DType, acc_dtype: DType,
+        a_exists: Any = None, b_exists: Any = None,
+    ) -> Any:  # fmt: skip
         """The product of one K-tile with axes labelled as in einsum, operands of `dtype`, result of `acc_dtype` (f32 or s32).
 
         Float products are summed in float64 in ascending order of the contracted positions (row-major in a's axis order) and rounded
         once to f32. Integers sum modulo 2^32.
+
+        a_exists, b_exists: pred of the operands' ranks, axes of size 1 repeated; a zero where it is false takes part in no product.
+        None is true everywhere.
         """
         ...

@@ -21,6 +21,7 @@ from typing import Any
 
 from tpuflow.dtypes import DType
 from tpuflow.isa import dma, matrix, vector
+from tpuflow.isa.bounds import Bound
 from tpuflow.isa.instruction import INSTRUCTIONS, MAX_RANK, RATES, SPACES, FieldKind, Instruction, Pair, Tile, Window
 from tpuflow.isa.program import GRID_KINDS, Kernel
 from tpuflow.isa.wire import (
@@ -231,6 +232,7 @@ KINDS: dict[str, Callable[[str, FieldKind], Codec]] = {
     "choice": lambda label, kind: choice_codec(label, kind.choices),
     "axes": lambda label, kind: _sequence_codec(label, unsigned_codec(label), most=MAX_RANK),
     "pairs": lambda label, kind: _sequence_codec(label, codec_of(Pair, label), most=MAX_RANK),
+    "bounds": lambda label, kind: _sequence_codec(label, codec_of(Bound, label), most=MAX_RANK),
     "number": lambda label, kind: unsigned_codec(label),
     "flag": lambda label, kind: bool_codec(label),
     "immediate": lambda label, kind: scalar_codec(label),

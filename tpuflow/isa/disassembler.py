@@ -35,6 +35,7 @@ import numpy as np
 from tpuflow.chips.chip import Chip
 from tpuflow.dtypes import DType
 from tpuflow.errors import ProgramFileError
+from tpuflow.isa.bounds import Bound
 from tpuflow.isa.codec import Table
 from tpuflow.isa.file import MAJOR, MINOR, debug_fault
 from tpuflow.isa.instruction import QUEUES, Instruction, Pair, Tile, TileAxis, Window, WindowAxis
@@ -259,6 +260,11 @@ def _pair(pair: Pair) -> str:
     return f"{pair.axis} stride {pair.stride} label {pair.label} dilation {pair.dilation}"
 
 
+def _bound(bound: Bound) -> str:
+    place = " + ".join((str(bound.origin), *(f"{factor}*x{label}" for label, factor in bound.terms)))
+    return f"{bound.extent} at ({place})/{bound.dilation}"
+
+
 OPERANDS: dict[str, Callable[[_Names, Any], str]] = {
     "choice": lambda names, value: value,
     "tile": _Names.tile,
@@ -266,6 +272,7 @@ OPERANDS: dict[str, Callable[[_Names, Any], str]] = {
     "window": _Names.window,
     "axes": lambda names, value: f"[{', '.join(map(str, value))}]",
     "pairs": lambda names, value: f"[{', '.join(map(_pair, value))}]",
+    "bounds": lambda names, value: f"[{', '.join(map(_bound, value))}]",
     "number": lambda names, value: str(value),
     "flag": lambda names, value: scalar_text(value),
     "immediate": lambda names, value: scalar_text(value),

@@ -10,6 +10,7 @@ from typing import Any
 
 from tpuflow.dtypes import DTYPES
 from tpuflow.isa import codec, disassembler, file
+from tpuflow.isa.bounds import Bound
 from tpuflow.isa.codec import DECLARED, FAMILIES
 from tpuflow.isa.disassembler import instruction_text
 from tpuflow.isa.instruction import QUEUES, FieldKind, Instruction, Pair, Tile, TileAxis, Window, WindowAxis
@@ -33,6 +34,7 @@ RECORDS = (
     Window,
     WindowAxis,
     Pair,
+    Bound,
 )
 
 MACHINE = f"""\
@@ -55,6 +57,7 @@ KINDS = {
     "choice": "word",
     "axes": "non-negative integers, at most 6",
     "pairs": "axes of `a` with two labels, at most 6",
+    "bounds": "bounds on where `a` and `b` have elements, at most 6",
     "number": "non-negative integer",
     "flag": "bool",
     "immediate": "number in the destination's type",

@@ -195,6 +195,11 @@ def pairs_field() -> Any:
     return field(default=(), metadata={"kind": FieldKind("pairs")})
 
 
+def bounds_field() -> Any:
+    """A tuple of bounds on where operands have elements; none unless given."""
+    return field(default=(), metadata={"kind": FieldKind("bounds")})
+
+
 def number() -> Any:
     """A non-negative integer."""
     return _kinded(FieldKind("number"))

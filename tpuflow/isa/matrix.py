@@ -9,8 +9,9 @@ from tpuflow.chips.chip import Chip
 from tpuflow.dtypes import DType
 from tpuflow.isa import instruction as field
 from tpuflow.isa.arithmetic import Arithmetic
+from tpuflow.isa.bounds import Bound, Starts, exists
 from tpuflow.isa.cost import Cost, ShapeOf
-from tpuflow.isa.instruction import Instruction, Pair, Tile, instr
+from tpuflow.isa.instruction import Instruction, Pair, Tile, TileAxis, instr
 from tpuflow.isa.splitting import EXACT, PRECISIONS, SPLITS, multiplied
 
 
@@ -47,6 +48,9 @@ class MatmulAccumulate(Instruction):
     a[i * stride + r * dilation] along that axis, which is what makes the product a convolution. The tile's axis is the halo of the
     whole tile, (I - 1) * stride + (R - 1) * dilation + 1 elements; in the order of summation it stands for the axes i, r.
 
+    `bounds` say where an operand has elements, and where zeros around or between them: those take part in no product. A bound is one of
+    a if it is of both labels of a pair, its factors being the pair's stride and dilation, or of other labels of a; else of b.
+
     `precision` is how f32 operands enter the array: as they are (exact; so do all other types); rounded to bf16 or f16, in one pass; or
     as sums of two (bf16_x3) or three (bf16_x6) bf16 numbers, of which the three or six largest products are made. Each pass is summed
     and rounded as a K-tile; the passes are added in f32, smallest first, and their sum to the accumulator. Where all but the largest
@@ -61,6 +65,7 @@ class MatmulAccumulate(Instruction):
     b_axes: tuple[int, ...] = field.axes_field()
     pairs: tuple[Pair, ...] = field.pairs_field()
     precision: str = field.choice(PRECISIONS, default=EXACT)
+    bounds: tuple[Bound, ...] = field.bounds_field()
 
     @property
     def queue(self) -> str:
@@ -79,14 +84,32 @@ class MatmulAccumulate(Instruction):
         inner = {p.axis: (p.label,) for p in self.pairs}
         return tuple(label for axis, own in enumerate(self.a_axes) for label in (own, *inner.get(axis, ())))
 
-    def meaning(self, ar: Arithmetic, acc: Any, a: Any, b: Any) -> Any:
-        """The new accumulator."""
+    @property
+    def axis_of(self) -> dict[int, TileAxis]:
+        """The tile axis of every label."""
+        halos = {p.axis for p in self.pairs}
+        own = {x: axis for n, (x, axis) in enumerate(zip(self.a_axes, self.a.axes, strict=True)) if n not in halos}
+        return own | dict(zip(self.b_axes + self.acc_axes, self.b.axes + self.acc.axes, strict=True))
+
+    def bounds_by_operand(self) -> tuple[tuple[Bound, ...], tuple[Bound, ...]]:
+        """The bounds of a and those of b."""
+        of_a = tuple(x for x in self.bounds if x.factors(self.a_axes, self.pairs) is not None)
+        return of_a, tuple(x for x in self.bounds if x not in of_a)
+
+    def meaning(self, ar: Arithmetic, acc: Any, a: Any, b: Any, start: Starts) -> Any:
+        """The new accumulator; `start` says where every label stands."""
         sizes = dict(zip(self.b_axes + self.acc_axes, b.shape + acc.shape, strict=True))
+        of_a, of_b = self.bounds_by_operand()
+        a_exists = exists(of_a, self.a_axes, self.pairs, a.shape, start, ar.positions)
+        b_exists = exists(of_b, self.b_axes, (), b.shape, start, ar.positions)
         for p in sorted(self.pairs, key=lambda p: -p.axis):
-            a = ar.patches(a, p.axis, sizes[self.a_axes[p.axis]], sizes[p.label], p.stride, p.dilation)
+            cut = (p.axis, sizes[self.a_axes[p.axis]], sizes[p.label], p.stride, p.dilation)
+            if a_exists is not None:
+                a_exists = ar.patches(ar.broadcast(a_exists, a.shape, range(len(a.shape))), *cut)
+            a = ar.patches(a, *cut)
 
         def multiply(x: Any, y: Any, dtype: DType) -> Any:
-            return ar.matmul(x, y, self.patch_axes, self.b_axes, self.acc_axes, dtype, self.acc.dtype)
+            return ar.matmul(x, y, self.patch_axes, self.b_axes, self.acc_axes, dtype, self.acc.dtype, a_exists, b_exists)
 
         product = multiplied(ar, a, b, self.a.dtype, self.precision, multiply)
         return ar.binary("add", acc, product, self.acc.dtype)

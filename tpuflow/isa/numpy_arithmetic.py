@@ -139,12 +139,18 @@ class NumpyArithmetic:
         """Two axes for one, as a view."""
         return patches(a, axis, outer, inner, stride, dilation)
 
+    def positions(self, shape: Sequence[int], axis: int) -> Array:
+        """Positions along an axis, as a view."""
+        along = np.arange(shape[axis], dtype=np.int32).reshape([-1 if i == axis else 1 for i in range(len(shape))])
+        return np.broadcast_to(along, shape)
+
     def matmul(
-        self, a: Array, b: Array, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], dtype: DType, acc_dtype: DType
-    ) -> Array:
+        self, a: Array, b: Array, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], dtype: DType, acc_dtype: DType,
+        a_exists: Array | None = None, b_exists: Array | None = None,
+    ) -> Array:  # fmt: skip
         """One K-tile of the matrix unit."""
         with np.errstate(all="ignore"):
-            return matmul(a, b, a_axes, b_axes, out_axes, dtype, acc_dtype).copy()
+            return matmul(a, b, a_axes, b_axes, out_axes, dtype, acc_dtype, a_exists, b_exists).copy()
 
 
 def _apply(arity: str, op: str, operands: tuple[Array, ...], dtype: DType) -> Array:

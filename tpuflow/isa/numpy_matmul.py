@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tpuflow.dtypes import F32, DType
-from tpuflow.isa.numpy_rounding import Array, narrow, widen
+from tpuflow.isa.bounds import FINITE, INFINITE, MEETINGS, NAN, ZERO, Factors
+from tpuflow.isa.numpy_rounding import Array, canonical, narrow, widen
 
 # Twice the unit roundoff of float64, and a little for the bound's own rounding: two sums of K products differ by at most
 # SLACK * (K - 1) * sum|a b|, in whatever order each was added.
@@ -42,13 +43,26 @@ class Labels:
         return self.batch + self.rows + self.columns
 
 
-def matmul(a: Array, b: Array, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], dtype: DType, acc: DType) -> Array:
+def matmul(
+    a: Array, b: Array, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], dtype: DType, acc: DType,
+    a_exists: Array | None = None, b_exists: Array | None = None,
+) -> Array:  # fmt: skip
     """See `Arithmetic.matmul`."""
     labels = Labels.of(a_axes, b_axes, out_axes)
     sizes = dict(zip((*a_axes, *b_axes), (*a.shape, *b.shape), strict=True))
-    left = _arranged(a, a_axes, (labels.batch, labels.rows, labels.contracted), sizes)  # [B, M, K]
-    right = _arranged(b, b_axes, (labels.batch, labels.contracted, labels.columns), sizes)  # [B, K, N]
-    product = _ordered(widen(left, dtype), widen(right, dtype)) if dtype.is_float else _modular(left, right, acc)
+
+    def left(x: Array) -> Array:
+        return _arranged(x, a_axes, (labels.batch, labels.rows, labels.contracted), sizes)  # [B, M, K]
+
+    def right(x: Array) -> Array:
+        return _arranged(x, b_axes, (labels.batch, labels.contracted, labels.columns), sizes)  # [B, K, N]
+
+    if dtype.is_float:
+        factors = widen(left(a), dtype), widen(right(b), dtype)
+        beside = _beside(factors[1], a_exists) or _beside(factors[0], b_exists)
+        product = _among_existing(*factors, _spread(a_exists, a, left), _spread(b_exists, b, right)) if beside else _ordered(*factors)
+    else:
+        product = _modular(left(a), right(b), acc)
     shaped = product.reshape([sizes[x] for x in labels.canonical])
     return shaped.transpose([labels.canonical.index(x) for x in out_axes])
 
@@ -62,6 +76,38 @@ def patches(a: Array, axis: int, outer: int, inner: int, stride: int, dilation: 
     step = a.strides[axis]
     shape, strides = (*a.shape[:axis], outer, inner, *a.shape[axis + 1 :]), (step * stride, step * dilation)
     return np.lib.stride_tricks.as_strided(a, shape, (*a.strides[:axis], *strides, *a.strides[axis + 1 :]), writeable=False)
+
+
+def _spread(exists: Array | None, operand: Array, arrange: Callable[[Array], Array]) -> Array | None:
+    return None if exists is None else arrange(np.broadcast_to(exists, operand.shape))
+
+
+def _beside(other: Array, exists: Array | None) -> bool:
+    """Whether what does not exist in an operand meets infinities or NaN in the other."""
+    return exists is not None and not exists.all() and not np.isfinite(other).all()
+
+
+def _among_existing(a: Array, b: Array, a_exists: Array | None, b_exists: Array | None) -> Array:
+    """The product without those of zeros that do not exist: of the finite factors, then what the others make of it."""
+    product = _ordered(np.where(np.isfinite(a), a, 0), np.where(np.isfinite(b), b, 0))
+    left, right = _sizes(a, a_exists), _sizes(b, b_exists)
+    others = np.zeros(product.shape, np.float32)
+    for meeting in MEETINGS:
+        met = np.matmul(_ones(meeting.a, a, left), _ones(meeting.b, b, right)) > 0
+        others = np.where(met, others + np.float32(meeting.product), others)
+    return np.where(others == 0, product, canonical(others))
+
+
+def _sizes(x: Array, exists: Array | None) -> Array:
+    """ZERO, FINITE, INFINITE or NAN of every factor; -1 for a zero that does not exist."""
+    zero = ZERO if exists is None else np.where(exists, ZERO, -1)
+    return np.where(x == 0, zero, np.select([np.isnan(x), np.isinf(x)], [NAN, INFINITE], FINITE))
+
+
+def _ones(wanted: Factors, x: Array, sizes: Array) -> Array:
+    """1 for the wanted factors, else 0."""
+    here = (sizes >= wanted.least) & (sizes <= wanted.most)
+    return (here & (np.sign(x) == wanted.sign) if wanted.sign else here).astype(np.float32)
 
 
 def _arranged(x: Array, axes: Sequence[int], groups: Sequence[tuple[int, ...]], sizes: dict[int, int]) -> Array:

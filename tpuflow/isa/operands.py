@@ -10,6 +10,7 @@ from typing import Any
 
 from tpuflow.dtypes import BY_NAME
 from tpuflow.errors import did_you_mean
+from tpuflow.isa.bounds import Bound
 from tpuflow.isa.cursor import WORD, Cursor
 from tpuflow.isa.disassembler import POSITIONAL
 from tpuflow.isa.instruction import (
@@ -154,12 +155,29 @@ def _pair(cursor: Cursor) -> Pair:
     return Pair(axis, label, stride, dilation)
 
 
+def _bound(cursor: Cursor) -> Bound:
+    extent = cursor.integer()
+    cursor.expect("at")
+    cursor.expect("(")
+    origin = cursor.integer()
+    terms = []
+    while cursor.accept("+"):
+        factor = cursor.integer()
+        cursor.expect("*")
+        cursor.expect("x")
+        terms.append((cursor.integer(), factor))
+    cursor.expect(")")
+    cursor.expect("/")
+    return Bound(extent, tuple(terms), origin, cursor.integer())
+
+
 OPERANDS: dict[str, Callable[[Cursor, Names], Any]] = {
     "tile": lambda cursor, names: names.tile(cursor),
     "tiles": lambda cursor, names: names.tiles(cursor),
     "window": lambda cursor, names: names.window(cursor),
     "axes": lambda cursor, names: cursor.items(cursor.natural, "[", "]", MAX_RANK),
     "pairs": lambda cursor, names: cursor.items(functools.partial(_pair, cursor), "[", "]", MAX_RANK),
+    "bounds": lambda cursor, names: cursor.items(functools.partial(_bound, cursor), "[", "]", MAX_RANK),
     "number": lambda cursor, names: cursor.natural(),
     "flag": lambda cursor, names: cursor.flag(),
     "immediate": lambda cursor, names: cursor.scalar(),

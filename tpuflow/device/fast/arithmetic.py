@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpuflow.device.fast import lax_convolution, lax_matmul
+from tpuflow.device.fast import lax_convolution, lax_existing
 from tpuflow.device.fast.half import f32_to_f16
 from tpuflow.device.fast.lax_elementwise import COMPARE, OPERATIONS
+from tpuflow.device.fast.lax_existing import Exists
 from tpuflow.device.fast.lax_rounding import Rounding, flushed, quiet, widen
 from tpuflow.dtypes import BF16, F16, F32, S32, DType
 from tpuflow.isa.instruction import Pair
@@ -20,6 +22,7 @@ from tpuflow.isa.numpy_arithmetic import identity, undefined
 Value = Any
 _CUMULATIVE: dict[str, Callable[..., Value]] = {"add": lax.cumsum, "mul": lax.cumprod, "max": lax.cummax, "min": lax.cummin}
 _SCAN_UNROLL = 8
+_NATIVE = Rounding(bitexact=False, zero=None)
 
 
 class LaxArithmetic:
@@ -239,16 +242,33 @@ class LaxArithmetic:
 
     def convolve(
         self, a: Value, b: Value, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], pairs: Sequence[Pair],
-        sizes: Mapping[int, int], dtype: DType, acc_dtype: DType,
+        sizes: Mapping[int, int], dtype: DType, acc_dtype: DType, a_exists: Exists | None = None,
+        b_exists: Exists | None = None,
     ) -> Value:  # fmt: skip
-        """`matmul` of the patches of `a`: its axes in `pairs` have two labels. sizes: the lengths of those, by label."""
-        return lax_convolution.convolve(self._rounding, a, b, a_axes, b_axes, out_axes, pairs, sizes, dtype, acc_dtype)
+        """`matmul` of the patches of `a`: its axes in `pairs` have two labels. sizes: the lengths of those, by label.
+
+        The last two give what `matmul` takes for operands as they are here (a without its patches); they are asked where it is needed.
+        """
+
+        def multiply(x: Value, y: Value) -> Value:
+            return lax_convolution.convolve(self._rounding, x, y, a_axes, b_axes, out_axes, pairs, sizes, dtype, acc_dtype)
+
+        def count(x: Value, y: Value) -> Value:
+            return lax_convolution.convolve(_NATIVE, x, y, a_axes, b_axes, out_axes, pairs, sizes, F32, F32)
+
+        return lax_existing.among_existing(self._rounding, multiply, count, a, b, (a_exists, b_exists), dtype)
+
+    def positions(self, shape: Sequence[int], axis: int) -> Value:
+        """Positions along an axis."""
+        return lax.broadcasted_iota(jnp.int32, tuple(shape), axis)
 
     def matmul(
-        self, a: Value, b: Value, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], dtype: DType, acc_dtype: DType
-    ) -> Value:
+        self, a: Value, b: Value, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], dtype: DType, acc_dtype: DType,
+        a_exists: Value = None, b_exists: Value = None,
+    ) -> Value:  # fmt: skip
         """One K-tile of the matrix unit."""
-        return lax_matmul.matmul(self._rounding, a, b, a_axes, b_axes, out_axes, dtype, acc_dtype)
+        there = [None if x is None else functools.partial(jnp.asarray, x) for x in (a_exists, b_exists)]
+        return self.convolve(a, b, a_axes, b_axes, out_axes, (), {}, dtype, acc_dtype, *there)
 
 
 def _bf16_bits(carrier: Value) -> Value:

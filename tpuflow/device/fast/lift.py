@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,11 +14,13 @@ from jax import lax
 
 from tpuflow.device.fast import access, boxes
 from tpuflow.device.fast.access import CannotLift, Trips
+from tpuflow.device.fast.lax_existing import Exists
 from tpuflow.device.fast.pieces import piece_at
 from tpuflow.device.fast.spans import Span
 from tpuflow.device.fast.virtual import Lifting, State, Virtual, same_view
 from tpuflow.dtypes import DType
 from tpuflow.isa import dma, matrix, vector
+from tpuflow.isa.bounds import exists
 from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window
 from tpuflow.isa.splitting import multiplied
 
@@ -124,12 +127,29 @@ def _matmul(t: Lifting, i: matrix.MatmulAccumulate, trips: Trips, state: State) 
     pairs = tuple(replace(p, axis=p.axis + len(a.batch)) for p in i.pairs)
     operand_axes = _labels(a, i.a_axes), _labels(b, i.b_axes)
 
+    a_exists, b_exists = _existing(t, i, trips, a, b)
+
     def multiply(x: Any, y: Any, dtype: DType) -> Any:
-        return t.ar.convolve(x, y, *operand_axes, out_axes, pairs, sizes, dtype, i.acc.dtype)
+        return t.ar.convolve(x, y, *operand_axes, out_axes, pairs, sizes, dtype, i.acc.dtype, a_exists, b_exists)
 
     product = multiplied(t.ar, a.array, b.array, i.a.dtype, i.precision, multiply)
     (x, y), batch = t.aligned([acc, Virtual(product, batch)])
     state.tiles[i.acc] = Virtual(t.ar.binary("add", x, y, i.acc.dtype), batch)
+
+
+def _existing(t: Lifting, i: matrix.MatmulAccumulate, trips: Trips, a: Virtual, b: Virtual) -> tuple[Exists | None, Exists | None]:
+    """What tells where the operands of a product have elements (None: everywhere)."""
+    axis_of = i.axis_of
+
+    def start(label: int) -> Any:
+        axis = axis_of[label]
+        return trips.index[axis.grid] * axis.size if axis.grid in trips.index else 0
+
+    pairs = tuple(replace(p, axis=p.axis + len(a.batch)) for p in i.pairs)
+    of_a, of_b = i.bounds_by_operand()
+    a_exists = functools.partial(exists, of_a, _labels(a, i.a_axes), pairs, a.array.shape, start, t.ar.positions)
+    b_exists = functools.partial(exists, of_b, _labels(b, i.b_axes), (), b.array.shape, start, t.ar.positions)
+    return a_exists if of_a else None, b_exists if of_b else None
 
 
 def _patch_axes(tile: Tile, spans: Mapping[int, Span]) -> list[TileAxis]:

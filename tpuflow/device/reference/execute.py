@@ -181,6 +181,19 @@ def _iota(run: Run, planned: Planned, at: At, clock: list[int]) -> None:
     run.put(planned, at, (planned.instruction.meaning(run.ar, tile.valid_shape(at.index), start),))
 
 
+def _matmul(run: Run, planned: Planned, at: At, clock: list[int]) -> None:
+    instruction = planned.instruction
+    assert isinstance(instruction, matrix.MatmulAccumulate)
+    axis_of = instruction.axis_of
+
+    def start(label: int) -> int:
+        axis = axis_of[label]
+        return at.index[axis.grid] * axis.size if axis.grid >= 0 else 0
+
+    acc, a, b = (run.value(t, at) for t in planned.reads)
+    run.put(planned, at, (instruction.meaning(run.ar, acc, a, b, start),))
+
+
 def _load(run: Run, planned: Planned, at: At, clock: list[int]) -> None:
     access = planned.window
     assert access is not None
@@ -259,6 +272,7 @@ _EXECUTE: dict[type[Instruction], Callable[[Run, Planned, At, list[int]], None]]
     vector.Broadcast: _shaped,
     matrix.MatmulZero: _shaped,
     vector.Iota: _iota,
+    matrix.MatmulAccumulate: _matmul,
     dma.Load: _load,
     dma.Store: _store,
     dma.LoadIndexed: _load_indexed,

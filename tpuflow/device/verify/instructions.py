@@ -284,6 +284,26 @@ def _halo(a: Tile, pair: Pair, outer: TileAxis, inner: TileAxis) -> None:
         )
 
 
+def _matmul_bounds(i: matrix.MatmulAccumulate) -> None:
+    """Every bound is one of a or of b, and what it computes is a 32-bit number."""
+    sizes = {label: axis.whole for label, axis in i.axis_of.items()}
+    for bound in i.bounds:
+        labels = [label for label, _ in bound.terms]
+        if len(set(labels)) != len(labels) or any(factor == 0 for _, factor in bound.terms):
+            raise Refusal(f"a bound has the terms {bound.terms}; expected different labels, and factors other than 0")
+        if bound.factors(i.a_axes, i.pairs) is None and bound.factors(i.b_axes, ()) is None:
+            raise Refusal(
+                f"a bound has the terms {bound.terms}; expected labels of a, {i.a_axes}, or of b, {i.b_axes}, or both labels of a pair "
+                f"with its stride and dilation, {[(i.a_axes[p.axis], p.stride, p.label, p.dilation) for p in i.pairs]}"
+            )
+        low, high = bound.range(sizes)
+        if not (1 <= bound.dilation < 2**31 and 0 <= bound.extent * bound.dilation < 2**31 and -(2**31) <= low and high < 2**31):
+            raise Refusal(
+                f"a bound of extent {bound.extent} and dilation {bound.dilation} is of places {low} to {high}; expected 32-bit numbers, "
+                f"the extent >= 0, the dilation positive"
+            )
+
+
 def _matmul_types(i: matrix.MatmulAccumulate) -> None:
     expected = F32 if i.a.dtype.is_float else S32
     if i.a.dtype != i.b.dtype or i.acc.dtype != expected or i.a.dtype.kind == "pred":
@@ -335,7 +355,7 @@ RULES: dict[type[Instruction], tuple[Rule, ...]] = {
     ),
     vector.Sort: (_on_lanes, _sort),
     matrix.MatmulZero: (_in(acc="acc"), _dtype("acc", F32, S32)),
-    matrix.MatmulAccumulate: (_in(acc="acc", a="vmem", b="vmem"), _matmul_types, _matmul_labels),
+    matrix.MatmulAccumulate: (_in(acc="acc", a="vmem", b="vmem"), _matmul_types, _matmul_labels, _matmul_bounds),
     matrix.MatmulRead: (_in(dst="vmem", acc="acc"), _same_dtype("dst", "acc"), _same_axes("dst", "acc")),
     dma.Load: (),
     dma.Store: (),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tpuflow.isa.bounds import Bound
 from tpuflow.isa.instruction import Pair, TileAxis, WindowAxis
 from tpuflow.lower.emit.nest import Nest, walk
 from tpuflow.lower.graph.conv import ConvLabels, Slide
@@ -59,6 +60,12 @@ class Halo:
     def is_pair(self) -> bool:
         """Whether two labels address the axis."""
         return NONE not in (self.outer, self.inner)
+
+    @property
+    def bound(self) -> Bound:
+        """Where the left operand has elements, in merged axes."""
+        terms = ((self.outer, self.stride), (self.inner, self.dilation))
+        return Bound(self.extent, tuple((axis, factor) for axis, factor in terms if axis != NONE), self.origin, self.interior)
 
     def cut(self, nest: Nest) -> Nest:
         """The nest with this halo's tile axis and walks, once its labels are cut."""

@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tpuflow.chips import Chip
 from tpuflow.dtypes import F32, DType
+from tpuflow.isa.bounds import Bound
 from tpuflow.isa.instruction import Pair
 from tpuflow.isa.matrix import MatmulAccumulate, MatmulRead, MatmulZero
 from tpuflow.isa.splitting import EXACT
-from tpuflow.lower.emit.halo import Halo, halo_labels
+from tpuflow.lower.emit.halo import NONE, Halo, halo_labels
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map_with
 from tpuflow.lower.emit.nest import Merged, Nest, cut, merge
@@ -49,6 +51,7 @@ class Product:
     """The merged axes of a product by kind, and of each operand and the result in buffer order; `lhs` has halos, `patch` their labels.
 
     `depth`: how long a block of the contraction is along a merged axis.
+    `rhs_bounds`: where the right operand has elements, in the labels of the graph.
     """
 
     merged: Merged
@@ -58,6 +61,7 @@ class Product:
     out: tuple[int, ...]
     halos: tuple[Halo, ...]
     depth: Mapping[int, int]
+    rhs_bounds: tuple[Bound, ...]
 
     @classmethod
     def of(cls, node: Node, region: Region) -> Product:
@@ -69,13 +73,14 @@ class Product:
         block = depth_block(labels, sizes)
         apart = [(x,) for h, s in halos.items() for x in (h, labels.lhs[s.axis], s.label)]  # these merge with nothing
         apart += [(x,) for x in unmergeable(labels, sizes, block)]
+        apart += [(x,) for bound in labels.bounds for x, _ in bound.terms]
         merged = merge(sizes, [*operands(region, dot_levels(region)), *apart])
         depth = {a: math.prod(block[x] for x in labels.contracted if merged.axis_of.get(x) == a) for a in merged.axis_of.values()}
         made = tuple(Halo.of(merged.axis_of, h, s, labels, shape, sizes) for h, s in halos.items())
         extents = {h.axis: h.extent for h in made}
         merged = replace(merged, sizes=tuple(extents.get(a, n) for a, n in enumerate(merged.sizes)))
         lhs, patch, rhs, out = (merged.fold(x) for x in (_with_halos(labels), labels.patch, labels.rhs, labels.out))
-        return cls(merged, lhs, patch, rhs, out, made, depth)
+        return cls(merged, lhs, patch, rhs, out, made, depth, labels.bounds)
 
     def kinds(self) -> tuple[tuple[int, ...], ...]:
         """Batch, row and column axes in result order, contracted axes in the order of the sum."""
@@ -135,14 +140,25 @@ class Product:
         columns = self.kinds()[2]
         return Level(labels.columns, tuple(a if a in columns else _SUMMED - i for i, a in enumerate(out.axes)))
 
-    def accumulate(self, levels: tuple[Level, Level, Level]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[Pair, ...]]:
-        """acc_axes, a_axes, b_axes and pairs of the instruction: small numbers, in order of appearance."""
+    def accumulate(self, levels: tuple[Level, Level, Level]) -> dict[str, Any]:
+        """acc_axes, a_axes, b_axes, pairs and bounds of the instruction: labels are small numbers, in order of appearance."""
         numbers: dict[int, int] = {}
         left, right, out = (level.axes for level in levels)
         own = {h.axis: h.own for h in self.halos}
         named = tuple(tuple(numbers.setdefault(a, len(numbers)) for a in axes) for axes in (out, tuple(own.get(a, a) for a in left), right))
         pairs = tuple(Pair(left.index(h.axis), numbers[h.inner], h.stride, h.dilation) for h in self.halos if h.is_pair)
-        return named[0], named[1], named[2], pairs
+        found = tuple(replace(x, terms=tuple((numbers[axis], factor) for axis, factor in x.terms)) for x in self._bounds())
+        return {"acc_axes": named[0], "a_axes": named[1], "b_axes": named[2], "pairs": pairs, "bounds": found}
+
+    def _bounds(self) -> Iterator[Bound]:
+        """The bounds that do not hold everywhere, in merged axes; a kernel that is read from its end is counted from there."""
+        sizes = dict(enumerate(self.merged.sizes))
+        reversed_ = {h.inner: sizes[h.inner] for h in self.halos if h.reverse and h.inner != NONE}
+        of_rhs = (
+            replace(x, terms=tuple((self.merged.axis_of[label], factor) for label, factor in x.terms if label in self.merged.axis_of))
+            for x in self.rhs_bounds
+        )
+        yield from (x for x in (*(h.bound for h in self.halos), *(x.from_the_end(reversed_) for x in of_rhs)) if not x.always(sizes))
 
 
 def _with_halos(labels: ConvLabels) -> tuple[int, ...]:
@@ -205,7 +221,7 @@ def emit_matmul(site: Site) -> Kernels:
         kernel.section = "body"
         (a,), (b,) = left.emit([lhs]), right.emit([rhs])
         kernel.source = dot.source
-        kernel.emit(MatmulAccumulate(acc, a, b, *fields, _precision(site.chip, labels.precision, a.dtype)))
+        kernel.emit(MatmulAccumulate(acc, a, b, **fields, precision=_precision(site.chip, labels.precision, a.dtype)))
         kernel.section = "body" if sums else "epilogue"
         out.tiles[dot.result] = out.new(dot.result.dtype)
         kernel.emit(MatmulRead(out.tiles[dot.result], acc))

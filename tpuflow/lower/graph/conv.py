@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tpuflow.isa.bounds import Bound
 from tpuflow.lower.graph.graph import Node
 
 
@@ -44,7 +45,8 @@ PRECISIONS = (DEFAULT, "high", "highest")
 class ConvLabels:
     """Labels of the axes of operands and result; every label is in at least two of them, counting the inner labels of slides as lhs's.
 
-    `precision`: one of PRECISIONS.
+    `precision`: one of PRECISIONS. `bounds`: where rhs has elements; elsewhere it is padded with zeros. Neither those zeros nor what a
+    slide reads outside of lhs, or between its elements, take part in products.
     """
 
     lhs: Labels
@@ -52,15 +54,17 @@ class ConvLabels:
     out: Labels
     slides: tuple[Slide, ...] = ()
     precision: str = DEFAULT
+    bounds: tuple[Bound, ...] = ()
 
     @classmethod
     def of(cls, attrs: Mapping[str, Any]) -> ConvLabels:
         """The attributes of a node."""
-        return cls(attrs["lhs"], attrs["rhs"], attrs["out"], attrs["slides"], attrs["precision"])
+        return cls(attrs["lhs"], attrs["rhs"], attrs["out"], attrs["slides"], attrs["precision"], attrs["bounds"])
 
     def attrs(self) -> dict[str, Any]:
         """As the attributes of a node."""
-        return {"lhs": self.lhs, "rhs": self.rhs, "out": self.out, "slides": self.slides, "precision": self.precision}
+        axes = {"lhs": self.lhs, "rhs": self.rhs, "out": self.out}
+        return axes | {"slides": self.slides, "precision": self.precision, "bounds": self.bounds}
 
     @property
     def patch(self) -> Labels:
@@ -101,6 +105,8 @@ class ConvLabels:
         sizes = self.sizes(lhs, rhs)
         if any(s.label not in self.rhs or s.label in self.out for s in self.slides):
             return "the inner label of a slide must be summed over, so in rhs and not in the result"
+        if any(b.dilation < 1 or b.factors(self.rhs, ()) is None for b in self.bounds):
+            return "a bound is of labels of rhs, with a dilation above zero"
         own = {label: n for axis, (label, n) in enumerate(zip(self.lhs, lhs, strict=True)) if axis not in axes}
         own |= {self.lhs[s.axis]: s.size for s in self.slides}
         return "" if all(sizes[x] == n for x, n in own.items()) else "labels shared by lhs and rhs must have equal lengths"

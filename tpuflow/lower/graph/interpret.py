@@ -1,18 +1,22 @@
-"""A NumPy oracle of the graph, for testing passes and rules; plain floating point, the device's bits are defined in `isa.arithmetic`."""
+"""An oracle of the graph, for testing passes, rules and engines: whole arrays, no kernels or tiles, in the device's own arithmetic."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tpuflow.dtypes import F32
+from tpuflow.dtypes import F32, DType
 from tpuflow.errors import GraphError
-from tpuflow.lower.graph.conv import ConvLabels, Slide
+from tpuflow.isa.numpy_rounding import narrow, widen
+from tpuflow.lower.graph.blocking import is_ordered, sum_block
+from tpuflow.lower.graph.conv import ConvLabels, Slide, product_labels
+from tpuflow.lower.graph.elementwise import DEVICE, meaning
 from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.ops import ELEMENTWISE
+from tpuflow.lower.graph.scalars import identity
 from tpuflow.lower.graph.view import read, write
 
 Array = np.ndarray
@@ -67,106 +71,9 @@ def evaluate(node: Node, args: list[Array], host: Host | None = None) -> Sequenc
     """Results of one node on the values of its operands."""
     if node.op in _CONTROL:
         return _CONTROL[node.op](node, args, host or Host())
-    if node.op in _UNARY:
-        return (_rounded(_UNARY[node.op], args[0]),)
-    if node.op in _BINARY:
-        return (_rounded(_BINARY[node.op], *args),)
+    if node.op in ELEMENTWISE:
+        return (np.asarray(meaning(node.op, node.attrs, [v.dtype for v in node.inputs], node.result.dtype)(*args)),)
     return (np.asarray(_OTHER[node.op](node, *args)),)
-
-
-def _rounded(function: Callable[..., Any], *args: Array) -> Array:
-    """Floats computed in float64 and rounded once; integers in their own type."""
-    dtype = args[0].dtype
-    if dtype.kind in "iub":
-        return np.asarray(function(*args)).astype(dtype)
-    return np.asarray(function(*(a.astype(np.float64) for a in args))).astype(np.float32 if dtype == np.float32 else dtype)
-
-
-# --- elementwise ----------------------------------------------------------------------------------------------------
-
-
-def _round_away(x: Array) -> Array:
-    return np.where(np.abs(x) < 2.0**52, np.copysign(np.floor(np.abs(x) + 0.5), x), x)
-
-
-def _erf(x: Array) -> Array:
-    return np.vectorize(math.erf, otypes=[np.float64])(x) if x.size else x
-
-
-def _clz(x: Array) -> Array:
-    bits = x.astype(np.uint64) & np.uint64((1 << 8 * x.dtype.itemsize) - 1)
-    return 8 * x.dtype.itemsize - np.ceil(np.log2(bits.astype(np.float64) + 1)).astype(np.int64)
-
-
-def _truncated_div(a: Array, b: Array) -> Array:
-    """Towards zero; x / 0 is -1 (all ones), as XLA has it."""
-    if a.dtype.kind == "f":
-        return np.divide(a, b)
-    wide, divisor = a.astype(np.int64), np.where(b == 0, 1, b).astype(np.int64)
-    return np.where(b == 0, -1, np.sign(wide) * np.sign(divisor) * (np.abs(wide) // np.abs(divisor)))
-
-
-def _rem(a: Array, b: Array) -> Array:
-    """Sign of the dividend; x rem 0 is x for integers."""
-    if a.dtype.kind == "f":
-        return np.fmod(a, b)
-    wide, divisor = a.astype(np.int64), np.where(b == 0, 1, b).astype(np.int64)
-    return np.where(b == 0, wide, np.fmod(wide, divisor))
-
-
-def _unsigned(x: Array) -> Array:
-    return x.view(f"u{x.dtype.itemsize}")
-
-
-def _shift(a: Array, b: Array, function: Callable[[Array, Array], Array], beyond: Any) -> Array:
-    """`function` for amounts below the width, `beyond` otherwise."""
-    width = 8 * a.dtype.itemsize
-    amount = _unsigned(b)
-    return np.where(amount < width, function(a, np.minimum(amount, width - 1).astype(a.dtype)), beyond)
-
-
-def _shl(a: Array, b: Array) -> Array:
-    return _shift(_unsigned(a), _unsigned(b), np.left_shift, 0).view(a.dtype)
-
-
-def _shr_logical(a: Array, b: Array) -> Array:
-    return _shift(_unsigned(a), _unsigned(b), np.right_shift, 0).view(a.dtype)
-
-
-def _shr_arithmetic(a: Array, b: Array) -> Array:
-    signed = a.view(f"i{a.dtype.itemsize}")
-    return _shift(signed, b.view(signed.dtype), np.right_shift, signed >> (8 * a.dtype.itemsize - 1)).view(a.dtype)
-
-
-def _mulhi(a: Array, b: Array) -> Array:
-    wide = np.int64 if a.dtype.kind == "i" else np.uint64
-    return (a.astype(wide) * b.astype(wide)) >> wide(8 * a.dtype.itemsize)
-
-
-_UNARY: dict[str, Callable[[Array], Any]] = {
-    "neg": np.negative, "abs": np.abs, "floor": np.floor, "ceil": np.ceil, "round_even": np.rint, "round_away": _round_away,
-    "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "cbrt": np.cbrt, "exp": np.exp, "expm1": np.expm1, "log": np.log,
-    "log1p": np.log1p, "tanh": np.tanh, "sin": np.sin, "cos": np.cos, "erf": _erf, "not": np.invert,
-    "popcnt": lambda x: np.bitwise_count(_unsigned(x)), "clz": _clz,
-}  # fmt: skip
-_BINARY: dict[str, Callable[[Array, Array], Any]] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _truncated_div, "rem": _rem, "pow": np.power, "atan2": np.arctan2,
-    "max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-    "shl": _shl, "shr_logical": _shr_logical, "shr_arithmetic": _shr_arithmetic, "mulhi": _mulhi,
-}  # fmt: skip
-_COMPARE = {
-    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
-}  # fmt: skip
-
-
-def _convert(node: Node, x: Array) -> Array:
-    """Float to integer truncates and saturates, NaN gives 0; the rest as NumPy rounds or wraps."""
-    dtype = node.result.dtype
-    if x.dtype.kind in "iub" or dtype.is_float:
-        return x.astype(np.float32).astype(dtype.numpy) if dtype.bytes == 2 and dtype.is_float else x.astype(dtype.numpy)
-    bounds = np.iinfo(dtype.numpy)
-    wide = np.nan_to_num(x.astype(np.float64), nan=0.0)
-    return np.clip(np.trunc(wide), bounds.min, bounds.max).astype(dtype.numpy)
 
 
 # --- making and moving ----------------------------------------------------------------------------------------------
@@ -205,58 +112,64 @@ def _join(node: Node, *pieces: Array) -> Array:
     return out
 
 
-def _accumulator(dtype: np.dtype) -> np.dtype:
-    """Sums and products of narrow floats are kept in f32."""
-    return dtype if dtype.kind in "iub" else np.dtype(np.float32)
-
-
-_REDUCE: dict[str, np.ufunc] = {
-    "add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum,
-    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-}  # fmt: skip
+def _wide(node: Node, x: Array) -> tuple[Array, DType]:
+    """What is reduced, in the type in which that is done: narrow floats in f32."""
+    dtype = node.inputs[0].dtype
+    wide = F32 if dtype.is_float else dtype
+    return DEVICE.convert(x, dtype, wide), wide
 
 
 def _reduce(node: Node, x: Array) -> Array:
-    wide = x.astype(_accumulator(x.dtype))
-    return np.asarray(_REDUCE[node.attrs["op"]].reduce(wide, axis=node.attrs["axes"])).astype(x.dtype)
+    axes, op, (wide, dtype) = node.attrs["axes"], node.attrs["op"], _wide(node, x)
+    nothing = DEVICE.full(tuple(1 if i in axes else n for i, n in enumerate(x.shape)), identity(op, dtype), dtype)
+    reduced = DEVICE.reduce(op, nothing, wide, axes, sum_block(x.shape, axes) if is_ordered(op, dtype) else x.size, dtype)
+    return DEVICE.convert(reduced, dtype, node.result.dtype).reshape(node.result.shape)
 
 
 def _cumulative(node: Node, x: Array) -> Array:
-    axis = node.attrs["axis"]
-    turned = np.flip(x, axis) if node.attrs["reverse"] else x
-    wide = _REDUCE[node.attrs["op"]].accumulate(turned.astype(_accumulator(x.dtype)), axis=axis).astype(x.dtype)
-    return np.flip(wide, axis) if node.attrs["reverse"] else wide
+    axis, op, (wide, dtype) = node.attrs["axis"], node.attrs["op"], _wide(node, x)
+    turned = np.flip(wide, axis) if node.attrs["reverse"] else wide
+    nothing = DEVICE.full(tuple(1 if i == axis else n for i, n in enumerate(x.shape)), identity(op, dtype), dtype)
+    values = DEVICE.convert(DEVICE.cumulative(op, nothing, turned, axis, dtype)[0], dtype, node.result.dtype)
+    return np.flip(values, axis) if node.attrs["reverse"] else values
 
 
 def _dot(node: Node, lhs: Array, rhs: Array) -> Array:
-    attrs, dtype = node.attrs, node.result.dtype.numpy
-    labels = iter(range(lhs.ndim + rhs.ndim))
-    left = [next(labels) for _ in lhs.shape]
-    right = [next(labels) for _ in rhs.shape]
-    for kind in ("contract", "batch"):
-        for i, j in zip(attrs[f"lhs_{kind}"], attrs[f"rhs_{kind}"], strict=True):
-            right[j] = left[i]
-    batch = [left[i] for i in attrs["lhs_batch"]]
-    gone = {left[i] for i in attrs["lhs_contract"]} | set(batch)
-    out = batch + [i for i in left if i not in gone] + [i for i in right if i not in gone]
-    wide = np.float64 if node.result.dtype == F32 else np.int64
-    product = np.einsum(lhs.astype(wide), left, rhs.astype(wide), right, out, optimize=True)  # pyright: ignore
-    return np.asarray(product).astype(dtype)
+    labels = product_labels(node)
+    return DEVICE.matmul(lhs, rhs, labels.lhs, labels.rhs, labels.out, node.inputs[0].dtype, node.result.dtype)
 
 
 def _conv(node: Node, lhs: Array, rhs: Array) -> Array:
-    labels, dtype = ConvLabels.of(node.attrs), node.result.dtype.numpy
+    labels, dtype = ConvLabels.of(node.attrs), node.inputs[0].dtype
     sizes = labels.sizes(lhs.shape, rhs.shape)
-    wide = np.float64 if node.result.dtype == F32 else np.int64
-    patches = lhs.astype(wide)
+    patches, exists = lhs, np.ones(lhs.shape, bool)
     for slide in sorted(labels.slides, key=lambda s: -s.axis):
-        patches = _slid(patches, slide, sizes[slide.label])
-    product = np.einsum(patches, labels.patch, rhs.astype(wide), labels.rhs, labels.out, optimize=True)  # pyright: ignore
-    return np.asarray(product).astype(dtype)
+        patches, exists = (_slid(x, slide, sizes[slide.label]) for x in (patches, exists))
+    if not dtype.is_float or (DEVICE.is_finite(lhs, dtype).all() and DEVICE.is_finite(rhs, dtype).all()):
+        return DEVICE.matmul(patches, rhs, labels.patch, labels.rhs, labels.out, dtype, node.result.dtype)
+    return _every_product(labels, widen(patches, dtype), widen(rhs, dtype), exists, sizes)
+
+
+def _every_product(labels: ConvLabels, patches: Array, rhs: Array, exists: Array, sizes: Mapping[int, int]) -> Array:
+    """The products that there are, of all sums at once: infinities and NaN meet no padding."""
+    order = (*labels.out, *labels.contracted)
+    there = _laid(exists, labels.patch, order)
+    for bound in labels.bounds:
+        along = (factor * _laid(np.arange(sizes[x]), (x,), order) for x, factor in bound.terms)
+        there = there & bound.holds(bound.origin + sum(along))
+    products = _laid(patches, labels.patch, order).astype(np.float64) * _laid(rhs, labels.rhs, order)
+    return narrow(np.where(there, products, 0).sum(axis=tuple(range(len(labels.out), len(order)))), F32)
+
+
+def _laid(x: Array, labels: Sequence[int], order: Sequence[int]) -> Array:
+    """x with its axes where their labels are in `order`, and axes of size 1 for the others."""
+    ranked = sorted(range(x.ndim), key=lambda i: order.index(labels[i]))
+    sizes = {labels[i]: x.shape[i] for i in ranked}
+    return x.transpose(ranked).reshape([sizes.get(label, 1) for label in order])
 
 
 def _slid(x: Array, slide: Slide, inner: int) -> Array:
-    """x with one axis as two: outer and inner positions of the slide."""
+    """x with one axis as two: outer and inner positions of the slide; zero (false) where there is no element."""
     position = np.add.outer(np.arange(slide.size) * slide.stride, np.arange(inner) * slide.dilation) - slide.low
     element, n = position // slide.interior, x.shape[slide.axis]
     exists = (element * slide.interior == position) & (element >= 0) & (element < n)
@@ -272,16 +185,11 @@ def _take_rows(node: Node, x: Array, index: Array) -> Array:
     return np.where(inside.reshape(-1, *[1] * (x.ndim - 1)), rows, np.asarray(node.attrs["fill"]).astype(x.dtype))
 
 
-_SCATTER: dict[str, Callable[[Array, Array], Array]] = {
-    "set": lambda old, new: new, "add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
-}  # fmt: skip
-
-
 def _scatter_rows(node: Node, x: Array, index: Array, updates: Array) -> Array:
-    out = x.copy()
+    out, mode = x.copy(), node.attrs["mode"]
     for row, update in zip(index.tolist(), updates, strict=True):
         if 0 <= row < out.shape[0]:
-            out[row] = _SCATTER[node.attrs["mode"]](out[row], update)
+            out[row] = update if mode == "set" else DEVICE.binary(mode, out[row], update, node.result.dtype)
     return out
 
 
@@ -303,11 +211,6 @@ def _dynamic_update_slice(node: Node, x: Array, update: Array, *starts: Array) -
 
 
 _OTHER: dict[str, Callable[..., Any]] = {
-    "is_finite": lambda node, x: np.isfinite(x.astype(np.float32)),
-    "compare": lambda node, a, b: _COMPARE[node.attrs["direction"]](a, b),
-    "select": lambda node, p, a, b: np.where(p, a, b),
-    "convert": _convert,
-    "bitcast": lambda node, x: x.view(node.result.dtype.numpy),
     "full": lambda node: np.full(node.result.shape, node.attrs["value"], node.result.dtype.numpy),
     "constant": lambda node: node.attrs["data"],
     "iota": _iota,
@@ -334,19 +237,8 @@ _OTHER: dict[str, Callable[..., Any]] = {
 # --- several results, regions, host ---------------------------------------------------------------------------------
 
 
-def _ordered(x: Array) -> Array:
-    """A key whose plain order is the device's: -0 equals 0, NaN last."""
-    return x.astype(np.float64) + 0.0 if x.dtype.kind not in "iub" else x
-
-
-def _sort(node: Node, args: list[Array], host: Host) -> list[Array]:
-    axis, keys = node.attrs["axis"], node.attrs["keys"]
-    order = np.arange(args[0].shape[axis]).reshape([-1 if i == axis else 1 for i in range(args[0].ndim)])
-    order = np.broadcast_to(order, args[0].shape)
-    for key in reversed(args[:keys]):
-        again = np.argsort(np.take_along_axis(_ordered(key), order, axis), axis, kind="stable")
-        order = np.take_along_axis(order, again, axis)
-    return [np.take_along_axis(a, order, axis) for a in args]
+def _sort(node: Node, args: list[Array], host: Host) -> Sequence[Array]:
+    return DEVICE.sort(args, [v.dtype for v in node.inputs], node.attrs["axis"], node.attrs["keys"])
 
 
 def _while(node: Node, args: list[Array], host: Host) -> Sequence[Array]:

@@ -422,7 +422,7 @@ _ROWS = (
     Op("reduce", 1, ("op", "axes"), _reduce),
     Op("cumulative", 1, ("op", "axis", "reverse"), _cumulative),
     Op("dot", 2, ("lhs_contract", "rhs_contract", "lhs_batch", "rhs_batch", "precision"), _dot),
-    Op("conv", 2, ("lhs", "rhs", "out", "slides", "precision"), _conv),
+    Op("conv", 2, ("lhs", "rhs", "out", "slides", "precision", "bounds"), _conv),
     Op("take_rows", 2, ("fill",), _take_rows),
     Op("scatter_rows", 3, ("mode",), _scatter_rows),
     Op("dynamic_slice", None, ("sizes",), _dynamic_slice),

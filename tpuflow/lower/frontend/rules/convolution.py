@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tpuflow.dtypes import F32, S32
+from tpuflow.isa.bounds import Bound
 from tpuflow.isa.instruction import MAX_RANK
 from tpuflow.lower.frontend.registry import lowers
 from tpuflow.lower.frontend.rules.linear import convert_result, operands, precision_of, result_dtype
@@ -56,6 +57,12 @@ class _Axis:
         return max(0, (dilated + self.low + self.high - reach) // self.stride + 1)
 
     @property
+    def meets(self) -> bool:
+        """Whether, of a kernel of one position and one output, the one lies on an element at the other (longer ones: perhaps)."""
+        element, between = divmod(-self.low, self.image_dilation)
+        return self.window > 1 or self.out > 1 or (between == 0 and 0 <= element < self.size)
+
+    @property
     def is_plain(self) -> bool:
         """Whether output position i is image position i and nothing else."""
         return (self.window, self.stride, self.low, self.high, self.image_dilation) == (1, 1, 0, 0, 1)
@@ -68,7 +75,7 @@ class _Axis:
     @property
     def has_phases(self) -> bool:
         """Whether a dilated image is better seen as several outputs of one that is not dilated (the gradient of a strided convolution)."""
-        return self.stride == self.kernel_dilation == 1 and self.image_dilation > 1 and self.window > 1
+        return self.stride == self.kernel_dilation == 1 and 1 < self.image_dilation < self.out and self.window > 1
 
 
 @lowers("conv_general_dilated")
@@ -102,7 +109,7 @@ def _product(
     features = rhs.shape[kernel[0]] // count
     shape = dict(zip(out, (images, count * features, *(a.out for a in axes)), strict=True))
     whole = TensorType(F32 if lhs.dtype.is_float else S32, tuple(shape[place] for place in sorted(shape)))
-    if 0 in (*lhs.shape, *rhs.shape, *whole.shape):
+    if 0 in (*lhs.shape, *rhs.shape, *whole.shape) or not all(a.meets for a in axes):
         return b.full(whole, 0)
     phased = [a for a in axes if a.has_phases and count == 1 and len(out) + sum(x.has_phases for x in axes) <= MAX_RANK]
     group = ((GROUP, count),) if count > 1 else ()
@@ -115,12 +122,13 @@ def _product(
         left[i], right[k], made[o] = ((a.outer, a.size),), ((a.inner, a.window),) if not a.is_plain else (), ((a.outer, a.out),)
         if a in phased:
             rhs, right[k], made[o] = _phases(b, rhs, k, a)
+    bounds = tuple(_bound(a) for a in phased)
     slides = {a.outer: _slide(a, dict(made[o])[a.outer], phased=a in phased) for a, o in zip(axes, out[2:], strict=True) if not a.is_plain}
     lhs, rhs = (_split(b, x, names) for x, names in ((lhs, left), (rhs, right)))
     (lhs_labels, _), (rhs_labels, _), (out_labels, lengths) = map(_named, (left, right, made))
     rhs = b.reverse(rhs, [rhs_labels.index(a.phase) for a in phased])
     placed = tuple(replace(slide, axis=lhs_labels.index(label)) for label, slide in slides.items())
-    product = b.conv(lhs, rhs, ConvLabels(lhs_labels, rhs_labels, out_labels, placed, precision))
+    product = b.conv(lhs, rhs, ConvLabels(lhs_labels, rhs_labels, out_labels, placed, precision, bounds))
     assert product.shape == lengths
     product = b.reshape(product, [math.prod(n for _, n in made[place]) for place in sorted(made)])
     return b.slice(product, [0] * len(whole.shape), whole.shape)
@@ -132,11 +140,21 @@ def _phases(b: Builder, rhs: Value, place: int, a: _Axis) -> tuple[Value, _Named
     Output s q + p meets kernel position r at image element (s q + p + r - low) / s, where that is whole. With r = s t + m - p and
     m = low mod s it is q + t - floor(low / s), whatever the phase p: all phases are outputs of one product with a kernel [t, s - 1 - p].
     """
-    s = a.image_dilation
-    low = s - 1 - a.low % s
+    s, low = a.image_dilation, _padding(a)
     turns = -(-(a.window + low) // s)
     amounts = [[n if axis == place else 0 for axis in range(len(rhs.shape))] for n in (low, turns * s - low - a.window)]
     return b.pad(rhs, 0, *amounts), ((a.inner, turns), (a.phase, s)), ((a.outer, -(-a.out // s)), (a.phase, s))
+
+
+def _padding(a: _Axis) -> int:
+    """Zeros before the kernel."""
+    return a.image_dilation - 1 - a.low % a.image_dilation
+
+
+def _bound(a: _Axis) -> Bound:
+    """Where the kernel of all phases has elements: at turn t of phase p it is at s t + s - 1 - p of the padded axis."""
+    s = a.image_dilation
+    return Bound(a.window, ((a.inner, s), (a.phase, -1)), s - 1 - _padding(a))
 
 
 def _slide(a: _Axis, size: int, *, phased: bool) -> Slide:

@@ -86,13 +86,19 @@ for _direction in ("eq", "le", "lt"):
 
 @lowers("max")
 def _max(b: Builder, x: Value, y: Value) -> Value:
-    x, y = aligned(b, x, y)
-    return b.or_(x, y) if x.dtype == PRED else b.max(x, y)
+    return _larger(b, *aligned(b, x, y))
 
 
 @lowers("min")
 def _min(b: Builder, x: Value, y: Value) -> Value:
-    x, y = aligned(b, x, y)
+    return _smaller(b, *aligned(b, x, y))
+
+
+def _larger(b: Builder, x: Value, y: Value) -> Value:
+    return b.or_(x, y) if x.dtype == PRED else b.max(x, y)
+
+
+def _smaller(b: Builder, x: Value, y: Value) -> Value:
     return b.and_(x, y) if x.dtype == PRED else b.min(x, y)
 
 
@@ -153,7 +159,7 @@ def _logistic(b: Builder, x: Value) -> Value:
 @lowers("clamp")
 def _clamp(b: Builder, low: Value, x: Value, high: Value) -> Value:
     low, x, high = aligned(b, low, x, high)
-    return _min(b, _max(b, x, low), high)
+    return _smaller(b, _larger(b, x, low), high)
 
 
 @lowers("select_n")

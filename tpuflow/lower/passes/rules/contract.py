@@ -114,7 +114,8 @@ def _conv_of_reverse(rw: Rewriter, node: Node) -> Value | None:
     slides = tuple(
         replace(s, dilation=-s.dilation, low=s.low - (lengths[s.label] - 1) * s.dilation) if s.label in turned else s for s in labels.slides
     )
-    return _with_operand(rw, node, 1, made.inputs[0], replace(labels, slides=slides))
+    bounds = tuple(b.from_the_end({x: lengths[x] for x in turned}) for b in labels.bounds)
+    return _with_operand(rw, node, 1, made.inputs[0], replace(labels, slides=slides, bounds=bounds))
 
 
 @rewrites("transpose")
