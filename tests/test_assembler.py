@@ -76,7 +76,7 @@ code
       load.wait semaphore=0    ; mlp.py:2
       load.load %w1    ; mlp.py:2
       vector.binary add %t1, %t2, %t1    ; mlp.py:3; y = x + y
-      vector.reduce max %t1, %t1, axes=[0, 1]    ; mlp.py:4
+      vector.reduce_into max %t1, %t1, axes=[0, 1], block=1    ; mlp.py:4
       vector.sort (%t1, %t2), (%t2, %t1), axis=1, keys=1    ; mlp.py:5
     epilogue
       store.store %w2    ; mlp.py:6
