@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from tpuflow.device.fast import lax_convolution, lax_existing
-from tpuflow.device.fast.half import f32_to_f16
+from tpuflow.device.fast.half import narrow_moved, widen_bits
 from tpuflow.device.fast.lax_elementwise import COMPARE, OPERATIONS
 from tpuflow.device.fast.lax_existing import Exists
 from tpuflow.device.fast.lax_rounding import Rounding, flushed, quiet, widen
@@ -28,7 +28,7 @@ _NATIVE = Rounding(bitexact=False, zero=None)
 class LaxArithmetic:
     """Implements `tpuflow.isa.arithmetic.Arithmetic` with traced values; a value of bf16 is carried as f32, all others as themselves;
     native also one of f16, and buffers hold carriers then: the host works in f32, and what is rounded where it is made need not be
-    converted by each that reads it.
+    converted by each that reads it. Bit-exact buffers hold bf16 as words, all others as themselves.
 
     `bitexact` gives the bits of `NumpyArithmetic`. It needs `zero`, an int32 scalar 0 that must be an argument of the compiled function:
     the compiler must not know it. Native (`bitexact=False`) leaves to XLA:CPU the order of f32 sums, the contraction of multiply-add
@@ -42,33 +42,44 @@ class LaxArithmetic:
         self._rounding = Rounding(bitexact, zero)
 
     def load(self, stored: Value, dtype: DType) -> Value:
-        """An array, of the dtype's own type or a carrier already, as a carrier."""
+        """An array, of the dtype's own type or as a buffer holds it, as a carrier; bits are moved, a NaN keeps its payload."""
         if stored.dtype == self._rounding.carrier_type(dtype):
             return stored
-        if dtype == BF16:
-            return _bf16_to_f32(self._rounding.hide_bits(lax.bitcast_convert_type(stored, jnp.uint16)))
-        return widen(stored, dtype)
+        if dtype != BF16:
+            return widen_bits(stored)
+        bits = words(stored)
+        return _bf16_to_f32(self._rounding.hide_bits(bits) if self.bitexact else bits)
 
     def store(self, value: Value, dtype: DType) -> Value:
-        """An array, a carrier or of the dtype's own type already, as the latter; bits are moved, not rounded (hardware conversions to
-        bf16 flush subnormals)."""
+        """An array in any of these forms as the dtype's own type; bits are moved, not rounded (hardware conversions to bf16 flush
+        subnormals, and all make NaN quiet)."""
         if value.dtype == dtype.numpy:
             return value
-        return lax.bitcast_convert_type(_bf16_bits(value), jnp.bfloat16) if dtype == BF16 else f32_to_f16(value)
+        if dtype != BF16:
+            return narrow_moved(value)
+        bits = _bf16_words(value)
+        return lax.bitcast_convert_type(bits if self.bitexact else self._rounding.hide_bits(bits), jnp.bfloat16)
 
     def hold(self, x: Value, dtype: DType) -> Value:
-        """An array in either form as a buffer holds it.
+        """An array in any form as a buffer holds it.
 
-        Native f16 ends in a select, though hardware knows what a NaN becomes: XLA makes anew for each reader what ends in unary operations.
+        Native f16 ends in a select, though of equals: XLA makes anew for each reader what ends in unary operations.
         """
         if self.bitexact:
-            return self.store(x, dtype)
+            return _bf16_words(x) if dtype == BF16 else self.store(x, dtype)
         x = self.load(x, dtype)
-        return lax.select(lax.ne(x, x), jnp.full_like(x, np.nan), x) if dtype == F16 else x
+        return lax.select(lax.ne(x, x), _same_nan(x), x) if dtype == F16 else x
 
     def held_type(self, dtype: DType) -> np.dtype[Any]:
         """The NumPy type of what `hold` returns."""
-        return dtype.numpy if self.bitexact else self._rounding.carrier_type(dtype)
+        if self.bitexact:
+            return np.dtype(np.uint16) if dtype == BF16 else dtype.numpy
+        return self._rounding.carrier_type(dtype)
+
+    def held(self, number: int | float | bool, dtype: DType) -> Value:
+        """A 0-d array as a buffer holds it, known to the compiler."""
+        own = np.asarray(number).astype(dtype.numpy)
+        return jnp.asarray(own.view(np.uint16) if self.bitexact and dtype == BF16 else own.astype(self.held_type(dtype)))
 
     def full(self, shape: tuple[int, ...], value: int | float | bool, dtype: DType) -> Value:
         """A splat."""
@@ -269,6 +280,21 @@ class LaxArithmetic:
         """One K-tile of the matrix unit."""
         there = [None if x is None else functools.partial(jnp.asarray, x) for x in (a_exists, b_exists)]
         return self.convolve(a, b, a_axes, b_axes, out_axes, (), {}, dtype, acc_dtype, *there)
+
+
+def words(x: Value) -> Value:
+    """bf16 as u16, others as given: XLA:CPU moves bf16 as f32 that it narrows again, which makes NaN quiet."""
+    return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+
+def _same_nan(x: Value) -> Value:
+    """f32, NaN as it is, in a way that XLA does not see."""
+    return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.int32) | np.int32(0x7F800000), jnp.float32)
+
+
+def _bf16_words(x: Value) -> Value:
+    """u16 bits of bf16 in any form."""
+    return _bf16_bits(x) if x.dtype == jnp.float32 else words(x)
 
 
 def _bf16_bits(carrier: Value) -> Value:

@@ -43,7 +43,7 @@ def f32_to_f16(x: Value) -> Value:
 
 
 def widen_bits(x: Value) -> Value:
-    """f16 to f32 in integer arithmetic."""
+    """f16 to f32 in integer arithmetic; a NaN keeps sign and payload, and whether it signals (hardware makes it quiet)."""
     bits = lax.convert_element_type(lax.bitcast_convert_type(x, jnp.uint16), jnp.uint32)
     sign, size = (bits & _SIGN) << np.uint32(16), bits & np.uint32(0x7FFF)
     normal = (size << np.uint32(13)) + _BIAS
@@ -64,6 +64,16 @@ def narrow_bits(x: Value) -> Value:
     half = jnp.where(size >= np.uint32(143 << 23), _INFINITY, half)
     half = jnp.where(size > np.uint32(255 << 23), np.uint32(0x7E00), half)
     return lax.bitcast_convert_type(lax.convert_element_type(half | sign, jnp.uint16), jnp.float16)
+
+
+def narrow_moved(x: Value) -> Value:
+    """f32 that are numbers of f16 as f16: nothing is rounded, and a NaN comes back as `widen_bits` was given it."""
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    payload = (bits >> np.uint32(13)) & np.uint32(0x3FF)
+    payload = jnp.where(payload == 0, np.uint32(0x200), payload)  # one that arithmetic made, in bits that f16 has not
+    nan = ((bits >> np.uint32(16)) & _SIGN) | _INFINITY | payload
+    moved = lax.bitcast_convert_type(lax.convert_element_type(nan, jnp.uint16), jnp.float16)
+    return lax.select(lax.ne(x, x), moved, f32_to_f16(x))
 
 
 def _subnormal(size: Value) -> Value:

@@ -99,8 +99,9 @@ class Rounding:
         return lax.bitcast_convert_type(lax.add(bits, lax.broadcast(self.zero, bits.shape)), jnp.float32)
 
     def hide_bits(self, bits: Value) -> Value:
-        """u16 bits of bf16 as they are, but LLVM cannot move them as bf16 values (which flushes subnormals on AVX512-BF16 hosts)."""
-        if not self.bitexact:
+        """u16 bits of bf16 as they are, but LLVM cannot move them as bf16 values, which flushes subnormals and makes NaN quiet on
+        AVX512-BF16 hosts (nor can it without a `zero`: outside of a Program)."""
+        if self.zero is None:
             return bits
         return lax.add(bits, lax.broadcast(lax.convert_element_type(self.zero, jnp.uint16), bits.shape))
 

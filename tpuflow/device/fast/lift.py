@@ -18,7 +18,7 @@ from tpuflow.device.fast.lax_existing import Exists
 from tpuflow.device.fast.pieces import piece_at
 from tpuflow.device.fast.spans import Span
 from tpuflow.device.fast.virtual import Lifting, State, Virtual, same_view
-from tpuflow.dtypes import DType
+from tpuflow.dtypes import F32, DType
 from tpuflow.isa import dma, matrix, vector
 from tpuflow.isa.bounds import exists
 from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window
@@ -187,7 +187,7 @@ def _positions(t: Lifting, window: Window, trips: Trips, state: State) -> list[a
 
 
 def _fill(t: Lifting, window: Window, dtype: DType) -> Any:
-    return jnp.asarray(np.asarray(window.fill).astype(dtype.numpy).astype(t.ar.held_type(dtype)))
+    return t.ar.held(window.fill, dtype)
 
 
 def _load(t: Lifting, i: dma.Load, trips: Trips, state: State) -> None:
@@ -320,22 +320,21 @@ def _store_indexed(t: Lifting, i: dma.StoreIndexed, trips: Trips, state: State) 
 
 
 def _scatter_rows(t: Lifting, mode: str, view: Any, index: Any, rows: Any, dtype: DType) -> Any:
-    """Rows combined in index order; what lies outside is dropped."""
+    """Rows combined in index order, every combination rounded to the type; what lies outside is dropped, and no other row is touched."""
     extent = view.shape[0]
     if extent == 0 or rows.size == 0:
         return view
     safe = jnp.where((index >= 0) & (index < extent), index, extent)
-    if mode == "set" or (dtype.numpy == np.float32 and mode in ("min", "max")) or not t.ar.bitexact or dtype.is_integer:
-        at = t.ar.store(view, dtype).at[safe]  # rounded to its own type after every addition
-        combined = {"set": at.set, "add": at.add, "mul": at.multiply, "min": at.min, "max": at.max}[mode](
-            t.ar.store(rows, dtype), mode="drop"
-        )
-        return t.ar.hold(combined, dtype)
+    if mode == "set":
+        return view.at[safe].set(rows, mode="drop")
+    if not dtype.is_float or (dtype == F32 and not t.ar.bitexact):
+        at = view.at[safe]
+        return {"add": at.add, "mul": at.multiply, "min": at.min, "max": at.max}[mode](rows, mode="drop")
 
     def combine(r: Any, view: Any) -> Any:
         place = jnp.clip(safe[r], 0, extent - 1)
         old = lax.dynamic_index_in_dim(view, place, 0, keepdims=False)
-        new = t.ar.store(t.ar.binary(mode, t.ar.load(old, dtype), t.ar.load(rows[r], dtype), dtype), dtype)
+        new = t.ar.hold(t.ar.binary(mode, t.ar.load(old, dtype), t.ar.load(rows[r], dtype), dtype), dtype)
         return lax.dynamic_update_index_in_dim(view, jnp.where(safe[r] < extent, new, old), place, 0)
 
     return lax.fori_loop(0, rows.shape[0], combine, view)

@@ -12,7 +12,7 @@ from jax import lax
 
 from tpuflow.device.budget import Workload
 from tpuflow.device.fast import liveness
-from tpuflow.device.fast.arithmetic import LaxArithmetic
+from tpuflow.device.fast.arithmetic import LaxArithmetic, words
 from tpuflow.device.fast.cuts import Stage
 from tpuflow.device.fast.kernel import translate_kernel
 from tpuflow.device.fast.liveness import AGAIN, WORK, Key, Liveness
@@ -49,15 +49,18 @@ class Translation:
         env: dict[Any, Any] = {
             c.buffer: ar.hold(_constant(program, c.buffer, c.data), program.buffers[c.buffer].dtype) for c in program.constants
         }
-        env.update({k: ar.hold(x, program.buffers[k].dtype) if isinstance(k, int) else x for k, x in arrays.items()})
-        run = _Run(self, ar, list(infeeds), budget)
+        env.update({k: ar.hold(x, program.buffers[k].dtype) if isinstance(k, int) else words(x) for k, x in arrays.items()})
+        run = _Run(self, ar, list(map(words, infeeds)), budget)
         if stage.loop is not None:
             run.slice(stage.loop, env, stage.after, trips)
         else:
             run.blocks(stage.blocks, env, stage.after)
 
         def stored(key: Key) -> Any:
-            return ar.store(run.buffer(env, key), program.buffers[key].dtype) if isinstance(key, int) else env[key]
+            if isinstance(key, int):
+                return ar.store(run.buffer(env, key), program.buffers[key].dtype)
+            kind, port = key
+            return ar.store(env[key], program.outfeeds[port].dtype) if kind == "outfeed" else env[key]
 
         return [stored(p.buffer) for p in program.outputs] if stage.final else [], [stored(k) for k in stage.gives]
 
@@ -124,7 +127,7 @@ class _Run:
                 env["taken", block.port] = item + self._within(env)
             case Outfeed():
                 item = env["sent", block.port]
-                value = self.ar.store(self.buffer(env, block.buffer), self.program.buffers[block.buffer].dtype)
+                value = words(self.ar.store(self.buffer(env, block.buffer), self.program.buffers[block.buffer].dtype))
                 env["outfeed", block.port] = lax.dynamic_update_index_in_dim(env["outfeed", block.port], value, item, 0)
                 env["sent", block.port] = item + 1
             case Loop():
