@@ -17,6 +17,7 @@ import pytest
 import tpuflow
 from models.lenet import LeNet5
 from models.mlp import MLP
+from tests.places import tile_positions
 from tpuflow.chips import get_chip
 from tpuflow.compiler import compile_function
 from tpuflow.device.timing import time_program
@@ -24,7 +25,6 @@ from tpuflow.device.timing.prices import PICOSECONDS
 from tpuflow.isa.instruction import Instruction, Tile, Window
 from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Kernel, Program
-from tpuflow.isa.windows import tile_positions
 from tpuflow.lower.frontend.jaxpr import lower_jaxpr
 from tpuflow.lower.graph.conv import product_labels
 from tpuflow.lower.graph.graph import Graph, Value

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 
+from tests.places import tile_positions
+from tpuflow.device.verify.dims import split_alike
 from tpuflow.device.verify.footprint import Box, Trips, cover, disjoint, injective, store_box
 from tpuflow.dtypes import F32
 from tpuflow.isa.instruction import Tile, TileAxis, Window, WindowAxis
-from tpuflow.isa.windows import tile_positions
 
 
 def _random_store(rng: random.Random) -> tuple[Window, Trips]:
@@ -77,3 +79,45 @@ def test_parts_of_one_buffer_are_apart_whatever_dimensions_they_are_seen_in() ->
     thirds = [Box((5, 4), (range(0, 4, 3), range(4))), Box((5, 4), (range(1, 5, 3), range(4))), Box((20,), (range(8, 12),))]
     assert all(disjoint(x, y) == (x is not y) for x in thirds for y in thirds)
     assert not disjoint(thirds[0], Box((20,), (range(12, 16),))) and not disjoint(thirds[0], Box((20,), (range(2, 12),)))
+
+
+def _random_box(rng: random.Random, elems: int) -> Box:
+    dims: list[int] = []
+    while elems > 1:
+        dims.append(rng.choice([n for n in range(2, elems + 1) if elems % n == 0]))
+        elems //= dims[-1]
+    ranges = []
+    for n in dims:
+        low, step = rng.choice((0, 0, rng.randrange(n))), rng.choice((1, 1, 1, 2, 3))
+        ranges.append(range(n)[low : rng.choice((n, n, rng.randint(low + 1, n))) : step])
+    return Box(tuple(dims), tuple(range(r[0], r[-1] + 1, r.step) for r in ranges))
+
+
+def _elements(box: Box) -> set[int]:
+    places = np.arange(int(np.prod(box.dims))).reshape(box.dims)
+    return set(places[np.ix_(*box.ranges)].ravel().tolist())
+
+
+def test_parts_cover_a_buffer_just_when_their_elements_do() -> None:
+    rng = random.Random(1)
+    found: dict[object, int] = {True: 0, False: 0}
+    for _ in range(3000):
+        elems = rng.choice((12, 16, 24, 30))
+        boxes = [_random_box(rng, elems) for _ in range(rng.randint(1, 6))]
+        covered = len(set().union(*map(_elements, boxes))) == elems
+        assert cover(boxes, elems) == covered, boxes
+        found[covered] += 1
+        split = split_alike([(b.dims, b.ranges) for b in boxes])
+        if split is not None:
+            assert set().union(*(_elements(Box(*part)) for part in split)) == set().union(*map(_elements, boxes)), boxes
+            found["alike"] = found.get("alike", 0) + 1
+    assert min(found.values()) > 200, found
+
+
+def test_whether_long_parts_cover_is_found_without_a_look_at_each_element() -> None:
+    n = 10**12
+    rows = [Box((n, 6), (range(n), range(k, 6, 3))) for k in range(3)]
+    halves = [Box((6 * n,), (range(3 * n),)), Box((n, 2, 3), (range(n // 2, n), range(2), range(3)))]
+    assert cover(rows, 6 * n) and not cover(rows[:2], 6 * n)
+    assert cover(halves, 6 * n) and cover([rows[0], rows[1], *halves], 6 * n)
+    assert not cover([halves[0], replace(halves[1], ranges=(range(n // 2 + 1, n), range(2), range(3)))], 6 * n)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from tests import programs
+from tests.places import axis_positions, tile_positions
 from tpuflow.device.reference import ReferenceEngine
 from tpuflow.dtypes import F16, F32, S32
 from tpuflow.errors import ConfigError, LaunchError
 from tpuflow.isa.instruction import Tile, TileAxis, Window, WindowAxis
-from tpuflow.isa.windows import axis_positions, tile_positions, view_layout, view_problem
+from tpuflow.isa.windows import present, view_layout, view_problem
 
 Arrays = Sequence[np.ndarray]
 SCHEDULES = ("late", "early")
@@ -188,17 +189,21 @@ def test_an_unknown_schedule_is_refused() -> None:
 # --- windows
 
 
-def test_positions_follow_the_definition_element_by_element() -> None:
+def test_what_is_present_follows_the_definition_element_by_element() -> None:
     rng = np.random.default_rng(0)
-    for _ in range(300):
-        extent, dilation, length = int(rng.integers(0, 9)), int(rng.integers(1, 4)), int(rng.integers(0, 7))
+    for _ in range(3000):
+        extent, dilation, length = int(rng.integers(0, 9)), int(rng.integers(1, 5)), int(rng.integers(0, 9))
         base, step = (int(x) for x in rng.integers(-9, 10, 2))
-        elements, ok = axis_positions(WindowAxis(extent, 1, step=step, dilation=dilation), length, base)
-        for j in range(length):
-            position = base + step * j
-            exists = position % dilation == 0 and 0 <= position // dilation < extent
-            assert ok[j] == exists
-            assert not exists or elements[j] == position // dilation
+        axis = WindowAxis(extent, 1, step=step, dilation=dilation)
+        elements, ok = axis_positions(axis, length, base)
+        at, found = present(axis, length, base)
+        assert list(at) == np.flatnonzero(ok).tolist(), axis
+        assert list(found) == (elements[ok] if step else np.unique(elements[ok])).tolist(), axis
+
+
+def test_what_is_present_of_long_axes_is_two_ranges() -> None:
+    axis = WindowAxis(10**12, 1, step=-3, dilation=2)
+    assert present(axis, 10**13, 5) == (range(1, 3, 2), range(1, -2, -3))
 
 
 def test_a_view_is_a_reshape_and_a_permutation() -> None:

@@ -9,8 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from tpuflow.isa.instruction import Tile, TileAxis, Window, WindowAxis
 
 
@@ -51,28 +49,27 @@ def base_position(axis: WindowAxis, index: Sequence[int], register: int = 0) -> 
     return axis.origin + register + sum(elements * index[g] for g, elements in axis.grid)
 
 
-def axis_positions(axis: WindowAxis, length: int, base: int) -> tuple[np.ndarray, np.ndarray]:
-    """(element of the view axis, whether it exists) for tile elements 0 ... length - 1, the first sitting at position `base`.
+def present(axis: WindowAxis, length: int, base: int) -> tuple[range, range]:
+    """(tile elements of 0 ... length - 1 that exist, elements of the view axis that they are), the first at position `base`.
 
-    Both are [length]; where nothing exists the element is meaningless.
+    Along an axis that stands still (step 0) all tile elements are one element of the view.
     """
-    position = base + axis.step * np.arange(length, dtype=np.int64)
-    element = position // axis.dilation
-    return element, (element * axis.dilation == position) & (element >= 0) & (element < axis.extent)
-
-
-def tile_positions(window: Window, index: Sequence[int], registers: Sequence[int] = ()) -> list[tuple[np.ndarray, np.ndarray]]:
-    """`axis_positions` of every axis at grid index `index`; tile axes have their valid lengths.
-
-    registers: one value for every axis that has a register, in axis order.
-    """
-    values = iter(registers)
-    found = []
-    for axis, tile in zip(window.axes, window.tile.axes, strict=True):
-        register = 0 if axis.register is None else next(values)
-        length = tile.valid(index[tile.grid] if tile.grid >= 0 else 0)
-        found.append(axis_positions(axis, length, base_position(axis, index, register)))
-    return found
+    if axis.step == 0:
+        element, rest = divmod(base, axis.dilation)
+        here = rest == 0 and 0 <= element < axis.extent
+        return range(length if here else 0), range(element, element + (here and length > 0))
+    common = math.gcd(axis.step, axis.dilation)
+    if base % common:
+        return range(0), range(0)
+    period = axis.dilation // common  # of tile elements at a multiple of the dilation
+    first = -(base // common) * pow(axis.step // common, -1, period) % period
+    element, step = (base + axis.step * first) // axis.dilation, axis.step // common
+    near, far = (0, axis.extent - 1) if step > 0 else (axis.extent - 1, 0)
+    skipped = max(0, -((element - near) // step))
+    count = min(len(range(first, length, period)), (far - element) // step + 1) - skipped
+    count = max(0, count)
+    first, element = first + skipped * period, element + skipped * step
+    return range(first, first + count * period, period), range(element, element + count * step, step)
 
 
 def plain_axis(extent: int, pitch: int, tile: TileAxis) -> WindowAxis:

@@ -1,8 +1,8 @@
 """Loads and stores of whole virtual tensors: a window, lifted over grid axes, becomes slices, pads, reversals and gathers.
 
 Every window axis pairs one tile axis with one axis of the buffer's view, so a lifted access is done axis by axis: the positions that
-all lifted trips touch along one axis are known when the Program is translated (a `Positions`), plus a run-time offset where a looped
-grid axis or a scalar register moves the window.
+all lifted trips touch along one axis are known in closed form when the Program is translated (a `Positions`), plus a run-time offset
+where a looped grid axis or a scalar register moves the window.
 """
 
 from __future__ import annotations
@@ -16,12 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tpuflow.device.fast.positions import CannotLift, Dim, Positions
 from tpuflow.device.fast.spans import Span
 from tpuflow.isa.instruction import TileAxis, Window, WindowAxis
-
-
-class CannotLift(Exception):
-    """This tier has no whole-tensor form for an instruction; the translator goes on with the next tier."""
 
 
 @dataclass(frozen=True)
@@ -52,55 +49,34 @@ class Trips:
         return tuple(self.length(a) for a in axes)
 
 
-@dataclass(frozen=True)
-class Positions:
-    """Positions along one view axis: `static` [batch..., length] (before dilation) plus `offset`, a scalar within `bounds`.
-
-    `batch` names the lifted grid axes of the leading dimensions of `static`.
-    """
-
-    static: np.ndarray
-    batch: tuple[int, ...]
-    offset: Any
-    bounds: tuple[float, float]
-
-
 def axis_positions(axis: WindowAxis, tile: TileAxis, trips: Trips, register: Any) -> Positions:
     """The positions that a window axis touches over all lifted trips."""
-    x = np.arange(trips.length(tile), dtype=np.int64)
-    coefficient = dict(axis.grid)
-    if tile.grid >= 0 and tile.grid not in trips.index:
-        static = axis.origin + coefficient.pop(tile.grid, 0) * (x // tile.size) + axis.step * (x % tile.size)
-    else:
-        static = axis.origin + axis.step * x
-    offset, low, high = 0, 0.0, 0.0
-    batch = []
-    for g, elements in sorted(coefficient.items()):
-        if elements == 0:
-            continue
-        if g in trips.index:
-            offset = offset + elements * trips.index[g]
-            ends = sorted(elements * b for b in trips.bounds[g])
-            low, high = low + ends[0], high + ends[1]
-        elif trips.sizes[g] != 1:
-            batch.append((g, elements))
+    length, coefficient = trips.length(tile), dict(axis.grid)
+    lifted = tile.grid >= 0 and tile.grid not in trips.index
+    own = Dim.of(length, axis.step, tile.size, coefficient.pop(tile.grid, 0)) if lifted else Dim.of(length, axis.step)
+    batch = [g for g, elements in sorted(coefficient.items()) if elements and g not in trips.index and trips.sizes[g] != 1]
+    dims = (*(Dim.of(trips.sizes[g], coefficient[g]) for g in batch), own)
+    offset, bounds = _offset(coefficient, trips)
     if register is not None:
-        offset, low, high = offset + register, -math.inf, math.inf
-    for g, elements in reversed(batch):
-        static = elements * np.arange(trips.sizes[g], dtype=np.int64).reshape((-1,) + (1,) * static.ndim) + static[None]
-    return Positions(static, tuple(g for g, _ in batch), offset, (low, high))
+        offset, bounds = offset + register, (-math.inf, math.inf)
+    return Positions(axis.origin, dims, tuple(batch), offset, bounds)
 
 
 def span_positions(axis: WindowAxis, span: Span, trips: Trips) -> Positions:
     """The positions that a halo axis touches: all those of the lifted labels at once, moved by the looped ones."""
     length = span.pair.reach(trips.length(span.outer), trips.length(span.inner))
+    return Positions(axis.origin, (Dim.of(length, 1),), (), *_offset(span.moves(), trips))
+
+
+def _offset(moves: Mapping[int, int], trips: Trips) -> tuple[Any, tuple[float, float]]:
+    """(how far the looped grid axes move a window, by elements a trip; the bounds of that)."""
     offset, low, high = 0, 0.0, 0.0
-    for g, elements in span.moves().items():
-        if g in trips.index:
+    for g, elements in sorted(moves.items()):
+        if elements and g in trips.index:
             offset = offset + elements * trips.index[g]
             ends = sorted(elements * b for b in trips.bounds[g])
             low, high = low + ends[0], high + ends[1]
-    return Positions(axis.origin + np.arange(length, dtype=np.int64), (), offset, (low, high))
+    return offset, (low, high)
 
 
 def view_layout(window: Window) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -124,32 +100,14 @@ def from_view(view: Any, window: Window, shape: tuple[int, ...]) -> Any:
     return view.reshape(shape)
 
 
-def _progression(static: np.ndarray) -> tuple[int, int] | None:
-    """(start, step) if a 1-D array is an arithmetic progression."""
-    if static.ndim != 1 or static.size == 0:
-        return None
-    if static.size == 1:
-        return int(static[0]), 1
-    step = int(static[1] - static[0])
-    return (int(static[0]), step) if np.all(np.diff(static) == step) else None
-
-
 def read_axis(x: Any, axis: int, extent: int, dilation: int, where: Positions, fill: Any) -> Any:
     """x with view axis `axis` replaced by the positions' [batch..., length] dimensions; `fill` (0-d) outside the view."""
-    if isinstance(where.offset, int):
-        static = where.static + where.offset
-        progression = _progression(static)
-        if progression is not None:
-            return _read_progression(x, axis, extent, dilation, *progression, static.size, fill)
-        return _read_gather(x, axis, extent, dilation, static, fill, _inside_static(static, extent, dilation))
-    progression = _progression(where.static)
-    if dilation == 1 and progression is not None and progression[1] == 1 and where.static.size <= extent:
+    progression = where.progression
+    if progression is not None and where.known:
+        return _read_progression(x, axis, extent, dilation, progression[0] + where.offset, progression[1], where.length, fill)
+    if progression is not None and dilation == 1 and progression[1] == 1 and where.length <= extent:
         return _read_dynamic(x, axis, extent, progression[0], where, fill)
-    return _read_gather(x, axis, extent, dilation, jnp.asarray(where.static, jnp.int32) + where.offset, fill, False)
-
-
-def _inside_static(static: np.ndarray, extent: int, dilation: int) -> bool:
-    return dilation == 1 and static.size > 0 and int(static.min()) >= 0 and int(static.max()) < extent
+    return _read_gather(x, axis, extent, dilation, where, fill)
 
 
 def _read_progression(x: Any, axis: int, extent: int, dilation: int, start: int, step: int, length: int, fill: Any) -> Any:
@@ -172,21 +130,23 @@ def _read_progression(x: Any, axis: int, extent: int, dilation: int, start: int,
     return lax.slice_in_dim(x, start, start + span, step, axis)
 
 
-def _read_gather(x: Any, axis: int, extent: int, dilation: int, positions: Any, fill: Any, inside: bool) -> Any:
+def _read_gather(x: Any, axis: int, extent: int, dilation: int, where: Positions, fill: Any) -> Any:
+    if extent == 0 or 0 in where.shape:
+        return jnp.broadcast_to(fill, (*x.shape[:axis], *where.shape, *x.shape[axis + 1 :]))
+    positions = where.array()
     index = positions // dilation if dilation > 1 else positions
-    if extent == 0:
-        return jnp.broadcast_to(fill, (*x.shape[:axis], *positions.shape, *x.shape[axis + 1 :]))
     taken = jnp.take(x, jnp.clip(index, 0, extent - 1), axis=axis, mode="clip")
-    if inside:
+    low, high = where.ends()
+    if where.known and dilation == 1 and low + where.offset >= 0 and high + where.offset < extent:
         return taken
     ok = (index >= 0) & (index < extent) & (positions % dilation == 0)
-    ok = jnp.asarray(ok).reshape(positions.shape + (1,) * (x.ndim - axis - 1))
+    ok = ok.reshape(positions.shape + (1,) * (x.ndim - axis - 1))
     return jnp.where(ok, taken, fill)
 
 
 def _read_dynamic(x: Any, axis: int, extent: int, start: int, where: Positions, fill: Any) -> Any:
     """A run of consecutive positions at a run-time start; what lies outside reads as `fill`."""
-    length = where.static.size
+    length = where.length
     begin = start + where.offset
     if where.bounds[0] + start >= 0 and where.bounds[1] + start + length <= extent:
         return lax.dynamic_slice_in_dim(x, begin, length, axis)
@@ -216,16 +176,16 @@ def write_axes(view: Any, value: Any, window: Window, wheres: list[Positions]) -
 
 def _write_plan(value: Any, i: int, axis: WindowAxis, where: Positions) -> tuple[Any, Any]:
     """(value clipped to what lands inside, its start: an int, a traced scalar, (traced, unproven), or None if not a run)."""
-    progression = _progression(where.static)
+    progression = where.progression
     if axis.dilation != 1 or progression is None or value.shape[i] == 0:
         return value, None
     start, step = progression
-    if step == -1 and isinstance(where.offset, int):
+    if step == -1 and where.known:
         value, start, step = lax.rev(value, (i,)), start - (value.shape[i] - 1), 1
     if step != 1:
         return value, None
     length = value.shape[i]
-    if isinstance(where.offset, int):
+    if where.known:
         start += where.offset
         first, last = max(0, -start), min(length, axis.extent - start)
         if first >= last:
@@ -267,11 +227,7 @@ def _write_scatter(view: Any, value: Any, window: Window, wheres: list[Positions
         return view
     index = []
     for i, (axis, where) in enumerate(zip(window.axes, wheres, strict=True)):
-        position = (
-            where.static.astype(np.int32) + where.offset
-            if isinstance(where.offset, int)
-            else jnp.asarray(where.static, jnp.int32) + where.offset
-        )
+        position = where.array()
         place = position // axis.dilation
         ok = (place >= 0) & (place < axis.extent) & (position % axis.dilation == 0)
         index.append(jnp.where(ok, place, axis.extent).reshape((-1,) + (1,) * (value.ndim - 1 - i)))
@@ -282,4 +238,4 @@ def _write_scatter(view: Any, value: Any, window: Window, wheres: list[Positions
 
 def where_length(window: Window, wheres: list[Positions]) -> tuple[int, ...]:
     """Lengths of the positions of every axis."""
-    return tuple(w.static.shape[-1] for w in wheres)
+    return tuple(w.length for w in wheres)

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from jax import lax
 
-from tpuflow.device.fast.access import Positions
+from tpuflow.device.fast.positions import Positions
 from tpuflow.isa.instruction import Window
 
 
@@ -34,11 +33,8 @@ class Stride:
 
 def spacing(where: Positions) -> int:
     """The distance of neighbouring positions; 0 if they are not known now or not evenly spaced."""
-    static = where.static
-    if where.batch or not isinstance(where.offset, int) or static.ndim != 1 or not static.size:
-        return 0
-    step = int(static[1] - static[0]) if static.size > 1 else 1
-    return step if static.size <= 2 or bool((np.diff(static) == step).all()) else 0
+    progression = where.progression
+    return progression[1] if where.known and progression is not None else 0
 
 
 def strides(wheres: Sequence[Positions]) -> tuple[Stride, ...] | None:
@@ -48,8 +44,7 @@ def strides(wheres: Sequence[Positions]) -> tuple[Stride, ...] | None:
         step = spacing(where)
         if not step:
             return None
-        ends = int(where.static[0]) + where.offset, int(where.static[-1]) + where.offset
-        found.append(Stride(min(ends), abs(step), len(where.static), step < 0))
+        found.append(Stride(where.ends()[0] + where.offset, abs(step), where.length, step < 0))
     return tuple(found)
 
 

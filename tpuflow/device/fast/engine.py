@@ -4,7 +4,7 @@ outfeed capacity."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -82,9 +82,14 @@ class FastEngine:
 
     def compile(self, infeed_items: int = 1, capacity: int = 1) -> None:
         """Translate and compile without running; the results are kept in the caches that the first launch of these shapes looks into."""
+        for translated in self.translate(infeed_items, capacity):
+            translated.compile()
+
+    def translate(self, infeed_items: int = 1, capacity: int = 1) -> Iterator[Any]:
+        """The executables in XLA's terms (`jax.stages.Lowered`), not compiled yet."""
         feeds = [jax.ShapeDtypeStruct((infeed_items, *p.shape), p.dtype.numpy) for p in self.program.infeeds]
         for executable in self._stages.values():
-            executable.compile(feeds, capacity)
+            yield executable.translate(feeds, capacity)
 
     @functools.cached_property
     def tiers(self) -> dict[str, int]:
@@ -116,12 +121,12 @@ class _Executable:
         """The Program's outputs, of the final stage."""
         return self._run(self._zero, self._zero, donated, kept, [], budget)[0]
 
-    def compile(self, feeds: Sequence[Any], capacity: int) -> None:
-        """Translate and compile for arguments of these shapes."""
+    def translate(self, feeds: Sequence[Any], capacity: int) -> Any:
+        """Translate for arguments of these shapes."""
         scalar = jax.ShapeDtypeStruct((), np.int32)
         donated, kept = ([self._spec(k, capacity) for k in keys] for keys in (self.donates, self.keeps))
         budget = jax.ShapeDtypeStruct((2 + len(self._translation.workload.uncertain),), np.int32)
-        self._run.lower(scalar, scalar, donated, kept, list(feeds), budget).compile()
+        return self._run.lower(scalar, scalar, donated, kept, list(feeds), budget)
 
     def _spec(self, key: Key, capacity: int) -> jax.ShapeDtypeStruct:
         program = self._translation.program

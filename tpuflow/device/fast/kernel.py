@@ -17,9 +17,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from tpuflow.device.fast.access import CannotLift, Trips
+from tpuflow.device.fast.access import Trips
 from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.lift import HANDLERS, compute
+from tpuflow.device.fast.positions import CannotLift
 from tpuflow.device.fast.spans import spans_of
 from tpuflow.device.fast.virtual import Lifting, State, Virtual
 from tpuflow.isa import matrix, vector

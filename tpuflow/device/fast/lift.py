@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from tpuflow.device.fast import access, boxes
-from tpuflow.device.fast.access import CannotLift, Trips
+from tpuflow.device.fast.access import Trips
 from tpuflow.device.fast.lax_existing import Exists
 from tpuflow.device.fast.pieces import piece_at
+from tpuflow.device.fast.positions import CannotLift, Positions
 from tpuflow.device.fast.spans import Span
 from tpuflow.device.fast.virtual import Lifting, State, Virtual, same_view
 from tpuflow.dtypes import F32, DType
@@ -176,7 +176,7 @@ def _sort(t: Lifting, i: vector.Sort, trips: Trips, state: State) -> None:
     state.tiles.update({x: Virtual(r, batch) for x, r in zip(i.dsts, results, strict=True)})
 
 
-def _positions(t: Lifting, window: Window, trips: Trips, state: State) -> list[access.Positions]:
+def _positions(t: Lifting, window: Window, trips: Trips, state: State) -> list[Positions]:
     spans = t.spans.get(window.tile, {})
     return [
         access.span_positions(axis, spans[n], trips)
@@ -213,7 +213,7 @@ def _load_box(t: Lifting, window: Window, box: Sequence[boxes.Stride], trips: Tr
     return Virtual(t.ar.load(boxes.cut(state.padded[key][1], box, around), window.tile.dtype))
 
 
-def _load_axes(t: Lifting, window: Window, view: Any, wheres: list[access.Positions]) -> Virtual:
+def _load_axes(t: Lifting, window: Window, view: Any, wheres: list[Positions]) -> Virtual:
     dtype = window.tile.dtype
     fill = _fill(t, window, dtype)
     batches = [g for w in wheres for g in w.batch]
@@ -247,7 +247,7 @@ def _store(t: Lifting, i: dma.Store, trips: Trips, state: State) -> None:
     state.hbm[window.buffer] = access.from_view(view, window, buffer.shape)
 
 
-def _waits(t: Lifting, window: Window, array: Any, wheres: list[access.Positions], state: State) -> bool:
+def _waits(t: Lifting, window: Window, array: Any, wheres: list[Positions], state: State) -> bool:
     """Whether a store waits until the kernel ends for others to the same buffer through the same view, which may complete it."""
     if t.looped or window.buffer not in t.together or any(a.dilation != 1 for a in window.axes):
         return False
@@ -258,7 +258,7 @@ def _waits(t: Lifting, window: Window, array: Any, wheres: list[access.Positions
     return True
 
 
-def _fold_batch_into_axes(t: Lifting, value: Virtual, window: Window, wheres: list[access.Positions]) -> tuple[Any, list[access.Positions]]:
+def _fold_batch_into_axes(t: Lifting, value: Virtual, window: Window, wheres: list[Positions]) -> tuple[Any, list[Positions]]:
     """Batch dimensions of value and positions become part of the window axis that they move along."""
     moving = [g for w in wheres for g in w.batch]
     blocked = {a.grid for a in window.tile.axes if t.lifted(a.grid)}
@@ -268,13 +268,10 @@ def _fold_batch_into_axes(t: Lifting, value: Virtual, window: Window, wheres: li
         return value.array, wheres
     batch = tuple(sorted(moving))
     array = t.expand(value, batch)
-    rank = len(wheres)
     order = [k for axis, w in enumerate(wheres) for k in (*(batch.index(g) for g in w.batch), len(batch) + axis)]
     array = lax.transpose(array, order)
-    shape = tuple(int(np.prod(w.static.shape)) for w in wheres)
-    flat = [replace(w, static=w.static.reshape(-1), batch=()) for w in wheres]
-    assert len(shape) == rank
-    return array.reshape(shape), flat
+    flat = [replace(w, batch=()) for w in wheres]
+    return array.reshape([w.length for w in flat]), flat
 
 
 def _load_indexed(t: Lifting, i: dma.LoadIndexed, trips: Trips, state: State) -> None:
@@ -294,11 +291,11 @@ def _load_indexed(t: Lifting, i: dma.LoadIndexed, trips: Trips, state: State) ->
     state.tiles[window.tile] = Virtual(t.ar.load(rows, window.tile.dtype))
 
 
-def _row_index(t: Lifting, tile: Tile, where: access.Positions, state: State) -> Any:
+def _row_index(t: Lifting, tile: Tile, where: Positions, state: State) -> Any:
     index = t.read(tile, state)
     if index.batch or where.batch:
         raise CannotLift("row numbers that depend on lifted axes")
-    return index.array + jnp.asarray(where.static, jnp.int32) + where.offset
+    return index.array + where.array()
 
 
 def _store_indexed(t: Lifting, i: dma.StoreIndexed, trips: Trips, state: State) -> None:
@@ -314,7 +311,7 @@ def _store_indexed(t: Lifting, i: dma.StoreIndexed, trips: Trips, state: State) 
     for k, (axis, where) in enumerate(zip(window.axes[1:], wheres[1:], strict=True), 1):
         piece = access.read_axis(piece, k, axis.extent, axis.dilation, where, _fill(t, window, dtype))
     piece = _scatter_rows(t, i.mode, piece, index, rows, dtype)
-    every_row = access.Positions(np.arange(window.axes[0].extent), (), 0, (0.0, 0.0))
+    every_row = Positions.even(0, 1, window.axes[0].extent)
     view = access.write_axes(view, piece, window, [every_row, *wheres[1:]])
     state.hbm[window.buffer] = access.from_view(view, window, buffer.shape)
 

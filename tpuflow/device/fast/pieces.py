@@ -11,11 +11,10 @@ from itertools import pairwise, product
 from math import prod
 from typing import Any
 
-import numpy as np
 from jax import lax
 
-from tpuflow.device.fast.access import Positions
 from tpuflow.device.fast.boxes import spacing
+from tpuflow.device.fast.positions import Positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class Piece:
     def positions(self) -> list[Positions]:
         """Where it lies, axis by axis."""
         rows = zip(self.starts, self.steps, self.array.shape, strict=True)
-        return [Positions(start + step * np.arange(n, dtype=np.int64), (), 0, (0.0, 0.0)) for start, step, n in rows]
+        return [Positions.even(*row) for row in rows]
 
     def beside(self, axis: int) -> tuple[Any, ...]:
         """Equal for pieces that differ along one axis only."""
@@ -45,7 +44,7 @@ def piece_at(array: Any, wheres: Sequence[Positions]) -> Piece | None:
         step = spacing(where)
         if step < 1:
             return None
-        starts.append(int(where.static[0]) + where.offset)
+        starts.append(where.start + where.offset)
         steps.append(step)
     return Piece(array, tuple(starts), tuple(steps))
 

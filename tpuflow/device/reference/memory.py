@@ -19,7 +19,7 @@ from tpuflow.device.ordering import slot_bytes, space_bytes
 from tpuflow.device.reference.hazards import HbmShadow
 from tpuflow.isa.instruction import SPACES, Tile, Window, WindowAxis
 from tpuflow.isa.program import Buffer
-from tpuflow.isa.windows import axis_positions, view_layout
+from tpuflow.isa.windows import present, view_layout
 
 POISON = 0xFF
 Selection = tuple[slice, ...]
@@ -207,20 +207,14 @@ class WindowAccess:
 
 def select_axis(axis: WindowAxis, length: int, base: int) -> AxisSelection:
     """Positions that exist are evenly spaced on both sides, so slices say it all."""
-    element, ok = axis_positions(axis, length, base)
-    at = np.flatnonzero(ok)
+    at, element = present(axis, length, base)
     tile = _as_slice(at)
-    last = slice(int(at[-1]), int(at[-1]) + 1) if at.size and axis.step == 0 else tile
-    return AxisSelection(_as_slice(element[ok]), tile, last, bool(ok.all()))
+    last = _as_slice(at[-1:]) if axis.step == 0 else tile
+    return AxisSelection(_as_slice(element), tile, last, len(at) == length)
 
 
-def _as_slice(positions: np.ndarray) -> slice:
-    """The slice that selects evenly spaced positions; one element where they all are equal."""
-    if positions.size == 0:
+def _as_slice(positions: range) -> slice:
+    """The slice that selects these positions, all of which are >= 0."""
+    if not positions:
         return slice(0, 0)
-    first = int(positions[0])
-    step = int(positions[1]) - first if positions.size > 1 else 1
-    if step == 0:
-        return slice(first, first + 1)
-    stop = int(positions[-1]) + (1 if step > 0 else -1)
-    return slice(first, stop if stop >= 0 else None, step)
+    return slice(positions[0], positions.stop if positions.stop >= 0 else None, positions.step)

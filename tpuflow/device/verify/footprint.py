@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from tpuflow.device.verify.dims import split_alike, stretches
 from tpuflow.isa.instruction import Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Kernel
-from tpuflow.isa.windows import view_layout
+from tpuflow.isa.windows import present, view_layout
 
 PROVABLE_CELLS = 2**22  # painted in a few milliseconds
 MOST_VISITS = 2**26
@@ -151,25 +151,8 @@ def _elements(axis: _Axis, window: WindowAxis) -> range | None:
     positions = _progression(axis)
     if positions is None:
         return _enumerated(axis, window)
-    return _inside(_divided(positions, window.dilation), window.extent)
-
-
-def _divided(positions: range, dilation: int) -> range:
-    """The quotients of the positions that `dilation` divides."""
-    shared = math.gcd(positions.step, dilation)
-    if not positions or positions.start % shared:
-        return range(0)
-    turn = dilation // shared  # every so many positions, one is divisible
-    first = -(positions.start // shared) * pow(positions.step // shared, -1, turn) % turn
-    found = positions[first::turn]
-    return range(found[0] // dilation, found[-1] // dilation + 1, positions.step // shared) if found else range(0)
-
-
-def _inside(elements: range, extent: int) -> range:
-    """The elements of [0, extent)."""
-    first = max(0, -(elements.start // elements.step))
-    last = max(0, -((elements.start - extent) // elements.step))
-    return _canonical(elements[first:last])
+    walk = WindowAxis(window.extent, window.pitch, step=positions.step, dilation=window.dilation)
+    return _canonical(present(walk, len(positions), positions.start)[1])
 
 
 def _enumerated(axis: _Axis, window: WindowAxis) -> range | None:
@@ -309,7 +292,10 @@ def cover(boxes: Sequence[Box], elems: int) -> bool:
     if not parts or sum(math.prod(map(len, b.ranges)) for b in parts) < elems:
         return False
     if len({b.dims for b in parts}) > 1:
-        return elems <= PROVABLE_CELLS and _cover_flat(parts, elems)
+        split = split_alike([(b.dims, b.ranges) for b in parts])
+        if split is None:
+            return elems <= PROVABLE_CELLS and _cover_flat(parts, elems)
+        parts = [Box(*part) for part in split]
     grid = _Grid.of(parts)
     if grid is None:
         return False
@@ -327,9 +313,9 @@ def _cover_flat(parts: Sequence[Box], elems: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """Dimensions cut where some box starts or ends: stretches of positions that all boxes treat alike, painted or not."""
+    """Dimensions cut where some box starts or ends: positions that stand for all that all boxes treat alike, painted or not."""
 
-    cuts: tuple[np.ndarray, ...]
+    places: tuple[np.ndarray, ...]
     painted: np.ndarray
 
     @staticmethod
@@ -337,23 +323,17 @@ class _Grid:
         """The cells of boxes with the same dimensions; None if the dimensions differ, or the cells (or visits of them) are too many."""
         if len({b.dims for b in boxes}) > 1:
             return None
-        ranges = list(zip(*(b.ranges for b in boxes), strict=True))
-        if any(n > PROVABLE_CELLS for n, rs in zip(boxes[0].dims, ranges, strict=True) if any(r.step != 1 for r in rs)):
+        ranges = zip(*(b.ranges for b in boxes), strict=True)
+        cuts = [stretches(n, rs) for n, rs in zip(boxes[0].dims, ranges, strict=True)]
+        shape = [sum(map(len, cut)) for cut in cuts]
+        if max(math.prod(shape), *shape) > PROVABLE_CELLS or math.prod(shape) * len(boxes) > MOST_VISITS:
             return None
-        cuts = tuple(_cuts(n, rs) for n, rs in zip(boxes[0].dims, ranges, strict=True))
-        cells = math.prod(map(len, cuts))
-        return (
-            None if cells > PROVABLE_CELLS or cells * len(boxes) > MOST_VISITS else _Grid(cuts, np.zeros([len(c) for c in cuts], np.bool_))
-        )
+        return _Grid(tuple(np.concatenate([np.arange(r.start, r.stop) for r in cut]) for cut in cuts), np.zeros(shape, np.bool_))
 
-    def cells(self, box: Box) -> tuple[slice, ...]:
-        """The cells that a box is made of."""
-        bounds = (np.searchsorted(cut, (r.start, r.stop)) for cut, r in zip(self.cuts, box.ranges, strict=True))
-        return tuple(slice(int(low), int(high), r.step) for (low, high), r in zip(bounds, box.ranges, strict=True))
-
-
-def _cuts(size: int, ranges: Sequence[range]) -> np.ndarray:
-    """Start of every stretch of positions that all ranges treat alike (every position, if one of them skips some)."""
-    if any(r.step != 1 for r in ranges):
-        return np.arange(size)
-    return np.asarray(sorted({0, *itertools.chain.from_iterable((r.start, r.stop) for r in ranges)} - {size}))
+    def cells(self, box: Box) -> Any:
+        """The cells that a box is made of, as an index."""
+        if all(r.step == 1 for r in box.ranges):
+            bounds = (np.searchsorted(at, (r.start, r.stop)) for at, r in zip(self.places, box.ranges, strict=True))
+            return tuple(slice(int(low), int(high)) for low, high in bounds)
+        inside = ((at >= r.start) & (at < r.stop) & ((at - r.start) % r.step == 0) for at, r in zip(self.places, box.ranges, strict=True))
+        return np.ix_(*inside)

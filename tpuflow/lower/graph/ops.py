@@ -171,7 +171,7 @@ def _join(call: Call) -> Types:
     piece = call.inputs[0]
     wrong = next(filter(None, (problem(v, result.elems, piece.shape) for v in views)), "")
     call.require(not wrong and piece.dtype == result.dtype, wrong or "keeps the element type")
-    placed = sum(math.prod(int(v.places(piece.shape[v.axis])[1].sum()) for v in view) for view in views)
+    placed = sum(math.prod(len(v.places(piece.shape[v.axis])[0]) for v in view) for view in views)
     call.require(placed == result.elems, f"its pieces fill {placed} of {result.elems} elements")
     return (result,)
 

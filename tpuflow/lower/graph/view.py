@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tpuflow.isa.instruction import WindowAxis
+from tpuflow.isa.windows import present
+
 
 @dataclass(frozen=True, slots=True)
 class ViewAxis:
@@ -35,15 +38,13 @@ class ViewAxis:
         """Whether `size` indices walk over the whole axis in order."""
         return (self.origin, self.step, self.dilation, self.extent) == (0, 1, 1, size)
 
-    def places(self, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """(element, whether there is one) of every index: two of [size]."""
-        position = self.origin + self.step * np.arange(size, dtype=np.int64)
-        element = position // self.dilation
-        return element, (element * self.dilation == position) & (element >= 0) & (element < self.extent)
+    def places(self, size: int) -> tuple[range, range]:
+        """(indices of 0 ... size - 1 that read an element, the elements that they read)."""
+        return present(WindowAxis(self.extent, self.pitch, step=self.step, dilation=self.dilation), size, self.origin)
 
     def inside(self, size: int) -> bool:
         """Whether every index reads an element."""
-        return bool(self.places(size)[1].all())
+        return len(self.places(size)[0]) == size
 
 
 View = tuple[ViewAxis, ...]
@@ -71,12 +72,10 @@ def _by_pitch(view: View) -> list[ViewAxis]:
 def read(x: np.ndarray, view: View, shape: Sequence[int], fill: int | float | bool) -> np.ndarray:
     """The result of `shape`: x seen through the view, `fill` where there is nothing."""
     order = _by_pitch(view)
-    places = [v.places(shape[v.axis]) for v in order]
-    taken = x.reshape([v.extent for v in order])[np.ix_(*(np.where(ok, at, 0) for at, ok in places))] if order else x.reshape(())
-    inside = np.asarray(True)
-    for i, (_, ok) in enumerate(places):
-        inside = inside & ok.reshape([-1 if i == j else 1 for j in range(len(order))])
-    value = np.where(inside, taken, np.asarray(fill).astype(x.dtype))
+    sizes = [shape[v.axis] for v in order]
+    value = np.full(sizes, np.asarray(fill).astype(x.dtype), x.dtype)
+    places = [v.places(n) for v, n in zip(order, sizes, strict=True)]
+    value[np.ix_(*(at for at, _ in places))] = x.reshape([v.extent for v in order])[np.ix_(*(element for _, element in places))]
     turned = value.transpose(sorted(range(len(order)), key=lambda i: order[i].axis))
     walked = {v.axis for v in view}
     return np.broadcast_to(turned.reshape([n if a in walked else 1 for a, n in enumerate(shape)]), tuple(shape))
@@ -87,9 +86,9 @@ def write(out: np.ndarray, view: View, piece: np.ndarray) -> None:
     order = _by_pitch(view)
     places = [v.places(piece.shape[v.axis]) for v in order]
     walked = [v.axis for v in order]
-    turned = piece.transpose([*walked, *(a for a in range(piece.ndim) if a not in walked)]).reshape([len(at) for at, _ in places])
+    turned = piece.transpose([*walked, *(a for a in range(piece.ndim) if a not in walked)]).reshape([piece.shape[a] for a in walked])
     where = out.reshape([v.extent for v in order])
-    where[np.ix_(*(at[ok] for at, ok in places))] = turned[np.ix_(*(np.flatnonzero(ok) for _, ok in places))]
+    where[np.ix_(*(element for _, element in places))] = turned[np.ix_(*(at for at, _ in places))]
 
 
 def runs(view: View, shape: Sequence[int]) -> list[tuple[int, ...]]:

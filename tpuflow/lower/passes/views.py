@@ -98,8 +98,8 @@ def _padded(v: ViewAxis | None, size: int, low: int, high: int, gaps: int) -> Vi
         v = replace(v, origin=v.origin * (gaps + 1), dilation=gaps + 1)
     longer = (size - 1) * (gaps + 1) + 1 + low + high
     new = replace(v, origin=v.origin - low * v.step)
-    _, found = new.places(longer)
-    return None if found[: max(low, 0)].any() or found[longer - max(high, 0) :].any() else new
+    found, _ = new.places(longer)
+    return None if found and (found[0] < low or found[-1] >= longer - max(high, 0)) else new
 
 
 def _reshape(seen: Seen, node: Node, fill: Scalar | None) -> Seen | None:

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tpuflow.dtypes import F32, S32, U8
 from tpuflow.lower.frontend.registry import UnsupportedForm, lowers
 from tpuflow.lower.frontend.rules.blocks import Loads, blocks, interleaved, load_all
@@ -31,10 +29,10 @@ class _Axis:
     low: int
     out: int
 
-    def inside(self, k: int, count: int) -> np.ndarray:
-        """Whether position k of windows 0 .. count - 1 holds an element (windows that do not exist have nothing to lose): [count]."""
-        place = np.arange(count) * self.stride + k - self.low
-        return ((place >= 0) & (place < self.size)) | (np.arange(count) >= self.out)
+    def inside(self, k: int) -> range:
+        """The windows, of those that exist, whose position k holds an element."""
+        first, last = (max(0, -(-(edge + self.low - k) // self.stride)) for edge in (0, self.size))
+        return range(first, min(last, self.out))
 
     def shares(self, phase: int) -> dict[int, int]:
         """For the elements at the positions p of one phase of the stride: window position -> first window, for windows that hold p.
@@ -74,11 +72,24 @@ def _inside(b: Builder, axes: Sequence[_Axis], place: Sequence[int], counts: Siz
     """Which windows have an element at a position (pred); None if all do."""
     found = None
     for at, (axis, k, count) in enumerate(zip(axes, place, counts, strict=True)):
-        mask = axis.inside(k, count)
-        if not mask.all():
-            along = b.broadcast(b.constant(mask), counts, (at,))
+        mask = _mask(b, axis, k, count)
+        if mask is not None:
+            along = b.broadcast(mask, counts, (at,))
             found = along if found is None else b.and_(found, along)
     return found
+
+
+def _mask(b: Builder, axis: _Axis, k: int, count: int) -> Value | None:
+    """Which of windows 0 .. count - 1 have an element at position k (those that do not exist have nothing to lose): pred [count]."""
+    inside = axis.inside(k)
+    if inside == range(min(axis.out, count)):
+        return None
+    number = b.iota(TensorType(S32, (count,)), 0)
+    mask = b.ge(number, inside.start)
+    if inside.stop < min(axis.out, count):
+        mask = b.and_(mask, b.lt(number, inside.stop))
+    cut = inside.start > axis.out or inside.stop < axis.out
+    return b.or_(mask, b.ge(number, axis.out)) if cut and axis.out < count else mask
 
 
 def _winner(b: Builder, axes: Sequence[_Axis], operand: Value, select: str, counts: Sizes) -> Value:
