@@ -74,7 +74,7 @@ class Executable:
     @property
     def tiers(self) -> dict[str, int]:
         """Tier of every kernel by its place in the program, once translated (fast engine only)."""
-        return dict(getattr(self._engine, "tiers", {}))
+        return dict(self._engine.tiers)
 
     def profile(self) -> tuple[KernelRow, ...]:
         """A row for every kernel, with the tier it was translated in (0 before the first launch, and on the reference engine)."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpuflow.device.place import SECTIONS
-from tpuflow.isa import dma
 from tpuflow.isa.instruction import Instruction, Tile, Window
 from tpuflow.isa.program import Kernel
 
@@ -28,7 +27,7 @@ class Use:
     @property
     def is_indexed_store(self) -> bool:
         """A read-modify-write of rows."""
-        return isinstance(self.instruction, dma.StoreIndexed)
+        return self.instruction.has("updates")
 
 
 def uses(kernel: Kernel) -> list[Use]:
@@ -38,9 +37,9 @@ def uses(kernel: Kernel) -> list[Use]:
 
 
 def _use(number: int, section: str, i: Any) -> Use:
-    if isinstance(i, dma.Signal | dma.Wait):
-        signals, waits = (i.semaphore, -1) if isinstance(i, dma.Signal) else (-1, i.semaphore)
-        return Use(number, section, i, i.on, (), (), (), signals, waits)
+    if i.has("signals") or i.has("waits"):
+        signals, waits = (i.semaphore, -1) if i.has("signals") else (-1, i.semaphore)
+        return Use(number, section, i, i.queue, (), (), (), signals, waits)
     instruction: Instruction = i
     reads, writes, windows = tuple(instruction.reads()), tuple(instruction.writes()), tuple(instruction.windows())
     return Use(number, section, i, instruction.queue, reads, writes, windows, -1, -1)

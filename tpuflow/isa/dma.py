@@ -50,7 +50,7 @@ class _Sync(Instruction):
         return Cost(cycles=1)
 
 
-@instr(0x40, "load")
+@instr(0x40, "load", "transfers")
 class Load(_Transfer):
     """window.tile = the window's piece of its buffer at this grid index (registers are loaded by the scalar queue itself)."""
 
@@ -58,7 +58,7 @@ class Load(_Transfer):
     window: Window = field.window_in()
 
 
-@instr(0x41, "store")
+@instr(0x41, "store", "transfers")
 class Store(_Transfer):
     """The window's piece of its buffer at this grid index = window.tile; positions outside the buffer are dropped."""
 
@@ -66,7 +66,7 @@ class Store(_Transfer):
     window: Window = field.window_out()
 
 
-@instr(0x42, "load_indexed")
+@instr(0x42, "load_indexed", "transfers")
 class LoadIndexed(_Transfer):
     """A gather: row r of window.tile (its axis 0) comes from position `position(r=0) + index[r]` of the window's axis 0.
 
@@ -80,7 +80,7 @@ class LoadIndexed(_Transfer):
     index: Tile = field.src()
 
 
-@instr(0x43, "store_indexed")
+@instr(0x43, "store_indexed", "transfers", "updates")
 class StoreIndexed(_Transfer):
     """A scatter: for r = 0, 1, ... in order, buffer row `position + index[r]` = mode(that row, row r of window.tile).
 
@@ -96,7 +96,7 @@ class StoreIndexed(_Transfer):
     index: Tile = field.src()
 
 
-@instr(0x48, "signal")
+@instr(0x48, "signal", "signals")
 class Signal(_Sync):
     """Add one to a semaphore once the queue's earlier instructions are complete."""
 
@@ -104,7 +104,7 @@ class Signal(_Sync):
     semaphore: int = field.number()
 
 
-@instr(0x49, "wait")
+@instr(0x49, "wait", "waits")
 class Wait(_Sync):
     """Hold the queue until a semaphore is above zero, then take one from it."""
 

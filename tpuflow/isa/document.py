@@ -110,7 +110,7 @@ def _family(module: ModuleType) -> list[str]:
 
 def _instruction(cls: type[Instruction]) -> str:
     values = {name: f"%{name}" if kind.name in ("tile", "window") else _placeholder(name, kind) for name, kind in cls.kinds.items()}
-    cost: Any = getattr(cls, "cost", None)
+    cost: Any = cls.cost
     lines = [
         f"#### {cls.opcode:#04x} `{cls.mnemonic}`",
         f"    {instruction_text(cls, 'queue', values)}",

@@ -9,9 +9,29 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
 from tpuflow.dtypes import DType
+from tpuflow.errors import ProgramError
+
+if TYPE_CHECKING:
+    from tpuflow.chips.chip import Chip
+    from tpuflow.isa.cost import Cost, ShapeOf
+
+TRAITS = {
+    "elementwise": "each element written is made of the same element of every tile read",
+    "fills": "what is written depends on nothing but its place",
+    "repeats": "elements of one tile, some of them several times",
+    "permutes": "the elements of one tile in another order of its axes",
+    "accumulates": "one tile read and written: combined with what is made of the others, in whatever order the trips come",
+    "scans": "one tile read and written: handed on from element to element, in order",
+    "sorts": "rows of several tiles reordered together",
+    "transfers": "a window's piece of HBM, or an on-chip tile that goes there",
+    "updates": "the part of HBM that is written is read as well",
+    "signals": "a semaphore raised",
+    "waits": "a semaphore lowered",
+}
+"""What a declaration can state of an instruction. Everything that must know of one refuses an instruction that states nothing."""
 
 QUEUES = ("scalar", "matrix", "vector", "load", "store", "link")
 SPACES = ("vmem", "smem", "acc")
@@ -225,11 +245,27 @@ class Instruction:
     windowed: ClassVar[tuple[tuple[str, FieldKind], ...]]
     reading: ClassVar[tuple[tuple[str, TilesOf], ...]]
     writing: ClassVar[tuple[tuple[str, TilesOf], ...]]
+    traits: ClassVar[frozenset[str]]
+
+    @classmethod
+    def has(cls, trait: str) -> bool:
+        """Whether the declaration states a trait of `TRAITS`.
+
+        Raises:
+          ProgramError: it states none, so there is nothing to go by.
+        """
+        if not cls.traits:
+            raise ProgramError(f"instruction {cls.mnemonic!r} states no traits in its declaration; expected some of {', '.join(TRAITS)}.")
+        return trait in cls.traits
 
     @property
     def queue(self) -> str:
         """The queue that executes this instruction."""
-        raise NotImplementedError
+        raise ProgramError(f"instruction {self.mnemonic!r} does not declare its queue.")
+
+    def cost(self, chip: Chip, shape_of: ShapeOf) -> Cost:
+        """What one execution costs."""
+        raise ProgramError(f"instruction {self.mnemonic!r} does not declare what it costs.")
 
     def fields(self) -> Iterator[tuple[str, FieldKind, Any]]:
         """Name, kind and value of every field, in declaration order."""
@@ -287,6 +323,8 @@ _WRITING: dict[tuple[str, str], TilesOf] = {
     ("window", "read"): _filled,
 }
 """Kind and role of a field -> the tiles that it reads, or writes."""
+PLAIN_KINDS = ("choice", "axes", "pairs", "bounds", "number", "flag", "immediate")
+"""Kinds of fields that hold no tile and no window."""
 
 
 _I = TypeVar("_I", bound=Instruction)
@@ -300,14 +338,26 @@ def _touching(cls: type[Instruction], how: dict[tuple[str, str], TilesOf]) -> tu
     return tuple((name, how[kind.name, kind.role]) for name, kind in cls.kinds.items() if (kind.name, kind.role) in how)
 
 
+def _check_kind(where: str, kind: FieldKind) -> None:
+    """A kind that nobody knows would be passed over: its tiles neither read nor written."""
+    if kind.name not in PLAIN_KINDS and (kind.name, kind.role) not in {*_READING, *_WRITING}:
+        known = ", ".join([*PLAIN_KINDS, *sorted({f"{name} to {role}" for name, role in (*_READING, *_WRITING)})])
+        raise ValueError(f"{where} is a field of kind {kind.name!r} to {kind.role!r}; expected one of {known}")
+
+
 @dataclass_transform(frozen_default=True)
-def instr(opcode: int, mnemonic: str) -> Callable[[type[_I]], type[_I]]:
-    """Declare an instruction class: freeze it, read its field kinds, enter it in the opcode and mnemonic tables."""
+def instr(opcode: int, mnemonic: str, *traits: str) -> Callable[[type[_I]], type[_I]]:
+    """Declare an instruction class: freeze it, read its field kinds, note its traits, enter it in the opcode and mnemonic tables."""
 
     def declare(cls: type[_I]) -> type[_I]:
         cls = dataclass(frozen=True, slots=True)(cls)
         cls.opcode, cls.mnemonic = opcode, mnemonic
         cls.kinds = {f.name: f.metadata["kind"] for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        for name, kind in cls.kinds.items():
+            _check_kind(f"{mnemonic}.{name}", kind)
+        if set(traits) - set(TRAITS):
+            raise ValueError(f"{mnemonic} states {', '.join(sorted(set(traits) - set(TRAITS)))}; expected traits of {', '.join(TRAITS)}")
+        cls.traits = frozenset(traits)
         cls.windowed = tuple((name, kind) for name, kind in cls.kinds.items() if kind.name == "window")
         cls.reading, cls.writing = _touching(cls, _READING), _touching(cls, _WRITING)
         if opcode in INSTRUCTIONS or mnemonic in BY_MNEMONIC:

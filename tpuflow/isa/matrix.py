@@ -15,7 +15,7 @@ from tpuflow.isa.instruction import Instruction, Pair, Tile, TileAxis, instr
 from tpuflow.isa.splitting import EXACT, PRECISIONS, SPLITS, multiplied
 
 
-@instr(0x30, "mm_zero")
+@instr(0x30, "mm_zero", "fills")
 class MatmulZero(Instruction):
     """acc = 0 (an f32 or s32 tile in "acc")."""
 
@@ -35,7 +35,7 @@ class MatmulZero(Instruction):
         return Cost()
 
 
-@instr(0x31, "mm_accumulate")
+@instr(0x31, "mm_accumulate", "accumulates")
 class MatmulAccumulate(Instruction):
     """acc = acc + round(a . b): one K-tile.
 
@@ -135,7 +135,7 @@ class MatmulAccumulate(Instruction):
         return (row.dtype, len(row.passes)) if row else (self.a.dtype, 1)
 
 
-@instr(0x32, "mm_read")
+@instr(0x32, "mm_read", "elementwise")
 class MatmulRead(Instruction):
     """dst = acc, moved to vector memory, same type and bits."""
 

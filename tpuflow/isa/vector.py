@@ -57,7 +57,7 @@ class _Compute(Instruction):
 _ADDRESSED = Cost(cycles=1, element_ops=1)
 
 
-@instr(0x10, "constant")
+@instr(0x10, "constant", "fills")
 class Constant(_Compute):
     """dst = value, everywhere."""
 
@@ -73,7 +73,7 @@ class Constant(_Compute):
         return ar.full(shape, self.value, self.dst.dtype)
 
 
-@instr(0x11, "iota")
+@instr(0x11, "iota", "fills")
 class Iota(_Compute):
     """dst[..., j, ...] = the position of element j on the whole axis `axis` (tile index x tile size + j)."""
 
@@ -85,7 +85,7 @@ class Iota(_Compute):
         return ar.iota(shape, self.axis, start, self.dst.dtype)
 
 
-@instr(0x12, "unary")
+@instr(0x12, "unary", "elementwise")
 class Unary(_Compute):
     """dst = op(a)."""
 
@@ -102,7 +102,7 @@ class Unary(_Compute):
         return ar.unary(self.op, a, self.a.dtype)
 
 
-@instr(0x13, "is_finite")
+@instr(0x13, "is_finite", "elementwise")
 class IsFinite(_Compute):
     """dst = a is neither infinite nor NaN (pred)."""
 
@@ -114,7 +114,7 @@ class IsFinite(_Compute):
         return ar.is_finite(a, self.a.dtype)
 
 
-@instr(0x14, "binary")
+@instr(0x14, "binary", "elementwise")
 class Binary(_Compute):
     """dst = op(a, b)."""
 
@@ -132,7 +132,7 @@ class Binary(_Compute):
         return ar.binary(self.op, a, b, self.a.dtype)
 
 
-@instr(0x15, "compare")
+@instr(0x15, "compare", "elementwise")
 class Compare(_Compute):
     """dst = a op b (pred); comparisons with NaN are false, except ne."""
 
@@ -146,7 +146,7 @@ class Compare(_Compute):
         return ar.compare(self.op, a, b, self.a.dtype)
 
 
-@instr(0x16, "select")
+@instr(0x16, "select", "elementwise")
 class Select(_Compute):
     """dst = on_true where pred else on_false; moves bits, rounds nothing."""
 
@@ -160,7 +160,7 @@ class Select(_Compute):
         return ar.select(pred, on_true, on_false, self.dst.dtype)
 
 
-@instr(0x17, "convert")
+@instr(0x17, "convert", "elementwise")
 class Convert(_Compute):
     """dst = a in dst's type: round to nearest even; float to integer truncates and saturates, NaN gives 0."""
 
@@ -172,7 +172,7 @@ class Convert(_Compute):
         return ar.convert(a, self.a.dtype, self.dst.dtype)
 
 
-@instr(0x18, "bitcast")
+@instr(0x18, "bitcast", "elementwise")
 class Bitcast(_Compute):
     """dst = the bits of a read as dst's type, of the same width."""
 
@@ -184,7 +184,7 @@ class Bitcast(_Compute):
         return ar.bitcast(a, self.a.dtype, self.dst.dtype)
 
 
-@instr(0x19, "broadcast")
+@instr(0x19, "broadcast", "repeats")
 class Broadcast(_Compute):
     """dst = a stretched: axis i of a lies along axis `axes[i]` of dst; an axis of size 1 is repeated. `a` may be a register."""
 
@@ -203,7 +203,7 @@ class Broadcast(_Compute):
         return ar.broadcast(a, shape, self.axes)
 
 
-@instr(0x1A, "transpose")
+@instr(0x1A, "transpose", "permutes")
 class Transpose(_Compute):
     """dst axis i = a axis `permutation[i]`."""
 
@@ -216,7 +216,7 @@ class Transpose(_Compute):
         return ar.transpose(a, self.permutation)
 
 
-@instr(0x1C, "reduce_into")
+@instr(0x1C, "reduce_into", "accumulates")
 class ReduceInto(_Compute):
     """acc = op(op(acc, block 0), block 1) ...: what lies along `axes` of a, row-major, in blocks of `block` elements, one after the other.
 
@@ -235,7 +235,7 @@ class ReduceInto(_Compute):
         return ar.reduce(self.op, acc, a, self.axes, self.block, self.a.dtype)
 
 
-@instr(0x1D, "cumulative")
+@instr(0x1D, "cumulative", "scans")
 class Cumulative(_Compute):
     """dst[j] = op(...op(op(carry, a[0]), a[1])..., a[j]) along `axis`, left to right; carry = the last dst. Carry has size 1 there."""
 
@@ -254,7 +254,7 @@ class Cumulative(_Compute):
         return ar.cumulative(self.op, carry, a, self.axis, self.a.dtype)
 
 
-@instr(0x1E, "sort")
+@instr(0x1E, "sort", "sorts")
 class Sort(_Compute):
     """dsts = srcs sorted together along `axis` by the first `keys` of them, stable, ascending; -0 equals 0, NaN comes last."""
 

@@ -19,11 +19,11 @@ from jax import lax
 
 from tpuflow.device.fast.access import Trips
 from tpuflow.device.fast.arithmetic import LaxArithmetic
-from tpuflow.device.fast.lift import HANDLERS, compute
+from tpuflow.device.fast.lift import handler_of
 from tpuflow.device.fast.positions import CannotLift
 from tpuflow.device.fast.spans import spans_of
 from tpuflow.device.fast.virtual import Lifting, State, Virtual
-from tpuflow.isa import matrix, vector
+from tpuflow.errors import ProgramError
 from tpuflow.isa.instruction import Instruction, Tile
 from tpuflow.isa.program import Buffer, Kernel
 
@@ -40,9 +40,11 @@ def translate_kernel(kernel: Kernel, buffers: Sequence[Buffer], hbm: dict[int, A
             continue
         try:
             written = _Translation(kernel, buffers, ar, frozenset(looped), exact_order=ar.bitexact).run(dict(hbm))
-        except CannotLift:
+        except CannotLift as reason:
             if tier == 3:
-                raise
+                raise ProgramError(
+                    f"kernel {kernel.name!r}: the fast engine has no form for it, tile by tile included: {reason}."
+                ) from None
             continue
         return written, tier
     raise AssertionError("tier 3 takes every verified kernel")
@@ -78,7 +80,7 @@ class _Translation(Lifting):
             raise CannotLift("the last step's tile is used after the body")
         for tile in self.carried:
             users = [i for i in self.kernel.body if tile in (*i.reads(), *i.writes())]
-            if len(users) != 1 or not isinstance(users[0], (vector.ReduceInto, matrix.MatmulAccumulate)):
+            if len(users) != 1 or not users[0].has("accumulates"):
                 raise CannotLift("a tile carried from step to step is not a plain accumulator")
 
     def _has_tail(self, g: int) -> bool:
@@ -110,8 +112,7 @@ class _Translation(Lifting):
 
     def _section(self, instructions: tuple[Instruction, ...], trips: Trips, state: State) -> None:
         for instruction in instructions:
-            handler = HANDLERS.get(type(instruction), compute)
-            handler(self, instruction, trips, state)
+            handler_of(instruction)(self, instruction, trips, state)
 
     def _loop(
         self,

@@ -27,10 +27,11 @@ from tpuflow.isa.splitting import multiplied
 BATCH_LABEL = 1000
 
 
-def compute(t: Lifting, i: Any, trips: Trips, state: State) -> None:
-    """Elementwise and other instructions whose meaning applies to whole tensors as it stands."""
+def _elementwise(t: Lifting, i: Any, trips: Trips, state: State) -> None:
+    """Elementwise instructions: their meaning applies to whole tensors as it stands."""
     operands, batch = t.aligned([t.read(tile, state) for tile in i.reads()])
-    state.tiles[i.dst] = Virtual(i.meaning(t.ar, *operands), batch)
+    (dst,) = i.writes()
+    state.tiles[dst] = Virtual(i.meaning(t.ar, *operands), batch)
 
 
 def _constant(t: Lifting, i: vector.Constant | matrix.MatmulZero, trips: Trips, state: State) -> None:
@@ -358,3 +359,17 @@ HANDLERS: Mapping[type[Instruction], Callable[..., None]] = {
     dma.Signal: _nothing,
     dma.Wait: _nothing,
 }
+
+
+def handler_of(instruction: Instruction) -> Callable[..., None]:
+    """The lift rule of an instruction: its own, or the one of all that are stated to be elementwise.
+
+    Raises:
+      CannotLift: it has none. ProgramError: it states no traits.
+    """
+    own = HANDLERS.get(type(instruction))
+    if own is not None:
+        return own
+    if not instruction.has("elementwise") or len(instruction.writes()) != 1:
+        raise CannotLift(f"instruction {instruction.mnemonic!r} has no lift rule, and is not an elementwise one with one result")
+    return _elementwise

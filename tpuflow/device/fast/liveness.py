@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import assert_never
 
 from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Switch, While, children
 
@@ -22,7 +23,7 @@ def reads(block: Block) -> frozenset[int]:
     """Buffers that one block reads itself (nested blocks not counted)."""
     match block:
         case Kernel():
-            return frozenset(w.buffer for i in block.instructions for role, w in i.windows() if role == "read" or _updates(i))
+            return frozenset(buffer for role, buffer in _accesses(block) if role == "read")
         case Loop():
             return frozenset((block.trips,))
         case While():
@@ -31,18 +32,31 @@ def reads(block: Block) -> frozenset[int]:
             return frozenset((block.index,))
         case Outfeed():
             return frozenset((block.buffer,))
-    return frozenset()
+        case Infeed():
+            return frozenset()
+    assert_never(block)
 
 
-def _updates(instruction: object) -> bool:
-    return hasattr(instruction, "index") and hasattr(instruction, "mode")
+def _accesses(kernel: Kernel) -> Iterator[tuple[str, int]]:
+    """Role and buffer of every window; one that is updated is read as well."""
+    for instruction in kernel.instructions:
+        updates = instruction.has("updates")
+        for role, window in instruction.windows():
+            yield role, window.buffer
+            if updates:
+                yield "read", window.buffer
 
 
 def writes(block: Block) -> frozenset[int]:
     """Buffers that one block writes itself."""
-    if isinstance(block, Kernel):
-        return frozenset(w.buffer for i in block.instructions for role, w in i.windows() if role == "write")
-    return frozenset((block.buffer,)) if isinstance(block, Infeed) else frozenset()
+    match block:
+        case Kernel():
+            return frozenset(buffer for role, buffer in _accesses(block) if role == "write")
+        case Infeed():
+            return frozenset((block.buffer,))
+        case Loop() | While() | Switch() | Outfeed():
+            return frozenset()
+    assert_never(block)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tpuflow.isa import dma, vector
+from tpuflow.isa import dma
 from tpuflow.isa.instruction import Instruction, Pair, Tile, TileAxis, WindowAxis
 from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Kernel
-
-_ELEMENTWISE = (vector.Unary, vector.IsFinite, vector.Binary, vector.Compare, vector.Select, vector.Convert, vector.Bitcast)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ def spans_of(kernel: Kernel) -> Spans | None:
     while pending:
         tile = pending.pop()
         maker = made.get(tile)
-        if isinstance(maker, _ELEMENTWISE):
+        if maker is not None and maker.has("elementwise"):
             fresh = [t for t in maker.reads() if t not in found]
             found.update(dict.fromkeys(fresh, found[tile]))
             pending += fresh
@@ -73,8 +71,8 @@ def _keeps(i: Instruction, found: Spans) -> bool:
         return True
     spans = found[touched[0]]
     if isinstance(i, MatmulAccumulate):
-        return i.b not in found and found[i.a] == _spans(i)
+        return i.b not in found and i.acc not in found and found[i.a] == _spans(i)
     if isinstance(i, dma.Load):
         return all(span.fits(i.window.axes[n]) for n, span in spans.items())
     every: tuple[Any, ...] = (*i.reads(), *i.writes())
-    return isinstance(i, _ELEMENTWISE) and all(found.get(t) == spans for t in every)
+    return i.has("elementwise") and all(found.get(t) == spans for t in every)

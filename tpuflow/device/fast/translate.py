@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, assert_never
 
 import jax.numpy as jnp
 import numpy as np
@@ -136,6 +136,8 @@ class _Run:
                 self._while(block, env, after)
             case Switch():
                 self._switch(block, env, after)
+            case _:
+                assert_never(block)
 
     def _kernel(self, kernel: Kernel, env: dict[Any, Any]) -> None:
         read = liveness.reads(kernel)

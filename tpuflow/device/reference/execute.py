@@ -74,11 +74,17 @@ class Run:
                 fault = self.cells.read(tile, self._slot(tile, at), queue, clock, event)
                 if fault is not None:
                     raise self.site(planned, at).fault(tile_text(self.plan.tiles[tile]), fault)
-            _EXECUTE.get(type(planned.instruction), _compute)(self, planned, at, clock)
+            self._execute(planned, at, clock)
             for tile in planned.writes:
                 fault = self.cells.write(tile, self._slot(tile, at), queue, clock, event)
                 if fault is not None:
                     raise self.site(planned, at).fault(tile_text(self.plan.tiles[tile]), fault)
+
+    def _execute(self, planned: Planned, at: At, clock: list[int]) -> None:
+        execute = _EXECUTE.get(type(planned.instruction))
+        if execute is None:
+            raise self.site(planned, at).hazard(f"instruction {planned.instruction.mnemonic!r} is not known to the reference engine")
+        execute(self, planned, at, clock)
 
     def _check_places(self, planned: Planned, at: At) -> None:
         for tile in (*planned.reads, *planned.writes):
@@ -267,6 +273,10 @@ def _turns(places: np.ndarray) -> Iterator[np.ndarray]:
         yield np.flatnonzero(turn == n)
 
 
+_BY_VALUES: tuple[type[Instruction], ...] = (
+    vector.Unary, vector.IsFinite, vector.Binary, vector.Compare, vector.Select, vector.Convert, vector.Bitcast, vector.Transpose,
+    vector.ReduceInto, vector.Cumulative, vector.Sort, matrix.MatmulRead,
+)  # fmt: skip
 _EXECUTE: dict[type[Instruction], Callable[[Run, Planned, At, list[int]], None]] = {
     vector.Constant: _shaped,
     vector.Broadcast: _shaped,
@@ -277,4 +287,5 @@ _EXECUTE: dict[type[Instruction], Callable[[Run, Planned, At, list[int]], None]]
     dma.Store: _store,
     dma.LoadIndexed: _load_indexed,
     dma.StoreIndexed: _store_indexed,
+    **dict.fromkeys(_BY_VALUES, _compute),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ class FlyingReference:
     short = False
 
     def __init__(self, program: Program):
+        self.tiers: Mapping[str, int] = {}
         self._engine = ReferenceEngine(program, verify=False)
 
     def fly(

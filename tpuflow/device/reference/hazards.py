@@ -10,6 +10,7 @@ import numpy as np
 from tpuflow.device.ordering import QUEUE_NUMBER, Event, Fault
 from tpuflow.device.place import instruction_place, instruction_text, kernel_place, section_place, source_line
 from tpuflow.errors import HazardError
+from tpuflow.isa.dma import Wait
 from tpuflow.isa.instruction import QUEUES
 from tpuflow.isa.program import Kernel
 
@@ -48,7 +49,9 @@ def deadlock(path: str, kernel: Kernel, stuck: Sequence[tuple[Event, tuple[int, 
     (number, _, _), index = min(stuck, key=lambda s: (s[0][1], s[0][2], s[0][0]))
     others = [section_place(kernel, n) for (n, _, _), _ in stuck if n != number]
     also = f"; also held: {', '.join(others)}" if others else ""
-    semaphore = getattr(kernel.instructions[number], "semaphore", -1)
+    instruction = kernel.instructions[number]
+    assert isinstance(instruction, Wait), instruction  # nothing else holds a queue
+    semaphore = instruction.semaphore
     what = f"semaphore {semaphore} never fires: no queue of {kernel_place(path, kernel)} can go on{also}"
     return Site(path, kernel, number, index).hazard(what)
 

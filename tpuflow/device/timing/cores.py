@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from tpuflow.chips.chip import Chip
 from tpuflow.chips.teams import Adding, Team, adding, team
 from tpuflow.isa.instruction import Instruction, Tile
-from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Kernel
-from tpuflow.isa.vector import ReduceInto
 
 
 def share(kernel: Kernel, chip: Chip) -> tuple[Team, Adding]:
@@ -29,18 +27,25 @@ def _accumulators(kernel: Kernel) -> Iterator[Tile]:
     """Tiles that the body adds to, step after step."""
     written: set[Tile] = set()
     for instruction in kernel.body:
-        if isinstance(instruction, MatmulAccumulate | ReduceInto) and instruction.acc not in written:
-            yield instruction.acc
+        if (tile := _accumulator(instruction)) is not None and tile not in written:
+            yield tile
         written.update(instruction.writes())
+
+
+def _accumulator(instruction: Instruction) -> Tile | None:
+    """The tile that an instruction adds to; None if it is not stated to accumulate."""
+    if not instruction.has("accumulates"):
+        return None
+    (tile,) = (value for _, kind, value in instruction.fields() if (kind.name, kind.role) == ("tile", "both"))
+    return tile
 
 
 def _only_accumulates(kernel: Kernel, accumulators: tuple[Tile, ...]) -> bool:
     """Whether steps touch what other steps wrote only by adding to an accumulator, so that they can be worked out apart."""
     made: set[Tile] = set()
     for instruction in kernel.body:
-        adds = isinstance(instruction, MatmulAccumulate | ReduceInto)
         carried = {t for t in instruction.reads() if t not in made and not _is_constant(t, kernel.prologue, kernel.body)}
-        if carried - ({instruction.acc} if adds else set()):  # type: ignore[attr-defined]
+        if carried - {_accumulator(instruction)}:
             return False
         made.update(t for t in instruction.writes() if t not in accumulators)
     return bool(accumulators)

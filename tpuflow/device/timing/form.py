@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 
-from tpuflow.isa.instruction import Instruction
+from tpuflow.device.forms import kernel_form
+from tpuflow.isa.instruction import Window
 from tpuflow.isa.program import Kernel
 
 
 def form_of(kernel: Kernel) -> Hashable:
     """Equal for kernels that take the same time on any chip; buffers are numbered in order of appearance."""
     numbers: dict[int, int] = {}
-    sections = tuple([tuple([_form(i, numbers) for i in s]) for s in (kernel.prologue, kernel.body, kernel.epilogue)])
-    return kernel.grid, kernel.semaphores, sections
 
+    def window_form(window: Window) -> Hashable:
+        return replace(window, buffer=numbers.setdefault(window.buffer, len(numbers)))
 
-def _form(instruction: Instruction, numbers: dict[int, int]) -> Hashable:
-    if not instruction.windowed:
-        return instruction
-    windows = {name: getattr(instruction, name) for name, _ in instruction.windowed}
-    forms = [(numbers.setdefault(w.buffer, len(numbers)), w.tile, w.axes, w.fill) for w in windows.values()]
-    return instruction.opcode, *forms, *(getattr(instruction, name) for name in instruction.kinds if name not in windows)
+    return kernel_form(kernel, window_form)

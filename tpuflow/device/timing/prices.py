@@ -17,7 +17,6 @@ from tpuflow.device.timing.calibration import Machine
 from tpuflow.device.timing.patches import patches
 from tpuflow.device.timing.reuse import reuse
 from tpuflow.isa.cost import Cost
-from tpuflow.isa.dma import Signal, Wait
 from tpuflow.isa.instruction import QUEUES, Instruction, Tile, TileAxis, Window
 from tpuflow.isa.program import Kernel
 
@@ -63,8 +62,9 @@ class Clock:
         The scalar unit waits for what it moves, but for neighbours at once: what goes right `behind` another move arrives right behind it.
         """
         queue = QUEUES.index(instruction.queue)
-        if isinstance(instruction, Signal | Wait):
-            return (SIGNAL if isinstance(instruction, Signal) else WAIT, queue, self.cycles(cost.cycles), instruction.semaphore)
+        if instruction.has("signals") or instruction.has("waits"):
+            semaphore: int = instruction.semaphore  # type: ignore[attr-defined]
+            return SIGNAL if instruction.has("signals") else WAIT, queue, self.cycles(cost.cycles), semaphore
         start_up = picoseconds(self.chip.dma_seconds)
         if queue in (LOAD, STORE):
             return MOVE, queue, self.cycles(cost.cycles + self.chip.issue_cycles), self.bus(cost.bus_bytes, reads), start_up
@@ -145,7 +145,7 @@ def _lined_up(section: Sequence[Priced]) -> tuple[Priced, ...]:
     """A section with the scalar unit's moves marked that go right behind another one in the same direction; signals may lie between."""
     marked, last = [], None
     for p in section:
-        if isinstance(p.instruction, Signal):
+        if p.instruction.has("signals"):
             marked.append(p)
             continue
         direction = type(p.instruction) if p.instruction.windowed and p.instruction.queue == "scalar" else None
@@ -169,7 +169,7 @@ def _priced(instruction: Instruction, ragged: tuple[int, ...], machine: Machine,
     costs = {}
     for bits in itertools.product((False, True), repeat=len(feels)):
         last = {ragged[i] for i, bit in zip(feels, bits, strict=True) if bit}
-        cost: Cost = instruction.cost(machine.chip, functools.partial(_shape, last))  # type: ignore[attr-defined]
+        cost = instruction.cost(machine.chip, functools.partial(_shape, last))
         costs[bits] = replace(cost, cycles=cost.cycles + sum(_cutting(w, last, machine) for _, w in instruction.windows() if w in cut))
     reads = max((times.get(w, 1) for _, w in instruction.windows()), default=1)
     return Priced(instruction, feels, costs, reads)

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import assert_never
 
 from tpuflow.device.timing.calibration import Calibration, Machine
 from tpuflow.device.timing.form import form_of
@@ -13,7 +14,9 @@ from tpuflow.device.timing.grid import grid_time, plan_grid
 from tpuflow.device.timing.prices import MOVE, Clock, PricedKernel, picoseconds, price
 from tpuflow.device.timing.result import NOTHING, KernelRow, KernelTime, ProgramTime, Work
 from tpuflow.device.timing.trips import known_trips
-from tpuflow.isa.instruction import QUEUES
+from tpuflow.dtypes import DType
+from tpuflow.errors import ProgramError
+from tpuflow.isa.instruction import QUEUES, Instruction
 from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
 from tpuflow.isa.splitting import SPLITS
@@ -137,10 +140,17 @@ def _totals(priced: PricedKernel, clock: Clock) -> tuple[tuple[int, ...], int, W
         for role, _ in instruction.windows():
             counts[role] += times * cost.hbm_bytes
         if cost.macs:
-            dtype = instruction.a.dtype.name  # type: ignore[attr-defined]
+            dtype = _multiplied(instruction).name
             macs[dtype] = macs.get(dtype, 0) + times * cost.macs
     work = Work(macs, counts["element_ops"], counts["read"], counts["write"], counts["bus"], counts["cached"])
     return tuple(b // clock.cores for b in busy), serial, work
+
+
+def _multiplied(instruction: Instruction) -> DType:
+    """The type of what an instruction with multiply-adds multiplies."""
+    if not isinstance(instruction, MatmulAccumulate):
+        raise ProgramError(f"instruction {instruction.mnemonic!r} costs multiply-adds of a type that is not known.")
+    return instruction.a.dtype
 
 
 @dataclass(slots=True)
@@ -206,6 +216,8 @@ class _Walk:
                 ports = self.program.infeeds if isinstance(block, Infeed) else self.program.outfeeds
                 port = ports[block.port]
                 total.feed_bytes += math.prod(port.shape) * port.dtype.bytes
+            case _:
+                assert_never(block)
 
     def _branch(self, block: Switch, place: str, count: int) -> _Sum:
         branches = [self.blocks(b, f"{place}.branch{i}.", count) for i, b in enumerate(block.branches)]

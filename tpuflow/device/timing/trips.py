@@ -40,6 +40,6 @@ def _stored(kernel: Kernel, found: Mapping[int, set[Number | None]]) -> None:
             continue
         for role, window in instruction.windows():
             if role == "write" and window.buffer in found:
-                found[window.buffer].add(held.get(window.tile))
+                found[window.buffer].add(None if instruction.has("updates") else held.get(window.tile))
         for tile in instruction.writes():
             held.pop(tile, None)

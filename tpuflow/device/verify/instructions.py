@@ -23,11 +23,12 @@ ONE = TileAxis(1)
 
 def check_fields(kernel: Kernel, instruction: Instruction) -> None:
     """Every field holds what its kind says (words from their lists, small numbers, semaphores that exist)."""
+    if not instruction.traits:
+        raise Refusal(f"instruction {instruction.mnemonic!r} states no traits in its declaration; expected some, to check it by")
     for name, kind, value in instruction.fields():
-        if kind.name == "choice" and value not in kind.choices:
-            raise Refusal(f"{name} is {value!r}; expected one of {', '.join(kind.choices)}")
-        if kind.name in _FIELD_RULES:
-            _FIELD_RULES[kind.name](name, kind, value)
+        if kind.name not in _FIELD_RULES:
+            raise Refusal(f"field {name} of {instruction.mnemonic!r} is of kind {kind.name!r}; expected one of {', '.join(_FIELD_RULES)}")
+        _FIELD_RULES[kind.name](name, kind, value)
     if isinstance(instruction, dma.Signal | dma.Wait):
         _semaphore(kernel, instruction)
 
@@ -51,11 +52,33 @@ def _axes(name: str, kind: FieldKind, value: Any) -> None:
         raise Refusal(f"{name} are {value!r}; expected non-negative integers")
 
 
-_FIELD_RULES: dict[str, Callable[[str, FieldKind, Any], None]] = {"number": _number, "axes": _axes}
+def _choice(name: str, kind: FieldKind, value: Any) -> None:
+    if value not in kind.choices:
+        raise Refusal(f"{name} is {value!r}; expected one of {', '.join(kind.choices)}")
+
+
+def _flag(name: str, kind: FieldKind, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise Refusal(f"{name} is {value!r}; expected True or False")
+
+
+def _by_operands(name: str, kind: FieldKind, value: Any) -> None:
+    """Tiles and windows are checked as such; pairs, bounds and immediates with the operands that they go with."""
+
+
+_FIELD_RULES: dict[str, Callable[[str, FieldKind, Any], None]] = {
+    "number": _number,
+    "axes": _axes,
+    "choice": _choice,
+    "flag": _flag,
+    **dict.fromkeys(("tile", "tiles", "window", "pairs", "bounds", "immediate"), _by_operands),
+}
 
 
 def check_operands(instruction: Instruction) -> None:
     """Every rule of the instruction's row, and: what one instruction writes does not overlap."""
+    if type(instruction) not in RULES:
+        raise Refusal(f"instruction {instruction.mnemonic!r} has no operand rules; expected a row for it in RULES")
     for rule in RULES[type(instruction)]:
         rule(instruction)
 

@@ -157,7 +157,10 @@ class _Kernels:
 
     def check(self, kernel: Kernel, path: str) -> None:
         """Refuse the kernel, or note its effects."""
-        key, buffers = structure(kernel, self.program.buffers)
+        try:
+            key, buffers = structure(kernel, self.program.buffers)
+        except ProgramError as error:
+            raise ProgramError(f"{kernel_place(path, kernel)}: {error}") from None
         if key in self._seen:
             effects, before = self._seen[key]
             self.effects[id(kernel)] = effects.renumbered(dict(zip(before, buffers, strict=True)))
