@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from tpuflow.archives import check_inflation
 from tpuflow.errors import ArchiveError, CheckpointError, CheckpointWriteError, one_line
 
 FORMAT = 1
+REMOVALS, REMOVAL_SECONDS = 40, 0.05  # tries, and the time between them, to remove what is still being written
 STATE, PROGRESS, BEST = "state", "training.json", "best"
 _NAME = re.compile(r"step_(\d{8,})")
 _SYSTEM_ERROR = re.compile(r"os_error_code='(\d+)'")
@@ -85,8 +87,17 @@ def save(directory: Path_, step: int, arrays: Mapping[str, Any], progress: Mappi
             os.rename(temporary, target)
             _flush_entry(Path(directory))
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)  # there only if it was not renamed
+            _remove(temporary)  # there only if it was not renamed
     return target
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder in which threads of Orbax, whose save has failed in another one, may still be writing."""
+    for _ in range(REMOVALS):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(REMOVAL_SECONDS)
 
 
 def delete(path: Path) -> None:
