@@ -82,6 +82,7 @@ def _parts(window: Window, x: np.ndarray, features: int) -> Iterator[tuple[Any, 
             yield slice(None), slice(g * c // count, (g + 1) * c // count), mine
 
 
+@np.errstate(invalid="ignore")
 def convolution(window: Window, x: np.ndarray, w: np.ndarray) -> np.ndarray:
     """See `Window.convolution`; float64."""
     images = x.shape[0] // (window.groups if window.by_image else 1)
@@ -92,6 +93,7 @@ def convolution(window: Window, x: np.ndarray, w: np.ndarray) -> np.ndarray:
     return out
 
 
+@np.errstate(invalid="ignore")
 def gradients(window: Window, x: np.ndarray, w: np.ndarray, cotangent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Of the images and of the kernel, given that of the result; float64."""
     of_x, of_w = np.zeros(x.shape), np.zeros(w.shape)
@@ -123,6 +125,7 @@ def pooling(window: Window, x: np.ndarray, op: str) -> np.ndarray:
     return out
 
 
+@np.errstate(invalid="ignore")
 def sum_gradient(window: Window, x: np.ndarray, cotangent: np.ndarray) -> np.ndarray:
     """Of the images of a pooling by sums; float64."""
     out = np.zeros(x.shape)

@@ -14,6 +14,7 @@ from tests.program_builder import PARALLEL, SEQUENTIAL, Builder, KernelBuilder, 
 from tpuflow import dtypes
 from tpuflow.dtypes import F32, S32, DType
 from tpuflow.isa import dma, matrix, vector
+from tpuflow.isa.bounds import Bound
 from tpuflow.isa.instruction import Instruction, Pair, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Infeed, Kernel, Loop, Outfeed, Program, Switch, While
 
@@ -121,7 +122,8 @@ def conv_program(dtype: DType = F32) -> Program:
     walks = (WindowAxis(length, channels, -3, ((0, 8), (1, 4))), WindowAxis(channels, 1, grid=((2, 4),)))
     left = k.load(Window(x, halo, walks), reader="matrix")
     right = k.load(k.window(w, k.tile(dtype, [taps, depth, features], slots=2)), reader="matrix")
-    k.emit(matrix.MatmulAccumulate(acc, left, right, (0, 1), (0, 2), (3, 2, 1), (pair,)))
+    inside = Bound(length, ((0, 2), (3, 2)), origin=-3)
+    k.emit(matrix.MatmulAccumulate(acc, left, right, (0, 1), (0, 2), (3, 2, 1), (pair,), bounds=(inside,)))
     k.release()
     k.result(dst, matrix.MatmulRead(dst, acc), window=k.window(out, dst), writer="matrix", section="epilogue")
     return b.program(k.kernel())

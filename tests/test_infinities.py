@@ -20,7 +20,7 @@ from tpuflow.device.runtime import Executable
 from tpuflow.lower.frontend import lower_jaxpr
 from tpuflow.lower.graph.interpret import interpret
 
-EXAMPLES = int(os.environ.get("TPUFLOW_RANDOM_PROGRAMS", "30"))
+EXAMPLES = max(1, int(os.environ.get("TPUFLOW_RANDOM_PROGRAMS", "150")) // 10)
 SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-40, -1e-40)
 DTYPES = ("float32", "float16", "bfloat16")
 ENGINES = (("reference", "bitexact"), ("fast", "bitexact"), ("fast", "native"))
@@ -123,6 +123,35 @@ often = settings(max_examples=EXAMPLES, deadline=None, print_blob=True, suppress
 
 @pytest.mark.slow
 @often
-@given(windows, st.sampled_from(DTYPES), st.integers(0, 2**16), st.integers(0, 4))
-def test_random_convolutions_and_their_gradients_agree_with_enumeration(window: Window, dtype: str, seed: int, specials: int) -> None:
-    _judge_convolution(window, _operands(window, dtype, seed, specials), ENGINES)
+@given(windows, st.sampled_from(DTYPES), st.integers(0, 2**16), st.integers(0, 4), st.sampled_from(ENGINES[1:]))
+def test_random_convolutions_and_their_gradients_agree_with_enumeration(
+    window: Window, dtype: str, seed: int, specials: int, fast: tuple[str, str]
+) -> None:
+    _judge_convolution(window, _operands(window, dtype, seed, specials), (ENGINES[0], fast))
+
+
+# --- pooling ----------------------------------------------------------------------------------------------------------------
+
+POOLED = [name for name, window in WINDOWS.items() if window.groups == 1 and min(window.outputs((4, 5, 4)[: len(window.size)])) > 0]
+DERIVED = [name for name in POOLED if {*WINDOWS[name].spread, *WINDOWS[name].dilation} == {1} and np.min(WINDOWS[name].padding) >= 0]
+
+
+def _images(window: Window, seed: int) -> np.ndarray:
+    return _special((2, *(4, 5, 4)[: len(window.size)], 2), "float32", seed, count=6)
+
+
+@pytest.mark.parametrize("op", ["max", "min", "add"])
+@pytest.mark.parametrize("name", POOLED)
+def test_pooling_takes_in_no_padding(name: str, op: str) -> None:
+    window, x = WINDOWS[name], _images(WINDOWS[name], seed=len(name))
+    _judge(lambda x: window.pooling(x, op), [x], [enumerated.pooling(window, x, op)], ENGINES[:1])
+
+
+@pytest.mark.parametrize("op", ["max", "min", "add"])
+@pytest.mark.parametrize("name", DERIVED)
+def test_the_gradient_of_a_pooling_goes_to_what_was_pooled(name: str, op: str) -> None:
+    window = WINDOWS[name]
+    x = np.nan_to_num(_images(window, seed=len(name)), nan=1.0, posinf=np.inf, neginf=-np.inf)
+    ct = _special((2, *window.outputs(x.shape[1:-1]), 2), "float32", seed=7, count=4)
+    wanted = enumerated.sum_gradient(window, x, ct) if op == "add" else enumerated.extreme_gradient(window, x, ct, op)
+    _judge(lambda x, ct: jax.vjp(lambda x: window.pooling(x, op), x)[1](ct)[0], [x, ct], [wanted], ENGINES[:1])

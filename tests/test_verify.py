@@ -19,6 +19,7 @@ from tpuflow.device.verify import verify
 from tpuflow.dtypes import BF16, F16, F32, PRED, S32, U32
 from tpuflow.errors import ProgramError
 from tpuflow.isa import dma, matrix, vector
+from tpuflow.isa.bounds import Bound
 from tpuflow.isa.instruction import Instruction, Pair, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Infeed, Kernel, Loop, Outfeed, Program, Switch, While
 
@@ -185,6 +186,10 @@ def vmem(dtype: Any, *axes: TileAxis, at: int = 0) -> Tile:
     return Tile("vmem", at, dtype, axes)
 
 
+def _bounded(bound: Bound) -> Instruction:
+    return matrix.MatmulAccumulate(ACC, X, vmem(F32, B, TileAxis(16)), (0, 1), (0, 2), (2, 1), bounds=(bound,))
+
+
 X, Y, P = vmem(F32, A, B), vmem(F32, A, B, at=0x1000), vmem(PRED, A, B, at=0x2000)
 ACC = Tile("acc", 0, F32, (A, TileAxis(16)))
 OPERANDS = {
@@ -241,6 +246,13 @@ OPERANDS = {
         matrix.MatmulAccumulate(ACC, X, vmem(F32, B, TileAxis(16)), (0, 1), (0, 2), (2, 1), (Pair(0, 3, 0, 1),)),
         "a pair has stride 0, dilation 1",
     ),
+    "bound of no operand": (_bounded(Bound(8, ((0, 1), (1, 1)))), r"terms \(\(0, 1\), \(1, 1\)\); expected labels of a, \(0, 2\), or of b"),
+    "bound of unknown label": (_bounded(Bound(8, ((7, 1),))), "expected labels of a"),
+    "bound without terms": (_bounded(Bound(8, ())), "expected labels of a"),
+    "bound that stands still": (_bounded(Bound(8, ((0, 0),))), "expected different labels, and factors other than 0"),
+    "bound twice along a label": (_bounded(Bound(8, ((0, 1), (0, 1)))), "expected different labels"),
+    "bound of no dilation": (_bounded(Bound(8, ((0, 1),), dilation=0)), "extent 8 and dilation 0"),
+    "bound far away": (_bounded(Bound(8, ((0, 2**30),))), "of places 0 to 7516192768; expected 32-bit numbers"),
     "matmul space": (matrix.MatmulZero(X), "acc lies in vmem; expected acc"),
     "mm_read": (matrix.MatmulRead(vmem(F16, A, TileAxis(16)), ACC), "acc is f32; expected f16, the type of dst"),
     "semaphore": (dma.Signal("load", 5), "semaphore 5 does not exist; the kernel has 0"),
