@@ -100,12 +100,12 @@ class _Translation(Lifting):
 
     def _point(self, trips: Trips, state: State) -> None:
         state.tiles = {}
-        self._section(self.kernel.prologue, trips, state)
+        self._section(self.kernel.prologue, _standing(trips, self.kernel, last=False), state)
         axes = tuple(g for g in self.kernel.sequential if g in self.looped)
         written = sorted({w.buffer for i in self.kernel.body for role, w in i.windows() if role == "write"})
         if self.steps or not axes:
             self._loop(axes, trips, state, written, tuple(self.carried | self.leaked), self._step)
-        self._section(self.kernel.epilogue, _last_step(trips, self.kernel, self.looped), state)
+        self._section(self.kernel.epilogue, _standing(trips, self.kernel, last=True), state)
 
     def _step(self, trips: Trips, state: State) -> None:
         self._section(self.kernel.body, trips, state)
@@ -185,7 +185,7 @@ def _leaked_tiles(kernel: Kernel) -> set[Tile]:
     return leaked
 
 
-def _last_step(trips: Trips, kernel: Kernel, looped: frozenset[int]) -> Trips:
-    """The epilogue sees the last index of every looped sequential axis."""
-    last = {g: kernel.grid[g].size - 1 for g in kernel.sequential if g in looped}
-    return replace(trips, index={**trips.index, **last}, bounds={**trips.bounds, **{g: (i, i) for g, i in last.items()}})
+def _standing(trips: Trips, kernel: Kernel, *, last: bool) -> Trips:
+    """The prologue sees the first index of every sequential axis, the epilogue the last, whether the axis is looped or lifted."""
+    at = {g: max(0, kernel.grid[g].size - 1) if last else 0 for g in kernel.sequential}
+    return replace(trips, index={**trips.index, **at}, bounds={**trips.bounds, **{g: (i, i) for g, i in at.items()}})

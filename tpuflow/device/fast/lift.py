@@ -203,9 +203,10 @@ def _load(t: Lifting, i: dma.Load, trips: Trips, state: State) -> None:
 
 def _load_box(t: Lifting, window: Window, box: Sequence[boxes.Stride], trips: Trips, state: State) -> Virtual:
     """A load from a view that is padded once for all loads of the kernel that leave it."""
-    source, key = state.hbm[window.buffer], same_view(window)
+    source, view_key = state.hbm[window.buffer], same_view(window)
+    key = view_key, tuple(sorted(trips.index.items()))  # the prologue and the epilogue stand elsewhere than the body
     if key not in state.margins:
-        found = (boxes.strides(_positions(t, w, trips, state)) for w in t.loads[key] if all(a.register is None for a in w.axes))
+        found = (boxes.strides(_positions(t, w, trips, state)) for w in t.loads[view_key] if all(a.register is None for a in w.axes))
         state.margins[key] = boxes.margins([b for b in found if b is not None], boxes.spread_extents(window))
     around = state.margins[key]
     if key not in state.padded or state.padded[key][0] is not source:
