@@ -12,7 +12,8 @@ import pytest
 from tests import programs
 from tests.program_builder import PARALLEL, SEQUENTIAL, Builder, KernelBuilder
 from tpuflow.chips import CHIPS
-from tpuflow.chips.checking import DIVISORS, row_problem
+from tpuflow.chips.checking import DIVISORS, LEAST, MOST, row_problem
+from tpuflow.device.timing import time_program
 from tpuflow.device.verify import verify
 from tpuflow.dtypes import F32, S32
 from tpuflow.errors import ProgramError
@@ -51,9 +52,24 @@ def test_a_row_that_divides_by_nothing_or_by_too_much_is_refused(field: str, val
     )
 
 
+NUMBERS = [f.name for f in dataclasses.fields(Builder().chip) if not isinstance(getattr(Builder().chip, f.name), str)]
+
+
+@pytest.mark.parametrize("field", NUMBERS)
+@pytest.mark.parametrize("value", [LEAST, MOST, 5e-324, 1e-13, 1e300])
+def test_a_row_of_extreme_numbers_is_refused_or_can_be_computed_with(field: str, value: float) -> None:
+    wanted = type(getattr(Builder().chip, field))
+    for program in (programs.matmul_program(), programs.feed_program()):
+        program = replace(program, chip=dataclasses.replace(program.chip, **{field: wanted(value)}))
+        if row_problem(program.chip):
+            refuses(program, f"^chip: {field} is .*; expected")
+        else:
+            assert time_program(program).seconds >= 0
+
+
 def test_a_row_with_negative_memory_is_refused() -> None:
     program = programs.map_program()
-    refuses(replace(program, chip=replace(program.chip, vmem_bytes=-1)), "^chip: vmem_bytes is -1; expected no negative number")
+    refuses(replace(program, chip=replace(program.chip, vmem_bytes=-1)), "^chip: vmem_bytes is -1; expected 0, or a number")
 
 
 # --- sizes

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from tpuflow.chips.chip import Chip
 
-LEAST, MOST = 1e-9, 2**60
+LEAST, MOST = 1e-12, 2**60
 DIVISORS = (
     "cores", "clock_hz", "matrix_rows", "matrix_columns", "matrix_units", "matrix_inputs", "vector_sublanes", "vector_lanes",
     "vector_units", "hbm_bytes_per_second", "host_bytes_per_second", "hbm_burst_bytes", "hbm_efficiency", "matrix_efficiency",
+    "matrix_f32_passes", "matrix_f16_passes", "matrix_bf16_passes", "matrix_s8_passes",
 )  # fmt: skip
 
 
 def row_problem(chip: Chip) -> str:
-    """What is wrong with a row; empty if nothing: numbers in [0, 2^60], those that something is divided by positive."""
+    """What is wrong with a row; empty if nothing: numbers are 0 or in [1e-12, 2^60], so that no quotient of them is infinite; those that
+    something is divided by are not 0."""
     for field in dataclasses.fields(chip):
         value = getattr(chip, field.name)
         if isinstance(value, str):
             continue
-        low = 0 if field.name not in DIVISORS else LEAST
-        if not (math.isfinite(value) and low <= value <= MOST):
-            return f"{field.name} is {value!r}; expected {'a positive' if low else 'no negative'} number, at most 2^60"
+        positive = field.name in DIVISORS
+        if not (LEAST <= value <= MOST or (value == 0 and not positive)):
+            return f"{field.name} is {value!r}; expected {'a positive number,' if positive else '0, or a number'} from {LEAST} to 2^60"
     return ""
