@@ -236,10 +236,10 @@ class Builder:
 
     def slice(self, x: Value, start: Sequence[int], limit: Sequence[int], stride: Sequence[int] | None = None) -> Value:
         """x[start:limit:stride] on every axis."""
-        stride = tuple(stride or (1,) * len(x.shape))
-        if not any(start) and tuple(limit) == x.shape and set(stride) <= {1}:
+        start, limit, stride = (tuple(map(int, places)) for places in (start, limit, stride or (1,) * len(x.shape)))  # JAX has NumPy's
+        if not any(start) and limit == x.shape and set(stride) <= {1}:
             return x
-        return self.emit("slice", (x,), {"start": tuple(start), "limit": tuple(limit), "stride": stride}).result
+        return self.emit("slice", (x,), {"start": start, "limit": limit, "stride": stride}).result
 
     def slice_axis(self, x: Value, axis: int, start: int, limit: int, stride: int = 1) -> Value:
         """x[start:limit:stride] on one axis."""
@@ -249,8 +249,8 @@ class Builder:
 
     def pad(self, x: Value, value: Value | Scalar, low: Sequence[int], high: Sequence[int], interior: Sequence[int] | None = None) -> Value:
         """x with `value` around (negative amounts cut) and between its elements."""
-        interior = tuple(interior or (0,) * len(x.shape))
-        attrs = {"low": tuple(low), "high": tuple(high), "interior": interior}
+        low, high, interior = (tuple(map(int, amounts)) for amounts in (low, high, interior or (0,) * len(x.shape)))
+        attrs = {"low": low, "high": high, "interior": interior}
         if not any((*low, *high, *interior)):
             return x
         value = value if isinstance(value, Value) else self.scalar(value, x.dtype)
