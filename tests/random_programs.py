@@ -20,7 +20,7 @@ from tests import enumerated
 from tests.enumerated import Window
 
 SHAPES = ((), (5,), (3, 5), (5, 3), (2, 3, 5), (130,), (9, 130), (1, 5))
-SPECIAL = (np.inf, -np.inf, np.nan, 1e-40, -1e-40, 65504.0)  # nothing that some orders of adding take beyond the largest f32
+SPECIAL = (np.inf, -np.inf, np.nan, 1e-40, -1e-40, 65504.0, 3e38)
 FLOATS = ("float32", "float16", "bfloat16")
 DTYPES = (*FLOATS, "int32", "bool")
 
@@ -51,7 +51,7 @@ class RandomProgram:
     steps: tuple[Step, ...]
 
     def arrays(self, special: float = 0.0) -> list[np.ndarray]:
-        """The input values: mostly ordinary numbers; a share of `special` infinities, NaN, subnormals and the largest of f16."""
+        """The input values: mostly ordinary numbers; a share of `special` infinities, NaN, subnormals and numbers near the largest."""
         rng = np.random.default_rng(self.seed)
         return [_values(a, rng, special) for a in self.inputs]
 

@@ -20,7 +20,8 @@ Value = Any
 Axes = Sequence[int]
 
 _CHUNK = 16
-_AT_ONCE = 16
+_ASCENDING = 64
+_AT_ONCE = 32
 _RUN = 64
 _STRIPES = 128
 _DIRECT_PRODUCTS = 1 << 16
@@ -287,12 +288,12 @@ def _first_few(flags: Value, few: int) -> Value:
 
 def _ascending(terms: Value) -> Value:
     """float64 [K, C] summed over axis 0, one term after the other (zeros added at the end change nothing)."""
-    missing = -terms.shape[0] % _CHUNK
+    missing = -terms.shape[0] % _ASCENDING
     terms = lax.pad(terms, np.float64(0), [(0, missing, 0), (0, 0, 0)])
-    chunks = lax.reshape(terms, (terms.shape[0] // _CHUNK, _CHUNK, terms.shape[1]))
+    chunks = lax.reshape(terms, (terms.shape[0] // _ASCENDING, _ASCENDING, terms.shape[1]))
 
     def add_chunk(sums: Value, chunk: Value) -> tuple[Value, None]:
-        for i in range(_CHUNK):
+        for i in range(_ASCENDING):
             sums = sums + chunk[i]
         return sums, None
 
