@@ -19,9 +19,9 @@ from pathlib import Path
 
 from bench.gradients import ready, sums
 from bench.measured import Case, cases
-from tpuflow.api.calibrating import UNFITTED, Curve, Fit, Measurement, curve, fit_curves, leave_one_model_out
 from tpuflow.device.timing import calibration_of
 from tpuflow.device.timing.program import sink_time
+from tpuflow.estimating.calibrating import UNFITTED, Curve, Fit, Measurement, curve, fit_curves, leave_one_model_out
 
 HERE = Path(__file__).parent
 ROWS, PAGE = HERE / "measured_steps.csv", HERE.parent / "docs" / "accuracy.md"

@@ -10,20 +10,20 @@ from typing import Any
 
 import jax
 
-from tpuflow.api.estimating import state_shapes
-from tpuflow.api.flattening import leaf_names
-from tpuflow.api.stepping import Recipe
 from tpuflow.chips import Chip
 from tpuflow.chips.links import all_reduce_seconds
 from tpuflow.compiler import PIPELINE, compile_graph
 from tpuflow.device.timing import Calibration, time_program
 from tpuflow.device.timing.result import PICOSECONDS
+from tpuflow.estimating.estimating import state_shapes
 from tpuflow.isa.program import Kernel, Program, walk
 from tpuflow.lower.frontend.jaxpr import lower_jaxpr
 from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.passes.join_small import JoinSmall
 from tpuflow.lower.passes.merge_kernels import MergeKernels
 from tpuflow.lower.passes.simplify import Simplify
+from tpuflow.stages.flattening import leaf_names
+from tpuflow.training.stepping import Recipe
 
 GRADIENT_BYTES = 4  # summed in f32
 WAITING = (MergeKernels(), JoinSmall())

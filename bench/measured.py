@@ -21,11 +21,11 @@ from models.squeezenet import SqueezeNet
 from models.vgg import VGG16
 from models.wide_resnet import WideResNet
 from tpuflow import amp
-from tpuflow.api.estimating import training_program, training_recipe
-from tpuflow.api.stepping import Recipe
 from tpuflow.chips import CHIPS, Chip
 from tpuflow.compiler import compile_function
+from tpuflow.estimating.estimating import training_program, training_recipe
 from tpuflow.isa.program import Program
+from tpuflow.training.stepping import Recipe
 
 SUNK = 1000  # steps a round trip where the source says that the data are sunk, or loops on the device
 

@@ -18,8 +18,10 @@ import orbax.checkpoint  # noqa: F401  (imported once by the fork server, not by
 
 import tpuflow
 from tests.test_training import Net, blobs
-from tpuflow.api import checkpointing, checkpoints, training  # noqa: F401
-from tpuflow.api.claiming import LOCK
+from tpuflow.training import entry  # noqa: F401
+from tpuflow.training.callbacks import checkpointing  # noqa: F401
+from tpuflow.training.checkpoints import files
+from tpuflow.training.checkpoints.claiming import LOCK
 
 STEPS = 60
 EVERY = 3
@@ -69,7 +71,7 @@ def child(directory: str, cache: str, pipe: Connection) -> None:
 def paused_child(directory: str, cache: str, pipe: Connection) -> None:
     """What runs in a process that stops in the middle of writing its second checkpoint until it is told to go on."""
     share_compiled_code(cache)
-    flush, saves = checkpoints._flush, []
+    flush, saves = files._flush, []
 
     def pause(path: Path) -> None:
         saves.append(path)
@@ -78,7 +80,7 @@ def paused_child(directory: str, cache: str, pipe: Connection) -> None:
             pipe.recv()
         flush(path)
 
-    checkpoints._flush = pause
+    files._flush = pause
     train(directory)
     pipe.send("done")
 

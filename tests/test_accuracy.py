@@ -11,11 +11,11 @@ from flax import linen as nn
 from bench import accuracy
 from bench.gradients import Ready, gradient_program, ready, sums
 from tpuflow.amp import get_policy
-from tpuflow.api.estimating import training_recipe
 from tpuflow.chips import CHIPS, get_chip
 from tpuflow.chips.links import all_reduce_seconds
 from tpuflow.device.timing import calibration_of
 from tpuflow.device.timing.fits import FITS
+from tpuflow.estimating.estimating import training_recipe
 
 
 @pytest.fixture(scope="module")

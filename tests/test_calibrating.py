@@ -11,7 +11,12 @@ import pytest
 
 import tpuflow
 from tpuflow import cli
-from tpuflow.api.calibrating import (
+from tpuflow.chips import CHIPS, get_chip
+from tpuflow.compiler import compile_function
+from tpuflow.device.timing import Calibration, calibration, get_calibration, time_program
+from tpuflow.device.timing.calibration import family_of
+from tpuflow.errors import ConfigError
+from tpuflow.estimating.calibrating import (
     FITTED,
     KERNEL_TRIED,
     PATCH_CYCLES,
@@ -23,11 +28,6 @@ from tpuflow.api.calibrating import (
     fit_curves,
     leave_one_model_out,
 )
-from tpuflow.chips import CHIPS, get_chip
-from tpuflow.compiler import compile_function
-from tpuflow.device.timing import Calibration, calibration, get_calibration, time_program
-from tpuflow.device.timing.calibration import family_of
-from tpuflow.errors import ConfigError
 from tpuflow.isa.file import code_hash, from_bytes, save, to_bytes
 
 KERNEL, SHARE = 5e-6, 0.6

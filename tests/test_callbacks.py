@@ -13,8 +13,8 @@ from flax import linen as nn
 
 import tpuflow
 from tests.test_training import Net, blobs, fit, same_bits
-from tpuflow.api import checkpoints
 from tpuflow.errors import ConfigError, WeightsError
+from tpuflow.training.checkpoints import files as checkpoints
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -166,7 +166,7 @@ def test_a_learning_rate_in_the_optimizer_is_found(tmp_path):
     "module, use, words",
     [
         ("tensorboardX", lambda: tpuflow.SummaryWriter("runs"), r"SummaryWriter needs .*tpuflow\[tensorboard\]"),
-        ("matplotlib.figure", lambda: importlib.import_module("tpuflow.api.plotting").plot_history([], "", ""), r"tpuflow\[plot\]"),
+        ("matplotlib.figure", lambda: importlib.import_module("tpuflow.training.plotting").plot_history([], "", ""), r"tpuflow\[plot\]"),
     ],
 )
 def test_a_missing_extra_is_named(monkeypatch, module, use, words):

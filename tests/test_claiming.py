@@ -20,15 +20,15 @@ import pytest
 import tpuflow
 from tests import killed_training
 from tests.test_training import fit, same_bits
-from tpuflow.api import checkpoints
-from tpuflow.api.claiming import LOCK, Claims
 from tpuflow.errors import CheckpointError, CheckpointWriteError
+from tpuflow.training.checkpoints import files as checkpoints
+from tpuflow.training.checkpoints.claiming import LOCK, Claims
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 HOLD = """
 import os, sys, time
-from tpuflow.api.claiming import Claims
+from tpuflow.training.checkpoints.claiming import Claims
 claims = Claims()
 claims.claim(sys.argv[1])
 child = os.fork()

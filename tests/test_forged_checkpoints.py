@@ -15,12 +15,13 @@ import pytest
 
 import tpuflow
 from tests.test_training import fit, same_bits
-from tpuflow.api import checkpoints, running
-from tpuflow.api.positions import Position
-from tpuflow.api.progress_form import EPOCH, PLACE, POSITION, check_progress
-from tpuflow.api.resuming import Place, new_epoch
-from tpuflow.api.sums import SUMS, files, write_sums
+from tpuflow.data.positions import Position
 from tpuflow.errors import CheckpointError
+from tpuflow.training import running
+from tpuflow.training.checkpoints import files as checkpoints
+from tpuflow.training.checkpoints.progress_form import EPOCH, PLACE, POSITION, check_progress
+from tpuflow.training.checkpoints.resuming import Place, new_epoch
+from tpuflow.training.checkpoints.sums import SUMS, files, write_sums
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 

@@ -14,8 +14,8 @@ import pytest
 
 import tpuflow
 from tests.test_training import blobs, fit, same_bits
-from tpuflow.api import checkpoints
 from tpuflow.errors import CheckpointError, CheckpointWriteError
+from tpuflow.training.checkpoints import files as checkpoints
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 

@@ -12,8 +12,8 @@ import optax
 import pytest
 
 import tpuflow
-from tpuflow.api import staging
 from tpuflow.errors import ConfigError, LaunchError, UnsupportedDtypeError, UnsupportedPrimitiveError
+from tpuflow.stages import staging
 
 RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.normal(size=(4, 5)), jnp.float32)

@@ -19,8 +19,8 @@ import pytest
 import tpuflow
 from tests.test_training import same_bits
 from tpuflow import amp
-from tpuflow.api.batching import TreeForm, to_array
-from tpuflow.api.feeding import stream_feed
+from tpuflow.data.batching import TreeForm, to_array
+from tpuflow.data.feeding import stream_feed
 from tpuflow.device.fast.engine import FastEngine
 from tpuflow.errors import ConfigError, DataError, UnsupportedDtypeError, UnsupportedPrimitiveError
 from train import data as images
@@ -393,7 +393,7 @@ def test_a_pass_is_not_begun_ahead_unless_the_data_are_walked_endlessly():
 
 
 def test_chunks_of_large_batches_hold_fewer_of_them(monkeypatch):
-    monkeypatch.setattr("tpuflow.api.chunks.INFEED_BYTES", 3 * 8 * 5 * 4)
+    monkeypatch.setattr("tpuflow.data.chunks.INFEED_BYTES", 3 * 8 * 5 * 4)
     feed = stream_feed(BATCHES, "data", TreeForm(), sink_size=-1)
     assert [(c.count, c.samples, c.batches) for c in feed.epoch(0)] == [(3, 0, 0), (3, 24, 3), (1, 48, 6)]
 

@@ -10,8 +10,8 @@ import pytest
 from flax import linen as nn
 
 import tpuflow
-from tpuflow.api.losses import LOSSES, cross_entropy
 from tpuflow.errors import ConfigError, DataError
+from tpuflow.training.losses import LOSSES, cross_entropy
 
 
 def _case(samples: int = 64, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:

@@ -12,8 +12,8 @@ import pytest
 from flax import linen as nn
 
 import tpuflow
-from tpuflow.api.metrics import METRICS, Metric, Tally, class_accuracy, top_k_accuracy
 from tpuflow.errors import ConfigError
+from tpuflow.training.metrics import METRICS, Metric, Tally, class_accuracy, top_k_accuracy
 
 CLASSES = 7
 

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tpuflow
-from tpuflow.api.numerics import instrumenting, measures, scales, walking
-from tpuflow.api.numerics.report import timeline
-from tpuflow.api.numerics.rows import figures_of
-from tpuflow.api.numerics.scopes import place_of
 from tpuflow.errors import ConfigError
+from tpuflow.numerics import instrumenting, measures, scales, walking
+from tpuflow.numerics.report import timeline
+from tpuflow.numerics.rows import figures_of
+from tpuflow.numerics.scopes import place_of
 
 RNG = np.random.default_rng(0)
 BATCH = (RNG.normal(size=(8, 6)).astype(np.float32), np.arange(8) % 3)

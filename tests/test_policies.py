@@ -17,9 +17,9 @@ import tpuflow
 from models.norm import BatchNorm
 from tests import tolerances
 from tpuflow import amp
-from tpuflow.api.losses import LOSSES
-from tpuflow.api.stepping import Recipe, TrainState, make_recipe
 from tpuflow.errors import ConfigError
+from tpuflow.training.losses import LOSSES
+from tpuflow.training.stepping import Recipe, TrainState, make_recipe
 
 F32, F16, BF16 = "float32", "float16", "bfloat16"
 NO_SCALE = amp.LossScale()

@@ -16,8 +16,8 @@ import pytest
 
 import tpuflow
 from models.lenet import lenet_step
-from tpuflow.api.estimating import Estimate
 from tpuflow.device.timing.record import record
+from tpuflow.estimating.estimating import Estimate
 from tpuflow.isa.program import Kernel, walk
 from tpuflow.reports.layers import BACKWARD, FORWARD, UPDATE, Layer, layer_of, scope_of, what_of
 from tpuflow.reports.trace import trace

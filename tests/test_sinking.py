@@ -125,7 +125,7 @@ def test_monitors_print_losses_and_times():
 
 def test_the_progress_bar_moves_within_a_long_sink(monkeypatch):
     moves = []
-    monkeypatch.setattr("tpuflow.api.progress.Bar.advance", lambda self, steps, loss=None: moves.append(steps))
+    monkeypatch.setattr("tpuflow.training.progress.Bar.advance", lambda self, steps, loss=None: moves.append(steps))
     fit(data=blobs(1600))
     assert len(moves) >= 3 and sum(moves) == 100
 
@@ -149,7 +149,7 @@ def test_ctrl_c_inside_a_long_sink_answers_at_the_next_slice_and_keeps_what_was_
     before = signal.getsignal(signal.SIGINT)
     x, y = blobs(2_000_000)
     with monkeypatch.context() as patched:
-        patched.setattr("tpuflow.api.progress.Bar.advance", advance)
+        patched.setattr("tpuflow.training.progress.Bar.advance", advance)
         result = fit(Net(256), data=(x, y))  # half a minute in one sink
     answered = time.perf_counter()
     slices, pressed = sent[0]

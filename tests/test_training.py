@@ -15,10 +15,10 @@ from flax import nnx
 
 import tpuflow
 from tpuflow import amp
-from tpuflow.api.feeding import make_feed
-from tpuflow.api.losses import LOSSES
-from tpuflow.api.walks import Walk
+from tpuflow.data.feeding import make_feed
+from tpuflow.data.walks import Walk
 from tpuflow.errors import DataError
+from tpuflow.training.losses import LOSSES
 
 
 class Net(nn.Module):
@@ -256,14 +256,14 @@ def test_an_endless_walk_crosses_epochs_in_order():
 
 
 def test_large_arrays_are_fed_in_chunks_of_one_shape(monkeypatch):
-    monkeypatch.setattr("tpuflow.api.chunks.INFEED_BYTES", 3 * 4 * 8)
+    monkeypatch.setattr("tpuflow.data.chunks.INFEED_BYTES", 3 * 4 * 8)
     feed = make_feed((np.arange(46, dtype=np.float32), np.arange(46)), 4)
     chunks = list(feed.epoch(0))
     assert {c.arrays[0].shape for c in chunks} == {(3, 4), (1, 2)}
     seen = [v for c in chunks for v in np.asarray(c.arrays[1][c.start : c.start + c.count]).ravel().tolist()]
     assert seen == list(range(46))
     assert [c.samples for c in chunks] == [0, 12, 24, 36, 44]
-    monkeypatch.setattr("tpuflow.api.chunks.INFEED_BYTES", 16 * 32 * 2)
+    monkeypatch.setattr("tpuflow.data.chunks.INFEED_BYTES", 16 * 32 * 2)
     chunked = fit(epochs=2).losses
     monkeypatch.undo()
     assert chunked == fit(epochs=2).losses

@@ -18,9 +18,9 @@ import tpuflow
 from models import transformer
 from models.transformer import GPT2, GPT3_XL, TINY, Config, Transformer
 from tests.tolerances import TRANSFORMER_LOSSES
-from tpuflow.api.estimating import training_recipe
-from tpuflow.api.stepping import TrainState
+from tpuflow.estimating.estimating import training_recipe
 from tpuflow.importers import flax_params
+from tpuflow.training.stepping import TrainState
 
 TOLERANCE = 1e-4
 """Of the largest value: fp32 sums in another order than PyTorch's."""
@@ -206,7 +206,7 @@ def test_a_scan_over_the_layers_is_estimated_like_layers_written_out():
 
 ESTIMATE = """
 import json, pathlib, resource, sys
-from tpuflow.api.targets import estimate_target
+from tpuflow.estimating.targets import estimate_target
 e = estimate_target(sys.argv[1], 1, "tpu-v4", "mixed_bf16", 100)
 usage, status = resource.getrusage(resource.RUSAGE_SELF), pathlib.Path("/proc/self/status")
 resident = usage.ru_maxrss  # which on Linux counts what started this process too: there, the process's own

@@ -10,62 +10,62 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tpuflow.amp import LossScale, Policy, autocast
-    from tpuflow.api.callbacks import Callback, LossMonitor, Run, TimeMonitor
-    from tpuflow.api.checkpointing import ModelCheckpoint
-    from tpuflow.api.compiling import jit
-    from tpuflow.api.estimating import Estimate, estimate, estimate_training
-    from tpuflow.api.looping import Sink, Sunk, sink
-    from tpuflow.api.losses import LOSSES, cross_entropy
-    from tpuflow.api.metrics import METRICS, Metric
-    from tpuflow.api.numerics.checking import check_numerics
-    from tpuflow.api.numerics.report import NumericsComparison, NumericsReport
-    from tpuflow.api.plain import TrainingStep, training_step
-    from tpuflow.api.result import TrainResult
-    from tpuflow.api.summaries import SummaryWriter
-    from tpuflow.api.training import train
-    from tpuflow.api.watching import EarlyStopping
-    from tpuflow.api.weights import load_params
     from tpuflow.chips import CHIPS, Chip, get_chip
     from tpuflow.device.runtime import Executable
     from tpuflow.device.timing import Calibration
+    from tpuflow.estimating.estimating import Estimate, estimate, estimate_training
+    from tpuflow.numerics.checking import check_numerics
+    from tpuflow.numerics.report import NumericsComparison, NumericsReport
+    from tpuflow.stages.compiling import jit
+    from tpuflow.training.callbacks.base import Callback, LossMonitor, Run, TimeMonitor
+    from tpuflow.training.callbacks.checkpointing import ModelCheckpoint
+    from tpuflow.training.callbacks.summaries import SummaryWriter
+    from tpuflow.training.callbacks.watching import EarlyStopping
+    from tpuflow.training.entry import train
+    from tpuflow.training.losses import LOSSES, cross_entropy
+    from tpuflow.training.metrics import METRICS, Metric
+    from tpuflow.training.plain import TrainingStep, training_step
+    from tpuflow.training.result import TrainResult
+    from tpuflow.training.sinks import Sink, Sunk, sink
+    from tpuflow.training.weights import load_params
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "CHIPS": "tpuflow.chips",
     "Calibration": "tpuflow.device.timing",
-    "Callback": "tpuflow.api.callbacks",
+    "Callback": "tpuflow.training.callbacks.base",
     "Chip": "tpuflow.chips",
-    "EarlyStopping": "tpuflow.api.watching",
-    "Estimate": "tpuflow.api.estimating",
+    "EarlyStopping": "tpuflow.training.callbacks.watching",
+    "Estimate": "tpuflow.estimating.estimating",
     "Executable": "tpuflow.device.runtime",
-    "LOSSES": "tpuflow.api.losses",
-    "LossMonitor": "tpuflow.api.callbacks",
+    "LOSSES": "tpuflow.training.losses",
+    "LossMonitor": "tpuflow.training.callbacks.base",
     "LossScale": "tpuflow.amp",
-    "METRICS": "tpuflow.api.metrics",
-    "Metric": "tpuflow.api.metrics",
-    "ModelCheckpoint": "tpuflow.api.checkpointing",
-    "NumericsComparison": "tpuflow.api.numerics.report",
-    "NumericsReport": "tpuflow.api.numerics.report",
+    "METRICS": "tpuflow.training.metrics",
+    "Metric": "tpuflow.training.metrics",
+    "ModelCheckpoint": "tpuflow.training.callbacks.checkpointing",
+    "NumericsComparison": "tpuflow.numerics.report",
+    "NumericsReport": "tpuflow.numerics.report",
     "Policy": "tpuflow.amp",
-    "Run": "tpuflow.api.callbacks",
-    "Sink": "tpuflow.api.looping",
-    "Sunk": "tpuflow.api.looping",
-    "SummaryWriter": "tpuflow.api.summaries",
-    "TimeMonitor": "tpuflow.api.callbacks",
-    "TrainResult": "tpuflow.api.result",
-    "TrainingStep": "tpuflow.api.plain",
+    "Run": "tpuflow.training.callbacks.base",
+    "Sink": "tpuflow.training.sinks",
+    "Sunk": "tpuflow.training.sinks",
+    "SummaryWriter": "tpuflow.training.callbacks.summaries",
+    "TimeMonitor": "tpuflow.training.callbacks.base",
+    "TrainResult": "tpuflow.training.result",
+    "TrainingStep": "tpuflow.training.plain",
     "autocast": "tpuflow.amp",
-    "check_numerics": "tpuflow.api.numerics.checking",
-    "cross_entropy": "tpuflow.api.losses",
-    "estimate": "tpuflow.api.estimating",
-    "estimate_training": "tpuflow.api.estimating",
+    "check_numerics": "tpuflow.numerics.checking",
+    "cross_entropy": "tpuflow.training.losses",
+    "estimate": "tpuflow.estimating.estimating",
+    "estimate_training": "tpuflow.estimating.estimating",
     "get_chip": "tpuflow.chips",
-    "jit": "tpuflow.api.compiling",
-    "sink": "tpuflow.api.looping",
-    "load_params": "tpuflow.api.weights",
-    "train": "tpuflow.api.training",
-    "training_step": "tpuflow.api.plain",
+    "jit": "tpuflow.stages.compiling",
+    "sink": "tpuflow.training.sinks",
+    "load_params": "tpuflow.training.weights",
+    "train": "tpuflow.training.entry",
+    "training_step": "tpuflow.training.plain",
 }
 
 __all__ = [

@@ -129,8 +129,8 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _estimate(args: argparse.Namespace) -> None:
-    from tpuflow.api.commands import run_estimate  # compiling needs the frontend, which running a saved Program does not
-    from tpuflow.api.sweeping import Sweep
+    from tpuflow.estimating.commands import run_estimate  # compiling needs the frontend, which running a saved Program does not
+    from tpuflow.estimating.sweeping import Sweep
 
     sweep = Sweep(
         targets=tuple(args.target),
@@ -145,7 +145,7 @@ def _estimate(args: argparse.Namespace) -> None:
 
 
 def _calibrate(args: argparse.Namespace) -> None:
-    from tpuflow.api.commands import run_calibrate
+    from tpuflow.estimating.commands import run_calibrate
 
     run_calibrate(args.file, args.output)
 

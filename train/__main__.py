@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tpuflow.api.numerics.report import timeline
 from tpuflow.errors import ConfigError, TpuflowError
+from tpuflow.numerics.report import timeline
 from train.options import Options, add_options, check, from_arguments
 from train.recipe import Recipe
 from train.recipes import RECIPES

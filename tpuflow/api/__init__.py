@@ -1,1 +1,0 @@
-"""What users type: train, jit, and what they hand back."""

@@ -1,0 +1,281 @@
+"""Training data of every accepted form as chunks."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from tpuflow.data import chunks
+from tpuflow.data.batching import Form, Leaves, PairForm, Signature, is_pair_of_arrays
+from tpuflow.data.chunks import Chunk, Stack, aligned, samples_in
+from tpuflow.data.positions import Position, Source, say_fast_forward, skip
+from tpuflow.errors import ConfigError, DataError
+
+STREAM_BATCHES = 64
+"""Batches in a chunk of a stream at most."""
+
+Layout = tuple[Signature, int]
+
+
+@dataclass(slots=True)
+class ArrayFeed:
+    """Arrays with one leading axis, cut into full batches and a ragged last one; in file order, or shuffled anew each epoch.
+
+    Unshuffled data that fit the infeed capacity are put on the device's host side once and used again in every epoch.
+    """
+
+    leaves: Leaves
+    batch_size: int
+    shuffle: bool = False
+    seed: int = 0
+    drop_remainder: bool = False
+    form: Form = field(default_factory=PairForm)
+    _kept: dict[tuple[int, int], Chunk] = field(default_factory=dict)
+    _done: int = 0
+
+    @property
+    def samples(self) -> int:
+        """Samples in an epoch."""
+        return self._full * self.batch_size + self._tail
+
+    @property
+    def batches(self) -> int:
+        """Batches in an epoch, the ragged one included."""
+        return math.ceil(self.samples / self.batch_size)
+
+    def first(self) -> Leaves:
+        """One batch, for its shapes."""
+        return tuple(leaf[: self.batch_size] for leaf in self.leaves)
+
+    def seek(self, position: Position) -> None:
+        """Have the next epoch begin after the batches that are done."""
+        self._done = position.batches
+
+    def between_epochs(self) -> Any:
+        """Nothing but its number describes an epoch."""
+        return None
+
+    def stop(self) -> None:
+        """Nothing: a chunk is made in a moment."""
+
+    def epoch(self, number: int) -> Iterator[Chunk]:
+        """The chunks of one epoch; of what is left of it after `seek`."""
+        done, self._done = self._done, 0
+        order = np.random.default_rng((self.seed, number)).permutation(len(self.leaves[0])) if self.shuffle else None
+        full, items = self._full, self._items
+        for first in range(done - done % items, full, items):
+            # Every chunk has the same number of items, so the last one begins earlier and starts late.
+            base, begin, end = min(first, full - items), max(first, done), min(first + items, full)
+            if begin < end:
+                yield self._chunk(order, base, items, self.batch_size).part(begin - base, end - begin)
+        if self._tail and done <= full:
+            yield self._chunk(order, full, 1, self._tail)
+
+    def layouts(self, steps: int | None) -> list[Layout]:
+        """Batch shape and items of every kind of chunk that the first `steps` batches (None: a whole epoch and more) are in."""
+        wanted = [(self._items, self.batch_size)]
+        if self._tail and (steps is None or steps > self._full):
+            wanted.append((1, self._tail))
+        return [(tuple(((size, *leaf.shape[1:]), str(leaf.dtype)) for leaf in self.leaves), items) for items, size in wanted]
+
+    @property
+    def _full(self) -> int:
+        """Full batches in an epoch."""
+        return len(self.leaves[0]) // self.batch_size
+
+    @property
+    def _tail(self) -> int:
+        """Samples in the ragged last batch."""
+        return 0 if self.drop_remainder else len(self.leaves[0]) % self.batch_size
+
+    @property
+    def _items(self) -> int:
+        """Full batches in a chunk."""
+        return min(self._full, max(1, chunks.INFEED_BYTES // self._batch_bytes))
+
+    @property
+    def _batch_bytes(self) -> int:
+        return max(1, sum(leaf[: self.batch_size].nbytes for leaf in self.leaves))
+
+    def _chunk(self, order: np.ndarray | None, first: int, items: int, size: int) -> Chunk:
+        if order is None and (first, size) in self._kept:
+            return self._kept[first, size]
+        begin, end = first * self.batch_size, first * self.batch_size + items * size
+        place = slice(begin, end) if order is None else order[begin:end]
+        stacked = (_picked(leaf, place).reshape(items, size, *leaf.shape[1:]) for leaf in self.leaves)
+        chunk = Chunk(tuple(jax.device_put(a) for a in stacked), 0, items, begin, first)
+        if order is None and self.batches * self._batch_bytes <= chunks.INFEED_BYTES:
+            self._kept[first, size] = chunk
+        return chunk
+
+
+@dataclass(slots=True)
+class StreamFeed:
+    """Batches from an iterable or from a callable that makes one; consecutive batches of one shape are stacked, a few at a time.
+
+    An error in the iterable comes after the batches that it gave before. `most`: batches in a chunk at most.
+    """
+
+    source: Source
+    most: int
+    check: Callable[[np.ndarray, int], None] | None = None
+    form: Form = field(default_factory=PairForm)
+    head: list[Leaves] = field(default_factory=list)
+    batches: int | None = None
+    samples: int | None = None
+    _opened: Iterator[Any] | None = None
+    _state: Any = None
+    _begin: tuple[int, int] = (0, 0)
+    _size: int = 0
+    _stopped: bool = False
+
+    def first(self) -> Leaves:
+        """One batch, for its shapes; it is not lost: the first epoch begins with it."""
+        self._open()
+        try:
+            self.head = [self.form.leaves(next(self._opened or iter(())))]
+        except StopIteration:
+            raise DataError("data: the iterable gives no batch; training needs at least one.") from None
+        self._size = samples_in(self.head[0][0].shape)
+        return self.head[0]
+
+    def layouts(self, steps: int | None) -> list[Layout]:
+        """None: what comes is not known before it comes."""
+        return []
+
+    def seek(self, position: Position) -> None:
+        """Have the next epoch begin after the batches that are done; data that cannot be moved are drawn again up to there."""
+        again = self.source.move(position)
+        if again is not None:
+            self._opened, self.head = None, []
+        else:
+            say_fast_forward(position)
+            for _ in range(position.passes):
+                deque(self._iterate(), maxlen=0)
+            again = position.batches
+        self._begin = (position.batches - again, again)
+
+    def between_epochs(self) -> Any:
+        """What describes the beginning of the next epoch, beside its number."""
+        return self.source.state_between_passes()
+
+    def stop(self) -> None:
+        """End the epoch under way, from any thread, as soon as the iterable has given its next batch."""
+        self._stopped = True
+
+    def epoch(self, number: int) -> Iterator[Chunk]:
+        """The chunks of one epoch, made while it runs; of what is left of it after `seek`."""
+        self._stopped = False
+        if self._opened is None:
+            self._open()
+        (batches, again), self._begin = self._begin, (0, 0)
+        stream = self._iterate()
+        skip(stream, again)
+        stack = Stack(self.most, (batches + again) * self._size, batches + again, again, self._state)
+        try:
+            for leaves in stream:
+                if not stack.takes(leaves):
+                    yield stack.chunk()
+                    stack = stack.after()
+                if self.check is not None:
+                    self.check(leaves[1], stack.samples_after)
+                stack.add(leaves)
+                if stack.full:
+                    yield stack.chunk()
+                    stack = replace(stack.after(), source=self.source.state(), behind=0)
+        except Exception:
+            if stack.count:
+                yield stack.chunk()
+            raise
+        if stack.count:
+            yield stack.chunk()
+        if not stack.batches_after:
+            raise DataError(
+                f"data: the iterable gives no batch in epoch {number + 1}. An iterator can be walked once only: pass a list, a loader, "
+                "or a function that makes a new iterator."
+            )
+        self.batches, self.samples = stack.batches_after, stack.samples_after
+
+    def _open(self) -> None:
+        self._opened = self.source.open()
+        self._state = self.source.state()
+
+    def _iterate(self) -> Iterator[Leaves]:
+        """The batches of one pass until it is stopped; those already taken by `first` come first."""
+        if self._opened is None:
+            self._open()
+        opened, self._opened = self._opened, None
+        head, self.head = self.head, []
+        yield from head
+        for batch in opened or ():
+            if self._stopped:
+                return
+            yield self.form.leaves(batch)
+
+
+Feed = ArrayFeed | StreamFeed
+
+
+def make_feed(data: Any, batch_size: int, what: str = "data", *, sink_size: int = -1, shuffle: bool = False, seed: int = 0) -> Feed:
+    """The feed of arrays (inputs, labels), an iterable of such batches, a callable that makes one, or a loader.
+
+    Raises:
+      ConfigError: the batch is larger than the data, or shuffling is asked of a stream.
+      DataError: the data are empty or inputs and labels differ in length.
+    """
+    if is_pair_of_arrays(data):
+        return array_feed(data, batch_size, what, PairForm(), shuffle=shuffle, seed=seed)
+    if shuffle:
+        raise ConfigError(f"{what}: shuffle=True needs arrays; shuffle in the loader or iterable instead.")
+    expected = "arrays (inputs, labels), an iterable of such batches"
+    return stream_feed(data, what, PairForm(), sink_size=sink_size, expected=expected)
+
+
+def stream_feed(data: Any, what: str, form: Form, *, sink_size: int, expected: str = "an iterable of batches") -> StreamFeed:
+    """The feed of an iterable, a loader, or a function that makes one: no more batches at a time than one sink takes.
+
+    Raises:
+      DataError: the data are nothing of the kind.
+    """
+    most = STREAM_BATCHES if sink_size < 0 else max(1, min(STREAM_BATCHES, sink_size))
+    if isinstance(data, Iterable):
+        return StreamFeed(Source(data, lambda: data), most, form=form)
+    if callable(data):
+        return StreamFeed(Source(data, data), most, form=form)
+    raise DataError(f"{what}: expected {expected}, or a function that makes one; got a {type(data).__name__}.")
+
+
+def array_feed(data: Any, batch_size: int, what: str, form: Form, **options: Any) -> ArrayFeed:
+    """The feed of arrays that are cut into batches; the options are those of `ArrayFeed`.
+
+    Raises:
+      ConfigError: the batch is larger than the data.
+      DataError: the data are empty, differ in length, or are no arrays of numbers.
+    """
+    leaves = form.leaves(data, what)
+    names = [name or "the array" for name in form.names]
+    for name, leaf in zip(names, leaves, strict=True):
+        if leaf.ndim == 0:
+            raise DataError(f"{what}: {name} must have a leading axis of samples, got a single number.")
+    lengths = [len(leaf) for leaf in leaves]
+    counted = f"{names[0]} have {lengths[0]} samples" + "".join(f", {n} {k}" for n, k in zip(names[1:], lengths[1:], strict=True))
+    if min(lengths) == 0:
+        raise DataError(f"{what}: empty; {counted}.")
+    if len(set(lengths)) > 1:
+        raise DataError(f"{what}: {counted}; they must be equally many.")
+    if batch_size > lengths[0]:
+        raise ConfigError(f"batch_size {batch_size} is larger than {what}: {lengths[0]} samples; choose at most {lengths[0]}.")
+    return ArrayFeed(leaves, batch_size, form=form, **options)
+
+
+def _picked(leaf: np.ndarray, place: Any) -> np.ndarray:
+    """The samples of a slice, or those of an order's part in an array that needs no further copy."""
+    if isinstance(place, slice):
+        return leaf[place]
+    return np.take(leaf, place, axis=0, out=aligned((len(place), *leaf.shape[1:]), leaf.dtype), mode="clip")

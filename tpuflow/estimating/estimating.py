@@ -1,0 +1,202 @@
+"""`tpuflow.estimate`: what a step would cost on a chip, in time and memory, from shapes alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import optax
+
+from tpuflow import amp
+from tpuflow.chips import Chip, get_chip
+from tpuflow.compiler import compile_sink, undisturbed
+from tpuflow.device.timing import Calibration, ProgramTime, get_calibration, time_program
+from tpuflow.device.timing.program import sink_time
+from tpuflow.device.timing.result import joules_text, seconds_text
+from tpuflow.errors import ConfigError
+from tpuflow.isa.program import Program
+from tpuflow.reports.profile import Profile
+from tpuflow.reports.profile import profile as make_profile
+from tpuflow.reports.reported import Reported
+from tpuflow.stages.analysis import MemoryAnalysis, cost_analysis, memory_analysis
+from tpuflow.stages.compiling import jit
+from tpuflow.stages.flattening import leaf_names
+from tpuflow.training.losses import get_loss
+from tpuflow.training.stepping import Recipe, TrainState, make_recipe
+
+Calibrated = str | os.PathLike[str] | Calibration | None
+"""A calibration as users give it: itself, its file, or None for what tpuflow has for the chip's family."""
+SINK_STEPS = 100  # steps a round trip that an estimate counts on, if nothing else is said
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate(Reported):
+    """The modelled cost of `steps` runs of a function in one host round trip; no value was ever computed."""
+
+    name: str
+    chip: Chip
+    policy: str
+    steps: int
+    time: ProgramTime
+    memory: MemoryAnalysis
+    program: Program = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def step_seconds(self) -> float:
+        """Time of one step, with its share of the host's round trip."""
+        return self.time.seconds / self.steps
+
+    @property
+    def step_joules_at_most(self) -> float | None:
+        """Energy of one step if the chip drew its greatest power all the time; None if its row has no power."""
+        whole = self.time.joules_at_most
+        return None if whole is None else whole / self.steps
+
+    @property
+    def fits(self) -> bool:
+        """Whether the chip's HBM holds it (compiling refuses what does not fit)."""
+        return self.memory.peak_memory_in_bytes <= self.chip.available_hbm_bytes
+
+    def profile(self) -> Profile:
+        """Tables of layers, kernels and queues, and the memory's timeline."""
+        return make_profile(self.program, self.time, name=self.name, steps=self.steps)
+
+    def report(self, kernels: int = 0) -> str:
+        """A few lines of text, and the kernels that take longest if a number is given."""
+        peak = self.memory.peak_memory_in_bytes
+        energy = "" if self.step_joules_at_most is None else f", at most {joules_text(self.step_joules_at_most)}"
+        where = f"{self.name} on {self.chip.name}{f' in {self.policy}' if self.policy else ''}"
+        lines = [
+            f"{where}: {seconds_text(self.step_seconds)}{energy} a step, {self.steps} steps a round trip",
+            self.time.summary(),
+            f"memory {peak / 2**20:.1f} MiB of {self.chip.available_hbm_bytes / 2**20:.0f}: arguments "
+            f"{self.memory.argument_size_in_bytes / 2**20:.1f}, temporaries {self.memory.temp_size_in_bytes / 2**20:.1f}, constants "
+            f"{self.memory.constant_size_in_bytes / 2**20:.1f}",
+        ]
+        return "\n".join([*lines, self.time.table(kernels)] if kernels else lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        return {
+            "name": self.name,
+            "chip": self.chip.name,
+            "fit": self.time.calibration.fit,
+            "policy": self.policy,
+            "steps": self.steps,
+            "step_seconds": self.step_seconds,
+            "power_watts": self.chip.power_watts or None,
+            "step_joules_at_most": self.step_joules_at_most,
+            "mfu": self.time.mfu,
+            "overlap": self.time.overlap,
+            "intensity": self.time.intensity,
+            "host_seconds": self.time.launch_picoseconds / 1e12,
+            "feed_seconds": self.time.feed_picoseconds / 1e12,
+            "busy_seconds": self.time.busy_seconds,
+            "bound_seconds": self.time.by_bound(),
+            "assumed": list(self.time.assumed),
+            "narrowed": list(self.time.narrowed),
+            **cost_analysis(self.program, self.time),
+            **self.memory.as_dict(),
+        }
+
+
+@undisturbed()
+def estimate(
+    fun: Callable[..., Any],
+    *args: Any,
+    chip: str | Chip = "generic",
+    policy: str | amp.Policy | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    calibration: Calibrated = None,
+    **kwargs: Any,
+) -> Estimate:
+    """The modelled time and memory of one call of `fun` on a chip, from the shapes of its arguments.
+
+    args, kwargs: arrays or `jax.ShapeDtypeStruct`s (trees of them). calibration: the timing model's fitted constants, a
+    `tpuflow.Calibration` or a .toml file with one; what tpuflow has for the chip's family if None. The other options are those of
+    `tpuflow.jit`. Nothing is run and no array is made.
+
+    Raises:
+      UnsupportedPrimitiveError, OutOfMemoryError, ConfigError: as compiling does.
+    """
+    row, constants = get_chip(chip), _calibration(calibration)
+    function = jit(fun, chip=row, policy=policy, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    program = function.program(*args, **kwargs)
+    name = getattr(fun, "__name__", type(fun).__name__)
+    return Estimate(name, row, _policy_name(policy), 1, time_program(program, calibration=constants), memory_analysis(program), program)
+
+
+@undisturbed()
+def estimate_training(
+    model: Any,
+    inputs: jax.ShapeDtypeStruct,
+    labels: jax.ShapeDtypeStruct,
+    *,
+    chip: str | Chip = "generic",
+    policy: str | amp.Policy = "fp32",
+    optimizer: optax.GradientTransformation | None = None,
+    loss: Any = None,
+    sink_size: int = SINK_STEPS,
+    calibration: Calibrated = None,
+) -> Estimate:
+    """The modelled time and memory of the training step that `tpuflow.train` would run, sunk `sink_size` steps at a time.
+
+    inputs, labels: one batch's shapes and types. sink_size: steps a round trip; 0 counts as 1. calibration: as of `estimate`.
+
+    Raises:
+      UnsupportedPrimitiveError, OutOfMemoryError, ConfigError: as `tpuflow.train` does.
+    """
+    if sink_size < 0:
+        raise ConfigError(f"sink_size: an estimate needs a number of steps a round trip, got {sink_size}.")
+    row, constants, steps = get_chip(chip), _calibration(calibration), max(1, sink_size)
+    recipe = training_recipe(model, labels, amp.get_policy(policy), optimizer, loss)
+    program = training_program(recipe, inputs, labels, row)
+    time = sink_time(program, steps, calibration=constants)
+    return Estimate(recipe.model.name, row, recipe.policy.name, steps, time, memory_analysis(program), program)
+
+
+def training_recipe(model: Any, labels: Any, policy: amp.Policy, optimizer: Any, loss: Any) -> Recipe:
+    """The step that `tpuflow.train` would make of these."""
+    return make_recipe(model, policy, get_loss(loss, labels)[0], optimizer)
+
+
+def training_program(recipe: Recipe, inputs: Any, labels: Any, chip: Chip) -> Program:
+    """The sink of a training step, compiled from shapes."""
+    state = state_shapes(recipe, inputs)
+    closed, shapes = jax.make_jaxpr(recipe.train_step, return_shape=True)(state, (inputs, labels))
+    names = leaf_names(state)
+    return compile_sink(
+        closed,
+        carries=len(names),
+        chip=chip,
+        name="train_step",
+        carry_names=names,
+        infeed_names=("inputs", "labels"),
+        outfeed_names=leaf_names(shapes[1]),
+    )
+
+
+def state_shapes(recipe: Recipe, inputs: jax.ShapeDtypeStruct) -> TrainState:
+    """The shapes and types of a step's state."""
+
+    def state(inputs: jax.Array) -> TrainState:
+        key = jax.random.key(0)
+        params, carried = recipe.model.init(key, inputs)
+        params = recipe.policy.cast_params(params, recipe.model.norms(params, carried))
+        needs_key = recipe.model.needs_key(params, carried, jax.ShapeDtypeStruct(inputs.shape, inputs.dtype))
+        return TrainState(params, carried, recipe.optimizer.init(params), key if needs_key else None)
+
+    return jax.eval_shape(state, inputs)
+
+
+def _calibration(calibration: Calibrated) -> Calibration | None:
+    return None if calibration is None else get_calibration(calibration)
+
+
+def _policy_name(policy: str | amp.Policy | None) -> str:
+    return policy.name if isinstance(policy, amp.Policy) else policy or ""

@@ -1,0 +1,201 @@
+"""Estimates over models, batch sizes, chips, policies and sink sizes: a table, plain data, a plot."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tpuflow.chips import get_chip
+from tpuflow.device.timing.calibration import Calibration, family_of, get_calibration
+from tpuflow.device.timing.prices import PICOSECONDS
+from tpuflow.device.timing.program import sink_time
+from tpuflow.device.timing.result import seconds_text
+from tpuflow.errors import ConfigError, OutOfMemoryError
+from tpuflow.estimating.estimating import Estimate
+from tpuflow.estimating.targets import estimate_target
+from tpuflow.isa.program import Program
+from tpuflow.training.plotting import matplotlib_figures, save_figure
+
+EPOCH = -1
+_AXES = ("target", "batch", "chip", "policy", "sink_size")
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Every combination of these is estimated; a policy of None is the function as it is written, a sink size of -1 an epoch.
+
+    `calibrations` are files; each chip takes the one for its family, or what tpuflow has for it if there is none.
+    """
+
+    targets: tuple[str, ...]
+    batches: tuple[int, ...] = (32,)
+    chips: tuple[str, ...] = ("generic",)
+    policies: tuple[str | None, ...] = (None,)
+    sink_sizes: tuple[int, ...] = (100,)
+    steps_per_epoch: int | None = None
+    calibrations: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One combination with its estimate, or with the reason why there is none: it does not fit."""
+
+    target: str
+    batch: int
+    chip: str
+    policy: str
+    sink_size: int
+    estimate: Estimate | None
+    error: OutOfMemoryError | None = None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Time of one step with its share of the host's round trip; None if it does not fit."""
+        return None if self.estimate is None else self.estimate.step_seconds
+
+    @property
+    def host_seconds(self) -> float:
+        """A step's share of the host's round trip: the gap between launches."""
+        return 0.0 if self.estimate is None else self.estimate.time.launch_picoseconds / PICOSECONDS / self.estimate.steps
+
+    def as_dict(self) -> dict[str, Any]:
+        """The combination and all figures as plain data."""
+        named = {axis: getattr(self, axis) for axis in _AXES}
+        if self.estimate is None:
+            return {**named, "fits": False, "why": str(self.error)}
+        gap = {"host_seconds_a_step": self.host_seconds, "samples_per_second": self.batch / self.estimate.step_seconds}
+        return {**named, "fits": True, **gap, **self.estimate.as_dict()}
+
+    def file(self, path: Path) -> Path:
+        """The path with the combination in the file's name."""
+        name = "-".join(
+            map(str, (self.target.rpartition(":")[2], f"b{self.batch}", Path(self.chip).stem, self.policy, f"sink{self.sink_size}"))
+        )
+        return path.with_name(f"{path.stem}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}{path.suffix}")
+
+
+def run_sweep(sweep: Sweep) -> list[Point]:
+    """Estimate every combination; what differs in the sink size only is compiled once.
+
+    Raises:
+      ConfigError: there is no such function, chip or policy; a sink size is below -1, or -1 without the length of an epoch; a calibration
+        is for none of the chips.
+    """
+    for size in sweep.sink_sizes:
+        _steps(size, sweep.steps_per_epoch)
+    calibrations = _by_chip(sweep)
+    combinations = itertools.product(sweep.targets, sweep.chips, sweep.policies, sweep.batches)
+    return [p for target, chip, policy, batch in combinations for p in _points(sweep, target, batch, chip, policy, calibrations[chip])]
+
+
+def _by_chip(sweep: Sweep) -> dict[str, Calibration | None]:
+    """The calibration that was given for each chip, if any."""
+    families = {chip: family_of(get_chip(chip)) for chip in sweep.chips}
+    given: dict[str, Calibration] = {}
+    for path in sweep.calibrations:
+        calibration = get_calibration(path)
+        suited = [chip for chip, family in families.items() if calibration.family in ("", family)]
+        if not suited:
+            there = ", ".join(f"{chip} ({family})" for chip, family in families.items())
+            raise ConfigError(f"calibration {path}: for chips of the family {calibration.family!r}; none of these is: {there}.")
+        if twice := sorted(set(suited) & set(given)):
+            raise ConfigError(f"calibration {path}: another one was given for {', '.join(twice)}; give one for each family.")
+        given |= dict.fromkeys(suited, calibration)
+    return {chip: given.get(chip) for chip in families}
+
+
+def _points(sweep: Sweep, target: str, batch: int, chip: str, policy: str | None, calibration: Calibration | None) -> list[Point]:
+    try:
+        found = estimate_target(target, batch, chip, policy, 1, calibration)
+    except OutOfMemoryError as error:
+        return [Point(target, batch, chip, policy or "", size, None, error) for size in sweep.sink_sizes]
+    if not _is_sunk(found.program):
+        return [Point(target, batch, chip, found.policy, 0, found)]
+    return [Point(target, batch, chip, found.policy, size, _sunk(found, _steps(size, sweep.steps_per_epoch))) for size in sweep.sink_sizes]
+
+
+def _is_sunk(program: Program) -> bool:
+    return bool(program.infeeds)
+
+
+def _sunk(found: Estimate, steps: int) -> Estimate:
+    return dataclasses.replace(found, steps=steps, time=sink_time(found.program, steps, calibration=found.time.calibration))
+
+
+def _steps(sink_size: int, steps_per_epoch: int | None) -> int:
+    """Steps of one round trip."""
+    if sink_size < EPOCH or (sink_size == EPOCH and not steps_per_epoch) or (steps_per_epoch is not None and steps_per_epoch < 1):
+        raise ConfigError(
+            f"sink size {sink_size}: an estimate needs a number of steps a round trip: 0 or more, or -1 with --steps-per-epoch N "
+            f"(the number of samples over the batch size), N at least 1; got N = {steps_per_epoch}."
+        )
+    return (steps_per_epoch or 1) if sink_size == EPOCH else max(1, sink_size)
+
+
+# --- text ---------------------------------------------------------------------------------------------------------------
+
+
+def table(points: Sequence[Point]) -> str:
+    """A line for each point; "host gap" is a step's share of the host's round trip and what part of the step it is; "J at
+    most" its energy at the chip's greatest power, "-" if the row has none."""
+    places = f"{'target':34} {'chip':10} {'batch':>6} {'policy':10} {'sink':>6}"
+    heading = f"{places} {'step':>11} {'host gap':>18} {'samples/s':>10} {'MFU':>6} {'J at most':>10} {'MiB':>9}"
+    fits = sorted({p.estimate.time.provenance for p in points if p.estimate is not None})
+    return "\n".join([heading, *map(_line, points), *fits])
+
+
+def _line(p: Point) -> str:
+    named = f"{p.target[-34:]:34} {p.chip[-10:]:10} {p.batch:6} {p.policy or '-':10} {p.sink_size:6}"
+    if p.estimate is None:
+        return f"{named} {'does not fit':>11}: {str(p.error).splitlines()[0]}"
+    seconds, time = p.estimate.step_seconds, p.estimate.time
+    gap = f"{seconds_text(p.host_seconds)} {p.host_seconds / seconds:6.1%}"
+    memory = p.estimate.memory.peak_memory_in_bytes / _MIB
+    joules = "-" if p.estimate.step_joules_at_most is None else f"{p.estimate.step_joules_at_most:.4g}"
+    return f"{named} {seconds_text(seconds):>11} {gap:>18} {p.batch / seconds:10.1f} {time.mfu:6.1%} {joules:>10} {memory:9.1f}"
+
+
+# --- plot ---------------------------------------------------------------------------------------------------------------
+
+
+def plot_sweep(points: Sequence[Point], path: str | os.PathLike[str]) -> None:
+    """Draw step time, and under it samples a second, over what varies: batch sizes, else sink sizes, else the points one by one.
+
+    Raises:
+      ConfigError: matplotlib is missing, nothing fits, or the file cannot be written.
+    """
+    fitting = [p for p in points if p.step_seconds]
+    if not fitting:
+        raise ConfigError("plot: none of the points fits on its chip; there is nothing to draw.")
+    across = next((a for a in ("batch", "sink_size") if len({getattr(p, a) for p in fitting}) > 1), "batch")
+    figure = matplotlib_figures().Figure(figsize=(8.0, 6.0), layout="constrained")
+    times, rates = figure.subplots(2, sharex=True)
+    for label, series in _series(fitting, across).items():
+        ticks = [str(getattr(p, across)) for p in series]
+        times.plot(ticks, [1e3 * (p.step_seconds or 0.0) for p in series], marker="o", markersize=3, label=label)
+        rates.plot(ticks, [p.batch / (p.step_seconds or 1.0) for p in series], marker="o", markersize=3)
+    times.set_ylabel("step, host included (ms)")
+    rates.set_ylabel("samples a second")
+    rates.set_xlabel(across.replace("_", " "))
+    for axis in (times, rates):
+        axis.set_yscale("log")
+        axis.grid(alpha=0.3)
+    times.legend(fontsize="small")
+    save_figure(figure, path)
+
+
+def _series(points: Sequence[Point], across: str) -> dict[str, list[Point]]:
+    """Points that differ in `across` only, under what sets them apart from the others."""
+    varied = [a for a in _AXES if a != across and len({getattr(p, a) for p in points}) > 1]
+    found: dict[str, list[Point]] = {}
+    for p in points:
+        label = ", ".join(str(getattr(p, a)) for a in varied) or p.target
+        found.setdefault(label, []).append(p)
+    return found

@@ -1,0 +1,319 @@
+"""`tpuflow.jit`: a function of arrays, compiled for the simulated device and called like any other."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from tpuflow import amp
+from tpuflow.chips import Chip, get_chip
+from tpuflow.compiler import compile_jaxpr
+from tpuflow.errors import ConfigError
+from tpuflow.isa.program import Program
+from tpuflow.lower.frontend.jax_compat import ClosedJaxpr
+from tpuflow.stages.device_call import device_call
+from tpuflow.stages.staging import DeviceFunction, Lowered, Target, as_array
+
+BACKEND = "tpusim"
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_WEAK_SCALARS = {
+    bool: ((), np.dtype(np.bool_), False),
+    int: ((), np.dtype(np.int32), True),
+    float: ((), np.dtype(np.float32), True),
+}
+
+
+def jit(
+    fun: Callable[..., Any] | None = None,
+    *,
+    backend: str = BACKEND,
+    chip: str | Chip = "generic",
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Iterable[str] = (),
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Iterable[str] = (),
+    policy: str | amp.Policy | None = None,
+    engine: str = "fast",
+    fidelity: str = "native",
+) -> Any:
+    """`fun` compiled for the simulated device, as `jax.jit` compiles for real ones.
+
+    Arguments and results are trees of arrays, Python scalars (weakly typed) and random keys. The function is traced once for each
+    combination of tree structure, shapes, types and static values. Under `grad`, `vmap` and the like the call stays on the device;
+    under plain `jax.jit` the host calls the device; under another `tpuflow.jit` it becomes part of that program.
+
+    Args:
+      backend: "tpusim", the only one.
+      chip: a row of the catalogue, or a Chip.
+      static_argnums, static_argnames: arguments that are compile-time constants; they must be hashable.
+      donate_argnums, donate_argnames: arguments whose memory the device may reuse; do not use them after the call.
+      policy: precision, applied with `tpuflow.autocast`.
+      engine, fidelity: how the device is simulated.
+
+    Raises:
+      ConfigError: an option is unknown or does not fit the function's signature.
+    """
+    if fun is None:
+        options = {k: v for k, v in locals().items() if k != "fun"}
+        return functools.partial(jit, **options)
+    if backend != BACKEND:
+        raise ConfigError(f"unknown backend {backend!r}; tpuflow.jit has {BACKEND!r} only. For other backends use jax.jit.")
+    static = _argument_set(fun, "static", static_argnums, static_argnames)
+    donated = _argument_set(fun, "donate", donate_argnums, donate_argnames)
+    if both := static.names & donated.names or static.numbers & donated.numbers:
+        raise ConfigError(f"tpuflow.jit: arguments {sorted(map(str, both))} cannot be both static and donated.")
+    return JitFunction(fun, static, donated, Target(get_chip(chip), engine, fidelity), policy)
+
+
+@dataclass(frozen=True, slots=True)
+class _ArgumentSet:
+    """Some of a function's arguments, by position and by name."""
+
+    numbers: frozenset[int]
+    names: frozenset[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.numbers or self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """A function traced for one signature."""
+
+    jaxpr: ClosedJaxpr
+    out_tree: Any
+    donated: tuple[bool, ...]
+    names: tuple[str, ...]
+
+    @property
+    def captures_tracers(self) -> bool:
+        """Whether it uses values of an enclosing transformation, which another call will not have."""
+        return any(isinstance(c, Tracer) for c in self.jaxpr.consts)
+
+
+class JitFunction:
+    """A function that runs on the simulated device; made by `tpuflow.jit`."""
+
+    def __init__(self, fun: Callable[..., Any], static: _ArgumentSet, donated: _ArgumentSet, target: Target, policy: Any):
+        functools.update_wrapper(self, fun)
+        self._fun = fun if policy is None else amp.autocast(fun, policy)
+        self._name = getattr(fun, "__name__", type(fun).__name__)
+        self._static, self._donated, self._target = static, donated, target
+        self._traced: dict[Any, _Traced] = {}
+        self._compiled: dict[Any, tuple[DeviceFunction, Any]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function on the device."""
+        statics = ()
+        if self._static:
+            args, kwargs, statics = self._split(args, kwargs)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        key = (tree, statics, tuple([_signature(leaf) for leaf in leaves]))
+        found = self._compiled.get(key)
+        if found is None or _traced(leaves):
+            return self._slow_call(key, leaves)
+        function, out_tree = found
+        return out_tree.unflatten(function([as_array(leaf) for leaf in leaves]))
+
+    def trace(self, *args: Any, **kwargs: Any) -> Lowered:
+        """As `lower`: here tracing is all there is before compiling, so that the two stages of jax.stages are one."""
+        return self.lower(*args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Trace for the given arguments (arrays or `jax.ShapeDtypeStruct`s)."""
+        key, _ = self._key(args, kwargs)
+        traced = self._trace(key)
+        return Lowered(traced.jaxpr, key[0], traced.out_tree, lambda: self._compile(key)[0])
+
+    def program(self, *args: Any, **kwargs: Any) -> Program:
+        """The Program for the given arguments (arrays or `jax.ShapeDtypeStruct`s), not loaded on a device."""
+        traced = self._trace(self._key(args, kwargs)[0])
+        return compile_jaxpr(traced.jaxpr, name=self._name, chip=self._target.chip, donated=traced.donated, input_names=traced.names)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Shapes and types of the result."""
+        return self.lower(*args, **kwargs).out_info
+
+    def clear_cache(self) -> None:
+        """Forget everything traced and compiled."""
+        self._traced.clear()
+        self._compiled.clear()
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A method of a class is bound as functions are."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<tpuflow.jit of {self._name} for chip {self._target.chip.name}>"
+
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
+        args, kwargs, statics = self._split(args, kwargs) if self._static else (args, kwargs, ())
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        return (tree, statics, tuple(_signature(leaf) for leaf in leaves)), leaves
+
+    def _slow_call(self, key: Any, leaves: list[Any]) -> Any:
+        """The first call of a signature, or a call under a transformation."""
+        traced = self._trace(key)
+        if traced.captures_tracers or _traced(leaves):
+            return traced.out_tree.unflatten(device_call(leaves, traced.jaxpr, self._name, self._target))
+        function, out_tree = self._compile(key)
+        return out_tree.unflatten(function([as_array(leaf) for leaf in leaves]))
+
+    def _compile(self, key: Any) -> tuple[DeviceFunction, Any]:
+        if key not in self._compiled:
+            traced = self._trace(key)
+            function = DeviceFunction(traced.jaxpr, self._name, self._target, traced.donated, traced.names)
+            self._compiled[key] = (function, traced.out_tree)
+        return self._compiled[key]
+
+    def _trace(self, key: Any) -> _Traced:
+        if key in self._traced:
+            return self._traced[key]
+        tree, statics, signatures = key
+        out_trees: list[Any] = []
+
+        @functools.wraps(self._fun)  # so that JAX's messages name the user's function, and its line
+        def flat(*leaves: Any) -> list[Any]:
+            args, kwargs = jax.tree.unflatten(tree, leaves)
+            outputs, out_tree = jax.tree.flatten(self._fun(*_with_static(args, statics), **kwargs, **_static_names(statics)))
+            out_trees.append(out_tree)
+            return outputs
+
+        specs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in signatures]
+        traced = _Traced(jax.make_jaxpr(flat)(*specs), out_trees[0], self._donated_leaves(tree, statics), self._leaf_names(tree, statics))
+        if not traced.captures_tracers:
+            self._traced[key] = traced
+        return traced
+
+    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
+        """Arguments without the static ones, and those as a hashable tuple of (place, value, type)."""
+        numbers = {n % len(args) if -len(args) <= n < 0 else n for n in self._static.numbers}
+        statics = [(i, a) for i, a in enumerate(args) if i in numbers]
+        statics += sorted((n, a) for n, a in kwargs.items() if n in self._static.names)
+        for place, value in statics:
+            try:
+                hash(value)
+            except TypeError:
+                raise ValueError(
+                    f"{self._name}: static argument {place!r} must be hashable, got {type(value).__name__} {value!r}."
+                ) from None
+        rest = tuple(a for i, a in enumerate(args) if i not in numbers)
+        return rest, {n: a for n, a in kwargs.items() if n not in self._static.names}, tuple((p, v, type(v)) for p, v in statics)
+
+    def _positions(self, count: int, statics: tuple[Any, ...]) -> list[int]:
+        """The position in the call of each argument that is not static."""
+        taken = {place for place, _, _ in statics if isinstance(place, int)}
+        return [i for i in range(count + len(taken)) if i not in taken]
+
+    def _donated_leaves(self, tree: Any, statics: tuple[Any, ...]) -> tuple[bool, ...]:
+        args_tree, kwargs_tree = tree.children()
+        flags: list[bool] = []
+        children = args_tree.children()
+        total = len(children) + sum(isinstance(place, int) for place, _, _ in statics)
+        numbers = {n % total if -total <= n < 0 else n for n in self._donated.numbers}
+        for position, child in zip(self._positions(len(children), statics), children, strict=True):
+            flags += [position in numbers] * child.num_leaves
+        names = kwargs_tree.node_data()[1] if kwargs_tree.node_data() else []
+        for name, child in zip(names, kwargs_tree.children(), strict=True):
+            flags += [name in self._donated.names] * child.num_leaves
+        return tuple(flags)
+
+    def _leaf_names(self, tree: Any, statics: tuple[Any, ...]) -> tuple[str, ...]:
+        """ "state/params/kernel": the parameter's name and the place in its tree."""
+        dummy = jax.tree.unflatten(tree, list(range(tree.num_leaves)))
+        parameters = _parameters(self._fun)
+        positions = self._positions(len(dummy[0]), statics)
+        names = []
+        for path, _ in jax.tree_util.tree_leaves_with_path(dummy):
+            in_kwargs, first, *rest = (_key_of(p) for p in path)
+            place = first if in_kwargs else positions[int(first)]
+            head = place if in_kwargs or place >= len(parameters) else parameters[place]
+            names.append("/".join(map(str, (head, *rest))))
+        return tuple(names)
+
+
+def _signature(leaf: Any) -> Any:
+    """What a program is specialised on: shape, type, and whether the type is weak."""
+    scalar = _WEAK_SCALARS.get(type(leaf))
+    if scalar is not None:
+        return scalar
+    if isinstance(leaf, jax.Array):
+        aval = leaf.aval
+        return aval.shape, aval.dtype, getattr(aval, "weak_type", False)
+    if isinstance(leaf, np.ndarray) and leaf.dtype.itemsize < 8:
+        return leaf.shape, leaf.dtype, False
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf.shape, leaf.dtype, leaf.weak_type
+    try:
+        aval = jax.typeof(jnp.asarray(leaf))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"tpuflow.jit: an argument holds {leaf!r} of type {type(leaf).__name__}, which is no array or number; arguments that are not "
+            "data can be made compile-time constants with static_argnums or static_argnames."
+        ) from error
+    return aval.shape, aval.dtype, aval.weak_type
+
+
+def _traced(leaves: list[Any]) -> bool:
+    """Whether a transformation is under way: one of the arguments is a tracer."""
+    return any(issubclass(kind, Tracer) for kind in set(map(type, leaves)))
+
+
+def _with_static(args: tuple[Any, ...], statics: tuple[Any, ...]) -> list[Any]:
+    merged = list(args)
+    for place, value, _ in statics:
+        if isinstance(place, int):
+            merged.insert(place, value)
+    return merged
+
+
+def _static_names(statics: tuple[Any, ...]) -> dict[str, Any]:
+    return {place: value for place, value, _ in statics if isinstance(place, str)}
+
+
+def _key_of(entry: Any) -> Any:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(entry, attribute):
+            return getattr(entry, attribute)
+    return str(entry)
+
+
+def _parameters(fun: Callable[..., Any]) -> list[str]:
+    try:
+        return [p.name for p in inspect.signature(fun).parameters.values() if p.kind in _POSITIONAL]
+    except (TypeError, ValueError):
+        return []
+
+
+def _argument_set(fun: Callable[..., Any], what: str, numbers: int | Sequence[int], names: str | Iterable[str]) -> _ArgumentSet:
+    """Positions and names completed from each other by the function's signature, as jax.jit does.
+
+    Raises:
+      ConfigError: the function has no such argument.
+    """
+    places = {numbers} if isinstance(numbers, int) else set(numbers)
+    words = {names} if isinstance(names, str) else set(names)
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):
+        return _ArgumentSet(frozenset(places), frozenset(words))
+    positional = [p.name for p in parameters if p.kind in _POSITIONAL]
+    open_ended = {p.kind for p in parameters}
+    if inspect.Parameter.VAR_POSITIONAL not in open_ended:
+        for n in places:
+            if not -len(positional) <= n < len(positional):
+                raise ConfigError(f"tpuflow.jit: {what}_argnums has {n}, but {fun} takes {len(positional)} positional arguments.")
+    known = {p.name for p in parameters}
+    if (unknown := words - known) and inspect.Parameter.VAR_KEYWORD not in open_ended:
+        raise ConfigError(f"tpuflow.jit: {what}_argnames has {sorted(unknown)}, but the arguments are {sorted(known)}.")
+    by_position = {positional[n] for n in places if -len(positional) <= n < len(positional)}
+    by_name = {i for i, name in enumerate(positional) if name in words}
+    return _ArgumentSet(frozenset(places | by_name), frozenset(words | by_position))

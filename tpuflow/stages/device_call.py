@@ -1,0 +1,196 @@
+"""A call to the device as a JAX primitive, so that it can be differentiated, batched, and used inside plain JAX programs.
+
+Every rule makes a new jaxpr from the called one and binds the primitive again with it, so the work stays on the device. The jvp rule
+binds it twice: once for the values and what the tangents need of them, once for the tangents, which are linear; the transpose rule
+turns the second into the call of the backward pass. Under `tpuflow.jit` the compiler inlines it; under plain `jax.jit` the host calls
+the device.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from tpuflow.lower.frontend.jax_compat import ClosedJaxpr, Primitive, ad, batching, is_key, jaxpr_as_fun, mlir
+from tpuflow.stages.staging import Target, run_jaxpr
+
+CACHED = 512
+
+device_call_p = Primitive("device_call")
+device_call_p.multiple_results = True
+
+
+def device_call(arguments: Sequence[Any], jaxpr: ClosedJaxpr, name: str, target: Target) -> list[Any]:
+    """Call the device with a jaxpr, through whatever JAX transformations are under way. Tracers among its constants become arguments."""
+    if any(isinstance(c, Tracer) for c in jaxpr.consts):
+        return device_call([*jaxpr.consts, *arguments], _with_constants_as_inputs(jaxpr), name, target)
+    return device_call_p.bind(*arguments, jaxpr=jaxpr, name=name, target=target)
+
+
+@device_call_p.def_impl
+def _run(*arguments: Any, jaxpr: ClosedJaxpr, name: str, target: Target) -> list[Any]:
+    return run_jaxpr(jaxpr, name, target, arguments)
+
+
+@device_call_p.def_abstract_eval
+def _types(*avals: Any, jaxpr: ClosedJaxpr, name: str, target: Target) -> list[Any]:
+    return list(jaxpr.out_avals)
+
+
+# --- forward mode -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Linearized:
+    """`forward`: inputs -> outputs and residuals. `tangent`: residuals and active tangents -> tangents of the floating outputs."""
+
+    forward: ClosedJaxpr
+    tangent: ClosedJaxpr
+
+
+@functools.lru_cache(CACHED)
+def _linearize(jaxpr: ClosedJaxpr, active: tuple[bool, ...]) -> _Linearized:
+    call = jaxpr_as_fun(jaxpr)
+    trees: list[Any] = []
+
+    def forward(*primals: Any) -> tuple[list[Any], list[Any]]:
+        kept = [p for p, a in zip(primals, active, strict=True) if not a]
+
+        def of_active(*moving: Any) -> list[Any]:
+            return call(*_merge(active, moving, kept))
+
+        outputs, linear = jax.linearize(of_active, *(p for p, a in zip(primals, active, strict=True) if a))
+        residuals, tree = jax.tree.flatten(linear)
+        trees.append(tree)
+        return outputs, residuals
+
+    forward_jaxpr, (_, residuals) = jax.make_jaxpr(forward, return_shape=True)(*_specs(jaxpr.in_avals))
+
+    def tangent(residuals: list[Any], tangents: list[Any]) -> list[Any]:
+        results = jax.tree.unflatten(trees[0], residuals)(*tangents)
+        return [t for t, aval in zip(results, jaxpr.out_avals, strict=True) if _is_float(aval)]
+
+    moving = [s for s, a in zip(_specs(jaxpr.in_avals), active, strict=True) if a]
+    return _Linearized(forward_jaxpr, jax.make_jaxpr(tangent)(residuals, moving))
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: ClosedJaxpr, name: str, target: Target) -> tuple[list[Any], list[Any]]:
+    active = tuple(type(t) is not ad.Zero for t in tangents)
+    rule = _linearize(jaxpr, active)
+    results = device_call(primals, rule.forward, name, target)
+    outputs, residuals = results[: len(jaxpr.out_avals)], results[len(jaxpr.out_avals) :]
+    moving = [t for t, a in zip(tangents, active, strict=True) if a]
+    moved = iter(device_call([*residuals, *moving], rule.tangent, f"{name}_tangent", target))
+    zeros = [None if _is_float(o) else ad.Zero(jax.typeof(o).to_tangent_aval()) for o in outputs]
+    return outputs, [next(moved) if zero is None else zero for zero in zeros]
+
+
+ad.primitive_jvps[device_call_p] = _jvp
+
+
+# --- reverse mode -----------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(CACHED)
+def _transposed(jaxpr: ClosedJaxpr, linear: tuple[bool, ...]) -> ClosedJaxpr:
+    """(inputs that are not linear, cotangents of all outputs) -> cotangents of the linear inputs."""
+    call = jaxpr_as_fun(jaxpr)
+    specs = _specs(jaxpr.in_avals)
+    moving = [s for s, is_linear in zip(specs, linear, strict=True) if is_linear]
+
+    def transpose(kept: list[Any], cotangents: list[Any]) -> list[Any]:
+        return list(jax.linear_transpose(lambda *moved: call(*_merge(linear, moved, kept)), *moving)(cotangents))
+
+    kept = [s for s, is_linear in zip(specs, linear, strict=True) if not is_linear]
+    return jax.make_jaxpr(transpose)(kept, _specs(jaxpr.out_avals))
+
+
+def _transpose(cotangents: Sequence[Any], *arguments: Any, jaxpr: ClosedJaxpr, name: str, target: Target) -> list[Any]:
+    linear = tuple(ad.is_undefined_primal(a) for a in arguments)
+    kept = [a for a in arguments if not ad.is_undefined_primal(a)]
+    whole = [ad.instantiate_zeros(c) for c in cotangents]
+    backward = name.removesuffix("_tangent") + "_backward"
+    found = iter(device_call([*kept, *whole], _transposed(jaxpr, linear), backward, target))
+    return [next(found) if is_linear else None for is_linear in linear]
+
+
+ad.primitive_transposes[device_call_p] = _transpose
+
+
+# --- batching and plain jit -------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(CACHED)
+def _batched(jaxpr: ClosedJaxpr, axes: tuple[int | None, ...], size: int) -> ClosedJaxpr:
+    specs = [_with_axis(s, axis, size) for s, axis in zip(_specs(jaxpr.in_avals), axes, strict=True)]
+    return jax.make_jaxpr(jax.vmap(jaxpr_as_fun(jaxpr), in_axes=axes, axis_size=size))(*specs)
+
+
+def _batch(arguments: Sequence[Any], axes: Sequence[Any], *, jaxpr: ClosedJaxpr, name: str, target: Target) -> tuple[list[Any], list[int]]:
+    plain = tuple(None if axis is None else int(axis) for axis in axes)
+    size = next(a.shape[axis] for a, axis in zip(arguments, plain, strict=True) if axis is not None)
+    results = device_call(arguments, _batched(jaxpr, plain, size), name, target)
+    return results, [0] * len(results)
+
+
+batching.primitive_batchers[device_call_p] = _batch
+
+
+def _from_host(*arguments: Any, jaxpr: ClosedJaxpr, name: str, target: Target) -> list[Any]:
+    """Inside a plain jitted program: random keys cross as their words."""
+    keys_in = [is_key(aval) for aval in jaxpr.in_avals]
+    keys_out = [is_key(aval) for aval in jaxpr.out_avals]
+
+    def host(*words: Any) -> list[np.ndarray]:
+        arguments = [jax.random.wrap_key_data(jnp.asarray(w)) if key else jnp.asarray(w) for w, key in zip(words, keys_in, strict=True)]
+        results = run_jaxpr(jaxpr, name, target, arguments)
+        return [np.asarray(jax.random.key_data(r) if key else r) for r, key in zip(results, keys_out, strict=True)]
+
+    words = [jax.random.key_data(a) if key else a for a, key in zip(arguments, keys_in, strict=True)]
+    shapes = [jax.eval_shape(jax.random.key_data, s) if key else s for s, key in zip(_specs(jaxpr.out_avals), keys_out, strict=True)]
+    results = jax.pure_callback(host, shapes, *words)
+    return [jax.random.wrap_key_data(r) if key else r for r, key in zip(results, keys_out, strict=True)]
+
+
+mlir.register_lowering(device_call_p, mlir.lower_fun(_from_host, multiple_results=True))
+
+
+# --- jaxprs and types -------------------------------------------------------------------------------------------------
+
+
+def _with_constants_as_inputs(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same jaxpr with its constants as first inputs."""
+    call = jaxpr_as_fun
+    count = len(closed.consts)
+
+    def with_inputs(*values: Any) -> list[Any]:
+        return call(ClosedJaxpr(closed.jaxpr, values[:count]))(*values[count:])
+
+    return jax.make_jaxpr(with_inputs)(*_specs(list(map(jax.typeof, closed.consts))), *_specs(closed.in_avals))
+
+
+def _merge(mask: Sequence[bool], chosen: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """One list: an element of `chosen` where the mask is true, of `others` where it is not."""
+    yes, no = iter(chosen), iter(others)
+    return [next(yes) if m else next(no) for m in mask]
+
+
+def _specs(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False)) for a in avals]
+
+
+def _with_axis(spec: jax.ShapeDtypeStruct, axis: int | None, size: int) -> jax.ShapeDtypeStruct:
+    if axis is None:
+        return spec
+    return jax.ShapeDtypeStruct((*spec.shape[:axis], size, *spec.shape[axis:]), spec.dtype)
+
+
+def _is_float(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.floating)

@@ -1,0 +1,192 @@
+"""A jaxpr on its way to the device: traced, compiled, run. The words are those of jax.stages."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tpuflow.chips import Chip
+from tpuflow.compiler import compile_jaxpr
+from tpuflow.device.runtime import Executable
+from tpuflow.device.timing import Calibration, ProgramTime
+from tpuflow.isa.disassembler import disassemble
+from tpuflow.lower.frontend.jax_compat import KEY_IMPLEMENTATION, ClosedJaxpr, is_key
+from tpuflow.reports.profile import Profile
+from tpuflow.reports.profile import profile as make_profile
+from tpuflow.reports.reported import Reported
+from tpuflow.stages.analysis import MemoryAnalysis, cost_analysis, memory_analysis
+
+CACHED = 512
+_SCALARS = {bool: np.dtype(np.bool_), int: np.dtype(np.int32), float: np.dtype(np.float32)}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where Programs run."""
+
+    chip: Chip
+    engine: str = "fast"
+    fidelity: str = "native"
+
+
+class DeviceFunction:
+    """A jaxpr compiled for the device: flat arrays in, flat arrays out.
+
+    `donated` says of each input whether the device may overwrite it.
+    """
+
+    __slots__ = ("_finish", "_from", "_to", "executable", "jaxpr")
+
+    def __init__(self, jaxpr: ClosedJaxpr, name: str, target: Target, donated: Sequence[bool] = (), input_names: Sequence[str] = ()):
+        self.jaxpr = jaxpr
+        program = compile_jaxpr(jaxpr, name=name, chip=target.chip, donated=donated, input_names=input_names)
+        self.executable = Executable(program, engine=target.engine, fidelity=target.fidelity)
+        self._to = tuple((i, a) for i, a in enumerate(jaxpr.in_avals) if is_key(a))
+        self._from = tuple((i, f) for i, f in enumerate(map(_finisher, jaxpr.out_avals)) if f is not None)
+        self._finish = target.engine == "reference"
+
+    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
+        """Run on arrays of exactly the compiled shapes and types."""
+        if self._to:
+            arrays = list(arrays)
+            for i, _ in self._to:
+                arrays[i] = jax.random.key_data(arrays[i])
+        outputs, _ = self.executable.launch(arrays)
+        if self._finish:
+            outputs = [jnp.asarray(x) for x in outputs]
+        for i, finish in self._from:
+            outputs[i] = finish(outputs[i])
+        return outputs
+
+
+def as_array(value: Any) -> Any:
+    """An argument leaf as the device takes it: JAX and NumPy arrays as they are, Python scalars and 64-bit arrays narrowed as JAX does."""
+    dtype = _SCALARS.get(type(value))
+    if dtype is not None:
+        return np.array(value, dtype)
+    if isinstance(value, np.ndarray) and value.dtype.itemsize < 8:
+        return value
+    return value if isinstance(value, jax.Array) else np.asarray(jnp.asarray(value))
+
+
+def run_jaxpr(jaxpr: ClosedJaxpr, name: str, target: Target, arguments: Sequence[Any]) -> list[Any]:
+    """Run a jaxpr on the device; it is compiled once."""
+    return _function(jaxpr, name, target)([as_array(a) for a in arguments])
+
+
+@functools.lru_cache(CACHED)
+def _function(jaxpr: ClosedJaxpr, name: str, target: Target) -> DeviceFunction:
+    return DeviceFunction(jaxpr, name, target)
+
+
+class Compiled(Reported):
+    """A function compiled for given shapes; what `tpuflow.jit(f).lower(...).compile()` gives."""
+
+    def __init__(self, function: DeviceFunction, in_tree: Any, out_tree: Any):
+        self._function, self._in_tree, self._out_tree = function, in_tree, out_tree
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call with arguments of the compiled structure, shapes and types, without the static ones.
+
+        Raises:
+          TypeError: the structure differs.
+          LaunchError: a shape or type differs.
+        """
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if tree != self._in_tree:
+            raise TypeError(f"compiled for arguments of structure {self._in_tree}, called with {tree}.")
+        return jax.tree.unflatten(self._out_tree, self._function([as_array(leaf) for leaf in leaves]))
+
+    @property
+    def executable(self) -> Executable:
+        """The Program, loaded on the device."""
+        return self._function.executable
+
+    @property
+    def in_tree(self) -> Any:
+        """Structure of (args, kwargs)."""
+        return self._in_tree
+
+    @property
+    def out_tree(self) -> Any:
+        """Structure of the result."""
+        return self._out_tree
+
+    def as_text(self) -> str:
+        """The Program in assembly language; the assembler reads it back."""
+        return disassemble(self.executable.program)
+
+    def cost_analysis(self, calibration: Calibration | None = None) -> dict[str, float]:
+        """Work ("flops", "matrix flops", "bytes accessed", "kernels") and time ("optimal_seconds", "device_seconds", "modelled_seconds").
+
+        See `tpuflow.stages.analysis.cost_analysis`.
+        """
+        return cost_analysis(self.executable.program, self.time(calibration))
+
+    def memory_analysis(self) -> MemoryAnalysis:
+        """HBM bytes of arguments, results, what they share, constants, temporaries and code, and the peak."""
+        return memory_analysis(self.executable.program)
+
+    def time(self, calibration: Calibration | None = None) -> ProgramTime:
+        """The modelled time of a call, kernel by kernel, with a calibration of one's own or what tpuflow has for the chip."""
+        return self.executable.time(calibration=calibration)
+
+    def profile(self, calibration: Calibration | None = None) -> Profile:
+        """The modelled cost of a call, by layer, kernel and queue, and the memory's timeline; `calibration` is as of `time`."""
+        return make_profile(self.executable.program, self.time(calibration))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one self-contained .tpx file."""
+        self.executable.save(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A traced function, ready to be compiled; what `tpuflow.jit(f).lower(...)` gives."""
+
+    jaxpr: ClosedJaxpr
+    in_tree: Any
+    out_tree: Any
+    make: Callable[[], DeviceFunction]
+
+    def compile(self) -> Compiled:
+        """Put it on the chip."""
+        return Compiled(self.make(), self.in_tree, self.out_tree)
+
+    def lower(self) -> Lowered:
+        """Itself: what `tpuflow.jit(f).trace(...)` gives is lowered."""
+        return self
+
+    def as_text(self) -> str:
+        """The jaxpr as text."""
+        return str(self.jaxpr)
+
+    @property
+    def args_info(self) -> Any:
+        """Shapes and types of (args, kwargs), without the static ones."""
+        return jax.tree.unflatten(self.in_tree, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.jaxpr.in_avals])
+
+    @property
+    def out_info(self) -> Any:
+        """Shapes and types of the result."""
+        return jax.tree.unflatten(self.out_tree, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.jaxpr.out_avals])
+
+
+def _finisher(aval: Any) -> Callable[[Any], Any] | None:
+    """What must be done to an output so that it has the JAX type `aval`."""
+    if is_key(aval):
+        return functools.partial(jax.random.wrap_key_data, impl=KEY_IMPLEMENTATION)
+    if getattr(aval, "weak_type", False):
+        return _weakened
+    return None
+
+
+def _weakened(x: jax.Array) -> jax.Array:
+    return jax.lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)

@@ -1,0 +1,1 @@
+"""`tpuflow.train`, `tpuflow.sink`, and what they hand back."""

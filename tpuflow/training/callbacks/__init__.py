@@ -1,0 +1,1 @@
+"""What a user may do while a training runs."""

@@ -1,0 +1,138 @@
+"""`ModelCheckpoint`: saves the training while it runs, every so often or whenever a metric is best."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tpuflow.errors import CheckpointError, CheckpointWriteError
+from tpuflow.training.callbacks.base import Callback, Run, check_every
+from tpuflow.training.callbacks.watching import TRAINING_LOSS, Best
+from tpuflow.training.checkpoints import files as checkpoints
+
+
+class ModelCheckpoint(Callback):
+    """Save the training in a directory, from which `tpuflow.train(..., resume=directory)` goes on bit for bit.
+
+    directory: made if it does not exist. every_steps, every_epochs: how often; without either, and without `best`, every epoch. A sink
+    that would go on beyond `every_steps` is split there, which changes no value. keep: checkpoints to keep, the oldest go first; None
+    keeps all. best: a metric of the evaluation, or "loss"; whenever it is better than before, the training is saved, and the link `best`
+    in the directory names that checkpoint, which is kept beside the others. mode: "min" or "max"; None: "min" for names with "loss" or
+    "err" in them. When the training ends, or Ctrl-C ends it, it is saved once more.
+
+    From its beginning to its end the training is the only one that may write in the directory: a second one is refused with a
+    `CheckpointError` that names the first. A checkpoint that cannot be written, because the disk is full for example, ends no training:
+    a warning says so, nothing half written stays behind, and the next save tries again.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every_steps: int | None = None,
+        every_epochs: int | None = None,
+        keep: int | None = 5,
+        best: str | None = None,
+        mode: str | None = None,
+    ):
+        for name, value in (("every_steps", every_steps), ("every_epochs", every_epochs), ("keep", keep)):
+            check_every(f"ModelCheckpoint: {name}", value)
+        self.directory, self.every_steps = Path(directory), every_steps
+        self._every_epochs = 1 if every_steps is None and every_epochs is None and best is None else every_epochs
+        self._keep = keep
+        self._best = None if best is None else Best("ModelCheckpoint", best, mode)
+        self._due = self._is_best = False
+        self._best_step: int | None = None
+        self._best_kept: tuple[float | None, int | None] = (None, None)  # the value and step of what `best` names
+        self._saved: int | None = None
+
+    @property
+    def last(self) -> Path | None:
+        """The newest checkpoint; None before the first."""
+        return None if self._saved is None else checkpoints.folder(self.directory, self._saved)
+
+    def on_train_begin(self, run: Run) -> None:
+        if self._best is not None:
+            self._best.check(run)
+        run.claim(self.directory)
+        self._saved = self._found(run)
+
+    def on_epoch_end(self, run: Run) -> None:
+        self._due |= self._every_epochs is not None and (run.epoch + 1) % self._every_epochs == 0
+        if self._best is not None and self._best.metric == TRAINING_LOSS:
+            self._is_best |= self._best.seen(run)
+
+    def on_eval_end(self, run: Run) -> None:
+        if self._best is not None and self._best.metric != TRAINING_LOSS:
+            self._is_best |= self._best.seen(run)
+
+    def on_checkpoint(self, run: Run) -> None:
+        due = self._due or self._is_best or run.finished or (self.every_steps is not None and run.steps % self.every_steps == 0)
+        if due and run.steps:
+            self._save(run)
+        self._due = self._is_best = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._best is None else {"metric": self._best.metric, "best": self._best.value, "step": self._best_step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._best is not None and self._best.metric == state["metric"]:
+            self._best_kept = self._best.value, self._best_step = state["best"], state["step"]
+
+    def _save(self, run: Run) -> None:
+        """Save, or say why that is not possible now."""
+        try:
+            self._write(run)
+        except CheckpointWriteError as error:
+            if self._best is not None and self._is_best:  # what is better than the kept one is still to be saved
+                self._best.value, self._best_step = self._best_kept
+            warnings.warn(self._problem(run, error), RuntimeWarning, stacklevel=2)
+
+    def _problem(self, run: Run, error: CheckpointWriteError) -> str:
+        there = checkpoints.saved_steps(self.directory)
+        newest = f"the newest checkpoint there is {checkpoints.folder('', there[-1])}" if there else "there is no checkpoint yet"
+        then = (
+            "The training has ended: save the params of the result elsewhere, or make room and train on from the newest checkpoint"
+            if run.finished
+            else "The training goes on, and the next save tries again: make room there, or keep fewer checkpoints"
+        )
+        return f"ModelCheckpoint: what was trained in {run.steps} steps is not saved: {error} {then}; {newest}."
+
+    def _write(self, run: Run) -> None:
+        self._best_step = run.steps if self._is_best else self._best_step
+        if self._saved != run.steps:
+            run.save(self.directory)
+            self._saved = run.steps
+        if self._best is not None and self._is_best:
+            checkpoints.point(self.directory, run.steps)
+            self._best_kept = self._best.value, run.steps
+        self._forget()
+
+    def _forget(self) -> None:
+        """Delete what is neither among the newest nor the best."""
+        steps = checkpoints.saved_steps(self.directory)
+        for step in steps[: -self._keep] if self._keep else []:
+            if step != self._best_step:
+                checkpoints.delete(checkpoints.folder(self.directory, step))
+
+    def _found(self, run: Run) -> int | None:
+        """The step resumed from, if that is saved here; what is newer was refused as damaged, and is removed.
+
+        Raises:
+          CheckpointError: there are good checkpoints that this training does not go on from.
+        """
+        steps = checkpoints.saved_steps(self.directory)
+        here = run.resumed_from is not None and run.resumed_from.parent == self.directory.resolve()
+        newer = [step for step in steps if not here or step > (run.resumed_at or 0)]
+        for step in newer:
+            path = checkpoints.folder(self.directory, step)
+            if not here or checkpoints.is_good(path):
+                raise CheckpointError(
+                    f"ModelCheckpoint: {self.directory} holds {path.name} of another training. Go on from it with "
+                    f"tpuflow.train(..., resume={str(self.directory)!r}), or choose an empty directory."
+                )
+            checkpoints.delete(path)
+        return run.resumed_at if here else None

@@ -1,0 +1,310 @@
+"""The training loop on the host: epochs, sinks, callbacks, evaluation, interruption."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tpuflow.data.chunks import Chunk
+from tpuflow.data.positions import START, Position
+from tpuflow.data.walks import Walk
+from tpuflow.device.interrupts import held
+from tpuflow.errors import TpuflowError
+from tpuflow.isa.file import code_hash
+from tpuflow.numerics.probing import Probe
+from tpuflow.stages.flattening import nested
+from tpuflow.training.callbacks.base import Callback, Run, notify
+from tpuflow.training.checkpoints import orbax_files
+from tpuflow.training.checkpoints.claiming import Claims
+from tpuflow.training.checkpoints.fingerprints import fingerprint
+from tpuflow.training.checkpoints.resuming import (
+    Place,
+    check_same,
+    check_step,
+    new_epoch,
+    place_of,
+    progress_of,
+    restore_callbacks,
+    restored_state,
+    taking_up,
+)
+from tpuflow.training.metrics import Tally
+from tpuflow.training.preparing import Job
+from tpuflow.training.progress import Bar, progress_bar
+from tpuflow.training.result import TrainResult
+from tpuflow.training.sinking import DeviceSink, compile_ahead
+from tpuflow.training.stepping import StepFigures, TrainState
+
+
+class Training:
+    """One training from its first step to its result."""
+
+    def __init__(self, job: Job, callbacks: Sequence[Callback]):
+        self._probe = Probe(job, lambda: self._state) if job.numerics else None
+        self._job, self._callbacks = job, (*callbacks, *([self._probe] if self._probe else []))
+        self._train_sink = DeviceSink("train_step", job.recipe.train_step, job.target)
+        self._eval_sink = DeviceSink("eval_step", job.recipe.eval_step, job.target, updates=False)
+        self._state = job.state
+        self._walk = self._walk_from(START)
+        self._place = Place(START, job.sink_size)
+        self._first_epoch, self._continues = 0, False
+        self._bar = Bar(None)
+        self._interrupted = False
+        self._compile_seconds = 0.0
+        self._run = Run(job.epochs, _steps_per_epoch(job), job.batch_size, job.recipe.policy.name, evaluates=job.eval_feed is not None)
+        self._claims = Claims()
+        self._run.claim, self._run.save, self._run.learning_rate = self._claims.claim, self._save, self._learning_rate
+
+    def restore(self, checkpoint: Any) -> None:
+        """Go on where a checkpoint (of `tpuflow.training.checkpoints.files`) was saved.
+
+        Raises:
+          CheckpointError: it was saved by another training.
+        """
+        job, run, progress = self._job, self._run, checkpoint.progress
+        check_same(checkpoint.path, progress, self._fingerprint)
+        self._state = restored_state(checkpoint.path, checkpoint.arrays, job.state)
+        check_step(checkpoint.path, progress, self._step_code)
+        place = place_of(progress)
+        with taking_up(checkpoint.path, "the position of the data"):
+            self._walk = self._walk_from(place.position)
+        run.history, run.step = progress["history"], progress["steps"] - 1
+        run.round_trips, run.eval_round_trips = progress["round_trips"], progress["eval_round_trips"]
+        run.resumed_at, run.resumed_from = run.steps, checkpoint.path
+        self._first_epoch = place.first_epoch(job.sink_size)
+        self._continues = place.same_epochs(job.sink_size) and not place.closed
+        self._place = replace(place, sink_size=job.sink_size, steps_done=self._continues and place.steps_done)
+        restore_callbacks(checkpoint.path, progress["callbacks"], self._callbacks)
+
+    def _walk_from(self, position: Position) -> Walk:
+        job = self._job
+        return Walk(job.feed, position, steps=job.epochs * job.sink_size - position.steps if job.sink_size > 0 else None)
+
+    @cached_property
+    def _fingerprint(self) -> dict[str, Any]:
+        return fingerprint(self._job)
+
+    @cached_property
+    def _step_code(self) -> str:
+        """The hash of the compiled step for the first batch's shape."""
+        return code_hash(self._train_sink.prepare(self._state, self._job.signature).executable.program)
+
+    def run(self, *, progress: bool) -> TrainResult:
+        """Train; after Ctrl-C, what was trained until then.
+
+        Raises:
+          TpuflowError: bad data came up on the way; `error.result` holds what was trained until then.
+        """
+        with self._claims:
+            return self._trained(progress=progress)
+
+    def _trained(self, *, progress: bool) -> TrainResult:
+        began = time.perf_counter()
+        try:
+            with progress_bar(shown=progress) as self._bar:
+                self._bar.begin("compiling", None)
+                self._compile_seconds = self._compile_ahead()
+                self._notify("on_train_begin")
+                self._epochs()
+        except KeyboardInterrupt:
+            self._interrupted = True
+            self._count_untold()
+        except TpuflowError as error:
+            error.result = self._result(began)  # type: ignore[attr-defined]
+            raise
+        finally:
+            self._walk.close()
+        self._notify("on_train_end")
+        self._run.finished = True
+        self._notify("on_checkpoint")
+        return self._result(began)
+
+    def _notify(self, event: str) -> None:
+        notify(self._callbacks, event, self._run)
+
+    def _compile_ahead(self) -> float:
+        """Put on the chip what is sure to be needed, so that what cannot be shows before the first step."""
+        job = self._job
+        work: list[Any] = [(self._train_sink, self._state, job.feed.layouts(job.epochs * job.sink_size if job.sink_size > 0 else None))]
+        if job.eval_feed is not None:
+            work.append((self._eval_sink, self._eval_state, job.eval_feed.layouts(None)))
+        return compile_ahead(work)
+
+    @property
+    def _eval_state(self) -> TrainState:
+        """What evaluation needs of the state."""
+        return self._state._replace(opt_state=(), key=None)
+
+    def _epochs(self) -> None:
+        for number in range(self._first_epoch, self._job.epochs):
+            if self._run.stop:
+                return
+            self._begin_epoch(number)
+            self._steps()
+            self._evaluate(due=_divides(self._job.eval_epochs, number + 1))
+            self._run.history[-1]["complete"] = self._place.closed = self._place.steps_done
+            self._notify("on_epoch_end")
+            self._notify("on_checkpoint")
+
+    def _begin_epoch(self, number: int) -> None:
+        """A new epoch, or what is left of one."""
+        run, continues = self._run, self._continues and self._run.history
+        self._continues = False
+        if continues:
+            run.step_in_epoch = run.history[-1]["steps"]
+            run.metrics = {name: value for name, value in (run.history[-1]["evaluations"] or [{}])[-1].items() if name != "step"}
+        else:
+            run.history.append(new_epoch(number))
+            run.metrics = {}
+            run.step_in_epoch = run.steps % self._job.sink_size if self._job.sink_size > 0 else self._walk.position.batches
+            self._place.steps_done = False
+        self._place.epoch, self._place.closed, run.epoch = number, False, number
+        self._notify("on_epoch_begin")
+        self._bar.begin(f"epoch {number + 1}/{self._job.epochs}", run.steps_per_epoch)
+        self._bar.advance(run.step_in_epoch)
+
+    def _steps(self) -> None:
+        """The round trips of one epoch, with the evaluations and checkpoints between them."""
+        run, place = self._run, self._place
+        place.steps_done = place.steps_done or self._no_step_left()
+        while not place.steps_done and not run.stop:
+            self._sink(self._walk.pieces(self._round_trip_steps(), within_epoch=self._job.sink_size <= 0))
+            place.steps_done = self._no_step_left()
+            self._evaluate(due=_divides(self._job.eval_steps, run.steps))
+            if not place.steps_done and not run.stop:
+                self._notify("on_checkpoint")
+
+    def _no_step_left(self) -> bool:
+        """Whether this epoch has no step left; at the end of a pass, the walk goes on to the next one."""
+        if self._job.sink_size > 0:
+            return self._run.step_in_epoch >= self._job.sink_size
+        return self._walk.epoch_is_over()
+
+    def _round_trip_steps(self) -> int | None:
+        """Steps of the next round trip: up to the sink's end, or until an evaluation or a callback is due; None for all that are left."""
+        size, steps = self._job.sink_size, self._run.steps
+        ends = [size - self._run.step_in_epoch] if size > 0 else [1] if size == 0 else []
+        periods = [self._job.eval_steps, *(callback.every_steps for callback in self._callbacks)]
+        return min([*ends, *(every - steps % every for every in periods if every)], default=None)
+
+    def _sink(self, pieces: Iterable[Chunk]) -> None:
+        """One round trip; then its steps are told to the callbacks, also if Ctrl-C cut it short."""
+        first = len(self._run.history[-1]["losses"])
+        self._notify("on_sink_begin")
+        began = time.perf_counter()
+        try:
+            self._state = self._train_sink.run(self._state, pieces, self._record)
+        finally:
+            self._run.sink_seconds = time.perf_counter() - began
+            self._run.round_trips += 1
+            self._tell_steps(first)
+        self._notify("on_sink_end")
+
+    def _record(self, state: TrainState, figures: StepFigures, steps: int) -> None:
+        """Keep the state and the figures of a slice, and where the data stand."""
+        epoch = self._run.history[-1]
+        losses = np.asarray(figures.loss, np.float64).tolist()
+        scales = np.asarray(figures.loss_scale, np.float64).tolist()
+        skipped = np.asarray(figures.skipped).astype(bool).tolist()
+        with held():
+            self._state = state
+            self._walk.done(steps)
+            epoch["losses"] += losses
+            epoch["loss_scale"] += scales
+            epoch["skipped"] += skipped
+            epoch["steps"] = len(epoch["losses"])
+            self._bar.advance(steps, losses[-1])
+
+    def _tell_steps(self, first: int) -> None:
+        run, epoch = self._run, self._run.history[-1]
+        run.losses = epoch["losses"][first:]
+        for i in range(first, len(epoch["losses"])):
+            run.step, run.step_in_epoch = run.step + 1, run.step_in_epoch + 1
+            self._notify("on_step_begin")
+            run.loss, run.loss_scale, run.skipped = epoch["losses"][i], epoch["loss_scale"][i], epoch["skipped"][i]
+            self._notify("on_step_end")
+
+    def _count_untold(self) -> None:
+        """Count the steps that are done and that Ctrl-C kept from being told: a checkpoint says how far its state is."""
+        run, untold = self._run, self._walk.position.steps - self._run.steps
+        run.step, run.step_in_epoch = run.step + untold, run.step_in_epoch + untold
+
+    def _evaluate(self, *, due: bool) -> None:
+        """The metrics on the evaluation data, one round trip; not twice after the same step."""
+        feed, done = self._job.eval_feed, self._run.history[-1]["evaluations"]
+        if not due or feed is None or (done and done[-1]["step"] == self._run.steps):
+            return
+        self._notify("on_eval_begin")
+        self._bar.begin(f"evaluation {self._run.epoch + 1}/{self._job.epochs}", feed.batches)
+        tally, walk = Tally(self._job.recipe.metrics), Walk(feed)
+
+        def record(state: TrainState, figures: Mapping[str, Any], steps: int) -> None:
+            tally.add(figures)
+            walk.done(steps)
+            self._bar.advance(steps)
+
+        self._eval_sink.run(self._eval_state, walk.pieces(None), record)
+        self._run.eval_round_trips += 1
+        self._run.metrics = tally.results()
+        self._run.history[-1].update(self._run.metrics)
+        done.append({"step": self._run.steps, **self._run.metrics})
+        self._notify("on_eval_end")
+
+    def _save(self, directory: Any) -> Path:
+        """Write a checkpoint of the training as it stands, in a directory that no other training writes in."""
+        self._claims.claim(directory)
+        self._place.position = self._walk.position
+        progress = progress_of(self._run, self._place, self._callbacks, self._fingerprint, self._step_code)
+        return orbax_files().save(directory, self._run.steps, nested(self._state._asdict()), progress)
+
+    def _learning_rate(self) -> float | None:
+        found = optax.tree.get_all_with_path(self._state.opt_state, "learning_rate")
+        return float(found[0][1]) if found else None
+
+    def _result(self, began: float) -> TrainResult:
+        job, state = self._job, self._state
+        executables = (*self._train_sink.executables.values(), *self._eval_sink.executables.values())
+        compiling = self._compile_seconds + self._train_sink.compile_seconds + self._eval_sink.compile_seconds
+        return TrainResult(
+            params=_arrays(state.params),
+            carried=_arrays(state.carried),
+            opt_state=_arrays(state.opt_state),
+            history=self._run.history,
+            settings=job.settings,
+            chosen=job.chosen,
+            round_trips=self._run.round_trips,
+            eval_round_trips=self._run.eval_round_trips,
+            launches=self._train_sink.launches + self._eval_sink.launches,
+            hbm_bytes=max((_hbm_bytes(e.program) for e in executables), default=0),
+            seconds={"total": time.perf_counter() - began, "compile": compiling, "train": self._train_sink.launch_seconds},
+            interrupted=self._interrupted,
+            resumed_at=self._run.resumed_at,
+            executables=executables,
+            numerics=tuple(self._probe.reports) if self._probe else (),
+        )
+
+
+def _divides(period: int | None, count: int) -> bool:
+    return period is not None and count % period == 0
+
+
+def _steps_per_epoch(job: Job) -> int | None:
+    return job.sink_size if job.sink_size > 0 else job.feed.batches
+
+
+def _arrays(tree: Any) -> Any:
+    """Every array as a JAX array."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, tree)
+
+
+def _hbm_bytes(program: Any) -> int:
+    return max((b.address + b.bytes for b in program.buffers), default=0)
