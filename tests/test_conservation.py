@@ -116,3 +116,18 @@ def test_a_larger_batch_never_trains_in_less_memory_nor_but_for_a_thousandth_in_
     seconds, memory = [f.step_seconds for f in found], [f.memory.peak_memory_in_bytes for f in found]
     assert memory == sorted(memory)
     assert all(larger >= 0.999 * smaller for smaller, larger in itertools.pairwise(seconds)), seconds
+
+
+@pytest.mark.parametrize("chip", ["generic", "ascend910", "tpu-v4"])
+def test_a_convolution_with_a_stride_over_its_whole_input_costs_what_the_product_of_what_it_reads_costs(chip: str):
+    """An axis of one window, which nothing walks along, is not what the kernel's tiles are padded for."""
+    x, w = jax.ShapeDtypeStruct((32, 2, 2, 1024), jnp.float16), jax.ShapeDtypeStruct((1, 1, 1024, 2048), jnp.float16)
+
+    def strided(x: Any, w: Any) -> Any:
+        return jax.lax.conv_general_dilated(x, w, (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def read(x: Any, w: Any) -> Any:
+        return jnp.dot(x[:, 0, 0], w[0, 0])
+
+    long, short = (tpuflow.estimate(f, x, w, chip=chip).time.seconds for f in (strided, read))
+    assert long < 1.3 * short

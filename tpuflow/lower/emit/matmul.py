@@ -133,7 +133,7 @@ class Product:
         batch_end = len(self.out) - len(rows) - len(columns)
         out = (*self.out[:batch_end], *row, *self.out[batch_end:], *column)
         left = Level(_with_halos(labels), (*self.lhs, *row, *depth))
-        return left, Level(labels.rhs, (*self.rhs, *points, *depth, *column)), Level(labels.out, out)
+        return left, Level(labels.rhs, (*points, *self.rhs, *depth, *column)), Level(labels.out, out)
 
     def summed(self, out: Level, labels: ConvLabels) -> Level:
         """The level of the results' sums over the rows: of the same axes, of which only the columns are left."""
