@@ -27,7 +27,7 @@ CHIP, POLICY = "tpu-v3", "mixed_bf16"
 LIMIT = 12.0
 """How many times as long an estimate of ten times the depth may take."""
 
-Made = tuple[nn.Module, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]
+Made = tuple[nn.Module, tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]]
 
 
 class ConvNet(nn.Module):
@@ -46,18 +46,18 @@ class ConvNet(nn.Module):
 
 def mlp(layers: int) -> Made:
     """Dense layers with ReLU."""
-    return MLP((256,) * layers), jax.ShapeDtypeStruct((64, 256), jnp.float32), jax.ShapeDtypeStruct((64,), jnp.int32)
+    return MLP((256,) * layers), (jax.ShapeDtypeStruct((64, 256), jnp.float32), jax.ShapeDtypeStruct((64,), jnp.int32))
 
 
 def convolutions(layers: int) -> Made:
     """Residual convolutions."""
-    return ConvNet(layers), jax.ShapeDtypeStruct((32, 16, 16, 64), jnp.float32), jax.ShapeDtypeStruct((32,), jnp.int32)
+    return ConvNet(layers), (jax.ShapeDtypeStruct((32, 16, 16, 64), jnp.float32), jax.ShapeDtypeStruct((32,), jnp.int32))
 
 
 def transformer(layers: int, *, scan: bool = False) -> Made:
     """Decoder layers, written out or in a scan."""
     tokens = jax.ShapeDtypeStruct((4, 128), jnp.int32)
-    return Transformer(dataclasses.replace(TINY, length=128, width=128, layers=layers, scan=scan)), tokens, tokens
+    return Transformer(dataclasses.replace(TINY, length=128, width=128, layers=layers, scan=scan)), (tokens, tokens)
 
 
 NETWORKS: Mapping[str, tuple[Callable[[int], Made], int]] = {

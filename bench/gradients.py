@@ -15,7 +15,6 @@ from tpuflow.chips.links import all_reduce_seconds
 from tpuflow.compiler import PIPELINE, compile_graph
 from tpuflow.device.timing import Calibration, time_program
 from tpuflow.device.timing.result import PICOSECONDS
-from tpuflow.estimating.estimating import state_shapes
 from tpuflow.isa.program import Kernel, Program, walk
 from tpuflow.lower.frontend.jaxpr import lower_jaxpr
 from tpuflow.lower.graph.graph import Value
@@ -23,7 +22,8 @@ from tpuflow.lower.passes.join_small import JoinSmall
 from tpuflow.lower.passes.merge_kernels import MergeKernels
 from tpuflow.lower.passes.simplify import Simplify
 from tpuflow.stages.flattening import leaf_names
-from tpuflow.training.stepping import Recipe
+from tpuflow.training.config import StepConfig
+from tpuflow.training.preparing import make_recipe, state_shapes
 
 GRADIENT_BYTES = 4  # summed in f32
 WAITING = (MergeKernels(), JoinSmall())
@@ -34,13 +34,16 @@ Ready = tuple[int, float]
 """Bytes of a gradient, and how many seconds before the last one it is there."""
 
 
-def gradient_program(recipe: Recipe, inputs: jax.ShapeDtypeStruct, labels: jax.ShapeDtypeStruct, chip: Chip) -> Program:
+def gradient_program(config: StepConfig, chip: Chip) -> Program:
     """The forward and backward pass of a training step, with the gradients as outputs; one output for those that are the same."""
+
+    batch = config.data
+    recipe, state = state_shapes(make_recipe(config, batch)[0], batch)
 
     def gradients(state: Any, batch: Any) -> Any:
         return recipe.watched_step(state, batch)[2].grads
 
-    closed, shapes = jax.make_jaxpr(gradients, return_shape=True)(state_shapes(recipe, inputs), (inputs, labels))
+    closed, shapes = jax.make_jaxpr(gradients, return_shape=True)(state, batch)
     graph = Simplify()(lower_jaxpr(closed, "gradients"))
     names: dict[Value, list[str]] = {}
     for name, value in zip(leaf_names(shapes), graph.outputs, strict=True):

@@ -20,12 +20,11 @@ from models.resnet import Bottleneck, ResNet, resnet50
 from models.squeezenet import SqueezeNet
 from models.vgg import VGG16
 from models.wide_resnet import WideResNet
-from tpuflow import amp
 from tpuflow.chips import CHIPS, Chip
 from tpuflow.compiler import compile_function
-from tpuflow.estimating.estimating import training_program, training_recipe
+from tpuflow.estimating.estimating import training_program
 from tpuflow.isa.program import Program
-from tpuflow.training.stepping import Recipe
+from tpuflow.training.config import StepConfig
 
 SUNK = 1000  # steps a round trip where the source says that the data are sunk, or loops on the device
 
@@ -85,14 +84,13 @@ def trained(
     """The training step of a model: inputs [batch, *shape] of a type, labels [batch, *labels] of class numbers."""
     inputs, targets = jax.ShapeDtypeStruct((batch, *shape), dtype), jax.ShapeDtypeStruct((batch, *labels), jnp.int32)
 
-    def recipe() -> Recipe:
-        return training_recipe(module, targets, amp.get_policy(policy), optimizer, None)
+    config = StepConfig(module, (inputs, targets), policy, optimizer)
 
     def make(chip: Chip) -> Program:
-        return training_program(recipe(), inputs, targets, chip)
+        return training_program(config, chip)[1]
 
     def gradients(chip: Chip) -> Program:
-        return gradient_program(recipe(), inputs, targets, chip)
+        return gradient_program(config, chip)
 
     options = " ".join(
         f"{k}={v}" for k, v in vars(module).items() if isinstance(v, bool | int | str) or (k in TOLD_APART and v is not None)

@@ -126,6 +126,6 @@ def _norm(name: str) -> nn.LayerNorm:
     return nn.LayerNorm(epsilon=EPSILON, name=name)
 
 
-def bert_base_step(batch: int) -> tuple[MaskedWords, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+def bert_base_step(batch: int) -> tuple[MaskedWords, tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]]:
     """What a pretraining step of BERT-base takes at 128 words, 20 of them masked: the model, batch [batch, 3, 128], words [batch, 20]."""
-    return MaskedWords(BASE, 20), jax.ShapeDtypeStruct((batch, 3, 128), jnp.int32), jax.ShapeDtypeStruct((batch, 20), jnp.int32)
+    return MaskedWords(BASE, 20), (jax.ShapeDtypeStruct((batch, 3, 128), jnp.int32), jax.ShapeDtypeStruct((batch, 20), jnp.int32))

@@ -58,6 +58,6 @@ class LeNet5(FiveLayers):
     initializer = staticmethod(narrow)
 
 
-def lenet_step(batch: int) -> tuple[LeNet5, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    """What a training step takes: the model, images [batch, 32, 32, 1], labels [batch]; shapes only."""
-    return LeNet5(), jax.ShapeDtypeStruct((batch, 32, 32, 1), jnp.float32), jax.ShapeDtypeStruct((batch,), jnp.int32)
+def lenet_step(batch: int) -> tuple[LeNet5, tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]]:
+    """What a training step takes: the model and a batch, images [batch, 32, 32, 1] and labels [batch]; shapes only."""
+    return LeNet5(), (jax.ShapeDtypeStruct((batch, 32, 32, 1), jnp.float32), jax.ShapeDtypeStruct((batch,), jnp.int32))

@@ -170,6 +170,6 @@ def resnet152(classes: int = 1000, style: Style = MINDSPORE) -> ResNet:
     return ResNet(Bottleneck, (3, 8, 36, 3), classes, style)
 
 
-def resnet50_step(batch: int) -> tuple[ResNet, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    """What a training step of ResNet-50 on ImageNet takes: the model, images [batch, 224, 224, 3], labels [batch]; shapes only."""
-    return resnet50(1000), jax.ShapeDtypeStruct((batch, 224, 224, 3), jnp.float32), jax.ShapeDtypeStruct((batch,), jnp.int32)
+def resnet50_step(batch: int) -> tuple[ResNet, tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]]:
+    """What a training step of ResNet-50 on ImageNet takes: the model and shapes of a batch, images [B, 224, 224, 3] and labels [B]."""
+    return resnet50(1000), (jax.ShapeDtypeStruct((batch, 224, 224, 3), jnp.float32), jax.ShapeDtypeStruct((batch,), jnp.int32))

@@ -137,7 +137,7 @@ def torch_layers(model: Transformer) -> dict[str, str]:
     return {"wte": "wte", "wpe": "wpe", **layers, "ln_f": "ln_f", **head}
 
 
-def transformer_1b3_step(batch: int) -> tuple[Transformer, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+def transformer_1b3_step(batch: int) -> tuple[Transformer, tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]]:
     """What a training step of the 1.3-billion-parameter model takes: the model, tokens [batch, 2048], next tokens [batch, 2048].
 
     Its layers are written out one by one and checkpointed, which a chip with 32 GiB needs from the second sequence on.
@@ -145,16 +145,16 @@ def transformer_1b3_step(batch: int) -> tuple[Transformer, jax.ShapeDtypeStruct,
     return _step(dataclasses.replace(GPT3_XL, remat=True), batch)
 
 
-def transformer_1b3_scan_step(batch: int) -> tuple[Transformer, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+def transformer_1b3_scan_step(batch: int) -> tuple[Transformer, tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]]:
     """The same with its layers in a scan."""
     return _step(dataclasses.replace(GPT3_XL, remat=True, scan=True), batch)
 
 
-def transformer_1b3_kept_step(batch: int) -> tuple[Transformer, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+def transformer_1b3_kept_step(batch: int) -> tuple[Transformer, tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]]:
     """The same with layers written out one by one whose activations are all kept for the backward pass."""
     return _step(GPT3_XL, batch)
 
 
-def _step(config: Config, batch: int) -> tuple[Transformer, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+def _step(config: Config, batch: int) -> tuple[Transformer, tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]]:
     tokens = jax.ShapeDtypeStruct((batch, config.length), jnp.int32)
-    return Transformer(config), tokens, tokens
+    return Transformer(config), (tokens, tokens)

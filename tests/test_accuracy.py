@@ -10,12 +10,11 @@ from flax import linen as nn
 
 from bench import accuracy
 from bench.gradients import Ready, gradient_program, ready, sums
-from tpuflow.amp import get_policy
 from tpuflow.chips import CHIPS, get_chip
 from tpuflow.chips.links import all_reduce_seconds
 from tpuflow.device.timing import calibration_of
 from tpuflow.device.timing.fits import FITS
-from tpuflow.estimating.estimating import training_recipe
+from tpuflow.training.config import StepConfig
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +52,7 @@ def test_there_are_six_rows_for_every_constant(found):
 def gradients_of(model: nn.Module) -> tuple[Ready, ...]:
     """When the gradients of a model [32, 8] -> [32, 4] are ready."""
     x, labels, chip = jax.ShapeDtypeStruct((32, 8), jnp.float32), jax.ShapeDtypeStruct((32,), jnp.int32), get_chip("generic")
-    recipe = training_recipe(model, labels, get_policy("O2"), optax.sgd(0.1), None)
-    return ready(gradient_program(recipe, x, labels, chip))
+    return ready(gradient_program(StepConfig(model, (x, labels), "O2", optax.sgd(0.1)), chip))
 
 
 class Tower(nn.Module):

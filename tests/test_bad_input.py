@@ -61,7 +61,7 @@ CASES = {
     "float labels for classes": ({"data": (X, Y * 1.0), "loss": "softmax_cross_entropy"}, DataError, ["integer labels", "float32[16]"]),
     "integer labels for mse": ({"loss": "mse"}, DataError, ["labels of shape [16, 3]", "[16]"]),
     "eval inputs of another shape": ({"eval_data": (X[:, :5], Y)}, DataError, ["eval_data", "Net", "float32[16, 5]"]),
-    "a single array": ({"data": X[0, 0]}, DataError, ["inputs, labels"]),
+    "a single array": ({"data": X[0, 0]}, DataError, ["leading axis of samples"]),
     "three arrays a batch": ({"data": [(X, Y, Y)]}, DataError, ["pair (inputs, labels)", "3 parts"]),
     "mapping without labels": ({"data": [{"a": X, "b": Y}]}, DataError, ["label", "a, b"]),
     "text as inputs": ({"data": (np.array(["a"] * 40), Y)}, DataError, ["inputs", "numbers"]),
@@ -81,7 +81,7 @@ CASES = {
     "shuffling a stream": ({"data": [(X, Y)], "shuffle": True}, ConfigError, ["shuffle", "arrays"]),
     "model without parameters": ({"model": Parameterless()}, ConfigError, ["Parameterless", "no parameters"]),
     "a class, not an instance": ({"model": Net}, ConfigError, ["the class Net", "instance"]),
-    "a function as model": ({"model": lambda x: x}, ConfigError, ["flax", "function"]),
+    "a function as model": ({"model": lambda x: x}, ConfigError, ["plain function", "params="]),
     "a model of two outputs": ({"model": TwoOutputs()}, DataError, ["TwoOutputs", "one array"]),
     "a missing parameter": (
         {"params": {"Dense_0": {"kernel": X}}},

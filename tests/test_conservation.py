@@ -112,7 +112,7 @@ def test_a_larger_batch_never_trains_in_less_memory_nor_but_for_a_thousandth_in_
     """Where kernels are mostly floor (LeNet on an Ascend), twice the points may share the cores better: 0.01 % less at 32 than at 16."""
     batches = (16, 32, 64, 128, 256, 512)
     shapes = [(jax.ShapeDtypeStruct((batch, 32, 32, 1), np.float32), jax.ShapeDtypeStruct((batch,), np.int32)) for batch in batches]
-    found = [tpuflow.estimate_training(LeNet5(), *shape, chip=chip, policy=policy) for shape in shapes]
+    found = [tpuflow.estimate_training(LeNet5(), shape, chip=chip, policy=policy) for shape in shapes]
     seconds, memory = [f.step_seconds for f in found], [f.memory.peak_memory_in_bytes for f in found]
     assert memory == sorted(memory)
     assert all(larger >= 0.999 * smaller for smaller, larger in itertools.pairwise(seconds)), seconds

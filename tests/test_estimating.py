@@ -32,7 +32,7 @@ def matmul_step(batch: int):
 
 def mlp_step(batch: int):
     """What the command line is given, for a training step."""
-    return MLP(), jax.ShapeDtypeStruct((batch, 28, 28), jnp.float32), jax.ShapeDtypeStruct((batch,), jnp.int32)
+    return MLP(), (jax.ShapeDtypeStruct((batch, 28, 28), jnp.float32), jax.ShapeDtypeStruct((batch,), jnp.int32))
 
 
 def no_step(batch: int):
@@ -52,7 +52,7 @@ def test_a_function_is_estimated_from_shapes():
 
 
 def test_energy_is_the_greatest_power_all_the_time_and_not_said_where_the_power_is_not_known():
-    known, unknown = (tpuflow.estimate_training(MLP(), IMAGES, LABELS, chip=chip, sink_size=10) for chip in ("tpu-v4", "tpu-v5e"))
+    known, unknown = (tpuflow.estimate_training(MLP(), (IMAGES, LABELS), chip=chip, sink_size=10) for chip in ("tpu-v4", "tpu-v5e"))
     assert known.step_joules_at_most == pytest.approx(192 * known.step_seconds)
     assert known.time.joules_at_most == pytest.approx(192 * 10 * known.step_seconds)
     assert known.as_dict()["step_joules_at_most"] == known.step_joules_at_most and known.as_dict()["power_watts"] == 192
@@ -72,7 +72,7 @@ def test_compiled_functions_say_what_they_cost():
 
 def test_a_training_step_is_the_one_that_train_runs():
     optimizer = optax.sgd(1e-3)
-    found = tpuflow.estimate_training(MLP(), IMAGES, LABELS, policy="mixed", optimizer=optimizer, sink_size=7)
+    found = tpuflow.estimate_training(MLP(), (IMAGES, LABELS), policy="mixed", optimizer=optimizer, sink_size=7)
     data = (np.zeros((128, 28, 28), np.float32), np.zeros(128, np.int32))
     result = tpuflow.train(MLP(), data, policy="mixed", optimizer=optimizer, batch_size=64, progress=False)
     (executable,) = result.executables
@@ -85,14 +85,14 @@ def test_every_step_pays_what_its_chip_needs_between_steps_sunk_or_not():
     """Whether the host feeds a loop, launches step by step, or calls a function that is no step."""
     both = (tpuflow.Calibration(), tpuflow.Calibration(step_seconds=1e-3))
     for sink in (0, 1, 10, 100):
-        found = [tpuflow.estimate_training(MLP(), IMAGES, LABELS, chip="ascend910", sink_size=sink, calibration=c) for c in both]
+        found = [tpuflow.estimate_training(MLP(), (IMAGES, LABELS), chip="ascend910", sink_size=sink, calibration=c) for c in both]
         assert found[1].step_seconds - found[0].step_seconds == pytest.approx(1e-3)
     one, other = (tpuflow.estimate(lambda x: x @ x, jax.ShapeDtypeStruct((64, 64), jnp.float32), calibration=c) for c in both)
     assert other.time.seconds - one.time.seconds == pytest.approx(1e-3)
 
 
 def test_a_longer_sink_hides_the_host():
-    seconds = [tpuflow.estimate_training(MLP(), IMAGES, LABELS, chip="tpu-v3", sink_size=n).step_seconds for n in (0, 1, 10, 100)]
+    seconds = [tpuflow.estimate_training(MLP(), (IMAGES, LABELS), chip="tpu-v3", sink_size=n).step_seconds for n in (0, 1, 10, 100)]
     assert seconds[0] == seconds[1] > seconds[2] > seconds[3]
 
 
@@ -130,7 +130,7 @@ def test_a_bad_command_line_is_explained(arguments: list[str], message: str, cap
 
 def test_a_negative_sink_is_refused():
     with pytest.raises(ConfigError, match="sink_size"):
-        tpuflow.estimate_training(MLP(), IMAGES, LABELS, sink_size=-1)
+        tpuflow.estimate_training(MLP(), (IMAGES, LABELS), sink_size=-1)
 
 
 def test_a_sweep_has_a_line_for_every_combination(capsys: pytest.CaptureFixture[str], tmp_path: Path):

@@ -18,8 +18,9 @@ from models.norm import BatchNorm
 from tests import tolerances
 from tpuflow import amp
 from tpuflow.errors import ConfigError
-from tpuflow.training.losses import LOSSES
-from tpuflow.training.stepping import Recipe, TrainState, make_recipe
+from tpuflow.training.config import StepConfig
+from tpuflow.training.preparing import make_recipe
+from tpuflow.training.stepping import Recipe, TrainState
 
 F32, F16, BF16 = "float32", "float16", "bfloat16"
 NO_SCALE = amp.LossScale()
@@ -72,9 +73,9 @@ def images(samples: int = 80) -> tuple[np.ndarray, np.ndarray]:
 
 def recipe_and_state(model: Any, policy: str, **changes: Any) -> tuple[Recipe, TrainState]:
     """The training step of a model, and where it starts."""
-    row = amp.get_policy(policy).adjusted(**changes)
-    recipe = make_recipe(model, row, LOSSES["softmax_cross_entropy"], optax.sgd(0.1))
-    params, carried = recipe.model.init(jax.random.key(0), jnp.zeros((4, 6, 6, 2)))
+    batch = images(4)
+    recipe, _ = make_recipe(StepConfig(model, batch, policy, optax.sgd(0.1), **changes), batch)
+    params, carried = recipe.model.init(jax.random.key(0), recipe.roles.inputs(batch))
     return recipe, recipe.initial_state(params, carried, None)
 
 

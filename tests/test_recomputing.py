@@ -89,7 +89,7 @@ def test_remat_of_flax_layers_is_seen_through_a_policy():
             return x
 
     x, y = jax.ShapeDtypeStruct((4096, 256), jnp.float32), jax.ShapeDtypeStruct((4096, 256), jnp.float32)
-    kept, again = (tpuflow.estimate_training(Net(remat), x, y, policy="mixed", chip="tpu-v3") for remat in (False, True))
+    kept, again = (tpuflow.estimate_training(Net(remat), (x, y), policy="mixed", chip="tpu-v3") for remat in (False, True))
     assert again.time.work.macs["f16"] > kept.time.work.macs["f16"]
 
 

@@ -327,5 +327,5 @@ def test_the_step_alone_is_the_one_that_is_trained(policy, options, within):
         losses.append(figures.loss)
     np.testing.assert_allclose(losses, trained.losses, rtol=0, atol=within)
     jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=0, atol=within), state.params, trained.params)
-    assert made.outputs(made.state, batch[0]).shape == (16, 3)
+    assert made.outputs(made.state, batch).shape == (16, 3)
     assert float(made.evaluate(state, batch)["accuracy"][1]) == 16

@@ -18,8 +18,9 @@ import tpuflow
 from models import transformer
 from models.transformer import GPT2, GPT3_XL, TINY, Config, Transformer
 from tests.tolerances import TRANSFORMER_LOSSES
-from tpuflow.estimating.estimating import training_recipe
 from tpuflow.importers import flax_params
+from tpuflow.training.config import StepConfig
+from tpuflow.training.preparing import make_recipe
 from tpuflow.training.stepping import TrainState
 
 TOLERANCE = 1e-4
@@ -139,7 +140,7 @@ def test_layers_in_a_scan_or_checkpointed_give_the_same_loss_and_gradients(remat
 
 def plain_losses(config: Config, policy: str, data: tuple[np.ndarray, np.ndarray], batch: int, params: Any) -> list[float]:
     """The losses of the same training step under plain jax.jit."""
-    recipe = training_recipe(Transformer(config), data[1], tpuflow.amp.get_policy(policy), optax.adam(1e-2), None)
+    recipe, _ = make_recipe(StepConfig(Transformer(config), data, policy, optax.adam(1e-2)), data)
     state = recipe.initial_state(params, {}, None)
     step = jax.jit(recipe.train_step)
     losses: list[float] = []
@@ -180,7 +181,7 @@ def forward_macs(config: Config, batch: int) -> int:
 def estimated(config: Config, batch: int, **options: Any) -> tpuflow.Estimate:
     shape = jax.ShapeDtypeStruct((batch, config.length), jnp.int32)
     return tpuflow.estimate_training(
-        Transformer(config), shape, shape, chip="tpu-v4", policy="mixed_bf16", optimizer=optax.adam(1e-3), sink_size=1, **options
+        Transformer(config), (shape, shape), chip="tpu-v4", policy="mixed_bf16", optimizer=optax.adam(1e-3), sink_size=1, **options
     )
 
 

@@ -17,16 +17,20 @@ if TYPE_CHECKING:
     from tpuflow.numerics.checking import check_numerics
     from tpuflow.numerics.report import NumericsComparison, NumericsReport
     from tpuflow.stages.compiling import jit
+    from tpuflow.training.adapters.model import Model
+    from tpuflow.training.averaging import EMA
     from tpuflow.training.callbacks.base import Callback, LossMonitor, Run, TimeMonitor
     from tpuflow.training.callbacks.checkpointing import ModelCheckpoint
     from tpuflow.training.callbacks.summaries import SummaryWriter
     from tpuflow.training.callbacks.watching import EarlyStopping
     from tpuflow.training.entry import train
+    from tpuflow.training.groups import param_groups
     from tpuflow.training.losses import LOSSES, cross_entropy
     from tpuflow.training.metrics import METRICS, Metric
     from tpuflow.training.plain import TrainingStep, training_step
     from tpuflow.training.result import TrainResult
     from tpuflow.training.sinks import Sink, Sunk, sink
+    from tpuflow.training.using import evaluate, predict
     from tpuflow.training.weights import load_params
 
 __version__ = "0.1.0"
@@ -36,6 +40,7 @@ _HOMES = {
     "Calibration": "tpuflow.device.timing",
     "Callback": "tpuflow.training.callbacks.base",
     "Chip": "tpuflow.chips",
+    "EMA": "tpuflow.training.averaging",
     "EarlyStopping": "tpuflow.training.callbacks.watching",
     "Estimate": "tpuflow.estimating.estimating",
     "Executable": "tpuflow.device.runtime",
@@ -44,14 +49,15 @@ _HOMES = {
     "LossScale": "tpuflow.amp",
     "METRICS": "tpuflow.training.metrics",
     "Metric": "tpuflow.training.metrics",
+    "Model": "tpuflow.training.adapters.model",
     "ModelCheckpoint": "tpuflow.training.callbacks.checkpointing",
     "NumericsComparison": "tpuflow.numerics.report",
     "NumericsReport": "tpuflow.numerics.report",
     "Policy": "tpuflow.amp",
     "Run": "tpuflow.training.callbacks.base",
     "Sink": "tpuflow.training.sinks",
-    "Sunk": "tpuflow.training.sinks",
     "SummaryWriter": "tpuflow.training.callbacks.summaries",
+    "Sunk": "tpuflow.training.sinks",
     "TimeMonitor": "tpuflow.training.callbacks.base",
     "TrainResult": "tpuflow.training.result",
     "TrainingStep": "tpuflow.training.plain",
@@ -60,35 +66,40 @@ _HOMES = {
     "cross_entropy": "tpuflow.training.losses",
     "estimate": "tpuflow.estimating.estimating",
     "estimate_training": "tpuflow.estimating.estimating",
+    "evaluate": "tpuflow.training.using",
     "get_chip": "tpuflow.chips",
     "jit": "tpuflow.stages.compiling",
-    "sink": "tpuflow.training.sinks",
     "load_params": "tpuflow.training.weights",
+    "param_groups": "tpuflow.training.groups",
+    "predict": "tpuflow.training.using",
+    "sink": "tpuflow.training.sinks",
     "train": "tpuflow.training.entry",
     "training_step": "tpuflow.training.plain",
 }
 
 __all__ = [
     "CHIPS",
-    "LOSSES",
-    "METRICS",
     "Calibration",
     "Callback",
     "Chip",
+    "EMA",
     "EarlyStopping",
     "Estimate",
     "Executable",
+    "LOSSES",
     "LossMonitor",
     "LossScale",
+    "METRICS",
     "Metric",
+    "Model",
     "ModelCheckpoint",
     "NumericsComparison",
     "NumericsReport",
     "Policy",
     "Run",
     "Sink",
-    "Sunk",
     "SummaryWriter",
+    "Sunk",
     "TimeMonitor",
     "TrainResult",
     "TrainingStep",
@@ -97,9 +108,12 @@ __all__ = [
     "cross_entropy",
     "estimate",
     "estimate_training",
+    "evaluate",
     "get_chip",
     "jit",
     "load_params",
+    "param_groups",
+    "predict",
     "sink",
     "train",
     "training_step",

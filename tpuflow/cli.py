@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     estimate = commands.add_parser("estimate", help=ESTIMATE, description=f"{ESTIMATE}. Several values for an option make a table of all.")
     estimate.set_defaults(command=_estimate)
     estimate.add_argument("target", nargs="+", help="module:function; called with the batch size it gives (function, *shapes), or (Flax "
-        "module, inputs, labels) for a training step")  # fmt: skip
+        "module, batch) for a training step")  # fmt: skip
     estimate.add_argument("--batch", type=int, nargs="+", default=[32], help="batch sizes (default: 32)")
     estimate.add_argument("--chip", nargs="+", default=["generic"], help="chips' names, or .toml files with rows of one's own")
     estimate.add_argument(

@@ -1,6 +1,6 @@
 """Precision: policies, automatic casts, loss scaling. Works with plain jax.jit as well."""
 
-from tpuflow.amp.accumulating import AccumulationState, accumulate
+from tpuflow.amp.accumulating import AccumulationState, accumulate, has_updated
 from tpuflow.amp.autocast import autocast
 from tpuflow.amp.policy import (
     LOSS_SCALES,
@@ -41,6 +41,7 @@ __all__ = [
     "find_state",
     "get_loss_scale",
     "get_policy",
+    "has_updated",
     "is_float",
     "scale_loss",
     "static_loss_scale",

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from tpuflow.amp.policy import is_float
-from tpuflow.amp.scaling import no_change
+from tpuflow.amp.scaling import find_state, no_change
 
 
 class AccumulationState(NamedTuple):
@@ -30,7 +30,7 @@ def accumulate(inner: optax.GradientTransformation, steps: int) -> optax.Gradien
 
     The sum runs in fp32 and is divided once. Put it outside of the loss scale: the scale does not move while gradients gather, an
     overflow in one of them stays in the sum, and so whether to skip is decided once, for the whole update. `value` (a loss, if it is
-    given) reaches the inner optimizer as the mean too; other extra arguments as they are in the last call.
+    given) and `grad` reach the inner optimizer as means too; other extra arguments as they are in the last call.
     """
     inner = optax.with_extra_args_support(inner)
     if steps == 1:
@@ -45,7 +45,8 @@ def accumulate(inner: optax.GradientTransformation, steps: int) -> optax.Gradien
 
         def due() -> tuple[Any, AccumulationState]:
             mean = jax.tree.map(lambda s, g: (s / steps).astype(g.dtype), total, updates)
-            options = {**extra, "value": value / steps} if "value" in extra else extra
+            means = {"value": value / steps, "grad": mean}
+            options = {name: means.get(name, given) for name, given in extra.items()}
             changes, inner_state = inner.update(mean, state.inner, params, **options)
             return changes, _empty(updates, inner_state)
 
@@ -55,6 +56,19 @@ def accumulate(inner: optax.GradientTransformation, steps: int) -> optax.Gradien
         return jax.lax.cond(state.count == steps - 1, due, early)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def has_updated(before: Any, after: Any) -> jax.Array:
+    """Whether a step from one optimizer state to the next has updated the parameters: gradients were not only gathered, nor dropped."""
+    gathering = [s.count for s in jax.tree.leaves(after, is_leaf=_is_gathering) if _is_gathering(s)]
+    scaled = [find_state(state) for state in (before, after)]
+    updated = [count == 0 for count in gathering]
+    updated += [scaled[1].skipped == scaled[0].skipped] if scaled[0] is not None and scaled[1] is not None else []
+    return jnp.all(jnp.stack(updated)) if updated else jnp.ones((), jnp.bool_)
+
+
+def _is_gathering(state: Any) -> bool:
+    return isinstance(state, AccumulationState)
 
 
 def _empty(like: Any, inner: Any) -> AccumulationState:

@@ -44,6 +44,7 @@ def with_loss_scale(inner: optax.GradientTransformation, config: LossScale) -> o
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, LossScaleState]:
         grads = unscale(updates, state.scale)
         finite = all_finite(grads)
+        extra = {name: grads if name == "grad" else given for name, given in extra.items()}
         changes, inner_state = inner.update(grads, state.inner, params, **extra)
         if config.drop_overflow_update:
             changes, inner_state = _keep_if(finite, (changes, inner_state), (no_change(changes), state.inner))

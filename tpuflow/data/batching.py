@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 from tpuflow.errors import DataError
 from tpuflow.stages.flattening import leaf_names
 
+PAIR = ("inputs", "labels")
 LABEL_NAMES = ("label", "labels", "target", "targets", "y")
 NARROW = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
 
@@ -20,35 +21,17 @@ Leaves = tuple[np.ndarray, ...]
 Signature = tuple[tuple[tuple[int, ...], str], ...]
 
 
-class PairForm:
-    """Batches (inputs, labels) of `tpuflow.train`: a pair, or a mapping of two with a label among its names."""
-
-    names: tuple[str, ...] = ("inputs", "labels")
-    tree: Any = jax.tree.structure((0, 0))
-
-    def leaves(self, batch: Any, what: str = "data") -> Leaves:
-        """The two arrays.
-
-        Raises:
-          DataError: the batch is nothing of the kind.
-        """
-        if isinstance(batch, Mapping):
-            batch = _pair_of_mapping(batch, what)
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise DataError(f"{what}: a batch must be a pair (inputs, labels), got {_describe(batch)}.")
-        leaves = tuple(to_array(part, f"{what}: {name}") for part, name in zip(batch, self.names, strict=True))
-        for name, leaf in zip(self.names, leaves, strict=True):
-            if leaf.ndim == 0:
-                raise DataError(f"{what}: {name} must have a leading batch axis, got a single number.")
-        return leaves
-
-
 class TreeForm:
-    """Batches of a step function of the user's own: any tree of arrays, all of the structure of the first."""
+    """Batches that are trees of arrays, all of the structure of the first.
 
-    def __init__(self) -> None:
+    `samples`: batches of `tpuflow.train`, where every array has a leading axis of samples, a list at the top is a tuple (loaders make
+    lists), and the parts of a pair are called inputs and labels.
+    """
+
+    def __init__(self, *, samples: bool = False) -> None:
         self.tree: Any = None
         self.names: tuple[str, ...] = ()
+        self._samples = samples
 
     def leaves(self, batch: Any, what: str = "data") -> Leaves:
         """The arrays in flattening order; the first batch fixes the structure.
@@ -56,23 +39,39 @@ class TreeForm:
         Raises:
           DataError: the structure differs, there is no array in it, or a leaf is not an array of numbers.
         """
+        if self._samples and isinstance(batch, list):
+            batch = tuple(batch)
         parts, tree = jax.tree.flatten(batch)
         if self.tree is None:
             if not parts:
                 raise DataError(f"{what}: a batch must hold at least one array, got {tree}.")
-            self.tree, self.names = tree, leaf_names(batch)
+            self.tree, self.names = tree, names_of(batch, pair=self._samples)
         if tree != self.tree:
             raise DataError(f"{what}: every batch must have the structure of the first, {self.tree}; got {tree}.")
-        return tuple(to_array(part, f"{what}: {name or 'batch'}") for part, name in zip(parts, self.names, strict=True))
+        leaves = tuple(to_array(part, f"{what}: {name or 'batch'}") for part, name in zip(parts, self.names, strict=True))
+        for name, leaf in zip(self.names, leaves, strict=True):
+            if self._samples and leaf.ndim == 0:
+                raise DataError(f"{what}: {name or 'a batch'} must have a leading batch axis, got a single number.")
+        return leaves
+
+    def batch(self, leaves: Sequence[Any]) -> Any:
+        """The batch that these are the leaves of."""
+        return jax.tree.unflatten(self.tree, leaves)
 
 
-Form = PairForm | TreeForm
+def names_of(batch: Any, *, pair: bool) -> tuple[str, ...]:
+    """The names of a batch's arrays; `pair`: the parts of a pair are called inputs and labels."""
+    if pair and isinstance(batch, tuple) and len(batch) == len(PAIR):
+        return tuple("/".join(filter(None, (part, name))) for part, tree in zip(PAIR, batch, strict=True) for name in leaf_names(tree))
+    return leaf_names(batch)
 
 
-def is_pair_of_arrays(data: Any) -> bool:
-    """Whether data are one pair of arrays rather than a sequence of batches."""
-    parts = list(data.values()) if isinstance(data, Mapping) else data
-    return isinstance(parts, (tuple, list)) and len(parts) == 2 and all(map(_is_array, parts))
+def is_data_of_arrays(data: Any) -> bool:
+    """Whether training data are one tree of arrays, all samples of each, rather than a sequence of batches: tuples and mappings are, lists
+    are not, but for a list of two arrays."""
+    if isinstance(data, list):
+        return len(data) == len(PAIR) and all(map(_is_array, data))
+    return is_tree_of_arrays(data)
 
 
 def is_tree_of_arrays(data: Any) -> bool:
@@ -113,17 +112,5 @@ def _torch_to_numpy(value: Any) -> Any:
     return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
-def _pair_of_mapping(batch: Mapping[Any, Any], what: str) -> tuple[Any, Any]:
-    labels = [name for name in batch if name in LABEL_NAMES]
-    if len(batch) != 2 or len(labels) != 1:
-        raise DataError(f"{what}: a mapping needs two entries, one named {' or '.join(LABEL_NAMES)}; got {', '.join(map(str, batch))}.")
-    (inputs,) = (value for name, value in batch.items() if name != labels[0])
-    return inputs, batch[labels[0]]
-
-
 def _is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
-
-
-def _describe(batch: Any) -> str:
-    return f"{len(batch)} parts" if isinstance(batch, (tuple, list)) else f"a {type(batch).__name__}"

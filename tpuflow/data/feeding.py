@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from tpuflow.data import chunks
-from tpuflow.data.batching import Form, Leaves, PairForm, Signature, is_pair_of_arrays
+from tpuflow.data.batching import Leaves, Signature, TreeForm, is_data_of_arrays
 from tpuflow.data.chunks import Chunk, Stack, aligned, samples_in
 from tpuflow.data.positions import Position, Source, say_fast_forward, skip
 from tpuflow.errors import ConfigError, DataError
@@ -35,7 +35,7 @@ class ArrayFeed:
     shuffle: bool = False
     seed: int = 0
     drop_remainder: bool = False
-    form: Form = field(default_factory=PairForm)
+    form: TreeForm = field(default_factory=TreeForm)
     _kept: dict[tuple[int, int], Chunk] = field(default_factory=dict)
     _done: int = 0
 
@@ -124,8 +124,8 @@ class StreamFeed:
 
     source: Source
     most: int
-    check: Callable[[np.ndarray, int], None] | None = None
-    form: Form = field(default_factory=PairForm)
+    check: Callable[[Any, int], None] | None = None
+    form: TreeForm = field(default_factory=TreeForm)
     head: list[Leaves] = field(default_factory=list)
     batches: int | None = None
     samples: int | None = None
@@ -184,7 +184,7 @@ class StreamFeed:
                     yield stack.chunk()
                     stack = stack.after()
                 if self.check is not None:
-                    self.check(leaves[1], stack.samples_after)
+                    self.check(self.form.batch(leaves), stack.samples_after)
                 stack.add(leaves)
                 if stack.full:
                     yield stack.chunk()
@@ -223,21 +223,21 @@ Feed = ArrayFeed | StreamFeed
 
 
 def make_feed(data: Any, batch_size: int, what: str = "data", *, sink_size: int = -1, shuffle: bool = False, seed: int = 0) -> Feed:
-    """The feed of arrays (inputs, labels), an iterable of such batches, a callable that makes one, or a loader.
+    """The feed of a tree of arrays such as (inputs, labels), an iterable of such batches, a callable that makes one, or a loader.
 
     Raises:
       ConfigError: the batch is larger than the data, or shuffling is asked of a stream.
       DataError: the data are empty or inputs and labels differ in length.
     """
-    if is_pair_of_arrays(data):
-        return array_feed(data, batch_size, what, PairForm(), shuffle=shuffle, seed=seed)
+    if is_data_of_arrays(data):
+        return array_feed(data, batch_size, what, TreeForm(samples=True), shuffle=shuffle, seed=seed)
     if shuffle:
         raise ConfigError(f"{what}: shuffle=True needs arrays; shuffle in the loader or iterable instead.")
-    expected = "arrays (inputs, labels), an iterable of such batches"
-    return stream_feed(data, what, PairForm(), sink_size=sink_size, expected=expected)
+    expected = "arrays (inputs, labels), another tree of arrays, an iterable of such batches"
+    return stream_feed(data, what, TreeForm(samples=True), sink_size=sink_size, expected=expected)
 
 
-def stream_feed(data: Any, what: str, form: Form, *, sink_size: int, expected: str = "an iterable of batches") -> StreamFeed:
+def stream_feed(data: Any, what: str, form: TreeForm, *, sink_size: int, expected: str = "an iterable of batches") -> StreamFeed:
     """The feed of an iterable, a loader, or a function that makes one: no more batches at a time than one sink takes.
 
     Raises:
@@ -251,7 +251,7 @@ def stream_feed(data: Any, what: str, form: Form, *, sink_size: int, expected: s
     raise DataError(f"{what}: expected {expected}, or a function that makes one; got a {type(data).__name__}.")
 
 
-def array_feed(data: Any, batch_size: int, what: str, form: Form, **options: Any) -> ArrayFeed:
+def array_feed(data: Any, batch_size: int, what: str, form: TreeForm, **options: Any) -> ArrayFeed:
     """The feed of arrays that are cut into batches; the options are those of `ArrayFeed`.
 
     Raises:

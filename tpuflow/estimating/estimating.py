@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import jax
-import optax
 
 from tpuflow import amp
+from tpuflow.checking import check_number
 from tpuflow.chips import Chip, get_chip
 from tpuflow.compiler import compile_sink, undisturbed
+from tpuflow.data.batching import names_of
 from tpuflow.device.timing import Calibration, ProgramTime, get_calibration, time_program
 from tpuflow.device.timing.program import sink_time
 from tpuflow.device.timing.result import joules_text, seconds_text
-from tpuflow.errors import ConfigError
 from tpuflow.isa.program import Program
 from tpuflow.reports.profile import Profile
 from tpuflow.reports.profile import profile as make_profile
@@ -25,8 +25,9 @@ from tpuflow.reports.reported import Reported
 from tpuflow.stages.analysis import MemoryAnalysis, cost_analysis, memory_analysis
 from tpuflow.stages.compiling import jit
 from tpuflow.stages.flattening import leaf_names
-from tpuflow.training.losses import get_loss
-from tpuflow.training.stepping import Recipe, TrainState, make_recipe
+from tpuflow.training.config import StepConfig, configured, option
+from tpuflow.training.preparing import make_recipe, state_shapes
+from tpuflow.training.stepping import Recipe
 
 Calibrated = str | os.PathLike[str] | Calibration | None
 """A calibration as users give it: itself, its file, or None for what tpuflow has for the chip's family."""
@@ -131,67 +132,41 @@ def estimate(
     return Estimate(name, row, _policy_name(policy), 1, time_program(program, calibration=constants), memory_analysis(program), program)
 
 
+@dataclass(frozen=True, slots=True)
+class EstimateConfig(StepConfig):
+    """The options of `tpuflow.estimate_training`; the data are the shapes and types of one batch."""
+
+    _: KW_ONLY
+    sink_size: int = option(SINK_STEPS, "steps a round trip; 0 counts as 1.", lambda name, value: check_number(name, value, 0))
+    calibration: Calibrated = option(None, "as of `tpuflow.estimate`.")
+
+
 @undisturbed()
-def estimate_training(
-    model: Any,
-    inputs: jax.ShapeDtypeStruct,
-    labels: jax.ShapeDtypeStruct,
-    *,
-    chip: str | Chip = "generic",
-    policy: str | amp.Policy = "fp32",
-    optimizer: optax.GradientTransformation | None = None,
-    loss: Any = None,
-    sink_size: int = SINK_STEPS,
-    calibration: Calibrated = None,
-) -> Estimate:
-    """The modelled time and memory of the training step that `tpuflow.train` would run, sunk `sink_size` steps at a time.
-
-    inputs, labels: one batch's shapes and types. sink_size: steps a round trip; 0 counts as 1. calibration: as of `estimate`.
-
-    Raises:
-      UnsupportedPrimitiveError, OutOfMemoryError, ConfigError: as `tpuflow.train` does.
-    """
-    if sink_size < 0:
-        raise ConfigError(f"sink_size: an estimate needs a number of steps a round trip, got {sink_size}.")
-    row, constants, steps = get_chip(chip), _calibration(calibration), max(1, sink_size)
-    recipe = training_recipe(model, labels, amp.get_policy(policy), optimizer, loss)
-    program = training_program(recipe, inputs, labels, row)
+@configured(EstimateConfig, "UnsupportedPrimitiveError, OutOfMemoryError, ConfigError: as `tpuflow.train` does.")
+def estimate_training(config: EstimateConfig) -> Estimate:
+    """The modelled time and memory of the training step that `tpuflow.train` would run, sunk `sink_size` steps at a time."""
+    config.check()
+    row, constants, steps = get_chip(config.chip), _calibration(config.calibration), max(1, config.sink_size)
+    recipe, program = training_program(config, row)
     time = sink_time(program, steps, calibration=constants)
-    return Estimate(recipe.model.name, row, recipe.policy.name, steps, time, memory_analysis(program), program)
+    return Estimate(recipe.name, row, recipe.policy.name, steps, time, memory_analysis(program), program)
 
 
-def training_recipe(model: Any, labels: Any, policy: amp.Policy, optimizer: Any, loss: Any) -> Recipe:
-    """The step that `tpuflow.train` would make of these."""
-    return make_recipe(model, policy, get_loss(loss, labels)[0], optimizer)
-
-
-def training_program(recipe: Recipe, inputs: Any, labels: Any, chip: Chip) -> Program:
-    """The sink of a training step, compiled from shapes."""
-    state = state_shapes(recipe, inputs)
-    closed, shapes = jax.make_jaxpr(recipe.train_step, return_shape=True)(state, (inputs, labels))
-    names = leaf_names(state)
-    return compile_sink(
+def training_program(config: StepConfig, chip: Chip) -> tuple[Recipe, Program]:
+    """The step that `tpuflow.train` would make, and its sink, compiled from shapes."""
+    recipe, state = state_shapes(make_recipe(config, config.data)[0], config.data)
+    closed, shapes = jax.make_jaxpr(recipe.train_step, return_shape=True)(state, config.data)
+    carries = leaf_names(state)
+    program = compile_sink(
         closed,
-        carries=len(names),
+        carries=len(carries),
         chip=chip,
         name="train_step",
-        carry_names=names,
-        infeed_names=("inputs", "labels"),
+        carry_names=carries,
+        infeed_names=names_of(config.data, pair=True),
         outfeed_names=leaf_names(shapes[1]),
     )
-
-
-def state_shapes(recipe: Recipe, inputs: jax.ShapeDtypeStruct) -> TrainState:
-    """The shapes and types of a step's state."""
-
-    def state(inputs: jax.Array) -> TrainState:
-        key = jax.random.key(0)
-        params, carried = recipe.model.init(key, inputs)
-        params = recipe.policy.cast_params(params, recipe.model.norms(params, carried))
-        needs_key = recipe.model.needs_key(params, carried, jax.ShapeDtypeStruct(inputs.shape, inputs.dtype))
-        return TrainState(params, carried, recipe.optimizer.init(params), key if needs_key else None)
-
-    return jax.eval_shape(state, inputs)
+    return recipe, program
 
 
 def _calibration(calibration: Calibrated) -> Calibration | None:

@@ -14,7 +14,7 @@ from tpuflow.estimating.estimating import Calibrated, Estimate, estimate, estima
 
 
 def estimate_target(target: str, batch: int, chip: str, policy: str | None, sink_size: int, calibration: Calibrated = None) -> Estimate:
-    """The estimate of what `module:function` gives for a batch size: (function, *shapes) or (Flax module, inputs, labels).
+    """The estimate of what `module:function` gives for a batch size: (function, *shapes) or (Flax module, batch).
 
     Raises:
       ConfigError: there is no such function, or it gives something else.
@@ -23,13 +23,13 @@ def estimate_target(target: str, batch: int, chip: str, policy: str | None, sink
         raise ConfigError(f"--batch: expected at least 1, got {batch}.")
     made = _load(target)(batch)
     if not isinstance(made, tuple) or not made or not callable(made[0]):
-        raise ConfigError(f"{target}({batch}) gave {type(made).__name__}; expected (function, *shapes) or (Flax module, inputs, labels).")
+        raise ConfigError(f"{target}({batch}) gave {type(made).__name__}; expected (function, *shapes) or (Flax module, batch).")
     first, *shapes = made
     if not isinstance(first, linen.Module | nnx.Module):
         return estimate(first, *shapes, chip=chip, policy=policy, calibration=calibration)
-    if len(shapes) != 2:
-        raise ConfigError(f"{target}({batch}) gave a Flax module and {len(shapes)} shapes; expected those of inputs and labels.")
-    return estimate_training(first, *shapes, chip=chip, policy=policy or "fp32", sink_size=sink_size, calibration=calibration)
+    if len(shapes) != 1:
+        raise ConfigError(f"{target}({batch}) gave a Flax module and {len(shapes)} others; expected a batch, such as (inputs, labels).")
+    return estimate_training(first, shapes[0], chip=chip, policy=policy or "fp32", sink_size=sink_size, calibration=calibration)
 
 
 def _load(target: str) -> Any:

@@ -60,9 +60,9 @@ class Instrumented:
     sites: tuple[Site, ...]
     leaves: tuple[Leaf, ...]
 
-    def __call__(self, state: TrainState, batch: Sequence[Any]) -> tuple[TrainState, Measured]:
+    def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Measured]:
         """Run the step; the state is not overwritten."""
-        flat = self.function([as_array(leaf) for leaf in jax.tree.leaves((state, tuple(batch)))])
+        flat = self.function([as_array(leaf) for leaf in jax.tree.leaves((state, batch))])
         new_state, figures, found, fates = jax.tree.unflatten(jax.tree.structure(self.results), flat)
         figures, found, fates = jax.tree.map(np.asarray, (figures, found, fates))
         counts = [counted(f, s.dtype, len(s.shape), s.thresholds) for f, s in zip(found, self.sites, strict=True)]
@@ -70,7 +70,7 @@ class Instrumented:
         return new_state, Measured(figures, counts, leaf_counts, _has_updated(new_state) and not bool(figures.skipped))
 
 
-def instrument(recipe: Recipe, state: TrainState, batch: Sequence[Any], target: Target, thresholds: Sequence[float] = ()) -> Instrumented:
+def instrument(recipe: Recipe, state: TrainState, batch: Any, target: Target, thresholds: Sequence[float] = ()) -> Instrumented:
     """The step of `recipe` for states and batches of these shapes, with its measurements.
 
     thresholds: magnitudes of the census of the fp32 numbers in the backward pass, see `measures.Counts`.
@@ -78,7 +78,7 @@ def instrument(recipe: Recipe, state: TrainState, batch: Sequence[Any], target: 
     Raises:
       UnsupportedPrimitiveError, OutOfMemoryError: as compiling the step itself does.
     """
-    closed, shapes = jax.make_jaxpr(recipe.watched_step, return_shape=True)(state, tuple(batch))
+    closed, shapes = jax.make_jaxpr(recipe.watched_step, return_shape=True)(state, batch)
     closed = jax_compat.prune(closed)
     gradients = jax.tree.leaves(jax.tree.broadcast((False, False, Changes(grads=True, updates=False)), shapes))
     structure, state_tree = jax.tree.structure(shapes), jax.tree.structure(state)

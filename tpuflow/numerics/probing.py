@@ -10,18 +10,19 @@ from tpuflow.numerics.instrumenting import Instrumented, instrument
 from tpuflow.numerics.report import NumericsReport
 from tpuflow.training.callbacks.base import Callback, Run
 from tpuflow.training.preparing import Job
+from tpuflow.training.stepping import Recipe
 
 
 class Probe(Callback):
     """Measures a step now and then, beside the training: from the state as it stands, on the first batch of the data.
 
     It is the same batch each time, so that what differs between reports is the model. The step's results are thrown away: no value of
-    the training changes. With `job.numerics` a number n, before the first and after every n-th step; if it is true, before every epoch
+    the training changes. With `numerics` a number n, before the first and after every n-th step; if it is true, before every epoch
     and after the last.
     """
 
     def __init__(self, job: Job, state: Callable[[], Any]):
-        self.every_steps = None if job.numerics is True else job.numerics
+        self.every_steps = None if job.config.numerics is True else job.config.numerics
         self.reports: list[NumericsReport] = []
         self._job, self._state = job, state
         self._step: Instrumented | None = None
@@ -44,8 +45,9 @@ class Probe(Callback):
         if steps == self._looked:
             return
         job, state = self._job, self._state()
-        batch = job.feed.first()
+        batch = job.first
         if self._step is None:
+            assert isinstance(job.recipe, Recipe)
             self._step = instrument(job.recipe, state, batch, job.target)
         _, measured = self._step(state, batch)
         self.reports.append(report_of({**job.settings, "step": steps}, self._step, [measured]))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpuflow.amp.policy import cast_floats
 from tpuflow.errors import ConfigError, DataError, unknown
 
-LossFunction = Callable[[jax.Array, jax.Array], jax.Array]
+LossFunction = Callable[[Any, Any], jax.Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class Loss:
     """A loss: `fn(outputs, labels)` gives an fp32 scalar (or one number an example, of which the mean is taken).
 
     `classes` is true if labels are class numbers of the outputs' last axis, so that an accuracy can be counted; `checked` if the
-    labels must have the outputs' shape, for classes without the last axis.
+    labels must have the outputs' shape, for classes without the last axis. One that is not checked gets whatever the batch has beside
+    the inputs.
     """
 
     name: str
@@ -28,9 +30,9 @@ class Loss:
     classes: bool = False
     checked: bool = True
 
-    def __call__(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
+    def __call__(self, outputs: Any, labels: Any) -> jax.Array:
         """The loss in fp32, a scalar, whatever the type of the outputs."""
-        return jnp.mean(self.fn(outputs.astype(jnp.float32), labels)).astype(jnp.float32)
+        return jnp.mean(self.fn(cast_floats(outputs, jnp.float32), labels)).astype(jnp.float32)
 
 
 def softmax_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -128,18 +130,32 @@ LOSSES = {
 def get_loss(loss: str | LossFunction | None, labels: Any) -> tuple[Loss, str]:
     """The loss of a name or a function of the user's own, or one that fits the labels; and why it was chosen ("" if it was given).
 
+    labels: the one array of a batch that outputs are compared with; None if there is none.
+
     Raises:
-      ConfigError: no loss has that name.
+      ConfigError: no loss has that name, or there are no labels to choose one by.
     """
-    if loss is None:
-        return _chosen(np.dtype(labels.dtype))
     if isinstance(loss, Loss):
         return loss, ""
     if callable(loss):
-        return Loss(getattr(loss, "__name__", type(loss).__name__), loss, classes=_is_integer(labels.dtype), checked=False), ""
+        classes = labels is not None and _is_integer(labels.dtype)
+        return Loss(getattr(loss, "__name__", type(loss).__name__), loss, classes=classes, checked=False), ""
+    if labels is None:
+        asked = "no loss was given" if loss is None else f"loss {loss!r} compares outputs with one array of labels"
+        raise ConfigError(f"loss: {asked}, and a batch has no such array; give a function loss(outputs, batch), or loss_fn=....")
+    if loss is None:
+        return _chosen(np.dtype(labels.dtype))
     if loss in LOSSES:
         return LOSSES[loss], ""
     raise unknown("loss", loss, LOSSES, "a function (outputs, labels) -> loss")
+
+
+def fitting(loss: Loss, outputs: Any, labels: Any) -> Loss:
+    """A loss of the user's own, which counts classes only where outputs and labels look like that; any other as it is."""
+    if loss.checked or not loss.classes:
+        return loss
+    alike = hasattr(outputs, "shape") and tuple(labels.shape) == tuple(outputs.shape[:-1])
+    return replace(loss, classes=alike)
 
 
 def check_fit(loss: Loss, outputs: Any, labels: Any) -> None:

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpuflow.amp.policy import cast_floats
 from tpuflow.errors import ConfigError, unknown
 from tpuflow.training.losses import Loss
 
-MetricFunction = Callable[[jax.Array, jax.Array], Any]
+MetricFunction = Callable[[Any, Any], Any]
 TOP = 5
 
 
@@ -31,7 +32,9 @@ class Metric:
       have an axis, NaN where the wholes add up to nothing. That is how what is not a mean over samples is made, such as an
       accuracy for each class.
 
-    `classes` is true if it needs labels that are class numbers, and at least `least_classes` of them.
+    `classes` is true if it needs labels that are class numbers, and at least `least_classes` of them; `labelled` if it gets the one array
+    of labels and not what the batch has beside the inputs, as functions of the user's own do;
+    `of_loss` if it comes from the loss of the user's own rather than from outputs.
     """
 
     name: str
@@ -39,6 +42,8 @@ class Metric:
     scale: float = 1.0
     classes: bool = False
     least_classes: int = 1
+    labelled: bool = False
+    of_loss: bool = False
 
 
 def accuracy(outputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -79,18 +84,27 @@ def _class_numbers(outputs: jax.Array) -> jax.Array:
 METRICS = {
     row.name: row
     for row in (
-        Metric("accuracy", accuracy, 100.0, classes=True),
-        Metric("top5", top_k_accuracy, 100.0, classes=True, least_classes=TOP),
-        Metric("class_accuracy", class_accuracy, 100.0, classes=True),
+        Metric("accuracy", accuracy, 100.0, classes=True, labelled=True),
+        Metric("top5", top_k_accuracy, 100.0, classes=True, least_classes=TOP, labelled=True),
+        Metric("class_accuracy", class_accuracy, 100.0, classes=True, labelled=True),
     )
 }
 """The metrics that have a name, beside "loss", which is the training's own; accuracies in percent."""
 
-RESERVED = ("epoch", "losses", "loss_scale", "skipped", "steps", "complete")
+RESERVED = ("epoch", "losses", "loss_scale", "skipped", "metrics", "steps", "evaluations", "complete")
 """What the history of an epoch holds beside the metrics."""
 
 
-def get_metrics(metrics: Sequence[str | Metric | MetricFunction] | None, loss: Loss, loss_dtype: str) -> tuple[Metric, ...]:
+def metrics_of_loss(figures: Mapping[str, Any]) -> tuple[Metric, ...]:
+    """Rows for what a loss or an evaluation of the user's own measures by itself, under these names."""
+
+    def none(outputs: Any, targets: Any) -> Any:
+        raise AssertionError("the loss measures it")
+
+    return tuple(Metric(name, none, of_loss=True) for name in figures)
+
+
+def get_metrics(metrics: Sequence[str | Metric | MetricFunction] | None, loss: Loss | None, loss_dtype: str) -> tuple[Metric, ...]:
     """The rows of metrics given by name, as functions, or as rows; if none are given, the loss, and the accuracy for class labels.
 
     "loss" is `loss` of each batch, rounded to `loss_dtype` as in training, under the name "avg_loss".
@@ -99,18 +113,19 @@ def get_metrics(metrics: Sequence[str | Metric | MetricFunction] | None, loss: L
       ConfigError: one is unknown, needs class labels where there are none, or has the name of another.
     """
     if metrics is None:
-        metrics = ("accuracy", "loss") if loss.classes else ("loss",)
+        metrics = ("accuracy", "loss") if loss is not None and loss.classes else ("loss",)
     if isinstance(metrics, str) or not isinstance(metrics, Iterable):
         raise ConfigError(f"metrics: expected a sequence such as ('accuracy', 'loss'), got {metrics!r}.")
 
-    def batch_loss(outputs: jax.Array, labels: jax.Array) -> jax.Array:
+    def batch_loss(outputs: Any, labels: Any) -> jax.Array:
+        assert loss is not None
         return loss(outputs, labels).astype(loss_dtype).astype(jnp.float32)
 
-    named = {**METRICS, "loss": Metric("avg_loss", batch_loss)}
+    named = METRICS if loss is None else {**METRICS, "loss": Metric("avg_loss", batch_loss, labelled=loss.checked)}
     rows = tuple(_row(given, named) for given in metrics)
     names = [row.name for row in rows]
     for row in rows:
-        if row.classes and not loss.classes:
+        if row.classes and loss is not None and not loss.classes:
             raise ConfigError(f"metric {row.name!r} needs labels that are class numbers, which the loss {loss.name!r} does not take.")
         if names.count(row.name) > 1:
             raise ConfigError(f"metrics: two are called {row.name!r}; give one another name with tpuflow.Metric(name, function).")
@@ -129,28 +144,33 @@ def _row(given: str | Metric | MetricFunction, named: Mapping[str, Metric]) -> M
     raise unknown("metric", given, named, "a function (outputs, labels) -> values, or a tpuflow.Metric")
 
 
-def measure(metrics: Sequence[Metric], outputs: jax.Array, labels: jax.Array) -> dict[str, Any]:
+def measure(metrics: Sequence[Metric], outputs: Any, targets: Any, labels: Any) -> dict[str, Any]:
     """The figures of one batch by metric name: per sample, scalar, or a pair; traced on the device."""
-    outputs = outputs.astype(jnp.float32)
-    return {metric.name: metric.fn(outputs, labels) for metric in metrics}
+    outputs = cast_floats(outputs, jnp.float32)
+    return {metric.name: metric.fn(outputs, labels if metric.labelled else targets) for metric in metrics}
 
 
-def check_metrics(metrics: Sequence[Metric], outputs: Any, labels: Any) -> None:
-    """That every metric can be computed for outputs and labels of these shapes and gives something that can be summed.
+def check_metrics(metrics: Sequence[Metric], outputs: Any, targets: Any, labels: Any, batch: int) -> None:
+    """That every metric can be computed for outputs and targets of these shapes and gives something that can be summed.
 
     Raises:
       ConfigError: one cannot.
     """
-    like = jax.ShapeDtypeStruct(outputs.shape, jnp.float32)
+    like = cast_floats_like(outputs)
     for metric in metrics:
         if metric.classes and outputs.shape[-1] < metric.least_classes:
             raise ConfigError(f"metric {metric.name!r} needs at least {metric.least_classes} classes; the model has {outputs.shape[-1]}.")
-        found = jax.eval_shape(metric.fn, like, jax.ShapeDtypeStruct(labels.shape, labels.dtype))
-        if not _is_figure(found, outputs.shape[0]):
+        found = jax.eval_shape(metric.fn, like, labels if metric.labelled else targets)
+        if not _is_figure(found, batch):
             raise ConfigError(
                 f"metric {metric.name!r} returned {jax.tree.map(lambda a: f'{a.dtype}{list(a.shape)}', found)} for a batch of "
-                f"{outputs.shape[0]}; expected one value a sample, a scalar, or a pair (parts, wholes) of arrays of one shape."
+                f"{batch}; expected one value a sample, a scalar, or a pair (parts, wholes) of arrays of one shape."
             )
+
+
+def cast_floats_like(outputs: Any) -> Any:
+    """The shapes of outputs as losses and metrics see them: floats in fp32."""
+    return jax.eval_shape(lambda tree: cast_floats(tree, jnp.float32), outputs)
 
 
 def _is_figure(found: Any, batch: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +20,17 @@ def plot_history(history: Sequence[Mapping[str, Any]], title: str, path: str | o
     Raises:
       ConfigError: matplotlib is missing, or the file cannot be written.
     """
+    save_figure(_drawn(history, title), path)
+
+
+def history_svg(history: Sequence[Mapping[str, Any]], title: str) -> str:
+    """The same picture as an SVG element."""
+    text = io.StringIO()
+    _drawn(history, title).savefig(text, format="svg")
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def _drawn(history: Sequence[Mapping[str, Any]], title: str) -> Any:
     figure_class = matplotlib_figures().Figure
     metrics = _metrics(history)
     scales = [scale for epoch in history for scale in epoch["loss_scale"]]
@@ -32,7 +44,7 @@ def plot_history(history: Sequence[Mapping[str, Any]], title: str, path: str | o
     for axis in axes:
         _draw_scale(axis, scales, [skipped for epoch in history for skipped in epoch["skipped"]])
     figure.axes[-1].set_xlabel("steps")
-    save_figure(figure, path)
+    return figure
 
 
 def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:

@@ -2,173 +2,293 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from tpuflow import amp
-from tpuflow.checking import check_choice, check_number
 from tpuflow.chips import get_chip
-from tpuflow.data.batching import Leaves, Signature, is_pair_of_arrays
+from tpuflow.data.batching import Signature, is_data_of_arrays, signature
+from tpuflow.data.chunks import samples_in
 from tpuflow.data.feeding import ArrayFeed, Feed, make_feed
-from tpuflow.device.runtime import ENGINES, FIDELITIES
 from tpuflow.errors import ConfigError, DataError, TpuflowError
-from tpuflow.stages.staging import Target
-from tpuflow.training.losses import check_fit, check_labels, get_loss
-from tpuflow.training.metrics import check_metrics, get_metrics
-from tpuflow.training.modelling import MISFITS
-from tpuflow.training.stepping import Recipe, TrainState, make_recipe
+from tpuflow.stages.staging import Target, as_array
+from tpuflow.training.adapters.linen_modules import traced_with_streams
+from tpuflow.training.adapters.model import MISFITS
+from tpuflow.training.averaging import get_ema
+from tpuflow.training.config import StepConfig, TrainConfig
+from tpuflow.training.losses import check_fit, check_labels, fitting, get_loss
+from tpuflow.training.metrics import check_metrics, get_metrics, metrics_of_loss
+from tpuflow.training.roles import get_roles
+from tpuflow.training.stepping import OwnStep, Recipe, TrainState, get_layers, loss_and_metrics, make_optimizer
 from tpuflow.training.weights import starting_variables
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The arguments of `tpuflow.train`, before anything was checked."""
-
-    model: Any
-    data: Any
-    eval_data: Any
-    policy: Any
-    optimizer: Any
-    loss: Any
-    epochs: int
-    batch_size: int | None
-    sink_size: int
-    chip: Any
-    seed: int
-    params: Any
-    shuffle: bool
-    engine: str
-    fidelity: str
-    keep_batchnorm_fp32: bool | None = None
-    loss_scale: Any = None
-    accumulate_steps: int = 1
-    metrics: Any = None
-    eval_epochs: int | None = None
-    eval_steps: int | None = None
-    numerics: bool | int = False
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """A training that is ready to start: everything checked and chosen."""
 
-    recipe: Recipe
+    config: TrainConfig
+    recipe: Recipe | OwnStep
     state: TrainState
     feed: Feed
     eval_feed: Feed | None
     target: Target
-    epochs: int
     batch_size: int
-    sink_size: int
     chosen: dict[str, str]
     settings: dict[str, Any]
     signature: Signature
     eval_epochs: int | None
-    eval_steps: int | None
-    numerics: bool | int = False
+
+    @property
+    def first(self) -> Any:
+        """The first batch."""
+        return self.feed.form.batch(self.feed.first())
 
 
-def prepare(o: Options) -> Job:
+def prepare(config: TrainConfig) -> Job:
     """Check every option and choose what was not given.
 
     Raises:
       ConfigError, DataError: see `tpuflow.train`.
     """
-    policy, chip = amp.get_policy(o.policy).adjusted(o.keep_batchnorm_fp32, o.loss_scale), get_chip(o.chip)
-    check_choice("engine", o.engine, ENGINES)
-    check_choice("fidelity", o.fidelity, FIDELITIES)
-    check_number("epochs", o.epochs, 1)
-    check_number("sink_size", o.sink_size, -1)
-    check_number("accumulate_steps", o.accumulate_steps, 1)
-    for name in ("batch_size", "eval_epochs", "eval_steps"):
-        if getattr(o, name) is not None:
-            check_number(name, getattr(o, name), 1)
-    if not isinstance(o.numerics, bool):
-        check_number("numerics", o.numerics, 1)
-    if o.eval_data is None and (o.eval_epochs or o.eval_steps):
-        raise ConfigError("eval_epochs and eval_steps say when to evaluate, but there is no eval_data.")
-    if o.optimizer is not None and not hasattr(o.optimizer, "update"):
-        raise ConfigError(f"optimizer: expected an Optax transformation such as optax.sgd(1e-3), got {o.optimizer!r}.")
-    if o.metrics is not None and o.eval_data is None:
-        raise ConfigError("metrics: they are measured on eval_data, which is not given.")
-    batch_size = 32 if o.batch_size is None else o.batch_size
-    feed = make_feed(o.data, batch_size, sink_size=o.sink_size, shuffle=o.shuffle, seed=o.seed)
-    first = feed.first()
-    loss, why = get_loss(o.loss, first[1])
-    metrics = get_metrics(o.metrics, loss, policy.loss_dtype)
-    recipe = make_recipe(o.model, policy, loss, o.optimizer, accumulate_steps=o.accumulate_steps, metrics=metrics)
-    state = _initial_state(recipe, first, o.params, o.seed)
-    classes = _check_data(recipe, state, feed, first, "data")
-    eval_feed = None if o.eval_data is None else _eval_feed(recipe, state, o.eval_data, batch_size, classes)
+    config.check()
+    _check_together(config)
+    policy, chip = _policy(config), get_chip(config.chip)
+    batch_size = 32 if config.batch_size is None else config.batch_size
+    feed = make_feed(config.data, batch_size, sink_size=config.sink_size, shuffle=config.shuffle, seed=config.seed)
+    leaves = feed.first()
+    samples = samples_in(leaves[0].shape)
+    if config.nominal_batch_size is not None:
+        config = replace(config, accumulate_steps=max(1, round(config.nominal_batch_size / samples)))
+    batch = batch_shapes(feed, leaves)
+    evaluated = None if config.eval_data is None else eval_feed(config.eval_data, batch_size)
+    made = _own(config, batch, evaluated) if config.state is not None else _modelled(config, batch, feed, evaluated, policy)
     chosen = {
-        **({"loss": f"{loss.name} ({why})"} if why else {}),
-        **({"optimizer": "adam(1e-3)"} if o.optimizer is None else {}),
-        **({"batch_size": str(batch_size)} if o.batch_size is None and isinstance(feed, ArrayFeed) else {}),
+        **made.chosen,
+        **({"batch_size": str(batch_size)} if config.batch_size is None and isinstance(feed, ArrayFeed) else {}),
     }
     settings = {
-        "model": recipe.model.name,
-        "policy": policy.name,
-        "loss": loss.name,
-        "loss_scale": policy.loss_scale.kind,
-        "norm_dtype": policy.norm_dtype,
-        "accumulate_steps": o.accumulate_steps,
-        "metrics": [metric.name for metric in metrics],
-        "epochs": o.epochs,
-        "batch_size": len(first[0]),
-        "sink_size": o.sink_size,
+        "model": made.recipe.name,
+        "batch_size": samples,
         "chip": chip.name,
-        "seed": o.seed,
-        "shuffle": o.shuffle,
-        "engine": o.engine,
-        "fidelity": o.fidelity,
+        **made.settings,
+        "metrics": [metric.name for metric in made.recipe.metrics],
+        **config.shown(),
     }
-    target = Target(chip, o.engine, o.fidelity)
     return Job(
-        recipe=recipe,
-        state=state,
+        config=config,
+        recipe=made.recipe,
+        state=made.state,
         feed=feed,
-        eval_feed=eval_feed,
-        target=target,
-        epochs=o.epochs,
-        batch_size=len(first[0]),
-        sink_size=o.sink_size,
+        eval_feed=evaluated,
+        target=Target(chip, config.engine, config.fidelity),
+        batch_size=samples,
         chosen=chosen,
         settings=settings,
-        signature=tuple((tuple(leaf.shape), str(leaf.dtype)) for leaf in first),
-        eval_epochs=1 if o.eval_epochs is None and o.eval_steps is None else o.eval_epochs,
-        eval_steps=o.eval_steps,
-        numerics=o.numerics,
+        signature=signature(leaves),
+        eval_epochs=1 if config.eval_epochs is None and config.eval_steps is None else config.eval_epochs,
     )
 
 
-def _initial_state(recipe: Recipe, first: Leaves, params: Any, seed: int) -> TrainState:
-    """Variables drawn from the seed, or the user's parameters, in the policy's types.
+def _check_together(config: TrainConfig) -> None:
+    """What no option shows by itself."""
+    if config.eval_data is None and (config.eval_epochs or config.eval_steps):
+        raise ConfigError("eval_epochs and eval_steps say when to evaluate, but there is no eval_data.")
+    if config.metrics is not None and config.eval_data is None:
+        raise ConfigError("metrics: they are measured on eval_data, which is not given.")
+    if config.nominal_batch_size is not None and config.accumulate_steps != 1:
+        raise ConfigError("nominal_batch_size chooses accumulate_steps; give one of them.")
+    own = [n for n in ("optimizer", "loss", "loss_fn", "params", "ema", "metrics") if getattr(config, n) is not None]
+    if config.state is not None and (own or config.frozen or config.accumulate_steps != 1 or config.numerics):
+        raise ConfigError(f"state: a step of your own brings its own {', '.join(own) or 'accumulation and measurements'}; leave that out.")
+    if config.state is None and config.eval_step is not None:
+        raise ConfigError("eval_step belongs to a step of your own, with state=...; a model is evaluated by metrics=.")
+    if config.loss is not None and config.loss_fn is not None:
+        raise ConfigError("loss and loss_fn are both given; loss_fn(apply, params, batch, rngs) computes the whole loss.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A recipe and the state that it begins with, and what is to be said of them."""
+
+    recipe: Recipe | OwnStep
+    state: TrainState
+    chosen: dict[str, str]
+    settings: dict[str, Any]
+
+
+def _own(config: TrainConfig, batch: Any, evaluated: Feed | None) -> _Made:
+    """A step of the user's own.
+
+    Raises:
+      ConfigError: it is no such step.
+    """
+    if not callable(config.model):
+        raise ConfigError(f"state is given, so the first argument is a step (state, batch) -> (state, scalars); got {config.model!r}.")
+    step: Callable[..., Any] = config.model
+    recipe = OwnStep(step, evaluate=config.eval_step)
+    state = recipe.initial_state(jax.tree.map(as_array, config.state))
+    found: Any = jax.eval_shape(step, state.params, batch)
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise ConfigError(f"{recipe.name}: a step must return (state, scalars by name), got {jax.tree.structure(found)}.")
+    before, after = _shapes(state.params), _shapes(found[0])
+    if before != after:
+        raise ConfigError(f"{recipe.name}: the state that a step returns must be like the one it is given, {before}; it is {after}.")
+    jax.eval_shape(lambda f: loss_and_metrics(f, recipe.name), found[1])
+    if evaluated is not None:
+        if config.eval_step is None:
+            raise ConfigError("eval_data is given, so a step of your own needs an eval_step (state, batch) -> figures by name.")
+        figures = jax.eval_shape(config.eval_step, state.params, batch_shapes(evaluated))
+        recipe = replace(recipe, metrics=metrics_of_loss(figures))
+    return _Made(recipe, state, {}, {"policy": "own", "loss": recipe.name, "loss_scale": "none", "norm_dtype": "float32"})
+
+
+def _modelled(config: TrainConfig, batch: Any, feed: Feed, evaluated: Feed | None, policy: amp.Policy) -> _Made:
+    """The step of a model."""
+    recipe, why = make_recipe(config, batch, policy)
+    params, carried = _initial_variables(recipe, batch, config)
+    recipe, outputs = _traced(recipe, params, carried, batch, "data")
+    recipe = _measured(recipe, config.metrics, params, carried, batch, outputs)
+    key = _key(config.seed, 1) if recipe.streams else None
+    state = recipe.initial_state(params, carried, key)
+    classes = _check_labels(recipe, feed, batch, outputs, "data")
+    if evaluated is not None:
+        shapes = batch_shapes(evaluated)
+        _, own = _traced(recipe, params, carried, shapes, "eval_data")
+        found = _check_labels(recipe, evaluated, shapes, own, "eval_data")
+        if found != classes:
+            raise DataError(f"eval_data: the model has {found} outputs on it, {classes} on the training data.")
+    chosen = {
+        **({"loss": f"{recipe.loss_name} ({why})"} if why else {}),
+        **({"optimizer": "adam(1e-3)"} if config.optimizer is None else {}),
+    }
+    settings = {
+        "policy": policy.name,
+        "loss": recipe.loss_name,
+        "loss_scale": policy.loss_scale.kind,
+        "norm_dtype": policy.norm_dtype,
+    }
+    return _Made(recipe, state, chosen, settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A model that is ready to be used on data: everything checked and chosen."""
+
+    recipe: Recipe
+    state: TrainState
+    feed: Feed
+    target: Target
+
+
+def prepare_use(config: Any, *, scored: bool, metrics: Any = None) -> Use:
+    """Check the options of `tpuflow.predict` and (`scored`: with a loss and metrics) `tpuflow.evaluate`.
+
+    Raises:
+      ConfigError, DataError: see `tpuflow.train`.
+    """
+    config.check()
+    target = Target(get_chip(config.chip), config.engine, config.fidelity)
+    feed = eval_feed(config.data, config.batch_size, "data")
+    batch = batch_shapes(feed)
+    recipe, _ = make_recipe(config, batch, scored=scored)
+    params, carried = _initial_variables(recipe, batch, config)
+    recipe, outputs = _traced(recipe, params, carried, batch, "data", train=False)
+    if scored:
+        recipe = _measured(recipe, metrics, params, carried, batch, outputs)
+        _check_labels(recipe, feed, batch, outputs, "data")
+    state = recipe.initial_state(params, carried, None)
+    return Use(recipe, state, feed, target)
+
+
+def measured_recipe(recipe: Recipe, metrics: Any, params: Any, carried: Any, batch: Any) -> Recipe:
+    """A recipe with other metrics (None: those that it has), checked for batches of these shapes.
+
+    Raises:
+      ConfigError, DataError: one cannot be measured, or the model does not take the inputs.
+    """
+    wanted = recipe.metrics if metrics is None and recipe.loss_fn is None else metrics
+    recipe, outputs = _traced(recipe, params, carried, batch, "data")
+    return _measured(recipe, wanted, params, carried, batch, outputs)
+
+
+def make_recipe(config: StepConfig, batch: Any, policy: amp.Policy | None = None, *, scored: bool = True) -> tuple[Recipe, str]:
+    """The step of a model for batches of these shapes, but for its metrics and random streams; and why its loss was chosen.
+
+    scored: there is a loss.
+
+    Raises:
+      ConfigError, DataError: an option does not fit the batch.
+    """
+    policy = _policy(config) if policy is None else policy
+    model = get_layers(config.model, policy, config.params)
+    roles = get_roles(batch, config.inputs, model.parameters)
+    loss, why = None, ""
+    if scored and config.loss_fn is None:
+        loss, why = get_loss(config.loss, None if roles.labels is None else roles.labels(batch))
+    optimizer = make_optimizer(config.optimizer, policy, config.accumulate_steps)
+    frozen, ema = tuple(config.frozen), get_ema(config.ema)
+    return Recipe(model, policy, roles, loss, optimizer, loss_fn=config.loss_fn, frozen=frozen, ema=ema), why
+
+
+def state_shapes(recipe: Recipe, batch: Any) -> tuple[Recipe, TrainState]:
+    """The recipe with its random streams, and the shapes and types of its state, for batches of these shapes."""
+
+    def variables(batch: Any) -> tuple[Any, Any]:
+        params, carried = recipe.model.init(jax.random.key(0), recipe.roles.inputs(batch))
+        return recipe.policy.cast_params(params, recipe.model.norms(params, carried)), carried
+
+    params, carried = jax.eval_shape(variables, batch)
+    recipe, _ = _traced(recipe, params, carried, batch, "data")
+    key = jax.eval_shape(lambda: jax.random.key(0)) if recipe.streams else None
+    return recipe, jax.eval_shape(recipe.state_of, params, carried, key)
+
+
+def one_batch(config: StepConfig) -> TrainConfig:
+    """A training whose data are one batch.
+
+    Raises:
+      DataError: they are no tree of arrays.
+    """
+    sizes = [len(leaf) for leaf in jax.tree.leaves(config.data) if getattr(leaf, "shape", ())] if is_data_of_arrays(config.data) else []
+    if not sizes:
+        raise DataError(
+            f"data: expected one batch, a tree of arrays [B, ...] such as (inputs, labels), got a {type(config.data).__name__}."
+        )
+    return config.training(batch_size=max(1, min(sizes)))
+
+
+def _policy(config: StepConfig) -> amp.Policy:
+    return amp.get_policy(config.policy).adjusted(config.keep_batchnorm_fp32, config.loss_scale)
+
+
+def _initial_variables(recipe: Recipe, batch: Any, config: StepConfig) -> tuple[Any, Any]:
+    """Variables drawn from the seed, or the user's parameters.
 
     Raises:
       ConfigError: the model has no parameters, or the user's do not fit it.
       DataError: the model cannot take the inputs.
     """
-    model = recipe.model
-    spec = jax.ShapeDtypeStruct(first[0].shape, first[0].dtype)
+    model, inputs, given = recipe.model, recipe.roles.inputs(batch), config.params
     try:
-        shapes, carried = jax.eval_shape(lambda inputs: model.init(jax.random.key(seed), inputs), spec)
+        shapes, carried = jax.eval_shape(lambda i: model.init(jax.random.key(config.seed), i), inputs)
     except TpuflowError:
         raise
     except Exception as error:  # whatever the user's module raises when it is traced
-        error.add_note(f"while initialising model {model.name} for inputs {_shape_of(first[0])}")
+        error.add_note(f"while initialising model {model.name} for inputs {_shape_of(inputs)}")
         raise
     if not jax.tree.leaves(shapes):
         raise ConfigError(f"model {model.name} has no parameters: there is nothing to train.")
-    given, given_carried = (None, None) if params is None else starting_variables(params, shapes, carried)
-    if given is None or (jax.tree.leaves(carried) and given_carried is None):
-        fresh, carried = jax.jit(model.init)(_key(seed, 0), jnp.zeros(spec.shape, spec.dtype))
-        given = fresh if given is None else given
-    carried = carried if given_carried is None else given_carried
-    key = _key(seed, 1) if model.needs_key(given, carried, spec) else None
-    return recipe.initial_state(given, carried, key)
+    params, given_carried = (None, None) if given is None else starting_variables(given, shapes, carried)
+    if params is None or (jax.tree.leaves(carried) and given_carried is None):
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), inputs)
+        fresh, carried = jax.jit(model.init)(_key(config.seed, 0), zeros)
+        params = fresh if params is None else params
+    return params, carried if given_carried is None else given_carried
 
 
 def _key(seed: int, stream: int) -> jax.Array:
@@ -176,40 +296,105 @@ def _key(seed: int, stream: int) -> jax.Array:
     return jax.random.split(jax.random.key(seed))[stream]
 
 
-def _check_data(recipe: Recipe, state: TrainState, feed: Feed, first: Leaves, what: str) -> int | None:
-    """That the model takes the inputs and the loss its outputs and the labels; the number of classes, if labels are classes.
+def _traced(recipe: Recipe, params: Any, carried: Any, batch: Any, what: str, *, train: bool = True) -> tuple[Recipe, Any]:
+    """The recipe with the random streams that a step draws from; and the shapes of the model's outputs, or of what a loss of the user's own
+    gives.
 
     Raises:
-      DataError: they do not fit.
+      DataError: the model does not take the inputs.
     """
-    inputs, labels = first
+
+    def forward(rngs: Any, params: Any, carried: Any, batch: Any) -> Any:
+        if recipe.loss_fn is not None:
+            return recipe.forward(params, carried, batch, rngs, train=train)[:2]
+        return recipe.outputs(params, carried, batch, rngs, train=train)
+
     try:
-        outputs = jax.eval_shape(recipe.outputs, state.params, state.carried, jax.ShapeDtypeStruct(inputs.shape, inputs.dtype), state.key)
+        shapes, streams = traced_with_streams(forward, params, carried, batch)
     except MISFITS as error:
-        raise DataError(f"{what}: model {recipe.model.name} cannot take inputs {_shape_of(inputs)}: {error}") from error
-    if not hasattr(outputs, "shape"):
-        raise DataError(f"model {recipe.model.name} must return one array for the loss, got {jax.tree.structure(outputs)}.")
-    check_fit(recipe.loss, outputs, labels)
-    check_metrics(recipe.metrics, outputs, labels)
-    if not recipe.loss.classes:
-        return None
-    classes = outputs.shape[-1]
-    if isinstance(feed, ArrayFeed):
-        check_labels(feed.leaves[1], classes, what=what)
+        if recipe.loss_fn is not None:
+            raise
+        raise DataError(f"{what}: model {recipe.name} cannot take inputs {_shape_of(recipe.roles.inputs(batch))}: {error}") from error
+    return replace(recipe, streams=streams), shapes
+
+
+def _measured(recipe: Recipe, metrics: Any, params: Any, carried: Any, batch: Any, outputs: Any) -> Recipe:
+    """The recipe with its metrics, each of which gives something that can be summed.
+
+    Raises:
+      ConfigError, DataError: one does not.
+    """
+    labels = None if recipe.roles.labels is None else recipe.roles.labels(batch)
+    if recipe.loss_fn is not None:
+        of_loss = metrics_of_loss({"avg_loss": None, **outputs[1]})
+        own = () if metrics is None else get_metrics(metrics, None, recipe.policy.loss_dtype)
+        recipe = replace(recipe, metrics=(*of_loss, *own))
+        if not own:
+            return recipe
+        _, outputs = _traced(replace(recipe, loss_fn=None), params, carried, batch, "data")
     else:
-        feed.check = lambda labels, samples: check_labels(labels, classes, samples, what=what)
+        assert recipe.loss is not None
+        recipe = replace(recipe, loss=fitting(recipe.loss, outputs, labels))
+        _check_outputs(recipe, outputs, labels)
+        recipe = replace(recipe, metrics=get_metrics(metrics, recipe.loss, recipe.policy.loss_dtype))
+    own = [metric for metric in recipe.metrics if not metric.of_loss]
+    check_metrics(own, outputs, recipe.roles.targets(batch), labels, samples_in(jax.tree.leaves(batch)[0].shape))
+    return recipe
+
+
+def _check_outputs(recipe: Recipe, outputs: Any, labels: Any) -> None:
+    """That outputs and labels of these shapes can meet in the loss.
+
+    Raises:
+      DataError: they cannot.
+    """
+    loss = recipe.loss
+    assert loss is not None
+    if loss.checked and not hasattr(outputs, "shape"):
+        raise DataError(
+            f"model {recipe.name} must return one array for the loss {loss.name!r}, got {jax.tree.structure(outputs)}. Give a function "
+            "loss(outputs, labels) that takes what it returns."
+        )
+    check_fit(loss, outputs, labels)
+
+
+def _check_labels(recipe: Recipe, feed: Feed, batch: Any, outputs: Any, what: str) -> int | None:
+    """That every label is a class, now or when it comes; the number of classes, if labels are classes.
+
+    Raises:
+      DataError: one is not.
+    """
+    if recipe.loss is None:
+        return None
+    labels = recipe.roles.labels
+    if what != "data":
+        _check_outputs(recipe, outputs, None if labels is None else labels(batch))
+    if not recipe.loss.classes or labels is None:
+        return None
+    classes, of = outputs.shape[-1], labels
+    if isinstance(feed, ArrayFeed):
+        check_labels(of(feed.form.batch(feed.leaves)), classes, what=what)
+    else:
+        feed.check = lambda batch, samples: check_labels(of(batch), classes, samples, what=what)
     return classes
 
 
-def _eval_feed(recipe: Recipe, state: TrainState, data: Any, batch_size: int, classes: int | None) -> Feed:
-    """The evaluation data, checked as the training data were; a data set smaller than a batch makes one smaller batch."""
-    size = min(batch_size, max(1, len(data[0]))) if isinstance(data, (tuple, list)) and is_pair_of_arrays(data) else batch_size
-    feed = make_feed(data, size, "eval_data")
-    found = _check_data(recipe, state, feed, feed.first(), "eval_data")
-    if found != classes:
-        raise DataError(f"eval_data: the model has {found} outputs on it, {classes} on the training data.")
-    return feed
+def eval_feed(data: Any, batch_size: int, what: str = "eval_data") -> Feed:
+    """The evaluation data; a data set smaller than a batch makes one smaller batch."""
+    sizes = [len(leaf) for leaf in jax.tree.leaves(data) if getattr(leaf, "shape", ())] if is_data_of_arrays(data) else []
+    return make_feed(data, min([batch_size, *(max(1, n) for n in sizes)]), what)
 
 
-def _shape_of(array: Any) -> str:
-    return f"{array.dtype}{list(array.shape)}"
+def batch_shapes(feed: Feed, leaves: Any = None) -> Any:
+    """Shapes and types of a feed's first batch, in its tree."""
+    return _shapes(feed.form.batch(feed.first() if leaves is None else leaves))
+
+
+def _shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def _shape_of(inputs: Any) -> str:
+    """The arrays of a model's call in words."""
+    texts = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(inputs)]
+    return ", ".join(texts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import importlib.util
 import json
 import math
 import os
@@ -15,10 +17,12 @@ from tpuflow.device.timing import Calibration
 from tpuflow.device.timing.program import sink_time
 from tpuflow.device.timing.result import seconds_text
 from tpuflow.errors import ConfigError
-from tpuflow.training.plotting import plot_history
+from tpuflow.stages.flattening import nested
+from tpuflow.training.checkpoints import orbax_files
+from tpuflow.training.plotting import history_svg, plot_history
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TrainResult:
     """The outcome of `tpuflow.train`.
 
@@ -29,7 +33,10 @@ class TrainResult:
     "evaluations" (one dict for each: "step", the number of steps before it, and its metrics), and "complete" (False for the epoch that
     Ctrl-C or a callback cut short). `resumed_at` is the number of steps that a checkpoint brought; None without one.
     `numerics` holds the `tpuflow.NumericsReport`s that were asked for, in the order of their steps.
-    `chosen` says in words what was not given and therefore chosen.
+    `chosen` says in words what was not given and therefore chosen. `ema` is the average of the parameters, if one was kept. With a loss of
+    one's own an epoch's "metrics" has its scalars by name, one entry a step.
+
+    Printing it prints the report; a notebook shows the curves too.
     """
 
     params: Any
@@ -47,6 +54,45 @@ class TrainResult:
     resumed_at: int | None = None
     executables: tuple[Any, ...] = field(default=(), repr=False)
     numerics: tuple[Any, ...] = field(default=(), repr=False)
+    ema: Any = None
+    trained: Any = None
+
+    def __repr__(self) -> str:
+        return self.report()
+
+    def _repr_html_(self) -> str:
+        """The report and, where matplotlib is installed, the curves."""
+        text = f"<pre>{html.escape(self.report())}</pre>"
+        if importlib.util.find_spec("matplotlib") is None:
+            return text
+        return text + history_svg(self.history, f"{self.settings['model']}, {self.settings['policy']}")
+
+    def predict(self, data: Any, *, progress: bool = True) -> Any:
+        """What the trained model gives for all samples, as `tpuflow.predict`: NumPy arrays [N, ...], floats in fp32.
+
+        Raises:
+          ConfigError: the training had a step of its own.
+          DataError: the model cannot take the data.
+        """
+        return self.trained.predict(data, progress=progress)
+
+    def evaluate(self, data: Any, metrics: Any = None, *, progress: bool = True) -> dict[str, Any]:
+        """The metrics of the trained model on data, as `tpuflow.evaluate`; the training's own if none are given.
+
+        Raises:
+          ConfigError, DataError: as `tpuflow.train` does.
+        """
+        return self.trained.evaluate(data, metrics, progress=progress)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write parameters and carried variables (with an average: its parameters) into a new directory that `tpuflow.load_params` and
+        `params=` read; it appears whole or not at all.
+
+        Raises:
+          CheckpointError: the directory is there, or cannot be written.
+        """
+        params = self.params if self.ema is None else self.ema
+        orbax_files().save_variables(path, nested({"params": params, **(self.carried if isinstance(self.carried, dict) else {})}))
 
     @property
     def variables(self) -> Any:

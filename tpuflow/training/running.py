@@ -22,6 +22,7 @@ from tpuflow.errors import TpuflowError
 from tpuflow.isa.file import code_hash
 from tpuflow.numerics.probing import Probe
 from tpuflow.stages.flattening import nested
+from tpuflow.training.averaging import averaged
 from tpuflow.training.callbacks.base import Callback, Run, notify
 from tpuflow.training.checkpoints import orbax_files
 from tpuflow.training.checkpoints.claiming import Claims
@@ -42,25 +43,29 @@ from tpuflow.training.preparing import Job
 from tpuflow.training.progress import Bar, progress_bar
 from tpuflow.training.result import TrainResult
 from tpuflow.training.sinking import DeviceSink, compile_ahead
-from tpuflow.training.stepping import StepFigures, TrainState
+from tpuflow.training.stepping import Recipe, StepFigures, TrainState
+from tpuflow.training.using import Trained
 
 
 class Training:
     """One training from its first step to its result."""
 
     def __init__(self, job: Job, callbacks: Sequence[Callback]):
-        self._probe = Probe(job, lambda: self._state) if job.numerics else None
+        self._probe = Probe(job, lambda: self._state) if job.config.numerics else None
         self._job, self._callbacks = job, (*callbacks, *([self._probe] if self._probe else []))
-        self._train_sink = DeviceSink("train_step", job.recipe.train_step, job.target)
-        self._eval_sink = DeviceSink("eval_step", job.recipe.eval_step, job.target, updates=False)
+        self._train_sink = DeviceSink("train_step", job.recipe.train_step, job.target, job.feed.form)
+        eval_form = (job.eval_feed or job.feed).form
+        self._eval_sink = DeviceSink("eval_step", job.recipe.eval_step, job.target, eval_form, updates=False)
         self._state = job.state
         self._walk = self._walk_from(START)
-        self._place = Place(START, job.sink_size)
+        self._place = Place(START, job.config.sink_size)
         self._first_epoch, self._continues = 0, False
         self._bar = Bar(None)
         self._interrupted = False
         self._compile_seconds = 0.0
-        self._run = Run(job.epochs, _steps_per_epoch(job), job.batch_size, job.recipe.policy.name, evaluates=job.eval_feed is not None)
+        self._run = Run(
+            job.config.epochs, _steps_per_epoch(job), job.batch_size, job.settings["policy"], evaluates=job.eval_feed is not None
+        )
         self._claims = Claims()
         self._run.claim, self._run.save, self._run.learning_rate = self._claims.claim, self._save, self._learning_rate
 
@@ -80,14 +85,16 @@ class Training:
         run.history, run.step = progress["history"], progress["steps"] - 1
         run.round_trips, run.eval_round_trips = progress["round_trips"], progress["eval_round_trips"]
         run.resumed_at, run.resumed_from = run.steps, checkpoint.path
-        self._first_epoch = place.first_epoch(job.sink_size)
-        self._continues = place.same_epochs(job.sink_size) and not place.closed
-        self._place = replace(place, sink_size=job.sink_size, steps_done=self._continues and place.steps_done)
+        self._first_epoch = place.first_epoch(job.config.sink_size)
+        self._continues = place.same_epochs(job.config.sink_size) and not place.closed
+        self._place = replace(place, sink_size=job.config.sink_size, steps_done=self._continues and place.steps_done)
         restore_callbacks(checkpoint.path, progress["callbacks"], self._callbacks)
 
     def _walk_from(self, position: Position) -> Walk:
         job = self._job
-        return Walk(job.feed, position, steps=job.epochs * job.sink_size - position.steps if job.sink_size > 0 else None)
+        return Walk(
+            job.feed, position, steps=job.config.epochs * job.config.sink_size - position.steps if job.config.sink_size > 0 else None
+        )
 
     @cached_property
     def _fingerprint(self) -> dict[str, Any]:
@@ -123,6 +130,8 @@ class Training:
             raise
         finally:
             self._walk.close()
+        if isinstance(self._job.recipe, Recipe):
+            self._job.recipe.model.update(self._state.params, self._state.carried)
         self._notify("on_train_end")
         self._run.finished = True
         self._notify("on_checkpoint")
@@ -134,7 +143,13 @@ class Training:
     def _compile_ahead(self) -> float:
         """Put on the chip what is sure to be needed, so that what cannot be shows before the first step."""
         job = self._job
-        work: list[Any] = [(self._train_sink, self._state, job.feed.layouts(job.epochs * job.sink_size if job.sink_size > 0 else None))]
+        work: list[Any] = [
+            (
+                self._train_sink,
+                self._state,
+                job.feed.layouts(job.config.epochs * job.config.sink_size if job.config.sink_size > 0 else None),
+            )
+        ]
         if job.eval_feed is not None:
             work.append((self._eval_sink, self._eval_state, job.eval_feed.layouts(None)))
         return compile_ahead(work)
@@ -145,7 +160,7 @@ class Training:
         return self._state._replace(opt_state=(), key=None)
 
     def _epochs(self) -> None:
-        for number in range(self._first_epoch, self._job.epochs):
+        for number in range(self._first_epoch, self._job.config.epochs):
             if self._run.stop:
                 return
             self._begin_epoch(number)
@@ -165,11 +180,11 @@ class Training:
         else:
             run.history.append(new_epoch(number))
             run.metrics = {}
-            run.step_in_epoch = run.steps % self._job.sink_size if self._job.sink_size > 0 else self._walk.position.batches
+            run.step_in_epoch = run.steps % self._job.config.sink_size if self._job.config.sink_size > 0 else self._walk.position.batches
             self._place.steps_done = False
         self._place.epoch, self._place.closed, run.epoch = number, False, number
         self._notify("on_epoch_begin")
-        self._bar.begin(f"epoch {number + 1}/{self._job.epochs}", run.steps_per_epoch)
+        self._bar.begin(f"epoch {number + 1}/{self._job.config.epochs}", run.steps_per_epoch)
         self._bar.advance(run.step_in_epoch)
 
     def _steps(self) -> None:
@@ -177,23 +192,23 @@ class Training:
         run, place = self._run, self._place
         place.steps_done = place.steps_done or self._no_step_left()
         while not place.steps_done and not run.stop:
-            self._sink(self._walk.pieces(self._round_trip_steps(), within_epoch=self._job.sink_size <= 0))
+            self._sink(self._walk.pieces(self._round_trip_steps(), within_epoch=self._job.config.sink_size <= 0))
             place.steps_done = self._no_step_left()
-            self._evaluate(due=_divides(self._job.eval_steps, run.steps))
+            self._evaluate(due=_divides(self._job.config.eval_steps, run.steps))
             if not place.steps_done and not run.stop:
                 self._notify("on_checkpoint")
 
     def _no_step_left(self) -> bool:
         """Whether this epoch has no step left; at the end of a pass, the walk goes on to the next one."""
-        if self._job.sink_size > 0:
-            return self._run.step_in_epoch >= self._job.sink_size
+        if self._job.config.sink_size > 0:
+            return self._run.step_in_epoch >= self._job.config.sink_size
         return self._walk.epoch_is_over()
 
     def _round_trip_steps(self) -> int | None:
         """Steps of the next round trip: up to the sink's end, or until an evaluation or a callback is due; None for all that are left."""
-        size, steps = self._job.sink_size, self._run.steps
+        size, steps = self._job.config.sink_size, self._run.steps
         ends = [size - self._run.step_in_epoch] if size > 0 else [1] if size == 0 else []
-        periods = [self._job.eval_steps, *(callback.every_steps for callback in self._callbacks)]
+        periods = [self._job.config.eval_steps, *(callback.every_steps for callback in self._callbacks)]
         return min([*ends, *(every - steps % every for every in periods if every)], default=None)
 
     def _sink(self, pieces: Iterable[Chunk]) -> None:
@@ -215,12 +230,15 @@ class Training:
         losses = np.asarray(figures.loss, np.float64).tolist()
         scales = np.asarray(figures.loss_scale, np.float64).tolist()
         skipped = np.asarray(figures.skipped).astype(bool).tolist()
+        measured = {name: np.asarray(values, np.float64).tolist() for name, values in figures.metrics.items()}
         with held():
             self._state = state
             self._walk.done(steps)
             epoch["losses"] += losses
             epoch["loss_scale"] += scales
             epoch["skipped"] += skipped
+            for name, values in measured.items():
+                epoch["metrics"].setdefault(name, []).extend(values)
             epoch["steps"] = len(epoch["losses"])
             self._bar.advance(steps, losses[-1])
 
@@ -231,6 +249,7 @@ class Training:
             run.step, run.step_in_epoch = run.step + 1, run.step_in_epoch + 1
             self._notify("on_step_begin")
             run.loss, run.loss_scale, run.skipped = epoch["losses"][i], epoch["loss_scale"][i], epoch["skipped"][i]
+            run.step_metrics = {name: values[i] for name, values in epoch["metrics"].items()}
             self._notify("on_step_end")
 
     def _count_untold(self) -> None:
@@ -244,7 +263,7 @@ class Training:
         if not due or feed is None or (done and done[-1]["step"] == self._run.steps):
             return
         self._notify("on_eval_begin")
-        self._bar.begin(f"evaluation {self._run.epoch + 1}/{self._job.epochs}", feed.batches)
+        self._bar.begin(f"evaluation {self._run.epoch + 1}/{self._job.config.epochs}", feed.batches)
         tally, walk = Tally(self._job.recipe.metrics), Walk(feed)
 
         def record(state: TrainState, figures: Mapping[str, Any], steps: int) -> None:
@@ -275,6 +294,8 @@ class Training:
         executables = (*self._train_sink.executables.values(), *self._eval_sink.executables.values())
         compiling = self._compile_seconds + self._train_sink.compile_seconds + self._eval_sink.compile_seconds
         return TrainResult(
+            trained=Trained(job.recipe, self._eval_state, job.target, job.batch_size),
+            ema=None if state.ema is None else _arrays(averaged(state.ema, state.params)),
             params=_arrays(state.params),
             carried=_arrays(state.carried),
             opt_state=_arrays(state.opt_state),
@@ -298,7 +319,7 @@ def _divides(period: int | None, count: int) -> bool:
 
 
 def _steps_per_epoch(job: Job) -> int | None:
-    return job.sink_size if job.sink_size > 0 else job.feed.batches
+    return job.config.sink_size if job.config.sink_size > 0 else job.feed.batches
 
 
 def _arrays(tree: Any) -> Any:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from tpuflow.compiler import compile_sink
-from tpuflow.data.batching import Form, PairForm, Signature
+from tpuflow.data.batching import Signature, TreeForm
 from tpuflow.data.chunks import Chunk
 from tpuflow.data.feeding import Layout
 from tpuflow.device.runtime import Executable
@@ -27,13 +27,13 @@ class DeviceSink:
     """A step function compiled to one Program for each batch shape.
 
     step: (state, batch) -> (new state, figures), trees of arrays; figures alone if it does not change the state (`updates=False`).
-    `form`: the structure of a batch, (inputs, labels) if not given. The trip count is a launch argument, so a Program serves every
+    `form`: the structure of a batch. The trip count is a launch argument, so a Program serves every
     number of steps and the values do not depend on how steps are grouped. `compile_seconds` counts what was compiled during `run`.
     """
 
-    def __init__(self, name: str, step: Callable[..., Any], target: Target, *, updates: bool = True, form: Form | None = None):
+    def __init__(self, name: str, step: Callable[..., Any], target: Target, form: TreeForm, *, updates: bool = True):
         self._name, self._step, self._target, self._updates = name, step, target, updates
-        self._form = PairForm() if form is None else form
+        self._form = form
         self._programs: dict[Signature, SinkProgram] = {}
         self.compile_seconds = 0.0
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from tpuflow.checking import check_choice, check_number
 from tpuflow.chips import Chip, get_chip
-from tpuflow.data.batching import Form, Leaves, TreeForm, is_tree_of_arrays
+from tpuflow.data.batching import Leaves, TreeForm, is_tree_of_arrays
 from tpuflow.data.batching import signature as signature_of
 from tpuflow.data.chunks import Chunk
 from tpuflow.data.feeding import Feed, array_feed, stream_feed
@@ -116,11 +116,11 @@ class Sink(Iterator[Sunk]):
     """
 
     def __init__(
-        self, step_fn: StepFunction, state: Any, feed: Feed, first: Leaves, form: Form, target: Target, size: int, epochs: int | None
+        self, step_fn: StepFunction, state: Any, feed: Feed, first: Leaves, form: TreeForm, target: Target, size: int, epochs: int | None
     ):
         _check_step(step_fn, state, first, form)
         self._state, self._feed, self._size, self._epochs = state, feed, size, epochs
-        self._device = DeviceSink(getattr(step_fn, "__name__", "step"), step_fn, target, form=form)
+        self._device = DeviceSink(getattr(step_fn, "__name__", "step"), step_fn, target, form)
         steps = None if size <= 0 else math.inf if epochs is None else epochs * size
         self._walk = Walk(feed, steps=steps)
         self._epoch = self._in_sink = 0
@@ -218,7 +218,7 @@ class Sink(Iterator[Sunk]):
         return self.last
 
 
-def _feed(data: Any, form: Form, size: int, batch_size: int | None, *, drop_remainder: bool, shuffle: bool, seed: int) -> Feed:
+def _feed(data: Any, form: TreeForm, size: int, batch_size: int | None, *, drop_remainder: bool, shuffle: bool, seed: int) -> Feed:
     """Arrays are cut if, and only if, a batch size is given: batches and samples cannot be told apart otherwise."""
     if batch_size is not None:
         check_number("batch_size", batch_size, 1)
@@ -248,7 +248,7 @@ def _copied(leaf: Any) -> jax.Array:
     return jax.device_put(leaf, may_alias=False)
 
 
-def _check_step(step_fn: StepFunction, state: Any, first: Leaves, form: Form) -> None:
+def _check_step(step_fn: StepFunction, state: Any, first: Leaves, form: TreeForm) -> None:
     """That the step returns a pair, and in it a state like the one it is given.
 
     Raises:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,9 +14,15 @@ import numpy as np
 import optax
 
 from tpuflow import amp
+from tpuflow.errors import ConfigError
+from tpuflow.training.adapters import get_model
+from tpuflow.training.adapters.model import AUXILIARY, DROPOUT, Model
+from tpuflow.training.application import Application, LossFn
+from tpuflow.training.averaging import EMA, EMAState, averaged, initial_average, updated_average
+from tpuflow.training.groups import trained_mask, trained_part, with_rest
 from tpuflow.training.losses import Loss
 from tpuflow.training.metrics import Metric, measure
-from tpuflow.training.modelling import Apply, Model, get_model
+from tpuflow.training.roles import Roles
 
 LOSS_SCOPE, OPTIMIZER_SCOPE = "loss", "optimizer"
 """Name scopes of what belongs to no layer."""
@@ -22,21 +31,24 @@ LOSS_SCOPE, OPTIMIZER_SCOPE = "loss", "optimizer"
 class TrainState(NamedTuple):
     """What lives on the device through a sink: parameters, carried variables (batch statistics, ...), optimizer state, random key.
 
-    `key` is None for models that draw no random numbers.
+    `key` is None for models that draw no random numbers, `ema` where no average of the parameters is kept.
     """
 
     params: Any
     carried: Any
     opt_state: Any
     key: Any = None
+    ema: EMAState | None = None
 
 
 class StepFigures(NamedTuple):
-    """What a training step reports: its loss, the loss scale it used, and whether its update was skipped for overflow."""
+    """What a training step reports: its loss, the loss scale it used, whether its update was skipped for overflow, and what else a loss of
+    the user's own measures (scalars by name)."""
 
     loss: jax.Array
     loss_scale: jax.Array
     skipped: jax.Array
+    metrics: Mapping[str, jax.Array] = {}
 
 
 class Changes(NamedTuple):
@@ -48,83 +60,219 @@ class Changes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a step is made of."""
+    """What a step of a model is made of: a loss of outputs and labels, or `loss_fn`, which calls the model itself."""
 
     model: Model
     policy: amp.Policy
-    loss: Loss
+    roles: Roles
+    loss: Loss | None
     optimizer: optax.GradientTransformationExtraArgs
+    loss_fn: LossFn | None = None
     metrics: tuple[Metric, ...] = ()
+    frozen: tuple[str, ...] = ()
+    ema: EMA | None = None
+    streams: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return self.model.name
+
+    @property
+    def loss_name(self) -> str:
+        """What reports call its loss."""
+        return self.loss.name if self.loss is not None else getattr(self.loss_fn, "__name__", type(self.loss_fn).__name__)
 
     def initial_state(self, params: Any, carried: Any, key: Any) -> TrainState:
         """Parameters in the policy's type and the optimizer's state for them: copies, since the device overwrites its state."""
 
         def make(params: Any, carried: Any) -> TrainState:
-            return TrainState(params, carried, self.optimizer.init(params))
+            return self.state_of(params, carried)
 
         # Cast by NumPy, which has every conversion on every host; then as one computation: nothing is compiled array by array.
         params = self.policy.cast_params(jax.tree.map(_on_host, params), self.model.norms(params, carried))
         state = jax.jit(make)(params, carried)._replace(key=key)
-        return jax.tree.map(lambda leaf: jax.device_put(leaf, may_alias=False), state)
+        return jax.tree.map(_owned, state)
 
-    def train_step(self, state: TrainState, batch: tuple[Any, Any]) -> tuple[TrainState, StepFigures]:
+    def state_of(self, params: Any, carried: Any, key: Any = None) -> TrainState:
+        """The state for parameters in the policy's type."""
+        ema = None if self.ema is None else initial_average(params)
+        return TrainState(params, carried, self.optimizer.init(self._trained(params)), key, ema)
+
+    def train_step(self, state: TrainState, batch: Any) -> tuple[TrainState, StepFigures]:
         """One step. The loss is rounded to the policy's type before it is scaled and differentiated."""
         new_state, figures, _ = self.watched_step(state, batch)
         return new_state, figures
 
-    def watched_step(self, state: TrainState, batch: tuple[Any, Any]) -> tuple[TrainState, StepFigures, Changes]:
+    def watched_step(self, state: TrainState, batch: Any) -> tuple[TrainState, StepFigures, Changes]:
         """One step, and what it makes on its way."""
-        inputs, labels = batch
         next_key, key = (None, None) if state.key is None else jax.random.split(state.key)
+        rngs = self.rngs(key)
 
-        def scaled_loss(params: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
-            outputs, carried = self._apply(self.model.train_apply, params, state.carried, inputs, key)
+        def loss_of(part: Any) -> tuple[jax.Array, tuple[Any, Any]]:
+            loss, measured, carried = self.forward(self._whole(part, state.params), state.carried, batch, rngs)
+            return loss.astype(self.policy.loss_dtype), (carried, measured)
+
+        def scaled_loss(part: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+            loss, others = loss_of(part)
             with jax.named_scope(LOSS_SCOPE):
-                loss = self.loss(outputs, labels).astype(self.policy.loss_dtype)
-                return amp.scale_loss(loss, state.opt_state), (loss, carried)
+                return amp.scale_loss(loss, state.opt_state), (loss, others)
 
-        (_, (loss, carried)), grads = jax.value_and_grad(scaled_loss, has_aux=True)(state.params)
+        part = self._trained(state.params)
+        (_, (loss, (carried, measured))), grads = jax.value_and_grad(scaled_loss, has_aux=True)(part)
         with jax.named_scope(OPTIMIZER_SCOPE):
-            updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params, value=loss.astype(jnp.float32))
-            params = optax.apply_updates(state.params, updates)
-        return TrainState(params, carried, opt_state, next_key), _figures(loss, state.opt_state, opt_state), Changes(grads, updates)
+            value = loss.astype(jnp.float32)
 
-    def eval_step(self, state: TrainState, batch: tuple[Any, Any]) -> dict[str, Any]:
-        """The figures of every metric for one batch, by name."""
-        inputs, labels = batch
-        outputs, _ = self._apply(self.model.eval_apply, state.params, state.carried, inputs, None)
-        return measure(self.metrics, outputs, labels)
+            def value_fn(part: Any, grad_fn: Any = None) -> jax.Array:  # Optax's line searches refuse what their function does not take
+                return loss_of(part)[0].astype(jnp.float32)
 
-    def outputs(self, params: Any, carried: Any, inputs: Any, key: Any) -> Any:
-        """The model's outputs in training, under the policy."""
-        return self._apply(self.model.train_apply, params, carried, inputs, key)[0]
+            extra = {"value": value, "grad": grads, "value_fn": value_fn, "grad_fn": lambda part, *_: jax.grad(value_fn)(part)}
+            updates, opt_state = self.optimizer.update(grads, state.opt_state, part, **extra)
+            params = self._whole(optax.apply_updates(part, updates), state.params)
+            ema = self._averaged(state, opt_state, params)
+        figures = _figures(loss, state.opt_state, opt_state, measured)
+        changes = Changes(*(self._whole(tree, jax.tree.map(jnp.zeros_like, params) if self.frozen else tree) for tree in (grads, updates)))
+        return TrainState(params, carried, opt_state, next_key, ema), figures, changes
 
-    def _apply(self, apply: Apply, params: Any, carried: Any, inputs: Any, key: Any) -> tuple[Any, Any]:
-        """(outputs, carried) under the policy: what it keeps in fp32 (batch normalisation, statistics) is not cast."""
-        norms = self.model.norms(params, carried) if self.policy.keeps_norms else False
-        cast = amp.autocast(apply, self.policy, keep=(norms, self.policy.keeps_statistics))
-        return cast(params, carried, self.policy.cast_inputs(inputs), key)
+    def forward(self, params: Any, carried: Any, batch: Any, rngs: Any, *, train: bool = True) -> tuple[jax.Array, Any, Any]:
+        """(loss in fp32, what else is measured, carried variables) of a batch."""
+        apply = Application(self.model, self.policy, carried, rngs, train=train)
+        if self.loss_fn is not None:
+            loss, measured = loss_and_metrics(self.loss_fn(apply, params, batch, rngs), self.loss_name)
+            return loss, measured, apply.carried
+        outputs, sown = apply.call(params, self.roles.inputs(batch), rngs, (AUXILIARY,))
+        with jax.named_scope(LOSS_SCOPE):
+            loss, sown = self.loss_of(outputs, batch), jax.tree.leaves(sown)
+            return sum((jnp.sum(leaf.astype(jnp.float32)) for leaf in sown), loss), {}, apply.carried
+
+    def loss_of(self, outputs: Any, batch: Any) -> jax.Array:
+        """The loss of outputs, without what the model has sown."""
+        assert self.loss is not None
+        part = self.roles.labels if self.loss.checked else self.roles.targets
+        assert part is not None
+        return self.loss(outputs, part(batch))
+
+    def eval_step(self, state: TrainState, batch: Any) -> dict[str, Any]:
+        """The figures of every metric for one batch, by name. What the model draws is drawn from the same key in every evaluation."""
+        rngs = self.rngs(jax.random.key(0)) if self.streams else None
+        params = self.eval_params(state)
+        figures: dict[str, Any] = {}
+        own = [metric for metric in self.metrics if not metric.of_loss]
+        if self.loss_fn is not None and len(own) < len(self.metrics):
+            loss, measured, _ = self.forward(params, state.carried, batch, rngs, train=False)
+            figures = {"avg_loss": loss.astype(self.policy.loss_dtype).astype(jnp.float32), **measured}
+        if not own:
+            return figures
+        labels = None if self.roles.labels is None else self.roles.labels(batch)
+        outputs = self.outputs(params, state.carried, batch, rngs, train=False)
+        return {**figures, **measure(own, outputs, self.roles.targets(batch), labels)}
+
+    def eval_params(self, state: TrainState) -> Any:
+        """The parameters that evaluations use: the average if there is one, unless it is not to be used."""
+        if self.ema is None or not self.ema.evaluate or state.ema is None:
+            return state.params
+        return averaged(state.ema, state.params)
+
+    def outputs(self, params: Any, carried: Any, batch: Any, rngs: Any, *, train: bool = True) -> Any:
+        """The model's outputs for a batch, under the policy."""
+        return Application(self.model, self.policy, carried, rngs, train=train).call(params, self.roles.inputs(batch), rngs)[0]
+
+    def rngs(self, key: Any) -> dict[str, jax.Array] | None:
+        """The keys of a step's random streams; that of dropout is the step's own, others are folded out of it by their names."""
+        if key is None:
+            return None
+        return {name: key if name == DROPOUT else jax.random.fold_in(key, zlib.crc32(name.encode())) for name in self.streams}
+
+    def _trained(self, params: Any) -> Any:
+        return trained_part(params, trained_mask(params, self.frozen)) if self.frozen else params
+
+    def _whole(self, part: Any, rest: Any) -> Any:
+        return with_rest(part, rest) if self.frozen else part
+
+    def _averaged(self, state: TrainState, opt_state: Any, params: Any) -> EMAState | None:
+        if self.ema is None or state.ema is None:
+            return None
+        return updated_average(self.ema, state.ema, params, amp.has_updated(state.opt_state, opt_state))
 
 
-def make_recipe(
-    model: Any,
-    policy: amp.Policy,
-    loss: Loss,
-    optimizer: optax.GradientTransformation | None = None,
-    *,
-    accumulate_steps: int = 1,
-    metrics: tuple[Metric, ...] = (),
-) -> Recipe:
-    """The step of a linen or nnx module: accumulation around the loss scale around the optimizer (adam(1e-3) if not given).
+@dataclass(frozen=True, slots=True)
+class OwnStep:
+    """A step of the user's own: (state, batch) -> (state, scalars by name, "loss" among them); the state is any tree of arrays."""
 
-    So the optimizer, with the clipping and weight decay it may hold, sees gradients that are unscaled and averaged.
+    function: Callable[[Any, Any], tuple[Any, Any]]
+    evaluate: Callable[[Any, Any], Mapping[str, Any]] | None = None
+    metrics: tuple[Metric, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    def initial_state(self, state: Any) -> TrainState:
+        """A copy, since the device overwrites its state."""
+        return TrainState(jax.tree.map(_owned, state), {}, ())
+
+    def train_step(self, state: TrainState, batch: Any) -> tuple[TrainState, StepFigures]:
+        """One step."""
+        new, found = self.function(state.params, batch)
+        loss, measured = loss_and_metrics(found, self.name)
+        return TrainState(new, {}, ()), StepFigures(loss, jnp.ones((), jnp.float32), jnp.zeros((), jnp.bool_), measured)
+
+    def eval_step(self, state: TrainState, batch: Any) -> dict[str, Any]:
+        """What the user's own evaluation gives for one batch."""
+        return {} if self.evaluate is None else dict(self.evaluate(state.params, batch))
+
+
+def loss_and_metrics(found: Any, name: str) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """(loss in fp32, fp32 scalars by name) of what a loss of the user's own has returned: a scalar, a pair, or a mapping with "loss".
 
     Raises:
-      ConfigError: the model is neither linen nor nnx.
+      ConfigError: it is nothing of the kind.
     """
-    scaled = amp.with_loss_scale(optax.adam(1e-3) if optimizer is None else optimizer, policy.loss_scale)
-    layers = get_model(model, policy.around_norm if policy.surrounds_norms else None)
-    return Recipe(layers, policy, loss, amp.accumulate(scaled, accumulate_steps), metrics)
+    if isinstance(found, Mapping) and "loss" in found:
+        found = (found["loss"], {key: value for key, value in found.items() if key != "loss"})
+    parts: Any = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
+    loss, measured = parts
+    wrong = [key for key, value in measured.items() if jnp.shape(value)] if isinstance(measured, Mapping) else ["what it returns beside"]
+    if not hasattr(loss, "dtype") or jnp.shape(loss) or wrong:
+        raise ConfigError(
+            f"{name}: expected a scalar loss, or (loss, scalars by name), got {jax.tree.map(jnp.shape, found)}"
+            + (f"; {wrong[0]!r} is no scalar" if wrong else "")
+            + ". Reduce it, for example with jnp.mean."
+        )
+    return loss.astype(jnp.float32), {key: jnp.asarray(value, jnp.float32) for key, value in measured.items()}
+
+
+def make_optimizer(optimizer: Any, policy: amp.Policy, accumulate_steps: int) -> optax.GradientTransformationExtraArgs:
+    """Accumulation around the loss scale around the optimizer (adam(1e-3) if not given).
+
+    So the optimizer, with the clipping and weight decay it may hold, sees gradients that are unscaled and averaged.
+    """
+    scaled = amp.with_loss_scale(optax.adam(1e-3) if optimizer is None else _asked(optimizer), policy.loss_scale)
+    return amp.accumulate(scaled, accumulate_steps)
+
+
+def _asked(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer, handed only those extra arguments that its update names, if it does not take all."""
+    parameters = inspect.signature(optimizer.update).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return optimizer
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        return optimizer.update(updates, state, params, **{name: extra[name] for name in parameters if name in extra})
+
+    return optax.GradientTransformationExtraArgs(optimizer.init, update)
+
+
+def get_layers(model: Any, policy: amp.Policy, params: Any = None) -> Model:
+    """The functions of a model, with what the policy puts around its batch-normalisation layers."""
+    return get_model(model, policy.around_norm if policy.surrounds_norms else None, params)
+
+
+def _owned(leaf: Any) -> Any:
+    """A copy in a type that is not weak: a step is the same Program whether its state was made or read from a checkpoint."""
+    copy = jax.device_put(leaf, may_alias=False)
+    return jnp.asarray(copy, copy.dtype) if getattr(copy, "weak_type", False) else copy
 
 
 def _on_host(leaf: Any) -> Any:
@@ -132,8 +280,8 @@ def _on_host(leaf: Any) -> Any:
     return np.asarray(leaf) if amp.is_float(leaf) else leaf
 
 
-def _figures(loss: jax.Array, before: Any, after: Any) -> StepFigures:
+def _figures(loss: jax.Array, before: Any, after: Any, measured: Any) -> StepFigures:
     scaled, then = amp.find_state(before), amp.find_state(after)
     if scaled is None or then is None:
-        return StepFigures(loss.astype(jnp.float32), jnp.ones((), jnp.float32), jnp.zeros((), jnp.bool_))
-    return StepFigures(loss.astype(jnp.float32), scaled.scale, then.skipped > scaled.skipped)
+        return StepFigures(loss.astype(jnp.float32), jnp.ones((), jnp.float32), jnp.zeros((), jnp.bool_), measured)
+    return StepFigures(loss.astype(jnp.float32), scaled.scale, then.skipped > scaled.skipped, measured)

@@ -14,8 +14,8 @@ import numpy as np
 from tpuflow.errors import CheckpointError, WeightsError
 from tpuflow.importers import Place, flax_params, load_state_dict
 from tpuflow.stages.flattening import flat, leaf_names
+from tpuflow.training.adapters.model import initial_params
 from tpuflow.training.checkpoints import orbax_files
-from tpuflow.training.modelling import initial_params
 
 
 def load_params(

@@ -17,7 +17,8 @@ class Run:
     """What callbacks see of a running training.
 
     Step numbers count from 0 over the whole training, epochs from 0; `steps` is how many are done, `step_in_epoch` how many of this
-    epoch. `loss`, `loss_scale` and `skipped` are those of the step that `on_step_end` reports; `losses` those of the last sink, which
+    epoch. `loss`, `loss_scale` and `skipped` are those of the step that `on_step_end` reports, `step_metrics` what else a loss of
+    the user's own has measured in it; `losses` those of the last sink, which
     took `sink_seconds` on the host. `metrics` holds what the last evaluation of this epoch found: a number for each metric,
     or a list of them; if none were asked for "avg_loss" and, for class labels, "accuracy" in percent.
     `resumed_at` is the number of steps that a checkpoint brought. Setting `stop` ends the training after the current
@@ -36,6 +37,7 @@ class Run:
     loss: float = float("nan")
     loss_scale: float = 1.0
     skipped: bool = False
+    step_metrics: dict[str, float] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     sink_seconds: float = 0.0
     metrics: dict[str, Any] = field(default_factory=dict)

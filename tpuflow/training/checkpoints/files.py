@@ -91,6 +91,26 @@ def save(directory: Path_, step: int, arrays: Mapping[str, Any], progress: Mappi
     return target
 
 
+def save_variables(path: Path_, arrays: Mapping[str, Any]) -> None:
+    """Write a tree of arrays as an Orbax checkpoint into a new directory, which appears whole or not at all.
+
+    Raises:
+      CheckpointError: the directory is there already, or cannot be written.
+    """
+    target = Path(path)
+    if target.exists():
+        raise CheckpointError(f"save: {str(target)!r} is there already; give a new directory.")
+    with _writing(target):
+        temporary = Path(tempfile.mkdtemp(prefix=f"{UNFINISHED}{target.name}-", dir=target.parent))
+        try:
+            _write_state(temporary / STATE, arrays)
+            _flush(temporary)
+            os.rename(temporary / STATE, target)
+            _flush_entry(target.parent)
+        finally:
+            _remove(temporary)
+
+
 def _remove(folder: Path) -> None:
     """Remove a folder in which threads of Orbax, whose save has failed in another one, may still be writing."""
     for _ in range(REMOVALS):

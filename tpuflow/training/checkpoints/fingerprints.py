@@ -10,6 +10,7 @@ import numpy as np
 
 from tpuflow.data.feeding import ArrayFeed
 from tpuflow.training.preparing import Job
+from tpuflow.training.stepping import Recipe
 
 HASHED_BYTES = 256 * 2**20
 """Larger arrays are told apart by so many bytes of evenly spaced samples; hashing them takes about 0.2 s."""
@@ -19,15 +20,13 @@ def fingerprint(job: Job) -> dict[str, Any]:
     """What must be equal for a training to go on from another's checkpoint. Not in it: `epochs`, `sink_size`, and how it is simulated."""
     settings = job.settings
     return {
-        "model": job.recipe.model.name,
-        "policy": job.recipe.policy.name,
-        "loss scale": str(job.recipe.policy.loss_scale),
+        "model": job.recipe.name,
+        "policy": settings["policy"],
+        "loss scale": str(job.recipe.policy.loss_scale) if isinstance(job.recipe, Recipe) else "none",
         "batch normalisation": settings["norm_dtype"],
-        "loss": job.recipe.loss.name,
-        "accumulate_steps": settings["accumulate_steps"],
+        "loss": settings["loss"],
         "batch_size": settings["batch_size"],
-        "seed": settings["seed"],
-        "shuffle": settings["shuffle"],
+        **job.config.same(),
         "data": data_fingerprint(job),
     }
 

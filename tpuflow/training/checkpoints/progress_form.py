@@ -66,6 +66,10 @@ def _with(fields: Mapping[str, Fits]) -> Fits:
     return lambda value: _object(value) and all(name in value and fits(value[name]) for name, fits in fields.items())
 
 
+def _numbers_by_name(value: Any) -> bool:
+    return _object(value) and all(map(_list(_number), value.values()))
+
+
 def _of(fields: Mapping[str, Fits]) -> Fits:
     """An object that has these fields and no other."""
     return lambda value: _with(fields)(value) and len(value) == len(fields)
@@ -78,7 +82,8 @@ PLACE: Mapping[str, Fits] = {"position": _of(POSITION), "sink_size": _sink_size,
 """The fields of `tpuflow.training.checkpoints.resuming.Place`."""
 
 EPOCH: Mapping[str, Fits] = {
-    "epoch": _count, "losses": _list(_number), "loss_scale": _list(_number), "skipped": _list(_flag), "steps": _count,
+    "epoch": _count, "losses": _list(_number), "loss_scale": _list(_number), "skipped": _list(_flag), "metrics": _numbers_by_name,
+    "steps": _count,
     "evaluations": _list(_with({"step": _count})), "complete": _flag,
 }  # fmt: skip
 """An entry of the history; the last evaluation's metrics stand beside these."""
@@ -94,6 +99,7 @@ def _history_agrees(progress: Mapping[str, Any]) -> bool:
     epochs = progress["history"]
     lists = ("losses", "loss_scale", "skipped")
     whole = all(len(epoch[name]) == epoch["steps"] for epoch in epochs for name in lists)
+    whole = whole and all(len(values) == epoch["steps"] for epoch in epochs for values in epoch["metrics"].values())
     return whole and sum(epoch["steps"] for epoch in epochs) == progress["steps"]
 
 

@@ -131,4 +131,13 @@ def taking_up(path: Path, what: str) -> Iterator[None]:
 
 def new_epoch(number: int) -> dict[str, Any]:
     """The history's entry of an epoch in which nothing has happened yet."""
-    return {"epoch": number + 1, "losses": [], "loss_scale": [], "skipped": [], "steps": 0, "evaluations": [], "complete": False}
+    return {
+        "epoch": number + 1,
+        "losses": [],
+        "loss_scale": [],
+        "skipped": [],
+        "metrics": {},
+        "steps": 0,
+        "evaluations": [],
+        "complete": False,
+    }

@@ -1,0 +1,43 @@
+"""Which adapter takes which model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flax import linen, nnx
+
+from tpuflow.errors import ConfigError
+from tpuflow.training.adapters.linen_modules import linen_model
+from tpuflow.training.adapters.model import AroundNorm, Model
+from tpuflow.training.adapters.nnx_modules import nnx_model
+from tpuflow.training.adapters.others import equinox_model, function_model, haiku_model, is_equinox, is_haiku
+
+
+def get_model(model: Any, around_norm: AroundNorm | None = None, params: Any = None) -> Model:
+    """The functions of a model; `around_norm` is put around every call of a batch-normalisation layer of linen or nnx.
+
+    params: what the user starts from, which is all that a plain function knows of its parameters.
+
+    Raises:
+      ConfigError: it is no model.
+    """
+    if isinstance(model, Model):
+        return model
+    if isinstance(model, type):
+        raise ConfigError(f"model: {EXPECTED}, got the class {model.__name__}; pass an instance.")
+    if isinstance(model, linen.Module):
+        return linen_model(model, around_norm)
+    if isinstance(model, nnx.Module):
+        return nnx_model(model, around_norm)
+    for is_theirs, made in ((is_haiku, haiku_model), (is_equinox, equinox_model)):
+        if is_theirs(model):
+            return made(model)
+    if callable(model):
+        return function_model(model, params)
+    raise ConfigError(f"model: {EXPECTED}, got a {type(model).__name__}.")
+
+
+EXPECTED = (
+    "expected a flax.linen.Module or flax.nnx.Module instance, what hk.transform makes, an Equinox module, a function "
+    "(params, *inputs) -> outputs, or a tpuflow.Model"
+)

@@ -1,0 +1,105 @@
+"""What a training needs of a model, whatever library wrote it: variables as two trees (trained, carried) and pure functions of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import flax.errors
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from tpuflow.errors import ConfigError
+
+MODE_ARGUMENTS = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
+DROPOUT = "dropout"
+AUXILIARY = "losses"
+"""The sown collection whose numbers are added to the loss."""
+MISFITS = (TypeError, ValueError, flax.errors.FlaxError)
+"""What a module raises for inputs of a shape or type that it cannot take."""
+
+Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
+"""Positional arguments and keyword arguments of a model's call."""
+AroundNorm = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Apply(Protocol):
+    """A model's call as a pure function."""
+
+    def __call__(self, params: Any, carried: Any, inputs: Inputs, rngs: Any, wanted: tuple[str, ...] = (), /) -> tuple[Any, Any, Any]:
+        """(outputs, carried variables after the call, sown values by the names of `wanted`). rngs: stream -> key, or None."""
+        ...
+
+
+def _no_norms(params: Any, carried: Any) -> Any:
+    return jax.tree.map(lambda leaf: False, params)
+
+
+def _keep(params: Any, carried: Any) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model as functions; `tpuflow.train` takes one of your own in place of a module.
+
+    name: what reports call it.
+    init: (key, (args, kwargs)) -> (params, carried). `carried` are variables that a step changes without a gradient; {} for none.
+    train_apply, eval_apply: (params, carried, (args, kwargs), rngs, wanted) -> (outputs, carried, sown); see `Apply`.
+    norms: (params, carried) -> a tree of booleans as `params`: the parameters of layers that normalise by the batch.
+    parameters: the names of the call's arguments, by which entries of a batch that is a mapping find their places.
+    update: (params, carried) -> None: called with the trained variables in the end.
+    """
+
+    name: str
+    init: Callable[[jax.Array, Inputs], tuple[Any, Any]]
+    train_apply: Apply
+    eval_apply: Apply
+    norms: Callable[[Any, Any], Any] = _no_norms
+    parameters: tuple[str, ...] = ()
+    update: Callable[[Any, Any], None] = _keep
+
+
+def modes_of(call: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments of a model's call that tell training from evaluation, with their value in training."""
+    names = inspect.signature(call).parameters
+    return {name: value for name, value in MODE_ARGUMENTS.items() if name in names}
+
+
+def parameters_of(call: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of all other arguments."""
+    return tuple(name for name in inspect.signature(call).parameters if name != "self" and name not in MODE_ARGUMENTS)
+
+
+def initial_params(given: Any, shapes: Any) -> Any:
+    """The user's own parameters, checked against the model's shapes; `{"params": ...}` is unwrapped.
+
+    Raises:
+      ConfigError: the tree, a shape, or an element type differs.
+    """
+    if isinstance(given, Mapping) and set(given) == {"params"} and not (isinstance(shapes, Mapping) and set(shapes) == {"params"}):
+        given = given["params"]
+    if isinstance(given, nnx.State) != isinstance(shapes, nnx.State) and isinstance(shapes, nnx.State):
+        given = nnx.State(given)
+    found, wanted = dict(_paths(given)), dict(_paths(shapes))
+    missing, extra = [p for p in wanted if p not in found], [p for p in found if p not in wanted]
+    if missing or extra:
+        raise ConfigError(
+            f"params: the tree is not the model's: missing {_some(missing)}, unknown {_some(extra)}; the model has {_some(list(wanted))}."
+        )
+    for path, leaf in found.items():
+        if tuple(jnp.shape(leaf)) != tuple(wanted[path].shape):
+            raise ConfigError(f"params: {path} has shape {list(jnp.shape(leaf))}, the model's has {list(wanted[path].shape)}.")
+    leaves = [jnp.asarray(found[path], wanted[path].dtype) for path in wanted]
+    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+
+def _paths(tree: Any) -> list[tuple[str, Any]]:
+    return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def _some(names: list[str]) -> str:
+    return (", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")) or "nothing"

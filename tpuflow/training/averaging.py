@@ -1,0 +1,80 @@
+"""The exponential moving average of parameters: kept beside them in fp32, evaluated and saved in their place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from tpuflow.amp.policy import is_float
+from tpuflow.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class EMA:
+    """An exponential moving average of the parameters: after every update, average = d * average + (1 - d) * parameters.
+
+    decay: d, from 0 to below 1; or a function of the number of updates so far (an int32 scalar, on the device) that gives it.
+    warmup: with a number w above 0, d after t updates is decay * (1 - exp(-t / w)), so that the initial parameters are soon forgotten.
+    evaluate: evaluations, `result.predict` and `result.evaluate` use the average.
+
+    Raises:
+      ConfigError: a number is out of its range.
+    """
+
+    decay: float | Callable[[jax.Array], jax.Array]
+    warmup: float = 0.0
+    evaluate: bool = True
+
+    def __post_init__(self) -> None:
+        if not callable(self.decay) and not (isinstance(self.decay, (int, float)) and 0.0 <= self.decay < 1.0):
+            raise ConfigError(f"ema: expected a decay from 0 to below 1, or a function of the number of updates, got {self.decay!r}.")
+        if not (isinstance(self.warmup, (int, float)) and 0.0 <= self.warmup < math.inf):
+            raise ConfigError(f"ema: expected a warm-up of at least 0 updates, got {self.warmup!r}.")
+
+    def decay_after(self, updates: jax.Array) -> jax.Array:
+        """d after so many updates, an fp32 scalar."""
+        decay = jnp.asarray(self.decay(updates) if callable(self.decay) else self.decay, jnp.float32)
+        return decay * -jnp.expm1(-updates.astype(jnp.float32) / self.warmup) if self.warmup else decay
+
+
+class EMAState(NamedTuple):
+    """Updates so far, and the average: a tree like the parameters, floats in fp32."""
+
+    updates: jax.Array
+    params: Any
+
+
+def get_ema(given: EMA | float | None) -> EMA | None:
+    """An EMA as it is, a number as the decay of one.
+
+    Raises:
+      ConfigError: it is neither.
+    """
+    return given if given is None or isinstance(given, EMA) else EMA(given)
+
+
+def initial_average(params: Any) -> EMAState:
+    """The average before the first update: the parameters themselves."""
+    return EMAState(jnp.zeros((), jnp.int32), jax.tree.map(_wide, params))
+
+
+def updated_average(ema: EMA, state: EMAState, params: Any, changed: jax.Array) -> EMAState:
+    """The average after a step. `changed`: whether the step has updated the parameters; one that has not counts for nothing."""
+    updates = state.updates + changed.astype(jnp.int32)
+    share = jnp.where(changed, 1.0 - ema.decay_after(updates), 0.0)
+    moved = jax.tree.map(lambda old, new: old + share * (_wide(new) - old) if is_float(new) else new, state.params, params)
+    return EMAState(updates, moved)
+
+
+def averaged(state: EMAState, like: Any) -> Any:
+    """The average in the types of the parameters."""
+    return jax.tree.map(lambda a, p: a.astype(p.dtype), state.params, like)
+
+
+def _wide(leaf: Any) -> Any:
+    return leaf.astype(jnp.float32) if is_float(leaf) else leaf

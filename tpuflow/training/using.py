@@ -1,0 +1,158 @@
+"""What is done with a model beside training it: `tpuflow.predict` and `tpuflow.evaluate`, on the device, with sinks and progress."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tpuflow.amp.policy import cast_floats
+from tpuflow.checking import check_number
+from tpuflow.data.chunks import Chunk
+from tpuflow.data.feeding import Feed
+from tpuflow.data.walks import Walk
+from tpuflow.errors import ConfigError
+from tpuflow.stages.staging import Target
+from tpuflow.training.config import StepConfig, configured, option
+from tpuflow.training.metrics import Metric, MetricFunction, Tally
+from tpuflow.training.preparing import batch_shapes, eval_feed, measured_recipe, prepare_use
+from tpuflow.training.progress import Bar, progress_bar
+from tpuflow.training.roles import get_roles
+from tpuflow.training.sinking import DeviceSink, OnSlice
+from tpuflow.training.stepping import OwnStep, Recipe, TrainState
+
+RAISES = "ConfigError, DataError, UnsupportedPrimitiveError: as `tpuflow.train` does."
+
+
+@dataclass(frozen=True, slots=True)
+class UseConfig(StepConfig):
+    """The options of `tpuflow.predict`; what belongs to training alone (optimizer, frozen, ema, accumulate_steps) has no effect."""
+
+    _: KW_ONLY
+    batch_size: int = option(32, "samples in one batch.", lambda name, value: check_number(name, value, 1))
+    progress: bool = option(True, "show a progress bar.")
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateConfig(UseConfig):
+    """The options of `tpuflow.evaluate`."""
+
+    _: KW_ONLY
+    metrics: Sequence[str | Metric | MetricFunction] | None = option(None, "what to measure, as for `tpuflow.train`.")
+
+
+@configured(UseConfig, RAISES)
+def predict(config: UseConfig) -> Any:
+    """What a model gives for all samples: NumPy arrays [N, ...], floats in fp32, in the tree that the model returns.
+
+    The data may have labels or not; `params` are those of a result, a checkpoint or a file. Nothing is drawn at random that evaluation does
+    not draw.
+    """
+    made = prepare_use(config, scored=False)
+    return outputs_of(made.recipe, made.state, made.feed, made.target, progress=config.progress)
+
+
+@configured(EvaluateConfig, RAISES)
+def evaluate(config: EvaluateConfig) -> dict[str, Any]:
+    """The metrics of a model on data: by name a number, or a list of them."""
+    made = prepare_use(config, scored=True, metrics=config.metrics)
+    return metrics_of(made.recipe, made.state, made.feed, made.target, progress=config.progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A trained model that can be used: what `TrainResult.predict` and `.evaluate` need."""
+
+    recipe: Recipe | OwnStep
+    state: TrainState
+    target: Target
+    batch_size: int
+
+    def predict(self, data: Any, *, progress: bool) -> Any:
+        """As `tpuflow.predict`: of batches as in training, or of the inputs alone."""
+        feed, recipe = eval_feed(data, self.batch_size, "data"), self._model("predict")
+        batch = batch_shapes(feed)
+        given = recipe.roles.given if isinstance(batch, (Mapping, tuple)) else None
+        recipe = replace(recipe, roles=get_roles(batch, given, recipe.model.parameters))
+        return outputs_of(recipe, self.state, feed, self.target, progress=progress)
+
+    def evaluate(self, data: Any, metrics: Any, *, progress: bool) -> dict[str, Any]:
+        """As `tpuflow.evaluate`."""
+        feed = eval_feed(data, self.batch_size, "data")
+        recipe: Recipe | OwnStep = self.recipe
+        if isinstance(recipe, Recipe):
+            recipe = measured_recipe(recipe, metrics, self.state.params, self.state.carried, batch_shapes(feed))
+        elif not recipe.metrics:
+            raise ConfigError("evaluate: this training has a step of its own and no eval_step that says what to measure.")
+        return metrics_of(recipe, self.state, feed, self.target, progress=progress)
+
+    def _model(self, what: str) -> Recipe:
+        if not isinstance(self.recipe, Recipe):
+            raise ConfigError(f"{what}: this training has a step of its own, so which model it trains is not known; call your own.")
+        return self.recipe
+
+
+def outputs_of(recipe: Recipe, state: TrainState, feed: Feed, target: Target, *, progress: bool) -> Any:
+    """The model's outputs for every sample of a feed.
+
+    Raises:
+      ConfigError: an output has no axis of samples.
+    """
+
+    def step(state: TrainState, batch: Any) -> Any:
+        rngs = recipe.rngs(jax.random.key(0)) if recipe.streams else None
+        return cast_floats(recipe.outputs(recipe.eval_params(state), state.carried, batch, rngs, train=False), jnp.float32)
+
+    parts: list[Any] = []
+
+    def keep(state: Any, outputs: Any, steps: int) -> None:
+        parts.append(jax.tree.map(lambda a: _samples(np.asarray(a), recipe.name), outputs))
+
+    _run(DeviceSink("predict", step, target, feed.form, updates=False), state, feed, keep, "prediction", progress=progress)
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
+
+
+def metrics_of(recipe: Recipe | OwnStep, state: TrainState, feed: Feed, target: Target, *, progress: bool) -> dict[str, Any]:
+    """The metrics of a recipe over a feed."""
+    tally = Tally(recipe.metrics)
+
+    def keep(state: Any, figures: Mapping[str, Any], steps: int) -> None:
+        tally.add(figures)
+
+    _run(DeviceSink("eval_step", recipe.eval_step, target, feed.form, updates=False), state, feed, keep, "evaluation", progress=progress)
+    return tally.results()
+
+
+def _run(sink: DeviceSink, state: TrainState, feed: Feed, keep: OnSlice, what: str, *, progress: bool) -> None:
+    """One pass over a feed."""
+    walk = Walk(feed)
+    try:
+        with progress_bar(shown=progress) as bar:
+            bar.begin(what, feed.batches)
+            sink.run(state._replace(opt_state=(), key=None), _pieces(walk), _telling(keep, walk, bar))
+    finally:
+        walk.close()
+
+
+def _pieces(walk: Walk) -> Iterable[Chunk]:
+    return walk.pieces(None)
+
+
+def _telling(keep: OnSlice, walk: Walk, bar: Bar) -> OnSlice:
+    def told(state: Any, figures: Any, steps: int) -> None:
+        keep(state, figures, steps)
+        walk.done(steps)
+        bar.advance(steps)
+
+    return told
+
+
+def _samples(outputs: np.ndarray, name: str) -> np.ndarray:
+    """[steps, B, ...] as [steps * B, ...]."""
+    if outputs.ndim < 2:
+        raise ConfigError(f"predict: model {name} gives one number a batch, not one result a sample; use tpuflow.evaluate for that.")
+    return outputs.reshape(-1, *outputs.shape[2:])
