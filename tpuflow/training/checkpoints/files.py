@@ -33,7 +33,7 @@ from tpuflow.errors import ArchiveError, CheckpointError, CheckpointWriteError, 
 from tpuflow.training.checkpoints.claiming import DELETED, UNFINISHED
 from tpuflow.training.checkpoints.sums import SUMS, check_sums, files, write_sums
 
-FORMAT = 1
+FORMAT = 2
 REMOVALS, REMOVAL_SECONDS = 40, 0.05  # tries, and the time between them, to remove what is still being written
 STATE, PROGRESS, BEST = "state", "training.json", "best"
 _NAME = re.compile(r"step_(\d{8,})")
