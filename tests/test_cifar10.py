@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tpuflow.data import places
 from tpuflow.errors import DataError
 from train import cifar10, data
 
@@ -23,7 +24,7 @@ RECORDS = 2
 def cache(tmp_path, monkeypatch) -> Path:
     """An empty cache, no TPUFLOW_DATA, and mirrors that lead into an empty folder."""
     monkeypatch.delenv("TPUFLOW_DATA", raising=False)
-    monkeypatch.setattr(cifar10, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr(places, "cache_dir", lambda: tmp_path / "cache")
     monkeypatch.setattr(cifar10, "ARCHIVE_URLS", ((tmp_path / "mirror" / "cifar.tar.gz").as_uri(),))
     return tmp_path / "cache"
 

@@ -13,6 +13,7 @@ import pytest
 from jax import numpy as jnp
 
 from models.mlp import MLP, TORCH_LAYERS
+from tpuflow.data import places
 from tpuflow.errors import DataError
 from tpuflow.importers import flax_params
 from train import data, download
@@ -24,7 +25,7 @@ BATCH = 64
 def nothing_on_disk(tmp_path, monkeypatch):
     """No TPUFLOW_DATA, an empty cache, and mirrors that lead into an empty folder."""
     monkeypatch.delenv("TPUFLOW_DATA", raising=False)
-    monkeypatch.setattr(data, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr(places, "cache_dir", lambda: tmp_path / "cache")
     monkeypatch.setattr(data, "SOURCES", {name: _with_mirrors(name, tmp_path / "mirror") for name in data.SOURCES})
     return tmp_path
 

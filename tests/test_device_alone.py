@@ -62,3 +62,10 @@ def test_a_saved_program_runs_without_the_compiler(tmp_path: Path, engine: str) 
         assert sorted(got) == sorted(wanted)
         for name in wanted:
             assert got[name].tobytes() == wanted[name].tobytes()
+
+
+@pytest.mark.parametrize("arguments", [["chips"], ["--version"]], ids=" ".join)
+def test_what_needs_no_compiler_loads_none(arguments: list[str]) -> None:
+    script = RUN_BLOCKED.format(blocked=(*BLOCKED, "jax"), arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout, done.stderr

@@ -25,6 +25,7 @@ FLOORS = {
     "tpuflow.compiler": 3,
     "tpuflow.checking": 4,
     "tpuflow.data": 4,
+    "tpuflow.doctor": 4,
     "tpuflow.estimating": 4,
     "tpuflow.numerics": 4,
     "tpuflow.stages": 4,

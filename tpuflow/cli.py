@@ -1,12 +1,13 @@
-"""The command line of the device: run, inspect, assemble and disassemble saved Programs, and estimate steps.
+"""The command line: run, inspect, assemble and disassemble saved Programs, list chips, estimate and check steps, look after oneself.
 
-Only `estimate` needs the compiler, Flax or Optax.
+Only what compiles (`estimate`, `calibrate`, `check`, `doctor`) loads the compiler, Flax or Optax.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import sys
 import time
@@ -17,28 +18,36 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tpuflow import __version__
 from tpuflow.archives import Archive, check_names, write_arrays
+from tpuflow.chips import CHIPS
+from tpuflow.chips.listing import chip_facts, chip_table
 from tpuflow.dtypes import BF16, DType
 from tpuflow.errors import LaunchAbandoned, LaunchError, ProgramFileError, TpuflowError, short
 from tpuflow.isa.assembler import assemble
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.file import code_hash, load, save
 from tpuflow.isa.program import Kernel, Program, walk
+from tpuflow.reports.files import write_json
 
 if TYPE_CHECKING:
     from tpuflow.device.runtime import Executable
 
 INTERRUPTED = 130  # what a shell gives for a process that SIGINT ended
+STANDARD_OUTPUT = Path("-")
 ESTIMATE = "the modelled time and memory of a step on a chip, from shapes alone; nothing is run"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, run, and turn expected errors into one line on stderr and exit status 2, Ctrl-C into 130."""
+    """Parse, run, and turn expected errors into one line on stderr and exit status 2, Ctrl-C into 130; what judges gives 1 for bad."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # names may hold what the terminal's encoding has no place for
         sys.stdout.reconfigure(errors="backslashreplace")
     args = _parser().parse_args(arguments)
     try:
-        args.command(args)
+        return args.command(args) or 0
+    except BrokenPipeError:  # whoever read our output has had enough of it (`| head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python's flush at the end has somewhere to go
+        return 1
     except (TpuflowError, OSError) as error:
         print(f"tpuflow {args.name}: {error}", file=sys.stderr)
         return 2
@@ -48,20 +57,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"tpuflow {args.name}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tpuflow", description="Run and inspect Programs of the simulated device.")
+    parser.add_argument("--version", action="version", version=f"tpuflow {__version__}")
     commands = parser.add_subparsers(dest="name", required=True, metavar="command")
 
-    def add(
-        name: str, command: Callable[[argparse.Namespace], None], text: str, file: str, kind: Callable[[str], Any] = Path
-    ) -> argparse.ArgumentParser:
+    def add(name: str, command: Callable[[argparse.Namespace], int | None], text: str, file: str = "") -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
-        sub.add_argument("file", type=kind, help=file)
+        if file:
+            sub.add_argument("file", type=Path, help=file)
         sub.set_defaults(command=command)
         return sub
+
+    def add_json(sub: argparse.ArgumentParser, what: str) -> None:
+        text = f"write {what} as JSON to a file, or to standard output instead of the text if none is named"
+        sub.add_argument("--json", type=Path, nargs="?", const=STANDARD_OUTPUT, metavar="FILE", help=text)
 
     run = add("run", _run, "run a saved Program once", "a .tpx file")
     run.add_argument("--inputs", type=Path, metavar="X.npz", help="input arrays by port name (not needed if the Program has none)")
@@ -104,6 +116,10 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("-o", "--output", type=Path, help="write the text here instead")
     make = add("assemble", _assemble, "make a .tpx file from text", "text as `tpuflow disassemble` prints it")
     make.add_argument("-o", "--output", type=Path, required=True, help="the .tpx file to write")
+    add_json(
+        add("chips", _chips, "list the chips of the catalogue: cores, matrix peaks, memories, and where the numbers are from"), "the list"
+    )
+    add_json(add("doctor", _doctor, "say whether what tpuflow stands on is there and works; exit status 1 if not"), "the findings")
     return parser
 
 
@@ -148,6 +164,28 @@ def _calibrate(args: argparse.Namespace) -> None:
     from tpuflow.estimating.commands import run_calibrate
 
     run_calibrate(args.file, args.output)
+
+
+def _chips(args: argparse.Namespace) -> None:
+    _tell(args.json, [chip_facts(chip) for chip in CHIPS.values()], lambda: chip_table(CHIPS.values()))
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from tpuflow.doctor import as_dicts, diagnose, exit_status, report
+
+    findings = diagnose()
+    _tell(args.json, as_dicts(findings), lambda: report(findings))
+    return exit_status(findings)
+
+
+def _tell(path: Path | None, data: Any, text: Callable[[], str]) -> None:
+    """Print the text, or the data as JSON in its place; write them to a file too if one is named."""
+    if path == STANDARD_OUTPUT:
+        print(json.dumps(data, indent=1))
+        return
+    print(text())
+    if path is not None:
+        write_json(path, data)
 
 
 def _read_arrays(path: Path | None, executable: Executable) -> dict[str, np.ndarray]:

@@ -20,9 +20,10 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
+from tpuflow.data import places
 from tpuflow.errors import DataError
 from train.data import ImageData
-from train.download import UnreachableError, cache_dir, fetch
+from train.download import UnreachableError, fetch
 
 CLASSES = ("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 """Names of the classes, as PyTorch's tutorial prints them."""
@@ -80,7 +81,7 @@ def load(data_dir: str | os.PathLike[str] | None = None) -> ImageData:
 
 def built_from_jpegs(folder: Path) -> Path:
     """The folder with the binary files of the JPEGs in `folder`, made with pillow if they are not in the user's cache yet."""
-    target = cache_dir() / "cifar10-from-jpeg"
+    target = places.cache_dir() / "cifar10-from-jpeg"
     if _binaries(target) and (target / SUMS).is_file():
         return target
     content = {file: _checked(folder / file, sha256) for file, sha256 in JPEG_SOURCES.items()}
@@ -94,10 +95,7 @@ def built_from_jpegs(folder: Path) -> Path:
 
 
 def _places(data_dir: str | os.PathLike[str] | None) -> list[Path]:
-    if data_dir is not None:
-        return [Path(data_dir)]
-    shared = os.environ.get("TPUFLOW_DATA")
-    return [*([Path(shared)] if shared else []), cache_dir()]
+    return places.data_dirs() if data_dir is None else [Path(data_dir)]
 
 
 def _candidates(place: Path) -> Iterator[Path]:
@@ -120,7 +118,7 @@ def _locate(folder: Path, name: str) -> Path | None:
 
 def _download() -> Path:
     """The published binary files in the user's cache; the archive is removed once they are out of it."""
-    cache = cache_dir()
+    cache = places.cache_dir()
     target, archive = cache / "cifar10", cache / "cifar-10-binary.tar.gz"
     try:
         fetch(ARCHIVE_URLS, archive, [ARCHIVE_SHA256])

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tpuflow.data import places
 from tpuflow.errors import DataError
-from train.download import UnreachableError, cache_dir, fetch
+from train.download import UnreachableError, fetch
 
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
@@ -135,9 +136,7 @@ def _find(name: str, source: Source, data_dir: str | os.PathLike[str] | None) ->
         if folder is None:
             raise DataError(f"{data_dir}: no {name} here; expected {', '.join(source.sha256)} in it or in its folder {source.folders[0]}/")
         return folder
-    shared = os.environ.get("TPUFLOW_DATA")
-    places = [Path(shared)] if shared else []
-    return next((found for place in [*places, cache_dir()] if (found := _complete_folder(place, source))), None)
+    return next((found for place in places.data_dirs() if (found := _complete_folder(place, source))), None)
 
 
 def _complete_folder(place: Path, source: Source) -> Path | None:
@@ -146,7 +145,7 @@ def _complete_folder(place: Path, source: Source) -> Path | None:
 
 
 def _download(name: str, source: Source) -> Path:
-    folder = cache_dir() / name
+    folder = places.cache_dir() / name
     for file, sums in source.sha256.items():
         if not (folder / file).is_file():
             fetch([mirror + file for mirror in source.mirrors], folder / file, sums)
@@ -197,7 +196,7 @@ def _converted(images: np.ndarray, labels: np.ndarray, *, pixels: bool) -> tuple
 
 def _where_to_put(name: str) -> str:
     files = ", ".join(SOURCES[name].sha256)
-    return f"Put {files} into a folder {name}/ and name its parent with --data-dir or TPUFLOW_DATA, or into {cache_dir() / name}."
+    return f"Put {files} into a folder {name}/ and name its parent with --data-dir or TPUFLOW_DATA, or into {places.cache_dir() / name}."
 
 
 def _announce_embedded(reason: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
-import sys
 import tempfile
 import urllib.error
 import urllib.request
@@ -23,16 +22,6 @@ TIMEOUT_SECONDS = 20
 
 class UnreachableError(DataError):
     """No mirror answered."""
-
-
-def cache_dir() -> Path:
-    """The user's cache folder for tpuflow on this platform; it need not exist yet."""
-    home = Path.home()
-    base = {
-        "win32": os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local",
-        "darwin": home / "Library" / "Caches",
-    }.get(sys.platform, os.environ.get("XDG_CACHE_HOME") or home / ".cache")
-    return Path(base) / "tpuflow"
 
 
 def fetch(urls: Sequence[str], target: Path, sha256: Sequence[str]) -> None:
