@@ -27,6 +27,7 @@ FLOORS = {
     "tpuflow.data": 4,
     "tpuflow.doctor": 4,
     "tpuflow.estimating": 4,
+    "tpuflow.nnx": 4,
     "tpuflow.numerics": 4,
     "tpuflow.stages": 4,
     "tpuflow.training": 4,

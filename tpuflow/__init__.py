@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tpuflow import nnx
     from tpuflow.amp import LossScale, Policy, autocast
     from tpuflow.chips import CHIPS, Chip, get_chip
     from tpuflow.device.runtime import Executable
@@ -76,6 +77,8 @@ _HOMES = {
     "train": "tpuflow.training.entry",
     "training_step": "tpuflow.training.plain",
 }
+_ROOMS = ("nnx",)
+"""Modules that are public themselves: `tpuflow.nnx.jit`."""
 
 __all__ = [
     "CHIPS",
@@ -112,6 +115,7 @@ __all__ = [
     "get_chip",
     "jit",
     "load_params",
+    "nnx",
     "param_groups",
     "predict",
     "sink",
@@ -122,6 +126,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load a public name from its home on first use (PEP 562)."""
+    if name in _ROOMS:
+        return importlib.import_module(f"tpuflow.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'tpuflow' has no attribute {name!r}; public names: {', '.join(__all__)}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

@@ -200,7 +200,7 @@ def _compile_cache() -> Iterator[Finding]:
     """Where JAX keeps what XLA compiled between processes, if anywhere."""
     import jax
 
-    folder = jax.config.jax_compilation_cache_dir
+    folder = jax.config.values["jax_compilation_cache_dir"]
     if not folder:
         advice = "set JAX_COMPILATION_CACHE_DIR to a folder if the same trainings are begun again and again"
         yield Finding(OK, "compile cache", "none: each process translates its Programs anew", advice)

@@ -1,0 +1,130 @@
+"""`tpuflow.nnx.jit`: a function of nnx objects, compiled for the simulated device, that updates them in place as `flax.nnx.jit` does.
+
+The graph protocol is flax's own (`nnx.update_context`): arguments are split into graph definitions, which are part of what a Program is
+compiled for, and arrays, which go to the device; what comes back is merged into the very objects that were given.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from tpuflow import amp
+from tpuflow.chips import Chip
+from tpuflow.errors import ConfigError
+from tpuflow.isa.program import Program
+from tpuflow.stages.compiling import jit as jit_arrays
+from tpuflow.stages.staging import Lowered
+
+_CONTEXT = "tpuflow.nnx.jit"
+
+
+def jit(
+    fun: Callable[..., Any] | None = None,
+    *,
+    chip: str | Chip = "generic",
+    policy: str | amp.Policy | None = None,
+    engine: str = "fast",
+    fidelity: str = "native",
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Iterable[str] = (),
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Iterable[str] = (),
+) -> Any:
+    """`fun` compiled for the simulated device, as `flax.nnx.jit` compiles for real ones.
+
+    Arguments and results are trees of arrays and of nnx objects: modules, variables, `nnx.Optimizer`, metrics, `nnx.Rngs`. One object may
+    be part of several arguments. What `fun` changes in its arguments (values, static attributes, structure) has changed in the
+    caller's objects when the call returns. It is traced once for each combination of graph definitions, shapes, types and static values.
+    The options are those of `tpuflow.jit`; arrays of donated nnx objects are replaced by the results.
+
+    Raises:
+      ConfigError: an option is unknown or does not fit the function's signature; `fun` is a method of a module that already exists, whose
+        changes could not come back.
+    """
+    options = {name: value for name, value in locals().items() if name != "fun"}
+    if fun is None:
+        return functools.partial(jit, **options)
+    owner = getattr(fun, "__self__", None)
+    if inspect.ismethod(fun) and _is_object(owner):
+        raise ConfigError(
+            f"tpuflow.nnx.jit: {fun.__qualname__} is bound to a {type(owner).__name__}, whose changes could not come back; decorate the "
+            f"method in its class, or call tpuflow.nnx.jit({fun.__qualname__}) with the object as first argument."
+        )
+    return ObjectJitFunction(fun, options)
+
+
+class ObjectJitFunction:
+    """A function of nnx objects that runs on the simulated device; made by `tpuflow.nnx.jit`."""
+
+    def __init__(self, fun: Callable[..., Any], options: dict[str, Any]):
+        functools.update_wrapper(self, fun)
+        self._jitted = jit_arrays(_of_arrays(fun), **options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function on the device, and update the arguments' nnx objects."""
+        with nnx.update_context(_CONTEXT):
+            args, kwargs = _split((args, kwargs))
+            results = self._jitted(*args, **kwargs)
+            *_, outputs = nnx.from_tree(results, ctxtag=_CONTEXT, is_inner=False)
+        return outputs
+
+    def trace(self, *args: Any, **kwargs: Any) -> Lowered:
+        """As `lower`."""
+        return self.lower(*args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Trace for the given arguments, which stay as they are. What it compiles to takes arrays, split as `nnx.to_tree` does."""
+        return self._with_split(self._jitted.lower, args, kwargs)
+
+    def program(self, *args: Any, **kwargs: Any) -> Program:
+        """The Program for the given arguments, not loaded on a device."""
+        return self._with_split(self._jitted.program, args, kwargs)
+
+    def clear_cache(self) -> None:
+        """Forget everything traced and compiled."""
+        self._jitted.clear_cache()
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A method of a class is bound as functions are."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return repr(self._jitted).replace("tpuflow.jit", _CONTEXT, 1)
+
+    def _with_split(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with nnx.update_context(_CONTEXT):
+            args, kwargs = _split((args, kwargs))
+            return call(*args, **kwargs)
+
+
+def _of_arrays(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """`fun` between split arguments and (split arguments as it leaves them, split results)."""
+
+    @functools.wraps(fun)
+    def of_arrays(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = nnx.from_tree((args, kwargs), ctxtag=_CONTEXT, is_inner=True)
+        outputs = fun(*args, **kwargs)
+        return _split((*_objects_only((args, kwargs)), outputs))
+
+    return of_arrays
+
+
+def _split(tree: Any) -> Any:
+    """The tree with graph definition and arrays in the place of every nnx object; objects that meet again are the same."""
+    return nnx.to_tree(tree, ctxtag=_CONTEXT)
+
+
+def _objects_only(tree: Any) -> Any:
+    """The tree without arrays: they are values, which a function cannot change for its caller."""
+    return jax.tree.map(lambda leaf: leaf if _is_object(leaf) else None, tree, is_leaf=_is_object)
+
+
+def _is_object(value: Any) -> bool:
+    """Whether a value is an nnx object: it has an identity, and what is changed in it stays changed."""
+    return isinstance(value, nnx.Variable) or nnx.graphlib.is_graph_node(value)
