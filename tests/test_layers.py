@@ -30,6 +30,7 @@ FLOORS = {
     "tpuflow.nnx": 4,
     "tpuflow.numerics": 4,
     "tpuflow.stages": 4,
+    "tpuflow.verdict": 4,
     "tpuflow.training": 4,
     "tpuflow.reports": 4,
     "tpuflow.cli": 4,

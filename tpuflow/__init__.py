@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from tpuflow.training.sinks import Sink, Sunk, sink
     from tpuflow.training.using import evaluate, predict
     from tpuflow.training.weights import load_params
+    from tpuflow.verdict.judging import check
+    from tpuflow.verdict.verdict import Verdict
 
 __version__ = "0.1.0"
 
@@ -62,7 +64,9 @@ _HOMES = {
     "TimeMonitor": "tpuflow.training.callbacks.base",
     "TrainResult": "tpuflow.training.result",
     "TrainingStep": "tpuflow.training.plain",
+    "Verdict": "tpuflow.verdict.verdict",
     "autocast": "tpuflow.amp",
+    "check": "tpuflow.verdict.judging",
     "check_numerics": "tpuflow.numerics.checking",
     "cross_entropy": "tpuflow.training.losses",
     "estimate": "tpuflow.estimating.estimating",
@@ -106,7 +110,9 @@ __all__ = [
     "TimeMonitor",
     "TrainResult",
     "TrainingStep",
+    "Verdict",
     "autocast",
+    "check",
     "check_numerics",
     "cross_entropy",
     "estimate",

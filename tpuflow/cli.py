@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from tpuflow.device.runtime import Executable
 
 INTERRUPTED = 130  # what a shell gives for a process that SIGINT ended
+CHECK = "whether a step fits, overflows or underflows (with data), how long it is and what would help, on one page"
+TARGET = (
+    "module:function or file.py:function; called with the batch size it gives (function, *shapes), or (model, batch) for a training "
+    "step"
+)
 STANDARD_OUTPUT = Path("-")
 ESTIMATE = "the modelled time and memory of a step on a chip, from shapes alone; nothing is run"
 
@@ -89,8 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--max-memory", type=int, metavar="BYTES", help="refuse more than so much host memory (default: what the host has)")
     estimate = commands.add_parser("estimate", help=ESTIMATE, description=f"{ESTIMATE}. Several values for an option make a table of all.")
     estimate.set_defaults(command=_estimate)
-    estimate.add_argument("target", nargs="+", help="module:function; called with the batch size it gives (function, *shapes), or (Flax "
-        "module, batch) for a training step")  # fmt: skip
+    estimate.add_argument("target", nargs="+", help=TARGET)
     estimate.add_argument("--batch", type=int, nargs="+", default=[32], help="batch sizes (default: 32)")
     estimate.add_argument("--chip", nargs="+", default=["generic"], help="chips' names, or .toml files with rows of one's own")
     estimate.add_argument(
@@ -106,6 +110,17 @@ def _parser() -> argparse.ArgumentParser:
     estimate.add_argument("--trace", type=Path, metavar="STEP.json", help="write a Chrome trace here, for ui.perfetto.dev")
     estimate.add_argument("--html", type=Path, metavar="REPORT.html", help="write one self-contained page here")
     estimate.add_argument("--plot", type=Path, metavar="SWEEP.png", help="draw step times over what varies (needs matplotlib)")
+    check = commands.add_parser("check", help=CHECK, description=f"{CHECK}. Exit status 1 if it does not fit or overflows.")
+    check.set_defaults(command=_check)
+    check.add_argument("target", help=f"{TARGET}; with arrays in the place of shapes its numbers are looked at too")
+    check.add_argument("--batch", type=int, default=32, help="batch size (default: 32)")
+    check.add_argument("--chip", default="generic", help="a chip's name, or a .toml file with a row of one's own")
+    check.add_argument("--policy", help="precision: fp32, fp16, mixed, ... (default: as the function is written; fp32 for a model)")
+    check.add_argument("--sink-size", type=int, metavar="N", help="training steps a round trip (default: 100)")
+    check.add_argument("--calibration", metavar="FILE.toml", help="the timing model's fitted constants (default: what tpuflow has)")
+    check.add_argument("--compare", nargs="*", metavar="POLICY", help="precisions to estimate besides (default: bf16 mixed)")
+    check.add_argument("--html", type=Path, metavar="REPORT.html", help="write one self-contained page here")
+    add_json(check, "everything")
     calibrate = add(
         "calibrate", _calibrate, "fit the timing model's constants for a family of chips to measured step times",
         "a CSV with the columns target (module:function), batch, chip, milliseconds and, if wanted, policy, sink_size, model",
@@ -158,6 +173,16 @@ def _estimate(args: argparse.Namespace) -> None:
         calibrations=tuple(args.calibration),
     )
     run_estimate(sweep, args.kernels, args.json, args.trace, args.html, args.plot)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from tpuflow.verdict.commands import check_target
+
+    verdict = check_target(args.target, args.batch, args.chip, args.policy, args.sink_size, args.calibration, args.compare)
+    _tell(args.json, verdict.as_dict(), lambda: str(verdict))
+    if args.html is not None:
+        verdict.html(args.html)
+    return 0 if verdict.ok else 1
 
 
 def _calibrate(args: argparse.Namespace) -> None:

@@ -27,7 +27,11 @@ class CompileError(TpuflowError):
 
 
 class OutOfMemoryError(CompileError):
-    """HBM or VMEM of the chip is too small for the program."""
+    """HBM or VMEM of the chip is too small for the program; `needed_bytes` of HBM, if it is that."""
+
+    def __init__(self, message: str, needed_bytes: int | None = None):
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
 
 
 class ProgramError(TpuflowError):

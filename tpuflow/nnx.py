@@ -86,6 +86,10 @@ class ObjectJitFunction:
         """The Program for the given arguments, not loaded on a device."""
         return self._with_split(self._jitted.program, args, kwargs)
 
+    def arrays(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """The arguments as the flat list that the Program takes."""
+        return self._with_split(self._jitted.arrays, args, kwargs)
+
     def clear_cache(self) -> None:
         """Forget everything traced and compiled."""
         self._jitted.clear_cache()
@@ -101,6 +105,12 @@ class ObjectJitFunction:
         with nnx.update_context(_CONTEXT):
             args, kwargs = _split((args, kwargs))
             return call(*args, **kwargs)
+
+
+def jit_of(arguments: Any) -> Callable[..., Any]:
+    """The `jit` that these arguments need: this one if there are nnx objects among them, else `tpuflow.jit`."""
+    objects = any(map(_is_object, jax.tree.leaves(arguments, is_leaf=_is_object)))
+    return jit if objects else jit_arrays
 
 
 def _of_arrays(fun: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,11 +19,11 @@ from tpuflow.device.timing import Calibration, ProgramTime, get_calibration, tim
 from tpuflow.device.timing.program import sink_time
 from tpuflow.device.timing.result import joules_text, seconds_text
 from tpuflow.isa.program import Program
+from tpuflow.nnx import jit_of
 from tpuflow.reports.profile import Profile
 from tpuflow.reports.profile import profile as make_profile
 from tpuflow.reports.reported import Reported
 from tpuflow.stages.analysis import MemoryAnalysis, cost_analysis, memory_analysis
-from tpuflow.stages.compiling import jit
 from tpuflow.stages.flattening import leaf_names
 from tpuflow.training.config import StepConfig, configured, option
 from tpuflow.training.preparing import make_recipe, state_shapes
@@ -118,14 +118,15 @@ def estimate(
 ) -> Estimate:
     """The modelled time and memory of one call of `fun` on a chip, from the shapes of its arguments.
 
-    args, kwargs: arrays or `jax.ShapeDtypeStruct`s (trees of them). calibration: the timing model's fitted constants, a
-    `tpuflow.Calibration` or a .toml file with one; what tpuflow has for the chip's family if None. The other options are those of
-    `tpuflow.jit`. Nothing is run and no array is made.
+    args, kwargs: arrays or `jax.ShapeDtypeStruct`s (trees of them), or nnx objects, as for `tpuflow.nnx.jit`. calibration: the timing
+    model's fitted constants, a `tpuflow.Calibration` or a .toml file with one; what tpuflow has for the chip's family if None. The other
+    options are those of `tpuflow.jit`. Nothing is run and no array is made.
 
     Raises:
       UnsupportedPrimitiveError, OutOfMemoryError, ConfigError: as compiling does.
     """
     row, constants = get_chip(chip), _calibration(calibration)
+    jit = jit_of((args, kwargs))
     function = jit(fun, chip=row, policy=policy, donate_argnums=donate_argnums, static_argnums=static_argnums)
     program = function.program(*args, **kwargs)
     name = getattr(fun, "__name__", type(fun).__name__)

@@ -1,48 +1,108 @@
-"""What the command line estimates: a function or a model that "module:function" gives for a batch size."""
+"""What the command line estimates and checks: a function or a model that "module:function" or "file.py:function" gives for a batch size."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
-
-from flax import linen, nnx
 
 from tpuflow.errors import ConfigError
 from tpuflow.estimating.estimating import Calibrated, Estimate, estimate, estimate_training
+from tpuflow.training.adapters.choosing import is_model
+
+EXPECTED = "expected (function, *shapes) or (model, batch)"
 
 
-def estimate_target(target: str, batch: int, chip: str, policy: str | None, sink_size: int, calibration: Calibrated = None) -> Estimate:
-    """The estimate of what `module:function` gives for a batch size: (function, *shapes) or (Flax module, batch).
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a target gives for a batch size: a function and its arguments, or a model and a batch, such as (inputs, labels); shapes do."""
+
+    step: Any
+    arguments: tuple[Any, ...]
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is a model to be trained, rather than a function to be called."""
+        return is_model(self.step)
+
+
+def load_step(target: str, batch: int) -> Step:
+    """What `module:function` or `file.py:function` gives for a batch size.
 
     Raises:
       ConfigError: there is no such function, or it gives something else.
     """
     if batch < 1:
         raise ConfigError(f"--batch: expected at least 1, got {batch}.")
-    made = _load(target)(batch)
-    if not isinstance(made, tuple) or not made or not callable(made[0]):
-        raise ConfigError(f"{target}({batch}) gave {type(made).__name__}; expected (function, *shapes) or (Flax module, batch).")
-    first, *shapes = made
-    if not isinstance(first, linen.Module | nnx.Module):
-        return estimate(first, *shapes, chip=chip, policy=policy, calibration=calibration)
-    if len(shapes) != 1:
-        raise ConfigError(f"{target}({batch}) gave a Flax module and {len(shapes)} others; expected a batch, such as (inputs, labels).")
-    return estimate_training(first, shapes[0], chip=chip, policy=policy or "fp32", sink_size=sink_size, calibration=calibration)
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not name:
+        raise ConfigError(f"{target!r}: expected module:function or file.py:function, for example models.resnet:resnet50_step.")
+    with _beside(Path(place).parent if place.endswith(".py") else Path()):
+        made = _function(place, name, target)(batch)
+    if not isinstance(made, tuple) or not made or not (callable(made[0]) or is_model(made[0])):
+        raise ConfigError(f"{target}({batch}) gave {type(made).__name__}; {EXPECTED}.")
+    step = Step(made[0], made[1:])
+    if step.trains and len(step.arguments) != 1:
+        raise ConfigError(f"{target}({batch}) gave a model and {len(step.arguments)} others; expected a batch, such as (inputs, labels).")
+    return step
 
 
-def _load(target: str) -> Any:
-    module_name, colon, name = target.partition(":")
-    if not colon or not name:
-        raise ConfigError(f"{target!r}: expected module:function, for example models.resnet:resnet50_step.")
-    sys.path.insert(0, os.getcwd())  # as `python -m` does: models and recipes lie in the folder one works in
+def estimate_target(target: str, batch: int, chip: str, policy: str | None, sink_size: int, calibration: Calibrated = None) -> Estimate:
+    """The estimate of what a target gives for a batch size.
+
+    Raises:
+      ConfigError: there is no such function, or it gives something else.
+    """
+    made = load_step(target, batch)
+    if not made.trains:
+        return estimate(made.step, *made.arguments, chip=chip, policy=policy, calibration=calibration)
+    return estimate_training(made.step, *made.arguments, chip=chip, policy=policy or "fp32", sink_size=sink_size, calibration=calibration)
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[None]:
+    """Imports see the folder one works in, as with `python -m`, and before it the folder of a file, as with `python file.py`."""
+    before = list(sys.path)
+    sys.path[:0] = [str(folder.resolve()), os.getcwd()]
     try:
-        module = importlib.import_module(module_name)
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _function(place: str, name: str, target: str) -> Callable[[int], Any]:
+    try:
+        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except ImportError as error:
         raise ConfigError(f"{target!r}: {error}. Run the command in the folder that holds the module, or install it.") from error
-    finally:
-        sys.path.pop(0)
     if not callable(getattr(module, name, None)):
-        raise ConfigError(f"{target!r}: module {module_name} has no function {name!r}.")
+        raise ConfigError(f"{target!r}: {place} has no function {name!r}.")
     return getattr(module, name)
+
+
+def _from_file(path: Path) -> ModuleType:
+    """A file as a module of its own name, unless another module has that name already.
+
+    Raises:
+      ConfigError: there is no such file.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file; expected file.py:function or module:function.")
+    name = path.stem if path.stem not in sys.modules else f"{path.stem} of {path.resolve().parent}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # its name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

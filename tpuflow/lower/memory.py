@@ -83,7 +83,8 @@ def plan_memory(graph: Graph, chip: Chip, donated: Sequence[bool] = ()) -> Memor
     planner = _Planner(graph, lifetimes(graph), donated)
     plan = planner.plan()
     if plan.use.peak_bytes > chip.available_hbm_bytes:
-        raise OutOfMemoryError(overflow_text(graph.name, plan.use, plan.use.peak_bytes, chip, planner.fullest()))
+        text = overflow_text(graph.name, plan.use, plan.use.peak_bytes, chip, planner.fullest())
+        raise OutOfMemoryError(text, plan.use.peak_bytes)
     return plan
 
 

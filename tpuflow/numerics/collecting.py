@@ -22,7 +22,7 @@ def report_of(settings: Mapping[str, Any], step: Instrumented, done: Sequence[Me
         losses=tuple(float(m.figures.loss) for m in done),
         loss_scales=tuple(float(m.figures.loss_scale) for m in done),
         skipped=tuple(bool(m.figures.skipped) for m in done),
-        rows=in_order([*map(_tensor_row, operations), *_leaf_rows(step, done)]),
+        rows=in_order([*map(tensor_row, operations), *_leaf_rows(step, done)]),
         operations=tuple(operations),
         updates=tuple(grouped(_update_rows(step, done), "layer", "parameter")),
         scales=tuple(scales),
@@ -43,7 +43,8 @@ def operation_row(site: Site, counts: Sequence[Counts]) -> OperationRow:
     return added(sorted(rows, key=lambda row: row.step is None))
 
 
-def _tensor_row(row: OperationRow) -> TensorRow:
+def tensor_row(row: OperationRow) -> TensorRow:
+    """What an operation adds to the row of its layer, kind and type."""
     names = ("layer", "tensor", "dtype", "elements", "inf", "nan", "zeros", "subnormal", "underflow", "largest", "smallest")
     return TensorRow(**{name: getattr(row, name) for name in names})
 

@@ -19,7 +19,8 @@ class NumericsReport:
     """What happened to the numbers of one or more training steps in one precision, on the simulated device.
 
     `rows`: one for each layer, kind of tensor and type. `operations`: one for each floating-point operation. `updates`: one for each
-    parameter. `scales`: one for each loss scale of the table. `losses`, `loss_scales` and `skipped`: one entry a step.
+    parameter. `scales`: one for each loss scale of the table. `losses`, `loss_scales` and `skipped`: one entry a step. Of a function that
+    is no training step there are only rows and operations.
     """
 
     settings: Mapping[str, Any]
@@ -101,10 +102,13 @@ class NumericsReport:
     def __str__(self) -> str:
         s = self.settings
         after = f" after {s['step']} steps" if "step" in s else ""
-        head = (
-            f"numerics of {s['model']} in {s['policy']}{after} on {s['chip']} ({s['engine']} engine, {s['fidelity']}): "
+        steps = (
             f"{len(self.losses)} step{'s' * (len(self.losses) != 1)} of {s['batch_size']}, loss {self.losses[-1]:.6g}"
+            if self.losses
+            else ""
         )
+        ran = steps or "one call"
+        head = f"numerics of {s['model']} in {s['policy']}{after} on {s['chip']} ({s['engine']} engine, {s['fidelity']}): {ran}"
         parts = [head, self.table(), "\n".join(self.explain())]
         if self.scales:
             parts.append(f"loss scales, by the fp32 gradients of the same step, in {self.scales[0].dtype}:\n{self.scale_table()}")

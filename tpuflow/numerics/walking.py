@@ -70,7 +70,8 @@ class Tracked:
 class Walk:
     """One pass over one jaxpr. `scope`, `source`, `loop` and `trips`: of the calls and loops around it; `sites` and `found` grow together.
 
-    `thresholds`: of the census of fp32 numbers in the backward pass, as bits. `found` holds codes, and counts of those that are large.
+    `thresholds`: of the census of fp32 numbers in the backward pass, as bits. `trains`: whether there is a backward pass at all; without
+    one everything is forward. `found` holds codes, and counts of those that are large.
     """
 
     model: str
@@ -80,6 +81,7 @@ class Walk:
     loop: int | None = None
     trips: int = 1
     places: int = 0
+    trains: bool = True
     sites: list[Site] = field(default_factory=list)
     found: list[Any] = field(default_factory=list)
 
@@ -123,6 +125,7 @@ class Walk:
 
     def _site(self, equation: Equation, result: Any, *, gradient: bool) -> Site:
         layer, phase = scopes.place_of(self.scope, self.model)
+        phase = phase if self.trains else scopes.FORWARD
         place, dtype, backward = self.places + len(self.sites), str(result.dtype), phase == scopes.BACKWARD
         return Site(
             place=place,

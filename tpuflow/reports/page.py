@@ -27,20 +27,35 @@ DIGITS = 7
 Rows = Sequence[Mapping[str, Any]]
 
 
-def page(profile: Profile, numerics: Rows = ()) -> str:
-    """The page as text. `numerics`: rows of a numerics report, plain data under column names, shown as a table if there are any."""
+def page(profile: Profile, numerics: Rows = (), summary: str = "") -> str:
+    """The page as text. `numerics`: rows of a numerics report, plain data under column names, shown as a table if there are any;
+    `summary`: text to begin with."""
     parts = {
         "title": html.escape(f"{profile.name} on {profile.time.chip.name}"),
         "provenance": html.escape(f"Times are {profile.time.provenance}. Nothing was run."),
         "cards": "".join(f"<div><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>" for name, value in _cards(profile)),
+        "summary": _summary(summary),
         "numerics": '<section id="numerics"><h2>Numerics</h2><div class="table"></div></section>' if numerics else "",
         "text": html.escape(profile.to_text(), quote=False),
         "data": _embedded(_data(profile, numerics)),
         "style": _asset("page.css"),
         "script": _asset("page.js"),
     }
-    pieces = _asset("page.html").split("@")  # text between markers, marker names in between
+    return _filled("page.html", parts)
+
+
+def text_page(title: str, text: str) -> str:
+    """A page of text alone, for what has no profile."""
+    return _filled("text.html", {"title": html.escape(title), "summary": _summary(text), "style": _asset("page.css")})
+
+
+def _filled(template: str, parts: Mapping[str, str]) -> str:
+    pieces = _asset(template).split("@")  # text between markers, marker names in between
     return "".join(parts.get(piece, f"@{piece}@") if i % 2 else piece for i, piece in enumerate(pieces))
+
+
+def _summary(text: str) -> str:
+    return f'<section id="summary"><pre>{html.escape(text, quote=False)}</pre></section>' if text else ""
 
 
 def write_page(profile: Profile, path: str | os.PathLike[str], numerics: Rows = ()) -> None:

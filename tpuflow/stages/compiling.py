@@ -138,6 +138,10 @@ class JitFunction:
         traced = self._trace(self._key(args, kwargs)[0])
         return compile_jaxpr(traced.jaxpr, name=self._name, chip=self._target.chip, donated=traced.donated, input_names=traced.names)
 
+    def arrays(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """The arguments, static ones aside, as the flat list that the Program takes."""
+        return self._key(args, kwargs)[1]
+
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes and types of the result."""
         return self.lower(*args, **kwargs).out_info

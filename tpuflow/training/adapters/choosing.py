@@ -37,6 +37,11 @@ def get_model(model: Any, around_norm: AroundNorm | None = None, params: Any = N
     raise ConfigError(f"model: {EXPECTED}, got a {type(model).__name__}.")
 
 
+def is_model(value: Any) -> bool:
+    """Whether something is a model by itself, and not a function that might be one with parameters."""
+    return isinstance(value, Model | linen.Module | nnx.Module) or is_haiku(value) or is_equinox(value)
+
+
 EXPECTED = (
     "expected a flax.linen.Module or flax.nnx.Module instance, what hk.transform makes, an Equinox module, a function "
     "(params, *inputs) -> outputs, or a tpuflow.Model"

@@ -1,0 +1,1 @@
+"""Whether a step fits, what its numbers do, how long it takes and what would help, on one page."""

@@ -1,0 +1,202 @@
+"""What could be done otherwise with a step, each thing with the figures that it would have: estimated again, or read off the Program."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tpuflow.device.timing.prices import PICOSECONDS
+from tpuflow.device.timing.program import sink_time
+from tpuflow.device.timing.result import ProgramTime, seconds_text
+from tpuflow.errors import OutOfMemoryError
+from tpuflow.estimating.estimating import Estimate
+from tpuflow.lower.overflow import LARGE_SHARE, size_text
+from tpuflow.reports.layers import BACKWARD, FORWARD
+from tpuflow.reports.profile import Profile
+
+SINKS = (10, 100, 1000)
+"""Steps a round trip that are tried."""
+WORTHWHILE = 0.03
+"""The least share of the time or the memory that something must save to be said to help."""
+SEEN = 0.01
+"""The least change of traffic or memory that is mentioned."""
+
+NAMES = {
+    "load": "HBM bandwidth",
+    "store": "HBM bandwidth",
+    "matrix": "matrix unit",
+    "vector": "vector unit",
+    "scalar": "scalar unit",
+    "link": "links",
+    "launch": "starting kernels",
+}
+HOST, FEED = "host launch", "waiting for data"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a step takes: seconds with its share of the host's round trip, HBM bytes moved, HBM bytes held at most."""
+
+    seconds: float
+    traffic_bytes: float
+    peak_bytes: int
+
+    @classmethod
+    def of(cls, e: Estimate) -> Cost:
+        """That of an estimate's steps."""
+        return cls(e.step_seconds, e.time.work.hbm_bytes / e.steps, e.memory.peak_memory_in_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Something that could be done otherwise, what it would cost (None if it does not fit), and what else there is to say of it.
+
+    `needed_bytes`: the HBM that it needs, more than there is, if it is that which does not fit.
+    """
+
+    what: str
+    cost: Cost | None
+    note: str = ""
+    needed_bytes: int | None = None
+
+    @classmethod
+    def tried(cls, what: str, estimated: Callable[[], Estimate], note: str = "") -> Option:
+        """What an estimate finds, if it fits."""
+        try:
+            return cls(what, Cost.of(estimated()), note)
+        except OutOfMemoryError as error:
+            return cls(what, None, note, error.needed_bytes)
+
+    def helps(self, now: Cost | None) -> bool:
+        """Whether it saves time or memory worth the change; anything that fits helps what does not."""
+        if self.cost is None or now is None:
+            return self.cost is not None
+        faster, smaller = 1 - self.cost.seconds / now.seconds, 1 - self.cost.peak_bytes / now.peak_bytes
+        return max(faster, smaller) >= WORTHWHILE and min(faster, smaller) > -WORTHWHILE
+
+    def text(self, now: Cost | None) -> str:
+        """One line: what it would be, and against what."""
+        if self.cost is None:
+            needs = "" if self.needed_bytes is None else f": it needs {size_text(self.needed_bytes)}"
+            return f"{self.what}: would not fit{' either' if now is None else ''}{needs}"
+        if now is None:
+            return f"{self.what}: would fit in {size_text(self.cost.peak_bytes)}, {seconds_text(self.cost.seconds)} a step{self._noted}"
+        parts = [f"{seconds_text(now.seconds)} -> {seconds_text(self.cost.seconds)} a step ({_change(self.cost.seconds, now.seconds)})"]
+        for name, ours, theirs in (
+            ("HBM traffic", now.traffic_bytes, self.cost.traffic_bytes),
+            ("memory", now.peak_bytes, self.cost.peak_bytes),
+        ):
+            if abs(theirs - ours) >= SEEN * ours:
+                parts.append(f"{name} {size_text(round(ours))} -> {size_text(round(theirs))} ({_change(theirs, ours)})")
+        return f"{self.what}: {', '.join(parts)}{self._noted}"
+
+    @property
+    def _noted(self) -> str:
+        return f"; {self.note}" if self.note else ""
+
+    def as_dict(self, now: Cost | None) -> dict[str, Any]:
+        """Everything as plain data."""
+        cost = None if self.cost is None else dataclasses.asdict(self.cost)
+        return {"what": self.what, "fits": cost is not None, "helps": self.helps(now), **(cost or {}), "text": self.text(now)}
+
+
+def _change(after: float, before: float) -> str:
+    return f"{after / before - 1:+.0%}" if before else "none before"
+
+
+# --- what bounds it ---------------------------------------------------------------------------------------------------
+
+
+def bounds(time: ProgramTime) -> dict[str, float]:
+    """Shares of the whole time by what it waits for, largest first: the busiest queue of each kernel, the host, the data."""
+    found = {HOST: time.launch_picoseconds / PICOSECONDS, FEED: time.feed_picoseconds / PICOSECONDS}
+    for queue, seconds in time.by_bound().items():
+        found[NAMES[queue]] = found.get(NAMES[queue], 0.0) + seconds
+    shares = {name: seconds / time.seconds for name, seconds in found.items() if seconds}
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+# --- what would help --------------------------------------------------------------------------------------------------
+
+
+def policy_options(estimated: Callable[[str], Estimate], policies: Iterable[str], now: str) -> Iterator[Option]:
+    """The step in other precisions than the one it has."""
+    for policy in policies:
+        if policy != now:
+            yield Option.tried(f"policy {policy}", partial(estimated, policy))
+
+
+def sink_option(e: Estimate) -> Option | None:
+    """The smallest sink that leaves the host less than is worth saving; None for a sink that does, or for what is no training step.
+
+    Of the sinks tried it is the largest if none is large enough.
+    """
+    if not e.program.infeeds or _host_share(e.time) < WORTHWHILE:
+        return None
+    longer = [n for n in SINKS if n > e.steps]
+    tried = [(n, dataclasses.replace(e, steps=n, time=sink_time(e.program, n, calibration=e.time.calibration))) for n in longer]
+    if not tried:
+        return None
+    steps, found = next((pair for pair in tried if _host_share(pair[1].time) < WORTHWHILE), tried[-1])
+    return Option(f"sink_size={steps}", Cost.of(found), f"host's share {_host_share(e.time):.1%} -> {_host_share(found.time):.1%}")
+
+
+def loop_option(e: Estimate) -> Option | None:
+    """A function as a step of a loop on the device: the host is paid for once in so many calls; None if it is hardly seen."""
+    if e.program.infeeds or _host_share(e.time) < WORTHWHILE:
+        return None
+    steps = SINKS[1]
+    now = Cost.of(e)
+    saved = e.time.launch_picoseconds / PICOSECONDS * (1 - 1 / steps)
+    note = f"the host's round trip is {_host_share(e.time):.0%} of a call"
+    return Option(f"{steps} calls in one round trip (tpuflow.sink)", dataclasses.replace(now, seconds=now.seconds - saved), note)
+
+
+def _host_share(time: ProgramTime) -> float:
+    return time.launch_picoseconds / time.picoseconds if time.picoseconds else 0.0
+
+
+def donation_option(
+    arguments: Mapping[int, Sequence[Any]], results: Sequence[Any], donated: Sequence[int], estimated: Callable[[tuple[int, ...]], Estimate]
+) -> Option | None:
+    """The function with every argument given away whose arrays results can replace; None if there is none.
+
+    `arguments`: the (shape, type) of each array of an argument, by its position; `results`: those of the results. `estimated` takes
+    donate_argnums.
+    """
+    left = Counter(results)
+    for position in donated:
+        left -= Counter(arguments[position])
+    found = []
+    for position, arrays in arguments.items():
+        need = Counter(arrays)
+        if position not in donated and arrays and need <= left:
+            found.append(position)
+            left -= need
+    if not found:
+        return None
+    numbers = tuple(sorted((*donated, *found)))
+    return Option.tried(f"donate_argnums={numbers}", partial(estimated, numbers), "for arguments that are not needed after the call")
+
+
+def recomputing(profile: Profile) -> str:
+    """What jax.checkpoint could save, if activations kept for the backward pass are a large share of the memory; else nothing."""
+    memory = profile.memory
+    kept = memory.peak_by_category.get("activations", 0)
+    if kept < LARGE_SHARE * memory.peak_bytes or not any(k.phase == BACKWARD for k in profile.kernels):
+        return ""
+    forward = sum(line.seconds.get(FORWARD, 0.0) for line in profile.layers) / profile.steps
+    layers: Counter[str] = Counter()
+    for a in memory.at_peak():
+        if a.category == "activations":
+            layers[a.layer or a.name] += a.bytes
+    most = ", ".join(f"{name} {size_text(size)}" for name, size in layers.most_common(3))
+    return (
+        f"jax.checkpoint (nn.remat): {size_text(kept)} of the {size_text(memory.peak_bytes)} live at the fullest moment are activations "
+        f"kept for the backward pass (most: {most}); it can save no more than these, and computing all of them again takes "
+        f"{seconds_text(forward)} a step"
+    )
