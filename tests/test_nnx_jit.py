@@ -244,4 +244,5 @@ def test_lowering_changes_nothing_and_says_what_the_step_costs():
     compiled = tpuflow.nnx.jit(train_step).lower(*ours, X, Y).compile()
     assert all((array == before[path]).all() for path, array in leaves(ours).items())
     assert compiled.cost_analysis()["matrix flops"] == 2 * 32 * (8 * 16 * 2 + 16 * 3 * 3)
+    assert {"parameters", "optimizer"} <= set(compiled.profile().memory.peak_by_category)
     assert compiled.memory_analysis().argument_size_in_bytes > 4 * sum(x.size for x in jax.tree.leaves(nnx.state(ours[0], nnx.Param)))

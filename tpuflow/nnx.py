@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -71,7 +72,7 @@ class ObjectJitFunction:
         with nnx.update_context(_CONTEXT):
             args, kwargs = _split((args, kwargs))
             results = self._jitted(*args, **kwargs)
-            *_, outputs = nnx.from_tree(results, ctxtag=_CONTEXT, is_inner=False)
+            *_, outputs = _merged(results, is_inner=False)
         return outputs
 
     def trace(self, *args: Any, **kwargs: Any) -> Lowered:
@@ -79,7 +80,7 @@ class ObjectJitFunction:
         return self.lower(*args, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """Trace for the given arguments, which stay as they are. What it compiles to takes arrays, split as `nnx.to_tree` does."""
+        """Trace for the given arguments, which stay as they are. What it compiles to has figures, reports and a file to save."""
         return self._with_split(self._jitted.lower, args, kwargs)
 
     def program(self, *args: Any, **kwargs: Any) -> Program:
@@ -118,16 +119,44 @@ def _of_arrays(fun: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fun)
     def of_arrays(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = nnx.from_tree((args, kwargs), ctxtag=_CONTEXT, is_inner=True)
+        args, kwargs = _merged((args, kwargs), is_inner=True)
         outputs = fun(*args, **kwargs)
         return _split((*_objects_only((args, kwargs)), outputs))
 
     return of_arrays
 
 
+@functools.partial(jax.tree_util.register_dataclass, data_fields=("params", "batch_stats", "others"), meta_fields=("graphdef",))
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """An nnx object taken apart. The fields are what reports of memory call parameters, as the variables of linen are called."""
+
+    graphdef: Any
+    params: Any
+    batch_stats: Any
+    others: Any
+
+
 def _split(tree: Any) -> Any:
-    """The tree with graph definition and arrays in the place of every nnx object; objects that meet again are the same."""
-    return nnx.to_tree(tree, ctxtag=_CONTEXT)
+    """The tree with `_Parts` in the place of every nnx object; objects that meet again are the same."""
+
+    def split(context: nnx.SplitContext, path: Any, prefix: Any, value: Any) -> _Parts:
+        return _Parts(*context.split(value, nnx.Param, nnx.BatchStat, ...))
+
+    return nnx.to_tree(tree, split_fn=split, ctxtag=_CONTEXT)
+
+
+def _merged(tree: Any, *, is_inner: bool) -> Any:
+    """The tree with its nnx objects: new ones in the function (`is_inner`), outside of it the caller's own with what is new in them."""
+
+    def merge(context: nnx.MergeContext, path: Any, prefix: Any, parts: _Parts) -> Any:
+        return context.merge(parts.graphdef, parts.params, parts.batch_stats, parts.others)
+
+    return nnx.from_tree(tree, merge_fn=merge, is_node_leaf=_is_parts, is_leaf=_is_parts, ctxtag=_CONTEXT, is_inner=is_inner)
+
+
+def _is_parts(value: Any) -> bool:
+    return isinstance(value, _Parts)
 
 
 def _objects_only(tree: Any) -> Any:
