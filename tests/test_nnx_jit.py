@@ -180,6 +180,41 @@ def test_objects_come_back_as_from_flax(case: str):
         assert nnx.graphdef((ours, results[0])) == nnx.graphdef((flax, results[1])), "the same structure, identities and static attributes"
 
 
+def _bias(model: nnx.Linear, x: jax.Array) -> jax.Array:
+    model.bias[...] += x.sum()
+    return model(x)
+
+
+Jit = Callable[..., Any]
+COMPOSED: dict[str, Callable[[Jit], Callable[..., Any]]] = {
+    "in itself, twice": lambda jit: jit(lambda m, x: jit(_bias)(m, x) + jit(_bias)(m, x)),
+    "in flax's": lambda jit: nnx.jit(lambda m, x: jit(_bias)(m, x)),
+    "around flax's": lambda jit: jit(lambda m, x: nnx.jit(_bias)(m, x)),
+    "in flax's grad": lambda jit: nnx.grad(lambda m, x: jit(_bias)(m, x).sum()),
+    "around flax's scan": lambda jit: jit(
+        lambda m, x: nnx.scan(lambda c, m: (m(c) @ jnp.ones((2, 8)), c.sum()), length=3, in_axes=(nnx.Carry, None))(x, m)[1]
+    ),
+    "around flax's vmap": lambda jit: jit(lambda m, x: nnx.vmap(lambda m, row: m(row), in_axes=(None, 0))(m, x)),
+}
+
+
+@pytest.mark.parametrize("case", COMPOSED)
+def test_it_composes_with_itself_and_with_flax_as_flax_does(case: str):
+    ours, flax = _linear(), _linear()
+    results = [COMPOSED[case](jit)(model, X[:4]) for jit, model in ((tpuflow.nnx.jit, ours), (nnx.jit, flax))]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *results)
+    assert_same(ours, flax)
+
+
+@pytest.mark.parametrize("transformed", [jax.grad, jax.jit, jax.vmap], ids=lambda t: t.__name__)
+def test_an_object_that_cannot_be_updated_is_refused_before_it_is_taken_apart(transformed: Callable[..., Any]):
+    model = _linear()
+    jit = tpuflow.nnx.jit(lambda m, x: m(x).sum())
+    with pytest.raises(ValueError, match="different trace level"):
+        transformed(lambda x: jit(model, x))(X[:4])
+    assert model(X[:4]).shape == (4, 2), "flax's own has lost its parameters by then"
+
+
 def test_a_result_that_is_an_argument_is_the_callers_own_object():
     model = _linear()
     same, inner = tpuflow.nnx.jit(lambda m: (m, {"kernel": m.kernel}))(model)

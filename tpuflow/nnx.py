@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.core import Tracer
 
 from tpuflow import amp
 from tpuflow.chips import Chip
@@ -68,9 +69,14 @@ class ObjectJitFunction:
         self._jitted = jit_arrays(_of_arrays(fun), **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function on the device, and update the arguments' nnx objects."""
+        """Call the function on the device, and update the arguments' nnx objects.
+
+        Raises:
+          ValueError: under a transformation (`jax.grad` of a function that calls this one), an nnx object comes from outside of it, and
+            so cannot be updated from within; make it an argument there and use flax's transformation (`nnx.grad`).
+        """
         with nnx.update_context(_CONTEXT):
-            args, kwargs = _split((args, kwargs))
+            args, kwargs = _split((args, kwargs), checked=any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))))
             results = self._jitted(*args, **kwargs)
             *_, outputs = _merged(results, is_inner=False)
         return outputs
@@ -137,13 +143,16 @@ class _Parts:
     others: Any
 
 
-def _split(tree: Any) -> Any:
-    """The tree with `_Parts` in the place of every nnx object; objects that meet again are the same."""
+def _split(tree: Any, *, checked: bool = False) -> Any:
+    """The tree with `_Parts` in the place of every nnx object; objects that meet again are the same.
+
+    `checked`: objects that could not be updated are refused here, before anything is taken apart; else they are told by flax too late.
+    """
 
     def split(context: nnx.SplitContext, path: Any, prefix: Any, value: Any) -> _Parts:
         return _Parts(*context.split(value, nnx.Param, nnx.BatchStat, ...))
 
-    return nnx.to_tree(tree, split_fn=split, ctxtag=_CONTEXT)
+    return nnx.to_tree(tree, prefix=0 if checked else None, split_fn=split, ctxtag=_CONTEXT)  # flax checks where there is a prefix
 
 
 def _merged(tree: Any, *, is_inner: bool) -> Any:
