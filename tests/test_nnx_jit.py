@@ -273,6 +273,22 @@ def test_a_step_that_fails_leaves_its_objects_as_they_were():
     assert np.isfinite(jit(*ours, X, Y))
 
 
+def test_what_a_function_leaves_unchanged_stays_where_it_is():
+    """Only what was changed is a result of the Program: an inference must not copy the model's parameters."""
+    model = Net(nnx.Rngs(0))
+    forward = tpuflow.nnx.jit(lambda m, x: m(x))
+    program = forward.program(model, X)
+    assert [p.shape for p in program.outputs] == [(16,), (16,), (), (32, 3)], "two statistics, dropout's counter, the result"
+    kernel, mean = model.first.kernel[...], np.asarray(model.norm.mean[...])
+    forward(model, X)
+    assert model.first.kernel[...] is kernel and (np.asarray(model.norm.mean[...]) != mean).any()
+    donating = tpuflow.nnx.jit(lambda m, x: m(x), donate_argnums=0)
+    kernel = np.asarray(kernel)
+    assert len(donating.program(model, X).outputs) == len(jax.tree.leaves(nnx.state(model))) + 1
+    donating(model, X)
+    assert (np.asarray(model.first.kernel[...]) == kernel).all(), "given away, and back"
+
+
 def test_lowering_changes_nothing_and_says_what_the_step_costs():
     ours = training()
     before = leaves(ours)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,7 @@ class ObjectJitFunction:
 
     def __init__(self, fun: Callable[..., Any], options: dict[str, Any]):
         functools.update_wrapper(self, fun)
-        self._jitted = jit_arrays(_of_arrays(fun), **options)
+        self._jitted = jit_arrays(self._of_arrays(fun), **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function on the device, and update the arguments' nnx objects.
@@ -77,7 +77,7 @@ class ObjectJitFunction:
         """
         with nnx.update_context(_CONTEXT):
             args, kwargs = _split((args, kwargs), checked=any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))))
-            results = self._jitted(*args, **kwargs)
+            results = _filled(self._jitted(*args, **kwargs), (args, kwargs))
             *_, outputs = _merged(results, is_inner=False)
         return outputs
 
@@ -108,6 +108,26 @@ class ObjectJitFunction:
     def __repr__(self) -> str:
         return repr(self._jitted).replace("tpuflow.jit", _CONTEXT, 1)
 
+    def _of_arrays(self, fun: Callable[..., Any]) -> Callable[..., Any]:
+        """`fun` between split arguments and (split arguments as it leaves them, split results)."""
+
+        @functools.wraps(fun)
+        def of_arrays(*args: Any, **kwargs: Any) -> Any:
+            kept = {id(leaf): number for number, leaf in self._kept(args, kwargs)}
+            args, kwargs = _merged((args, kwargs), is_inner=True)
+            outputs = fun(*args, **kwargs)
+            *objects, outputs = _split((*_objects_only((args, kwargs)), outputs))
+            return *jax.tree.map(lambda x: _Unchanged(kept[id(x)]) if id(x) in kept else x, objects), outputs
+
+        return of_arrays
+
+    def _kept(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[int, Any]]:
+        """The arguments' leaves that the caller keeps, with their numbers: all but those of arguments that are given away."""
+        for number, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path((args, kwargs))):
+            place = path[1].idx if isinstance(path[1], jax.tree_util.SequenceKey) else path[1].key
+            if not self._jitted.donates(place, len(args)):
+                yield number, leaf
+
     def _with_split(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with nnx.update_context(_CONTEXT):
             args, kwargs = _split((args, kwargs))
@@ -120,16 +140,22 @@ def jit_of(arguments: Any) -> Callable[..., Any]:
     return jit if objects else jit_arrays
 
 
-def _of_arrays(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """`fun` between split arguments and (split arguments as it leaves them, split results)."""
+@jax.tree_util.register_static
+@dataclass(frozen=True, slots=True)
+class _Unchanged:
+    """In the place of an array that an object had before and has still: the number of the argument's leaf. It stays where it is."""
 
-    @functools.wraps(fun)
-    def of_arrays(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _merged((args, kwargs), is_inner=True)
-        outputs = fun(*args, **kwargs)
-        return _split((*_objects_only((args, kwargs)), outputs))
+    leaf: int
 
-    return of_arrays
+
+def _filled(results: Any, arguments: Any) -> Any:
+    """Results with the arguments' own arrays for those that are unchanged."""
+    leaves = jax.tree.leaves(arguments)
+    return jax.tree.map(lambda x: leaves[x.leaf] if _is_unchanged(x) else x, results, is_leaf=_is_unchanged)
+
+
+def _is_unchanged(value: Any) -> bool:
+    return isinstance(value, _Unchanged)
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("params", "batch_stats", "others"), meta_fields=("graphdef",))

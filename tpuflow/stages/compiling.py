@@ -138,6 +138,11 @@ class JitFunction:
         traced = self._trace(self._key(args, kwargs)[0])
         return compile_jaxpr(traced.jaxpr, name=self._name, chip=self._target.chip, donated=traced.donated, input_names=traced.names)
 
+    def donates(self, place: int | str, count: int) -> bool:
+        """Whether an argument is given away: by its position in a call with so many positional arguments, or by its name."""
+        numbers = {n % count if -count <= n < 0 else n for n in self._donated.numbers}
+        return place in (self._donated.names if isinstance(place, str) else numbers)
+
     def arrays(self, *args: Any, **kwargs: Any) -> list[Any]:
         """The arguments, static ones aside, as the flat list that the Program takes."""
         return self._key(args, kwargs)[1]
