@@ -170,10 +170,15 @@ def test_arguments_whose_place_results_can_take_are_found():
     assert option.helps(verdict.cost) and "not needed after the call" in flat(verdict)
     for given in (
         tpuflow.check(update, W, X, donate_argnums=0, compare=()),
+        tpuflow.check(update, W, X, donate_argnums=-2, compare=()),
         tpuflow.check(layer, W, X, compare=()),
         tpuflow.check(lambda n, w: w[:n], 8, W, static_argnums=0, compare=()),
     ):
         assert not any("donate" in what for what in options(given))
+
+
+def test_a_function_of_nothing_is_judged_too():
+    assert tpuflow.check(lambda: jnp.ones(())).ok and tpuflow.check(lambda x: None, X).ok
 
 
 def test_the_hosts_share_of_a_call_is_what_a_loop_on_the_device_hides():

@@ -113,7 +113,8 @@ class ObjectJitFunction:
 
         @functools.wraps(fun)
         def of_arrays(*args: Any, **kwargs: Any) -> Any:
-            kept = {id(leaf): number for number, leaf in self._kept(args, kwargs)}
+            given = list(self._kept(args, kwargs))  # held as long as its elements are told by their identity
+            kept = {id(leaf): number for number, leaf in given}
             args, kwargs = _merged((args, kwargs), is_inner=True)
             outputs = fun(*args, **kwargs)
             *objects, outputs = _split((*_objects_only((args, kwargs)), outputs))
@@ -122,10 +123,10 @@ class ObjectJitFunction:
         return of_arrays
 
     def _kept(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[int, Any]]:
-        """The arguments' leaves that the caller keeps, with their numbers: all but those of arguments that are given away."""
+        """The arguments' arrays that the caller keeps, with their numbers: all but those of arguments that are static or given away."""
         for number, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path((args, kwargs))):
             place = path[1].idx if isinstance(path[1], jax.tree_util.SequenceKey) else path[1].key
-            if not self._jitted.donates(place, len(args)):
+            if isinstance(leaf, Tracer) and not self._jitted.donates(place, len(args)):
                 yield number, leaf
 
     def _with_split(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -60,7 +60,8 @@ def check(
     for name in compare:
         amp.get_policy(name)
     of_models = {"optimizer": optimizer, "loss": loss, "sink_size": sink_size}
-    of_functions = {"donate_argnums": _numbers(donate_argnums) or None, "static_argnums": _numbers(static_argnums) or None, **kwargs}
+    donated, static = _positions(donate_argnums, len(args)), _positions(static_argnums, len(args))
+    of_functions = {"donate_argnums": donated or None, "static_argnums": static or None, **kwargs}
     if is_model(step):
         _refuse(of_functions, f"check: {type(step).__name__} is a model, which is trained on a batch", "a function's")
         subject: Subject = Training(step, args, row, optimizer, loss, SINK_STEPS if sink_size is None else sink_size, calibration)
@@ -68,7 +69,7 @@ def check(
     if not callable(step):
         raise ConfigError(f"check: expected a function or a Flax module, got {type(step).__name__}.")
     _refuse(of_models, "check: a function is called as it is", "a model's")
-    subject = Function(step, args, kwargs, row, _numbers(donate_argnums), _numbers(static_argnums), calibration)
+    subject = Function(step, args, kwargs, row, donated, static, calibration)
     return _verdict(subject, policy, row, compare)
 
 
@@ -103,5 +104,7 @@ def _refuse(given: Mapping[str, Any], what: str, whose: str) -> None:
         )
 
 
-def _numbers(numbers: int | Sequence[int]) -> tuple[int, ...]:
-    return (numbers,) if isinstance(numbers, int) else tuple(numbers)
+def _positions(numbers: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """The positions among so many arguments; those from the end counted from the beginning."""
+    given = (numbers,) if isinstance(numbers, int) else numbers
+    return tuple(n % count if -count <= n < 0 else n for n in given)

@@ -75,7 +75,7 @@ class Option:
         """Whether it saves time or memory worth the change; anything that fits helps what does not."""
         if self.cost is None or now is None:
             return self.cost is not None
-        faster, smaller = 1 - self.cost.seconds / now.seconds, 1 - self.cost.peak_bytes / now.peak_bytes
+        faster, smaller = _saved(self.cost.seconds, now.seconds), _saved(self.cost.peak_bytes, now.peak_bytes)
         return max(faster, smaller) >= WORTHWHILE and min(faster, smaller) > -WORTHWHILE
 
     def text(self, now: Cost | None) -> str:
@@ -101,11 +101,17 @@ class Option:
     def as_dict(self, now: Cost | None) -> dict[str, Any]:
         """Everything as plain data."""
         cost = None if self.cost is None else dataclasses.asdict(self.cost)
-        return {"what": self.what, "fits": cost is not None, "helps": self.helps(now), **(cost or {}), "text": self.text(now)}
+        fits = {"fits": cost is not None, "helps": self.helps(now), "needed_bytes": self.needed_bytes}
+        return {"what": self.what, **fits, **(cost or {}), "text": self.text(now)}
+
+
+def _saved(after: float, before: float) -> float:
+    """The share that is saved; nothing of nothing."""
+    return 1 - after / before if before else 0.0
 
 
 def _change(after: float, before: float) -> str:
-    return f"{after / before - 1:+.0%}" if before else "none before"
+    return f"{-_saved(after, before):+.0%}"
 
 
 # --- what bounds it ---------------------------------------------------------------------------------------------------
@@ -163,20 +169,20 @@ def _host_share(time: ProgramTime) -> float:
 def donation_option(
     arguments: Mapping[int, Sequence[Any]], results: Sequence[Any], donated: Sequence[int], estimated: Callable[[tuple[int, ...]], Estimate]
 ) -> Option | None:
-    """The function with every argument given away whose arrays results can replace; None if there is none.
+    """The function with every argument given away that has an array whose place a result can take; None if there is none.
 
     `arguments`: the (shape, type) of each array of an argument, by its position; `results`: those of the results. `estimated` takes
     donate_argnums.
     """
     left = Counter(results)
     for position in donated:
-        left -= Counter(arguments[position])
+        left -= Counter(arguments.get(position, ()))
     found = []
     for position, arrays in arguments.items():
-        need = Counter(arrays)
-        if position not in donated and arrays and need <= left:
+        taken = Counter(arrays) & left
+        if position not in donated and taken:
             found.append(position)
-            left -= need
+            left -= taken
     if not found:
         return None
     numbers = tuple(sorted((*donated, *found)))

@@ -143,8 +143,8 @@ class Verdict:
         numbers = {None: "", True: ", overflows", False: ", does not overflow"}[self.overflows]
         if self.estimate is None:
             return f"does not fit{numbers}"
-        bound, share = next(iter(bounds(self.estimate.time).items()))
-        return f"fits{numbers}, {seconds_text(self.estimate.step_seconds)} a step, {share:.0%} of it bound by {bound}"
+        shares = [f", {share:.0%} of it bound by {name}" for name, share in bounds(self.estimate.time).items()]
+        return f"fits{numbers}, {seconds_text(self.estimate.step_seconds)} a step{''.join(shares[:1])}"
 
     def _memory_lines(self) -> list[str]:
         if self.estimate is None or self._profile is None:
