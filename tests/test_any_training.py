@@ -317,6 +317,7 @@ def test_optimizers_that_want_more_than_gradients_get_it(optimizer):
 def test_models_of_functions_haiku_and_equinox_train_like_the_same_linen_module():
     import equinox
     import haiku
+
     linen = nn.Dense(4)
     start = linen.init(jax.random.key(0), X[:1])["params"]
     wanted = tpuflow.train(linen, (X, Y), params=start, batch_size=BATCH, progress=False).losses

@@ -18,7 +18,7 @@ from models.mlp import MLP
 from tpuflow import cli
 from tpuflow.errors import ConfigError
 
-IMAGES, LABELS = jax.ShapeDtypeStruct((64, 28, 28), jnp.float32), jax.ShapeDtypeStruct((64,), jnp.int32)
+BATCH = jax.ShapeDtypeStruct((64, 28, 28), jnp.float32), jax.ShapeDtypeStruct((64,), jnp.int32)
 RNG = np.random.default_rng(0)
 W, X = RNG.standard_normal((256, 128), np.float32), RNG.standard_normal((64, 256), np.float32)
 HUGE = jax.ShapeDtypeStruct((2**17, 2**16), jnp.float32)  # 32 GiB
@@ -67,8 +67,8 @@ def flat(verdict: tpuflow.Verdict) -> str:
 
 
 def test_a_training_is_judged_from_shapes_with_the_figures_of_its_estimate():
-    verdict = tpuflow.check(MLP(), IMAGES, LABELS, chip="tpu-v3", sink_size=1)
-    found = tpuflow.estimate_training(MLP(), IMAGES, LABELS, chip="tpu-v3", sink_size=1)
+    verdict = tpuflow.check(MLP(), BATCH, chip="tpu-v3", sink_size=1)
+    found = tpuflow.estimate_training(MLP(), BATCH, chip="tpu-v3", sink_size=1)
     assert verdict.ok and verdict.fits and verdict.overflows is None and verdict.numerics is None
     assert verdict.estimate == found
     text = flat(verdict)
@@ -87,13 +87,26 @@ def test_a_training_is_judged_from_shapes_with_the_figures_of_its_estimate():
     assert sum(plain["bounds"].values()) == pytest.approx(1, abs=0.01)
 
 
+def test_any_training_is_judged_as_it_is_estimated():
+    """Other batches than pairs, other options than the usual: what `tpuflow.train` takes."""
+
+    def loss_fn(apply: Any, params: Any, batch: Any, rngs: Any) -> jax.Array:
+        return jnp.mean(batch["weight"] * (apply(params, batch["x"]) ** 2).sum(-1))
+
+    batch = {"x": jax.ShapeDtypeStruct((8, 64), jnp.float32), "weight": jax.ShapeDtypeStruct((8,), jnp.float32)}
+    given = {"inputs": "x", "loss_fn": loss_fn, "optimizer": optax.sgd(0.1), "frozen": ("bias",), "sink_size": 7}
+    model = linen.Dense(4)
+    verdict = tpuflow.check(model, batch, compare=(), **given)
+    assert verdict.estimate == tpuflow.estimate_training(model, batch, **given)
+
+
 def test_what_would_help_is_estimated_and_not_guessed():
-    verdict = tpuflow.check(MLP(), IMAGES, LABELS, chip="tpu-v3", sink_size=1, compare=("bf16", "mixed", "fp32"))
+    verdict = tpuflow.check(MLP(), BATCH, chip="tpu-v3", sink_size=1, compare=("bf16", "mixed", "fp32"))
     assert list(options(verdict)) == ["sink_size=100", "policy bf16", "policy mixed"]
     for what, option in options(verdict).items():
         kind, _, value = what.replace("=", " ").partition(" ")
         changed = {"policy": value} if kind == "policy" else {"sink_size": int(value)}
-        found = tpuflow.estimate_training(MLP(), IMAGES, LABELS, **{"chip": "tpu-v3", "sink_size": 1, **changed})
+        found = tpuflow.estimate_training(MLP(), BATCH, **{"chip": "tpu-v3", "sink_size": 1, **changed})
         assert option.cost.seconds == found.step_seconds and option.cost.peak_bytes == found.memory.peak_memory_in_bytes
         assert option.cost.traffic_bytes == found.time.work.hbm_bytes / found.steps
         assert option.helps(verdict.cost) == any(what in line for line in verdict.advice) == all(what not in t for t in verdict.tried)
@@ -102,17 +115,17 @@ def test_what_would_help_is_estimated_and_not_guessed():
 
 
 def test_a_sink_that_hides_the_host_is_left_as_it_is():
-    assert not any("sink_size" in what for what in options(tpuflow.check(MLP(), IMAGES, LABELS, chip="tpu-v3", compare=())))
+    assert not any("sink_size" in what for what in options(tpuflow.check(MLP(), BATCH, chip="tpu-v3", compare=())))
 
 
 def test_activations_that_fill_the_memory_are_a_case_for_checkpoint():
     inputs, labels = jax.ShapeDtypeStruct((256, 64, 64), jnp.float32), jax.ShapeDtypeStruct((256,), jnp.int32)
-    verdict = tpuflow.check(Deep(), inputs, labels, compare=())
+    verdict = tpuflow.check(Deep(), (inputs, labels), compare=())
     (advice,) = verdict.advice
     assert advice.startswith("jax.checkpoint (nn.remat): ") and "(most: Deep " in advice and "us a step" in advice
     kept = verdict.estimate.profile().memory.peak_by_category["activations"]
     assert f"{kept / 2**20:.2f} MiB of the" in advice
-    assert tpuflow.check(MLP(), IMAGES, LABELS, compare=()).advice == [], "mostly parameters"
+    assert tpuflow.check(MLP(), BATCH, compare=()).advice == [], "mostly parameters"
 
 
 @pytest.mark.slow
@@ -126,7 +139,7 @@ def test_the_numbers_of_a_training_are_looked_at_if_there_are_data():
     inputs = RNG.standard_normal((16, 8), np.float32)
 
     def of(scale: float, policy: str) -> tpuflow.Verdict:
-        return tpuflow.check(Tiny(), np.float32(scale) * inputs, labels, policy=policy, optimizer=optax.sgd(0.1), compare=())
+        return tpuflow.check(Tiny(), (np.float32(scale) * inputs, labels), policy=policy, optimizer=optax.sgd(0.1), compare=())
 
     fine, skipping, bad = of(1, "fp32"), of(1, "mixed"), of(3e4, "fp16")
     assert fine.ok and fine.overflows is False and "does not overflow" in str(fine)
@@ -225,9 +238,9 @@ def test_what_does_not_fit_is_a_verdict_with_its_facts(tmp_path: Path):
 
 def test_another_policy_that_fits_helps_what_does_not():
     inputs, labels = jax.ShapeDtypeStruct((2**17, 64, 64), jnp.float32), jax.ShapeDtypeStruct((2**17,), jnp.int32)
-    verdict = tpuflow.check(Deep(), inputs, labels, chip="tpu-v5e", compare=("bf16",))
+    verdict = tpuflow.check(Deep(), (inputs, labels), chip="tpu-v5e", compare=("bf16",))
     assert not verdict.fits
-    found = tpuflow.estimate_training(Deep(), inputs, labels, chip="tpu-v5e", policy="bf16")
+    found = tpuflow.estimate_training(Deep(), (inputs, labels), chip="tpu-v5e", policy="bf16")
     peak = found.memory.peak_memory_in_bytes / 2**30
     assert verdict.advice[0] == f"policy bf16: would fit in {peak:.2f} GiB, {1e3 * found.step_seconds:.3f} ms a step"
     assert "jax.checkpoint (nn.remat) on the layers above" in verdict.advice[1]
@@ -237,16 +250,11 @@ def test_another_policy_that_fits_helps_what_does_not():
 
 
 WRONG = {
-    "not a step": ((3,), {}, "expected a function or a Flax module, got int"),
-    "a model without a batch": ((MLP(),), {}, "expected inputs and labels, arrays or shapes, got 0 arguments"),
-    "a model's option for a function": (
-        (layer, W, X),
-        {"sink_size": 3},
-        "a function is called as it is: sink_size is a model's; leave it out",
-    ),
-    "two of them": ((layer, W, X), {"loss": "mse", "optimizer": optax.sgd(1)}, "optimizer, loss are a model's; leave them out"),
-    "a function's option for a model": ((MLP(), IMAGES, LABELS), {"donate_argnums": 0}, "donate_argnums is a function's"),
-    "an option that is none": ((MLP(), IMAGES, LABELS), {"epochs": 3}, "epochs is a function's"),
+    "not a step": ((3,), {}, "expected a function or a model, got int"),
+    "a model without a batch": ((MLP(),), {}, "expected one batch, such as (inputs, labels), arrays or shapes, got 0 arguments"),
+    "a batch in pieces": ((MLP(), *BATCH), {}, "got 2 arguments"),
+    "a function's option for a model": ((MLP(), BATCH), {"donate_argnums": 0}, "donate_argnums and static_argnums are a function's"),
+    "an option that is none": ((MLP(), BATCH), {"sink_sise": 3}, "Did you mean 'sink_size'"),
     "a policy that is none": ((layer, W, X), {"compare": ("fp17",)}, "unknown policy 'fp17'"),
     "a chip that is none": ((layer, W, X), {"chip": "tpu-v33"}, "Did you mean 'tpu-v3'"),
 }
@@ -264,7 +272,7 @@ def test_options_that_do_not_belong_are_refused(case: str):
 
 
 def mlp_step(batch: int):
-    return MLP(), jax.ShapeDtypeStruct((batch, 28, 28), jnp.float32), jax.ShapeDtypeStruct((batch,), jnp.int32)
+    return MLP(), (jax.ShapeDtypeStruct((batch, 28, 28), jnp.float32), jax.ShapeDtypeStruct((batch,), jnp.int32))
 
 
 def loud_step(batch: int):

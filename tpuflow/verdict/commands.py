@@ -29,10 +29,12 @@ def check_target(
     """
     made = load_step(target, batch)
     options: dict[str, Any] = {"chip": chip, "policy": policy, "calibration": calibration}
-    if made.trains:
+    if sink_size is not None:
+        if not made.trains:
+            raise ConfigError(
+                f"--sink-size: {target} gives a function, which is called once a round trip; let it give a model and a batch."
+            )
         options["sink_size"] = sink_size
-    elif sink_size is not None:
-        raise ConfigError(f"--sink-size: {target} gives a function, which is called once a round trip; give a Flax module to train.")
     found = check(made.step, *made.arguments, **options, compare=COMPARED if compare is None else compare)
     smaller = [] if found.error is None else _smaller_batches(target, batch, found.error, chip, policy)
     return dataclasses.replace(found, options=(*smaller, *found.options))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import optax
 
 from tpuflow import amp
 from tpuflow.chips import Chip, get_chip
 from tpuflow.errors import ConfigError, OutOfMemoryError
-from tpuflow.estimating.estimating import SINK_STEPS, Calibrated
-from tpuflow.estimating.targets import is_model
+from tpuflow.estimating.estimating import Calibrated
 from tpuflow.numerics.report import NumericsReport
+from tpuflow.training.adapters.choosing import is_model
 from tpuflow.verdict.options import policy_options
 from tpuflow.verdict.subjects import Function, Policy, Subject, Training
 from tpuflow.verdict.verdict import Verdict
@@ -29,9 +27,6 @@ def check(
     *args: Any,
     chip: str | Chip = "generic",
     policy: Policy = None,
-    optimizer: optax.GradientTransformation | None = None,
-    loss: Any = None,
-    sink_size: int | None = None,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     calibration: Calibrated = None,
@@ -43,14 +38,15 @@ def check(
     Time and memory are modelled from shapes; numbers are looked at if arrays are given, by running the step on the simulated device.
 
     Args:
-      step: a function of arrays (or of nnx objects, as for `tpuflow.nnx.jit`), or a Flax module, which is trained.
-      args, kwargs: of a function, its arguments; of a module, one batch: inputs and labels. Arrays or `jax.ShapeDtypeStruct`s.
+      step: a function of arrays (or of nnx objects, as for `tpuflow.nnx.jit`), such as a training step of your own, or a model, which is
+        trained: a Flax, Haiku or Equinox one, or a `tpuflow.Model`.
+      args: of a function, its arguments; of a model, one batch, as for `tpuflow.estimate_training`. Arrays or `jax.ShapeDtypeStruct`s.
       chip: a row of the catalogue, a .toml file, or a Chip.
-      policy: precision; as the function is written if None, "fp32" for a module.
-      optimizer, loss, sink_size: of a module, as for `tpuflow.estimate_training`.
+      policy: precision; as the function is written if None, "fp32" for a model.
       donate_argnums, static_argnums: of a function, as for `tpuflow.jit`.
       calibration: as of `tpuflow.estimate`.
       compare: policies that the step is estimated in besides.
+      kwargs: of a function, its arguments; of a model, options of `tpuflow.estimate_training`: optimizer, loss, sink_size, ...
 
     Raises:
       ConfigError: an option is unknown, or does not belong to what `step` is.
@@ -59,18 +55,17 @@ def check(
     row = get_chip(chip)
     for name in compare:
         amp.get_policy(name)
-    of_models = {"optimizer": optimizer, "loss": loss, "sink_size": sink_size}
     donated, static = _positions(donate_argnums, len(args)), _positions(static_argnums, len(args))
-    of_functions = {"donate_argnums": donated or None, "static_argnums": static or None, **kwargs}
-    if is_model(step):
-        _refuse(of_functions, f"check: {type(step).__name__} is a model, which is trained on a batch", "a function's")
-        subject: Subject = Training(step, args, row, optimizer, loss, SINK_STEPS if sink_size is None else sink_size, calibration)
-        return _verdict(subject, policy or "fp32", row, compare)
-    if not callable(step):
-        raise ConfigError(f"check: expected a function or a Flax module, got {type(step).__name__}.")
-    _refuse(of_models, "check: a function is called as it is", "a model's")
-    subject = Function(step, args, kwargs, row, donated, static, calibration)
-    return _verdict(subject, policy, row, compare)
+    if not is_model(step):
+        if not callable(step):
+            raise ConfigError(f"check: expected a function or a model, got {type(step).__name__}.")
+        return _verdict(Function(step, args, kwargs, row, donated, static, calibration), policy, row, compare)
+    if donated or static:
+        raise ConfigError(f"check: {type(step).__name__} is a model; donate_argnums and static_argnums are a function's, leave them out.")
+    if len(args) != 1:
+        expected = "expected one batch, such as (inputs, labels), arrays or shapes"
+        raise ConfigError(f"check: {type(step).__name__} is a model, which is trained: {expected}, got {len(args)} arguments.")
+    return _verdict(Training(step, args[0], row, calibration, kwargs), policy or "fp32", row, compare)
 
 
 def _verdict(subject: Subject, policy: Policy, chip: Chip, compare: Sequence[str]) -> Verdict:
@@ -82,7 +77,7 @@ def _verdict(subject: Subject, policy: Policy, chip: Chip, compare: Sequence[str
         error = refused
     options = (*subject.options(found, policy), *policy_options(subject.estimated, compare, name))
     numerics, unchecked = _numerics(subject, policy) if found is not None else (None, NOT_RUN)
-    return Verdict(subject.name, chip.name, name, found, error, numerics, unchecked, options)
+    return Verdict(found.name if found else subject.name, chip.name, name, found, error, numerics, unchecked, options)
 
 
 def _numerics(subject: Subject, policy: Policy) -> tuple[NumericsReport | None, str]:
@@ -93,15 +88,6 @@ def _numerics(subject: Subject, policy: Policy) -> tuple[NumericsReport | None, 
         return subject.numerics(policy), ""
     except OutOfMemoryError:
         return None, NO_ROOM
-
-
-def _refuse(given: Mapping[str, Any], what: str, whose: str) -> None:
-    """Options that do not belong to this kind of step."""
-    wrong = [name for name, value in given.items() if value is not None]
-    if wrong:
-        raise ConfigError(
-            f"{what}: {', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} {whose}; leave {'it' if len(wrong) == 1 else 'them'} out."
-        )
 
 
 def _positions(numbers: int | Sequence[int], count: int) -> tuple[int, ...]:

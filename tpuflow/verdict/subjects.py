@@ -11,10 +11,9 @@ import jax
 
 from tpuflow import amp
 from tpuflow.chips import Chip
-from tpuflow.errors import ConfigError
 from tpuflow.estimating.estimating import Calibrated, Estimate, estimate, estimate_training
 from tpuflow.nnx import jit_of
-from tpuflow.numerics.checking import check_numerics
+from tpuflow.numerics.checking import REFERENCE, check_numerics
 from tpuflow.numerics.functions import measure_function
 from tpuflow.numerics.report import NumericsReport
 from tpuflow.stages.staging import Target, as_array
@@ -52,20 +51,13 @@ class Subject(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A Flax module and one batch of inputs and labels."""
+    """A model and one batch of any form; `settings` are further options of `tpuflow.estimate_training`."""
 
     model: Any
-    batch: tuple[Any, ...]
+    batch: Any
     chip: Chip
-    optimizer: Any
-    loss: Any
-    sink_size: int
     calibration: Calibrated
-
-    def __post_init__(self) -> None:
-        if len(self.batch) != 2:
-            expected = "expected inputs and labels, arrays or shapes"
-            raise ConfigError(f"check: {self.name} is a model, which is trained on one batch: {expected}, got {len(self.batch)} arguments.")
+    settings: Mapping[str, Any]
 
     @property
     def name(self) -> str:
@@ -74,9 +66,8 @@ class Training:
 
     def estimated(self, policy: Policy) -> Estimate:
         """The sunk training step that `tpuflow.train` would run."""
-        inputs, labels = map(_shape, self.batch)
-        chosen = {"optimizer": self.optimizer, "loss": self.loss, "sink_size": self.sink_size, "calibration": self.calibration}
-        return estimate_training(self.model, inputs, labels, chip=self.chip, policy=policy or "fp32", **chosen)
+        shapes = jax.tree.map(_shape, self.batch)
+        return estimate_training(self.model, shapes, policy or REFERENCE, chip=self.chip, calibration=self.calibration, **self.settings)
 
     def options(self, found: Estimate | None, policy: Policy) -> Iterator[Option]:
         """A larger sink; a step's state is given away anyway."""
@@ -84,13 +75,13 @@ class Training:
             yield option
 
     def has_data(self) -> bool:
-        """Whether inputs and labels are arrays."""
-        return not any(isinstance(x, jax.ShapeDtypeStruct) for x in self.batch)
+        """Whether the batch is of arrays."""
+        return not any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(self.batch))
 
     def numerics(self, policy: Policy) -> NumericsReport:
         """Some steps on the batch, measured."""
-        chosen = {"loss": self.loss, "optimizer": self.optimizer, "chip": self.chip, "steps": NUMERIC_STEPS}
-        report = check_numerics(self.model, self.batch, policy or "fp32", **chosen)
+        settings = {name: value for name, value in self.settings.items() if name != "sink_size"}
+        report = check_numerics(self.model, self.batch, policy or REFERENCE, chip=self.chip, steps=NUMERIC_STEPS, **settings)
         assert isinstance(report, NumericsReport)  # of one policy
         return report
 
