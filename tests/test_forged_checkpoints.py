@@ -156,11 +156,11 @@ CONTENTS = {
     "nothing": (b"", "is not JSON"),
     "deep nesting": (b"[" * 100_000 + b"]" * 100_000, "is not JSON as tpuflow.train writes it: maximum recursion depth"),
     "deep objects": (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "is not JSON"),
-    "bad UTF-8": (b'{"format": 1, "x": "\xff"}', "is not JSON"),
-    "UTF-16": ('{"format": 1}'.encode("utf-16"), "is not JSON"),
+    "bad UTF-8": (b'{"format": 2, "x": "\xff"}', "is not JSON"),
+    "UTF-16": ('{"format": 2}'.encode("utf-16"), "is not JSON"),
     "a number too long": (b'{"format": ' + b"1" * 10_000 + b"}", "is not JSON"),
-    "bytes that are none": (b'{"format": 1, "x": {"base64": 7}}', "is not JSON"),
-    "another version": (b'{"format": 2}', "its format is 2, this version of tpuflow reads 1"),
+    "bytes that are none": (b'{"format": 2, "x": {"base64": 7}}', "is not JSON"),
+    "another version": (b'{"format": 1}', "its format is 1, this version of tpuflow reads 2"),
     "a version that is none": (b'{"format": [1]}', r"its format is \[1\]"),
 }
 
