@@ -17,17 +17,18 @@ from tpuflow.amp.casting import PRODUCTS, Operand, Rule, Walk, as_traced, avals,
 
 source_info.register_exclusion(__file__)
 
-SUMS = ("cumlogsumexp", "cumprod", "cumsum", "reduce_prod", "reduce_sum", "reduce_window_sum")
+SUMS = ("cumlogsumexp", "cumprod", "cumsum", "psum", "psum_invariant", "reduce_prod", "reduce_scatter", "reduce_sum", "reduce_window_sum")
 FULL_PRECISION = (
     *SUMS, "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cosh", "digamma", "erf_inv", "exp", "exp2", "expm1", "igamma",
     "igammac", "integer_pow", "lgamma", "log", "log1p", "pow", "regularized_incomplete_beta", "rsqrt", "sinh", "square", "tan",
 )  # fmt: skip
 BROADCASTING = ("add", "add_any", "div", "max", "min", "mul", "rem", "sub")
 WIDEST = (
-    "abs", "argmax", "argmin", "broadcast_in_dim", "cbrt", "ceil", "clamp", "concatenate", "copy", "copy_p", "cos", "cummax", "cummin",
-    "dynamic_slice", "dynamic_update_slice", "eq", "erf", "erfc", "floor", "gather", "ge", "gt", "is_finite", "le", "logistic", "lt",
-    "name", "ne", "neg", "pad", "reduce_max", "reduce_min", "reshape", "rev", "round", "select_n", "sign", "sin", "slice", "split",
-    "sqrt", "squeeze", "stop_gradient", "tanh", "top_k", "transpose",
+    "abs", "all_gather", "all_gather_invariant", "all_to_all", "argmax", "argmin", "broadcast_in_dim", "cbrt", "ceil", "clamp",
+    "concatenate", "copy", "copy_p", "cos", "cummax", "cummin", "dynamic_slice", "dynamic_update_slice", "eq", "erf", "erfc", "floor",
+    "gather", "ge", "gt", "is_finite", "le", "logistic", "lt", "name", "ne", "neg", "pad", "pbroadcast", "pmax", "pmin", "ppermute",
+    "pvary", "reduce_max", "reduce_min", "reshape", "rev", "round", "select_n", "sign", "sin", "slice", "split", "sqrt", "squeeze",
+    "stop_gradient", "tanh", "top_k", "transpose",
 )  # fmt: skip
 EACH_ITS_OWN = ("optimization_barrier", "sort")
 CALLS = ("closed_call", "core_call", "custom_lin", "jit", "pjit")
@@ -167,6 +168,19 @@ def remat(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
     return list(map(Operand, jax.checkpoint(region, **options)(*(o.value for o in operands))))
 
 
+def shard_map(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+    """The same program for every shard, with its casts."""
+    p = eqn.params
+    body = _closed(p["jaxpr"])
+
+    def region(*values: Any) -> tuple[Any, ...]:
+        return tuple(r.value for r in walk.run(body, [Operand(v, o.weak) for v, o in zip(values, operands, strict=True)]))
+
+    options = {"axis_names": set(p["newly_manual_axes"]), "check_vma": p["check_vma"]}
+    mapped = jax.shard_map(region, mesh=p["mesh"], in_specs=tuple(p["in_specs"]), out_specs=tuple(p["out_specs"]), **options)
+    return list(map(Operand, mapped(*(o.value for o in operands))))
+
+
 def scan(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
     """The same loop; its carries keep the types they were traced with."""
     p = eqn.params
@@ -222,6 +236,7 @@ _CONTROL: dict[str, Rule] = {
     "checkpoint": remat,
     "remat2": remat,
     "scan": scan,
+    "shard_map": shard_map,
     "while": while_loop,
     "cond": cond,
 }

@@ -1,8 +1,8 @@
 """The walk over a step's jaxpr that measures the result of every floating-point operation.
 
 The step is run again equation by equation, with the same primitives on the same types: its own results are those of the step that trains.
-Operations that only move numbers are not measured. Bodies of `scan`, branches of `cond` and called functions are measured inside; a
-`while` loop, whose trips are not known, by its results.
+Operations that only move numbers are not measured. Bodies of `scan`, branches of `cond`, called functions and shards are measured
+inside; a `while` loop, whose trips are not known, by its results.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tpuflow.numerics.underflows import ought_not_be_zero
 from tpuflow.training.stepping import OPTIMIZER_SCOPE
 
 MOVES = frozenset({
-    "broadcast_in_dim", "concatenate", "copy", "copy_p", "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather", "name",
-    "optimization_barrier", "pad", "reshape", "rev", "select_and_gather_add", "select_n", "slice", "split", "squeeze", "stop_gradient",
-    "transpose",
+    "all_gather", "all_to_all", "broadcast_in_dim", "concatenate", "copy", "copy_p", "dynamic_slice", "dynamic_update_slice",
+    "expand_dims", "gather", "name", "optimization_barrier", "pad", "ppermute", "pvary", "reshape", "rev", "select_and_gather_add",
+    "select_n", "slice", "split", "squeeze", "stop_gradient", "transpose",
 })  # fmt: skip
 ON_THE_WAY = MOVES | {"add_any", "convert_element_type"}
 """What may lie between the operation that makes a parameter's gradient and the gradient that the optimizer gets."""
@@ -108,6 +108,8 @@ class Walk:
             return self._scan(equation, operands, gradients)
         if name == "cond" and equation.params.get("branches_platforms") is None:
             return self._cond(equation, operands, gradients)
+        if name == "shard_map":
+            return self._shard_map(equation, operands, gradients)
         results = rebind(equation, [o.value for o in operands])
         if name in MOVES:
             return [_moved(r, operands) for r in results]
@@ -186,6 +188,20 @@ class Walk:
         results, found = jax.lax.switch(index.value, [functools.partial(whole, i) for i in range(len(branches))], *values)
         for i in range(len(branches)):
             self._take_over(walks[i], found[i])
+        return [track(v) for v in results]
+
+    def _shard_map(self, equation: Equation, operands: list[Tracked], gradients: list[bool]) -> list[Tracked]:
+        """A program for every shard, of which there is one: its figures leave along an axis of size 1."""
+        p, inside = equation.params, self._inside()
+
+        def shard(*values: Any) -> tuple[list[Any], list[Any]]:
+            results = inside.run(p["jaxpr"], [track(v) for v in values], gradients)
+            return [r.value for r in results], jax.tree.map(lambda c: c[None], inside.found)
+
+        specs = {"in_specs": tuple(p["in_specs"]), "out_specs": (list(p["out_specs"]), jax.P(p["mesh"].axis_names))}
+        options = {"axis_names": set(p["newly_manual_axes"]), "check_vma": p["check_vma"]}
+        results, found = jax.shard_map(shard, mesh=p["mesh"], **specs, **options)(*(o.value for o in operands))
+        self._take_over(inside, jax.tree.map(lambda c: c[0], found))
         return [track(v) for v in results]
 
     def _take_over(self, walk: Walk, found: Sequence[Any]) -> None:

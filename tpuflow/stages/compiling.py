@@ -18,7 +18,7 @@ from tpuflow.chips import Chip, get_chip
 from tpuflow.compiler import compile_jaxpr
 from tpuflow.errors import ConfigError
 from tpuflow.isa.program import Program
-from tpuflow.lower.frontend.jax_compat import ClosedJaxpr
+from tpuflow.lower.frontend.jax_compat import ClosedJaxpr, axes_around, axes_of
 from tpuflow.stages.device_call import device_call
 from tpuflow.stages.staging import DeviceFunction, Lowered, Target, as_array
 
@@ -98,6 +98,11 @@ class _Traced:
         """Whether it uses values of an enclosing transformation, which another call will not have."""
         return any(isinstance(c, Tracer) for c in self.jaxpr.consts)
 
+    @property
+    def uses_axes(self) -> bool:
+        """Whether it uses a named axis of an enclosing transformation."""
+        return bool(axes_of(self.jaxpr.effects))
+
 
 class JitFunction:
     """A function that runs on the simulated device; made by `tpuflow.jit`."""
@@ -116,7 +121,7 @@ class JitFunction:
         if self._static:
             args, kwargs, statics = self._split(args, kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
-        key = (tree, statics, tuple([_signature(leaf) for leaf in leaves]))
+        key = (tree, statics, tuple([_signature(leaf) for leaf in leaves]), axes_around())
         found = self._compiled.get(key)
         if found is None or _traced(leaves):
             return self._slow_call(key, leaves)
@@ -166,12 +171,12 @@ class JitFunction:
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
         args, kwargs, statics = self._split(args, kwargs) if self._static else (args, kwargs, ())
         leaves, tree = jax.tree.flatten((args, kwargs))
-        return (tree, statics, tuple(_signature(leaf) for leaf in leaves)), leaves
+        return (tree, statics, tuple(_signature(leaf) for leaf in leaves), axes_around()), leaves
 
     def _slow_call(self, key: Any, leaves: list[Any]) -> Any:
         """The first call of a signature, or a call under a transformation."""
         traced = self._trace(key)
-        if traced.captures_tracers or _traced(leaves):
+        if traced.captures_tracers or traced.uses_axes or _traced(leaves):
             return traced.out_tree.unflatten(device_call(leaves, traced.jaxpr, self._name, self._target))
         function, out_tree = self._compile(key)
         return out_tree.unflatten(function([as_array(leaf) for leaf in leaves]))
@@ -186,7 +191,7 @@ class JitFunction:
     def _trace(self, key: Any) -> _Traced:
         if key in self._traced:
             return self._traced[key]
-        tree, statics, signatures = key
+        tree, statics, signatures, _ = key
         out_trees: list[Any] = []
 
         @functools.wraps(self._fun)  # so that JAX's messages name the user's function, and its line

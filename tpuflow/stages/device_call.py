@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from tpuflow.lower.frontend.jax_compat import ClosedJaxpr, Primitive, ad, batching, is_key, jaxpr_as_fun, mlir
+from tpuflow.lower.frontend.jax_compat import ClosedJaxpr, Primitive, ad, axes_of, axis_name, batching, is_key, jaxpr_as_fun, mlir
+from tpuflow.lower.frontend.jaxpr import check_axes
 from tpuflow.stages.staging import Target, run_jaxpr
 
 CACHED = 512
@@ -39,9 +40,9 @@ def _run(*arguments: Any, jaxpr: ClosedJaxpr, name: str, target: Target) -> list
     return run_jaxpr(jaxpr, name, target, arguments)
 
 
-@device_call_p.def_abstract_eval
-def _types(*avals: Any, jaxpr: ClosedJaxpr, name: str, target: Target) -> list[Any]:
-    return list(jaxpr.out_avals)
+@device_call_p.def_effectful_abstract_eval
+def _types(*avals: Any, jaxpr: ClosedJaxpr, name: str, target: Target) -> tuple[list[Any], Any]:
+    return list(jaxpr.out_avals), jaxpr.effects
 
 
 # --- forward mode -----------------------------------------------------------------------------------------------------
@@ -128,23 +129,29 @@ ad.primitive_transposes[device_call_p] = _transpose
 
 
 @functools.lru_cache(CACHED)
-def _batched(jaxpr: ClosedJaxpr, axes: tuple[int | None, ...], size: int) -> ClosedJaxpr:
+def _batched(jaxpr: ClosedJaxpr, axes: tuple[int | None, ...], size: int, axis_name: Any) -> ClosedJaxpr:
     specs = [_with_axis(s, axis, size) for s, axis in zip(_specs(jaxpr.in_avals), axes, strict=True)]
-    return jax.make_jaxpr(jax.vmap(jaxpr_as_fun(jaxpr), in_axes=axes, axis_size=size))(*specs)
+    return jax.make_jaxpr(jax.vmap(jaxpr_as_fun(jaxpr), in_axes=axes, axis_size=size, axis_name=axis_name))(*specs)
 
 
-def _batch(arguments: Sequence[Any], axes: Sequence[Any], *, jaxpr: ClosedJaxpr, name: str, target: Target) -> tuple[list[Any], list[int]]:
-    plain = tuple(None if axis is None else int(axis) for axis in axes)
-    size = next(a.shape[axis] for a, axis in zip(arguments, plain, strict=True) if axis is not None)
-    results = device_call(arguments, _batched(jaxpr, plain, size), name, target)
+def _batch(
+    axis: Any, arguments: Sequence[Any], axes: Sequence[Any], *, jaxpr: ClosedJaxpr, name: str, target: Target
+) -> tuple[list[Any], list[int | None]]:
+    """Over an axis that may have a name; what is not mapped stays so, unless the function asks for the axis by that name."""
+    plain, named = tuple(None if a is None else int(a) for a in axes), axis_name(axis)
+    if all(a is None for a in plain) and named not in axes_of(jaxpr.effects):
+        results = device_call(arguments, jaxpr, name, target)
+        return results, [None] * len(results)
+    results = device_call(arguments, _batched(jaxpr, plain, axis.size, named), name, target)
     return results, [0] * len(results)
 
 
-batching.primitive_batchers[device_call_p] = _batch
+batching.fancy_primitive_batchers[device_call_p] = _batch
 
 
 def _from_host(*arguments: Any, jaxpr: ClosedJaxpr, name: str, target: Target) -> list[Any]:
     """Inside a plain jitted program: random keys cross as their words."""
+    check_axes(jaxpr, name)
     keys_in = [is_key(aval) for aval in jaxpr.in_avals]
     keys_out = [is_key(aval) for aval in jaxpr.out_avals]
 

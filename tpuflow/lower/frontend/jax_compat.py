@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os.path
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -93,6 +93,21 @@ def prune(closed: ClosedJaxpr) -> ClosedJaxpr:
     kept = [False] * len(closed.consts) + [True] * len(closed.in_avals)
     jaxpr, used_consts, _ = partial_eval.dce_jaxpr_consts(closed.jaxpr, used, instantiate=kept)
     return core.ClosedJaxpr(jaxpr, [c for c, keep in zip(closed.consts, used_consts, strict=True) if keep])
+
+
+def axes_of(effects: Iterable[Any]) -> tuple[Any, ...]:
+    """The named axes among the effects of a jaxpr or an equation: those that a `vmap`, `pmap` or `shard_map` around it has bound."""
+    return tuple(e.name for e in effects if isinstance(e, core.NamedAxisEffect))
+
+
+def axes_around() -> Any:
+    """Names and sizes of the axes that are bound where this is called, as something to be looked up by."""
+    return core.get_axis_env()
+
+
+def axis_name(axis_data: Any) -> Any:
+    """The name that a `vmap` gives its axis; None if it has none."""
+    return None if axis_data.name is core.no_axis_name else axis_data.name
 
 
 def literal(atom: Any) -> Any:

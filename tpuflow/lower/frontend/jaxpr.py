@@ -17,14 +17,30 @@ def lower_jaxpr(closed_jaxpr: ClosedJaxpr, name: str, *, input_names: Sequence[s
     """The graph of a closed jaxpr: one input per jaxpr input, one output per jaxpr output, random keys as u32[..., 2].
 
     Raises:
-      UnsupportedPrimitiveError: a primitive, or a form of one, has no rule.
+      UnsupportedPrimitiveError: a primitive, or a form of one, has no rule, or is over a named axis that is bound outside of the jaxpr.
       UnsupportedDtypeError: a value has a type that the device does not have.
     """
     named = tuple(input_names) or tuple(f"argument {i}" for i in range(len(closed_jaxpr.in_avals)))
     types = [jax_compat.type_of(aval, where) for aval, where in zip(closed_jaxpr.in_avals, named, strict=True)]
+    check_axes(closed_jaxpr, name)
     b = Builder(name, types, input_names)
     pruned = jax_compat.prune(closed_jaxpr)
     return b.finish(inline(b, pruned, b.inputs), output_names)
+
+
+def check_axes(closed_jaxpr: ClosedJaxpr, name: str) -> None:
+    """That no named axis comes from outside of what is lowered: how many devices it has would not be known.
+
+    Raises:
+      UnsupportedPrimitiveError: one does.
+    """
+    for equation in closed_jaxpr.jaxpr.eqns:
+        if axes := jax_compat.axes_of(equation.effects):
+            raise UnsupportedPrimitiveError(
+                f"{jax_compat.location_of(equation) or 'unknown source line'}: {equation.primitive.name!r} in {name!r} is over the axes "
+                f"{axes} of a vmap, pmap or shard_map around the call to the device. Put that inside: tpuflow.jit(jax.pmap(step, "
+                f"axis_name=...)) instead of jax.pmap(tpuflow.jit(step), axis_name=...)."
+            )
 
 
 def inline(b: Builder, jaxpr: ClosedJaxpr | Jaxpr, operands: Sequence[Value]) -> tuple[Value, ...]:

@@ -1,6 +1,7 @@
 """The lowering rules, one module a family; importing this package enters them all in the table."""
 
 from tpuflow.lower.frontend.rules import (
+    collectives,
     control,
     convolution,
     elementwise,
@@ -16,6 +17,7 @@ from tpuflow.lower.frontend.rules import (
 )
 
 __all__ = [
+    "collectives",
     "control",
     "convolution",
     "elementwise",
