@@ -20,11 +20,12 @@ import jax
 from tpuflow.chips import Chip, get_chip
 from tpuflow.dtypes import S32
 from tpuflow.errors import CompileError, ConfigError
+from tpuflow.isa.calls import count
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.program import Program
 from tpuflow.lower.assemble import Interface, assemble
 from tpuflow.lower.frontend.jax_compat import KEY_IMPLEMENTATION, ClosedJaxpr, is_key
-from tpuflow.lower.frontend.jaxpr import lower_jaxpr
+from tpuflow.lower.frontend.jaxpr import lower_with_calls
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.verify import verify
 from tpuflow.lower.located import located
@@ -105,9 +106,9 @@ def compile_jaxpr(
     if donated and len(donated) != len(closed_jaxpr.in_avals):
         raise ConfigError(f"{name}: {len(donated)} entries in donated for {len(closed_jaxpr.in_avals)} inputs; expected one each.")
     began = time.perf_counter()
-    graph = lower_jaxpr(closed_jaxpr, name, input_names=tuple(input_names), output_names=tuple(output_names))
+    graph, calls = lower_with_calls(closed_jaxpr, name, input_names=tuple(input_names), output_names=tuple(output_names))
     ins, outs = closed_jaxpr.in_avals, closed_jaxpr.out_avals
-    interface = Interface(tuple(map(bool, donated)), _weak(ins), _weak(outs), _keys(ins), _keys(outs))
+    interface = Interface(tuple(map(bool, donated)), _weak(ins), _weak(outs), _keys(ins), _keys(outs), calls=calls)
     return compile_graph(graph, chip=chip, interface=interface, began=began)
 
 
@@ -135,9 +136,9 @@ def compile_sink(
       And what `compile_jaxpr` raises.
     """
     began = time.perf_counter()
-    step = lower_jaxpr(closed_jaxpr, name)
+    step, calls = lower_with_calls(closed_jaxpr, name)
     _check_carries(step, carries, carry_names)
-    graph = sink_graph(step, carries, invariants, carry_names, invariant_names)
+    graph = sink_graph(step, carries, invariants, carry_names, invariant_names, count(calls))
     ins, outs = closed_jaxpr.in_avals, closed_jaxpr.out_avals
     kept = carries + invariants
     interface = Interface(
@@ -148,6 +149,7 @@ def compile_sink(
         output_keys=_keys(outs)[:carries],
         infeeds=tuple(infeed_names),
         outfeeds=tuple(outfeed_names),
+        calls=calls,
     )
     return compile_graph(graph, chip=chip, interface=interface, began=began)
 
@@ -178,12 +180,17 @@ def compile_graph(
     return program
 
 
-def sink_graph(step: Graph, carries: int, invariants: int, carry_names: Sequence[str] = (), invariant_names: Sequence[str] = ()) -> Graph:
-    """The loop around a step's graph; the step's own batch inputs become the results of infeed nodes."""
+def sink_graph(
+    step: Graph, carries: int, invariants: int, carry_names: Sequence[str] = (), invariant_names: Sequence[str] = (), call_ports: int = 0
+) -> Graph:
+    """The loop around a step's graph; the step's own batch inputs become the results of infeed nodes.
+
+    Figures leave by the outfeed ports after those that the step itself sends to.
+    """
     kept, batch = step.inputs[: carries + invariants], step.inputs[carries + invariants :]
     figures = step.outputs[carries:]
     infeeds = [Node("infeed", (), (value,), MappingProxyType({"port": i})) for i, value in enumerate(batch)]
-    outfeeds = [Node("outfeed", (value,), (), MappingProxyType({"port": i})) for i, value in enumerate(figures)]
+    outfeeds = [Node("outfeed", (value,), (), MappingProxyType({"port": i})) for i, value in enumerate(figures, call_ports)]
     body = Graph("step", kept, (*infeeds, *step.nodes, *outfeeds), (*step.outputs[:carries], *kept[carries:]))
     trips = Value(TensorType(S32), "trips")
     inputs = tuple(Value(v.type, v.name) for v in kept)

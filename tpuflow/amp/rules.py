@@ -30,7 +30,7 @@ WIDEST = (
     "pvary", "reduce_max", "reduce_min", "reshape", "rev", "round", "select_n", "sign", "sin", "slice", "split", "sqrt", "squeeze",
     "stop_gradient", "tanh", "top_k", "transpose",
 )  # fmt: skip
-EACH_ITS_OWN = ("optimization_barrier", "sort")
+EACH_ITS_OWN = ("debug_callback", "debug_print", "optimization_barrier", "sort")
 CALLS = ("closed_call", "core_call", "custom_lin", "jit", "pjit")
 F32 = jnp.dtype(jnp.float32)
 

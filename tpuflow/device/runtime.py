@@ -22,6 +22,7 @@ from tpuflow.device.timing import Calibration, ProgramTime, time_program
 from tpuflow.device.verify import verify
 from tpuflow.errors import ConfigError, LaunchError, listed
 from tpuflow.isa import file
+from tpuflow.isa.calls import deliver
 from tpuflow.isa.program import Loop, Port, Program
 
 ENGINES = ("fast", "reference")
@@ -139,7 +140,9 @@ class Executable:
                 flight = self._engine.fly(inputs, infeeds, start, room, self._paces, budget)
                 self._tell(flight, on_slice, count or 0)
                 check_sent(self.program.outfeeds, flight.totals, room)
-                return flight.outputs, [x[:count] for x in flight.outfeeds]
+                if on_slice is None:
+                    self._call(flight.outfeeds)
+                return flight.outputs, [x[:count] for x in flight.outfeeds[self.program.call_ports :]]
         except OutOfBudget:
             raise self.limits.exceeded() from None
 
@@ -150,16 +153,23 @@ class Executable:
                 pass
             return
         sliced = bool(self.program.code) and isinstance(self.program.code[-1], Loop)
-        told, trips = 0, 0
+        told, trips, own = 0, 0, self.program.call_ports
         with nullcontext() if sliced or not self._engine.consumes else held():
             while trips is not None:
                 with held() if self._engine.consumes else nullcontext():
                     trips = next(flight, None)
                     if trips:
                         told += trips
-                        on_slice(flight.outputs, flight.latest, trips)
+                        on_slice(flight.outputs, flight.latest[own:], trips)
+                        self._call(flight.latest)
             if not told:
-                on_slice(flight.outputs, flight.outfeeds, count)
+                on_slice(flight.outputs, flight.outfeeds[own:], count)
+                self._call(flight.outfeeds)
+
+    def _call(self, sent: Sequence[np.ndarray]) -> None:
+        """Make the Program's calls on the host, with the items that it sent: those of the first step, of the second, ..."""
+        for item in zip(*sent[: self.program.call_ports], strict=True):
+            deliver(self.program.calls, item)
 
     @functools.cached_property
     def _host_bytes(self) -> int:

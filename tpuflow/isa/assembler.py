@@ -59,7 +59,7 @@ def assemble(text: str, *, name: str = "") -> Program:
     numbers = itertools.count()
     buffers = _section(lines, "buffers", lambda cursor: _buffer(cursor, next(numbers)))
     constants = _section(lines, "constants", functools.partial(_constant, lines=lines))
-    ports = {section: _section(lines, section, _port) for section in PORT_SECTIONS}
+    ports: dict[str, Any] = {section: _section(lines, section, _port) for section in PORT_SECTIONS}
     code = _blocks(lines, 1) if lines.heading("code") else ()
     lines.finish(f"the end of the text, or one of the sections {', '.join(_SECTIONS)} in this order")
     names = _all_or_none([comment for _, comment in buffers], f"{lines.name}: buffers")

@@ -25,7 +25,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tpuflow.errors import ProgramFileError
+from tpuflow.errors import ProgramFileError, listed
+from tpuflow.isa.calls import sources
 from tpuflow.isa.codec import codec_of, record_codec
 from tpuflow.isa.program import Block, Kernel, Loop, Program, Switch, While
 from tpuflow.isa.wire import Codec, Reader, Writer
@@ -103,6 +104,11 @@ def to_bytes(program: Program) -> bytes:
     Raises:
       ProgramFileError: the Program holds something that has no place in a file.
     """
+    if program.calls:
+        raise ProgramFileError(
+            f"cannot write the program: it calls Python on the host, which has no place in a file, at {listed(sources(program.calls))}. "
+            "Take jax.debug.print and jax.debug.callback out of what is saved."
+        )
     sections = [(name, _encode(program, name)) for name in SECTIONS]
     debug = _encode_debug(program)
     if debug:

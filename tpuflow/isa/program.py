@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tpuflow.chips.chip import Chip
 from tpuflow.dtypes import DType
+from tpuflow.isa.calls import Call, count
 from tpuflow.isa.instruction import Instruction
 
 GRID_KINDS = ("parallel", "sequential")
@@ -146,7 +147,10 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Everything the device needs. An input marked donated may be overwritten; an output may be the same buffer as a donated input."""
+    """Everything the device needs. An input marked donated may be overwritten; an output may be the same buffer as a donated input.
+
+    `calls` is what the host does with the items of the first outfeed ports; it is the host's alone, and not in a file.
+    """
 
     chip: Chip
     buffers: tuple[Buffer, ...]
@@ -158,6 +162,12 @@ class Program:
     code: tuple[Block, ...]
     name: str = field(default="", compare=False)
     buffer_names: tuple[str, ...] = field(default=(), compare=False)
+    calls: tuple[Call, ...] = field(default=(), compare=False)
+
+    @property
+    def call_ports(self) -> int:
+        """How many of the outfeed ports, the first ones, are those of `calls`."""
+        return count(self.calls)
 
     def kernels(self) -> Iterator[Kernel]:
         """Every kernel, depth first, in program order."""

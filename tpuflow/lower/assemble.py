@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from tpuflow.chips import Chip
 from tpuflow.errors import CompileError
+from tpuflow.isa.calls import Call, count
 from tpuflow.isa.program import Block, Infeed, Loop, Outfeed, Port, Program, Switch, While
 from tpuflow.lower.emit import Repeated, emit_copy, emit_node
 from tpuflow.lower.graph.graph import Graph, Node, Value
@@ -19,7 +20,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """What the signature says beyond names and types, one entry an input or output (or none): donated, weakly typed, random keys."""
+    """What the signature says beyond names and types, one entry an input or output (or none): donated, weakly typed, random keys.
+
+    The outfeed ports of `calls` come before those that are named.
+    """
 
     donated: tuple[bool, ...] = ()
     weak_inputs: tuple[bool, ...] = ()
@@ -28,6 +32,7 @@ class Interface:
     output_keys: tuple[str, ...] = ()
     infeeds: tuple[str, ...] = ()
     outfeeds: tuple[str, ...] = ()
+    calls: tuple[Call, ...] = ()
 
 
 def assemble(graph: Graph, plan: MemoryPlan, chip: Chip, interface: Interface) -> Program:
@@ -45,10 +50,11 @@ def assemble(graph: Graph, plan: MemoryPlan, chip: Chip, interface: Interface) -
         inputs=_inputs(graph, plan, interface),
         outputs=_outputs(graph, plan, interface),
         infeeds=_feeds(assembler.infeeds, interface.infeeds, "infeed"),
-        outfeeds=_feeds(assembler.outfeeds, interface.outfeeds, "outfeed"),
+        outfeeds=_feeds(assembler.outfeeds, _outfeed_names(interface), "outfeed"),
         code=code,
         name=graph.name,
         buffer_names=plan.names,
+        calls=interface.calls,
     )
 
 
@@ -79,6 +85,10 @@ def _outputs(graph: Graph, plan: MemoryPlan, interface: Interface) -> tuple[Port
         )
         for i, value in enumerate(graph.outputs)
     )
+
+
+def _outfeed_names(interface: Interface) -> tuple[str, ...]:
+    return (*(f"host call {i}" for i in range(count(interface.calls))), *interface.outfeeds)
 
 
 def _feeds(used: Mapping[int, Value], names: Sequence[str], kind: str) -> tuple[Port, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tpuflow.device.timing import time_program
 from tpuflow.device.timing.result import ProgramTime
@@ -26,7 +26,7 @@ class MemoryAnalysis:
     @property
     def generated_code_size_in_bytes(self) -> int:
         """Size of the Program's file without names and constants. Found when asked for: it takes as long as saving the Program."""
-        return len(to_bytes(self.program.strip())) - sum(len(c.data) for c in self.program.constants)
+        return len(to_bytes(replace(self.program.strip(), calls=()))) - sum(len(c.data) for c in self.program.constants)
 
     def as_dict(self) -> dict[str, int]:
         """Every figure by name."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import core, source_info_util
+from jax._src import core, debugging, source_info_util
 from jax._src.interpreters import partial_eval
 from jax._src.lax import special
 from jax._src.random import core as random_core
@@ -39,6 +39,7 @@ __all__ = [  # and the functions below
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _LIBRARIES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 KEY_IMPLEMENTATION = "threefry2x32"
+_HOST_EFFECTS = (debugging.DebugEffect, debugging.OrderedDebugEffect)
 
 
 # --- types ------------------------------------------------------------------------------------------------------------
@@ -108,6 +109,18 @@ def axes_around() -> Any:
 def axis_name(axis_data: Any) -> Any:
     """The name that a `vmap` gives its axis; None if it has none."""
     return None if axis_data.name is core.no_axis_name else axis_data.name
+
+
+def calls_host(jaxpr: Any) -> bool:
+    """Whether there is a `jax.debug.print` or `jax.debug.callback` in a jaxpr."""
+    return any(isinstance(e, _HOST_EFFECTS) for e in jaxpr.effects)
+
+
+def host_function(equation: Equation) -> Callable[..., Any] | None:
+    """What a `jax.debug.print` or `jax.debug.callback` does with its arrays, the words of random keys; None for other equations."""
+    if equation.primitive not in (debugging.debug_print_p, debugging.debug_callback_p):
+        return None
+    return functools.partial(equation.primitive.impl, **equation.params)
 
 
 def literal(atom: Any) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tpuflow.dtypes import S32
 from tpuflow.errors import GraphError, UnsupportedDtypeError, UnsupportedPrimitiveError
+from tpuflow.isa.calls import Call, HostCall
 from tpuflow.lower.frontend import jax_compat
 from tpuflow.lower.frontend.jax_compat import ClosedJaxpr, Equation, Jaxpr, Literal
 from tpuflow.lower.frontend.registry import RULES, Rule, UnsupportedForm, nearest
@@ -14,7 +16,17 @@ from tpuflow.lower.graph.graph import Graph, TensorType, Value
 
 
 def lower_jaxpr(closed_jaxpr: ClosedJaxpr, name: str, *, input_names: Sequence[str] = (), output_names: Sequence[str] = ()) -> Graph:
-    """The graph of a closed jaxpr: one input per jaxpr input, one output per jaxpr output, random keys as u32[..., 2].
+    """The graph of a closed jaxpr, which calls nothing on the host; see `lower_with_calls`."""
+    graph, calls = lower_with_calls(closed_jaxpr, name, input_names=input_names, output_names=output_names)
+    assert not calls
+    return graph
+
+
+def lower_with_calls(
+    closed_jaxpr: ClosedJaxpr, name: str, *, input_names: Sequence[str] = (), output_names: Sequence[str] = ()
+) -> tuple[Graph, tuple[Call, ...]]:
+    """The graph of a closed jaxpr: one input per jaxpr input, one output per jaxpr output, random keys as u32[..., 2]; and the calls that
+    it makes on the host, whose arrays it sends to the first outfeed ports.
 
     Raises:
       UnsupportedPrimitiveError: a primitive, or a form of one, has no rule, or is over a named axis that is bound outside of the jaxpr.
@@ -25,7 +37,10 @@ def lower_jaxpr(closed_jaxpr: ClosedJaxpr, name: str, *, input_names: Sequence[s
     check_axes(closed_jaxpr, name)
     b = Builder(name, types, input_names)
     pruned = jax_compat.prune(closed_jaxpr)
-    return b.finish(inline(b, pruned, b.inputs), output_names)
+    outputs = inline(b, pruned, b.inputs)
+    for port, value in enumerate(v for _, values in b.calls for v in values):
+        b.outfeed(port, value)
+    return b.finish(outputs, output_names), tuple(call for call, _ in b.calls)
 
 
 def check_axes(closed_jaxpr: ClosedJaxpr, name: str) -> None:
@@ -54,12 +69,6 @@ def inline(b: Builder, jaxpr: ClosedJaxpr | Jaxpr, operands: Sequence[Value]) ->
         with b.at(jax_compat.source_of(equation) or b.source, scope):
             env.update(zip(equation.outvars, _lower(b, equation, env), strict=True))
     return tuple(_read(b, env, v) for v in inner.outvars)
-
-
-def region(b: Builder, name: str, jaxpr: ClosedJaxpr | Jaxpr, types: Sequence[TensorType]) -> Graph:
-    """A jaxpr as a nested graph."""
-    inner = b.region(name, types)
-    return inner.finish(inline(inner, jaxpr, inner.inputs))
 
 
 def _read(b: Builder, env: dict[Any, Value], atom: Any) -> Value:
@@ -105,6 +114,10 @@ def _apply(b: Builder, equation: Equation, operands: list[Value]) -> tuple[Value
     name = equation.primitive.name
     if (expand := jax_compat.EXPANSIONS.get(name)) is not None:
         return inline(b, expand(*(v.aval for v in equation.invars), **equation.params), operands)
+    if (function := jax_compat.host_function(equation)) is not None:
+        call = HostCall(function, len(operands), _location(b, equation))
+        b.calls.append((call, tuple(operands) or (b.scalar(0, S32),)))
+        return ()
     rule = RULES.get(name)
     if rule is None:
         raise UnsupportedPrimitiveError(

@@ -12,6 +12,7 @@ import numpy as np
 from tpuflow.dtypes import F32, PRED, S32, DType
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import GraphError
+from tpuflow.isa.calls import Call
 from tpuflow.lower.graph.blocking import apart, is_ordered
 from tpuflow.lower.graph.conv import DEFAULT, ConvLabels
 from tpuflow.lower.graph.elementwise import of_splats
@@ -49,7 +50,8 @@ def _compare(direction: str) -> Callable[[Builder, Operand, Operand], Value]:
 class Builder:
     """Collects nodes in order; `finish` makes the graph. `region` gives a builder for a nested graph.
 
-    `source` and `scope` go on every node made while they are set; use `at` to set them for a while.
+    `source` and `scope` go on every node made while they are set; use `at` to set them for a while. `calls` are those of the host's
+    Python that the rules have met, with their values: whoever finishes the graph says how these leave it.
     Operands given as Python scalars become `full` nodes of the other operand's type. Whatever has no elements, or is made from
     no elements, becomes `full` too: no other operation ever sees an empty operand or makes an empty result, regions apart. Integer
     arithmetic on splats is done at once, so that indices known now are known to the rules.
@@ -62,6 +64,7 @@ class Builder:
         self.input_names = tuple(input_names)
         self.source = ""
         self.scope = ""
+        self.calls: list[tuple[Call, tuple[Value, ...]]] = []
         self._nodes: list[Node] = []
         self._made_by: dict[Value, Node] = {}
 

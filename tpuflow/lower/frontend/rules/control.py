@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tpuflow.dtypes import S32
+from tpuflow.errors import listed
+from tpuflow.isa.calls import Call, EachTrip, OneOf, sources
 from tpuflow.lower.frontend import jax_compat
-from tpuflow.lower.frontend.jaxpr import inline, region
+from tpuflow.lower.frontend.jaxpr import inline
 from tpuflow.lower.frontend.registry import UnsupportedForm, lowers
 from tpuflow.lower.frontend.rules.elementwise import as_index
 from tpuflow.lower.graph.builder import Builder
@@ -53,8 +55,21 @@ def _cond(b: Builder, index: Value, *operands: Value, branches: Sequence[Any], b
     if len(branches) == 1:
         return inline(b, branches[0], operands)
     types = [v.type for v in operands]
-    regions = [region(b, f"branch{i}", branch, types) for i, branch in enumerate(branches)]
-    return b.switch(as_index(b, index), regions, operands)
+    inner = [b.region(f"branch{i}", types) for i in range(len(branches))]
+    results = [inline(branch, jaxpr, branch.inputs) for branch, jaxpr in zip(inner, branches, strict=True)]
+    sent = [[v for _, values in branch.calls for v in values] for branch in inner]
+    regions = [branch.finish([*found, *_sent_by(branch, i, sent)]) for i, (branch, found) in enumerate(zip(inner, results, strict=True))]
+    number = as_index(b, index)
+    chosen = b.switch(number, regions, operands)
+    if any(sent):
+        calls = OneOf(tuple(tuple(call for call, _ in branch.calls) for branch in inner))
+        b.calls.append((calls, (number, *chosen[len(results[0]) :])))
+    return chosen[: len(results[0])]
+
+
+def _sent_by(b: Builder, number: int, sent: Sequence[Sequence[Value]]) -> list[Value]:
+    """What a branch has for the host's calls in all branches: its own values, zeros for the others."""
+    return [v if i == number else b.full(v.type, 0) for i, values in enumerate(sent) for v in values]
 
 
 def _platform(platforms: Sequence[Sequence[str] | None]) -> int:
@@ -84,6 +99,12 @@ def _while(b: Builder, *operands: Value, cond_jaxpr: Any, body_jaxpr: Any, cond_
     carries = inline(body, body_jaxpr, body.inputs[cond_nconsts:])
     if flags.shape:
         carries = _where(body, go_on(body), carries, body.inputs[consts:])
+    if test.calls or body.calls:
+        lines = listed(sources([call for call, _ in (*test.calls, *body.calls)]))
+        raise UnsupportedForm(
+            f"it calls the host at {lines}, and how often is not known before it runs; print what the loop returns, or count its trips "
+            "(jax.lax.scan, or jax.lax.fori_loop with bounds that are Python integers)"
+        )
     condition = test.finish([test.reduce("or", flags, range(len(flags.shape)))])
     return b.while_(condition, body.finish([*body.inputs[:consts], *carries]), operands)[consts:]
 
@@ -100,13 +121,26 @@ def _scan(b: Builder, *operands: Value, jaxpr: Any, length: int, reverse: bool, 
     consts, carries, stacked = operands[:num_consts], operands[num_consts:][:num_carry], operands[num_consts + num_carry :]
     if length == 1:
         return _single_trip(b, jaxpr, consts, carries, stacked)
-    results = [b.full(TensorType(t.dtype, (length, *t.shape)), 0) for t in jax_compat.result_types(jaxpr)[num_carry:]]
+    sent = _sent_types(b, jaxpr, (*consts, *carries), stacked)
+    results = [b.full(TensorType(t.dtype, (length, *t.shape)), 0) for t in (*jax_compat.result_types(jaxpr)[num_carry:], *sent)]
     if not length:
-        return (*carries, *results)
+        return (*carries, *results[: len(results) - len(sent)])
     inputs = (b.scalar(0, S32), *consts, *carries, *stacked, *results)
-    body = _scan_body(b, jaxpr, inputs, length, num_consts, num_carry, len(stacked), reverse=reverse)
+    body, calls = _scan_body(b, jaxpr, inputs, length, num_consts, num_carry, len(stacked), reverse=reverse)
     done = b.loop(length, body, inputs)[1 + num_consts :]
-    return (*done[:num_carry], *done[num_carry + len(stacked) :])
+    made = done[num_carry + len(stacked) :]
+    if calls:
+        b.calls.append((EachTrip(calls, length, reverse), made[len(made) - len(sent) :]))
+    return (*done[:num_carry], *made[: len(made) - len(sent)])
+
+
+def _sent_types(b: Builder, jaxpr: Any, whole: Sequence[Value], stacked: Sequence[Value]) -> list[TensorType]:
+    """The types of what a trip sends to the host, found by a trip that is thrown away."""
+    if not jax_compat.calls_host(jaxpr):
+        return []
+    trip = b.region("body", [*(x.type for x in whole), *(TensorType(x.dtype, x.shape[1:]) for x in stacked)])
+    inline(trip, jaxpr, trip.inputs)
+    return [v.type for _, values in trip.calls for v in values]
 
 
 def _single_trip(b: Builder, jaxpr: Any, consts: Sequence[Value], carries: Sequence[Value], stacked: Sequence[Value]) -> tuple[Value, ...]:
@@ -118,15 +152,18 @@ def _single_trip(b: Builder, jaxpr: Any, consts: Sequence[Value], carries: Seque
 
 def _scan_body(
     b: Builder, jaxpr: Any, inputs: Sequence[Value], length: int, num_consts: int, num_carry: int, num_stacked: int, *, reverse: bool
-) -> Graph:
+) -> tuple[Graph, tuple[Call, ...]]:
+    """A trip as a graph, and the calls it makes on the host."""
     body = b.region("body", [v.type for v in inputs])
     counter, rest = body.inputs[0], body.inputs[1:]
     consts, carries = rest[:num_consts], rest[num_consts:][:num_carry]
     stacked, results = rest[num_consts + num_carry :][:num_stacked], rest[num_consts + num_carry + num_stacked :]
     place = body.sub(length - 1, counter) if reverse else counter
     outputs = inline(body, jaxpr, (*consts, *carries, *(_item(body, x, place) for x in stacked)))
-    written = [_with_item(body, whole, y, place) for whole, y in zip(results, outputs[num_carry:], strict=True)]
-    return body.finish([body.add(counter, 1), *consts, *outputs[:num_carry], *stacked, *written])
+    made = [*outputs[num_carry:], *(v for _, values in body.calls for v in values)]
+    written = [_with_item(body, whole, y, place) for whole, y in zip(results, made, strict=True)]
+    graph = body.finish([body.add(counter, 1), *consts, *outputs[:num_carry], *stacked, *written])
+    return graph, tuple(call for call, _ in body.calls)
 
 
 def _at(b: Builder, x: Value, place: Value) -> list[Value]:

@@ -1,0 +1,240 @@
+"""jax.debug.print and jax.debug.callback in what runs on the device: every call, in the order of the program, step after step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from jax import lax
+
+import tpuflow
+from tpuflow.device.runtime import Executable
+from tpuflow.errors import ProgramFileError, UnsupportedPrimitiveError
+from tpuflow.isa.file import to_bytes
+
+X = np.arange(4, dtype=np.float32)
+
+
+def several(x: Any) -> Any:
+    jax.debug.print("x {} and {total:.1f}", x, total=x.sum())
+    y = 2 * x
+    jax.debug.print("no operands")
+    jax.debug.callback(lambda a, b: print("called with", a, b), y, "plain data")
+    jax.debug.print("done", ordered=True)
+    return y
+
+
+def in_scan(x: Any, *, reverse: bool = False) -> Any:
+    def body(carry: Any, row: Any) -> Any:
+        jax.debug.print("carry {} row {}", carry, row)
+        jax.debug.print("the second of a trip")
+        return carry + row, carry * row
+
+    return lax.scan(body, jnp.float32(1), x, reverse=reverse)
+
+
+def in_nested_scans(x: Any) -> Any:
+    def inner(carry: Any, row: Any) -> Any:
+        jax.debug.print("inner {} {}", carry, row)
+        return carry + row, None
+
+    def outer(carry: Any, row: Any) -> Any:
+        jax.debug.print("outer {}", row)
+        return lax.scan(inner, carry, x)[0], None
+
+    return lax.scan(outer, jnp.float32(0), x[:3])[0]
+
+
+def in_branches(x: Any) -> Any:
+    def trip(i: Any, x: Any) -> Any:
+        names = ("none", "one", "more")
+        branches = [lambda x, n=n: (jax.debug.print(n + " {}", x[0]), x + len(n))[1] for n in names]
+        x = lax.switch(i, branches, x)
+        return lax.cond(x[0] > 6, lambda x: (jax.debug.print("large"), x)[1], lambda x: x, x)
+
+    return lax.fori_loop(0, 5, trip, x)
+
+
+def in_a_called_function(x: Any) -> Any:
+    shared = tpuflow.jit(several)
+    return jax.jit(several)(x) + shared(x) + jax.checkpoint(several)(x)
+
+
+def of_no_use(x: Any) -> None:
+    jax.debug.print("{}", x + 1)
+
+
+def of_other_types(x: Any) -> Any:
+    jax.debug.print("{} {} {} {}", x > 1, x.astype(jnp.int32), x.astype(jnp.bfloat16), x.reshape(2, 2))
+    return x
+
+
+ROWS: dict[str, Callable[[Any], Any]] = {
+    "several in a row": several,
+    "in a scan": in_scan,
+    "in a scan that runs backwards": lambda x: in_scan(x, reverse=True),
+    "in nested scans": in_nested_scans,
+    "in branches": in_branches,
+    "in called functions": in_a_called_function,
+    "of no use": of_no_use,
+    "of other types": of_other_types,
+    "under grad": jax.grad(lambda x: several(x * x).sum()),
+    "in a shard": jax.pmap(lambda x: several(x) + lax.axis_index("i"), axis_name="i"),
+}
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+@pytest.mark.parametrize("name", ROWS)
+def test_every_call_is_made_in_the_order_of_the_program(name: str, engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which is the order in which JAX makes them without jit."""
+    fn, x = ROWS[name], X[None] if "shard" in name else X
+    if "shard" in name or "called" in name:
+        expected, lines = jax.tree.map(lambda x: 2 * x, x), several_lines(x) * (1 if "shard" in name else 3)
+        expected = expected if "shard" in name else 3 * expected
+    else:
+        with jax.disable_jit():
+            expected, lines = fn(jnp.asarray(x)), capsys.readouterr().out
+    found = tpuflow.jit(fn, engine=engine)(x)
+    assert capsys.readouterr().out == lines
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def several_lines(x: np.ndarray) -> str:
+    """What `several` prints."""
+    x = x.reshape(4)
+    return f"x {x} and {x.sum():.1f}\nno operands\ncalled with {2 * x} plain data\ndone\n"
+
+
+@pytest.mark.parametrize("around", [jax.jit, lambda f: jax.jit(jax.grad(lambda x: f(x).sum())), lambda f: f], ids=["jit", "grad", "none"])
+def test_a_plain_program_that_calls_the_device_prints_too(around: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    np.asarray(around(tpuflow.jit(several))(X))
+    jax.effects_barrier()
+    assert capsys.readouterr().out == several_lines(X)
+
+
+def test_under_vmap_every_lane_calls(capsys: pytest.CaptureFixture[str]) -> None:
+    tpuflow.jit(jax.vmap(lambda x: jax.debug.print("lane {}", x)))(X)
+    assert capsys.readouterr().out.split("\n")[:4] == [f"lane {x}" for x in X]
+
+
+def test_an_unknown_number_of_calls_is_refused_with_their_lines() -> None:
+    def until(x: Any) -> Any:
+        return lax.while_loop(lambda x: x.sum() < 9, lambda x: (jax.debug.print("{}", x), x + 1)[1], x)
+
+    with pytest.raises(UnsupportedPrimitiveError, match=r"'while'.*calls the host at.*test_host_calls\.py:\d+.*lax\.scan"):
+        tpuflow.jit(until)(X)
+
+
+def test_calls_change_no_value() -> None:
+    def fn(x: Any, w: Any, *, told: bool) -> Any:
+        def body(carry: Any, row: Any) -> Any:
+            carry = jnp.tanh(carry @ w) + row
+            if told:
+                jax.debug.callback(lambda *_: None, carry, carry.sum())
+            return carry, jax.nn.softmax(carry).sum(0)
+
+        return lax.scan(body, x[0], x)
+
+    x, w = np.random.default_rng(0).normal(size=(2, 5, 8, 8)).astype(np.float32)
+    for fidelity in ("native", "bitexact"):
+        run = [jax.tree.leaves(tpuflow.jit(lambda x, w, t=t: fn(x, w, told=t), fidelity=fidelity)(x, w[0])) for t in (False, True)]
+        for quiet, loud in zip(*run, strict=True):
+            assert np.asarray(quiet).tobytes() == np.asarray(loud).tobytes()
+
+
+def test_a_program_with_calls_runs_and_is_measured_but_not_saved(tmp_path: Any) -> None:
+    compiled = tpuflow.jit(several).lower(X).compile()
+    with pytest.raises(ProgramFileError, match=r"calls Python on the host.*test_host_calls\.py"):
+        compiled.save(tmp_path / "step.tpx")
+    assert compiled.memory_analysis().generated_code_size_in_bytes > 0
+    assert compiled.cost_analysis()["modelled_seconds"] > 0
+    (output,) = compiled.executable.run({"x": X}).values()
+    np.testing.assert_array_equal(output, 2 * X)
+
+
+def counted_step(state: Any, batch: Any) -> Any:
+    jax.debug.print("step {} sum {}", state["step"], batch.sum())
+    lax.fori_loop(0, 2, lambda i, _: jax.debug.print("part {}", i), None)
+    return {"step": state["step"] + 1, "total": state["total"] + batch}, {"sum": batch.sum()}
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+@pytest.mark.parametrize("size", [-1, 0, 4, 12])
+def test_a_sink_calls_step_after_step_whatever_its_size(size: int, engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    batches = [np.full(3, i, np.float32) for i in range(12)]
+    loop = tpuflow.sink(counted_step, batches, size, state={"step": 0, "total": np.zeros(3, np.float32)}, epochs=1, engine=engine)
+    steps, lines = 0, ""
+    for sunk in loop:
+        lines += "".join(f"step {i} sum {3.0 * i}\npart 0\npart 1\n" for i in range(steps, steps + sunk.steps))
+        steps += sunk.steps
+        assert sunk.metrics["sum"].tolist() == [3.0 * i for i in range(steps - sunk.steps, steps)]
+    assert steps == (4 if size == 4 else 12)
+    assert capsys.readouterr().out == lines
+
+
+def test_calls_come_while_a_round_trip_is_under_way() -> None:
+    """After every slice of it, once its steps are counted."""
+    counted: list[int] = []
+
+    def step(state: Any, batch: Any) -> Any:
+        jax.debug.callback(lambda _: counted.append(loop.step), batch[0])
+        return state + batch, {}
+
+    loop = tpuflow.sink(step, [X] * 200, -1, state=X, epochs=1)
+    next(loop)
+    assert len(counted) == 200 and counted == sorted(counted) and len(set(counted)) >= 3
+    assert all(steps > i for i, steps in enumerate(counted))
+
+
+class Told(nn.Module):
+    """[B, 6] -> [B, 3], and the batch's mean on the host."""
+
+    @nn.compact
+    def __call__(self, x: Any, train: bool = True) -> Any:
+        x = nn.Dense(4)(x)
+        if train:
+            jax.debug.callback(TOLD.append, x.mean())
+        return nn.Dense(3)(x)
+
+
+TOLD: list[Any] = []
+
+
+def test_a_models_calls_come_from_every_step_of_training() -> None:
+    data = (np.random.default_rng(0).normal(size=(10, 6)).astype(np.float32), np.arange(10) % 3)
+    told, losses = [], []
+    for sink_size in (0, 5):
+        result = tpuflow.train(Told(), data, "mixed", optax.sgd(0.1), batch_size=2, sink_size=sink_size, progress=False)
+        told.append([float(x) for x in TOLD[-5:]])
+        losses.append(result.history[-1]["losses"])
+    assert told[0] == told[1] and len(set(told[0])) == 5
+    assert losses[0] == losses[1]
+
+
+def test_what_a_callback_raises_ends_the_round_trip_after_its_steps_are_kept() -> None:
+    def complain(n: Any) -> None:
+        if n == 3:
+            raise ValueError("three")
+
+    def step(state: Any, batch: Any) -> Any:
+        jax.debug.callback(complain, state)
+        return state + 1, {}
+
+    loop = tpuflow.sink(step, [X] * 8, -1, state=np.int32(0), epochs=1)
+    with pytest.raises(ValueError, match="three"):
+        next(loop)
+    assert loop.step >= 4
+    assert int(loop.state) == loop.step
+
+
+def test_a_program_without_calls_has_none() -> None:
+    program = tpuflow.jit(lambda x: x + 1).program(X)
+    assert program.calls == () and program.outfeeds == ()
+    assert Executable(to_bytes(program)).program.calls == ()
