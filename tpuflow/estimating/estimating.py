@@ -156,7 +156,8 @@ def estimate_training(config: EstimateConfig) -> Estimate:
 def training_program(config: StepConfig, chip: Chip) -> tuple[Recipe, Program]:
     """The step that `tpuflow.train` would make, and its sink, compiled from shapes."""
     recipe, state = state_shapes(make_recipe(config, config.data)[0], config.data)
-    closed, shapes = jax.make_jaxpr(recipe.train_step, return_shape=True)(state, config.data)
+    with jax.disable_jit(False):
+        closed, shapes = jax.make_jaxpr(recipe.train_step, return_shape=True)(state, config.data)
     carries = leaf_names(state)
     program = compile_sink(
         closed,

@@ -70,6 +70,7 @@ class Instrumented:
         return new_state, Measured(figures, counts, leaf_counts, _has_updated(new_state) and not bool(figures.skipped))
 
 
+@jax.disable_jit(False)
 def instrument(recipe: Recipe, state: TrainState, batch: Any, target: Target, thresholds: Sequence[float] = ()) -> Instrumented:
     """The step of `recipe` for states and batches of these shapes, with its measurements.
 

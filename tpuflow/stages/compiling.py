@@ -20,6 +20,7 @@ from tpuflow.errors import ConfigError
 from tpuflow.isa.program import Program
 from tpuflow.lower.frontend.jax_compat import ClosedJaxpr, axes_around, axes_of
 from tpuflow.stages.device_call import device_call
+from tpuflow.stages.one_by_one import one_by_one, runs_one_by_one
 from tpuflow.stages.staging import DeviceFunction, Lowered, Target, as_array
 
 BACKEND = "tpusim"
@@ -48,7 +49,8 @@ def jit(
 
     Arguments and results are trees of arrays, Python scalars (weakly typed) and random keys. The function is traced once for each
     combination of tree structure, shapes, types and static values. Under `grad`, `vmap` and the like the call stays on the device;
-    under plain `jax.jit` the host calls the device; under another `tpuflow.jit` it becomes part of that program.
+    under plain `jax.jit` the host calls the device; under another `tpuflow.jit` it becomes part of that program. Under `jax.disable_jit`
+    its operations run on the device one by one, and Python sees their values.
 
     Args:
       backend: "tpusim", the only one.
@@ -117,6 +119,8 @@ class JitFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function on the device."""
+        if runs_one_by_one():
+            return self._one_by_one(args, kwargs)
         statics = ()
         if self._static:
             args, kwargs, statics = self._split(args, kwargs)
@@ -173,6 +177,12 @@ class JitFunction:
         leaves, tree = jax.tree.flatten((args, kwargs))
         return (tree, statics, tuple(_signature(leaf) for leaf in leaves), axes_around()), leaves
 
+    def _one_by_one(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Under `jax.disable_jit`: the function itself, each of its operations on the device."""
+        args, kwargs, statics = self._split(args, kwargs) if self._static else (args, kwargs, ())
+        args, kwargs = jax.tree.map(jnp.asarray, (args, kwargs))
+        return one_by_one(lambda: self._fun(*_with_static(args, statics), **kwargs, **_static_names(statics)), self._target)
+
     def _slow_call(self, key: Any, leaves: list[Any]) -> Any:
         """The first call of a signature, or a call under a transformation."""
         traced = self._trace(key)
@@ -202,7 +212,9 @@ class JitFunction:
             return outputs
 
         specs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in signatures]
-        traced = _Traced(jax.make_jaxpr(flat)(*specs), out_trees[0], self._donated_leaves(tree, statics), self._leaf_names(tree, statics))
+        with jax.disable_jit(False):
+            jaxpr = jax.make_jaxpr(flat)(*specs)
+        traced = _Traced(jaxpr, out_trees[0], self._donated_leaves(tree, statics), self._leaf_names(tree, statics))
         if not traced.captures_tracers:
             self._traced[key] = traced
         return traced

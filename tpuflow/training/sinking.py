@@ -75,7 +75,8 @@ class DeviceSink:
     def _load(self, state: Any, signature: Signature) -> SinkProgram:
         """Trace the step for a batch shape and put it on the chip."""
         batch = jax.tree.unflatten(self._form.tree, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in signature])
-        closed, shapes = jax.make_jaxpr(self._step, return_shape=True)(state, batch)
+        with jax.disable_jit(False):  # a loop on the device is one program
+            closed, shapes = jax.make_jaxpr(self._step, return_shape=True)(state, batch)
         figures = shapes[1] if self._updates else shapes
         names = leaf_names(state)
         program = compile_sink(

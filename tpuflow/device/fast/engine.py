@@ -114,12 +114,19 @@ class _Executable:
     ) -> tuple[list[Any], dict[Key, Any]]:
         """(the Program's outputs if the stage is the final one, what it gives)."""
         donated, kept = _distinct([arrays[k] for k in self.donates]), [arrays[k] for k in self.keeps]
-        outputs, given = self._run(self._zero, np.int32(trips), donated, kept, infeeds, budget)
+        outputs, given = self._launch(self._zero, np.int32(trips), donated, kept, infeeds, budget)
         return outputs, dict(zip(self._stage.gives, given, strict=True))
 
     def outputs(self, donated: list[Any], kept: list[Any], budget: np.ndarray) -> list[Any]:
         """The Program's outputs, of the final stage."""
-        return self._run(self._zero, self._zero, donated, kept, [], budget)[0]
+        return self._launch(self._zero, self._zero, donated, kept, [], budget)[0]
+
+    def _launch(self, *arguments: Any) -> Any:
+        """One executable also under `jax.disable_jit`, which is about the user's functions: XLA keeps the device's arithmetic."""
+        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            with jax.disable_jit(False):
+                return self._run(*arguments)
+        return self._run(*arguments)
 
     def translate(self, feeds: Sequence[Any], capacity: int) -> Any:
         """Translate for arguments of these shapes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os.path
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from jax.interpreters import ad, batching, mlir
 
 from tpuflow.dtypes import U32
 from tpuflow.dtypes import from_numpy as dtype_of
-from tpuflow.errors import UnsupportedDtypeError
+from tpuflow.errors import UnsupportedDtypeError, UnsupportedPrimitiveError
 from tpuflow.lower.graph.graph import TensorType
 
 __all__ = [  # and the functions below
@@ -118,7 +119,7 @@ def calls_host(jaxpr: Any) -> bool:
 
 def host_function(equation: Equation) -> Callable[..., Any] | None:
     """What a `jax.debug.print` or `jax.debug.callback` does with its arrays, the words of random keys; None for other equations."""
-    if equation.primitive not in (debugging.debug_print_p, debugging.debug_callback_p):
+    if equation.primitive not in HOST_PRIMITIVES:
         return None
     return functools.partial(equation.primitive.impl, **equation.params)
 
@@ -138,6 +139,47 @@ def rebind(equation: Equation, operands: Sequence[Any], **overrides: Any) -> lis
     with source_info_util.user_context(equation.source_info.traceback, name_stack=stack), equation.ctx.manager:
         results = equation.primitive.bind(*operands, **params)
     return list(results) if equation.primitive.multiple_results else [results]
+
+
+# --- operations one by one --------------------------------------------------------------------------------------------
+
+HOST_PRIMITIVES = (debugging.debug_print_p, debugging.debug_callback_p)
+
+
+class _OneByOne(core.Trace):
+    """Hands every operation to `run(primitive, operands, params)`, which gives its results; functions with rules of their own are run."""
+
+    def __init__(self, run: Callable[[Primitive, Sequence[Any], dict[str, Any]], Any]):
+        super().__init__()
+        self._run = run
+
+    def stage_value(self, val: Any) -> Any:
+        return jax.numpy.asarray(val)
+
+    def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
+        with core.eval_context():  # else what runs it would come back here
+            return self._run(primitive, tracers, params)
+
+    def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **_: Any) -> Any:
+        with core.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+    def process_custom_vjp_call(self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **_: Any) -> Any:
+        with core.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+    def process_shard_map(self, primitive: Any, fun: Any, args: Any, **_: Any) -> Any:
+        raise UnsupportedPrimitiveError("shard_map and pmap do not run under jax.disable_jit; leave it, or the map, out.")
+
+
+def operations_go_to(run: Callable[[Primitive, Sequence[Any], dict[str, Any]], Any]) -> AbstractContextManager[Any]:
+    """While it is entered, what JAX functions bind is run by `run`, outside of all tracing, instead of by JAX."""
+    return core.set_current_trace(_OneByOne(run))
+
+
+def is_transforming() -> bool:
+    """Whether a transformation (grad, vmap, jit, make_jaxpr) is under way where this is called."""
+    return not isinstance(core.trace_ctx.trace, core.EvalTrace | _OneByOne)
 
 
 # --- where the user wrote it ------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from tpuflow.dtypes import S32
 from tpuflow.errors import GraphError, UnsupportedDtypeError, UnsupportedPrimitiveError
 from tpuflow.isa.calls import Call, HostCall
@@ -113,7 +115,9 @@ def _checked_type(aval: Any, equation: Equation, where: str) -> TensorType:
 def _apply(b: Builder, equation: Equation, operands: list[Value]) -> tuple[Value, ...]:
     name = equation.primitive.name
     if (expand := jax_compat.EXPANSIONS.get(name)) is not None:
-        return inline(b, expand(*(v.aval for v in equation.invars), **equation.params), operands)
+        with jax.disable_jit(False):  # loops stay loops
+            expanded = expand(*(v.aval for v in equation.invars), **equation.params)
+        return inline(b, expanded, operands)
     if (function := jax_compat.host_function(equation)) is not None:
         call = HostCall(function, len(operands), _location(b, equation))
         b.calls.append((call, tuple(operands) or (b.scalar(0, S32),)))

@@ -1,0 +1,48 @@
+"""Functions under `jax.disable_jit`: every operation is a Program of its own, so that Python sees values, and all of them are the device's.
+
+Python's `print`, `if` and debuggers work in the middle of such a function, and its loops are Python's. It is slow: an operation is
+compiled when it comes for the first time with these shapes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from tpuflow.lower.frontend.jax_compat import HOST_PRIMITIVES, ClosedJaxpr, Primitive, is_transforming, operations_go_to
+from tpuflow.stages.staging import CACHED, Target, run_jaxpr
+
+
+def runs_one_by_one() -> bool:
+    """Whether calls to the device are made operation by operation: `jax.disable_jit` is on, and no transformation is under way."""
+    return jax.config.jax_disable_jit and not is_transforming()  # type: ignore[attr-defined]
+
+
+def one_by_one(function: Callable[[], Any], target: Target) -> Any:
+    """The result of a function whose operations run on the device, each as it comes."""
+
+    def run(primitive: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+        if primitive in HOST_PRIMITIVES:
+            return primitive.impl(*operands, **params)
+        with jax.disable_jit(False):
+            jaxpr = _operation(primitive, tuple(map(_signature, operands)), tuple(sorted(params.items())))
+            results = run_jaxpr(jaxpr, primitive.name, target, operands)
+        return results if primitive.multiple_results else results[0]
+
+    with operations_go_to(run):
+        return function()
+
+
+@functools.lru_cache(CACHED)
+def _operation(primitive: Primitive, signatures: tuple[Any, ...], params: tuple[tuple[str, Any], ...]) -> ClosedJaxpr:
+    """One operation as a function of its operands."""
+    specs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in signatures]
+    return jax.make_jaxpr(lambda *operands: primitive.bind(*operands, **dict(params)))(*specs)
+
+
+def _signature(operand: Any) -> tuple[Any, Any, bool]:
+    aval = jax.typeof(operand)
+    return aval.shape, aval.dtype, aval.weak_type
