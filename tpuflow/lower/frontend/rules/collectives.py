@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tpuflow.dtypes import S32
+from tpuflow.lower.frontend import jax_compat
 from tpuflow.lower.frontend.jaxpr import inline
 from tpuflow.lower.frontend.registry import UnsupportedForm, lowers
 from tpuflow.lower.frontend.rules.reductions import reduce
@@ -23,8 +24,10 @@ def _shard_map(b: Builder, *operands: Value, jaxpr: Any, mesh: Any) -> tuple[Val
     """On one device every shard is the whole array."""
     sizes = {str(name): int(size) for name, size in mesh.shape.items()}
     if (devices := math.prod(sizes.values())) != 1:
+        lines = map(jax_compat.location_of, jax_compat.opened(jaxpr)[0].eqns)  # the call's own line may be forgotten, or be pmap's
         raise UnsupportedForm(
-            f"its mesh has {devices} devices {sizes}, and a program runs on one chip. Use a mesh of one device, such as "
+            f"what it maps ({next(filter(None, lines), 'nothing')}) is for a mesh of {devices} devices {sizes}, and a program runs on one "
+            f"chip. Use a mesh of one device, such as "
             f"jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape({(1,) * len(sizes)}), {tuple(sizes)}) (for pmap: a leading axis of "
             f"size 1), or jax.vmap(..., axis_name=...), whose axes may have any size on one chip"
         )
