@@ -8,8 +8,9 @@ import numpy as np
 import optax
 import pytest
 
+import tpuflow
 from tpuflow import amp
-from tpuflow.errors import ConfigError
+from tpuflow.errors import ConfigError, UnsupportedPrimitiveError
 
 F16, F32, BF16 = jnp.float16, jnp.float32, jnp.bfloat16
 
@@ -219,6 +220,29 @@ def test_convolutions_run_in_the_compute_type_with_their_bias():
     for got, expected in zip(grads, want, strict=True):
         assert got.dtype == F32
         np.testing.assert_allclose(got, expected, atol=0.03 * float(jnp.abs(expected).max()))
+
+
+def _orthogonal(x):
+    return jnp.linalg.qr(x)[0]  # the line that is looked for
+
+
+AROUND = {
+    "nothing": lambda f: f,
+    "jit": jax.jit,
+    "remat": jax.checkpoint,
+    "scan": lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0],
+    "while": lambda f: lambda x: jax.lax.while_loop(lambda c: c[0, 0] < 0, f, x),
+    "cond": lambda f: lambda x: jax.lax.cond(x[0, 0] > 0, f, lambda y: y, x),
+    "vmap": lambda f: lambda x: jax.vmap(f)(x[None])[0],
+    "grad": lambda f: jax.grad(lambda x: f(x).astype(jnp.float32).sum()),
+}
+
+
+@pytest.mark.parametrize("policy", amp.POLICIES)
+@pytest.mark.parametrize("around", AROUND)
+def test_the_line_of_what_the_device_lacks_is_named_under_every_policy(policy, around):
+    with pytest.raises(UnsupportedPrimitiveError, match=r"^\S*test_amp\.py:\d+ \(_orthogonal\)"):
+        tpuflow.jit(amp.autocast(AROUND[around](_orthogonal), policy)).lower(np.eye(3, dtype=np.float32)).compile()
 
 
 def test_the_source_line_and_module_path_survive_the_walk():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 from typing import Any
 
 import flax.linen as nn
@@ -11,10 +13,12 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
 
 from tests.cases import CASES, GRADIENTS, QUICK, Case, assert_close
 from tpuflow.errors import UnsupportedDtypeError, UnsupportedPrimitiveError
 from tpuflow.lower.frontend import RULES, jax_compat, lower_jaxpr
+from tpuflow.lower.frontend.advice import FAMILIES
 from tpuflow.lower.frontend.registry import Rule
 from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.graph.interpret import interpret
@@ -195,12 +199,27 @@ def test_the_same_program_has_the_same_text_twice() -> None:
 # --- what is refused ----------------------------------------------------------------------------------------------------
 
 
-def test_a_primitive_without_a_rule_names_itself_its_types_the_line_and_the_nearest_rule() -> None:
+def test_a_primitive_without_a_rule_names_itself_its_types_the_line_and_what_to_do_instead() -> None:
     with pytest.raises(UnsupportedPrimitiveError) as error:
         graph_of(lambda x: jnp.linalg.cholesky(x), np.eye(3, dtype=np.float32))
     message = str(error.value)
-    assert "no lowering rule for jaxpr primitive 'cholesky' on (float32[3,3])" in message
-    assert "test_frontend.py:" in message and "nearest with a rule:" in message
+    assert "no lowering rule for jaxpr primitive 'cholesky' on (float32[3,3]). It is a matrix decomposition" in message
+    assert "test_frontend.py:" in message and "Instead, use iterations of matrix products" in message
+
+
+def test_advice_is_given_for_primitives_of_jax_that_have_no_rule() -> None:
+    """A row for a name that JAX does not have, or that has a rule by now, is dead."""
+    advised = [primitive for family in FAMILIES for primitive in family.primitives]
+    assert len(advised) == len(set(advised))
+    assert not set(advised) & {*RULES, *jax_compat.EXPANSIONS}
+    assert not set(advised) - primitives_of_jax()
+
+
+def primitives_of_jax() -> set[str]:
+    """The names of all primitives that JAX defines, those of its packages for other devices and sparse arrays included."""
+    for module in ("experimental.pallas", "experimental.sparse", "experimental.checkify", "scipy.linalg", "export", "ffi", "nn"):
+        importlib.import_module(f"jax.{module}")
+    return {x.name for x in gc.get_objects() if isinstance(x, Primitive)}
 
 
 def test_a_form_of_a_primitive_that_is_not_covered_says_why_and_where() -> None:

@@ -60,6 +60,18 @@ def from_numpy(dtype: object, where: str = "") -> DType:
         prefix = f"{where}: " if where else ""
         raise UnsupportedDtypeError(
             f"{prefix}the device has no element type {np.dtype(dtype).name!r}; it has "  # type: ignore[call-overload]
-            f"{', '.join(str(d.numpy) for d in DTYPES)}. Cast the array first (64-bit and complex types are not supported)."
+            f"{', '.join(str(d.numpy) for d in DTYPES)}. {_instead(np.dtype(dtype))}"  # type: ignore[call-overload]
         )
     return found
+
+
+def _instead(dtype: np.dtype) -> str:
+    """What to do without a type."""
+    if dtype.kind == "c":
+        return (
+            "Carry the real and the imaginary part as two float32 arrays; a Fourier transform is a product with a matrix of cosines and one "
+            "with a matrix of sines."
+        )
+    if dtype.itemsize == 8 and dtype.kind in "fiu":
+        return f"Cast the array, x.astype({dtype.name.replace('64', '32')!r}), or leave jax_enable_x64 off."
+    return "Cast the array with x.astype(...)."

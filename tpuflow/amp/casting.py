@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -68,10 +69,14 @@ class Walk:
         return [_read(env, v) for v in jaxpr.outvars]
 
     def step(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
-        """One equation by its rule, with the source line and the module path it was traced with."""
+        """One equation by its rule, with the source line and the module path it was traced with.
+
+        Inside of a function that JAX has traced once for all its calls, equations know no line of the user's: the call's is kept.
+        """
         rule = self.rules.get(eqn.primitive.name, as_traced)
         stack = source_info.current_name_stack() + eqn.source_info.name_stack
-        with source_info.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
+        own = eqn.source_info.traceback if _has_line(eqn.source_info.traceback) else None
+        with source_info.user_context(own, name_stack=stack), eqn.ctx.manager:
             return rule(self, eqn, operands)
 
 
@@ -118,6 +123,12 @@ def _is_smaller(bias: Any, product: Any, maker: Mapping[Var, JaxprEqn]) -> bool:
         return True
     made_by = None if isinstance(bias, Literal) else maker.get(bias)
     return made_by is not None and made_by.primitive.name == "broadcast_in_dim" and avals(made_by.invars)[0].size < product.aval.size
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_line(traceback: Any) -> bool:
+    """Whether any frame of a traceback lies outside of JAX and this walk."""
+    return bool(source_info.summarize(source_info.SourceInfo(traceback, source_info.new_name_stack())))
 
 
 def _constant(value: Any) -> Operand:

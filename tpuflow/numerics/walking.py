@@ -94,7 +94,8 @@ class Walk:
         for equation in inner.eqns:
             scope = "/".join(filter(None, (self.scope, jax_compat.scope_of(equation))))
             at = replace(self, scope=scope, source=jax_compat.source_of(equation) or self.source)
-            results = at.step(equation, [_read(env, v) for v in equation.invars], [v in made for v in equation.outvars])
+            with jax_compat.at_line_of(equation):
+                results = at.step(equation, [_read(env, v) for v in equation.invars], [v in made for v in equation.outvars])
             env.update(zip(equation.outvars, results, strict=True))
         return [_read(env, v) for v in inner.outvars]
 

@@ -136,7 +136,7 @@ def rebind(equation: Equation, operands: Sequence[Any], **overrides: Any) -> lis
     """
     stack = source_info_util.current_name_stack() + equation.source_info.name_stack
     params = equation.primitive.get_bind_params({**equation.params, **overrides})
-    with source_info_util.user_context(equation.source_info.traceback, name_stack=stack), equation.ctx.manager:
+    with at_line_of(equation), source_info_util.user_context(None, name_stack=stack), equation.ctx.manager:
         results = equation.primitive.bind(*operands, **params)
     return list(results) if equation.primitive.multiple_results else [results]
 
@@ -185,6 +185,12 @@ def is_transforming() -> bool:
 # --- where the user wrote it ------------------------------------------------------------------------------------------
 
 
+def at_line_of(equation: Equation) -> AbstractContextManager[None]:
+    """Within it, what is traced has the equation's line; if JAX has forgotten it (inside a cached jit), that of the call around it."""
+    traceback = equation.source_info.traceback
+    return source_info_util.user_context(traceback if _user_frame(traceback) else None)  # type: ignore[return-value]
+
+
 @functools.lru_cache(maxsize=4096)
 def _is_library(filename: str) -> bool:
     return filename.startswith(_PACKAGE) or any(part in filename for part in _LIBRARIES)
@@ -192,8 +198,8 @@ def _is_library(filename: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _user_frame(traceback: Any) -> Any:
-    """The innermost frame outside installed libraries, else outside JAX, else None."""
-    frames = list(source_info_util.user_frames(traceback))
+    """The innermost frame outside installed libraries, else one of a library that is neither JAX nor ours, else None."""
+    frames = [f for f in source_info_util.user_frames(traceback) if not f.file_name.startswith(_PACKAGE)]
     return next((f for f in frames if not _is_library(f.file_name)), frames[0] if frames else None)
 
 

@@ -11,8 +11,9 @@ from tpuflow.dtypes import S32
 from tpuflow.errors import GraphError, UnsupportedDtypeError, UnsupportedPrimitiveError
 from tpuflow.isa.calls import Call, HostCall
 from tpuflow.lower.frontend import jax_compat
+from tpuflow.lower.frontend.advice import advice
 from tpuflow.lower.frontend.jax_compat import ClosedJaxpr, Equation, Jaxpr, Literal
-from tpuflow.lower.frontend.registry import RULES, Rule, UnsupportedForm, nearest
+from tpuflow.lower.frontend.registry import RULES, Rule, UnsupportedForm
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
 
@@ -125,8 +126,7 @@ def _apply(b: Builder, equation: Equation, operands: list[Value]) -> tuple[Value
     rule = RULES.get(name)
     if rule is None:
         raise UnsupportedPrimitiveError(
-            f"{_location(b, equation)}: no lowering rule for jaxpr primitive {_described(equation)}; "
-            f"nearest with a rule: {nearest(name, jax_compat.EXPANSIONS)}. Rules live in tpuflow/lower/frontend/rules/."
+            f"{_location(b, equation)}: no lowering rule for jaxpr primitive {_described(equation)}. {advice(name)}"
         )
     if rule.keys or not any(jax_compat.is_key(v.aval) for v in (*equation.invars, *equation.outvars)):
         return rule(b, *operands, params=equation.params)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,9 +49,3 @@ def lowers(*primitives: str, keys: bool = False) -> Callable[[Callable[..., Resu
         return function
 
     return enter
-
-
-def nearest(primitive: str, also: Iterable[str] = ()) -> str:
-    """The names of rules (and of `also`) most like a missing one, for its error message."""
-    close = difflib.get_close_matches(primitive, [*RULES, *also], n=3, cutoff=0.5)
-    return ", ".join(close) or "none of a similar name"
