@@ -187,9 +187,20 @@ def test_ctrl_c_saves_what_was_trained(tmp_path):
 
 
 def test_an_empty_directory_means_from_the_beginning_and_this_is_said(tmp_path, capsys):
-    result = fit(resume=tmp_path / "nothing", progress=True)
+    directory = tmp_path / "nothing"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # where this training saves its own, the first run finds nothing
+        result = fit(resume=directory, callbacks=[tpuflow.ModelCheckpoint(directory)], progress=True)
     assert result.resumed_at is None and result.steps == 3
     assert "no checkpoint in" in capsys.readouterr().err
+
+
+def test_a_directory_that_no_training_saves_in_is_warned_of_without_progress_too(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.warns(RuntimeWarning, match=r"resume: .*has no 'chekpoints'\. Did you mean 'checkpoints'\?"):
+        fit(resume=tmp_path / "chekpoints", progress=False)
+    with pytest.warns(RuntimeWarning, match="resume: .*holds no checkpoint"):
+        fit(resume=tmp_path / "checkpoints", progress=False)
 
 
 # --- which checkpoints are kept ---------------------------------------------------------------------------------------

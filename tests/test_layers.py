@@ -14,6 +14,7 @@ REPOSITORY = Path(__file__).parents[1]
 PACKAGES = ("tpuflow", "models", "train", "bench", "tests")
 
 FLOORS = {
+    "tpuflow.checking": 0,
     "tpuflow.errors": 0,
     "tpuflow.config": 0,
     "tpuflow.dtypes": 0,
@@ -23,7 +24,6 @@ FLOORS = {
     "tpuflow.amp": 2,
     "tpuflow.device": 2,
     "tpuflow.compiler": 3,
-    "tpuflow.checking": 4,
     "tpuflow.data": 4,
     "tpuflow.doctor": 4,
     "tpuflow.estimating": 4,

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tpuflow.errors import did_you_mean
+
 if TYPE_CHECKING:
     from tpuflow import nnx
     from tpuflow.amp import LossScale, Policy, autocast
@@ -135,7 +137,8 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"tpuflow.{name}")
     if name not in _HOMES:
-        raise AttributeError(f"module 'tpuflow' has no attribute {name!r}; public names: {', '.join(__all__)}")
+        near = did_you_mean(name, __all__)
+        raise AttributeError(f"module 'tpuflow' has no attribute {name!r}.{near} Its public names: {', '.join(__all__)}.")
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

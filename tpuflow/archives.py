@@ -151,7 +151,9 @@ class Archive:
         try:
             yield
         except _DAMAGED as error:
-            raise ArchiveError(f"{self._path}: damaged, or not an .npz file of plain arrays: {what}: {one_line(error)}.") from error
+            raise ArchiveError(
+                f"{self._path}: damaged, or not an .npz file of plain arrays: {what}: {one_line(error)}. Write it again."
+            ) from error
 
 
 def check_names(names: Iterable[str], what: str) -> None:

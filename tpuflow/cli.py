@@ -23,7 +23,7 @@ from tpuflow.archives import Archive, check_names, write_arrays
 from tpuflow.chips import CHIPS
 from tpuflow.chips.listing import chip_facts, chip_table
 from tpuflow.dtypes import BF16, DType
-from tpuflow.errors import LaunchAbandoned, LaunchError, ProgramFileError, TpuflowError, short
+from tpuflow.errors import ArchiveError, LaunchAbandoned, LaunchError, ProgramFileError, TpuflowError, nothing_at, short
 from tpuflow.isa.assembler import assemble
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.file import code_hash, load, save
@@ -33,6 +33,7 @@ from tpuflow.reports.files import write_json
 if TYPE_CHECKING:
     from tpuflow.device.runtime import Executable
 
+ELSE = "Make it, or give another path."
 INTERRUPTED = 130  # what a shell gives for a process that SIGINT ended
 CHECK = "whether a step fits, overflows or underflows (with data), how long it is and what would help, on one page"
 TARGET = (
@@ -53,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python's flush at the end has somewhere to go
         return 1
     except (TpuflowError, OSError) as error:
-        print(f"tpuflow {args.name}: {error}", file=sys.stderr)
+        absent = error.filename if isinstance(error, FileNotFoundError) else None
+        text = f"{nothing_at(absent)} {ELSE}" if absent else error
+        print(f"tpuflow {args.name}: {text}", file=sys.stderr)
         return 2
     except LaunchAbandoned:
         print(f"tpuflow {args.name}: interrupted in the middle of a launch", file=sys.stderr, flush=True)
@@ -146,6 +149,8 @@ def _run(args: argparse.Namespace) -> None:
     limits = Limits(MOST_WORK if args.max_work is None else args.max_work, args.max_memory)
     executable = Executable.load(args.file, args.engine, args.fidelity, limits)
     if args.outputs is not None:
+        if not args.outputs.parent.is_dir():
+            raise ArchiveError(f"--outputs: {nothing_at(args.outputs)} {ELSE}")
         check_names((p.name for p in executable.program.outputs), "output")
     arrays = _read_arrays(args.inputs, executable)
     began = time.perf_counter()
@@ -225,7 +230,10 @@ def _read_arrays(path: Path | None, executable: Executable) -> dict[str, np.ndar
         for port in executable.program.inputs:
             header = archive.header(port.name)
             if header.shape != port.shape or not _is_stored_as(port.dtype, header.dtype):
-                raise LaunchError(f"{path}: input {short(port.name)}: expected {port.dtype}{list(port.shape)}, got {header}.")
+                raise LaunchError(
+                    f"{path}: input {short(port.name)}: expected {port.dtype}{list(port.shape)}, got {header}. Convert it, or "
+                    "compile another Program."
+                )
         return {port.name: archive.read(port.name).view(port.dtype.numpy) for port in executable.program.inputs}
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class TpuflowError(Exception):
@@ -92,11 +94,15 @@ def did_you_mean(value: object, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
-def unknown(what: str, value: object, known: Iterable[str], instead: str = "") -> ConfigError:
-    """The error for a name that is not in a table: what was given, what there is, and what else may be given `instead`."""
+def unknown(what: str, value: object, known: Iterable[str], instead: str = "", alias: str | None = None) -> ConfigError:
+    """The error for a name that is not in a table: what was given, what there is, and what else may be given `instead`.
+
+    alias: the known name that is meant, where another one is usual; else the nearest one is asked for.
+    """
     names = list(known)
     also = f"; or pass {instead}" if instead else ""
-    return ConfigError(f"unknown {what} {value!r}.{did_you_mean(value, names)} Choose one of: {', '.join(names)}{also}.")
+    near = did_you_mean(value, names) if alias is None else f" Did you mean {alias!r}?"
+    return ConfigError(f"unknown {what} {shown(value)}.{near} Choose one of: {', '.join(names)}{also}.")
 
 
 def short(name: str, most: int = 80) -> str:
@@ -104,11 +110,38 @@ def short(name: str, most: int = 80) -> str:
     return repr(name) if len(name) <= most else f"{name[:most]!r}... ({len(name)} characters)"
 
 
+def shown(value: object, most: int = 80) -> str:
+    """A value as it can be shown on a line: as Python writes it, or its type if that is long or says only where it lies in memory."""
+    text = repr(value)
+    plain = len(text) <= most and "\n" not in text and " at 0x" not in text
+    return text if plain else a_thing(value)
+
+
+def a_thing(value: object) -> str:
+    """What a value is, whatever is in it: type and shape of an array, "a tuple of 2", "a Net"."""
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    if dtype is not None and isinstance(shape, tuple):
+        return f"{dtype}{list(shape)}"
+    name = type(value).__name__
+    count = f" of {len(value)}" if isinstance(value, (tuple, list, dict)) else ""
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}{count}"
+
+
 def listed(names: Iterable[str], most: int = 8) -> str:
     """Names as they can be shown on a line, however many there are."""
     names = list(names)
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return f"[{', '.join(map(short, names[:most]))}{rest}]"
+
+
+def nothing_at(path: str | os.PathLike[str]) -> str:
+    """ "PATH: no such file or folder", and what is near: names like the first missing part of the path, or what the folder there holds."""
+    path = Path(path)
+    folder = next(parent for parent in Path(os.path.abspath(path)).parents if parent.is_dir())
+    wanted = Path(os.path.abspath(path)).relative_to(folder).parts[0]
+    there = sorted(entry.name for entry in folder.iterdir())
+    near = did_you_mean(wanted, there) or (f" There are: {listed(there)}." if there else " It is empty.")
+    return f"{path}: no such file or folder: {folder} has no {wanted!r}.{near}"
 
 
 def one_line(error: BaseException, most: int = 200) -> str:

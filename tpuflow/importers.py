@@ -31,7 +31,7 @@ import ml_dtypes
 import numpy as np
 
 from tpuflow.archives import Archive
-from tpuflow.errors import ArchiveError, WeightsError
+from tpuflow.errors import ArchiveError, WeightsError, nothing_at
 
 COUNTERPARTS: Mapping[str, str] = {
     "kernel": "weight",
@@ -68,9 +68,11 @@ def load_state_dict(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """
     path = Path(path)
     if path.suffix not in READERS:
-        raise WeightsError(f"{path}: unknown kind of weight file {path.suffix!r}; there are: {', '.join(READERS)}")
-    if not path.is_file():
-        raise WeightsError(f"{path}: no such file")
+        raise WeightsError(
+            f"{path}: unknown kind of weight file {path.suffix!r}; there are: {', '.join(READERS)}. Save the weights as one of these."
+        )
+    if not path.exists():
+        raise WeightsError(f"{nothing_at(path)} Give the path of a file of weights.")
     return READERS[path.suffix](path)
 
 

@@ -9,15 +9,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tpuflow.checking import check_number, check_real, check_switch, check_text
 from tpuflow.errors import ConfigError, unknown
 
 CASTS = ("none", "all", "list")
 FLOAT_TYPES = ("float32", "float16", "bfloat16")
+POSITIVE, TINY = "a positive, finite number", 5e-324  # the smallest number above 0
 SCALE_KINDS = ("none", "static", "dynamic")
 
 
 def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ConfigError(f"{what}: expected one of {', '.join(allowed)}, got {value!r}.")
 
 
@@ -42,12 +44,14 @@ class LossScale:
 
     def __post_init__(self) -> None:
         _one_of("kind of loss scale", self.kind, SCALE_KINDS)
-        if not 0.0 < self.initial < float("inf"):
-            raise ConfigError(f"loss scale: initial must be positive and finite, got {self.initial!r}.")
+        check_real("loss scale: initial", self.initial, POSITIVE, TINY)
+        check_real("loss scale: growth_factor", self.growth_factor, POSITIVE, TINY)
+        check_real("loss scale: backoff_factor", self.backoff_factor, POSITIVE, TINY)
+        check_real("loss scale: smallest", self.smallest, "a finite number of at least 0", 0.0)
+        check_switch("loss scale: drop_overflow_update", self.drop_overflow_update)
         if self.kind == "dynamic" and not self.drop_overflow_update:
             raise ConfigError("loss scale: a dynamic one backs off by skipping updates, so drop_overflow_update cannot be false.")
-        if self.growth_interval < 1:
-            raise ConfigError(f"loss scale: growth_interval must be at least 1, got {self.growth_interval!r}.")
+        check_number("loss scale: growth_interval", self.growth_interval, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +74,16 @@ class Policy:
     documented_by: str = ""
 
     def __post_init__(self) -> None:
+        check_text("policy: name", self.name)
+        check_text("policy: documented_by", self.documented_by)
         _one_of("casts", self.casts, CASTS)
         for dtype in (self.param_dtype, self.compute_dtype, self.norm_dtype, self.loss_dtype):
             _one_of(f"policy {self.name!r}: element type", dtype, FLOAT_TYPES)
         if self.norm_dtype not in ("float32", self.compute_dtype if self.casts == "all" else "float32"):
             raise ConfigError(
                 f"policy {self.name!r}: batch normalisation cannot be kept in {self.norm_dtype}: with casts={self.casts!r} and "
-                f"compute_dtype={self.compute_dtype!r} its type is float32{f' or {self.compute_dtype}' * (self.casts == 'all')}."
+                f"compute_dtype={self.compute_dtype!r} its type is float32{f' or {self.compute_dtype}' * (self.casts == 'all')}. Leave it "
+                "there, or choose a policy that computes everything in one type."
             )
         if not isinstance(self.loss_scale, LossScale):
             raise ConfigError(f"policy {self.name!r}: loss_scale must be a tpuflow.amp.LossScale, got {self.loss_scale!r}.")
@@ -135,6 +142,7 @@ class Policy:
         """
         row = self
         if keep_batchnorm_fp32 is not None:
+            check_switch("keep_batchnorm_fp32", keep_batchnorm_fp32)
             row = replace(row, norm_dtype="float32" if keep_batchnorm_fp32 else row.compute_dtype)
         return row if loss_scale is None else replace(row, loss_scale=get_loss_scale(loss_scale))
 
@@ -181,9 +189,18 @@ def get_policy(policy: str | Policy) -> Policy:
     """
     if isinstance(policy, Policy):
         return policy
-    if policy in POLICIES:
+    if isinstance(policy, str) and policy in POLICIES:
         return POLICIES[policy]
-    raise unknown("policy", policy, POLICIES, "a tpuflow.amp.Policy of your own")
+    raise unknown("policy", policy, POLICIES, "a tpuflow.amp.Policy of your own", alias=_policy_of_type(policy))
+
+
+def _policy_of_type(policy: Any) -> str | None:
+    """The policy that computes everything in an element type, if that was given instead."""
+    try:
+        dtype = jnp.dtype(policy).name
+    except (TypeError, ValueError):
+        return None
+    return next((row.name for row in POLICIES.values() if row.param_dtype == row.compute_dtype == dtype), None)
 
 
 def get_loss_scale(scale: LossScale | float | str) -> LossScale:

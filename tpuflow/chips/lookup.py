@@ -26,7 +26,7 @@ def get_chip(chip: str | Path | Chip) -> Chip:
         return chip
     if str(chip).endswith(".toml"):
         return _from_toml(Path(chip))
-    if chip in CHIPS:
+    if isinstance(chip, str) and chip in CHIPS:
         return CHIPS[str(chip)]
     raise unknown("chip", str(chip), sorted(CHIPS), "a .toml file or a tpuflow.Chip of your own")
 

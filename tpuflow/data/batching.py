@@ -10,7 +10,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from tpuflow.errors import DataError
+from tpuflow.errors import DataError, a_thing, one_line
 from tpuflow.stages.flattening import leaf_names
 
 PAIR = ("inputs", "labels")
@@ -47,11 +47,19 @@ class TreeForm:
                 raise DataError(f"{what}: a batch must hold at least one array, got {tree}.")
             self.tree, self.names = tree, names_of(batch, pair=self._samples)
         if tree != self.tree:
-            raise DataError(f"{what}: every batch must have the structure of the first, {self.tree}; got {tree}.")
+            raise DataError(
+                f"{what}: every batch must have the structure of the first, {self.tree}; got {tree}. Make all batches alike, or run a loop "
+                "for each kind."
+            )
         leaves = tuple(to_array(part, f"{what}: {name or 'batch'}") for part, name in zip(parts, self.names, strict=True))
-        for name, leaf in zip(self.names, leaves, strict=True):
+        for name, part, leaf in zip(self.names, parts, leaves, strict=True):
+            if self._samples and leaf.ndim > 0 and not hasattr(part, "shape"):
+                raise DataError(f"{what}: {name or 'a batch'} is {a_thing(part)}, not an array of samples. {_ALIKE}")
             if self._samples and leaf.ndim == 0:
-                raise DataError(f"{what}: {name or 'a batch'} must have a leading batch axis, got a single number.")
+                raise DataError(
+                    f"{what}: {name or 'a batch'} must have a leading batch axis, got a single number. If these are samples, or lists "
+                    "of numbers, make arrays of all of them, np.stack(samples), which are cut by batch_size."
+                )
         return leaves
 
     def batch(self, leaves: Sequence[Any]) -> Any:
@@ -96,9 +104,10 @@ def to_array(value: Any, what: str) -> np.ndarray:
     try:
         array = np.asarray(_torch_to_numpy(value))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{what}: cannot be made an array: {error}") from error
+        instead = _ALIKE if isinstance(error, ValueError) else _READABLE
+        raise DataError(f"{what}: cannot be made an array: {one_line(error).rstrip('!')}. {instead}") from error
     if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
-        raise DataError(f"{what}: elements must be numbers, got {array.dtype}.")
+        raise DataError(f"{what}: elements must be numbers, got {array.dtype}. {_NUMBERS.get(array.dtype.kind, _ALIKE)}")
     narrow = NARROW.get(array.dtype.name)
     return array if narrow is None else array.astype(narrow)
 
@@ -110,6 +119,18 @@ def _torch_to_numpy(value: Any) -> Any:
         return value
     tensor = value.detach().cpu()
     return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+_ALIKE = "All samples must have one shape: pad, crop, or resize them, then np.stack(samples)."
+_READABLE = "Give what np.asarray takes: arrays, nested lists of numbers, tensors whose memory the host can read."
+_NUMBERS = {
+    "U": "Number the words: np.unique(words, return_inverse=True)[1].",
+    "S": "Number the words: np.unique(words, return_inverse=True)[1].",
+    "c": "Give the real and the imaginary part as two channels: np.stack([x.real, x.imag], axis=-1).",
+    "M": "Give times as numbers: (x - x[0]) / np.timedelta64(1, 's').",
+    "m": "Give durations as numbers: x / np.timedelta64(1, 's').",
+}
+"""What to do with elements that are no numbers, by NumPy's kind of type; objects are samples of unequal shapes."""
 
 
 def _is_array(value: Any) -> bool:

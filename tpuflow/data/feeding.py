@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -15,10 +16,12 @@ from tpuflow.data import chunks
 from tpuflow.data.batching import Leaves, Signature, TreeForm, is_data_of_arrays
 from tpuflow.data.chunks import Chunk, Stack, aligned, samples_in
 from tpuflow.data.positions import Position, Source, say_fast_forward, skip
-from tpuflow.errors import ConfigError, DataError
+from tpuflow.errors import ConfigError, DataError, a_thing
 
 STREAM_BATCHES = 64
 """Batches in a chunk of a stream at most."""
+
+WALKED_ONCE = "An iterator can be walked once only: pass a list, a loader, or a function that makes a new iterator."
 
 Layout = tuple[Signature, int]
 
@@ -129,6 +132,7 @@ class StreamFeed:
     head: list[Leaves] = field(default_factory=list)
     batches: int | None = None
     samples: int | None = None
+    what: str = "data"
     _opened: Iterator[Any] | None = None
     _state: Any = None
     _begin: tuple[int, int] = (0, 0)
@@ -139,9 +143,9 @@ class StreamFeed:
         """One batch, for its shapes; it is not lost: the first epoch begins with it."""
         self._open()
         try:
-            self.head = [self.form.leaves(next(self._opened or iter(())))]
+            self.head = [self.form.leaves(next(self._opened or iter(())), self.what)]
         except StopIteration:
-            raise DataError("data: the iterable gives no batch; training needs at least one.") from None
+            raise DataError(f"{self.what}: the iterable gives no batch; at least one is needed. {WALKED_ONCE}") from None
         self._size = samples_in(self.head[0][0].shape)
         return self.head[0]
 
@@ -196,10 +200,7 @@ class StreamFeed:
         if stack.count:
             yield stack.chunk()
         if not stack.batches_after:
-            raise DataError(
-                f"data: the iterable gives no batch in epoch {number + 1}. An iterator can be walked once only: pass a list, a loader, "
-                "or a function that makes a new iterator."
-            )
+            raise DataError(f"{self.what}: the iterable gives no batch in epoch {number + 1}. {WALKED_ONCE}")
         self.batches, self.samples = stack.batches_after, stack.samples_after
 
     def _open(self) -> None:
@@ -216,7 +217,7 @@ class StreamFeed:
         for batch in opened or ():
             if self._stopped:
                 return
-            yield self.form.leaves(batch)
+            yield self.form.leaves(batch, self.what)
 
 
 Feed = ArrayFeed | StreamFeed
@@ -229,6 +230,8 @@ def make_feed(data: Any, batch_size: int, what: str = "data", *, sink_size: int 
       ConfigError: the batch is larger than the data, or shuffling is asked of a stream.
       DataError: the data are empty or inputs and labels differ in length.
     """
+    if isinstance(data, (str, os.PathLike)):
+        raise DataError(f"{what}: expected arrays or batches, got the path {os.fspath(data)!r}. Load the file first: np.load, or a loader.")
     if is_data_of_arrays(data):
         return array_feed(data, batch_size, what, TreeForm(samples=True), shuffle=shuffle, seed=seed)
     if shuffle:
@@ -245,10 +248,11 @@ def stream_feed(data: Any, what: str, form: TreeForm, *, sink_size: int, expecte
     """
     most = STREAM_BATCHES if sink_size < 0 else max(1, min(STREAM_BATCHES, sink_size))
     if isinstance(data, Iterable):
-        return StreamFeed(Source(data, lambda: data), most, form=form)
+        return StreamFeed(Source(data, lambda: data, what), most, form=form, what=what)
     if callable(data):
-        return StreamFeed(Source(data, data), most, form=form)
-    raise DataError(f"{what}: expected {expected}, or a function that makes one; got a {type(data).__name__}.")
+        return StreamFeed(Source(data, data, what), most, form=form, what=what)
+    batches = " Put it into a loader: torch.utils.data.DataLoader(data, batch_size=32)." if hasattr(data, "__getitem__") else ""
+    raise DataError(f"{what}: expected {expected}, or a function that makes one; got {a_thing(data)}.{batches}")
 
 
 def array_feed(data: Any, batch_size: int, what: str, form: TreeForm, **options: Any) -> ArrayFeed:
@@ -266,7 +270,7 @@ def array_feed(data: Any, batch_size: int, what: str, form: TreeForm, **options:
     lengths = [len(leaf) for leaf in leaves]
     counted = f"{names[0]} have {lengths[0]} samples" + "".join(f", {n} {k}" for n, k in zip(names[1:], lengths[1:], strict=True))
     if min(lengths) == 0:
-        raise DataError(f"{what}: empty; {counted}.")
+        raise DataError(f"{what}: empty; {counted}; give at least one.")
     if len(set(lengths)) > 1:
         raise DataError(f"{what}: {counted}; they must be equally many.")
     if batch_size > lengths[0]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tpuflow.errors import DataError
+from tpuflow.errors import DataError, a_thing
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Source:
     the pass.
     """
 
-    def __init__(self, data: Any, make: Callable[[], Any]):
-        self._data, self._make = data, make
+    def __init__(self, data: Any, make: Callable[[], Any], what: str = "data"):
+        self._data, self._make, self._what = data, make, what
         self._iterator: Any = None
         self._wanted: Any = None
 
@@ -48,7 +48,12 @@ class Source:
 
     def open(self) -> Iterator[Any]:
         """A new pass, or the rest of one after a move."""
-        self._iterator = iter(self._make())
+        made = self._make()
+        if not isinstance(made, Iterable):
+            raise DataError(
+                f"{self._what}: the function gave {a_thing(made)}, expected an iterable of batches; return one, or yield batches."
+            )
+        self._iterator = iter(made)
         if self._wanted is not None:
             self._iterator.set_state(self._wanted)
             self._wanted = None

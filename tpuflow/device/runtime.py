@@ -216,7 +216,8 @@ class Executable:
         missing, extra = [n for n in names if n not in there], [n for n in given if n not in known]
         if missing or extra:
             raise LaunchError(
-                f"inputs do not fit the program: missing {listed(missing)}, unknown {listed(extra)}; it takes {listed(names)}."
+                f"inputs do not fit the program: missing {listed(missing)}, unknown {listed(extra)}; it takes {listed(names)}. Give "
+                "every input by its name."
             )
 
     def _check(self, inputs: Sequence[Any], infeeds: Sequence[Any]) -> None:
@@ -231,7 +232,8 @@ class Executable:
 
 def _mismatch(what: str, port: Port, x: Any, lead: int) -> str:
     items = "[items, ...] of " if lead else ""
-    return f"{what} {port.name!r}: expected {items}{port.dtype}{list(port.shape)}, got {x.dtype}{list(x.shape)}."
+    found = f"expected {items}{port.dtype}{list(port.shape)}, got {x.dtype}{list(x.shape)}"
+    return f"{what} {port.name!r}: {found}. A Program is compiled for one shape and type: convert the array, or compile another Program."
 
 
 def _make_engine(program: Program, engine: str, fidelity: str) -> Any:

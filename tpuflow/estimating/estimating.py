@@ -11,13 +11,14 @@ from typing import Any
 import jax
 
 from tpuflow import amp
-from tpuflow.checking import check_number
+from tpuflow.checking import check_number, check_path
 from tpuflow.chips import Chip, get_chip
 from tpuflow.compiler import compile_sink, undisturbed
 from tpuflow.data.batching import names_of
 from tpuflow.device.timing import Calibration, ProgramTime, get_calibration, time_program
 from tpuflow.device.timing.program import sink_time
 from tpuflow.device.timing.result import joules_text, seconds_text
+from tpuflow.errors import ConfigError
 from tpuflow.isa.program import Program
 from tpuflow.nnx import jit_of
 from tpuflow.reports.profile import Profile
@@ -25,12 +26,16 @@ from tpuflow.reports.profile import profile as make_profile
 from tpuflow.reports.reported import Reported
 from tpuflow.stages.analysis import MemoryAnalysis, cost_analysis, memory_analysis
 from tpuflow.stages.flattening import leaf_names
+from tpuflow.stages.tracing import users_code
+from tpuflow.training.adapters.model import MISFITS
 from tpuflow.training.config import StepConfig, configured, option
+from tpuflow.training.misfits import in_words
 from tpuflow.training.preparing import make_recipe, state_shapes
 from tpuflow.training.stepping import Recipe
 
 Calibrated = str | os.PathLike[str] | Calibration | None
 """A calibration as users give it: itself, its file, or None for what tpuflow has for the chip's family."""
+AS_SHAPES = "jax.ShapeDtypeStruct(shape, dtype)"
 SINK_STEPS = 100  # steps a round trip that an estimate counts on, if nothing else is said
 
 
@@ -126,6 +131,11 @@ def estimate(
       UnsupportedPrimitiveError, OutOfMemoryError, ConfigError: as compiling does.
     """
     row, constants = get_chip(chip), _calibration(calibration)
+    for place, given in enumerate(args):
+        if isinstance(given, tuple) and given and all(type(n) is int for n in given):
+            raise ConfigError(
+                f"argument {place}: {given} is a tuple of numbers and no array; for an array of that shape, give {AS_SHAPES}."
+            )
     jit = jit_of((args, kwargs))
     function = jit(fun, chip=row, policy=policy, donate_argnums=donate_argnums, static_argnums=static_argnums)
     program = function.program(*args, **kwargs)
@@ -155,8 +165,14 @@ def estimate_training(config: EstimateConfig) -> Estimate:
 
 def training_program(config: StepConfig, chip: Chip) -> tuple[Recipe, Program]:
     """The step that `tpuflow.train` would make, and its sink, compiled from shapes."""
-    recipe, state = state_shapes(make_recipe(config, config.data)[0], config.data)
-    with jax.disable_jit(False):
+    recipe = make_recipe(config, config.data)[0]
+    told = f"model {recipe.name} and its loss, for batches of {in_words(config.data)}"
+
+    def refusal(said: str) -> ConfigError:
+        return ConfigError(f"{told}: {said} Give the shapes and types of a batch that they take.")
+
+    with users_code(f"while tracing {told}", MISFITS, refusal), jax.disable_jit(False):
+        recipe, state = state_shapes(recipe, config.data)
         closed, shapes = jax.make_jaxpr(recipe.train_step, return_shape=True)(state, config.data)
     carries = leaf_names(state)
     program = compile_sink(
@@ -172,6 +188,8 @@ def training_program(config: StepConfig, chip: Chip) -> tuple[Recipe, Program]:
 
 
 def _calibration(calibration: Calibrated) -> Calibration | None:
+    if calibration is not None and not isinstance(calibration, Calibration):
+        check_path("calibration", calibration)
     return None if calibration is None else get_calibration(calibration)
 
 

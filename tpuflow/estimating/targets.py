@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tpuflow.errors import ConfigError
+from tpuflow.errors import ConfigError, did_you_mean
 from tpuflow.estimating.estimating import Calibrated, Estimate, estimate, estimate_training
 from tpuflow.training.adapters.choosing import is_model
 
@@ -83,7 +83,8 @@ def _function(place: str, name: str, target: str) -> Callable[[int], Any]:
     except ImportError as error:
         raise ConfigError(f"{target!r}: {error}. Run the command in the folder that holds the module, or install it.") from error
     if not callable(getattr(module, name, None)):
-        raise ConfigError(f"{target!r}: {place} has no function {name!r}.")
+        functions = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
+        raise ConfigError(f"{target!r}: {place} has no function {name!r}.{did_you_mean(name, functions)} Name one that it has.")
     return getattr(module, name)
 
 

@@ -171,7 +171,9 @@ def _checked_rows(data: bytes, where: str) -> list[tuple[bytes, int, bytes]]:
     if not data:
         raise ProgramFileError(f"{where}: the file is empty")
     if not data.startswith(MAGIC[: len(data)]):
-        raise ProgramFileError(f"{where}: not a tpuflow program: it starts with {bytes(data[:8])!r}, expected {MAGIC!r}")
+        raise ProgramFileError(
+            f"{where}: not a tpuflow program: it starts with {bytes(data[:8])!r}, expected {MAGIC!r}; give a .tpx file as tpuflow saves it"
+        )
     if len(data) < _HEADER.size:
         raise ProgramFileError(f"{where}: cut short: found {len(data)} bytes, the header alone has {_HEADER.size}")
     _, major, minor, count = _HEADER.unpack_from(data)

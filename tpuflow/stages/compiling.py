@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,17 @@ import numpy as np
 from jax.core import Tracer
 
 from tpuflow import amp
+from tpuflow.checking import check_choice
 from tpuflow.chips import Chip, get_chip
 from tpuflow.compiler import compile_jaxpr
-from tpuflow.errors import ConfigError
+from tpuflow.device.runtime import ENGINES, FIDELITIES
+from tpuflow.errors import ConfigError, a_thing, did_you_mean, shown
 from tpuflow.isa.program import Program
 from tpuflow.lower.frontend.jax_compat import ClosedJaxpr, axes_around, axes_of
 from tpuflow.stages.device_call import device_call
 from tpuflow.stages.one_by_one import one_by_one, runs_one_by_one
 from tpuflow.stages.staging import DeviceFunction, Lowered, Target, as_array
+from tpuflow.stages.tracing import users_code
 
 BACKEND = "tpusim"
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -66,8 +69,14 @@ def jit(
     if fun is None:
         options = {k: v for k, v in locals().items() if k != "fun"}
         return functools.partial(jit, **options)
-    if backend != BACKEND:
+    if not isinstance(backend, str) or backend != BACKEND:
         raise ConfigError(f"unknown backend {backend!r}; tpuflow.jit has {BACKEND!r} only. For other backends use jax.jit.")
+    if not callable(fun):
+        raise ConfigError(
+            f"tpuflow.jit: expected a function, got {a_thing(fun)}; give the function itself, not its result: tpuflow.jit(f)(x)."
+        )
+    check_choice("engine", engine, ENGINES)
+    check_choice("fidelity", fidelity, FIDELITIES)
     static = _argument_set(fun, "static", static_argnums, static_argnames)
     donated = _argument_set(fun, "donate", donate_argnums, donate_argnames)
     if both := static.names & donated.names or static.numbers & donated.numbers:
@@ -212,7 +221,7 @@ class JitFunction:
             return outputs
 
         specs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in signatures]
-        with jax.disable_jit(False):
+        with users_code(f"while tracing {self._name} for tpuflow.jit"), jax.disable_jit(False):
             jaxpr = jax.make_jaxpr(flat)(*specs)
         traced = _Traced(jaxpr, out_trees[0], self._donated_leaves(tree, statics), self._leaf_names(tree, statics))
         if not traced.captures_tracers:
@@ -319,14 +328,27 @@ def _parameters(fun: Callable[..., Any]) -> list[str]:
         return []
 
 
+def _set_of(kind: type, option: str, given: Any, wanted: str) -> set[Any]:
+    """What is given as one, several, or None of a kind.
+
+    Raises:
+      ConfigError: it is something else.
+    """
+    one = isinstance(given, kind) and not isinstance(given, bool)
+    several = () if given is None else (given,) if one else tuple(given) if isinstance(given, Iterable) else (given,)
+    if isinstance(given, Mapping) or not all(isinstance(item, kind) and not isinstance(item, bool) for item in several):
+        raise ConfigError(f"tpuflow.jit: {option}: expected {wanted}, got {shown(given)}.")
+    return set(several)
+
+
 def _argument_set(fun: Callable[..., Any], what: str, numbers: int | Sequence[int], names: str | Iterable[str]) -> _ArgumentSet:
     """Positions and names completed from each other by the function's signature, as jax.jit does.
 
     Raises:
       ConfigError: the function has no such argument.
     """
-    places = {numbers} if isinstance(numbers, int) else set(numbers)
-    words = {names} if isinstance(names, str) else set(names)
+    places = _set_of(int, f"{what}_argnums", numbers, "positions: an int or a sequence of ints")
+    words = _set_of(str, f"{what}_argnames", names, "names: a str or a sequence of strs")
     try:
         parameters = inspect.signature(fun).parameters.values()
     except (TypeError, ValueError):
@@ -336,10 +358,17 @@ def _argument_set(fun: Callable[..., Any], what: str, numbers: int | Sequence[in
     if inspect.Parameter.VAR_POSITIONAL not in open_ended:
         for n in places:
             if not -len(positional) <= n < len(positional):
-                raise ConfigError(f"tpuflow.jit: {what}_argnums has {n}, but {fun} takes {len(positional)} positional arguments.")
+                raise ConfigError(
+                    f"tpuflow.jit: {what}_argnums has {n}, but {getattr(fun, '__name__', fun)} takes {len(positional)} positional "
+                    f"arguments: {', '.join(positional)}. Count them from 0, or name them in {what}_argnames."
+                )
     known = {p.name for p in parameters}
     if (unknown := words - known) and inspect.Parameter.VAR_KEYWORD not in open_ended:
-        raise ConfigError(f"tpuflow.jit: {what}_argnames has {sorted(unknown)}, but the arguments are {sorted(known)}.")
+        near = did_you_mean(min(unknown), known)
+        raise ConfigError(
+            f"tpuflow.jit: {what}_argnames has {sorted(unknown)}, but the arguments are {sorted(known)}.{near} Name arguments of the "
+            "function."
+        )
     by_position = {positional[n] for n in places if -len(positional) <= n < len(positional)}
     by_name = {i for i, name in enumerate(positional) if name in words}
     return _ArgumentSet(frozenset(places | by_name), frozenset(words | by_position))

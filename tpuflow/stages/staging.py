@@ -101,7 +101,9 @@ class Compiled(Reported):
         """
         leaves, tree = jax.tree.flatten((args, kwargs))
         if tree != self._in_tree:
-            raise TypeError(f"compiled for arguments of structure {self._in_tree}, called with {tree}.")
+            raise TypeError(
+                f"compiled for arguments of structure {self._in_tree}, called with {tree}; call it as it was lowered, or lower it anew."
+            )
         return jax.tree.unflatten(self._out_tree, self._function([as_array(leaf) for leaf in leaves]))
 
     @property

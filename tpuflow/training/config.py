@@ -16,13 +16,14 @@ from typing import Any, ParamSpec, TypeVar
 import optax
 
 from tpuflow import amp
-from tpuflow.checking import check_choice, check_number
+from tpuflow.checking import check_choice, check_number, check_path, check_switch
 from tpuflow.chips import Chip
 from tpuflow.device.runtime import ENGINES, FIDELITIES
 from tpuflow.errors import ConfigError, unknown
 from tpuflow.training.application import LossFn
 from tpuflow.training.averaging import EMA, get_ema
 from tpuflow.training.callbacks.base import Callback
+from tpuflow.training.given import check_optimizer
 from tpuflow.training.losses import Loss, LossFunction
 from tpuflow.training.metrics import Metric, MetricFunction
 from tpuflow.training.roles import Given
@@ -59,8 +60,7 @@ def _if_given(check: Check) -> Check:
 
 
 def _optimizer(name: str, value: Any) -> None:
-    if not hasattr(value, "update"):
-        raise ConfigError(f"{name}: expected an Optax transformation such as optax.sgd(1e-3), got {value!r}.")
+    check_optimizer(value)
 
 
 def _function(name: str, value: Any) -> None:
@@ -115,7 +115,7 @@ class StepConfig:
         "what of a batch the model gets: an entry, several of them in order, or a function of the batch. If not given: the first of a "
         "pair; of a mapping the entries that are called like the arguments of the model's call, or the only one beside the label.",
     )
-    seed: int = option(0, "of initial parameters, of shuffling, of the model's random numbers.", shown=True, same=True)
+    seed: int = option(0, "of initial parameters, of shuffling, of the model's random numbers.", _at_least(0), shown=True, same=True)
     params: Any = option(
         None,
         'parameters to start from instead: a tree (for linen, with or without {"params": ...}, and with batch statistics and the like if '
@@ -206,7 +206,7 @@ class TrainConfig(StepConfig):
         "what to measure on `eval_data`: names of `tpuflow.METRICS`, functions (fp32 outputs, labels) -> values, or `Metric`s; the loss "
         "(with `loss_fn`, its scalars too), and the accuracy for class labels, if not given.",
     )
-    shuffle: bool = option(False, "a new order of the samples in each epoch (arrays only).", shown=True, same=True)
+    shuffle: bool = option(False, "a new order of the samples in each epoch (arrays only).", check_switch, shown=True, same=True)
     numerics: bool | int = option(
         False,
         "report what happens to every number of a step (see `tpuflow.check_numerics`) before every epoch and after the last; a number n: "
@@ -219,10 +219,12 @@ class TrainConfig(StepConfig):
         None,
         "a directory where `tpuflow.ModelCheckpoint` saves, or one checkpoint in it. The training goes on from the newest good checkpoint, "
         "bit for bit as if it had never stopped; without any, it starts from the beginning, so the same call can be repeated until it has "
-        "ended. Data, model, policy, loss and optimizer must be the same; `epochs` and `sink_size` may change.",
+        "ended (with a warning, unless a `ModelCheckpoint` of this training saves there). Data, model, policy, loss and optimizer must be "
+        "the same; `epochs` and `sink_size` may change.",
+        _if_given(check_path),
     )
-    progress: bool = option(True, "show a progress bar, and say what was chosen.")
-    json: Any = option(None, "write the result there; checked before the training starts.")
+    progress: bool = option(True, "show a progress bar, and say what was chosen.", check_switch)
+    json: Any = option(None, "write the result there; checked before the training starts.", _if_given(check_path))
 
 
 def configured(make: Callable[P, Any], raises: str) -> Callable[[Callable[[Any], R]], Callable[P, R]]:

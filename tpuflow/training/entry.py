@@ -8,6 +8,7 @@ import sys
 from tpuflow.training.callbacks.base import check_callbacks
 from tpuflow.training.checkpoints import orbax_files
 from tpuflow.training.checkpoints.progress_form import check_progress
+from tpuflow.training.checkpoints.starting import warn_of_nothing_there
 from tpuflow.training.config import TrainConfig, configured
 from tpuflow.training.preparing import prepare
 from tpuflow.training.result import TrainResult, check_writable
@@ -24,6 +25,7 @@ UnsupportedPrimitiveError: the step uses something the device's compiler has no 
 @configured(TrainConfig, RAISES)
 def train(config: TrainConfig) -> TrainResult:
     """Train a model on the simulated device."""
+    config.check()
     if config.json is not None:
         check_writable(config.json)
     checked = check_callbacks(config.callbacks)
@@ -35,6 +37,7 @@ def train(config: TrainConfig) -> TrainResult:
         training.restore(checkpoint)
         said.append(f"resumed from {checkpoint.path}")
     elif config.resume is not None:
+        warn_of_nothing_there(config.resume, checked)
         said.append(f"no checkpoint in {os.fspath(config.resume)} yet, so training starts from the beginning")
     if config.progress and said:
         print(f"tpuflow.train: {', '.join(said)}", file=sys.stderr, flush=True)

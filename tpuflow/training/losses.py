@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpuflow.amp.policy import cast_floats
-from tpuflow.errors import ConfigError, DataError, unknown
+from tpuflow.checking import check_choice, check_number, check_real
+from tpuflow.errors import ConfigError, DataError, a_thing, unknown
+from tpuflow.stages.tracing import users_code
+from tpuflow.training.misfits import in_words, one_class, out_of_range, remedy
 
 LossFunction = Callable[[Any, Any], jax.Array]
 
@@ -66,12 +70,10 @@ def cross_entropy(*, label_smoothing: float = 0.0, spread: str = "all", classes:
     Raises:
       ConfigError: an option is out of its range.
     """
-    if not 0.0 <= label_smoothing < 1.0:
-        raise ConfigError(f"label_smoothing: expected a number from 0 to below 1, got {label_smoothing!r}.")
-    if spread not in SPREADS:
-        raise unknown("spread", spread, SPREADS)
-    if classes is not None and classes < 2:
-        raise ConfigError(f"classes: expected at least 2, got {classes!r}.")
+    check_real("label_smoothing", label_smoothing, "a number from 0 to below 1", 0.0, math.nextafter(1.0, 0.0))
+    check_choice("spread", spread, SPREADS)
+    if classes is not None:
+        check_number("classes", classes, 2)
     if label_smoothing == 0.0:
         return LOSSES["softmax_cross_entropy"]
 
@@ -141,11 +143,14 @@ def get_loss(loss: str | LossFunction | None, labels: Any) -> tuple[Loss, str]:
         classes = labels is not None and _is_integer(labels.dtype)
         return Loss(getattr(loss, "__name__", type(loss).__name__), loss, classes=classes, checked=False), ""
     if labels is None:
-        asked = "no loss was given" if loss is None else f"loss {loss!r} compares outputs with one array of labels"
-        raise ConfigError(f"loss: {asked}, and a batch has no such array; give a function loss(outputs, batch), or loss_fn=....")
+        asked = "none was given, so it is chosen by labels" if loss is None else f"loss {loss!r} compares outputs with one array of labels"
+        raise ConfigError(
+            f"loss: {asked}, and the data have none: neither the second of a pair nor an entry called label. Give data=(inputs, labels), a "
+            "function loss(outputs, batch), or loss_fn."
+        )
     if loss is None:
         return _chosen(np.dtype(labels.dtype))
-    if loss in LOSSES:
+    if isinstance(loss, str) and loss in LOSSES:
         return LOSSES[loss], ""
     raise unknown("loss", loss, LOSSES, "a function (outputs, labels) -> loss")
 
@@ -158,14 +163,15 @@ def fitting(loss: Loss, outputs: Any, labels: Any) -> Loss:
     return replace(loss, classes=alike)
 
 
-def check_fit(loss: Loss, outputs: Any, labels: Any) -> None:
-    """That outputs and labels of these shapes can meet in the loss.
+def check_fit(loss: Loss, outputs: Any, labels: Any, what: str = "data", why: str = "") -> None:
+    """That outputs and labels of these shapes can meet in the loss; `why` it was chosen, if it was not given.
 
     Raises:
       DataError: they cannot.
     """
     if not loss.checked:
         return
+    chosen = f" (not given, so chosen by the {why})" if why else ""
     if loss.classes:
         fits = _is_integer(labels.dtype) and tuple(labels.shape) == tuple(outputs.shape[:-1])
         wanted = f"integer labels of shape {list(outputs.shape[:-1])} (class numbers)"
@@ -173,9 +179,28 @@ def check_fit(loss: Loss, outputs: Any, labels: Any) -> None:
         fits, wanted = tuple(labels.shape) == tuple(outputs.shape), f"labels of shape {list(outputs.shape)}"
     if not fits:
         raise DataError(
-            f"loss {loss.name!r}: the model's outputs have shape {list(outputs.shape)}, so it needs {wanted}; "
-            f"got {labels.dtype}{list(labels.shape)}."
+            f"{what}: loss {loss.name!r}{chosen}: the model's outputs have shape {list(outputs.shape)}, so it needs {wanted}; "
+            f"got {labels.dtype}{list(labels.shape)}. {remedy(outputs, labels, classes=loss.classes)}"
         )
+    if loss.classes and outputs.shape[-1] == 1:
+        raise DataError(f"{what}: loss {loss.name!r}{chosen}: the model has one output. {one_class(outputs)}")
+
+
+def check_function(loss: Loss, outputs: Any, targets: Any) -> None:
+    """That a loss of the user's own takes outputs and targets of these shapes and gives an array.
+
+    Raises:
+      ConfigError: it does not.
+    """
+    if loss.checked:
+        return
+    like = jax.eval_shape(lambda tree: cast_floats(tree, jnp.float32), outputs)
+    called = f"loss {loss.name!r}, called with outputs {in_words(like)} and labels {in_words(targets)}"
+    wanted = "A loss takes (outputs, labels) and returns one number, or one for each example."
+    with users_code(f"while tracing {called}", (TypeError, ValueError), lambda said: ConfigError(f"{called}: {said} {wanted}")):
+        found = jax.eval_shape(loss.fn, like, targets)
+    if not hasattr(found, "shape"):
+        raise ConfigError(f"{called}: it returned {a_thing(found)}. {wanted}")
 
 
 def check_labels(labels: np.ndarray, classes: int, first_sample: int = 0, what: str = "data") -> None:
@@ -190,14 +215,14 @@ def check_labels(labels: np.ndarray, classes: int, first_sample: int = 0, what: 
         value = labels[place][wrong[place]].flat[0] if labels.ndim > 1 else labels[place]
         raise DataError(
             f"{what}: the label of sample {first_sample + place} is {int(value)}, but the model has {classes} outputs, so labels must be "
-            f"0 to {classes - 1}; {int(wrong.sum())} labels are out of range."
+            f"0 to {classes - 1}; {int(wrong.sum())} labels are out of range. {out_of_range(labels, classes)}"
         )
 
 
 def _chosen(dtype: np.dtype) -> tuple[Loss, str]:
     if _is_integer(dtype):
         return LOSSES["softmax_cross_entropy"], "integer labels"
-    return LOSSES["mse"], "floating-point labels"
+    return LOSSES["mse"], "boolean labels" if dtype == np.bool_ else "floating-point labels"
 
 
 def _is_integer(dtype: Any) -> bool:

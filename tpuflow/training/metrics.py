@@ -12,9 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpuflow.amp.policy import cast_floats
+from tpuflow.checking import check_callable, check_number, check_real, check_switch, check_text
 from tpuflow.errors import ConfigError, unknown
+from tpuflow.stages.tracing import users_code
 from tpuflow.training.losses import Loss
+from tpuflow.training.misfits import in_words
 
+WANTED = "A metric takes (outputs, labels) and returns one value a sample, a scalar, or a pair (parts, wholes) of arrays of one shape."
 MetricFunction = Callable[[Any, Any], Any]
 TOP = 5
 
@@ -44,6 +48,14 @@ class Metric:
     least_classes: int = 1
     labelled: bool = False
     of_loss: bool = False
+
+    def __post_init__(self) -> None:
+        check_text("metric: name", self.name)
+        check_callable(f"metric {self.name!r}: fn", self.fn, "(outputs, labels) -> values")
+        check_real(f"metric {self.name!r}: scale", self.scale, "a finite number")
+        check_number(f"metric {self.name!r}: least_classes", self.least_classes, 1)
+        for name in ("classes", "labelled", "of_loss"):
+            check_switch(f"metric {self.name!r}: {name}", getattr(self, name))
 
 
 def accuracy(outputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -126,7 +138,10 @@ def get_metrics(metrics: Sequence[str | Metric | MetricFunction] | None, loss: L
     names = [row.name for row in rows]
     for row in rows:
         if row.classes and loss is not None and not loss.classes:
-            raise ConfigError(f"metric {row.name!r} needs labels that are class numbers, which the loss {loss.name!r} does not take.")
+            raise ConfigError(
+                f"metric {row.name!r} needs labels that are class numbers, which the loss {loss.name!r} does not take; choose other "
+                "metrics, or loss='softmax_cross_entropy' with integer labels."
+            )
         if names.count(row.name) > 1:
             raise ConfigError(f"metrics: two are called {row.name!r}; give one another name with tpuflow.Metric(name, function).")
         if row.name in RESERVED:
@@ -139,7 +154,7 @@ def _row(given: str | Metric | MetricFunction, named: Mapping[str, Metric]) -> M
         return given
     if callable(given):
         return Metric(getattr(given, "__name__", type(given).__name__), given)
-    if given in named:
+    if isinstance(given, str) and given in named:
         return named[given]
     raise unknown("metric", given, named, "a function (outputs, labels) -> values, or a tpuflow.Metric")
 
@@ -159,8 +174,14 @@ def check_metrics(metrics: Sequence[Metric], outputs: Any, targets: Any, labels:
     like = cast_floats_like(outputs)
     for metric in metrics:
         if metric.classes and outputs.shape[-1] < metric.least_classes:
-            raise ConfigError(f"metric {metric.name!r} needs at least {metric.least_classes} classes; the model has {outputs.shape[-1]}.")
-        found = jax.eval_shape(metric.fn, like, labels if metric.labelled else targets)
+            raise ConfigError(
+                f"metric {metric.name!r} needs at least {metric.least_classes} classes; the model has {outputs.shape[-1]}. Leave it out, "
+                "or choose 'accuracy'."
+            )
+        given = labels if metric.labelled else targets
+        called = f"metric {metric.name!r}, called with outputs {in_words(like)} and labels {in_words(given)}"
+        with users_code(f"while tracing {called}", (TypeError, ValueError), lambda said: ConfigError(f"{called}: {said} {WANTED}")):  # noqa: B023
+            found = jax.eval_shape(metric.fn, like, given)
         if not _is_figure(found, batch):
             raise ConfigError(
                 f"metric {metric.name!r} returned {jax.tree.map(lambda a: f'{a.dtype}{list(a.shape)}', found)} for a batch of "

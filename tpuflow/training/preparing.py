@@ -14,14 +14,16 @@ from tpuflow.chips import get_chip
 from tpuflow.data.batching import Signature, is_data_of_arrays, signature
 from tpuflow.data.chunks import samples_in
 from tpuflow.data.feeding import ArrayFeed, Feed, make_feed
-from tpuflow.errors import ConfigError, DataError, TpuflowError
+from tpuflow.errors import ConfigError, DataError, a_thing
 from tpuflow.stages.staging import Target, as_array
+from tpuflow.stages.tracing import users_code
 from tpuflow.training.adapters.linen_modules import traced_with_streams
 from tpuflow.training.adapters.model import MISFITS
 from tpuflow.training.averaging import get_ema
 from tpuflow.training.config import StepConfig, TrainConfig
-from tpuflow.training.losses import check_fit, check_labels, fitting, get_loss
+from tpuflow.training.losses import check_fit, check_function, check_labels, fitting, get_loss
 from tpuflow.training.metrics import check_metrics, get_metrics, metrics_of_loss
+from tpuflow.training.misfits import in_words
 from tpuflow.training.roles import get_roles
 from tpuflow.training.stepping import OwnStep, Recipe, TrainState, get_layers, loss_and_metrics, make_optimizer
 from tpuflow.training.weights import starting_variables
@@ -97,9 +99,9 @@ def prepare(config: TrainConfig) -> Job:
 def _check_together(config: TrainConfig) -> None:
     """What no option shows by itself."""
     if config.eval_data is None and (config.eval_epochs or config.eval_steps):
-        raise ConfigError("eval_epochs and eval_steps say when to evaluate, but there is no eval_data.")
+        raise ConfigError("eval_epochs and eval_steps say when to evaluate, but there is no eval_data; give eval_data, or leave them out.")
     if config.metrics is not None and config.eval_data is None:
-        raise ConfigError("metrics: they are measured on eval_data, which is not given.")
+        raise ConfigError("metrics: they are measured on eval_data, which is not given; give eval_data, or leave metrics out.")
     if config.nominal_batch_size is not None and config.accumulate_steps != 1:
         raise ConfigError("nominal_batch_size chooses accumulate_steps; give one of them.")
     own = [n for n in ("optimizer", "loss", "loss_fn", "params", "ema", "metrics") if getattr(config, n) is not None]
@@ -150,18 +152,22 @@ def _own(config: TrainConfig, batch: Any, evaluated: Feed | None) -> _Made:
 def _modelled(config: TrainConfig, batch: Any, feed: Feed, evaluated: Feed | None, policy: amp.Policy) -> _Made:
     """The step of a model."""
     recipe, why = make_recipe(config, batch, policy)
-    params, carried = _initial_variables(recipe, batch, config)
-    recipe, outputs = _traced(recipe, params, carried, batch, "data")
-    recipe = _measured(recipe, config.metrics, params, carried, batch, outputs)
-    key = _key(config.seed, 1) if recipe.streams else None
-    state = recipe.initial_state(params, carried, key)
+    variables = _variable_shapes(recipe, batch, config)
+    recipe, outputs = _traced(recipe, *variables, batch, "data")
+    recipe = _measured(recipe, config.metrics, *variables, batch, outputs, why)
     classes = _check_labels(recipe, feed, batch, outputs, "data")
     if evaluated is not None:
         shapes = batch_shapes(evaluated)
-        _, own = _traced(recipe, params, carried, shapes, "eval_data")
-        found = _check_labels(recipe, evaluated, shapes, own, "eval_data")
+        wanted, found_there = jax.tree.structure(batch), jax.tree.structure(shapes)
+        if wanted != found_there:
+            raise DataError(
+                f"eval_data: a batch must have the parts of the training data's, {wanted}; got {found_there}. Give it the same."
+            )
+        _, own = _traced(recipe, *variables, shapes, "eval_data")
+        found = _check_labels(recipe, evaluated, shapes, own, "eval_data", why)
         if found != classes:
             raise DataError(f"eval_data: the model has {found} outputs on it, {classes} on the training data.")
+    state = recipe.initial_state(*_initial_variables(recipe, *variables, batch, config), _key(config.seed, 1) if recipe.streams else None)
     chosen = {
         **({"loss": f"{recipe.loss_name} ({why})"} if why else {}),
         **({"optimizer": "adam(1e-3)"} if config.optimizer is None else {}),
@@ -196,12 +202,12 @@ def prepare_use(config: Any, *, scored: bool, metrics: Any = None) -> Use:
     feed = eval_feed(config.data, config.batch_size, "data")
     batch = batch_shapes(feed)
     recipe, _ = make_recipe(config, batch, scored=scored)
-    params, carried = _initial_variables(recipe, batch, config)
-    recipe, outputs = _traced(recipe, params, carried, batch, "data", train=False)
+    variables = _variable_shapes(recipe, batch, config)
+    recipe, outputs = _traced(recipe, *variables, batch, "data", train=False)
     if scored:
-        recipe = _measured(recipe, metrics, params, carried, batch, outputs)
+        recipe = _measured(recipe, metrics, *variables, batch, outputs)
         _check_labels(recipe, feed, batch, outputs, "data")
-    state = recipe.initial_state(params, carried, None)
+    state = recipe.initial_state(*_initial_variables(recipe, *variables, batch, config), None)
     return Use(recipe, state, feed, target)
 
 
@@ -256,9 +262,7 @@ def one_batch(config: StepConfig) -> TrainConfig:
     """
     sizes = [len(leaf) for leaf in jax.tree.leaves(config.data) if getattr(leaf, "shape", ())] if is_data_of_arrays(config.data) else []
     if not sizes:
-        raise DataError(
-            f"data: expected one batch, a tree of arrays [B, ...] such as (inputs, labels), got a {type(config.data).__name__}."
-        )
+        raise DataError(f"data: expected one batch, a tree of arrays [B, ...] such as (inputs, labels), got {a_thing(config.data)}.")
     return config.training(batch_size=max(1, min(sizes)))
 
 
@@ -266,23 +270,30 @@ def _policy(config: StepConfig) -> amp.Policy:
     return amp.get_policy(config.policy).adjusted(config.keep_batchnorm_fp32, config.loss_scale)
 
 
-def _initial_variables(recipe: Recipe, batch: Any, config: StepConfig) -> tuple[Any, Any]:
-    """Variables drawn from the seed, or the user's parameters.
+def _variable_shapes(recipe: Recipe, batch: Any, config: StepConfig) -> tuple[Any, Any]:
+    """Shapes and types of the model's variables: what does not fit shows from them, before anything is computed.
 
     Raises:
-      ConfigError: the model has no parameters, or the user's do not fit it.
+      ConfigError: the model has no parameters.
       DataError: the model cannot take the inputs.
     """
-    model, inputs, given = recipe.model, recipe.roles.inputs(batch), config.params
-    try:
+    model, inputs = recipe.model, recipe.roles.inputs(batch)
+    if any(0 in leaf.shape for leaf in jax.tree.leaves(inputs)):
+        raise DataError(f"data: inputs {in_words(inputs)} have an axis without elements; give every axis at least one.")
+    with users_code(f"while initialising model {model.name} for inputs {in_words(inputs)}", MISFITS, _misfit("data", model.name, inputs)):
         shapes, carried = jax.eval_shape(lambda i: model.init(jax.random.key(config.seed), i), inputs)
-    except TpuflowError:
-        raise
-    except Exception as error:  # whatever the user's module raises when it is traced
-        error.add_note(f"while initialising model {model.name} for inputs {_shape_of(inputs)}")
-        raise
     if not jax.tree.leaves(shapes):
-        raise ConfigError(f"model {model.name} has no parameters: there is nothing to train.")
+        raise ConfigError(f"model {model.name} has no parameters: there is nothing to train. Give it layers that have some.")
+    return shapes, carried
+
+
+def _initial_variables(recipe: Recipe, shapes: Any, carried: Any, batch: Any, config: StepConfig) -> tuple[Any, Any]:
+    """Variables of these shapes: drawn from the seed, or the user's parameters.
+
+    Raises:
+      ConfigError: the user's do not fit the model.
+    """
+    model, inputs, given = recipe.model, recipe.roles.inputs(batch), config.params
     params, given_carried = (None, None) if given is None else starting_variables(given, shapes, carried)
     if params is None or (jax.tree.leaves(carried) and given_carried is None):
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), inputs)
@@ -309,17 +320,23 @@ def _traced(recipe: Recipe, params: Any, carried: Any, batch: Any, what: str, *,
             return recipe.forward(params, carried, batch, rngs, train=train)[:2]
         return recipe.outputs(params, carried, batch, rngs, train=train)
 
-    try:
+    inputs = recipe.roles.inputs(batch)
+    misfits = () if recipe.loss_fn is not None else MISFITS
+    with users_code(
+        f"while tracing model {recipe.name} for inputs {in_words(inputs)} of {what}", misfits, _misfit(what, recipe.name, inputs)
+    ):
         shapes, streams = traced_with_streams(forward, params, carried, batch)
-    except MISFITS as error:
-        if recipe.loss_fn is not None:
-            raise
-        raise DataError(f"{what}: model {recipe.name} cannot take inputs {_shape_of(recipe.roles.inputs(batch))}: {error}") from error
     return replace(recipe, streams=streams), shapes
 
 
-def _measured(recipe: Recipe, metrics: Any, params: Any, carried: Any, batch: Any, outputs: Any) -> Recipe:
-    """The recipe with its metrics, each of which gives something that can be summed.
+def _misfit(what: str, name: str, inputs: Any) -> Callable[[str], DataError]:
+    """The error of a model that cannot take inputs, for what the model said."""
+    told = f"{what}: model {name} cannot take inputs {in_words(inputs)}"
+    return lambda said: DataError(f"{told}: {said} Give inputs of a shape and type that the model is made for.")
+
+
+def _measured(recipe: Recipe, metrics: Any, params: Any, carried: Any, batch: Any, outputs: Any, why: str = "") -> Recipe:
+    """The recipe with its metrics, each of which gives something that can be summed; `why` its loss was chosen, if it was not given.
 
     Raises:
       ConfigError, DataError: one does not.
@@ -335,31 +352,54 @@ def _measured(recipe: Recipe, metrics: Any, params: Any, carried: Any, batch: An
     else:
         assert recipe.loss is not None
         recipe = replace(recipe, loss=fitting(recipe.loss, outputs, labels))
-        _check_outputs(recipe, outputs, labels)
+        _check_outputs(recipe, batch, outputs, "data", why)
         recipe = replace(recipe, metrics=get_metrics(metrics, recipe.loss, recipe.policy.loss_dtype))
     own = [metric for metric in recipe.metrics if not metric.of_loss]
     check_metrics(own, outputs, recipe.roles.targets(batch), labels, samples_in(jax.tree.leaves(batch)[0].shape))
     return recipe
 
 
-def _check_outputs(recipe: Recipe, outputs: Any, labels: Any) -> None:
-    """That outputs and labels of these shapes can meet in the loss.
+def _check_outputs(recipe: Recipe, batch: Any, outputs: Any, what: str, why: str) -> None:
+    """That a batch's outputs and labels can meet in the loss.
 
     Raises:
       DataError: they cannot.
     """
-    loss = recipe.loss
+    loss, labels = recipe.loss, None if recipe.roles.labels is None else recipe.roles.labels(batch)
     assert loss is not None
     if loss.checked and not hasattr(outputs, "shape"):
         raise DataError(
-            f"model {recipe.name} must return one array for the loss {loss.name!r}, got {jax.tree.structure(outputs)}. Give a function "
+            f"model {recipe.name} must return one array for the loss {loss.name!r}, got {a_thing(outputs)}. Give a function "
             "loss(outputs, labels) that takes what it returns."
         )
-    check_fit(loss, outputs, labels)
+    _check_samples(recipe, batch, outputs, labels, what)
+    check_fit(loss, outputs, labels, what, why)
+    check_function(loss, outputs, recipe.roles.targets(batch))
 
 
-def _check_labels(recipe: Recipe, feed: Feed, batch: Any, outputs: Any, what: str) -> int | None:
+def _check_samples(recipe: Recipe, batch: Any, outputs: Any, labels: Any, what: str) -> None:
+    """That inputs, outputs and labels have as many samples as one another, where a loss compares them.
+
+    Raises:
+      DataError: they have not.
+    """
+    inputs = jax.tree.leaves(recipe.roles.inputs(batch))
+    if labels is None or not inputs or recipe.loss is None or not recipe.loss.checked:
+        return
+    if len(inputs) == 1 and inputs[0].shape[:1] != labels.shape[:1]:
+        counts = f"inputs have {samples_in(inputs[0].shape)} samples, labels {samples_in(labels.shape)}"
+        raise DataError(f"{what}: {counts}; they must be equally many.")
+    if len(inputs) == 1 and inputs[0].ndim == 1 and outputs.shape[:1] != inputs[0].shape:
+        raise DataError(
+            f"{what}: inputs {in_words(inputs)} have an axis of samples and none of features, and model {recipe.name} takes one for the "
+            f"other: its outputs have shape {list(outputs.shape)}. Give them an axis of features: inputs[:, None]."
+        )
+
+
+def _check_labels(recipe: Recipe, feed: Feed, batch: Any, outputs: Any, what: str, why: str = "") -> int | None:
     """That every label is a class, now or when it comes; the number of classes, if labels are classes.
+
+    why: the loss was chosen, if it was not given.
 
     Raises:
       DataError: one is not.
@@ -368,7 +408,7 @@ def _check_labels(recipe: Recipe, feed: Feed, batch: Any, outputs: Any, what: st
         return None
     labels = recipe.roles.labels
     if what != "data":
-        _check_outputs(recipe, outputs, None if labels is None else labels(batch))
+        _check_outputs(recipe, batch, outputs, what, why)
     if not recipe.loss.classes or labels is None:
         return None
     classes, of = outputs.shape[-1], labels
@@ -392,9 +432,3 @@ def batch_shapes(feed: Feed, leaves: Any = None) -> Any:
 
 def _shapes(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
-
-
-def _shape_of(inputs: Any) -> str:
-    """The arrays of a model's call in words."""
-    texts = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(inputs)]
-    return ", ".join(texts)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tpuflow.checking import check_path
 from tpuflow.device.timing import Calibration
 from tpuflow.device.timing.program import sink_time
 from tpuflow.device.timing.result import seconds_text
@@ -187,6 +188,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     Raises:
       ConfigError: it could not.
     """
+    check_path("json", path)
     target = Path(path)
     if target.is_dir():
         raise _unwritable(target, IsADirectoryError("it is a folder"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpuflow.data.batching import LABEL_NAMES, PAIR
-from tpuflow.errors import ConfigError, DataError
+from tpuflow.errors import ConfigError, DataError, shown
 from tpuflow.training.adapters.model import Inputs
 
 Given = str | int | Sequence[str | int] | Callable[[Any], Any] | None
@@ -76,6 +76,8 @@ def _inputs(batch: Any, given: Given, parameters: Sequence[str], what: str, *, p
 def _given_inputs(batch: Any, given: Any) -> Callable[[Any], Inputs]:
     if callable(given):
         return lambda b: _arguments(given(b))
+    if not isinstance(given, (str, int, list, tuple)) or given in ([], ()):
+        raise ConfigError(f"inputs: expected names or places of a batch's entries, or a function of the batch, got {shown(given)}.")
     names = [given] if isinstance(given, (str, int)) else list(given)
     known = list(batch) if isinstance(batch, Mapping) else list(range(len(batch))) if isinstance(batch, tuple) else []
     for name in names:

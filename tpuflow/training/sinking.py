@@ -17,8 +17,10 @@ from tpuflow.data.batching import Signature, TreeForm
 from tpuflow.data.chunks import Chunk
 from tpuflow.data.feeding import Layout
 from tpuflow.device.runtime import Executable
+from tpuflow.errors import DataError
 from tpuflow.stages.flattening import from_device, leaf_names, to_device
 from tpuflow.stages.staging import Target
+from tpuflow.stages.tracing import users_code
 
 OnSlice = Callable[[Any, Any, int], None]
 
@@ -75,7 +77,16 @@ class DeviceSink:
     def _load(self, state: Any, signature: Signature) -> SinkProgram:
         """Trace the step for a batch shape and put it on the chip."""
         batch = jax.tree.unflatten(self._form.tree, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in signature])
-        with jax.disable_jit(False):  # a loop on the device is one program
+        told = ", ".join(
+            f"{name or 'array'} {dtype}{list(shape)}" for name, (shape, dtype) in zip(self._form.names, signature, strict=True)
+        )
+
+        def refusal(said: str) -> DataError:
+            return DataError(f"{self._name}: cannot take a batch of {told}, as it took others: {said} Give batches of one form.")
+
+        # The first batch was tried before; what a later one of another shape raises is its fault.
+        users = users_code(f"while tracing {self._name} for a batch of {told}", (Exception,) if self._programs else (), refusal)
+        with users, jax.disable_jit(False):  # a loop on the device is one program
             closed, shapes = jax.make_jaxpr(self._step, return_shape=True)(state, batch)
         figures = shapes[1] if self._updates else shapes
         names = leaf_names(state)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tpuflow.checking import check_choice, check_number
+from tpuflow.checking import check_choice, check_number, check_switch
 from tpuflow.chips import Chip, get_chip
 from tpuflow.data.batching import Leaves, TreeForm, is_tree_of_arrays
 from tpuflow.data.batching import signature as signature_of
@@ -19,10 +19,12 @@ from tpuflow.data.chunks import Chunk
 from tpuflow.data.feeding import Feed, array_feed, stream_feed
 from tpuflow.data.walks import Walk
 from tpuflow.device.runtime import ENGINES, FIDELITIES, Executable
-from tpuflow.errors import ConfigError, DataError
+from tpuflow.errors import ConfigError, DataError, a_thing, shown
 from tpuflow.lower.frontend.jax_compat import is_key
 from tpuflow.stages.flattening import leaf_names
 from tpuflow.stages.staging import Target, as_array
+from tpuflow.stages.tracing import users_code
+from tpuflow.training.given import made_by
 from tpuflow.training.sinking import DeviceSink, compile_ahead
 
 StepFunction = Callable[[Any, Any], tuple[Any, Any]]
@@ -68,9 +70,17 @@ def sink(
       DataError: the data are empty or are no batches of arrays of numbers.
       UnsupportedPrimitiveError: the step uses something the device's compiler has no rule for (in the first sink).
     """
+    if not callable(step_fn) or made_by("flax", step_fn):
+        raise ConfigError(
+            f"step_fn: expected a function (state, batch) -> (state, metrics), got a {type(step_fn).__name__}; models are trained with "
+            "tpuflow.train, or called in such a function."
+        )
     check_number("size", size, -1)
     check_choice("engine", engine, ENGINES)
     check_choice("fidelity", fidelity, FIDELITIES)
+    check_number("seed", seed, 0)
+    for name, value in (("drop_remainder", drop_remainder), ("shuffle", shuffle), ("donate", donate)):
+        check_switch(name, value)
     if epochs is not None:
         check_number("epochs", epochs, 1)
     form = TreeForm()
@@ -224,10 +234,13 @@ def _feed(data: Any, form: TreeForm, size: int, batch_size: int | None, *, drop_
         check_number("batch_size", batch_size, 1)
         return array_feed(data, batch_size, "data", form, shuffle=shuffle, seed=seed, drop_remainder=drop_remainder)
     if is_tree_of_arrays(data):
-        raise ConfigError("data: arrays are cut into batches of batch_size samples; give batch_size, or an iterable of batches.")
+        raise ConfigError("data: arrays are given without batch_size; give batch_size to cut them, or an iterable of batches.")
     for name, wanted in (("shuffle", shuffle), ("drop_remainder", drop_remainder)):
         if wanted:
-            raise ConfigError(f"{name}=True needs arrays and a batch_size; batches of an iterable are taken as they come.")
+            raise ConfigError(
+                f"{name}=True needs arrays and a batch_size, got {shown(data)}; batches of an iterable are taken as they come, so make "
+                "them as you want them."
+            )
     return stream_feed(data, "data", form, sink_size=size)
 
 
@@ -238,7 +251,10 @@ def _owned(state: Any, *, donate: bool) -> Any:
         try:
             array = leaf if hasattr(leaf, "dtype") and is_key(leaf) else as_array(leaf)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"state: {jax.tree_util.keystr(path) or 'the state'} is no array: {error}") from error
+            raise ConfigError(
+                f"state: {jax.tree_util.keystr(path) or 'the state'} is no array of numbers but {shown(leaf)}. Leave it out of the "
+                "state; a step can use it from outside."
+            ) from error
         return array if donate else _copied(array)
 
     return jax.tree_util.tree_map_with_path(own, state)
@@ -256,18 +272,27 @@ def _check_step(step_fn: StepFunction, state: Any, first: Leaves, form: TreeForm
     """
     name = getattr(step_fn, "__name__", "step_fn")
     batch = jax.tree.unflatten(form.tree, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in signature_of(first)])
-    result = jax.eval_shape(step_fn, state, batch)
+    told = ", ".join(f"{n or 'array'} {dtype}{list(shape)}" for n, (shape, dtype) in zip(form.names, signature_of(first), strict=True))
+    with users_code(f"while tracing {name} for a batch of {told}"):
+        result = jax.eval_shape(step_fn, state, batch)
     if not isinstance(result, tuple) or len(result) != 2:
-        raise ConfigError(f"{name}: a step must return (state, metrics), got {jax.tree.structure(result)}.")
+        raise ConfigError(
+            f"{name}: a step must return (state, metrics), got {a_thing(result)}; return a pair, with () if it measures nothing."
+        )
     if wrong := _differences(state, result[0]):
-        raise ConfigError(f"{name}: the state that a step returns must be like the one it is given: {wrong}.")
+        raise ConfigError(
+            f"{name}: the state that a step returns must be like the one it is given: {wrong}. Return every part of it, with x.astype(...) "
+            "where the type changes."
+        )
 
 
 def _differences(old: Any, new: Any) -> str:
     """In words, what of a new state does not fit the old one; nothing if it fits."""
     before, after = jax.tree.structure(old), jax.tree.structure(new)
     if before != after:
-        return f"its structure was {before} and is {after}"
+        lost, added = (sorted(set(leaf_names(a)) - set(leaf_names(b)) - {""}) for a, b in ((old, new), (new, old)))
+        changed = "".join(f"; {what} {', '.join(names)}" for what, names in (("lost is", lost), ("new is", added)) if names)
+        return f"its structure was {before} and is {after}{changed}"
     pairs = zip(leaf_names(old), jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
     return "; ".join(f"{n or 'it'} was {_type_of(a)} and is {_type_of(b)}" for n, a, b in pairs if _type_of(a) != _type_of(b))
 

@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from tpuflow.errors import CheckpointError, WeightsError
+from tpuflow.checking import check_path
+from tpuflow.errors import CheckpointError, WeightsError, listed, nothing_at
 from tpuflow.importers import Place, flax_params, load_state_dict
 from tpuflow.stages.flattening import flat, leaf_names
 from tpuflow.training.adapters.model import initial_params
@@ -34,7 +35,10 @@ def load_params(
       WeightsError: the file is missing or damaged, or its arrays do not fit: each is named with both shapes.
       CheckpointError: the checkpoint is damaged.
     """
+    check_path("load_params", path)
     path = Path(path)
+    if not path.exists():
+        raise WeightsError(f"{nothing_at(path)} Give a checkpoint, a directory of them, or a file of weights.")
     if not path.is_dir():
         return flax_params(load_state_dict(path), like, mapping, skip_mismatched=skip_mismatched)
     return _fitted(path, dict(flat(_arrays(path, like))), like, skip_mismatched=skip_mismatched)
@@ -74,7 +78,11 @@ def _orbax(checkpoints: Any, path: Path) -> Mapping[str, Any]:
     try:
         return checkpoints.read_state(path)
     except CheckpointError as error:
-        raise WeightsError(f"{path}: neither a checkpoint of tpuflow nor one of Orbax: {error}") from error
+        holds = listed(sorted(entry.name for entry in path.iterdir())) if any(path.iterdir()) else "nothing"
+        raise WeightsError(
+            f"{path}: neither a checkpoint, nor a directory of checkpoints, nor one that Orbax reads; it holds {holds}. "
+            "Give a directory that tpuflow.ModelCheckpoint wrote in, or one checkpoint in it."
+        ) from error
 
 
 def _fitted(path: Path, found: Mapping[str, Any], like: Any, *, skip_mismatched: bool) -> Any:

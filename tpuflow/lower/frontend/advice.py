@@ -23,8 +23,8 @@ FAMILIES = (
         f"iteration for norms (as flax.linen.SpectralNorm), gradient steps for linear systems; or {ELSEWHERE}",
         (
             "cholesky", "cholesky_update", "custom_linear_solve", "eig", "eigh", "geqp3", "geqrf", "hessenberg", "householder_product",
-            "lu", "lu_pivots_to_permutation", "ormqr", "qr", "schur", "spsolve", "svd", "symmetric_product", "triangular_solve", "tridiagonal",
-            "tridiagonal_solve",
+            "lu", "lu_pivots_to_permutation", "ormqr", "qr", "schur", "spsolve", "svd", "symmetric_product", "triangular_solve",
+            "tridiagonal", "tridiagonal_solve",
         ),
     ),
     Family(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import linecache
 import os.path
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -213,6 +215,31 @@ def location_of(equation: Equation) -> str:
     """The user's line with the file's whole path, for error messages; empty if unknown."""
     frame = _user_frame(equation.source_info.traceback)
     return f"{frame.file_name}:{frame.start_line} ({frame.function_name})" if frame else ""
+
+
+@dataclass(frozen=True, slots=True)
+class UserLine:
+    """A line of the user's program, with what is written there (empty if it cannot be read)."""
+
+    file: str
+    number: int
+    function: str
+    code: str
+
+    def __str__(self) -> str:
+        return f"{self.function} at {self.file}:{self.number}{f': `{self.code}`' if self.code else ''}"
+
+
+def user_line(error: BaseException) -> UserLine | None:
+    """The innermost line outside of libraries that an error came through on its way to where it was caught."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if source_info_util.is_user_filename(code.co_filename) and not _is_library(code.co_filename):
+            text = linecache.getline(code.co_filename, trace.tb_lineno).strip()
+            found = UserLine(code.co_filename, trace.tb_lineno, code.co_qualname, text)
+        trace = trace.tb_next
+    return found
 
 
 def scope_of(equation: Equation) -> str:

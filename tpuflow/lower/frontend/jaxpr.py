@@ -92,8 +92,11 @@ def _lower(b: Builder, equation: Equation, env: dict[Any, Value]) -> tuple[Value
         results = _apply(b, equation, operands)
     except UnsupportedForm as error:
         raise UnsupportedPrimitiveError(f"{where}: {_described(equation)}: {error}") from error
-    except (UnsupportedPrimitiveError, UnsupportedDtypeError):
-        raise  # they say where
+    except (UnsupportedPrimitiveError, UnsupportedDtypeError) as error:
+        source = jax_compat.source_of(equation)
+        if source and str(error).startswith(source):  # from inside of a cached jit, which knows this line without the file's path
+            error.args = (f"{where}{str(error).removeprefix(source)}",)
+        raise
     except Exception as error:
         error.add_note(f"while lowering {_described(equation)} at {where}")
         raise

@@ -11,6 +11,7 @@ from tpuflow.training.adapters.linen_modules import linen_model
 from tpuflow.training.adapters.model import AroundNorm, Model
 from tpuflow.training.adapters.nnx_modules import nnx_model
 from tpuflow.training.adapters.others import equinox_model, function_model, haiku_model, is_equinox, is_haiku
+from tpuflow.training.given import made_by, model_in_words
 
 
 def get_model(model: Any, around_norm: AroundNorm | None = None, params: Any = None) -> Model:
@@ -24,7 +25,7 @@ def get_model(model: Any, around_norm: AroundNorm | None = None, params: Any = N
     if isinstance(model, Model):
         return model
     if isinstance(model, type):
-        raise ConfigError(f"model: {EXPECTED}, got the class {model.__name__}; pass an instance.")
+        raise ConfigError(f"model: {EXPECTED}, got {model_in_words(model)}.")
     if isinstance(model, linen.Module):
         return linen_model(model, around_norm)
     if isinstance(model, nnx.Module):
@@ -32,9 +33,9 @@ def get_model(model: Any, around_norm: AroundNorm | None = None, params: Any = N
     for is_theirs, made in ((is_haiku, haiku_model), (is_equinox, equinox_model)):
         if is_theirs(model):
             return made(model)
-    if callable(model):
+    if callable(model) and not made_by("torch", model):
         return function_model(model, params)
-    raise ConfigError(f"model: {EXPECTED}, got a {type(model).__name__}.")
+    raise ConfigError(f"model: {EXPECTED}, got {model_in_words(model)}.")
 
 
 def is_model(value: Any) -> bool:

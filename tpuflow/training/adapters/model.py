@@ -21,6 +21,11 @@ AUXILIARY = "losses"
 MISFITS = (TypeError, ValueError, flax.errors.FlaxError)
 """What a module raises for inputs of a shape or type that it cannot take."""
 
+OTHER_LAYERS = (
+    "Give the parameters of this model, as its init makes them; to keep some of another model's, save those and read them with "
+    "tpuflow.load_params(path, like=variables, skip_mismatched=True)."
+)
+
 Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 """Positional arguments and keyword arguments of a model's call."""
 AroundNorm = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -88,11 +93,13 @@ def initial_params(given: Any, shapes: Any) -> Any:
     missing, extra = [p for p in wanted if p not in found], [p for p in found if p not in wanted]
     if missing or extra:
         raise ConfigError(
-            f"params: the tree is not the model's: missing {_some(missing)}, unknown {_some(extra)}; the model has {_some(list(wanted))}."
+            f"params: the tree is not the model's: missing {_some(missing)}, unknown {_some(extra)}; the model has {_some(list(wanted))}. "
+            f"{OTHER_LAYERS}"
         )
     for path, leaf in found.items():
         if tuple(jnp.shape(leaf)) != tuple(wanted[path].shape):
-            raise ConfigError(f"params: {path} has shape {list(jnp.shape(leaf))}, the model's has {list(wanted[path].shape)}.")
+            has = f"params: {path} has shape {list(jnp.shape(leaf))}, the model's has {list(wanted[path].shape)}."
+            raise ConfigError(f"{has} {OTHER_LAYERS}")
     leaves = [jnp.asarray(found[path], wanted[path].dtype) for path in wanted]
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from tpuflow.errors import ConfigError
+from tpuflow.checking import check_number
+from tpuflow.errors import ConfigError, did_you_mean, shown
 
 
 @dataclass(slots=True)
@@ -77,6 +79,7 @@ class Callback:
         on_train_end
         on_checkpoint                         `run.finished` is true
 
+    Methods called on_... are hooks: one of another name, or with other arguments, is refused, since it would never be called.
     Callbacks are called in the order of their list. A sink runs on the device without the host, so step callbacks come when it has
     ended. A callback that has to see the training after every so many steps says so in `every_steps`: round trips then end there, which
     changes no value.
@@ -135,18 +138,70 @@ def notify(callbacks: Sequence[Callback], event: str, run: Run) -> None:
             raise
 
 
-def check_callbacks(callbacks: Sequence[Any]) -> tuple[Callback, ...]:
+def check_callbacks(callbacks: Any) -> tuple[Callback, ...]:
     """The callbacks, if they are some.
 
     Raises:
-      ConfigError: one is no `tpuflow.Callback`, or its `every_steps` is no number of steps.
+      ConfigError: one is no `tpuflow.Callback`, has a hook that does not exist or takes something else than the run, or its
+        `every_steps` is no number of steps.
     """
+    if not isinstance(callbacks, Iterable) or isinstance(callbacks, (str, Mapping)):
+        raise ConfigError(
+            f"callbacks: expected a list of instances of tpuflow.Callback, got {shown(callbacks)}; give a list, callbacks=[...]."
+        )
+    callbacks = tuple(callbacks)
     for callback in callbacks:
         if not isinstance(callback, Callback):
-            what = f"the class {callback.__name__}; pass an instance" if isinstance(callback, type) else repr(callback)
+            what = (
+                f"the class {callback.__name__}; pass an instance, {callback.__name__}(...)"
+                if isinstance(callback, type)
+                else f"{shown(callback)}; derive a class from it that has the hooks you need"
+            )
             raise ConfigError(f"callbacks: expected instances of tpuflow.Callback, got {what}.")
+        _check_hooks(callback)
         check_every("every_steps", callback.every_steps)
-    return tuple(callbacks)
+    return callbacks
+
+
+ELSEWHERE = {
+    "on_batch_begin": "on_step_begin",
+    "on_batch_end": "on_step_end",
+    "on_fit_end": "on_train_end",
+    "on_fit_start": "on_train_begin",
+    "on_save_checkpoint": "on_checkpoint",
+    "on_test_begin": "on_eval_begin",
+    "on_test_end": "on_eval_end",
+    "on_train_batch_begin": "on_step_begin",
+    "on_train_batch_end": "on_step_end",
+    "on_train_batch_start": "on_step_begin",
+    "on_train_epoch_end": "on_epoch_end",
+    "on_train_epoch_start": "on_epoch_begin",
+    "on_validation_end": "on_eval_end",
+    "on_validation_start": "on_eval_begin",
+}
+"""What hooks of Keras, Lightning and Transformers are called here, where the names are not alike."""
+
+
+def _check_hooks(callback: Callback) -> None:
+    """That a callback's methods called on_... are ones that are called, with the run.
+
+    Raises:
+      ConfigError: one is not.
+    """
+    hooks = [name for name in vars(Callback) if name.startswith("on_")]
+    for name in dir(callback):
+        if not name.startswith("on_") or getattr(type(callback), name, None) is getattr(Callback, name, None):
+            continue
+        where = f"callbacks: {type(callback).__name__}.{name}"
+        if name not in hooks:
+            here = did_you_mean(name, hooks) if name not in ELSEWHERE else f" Did you mean {ELSEWHERE[name]!r}?"
+            raise ConfigError(f"{where}: there is no such hook, so it would never be called.{here} Hooks: {', '.join(hooks)}.")
+        try:
+            inspect.signature(getattr(callback, name)).bind(Run(1, None, 1, ""))
+        except TypeError as error:
+            raise ConfigError(
+                f"{where}: hooks are called with the run alone, which does not fit: {error}. Write def {name}(self, run)."
+            ) from error
 
 
 def check_every(what: str, value: Any) -> None:
@@ -175,14 +230,17 @@ def named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
 
 
 def _not_running() -> NoReturn:
-    raise ConfigError("run.claim works within a running training only, run.save within its on_checkpoint.")
+    raise ConfigError(
+        "run.claim works within a running training only, run.save within its on_checkpoint: call it in on_checkpoint of a tpuflow.Callback."
+    )
 
 
 class LossMonitor(Callback):
     """Print the loss of every `every`-th step."""
 
     def __init__(self, every: int = 100, out: TextIO | None = None):
-        self._every, self._out = max(1, every), out
+        check_number("LossMonitor: every", every, 1)
+        self._every, self._out = every, out
 
     def on_step_end(self, run: Run) -> None:
         if run.step % self._every == 0:

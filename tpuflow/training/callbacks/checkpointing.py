@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tpuflow.checking import check_choice, check_path
 from tpuflow.errors import CheckpointError, CheckpointWriteError
 from tpuflow.training.callbacks.base import Callback, Run, check_every
-from tpuflow.training.callbacks.watching import TRAINING_LOSS, Best
+from tpuflow.training.callbacks.watching import MODES, TRAINING_LOSS, Best
 from tpuflow.training.checkpoints import files as checkpoints
 
 
@@ -40,6 +41,9 @@ class ModelCheckpoint(Callback):
     ):
         for name, value in (("every_steps", every_steps), ("every_epochs", every_epochs), ("keep", keep)):
             check_every(f"ModelCheckpoint: {name}", value)
+        check_path("ModelCheckpoint: directory", directory)
+        if mode is not None:
+            check_choice("mode of ModelCheckpoint", mode, MODES)
         self.directory, self.every_steps = Path(directory), every_steps
         self._every_epochs = 1 if every_steps is None and every_epochs is None and best is None else every_epochs
         self._keep = keep

@@ -7,8 +7,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from tpuflow.checking import check_number, check_path, check_real
 from tpuflow.errors import ConfigError
-from tpuflow.training.callbacks.base import Callback, Run, check_every
+from tpuflow.training.callbacks.base import Callback, Run
 
 
 class SummaryWriter(Callback):
@@ -24,7 +25,10 @@ class SummaryWriter(Callback):
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, every: int = 1, learning_rate: float | Callable[[int], Any] | None = None):
-        check_every("SummaryWriter: every", every)
+        check_path("SummaryWriter: directory", directory)
+        check_number("SummaryWriter: every", every, 1)
+        if learning_rate is not None and not callable(learning_rate):
+            check_real("SummaryWriter: learning_rate", learning_rate, "a number, or an Optax schedule")
         self._directory, self._every, self._learning_rate = os.fspath(directory), every, learning_rate
         self._library = _tensorboardx()
         self._writer: Any = None

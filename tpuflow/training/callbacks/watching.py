@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tpuflow.checking import check_choice, check_number, check_real, check_text
 from tpuflow.errors import ConfigError
-from tpuflow.training.callbacks.base import Callback, Run, check_every
+from tpuflow.training.callbacks.base import Callback, Run
 
 MODES = ("min", "max")
 TRAINING_LOSS = "loss"
@@ -29,10 +30,10 @@ class Best:
     value: float | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in (*MODES, None):
-            raise ConfigError(f"{self.who}: unknown mode {self.mode!r}; choose one of: {', '.join(MODES)}.")
-        if self.min_delta < 0:
-            raise ConfigError(f"{self.who}: min_delta: expected 0 or more, got {self.min_delta!r}.")
+        check_text(f"{self.who}: metric", self.metric)
+        if self.mode is not None:
+            check_choice(f"mode of {self.who}", self.mode, MODES)
+        check_real(f"{self.who}: min_delta", self.min_delta, "a finite number of 0 or more", 0.0)
         if self.mode is None:
             self.mode = "min" if "loss" in self.metric or "err" in self.metric else "max"
 
@@ -76,7 +77,7 @@ class EarlyStopping(Callback):
     """
 
     def __init__(self, metric: str = "avg_loss", *, patience: int = 3, min_delta: float = 0.0, mode: str | None = None):
-        check_every("EarlyStopping: patience", patience)
+        check_number("EarlyStopping: patience", patience, 1)
         self.best = Best("EarlyStopping", metric, mode, min_delta)
         self._patience, self._waited = patience, 0
 
