@@ -58,7 +58,7 @@ class TreeForm:
             if self._samples and leaf.ndim == 0:
                 raise DataError(
                     f"{what}: {name or 'a batch'} must have a leading batch axis, got a single number. If these are samples, or lists "
-                    "of numbers, make arrays of all of them, np.stack(samples), which are cut by batch_size."
+                    "of numbers, make arrays of all of them, with a leading axis of samples: np.stack(samples)."
                 )
         return leaves
 

@@ -233,6 +233,8 @@ def make_recipe(config: StepConfig, batch: Any, policy: amp.Policy | None = None
     policy = _policy(config) if policy is None else policy
     model = get_layers(config.model, policy, config.params)
     roles = get_roles(batch, config.inputs, model.parameters)
+    if config.inputs is not None and not jax.tree.leaves(roles.inputs(batch)):
+        raise ConfigError(f"inputs: the model would get no array of a batch of {in_words(batch)}; name some of its parts, or return them.")
     loss, why = None, ""
     if scored and config.loss_fn is None:
         loss, why = get_loss(config.loss, None if roles.labels is None else roles.labels(batch))
