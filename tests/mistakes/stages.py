@@ -165,7 +165,7 @@ def a_check_of_numerics_without_labels():
     tpuflow.check_numerics(Net(), inputs)
 
 
-@mistake(ConfigError, "check_numerics", "policy is empty", "give one or more of")
+@mistake(ConfigError, "check_numerics", "no policy given", "give one or more of")
 def a_check_of_numerics_in_no_policy():
     tpuflow.check_numerics(Net(), (inputs, labels), policy=[])
 

@@ -42,7 +42,7 @@ def check_numerics(config: NumericsConfig) -> NumericsReport | NumericsCompariso
     several = isinstance(config.policy, (tuple, list))
     policies: Sequence[Any] = config.policy if several else [config.policy]  # type: ignore[assignment]
     if not policies:
-        raise ConfigError(f"check_numerics: policy is empty; give one or more of: {', '.join(amp.POLICIES)}.")
+        raise ConfigError(f"check_numerics: no policy given; give one or more of: {', '.join(amp.POLICIES)}.")
     plain = replace(config, policy=REFERENCE, keep_batchnorm_fp32=None, loss_scale=None)
     reference = prepare(one_batch(plain))
     params = _variables(reference) or config.params
