@@ -68,8 +68,8 @@ FAMILIES = (
         "communication between devices, of which there is one",
         "compute on the whole array; for several examples at a time, use jax.vmap",
         (
-            "all_gather_reduced", "all_to_all",
-            "precv", "preduced", "psend", "ragged_all_to_all", "reduce_scatter",
+            "all_gather_reduced",
+            "precv", "preduced", "psend", "ragged_all_to_all",
             "unreduced_psum", "unreduced_reduce_scatter",
         ),
     ),
