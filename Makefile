@@ -18,7 +18,7 @@ export TPUFLOW_DATA
 # pip talks to a log; only a failure is shown.
 quietly = $(1) >>$(VENV)/pip.log 2>&1 || { tail -n 40 $(VENV)/pip.log; echo "set-up failed; the whole log: $(VENV)/pip.log"; exit 1; }
 
-.PHONY: help train parity check lint test bench clean
+.PHONY: help train parity check lint test bench conformance clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -44,6 +44,10 @@ test: $(VENV)/.dev $(VENV)/.torch  ## every test, the slow ones too
 
 bench: $(VENV)/.dev $(VENV)/.torch  ## the table of bench/
 	$(BIN)/python -m bench $(ARGS)
+
+conformance: $(VENV)/.dev  ## flax's own examples beside jax.jit: make conformance EXAMPLES=checkout; writes docs/conformance.md
+	@test -n "$(EXAMPLES)" || { echo "say where a checkout of flax is: make conformance EXAMPLES=path"; exit 2; }
+	$(BIN)/python -m bench.conformance $(EXAMPLES)
 
 clean:  ## remove .venv and build products
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

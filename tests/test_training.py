@@ -176,10 +176,9 @@ def test_an_nnx_module_keeps_its_random_streams_and_statistics():
         def __call__(self, x):
             return self.last(self.dropout(nnx.relu(self.norm(self.first(x)))))
 
-    module = Noisy(nnx.Rngs(0))
-    first, second = fit(module, epochs=2, eval_data=blobs()), fit(module, epochs=2, eval_data=blobs(), sink_size=0)
+    module, again = Noisy(nnx.Rngs(0)), Noisy(nnx.Rngs(0))
+    first, second = fit(module, epochs=2, eval_data=blobs()), fit(again, epochs=2, eval_data=blobs(), sink_size=0)
     assert first.losses == second.losses
-    nnx.update(module, first.params, first.carried)
     module.eval()
     hits = (np.asarray(module(blobs()[0])).argmax(-1) == blobs()[1]).mean()
     assert first.history[-1]["accuracy"] == pytest.approx(100 * hits)

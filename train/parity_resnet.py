@@ -143,7 +143,7 @@ def our_step(twin: Twin, batch: Arrays, policy: str = "fp32", **options: Any) ->
 def training_logits(twin: Twin, batch: Arrays, policy: str) -> Any:
     """The logits of a training step, which normalises by the batch's own statistics, computed on the device under the policy."""
     made = tpuflow.training_step(twin.model, batch, policy, params=twin.variables["params"])
-    return tpuflow.jit(made.outputs)(made.state, batch[0])
+    return tpuflow.jit(made.outputs)(made.state, batch)
 
 
 def gradients_of(opt_state: Any, twin: Twin) -> Tree:
