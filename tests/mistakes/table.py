@@ -114,6 +114,10 @@ def mistake(error: type[BaseException], where: str, found: str, remedy: str) -> 
     return enter
 
 
+_CHOICES = re.compile(r"\(choose from [^)]*\)")
+"""argparse quotes them in some versions of Python and not in others."""
+
+
 def command(line: str) -> None:
     """What `tpuflow` does with a command line, without the usage that argparse prints before an error.
 
@@ -128,4 +132,5 @@ def command(line: str) -> None:
             status = end.code
     if status:
         text = said.getvalue().strip()
+        text = _CHOICES.sub(lambda found: found[0].replace("'", ""), text)
         raise CommandFailed(text.splitlines()[-1] if text.startswith("usage:") else text)
