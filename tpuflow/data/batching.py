@@ -39,8 +39,7 @@ class TreeForm:
         Raises:
           DataError: the structure differs, there is no array in it, or a leaf is not an array of numbers.
         """
-        if self._samples and isinstance(batch, list):
-            batch = tuple(batch)
+        batch = as_batch(batch) if self._samples else batch
         parts, tree = jax.tree.flatten(batch)
         if self.tree is None:
             if not parts:
@@ -65,6 +64,11 @@ class TreeForm:
     def batch(self, leaves: Sequence[Any]) -> Any:
         """The batch that these are the leaves of."""
         return jax.tree.unflatten(self.tree, leaves)
+
+
+def as_batch(batch: Any) -> Any:
+    """A batch as it is taken: a list at the top is a tuple, since loaders make lists."""
+    return tuple(batch) if isinstance(batch, list) else batch
 
 
 def names_of(batch: Any, *, pair: bool) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from tpuflow import amp
 from tpuflow.checking import check_number, check_path
 from tpuflow.chips import Chip, get_chip
 from tpuflow.compiler import compile_sink, undisturbed
-from tpuflow.data.batching import names_of
+from tpuflow.data.batching import as_batch, names_of
 from tpuflow.device.timing import Calibration, ProgramTime, get_calibration, time_program
 from tpuflow.device.timing.program import sink_time
 from tpuflow.device.timing.result import joules_text, seconds_text
@@ -165,15 +165,16 @@ def estimate_training(config: EstimateConfig) -> Estimate:
 
 def training_program(config: StepConfig, chip: Chip) -> tuple[Recipe, Program]:
     """The step that `tpuflow.train` would make, and its sink, compiled from shapes."""
-    recipe = make_recipe(config, config.data)[0]
-    told = f"model {recipe.name} and its loss, for batches of {in_words(config.data)}"
+    batch = as_batch(config.data)
+    recipe = make_recipe(config, batch)[0]
+    told = f"model {recipe.name} and its loss, for batches of {in_words(batch)}"
 
     def refusal(said: str) -> ConfigError:
         return ConfigError(f"{told}: {said} Give the shapes and types of a batch that they take.")
 
     with users_code(f"while tracing {told}", MISFITS, refusal), jax.disable_jit(False):
-        recipe, state = state_shapes(recipe, config.data)
-        closed, shapes = jax.make_jaxpr(recipe.train_step, return_shape=True)(state, config.data)
+        recipe, state = state_shapes(recipe, batch)
+        closed, shapes = jax.make_jaxpr(recipe.train_step, return_shape=True)(state, batch)
     carries = leaf_names(state)
     program = compile_sink(
         closed,
@@ -181,7 +182,7 @@ def training_program(config: StepConfig, chip: Chip) -> tuple[Recipe, Program]:
         chip=chip,
         name="train_step",
         carry_names=carries,
-        infeed_names=names_of(config.data, pair=True),
+        infeed_names=names_of(batch, pair=True),
         outfeed_names=leaf_names(shapes[1]),
     )
     return recipe, program

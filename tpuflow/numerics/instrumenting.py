@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpuflow.amp import AccumulationState
+from tpuflow import amp
 from tpuflow.lower.frontend import jax_compat
 from tpuflow.numerics.measures import FORMATS, LARGE, Counts, bits_of, bits_of_number, encode, format_of, is_zero, tally
 from tpuflow.numerics.walking import Site, Walk, is_float, track
@@ -67,7 +67,7 @@ class Instrumented:
         figures, found, fates = jax.tree.map(np.asarray, (figures, found, fates))
         counts = [counted(f, s.dtype, len(s.shape), s.thresholds) for f, s in zip(found, self.sites, strict=True)]
         leaf_counts = [_leaf_counts(f[0], f[1], f[2], leaf) for f, leaf in zip(fates, self.leaves, strict=True)]
-        return new_state, Measured(figures, counts, leaf_counts, _has_updated(new_state) and not bool(figures.skipped))
+        return new_state, Measured(figures, counts, leaf_counts, bool(amp.has_updated(state.opt_state, new_state.opt_state)))
 
 
 @jax.disable_jit(False)
@@ -140,13 +140,3 @@ def _leaf(path: Any, leaf: Any, update: Any, model: str) -> Leaf:
     parts = [jax.tree_util.keystr((p,), simple=True) for p in path]
     parts = parts[:-1] if len(parts) > 1 and parts[-1] == "value" else parts
     return Leaf("/".join(parts[:-1]) or model, parts[-1], str(leaf.dtype), str(update.dtype), tuple(leaf.shape))
-
-
-def _has_updated(state: TrainState) -> bool:
-    """Whether parameters were to change: not while gradients are being accumulated."""
-    gathered = [s.count for s in jax.tree.leaves(state.opt_state, is_leaf=_is_accumulation) if _is_accumulation(s)]
-    return all(int(n) == 0 for n in gathered)
-
-
-def _is_accumulation(state: Any) -> bool:
-    return isinstance(state, AccumulationState)

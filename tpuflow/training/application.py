@@ -34,7 +34,7 @@ class Application:
         wanted = (mutable,) if isinstance(mutable, str) else tuple(mutable)
         outputs, sown = self.call(params, (args, kwargs), self._rngs if rngs is None else rngs, wanted, train=train)
         outputs = cast_floats(outputs, jnp.float32)
-        return (outputs, cast_floats(sown, jnp.float32)) if wanted else outputs
+        return (outputs, cast_floats({name: sown.get(name, {}) for name in wanted}, jnp.float32)) if wanted else outputs
 
     def call(self, params: Any, inputs: Inputs, rngs: Any, wanted: tuple[str, ...] = (), *, train: bool | None = None) -> tuple[Any, Any]:
         """(outputs, sown) in the types that the policy gives them: what it keeps in fp32 (batch normalisation, statistics) is not cast."""

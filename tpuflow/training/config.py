@@ -101,7 +101,8 @@ class StepConfig:
         None,
         "a name of `tpuflow.LOSSES`, `tpuflow.cross_entropy(label_smoothing=...)`, or a function (fp32 outputs, labels) -> loss, which "
         "gets the second part of a pair, whatever tree that is, and the whole batch if it is no pair; chosen by the labels if not given: "
-        'softmax cross-entropy for integers, mean squared error for floats. What linen models sow as "losses" is added.',
+        'softmax cross-entropy for integers, mean squared error for floats. What linen models sow as "losses" is added in training, and no '
+        "part of an evaluation's avg_loss.",
     )
     _: KW_ONLY
     loss_fn: LossFn | None = option(
@@ -151,6 +152,11 @@ class StepConfig:
         for field in dataclasses.fields(self):
             if (check := field.metadata["check"]) is not None:
                 check(field.name, getattr(self, field.name))
+
+    def is_given(self, name: str) -> bool:
+        """Whether an option has another value than its default."""
+        value, default = getattr(self, name), next(f.default for f in dataclasses.fields(self) if f.name == name)
+        return value is not default if default is None else value != default
 
     def training(self, **others: Any) -> TrainConfig:
         """A training of this step."""

@@ -17,16 +17,23 @@ from tpuflow.data.feeding import ArrayFeed, Feed, make_feed
 from tpuflow.errors import ConfigError, DataError, a_thing
 from tpuflow.stages.staging import Target, as_array
 from tpuflow.stages.tracing import users_code
-from tpuflow.training.adapters.linen_modules import traced_with_streams
+from tpuflow.training.adapters import get_model
 from tpuflow.training.adapters.model import MISFITS
 from tpuflow.training.averaging import get_ema
 from tpuflow.training.config import StepConfig, TrainConfig
-from tpuflow.training.losses import check_fit, check_function, check_labels, fitting, get_loss
-from tpuflow.training.metrics import check_metrics, get_metrics, metrics_of_loss
+from tpuflow.training.fitting import check_classes, measured, misfit, traced
+from tpuflow.training.losses import get_loss
+from tpuflow.training.metrics import metrics_of_loss
 from tpuflow.training.misfits import in_words
 from tpuflow.training.roles import get_roles
-from tpuflow.training.stepping import OwnStep, Recipe, TrainState, get_layers, loss_and_metrics, make_optimizer
+from tpuflow.training.stepping import OwnStep, Recipe, TrainState, loss_and_metrics, make_optimizer
 from tpuflow.training.weights import starting_variables
+
+OF_A_MODEL = (
+    "policy", "optimizer", "loss", "loss_fn", "inputs", "params", "frozen", "ema", "keep_batchnorm_fp32", "loss_scale",
+    "accumulate_steps", "nominal_batch_size", "metrics", "numerics",
+)  # fmt: skip
+"""Options that say how the step of a model is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +111,9 @@ def _check_together(config: TrainConfig) -> None:
         raise ConfigError("metrics: they are measured on eval_data, which is not given; give eval_data, or leave metrics out.")
     if config.nominal_batch_size is not None and config.accumulate_steps != 1:
         raise ConfigError("nominal_batch_size chooses accumulate_steps; give one of them.")
-    own = [n for n in ("optimizer", "loss", "loss_fn", "params", "ema", "metrics") if getattr(config, n) is not None]
-    if config.state is not None and (own or config.frozen or config.accumulate_steps != 1 or config.numerics):
-        raise ConfigError(f"state: a step of your own brings its own {', '.join(own) or 'accumulation and measurements'}; leave that out.")
+    own = [name for name in OF_A_MODEL if config.is_given(name)]
+    if config.state is not None and own:
+        raise ConfigError(f"state: a step of your own does by itself what {', '.join(own)} would ask for; leave that out.")
     if config.state is None and config.eval_step is not None:
         raise ConfigError("eval_step belongs to a step of your own, with state=...; a model is evaluated by metrics=.")
     if config.loss is not None and config.loss_fn is not None:
@@ -153,9 +160,9 @@ def _modelled(config: TrainConfig, batch: Any, feed: Feed, evaluated: Feed | Non
     """The step of a model."""
     recipe, why = make_recipe(config, batch, policy)
     variables = _variable_shapes(recipe, batch, config)
-    recipe, outputs = _traced(recipe, *variables, batch, "data")
-    recipe = _measured(recipe, config.metrics, *variables, batch, outputs, why)
-    classes = _check_labels(recipe, feed, batch, outputs, "data")
+    recipe, outputs = traced(recipe, *variables, batch, "data")
+    recipe = measured(recipe, config.metrics, *variables, batch, outputs, why)
+    classes = check_classes(recipe, feed, batch, outputs, "data")
     if evaluated is not None:
         shapes = batch_shapes(evaluated)
         wanted, found_there = jax.tree.structure(batch), jax.tree.structure(shapes)
@@ -163,8 +170,8 @@ def _modelled(config: TrainConfig, batch: Any, feed: Feed, evaluated: Feed | Non
             raise DataError(
                 f"eval_data: a batch must have the parts of the training data's, {wanted}; got {found_there}. Give it the same."
             )
-        _, own = _traced(recipe, *variables, shapes, "eval_data")
-        found = _check_labels(recipe, evaluated, shapes, own, "eval_data", why)
+        _, own = traced(recipe, *variables, shapes, "eval_data")
+        found = check_classes(recipe, evaluated, shapes, own, "eval_data", why)
         if found != classes:
             raise DataError(f"eval_data: the model has {found} outputs on it, {classes} on the training data.")
     state = recipe.initial_state(*_initial_variables(recipe, *variables, batch, config), _key(config.seed, 1) if recipe.streams else None)
@@ -203,10 +210,10 @@ def prepare_use(config: Any, *, scored: bool, metrics: Any = None) -> Use:
     batch = batch_shapes(feed)
     recipe, _ = make_recipe(config, batch, scored=scored)
     variables = _variable_shapes(recipe, batch, config)
-    recipe, outputs = _traced(recipe, *variables, batch, "data", train=False)
+    recipe, outputs = traced(recipe, *variables, batch, "data", train=False)
     if scored:
-        recipe = _measured(recipe, metrics, *variables, batch, outputs)
-        _check_labels(recipe, feed, batch, outputs, "data")
+        recipe = measured(recipe, metrics, *variables, batch, outputs)
+        check_classes(recipe, feed, batch, outputs, "data")
     state = recipe.initial_state(*_initial_variables(recipe, *variables, batch, config), None)
     return Use(recipe, state, feed, target)
 
@@ -218,8 +225,8 @@ def measured_recipe(recipe: Recipe, metrics: Any, params: Any, carried: Any, bat
       ConfigError, DataError: one cannot be measured, or the model does not take the inputs.
     """
     wanted = recipe.metrics if metrics is None and recipe.loss_fn is None else metrics
-    recipe, outputs = _traced(recipe, params, carried, batch, "data")
-    return _measured(recipe, wanted, params, carried, batch, outputs)
+    recipe, outputs = traced(recipe, params, carried, batch, "data")
+    return measured(recipe, wanted, params, carried, batch, outputs)
 
 
 def make_recipe(config: StepConfig, batch: Any, policy: amp.Policy | None = None, *, scored: bool = True) -> tuple[Recipe, str]:
@@ -231,7 +238,7 @@ def make_recipe(config: StepConfig, batch: Any, policy: amp.Policy | None = None
       ConfigError, DataError: an option does not fit the batch.
     """
     policy = _policy(config) if policy is None else policy
-    model = get_layers(config.model, policy, config.params)
+    model = get_model(config.model, policy.around_norm if policy.surrounds_norms else None, config.params)
     roles = get_roles(batch, config.inputs, model.parameters)
     if config.inputs is not None and not jax.tree.leaves(roles.inputs(batch)):
         raise ConfigError(f"inputs: the model would get no array of a batch of {in_words(batch)}; name some of its parts, or return them.")
@@ -251,7 +258,7 @@ def state_shapes(recipe: Recipe, batch: Any) -> tuple[Recipe, TrainState]:
         return recipe.policy.cast_params(params, recipe.model.norms(params, carried)), carried
 
     params, carried = jax.eval_shape(variables, batch)
-    recipe, _ = _traced(recipe, params, carried, batch, "data")
+    recipe, _ = traced(recipe, params, carried, batch, "data")
     key = jax.eval_shape(lambda: jax.random.key(0)) if recipe.streams else None
     return recipe, jax.eval_shape(recipe.state_of, params, carried, key)
 
@@ -262,7 +269,7 @@ def one_batch(config: StepConfig) -> TrainConfig:
     Raises:
       DataError: they are no tree of arrays.
     """
-    sizes = [len(leaf) for leaf in jax.tree.leaves(config.data) if getattr(leaf, "shape", ())] if is_data_of_arrays(config.data) else []
+    sizes = _lengths(config.data)
     if not sizes:
         raise DataError(f"data: expected one batch, a tree of arrays [B, ...] such as (inputs, labels), got {a_thing(config.data)}.")
     return config.training(batch_size=max(1, min(sizes)))
@@ -282,7 +289,7 @@ def _variable_shapes(recipe: Recipe, batch: Any, config: StepConfig) -> tuple[An
     model, inputs = recipe.model, recipe.roles.inputs(batch)
     if any(0 in leaf.shape for leaf in jax.tree.leaves(inputs)):
         raise DataError(f"data: inputs {in_words(inputs)} have an axis without elements; give every axis at least one.")
-    with users_code(f"while initialising model {model.name} for inputs {in_words(inputs)}", MISFITS, _misfit("data", model.name, inputs)):
+    with users_code(f"while initialising model {model.name} for inputs {in_words(inputs)}", MISFITS, misfit("data", model.name, inputs)):
         shapes, carried = jax.eval_shape(lambda i: model.init(jax.random.key(config.seed), i), inputs)
     if not jax.tree.leaves(shapes):
         raise ConfigError(f"model {model.name} has no parameters: there is nothing to train. Give it layers that have some.")
@@ -309,122 +316,16 @@ def _key(seed: int, stream: int) -> jax.Array:
     return jax.random.split(jax.random.key(seed))[stream]
 
 
-def _traced(recipe: Recipe, params: Any, carried: Any, batch: Any, what: str, *, train: bool = True) -> tuple[Recipe, Any]:
-    """The recipe with the random streams that a step draws from; and the shapes of the model's outputs, or of what a loss of the user's own
-    gives.
-
-    Raises:
-      DataError: the model does not take the inputs.
-    """
-
-    def forward(rngs: Any, params: Any, carried: Any, batch: Any) -> Any:
-        if recipe.loss_fn is not None:
-            return recipe.forward(params, carried, batch, rngs, train=train)[:2]
-        return recipe.outputs(params, carried, batch, rngs, train=train)
-
-    inputs = recipe.roles.inputs(batch)
-    misfits = () if recipe.loss_fn is not None else MISFITS
-    with users_code(
-        f"while tracing model {recipe.name} for inputs {in_words(inputs)} of {what}", misfits, _misfit(what, recipe.name, inputs)
-    ):
-        shapes, streams = traced_with_streams(forward, params, carried, batch)
-    return replace(recipe, streams=streams), shapes
-
-
-def _misfit(what: str, name: str, inputs: Any) -> Callable[[str], DataError]:
-    """The error of a model that cannot take inputs, for what the model said."""
-    told = f"{what}: model {name} cannot take inputs {in_words(inputs)}"
-    return lambda said: DataError(f"{told}: {said} Give inputs of a shape and type that the model is made for.")
-
-
-def _measured(recipe: Recipe, metrics: Any, params: Any, carried: Any, batch: Any, outputs: Any, why: str = "") -> Recipe:
-    """The recipe with its metrics, each of which gives something that can be summed; `why` its loss was chosen, if it was not given.
-
-    Raises:
-      ConfigError, DataError: one does not.
-    """
-    labels = None if recipe.roles.labels is None else recipe.roles.labels(batch)
-    if recipe.loss_fn is not None:
-        of_loss = metrics_of_loss({"avg_loss": None, **outputs[1]})
-        own = () if metrics is None else get_metrics(metrics, None, recipe.policy.loss_dtype)
-        recipe = replace(recipe, metrics=(*of_loss, *own))
-        if not own:
-            return recipe
-        _, outputs = _traced(replace(recipe, loss_fn=None), params, carried, batch, "data")
-    else:
-        assert recipe.loss is not None
-        recipe = replace(recipe, loss=fitting(recipe.loss, outputs, labels))
-        _check_outputs(recipe, batch, outputs, "data", why)
-        recipe = replace(recipe, metrics=get_metrics(metrics, recipe.loss, recipe.policy.loss_dtype))
-    own = [metric for metric in recipe.metrics if not metric.of_loss]
-    check_metrics(own, outputs, recipe.roles.targets(batch), labels, samples_in(jax.tree.leaves(batch)[0].shape))
-    return recipe
-
-
-def _check_outputs(recipe: Recipe, batch: Any, outputs: Any, what: str, why: str) -> None:
-    """That a batch's outputs and labels can meet in the loss.
-
-    Raises:
-      DataError: they cannot.
-    """
-    loss, labels = recipe.loss, None if recipe.roles.labels is None else recipe.roles.labels(batch)
-    assert loss is not None
-    if loss.checked and not hasattr(outputs, "shape"):
-        raise DataError(
-            f"model {recipe.name} must return one array for the loss {loss.name!r}, got {a_thing(outputs)}. Give a function "
-            "loss(outputs, labels) that takes what it returns."
-        )
-    _check_samples(recipe, batch, outputs, labels, what)
-    check_fit(loss, outputs, labels, what, why)
-    check_function(loss, outputs, recipe.roles.targets(batch))
-
-
-def _check_samples(recipe: Recipe, batch: Any, outputs: Any, labels: Any, what: str) -> None:
-    """That inputs, outputs and labels have as many samples as one another, where a loss compares them.
-
-    Raises:
-      DataError: they have not.
-    """
-    inputs = jax.tree.leaves(recipe.roles.inputs(batch))
-    if labels is None or not inputs or recipe.loss is None or not recipe.loss.checked:
-        return
-    if len(inputs) == 1 and inputs[0].shape[:1] != labels.shape[:1]:
-        counts = f"inputs have {samples_in(inputs[0].shape)} samples, labels {samples_in(labels.shape)}"
-        raise DataError(f"{what}: {counts}; they must be equally many.")
-    if len(inputs) == 1 and inputs[0].ndim == 1 and outputs.shape[:1] != inputs[0].shape:
-        raise DataError(
-            f"{what}: inputs {in_words(inputs)} have an axis of samples and none of features, and model {recipe.name} takes one for the "
-            f"other: its outputs have shape {list(outputs.shape)}. Give them an axis of features: inputs[:, None]."
-        )
-
-
-def _check_labels(recipe: Recipe, feed: Feed, batch: Any, outputs: Any, what: str, why: str = "") -> int | None:
-    """That every label is a class, now or when it comes; the number of classes, if labels are classes.
-
-    why: the loss was chosen, if it was not given.
-
-    Raises:
-      DataError: one is not.
-    """
-    if recipe.loss is None:
-        return None
-    labels = recipe.roles.labels
-    if what != "data":
-        _check_outputs(recipe, batch, outputs, what, why)
-    if not recipe.loss.classes or labels is None:
-        return None
-    classes, of = outputs.shape[-1], labels
-    if isinstance(feed, ArrayFeed):
-        check_labels(of(feed.form.batch(feed.leaves)), classes, what=what)
-    else:
-        feed.check = lambda batch, samples: check_labels(of(batch), classes, samples, what=what)
-    return classes
-
-
 def eval_feed(data: Any, batch_size: int, what: str = "eval_data") -> Feed:
     """The evaluation data; a data set smaller than a batch makes one smaller batch."""
-    sizes = [len(leaf) for leaf in jax.tree.leaves(data) if getattr(leaf, "shape", ())] if is_data_of_arrays(data) else []
-    return make_feed(data, min([batch_size, *(max(1, n) for n in sizes)]), what)
+    return make_feed(data, min([batch_size, *(max(1, n) for n in _lengths(data))]), what)
+
+
+def _lengths(data: Any) -> list[int]:
+    """The numbers of samples of data that are a tree of arrays; nothing of other data."""
+    if not is_data_of_arrays(data):
+        return []
+    return [len(leaf) for leaf in jax.tree.leaves(data) if getattr(leaf, "shape", ())]
 
 
 def batch_shapes(feed: Feed, leaves: Any = None) -> Any:

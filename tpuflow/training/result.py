@@ -86,13 +86,13 @@ class TrainResult:
         return self.trained.evaluate(data, metrics, progress=progress)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write parameters and carried variables (with an average: its parameters) into a new directory that `tpuflow.load_params` and
-        `params=` read; it appears whole or not at all.
+        """Write parameters (those that `predict` uses) and carried variables into a new directory that `tpuflow.load_params` and `params=`
+        read; it appears whole or not at all.
 
         Raises:
           CheckpointError: the directory is there, or cannot be written.
         """
-        params = self.params if self.ema is None else self.ema
+        params = self.trained.eval_params
         orbax_files().save_variables(path, nested({"params": params, **(self.carried if isinstance(self.carried, dict) else {})}))
 
     @property

@@ -15,7 +15,6 @@ import optax
 
 from tpuflow import amp
 from tpuflow.errors import ConfigError
-from tpuflow.training.adapters import get_model
 from tpuflow.training.adapters.model import AUXILIARY, DROPOUT, Model
 from tpuflow.training.application import Application, LossFn
 from tpuflow.training.averaging import EMA, EMAState, averaged, initial_average, updated_average
@@ -142,7 +141,7 @@ class Recipe:
             return loss, measured, apply.carried
         outputs, sown = apply.call(params, self.roles.inputs(batch), rngs, (AUXILIARY,))
         with jax.named_scope(LOSS_SCOPE):
-            loss, sown = self.loss_of(outputs, batch), jax.tree.leaves(sown)
+            loss, sown = self.loss_of(outputs, batch), jax.tree.leaves(sown.get(AUXILIARY, {}))
             return sum((jnp.sum(leaf.astype(jnp.float32)) for leaf in sown), loss), {}, apply.carried
 
     def loss_of(self, outputs: Any, batch: Any) -> jax.Array:
@@ -262,11 +261,6 @@ def _asked(optimizer: optax.GradientTransformation) -> optax.GradientTransformat
         return optimizer.update(updates, state, params, **{name: extra[name] for name in parameters if name in extra})
 
     return optax.GradientTransformationExtraArgs(optimizer.init, update)
-
-
-def get_layers(model: Any, policy: amp.Policy, params: Any = None) -> Model:
-    """The functions of a model, with what the policy puts around its batch-normalisation layers."""
-    return get_model(model, policy.around_norm if policy.surrounds_norms else None, params)
 
 
 def _owned(leaf: Any) -> Any:

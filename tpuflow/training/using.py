@@ -72,6 +72,11 @@ class Trained:
     target: Target
     batch_size: int
 
+    @property
+    def eval_params(self) -> Any:
+        """The parameters that evaluations use."""
+        return self.recipe.eval_params(self.state) if isinstance(self.recipe, Recipe) else self.state.params
+
     def predict(self, data: Any, *, progress: bool) -> Any:
         """As `tpuflow.predict`: of batches as in training, or of the inputs alone."""
         feed, recipe = eval_feed(data, self.batch_size, "data"), self._model("predict")

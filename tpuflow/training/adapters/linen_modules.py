@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -42,7 +43,7 @@ def linen_model(module: linen.Module, around_norm: AroundNorm | None) -> Model:
                 {"params": params, **carried}, *args, rngs=streams, mutable=mutable, **options(kwargs, train=train)
             )
         kept, sown = _parted(changed, carried)
-        return outputs, kept, {name: sown.get(name, {}) for name in wanted}
+        return outputs, kept, sown
 
     def train_apply(params: Any, carried: Any, inputs: Inputs, rngs: Any, wanted: Path = ()) -> tuple[Any, Any, Any]:
         return apply(params, carried, inputs, rngs, wanted, train=True)
@@ -66,25 +67,32 @@ class _Seen:
 
 
 _WATCHING = threading.local()
-_sow, _make_rng = linen.Module.sow, Scope.make_rng
 
 
-def _sow_seen(self: linen.Module, col: str, name: str, value: Any, **options: Any) -> Any:
-    for seen in getattr(_WATCHING, "seen", ()):
-        seen.sown.add((col, *self.path, name))
-    return _sow(self, col, name, value, **options)
+@functools.cache
+def _listen() -> None:
+    """Have flax tell, once and for all; what it does is as it was."""
+    sow, make_rng = linen.Module.sow, Scope.make_rng
 
+    @functools.wraps(sow)
+    def sow_seen(self: linen.Module, col: str, name: str, value: Any, **options: Any) -> Any:
+        for seen in getattr(_WATCHING, "seen", ()):
+            seen.sown.add((col, *self.path, name))
+        return sow(self, col, name, value, **options)
 
-def _make_rng_seen(self: Scope, name: str = "params") -> Any:
-    for seen in getattr(_WATCHING, "seen", ()):
-        seen.streams[name] = None
-    return _make_rng(self, name)
+    @functools.wraps(make_rng)
+    def make_rng_seen(self: Scope, name: str = "params") -> Any:
+        for seen in getattr(_WATCHING, "seen", ()):
+            seen.streams[name] = None
+        return make_rng(self, name)
+
+    linen.Module.sow, Scope.make_rng = sow_seen, make_rng_seen  # type: ignore[method-assign]
 
 
 @contextmanager
 def _watched() -> Iterator[_Seen]:
     """Within it, what linen modules of this thread sow and draw is noted: flax itself tells it apart from other variables nowhere."""
-    linen.Module.sow, Scope.make_rng = _sow_seen, _make_rng_seen  # type: ignore[method-assign]
+    _listen()
     seen = _Seen()
     _WATCHING.seen = (*getattr(_WATCHING, "seen", ()), seen)
     try:

@@ -35,7 +35,7 @@ class Apply(Protocol):
     """A model's call as a pure function."""
 
     def __call__(self, params: Any, carried: Any, inputs: Inputs, rngs: Any, wanted: tuple[str, ...] = (), /) -> tuple[Any, Any, Any]:
-        """(outputs, carried variables after the call, sown values by the names of `wanted`). rngs: stream -> key, or None."""
+        """(outputs, carried variables after the call, sown values by collection, of `wanted` and perhaps others). rngs: stream -> key."""
         ...
 
 

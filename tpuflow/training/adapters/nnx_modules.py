@@ -14,10 +14,11 @@ from tpuflow.training.adapters.model import Apply, AroundNorm, Inputs, Model, pa
 
 def nnx_model(module: nnx.Module, around_norm: AroundNorm | None) -> Model:
     """The functions of an nnx module; the module itself gets the trained variables in the end."""
-    nnx.pop(module, nnx.Intermediate)  # what earlier calls of the user's have sown is no variable
+    copy = nnx.clone(module)  # modes are set in it: the user's module stays as it is until it is trained
+    nnx.pop(copy, nnx.Intermediate)  # what earlier calls of the user's have sown is no variable
 
     def split() -> tuple[Any, ...]:
-        return nnx.split(module, nnx.Param, ...)
+        return nnx.split(copy, nnx.Param, ...)
 
     def apply_with(graphdef: Any) -> Apply:
         def apply(params: Any, carried: Any, inputs: Inputs, rngs: Any, wanted: tuple[str, ...] = (), /) -> tuple[Any, Any, Any]:
@@ -31,7 +32,7 @@ def nnx_model(module: nnx.Module, around_norm: AroundNorm | None) -> Model:
             options = dict(kwargs)
             outputs = getattr(merged, options.pop("method", "__call__"))(*args, **options)
             kept, sown = _parted(nnx.split(merged, nnx.Param, ...)[2], carried)
-            return outputs, kept, {name: sown.get(name, {}) for name in wanted}
+            return outputs, kept, sown
 
         return apply
 
@@ -39,7 +40,7 @@ def nnx_model(module: nnx.Module, around_norm: AroundNorm | None) -> Model:
         set_mode()
         return split()[0]
 
-    eval_graph, train_graph = in_mode(module.eval), in_mode(module.train)
+    eval_graph, train_graph = in_mode(copy.eval), in_mode(copy.train)
     _, params, carried = split()
 
     def norms(params: Any, carried: Any) -> Any:
