@@ -156,7 +156,7 @@ class StepConfig:
     def is_given(self, name: str) -> bool:
         """Whether an option has another value than its default."""
         value, default = getattr(self, name), next(f.default for f in dataclasses.fields(self) if f.name == name)
-        return value is not default if default is None else value != default
+        return value is not default and not (type(value) is type(default) and value == default)
 
     def training(self, **others: Any) -> TrainConfig:
         """A training of this step."""
