@@ -69,3 +69,19 @@ def test_a_smoothed_loss_trains_and_checks_its_labels():
         tpuflow.train(nn.Dense(3), (x, np.arange(32) % 4), **options)
     with pytest.raises(DataError, match="needs integer labels"):
         tpuflow.train(nn.Dense(3), (x, y.reshape(-1, 1)), **options)
+
+
+def test_a_loss_of_ones_own_may_give_labels_that_are_no_class_a_meaning():
+    inputs, classes = _case(samples=32)
+    inputs, labels = inputs.astype(np.float32), np.where(np.arange(32) % 3 == 0, -100, classes)
+
+    def counted(logits, labels):
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(labels, 0))
+        return jnp.sum(jnp.where(labels == -100, 0.0, losses)) / jnp.sum(labels != -100)
+
+    model = nn.Dense(10)
+    params = model.init(jax.random.key(0), inputs)
+    result = tpuflow.train(model, (inputs, labels), loss=counted, params=params, batch_size=32, eval_data=(inputs, labels), progress=False)
+    assert result.losses[0] == pytest.approx(float(counted(model.apply(params, inputs), labels)), rel=1e-6)
+    with pytest.raises(DataError, match="the label of sample 0 is -100"):
+        tpuflow.train(model, (inputs, labels), loss="softmax_cross_entropy", params=params, progress=False)

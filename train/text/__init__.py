@@ -1,0 +1,1 @@
+"""Text for language models: tokenizers, blocks of tokens, masked pairs of sentences."""
