@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from bench.timing import publish
+from models.gpt2 import GPT2, TINY
 from models.mlp import MLP
 from models.norm import BatchNorm
-from models.transformer import TINY, Transformer
 from tpuflow import estimate_training
 
 ROUNDS, TIMES = 3, 10
@@ -57,7 +57,7 @@ def convolutions(layers: int) -> Made:
 def transformer(layers: int, *, scan: bool = False) -> Made:
     """Decoder layers, written out or in a scan."""
     tokens = jax.ShapeDtypeStruct((4, 128), jnp.int32)
-    return Transformer(dataclasses.replace(TINY, length=128, width=128, layers=layers, scan=scan)), (tokens, tokens)
+    return GPT2(dataclasses.replace(TINY, n_positions=128, n_embd=128, n_layer=layers, scan=scan)), (tokens, tokens)
 
 
 NETWORKS: Mapping[str, tuple[Callable[[int], Made], int]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 from collections.abc import Iterator
@@ -71,6 +72,27 @@ def torch() -> ModuleType:
     except ImportError:
         pass
     pytest.fail("this test needs PyTorch: `make test` installs it, or pip install -e '.[torch]'", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def transformers(torch: ModuleType) -> Iterator[ModuleType]:
+    """transformers, whose models are built from configurations with random weights: nothing is looked for on the network.
+
+    It imports torchvision where that is installed, which fails if its compiled operators are for another build of PyTorch: those that it
+    asks for by name are declared then, and never called.
+    """
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    if importlib.util.find_spec("torchvision") and not hasattr(torch.ops.torchvision, "nms"):
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    try:
+        module = importlib.import_module("transformers")
+    except ImportError:
+        pytest.fail("this test needs transformers: `make test` installs it, or pip install -e '.[torch]'", pytrace=False)
+    module.logging.set_verbosity_error()
+    yield module
+    del library  # the declarations end with it
 
 
 @pytest.fixture(scope="module")

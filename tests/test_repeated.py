@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from models.gpt2 import GPT2, TINY
 from models.resnet import MINDSPORE, Bottleneck, ResNet
-from models.transformer import TINY, Transformer
 from tpuflow.chips import get_chip
 from tpuflow.compiler import PIPELINE, compile_graph
 from tpuflow.device.timing import time_program
@@ -37,7 +37,7 @@ def _gradients(model: Any, x: jax.ShapeDtypeStruct) -> Graph:
 
 def transformer() -> Graph:
     """Equal layers, written out."""
-    return _gradients(Transformer(dataclasses.replace(TINY, layers=LAYERS)), jax.ShapeDtypeStruct((2, 16), jnp.int32))
+    return _gradients(GPT2(dataclasses.replace(TINY, n_layer=LAYERS)), jax.ShapeDtypeStruct((2, 16), jnp.int32))
 
 
 def residual() -> Graph:
@@ -60,7 +60,7 @@ def test_a_layer_that_comes_again_gets_the_kernels_it_would_get_by_itself(make: 
 
 def test_depth_hardly_adds_forms():
     def forms(layers: int) -> tuple[int, int]:
-        graph = _gradients(Transformer(dataclasses.replace(TINY, layers=layers)), jax.ShapeDtypeStruct((2, 16), jnp.int32))
+        graph = _gradients(GPT2(dataclasses.replace(TINY, n_layer=layers)), jax.ShapeDtypeStruct((2, 16), jnp.int32))
         plan, repeated = plan_memory(graph, CHIP), Repeated()
         nodes = [n for n in graph.nodes if n.op == "fused"]
         for node in nodes:

@@ -1,4 +1,4 @@
-"""The transformer: PyTorch's values and gradients, training on the simulated device, layers in a scan, and what it costs at full size."""
+"""GPT-2 as a model of JAX: what sees what, training on the simulated device, layers in a scan, and what it costs at full size."""
 
 from __future__ import annotations
 
@@ -15,38 +15,34 @@ import pytest
 from jax import numpy as jnp
 
 import tpuflow
-from models import transformer
-from models.transformer import GPT2, GPT3_XL, TINY, Config, Transformer
+from models.gpt2 import GPT2, GPT3_XL, NO_DROPOUT, SIZES, TINY, Config
 from tests.tolerances import TRANSFORMER_LOSSES
-from tpuflow.importers import flax_params
 from tpuflow.training.config import StepConfig
 from tpuflow.training.preparing import make_recipe
 from tpuflow.training.stepping import TrainState
 
 TOLERANCE = 1e-4
-"""Of the largest value: fp32 sums in another order than PyTorch's."""
+"""Of the largest value: fp32 sums in another order."""
 
-UNTIED = dataclasses.replace(TINY, tied=False)
 SCANNED = dataclasses.replace(TINY, scan=True)
-CONFIGS = {"tied": TINY, "untied": UNTIED}
 
 
 def variables(config: Config, seed: int = 0) -> Any:
     """Initial variables; every leaf random, since zeros and ones would hide mistakes."""
-    like = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens(1, config))
+    like = jax.eval_shape(GPT2(config).init, jax.random.key(0), tokens(1, config))
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: rng.normal(0.1, 0.2, leaf.shape).astype(np.float32), like)
 
 
 def tokens(batch: int, config: Config = TINY, seed: int = 1) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, config.vocabulary, (batch, config.length)).astype(np.int32)
+    return np.random.default_rng(seed).integers(0, config.vocab_size, (batch, config.n_positions)).astype(np.int32)
 
 
 def text(batches: int, batch: int, config: Config = TINY) -> tuple[np.ndarray, np.ndarray]:
     """Sequences that can be learnt: each token is the one before plus 1 or 7; and their next tokens."""
     rng = np.random.default_rng(0)
-    steps = rng.choice([1, 7], (batches * batch, config.length))
-    whole = (rng.integers(0, config.vocabulary, (batches * batch, 1)) + np.cumsum(steps, 1)) % config.vocabulary
+    steps = rng.choice([1, 7], (batches * batch, config.n_positions))
+    whole = (rng.integers(0, config.vocab_size, (batches * batch, 1)) + np.cumsum(steps, 1)) % config.vocab_size
     return whole[:, :-1].astype(np.int32), whole[:, 1:].astype(np.int32)
 
 
@@ -57,7 +53,7 @@ def stacked(params: Any, layers: int) -> Any:
 
 
 def loss_of(config: Config, params: Any, x: np.ndarray, y: np.ndarray) -> jax.Array:
-    logits = Transformer(config).apply({"params": params}, x)
+    logits = GPT2(config).apply({"params": params}, x)
     return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
 
@@ -66,41 +62,12 @@ def assert_close(ours: Any, theirs: Any, what: str = "") -> None:
     np.testing.assert_allclose(np.asarray(ours) / scale, np.asarray(theirs) / scale, rtol=0, atol=TOLERANCE, err_msg=what)
 
 
-# --- against PyTorch ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("name", CONFIGS)
-def test_logits_loss_and_gradients_are_those_of_pytorch(torch, name):
-    from train import torch_models
-
-    config = CONFIGS[name]
-    torch.manual_seed(0)
-    twin = torch_models.Transformer(config.vocabulary, config.length, config.width, config.layers, config.heads, tied=config.tied)
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            parameter.normal_(0.1, 0.2)
-    layers, like = transformer.torch_layers(Transformer(config)), variables(config)
-
-    def arrays(of: Any) -> dict[str, np.ndarray]:
-        return {key: of(parameter).detach().numpy().copy() for key, parameter in twin.named_parameters()}
-
-    x, y = tokens(4, config), tokens(4, config, seed=2)
-    logits = twin(torch.from_numpy(x).long())
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(y).long().flatten())
-    loss.backward()
-    params = flax_params(arrays(lambda p: p), like, layers)["params"]
-    assert_close(jax.jit(Transformer(config).apply)({"params": params}, x), logits.detach().numpy())
-    ours, grads = jax.jit(jax.value_and_grad(lambda p: loss_of(config, p, x, y)))(params)
-    assert float(ours) == pytest.approx(loss.item(), rel=TOLERANCE)
-    jax.tree.map(assert_close, grads, flax_params(arrays(lambda p: p.grad), like, layers)["params"])
-
-
 # --- the model itself ---------------------------------------------------------------------------------------------------
 
 
 def test_it_has_as_many_parameters_as_gpt_2():
-    assert parameters(GPT2) == 124_439_808  # published
+    published = {"gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200}
+    assert {name: parameters(config) for name, config in SIZES.items()} == published
 
 
 @pytest.mark.parametrize("scan", [False, True])
@@ -111,15 +78,15 @@ def test_the_large_one_has_1_3_billion_parameters(scan):
 
 
 def parameters(config: Config) -> int:
-    like = jax.eval_shape(Transformer(config).init, jax.random.key(0), jax.ShapeDtypeStruct((1, 8), jnp.int32))
+    like = jax.eval_shape(GPT2(config).init, jax.random.key(0), jax.ShapeDtypeStruct((1, 8), jnp.int32))
     return sum(leaf.size for leaf in jax.tree.leaves(like))
 
 
 def test_no_position_sees_what_comes_after_it():
     x = tokens(1)
     changed = x.copy()
-    changed[0, 9] = (x[0, 9] + 1) % TINY.vocabulary
-    apply = jax.jit(Transformer(TINY).apply)
+    changed[0, 9] = (x[0, 9] + 1) % TINY.vocab_size
+    apply = jax.jit(GPT2(TINY).apply)
     one, other = (np.asarray(apply(variables(TINY), t)) for t in (x, changed))
     np.testing.assert_array_equal(one[0, :9], other[0, :9])
     assert (np.abs(one[0, 9:] - other[0, 9:]).max(axis=-1) > 1e-4).all()
@@ -130,9 +97,9 @@ def test_layers_in_a_scan_or_checkpointed_give_the_same_loss_and_gradients(remat
     params, x, y = variables(TINY)["params"], tokens(3), tokens(3, seed=2)
     plain_loss, plain = jax.jit(jax.value_and_grad(lambda p: loss_of(TINY, p, x, y)))(params)
     config = dataclasses.replace(SCANNED, remat=remat)
-    loss, grads = jax.jit(jax.value_and_grad(lambda p: loss_of(config, p, x, y)))(stacked(params, TINY.layers))
+    loss, grads = jax.jit(jax.value_and_grad(lambda p: loss_of(config, p, x, y)))(stacked(params, TINY.n_layer))
     assert float(loss) == pytest.approx(float(plain_loss), rel=TOLERANCE)
-    jax.tree.map(assert_close, grads, stacked(plain, TINY.layers))
+    jax.tree.map(assert_close, grads, stacked(plain, TINY.n_layer))
 
 
 # --- on the simulated device --------------------------------------------------------------------------------------------
@@ -140,7 +107,7 @@ def test_layers_in_a_scan_or_checkpointed_give_the_same_loss_and_gradients(remat
 
 def plain_losses(config: Config, policy: str, data: tuple[np.ndarray, np.ndarray], batch: int, params: Any) -> list[float]:
     """The losses of the same training step under plain jax.jit."""
-    recipe, _ = make_recipe(StepConfig(Transformer(config), data, policy, optax.adam(1e-2)), data)
+    recipe, _ = make_recipe(StepConfig(GPT2(config), data, policy, optax.adam(1e-2)), data)
     state = recipe.initial_state(params, {}, None)
     step = jax.jit(recipe.train_step)
     losses: list[float] = []
@@ -158,10 +125,10 @@ def plain_losses(config: Config, policy: str, data: tuple[np.ndarray, np.ndarray
 )
 def test_training_on_the_device_follows_plain_jax(policy, config):
     data, batch = text(24, 16), 16
-    params = jax.jit(Transformer(config).init)(jax.random.key(3), data[0][:1])["params"]
+    params = jax.jit(GPT2(config).init)(jax.random.key(3), data[0][:1])["params"]
     options: dict[str, Any] = {"policy": policy, "optimizer": optax.adam(1e-2), "batch_size": batch, "params": params}
     with jax.default_matmul_precision("highest"):  # a TPU's own default would make f32 products of operands in bf16
-        result = tpuflow.train(Transformer(config), data, progress=False, chip="tpu-v4", **options)
+        result = tpuflow.train(GPT2(config), data, progress=False, chip="tpu-v4", **options)
     expected = plain_losses(config, policy, data, batch, params)
     np.testing.assert_allclose(result.losses, expected, rtol=TRANSFORMER_LOSSES[policy])
     assert expected[-1] < 0.5 * expected[0], "it must learn, or equal losses show little"
@@ -169,19 +136,19 @@ def test_training_on_the_device_follows_plain_jax(policy, config):
 
 # --- what it costs ------------------------------------------------------------------------------------------------------
 
-SMALL = Config(vocabulary=512, length=256, width=256, layers=6, heads=4)
+SMALL = Config(vocab_size=512, n_positions=256, n_embd=256, n_layer=6, n_head=4, **NO_DROPOUT)
 
 
 def forward_macs(config: Config, batch: int) -> int:
     """Multiply-adds of a forward pass: 12 D^2 a token and layer, scores and mixtures of T x T positions, the output layer."""
-    d, t = config.width, config.length
-    return batch * t * (config.layers * (12 * d * d + 2 * t * d) + config.vocabulary * d)
+    d, t = config.n_embd, config.n_positions
+    return batch * t * (config.n_layer * (12 * d * d + 2 * t * d) + config.vocab_size * d)
 
 
 def estimated(config: Config, batch: int, **options: Any) -> tpuflow.Estimate:
-    shape = jax.ShapeDtypeStruct((batch, config.length), jnp.int32)
+    shape = jax.ShapeDtypeStruct((batch, config.n_positions), jnp.int32)
     return tpuflow.estimate_training(
-        Transformer(config), (shape, shape), chip="tpu-v4", policy="mixed_bf16", optimizer=optax.adam(1e-3), sink_size=1, **options
+        GPT2(config), (shape, shape), chip="tpu-v4", policy="mixed_bf16", optimizer=optax.adam(1e-3), sink_size=1, **options
     )
 
 
@@ -223,7 +190,7 @@ print(json.dumps({
 
 @pytest.mark.parametrize("target", [pytest.param("transformer_1b3_step", marks=pytest.mark.slow), "transformer_1b3_scan_step"])
 def test_a_step_of_1_3_billion_parameters_is_estimated_on_a_laptop(target):
-    done = subprocess.run([sys.executable, "-c", ESTIMATE, f"models.transformer:{target}"], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", ESTIMATE, f"models.gpt2:{target}"], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert found["cpu"] < 60 and found["resident"] < 2 * 2**30, "no array of the model's size: its parameters alone are 5 GB"
     count = parameters(GPT3_XL)
