@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -48,29 +49,25 @@ SENTENCES = [
 
 
 @pytest.mark.torch
-def test_gpt2s_tokens_are_those_of_transformers(tmp_path: Path) -> None:
-    from transformers import AutoTokenizer, GPT2Tokenizer
-
+def test_gpt2s_tokens_are_those_of_transformers(transformers: ModuleType, tmp_path: Path) -> None:
     folder = shared("gpt2-bpe")
     for theirs, ours in (("vocab.json", "encoder.json"), ("merges.txt", "vocab.bpe")):
         (tmp_path / theirs).write_bytes((folder / ours).read_bytes())
-    expected, found = GPT2Tokenizer.from_pretrained(tmp_path), find_tokenizer("gpt2-bpe")
+    expected, found = transformers.GPT2Tokenizer.from_pretrained(tmp_path), find_tokenizer("gpt2-bpe")
     assert len(found) == 50257
     for text in [*SENTENCES, "a<|endoftext|>b"]:
         assert found.encode(text).tolist() == expected(text)["input_ids"]
         assert found.decode(found.encode(text)) == expected.decode(expected(text)["input_ids"], skip_special_tokens=True)
     (tmp_path / "saved").mkdir()
     found.save(tmp_path / "saved")
-    again = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert all(again(text)["input_ids"] == found.encode(text).tolist() for text in SENTENCES)
 
 
 @pytest.mark.torch
-def test_berts_tokens_are_those_of_transformers() -> None:
-    from transformers import BertTokenizer
-
+def test_berts_tokens_are_those_of_transformers(transformers: ModuleType) -> None:
     folder = shared("bert-vocab")
-    expected, found = BertTokenizer.from_pretrained(folder), load_tokenizer(folder)
+    expected, found = transformers.BertTokenizer.from_pretrained(folder), load_tokenizer(folder)
     for text in SENTENCES:
         assert found.encode(text).tolist() == expected(text)["input_ids"]
 

@@ -6,10 +6,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tpuflow.errors import ConfigError, TpuflowError
 from tpuflow.numerics.report import timeline
-from train.options import Options, add_options, check, from_arguments
+from train.options import add_options, from_arguments
 from train.recipe import Recipe
 from train.recipes import RECIPES
 
@@ -33,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="recipe", required=True, metavar="RECIPE")
     for recipe in RECIPES.values():
         sub = commands.add_parser(recipe.name, help=recipe.summary, description=sys.modules[_home(recipe)].__doc__)
-        add_options(sub, recipe.defaults, recipe.without)
+        add_options(sub, recipe.defaults, recipe.without, spelling=recipe.spelling)
     return top
 
 
@@ -51,9 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def run(recipe: Recipe, options: Options) -> int:
+def run(recipe: Recipe, options: Any) -> int:
     """Train, print the result's report, and write what is asked for."""
-    check(options)
+    options.check()
     for name in ("json", "plot"):
         if path := getattr(options, name):
             _check_writable(name, path)

@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from tpuflow.errors import ConfigError
 from train.optimizers import OPTIMIZERS, SCHEDULES
 
-T = TypeVar("T", bound="Options")
+T = TypeVar("T")
 
 
 def option(default: Any, group: str, text: str, parse: Callable[[str], Any] = str, **keywords: Any) -> Any:
@@ -89,6 +89,22 @@ class Options:
     tensorboard: Path | None = option(None, "data and output", "write TensorBoard's event files there", Path, metavar="FOLDER")
     progress: bool = option(True, "data and output", "no progress bar", flag="--no-progress")
 
+    def check(self) -> None:
+        """That numbers are in their ranges; policies, chips and the like are checked by `tpuflow.train`.
+
+        Raises:
+          ConfigError: one is not.
+        """
+        if self.checkpoint_dir is None and (self.resume or self.checkpoint_steps is not None):
+            raise ConfigError("--resume and --checkpoint-steps need --checkpoint-dir FOLDER.")
+        least = dict.fromkeys(("epochs", "batch_size", "steps", "accumulate", "train_samples", "keep_checkpoints"), 1)
+        least |= {"sink_size": -1, "shuffle": -1, "test_samples": 0, "warmup_epochs": 0, "momentum": 0, "weight_decay": 0}
+        least |= dict.fromkeys(("eval_epochs", "eval_steps", "patience", "checkpoint_steps"), 1)
+        for name, bound in least.items():
+            value = getattr(self, name)
+            if value is not None and value < bound:
+                raise ConfigError(f"--{name.replace('_', '-')}: expected {bound} or more, got {value}.")
+
 
 WATCHED = frozenset(
     one.name for one in fields(Options) if one.metadata["group"] == "evaluation and checkpoints"
@@ -96,40 +112,27 @@ WATCHED = frozenset(
 """Options of what `tpuflow.train` does around the steps: a recipe with a loop of its own has none of them."""
 
 
-def add_options(parser: argparse.ArgumentParser, defaults: Options, without: frozenset[str] = frozenset()) -> None:
-    """Every field of the defaults' class as an option of the parser, in groups; but for those that the recipe has no use for."""
+def add_options(parser: argparse.ArgumentParser, defaults: Any, without: frozenset[str] = frozenset(), *, spelling: str = "-") -> None:
+    """Every field of the defaults' class as an option of the parser, in groups; but for those that the recipe has no use for.
+
+    spelling: what stands between the words of an option; transformers has "_".
+    """
     groups: dict[str, Any] = {}
     for one in fields(defaults):
         if one.name in without:
             continue
         group = groups.setdefault(one.metadata["group"], None) or parser.add_argument_group(one.metadata["group"])
         groups[one.metadata["group"]] = group
-        _add(group, one, getattr(defaults, one.name))
+        _add(group, one, getattr(defaults, one.name), spelling)
 
 
 def from_arguments(defaults: T, arguments: argparse.Namespace) -> T:
     """An instance of the defaults' class with what was given."""
-    return type(defaults)(**{one.name: getattr(arguments, one.name, getattr(defaults, one.name)) for one in fields(defaults)})
+    names = [one.name for one in fields(cast(Any, defaults))]
+    return type(defaults)(**{name: getattr(arguments, name, getattr(defaults, name)) for name in names})
 
 
-def check(options: Options) -> None:
-    """That numbers are in their ranges; policies, chips and the like are checked by `tpuflow.train`.
-
-    Raises:
-      ConfigError: one is not.
-    """
-    if options.checkpoint_dir is None and (options.resume or options.checkpoint_steps is not None):
-        raise ConfigError("--resume and --checkpoint-steps need --checkpoint-dir FOLDER.")
-    least = dict.fromkeys(("epochs", "batch_size", "steps", "accumulate", "train_samples", "keep_checkpoints"), 1)
-    least |= {"sink_size": -1, "shuffle": -1, "test_samples": 0, "warmup_epochs": 0, "momentum": 0, "weight_decay": 0}
-    least |= dict.fromkeys(("eval_epochs", "eval_steps", "patience", "checkpoint_steps"), 1)
-    for name, bound in least.items():
-        value = getattr(options, name)
-        if value is not None and value < bound:
-            raise ConfigError(f"--{name.replace('_', '-')}: expected {bound} or more, got {value}.")
-
-
-def _add(group: Any, one: Field[Any], default: Any) -> None:
+def _add(group: Any, one: Field[Any], default: Any, spelling: str) -> None:
     words = {name: value for name, value in one.metadata.items() if name not in ("group", "flag", "help", "type")}
     if flag := one.metadata.get("flag"):
         group.add_argument(flag, dest=one.name, action="store_false" if default else "store_true", help=one.metadata["help"])
@@ -138,4 +141,4 @@ def _add(group: Any, one: Field[Any], default: Any) -> None:
         words["type"] = one.metadata["type"]
         words.setdefault("metavar", {int: "N", float: "X"}.get(one.metadata["type"], one.name.upper()))
     shown = "" if default is None else " [%(default)s]"
-    group.add_argument(f"--{one.name.replace('_', '-')}", default=default, help=one.metadata["help"] + shown, **words)
+    group.add_argument(f"--{one.name.replace('_', spelling)}", default=default, help=one.metadata["help"] + shown, **words)

@@ -46,14 +46,15 @@ class Recipe:
     """One row of the table of recipes.
 
     `run` trains by the options and returns the result of `tpuflow.train`, or None if there is nothing to report. `without`: options that
-    it has no use for, which the command line then refuses.
+    it has no use for, which the command line then refuses. `spelling`: what stands between the words of its options.
     """
 
     name: str
     summary: str
-    defaults: Options
+    defaults: Any
     run: Callable[[Any], Any]
     without: frozenset[str] = frozenset()
+    spelling: str = "-"
 
 
 def run_task(task: Task, options: Options) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from train import cifar, lenet, lenet_custom_loop, mnist, relu_reduce_mean_dense, resnet, squeezenet, vgg16
+from train import cifar, clm, lenet, lenet_custom_loop, mnist, relu_reduce_mean_dense, resnet, squeezenet, vgg16
 from train.recipe import Recipe
 
 RECIPES: Mapping[str, Recipe] = {
@@ -19,6 +19,7 @@ RECIPES: Mapping[str, Recipe] = {
         vgg16.RECIPE,
         squeezenet.RECIPE,
         relu_reduce_mean_dense.RECIPE,
+        clm.RECIPE,
     )
 }
 """Name -> recipe."""

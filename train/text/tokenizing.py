@@ -92,6 +92,14 @@ def find_tokenizer(name: str) -> Tokenizer:
     return load_tokenizer(found)
 
 
+def train_tokenizer(lines: Sequence[str], size: int) -> Tokenizer:
+    """A new tokenizer of GPT-2's kind with `size` tokens, <|endoftext|> among them, of the pairs that are most frequent in the lines."""
+    tokenizers = _library()
+    made = tokenizers.ByteLevelBPETokenizer()
+    made.train_from_iterator(lines, vocab_size=size, min_frequency=2, special_tokens=["<|endoftext|>"], show_progress=False)
+    return Tokenizer(Path(), made._tokenizer)
+
+
 def _byte_level(tokenizers: ModuleType, vocab: Path, merges: Path) -> Any:
     """GPT-2's: pairs of bytes, nothing normalised, nothing added."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(vocab), str(merges)))

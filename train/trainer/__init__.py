@@ -1,0 +1,1 @@
+"""Training as transformers' example scripts do it: their options, schedules, optimizer, log lines and output folder."""

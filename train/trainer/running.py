@@ -1,0 +1,112 @@
+"""A training and its evaluation, from options and a job."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import tpuflow
+from train.pretrained_folders import Pretrained
+from train.recipe import StopAfter
+from train.text.tokenizing import Tokenizer
+from train.trainer import folders
+from train.trainer.folders import ModelFolders
+from train.trainer.lines import TrainerLines, length
+from train.trainer.optimizers import optimizer
+from train.trainer.options import TrainerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is trained on what: a model, its tokenizer, training and evaluation data (None: none), the loss and what is measured."""
+
+    pretrained: Pretrained
+    tokenizer: Tokenizer
+    data: Any
+    eval_data: Any
+    loss: Any = None
+    loss_fn: Any = None
+    metrics: Sequence[tpuflow.Metric] | None = None
+
+
+def run_job(options: TrainerOptions, job: Job, summary: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> Any:
+    """Train and evaluate as the options ask for; what `tpuflow.train` returned, or None."""
+    result = train(options, job) if options.do_train else None
+    if options.do_eval and not (result is not None and result.interrupted):
+        evaluate(options, job, result, summary)
+    return result
+
+
+def train(options: TrainerOptions, job: Job) -> Any:
+    """Train; the model, its checkpoints, figures and log are then in the output folder."""
+    pretrained, samples = job.pretrained, len(jax.tree.leaves(job.data)[0])
+    plan, resume, folder = length(options, samples), folders.beginning(options), folders.output_folder(options)
+    saver = tpuflow.ModelCheckpoint(
+        folder / folders.CHECKPOINTS, every_steps=options.save_steps * plan.accumulate, keep=options.save_total_limit
+    )
+    lines = TrainerLines(options, plan)
+
+    def write(checkpoint: Path, target: Path) -> None:
+        variables = tpuflow.load_params(checkpoint, pretrained.variables_like)
+        folders.write_atomically(target, partial(pretrained.save, variables, job.tokenizer))
+
+    started = time.perf_counter()
+    result = tpuflow.train(
+        pretrained.model,
+        job.data,
+        **step_options(options, job),
+        optimizer=optimizer(options, plan.updates),
+        params=pretrained.variables,
+        accumulate_steps=plan.accumulate,
+        epochs=math.ceil(plan.steps / (options.sink_size if options.sink_size > 0 else plan.steps_per_epoch)),
+        batch_size=options.per_device_train_batch_size,
+        sink_size=options.sink_size,
+        shuffle=True,
+        eval_data=job.eval_data if options.eval_steps else None,
+        eval_steps=options.eval_steps and options.eval_steps * plan.accumulate,
+        metrics=job.metrics if options.eval_steps else None,
+        callbacks=(lines, StopAfter(plan.steps), saver, ModelFolders(saver, write, options)),
+        resume=resume,
+        progress=options.progress,
+    )
+    seconds = time.perf_counter() - started
+    folders.write_json(folder / "trainer_state.json", {"global_step": result.steps // plan.accumulate, "log_history": lines.log})
+    if not result.interrupted:
+        folders.replace_files(folder, partial(pretrained.save, result.variables, job.tokenizer))
+        folders.report(options, "train", {
+            "epoch": round(plan.steps / plan.steps_per_epoch, 2), "train_loss": float(np.mean(result.losses)), "train_samples": samples,
+            "train_runtime": seconds, "train_steps_per_second": plan.updates / seconds,
+        })  # fmt: skip
+    return result
+
+
+def evaluate(options: TrainerOptions, job: Job, result: Any, summary: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Measure the trained model, or the one that was given, and report it."""
+    started = time.perf_counter()
+    figures = tpuflow.evaluate(
+        job.pretrained.model,
+        job.eval_data,
+        **step_options(options, job),
+        params=job.pretrained.variables if result is None else result.variables,
+        batch_size=options.per_device_eval_batch_size,
+        metrics=job.metrics,
+        progress=options.progress,
+    )
+    seconds = time.perf_counter() - started
+    named = {f"eval_{name}": value for name, value in figures.items()}
+    samples = len(jax.tree.leaves(job.eval_data)[0])
+    folders.report(options, "eval", summary({**named, "eval_samples": samples, "eval_runtime": seconds}))
+
+
+def step_options(options: TrainerOptions, job: Job) -> dict[str, Any]:
+    """The options of a step that training and evaluation share."""
+    device = {name: getattr(options, name) for name in ("seed", "chip", "engine", "fidelity")}
+    return {"policy": options.precision, "loss": job.loss, "loss_fn": job.loss_fn, **device}
