@@ -6,7 +6,7 @@ import io
 import json
 import math
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,12 +15,13 @@ import pytest
 
 import tpuflow
 from tpuflow.errors import WeightsError
-from train import cifar10, curves, data
+from train import cifar10, curves, data, logs
 from train import parity_mnist as parity
 from train.__main__ import main, parser
-from train.logs import GuideLines, LogLines, SinkLines, TutorialLines, tutorial_accuracies
+from train.logs import Lines, tutorial_accuracies
 from train.mnist import initial_variables
 from train.options import from_arguments
+from train.recipe import Training
 from train.recipes import RECIPES
 
 STEPS = 938
@@ -60,17 +61,17 @@ def _history(policy: str) -> list[dict]:
     ]
 
 
-def _follow(lines: LogLines, history: list[dict]) -> None:
+def _follow(lines: Lines, history: list[dict]) -> None:
     for number, epoch in enumerate(history):
-        lines.on_epoch_begin(SimpleNamespace(epoch=number))
+        lines.on_epoch_begin(SimpleNamespace(epoch=number, steps=0, step_in_epoch=0))
         for step, loss in enumerate(epoch["losses"], 1):
-            lines.on_step_end(SimpleNamespace(epoch=number, step_in_epoch=step, loss=np.float32(loss)))
+            lines.on_step_end(SimpleNamespace(epoch=number, step_in_epoch=step, loss=np.float32(loss), batch_size=64))
         lines.on_epoch_end(SimpleNamespace(metrics=epoch))
 
 
 def test_the_log_lines_are_the_documented_ones():
     out = io.StringIO()
-    _follow(LogLines(60000, 64, out=out), _history("fp16")[:2])
+    _follow(Lines(logs.MNIST, 60000, out), _history("fp16")[:2])
     first = out.getvalue().split("Epoch 2")[0]
     assert first == (
         "Epoch 1\n-------------------------------\n"
@@ -90,7 +91,7 @@ def test_the_log_lines_are_the_documented_ones():
 
 def test_without_an_evaluation_there_is_no_accuracy_line():
     out = io.StringIO()
-    lines = LogLines(96, 64, every=1, out=out)
+    lines = Lines([replace(row, every=1) for row in logs.MNIST], 96, out)
     _follow(lines, [{"losses": [1.0, 0.5]}])
     assert out.getvalue().splitlines()[2:] == ["loss: 1.000000  [   64/   96]", "loss: 0.500000  [   96/   96]"]
 
@@ -301,7 +302,7 @@ def test_lenet_prints_the_guides_lines_and_walks_on_in_sinks(small_mnist, capsys
 
 def test_a_loss_is_printed_in_as_many_digits_as_fp32_has():
     out = io.StringIO()
-    lines = SinkLines(out)
+    lines = Lines(logs.LENET, out=out)
     _follow_sinks(lines, [0.5399814844131470, 0.00017951085465028882])
     assert out.getvalue().splitlines()[1:] == ["epoch: 1 step: 1, loss is 0.5399815", "epoch: 2 step: 1, loss is 0.00017951085"]
 
@@ -309,7 +310,7 @@ def test_a_loss_is_printed_in_as_many_digits_as_fp32_has():
 def _follow_sinks(lines, losses: list[float]) -> None:
     lines.on_train_begin(SimpleNamespace())
     for number, loss in enumerate(losses):
-        lines.on_epoch_begin(SimpleNamespace(steps=number))
+        lines.on_epoch_begin(SimpleNamespace(steps=number, step_in_epoch=0))
         run = SimpleNamespace(epoch=number, step_in_epoch=1, steps=number + 1, loss=loss, sink_seconds=0.25)
         lines.on_step_end(run)
         lines.on_sink_end(run)
@@ -318,7 +319,7 @@ def _follow_sinks(lines, losses: list[float]) -> None:
 
 def test_the_guide_of_resnet_has_its_lines(capsys):
     out = io.StringIO()
-    _follow_sinks(GuideLines(out), [1.2800476551055908])
+    _follow_sinks(Lines(logs.RESNET, out=out), [1.2800476551055908])
     lines = out.getvalue().splitlines()
     assert lines[1] == "epoch: 1 step 1, loss is 1.2800476551055908"
     assert lines[2] == "250.0 ms" and re.fullmatch(r"Epoch time: \d+\.\d{3}, per step time: \d+\.\d{3}", lines[3])
@@ -326,9 +327,9 @@ def test_the_guide_of_resnet_has_its_lines(capsys):
 
 def test_the_tutorial_prints_means_of_2000_losses_and_drops_a_rest():
     out = io.StringIO()
-    lines = TutorialLines(out=out)
+    lines = Lines(logs.TUTORIAL, out=out)
     for epoch, losses in enumerate((range(4500), [2.2084] * 2000)):
-        lines.on_epoch_begin(SimpleNamespace(step_in_epoch=0))
+        lines.on_epoch_begin(SimpleNamespace(steps=0, step_in_epoch=0))
         for step, loss in enumerate(losses, 1):
             lines.on_step_end(SimpleNamespace(epoch=epoch, step_in_epoch=step, loss=float(loss)))
     lines.on_train_end(SimpleNamespace())
@@ -524,12 +525,12 @@ def test_curves_of_two_policies_are_drawn_with_their_spread(tmp_path):
 def test_curves_are_judged_by_the_means_over_seeds(pairs, status, words, small_cifar10, monkeypatch, tmp_path, capsys):
     runs, seen = _runs(*pairs), []
 
-    def train(task, options):
+    def train(self, options, images, *, logs):
         seen.append((options.policy, options.seed))
         found = runs[options.policy][options.seed - 5]
         return Result([found])
 
-    monkeypatch.setattr(curves, "run_task", train)
+    monkeypatch.setattr(Training, "run", train)
     files = ["--plot", str(tmp_path / "c.png"), "--json", str(tmp_path / "c.json")]
     assert curves.main(["--no-progress", "--seeds", "2", "--seed", "5", *files]) == status
     assert seen == [("O0", 5), ("O3", 5), ("O0", 6), ("O3", 6)]

@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="recipe", required=True, metavar="RECIPE")
     for recipe in RECIPES.values():
-        sub = commands.add_parser(recipe.name, help=recipe.summary, description=sys.modules[_home(recipe)].__doc__)
+        sub = commands.add_parser(recipe.name, help=recipe.summary, description=recipe.about)
         add_options(sub, recipe.defaults, recipe.without, spelling=recipe.spelling)
     return top
 
@@ -69,10 +69,6 @@ def run(recipe: Recipe, options: Any) -> int:
     if options.plot:
         result.plot(options.plot)
     return INTERRUPTED if result.interrupted else 0
-
-
-def _home(recipe: Recipe) -> str:
-    return getattr(recipe.run, "func", recipe.run).__module__
 
 
 def _check_writable(option: str, path: Path) -> None:

@@ -160,5 +160,10 @@ def _counted(tokens: np.ndarray | None) -> str:
 
 
 RECIPE = Recipe(
-    "clm", "a causal language model (GPT-2, Llama, Mixtral) on text files, as transformers' run_clm", ClmOptions(), run, spelling="_"
+    "clm",
+    "a causal language model (GPT-2, Llama, Mixtral) on text files, as transformers' run_clm",
+    __doc__,
+    ClmOptions(),
+    run,
+    spelling="_",
 )

@@ -21,12 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from models.resnet import resnet50
 from tpuflow.errors import ConfigError
 from train import cifar10, resnet
 from train.data import ImageData
 from train.published import exit_status
-from train.recipe import run_task
 from train.resnet import ResNetOptions
 
 POLICIES = ("O0", "O3")
@@ -49,8 +47,7 @@ WINDOW = 20
 
 def run(images: ImageData, options: ResNetOptions) -> dict[str, Any]:
     """One training: its losses, loss scales, skipped steps and final accuracy."""
-    task = replace(resnet.task(resnet50, images, options), callbacks=())
-    history = run_task(task, options).history
+    history = resnet.TRAINING_50.run(options, images, logs=False).history
     joined = {name: [value for epoch in history for value in epoch[name]] for name in ("losses", "loss_scale", "skipped")}
     return {**joined, "accuracy": history[-1]["accuracy"], "avg_loss": history[-1]["avg_loss"]}
 

@@ -12,15 +12,13 @@ import optax
 from jax import numpy as jnp
 
 import tpuflow
-from models.lenet import TORCH_LAYERS, LeNet5
+from models.lenet import LeNet5
 from tpuflow import amp
 from tpuflow.errors import ConfigError
-from train import data, lenet
+from train import lenet
 from train.logs import STARTING
 from train.options import WATCHED, Options
-from train.pipeline import Loader
-from train.recipe import Arrays, Recipe, batches, first_samples, initial_variables, optimizer_for, rate_for, transformed, walk
-from train.transforms import LENET
+from train.recipe import Arrays, Recipe, optimizer_for, rate_for, walk
 
 DEFAULTS = replace(lenet.DEFAULTS, sink_size=100)
 
@@ -63,20 +61,17 @@ def accuracy(model: LeNet5, variables: Any, test: Arrays, policy: amp.Policy, op
 def run(options: Options) -> None:
     """Print the guide's line after every sink: its last loss; at the end, the accuracy."""
     policy = amp.get_policy(options.policy).adjusted(options.keep_batchnorm_fp32, options.loss_scale)
-    images = data.load("mnist", options.data_dir, pixels=True)
-    train, test = (transformed(part, LENET) for part in first_samples(images, options))
-    model, walked = LeNet5(), batches(train, options)
-    optimizer = amp.accumulate(
-        amp.with_loss_scale(optimizer_for(options, rate_for(options, len(walked))), policy.loss_scale), options.accumulate
-    )
-    given = initial_variables(options, model, TORCH_LAYERS, (32, 32, 1))
-    variables = policy.cast_params(model.init(jax.random.key(options.seed), train[0][:1]) if given is None else given)
-    epochs, size = walk(options, len(walked))[0], options.sink_size
+    task = lenet.TRAINING.task(options)
+    rate = rate_for(options, task.steps_per_epoch)
+    optimizer = amp.accumulate(amp.with_loss_scale(optimizer_for(options, rate), policy.loss_scale), options.accumulate)
+    model, given = task.model, task.variables
+    variables = policy.cast_params(model.init(jax.random.key(options.seed), task.test[0][:1]) if given is None else given)
+    epochs, size = walk(options, task.steps_per_epoch)[0], options.sink_size
     if options.steps is not None and options.steps % max(1, size):
         raise ConfigError(f"--steps {options.steps} is not a multiple of --sink-size {size}; this loop ends where a sink ends.")
     print(STARTING, flush=True)
     loop = tpuflow.sink(
-        make_step(model, optimizer, policy), Loader(walked), size, state=(variables, optimizer.init(variables)), epochs=epochs,
+        make_step(model, optimizer, policy), task.train, size, state=(variables, optimizer.init(variables)), epochs=epochs,
         **_device(options),
     )  # fmt: skip
     for sunk in loop:
@@ -84,7 +79,7 @@ def run(options: Options) -> None:
         if options.steps is not None and sunk.step >= options.steps:
             break
     if options.test_samples != 0:
-        print(f"Accuracy: {{'acc': {accuracy(model, loop.state[0], test, policy, options)}}}", flush=True)
+        print(f"Accuracy: {{'acc': {accuracy(model, loop.state[0], task.test, policy, options)}}}", flush=True)
 
 
 def _device(options: Options) -> dict[str, Any]:
@@ -92,5 +87,10 @@ def _device(options: Options) -> dict[str, Any]:
 
 
 RECIPE = Recipe(
-    "lenet_custom_loop", "LeNet-5 by a training loop of one's own: ten sinks of 100 steps", DEFAULTS, run, WATCHED | {"label_smoothing"}
+    "lenet_custom_loop",
+    "LeNet-5 by a training loop of one's own: ten sinks of 100 steps",
+    __doc__,
+    DEFAULTS,
+    run,
+    WATCHED | {"label_smoothing"},
 )

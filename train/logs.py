@@ -1,10 +1,11 @@
-"""The log lines of the documented examples, as callbacks."""
+"""The log lines of the documented examples: rows of an event and a format, printed by one callback."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 import numpy as np
@@ -14,108 +15,125 @@ import tpuflow
 STARTING = "============== Starting Training =============="
 
 
-class _Lines(tpuflow.Callback):
-    """Prints to a stream."""
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line for an event of `tpuflow.Callback`: its text holds the names of FACTS in braces.
 
-    def __init__(self, out: TextIO | None = None):
-        self._out = out
+    Steps are printed every so many, from the step `first` of an epoch on. What `needs` a metric is printed if an evaluation has found it.
+    """
 
-    def _print(self, text: str) -> None:
-        print(text, file=self._out or sys.stdout, flush=True)
-
-
-class LogLines(_Lines):
-    """Print what the documented PyTorch loop for MNIST prints: a loss every hundred batches, accuracy and average loss after each epoch."""
-
-    def __init__(self, samples: int, batch_size: int, *, every: int = 100, out: TextIO | None = None):
-        super().__init__(out)
-        self._samples = samples
-        self._batch_size = batch_size
-        self._every = every
-
-    def on_epoch_begin(self, run: tpuflow.Run) -> None:
-        """`Epoch 1` and its rule."""
-        self._print(f"Epoch {run.epoch + 1}\n-------------------------------")
-
-    def on_step_end(self, run: tpuflow.Run) -> None:
-        """`loss: 2.304688  [   64/60000]` for the batches 0, 100, 200, ..."""
-        if (run.step_in_epoch - 1) % self._every == 0:
-            seen = min(run.step_in_epoch * self._batch_size, self._samples)
-            self._print(f"loss: {float(run.loss):>7f}  [{seen:>5d}/{self._samples:>5d}]")
-
-    def on_epoch_end(self, run: tpuflow.Run) -> None:
-        """`Accuracy: 49.5%, Avg loss: 2.162669`, if there was an evaluation."""
-        if "accuracy" in run.metrics:
-            self._print(f"Test Error:\nAccuracy: {run.metrics['accuracy']:>0.1f}%, Avg loss: {run.metrics['avg_loss']:>8f}\n")
+    event: str
+    text: str
+    every: int = 1
+    first: int = 1
+    needs: str | None = None
 
 
-class SinkLines(_Lines):
-    """Print what MindSpore's training guide prints for LeNet-5: the last loss of every sink."""
+class Lines(tpuflow.Callback):
+    """Prints the rows of a training on `samples` samples."""
+
+    def __init__(self, rows: Sequence[Row], samples: int = 0, out: TextIO | None = None):
+        self.samples, self.began, self.steps, self.sum, self.mean = samples, 0.0, 0, 0.0, 0.0
+        self._rows, self._out = rows, out
+        self._averages = next((row.every for row in rows if "{mean" in row.text), None)
 
     def on_train_begin(self, run: tpuflow.Run) -> None:
-        """The rule above everything."""
-        self._print(STARTING)
-
-    def on_sink_end(self, run: tpuflow.Run) -> None:
-        """`epoch: 1 step: 1000, loss is 0.5399815`, in as many digits as tell an fp32 number from its neighbours."""
-        self._print(f"epoch: {run.epoch + 1} step: {run.step_in_epoch}, loss is {np.float32(run.loss)!s}")
-
-
-class GuideLines(_Lines):
-    """Print what MindSpore's mixed-precision guide prints for ResNet-50: loss and time of every sink, time of an epoch and of its steps."""
-
-    def __init__(self, out: TextIO | None = None):
-        super().__init__(out)
-        self._began, self._steps = 0.0, 0
-
-    def on_train_begin(self, run: tpuflow.Run) -> None:
-        """The rule above everything."""
-        self._print(STARTING)
+        """Before the first step."""
+        self._print("train_begin", run)
 
     def on_epoch_begin(self, run: tpuflow.Run) -> None:
-        """Time is counted anew."""
-        self._began, self._steps = time.perf_counter(), run.steps
-
-    def on_sink_end(self, run: tpuflow.Run) -> None:
-        """`epoch: 1 step 1562, loss is 1.2800476551055908`, and the milliseconds of the host's round trip."""
-        self._print(f"epoch: {run.epoch + 1} step {run.step_in_epoch}, loss is {float(run.loss)}\n{1e3 * run.sink_seconds} ms")
-
-    def on_epoch_end(self, run: tpuflow.Run) -> None:
-        """`Epoch time: 65047.685, per step time: 41.644`: milliseconds of the host, evaluation included."""
-        milliseconds = 1e3 * (time.perf_counter() - self._began)
-        self._print(f"Epoch time: {milliseconds:.3f}, per step time: {milliseconds / max(1, run.steps - self._steps):.3f}")
-
-
-class TutorialLines(_Lines):
-    """Print what PyTorch's CIFAR-10 tutorial prints: the mean loss of every 2000 batches."""
-
-    def __init__(self, every: int = 2000, out: TextIO | None = None):
-        super().__init__(out)
-        self._every, self._sum = every, 0.0
-
-    def on_epoch_begin(self, run: tpuflow.Run) -> None:
-        """A sum that is not full is dropped, as in the tutorial; one of an epoch that is resumed goes on."""
-        if run.step_in_epoch == 0:
-            self._sum = 0.0
+        """Time is counted anew. A sum of losses that is not full is dropped; one of an epoch that is resumed goes on."""
+        self.began, self.steps = time.perf_counter(), run.steps
+        self.sum = self.sum if run.step_in_epoch else 0.0
+        self._print("epoch_begin", run)
 
     def on_step_end(self, run: tpuflow.Run) -> None:
-        """`[1,  2000] loss: 2.208`."""
-        self._sum += float(run.loss)
-        if run.step_in_epoch % self._every == 0:
-            self._print(f"[{run.epoch + 1}, {run.step_in_epoch:5d}] loss: {self._sum / self._every:.3f}")
-            self._sum = 0.0
+        """Losses are summed where a row prints their mean."""
+        if self._averages is not None:
+            self.sum += float(run.loss)
+            if run.step_in_epoch % self._averages == 0:
+                self.mean, self.sum = self.sum / self._averages, 0.0
+        self._print("step_end", run)
+
+    def on_sink_end(self, run: tpuflow.Run) -> None:
+        """After a host round trip."""
+        self._print("sink_end", run)
+
+    def on_epoch_end(self, run: tpuflow.Run) -> None:
+        """After an epoch and its evaluation."""
+        self._print("epoch_end", run)
 
     def on_train_end(self, run: tpuflow.Run) -> None:
         """Said also when the training was cut short."""
-        self._print("Finished Training")
+        self._print("train_end", run)
 
     def state_dict(self) -> dict[str, Any]:
-        """The sum so far."""
-        return {"sum": self._sum}
+        """The sum of losses so far, where one is kept."""
+        return {} if self._averages is None else {"sum": self.sum}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The sum of the steps before the resumption."""
-        self._sum = float(state["sum"])
+        self.sum = float(state["sum"])
+
+    def _print(self, event: str, run: tpuflow.Run) -> None:
+        for row in self._rows:
+            if row.event != event or (row.needs is not None and row.needs not in run.metrics):
+                continue
+            if event != "step_end" or (run.step_in_epoch - row.first) % row.every == 0:
+                print(row.text.format_map(_Facts(self, run)), file=self._out or sys.stdout, flush=True)
+
+
+FACTS: Mapping[str, Callable[[Lines, tpuflow.Run], Any]] = {
+    "epoch": lambda log, run: run.epoch + 1,
+    "step": lambda log, run: run.step_in_epoch,
+    "loss": lambda log, run: float(run.loss),
+    "fp32_loss": lambda log, run: np.float32(run.loss),
+    "mean": lambda log, run: log.mean,
+    "seen": lambda log, run: min(run.step_in_epoch * run.batch_size, log.samples),
+    "samples": lambda log, run: log.samples,
+    "accuracy": lambda log, run: run.metrics["accuracy"],
+    "avg_loss": lambda log, run: run.metrics["avg_loss"],
+    "sink_ms": lambda log, run: 1e3 * run.sink_seconds,
+    "epoch_ms": lambda log, run: 1e3 * (time.perf_counter() - log.began),
+    "step_ms": lambda log, run: 1e3 * (time.perf_counter() - log.began) / max(1, run.steps - log.steps),
+}
+"""What a text may name. fp32_loss is written in as many digits as tell an fp32 number from its neighbours; times are the host's in
+milliseconds, epochs with their evaluation; mean is of the losses since the row was last printed."""
+
+
+class _Facts(dict[str, Any]):
+    """Facts found when a text names them."""
+
+    def __init__(self, log: Lines, run: tpuflow.Run):
+        self._of = log, run
+
+    def __missing__(self, name: str) -> Any:
+        self[name] = FACTS[name](*self._of)
+        return self[name]
+
+
+MNIST = (
+    Row("epoch_begin", "Epoch {epoch}\n-------------------------------"),
+    Row("step_end", "loss: {loss:>7f}  [{seen:>5d}/{samples:>5d}]", every=100),
+    Row("epoch_end", "Test Error:\nAccuracy: {accuracy:>0.1f}%, Avg loss: {avg_loss:>8f}\n", needs="accuracy"),
+)
+"""The documented PyTorch loop for MNIST."""
+
+LENET = (Row("train_begin", STARTING), Row("sink_end", "epoch: {epoch} step: {step}, loss is {fp32_loss!s}"))
+"""MindSpore's training guide for LeNet-5."""
+
+RESNET = (
+    Row("train_begin", STARTING),
+    Row("sink_end", "epoch: {epoch} step {step}, loss is {loss}\n{sink_ms} ms"),
+    Row("epoch_end", "Epoch time: {epoch_ms:.3f}, per step time: {step_ms:.3f}"),
+)
+"""MindSpore's mixed-precision guide for ResNet-50."""
+
+TUTORIAL = (
+    Row("step_end", "[{epoch}, {step:5d}] loss: {mean:.3f}", every=2000, first=2000),
+    Row("train_end", "Finished Training"),
+)
+"""PyTorch's CIFAR-10 tutorial."""
 
 
 def tutorial_accuracies(per_class: Mapping[str, tuple[int, int]]) -> str:

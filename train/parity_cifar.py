@@ -18,7 +18,7 @@ from train import cifar, cifar10
 from train.data import ImageData
 from train.export_torch import torch_cifar
 from train.published import exit_status, judged
-from train.recipe import first_samples, run_task, transformed
+from train.recipe import first_samples, transformed
 from train.transforms import TUTORIAL
 
 LOSS_BOUND = 1e-5
@@ -34,8 +34,7 @@ def our_losses(images: ImageData, steps: int, *, fidelity: str = "native", progr
     """The losses of the recipe's first steps on the simulated device."""
     options = replace(cifar.DEFAULTS, steps=steps, test_samples=0, train_samples=steps * cifar.DEFAULTS.batch_size)
     options = replace(options, fidelity=fidelity, progress=progress)
-    task = replace(cifar.task(images, options), callbacks=())
-    return np.asarray(run_task(task, options).losses)
+    return np.asarray(cifar.TRAINING.run(options, images, logs=False).losses)
 
 
 def torch_losses(images: ImageData, steps: int) -> Mapping[str, np.ndarray]:
@@ -75,7 +74,7 @@ def accuracies(images: ImageData, *, progress: bool) -> dict[str, float]:
     one = torch_training.Setting(threads=1)
     torch_training.losses(network, epochs, options.batch_size, lr=options.lr, momentum=options.momentum, setting=one)
     theirs = torch_training.classes_of(network, test[0])
-    result = run_task(cifar.task(images, options), options)
+    result = cifar.TRAINING.run(options, images)
     return {"PyTorch": 100.0 * float(np.mean(theirs == test[1])), "ours": result.history[-1]["accuracy"]}
 
 

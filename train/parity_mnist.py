@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from train import data
-from train.mnist import DEFAULTS, task
+from train.mnist import DEFAULTS, TRAINING
 from train.published import exit_status
-from train.recipe import run_task
 
 DOCUMENTED = json.loads((Path(__file__).parent / "documented_mnist_logs.json").read_text())
 EVERY = 100  # the documented loop prints the loss of every hundredth batch
@@ -102,7 +101,7 @@ def run_policy(policy: str, images: data.ImageData, *, progress: bool) -> tuple[
     """Train one policy as documented; its figures, its other problems, and its part of parity.json."""
     started = time.perf_counter()
     options = replace(DEFAULTS, policy=policy, progress=progress)
-    result = run_task(task(images, options, logs=False), options)
+    result = TRAINING.run(options, images, logs=False)
     if result.interrupted:
         raise KeyboardInterrupt
     history = result.history

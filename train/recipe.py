@@ -1,11 +1,11 @@
-"""What a recipe is: a name, defaults, and how its options become a training."""
+"""What a recipe is: a row of the table, and how its options become a training."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import tpuflow
 from tpuflow.errors import ConfigError
 from train import transforms
 from train.data import ImageData
+from train.logs import Lines, Row
 from train.optimizers import SCHEDULES, Rate, Rates, make_optimizer
 from train.options import Options
 from train.pipeline import Batches, Loader
@@ -27,71 +28,129 @@ AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """A training that is ready to be handed to `tpuflow.train`, and what is printed around it."""
-
-    model: Any
-    train: Any
-    test: Any
-    steps_per_epoch: int
-    variables: Mapping[str, Any] | None = None
-    loss: Any = "softmax_cross_entropy"
-    callbacks: Sequence[tpuflow.Callback] = ()
-    metrics: Sequence[str] | None = None
-    finish: Callable[[Any], None] = field(default=lambda result: None)
-
-
-@dataclass(frozen=True, slots=True)
 class Recipe:
     """One row of the table of recipes.
 
-    `run` trains by the options and returns the result of `tpuflow.train`, or None if there is nothing to report. `without`: options that
-    it has no use for, which the command line then refuses. `spelling`: what stands between the words of its options.
+    `run` trains by the options and returns the result of `tpuflow.train`, or None if there is nothing to report. `about` is what the help
+    says first. `without`: options that it has no use for, which the command line then refuses. `spelling`: what stands between the words of
+    its options.
     """
 
     name: str
     summary: str
+    about: str | None
     defaults: Any
     run: Callable[[Any], Any]
     without: frozenset[str] = frozenset()
     spelling: str = "-"
 
 
-def run_task(task: Task, options: Options) -> Any:
-    """Train on the simulated device; the result, after what the task prints at its end."""
-    epochs, stop = walk(options, task.steps_per_epoch)
-    rate = rate_for(options, task.steps_per_epoch)
-    started = time.perf_counter()
-    result = tpuflow.train(
-        task.model,
-        task.train,
-        policy=options.policy,
-        optimizer=optimizer_for(options, rate),
-        loss=task.loss,
-        epochs=epochs,
-        batch_size=options.batch_size,
-        sink_size=options.sink_size,
-        eval_data=None if options.test_samples == 0 else task.test,
-        eval_epochs=options.eval_epochs,
-        eval_steps=options.eval_steps,
-        chip=options.chip,
-        seed=options.seed,
-        params=task.variables,
-        keep_batchnorm_fp32=options.keep_batchnorm_fp32,
-        loss_scale=options.loss_scale,
-        accumulate_steps=options.accumulate,
-        metrics=None if options.test_samples == 0 else task.metrics,
-        callbacks=(*task.callbacks, *stop, *watchers(options, rate)),
-        resume=options.checkpoint_dir if options.resume else None,
-        engine=options.engine,
-        fidelity=options.fidelity,
-        progress=options.progress,
-        numerics=options.numerics,
-    )
-    print(f"Total execution time = {time.perf_counter() - started:.3f} sec", flush=True)
-    if not result.interrupted:
-        task.finish(result)
-    return result
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a training is made of: the model, its data as `tpuflow.train` takes them, and the variables it starts from, if not drawn."""
+
+    model: Any
+    train: Any
+    test: Any
+    steps_per_epoch: int
+    samples: int
+    test_labels: np.ndarray
+    variables: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A classifier's training in one row; functions take the options.
+
+    layers: which PyTorch module becomes which of the model's. transforms: (those of training images, those of test images); they are done
+    once and for all, or, where `streamed`, batch by batch ahead of their use, as random ones must be. whole: a last batch that is smaller
+    is trained on too. exported: PyTorch weights for `--init torch-seed0`. lines: what is printed on the way. last: what is printed at the
+    end, of the last epoch's figures and the labels of the test images; printed if there was an evaluation.
+    """
+
+    images: Callable[[Any], ImageData]
+    model: Callable[[Any], Any]
+    layers: Callable[[Any], TorchLayers]
+    transforms: Callable[[Any], tuple[Sequence[Transform], Sequence[Transform]]] = lambda options: ((), ())
+    streamed: bool = False
+    whole: bool = False
+    exported: Any = None
+    metrics: Sequence[str] | None = None
+    lines: Sequence[Row] = ()
+    last: Callable[[Mapping[str, Any], np.ndarray], str] | None = None
+
+    def task(self, options: Options, images: ImageData | None = None) -> Task:
+        """The training of the data set, or of the images that are given."""
+        train, test = first_samples(self.images(options) if images is None else images, options)
+        model, steps = self.model(options), self.transforms(options)
+        shape = transformed((test[0][:1], test[1][:1]), steps[1])[0].shape[1:]
+        variables = self.variables(options, model, shape)
+        if not self.streamed:
+            train, test, steps = transformed(train, steps[0]), transformed(test, steps[1]), ((), ())
+        shuffle = True if options.shuffle < 0 else options.shuffle
+        batches = Batches(*train, options.batch_size, steps[0], shuffle=shuffle, seed=options.seed, drop_remainder=not self.whole)
+        source = train if self.whole and not shuffle else Loader(batches)
+        tested = Loader(Batches(*test, min(options.batch_size, len(test[0])), steps[1])) if self.streamed else test
+        return Task(model, source, tested, len(batches), len(train[0]), test[1], variables)
+
+    def variables(self, options: Options, model: Any, image_shape: Sequence[int]) -> Mapping[str, Any] | None:
+        """The Flax variables that training starts from: None for the model's own, drawn from the seed.
+
+        Raises:
+          ConfigError: the recipe has no exported weights.
+          WeightsError: a file of weights is missing, damaged or does not fit.
+        """
+        if options.init == "random":
+            return None
+        if options.init != "torch-seed0":
+            return from_torch(model, options.init, self.layers(model), image_shape)
+        if self.exported is None:
+            raise ConfigError(
+                "--init torch-seed0: no weights were exported for this recipe; there are: random, or a file of PyTorch weights."
+            )
+        return from_torch(model, self.exported, self.layers(model), image_shape)
+
+    def run(self, options: Options, images: ImageData | None = None, *, logs: bool = True) -> Any:
+        """Train on the simulated device, with the lines if `logs`; the result, after what is printed at its end."""
+        task = self.task(options, images)
+        lines = (Lines(self.lines, task.samples),) if logs and self.lines else ()
+        started = time.perf_counter()
+        result = self._train(task, options, lines)
+        print(f"Total execution time = {time.perf_counter() - started:.3f} sec", flush=True)
+        if not result.interrupted and self.last is not None and "accuracy" in result.history[-1]:
+            print(self.last(result.history[-1], task.test_labels), flush=True)
+        return result
+
+    def _train(self, task: Task, options: Options, lines: Sequence[tpuflow.Callback]) -> Any:
+        epochs, stop = walk(options, task.steps_per_epoch)
+        rate = rate_for(options, task.steps_per_epoch)
+        evaluated = options.test_samples != 0
+        return tpuflow.train(
+            task.model,
+            task.train,
+            policy=options.policy,
+            optimizer=optimizer_for(options, rate),
+            loss=tpuflow.cross_entropy(label_smoothing=options.label_smoothing, spread="others"),
+            epochs=epochs,
+            batch_size=options.batch_size,
+            sink_size=options.sink_size,
+            eval_data=task.test if evaluated else None,
+            eval_epochs=options.eval_epochs,
+            eval_steps=options.eval_steps,
+            chip=options.chip,
+            seed=options.seed,
+            params=task.variables,
+            keep_batchnorm_fp32=options.keep_batchnorm_fp32,
+            loss_scale=options.loss_scale,
+            accumulate_steps=options.accumulate,
+            metrics=self.metrics if evaluated else None,
+            callbacks=(*lines, *stop, *watchers(options, rate)),
+            resume=options.checkpoint_dir if options.resume else None,
+            engine=options.engine,
+            fidelity=options.fidelity,
+            progress=options.progress,
+            numerics=options.numerics,
+        )
 
 
 def walk(options: Options, steps_per_epoch: int) -> tuple[int, Sequence[tpuflow.Callback]]:
@@ -144,11 +203,6 @@ def optimizer_for(options: Options, rate: Rate) -> optax.GradientTransformation:
     )
 
 
-def classification_loss(options: Options) -> Any:
-    """Softmax cross-entropy of class numbers, smoothed over the other classes if asked for."""
-    return tpuflow.cross_entropy(label_smoothing=options.label_smoothing, spread="others")
-
-
 def first_samples(data: ImageData, options: Options) -> tuple[Arrays, Arrays]:
     """(training, test) images and labels, cut to the number that is asked for."""
     (train, train_labels), (test, test_labels) = data.train, data.test
@@ -162,37 +216,3 @@ def transformed(data: Arrays, steps: Sequence[Transform]) -> Arrays:
     rng = np.random.default_rng(0)
     parts = [transforms.apply(steps, images[i : i + AT_ONCE], rng) for i in range(0, len(images), AT_ONCE)]
     return np.concatenate(parts), labels
-
-
-def batches(data: Arrays, options: Options, steps: Sequence[Transform] = (), *, drop_remainder: bool = True) -> Batches:
-    """Training batches in the order that the options ask for."""
-    shuffle = True if options.shuffle < 0 else options.shuffle
-    return Batches(*data, options.batch_size, steps, shuffle=shuffle, seed=options.seed, drop_remainder=drop_remainder)
-
-
-def image_task(
-    model: Any, data: ImageData, options: Options, train_steps: Sequence[Transform], test_steps: Sequence[Transform], **others: Any
-) -> Task:
-    """A task whose images are transformed batch by batch, ahead of their use."""
-    train, test = first_samples(data, options)
-    walked = batches(train, options, train_steps)
-    tested = Batches(*test, min(options.batch_size, len(test[0])), test_steps)
-    return Task(model, Loader(walked), Loader(tested), len(walked), loss=classification_loss(options), **others)
-
-
-def initial_variables(
-    options: Options, model: Any, layers: TorchLayers, image_shape: Sequence[int], exported: Any = None
-) -> Mapping[str, Any] | None:
-    """The Flax variables that training starts from: None for the model's own, drawn from the seed.
-
-    Raises:
-      ConfigError: the recipe has no exported weights.
-      WeightsError: a file of weights is missing, damaged or does not fit.
-    """
-    if options.init == "random":
-        return None
-    if options.init != "torch-seed0":
-        return from_torch(model, options.init, layers, image_shape)
-    if exported is None:
-        raise ConfigError("--init torch-seed0: no weights were exported for this recipe; there are: random, or a file of PyTorch weights.")
-    return from_torch(model, exported, layers, image_shape)

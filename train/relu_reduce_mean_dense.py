@@ -62,5 +62,5 @@ WITHOUT = WATCHED | {
     "test_samples",
 }  # fmt: skip
 RECIPE = Recipe(
-    "relu_reduce_mean_dense", "the first network of MindSpore's training guide: one step on random images", DEFAULTS, run, WITHOUT
+    "relu_reduce_mean_dense", "the first network of MindSpore's training guide: one step on random images", __doc__, DEFAULTS, run, WITHOUT
 )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from models import resnet
-from train import cifar10
-from train.data import ImageData
-from train.logs import GuideLines
+from train import cifar10, logs
 from train.options import Options, option
-from train.recipe import Recipe, Task, image_task, initial_variables, run_task
-from train.transforms import resnet_evaluation, resnet_training
+from train.pretrained import TorchLayers
+from train.recipe import Recipe, Training
+from train.transforms import Transform, resnet_evaluation, resnet_training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,25 +27,25 @@ DEFAULTS = ResNetOptions(
 )
 
 
-def task(make: Callable[..., resnet.ResNet], images: ImageData, options: ResNetOptions) -> Task:
-    """The guide's training on CIFAR-10."""
-    model, side = make(classes=len(cifar10.CLASSES)), options.image_size
-    steps = resnet_training(side) if options.augment else resnet_evaluation(side)
-    variables = initial_variables(options, model, resnet.torch_layers(model), (side, side, 3))
-    return image_task(
-        model, images, options, steps, resnet_evaluation(side), variables=variables, callbacks=(GuideLines(),), finish=_accuracy
+def on_cifar10(model: Callable[[Any], Any], layers: Callable[[Any], TorchLayers], **printed: Any) -> Training:
+    """The training of a larger network on CIFAR-10, whose images are resized, cropped and flipped on the way."""
+    return Training(
+        images=lambda options: cifar10.load(options.data_dir), model=model, layers=layers, transforms=_transforms, streamed=True, **printed
     )
 
 
-def run(make: Callable[..., resnet.ResNet], options: ResNetOptions) -> Any:
-    """Train and print the guide's lines."""
-    return run_task(task(make, cifar10.load(options.data_dir), options), options)
+def _transforms(options: ResNetOptions) -> tuple[Sequence[Transform], Sequence[Transform]]:
+    evaluation = resnet_evaluation(options.image_size)
+    return resnet_training(options.image_size) if options.augment else evaluation, evaluation
 
 
-def _accuracy(result: Any) -> None:
-    if "accuracy" in result.history[-1]:
-        print(f"Accuracy: {{'acc': {result.history[-1]['accuracy'] / 100}}}", flush=True)
+def _guide(make: Callable[..., resnet.ResNet]) -> Training:
+    return on_cifar10(
+        lambda options: make(classes=len(cifar10.CLASSES)), resnet.torch_layers, lines=logs.RESNET,
+        last=lambda figures, labels: f"Accuracy: {{'acc': {figures['accuracy'] / 100}}}",
+    )  # fmt: skip
 
 
-RECIPE_50 = Recipe("resnet50", "ResNet-50 on CIFAR-10 at 224x224, with the schedule of the guide", DEFAULTS, partial(run, resnet.resnet50))
-RECIPE_101 = Recipe("resnet101", "ResNet-101 likewise", replace(DEFAULTS), partial(run, resnet.resnet101))
+TRAINING_50, TRAINING_101 = _guide(resnet.resnet50), _guide(resnet.resnet101)
+RECIPE_50 = Recipe("resnet50", "ResNet-50 on CIFAR-10 at 224x224, with the schedule of the guide", __doc__, DEFAULTS, TRAINING_50.run)
+RECIPE_101 = Recipe("resnet101", "ResNet-101 likewise", __doc__, replace(DEFAULTS), TRAINING_101.run)
