@@ -245,7 +245,7 @@ def test_the_help_names_every_option_and_says_something_of_each(name, capsys):
         parser().parse_args([name, "--help"])
     text = capsys.readouterr().out
     for one in fields(RECIPES[name].defaults):
-        words = one.metadata.get("flag") or f"--{one.name.replace('_', '-')}"
+        words = one.metadata.get("flag") or f"--{one.name.replace('_', RECIPES[name].spelling)}"
         assert (f"{words} " in text) == (one.name not in RECIPES[name].without), words
     assert all(one.metadata["help"] for one in fields(RECIPES[name].defaults))
 
