@@ -13,7 +13,7 @@ import optax
 from bench.gradients import gradient_program
 from models import alexnet
 from models.bam import BottleneckAttention
-from models.bert import BASE, LARGE, Config, MaskedWords
+from models.bert import NO_DROPOUT, SIZES, BertForPreTraining, Config, pretraining_batch
 from models.googlenet import GoogLeNet
 from models.lenet import LeNet5
 from models.resnet import Bottleneck, ResNet, resnet50
@@ -34,6 +34,7 @@ def _matrices(parameters: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.ndim > 1, parameters)
 
 
+BASE, LARGE = SIZES["bert-base-uncased"], SIZES["bert-large-uncased"]
 MOMENTUM, LAMB = optax.sgd(0.1, 0.9), optax.lamb(1e-3)
 LARS = optax.lars(0.1, 1e-4, weight_decay_mask=_matrices, trust_ratio_mask=_matrices)
 
@@ -76,37 +77,51 @@ def trained(
     optimizer: optax.GradientTransformation = MOMENTUM,
     *,
     shape: tuple[int, ...] = (224, 224, 3),
-    labels: tuple[int, ...] = (),
-    dtype: Any = jnp.float32,
     note: str = "",
     splits: tuple[int, ...] = (),
 ) -> Case:
-    """The training step of a model: inputs [batch, *shape] of a type, labels [batch, *labels] of class numbers."""
-    inputs, targets = jax.ShapeDtypeStruct((batch, *shape), dtype), jax.ShapeDtypeStruct((batch, *labels), jnp.int32)
-
-    config = StepConfig(module, (inputs, targets), policy, optimizer)
-
-    def make(chip: Chip) -> Program:
-        return training_program(config, chip)[1]
-
-    def gradients(chip: Chip) -> Program:
-        return gradient_program(config, chip)
-
+    """The training step of a model of images: [batch, *shape], and their classes."""
+    inputs, targets = jax.ShapeDtypeStruct((batch, *shape), jnp.float32), jax.ShapeDtypeStruct((batch,), jnp.int32)
     options = " ".join(
         f"{k}={v}" for k, v in vars(module).items() if isinstance(v, bool | int | str) or (k in TOLD_APART and v is not None)
     )
-    rule = "lars" if optimizer is LARS else "lamb" if optimizer is LAMB else "momentum"
     size = "x".join(map(str, inputs.shape))
-    return Case(model, chip, f"{type(module).__name__} {options} {size} {chip.name} {policy} {rule}", make, SUNK, note, gradients, splits)
+    return case(model, StepConfig(module, (inputs, targets), policy, optimizer), chip, f"{options} {size}", note=note, splits=splits)
+
+
+def case(model: str, step: StepConfig, chip: Chip, key: str, *, note: str, splits: tuple[int, ...]) -> Case:
+    """A training step on a chip; `key` tells it apart from others of the same kind of model, policy and optimizer."""
+
+    def make(chip: Chip) -> Program:
+        return training_program(step, chip)[1]
+
+    def gradients(chip: Chip) -> Program:
+        return gradient_program(step, chip)
+
+    rule = "lars" if step.optimizer is LARS else "lamb" if step.optimizer is LAMB else "momentum"
+    whole = f"{type(step.model).__name__} {key} {chip.name} {step.policy} {rule}"
+    return Case(model, chip, whole, make, SUNK, note, gradients, splits)
 
 
 def masked_words(
     config: Config, length: int, masked: int, batch: int, chip: Chip, policy: str, note: str = "", splits: tuple[int, ...] = ()
 ) -> Case:
-    """BERT's pretraining step with LAMB, without dropout: makers draw its bits in hardware, threefry in the vector unit takes longer."""
-    name, module = "BERT-base" if config.width == BASE.width else "BERT-large", MaskedWords(replace(config, dropout=0.0), masked)
-    said = "; ".join(filter(None, ("without dropout and the next-sentence loss", note)))
-    return trained(name, module, batch, chip, policy, LAMB, shape=(3, length), labels=(masked,), dtype=jnp.int32, note=said, splits=splits)
+    """BERT's pretraining step with LAMB, without dropout: makers draw its bits in hardware, threefry in the vector unit takes longer.
+
+    The makers' GELU is the one by tanh.
+    """
+    name = "BERT-base" if config.hidden_size == BASE.hidden_size else "BERT-large"
+    module = BertForPreTraining(replace(config, hidden_act="gelu_new", **NO_DROPOUT))
+    said = "; ".join(filter(None, ("without dropout", note)))
+    step = StepConfig(module, pretraining_batch(batch, length, masked), policy, LAMB, pretraining_loss)
+    key = f"{config} {length} {masked} {batch}"
+    return case(name, step, chip, key, note=said, splits=splits)
+
+
+def pretraining_loss(outputs: tuple[jax.Array, jax.Array], batch: Mapping[str, jax.Array]) -> jax.Array:
+    """BERT's: the cross-entropy of the masked words plus that of the next sentence."""
+    cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+    return cross_entropy(outputs[0], batch["masked_labels"]).mean() + cross_entropy(outputs[1], batch["next_sentence_label"]).mean()
 
 
 def product(size: tuple[int, int, int], chip: Chip, note: str) -> Case:
@@ -144,7 +159,7 @@ def _ascend() -> dict[str, Case]:
     faster = replace(chip, name="ascend910-proa", **rates)
     cifar, imagenet = {"shape": (227, 227, 3), "note": "CIFAR-10"}, {"shape": (227, 227, 3), "note": "ImageNet"}
 
-    base, large = replace(BASE, vocabulary=21128), replace(LARGE, vocabulary=21128)
+    base, large = replace(BASE, vocab_size=21128), replace(LARGE, vocab_size=21128)
 
     def resnet(batch: int, chip: Chip = chip, optimizer: optax.GradientTransformation = MOMENTUM, note: str = "") -> Case:
         return trained("ResNet-50", resnet50(1000), batch, chip, "O2", optimizer, note=note, splits=SPLIT_RESNET)

@@ -30,12 +30,12 @@ class Context(NamedTuple):
     """What every layer gets beside its input.
 
     visible: bool, broadcast against [B, K, G, T, S]: whether a query sees a key; None: all see all.
-    slot: where in the cache the keys and values of this call go; None without a cache.
+    slot: where in the cache the keys and values of this call go.
     rotation: the cosines and sines of rotary positions, [B or 1, T, 1, D] each; None without.
     """
 
     visible: jax.Array | None
-    slot: jax.Array | None = None
+    slot: jax.Array | int = 0
     rotation: tuple[jax.Array, jax.Array] | None = None
 
 
@@ -95,7 +95,7 @@ def remember(cache: tuple[jax.Array, jax.Array] | None, k: jax.Array, v: jax.Arr
     """(k, v, the layer's pair): without a cache k and v [B, T, K, D] themselves, else all [B, S, K, D] with the new ones in their slots."""
     if cache is None:
         return k, v, None
-    pair = tuple(
+    keys, values = (
         jax.lax.dynamic_update_slice_in_dim(kept, new.astype(kept.dtype), context.slot, 1) for kept, new in zip(cache, (k, v), strict=True)
     )
-    return *pair, pair
+    return keys, values, (keys, values)

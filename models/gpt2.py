@@ -12,7 +12,8 @@ import jax
 from flax import linen as nn
 from jax import numpy as jnp
 
-from models.attention import Cache, Context, admit, attend, causal, empty_cache, remember
+from models.attention import Context, attend, remember
+from models.causal import CausalModel
 from models.configs import JsonConfig, indivisible
 from models.layers import run_layers
 
@@ -47,6 +48,16 @@ class Config(JsonConfig):
     def conflicts(self) -> list[str]:
         """A head has n_embd / n_head."""
         return indivisible("n_embd", self.n_embd, "n_head", self.n_head)
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """Layers, heads of keys and values, their width."""
+        return self.n_layer, self.n_head, self.n_embd // self.n_head
+
+    @property
+    def position_limit(self) -> int | None:
+        """How long a sequence may be."""
+        return self.n_positions
 
 
 SIZES: Mapping[str, Config] = {
@@ -108,51 +119,34 @@ class Block(nn.Module):
         dropout = nn.Dropout(self.config.resid_pdrop, deterministic=not self.train)
         mixed, kept = Attention(self.config, self.train, name="attn")(_norm(self.config, "ln_1")(x), context, cache)
         x = x + dropout(mixed)
-        return x + dropout(Feedforward(self.config, name="mlp")(_norm(self.config, "ln_2")(x))), kept
+        return x + dropout(Feedforward(self.config, name="mlp")(_norm(self.config, "ln_2")(x))), (kept, None)
 
 
-class GPT2(nn.Module):
+class GPT2(CausalModel):
     """A language model: tokens [B, T] of integers -> logits [B, T, vocabulary] of each next token, T at most `config.n_positions`."""
 
     config: Config
 
-    def __call__(self, tokens: jax.Array, attention_mask: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """Return the logits [B, T, vocabulary] of the token after each of tokens [B, T]; they see those at and before their place.
-
-        attention_mask: [B, T], 0 where a token is not to be seen. `train` turns on dropout, from the stream "dropout".
-        """
-        length = tokens.shape[1]
-        _check_length("tokens", length, self.config)
-        return self._run(tokens, None, Context(causal(length, attention_mask)), None, train=train, last=False)[0]
-
-    def decode(self, tokens: jax.Array, cache: Cache, attention_mask: jax.Array | None = None) -> tuple[jax.Array, Cache]:
-        """Return the logits [B, vocabulary] of the token after the last of tokens [B, T], which follow those in the cache, and the cache.
-
-        attention_mask: [B, T], 0 where a token is padding. The cache must have room for T more.
-        """
-        cache, positions, context = admit(cache, tokens, attention_mask)
-        logits, layers = self._run(tokens, positions, context, cache.layers, train=False, last=True)
-        return logits[:, 0], cache._replace(layers=layers)
-
-    def empty_cache(self, batch: int, slots: int, dtype: Any = jnp.float32) -> Cache:
-        """A cache for `decode` of so many sequences and tokens each."""
-        config = self.config
-        _check_length("slots", slots, config)
-        shape = (batch, slots, config.n_head, config.n_embd // config.n_head)
-        return empty_cache(config.n_layer, shape, dtype, scan=config.scan)
-
     @nn.compact
-    def _run(
-        self, tokens: jax.Array, positions: jax.Array | None, context: Context, cache: Any, *, train: bool, last: bool
+    def run(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array | None,
+        context: Context,
+        cache: Any,
+        attention_mask: jax.Array | None,
+        *,
+        train: bool,
+        last: bool,
     ) -> tuple[jax.Array, Any]:
-        """(logits, the layers' caches); positions [B, T], or None for 0, 1, ...; `last`: logits of the last token only."""
+        """As `CausalModel.run` says."""
         config = self.config
         initial = nn.initializers.normal(config.initializer_range)
         embed = nn.Embed(config.vocab_size, config.n_embd, embedding_init=initial, name="wte")
         places = nn.Embed(config.n_positions, config.n_embd, embedding_init=initial, name="wpe")
         x = embed(tokens) + (places.embedding[: tokens.shape[1]] if positions is None else places(positions))  # -> [B, T, D]
         x = nn.Dropout(config.embd_pdrop, deterministic=not train)(x)
-        x, kept = run_layers(Block, config, config.n_layer, "h", x, context, cache, train=train)
+        x, kept, _ = run_layers(Block, config, config.n_layer, "h", x, context, cache, train=train)
         x = _norm(config, "ln_f")(x[:, -1:] if last else x)
         if config.tie_word_embeddings:
             return embed.attend(x), kept
@@ -167,11 +161,6 @@ def _dense(config: Config, width: int, name: str, *, residual: bool = False) -> 
 
 def _norm(config: Config, name: str) -> nn.LayerNorm:
     return nn.LayerNorm(epsilon=config.layer_norm_epsilon, name=name)
-
-
-def _check_length(what: str, length: int, config: Config) -> None:
-    if length > config.n_positions:
-        raise ValueError(f"models.gpt2: {what}: {length} in a row, expected at most n_positions, {config.n_positions}")
 
 
 def torch_layers(config: Config) -> dict[str, str | None]:

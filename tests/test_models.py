@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from types import ModuleType
@@ -175,25 +176,26 @@ def test_networks_have_as_many_parameters_as_published(model, published):
     assert _parameters(model, (224, 224, 3)) == published
 
 
-@pytest.mark.parametrize(("config", "published"), [(bert.BASE, 109_482_240), (bert.LARGE, 335_141_888)])
-def test_berts_have_as_many_parameters_as_published(config, published):
-    words = jax.ShapeDtypeStruct((1, 16), jnp.int32)
-    like = jax.eval_shape(bert.Bert(config).init, jax.random.key(0), words, words)
-    pooler = config.width * (config.width + 1)  # a dense layer over the first word, which the published ones have
-    assert sum(leaf.size for leaf in jax.tree.leaves(like["params"])) + pooler == published
+@pytest.mark.parametrize(("name", "published"), [("bert-base-uncased", 109_482_240), ("bert-large-uncased", 335_141_888)])
+@pytest.mark.parametrize("scan", [False, True])
+def test_berts_have_as_many_parameters_as_published(name, published, scan):
+    model = bert.BertForPreTraining(dataclasses.replace(bert.SIZES[name], scan=scan))
+    like = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 16), jnp.int32))
+    assert sum(leaf.size for leaf in jax.tree.leaves(like["params"]["bert"])) == published
 
 
 def test_masked_words_are_seen_from_both_sides_and_padding_from_none():
-    model = bert.MaskedWords(bert.TINY, 2)
-    words = jnp.arange(1, 17)[None]
-    batch = jnp.stack([words, jnp.zeros_like(words), jnp.where(words == 1, 5, words)], axis=1)  # places 5 and 2 are asked for
-    variables = model.init(jax.random.key(0), batch)
-    logits = model.apply(variables, batch)
-    assert logits.shape == (1, 2, bert.TINY.vocabulary)
+    model = bert.BertForPreTraining(bert.TINY)
+    words, asked = jnp.arange(1, 17)[None], jnp.array([[5, 2]])
+    variables = jax.jit(model.init)(jax.random.key(0), words)
+    apply = jax.jit(lambda words, mask: model.apply(variables, words, mask, masked_positions=asked))
+    (everywhere, _), (logits, _) = jax.jit(model.apply)(variables, words), apply(words, jnp.ones_like(words))
+    assert logits.shape == (1, 2, bert.TINY.vocab_size)
+    np.testing.assert_allclose(logits, everywhere[:, asked[0]], rtol=0, atol=1e-6)
     for place in (0, 15):
-        assert not jnp.allclose(model.apply(variables, batch.at[0, 0, place].set(90)), logits)
-    padded = batch.at[0, 0, 15].set(0)
-    assert jnp.array_equal(model.apply(variables, padded), model.apply(variables, padded.at[0, 1, 15].set(1)))
+        assert not jnp.allclose(apply(words.at[0, place].set(90), jnp.ones_like(words))[0], logits)
+    mask = jnp.ones_like(words).at[0, 15].set(0)
+    assert jnp.array_equal(apply(words, mask)[0], apply(words.at[0, 15].set(90), mask)[0])
 
 
 @pytest.mark.parametrize(
