@@ -31,31 +31,40 @@ Run = Callable[[], object]
 class Workload:
     """What is trained: `steps` steps of `batch` random images of `shape` in a run, `rounds` runs.
 
-    `limits`: (ours, other) -> what the ratio of their times should not exceed; `peer`: how plain JAX runs the steps.
+    `twin` None: PyTorch takes no part. `limits`: (ours, other) -> what the ratio of their times should not exceed; `peak_limit`: that of
+    peaks of memory, fp32 against plain JAX, `cold_limit` of first runs. `peer`: how plain JAX runs the steps. `vocabulary`: the samples are
+    rows of so many tokens instead, `shape` long, and the labels those after them. The optimizer is AdamW where `momentum` is None.
     """
 
     name: str
     model: Callable[[], Any]
-    twin: Callable[[], Any]
-    shape: tuple[int, int, int]
+    twin: Callable[[], Any] | None
+    shape: tuple[int, ...]
     batch: int
     steps: int
     rounds: int
     lr: float
-    momentum: float
+    momentum: float | None
     policies: tuple[str, ...]
     limits: Mapping[tuple[str, str], float]
     peer: str = "jax_scan"
+    vocabulary: int | None = None
+    peak_limit: float = 1.2
+    cold_limit: float | None = None
 
     def data(self, steps: int) -> tuple[np.ndarray, np.ndarray]:
-        """Images and labels for so many steps."""
+        """Samples and labels for so many steps."""
         rng, count = np.random.default_rng(0), steps * self.batch
+        if self.vocabulary is not None:
+            tokens = rng.integers(0, self.vocabulary, (count, self.shape[0] + 1)).astype(np.int32)
+            return tokens[:, :-1], tokens[:, 1:]
         return rng.standard_normal((count, *self.shape)).astype(np.float32), rng.integers(0, 10, count).astype(np.int32)
 
     @property
     def contenders(self) -> tuple[str, ...]:
         """tpuflow in every policy, the peers in fp32."""
-        return (*(f"tpuflow {policy}" for policy in self.policies), f"{self.peer} fp32", "torch fp32")
+        peers = (f"{self.peer} fp32", *(() if self.twin is None else ("torch fp32",)))
+        return (*(f"tpuflow {policy}" for policy in self.policies), *peers)
 
 
 def tpuflow_run(work: Workload, policy: str, steps: int) -> Run:
@@ -106,10 +115,12 @@ def torch_run(work: Workload, policy: str, steps: int) -> Run:
     """PyTorch's usual loop, on one thread or on all, whichever was the faster in a first run of each."""
     from train.torch_training import Setting, losses
 
-    network, data = work.twin(), work.data(steps)
+    assert work.twin is not None
+    assert work.momentum is not None
+    network, data, rates = work.twin(), work.data(steps), {"lr": work.lr, "momentum": work.momentum}
 
     def run(setting: Setting) -> object:
-        return losses(network, data, work.batch, lr=work.lr, momentum=work.momentum, setting=setting)
+        return losses(network, data, work.batch, **rates, setting=setting)
 
     settings = (Setting(threads=1), Setting(threads=os.cpu_count()))
     times = medians(interleaved({str(i): functools.partial(run, setting) for i, setting in enumerate(settings)}, 1))
@@ -127,7 +138,8 @@ CONTENDERS: Mapping[str, Callable[[Workload, str, int], Run]] = {
 def _step(work: Workload, policy: str, data: Any) -> tuple[Any, Any]:
     import optax
 
-    return step_of(work.model(), data, policy, optax.sgd(work.lr, momentum=work.momentum), work.batch, None)
+    rule = optax.adamw(work.lr) if work.momentum is None else optax.sgd(work.lr, momentum=work.momentum)
+    return step_of(work.model(), data, policy, rule, work.batch, None)
 
 
 class Worker:
@@ -199,9 +211,11 @@ def measure(work: Workload, steps: int, rounds: int) -> dict[str, Any]:
 
 
 def ratios(figures: Mapping[str, Any], work: Workload) -> list[dict[str, Any]]:
-    """Every ratio that has a limit: of medians of a step, and of peaks."""
+    """Every ratio that has a limit: of medians of a step, of peaks, of first runs."""
     rows = [_ratio("step", figures["medians"], a, b, limit) for (a, b), limit in work.limits.items()]
-    return [*rows, _ratio("peak memory", figures["peak_bytes"], "tpuflow fp32", f"{work.peer} fp32", 1.2)]
+    whole = [("peak memory", "peak_bytes", work.peak_limit), ("first run", "cold_seconds", work.cold_limit)]
+    ours, other = "tpuflow fp32", f"{work.peer} fp32"
+    return [*rows, *(_ratio(what, figures[name], ours, other, limit) for what, name, limit in whole if limit is not None)]
 
 
 def _ratio(what: str, values: Mapping[str, float], a: str, b: str, limit: float) -> dict[str, Any]:

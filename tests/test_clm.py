@@ -248,7 +248,7 @@ def test_weights_that_do_not_fit_are_named_one_by_one(trained: Path, tmp_path: P
     [
         ({"config.json": None}, (), "config.json: cannot be read"),
         ({"config.json": b"{"}, (), "config.json: cannot be read"),
-        ({"config.json": b'{"model_type": "t5"}'}, (), "model_type is 't5', expected gpt2"),
+        ({"config.json": b'{"model_type": "t5"}'}, (), "model_type is 't5', expected gpt2 or llama or mixtral"),
         ({"model.safetensors": None}, (), "no weights; expected model.safetensors or pytorch_model.bin. For new weights"),
         ({"model.safetensors": b"abc"}, (), "damaged, or not a .safetensors file"),
         ({"tokenizer.json": None}, (), "no tokenizer"),

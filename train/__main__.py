@@ -56,7 +56,7 @@ def run(recipe: Recipe, options: Any) -> int:
     """Train, print the result's report, and write what is asked for."""
     options.check()
     for name in ("json", "plot"):
-        if path := getattr(options, name):
+        if path := getattr(options, name, None):
             _check_writable(name, path)
     result = recipe.run(options)
     if result is None:

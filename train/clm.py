@@ -18,12 +18,10 @@ from train.options import option
 from train.pretrained_folders import CAUSAL, Pretrained, load_pretrained, tokenizer_of
 from train.recipe import Recipe
 from train.text.blocks import blocks, read_lines, split
+from train.text.masking import IGNORED
 from train.text.tokenizing import Tokenizer
 from train.trainer.options import TrainerOptions
 from train.trainer.running import Job, run_job
-
-IGNORED = -100
-"""The label of a place that counts for nothing."""
 
 LARGEST_CHOSEN_BLOCK = 1024
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from models import gpt2
+from models import bert, gpt2, llama, mixtral
 from tpuflow.errors import ConfigError, WeightsError, did_you_mean
 from tpuflow.importers import flax_params, load_state_dict, save_state_dict, state_dict
 from train.text.tokenizing import Tokenizer, find_tokenizer
@@ -40,8 +40,13 @@ class Family:
 
 CAUSAL: Mapping[str, Family] = {
     "gpt2": Family(gpt2, gpt2.GPT2),
+    "llama": Family(llama, llama.Llama),
+    "mixtral": Family(mixtral, mixtral.Mixtral),
 }
 """model_type in config.json -> causal language models."""
+
+BERT: Mapping[str, Family] = {"bert": Family(bert, bert.BertForPreTraining)}
+"""The same for BERT with the heads of its pretraining."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from train import cifar, clm, lenet, lenet_custom_loop, mnist, relu_reduce_mean_dense, resnet, squeezenet, vgg16
+from train import bert, cifar, clm, generate, lenet, lenet_custom_loop, mnist, relu_reduce_mean_dense, resnet, squeezenet, vgg16
 from train.recipe import Recipe
 
 RECIPES: Mapping[str, Recipe] = {
@@ -20,6 +20,8 @@ RECIPES: Mapping[str, Recipe] = {
         squeezenet.RECIPE,
         relu_reduce_mean_dense.RECIPE,
         clm.RECIPE,
+        generate.RECIPE,
+        bert.RECIPE,
     )
 }
 """Name -> recipe."""

@@ -18,7 +18,9 @@ from train.text.tokenizing import Tokenizer
 Piece = list[int]
 OTHER_DOCUMENT_SHARE = 0.5
 MASKED_SHARE, KEPT_SHARE = 0.8, 0.1
-FORGETTABLE = 3  # [CLS] and two [SEP]
+IGNORED = -100
+"""The label of a place that counts for nothing."""
+SPECIAL_TOKENS = 3  # [CLS] and two [SEP]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Masking:
     random_seed: int = 12345
 
     def __post_init__(self) -> None:
-        least = {"max_seq_length": FORGETTABLE + 2, "max_predictions_per_seq": 1, "dupe_factor": 1}
+        least = {"max_seq_length": SPECIAL_TOKENS + 2, "max_predictions_per_seq": 1, "dupe_factor": 1}
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise ConfigError(f"--{name}: expected {bound} or more, got {getattr(self, name)}.")
@@ -85,7 +87,7 @@ def examples(lines: Sequence[str], tokenizer: Tokenizer, masking: Masking, name:
 
 def _pairs(texts: list[list[Piece]], number: int, masking: Masking, rng: np.random.Generator) -> list[tuple[Piece, Piece, bool]]:
     """(first piece, second piece, whether the second is from another document) of one document."""
-    document, room = texts[number], masking.max_seq_length - FORGETTABLE
+    document, room = texts[number], masking.max_seq_length - SPECIAL_TOKENS
     wanted = _wanted(room, masking, rng)
     found, chunk, i = [], [], 0
     while i < len(document):
@@ -139,7 +141,7 @@ def _example(
         "token_type_ids": _padded([0] * (len(first) + 2) + [1] * (len(second) + 1), length, 0),
         "attention_mask": _padded([1] * len(words), length, 0),
         "masked_positions": _padded(places, predictions, 0),
-        "masked_labels": _padded(labels, predictions, -100),
+        "masked_labels": _padded(labels, predictions, IGNORED),
         "next_sentence_label": np.array(other, np.int32),
     }
 
