@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import jax
-import numpy as np
 from flax import linen as nn
 from jax import numpy as jnp
 
@@ -251,7 +250,7 @@ def dense(config: RotaryConfig, width: int, name: str, *, bias: bool) -> nn.Dens
 
 def rotation(positions: jax.Array, width: int, theta: float) -> tuple[jax.Array, jax.Array]:
     """The cosines and sines [B, T, 1, width / 2] by which positions [B, T] are turned: pair i by position / theta^(2i / width)."""
-    frequencies = np.float32(1) / np.float32(theta) ** (np.arange(0, width, 2, dtype=np.float32) / np.float32(width))
+    frequencies = jnp.asarray([theta ** (-i / width) for i in range(0, width, 2)], jnp.float32)
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
     return jnp.cos(angles), jnp.sin(angles)
 
