@@ -23,6 +23,7 @@ from typing import IO
 
 import numpy as np
 
+from tpuflow.dtypes import BF16
 from tpuflow.errors import ArchiveError, one_line, short
 
 SUFFIX = ".npy"
@@ -166,6 +167,11 @@ def check_names(names: Iterable[str], what: str) -> None:
         wrong = "occurs twice" if count > 1 else next((text for text, holds in _WRONG_NAMES if holds(name)), None)
         if wrong:
             raise ArchiveError(f"{what} {short(name)} cannot be written to an .npz file: its name {wrong}. Rename it.")
+
+
+def storable(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays as .npz files can hold them: bfloat16, for which NumPy has no name, as its bits in uint16."""
+    return {name: array.view(np.uint16) if array.dtype == BF16.numpy else array for name, array in arrays.items()}
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:

@@ -12,14 +12,15 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tpuflow import __version__
-from tpuflow.archives import Archive, check_names, write_arrays
+from tpuflow.archives import Archive, check_names, storable, write_arrays
 from tpuflow.chips import CHIPS
 from tpuflow.chips.listing import chip_facts, chip_table
 from tpuflow.dtypes import BF16, DType
@@ -83,7 +84,10 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--json", type=Path, nargs="?", const=STANDARD_OUTPUT, metavar="FILE", help=text)
 
     run = add("run", _run, "run a saved Program once", "a .tpx file")
-    run.add_argument("--inputs", type=Path, metavar="X.npz", help="input arrays by port name (not needed if the Program has none)")
+    run.add_argument(
+        "--inputs", type=Path, nargs="+", default=[], metavar="X.npz",
+        help="input arrays by port name, in one file or several (not needed if the Program has none)",
+    )  # fmt: skip
     run.add_argument("--outputs", type=Path, metavar="Y.npz", help="write outputs by port name here (default: print them)")
     run.add_argument("--engine", choices=("fast", "reference"), default="fast", help="fast: XLA:CPU; reference: tile by tile, all checks")
     run.add_argument(
@@ -158,7 +162,7 @@ def _run(args: argparse.Namespace) -> None:
     print(f"ran {args.file} in {time.perf_counter() - began:.3f} s of host time", file=sys.stderr)
     print(executable.time(calibration=calibration).summary(), file=sys.stderr)
     if args.outputs is not None:
-        return write_arrays(args.outputs, _savable(outputs))
+        return write_arrays(args.outputs, storable(outputs))
     for name, value in outputs.items():
         print(f"{name}: {value.dtype.name}{list(value.shape)}\n{value}")
 
@@ -217,32 +221,33 @@ def _tell(path: Path | None, data: Any, text: Callable[[], str]) -> None:
         write_json(path, data)
 
 
-def _read_arrays(path: Path | None, executable: Executable) -> dict[str, np.ndarray]:
-    """The input arrays of an .npz file: elements are read when all names, shapes and types are known to fit the signature.
+def _read_arrays(paths: Sequence[Path], executable: Executable) -> dict[str, np.ndarray]:
+    """The input arrays of .npz files: elements are read when all names, shapes and types are known to fit the signature.
 
     bfloat16 arrays, which .npz stores as raw 2-byte items, get their type back from the signature.
     """
-    if path is None:
-        executable.check_names(())
-        return {}
-    with Archive(path) as archive:
-        executable.check_names(archive.names)
+    with ExitStack() as stack:
+        archives = {path: stack.enter_context(Archive(path)) for path in paths}
+        places: dict[str, Path] = {}
+        for path, archive in archives.items():
+            if twice := next((name for name in archive.names if name in places), None):
+                raise LaunchError(f"input {short(twice)} is in {places[twice]} and in {path}. Give each input in one file.")
+            places |= dict.fromkeys(archive.names, path)
+        executable.check_names(places)
         for port in executable.program.inputs:
-            header = archive.header(port.name)
+            path = places[port.name]
+            header = archives[path].header(port.name)
             if header.shape != port.shape or not _is_stored_as(port.dtype, header.dtype):
                 raise LaunchError(
                     f"{path}: input {short(port.name)}: expected {port.dtype}{list(port.shape)}, got {header}. Convert it, or "
                     "compile another Program."
                 )
-        return {port.name: archive.read(port.name).view(port.dtype.numpy) for port in executable.program.inputs}
+        ports = executable.program.inputs
+        return {port.name: archives[places[port.name]].read(port.name).view(port.dtype.numpy) for port in ports}
 
 
 def _is_stored_as(dtype: DType, found: np.dtype) -> bool:
     return found == dtype.numpy or (dtype == BF16 and found.itemsize == dtype.bytes and found.kind in "Vu")
-
-
-def _savable(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {n: a.view(np.uint16) if a.dtype == BF16.numpy else a for n, a in arrays.items()}
 
 
 def _info(args: argparse.Namespace) -> None:

@@ -53,6 +53,9 @@ out of loops that need not be there; put them in an order that holds little at a
 compute what is dearer to store, let products sum their results, go on with rows that are reduced while they are on the chip, merge what
 is left side by side, join what is small; put what came of it in order."""
 
+Watch = Callable[[str, Graph], None]
+"""What is told the graph after the frontend and after every pass, by the stage's name."""
+
 DEBUG = "TPUFLOW_DEBUG"
 DUMP = "TPUFLOW_DUMP"
 
@@ -93,10 +96,12 @@ def compile_jaxpr(
     input_names: Sequence[str] = (),
     output_names: Sequence[str] = (),
     donated: Sequence[bool] = (),
+    watch: Watch | None = None,
 ) -> Program:
     """The Program of a jaxpr: an input for each of its inputs, an output for each of its outputs; random keys as their u32 words.
 
     `donated` says of each input whether the Program may overwrite it (none, if empty). Types being weak is noted in the signature.
+    `watch` is told every stage.
 
     Raises:
       UnsupportedPrimitiveError, UnsupportedDtypeError: something in the jaxpr that the device does not have.
@@ -109,7 +114,7 @@ def compile_jaxpr(
     graph, calls = lower_with_calls(closed_jaxpr, name, input_names=tuple(input_names), output_names=tuple(output_names))
     ins, outs = closed_jaxpr.in_avals, closed_jaxpr.out_avals
     interface = Interface(tuple(map(bool, donated)), _weak(ins), _weak(outs), _keys(ins), _keys(outs), calls=calls)
-    return compile_graph(graph, chip=chip, interface=interface, began=began)
+    return compile_graph(graph, chip=chip, interface=interface, began=began, watch=watch)
 
 
 @undisturbed()
@@ -162,10 +167,11 @@ def compile_graph(
     interface: Interface | None = None,
     began: float | None = None,
     passes: Sequence[Pass] | None = None,
+    watch: Watch | None = None,
 ) -> Program:
     """The Program of a graph: passes (`PIPELINE`), memory planning, emission. `began`: when the work on it started, for the log."""
     row, interface = get_chip(chip), interface or Interface()
-    log = _Log.from_environment(graph.name, time.perf_counter() if began is None else began)
+    log = _Log.from_environment(graph.name, time.perf_counter() if began is None else began, watch)
     log.stage("frontend", graph)
     for step in PIPELINE if passes is None else passes:
         with located(step.name):
@@ -237,18 +243,21 @@ class _Log:
     level: int
     dump: Path | None
     last: float
+    watch: Watch | None
     number: int = field(default_factory=itertools.count().__next__)
     stages: int = 0
 
     @classmethod
-    def from_environment(cls, name: str, began: float) -> _Log:
+    def from_environment(cls, name: str, began: float, watch: Watch | None) -> _Log:
         level, dump = os.environ.get(DEBUG, "0"), os.environ.get(DUMP)
         if level not in ("", *"012345"):
             raise ConfigError(f"{DEBUG}={level!r}; expected a level from 0 to 5.")
-        return cls(name, began, int(level or 0), Path(dump) if dump else None, began)
+        return cls(name, began, int(level or 0), Path(dump) if dump else None, began, watch)
 
     def stage(self, name: str, graph: Graph) -> None:
         """After the frontend and after every pass."""
+        if self.watch is not None:
+            self.watch(name, graph)
         if self.level == 0 and self.dump is None:
             return
         self.lap(name, f"{sum(1 for _ in graph.walk()):6d} nodes")

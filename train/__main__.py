@@ -10,6 +10,7 @@ from typing import Any
 
 from tpuflow.errors import ConfigError, TpuflowError
 from tpuflow.numerics.report import timeline
+from train import compile_mode
 from train.options import add_options, from_arguments
 from train.recipe import Recipe
 from train.recipes import RECIPES
@@ -22,6 +23,8 @@ EPILOG = """examples:
   python -m train lenet --policy O3                              ten sinks of 1000 steps
   python -m train cifar --steps 4000 --sink-size 1000
   python -m train resnet50 --image-size 32 --policy O0 --steps 300 --schedule constant
+  python -m train compile --model resnet50 --chip bm1690 --debug const_name --out dump
+                                                                 a step's IR at every stage, its weights and its device binary
   python -m train.parity --help                                  documented figures and PyTorch's beside ours
 """
 
@@ -35,14 +38,17 @@ def parser() -> argparse.ArgumentParser:
     for recipe in RECIPES.values():
         sub = commands.add_parser(recipe.name, help=recipe.summary, description=recipe.about)
         add_options(sub, recipe.defaults, recipe.without, spelling=recipe.spelling)
+    compile_mode.add_command(commands)
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one recipe. Returns 0, or 2 for a bad option, bad data or an unwritable file, 130 after Ctrl-C (what was trained is reported)."""
     arguments = parser().parse_args(argv)
-    recipe = RECIPES[arguments.recipe]
     try:
+        if arguments.recipe not in RECIPES:
+            return compile_mode.run(compile_mode.Options(**{k: v for k, v in vars(arguments).items() if k != "recipe"}))
+        recipe = RECIPES[arguments.recipe]
         return run(recipe, from_arguments(recipe.defaults, arguments))
     except TpuflowError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -25,10 +25,11 @@ Items = Iterator[Sequence[Array]]
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The other end of the graph's infeed and outfeed ports."""
+    """The other end of the graph's infeed and outfeed ports, and who looks at every node's results."""
 
     infeed: Mapping[int, Items] = field(default_factory=dict)
     outfeed: MutableMapping[int, list[Array]] = field(default_factory=dict)
+    seen: Callable[[Node, Sequence[Array]], None] | None = None
 
 
 def interpret(
@@ -36,16 +37,18 @@ def interpret(
     *arrays: Any,
     infeed: Mapping[int, Sequence[Sequence[Array]]] | None = None,
     outfeed: MutableMapping[int, list[Array]] | None = None,
+    seen: Callable[[Node, Sequence[Array]], None] | None = None,
 ) -> tuple[Array, ...]:
     """Outputs of the graph on arrays that fit its inputs.
 
     `infeed` gives each port its items (one array per result of the infeed node); `outfeed` collects what each port sends.
+    `seen` is called with every node and its results, those of regions too, whenever it has run.
 
     Raises:
       GraphError: an array does not fit its input, or an infeed port runs dry.
     """
     feeds = {port: iter(items) for port, items in (infeed or {}).items()}
-    host = Host(feeds, {} if outfeed is None else outfeed)
+    host = Host(feeds, {} if outfeed is None else outfeed, seen)
     with np.errstate(all="ignore"):
         return _run(graph, [np.asarray(a) for a in arrays], host)
 
@@ -54,7 +57,10 @@ def _run(graph: Graph, arrays: Sequence[Array], host: Host) -> tuple[Array, ...]
     env: dict[Value, Array] = {}
     _bind(env, graph.inputs, arrays, f"input of graph {graph.name!r}")
     for node in graph.nodes:
-        _bind(env, node.results, evaluate(node, [env[v] for v in node.inputs], host), node.op)
+        results = evaluate(node, [env[v] for v in node.inputs], host)
+        _bind(env, node.results, results, node.op)
+        if host.seen is not None:
+            host.seen(node, results)
     return tuple(env[v] for v in graph.outputs)
 
 
