@@ -94,15 +94,15 @@ def _by_name(state, figures) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("name", "policy", "words"),
+    ("name", "policy", "words", "bound"),
     [
-        ("mlp", "fp16", ""),
-        ("lenet", "mixed", "--loss first-logit"),
-        ("bert-tiny", "bf16", "--sequence 12"),
-        pytest.param("resnet50", "fp32", "--image-size 32", marks=pytest.mark.slow),
+        ("mlp", "fp16", "", 1e-3),
+        ("lenet", "mixed", "--loss first-logit", 1e-3),
+        pytest.param("bert-tiny", "bf16", "--sequence 12", 0.02, marks=pytest.mark.slow),
+        pytest.param("resnet50", "fp32", "--image-size 32", 1e-4, marks=pytest.mark.slow),  # statistics of two samples amplify fp32's 1e-7
     ],
 )
-def test_the_dumped_binary_with_the_dumped_arrays_gives_the_steps_own_bits(name, policy, words, tmp_path):
+def test_the_dumped_binary_with_the_dumped_arrays_gives_the_steps_own_bits(name, policy, words, bound, tmp_path):
     assert _compile(tmp_path, name, "--debug", "const_name", "--batch", "2", "--policy", policy, *words.split()) == 0
     found = _run_dump(tmp_path, name)
     step, state, batch = _step_of(name, TINY, policy, "first-logit" if "first" in words else None)
@@ -111,13 +111,20 @@ def test_the_dumped_binary_with_the_dumped_arrays_gives_the_steps_own_bits(name,
     assert found.keys() == expected.keys()
     for port, array in expected.items():
         assert found[port].dtype == array.dtype and found[port].tobytes() == array.tobytes(), port
-    np.testing.assert_allclose(found["loss"], plain, rtol=0.02 if policy == "bf16" else 1e-3 if policy != "fp32" else 1e-5)
+    np.testing.assert_allclose(found["loss"], plain, rtol=bound)
 
 
 # --- stages compared ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "words"), [("mlp", "--policy mixed"), ("lenet", ""), ("bert-tiny", "--policy mixed_bf16 --sequence 12")])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mlp", "--policy mixed"),
+        ("lenet", ""),
+        pytest.param("bert-tiny", "--policy mixed_bf16 --sequence 12", marks=pytest.mark.slow),
+    ],
+)
 def test_all_stages_and_the_device_compute_the_same_bits(name, words, tmp_path, capsys):
     assert _compile(tmp_path, name, "--verify", *words.split()) == 0
     assert "verified: 15 stages and the device compute the same bits" in capsys.readouterr().out
@@ -176,7 +183,7 @@ def test_a_pass_that_changes_a_constant_is_named_with_its_first_tensor(place):
     found = first_difference(stages, program, chip, [X])
     before = "frontend" if place == 0 else PIPELINE[place - 1].name
     assert found is not None and (found.before, found.after) == (before, "planted-fault")
-    assert "test_compile_mode.py" in found.source and (place > 4 or (found.op, found.tensor) == ("full", "f32[]"))
+    assert "test_compile_mode.py" in found.source and (place > 4 or (found.op, found.scope) == ("full", "block"))
     assert found.elements > 0 and found.largest > 0
     assert f"is the first that planted-fault computes otherwise than {before}" in str(found)
 

@@ -227,23 +227,22 @@ def _read_arrays(paths: Sequence[Path], executable: Executable) -> dict[str, np.
     bfloat16 arrays, which .npz stores as raw 2-byte items, get their type back from the signature.
     """
     with ExitStack() as stack:
-        archives = {path: stack.enter_context(Archive(path)) for path in paths}
-        places: dict[str, Path] = {}
-        for path, archive in archives.items():
+        places: dict[str, tuple[Path, Archive]] = {}
+        for path in paths:
+            archive = stack.enter_context(Archive(path))
             if twice := next((name for name in archive.names if name in places), None):
-                raise LaunchError(f"input {short(twice)} is in {places[twice]} and in {path}. Give each input in one file.")
-            places |= dict.fromkeys(archive.names, path)
+                raise LaunchError(f"input {short(twice)} is in {places[twice][0]} and in {path}. Give each input in one file.")
+            places |= dict.fromkeys(archive.names, (path, archive))
         executable.check_names(places)
         for port in executable.program.inputs:
-            path = places[port.name]
-            header = archives[path].header(port.name)
+            path, archive = places[port.name]
+            header = archive.header(port.name)
             if header.shape != port.shape or not _is_stored_as(port.dtype, header.dtype):
                 raise LaunchError(
                     f"{path}: input {short(port.name)}: expected {port.dtype}{list(port.shape)}, got {header}. Convert it, or "
                     "compile another Program."
                 )
-        ports = executable.program.inputs
-        return {port.name: archives[places[port.name]].read(port.name).view(port.dtype.numpy) for port in ports}
+        return {port.name: places[port.name][1].read(port.name).view(port.dtype.numpy) for port in executable.program.inputs}
 
 
 def _is_stored_as(dtype: DType, found: np.dtype) -> bool:
