@@ -25,7 +25,7 @@ from tpuflow.lower.passes.base import Pass
 from tpuflow.stages.differences import DEVICE, first_difference
 from tpuflow.stages.flattening import leaf_names
 from train.__main__ import main
-from train.compile_models import LOSSES, MODELS, Sizes
+from train.compile_models import MODELS, Sizes
 
 TINY = Sizes(batch=2, image_size=32, sequence=12)
 
@@ -82,8 +82,7 @@ def _step_of(name: str, sizes: Sizes, policy: str, loss: str | None = None):
     """The step in the process, and the state and the batch that compile mode makes for it."""
     subject = MODELS[name]
     batch = subject.batch(sizes, np.random.default_rng(0))
-    model, loss = subject.model(sizes), LOSSES[loss or subject.loss]
-    made = tpuflow.training_step(model, batch, policy=policy, optimizer=optax.sgd(0.01), loss=loss)
+    made = tpuflow.training_step(subject.model(sizes), batch, policy=policy, optimizer=optax.sgd(0.01), loss=subject.loss_of(loss))
     return made.step, made.state, batch
 
 
@@ -232,6 +231,7 @@ def test_compile_mode_tells_of_a_fault(tmp_path, monkeypatch, capsys):
         ("--model mlp --image-size 32", "--image-size: batches of mlp have no such size; leave it out"),
         ("--model resnet50 --sequence 12", "--sequence: batches of resnet50 have no such size"),
         ("--model bert-tiny --sequence 17", "--sequence: expected a whole number from 1 to 16, got 17"),
+        ("--model resnet50 --no-dropout", "--no-dropout: resnet50 is as its authors have it"),
         ("--model mlp --batch 0", "--batch: expected a whole number from 1 on, got 0"),
         ("--model mlp --lr nan", "--lr: expected a rate above 0, got nan"),
         ("--model mlp --seed -1", "--seed: expected a whole number from 0 on, got -1"),

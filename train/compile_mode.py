@@ -37,7 +37,7 @@ from tpuflow.lower.graph.graph import Graph
 from tpuflow.stages.analysis import cost_analysis, memory_analysis
 from tpuflow.stages.differences import Stage, first_difference
 from tpuflow.stages.flattening import leaf_names
-from train.compile_models import LOSSES, MODELS, Sizes, Subject
+from train.compile_models import FIRST_LOGIT, MODELS, OWN, Sizes, Subject
 
 CONST_NAME = "const_name"
 MANIFEST = "manifest.json"
@@ -61,6 +61,7 @@ class Options:
     loss: str | None = None
     lr: float = 0.01
     seed: int = 0
+    dropout: bool = True
     verify: bool = False
 
     def check(self) -> None:
@@ -101,7 +102,9 @@ class Options:
             if given is not None and not 1 <= given <= (most.get(name) or given):
                 bound = f" to {most[name]}" if most.get(name) else " on"
                 raise ConfigError(f"{flag}: expected a whole number from 1{bound}, got {given}.")
-        return Sizes(**found)
+        if not self.dropout and not subject.optional_dropout:
+            raise ConfigError(f"--no-dropout: {self.model} is as its authors have it; leave that out.")
+        return Sizes(**found, dropout=self.dropout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +130,10 @@ def add_command(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--image-size", type=int, metavar="N", help="side of images [the model's own]")
     parser.add_argument("--sequence", type=int, metavar="N", help="words of a sequence [128]")
     parser.add_argument("--policy", default="fp32", help="precision, such as fp32, fp16, mixed, bf16, mixed_bf16 [%(default)s]")
-    parser.add_argument("--loss", choices=tuple(LOSSES), help="[resnet50: first-logit, as the vendor's page; else cross-entropy]")
+    parser.add_argument("--loss", choices=(OWN, FIRST_LOGIT), help="[resnet50: first-logit, as the vendor's page; else cross-entropy]")
     parser.add_argument("--lr", type=float, default=0.01, metavar="X", help="rate of SGD [%(default)s]")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and inputs [%(default)s]")
+    parser.add_argument("--no-dropout", dest="dropout", action="store_false", help="for comparisons: nothing drops out")
     parser.add_argument("--verify", action="store_true", help="compute every stage and the binary, and name the first tensor that differs")
     return parser
 
@@ -180,7 +184,7 @@ def make_step(options: Options, sizes: Sizes, prefix: Path) -> tuple[Step, list[
     subject = options.subject()
     batch = subject.batch(sizes, np.random.default_rng(options.seed))
     made = tpuflow.training_step(
-        subject.model(sizes), batch, policy=options.policy, optimizer=optax.sgd(options.lr), loss=LOSSES[options.loss or subject.loss],
+        subject.model(sizes), batch, policy=options.policy, optimizer=optax.sgd(options.lr), loss=subject.loss_of(options.loss),
         seed=options.seed,
     )  # fmt: skip
     state, take_step, names = made.state, made.step, (leaf_names(made.state), names_of(batch, pair=True))
@@ -240,6 +244,7 @@ def _write_manifest(folder: Path, name: str, options: Options, sizes: Sizes, sta
         "loss": options.loss or options.subject().loss,
         "optimizer": f"sgd({options.lr:g})",
         "seed": options.seed,
+        "dropout": options.dropout,
         "batch": {size: value for size in ("batch", "image_size", "sequence") if (value := getattr(sizes, size))},
         "versions": {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}},
         "code_sha256": code_hash(program),
