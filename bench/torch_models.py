@@ -1,0 +1,168 @@
+"""PyTorch models that are not ours through `torch.compile(model, backend="tpuflow")`: `python -m bench.torch_models [--only NAME ...]`.
+
+Each takes three SGD steps in eager PyTorch and on the simulated device, from the same parameters and batches (dropout and stochastic depth at
+0, since their random bits differ), in a process of its own. With `--write` the table of docs/torch.md is written anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.torch_zoo import ZOO, Entry
+from tpuflow.errors import one_line
+from tpuflow.torch import GraphBreakWarning
+
+STEPS, RATE = 3, 1e-2
+CLOSE = 1e-5
+"""Relative: of each step's loss to eager PyTorch's."""
+PAGE = Path(__file__).parents[1] / "docs" / "torch.md"
+BEGIN, END = "<!-- models: python -m bench.torch_models --write -->", "<!-- end of models -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one model: losses of eager PyTorch and the device, seconds of the first step and a later one, why it failed."""
+
+    package: str
+    name: str
+    parameters: int = 0
+    eager: tuple[float, ...] = ()
+    device: tuple[float, ...] = ()
+    parameters_off: float = math.nan
+    first_seconds: float = 0.0
+    step_seconds: float = 0.0
+    breaks: tuple[str, ...] = ()
+    failure: str = ""
+
+    @property
+    def off(self) -> float:
+        """The largest relative difference of a loss."""
+        return max((abs(a - b) / abs(a) for a, b in zip(self.eager, self.device, strict=False)), default=math.nan)
+
+    @property
+    def good(self) -> bool:
+        """Whether all steps ran and every loss is within the bound."""
+        return not self.failure and len(self.device) == STEPS and self.off <= CLOSE
+
+    def row(self) -> str:
+        """Its row of the page's table."""
+        said = self.failure or ("yes" if self.good else "no: beyond the bound")
+        figures = f"{self.off:.1e} | {self.parameters_off:.1e} | {self.first_seconds:.1f} s | {1e3 * self.step_seconds:.0f} ms"
+        figures = figures if self.device else " | | | "
+        return f"| {self.package} | {self.name} | {self.parameters:,} | {said} | {figures} | {'; '.join(self.breaks) or 'none'} |"
+
+
+HEADER = (
+    "| package | model | parameters | losses within 1e-5 | largest difference of a loss | of a parameter | first step | later step | breaks |\n"
+    "|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def without_dropout(model: torch.nn.Module) -> torch.nn.Module:
+    """The model with every probability of dropping something at 0."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, float) and ("drop" in name or (name == "p" and "Drop" in type(module).__name__ + "Stochastic")):
+                setattr(module, name, 0.0)
+        if type(module).__name__ == "StochasticDepth":
+            module.p = 0.0
+    return model
+
+
+def steps(entry: Entry, model: Any, parameters: Sequence[Any], batch: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """(losses, seconds) of SGD steps."""
+    optimizer = torch.optim.SGD(parameters, lr=RATE, momentum=0.9)
+    losses, seconds = [], []
+    for _ in range(STEPS):
+        began = time.perf_counter()
+        loss = entry.loss(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        seconds.append(time.perf_counter() - began)
+    return losses, seconds
+
+
+def tried(entry: Entry) -> Outcome:
+    """Eager and compiled, side by side."""
+    torch.manual_seed(0)
+    model = without_dropout(entry.model().train())
+    batch, plain = entry.batch(), copy.deepcopy(model)
+    facts: dict[str, Any] = {"package": entry.package, "name": entry.name, "parameters": sum(p.numel() for p in model.parameters())}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        facts["eager"] = tuple(steps(entry, plain, list(plain.parameters()), batch)[0])
+        try:
+            losses, seconds = steps(entry, torch.compile(model, backend="tpuflow"), list(model.parameters()), batch)
+        except Exception as error:  # whatever a model raises belongs in the table
+            traceback.print_exc()
+            return Outcome(**facts, failure=f"{type(error).__name__}: {one_line(error)}")
+    off = max(_difference(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+    breaks = tuple(dict.fromkeys(str(w.message).split(" The model is cut")[0] for w in caught if w.category is GraphBreakWarning))
+    return Outcome(
+        **facts, device=tuple(losses), parameters_off=off, first_seconds=seconds[0], step_seconds=min(seconds[1:]), breaks=breaks
+    )
+
+
+def _difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference, relative to the largest element."""
+    return ((a - b).abs().max() / b.abs().max().clamp_min(1e-12)).item() if a.numel() else 0.0
+
+
+def in_a_process(entry: Entry) -> Outcome:
+    """A model on its own, so that no model's caches are another's."""
+    command = [sys.executable, "-m", "bench.torch_models", "--one", entry.name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return Outcome(entry.package, entry.name, failure=(done.stderr.strip().splitlines() or ["it ended"])[-1][:200])
+    facts = json.loads(done.stdout.strip().splitlines()[-1])
+    print(done.stderr, file=sys.stderr) if facts["failure"] else None
+    return Outcome(**{k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()})
+
+
+def write(outcomes: Sequence[Outcome], page: Path = PAGE) -> None:
+    """The table of the page, replaced."""
+    text = page.read_text()
+    table = "\n".join([BEGIN, HEADER, *(o.row() for o in outcomes), END])
+    page.write_text(text[: text.index(BEGIN)] + table + text[text.index(END) + len(END) :])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; its exit status is 1 if a model is not as eager PyTorch."""
+    parser = argparse.ArgumentParser(prog="python -m bench.torch_models", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=[e.name for e in ZOO], help="these models")
+    parser.add_argument("--one", choices=[e.name for e in ZOO], help=argparse.SUPPRESS)
+    parser.add_argument("--write", action="store_true", help="write the table of docs/torch.md")
+    options = parser.parse_args(arguments)
+    if options.one:
+        print(json.dumps(asdict(tried(next(e for e in ZOO if e.name == options.one)))))
+        return 0
+    print(HEADER, flush=True)
+    outcomes = []
+    for entry in ZOO:
+        if not options.only or entry.name in options.only:
+            outcomes.append(in_a_process(entry))
+            print(outcomes[-1].row(), flush=True)
+    print(f"{sum(o.good for o in outcomes)} of {len(outcomes)} as eager PyTorch within {CLOSE}")
+    if options.write:
+        write(outcomes)
+    return 0 if all(o.good for o in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,7 @@
+"""PyTorch's door: modules compiled for the simulated device by `torch.compile(model, backend="tpuflow")`, whole steps by `train_step`."""
+
+from tpuflow.torch.backend import backend
+from tpuflow.torch.breaks import Explanation, GraphBreak, GraphBreakWarning, explain
+from tpuflow.torch.table import lowers
+
+__all__ = ["Explanation", "GraphBreak", "GraphBreakWarning", "backend", "explain", "lowers"]

@@ -1,0 +1,27 @@
+"""Operations that ATen does not have, which graphs get instead of some that it has: pooling that keeps no indices for its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tpuflow.torch.rows.pooling import Windows
+
+Sizes = Sequence[int]
+
+
+def max_pool(x: Any, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), dilation: Sizes = (1,), ceil_mode: bool = False) -> Any:
+    """The largest element of each window over the last `len(kernel)` dimensions."""
+    windows = Windows(x, kernel, stride, padding, dilation, ceil_mode, dims=len(kernel))
+    lowest = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
+    return windows.reduce(x, lowest, lax.max)
+
+
+def max_pool_backward(grad: Any, x: Any, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool) -> Any:
+    """To the first of the largest elements of each window, where the indices would have pointed."""
+    _, pull = jax.vjp(lambda x: max_pool(x, kernel, stride, padding, dilation, ceil_mode), x)
+    return pull(grad)[0]
