@@ -31,6 +31,7 @@ FLOORS = {
     "tpuflow.numerics": 4,
     "tpuflow.stages": 4,
     "tpuflow.verdict": 4,
+    "tpuflow.torch": 4,
     "tpuflow.training": 4,
     "tpuflow.reports": 4,
     "tpuflow.cli": 4,
@@ -68,6 +69,7 @@ THIRD_PARTY = {
     "tpuflow.importers": DEVICE_FREE,
     "tpuflow.reports": DEVICE_FREE,
     "tpuflow": DEVICE_FREE | {"jax", "flax", "optax", "rich"},
+    "tpuflow.torch": DEVICE_FREE | {"jax", "optax", "torch", "functorch"},
     "tpuflow.training.checkpoints.files": DEVICE_FREE | {"orbax"},
     "models": {"jax", "flax"},
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tpuflow.errors import did_you_mean
 
 if TYPE_CHECKING:
-    from tpuflow import nnx
+    from tpuflow import nnx, torch
     from tpuflow.amp import LossScale, Policy, autocast
     from tpuflow.chips import CHIPS, Chip, get_chip
     from tpuflow.device.runtime import Executable
@@ -83,8 +83,8 @@ _HOMES = {
     "train": "tpuflow.training.entry",
     "training_step": "tpuflow.training.plain",
 }
-_ROOMS = ("nnx",)
-"""Modules that are public themselves: `tpuflow.nnx.jit`."""
+_ROOMS = ("nnx", "torch")
+"""Modules that are public themselves: `tpuflow.nnx.jit`, `tpuflow.torch.train_step` (the extra "torch")."""
 
 __all__ = [
     "CHIPS",
@@ -127,6 +127,7 @@ __all__ = [
     "param_groups",
     "predict",
     "sink",
+    "torch",
     "train",
     "training_step",
 ]

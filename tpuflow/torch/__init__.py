@@ -2,6 +2,7 @@
 
 from tpuflow.torch.backend import backend
 from tpuflow.torch.breaks import Explanation, GraphBreak, GraphBreakWarning, explain
+from tpuflow.torch.step import TorchStep, train_step
 from tpuflow.torch.table import lowers
 
-__all__ = ["Explanation", "GraphBreak", "GraphBreakWarning", "backend", "explain", "lowers"]
+__all__ = ["Explanation", "GraphBreak", "GraphBreakWarning", "TorchStep", "backend", "explain", "lowers", "train_step"]

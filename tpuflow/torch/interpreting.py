@@ -35,7 +35,7 @@ class Interpreter:
     """
 
     def __init__(self, graph_module: torch.fx.GraphModule):
-        self._module, self._nodes = graph_module, list(graph_module.graph.nodes)
+        self._module, self._nodes = graph_module, _needed(graph_module.graph)
         self.draws = any(str(node.target) in RANDOM for node in self._nodes if node.op == "call_function")
         for node in self._nodes:
             if node.op == "call_function":
@@ -66,6 +66,15 @@ class Interpreter:
                 "torch.where between values, or leave the condition to Python."
             )
         return constant(value, where(node))
+
+
+def _needed(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """The nodes that results depend on, and all inputs: what only checks something has been checked."""
+    needed: set[torch.fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or node in needed:
+            needed.update(node.all_input_nodes, [node])
+    return [node for node in graph.nodes if node in needed or node.op == "placeholder"]
 
 
 def _evaluate(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], key: Any, count: int) -> Any:

@@ -109,6 +109,6 @@ def grouped_mm(a: Any, b: Any, offs: Any, bias: Any = None, out_dtype: Any = Non
 
 
 @lowers("transformers.grouped_mm_fallback_backward.default")
-def _grouped_mm_backward(grad: Any, b: Any, offs: Any, a: Any) -> tuple[Any, Any]:
+def _grouped_mm_backward(a: Any, b: Any, offs: Any, grad: Any) -> tuple[Any, Any]:
     """The gradients of rows [m, k] and of matrices [g, k, n]."""
     return grouped_mm(grad, jnp.swapaxes(b, 1, 2), offs), grouped_mm(a.T, grad, offs)
