@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,8 @@ def _vision(name: str) -> Entry:
 
 def define_missing_operators() -> None:
     """torchvision's import fails where its compiled operators do not load (built for another PyTorch): give those it asks for a name."""
+    if importlib.util.find_spec("torchvision") is None:
+        return
     try:
         importlib.import_module("torchvision")
     except RuntimeError:
@@ -136,7 +139,8 @@ ZOO = (
                   vocab_size=VOCABULARY, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
                   decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, num_mel_bins=16, max_source_positions=32,
                   max_target_positions=32, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1),
-    _transformers("ResNetForImageClassification", "ResNetConfig", _pictures,
+    _transformers("ResNetForImageClassification", "ResNetConfig",
+                  lambda: {"pixel_values": images(8), "labels": torch.randint(0, 2, (8,))},
                   embedding_size=16, hidden_sizes=[16, 32, 64, 64], depths=[1, 1, 1, 1], layer_type="basic"),
     _transformers("ConvNextForImageClassification", "ConvNextConfig", _pictures, hidden_sizes=[16, 32, 64, 64], depths=[1, 1, 1, 1]),
     _transformers("SegformerForSemanticSegmentation", "SegformerConfig",

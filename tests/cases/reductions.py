@@ -29,6 +29,25 @@ def _scan(fn: Callable[..., Any], axis: int, reverse: bool) -> Callable[[Any], A
     return lambda x: fn(x, axis=axis, reverse=reverse)
 
 
+def _larger(a: Any, b: Any) -> tuple[Any, Any]:
+    """Of two (value, place) the one with the larger value; of equals the first."""
+    second = (b[0] > a[0]) | ((b[0] == a[0]) & (b[1] < a[1]))
+    return jnp.where(second, b[0], a[0]), jnp.where(second, b[1], a[1])
+
+
+def _largest_and_where(x: Any, axes: tuple[int, ...]) -> Any:
+    return lax.reduce((x, _places(x)), (-jnp.inf, np.int32(2**30)), _larger, axes)
+
+
+def _largest_in_windows(x: Any, windows: Any, strides: Any, padding: Any, dilation: Any) -> Any:
+    start = (np.float32(-np.inf), np.int32(2**30))
+    return lax.reduce_window((x, _places(x)), start, _larger, windows, strides, padding, window_dilation=dilation)
+
+
+def _places(x: Any) -> Any:
+    return jnp.arange(x.size, dtype=jnp.int32).reshape(x.shape)
+
+
 _REDUCTIONS = [
     *(
         Case(
@@ -56,6 +75,14 @@ _REDUCTIONS = [
     ),
     _exact("reduce_max-bool", lambda x: (jnp.max(x, 1), jnp.min(x, 0), jnp.any(x), jnp.all(x)), Arg((13, 33), BOOL)),
     _exact("reduce_max-nan", lambda x: (jnp.max(x, 1), jnp.min(x, 0)), Arg((9, 13), F32, "edges")),
+    *(
+        _exact(f"reduce-two-arrays-{n}", lambda x, axes=axes: _largest_and_where(x, axes), Arg((13, 9, 5), F32, "ties"))
+        for n, axes in (("row", (1,)), ("front", (0,)), ("some", (0, 2)), ("all", (0, 1, 2)))
+    ),
+    Case("reduce-by-logaddexp", lambda x: lax.reduce(x, -jnp.inf, jnp.logaddexp, (1,)), (Arg((13, 33)),), False, "composed"),
+    _exact("reduce-nothing-of-two", lambda x: _largest_and_where(x, (1,)), Arg((3, 0))),
+    _exact("reduce_window-two-arrays", lambda x: _largest_in_windows(x, (3, 2), (2, 1), ((1, 1), (0, 1)), (1, 1)), Arg((9, 13), F32, "ties")),
+    _exact("reduce_window-two-arrays-dilated", lambda x: _largest_in_windows(x, (2, 3), (1, 2), ((0, 2), (3, 0)), (3, 2)), Arg((9, 13), F32)),
     Case("reduce-generic", lambda x: lax.reduce(x, 1.5, lambda a, b: a + b, (0,)), (Arg((13, 33)),), False, "sum"),
     Case("reduce-max-generic", lambda x: lax.reduce(x, np.float32(0.5), lax.max, (0, 1)), (Arg((13, 33)),), False, "exact"),
     _exact("reduce-empty", lambda x: (x.sum(0), x.prod(0), jnp.sum(x), jnp.max(x, 0, initial=-3.0)), Arg((0, 5))),

@@ -144,11 +144,11 @@ def _add_bias(eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
 
 
 def _broadcast(operand: Operand, shape: tuple[int, ...]) -> Operand:
-    """A narrow operand with axes of length one where the result is longer, broadcast as `broadcast_in_dim` does it."""
+    """A narrow operand that is a scalar, or has axes of length one where the result is longer, broadcast as `broadcast_in_dim` does it."""
     value = operand.value
     if not operand.is_narrow or operand.weak or value.shape == shape:
         return operand
-    wide = jax.lax.broadcast_in_dim(value.astype(F32), shape, tuple(range(len(shape))))
+    wide = jax.lax.broadcast_in_dim(value.astype(F32), shape, tuple(range(value.ndim)))
     return Operand(wide.astype(value.dtype))
 
 

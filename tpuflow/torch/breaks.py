@@ -61,7 +61,14 @@ def break_of(graph_module: torch.fx.GraphModule) -> GraphBreak | None:
         return None
     frame = cause.user_stack[-1] if cause.user_stack else None
     line = f"{frame.filename}:{frame.lineno} in {frame.name}" if frame else "the model"
-    return GraphBreak(line, " ".join(str(cause.reason).split()))
+    return GraphBreak(line, _in_words(str(cause.reason)))
+
+
+def _in_words(reason: str) -> str:
+    """What dynamo says of a break, without its debugging context; where it only says that it stopped, what it counted last."""
+    counted = list(torch._dynamo.utils.counters["graph_break"])
+    text = counted[-1] if reason == "step_unsupported" and counted else reason
+    return " ".join(text.split("Developer debug context")[0].split())
 
 
 def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:

@@ -79,7 +79,7 @@ class TorchStep:
         params = {name: constant(p, name) for name, p in self._model.named_parameters()}
         buffers = {name: constant(b, name) for name, b in self._model.named_buffers()}
         params = amp.cast_floats(params, jnp.dtype(self._policy.param_dtype))
-        trained = self._optimizer.init({name: params[name] for name in self._trained})
+        trained = self._optimizer.init(self._updated(params))
         return {"params": params, "buffers": buffers, "optimizer": trained, "key": jax.random.key_data(jax.random.key(self._seed))}
 
     def __call__(self, state: State, batch: Any) -> tuple[State, dict[str, Any]]:
@@ -90,12 +90,16 @@ class TorchStep:
         graph = self._graph(batch)
         compute = amp.autocast(graph, self._policy, keep=(False, False, False, True))
         loss, gradients, buffers = compute(state["params"], state["buffers"], batch, scale, jax.random.key_data(key))
-        params = {name: state["params"][name] for name in self._trained}
-        gradients = {name: gradients.get(name, jnp.zeros_like(p)) for name, p in params.items()}
-        changes, optimizer = self._optimizer.update(gradients, state["optimizer"], params)
-        params = {**state["params"], **optax.apply_updates(params, changes)}  # type: ignore[dict-item]
+        trained = self._updated(state["params"])
+        gradients = {name: gradients[name].astype(p.dtype) if name in gradients else jnp.zeros_like(p) for name, p in trained.items()}
+        changes, optimizer = self._optimizer.update(gradients, state["optimizer"], trained)
+        params = {**state["params"], **optax.apply_updates({n: state["params"][n] for n in trained}, changes)}  # type: ignore[dict-item]
         new = {"params": params, "buffers": {**state["buffers"], **buffers}, "optimizer": optimizer, "key": jax.random.key_data(next_key)}
         return new, {"loss": loss}
+
+    def _updated(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters that the optimizer updates, in fp32: it computes in fp32 whatever type they are kept in."""
+        return amp.cast_floats({name: params[name] for name in self._trained}, jnp.float32)
 
     def load_into(self, state: State, model: torch.nn.Module | None = None) -> None:
         """Write a state's values into the module (or another one with the same names), and into the optimizer of torch.optim.

@@ -13,6 +13,7 @@ from tpuflow.lower.frontend.jax_compat import opened
 from tpuflow.lower.frontend.registry import UnsupportedForm, lowers
 from tpuflow.lower.frontend.rules.elementwise import ordered_bits
 from tpuflow.lower.frontend.rules.movement import iota
+from tpuflow.lower.frontend.rules.reducers import reduce_by
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
 
@@ -42,15 +43,13 @@ def combine(b: Builder, op: str, x: Value, y: Value) -> Value:
     return b.emit(op, (x, y)).result
 
 
-def monoid(jaxpr: Any) -> str:
-    """The reduction that a reducer's jaxpr means: one known operation on its two arguments."""
+def monoid(jaxpr: Any) -> str | None:
+    """The reduction that a reducer's jaxpr means, if that is one known operation on its two arguments."""
     inner, _ = opened(jaxpr)
-    name = inner.eqns[0].primitive.name if len(inner.eqns) == 1 else ""
-    if name in ("jit", "pjit", "closed_call"):
-        return monoid(inner.eqns[0].params["jaxpr"])
-    if name not in _MONOIDS or len(inner.outvars) != 1:
-        raise UnsupportedForm(f"reducers are one of {', '.join(_MONOIDS)} on two arguments, not {inner}")
-    return _MONOIDS[name]
+    if len(inner.eqns) != 1 or len(inner.outvars) != 1 or set(map(id, inner.eqns[0].invars)) != set(map(id, inner.invars)):
+        return None
+    name = inner.eqns[0].primitive.name
+    return monoid(inner.eqns[0].params["jaxpr"]) if name in ("jit", "pjit", "closed_call") else _MONOIDS.get(name)
 
 
 def _enter_reduce(primitive: str, op: str) -> None:
@@ -78,11 +77,11 @@ def cumulative(b: Builder, op: str, x: Value, axis: int, *, reverse: bool) -> Va
 
 
 @lowers("reduce")
-def _reduce(b: Builder, *operands: Value, jaxpr: Any, dimensions: Sequence[int]) -> Value:
-    if len(operands) != 2:
-        raise UnsupportedForm("one array is reduced at a time")
-    x, start = operands
+def _reduce(b: Builder, *operands: Value, jaxpr: Any, dimensions: Sequence[int]) -> Value | tuple[Value, ...]:
     op = monoid(jaxpr)
+    if op is None:
+        return reduce_by(b, jaxpr, operands, dimensions)
+    x, start = operands
     reduced = reduce(b, op, x, dimensions)
     return combine(b, op, b.splat(start, reduced.shape), reduced)
 

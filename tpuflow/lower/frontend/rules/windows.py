@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tpuflow.dtypes import PRED
-from tpuflow.lower.frontend.registry import UnsupportedForm, lowers
+from tpuflow.lower.frontend.registry import lowers
 from tpuflow.lower.frontend.rules.blocks import Loads, blocks, interleaved, load_all
+from tpuflow.lower.frontend.rules.reducers import reduce_window_by
 from tpuflow.lower.frontend.rules.reductions import accumulator, combine, cumulative, monoid, reduce, total
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
@@ -52,11 +53,11 @@ def _reduce_window_min(
 def _reduce_window_by_jaxpr(
     b: Builder, *arrays: Value, jaxpr: Any, window_dimensions: Sizes, window_strides: Sizes, padding: Padding, base_dilation: Sizes,
     window_dilation: Sizes,
-) -> Value:  # fmt: skip
-    if len(arrays) != 2:
-        raise UnsupportedForm("one array is reduced at a time")
-    x, start = arrays
+) -> Value | tuple[Value, ...]:  # fmt: skip
     op = monoid(jaxpr)
+    if op is None:
+        return reduce_window_by(b, jaxpr, arrays, window_dimensions, window_strides, padding, base_dilation, window_dilation)
+    x, start = arrays
     reduced = _reduce_window(b, op, x, window_dimensions, window_strides, padding, base_dilation, window_dilation)
     return combine(b, op, b.splat(start, reduced.shape), reduced)
 
