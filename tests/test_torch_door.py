@@ -104,15 +104,15 @@ POINTWISE: Family = {
     "scaled": lambda x, y: torch.add(x, y, alpha=2) - torch.rsub(x, y, alpha=3) + torch.lerp(x, y, 0.3) + torch.addcmul(x, x, y, value=0.5),
 }
 REDUCTIONS: Family = {
-    "sums": lambda x, y: x.sum(1) + y.mean(1) + x.prod(1) + x.amax(1) + y.amin(1) + x.logsumexp(1) + x.norm(dim=1),
+    "sums": lambda x, y: x.sum(1) + y.mean(1) + (x.abs() + 0.5).prod(1) + x.amax(1) + y.amin(1) + x.logsumexp(1) + x.norm(dim=1),
     "all_of_it": lambda x, y: x.sum() + y.mean() + x.max() + y.min() + x.std() + y.var(),
     "keepdim": lambda x, y: x.var(1, keepdim=True) + y.std(0, keepdim=True, correction=0) + x.norm(p=1, dim=1, keepdim=True),
-    "running": lambda x, y: x.cumsum(1) + y.cumprod(0) + x.cummax(1).values if False else x.cumsum(1) + y.cumprod(0),
+    "running": lambda x, y: x.cumsum(1) + (y.abs() + 0.5).cumprod(0),
     "places": lambda x, y: (x.max(1), y.min(0), x.argmax(1), y.argmin(), x.argmax(1, keepdim=True)),
     "order": lambda x, y: (x.sort(1), y.sort(0, descending=True), x.topk(2, 1), y.topk(2, 0, largest=False), x.argsort(1)),
     "softmax": lambda x, y: torch.softmax(x, 1) + torch.log_softmax(y, 0),
     "any_all": lambda x, y: ((x > 0).any(1), (y > 0).all(0), (x > 5).any(), (x.isnan() | y.isinf()).sum()),
-    "norms": lambda x, y: F.layer_norm(x, (6,)) + F.group_norm(y, 3) + F.normalize(x) + F.rms_norm(y, (6,)),
+    "norms": lambda x, y: F.layer_norm(x, (6,)) + F.group_norm(y, 2) + F.normalize(x) + F.rms_norm(y, (6,)),
 }
 SHAPES: Family = {
     "views": lambda x, y: x.view(6, 4).t().contiguous() + y.reshape(-1).view(4, 6) + x.unsqueeze(0).squeeze(0) + y.flatten().unflatten(0, (4, 6)),
@@ -129,7 +129,7 @@ PLACES: Family = {
     "indexed": lambda x, y: x[torch.tensor([2, 0, -1])] + y[:3, torch.tensor([1, 1, 5, 0, 2, 3])] + x[torch.tensor([0, 1, 2]), torch.tensor([1, 2, 3])][:, None],
     "gathered": lambda x, y: torch.gather(x, 1, torch.tensor([[0, 5], [2, 2], [1, 0]])) + torch.take_along_dim(y, torch.tensor([[0, 1]] * 4), 1)[:3],
     "selected": lambda x, y: (x.index_select(1, torch.tensor([3, 3, 0])), F.embedding(torch.tensor([[1, 3], [1, 1]]), y), x.take(torch.tensor([5, 0]))),
-    "scattered": lambda x, y: x.scatter(1, torch.tensor([[0, 5], [2, 1]]), y) + torch.zeros(4, 6).scatter_add(0, torch.tensor([[0] * 6, [0] * 6]), y),
+    "scattered": lambda x, y: x.scatter(1, torch.tensor([[0, 5, 1, 2, 3, 4]] * 4), y) + torch.zeros(4, 6).scatter_add(0, torch.tensor([[0] * 6, [3] * 6] * 2), y),
     "put": lambda x, y: x.index_put((torch.tensor([0, 0]), torch.tensor([1, 1])), y[0, :2], accumulate=True) + x.index_add(0, torch.tensor([1, 1]), y[:2]),
     "assigned": lambda x, y: assigned(x, y),
     "one_hot": lambda x, y: F.one_hot(torch.tensor([2, 0, 3, 1]), 6) * x + F.one_hot(y.argmax(1), 6),

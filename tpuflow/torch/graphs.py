@@ -20,12 +20,13 @@ _MORE = (
     aten._native_batch_norm_legit, aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit_no_training,
     aten._batch_norm_with_update_functional, aten.native_batch_norm, aten.batch_norm_backward,
     aten.native_layer_norm, aten.native_group_norm,
-    aten.adaptive_max_pool2d, aten.adaptive_max_pool3d, aten.alpha_dropout, aten.bucketize, aten.dist, aten.grid_sampler_2d, aten.frexp,
+    aten.alpha_dropout, aten.bucketize, aten.dist, aten.grid_sampler_2d, aten.frexp,
     aten.hypot, aten.i0, aten.index_reduce_, aten.ldexp, aten.tril_indices, aten.triu_indices, aten.diagonal_scatter,
     aten.upsample_bicubic2d, aten.upsample_bilinear2d, aten.upsample_nearest1d, aten.upsample_nearest2d, aten.upsample_nearest3d,
     aten.upsample_trilinear3d, aten.special_ndtr, aten.special_i0e, aten.special_i1, aten.special_i1e,
 )  # fmt: skip
 _POOLING = ("max_pool2d_with_indices", "max_pool3d_with_indices")
+_POOLING_GRADIENTS = tuple(f"{name}_backward" for name in _POOLING)
 
 
 @functools.cache
@@ -47,17 +48,18 @@ def partition(joint: Any, inputs: Any, **options: Any) -> Any:
 
 
 def keep_no_indices(graph_module: torch.fx.GraphModule) -> None:
-    """Max-pooling whose indices only its own gradient reads needs none: the gradient finds the places again from the input.
+    """Max-pooling whose indices only its own gradient reads needs none: the gradient finds the places again from the input. (Where windows are
+    dilated JAX has no such gradient, and the indices stay.)
 
     Before: values, indices = max_pool2d_with_indices(x); gx = max_pool2d_with_indices_backward(g, x, indices)
     After: values = max_pool(x); gx = max_pool_backward(g, x)
     """
     graph = graph_module.graph
     for node in list(graph.nodes):
-        if node.op == "call_function" and _name(node) in {f"{name}_backward" for name in _POOLING}:
+        if _name(node) in _POOLING_GRADIENTS and _undilated(node.args[5]):
             _replace(node, max_pool_backward, node.args[:-1], node)
     for node in list(graph.nodes):
-        if node.op != "call_function" or _name(node) not in _POOLING:
+        if _name(node) not in _POOLING:
             continue
         values = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]
         if all(user in values or not user.users for user in node.users):
@@ -65,6 +67,10 @@ def keep_no_indices(graph_module: torch.fx.GraphModule) -> None:
                 _replace(user, max_pool, node.args, node)
     graph.eliminate_dead_code()
     graph_module.recompile()
+
+
+def _undilated(dilation: Any) -> bool:
+    return set(dilation) <= {1}
 
 
 def _name(node: torch.fx.Node) -> str:

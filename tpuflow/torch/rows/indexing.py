@@ -47,6 +47,17 @@ def _masked_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool) -
     return jnp.where(mask, x + value if accumulate else value, x)
 
 
+@lowers("aten.put.default")
+def _put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
+    """At places of the flattened array."""
+    return _index_put(x.reshape(-1), [index.reshape(-1)], source.reshape(-1), accumulate).reshape(x.shape)
+
+
+@lowers("aten.take.default")
+def _take(x: Any, index: Any) -> Any:
+    return x.reshape(-1)[index]
+
+
 @lowers("aten.embedding.default")
 def _embedding(weight: Any, indices: Any, *_: Any) -> Any:
     return jnp.take(weight, indices, 0, mode="clip")

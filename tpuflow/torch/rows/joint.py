@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
-from tpuflow.torch.rows.pooling import Windows
+from tpuflow.torch.rows.pooling import Windows, lowest
 
 Sizes = Sequence[int]
 
@@ -17,8 +16,7 @@ Sizes = Sequence[int]
 def max_pool(x: Any, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), dilation: Sizes = (1,), ceil_mode: bool = False) -> Any:
     """The largest element of each window over the last `len(kernel)` dimensions."""
     windows = Windows(x, kernel, stride, padding, dilation, ceil_mode, dims=len(kernel))
-    lowest = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
-    return windows.reduce(x, lowest, lax.max)
+    return windows.reduce(x, lowest(x.dtype), lax.max)
 
 
 def max_pool_backward(grad: Any, x: Any, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool) -> Any:

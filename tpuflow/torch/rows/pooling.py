@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from tpuflow.torch.table import lowers
@@ -70,12 +71,9 @@ def _each(values: Sizes, count: int) -> tuple[int, ...]:
     return tuple(values) * count if len(values) == 1 else tuple(values)
 
 
-def _lowest(dtype: Any) -> Any:
+def lowest(dtype: Any) -> Any:
+    """What every element is at least."""
     return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
-
-
-def _max_pool(x: Any, windows: Windows) -> Any:
-    return windows.reduce(x, _lowest(x.dtype), lax.max)
 
 
 def _max_pool_with_indices(
@@ -83,32 +81,48 @@ def _max_pool_with_indices(
 ) -> tuple[Any, Any]:
     """The largest element of each window, and where in the plane it lies: the first of equals, the last NaN."""
     windows = Windows(x, kernel, stride, padding, dilation, ceil_mode, dims=dims)
-    best, found = None, None
-    for place, value in windows.slices(x, _lowest(x.dtype)):
-        at: Any = 0
+    candidates = []
+    for place, values in windows.slices(x, lowest(x.dtype)):
+        positions = [windows.first(d) + k * windows.dilation[d] for d, k in enumerate(place)]
+        inside = [(at >= 0) & (at < n) for at, n in zip(positions, windows.size, strict=True)]
+        candidates.append((values, positions, inside))
+    return _largest(candidates, windows.size, x.dtype)
+
+
+def _adaptive_max_pool(x: Any, size: Sizes, *, dims: int) -> tuple[Any, Any]:
+    """The largest element of stretches that divide each dimension, and where in the plane it lies."""
+    lengths = x.shape[x.ndim - dims :]
+    starts, ends = zip(*(_ends(length, out) for length, out in zip(lengths, size, strict=True)), strict=True)
+    candidates = []
+    for place in itertools.product(*(range(int((end - start).max())) for start, end in zip(starts, ends, strict=True))):
+        values, positions, inside = x, [], []
         for d, k in enumerate(place):
-            at = at * windows.size[d] + windows.first(d) + k * windows.dilation[d]
-        at = jnp.broadcast_to(at, value.shape)
-        inside = functools.reduce(jnp.logical_and, (_inside(windows, d, k) for d, k in enumerate(place)))
-        better = inside if best is None else inside & ((value > best) | jnp.isnan(value))
-        best = jnp.where(better, value, _lowest(x.dtype) if best is None else best)
-        found = jnp.where(better, at, 0 if found is None else found)
+            at = np.minimum(starts[d] + k, lengths[d] - 1)
+            values = jnp.take(values, at, x.ndim - dims + d)
+            shape = (-1, *(1,) * (dims - d - 1))
+            positions.append(jnp.asarray(at).reshape(shape))
+            inside.append(jnp.asarray(starts[d] + k < ends[d]).reshape(shape))
+        candidates.append((values, positions, inside))
+    return _largest(candidates, lengths, x.dtype)
+
+
+def _largest(candidates: Sequence[tuple[Any, Sequence[Any], Sequence[Any]]], size: Sizes, dtype: Any) -> tuple[Any, Any]:
+    """Of (values, their positions in each dimension, whether these count): the largest values, and their places in a plane of `size`."""
+    best = jnp.full(candidates[0][0].shape, lowest(dtype), dtype)
+    found = jnp.full(best.shape, -1, jnp.int32)
+    for values, positions, inside in candidates:
+        place = functools.reduce(lambda flat, row: flat * row[0] + row[1], zip(size, positions, strict=True), jnp.int32(0))
+        better = functools.reduce(jnp.logical_and, inside, (values > best) | jnp.isnan(values) | (found < 0))
+        best, found = jnp.where(better, values, best), jnp.where(better, place, found)
     return best, found
 
 
-def _inside(windows: Windows, d: int, k: int) -> Any:
-    at = windows.first(d) + k * windows.dilation[d]
-    return (at >= 0) & (at < windows.size[d])
-
-
-def _max_pool_backward(
-    grad: Any, x: Any, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool, indices: Any, *, dims: int
-) -> Any:
-    """To the places that the indices name, added up where windows share one."""
-    lead = x.shape[: x.ndim - dims]
-    flat = jnp.zeros((*lead, x.size // max(1, _product(lead))), grad.dtype).reshape(_product(lead), -1)
-    rows = jnp.arange(flat.shape[0], dtype=jnp.int32)[:, None]
-    return flat.at[rows, indices.reshape(flat.shape[0], -1)].add(grad.reshape(flat.shape[0], -1)).reshape(x.shape)
+def _max_pool_backward(grad: Any, x: Any, *options: Any, dims: int) -> Any:
+    """To the places that the indices, the last argument, name: added up where windows share one."""
+    rows = _product(x.shape[: x.ndim - dims])
+    flat, indices = grad.reshape(rows, -1), options[-1].reshape(rows, -1)
+    zeros = jnp.zeros((rows, x.size // max(1, rows)), grad.dtype)
+    return zeros.at[jnp.arange(rows, dtype=jnp.int32)[:, None], indices].add(flat).reshape(x.shape)
 
 
 def _product(sizes: Sizes) -> int:
@@ -120,7 +134,7 @@ def _avg_pool(
     divisor: int | None = None, *, dims: int,
 ) -> Any:  # fmt: skip
     windows = Windows(x, kernel, stride, padding, ceil_mode=ceil_mode, dims=dims)
-    total = windows.reduce(x, jnp.zeros((), x.dtype), lax.add)
+    total = windows.reduce(x, x.dtype.type(0), lax.add)  # a literal, by which JAX knows a sum
     if divisor is not None:
         return total / divisor
     counts = functools.reduce(lambda a, b: a * b, (_counts(windows, d, padded=count_include_pad) for d in range(dims)))
@@ -149,9 +163,15 @@ def _adaptive_avg_pool(x: Any, size: Sizes, *, dims: int) -> Any:
 
 def _stretches(length: int, out: int) -> Any:
     """[length, out]: the weight of each element in each mean."""
-    places, o = jnp.arange(length)[:, None], jnp.arange(out)[None, :]
-    starts, ends = (o * length) // out, -((-(o + 1) * length) // out)
-    return ((places >= starts) & (places < ends)) / (ends - starts)
+    starts, ends = _ends(length, out)
+    places = np.arange(length)[:, None]
+    return jnp.asarray(((places >= starts) & (places < ends)) / (ends - starts), jnp.float32)
+
+
+def _ends(length: int, out: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where each of `out` stretches begins, and where it has ended."""
+    o = np.arange(out)
+    return o * length // out, -(-(o + 1) * length // out)
 
 
 def _adaptive_avg_pool_backward(grad: Any, x: Any, *, dims: int) -> Any:
@@ -163,6 +183,8 @@ for _dims in (2, 3):
     for _name, _row in {
         f"max_pool{_dims}d_with_indices": _max_pool_with_indices,
         f"max_pool{_dims}d_with_indices_backward": _max_pool_backward,
+        f"adaptive_max_pool{_dims}d": _adaptive_max_pool,
+        f"adaptive_max_pool{_dims}d_backward": _max_pool_backward,
         f"avg_pool{_dims}d": _avg_pool,
         f"avg_pool{_dims}d_backward": _avg_pool_backward,
         f"_adaptive_avg_pool{_dims}d": _adaptive_avg_pool,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -141,6 +142,22 @@ def _constant_pad(x: Any, pad: Sizes, value: float = 0) -> Any:
     """`pad` has pairs from the last dimension on; negative ones cut."""
     pairs = [(low, high, 0) for low, high in zip(pad[::2], pad[1::2], strict=True)]
     return lax.pad(x, jnp.asarray(value, x.dtype), [(0, 0, 0)] * (x.ndim - len(pairs)) + pairs[::-1])
+
+
+_PADDED = {"replication": "edge", "reflection": "reflect"}
+
+
+def _enter_pad_gradient(name: str, mode: str, dims: int) -> None:
+    @lowers(f"aten.{name}_pad{dims}d_backward.default")
+    def row(grad: Any, x: Any, pad: Sizes) -> Any:
+        widths = [(0, 0)] * (x.ndim - dims) + list(zip(pad[::2], pad[1::2], strict=True))[::-1]
+        _, pull = jax.vjp(lambda x: jnp.pad(x, widths, mode), x)
+        return pull(grad)[0]
+
+
+for _name, _mode in _PADDED.items():
+    for _dims in (1, 2, 3):
+        _enter_pad_gradient(_name, _mode, _dims)
 
 
 @lowers("aten.diagonal.default", "aten.diagonal_copy.default")
