@@ -1,7 +1,7 @@
 """PyTorch models that are not ours through `torch.compile(model, backend="tpuflow")`: `python -m bench.torch_models [--only NAME ...]`.
 
-Each takes three SGD steps in eager PyTorch and on the simulated device, from the same parameters and batches (dropout and stochastic depth at
-0, since their random bits differ), in a process of its own. With `--write` the table of docs/torch.md is written anew.
+Each takes three SGD steps in eager PyTorch and on the simulated device, from the same parameters and batches (dropout and stochastic depth
+at 0, since their random bits differ), in a process of its own. With `--write` their rows in docs/torch.md are written anew.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bench.torch_zoo import ZOO, Entry
 from tpuflow.errors import one_line
 from tpuflow.torch import GraphBreakWarning
 
-STEPS, RATE = 3, 1e-2
+STEPS = 3
 CLOSE, TIMES = 1e-5, 4
 """Each step's loss may differ from eager PyTorch's by so much, relative; or by so many times what that differs from its own in fp64."""
 PAGE = Path(__file__).parents[1] / "docs" / "torch.md"
@@ -72,13 +72,15 @@ class Outcome:
     def row(self) -> str:
         """Its row of the page's table."""
         said = self.failure or ("yes" if self.good else "no: beyond the bound")
-        figures = f"{self.off:.1e} | {self.eager_off:.1e} | {self.parameters_off:.1e} | {self.first_seconds:.1f} s | {1e3 * self.step_seconds:.0f} ms"
+        off = " | ".join(f"{value:.1e}" for value in (self.off, self.eager_off, self.parameters_off))
+        figures = f"{off} | {self.first_seconds:.1f} s | {1e3 * self.step_seconds:.0f} ms"
         figures = figures if self.device else " | | | | "
         return f"| {self.package} | {self.name} | {self.parameters:,} | {said} | {figures} | {'; '.join(self.breaks) or 'none'} |"
 
 
 HEADER = (
-    "| package | model | parameters | as eager PyTorch | largest difference of a loss | eager's from fp64 | of a parameter | first step | later step | breaks |\n"
+    "| package | model | parameters | as eager PyTorch | largest difference of a loss | eager's from fp64 | of a parameter "
+    "| first step | later step | breaks |\n"
     "|---|---|---|---|---|---|---|---|---|---|"
 )
 
@@ -86,17 +88,15 @@ HEADER = (
 def without_dropout(model: torch.nn.Module) -> torch.nn.Module:
     """The model with every probability of dropping something at 0."""
     for module in model.modules():
-        for name, value in list(vars(module).items()):
-            if isinstance(value, float) and ("drop" in name or (name == "p" and "Drop" in type(module).__name__ + "Stochastic")):
-                setattr(module, name, 0.0)
-        if type(module).__name__ == "StochasticDepth":
-            module.p = 0.0
+        drops = any(word in type(module).__name__ for word in ("Drop", "StochasticDepth"))
+        own = vars(module)
+        own.update({name: 0.0 for name, value in own.items() if isinstance(value, float) and ("drop" in name or (drops and name == "p"))})
     return model
 
 
 def steps(entry: Entry, model: Any, parameters: Sequence[Any], batch: dict[str, Any]) -> tuple[list[float], list[float]]:
     """(losses, seconds) of SGD steps."""
-    optimizer = torch.optim.SGD(parameters, lr=RATE, momentum=0.9)
+    optimizer = torch.optim.SGD(parameters, lr=entry.rate, momentum=0.9)
     losses, seconds = [], []
     for _ in range(STEPS):
         began = time.perf_counter()
@@ -162,14 +162,17 @@ def in_a_process(entry: Entry) -> Outcome:
         return Outcome(entry.package, entry.name, failure=(done.stderr.strip().splitlines() or ["it ended"])[-1][:200])
     facts = json.loads(done.stdout.strip().splitlines()[-1])
     print(done.stderr, file=sys.stderr) if facts["failure"] else None
-    return Outcome(**{k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()})
+    read: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
+    return Outcome(**read)
 
 
 def write(outcomes: Sequence[Outcome], page: Path = PAGE) -> None:
-    """The table of the page, replaced."""
-    text = page.read_text()
-    table = "\n".join([BEGIN, HEADER, *(o.row() for o in outcomes), END])
-    page.write_text(text[: text.index(BEGIN)] + table + text[text.index(END) + len(END) :])
+    """The table of the page with these rows; models that were not run keep theirs."""
+    before, rest = page.read_text().split(BEGIN)
+    old, after = rest.split(END)
+    rows = {line.split(" | ")[1]: line for line in old.splitlines() if line.count(" | ") > 8} | {o.name: o.row() for o in outcomes}
+    table = "\n".join([BEGIN, HEADER, *(rows[entry.name] for entry in ZOO if entry.name in rows), END])
+    page.write_text(before + table + after)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -188,9 +191,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.only or entry.name in options.only:
             outcomes.append(in_a_process(entry))
             print(outcomes[-1].row(), flush=True)
+            if options.write:
+                write(outcomes)
     print(f"{sum(o.good for o in outcomes)} of {len(outcomes)} as eager PyTorch within {CLOSE}")
-    if options.write:
-        write(outcomes)
     return 0 if all(o.good for o in outcomes) else 1
 
 

@@ -12,17 +12,20 @@ import torch
 
 Batch = tuple[torch.Tensor, ...]
 VOCABULARY, LENGTH, SIDE = 128, 16, 64
+SMALL_RATE = 1e-3
+"""Where batches of few pictures are normalised, rounding alone decides where larger steps lead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A model of the zoo: `model()` makes it, `batch()` what goes in, `loss(model, batch)` is a scalar."""
+    """A model of the zoo: `model()` makes it, `batch()` what goes in, `loss(model, batch)` is a scalar, `rate` that of SGD."""
 
     package: str
     name: str
     model: Callable[[], torch.nn.Module]
     batch: Callable[[], dict[str, Any]]
     loss: Callable[[Any, dict[str, Any]], torch.Tensor]
+    rate: float = 1e-2
 
 
 def tokens(low: int = 3, length: int = LENGTH, size: int = VOCABULARY) -> torch.Tensor:
@@ -57,19 +60,21 @@ def _labelled(low: int = 3) -> dict[str, Any]:
     return {"input_ids": ids, "labels": ids.clone()}
 
 
-def _transformers(name: str, config: str, batch: Callable[[], dict[str, Any]], loss: Any = own_loss, **options: Any) -> Entry:
+def _transformers(
+    name: str, config: str, batch: Callable[[], dict[str, Any]], loss: Any = own_loss, rate: float = 1e-2, **options: Any
+) -> Entry:
     def make() -> torch.nn.Module:
         library = importlib.import_module("transformers")
         return getattr(library, name)(getattr(library, config)(**options))
 
-    return Entry("transformers", name, make, batch, loss)
+    return Entry("transformers", name, make, batch, loss, rate)
 
 
 def _vision(name: str) -> Entry:
     def make() -> torch.nn.Module:
         return getattr(importlib.import_module("torchvision.models"), name)(num_classes=10)
 
-    return Entry("torchvision", name, make, lambda: {"x": images(), "labels": torch.randint(0, 10, (4,))}, classified)
+    return Entry("torchvision", name, make, lambda: {"x": images(), "labels": torch.randint(0, 10, (4,))}, classified, SMALL_RATE)
 
 
 def define_missing_operators() -> None:
@@ -141,7 +146,7 @@ ZOO = (
                   max_target_positions=32, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1),
     _transformers("ResNetForImageClassification", "ResNetConfig",
                   lambda: {"pixel_values": images(8), "labels": torch.randint(0, 2, (8,))},
-                  embedding_size=16, hidden_sizes=[16, 32, 64, 64], depths=[1, 1, 1, 1], layer_type="basic"),
+                  rate=SMALL_RATE, embedding_size=16, hidden_sizes=[16, 32, 64, 64], depths=[1, 1, 1, 1], layer_type="basic"),
     _transformers("ConvNextForImageClassification", "ConvNextConfig", _pictures, hidden_sizes=[16, 32, 64, 64], depths=[1, 1, 1, 1]),
     _transformers("SegformerForSemanticSegmentation", "SegformerConfig",
                   lambda: {"pixel_values": images(2), "labels": torch.randint(0, 2, (2, SIDE, SIDE))},

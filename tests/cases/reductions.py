@@ -81,8 +81,12 @@ _REDUCTIONS = [
     ),
     Case("reduce-by-logaddexp", lambda x: lax.reduce(x, -jnp.inf, jnp.logaddexp, (1,)), (Arg((13, 33)),), False, "composed"),
     _exact("reduce-nothing-of-two", lambda x: _largest_and_where(x, (1,)), Arg((3, 0))),
-    _exact("reduce_window-two-arrays", lambda x: _largest_in_windows(x, (3, 2), (2, 1), ((1, 1), (0, 1)), (1, 1)), Arg((9, 13), F32, "ties")),
-    _exact("reduce_window-two-arrays-dilated", lambda x: _largest_in_windows(x, (2, 3), (1, 2), ((0, 2), (3, 0)), (3, 2)), Arg((9, 13), F32)),
+    _exact(
+        "reduce_window-two-arrays", lambda x: _largest_in_windows(x, (3, 2), (2, 1), ((1, 1), (0, 1)), (1, 1)), Arg((9, 13), F32, "ties")
+    ),
+    _exact(
+        "reduce_window-two-arrays-dilated", lambda x: _largest_in_windows(x, (2, 3), (1, 2), ((0, 2), (3, 0)), (3, 2)), Arg((9, 13), F32)
+    ),
     Case("reduce-generic", lambda x: lax.reduce(x, 1.5, lambda a, b: a + b, (0,)), (Arg((13, 33)),), False, "sum"),
     Case("reduce-max-generic", lambda x: lax.reduce(x, np.float32(0.5), lax.max, (0, 1)), (Arg((13, 33)),), False, "exact"),
     _exact("reduce-empty", lambda x: (x.sum(0), x.prod(0), jnp.sum(x), jnp.max(x, 0, initial=-3.0)), Arg((0, 5))),

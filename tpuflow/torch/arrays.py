@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tpuflow.errors import DataError, UnsupportedDtypeError
 
@@ -44,8 +45,7 @@ def to_device(tensor: torch.Tensor, name: str) -> Any:
 
 def constant(tensor: torch.Tensor, name: str) -> Any:
     """A tensor that a graph holds, as a constant of the Program: a copy."""
-    check_type(tensor, name)
-    with torch.utils._python_dispatch._disable_current_modes():
+    with _disable_current_modes():
         return jnp.array(to_device(tensor, name), copy=True)
 
 
@@ -57,7 +57,9 @@ def check_type(tensor: torch.Tensor, name: str) -> None:
             "convert it: x.float()."
         )
     if tensor.device.type not in ("cpu", "meta") or tensor.layout != torch.strided:
-        raise UnsupportedDtypeError(f"{name}: expected a dense tensor on the CPU, got {tensor.layout} on {tensor.device}; move it: x.cpu().")
+        raise UnsupportedDtypeError(
+            f"{name}: expected a dense tensor on the CPU, got {tensor.layout} on {tensor.device}; move it: x.cpu()."
+        )
 
 
 def _narrowed(tensor: torch.Tensor, name: str) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from tpuflow import amp
 from tpuflow.chips import Chip
-from tpuflow.errors import ConfigError, unknown
+from tpuflow.errors import unknown
 from tpuflow.stages.compiling import jit
 from tpuflow.torch.arrays import from_device, to_device
 from tpuflow.torch.breaks import warn_of_break

@@ -36,7 +36,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return {**core_aten_decompositions(), **more}  # type: ignore[dict-item]
 
 
-def plain_attention() -> AbstractContextManager[None]:
+def plain_attention() -> AbstractContextManager[Any]:
     """While graphs are made: scaled_dot_product_attention is products and a softmax, whose gradients ATen has."""
     return sdpa_kernel(SDPBackend.MATH)
 
@@ -48,8 +48,9 @@ def partition(joint: Any, inputs: Any, **options: Any) -> Any:
 
 
 def keep_no_indices(graph_module: torch.fx.GraphModule) -> None:
-    """Max-pooling whose indices only its own gradient reads needs none: the gradient finds the places again from the input. (Where windows are
-    dilated JAX has no such gradient, and the indices stay.)
+    """Max-pooling whose indices only its own gradient reads needs none: the gradient finds the places again from the input.
+
+    Where windows are dilated JAX has no such gradient, and the indices stay.
 
     Before: values, indices = max_pool2d_with_indices(x); gx = max_pool2d_with_indices_backward(g, x, indices)
     After: values = max_pool(x); gx = max_pool_backward(g, x)

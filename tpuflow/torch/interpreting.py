@@ -25,7 +25,8 @@ _INT64 = torch.iinfo(torch.int64)
 _ENDS = {_INT64.min: INT32_MIN, _INT64.max: INT32_MAX}
 """The ends of 64-bit integers mean "as small, as large as can be"; they become those of 32 bits."""
 _STRIDED = ("aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default")
-_ON_NUMBERS = {"operator", "_operator", "math", "builtins", "torch"}
+_PLAIN = {"operator", "_operator", "math", "builtins", "torch", "tpuflow"}
+"""Homes of functions that are called as they are: arithmetic of sizes, getitem, and rows that graphs were given by name."""
 
 
 class Interpreter:
@@ -101,7 +102,11 @@ def _mapped(argument: Any, values: Mapping[torch.fx.Node, Any]) -> Any:
     if isinstance(argument, torch.fx.Node):
         return values[argument]
     if isinstance(argument, (list, tuple)):
-        return type(argument)(_mapped(a, values) for a in argument) if type(argument) in (list, tuple) else [_mapped(a, values) for a in argument]
+        return (
+            type(argument)(_mapped(a, values) for a in argument)
+            if type(argument) in (list, tuple)
+            else [_mapped(a, values) for a in argument]
+        )
     if isinstance(argument, torch.dtype):
         return NARROW.get(argument)
     if isinstance(argument, int) and not isinstance(argument, bool):
@@ -126,7 +131,7 @@ def _row(node: torch.fx.Node) -> Callable[..., Any]:
 def _check_known(node: torch.fx.Node) -> None:
     """Raises UnsupportedPrimitiveError for an operation without a row."""
     target, name = node.target, str(node.target)
-    if name in ROWS or getattr(target, "__module__", "").partition(".")[0] in _ON_NUMBERS | {"tpuflow"} and not _is_operator(target):
+    if name in ROWS or (not _is_operator(target) and getattr(target, "__module__", "").partition(".")[0] in _PLAIN):
         return
     near = difflib.get_close_matches(name, ROWS, 3)
     raise UnsupportedPrimitiveError(
@@ -144,7 +149,9 @@ def _check_in_order(node: torch.fx.Node) -> None:
     assert isinstance(source, torch.fx.Node)
     value = source.meta.get("val")
     if isinstance(value, torch.Tensor) and not value.is_contiguous():
-        raise UnsupportedPrimitiveError(f"{where(node)}: as_strided of a tensor that lies in memory in another order; use .contiguous() before.")
+        raise UnsupportedPrimitiveError(
+            f"{where(node)}: as_strided of a tensor that lies in memory in another order; use .contiguous() before."
+        )
 
 
 def _typed(node: torch.fx.Node, result: Any) -> Any:
@@ -172,7 +179,9 @@ def _one_typed(node: torch.fx.Node, expected: torch.Tensor, result: Any) -> Any:
         )
     shape = tuple(expected.shape)
     if all(isinstance(n, int) for n in shape) and shape != result.shape:
-        raise GraphError(f"{where(node)}: the row of {node.target} gives shape {result.shape}, PyTorch {shape}: a defect of tpuflow; report it.")
+        raise GraphError(
+            f"{where(node)}: the row of {node.target} gives shape {result.shape}, PyTorch {shape}: a defect of tpuflow; report it."
+        )
     return result if result.dtype == dtype else result.astype(dtype)
 
 
@@ -181,7 +190,9 @@ def _one_typed(node: torch.fx.Node, expected: torch.Tensor, result: Any) -> Any:
 
 def where(node: torch.fx.Node) -> str:
     """The user's line and the module that a node is from."""
-    lines = [line.strip() for line in (node.meta.get("stack_trace") or node.stack_trace or "").splitlines() if line.strip().startswith("File ")]
+    lines = [
+        line.strip() for line in (node.meta.get("stack_trace") or node.stack_trace or "").splitlines() if line.strip().startswith("File ")
+    ]
     file = lines[-1].removeprefix("File ").replace('"', "").replace(", line ", ":").replace(", in ", " in ") if lines else "the graph"
     module = module_path(node)
     return f"{file} ({module})" if module else file

@@ -19,7 +19,7 @@ Named = Mapping[str, Any]
 
 
 class OptimizerState(NamedTuple):
-    """Steps done, the rate of each group (to be changed as one likes), and by PyTorch's names what the optimizer keeps for each parameter."""
+    """Steps done, the rate of each group (to be changed as one likes), and what is kept for each parameter, by PyTorch's names."""
 
     step: jax.Array
     rates: jax.Array
@@ -112,7 +112,9 @@ class TorchOptimizer:
             for parameter in group["params"]:
                 if parameter not in names:
                     shape = list(parameter.shape)
-                    raise ConfigError(f"optimizer: group {place} holds a parameter {shape} that the model does not have; make it of this model.")
+                    raise ConfigError(
+                        f"optimizer: group {place} holds a parameter {shape} that the model does not have; make it of this model."
+                    )
                 self._parameters[names[parameter]] = (place, parameter)
 
     @property
@@ -122,7 +124,7 @@ class TorchOptimizer:
 
     def transformation(self) -> optax.GradientTransformation:
         """The same optimizer for trees {name: array}, beginning with the state it has now."""
-        return optax.GradientTransformation(self._init, self._update)
+        return optax.GradientTransformation(self._init, self._update)  # type: ignore[arg-type]
 
     def _init(self, params: Named) -> OptimizerState:
         steps = [int(s["step"]) for s in self._optimizer.state.values() if "step" in s] or [0]

@@ -111,7 +111,9 @@ class TorchStep:
         values = {**state["params"], **state["buffers"]}
         tensors = {**dict(target.named_parameters()), **dict(target.named_buffers())}
         if wrong := sorted(n for n in values.keys() | tensors.keys() if _shape(values.get(n)) != _shape(tensors.get(n))):
-            raise ConfigError(f"load_into: state and module differ in {', '.join(wrong[:8])}; give a state of this step, and a module like its own.")
+            raise ConfigError(
+                f"load_into: state and module differ in {', '.join(wrong[:8])}; give a state of this step, and a module like its own."
+            )
         for name, value in values.items():
             _copy(value, tensors[name])
         if self._torch is not None and model is None:
@@ -166,7 +168,9 @@ def _cut(values: list[Any], *counts: int) -> tuple[list[Any], ...]:
 class _Scaled(torch.nn.Module):
     """The scaled loss, and the loss, of a batch's leaves and the scale; parameters and buffers under flat names, shared ones once."""
 
-    def __init__(self, model: torch.nn.Module, loss: Callable[..., torch.Tensor], tree: Any, trained: tuple[str, ...], mode: FakeTensorMode):
+    def __init__(
+        self, model: torch.nn.Module, loss: Callable[..., torch.Tensor], tree: Any, trained: tuple[str, ...], mode: FakeTensorMode
+    ):
         super().__init__()
         self._call = (model, loss, tree)
         self.names = [n for n, _ in model.named_parameters()]
@@ -220,9 +224,9 @@ def _capture(model: torch.nn.Module, loss: Callable[[Any, Any], torch.Tensor], b
         raise
     except Exception as error:
         raise UnsupportedPrimitiveError(
-            f"train_step: {type(model).__name__} cannot be made one graph, without values: {type(error).__name__}: {one_line(error)}. Where it "
-            "asks for values (if, .item(), a shape that depends on data), use torch.where; or use torch.compile(model, backend='tpuflow'), "
-            "which breaks graphs there."
+            f"train_step: {type(model).__name__} cannot be made one graph, without values: {type(error).__name__}: {one_line(error)}. "
+            "Where it asks for values (if, .item(), a shape that depends on data), use torch.where; or use torch.compile(model, "
+            "backend='tpuflow'), which breaks graphs there."
         ) from error
     assert isinstance(module, torch.fx.GraphModule) and signature.backward_signature is not None
     keep_no_indices(module)

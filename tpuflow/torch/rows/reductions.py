@@ -87,9 +87,9 @@ def _cumprod(x: Any, dim: int, *, dtype: Any = None) -> Any:
 @lowers("aten.sort.default", "aten.sort.stable")
 def _sort(x: Any, *args: Any, dim: int = -1, descending: bool = False, stable: bool | None = None) -> tuple[Any, Any]:
     """Always stable; the positional arguments of the two overloads are (dim, descending)."""
-    dim, descending = (*args, *(dim, descending)[len(args) :])
-    order = jnp.argsort(x, dim, stable=True, descending=descending)
-    return jnp.take_along_axis(x, order, dim), order
+    axis, falling = (*args, *(dim, descending)[len(args) :])
+    order = jnp.argsort(x, axis, stable=True, descending=bool(falling))
+    return jnp.take_along_axis(x, order, axis), order
 
 
 @lowers("aten.topk.default")
