@@ -68,6 +68,6 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@touch $@ $(VENV)/.runtime
 
 $(VENV)/.torch: pyproject.toml | $(VENV)/.dev
-	@echo "installing PyTorch, which some tests and the benchmark compare with"
-	@$(call quietly,$(PIP) -e '.[torch]')
+	@echo "installing PyTorch and models of it, which some tests and the benchmark compare with"
+	@$(call quietly,$(PIP) -e '.[torch,torch-models]')
 	@touch $@

@@ -89,7 +89,7 @@ def transformers(torch: ModuleType) -> Iterator[ModuleType]:
     try:
         module = importlib.import_module("transformers")
     except ImportError:
-        pytest.fail("this test needs transformers: `make test` installs it, or pip install -e '.[torch]'", pytrace=False)
+        pytest.fail("this test needs transformers: `make test` installs it, or pip install -e '.[torch,torch-models]'", pytrace=False)
     module.logging.set_verbosity_error()
     yield module
     del library  # the declarations end with it
