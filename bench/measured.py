@@ -114,7 +114,7 @@ def masked_words(
     module = BertForPreTraining(replace(config, hidden_act="gelu_new", **NO_DROPOUT))
     said = "; ".join(filter(None, ("without dropout", note)))
     step = StepConfig(module, pretraining_batch(batch, length, masked), policy, LAMB, pretraining_loss)
-    key = f"{config} {length} {masked} {batch}"
+    key = f"config={module.config} masked={masked} {batch}x{length}"
     return case(name, step, chip, key, note=said, splits=splits)
 
 

@@ -29,7 +29,7 @@ class Cache(NamedTuple):
 class Context(NamedTuple):
     """What every layer gets beside its input.
 
-    visible: bool, broadcast against [B, K, G, T, S]: whether a query sees a key; None: all see all.
+    visible: bool, broadcast against [B, H, T, S]: whether a query sees a key; None: all see all.
     slot: where in the cache the keys and values of this call go.
     rotation: the cosines and sines of rotary positions, [B or 1, T, 1, D] each; None without.
     """
@@ -44,25 +44,38 @@ def attend(
 ) -> jax.Array:
     """Mix values by softmax(q k / sqrt(D)): q [B, T, H, D]; k, v [B, S, K, D] -> [B, T, H * D].
 
-    H is a multiple of K: H / K = G queries in a row share a key and a value. `dropout` is applied to the weights [B, K, G, T, S].
+    H is a multiple of K: H / K = G queries in a row share a key and a value, and become queries of one head, T * G of them. `dropout` is
+    applied to the weights [B, K, T * G, S].
     """
     batch, length, heads, width = q.shape
-    q = (q * width**-0.5).reshape(batch, length, k.shape[2], -1, width)  # [B, T, H, D] -> [B, T, K, G, D]
-    scores = jnp.einsum("btkgd,bskd->bkgts", q, k)
+    groups = heads // k.shape[2]
+    q = _grouped(q * width**-0.5, groups)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k)
     if visible is not None:
-        scores = jnp.where(visible, scores, jnp.finfo(scores.dtype).min)
+        seen = visible if groups == 1 or visible.shape[-2] == 1 else jnp.repeat(visible, groups, axis=-2)
+        scores = jnp.where(seen, scores, jnp.finfo(scores.dtype).min)
     weights = nn.softmax(scores)
-    mixed = jnp.einsum("bkgts,bskd->btkgd", weights if dropout is None else dropout(weights), v)
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", weights if dropout is None else dropout(weights), v)
+    if groups > 1:
+        mixed = mixed.reshape(batch, length, groups, -1, width).swapaxes(2, 3)  # [B, T * G, K, D] -> [B, T, K, G, D]
     return mixed.reshape(batch, length, heads * width)
 
 
+def _grouped(q: jax.Array, groups: int) -> jax.Array:
+    """[B, T, K * G, D] -> [B, T * G, K, D]."""
+    if groups == 1:
+        return q
+    batch, length, _, width = q.shape
+    return q.reshape(batch, length, -1, groups, width).swapaxes(2, 3).reshape(batch, length * groups, -1, width)
+
+
 def unpadded(attention_mask: jax.Array | None) -> jax.Array | None:
-    """[B, T], not 0 where a token is to be seen -> what a `Context` wants: [B, 1, 1, 1, T] bool."""
-    return None if attention_mask is None else (attention_mask != 0)[:, None, None, None]
+    """[B, T], not 0 where a token is to be seen -> what a `Context` wants: [B, 1, 1, T] bool."""
+    return None if attention_mask is None else (attention_mask != 0)[:, None, None]
 
 
 def causal(length: int, attention_mask: jax.Array | None) -> jax.Array:
-    """A token sees those at and before its place: [T, T] bool; with a mask [B, T] only those that are no padding: [B, 1, 1, T, T]."""
+    """A token sees those at and before its place: [T, T] bool; with a mask [B, T] only those that are no padding: [B, 1, T, T]."""
     places = jnp.arange(length)
     before, tokens = places <= places[:, None], unpadded(attention_mask)
     return before if tokens is None else before & tokens
@@ -87,7 +100,7 @@ def admit(cache: Cache, tokens: jax.Array, attention_mask: jax.Array | None) -> 
     attended = jax.lax.dynamic_update_slice_in_dim(cache.attended, real, cache.filled, 1)
     slots = jnp.arange(attended.shape[1])
     before = slots <= (cache.filled + jnp.arange(length))[:, None]  # [T, S]
-    context = Context(before & attended[:, None, None, None], cache.filled)
+    context = Context(before & attended[:, None, None], cache.filled)
     return Cache(cache.layers, attended, cache.filled + length), positions, context
 
 

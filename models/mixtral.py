@@ -132,7 +132,7 @@ class Mixtral(Llama):
 
     def note(self, noted: Any, attention_mask: jax.Array | None) -> None:
         """Sow the load-balancing loss of what the routers of all layers chose."""
-        if self.config.output_router_logits:
+        if self.config.output_router_logits and not self.is_initializing():
             chosen, probabilities = noted
             loss = load_balancing(chosen, probabilities, attention_mask)
             self.sow("losses", "load_balancing", self.config.router_aux_loss_coef * loss)

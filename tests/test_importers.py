@@ -15,7 +15,7 @@ from jax import numpy as jnp
 
 from models.mlp import MLP, TORCH_LAYERS
 from tpuflow.errors import WeightsError
-from tpuflow.importers import Flattened, flax_params, load_state_dict
+from tpuflow.importers import Flattened, flax_params, load_state_dict, save_state_dict, state_dict
 from train.export_torch import TORCH_SEED0, torch_mlp
 
 RANDOM = np.random.default_rng(0)
@@ -221,3 +221,94 @@ def test_a_converted_convolution_network_computes_what_pytorch_computes(torch):
     variables = flax_params(state, _network_like(), NETWORK_MAPPING)
     ours = Network().apply(variables, images.transpose(0, 2, 3, 1))
     np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-4)  # sums of 120 products of order one, in another order
+
+
+# --- patterns of names --------------------------------------------------------------------------------------------------
+
+PATTERNS = {
+    "[outer.]words": "words",
+    "[outer.]h.*.fc": "h_*/fc",
+    "[outer.]h.*.conv1d.weight": "h_*/conv1d/kernel",
+    "[outer.]h.*.conv1d.bias": "h_*/conv1d/bias",
+    "[outer.]h.*.experts.*.up": "h_*/experts/up",
+    "head.weight": "words/embedding",
+    "[outer.]h.*.mask": None,
+}
+
+
+def _pattern_variables(*, stacked: bool = False) -> dict:
+    """Two layers, written out or along a leading axis."""
+
+    def layer() -> dict:
+        return {
+            "fc": {"kernel": _normal(3, 2), "bias": _normal(2)},
+            "conv1d": {"kernel": _normal(3, 4), "bias": _normal(4)},
+            "experts": {"up": {"kernel": _normal(5, 3, 2)}},
+        }
+
+    layers = [layer(), layer()]
+    rest = {"words": {"embedding": _normal(7, 3)}}
+    return {**rest, "h": jax.tree.map(lambda *a: np.stack(a), *layers)} if stacked else {**rest, "h_0": layers[0], "h_1": layers[1]}
+
+
+def _stacked(mapping: dict) -> dict:
+    return {name: place and place.replace("h_*", "h") for name, place in mapping.items()}
+
+
+def test_stars_stand_for_numbers_and_become_leading_axes_where_the_flax_side_lacks_them():
+    apart = _pattern_variables()
+    state = state_dict(apart, PATTERNS)
+    assert state["outer.h.1.experts.4.up.weight"].shape == (2, 3)
+    np.testing.assert_array_equal(state["outer.h.1.experts.4.up.weight"], apart["h_1"]["experts"]["up"]["kernel"][4].T)
+    together = flax_params(state, _pattern_variables(stacked=True), _stacked(PATTERNS))
+    np.testing.assert_array_equal(together["h"]["experts"]["up"]["kernel"][1], apart["h_1"]["experts"]["up"]["kernel"])
+    again = state_dict(together, _stacked(PATTERNS))
+    assert again.keys() == state.keys()
+    assert all(np.array_equal(again[name], state[name]) for name in state)
+
+
+def test_a_tensor_that_a_row_names_keeps_its_axes():
+    variables = _pattern_variables()
+    np.testing.assert_array_equal(state_dict(variables, PATTERNS)["outer.h.0.conv1d.weight"], variables["h_0"]["conv1d"]["kernel"])
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_state_dict_comes_back_whatever_may_be_missing_of_its_names(stacked):
+    variables = _pattern_variables(stacked=stacked)
+    mapping = _stacked(PATTERNS) if stacked else PATTERNS
+    state = state_dict(variables, mapping)
+    assert "head.weight" not in state
+    short = {name.removeprefix("outer."): array for name, array in state.items()}
+    more = {**short, "h.0.mask": np.ones((2, 2)), "head.weight": short["words.weight"]}
+    for given in (state, short, more):
+        jax.tree.map(np.testing.assert_array_equal, flax_params(given, variables, mapping), variables)
+
+
+def test_a_layer_that_is_missing_from_a_stack_and_one_too_many_are_named():
+    variables = _pattern_variables(stacked=True)
+    state = state_dict(variables, _stacked(PATTERNS))
+    state["outer.h.2.fc.weight"] = state.pop("outer.h.1.fc.weight")
+    with pytest.raises(WeightsError) as caught:
+        flax_params(state, variables, _stacked(PATTERNS))
+    assert "h/fc/kernel (2, 3, 2) needs outer.h.1.fc.weight, which is missing" in str(caught.value)
+    assert "outer.h.2.fc.weight (2, 3) has no place in the Flax tree" in str(caught.value)
+
+
+def test_convolutions_and_flattened_images_go_back_as_they_came():
+    state = _network_state()
+    back = state_dict(flax_params(state, _network_like(), NETWORK_MAPPING), NETWORK_MAPPING)
+    assert back.keys() == state.keys() - {"features.1.num_batches_tracked"}
+    assert all(np.array_equal(back[name], state[name]) for name in back)
+
+
+@pytest.mark.parametrize("name", ["w.npz", "w.safetensors", pytest.param("w.bin", marks=pytest.mark.torch)])
+def test_a_written_file_is_read_as_it_was_and_appears_whole_or_not_at_all(tmp_path, name):
+    state = {"a.weight": _normal(3, 2), "a.bias": _normal(3)}
+    save_state_dict(tmp_path / name, state)
+    read = load_state_dict(tmp_path / name)
+    assert all(np.array_equal(read[key], state[key]) for key in state) and read.keys() == state.keys()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    with pytest.raises(WeightsError, match="cannot be written"):
+        save_state_dict(tmp_path / "missing" / name, state)
+    with pytest.raises(WeightsError, match=r"'\.h5'"):
+        save_state_dict(tmp_path / "w.h5", state)
