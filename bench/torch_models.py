@@ -71,7 +71,8 @@ class Outcome:
 
     def row(self) -> str:
         """Its row of the page's table."""
-        said = self.failure or ("yes" if self.good else "no: beyond the bound")
+        close = "yes" if self.off <= CLOSE else "as near as fp32 decides"
+        said = self.failure or (close if self.good else "no: beyond the bound")
         off = " | ".join(f"{value:.1e}" for value in (self.off, self.eager_off, self.parameters_off))
         figures = f"{off} | {self.first_seconds:.1f} s | {1e3 * self.step_seconds:.0f} ms"
         figures = figures if self.device else " | | | | "
