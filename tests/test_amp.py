@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax import lax
 
 import tpuflow
 from tpuflow import amp
@@ -354,3 +355,13 @@ def test_plain_jax_jit_with_autocast_prints_the_documented_losses(policy, fashio
     run = jax.jit(lambda c: jax.lax.scan(step, c, (x, y)), compiler_options={"xla_disable_hlo_passes": "algsimp"})
     losses = np.asarray(run((params, optimizer.init(params)))[1], np.float64)[::100]
     np.testing.assert_allclose(losses, documented["runs"][policy]["epoch1_losses"][:3], rtol=0, atol=5e-6 if policy == "fp32" else 6e-7)
+
+
+@pytest.mark.parametrize("operation", [lax.add, lax.sub, lax.mul, lax.div, lax.max, lax.atan2], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("policy", ["fp16", "mixed", "bf16"])
+def test_an_operation_takes_a_scalar_array_beside_a_larger_one_under_any_policy(operation, policy):
+    x, s = jnp.ones((3, 4)), jnp.float32(2)  # lax takes an array of no dimensions beside one of any
+    for arguments in ((x, s), (s, x)):
+        narrow = amp.autocast(lambda a, b: operation(a @ a.T if a.ndim else a, b @ b.T if b.ndim else b), policy)(*arguments)
+        wide = operation(*(a @ a.T if a.ndim else a for a in arguments))
+        assert narrow.shape == (3, 3) and np.allclose(narrow, wide, rtol=1e-2)

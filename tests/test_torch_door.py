@@ -199,6 +199,19 @@ def test_what_the_device_cannot_take_is_named_with_its_line(function, argument, 
     assert re.search(complaint, said, re.DOTALL)
 
 
+class Distances(nn.Module):
+    """Something without a row, inside of layers."""
+
+    def forward(self, x: Any) -> Any:
+        return torch.cdist(x, x)
+
+
+def test_what_has_no_row_is_named_with_the_module_that_it_is_in():
+    net = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), Distances()))
+    with pytest.raises(Exception, match=r"test_torch_door.py:\d+ in forward \(1\.1\): no row for aten._cdist_forward.default"):
+        compiled(net)(torch.ones(3, 3))
+
+
 def test_a_row_can_be_entered_for_an_operator_of_ones_own():
     @torch.library.custom_op("tpuflow_test::triple", mutates_args=())
     def triple(x: torch.Tensor) -> torch.Tensor:  # type: ignore[reportInvalidTypeForm]

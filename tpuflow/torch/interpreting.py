@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -190,9 +191,8 @@ def _one_typed(node: torch.fx.Node, expected: torch.Tensor, result: Any) -> Any:
 
 def where(node: torch.fx.Node) -> str:
     """The user's line and the module that a node is from."""
-    lines = [
-        line.strip() for line in (node.meta.get("stack_trace") or node.stack_trace or "").splitlines() if line.strip().startswith("File ")
-    ]
+    trace = node.meta.get("stack_trace") or node.stack_trace or ""
+    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ") and "<eval_with_key>" not in line]
     file = lines[-1].removeprefix("File ").replace('"', "").replace(", line ", ":").replace(", in ", " in ") if lines else "the graph"
     module = module_path(node)
     return f"{file} ({module})" if module else file
@@ -206,10 +206,9 @@ def module_path(node: torch.fx.Node) -> str:
 
 
 def _plain(path: str) -> str:
-    """L['self']._modules['h']._modules['0'] -> h.0, and what dynamo's other forms of it say."""
-    for old, new in (("L['self']", ""), ("L['model']", ""), ("._modules['", "."), ("']", ""), ("_modules['", ".")):
-        path = path.replace(old, new)
-    return path.strip(".")
+    """What dynamo writes of a module, L['self']._modules['h']._modules['0'] or L['self'].h[0], as h.0."""
+    parts = re.findall(r"\w+", re.sub(r"^L\['\w+'\]", "", path))
+    return ".".join(part for part in parts if part != "_modules")
 
 
 def _scope(node: torch.fx.Node) -> contextlib.AbstractContextManager[Any]:
