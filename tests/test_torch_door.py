@@ -242,6 +242,7 @@ def test_the_entry_point_is_found_in_a_fresh_process_and_tpuflow_alone_needs_no_
     assert done.stdout.strip() == "[2.0, 2.0]", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "squeezenet1_1"])
 def test_models_of_others_take_three_steps_as_in_pytorch(name):
     for package in ("transformers", "torchvision"):

@@ -156,6 +156,7 @@ def results_and_gradients(function: Any, x: Any, y: Any) -> tuple[list[Any], lis
     return results, list(gradients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_of_operations_and_its_gradients_are_pytorchs(name):
     family, shape = FAMILIES[name]

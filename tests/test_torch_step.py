@@ -72,6 +72,7 @@ def test_five_steps_are_pytorchs_and_can_go_on_from_its_optimizer(name):
             assert_close(kept.get(parameter, {}).get(slot), value, f"{parameter}: {slot}")
 
 
+@pytest.mark.slow
 def test_a_step_takes_sinks_estimates_checks_and_files_like_any_other(tmp_path):
     model = small()
     step = train_step(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), lr=1e-2))
