@@ -15,6 +15,9 @@ TPUFLOW_DATA := $(abspath $(wildcard ../shared/data))
 endif
 export TPUFLOW_DATA
 
+# A comma in a call's argument would end it.
+TORCH := .[torch,torch-models]
+
 # pip talks to a log; only a failure is shown.
 quietly = $(1) >>$(VENV)/pip.log 2>&1 || { tail -n 40 $(VENV)/pip.log; echo "set-up failed; the whole log: $(VENV)/pip.log"; exit 1; }
 
@@ -69,5 +72,5 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 
 $(VENV)/.torch: pyproject.toml | $(VENV)/.dev
 	@echo "installing PyTorch and models of it, which some tests and the benchmark compare with"
-	@$(call quietly,$(PIP) -e '.[torch,torch-models]')
+	@$(call quietly,$(PIP) -e '$(TORCH)')
 	@touch $@
