@@ -98,17 +98,21 @@ def model(row_id: str) -> Modelled:
 
 
 def curves_of(known: Mapping[str, Case], *, stored: bool) -> dict[str, Modelled]:
-    """Every case's curve by its key: stored ones, or modelled anew and stored."""
-    if stored:
-        found = json.loads(CURVES.read_text())
-        return {
-            key: Modelled(tuple(times), tuple(slopes), tuple((g[0], g[1]) for g in made)) for key, (times, slopes, made) in found.items()
-        }
-    first = {case.key: row_id for row_id, case in reversed(list(known.items()))}
+    """Every case's curve by its key, and stored: modelled anew, or only those that are not there yet."""
+    found = _stored() if stored else {}
+    first = {case.key: row_id for row_id, case in reversed(list(known.items())) if case.key not in found}
+    if not first:
+        return found
     with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
-        found = dict(zip(first, pool.map(model, first.values()), strict=True))
-    CURVES.write_text(json.dumps({key: (m.times, m.slopes, m.gradients) for key, m in found.items()}) + "\n")
-    return found
+        found |= dict(zip(first, pool.map(model, first.values()), strict=True))
+    kept = {case.key: found[case.key] for case in known.values()}
+    CURVES.write_text(json.dumps({key: (m.times, m.slopes, m.gradients) for key, m in kept.items()}) + "\n")
+    return kept
+
+
+def _stored() -> dict[str, Modelled]:
+    found = json.loads(CURVES.read_text()).items()
+    return {key: Modelled(tuple(times), tuple(slopes), tuple((g[0], g[1]) for g in made)) for key, (times, slopes, made) in found}
 
 
 def run(*, stored: bool = False) -> tuple[dict[str, Fit], list[Line], list[Mapping[str, str]]]:
@@ -281,7 +285,7 @@ def main() -> int:
     """Fit, model, write."""
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__)
     parser.add_argument("--fit", action="store_true", help="write the fitted constants into the timing model")
-    parser.add_argument("--stored", action="store_true", help="use the times of the last run, kept in bench/results: only fit and write")
+    parser.add_argument("--stored", action="store_true", help="model only what the last run, kept in bench/results, has not")
     args = parser.parse_args()
     fits, lines, others = run(stored=args.stored)
     text = page(fits, lines, others)

@@ -135,22 +135,23 @@ def product(size: tuple[int, int, int], chip: Chip, note: str) -> Case:
     return Case("matmul", replace(chip, launch_seconds=0.0), f"matmul {rows} {depth} {columns} {chip.name}", make, note=note)
 
 
-def inference(batch: int, chip: Chip, dtype: Any, note: str) -> Case:
-    """ResNet-50's forward pass, everything in one type."""
-    module = resnet50(1000)
-    images = jax.ShapeDtypeStruct((batch, 224, 224, 3), dtype)
+def inference(model: str, module: Any, inputs: jax.ShapeDtypeStruct, chip: Chip, dtype: Any, note: str) -> Case:
+    """A model's forward pass, everything in one type; whole numbers stay as they are."""
+    drawn = jax.ShapeDtypeStruct(inputs.shape, inputs.dtype if jnp.issubdtype(inputs.dtype, jnp.integer) else jnp.float32)
 
     def make(chip: Chip) -> Program:
-        variables = jax.eval_shape(lambda x: module.init(jax.random.key(0), x), jax.ShapeDtypeStruct(images.shape, jnp.float32))
+        variables = jax.eval_shape(lambda x: module.init(jax.random.key(0), x), drawn)
         variables = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), variables)
-        return compile_function(lambda v, x: module.apply(v, x), (variables, images), name="resnet50", chip=chip)
+        return compile_function(lambda v, x: module.apply(v, x), (variables, inputs), name=model, chip=chip)
 
-    return Case("ResNet-50 forward", chip, f"ResNet-50 forward {batch} {chip.name}", make, note=note)
+    return Case(f"{model} forward", chip, f"{model} forward {inputs.shape[0]} {chip.name}", make, note=note)
 
 
 def cases() -> Mapping[str, Case]:
     """Row id -> how to model it."""
-    return {**_ascend(), **_tpu(), "M493": inference(1, CHIPS["bm1684x"], jnp.float16, "no fit for this family")}
+    image = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float16)
+    resnet = inference("ResNet-50", resnet50(1000), image, CHIPS["bm1684x"], jnp.float16, "no fit for this family")
+    return {**_ascend(), **_tpu(), "M493": resnet}
 
 
 def _ascend() -> dict[str, Case]:
@@ -177,6 +178,14 @@ def _ascend() -> dict[str, Case]:
         "M033": trained("ResNet-50 + BAM", ResNet(Bottleneck, (3, 4, 6, 3), 1000, between=BottleneckAttention), 128, chip, "O3"),
         "M044": trained("GoogLeNet", GoogLeNet(10), 128, chip, "O2"),
         "M045": trained("GoogLeNet", GoogLeNet(1000), 256, chip, "O2"),
+        "M086": inference(
+            "BERT-base",
+            BertForPreTraining(replace(BASE, **NO_DROPOUT)),
+            jax.ShapeDtypeStruct((32, 128), jnp.int32),
+            chip,
+            jnp.float16,
+            "the source's loop is bound by its host",
+        ),
         "M065": masked_words(base, 128, 20, 256, chip, "O2", splits=SPLIT_BASE),
         "M087": resnet(256),
         "M089": resnet(256),

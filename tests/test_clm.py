@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -23,6 +25,7 @@ from train.__main__ import main
 from train.clm import ClmOptions
 from train.pretrained_folders import CAUSAL, load_pretrained, overridden
 from train.text.tokenizing import train_tokenizer
+from train.trainer.folders import beginning
 from train.trainer.lines import length
 from train.trainer.optimizers import rates
 from train.trainer.options import TrainerOptions
@@ -229,6 +232,27 @@ def test_overrides_are_read_as_the_fields_values() -> None:
         "relu",
         False,
     )
+
+
+def test_weights_in_parts_are_put_together(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((trained / "config.json").read_bytes())
+    state = load_state_dict(trained / "model.safetensors")
+    names = {name: f"model-{1 + i % 2}-of-2.safetensors" for i, name in enumerate(state)}
+    for part in set(names.values()):
+        save_state_dict(tmp_path / part, {name: state[name] for name, of in names.items() if of == part})
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    whole, parts = (load_pretrained(CAUSAL, str(folder)).variables for folder in (trained, tmp_path))
+    assert jax.tree.all(jax.tree.map(np.array_equal, whole, parts))
+
+
+def test_beginning_anew_forgets_the_training_that_was_there(trained: Path, folder: Path, text: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.copytree(trained / "checkpoint-12", tmp_path / "run" / "checkpoint-24")
+    options = ClmOptions(output_dir=tmp_path / "run")
+    with pytest.raises(ConfigError, match="a training lies there"):
+        beginning(options)
+    assert beginning(replace(options, overwrite_output_dir=True)) is None
+    assert not any(path.is_dir() for path in (tmp_path / "run").iterdir())
 
 
 def test_weights_that_do_not_fit_are_named_one_by_one(trained: Path, tmp_path: Path) -> None:

@@ -69,7 +69,8 @@ def beginning(options: TrainerOptions) -> Path | None:
             "--overwrite_output_dir, or give another folder."
         )
     try:
-        shutil.rmtree(there, ignore_errors=not there.exists())
+        for old in (there, *(folder_of(options, number) for number in _updates_saved(options))):
+            shutil.rmtree(old, ignore_errors=not old.exists())
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--output_dir {folder}: cannot be written ({error.strerror}).") from error
