@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402
 
 from tests.torch_beside import assert_close, compiled  # noqa: E402
+from tpuflow.torch import backend  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -169,3 +170,16 @@ def test_a_family_of_operations_and_its_gradients_are_pytorchs(name):
         assert len(found) == len(expected)
         for place, (a, b) in enumerate(zip(found, expected, strict=True)):
             assert_close(a, b, f"{name} {place} of {len(expected)}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_numbers_that_follow_from_symbolic_sizes_are_pytorchs(mode):
+    def resampled(x: Any) -> Any:
+        return torch.nn.functional.interpolate(x, scale_factor=1.7, mode=mode) * (x.shape[2] / 3)
+
+    torch._dynamo.reset()
+    function = torch.compile(resampled, backend=backend, dynamic=True)
+    for height, width in ((7, 9), (5, 11)):
+        x = torch.randn(2, 3, height, width)
+        assert_close(function(x), resampled(x))

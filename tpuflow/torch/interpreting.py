@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tpuflow.errors import GraphError, TpuflowError, UnsupportedDtypeError, UnsupportedPrimitiveError
 from tpuflow.torch import rows
@@ -55,9 +56,9 @@ class Interpreter:
             elif node.op == "get_attr":
                 values[node] = self._attribute(node)
             elif node.op == "output":
-                return list(torch.fx.map_arg(node.args[0], values.__getitem__))  # type: ignore[arg-type]
+                return list(torch.fx.map_arg(node.args[0], lambda one: _value(one, values)))  # type: ignore[arg-type]
             else:
-                values[node] = _evaluate(node, values, key, count)
+                values[node] = _on_host(node, values) if _is_of_sizes(node, values) else _evaluate(node, values, key, count)
         raise GraphError("the graph has no output node.")
 
     def _attribute(self, node: torch.fx.Node) -> Any:
@@ -77,6 +78,33 @@ def _needed(graph: torch.fx.Graph) -> list[torch.fx.Node]:
         if node.op == "output" or node in needed:
             needed.update(node.all_input_nodes, [node])
     return [node for node in graph.nodes if node in needed or node.op == "placeholder"]
+
+
+def _is_of_sizes(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> bool:
+    """Whether it is a number, in a tensor without axes, that follows from sizes alone; PyTorch computes such in float64."""
+    expected = node.meta.get("val")
+    return (
+        isinstance(expected, torch.Tensor)
+        and expected.ndim == 0
+        and expected.is_floating_point()
+        and str(node.target) not in RANDOM
+        and all(isinstance(values[one], (int, float, torch.Tensor)) for one in node.all_input_nodes)
+    )
+
+
+def _on_host(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> torch.Tensor:
+    """What PyTorch itself makes of it while the Program is traced: sizes are known then."""
+    assert callable(node.target)
+    with _disable_current_modes():
+        return node.target(*torch.fx.map_arg(node.args, values.__getitem__), **torch.fx.map_arg(node.kwargs, values.__getitem__))  # type: ignore[misc]
+
+
+def _value(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> Any:
+    """A node's value for the device: numbers that PyTorch has in float64 are in fp32 there."""
+    value = values[node]
+    if not isinstance(value, torch.Tensor):
+        return value
+    return constant(value.float() if value.dtype == torch.float64 else value, where(node))
 
 
 def _evaluate(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], key: Any, count: int) -> Any:
@@ -101,7 +129,7 @@ def _evaluate(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], key: Any
 def _mapped(argument: Any, values: Mapping[torch.fx.Node, Any]) -> Any:
     """An argument with nodes as their values, element types as NumPy's, and whole numbers in 32 bits; lists stay lists."""
     if isinstance(argument, torch.fx.Node):
-        return values[argument]
+        return _value(argument, values)
     if isinstance(argument, (list, tuple)):
         return (
             type(argument)(_mapped(a, values) for a in argument)

@@ -129,7 +129,7 @@ def _rsub(a: Any, b: Any, alpha: float = 1) -> Any:
     return _sub(b, a, alpha)
 
 
-@lowers("aten.div.Tensor", "aten.div.Scalar", "aten.div.Tensor_mode", "aten.div.Scalar_mode")
+@lowers("aten.div.Tensor", "aten.div.Scalar", "aten.div.Tensor_mode", "aten.div.Scalar_mode", "aten.true_divide.Tensor")
 def _div(a: Any, b: Any, rounding_mode: str | None = None) -> Any:
     return _ROUNDED[rounding_mode](a, b)
 
