@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -249,3 +250,9 @@ def test_a_planted_violation_is_found(module, source, complaint):
 )
 def test_a_permitted_import_is_not_complained_about(module, source):
     assert violations(module, source) == []
+
+
+def test_what_no_training_has_asked_for_is_not_imported():
+    heavy = ("orbax", "torch", "tokenizers", "matplotlib", "tensorboardX")
+    code = f"import sys, tpuflow; tpuflow.train, tpuflow.ModelCheckpoint; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=REPOSITORY).stdout == "[]\n"

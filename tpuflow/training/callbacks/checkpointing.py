@@ -12,7 +12,7 @@ from tpuflow.checking import check_choice, check_path
 from tpuflow.errors import CheckpointError, CheckpointWriteError
 from tpuflow.training.callbacks.base import Callback, Run, check_every
 from tpuflow.training.callbacks.watching import MODES, TRAINING_LOSS, Best
-from tpuflow.training.checkpoints import files as checkpoints
+from tpuflow.training.checkpoints import orbax_files
 
 
 class ModelCheckpoint(Callback):
@@ -56,7 +56,7 @@ class ModelCheckpoint(Callback):
     @property
     def last(self) -> Path | None:
         """The newest checkpoint; None before the first."""
-        return None if self._saved is None else checkpoints.folder(self.directory, self._saved)
+        return None if self._saved is None else orbax_files().folder(self.directory, self._saved)
 
     def on_train_begin(self, run: Run) -> None:
         if self._best is not None:
@@ -96,8 +96,8 @@ class ModelCheckpoint(Callback):
             warnings.warn(self._problem(run, error), RuntimeWarning, stacklevel=2)
 
     def _problem(self, run: Run, error: CheckpointWriteError) -> str:
-        there = checkpoints.saved_steps(self.directory)
-        newest = f"the newest checkpoint there is {checkpoints.folder('', there[-1])}" if there else "there is no checkpoint yet"
+        there = orbax_files().saved_steps(self.directory)
+        newest = f"the newest checkpoint there is {orbax_files().folder('', there[-1])}" if there else "there is no checkpoint yet"
         then = (
             "The training has ended: save the params of the result elsewhere, or make room and train on from the newest checkpoint"
             if run.finished
@@ -111,16 +111,16 @@ class ModelCheckpoint(Callback):
             run.save(self.directory)
             self._saved = run.steps
         if self._best is not None and self._is_best:
-            checkpoints.point(self.directory, run.steps)
+            orbax_files().point(self.directory, run.steps)
             self._best_kept = self._best.value, run.steps
         self._forget()
 
     def _forget(self) -> None:
         """Delete what is neither among the newest nor the best."""
-        steps = checkpoints.saved_steps(self.directory)
+        steps = orbax_files().saved_steps(self.directory)
         for step in steps[: -self._keep] if self._keep else []:
             if step != self._best_step:
-                checkpoints.delete(checkpoints.folder(self.directory, step))
+                orbax_files().delete(orbax_files().folder(self.directory, step))
 
     def _found(self, run: Run) -> int | None:
         """The step resumed from, if that is saved here; what is newer was refused as damaged, and is removed.
@@ -128,15 +128,15 @@ class ModelCheckpoint(Callback):
         Raises:
           CheckpointError: there are good checkpoints that this training does not go on from.
         """
-        steps = checkpoints.saved_steps(self.directory)
+        steps = orbax_files().saved_steps(self.directory)
         here = run.resumed_from is not None and run.resumed_from.parent == self.directory.resolve()
         newer = [step for step in steps if not here or step > (run.resumed_at or 0)]
         for step in newer:
-            path = checkpoints.folder(self.directory, step)
-            if not here or checkpoints.is_good(path):
+            path = orbax_files().folder(self.directory, step)
+            if not here or orbax_files().is_good(path):
                 raise CheckpointError(
                     f"ModelCheckpoint: {self.directory} holds {path.name} of another training. Go on from it with "
                     f"tpuflow.train(..., resume={str(self.directory)!r}), or choose an empty directory."
                 )
-            checkpoints.delete(path)
+            orbax_files().delete(path)
         return run.resumed_at if here else None
