@@ -155,6 +155,11 @@ def test_the_token_after_the_last_of_a_block_counts_for_nothing() -> None:
     assert (int(hits), int(counted)) == (0, 4)
 
 
+@pytest.mark.parametrize(("loss", "expected"), [(0.0, 1.0), (1e4, None)])
+def test_a_perplexity_is_a_number_or_nothing(loss: float, expected: float | None) -> None:
+    assert clm.with_perplexity({"eval_loss": loss}) == {"eval_loss": loss, "perplexity": expected}
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("name", ["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"])
 @pytest.mark.parametrize("warmup", [0, 3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from train.trainer.options import TrainerOptions
 from train.trainer.running import Job, run_job
 
 LARGEST_CHOSEN_BLOCK = 1024
+LARGEST_EXPONENT = math.log(sys.float_info.max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,12 +147,9 @@ def run(options: ClmOptions) -> Any:
 
 
 def with_perplexity(figures: dict[str, Any]) -> dict[str, Any]:
-    """The figures of an evaluation and the exponential of its loss."""
-    try:
-        perplexity = math.exp(figures["eval_loss"])
-    except OverflowError:
-        perplexity = math.inf
-    return {**figures, "perplexity": perplexity}
+    """The figures of an evaluation and the exponential of its loss; None where that is no number that JSON can hold."""
+    loss = figures["eval_loss"]
+    return {**figures, "perplexity": math.exp(loss) if loss < LARGEST_EXPONENT else None}
 
 
 def _counted(tokens: np.ndarray | None) -> str:
