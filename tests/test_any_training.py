@@ -271,6 +271,24 @@ def test_the_average_follows_its_formula_and_is_what_is_evaluated():
     assert result.evaluate({"x": X, "label": Y}, progress=False)["accuracy"] == result.history[-1]["accuracy"]
 
 
+@pytest.mark.parametrize("options", [{}, {"policy": "mixed", "accumulate_steps": 3, "frozen": ("trunk/*",)}], ids=["plain", "wrapped"])
+def test_parameters_that_the_optimizer_averages_are_evaluated_predicted_with_and_saved(options, tmp_path):
+    data, averaged = {"x": X, "label": Y}, optax.contrib.schedule_free_eval_params
+    settings = {"batch_size": BATCH, "epochs": 4, "eval_data": data, "eval_params": averaged, "progress": False, **options}
+    result = tpuflow.train(Dense(), data, optimizer=optax.contrib.schedule_free_sgd(0.5), **settings)
+    part = {name: tree for name, tree in result.params.items() if not (options and name == "trunk")}
+    z = {name: tree for name, tree in tpuflow.amp.optimizer_state(result.opt_state).z.items() if name in part}
+    expected = result.params | jax.tree.map(lambda y, z: (y - 0.1 * z) / 0.9, part, z)
+    result.save(tmp_path / "saved")
+    saved = tpuflow.load_params(tmp_path / "saved", result.params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), saved, expected)
+    logits = Dense().apply({"params": expected}, X)
+    np.testing.assert_allclose(result.predict(X, progress=False), logits, atol=2e-2 if options else 1e-5)
+    if not options:
+        assert result.history[-1]["accuracy"] == pytest.approx(100 * float(np.mean(np.argmax(logits, -1) == Y)))
+    assert result.history[-1]["accuracy"] == result.evaluate(data, progress=False)["accuracy"]
+
+
 def test_an_nnx_module_has_the_trained_variables_in_the_end():
     module = Noisy()
     result = tpuflow.train(module, (X, Y), batch_size=BATCH, progress=False)

@@ -228,6 +228,11 @@ def a_policy_of_ones_own_with_a_misspelt_type():
     tpuflow.Policy("mine", compute_dtype="fp16", casts="list")
 
 
+@mistake(ConfigError, "ema", "eval_params", "give one of them")
+def two_ways_of_saying_what_is_evaluated():
+    tpuflow.train(Net(), (inputs, labels), ema=0.9, eval_params=lambda state, params: params)
+
+
 @mistake(ConfigError, "kind of loss scale", "'dynamc'", "dynamic")
 def a_loss_scale_of_an_unknown_kind():
     tpuflow.LossScale("dynamc")

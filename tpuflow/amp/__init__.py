@@ -1,6 +1,6 @@
 """Precision: policies, automatic casts, loss scaling. Works with plain jax.jit as well."""
 
-from tpuflow.amp.accumulating import AccumulationState, accumulate, has_updated
+from tpuflow.amp.accumulating import AccumulationState, accumulate, has_updated, optimizer_state
 from tpuflow.amp.autocast import autocast
 from tpuflow.amp.policy import (
     LOSS_SCALES,
@@ -43,6 +43,7 @@ __all__ = [
     "get_policy",
     "has_updated",
     "is_float",
+    "optimizer_state",
     "scale_loss",
     "static_loss_scale",
     "with_loss_scale",

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from tpuflow.amp.policy import is_float
-from tpuflow.amp.scaling import find_state, no_change
+from tpuflow.amp.scaling import LossScaleState, find_state, no_change
 
 
 class AccumulationState(NamedTuple):
@@ -65,6 +65,13 @@ def has_updated(before: Any, after: Any) -> jax.Array:
     updated = [count == 0 for count in gathering]
     updated += [scaled[1].skipped == scaled[0].skipped] if scaled[0] is not None and scaled[1] is not None else []
     return jnp.all(jnp.stack(updated)) if updated else jnp.ones((), jnp.bool_)
+
+
+def optimizer_state(state: Any) -> Any:
+    """The state of the optimizer itself, inside accumulation and loss scale."""
+    while isinstance(state, AccumulationState | LossScaleState):
+        state = state.inner
+    return state
 
 
 def _is_gathering(state: Any) -> bool:

@@ -130,6 +130,11 @@ class StepConfig:
         None, "keep an exponential moving average of the parameters: a `tpuflow.EMA`, or its decay. Evaluations use it.",
         lambda name, value: get_ema(value), same=True,
     )  # fmt: skip
+    eval_params: Callable[[Any, Any], Any] | None = option(
+        None, "in place of `ema`, a function (the optimizer's state, params) -> the parameters that evaluations use, such as "
+        "`optax.contrib.schedule_free_eval_params`.",
+        _if_given(_function),
+    )  # fmt: skip
     keep_batchnorm_fp32: bool | None = option(
         None, "batch normalisation in fp32 (True) or in the policy's compute type (False); as the policy says if not given."
     )

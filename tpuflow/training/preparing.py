@@ -30,7 +30,7 @@ from tpuflow.training.stepping import OwnStep, Recipe, TrainState, loss_and_metr
 from tpuflow.training.weights import starting_variables
 
 OF_A_MODEL = (
-    "policy", "optimizer", "loss", "loss_fn", "inputs", "params", "frozen", "ema", "keep_batchnorm_fp32", "loss_scale",
+    "policy", "optimizer", "loss", "loss_fn", "inputs", "params", "frozen", "ema", "eval_params", "keep_batchnorm_fp32", "loss_scale",
     "accumulate_steps", "nominal_batch_size", "metrics", "numerics",
 )  # fmt: skip
 """Options that say how the step of a model is made."""
@@ -208,14 +208,14 @@ def prepare_use(config: Any, *, scored: bool, metrics: Any = None) -> Use:
     target = Target(get_chip(config.chip), config.engine, config.fidelity)
     feed = eval_feed(config.data, config.batch_size, "data")
     batch = batch_shapes(feed)
-    recipe, _ = make_recipe(config, batch, scored=scored)
+    recipe = replace(make_recipe(config, batch, scored=scored)[0], optimized=None)
     variables = _variable_shapes(recipe, batch, config)
     recipe, outputs = traced(recipe, *variables, batch, "data", train=False)
     if scored:
         recipe = measured(recipe, metrics, *variables, batch, outputs)
         check_classes(recipe, feed, batch, outputs, "data")
     state = recipe.initial_state(*_initial_variables(recipe, *variables, batch, config), None)
-    return Use(recipe, state, feed, target)
+    return Use(recipe, recipe.eval_state(state), feed, target)
 
 
 def measured_recipe(recipe: Recipe, metrics: Any, params: Any, carried: Any, batch: Any) -> Recipe:
@@ -247,7 +247,10 @@ def make_recipe(config: StepConfig, batch: Any, policy: amp.Policy | None = None
         loss, why = get_loss(config.loss, None if roles.labels is None else roles.labels(batch))
     optimizer = make_optimizer(config.optimizer, policy, config.accumulate_steps)
     frozen, ema = tuple(config.frozen), get_ema(config.ema)
-    return Recipe(model, policy, roles, loss, optimizer, loss_fn=config.loss_fn, frozen=frozen, ema=ema), why
+    if ema is not None and config.eval_params is not None:
+        raise ConfigError("ema and eval_params both say which parameters evaluations use; give one of them.")
+    recipe = Recipe(model, policy, roles, loss, optimizer, config.loss_fn, frozen=frozen, ema=ema, optimized=config.eval_params)
+    return recipe, why
 
 
 def state_shapes(recipe: Recipe, batch: Any) -> tuple[Recipe, TrainState]:

@@ -157,7 +157,7 @@ class Training:
     @property
     def _eval_state(self) -> TrainState:
         """What evaluation needs of the state."""
-        return self._state._replace(opt_state=(), key=None)
+        return self._job.recipe.eval_state(self._state)
 
     def _epochs(self) -> None:
         for number in range(self._first_epoch, self._job.config.epochs):

@@ -59,7 +59,10 @@ class Changes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a step of a model is made of: a loss of outputs and labels, or `loss_fn`, which calls the model itself."""
+    """What a step of a model is made of: a loss of outputs and labels, or `loss_fn`, which calls the model itself.
+
+    `optimized`: (the optimizer's state, params) -> the parameters that evaluations use, where the optimizer knows better ones.
+    """
 
     model: Model
     policy: amp.Policy
@@ -70,6 +73,7 @@ class Recipe:
     metrics: tuple[Metric, ...] = ()
     frozen: tuple[str, ...] = ()
     ema: EMA | None = None
+    optimized: Callable[[Any, Any], Any] | None = None
     streams: tuple[str, ...] = ()
 
     @property
@@ -166,8 +170,14 @@ class Recipe:
         outputs = self.outputs(params, state.carried, batch, rngs, train=False)
         return {**figures, **measure(own, outputs, self.roles.targets(batch), labels)}
 
+    def eval_state(self, state: TrainState) -> TrainState:
+        """What evaluations need of the state."""
+        return state._replace(opt_state=() if self.optimized is None else amp.optimizer_state(state.opt_state), key=None)
+
     def eval_params(self, state: TrainState) -> Any:
-        """The parameters that evaluations use: the average if there is one, unless it is not to be used."""
+        """The parameters that evaluations use, of an `eval_state`: the average if there is one, unless it is not to be used."""
+        if self.optimized is not None:
+            return self._whole(self.optimized(state.opt_state, self._trained(state.params)), state.params)
         if self.ema is None or not self.ema.evaluate or state.ema is None:
             return state.params
         return averaged(state.ema, state.params)
@@ -206,6 +216,10 @@ class OwnStep:
     def name(self) -> str:
         """What reports call it."""
         return getattr(self.function, "__name__", type(self.function).__name__)
+
+    def eval_state(self, state: TrainState) -> TrainState:
+        """The whole state."""
+        return state
 
     def initial_state(self, state: Any) -> TrainState:
         """A copy, since the device overwrites its state."""

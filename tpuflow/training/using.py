@@ -30,7 +30,7 @@ RAISES = "ConfigError, DataError, UnsupportedPrimitiveError: as `tpuflow.train` 
 
 @dataclass(frozen=True, slots=True)
 class UseConfig(StepConfig):
-    """The options of `tpuflow.predict`; what belongs to training alone (optimizer, frozen, ema, accumulate_steps) has no effect."""
+    """The options of `tpuflow.predict`; what is of training alone (optimizer, frozen, ema, accumulate_steps, ...) has no effect."""
 
     _: KW_ONLY
     batch_size: int = option(32, "samples in one batch.", lambda name, value: check_number(name, value, 1))
@@ -138,7 +138,7 @@ def _run(sink: DeviceSink, state: TrainState, feed: Feed, keep: OnSlice, what: s
     try:
         with progress_bar(shown=progress) as bar:
             bar.begin(what, feed.batches)
-            sink.run(state._replace(opt_state=(), key=None), _pieces(walk), _telling(keep, walk, bar))
+            sink.run(state, _pieces(walk), _telling(keep, walk, bar))
     finally:
         walk.close()
 
