@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from flax import linen as nn
 from jax import numpy as jnp
 
 from models.attention import Cache, Context, admit, causal, empty_cache
+
+
+class Inputs(NamedTuple):
+    """What a forward pass is given: tokens [B, T], what each may see, and for decoding the layers' caches.
+
+    positions: [B, T], None for 0, 1, ... attention_mask: [B, T], 0 where a token is padding. `last`: the logits of the last token alone
+    are wanted, [B, 1, vocabulary].
+    """
+
+    tokens: jax.Array
+    context: Context
+    positions: jax.Array | None = None
+    cache: Any = None
+    attention_mask: jax.Array | None = None
+    train: bool = False
+    last: bool = False
 
 
 class CausalModel(nn.Module):
@@ -22,7 +38,8 @@ class CausalModel(nn.Module):
         attention_mask: [B, T], 0 where a token is not to be seen. `train` turns on dropout, from the stream "dropout".
         """
         self._check_length("tokens", tokens.shape[1])
-        return self.run(tokens, None, Context(causal(tokens.shape[1], attention_mask)), None, attention_mask, train=train, last=False)[0]
+        context = Context(causal(tokens.shape[1], attention_mask))
+        return self.run(Inputs(tokens, context, attention_mask=attention_mask, train=train))[0]
 
     def decode(self, tokens: jax.Array, cache: Cache, attention_mask: jax.Array | None = None) -> tuple[jax.Array, Cache]:
         """Return the logits [B, vocabulary] of the token after the last of tokens [B, T], which follow those in the cache, and the cache.
@@ -30,7 +47,7 @@ class CausalModel(nn.Module):
         attention_mask: [B, T], 0 where a token is padding. The cache must have room for T more.
         """
         cache, positions, context = admit(cache, tokens, attention_mask)
-        logits, kept = self.run(tokens, positions, context, cache.layers, attention_mask, train=False, last=True)
+        logits, kept = self.run(Inputs(tokens, context, positions, cache.layers, attention_mask, last=True))
         return logits[:, 0], cache._replace(layers=kept)
 
     def empty_cache(self, batch: int, slots: int, dtype: Any = jnp.float32) -> Cache:
@@ -39,18 +56,8 @@ class CausalModel(nn.Module):
         layers, heads, width = self.config.cache_shape
         return empty_cache(layers, (batch, slots, heads, width), dtype, scan=self.config.scan)
 
-    def run(
-        self,
-        tokens: jax.Array,
-        positions: jax.Array | None,
-        context: Context,
-        cache: Any,
-        attention_mask: jax.Array | None,
-        *,
-        train: bool,
-        last: bool,
-    ) -> tuple[jax.Array, Any]:
-        """(logits, the layers' caches); positions [B, T], None for 0, 1, ...; `last`: logits [B, 1, vocabulary] of the last token."""
+    def run(self, inputs: Inputs) -> tuple[jax.Array, Any]:
+        """(logits [B, T or 1, vocabulary], the layers' caches)."""
         raise NotImplementedError
 
     def _check_length(self, what: str, length: int) -> None:

@@ -13,7 +13,7 @@ from flax import linen as nn
 from jax import numpy as jnp
 
 from models.attention import Context, attend, remember
-from models.causal import CausalModel
+from models.causal import CausalModel, Inputs
 from models.configs import JsonConfig, indivisible
 from models.layers import run_layers
 
@@ -128,26 +128,16 @@ class GPT2(CausalModel):
     config: Config
 
     @nn.compact
-    def run(
-        self,
-        tokens: jax.Array,
-        positions: jax.Array | None,
-        context: Context,
-        cache: Any,
-        attention_mask: jax.Array | None,
-        *,
-        train: bool,
-        last: bool,
-    ) -> tuple[jax.Array, Any]:
+    def run(self, inputs: Inputs) -> tuple[jax.Array, Any]:
         """As `CausalModel.run` says."""
-        config = self.config
+        config, tokens, positions = self.config, inputs.tokens, inputs.positions
         initial = nn.initializers.normal(config.initializer_range)
         embed = nn.Embed(config.vocab_size, config.n_embd, embedding_init=initial, name="wte")
         places = nn.Embed(config.n_positions, config.n_embd, embedding_init=initial, name="wpe")
         x = embed(tokens) + (places.embedding[: tokens.shape[1]] if positions is None else places(positions))  # -> [B, T, D]
-        x = nn.Dropout(config.embd_pdrop, deterministic=not train)(x)
-        x, kept, _ = run_layers(Block, config, config.n_layer, "h", x, context, cache, train=train)
-        x = _norm(config, "ln_f")(x[:, -1:] if last else x)
+        x = nn.Dropout(config.embd_pdrop, deterministic=not inputs.train)(x)
+        x, kept, _ = run_layers(Block, config, config.n_layer, "h", x, inputs.context, inputs.cache, train=inputs.train)
+        x = _norm(config, "ln_f")(x[:, -1:] if inputs.last else x)
         if config.tie_word_embeddings:
             return embed.attend(x), kept
         return nn.Dense(config.vocab_size, use_bias=False, kernel_init=initial, name="lm_head")(x), kept

@@ -12,7 +12,7 @@ from flax import linen as nn
 from jax import numpy as jnp
 
 from models.attention import Context, attend, remember
-from models.causal import CausalModel
+from models.causal import CausalModel, Inputs
 from models.configs import JsonConfig, indivisible
 from models.layers import embedded, run_layers, words
 
@@ -214,27 +214,17 @@ class Llama(CausalModel):
     layer = Layer
 
     @nn.compact
-    def run(
-        self,
-        tokens: jax.Array,
-        positions: jax.Array | None,
-        context: Context,
-        cache: Any,
-        attention_mask: jax.Array | None,
-        *,
-        train: bool,
-        last: bool,
-    ) -> tuple[jax.Array, Any]:
+    def run(self, inputs: Inputs) -> tuple[jax.Array, Any]:
         """As `CausalModel.run` says."""
-        config = self.config
+        config, tokens = self.config, inputs.tokens
         initial = nn.initializers.normal(config.initializer_range)
         embed = words(config.vocab_size, config.hidden_size, config.pad_token_id, config.initializer_range, "embed_tokens")
         x = embedded(embed, tokens, config.pad_token_id)
-        places = jnp.arange(tokens.shape[1])[None] if positions is None else positions
-        context = context._replace(rotation=rotation(places, config.head_width, config.rope_theta))
-        x, kept, noted = run_layers(self.layer, config, config.num_hidden_layers, "layers", x, context, cache, train=train)
-        self.note(noted, attention_mask)
-        x = RMSNorm(config.rms_norm_eps, name="norm")(x[:, -1:] if last else x)
+        places = jnp.arange(tokens.shape[1])[None] if inputs.positions is None else inputs.positions
+        context = inputs.context._replace(rotation=rotation(places, config.head_width, config.rope_theta))
+        x, kept, noted = run_layers(self.layer, config, config.num_hidden_layers, "layers", x, context, inputs.cache, train=inputs.train)
+        self.note(noted, inputs.attention_mask)
+        x = RMSNorm(config.rms_norm_eps, name="norm")(x[:, -1:] if inputs.last else x)
         if config.tie_word_embeddings:
             return embed.attend(x), kept
         return nn.Dense(config.vocab_size, use_bias=False, kernel_init=initial, name="lm_head")(x), kept
