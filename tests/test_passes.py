@@ -265,6 +265,13 @@ def test_transposes_become_dimension_numbers_of_products() -> None:
     assert ops(graph) == {"dot": 2}
 
 
+def test_a_transpose_passes_all_roundings_of_a_product_and_becomes_its_dimension_numbers() -> None:
+    b = Builder("f", [T(F16, 5, 4), T(F16, 6, 5)])
+    x, y = b.inputs
+    rounded = b.convert(b.convert(b.dot(x, y, (0,), (1,)), F16), F32)
+    assert ops(simplified(b, b.transpose(rounded, (1, 0)))) == {"dot": 1, "convert": 2}
+
+
 def test_a_transpose_stays_where_the_sum_would_run_in_another_order() -> None:
     b = Builder("f", [T(F32, 3, 4, 5), T(F32, 4, 3, 6)])
     x, y = b.inputs

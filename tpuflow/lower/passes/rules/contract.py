@@ -131,11 +131,19 @@ def _transpose_of_conv(rw: Rewriter, node: Node) -> Value | None:
 
 @rewrites("transpose")
 def _transpose_of_convert(rw: Rewriter, node: Node) -> Value | None:
-    """transpose(convert(dot)) = convert(transpose(dot)), so that the transpose can go into the product."""
-    convert = rw.maker(node.inputs[0], "convert")
-    dot = rw.maker(convert.inputs[0]) if convert else None
-    if convert is None or dot is None or dot.op not in PRODUCTS:
+    """transpose(convert(dot)) = convert(transpose(dot)), however many converts, so that the transpose can go into the product."""
+    converts: list[Node] = []
+    made = rw.maker(node.inputs[0])
+    while made is not None and made.op == "convert":
+        converts.append(made)
+        made = rw.maker(made.inputs[0])
+    if not converts or made is None or made.op not in PRODUCTS:
         return None
-    turned = rw.emit("transpose", (dot.result,), TensorType(dot.result.dtype, node.result.shape), permutation=node.attrs["permutation"])
-    made = rw.maker(turned)
-    return rw.emit("convert", (turned,), node.result.type) if made and made.op in PRODUCTS else None
+    shape = node.result.shape
+    turned = rw.emit("transpose", (made.result,), TensorType(made.result.dtype, shape), permutation=node.attrs["permutation"])
+    product = rw.maker(turned)
+    if product is None or product.op not in PRODUCTS:
+        return None
+    for convert in reversed(converts):
+        turned = rw.emit("convert", (turned,), TensorType(convert.result.dtype, shape))
+    return turned
