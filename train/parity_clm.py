@@ -243,8 +243,8 @@ def _published(given: argparse.Namespace) -> int:
         warmup_steps=given.warmup, config_overrides=given.config_overrides, max_eval_samples=given.eval_samples, weight_decay=0.1,
     )  # fmt: skip
     study = study_of(options, given.text or _found(), given.tokens or "gpt2-bpe")
-    runs = {policy: ours(study, policy, progress=given.progress) for policy in given.policies}
-    runs |= {"jax.jit": plain_jax(study), "PyTorch": pytorch(study)}
+    theirs = {"PyTorch": pytorch(study), "jax.jit": plain_jax(study)}  # first what may not be installed
+    runs = {policy: ours(study, policy, progress=given.progress) for policy in given.policies} | theirs
     parameters = sum(leaf.size for leaf in jax.tree.leaves(study.variables))
     figures = {
         "parameters": parameters,
