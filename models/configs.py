@@ -1,4 +1,4 @@
-"""Configurations of language models, field by field those of transformers' `config.json`, read from it and written to it."""
+"""Configurations, field by field those of the JSON files that transformers and diffusers keep beside weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Self
 
 import jax
@@ -16,6 +16,7 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": functools.partial(nn.gelu, approximate=False),
     "gelu_new": functools.partial(nn.gelu, approximate=True),
     "gelu_pytorch_tanh": functools.partial(nn.gelu, approximate=True),
+    "quick_gelu": lambda x: x * nn.sigmoid(1.702 * x),
     "relu": nn.relu,
     "silu": nn.silu,
     "swish": nn.silu,
@@ -25,31 +26,35 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class JsonConfig:
-    """What the configurations have in common; each field has the name, the meaning and the default that it has in `config.json`.
+class FileConfig:
+    """What the configurations have in common; each field has the name, the meaning and the default that it has in the file.
 
-    `scan` and `remat` say how the layers are written down, and are not in the file. `scan`: the layers are one `lax.scan` over stacked
-    parameters, so that neither the program nor compiling it grows with the depth; otherwise each is written out. `remat`: a layer's inner
-    values are computed again in the backward pass instead of being kept (`jax.checkpoint`).
+    An `int` is a size, from 1 on; a number that may be 0 is a `float`, or may be None.
     """
 
-    MODEL_TYPE: ClassVar[str]
-    ARCHITECTURE: ClassVar[str]
-    """transformers' class that computes the same."""
+    KIND: ClassVar[str]
+    """The key that says whose file it is."""
+    FILE: ClassVar[str] = "config.json"
     ONLY: ClassVar[Mapping[str, Any]] = {}
-    """Key of `config.json` that changes what is computed -> the one value that is computed here."""
-    ACTIVATION: ClassVar[str]
-    """The field that names the activation."""
-    OURS: ClassVar[tuple[str, ...]] = ("scan", "remat")
-
-    scan: bool = dataclasses.field(default=False, kw_only=True)
-    remat: bool = dataclasses.field(default=False, kw_only=True)
+    """Key of the file that changes what is computed -> the one value that is computed here."""
+    OURS: ClassVar[tuple[str, ...]] = ()
+    """Fields that the file does not have."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming every field whose value is of another type or out of range, or else all that do not go together."""
         found = self._misfits() or self.conflicts()
         if found:
-            raise ValueError(f"{type(self).__module__}.Config: {'; '.join(found)}")
+            raise ValueError(f"{type(self).__module__}.{type(self).__qualname__}: {'; '.join(found)}")
+
+    @classmethod
+    def kind(cls) -> str:
+        """What the file has under `KIND`."""
+        raise NotImplementedError
+
+    @classmethod
+    def choices(cls) -> Mapping[str, Collection[str]]:
+        """Field that is a word -> the words that it may be."""
+        return {}
 
     def conflicts(self) -> list[str]:
         """What does not go together, in words; every field is of its own type by then."""
@@ -57,14 +62,18 @@ class JsonConfig:
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> Self:
-        """Make the configuration that a `config.json` says; keys that change nothing of what is computed are not looked at.
+        """Make the configuration that a file says; keys that change nothing of what is computed are not looked at.
 
         Raises:
           ValueError: it is of another kind of model, asks for something that is not computed here, or a value is none.
         """
-        where = f"config.json of a {cls.MODEL_TYPE} model"
-        if json.get("model_type", cls.MODEL_TYPE) != cls.MODEL_TYPE:
-            raise ValueError(f"{where}: model_type is {json['model_type']!r}, expected {cls.MODEL_TYPE!r}; take the module of that model")
+        where, kind = f"{cls.FILE} of a {cls.kind()} model", json.get(cls.KIND, cls.kind())
+        if kind != cls.kind():
+            raise ValueError(f"{where}: {cls.KIND} is {kind!r}, expected {cls.kind()!r}; take the module of that model")
+        return cls._from_keys(json, where)
+
+    @classmethod
+    def _from_keys(cls, json: Mapping[str, Any], where: str) -> Self:
         refused = [
             f"{key} is {json[key]!r}, only {value!r} is computed" for key, value in cls.ONLY.items() if json.get(key, value) != value
         ]
@@ -73,14 +82,8 @@ class JsonConfig:
         return cls(**{name: _hashable(json[name]) for name in cls._names() if name in json})
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `config.json` holds: transformers reads the same model from it."""
-        fields = {name: _plain(getattr(self, name)) for name in self._names()}
-        return {"architectures": [self.ARCHITECTURE], "model_type": self.MODEL_TYPE, **fields}
-
-    @property
-    def activation(self) -> Callable[[jax.Array], jax.Array]:
-        """The function between the dense layers."""
-        return ACTIVATIONS[getattr(self, self.ACTIVATION)]
+        """Return what the file holds: the original reads the same model from it."""
+        return {self.KIND: self.kind(), **{name: _plain(getattr(self, name)) for name in self._names()}}
 
     @classmethod
     def _names(cls) -> list[str]:
@@ -89,9 +92,50 @@ class JsonConfig:
     def _misfits(self) -> list[str]:
         kinds = typing.get_type_hints(type(self))
         found = [_misfit(field.name, getattr(self, field.name), kinds[field.name]) for field in dataclasses.fields(self)]
-        if getattr(self, self.ACTIVATION) not in ACTIVATIONS:
-            found.append(f"{self.ACTIVATION} is {getattr(self, self.ACTIVATION)!r}, expected one of {', '.join(ACTIVATIONS)}")
+        for name, words in self.choices().items():
+            if getattr(self, name) not in words:
+                found.append(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(words)}")
         return [text for text in found if text]
+
+
+@dataclasses.dataclass(frozen=True)
+class JsonConfig(FileConfig):
+    """What the configurations of transformers' models have in common.
+
+    `scan` and `remat` say how the layers are written down, and are not in the file. `scan`: the layers are one `lax.scan` over stacked
+    parameters, so that neither the program nor compiling it grows with the depth; otherwise each is written out. `remat`: a layer's inner
+    values are computed again in the backward pass instead of being kept (`jax.checkpoint`).
+    """
+
+    KIND: ClassVar[str] = "model_type"
+    MODEL_TYPE: ClassVar[str]
+    ARCHITECTURE: ClassVar[str]
+    """transformers' class that computes the same."""
+    ACTIVATION: ClassVar[str]
+    """The field that names the activation."""
+    OURS: ClassVar[tuple[str, ...]] = ("scan", "remat")
+
+    scan: bool = dataclasses.field(default=False, kw_only=True)
+    remat: bool = dataclasses.field(default=False, kw_only=True)
+
+    @classmethod
+    def kind(cls) -> str:
+        """As `FileConfig.kind`."""
+        return cls.MODEL_TYPE
+
+    @classmethod
+    def choices(cls) -> Mapping[str, Collection[str]]:
+        """As `FileConfig.choices`."""
+        return {cls.ACTIVATION: ACTIVATIONS}
+
+    def to_json(self) -> dict[str, Any]:
+        """As `FileConfig.to_json`."""
+        return {"architectures": [self.ARCHITECTURE], **super().to_json()}
+
+    @property
+    def activation(self) -> Callable[[jax.Array], jax.Array]:
+        """The function between the dense layers."""
+        return ACTIVATIONS[getattr(self, self.ACTIVATION)]
 
 
 def indivisible(name: str, number: int, by: str, divisor: int) -> list[str]:

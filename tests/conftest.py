@@ -95,6 +95,16 @@ def transformers(torch: ModuleType) -> Iterator[ModuleType]:
     del library  # the declarations end with it
 
 
+@pytest.fixture(scope="session")
+def diffusers(transformers: ModuleType) -> ModuleType:
+    """diffusers, whose models and schedulers are built from configurations: nothing is looked for on the network."""
+    try:
+        return importlib.import_module("diffusers")
+    except ImportError:
+        pass
+    pytest.fail("this test needs diffusers: `make test` installs it, or pip install -e '.[torch,torch-models]'", pytrace=False)
+
+
 @pytest.fixture(scope="module")
 def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The same few steps are compiled by one test after the other: XLA's results are kept on disk meanwhile."""

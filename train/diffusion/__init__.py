@@ -1,0 +1,1 @@
+"""Text-to-image diffusion: noise schedules, pipelines in folders, sampling."""
