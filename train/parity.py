@@ -1,17 +1,18 @@
-"""Documented figures, and PyTorch's, beside ours: `python -m train.parity [mnist|cifar|resnet50|clm]`; mnist if none is named."""
+"""Documented figures, and PyTorch's, beside ours: `python -m train.parity [mnist|cifar|resnet50|clm|unet]`; mnist if none is named."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from train import parity_cifar, parity_clm, parity_mnist, parity_resnet
+from train import parity_cifar, parity_clm, parity_mnist, parity_resnet, parity_unet
 
 COMPARISONS: Mapping[str, Callable[[Sequence[str] | None], int]] = {
     "mnist": parity_mnist.main,
     "cifar": parity_cifar.main,
     "resnet50": parity_resnet.main,
     "clm": parity_clm.main,
+    "unet": parity_unet.main,
 }
 """Name -> its command line."""
 

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from models import bert, gpt2, llama, mixtral
-from tpuflow.errors import ConfigError, WeightsError, did_you_mean
-from tpuflow.importers import flax_params, load_state_dict, save_state_dict, state_dict
+from tpuflow.errors import ConfigError, did_you_mean
+from tpuflow.importers import save_state_dict, state_dict
+from train.model_files import configured, fitted, read_json, read_weights
 from train.text.tokenizing import Tokenizer, find_tokenizer
 
 CONFIG = "config.json"
@@ -100,11 +101,8 @@ def load_pretrained(
     config = overridden(config, overrides)
     if config_name:
         return Pretrained(family, config, None, f"new weights, the configuration in {folder}")
-    weights, file = _read_weights(folder)
-    try:
-        variables = flax_params(weights, family.variables_like(config), family.module.torch_layers(config))
-    except WeightsError as error:
-        raise WeightsError(f"{file}: {error}") from error
+    weights, file = read_weights(folder, WEIGHTS, f" For new weights of its configuration: --config_name {folder}.")
+    variables = fitted(weights, file, family.variables_like(config), family.module.torch_layers(config))
     return Pretrained(family, config, variables, f"the weights in {file}")
 
 
@@ -141,7 +139,7 @@ def overridden(config: Any, overrides: str | None) -> Any:
                 f"--config_overrides: {part.strip()!r}: expected FIELD=VALUE with a field of {CONFIG}.{did_you_mean(field, names)}"
             )
         given[field] = _parsed(text)
-    return _configured(partial(replace, config, **given), "--config_overrides")
+    return configured(partial(replace, config, **given), "--config_overrides")
 
 
 def _parsed(text: str) -> Any:
@@ -150,13 +148,6 @@ def _parsed(text: str) -> Any:
         return words[text] if text in words else json.loads(text)
     except json.JSONDecodeError:
         return text
-
-
-def _configured(make: Callable[[], Any], where: str) -> Any:
-    try:
-        return make()
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}.") from error
 
 
 def _named(families: Mapping[str, Family], name: str) -> tuple[Family, Any]:
@@ -172,24 +163,8 @@ def _named(families: Mapping[str, Family], name: str) -> tuple[Family, Any]:
 
 def _read_config(families: Mapping[str, Family], folder: Path) -> tuple[Family, Any]:
     path = folder / CONFIG
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); a model's folder has one.") from error
-    kind = content.get("model_type") if isinstance(content, dict) else None
+    content = read_json(path, "a model's folder")
+    kind = content.get("model_type")
     if not isinstance(kind, str) or kind not in families:
         raise ConfigError(f"{path}: model_type is {kind!r}, expected {' or '.join(families)}.")
-    return families[kind], _configured(partial(families[kind].module.Config.from_json, content), str(path))
-
-
-def _read_weights(folder: Path) -> tuple[dict[str, Any], Path]:
-    for name in WEIGHTS:
-        if (folder / name).is_file():
-            return load_state_dict(folder / name), folder / name
-        index = folder / f"{name}.index.json"
-        if index.is_file():
-            parts = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            return {key: value for part in parts for key, value in load_state_dict(folder / part).items()}, index
-    raise WeightsError(
-        f"{folder}: no weights; expected {' or '.join(WEIGHTS)}. For new weights of its configuration: --config_name {folder}."
-    )
+    return families[kind], configured(partial(families[kind].module.Config.from_json, content), str(path))

@@ -18,6 +18,7 @@ A mapping has a row for each PyTorch module, in its simplest form `{"features.0"
 - `"h.*.ln": "h/ln"`: a star that the Flax side lacks is a leading axis there, over which tensors are stacked: layers in a scan, experts.
 - `"h.*.c_attn.weight": "h_*/c_attn/kernel"`: a row that names one tensor and one leaf keeps the axes as they are.
 - `"[transformer.]wte": "wte"`: what is in brackets may be missing from the names that are read; it is written.
+- `"attn.{to_q|query}": "attn/to_q"`: either name is read, all over the row the first or all over the last; the first is written.
 - `"lm_head.weight": "wte/embedding"` after another row with that place: a second name of a tensor, tied to it. It may be missing, must be
   equal, and is not written.
 - `"h.*.attn.mask": None`: a tensor without a counterpart; it may be there or not. So is every `num_batches_tracked`.
@@ -53,6 +54,7 @@ WITHOUT_COUNTERPART = frozenset({"num_batches_tracked"})
 COLLECTIONS = frozenset({"params", "batch_stats"})
 
 _OPTIONAL = re.compile(r"\[(.*?)\]")
+_EITHER = re.compile(r"\{(.*?)\|(.*?)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,9 @@ class Row:
     @cached_property
     def _tensor(self) -> re.Pattern[str]:
         name = re.escape(self.name).replace(r"\*", r"\d+")
-        return re.compile(name.replace(r"\[", "(?:").replace(r"\]", ")?") + r"(\.[^.]+)?")
+        for written, meant in {r"\[": "(?:", r"\]": ")?", r"\{": "(?:", r"\|": "|", r"\}": ")"}.items():
+            name = name.replace(written, meant)
+        return re.compile(name + r"(\.[^.]+)?")
 
 
 def rows(mapping: Mapping[str, Place] | None) -> tuple[Row, ...]:
@@ -160,12 +164,13 @@ def sources(path: tuple[str, ...], table: tuple[Row, ...]) -> list[Source]:
 
 
 def spellings(name: str) -> Iterator[str]:
-    """The names that a tensor may be read under: with the optional part first."""
-    for full in (_OPTIONAL.sub(r"\1", name), _OPTIONAL.sub("", name)):
-        yield full
-        module, _, tensor = full.rpartition(".")
-        if tensor in SPELLINGS:
-            yield f"{module}.{SPELLINGS[tensor]}"
+    """The names that a tensor may be read under: with the optional part first, and of two names the first one first."""
+    for one in dict.fromkeys((_EITHER.sub(r"\1", name), _EITHER.sub(r"\2", name))):
+        for full in (_OPTIONAL.sub(r"\1", one), _OPTIONAL.sub("", one)):
+            yield full
+            module, _, tensor = full.rpartition(".")
+            if tensor in SPELLINGS:
+                yield f"{module}.{SPELLINGS[tensor]}"
 
 
 def _filled(name: str, numbers: tuple[object, ...]) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from tpuflow.data import places
 from tpuflow.errors import ConfigError, DataError
+from train.text import clip
 
 AT_ONCE = 4096
 """Lines that are tokenised together, which bounds the memory of it."""
@@ -64,7 +65,7 @@ class Tokenizer:
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer in a folder: tokenizer.json, vocab.json with merges.txt (OpenAI's encoder.json, vocab.bpe), or vocab.txt.
+    """The tokenizer in a folder: tokenizer.json, vocab.json with merges.txt (OpenAI's encoder.json, vocab.bpe, or CLIP's), or vocab.txt.
 
     Raises:
       DataError: there is none, or its files are damaged.
@@ -109,6 +110,12 @@ def _byte_level(tokenizers: ModuleType, vocab: Path, merges: Path) -> Any:
     return made
 
 
+def _byte_pairs(tokenizers: ModuleType, vocab: Path, merges: Path) -> Any:
+    """CLIP's if the folder says so, else GPT-2's."""
+    kind = str(_settings(vocab.parent).get("tokenizer_class", ""))
+    return (clip.from_files if kind.startswith("CLIP") else _byte_level)(tokenizers, vocab, merges)
+
+
 def _word_pieces(tokenizers: ModuleType, vocab: Path) -> Any:
     """BERT's uncased: lower case, accents away, [CLS] before and [SEP] after each part."""
     made = tokenizers.Tokenizer(tokenizers.models.WordPiece.from_file(str(vocab), unk_token="[UNK]", max_input_chars_per_word=100))
@@ -125,8 +132,9 @@ def _word_pieces(tokenizers: ModuleType, vocab: Path) -> Any:
 
 READERS: Mapping[tuple[str, ...], Callable[..., Any]] = {
     ("tokenizer.json",): lambda tokenizers, path: tokenizers.Tokenizer.from_file(str(path)),
-    ("vocab.json", "merges.txt"): _byte_level,
+    ("vocab.json", "merges.txt"): _byte_pairs,
     ("encoder.json", "vocab.bpe"): _byte_level,
+    ("bpe_simple_vocab_16e6.txt.gz",): clip.from_openai,
     ("vocab.txt",): _word_pieces,
 }
 """The files of a tokenizer, most telling first, and how they are read."""
