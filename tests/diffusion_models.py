@@ -125,4 +125,4 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "special_tokens_map.json").write_text(json.dumps({"pad_token": "!"}))
 
 
-__all__ = ["PAIRS", "TEXT", "TEXT_LENGTH", "UNET", "VAE", "Pair", "normal", "state_of", "to_numpy", "to_torch", "write_tokenizer"]
+__all__ = ["PAIRS", "TEXT", "TEXT_LENGTH", "UNET", "UNET_2", "VAE", "Pair", "normal", "state_of", "to_numpy", "to_torch", "write_tokenizer"]

@@ -13,7 +13,7 @@ import pytest
 
 import tpuflow
 from models import autoencoder_kl, clip_text, diffusers_configs, unet_2d_condition
-from tests.diffusion_models import PAIRS, TEXT, UNET, UNET_2, VAE, Pair, normal, state_of
+from tests.diffusion_models import PAIRS, TEXT, UNET, UNET_2, VAE, Pair, normal, state_of, to_numpy, to_torch
 from tpuflow.errors import WeightsError
 from tpuflow.importers import flax_params, state_dict
 from train.diffusion.folders import PARTS
@@ -41,7 +41,7 @@ def _scaled_by(name: str) -> str:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", ["unet-1", "text-1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("unet-2", "vae"))])
 def test_outputs_losses_and_gradients_are_those_of_the_original(
     diffusers: ModuleType, transformers: ModuleType, torch: ModuleType, name: str
 ) -> None:
@@ -56,6 +56,17 @@ def test_outputs_losses_and_gradients_are_those_of_the_original(
     assert max(worst.values()) < 1e-3, max(worst, key=lambda path: worst[path])
 
 
+@pytest.mark.torch
+def test_an_image_is_encoded_and_decoded_as_by_the_original(diffusers: ModuleType, transformers: ModuleType, torch: ModuleType) -> None:
+    pair = PAIRS["vae"]
+    network = pair.twin(diffusers, transformers, torch)
+    with torch.no_grad():
+        expected = to_numpy(pair.call(network, *(to_torch(torch, array) for array in pair.inputs)))
+    found = tpuflow.jit(PARTS["vae"].model(VAE).apply)(pair.variables(state_of(network)), *pair.inputs)
+    assert np.abs(found - expected).max() / np.abs(expected).max() < 1e-4
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["unet-1", "vae"])
 def test_gradient_checkpointing_changes_no_bits(name: str) -> None:
     pair = PAIRS[name]

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from train import bert, cifar, clm, generate, lenet, lenet_custom_loop, mnist, relu_reduce_mean_dense, resnet, squeezenet, vgg16
+from train import (
+    bert,
+    cifar,
+    clm,
+    generate,
+    lenet,
+    lenet_custom_loop,
+    mnist,
+    relu_reduce_mean_dense,
+    resnet,
+    squeezenet,
+    text_to_image_sample,
+    vgg16,
+)
 from train.recipe import Recipe
 
 RECIPES: Mapping[str, Recipe] = {
@@ -22,6 +35,7 @@ RECIPES: Mapping[str, Recipe] = {
         clm.RECIPE,
         generate.RECIPE,
         bert.RECIPE,
+        text_to_image_sample.RECIPE,
     )
 }
 """Name -> recipe."""
