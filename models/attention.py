@@ -61,6 +61,21 @@ def attend(
     return mixed.reshape(batch, length, heads * width)
 
 
+def attend_in_blocks(q: jax.Array, k: jax.Array, v: jax.Array, most: int = 1024) -> jax.Array:
+    """As `attend` where all see all, for at most so many queries at once: q [B, T, H, D]; k, v [B, S, K, D] -> [B, T, H * D].
+
+    Beyond, blocks of queries go one after the other through a loop, and the backward pass computes each block's weights again: what is
+    stored at any time is [B, K, block * G, S] instead of [B, K, T * G, S], as for the pixels of images.
+    """
+    batch, length, heads, width = q.shape
+    block = next(size for size in range(min(most, length), 0, -1) if length % size == 0)
+    if block == length:
+        return attend(q, k, v, None)
+    blocks = jnp.moveaxis(q.reshape(batch, -1, block, heads, width), 1, 0)  # [B, T, H, D] -> [blocks, B, block, H, D]
+    found = jax.lax.map(jax.checkpoint(lambda part: attend(part, k, v, None), prevent_cse=False), blocks)
+    return jnp.moveaxis(found, 0, 1).reshape(batch, length, heads * width)
+
+
 def _grouped(q: jax.Array, groups: int) -> jax.Array:
     """[B, T, K * G, D] -> [B, T * G, K, D]."""
     if groups == 1:

@@ -8,7 +8,7 @@ import jax
 from flax import linen as nn
 from jax import numpy as jnp
 
-from models.attention import attend
+from models.attention import attend_in_blocks
 from models.configs import ACTIVATIONS
 from models.diffusers_configs import DiffusersConfig
 
@@ -87,7 +87,7 @@ def mixed(x: jax.Array, context: jax.Array, heads: int, *, bias: bool = False, u
         for name, source in (("to_q", x), ("to_k", context), ("to_v", context))
     )  # [B, T, D] -> [B, T, H, D / H]
     wide = (q.astype(jnp.float32), k.astype(jnp.float32)) if upcast else (q, k)
-    return nn.Dense(width, name="to_out_0")(attend(*wide, v, None).astype(x.dtype))
+    return nn.Dense(width, name="to_out_0")(attend_in_blocks(*wide, v).astype(x.dtype))
 
 
 class Attention(nn.Module):

@@ -13,6 +13,7 @@ import pytest
 
 import tpuflow
 from models import autoencoder_kl, clip_text, diffusers_configs, unet_2d_condition
+from models.attention import attend, attend_in_blocks
 from tests.diffusion_models import PAIRS, TEXT, UNET, UNET_2, VAE, Pair, normal, state_of, to_numpy, to_torch
 from tpuflow.errors import WeightsError
 from tpuflow.importers import flax_params, state_dict
@@ -173,3 +174,18 @@ def test_too_many_tokens_are_refused() -> None:
 
 def test_a_checkpointed_configuration_is_the_same_file() -> None:
     assert dataclasses.replace(UNET, gradient_checkpointing=True).to_json() == UNET.to_json()
+
+
+@pytest.mark.parametrize("most", [4, 5, 12])
+def test_attention_in_blocks_of_queries_is_attention(most: int) -> None:
+    q, k, v = normal(2, 12, 4, 3), normal(2, 7, 2, 3), normal(7, 2, 2, 3).swapaxes(0, 1)
+
+    def loss(attention: Any, *arrays: Any) -> jax.Array:
+        return jax.numpy.sum(jax.numpy.sin(attention(*arrays)))
+
+    in_blocks = functools.partial(attend_in_blocks, most=most)
+    found, slopes = tpuflow.jit(jax.value_and_grad(functools.partial(loss, in_blocks), (0, 1, 2)))(q, k, v)
+    expected, theirs = jax.value_and_grad(functools.partial(loss, functools.partial(attend, visible=None)), (0, 1, 2))(q, k, v)
+    assert float(found) == pytest.approx(float(expected), rel=1e-6)
+    for one, other in zip(slopes, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tpuflow.data import places
 from tpuflow.errors import ConfigError, DataError
+from train.text import clip
 from train.text.blocks import LINES_A_GROUP, blocks, read_lines, split
 from train.text.masking import Masking, examples
 from train.text.tokenizing import Tokenizer, find_tokenizer, load_tokenizer
@@ -62,6 +63,21 @@ def test_gpt2s_tokens_are_those_of_transformers(transformers: ModuleType, tmp_pa
     found.save(tmp_path / "saved")
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert all(again(text)["input_ids"] == found.encode(text).tolist() for text in SENTENCES)
+
+
+@pytest.mark.torch
+def test_clips_prompts_are_those_of_transformers(transformers: ModuleType, tmp_path: Path) -> None:
+    shared("clip-bpe")
+    found = find_tokenizer("clip-bpe")
+    clip.save(found, tmp_path, 77)
+    expected, again = transformers.CLIPTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)
+    assert len(found) == 49408
+    prompts = [*SENTENCES, "a photo of a cat's hat, 1999!", "a<|endoftext|>b <|startoftext|>", "e\u0301 É", "x" * 300 + " word" * 100]
+    tokens = expected(prompts, max_length=77, padding="max_length", truncation=True)["input_ids"]
+    with pytest.warns(UserWarning, match="are read: 'word .*word' is cut off"):
+        np.testing.assert_array_equal(clip.encode_prompts(found, prompts, 77), tokens)
+    np.testing.assert_array_equal(clip.encode_prompts(again, prompts[:-1], 77), tokens[:-1])
+    assert found.decode(found.encode("A photo of a cat.")) == "a photo of a cat ."
 
 
 @pytest.mark.torch

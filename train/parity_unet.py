@@ -97,10 +97,10 @@ def variables(config: Config) -> Any:
     like = PARTS["unet"].variables_like(config)
     table = tensors(like)
 
-    def leaf(path: Any, shape: Any) -> np.ndarray:
+    def leaf(path: Any, shape: Any) -> jax.Array:
         name, source = table[_path(path)]
         theirs = source.to_torch(np.broadcast_to(np.float32(0), shape.shape)).shape
-        return np.ascontiguousarray(source.to_flax(drawn(name, theirs)))
+        return jnp.asarray(source.to_flax(drawn(name, theirs)))
 
     return jax.tree_util.tree_map_with_path(leaf, like)
 
@@ -151,12 +151,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m train.parity unet", description=__doc__)
     parser.add_argument("--size", choices=tuple(CONFIGS), default="stable-diffusion-v1-4", help="[%(default)s]")
     parser.add_argument("--chip", default="generic", help="row of the chip catalogue [%(default)s]")
-    parser.add_argument("--write-pytorch", type=Path, metavar="FOLDER", help="only run PyTorch, and write what it finds")
+    parser.add_argument("--write-pytorch", type=Path, metavar="FOLDER", help="only run PyTorch, and keep what it finds there")
+    parser.add_argument("--pytorch", type=Path, metavar="FOLDER", help="compare with what was kept there")
     arguments = parser.parse_args(argv)
     config = CONFIGS[arguments.size]
     if arguments.write_pytorch:
         theirs(config, arguments.write_pytorch)
         return 0
+    if arguments.pytorch:
+        return _reported(differences(config, arguments.pytorch, arguments.chip))
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-m", "train.parity_unet", "--size", arguments.size, "--write-pytorch", folder], check=True)
         return _reported(differences(config, Path(folder), arguments.chip))

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from tpuflow.errors import short
+
 BEGIN, END = "<|startoftext|>", "<|endoftext|>"
 TOKENS: Mapping[str, str] = {"bos_token": BEGIN, "eos_token": END, "unk_token": END, "pad_token": END}
 """What a folder may call otherwise -> the original's tokens."""
@@ -56,7 +58,8 @@ def encode_prompts(tokenizer: Any, prompts: Sequence[str], length: int) -> np.nd
     for row, prompt, tokens in zip(rows, prompts, tokenizer.encode_lines(prompts), strict=True):
         if len(tokens) > length:
             lost = tokenizer.decode(tokens[length - 1 : -1])
-            warnings.warn(f"the prompt {prompt!r} is {len(tokens)} tokens, of which {length} are read: {lost!r} is cut off", stacklevel=2)
+            said = f"the prompt {short(prompt)} is {len(tokens)} tokens, of which {length} are read: {lost!r} is cut off"
+            warnings.warn(said, stacklevel=2)
             tokens = np.append(tokens[: length - 1], tokens[-1])
         row[: len(tokens)] = tokens
     return rows
