@@ -73,7 +73,7 @@ def theirs(config: Config, folder: Path) -> None:
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     import diffusers
 
-    network = diffusers.UNet2DConditionModel.from_config(config.to_json())
+    network: Any = diffusers.UNet2DConditionModel.from_config(config.to_json())
     network.enable_gradient_checkpointing()
     with torch.no_grad():
         for name, parameter in network.named_parameters():

@@ -80,7 +80,7 @@ def host_bytes(program: Program) -> int:
     """
     constants = sum(len(c.data) for c in program.constants)
     kernels = {id(k): k for k in program.kernels()}.values()
-    return _occupied(program) + constants + max((_kernel_bytes(k, program.chip) for k in kernels), default=0)
+    return occupied_bytes(program) + constants + max((_kernel_bytes(k, program.chip) for k in kernels), default=0)
 
 
 def items_bytes(ports: Sequence[Port], items: int) -> int:
@@ -95,7 +95,7 @@ def _port_bytes(port: Port) -> int:
     return size
 
 
-def _occupied(program: Program) -> int:
+def occupied_bytes(program: Program) -> int:
     """Bytes of HBM that some buffer lies in."""
     total = end = 0
     for low, high in sorted((b.address, b.address + b.bytes) for b in program.buffers if b.bytes):
