@@ -83,10 +83,9 @@ class Pair:
         like = part.variables_like(self.config)
         return flax_params(tensors, like, part.names(self.config, like))
 
-    def loss(self, variables: Any, target: jax.Array, *inputs: Any, checkpointing: bool = False) -> tuple[jax.Array, jax.Array]:
+    def loss(self, variables: Any, target: jax.Array, *inputs: Any) -> tuple[jax.Array, jax.Array]:
         """(the mean squared distance from a target, what the model makes)."""
-        config = dataclasses.replace(self.config, gradient_checkpointing=True) if checkpointing else self.config
-        outputs = PARTS[self.part].model(config).apply(variables, *inputs)
+        outputs = PARTS[self.part].model(self.config).apply(variables, *inputs)
         return jnp.mean(jnp.square(outputs - target)), outputs
 
     def theirs(self, torch: ModuleType, network: Any, target: np.ndarray) -> tuple[float, np.ndarray, Any]:
