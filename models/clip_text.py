@@ -25,7 +25,7 @@ class Config(JsonConfig):
     vocab_size: int = 49408
     hidden_size: int = 512
     intermediate_size: int = 2048
-    projection_dim: int = 512
+    projection_dim: int | None = 512
     num_hidden_layers: int = 12
     num_attention_heads: int = 8
     max_position_embeddings: int = 77

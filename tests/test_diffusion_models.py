@@ -77,7 +77,7 @@ def test_gradient_checkpointing_changes_no_bits() -> None:
         variables = jax.tree.map(lambda leaf: np.float32(0.2) * normal(*leaf.shape), like)
 
         def loss(variables: Any, block: Any = block) -> jax.Array:
-            return sum(jax.numpy.sum(jax.numpy.sin(kept)) for kept in block.apply(variables, x, time, text)[1])
+            return jax.numpy.sin(block.apply(variables, x, time, text)[0]).sum()
 
         traced = jax.make_jaxpr(jax.grad(loss))(variables)
         assert ("remat" in str(traced)) == checkpointing
@@ -182,7 +182,7 @@ def test_a_checkpointed_configuration_is_the_same_file() -> None:
     assert dataclasses.replace(UNET, gradient_checkpointing=True).to_json() == UNET.to_json()
 
 
-@pytest.mark.parametrize("most", [4, 5, 12])
+@pytest.mark.parametrize("most", [5, 12])
 def test_attention_in_blocks_of_queries_is_attention(most: int) -> None:
     q, k, v = normal(2, 12, 4, 3), normal(2, 7, 2, 3), normal(7, 2, 2, 3).swapaxes(0, 1)
 

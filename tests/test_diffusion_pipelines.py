@@ -16,16 +16,16 @@ import pytest
 from PIL import Image
 
 import tpuflow
-from tests.diffusion_models import TEXT, TEXT_LENGTH, UNET_2, VAE, normal, write_tokenizer
+from tests.diffusion_models import TEXT, TEXT_LENGTH, UNET_2, VAE, write_tokenizer
 from tpuflow.errors import ConfigError, TpuflowError
 from tpuflow.importers import load_state_dict, save_state_dict
+from train import text_to_image_sample
 from train.__main__ import main
 from train.diffusion import pictures
 from train.diffusion.folders import PARTS, Pipeline, load_pipeline, save_part
-from train.diffusion.sampling import Sampler
 from train.text.clip import encode_prompts
 from train.text.tokenizing import load_tokenizer
-from train.text_to_image_sample import SampleOptions, sampler_of
+from train.text_to_image_sample import SampleOptions, sampled, sampler_of
 
 PROMPTS = ["the cat and the dog", "a dog"]
 SCHEDULE = {
@@ -71,12 +71,6 @@ def options(folder: Path, **others: Any) -> SampleOptions:
     return SampleOptions(pretrained_model_name_or_path=str(folder), prompt=PROMPTS, output_dir=folder / "pictures", **others)
 
 
-def ours(pipeline: Pipeline, sampler: Sampler, latents: np.ndarray) -> np.ndarray:
-    """Pictures of the prompts from these latents, made on the device."""
-    prompts, others = (encode_prompts(pipeline.tokenizer, texts, TEXT_LENGTH) for texts in (PROMPTS, ["blurred"] * 2))
-    return np.asarray(tpuflow.jit(sampler.sample)(pipeline.variables, prompts, others, latents))
-
-
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("kind", "theirs"), [("ddim", "DDIMScheduler"), pytest.param("euler", "EulerDiscreteScheduler", marks=pytest.mark.slow)]
@@ -84,15 +78,15 @@ def ours(pipeline: Pipeline, sampler: Sampler, latents: np.ndarray) -> np.ndarra
 def test_pictures_are_those_of_diffusers_from_the_same_latents(
     diffusers: ModuleType, torch: ModuleType, folder: Path, original: Any, kind: str, theirs: str
 ) -> None:
+    asked = options(folder, scheduler=kind, num_inference_steps=20, guidance_scale=3.0, negative_prompt="blurred", seed=7)
     read = load_pipeline(str(folder))
-    sampler = sampler_of(options(folder, scheduler=kind, num_inference_steps=20, guidance_scale=3.0), read)
-    latents = normal(*sampler.latent_shape(2))
+    found, _ = sampled(asked, read)
+    latents = jax.random.normal(jax.random.split(jax.random.key(7))[0], sampler_of(asked, read).latent_shape(2))
     original.scheduler = getattr(diffusers, theirs).from_config(SCHEDULE)
     expected = original(
         PROMPTS, negative_prompt=["blurred"] * 2, height=16, width=16, num_inference_steps=20, guidance_scale=3.0, output_type="np",
-        latents=torch.from_numpy(latents.transpose(0, 3, 1, 2)),
+        latents=torch.from_numpy(np.array(latents).transpose(0, 3, 1, 2)),
     ).images  # fmt: skip
-    found = ours(read, sampler, latents)
     assert np.ptp(expected) > 0.5
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
 
@@ -121,25 +115,27 @@ def test_prompts_are_the_tokens_of_the_originals_tokenizer(pipeline: Pipeline, o
 
 
 def test_a_sampling_is_one_loop_whatever_the_steps(pipeline: Pipeline, folder: Path) -> None:
-    shapes = [(2, TEXT_LENGTH), (2, TEXT_LENGTH)]
-    tokens = [jax.ShapeDtypeStruct(shape, np.int32) for shape in shapes]
-    latents, key = jax.ShapeDtypeStruct((2, 8, 8, 4), np.float32), jax.random.key(0)
+    tokens = [jax.ShapeDtypeStruct((2, TEXT_LENGTH), np.int32)] * 2
+    variables = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float16), pipeline.variables)
     counts = []
     for steps in (2, 20):
-        sampler = sampler_of(options(folder, scheduler="ddpm", num_inference_steps=steps), pipeline)
-        compiled = tpuflow.jit(sampler.sample).lower(pipeline.variables, *tokens, latents, key).compile()
+        sampler = sampler_of(options(folder, scheduler="ddpm", num_inference_steps=steps, policy="fp16"), pipeline)
+        compiled = tpuflow.jit(sampler.draw).lower(variables, *tokens, jax.random.key(0)).compile()
         counts.append(len(tuple(compiled.executable.program.kernels())))
-    assert abs(counts[0] - counts[1]) <= 2
+    assert abs(counts[0] - counts[1]) <= 2, "trips are no kernels"
 
 
-def test_the_recipe_writes_pictures_and_a_grid(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["text_to_image_sample", "--pretrained_model_name_or_path", str(folder), "--prompt", *PROMPTS, "--num_inference_steps", "3"]
-    given += ["--scheduler", "ddpm", "--num_images_per_prompt", "2", "--policy", "bf16", "--output_dir"]
-    assert main([*given, str(tmp_path)]) == 0
+def test_the_recipe_writes_pictures_and_a_grid(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = np.random.default_rng(0).random((4, 16, 16, 3), np.float32)
+    monkeypatch.setattr(text_to_image_sample, "sampled", lambda options, pipeline: (made, 0.5))
+    given = ["text_to_image_sample", "--pretrained_model_name_or_path", str(folder), "--prompt", *PROMPTS, "--num_images_per_prompt", "2"]
+    assert main([*given, "--output_dir", str(tmp_path / "new")]) == 0
     assert "4 pictures in " in capsys.readouterr().out
-    *single, grid = (np.asarray(Image.open(tmp_path / name)) for name in ("000.png", "001.png", "002.png", "003.png", "grid.png"))
+    *single, grid = (np.asarray(Image.open(tmp_path / "new" / f"{name}.png")) for name in ("000", "001", "002", "003", "grid"))
+    np.testing.assert_array_equal(np.stack(single), pictures.to_bytes(made))
     np.testing.assert_array_equal(grid, pictures.grid(np.stack(single), 2))
-    assert single[0].shape == (16, 16, 3) and not np.array_equal(single[0], single[1])
 
 
 def test_a_grid_has_rows_of_pictures() -> None:
