@@ -284,6 +284,18 @@ def test_a_state_dict_comes_back_whatever_may_be_missing_of_its_names(stacked):
         jax.tree.map(np.testing.assert_array_equal, flax_params(given, variables, mapping), variables)
 
 
+@pytest.mark.parametrize("name", ["new", "old"])
+def test_either_of_two_names_is_read_and_the_first_is_written(name):
+    variables = {"params": {"layers_0": {"dense": {"kernel": _normal(3, 4), "bias": _normal(4)}}}}
+    mapping = {"[model.]layers.*.{new|old}": "layers_*/dense"}
+    written = state_dict(variables, mapping)
+    assert set(written) == {"model.layers.0.new.weight", "model.layers.0.new.bias"}
+    given = {tensor.replace("new", name): array for tensor, array in written.items()}
+    jax.tree.map(np.testing.assert_array_equal, flax_params(given, variables, mapping), variables)
+    with pytest.raises(WeightsError, match="model.layers.1.old.bias .* has no place"):
+        flax_params({**given, "model.layers.1.old.bias": _normal(4)}, variables, mapping)
+
+
 def test_a_layer_that_is_missing_from_a_stack_and_one_too_many_are_named():
     variables = _pattern_variables(stacked=True)
     state = state_dict(variables, _stacked(PATTERNS))
