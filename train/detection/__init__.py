@@ -1,0 +1,1 @@
+"""Detection: boxes, targets, losses and the training recipe of YOLOv5."""
