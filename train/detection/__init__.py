@@ -1,1 +1,1 @@
-"""Detection: boxes, targets, losses and the training recipe of YOLOv5."""
+"""Object detection with YOLOv5: data sets, batches, boxes, targets, losses, training, and the evaluation of what is found."""
