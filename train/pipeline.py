@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,6 +21,18 @@ from train import transforms
 from train.transforms import Transform
 
 Batch = tuple[np.ndarray, np.ndarray]
+
+
+class NumberedBatches(Protocol):
+    """What a loader walks over: `len` batches an epoch, each known by its number alone, and what gives the numbers their meaning."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Any: ...
+
+    def identity(self) -> Mapping[str, Any]:
+        """In numbers and words that JSON can hold."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +126,7 @@ class Loader:
     loader of its own; batches can be shared.
     """
 
-    batches: Batches
+    batches: NumberedBatches
     position: int = 0
     threads: int = 2
     prefetch: int = 8
@@ -129,7 +141,7 @@ class Loader:
         """Batches in an epoch."""
         return len(self.batches)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         """The batches from the position to the end of its epoch."""
         self._walks += 1
         return self._walk(self._walks, self.position)
@@ -140,11 +152,11 @@ class Loader:
             raise ConfigError(f"position: expected 0 or more, got {position}.")
         self.position, self._walks = position, self._walks + 1
 
-    def state_dict(self) -> dict[str, int | bool]:
+    def state_dict(self) -> dict[str, Any]:
         """The position and what it refers to, in numbers that JSON can hold."""
         return {"position": self.position, **self.batches.identity()}
 
-    def load_state_dict(self, state: Mapping[str, int | bool]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to where another loader was.
 
         Raises:
@@ -156,7 +168,7 @@ class Loader:
             raise ConfigError(f"the position was saved for other batches: {', '.join(other) or 'it has no position'}.")
         self.seek(state["position"])
 
-    def _walk(self, walk: int, start: int) -> Iterator[Batch]:
+    def _walk(self, walk: int, start: int) -> Iterator[Any]:
         numbers = range(start, (start // len(self) + 1) * len(self))
         waiting = iter(numbers)
         pool = ThreadPoolExecutor(self.threads, "loader")

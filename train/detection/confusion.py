@@ -27,8 +27,8 @@ class ConfusionMatrix:
         overlap = overlaps(boxes, found.boxes[chosen])
         labels, detections = pairs(np.where(overlap > LEAST_OVERLAP, overlap, -1.0), nearest_first=True)
         np.add.at(self.counts, (detected[detections], classes[labels]), 1)
-        np.add.at(self.counts, (background, np.delete(classes, labels)), 1)
-        np.add.at(self.counts, (np.delete(detected, detections), background), 1)
+        np.add.at(self.counts[background], np.delete(classes, labels), 1)
+        np.add.at(self.counts[:, background], np.delete(detected, detections), 1)
 
     def shares(self) -> np.ndarray:
         """The counts over those of each column: what became of a class's labels; NaN where there are none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -78,14 +79,18 @@ class EvaluationBatches:
         return self._order[number * self.batch_size : (number + 1) * self.batch_size].tolist()
 
     def __getitem__(self, number: int) -> tuple[Batch, tuple[Placed, ...]]:
-        """(batch `number`, where each of its pictures lies in its frame)."""
-        if not 0 <= number < len(self):
-            raise IndexError(f"there are {len(self)} batches, got number {number}")
+        """(batch `number`, where each of its pictures lies in its frame); after the last comes the first again."""
+        number %= len(self)  # a walk that begins anew
         shape = self.shape(number)
         found = [self._framed(index, shape) for index in self._chosen(number)]
         blank = Labelled(np.full((*shape, 3), GREY, np.uint8), np.zeros((0, 4), np.float32), np.zeros(0, np.int32))
         samples = [sample for sample, _ in found] + [blank] * (self.batch_size - len(found))
         return stacked(samples, self.data.most_boxes), tuple(place for _, place in found)
+
+    def identity(self) -> dict[str, Any]:
+        """What gives the batches' numbers their meaning."""
+        names = ("size", "batch_size", "stride", "rectangular")
+        return {"samples": len(self.data.pictures), **{name: getattr(self, name) for name in names}}
 
     def _framed(self, index: int, shape: tuple[int, int]) -> tuple[Labelled, Placed]:
         picture, image = self.data.pictures[index], self._pictures.image(index)

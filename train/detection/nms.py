@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,12 +46,15 @@ VALIDATION = Suppression(confidence=0.001, iou=0.6, most=300, several=True)
 
 
 class Detections(NamedTuple):
-    """Of each picture, best first: boxes float32 [B, D, 4], corners in pixels; scores float32, classes int32, valid bool [B, D]."""
+    """Of each picture, best first: boxes float32 [B, D, 4], corners in pixels; scores float32, classes int32, valid bool [B, D].
 
-    boxes: jax.Array
-    scores: jax.Array
-    classes: jax.Array
-    valid: jax.Array
+    Arrays of JAX, or of NumPy once they have left the device.
+    """
+
+    boxes: Any
+    scores: Any
+    classes: Any
+    valid: Any
 
 
 class _Candidates(NamedTuple):
