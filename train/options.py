@@ -15,7 +15,10 @@ T = TypeVar("T")
 
 
 def option(default: Any, group: str, text: str, parse: Callable[[str], Any] = str, **keywords: Any) -> Any:
-    """A field that is also an option of the command line: its help, how its text is read, and further words for argparse."""
+    """A field that is also an option of the command line: its help, how its text is read, and further words for argparse.
+
+    `flag`: the option's name where it takes no value. `also`: other names of it.
+    """
     return field(default=default, metadata={"group": group, "help": text, "type": parse, **keywords})
 
 
@@ -133,7 +136,7 @@ def from_arguments(defaults: T, arguments: argparse.Namespace) -> T:
 
 
 def _add(group: Any, one: Field[Any], default: Any, spelling: str) -> None:
-    words = {name: value for name, value in one.metadata.items() if name not in ("group", "flag", "help", "type")}
+    words = {name: value for name, value in one.metadata.items() if name not in ("group", "flag", "help", "type", "also")}
     if flag := one.metadata.get("flag"):
         group.add_argument(flag, dest=one.name, action="store_false" if default else "store_true", help=one.metadata["help"])
         return
@@ -141,4 +144,5 @@ def _add(group: Any, one: Field[Any], default: Any, spelling: str) -> None:
         words["type"] = one.metadata["type"]
         words.setdefault("metavar", {int: "N", float: "X"}.get(one.metadata["type"], one.name.upper()))
     shown = "" if default is None else " [%(default)s]"
-    group.add_argument(f"--{one.name.replace('_', spelling)}", default=default, help=one.metadata["help"] + shown, **words)
+    spellings = (f"--{one.name.replace('_', spelling)}", *one.metadata.get("also", ()))
+    group.add_argument(*spellings, default=default, help=one.metadata["help"] + shown, **words)

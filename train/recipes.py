@@ -17,6 +17,9 @@ from train import (
     squeezenet,
     text_to_image_sample,
     vgg16,
+    vgg16,
+    yolov5_detect,
+    yolov5_val,
 )
 from train.recipe import Recipe
 
@@ -36,6 +39,8 @@ RECIPES: Mapping[str, Recipe] = {
         generate.RECIPE,
         bert.RECIPE,
         text_to_image_sample.RECIPE,
+        yolov5_val.RECIPE,
+        yolov5_detect.RECIPE,
     )
 }
 """Name -> recipe."""

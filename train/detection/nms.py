@@ -21,7 +21,8 @@ class Suppression:
 
     confidence: the least score. iou: boxes of a class that overlap more than this are one. most: detections a picture. candidates: the
     best so many take part. several: a box is of every class that scores enough, not only of the best. agnostic: boxes of different classes
-    suppress each other. classes: which ones are wanted; None for all.
+    suppress each other. classes: which ones are wanted, None for all; a box of another best class is not taken for one of
+    these.
     """
 
     confidence: float = 0.25
@@ -84,24 +85,21 @@ def _candidates(predictions: jax.Array, options: Suppression) -> _Candidates:
     corners = xywh_to_xyxy(predictions[..., :4]).transpose(0, 2, 1)  # [B, 4, N]
     scores = predictions[..., 5:] * predictions[..., 4:5]  # [B, N, C]
     batch, boxes, kinds = scores.shape
-    scores = jnp.where(_wanted(kinds, options), scores, -jnp.inf)
     if options.several and kinds > 1:
         classes = jnp.broadcast_to(jnp.arange(kinds, dtype=jnp.int32), scores.shape).reshape(batch, -1)
         corners = jnp.broadcast_to(corners[..., None], (batch, 4, boxes, kinds)).reshape(batch, 4, -1)
         scores = scores.reshape(batch, -1)
     else:
         classes, scores = jnp.argmax(scores, axis=2).astype(jnp.int32), jnp.max(scores, axis=2)
-    scores = jnp.where(scores > options.confidence, scores, -jnp.inf)
+    scores = jnp.where(jnp.logical_and(_wanted(classes, options), scores > options.confidence), scores, -jnp.inf)
     if scores.shape[1] <= options.candidates:
         return _Candidates(corners, scores, classes)
     scores, best = jax.lax.top_k(scores, options.candidates)
     return _Candidates(jnp.take_along_axis(corners, best[:, None], axis=2), scores, jnp.take_along_axis(classes, best, axis=1))
 
 
-def _wanted(kinds: int, options: Suppression) -> jax.Array:
-    """bool [C]."""
-    every = jnp.arange(kinds)
-    return jnp.full(kinds, True) if options.classes is None else jnp.isin(every, jnp.array(options.classes, jnp.int32))
+def _wanted(classes: jax.Array, options: Suppression) -> jax.Array:
+    return jnp.full(classes.shape, True) if options.classes is None else jnp.isin(classes, jnp.array(options.classes, jnp.int32))
 
 
 def _greedy(boxes: jax.Array, scores: jax.Array, options: Suppression) -> tuple[jax.Array, jax.Array]:
