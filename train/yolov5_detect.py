@@ -99,7 +99,7 @@ def run(options: DetectOptions) -> None:
 def detect(predictor: Predictor, image: np.ndarray, size: int) -> Found:
     """What is found in a picture uint8 [H, W, 3], in its own pixels; its frame's longer side has `size` pixels."""
     framed = letterbox(image, (size, size), minimal_stride=STRIDE)
-    place = Placed(0, image.shape[1], image.shape[0], framed.gain, framed.left, framed.above)
+    place = Placed(0, image.shape[1], image.shape[0], (framed.gain, framed.gain), framed.left, framed.above)
     return in_picture(predictor({"images": framed.image[None]})[0], 0, place)
 
 

@@ -115,13 +115,11 @@ def _checked(library: Any, path: Path, names: Sequence[str]) -> tuple[Picture | 
 
 
 def _size(library: Any, path: Path) -> tuple[int, int]:
-    """Width and height of the upright picture. One of JPEG that does not end as it should is decoded to see whether it is whole."""
+    """Width and height of the upright picture. To see whether it is whole it is decoded, but for JPEGs that end as they should."""
     with library.open(path) as picture:
-        size, turned = picture.size, picture.getexif().get(ORIENTATION) in TURNED
-        if picture.format == "JPEG" and not _ends_well(path):
+        if picture.format != "JPEG" or not _ends_well(path):
             picture.load()
-        else:
-            picture.verify()
+        size, turned = picture.size, picture.getexif().get(ORIENTATION) in TURNED
     return (size[1], size[0]) if turned else size
 
 

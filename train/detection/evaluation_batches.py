@@ -19,18 +19,21 @@ PAD_STRIDES = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where a picture of the set lies in its frame: picture pixels (x, y) are at (x * gain + left, y * gain + above)."""
+    """Where a picture of the set lies in its frame: its pixel (x, y) is at (x * gains[0] + left, y * gains[1] + above).
+
+    The gains differ where its shorter side was rounded to whole pixels.
+    """
 
     index: int
     width: int
     height: int
-    gain: float
+    gains: tuple[float, float]
     left: float
     above: float
 
     def in_picture(self, boxes: np.ndarray) -> np.ndarray:
         """Corners [N, 4] in pixels of the frame -> in those of the picture, cut at its border."""
-        moved = (boxes - np.array([self.left, self.above] * 2, boxes.dtype)) / np.asarray(self.gain, boxes.dtype)
+        moved = (boxes - np.array([self.left, self.above] * 2, boxes.dtype)) / np.array(self.gains * 2, boxes.dtype)
         return moved.clip(0, np.array([self.width, self.height] * 2, boxes.dtype))
 
 
@@ -97,5 +100,6 @@ class EvaluationBatches:
         framed = letterbox(image, shape, enlarge=False)
         height, width = image.shape[:2]
         boxes = in_pixels(picture.labels.boxes, framed.gain * width, framed.gain * height, framed.left, framed.above)
-        place = Placed(index, picture.width, picture.height, framed.gain * height / picture.height, framed.left, framed.above)
+        gains = framed.gain * width / picture.width, framed.gain * height / picture.height
+        place = Placed(index, picture.width, picture.height, gains, framed.left, framed.above)
         return Labelled(framed.image, in_shares(boxes, shape[1], shape[0]), picture.labels.classes), place
