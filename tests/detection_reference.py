@@ -37,9 +37,8 @@ def mosaic(images: Sequence[np.ndarray], row: int, column: int, size: int) -> np
     return canvas
 
 
-def overlap(a: Sequence[float], b: Sequence[float]) -> float:
+def overlap(a: np.ndarray, b: np.ndarray) -> np.float32:
     """Intersection over union of two boxes x1 y1 x2 y2, in fp32."""
-    a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
     width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
     shared = max(width, np.float32(0)) * max(height, np.float32(0))
     return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)
