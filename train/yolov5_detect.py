@@ -11,7 +11,7 @@ import numpy as np
 
 from tpuflow.errors import ConfigError, DataError
 from train.detection import drawing, folders
-from train.detection.description import find_description
+from train.detection.description import find_names
 from train.detection.evaluation import in_picture
 from train.detection.evaluation_batches import Placed
 from train.detection.matching import Found
@@ -73,7 +73,7 @@ class DetectOptions:
 def run(options: DetectOptions) -> None:
     """Detect in one picture after another; a line for each."""
     files = pictures_at(Path(str(options.source)))
-    names = find_description(options.data).names if options.data else None
+    names = find_names(options.data) if options.data else None
     trained = load_network(options.weights, names)
     wanted = _checked_classes(options.classes, trained.names)
     suppression = Suppression(

@@ -29,7 +29,7 @@ import tpuflow
 {setting}
 ```
 
-and `command("...")` is what `tpuflow ...` does in a terminal.
+`command("...")` is what `tpuflow ...` does in a terminal, and `recipe("...")` what `python -m train ...` does.
 """
 
 

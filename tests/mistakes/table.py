@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tpuflow.cli import main
+from train.__main__ import main as train_main
 
 MISTAKES: dict[str, Mistake] = {}
 HOME = "/home/you"
@@ -124,6 +125,15 @@ def command(line: str) -> None:
     Raises:
       CommandFailed: it failed.
     """
+    _run(main, line)
+
+
+def recipe(line: str) -> None:
+    """The same of `python -m train`."""
+    _run(train_main, line)
+
+
+def _run(main: Callable[[list[str]], int], line: str) -> None:
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
         try:

@@ -78,12 +78,12 @@ def read_set(description: Description, split: str) -> DetectionSet:
     problems = tuple(problem for _, found in results for problem in found)
     made = DetectionSet(split, description.names, pictures, problems)
     if not pictures:
-        raise DataError(f"{description.file}: {split}: none of {len(results)} pictures is good. {_first(problems)}")
+        raise DataError(f"{description.file}: {split}: none of {len(results)} pictures is good; {_first(problems)}")
     if not made.boxes:
-        raise DataError(
-            f"{description.file}: {split}: {len(pictures)} pictures and not one label; looked for such as {label_file(pictures[0].path)}. "
-            f"Labels lie in a folder labels/ beside images/, one .txt for each picture. {_first(problems)}".rstrip()
+        where = (
+            f"looked for such as {label_file(pictures[0].path)}: labels lie in a folder labels/ beside images/, one .txt for each picture."
         )
+        raise DataError(f"{description.file}: {split}: {len(pictures)} pictures and not one good label; {_first(problems) or where}")
     return made
 
 
@@ -130,7 +130,7 @@ def _ends_well(path: Path) -> bool:
 
 
 def _first(problems: Sequence[str]) -> str:
-    return f"The first problem: {problems[0]}" if problems else ""
+    return f"the first problem is {problems[0]}" if problems else ""
 
 
 def _library() -> Any:

@@ -39,8 +39,8 @@ class Description:
         found = [picture for entry in self.splits[split] for picture in self._of(split, entry)]
         if not found:
             raise DataError(
-                f"{self.file}: {split}: no pictures in {', '.join(self.splits[split])} ({self.root}); expected files that end in "
-                f"{', '.join(sorted(SUFFIXES))}."
+                f"{self.file}: {split}: no pictures in {', '.join(str(self.root / entry) for entry in self.splits[split])}; expected files "
+                f"that end in {', '.join(sorted(SUFFIXES))}."
             )
         return found
 
@@ -69,6 +69,26 @@ def find_description(name: str, data_dir: Path | None = None) -> Description:
     Raises:
       DataError: there is none, or it is not understood; what is wrong in it is said.
     """
+    file, given = _read(name)
+    names, download = _names(file, given), given.get("download")
+    splits = {split: _paths(file, split, given[split]) for split in SPLITS if given.get(split)}
+    if not splits:
+        raise DataError(f"{file}: neither of {', '.join(SPLITS)} is there; name the folders of the pictures.")
+    download = download if isinstance(download, str) and download.startswith("http") else None
+    return Description(file, names, _root(file, given.get("path"), data_dir, download), splits, download)
+
+
+def find_names(name: str) -> tuple[str, ...]:
+    """The names of classes that a description has, wherever its pictures are.
+
+    Raises:
+      DataError: as `find_description`.
+    """
+    return _names(*_read(name))
+
+
+def _read(name: str) -> tuple[Path, Mapping[str, Any]]:
+    """(the file, what it holds)."""
     file = _file(name)
     try:
         given = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -76,12 +96,7 @@ def find_description(name: str, data_dir: Path | None = None) -> Description:
         raise DataError(f"{file}: cannot be read as YAML: {error}") from error
     if not isinstance(given, dict):
         raise DataError(f"{file}: expected a mapping with train, val and names, got {type(given).__name__}.")
-    names, download = _names(file, given), given.get("download")
-    splits = {split: _paths(file, split, given[split]) for split in SPLITS if given.get(split)}
-    if not splits:
-        raise DataError(f"{file}: neither of {', '.join(SPLITS)} is there; name the folders of the pictures.")
-    download = download if isinstance(download, str) and download.startswith("http") else None
-    return Description(file, names, _root(file, given.get("path"), data_dir, download), splits, download)
+    return file, given
 
 
 def _file(name: str) -> Path:

@@ -41,7 +41,7 @@ def load_network(path: Path | str | None, names: Sequence[str] | None = None) ->
     if path is None:
         raise ConfigError("--weights: give a file of trained weights.")
     state = load_state_dict(path)
-    config = _config(Path(path), state)
+    config = config_of(Path(path), state)
     if names is not None and len(names) != config.classes:
         raise ConfigError(
             f"--weights {path}: a network of {config.classes} classes, but the data set names {len(names)}: give the data set that it was "
@@ -56,13 +56,21 @@ def load_network(path: Path | str | None, names: Sequence[str] | None = None) ->
     return Trained(network, variables, tuple(names or map(str, range(config.classes))))
 
 
-def _config(path: Path, state: Mapping[str, np.ndarray]) -> Config:
+def config_of(path: Path, state: Mapping[str, np.ndarray]) -> Config:
+    """The configuration of the network whose tensors these are.
+
+    Raises:
+      WeightsError: it is no YOLOv5.
+    """
     if missing := [name for name in (STEM, HEAD) if name not in state]:
         raise WeightsError(f"{path}: no YOLOv5 of release 6.2 or 7.0: there is no {missing[0]}; it has {', '.join(list(state)[:3])}, ...")
     blocks = {name.removeprefix(DEEPEST).partition(".")[0] for name in state if name.startswith(DEEPEST)}
     anchors = _anchors(state)
     outputs = len(state[HEAD]) // len(anchors[0])
-    return Config(len(blocks) / FULL_DEEPEST, len(state[STEM]) / FULL_STEM, outputs - OF_A_BOX, anchors)
+    try:
+        return Config(len(blocks) / FULL_DEEPEST, len(state[STEM]) / FULL_STEM, outputs - OF_A_BOX, anchors)
+    except ValueError as error:
+        raise WeightsError(f"{path}: no YOLOv5 of release 6.2 or 7.0 ({error}).") from error
 
 
 def _anchors(state: Mapping[str, np.ndarray]) -> Any:
