@@ -40,7 +40,7 @@ class TrainingBatches:
     most_boxes: int | None = None
     keep: bool = False
     cut: int = field(default=0, init=False)
-    _pictures: Pictures = field(init=False, repr=False)
+    pictures: Pictures = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("size", "batch_size"):
@@ -52,7 +52,7 @@ class TrainingBatches:
             raise DataError(
                 f"{self.data.split}: {len(self.data.pictures)} pictures make no batch of {self.batch_size}; give a smaller batch."
             )
-        self._pictures = Pictures(self.data, self.size, keep=self.keep)
+        self.pictures = Pictures(self.data, self.size, keep=self.keep)
 
     @property
     def rows(self) -> int:
@@ -75,7 +75,7 @@ class TrainingBatches:
         chosen = shuffled(count, count, self.seed, walk)[first : first + self.batch_size].tolist()
         samples = [
             # A third number of 0 would give the stream of the pass's order.
-            training_sample(self._pictures, index, self.augmentation, np.random.default_rng((self.seed, walk, 1 + first + row)))
+            training_sample(self.pictures, index, self.augmentation, np.random.default_rng((self.seed, walk, 1 + first + row)))
             for row, index in enumerate(chosen)
         ]
         for index, sample in zip(chosen, samples, strict=True):
