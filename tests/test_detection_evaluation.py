@@ -79,6 +79,13 @@ def test_suppression_tile_by_tile_is_the_references() -> None:
     assert_suppressed(tpuflow.jit(lambda given: suppress(given, options), engine="reference")(given), given, options)
 
 
+@pytest.mark.parametrize("chip", ["generic", "ascend910", "bm1690", "tpu-v2"])
+def test_suppression_of_two_million_candidates_fits_on_a_chip(chip: str) -> None:
+    """COCO's 80 classes at 640x640; a sort of them all would not."""
+    given = jax.ShapeDtypeStruct((1, 25200, 85), np.float32)
+    assert tpuflow.jit(suppress, chip=chip).lower(given).compile().time().seconds > 0
+
+
 def test_of_equal_scores_the_first_is_kept_and_the_loop_ends_early() -> None:
     given = np.zeros((1, 4, 6), np.float32)
     given[0] = [[10, 10, 8, 8, 1, 0.5], [10, 10, 8, 8, 1, 0.5], [40, 40, 8, 8, 1, 0.5], [10, 10, 9, 8, 1, 0.5]]

@@ -14,15 +14,18 @@ from train.detection.boxes import xywh_to_xyxy
 CLASS_OFFSET_PIXELS = 7680.0
 """Boxes of other classes are put so far apart that they never overlap; YOLOv5's number, larger than any picture."""
 
+FLOAT_BITS = 30
+"""The highest bit that a positive fp32 number below 2 can have."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suppression:
     """How detections are chosen; defaults are those of YOLOv5's detection, `VALIDATION` has those of its evaluation.
 
     confidence: the least score. iou: boxes of a class that overlap more than this are one. most: detections a picture. candidates: the
-    best so many take part. several: a box is of every class that scores enough, not only of the best. agnostic: boxes of different classes
-    suppress each other. classes: which ones are wanted, None for all; a box of another best class is not taken for one of
-    these.
+    best so many take part, and what equals the last of them. several: a box is of every class that scores enough, not only of the best.
+    agnostic: boxes of different classes suppress each other. classes: which ones are wanted, None for all; a box of another best class is
+    not taken for one of these.
     """
 
     confidence: float = 0.25
@@ -58,78 +61,105 @@ class Detections(NamedTuple):
     valid: Any
 
 
-class _Candidates(NamedTuple):
-    """What takes part: boxes float32 [B, 4, K], so that the device's lanes lie along K; scores float32 and classes int32 [B, K]."""
-
-    boxes: jax.Array
-    scores: jax.Array
-    classes: jax.Array
-
-
 def suppress(predictions: jax.Array, options: Suppression = VALIDATION) -> Detections:
     """Detections of predictions [B, N, 5 + classes]: boxes x y w h in pixels, objectness and classes' scores from 0 to 1.
 
-    A score is objectness times the class's; of equal ones the first comes first. Where fewer than `most` boxes are found, the rest of the
-    rows is 0 with valid False. What YOLOv5's non_max_suppression gives, greedy suppression as torchvision's nms.
+    A score is objectness times the class's; of equal ones the lowest class's first box comes first. Where fewer than `most` boxes are
+    found, the rest of the rows is 0 with valid False. What YOLOv5's non_max_suppression gives, greedy suppression as torchvision's nms.
     """
-    candidates = _candidates(predictions.astype(jnp.float32), options)
-    offsets = jnp.zeros_like(candidates.scores) if options.agnostic else candidates.classes * CLASS_OFFSET_PIXELS
-    order, scores = _greedy(candidates.boxes + offsets[:, None], candidates.scores, options)
+    predictions = predictions.astype(jnp.float32)
+    corners = xywh_to_xyxy(predictions[..., :4]).transpose(0, 2, 1)  # [B, 4, N], so that the device's lanes lie along N
+    numbers, classes, scores = _greedy(corners, _candidates(predictions, options), options)
     valid = scores > -jnp.inf
-    boxes = jnp.take_along_axis(candidates.boxes, order[:, None], axis=2).transpose(0, 2, 1)  # [B, 4, D] -> [B, D, 4]
-    classes = jnp.take_along_axis(candidates.classes, order, axis=1)
+    boxes = jnp.take_along_axis(corners, numbers[:, None], axis=2).transpose(0, 2, 1)  # [B, 4, D] -> [B, D, 4]
     return Detections(jnp.where(valid[..., None], boxes, 0), jnp.where(valid, scores, 0), jnp.where(valid, classes, 0), valid)
 
 
-def _candidates(predictions: jax.Array, options: Suppression) -> _Candidates:
-    corners = xywh_to_xyxy(predictions[..., :4]).transpose(0, 2, 1)  # [B, 4, N]
-    scores = predictions[..., 5:] * predictions[..., 4:5]  # [B, N, C]
-    batch, boxes, kinds = scores.shape
-    if options.several and kinds > 1:
-        classes = jnp.broadcast_to(jnp.arange(kinds, dtype=jnp.int32), scores.shape).reshape(batch, -1)
-        corners = jnp.broadcast_to(corners[..., None], (batch, 4, boxes, kinds)).reshape(batch, 4, -1)
-        scores = scores.reshape(batch, -1)
-    else:
-        classes, scores = jnp.argmax(scores, axis=2).astype(jnp.int32), jnp.max(scores, axis=2)
-    scores = jnp.where(jnp.logical_and(_wanted(classes, options), scores > options.confidence), scores, -jnp.inf)
-    if scores.shape[1] <= options.candidates:
-        return _Candidates(corners, scores, classes)
-    scores, best = jax.lax.top_k(scores, options.candidates)
-    return _Candidates(jnp.take_along_axis(corners, best[:, None], axis=2), scores, jnp.take_along_axis(classes, best, axis=1))
+def _candidates(predictions: jax.Array, options: Suppression) -> jax.Array:
+    """The scores [B, C, N] of what takes part, -inf elsewhere."""
+    scores = (predictions[..., 5:] * predictions[..., 4:5]).transpose(0, 2, 1)  # [B, N, C] -> [B, C, N]
+    kinds = jnp.arange(scores.shape[1], dtype=jnp.int32)[:, None]
+    chosen = scores > options.confidence
+    if not options.several:
+        chosen = jnp.logical_and(chosen, kinds == jnp.argmax(scores, axis=1)[:, None])
+    if options.classes is not None:
+        chosen = jnp.logical_and(chosen, jnp.isin(kinds, jnp.array(options.classes, jnp.int32)))
+    scores = jnp.where(chosen, scores, -jnp.inf)
+    if scores.shape[1] * scores.shape[2] <= options.candidates:
+        return scores
+    return jnp.where(scores >= _least_of_best(scores, options.candidates), scores, -jnp.inf)
 
 
-def _wanted(classes: jax.Array, options: Suppression) -> jax.Array:
-    return jnp.full(classes.shape, True) if options.classes is None else jnp.isin(classes, jnp.array(options.classes, jnp.int32))
+def _least_of_best(scores: jax.Array, count: int) -> jax.Array:
+    """The `count`-th highest of the positive ones among scores [B, C, N], or 0 if they are fewer: [B, 1, 1].
+
+    Found bit by bit, as positive floats are ordered as their bits are; a sort of a million scores would not fit into on-chip memory.
+    """
+    bits = jax.lax.bitcast_convert_type(jnp.maximum(scores, 0), jnp.int32)
+
+    def with_bit(step: jax.Array, least: jax.Array) -> jax.Array:
+        higher = least + jnp.left_shift(jnp.int32(1), FLOAT_BITS - step)
+        enough = jnp.sum(bits >= higher, axis=(1, 2), keepdims=True, dtype=jnp.int32) >= count
+        return jnp.where(enough, higher, least)
+
+    least = jax.lax.fori_loop(0, FLOAT_BITS + 1, with_bit, jnp.zeros((len(scores), 1, 1), jnp.int32))
+    return jax.lax.bitcast_convert_type(least, jnp.float32)
 
 
-def _greedy(boxes: jax.Array, scores: jax.Array, options: Suppression) -> tuple[jax.Array, jax.Array]:
-    """(numbers of the chosen candidates int32 [B, D], their scores [B, D], -inf where there is none) of boxes [B, 4, K], scores [B, K]."""
-    batch, count = scores.shape
-    areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])  # [B, K]
-    numbers = jnp.arange(count, dtype=jnp.int32)
+class _State(NamedTuple):
+    """How many places are taken, what is left of the scores [B, C, N], the highest left of each class [B, C], and what was found."""
 
-    def unfinished(state: tuple[jax.Array, ...]) -> jax.Array:
-        place, left, _, _ = state
-        return jnp.logical_and(place < options.most, jnp.any(left > -jnp.inf))
+    place: jax.Array
+    left: jax.Array
+    highest: jax.Array
+    found: tuple[jax.Array, jax.Array, jax.Array]
 
-    def take_one(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        place, left, order, found = state
-        best = jnp.argmax(left, axis=1).astype(jnp.int32)[:, None]  # [B, 1]
-        score = jnp.max(left, axis=1, keepdims=True)
-        box, area = jnp.take_along_axis(boxes, best[:, None], axis=2), jnp.take_along_axis(areas, best, axis=1)  # [B, 4, 1], [B, 1]
-        struck = jnp.logical_or(_overlap(boxes, areas, box, area) > options.iou, numbers == best)
-        left = jnp.where(struck, -jnp.inf, left)
-        order = jax.lax.dynamic_update_slice_in_dim(order, best, place, axis=1)
-        return place + 1, left, order, jax.lax.dynamic_update_slice_in_dim(found, score, place, axis=1)
+
+def _greedy(corners: jax.Array, scores: jax.Array, options: Suppression) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(numbers of the chosen boxes int32, classes int32, scores; -inf where there is none), each [B, D], of corners [B, 4, N]."""
+    batch, _, count = scores.shape
+    numbers, rows = jnp.arange(count, dtype=jnp.int32), jnp.arange(batch, dtype=jnp.int32)
+
+    def unfinished(state: _State) -> jax.Array:
+        return jnp.logical_and(state.place < options.most, jnp.any(state.highest > -jnp.inf))
+
+    def take_one(state: _State) -> _State:
+        kind = jnp.argmax(state.highest, axis=1).astype(jnp.int32)  # [B]
+        of_kind = jnp.take_along_axis(state.left, kind[:, None, None], axis=1)[:, 0]  # [B, N]
+        number = jnp.argmax(of_kind, axis=1).astype(jnp.int32)
+        struck = jnp.logical_or(_overlap(_apart(corners, kind, options), number) > options.iou, numbers == number[:, None])
+        if options.agnostic:
+            left = jnp.where(struck[:, None], -jnp.inf, state.left)
+            highest = jnp.max(left, axis=2)
+        else:  # one class's row is read and written, however many there are
+            of_kind = jnp.where(struck, -jnp.inf, of_kind)
+            left = state.left.at[rows, kind].set(of_kind)
+            highest = state.highest.at[rows, kind].set(jnp.max(of_kind, axis=1))
+        return _State(state.place + 1, left, highest, (
+            _written(state.found[0], state.place, number),
+            _written(state.found[1], state.place, kind),
+            _written(state.found[2], state.place, jnp.max(state.highest, axis=1)),
+        ))  # fmt: skip
 
     shape = (batch, options.most)
-    state = (jnp.int32(0), scores, jnp.zeros(shape, jnp.int32), jnp.full(shape, -jnp.inf, jnp.float32))
-    _, _, order, found = jax.lax.while_loop(unfinished, take_one, state)
-    return order, found
+    found = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32), jnp.full(shape, -jnp.inf, jnp.float32)
+    return jax.lax.while_loop(unfinished, take_one, _State(jnp.int32(0), scores, jnp.max(scores, axis=2), found)).found
 
 
-def _overlap(boxes: jax.Array, areas: jax.Array, box: jax.Array, area: jax.Array) -> jax.Array:
-    """Intersection over union of boxes [B, 4, K] with one box [B, 4, 1]: [B, K]; by components, as one of [.., 4] would idle most lanes."""
+def _written(found: jax.Array, place: jax.Array, one: jax.Array) -> jax.Array:
+    """`found` [B, D] with `one` [B] in a column."""
+    return jax.lax.dynamic_update_slice_in_dim(found, one[:, None], place, axis=1)
+
+
+def _apart(corners: jax.Array, kind: jax.Array, options: Suppression) -> jax.Array:
+    """The boxes [B, 4, N] where those of that class [B] are compared: moved as the original moves them, which rounds them."""
+    return corners if options.agnostic else corners + (kind * CLASS_OFFSET_PIXELS)[:, None, None]
+
+
+def _overlap(boxes: jax.Array, number: jax.Array) -> jax.Array:
+    """Intersection over union of boxes [B, 4, N] with one of each row of them, its number [B]: [B, N]."""
+    areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])  # [B, N]
+    box, area = jnp.take_along_axis(boxes, number[:, None, None], axis=2), jnp.take_along_axis(areas, number[:, None], axis=1)
     width = jnp.minimum(boxes[:, 2], box[:, 2]) - jnp.maximum(boxes[:, 0], box[:, 0])
     height = jnp.minimum(boxes[:, 3], box[:, 3]) - jnp.maximum(boxes[:, 1], box[:, 1])
     shared = jnp.maximum(width, 0) * jnp.maximum(height, 0)
