@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from tests import detection_reference as reference
 from tests.detection_sets import NAMES, write_set
@@ -115,6 +116,18 @@ def test_damaged_pictures_are_named_and_left_out(tmp_path: Path) -> None:
     assert {Path(problem.partition(": ")[0]).name for problem in found.problems} == {"cut.jpg", "none.jpg", "tiny.png"}
     assert found.summary().startswith("train: 7 pictures,")
     assert "; 3 left out:\n" in found.summary()
+
+
+def test_a_picture_lies_as_its_exif_says(tmp_path: Path) -> None:
+    file = write_set(tmp_path, 1, splits=("train",))
+    path = tmp_path / "images" / "train" / "0.jpg"
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    Image.new("RGB", (60, 40)).save(path, exif=exif)
+    (tmp_path / "images" / "train" / "0.png").unlink()
+    (picture,) = read_set(find_description(str(file)), "train").pictures
+    assert (picture.width, picture.height) == (40, 60)
+    assert pictures.read(path).shape == (60, 40, 3)
 
 
 @given(st.integers(0, 2**32), st.integers(10, 60), st.integers(10, 60), st.integers(1, 2), st.integers(1, 2))
