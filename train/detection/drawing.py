@@ -30,7 +30,8 @@ def draw_boxes(image: np.ndarray, found: Found, names: Sequence[str], *, scored:
     """A copy of the picture uint8 [H, W, 3] with its boxes, each in its class's colour, with the name and, if `scored`, the score."""
     cv2, image = opencv(), np.ascontiguousarray(image).copy()
     line = line or max(round(sum(image.shape[:2]) / 2 * 0.003), 1)
-    for box, score, kind in zip(found.boxes, found.scores, found.classes, strict=True):
+    # The best is drawn last, so that its name covers others.
+    for box, score, kind in zip(found.boxes[::-1], found.scores[::-1], found.classes[::-1], strict=True):
         (left, top, right, bottom), colour = (round(float(side)) for side in box), COLOURS[kind % len(COLOURS)]
         cv2.rectangle(image, (left, top), (right, bottom), colour, line, cv2.LINE_AA)
         _label(image, f"{names[kind]} {score:.2f}" if scored else str(names[kind]), (left, top), colour, line)

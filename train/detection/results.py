@@ -59,4 +59,5 @@ def draw_results(path: Path) -> None:
     for axes, name in zip(figure.subplots(2, 5).flat, SHOWN, strict=True):
         axes.plot(table["epoch"], table[name], marker=".", linewidth=2, markersize=8)
         axes.set_title(name, fontsize=12)
+        axes.xaxis.get_major_locator().set_params(integer=True)
     save_figure(figure, path.with_suffix(".png"))
