@@ -91,6 +91,8 @@ def test_val_writes_what_people_look_at(home: Path, capsys: pytest.CaptureFixtur
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("val: 5 pictures, ")
     assert said[1].split() == ["Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95"]
+    assert said[-2].startswith("the last batch of 6: ")
+    assert said[-2].endswith(" ms (modelled on generic, fp16; up to 20 boxes a picture)")
     assert said[-1] == f"Results are in {home / 'runs/exp'}"
     folder = home / "runs" / "exp"
     expected = {"val_batch0_labels.jpg", "val_batch0_pred.jpg", "PR_curve.png", "confusion_matrix.png"}

@@ -97,7 +97,7 @@ def run(options: ValOptions) -> None:
     print(found.table(), flush=True)
     figures.draw_evaluation(found, folder)
     _write(options, folder, found)
-    print(predictor.modelled(f"a batch of {options.batch_size}"))
+    print(predictor.modelled(f"the last batch of {options.batch_size}"))
     print(f"Results are in {folder}", flush=True)
 
 

@@ -103,8 +103,9 @@ def _checked(library: Any, path: Path, names: Sequence[str]) -> tuple[Picture | 
     """(the picture, or None if it is damaged, what was left out)."""
     try:
         width, height = _size(library, path)
-    except (OSError, SyntaxError, ValueError, library.DecompressionBombError) as error:
-        return None, [f"{path}: {error.strerror if isinstance(error, OSError) and error.strerror else error}"]
+    except Exception as error:  # what decoders raise for damaged bytes has no end: struct.error, SyntaxError, TypeError, ...
+        missing = isinstance(error, OSError) and error.strerror
+        return None, [f"{path}: {missing or f'damaged, or no picture ({error})'}"]
     if min(width, height) < LEAST_SIDE_PIXELS:
         return None, [f"{path}: {width} x {height} pixels; expected at least {LEAST_SIDE_PIXELS} a side"]
     file = label_file(path)

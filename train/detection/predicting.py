@@ -12,6 +12,7 @@ import numpy as np
 import tpuflow
 from models.yolov5 import YOLOv5, decode
 from tpuflow.amp import get_policy
+from tpuflow.isa.program import While, walk
 from tpuflow.training.adapters import get_model
 from tpuflow.training.application import Application
 from train.detection.batches import Batch
@@ -36,7 +37,7 @@ class Predictor:
     """A network with its variables ({"params": ..., "batch_stats": ...}); called with a batch, it gives what it finds in it.
 
     loss: is computed as well, from `boxes`, `classes` and `valid` of the batch. The network runs in the policy's precision, decoding,
-    suppression and loss in fp32. seconds: the modelled time of the Program that was compiled last.
+    suppression and loss in fp32.
     """
 
     network: YOLOv5
@@ -44,8 +45,8 @@ class Predictor:
     suppression: Suppression
     device: Device = field(default_factory=Device)
     loss: DetectionLoss | None = None
-    seconds: float = field(default=0.0, init=False)
     _programs: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    _last: tuple[Any, int] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         policy = get_policy(self.device.policy)
@@ -55,8 +56,11 @@ class Predictor:
     def __call__(self, batch: Batch) -> tuple[Detections, np.ndarray | None]:
         """(detections as NumPy arrays, in pixels of the frames; losses of boxes, objectness and classes float32 [3], if computed)."""
         given = {name: batch[name] for name in (tuple(batch) if self.loss else ("images",))}
-        detections, losses = self.program(given)(self.variables, given)
-        return Detections(*map(np.asarray, detections)), None if losses is None else np.asarray(losses)
+        program = self.program(given)
+        detections, losses = program(self.variables, given)
+        detections = Detections(*map(np.asarray, detections))
+        self._last = program, int(detections.valid.sum(axis=1).max())
+        return detections, None if losses is None else np.asarray(losses)
 
     def program(self, batch: Batch) -> Any:
         """The compiled Program for batches of this shape: (variables, batch) -> (Detections, losses or None)."""
@@ -65,13 +69,15 @@ class Predictor:
             device = self.device
             on_device = tpuflow.jit(self._predict, chip=device.chip, engine=device.engine, fidelity=device.fidelity)
             self._programs[shapes] = on_device.lower(self.variables, batch).compile()
-            self.seconds = self._programs[shapes].time().seconds
         return self._programs[shapes]
 
     def modelled(self, what: str) -> str:
-        """A line that says how long `what` takes on the chip."""
-        on = f"modelled on {self.device.chip}, {self.device.policy}"
-        return f"{what}: {1e3 * self.seconds:.3f} ms ({on}; of the loop that suppresses boxes one trip is counted)"
+        """A line that says how long `what`, which is what was done last, takes on the chip."""
+        assert self._last is not None
+        program, boxes = self._last
+        suppressing = [place for place, block in walk(program.executable.program.code) if isinstance(block, While)]
+        seconds = program.executable.time(dict.fromkeys(suppressing, boxes)).seconds  # a trip finds a box in each picture
+        return f"{what}: {1e3 * seconds:.3f} ms (modelled on {self.device.chip}, {self.device.policy}; up to {boxes} boxes a picture)"
 
     def _predict(self, variables: Mapping[str, Any], batch: Mapping[str, jax.Array]) -> tuple[Detections, Any]:
         params, carried = _parted(variables)
