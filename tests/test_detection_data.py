@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +16,9 @@ from PIL import Image
 
 from tests import detection_reference as reference
 from tests.detection_sets import NAMES, write_set
+from tpuflow.data import places
 from tpuflow.errors import ConfigError, DataError
-from train.detection import pictures
+from train.detection import blood_cells, pictures
 from train.detection.augmentation import Augmentation
 from train.detection.batches import TrainingBatches
 from train.detection.dataset import DetectionSet, label_file, read_set
@@ -25,6 +28,7 @@ from train.detection.labels import read_labels
 from train.detection.mosaic import Labelled, mosaic
 from train.detection.samples import flipped, in_pixels, in_shares
 from train.detection.warping import Warp, warp
+from train.download import UnreachableError
 from train.pipeline import Loader
 
 
@@ -289,11 +293,42 @@ def test_batches_that_cannot_be_made_are_refused(small: DetectionSet) -> None:
         Augmentation(mosaic=1.5)
 
 
+CELLS = """<annotation><size><width>100</width><height>50</height></size>
+<object><name>WBC</name><bndbox><xmin>11</xmin><ymin>6</ymin><xmax>31</xmax><ymax>60</ymax></bndbox></object>
+<object><name>RBC</name><bndbox><xmin>9</xmin><ymin>9</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object></annotation>"""
+
+
+def published(folder: Path, pixels: bytes) -> str:
+    """The URL of an archive of the blood cells as they are published, one picture of them."""
+    files = {"ImageSets/Main/train.txt": b"a\n", "JPEGImages/a.jpg": pixels, "Annotations/a.xml": CELLS.encode()}
+    with tarfile.open(folder / "published.tar.gz", "w:gz") as made:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"BCCD_Dataset-1/BCCD/{name}")
+            member.size = len(content)
+            made.addfile(member, io.BytesIO(content))
+    return (folder / "published.tar.gz").as_uri()
+
+
+def test_the_published_blood_cells_become_a_set_if_every_byte_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "cache_dir", lambda: tmp_path / "cache")
+    right = {"images/train/a.jpg": b"pixels", "labels/train/a.txt": b"1 0.210000 0.560000 0.200000 0.880000\n"}
+    with pytest.raises(DataError, match="damaged, or not the published data"):
+        blood_cells.download(published(tmp_path, b"pixfls"), blood_cells.digest(right))
+    with pytest.raises(UnreachableError, match="could not be downloaded"):
+        blood_cells.download((tmp_path / "none.tar.gz").as_uri())
+    (tmp_path / "text.tar.gz").write_text("text")
+    with pytest.raises(DataError, match="is no archive"):
+        blood_cells.download((tmp_path / "text.tar.gz").as_uri())
+    assert not (tmp_path / "cache" / "bccd").exists()
+    folder = blood_cells.download(published(tmp_path, b"pixels"), blood_cells.digest(right))
+    assert {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*")} == right
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["bccd"]
+
+
 def test_the_bccd_set_is_found_whole() -> None:
-    try:
-        description = find_description("bccd")
-    except DataError as error:
-        pytest.skip(f"needs bccd in $TPUFLOW_DATA: {error}")
+    if not any((folder / "bccd").is_dir() for folder in places.data_dirs()):
+        pytest.skip("needs the folder bccd in $TPUFLOW_DATA")
+    description = find_description("bccd")
     found = {split: read_set(description, split) for split in ("train", "val", "test")}
     assert {split: (len(one.pictures), one.boxes, len(one.problems)) for split, one in found.items()} == {
         "train": (205, 2804, 0), "val": (87, 1137, 0), "test": (72, 945, 0),

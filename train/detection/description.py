@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,16 @@ import yaml
 
 from tpuflow.data import places
 from tpuflow.errors import DataError, did_you_mean
+from train.detection import blood_cells
 from train.detection.pictures import SUFFIXES
+from train.download import UnreachableError
 
 SPLITS = ("train", "val", "test")
 SHIPPED = Path(__file__).parent / "sets"
 """Descriptions that come with the repository: `--data bccd`."""
+
+DOWNLOADS: Mapping[str, Callable[[], Path]] = {"bccd": blood_cells.download}
+"""Shipped description -> what fetches its pictures into the user's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ def find_description(name: str, data_dir: Path | None = None) -> Description:
     """The description in a file, or one that is shipped, by its name with or without .yaml.
 
     data_dir: the folder that holds the data set, or its parent; else paths that are not absolute begin at the file's folder, the current
-    one, those that data are looked for in ($TPUFLOW_DATA, the user's cache).
+    one, those that data are looked for in ($TPUFLOW_DATA, the user's cache). Without it, one of DOWNLOADS that is nowhere is downloaded.
 
     Raises:
       DataError: there is none, or it is not understood; what is wrong in it is said.
@@ -144,12 +149,15 @@ def _root(file: Path, path: Any, data_dir: Path | None, download: str | None) ->
         last = Path(path or file.stem).name
         tried = [data_dir / last, data_dir] if data_dir is not None else _usual(file, Path(str(path)), last)
     found = next((folder for folder in tried if folder.is_dir()), None)
-    if found is None:
-        raise DataError(
-            f"{file}: the data set's folder (path: {path}) was found at none of {', '.join(map(str, tried))}. Put it there, or name it or "
-            f"its parent by --data-dir.{_how_to_get(download)}"
-        )
-    return found
+    if found is not None:
+        return found
+    where = f"{file}: the data set's folder (path: {path}) was found at none of {', '.join(map(str, tried))}"
+    if file.parent != SHIPPED or file.stem not in DOWNLOADS or data_dir is not None:
+        raise DataError(f"{where}. Put it there, or name it or its parent by --data-dir.{_how_to_get(download)}")
+    try:
+        return DOWNLOADS[file.stem]()
+    except UnreachableError as error:
+        raise DataError(f"{where}, and {error}. Put it there, or name it or its parent by --data-dir.") from None
 
 
 def _usual(file: Path, path: Path, last: str) -> list[Path]:
