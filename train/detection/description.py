@@ -78,7 +78,7 @@ def find_description(name: str, data_dir: Path | None = None) -> Description:
     names, download = _names(file, given), given.get("download")
     splits = {split: _paths(file, split, given[split]) for split in SPLITS if given.get(split)}
     if not splits:
-        raise DataError(f"{file}: neither of {', '.join(SPLITS)} is there; name the folders of the pictures.")
+        raise DataError(f"{file}: none of {', '.join(SPLITS)} is there; name the folders of the pictures.")
     download = download if isinstance(download, str) and download.startswith("http") else None
     return Description(file, names, _root(file, given.get("path"), data_dir, download), splits, download)
 
@@ -127,7 +127,7 @@ def _names(file: Path, given: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(names, list) or not names:
         raise DataError(f"{file}: names: expected the classes as a list or as numbers with names, got {names!r}.")
     if count is not None and count != len(names):
-        raise DataError(f"{file}: nc is {count}, but there are {len(names)} names; make them agree, or leave nc out.")
+        raise DataError(f"{file}: nc is {count!r}, but there are {len(names)} names; make them agree, or leave nc out.")
     return tuple(str(name) for name in names)
 
 
