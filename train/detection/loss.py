@@ -39,7 +39,7 @@ class DetectionLoss:
         maps: f32 [B, H, W, A, 5 + classes] each. batch: `boxes`, `classes` and `valid`, see `build_targets`.
         """
         found = [self._of_map(index, jnp.asarray(x, jnp.float32), batch) for index, x in enumerate(maps)]
-        box, obj, cls = (gain * sum(parts) for gain, parts in zip(self.gains, zip(*found, strict=True), strict=True))
+        box, obj, cls = (gain * jnp.sum(jnp.stack(parts)) for gain, parts in zip(self.gains, zip(*found, strict=True), strict=True))
         return (box + obj + cls) * maps[0].shape[0], {"box": box, "obj": obj, "cls": cls}
 
     @property
