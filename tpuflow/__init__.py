@@ -12,7 +12,7 @@ from tpuflow.errors import did_you_mean
 
 if TYPE_CHECKING:
     from tpuflow import nnx, torch
-    from tpuflow.amp import LossScale, Policy, autocast
+    from tpuflow.amp import Accumulation, LossScale, Policy, autocast
     from tpuflow.chips import CHIPS, Chip, get_chip
     from tpuflow.device.runtime import Executable
     from tpuflow.device.timing import Calibration
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Accumulation": "tpuflow.amp",
     "CHIPS": "tpuflow.chips",
     "Calibration": "tpuflow.device.timing",
     "Callback": "tpuflow.training.callbacks.base",
@@ -87,6 +88,7 @@ _ROOMS = ("nnx", "torch")
 """Modules that are public themselves: `tpuflow.nnx.jit`, `tpuflow.torch.train_step` (the extra "torch")."""
 
 __all__ = [
+    "Accumulation",
     "CHIPS",
     "Calibration",
     "Callback",

@@ -1,6 +1,6 @@
 """Precision: policies, automatic casts, loss scaling. Works with plain jax.jit as well."""
 
-from tpuflow.amp.accumulating import AccumulationState, accumulate, has_updated, optimizer_state
+from tpuflow.amp.accumulating import Accumulation, AccumulationState, accumulate, has_updated, optimizer_state
 from tpuflow.amp.autocast import autocast
 from tpuflow.amp.policy import (
     LOSS_SCALES,
@@ -29,6 +29,7 @@ __all__ = [
     "MINDSPORE_DYNAMIC",
     "POLICIES",
     "TORCH_DYNAMIC",
+    "Accumulation",
     "AccumulationState",
     "LossScale",
     "LossScaleState",

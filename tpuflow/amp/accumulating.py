@@ -6,26 +6,70 @@ it by zero, which makes NaN of an overflow and turns a parameter of -0.0 into +0
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from tpuflow.amp.policy import is_float
 from tpuflow.amp.scaling import LossScaleState, find_state, no_change
+from tpuflow.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulation:
+    """How many steps make an update, where that is more than a number of them.
+
+    steps: rounded to a whole number. warmup: over so many steps of the training their number rises linearly from 1 to `steps`; an update
+    is due as soon as as many have gathered as the step under way asks for. total: the optimizer gets the sum of the gradients, as a loop
+    gives it in which gradients add up and nothing divides them, instead of their mean.
+
+    Raises:
+      ConfigError: a number is out of its range.
+    """
+
+    steps: float
+    warmup: int = 0
+    total: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.steps, int | float) or isinstance(self.steps, bool) or not 0.5 <= self.steps < math.inf:
+            raise ConfigError(f"Accumulation: expected steps that round to at least 1, got {self.steps!r}.")
+        if not isinstance(self.warmup, int) or isinstance(self.warmup, bool) or self.warmup < 0:
+            raise ConfigError(f"Accumulation: expected a warm-up of at least 0 steps, got {self.warmup!r}.")
+
+    @property
+    def needed(self) -> np.ndarray:
+        """int32 [warmup + 1]: how many must have gathered for an update at each step of the warm-up, and from then on."""
+        rising = np.interp(np.arange(self.warmup + 1), [0, max(self.warmup, 1)], [1, self.steps]) if self.warmup else [self.steps]
+        return np.maximum(np.round(rising), 1).astype(np.int32)
+
+    def updates(self, steps: int) -> np.ndarray:
+        """The numbers of those of the first `steps` steps, from 0, that update the parameters: int64 [updates]."""
+        needed, found, last = self.needed, [], -1
+        for step in range(steps):
+            if step - last >= needed[min(step, len(needed) - 1)]:
+                found.append(step)
+                last = step
+        return np.array(found, np.int64)
 
 
 class AccumulationState(NamedTuple):
-    """Micro-batches seen since the last update, the fp32 sums of their gradients and of their losses, the inner state."""
+    """Micro-batches seen since the last update, the fp32 sums of their gradients and of their losses, the inner state; with a warm-up,
+    how many micro-batches there were before."""
 
     count: jax.Array
     grads: Any
     value: jax.Array
     inner: Any
+    step: jax.Array | None = None
 
 
-def accumulate(inner: optax.GradientTransformation, steps: int) -> optax.GradientTransformationExtraArgs:
+def accumulate(inner: optax.GradientTransformation, steps: int | Accumulation) -> optax.GradientTransformationExtraArgs:
     """`inner` once for every `steps` calls, with the mean of their gradients; no parameter changes in between.
 
     The sum runs in fp32 and is divided once. Put it outside of the loss scale: the scale does not move while gradients gather, an
@@ -33,29 +77,40 @@ def accumulate(inner: optax.GradientTransformation, steps: int) -> optax.Gradien
     given) and `grad` reach the inner optimizer as means too; other extra arguments as they are in the last call.
     """
     inner = optax.with_extra_args_support(inner)
-    if steps == 1:
+    plan = steps if isinstance(steps, Accumulation) else Accumulation(steps)
+    needed = plan.needed
+    if needed.max() == 1:
         return inner
 
-    def init(params: Any) -> AccumulationState:
-        return _empty(params, inner.init(params))
+    def init(params: Any) -> Any:
+        return _empty(params, inner.init(params), jnp.zeros((), jnp.int32) if plan.warmup else None)
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, AccumulationState]:
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         total = jax.tree.map(lambda s, g: s + g.astype(s.dtype), state.grads, updates)
-        value = state.value + extra.get("value", 0.0)
+        value, step = state.value + extra.get("value", 0.0), None if state.step is None else state.step + 1
+        gathered = int(needed[-1]) if state.step is None else (state.count + 1).astype(jnp.float32)
 
         def due() -> tuple[Any, AccumulationState]:
-            mean = jax.tree.map(lambda s, g: (s / steps).astype(g.dtype), total, updates)
-            means = {"value": value / steps, "grad": mean}
-            options = {name: means.get(name, given) for name, given in extra.items()}
-            changes, inner_state = inner.update(mean, state.inner, params, **options)
-            return changes, _empty(updates, inner_state)
+            share = 1 if plan.total else gathered
+            gradients = jax.tree.map(lambda s, g: (s / share).astype(g.dtype), total, updates)
+            given = {"value": value / gathered, "grad": gradients}
+            options = {name: given.get(name, own) for name, own in extra.items()}
+            changes, inner_state = inner.update(gradients, state.inner, params, **options)
+            return changes, _empty(updates, inner_state, step)
 
         def early() -> tuple[Any, AccumulationState]:
-            return no_change(jax.eval_shape(due)[0]), AccumulationState(state.count + 1, total, value, state.inner)
+            return no_change(jax.eval_shape(due)[0]), AccumulationState(state.count + 1, total, value, state.inner, step)
 
-        return jax.lax.cond(state.count == steps - 1, due, early)
+        return jax.lax.cond(state.count >= _needed_at(needed, state.step) - 1, due, early)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _needed_at(needed: np.ndarray, step: jax.Array | None) -> Any:
+    """How many must have gathered at a step; after the warm-up it is the last number."""
+    if step is None:
+        return int(needed[-1])
+    return jax.lax.dynamic_index_in_dim(jnp.asarray(needed), step, keepdims=False)  # clamps to the last
 
 
 def has_updated(before: Any, after: Any) -> jax.Array:
@@ -78,7 +133,7 @@ def _is_gathering(state: Any) -> bool:
     return isinstance(state, AccumulationState)
 
 
-def _empty(like: Any, inner: Any) -> AccumulationState:
+def _empty(like: Any, inner: Any, step: jax.Array | None) -> AccumulationState:
     """Nothing gathered yet, for gradients of such shapes."""
     zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32 if is_float(p) else p.dtype), like)
-    return AccumulationState(jnp.zeros((), jnp.int32), zeros, jnp.zeros((), jnp.float32), inner)
+    return AccumulationState(jnp.zeros((), jnp.int32), zeros, jnp.zeros((), jnp.float32), inner, step)

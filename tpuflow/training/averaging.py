@@ -21,6 +21,8 @@ class EMA:
     decay: d, from 0 to below 1; or a function of the number of updates so far (an int32 scalar, on the device) that gives it.
     warmup: with a number w above 0, d after t updates is decay * (1 - exp(-t / w)), so that the initial parameters are soon forgotten.
     evaluate: evaluations, `result.predict` and `result.evaluate` use the average.
+    statistics: the floats among the variables that the model carries, such as running statistics of batches, are averaged too, and then
+      used with the average; else evaluations use them as they are.
 
     Raises:
       ConfigError: a number is out of its range.
@@ -29,6 +31,7 @@ class EMA:
     decay: float | Callable[[jax.Array], jax.Array]
     warmup: float = 0.0
     evaluate: bool = True
+    statistics: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.decay) and not (isinstance(self.decay, (int, float)) and 0.0 <= self.decay < 1.0):
@@ -43,10 +46,11 @@ class EMA:
 
 
 class EMAState(NamedTuple):
-    """Updates so far, and the average: a tree like the parameters, floats in fp32."""
+    """Updates so far, and the average: trees like the parameters and, if these are averaged, like the carried variables; floats in fp32."""
 
     updates: jax.Array
     params: Any
+    carried: Any = None
 
 
 def get_ema(given: EMA | float | None) -> EMA | None:
@@ -58,22 +62,31 @@ def get_ema(given: EMA | float | None) -> EMA | None:
     return given if given is None or isinstance(given, EMA) else EMA(given)
 
 
-def initial_average(params: Any) -> EMAState:
-    """The average before the first update: the parameters themselves."""
-    return EMAState(jnp.zeros((), jnp.int32), jax.tree.map(_wide, params))
+def initial_average(ema: EMA, params: Any, carried: Any) -> EMAState:
+    """The average before the first update: the variables themselves."""
+    return EMAState(jnp.zeros((), jnp.int32), jax.tree.map(_wide, params), jax.tree.map(_wide, carried) if ema.statistics else None)
 
 
-def updated_average(ema: EMA, state: EMAState, params: Any, changed: jax.Array) -> EMAState:
+def updated_average(ema: EMA, state: EMAState, params: Any, carried: Any, changed: jax.Array) -> EMAState:
     """The average after a step. `changed`: whether the step has updated the parameters; one that has not counts for nothing."""
     updates = state.updates + changed.astype(jnp.int32)
     share = jnp.where(changed, 1.0 - ema.decay_after(updates), 0.0)
-    moved = jax.tree.map(lambda old, new: old + share * (_wide(new) - old) if is_float(new) else new, state.params, params)
-    return EMAState(updates, moved)
+
+    def moved(old: Any, new: Any) -> Any:
+        return old + share * (_wide(new) - old) if is_float(new) else new
+
+    statistics = jax.tree.map(moved, state.carried, carried) if ema.statistics else None
+    return EMAState(updates, jax.tree.map(moved, state.params, params), statistics)
 
 
-def averaged(state: EMAState, like: Any) -> Any:
-    """The average in the types of the parameters."""
-    return jax.tree.map(lambda a, p: a.astype(p.dtype), state.params, like)
+def averaged(average: Any, like: Any) -> Any:
+    """An average in the types of what it is the average of."""
+    return jax.tree.map(lambda a, p: a.astype(p.dtype), average, like)
+
+
+def averaged_carried(state: EMAState, carried: Any) -> Any:
+    """The carried variables to use with the average: their own average if one is kept."""
+    return carried if state.carried is None else averaged(state.carried, carried)
 
 
 def _wide(leaf: Any) -> Any:

@@ -32,6 +32,7 @@ Check = Callable[[str, Any], object]
 P = ParamSpec("P")
 R = TypeVar("R")
 WIDTH = 136
+PLAIN = (bool, int, float, str)
 
 
 def option(default: Any, text: str, check: Check | None = None, *, shown: bool = False, same: bool = False) -> Any:
@@ -45,6 +46,11 @@ def option(default: Any, text: str, check: Check | None = None, *, shown: bool =
 def required(text: str) -> Any:
     """A field without a default."""
     return dataclasses.field(metadata={"text": text, "check": None, "shown": False, "same": False})
+
+
+def _plain(value: Any) -> Any:
+    """As JSON can hold it."""
+    return value if isinstance(value, PLAIN) or value is None else str(value)
 
 
 def _at_least(least: int) -> Check:
@@ -71,6 +77,11 @@ def _function(name: str, value: Any) -> None:
 def _patterns(name: str, value: Any) -> None:
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(v, str) for v in value):
         raise ConfigError(f"{name}: expected a sequence of patterns of parameter paths such as ('backbone/*',), got {value!r}.")
+
+
+def _accumulation(name: str, value: Any) -> None:
+    if not isinstance(value, amp.Accumulation):
+        check_number(name, value, 1)
 
 
 def _numerics(name: str, value: Any) -> None:
@@ -141,12 +152,12 @@ class StepConfig:
     loss_scale: amp.LossScale | float | str | None = option(
         None, 'in place of the policy\'s: a number (static), "dynamic", "none", or a `LossScale`.'
     )
-    accumulate_steps: int = option(
+    accumulate_steps: int | amp.Accumulation = option(
         1,
-        "steps for one update: it takes the mean of their gradients, summed in fp32. Each step counts the same, also one of a ragged "
-        "batch; statistics of batch normalisation move every step; what a training ends with before one is due stays in `opt_state` and "
-        "changes no parameter. Schedules count updates.",
-        _at_least(1), shown=True, same=True,
+        "steps for one update, or a `tpuflow.Accumulation`, whose number rises in a warm-up: it takes the mean of their gradients, summed "
+        "in fp32. Each step counts the same, also one of a ragged batch; statistics of batch normalisation move every step; what a "
+        "training ends with before one is due stays in `opt_state` and changes no parameter. Schedules count updates.",
+        _accumulation, shown=True, same=True,
     )  # fmt: skip
     chip: str | Chip = option("generic", "a row of the catalogue.")
     engine: str = option("fast", "how the device is simulated, see `tpuflow.device`.", _one_of(*ENGINES), shown=True)
@@ -169,13 +180,12 @@ class StepConfig:
 
     def shown(self) -> dict[str, Any]:
         """The options that results report as they were given."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata["shown"]}
+        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.metadata["shown"]}
 
     def same(self) -> dict[str, Any]:
         """The options that a checkpoint must have been saved with, as plain data; those that are not given leave no trace."""
         found = {f.name: (getattr(self, f.name), f.default) for f in dataclasses.fields(self) if f.metadata["same"]}
-        plain = (bool, int, float, str)
-        return {n: v if isinstance(v, plain) else str(v) for n, (v, default) in found.items() if isinstance(v, plain) or v != default}
+        return {n: _plain(v) for n, (v, default) in found.items() if isinstance(v, PLAIN) or v != default}
 
 
 @dataclass(frozen=True, slots=True)

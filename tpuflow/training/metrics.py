@@ -13,7 +13,7 @@ import numpy as np
 
 from tpuflow.amp.policy import cast_floats
 from tpuflow.checking import check_callable, check_number, check_real, check_switch, check_text
-from tpuflow.errors import ConfigError, unknown
+from tpuflow.errors import ConfigError, shown, unknown
 from tpuflow.stages.tracing import users_code
 from tpuflow.training.losses import Loss
 from tpuflow.training.misfits import in_words
@@ -36,6 +36,10 @@ class Metric:
       have an axis, NaN where the wholes add up to nothing. That is how what is not a mean over samples is made, such as an
       accuracy for each class.
 
+    With a `summary`, `fn` returns any tree of arrays with an axis of samples first, [B, ...]; those of all samples are gathered on the
+    host as NumPy arrays [N, ...], and what `summary(tree)` makes of them is reported: a number for each name, in place of `name`. That is
+    how what needs all samples at once is made, such as the mean average precision of a detector.
+
     `classes` is true if it needs labels that are class numbers, and at least `least_classes` of them; `labelled` if it gets the one array
     of labels and not what the batch has beside the inputs, as functions of the user's own do;
     `of_loss` if it comes from the loss of the user's own rather than from outputs.
@@ -48,12 +52,15 @@ class Metric:
     least_classes: int = 1
     labelled: bool = False
     of_loss: bool = False
+    summary: Callable[[Any], Mapping[str, float]] | None = None
 
     def __post_init__(self) -> None:
         check_text("metric: name", self.name)
         check_callable(f"metric {self.name!r}: fn", self.fn, "(outputs, labels) -> values")
         check_real(f"metric {self.name!r}: scale", self.scale, "a finite number")
         check_number(f"metric {self.name!r}: least_classes", self.least_classes, 1)
+        if self.summary is not None:
+            check_callable(f"metric {self.name!r}: summary", self.summary, "(arrays of all samples) -> numbers by name")
         for name in ("classes", "labelled", "of_loss"):
             check_switch(f"metric {self.name!r}: {name}", getattr(self, name))
 
@@ -182,10 +189,12 @@ def check_metrics(metrics: Sequence[Metric], outputs: Any, targets: Any, labels:
         called = f"metric {metric.name!r}, called with outputs {in_words(like)} and labels {in_words(given)}"
         with users_code(f"while tracing {called}", (TypeError, ValueError), lambda said: ConfigError(f"{called}: {said} {WANTED}")):  # noqa: B023
             found = jax.eval_shape(metric.fn, like, given)
-        if not _is_figure(found, batch):
+        fits = _is_figure(found, batch) if metric.summary is None else _is_of_samples(found, batch)
+        if not fits:
+            expected = "one value a sample, a scalar, or a pair (parts, wholes) of arrays of one shape"
             raise ConfigError(
                 f"metric {metric.name!r} returned {jax.tree.map(lambda a: f'{a.dtype}{list(a.shape)}', found)} for a batch of "
-                f"{batch}; expected one value a sample, a scalar, or a pair (parts, wholes) of arrays of one shape."
+                f"{batch}; expected {expected if metric.summary is None else 'arrays with an axis of samples first, for its summary'}."
             )
 
 
@@ -200,6 +209,11 @@ def _is_figure(found: Any, batch: int) -> bool:
     return hasattr(found, "shape") and (found.ndim == 0 or found.shape[0] == batch)
 
 
+def _is_of_samples(found: Any, batch: int) -> bool:
+    leaves = jax.tree.leaves(found)
+    return bool(leaves) and all(leaf.ndim > 0 and leaf.shape[0] == batch for leaf in leaves)
+
+
 @dataclass(slots=True)
 class Tally:
     """The figures of an evaluation, batch by batch, and what they come to. Sums are exact: rounded once, from the device's figures."""
@@ -212,8 +226,31 @@ class Tally:
         self._batches.append({name: jax.tree.map(np.asarray, figure) for name, figure in figures.items()})
 
     def results(self) -> dict[str, Any]:
-        """Metric name -> number, or list of numbers."""
-        return {metric.name: _scaled(_total([b[metric.name] for b in self._batches]), metric.scale) for metric in self.metrics}
+        """Metric name -> number, or list of numbers.
+
+        Raises:
+          ConfigError: a summary is no mapping of numbers, or uses a name that is taken.
+        """
+        found: dict[str, Any] = {}
+        for metric in self.metrics:
+            figures = [batch[metric.name] for batch in self._batches]
+            if metric.summary is None:
+                found[metric.name] = _scaled(_total(figures), metric.scale)
+            else:
+                found |= _summarised(metric, figures, (*RESERVED, *found))
+        return found
+
+
+def _summarised(metric: Metric, slices: Sequence[Any], taken: Sequence[str]) -> dict[str, float]:
+    """What the summary of a metric makes of slices of [batches, B, ...]."""
+    assert metric.summary is not None
+    samples = jax.tree.map(lambda *arrays: np.concatenate([a.reshape(-1, *a.shape[2:]) for a in arrays]), *slices)
+    found: Any = metric.summary(samples)
+    if not isinstance(found, Mapping) or not all(isinstance(v, int | float) for v in found.values()) or set(found) & set(taken):
+        raise ConfigError(
+            f"metric {metric.name!r}: its summary returned {shown(found)}; expected a number for each name, and none of {', '.join(taken)}."
+        )
+    return {name: metric.scale * value for name, value in found.items()}
 
 
 def _total(slices: Sequence[Any]) -> Any:

@@ -92,8 +92,8 @@ class TrainResult:
         Raises:
           CheckpointError: the directory is there, or cannot be written.
         """
-        params = self.trained.eval_params
-        orbax_files().save_variables(path, nested({"params": params, **(self.carried if isinstance(self.carried, dict) else {})}))
+        params, carried = self.trained.eval_variables
+        orbax_files().save_variables(path, nested({"params": params, **(carried if isinstance(carried, dict) else {})}))
 
     @property
     def variables(self) -> Any:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 from tpuflow.data.batching import LABEL_NAMES, PAIR
 from tpuflow.errors import ConfigError, DataError, shown
 from tpuflow.training.adapters.model import Inputs
@@ -75,7 +77,7 @@ def _inputs(batch: Any, given: Given, parameters: Sequence[str], what: str, *, p
 
 def _given_inputs(batch: Any, given: Any) -> Callable[[Any], Inputs]:
     if callable(given):
-        return lambda b: _arguments(given(b))
+        return lambda b: _arguments(_called(given, b))
     if not isinstance(given, (str, int, list, tuple)) or given in ([], ()):
         raise ConfigError(f"inputs: expected names or places of a batch's entries, or a function of the batch, got {shown(given)}.")
     names = [given] if isinstance(given, (str, int)) else list(given)
@@ -84,6 +86,12 @@ def _given_inputs(batch: Any, given: Any) -> Callable[[Any], Inputs]:
         if name not in known:
             raise ConfigError(f"inputs: a batch has no entry {name!r}; it has {', '.join(map(repr, known)) or 'no entries'}.")
     return lambda b: (tuple(b[name] for name in names), {})
+
+
+def _called(given: Callable[[Any], Any], batch: Any) -> Any:
+    """What the function gives for a batch; the shapes and types of that if only those of the batch are known."""
+    only_shapes = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(batch))
+    return jax.eval_shape(given, batch) if only_shapes else given(batch)
 
 
 def _named_inputs(batch: Mapping[str, Any], parameters: Sequence[str], what: str) -> Callable[[Any], Inputs]:

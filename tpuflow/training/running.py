@@ -295,7 +295,7 @@ class Training:
         compiling = self._compile_seconds + self._train_sink.compile_seconds + self._eval_sink.compile_seconds
         return TrainResult(
             trained=Trained(job.recipe, self._eval_state, job.target, job.batch_size),
-            ema=None if state.ema is None else _arrays(averaged(state.ema, state.params)),
+            ema=None if state.ema is None else _arrays(averaged(state.ema.params, state.params)),
             params=_arrays(state.params),
             carried=_arrays(state.carried),
             opt_state=_arrays(state.opt_state),

@@ -17,7 +17,7 @@ from tpuflow import amp
 from tpuflow.errors import ConfigError
 from tpuflow.training.adapters.model import AUXILIARY, DROPOUT, Model
 from tpuflow.training.application import Application, LossFn
-from tpuflow.training.averaging import EMA, EMAState, averaged, initial_average, updated_average
+from tpuflow.training.averaging import EMA, EMAState, averaged, averaged_carried, initial_average, updated_average
 from tpuflow.training.groups import trained_mask, trained_part, with_rest
 from tpuflow.training.losses import Loss
 from tpuflow.training.metrics import Metric, measure
@@ -99,7 +99,7 @@ class Recipe:
 
     def state_of(self, params: Any, carried: Any, key: Any = None) -> TrainState:
         """The state for parameters in the policy's type."""
-        ema = None if self.ema is None else initial_average(params)
+        ema = None if self.ema is None else initial_average(self.ema, params, carried)
         return TrainState(params, carried, self.optimizer.init(self._trained(params)), key, ema)
 
     def train_step(self, state: TrainState, batch: Any) -> tuple[TrainState, StepFigures]:
@@ -132,7 +132,7 @@ class Recipe:
             extra = {"value": value, "grad": grads, "value_fn": value_fn, "grad_fn": lambda part, *_: jax.grad(value_fn)(part)}
             updates, opt_state = self.optimizer.update(grads, state.opt_state, part, **extra)
             params = self._whole(optax.apply_updates(part, updates), state.params)
-            ema = self._averaged(state, opt_state, params)
+            ema = self._averaged(state, opt_state, params, carried)
         figures = _figures(loss, state.opt_state, opt_state, measured)
         changes = Changes(*(self._whole(tree, jax.tree.map(jnp.zeros_like, params) if self.frozen else tree) for tree in (grads, updates)))
         return TrainState(params, carried, opt_state, next_key, ema), figures, changes
@@ -158,29 +158,30 @@ class Recipe:
     def eval_step(self, state: TrainState, batch: Any) -> dict[str, Any]:
         """The figures of every metric for one batch, by name. What the model draws is drawn from the same key in every evaluation."""
         rngs = self.rngs(jax.random.key(0)) if self.streams else None
-        params = self.eval_params(state)
+        params, carried = self.eval_variables(state)
         figures: dict[str, Any] = {}
         own = [metric for metric in self.metrics if not metric.of_loss]
         if self.loss_fn is not None and len(own) < len(self.metrics):
-            loss, measured, _ = self.forward(params, state.carried, batch, rngs, train=False)
+            loss, measured, _ = self.forward(params, carried, batch, rngs, train=False)
             figures = {"avg_loss": loss.astype(self.policy.loss_dtype).astype(jnp.float32), **measured}
         if not own:
             return figures
         labels = None if self.roles.labels is None else self.roles.labels(batch)
-        outputs = self.outputs(params, state.carried, batch, rngs, train=False)
+        outputs = self.outputs(params, carried, batch, rngs, train=False)
         return {**figures, **measure(own, outputs, self.roles.targets(batch), labels)}
 
     def eval_state(self, state: TrainState) -> TrainState:
         """What evaluations need of the state."""
         return state._replace(opt_state=() if self.optimized is None else amp.optimizer_state(state.opt_state), key=None)
 
-    def eval_params(self, state: TrainState) -> Any:
-        """The parameters that evaluations use, of an `eval_state`: the average if there is one, unless it is not to be used."""
+    def eval_variables(self, state: TrainState) -> tuple[Any, Any]:
+        """(parameters, carried variables) that evaluations use, of an `eval_state`: averages where they are kept, unless they are not to
+        be used."""
         if self.optimized is not None:
-            return self._whole(self.optimized(state.opt_state, self._trained(state.params)), state.params)
+            return self._whole(self.optimized(state.opt_state, self._trained(state.params)), state.params), state.carried
         if self.ema is None or not self.ema.evaluate or state.ema is None:
-            return state.params
-        return averaged(state.ema, state.params)
+            return state.params, state.carried
+        return averaged(state.ema.params, state.params), averaged_carried(state.ema, state.carried)
 
     def outputs(self, params: Any, carried: Any, batch: Any, rngs: Any, *, train: bool = True) -> Any:
         """The model's outputs for a batch, under the policy."""
@@ -198,10 +199,10 @@ class Recipe:
     def _whole(self, part: Any, rest: Any) -> Any:
         return with_rest(part, rest) if self.frozen else part
 
-    def _averaged(self, state: TrainState, opt_state: Any, params: Any) -> EMAState | None:
+    def _averaged(self, state: TrainState, opt_state: Any, params: Any, carried: Any) -> EMAState | None:
         if self.ema is None or state.ema is None:
             return None
-        return updated_average(self.ema, state.ema, params, amp.has_updated(state.opt_state, opt_state))
+        return updated_average(self.ema, state.ema, params, carried, amp.has_updated(state.opt_state, opt_state))
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +257,7 @@ def loss_and_metrics(found: Any, name: str) -> tuple[jax.Array, dict[str, jax.Ar
     return loss.astype(jnp.float32), {key: jnp.asarray(value, jnp.float32) for key, value in measured.items()}
 
 
-def make_optimizer(optimizer: Any, policy: amp.Policy, accumulate_steps: int) -> optax.GradientTransformationExtraArgs:
+def make_optimizer(optimizer: Any, policy: amp.Policy, accumulate_steps: int | amp.Accumulation) -> optax.GradientTransformationExtraArgs:
     """Accumulation around the loss scale around the optimizer (adam(1e-3) if not given).
 
     So the optimizer, with the clipping and weight decay it may hold, sees gradients that are unscaled and averaged.

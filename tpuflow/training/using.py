@@ -73,9 +73,10 @@ class Trained:
     batch_size: int
 
     @property
-    def eval_params(self) -> Any:
-        """The parameters that evaluations use."""
-        return self.recipe.eval_params(self.state) if isinstance(self.recipe, Recipe) else self.state.params
+    def eval_variables(self) -> tuple[Any, Any]:
+        """(parameters, carried variables) that evaluations use."""
+        state = self.state
+        return self.recipe.eval_variables(state) if isinstance(self.recipe, Recipe) else (state.params, state.carried)
 
     def predict(self, data: Any, *, progress: bool) -> Any:
         """As `tpuflow.predict`: of batches as in training, or of the inputs alone."""
@@ -110,7 +111,7 @@ def outputs_of(recipe: Recipe, state: TrainState, feed: Feed, target: Target, *,
 
     def step(state: TrainState, batch: Any) -> Any:
         rngs = recipe.rngs(jax.random.key(0)) if recipe.streams else None
-        return cast_floats(recipe.outputs(recipe.eval_params(state), state.carried, batch, rngs, train=False), jnp.float32)
+        return cast_floats(recipe.outputs(*recipe.eval_variables(state), batch, rngs, train=False), jnp.float32)
 
     parts: list[Any] = []
 

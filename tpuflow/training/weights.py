@@ -20,7 +20,12 @@ from tpuflow.training.checkpoints import orbax_files
 
 
 def load_params(
-    path: str | os.PathLike[str], like: Any, *, mapping: Mapping[str, Place] | None = None, skip_mismatched: bool = False
+    path: str | os.PathLike[str],
+    like: Any,
+    *,
+    mapping: Mapping[str, Place] | None = None,
+    skip_mismatched: bool = False,
+    average: bool = False,
 ) -> Any:
     """Read parameters from a file or directory into the tree, shapes and types of `like`.
 
@@ -30,18 +35,21 @@ def load_params(
     mapping: for PyTorch files, see `tpuflow.importers.flax_params`.
     skip_mismatched: keep `like`'s own arrays where the file has none or one of another shape, and say which; for fine-tuning with a new
     last layer. `like` must then hold arrays.
+    average: of a checkpoint, the average that was kept of the parameters (and of carried variables) in their place, see `tpuflow.EMA`.
 
     Raises:
-      WeightsError: the file is missing or damaged, or its arrays do not fit: each is named with both shapes.
+      WeightsError: the file is missing or damaged, has no average, or its arrays do not fit: each is named with both shapes.
       CheckpointError: the checkpoint is damaged.
     """
     check_path("load_params", path)
     path = Path(path)
     if not path.exists():
         raise WeightsError(f"{nothing_at(path)} Give a checkpoint, a directory of them, or a file of weights.")
+    if average and not path.is_dir():
+        raise WeightsError(f"{path}: average=True asks for the average in a checkpoint, and this is a file of weights.")
     if not path.is_dir():
         return flax_params(load_state_dict(path), like, mapping, skip_mismatched=skip_mismatched)
-    return _fitted(path, dict(flat(_arrays(path, like))), like, skip_mismatched=skip_mismatched)
+    return _fitted(path, dict(flat(_arrays(path, like, average=average))), like, skip_mismatched=skip_mismatched)
 
 
 def starting_variables(given: Any, params: Any, carried: Any) -> tuple[Any, Any]:
@@ -62,12 +70,17 @@ def _variables(params: Any, carried: Any) -> Any:
     return {"params": params, **carried} if isinstance(carried, Mapping) and isinstance(params, Mapping) else params
 
 
-def _arrays(path: Path, like: Any) -> Mapping[str, Any]:
+def _arrays(path: Path, like: Any, *, average: bool) -> Mapping[str, Any]:
     """The variables in a directory, as nested dicts that begin where `like` begins."""
     checkpoints = orbax_files()
     if checkpoints.is_checkpoint(path) or checkpoints.saved_steps(path):
         state = checkpoints.read_newest(path).arrays
-        found = {"params": state["params"], **state.get("carried", {})}
+        kept = state.get("ema", {}) if average else state
+        if "params" not in kept:
+            raise WeightsError(f"{path}: no average of the parameters was kept; train with ema=tpuflow.EMA(...), or leave average out.")
+        found = {"params": kept["params"], **kept.get("carried", state.get("carried", {}))}
+    elif average:
+        raise WeightsError(f"{path}: average=True asks for the average in a checkpoint of tpuflow.ModelCheckpoint, and this is none.")
     else:
         found = _orbax(checkpoints, path)
     whole = isinstance(like, Mapping) and "params" in like
