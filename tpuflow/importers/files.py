@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -14,13 +15,18 @@ import numpy as np
 
 from tpuflow.archives import Archive, write_arrays
 from tpuflow.errors import ArchiveError, WeightsError, nothing_at
+from tpuflow.importers.pickled import Tensor, TorchFile, is_module, module_tensors
+
+WRAPPERS = ("state_dict", "model_state_dict", "ema", "model")
+"""Keys of a training's checkpoint under which the model may be: an average of its parameters before the parameters themselves."""
 
 
 def load_state_dict(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Read tensor name -> array from a .pt, .pth or .bin (PyTorch needed; weights only, no code is run), .npz or .safetensors file.
+    """Read tensor name -> array from a .pt, .pth or .bin (without PyTorch unless it is older than release 1.6), .npz or .safetensors file.
 
-    A PyTorch file may hold the state dict itself or have it under "state_dict", "model_state_dict" or "model".
-    Raises WeightsError if the file is missing, damaged, of another kind, or holds anything but tensors.
+    A PyTorch file may hold a state dict or a whole module, by itself or under one of WRAPPERS, the first that there is. None of its code is
+    run and none of its classes is needed, see `tpuflow/importers/pickled.py`. Raises WeightsError if the file is missing, damaged, of
+    another kind, asks for a call, or holds no tensors.
     """
     path = Path(path)
     if path.suffix not in READERS:
@@ -68,21 +74,42 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def _read_torch(path: Path) -> dict[str, np.ndarray]:
+    if not zipfile.is_zipfile(path):
+        return _read_old_torch(path)
+    with TorchFile(path) as file:
+        return file.arrays(_tensors(path, file.content))
+
+
+def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
+    """The tensors of what was saved: a state dict or a module, by itself or in a training's checkpoint."""
+    found = content
+    if isinstance(content, Mapping):
+        found = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping) or is_module(content.get(key))), content)
+    if is_module(found):
+        try:
+            return module_tensors(found)
+        except ValueError as error:
+            raise WeightsError(f"{path}: {error}; save the state dict alone with torch.save(model.state_dict(), path)") from error
+    if not isinstance(found, Mapping):
+        kind = getattr(type(found), "asked", type(found).__name__)
+        raise WeightsError(f"{path}: holds a {kind}, expected a state dict; save it with torch.save(model.state_dict(), path)")
+    others = [str(name) for name, value in found.items() if not isinstance(value, Tensor)]
+    if others:
+        raise WeightsError(f"{path}: {', '.join(others)}: not tensors; save the state dict alone with torch.save(model.state_dict(), path)")
+    return {str(name): tensor for name, tensor in found.items()}
+
+
+def _read_old_torch(path: Path) -> dict[str, np.ndarray]:
+    """What PyTorch wrote before release 1.6, by PyTorch itself."""
     torch = _optional("torch", path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # PyTorch's unpickler fails on damaged bytes in any way it happens to, IndexError included
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise WeightsError(f"{path}: damaged, or not a file of plain PyTorch tensors ({reason})") from error
-    if not isinstance(content, Mapping):
-        raise WeightsError(
-            f"{path}: holds a {type(content).__name__}, expected a state dict; save it with torch.save(model.state_dict(), path)"
-        )
-    wrapped = next((content[key] for key in ("state_dict", "model_state_dict", "model") if isinstance(content.get(key), Mapping)), content)
-    others = [str(name) for name, value in wrapped.items() if not isinstance(value, torch.Tensor)]
-    if others:
-        raise WeightsError(f"{path}: {', '.join(others)}: not tensors; save the state dict alone with torch.save(model.state_dict(), path)")
-    return {str(name): _torch_array(torch, tensor) for name, tensor in wrapped.items()}
+    if not isinstance(content, Mapping) or not all(isinstance(value, torch.Tensor) for value in content.values()):
+        raise WeightsError(f"{path}: holds no plain state dict; save it with torch.save(model.state_dict(), path)")
+    return {str(name): _torch_array(torch, tensor) for name, tensor in content.items()}
 
 
 def _torch_array(torch: ModuleType, tensor: Any) -> np.ndarray:
