@@ -18,6 +18,7 @@ from train import (
     text_to_image_sample,
     vgg16,
     vgg16,
+    yolov5,
     yolov5_detect,
     yolov5_val,
 )
@@ -39,6 +40,7 @@ RECIPES: Mapping[str, Recipe] = {
         generate.RECIPE,
         bert.RECIPE,
         text_to_image_sample.RECIPE,
+        yolov5.RECIPE,
         yolov5_val.RECIPE,
         yolov5_detect.RECIPE,
     )

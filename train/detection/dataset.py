@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tpuflow.errors import ConfigError, DataError
 from train.detection.description import Description
@@ -62,6 +64,12 @@ class DetectionSet:
         shown = [f"  {problem}" for problem in self.problems[:SHOWN_PROBLEMS]]
         rest = len(self.problems) - len(shown)
         return "\n".join([f"{line}; {len(self.problems)} left out:", *shown, *([f"  and {rest} more"] if rest else [])])
+
+
+def one_class(data: DetectionSet) -> DetectionSet:
+    """The set with all its boxes in one class; where there are several, it is called "item"."""
+    kept = [replace(picture, labels=replace(picture.labels, classes=np.zeros_like(picture.labels.classes))) for picture in data.pictures]
+    return replace(data, names=data.names if len(data.names) == 1 else ("item",), pictures=tuple(kept))
 
 
 def read_set(description: Description, split: str) -> DetectionSet:

@@ -52,14 +52,17 @@ class Plan:
 
     def rates(self, first: float = 0.0) -> np.ndarray:
         """The rate of every update, float64; `first` is that of the first step."""
-        steps, last = self.updates, self.warmup_steps
-        epochs = steps // self.steps_per_epoch
-        rising = np.interp(steps, [0, last], [0.0, 1.0])
+        return self.rates_at(self.updates, first)
+
+    def rates_at(self, steps: np.ndarray, first: float = 0.0) -> np.ndarray:
+        """The rate at the steps of these numbers, float64."""
+        last, epochs = self.warmup_steps, steps // self.steps_per_epoch
         goal = self.hyp.lr0 * self.share(epochs)
+        rising = first + (goal - first) * np.interp(steps, [0, last], [0.0, 1.0])
         # The scheduler's first step leaves the rate where it is: after the warm-up the rate is that of the epoch before, except in the
         # epoch in which the warm-up ended.
         after = self.hyp.lr0 * self.share(np.where(epochs == last // self.steps_per_epoch, epochs, epochs - 1))
-        return np.where(steps <= last, first + rising * (goal - first), after)
+        return np.where(steps <= last, rising, after)
 
     def momenta(self) -> np.ndarray:
         """The momentum of every update, float64."""
