@@ -19,7 +19,7 @@ from tpuflow.errors import ConfigError
 from tpuflow.importers import load_state_dict
 from train.detection import drawing, figures, folders, run_files
 from train.detection.augmentation import Augmentation
-from train.detection.batches import Batch, TrainingBatches
+from train.detection.batches import TrainingBatches
 from train.detection.dataset import DetectionSet, one_class, read_set
 from train.detection.description import find_description
 from train.detection.evaluation import evaluate
@@ -32,7 +32,7 @@ from train.detection.predicting import Device, Predictor
 from train.detection.results import draw_results
 from train.detection.schedules import Plan
 from train.detection.transfer import initial_variables, transfer
-from train.detection.validating import FITNESS, detection_metric
+from train.detection.validating import FITNESS, Frames
 from train.detection.weights import config_of, load_network
 from train.options import option
 from train.pipeline import Loader
@@ -127,25 +127,6 @@ class Job:
     val: DetectionSet
 
 
-@dataclass(frozen=True, slots=True)
-class Frames:
-    """The batches of an evaluation without where their pictures lie, for a loader to walk over."""
-
-    batches: EvaluationBatches
-
-    def __len__(self) -> int:
-        """Batches in a pass."""
-        return len(self.batches)
-
-    def __getitem__(self, number: int) -> Batch:
-        """Batch `number`."""
-        return self.batches[number][0]
-
-    def identity(self) -> Mapping[str, Any]:
-        """What gives the batches' numbers their meaning."""
-        return self.batches.identity()
-
-
 def run(options: Yolov5Options) -> Any:
     """Train, write everything into the run's folder, measure the best weights; what `tpuflow.train` returned."""
     options, folder = _resumed(options) if options.resume is not None else (options, None)
@@ -186,7 +167,7 @@ def train(options: Yolov5Options, job: Job, folder: Path) -> Any:
     plan = Plan(job.hyp, options.epochs, len(batches), options.batch_size, options.cos_lr)
     if options.resume is None:
         _draw(batches, job.train, folder)
-    frames = EvaluationBatches(job.val, options.imgsz, options.batch_size, rectangular=False)
+    frames = Frames(EvaluationBatches(job.val, options.imgsz, options.batch_size, rectangular=False))
     config, checkpoints = job.network.config, folder / run_files.CHECKPOINTS
     saver = tpuflow.ModelCheckpoint(
         checkpoints, every_epochs=options.epochs if options.nosave else 1, keep=1, best=None if options.nosave else FITNESS
@@ -205,9 +186,9 @@ def train(options: Yolov5Options, job: Job, folder: Path) -> Any:
         accumulate_steps=plan.accumulation,
         epochs=options.epochs if options.sink_size < 1 else -(-options.epochs * len(batches) // options.sink_size),
         sink_size=options.sink_size,
-        eval_data=Loader(Frames(frames), threads=options.workers),
+        eval_data=Loader(frames, threads=options.workers),
         eval_epochs=options.epochs if options.noval else 1,
-        metrics=(detection_metric(config, options.imgsz, len(job.val.pictures)),),
+        metrics=(frames.metric(config),),
         callbacks=(
             run_files.EpochLines(folder, plan),
             *([tpuflow.EarlyStopping(FITNESS, patience=options.patience)] if options.patience else []),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -12,44 +13,52 @@ import tpuflow
 from models.yolov5 import decode
 from models.yolov5_config import Config
 from train.detection.average_precision import scores
-from train.detection.matching import Found, right_at_thresholds
-from train.detection.nms import VALIDATION, suppress
-from train.detection.samples import in_pixels
+from train.detection.batches import Batch
+from train.detection.evaluation import in_picture, labels_of
+from train.detection.evaluation_batches import EvaluationBatches, Placed
+from train.detection.matching import right_at_thresholds
+from train.detection.nms import VALIDATION, Detections, suppress
 
 FITNESS = "fitness"
 """By which the best checkpoint is told."""
 
 
-def detection_metric(config: Config, size: int, pictures: int) -> tpuflow.Metric:
-    """Precision, recall, mAP50, mAP50-95 and fitness of batches in square frames of `size` pixels; of the first so many pictures of them.
+@dataclass(slots=True, eq=False)
+class Frames:
+    """The batches of an evaluation in the set's order, for a loader to walk over; where the pictures lie in them is noted on the way."""
 
-    Boxes are compared in the frames, which for a picture of one scale is the same as in its own pixels.
-    """
+    batches: EvaluationBatches
+    _placed: dict[int, Placed] = field(default_factory=dict, init=False, repr=False)
 
-    def found(maps: Sequence[jax.Array], batch: Mapping[str, jax.Array]) -> dict[str, Any]:
-        detections = suppress(decode(maps, config), VALIDATION)
-        return {"found": detections._asdict(), **{name: batch[name] for name in ("boxes", "classes", "valid")}}
+    def __len__(self) -> int:
+        """Batches in a pass."""
+        return len(self.batches)
 
-    return tpuflow.Metric("detections", found, summary=lambda samples: summary(samples, size, pictures))
+    def __getitem__(self, number: int) -> Batch:
+        """Batch `number`."""
+        batch, placed = self.batches[number]
+        self._placed |= {place.index: place for place in placed}
+        return batch
 
+    def identity(self) -> Mapping[str, Any]:
+        """What gives the batches' numbers their meaning."""
+        return self.batches.identity()
 
-def summary(samples: Mapping[str, Any], size: int, pictures: int) -> dict[str, float]:
-    """The figures of samples [N, ...], of which the first `pictures` count; the others are frames that fill up a batch."""
-    right, labels = [], []
-    for number in range(pictures):
-        one, boxes, classes = _picture(samples, number, size)
-        right.append((right_at_thresholds(one, boxes, classes), one.scores, one.classes))
-        labels.append(classes)
-    hits, confidences, kinds = (np.concatenate(part) for part in zip(*right, strict=True))
-    made = scores(hits, confidences, kinds, np.concatenate(labels))
-    return {
-        "precision": made.mean_precision, "recall": made.mean_recall, "mAP50": made.map50, "mAP50-95": made.map, FITNESS: made.fitness,
-    }  # fmt: skip
+    def metric(self, config: Config) -> tpuflow.Metric:
+        """Precision, recall, mAP50, mAP50-95 and fitness, as `evaluate` counts them."""
 
+        def found(maps: Sequence[jax.Array], batch: Mapping[str, jax.Array]) -> Detections:
+            return suppress(decode(maps, config), VALIDATION)
 
-def _picture(samples: Mapping[str, Any], number: int, size: int) -> tuple[Found, np.ndarray, np.ndarray]:
-    """(what was found, corners [L, 4] of its labels, their classes [L]) of one sample."""
-    found, valid = samples["found"], samples["valid"][number]
-    count = int(found["valid"][number].sum())
-    one = Found(*(found[name][number, :count] for name in ("boxes", "scores", "classes")))
-    return one, in_pixels(samples["boxes"][number][valid], size, size), samples["classes"][number][valid]
+        return tpuflow.Metric("detections", found, summary=self.summary)
+
+    def summary(self, found: Detections) -> dict[str, float]:
+        """The figures of what was found in all frames, in the set's order; frames that fill up the last batch count for nothing."""
+        data, right = self.batches.data, []
+        for row in range(len(data.pictures)):
+            one = in_picture(found, row, self._placed[row])
+            right.append((right_at_thresholds(one, *labels_of(data, row)), one.scores, one.classes))
+        hits, confidences, classes = (np.concatenate(part) for part in zip(*right, strict=True))
+        made = scores(hits, confidences, classes, np.concatenate([picture.labels.classes for picture in data.pictures]))
+        whole = {"precision": made.mean_precision, "recall": made.mean_recall, "mAP50": made.map50, "mAP50-95": made.map}
+        return {**whole, FITNESS: made.fitness}
