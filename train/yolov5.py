@@ -129,7 +129,7 @@ class Job:
 
 def run(options: Yolov5Options) -> Any:
     """Train, write everything into the run's folder, measure the best weights; what `tpuflow.train` returned."""
-    options, folder = _resumed(options) if options.resume is not None else (options, None)
+    options, folder = resumed(options) if options.resume is not None else (options, None)
     options.check()
     job = prepare(options)
     if folder is None:
@@ -151,7 +151,7 @@ def prepare(options: Yolov5Options) -> Job:
     if options.single_cls:
         train, val = one_class(train), one_class(val)
     print(f"{train.summary()}\n{val.summary()}", flush=True)
-    network, state = _network(options, len(train.names))
+    network, state = network_of(options, len(train.names))
     variables = initial_variables(network, options.seed)
     if options.weights is not None and state is not None:
         made = transfer(options.weights, state, network, variables)
@@ -219,7 +219,7 @@ def frozen(layers: Sequence[int]) -> tuple[str, ...]:
     return tuple(f"model_{layer}/*" for layer in chosen if ROWS[layer].kind not in WITHOUT_PARAMETERS)
 
 
-def _network(options: Yolov5Options, classes: int) -> tuple[YOLOv5, Mapping[str, np.ndarray] | None]:
+def network_of(options: Yolov5Options, classes: int) -> tuple[YOLOv5, Mapping[str, np.ndarray] | None]:
     """(the network that is asked for, with so many classes; the tensors of --weights)."""
     state = None if options.weights is None else load_state_dict(options.weights)
     if options.cfg is None and options.weights is not None and state is not None:
@@ -232,7 +232,7 @@ def _network(options: Yolov5Options, classes: int) -> tuple[YOLOv5, Mapping[str,
         raise ConfigError(f"--cfg {name}: {error}.") from error
 
 
-def _resumed(options: Yolov5Options) -> tuple[Yolov5Options, Path]:
+def resumed(options: Yolov5Options) -> tuple[Yolov5Options, Path]:
     """(the options of the run to go on with, its folder).
 
     Raises:
@@ -247,7 +247,7 @@ def _resumed(options: Yolov5Options) -> tuple[Yolov5Options, Path]:
     if unknown := [str(name) for name in given if name not in kinds]:
         raise ConfigError(f"--resume {folder}: {run_files.OPTIONS} has {', '.join(unknown)}, which are no options.")
     values = {name: _read(kinds[name], value) for name, value in given.items() if name not in GIVEN_ANEW}
-    values |= {name: getattr(options, name) for name in GIVEN_ANEW}
+    values |= {name: getattr(options, name) for name in GIVEN_ANEW} | {"hyp": folder / run_files.HYPERPARAMETERS}
     return Yolov5Options(**values), folder
 
 
