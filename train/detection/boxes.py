@@ -75,7 +75,8 @@ def _complete(a: _Sides, b: _Sides, overlap: jax.Array) -> jax.Array:
     diagonal = jnp.sum(jnp.square(around), axis=-1) + EPSILON
     distance = jnp.sum(jnp.square(b.first + b.last - a.first - a.last), axis=-1) / 4
     aspect = (4 / math.pi**2) * jnp.square(b.angle - a.angle)
-    alpha = jax.lax.stop_gradient(aspect / (aspect - overlap + (1 + EPSILON)))
+    missing = jnp.maximum(1 - overlap, 0)  # rounding can put an overlap above 1; of equal boxes alpha would then be 0 / 0
+    alpha = jax.lax.stop_gradient(aspect / (aspect + missing + EPSILON))
     return overlap - (distance / diagonal + aspect * alpha)
 
 
