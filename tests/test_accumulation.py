@@ -161,6 +161,37 @@ def test_batch_statistics_move_with_every_micro_batch():
     np.testing.assert_allclose(mean, 0.25 * x[:8].mean(0) + 0.5 * x[8:].mean(0), rtol=1e-5, atol=1e-6)
 
 
+def test_the_number_of_steps_for_an_update_rises_in_a_warm_up():
+    plan = amp.Accumulation(3.4, warmup=6, total=True)
+    assert plan.needed.tolist() == [1, 1, 2, 2, 3, 3, 3]  # 1, 1.4, 1.8, 2.2, 2.6, 3, 3.4, rounded
+    assert plan.updates(13).tolist() == [0, 1, 3, 6, 9, 12]
+    optimizer = amp.accumulate(optax.sgd(1.0), plan)
+    params, update = {"w": jnp.zeros(1)}, jax.jit(optimizer.update)
+    state, seen = optimizer.init(params), []
+    for step in range(13):
+        updates, state = update({"w": jnp.full(1, 2.0**step)}, state, params)
+        params = optax.apply_updates(params, updates)
+        seen.append(-float(params["w"][0]))
+    ends = plan.updates(13)
+    assert seen == [2.0 ** (ends[ends <= step].max() + 1) - 1 for step in range(13)]  # the sum of all gradients that were due
+
+
+def test_a_training_with_a_warm_up_of_accumulation_goes_on_bit_for_bit(tmp_path):
+    options = {"accumulate_steps": amp.Accumulation(4, warmup=9)}
+    whole = fit(epochs=2, **options)
+    fit(epochs=1, callbacks=[tpuflow.ModelCheckpoint(tmp_path)], **options)
+    resumed = fit(epochs=2, resume=tmp_path, **options)
+    assert resumed.losses == whole.losses and same_bits((resumed.params, resumed.opt_state), (whole.params, whole.opt_state))
+    assert int(whole.opt_state.step) == 24
+    assert whole.settings["accumulate_steps"] == "Accumulation(steps=4, warmup=9, total=False)"
+
+
+@pytest.mark.parametrize("bad", [{"steps": 0.4}, {"steps": "4"}, {"steps": 4, "warmup": -1}, {"steps": 4, "warmup": 1.5}])
+def test_an_accumulation_that_cannot_be_is_refused(bad):
+    with pytest.raises(ConfigError, match="Accumulation: expected"):
+        amp.Accumulation(**bad)
+
+
 @pytest.mark.parametrize("bad", [0, -1, 1.5, True, None])
 def test_a_number_of_steps_that_is_none_is_refused(bad):
     with pytest.raises(ConfigError, match="accumulate_steps: expected a whole number of at least 1"):

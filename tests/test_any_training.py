@@ -289,6 +289,51 @@ def test_parameters_that_the_optimizer_averages_are_evaluated_predicted_with_and
     assert result.history[-1]["accuracy"] == result.evaluate(data, progress=False)["accuracy"]
 
 
+class Whitened(nn.Module):
+    """A dense layer of normalised inputs: [B, 12] -> [B, 4]."""
+
+    @nn.compact
+    def __call__(self, x: Any, train: bool = False) -> Any:
+        return nn.Dense(4)(nn.BatchNorm(use_running_average=not train, momentum=0.5)(x))
+
+
+def test_statistics_are_averaged_with_the_parameters_if_that_is_asked_for(tmp_path):
+    options: dict[str, Any] = {"batch_size": BATCH, "progress": False, "eval_data": (X, Y)}
+    ema = tpuflow.EMA(0.9, statistics=True)
+    result = tpuflow.train(Whitened(), (X, Y), ema=ema, callbacks=[tpuflow.ModelCheckpoint(tmp_path / "run")], **options)
+    seen = [tpuflow.train(Whitened(), (X, Y), ema=ema, sink_size=n, **options).variables for n in range(1, N // BATCH + 1)]
+    average: Any = {"BatchNorm_0": {"mean": np.zeros(X.shape[1]), "var": np.ones(X.shape[1])}}
+    for variables in seen:
+        average = jax.tree.map(lambda a, v: 0.9 * a + 0.1 * np.asarray(v, np.float64), average, variables["batch_stats"])
+    result.save(tmp_path / "saved")
+    saved, kept = (
+        tpuflow.load_params(tmp_path / name, like=result.variables, **more) for name, more in (("saved", {}), ("run", {"average": True}))
+    )
+    same_bits(saved, kept)
+    same_bits(kept["params"], result.ema)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), kept["batch_stats"], average)
+    logits = Whitened().apply(kept, X)
+    assert result.history[-1]["accuracy"] == pytest.approx(100 * float(np.mean(np.argmax(logits, -1) == Y)))
+    plain = tpuflow.load_params(tmp_path / "run", like=result.variables)
+    same_bits(plain, result.variables)
+
+
+def test_an_average_that_was_not_kept_cannot_be_read(tmp_path):
+    result = tpuflow.train(Dense(), (X, Y), batch_size=BATCH, progress=False, callbacks=[tpuflow.ModelCheckpoint(tmp_path / "run")])
+    with pytest.raises(tpuflow.errors.WeightsError, match="no average of the parameters was kept"):
+        tpuflow.load_params(tmp_path / "run", like=result.variables, average=True)
+    result.save(tmp_path / "saved")
+    with pytest.raises(tpuflow.errors.WeightsError, match="and this is none"):
+        tpuflow.load_params(tmp_path / "saved", like=result.variables, average=True)
+
+
+def test_inputs_may_be_computed_from_the_batch():
+    data = {"pixels": np.round(100 * X).astype(np.int32), "y": Y}
+    options: dict[str, Any] = {"batch_size": BATCH, "progress": False}
+    found = tpuflow.train(Dense(), data, inputs=lambda batch: batch["pixels"].astype(jnp.float32) / 100, **options)
+    assert found.losses == tpuflow.train(Dense(), {"x": np.round(100 * X).astype(np.float32) / 100, "y": Y}, **options).losses
+
+
 def test_an_nnx_module_has_the_trained_variables_in_the_end():
     module = Noisy()
     result = tpuflow.train(module, (X, Y), batch_size=BATCH, progress=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 
 import jax
 import ml_dtypes
@@ -188,9 +189,59 @@ def test_pt_files_are_read_bare_and_wrapped_with_bfloat16(torch, tmp_path):
 
 
 @pytest.mark.torch
-def test_a_pt_file_with_a_whole_module_is_refused_without_running_it(torch, tmp_path):
-    torch.save(torch.nn.Linear(2, 3), tmp_path / "w.pt")
-    with pytest.raises(WeightsError, match=r"w\.pt"):
+def test_a_pt_file_with_a_whole_module_is_read_without_running_it(torch, tmp_path):
+    class Runs(torch.nn.Linear):
+        def __setstate__(self, state):
+            raise AssertionError("code of the file ran")
+
+    Runs.__module__, Runs.__qualname__ = "tests.test_importers", "Runs"
+    globals()["Runs"] = Runs
+    module = torch.nn.Sequential(Runs(2, 3), torch.nn.BatchNorm1d(3))
+    module[1].register_buffer("scratch", torch.ones(4), persistent=False)
+    torch.save(module, tmp_path / "w.pt")
+    torch.save({"epoch": 3, "ema": None, "model": module}, tmp_path / "wrapped.pt")
+    for name in ("w.pt", "wrapped.pt"):
+        loaded = load_state_dict(tmp_path / name)
+        assert loaded.keys() == module.state_dict().keys()
+        for key, tensor in module.state_dict().items():
+            np.testing.assert_array_equal(loaded[key], tensor.numpy())
+
+
+@pytest.mark.torch
+def test_tensors_that_share_elements_are_views_of_them_and_stay_within(torch, tmp_path):
+    whole = torch.arange(12.0).reshape(3, 4)
+    torch.save({"turned": whole.T[1:], "row": whole[2], "one": torch.ones(1).expand(5), "empty": torch.zeros(0, 3)}, tmp_path / "w.pt")
+    loaded = load_state_dict(tmp_path / "w.pt")
+    np.testing.assert_array_equal(loaded["turned"], whole.T[1:].numpy())
+    np.testing.assert_array_equal(loaded["row"], [8, 9, 10, 11])
+    assert loaded["one"].tolist() == [1.0] * 5 and loaded["empty"].shape == (0, 3)
+
+
+PERSISTENT = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQ"
+"""A storage of four numbers in f32, as a pickle refers to it."""
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"ctorch._utils\n_rebuild_tensor_v2\n(" + PERSISTENT + b"K\x00(K\x09t(K\x01t\x89)tR.", r"reaches beyond its storage of 4"),
+        (b"ctorch._utils\n_rebuild_tensor_v2\n(" + PERSISTENT + b"K\x00(J\xff\xff\xff\x7ft(K\x00t\x89)tR.", "claim to hold arrays of"),
+        (b"cposix\nsystem\n(X\x04\x00\x00\x00exittR.", "refused: reading it would call posix.system"),
+        (b"cbuiltins\ngetattr\n(cos\nenviron\nX\x03\x00\x00\x00gettR.", "refused: reading it would call builtins.getattr"),
+        (b"ccollections\nOrderedDict\n}X\x01\x00\x00\x00aK\x01sb.", "damaged, or not a file of PyTorch's"),
+        (b"\x80\x02(X\x01", "damaged, or not a file of PyTorch's"),
+    ],
+    ids=["beyond", "inflated", "system", "getattr", "changes a class", "cut"],
+)
+def test_a_forged_pickle_is_refused_in_words(tmp_path, content, message):
+    made = {
+        "archive/data.pkl": b"\x80\x02}X\x01\x00\x00\x00w" + content.removeprefix(b"\x80\x02")[:-1] + b"s.",
+        "archive/data/0": bytes(16),
+    }
+    with zipfile.ZipFile(tmp_path / "w.pt", "w") as archive:
+        for name, data in made.items():
+            archive.writestr(name, data)
+    with pytest.raises(WeightsError, match=message):
         load_state_dict(tmp_path / "w.pt")
 
 

@@ -156,5 +156,43 @@ def test_a_metric_that_cannot_be_is_refused_before_the_first_step(name):
         tpuflow.train(data=(x, y), **options)
 
 
+def test_a_summary_sees_the_arrays_of_all_samples():
+    seen: list[Any] = []
+
+    def first_and_label(outputs: Any, labels: Any) -> Any:
+        return {"first": outputs[:, 0], "label": labels}
+
+    def summary(samples: Any) -> dict[str, float]:
+        seen.append(samples)
+        return {"median": float(np.median(samples["first"])), "labels": float(samples["label"].sum())}
+
+    x, y = data()
+    metrics = ("loss", tpuflow.Metric("both", first_and_label, summary=summary))
+    result = tpuflow.train(
+        nn.Dense(7), (x, y), batch_size=8, eval_data=(x, y), metrics=metrics, progress=False, callbacks=[tpuflow.EarlyStopping("median")]
+    )
+    logits = np.asarray(result.predict(x, progress=False))
+    assert {name: array.shape for name, array in seen[0].items()} == {"first": (43,), "label": (43,)}
+    assert result.history[-1]["median"] == pytest.approx(float(np.median(logits[:, 0])), rel=1e-6)
+    assert result.history[-1]["labels"] == y.sum() and "both" not in result.history[-1]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"fn": lambda outputs, labels: outputs.mean(), "summary": dict}, "expected arrays with an axis of samples first"),
+        ({"fn": lambda outputs, labels: outputs, "summary": lambda samples: 3.0}, "its summary returned 3.0; expected a number"),
+        (
+            {"fn": lambda outputs, labels: outputs, "summary": lambda samples: {"losses": 3.0}},
+            "expected a number for each name, and none of",
+        ),
+        ({"fn": lambda outputs, labels: outputs, "summary": 3}, "summary"),
+    ],
+)
+def test_a_summary_that_is_none_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tpuflow.train(nn.Dense(7), data(), eval_data=data(), metrics=[tpuflow.Metric("mine", **given)], progress=False)
+
+
 def test_every_named_metric_documents_itself():
     assert all(row.fn.__doc__ for row in METRICS.values())

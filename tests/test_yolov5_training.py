@@ -130,7 +130,7 @@ def test_a_file_of_hyperparameters_changes_what_it_names(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lr: 0.1", "'lr' is no hyperparameter. Did you mean 'lr0'"),
+        ("momentun: 0.9", "'momentun' is no hyperparameter. Did you mean 'momentum'"),
         ("lr0: fast", "hyperparameter lr0: expected a number from 0 on, got 'fast'"),
         ("momentum: 1.5", "hyperparameter momentum: expected a number from 0 to 1, got 1.5"),
         ("anchors: 3", "anchors asks for new anchors .* take out that line"),
