@@ -242,7 +242,7 @@ def compared(torch: ModuleType, config: Config, size: int, hyp: Hyperparameters)
         (sum(losses) * len(images)).backward()
         gradients = {name: parameter.grad.numpy().copy() for name, parameter in network.named_parameters()}
         statistics = {name: tensor.numpy().copy() for name, tensor in network.state_dict().items() if "running" in name}
-        return Found([x.detach().numpy() for x in maps], [float(loss) for loss in losses], gradients, statistics)
+        return Found([x.detach().numpy() for x in maps], [float(loss.detach()) for loss in losses], gradients, statistics)
 
     theirs, exact = in_torch(torch.float32), in_torch(torch.float64)
     return Compared(ours_of({name: tensor.numpy() for name, tensor in weights.items()}, config, size, hyp, batch), theirs, exact)

@@ -1,0 +1,71 @@
+"""`python -m train yolov5` on a few drawn pictures: its files, a training that is taken up again, and the step beside plain jax.jit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import yaml
+
+import tpuflow
+from models.yolov5 import YOLOv5
+from tests.test_yolov5 import NARROW, a_batch, cfg
+from tpuflow.importers import load_state_dict
+from train.__main__ import main
+from train.detection.hyperparameters import Hyperparameters
+from train.detection.loss import DetectionLoss, detection_loss, pixels
+from train.detection.optimizer import make_optimizer
+from train.detection.results import read_results
+from train.detection.schedules import Plan
+from train.yolov5 import EMA
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("cv2", reason="pip install 'tpuflow[detection]'")
+
+EPOCHS = 12
+WRITTEN = {
+    "F1_curve.png", "PR_curve.png", "P_curve.png", "R_curve.png", "checkpoints", "confusion_matrix.png", "hyp.yaml", "opt.yaml",
+    "results.csv", "results.png", "train_batch0.jpg", "val_batch0_labels.jpg", "val_batch0_pred.jpg", "weights",
+}  # fmt: skip
+
+
+def test_a_training_that_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    from tests.detection_sets import write_set
+
+    data = write_set(tmp_path / "set", 5)
+    (tmp_path / "narrow.yaml").write_text(yaml.safe_dump(cfg(width_multiple=0.125)))
+    given = ["yolov5", "--data", str(data), "--cfg", str(tmp_path / "narrow.yaml"), "--img", "64", "--batch-size", "2", "--epochs"]
+    given += [str(EPOCHS), "--policy", "mixed", "--freeze", "2", "--project", str(tmp_path), "--no-progress"]
+    killed = subprocess.Popen([sys.executable, "-m", "train", *given, "--name", "killed"], stdout=subprocess.DEVNULL)
+    while not (tmp_path / "killed" / "weights" / "last.safetensors").exists():
+        assert killed.poll() is None
+        time.sleep(0.01)
+    killed.kill()
+    killed.wait()
+    assert main([*given, "--name", "whole"]) == 0
+    assert main(["yolov5", "--resume", str(tmp_path / "killed"), "--no-progress"]) == 0
+    whole, again = tmp_path / "whole", tmp_path / "killed"
+    assert {path.name for path in whole.iterdir()} >= WRITTEN
+    assert (whole / "results.csv").read_text() == (again / "results.csv").read_text()
+    assert read_results(whole / "results.csv")["epoch"] == list(range(EPOCHS))
+    for name in ("last", "best"):
+        one, other = (load_state_dict(folder / "weights" / f"{name}.safetensors") for folder in (whole, again))
+        assert one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one), name
+
+
+def test_a_step_on_the_device_is_that_of_plain_jax() -> None:
+    plan, loss = Plan(Hyperparameters(), 3, 64, 2), DetectionLoss(NARROW, Hyperparameters(), 64)
+    batch = a_batch(NARROW, 64)
+    made = tpuflow.training_step(
+        YOLOv5(NARROW), batch, optimizer=make_optimizer("SGD", plan), loss_fn=detection_loss(loss), inputs=pixels, ema=EMA,
+        accumulate_steps=plan.accumulation,
+    )  # fmt: skip
+    (here, figures), (there, found) = jax.jit(made.step)(made.state, batch), tpuflow.jit(made.step)(made.state, batch)
+    np.testing.assert_allclose(found.loss, figures.loss, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves((here.carried, here.ema)), jax.tree.leaves((there.carried, there.ema)), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-3, atol=1e-3 * float(np.abs(a).max()))
