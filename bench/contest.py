@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.peers import SAME_ARITHMETIC, step_of
+from bench.peers import SAME_ARITHMETIC, own_copy, step_of
 from bench.timing import interleaved, machine, medians
 
 Run = Callable[[], object]
@@ -34,6 +34,9 @@ class Workload:
     `twin` None: PyTorch takes no part. `limits`: (ours, other) -> what the ratio of their times should not exceed; `peak_limit`: that of
     peaks of memory, fp32 against plain JAX, `cold_limit` of first runs. `peer`: how plain JAX runs the steps. `vocabulary`: the samples are
     rows of so many tokens instead, `shape` long, and the labels those after them. The optimizer is AdamW where `momentum` is None.
+
+    What is no classifier brings its own: `samples`, so many of them as a tree of arrays; `step`, of a policy and a batch the
+    `tpuflow.TrainingStep`; `torch`, PyTorch's run of so many samples.
     """
 
     name: str
@@ -51,10 +54,15 @@ class Workload:
     vocabulary: int | None = None
     peak_limit: float = 1.2
     cold_limit: float | None = None
+    samples: Callable[[int], Any] | None = None
+    step: Callable[[str, Any], Any] | None = None
+    torch: Callable[[Any], Run] | None = None
 
-    def data(self, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    def data(self, steps: int) -> Any:
         """Samples and labels for so many steps."""
         rng, count = np.random.default_rng(0), steps * self.batch
+        if self.samples is not None:
+            return self.samples(count)
         if self.vocabulary is not None:
             tokens = rng.integers(0, self.vocabulary, (count, self.shape[0] + 1)).astype(np.int32)
             return tokens[:, :-1], tokens[:, 1:]
@@ -63,7 +71,7 @@ class Workload:
     @property
     def contenders(self) -> tuple[str, ...]:
         """tpuflow in every policy, the peers in fp32."""
-        peers = (f"{self.peer} fp32", *(() if self.twin is None else ("torch fp32",)))
+        peers = (f"{self.peer} fp32", *(("torch fp32",) if self.twin or self.torch else ()))
         return (*(f"tpuflow {policy}" for policy in self.policies), *peers)
 
 
@@ -82,7 +90,7 @@ def jax_run(work: Workload, policy: str, steps: int) -> Run:
 
     data = work.data(steps)
     step, state = _step(work, policy, data)
-    batches = jax.device_put(tuple(array.reshape(steps, work.batch, *array.shape[1:]) for array in data))
+    batches = jax.device_put(jax.tree.map(lambda array: array.reshape(steps, work.batch, *array.shape[1:]), data))
     epoch = jax.jit(lambda state, batches: jax.lax.scan(step, state, batches), donate_argnums=0, compiler_options=SAME_ARITHMETIC)
     held = [state]
 
@@ -99,7 +107,7 @@ def jax_jit_run(work: Workload, policy: str, steps: int) -> Run:
 
     data = work.data(steps)
     step, state = _step(work, policy, data)
-    batches = [jax.device_put(tuple(array[i * work.batch : (i + 1) * work.batch] for array in data)) for i in range(steps)]
+    batches = [jax.device_put(_batch(data, i * work.batch, work.batch)) for i in range(steps)]
     compiled = jax.jit(step, donate_argnums=0)
     held = [state]
 
@@ -113,6 +121,8 @@ def jax_jit_run(work: Workload, policy: str, steps: int) -> Run:
 
 def torch_run(work: Workload, policy: str, steps: int) -> Run:
     """PyTorch's usual loop, on one thread or on all, whichever was the faster in a first run of each."""
+    if work.torch is not None:
+        return work.torch(work.data(steps))
     from train.torch_training import Setting, losses
 
     assert work.twin is not None
@@ -135,9 +145,18 @@ CONTENDERS: Mapping[str, Callable[[Workload, str, int], Run]] = {
 }
 
 
+def _batch(data: Any, first: int, count: int) -> Any:
+    import jax
+
+    return jax.tree.map(lambda array: array[first : first + count], data)
+
+
 def _step(work: Workload, policy: str, data: Any) -> tuple[Any, Any]:
     import optax
 
+    if work.step is not None:
+        made = work.step(policy, _batch(data, 0, work.batch))
+        return made.step, own_copy(made.state)
     rule = optax.adamw(work.lr) if work.momentum is None else optax.sgd(work.lr, momentum=work.momentum)
     return step_of(work.model(), data, policy, rule, work.batch, None)
 

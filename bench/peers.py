@@ -31,7 +31,7 @@ def _batches(data: Arrays) -> tuple[Arrays, Arrays]:
 def step_of(model: Any, data: Arrays, policy: str, optimizer: Any, batch: int, params: Any) -> tuple[Any, Any]:
     """(training step, initial state which may be donated), the very ones that tpuflow.train makes."""
     made = _made(model, data, policy, optimizer, batch, params)
-    return made.step, _own_copy(made.state)
+    return made.step, own_copy(made.state)
 
 
 def _example(policy: str, data: Arrays, params: Any) -> tuple[Any, Any]:
@@ -41,7 +41,7 @@ def _example(policy: str, data: Arrays, params: Any) -> tuple[Any, Any]:
     from models.mlp import MLP
 
     made = _made(MLP(), data, policy, optax.sgd(LEARNING_RATE), BATCH, params)
-    return made, _own_copy(made.state)
+    return made, own_copy(made.state)
 
 
 def _made(model: Any, data: Arrays, policy: str, optimizer: Any, batch: int, params: Any) -> Any:
@@ -51,7 +51,7 @@ def _made(model: Any, data: Arrays, policy: str, optimizer: Any, batch: int, par
     return tpuflow.training_step(model, first, policy, optimizer, "softmax_cross_entropy", params=params)
 
 
-def _own_copy(state: Any) -> Any:
+def own_copy(state: Any) -> Any:
     """Arrays that may be donated: no two the same."""
     import jax
     import jax.numpy as jnp

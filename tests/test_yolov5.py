@@ -221,10 +221,11 @@ SMOOTHING = 0.1
 
 
 def compared(torch: ModuleType, config: Config, size: int, hyp: Hyperparameters) -> Compared:
+    from bench import torch_yolov5
     from tests import yolov5_torch
 
     torch.manual_seed(0)
-    network = yolov5_torch.Network(config).train()
+    network = torch_yolov5.Network(config).train()
     for module in network.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.weight.data.uniform_(0.5, 1.5)

@@ -167,9 +167,9 @@ def variables(network: YOLOv5) -> Any:
 @pytest.fixture(scope="module")
 def checkpoint(torch: ModuleType, variables: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file as the release saves it in a training: the network pickled in half precision, beside numbers, paths and options."""
-    from tests import yolov5_torch
+    from bench import torch_yolov5
 
-    made = yolov5_torch.Network(NARROW)
+    made = torch_yolov5.Network(NARROW)
     named = {name: torch.from_numpy(np.array(array)) for name, array in state_dict(variables, TORCH_LAYERS).items()}
     made.load_state_dict(named, strict=False)
     made.yaml, made.names, made.stride = {"nc": 5, "depth_multiple": 0.33}, {0: "a"}, torch.tensor([8.0, 16.0, 32.0])
@@ -247,10 +247,10 @@ def test_a_written_network_is_the_one_that_is_read(variables: Any, tmp_path: Pat
 
 @pytest.mark.torch
 def test_the_release_can_load_what_is_written(torch: ModuleType, variables: Any, tmp_path: Path) -> None:
-    from tests import yolov5_torch
+    from bench import torch_yolov5
 
     save_network(tmp_path / "last.pt", NARROW, variables)
-    found = yolov5_torch.Network(NARROW).load_state_dict(torch.load(tmp_path / "last.pt", weights_only=True), strict=False)
+    found = torch_yolov5.Network(NARROW).load_state_dict(torch.load(tmp_path / "last.pt", weights_only=True), strict=False)
     assert not found.unexpected_keys
     assert all(name.endswith("num_batches_tracked") for name in found.missing_keys)
 

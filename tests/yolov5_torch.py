@@ -1,134 +1,14 @@
-"""YOLOv5's network and loss in PyTorch, written for the tests from its configuration file and the papers; named as its checkpoints are."""
+"""YOLOv5's targets and loss in PyTorch, box by box, written for the tests from the papers and the release's description."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
-from torch.nn import functional as F
 
-from models.yolov5_config import ROWS, Config
-
-
-class Conv(nn.Module):
-    """Convolution, batch normalisation, SiLU."""
-
-    def __init__(self, inputs: int, outputs: int, window: int = 1, stride: int = 1, padding: int | None = None):
-        super().__init__()
-        around = window // 2 if padding is None else padding
-        self.conv = nn.Conv2d(inputs, outputs, window, stride, around, bias=False)
-        self.bn = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.03)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, C, H, W] -> [B, outputs, H / stride, W / stride]."""
-        return F.silu(self.bn(self.conv(x)))
-
-
-class Bottleneck(nn.Module):
-    """1x1 and 3x3."""
-
-    def __init__(self, width: int, shortcut: bool):
-        super().__init__()
-        self.cv1, self.cv2, self.shortcut = Conv(width, width), Conv(width, width, 3), shortcut
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The shape stays."""
-        y = self.cv2(self.cv1(x))
-        return x + y if self.shortcut else y
-
-
-class C3(nn.Module):
-    """Two branches."""
-
-    def __init__(self, inputs: int, outputs: int, blocks: int, shortcut: bool = True):
-        super().__init__()
-        half = outputs // 2
-        self.cv1, self.cv2, self.cv3 = Conv(inputs, half), Conv(inputs, half), Conv(2 * half, outputs)
-        self.m = nn.Sequential(*(Bottleneck(half, shortcut) for _ in range(blocks)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, C, H, W] -> [B, outputs, H, W]."""
-        return self.cv3(torch.cat((self.m(self.cv1(x)), self.cv2(x)), 1))
-
-
-class SPPF(nn.Module):
-    """Maxima of maxima of maxima."""
-
-    def __init__(self, inputs: int, outputs: int, window: int):
-        super().__init__()
-        self.cv1, self.cv2 = Conv(inputs, inputs // 2), Conv(inputs // 2 * 4, outputs)
-        self.m = nn.MaxPool2d(window, 1, window // 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, C, H, W] -> [B, outputs, H, W]."""
-        one = self.cv1(x)
-        two = self.m(one)
-        three = self.m(two)
-        return self.cv2(torch.cat((one, two, three, self.m(three)), 1))
-
-
-class Concat(nn.Module):
-    """Along the channels."""
-
-    def forward(self, xs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """[B, C, H, W] each -> [B, sum of C, H, W]."""
-        return torch.cat(tuple(xs), 1)
-
-
-class Detect(nn.Module):
-    """The raw maps."""
-
-    def __init__(self, config: Config, inputs: Sequence[int]):
-        super().__init__()
-        self.boxes, self.outputs = len(config.anchors[0]), config.outputs
-        strides = torch.tensor(config.strides, dtype=torch.float32)
-        self.register_buffer("anchors", torch.tensor(config.anchors, dtype=torch.float32) / strides[:, None, None])
-        self.m = nn.ModuleList(nn.Conv2d(width, self.boxes * self.outputs, 1) for width in inputs)
-
-    def forward(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """[B, C, H, W] each -> [B, A, H, W, 5 + classes] each."""
-        maps = [conv(x) for conv, x in zip(self.m, xs, strict=True)]
-        return [x.unflatten(1, (self.boxes, self.outputs)).permute(0, 1, 3, 4, 2) for x in maps]
-
-
-class Network(nn.Module):
-    """All layers under `model`, as the checkpoints name them."""
-
-    def __init__(self, config: Config):
-        super().__init__()
-        widths: list[int] = [3]
-        layers: list[nn.Module] = []
-        for row in ROWS:
-            inputs = [widths[source if source < 0 else source + 1] for source in row.sources]
-            layer, width = _layer(config, row.kind, row.blocks, row.options, inputs)
-            layers.append(layer)
-            widths.append(width)
-        self.model = nn.Sequential(*layers)
-
-    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Images [B, 3, H, W] -> the raw maps [B, A, H, W, 5 + classes]."""
-        results: list[Any] = [x]
-        for layer, row in zip(self.model, ROWS, strict=True):
-            given = [results[source if source < 0 else source + 1] for source in row.sources]
-            results.append(layer(given if row.kind in ("Concat", "Detect") else given[0]))
-        return results[-1]
-
-
-def _layer(config: Config, kind: str, blocks: int, options: tuple[Any, ...], inputs: list[int]) -> tuple[nn.Module, int]:
-    """(the layer, channels that it gives)."""
-    if kind == "nn.Upsample":
-        return nn.Upsample(scale_factor=2, mode="nearest"), inputs[0]
-    if kind == "Concat":
-        return Concat(), sum(inputs)
-    if kind == "Detect":
-        return Detect(config, inputs), 0
-    outputs = math.ceil(options[0] * config.width_multiple / 8) * 8
-    if kind == "C3":
-        return C3(inputs[0], outputs, max(round(blocks * config.depth_multiple), 1), *options[1:]), outputs
-    return {"Conv": Conv, "SPPF": SPPF}[kind](inputs[0], outputs, *options[1:]), outputs
+from bench.torch_yolov5 import complete_iou, entropy
+from models.yolov5_config import Config
 
 
 class Candidate(NamedTuple):
@@ -173,22 +53,6 @@ def _move(direction: int, x: torch.Tensor, y: torch.Tensor, width: int, height: 
     return [(0.5, 0.0), (0.0, 0.5), (-0.5, 0.0), (0.0, -0.5)][direction - 1]
 
 
-def complete_iou(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """CIoU (arXiv:1911.08287) of boxes [N, 4] by centre, width and height: [N]."""
-    (ax, ay, aw, ah), (bx, by, bw, bh) = a.unbind(-1), b.unbind(-1)
-    left, right = torch.maximum(ax - aw / 2, bx - bw / 2), torch.minimum(ax + aw / 2, bx + bw / 2)
-    top, bottom = torch.maximum(ay - ah / 2, by - bh / 2), torch.minimum(ay + ah / 2, by + bh / 2)
-    common = (right - left).clamp(min=0) * (bottom - top).clamp(min=0)
-    overlap = common / (aw * ah + bw * bh - common + 1e-7)
-    across = torch.maximum(ax + aw / 2, bx + bw / 2) - torch.minimum(ax - aw / 2, bx - bw / 2)
-    down = torch.maximum(ay + ah / 2, by + bh / 2) - torch.minimum(ay - ah / 2, by - bh / 2)
-    distance = ((ax - bx) ** 2 + (ay - by) ** 2) / (across**2 + down**2 + 1e-7)
-    aspect = 4 / math.pi**2 * (torch.atan(bw / bh) - torch.atan(aw / ah)) ** 2
-    with torch.no_grad():
-        alpha = aspect / (1 - overlap + aspect + 1e-7)
-    return overlap - distance - alpha * aspect
-
-
 def losses(
     maps: Sequence[torch.Tensor], boxes: torch.Tensor, config: Config, hyp: Any, size: int, smoothing: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -213,13 +77,3 @@ def losses(
         obj = obj + balance * entropy(x[..., 4], wanted, hyp.obj_pw, hyp.fl_gamma)
     scale = (size / 640) ** 2
     return hyp.box * box, hyp.obj * scale * obj, hyp.cls * config.classes / 80 * cls
-
-
-def entropy(logits: torch.Tensor, labels: torch.Tensor, weight: float, gamma: float) -> torch.Tensor:
-    """Mean binary cross-entropy, focal if gamma is above 0."""
-    found = F.binary_cross_entropy_with_logits(logits, labels, reduction="none", pos_weight=torch.tensor(weight, dtype=logits.dtype))
-    if gamma:
-        chance = logits.sigmoid()
-        right = labels * chance + (1 - labels) * (1 - chance)
-        found = found * (labels * 0.25 + (1 - labels) * 0.75) * (1 - right) ** gamma
-    return found.mean()
