@@ -110,10 +110,10 @@ def _mean(values: jax.Array, chosen: jax.Array) -> jax.Array:
 def detection_loss(loss: DetectionLoss) -> Any:
     """The `loss_fn` of `tpuflow.train`: pixels from 0 to 255 [B, H, W, 3] under "images" become numbers from 0 to 1 on the device."""
 
-    def loss_fn(apply: Any, params: Any, batch: Mapping[str, jax.Array], rngs: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def yolov5_loss(apply: Any, params: Any, batch: Mapping[str, jax.Array], rngs: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         return loss(apply(params, pixels(batch)), batch)
 
-    return loss_fn
+    return yolov5_loss
 
 
 def pixels(batch: Mapping[str, jax.Array]) -> jax.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -51,18 +52,20 @@ class EpochLines(tpuflow.Callback):
     def on_epoch_end(self, run: tpuflow.Run) -> None:
         """`3/100  box 0.07312  obj 0.0411  cls 0.0204  P 0.61  R 0.52  mAP50 0.55  mAP50-95 0.27`."""
         self._path.unlink(missing_ok=True)
+        steps, values = 0, [math.nan]
         for epoch in run.history:
-            append_results(self._path, epoch["epoch"] - 1, self._values(epoch))
-        values = self._values(run.history[-1])
+            steps += epoch["steps"]
+            values = self._values(epoch, steps)
+            append_results(self._path, epoch["epoch"] - 1, values)
         losses = "  ".join(f"{name} {value:.4g}" for name, value in zip(LOSSES, values[:3], strict=True))
         shown = zip(("P", "R", "mAP50", "mAP50-95"), values[3:7], strict=True)
         figures = "".join(f"  {name} {value:.3g}" for name, value in shown) if "mAP50" in run.metrics else ""
         print(f"{run.epoch + 1}/{run.epochs}  {losses}{figures}", flush=True)
 
-    def _values(self, epoch: Any) -> list[float]:
-        """An epoch's figures in the order of the columns; without an evaluation, what it measures is not a number."""
+    def _values(self, epoch: Any, steps: int) -> list[float]:
+        """An epoch's figures, after so many steps of all, in the order of the columns; without an evaluation its part is not a number."""
         trained = [float(np.mean(epoch["metrics"].get(name) or [np.nan])) for name in LOSSES]
-        plan, last = self._plan, np.array([epoch["epoch"] * self._plan.steps_per_epoch - 1])
+        plan, last = self._plan, np.array([max(steps - 1, 0)])
         rate = float(plan.rates_at(last)[0])
         of_biases = float(plan.rates_at(last, plan.hyp.warmup_bias_lr)[0])
         figures = [float(epoch.get(name, np.nan)) for name in FIGURES]
