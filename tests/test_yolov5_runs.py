@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ from train.detection.results import read_results
 from train.detection.schedules import Plan
 from train.yolov5 import EMA
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 pytest.importorskip("cv2", reason="pip install 'tpuflow[detection]'")
 
 EPOCHS = 12
@@ -41,7 +42,9 @@ def test_a_training_that_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
     (tmp_path / "narrow.yaml").write_text(yaml.safe_dump(cfg(width_multiple=0.125)))
     given = ["yolov5", "--data", str(data), "--cfg", str(tmp_path / "narrow.yaml"), "--img", "64", "--batch-size", "2", "--epochs"]
     given += [str(EPOCHS), "--policy", "mixed", "--freeze", "2", "--project", str(tmp_path), "--no-progress"]
-    killed = subprocess.Popen([sys.executable, "-m", "train", *given, "--name", "killed"], stdout=subprocess.DEVNULL)
+    kept = {"JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    command = [sys.executable, "-m", "train", *given, "--name", "killed"]
+    killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, **kept})
     while not (tmp_path / "killed" / "weights" / "last.safetensors").exists():
         assert killed.poll() is None
         time.sleep(0.01)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
+import zipfile
 
 import numpy as np
 
 from tests.mistakes.table import CommandFailed, mistake, recipe
-from tpuflow.importers import save_state_dict
+from tpuflow.errors import WeightsError
+from tpuflow.importers import load_state_dict, save_state_dict
 
 
 @mistake(CommandFailed, "--data bcdc", "no such file, nor a data set of that name", "Did you mean 'bccd'?")
@@ -123,3 +126,30 @@ def weights_for_other_classes():
 @mistake(CommandFailed, "--source pictures", "no such file or folder", "expected files that end in")
 def pictures_that_are_not_there():
     recipe("yolov5-detect --weights best.safetensors --source pictures")
+
+
+@mistake(CommandFailed, "--imgsz", "got 300", "try 288")
+def frames_that_the_strides_do_not_divide():
+    recipe("yolov5 --data bccd --img 300")
+
+
+@mistake(CommandFailed, "--hyp hyp.yaml", "'momentun' is no hyperparameter", "Did you mean 'momentum'?")
+def a_misspelt_hyperparameter():
+    open("hyp.yaml", "w").write("lr0: 0.02\nmomentun: 0.9\n")
+    recipe("yolov5 --data bccd --hyp hyp.yaml")
+
+
+@mistake(CommandFailed, "--resume", "no run in runs/train", "give the folder of one")
+def a_training_to_resume_that_is_not_there():
+    recipe("yolov5 --resume")
+
+
+@mistake(WeightsError, "last.pt", "would call posix.system", "Save the tensors alone")
+def a_checkpoint_that_would_run_a_command():
+    class Network:
+        def __reduce__(self):
+            return os.system, ("rm -rf data",)
+
+    with zipfile.ZipFile("last.pt", "w") as file:
+        file.writestr("last/data.pkl", pickle.dumps({"model": Network()}, protocol=2))
+    load_state_dict("last.pt")

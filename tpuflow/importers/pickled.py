@@ -160,8 +160,8 @@ class TorchFile:
         except _Refused as error:
             self.__exit__()
             raise WeightsError(
-                f"{self.path}: refused: reading it would call {error}, and what that does nobody can tell; nothing of it was run. Save the "
-                "tensors alone, with torch.save(model.state_dict(), path)."
+                f"{self.path}: refused: reading it would call {error}, which tensors do not need and could run anything; nothing of it "
+                "was run. Save the tensors alone, with torch.save(model.state_dict(), path)."
             ) from None
         except _DAMAGED as error:
             self.__exit__()
