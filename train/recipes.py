@@ -17,7 +17,6 @@ from train import (
     squeezenet,
     text_to_image_sample,
     vgg16,
-    vgg16,
     yolov5,
     yolov5_detect,
     yolov5_val,
