@@ -19,6 +19,9 @@ AROUND = ((1, 1), (1, 1))
 BELOW = ((0, 1), (0, 1))
 """One pixel below and at the right only, where the autoencoder halves its images."""
 
+LORA_DOWN, LORA_UP = "_lora_down", "_lora_up"
+"""What the names of a layer's two low-rank matrices end in."""
+
 
 def group_norm(groups: int, epsilon: float, name: str) -> nn.GroupNorm:
     """Normalisation of groups of channels over the image; the variance is that of differences from the mean, which does not cancel."""
@@ -76,18 +79,33 @@ class Upsample2D(nn.Module):
         return conv(channels, "conv")(four.reshape(batch, 2 * height, 2 * width, channels))
 
 
-def mixed(x: jax.Array, context: jax.Array, heads: int, *, bias: bool = False, upcast: bool = False) -> jax.Array:
+def mixed(
+    x: jax.Array, context: jax.Array, heads: int, *, bias: bool = False, upcast: bool = False, lora_rank: int | None = None
+) -> jax.Array:
     """Attention of tokens to a context, their own or another one, in a module's compact method: [B, T, D], [B, S, E] -> [B, T, D].
 
-    bias: whether queries, keys and values have one. upcast: scores and their softmax in fp32.
+    bias: whether queries, keys and values have one. upcast: scores and their softmax in fp32. lora_rank: as `projected`.
     """
     width = x.shape[-1]
     q, k, v = (
-        nn.Dense(width, use_bias=bias, name=name)(source).reshape(*source.shape[:2], heads, width // heads)
+        projected(source, width, name, bias=bias, lora_rank=lora_rank).reshape(*source.shape[:2], heads, width // heads)
         for name, source in (("to_q", x), ("to_k", context), ("to_v", context))
     )  # [B, T, D] -> [B, T, H, D / H]
     wide = (q.astype(jnp.float32), k.astype(jnp.float32)) if upcast else (q, k)
-    return nn.Dense(width, name="to_out_0")(attend_in_blocks(*wide, v).astype(x.dtype))
+    return projected(attend_in_blocks(*wide, v).astype(x.dtype), width, "to_out_0", bias=True, lora_rank=lora_rank)
+
+
+def projected(x: jax.Array, width: int, name: str, *, bias: bool, lora_rank: int | None) -> jax.Array:
+    """A dense layer, in a module's compact method: [..., D] -> [..., width].
+
+    lora_rank: if given, the product of two matrices of that rank is added to the layer's (Hu et al., 2021): at first nothing, since the
+    second is zero. The first is drawn with a deviation of 1 / rank, and the sum has no further scale, as diffusers' examples have it.
+    """
+    y = nn.Dense(width, use_bias=bias, name=name)(x)
+    if lora_rank is None:
+        return y
+    narrow = nn.Dense(lora_rank, use_bias=False, kernel_init=nn.initializers.normal(1 / lora_rank), name=f"{name}{LORA_DOWN}")(x)
+    return y + nn.Dense(width, use_bias=False, kernel_init=nn.initializers.zeros, name=f"{name}{LORA_UP}")(narrow)
 
 
 class Attention(nn.Module):
@@ -95,11 +113,12 @@ class Attention(nn.Module):
 
     heads: int
     upcast: bool
+    lora_rank: int | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array, context: jax.Array) -> jax.Array:
         """Return the mixture that each pixel finds."""
-        return mixed(x, context, self.heads, upcast=self.upcast)
+        return mixed(x, context, self.heads, upcast=self.upcast, lora_rank=self.lora_rank)
 
 
 class FeedForward(nn.Module):
@@ -118,13 +137,14 @@ class BasicTransformerBlock(nn.Module):
 
     heads: int
     upcast: bool
+    lora_rank: int | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array, text: jax.Array) -> jax.Array:
         """Return the sum; text [B, S, E]."""
         normal = nn.LayerNorm(epsilon=1e-5, name="norm1")(x)
-        x = x + Attention(self.heads, self.upcast, name="attn1")(normal, normal)
-        x = x + Attention(self.heads, self.upcast, name="attn2")(nn.LayerNorm(epsilon=1e-5, name="norm2")(x), text)
+        x = x + Attention(self.heads, self.upcast, self.lora_rank, name="attn1")(normal, normal)
+        x = x + Attention(self.heads, self.upcast, self.lora_rank, name="attn2")(nn.LayerNorm(epsilon=1e-5, name="norm2")(x), text)
         return x + FeedForward(name="ff")(nn.LayerNorm(epsilon=1e-5, name="norm3")(x))
 
 
@@ -139,6 +159,7 @@ class Transformer2DModel(nn.Module):
     groups: int
     linear: bool
     upcast: bool
+    lora_rank: int | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array, text: jax.Array) -> jax.Array:
@@ -146,7 +167,7 @@ class Transformer2DModel(nn.Module):
         batch, height, width, channels = x.shape
         y = self._projection("proj_in", channels)(group_norm(self.groups, 1e-6, "norm")(x))
         y = y.reshape(batch, height * width, channels)
-        y = BasicTransformerBlock(self.heads, self.upcast, name="transformer_blocks_0")(y, text)
+        y = BasicTransformerBlock(self.heads, self.upcast, self.lora_rank, name="transformer_blocks_0")(y, text)
         return x + self._projection("proj_out", channels)(y.reshape(x.shape))
 
     def _projection(self, name: str, width: int) -> nn.Module:

@@ -40,9 +40,11 @@ class Config(DiffusersConfig):
     """UNet2DConditionModel's `config.json`: those of Stable Diffusion 1.x and 2.x.
 
     `attention_head_dim` is the number of heads, of all blocks or of each on the way down: a name that diffusers keeps since files have it.
+    `lora_rank`, which is not in the file, is that of what is added to the projections of attention; None for nothing.
     """
 
     ARCHITECTURE: ClassVar[str] = "UNet2DConditionModel"
+    OURS: ClassVar[tuple[str, ...]] = (*DiffusersConfig.OURS, "lora_rank")
     BLOCKS: ClassVar[Mapping[str, Collection[str]]] = MappingProxyType(
         {"down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"), "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D")}
     )
@@ -94,6 +96,7 @@ class Config(DiffusersConfig):
     attention_head_dim: int | tuple[int, ...] = 8
     use_linear_projection: bool = False
     upcast_attention: bool = False
+    lora_rank: int | None = None
 
     def conflicts(self) -> list[str]:
         """As `DiffusersConfig.conflicts`; heads divide each width."""
@@ -255,7 +258,8 @@ class UNet2DConditionModel(nn.Module):
 def attention(config: Config, heads: int, index: int) -> nn.Module:
     """A layer's attention to the image and the text."""
     kind = checkpointed(Transformer2DModel, config)
-    return kind(heads, config.norm_num_groups, config.use_linear_projection, config.upcast_attention, name=f"attentions_{index}")
+    how = (config.use_linear_projection, config.upcast_attention, config.lora_rank)
+    return kind(heads, config.norm_num_groups, *how, name=f"attentions_{index}")
 
 
 def down_levels(config: Config) -> list[Level]:

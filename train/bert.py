@@ -13,7 +13,7 @@ import optax
 import tpuflow
 from tpuflow.errors import ConfigError
 from train.options import option
-from train.pretrained_folders import BERT, load_pretrained, tokenizer_of
+from train.pretrained_folders import BERT, WithTokenizer, load_pretrained, tokenizer_of
 from train.recipe import Recipe
 from train.text.blocks import read_lines
 from train.text.masking import IGNORED, Masking, examples
@@ -118,7 +118,7 @@ def run(options: BertOptions) -> Any:
     held_out = made(options.validation_file, wanted=options.do_eval or options.eval_steps is not None)
     counts = [0 if one is None else len(one["input_ids"]) for one in (data, held_out)]
     print(f"{pretrained.origin}; {counts[0]} examples to train on, {counts[1]} to evaluate on", flush=True)
-    return run_job(options, Job(pretrained, tokenizer, data, held_out, loss=loss, metrics=METRICS))
+    return run_job(options, Job(WithTokenizer(pretrained, tokenizer), data, held_out, loss=loss, metrics=METRICS))
 
 
 DEFAULTS = BertOptions(weight_decay=0.01, per_device_train_batch_size=32)

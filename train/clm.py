@@ -16,7 +16,7 @@ import optax
 import tpuflow
 from tpuflow.errors import ConfigError
 from train.options import option
-from train.pretrained_folders import CAUSAL, Pretrained, load_pretrained, tokenizer_of
+from train.pretrained_folders import CAUSAL, Pretrained, WithTokenizer, load_pretrained, tokenizer_of
 from train.recipe import Recipe
 from train.text.blocks import blocks, read_lines, split
 from train.text.masking import IGNORED
@@ -140,7 +140,7 @@ def run(options: ClmOptions) -> Any:
     text = read_text(options, tokenizer, block_size(options, pretrained, tokenizer))
     print(f"{pretrained.origin}; {_counted(text.train)} to train on, {_counted(text.validation)} to evaluate on", flush=True)
     job = Job(
-        pretrained, tokenizer, None if text.train is None else samples(text.train),
+        WithTokenizer(pretrained, tokenizer), None if text.train is None else samples(text.train),
         None if text.validation is None else samples(text.validation), loss=next_token_loss, metrics=METRICS,
     )  # fmt: skip
     return run_job(options, job, summary=with_perplexity)

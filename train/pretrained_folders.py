@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from models import bert, gpt2, llama, mixtral
+from tpuflow import load_params
 from tpuflow.errors import ConfigError, did_you_mean
 from tpuflow.importers import save_state_dict, state_dict
 from train.model_files import configured, fitted, read_json, read_weights
@@ -79,6 +80,32 @@ class Pretrained:
         (folder / CONFIG).write_text(json.dumps(self.config.to_json(), indent=2) + "\n")
         save_state_dict(folder / WEIGHTS[0], state_dict(variables, self.family.module.torch_layers(self.config)))
         tokenizer.save(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class WithTokenizer:
+    """A model and its tokenizer as a training begins with them (`train.trainer.running.Start`) and writes them."""
+
+    pretrained: Pretrained
+    tokenizer: Tokenizer
+
+    @property
+    def model(self) -> Any:
+        """The Flax module."""
+        return self.pretrained.model
+
+    @property
+    def variables(self) -> Any:
+        """Its variables; None: new ones."""
+        return self.pretrained.variables
+
+    def save_checkpoint(self, checkpoint: Path, folder: Path) -> None:
+        """Write what transformers loads, of a checkpoint."""
+        self.pretrained.save(load_params(checkpoint, self.pretrained.variables_like), self.tokenizer, folder)
+
+    def save_result(self, result: Any, folder: Path) -> None:
+        """Write what transformers loads, of what `tpuflow.train` returned."""
+        self.pretrained.save(result.variables, self.tokenizer, folder)
 
 
 def load_pretrained(

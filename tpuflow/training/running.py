@@ -68,6 +68,7 @@ class Training:
         )
         self._claims = Claims()
         self._run.claim, self._run.save, self._run.learning_rate = self._claims.claim, self._save, self._learning_rate
+        self._run.eval_params = self._eval_params
 
     def restore(self, checkpoint: Any) -> None:
         """Go on where a checkpoint (of `tpuflow.training.checkpoints.files`) was saved.
@@ -284,6 +285,10 @@ class Training:
         self._place.position = self._walk.position
         progress = progress_of(self._run, self._place, self._callbacks, self._fingerprint, self._step_code)
         return orbax_files().save(directory, self._run.steps, nested(self._state._asdict()), progress)
+
+    def _eval_params(self) -> Any:
+        recipe = self._job.recipe
+        return _arrays(recipe.eval_params(self._state) if isinstance(recipe, Recipe) else self._state.params)
 
     def _learning_rate(self) -> float | None:
         found = optax.tree.get_all_with_path(self._state.opt_state, "learning_rate")

@@ -14,6 +14,7 @@ import numpy as np
 
 from tpuflow.errors import DataError, did_you_mean
 from train.diffusion.pictures import pillow
+from train.pipeline import Batches
 
 METADATA = ("metadata.jsonl", "metadata.csv")
 FILE_NAME = "file_name"
@@ -92,6 +93,23 @@ class OpenPictures:
 
     def _start(self, room: int, share: float) -> int:
         return round(room / 2) if self.center_crop else int(share * (room + 1))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CaptionedBatches(Batches):
+    """Batches (pictures, tokens of a caption each [B, T]) of pictures by their numbers; where there are several captions one is drawn.
+
+    captions: for each picture the tokens of its captions, int32 [K, T].
+    """
+
+    captions: tuple[np.ndarray, ...] = ()
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """As `Batches`."""
+        pictures, numbers = Batches.__getitem__(self, number)
+        # Four numbers in place of three: a stream that no order and no transform has.
+        rng = np.random.default_rng((self.seed, number, 0, 1))
+        return pictures, np.stack([rng.choice(self.captions[one]) for one in numbers])
 
 
 def _rows(table: Path, image_column: str, caption_column: str) -> Iterator[tuple[Path, tuple[str, ...]]]:

@@ -115,10 +115,12 @@ def write_atomically(target: Path, write: Callable[[Path], None]) -> None:
 
 
 def replace_files(folder: Path, write: Callable[[Path], None]) -> None:
-    """Have files written elsewhere, and put each in the folder when all are whole."""
+    """Have files, and folders of them, written elsewhere, and put each in the folder when all are whole."""
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as made:
         write(Path(made))
         for path in Path(made).iterdir():
+            if path.is_dir() and (folder / path.name).is_dir():
+                shutil.rmtree(folder / path.name)
             path.replace(folder / path.name)
 
 

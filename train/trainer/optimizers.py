@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,15 +25,15 @@ def rates(options: TrainerOptions, total: int) -> np.ndarray:
     return options.learning_rate * np.where(steps < warmup, steps / max(1, warmup), shape)
 
 
-def optimizer(options: TrainerOptions, total: int) -> optax.GradientTransformation:
-    """AdamW after clipping by the global norm; biases and norms do not decay."""
+def decayed(params: Any) -> Any:
+    """Which leaves decay where biases and norms do not: a tree of booleans."""
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: path[-1].key not in NOT_DECAYED, params)
+
+
+def optimizer(options: TrainerOptions, total: int, mask: Callable[[Any], Any] | None = decayed) -> optax.GradientTransformation:
+    """AdamW after clipping by the global norm. mask: which leaves decay; None: all."""
     adamw = optax.adamw(
         from_rates(rates(options, total)), options.adam_beta1, options.adam_beta2, options.adam_epsilon,
-        weight_decay=options.weight_decay, mask=decayed,
+        weight_decay=options.weight_decay, mask=mask,
     )  # fmt: skip
     return optax.chain(optax.clip_by_global_norm(options.max_grad_norm), adamw) if options.max_grad_norm else adamw
-
-
-def decayed(params: Any) -> Any:
-    """Which leaves decay: a tree of booleans."""
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: path[-1].key not in NOT_DECAYED, params)

@@ -26,7 +26,8 @@ class Run:
     `resumed_at` is the number of steps that a checkpoint brought. Setting `stop` ends the training after the current
     round trip. `save(directory)` writes a checkpoint and returns its path; call it in `on_checkpoint` only. From the first `save`, or from
     `claim(directory)`, until this training ends no other training can write there. `learning_rate()` is the one in the optimizer's state,
-    where `optax.inject_hyperparams` puts it; None otherwise.
+    where `optax.inject_hyperparams` puts it; None otherwise. `eval_params()` are the parameters that evaluations use, as JAX arrays: the
+    average if one is kept; call it between round trips, such as in `on_sink_end`.
     """
 
     epochs: int
@@ -54,6 +55,7 @@ class Run:
     save: Callable[[Any], Path] = field(default=lambda directory: _not_running(), repr=False)
     claim: Callable[[Any], None] = field(default=lambda directory: _not_running(), repr=False)
     learning_rate: Callable[[], float | None] = field(default=lambda: None, repr=False)
+    eval_params: Callable[[], Any] = field(default=lambda: _not_running(), repr=False)
 
     @property
     def steps(self) -> int:
