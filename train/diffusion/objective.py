@@ -1,4 +1,4 @@
-"""The loss of a step of text-to-image training, from pictures and prompts on: what is drawn, what the UNet sees, what it is held against."""
+"""The loss of a step of text-to-image training: what is drawn, what the UNet sees, what it is held against."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from train.diffusion.noise import NoiseSchedule
 
 
 class Draws(NamedTuple):
-    """What a step draws, standard normal but for the timesteps: latents, noise, perturbation [B, h, w, L], timesteps [B], offset [B, 1, 1, L].
+    """What a step draws, standard normal but for the timesteps.
 
-    offset and perturbation are None where nothing is multiplied with them.
+    latents, noise, perturbation: [B, h, w, L]. timesteps: integers [B]. offset: [B, 1, 1, L]. offset and perturbation are None where nothing is multiplied with them.
     """
 
     latents: jax.Array
@@ -30,10 +30,10 @@ class Draws(NamedTuple):
 class Objective:
     """The `loss_fn` of `tpuflow.train`: the mean squared distance of what the UNet predicts from what it should.
 
-    vae, text_encoder: the Flax modules; their variables are carried under these names, in `dtype`, the type that both compute in. schedule: the
-    noise that is added, and what is to be predicted of it. snr_gamma: most that the signal-to-noise ratio may weigh a sample's loss by (Hang et
-    al., 2023), None: all weigh the same. noise_offset: share of noise that is the same for all pixels. input_perturbation: share of further noise
-    on the UNet's input alone (Ning et al., 2023).
+    vae, text_encoder: the Flax modules; their variables are carried under these names, in `dtype`, the type that both compute in.
+    schedule: the noise that is added, and what is to be predicted of it. snr_gamma: most that the signal-to-noise ratio may weigh a
+    sample's loss by (Hang et al., 2023), None: all weigh the same. noise_offset: share of noise that is the same for all pixels.
+    input_perturbation: share of further noise on the UNet's input alone (Ning et al., 2023).
     """
 
     vae: Any

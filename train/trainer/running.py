@@ -49,8 +49,8 @@ class Start(Protocol):
 class Job:
     """What is trained on what: a model, training and evaluation data (None: none), the loss and what is measured.
 
-    data: arrays, or a walk over batches. ema: the average of the parameters that is kept. decayed: which leaves have weight decay; None: all.
-    callbacks: what else happens on the way.
+    data: arrays, or a walk over batches. ema: the average of the parameters that is kept. decayed: which leaves have weight decay; None:
+    all. callbacks: what else happens on the way.
     """
 
     start: Start
