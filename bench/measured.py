@@ -25,6 +25,7 @@ from tpuflow.compiler import compile_function
 from tpuflow.estimating.estimating import training_program
 from tpuflow.isa.program import Program
 from tpuflow.training.config import StepConfig
+from train.diffusion.steps import FIRST, LORA_RANK, SECOND, step_of
 
 SUNK = 1000  # steps a round trip where the source says that the data are sunk, or loops on the device
 
@@ -124,6 +125,14 @@ def pretraining_loss(outputs: tuple[jax.Array, jax.Array], batch: Mapping[str, j
     return cross_entropy(outputs[0], batch["masked_labels"]).mean() + cross_entropy(outputs[1], batch["next_sentence_label"]).mean()
 
 
+def diffusion(name: str, batch: int, chip: Chip, *, lora_rank: int | None = None) -> Case:
+    """The training step of a text-to-image pipeline at 512x512 with AdamW: all of the UNet, or matrices beside its attention."""
+    version = "1.5" if name == FIRST else "2.0"
+    step = step_of(name, batch, lora_rank=lora_rank)
+    key = f"{name} lora_rank={lora_rank} {batch}x512"
+    return case(f"SD {version}{' LoRA' if lora_rank else ''}", step, chip, key, note="AdamW, activations kept", splits=())
+
+
 def product(size: tuple[int, int, int], chip: Chip, note: str) -> Case:
     """A bf16 product [rows, depth] x [depth, columns], timed on the device: without the host's round trip."""
     rows, depth, columns = size
@@ -192,6 +201,10 @@ def _ascend() -> dict[str, Case]:
         "M091": resnet(32),
         "M094": masked_words(large, 128, 20, 96, chip, "O2", splits=SPLIT_LARGE),
         "M096": masked_words(large, 128, 20, 96, chip, "O2", splits=SPLIT_LARGE),
+        "M224": diffusion(FIRST, 3, chip),
+        "M225": diffusion(FIRST, 4, chip, lora_rank=LORA_RANK),
+        "M229": diffusion(SECOND, 3, chip),
+        "M231": diffusion(SECOND, 4, chip, lora_rank=LORA_RANK),
         "M303": resnet(64, optimizer=LARS),
         "M307": resnet(32, faster, LARS, "1.1 GHz"),
         "S001": trained("ResNet-50", resnet50(10), 32, chip, "O3"),

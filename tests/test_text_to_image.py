@@ -1,4 +1,4 @@
-"""`python -m train text_to_image`: a pipeline and pictures in, a pipeline or low-rank matrices that diffusers reads out; it resumes exactly."""
+"""`python -m train text_to_image`: pictures in, a pipeline or low-rank matrices that diffusers reads out; it goes on bit for bit."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from train.diffusion.noise import NoiseSchedule
 class Draws(NamedTuple):
     """What a step draws, standard normal but for the timesteps.
 
-    latents, noise, perturbation: [B, h, w, L]. timesteps: integers [B]. offset: [B, 1, 1, L]. offset and perturbation are None where nothing is multiplied with them.
+    latents, noise, perturbation: [B, h, w, L]. timesteps: integers [B]. offset: [B, 1, 1, L].
+    offset and perturbation are None where nothing is multiplied with them.
     """
 
     latents: jax.Array

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from train.diffusion.folders import Pipeline
 from train.diffusion.objective import Objective
 from train.diffusion.schedulers import DDPM
 from train.diffusion.tuning import Tuning
+from train.text.tokenizing import Tokenizer
 
 VAE = autoencoder_kl.Config(
     down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4, block_out_channels=(128, 256, 512, 512),
@@ -36,7 +38,7 @@ def step_of(
     name: of `models.unet_2d_condition.SIZES`.
     """
     configs = {"unet": unet_2d_condition.SIZES[name], "vae": VAE, "text_encoder": clip_text.SIZES[name]}
-    pipeline, dtype = Pipeline(configs, {}, {}, None), get_policy(policy).compute
+    pipeline, dtype = Pipeline(configs, {}, {}, Tokenizer(Path(), None)), get_policy(policy).compute
     objective = Objective(pipeline.model("vae"), pipeline.model("text_encoder"), DDPM(**SCHEDULE), dtype)
     pictures = jax.ShapeDtypeStruct((batch, side, side, 3), jnp.float32)
     tokens = jax.ShapeDtypeStruct((batch, pipeline.prompt_length), jnp.int32)

@@ -26,8 +26,8 @@ class Tuning:
     """A UNet in training (`train.trainer.running.Start`) with the frozen models that it needs.
 
     lora_rank: None trains the UNet itself; else low-rank matrices of that rank beside its projections of attention. dtype: the type of what
-    is frozen: VAE, text encoder and, with matrices, the UNet. seed: of new matrices. gradient_checkpointing: inner values are computed again
-    in the backward pass.
+    is frozen: VAE, text encoder and, with matrices, the UNet. seed: of new matrices. gradient_checkpointing: inner values are computed
+    again in the backward pass.
     """
 
     pipeline: Pipeline

@@ -21,7 +21,7 @@ STEPS, GUIDANCE = 20, 7.5
 
 
 class Validation(tpuflow.Callback):
-    """After every so many steps a grid of pictures, one of each prompt, as `validation-N.png` for N updates; of the average, if there is one."""
+    """After every so many steps a grid of pictures, one of each prompt: `validation-N.png` after N updates; of the average, if any."""
 
     def __init__(
         self,
