@@ -25,7 +25,7 @@ from tpuflow.compiler import compile_function
 from tpuflow.estimating.estimating import training_program
 from tpuflow.isa.program import Program
 from tpuflow.training.config import StepConfig
-from train.diffusion.steps import FIRST, LORA_RANK, SECOND, step_of
+from train.diffusion.steps import ADAMW, FIRST, LORA_RANK, SECOND, step_of
 
 SUNK = 1000  # steps a round trip where the source says that the data are sunk, or loops on the device
 
@@ -38,6 +38,7 @@ def _matrices(parameters: Any) -> Any:
 BASE, LARGE = SIZES["bert-base-uncased"], SIZES["bert-large-uncased"]
 MOMENTUM, LAMB = optax.sgd(0.1, 0.9), optax.lamb(1e-3)
 LARS = optax.lars(0.1, 1e-4, weight_decay_mask=_matrices, trust_ratio_mask=_matrices)
+OPTIMIZERS = {"momentum": MOMENTUM, "lamb": LAMB, "lars": LARS, "adamw": ADAMW}
 
 # After how many gradients MindSpore's own training scripts begin another all-reduce (ResNet-50: also the default of the collective library
 # under TensorFlow, 96.54 % of the bytes). Without such a list it makes one of all gradients.
@@ -99,7 +100,7 @@ def case(model: str, step: StepConfig, chip: Chip, key: str, *, note: str, split
     def gradients(chip: Chip) -> Program:
         return gradient_program(step, chip)
 
-    rule = "lars" if step.optimizer is LARS else "lamb" if step.optimizer is LAMB else "momentum"
+    rule = next(name for name, optimizer in OPTIMIZERS.items() if optimizer is step.optimizer)
     whole = f"{type(step.model).__name__} {key} {chip.name} {step.policy} {rule}"
     return Case(model, chip, whole, make, SUNK, note, gradients, splits)
 

@@ -1,11 +1,11 @@
-"""Documented figures, and PyTorch's, beside ours: `python -m train.parity [mnist|cifar|resnet50|clm|unet]`; mnist if none is named."""
+"""Documented figures, and PyTorch's, beside ours: `python -m train.parity [NAME]`, of `COMPARISONS`; mnist if none is named."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from train import parity_cifar, parity_clm, parity_mnist, parity_resnet, parity_unet
+from train import parity_cifar, parity_clm, parity_diffusion, parity_mnist, parity_resnet, parity_unet
 
 COMPARISONS: Mapping[str, Callable[[Sequence[str] | None], int]] = {
     "mnist": parity_mnist.main,
@@ -13,6 +13,7 @@ COMPARISONS: Mapping[str, Callable[[Sequence[str] | None], int]] = {
     "resnet50": parity_resnet.main,
     "clm": parity_clm.main,
     "unet": parity_unet.main,
+    "diffusion": parity_diffusion.main,
 }
 """Name -> its command line."""
 

@@ -28,6 +28,7 @@ VAE = autoencoder_kl.Config(
 SCHEDULE: Mapping[str, Any] = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}
 FIRST, SECOND = "CompVis/stable-diffusion-v1-4", "stabilityai/stable-diffusion-2-1"
 LORA_RANK = 4
+ADAMW = optax.adamw(1e-5, weight_decay=1e-2)
 
 
 def step_of(
@@ -43,7 +44,7 @@ def step_of(
     pictures = jax.ShapeDtypeStruct((batch, side, side, 3), jnp.float32)
     tokens = jax.ShapeDtypeStruct((batch, pipeline.prompt_length), jnp.int32)
     model = Tuning(pipeline, dtype, lora_rank, gradient_checkpointing).model
-    return StepConfig(model, (pictures, tokens), policy, optax.adamw(1e-5, weight_decay=1e-2), loss_fn=objective)
+    return StepConfig(model, (pictures, tokens), policy, ADAMW, loss_fn=objective)
 
 
 def stable_diffusion_step(batch: int) -> StepConfig:
