@@ -15,6 +15,8 @@ import tpuflow
 from models.mlp import MLP
 from tpuflow import cli
 from tpuflow.errors import ConfigError, OutOfMemoryError
+from tpuflow.estimating.targets import estimate_target
+from tpuflow.training.config import StepConfig
 
 IMAGES, LABELS = jax.ShapeDtypeStruct((64, 28, 28), jnp.float32), jax.ShapeDtypeStruct((64,), jnp.int32)
 WEIGHTS = 784 * 512 + 512 * 512 + 512 * 10
@@ -109,6 +111,19 @@ def test_the_command_line_prints_and_writes_an_estimate(capsys: pytest.CaptureFi
     assert json.loads(out.read_text())["matrix flops"] == 2 * 256 * 256 * 128
     assert cli.main(["estimate", "tests.test_estimating:mlp_step", "--policy", "mixed", "--sink-size", "10"]) == 0
     assert "10 steps a round trip" in capsys.readouterr().out
+
+
+def configured_step(batch: int) -> StepConfig:
+    """A training step with an optimizer and a policy of its own."""
+    return StepConfig(*mlp_step(batch), "mixed", optax.sgd(1e-3), accumulate_steps=2)
+
+
+def test_a_target_may_say_how_its_model_is_trained():
+    found = estimate_target("tests.test_estimating:configured_step", 64, "generic", None, 7)
+    model, batch = mlp_step(64)
+    expected = tpuflow.estimate_training(model, batch, "mixed", optax.sgd(1e-3), accumulate_steps=2, sink_size=7)
+    assert (found.policy, found.steps) == ("mixed", 7) and found.program.strip() == expected.program.strip()
+    assert estimate_target("tests.test_estimating:configured_step", 64, "generic", "fp32", 7).policy == "fp32"
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ ELSE = "Make it, or give another path."
 INTERRUPTED = 130  # what a shell gives for a process that SIGINT ended
 CHECK = "whether a step fits, overflows or underflows (with data), how long it is and what would help, on one page"
 TARGET = (
-    "module:function or file.py:function; called with the batch size it gives (function, *shapes), or (model, batch) for a training step"
+    "module:function or file.py:function; called with the batch size it gives (function, *shapes), or (model, batch) for a training step, "
+    "or a StepConfig for one with options of its own"
 )
 STANDARD_OUTPUT = Path("-")
 ESTIMATE = "the modelled time and memory of a step on a chip, from shapes alone; nothing is run"

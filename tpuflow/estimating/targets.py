@@ -6,9 +6,9 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,16 +16,21 @@ from typing import Any
 from tpuflow.errors import ConfigError, did_you_mean
 from tpuflow.estimating.estimating import Calibrated, Estimate, estimate, estimate_training
 from tpuflow.training.adapters.choosing import is_model
+from tpuflow.training.config import StepConfig
 
-EXPECTED = "expected (function, *shapes) or (model, batch)"
+EXPECTED = "expected (function, *shapes), (model, batch), or a StepConfig"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a target gives for a batch size: a function and its arguments, or a model and a batch, such as (inputs, labels); shapes do."""
+    """What a target gives for a batch size: a function and its arguments, or a model and a batch, such as (inputs, labels); shapes do.
+
+    options: how the model is trained, as `tpuflow.estimate_training` takes them, where a `StepConfig` says it.
+    """
 
     step: Any
     arguments: tuple[Any, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def trains(self) -> bool:
@@ -46,6 +51,9 @@ def load_step(target: str, batch: int) -> Step:
         raise ConfigError(f"{target!r}: expected module:function or file.py:function, for example models.resnet:resnet50_step.")
     with _beside(Path(place).parent if place.endswith(".py") else Path()):
         made = _function(place, name, target)(batch)
+    if isinstance(made, StepConfig):
+        given = {one.name: getattr(made, one.name) for one in fields(StepConfig) if made.is_given(one.name)}
+        return Step(given.pop("model"), (given.pop("data"),), given)
     if not isinstance(made, tuple) or not made or not (callable(made[0]) or is_model(made[0])):
         raise ConfigError(f"{target}({batch}) gave {type(made).__name__}; {EXPECTED}.")
     step = Step(made[0], made[1:])
@@ -63,7 +71,8 @@ def estimate_target(target: str, batch: int, chip: str, policy: str | None, sink
     made = load_step(target, batch)
     if not made.trains:
         return estimate(made.step, *made.arguments, chip=chip, policy=policy, calibration=calibration)
-    return estimate_training(made.step, *made.arguments, chip=chip, policy=policy or "fp32", sink_size=sink_size, calibration=calibration)
+    chosen = {**made.options, "chip": chip, "sink_size": sink_size, **({} if policy is None else {"policy": policy})}
+    return estimate_training(made.step, *made.arguments, **chosen, calibration=calibration)
 
 
 @contextmanager

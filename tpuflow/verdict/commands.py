@@ -28,7 +28,8 @@ def check_target(
       ConfigError: there is no such function, it gives something else, or an option does not belong to what it gives.
     """
     made = load_step(target, batch)
-    options: dict[str, Any] = {"chip": chip, "policy": policy, "calibration": calibration}
+    chosen = made.options.get("policy") if policy is None else policy
+    options: dict[str, Any] = {**made.options, "chip": chip, "policy": chosen, "calibration": calibration}
     if sink_size is not None:
         if not made.trains:
             raise ConfigError(
