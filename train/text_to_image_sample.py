@@ -15,6 +15,7 @@ from tpuflow.amp.policy import cast_floats
 from tpuflow.errors import ConfigError
 from train.diffusion import pictures
 from train.diffusion.folders import Pipeline, load_pipeline
+from train.diffusion.lora import with_lora
 from train.diffusion.sampling import Sampler
 from train.diffusion.schedulers import DDIM, SCHEDULERS
 from train.model_files import configured
@@ -35,6 +36,9 @@ class SampleOptions:
     """The arguments of diffusers' StableDiffusionPipeline under their names, and the options of the device."""
 
     pretrained_model_name_or_path: str | None = option(None, "pictures", "a pipeline's folder, as diffusers writes it", metavar="FOLDER")
+    lora_weights: Path | None = option(
+        None, "pictures", "a folder with pytorch_lora_weights.safetensors for the pipeline's UNet", Path, metavar="FOLDER"
+    )
     prompt: list[str] | None = option(
         None, "pictures", "what is to be seen; several prompts make several pictures", nargs="+", metavar="TEXT"
     )
@@ -74,6 +78,8 @@ class SampleOptions:
 def run(options: SampleOptions) -> None:
     """Write the pictures, and say how long they take on the chip."""
     pipeline = load_pipeline(str(options.pretrained_model_name_or_path))
+    if options.lora_weights is not None:
+        pipeline = with_lora(pipeline, options.lora_weights)
     folder = _folder(options)
     found, seconds = sampled(options, pipeline)
     made = pictures.to_bytes(found)
