@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import time
@@ -216,18 +217,21 @@ def test_a_training_that_was_stopped_goes_on_bit_for_bit(folder: Path, pictures:
 
 @pytest.mark.slow
 def test_a_training_that_was_killed_goes_on_bit_for_bit(folder: Path, pictures: Path, tmp_path: Path) -> None:
-    def command(out: Path, *others: str) -> list[str]:
-        return [sys.executable, "-m", "train", *arguments(folder, pictures, out, "--max_train_steps", "40", *others)]
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    environment = {**os.environ, **cache}
 
-    subprocess.run(command(tmp_path / "whole"), check=True, capture_output=True)
-    killed = subprocess.Popen(command(tmp_path / "killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    def command(out: Path, *others: str) -> list[str]:
+        return [sys.executable, "-m", "train", *arguments(folder, pictures, out, "--max_train_steps", "16", *others)]
+
+    subprocess.run(command(tmp_path / "whole"), check=True, capture_output=True, env=environment)
+    killed = subprocess.Popen(command(tmp_path / "killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     while not any((tmp_path / "killed").glob("checkpoint-*")):
         assert killed.poll() is None
         time.sleep(0.01)
     killed.kill()
     killed.wait()
     assert not (tmp_path / "killed" / "model_index.json").exists()
-    subprocess.run(command(tmp_path / "killed", "--resume_from_checkpoint", "latest"), check=True, capture_output=True)
+    subprocess.run(command(tmp_path / "killed", "--resume_from_checkpoint", "latest"), check=True, capture_output=True, env=environment)
     assert same(unet_of(tmp_path / "whole" / "unet"), unet_of(tmp_path / "killed" / "unet"))
 
 
