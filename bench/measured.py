@@ -25,7 +25,6 @@ from tpuflow.compiler import compile_function
 from tpuflow.estimating.estimating import training_program
 from tpuflow.isa.program import Program
 from tpuflow.training.config import StepConfig
-from train.diffusion.steps import ADAMW, FIRST, LORA_RANK, SECOND, step_of
 
 SUNK = 1000  # steps a round trip where the source says that the data are sunk, or loops on the device
 
@@ -38,7 +37,6 @@ def _matrices(parameters: Any) -> Any:
 BASE, LARGE = SIZES["bert-base-uncased"], SIZES["bert-large-uncased"]
 MOMENTUM, LAMB = optax.sgd(0.1, 0.9), optax.lamb(1e-3)
 LARS = optax.lars(0.1, 1e-4, weight_decay_mask=_matrices, trust_ratio_mask=_matrices)
-OPTIMIZERS = {"momentum": MOMENTUM, "lamb": LAMB, "lars": LARS, "adamw": ADAMW}
 
 # After how many gradients MindSpore's own training scripts begin another all-reduce (ResNet-50: also the default of the collective library
 # under TensorFlow, 96.54 % of the bytes). Without such a list it makes one of all gradients.
@@ -100,7 +98,7 @@ def case(model: str, step: StepConfig, chip: Chip, key: str, *, note: str, split
     def gradients(chip: Chip) -> Program:
         return gradient_program(step, chip)
 
-    rule = next(name for name, optimizer in OPTIMIZERS.items() if optimizer is step.optimizer)
+    rule = "lars" if step.optimizer is LARS else "lamb" if step.optimizer is LAMB else "momentum"
     whole = f"{type(step.model).__name__} {key} {chip.name} {step.policy} {rule}"
     return Case(model, chip, whole, make, SUNK, note, gradients, splits)
 
@@ -124,14 +122,6 @@ def pretraining_loss(outputs: tuple[jax.Array, jax.Array], batch: Mapping[str, j
     """BERT's: the cross-entropy of the masked words plus that of the next sentence."""
     cross_entropy = optax.softmax_cross_entropy_with_integer_labels
     return cross_entropy(outputs[0], batch["masked_labels"]).mean() + cross_entropy(outputs[1], batch["next_sentence_label"]).mean()
-
-
-def diffusion(name: str, batch: int, chip: Chip, *, lora_rank: int | None = None) -> Case:
-    """The training step of a text-to-image pipeline at 512x512 with AdamW: all of the UNet, or matrices beside its attention."""
-    version = "1.5" if name == FIRST else "2.0"
-    step = step_of(name, batch, lora_rank=lora_rank)
-    key = f"{name} lora_rank={lora_rank} {batch}x512"
-    return case(f"SD {version}{' LoRA' if lora_rank else ''}", step, chip, key, note="AdamW, activations kept", splits=())
 
 
 def product(size: tuple[int, int, int], chip: Chip, note: str) -> Case:
@@ -202,10 +192,6 @@ def _ascend() -> dict[str, Case]:
         "M091": resnet(32),
         "M094": masked_words(large, 128, 20, 96, chip, "O2", splits=SPLIT_LARGE),
         "M096": masked_words(large, 128, 20, 96, chip, "O2", splits=SPLIT_LARGE),
-        "M224": diffusion(FIRST, 3, chip),
-        "M225": diffusion(FIRST, 4, chip, lora_rank=LORA_RANK),
-        "M229": diffusion(SECOND, 3, chip),
-        "M231": diffusion(SECOND, 4, chip, lora_rank=LORA_RANK),
         "M303": resnet(64, optimizer=LARS),
         "M307": resnet(32, faster, LARS, "1.1 GHz"),
         "S001": trained("ResNet-50", resnet50(10), 32, chip, "O3"),
