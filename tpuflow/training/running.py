@@ -288,7 +288,7 @@ class Training:
 
     def _eval_params(self) -> Any:
         recipe = self._job.recipe
-        return _arrays(recipe.eval_params(self._state) if isinstance(recipe, Recipe) else self._state.params)
+        return _arrays(recipe.eval_variables(self._eval_state)[0] if isinstance(recipe, Recipe) else self._state.params)
 
     def _learning_rate(self) -> float | None:
         found = optax.tree.get_all_with_path(self._state.opt_state, "learning_rate")

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import tpuflow
-from train.pipeline import Loader
+from train.pipeline import Batches, Loader
 from train.recipe import StopAfter
 from train.trainer import folders
 from train.trainer.folders import ModelFolders
@@ -66,7 +66,8 @@ class Job:
     @property
     def samples(self) -> int:
         """Samples of a pass over the training data."""
-        return len(self.data.batches.inputs if isinstance(self.data, Loader) else jax.tree.leaves(self.data)[0])
+        batches = self.data.batches if isinstance(self.data, Loader) else None
+        return len(batches.inputs if isinstance(batches, Batches) else jax.tree.leaves(self.data)[0])
 
 
 def run_job(options: TrainerOptions, job: Job, summary: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> Any:
