@@ -323,16 +323,14 @@ def test_accumulation_of_four_is_a_batch_of_four(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_gradient_checkpointing_changes_no_bits(folder: Path) -> None:
-    """Of the device's arithmetic; XLA, which the native engine is, orders the sums of either form as it likes."""
+def test_gradient_checkpointing_changes_the_order_of_sums_alone(folder: Path) -> None:
+    """JAX adds up the gradients of a value that is used several times in another order where some of its uses are in a checkpointed block."""
     pipeline = load_pipeline(str(folder))
     objective = objective_of(pipeline)
     data = given_draws(pipeline, objective, 1)
-    kept, again = (
-        stepped(Tuning(pipeline, gradient_checkpointing=flag), objective, data, 1, fidelity="bitexact") for flag in (False, True)
-    )
-    jax.tree.map(np.testing.assert_array_equal, again.params, kept.params)
-    assert again.losses == kept.losses
+    kept, again = (stepped(Tuning(pipeline, gradient_checkpointing=flag), objective, data, 1) for flag in (False, True))
+    assert max(gap(again.params, kept.params).values()) < 1e-6
+    assert again.losses == pytest.approx(kept.losses, rel=1e-6)
 
 
 @pytest.mark.slow
