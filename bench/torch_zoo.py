@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from train.torch_packages import import_package
 
 Batch = tuple[torch.Tensor, ...]
 VOCABULARY, LENGTH, SIDE = 128, 16, 64
@@ -64,7 +64,7 @@ def _transformers(
     name: str, config: str, batch: Callable[[], dict[str, Any]], loss: Any = own_loss, rate: float = 1e-2, **options: Any
 ) -> Entry:
     def make() -> torch.nn.Module:
-        library = importlib.import_module("transformers")
+        library = import_package("transformers")
         return getattr(library, name)(getattr(library, config)(**options))
 
     return Entry("transformers", name, make, batch, loss, rate)
@@ -72,23 +72,10 @@ def _transformers(
 
 def _vision(name: str) -> Entry:
     def make() -> torch.nn.Module:
-        return getattr(importlib.import_module("torchvision.models"), name)(num_classes=10)
+        return getattr(import_package("torchvision").models, name)(num_classes=10)
 
     return Entry("torchvision", name, make, lambda: {"x": images(), "labels": torch.randint(0, 10, (4,))}, classified, SMALL_RATE)
 
-
-def define_missing_operators() -> None:
-    """torchvision's import fails where its compiled operators do not load (built for another PyTorch): give those it asks for a name."""
-    if importlib.util.find_spec("torchvision") is None:
-        return
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError:
-        for schema in ("nms(Tensor dets, Tensor scores, float threshold)", "qnms(Tensor dets, Tensor scores, float threshold)"):
-            _OPERATORS.define(f"{schema} -> Tensor")
-
-
-_OPERATORS = torch.library.Library("torchvision", "FRAGMENT")  # what it defines lives as long as it
 
 DECODER = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 VIT = {
@@ -101,7 +88,7 @@ def _pictures(side: int = 32) -> dict[str, Any]:
 
 
 def _unet() -> torch.nn.Module:
-    return importlib.import_module("diffusers").UNet2DConditionModel(
+    return import_package("diffusers").UNet2DConditionModel(
         sample_size=16, block_out_channels=(32, 64), layers_per_block=1, cross_attention_dim=32, attention_head_dim=8,
         down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), norm_num_groups=8,
     )  # fmt: skip
@@ -112,7 +99,7 @@ def _unet_batch() -> dict[str, Any]:
 
 
 def _vae() -> torch.nn.Module:
-    return importlib.import_module("diffusers").AutoencoderKL(
+    return import_package("diffusers").AutoencoderKL(
         block_out_channels=(16, 32), latent_channels=4, norm_num_groups=8, sample_size=32,
         down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
     )  # fmt: skip
@@ -158,5 +145,3 @@ ZOO = (
                    "efficientnet_b0", "densenet121", "swin_t", "alexnet")),
 )  # fmt: skip
 """Every model that the page lists, in its order."""
-
-define_missing_operators()  # transformers and diffusers import torchvision too

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 from collections.abc import Iterator
@@ -19,8 +18,9 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from tpuflow.errors import DataError
+from tpuflow.errors import ConfigError, DataError
 from train import data
+from train.torch_packages import import_package
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -75,24 +75,14 @@ def torch() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def transformers(torch: ModuleType) -> Iterator[ModuleType]:
-    """transformers, whose models are built from configurations with random weights: nothing is looked for on the network.
-
-    It imports torchvision where that is installed, which fails if its compiled operators are for another build of PyTorch: those that it
-    asks for by name are declared then, and never called.
-    """
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    if importlib.util.find_spec("torchvision") and not hasattr(torch.ops.torchvision, "nms"):
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+def transformers(torch: ModuleType) -> ModuleType:
+    """transformers, whose models are built from configurations with random weights: nothing is looked for on the network."""
     try:
-        module = importlib.import_module("transformers")
-    except ImportError:
-        pytest.fail("this test needs transformers: `make test` installs it, or pip install -e '.[torch,torch-models]'", pytrace=False)
+        module = import_package("transformers")
+    except ConfigError as error:
+        pytest.fail(f"{error} `make test` does so.", pytrace=False)
     module.logging.set_verbosity_error()
-    yield module
-    del library  # the declarations end with it
+    return module
 
 
 @pytest.fixture(scope="session")

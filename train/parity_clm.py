@@ -30,6 +30,7 @@ from train.pretrained_folders import overridden
 from train.published import exit_status, judged
 from train.text.blocks import blocks, read_lines, split
 from train.text.tokenizing import find_tokenizer, train_tokenizer
+from train.torch_packages import import_package
 from train.trainer.optimizers import optimizer, rates
 
 JIT_BOUND = 1e-5
@@ -118,12 +119,12 @@ def plain_jax(study: Study) -> Run:
 
 def pytorch(study: Study) -> Run:
     """By transformers and PyTorch, in fp32."""
+    transformers = import_package("transformers")
     import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(**{name: value for name, value in study.config.to_json().items() if name != "architectures"})
+    config = transformers.GPT2Config(**{name: value for name, value in study.config.to_json().items() if name != "architectures"})
     config._attn_implementation = "eager"
-    network = GPT2LMHeadModel(config)
+    network = transformers.GPT2LMHeadModel(config)
     network.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in study.state_dict.items()}, strict=False)
     network.train()
     options, losses = study.options, []

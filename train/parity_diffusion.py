@@ -35,12 +35,12 @@ from train.diffusion.folders import PARTS, Pipeline, load_part, load_pipeline
 from train.diffusion.objective import Draws
 from train.diffusion.options import TextToImageOptions
 from train.diffusion.sampling import Sampler
-from train.parity_unet import originals
 from train.pipeline import Loader
 from train.published import exit_status, judged
 from train.recipe import StopAfter
 from train.text.clip import encode_prompts
 from train.text.tokenizing import Tokenizer, find_tokenizer
+from train.torch_packages import import_package
 from train.trainer.folders import write_atomically
 from train.trainer.optimizers import optimizer
 
@@ -186,7 +186,8 @@ def draws(study: Study) -> Iterator[Draws]:
 
 def pytorch(study: Study, folder: Path) -> Run:
     """By diffusers, transformers and PyTorch from the pipeline in a folder, in fp32."""
-    torch, diffusers = originals()
+    diffusers = import_package("diffusers")
+    import torch
     from diffusers.training_utils import EMAModel
 
     theirs = diffusers.StableDiffusionPipeline.from_pretrained(folder, local_files_only=True)

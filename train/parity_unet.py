@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -27,13 +26,12 @@ from models.diffusers_configs import torch_layers
 from models.unet_2d_condition import SIZES, TINY, Config, UNet2DConditionModel
 from tpuflow.importers.places import Source, rows, sources, spellings
 from train.diffusion.folders import PARTS
+from train.torch_packages import import_package
 
 CONFIGS: Mapping[str, Config] = {"tiny": TINY, **{name.rpartition("/")[2]: config for name, config in SIZES.items()}}
 TEXT_LENGTH = 77
 TIMESTEP = 500
 RESULTS = "results.npz"
-KEPT: list[Any] = []
-"""Declarations end with the library object that made them."""
 
 OUTPUT_BOUND, LOSS_BOUND, GRADIENT_BOUND = 1e-4, 1e-5, 1e-3
 """Relative differences in fp32: of outputs and gradients to their largest elements."""
@@ -64,23 +62,11 @@ def tensors(like: Any) -> dict[str, tuple[str, Source]]:
     return found
 
 
-def originals() -> tuple[ModuleType, ModuleType]:
-    """PyTorch and diffusers, which imports torchvision's operators and calls none: they may be for another build of PyTorch."""
-    import torch
-
-    if not hasattr(torch.ops.torchvision, "nms"):
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        KEPT.append(library)
-    import diffusers
-
-    return torch, diffusers
-
-
 def theirs(config: Config, folder: Path) -> None:
     """Write what PyTorch finds: the loss, the outputs, and for each of our leaves its gradient."""
-    torch, diffusers = originals()
+    diffusers = import_package("diffusers")
+    import torch
+
     network: Any = diffusers.UNet2DConditionModel.from_config(config.to_json())
     network.enable_gradient_checkpointing()
     with torch.no_grad():
