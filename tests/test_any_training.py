@@ -15,6 +15,7 @@ from flax import linen as nn
 from flax import nnx
 
 import tpuflow
+from tpuflow.training.config import StepConfig
 
 N, BATCH, EPOCHS = 24, 8, 7
 RNG = np.random.default_rng(7)
@@ -332,6 +333,11 @@ def test_inputs_may_be_computed_from_the_batch():
     options: dict[str, Any] = {"batch_size": BATCH, "progress": False}
     found = tpuflow.train(Dense(), data, inputs=lambda batch: batch["pixels"].astype(jnp.float32) / 100, **options)
     assert found.losses == tpuflow.train(Dense(), {"x": np.round(100 * X).astype(np.float32) / 100, "y": Y}, **options).losses
+
+
+def test_what_a_checkpoint_says_of_a_function_is_the_same_in_every_process():
+    config = StepConfig(Dense(), (X, Y), ema=tpuflow.EMA(lambda updates: 0.9))
+    assert "function" in config.same()["ema"] and "0x" not in config.same()["ema"]
 
 
 def test_an_nnx_module_has_the_trained_variables_in_the_end():

@@ -36,7 +36,7 @@ def test_every_requirement_of_the_project_is_read():
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
     found = doctor.requirements()
     assert {"jax", "jaxlib", "flax", "optax", "numpy", "ml_dtypes", "orbax-checkpoint", "rich"} == {r.name for r in found if not r.extra}
-    assert {"torch", "torch-models", "data", "text", "tensorboard", "plot", "bench", "dev"} == {r.extra for r in found} - {""}
+    assert {"torch", "torch-models", "data", "detection", "text", "tensorboard", "plot", "bench", "dev"} == {r.extra for r in found} - {""}
     for requirement in found:
         assert requirement.name in text and requirement.bounds, requirement
 

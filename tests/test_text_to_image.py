@@ -231,7 +231,10 @@ def test_a_training_that_was_killed_goes_on_bit_for_bit(folder: Path, pictures: 
     killed.kill()
     killed.wait()
     assert not (tmp_path / "killed" / "model_index.json").exists()
-    subprocess.run(command(tmp_path / "killed", "--resume_from_checkpoint", "latest"), check=True, capture_output=True, env=environment)
+    resumed = subprocess.run(
+        command(tmp_path / "killed", "--resume_from_checkpoint", "latest"), capture_output=True, text=True, env=environment
+    )
+    assert resumed.returncode == 0, resumed.stderr
     assert same(unet_of(tmp_path / "whole" / "unet"), unet_of(tmp_path / "killed" / "unet"))
 
 

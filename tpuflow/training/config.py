@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -49,8 +50,8 @@ def required(text: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON can hold it."""
-    return value if isinstance(value, PLAIN) or value is None else str(value)
+    """As JSON can hold it, and the same in every process: without the addresses of functions."""
+    return value if isinstance(value, PLAIN) or value is None else re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
 def _at_least(least: int) -> Check:
