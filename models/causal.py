@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +28,7 @@ class Inputs(NamedTuple):
     last: bool = False
 
 
-class CausalModel(nn.Module):
+class CausalModel(nn.Module, abc.ABC):
     """A language model whose tokens see those before them; a subclass has the layers, in `run`, and says the shape of their cache."""
 
     config: Any
@@ -56,9 +57,9 @@ class CausalModel(nn.Module):
         layers, heads, width = self.config.cache_shape
         return empty_cache(layers, (batch, slots, heads, width), dtype, scan=self.config.scan)
 
+    @abc.abstractmethod
     def run(self, inputs: Inputs) -> tuple[jax.Array, Any]:
         """(logits [B, T or 1, vocabulary], the layers' caches)."""
-        raise NotImplementedError
 
     def _check_length(self, what: str, length: int) -> None:
         limit = self.config.position_limit

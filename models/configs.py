@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import types
@@ -26,7 +27,7 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class FileConfig:
+class FileConfig(abc.ABC):
     """What the configurations have in common; each field has the name, the meaning and the default that it has in the file.
 
     An `int` is a size, from 1 on; a number that may be 0 is a `float`, or may be None.
@@ -47,9 +48,9 @@ class FileConfig:
             raise ValueError(f"{type(self).__module__}.{type(self).__qualname__}: {'; '.join(found)}")
 
     @classmethod
+    @abc.abstractmethod
     def kind(cls) -> str:
         """What the file has under `KIND`."""
-        raise NotImplementedError
 
     @classmethod
     def choices(cls) -> Mapping[str, Collection[str]]:

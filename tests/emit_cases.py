@@ -10,7 +10,7 @@ import numpy as np
 from tpuflow.chips import CHIPS, Chip
 from tpuflow.dtypes import BF16, F16, F32, PRED, S8, S32, U8, U32, DType
 from tpuflow.isa.program import Buffer, Constant, Kernel, Port, Program
-from tpuflow.lower.emit import emit_node, may_update_in_place
+from tpuflow.lower.emit import emit_node, overwritable
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
 
@@ -100,9 +100,9 @@ def _share(graph: Graph, number: int, plan: Plan) -> None:
     node = graph.nodes[number]
     later = {v for n in graph.nodes[number + 1 :] for v in n.inputs} | set(graph.outputs)
     taken: set[int] = set()
-    for i, value in enumerate(node.inputs):
+    for value in node.inputs:
         where = plan.index[value]
-        if value in later or where in taken or not may_update_in_place(node, i):
+        if value in later or where in taken or value not in overwritable(node):
             continue
         result = next((r for r in node.results if r.type == value.type and r not in plan.index), None)
         if result is not None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +15,7 @@ import numpy as np
 import pytest
 
 from models import gpt2
+from tests.killed_training import kill_training
 from tpuflow.errors import ConfigError, WeightsError
 from tpuflow.importers import load_state_dict, save_state_dict
 from train import clm
@@ -106,32 +104,32 @@ def same_weights(one: Path, other: Path) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
-def test_a_training_that_was_stopped_goes_on_bit_for_bit(folder: Path, text: Path, tmp_path: Path) -> None:
-    options = ("--gradient_accumulation_steps", "2", "--sink_size", "5", "--lr_scheduler_type", "constant")
-    parts = arguments(folder, text, tmp_path / "parts", *options)
-    assert main(arguments(folder, text, tmp_path / "whole", *options)) == 0
-    assert main([*parts, "--max_steps", "6"]) == 0
-    assert main(parts) == 2  # a training lies there
-    assert main([*parts, "--resume_from_checkpoint", "checkpoint-6"]) == 0
-    assert same_weights(tmp_path / "whole", tmp_path / "parts")
+PARTED = ("--gradient_accumulation_steps", "2", "--sink_size", "5", "--lr_scheduler_type", "constant")
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of a training that nothing stopped, whose sinks do not end with its updates."""
+    out = tmp_path_factory.mktemp("out") / "whole"
+    assert main(arguments(folder, text, out, *PARTED)) == 0
+    return out
+
+
+def test_a_training_that_was_stopped_goes_on_bit_for_bit(folder: Path, text: Path, whole: Path, tmp_path: Path) -> None:
+    given = arguments(folder, text, tmp_path / "parts", *PARTED)
+    assert main([*given, "--max_steps", "6"]) == 0
+    assert main(given) == 2  # a training lies there
+    assert main([*given, "--resume_from_checkpoint", "checkpoint-6"]) == 0
+    assert same_weights(whole, tmp_path / "parts")
 
 
 @pytest.mark.slow
-def test_a_training_that_was_killed_goes_on_bit_for_bit(folder: Path, text: Path, tmp_path: Path) -> None:
-    def command(out: Path, *others: str) -> list[str]:
-        given = arguments(folder, text, out, "--max_steps", "60", "--save_steps", "10", *others)
-        return [sys.executable, "-m", "train", *given]
-
-    subprocess.run(command(tmp_path / "whole"), check=True, capture_output=True)
-    killed = subprocess.Popen(command(tmp_path / "killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not any((tmp_path / "killed").glob("checkpoint-*")):
-        assert killed.poll() is None
-        time.sleep(0.01)
-    killed.kill()
-    killed.wait()
+def test_a_training_that_was_killed_goes_on_bit_for_bit(folder: Path, text: Path, whole: Path, tmp_path: Path) -> None:
+    given = arguments(folder, text, tmp_path / "killed", *PARTED)
+    kill_training(given)
     assert not (tmp_path / "killed" / "model.safetensors").exists()
-    subprocess.run(command(tmp_path / "killed", "--resume_from_checkpoint", "latest"), check=True, capture_output=True)
-    assert same_weights(tmp_path / "whole", tmp_path / "killed")
+    assert main([*given, "--resume_from_checkpoint", "latest"]) == 0
+    assert same_weights(whole, tmp_path / "killed")
 
 
 def test_training_goes_on_from_the_weights_of_a_folder(

@@ -289,7 +289,7 @@ def test_batches_that_cannot_be_made_are_refused(small: DetectionSet) -> None:
         TrainingBatches(small, 64, 7)
     with pytest.raises(ConfigError, match="size: expected a multiple of the network's stride 32, got 100"):
         EvaluationBatches(small, 100, 2)
-    with pytest.raises(ConfigError, match="mosaic: expected 0 to 1, got 1.5"):
+    with pytest.raises(ConfigError, match="mosaic: expected a number from 0 to 1, got 1.5"):
         Augmentation(mosaic=1.5)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -20,6 +22,14 @@ from tpuflow.errors import ProgramError
 from tpuflow.isa import dma, vector
 from tpuflow.isa.instruction import Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Buffer, GridAxis, Kernel, Port, Program
+
+
+@pytest.fixture(autouse=True)
+def no_collection() -> Iterator[None]:
+    """A collection of garbage walks through all that earlier tests have left, which takes seconds and is no effort of ours."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def refuses(program: Program, words: str) -> None:

@@ -16,7 +16,7 @@ from tpuflow.errors import CompileError, OutOfMemoryError
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.dma import Load, Signal, Store, Wait
 from tpuflow.isa.program import Kernel, Program
-from tpuflow.lower.emit import emit_copy, emit_node, may_update_in_place
+from tpuflow.lower.emit import emit_copy, emit_node, overwritable
 from tpuflow.lower.graph.blocking import even_blocks, fill_product
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.conv import ConvLabels, Slide
@@ -167,26 +167,20 @@ def test_known_padding_takes_one_kernel_and_unknown_padding_two():
 
 
 def test_in_place_is_allowed_only_where_reads_and_writes_go_through_equal_windows():
-    def node_of(build, *types: TensorType) -> Node:
-        return Case("case", build, types).graph().nodes[-1]
+    def replaced(build, *types: TensorType) -> list[int]:
+        node = Case("case", build, types).graph().nodes[-1]
+        return [i for i, v in enumerate(node.inputs) if v in overwritable(node)]
 
-    add = node_of(lambda b, x, y: b.add(x, y), t(F32, 8), t(F32, 8))
-    assert may_update_in_place(add, 0) and may_update_in_place(add, 1)
-    convert = node_of(lambda b, x: b.convert(x, S32), t(F32, 8))
-    assert not may_update_in_place(convert, 0)
-    assert not may_update_in_place(node_of(lambda b, x: b.transpose(x, (1, 0)), t(F32, 8, 8)), 0)
-    both = node_of(fuse("map", lambda b, x: b.add(x, b.broadcast(x, (8, 8), (0, 1)))), t(F32, 8, 8))
-    assert may_update_in_place(both, 0)
-    turned = node_of(fuse("map", lambda b, x, r: b.add(x, b.broadcast(r, (8, 8), (1,)))), t(F32, 8, 8), t(F32, 8))
-    assert may_update_in_place(turned, 0) and not may_update_in_place(turned, 1)
+    assert replaced(lambda b, x, y: b.add(x, y), t(F32, 8), t(F32, 8)) == [0, 1]
+    assert replaced(lambda b, x: b.convert(x, S32), t(F32, 8)) == []
+    assert replaced(lambda b, x: b.transpose(x, (1, 0)), t(F32, 8, 8)) == []
+    assert replaced(fuse("map", lambda b, x: b.add(x, b.broadcast(x, (8, 8), (0, 1)))), t(F32, 8, 8)) == [0]
+    assert replaced(fuse("map", lambda b, x, r: b.add(x, b.broadcast(r, (8, 8), (1,)))), t(F32, 8, 8), t(F32, 8)) == [0]
     sgd = next(c for c in DOTS if c.name == "fused_sgd").graph().nodes[-1]
-    assert [may_update_in_place(sgd, i) for i in range(4)] == [False, False, True, False]
-    square = node_of(fuse("dot", lambda b, x: b.add(b.dot(x, x, (1,), (0,)), x)), t(F32, 8, 8))
-    assert not may_update_in_place(square, 0)
-    scan = node_of(lambda b, x, u, i: b.dynamic_update_slice(x, u, (i,)), t(F32, 8), t(F32, 2), t(S32))
-    assert may_update_in_place(scan, 0) and not may_update_in_place(scan, 1)
-    self_update = node_of(lambda b, x, i: b.scatter_rows(x, i, x, "add"), t(F32, 8), t(S32, 8))
-    assert not may_update_in_place(self_update, 0)
+    assert overwritable(sgd) == {sgd.inputs[2]} and len(sgd.inputs) == 4
+    assert replaced(fuse("dot", lambda b, x: b.add(b.dot(x, x, (1,), (0,)), x)), t(F32, 8, 8)) == []
+    assert replaced(lambda b, x, u, i: b.dynamic_update_slice(x, u, (i,)), t(F32, 8), t(F32, 2), t(S32)) == [0]
+    assert replaced(lambda b, x, i: b.scatter_rows(x, i, x, "add"), t(F32, 8), t(S32, 8)) == []
 
 
 def test_copies_move_any_type_between_buffers_of_any_shape():

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
-import time
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +19,7 @@ from PIL import Image
 import tpuflow
 from models import autoencoder_kl, unet_2d_condition
 from tests.diffusion_models import TEXT, TEXT_LENGTH, to_torch, write_tokenizer
+from tests.killed_training import kill_training
 from tests.test_diffusion_models import gap
 from tests.test_diffusion_pipelines import SCHEDULE
 from tpuflow.amp import get_policy
@@ -206,36 +203,16 @@ def test_diffusers_loads_what_was_trained(diffusers: ModuleType, trained: Path) 
     assert same({name: tensor.numpy() for name, tensor in averaged.state_dict().items()}, found)
 
 
-def test_a_training_that_was_stopped_goes_on_bit_for_bit(folder: Path, pictures: Path, trained: Path, tmp_path: Path) -> None:
-    given = arguments(folder, pictures, tmp_path / "parts")
-    assert main([*given, "--max_train_steps", "2"]) == 0
+@pytest.mark.slow
+def test_a_training_that_was_killed_goes_on_bit_for_bit(folder: Path, pictures: Path, trained: Path, tmp_path: Path) -> None:
+    given = arguments(folder, pictures, tmp_path / "killed")
+    cache = str(jax.config.jax_compilation_cache_dir)
+    kill_training(given, {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"})
+    assert not (tmp_path / "killed" / "model_index.json").exists()
     assert main(given) == 2  # a training lies there
     assert main([*given, "--resume_from_checkpoint", "latest"]) == 0
-    assert same(unet_of(trained / "unet"), unet_of(tmp_path / "parts" / "unet"))
-    assert same(*(unet_of(place / "checkpoint-4" / "unet") for place in (trained, tmp_path / "parts")))
-
-
-@pytest.mark.slow
-def test_a_training_that_was_killed_goes_on_bit_for_bit(folder: Path, pictures: Path, tmp_path: Path) -> None:
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    environment = {**os.environ, **cache}
-
-    def command(out: Path, *others: str) -> list[str]:
-        return [sys.executable, "-m", "train", *arguments(folder, pictures, out, "--max_train_steps", "16", *others)]
-
-    subprocess.run(command(tmp_path / "whole"), check=True, capture_output=True, env=environment)
-    killed = subprocess.Popen(command(tmp_path / "killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
-    while not any((tmp_path / "killed").glob("checkpoint-*")):
-        assert killed.poll() is None
-        time.sleep(0.01)
-    killed.kill()
-    killed.wait()
-    assert not (tmp_path / "killed" / "model_index.json").exists()
-    resumed = subprocess.run(
-        command(tmp_path / "killed", "--resume_from_checkpoint", "latest"), capture_output=True, text=True, env=environment
-    )
-    assert resumed.returncode == 0, resumed.stderr
-    assert same(unet_of(tmp_path / "whole" / "unet"), unet_of(tmp_path / "killed" / "unet"))
+    assert same(unet_of(trained / "unet"), unet_of(tmp_path / "killed" / "unet"))
+    assert same(*(unet_of(place / "checkpoint-4" / "unet") for place in (trained, tmp_path / "killed")))
 
 
 @pytest.fixture(scope="module")

@@ -13,14 +13,14 @@ import tpuflow
 from models.generate import Sampling, generate
 from tpuflow.amp import get_policy
 from tpuflow.errors import ConfigError
-from train.options import option
+from train.options import DeviceOptions, option
 from train.pretrained_folders import CAUSAL, Pretrained, load_pretrained, tokenizer_of
 from train.recipe import Recipe
 from train.text.tokenizing import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateOptions:
+class GenerateOptions(DeviceOptions):
     """The options of transformers' run_generation script that mean something here, and those of the device."""
 
     model_name_or_path: str | None = option(None, "text", "a folder with config.json, weights and tokenizer", metavar="FOLDER")
@@ -32,9 +32,6 @@ class GenerateOptions:
     num_return_sequences: int = option(1, "text", "texts to make", int)
     seed: int = option(42, "text", "of what is drawn", int)
     policy: str = option("fp32", "device", "precision of weights and cache: fp32, fp16 or bf16")
-    chip: str = option("generic", "device", "row of the chip catalogue")
-    engine: str = option("fast", "device", "XLA, or NumPy tile by tile: slow", choices=("fast", "reference"))
-    fidelity: str = option("native", "device", "sums as the host orders them, or the device", choices=("native", "bitexact"))
 
     def check(self) -> None:
         """That numbers are in their ranges and a model is given.
@@ -87,9 +84,7 @@ def continued(options: GenerateOptions, pretrained: Pretrained, prompt: np.ndarr
         end=pretrained.config.eos_token_id,
         dtype=policy.compute_dtype,
     )
-    on_device = tpuflow.jit(
-        lambda variables, tokens, key: text(variables, tokens, key=key), chip=options.chip, engine=options.engine, fidelity=options.fidelity
-    )
+    on_device = tpuflow.jit(lambda variables, tokens, key: text(variables, tokens, key=key), **options.device)
     tokens = np.tile(prompt, (options.num_return_sequences, 1))
     variables = jax.tree.map(lambda leaf: leaf.astype(policy.compute_dtype), pretrained.variables)
     compiled = on_device.lower(variables, tokens, jax.random.key(options.seed)).compile()

@@ -54,7 +54,7 @@ def accuracy(model: LeNet5, variables: Any, test: Arrays, policy: amp.Policy, op
         logits: Any = forward(variables, policy.cast_inputs(batch[0]))
         return variables, jnp.sum(jnp.argmax(logits, axis=-1) == batch[1])
 
-    (walked,) = tpuflow.sink(count, test, state=variables, epochs=1, batch_size=options.batch_size, **_device(options))
+    (walked,) = tpuflow.sink(count, test, state=variables, epochs=1, batch_size=options.batch_size, **options.device)
     return float(np.sum(walked.metrics)) / len(test[1])
 
 
@@ -72,7 +72,7 @@ def run(options: Options) -> None:
     print(STARTING, flush=True)
     loop = tpuflow.sink(
         make_step(model, optimizer, policy), task.train, size, state=(variables, optimizer.init(variables)), epochs=epochs,
-        **_device(options),
+        **options.device,
     )  # fmt: skip
     for sunk in loop:
         print(f"epoch: {sunk.epoch + 1}/{epochs}, losses: {float(sunk.metrics[-1])}", flush=True)
@@ -80,10 +80,6 @@ def run(options: Options) -> None:
             break
     if options.test_samples != 0:
         print(f"Accuracy: {{'acc': {accuracy(model, loop.state[0], task.test, policy, options)}}}", flush=True)
-
-
-def _device(options: Options) -> dict[str, Any]:
-    return {"chip": options.chip, "engine": options.engine, "fidelity": options.fidelity}
 
 
 RECIPE = Recipe(

@@ -35,7 +35,21 @@ def yes_no(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class DeviceOptions:
+    """Which device is simulated, and how: what the options of every recipe begin with."""
+
+    chip: str = option("generic", "device", "row of the chip catalogue")
+    engine: str = option("fast", "device", "XLA, or NumPy tile by tile: slow", choices=("fast", "reference"))
+    fidelity: str = option("native", "device", "sums as the host orders them, or the device", choices=("native", "bitexact"))
+
+    @property
+    def device(self) -> dict[str, Any]:
+        """As keywords of `tpuflow.jit` and `tpuflow.train`."""
+        return {one.name: getattr(self, one.name) for one in fields(DeviceOptions)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(DeviceOptions):
     """What a recipe may be told. A recipe's own defaults are an instance; a recipe with options of its own makes a subclass."""
 
     policy: str = option("fp32", "training", "precision, such as fp32, fp16, mixed, bf16, mixed_bf16, O0, O2 or O3")
@@ -62,10 +76,7 @@ class Options:
     init: str = option("random", "training", "initial weights: random, torch-seed0 (where the recipe has them), or a file of PyTorch's")
     seed: int = option(0, "training", "of random weights, of the data's order, of random transforms", int)
     shuffle: int = option(0, "training", "shuffle through a buffer of N images; 0 the files' order, -1 all images", int, metavar="N")
-    chip: str = option("generic", "device", "row of the chip catalogue")
     sink_size: int = option(-1, "device", "steps a host round trip: -1 a whole epoch, 0 each step by itself", int)
-    engine: str = option("fast", "device", "XLA, or NumPy tile by tile: slow", choices=("fast", "reference"))
-    fidelity: str = option("native", "device", "sums as the host orders them, or the device", choices=("native", "bitexact"))
     data_dir: Path | None = option(
         None, "data and output", "folder of the data; else $TPUFLOW_DATA, the user's cache, a download", Path, metavar="FOLDER"
     )
@@ -118,10 +129,10 @@ WATCHED = frozenset(
 def add_options(parser: argparse.ArgumentParser, defaults: Any, without: frozenset[str] = frozenset(), *, spelling: str = "-") -> None:
     """Every field of the defaults' class as an option of the parser, in groups; but for those that the recipe has no use for.
 
-    spelling: what stands between the words of an option; transformers has "_".
+    The device comes last. spelling: what stands between the words of an option; transformers has "_".
     """
     groups: dict[str, Any] = {}
-    for one in fields(defaults):
+    for one in sorted(fields(defaults), key=lambda one: one.metadata["group"] == "device"):
         if one.name in without:
             continue
         group = groups.setdefault(one.metadata["group"], None) or parser.add_argument_group(one.metadata["group"])

@@ -137,7 +137,6 @@ class Training:
             eval_data=task.test if evaluated else None,
             eval_epochs=options.eval_epochs,
             eval_steps=options.eval_steps,
-            chip=options.chip,
             seed=options.seed,
             params=task.variables,
             keep_batchnorm_fp32=options.keep_batchnorm_fp32,
@@ -146,10 +145,9 @@ class Training:
             metrics=self.metrics if evaluated else None,
             callbacks=(*lines, *stop, *watchers(options, rate)),
             resume=options.checkpoint_dir if options.resume else None,
-            engine=options.engine,
-            fidelity=options.fidelity,
             progress=options.progress,
             numerics=options.numerics,
+            **options.device,
         )
 
 

@@ -51,7 +51,7 @@ def run(options: Options) -> None:
     def step(state: Any, batch: Any) -> Any:
         return train_step(model, optimizer, state, policy.cast_inputs(batch))
 
-    on_device = tpuflow.jit(step, policy=policy, chip=options.chip, engine=options.engine, fidelity=options.fidelity)
+    on_device = tpuflow.jit(step, policy=policy, **options.device)
     for _ in range(options.steps or options.epochs):
         state, losses = on_device(state, (images, labels))
         print("-------loss------", np.asarray(losses), flush=True)

@@ -19,7 +19,7 @@ from train.diffusion.lora import with_lora
 from train.diffusion.sampling import Sampler
 from train.diffusion.schedulers import DDIM, SCHEDULERS
 from train.model_files import configured
-from train.options import option
+from train.options import DeviceOptions, option
 from train.recipe import Recipe
 from train.text.clip import encode_prompts
 
@@ -32,7 +32,7 @@ NEEDED = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleOptions:
+class SampleOptions(DeviceOptions):
     """The arguments of diffusers' StableDiffusionPipeline under their names, and the options of the device."""
 
     pretrained_model_name_or_path: str | None = option(None, "pictures", "a pipeline's folder, as diffusers writes it", metavar="FOLDER")
@@ -53,9 +53,6 @@ class SampleOptions:
     seed: int = option(0, "pictures", "of what is drawn", int)
     output_dir: Path | None = option(None, "pictures", "folder of the pictures, and of a grid of them all", Path, metavar="FOLDER")
     policy: str = option("fp32", "device", "precision of weights and arithmetic: fp32, fp16 or bf16")
-    chip: str = option("generic", "device", "row of the chip catalogue")
-    engine: str = option("fast", "device", "XLA, or NumPy tile by tile: slow", choices=("fast", "reference"))
-    fidelity: str = option("native", "device", "sums as the host orders them, or the device", choices=("native", "bitexact"))
 
     def check(self) -> None:
         """That numbers are in their ranges and what is needed is given.
@@ -100,7 +97,7 @@ def sampled(options: SampleOptions, pipeline: Pipeline) -> tuple[np.ndarray, flo
     prompts = encode_prompts(pipeline.tokenizer, options.prompt or [], pipeline.prompt_length)
     prompts = np.repeat(prompts, options.num_images_per_prompt, axis=0)
     others = np.tile(encode_prompts(pipeline.tokenizer, [options.negative_prompt], pipeline.prompt_length), (len(prompts), 1))
-    on_device = tpuflow.jit(sampler.draw, chip=options.chip, engine=options.engine, fidelity=options.fidelity)
+    on_device = tpuflow.jit(sampler.draw, **options.device)
     given = cast_floats(dict(pipeline.variables), sampler.dtype), prompts, others, jax.random.key(options.seed)
     compiled = on_device.lower(*given).compile()
     return np.asarray(compiled(*given)), compiled.time().seconds

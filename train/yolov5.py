@@ -18,7 +18,6 @@ from models.yolov5_config import ROWS, SIZES
 from tpuflow.errors import ConfigError
 from tpuflow.importers import load_state_dict
 from train.detection import drawing, figures, folders, run_files
-from train.detection.augmentation import Augmentation
 from train.detection.batches import TrainingBatches
 from train.detection.dataset import DetectionSet, one_class, read_set
 from train.detection.description import find_description
@@ -28,7 +27,8 @@ from train.detection.hyperparameters import Hyperparameters, read_hyperparameter
 from train.detection.loss import DetectionLoss, detection_loss, pixels
 from train.detection.nms import VALIDATION
 from train.detection.optimizer import OPTIMIZERS, make_optimizer
-from train.detection.predicting import Device, Predictor
+from train.detection.options import RunOptions
+from train.detection.predicting import Predictor
 from train.detection.results import draw_results
 from train.detection.schedules import Plan
 from train.detection.transfer import initial_variables, transfer
@@ -48,7 +48,7 @@ GIVEN_ANEW = ("resume", "json", "plot", "progress")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Yolov5Options:
+class Yolov5Options(RunOptions):
     """The options of YOLOv5's train.py that mean something here, and those of the device."""
 
     weights: Path | None = option(
@@ -65,7 +65,6 @@ class Yolov5Options:
         None, "model and data", "the data set's folder or its parent; else $TPUFLOW_DATA, the user's cache", Path, metavar="FOLDER"
     )
     hyp: Path | None = option(None, "model and data", "hyperparameters by name; else those of hyp.scratch-low", Path, metavar="FILE")
-    imgsz: int = option(640, "model and data", "side of the frames in pixels", int, also=("--img", "--img-size"))
     single_cls: bool = option(False, "model and data", "all classes are one", flag="--single-cls")
     cache: bool = option(False, "model and data", "keep decoded pictures in memory", flag="--cache")
     workers: int = option(2, "model and data", "threads that make batches", int)
@@ -80,23 +79,17 @@ class Yolov5Options:
         False, "training", "taken for the sake of YOLOv5's commands: anchors are never fitted to the data here", flag="--noautoanchor"
     )
     seed: int = option(0, "training", "of new weights, of the data's order and changes", int)
-    noval: bool = option(False, "evaluation and output", "evaluate after the last epoch only", flag="--noval")
-    nosave: bool = option(False, "evaluation and output", "save after the last epoch only", flag="--nosave")
-    save_period: int = option(-1, "evaluation and output", "keep the weights of every N-th epoch; none if below 1", int, metavar="N")
+    noval: bool = option(False, "output", "evaluate after the last epoch only", flag="--noval")
+    nosave: bool = option(False, "output", "save after the last epoch only", flag="--nosave")
+    save_period: int = option(-1, "output", "keep the weights of every N-th epoch; none if below 1", int, metavar="N")
     resume: str | None = option(
-        None, "evaluation and output", "go on in the folder of a run, or in the newest of --project", nargs="?", const="", metavar="FOLDER"
+        None, "output", "go on in the folder of a run, or in the newest of --project", nargs="?", const="", metavar="FOLDER"
     )
-    project: Path = option(Path("runs/train"), "evaluation and output", "folder of runs", Path, metavar="FOLDER")
-    name: str = option("exp", "evaluation and output", "folder of this run in --project; a number is added where it exists")
-    exist_ok: bool = option(False, "evaluation and output", "use the folder though it exists", flag="--exist-ok")
-    policy: str = option("fp32", "device", "precision, such as fp32, mixed, mixed_bf16, fp16 or bf16")
-    chip: str = option("generic", "device", "row of the chip catalogue")
+    project: Path = option(Path("runs/train"), "output", "folder of runs", Path, metavar="FOLDER")
     sink_size: int = option(-1, "device", "steps a host round trip: -1 a whole epoch, 0 each step by itself", int)
-    engine: str = option("fast", "device", "XLA, or NumPy tile by tile: slow", choices=("fast", "reference"))
-    fidelity: str = option("native", "device", "sums as the host orders them, or the device", choices=("native", "bitexact"))
-    json: Path | None = option(None, "evaluation and output", "write the whole result there", Path, metavar="FILE")
-    plot: Path | None = option(None, "evaluation and output", "draw the loss there: .png, .svg or .pdf", Path, metavar="FILE")
-    progress: bool = option(True, "evaluation and output", "no progress bar", flag="--no-progress")
+    json: Path | None = option(None, "output", "write the whole result there", Path, metavar="FILE")
+    plot: Path | None = option(None, "output", "draw the loss there: .png, .svg or .pdf", Path, metavar="FILE")
+    progress: bool = option(True, "output", "no progress bar", flag="--no-progress")
 
     def check(self) -> None:
         """That numbers are in their ranges.
@@ -162,8 +155,7 @@ def prepare(options: Yolov5Options) -> Job:
 
 def train(options: Yolov5Options, job: Job, folder: Path) -> Any:
     """Train as the release does; what `tpuflow.train` returned."""
-    augmentation = Augmentation(**{one.name: getattr(job.hyp, one.name) for one in dataclasses.fields(Augmentation)})
-    batches = TrainingBatches(job.train, options.imgsz, options.batch_size, augmentation, options.seed, keep=options.cache)
+    batches = TrainingBatches(job.train, options.imgsz, options.batch_size, job.hyp, options.seed, keep=options.cache)
     plan = Plan(job.hyp, options.epochs, len(batches), options.batch_size, options.cos_lr)
     if options.resume is None:
         _draw(batches, job.train, folder)
@@ -198,7 +190,7 @@ def train(options: Yolov5Options, job: Job, folder: Path) -> Any:
         resume=checkpoints if options.resume is not None else None,
         seed=options.seed,
         progress=options.progress,
-        **_device(options),
+        **options.device,
     )
 
 
@@ -206,7 +198,7 @@ def _measure(options: Yolov5Options, job: Job, folder: Path) -> None:
     """The table, the curves and some pictures of the best weights, or of the last ones where none were told to be the best."""
     best = next(path for name in ("best", "last") if (path := folder / run_files.WEIGHTS / f"{name}{run_files.KIND}").exists())
     trained = load_network(best, job.val.names)
-    predictor = Predictor(trained.network, trained.variables, VALIDATION, Device(**_device(options), policy=options.policy))
+    predictor = Predictor(trained.network, trained.variables, VALIDATION, options.policy, options)
     batches = EvaluationBatches(job.val, options.imgsz, options.batch_size, rectangular=False)
     found = evaluate(predictor, batches, threads=options.workers, watch=partial(draw_batch, folder, job.val))
     print(f"{best}:\n{found.table()}", flush=True)
@@ -256,10 +248,6 @@ def _read(one: Any, value: Any) -> Any:
     if isinstance(value, list):
         return tuple(value)
     return Path(value) if one.metadata["type"] is Path and value is not None else value
-
-
-def _device(options: Yolov5Options) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in ("chip", "engine", "fidelity")}
 
 
 def _draw(batches: TrainingBatches, data: DetectionSet, folder: Path) -> None:

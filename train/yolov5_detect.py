@@ -16,18 +16,18 @@ from train.detection.evaluation import in_picture
 from train.detection.evaluation_batches import Placed
 from train.detection.matching import Found
 from train.detection.nms import Suppression
+from train.detection.options import FindOptions
 from train.detection.pictures import SUFFIXES, letterbox, read
-from train.detection.predicting import Device, Predictor
+from train.detection.predicting import Predictor
 from train.detection.weights import load_network
 from train.options import option
 from train.recipe import Recipe
-from train.yolov5_val import check_numbers
 
 STRIDE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DetectOptions:
+class DetectOptions(FindOptions):
     """The options of YOLOv5's detect.py that mean something here, and those of the device."""
 
     weights: Path | None = option(None, "model and pictures", "trained weights", Path, metavar="FILE")
@@ -38,23 +38,11 @@ class DetectOptions:
         "a data.yaml, or the name of a shipped one: the names of classes; else the weights'",
         metavar="FILE|NAME",
     )
-    imgsz: int = option(640, "model and pictures", "longer side of the pictures in pixels", int, also=("--img", "--img-size"))
-    conf_thres: float = option(0.25, "detections", "least score", float)
-    iou_thres: float = option(0.45, "detections", "boxes of a class that overlap more than this are one", float)
-    max_det: int = option(1000, "detections", "the most of a picture", int)
     classes: Sequence[int] | None = option(None, "detections", "find these classes only, such as 0 2", int, nargs="+")
     agnostic_nms: bool = option(False, "detections", "boxes of different classes suppress each other", flag="--agnostic-nms")
-    save_txt: bool = option(False, "output", "write labels/NAME.txt for each picture", flag="--save-txt")
-    save_conf: bool = option(False, "output", "scores in these files", flag="--save-conf")
     nosave: bool = option(False, "output", "write no pictures", flag="--nosave")
     line_thickness: int = option(3, "output", "of boxes, in pixels", int)
     project: Path = option(Path("runs/detect"), "output", "folder of runs", Path, metavar="FOLDER")
-    name: str = option("exp", "output", "folder of this run in --project; a number is added where it exists")
-    exist_ok: bool = option(False, "output", "use the folder though it exists", flag="--exist-ok")
-    policy: str = option("fp32", "device", "precision of the network, such as fp32, fp16, mixed or bf16")
-    chip: str = option("generic", "device", "row of the chip catalogue")
-    engine: str = option("fast", "device", "XLA, or NumPy tile by tile: slow", choices=("fast", "reference"))
-    fidelity: str = option("native", "device", "sums as the host orders them, or the device", choices=("native", "bitexact"))
 
     def check(self) -> None:
         """That weights and pictures are given and numbers are in their ranges.
@@ -62,7 +50,7 @@ class DetectOptions:
         Raises:
           ConfigError: not so.
         """
-        check_numbers(self.imgsz, self.conf_thres, self.iou_thres, self.max_det)
+        FindOptions.check(self)
         if self.line_thickness < 1:
             raise ConfigError(f"--line-thickness: expected 1 or more, got {self.line_thickness}.")
         for name, what in (("weights", "a file of trained weights"), ("source", "a picture or a folder of them")):
@@ -79,8 +67,7 @@ def run(options: DetectOptions) -> None:
     suppression = Suppression(
         confidence=options.conf_thres, iou=options.iou_thres, most=options.max_det, agnostic=options.agnostic_nms, classes=wanted
     )
-    device = Device(policy=options.policy, chip=options.chip, engine=options.engine, fidelity=options.fidelity)
-    predictor = Predictor(trained.network, trained.variables, suppression, device)
+    predictor = Predictor(trained.network, trained.variables, suppression, options.policy, options)
     folder = folders.run_folder(options.project, options.name, exist_ok=options.exist_ok)
     for number, file in enumerate(files, 1):
         image = read(file)

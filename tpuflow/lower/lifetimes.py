@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from tpuflow.lower.emit import may_update_in_place
+from tpuflow.lower.emit import overwritable
 from tpuflow.lower.graph.graph import Graph, Node, Value
 
 FOREVER = 2**62
@@ -88,8 +88,9 @@ class _Walk:
 
     def plain(self, node: Node) -> None:
         at = self.found.begin[node] = self.tick()
-        for i, value in enumerate(node.inputs):
-            self.use(value, 2 * at + (not may_update_in_place(node, i)))
+        replaced = overwritable(node)
+        for value in node.inputs:
+            self.use(value, 2 * at + (value not in replaced))
         self.define(node.results, 2 * at + 1)
         if node.op in PIECEWISE:
             self.updated.append((node.inputs[0], node.result))

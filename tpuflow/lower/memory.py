@@ -16,7 +16,7 @@ from tpuflow.dtypes import DType
 from tpuflow.errors import OutOfMemoryError
 from tpuflow.isa.program import Buffer, Constant
 from tpuflow.lower.addresses import Request, aligned, assign
-from tpuflow.lower.emit import may_update_in_place
+from tpuflow.lower.emit import overwritable
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.lifetimes import FOREVER, Lifetimes, Span, lifetimes
 from tpuflow.lower.overflow import Held, overflow_text
@@ -207,17 +207,23 @@ class _Planner:
 
     def _replace_donated(self) -> None:
         """Outputs take the place of donated inputs of their type: first of one they are computed from element by element."""
-        maker = {value: node for node in self.graph.nodes for value in node.results}
         taken = {id(self.places[v]) for v in self.graph.outputs}
-        free = {v: None for v, given in zip(self.graph.inputs, self.donated, strict=True) if given and id(self.places[v]) not in taken}
+        free: dict[TensorType, dict[Value, None]] = {}
+        for v, given in zip(self.graph.inputs, self.donated, strict=True):
+            if given and id(self.places[v]) not in taken:
+                free.setdefault(v.type, {})[v] = None
+        related: dict[Value, tuple[Value, ...]] = {}
+        for node in self.graph.nodes:
+            replaced = overwritable(node)
+            related |= dict.fromkeys(node.results, tuple(v for v in node.inputs if v in replaced))
         for value in self.graph.outputs:
             if self.places[value].input is not None:
                 continue
-            node = maker.get(value)
-            related = [v for i, v in enumerate(node.inputs) if may_update_in_place(node, i)] if node else []
-            for candidate in [*(v for v in related if v in free), *free]:
-                if candidate.type == value.type and self._merge(candidate, value):
-                    del free[candidate]
+            alike = free.get(value.type, {})
+            first = [v for v in related.get(value, ()) if v in alike]
+            for candidate in [*first, *alike]:
+                if self._merge(candidate, value):
+                    del alike[candidate]
                     break
 
     # --- copies -----------------------------------------------------------------------------------------------------

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from tpuflow.errors import ConfigError
 
-PROBABILITIES = ("flipud", "fliplr", "mosaic", "mixup", "translate", "scale", "hsv_h", "hsv_s", "hsv_v")
-MOST_PERSPECTIVE = 1e-3
+SHARES = ("hsv_h", "hsv_s", "hsv_v", "translate", "scale", "flipud", "fliplr", "mosaic", "mixup")
+MOST = dict.fromkeys(SHARES, 1.0) | {"degrees": 180.0, "shear": 89.0, "perspective": 1e-3}
+"""The greatest values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +21,9 @@ class Augmentation:
     hsv_h, hsv_s, hsv_v: hue, saturation and value are multiplied by 1 up to so much more or less. degrees, shear: greatest angles.
     translate: greatest shift, as a share of the picture. scale: sizes are multiplied by 1 up to so much more or less. perspective: greatest
     entries of the projection's last row, 0 to 0.001. flipud, fliplr, mosaic, mixup: probabilities.
+
+    Raises:
+      ConfigError: a value is no number, or out of its range.
     """
 
     hsv_h: float = 0.015
@@ -33,9 +40,18 @@ class Augmentation:
     mixup: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of its range."""
-        most = dict.fromkeys(PROBABILITIES, 1.0) | {"degrees": 180.0, "shear": 89.0, "perspective": MOST_PERSPECTIVE}
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if not 0 <= value <= most[one.name]:
-                raise ConfigError(f"{one.name}: expected 0 to {most[one.name]:g}, got {value!r}.")
+        check_ranges(self, MOST)
+
+
+def check_ranges(numbers: Any, most: Mapping[str, float]) -> None:
+    """That every field is a number from 0 to its greatest value, which those without an entry do not have.
+
+    Raises:
+      ConfigError: one is not.
+    """
+    for one in fields(numbers):
+        value, bound = getattr(numbers, one.name), most.get(one.name, math.inf)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or not 0 <= value <= bound:
+            allowed = "from 0 on" if bound == math.inf else f"from 0 to {bound:g}"
+            raise ConfigError(f"hyperparameter {one.name}: expected a number {allowed}, got {value!r}.")

@@ -7,7 +7,7 @@ frame), `classes` int32 [B, M], `valid` bool [B, M], False for rows that only fi
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -87,7 +87,8 @@ class TrainingBatches:
         """What gives the batches' numbers their meaning."""
         names = ("size", "batch_size", "seed")
         ours = {name: getattr(self, name) for name in names}
-        return {"samples": len(self.data.pictures), "boxes": self.data.boxes, "rows": self.rows, **ours, **asdict(self.augmentation)}
+        transforms = {one.name: getattr(self.augmentation, one.name) for one in fields(Augmentation)}
+        return {"samples": len(self.data.pictures), "boxes": self.data.boxes, "rows": self.rows, **ours, **transforms}
 
     def _note(self, index: int, boxes: int) -> None:
         if not self.cut:

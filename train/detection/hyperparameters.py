@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,21 +11,19 @@ from typing import Any
 import yaml
 
 from tpuflow.errors import ConfigError, did_you_mean
+from train.detection import augmentation
 
-FRACTIONS = (
-    "lrf", "momentum", "warmup_momentum", "iou_t", "hsv_h", "hsv_s", "hsv_v", "translate", "scale", "flipud", "fliplr", "mosaic", "mixup",
-    "copy_paste",
-)  # fmt: skip
-"""Those that may not be above 1."""
+MOST = augmentation.MOST | dict.fromkeys(("lrf", "momentum", "warmup_momentum", "iou_t", "copy_paste"), 1.0)
+"""The greatest values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hyperparameters:
+class Hyperparameters(augmentation.Augmentation):
     """The numbers by the names of the YOLOv5 release; the defaults are its low augmentation for training from scratch.
 
     lr0, lrf: the learning rate, and what is left of it in the end, as a share. warmup_*: epochs of the warm-up, momentum and rate of the
     biases at its beginning. box, obj, cls: gains of the losses; cls_pw, obj_pw: weights of positive labels. iou_t: not used, as in the
-    release. anchor_t: see `train.detection.targets`. fl_gamma: of the focal loss, 0 without it. The rest is about random transforms.
+    release. anchor_t: see `train.detection.targets`. fl_gamma: of the focal loss, 0 without it. copy_paste: not used without outlines.
 
     Raises:
       ConfigError: a value is no number, or out of its range.
@@ -47,27 +44,10 @@ class Hyperparameters:
     iou_t: float = 0.20
     anchor_t: float = 4.0
     fl_gamma: float = 0.0
-    hsv_h: float = 0.015
-    hsv_s: float = 0.7
-    hsv_v: float = 0.4
-    degrees: float = 0.0
-    translate: float = 0.1
-    scale: float = 0.5
-    shear: float = 0.0
-    perspective: float = 0.0
-    flipud: float = 0.0
-    fliplr: float = 0.5
-    mosaic: float = 1.0
-    mixup: float = 0.0
     copy_paste: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value, most = getattr(self, field.name), 1 if field.name in FRACTIONS else math.inf
-            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            if not number or not 0 <= value <= most:
-                allowed = "from 0 on" if most == math.inf else "from 0 to 1"
-                raise ConfigError(f"hyperparameter {field.name}: expected a number {allowed}, got {value!r}.")
+        augmentation.check_ranges(self, MOST)
 
 
 def read_hyperparameters(path: Path | str | None) -> Hyperparameters:

@@ -18,18 +18,9 @@ from tpuflow.training.application import Application
 from train.detection.batches import Batch
 from train.detection.loss import DetectionLoss, pixels
 from train.detection.nms import Detections, Suppression, suppress
+from train.options import DeviceOptions
 
 LOSSES = ("box", "obj", "cls")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """What a Program is for: a policy's name, a row of the chip catalogue, and how the device is simulated."""
-
-    policy: str = "fp32"
-    chip: str = "generic"
-    engine: str = "fast"
-    fidelity: str = "native"
 
 
 @dataclass(slots=True, eq=False)
@@ -43,13 +34,14 @@ class Predictor:
     network: YOLOv5
     variables: Mapping[str, Any]
     suppression: Suppression
-    device: Device = field(default_factory=Device)
+    policy: str = "fp32"
+    options: DeviceOptions = field(default_factory=DeviceOptions)
     loss: DetectionLoss | None = None
     _programs: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
     _last: tuple[Any, int] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        policy = get_policy(self.device.policy)
+        policy = get_policy(self.policy)
         model, (params, carried) = self._model(), _parted(self.variables)
         self.variables = {"params": policy.cast_params(params, model.norms(params, carried)), **carried}
 
@@ -66,8 +58,7 @@ class Predictor:
         """The compiled Program for batches of this shape: (variables, batch) -> (Detections, losses or None)."""
         shapes = tuple(sorted((name, array.shape) for name, array in batch.items()))
         if shapes not in self._programs:
-            device = self.device
-            on_device = tpuflow.jit(self._predict, chip=device.chip, engine=device.engine, fidelity=device.fidelity)
+            on_device = tpuflow.jit(self._predict, **self.options.device)
             self._programs[shapes] = on_device.lower(self.variables, batch).compile()
         return self._programs[shapes]
 
@@ -77,11 +68,11 @@ class Predictor:
         program, boxes = self._last
         suppressing = [place for place, block in walk(program.executable.program.code) if isinstance(block, While)]
         seconds = program.executable.time(dict.fromkeys(suppressing, boxes)).seconds  # a trip finds a box in each picture
-        return f"{what}: {1e3 * seconds:.3f} ms (modelled on {self.device.chip}, {self.device.policy}; up to {boxes} boxes a picture)"
+        return f"{what}: {1e3 * seconds:.3f} ms (modelled on {self.options.chip}, {self.policy}; up to {boxes} boxes a picture)"
 
     def _predict(self, variables: Mapping[str, Any], batch: Mapping[str, jax.Array]) -> tuple[Detections, Any]:
         params, carried = _parted(variables)
-        apply = Application(self._model(), get_policy(self.device.policy), carried, None, train=False)
+        apply = Application(self._model(), get_policy(self.policy), carried, None, train=False)
         maps = apply(params, pixels(batch))
         found = suppress(decode(maps, self.network.config), self.suppression)
         if self.loss is None:
@@ -90,7 +81,7 @@ class Predictor:
         return found, jax.numpy.stack([losses[name] for name in LOSSES])
 
     def _model(self) -> Any:
-        policy = get_policy(self.device.policy)
+        policy = get_policy(self.policy)
         return get_model(self.network, policy.around_norm if policy.surrounds_norms else None)
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tpuflow.errors import ConfigError
-from train.options import option
+from train.options import DeviceOptions, option
 from train.trainer.options import TrainerOptions
 from train.trainer.schedules import SCHEDULERS
 
@@ -20,7 +20,7 @@ PREDICTIONS = ("epsilon", "v_prediction")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextToImageOptions:
+class TextToImageOptions(DeviceOptions):
     """What is trained, on which pictures, and how."""
 
     pretrained_model_name_or_path: str | None = option(
@@ -74,10 +74,7 @@ class TextToImageOptions:
     seed: int = option(0, "training", "of the pictures' order and cuts, of noise, timesteps and latents, of new matrices", int)
     mixed_precision: str = option("no", "device", "16 bits for the UNet's products and for what is frozen", choices=tuple(PRECISIONS))
     policy: str | None = option(None, "device", "precision by the name of a policy, in place of --mixed_precision")
-    chip: str = option("generic", "device", "row of the chip catalogue")
     sink_size: int = option(-1, "device", "steps a host round trip: -1 as many as there are until the next log line, 0 each by itself", int)
-    engine: str = option("fast", "device", "XLA, or NumPy tile by tile: slow", choices=("fast", "reference"))
-    fidelity: str = option("native", "device", "sums as the host orders them, or the device", choices=("native", "bitexact"))
     json: Path | None = option(None, "output", "write the whole result there", Path, metavar="FILE")
     plot: Path | None = option(None, "output", "draw the loss there: .png, .svg or .pdf", Path, metavar="FILE")
     progress: bool = option(True, "output", "no progress bar", flag="--no-progress")
@@ -109,6 +106,7 @@ class TextToImageOptions:
         per_update = self.train_batch_size * self.gradient_accumulation_steps
         return TrainerOptions(
             **named,
+            **self.device,
             do_train=True,
             save_steps=self.checkpointing_steps,
             save_total_limit=self.checkpoints_total_limit,
@@ -131,7 +129,7 @@ NEEDED = {
 
 SHARED = (
     "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "logging_steps", "gradient_accumulation_steps", "adam_beta1",
-    "adam_beta2", "adam_epsilon", "max_grad_norm", "num_train_epochs", "seed", "chip", "sink_size", "engine", "fidelity", "progress",
+    "adam_beta2", "adam_epsilon", "max_grad_norm", "num_train_epochs", "seed", "sink_size", "progress",
 )  # fmt: skip
 """Options that transformers' trainings have under the same names."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -38,21 +39,21 @@ class Scheduler(NoiseSchedule):
         """The standard deviation of the noise that sampling begins with."""
         return 1.0
 
+    @abc.abstractmethod
     def steps(self, steps: int) -> Step:
         """The tables of so many steps.
 
         Raises:
           ValueError: the schedule does not have so many.
         """
-        raise NotImplementedError
 
     def scaled(self, at: Step, sample: jax.Array) -> jax.Array:
         """What the model gets of the sample."""
         return sample
 
+    @abc.abstractmethod
     def step(self, at: Step, output: jax.Array, sample: jax.Array, noise: jax.Array | None) -> jax.Array:
         """The less noisy sample, from the model's output; all [B, ...]. noise: standard normal; None if no step adds any."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpuflow.errors import ConfigError
-from train.options import option
+from train.options import DeviceOptions, option
 from train.trainer.schedules import SCHEDULERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerOptions:
+class TrainerOptions(DeviceOptions):
     """Options of transformers' TrainingArguments, under their names and with their defaults, and those of the device."""
 
     output_dir: Path | None = option(None, "output", "folder of the trained model, its results and checkpoints", Path, metavar="FOLDER")
@@ -47,10 +47,7 @@ class TrainerOptions:
     policy: str | None = option(None, "device", "precision, such as fp32, mixed, mixed_bf16, fp16, O3 [fp32]")
     fp16: bool = option(False, "device", "the same as --policy mixed", flag="--fp16")
     bf16: bool = option(False, "device", "the same as --policy mixed_bf16", flag="--bf16")
-    chip: str = option("generic", "device", "row of the chip catalogue")
     sink_size: int = option(-1, "device", "steps a host round trip: -1 as many as there are until the next log line, 0 each by itself", int)
-    engine: str = option("fast", "device", "XLA, or NumPy tile by tile: slow", choices=("fast", "reference"))
-    fidelity: str = option("native", "device", "sums as the host orders them, or the device", choices=("native", "bitexact"))
     json: Path | None = option(None, "output", "write the whole result there", Path, metavar="FILE")
     plot: Path | None = option(None, "output", "draw the loss there: .png, .svg or .pdf", Path, metavar="FILE")
     progress: bool = option(True, "output", "no progress bar", flag="--no-progress")

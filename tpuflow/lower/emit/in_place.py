@@ -17,25 +17,24 @@ from tpuflow.lower.graph.graph import Node, Value
 PIECEWISE = ("dynamic_update_slice", "scatter_rows")
 
 
-def may_update_in_place(node: Node, input_index: int) -> bool:
-    """Whether a result of the node may have the same HBM buffer as operand `input_index` (whose value is then dead).
+def overwritable(node: Node) -> frozenset[Value]:
+    """The operands whose HBM buffer a result of the node may have, where the operand's value is then dead.
 
-    True for operand 0 of `dynamic_update_slice` and `scatter_rows`; and for operands of elementwise and fused nodes that are of a
-    result's type and enter only as they are: not reduced, not multiplied, and broadcast only before they take part as they are.
+    Operand 0 of `dynamic_update_slice` and `scatter_rows`; and those of elementwise and fused nodes that are of a result's type and enter
+    only as they are: not reduced, not multiplied, and broadcast only before they take part as they are.
     """
-    value = node.inputs[input_index]
     if node.op in PIECEWISE:
-        return input_index == 0 and value not in node.inputs[1:]
-    if value.type not in [r.type for r in node.results]:
-        return False
-    if node.op in ELEMENTWISE:
-        return True
-    return node.op == "fused" and value in _entering_whole(node)
+        return frozenset(node.inputs[:1]) - frozenset(node.inputs[1:])
+    if node.op != "fused" and node.op not in ELEMENTWISE:
+        return frozenset()
+    types = {r.type for r in node.results}
+    whole = _entering_whole(node) if node.op == "fused" else node.inputs
+    return frozenset(v for v in whole if v.type in types)
 
 
 @functools.lru_cache(maxsize=8)
 def _entering_whole(node: Node) -> frozenset[Value]:
-    """The operands of a fused node that enter only as they are. Asked for operand after operand, so the last few are remembered."""
+    """The operands of a fused node that enter only as they are. Several passes ask, one after the other: the last few are remembered."""
     (graph,) = node.regions
     if node.attrs["kind"] == "several":
         whole = _entering_one(graph.nodes)

@@ -97,7 +97,7 @@ def emit_node(
     """The kernels that compute a node's results, in order; none if there is nothing to compute.
 
     `buffer_of` gives the HBM buffer of every operand and result. A result may share its buffer with an operand only where
-    `may_update_in_place` says so. `splat_of` gives the number that a value is known to hold everywhere, if it is: padding with a
+    `overwritable` says so. `splat_of` gives the number that a value is known to hold everywhere, if it is: padding with a
     known number takes one kernel instead of two. `repeated` holds what was emitted before: nodes of the same form are emitted once.
 
     Raises:

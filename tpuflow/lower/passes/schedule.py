@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tpuflow.lower.emit import may_update_in_place
+from tpuflow.lower.emit import overwritable
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.ordering import Sizes, in_order
@@ -49,5 +49,6 @@ def _made_bytes(node: Node, inputs: set[Value], outputs: set[Value]) -> int:
 
 def _overwritable(node: Node, outputs: set[Value]) -> list[Value]:
     """Operands that a result which leaves the graph may replace."""
-    types = [v.type for v in node.results if v in outputs]
-    return [v for i, v in enumerate(node.inputs) if v.type in types and may_update_in_place(node, i)]
+    types = {v.type for v in node.results if v in outputs}
+    replaced = overwritable(node) if types else frozenset()
+    return [v for v in node.inputs if v in replaced and v.type in types]

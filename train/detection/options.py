@@ -1,0 +1,44 @@
+"""The options that YOLOv5's commands share, under the names of its scripts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tpuflow.errors import ConfigError
+from train.options import DeviceOptions, option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(DeviceOptions):
+    """The size of pictures, the folder of a run in --project, which each command has a default of its own for, and the precision."""
+
+    imgsz: int = option(640, "pictures", "longer side of the network's pictures in pixels", int, also=("--img", "--img-size"))
+    name: str = option("exp", "output", "folder of this run in --project; a number is added where it exists")
+    exist_ok: bool = option(False, "output", "use the folder though it exists", flag="--exist-ok")
+    policy: str = option("fp32", "device", "precision, such as fp32, mixed, mixed_bf16, fp16 or bf16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindOptions(RunOptions):
+    """What finding objects in pictures has besides; the defaults are those of detect.py."""
+
+    conf_thres: float = option(0.25, "detections", "least score", float)
+    iou_thres: float = option(0.45, "detections", "boxes of a class that overlap more than this are one", float)
+    max_det: int = option(1000, "detections", "the most of a picture", int)
+    save_txt: bool = option(False, "output", "write labels/NAME.txt for each picture", flag="--save-txt")
+    save_conf: bool = option(False, "output", "scores in these files", flag="--save-conf")
+
+    def check(self) -> None:
+        """That numbers are in their ranges.
+
+        Raises:
+          ConfigError: one is not.
+        """
+        if self.imgsz < 32 or self.imgsz % 32:
+            near = max(32, round(self.imgsz / 32) * 32)
+            raise ConfigError(f"--imgsz: expected a multiple of the network's stride 32, got {self.imgsz}; try {near}.")
+        for name, value in (("conf-thres", self.conf_thres), ("iou-thres", self.iou_thres)):
+            if not 0 <= value <= 1:
+                raise ConfigError(f"--{name}: expected 0 to 1, got {value}.")
+        if self.max_det < 1:
+            raise ConfigError(f"--max-det: expected 1 or more, got {self.max_det}.")
