@@ -10,7 +10,7 @@ import pytest
 
 from tests.tolerances import RESNET50
 from tpuflow.errors import TpuflowError
-from train import cifar10, parity, parity_cifar, parity_mnist, parity_resnet
+from train import cifar10, losses_beside, parity, parity_cifar, parity_mnist, parity_resnet
 from train.published import exit_status, judged
 
 
@@ -80,6 +80,17 @@ def test_an_error_is_judged_beside_pytorchs_own_and_nan_never_holds():
     assert parity_resnet.gradient_ratios({"w": 4e-6}, {"w": 2e-6}) == {"w": pytest.approx(2.0)}
     assert parity_resnet.error(np.array([3.0, 4.5]), np.array([3.0, 4.0])) == pytest.approx(0.1)
     assert not parity_resnet.gradient_ratios({"w": np.nan}, {"w": 1.0})["w"] <= parity_resnet.GRADIENT_RATIO
+
+
+def test_losses_are_judged_beside_jax_jit_and_may_leave_pytorch_no_farther_than_jax_jit_does():
+    exact = np.array([3.0, 2.0, 1.0])
+    runs = {"fp32": exact * (1 + 1e-6), "mixed": exact * 1.5, "jax.jit": exact, "PyTorch": exact * (1 + np.array([0, 0, 2e-3]))}
+    apart = losses_beside.differences(runs)
+    assert list(apart) == ["fp32 - jax.jit", "mixed - jax.jit", "fp32 - PyTorch", "mixed - PyTorch", "jax.jit - PyTorch"]
+    assert apart["jax.jit - PyTorch"] == {"largest": pytest.approx(2e-3, rel=1e-2), "at_step": 3}
+    assert losses_beside.bounds_failed(apart) == 0
+    for worse, failed in ((exact * (1 + 2e-5), 1), (exact * (1 - 3e-3), 2), (np.full(3, np.nan), 2)):
+        assert losses_beside.bounds_failed(losses_beside.differences(runs | {"fp32": worse})) == failed
 
 
 def _unreadable() -> int:

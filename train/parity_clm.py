@@ -24,7 +24,7 @@ from tpuflow.data import places
 from tpuflow.errors import DataError
 from tpuflow.importers import state_dict
 from tpuflow.training.plotting import matplotlib_figures, save_figure
-from train import clm
+from train import clm, losses_beside
 from train.clm import ClmOptions
 from train.pretrained_folders import overridden
 from train.published import exit_status, judged
@@ -33,14 +33,8 @@ from train.text.tokenizing import find_tokenizer, train_tokenizer
 from train.torch_packages import import_package
 from train.trainer.optimizers import optimizer, rates
 
-JIT_BOUND = 1e-5
-"""Relative difference of any loss in fp32 from plain jax.jit's."""
-
-TORCH_BOUND = 1e-4
-"""Relative difference of any loss in fp32 from PyTorch's: after n steps AdamW has multiplied rounding errors of gradients near zero."""
-
 VALIDATION_BOUND = 0.02
-"""Between the validation losses, ours and PyTorch's, at the end."""
+"""Between the validation losses at the end."""
 
 TEXT = Path("tinyshakespeare") / "input.txt"
 
@@ -180,28 +174,20 @@ def study_of(options: ClmOptions, text: Path, vocabulary: str | int) -> Study:
 
 def compare(runs: Mapping[str, Run]) -> dict[str, Any]:
     """Differences from plain jax.jit and from PyTorch, and "failed": how many bounds do not hold; the bounds of losses are of fp32."""
-    figures: dict[str, Any] = {"validation": {name: run.validation for name, run in runs.items()}, "differences": {}}
-    failed = 0
-    for theirs, bound in (("jax.jit", JIT_BOUND), ("PyTorch", TORCH_BOUND)):
-        for name in (name for name in runs if name not in ("jax.jit", "PyTorch") and theirs in runs):
-            apart = np.abs(np.divide(runs[name].losses, runs[theirs].losses) - 1.0)
-            validation = abs(runs[name].validation - runs[theirs].validation)
-            figures["differences"][f"{name} - {theirs}"] = {
-                "largest": float(apart.max()),
-                "at_step": int(apart.argmax()) + 1,
-                "validation": validation,
-            }
-            failed += int(not validation <= VALIDATION_BOUND) + int(name == "fp32" and not apart.max() <= bound)
-    return {"failed": failed, **figures}
+    apart = losses_beside.differences({name: run.losses for name, run in runs.items()})
+    for pair, row in apart.items():
+        one, other = (runs[name].validation for name in pair.split(" - "))
+        row["validation"] = abs(one - other)
+    failed = losses_beside.bounds_failed(apart) + sum(not row["validation"] <= VALIDATION_BOUND for row in apart.values())
+    return {"failed": failed, "validation": {name: run.validation for name, run in runs.items()}, "differences": apart}
 
 
 def table(figures: Mapping[str, Any]) -> str:
     """The figures as text."""
     lines = [f"{name:20} validation loss {value:.4f}" for name, value in figures["validation"].items()]
-    for name, row in figures["differences"].items():
-        lines.append(f"{name:20} losses {row['largest']:.1e} apart (relative, step {row['at_step']}), validation {row['validation']:.4f}")
-    bounds = f"fp32 losses {JIT_BOUND:g} from jax.jit, {TORCH_BOUND:g} from PyTorch, validation {VALIDATION_BOUND:g}"
-    return "\n".join([*lines, f"{figures['failed']} bounds fail ({bounds})"])
+    for pair, row in figures["differences"].items():
+        lines.append(f"{losses_beside.in_words(pair, row)}, validation {row['validation']:.4f}")
+    return "\n".join([*lines, f"{figures['failed']} bounds fail ({losses_beside.BOUNDS}; validation {VALIDATION_BOUND:g})"])
 
 
 def draw(runs: Mapping[str, Run], title: str, path: Path) -> None:

@@ -28,7 +28,7 @@ from tpuflow.amp.policy import cast_floats
 from tpuflow.data import places
 from tpuflow.errors import DataError
 from tpuflow.training.plotting import matplotlib_figures, save_figure
-from train import text_to_image
+from train import losses_beside, text_to_image
 from train.diffusion import pictures
 from train.diffusion.captioned import CaptionedBatches
 from train.diffusion.folders import PARTS, Pipeline, load_part, load_pipeline
@@ -43,12 +43,6 @@ from train.text.tokenizing import Tokenizer, find_tokenizer
 from train.torch_packages import import_package
 from train.trainer.folders import write_atomically
 from train.trainer.optimizers import optimizer
-
-JIT_BOUND = 1e-5
-"""Relative difference of any loss in fp32 from plain jax.jit's."""
-
-TORCH_BOUND = 1e-3
-"""Relative difference of any loss in fp32 from PyTorch's: AdamW multiplies rounding errors of gradients near zero."""
 
 DATA, TOKENIZER = "dreambooth-subset", "clip-bpe"
 SIDE, WIDTH = 64, 64
@@ -236,19 +230,12 @@ def drawn_pictures(pipeline: Pipeline, params: Any, path: Path) -> None:
 
 def compare(runs: Mapping[str, Run]) -> dict[str, Any]:
     """Differences from plain jax.jit and from PyTorch, and "failed": how many bounds do not hold; bounds are of fp32."""
-    figures: dict[str, Any] = {"mean_loss": {name: float(np.mean(run.losses)) for name, run in runs.items()}, "differences": {}}
-    failed = 0
-    for theirs, bound in (("jax.jit", JIT_BOUND), ("PyTorch", TORCH_BOUND)):
-        for name in (name for name in runs if name not in ("jax.jit", "PyTorch")):
-            apart = np.abs(np.divide(runs[name].losses, runs[theirs].losses) - 1)
-            averaged = max(jax.tree.leaves(jax.tree.map(_apart, runs[name].averaged, runs[theirs].averaged)))
-            figures["differences"][f"{name} - {theirs}"] = {
-                "largest": float(apart.max()),
-                "at_step": int(apart.argmax()) + 1,
-                "averaged": averaged,
-            }
-            failed += int(name == "fp32" and not apart.max() <= bound)
-    return {"failed": failed, **figures}
+    apart = losses_beside.differences({name: run.losses for name, run in runs.items()})
+    for pair, row in apart.items():
+        one, other = (runs[name].averaged for name in pair.split(" - "))
+        row["averaged"] = max(jax.tree.leaves(jax.tree.map(_apart, one, other)))
+    means = {name: float(np.mean(run.losses)) for name, run in runs.items()}
+    return {"failed": losses_beside.bounds_failed(apart), "mean_loss": means, "differences": apart}
 
 
 def _apart(one: Any, other: Any) -> float:
@@ -259,9 +246,9 @@ def _apart(one: Any, other: Any) -> float:
 def table(figures: Mapping[str, Any]) -> str:
     """The figures as text."""
     lines = [f"{name:20} mean loss {value:.5f}" for name, value in figures["mean_loss"].items()]
-    for name, row in figures["differences"].items():
-        lines.append(f"{name:20} losses {row['largest']:.1e} apart (relative, step {row['at_step']}), averages {row['averaged']:.1e}")
-    return "\n".join([*lines, f"{figures['failed']} bounds fail (fp32 losses {JIT_BOUND:g} from jax.jit, {TORCH_BOUND:g} from PyTorch)"])
+    for pair, row in figures["differences"].items():
+        lines.append(f"{losses_beside.in_words(pair, row)}, averages {row['averaged']:.1e}")
+    return "\n".join([*lines, f"{figures['failed']} bounds fail ({losses_beside.BOUNDS})"])
 
 
 def draw(runs: Mapping[str, Run], accumulate: int, path: Path) -> None:
