@@ -11,7 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from models.yolov5_config import ROWS, Config
+from models.yolov5_config import Config
+
+BALANCE = {3: (4.0, 1.0, 0.4), 4: (4.0, 1.0, 0.25, 0.06)}
+"""Number of maps -> weights of their objectness, finest first."""
 
 
 class Conv(nn.Module):
@@ -100,9 +103,10 @@ class Network(nn.Module):
 
     def __init__(self, config: Config):
         super().__init__()
+        self.rows = config.architecture.rows
         widths: list[int] = [3]
         layers: list[nn.Module] = []
-        for row in ROWS:
+        for row in self.rows:
             inputs = [widths[source if source < 0 else source + 1] for source in row.sources]
             layer, width = _layer(config, row.kind, row.blocks, row.options, inputs)
             layers.append(layer)
@@ -112,7 +116,7 @@ class Network(nn.Module):
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
         """Images [B, 3, H, W] -> the raw maps [B, A, H, W, 5 + classes]."""
         results: list[Any] = [x]
-        for layer, row in zip(self.model, ROWS, strict=True):
+        for layer, row in zip(self.model, self.rows, strict=True):
             given = [results[source if source < 0 else source + 1] for source in row.sources]
             results.append(layer(given if row.kind in ("Concat", "Detect") else given[0]))
         return results[-1]
@@ -181,7 +185,7 @@ def targets(boxes: torch.Tensor, anchors: torch.Tensor, height: int, width: int,
 def loss_of(maps: Sequence[torch.Tensor], boxes: torch.Tensor, config: Config, gains: Sequence[float], threshold: float) -> torch.Tensor:
     """The sum of the three losses times the images: maps [B, A, H, W, 5 + classes], boxes as for `targets`, gains of the three."""
     box = obj = cls = maps[0].new_zeros(())
-    for x, anchors, stride, balance in zip(maps, config.anchors, config.strides, (4.0, 1.0, 0.4), strict=True):
+    for x, anchors, stride, balance in zip(maps, config.anchors, config.strides, BALANCE[len(maps)], strict=True):
         place, wanted, sizes, classes = targets(boxes, torch.tensor(anchors) / stride, x.shape[2], x.shape[3], threshold)
         objects = torch.zeros(x.shape[:4])
         if len(wanted):

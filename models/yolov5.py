@@ -1,7 +1,7 @@
-"""YOLOv5 as its releases 6.2 and 7.0 have it, in the sizes n, s, m, l and x, and others of the same architecture.
+"""YOLOv5 as its releases 6.2 and 7.0 have it, in the sizes n to x, and n6 to x6 with a fourth map; and others of these architectures.
 
-Layers are numbered as in the original's configuration files and are called `model_0` to `model_24`, their parts as there, so that its
-weights fit; `TORCH_LAYERS` says which of its modules is which.
+Layers are numbered as in the original's configuration files and are called `model_0` to `model_24` (`model_33`), their parts as there, so
+that its weights fit; `TORCH_LAYERS` says which of its modules is which.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flax import linen as nn
 from jax import numpy as jnp
 
 from models.norm import BatchNorm
-from models.yolov5_config import OF_A_BOX, ROWS, Config, Row, config_of_cfg, config_of_name
+from models.yolov5_config import OF_A_BOX, Config, Row, config_of_cfg, config_of_name
 
 KERNEL_INIT = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 """PyTorch's: uniform up to 1 / sqrt(inputs of an output)."""
@@ -165,7 +165,7 @@ KINDS: Mapping[str, Callable[[Config, Row, str, Sequence[jax.Array], bool], Any]
 
 
 class YOLOv5(nn.Module):
-    """The network: images [B, H, W, 3] from 0 to 1, height and width multiples of 32 -> the three raw maps, finest first.
+    """The network: images [B, H, W, 3] from 0 to 1, height and width multiples of the coarsest stride -> the raw maps, finest first.
 
     Each is [B, H / stride, W / stride, anchors, 5 + classes]: centre x and y, width and height relative to cell and anchor, objectness and
     classes, all before their sigmoid. `decode` makes boxes of them.
@@ -180,7 +180,7 @@ class YOLOv5(nn.Module):
         if any(side % coarsest for side in images.shape[1:3]):
             raise ValueError(f"YOLOv5: images of {images.shape[1]}x{images.shape[2]}, expected multiples of {coarsest}")
         results: list[Any] = [images]
-        for index, row in enumerate(ROWS):
+        for index, row in enumerate(self.config.architecture.rows):
             xs = [results[-1] if source == -1 else results[source + 1] for source in row.sources]
             results.append(KINDS[row.kind](self.config, row, f"model_{index}", xs, train))
         return results[-1]
@@ -197,9 +197,9 @@ TORCH_LAYERS: Mapping[str, str | None] = {
         f"model.*.m.*.{part}.{kind}": f"model_*/m_*/{part}/{kind}"
         for part in ("cv1", "cv2") for kind in ("conv", "bn")
     },
-    "model.24.m.*": "model_24/m_*",
-    "model.24.anchors": None,
-    "model.24.anchor_grid": None,
+    "model.*.m.*": "model_*/m_*",
+    "model.*.anchors": None,
+    "model.*.anchor_grid": None,
 }  # fmt: skip
 """The original's module -> ours."""
 

@@ -18,12 +18,15 @@ import optax
 import pytest
 import yaml
 
+import tpuflow
 from models.yolov5 import TORCH_LAYERS, YOLOv5
-from models.yolov5_config import Config
+from models.yolov5_config import P5, P6, P6_ANCHORS, Config
 from tpuflow.errors import ConfigError, WeightsError
 from tpuflow.importers import flax_params, load_state_dict, save_state_dict, state_dict
 from train.__main__ import main
+from train.detection.evaluation_batches import stride_for
 from train.detection.hyperparameters import Hyperparameters, read_hyperparameters
+from train.detection.loss import DetectionLoss, detection_loss, pixels
 from train.detection.optimizer import make_optimizer
 from train.detection.run_files import write_settings
 from train.detection.schedules import Plan
@@ -245,6 +248,27 @@ def test_a_written_network_is_the_one_that_is_read(variables: Any, tmp_path: Pat
     assert jax.tree.all(jax.tree.map(np.array_equal, flax_params(state, variables, TORCH_LAYERS), variables))
 
 
+def test_a_network_with_four_maps_comes_back_and_its_step_compiles(tmp_path: Path) -> None:
+    config = replace(NARROW, anchors=P6_ANCHORS)
+    shapes = jax.eval_shape(YOLOv5(config).init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), np.float32))
+    save_network(tmp_path / "p6.safetensors", config, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes))
+    read = config_of(tmp_path / "p6.safetensors", load_state_dict(tmp_path / "p6.safetensors"))
+    np.testing.assert_allclose(read.anchors, P6_ANCHORS)
+    made = tpuflow.estimate_training(
+        YOLOv5(read),
+        {
+            "images": jax.ShapeDtypeStruct((1, 64, 64, 3), np.uint8),
+            "boxes": jax.ShapeDtypeStruct((1, 2, 4), np.float32),
+            "classes": jax.ShapeDtypeStruct((1, 2), np.int32),
+            "valid": jax.ShapeDtypeStruct((1, 2), np.bool_),
+        },
+        optimizer=optax.sgd(0.01),
+        loss_fn=detection_loss(DetectionLoss(read, Hyperparameters(), 64)),
+        inputs=pixels,
+    )
+    assert made.fits
+
+
 @pytest.mark.torch
 def test_the_release_can_load_what_is_written(torch: ModuleType, variables: Any, tmp_path: Path) -> None:
     from bench import torch_yolov5
@@ -259,9 +283,19 @@ def test_the_release_can_load_what_is_written(torch: ModuleType, variables: Any,
 
 
 def test_frozen_layers_are_the_first_ones_or_those_that_are_listed() -> None:
-    assert frozen((0,)) == ()
-    assert frozen((3,)) == ("model_0/*", "model_1/*", "model_2/*")
-    assert frozen((9, 11, 13)) == ("model_9/*", "model_13/*")  # 11 has no parameters
+    assert frozen((0,), P5.rows) == ()
+    assert frozen((3,), P5.rows) == ("model_0/*", "model_1/*", "model_2/*")
+    assert frozen((9, 11, 13), P5.rows) == ("model_9/*", "model_13/*")  # 11 has no parameters
+    assert frozen((11, 13), P6.rows) == ("model_11/*",)
+    with pytest.raises(ConfigError, match="--freeze: expected numbers from 0 to 25, got 26"):
+        frozen((26,), P5.rows)
+
+
+def test_the_side_of_frames_is_a_multiple_of_the_networks_stride() -> None:
+    config = network_of(Yolov5Options(cfg="yolov5s6"), 3)[0].config
+    assert stride_for(config, 1280) == 64
+    with pytest.raises(ConfigError, match="--imgsz: expected a multiple of this network's stride 64, got 672; try 640"):
+        stride_for(config, 672)
 
 
 def test_the_network_is_that_of_cfg_or_of_the_weights(variables: Any, tmp_path: Path) -> None:
@@ -282,7 +316,6 @@ def test_the_network_is_that_of_cfg_or_of_the_weights(variables: Any, tmp_path: 
         ({"imgsz": 300}, "--imgsz: expected a multiple of the network's stride 32, from 64 on, got 300; try 288"),
         ({"batch_size": 0}, "--batch-size: expected 1 or more"),
         ({"label_smoothing": 1.0}, "--label-smoothing: expected 0 to below 1"),
-        ({"freeze": (26,)}, "--freeze: expected numbers from 0 to 25, got 26"),
         ({"sink_size": -2}, "--sink-size: expected -1 or more"),
     ],
 )

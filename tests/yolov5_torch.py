@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bench.torch_yolov5 import complete_iou, entropy
+from bench.torch_yolov5 import BALANCE, complete_iou, entropy
 from models.yolov5_config import Config
 
 
@@ -59,7 +59,7 @@ def losses(
     """(box, objectness, class): maps [B, A, H, W, 5 + classes], boxes [N, 6], see `candidates`."""
     kind = maps[0].dtype
     box, obj, cls = (torch.zeros((), dtype=kind) for _ in range(3))
-    for x, anchors, stride, balance in zip(maps, config.anchors, config.strides, (4.0, 1.0, 0.4), strict=True):
+    for x, anchors, stride, balance in zip(maps, config.anchors, config.strides, BALANCE[len(maps)], strict=True):
         found = candidates(boxes, torch.tensor(anchors) / stride, x.shape[2], x.shape[3], hyp.anchor_t)
         wanted = torch.zeros(x.shape[:4], dtype=kind)
         if found:
@@ -75,5 +75,5 @@ def losses(
                 labels[torch.arange(len(found)), torch.tensor([c.label for c in found])] = 1 - smoothing / 2
                 cls = cls + entropy(rows[:, 5:], labels, hyp.cls_pw, hyp.fl_gamma)
         obj = obj + balance * entropy(x[..., 4], wanted, hyp.obj_pw, hyp.fl_gamma)
-    scale = (size / 640) ** 2
-    return hyp.box * box, hyp.obj * scale * obj, hyp.cls * config.classes / 80 * cls
+    scale, share = (size / 640) ** 2, 3 / len(maps)
+    return hyp.box * share * box, hyp.obj * scale * share * obj, hyp.cls * config.classes / 80 * share * cls

@@ -14,7 +14,7 @@ import numpy as np
 
 import tpuflow
 from models.yolov5 import YOLOv5, yolov5
-from models.yolov5_config import ROWS, SIZES
+from models.yolov5_config import SIZES, Row
 from tpuflow.errors import ConfigError
 from tpuflow.importers import load_state_dict
 from train.detection import drawing, figures, folders, run_files
@@ -22,7 +22,7 @@ from train.detection.batches import TrainingBatches
 from train.detection.dataset import DetectionSet, one_class, read_set
 from train.detection.description import find_description
 from train.detection.evaluation import evaluate
-from train.detection.evaluation_batches import EvaluationBatches
+from train.detection.evaluation_batches import EvaluationBatches, stride_for
 from train.detection.hyperparameters import Hyperparameters, read_hyperparameters, read_yaml
 from train.detection.loss import DetectionLoss, detection_loss, pixels
 from train.detection.nms import VALIDATION
@@ -105,8 +105,6 @@ class Yolov5Options(RunOptions):
                 raise ConfigError(f"--{name.replace('_', '-')}: expected {least} or more, got {getattr(self, name)}.")
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"--label-smoothing: expected 0 to below 1, got {self.label_smoothing}.")
-        if not all(0 <= layer <= len(ROWS) for layer in self.freeze):
-            raise ConfigError(f"--freeze: expected numbers from 0 to {len(ROWS)}, got {' '.join(map(str, self.freeze))}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +116,7 @@ class Job:
     hyp: Hyperparameters
     train: DetectionSet
     val: DetectionSet
+    frozen: tuple[str, ...]
 
 
 def run(options: Yolov5Options) -> Any:
@@ -145,12 +144,13 @@ def prepare(options: Yolov5Options) -> Job:
         train, val = one_class(train), one_class(val)
     print(f"{train.summary()}\n{val.summary()}", flush=True)
     network, state = network_of(options, len(train.names))
+    stride_for(network.config, options.imgsz)
     variables = initial_variables(network, options.seed)
     if options.weights is not None and state is not None:
         made = transfer(options.weights, state, network, variables)
         print(f"taken from {options.weights}: {made}", flush=True)
         variables = made.variables
-    return Job(network, variables, hyp, train, val)
+    return Job(network, variables, hyp, train, val, frozen(options.freeze, network.config.architecture.rows))
 
 
 def train(options: Yolov5Options, job: Job, folder: Path) -> Any:
@@ -173,7 +173,7 @@ def train(options: Yolov5Options, job: Job, folder: Path) -> Any:
         loss_fn=detection_loss(DetectionLoss(config, job.hyp, options.imgsz, options.label_smoothing)),
         inputs=pixels,
         params=job.variables,
-        frozen=frozen(options.freeze),
+        frozen=job.frozen,
         ema=EMA,
         accumulate_steps=plan.accumulation,
         epochs=options.epochs if options.sink_size < 1 else -(-options.epochs * len(batches) // options.sink_size),
@@ -205,10 +205,16 @@ def _measure(options: Yolov5Options, job: Job, folder: Path) -> None:
     figures.draw_evaluation(found, folder)
 
 
-def frozen(layers: Sequence[int]) -> tuple[str, ...]:
-    """Patterns of the parameters of layers: one number stands for so many of the first layers, several for themselves."""
+def frozen(layers: Sequence[int], rows: Sequence[Row]) -> tuple[str, ...]:
+    """Patterns of the parameters of layers: one number stands for so many of the first of a network's rows, several for themselves.
+
+    Raises:
+      ConfigError: there are not so many.
+    """
+    if not all(0 <= layer <= len(rows) for layer in layers):
+        raise ConfigError(f"--freeze: expected numbers from 0 to {len(rows)}, got {' '.join(map(str, layers))}.")
     chosen = layers if len(layers) > 1 else range(layers[0])
-    return tuple(f"model_{layer}/*" for layer in chosen if ROWS[layer].kind not in WITHOUT_PARAMETERS)
+    return tuple(f"model_{layer}/*" for layer in chosen if rows[layer].kind not in WITHOUT_PARAMETERS)
 
 
 def network_of(options: Yolov5Options, classes: int) -> tuple[YOLOv5, Mapping[str, np.ndarray] | None]:
@@ -258,4 +264,4 @@ def _draw(batches: TrainingBatches, data: DetectionSet, folder: Path) -> None:
         drawing.write_picture(folder / f"train_batch{number}.jpg", drawing.draw_labels(batch, data.names, titles))
 
 
-RECIPE = Recipe("yolov5", "YOLOv5 on boxes, as YOLOv5's train.py: n, s, m, l, x", __doc__, Yolov5Options(), run)
+RECIPE = Recipe("yolov5", "YOLOv5 on boxes, as YOLOv5's train.py: n to x, n6 to x6", __doc__, Yolov5Options(), run)

@@ -13,7 +13,7 @@ from tpuflow.errors import ConfigError, DataError
 from train.detection import drawing, folders
 from train.detection.description import find_names
 from train.detection.evaluation import in_picture
-from train.detection.evaluation_batches import Placed
+from train.detection.evaluation_batches import Placed, stride_for
 from train.detection.matching import Found
 from train.detection.nms import Suppression
 from train.detection.options import FindOptions
@@ -22,8 +22,6 @@ from train.detection.predicting import Predictor
 from train.detection.weights import load_network
 from train.options import option
 from train.recipe import Recipe
-
-STRIDE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +61,7 @@ def run(options: DetectOptions) -> None:
     files = pictures_at(Path(str(options.source)))
     names = find_names(options.data) if options.data else None
     trained = load_network(options.weights, names)
+    stride = stride_for(trained.network.config, options.imgsz)
     wanted = _checked_classes(options.classes, trained.names)
     suppression = Suppression(
         confidence=options.conf_thres, iou=options.iou_thres, most=options.max_det, agnostic=options.agnostic_nms, classes=wanted
@@ -71,7 +70,7 @@ def run(options: DetectOptions) -> None:
     folder = folders.run_folder(options.project, options.name, exist_ok=options.exist_ok)
     for number, file in enumerate(files, 1):
         image = read(file)
-        found = detect(predictor, image, options.imgsz)
+        found = detect(predictor, image, options.imgsz, stride)
         print(f"{number}/{len(files)} {file}: {image.shape[0]}x{image.shape[1]} {in_words(found, trained.names)}", flush=True)
         if options.save_txt:
             path = folder / "labels" / f"{file.stem}.txt"
@@ -83,9 +82,12 @@ def run(options: DetectOptions) -> None:
     print(f"Results are in {folder}", flush=True)
 
 
-def detect(predictor: Predictor, image: np.ndarray, size: int) -> Found:
-    """What is found in a picture uint8 [H, W, 3], in its own pixels; its frame's longer side has `size` pixels."""
-    framed = letterbox(image, (size, size), minimal_stride=STRIDE)
+def detect(predictor: Predictor, image: np.ndarray, size: int, stride: int) -> Found:
+    """What is found in a picture uint8 [H, W, 3], in its own pixels.
+
+    The longer side of its frame has `size` pixels, the other a multiple of `stride`.
+    """
+    framed = letterbox(image, (size, size), minimal_stride=stride)
     place = Placed(0, image.shape[1], image.shape[0], (framed.gain, framed.gain), framed.left, framed.above)
     return in_picture(predictor({"images": framed.image[None]})[0], 0, place)
 

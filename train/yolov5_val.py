@@ -13,7 +13,7 @@ from train.detection.batches import Batch
 from train.detection.dataset import DetectionSet, read_set
 from train.detection.description import find_description
 from train.detection.evaluation import Evaluation, evaluate
-from train.detection.evaluation_batches import EvaluationBatches, Placed
+from train.detection.evaluation_batches import EvaluationBatches, Placed, stride_for
 from train.detection.nms import Detections, Suppression
 from train.detection.options import FindOptions
 from train.detection.predicting import Predictor
@@ -64,7 +64,7 @@ def run(options: ValOptions) -> None:
     trained = load_network(options.weights, description.names)
     suppression = Suppression(confidence=options.conf_thres, iou=options.iou_thres, most=options.max_det, several=True)
     predictor = Predictor(trained.network, trained.variables, suppression, options.policy, options)
-    batches = EvaluationBatches(data, options.imgsz, options.batch_size)
+    batches = EvaluationBatches(data, options.imgsz, options.batch_size, stride_for(trained.network.config, options.imgsz))
     folder = folders.run_folder(options.project, options.name, exist_ok=options.exist_ok)
     found = evaluate(predictor, batches, threads=options.workers, watch=partial(draw_batch, folder, data))
     print(found.table(), flush=True)

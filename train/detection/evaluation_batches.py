@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from models.yolov5_config import Config
 from tpuflow.errors import ConfigError
 from train.detection.batches import Batch
 from train.detection.dataset import DetectionSet
@@ -15,6 +16,19 @@ from train.detection.pictures import GREY, letterbox
 from train.detection.samples import Pictures, in_pixels, in_shares, stacked
 
 PAD_STRIDES = 0.5
+
+
+def stride_for(config: Config, size: int) -> int:
+    """A network's coarsest stride, of which the side of frames is a multiple.
+
+    Raises:
+      ConfigError: `size` is none.
+    """
+    stride = config.strides[-1]
+    if size % stride:
+        near = max(stride, round(size / stride) * stride)
+        raise ConfigError(f"--imgsz: expected a multiple of this network's stride {stride}, got {size}; try {near}.")
+    return stride
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from train.detection.boxes import iou
 from train.detection.hyperparameters import Hyperparameters
 from train.detection.targets import Targets, build_targets
 
-BALANCE = (4.0, 1.0, 0.4)
-"""Weights of the maps' objectness, finest first."""
+BALANCE: Mapping[int, tuple[float, ...]] = {3: (4.0, 1.0, 0.4), 4: (4.0, 1.0, 0.25, 0.06)}
+"""Number of maps -> weights of their objectness, finest first."""
 FOCAL_ALPHA = 0.25
 """Weight of positive labels in the focal loss (Lin et al., arXiv:1708.02002, section 5.1)."""
 
@@ -58,7 +58,7 @@ class DetectionLoss:
         overlap = iou(_boxes(rows, targets), targets.boxes, "ciou", "xywh")
         box = _mean(1.0 - overlap, targets.chosen)
         wanted = objectness(jax.lax.stop_gradient(overlap), targets, x.shape[:-1])
-        obj = jnp.mean(self._entropy(x[..., OF_A_BOX - 1], wanted, self.hyp.obj_pw)) * BALANCE[index]
+        obj = jnp.mean(self._entropy(x[..., OF_A_BOX - 1], wanted, self.hyp.obj_pw)) * BALANCE[len(self.config.anchors)][index]
         return box, obj, self._of_classes(rows[:, OF_A_BOX:], targets)
 
     def _of_classes(self, logits: jax.Array, targets: Targets) -> jax.Array:

@@ -16,8 +16,6 @@ from models.yolov5_config import Config
 from tpuflow.errors import WeightsError
 from tpuflow.importers import flax_params, save_state_dict, state_dict
 
-ANCHORS = "model.24.anchors"
-
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
@@ -58,7 +56,8 @@ def save_network(path: Path, config: Config, variables: Mapping[str, Any]) -> No
       WeightsError: the kind of file is unknown, or it cannot be written.
     """
     strides = np.array(config.strides, np.float32)[:, None, None]
-    save_state_dict(path, {**state_dict(variables, TORCH_LAYERS), ANCHORS: np.array(config.anchors, np.float32) / strides})
+    anchors = {f"model.{config.architecture.last}.anchors": np.array(config.anchors, np.float32) / strides}
+    save_state_dict(path, {**state_dict(variables, TORCH_LAYERS), **anchors})
 
 
 def _differing(state: Mapping[str, np.ndarray], own: Mapping[str, np.ndarray]) -> str:

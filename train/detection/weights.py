@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from models.yolov5 import TORCH_LAYERS, YOLOv5
-from models.yolov5_config import ANCHORS, OF_A_BOX, STRIDES, Config
+from models.yolov5_config import ARCHITECTURES, OF_A_BOX, STRIDES, Anchors, Architecture, Config
 from tpuflow.errors import ConfigError, WeightsError
 from tpuflow.importers import flax_params, load_state_dict
 
-STEM, DEEPEST, HEAD = "model.0.conv.weight", "model.6.m.", "model.24.m.0.bias"
+STEM, DEEPEST = "model.0.conv.weight", "model.6.m."
 FULL_STEM, FULL_DEEPEST = 64, 9
 """Channels of the first layer and blocks of layer 6 where both multiples are 1."""
 
@@ -62,23 +62,31 @@ def config_of(path: Path, state: Mapping[str, np.ndarray]) -> Config:
     Raises:
       WeightsError: it is no YOLOv5.
     """
-    if missing := [name for name in (STEM, HEAD) if name not in state]:
-        raise WeightsError(f"{path}: no YOLOv5 of release 6.2 or 7.0: there is no {missing[0]}; it has {', '.join(list(state)[:3])}, ...")
+    heads = {_head(architecture): architecture for architecture in ARCHITECTURES.values()}
+    found = next((name for name in heads if name in state), None)
+    if STEM not in state or found is None:
+        missing = STEM if STEM not in state else " or ".join(heads)
+        raise WeightsError(f"{path}: no YOLOv5 of release 6.2 or 7.0: there is no {missing}; it has {', '.join(list(state)[:3])}, ...")
     blocks = {name.removeprefix(DEEPEST).partition(".")[0] for name in state if name.startswith(DEEPEST)}
-    anchors = _anchors(state)
-    outputs = len(state[HEAD]) // len(anchors[0])
+    anchors = _anchors(state, heads[found])
+    outputs = len(state[found]) // len(anchors[0])
     try:
         return Config(len(blocks) / FULL_DEEPEST, len(state[STEM]) / FULL_STEM, outputs - OF_A_BOX, anchors)
     except ValueError as error:
         raise WeightsError(f"{path}: no YOLOv5 of release 6.2 or 7.0 ({error}).") from error
 
 
-def _anchors(state: Mapping[str, np.ndarray]) -> Any:
-    """In pixels; a file has them in cells of their map, [3, 3, 2]."""
-    cells = state.get("model.24.anchors")
+def _head(architecture: Architecture) -> str:
+    """A tensor of the layer that predicts, which no other architecture has."""
+    return f"model.{architecture.last}.m.0.bias"
+
+
+def _anchors(state: Mapping[str, np.ndarray], architecture: Architecture) -> Anchors:
+    """In pixels; a file has them in cells of their map, [maps, 3, 2]."""
+    cells = state.get(f"model.{architecture.last}.anchors")
     if cells is None:
-        return ANCHORS
+        return architecture.anchors
     return tuple(
         tuple((float(width) * stride, float(height) * stride) for width, height in of_map)
-        for of_map, stride in zip(cells, STRIDES, strict=True)
+        for of_map, stride in zip(cells, STRIDES, strict=False)
     )
