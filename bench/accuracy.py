@@ -38,6 +38,8 @@ def measured_seconds(row: Mapping[str, str]) -> float:
         return value / 1e3
     if row["unit"] in ("images/s", "sentences/s"):
         return float(row["global_batch"]) / value
+    if row["unit"].endswith("steps/s"):
+        return 1 / value
     if row["unit"] == "TFLOP/s" and row["model"].startswith("matmul"):
         side = int(row["model"].split()[1].partition("^")[0])
         return 2 * side**3 / value / 1e12

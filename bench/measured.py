@@ -18,13 +18,22 @@ from models.googlenet import GoogLeNet
 from models.lenet import LeNet5
 from models.resnet import Bottleneck, ResNet, resnet50
 from models.squeezenet import SqueezeNet
+from models.unet_2d_condition import SIZES as UNETS
+from models.unet_2d_condition import UNet2DConditionModel
 from models.vgg import VGG16
 from models.wide_resnet import WideResNet
+from models.yolov5 import yolov5
 from tpuflow.chips import CHIPS, Chip
 from tpuflow.compiler import compile_function
 from tpuflow.estimating.estimating import training_program
 from tpuflow.isa.program import Program
 from tpuflow.training.config import StepConfig
+from train.detection.hyperparameters import Hyperparameters
+from train.detection.loss import DetectionLoss, detection_loss, pixels
+from train.detection.optimizer import make_optimizer
+from train.detection.schedules import Plan
+from train.diffusion.steps import ADAMW, FIRST, SECOND, step_of
+from train.yolov5 import EMA
 
 SUNK = 1000  # steps a round trip where the source says that the data are sunk, or loops on the device
 
@@ -37,6 +46,12 @@ def _matrices(parameters: Any) -> Any:
 BASE, LARGE = SIZES["bert-base-uncased"], SIZES["bert-large-uncased"]
 MOMENTUM, LAMB = optax.sgd(0.1, 0.9), optax.lamb(1e-3)
 LARS = optax.lars(0.1, 1e-4, weight_decay_mask=_matrices, trust_ratio_mask=_matrices)
+BOXES_DRAWN = 128
+"""Room for boxes in a picture of YOLOv5's, a mosaic of four."""
+YOLO_SGD = make_optimizer("SGD", Plan(Hyperparameters(), epochs=300, steps_per_epoch=462, batch_size=256))
+OPTIMIZERS = {"momentum": MOMENTUM, "lamb": LAMB, "lars": LARS, "adamw": ADAMW, "sgd": YOLO_SGD}
+LORA_RANK = 128
+"""Of the vendor's configurations for text-to-image training."""
 
 # After how many gradients MindSpore's own training scripts begin another all-reduce (ResNet-50: also the default of the collective library
 # under TensorFlow, 96.54 % of the bytes). Without such a list it makes one of all gradients.
@@ -98,7 +113,7 @@ def case(model: str, step: StepConfig, chip: Chip, key: str, *, note: str, split
     def gradients(chip: Chip) -> Program:
         return gradient_program(step, chip)
 
-    rule = "lars" if step.optimizer is LARS else "lamb" if step.optimizer is LAMB else "momentum"
+    rule = next(name for name, optimizer in OPTIMIZERS.items() if optimizer is step.optimizer)
     whole = f"{type(step.model).__name__} {key} {chip.name} {step.policy} {rule}"
     return Case(model, chip, whole, make, SUNK, note, gradients, splits)
 
@@ -124,6 +139,42 @@ def pretraining_loss(outputs: tuple[jax.Array, jax.Array], batch: Mapping[str, j
     return cross_entropy(outputs[0], batch["masked_labels"]).mean() + cross_entropy(outputs[1], batch["next_sentence_label"]).mean()
 
 
+def diffusion(name: str, batch: int, chip: Chip, *, side: int = 512, lora_rank: int | None = None) -> Case:
+    """The training step of a text-to-image pipeline with AdamW: all of the UNet, or matrices beside its attention.
+
+    VAE and text encoder are in it. The makers' dropout of 0.1 is not: see `masked_words`.
+    """
+    version = "1.5" if name == FIRST else "2"
+    size = "" if side == 512 else f" {side}"
+    step = step_of(name, batch, side, lora_rank=lora_rank)
+    key = f"{name} lora_rank={lora_rank} {batch}x{side}"
+    return case(f"SD {version}{' LoRA' if lora_rank else ''}{size}", step, chip, key, note="without dropout", splits=())
+
+
+def denoising(pictures: int, chip: Chip) -> Case:
+    """A step of sampling with guidance at 512x512: Stable Diffusion 1.x's UNet for twice as many latents."""
+    config = UNETS[FIRST]
+    shapes = ((64, 64, config.in_channels), (), (77, config.cross_attention_dim))
+    types = (jnp.float16, jnp.int32, jnp.float16)
+    inputs = tuple(jax.ShapeDtypeStruct((2 * pictures, *shape), dtype) for shape, dtype in zip(shapes, types, strict=True))
+    return inference("SD 1.5", UNet2DConditionModel(config), inputs, chip, jnp.float16, "UNet with and without the prompt")
+
+
+def boxes(name: str, batch: int, side: int, chip: Chip) -> Case:
+    """The training step of a YOLOv5 at [batch, side, side, 3] with 80 classes, its average included; pictures arrive as bytes."""
+    module = yolov5(name, 80)
+    room = (batch, BOXES_DRAWN)
+    data = {
+        "images": jax.ShapeDtypeStruct((batch, side, side, 3), jnp.uint8),
+        "boxes": jax.ShapeDtypeStruct((*room, 4), jnp.float32),
+        "classes": jax.ShapeDtypeStruct(room, jnp.int32),
+        "valid": jax.ShapeDtypeStruct(room, jnp.bool_),
+    }
+    loss = detection_loss(DetectionLoss(module.config, Hyperparameters(), side))
+    step = StepConfig(module, data, "O3", YOLO_SGD, loss_fn=loss, inputs=pixels, ema=EMA)
+    return case(f"YOLOv5 at {side}", step, chip, f"{name} {batch}x{side}", note="mosaics are made on the host", splits=())
+
+
 def product(size: tuple[int, int, int], chip: Chip, note: str) -> Case:
     """A bf16 product [rows, depth] x [depth, columns], timed on the device: without the host's round trip."""
     rows, depth, columns = size
@@ -135,23 +186,23 @@ def product(size: tuple[int, int, int], chip: Chip, note: str) -> Case:
     return Case("matmul", replace(chip, launch_seconds=0.0), f"matmul {rows} {depth} {columns} {chip.name}", make, note=note)
 
 
-def inference(model: str, module: Any, inputs: jax.ShapeDtypeStruct, chip: Chip, dtype: Any, note: str) -> Case:
+def inference(model: str, module: Any, inputs: tuple[jax.ShapeDtypeStruct, ...], chip: Chip, dtype: Any, note: str) -> Case:
     """A model's forward pass, everything in one type; whole numbers stay as they are."""
-    drawn = jax.ShapeDtypeStruct(inputs.shape, inputs.dtype if jnp.issubdtype(inputs.dtype, jnp.integer) else jnp.float32)
+    drawn = [jax.ShapeDtypeStruct(x.shape, x.dtype if jnp.issubdtype(x.dtype, jnp.integer) else jnp.float32) for x in inputs]
 
     def make(chip: Chip) -> Program:
-        variables = jax.eval_shape(lambda x: module.init(jax.random.key(0), x), drawn)
+        variables = jax.eval_shape(lambda *xs: module.init(jax.random.key(0), *xs), *drawn)
         variables = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), variables)
-        return compile_function(lambda v, x: module.apply(v, x), (variables, inputs), name=model, chip=chip)
+        return compile_function(lambda v, *xs: module.apply(v, *xs), (variables, *inputs), name=model, chip=chip)
 
-    return Case(f"{model} forward", chip, f"{model} forward {inputs.shape[0]} {chip.name}", make, note=note)
+    return Case(f"{model} forward", chip, f"{model} forward {inputs[0].shape[0]} {chip.name}", make, note=note)
 
 
 def cases() -> Mapping[str, Case]:
     """Row id -> how to model it."""
     image = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float16)
-    resnet = inference("ResNet-50", resnet50(1000), image, CHIPS["bm1684x"], jnp.float16, "no fit for this family")
-    return {**_ascend(), **_tpu(), "M493": resnet}
+    resnet = inference("ResNet-50", resnet50(1000), (image,), CHIPS["bm1684x"], jnp.float16, "no fit for this family")
+    return {**_ascend(), **_diffusion(), **_boxes(), **_tpu(), "M493": resnet}
 
 
 def _ascend() -> dict[str, Case]:
@@ -181,7 +232,7 @@ def _ascend() -> dict[str, Case]:
         "M086": inference(
             "BERT-base",
             BertForPreTraining(replace(BASE, **NO_DROPOUT)),
-            jax.ShapeDtypeStruct((32, 128), jnp.int32),
+            (jax.ShapeDtypeStruct((32, 128), jnp.int32),),
             chip,
             jnp.float16,
             "the source's loop is bound by its host",
@@ -195,6 +246,63 @@ def _ascend() -> dict[str, Case]:
         "M303": resnet(64, optimizer=LARS),
         "M307": resnet(32, faster, LARS, "1.1 GHz"),
         "S001": trained("ResNet-50", resnet50(10), 32, chip, "O3"),
+    }
+
+
+def _ascend910b() -> Chip:
+    """The successor, whose vector units are cores of their own, two beside each cube: counted as vector units of its cores.
+
+    20 cubes at 1.85 GHz, 135 GiB/s each, UB of 192 KB beside each vector core, L1 512 KB, L0C 128 KB, L2 192 MB, from the cost models of
+    CANN's open libraries (pto-isa, catlass); 64 GB at 1.6 TB/s; eight chips joined each to each at 28 GB/s and link, assumed.
+    """
+    clock = 1.85e9
+    return replace(
+        CHIPS["ascend910"], name="ascend910b", cores=20, clock_hz=clock, vector_units=2, vmem_bytes=(512 + 2 * 192) * 2**10,
+        acc_bytes=128 * 2**10, hbm_bytes=64 * 2**30, hbm_parameter_bytes=0, hbm_feature_bytes=0, hbm_bytes_per_second=1.6e12,
+        core_hbm_bytes_per_second=135 * 2**30, cache_bytes=192 * 2**20, core_cache_bytes_per_second=110 * clock, link_chips=8,
+        link_bytes_per_second=7 * 28e9, power_watts=0.0,
+    )  # fmt: skip
+
+
+def _diffusion() -> dict[str, Case]:
+    chip, later = CHIPS["ascend910"], _ascend910b()
+    first, matrices = diffusion(FIRST, 3, chip), diffusion(FIRST, 4, chip, lora_rank=LORA_RANK)
+    second, second_matrices = diffusion(SECOND, 3, chip), diffusion(SECOND, 4, chip, lora_rank=LORA_RANK)
+    larger, larger_matrices = diffusion(SECOND, 3, chip, side=768), diffusion(SECOND, 4, chip, side=768, lora_rank=LORA_RANK)
+    return {
+        "M223": first,
+        "M224": first,
+        "M225": matrices,
+        "M226": matrices,
+        "M228": second,
+        "M229": second,
+        "M230": second_matrices,
+        "M231": second_matrices,
+        "M232": larger,
+        "M233": larger,
+        "M234": larger_matrices,
+        "M235": larger_matrices,
+        "M236": replace(diffusion(FIRST, 3, later), gradients=None),
+        "M238": replace(diffusion(FIRST, 4, later, lora_rank=LORA_RANK), gradients=None),
+        "M241": diffusion(SECOND, 3, later),
+        "M242": replace(diffusion(SECOND, 4, later, lora_rank=LORA_RANK), gradients=None),
+        "M244": replace(diffusion(SECOND, 3, later, side=768), gradients=None),
+        "M245": denoising(4, chip),
+        "M246": denoising(4, later),
+    }
+
+
+def _boxes() -> dict[str, Case]:
+    chip, later = CHIPS["ascend910"], _ascend910b()
+    return {
+        "M195": boxes("yolov5m6", 32, 1280, later),
+        "M498": boxes("yolov5n", 32, 640, chip),
+        "M499": boxes("yolov5s", 32, 640, chip),
+        "M500": boxes("yolov5m", 32, 640, chip),
+        "M501": boxes("yolov5l", 32, 640, chip),
+        "M502": boxes("yolov5x", 16, 640, chip),
+        "M503": boxes("yolov5n", 32, 640, later),
+        "M504": boxes("yolov5s", 32, 640, later),
     }
 
 

@@ -43,13 +43,13 @@ class Config(JsonConfig):
         return indivisible("hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads)
 
 
+OPEN_CLIP = Config(hidden_size=1024, intermediate_size=4096, num_hidden_layers=23, num_attention_heads=16, hidden_act="gelu")
 SIZES: Mapping[str, Config] = {
     "CompVis/stable-diffusion-v1-4": Config(hidden_size=768, intermediate_size=3072, num_attention_heads=12, projection_dim=768),
-    "stabilityai/stable-diffusion-2-1": Config(
-        hidden_size=1024, intermediate_size=4096, num_hidden_layers=23, num_attention_heads=16, hidden_act="gelu"
-    ),
+    "stabilityai/stable-diffusion-2-base": OPEN_CLIP,
+    "stabilityai/stable-diffusion-2-1": OPEN_CLIP,
 }
-"""The pipeline's name -> configuration: 123 and 340 million parameters."""
+"""The pipeline's name -> configuration: 123 million parameters, and 340 of both others."""
 
 TINY = Config(
     vocab_size=99, hidden_size=24, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=12,

@@ -123,11 +123,14 @@ class Config(DiffusersConfig):
 
 SIZES: Mapping[str, Config] = {
     "CompVis/stable-diffusion-v1-4": Config(sample_size=64, cross_attention_dim=768),
+    "stabilityai/stable-diffusion-2-base": Config(
+        sample_size=64, cross_attention_dim=1024, attention_head_dim=(5, 10, 20, 20), use_linear_projection=True
+    ),
     "stabilityai/stable-diffusion-2-1": Config(
         sample_size=96, cross_attention_dim=1024, attention_head_dim=(5, 10, 20, 20), use_linear_projection=True, upcast_attention=True
     ),
 }
-"""The pipeline's name -> configuration: 860 and 866 million parameters."""
+"""The pipeline's name -> configuration: 860 and twice 866 million parameters."""
 
 TINY = Config(
     sample_size=8,

@@ -26,7 +26,7 @@ VAE = autoencoder_kl.Config(
 """Of Stable Diffusion 1.x and 2.x."""
 
 SCHEDULE: Mapping[str, Any] = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}
-FIRST, SECOND = "CompVis/stable-diffusion-v1-4", "stabilityai/stable-diffusion-2-1"
+FIRST, SECOND = "CompVis/stable-diffusion-v1-4", "stabilityai/stable-diffusion-2-base"
 LORA_RANK = 4
 ADAMW = optax.adamw(1e-5, weight_decay=1e-2)
 
