@@ -139,16 +139,15 @@ def pretraining_loss(outputs: tuple[jax.Array, jax.Array], batch: Mapping[str, j
     return cross_entropy(outputs[0], batch["masked_labels"]).mean() + cross_entropy(outputs[1], batch["next_sentence_label"]).mean()
 
 
-def diffusion(name: str, batch: int, chip: Chip, *, side: int = 512, lora_rank: int | None = None) -> Case:
-    """The training step of a text-to-image pipeline with AdamW: all of the UNet, or matrices beside its attention.
+def diffusion(name: str, batch: int, chip: Chip, *, lora_rank: int | None = None) -> Case:
+    """The training step of a text-to-image pipeline at 512x512 with AdamW: all of the UNet, or matrices beside its attention.
 
     VAE and text encoder are in it. The makers' dropout of 0.1 is not: see `masked_words`.
     """
     version = "1.5" if name == FIRST else "2"
-    size = "" if side == 512 else f" {side}"
-    step = step_of(name, batch, side, lora_rank=lora_rank)
-    key = f"{name} lora_rank={lora_rank} {batch}x{side}"
-    return case(f"SD {version}{' LoRA' if lora_rank else ''}{size}", step, chip, key, note="without dropout", splits=())
+    step = step_of(name, batch, lora_rank=lora_rank)
+    key = f"{name} lora_rank={lora_rank} {batch}x512"
+    return case(f"SD {version}{' LoRA' if lora_rank else ''}", step, chip, key, note="without dropout", splits=())
 
 
 def denoising(pictures: int, chip: Chip) -> Case:
@@ -172,7 +171,7 @@ def boxes(name: str, batch: int, side: int, chip: Chip) -> Case:
     }
     loss = detection_loss(DetectionLoss(module.config, Hyperparameters(), side))
     step = StepConfig(module, data, "O3", YOLO_SGD, loss_fn=loss, inputs=pixels, ema=EMA)
-    return case(f"YOLOv5 at {side}", step, chip, f"{name} {batch}x{side}", note="mosaics are made on the host", splits=())
+    return case(f"{name} at {side}", step, chip, f"{name} {batch}x{side}", note="mosaics are made on the host", splits=())
 
 
 def product(size: tuple[int, int, int], chip: Chip, note: str) -> Case:
@@ -268,7 +267,6 @@ def _diffusion() -> dict[str, Case]:
     chip, later = CHIPS["ascend910"], _ascend910b()
     first, matrices = diffusion(FIRST, 3, chip), diffusion(FIRST, 4, chip, lora_rank=LORA_RANK)
     second, second_matrices = diffusion(SECOND, 3, chip), diffusion(SECOND, 4, chip, lora_rank=LORA_RANK)
-    larger, larger_matrices = diffusion(SECOND, 3, chip, side=768), diffusion(SECOND, 4, chip, side=768, lora_rank=LORA_RANK)
     return {
         "M223": first,
         "M224": first,
@@ -278,15 +276,10 @@ def _diffusion() -> dict[str, Case]:
         "M229": second,
         "M230": second_matrices,
         "M231": second_matrices,
-        "M232": larger,
-        "M233": larger,
-        "M234": larger_matrices,
-        "M235": larger_matrices,
         "M236": replace(diffusion(FIRST, 3, later), gradients=None),
         "M238": replace(diffusion(FIRST, 4, later, lora_rank=LORA_RANK), gradients=None),
         "M241": diffusion(SECOND, 3, later),
         "M242": replace(diffusion(SECOND, 4, later, lora_rank=LORA_RANK), gradients=None),
-        "M244": replace(diffusion(SECOND, 3, later, side=768), gradients=None),
         "M245": denoising(4, chip),
         "M246": denoising(4, later),
     }
