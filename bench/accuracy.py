@@ -237,7 +237,7 @@ def page(fits: Mapping[str, Fit], lines: list[Line], others: list[Mapping[str, s
         "## Rows without a model",
         "",
     ]
-    text += [f"{len(others)} rows are of models, chips or tasks that are not built here yet:", ""]
+    text += [f"{len(others)} rows are of models, chips, tasks or sizes that are not built or not modelled here yet:", ""]
     text += [", ".join(sorted({f"{row['model']} ({row['chip']})" for row in others})) + "."]
     return "\n".join(text) + "\n"
 

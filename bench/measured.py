@@ -147,7 +147,8 @@ def diffusion(name: str, batch: int, chip: Chip, *, lora_rank: int | None = None
     version = "1.5" if name == FIRST else "2"
     step = step_of(name, batch, lora_rank=lora_rank)
     key = f"{name} lora_rank={lora_rank} {batch}x512"
-    return case(f"SD {version}{' LoRA' if lora_rank else ''}", step, chip, key, note="without dropout", splits=())
+    matrices = f"; rank {lora_rank}" if lora_rank else ""
+    return case(f"SD {version}{' LoRA' if lora_rank else ''}", step, chip, key, note=f"without dropout{matrices}", splits=())
 
 
 def denoising(pictures: int, chip: Chip) -> Case:
