@@ -313,7 +313,7 @@ def agree(made: Compared) -> None:
     ids=["weighted", "four maps", "one class, focal"],
 )
 def test_a_narrow_network_and_its_loss_agree_with_pytorch(torch: ModuleType, config: Config, hyp: Hyperparameters) -> None:
-    agree(compared(torch, config, 64, hyp))
+    agree(compared(torch, config, 2 * config.strides[-1], hyp))
 
 
 @pytest.mark.slow
