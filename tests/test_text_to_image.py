@@ -294,23 +294,14 @@ def given_draws(pipeline: Pipeline, objective: Objective, count: int) -> dict[st
 
 
 @pytest.mark.slow
-def test_accumulation_of_four_is_a_batch_of_four(folder: Path) -> None:
-    pipeline = load_pipeline(str(folder))
-    objective, tuning = objective_of(pipeline), Tuning(pipeline)
-    data = given_draws(pipeline, objective, 4)
-    whole, parts = stepped(tuning, objective, data, 4), stepped(tuning, objective, data, 1, accumulate_steps=4)
-    assert max(gap(parts.params, whole.params).values()) < 1e-6
-
-
-@pytest.mark.slow
-def test_gradient_checkpointing_changes_the_order_of_sums_alone(folder: Path) -> None:
-    """Within 1e-6 of the largest element: a few elements differ in their last bit, also in the arithmetic of the device."""
+def test_accumulation_of_four_is_a_batch_of_four_and_gradient_checkpointing_changes_the_order_of_sums_alone(folder: Path) -> None:
+    """Within 1e-6 of the largest element: JAX itself adds the parts of a gradient in another order where values are computed again."""
     pipeline = load_pipeline(str(folder))
     objective = objective_of(pipeline)
-    data = given_draws(pipeline, objective, 1)
-    kept, again = (stepped(Tuning(pipeline, gradient_checkpointing=flag), objective, data, 1) for flag in (False, True))
-    assert max(gap(again.params, kept.params).values()) < 1e-6
-    assert again.losses == pytest.approx(kept.losses, rel=1e-6)
+    data = given_draws(pipeline, objective, 4)
+    whole = stepped(Tuning(pipeline), objective, data, 4)
+    parts = stepped(Tuning(pipeline, gradient_checkpointing=True), objective, data, 1, accumulate_steps=4)
+    assert max(gap(parts.params, whole.params).values()) < 1e-6
 
 
 @pytest.mark.slow
