@@ -15,6 +15,7 @@ from tpuflow.device.fast.half import narrow_moved, widen_bits
 from tpuflow.device.fast.lax_elementwise import COMPARE, OPERATIONS
 from tpuflow.device.fast.lax_existing import Exists
 from tpuflow.device.fast.lax_rounding import Rounding, flushed, quiet, widen
+from tpuflow.device.fast.phases import Phases, in_phases
 from tpuflow.dtypes import BF16, F16, F32, S32, DType
 from tpuflow.isa.instruction import Pair
 from tpuflow.isa.numpy_arithmetic import identity, undefined
@@ -254,18 +255,26 @@ class LaxArithmetic:
     def convolve(
         self, a: Value, b: Value, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], pairs: Sequence[Pair],
         sizes: Mapping[int, int], dtype: DType, acc_dtype: DType, a_exists: Exists | None = None,
-        b_exists: Exists | None = None,
+        b_exists: Exists | None = None, before: Sequence[int] | None = None, phases: Sequence[Phases] = (),
     ) -> Value:  # fmt: skip
         """`matmul` of the patches of `a`: its axes in `pairs` have two labels. sizes: the lengths of those, by label.
 
-        The last two give what `matmul` takes for operands as they are here (a without its patches); they are asked where it is needed.
+        The next two give what `matmul` takes for operands as they are here (a without its patches); they are asked where it is needed.
+        before: how many zeros stand before `a` along the axis of each pair (as many as the patches need stand after it); phases: of `b`.
         """
+        zeros = (0,) * len(pairs) if before is None else before
+
+        def product(rounding: Rounding, x: Value, y: Value, kind: DType, acc: DType) -> Value:
+            def one(x: Value, y: Value, zeros: Sequence[int], lengths: Mapping[int, int]) -> Value:
+                return lax_convolution.convolve(rounding, x, y, a_axes, b_axes, out_axes, pairs, zeros, lengths, kind, acc)
+
+            return in_phases(phases, one, x, y, b_axes, out_axes, pairs, zeros, sizes)
 
         def multiply(x: Value, y: Value) -> Value:
-            return lax_convolution.convolve(self._rounding, x, y, a_axes, b_axes, out_axes, pairs, sizes, dtype, acc_dtype)
+            return product(self._rounding, x, y, dtype, acc_dtype)
 
         def count(x: Value, y: Value) -> Value:
-            return lax_convolution.convolve(_NATIVE, x, y, a_axes, b_axes, out_axes, pairs, sizes, F32, F32)
+            return product(_NATIVE, x, y, F32, F32)
 
         return lax_existing.among_existing(self._rounding, multiply, count, a, b, (a_exists, b_exists), dtype)
 
@@ -278,8 +287,8 @@ class LaxArithmetic:
         a_exists: Value = None, b_exists: Value = None,
     ) -> Value:  # fmt: skip
         """One K-tile of the matrix unit."""
-        there = [None if x is None else functools.partial(jnp.asarray, x) for x in (a_exists, b_exists)]
-        return self.convolve(a, b, a_axes, b_axes, out_axes, (), {}, dtype, acc_dtype, *there)
+        a_there, b_there = (None if x is None else functools.partial(jnp.asarray, x) for x in (a_exists, b_exists))
+        return self.convolve(a, b, a_axes, b_axes, out_axes, (), {}, dtype, acc_dtype, a_there, b_there)
 
 
 def words(x: Value) -> Value:

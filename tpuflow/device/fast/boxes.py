@@ -78,3 +78,24 @@ def cut(x: Any, box: Sequence[Stride], around: Margins) -> Any:
         x = lax.slice(x, starts, stops, steps)
     backwards = tuple(i for i, s in enumerate(box) if s.backwards)
     return lax.rev(x, backwards) if backwards else x
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What a padded array was made of: `array`, and zeros, so many before and after it along each axis."""
+
+    array: Any
+    around: Margins
+
+
+def inside(view: Any, window: Window, box: Sequence[Stride]) -> Inside | None:
+    """The elements that a box of neighbours takes from a view, and what lies around them; None if nothing does, or between them."""
+    around = tuple((max(0, -s.start), max(0, s.stop - n)) for s, n in zip(box, view.shape, strict=True))
+    apart = any(
+        s.backwards or (s.length > 1 and s.step > 1) or not (s.stop > 0 and s.start < n) for s, n in zip(box, view.shape, strict=True)
+    )
+    if not any(map(any, around)) or apart or window.fill != 0 or any(a.dilation > 1 for a in window.axes):
+        return None
+    starts, stops = [max(0, s.start) for s in box], [min(s.stop, n) for s, n in zip(box, view.shape, strict=True)]
+    whole = not any(starts) and tuple(stops) == view.shape
+    return Inside(view if whole else lax.slice(view, starts, stops), around)

@@ -22,7 +22,13 @@ from tpuflow.isa.program import Program
 
 # Algebraic simplification would change results (`(x * 1.1) * 1.3`, `x / 3`, fp16 overflow that must stay infinite). Without it
 # the reshape mover never comes to an end: it wraps every transpose in hundreds of others.
-COMPILER_OPTIONS = {"xla_disable_hlo_passes": "algsimp,reshape-mover"}
+#
+# Of YNNPACK's loops XLA:CPU is to take those of dots alone: its maxima and minima lose NaN, and Eigen's convolutions are the faster, the
+# gradients of kernels by half.
+COMPILER_OPTIONS = {
+    "xla_disable_hlo_passes": "algsimp,reshape-mover",
+    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
+}
 
 LARGE_BYTES = 2**28
 """HBM in use from which on XLA is to order its work for the least memory, not for what could run side by side: of a training step of Stable

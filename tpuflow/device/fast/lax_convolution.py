@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from tpuflow.device.fast import lax_matmul
@@ -43,16 +44,19 @@ def patches(a: Value, axis: int, outer: int, inner: int, stride: int, dilation: 
 
 
 def convolve(
-    rounding: Rounding, a: Value, b: Value, a_axes: Axes, b_axes: Axes, out_axes: Axes, pairs: Sequence[Pair], sizes: Mapping[int, int],
-    dtype: DType, acc: DType,
+    rounding: Rounding, a: Value, b: Value, a_axes: Axes, b_axes: Axes, out_axes: Axes, pairs: Sequence[Pair], before: Sequence[int],
+    sizes: Mapping[int, int], dtype: DType, acc: DType,
 ) -> Value:  # fmt: skip
-    """See `LaxArithmetic.convolve`."""
+    """See `LaxArithmetic.convolve`; before: zeros before the axis of each pair, or if negative how many of its elements are left out."""
     if not pairs:
         return lax_matmul.matmul(rounding, a, b, a_axes, b_axes, out_axes, dtype, acc)
     roles = _Roles.of(a_axes, b_axes, out_axes, pairs)
+    a, around = _stretch(a, a_axes, pairs, before, sizes)
     lengths = dict(zip(a_axes, a.shape, strict=True)) | dict(zip(b_axes, b.shape, strict=True)) | dict(sizes)
     if dtype.is_float and not rounding.bitexact and roles.is_convolution(lengths):
-        return _convolution(widen(a, dtype), widen(b, dtype), roles, a_axes, b_axes, out_axes, sizes)
+        return _convolution(widen(a, dtype), widen(b, dtype), roles, around, a_axes, b_axes, out_axes, sizes)
+    if any(map(any, around)):
+        a = lax.pad(a, np.zeros((), a.dtype), [(*margins, 0) for margins in around])
     by_window = roles.by_window(lengths)
     a, labels = _patched(a, a_axes, out_axes, pairs, sizes)
     order = sorted(labels, key=lambda x: (x in out_axes) != by_window)  # positions, then windows: the forward product's and the gradient's
@@ -63,6 +67,22 @@ def convolve(
     if by_window:
         return lax_matmul.of_matrices(a, b, order, b_axes, out_axes)
     return lax_matmul.of_matrices(b, a, b_axes, order, out_axes)  # patches on the right are not turned
+
+
+def _stretch(
+    a: Value, a_axes: Axes, pairs: Sequence[Pair], before: Sequence[int], sizes: Mapping[int, int]
+) -> tuple[Value, list[tuple[int, int]]]:
+    """The elements that the patches see, and how many zeros they see before and after them along each axis."""
+    around = [(0, 0)] * a.ndim
+    for p, zeros in zip(pairs, before, strict=True):
+        reach, n = p.reach(sizes[a_axes[p.axis]], sizes[p.label]), a.shape[p.axis]
+        first = min(max(0, -zeros), n)
+        last = min(max(reach - zeros, first), n)
+        if (first, last) != (0, n):
+            a = lax.slice_in_dim(a, first, last, 1, p.axis)
+        low = min(max(0, zeros), reach)
+        around[p.axis] = low, reach - low - (last - first)
+    return a, around
 
 
 def _patched(a: Value, a_axes: Axes, out_axes: Axes, pairs: Sequence[Pair], sizes: Mapping[int, int]) -> tuple[Value, list[int]]:
@@ -114,18 +134,25 @@ class _Roles:
         return self.slides and len(self.pairs) <= MOST_SPATIAL and depth >= LEAST_CHANNELS and all(lengths[x] for x in self.pairs)
 
 
-def _convolution(a: Value, b: Value, roles: _Roles, a_axes: Axes, b_axes: Axes, out_axes: Axes, sizes: Mapping[int, int]) -> Value:
+def _convolution(
+    a: Value,
+    b: Value,
+    roles: _Roles,
+    around: Sequence[tuple[int, int]],
+    a_axes: Axes,
+    b_axes: Axes,
+    out_axes: Axes,
+    sizes: Mapping[int, int],
+) -> Value:
     """[N, spatial, G C] with [spatial, C, G O] -> [N, spatial, G O], each group of labels brought together and merged."""
     pairs, outer = tuple(roles.pairs.values()), tuple(roles.pairs)
-    for x, p in roles.pairs.items():
-        a = lax.slice_in_dim(a, 0, p.reach(sizes[x], sizes[p.label]), 1, p.axis)
     length = dict(zip(a_axes, a.shape, strict=True)) | dict(zip(b_axes, b.shape, strict=True))
     image, kernel = (roles.images, *((x,) for x in outer), (*roles.groups, *roles.channels)), tuple((p.label,) for p in pairs)
     lhs = _merged(a, a_axes, image)
     rhs = _merged(b, b_axes, (*kernel, roles.channels, (*roles.groups, *roles.features)))
     spatial = "".join(itertools.islice("DHW", len(pairs)))
     product = lax.conv_general_dilated(
-        lhs, rhs, [p.stride for p in pairs], [(0, 0)] * len(pairs), rhs_dilation=[p.dilation for p in pairs],
+        lhs, rhs, [p.stride for p in pairs], [around[p.axis] for p in pairs], rhs_dilation=[p.dilation for p in pairs],
         dimension_numbers=(f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"), feature_group_count=math.prod(length[x] for x in roles.groups),
         preferred_element_type=jnp.float32,
     )  # fmt: skip

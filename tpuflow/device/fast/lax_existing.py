@@ -48,21 +48,40 @@ def among_existing(
 
     count: the same of operands in f32 that are zeros and ones, right in whether a sum is zero.
     """
+    product = multiply(a, b)
     if not dtype.is_float or exist == (None, None):
-        return multiply(a, b)
+        return product
+    met = _met(a, b, product, exist, dtype)
+
+    def mend(state: tuple[Value, Value]) -> tuple[Value, Value]:
+        x, y = lax.optimization_barrier((a, b))  # or what needs nothing of the state would be made before the loop, needed or not
+        return jnp.zeros_like(met), _mended(rounding, multiply, count, x, y, exist, dtype)
+
+    return lax.while_loop(lambda state: state[0], mend, (met, product))[1]  # not a branch: the product stays where it is
+
+
+def _met(a: Value, b: Value, product: Value, exist: tuple[Exists | None, Exists | None], dtype: DType) -> Value:
+    """Whether a zero that pads an operand may have met an infinity or NaN; a pred.
+
+    What it meets is of the other operand, and makes every sum that it is in infinite or NaN: whichever is the smaller is asked.
+    """
+    others = [(other, dtype) for other, there in ((b, exist[0]), (a, exist[1])) if there is not None]
+    asked = others if sum(x.size for x, _ in others) <= product.size else [(product, F32)]
+    return functools.reduce(lax.bitwise_or, [_largest_bits(x, kind) >= _LEAST_BITS[bounds.INFINITE] for x, kind in asked])
+
+
+def _mended(
+    rounding: Rounding, multiply: Multiply, count: Multiply, a: Value, b: Value, exist: tuple[Exists | None, Exists | None], dtype: DType
+) -> Value:
+    """The product where such zeros met infinities or NaN."""
     a_exists, b_exists = exist
-    others = [other for other, there in ((b, a_exists), (a, b_exists)) if there is not None]
-    met = functools.reduce(lax.bitwise_or, [_largest_bits(x, dtype) >= _LEAST_BITS[bounds.INFINITE] for x in others])
     product = multiply(a if b_exists is None else _finite(a), b if a_exists is None else _finite(b))
 
-    def trip(state: tuple[Value, Value]) -> tuple[Value, Value]:
-        n, flags = state
-        n, x, y = lax.optimization_barrier((n, a, b))  # or what is the same in every trip would be made before the loop, needed or not
-        found = count(_ones(x, a_exists, _OF_A, n, dtype), _ones(y, b_exists, _OF_B, n, dtype))
-        return n + 1, flags | lax.select(found > 0, jnp.full_like(flags, jnp.asarray(_FLAGS)[n]), jnp.zeros_like(flags))
+    def trip(n: Value, flags: Value) -> Value:
+        found = count(_ones(a, a_exists, _OF_A, n, dtype), _ones(b, b_exists, _OF_B, n, dtype))
+        return flags | lax.select(found > 0, jnp.full_like(flags, jnp.asarray(_FLAGS)[n]), jnp.zeros_like(flags))
 
-    trips = jnp.where(met, np.int32(len(_FLAGS)), np.int32(0))
-    _, flags = lax.while_loop(lambda state: state[0] < trips, trip, (jnp.int32(0), jnp.zeros(product.shape, jnp.int8)))
+    flags = lax.fori_loop(0, len(_FLAGS), trip, jnp.zeros(product.shape, jnp.int8))
     return _with(rounding, product, flags)
 
 

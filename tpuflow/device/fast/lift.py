@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,18 +12,15 @@ from jax import lax
 
 from tpuflow.device.fast import access, boxes
 from tpuflow.device.fast.access import Trips
-from tpuflow.device.fast.lax_existing import Exists
+from tpuflow.device.fast.factors import BATCH_LABEL, factors_of, labels_of
 from tpuflow.device.fast.pieces import piece_at
 from tpuflow.device.fast.positions import CannotLift, Positions
 from tpuflow.device.fast.spans import Span
 from tpuflow.device.fast.virtual import Lifting, State, Virtual, same_view
 from tpuflow.dtypes import F32, DType
 from tpuflow.isa import dma, matrix, vector
-from tpuflow.isa.bounds import exists
 from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window
 from tpuflow.isa.splitting import multiplied
-
-BATCH_LABEL = 1000
 
 
 def _elementwise(t: Lifting, i: Any, trips: Trips, state: State) -> None:
@@ -126,41 +122,23 @@ def _matmul(t: Lifting, i: matrix.MatmulAccumulate, trips: Trips, state: State) 
     out_axes = (*(BATCH_LABEL + g for g in batch), *i.acc_axes)
     sizes = dict(zip((*i.acc_axes, *i.b_axes), (*acc.array.shape[len(acc.batch) :], *b.array.shape[len(b.batch) :]), strict=True))
     pairs = tuple(replace(p, axis=p.axis + len(a.batch)) for p in i.pairs)
-    operand_axes = _labels(a, i.a_axes), _labels(b, i.b_axes)
-
-    a_exists, b_exists = _existing(t, i, trips, a, b)
+    axes = labels_of(a, i.a_axes), labels_of(b, i.b_axes), out_axes
+    factors = factors_of(t, i, trips, a, b, sizes)
 
     def multiply(x: Any, y: Any, dtype: DType) -> Any:
-        return t.ar.convolve(x, y, *operand_axes, out_axes, pairs, sizes, dtype, i.acc.dtype, a_exists, b_exists)
+        return t.ar.convolve(
+            x, y, *axes, pairs, sizes, dtype, i.acc.dtype, factors.a_exists, factors.b_exists, factors.before, factors.phases
+        )
 
-    product = multiplied(t.ar, a.array, b.array, i.a.dtype, i.precision, multiply)
+    product = multiplied(t.ar, factors.a, b.array, i.a.dtype, i.precision, multiply)
     (x, y), batch = t.aligned([acc, Virtual(product, batch)])
     state.tiles[i.acc] = Virtual(t.ar.binary("add", x, y, i.acc.dtype), batch)
-
-
-def _existing(t: Lifting, i: matrix.MatmulAccumulate, trips: Trips, a: Virtual, b: Virtual) -> tuple[Exists | None, Exists | None]:
-    """What tells where the operands of a product have elements (None: everywhere)."""
-    axis_of = i.axis_of
-
-    def start(label: int) -> Any:
-        axis = axis_of[label]
-        return trips.index[axis.grid] * axis.size if axis.grid in trips.index else 0
-
-    pairs = tuple(replace(p, axis=p.axis + len(a.batch)) for p in i.pairs)
-    of_a, of_b = i.bounds_by_operand()
-    a_exists = functools.partial(exists, of_a, _labels(a, i.a_axes), pairs, a.array.shape, start, t.ar.positions)
-    b_exists = functools.partial(exists, of_b, _labels(b, i.b_axes), (), b.array.shape, start, t.ar.positions)
-    return a_exists if of_a else None, b_exists if of_b else None
 
 
 def _patch_axes(tile: Tile, spans: Mapping[int, Span]) -> list[TileAxis]:
     """The tile axes of a product's left operand once each span is its two labels' axes."""
     doubled = ((spans[n].outer, spans[n].inner) if n in spans else (axis,) for n, axis in enumerate(tile.axes))
     return [axis for axes in doubled for axis in axes]
-
-
-def _labels(value: Virtual, axes: tuple[int, ...]) -> tuple[int, ...]:
-    return (*(BATCH_LABEL + g for g in value.batch), *axes)
 
 
 def _cumulative(t: Lifting, i: vector.Cumulative, trips: Trips, state: State) -> None:
@@ -212,7 +190,9 @@ def _load_box(t: Lifting, window: Window, box: Sequence[boxes.Stride], trips: Tr
     if key not in state.padded or state.padded[key][0] is not source:
         view = boxes.padded(access.to_view(source, window), window, around, _fill(t, window, window.tile.dtype))
         state.padded[key] = source, view
-    return Virtual(t.ar.load(boxes.cut(state.padded[key][1], box, around), window.tile.dtype))
+    within = boxes.inside(access.to_view(source, window), window, box)
+    held = None if within is None else replace(within, array=t.ar.load(within.array, window.tile.dtype))
+    return Virtual(t.ar.load(boxes.cut(state.padded[key][1], box, around), window.tile.dtype), inside=held)
 
 
 def _load_axes(t: Lifting, window: Window, view: Any, wheres: list[Positions]) -> Virtual:

@@ -11,7 +11,7 @@ from jax import lax
 
 from tpuflow.device.fast import access
 from tpuflow.device.fast.arithmetic import LaxArithmetic
-from tpuflow.device.fast.boxes import Margins
+from tpuflow.device.fast.boxes import Inside, Margins
 from tpuflow.device.fast.pieces import Piece, put_together
 from tpuflow.device.fast.spans import Spans
 from tpuflow.isa import dma
@@ -31,10 +31,14 @@ def same_view(window: Window) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Virtual:
-    """A tile's content over all lifted trips: leading dimensions for the lifted grid axes in `batch`, then the tile's own axes."""
+    """A tile's content over all lifted trips: leading dimensions for the lifted grid axes in `batch`, then the tile's own axes.
+
+    `inside`: the same without its padding, for those that can do without it.
+    """
 
     array: Any
     batch: tuple[int, ...] = ()
+    inside: Inside | None = None
 
 
 @dataclass

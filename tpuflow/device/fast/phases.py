@@ -1,0 +1,81 @@
+"""Kernels of several phases, each with elements at some of its positions only: a product for each phase, of what elements it has.
+
+The gradient of a convolution with strides sees its kernel so: of a 3x3 one with strides of 2, 9 of 16 positions are elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax import lax
+
+from tpuflow.isa.bounds import Bound
+from tpuflow.isa.instruction import Pair
+
+MOST_PHASES = 16  # of a product: each is a convolution to compile and to start
+
+Value = Any
+Multiply = Callable[[Value, Value, Sequence[int], Mapping[int, int]], Value]
+"""(a, b, zeros before the axis of each pair, lengths by label) -> their product."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """A label of phases, the label of the positions that slide, and where the elements of each phase start and stop."""
+
+    label: int
+    inner: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+def phases_of(
+    of_b: Sequence[Bound], pairs: Sequence[Pair], b_axes: Sequence[int], out_axes: Sequence[int], sizes: Mapping[int, int]
+) -> tuple[Phases, ...] | None:
+    """The bounds of the right operand as phases; None if there are none, or some are no phases, or have no elements, or are too many."""
+    found = [_phases(bound, {p.label for p in pairs} & set(b_axes), set(b_axes) & set(out_axes), sizes) for bound in of_b]
+    known = tuple(x for x in found if x is not None and all(stop > start for start, stop in x.ranges))
+    labels = [label for x in known for label in (x.label, x.inner)]
+    whole = len(known) == len(found) and len(set(labels)) == len(labels)
+    return known if known and whole and math.prod(len(x.ranges) for x in known) <= MOST_PHASES else None
+
+
+def _phases(bound: Bound, inner: set[int], free: set[int], sizes: Mapping[int, int]) -> Phases | None:
+    terms = dict(bound.terms)
+    slides, stays = [x for x in terms if x in inner], [x for x in terms if x in free and x not in inner]
+    if len(terms) != 2 or len(slides) != 1 or len(stays) != 1:
+        return None
+    (slide,), (stay,) = slides, stays
+
+    def positions(phase: int) -> tuple[int, int]:
+        there = [t for t in range(sizes[slide]) if bound.holds(bound.origin + terms[slide] * t + terms[stay] * phase)]
+        return (there[0], there[-1] + 1) if there else (0, 0)
+
+    return Phases(stay, slide, tuple(positions(phase) for phase in range(sizes[stay]))) if bound.dilation == 1 else None
+
+
+def in_phases(
+    phases: Sequence[Phases], multiply: Multiply, a: Value, b: Value, b_axes: Sequence[int], out_axes: Sequence[int], pairs: Sequence[Pair],
+    before: Sequence[int], sizes: Mapping[int, int],
+) -> Value:  # fmt: skip
+    """The products of all phases side by side."""
+    if not phases:
+        return multiply(a, b, before, sizes)
+
+    def one(chosen: Sequence[int]) -> Value:
+        ranges = {x.inner: x.ranges[n] for x, n in zip(phases, chosen, strict=True)}
+        places = ranges | {x.label: (n, n + 1) for x, n in zip(phases, chosen, strict=True)}
+        lengths = {**sizes, **{label: stop - start for label, (start, stop) in places.items()}}
+        starts, stops = zip(*(places.get(x, (0, n)) for x, n in zip(b_axes, b.shape, strict=True)), strict=True)
+        moved = [zeros - ranges.get(p.label, (0, 0))[0] * p.dilation for p, zeros in zip(pairs, before, strict=True)]
+        return multiply(a, lax.slice(b, starts, stops), moved, lengths)
+
+    def together(chosen: tuple[int, ...]) -> Value:
+        if len(chosen) == len(phases):
+            return one(chosen)
+        here = phases[len(chosen)]
+        return lax.concatenate([together((*chosen, n)) for n in range(len(here.ranges))], out_axes.index(here.label))
+
+    return together(())
