@@ -103,6 +103,12 @@ def test_a_convolution_makes_no_product_of_padding(name: str) -> None:
     _judge_convolution(WINDOWS[name], _operands(WINDOWS[name], "float32", seed=len(name)), engines=ENGINES[:1])
 
 
+@pytest.mark.parametrize("specials", [0, 3])
+def test_a_convolution_that_xla_pads_and_cuts_into_phases_makes_no_product_of_padding(specials: int) -> None:
+    window = WINDOWS["strided"]
+    _judge_convolution(window, _operands(window, "float32", 2, specials), engines=(ENGINES[0], ENGINES[2]))
+
+
 windows = (
     st.integers(1, 3)
     .flatmap(
@@ -155,3 +161,15 @@ def test_the_gradient_of_a_pooling_goes_to_what_was_pooled(name: str, op: str) -
     ct = _special((2, *window.outputs(x.shape[1:-1]), 2), "float32", seed=7, count=4)
     wanted = enumerated.sum_gradient(window, x, ct) if op == "add" else enumerated.extreme_gradient(window, x, ct, op)
     _judge(lambda x, ct: jax.vjp(lambda x: window.pooling(x, op), x)[1](ct)[0], [x, ct], [wanted], ENGINES[:1])
+
+
+# --- reductions -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", [jnp.max, jnp.min])
+@pytest.mark.parametrize("axis", [None, 1])
+def test_a_nan_among_thousands_is_not_lost(op: Callable[..., Any], axis: int | None) -> None:
+    x = np.random.default_rng(0).standard_normal((64, 80)).astype(np.float32)
+    x[17, 43] = np.nan
+    wanted = [np.asarray({jnp.max: np.max, jnp.min: np.min}[op](x, axis))]
+    _judge(lambda x: op(x, axis), [x], wanted, ENGINES[1:])
