@@ -8,6 +8,7 @@ factors make an infinity or NaN: a loop, without trips until then.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -67,7 +68,7 @@ def _met(a: Value, b: Value, product: Value, exist: tuple[Exists | None, Exists 
     """
     others = [(other, dtype) for other, there in ((b, exist[0]), (a, exist[1])) if there is not None]
     asked = others if sum(x.size for x, _ in others) <= product.size else [(product, F32)]
-    return functools.reduce(lax.bitwise_or, [_largest_bits(x, kind) >= _LEAST_BITS[bounds.INFINITE] for x, kind in asked])
+    return functools.reduce(lax.bitwise_or, [_any_not_finite(x, kind) for x, kind in asked])
 
 
 def _mended(
@@ -79,7 +80,8 @@ def _mended(
 
     def trip(n: Value, flags: Value) -> Value:
         found = count(_ones(a, a_exists, _OF_A, n, dtype), _ones(b, b_exists, _OF_B, n, dtype))
-        return flags | lax.select(found > 0, jnp.full_like(flags, jnp.asarray(_FLAGS)[n]), jnp.zeros_like(flags))
+        flag = lax.dynamic_index_in_dim(jnp.asarray(_FLAGS), n, keepdims=False)
+        return flags | lax.select(found > 0, lax.full_like(flags, flag), jnp.zeros_like(flags))
 
     flags = lax.fori_loop(0, len(_FLAGS), trip, jnp.zeros(product.shape, jnp.int8))
     return _with(rounding, product, flags)
@@ -98,16 +100,24 @@ def _finite(x: Value) -> Value:
     return lax.select(lax.is_finite(x), x, jnp.zeros_like(x))
 
 
-def _largest_bits(x: Value, dtype: DType) -> Value:
-    """The bits of the largest magnitude, NaN above infinity: the quickest of its like, to compile and to run."""
-    bits = lax.bitcast_convert_type(widen(x, dtype), jnp.int32)
-    return lax.reduce(bits & _MAGNITUDE, np.int32(0), lax.max, range(x.ndim))
+def _any_not_finite(x: Value, dtype: DType) -> Value:
+    """Whether any number is infinite or NaN: only then do products with zeros add up to NaN.
+
+    Of ways to ask a whole array for one pred the quickest, to run and to compile: XLA has products of matrices (two rows make one) ready,
+    and a reduction takes it three kernels.
+    """
+    width = x.shape[-1] if x.ndim else 1
+    rows = lax.reshape(widen(x, dtype), (math.prod(x.shape[:-1]), width))
+    sums = lax.dot(jnp.zeros((2, rows.shape[0]), jnp.float32), rows)
+    total = lax.dot(sums, jnp.zeros((width, 2), jnp.float32))[0, 0]
+    return lax.ne(total, total)
 
 
 def _ones(x: Value, exists: Exists | None, wanted: np.ndarray, row: Value, dtype: DType) -> Value:
     """f32: 1 where x is as row `row` of `wanted` says, else 0."""
     bits = lax.bitcast_convert_type(widen(x, dtype), jnp.int32)
-    kept, turned, least, most = (jnp.full_like(bits, jnp.asarray(wanted)[row, i]) for i in range(4))
+    fields = lax.dynamic_index_in_dim(jnp.asarray(wanted), row, keepdims=False)
+    kept, turned, least, most = (lax.full_like(bits, lax.squeeze(lax.slice_in_dim(fields, i, i + 1), (0,))) for i in range(4))
     changed = (bits & kept) ^ turned
     here = (changed >= least) & (changed <= most)
     if exists is not None:
