@@ -71,6 +71,15 @@ class LaxArithmetic:
         x = self.load(x, dtype)
         return lax.select(lax.ne(x, x), _same_nan(x), x) if dtype == F16 else x
 
+    def rest(self, x: Value, dtype: DType) -> Value:
+        """An array in any form as it lies between launches, trips and branches: in its own type, bf16 as words. What outlives a launch
+        then takes no more memory than on the device, and is overwritten where it lies."""
+        return _bf16_words(x) if dtype == BF16 else self.store(x, dtype)
+
+    def take(self, x: Value, dtype: DType) -> Value:
+        """An array at rest, or held, as a buffer holds it: widened once for all kernels that read it (equal ones are one to XLA)."""
+        return x if self.bitexact else self.load(x, dtype)
+
     def held_type(self, dtype: DType) -> np.dtype[Any]:
         """The NumPy type of what `hold` returns."""
         if self.bitexact:

@@ -49,7 +49,7 @@ class Translation:
         env: dict[Any, Any] = {
             c.buffer: ar.hold(_constant(program, c.buffer, c.data), program.buffers[c.buffer].dtype) for c in program.constants
         }
-        env.update({k: ar.hold(x, program.buffers[k].dtype) if isinstance(k, int) else words(x) for k, x in arrays.items()})
+        env.update({k: words(x) for k, x in arrays.items()})
         run = _Run(self, ar, list(map(words, infeeds)), budget)
         if stage.loop is not None:
             run.slice(stage.loop, env, stage.after, trips)
@@ -123,7 +123,7 @@ class _Run:
             case Infeed():
                 item = env["taken", block.port]
                 value = lax.dynamic_index_in_dim(self.infeeds[block.port], item, 0, keepdims=False)
-                env[block.buffer] = self.ar.hold(value, self.program.buffers[block.buffer].dtype)
+                env[block.buffer] = value
                 env["taken", block.port] = item + self._within(env)
             case Outfeed():
                 item = env["sent", block.port]
@@ -141,13 +141,14 @@ class _Run:
 
     def _kernel(self, kernel: Kernel, env: dict[Any, Any]) -> None:
         read = liveness.reads(kernel)
-        hbm = {b: self.buffer(env, b) for b in self.t.liveness.uses(kernel).touched if b in env or b in read}
+        touched = [b for b in self.t.liveness.uses(kernel).touched if b in env or b in read]
+        hbm = {b: self.ar.take(self.buffer(env, b), self.program.buffers[b].dtype) for b in touched}
         written, tier = translate_kernel(kernel, self.program.buffers, hbm, self.ar)
         env.update(written)
         self.t.tiers[self.t.places[id(kernel)]] = tier
 
     def _values(self, keys: Sequence[Key], env: dict[Any, Any]) -> list[Any]:
-        return [self.buffer(env, k) if isinstance(k, int) else env[k] for k in keys]
+        return [self.ar.rest(self.buffer(env, k), self.program.buffers[k].dtype) if isinstance(k, int) else env[k] for k in keys]
 
     def _within(self, env: dict[Any, Any]) -> Any:
         """Whether the work done so far is within the limit."""
@@ -200,6 +201,8 @@ class _Run:
         """Trips of a loop, until `trip`, which changes the env it is given, says no, there were `most`, or the work is beyond the limit;
         what it said last."""
         keys = self._carried(block, after)
+        standing = self.t.liveness.uses(block).touched & env.keys() - keys
+        env.update({b: self.ar.take(env[b], self.program.buffers[b].dtype) for b in standing})  # once, not in every trip
 
         def inside(values: Sequence[Any]) -> dict[Any, Any]:
             return {**env, **dict(zip(keys, values, strict=True))}
