@@ -431,6 +431,20 @@ def test_the_order_of_a_matrix_sum_shows_where_terms_cancel(fidelity: str):
     assert got[1, 1] == 1.0  # (2^54 - 2^54) + 1
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize("bitexact", [False, True])
+def test_what_lies_between_trips_keeps_every_bit_in_as_many_bytes_as_on_the_device(dtype: DType, bitexact: bool):
+    def there_and_back(zero: jax.Array, x: jax.Array) -> jax.Array:
+        ar = LaxArithmetic(bitexact, zero)
+        lying = ar.rest(ar.take(ar.rest(x, dtype), dtype), dtype)
+        assert lying.dtype.itemsize == dtype.bytes
+        return ar.store(lying, dtype)
+
+    stored = every_value(dtype)
+    got = jax.jit(there_and_back, compiler_options=COMPILER_OPTIONS)(np.int32(0), stored)
+    np.testing.assert_array_equal(np.asarray(got).view(np.uint16), stored.view(np.uint16))
+
+
 def test_soft_f16_conversions_equal_the_hardware_ones():
     stored = every_value(F16)
     wide = stored.astype(np.float32)
