@@ -1,41 +1,136 @@
-"""`python -m tests.killed_training ARGUMENTS`: `python -m train ARGUMENTS`, which SIGKILL ends when its first checkpoint is written."""
+"""A small training in a process of its own, which a test kills with SIGKILL and starts again."""
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import orbax.checkpoint  # noqa: F401  (imported once by the fork server, not by every child)
 
 import tpuflow
-from train.__main__ import main
-from train.trainer.folders import ModelFolders
+from tests.test_training import Net, blobs
+from tpuflow.training import entry  # noqa: F401
+from tpuflow.training.callbacks import checkpointing  # noqa: F401
+from tpuflow.training.checkpoints import files
+from tpuflow.training.checkpoints.claiming import LOCK
 
-REPOSITORY = Path(__file__).parents[1]
-
-
-def kill_training(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-    """Run such a process, and see that it was killed."""
-    command = [sys.executable, "-m", "tests.killed_training", *arguments]
-    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, env={**os.environ, **(environment or {})})
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+STEPS = 60
+EVERY = 3
 
 
-def _killing() -> None:
-    """Have the process killed behind the first folder checkpoint-N, in the middle of everything else."""
-    write = ModelFolders.on_checkpoint
+class Report(tpuflow.Callback):
+    """Tells the number of every step to whoever watches."""
 
-    def on_checkpoint(self: ModelFolders, run: tpuflow.Run) -> None:
-        before = self._last
-        write(self, run)
-        if self._last != before:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def __init__(self, pipe: Connection):
+        self._pipe = pipe
 
-    ModelFolders.on_checkpoint = on_checkpoint
+    def on_step_end(self, run: tpuflow.Run) -> None:
+        self._pipe.send(run.step)
 
 
-if __name__ == "__main__":
-    _killing()
-    sys.exit(main(sys.argv[1:]))
+def train(directory: str, callbacks: Sequence[tpuflow.Callback] = (), **options: Any) -> tpuflow.TrainResult:
+    """Four epochs in mixed precision, shuffled, with a ragged last batch and momentum; saved every few steps."""
+    return tpuflow.train(
+        Net(),
+        blobs(15 * 16 - 5),
+        policy="mixed",
+        optimizer=optax.sgd(0.01, momentum=0.9),
+        epochs=STEPS // 15,
+        batch_size=16,
+        shuffle=True,
+        callbacks=[tpuflow.ModelCheckpoint(directory, every_steps=EVERY, keep=3), *callbacks],
+        resume=directory,
+        progress=False,
+        **options,
+    )
+
+
+def share_compiled_code(cache: str) -> None:
+    """Have XLA's results kept in this directory."""
+    jax.config.update("jax_compilation_cache_dir", cache)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def child(directory: str, cache: str, pipe: Connection) -> None:
+    """What runs in the process; compiled code is shared through `cache`."""
+    share_compiled_code(cache)
+    result = train(directory, [Report(pipe)])
+    np.savez(Path(directory).parent / "final.npz", *map(np.asarray, jax.tree.leaves((result.params, result.opt_state))))
+    pipe.send("done")
+
+
+def paused_child(directory: str, cache: str, pipe: Connection) -> None:
+    """What runs in a process that stops in the middle of writing its second checkpoint until it is told to go on."""
+    share_compiled_code(cache)
+    flush, saves = files._flush, []
+
+    def pause(path: Path) -> None:
+        saves.append(path)
+        if len(saves) == 2:
+            pipe.send(os.getpid())
+            pipe.recv()
+        flush(path)
+
+    files._flush = pause
+    train(directory)
+    pipe.send("done")
+
+
+def start(target: Callable[..., None], *arguments: Any, duplex: bool = False) -> tuple[Any, Connection]:
+    """A process that runs `target` with one end of a pipe as its last argument, and the other end."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    ours, theirs = context.Pipe(duplex=duplex)
+    process = context.Process(target=target, args=(*arguments, theirs))
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def kill_and_resume(folder: Path, kills: int, seed: int) -> tuple[int, int, int]:
+    """Start the training until it ends, killing it `kills` times, each within a few steps of its beginning and at a random moment of
+    what follows (mostly the writing of a checkpoint). Returns how many were really killed, how many of them with the directory locked,
+    and the processes started."""
+    rng, killed, locked, started = random.Random(seed), 0, 0, 0
+    while True:
+        process, ours = start(child, str(folder / "run"), str(folder / "cache"))
+        started += 1
+        ended = _watch(process, ours, rng) if killed < kills else _until_done(ours)
+        process.join()
+        killed += process.exitcode == -9
+        locked += process.exitcode == -9 and _was_locked_by(process.pid, folder / "run")
+        if ended:
+            return killed, locked, started
+
+
+def _was_locked_by(pid: int, directory: Path) -> bool:
+    """Whether a killed process held the lock: its file is still there, and says so."""
+    return json.loads((directory / LOCK).read_text())["pid"] == pid
+
+
+def _watch(process: Any, pipe: Connection, rng: random.Random) -> bool:
+    """Kill the process some steps after its first one; whether it ended before that."""
+    try:
+        for _ in range(rng.randint(1, 2 * EVERY)):
+            if pipe.recv() == "done":
+                return True
+    except EOFError:
+        raise AssertionError("the training failed by itself") from None
+    process.join(rng.uniform(0.0, 0.06))
+    process.kill()
+    return False
+
+
+def _until_done(pipe: Connection) -> bool:
+    while pipe.recv() != "done":
+        pass
+    return True

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from models import gpt2
-from tests.killed_training import kill_training
+from tests.killed_recipe import kill_training
 from tpuflow.errors import ConfigError, WeightsError
 from tpuflow.importers import load_state_dict, save_state_dict
 from train import clm

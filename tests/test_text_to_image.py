@@ -19,7 +19,7 @@ from PIL import Image
 import tpuflow
 from models import autoencoder_kl, unet_2d_condition
 from tests.diffusion_models import TEXT, TEXT_LENGTH, to_torch, write_tokenizer
-from tests.killed_training import kill_training
+from tests.killed_recipe import kill_training
 from tests.test_diffusion_models import gap
 from tests.test_diffusion_pipelines import SCHEDULE
 from tpuflow.amp import get_policy
