@@ -16,8 +16,8 @@ from tpuflow.compiler import PIPELINE, compile_graph
 from tpuflow.device.timing import Calibration, time_program
 from tpuflow.device.timing.result import PICOSECONDS
 from tpuflow.isa.program import Kernel, Program, walk
-from tpuflow.lower.frontend.jaxpr import lower_jaxpr
 from tpuflow.lower.graph.graph import Value
+from tpuflow.lower.importers.jaxpr.importer import lower_jaxpr
 from tpuflow.lower.passes.join_small import JoinSmall
 from tpuflow.lower.passes.merge_kernels import MergeKernels
 from tpuflow.lower.passes.simplify import Simplify

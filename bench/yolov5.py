@@ -19,6 +19,9 @@ SIZE, BATCH, BOXES, CLASSES = 320, 8, 80, 80
 HYP = Hyperparameters()
 LOSS = DetectionLoss(yolov5("yolov5s", CLASSES).config, HYP, SIZE)
 
+PLAN = Plan(HYP, 100, 100, NOMINAL_BATCH)
+"""With an update in every step, since PyTorch's loop has one too."""
+
 
 def samples(count: int) -> dict[str, np.ndarray]:
     """Random pictures with up to BOXES boxes each, as mosaics have them; a quarter of the rows are filled."""
@@ -34,13 +37,12 @@ def samples(count: int) -> dict[str, np.ndarray]:
 
 
 def step(policy: str, batch: Any) -> Any:
-    """The recipe's step with an update in each, since PyTorch's loop has one too: a nominal batch of 8."""
-    plan = Plan(HYP, 100, 100, NOMINAL_BATCH)
+    """The recipe's step."""
     return tpuflow.training_step(
         yolov5("yolov5s", CLASSES),
         batch,
         policy=policy,
-        optimizer=make_optimizer("SGD", plan),
+        optimizer=make_optimizer("SGD", PLAN),
         loss_fn=detection_loss(LOSS),
         inputs=pixels,
         ema=EMA,
@@ -49,11 +51,11 @@ def step(policy: str, batch: Any) -> Any:
 
 def torch_run(data: Any) -> Run:
     """PyTorch's loop over the same batches."""
-    from bench.torch_yolov5 import Network, train
+    from train.torch_yolov5 import Network, train
 
     network = Network(LOSS.config).train()
     batches = [{name: array[i : i + BATCH] for name, array in data.items()} for i in range(0, len(data["images"]), BATCH)]
-    return lambda: train(network, batches, LOSS.config, LOSS.gains, HYP.lr0)
+    return lambda: train(network, batches, LOSS, PLAN, EMA).losses
 
 
 WORKLOAD = Workload(

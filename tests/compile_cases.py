@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpuflow.lower.frontend.jaxpr import lower_jaxpr
 from tpuflow.lower.graph.graph import Graph
+from tpuflow.lower.importers.jaxpr.importer import lower_jaxpr
 
 
 @dataclass(frozen=True)
@@ -235,6 +235,14 @@ def branches_that_pass_through(x, p):
 @case(floats(3), floats(3), integers(2), donated=(True, True, False))
 def branches_that_swap(a, b, p):
     return lax.cond(p > 0, lambda a, b: (b, a), lambda a, b: (a, b), a, b)
+
+
+@case(floats(6, 8), floats(6, 8), floats(6, 8), floats(6, 8), donated=(True, True, True, False))
+def an_update_that_overflow_skips(weights, mean, square, grads):
+    finite = jnp.isfinite(grads).all()
+    new_mean, new_square = 0.9 * mean + 0.1 * grads, 0.99 * square + 0.01 * grads * grads
+    update = jnp.where(finite, -1e-3 * new_mean / (jnp.sqrt(new_square) + 1e-8), -0.0)
+    return weights + update, jnp.where(finite, new_mean, mean), jnp.where(finite, new_square, square)
 
 
 @case(floats(3), integers(3))

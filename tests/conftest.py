@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -95,14 +94,9 @@ def diffusers(transformers: ModuleType) -> ModuleType:
     pytest.fail("this test needs diffusers: `make test` installs it, or pip install -e '.[torch,torch-models]'", pytrace=False)
 
 
-@pytest.fixture(scope="module")
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The same few steps are compiled by one test after the other: XLA's results are kept on disk meanwhile."""
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One test after the other compiles the same step: XLA's results are kept on disk meanwhile, of each process its own."""
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
-    before = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
-    compilation_cache.reset_cache()
+    compilation_cache.reset_cache()  # what was compiled while tests were collected has found that there is none

@@ -28,7 +28,7 @@ def places(node: Any, path: Path = ()) -> Iterator[tuple[Path, tuple[str, ...]]]
             if field.name in DEBUG_FIELDS and not isinstance(node, Instruction):
                 continue
             if kind is not None and kind.choices:
-                yield here, kind.choices
+                yield here, tuple(kind.choices)
             elif not isinstance(value, SKIPPED):
                 yield from places(value, here)
     elif isinstance(node, tuple):

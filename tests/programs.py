@@ -15,7 +15,8 @@ from tpuflow import dtypes
 from tpuflow.dtypes import F32, S32, DType
 from tpuflow.isa import dma, matrix, vector
 from tpuflow.isa.bounds import Bound
-from tpuflow.isa.instruction import Instruction, Pair, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.contraction import SlidingAxis
+from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Infeed, Kernel, Loop, Outfeed, Program, Switch, While
 
 
@@ -117,7 +118,7 @@ def conv_program(dtype: DType = F32) -> Program:
     acc = k.tile(acc_dtype, [rows, features], space="acc")
     dst = k.tile(acc_dtype, [rows, features], slots=2, rate="point")
     k.emit(matrix.MatmulZero(acc), section="prologue")
-    pair = Pair(0, 3, stride=2, dilation=2)
+    pair = SlidingAxis(0, 3, stride=2, dilation=2)
     halo = k.tile(dtype, [pair.reach(4, 2), depth], slots=2)
     walks = (WindowAxis(length, channels, -3, ((0, 8), (1, 4))), WindowAxis(channels, 1, grid=((2, 4),)))
     left = k.load(Window(x, halo, walks), reader="matrix")

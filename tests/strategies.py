@@ -15,7 +15,8 @@ from tpuflow.chips import CHIPS, Chip
 from tpuflow.dtypes import DTYPES
 from tpuflow.isa.bounds import Bound
 from tpuflow.isa.codec import DECLARED
-from tpuflow.isa.instruction import MAX_RANK, RATES, SPACES, FieldKind, Instruction, Pair, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.contraction import SlidingAxis
+from tpuflow.isa.instruction import MAX_RANK, RATES, SPACES, FieldKind, Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import (
     GRID_KINDS,
     Block,
@@ -57,9 +58,9 @@ KINDS = {
     "tile": lambda kind: tiles,
     "tiles": lambda kind: tuples(tiles, 3, least=1),
     "window": lambda kind: windows,
-    "choice": lambda kind: st.sampled_from(kind.choices),
+    "choice": lambda kind: st.sampled_from(tuple(kind.choices)),
     "axes": lambda kind: tuples(numbers, MAX_RANK),
-    "pairs": lambda kind: tuples(st.builds(Pair, signed, signed, signed, signed), MAX_RANK),
+    "pairs": lambda kind: tuples(st.builds(SlidingAxis, signed, signed, signed, signed), MAX_RANK),
     "bounds": lambda kind: tuples(st.builds(Bound, signed, tuples(st.tuples(signed, signed), 3), signed, signed), MAX_RANK),
     "number": lambda kind: numbers,
     "flag": lambda kind: st.booleans(),

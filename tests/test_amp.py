@@ -162,6 +162,18 @@ def test_control_flow_is_walked(policy):
     assert len(dots) == 4 and {d[0] for d in dots} == {str(amp.get_policy(policy).compute)}
 
 
+def test_a_batch_of_while_loops_computes_what_each_loop_alone_does():
+    x, w, _ = _operands(n=4, k=6, m=6)
+
+    def one(x):
+        return jax.lax.while_loop(lambda c: jnp.sum(c) < 20, lambda c: jnp.tanh(c @ w) + c + 0.5, x)
+
+    batch = jnp.stack([x, x + 1])
+    np.testing.assert_array_equal(
+        amp.autocast(jax.vmap(jax.vmap(one)), "mixed")(batch), jax.vmap(jax.vmap(amp.autocast(one, "mixed")))(batch)
+    )
+
+
 def test_remat_keeps_its_region():
     x, w, b = _operands()
     loss = amp.autocast(lambda x: jnp.sum(jax.checkpoint(lambda x: jnp.sin(_dense(x, w, b)))(x)), "mixed")

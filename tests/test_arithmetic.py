@@ -31,8 +31,11 @@ from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.engine import COMPILER_OPTIONS
 from tpuflow.dtypes import BF16, DTYPES, F16, F32, PRED, S8, S16, S32, U8, U32, DType
 from tpuflow.errors import ProgramError
+from tpuflow.isa.contraction import Contraction
+from tpuflow.isa.elementwise import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY
 from tpuflow.isa.numpy_arithmetic import is_defined
-from tpuflow.isa.vector import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY
+
+MATRICES = Contraction((0, 1), (1, 2), (0, 2))
 
 FLOATS = (F32, F16, BF16)
 
@@ -219,8 +222,8 @@ class Elementwise:
 def elementwise(t: DType) -> list[Elementwise]:
     """Every elementwise method of the arithmetic on operands of type t."""
     return [
-        *(Elementwise(op, t, lambda ar, a, b, p, op=op: ar.unary(op, a, t)) for op in UNARY if is_defined("unary", op, t)),
-        *(Elementwise(op, t, lambda ar, a, b, p, op=op: ar.binary(op, a, b, t)) for op in BINARY if is_defined("binary", op, t)),
+        *(Elementwise(op, t, lambda ar, a, b, p, op=op: ar.unary(op, a, t)) for op in UNARY if is_defined(op, t)),
+        *(Elementwise(op, t, lambda ar, a, b, p, op=op: ar.binary(op, a, b, t)) for op in BINARY if is_defined(op, t)),
         *(Elementwise(op, PRED, lambda ar, a, b, p, op=op: ar.compare(op, a, b, t)) for op in COMPARE),
         *(Elementwise(f"to {u}", u, lambda ar, a, b, p, u=u: ar.convert(a, t, u)) for u in DTYPES),
         *(Elementwise(f"as {u}", u, lambda ar, a, b, p, u=u: ar.bitcast(a, t, u)) for u in DTYPES if u.bytes == t.bytes and u != PRED),
@@ -268,7 +271,7 @@ def test_blocks_are_added_one_after_the_other_whatever_the_tile():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_numpy_and_xla_reduce_in_the_same_blocks_and_trees(dtype: DType):
-    ops = [op for op in REDUCE if is_defined("binary", op, dtype)]
+    ops = [op for op in REDUCE if is_defined(op, dtype)]
     arrays = [finite_values(dtype, shape, 3) for shape, _ in SHAPES] + [values(dtype, 200, 4)]
     axes = [a for _, a in SHAPES] + [(0,)]
     cases = [(op, n, block) for op in ops for n in range(len(arrays)) for block in (1, 8, 100, 1 << 40)]
@@ -290,7 +293,7 @@ def test_a_sum_is_a_halving_tree_rounded_at_every_step():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_numpy_and_xla_accumulate_left_to_right(dtype: DType):
-    ops = [op for op in CUMULATIVE if is_defined("binary", op, dtype)]
+    ops = [op for op in CUMULATIVE if is_defined(op, dtype)]
     x, down, across = finite_values(dtype, (19, 5), 5), finite_values(dtype, (1, 5), 6), finite_values(dtype, (19, 1), 7)
     both = lambda ar, x, d, a: [  # noqa: E731
         y for op in ops for axis, carry in ((0, d), (1, a)) for y in ar.cumulative(op, carry, x, axis, dtype)
@@ -386,7 +389,7 @@ def _check_products(products: tuple[Product, ...], dtype: DType, seeds: range) -
 
     def both(ar: Any, *xs: Any) -> list[Any]:
         pairs = zip(xs[::2], xs[1::2], products, strict=True)
-        return [ar.matmul(a, b, p.a_axes, p.b_axes, p.out_axes, dtype, acc) for a, b, p in pairs]
+        return [ar.matmul(a, b, Contraction(p.a_axes, p.b_axes, p.out_axes), dtype, acc) for a, b, p in pairs]
 
     drawn = [[_operand(dtype, shape, seed) for p in products for shape in (p.a, p.b)] for seed in seeds]
     compiled = compile_lax(True, both, drawn[0], [dtype] * len(drawn[0]), [acc] * len(products))
@@ -416,7 +419,7 @@ def test_a_matrix_product_is_the_ascending_float64_sum_rounded_once(dtype: DType
     sums = np.zeros((7, 9))
     for k in range(301):
         sums += a[:, k : k + 1].astype(np.float64) * b[k].astype(np.float64)
-    assert_same_bits("matmul", REFERENCE.matmul(a, b, (0, 1), (1, 2), (0, 2), dtype, F32), sums.astype(np.float32))
+    assert_same_bits("matmul", REFERENCE.matmul(a, b, MATRICES, dtype, F32), sums.astype(np.float32))
 
 
 @pytest.mark.parametrize("fidelity", ("reference", "bitexact"))
@@ -425,7 +428,7 @@ def test_the_order_of_a_matrix_sum_shows_where_terms_cancel(fidelity: str):
     big = 2.0**27
     a = np.array([[big, 1.0, big], [big, big, 1.0], [1.0, big, big]], np.float32)
     b = np.array([[big, big, 1.0], [1.0, -big, big], [-big, 1.0, -big]], np.float32)
-    product = lambda ar, a, b: [ar.matmul(a, b, (0, 1), (1, 2), (0, 2), F32, F32)]  # noqa: E731
+    product = lambda ar, a, b: [ar.matmul(a, b, MATRICES, F32, F32)]  # noqa: E731
     (got,) = compute(fidelity, product, (a, b), (F32, F32), (F32,))
     assert got[0, 0] == 0.0  # (2^54 + 1) - 2^54
     assert got[1, 1] == 1.0  # (2^54 - 2^54) + 1
@@ -469,7 +472,7 @@ def test_float64_stays_inside_the_arithmetic():
     def trace(zero: Any, x: Any) -> Any:
         ar = LaxArithmetic(True, zero)
         y = ar.unary("exp", x, F32)
-        z = ar.matmul(y, y, (0, 1), (1, 2), (0, 2), F32, F32)
+        z = ar.matmul(y, y, MATRICES, F32, F32)
         assert (jnp.arange(3).dtype, jnp.ones(3).dtype) == (jnp.int32, jnp.float32)
         return ar.unary("tanh", ar.convert(z, F32, F16), F16), ar.binary("mulhi", *[ar.convert(z, F32, S32)] * 2, S32)
 
@@ -494,14 +497,14 @@ DIGEST = """
 import hashlib, numpy as np
 from tests.arithmetic_values import compute, values
 from tests.arithmetic_values import reduced
-from tests.test_arithmetic import PRODUCTS, _operand, elementwise
+from tests.test_arithmetic import MATRICES, PRODUCTS, _operand, elementwise
 from tpuflow.dtypes import BF16, F16, F32, PRED
 digest = hashlib.sha256()
 for t in (F32, F16, BF16):
     cases, arrays = elementwise(t), (values(t, 20_000, 1), values(t, 20_000, 2), values(PRED, 20_000, 3))
     results = compute("bitexact", lambda ar, *xs: [c.apply(ar, *xs) for c in cases], arrays, (t, t, PRED), [c.result for c in cases])
     a, b = _operand(t, (64, 300), 0), _operand(t, (300, 33), 0)
-    both = lambda ar, a, b: [ar.matmul(a, b, (0, 1), (1, 2), (0, 2), t, F32), reduced(ar, "add", ar.convert(a, t, F32), (1,), F32, 64)]
+    both = lambda ar, a, b: [ar.matmul(a, b, MATRICES, t, F32), reduced(ar, "add", ar.convert(a, t, F32), (1,), F32, 64)]
     for x in results + compute("bitexact", both, (a, b), (t, t), (F32, F32)):
         digest.update(x.tobytes())
 print(digest.hexdigest())

@@ -27,7 +27,7 @@ from tpuflow.isa.vector import Constant as Splat
 HAND = hand.all_programs()
 
 GOLDEN = """\
-tpx 5.0    ; a little of everything
+tpx 6.0    ; a little of everything
 chip
   name "tiny"
   cores 1
@@ -61,6 +61,7 @@ infeeds
   "batch" f32[] b-1
 code
   kernel    ; fused.1
+    scope "jvp(Net)/\\u{22}fc1\\u{22}"
     grid parallel 3, sequential 4
     semaphores 2, 0
     %t0 = smem[0x4] s32[] x1 point
@@ -123,7 +124,7 @@ def test_the_text_means_what_it_says() -> None:
         WindowAxis(64, 1, 3, step=-1, dilation=2),
     )
     assert window.tile == tile and window.fill == -math.inf
-    assert kernel.name == "fused.1" and kernel.sources[:3] == ("mlp.py:1 (init)", "", "mlp.py:2")
+    assert (kernel.name, kernel.scope) == ("fused.1", 'jvp(Net)/"fc1"') and kernel.sources[:3] == ("mlp.py:1 (init)", "", "mlp.py:2")
     assert program.name == "a little of everything" and program.buffer_names == ("x", "", "über; semicolon")
     assert program.chip.source == 'this "test"' and program.inputs[0].key == "threefry2x32" and program.inputs[0].weak
     assert program.constants == (Constant(1, b"\xff\xff\xff\xff"), Constant(2, b"\x01\x02\xff"))
@@ -212,8 +213,8 @@ def test_incomplete_source_lines_cannot_be_shown() -> None:
 MARK = "\0"
 
 FAULTS = {
-    "version": ("tpx 5.0", "tpx @6.0", "found '6.0', expected a version from 5.0 to 5.0"),
-    "no_program": ("tpx 5.0", "@HloModule", "found 'HloModule', expected 'tpx 5.0'"),
+    "version": ("tpx 6.0", "tpx @7.0", "found '7.0', expected a version from 6.0 to 6.0"),
+    "no_program": ("tpx 6.0", "@HloModule", "found 'HloModule', expected 'tpx 6.0'"),
     "chip_fact": ("  cores 1\n  clock", "  @clock", "found 'clock_hz', expected the chip's 'cores'"),
     "chip_value": ("cores 1", "cores @one", "found 'one', expected an integer"),
     "string": ('name "tiny"', 'name @"tiny', "found '\"tiny', expected a string in double quotes"),
@@ -284,7 +285,7 @@ def test_leading_zeros_change_no_integer() -> None:
 
 @pytest.mark.parametrize("text", ["", "\n\n", "; only a comment\n"])
 def test_an_empty_text_is_refused(text: str) -> None:
-    with pytest.raises(ProgramFileError, match="found the end of the text, expected 'tpx 5.0'"):
+    with pytest.raises(ProgramFileError, match="found the end of the text, expected 'tpx 6.0'"):
         assemble(text)
 
 

@@ -19,11 +19,11 @@ from jax import lax
 from tpuflow.chips import CHIPS, Chip
 from tpuflow.compiler import PIPELINE, compile_function, compile_graph
 from tpuflow.device.runtime import Executable
+from tpuflow.isa.contraction import Contraction, SlidingAxis
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.program import Program
-from tpuflow.lower.frontend.jaxpr import lower_jaxpr
 from tpuflow.lower.graph.blocking import LONGEST_SUM, apart, depth_block, sum_block, units
-from tpuflow.lower.graph.conv import ConvLabels, Slide
+from tpuflow.lower.importers.jaxpr.importer import lower_jaxpr
 
 GENERIC = CHIPS["generic"]
 F16 = jnp.float16
@@ -206,6 +206,6 @@ def test_sums_that_would_have_short_blocks_are_taken_apart_until_none_has(shape:
     ],
 )
 def test_a_convolution_adds_up_a_whole_kernel_in_one_go_where_that_is_not_too_long(lhs: Any, rhs: Any, block: Any) -> None:
-    labels = ConvLabels((0, 1, 2, 3), (4, 5, 3, 6), (0, 1, 2, 6), (Slide(1, 4, lhs[1], low=1), Slide(2, 5, lhs[2], low=1)))
-    found = depth_block(labels, labels.sizes(lhs, rhs))
+    whole = Contraction((0, 1, 2, 3), (4, 5, 3, 6), (0, 1, 2, 6), (SlidingAxis(1, 4), SlidingAxis(2, 5)))
+    found = depth_block(whole, whole.by_label(lhs, rhs, (*lhs[:3], rhs[3])))
     assert tuple(found[label] for label in (4, 5, 3)) == block

@@ -16,8 +16,6 @@ from tests.test_training import Net, blobs, fit, same_bits
 from tpuflow.errors import ConfigError, WeightsError
 from tpuflow.training.checkpoints import files as checkpoints
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 HOOKS = [name for name in vars(tpuflow.Callback) if name.startswith("on_")]
 
 

@@ -24,8 +24,6 @@ from tpuflow.errors import CheckpointError, CheckpointWriteError
 from tpuflow.training.checkpoints import files as checkpoints
 from tpuflow.training.checkpoints.claiming import LOCK, Claims
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 HOLD = """
 import os, sys, time
 from tpuflow.training.checkpoints.claiming import Claims

@@ -25,10 +25,10 @@ from tpuflow.device.timing.prices import PICOSECONDS
 from tpuflow.isa.instruction import Instruction, Tile, Window
 from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Kernel, Program
-from tpuflow.lower.frontend.jaxpr import lower_jaxpr
-from tpuflow.lower.graph.conv import product_labels
 from tpuflow.lower.graph.graph import Graph, Value
 from tpuflow.lower.graph.ops import PRODUCTS
+from tpuflow.lower.graph.products import sizes_of
+from tpuflow.lower.importers.jaxpr.importer import lower_jaxpr
 
 SMALL = replace(get_chip("generic"), name="small", vmem_bytes=2**18, acc_bytes=2**14, matrix_rows=16, matrix_columns=16, vector_lanes=16)
 IMAGES = {"MLP": (5, 28, 28), "LeNet5": (3, 32, 32, 1)}
@@ -49,7 +49,7 @@ def _graph_and_program(name: str) -> tuple[Graph, Program]:
 
 def _graph_multiply_adds(graph: Graph) -> int:
     products = (node for node in graph.nodes if node.op in PRODUCTS)
-    return sum(math.prod(product_labels(n).sizes(n.inputs[0].shape, n.inputs[1].shape).values()) for n in products)
+    return sum(math.prod(sizes_of(n).values()) for n in products)
 
 
 def _bytes(values: Sequence[Value]) -> int:
@@ -84,7 +84,8 @@ def _counted(program: Program) -> tuple[int, int, int]:
             for role, window in instruction.windows():
                 moved[role] += _touched_bytes(window, index)
             if isinstance(instruction, MatmulAccumulate):
-                macs += math.prod(instruction.sizes(lambda tile, at=index: _valid(tile, at)).values())
+                shapes = (_valid(tile, index) for tile in (instruction.a, instruction.b, instruction.acc))
+                macs += math.prod(instruction.contraction.by_label(*shapes).values())
     return macs, moved["read"], moved["write"]
 
 

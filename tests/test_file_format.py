@@ -160,12 +160,12 @@ def test_stripping_names_and_source_lines_leaves_the_hash_unchanged(name: str) -
 
 def test_names_and_source_lines_are_only_in_the_debug_section() -> None:
     program = dataclasses.replace(
-        program_of(blocks=(Kernel((), (), (), (Splat(TILE, 1),), (), name="kernel-name", sources=("source-line",)),)),
+        program_of(blocks=(Kernel((), (), (), (Splat(TILE, 1),), (), name="kernel-name", scope="kernel-scope", sources=("source-line",)),)),
         chip=dataclasses.replace(get_chip("generic"), source="chip-source"), name="program-name", buffer_names=("buffer-name",),
     )  # fmt: skip
     assert reread(program).chip.source == "chip-source"
     for name, content in split(file.to_bytes(program)).items():
-        for word in (b"chip-source", b"kernel-name", b"source-line", b"program-name", b"buffer-name"):
+        for word in (b"chip-source", b"kernel-name", b"kernel-scope", b"source-line", b"program-name", b"buffer-name"):
             assert (word in content) == (name == b"DBUG")
 
 
@@ -242,7 +242,7 @@ class Bomb:
 
 FOREIGN = {
     "png": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(100),
-    "text": b"tpx 5.0\nchip\n",
+    "text": b"tpx 6.0\nchip\n",
     "zip": b"PK\x03\x04" + bytes(100),
     "elf": b"\x7fELF" + bytes(100),
     "zeros": bytes(1000),

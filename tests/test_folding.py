@@ -15,8 +15,8 @@ from tpuflow.compiler import compile_graph
 from tpuflow.device.runtime import Executable
 from tpuflow.dtypes import DTYPES, PRED, DType
 from tpuflow.errors import GraphError
+from tpuflow.isa.elementwise import BINARY, COMPARE, UNARY
 from tpuflow.isa.numpy_rounding import splat
-from tpuflow.isa.vector import BINARY, COMPARE, UNARY
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.elementwise import of_splats
 from tpuflow.lower.graph.graph import Graph, TensorType

@@ -23,8 +23,6 @@ from tpuflow.training.checkpoints.progress_form import EPOCH, PLACE, POSITION, c
 from tpuflow.training.checkpoints.resuming import Place, new_epoch
 from tpuflow.training.checkpoints.sums import SUMS, files, write_sums
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 GOOD, NEWEST = "step_00000003", "step_00000006"
 MUTANTS = 250
 """Damaged and forged checkpoints: about 10 s."""

@@ -17,8 +17,6 @@ from tests.test_training import blobs, fit, same_bits
 from tpuflow.errors import CheckpointError, CheckpointWriteError
 from tpuflow.training.checkpoints import files as checkpoints
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 FULL = os.strerror(errno.ENOSPC)
 
 

@@ -17,10 +17,10 @@ from tests import enumerated
 from tests.enumerated import Window
 from tpuflow.compiler import compile_function
 from tpuflow.device.runtime import Executable
-from tpuflow.lower.frontend import lower_jaxpr
 from tpuflow.lower.graph.interpret import interpret
+from tpuflow.lower.importers.jaxpr import lower_jaxpr
 
-EXAMPLES = max(1, int(os.environ.get("TPUFLOW_RANDOM_PROGRAMS", "150")) // 10)
+EXAMPLES = max(1, int(os.environ.get("TPUFLOW_RANDOM_PROGRAMS", "100")) // 10)
 SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-40, -1e-40)
 DTYPES = ("float32", "float16", "bfloat16")
 ENGINES = (("reference", "bitexact"), ("fast", "bitexact"), ("fast", "native"))

@@ -1,9 +1,10 @@
-"""docs/ISA.md says what the code says."""
+"""docs/ISA.md and docs/walk.md say what the code says."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from bench import walk
 from tpuflow.isa import codec
 from tpuflow.isa.document import PATH, document
 from tpuflow.isa.program import GRID_KINDS, Kernel
@@ -11,6 +12,16 @@ from tpuflow.isa.program import GRID_KINDS, Kernel
 
 def test_the_written_document_is_up_to_date() -> None:
     assert PATH.read_text(encoding="utf-8") == document(), "run python -m tpuflow.isa.document"
+
+
+def test_the_walk_from_flax_to_bytes_is_up_to_date() -> None:
+    ours, written = (_without_jaxpr(text) for text in (walk.document(), walk.PATH.read_text(encoding="utf-8")))
+    assert ours == written, "run python -m bench.walk"
+
+
+def _without_jaxpr(text: str) -> list[str]:
+    """The sections but the one that JAX writes, in other words from version to version."""
+    return [section for section in text.split("\n## ") if not section.startswith("The jaxpr")]
 
 
 def test_every_module_that_declares_instructions_is_known_to_the_codec() -> None:

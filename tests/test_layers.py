@@ -21,6 +21,7 @@ FLOORS = {
     "tpuflow.dtypes": 0,
     "tpuflow.chips": 0,
     "tpuflow.isa": 1,
+    "tpuflow.jaxprs": 1,
     "tpuflow.lower": 2,
     "tpuflow.amp": 2,
     "tpuflow.device": 2,
@@ -53,6 +54,9 @@ BLIND_FLOOR = 2
 SEEN_ON_TOP = {"models": {"models"}, "train": {"models", "train"}, "bench": {"models", "train", "bench"}, "tests": set(PACKAGES)}
 """What the parts of the top floor see of each other; all but models see tpuflow as well."""
 
+SEEN_BY_OPERATIONS = ("tpuflow.dtypes", "tpuflow.errors", "tpuflow.isa", "tpuflow.lower.graph", "tpuflow.lower.operations")
+"""What builders of nodes know: neither jaxprs nor the importers that call them."""
+
 DEVICE_FREE = {"numpy", "ml_dtypes"}
 THIRD_PARTY = {
     "tpuflow.errors": set(),
@@ -60,8 +64,9 @@ THIRD_PARTY = {
     "tpuflow.dtypes": DEVICE_FREE,
     "tpuflow.chips": DEVICE_FREE,
     "tpuflow.isa": DEVICE_FREE,
-    "tpuflow.lower": DEVICE_FREE | {"jax"},
-    "tpuflow.lower.frontend.jax_compat": DEVICE_FREE | {"jax", "jaxlib"},
+    "tpuflow.jaxprs": DEVICE_FREE | {"jax"},
+    "tpuflow.lower": DEVICE_FREE,
+    "tpuflow.lower.importers.jaxpr": DEVICE_FREE | {"jax"},
     "tpuflow.amp": DEVICE_FREE | {"jax", "optax"},
     "tpuflow.device": DEVICE_FREE,
     "tpuflow.device.fast": DEVICE_FREE | {"jax"},
@@ -76,10 +81,9 @@ THIRD_PARTY = {
 }
 """Which packages beside the standard library a part may import; train, bench and tests may import any."""
 
-JAX_INTERNALS = ("jax._src", "jax.interpreters", "jax.extend", "jaxlib")
+JAX_INTERNALS = ("jax._src", "jax.core", "jax.experimental", "jax.extend", "jax.interpreters", "jaxlib")
 MAY_USE_INTERNALS = {
-    "tpuflow.lower.frontend.jax_compat": JAX_INTERNALS,
-    "tpuflow.amp": ("jax.extend",),  # walks jaxprs too and, blind to lower, cannot ask jax_compat
+    "tpuflow.jaxprs.compat": JAX_INTERNALS,
 }
 
 
@@ -152,6 +156,8 @@ def _forbidden_floor(module: str, imported: str) -> str | None:
     if ours in SEEN_ON_TOP:
         seen = SEEN_ON_TOP[ours] | (set() if ours == "models" else {"tpuflow"})
         return None if theirs.partition(".")[0] in seen else f"{ours} does not import {imported}"
+    if module.startswith("tpuflow.lower.operations") and not imported.startswith(SEEN_BY_OPERATIONS):
+        return f"tpuflow.lower.operations does not import {imported}"
     if FLOORS[theirs] > FLOORS[ours]:
         return f"{imported} (floor {FLOORS[theirs]}) lies above floor {FLOORS[ours]}"
     blind = FLOORS[ours] == FLOORS[theirs] == BLIND_FLOOR and ours != theirs
@@ -204,6 +210,13 @@ def test_the_instruction_set_and_the_reference_engine_load_without_jax(module):
     assert _loaded_with(module) & {"jax", "jaxlib", "flax", "optax"} == set()
 
 
+def test_between_importer_and_device_nothing_loads_jax():
+    loaded: set[str] = set()
+    for module in (name for name in _modules() if name.startswith("tpuflow.lower.") and "importers" not in name):
+        _loaded_with(module, loaded)
+    assert {name for name in loaded if name.startswith(("jax", "tpuflow.jaxprs", "tpuflow.lower.importers"))} == set()
+
+
 @pytest.mark.parametrize("module", ["tpuflow.cli", "tpuflow.device.fast"])
 def test_a_saved_program_runs_without_the_compiler(module):
     assert module in _modules()
@@ -232,6 +245,13 @@ def test_a_saved_program_runs_without_the_compiler(module):
         ("tpuflow.lower.passes.fuse", "import jax\nx = jax._src.core.Jaxpr", "internal to JAX"),
         ("tpuflow.stages.compiling", "from jax.interpreters import mlir", "internal to JAX"),
         ("tpuflow.amp.autocast", "from jax._src import core", "internal to JAX"),
+        ("tpuflow.amp.casting", "from jax.extend.core import Jaxpr", "internal to JAX"),
+        ("tpuflow.jaxprs.walk", "from jax.extend.core import Jaxpr", "internal to JAX"),
+        ("tpuflow.jaxprs.walk", "from tpuflow.lower.graph.graph import Graph", "floor 2"),
+        ("tpuflow.lower.passes.fuse", "import jax", "jax is not for tpuflow.lower"),
+        ("tpuflow.lower.operations.gather", "from jax import lax", "jax is not for tpuflow.lower"),
+        ("tpuflow.lower.operations.gather", "from tpuflow.jaxprs.compat import Jaxpr", "tpuflow.lower.operations does not import"),
+        ("tpuflow.lower.operations.gather", "from tpuflow.lower.importers.jaxpr.importer import inline", "does not import"),
     ],
 )
 def test_a_planted_violation_is_found(module, source, complaint):
@@ -241,8 +261,8 @@ def test_a_planted_violation_is_found(module, source, complaint):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("tpuflow.lower.frontend.jax_compat", "from jax._src import core\nfrom jaxlib import xla_client"),
-        ("tpuflow.amp.casting", "from jax.extend.core import Jaxpr"),
+        ("tpuflow.jaxprs.compat", "from jax._src import core\nfrom jax.extend.core import Jaxpr"),
+        ("tpuflow.amp.casting", "from tpuflow.jaxprs.walk import walk"),
         ("tpuflow.training.entry", "import flax, optax, jax\nfrom tpuflow.amp import autocast\nfrom tpuflow import compiler"),
         ("train.mnist", "import tpuflow\nfrom models.mlp import MLP"),
         ("models.mlp", "import math\nimport jax\nfrom flax import linen"),

@@ -92,7 +92,7 @@ def _every_store(modes: list[str]) -> Any:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_indexed_stores_of_any_bits_are_the_same_on_both_engines(dtype: DType) -> None:
-    modes = [mode for mode in STORES if mode == "set" or is_defined("binary", mode, dtype)]
+    modes = [mode for mode in STORES if mode == "set" or is_defined(mode, dtype)]
     function = _every_store(modes)
     x, u = random_bits(0, dtype.numpy), random_bits(9, dtype.numpy, (9, 8))
     program = compile_function(function, (x, u))

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tpuflow
 from tests.arithmetic_values import REFERENCE, compute, every_value, finite_values, reduced, ulps_apart, values
 from tests.tolerances import NATIVE_F32, NATIVE_SHORT_SPECIAL, sum_bound
 from tpuflow.dtypes import BF16, DTYPES, F16, F32, PRED, S32, DType
+from tpuflow.isa.contraction import Contraction
+from tpuflow.isa.elementwise import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY
 from tpuflow.isa.numpy_arithmetic import is_defined
-from tpuflow.isa.vector import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY
+
+MATRICES = Contraction((0, 1), (1, 2), (0, 2))
 
 FLOATS = (F32, F16, BF16)
 
@@ -23,8 +29,8 @@ def _bound(op: str, dtype: DType) -> int:
 
 
 def _check(dtype: DType, a: np.ndarray, b: np.ndarray) -> None:
-    unary = [op for op in UNARY if is_defined("unary", op, dtype)]
-    binary = [op for op in BINARY if is_defined("binary", op, dtype)]
+    unary = [op for op in UNARY if is_defined(op, dtype)]
+    binary = [op for op in BINARY if is_defined(op, dtype)]
 
     def both(ar: Any, a: Any, b: Any) -> list[Any]:
         return [
@@ -74,7 +80,7 @@ def test_the_bounds_are_not_slack():
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_native_reductions_are_within_the_bound_of_their_order(dtype: DType):
     x, axes = finite_values(dtype, (37, 200), 35), (1,)
-    ops = [op for op in REDUCE if op != "mul" and is_defined("binary", op, dtype)]
+    ops = [op for op in REDUCE if op != "mul" and is_defined(op, dtype)]
     both = lambda ar, x: [reduced(ar, op, x, axes, dtype) for op in ops]  # noqa: E731
     for op, g, w in zip(ops, compute("native", both, (x,), (dtype,), [dtype] * len(ops)), both(REFERENCE, x), strict=True):
         if dtype == F32 and op == "add":
@@ -84,10 +90,23 @@ def test_native_reductions_are_within_the_bound_of_their_order(dtype: DType):
             np.testing.assert_array_equal(g, w)
 
 
+@pytest.mark.parametrize(
+    "shape, axes",
+    [((16, 32, 32, 16), (0, 1, 2)), ((32, 64, 28, 28), (0, 2, 3)), ((200_000,), (0,)), ((8, 50_000), (1,)), ((8, 99, 256), (0, 1))],
+)
+def test_native_sums_of_many_numbers_lose_hardly_more_than_those_of_jax_jit(shape: tuple[int, ...], axes: tuple[int, ...]):
+    x = np.random.default_rng(40).random(shape, np.float32) + np.float32(0.1)
+    for f in (lambda x: x.sum(axes), lambda x: jnp.square(x - 0.3).sum(axes), lambda x: jnp.exp(x).sum(axes)):
+        with jax.enable_x64(True):
+            exact = np.asarray(jax.jit(f)(x.astype(np.float64)))
+        ours, theirs = (np.abs(np.asarray(run(f)(x)) / exact - 1).max() for run in (tpuflow.jit, jax.jit))
+        assert ours <= max(3 * theirs, 5e-7)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_native_running_combinations_are_within_the_bound_of_their_order(dtype: DType):
     x, carry = finite_values(dtype, (50, 8), 36), finite_values(dtype, (1, 8), 37)
-    ops = [op for op in CUMULATIVE if op not in ("mul",) and is_defined("binary", op, dtype)]
+    ops = [op for op in CUMULATIVE if op not in ("mul",) and is_defined(op, dtype)]
     both = lambda ar, c, x: [ar.cumulative(op, c, x, 0, dtype)[0] for op in ops]  # noqa: E731
     unit = {F32: 2.0**-24, F16: 2.0**-11, BF16: 2.0**-8}
     for op, g, w in zip(
@@ -103,7 +122,7 @@ def test_native_running_combinations_are_within_the_bound_of_their_order(dtype: 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_native_matrix_products_are_within_the_bound_of_their_order(dtype: DType):
     a, b = finite_values(dtype, (33, 300), 38), finite_values(dtype, (300, 20), 39)
-    both = lambda ar, a, b: [ar.matmul(a, b, (0, 1), (1, 2), (0, 2), dtype, F32)]  # noqa: E731
+    both = lambda ar, a, b: [ar.matmul(a, b, MATRICES, dtype, F32)]  # noqa: E731
     (got,) = compute("native", both, (a, b), (dtype, dtype), (F32,))
     size = np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64))
     assert (np.abs(got.astype(np.float64) - both(REFERENCE, a, b)[0]) <= sum_bound(301) * size).all()
@@ -111,5 +130,5 @@ def test_native_matrix_products_are_within_the_bound_of_their_order(dtype: DType
 
 def test_native_integer_matrix_products_are_exact():
     a, b = values(S32, 600, 40).reshape(20, 30), values(S32, 900, 41).reshape(30, 30)
-    both = lambda ar, a, b: [ar.matmul(a, b, (0, 1), (1, 2), (0, 2), S32, S32)]  # noqa: E731
+    both = lambda ar, a, b: [ar.matmul(a, b, MATRICES, S32, S32)]  # noqa: E731
     np.testing.assert_array_equal(compute("native", both, (a, b), (S32, S32), (S32,))[0], both(REFERENCE, a, b)[0])

@@ -64,8 +64,8 @@ def test_any_order_keeps_dependences_and_effects():
             nodes.append(Node("outfeed", inputs[:1], ()) if i % 7 == 3 else node("add", rng.choice((BIG, SCALAR)), *inputs))
             values += nodes[-1].results
         made = {n: sum(v.type.elems * 4 for v in n.results) for n in nodes}
-        reluctant = {n: rng.sample(nodes, 2) for n in rng.sample(nodes, 5)}
-        order = in_order(nodes, reluctant, Sizes(made, frozenset(values[-2:])))
+        deferred = {n: rng.sample(nodes, 2) for n in rng.sample(nodes, 5)}
+        order = in_order(nodes, deferred, Sizes(made, frozenset(values[-2:])))
         place = {n: i for i, n in enumerate(order)}
         maker = {v: n for n in nodes for v in n.results}
         assert len(place) == len(nodes)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from tests.tolerances import RESNET50
-from tpuflow.errors import TpuflowError
-from train import cifar10, losses_beside, parity, parity_cifar, parity_mnist, parity_resnet
+from tpuflow.errors import ConfigError, TpuflowError
+from train import cifar10, losses_beside, parity, parity_cifar, parity_mnist, parity_resnet, parity_yolov5
+from train.detection.hyperparameters import Hyperparameters
 from train.published import exit_status, judged
+from train.yolov5 import Yolov5Options
 
 
 @pytest.mark.slow
@@ -38,6 +41,33 @@ def test_a_loss_beyond_the_bound_is_counted_and_found():
     found = reference * (1 + np.array([0, 1e-6, 0, 2e-5, 0]))
     assert parity_cifar.difference(found, reference) == {"largest": pytest.approx(2e-5), "at_step": 4, "beyond": 1}
     assert parity_cifar.difference(np.full(5, np.nan), reference)["beyond"] == 5
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "options, hyp, frozen",
+    [
+        ({"optimizer": "Adam"}, {}, ()),
+        ({"label_smoothing": 0.1}, {}, ()),
+        ({}, {"cls_pw": 2.0}, ()),
+        ({}, {"fl_gamma": 1.5}, ()),
+        ({}, {}, ("model_0/*",)),
+    ],
+)
+def test_a_run_of_yolov5_that_pytorchs_loop_does_not_follow_is_refused(torch, tmp_path, options, hyp, frozen):
+    job = Mock(hyp=Hyperparameters(**hyp), frozen=frozen)
+    run = parity_yolov5.Finished(tmp_path, Yolov5Options(**options), job)
+    with pytest.raises(ConfigError, match="PyTorch's loop has SGD only"):
+        parity_yolov5.pytorch(run, tmp_path / "torch.safetensors")
+
+
+def test_a_folder_that_is_no_run_of_yolov5_is_named(tmp_path, capsys):
+    assert parity.main(["yolov5", str(tmp_path / "missing"), "--json", str(tmp_path / "out.json")]) == 2
+    assert "missing" in capsys.readouterr().err and not (tmp_path / "out.json").exists()
+
+
+def test_runs_of_yolov5_that_are_too_far_apart_are_counted():
+    assert "2 pairs are more than 0.05 apart" in parity_yolov5.table({"mAP50": {"fp32": 0.8, "PyTorch": 0.7}, "failed": 2})
 
 
 def test_a_comparison_that_is_not_there_names_those_that_are(capsys):
@@ -82,15 +112,15 @@ def test_an_error_is_judged_beside_pytorchs_own_and_nan_never_holds():
     assert not parity_resnet.gradient_ratios({"w": np.nan}, {"w": 1.0})["w"] <= parity_resnet.GRADIENT_RATIO
 
 
-def test_losses_are_judged_beside_jax_jit_and_may_leave_pytorch_no_farther_than_jax_jit_does():
+def test_losses_in_fp32_are_judged_beside_jax_jit_and_beside_pytorch():
     exact = np.array([3.0, 2.0, 1.0])
     runs = {"fp32": exact * (1 + 1e-6), "mixed": exact * 1.5, "jax.jit": exact, "PyTorch": exact * (1 + np.array([0, 0, 2e-3]))}
     apart = losses_beside.differences(runs)
     assert list(apart) == ["fp32 - jax.jit", "mixed - jax.jit", "fp32 - PyTorch", "mixed - PyTorch", "jax.jit - PyTorch"]
     assert apart["jax.jit - PyTorch"] == {"largest": pytest.approx(2e-3, rel=1e-2), "at_step": 3}
-    assert losses_beside.bounds_failed(apart) == 0
+    assert [losses_beside.bounds_failed(apart, bound) for bound in (3e-3, 1e-3)] == [0, 1]
     for worse, failed in ((exact * (1 + 2e-5), 1), (exact * (1 - 3e-3), 2), (np.full(3, np.nan), 2)):
-        assert losses_beside.bounds_failed(losses_beside.differences(runs | {"fp32": worse})) == failed
+        assert losses_beside.bounds_failed(losses_beside.differences(runs | {"fp32": worse}), 3e-3) == failed
 
 
 def _unreadable() -> int:

@@ -17,17 +17,18 @@ from tests.compile_cases import CASES
 from tpuflow.chips import CHIPS
 from tpuflow.compiler import PIPELINE
 from tpuflow.dtypes import BF16, F16, F32, PRED, S32, DType
-from tpuflow.lower.frontend.jaxpr import lower_jaxpr
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.interpret import interpret
 from tpuflow.lower.graph.verify import verify
+from tpuflow.lower.importers.jaxpr.importer import lower_jaxpr
 from tpuflow.lower.memory import plan_memory
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.fold_moves import FoldMoves
 from tpuflow.lower.passes.fuse import Fuse
 from tpuflow.lower.passes.hoist_invariants import HoistInvariants
 from tpuflow.lower.passes.prune_carries import PruneCarries
+from tpuflow.lower.passes.read_chosen import ReadChosen
 from tpuflow.lower.passes.schedule import Schedule
 from tpuflow.lower.passes.simplify import Simplify
 
@@ -150,6 +151,7 @@ def test_passes_are_named_after_what_they_do() -> None:
         "simplify",
         "prune-carries",
         "simplify",
+        "read-chosen",
         "fold-moves",
         "fuse",
         "hoist-invariants",
@@ -346,6 +348,97 @@ def test_switches_lose_unused_results_and_operands() -> None:
     branches = [r.finish([r.exp(r.inputs[0]), r.tanh(r.inputs[1])]) for r in regions]
     graph = verify(PruneCarries()(b.finish(b.switch(index, branches, [x, y])[:1])))
     assert graph.nodes[-1].inputs == (index, x) and len(graph.nodes[-1].results) == 1
+
+
+# --- read chosen --------------------------------------------------------------------------------------------------------
+
+
+def chosen(b: Builder, p: Value, x: Value, y: Value) -> Value:
+    """One or the other whole array by a 0-d condition."""
+    return b.select(b.splat(p, x.shape), x, y)
+
+
+def test_an_update_reads_the_state_that_its_condition_keeps() -> None:
+    b = Builder("f", [T(PRED), T(F32, 4), T(F32, 4)])
+    good, state, change = b.inputs
+    new = b.add(state, change)
+    step = b.mul(new, new)
+    kept = chosen(b, good, new, state)
+    graph = verify(b.finish([kept, chosen(b, good, step, change)]))
+    assert str(verify(ReadChosen()(graph))).splitlines() == [
+        "graph f(%0: pred[], %1: f32[4], %2: f32[4]) {",
+        "  %3: f32[4] = add %1, %2",
+        "  %4: pred[4] = broadcast{axes=()} %0",
+        "  %5: f32[4] = select %4, %3, %1",
+        "  %6: f32[4] = mul %5, %5",
+        "  %7: pred[4] = broadcast{axes=()} %0",
+        "  %8: f32[4] = select %7, %6, %2",
+        "  return %5, %8",
+        "}",
+    ]
+
+
+def _kept_and(read: Callable[[Builder, Value, Value, Value], list[Value]]) -> Graph:
+    """A state kept where p holds, and what `read` makes of p, the new state and the old one."""
+    b = Builder("f", [T(F32, 4), T(F32, 4)])
+    state, change = b.inputs
+    p = b.reduce("and", b.is_finite(change), (0,))
+    new = b.add(state, change)
+    others = read(b, p, new, state)
+    return verify(b.finish([chosen(b, p, new, state), *others]))
+
+
+def _reads_in_a_region(b: Builder, p: Value, new: Value, old: Value) -> list[Value]:
+    region = b.region("body", [new.type])
+    (found,) = b.loop(3, region.finish([region.exp(region.inputs[0])]), [new])
+    return [chosen(b, p, found, old)]
+
+
+def _sends(b: Builder, p: Value, new: Value, old: Value) -> list[Value]:
+    b.outfeed(0, new)
+    return []
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda b, p, new, old: [new],
+        lambda b, p, new, old: [b.exp(new)],
+        lambda b, p, new, old: [chosen(b, p, old, b.exp(new))],
+        lambda b, p, new, old: [chosen(b, b.not_(p), b.exp(new), old)],
+        lambda b, p, new, old: [chosen(b, p, b.exp(new), b.tanh(new))],
+        lambda b, p, new, old: [chosen(b, b.reduce("and", b.is_finite(new), (0,)), b.exp(new), old)],
+        _reads_in_a_region,
+        _sends,
+    ],
+)
+def test_what_may_be_asked_for_where_the_condition_does_not_hold_is_read_as_it_was(read: Callable[..., list[Value]]) -> None:
+    graph = _kept_and(read)
+    assert str(ReadChosen()(graph)) == str(graph)
+
+
+def test_a_condition_that_is_decided_later_is_not_waited_for() -> None:
+    b = Builder("f", [T(F32, 4), T(F32, 4)])
+    state, change = b.inputs
+    new = b.add(state, change)
+    step = b.exp(new)
+    p = b.reduce("and", b.is_finite(step), (0,))
+    graph = verify(b.finish([chosen(b, p, new, state), chosen(b, p, step, state)]))
+    assert str(ReadChosen()(graph)) == str(graph)
+
+
+def test_choices_of_choices_and_of_either_side() -> None:
+    def read(b: Builder, p: Value, new: Value, old: Value) -> list[Value]:
+        inner = chosen(b, p, b.exp(b.neg(new)), old)
+        return [chosen(b, p, b.tanh(inner), old), chosen(b, p, b.mul(new, inner), b.full_like(new, 0.0))]
+
+    graph = _kept_and(read)
+    changed = verify(ReadChosen()(graph))
+    assert str(changed) != str(graph)
+    for change in ([1.0, 2.0, 3.0, 4.0], [1.0, np.inf, np.nan, 4.0]):
+        arrays = [np.ones(4, np.float32), np.asarray(change, np.float32)]
+        for want, got in zip(interpret(graph, *arrays), interpret(changed, *arrays), strict=True):
+            np.testing.assert_array_equal(bits(got), bits(want))
 
 
 # --- fuse ---------------------------------------------------------------------------------------------------------------

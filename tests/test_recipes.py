@@ -128,6 +128,14 @@ def test_a_figure_outside_its_bound_fails(policy, kind, off, holds):
     assert all(figure.holds for figure in parity.compare(policy, history)) is holds
 
 
+def test_only_the_loss_on_a_tie_between_two_fp16_numbers_may_be_the_other_one():
+    losses = np.asarray(_history("mixed")[0]["losses"])
+    below = [float(np.float32(loss) - np.spacing(np.float16(loss))) for loss in losses]
+    history = _history("mixed")
+    history[0] = {**history[0], "losses": below}
+    assert [figure.place for figure in parity.compare("mixed", history)[:10] if figure.holds] == ["at 57664"]
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [

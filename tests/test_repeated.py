@@ -18,8 +18,8 @@ from tpuflow.device.timing import time_program
 from tpuflow.device.timing.calibration import Machine
 from tpuflow.device.timing.program import time_kernel
 from tpuflow.lower.emit import Repeated, emit_node
-from tpuflow.lower.frontend.jaxpr import lower_jaxpr
 from tpuflow.lower.graph.graph import Graph
+from tpuflow.lower.importers.jaxpr.importer import lower_jaxpr
 from tpuflow.lower.memory import plan_memory
 
 LAYERS = 4

@@ -19,7 +19,7 @@ from models.lenet import lenet_step
 from tpuflow.device.timing.record import record
 from tpuflow.estimating.estimating import Estimate
 from tpuflow.isa.program import Kernel, walk
-from tpuflow.reports.layers import BACKWARD, FORWARD, UPDATE, Layer, layer_of, scope_of, what_of
+from tpuflow.reports.layers import BACKWARD, FORWARD, UPDATE, Layer, layer_of
 from tpuflow.reports.trace import trace
 
 LENET_LAYERS = {"LeNet5", *(f"LeNet5/{name}" for name in ("conv1", "conv2", "fc1", "fc2", "fc3"))}
@@ -48,11 +48,6 @@ def lenet(sink_size: int = 100) -> Estimate:
 )
 def test_a_name_stack_tells_module_path_and_phase(scope: str, layer: Layer):
     assert layer_of(scope) == layer
-
-
-def test_a_kernels_name_holds_its_name_stack_and_what_it_does():
-    assert scope_of("jvp(Net)/fc1: dot f32[4,4]") == "jvp(Net)/fc1" and what_of("jvp(Net)/fc1: dot f32[4,4]") == "dot f32[4,4]"
-    assert scope_of("map add f32[4]") == "" and what_of("map add f32[4]") == "map add f32[4]"
 
 
 # --- memory -------------------------------------------------------------------------------------------------------------

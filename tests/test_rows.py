@@ -77,7 +77,7 @@ def test_rows_that_stay_on_the_chip_are_what_jax_computes_on_every_engine(chip) 
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((70, 33), (33,), (70, 33))]
     program = compile_function(attention, arrays, chip=chip)
-    assert sum(kernel.name.split(": ")[-1].startswith("rows") for kernel in program.kernels()) >= 3
+    assert sum(kernel.name.startswith("rows") for kernel in program.kernels()) >= 3
     reference = Executable(program, engine="reference").launch(arrays)[0]
     exact, native = (Executable(program, fidelity=fidelity).launch(arrays)[0] for fidelity in ("bitexact", "native"))
     for want, found in zip(reference, exact, strict=True):

@@ -16,13 +16,13 @@ from tpuflow.device.runtime import Executable
 from tpuflow.device.timing.calibration import Calibration
 from tpuflow.device.timing.program import time_program
 from tpuflow.dtypes import F16, F32, DType
+from tpuflow.isa.contraction import Contraction, SlidingAxis
 from tpuflow.isa.program import Program
 from tpuflow.lower import tiling
 from tpuflow.lower.assemble import Interface, assemble
 from tpuflow.lower.emit import matmul, site
 from tpuflow.lower.emit.matmul import Product
 from tpuflow.lower.graph.builder import Builder
-from tpuflow.lower.graph.conv import ConvLabels, Slide
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
 from tpuflow.lower.graph.interpret import interpret
 from tpuflow.lower.graph.verify import verify
@@ -120,8 +120,9 @@ def test_how_often_a_product_reads_its_operands_depends_on_the_other_ones_axes()
     b = Builder("f", [T(F16, 8, 1024, 64), T(F16, 8, 64, 2048), T(F16, 16, 28, 28, 64), T(F16, 3, 3, 64, 520)])
     x, y, image, kernel = b.inputs
     batched = b.dot(x, y, (2,), (1,), (0,), (0,))
-    slides = (Slide(1, 4, 28, low=1), Slide(2, 5, 28, low=1))
-    convolved = b.conv(image, kernel, ConvLabels((0, 1, 2, 3), (4, 5, 3, 6), (0, 1, 2, 6), slides))
+    sliding = (SlidingAxis(1, 4), SlidingAxis(2, 5))
+    padded = tuple(s.bound(s.axis, 28, low=1) for s in sliding)
+    convolved = b.conv(image, kernel, Contraction((0, 1, 2, 3), (4, 5, 3, 6), (0, 1, 2, 6), sliding, padded), (16, 28, 28, 520))
     products = [next(n for n in b.finish([v]).nodes if v in n.results) for v in (batched, convolved)]
     assert [outline.times_read(products[0], v) for v in (x, y)] == [4, 2], "columns, rows; a batch axis is read once"
     assert [outline.times_read(products[1], v) for v in (image, kernel)] == [2, 25]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import runpy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,16 +17,16 @@ from tpuflow.chips import get_chip
 from tpuflow.device import forms
 from tpuflow.device.fast import liveness
 from tpuflow.device.fast.engine import FastEngine
+from tpuflow.device.fast.halos import halos_of
 from tpuflow.device.fast.lift import HANDLERS, handler_of
 from tpuflow.device.fast.positions import CannotLift
-from tpuflow.device.fast.spans import spans_of
 from tpuflow.device.reference import ReferenceEngine
 from tpuflow.device.reference.execute import _EXECUTE
+from tpuflow.device.resolved import resolve
 from tpuflow.device.timing.calibration import Machine
 from tpuflow.device.timing.cores import share
 from tpuflow.device.timing.form import form_of
 from tpuflow.device.timing.program import time_kernel
-from tpuflow.device.uses import uses
 from tpuflow.device.verify import verify
 from tpuflow.device.verify.effort import Effort
 from tpuflow.device.verify.instructions import _FIELD_RULES, RULES, check_fields, check_operands
@@ -33,12 +34,15 @@ from tpuflow.device.verify.kernels import check_kernel
 from tpuflow.device.verify.refusal import Refusal
 from tpuflow.device.verify.structure import structure
 from tpuflow.errors import HazardError, ProgramError
+from tpuflow.isa import elementwise
 from tpuflow.isa import instruction as field
 from tpuflow.isa.bounds import Bound
+from tpuflow.isa.contraction import SlidingAxis
 from tpuflow.isa.cost import Cost
 from tpuflow.isa.instruction import BY_MNEMONIC, INSTRUCTIONS, TRAITS, FieldKind, Instruction, Tile, Window, instr
 from tpuflow.isa.program import Kernel, Program
 from tpuflow.isa.vector import Binary, ReduceInto, _Compute
+from tpuflow.isa.wire import choice_codec
 
 CHIP = get_chip("generic")
 MACHINE = Machine.of(CHIP)
@@ -89,7 +93,7 @@ PLACES: dict[str, Callable[[Program], object]] = {
     "verifier": verify,
     "verifier of one kernel": lambda p: check_kernel(_kernel(p), p.buffers, p.chip, Effort(99)),
     "memo of the verifier": lambda p: structure(_kernel(p), p.buffers),
-    "uses": lambda p: uses(_kernel(p)),
+    "resolve": lambda p: resolve(_kernel(p)),
     "liveness of reads": lambda p: liveness.reads(_kernel(p)),
     "liveness of writes": lambda p: liveness.writes(_kernel(p)),
     "lifting": lambda p: [handler_of(i) for i in _kernel(p).instructions],
@@ -186,7 +190,7 @@ def test_a_new_accumulator_is_shared_out_by_what_it_states() -> None:
 
     CHIP32 = replace(CHIP, cores=32)
     known = share(_kernel(programs.reduce_program((8, 3000), (8, 128))), CHIP32)
-    assert known[0].size > 1
+    assert known[0].share > 1
     assert shared(AddUp) == known and shared(Follow) != known
 
 
@@ -255,7 +259,7 @@ def _changes(instruction: Instruction) -> Iterator[Instruction]:
             case "choice":
                 others = [next(c for c in kind.choices if c != value)]
             case "axes" | "pairs" | "bounds":
-                others = [(*value, {"axes": 7, "pairs": field.Pair(0, 1, 1, 1), "bounds": Bound(1, ())}[kind.name])]
+                others = [(*value, {"axes": 7, "pairs": SlidingAxis(0, 1, 1, 1), "bounds": Bound(1, ())}[kind.name])]
             case "number":
                 others = [value + 1]
             case "immediate":
@@ -322,4 +326,16 @@ def test_halo_tiles_of_an_instruction_that_states_nothing_are_refused() -> None:
     tile = load.writes()[0]
     body = tuple(x for i in kernel.body for x in ((i, cls(tile, tile, tile)) if i is load else (i,)))
     with pytest.raises(ProgramError, match="'average' states no traits"):
-        spans_of(replace(kernel, body=body))
+        halos_of(replace(kernel, body=body))
+
+
+def test_an_elementwise_operation_that_the_fast_engine_does_not_know_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    added = elementwise.Operation("sinh", 20, elementwise.UNARY["exp"].on, elementwise.TRANSCENDENTAL)
+    monkeypatch.setattr(elementwise, "OPERATIONS", {**elementwise.OPERATIONS, "sinh": added})
+    with pytest.raises(TypeError, match="operations on float that .* alone has: sinh"):
+        runpy.run_module("tpuflow.device.fast.lax_elementwise")
+
+
+def test_two_words_of_one_number_are_refused() -> None:
+    with pytest.raises(ValueError, match="two of the words add, sub have one number"):
+        choice_codec("op", {"add": 0, "sub": 0})

@@ -20,7 +20,8 @@ from tpuflow.dtypes import BF16, F16, F32, PRED, S32, U32
 from tpuflow.errors import ProgramError
 from tpuflow.isa import dma, matrix, vector
 from tpuflow.isa.bounds import Bound
-from tpuflow.isa.instruction import Instruction, Pair, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.contraction import SlidingAxis
+from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Infeed, Kernel, Loop, Outfeed, Program, Switch, While
 
 PROGRAMS = programs.all_programs()
@@ -231,19 +232,19 @@ OPERANDS = {
         "f16 operands at precision bf16; expected exact, or operands of f32",
     ),
     "conv halo": (
-        matrix.MatmulAccumulate(ACC, X, vmem(F32, TileAxis(3), B, TileAxis(16)), (0, 1), (0, 2), (3, 2, 1), (Pair(0, 3, 2, 1),)),
+        matrix.MatmulAccumulate(ACC, X, vmem(F32, TileAxis(3), B, TileAxis(16)), (0, 1), (0, 2), (3, 2, 1), (SlidingAxis(0, 3, 2, 1),)),
         r"axis 0 of a is \[8\]; expected \[17\], the reach of \[8\] in strides of 2 and \[3\] in strides of 1",
     ),
     "conv axis": (
-        matrix.MatmulAccumulate(ACC, X, vmem(F32, B, TileAxis(16)), (0, 1), (0, 2), (2, 1), (Pair(2, 3, 1, 1),)),
+        matrix.MatmulAccumulate(ACC, X, vmem(F32, B, TileAxis(16)), (0, 1), (0, 2), (2, 1), (SlidingAxis(2, 3, 1, 1),)),
         r"pairs are of the axes \[2\]; expected different axes of a",
     ),
     "conv label": (
-        matrix.MatmulAccumulate(ACC, X, vmem(F32, B, TileAxis(16)), (0, 1), (0, 2), (2, 1), (Pair(0, 2, 1, 1),)),
+        matrix.MatmulAccumulate(ACC, X, vmem(F32, B, TileAxis(16)), (0, 1), (0, 2), (2, 1), (SlidingAxis(0, 2, 1, 1),)),
         "expected every label in at least two of the three, once in each",
     ),
     "conv stride": (
-        matrix.MatmulAccumulate(ACC, X, vmem(F32, B, TileAxis(16)), (0, 1), (0, 2), (2, 1), (Pair(0, 3, 0, 1),)),
+        matrix.MatmulAccumulate(ACC, X, vmem(F32, B, TileAxis(16)), (0, 1), (0, 2), (2, 1), (SlidingAxis(0, 3, 0, 1),)),
         "a pair has stride 0, dilation 1",
     ),
     "bound of no operand": (_bounded(Bound(8, ((0, 1), (1, 1)))), r"terms \(\(0, 1\), \(1, 1\)\); expected labels of a, \(0, 2\), or of b"),

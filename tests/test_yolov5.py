@@ -239,8 +239,8 @@ SMOOTHING = 0.1
 
 
 def compared(torch: ModuleType, config: Config, size: int, hyp: Hyperparameters) -> Compared:
-    from bench import torch_yolov5
     from tests import yolov5_torch
+    from train import torch_yolov5
 
     torch.manual_seed(0)
     network = torch_yolov5.Network(config).train()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 import jax
 import numpy as np
@@ -14,9 +15,9 @@ import pytest
 import yaml
 
 import tpuflow
-from models.yolov5 import YOLOv5
+from models.yolov5 import TORCH_LAYERS, YOLOv5
 from tests.test_yolov5 import NARROW, a_batch, cfg
-from tpuflow.importers import load_state_dict
+from tpuflow.importers import load_state_dict, state_dict
 from train.__main__ import main
 from train.detection.hyperparameters import Hyperparameters
 from train.detection.loss import DetectionLoss, detection_loss, pixels
@@ -25,10 +26,12 @@ from train.detection.results import read_results
 from train.detection.schedules import Plan
 from train.yolov5 import EMA
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
+pytestmark = pytest.mark.slow
 pytest.importorskip("cv2", reason="pip install 'tpuflow[detection]'")
 
 EPOCHS = 12
+TORCH_STEPS = 4
+"""Each an update: with two pictures at 64 pixels, normalisations of few numbers magnify what is rounded."""
 WRITTEN = {
     "F1_curve.png", "PR_curve.png", "P_curve.png", "R_curve.png", "checkpoints", "confusion_matrix.png", "hyp.yaml", "opt.yaml",
     "results.csv", "results.png", "train_batch0.jpg", "val_batch0_labels.jpg", "val_batch0_pred.jpg", "weights",
@@ -61,14 +64,30 @@ def test_a_training_that_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
         assert one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one), name
 
 
-def test_a_step_on_the_device_is_that_of_plain_jax() -> None:
-    plan, loss = Plan(Hyperparameters(), 3, 64, 2), DetectionLoss(NARROW, Hyperparameters(), 64)
+@pytest.mark.torch
+def test_a_step_on_the_device_is_that_of_plain_jax_and_several_are_pytorchs(torch: ModuleType) -> None:
+    from train import torch_yolov5
+
+    plan, loss = Plan(Hyperparameters(), 3, 64, 16), DetectionLoss(NARROW, Hyperparameters(), 64)
     batch = a_batch(NARROW, 64)
     made = tpuflow.training_step(
         YOLOv5(NARROW), batch, optimizer=make_optimizer("SGD", plan), loss_fn=detection_loss(loss), inputs=pixels, ema=EMA,
         accumulate_steps=plan.accumulation,
     )  # fmt: skip
-    (here, figures), (there, found) = jax.jit(made.step)(made.state, batch), tpuflow.jit(made.step)(made.state, batch)
+    step = jax.jit(made.step)
+    (here, figures), (there, found) = step(made.state, batch), tpuflow.jit(made.step)(made.state, batch)
     np.testing.assert_allclose(found.loss, figures.loss, rtol=1e-5)
     for a, b in zip(jax.tree.leaves((here.carried, here.ema)), jax.tree.leaves((there.carried, there.ema)), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-3, atol=1e-3 * float(np.abs(a).max()))
+
+    network = torch_yolov5.Network(NARROW).train()
+    own = state_dict({"params": made.state.params, **made.state.carried}, TORCH_LAYERS)
+    network.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in own.items()}, strict=False)
+    trained = torch_yolov5.train(network, [batch] * TORCH_STEPS, loss, plan, EMA)
+    losses = [float(figures.loss)]
+    for _ in range(1, TORCH_STEPS):
+        here, figures = step(here, batch)
+        losses.append(float(figures.loss))
+    np.testing.assert_allclose(trained.losses, losses, rtol=1e-4)
+    for name, array in state_dict({"params": here.ema.params, **here.ema.carried}, TORCH_LAYERS).items():
+        np.testing.assert_allclose(trained.average[name].numpy(), array, rtol=0, atol=0.02 * float(np.abs(array).max()), err_msg=name)

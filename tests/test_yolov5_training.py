@@ -170,7 +170,7 @@ def variables(network: YOLOv5) -> Any:
 @pytest.fixture(scope="module")
 def checkpoint(torch: ModuleType, variables: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file as the release saves it in a training: the network pickled in half precision, beside numbers, paths and options."""
-    from bench import torch_yolov5
+    from train import torch_yolov5
 
     made = torch_yolov5.Network(NARROW)
     named = {name: torch.from_numpy(np.array(array)) for name, array in state_dict(variables, TORCH_LAYERS).items()}
@@ -271,7 +271,7 @@ def test_a_network_with_four_maps_comes_back_and_its_step_compiles(tmp_path: Pat
 
 @pytest.mark.torch
 def test_the_release_can_load_what_is_written(torch: ModuleType, variables: Any, tmp_path: Path) -> None:
-    from bench import torch_yolov5
+    from train import torch_yolov5
 
     save_network(tmp_path / "last.pt", NARROW, variables)
     found = torch_yolov5.Network(NARROW).load_state_dict(torch.load(tmp_path / "last.pt", weights_only=True), strict=False)
@@ -294,7 +294,7 @@ def test_frozen_layers_are_the_first_ones_or_those_that_are_listed() -> None:
 def test_the_side_of_frames_is_a_multiple_of_the_networks_stride() -> None:
     config = network_of(Yolov5Options(cfg="yolov5s6"), 3)[0].config
     assert stride_for(config, 1280) == 64
-    with pytest.raises(ConfigError, match="--imgsz: expected a multiple of this network's stride 64, got 672; try 640"):
+    with pytest.raises(ConfigError, match="--imgsz: expected a multiple of the network's stride 64, got 672; try 640"):
         stride_for(config, 672)
 
 

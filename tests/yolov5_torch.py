@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bench.torch_yolov5 import BALANCE, complete_iou, entropy
 from models.yolov5_config import Config
+from train.detection.loss import BALANCE
+from train.torch_yolov5 import complete_iou, entropy
 
 
 class Candidate(NamedTuple):

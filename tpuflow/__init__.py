@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tpuflow.training.metrics import METRICS, Metric
     from tpuflow.training.plain import TrainingStep, training_step
     from tpuflow.training.result import TrainResult
-    from tpuflow.training.sinks import Sink, Sunk, sink
+    from tpuflow.training.sinks import Sink, SinkResult, sink
     from tpuflow.training.using import evaluate, predict
     from tpuflow.training.weights import load_params
     from tpuflow.verdict.judging import check
@@ -62,8 +62,8 @@ _HOMES = {
     "Policy": "tpuflow.amp",
     "Run": "tpuflow.training.callbacks.base",
     "Sink": "tpuflow.training.sinks",
+    "SinkResult": "tpuflow.training.sinks",
     "SummaryWriter": "tpuflow.training.callbacks.summaries",
-    "Sunk": "tpuflow.training.sinks",
     "TimeMonitor": "tpuflow.training.callbacks.base",
     "TrainResult": "tpuflow.training.result",
     "TrainingStep": "tpuflow.training.plain",
@@ -109,8 +109,8 @@ __all__ = [
     "Policy",
     "Run",
     "Sink",
+    "SinkResult",
     "SummaryWriter",
-    "Sunk",
     "TimeMonitor",
     "TrainResult",
     "TrainingStep",

@@ -266,7 +266,7 @@ def _info_lines(program: Program) -> list[str]:
         lines += [f"{what:8} {p.name or '-'}: {p.dtype}{list(p.shape)}{' (donated)' if p.donated else ''}" for p in ports]
     lines.append(f"{len(kernels)} kernels; instructions: {', '.join(f'{n} {c}' for n, c in sorted(opcodes.items()))}")
     lines += [
-        f"  {place}: {block.name or 'kernel'} grid {[g.size for g in block.grid]}"
+        f"  {place}: {block.title or 'kernel'} grid {[g.size for g in block.grid]}"
         for place, block in walk(program.code)
         if isinstance(block, Kernel)
     ]

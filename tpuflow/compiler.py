@@ -23,11 +23,11 @@ from tpuflow.errors import CompileError, ConfigError
 from tpuflow.isa.calls import count
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.program import Program
+from tpuflow.jaxprs.compat import KEY_IMPLEMENTATION, ClosedJaxpr, is_key
 from tpuflow.lower.assemble import Interface, assemble
-from tpuflow.lower.frontend.jax_compat import KEY_IMPLEMENTATION, ClosedJaxpr, is_key
-from tpuflow.lower.frontend.jaxpr import lower_with_calls
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.verify import verify
+from tpuflow.lower.importers.jaxpr.importer import lower_with_calls
 from tpuflow.lower.located import located
 from tpuflow.lower.memory import plan_memory
 from tpuflow.lower.passes.base import Pass
@@ -38,20 +38,21 @@ from tpuflow.lower.passes.hoist_invariants import HoistInvariants
 from tpuflow.lower.passes.join_small import JoinSmall
 from tpuflow.lower.passes.merge_kernels import MergeKernels
 from tpuflow.lower.passes.prune_carries import PruneCarries
+from tpuflow.lower.passes.read_chosen import ReadChosen
 from tpuflow.lower.passes.schedule import Schedule
 from tpuflow.lower.passes.simplify import Simplify
 from tpuflow.lower.passes.store_less import StoreLess
 from tpuflow.lower.passes.sum_in_product import SumInProduct
 
 PIPELINE: tuple[Pass, ...] = (
-    Simplify(), PruneCarries(), Simplify(), FoldMoves(), Fuse(), HoistInvariants(),
+    Simplify(), PruneCarries(), Simplify(), ReadChosen(), FoldMoves(), Fuse(), HoistInvariants(),
     Schedule(), MergeKernels(related=True), StoreLess(), SumInProduct(), FuseRows(), MergeKernels(), JoinSmall(),
     Schedule(),
 )  # fmt: skip
-"""Simplify; let loops carry only what is needed; simplify what that opened; read moved data through windows; form kernels; take those
-out of loops that need not be there; put them in an order that holds little at a time; merge those that read the same, let readers
-compute what is dearer to store, let products sum their results, go on with rows that are reduced while they are on the chip, merge what
-is left side by side, join what is small; put what came of it in order."""
+"""Simplify; let loops carry only what is needed; simplify what that opened; read what a condition keeps; read moved data through windows;
+form kernels; take those out of loops that need not be there; put them in an order that holds little at a time; merge those that read the
+same, let readers compute what is dearer to store, let products sum their results, go on with rows that are reduced while they are on the
+chip, merge what is left side by side, join what is small; put what came of it in order."""
 
 Watch = Callable[[str, Graph], None]
 """What is told the graph after the frontend and after every pass, by the stage's name."""

@@ -14,12 +14,12 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jax.core import Tracer
 
 from tpuflow import amp
 from tpuflow.chips import Chip
 from tpuflow.errors import ConfigError
 from tpuflow.isa.program import Program
+from tpuflow.jaxprs.compat import Tracer
 from tpuflow.stages.compiling import jit as jit_arrays
 from tpuflow.stages.staging import Lowered
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from train import parity_cifar, parity_clm, parity_diffusion, parity_mnist, parity_resnet, parity_unet
+from train import parity_cifar, parity_clm, parity_diffusion, parity_mnist, parity_resnet, parity_unet, parity_yolov5
 
 COMPARISONS: Mapping[str, Callable[[Sequence[str] | None], int]] = {
     "mnist": parity_mnist.main,
@@ -14,6 +14,7 @@ COMPARISONS: Mapping[str, Callable[[Sequence[str] | None], int]] = {
     "clm": parity_clm.main,
     "unet": parity_unet.main,
     "diffusion": parity_diffusion.main,
+    "yolov5": parity_yolov5.main,
 }
 """Name -> its command line."""
 

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,20 @@ INITIAL_SCALE = 65536.0
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How near a figure must come: `digits` demands equality as printed, `within` an absolute difference."""
+    """How near a figure must come: `digits` demands equality as printed, `within` an absolute difference.
+
+    `ties` gives, for a documented figure whose value before rounding lies on the tie between two numbers, the other of the two.
+    """
 
     within: float | None = None
     digits: int | None = None
+    ties: Mapping[float, float] = field(default_factory=dict)
 
     def holds(self, documented: float, ours: float) -> bool:
         """Whether `ours` is near enough; NaN never is."""
         if self.digits is not None:
-            return f"{documented:.{self.digits}f}" == f"{ours:.{self.digits}f}"
+            allowed = (documented, self.ties.get(documented, documented))
+            return f"{ours:.{self.digits}f}" in [f"{figure:.{self.digits}f}" for figure in allowed]
         assert self.within is not None
         return abs(ours - documented) <= self.within
 
@@ -40,11 +45,13 @@ class Bound:
 
 # fp32 sums in another order than the vendor's, so its losses agree to a few units of the sixth decimal only. fp16 and mixed round every
 # loss to fp16, which hides the order; their averages are means of 157 such losses, of which a few fall on the other side of a rounding.
-# 1e-9 in the accuracies covers the decimal fractions.
+# One loss of mixed is 2.1728513 before rounding, a unit of the last place of fp32 from the tie between 2.171875 and 2.173828: on which side
+# of it the sums of a host's CPU fall differs from host to host (AVX-512 gives the documented figure; AVX2 and the device's own order the
+# other). 1e-9 in the accuracies covers the decimal fractions.
 BOUNDS: Mapping[str, Mapping[str, Bound]] = {
     "fp32": {"loss": Bound(within=5e-6), "accuracy": Bound(digits=1), "average": Bound(within=5e-6)},
     "fp16": {"loss": Bound(digits=6), "accuracy": Bound(digits=1), "average": Bound(within=4e-5)},
-    "mixed": {"loss": Bound(digits=6), "accuracy": Bound(within=0.1 + 1e-9), "average": Bound(within=5e-5)},
+    "mixed": {"loss": Bound(digits=6, ties={2.173828: 2.171875}), "accuracy": Bound(within=0.1 + 1e-9), "average": Bound(within=5e-5)},
 }
 
 

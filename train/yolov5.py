@@ -27,7 +27,7 @@ from train.detection.hyperparameters import Hyperparameters, read_hyperparameter
 from train.detection.loss import DetectionLoss, detection_loss, pixels
 from train.detection.nms import VALIDATION
 from train.detection.optimizer import OPTIMIZERS, make_optimizer
-from train.detection.options import RunOptions
+from train.detection.options import STRIDE, RunOptions, check_size
 from train.detection.predicting import Predictor
 from train.detection.results import draw_results
 from train.detection.schedules import Plan
@@ -97,9 +97,7 @@ class Yolov5Options(RunOptions):
         Raises:
           ConfigError: one is not.
         """
-        if self.imgsz < 64 or self.imgsz % 32:
-            near = max(64, round(self.imgsz / 32) * 32)
-            raise ConfigError(f"--imgsz: expected a multiple of the network's stride 32, from 64 on, got {self.imgsz}; try {near}.")
+        check_size(self.imgsz, STRIDE, least=2 * STRIDE)
         for name, least in {"epochs": 1, "batch_size": 1, "workers": 1, "patience": 0, "seed": 0, "sink_size": -1}.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"--{name.replace('_', '-')}: expected {least} or more, got {getattr(self, name)}.")

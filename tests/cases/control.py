@@ -29,6 +29,14 @@ def _own_tangent(x: Any) -> Any:
 _own_tangent.defjvp(lambda primals, tangents: (jnp.sin(primals[0]), 3 * tangents[0]))
 
 
+@jax.custom_batching.custom_vmap
+def _own_batches(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+_own_batches.def_vmap(lambda size, batched, x: (jnp.sin(x) * 2, batched[0]))
+
+
 def _rnn(h: Any, xs: Any, w: Any, *, reverse: bool = False) -> Any:
     def step(h: Any, x: Any) -> tuple[Any, Any]:
         h = jnp.tanh(h @ w + x)
@@ -77,6 +85,7 @@ _KEY = Arg((2,), U32, "key")
 _CALLS = [
     _case("jit-nested", jax.jit(lambda x: jax.jit(lambda y: y * 2)(x) + 1), Arg((33,)), grad=True),
     _case("custom_vjp", _clipped_gradient, Arg((33,)), grad=True),
+    _case("custom_vmap", lambda x: _own_batches(x) + jax.vmap(_own_batches)(x), Arg((33,)), tolerance="function"),
     _case("custom_jvp", _own_tangent, Arg((33,)), grad=True, tolerance="function"),
     _case("checkpoint", jax.checkpoint(lambda x: jnp.sin(jnp.sin(x))), Arg((33,)), grad=True, tolerance="composed"),
     _case("jvp", lambda x, t: jax.jvp(jnp.tanh, (x,), (t,)), Arg((33,)), Arg((33,)), tolerance="composed"),

@@ -20,13 +20,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
-import jax.extend.source_info_util as source_info
 
 from tpuflow.amp.casting import Operand, Walk
 from tpuflow.amp.policy import Policy, get_policy
 from tpuflow.amp.rules import RULES
-
-source_info.register_exclusion(__file__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 

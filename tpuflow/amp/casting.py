@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-import jax.extend.source_info_util as source_info
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-source_info.register_exclusion(__file__)
+from tpuflow.jaxprs.bind import bind_again
+from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr, Literal, Var, opened
+from tpuflow.jaxprs.walk import array_of, walk
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 
@@ -46,7 +45,7 @@ class Operand:
         return replace(self, value=jax.lax.convert_element_type(self.value, dtype))
 
 
-Rule = Callable[["Walk", JaxprEqn, list[Operand]], list[Operand]]
+Rule = Callable[["Walk", Equation, list[Operand]], list[Operand]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,36 +56,21 @@ class Walk:
     compute: Any
     biased: frozenset[Var] = field(default=frozenset())
 
-    def run(self, closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[Operand]:
-        """The results of `closed` for `operands`; a region of its own, with its own biases."""
-        jaxpr = closed.jaxpr
-        walk = replace(self, biased=biased_products(jaxpr))
-        env: dict[Any, Operand] = dict(zip(jaxpr.constvars, map(_constant, closed.consts), strict=True))
-        env.update(zip(jaxpr.invars, operands, strict=True))
-        for eqn in jaxpr.eqns:
-            results = walk.step(eqn, [_read(env, v) for v in eqn.invars])
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [_read(env, v) for v in jaxpr.outvars]
+    def run(self, jaxpr: ClosedJaxpr | Jaxpr, operands: Sequence[Operand]) -> list[Operand]:
+        """The results of a jaxpr for `operands`; a region of its own, with its own biases."""
+        inside = replace(self, biased=biased_products(opened(jaxpr)[0]))
+        return walk(jaxpr, operands, inside.step, _constant)
 
-    def step(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
-        """One equation by its rule, with the source line and the module path it was traced with.
-
-        Inside of a function that JAX has traced once for all its calls, equations know no line of the user's: the call's is kept.
-        """
-        rule = self.rules.get(eqn.primitive.name, as_traced)
-        stack = source_info.current_name_stack() + eqn.source_info.name_stack
-        own = eqn.source_info.traceback if _has_line(eqn.source_info.traceback) else None
-        with source_info.user_context(own, name_stack=stack), eqn.ctx.manager:
-            return rule(self, eqn, operands)
+    def step(self, eqn: Equation, operands: list[Operand]) -> list[Operand]:
+        """One equation by its rule."""
+        return self.rules.get(eqn.primitive.name, as_traced)(self, eqn, operands)
 
 
-def bind(eqn: JaxprEqn, operands: Sequence[Operand], **overrides: Any) -> list[Operand]:
+def bind(eqn: Equation, operands: Sequence[Operand], **overrides: Any) -> list[Operand]:
     """Bind the primitive of `eqn` to `operands` as they are; the results are weak if every floating operand was."""
-    params = eqn.primitive.get_bind_params({**eqn.params, **overrides})
-    results = eqn.primitive.bind(*(o.value for o in operands), **params)
     floats = [o for o in operands if o.is_float]
     weak = bool(floats) and all(o.weak for o in floats)
-    return [Operand(r, weak) for r in (results if eqn.primitive.multiple_results else [results])]
+    return [Operand(r, weak) for r in bind_again(eqn, [o.value for o in operands], **overrides)]
 
 
 def avals(atoms: Sequence[Any]) -> list[Any]:
@@ -94,7 +78,7 @@ def avals(atoms: Sequence[Any]) -> list[Any]:
     return [atom.aval for atom in atoms]
 
 
-def as_traced(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+def as_traced(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """In the types that the equation was traced with."""
     return bind(eqn, [o.cast(aval.dtype) if hasattr(aval, "dtype") else o for o, aval in zip(operands, avals(eqn.invars), strict=True)])
 
@@ -103,7 +87,7 @@ def biased_products(jaxpr: Jaxpr) -> frozenset[Var]:
     """The matrix products of a jaxpr whose only use is one addition of a smaller or broadcast operand."""
     uses: Counter[Any] = Counter(v for eqn in jaxpr.eqns for v in eqn.invars if isinstance(v, Var))
     uses.update(v for v in jaxpr.outvars if isinstance(v, Var))
-    maker: dict[Any, JaxprEqn] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    maker: dict[Any, Equation] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     found = set()
     for eqn in jaxpr.eqns:
         if eqn.primitive.name != "add":
@@ -117,7 +101,7 @@ def biased_products(jaxpr: Jaxpr) -> frozenset[Var]:
     return frozenset(found)
 
 
-def _is_smaller(bias: Any, product: Any, maker: Mapping[Var, JaxprEqn]) -> bool:
+def _is_smaller(bias: Any, product: Any, maker: Mapping[Var, Equation]) -> bool:
     """Whether `bias` has fewer elements than `product`, by its shape or before an explicit broadcast."""
     if bias.aval.size < product.aval.size:
         return True
@@ -125,18 +109,6 @@ def _is_smaller(bias: Any, product: Any, maker: Mapping[Var, JaxprEqn]) -> bool:
     return made_by is not None and made_by.primitive.name == "broadcast_in_dim" and avals(made_by.invars)[0].size < product.aval.size
 
 
-@functools.lru_cache(maxsize=4096)
-def _has_line(traceback: Any) -> bool:
-    """Whether any frame of a traceback lies outside of JAX and this walk."""
-    return bool(source_info.summarize(source_info.SourceInfo(traceback, source_info.new_name_stack())))
-
-
-def _constant(value: Any) -> Operand:
-    return Operand(value if hasattr(value, "dtype") else jnp.asarray(value))
-
-
-def _read(env: Mapping[Var, Operand], v: Any) -> Operand:
-    if isinstance(v, Literal):
-        (aval,) = avals([v])
-        return Operand(jnp.asarray(v.val, aval.dtype), weak=aval.ndim == 0)
-    return env[v]
+def _constant(atom: Any, value: Any) -> Operand:
+    array = array_of(atom, value)
+    return Operand(array, weak=isinstance(atom, Literal) and array.ndim == 0)

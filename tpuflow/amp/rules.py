@@ -6,16 +6,17 @@ are made of exponentials, logarithms, powers and sums here).
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.extend.source_info_util as source_info
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from tpuflow.amp.casting import PRODUCTS, Operand, Rule, Walk, as_traced, avals, bind
-
-source_info.register_exclusion(__file__)
+from tpuflow.jaxprs.bind import bind_again, bind_scan, bind_shard_map, scan_parts
+from tpuflow.jaxprs.calls import PLAIN_CALLS, RECOMPUTED_CALLS, called
+from tpuflow.jaxprs.compat import ClosedJaxpr, Equation
 
 SUMS = ("cumlogsumexp", "cumprod", "cumsum", "psum", "psum_invariant", "reduce_prod", "reduce_scatter", "reduce_sum", "reduce_window_sum")
 FULL_PRECISION = (
@@ -25,27 +26,26 @@ FULL_PRECISION = (
 BROADCASTING = ("add", "add_any", "div", "max", "min", "mul", "rem", "sub")
 WIDEST = (
     "abs", "all_gather", "all_gather_invariant", "all_to_all", "argmax", "argmin", "broadcast_in_dim", "cbrt", "ceil", "clamp",
-    "concatenate", "copy", "copy_p", "cos", "cummax", "cummin", "dynamic_slice", "dynamic_update_slice", "eq", "erf", "erfc", "floor",
+    "concatenate", "copy", "cos", "cummax", "cummin", "dynamic_slice", "dynamic_update_slice", "eq", "erf", "erfc", "floor",
     "gather", "ge", "gt", "is_finite", "le", "logistic", "lt", "name", "ne", "neg", "pad", "pbroadcast", "pmax", "pmin", "ppermute",
     "pvary", "reduce_max", "reduce_min", "reshape", "rev", "round", "select_n", "sign", "sin", "slice", "split", "sqrt", "squeeze",
     "stop_gradient", "tanh", "top_k", "transpose",
 )  # fmt: skip
 EACH_ITS_OWN = ("debug_callback", "debug_print", "optimization_barrier", "sort")
-CALLS = ("closed_call", "core_call", "custom_lin", "jit", "pjit")
 F32 = jnp.dtype(jnp.float32)
 
 
-def in_fp32(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+def in_fp32(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """Operands widened to fp32; the result stays fp32."""
     return bind(eqn, [o.cast(F32) if o.is_narrow else o for o in operands])
 
 
-def summed_in_fp32(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+def summed_in_fp32(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """Accumulated in fp32 and rounded once to the type it was traced with."""
     return [r.cast(aval.dtype) for r, aval in zip(in_fp32(walk, eqn, operands), avals(eqn.outvars), strict=True)]
 
 
-def in_widest(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+def in_widest(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """Every floating operand in the widest type among those that are not weak."""
     strong = [o.value.dtype for o in operands if o.is_float and not o.weak]
     if not strong:
@@ -54,7 +54,7 @@ def in_widest(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operan
     return bind(eqn, [o.cast(widest) for o in operands])
 
 
-def broadcasting(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+def broadcasting(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """In the widest type; a smaller operand is broadcast first. A product that waits for its bias gets it here."""
     if any(o.wide is not None for o in operands):
         return _add_bias(eqn, operands)
@@ -62,7 +62,7 @@ def broadcasting(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Ope
     return in_widest(walk, eqn, [_broadcast(o, shape) for o in operands])
 
 
-def broadcast_in_dim(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+def broadcast_in_dim(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """Broadcast through fp32 and back, which changes no value, so that the sum of its gradient runs in fp32 and is rounded once."""
     source = operands[0]
     if not source.is_narrow or source.weak:
@@ -71,12 +71,12 @@ def broadcast_in_dim(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list
     return [result.cast(source.value.dtype)]
 
 
-def each_its_own(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+def each_its_own(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """Operands that do not meet: each keeps the type it has."""
     return bind(eqn, operands)
 
 
-def convert(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+def convert(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """A conversion the function asks for; one that changed nothing when traced changes nothing now."""
     (operand,) = operands
     if operand.is_float and avals(eqn.invars)[0].dtype == eqn.params["new_dtype"]:
@@ -84,7 +84,7 @@ def convert(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]
     return bind(eqn, operands)
 
 
-def product_in_compute(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+def product_in_compute(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """Matrix operands in the compute type; the result too, unless the function asked for a wider one or a bias follows."""
     if not all(o.is_float for o in operands):
         return as_traced(walk, eqn, operands)
@@ -95,27 +95,27 @@ def product_in_compute(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> li
     return _product(walk, eqn, narrow, jnp.dtype(result))
 
 
-def product_as_traced(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+def product_as_traced(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """Matrix operands in the types they have; sums in fp32, rounded once, after the bias if one follows."""
     if not all(o.is_narrow for o in operands) or operands[0].value.dtype != operands[1].value.dtype:
         return as_traced(walk, eqn, operands)
     return _product(walk, eqn, operands, avals(eqn.outvars)[0].dtype)
 
 
-def _product(walk: Walk, eqn: JaxprEqn, operands: list[Operand], result: Any) -> list[Operand]:
+def _product(walk: Walk, eqn: Equation, operands: list[Operand], result: Any) -> list[Operand]:
     if result.itemsize < 4 and eqn.outvars[0] in walk.biased:
         return [Operand(_wide_product(eqn, result)(*(o.value for o in operands)), wide=result)]
     return bind(eqn, operands, preferred_element_type=result)
 
 
-def _wide_product(eqn: JaxprEqn, narrow: Any) -> Any:
+def _wide_product(eqn: Equation, narrow: Any) -> Any:
     """The product with fp32 results, whose tangents (and therefore the cotangents of its operands) are rounded to `narrow`.
 
     A plain fp32-result product would meet fp32 cotangents in the backward pass and put fp32 operands on the matrix unit.
     """
 
     def multiply(a: Any, b: Any, dtype: Any) -> Any:
-        return eqn.primitive.bind(a, b, **{**eqn.params, "preferred_element_type": dtype})
+        return bind_again(eqn, (a, b), preferred_element_type=dtype)[0]
 
     @jax.custom_jvp
     def wide_product(a: Any, b: Any) -> Any:
@@ -135,7 +135,7 @@ def _is_zero(tangent: Any) -> bool:
     return isinstance(tangent, jax.custom_derivatives.SymbolicZero)
 
 
-def _add_bias(eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+def _add_bias(eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """The bias, rounded to the result's type, is added to the fp32 sums of the product; then one rounding."""
     result = next(o.wide for o in operands if o.wide is not None)
     wide = [o if o.wide is not None else o.cast(result).cast(F32) for o in operands]
@@ -152,67 +152,72 @@ def _broadcast(operand: Operand, shape: tuple[int, ...]) -> Operand:
     return Operand(wide.astype(value.dtype))
 
 
-def call(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+def call(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """The called jaxpr in place."""
-    return walk.run(_closed(eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))), operands)
+    return walk.run(called(eqn), operands)
 
 
-def remat(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+def remat(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """The same region recomputed in the backward pass, with its casts."""
-    body = _closed(eqn.params["jaxpr"])
-
-    def region(*values: Any) -> list[Any]:
-        return [r.value for r in walk.run(body, [Operand(v, o.weak) for v, o in zip(values, operands, strict=True)])]
-
     options = {"prevent_cse": eqn.params["prevent_cse"], "policy": eqn.params["policy"]}
-    return list(map(Operand, jax.checkpoint(region, **options)(*(o.value for o in operands))))
+    return list(map(Operand, jax.checkpoint(_region(walk, called(eqn), operands), **options)(*(o.value for o in operands))))
 
 
-def shard_map(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+def shard_map(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """The same program for every shard, with its casts."""
-    p = eqn.params
-    body = _closed(p["jaxpr"])
+    return list(map(Operand, bind_shard_map(eqn, _region(walk, eqn.params["jaxpr"], operands), [o.value for o in operands])))
+
+
+def _region(walk: Walk, jaxpr: Any, operands: list[Operand]) -> Callable[..., tuple[Any, ...]]:
+    """A jaxpr with its casts, as a function of arrays in the place of these operands."""
 
     def region(*values: Any) -> tuple[Any, ...]:
-        return tuple(r.value for r in walk.run(body, [Operand(v, o.weak) for v, o in zip(values, operands, strict=True)]))
+        return tuple(r.value for r in walk.run(jaxpr, [Operand(v, o.weak) for v, o in zip(values, operands, strict=True)]))
 
-    options = {"axis_names": set(p["newly_manual_axes"]), "check_vma": p["check_vma"]}
-    mapped = jax.shard_map(region, mesh=p["mesh"], in_specs=tuple(p["in_specs"]), out_specs=tuple(p["out_specs"]), **options)
-    return list(map(Operand, mapped(*(o.value for o in operands))))
+    return region
 
 
-def scan(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+def scan(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """The same loop; its carries keep the types they were traced with."""
-    p = eqn.params
-    first, last = p["num_consts"], p["num_consts"] + p["num_carry"]
-    carry_types = p["jaxpr"].in_avals[first:last]
+    jaxpr = eqn.params["jaxpr"]
+    consts, carries, stacked = scan_parts(eqn, operands)
+    carry_types = jaxpr.in_avals[len(consts) :][: len(carries)]
 
     def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-        results = walk.run(p["jaxpr"], [*operands[:first], *map(Operand, carry), *map(Operand, xs)])
-        return _values(results[: p["num_carry"]], carry_types), [r.value for r in results[p["num_carry"] :]]
+        results = walk.run(jaxpr, [*consts, *map(Operand, carry), *map(Operand, xs)])
+        return _values(results[: len(carry)], carry_types), [r.value for r in results[len(carry) :]]
 
-    xs = [o.value for o in operands[last:]]
-    options = {"length": p["length"], "reverse": p["reverse"], "unroll": p["unroll"]}
-    carry, ys = jax.lax.scan(body, _values(operands[first:last], carry_types), xs, **options)
+    carry, ys = bind_scan(eqn, body, _values(carries, carry_types), [o.value for o in stacked])
     return list(map(Operand, [*carry, *ys]))
 
 
-def while_loop(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
-    """The same loop; its carries keep the types they were traced with."""
+def while_loop(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
+    """The same loop; its carries keep the types they were traced with.
+
+    A condition of several elements is a batch of loops: it runs as long as one of them does, and those that are done stay as they are.
+    """
     p = eqn.params
     first, last = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
     carry_types = p["body_jaxpr"].in_avals[p["body_nconsts"] :]
 
-    def condition(carry: list[Any]) -> Any:
+    batch_axes = p["cond_jaxpr"].out_avals[0].ndim
+    choose = functools.reduce(lambda f, _: jax.vmap(f), range(batch_axes), jnp.where)
+
+    def going(carry: list[Any]) -> Any:
         return walk.run(p["cond_jaxpr"], [*operands[:first], *map(Operand, carry)])[0].value
 
-    def body(carry: list[Any]) -> list[Any]:
+    def step(carry: list[Any]) -> list[Any]:
         return _values(walk.run(p["body_jaxpr"], [*operands[first:last], *map(Operand, carry)]), carry_types)
 
+    def step_of_batch(carry: list[Any]) -> list[Any]:
+        flags = going(carry)
+        return [choose(flags, new, old) for new, old in zip(step(carry), carry, strict=True)]
+
+    condition, body = (lambda carry: jnp.any(going(carry)), step_of_batch) if batch_axes else (going, step)
     return list(map(Operand, jax.lax.while_loop(condition, body, _values(operands[last:], carry_types))))
 
 
-def cond(walk: Walk, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+def cond(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """The same branches; what they return has the types it was traced with."""
     index, *rest = operands
 
@@ -227,14 +232,9 @@ def _values(operands: list[Operand], avals: Any) -> list[Any]:
     return [o.cast(a.dtype).value for o, a in zip(operands, avals, strict=True)]
 
 
-def _closed(jaxpr: Any) -> ClosedJaxpr:
-    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
-
-
 _CONTROL: dict[str, Rule] = {
-    **dict.fromkeys(CALLS, call),
-    "checkpoint": remat,
-    "remat2": remat,
+    **dict.fromkeys(PLAIN_CALLS, call),
+    **dict.fromkeys(RECOMPUTED_CALLS, remat),
     "scan": scan,
     "shard_map": shard_map,
     "while": while_loop,

@@ -6,7 +6,6 @@ engines count such trips as they go, each at its own price, and stop when the su
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tpuflow.device.timing.trips import known_trips
+from tpuflow.isa.loop_nest import LoopNest
 from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
 
 SCALE = 2**29  # a limit is counted in this many units at most, so that the fast engine can count in s32
@@ -122,8 +122,8 @@ class _Count:
 
     def kernel(self, block: Kernel) -> int:
         """Sections times the grid."""
-        points, steps = (math.prod(block.grid[g].size for g in axes) for axes in (block.parallel, block.sequential))
-        return points * (len(block.prologue) + steps * len(block.body) + len(block.epilogue))
+        nest = LoopNest(block.grid)
+        return sum(nest.runs(name) * len(section) for name, section in block.sections)
 
     def loop(self, block: Loop | While) -> int:
         """All trips, or none yet if only the run says how many."""

@@ -6,23 +6,22 @@ from collections.abc import Callable, Hashable
 from dataclasses import fields
 from typing import Any
 
-from tpuflow.device.place import SECTIONS
 from tpuflow.errors import ProgramError
 from tpuflow.isa.instruction import PLAIN_KINDS, Instruction, Window
-from tpuflow.isa.program import Kernel
+from tpuflow.isa.program import SECTIONS, Kernel
 
 WindowForm = Callable[[Window], Hashable]
-_SAID_ONLY = ("name", "sources")
+_SAID_ONLY = ("name", "scope", "sources")
 _KERNEL_FIELDS = tuple(f.name for f in fields(Kernel) if f.name not in (*SECTIONS, *_SAID_ONLY))
 
 
 def kernel_form(kernel: Kernel, window_form: WindowForm) -> Hashable:
-    """All of a kernel but its name and source lines, each window as `window_form` writes it.
+    """All of a kernel but its name, scope and source lines, each window as `window_form` writes it.
 
     Raises:
       ProgramError: an instruction that states no traits, or a field of a kind that nothing is known of.
     """
-    sections = tuple(tuple(_instruction_form(i, window_form) for i in getattr(kernel, s)) for s in SECTIONS)
+    sections = tuple(tuple(_instruction_form(i, window_form) for i in section) for _, section in kernel.sections)
     return (*(getattr(kernel, name) for name in _KERNEL_FIELDS), sections)
 
 

@@ -14,7 +14,6 @@ from tpuflow.chips.chip import Chip
 from tpuflow.isa.instruction import QUEUES, Tile
 from tpuflow.isa.program import Kernel
 
-QUEUE_NUMBER = {name: i for i, name in enumerate(QUEUES)}
 Event = tuple[int, int, int]  # instruction number in the kernel, point, step
 
 

@@ -7,8 +7,6 @@ from typing import Any
 from tpuflow.isa.instruction import FieldKind, Instruction, Tile, Window
 from tpuflow.isa.program import Kernel
 
-SECTIONS = ("prologue", "body", "epilogue")
-
 
 def tile_text(tile: Tile) -> str:
     """vmem[0x1000] f32[8,128], with the number of slots where there are several."""
@@ -37,17 +35,16 @@ def instruction_text(instruction: Instruction) -> str:
 
 def kernel_place(path: str, kernel: Kernel) -> str:
     """kernel 3.body.0 'name'."""
-    return f"kernel {path} {kernel.name!r}" if kernel.name else f"kernel {path}"
+    return f"kernel {path} {kernel.title!r}" if kernel.title else f"kernel {path}"
 
 
 def section_place(kernel: Kernel, number: int) -> str:
     """body[2] binary, for instruction `number` counted over all three sections."""
     mnemonic = kernel.instructions[number].mnemonic
-    for name in SECTIONS:
-        size = len(getattr(kernel, name))
-        if number < size:
+    for name, section in kernel.sections:
+        if number < len(section):
             return f"{name}[{number}] {mnemonic}"
-        number -= size
+        number -= len(section)
     raise IndexError(number)
 
 

@@ -12,7 +12,7 @@ TIER_NAMES = {0: "not translated yet", 1: "lift", 2: "batch", 3: "loop"}
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """One kernel: its place in the program, name, first source line, grid, number of instructions, tier (1 lift, 2 batch, 3 loop)."""
+    """One kernel: its place in the program, its title, first source line, grid, number of instructions, tier (1 lift, 2 batch, 3 loop)."""
 
     place: str
     name: str
@@ -25,7 +25,7 @@ class KernelRow:
 def profile(program: Program, tiers: Mapping[str, int]) -> tuple[KernelRow, ...]:
     """A row for every kernel; tier 0 where nothing has been translated."""
     return tuple(
-        KernelRow(place, k.name, next(filter(None, k.sources), ""), tuple(g.size for g in k.grid), len(k.instructions), tiers.get(place, 0))
+        KernelRow(place, k.title, k.source, tuple(g.size for g in k.grid), len(k.instructions), tiers.get(place, 0))
         for place, k in walk(program.code)
         if isinstance(k, Kernel)
     )

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from tpuflow.device.budget import Budget, OutOfBudget, Workload
-from tpuflow.device.feeds import check_sent
 from tpuflow.device.host_memory import host_memory
 from tpuflow.device.interrupts import held
+from tpuflow.device.launching import check_arguments, check_sent
 from tpuflow.device.limits import Limits, host_bytes, items_bytes
 from tpuflow.device.profile import KernelRow, profile
 from tpuflow.device.timing import Calibration, ProgramTime, time_program
@@ -23,7 +23,7 @@ from tpuflow.device.verify import verify
 from tpuflow.errors import ConfigError, LaunchError, listed
 from tpuflow.isa import file
 from tpuflow.isa.calls import deliver
-from tpuflow.isa.program import Loop, Port, Program
+from tpuflow.isa.program import Loop, Program
 
 ENGINES = ("fast", "reference")
 FIDELITIES = ("native", "bitexact")
@@ -124,7 +124,7 @@ class Executable:
           HostMemoryError: the host has not as much memory as it takes.
           KeyboardInterrupt: Ctrl-C; `LaunchAbandoned` where there is no cut within seconds.
         """
-        self._check(inputs, infeeds)
+        check_arguments(self.program, inputs, infeeds)
         items = infeeds[0].shape[0] if infeeds else None
         room = self._capacity(items, count)
         self._check_memory(items or 0, room)
@@ -219,21 +219,6 @@ class Executable:
                 f"inputs do not fit the program: missing {listed(missing)}, unknown {listed(extra)}; it takes {listed(names)}. Give "
                 "every input by its name."
             )
-
-    def _check(self, inputs: Sequence[Any], infeeds: Sequence[Any]) -> None:
-        program = self.program
-        for what, ports, arrays, lead in (("input", program.inputs, inputs, 0), ("infeed", program.infeeds, infeeds, 1)):
-            if len(ports) != len(arrays):
-                raise LaunchError(f"the program takes {len(ports)} {what} arrays ({[p.name for p in ports]}), got {len(arrays)}.")
-            for port, x in zip(ports, arrays, strict=True):
-                if len(x.shape) != lead + len(port.shape) or x.shape[lead:] != port.shape or x.dtype != port.dtype.numpy:
-                    raise LaunchError(_mismatch(what, port, x, lead))
-
-
-def _mismatch(what: str, port: Port, x: Any, lead: int) -> str:
-    items = "[items, ...] of " if lead else ""
-    found = f"expected {items}{port.dtype}{list(port.shape)}, got {x.dtype}{list(x.shape)}"
-    return f"{what} {port.name!r}: {found}. A Program is compiled for one shape and type: convert the array, or compile another Program."
 
 
 def _make_engine(program: Program, engine: str, fidelity: str) -> Any:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tpuflow.isa.instruction import Instruction
+from tpuflow.isa.loop_nest import LoopNest
 from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Block, Kernel, Loop, Switch, While
 
@@ -34,10 +35,8 @@ def work(blocks: Sequence[Block], trips: Mapping[int, int], unknown: float) -> f
 
 def kernel_work(kernel: Kernel) -> float:
     """Results that a kernel computes, over its whole grid."""
-    points = math.prod(g.size for g in kernel.grid if g.kind == "parallel")
-    steps = math.prod(g.size for g in kernel.grid if g.kind == "sequential")
-    once, every = sum(map(_results, kernel.prologue + kernel.epilogue)), sum(map(_results, kernel.body))
-    return max(LEAST, float(points) * (once + float(steps) * every))
+    nest = LoopNest(kernel.grid)
+    return max(LEAST, float(sum(nest.runs(name) * sum(map(_results, section)) for name, section in kernel.sections)))
 
 
 def _results(instruction: Instruction) -> float:

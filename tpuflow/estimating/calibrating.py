@@ -40,7 +40,7 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class Bent:
+class Nonlinear:
     """A constant that does not: the values at which the model is evaluated, and those tried, between which it is interpolated."""
 
     name: str
@@ -53,21 +53,21 @@ class Constants:
     """What is fitted for a family."""
 
     linear: tuple[Linear, ...]
-    bent: Bent
+    nonlinear: Nonlinear
 
     @property
     def names(self) -> tuple[str, ...]:
         """The fields of `Calibration`."""
-        return (*(c.name for c in self.linear), self.bent.name)
+        return (*(c.name for c in self.linear), self.nonlinear.name)
 
     def without(self, value: float) -> Calibration:
-        """The calibration with a value of the bent constant and none of the linear ones."""
-        return replace(UNFITTED, **{self.bent.name: value})
+        """The calibration with a value of the nonlinear constant and none of the linear ones."""
+        return replace(UNFITTED, **{self.nonlinear.name: value})
 
 
 KERNEL, STEP = Linear("kernel_seconds", KERNEL_TRIED), Linear("step_seconds", STEP_TRIED)
-TRAFFIC_SHARE = Bent("traffic_share", (0.1, 0.3, 0.6, 1.0), tuple(round(0.1 + 0.01 * i, 2) for i in range(91)))
-PATCH_CYCLES = Bent("patch_cycles", (0.0, 10.0, 20.0, 40.0, 80.0), tuple(1.0 * i for i in range(81)))
+TRAFFIC_SHARE = Nonlinear("traffic_share", (0.1, 0.3, 0.6, 1.0), tuple(round(0.1 + 0.01 * i, 2) for i in range(91)))
+PATCH_CYCLES = Nonlinear("patch_cycles", (0.0, 10.0, 20.0, 40.0, 80.0), tuple(1.0 * i for i in range(81)))
 USUAL = Constants((KERNEL,), TRAFFIC_SHARE)
 FITTED: Mapping[str, Constants] = {"ascend": Constants((KERNEL, STEP), PATCH_CYCLES)}
 """By family; `USUAL` for those that are not named."""
@@ -118,8 +118,8 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The modelled time of a measured step over the constants: at each modelled value of the bent one without the linear ones, and what
-    each of these is multiplied by.
+    """The modelled time of a measured step over the constants: at each modelled value of the nonlinear one without the linear ones, and
+    what each of these is multiplied by.
 
     `sums` are those of gradients over several chips: the seconds of each, and the share of the step's time by which its gradients are ready
     before the last one.
@@ -133,7 +133,7 @@ class Curve:
     def seconds(self, constants: Mapping[str, float]) -> float:
         """Modelled seconds a step, between the modelled values by linear interpolation."""
         known = self.measurement.constants
-        step = float(np.interp(constants[known.bent.name], known.bent.modelled, self.times))
+        step = float(np.interp(constants[known.nonlinear.name], known.nonlinear.modelled, self.times))
         step += sum(slope * constants[c.name] for c, slope in zip(known.linear, self.slopes, strict=True))
         return step + exposed_seconds([(seconds, ahead * step) for seconds, ahead in self.sums])
 
@@ -143,13 +143,13 @@ class Curve:
 
 
 def curve(program: Program, steps: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The seconds a step of a Program at each modelled value of the bent constant without the linear ones, and the slopes of these."""
+    """The seconds a step of a Program at each modelled value of the nonlinear constant without the linear ones, and the slopes of these."""
     constants = FITTED.get(program.chip.family, USUAL)
 
     def seconds(calibration: Calibration) -> float:
         return sink_time(program, steps, calibration=calibration).seconds / steps
 
-    rows = [constants.without(value) for value in constants.bent.modelled]
+    rows = [constants.without(value) for value in constants.nonlinear.modelled]
     times = tuple(map(seconds, rows))
     slopes = ((seconds(replace(rows[0], **{c.name: UNIT_SECONDS})) - times[0]) / UNIT_SECONDS for c in constants.linear)
     return times, tuple(slopes)
@@ -190,8 +190,8 @@ def _best(curves: Sequence[Curve]) -> dict[str, float]:
     tried = list(itertools.product(*(c.tried for c in constants.linear)))
     added = np.array(tried) @ np.array([c.slopes for c in curves]).T  # [combinations of linear constants, rows]
     found = []
-    for value in constants.bent.tried:
-        steps = added + [np.interp(value, constants.bent.modelled, c.times) for c in curves]
+    for value in constants.nonlinear.tried:
+        steps = added + [np.interp(value, constants.nonlinear.modelled, c.times) for c in curves]
         losses = np.minimum(np.abs(np.log((steps + _exposed(curves, steps)) / measured)), FAR_OFF).mean(axis=1)
         best = int(losses.argmin())
         found.append((float(losses[best]), *tried[best], value))

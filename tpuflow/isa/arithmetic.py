@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from tpuflow.dtypes import DType
+from tpuflow.isa.contraction import Contraction
 from tpuflow.isa.numpy_arithmetic import NumpyArithmetic
 
 __all__ = ["Arithmetic", "NumpyArithmetic"]
@@ -45,7 +46,7 @@ class Arithmetic(Protocol):
         ...
 
     def unary(self, op: str, a: Any, dtype: DType) -> Any:
-        """`op` of `isa.vector.UNARY`: the exact result, rounded once."""
+        """`op` of `isa.elementwise.UNARY`: the exact result, rounded once."""
         ...
 
     def is_finite(self, a: Any, dtype: DType) -> Any:
@@ -53,7 +54,7 @@ class Arithmetic(Protocol):
         ...
 
     def binary(self, op: str, a: Any, b: Any, dtype: DType) -> Any:
-        """`op` of `isa.vector.BINARY` on operands of one shape and type: the exact result, rounded once.
+        """`op` of `isa.elementwise.BINARY` on operands of one shape and type: the exact result, rounded once.
 
         max and min hand on NaN and hold +0 above -0. rem has the dividend's sign (C's fmod). Integers wrap; x / 0 is all ones,
         x rem 0 is x, INT_MIN / -1 is INT_MIN with remainder 0. Shifting by the width or more gives 0 (copies of the sign for
@@ -62,7 +63,7 @@ class Arithmetic(Protocol):
         ...
 
     def compare(self, op: str, a: Any, b: Any, dtype: DType) -> Any:
-        """pred: a `op` b, `op` of `isa.vector.COMPARE`, operands of `dtype`; with NaN all are false but ne."""
+        """pred: a `op` b, `op` of `isa.elementwise.COMPARE`, operands of `dtype`; with NaN all are false but ne."""
         ...
 
     def select(self, pred: Any, on_true: Any, on_false: Any, dtype: DType) -> Any:
@@ -86,7 +87,7 @@ class Arithmetic(Protocol):
         ...
 
     def reduce(self, op: str, start: Any, a: Any, axes: Sequence[int], block: int, dtype: DType) -> Any:
-        """`op` of `isa.vector.REDUCE` over the ascending `axes`, of size 1 in `start` and in the result, every step rounded to `dtype`.
+        """`op` of `isa.elementwise.REDUCE` over ascending `axes`, of size 1 in `start` and in the result, every step rounded to `dtype`.
 
         What lies along the axes, row-major, is cut into blocks of `block` elements, the last perhaps shorter. Each is padded with the
         identity to a power of two, then the lower half combined with the upper half until one is left. Blocks are combined with
@@ -111,10 +112,9 @@ class Arithmetic(Protocol):
         ...
 
     def matmul(
-        self, a: Any, b: Any, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], dtype: DType, acc_dtype: DType,
-        a_exists: Any = None, b_exists: Any = None,
-    ) -> Any:  # fmt: skip
-        """The product of one K-tile with axes labelled as in einsum, operands of `dtype`, result of `acc_dtype` (f32 or s32).
+        self, a: Any, b: Any, contraction: Contraction, dtype: DType, acc_dtype: DType, a_exists: Any = None, b_exists: Any = None
+    ) -> Any:
+        """The product of one K-tile, no axis of which slides: operands of `dtype`, result of `acc_dtype` (f32 or s32).
 
         Float products are summed in float64 in ascending order of the contracted positions (row-major in a's axis order) and rounded
         once to f32. Integers sum modulo 2^32.

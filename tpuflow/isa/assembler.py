@@ -19,12 +19,13 @@ from tpuflow.dtypes import BY_NAME
 from tpuflow.errors import ProgramFileError
 from tpuflow.isa.codec import LIMITS, MAX_DEPTH
 from tpuflow.isa.cursor import Cursor, Lines
-from tpuflow.isa.disassembler import KERNEL_SECTIONS, PORT_SECTIONS, values_data
+from tpuflow.isa.disassembler import PORT_SECTIONS, values_data
 from tpuflow.isa.file import MAJOR, MINOR
 from tpuflow.isa.instruction import Instruction
 from tpuflow.isa.operands import Names, read_instruction
 from tpuflow.isa.program import (
     GRID_KINDS,
+    SECTIONS,
     Block,
     Buffer,
     Constant,
@@ -233,15 +234,25 @@ def _outfeed(cursor: Cursor, lines: Lines, depth: int) -> Outfeed:
 def _kernel(cursor: Cursor, lines: Lines, depth: int) -> Kernel:
     where = f"{lines.name}:{cursor.line}: instructions of this kernel"
     name = cursor.end() or ""
+    scope = _scope(lines, depth + 1)
     grid = _list_line(lines, depth + 1, "grid", _grid_axis)
     semaphores = _list_line(lines, depth + 1, "semaphores", Cursor.integer)
     names = Names()
     while definition := lines.take(depth + 1, _DEFINITION):
         names.define(definition)
-    sections = {section: _instructions(lines, depth + 1, section, names) for section in KERNEL_SECTIONS}
+    sections = {section: _instructions(lines, depth + 1, section, names) for section in SECTIONS}
     code = {section: tuple(instruction for instruction, _ in content) for section, content in sections.items()}
     sources = _all_or_none([comment for content in sections.values() for _, comment in content], where)
-    return Kernel(grid, semaphores, **code, name=name, sources=sources)
+    return Kernel(grid, semaphores, **code, name=name, scope=scope, sources=sources)
+
+
+def _scope(lines: Lines, depth: int) -> str:
+    cursor = lines.heading("scope", depth)
+    if cursor is None:
+        return ""
+    scope = cursor.string()
+    cursor.end()
+    return scope
 
 
 def _list_line(lines: Lines, depth: int, word: str, item: Callable[[Cursor], T]) -> tuple[T, ...]:

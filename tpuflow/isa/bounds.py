@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-
-from tpuflow.isa.instruction import Pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +21,10 @@ class Bound:
     terms: tuple[tuple[int, int], ...]
     origin: int = 0
     dilation: int = 1
+
+    def __str__(self) -> str:
+        place = " + ".join((str(self.origin), *(f"{factor}*x{label}" for label, factor in self.terms)))
+        return f"{self.extent} at ({place})/{self.dilation}"
 
     def always(self, sizes: Mapping[int, int]) -> bool:
         """Whether it holds wherever labels of these lengths (at least 1) may stand."""
@@ -45,40 +47,6 @@ class Bound:
         """Whether there are elements, given the sums before the division (of NumPy or jax)."""
         inside = (place >= 0) & (place < self.extent * self.dilation)
         return inside if self.dilation == 1 else inside & (place % self.dilation == 0)
-
-    def factors(self, axes: Sequence[int], pairs: Sequence[Pair]) -> dict[int, int] | None:
-        """By how much the sum grows along each axis of an operand with these labels; None if the bound is not one of that operand.
-
-        Along an axis with two labels it grows as the axis does: the factors of the two are the pair's stride and dilation.
-        """
-        labels = dict(self.terms)
-        for p in pairs:
-            if labels == {axes[p.axis]: p.stride, p.label: p.dilation}:
-                return {p.axis: 1}
-        own = [None if any(p.axis == n for p in pairs) else label for n, label in enumerate(axes)]
-        return {own.index(label): factor for label, factor in labels.items()} if labels and set(labels) <= set(own) else None
-
-
-Starts = Callable[[int], Any]
-"""Label -> position of the first element here, an integer (traced or not)."""
-Along = Callable[[tuple[int, ...], int], Any]
-"""(shape, axis) -> positions 0, 1, ... along an axis, s32 of that shape."""
-
-
-def exists(bounds: Sequence[Bound], axes: Sequence[int], pairs: Sequence[Pair], shape: tuple[int, ...], start: Starts, along: Along) -> Any:
-    """Where an operand of `shape` with these labels has elements, given its bounds: pred of its rank; None without bounds.
-
-    Axes along which it is everywhere the same have size 1.
-    """
-    found = None
-    for bound in bounds:
-        factors = bound.factors(axes, pairs)
-        assert factors is not None, "a bound of another operand"
-        place = bound.origin + sum(factor * start(label) for label, factor in bound.terms)
-        for axis, factor in factors.items():
-            place = place + factor * along(tuple(n if i == axis else 1 for i, n in enumerate(shape)), axis)
-        found = bound.holds(place) if found is None else found & bound.holds(place)
-    return found
 
 
 ZERO, FINITE, INFINITE, NAN = range(4)

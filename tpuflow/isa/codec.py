@@ -22,7 +22,8 @@ from typing import Any
 from tpuflow.dtypes import DType
 from tpuflow.isa import dma, matrix, vector
 from tpuflow.isa.bounds import Bound
-from tpuflow.isa.instruction import INSTRUCTIONS, MAX_RANK, RATES, SPACES, FieldKind, Instruction, Pair, Tile, Window
+from tpuflow.isa.contraction import SlidingAxis
+from tpuflow.isa.instruction import INSTRUCTIONS, MAX_RANK, RATES, SPACES, FieldKind, Instruction, Tile, Window
 from tpuflow.isa.program import GRID_KINDS, Kernel
 from tpuflow.isa.wire import (
     Codec,
@@ -47,7 +48,11 @@ DECLARED = tuple(sorted(INSTRUCTIONS.values(), key=lambda cls: cls.opcode))
 MAX_DEPTH = 32  # nested blocks; XLA takes seconds to compile loops nested twice as deep
 MAX_ARRAY_RANK = 32
 
-CHOICES = {"Tile.space": SPACES, "Tile.rate": RATES, "GridAxis.kind": GRID_KINDS}  # string fields that hold one word of a list
+CHOICES = {
+    label: {word: code for code, word in enumerate(words)}
+    for label, words in {"Tile.space": SPACES, "Tile.rate": RATES, "GridAxis.kind": GRID_KINDS}.items()
+}
+"""String fields that hold one word of a list."""
 LIMITS = {  # most items of a tuple field, where it is not the file's length that limits them
     "Tile.axes": MAX_RANK,
     "Window.axes": MAX_RANK,
@@ -231,7 +236,7 @@ KINDS: dict[str, Callable[[str, FieldKind], Codec]] = {
     "window": lambda label, kind: codec_of(Window, label),
     "choice": lambda label, kind: choice_codec(label, kind.choices),
     "axes": lambda label, kind: _sequence_codec(label, unsigned_codec(label), most=MAX_RANK),
-    "pairs": lambda label, kind: _sequence_codec(label, codec_of(Pair, label), most=MAX_RANK),
+    "pairs": lambda label, kind: _sequence_codec(label, codec_of(SlidingAxis, label), most=MAX_RANK),
     "bounds": lambda label, kind: _sequence_codec(label, codec_of(Bound, label), most=MAX_RANK),
     "number": lambda label, kind: unsigned_codec(label),
     "flag": lambda label, kind: bool_codec(label),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NoReturn, TypeVar
 
 from tpuflow.dtypes import BY_NAME, DType
@@ -79,7 +79,7 @@ class Cursor:
         self.at = found.end()
         return True
 
-    def one_of(self, words: tuple[str, ...]) -> str:
+    def one_of(self, words: Collection[str]) -> str:
         """One word of a list."""
         start = self.place()
         word = self.match(WORD, f"one of {', '.join(words)}")

@@ -16,6 +16,7 @@ The first line names the format's version and the program; then come the section
     vector.binary add %t2, %t0, %t1     an instruction: queue, mnemonic, sub-operation, tiles and windows; other fields by name
     pairs=[1 stride 2 label 5 dilation 1]
                                         axis 1 holds position 2*(its own label) + 1*(label 5)
+    scope "jvp(Net)/Dense_0"            debug information, too: where in the model a kernel comes from
     loop trips=b3                       a block with its buffers; its nested lists follow, each under its name
 
 Numbers that carry a type keep it: `1` is an integer, `1.0` a float, `true` a bool; floats print so that they read back to the same
@@ -35,13 +36,11 @@ import numpy as np
 from tpuflow.chips.chip import Chip
 from tpuflow.dtypes import DType
 from tpuflow.errors import ProgramFileError
-from tpuflow.isa.bounds import Bound
 from tpuflow.isa.codec import Table
 from tpuflow.isa.file import MAJOR, MINOR, debug_fault
-from tpuflow.isa.instruction import QUEUES, Instruction, Pair, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.instruction import QUEUE_CODES, Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Block, Buffer, Constant, Kernel, Port, Program, children
 
-KERNEL_SECTIONS = ("prologue", "body", "epilogue")
 PORT_SECTIONS = ("inputs", "outputs", "infeeds", "outfeeds")
 POSITIONAL = ("tile", "tiles", "window")  # kinds of fields that an instruction shows without their name
 SHORT_CONSTANT_ELEMS = 16
@@ -198,10 +197,12 @@ def _kernel(kernel: Kernel) -> Iterator[str]:
     names = _Names()
     sources = iter(kernel.sources or (None,) * len(kernel.instructions))
     sections = {
-        name: [_commented(_instruction(i, names), source) for i, source in zip(getattr(kernel, name), sources, strict=False)]
-        for name in KERNEL_SECTIONS
+        name: [_commented(_instruction(i, names), source) for i, source in zip(section, sources, strict=False)]
+        for name, section in kernel.sections
     }
     yield _commented("kernel", kernel.name or None)
+    if kernel.scope:
+        yield f"  scope {quote(kernel.scope)}"
     if kernel.grid:
         yield f"  grid {', '.join(f'{axis.kind} {axis.size}' for axis in kernel.grid)}"
     if kernel.semaphores:
@@ -256,23 +257,14 @@ def _tile_axis(axis: TileAxis) -> str:
     return str(axis.size) if axis.grid == -1 and axis.extent == 0 else f"{axis.size}@g{axis.grid}/{axis.extent}"
 
 
-def _pair(pair: Pair) -> str:
-    return f"{pair.axis} stride {pair.stride} label {pair.label} dilation {pair.dilation}"
-
-
-def _bound(bound: Bound) -> str:
-    place = " + ".join((str(bound.origin), *(f"{factor}*x{label}" for label, factor in bound.terms)))
-    return f"{bound.extent} at ({place})/{bound.dilation}"
-
-
 OPERANDS: dict[str, Callable[[_Names, Any], str]] = {
     "choice": lambda names, value: value,
     "tile": _Names.tile,
     "tiles": _Names.tiles,
     "window": _Names.window,
     "axes": lambda names, value: f"[{', '.join(map(str, value))}]",
-    "pairs": lambda names, value: f"[{', '.join(map(_pair, value))}]",
-    "bounds": lambda names, value: f"[{', '.join(map(_bound, value))}]",
+    "pairs": lambda names, value: f"[{', '.join(map(str, value))}]",
+    "bounds": lambda names, value: f"[{', '.join(map(str, value))}]",
     "number": lambda names, value: str(value),
     "flag": lambda names, value: scalar_text(value),
     "immediate": lambda names, value: scalar_text(value),
@@ -290,7 +282,7 @@ def instruction_text(cls: type[Instruction], queue: str, values: dict[str, str])
     Words come first, then tiles and windows as they are and other fields after their names; a field that names the queue is the
     prefix itself.
     """
-    words = [values[name] for name, kind in cls.kinds.items() if kind.name == "choice" and kind.choices != QUEUES]
+    words = [values[name] for name, kind in cls.kinds.items() if kind.name == "choice" and kind.choices != QUEUE_CODES]
     operands = [
         values[name] if kind.name in POSITIONAL else f"{name}={values[name]}" for name, kind in cls.kinds.items() if kind.name != "choice"
     ]

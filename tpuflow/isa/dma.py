@@ -7,9 +7,9 @@ from typing import ClassVar
 from tpuflow.chips.chip import Chip
 from tpuflow.isa import instruction as field
 from tpuflow.isa.cost import Cost, ShapeOf, window_bytes
-from tpuflow.isa.instruction import QUEUES, Instruction, Tile, Window, instr
+from tpuflow.isa.instruction import QUEUE_CODES, Instruction, Tile, Window, instr
 
-STORE_MODES = ("set", "add", "mul", "min", "max")
+STORE_MODES = {"set": 0, "add": 1, "mul": 2, "min": 3, "max": 4}
 
 
 class _Transfer(Instruction):
@@ -100,7 +100,7 @@ class StoreIndexed(_Transfer):
 class Signal(_Sync):
     """Add one to a semaphore once the queue's earlier instructions are complete."""
 
-    on: str = field.choice(QUEUES)
+    on: str = field.choice(QUEUE_CODES)
     semaphore: int = field.number()
 
 
@@ -108,5 +108,5 @@ class Signal(_Sync):
 class Wait(_Sync):
     """Hold the queue until a semaphore is above zero, then take one from it."""
 
-    on: str = field.choice(QUEUES)
+    on: str = field.choice(QUEUE_CODES)
     semaphore: int = field.number()

@@ -12,8 +12,9 @@ from tpuflow.dtypes import DTYPES
 from tpuflow.isa import codec, disassembler, file
 from tpuflow.isa.bounds import Bound
 from tpuflow.isa.codec import DECLARED, FAMILIES
+from tpuflow.isa.contraction import SlidingAxis
 from tpuflow.isa.disassembler import instruction_text
-from tpuflow.isa.instruction import QUEUES, FieldKind, Instruction, Pair, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.instruction import QUEUES, FieldKind, Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Buffer, Constant, GridAxis, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While
 
 PATH = Path(__file__).parents[2] / "docs" / "ISA.md"
@@ -33,7 +34,7 @@ RECORDS = (
     TileAxis,
     Window,
     WindowAxis,
-    Pair,
+    SlidingAxis,
     Bound,
 )
 
@@ -56,7 +57,7 @@ KINDS = {
     "window": "window",
     "choice": "word",
     "axes": "non-negative integers, at most 6",
-    "pairs": "axes of `a` with two labels, at most 6",
+    "pairs": "sliding axes of `a`, at most 6",
     "bounds": "bounds on where `a` and `b` have elements, at most 6",
     "number": "non-negative integer",
     "flag": "bool",

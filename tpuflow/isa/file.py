@@ -9,10 +9,10 @@ A file is a header, a table of sections, and the sections one after the other. A
     checksum       32 bytes  SHA-256 of everything above, and so of the whole file
 
 The sections, in this order: CHIP (the chip's row), BUFS (the HBM buffer table), CNST (constants), PORT (inputs, outputs, infeeds,
-outfeeds), CODE (blocks and kernels) and, if there is any of it, DBUG: where the chip's numbers are from, the program's and kernels'
-names, the buffers' names and a source line for every instruction, over one table of strings. The code hash is the SHA-256 of the table
-rows of all sections but DBUG: names and sources do not change it. The chip's row is hardware: what is fitted to measured times is a
-calibration's and in no Program. The same Program always gives the same bytes.
+outfeeds), CODE (blocks and kernels) and, if there is any of it, DBUG: where the chip's numbers are from, the program's and buffers'
+names, the kernels' names and scopes, and a source line for every instruction, over one table of strings. The code hash is the SHA-256
+of the table rows of all sections but DBUG: names and sources do not change it. The chip's row is hardware: what is fitted to measured
+times is a calibration's and in no Program. The same Program always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tpuflow.isa.program import Block, Kernel, Loop, Program, Switch, While
 from tpuflow.isa.wire import Codec, Reader, Writer
 
 MAGIC = b"\x89TPX\r\n\x1a\n"
-MAJOR, MINOR = 5, 0
+MAJOR, MINOR = 6, 0
 SECTIONS = {  # every section with the Program fields that it holds
     "CHIP": ("chip",),
     "BUFS": ("buffers",),
@@ -51,9 +51,10 @@ _HINTS = typing.get_type_hints(Program)
 
 @dataclass(frozen=True, slots=True)
 class _KernelDebug:
-    """Rows of the string table: a kernel's name and its source lines (none, or one an instruction)."""
+    """Rows of the string table: a kernel's name, its scope and its source lines (none, or one an instruction)."""
 
     name: int
+    scope: int
     sources: tuple[int, ...]
 
 
@@ -220,7 +221,7 @@ def _encode_debug(program: Program) -> bytes:
     if fault := debug_fault(program):
         raise ProgramFileError(f"cannot write the program: {fault}")
     named = program.name or program.chip.source or program.buffer_names
-    if not named and not any(k.name or k.sources for k in program.kernels()):
+    if not named and not any(k.title or k.sources for k in program.kernels()):
         return b""
     strings: dict[str, int] = {}
 
@@ -228,7 +229,7 @@ def _encode_debug(program: Program) -> bytes:
         return strings.setdefault(text, len(strings))
 
     source, name, buffer_names = row(program.chip.source), row(program.name), tuple(map(row, program.buffer_names))
-    kernels = tuple(_KernelDebug(row(k.name), tuple(map(row, k.sources))) for k in program.kernels())
+    kernels = tuple(_KernelDebug(row(k.name), row(k.scope), tuple(map(row, k.sources))) for k in program.kernels())
     w = Writer()
     record_codec(_Debug).write(w, _Debug(tuple(strings), source, name, buffer_names, kernels))
     return bytes(w.out)
@@ -238,7 +239,7 @@ def _decode_debug(program: Program, r: Reader) -> Program:
     debug: _Debug = record_codec(_Debug).read(r)
     r.finish()
     kernels = sum(1 for _ in program.kernels())
-    rows = [debug.chip_source, debug.name, *debug.buffer_names, *(i for k in debug.kernels for i in (k.name, *k.sources))]
+    rows = [debug.chip_source, debug.name, *debug.buffer_names, *(i for k in debug.kernels for i in (k.name, k.scope, *k.sources))]
     if len(debug.kernels) != kernels:
         r.fail(f"it names {len(debug.kernels)} kernels, the program has {kernels}")
     if not all(0 <= row < len(debug.strings) for row in rows):
@@ -249,7 +250,8 @@ def _decode_debug(program: Program, r: Reader) -> Program:
         if not isinstance(block, Kernel):
             return _with_children(block, named)
         entry = next(left)
-        return replace(block, name=debug.strings[entry.name], sources=tuple(debug.strings[i] for i in entry.sources))
+        lines = tuple(debug.strings[i] for i in entry.sources)
+        return replace(block, name=debug.strings[entry.name], scope=debug.strings[entry.scope], sources=lines)
 
     program = replace(
         program,

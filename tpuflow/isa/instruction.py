@@ -7,7 +7,7 @@ assembler, disassembler, documentation, both engines and random tests derive fro
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
@@ -34,6 +34,8 @@ TRAITS = {
 """What a declaration can state of an instruction. Everything that must know of one refuses an instruction that states nothing."""
 
 QUEUES = ("scalar", "matrix", "vector", "load", "store", "link")
+QUEUE_CODES = {name: code for code, name in enumerate(QUEUES)}
+"""Name -> number in the binary."""
 SPACES = ("vmem", "smem", "acc")
 RATES = ("step", "point")
 MAX_RANK = 6
@@ -135,30 +137,13 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """An axis of a matrix operand that is addressed by two labels: position = outer * stride + inner * dilation.
-
-    `axis` is the operand's axis, whose own label is the outer one; `label` is the inner one. That is how the matrix unit's feeder
-    makes the patches of a convolution out of a halo tile: outer is the output position, inner the kernel position.
-    """
-
-    axis: int
-    label: int
-    stride: int
-    dilation: int
-
-    def reach(self, outer: int, inner: int) -> int:
-        """Length of the axis that `outer` and `inner` positions (one or more of each) touch."""
-        return (outer - 1) * self.stride + (inner - 1) * self.dilation + 1
-
-
-@dataclass(frozen=True, slots=True)
 class FieldKind:
-    """What an instruction field holds: `name` picks the codec; `role` is how a tile or window is used (read, write, both)."""
+    """What an instruction field holds: `name` picks the codec; `role` is how a tile or window is used (read, write, both); `choices` are
+    the words that it can be, with their numbers in the binary."""
 
     name: str
     role: str = ""
-    choices: tuple[str, ...] = ()
+    choices: Mapping[str, int] = field(default_factory=dict)
 
 
 def _kinded(kind: FieldKind, **kw: Any) -> Any:
@@ -200,9 +185,9 @@ def window_out() -> Any:
     return _kinded(FieldKind("window", "write"))
 
 
-def choice(choices: tuple[str, ...], **default: str) -> Any:
-    """One word of a fixed list (a sub-operation), which may have a `default`."""
-    return _kinded(FieldKind("choice", choices=choices), **default)
+def choice(codes: Mapping[str, int], **default: str) -> Any:
+    """One of some words (a sub-operation), each with its number in the binary; it may have a `default`."""
+    return _kinded(FieldKind("choice", choices=codes), **default)
 
 
 def axes_field() -> Any:

@@ -9,9 +9,10 @@ from tpuflow.chips.chip import Chip
 from tpuflow.dtypes import DType
 from tpuflow.isa import instruction as field
 from tpuflow.isa.arithmetic import Arithmetic
-from tpuflow.isa.bounds import Bound, Starts, exists
+from tpuflow.isa.bounds import Bound
+from tpuflow.isa.contraction import Contraction, SlidingAxis, Starts
 from tpuflow.isa.cost import Cost, ShapeOf
-from tpuflow.isa.instruction import Instruction, Pair, Tile, TileAxis, instr
+from tpuflow.isa.instruction import Instruction, Tile, instr
 from tpuflow.isa.splitting import EXACT, PRECISIONS, SPLITS, multiplied
 
 
@@ -44,7 +45,7 @@ class MatmulAccumulate(Instruction):
     positions (row-major in a's axis order), rounded once to f32, and added to the accumulator in f32. Integer operands sum exactly
     modulo 2^32.
 
-    An axis of a that is in `pairs` carries two labels, its own and the pair's: at their positions i and r the operand is
+    An axis of a that is in `pairs` slides: it carries two labels, its own and the pair's. At their positions i and r the operand is
     a[i * stride + r * dilation] along that axis, which is what makes the product a convolution. The tile's axis is the halo of the
     whole tile, (I - 1) * stride + (R - 1) * dilation + 1 elements; in the order of summation it stands for the axes i, r.
 
@@ -63,7 +64,7 @@ class MatmulAccumulate(Instruction):
     acc_axes: tuple[int, ...] = field.axes_field()
     a_axes: tuple[int, ...] = field.axes_field()
     b_axes: tuple[int, ...] = field.axes_field()
-    pairs: tuple[Pair, ...] = field.pairs_field()
+    pairs: tuple[SlidingAxis, ...] = field.pairs_field()
     precision: str = field.choice(PRECISIONS, default=EXACT)
     bounds: tuple[Bound, ...] = field.bounds_field()
 
@@ -72,60 +73,35 @@ class MatmulAccumulate(Instruction):
         """Matrix."""
         return "matrix"
 
-    def sizes(self, shape_of: ShapeOf) -> dict[int, int]:
-        """Length of every label. A pair's halo is no label's length: its labels are in acc or b too."""
-        halos = {self.a_axes[p.axis] for p in self.pairs}
-        found = {x: n for x, n in zip(self.a_axes, shape_of(self.a), strict=True) if x not in halos}
-        return found | dict(zip(self.b_axes + self.acc_axes, (*shape_of(self.b), *shape_of(self.acc)), strict=True))
-
     @property
-    def patch_axes(self) -> tuple[int, ...]:
-        """Labels of a's axes once each pair is two of them."""
-        inner = {p.axis: (p.label,) for p in self.pairs}
-        return tuple(label for axis, own in enumerate(self.a_axes) for label in (own, *inner.get(axis, ())))
-
-    @property
-    def axis_of(self) -> dict[int, TileAxis]:
-        """The tile axis of every label."""
-        halos = {p.axis for p in self.pairs}
-        own = {x: axis for n, (x, axis) in enumerate(zip(self.a_axes, self.a.axes, strict=True)) if n not in halos}
-        return own | dict(zip(self.b_axes + self.acc_axes, self.b.axes + self.acc.axes, strict=True))
-
-    def bounds_by_operand(self) -> tuple[tuple[Bound, ...], tuple[Bound, ...]]:
-        """The bounds of a and those of b."""
-        of_a = tuple(x for x in self.bounds if x.factors(self.a_axes, self.pairs) is not None)
-        return of_a, tuple(x for x in self.bounds if x not in of_a)
+    def contraction(self) -> Contraction:
+        """The product's labels: a is lhs, b is rhs."""
+        return Contraction(self.a_axes, self.b_axes, self.acc_axes, self.pairs, self.bounds)
 
     def meaning(self, ar: Arithmetic, acc: Any, a: Any, b: Any, start: Starts) -> Any:
         """The new accumulator; `start` says where every label stands."""
-        sizes = dict(zip(self.b_axes + self.acc_axes, b.shape + acc.shape, strict=True))
-        of_a, of_b = self.bounds_by_operand()
-        a_exists = exists(of_a, self.a_axes, self.pairs, a.shape, start, ar.positions)
-        b_exists = exists(of_b, self.b_axes, (), b.shape, start, ar.positions)
-        for p in sorted(self.pairs, key=lambda p: -p.axis):
-            cut = (p.axis, sizes[self.a_axes[p.axis]], sizes[p.label], p.stride, p.dilation)
-            if a_exists is not None:
-                a_exists = ar.patches(ar.broadcast(a_exists, a.shape, range(len(a.shape))), *cut)
-            a = ar.patches(a, *cut)
+        whole = self.contraction
+        sizes = whole.by_label(a.shape, b.shape, acc.shape)
+        a_exists = whole.lhs_exists(a.shape, start, ar.positions)
+        b_exists = whole.rhs_exists(b.shape, start, ar.positions)
+        if a_exists is not None and whole.sliding:
+            a_exists = whole.patches(ar.broadcast(a_exists, a.shape, range(len(a.shape))), sizes, ar.patches)
+        a, product = whole.patches(a, sizes, ar.patches), whole.of_patches()
 
         def multiply(x: Any, y: Any, dtype: DType) -> Any:
-            return ar.matmul(x, y, self.patch_axes, self.b_axes, self.acc_axes, dtype, self.acc.dtype, a_exists, b_exists)
+            return ar.matmul(x, y, product, dtype, self.acc.dtype, a_exists, b_exists)
 
-        product = multiplied(ar, a, b, self.a.dtype, self.precision, multiply)
-        return ar.binary("add", acc, product, self.acc.dtype)
+        summed = multiplied(ar, a, b, self.a.dtype, self.precision, multiply)
+        return ar.binary("add", acc, summed, self.acc.dtype)
 
     def cost(self, chip: Chip, shape_of: ShapeOf) -> Cost:
         """Cycles of the arrays for this tile's multiply-adds, whole blocks of them: a convolution's patches are rows like any other.
 
         A multiply-add counts once, however many passes it takes.
         """
-        sizes = self.sizes(shape_of)
-        a, b, out = set(self.patch_axes), set(self.b_axes), set(self.acc_axes)
-
-        def length(labels: set[int]) -> int:
-            return math.prod(sizes[label] for label in labels)
-
-        batch, rows, columns, depth = length(a & b & out), length((a - b) & out), length((b - a) & out), length((a | b) - out)
+        whole = self.contraction
+        sizes = whole.by_label(shape_of(self.a), shape_of(self.b), shape_of(self.acc))
+        batch, rows, columns, depth = (math.prod(sizes[x] for x in labels) for labels in whole.roles)
         dtype, passes = self._entering()
         return Cost(passes * chip.matrix_cycles(batch, rows, columns, depth, dtype.name), macs=batch * rows * columns * depth)
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from tpuflow.dtypes import BF16, S32, DType
 from tpuflow.errors import ProgramError
-from tpuflow.isa.numpy_elementwise import COMPARE, OPERATIONS
+from tpuflow.isa.contraction import Contraction
+from tpuflow.isa.elementwise import BINARY, COMPARE, OPERATIONS, UNARY
 from tpuflow.isa.numpy_matmul import matmul, patches
 from tpuflow.isa.numpy_rounding import Array, bf16_to_f32, f32_to_bf16, from_f32, narrow, splat, widen
 
@@ -25,14 +26,16 @@ def identity(op: str, dtype: DType) -> int | float | bool:
     return table[op] if dtype.is_float else int(table[op])
 
 
-def is_defined(arity: str, op: str, dtype: DType) -> bool:
-    """Whether a "unary" or "binary" operation has a meaning on a type."""
-    return op in OPERATIONS[dtype.kind][arity]
+def is_defined(op: str, dtype: DType) -> bool:
+    """Whether an elementwise operation has a meaning on a type."""
+    return dtype.kind in OPERATIONS[op].on
 
 
-def undefined(arity: str, op: str, dtype: DType) -> ProgramError:
-    """The error for an operation that has no meaning on a type."""
-    return ProgramError(f"{op!r} is not defined on {dtype}; {arity} operations on it: {', '.join(OPERATIONS[dtype.kind][arity])}")
+def undefined(op: str, dtype: DType) -> ProgramError:
+    """The error for an elementwise operation that has no meaning on a type."""
+    arity, table = ("unary", UNARY) if op in UNARY else ("binary", BINARY)
+    there = ", ".join(name for name in table if is_defined(name, dtype))
+    return ProgramError(f"{op!r} is not defined on {dtype}; {arity} operations on it: {there}")
 
 
 class NumpyArithmetic:
@@ -57,8 +60,8 @@ class NumpyArithmetic:
         return np.broadcast_to(self.convert(along, S32, dtype), shape).copy()
 
     def unary(self, op: str, a: Array, dtype: DType) -> Array:
-        """An operation of `isa.vector.UNARY`."""
-        return _apply("unary", op, (a,), dtype)
+        """An operation of `isa.elementwise.UNARY`."""
+        return _apply(op, (a,), dtype)
 
     def is_finite(self, a: Array, dtype: DType) -> Array:
         """Neither infinite nor NaN."""
@@ -67,14 +70,14 @@ class NumpyArithmetic:
         return np.ones(a.shape, np.bool_)
 
     def binary(self, op: str, a: Array, b: Array, dtype: DType) -> Array:
-        """An operation of `isa.vector.BINARY`."""
-        return _apply("binary", op, (a, b), dtype)
+        """An operation of `isa.elementwise.BINARY`."""
+        return _apply(op, (a, b), dtype)
 
     def compare(self, op: str, a: Array, b: Array, dtype: DType) -> Array:
-        """A comparison of `isa.vector.COMPARE`."""
+        """A comparison of `isa.elementwise.COMPARE`."""
         if dtype.is_float:
             a, b = widen(a, dtype), widen(b, dtype)
-        return np.asarray(COMPARE[op](a, b))
+        return np.asarray(COMPARE[op].function(a, b))
 
     def select(self, pred: Array, on_true: Array, on_false: Array, dtype: DType) -> Array:
         """Bits of one or the other."""
@@ -145,19 +148,19 @@ class NumpyArithmetic:
         return np.broadcast_to(along, shape)
 
     def matmul(
-        self, a: Array, b: Array, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], dtype: DType, acc_dtype: DType,
+        self, a: Array, b: Array, contraction: Contraction, dtype: DType, acc_dtype: DType,
         a_exists: Array | None = None, b_exists: Array | None = None,
     ) -> Array:  # fmt: skip
         """One K-tile of the matrix unit."""
         with np.errstate(all="ignore"):
-            return matmul(a, b, a_axes, b_axes, out_axes, dtype, acc_dtype, a_exists, b_exists).copy()
+            return matmul(a, b, contraction, dtype, acc_dtype, a_exists, b_exists).copy()
 
 
-def _apply(arity: str, op: str, operands: tuple[Array, ...], dtype: DType) -> Array:
-    if not is_defined(arity, op, dtype):
-        raise undefined(arity, op, dtype)
+def _apply(op: str, operands: tuple[Array, ...], dtype: DType) -> Array:
+    if not is_defined(op, dtype):
+        raise undefined(op, dtype)
     with np.errstate(all="ignore"):
-        return np.asarray(OPERATIONS[dtype.kind][arity][op](*operands, dtype=dtype))
+        return np.asarray(OPERATIONS[op].on[dtype.kind](*operands, dtype=dtype))
 
 
 def _sort_key(x: Array, dtype: DType) -> Array:

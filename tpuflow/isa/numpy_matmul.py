@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from tpuflow.dtypes import F32, DType
 from tpuflow.isa.bounds import FINITE, INFINITE, MEETINGS, NAN, ZERO, Factors
+from tpuflow.isa.contraction import Contraction
 from tpuflow.isa.numpy_rounding import Array, canonical, narrow, widen
 
 # Twice the unit roundoff of float64, and a little for the bound's own rounding: two sums of K products differ by at most
@@ -17,45 +17,18 @@ SLACK = 2.1 * 2.0**-53
 _PRODUCTS_AT_ONCE = 1 << 22
 
 
-@dataclass(frozen=True, slots=True)
-class Labels:
-    """Axis labels of a matrix product sorted by role: batch, rows (a only), columns (b only), contracted (in a's order)."""
-
-    batch: tuple[int, ...]
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
-    contracted: tuple[int, ...]
-
-    @classmethod
-    def of(cls, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int]) -> Labels:
-        """Roles from which of a, b and out a label is in."""
-        a, b, out = set(a_axes), set(b_axes), set(out_axes)
-        return cls(
-            tuple(x for x in out_axes if x in a and x in b),
-            tuple(x for x in out_axes if x not in b),
-            tuple(x for x in out_axes if x not in a),
-            tuple(x for x in a_axes if x in b and x not in out),
-        )
-
-    @property
-    def canonical(self) -> tuple[int, ...]:
-        """The order of axes in [batch, rows, columns] results."""
-        return self.batch + self.rows + self.columns
-
-
 def matmul(
-    a: Array, b: Array, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], dtype: DType, acc: DType,
-    a_exists: Array | None = None, b_exists: Array | None = None,
-) -> Array:  # fmt: skip
+    a: Array, b: Array, contraction: Contraction, dtype: DType, acc: DType, a_exists: Array | None = None, b_exists: Array | None = None
+) -> Array:
     """See `Arithmetic.matmul`."""
-    labels = Labels.of(a_axes, b_axes, out_axes)
-    sizes = dict(zip((*a_axes, *b_axes), (*a.shape, *b.shape), strict=True))
+    batch, rows, columns, contracted = contraction.roles
+    sizes = contraction.by_label(a.shape, b.shape)
 
     def left(x: Array) -> Array:
-        return _arranged(x, a_axes, (labels.batch, labels.rows, labels.contracted), sizes)  # [B, M, K]
+        return _arranged(x, contraction.lhs, (batch, rows, contracted), sizes)  # [B, M, K]
 
     def right(x: Array) -> Array:
-        return _arranged(x, b_axes, (labels.batch, labels.contracted, labels.columns), sizes)  # [B, K, N]
+        return _arranged(x, contraction.rhs, (batch, contracted, columns), sizes)  # [B, K, N]
 
     if dtype.is_float:
         factors = widen(left(a), dtype), widen(right(b), dtype)
@@ -63,8 +36,8 @@ def matmul(
         product = _among_existing(*factors, _spread(a_exists, a, left), _spread(b_exists, b, right)) if beside else _ordered(*factors)
     else:
         product = _modular(left(a), right(b), acc)
-    shaped = product.reshape([sizes[x] for x in labels.canonical])
-    return shaped.transpose([labels.canonical.index(x) for x in out_axes])
+    order = (*batch, *rows, *columns)
+    return product.reshape([sizes[x] for x in order]).transpose([order.index(x) for x in contraction.out])
 
 
 def patches(a: Array, axis: int, outer: int, inner: int, stride: int, dilation: int) -> Array:

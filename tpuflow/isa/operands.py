@@ -11,17 +11,18 @@ from typing import Any
 from tpuflow.dtypes import BY_NAME
 from tpuflow.errors import did_you_mean
 from tpuflow.isa.bounds import Bound
+from tpuflow.isa.contraction import SlidingAxis
 from tpuflow.isa.cursor import WORD, Cursor
 from tpuflow.isa.disassembler import POSITIONAL
 from tpuflow.isa.instruction import (
     BY_MNEMONIC,
     MAX_RANK,
+    QUEUE_CODES,
     QUEUES,
     RATES,
     SPACES,
     FieldKind,
     Instruction,
-    Pair,
     Tile,
     TileAxis,
     Window,
@@ -145,14 +146,14 @@ def _term(cursor: Cursor, names: Names) -> tuple[str, Any]:
 # ---- instructions
 
 
-def _pair(cursor: Cursor) -> Pair:
+def _sliding(cursor: Cursor) -> SlidingAxis:
     axis = cursor.integer()
     values = []
     for word in ("stride", "label", "dilation"):
         cursor.expect(word)
         values.append(cursor.integer())
     stride, label, dilation = values
-    return Pair(axis, label, stride, dilation)
+    return SlidingAxis(axis, label, stride, dilation)
 
 
 def _bound(cursor: Cursor) -> Bound:
@@ -176,7 +177,7 @@ OPERANDS: dict[str, Callable[[Cursor, Names], Any]] = {
     "tiles": lambda cursor, names: names.tiles(cursor),
     "window": lambda cursor, names: names.window(cursor),
     "axes": lambda cursor, names: cursor.items(cursor.natural, "[", "]", MAX_RANK),
-    "pairs": lambda cursor, names: cursor.items(functools.partial(_pair, cursor), "[", "]", MAX_RANK),
+    "pairs": lambda cursor, names: cursor.items(functools.partial(_sliding, cursor), "[", "]", MAX_RANK),
     "bounds": lambda cursor, names: cursor.items(functools.partial(_bound, cursor), "[", "]", MAX_RANK),
     "number": lambda cursor, names: cursor.natural(),
     "flag": lambda cursor, names: cursor.flag(),
@@ -198,7 +199,7 @@ def read_instruction(cursor: Cursor, names: Names) -> Instruction:
     cursor.expect(".")
     cls = _class(cursor)
     choices, operands = _parts(cls)
-    values: dict[str, Any] = {name: queue if kind.choices == QUEUES else cursor.one_of(kind.choices) for name, kind in choices}
+    values: dict[str, Any] = {name: queue if kind.choices == QUEUE_CODES else cursor.one_of(kind.choices) for name, kind in choices}
     for number, (name, kind) in enumerate(operands):
         if number:
             cursor.expect(",")

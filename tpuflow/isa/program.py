@@ -43,6 +43,14 @@ class GridAxis:
     kind: str = "parallel"
 
 
+SECTIONS = ("prologue", "body", "epilogue")
+
+
+def kernel_title(scope: str, name: str) -> str:
+    """`transpose(jvp(LeNet5))/fc1: dot f32[32,84]`, or what there is of it."""
+    return f"{scope}: {name}" if scope else name
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A grid of trips over three sections of tile instructions; a barrier before and after.
@@ -53,7 +61,8 @@ class Kernel:
     one queue and waited for by one queue. Prologue and epilogue together, and the body by itself, signal each as often as
     they wait for it.
 
-    `name` and `sources` (one user source line an instruction, in the order prologue, body, epilogue) are debug information.
+    `name` (what it does), `sources` (one user source line an instruction, in the order prologue, body, epilogue) and `scope` (JAX's name
+    stack: where in the model) are debug information.
     """
 
     grid: tuple[GridAxis, ...]
@@ -63,11 +72,27 @@ class Kernel:
     epilogue: tuple[Instruction, ...]
     name: str = field(default="", compare=False)
     sources: tuple[str, ...] = field(default=(), compare=False)
+    scope: str = field(default="", compare=False)
+
+    @property
+    def title(self) -> str:
+        """Scope and name, for messages and listings."""
+        return kernel_title(self.scope, self.name)
+
+    @property
+    def source(self) -> str:
+        """The first source line that is known; empty if there is none."""
+        return next(filter(None, self.sources), "")
 
     @property
     def instructions(self) -> tuple[Instruction, ...]:
         """All three sections in order."""
         return self.prologue + self.body + self.epilogue
+
+    @property
+    def sections(self) -> tuple[tuple[str, tuple[Instruction, ...]], ...]:
+        """The sections by their names, in order."""
+        return tuple((name, getattr(self, name)) for name in SECTIONS)
 
     @property
     def parallel(self) -> tuple[int, ...]:
@@ -202,7 +227,7 @@ def walk(code: tuple[Block, ...], path: str = "") -> Iterator[tuple[str, Block]]
 def _strip(block: Block) -> Block:
     match block:
         case Kernel():
-            return replace(block, name="", sources=())
+            return replace(block, name="", scope="", sources=())
         case Loop():
             return replace(block, body=tuple(_strip(b) for b in block.body))
         case While():

@@ -18,6 +18,7 @@ Pass = tuple[int, int]
 class Split:
     """An operand is the sum of `parts` numbers of `dtype`, each what the ones before it leave over, rounded; `passes` in their order."""
 
+    code: int
     dtype: DType
     parts: int
     passes: tuple[Pass, ...]
@@ -25,14 +26,14 @@ class Split:
 
 EXACT = "exact"
 SPLITS: Mapping[str, Split] = {
-    "bf16": Split(BF16, 1, ((0, 0),)),
-    "bf16_x3": Split(BF16, 2, ((0, 1), (1, 0), (0, 0))),
-    "bf16_x6": Split(BF16, 3, ((0, 2), (1, 1), (2, 0), (0, 1), (1, 0), (0, 0))),
-    "f16": Split(F16, 1, ((0, 0),)),
+    "bf16": Split(1, BF16, 1, ((0, 0),)),
+    "bf16_x3": Split(2, BF16, 2, ((0, 1), (1, 0), (0, 0))),
+    "bf16_x6": Split(3, BF16, 3, ((0, 2), (1, 1), (2, 0), (0, 1), (1, 0), (0, 0))),
+    "f16": Split(4, F16, 1, ((0, 0),)),
 }
 """XLA's ways to multiply f32 on a TPU: one pass at the default precision, three at HIGH, six at HIGHEST; and Ascend's."""
 
-PRECISIONS = (EXACT, *SPLITS)
+PRECISIONS = {EXACT: 0, **{name: row.code for name, row in SPLITS.items()}}
 
 Multiply = Callable[[Any, Any, DType], Any]
 

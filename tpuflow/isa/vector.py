@@ -14,21 +14,8 @@ from tpuflow.chips.chip import Chip
 from tpuflow.isa import instruction as field
 from tpuflow.isa.arithmetic import Arithmetic
 from tpuflow.isa.cost import Cost, ShapeOf
+from tpuflow.isa.elementwise import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY, codes
 from tpuflow.isa.instruction import Instruction, Tile, instr
-
-UNARY = (
-    "neg", "abs", "floor", "ceil", "round_even", "round_away", "sqrt", "rsqrt", "cbrt", "exp", "expm1", "log", "log1p",
-    "tanh", "sin", "cos", "erf", "not", "popcnt", "clz",
-)  # fmt: skip
-BINARY = (
-    "add", "sub", "mul", "div", "rem", "pow", "atan2", "max", "min", "and", "or", "xor",
-    "shl", "shr_logical", "shr_arithmetic", "mulhi",
-)  # fmt: skip
-COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
-REDUCE = ("add", "mul", "max", "min", "and", "or", "xor")
-CUMULATIVE = ("add", "mul", "max", "min")
-SPECIAL = frozenset(("sqrt", "rsqrt", "cbrt", "exp", "expm1", "log", "log1p", "tanh", "sin", "cos", "erf", "div", "rem", "pow", "atan2"))
-"""Operations of UNARY and BINARY that take a chip's `special_passes`."""
 
 
 class _Compute(Instruction):
@@ -89,13 +76,13 @@ class Iota(_Compute):
 class Unary(_Compute):
     """dst = op(a)."""
 
-    op: str = field.choice(UNARY)
+    op: str = field.choice(codes(UNARY))
     dst: Tile = field.dst()
     a: Tile = field.src()
 
     def passes(self, chip: Chip, shape: tuple[int, ...]) -> int:
         """More than one for divisions, roots and transcendental functions."""
-        return chip.special_passes if self.op in SPECIAL else 1
+        return chip.special_passes if UNARY[self.op].special else 1
 
     def meaning(self, ar: Arithmetic, a: Any) -> Any:
         """One rounding of the exact result."""
@@ -118,14 +105,14 @@ class IsFinite(_Compute):
 class Binary(_Compute):
     """dst = op(a, b)."""
 
-    op: str = field.choice(BINARY)
+    op: str = field.choice(codes(BINARY))
     dst: Tile = field.dst()
     a: Tile = field.src()
     b: Tile = field.src()
 
     def passes(self, chip: Chip, shape: tuple[int, ...]) -> int:
         """More than one for divisions, roots and transcendental functions."""
-        return chip.special_passes if self.op in SPECIAL else 1
+        return chip.special_passes if BINARY[self.op].special else 1
 
     def meaning(self, ar: Arithmetic, a: Any, b: Any) -> Any:
         """One rounding of the exact result."""
@@ -136,7 +123,7 @@ class Binary(_Compute):
 class Compare(_Compute):
     """dst = a op b (pred); comparisons with NaN are false, except ne."""
 
-    op: str = field.choice(COMPARE)
+    op: str = field.choice(codes(COMPARE))
     dst: Tile = field.dst()
     a: Tile = field.src()
     b: Tile = field.src()

@@ -19,6 +19,11 @@ class View:
     dims: tuple[int, ...]
     permutation: tuple[int, ...]
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the axes are in the buffer's own order."""
+        return self.permutation == tuple(range(len(self.permutation)))
+
 
 def view_problem(window: Window, elems: int) -> str:
     """Why the window's axes are not a permuted dense view of a buffer of `elems` elements; empty if they are.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -211,19 +211,21 @@ def string_codec(label: str) -> Codec:
     return Codec(write, read)
 
 
-def choice_codec(label: str, words: tuple[str, ...]) -> Codec:
-    """The place of a word in its list."""
-    codes = {word: code for code, word in enumerate(words)}
+def choice_codec(label: str, codes: Mapping[str, int]) -> Codec:
+    """The number of a word."""
+    words = {code: word for word, code in codes.items()}
+    if len(words) < len(codes):
+        raise ValueError(f"{label}: two of the words {', '.join(codes)} have one number")
 
     def write(w: Writer, value: str) -> None:
         if value not in codes:
-            refuse(label, value, f"one of {', '.join(words)}")
+            refuse(label, value, f"one of {', '.join(codes)}")
         w.out.append(codes[value])
 
     def read(r: Reader) -> str:
         code = get_unsigned(r)
-        if code >= len(words):
-            r.fail(f"{label} has code {code}, expected below {len(words)}")
+        if code not in words:
+            r.fail(f"{label} has code {code}, expected one of {', '.join(map(str, words))}")
         return words[code]
 
     return Codec(write, read)

@@ -22,25 +22,25 @@ Span = tuple[int, int]
 class Lifetimes:
     """`spans`: closed intervals of half ticks in which a value's content is in its buffer (values of one region have one span).
 
-    `same`: pairs that are one content and must share a buffer. `wishes`: pairs of different contents, the later of which would be made
+    `same`: pairs that are one content and must share a buffer. `coalescing`: pairs of different contents, the later of which would be made
     in the earlier one's place, most wanted first. `begin` and `end`: the tick at which a node starts, and a region ends.
     """
 
     spans: dict[Value, list[Span]] = field(default_factory=dict)
     same: list[tuple[Value, Value]] = field(default_factory=list)
-    wishes: list[tuple[Value, Value]] = field(default_factory=list)
+    coalescing: list[tuple[Value, Value]] = field(default_factory=list)
     begin: dict[Node, int] = field(default_factory=dict)
     end: dict[Graph, int] = field(default_factory=dict)
 
 
 def lifetimes(graph: Graph) -> Lifetimes:
     """The lifetimes of all values of a program's graph; its inputs are there from the start, its outputs to the end."""
-    walk = _Walk()
+    walk = _Liveness()
     walk.define(graph.inputs, 0)
     walk.region(graph)
     for value in graph.outputs:
         walk.use(value, FOREVER)
-    walk.found.wishes = walk.carried + walk.updated + walk.chosen
+    walk.found.coalescing = walk.carried + walk.updated + walk.chosen
     return walk.found
 
 
@@ -51,7 +51,7 @@ def immediates(graph: Graph) -> set[Value]:
     return splats - stored
 
 
-class _Walk:
+class _Liveness:
     def __init__(self) -> None:
         self.found = Lifetimes()
         self.clock = 0
@@ -80,7 +80,7 @@ class _Walk:
         self.immediate |= immediate
         for node in graph.nodes:
             if immediate.isdisjoint(node.results):
-                _HANDLERS.get(node.op, _Walk.plain)(self, node)
+                _HANDLERS.get(node.op, _Liveness.plain)(self, node)
         end = self.found.end[graph] = self.tick()
         for value in graph.outputs:
             self.use(value, 2 * end)
@@ -172,11 +172,11 @@ class _Walk:
             self.found.spans[value] = [*written, (left, left)]
 
 
-_HANDLERS: Mapping[str, Callable[[_Walk, Node], None]] = {
-    "constant": _Walk.constant,
-    "reshape": _Walk.reshape,
-    "barrier": _Walk.barrier,
-    "loop": _Walk.loop,
-    "while": _Walk.while_,
-    "switch": _Walk.switch,
+_HANDLERS: Mapping[str, Callable[[_Liveness, Node], None]] = {
+    "constant": _Liveness.constant,
+    "reshape": _Liveness.reshape,
+    "barrier": _Liveness.barrier,
+    "loop": _Liveness.loop,
+    "while": _Liveness.while_,
+    "switch": _Liveness.switch,
 }

@@ -150,7 +150,7 @@ class _Planner:
         self._open_places()
         for a, b in self.lives.same:
             self._merge(a, b, same=True)
-        for a, b in self.lives.wishes:
+        for a, b in self.lives.coalescing:
             self._merge(a, b)
         self._replace_donated()
         copies = _Copies()

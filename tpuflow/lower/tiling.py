@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from tpuflow.chips import Chip
-from tpuflow.chips.teams import adding, team
+from tpuflow.chips.split_k import divide, partial_sums
 from tpuflow.lower.graph.blocking import ceil_div, even_blocks, fill_product
 
 TILE_BYTES = 512 * 1024  # large enough to hide a DMA's start-up behind its transfer, small enough for ten double-buffered tiles
@@ -209,7 +209,7 @@ def useful_slots(step_bytes: int, chip: Chip) -> int:
 
 
 def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
-    """What the busiest core of a product takes, roughly: its steps, and adding up what others send it (tpuflow/chips/teams.py).
+    """What the busiest core of a product takes, roughly: its steps, and adding up what others send it (tpuflow/chips/split_k.py).
 
     Where results are summed over the rows, rows are steps: the cores, each at columns of its own, go through them side by side.
     """
@@ -217,7 +217,7 @@ def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operan
     summed = operands.summed
     by_rows, by_columns, steps = whole.tiles(tile)
     points, steps, shape = (by_columns, by_rows, (n,)) if summed else (by_rows * by_columns, steps, (batch, m, n))
-    shared = team(chip, points, steps, sharing=True)
+    shared = divide(chip, points, steps, splits=True)
     work = shared.points * shared.steps
     rate = chip.core_bandwidth(shared.cores)
     shortly = shared.cores * sum(operands.of(tile)) if summed else steps * sum(operands.of(tile))  # what is moved before it is read again
@@ -227,7 +227,7 @@ def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operan
     move = once / rate + (moved - once) / max(rate, cached)
     multiply = work * (chip.matrix_cycles(batch, m, n, k, "f16") + chip.issue_cycles) / chip.clock_hz
     turns = (move + multiply + work * chip.dma_seconds) / useful_slots(sum(operands.of(tile)), chip)
-    sums = adding(chip, ((shape, ACCUMULATOR_BYTES),), shared.size)
+    sums = partial_sums(chip, ((shape, ACCUMULATOR_BYTES),), shared.share)
     add = sums.cycles / chip.clock_hz + sums.piece_bytes / rate
     collected = add + sums.collected_bytes / rate
     pipeline = max(move + multiply / work, multiply + move / work, turns)  # nothing hides the first move and the last product

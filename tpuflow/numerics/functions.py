@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tpuflow.lower.frontend import jax_compat
-from tpuflow.lower.frontend.jax_compat import ClosedJaxpr
+from tpuflow.jaxprs.compat import ClosedJaxpr, prune
 from tpuflow.numerics.collecting import operation_row, tensor_row
 from tpuflow.numerics.instrumenting import counted
 from tpuflow.numerics.report import NumericsReport, in_order
@@ -26,7 +25,7 @@ def measure_function(closed: ClosedJaxpr, arguments: Sequence[Any], name: str, p
     Raises:
       UnsupportedPrimitiveError, OutOfMemoryError: as compiling the function itself does.
     """
-    closed = jax_compat.prune(closed)
+    closed = prune(closed)
     walks: list[Walk] = []
 
     def measured(*values: Any, trains: bool) -> list[Any]:

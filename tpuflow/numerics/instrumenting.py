@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpuflow import amp
-from tpuflow.lower.frontend import jax_compat
+from tpuflow.jaxprs.compat import prune
 from tpuflow.numerics.measures import FORMATS, LARGE, Counts, bits_of, bits_of_number, encode, format_of, is_zero, tally
 from tpuflow.numerics.walking import Site, Walk, is_float, track
 from tpuflow.stages.staging import DeviceFunction, Target, as_array
@@ -80,7 +80,7 @@ def instrument(recipe: Recipe, state: TrainState, batch: Any, target: Target, th
       UnsupportedPrimitiveError, OutOfMemoryError: as compiling the step itself does.
     """
     closed, shapes = jax.make_jaxpr(recipe.watched_step, return_shape=True)(state, batch)
-    closed = jax_compat.prune(closed)
+    closed = prune(closed)
     gradients = jax.tree.leaves(jax.tree.broadcast((False, False, Changes(grads=True, updates=False)), shapes))
     structure, state_tree = jax.tree.structure(shapes), jax.tree.structure(state)
     bits = tuple(bits_of_number(t, "float32") for t in thresholds)

@@ -12,7 +12,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from tpuflow.lower.frontend.jax_compat import Equation, rebind
+from tpuflow.jaxprs.bind import bind_again
+from tpuflow.jaxprs.compat import Equation
 from tpuflow.numerics.measures import is_bad, is_zero
 
 Rule = Callable[[Equation, Sequence[Any]], Any]
@@ -42,7 +43,7 @@ def _never(equation: Equation, operands: Sequence[Any]) -> Any:
 
 
 def _shadow(equation: Equation, operands: Sequence[Any]) -> Any:
-    (wide,) = rebind(equation, operands, preferred_element_type=jnp.dtype(jnp.float32))
+    (wide,) = bind_again(equation, operands, preferred_element_type=jnp.dtype(jnp.float32))
     return ~is_zero(wide)
 
 

@@ -15,24 +15,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tpuflow.lower.frontend import jax_compat
-from tpuflow.lower.frontend.jax_compat import Equation, Jaxpr, Literal, rebind
+from tpuflow.jaxprs.bind import bind_again, bind_scan, bind_shard_map, scan_parts
+from tpuflow.jaxprs.calls import CALLS, called
+from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr, Literal, host_function, opened, scope_of, source_of
+from tpuflow.jaxprs.walk import array_of, walk
 from tpuflow.numerics import scopes
 from tpuflow.numerics.measures import LARGE, NO_MAGNITUDE, NOT_RUN, Counts, encode, format_of, is_bad, tally
 from tpuflow.numerics.underflows import ought_not_be_zero
 from tpuflow.training.stepping import OPTIMIZER_SCOPE
 
 MOVES = frozenset({
-    "all_gather", "all_to_all", "broadcast_in_dim", "concatenate", "copy", "copy_p", "dynamic_slice", "dynamic_update_slice",
-    "expand_dims", "gather", "name", "optimization_barrier", "pad", "ppermute", "pvary", "reshape", "rev", "select_and_gather_add",
+    "all_gather", "all_to_all", "broadcast_in_dim", "concatenate", "copy", "dynamic_slice", "dynamic_update_slice",
+    "gather", "name", "optimization_barrier", "pad", "ppermute", "pvary", "reshape", "rev", "select_and_gather_add",
     "select_n", "slice", "split", "squeeze", "stop_gradient", "transpose",
 })  # fmt: skip
 ON_THE_WAY = MOVES | {"add_any", "convert_element_type"}
 """What may lie between the operation that makes a parameter's gradient and the gradient that the optimizer gets."""
-CALLS = frozenset({
-    "checkpoint", "closed_call", "composite", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "device_call",
-    "jit", "pjit", "remat", "remat2",
-})  # fmt: skip
 ACTIVATION, ACTIVATION_GRADIENT, PARAMETER_GRADIENT, OPTIMIZER = "activation", "activation gradient", "parameter gradient", "optimizer"
 TENSORS = {scopes.FORWARD: ACTIVATION, scopes.BACKWARD: ACTIVATION_GRADIENT, scopes.UPDATE: OPTIMIZER}
 """What an operation of each pass makes, the gradients of parameters aside."""
@@ -85,35 +83,31 @@ class Walk:
     sites: list[Site] = field(default_factory=list)
     found: list[Any] = field(default_factory=list)
 
-    def run(self, jaxpr: Any, operands: Sequence[Tracked], gradients: Sequence[bool]) -> list[Tracked]:
+    def run(self, jaxpr: ClosedJaxpr | Jaxpr, operands: Sequence[Tracked], gradients: Sequence[bool]) -> list[Tracked]:
         """The results of a jaxpr; `gradients` says which of them are gradients of parameters."""
-        inner, consts = jax_compat.opened(jaxpr)
-        env = {v: track(jnp.asarray(c) if not hasattr(c, "dtype") else c) for v, c in zip(inner.constvars, consts, strict=True)}
-        env.update(zip(inner.invars, operands, strict=True))
-        made = gradient_vars(inner, gradients)
-        for equation in inner.eqns:
-            scope = "/".join(filter(None, (self.scope, jax_compat.scope_of(equation))))
-            at = replace(self, scope=scope, source=jax_compat.source_of(equation) or self.source)
-            with jax_compat.at_line_of(equation):
-                results = at.step(equation, [_read(env, v) for v in equation.invars], [v in made for v in equation.outvars])
-            env.update(zip(equation.outvars, results, strict=True))
-        return [_read(env, v) for v in inner.outvars]
+        made = gradient_vars(opened(jaxpr)[0], gradients)
+
+        def step(equation: Equation, operands: list[Tracked]) -> list[Tracked]:
+            scope = "/".join(filter(None, (self.scope, scope_of(equation))))
+            at = replace(self, scope=scope, source=source_of(equation) or self.source)
+            return at.step(equation, operands, [v in made for v in equation.outvars])
+
+        return walk(jaxpr, operands, step, lambda atom, value: track(array_of(atom, value)))
 
     def step(self, equation: Equation, operands: list[Tracked], gradients: list[bool]) -> list[Tracked]:
         """One equation: measured, or walked into."""
         name = equation.primitive.name
         if name in CALLS:
-            params = equation.params
-            return self.run(params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"], operands, gradients)
+            return self.run(called(equation), operands, gradients)
         if name == "scan" and equation.params["length"]:
             return self._scan(equation, operands, gradients)
         if name == "cond" and equation.params.get("branches_platforms") is None:
             return self._cond(equation, operands, gradients)
-        if jax_compat.host_function(equation) is not None:
+        if host_function(equation) is not None:
             return []  # told by the step itself
         if name == "shard_map":
             return self._shard_map(equation, operands, gradients)
-        results = rebind(equation, [o.value for o in operands])
+        results = bind_again(equation, [o.value for o in operands])
         if name in MOVES:
             return [_moved(r, operands) for r in results]
         return [self._measured(equation, operands, r, gradient) for r, gradient in zip(results, gradients, strict=True)]
@@ -154,21 +148,20 @@ class Walk:
     def _scan(self, equation: Equation, operands: list[Tracked], gradients: list[bool]) -> list[Tracked]:
         """A counted loop: the figures of its body are stacked, a row a trip, in the order of the trips."""
         p = equation.params
-        consts, first = p["num_consts"], p["num_consts"] + p["num_carry"]
+        consts, carries, stacked = scan_parts(equation, operands)
         inside: list[Walk] = []
 
         def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
             walk = self._inside(trips=p["length"])
             inside[:] = [walk]
-            results = walk.run(p["jaxpr"], [*operands[:consts], *map(track, (*carry, *xs))], gradients)
+            results = walk.run(p["jaxpr"], [*consts, *map(track, (*carry, *xs))], gradients)
             values = [r.value for r in results]
-            return values[: p["num_carry"]], (values[p["num_carry"] :], walk.found)
+            return values[: len(carry)], (values[len(carry) :], walk.found)
 
-        values = [o.value for o in operands]
-        carry, (stacked, found) = jax.lax.scan(body, values[consts:first], values[first:], p["length"], p["reverse"])
+        carry, (made, found) = bind_scan(equation, body, [o.value for o in carries], [o.value for o in stacked])
         found = jax.tree.map(lambda c: jnp.flip(c, 0), found) if p["reverse"] else found
         self._take_over(inside[0], found)
-        return [track(v) for v in (*carry, *stacked)]
+        return [track(v) for v in (*carry, *made)]
 
     def _cond(self, equation: Equation, operands: list[Tracked], gradients: list[bool]) -> list[Tracked]:
         """A choice: the figures of the branches that were not taken are those of nothing."""
@@ -201,9 +194,8 @@ class Walk:
             results = inside.run(p["jaxpr"], [track(v) for v in values], gradients)
             return [r.value for r in results], jax.tree.map(lambda c: c[None], inside.found)
 
-        specs = {"in_specs": tuple(p["in_specs"]), "out_specs": (list(p["out_specs"]), jax.P(p["mesh"].axis_names))}
-        options = {"axis_names": set(p["newly_manual_axes"]), "check_vma": p["check_vma"]}
-        results, found = jax.shard_map(shard, mesh=p["mesh"], **specs, **options)(*(o.value for o in operands))
+        out_specs = (list(p["out_specs"]), jax.P(p["mesh"].axis_names))
+        results, found = bind_shard_map(equation, shard, [o.value for o in operands], out_specs)
         self._take_over(inside, jax.tree.map(lambda c: c[0], found))
         return [track(v) for v in results]
 
@@ -237,10 +229,6 @@ def gradient_vars(jaxpr: Jaxpr, gradients: Sequence[bool]) -> set[Any]:
         if equation.primitive.name in ON_THE_WAY and any(v in found for v in equation.outvars):
             found.update(v for v in equation.invars if not isinstance(v, Literal))
     return found
-
-
-def _read(env: dict[Any, Tracked], atom: Any) -> Tracked:
-    return track(jax_compat.literal(atom)) if isinstance(atom, Literal) else env[atom]
 
 
 def _moved(result: Any, operands: Sequence[Tracked]) -> Tracked:

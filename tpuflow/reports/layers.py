@@ -11,7 +11,6 @@ PHASES = (FORWARD, BACKWARD, UPDATE)
 RECOMPUTED = ("rematted_computation",)
 _WRAPPED = re.compile(r"(\w+)\((.*)\)")
 _CONTROL = frozenset(("while", "body", "cond", "scan", "checkpoint", "remat", *RECOMPUTED))
-_SEPARATOR = ": "
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +40,6 @@ def layer_of(scope: str) -> Layer:
             parts.append(name)
     again = any(word in scope for word in RECOMPUTED)
     return Layer("/".join(dict.fromkeys(parts)), _phase(wrappers, again=again), again)
-
-
-def scope_of(kernel_name: str) -> str:
-    """The name stack that a kernel's name starts with; empty if it has none."""
-    scope, separator, _ = kernel_name.partition(_SEPARATOR)
-    return scope if separator else ""
-
-
-def what_of(kernel_name: str) -> str:
-    """What a kernel does: its name without the name stack."""
-    return kernel_name.partition(_SEPARATOR)[2] or kernel_name
 
 
 def _phase(wrappers: set[str], *, again: bool) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from tpuflow.chips.chip import Chip
 from tpuflow.isa.instruction import Tile
 from tpuflow.isa.program import Block, Buffer, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, children
-from tpuflow.reports.layers import BACKWARD, FORWARD, UPDATE, Layer, layer_of, scope_of
+from tpuflow.reports.layers import BACKWARD, FORWARD, UPDATE, Layer, layer_of
 
 CATEGORIES = ("parameters", "optimizer", "gradients", "activations", "constants", "infeed", "arguments", "results")
 """What HBM holds. Gradients are what the backward pass makes, activations what the forward pass makes (again, too), optimizer its state
@@ -132,7 +132,7 @@ class MemoryMap:
 
 def memory_map(program: Program) -> MemoryMap:
     """The memory of a Program over its blocks; loops count once."""
-    walk = _Walk(program)
+    walk = _Timeline(program)
     walk.blocks(program.code, "")
     end = max(len(walk.places) - 1, 0)
     provenance = _Provenance.of(program, walk)
@@ -148,7 +148,7 @@ def on_chip(place: str, kernel: Kernel, chip: Chip) -> OnChip:
     top: Counter[str] = Counter()
     for tile in {t for i in kernel.instructions for t in itertools.chain(i.reads(), i.writes())}:
         top[tile.space] = max(top[tile.space], tile.address + _tile_bytes(tile, chip))
-    return OnChip(place, kernel.name, top["vmem"], top["acc"])
+    return OnChip(place, kernel.title, top["vmem"], top["acc"])
 
 
 def _tile_bytes(tile: Tile, chip: Chip) -> int:
@@ -170,7 +170,7 @@ def _series(allocations: Sequence[Allocation], ticks: int) -> tuple[int, ...]:
 # --- lifetimes --------------------------------------------------------------------------------------------------------
 
 
-class _Walk:
+class _Timeline:
     """Goes over the blocks; `spans` has the first and last tick of every buffer, as the memory planner counts them.
 
     A buffer that a loop finds already there stays until the loop ends, for the next trip may need it.
@@ -239,19 +239,19 @@ class _Provenance:
     """Says of every buffer what it is for: from the signature if it is part of it, else from what made it."""
 
     program: Program
-    walk: _Walk
+    walk: _Timeline
     inputs: Mapping[int, str]
     kept: frozenset[int]
     outputs: frozenset[int]
     trains: bool
 
     @classmethod
-    def of(cls, program: Program, walk: _Walk) -> _Provenance:
+    def of(cls, program: Program, walk: _Timeline) -> _Provenance:
         """Look at the signature, and whether there is a backward pass."""
         constants = {c.buffer: "constants" for c in program.constants}
         inputs = {p.buffer: _input_category(p.name) for p in program.inputs}
         kept = frozenset([*constants, *(p.buffer for p in program.inputs if not p.donated)])
-        trains = any(layer_of(scope_of(k.name)).phase == BACKWARD for k in program.kernels())
+        trains = any(layer_of(k.scope).phase == BACKWARD for k in program.kernels())
         return cls(program, walk, inputs | constants, kept, frozenset(p.buffer for p in program.outputs), trains)
 
     def allocation(self, number: int, end: int) -> Allocation:
@@ -273,7 +273,7 @@ class _Provenance:
         if maker is None:
             return ""
         if not self.program.buffer_names or name == "copy":
-            return scope_of(maker.name) if isinstance(maker, Kernel) else ""
+            return maker.scope if isinstance(maker, Kernel) else ""
         return name.rpartition("/")[0]
 
     def _made(self, number: int, maker: Block | None, layer: Layer) -> str:

@@ -14,7 +14,6 @@ from tpuflow.device.timing.prices import PICOSECONDS
 from tpuflow.device.timing.result import KernelRow, seconds_text
 from tpuflow.isa.instruction import QUEUES
 from tpuflow.reports.files import write_text
-from tpuflow.reports.layers import what_of
 from tpuflow.reports.memory import MIB, Allocation, MemoryMap
 from tpuflow.reports.profile import OUTSIDE, KernelLine, LayerLine, Profile, place_in
 
@@ -132,14 +131,14 @@ def _timeline(p: Profile) -> dict[str, Any]:
     """One execution of every kernel, in program order; a kernel in an inner loop is as long as all its trips of one step."""
     trains = any(k.phase == "backward" for k in p.kernels)
     rows = [(r, max(r.count // p.steps, 1)) for r in p.time.kernels]
-    places = [place_in(r.time.name, trains=trains) for r, _ in rows]
+    places = [place_in(r.time.scope, trains=trains) for r, _ in rows]
     number = {name: i for i, name in enumerate(_layer_names(p))}
     durations = [times * r.time.seconds for r, times in rows]
     return {
         "start": list(_starts(durations)),
         "duration": durations,
         "seconds": sum(durations),
-        "what": [what_of(r.time.name) for r, _ in rows],
+        "what": [r.time.name for r, _ in rows],
         "source": [r.time.source for r, _ in rows],
         "layer": [number[layer.path or OUTSIDE] for layer in places],
         "phase": [layer.phase for layer in places],

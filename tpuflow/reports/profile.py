@@ -11,7 +11,7 @@ from tpuflow.device.timing.prices import PICOSECONDS
 from tpuflow.device.timing.result import KernelRow, ProgramTime, seconds_text
 from tpuflow.isa.program import Program
 from tpuflow.reports.files import write_json
-from tpuflow.reports.layers import BACKWARD, FORWARD, PHASES, UPDATE, Layer, layer_of, scope_of, what_of
+from tpuflow.reports.layers import BACKWARD, FORWARD, PHASES, UPDATE, Layer, layer_of
 from tpuflow.reports.memory import MemoryMap, memory_map
 
 OUTSIDE = "(outside modules)"
@@ -119,7 +119,7 @@ def profile(program: Program, time: ProgramTime, *, name: str = "", steps: int =
     """Take a launch of a Program apart; `time` is that launch's modelled time."""
     memory = memory_map(program)
     vmem = {k.place: k.vmem_bytes for k in memory.kernels}
-    trains = any(layer_of(scope_of(r.time.name)).phase == BACKWARD for r in time.kernels)
+    trains = any(layer_of(r.time.scope).phase == BACKWARD for r in time.kernels)
     kernels = sorted((_kernel_line(r, time, vmem[r.place], trains=trains) for r in time.kernels), key=lambda k: (-k.seconds, k.place))
     return Profile(
         name=name or program.name,
@@ -133,21 +133,21 @@ def profile(program: Program, time: ProgramTime, *, name: str = "", steps: int =
     )
 
 
-def place_in(name: str, *, trains: bool) -> Layer:
-    """The layer of a kernel by its name; in a Program without a backward pass everything is forward."""
-    layer = layer_of(scope_of(name))
+def place_in(scope: str, *, trains: bool) -> Layer:
+    """The layer of a kernel by its scope; in a Program without a backward pass everything is forward."""
+    layer = layer_of(scope)
     return layer if trains or layer.phase != UPDATE else Layer(layer.path, FORWARD)
 
 
 def _kernel_line(row: KernelRow, time: ProgramTime, vmem_bytes: int, *, trains: bool) -> KernelLine:
-    t, layer = row.time, place_in(row.time.name, trains=trains)
+    t, layer = row.time, place_in(row.time.scope, trains=trains)
     seconds, macs, moved = row.picoseconds / PICOSECONDS, row.count * sum(t.work.macs.values()), row.count * t.work.hbm_bytes
     flops = row.count * t.work.flops
     return KernelLine(
         place=row.place,
         layer=layer.path or OUTSIDE,
         phase=layer.phase,
-        what=what_of(t.name),
+        what=t.name,
         source=t.source,
         count=row.count,
         seconds=seconds,

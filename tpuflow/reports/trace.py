@@ -14,7 +14,6 @@ from tpuflow.device.timing.result import KernelRow
 from tpuflow.isa.instruction import QUEUES
 from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Switch, While
 from tpuflow.reports.files import write_json
-from tpuflow.reports.layers import what_of
 from tpuflow.reports.profile import Profile, place_in
 
 HOST, CHIP = 1, 2
@@ -137,12 +136,12 @@ class _Tracer:
 
     def _kernel(self, kernel: Kernel, place: str) -> None:
         row = self.rows[place]
-        layer = place_in(row.time.name, trains=self.trains)
+        layer = place_in(row.time.scope, trains=self.trains)
         args = {
             "layer": layer.path, "phase": layer.phase, "source": row.time.source, "place": place, "bound": row.time.bound,
             "grid": "x".join(map(str, row.time.grid)), "macs": sum(row.time.work.macs.values()), "HBM bytes": row.time.work.hbm_bytes,
         }  # fmt: skip
-        self._event(CHIP, KERNELS, what_of(row.time.name), self.now, row.time.picoseconds, args)
+        self._event(CHIP, KERNELS, row.time.name, self.now, row.time.picoseconds, args)
         begin = self.now + row.time.floor_picoseconds
         for e in self._queue_events(kernel, place, row):
             self._event(CHIP, FIRST_QUEUE + e.queue, "repeated tiles" if e.repeats else "tile", begin + e.begin, e.end - e.begin, {})

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from tpuflow import amp
 from tpuflow.checking import check_choice
@@ -20,7 +19,7 @@ from tpuflow.compiler import compile_jaxpr
 from tpuflow.device.runtime import ENGINES, FIDELITIES
 from tpuflow.errors import ConfigError, a_thing, did_you_mean, shown
 from tpuflow.isa.program import Program
-from tpuflow.lower.frontend.jax_compat import ClosedJaxpr, axes_around, axes_of
+from tpuflow.jaxprs.compat import ClosedJaxpr, Tracer, axes_around, axes_of
 from tpuflow.stages.device_call import device_call
 from tpuflow.stages.one_by_one import one_by_one, runs_one_by_one
 from tpuflow.stages.staging import DeviceFunction, Lowered, Target, as_array

@@ -16,22 +16,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
-from jax.experimental import io_callback
 
-from tpuflow.lower.frontend.jax_compat import (
+from tpuflow.jaxprs.compat import (
     ClosedJaxpr,
     Primitive,
+    Tracer,
     ad,
     axes_of,
     axis_name,
     batching,
     calls_host,
+    io_callback,
     is_key,
     jaxpr_as_fun,
     mlir,
 )
-from tpuflow.lower.frontend.jaxpr import check_axes
+from tpuflow.lower.importers.jaxpr.importer import check_axes
 from tpuflow.stages.staging import Target, run_jaxpr
 
 CACHED = 512

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpuflow.lower.frontend.jax_compat import KEY_IMPLEMENTATION, is_key
+from tpuflow.jaxprs.compat import KEY_IMPLEMENTATION, is_key
 
 
 def to_device(leaves: Sequence[Any]) -> list[Any]:

@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 
-from tpuflow.lower.frontend.jax_compat import HOST_PRIMITIVES, ClosedJaxpr, Primitive, is_transforming, operations_go_to
+from tpuflow.jaxprs.bind import bind_primitive
+from tpuflow.jaxprs.compat import HOST_PRIMITIVES, ClosedJaxpr, Primitive, is_transforming, operations_go_to
 from tpuflow.stages.staging import CACHED, Target, run_jaxpr
 
 
@@ -40,7 +41,7 @@ def one_by_one(function: Callable[[], Any], target: Target) -> Any:
 def _operation(primitive: Primitive, signatures: tuple[Any, ...], params: tuple[tuple[str, Any], ...]) -> ClosedJaxpr:
     """One operation as a function of its operands."""
     specs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in signatures]
-    return jax.make_jaxpr(lambda *operands: primitive.bind(*operands, **dict(params)))(*specs)
+    return jax.make_jaxpr(lambda *operands: bind_primitive(primitive, operands, dict(params)))(*specs)
 
 
 def _signature(operand: Any) -> tuple[Any, Any, bool]:

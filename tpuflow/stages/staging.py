@@ -17,7 +17,7 @@ from tpuflow.compiler import compile_jaxpr
 from tpuflow.device.runtime import Executable
 from tpuflow.device.timing import Calibration, ProgramTime
 from tpuflow.isa.disassembler import disassemble
-from tpuflow.lower.frontend.jax_compat import KEY_IMPLEMENTATION, ClosedJaxpr, is_key
+from tpuflow.jaxprs.compat import KEY_IMPLEMENTATION, ClosedJaxpr, is_key, weakened
 from tpuflow.reports.profile import Profile
 from tpuflow.reports.profile import profile as make_profile
 from tpuflow.reports.reported import Reported
@@ -186,9 +186,5 @@ def _finisher(aval: Any) -> Callable[[Any], Any] | None:
     if is_key(aval):
         return functools.partial(jax.random.wrap_key_data, impl=KEY_IMPLEMENTATION)
     if getattr(aval, "weak_type", False):
-        return _weakened
+        return weakened
     return None
-
-
-def _weakened(x: jax.Array) -> jax.Array:
-    return jax.lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)

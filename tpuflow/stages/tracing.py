@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import jax
 
 from tpuflow.errors import TpuflowError
-from tpuflow.lower.frontend.jax_compat import UserLine, user_line
+from tpuflow.jaxprs.compat import UserLine, user_line
 
 NO_VALUES = "a step is compiled before there are values"
 _VALUES_ASKED = (

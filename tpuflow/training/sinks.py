@@ -20,7 +20,7 @@ from tpuflow.data.feeding import Feed, array_feed, stream_feed
 from tpuflow.data.walks import Walk
 from tpuflow.device.runtime import ENGINES, FIDELITIES, Executable
 from tpuflow.errors import ConfigError, DataError, a_thing, shown
-from tpuflow.lower.frontend.jax_compat import is_key
+from tpuflow.jaxprs.compat import is_key
 from tpuflow.stages.flattening import leaf_names
 from tpuflow.stages.staging import Target, as_array
 from tpuflow.stages.tracing import users_code
@@ -92,7 +92,7 @@ def sink(
 
 
 @dataclass(frozen=True, slots=True)
-class Sunk:
+class SinkResult:
     """One round trip. `metrics`: those of every step in it, stacked [steps, ...] in NumPy arrays.
 
     `step` counts the steps done since the loop began, these included; `epoch` the sinks before this one (with size 0: the passes over
@@ -118,7 +118,7 @@ class Sunk:
         return self._loop.state
 
 
-class Sink(Iterator[Sunk]):
+class Sink(Iterator[SinkResult]):
     """The loop that `tpuflow.sink` makes: an iterator over round trips, and a context manager that ends its loading threads.
 
     `step` counts the steps done, `round_trips` the round trips. `last` is the latest round trip, also one that Ctrl-C or an error in the
@@ -136,12 +136,12 @@ class Sink(Iterator[Sunk]):
         self._epoch = self._in_sink = 0
         self._compiled = self._closed = False
         self.step = self.round_trips = 0
-        self.last: Sunk | None = None
+        self.last: SinkResult | None = None
 
     def __iter__(self) -> Sink:
         return self
 
-    def __next__(self) -> Sunk:
+    def __next__(self) -> SinkResult:
         """The next round trip."""
         if not self._closed and self._sink_is_over():
             self._epoch, self._in_sink = self._epoch + 1, 0
@@ -206,7 +206,7 @@ class Sink(Iterator[Sunk]):
             return self._walk.pieces(1, within_epoch=True)
         return self._walk.pieces(None if self._size < 0 else self._size - self._in_sink)
 
-    def _run(self, pieces: Iterable[Chunk]) -> Sunk:
+    def _run(self, pieces: Iterable[Chunk]) -> SinkResult:
         slices: list[Any] = []
         began, compiling = time.perf_counter(), self._device.compile_seconds
 
@@ -223,7 +223,7 @@ class Sink(Iterator[Sunk]):
             seconds = time.perf_counter() - began - (self._device.compile_seconds - compiling)
             steps = sum(count for _, count in slices)
             if slices:
-                self.last = Sunk(_stacked([m for m, _ in slices]), steps, self.step, self._epoch, seconds, self)
+                self.last = SinkResult(_stacked([m for m, _ in slices]), steps, self.step, self._epoch, seconds, self)
         assert self.last is not None
         return self.last
 

@@ -12,6 +12,7 @@ from tpuflow.errors import ConfigError
 from train.detection.batches import Batch
 from train.detection.dataset import DetectionSet
 from train.detection.mosaic import Labelled
+from train.detection.options import check_size
 from train.detection.pictures import GREY, letterbox
 from train.detection.samples import Pictures, in_pixels, in_shares, stacked
 
@@ -25,9 +26,7 @@ def stride_for(config: Config, size: int) -> int:
       ConfigError: `size` is none.
     """
     stride = config.strides[-1]
-    if size % stride:
-        near = max(stride, round(size / stride) * stride)
-        raise ConfigError(f"--imgsz: expected a multiple of this network's stride {stride}, got {size}; try {near}.")
+    check_size(size, stride)
     return stride
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from models.yolov5_config import STRIDES
 from tpuflow.errors import ConfigError
 from train.options import DeviceOptions, option
+
+STRIDE = STRIDES[2]
+"""Of every network; those with a fourth map have twice that, which shows when the network is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +38,21 @@ class FindOptions(RunOptions):
         Raises:
           ConfigError: one is not.
         """
-        if self.imgsz < 32 or self.imgsz % 32:
-            near = max(32, round(self.imgsz / 32) * 32)
-            raise ConfigError(f"--imgsz: expected a multiple of the network's stride 32, got {self.imgsz}; try {near}.")
+        check_size(self.imgsz, STRIDE)
         for name, value in (("conf-thres", self.conf_thres), ("iou-thres", self.iou_thres)):
             if not 0 <= value <= 1:
                 raise ConfigError(f"--{name}: expected 0 to 1, got {value}.")
         if self.max_det < 1:
             raise ConfigError(f"--max-det: expected 1 or more, got {self.max_det}.")
+
+
+def check_size(size: int, stride: int, least: int | None = None) -> None:
+    """That the side of frames is a multiple of a stride, from `least` (else the stride) on.
+
+    Raises:
+      ConfigError: it is not.
+    """
+    bound = stride if least is None else least
+    if size < bound or size % stride:
+        near, from_on = max(bound, round(size / stride) * stride), "" if least is None else f", from {least} on"
+        raise ConfigError(f"--imgsz: expected a multiple of the network's stride {stride}{from_on}, got {size}; try {near}.")

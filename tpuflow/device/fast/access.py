@@ -17,8 +17,9 @@ import numpy as np
 from jax import lax
 
 from tpuflow.device.fast.positions import CannotLift, Dim, Positions
-from tpuflow.device.fast.spans import Span
+from tpuflow.isa.contraction import Halo
 from tpuflow.isa.instruction import TileAxis, Window, WindowAxis
+from tpuflow.isa.windows import view_layout
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,10 @@ def axis_positions(axis: WindowAxis, tile: TileAxis, trips: Trips, register: Any
     return Positions(axis.origin, dims, tuple(batch), offset, bounds)
 
 
-def span_positions(axis: WindowAxis, span: Span, trips: Trips) -> Positions:
+def halo_positions(axis: WindowAxis, halo: Halo, trips: Trips) -> Positions:
     """The positions that a halo axis touches: all those of the lifted labels at once, moved by the looped ones."""
-    length = span.pair.reach(trips.length(span.outer), trips.length(span.inner))
-    return Positions(axis.origin, (Dim.of(length, 1),), (), *_offset(span.moves(), trips))
+    length = halo.sliding.reach(trips.length(halo.outer), trips.length(halo.inner))
+    return Positions(axis.origin, (Dim.of(length, 1),), (), *_offset(dict(halo.moves), trips))
 
 
 def _offset(moves: Mapping[int, int], trips: Trips) -> tuple[Any, tuple[float, float]]:
@@ -79,25 +80,17 @@ def _offset(moves: Mapping[int, int], trips: Trips) -> tuple[Any, tuple[float, f
     return offset, (low, high)
 
 
-def view_layout(window: Window) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(shape of the dense buffer in pitch order, permutation from that order to the window's axis order)."""
-    order = sorted(range(len(window.axes)), key=lambda i: (-window.axes[i].pitch, window.axes[i].extent != 1, i))
-    return tuple(window.axes[i].extent for i in order), tuple(order.index(i) for i in range(len(order)))
-
-
 def to_view(array: Any, window: Window) -> Any:
     """The buffer as the window's view: reshaped, then permuted."""
-    shape, permutation = view_layout(window)
-    array = array.reshape(shape)
-    return array if permutation == tuple(range(len(permutation))) else lax.transpose(array, permutation)
+    layout = view_layout(window)
+    array = array.reshape(layout.dims)
+    return array if layout.is_plain else lax.transpose(array, layout.permutation)
 
 
 def from_view(view: Any, window: Window, shape: tuple[int, ...]) -> Any:
     """The inverse of `to_view`."""
-    _, permutation = view_layout(window)
-    if permutation != tuple(range(len(permutation))):
-        view = lax.transpose(view, tuple(np.argsort(permutation)))
-    return view.reshape(shape)
+    layout = view_layout(window)
+    return (view if layout.is_plain else lax.transpose(view, tuple(np.argsort(layout.permutation)))).reshape(shape)
 
 
 def read_axis(x: Any, axis: int, extent: int, dilation: int, where: Positions, fill: Any) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +19,8 @@ from tpuflow.device.fast.lax_existing import Exists
 from tpuflow.device.fast.lax_rounding import Rounding, flushed, quiet, widen
 from tpuflow.device.fast.phases import Phases, in_phases
 from tpuflow.dtypes import BF16, F16, F32, S32, DType
-from tpuflow.isa.instruction import Pair
-from tpuflow.isa.numpy_arithmetic import identity, undefined
+from tpuflow.isa.contraction import Contraction
+from tpuflow.isa.numpy_arithmetic import identity, is_defined, undefined
 
 Value = Any
 _CUMULATIVE: dict[str, Callable[..., Value]] = {"add": lax.cumsum, "mul": lax.cumprod, "max": lax.cummax, "min": lax.cummin}
@@ -73,8 +75,11 @@ class LaxArithmetic:
 
     def rest(self, x: Value, dtype: DType) -> Value:
         """An array in any form as it lies between launches, trips and branches: in its own type, bf16 as words. What outlives a launch
-        then takes no more memory than on the device, and is overwritten where it lies."""
-        return _bf16_words(x) if dtype == BF16 else self.store(x, dtype)
+        then takes no more memory than on the device, and is overwritten where it lies. Native ends in a select, as `hold` does."""
+        if dtype != BF16:
+            return self.store(x, dtype)
+        bits = _bf16_words(x)
+        return bits if self.bitexact or x.dtype != jnp.float32 else lax.select(lax.ne(x, x), bits | np.uint16(0x7F80), bits)
 
     def take(self, x: Value, dtype: DType) -> Value:
         """An array at rest, or held, as a buffer holds it: widened once for all kernels that read it (equal ones are one to XLA)."""
@@ -102,25 +107,24 @@ class LaxArithmetic:
         return self.convert(moved, S32, dtype)
 
     def unary(self, op: str, a: Value, dtype: DType) -> Value:
-        """An operation of `isa.vector.UNARY`."""
-        return self._apply("unary", op, dtype, a)
+        """An operation of `isa.elementwise.UNARY`."""
+        return self._apply(op, dtype, a)
 
     def binary(self, op: str, a: Value, b: Value, dtype: DType) -> Value:
-        """An operation of `isa.vector.BINARY`."""
-        return self._apply("binary", op, dtype, a, b)
+        """An operation of `isa.elementwise.BINARY`."""
+        return self._apply(op, dtype, a, b)
 
-    def _apply(self, arity: str, op: str, dtype: DType, *operands: Value) -> Value:
-        function = OPERATIONS[dtype.kind].get(op)
-        if function is None:
-            raise undefined(arity, op, dtype)
-        return function(self._rounding, dtype, *operands)
+    def _apply(self, op: str, dtype: DType, *operands: Value) -> Value:
+        if not is_defined(op, dtype):
+            raise undefined(op, dtype)
+        return OPERATIONS[dtype.kind][op](self._rounding, dtype, *operands)
 
     def is_finite(self, a: Value, dtype: DType) -> Value:
         """Neither infinite nor NaN."""
         return lax.is_finite(widen(a, dtype)) if dtype.is_float else jnp.ones(a.shape, jnp.bool_)
 
     def compare(self, op: str, a: Value, b: Value, dtype: DType) -> Value:
-        """A comparison of `isa.vector.COMPARE`."""
+        """A comparison of `isa.elementwise.COMPARE`."""
         return COMPARE[op](self._comparable(a, dtype), self._comparable(b, dtype))
 
     def _comparable(self, a: Value, dtype: DType) -> Value:
@@ -191,9 +195,14 @@ class LaxArithmetic:
         return total
 
     def _reduce_freely(self, op: str, a: Value, axes: Sequence[int], dtype: DType) -> Value:
+        """Axis by axis, neighbours as one: XLA:CPU's loop over several takes up to 14 times as long as that over one, and adds all elements
+        one after the other."""
         nothing = np.asarray(identity(op, dtype)).astype(dtype.numpy)[()]
-        reduced = lax.reduce(a, nothing, lambda x, y: self.binary(op, x, y, dtype), tuple(axes))
-        return lax.expand_dims(reduced, tuple(axes))
+        lengths, along = _neighbours_as_one(a.shape, axes)
+        reduced = a.reshape(lengths)
+        for axis in reversed(along):
+            reduced = lax.reduce(reduced, nothing, lambda x, y: self.binary(op, x, y, dtype), (axis,))
+        return reduced.reshape([1 if axis in axes else n for axis, n in enumerate(a.shape)])
 
     def _in_blocks(self, op: str, a: Value, axes: Sequence[int], block: int, dtype: DType) -> Value:
         """[blocks, block, kept...]; a last block that is shorter is filled up with the identity, which cannot be seen."""
@@ -262,22 +271,21 @@ class LaxArithmetic:
         return lax_convolution.patches(a, axis, outer, inner, stride, dilation)
 
     def convolve(
-        self, a: Value, b: Value, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], pairs: Sequence[Pair],
-        sizes: Mapping[int, int], dtype: DType, acc_dtype: DType, a_exists: Exists | None = None,
-        b_exists: Exists | None = None, before: Sequence[int] | None = None, phases: Sequence[Phases] = (),
+        self, a: Value, b: Value, contraction: Contraction, sizes: Mapping[int, int], dtype: DType, acc_dtype: DType,
+        a_exists: Exists | None = None, b_exists: Exists | None = None, before: Sequence[int] | None = None, phases: Sequence[Phases] = (),
     ) -> Value:  # fmt: skip
-        """`matmul` of the patches of `a`: its axes in `pairs` have two labels. sizes: the lengths of those, by label.
+        """`matmul` of the patches of `a`, whose axes may slide. sizes: the lengths of their labels.
 
         The next two give what `matmul` takes for operands as they are here (a without its patches); they are asked where it is needed.
-        before: how many zeros stand before `a` along the axis of each pair (as many as the patches need stand after it); phases: of `b`.
+        before: how many zeros stand before each sliding axis of `a` (as many as the patches need stand after it); phases: of `b`.
         """
-        zeros = (0,) * len(pairs) if before is None else before
+        zeros = (0,) * len(contraction.sliding) if before is None else before
 
         def product(rounding: Rounding, x: Value, y: Value, kind: DType, acc: DType) -> Value:
             def one(x: Value, y: Value, zeros: Sequence[int], lengths: Mapping[int, int]) -> Value:
-                return lax_convolution.convolve(rounding, x, y, a_axes, b_axes, out_axes, pairs, zeros, lengths, kind, acc)
+                return lax_convolution.convolve(rounding, x, y, contraction, zeros, lengths, kind, acc)
 
-            return in_phases(phases, one, x, y, b_axes, out_axes, pairs, zeros, sizes)
+            return in_phases(phases, one, x, y, contraction, zeros, sizes)
 
         def multiply(x: Value, y: Value) -> Value:
             return product(self._rounding, x, y, dtype, acc_dtype)
@@ -292,12 +300,21 @@ class LaxArithmetic:
         return lax.broadcasted_iota(jnp.int32, tuple(shape), axis)
 
     def matmul(
-        self, a: Value, b: Value, a_axes: Sequence[int], b_axes: Sequence[int], out_axes: Sequence[int], dtype: DType, acc_dtype: DType,
+        self, a: Value, b: Value, contraction: Contraction, dtype: DType, acc_dtype: DType,
         a_exists: Value = None, b_exists: Value = None,
     ) -> Value:  # fmt: skip
         """One K-tile of the matrix unit."""
         a_there, b_there = (None if x is None else functools.partial(jnp.asarray, x) for x in (a_exists, b_exists))
-        return self.convolve(a, b, a_axes, b_axes, out_axes, (), {}, dtype, acc_dtype, a_there, b_there)
+        return self.convolve(a, b, contraction, {}, dtype, acc_dtype, a_there, b_there)
+
+
+def _neighbours_as_one(shape: Sequence[int], axes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """(lengths where axes side by side that are all among `axes`, or all are not, are one axis; the places of the former among them)."""
+    runs = [
+        (reduced, math.prod(shape[axis] for axis in run))
+        for reduced, run in itertools.groupby((axis for axis, n in enumerate(shape) if n > 1), lambda axis: axis in axes)
+    ]
+    return [n for _, n in runs], [place for place, (reduced, _) in enumerate(runs) if reduced]
 
 
 def words(x: Value) -> Value:

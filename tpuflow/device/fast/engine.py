@@ -23,8 +23,8 @@ from tpuflow.isa.program import Program
 # Algebraic simplification would change results (`(x * 1.1) * 1.3`, `x / 3`, fp16 overflow that must stay infinite). Without it
 # the reshape mover never comes to an end: it wraps every transpose in hundreds of others.
 #
-# Of YNNPACK's loops XLA:CPU is to take those of dots alone: its maxima and minima lose NaN, and Eigen's convolutions are the faster, the
-# gradients of kernels by half.
+# Of YNNPACK's loops XLA:CPU is to take those of dots alone: its maxima and minima lose NaN, its sums the sign of -0, and Eigen's
+# convolutions are the faster, the gradients of kernels by half.
 COMPILER_OPTIONS = {
     "xla_disable_hlo_passes": "algsimp,reshape-mover",
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",

@@ -14,7 +14,7 @@ import numpy as np
 from tpuflow.device.budget import Budget, OutOfBudget, Workload
 from tpuflow.device.fast.cuts import Driven, Segment, Stage
 from tpuflow.device.fast.liveness import AGAIN, WORK, Key
-from tpuflow.device.feeds import run_dry
+from tpuflow.device.launching import run_dry
 from tpuflow.errors import LaunchAbandoned
 from tpuflow.isa.program import Loop, Program, While
 

@@ -9,8 +9,7 @@ A tier that has no whole-tensor form for some instruction raises `CannotLift` an
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -19,27 +18,34 @@ from jax import lax
 
 from tpuflow.device.fast.access import Trips
 from tpuflow.device.fast.arithmetic import LaxArithmetic
+from tpuflow.device.fast.halos import halos_of
 from tpuflow.device.fast.lift import handler_of
 from tpuflow.device.fast.positions import CannotLift
-from tpuflow.device.fast.spans import spans_of
+from tpuflow.device.fast.shapes import covers, in_shape_of_buffers
 from tpuflow.device.fast.virtual import Lifting, State, Virtual
 from tpuflow.errors import ProgramError
+from tpuflow.isa.dma import Store
 from tpuflow.isa.instruction import Instruction, Tile
+from tpuflow.isa.loop_nest import LoopNest
 from tpuflow.isa.program import Buffer, Kernel
 
 UNROLL_STEPS, UNROLL_INSTRUCTIONS = 16, 4096
 
 
-def translate_kernel(kernel: Kernel, buffers: Sequence[Buffer], hbm: dict[int, Any], ar: LaxArithmetic) -> tuple[dict[int, Any], int]:
-    """(new content of every buffer the kernel writes, tier used). `hbm` maps buffer index to its array, all that is live."""
+def translate_kernel(
+    kernel: Kernel, buffers: Sequence[Buffer], hbm: dict[int, Any], ar: LaxArithmetic, resting: Set[int] = frozenset()
+) -> tuple[dict[int, Any], int]:
+    """(new content of every buffer the kernel writes, tier used). `hbm` maps buffer index to its array, all that is live; `resting` are
+    buffers that are soon put in their own types, in which the kernel then reads what it writes there."""
     if any(g.size == 0 for g in kernel.grid if g.kind == "parallel"):
         return {}, 1
+    kernel = in_shape_of_buffers(kernel, buffers)
     attempts = ((1, ()), (2, kernel.sequential), (3, kernel.parallel + kernel.sequential))
     for tier, looped in attempts:
         if tier == 2 and not looped:
             continue
         try:
-            written = _Translation(kernel, buffers, ar, frozenset(looped), exact_order=ar.bitexact).run(dict(hbm))
+            written = _Translation(kernel, buffers, ar, frozenset(looped), resting, exact_order=ar.bitexact).run(dict(hbm))
         except CannotLift as reason:
             if tier == 3:
                 raise ProgramError(
@@ -53,11 +59,15 @@ def translate_kernel(kernel: Kernel, buffers: Sequence[Buffer], hbm: dict[int, A
 class _Translation(Lifting):
     """The translation of one kernel with a fixed choice of looped axes."""
 
-    def __init__(self, kernel: Kernel, buffers: Sequence[Buffer], ar: LaxArithmetic, looped: frozenset[int], *, exact_order: bool):
+    def __init__(
+        self, kernel: Kernel, buffers: Sequence[Buffer], ar: LaxArithmetic, looped: frozenset[int], resting: Set[int], *, exact_order: bool
+    ):
         super().__init__(kernel, buffers, ar, looped)
+        stores = [i.window for i in kernel.instructions if isinstance(i, Store) and i.window.buffer in resting]
+        self.resting = {w.tile for w in stores if covers(kernel, w) and not looped}
         self.carried = frozenset(_carried_tiles(kernel))
         self.leaked = _leaked_tiles(kernel)
-        self.steps = math.prod(self.sizes[g] for g in kernel.sequential)
+        self.steps = LoopNest(kernel.grid).steps
         self.folded = self.steps != 1 and not looped
         if self.folded:
             self._check_foldable()
@@ -65,11 +75,11 @@ class _Translation(Lifting):
                 looped = frozenset(kernel.sequential)
                 self.folded = False
         self.looped = looped
-        spans = spans_of(kernel)
+        halos = halos_of(kernel)
         lifted = any(n != 1 for g, n in enumerate(self.sizes) if g not in looped)
-        if spans is None and lifted:
+        if halos is None and lifted:
             raise CannotLift("a halo tile is used for something else than a product")
-        self.spans = (spans or {}) if lifted else {}
+        self.halos = (halos or {}) if lifted else {}
         self.tails = {g: self._has_tail(g) for g in looped}
         copies = max(1, len(kernel.instructions)) << sum(self.tails.values())  # a clipped tail is translated by itself
         self.unrolled = max(1, min(UNROLL_STEPS, UNROLL_INSTRUCTIONS // copies))
@@ -100,12 +110,12 @@ class _Translation(Lifting):
 
     def _point(self, trips: Trips, state: State) -> None:
         state.tiles = {}
-        self._section(self.kernel.prologue, _standing(trips, self.kernel, last=False), state)
+        self._section(self.kernel.prologue, _standing(trips, self.kernel, "prologue"), state)
         axes = tuple(g for g in self.kernel.sequential if g in self.looped)
         written = sorted({w.buffer for i in self.kernel.body for role, w in i.windows() if role == "write"})
         if self.steps or not axes:
             self._loop(axes, trips, state, written, tuple(self.carried | self.leaked), self._step)
-        self._section(self.kernel.epilogue, _standing(trips, self.kernel, last=True), state)
+        self._section(self.kernel.epilogue, _standing(trips, self.kernel, "epilogue"), state)
 
     def _step(self, trips: Trips, state: State) -> None:
         self._section(self.kernel.body, trips, state)
@@ -113,6 +123,9 @@ class _Translation(Lifting):
     def _section(self, instructions: tuple[Instruction, ...], trips: Trips, state: State) -> None:
         for instruction in instructions:
             handler_of(instruction)(self, instruction, trips, state)
+            for tile in self.resting.intersection(instruction.writes()):
+                rested = self.ar.rest(state.tiles[tile].array, tile.dtype)
+                state.tiles[tile] = Virtual(self.ar.take(rested, tile.dtype), state.tiles[tile].batch, rested=rested)
 
     def _loop(
         self,
@@ -185,7 +198,7 @@ def _leaked_tiles(kernel: Kernel) -> set[Tile]:
     return leaked
 
 
-def _standing(trips: Trips, kernel: Kernel, *, last: bool) -> Trips:
-    """The prologue sees the first index of every sequential axis, the epilogue the last, whether the axis is looped or lifted."""
-    at = {g: max(0, kernel.grid[g].size - 1) if last else 0 for g in kernel.sequential}
+def _standing(trips: Trips, kernel: Kernel, section: str) -> Trips:
+    """Where a section sees the sequential axes, whether they are looped or lifted."""
+    at = LoopNest(kernel.grid).standing(section)
     return replace(trips, index={**trips.index, **at}, bounds={**trips.bounds, **{g: (i, i) for g, i in at.items()}})

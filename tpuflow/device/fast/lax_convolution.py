@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ from jax import lax
 from tpuflow.device.fast import lax_matmul
 from tpuflow.device.fast.lax_rounding import Rounding, widen
 from tpuflow.dtypes import DType
-from tpuflow.isa.instruction import Pair
+from tpuflow.isa.contraction import Contraction
 
 Value = Any
 Axes = Sequence[int]
@@ -44,121 +43,91 @@ def patches(a: Value, axis: int, outer: int, inner: int, stride: int, dilation: 
 
 
 def convolve(
-    rounding: Rounding, a: Value, b: Value, a_axes: Axes, b_axes: Axes, out_axes: Axes, pairs: Sequence[Pair], before: Sequence[int],
-    sizes: Mapping[int, int], dtype: DType, acc: DType,
+    rounding: Rounding, a: Value, b: Value, whole: Contraction, before: Sequence[int], sizes: Mapping[int, int], dtype: DType, acc: DType,
 ) -> Value:  # fmt: skip
-    """See `LaxArithmetic.convolve`; before: zeros before the axis of each pair, or if negative how many of its elements are left out."""
-    if not pairs:
-        return lax_matmul.matmul(rounding, a, b, a_axes, b_axes, out_axes, dtype, acc)
-    roles = _Roles.of(a_axes, b_axes, out_axes, pairs)
-    a, around = _stretch(a, a_axes, pairs, before, sizes)
-    lengths = dict(zip(a_axes, a.shape, strict=True)) | dict(zip(b_axes, b.shape, strict=True)) | dict(sizes)
-    if dtype.is_float and not rounding.bitexact and roles.is_convolution(lengths):
-        return _convolution(widen(a, dtype), widen(b, dtype), roles, around, a_axes, b_axes, out_axes, sizes)
+    """See `LaxArithmetic.convolve`; before: zeros before each sliding axis, or if negative how many of its elements are left out."""
+    if not whole.sliding:
+        return lax_matmul.matmul(rounding, a, b, whole, dtype, acc)
+    a, around = _stretch(a, whole, before, sizes)
+    lengths = dict(zip(whole.lhs, a.shape, strict=True)) | dict(zip(whole.rhs, b.shape, strict=True)) | dict(sizes)
+    by_window = all(lengths[s.label] <= lengths[x] for x, s in whole.outer.items())
+    if dtype.is_float and not rounding.bitexact and _is_convolution(whole, lengths, by_window=by_window):
+        return _convolution(widen(a, dtype), widen(b, dtype), whole, around, sizes)
     if any(map(any, around)):
         a = lax.pad(a, np.zeros((), a.dtype), [(*margins, 0) for margins in around])
-    by_window = roles.by_window(lengths)
-    a, labels = _patched(a, a_axes, out_axes, pairs, sizes)
-    order = sorted(labels, key=lambda x: (x in out_axes) != by_window)  # positions, then windows: the forward product's and the gradient's
-    a = lax.transpose(a, [labels.index(x) for x in order])
+    a, labels = _patched(a, whole, sizes)
+    order = sorted(labels, key=lambda x: (x in whole.out) != by_window)  # positions, then windows: as the forward product and the gradient
+    a, product = lax.transpose(a, [labels.index(x) for x in order]), Contraction(tuple(order), whole.rhs, whole.out)
     if rounding.bitexact or not dtype.is_float:
-        return lax_matmul.matmul(rounding, a, b, order, b_axes, out_axes, dtype, acc)
+        return lax_matmul.matmul(rounding, a, b, product, dtype, acc)
     a, b = widen(a, dtype), widen(b, dtype)
     if by_window:
-        return lax_matmul.of_matrices(a, b, order, b_axes, out_axes)
-    return lax_matmul.of_matrices(b, a, b_axes, order, out_axes)  # patches on the right are not turned
+        return lax_matmul.of_matrices(a, b, product)
+    return lax_matmul.of_matrices(b, a, Contraction(product.rhs, product.lhs, product.out))  # patches on the right are not turned
 
 
-def _stretch(
-    a: Value, a_axes: Axes, pairs: Sequence[Pair], before: Sequence[int], sizes: Mapping[int, int]
-) -> tuple[Value, list[tuple[int, int]]]:
+def _stretch(a: Value, whole: Contraction, before: Sequence[int], sizes: Mapping[int, int]) -> tuple[Value, list[tuple[int, int]]]:
     """The elements that the patches see, and how many zeros they see before and after them along each axis."""
     around = [(0, 0)] * a.ndim
-    for p, zeros in zip(pairs, before, strict=True):
-        reach, n = p.reach(sizes[a_axes[p.axis]], sizes[p.label]), a.shape[p.axis]
+    for s, zeros in zip(whole.sliding, before, strict=True):
+        reach, n = s.reach(sizes[whole.lhs[s.axis]], sizes[s.label]), a.shape[s.axis]
         first = min(max(0, -zeros), n)
         last = min(max(reach - zeros, first), n)
         if (first, last) != (0, n):
-            a = lax.slice_in_dim(a, first, last, 1, p.axis)
+            a = lax.slice_in_dim(a, first, last, 1, s.axis)
         low = min(max(0, zeros), reach)
-        around[p.axis] = low, reach - low - (last - first)
+        around[s.axis] = low, reach - low - (last - first)
     return a, around
 
 
-def _patched(a: Value, a_axes: Axes, out_axes: Axes, pairs: Sequence[Pair], sizes: Mapping[int, int]) -> tuple[Value, list[int]]:
+def _patched(a: Value, whole: Contraction, sizes: Mapping[int, int]) -> tuple[Value, list[int]]:
     """The left operand with an axis for each label, and its labels. A gradient's windows are cut as the forward product's are."""
-    labels = list(a_axes)
-    for p in sorted(pairs, key=lambda p: -p.axis):
-        outer, inner, steps = labels[p.axis], p.label, (p.stride, p.dilation)
-        if sizes[outer] < sizes[inner] and {outer, inner} & set(out_axes):
-            outer, inner, steps = inner, outer, (p.dilation, p.stride)
-        a = patches(a, p.axis, sizes[outer], sizes[inner], *steps)
-        labels[p.axis : p.axis + 1] = [outer, inner]
+    labels = list(whole.lhs)
+    for outer, s in reversed(whole.outer.items()):
+        inner, steps = s.label, (s.stride, s.dilation)
+        if sizes[outer] < sizes[inner] and {outer, inner} & set(whole.out):
+            outer, inner, steps = inner, outer, (s.dilation, s.stride)
+        a = patches(a, s.axis, sizes[outer], sizes[inner], *steps)
+        labels[s.axis : s.axis + 1] = [outer, inner]
     return a, labels
 
 
-@dataclass(frozen=True, slots=True)
-class _Roles:
-    """The labels of a convolution by what they are to XLA; `pairs` by their outer labels, in the order of the left operand's axes."""
-
-    images: tuple[int, ...]
-    groups: tuple[int, ...]
-    channels: tuple[int, ...]
-    features: tuple[int, ...]
-    pairs: Mapping[int, Pair]
-    slides: bool
-
-    @classmethod
-    def of(cls, a_axes: Axes, b_axes: Axes, out_axes: Axes, pairs: Sequence[Pair]) -> _Roles:
-        """Roles from which of the operands and the result a label is in."""
-        a, b, out = set(a_axes), set(b_axes), set(out_axes)
-        paired = {a_axes[p.axis]: p for p in sorted(pairs, key=lambda p: p.axis)}
-        inner = {p.label for p in pairs}
-        slides = all(x in out and x not in b for x in paired) and not inner & out and inner <= b
-        return cls(
-            tuple(x for x in a_axes if x in out and x not in b and x not in paired),
-            tuple(x for x in a_axes if x in out and x in b),
-            tuple(x for x in a_axes if x not in out and x not in paired),
-            tuple(x for x in b_axes if x not in a and x not in inner),
-            paired,
-            slides,
-        )
-
-    def by_window(self, lengths: Mapping[int, int]) -> bool:
-        """Whether the sum is over a window; else this is the gradient of a window's weights. lengths: of every label."""
-        return all(lengths[p.label] <= lengths[x] for x, p in self.pairs.items())
-
-    def is_convolution(self, lengths: Mapping[int, int]) -> bool:
-        """Whether this is one for XLA, and quicker as such. lengths: of every label."""
-        depth = math.prod(lengths[x] for x in (self.channels if self.by_window(lengths) else self.images))
-        return self.slides and len(self.pairs) <= MOST_SPATIAL and depth >= LEAST_CHANNELS and all(lengths[x] for x in self.pairs)
+def _images(whole: Contraction) -> tuple[int, ...]:
+    """Rows that do not slide, in the left operand's order."""
+    rows, outer = whole.rows, whole.outer
+    return tuple(x for x in whole.lhs if x in rows and x not in outer)
 
 
-def _convolution(
-    a: Value,
-    b: Value,
-    roles: _Roles,
-    around: Sequence[tuple[int, int]],
-    a_axes: Axes,
-    b_axes: Axes,
-    out_axes: Axes,
-    sizes: Mapping[int, int],
-) -> Value:
+def _channels(whole: Contraction) -> tuple[int, ...]:
+    """Contracted labels that do not slide, in the left operand's order."""
+    contracted, outer = whole.contracted, whole.outer
+    return tuple(x for x in whole.lhs if x in contracted and x not in outer)
+
+
+def _is_convolution(whole: Contraction, lengths: Mapping[int, int], *, by_window: bool) -> bool:
+    """Whether this is one for XLA, and quicker as such. lengths: of every label; by_window: else of the gradient of a window's weights."""
+    slides = all(x in whole.rows and s.label in whole.contracted for x, s in whole.outer.items())
+    depth = math.prod(lengths[x] for x in (_channels(whole) if by_window else _images(whole)))
+    return slides and len(whole.sliding) <= MOST_SPATIAL and depth >= LEAST_CHANNELS and all(lengths[x] for x in whole.outer)
+
+
+def _convolution(a: Value, b: Value, whole: Contraction, around: Sequence[tuple[int, int]], sizes: Mapping[int, int]) -> Value:
     """[N, spatial, G C] with [spatial, C, G O] -> [N, spatial, G O], each group of labels brought together and merged."""
-    pairs, outer = tuple(roles.pairs.values()), tuple(roles.pairs)
-    length = dict(zip(a_axes, a.shape, strict=True)) | dict(zip(b_axes, b.shape, strict=True))
-    image, kernel = (roles.images, *((x,) for x in outer), (*roles.groups, *roles.channels)), tuple((p.label,) for p in pairs)
-    lhs = _merged(a, a_axes, image)
-    rhs = _merged(b, b_axes, (*kernel, roles.channels, (*roles.groups, *roles.features)))
-    spatial = "".join(itertools.islice("DHW", len(pairs)))
+    sliding, outer = tuple(whole.outer.values()), tuple(whole.outer)
+    length = dict(zip(whole.lhs, a.shape, strict=True)) | dict(zip(whole.rhs, b.shape, strict=True))
+    images, channels = _images(whole), _channels(whole)
+    groups, features = tuple(x for x in whole.lhs if x in whole.batch), tuple(x for x in whole.rhs if x in whole.columns)
+    lhs = _merged(a, whole.lhs, (images, *((x,) for x in outer), (*groups, *channels)))
+    rhs = _merged(b, whole.rhs, (*((s.label,) for s in sliding), channels, (*groups, *features)))
+    spatial = "".join(itertools.islice("DHW", len(sliding)))
     product = lax.conv_general_dilated(
-        lhs, rhs, [p.stride for p in pairs], [around[p.axis] for p in pairs], rhs_dilation=[p.dilation for p in pairs],
-        dimension_numbers=(f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"), feature_group_count=math.prod(length[x] for x in roles.groups),
+        lhs, rhs, [s.stride for s in sliding], [around[s.axis] for s in sliding], rhs_dilation=[s.dilation for s in sliding],
+        dimension_numbers=(f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"), feature_group_count=math.prod(length[x] for x in groups),
         preferred_element_type=jnp.float32,
     )  # fmt: skip
-    order = (*roles.images, *outer, *roles.groups, *roles.features)
-    product = lax.reshape(product, [sizes[x] if x in roles.pairs else length[x] for x in order])
-    return lax.transpose(product, [order.index(x) for x in out_axes])
+    order = (*images, *outer, *groups, *features)
+    product = lax.reshape(product, [sizes[x] if x in whole.outer else length[x] for x in order])
+    return lax.transpose(product, [order.index(x) for x in whole.out])
 
 
 def _merged(x: Value, axes: Axes, groups: Sequence[tuple[int, ...]]) -> Value:

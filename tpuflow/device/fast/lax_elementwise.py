@@ -1,4 +1,4 @@
-"""The device's elementwise operations in lax: one table a family, names as in `isa.vector`."""
+"""The device's elementwise operations in lax: the table that goes with that of `isa.elementwise`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from jax import lax
 
 from tpuflow.device.fast.lax_rounding import Rounding, flush, flushed, quiet, widen, widen64, x64
 from tpuflow.dtypes import DType
+from tpuflow.isa import elementwise
 
 Value = Any
 Function = Callable[..., Value]
@@ -136,3 +137,7 @@ OPERATIONS: dict[str, dict[str, Function]] = {
     "uint": _INTEGERS,
     "pred": {name: _plain(f) for name, f in _PRED.items()},
 }
+
+for _kind, _functions in OPERATIONS.items():
+    if _differing := set(_functions) ^ {row.name for row in elementwise.OPERATIONS.values() if _kind in row.on}:
+        raise TypeError(f"operations on {_kind} that isa.elementwise or lax_elementwise alone has: {', '.join(sorted(_differing))}")

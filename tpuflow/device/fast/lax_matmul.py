@@ -14,7 +14,8 @@ from jax import lax
 
 from tpuflow.device.fast.lax_rounding import Rounding, widen, x64
 from tpuflow.dtypes import BF16, F16, F32, DType
-from tpuflow.isa.numpy_matmul import SLACK, Labels
+from tpuflow.isa.contraction import Contraction
+from tpuflow.isa.numpy_matmul import SLACK
 
 Value = Any
 Axes = Sequence[int]
@@ -31,32 +32,30 @@ _PRECISION = {F16: 11, BF16: 8}
 _SMALLEST = {F16: 2.0**-24, BF16: 0.0}  # every f16 number is a multiple of its smallest one, whose grain so is no smaller
 
 
-def matmul(rounding: Rounding, a: Value, b: Value, a_axes: Axes, b_axes: Axes, out_axes: Axes, dtype: DType, acc: DType) -> Value:
+def matmul(rounding: Rounding, a: Value, b: Value, whole: Contraction, dtype: DType, acc: DType) -> Value:
     """See `Arithmetic.matmul`; operands are carriers."""
-    labels = Labels.of(a_axes, b_axes, out_axes)
     if not dtype.is_float:
-        product = _modular(a, b, _dimensions(labels, a_axes, b_axes), acc)
+        product = _modular(a, b, _dimensions(whole), acc)
     elif rounding.bitexact:
-        product = _ordered(rounding, widen(a, dtype), widen(b, dtype), labels, a_axes, b_axes, dtype)
+        product = _ordered(rounding, widen(a, dtype), widen(b, dtype), whole, dtype)
     else:
-        numbers = _dimensions(labels, a_axes, b_axes)
-        product = lax.dot_general(widen(a, dtype), widen(b, dtype), numbers, preferred_element_type=jnp.float32)
-    order = _product_axes(labels, a_axes, b_axes)
-    return lax.transpose(product, [order.index(x) for x in out_axes])
+        product = lax.dot_general(widen(a, dtype), widen(b, dtype), _dimensions(whole), preferred_element_type=jnp.float32)
+    order = _product_axes(whole)
+    return lax.transpose(product, [order.index(x) for x in whole.out])
 
 
-def of_matrices(a: Value, b: Value, a_axes: Axes, b_axes: Axes, out_axes: Axes) -> Value:
+def of_matrices(a: Value, b: Value, whole: Contraction) -> Value:
     """XLA's dot of f32 operands with many axes, of matrices as far as that goes: neighbouring axes of one role are merged, so that a
     turned operand is not copied."""
-    sizes = dict(zip((*a_axes, *b_axes), (*a.shape, *b.shape), strict=True))
-    a_runs, b_runs = _runs(a_axes, b_axes, out_axes), _runs(b_axes, a_axes, out_axes)
+    sizes = whole.by_label(a.shape, b.shape)
+    a_runs, b_runs = _runs(whole.lhs, whole.rhs, whole.out), _runs(whole.rhs, whole.lhs, whole.out)
     left, right = (lax.reshape(x, [math.prod(sizes[y] for y in run) for run in runs]) for x, runs in ((a, a_runs), (b, b_runs)))
-    a_firsts, b_firsts = [run[0] for run in a_runs], [run[0] for run in b_runs]
-    labels = Labels.of(a_firsts, b_firsts, [x for x in out_axes if x in a_firsts or x in b_firsts])
-    product = lax.dot_general(left, right, _dimensions(labels, a_firsts, b_firsts), preferred_element_type=jnp.float32)
     run_of = {run[0]: run for run in (*a_runs, *b_runs)}
-    order = [x for first in _product_axes(labels, a_firsts, b_firsts) for x in run_of[first]]
-    return lax.transpose(lax.reshape(product, [sizes[x] for x in order]), [order.index(x) for x in out_axes])
+    lhs, rhs, out = (tuple(x for x in side if x in run_of) for side in (whole.lhs, whole.rhs, whole.out))
+    merged = Contraction(lhs, rhs, out)
+    product = lax.dot_general(left, right, _dimensions(merged), preferred_element_type=jnp.float32)
+    order = [x for first in _product_axes(merged) for x in run_of[first]]
+    return lax.transpose(lax.reshape(product, [sizes[x] for x in order]), [order.index(x) for x in whole.out])
 
 
 def _runs(axes: Axes, others: Axes, out_axes: Axes) -> list[list[int]]:
@@ -73,12 +72,12 @@ def _runs(axes: Axes, others: Axes, out_axes: Axes) -> list[list[int]]:
     return runs
 
 
-def _dimensions(labels: Labels, a_axes: Axes, b_axes: Axes) -> tuple[tuple[list[int], list[int]], tuple[list[int], list[int]]]:
+def _dimensions(whole: Contraction) -> tuple[tuple[list[int], list[int]], tuple[list[int], list[int]]]:
     """XLA's dot dimension numbers."""
-    a, b = list(a_axes), list(b_axes)
+    contracted, batch = whole.contracted, whole.batch
     return (
-        ([a.index(x) for x in labels.contracted], [b.index(x) for x in labels.contracted]),
-        ([a.index(x) for x in labels.batch], [b.index(x) for x in labels.batch]),
+        ([whole.lhs.index(x) for x in contracted], [whole.rhs.index(x) for x in contracted]),
+        ([whole.lhs.index(x) for x in batch], [whole.rhs.index(x) for x in batch]),
     )
 
 
@@ -89,20 +88,20 @@ def _modular(a: Value, b: Value, numbers: Any, acc: DType) -> Value:
     return lax.convert_element_type(lax.dot_general(a, b, numbers, preferred_element_type=jnp.int32), acc.numpy)
 
 
-def _ordered(rounding: Rounding, a: Value, b: Value, labels: Labels, a_axes: Axes, b_axes: Axes, dtype: DType) -> Value:
+def _ordered(rounding: Rounding, a: Value, b: Value, whole: Contraction, dtype: DType) -> Value:
     """f32 operands -> f32 product, the float64 sums taken in ascending order of the contracted positions.
 
     XLA's float64 dot adds in an order of its own (it depends on shapes, layouts and threads). Products of two f32 are exact in float64
     and two orders of adding K terms differ by at most 2 (K - 1) u sum|a b| <= 2 (K - 1) u |a| |b|, so nearly every sum rounds to the
     same f32 in any order; the others are found by that bound and added again in ascending order.
     """
-    places = _Places.of(labels, a, a_axes, b, b_axes)
+    places = _Places.of(whole, a, b)
     with x64():
         if places.terms <= _CHUNK or math.prod(places.sizes) * places.terms <= _DIRECT_PRODUCTS:
             return rounding.hide(_summed_directly(rounding, a, b, places))
         wide_a, wide_b = lax.convert_element_type(a, jnp.float64), lax.convert_element_type(b, jnp.float64)
-        sums = _started_from_zero(lax.dot_general(wide_a, wide_b, _dimensions(labels, a_axes, b_axes)))
-        left, right = _Bounds.of(a, a_axes, places, dtype), _Bounds.of(b, b_axes, places, dtype)
+        sums = _started_from_zero(lax.dot_general(wide_a, wide_b, _dimensions(whole)))
+        left, right = _Bounds.of(a, whole.lhs, places, dtype), _Bounds.of(b, whole.rhs, places, dtype)
         return rounding.hide(_mended(rounding, rounding.narrow(sums, F32), _doubtful(sums, left, right, places), places, a, b))
 
 
@@ -152,11 +151,10 @@ class _Places:
     b_axes: tuple[int, ...]
 
     @classmethod
-    def of(cls, labels: Labels, a: Value, a_axes: Axes, b: Value, b_axes: Axes) -> _Places:
-        sizes = dict(zip((*a_axes, *b_axes), (*a.shape, *b.shape), strict=True))
-        product = _product_axes(labels, a_axes, b_axes)
-        terms = math.prod(sizes[x] for x in labels.contracted)
-        return cls(product, tuple(sizes[x] for x in product), labels.contracted, terms, tuple(a_axes), tuple(b_axes))
+    def of(cls, whole: Contraction, a: Value, b: Value) -> _Places:
+        sizes, product, contracted = whole.by_label(a.shape, b.shape), _product_axes(whole), whole.contracted
+        terms = math.prod(sizes[x] for x in contracted)
+        return cls(product, tuple(sizes[x] for x in product), contracted, terms, whole.lhs, whole.rhs)
 
     def terms_of(self, operand: Value, axes: Axes, indices: dict[int, Value], count: int) -> Value:
         """float64 [C, K]: what the operand brings to each of C elements, whose index on each label is given."""
@@ -169,9 +167,10 @@ class _Places:
         return lax.convert_element_type(rows, jnp.float64)
 
 
-def _product_axes(labels: Labels, a_axes: Axes, b_axes: Axes) -> tuple[int, ...]:
+def _product_axes(whole: Contraction) -> tuple[int, ...]:
     """The order of axes in which XLA's dot gives the product."""
-    return (*labels.batch, *(x for x in a_axes if x in labels.rows), *(x for x in b_axes if x in labels.columns))
+    rows, columns = whole.rows, whole.columns
+    return (*whole.batch, *(x for x in whole.lhs if x in rows), *(x for x in whole.rhs if x in columns))
 
 
 @dataclass(frozen=True)

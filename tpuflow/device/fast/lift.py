@@ -12,13 +12,13 @@ from jax import lax
 
 from tpuflow.device.fast import access, boxes
 from tpuflow.device.fast.access import Trips
-from tpuflow.device.fast.factors import BATCH_LABEL, factors_of, labels_of
+from tpuflow.device.fast.factors import factors_of
 from tpuflow.device.fast.pieces import piece_at
 from tpuflow.device.fast.positions import CannotLift, Positions
-from tpuflow.device.fast.spans import Span
 from tpuflow.device.fast.virtual import Lifting, State, Virtual, same_view
 from tpuflow.dtypes import F32, DType
 from tpuflow.isa import dma, matrix, vector
+from tpuflow.isa.contraction import Halo
 from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window
 from tpuflow.isa.splitting import multiplied
 
@@ -103,11 +103,11 @@ def _inner_batch(value: Virtual, inner: tuple[int, ...]) -> Virtual:
 
 def _matmul(t: Lifting, i: matrix.MatmulAccumulate, trips: Trips, state: State) -> None:
     acc, a, b = t.read(i.acc, state), t.read(i.a, state), t.read(i.b, state)
-    spans = t.spans.get(i.a, {})
-    if i.pairs and not spans and any(t.lifted(g) and t.sizes[g] != 1 for g in range(len(t.sizes))):
+    halos, whole = t.halos.get(i.a, {}), i.contraction
+    if i.pairs and not halos and any(t.lifted(g) and t.sizes[g] != 1 for g in range(len(t.sizes))):
         raise CannotLift("a halo tile that is not a piece of one stretch")
-    contracted = {x for x in i.patch_axes if x not in i.acc_axes}
-    operands = ((a, _patch_axes(i.a, spans), i.patch_axes if spans else i.a_axes), (b, i.b.axes, i.b_axes))
+    contracted = set(whole.contracted)
+    operands = ((a, _patch_axes(i.a, halos), whole.patch if halos else whole.lhs), (b, i.b.axes, whole.rhs))
     steps: set[int] = set()
     if t.folded and i.acc in t.carried:
         for value, axes, labels in operands:
@@ -119,25 +119,21 @@ def _matmul(t: Lifting, i: matrix.MatmulAccumulate, trips: Trips, state: State) 
         for _, axes, labels in operands:
             _whole_axes(t, [axis for axis, x in zip(axes, labels, strict=True) if x in contracted])
     batch = tuple(sorted({g for g in (*a.batch, *b.batch) if g not in steps}))
-    out_axes = (*(BATCH_LABEL + g for g in batch), *i.acc_axes)
-    sizes = dict(zip((*i.acc_axes, *i.b_axes), (*acc.array.shape[len(acc.batch) :], *b.array.shape[len(b.batch) :]), strict=True))
-    pairs = tuple(replace(p, axis=p.axis + len(a.batch)) for p in i.pairs)
-    axes = labels_of(a, i.a_axes), labels_of(b, i.b_axes), out_axes
+    own = (value.array.shape[len(value.batch) :] for value in (a, b, acc))
+    sizes, lifted = whole.by_label(*own), whole.with_batches(a.batch, b.batch, batch)
     factors = factors_of(t, i, trips, a, b, sizes)
 
     def multiply(x: Any, y: Any, dtype: DType) -> Any:
-        return t.ar.convolve(
-            x, y, *axes, pairs, sizes, dtype, i.acc.dtype, factors.a_exists, factors.b_exists, factors.before, factors.phases
-        )
+        return t.ar.convolve(x, y, lifted, sizes, dtype, i.acc.dtype, factors.a_exists, factors.b_exists, factors.before, factors.phases)
 
     product = multiplied(t.ar, factors.a, b.array, i.a.dtype, i.precision, multiply)
     (x, y), batch = t.aligned([acc, Virtual(product, batch)])
     state.tiles[i.acc] = Virtual(t.ar.binary("add", x, y, i.acc.dtype), batch)
 
 
-def _patch_axes(tile: Tile, spans: Mapping[int, Span]) -> list[TileAxis]:
-    """The tile axes of a product's left operand once each span is its two labels' axes."""
-    doubled = ((spans[n].outer, spans[n].inner) if n in spans else (axis,) for n, axis in enumerate(tile.axes))
+def _patch_axes(tile: Tile, halos: Mapping[int, Halo]) -> list[TileAxis]:
+    """The tile axes of a product's left operand once each halo is its two labels' axes."""
+    doubled = ((halos[n].outer, halos[n].inner) if n in halos else (axis,) for n, axis in enumerate(tile.axes))
     return [axis for axes in doubled for axis in axes]
 
 
@@ -156,10 +152,10 @@ def _sort(t: Lifting, i: vector.Sort, trips: Trips, state: State) -> None:
 
 
 def _positions(t: Lifting, window: Window, trips: Trips, state: State) -> list[Positions]:
-    spans = t.spans.get(window.tile, {})
+    halos = t.halos.get(window.tile, {})
     return [
-        access.span_positions(axis, spans[n], trips)
-        if n in spans
+        access.halo_positions(axis, halos[n], trips)
+        if n in halos
         else access.axis_positions(axis, tile, trips, None if axis.register is None else t.read(axis.register, state).array)
         for n, (axis, tile) in enumerate(zip(window.axes, window.tile.axes, strict=True))
     ]
@@ -219,7 +215,7 @@ def _store(t: Lifting, i: dma.Store, trips: Trips, state: State) -> None:
     window = i.window
     value = t.read(window.tile, state)
     wheres = _positions(t, window, trips, state)
-    array = t.ar.hold(value.array, window.tile.dtype)
+    array = t.ar.hold(value.array, window.tile.dtype) if value.rested is None else value.rested
     array, wheres = _fold_batch_into_axes(t, Virtual(array, value.batch), window, wheres)
     if _waits(t, window, array, wheres, state):
         return

@@ -13,13 +13,13 @@ from typing import Any
 from jax import lax
 
 from tpuflow.isa.bounds import Bound
-from tpuflow.isa.instruction import Pair
+from tpuflow.isa.contraction import Contraction
 
 MOST_PHASES = 16  # of a product: each is a convolution to compile and to start
 
 Value = Any
 Multiply = Callable[[Value, Value, Sequence[int], Mapping[int, int]], Value]
-"""(a, b, zeros before the axis of each pair, lengths by label) -> their product."""
+"""(a, b, zeros before each sliding axis, lengths by label) -> their product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,14 @@ class Phases:
     ranges: tuple[tuple[int, int], ...]
 
 
-def phases_of(
-    of_b: Sequence[Bound], pairs: Sequence[Pair], b_axes: Sequence[int], out_axes: Sequence[int], sizes: Mapping[int, int]
-) -> tuple[Phases, ...] | None:
+def phases_of(whole: Contraction, sizes: Mapping[int, int]) -> tuple[Phases, ...] | None:
     """The bounds of the right operand as phases; None if there are none, or some are no phases, or have no elements, or are too many."""
-    found = [_phases(bound, {p.label for p in pairs} & set(b_axes), set(b_axes) & set(out_axes), sizes) for bound in of_b]
+    inner, free = {s.label for s in whole.sliding} & set(whole.rhs), {*whole.batch, *whole.columns}
+    found = [_phases(bound, inner, free, sizes) for bound in whole.rhs_bounds]
     known = tuple(x for x in found if x is not None and all(stop > start for start, stop in x.ranges))
     labels = [label for x in known for label in (x.label, x.inner)]
-    whole = len(known) == len(found) and len(set(labels)) == len(labels)
-    return known if known and whole and math.prod(len(x.ranges) for x in known) <= MOST_PHASES else None
+    distinct = len(known) == len(found) and len(set(labels)) == len(labels)
+    return known if known and distinct and math.prod(len(x.ranges) for x in known) <= MOST_PHASES else None
 
 
 def _phases(bound: Bound, inner: set[int], free: set[int], sizes: Mapping[int, int]) -> Phases | None:
@@ -57,8 +56,7 @@ def _phases(bound: Bound, inner: set[int], free: set[int], sizes: Mapping[int, i
 
 
 def in_phases(
-    phases: Sequence[Phases], multiply: Multiply, a: Value, b: Value, b_axes: Sequence[int], out_axes: Sequence[int], pairs: Sequence[Pair],
-    before: Sequence[int], sizes: Mapping[int, int],
+    phases: Sequence[Phases], multiply: Multiply, a: Value, b: Value, whole: Contraction, before: Sequence[int], sizes: Mapping[int, int],
 ) -> Value:  # fmt: skip
     """The products of all phases side by side."""
     if not phases:
@@ -68,14 +66,14 @@ def in_phases(
         ranges = {x.inner: x.ranges[n] for x, n in zip(phases, chosen, strict=True)}
         places = ranges | {x.label: (n, n + 1) for x, n in zip(phases, chosen, strict=True)}
         lengths = {**sizes, **{label: stop - start for label, (start, stop) in places.items()}}
-        starts, stops = zip(*(places.get(x, (0, n)) for x, n in zip(b_axes, b.shape, strict=True)), strict=True)
-        moved = [zeros - ranges.get(p.label, (0, 0))[0] * p.dilation for p, zeros in zip(pairs, before, strict=True)]
+        starts, stops = zip(*(places.get(x, (0, n)) for x, n in zip(whole.rhs, b.shape, strict=True)), strict=True)
+        moved = [zeros - ranges.get(s.label, (0, 0))[0] * s.dilation for s, zeros in zip(whole.sliding, before, strict=True)]
         return multiply(a, lax.slice(b, starts, stops), moved, lengths)
 
     def together(chosen: tuple[int, ...]) -> Value:
         if len(chosen) == len(phases):
             return one(chosen)
         here = phases[len(chosen)]
-        return lax.concatenate([together((*chosen, n)) for n in range(len(here.ranges))], out_axes.index(here.label))
+        return lax.concatenate([together((*chosen, n)) for n in range(len(here.ranges))], whole.out.index(here.label))
 
     return together(())

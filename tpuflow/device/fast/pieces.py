@@ -49,9 +49,9 @@ def piece_at(array: Any, wheres: Sequence[Positions]) -> Piece | None:
     return Piece(array, tuple(starts), tuple(steps))
 
 
-def put_together(pieces: Sequence[Piece]) -> list[Piece]:
+def coalesced(pieces: Sequence[Piece]) -> list[Piece]:
     """The same content in fewer pieces, as far as they fit."""
-    if (whole := _woven(pieces)) is not None:
+    if (whole := _interleaved(pieces)) is not None:
         return [whole]
     found = list(pieces)
     for axis in reversed(range(len(found[0].starts))):
@@ -73,17 +73,17 @@ def _joined(group: list[Piece], axis: int) -> list[Piece]:
     return group
 
 
-def _woven(pieces: Sequence[Piece]) -> Piece | None:
+def _interleaved(pieces: Sequence[Piece]) -> Piece | None:
     """The one piece that pieces of one size make up which lie between one another, one for each phase of the steps; None if they do not."""
     first, base = pieces[0], tuple(min(starts) for starts in zip(*(p.starts for p in pieces), strict=True))
     by_phase = {tuple(s - b for s, b in zip(p.starts, base, strict=True)): p for p in pieces}
     alike = all(p.steps == first.steps and p.array.shape == first.array.shape for p in pieces)
     if len(pieces) == 1 or not alike or len(pieces) != prod(first.steps) or set(by_phase) != set(product(*map(range, first.steps))):
         return None
-    return Piece(_weave(by_phase, first.steps), base, (1,) * len(base))
+    return Piece(_interleave(by_phase, first.steps), base, (1,) * len(base))
 
 
-def _weave(by_phase: Mapping[tuple[int, ...], Piece], steps: Sequence[int]) -> Any:
+def _interleave(by_phase: Mapping[tuple[int, ...], Piece], steps: Sequence[int]) -> Any:
     """Every axis with a step gets one of its own beside it; one reshape at the end, which XLA need not compute through."""
     moving = [axis for axis, step in enumerate(steps) if step > 1]
     places = [axis + 1 + i for i, axis in enumerate(moving)]
@@ -93,6 +93,6 @@ def _weave(by_phase: Mapping[tuple[int, ...], Piece], steps: Sequence[int]) -> A
         for phase in sorted(parts):
             rows.setdefault((*phase[:axis], 0, *phase[axis + 1 :]), []).append(parts[phase])
         parts = {phase: lax.concatenate(row, place) for phase, row in rows.items()}
-    (woven,) = parts.values()
+    (interleaved,) = parts.values()
     shape = next(iter(by_phase.values())).array.shape
-    return woven.reshape([n * step for n, step in zip(shape, steps, strict=True)])
+    return interleaved.reshape([n * step for n, step in zip(shape, steps, strict=True)])

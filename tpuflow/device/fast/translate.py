@@ -16,7 +16,9 @@ from tpuflow.device.fast.arithmetic import LaxArithmetic, words
 from tpuflow.device.fast.cuts import Stage
 from tpuflow.device.fast.kernel import translate_kernel
 from tpuflow.device.fast.liveness import AGAIN, WORK, Key, Liveness
+from tpuflow.device.fast.shapes import covers
 from tpuflow.device.verify.footprint import cover, section_trips, store_box
+from tpuflow.dtypes import BF16, F16
 from tpuflow.isa.dma import Store
 from tpuflow.isa.instruction import Window
 from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
@@ -68,27 +70,16 @@ class Translation:
 def _overwritten(kernel: Kernel, program: Program) -> list[int]:
     """The buffers that a kernel's stores overwrite completely."""
     stores: dict[int, list[tuple[str, Window]]] = {}
-    for section in ("prologue", "body", "epilogue"):
-        for i in getattr(kernel, section):
+    for name, section in kernel.sections:
+        for i in section:
             if isinstance(i, Store):
-                stores.setdefault(i.window.buffer, []).append((section, i.window))
-    return [b for b, found in stores.items() if any(_covers(kernel, w) for _, w in found) or _cover_together(kernel, found, program, b)]
+                stores.setdefault(i.window.buffer, []).append((name, i.window))
+    return [b for b, found in stores.items() if any(covers(kernel, w) for _, w in found) or _cover_together(kernel, found, program, b)]
 
 
 def _cover_together(kernel: Kernel, stores: list[tuple[str, Window]], program: Program, buffer: int) -> bool:
     boxes = [store_box(window, section_trips(kernel, section)) for section, window in stores] if len(stores) > 1 else []
     return bool(boxes) and cover([box for box in boxes if box is not None], program.buffers[buffer].elems)
-
-
-def _covers(kernel: Kernel, window: Any) -> bool:
-    """A plain store whose windows make up the whole buffer (every axis walked from 0 to its extent in tile steps)."""
-    for axis, tile in zip(window.axes, window.tile.axes, strict=True):
-        grid = ((tile.grid, tile.size),) if tile.grid >= 0 and kernel.grid[tile.grid].size > 1 else ()
-        moves = tuple((g, e) for g, e in axis.grid if kernel.grid[g].size > 1)
-        plain = axis.origin == 0 and axis.step == 1 and axis.dilation == 1 and axis.register is None
-        if not plain or moves != grid or tile.whole != axis.extent:
-            return False
-    return True
 
 
 def _constant(program: Program, buffer: int, data: bytes) -> Any:
@@ -103,6 +94,7 @@ class _Run:
     def __init__(self, translation: Translation, ar: LaxArithmetic, infeeds: list[Any], budget: Any):
         self.t, self.ar, self.infeeds, self.budget = translation, ar, infeeds, budget
         self.program = translation.program
+        self.resting: frozenset[int] = frozenset()
 
     def buffer(self, env: dict[Any, Any], index: int) -> Any:
         """Content of a buffer; one that nothing wrote (zero elements, or partly stored so far) reads as zeros."""
@@ -143,7 +135,7 @@ class _Run:
         read = liveness.reads(kernel)
         touched = [b for b in self.t.liveness.uses(kernel).touched if b in env or b in read]
         hbm = {b: self.ar.take(self.buffer(env, b), self.program.buffers[b].dtype) for b in touched}
-        written, tier = translate_kernel(kernel, self.program.buffers, hbm, self.ar)
+        written, tier = translate_kernel(kernel, self.program.buffers, hbm, self.ar, self.resting)
         env.update(written)
         self.t.tiers[self.t.places[id(kernel)]] = tier
 
@@ -201,6 +193,7 @@ class _Run:
         """Trips of a loop, until `trip`, which changes the env it is given, says no, there were `most`, or the work is beyond the limit;
         what it said last."""
         keys = self._carried(block, after)
+        self.resting |= {b for b in keys if isinstance(b, int) and self.program.buffers[b].dtype in (BF16, F16)}
         standing = self.t.liveness.uses(block).touched & env.keys() - keys
         env.update({b: self.ar.take(env[b], self.program.buffers[b].dtype) for b in standing})  # once, not in every trip
 

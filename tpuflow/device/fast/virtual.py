@@ -12,8 +12,8 @@ from jax import lax
 from tpuflow.device.fast import access
 from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.boxes import Inside, Margins
-from tpuflow.device.fast.pieces import Piece, put_together
-from tpuflow.device.fast.spans import Spans
+from tpuflow.device.fast.halos import Halos
+from tpuflow.device.fast.pieces import Piece, coalesced
 from tpuflow.isa import dma
 from tpuflow.isa.instruction import Tile, Window
 from tpuflow.isa.program import Buffer, Kernel
@@ -33,12 +33,13 @@ def same_view(window: Window) -> tuple[Any, ...]:
 class Virtual:
     """A tile's content over all lifted trips: leading dimensions for the lifted grid axes in `batch`, then the tile's own axes.
 
-    `inside`: the same without its padding, for those that can do without it.
+    `inside`: the same without its padding, for those that can do without it. `rested`: the same as it lies between launches.
     """
 
     array: Any
     batch: tuple[int, ...] = ()
     inside: Inside | None = None
+    rested: Any = None
 
 
 @dataclass
@@ -56,7 +57,7 @@ class State:
         for b, waiting in self.pieces.items():
             window = waiting[0][0]
             view = access.to_view(self.hbm[b], window)
-            for piece in put_together([piece for _, piece in waiting]):
+            for piece in coalesced([piece for _, piece in waiting]):
                 view = access.write_axes(view, piece.array, window, piece.positions)
             self.hbm[b] = access.from_view(view, window, buffers[b].shape)
         self.pieces = {}
@@ -72,7 +73,7 @@ class Lifting:
     ar: LaxArithmetic
     looped: frozenset[int]
     folded: bool = False
-    spans: Spans = field(default_factory=dict)
+    halos: Halos = field(default_factory=dict)
     carried: frozenset[Tile] = frozenset()
 
     @functools.cached_property

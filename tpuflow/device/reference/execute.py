@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from tpuflow.device.ordering import QUEUE_NUMBER, Clocks, Event
+from tpuflow.device.ordering import Clocks, Event
 from tpuflow.device.place import tile_text
 from tpuflow.device.reference.hazards import Site, deadlock
 from tpuflow.device.reference.memory import AxisSelection
-from tpuflow.device.reference.plan import At, KernelPlan, Planned
+from tpuflow.device.reference.plan import KernelPlan
+from tpuflow.device.resolved import QUEUE_NUMBER, Resolved
 from tpuflow.isa import dma, matrix, vector
 from tpuflow.isa.arithmetic import Arithmetic
 from tpuflow.isa.instruction import Instruction
+from tpuflow.isa.loop_nest import At
 from tpuflow.isa.windows import base_position
 
 _COMPUTE = tuple(QUEUE_NUMBER[q] for q in ("scalar", "matrix", "vector", "link"))
@@ -30,7 +32,7 @@ class Run:
         self.plan, self.path, self.ar, self.kept = plan, path, arithmetic, kept
         self.clocks = Clocks(plan.kernel.semaphores)
         self.cells = plan.new_cells()
-        self._streams: list[Iterator[tuple[Planned, At]]] = [plan.stream(q) for q in range(len(self.clocks.now))]
+        self._streams: list[Iterator[tuple[Resolved, At]]] = [plan.stream(q) for q in range(len(self.clocks.now))]
         self._next = [next(s, None) for s in self._streams]
 
     def execute(self, schedule: str) -> None:
@@ -49,80 +51,78 @@ class Run:
         """Execute a queue's instructions until it must wait (or has signalled once); whether there were any."""
         moved = False
         while (upcoming := self._next[queue]) is not None:
-            planned, at = upcoming
-            if planned.waits >= 0 and not self.clocks.count(planned.waits):
+            i, at = upcoming
+            if i.waits is not None and not self.clocks.count(i.waits):
                 break
-            self._step(planned, at)
+            self._step(i, at)
             self._next[queue] = next(self._streams[queue], None)
             moved = True
-            if to_signal and planned.signals >= 0:
+            if to_signal and i.signals is not None:
                 break
         return moved
 
-    def _step(self, planned: Planned, at: At) -> None:
-        queue = planned.queue
+    def _step(self, i: Resolved, at: At) -> None:
+        queue = i.queue
         clock = self.clocks.tick(queue)
-        if planned.waits >= 0:
-            self.clocks.wait(planned.waits, queue)
-        elif planned.signals >= 0:
-            self.clocks.signal(planned.signals, queue)
+        if i.waits is not None:
+            self.clocks.wait(i.waits, queue)
+        elif i.signals is not None:
+            self.clocks.signal(i.signals, queue)
         else:
-            event = (planned.number, at.point, at.step)
+            event = (i.number, at.point, at.step)
             if self.plan.problems:
-                self._check_places(planned, at)
-            for tile in planned.reads:
+                self._check_places(i, at)
+            for tile in i.reads:
                 fault = self.cells.read(tile, self._slot(tile, at), queue, clock, event)
                 if fault is not None:
-                    raise self.site(planned, at).fault(tile_text(self.plan.tiles[tile]), fault)
-            self._execute(planned, at, clock)
-            for tile in planned.writes:
+                    raise self.site(i, at).fault(tile_text(self.plan.tiles[tile]), fault)
+            self._execute(i, at, clock)
+            for tile in i.writes:
                 fault = self.cells.write(tile, self._slot(tile, at), queue, clock, event)
                 if fault is not None:
-                    raise self.site(planned, at).fault(tile_text(self.plan.tiles[tile]), fault)
+                    raise self.site(i, at).fault(tile_text(self.plan.tiles[tile]), fault)
 
-    def _execute(self, planned: Planned, at: At, clock: list[int]) -> None:
-        execute = _EXECUTE.get(type(planned.instruction))
+    def _execute(self, i: Resolved, at: At, clock: list[int]) -> None:
+        execute = _EXECUTE.get(type(i.instruction))
         if execute is None:
-            raise self.site(planned, at).hazard(f"instruction {planned.instruction.mnemonic!r} is not known to the reference engine")
-        execute(self, planned, at, clock)
+            raise self.site(i, at).hazard(f"instruction {i.instruction.mnemonic!r} is not known to the reference engine")
+        execute(self, i, at, clock)
 
-    def _check_places(self, planned: Planned, at: At) -> None:
-        for tile in (*planned.reads, *planned.writes):
+    def _check_places(self, i: Resolved, at: At) -> None:
+        for tile in (*i.reads, *i.writes):
             if tile in self.plan.problems:
-                raise self.site(planned, at).hazard(f"{tile_text(self.plan.tiles[tile])} {self.plan.problems[tile]} bytes")
+                raise self.site(i, at).hazard(f"{tile_text(self.plan.tiles[tile])} {self.plan.problems[tile]} bytes")
 
-    def site(self, planned: Planned, at: At) -> Site:
+    def site(self, i: Resolved, at: At) -> Site:
         """For errors."""
-        return Site(self.path, self.plan.kernel, planned.number, at.index)
+        return Site(self.path, self.plan.kernel, i.number, at.index)
 
     def _slot(self, tile: int, at: At) -> int:
-        t = self.plan.tiles[tile]
-        return (at.count if t.rate == "step" else at.point) % t.slots
+        return at.slot(self.plan.tiles[tile])
 
     def array(self, tile: int, at: At) -> np.ndarray:
         """A tile's valid array, a view of on-chip memory."""
         t = self.plan.tiles[tile]
-        return self.plan.on_chip.array(t, self._slot(tile, at), t.valid_shape(at.index))
+        return self.plan.on_chip.array(t, at.slot(t), t.valid_shape(at.index))
 
     def value(self, tile: int, at: At) -> Any:
         """A tile's value for the arithmetic."""
         return self.ar.load(self.array(tile, at), self.plan.tiles[tile].dtype)
 
-    def put(self, planned: Planned, at: At, results: tuple[Any, ...]) -> None:
+    def put(self, i: Resolved, at: At, results: tuple[Any, ...]) -> None:
         """Store what an instruction computed in its destinations."""
-        for tile, result in zip(planned.writes, results, strict=True):
+        for tile, result in zip(i.writes, results, strict=True):
             target = self.array(tile, at)
             stored = self.ar.store(result, self.plan.tiles[tile].dtype)
-            assert stored.shape == target.shape and stored.dtype == target.dtype, (self.site(planned, at), stored.shape, target.shape)
+            assert stored.shape == target.shape and stored.dtype == target.dtype, (self.site(i, at), stored.shape, target.shape)
             target[...] = stored
 
     # --- windows
 
-    def selections(self, planned: Planned, at: At, first: int = 0) -> list[AxisSelection]:
+    def selections(self, i: Resolved, at: At, first: int = 0) -> list[AxisSelection]:
         """What the window's axes (from number `first` on) select at this grid index."""
-        access = planned.window
-        assert access is not None
-        registers = iter(planned.reads)
+        access = self.plan.windows[i.number]
+        registers = iter(i.reads)
         found = []
         for n, (axis, tile) in enumerate(zip(access.window.axes, access.window.tile.axes, strict=True)):
             register = 0 if axis.register is None else int(self.array(next(registers), at))
@@ -131,134 +131,129 @@ class Run:
                 found.append(access.select(n, length, base_position(axis, at.index, register)))
         return found
 
-    def check_read(self, planned: Planned, at: At, where: tuple[Any, ...], clock: list[int]) -> None:
+    def check_read(self, i: Resolved, at: At, where: tuple[Any, ...], clock: list[int]) -> None:
         """Everything read in HBM was written as part of this buffer, in order."""
-        access = planned.window
-        assert access is not None
+        access = self.plan.windows[i.number]
         number = access.window.buffer
         owner = access.owner[where]
         if not (owner == number).all():
             other = int(owner[owner != number][0])
             found = "nothing has written" if other < 0 else f"was last written as part of buffer {other}"
-            raise self.site(planned, at).hazard(f"reads what {found} in buffer {number}")
-        self._shadow(planned, at, "read", where, clock)
+            raise self.site(i, at).hazard(f"reads what {found} in buffer {number}")
+        self._shadow(i, at, "read", where, clock)
 
-    def check_write(self, planned: Planned, at: At, where: tuple[Any, ...], clock: list[int]) -> None:
+    def check_write(self, i: Resolved, at: At, where: tuple[Any, ...], clock: list[int]) -> None:
         """A write to HBM may happen, in order; notes it."""
-        access = planned.window
-        assert access is not None
+        access = self.plan.windows[i.number]
         number = access.window.buffer
         if number in self.kept:
-            raise self.site(planned, at).hazard(f"writes buffer {number}, where a constant or an input that is not donated lies")
-        self._shadow(planned, at, "write", where, clock)
+            raise self.site(i, at).hazard(f"writes buffer {number}, where a constant or an input that is not donated lies")
+        self._shadow(i, at, "write", where, clock)
         access.owner[where] = number
 
-    def _shadow(self, planned: Planned, at: At, role: str, where: tuple[Any, ...], clock: list[int]) -> None:
-        if planned.shadow is None or planned.window is None:
+    def _shadow(self, i: Resolved, at: At, role: str, where: tuple[Any, ...], clock: list[int]) -> None:
+        access = self.plan.windows[i.number]
+        if access.shadow is None:
             return
-        event: Event = (planned.number, at.point, at.step)
-        here = {key: table[where] for key, table in planned.stamps.items()}
-        fault = planned.shadow.access(role, here, planned.queue, clock, event)
-        planned.stamps[role, planned.queue][where] = planned.shadow.stamp(clock[planned.queue])
+        event: Event = (i.number, at.point, at.step)
+        here = {key: table[where] for key, table in access.stamps.items()}
+        fault = access.shadow.access(role, here, i.queue, clock, event)
+        access.stamps[role, i.queue][where] = access.shadow.stamp(clock[i.queue])
         if fault is not None:
-            raise self.site(planned, at).fault(f"buffer {planned.window.window.buffer}", fault)
+            raise self.site(i, at).fault(f"buffer {access.window.buffer}", fault)
 
 
 # --- instructions
 
 
-def _compute(run: Run, planned: Planned, at: At, clock: list[int]) -> None:
+def _compute(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
     """Instructions whose meaning takes the values read and gives the values written."""
-    result = planned.instruction.meaning(run.ar, *(run.value(t, at) for t in planned.reads))
-    run.put(planned, at, result if len(planned.writes) > 1 or isinstance(result, tuple) else (result,))
+    result = i.instruction.meaning(run.ar, *(run.value(t, at) for t in i.reads))
+    run.put(i, at, result if len(i.writes) > 1 or isinstance(result, tuple) else (result,))
 
 
-def _shaped(run: Run, planned: Planned, at: At, clock: list[int]) -> None:
+def _shaped(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
     """Instructions whose meaning also takes the valid shape of the destination, after the values read."""
-    shape = run.plan.tiles[planned.writes[0]].valid_shape(at.index)
-    values = (run.value(t, at) for t in planned.reads)
-    run.put(planned, at, (planned.instruction.meaning(run.ar, *values, shape),))
+    shape = run.plan.tiles[i.writes[0]].valid_shape(at.index)
+    values = (run.value(t, at) for t in i.reads)
+    run.put(i, at, (i.instruction.meaning(run.ar, *values, shape),))
 
 
-def _iota(run: Run, planned: Planned, at: At, clock: list[int]) -> None:
-    tile = run.plan.tiles[planned.writes[0]]
-    axis = tile.axes[planned.instruction.axis]
+def _iota(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
+    tile = run.plan.tiles[i.writes[0]]
+    axis = tile.axes[i.instruction.axis]
     start = at.index[axis.grid] * axis.size if axis.grid >= 0 else 0
-    run.put(planned, at, (planned.instruction.meaning(run.ar, tile.valid_shape(at.index), start),))
+    run.put(i, at, (i.instruction.meaning(run.ar, tile.valid_shape(at.index), start),))
 
 
-def _matmul(run: Run, planned: Planned, at: At, clock: list[int]) -> None:
-    instruction = planned.instruction
+def _matmul(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
+    instruction = i.instruction
     assert isinstance(instruction, matrix.MatmulAccumulate)
-    axis_of = instruction.axis_of
+    axis_of = instruction.contraction.by_label(instruction.a.axes, instruction.b.axes, instruction.acc.axes)
 
     def start(label: int) -> int:
         axis = axis_of[label]
         return at.index[axis.grid] * axis.size if axis.grid >= 0 else 0
 
-    acc, a, b = (run.value(t, at) for t in planned.reads)
-    run.put(planned, at, (instruction.meaning(run.ar, acc, a, b, start),))
+    acc, a, b = (run.value(t, at) for t in i.reads)
+    run.put(i, at, (instruction.meaning(run.ar, acc, a, b, start),))
 
 
-def _load(run: Run, planned: Planned, at: At, clock: list[int]) -> None:
-    access = planned.window
-    assert access is not None
-    selections = run.selections(planned, at)
-    target = run.array(planned.writes[0], at)
+def _load(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
+    access = run.plan.windows[i.number]
+    selections = run.selections(i, at)
+    target = run.array(i.writes[0], at)
     if not all(s.whole for s in selections):
         target[...] = access.fill
     where = tuple(s.view for s in selections)
-    run.check_read(planned, at, where, clock)
+    run.check_read(i, at, where, clock)
     target[tuple(s.tile for s in selections)] = access.data[where]
 
 
-def _store(run: Run, planned: Planned, at: At, clock: list[int]) -> None:
-    access = planned.window
-    assert access is not None
-    selections = run.selections(planned, at)
+def _store(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
+    access = run.plan.windows[i.number]
+    selections = run.selections(i, at)
     where = tuple(s.view for s in selections)
-    run.check_write(planned, at, where, clock)
-    access.data[where] = run.array(planned.reads[-1], at)[tuple(s.last for s in selections)]
+    run.check_write(i, at, where, clock)
+    access.data[where] = run.array(i.reads[-1], at)[tuple(s.last for s in selections)]
 
 
-def _rows(run: Run, planned: Planned, at: At) -> tuple[np.ndarray, np.ndarray]:
+def _rows(run: Run, i: Resolved, at: At) -> tuple[np.ndarray, np.ndarray]:
     """(rows of the tile, rows of the buffer's view) that meet, in index order."""
-    access = planned.window
-    assert access is not None
+    access = run.plan.windows[i.number]
     axis = access.window.axes[0]
-    index = run.array(planned.reads[-1], at).astype(np.int64)
-    register = int(run.array(planned.reads[0], at)) if axis.register is not None else 0
+    index = run.array(i.reads[-1], at).astype(np.int64)
+    register = int(run.array(i.reads[0], at)) if axis.register is not None else 0
     place = index + base_position(axis, at.index, register)
     rows = np.flatnonzero((place >= 0) & (place < axis.extent))
     return rows, place[rows]
 
 
-def _load_indexed(run: Run, planned: Planned, at: At, clock: list[int]) -> None:
-    access = planned.window
-    assert access is not None
-    rows, places = _rows(run, planned, at)
-    rest = run.selections(planned, at, 1)
-    target = run.array(planned.writes[0], at)
+def _load_indexed(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
+    access = run.plan.windows[i.number]
+    rows, places = _rows(run, i, at)
+    rest = run.selections(i, at, 1)
+    target = run.array(i.writes[0], at)
     target[...] = access.fill
     where = (places, *(s.view for s in rest))
-    run.check_read(planned, at, where, clock)
+    run.check_read(i, at, where, clock)
     target[(rows, *(s.tile for s in rest))] = access.data[where]
 
 
-def _store_indexed(run: Run, planned: Planned, at: At, clock: list[int]) -> None:
-    access, instruction = planned.window, planned.instruction
-    assert access is not None and isinstance(instruction, dma.StoreIndexed)
+def _store_indexed(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
+    access, instruction = run.plan.windows[i.number], i.instruction
+    assert isinstance(instruction, dma.StoreIndexed)
     dtype, ar = access.window.tile.dtype, run.ar
-    rows, places = _rows(run, planned, at)
-    rest = run.selections(planned, at, 1)
-    values = run.array(planned.reads[-2], at)[(slice(None), *(s.last for s in rest))]
+    rows, places = _rows(run, i, at)
+    rest = run.selections(i, at, 1)
+    values = run.array(i.reads[-2], at)[(slice(None), *(s.last for s in rest))]
     for turn in _turns(places):
         where = (places[turn], *(s.view for s in rest))
         new = values[rows[turn]]
         if instruction.mode != "set":
-            run.check_read(planned, at, where, clock)
+            run.check_read(i, at, where, clock)
             new = ar.store(ar.binary(instruction.mode, ar.load(access.data[where], dtype), ar.load(new, dtype), dtype), dtype)
-        run.check_write(planned, at, where, clock)
+        run.check_write(i, at, where, clock)
         access.data[where] = new
 
 
@@ -277,7 +272,7 @@ _BY_VALUES: tuple[type[Instruction], ...] = (
     vector.Unary, vector.IsFinite, vector.Binary, vector.Compare, vector.Select, vector.Convert, vector.Bitcast, vector.Transpose,
     vector.ReduceInto, vector.Cumulative, vector.Sort, matrix.MatmulRead,
 )  # fmt: skip
-_EXECUTE: dict[type[Instruction], Callable[[Run, Planned, At, list[int]], None]] = {
+_EXECUTE: dict[type[Instruction], Callable[[Run, Resolved, At, list[int]], None]] = {
     vector.Constant: _shaped,
     vector.Broadcast: _shaped,
     matrix.MatmulZero: _shaped,

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tpuflow.device.ordering import QUEUE_NUMBER, Event, Fault
+from tpuflow.device.ordering import Event, Fault
 from tpuflow.device.place import instruction_place, instruction_text, kernel_place, section_place, source_line
+from tpuflow.device.resolved import QUEUE_NUMBER
 from tpuflow.errors import HazardError
 from tpuflow.isa.dma import Wait
 from tpuflow.isa.instruction import QUEUES

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from tpuflow.device.budget import Budget, OutOfBudget, Workload
-from tpuflow.device.feeds import run_dry
+from tpuflow.device.launching import check_arguments, run_dry
 from tpuflow.device.place import kernel_place
 from tpuflow.device.reference.execute import Run
 from tpuflow.device.reference.memory import Hbm, OnChip
@@ -114,8 +114,7 @@ class ReferenceEngine:
     def _begin(self, inputs: Sequence[np.ndarray], infeeds: Sequence[np.ndarray], budget: Budget | None) -> None:
         """The memory as a launch finds it."""
         program, hbm = self.program, self._hbm
-        _check("input", program.inputs, inputs, 0)
-        _check("infeed", program.infeeds, infeeds, 1)
+        check_arguments(program, inputs, infeeds)
         hbm.clear()
         for c in program.constants:
             b = program.buffers[c.buffer]
@@ -194,15 +193,6 @@ _BLOCKS: dict[type, Callable[..., None]] = {
     Infeed: ReferenceEngine._infeed,
     Outfeed: ReferenceEngine._outfeed,
 }
-
-
-def _check(what: str, ports: Sequence[Port], arrays: Sequence[np.ndarray], lead: int) -> None:
-    if len(ports) != len(arrays):
-        raise LaunchError(f"the program takes {len(ports)} {what} arrays ({[p.name for p in ports]}), got {len(arrays)}.")
-    for port, x in zip(ports, arrays, strict=True):
-        if x.shape[lead:] != port.shape or x.dtype != port.dtype.numpy:
-            items = "[items, ...] of " if lead else ""
-            raise LaunchError(f"{what} {port.name!r}: expected {items}{port.dtype}{list(port.shape)}, got {x.dtype}{list(x.shape)}.")
 
 
 def stacked(port: Port, items: list[np.ndarray]) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.ordering import slot_bytes, space_bytes
-from tpuflow.device.reference.hazards import HbmShadow
+from tpuflow.device.reference.hazards import HbmShadow, Stamps
 from tpuflow.isa.instruction import SPACES, Tile, Window, WindowAxis
 from tpuflow.isa.program import Buffer
 from tpuflow.isa.windows import present, view_layout
@@ -177,6 +177,8 @@ class WindowAccess:
 
     window: Window
     hbm: Hbm
+    shadow: HbmShadow | None = None
+    stamps: Stamps = field(init=False)
     data: np.ndarray = field(init=False)
     owner: np.ndarray = field(init=False)
     fill: np.ndarray = field(init=False)
@@ -186,6 +188,8 @@ class WindowAccess:
         number = self.window.buffer
         self.data = self.view(self.hbm.array(number))
         self.owner = self.view(self.hbm.owners(number))
+        tables = {} if self.shadow is None else self.shadow.stamps
+        self.stamps = {key: self.view(self.hbm.granules(number, table)) for key, table in tables.items()}
         self.fill = np.asarray(self.window.fill).astype(self.window.tile.dtype.numpy)
 
     def view(self, array: np.ndarray) -> np.ndarray:

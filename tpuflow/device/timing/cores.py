@@ -1,26 +1,25 @@
-"""How a kernel is shared by the cores of a chip (tpuflow/chips/teams.py): which kernels' steps can be worked out apart.
+"""How a kernel is shared by the cores of a chip (tpuflow/chips/split_k.py): which kernels' steps can be worked out apart.
 
 The accumulator is added up in the order of the grid whoever works out the steps: values do not depend on it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from tpuflow.chips.chip import Chip
-from tpuflow.chips.teams import Adding, Team, adding, team
+from tpuflow.chips.split_k import Division, PartialSums, divide, partial_sums
 from tpuflow.isa.instruction import Instruction, Tile
+from tpuflow.isa.loop_nest import LoopNest
 from tpuflow.isa.program import Kernel
 
 
-def share(kernel: Kernel, chip: Chip) -> tuple[Team, Adding]:
+def share(kernel: Kernel, chip: Chip) -> tuple[Division, PartialSums]:
     """The busiest core's share of a kernel, and what it adds up for others."""
-    points = math.prod(g.size for g in kernel.grid if g.kind == "parallel")
-    steps = math.prod(g.size for g in kernel.grid if g.kind == "sequential")
+    nest = LoopNest(kernel.grid)
     accumulators = tuple(_accumulators(kernel))
-    found = team(chip, points, steps, sharing=_only_accumulates(kernel, accumulators))
-    return found, adding(chip, [(t.shape, t.dtype.bytes) for t in accumulators], found.size)
+    found = divide(chip, nest.points, nest.steps, splits=_only_accumulates(kernel, accumulators))
+    return found, partial_sums(chip, [(t.shape, t.dtype.bytes) for t in accumulators], found.share)
 
 
 def _accumulators(kernel: Kernel) -> Iterator[Tile]:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpuflow.device.place import SECTIONS
 from tpuflow.device.timing.calibration import Machine
 from tpuflow.device.timing.cores import share
 from tpuflow.device.timing.prices import LOAD, MOVE, SIGNAL, STORE, WAIT, Bits, Clock, Op, PricedKernel
 from tpuflow.device.timing.schedule import Core, Touched, repeat
+from tpuflow.isa.program import SECTIONS
 
 PROLOGUE, BODY, EPILOGUE = range(len(SECTIONS))
 Table = tuple[tuple[tuple[int, ...], tuple[tuple[Bits, Op], ...]], ...]
@@ -42,8 +42,8 @@ class GridPlan:
 def plan_grid(priced: PricedKernel, machine: Machine) -> tuple[GridPlan, Clock]:
     """The plan of a priced kernel for the core that has most to do, and that core's clock."""
     kernel = priced.kernel
-    team, adding = share(kernel, machine.chip)
-    clock = Clock(machine, team.cores)
+    division, sums = share(kernel, machine.chip)
+    clock = Clock(machine, division.cores)
     sections = tuple(
         tuple(
             (p.feels, tuple((bits, clock.op(p.instruction, cost, p.reads, behind=p.behind)) for bits, cost in p.costs.items()))
@@ -52,9 +52,9 @@ def plan_grid(priced: PricedKernel, machine: Machine) -> tuple[GridPlan, Clock]:
         for section in priced.sections
     )
     grid = tuple((g.size, g.kind == "sequential") for g in kernel.grid)
-    combine = clock.cycles(adding.cycles) + clock.bus(adding.piece_bytes)
-    collect = clock.bus(adding.collected_bytes)
-    return GridPlan(grid, priced.ragged, kernel.semaphores, sections, team.points, team.steps, combine, collect), clock
+    combine = clock.cycles(sums.cycles) + clock.bus(sums.piece_bytes)
+    collect = clock.bus(sums.collected_bytes)
+    return GridPlan(grid, priced.ragged, kernel.semaphores, sections, division.points, division.steps, combine, collect), clock
 
 
 def grid_time(plan: GridPlan, *, unroll: bool = False) -> int:

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from tpuflow.chips.chip import Chip
-from tpuflow.device.place import SECTIONS
 from tpuflow.device.timing.calibration import Machine
 from tpuflow.device.timing.patches import patches
 from tpuflow.device.timing.reuse import reuse
 from tpuflow.isa.cost import Cost
 from tpuflow.isa.instruction import QUEUES, Instruction, Tile, TileAxis, Window
-from tpuflow.isa.program import Kernel
+from tpuflow.isa.loop_nest import LoopNest
+from tpuflow.isa.program import SECTIONS, Kernel
 
 PICOSECONDS = 10**12
 SCALAR, MATRIX, VECTOR, LOAD, STORE, LINK = range(len(QUEUES))
@@ -106,19 +106,17 @@ class PricedKernel:
         return tuple(index[a] == grid[a].size - 1 for a in self.ragged)
 
     def section_edges(self, section: int) -> Iterator[tuple[Bits, int]]:
-        """Every combination of edges in which a section runs, and how often: the sequential axes stand at 0 in the prologue, and at
-        their end in the epilogue."""
-        grid = self.kernel.grid
+        """Every combination of edges in which a section runs, and how often."""
+        standing = LoopNest(self.kernel.grid).standing(SECTIONS[section])
         kinds = []
         repeats = 1
-        for axis, g in enumerate(grid):
-            runs = g.kind == "parallel" or SECTIONS[section] == "body"
+        for axis, g in enumerate(self.kernel.grid):
             if axis not in self.ragged:
-                repeats *= g.size if runs else 1
-            elif runs:
-                kinds.append(((False, g.size - 1), (True, 1)))
+                repeats *= 1 if axis in standing else g.size
+            elif axis in standing:
+                kinds.append(((standing[axis] == g.size - 1, 1),))
             else:
-                kinds.append(((g.size == 1 or SECTIONS[section] == "epilogue", 1),))
+                kinds.append(((False, g.size - 1), (True, 1)))
         for combination in itertools.product(*kinds):
             times = repeats * math.prod(n for _, n in combination)
             if times:
@@ -137,7 +135,7 @@ def price(kernel: Kernel, machine: Machine) -> PricedKernel:
     ragged = tuple(sorted({x.grid for i in kernel.instructions for t in _tiles(i) for x in t.axes if _is_ragged(x)}))
     times = reuse(kernel, machine.chip)
     cut = patches(kernel) if machine.calibration.patch_cycles else frozenset()
-    sections = tuple(_lined_up([_priced(i, ragged, machine, times, cut) for i in getattr(kernel, s)]) for s in SECTIONS)
+    sections = tuple(_lined_up([_priced(i, ragged, machine, times, cut) for i in section]) for _, section in kernel.sections)
     return PricedKernel(kernel, ragged, sections)
 
 

@@ -37,7 +37,7 @@ def time_program(
       ConfigError: the calibration is for other chips.
     """
     machine = Machine.of(program.chip, calibration)
-    walk = _Walk(program, machine, dict(trips or {}), known_trips(program))
+    walk = _BlockTimes(program, machine, dict(trips or {}), known_trips(program))
     total = walk.blocks(program.code, "", 1)
     if not walk.fed:
         total.feed += picoseconds(machine.calibration.step_seconds)
@@ -91,26 +91,26 @@ def is_fed(body: Sequence[Block]) -> bool:
 def time_kernel(kernel: Kernel, machine: Machine, known: dict[Hashable, KernelTime] | None = None) -> KernelTime:
     """The modelled time of a kernel, its launch floor included.
 
-    known: kernels timed before on this machine, by form: one that differs only in buffers, name and source lines takes the same time.
+    known: kernels timed before on this machine, by form: one that differs only in buffers and debug information takes the same time.
     """
-    source = next(filter(None, kernel.sources), "")
     if known is None:
-        return _timed(kernel, machine, source)
+        return _timed(kernel, machine)
     form = form_of(kernel)
     found = known.get(form)
     if found is None:
-        found = known[form] = _timed(kernel, machine, source)
-    return replace(found, name=kernel.name, source=source)
+        found = known[form] = _timed(kernel, machine)
+    return replace(found, name=kernel.name, scope=kernel.scope, source=kernel.source)
 
 
-def _timed(kernel: Kernel, machine: Machine, source: str) -> KernelTime:
+def _timed(kernel: Kernel, machine: Machine) -> KernelTime:
     priced = price(kernel, machine)
     plan, clock = plan_grid(priced, machine)
     floor = picoseconds(machine.calibration.kernel_seconds)
     busy, serial, work = _totals(priced, clock)
     return KernelTime(
         name=kernel.name,
-        source=source,
+        scope=kernel.scope,
+        source=kernel.source,
         grid=tuple(g.size for g in kernel.grid),
         cores=clock.cores,
         picoseconds=floor + _remembered(plan),
@@ -173,7 +173,7 @@ class _Sum:
 
 
 @dataclass(slots=True)
-class _Walk:
+class _BlockTimes:
     """Goes over the blocks of a Program; `known` are the trip counts that it says, `fed` whether the host feeds a loop of it."""
 
     program: Program

@@ -10,6 +10,7 @@ from tpuflow.chips.chip import Chip
 from tpuflow.device.timing.calibration import Calibration, Machine
 from tpuflow.device.timing.prices import PICOSECONDS
 from tpuflow.isa.instruction import QUEUES
+from tpuflow.isa.program import kernel_title
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class KernelTime:
     """One kernel, once: its time with the launch floor, time of each queue summed over the busiest core's share, and its work."""
 
     name: str
+    scope: str
     source: str
     grid: tuple[int, ...]
     cores: int
@@ -246,5 +248,5 @@ def _table(t: ProgramTime, most: int) -> list[str]:
 def _row_text(row: KernelRow, whole_picoseconds: int) -> str:
     k, share = row.time, row.picoseconds / whole_picoseconds
     mmacs, megabytes = row.count * sum(k.work.macs.values()) / 1e6, row.count * k.work.hbm_bytes / 1e6
-    took = seconds_text(row.picoseconds / PICOSECONDS)
-    return f"{took:>12} {share:6.1%} {row.count:6} {k.bound:7} {k.cores:5} {mmacs:10.1f} {megabytes:9.2f}  {k.name}"
+    took, title = seconds_text(row.picoseconds / PICOSECONDS), kernel_title(k.scope, k.name)
+    return f"{took:>12} {share:6.1%} {row.count:6} {k.bound:7} {k.cores:5} {mmacs:10.1f} {megabytes:9.2f}  {title}"

@@ -23,15 +23,15 @@ def reuse(kernel: Kernel, chip: Chip) -> Mapping[Window, int]:
     windows = {w: role for i in kernel.instructions for role, w in i.windows() if w.tile.axes}
     moves = {w: frozenset(g for axis in w.axes for g, _ in axis.grid) for w in windows}
     sizes = [g.size for g in kernel.grid]
-    team, _ = share(kernel, chip)
-    together = _together(kernel, team.cores // team.size)
+    division, _ = share(kernel, chip)
+    together = _together(kernel, division.cores // division.share)
     order = [*(a for a in range(len(sizes)) if a not in together), *together]
 
     def trip_bytes(axis: int) -> int:
         """Bytes of all windows in one trip of a grid axis; of one that is gone through at once, in a step of all cores."""
         inner = [] if axis in together else order[order.index(axis) + 1 :]
         trip = sum(w.tile.elems * w.tile.dtype.bytes * math.prod(sizes[i] for i in inner if i in moves[w]) for w in windows)
-        return trip * team.cores if axis in together else trip
+        return trip * division.cores if axis in together else trip
 
     kept = {axis for axis, size in enumerate(sizes) if size > 1 and trip_bytes(axis) <= chip.cache_bytes}
     found = {w: math.prod(sizes[a] for a in kept - moves[w]) for w, role in windows.items() if role == "read"}

@@ -19,7 +19,7 @@ from tpuflow.isa.program import Block, Buffer, Infeed, Kernel, Loop, Outfeed, Pr
 
 def check_dataflow(program: Program, effects: Mapping[int, Effects]) -> None:
     """Refuse a program that reads what is not there, or writes what must stay. effects: of every kernel, by its id."""
-    walk = _Walk(program, effects)
+    walk = _AbstractRun(program, effects)
     memory = Contents(program.buffers)
     memory.forget()
     for buffer in (*(c.buffer for c in program.constants), *(p.buffer for p in program.inputs)):
@@ -94,7 +94,7 @@ def _tested(block: Loop | While) -> tuple[Block, ...]:
     return block.condition if isinstance(block, While) else ()
 
 
-class _Walk:
+class _AbstractRun:
     """One abstract run of the blocks, in program order."""
 
     def __init__(self, program: Program, effects: Mapping[int, Effects]):
@@ -191,8 +191,13 @@ class _Walk:
 
 
 _STEPS: Mapping[type, Callable[..., None]] = {
-    Kernel: _Walk.kernel, Loop: _Walk.loop, While: _Walk.while_, Switch: _Walk.switch, Infeed: _Walk.infeed, Outfeed: _Walk.outfeed,
-}  # fmt: skip
+    Kernel: _AbstractRun.kernel,
+    Loop: _AbstractRun.loop,
+    While: _AbstractRun.while_,
+    Switch: _AbstractRun.switch,
+    Infeed: _AbstractRun.infeed,
+    Outfeed: _AbstractRun.outfeed,
+}
 
 
 def _state(memory: Contents, buffer: int) -> str:

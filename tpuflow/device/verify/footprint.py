@@ -11,6 +11,7 @@ import numpy as np
 
 from tpuflow.device.verify.dims import split_alike, stretches
 from tpuflow.isa.instruction import Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.loop_nest import LoopNest
 from tpuflow.isa.program import Kernel
 from tpuflow.isa.windows import present, view_layout
 
@@ -29,12 +30,9 @@ class Trips:
 
 
 def section_trips(kernel: Kernel, section: str) -> Trips:
-    """The body runs over all axes, the prologue at the first and the epilogue at the last step of every point."""
-    if section == "body":
-        return Trips({g: a.size for g, a in enumerate(kernel.grid)}, {})
-    last = 0 if section == "prologue" else 1
-    fixed = {g: last * max(0, kernel.grid[g].size - 1) for g in kernel.sequential}
-    return Trips({g: kernel.grid[g].size for g in kernel.parallel}, fixed)
+    """The trips of a section of a kernel."""
+    fixed = LoopNest(kernel.grid).standing(section)
+    return Trips({g: a.size for g, a in enumerate(kernel.grid) if g not in fixed}, fixed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from typing import Any
 from tpuflow.device.verify.refusal import Refusal
 from tpuflow.dtypes import F32, PRED, S32, DType
 from tpuflow.isa import dma, matrix, vector
-from tpuflow.isa.instruction import FieldKind, Instruction, Pair, Tile, TileAxis
+from tpuflow.isa.contraction import Halo
+from tpuflow.isa.instruction import FieldKind, Instruction, Tile, TileAxis
 from tpuflow.isa.numpy_arithmetic import is_defined, undefined
 from tpuflow.isa.program import Kernel
 from tpuflow.isa.splitting import EXACT
@@ -173,19 +174,19 @@ def _kind(name: str, allowed: frozenset[str]) -> Rule:
     return rule
 
 
-def _defined(arity: str, name: str, field: str = "op") -> Rule:
+def _defined(name: str, field: str = "op") -> Rule:
     """The arithmetic has the sub-operation named in `field` for the type of a named operand."""
 
     def rule(instruction: Any) -> None:
-        require_defined(arity, getattr(instruction, field), getattr(instruction, name).dtype)
+        require_defined(getattr(instruction, field), getattr(instruction, name).dtype)
 
     return rule
 
 
-def require_defined(arity: str, op: str, dtype: DType) -> None:
-    """The arithmetic has "unary" or "binary" operation `op` on a type."""
-    if not is_defined(arity, op, dtype):
-        raise Refusal(str(undefined(arity, op, dtype)))
+def require_defined(op: str, dtype: DType) -> None:
+    """The arithmetic has the operation on a type."""
+    if not is_defined(op, dtype):
+        raise Refusal(str(undefined(op, dtype)))
 
 
 def _axis_of(name: str) -> Rule:
@@ -270,51 +271,38 @@ def overlaps(x: Tile, y: Tile) -> bool:
 
 
 def _matmul_labels(i: matrix.MatmulAccumulate) -> None:
-    operands = (("acc", i.acc, i.acc_axes), ("a", i.a, i.a_axes), ("b", i.b, i.b_axes))
-    axis_of: dict[int, TileAxis] = {}
-    halos = _halo_axes(i)
-    for name, tile, labels in operands:
-        if len(labels) != len(tile.axes) or len(set(labels)) != len(labels):
-            raise Refusal(f"{name}_axes are {labels}; expected a different label for each of {len(tile.axes)} axes")
-        for n, (label, axis) in enumerate(zip(labels, tile.axes, strict=True)):
-            if (name != "a" or n not in halos) and axis_of.setdefault(label, axis) != axis:
-                raise Refusal(f"label {label} is axis {axes_text((axis_of[label],))} and axis {axes_text((axis,))}; expected one axis")
-    kept, a, b = set(i.acc_axes), set(i.patch_axes), set(i.b_axes)
-    if len(a) != len(i.patch_axes) or kept - (a | b) or (a ^ b) - kept:
-        raise Refusal(f"labels {i.acc_axes} = {i.patch_axes} . {i.b_axes}; expected every label in at least two of the three, once in each")
-    for pair in i.pairs:
-        _halo(i.a, pair, axis_of[i.a_axes[pair.axis]], axis_of[pair.label])
+    whole, tiles = i.contraction, (i.a.axes, i.b.axes, i.acc.axes)
+    for s in whole.sliding:
+        if not (1 <= s.stride < 2**31 and 1 <= s.dilation < 2**31 and s.label >= 0):
+            raise Refusal(f"a pair has stride {s.stride}, dilation {s.dilation}, label {s.label}; expected them positive, the label >= 0")
+    if problem := whole.problem(*map(len, tiles)):
+        raise Refusal(problem)
+    if found := whole.differing(*tiles):
+        label, one, other = found
+        raise Refusal(f"label {label} is axis {axes_text((one,))} and axis {axes_text((other,))}; expected one axis")
+    for axis, halo in whole.halos(*tiles).items():
+        _halo(i.a.axes[axis], halo)
 
 
-def _halo_axes(i: matrix.MatmulAccumulate) -> set[int]:
-    """The axes of a that are in pairs."""
-    axes = {p.axis for p in i.pairs}
-    if len(axes) != len(i.pairs) or any(not 0 <= x < min(len(i.a_axes), len(i.a.axes)) for x in axes):
-        raise Refusal(f"pairs are of the axes {[p.axis for p in i.pairs]}; expected different axes of a, which has rank {len(i.a.axes)}")
-    for p in i.pairs:
-        if not (1 <= p.stride < 2**31 and 1 <= p.dilation < 2**31 and p.label >= 0):
-            raise Refusal(f"a pair has stride {p.stride}, dilation {p.dilation}, label {p.label}; expected them positive, the label >= 0")
-    return axes
-
-
-def _halo(a: Tile, pair: Pair, outer: TileAxis, inner: TileAxis) -> None:
-    """A pair's axis holds just what full tiles of its two labels reach."""
-    expected = TileAxis(pair.reach(outer.size, inner.size))
-    if a.axes[pair.axis] != expected or 0 in (outer.size, inner.size):
+def _halo(axis: TileAxis, halo: Halo) -> None:
+    """A sliding axis holds just what full tiles of its two labels reach."""
+    s, outer, inner = halo.sliding, halo.outer, halo.inner
+    if axis != halo.tile or 0 in (outer.size, inner.size):
         raise Refusal(
-            f"axis {pair.axis} of a is {axes_text((a.axes[pair.axis],))}; expected {axes_text((expected,))}, the reach of "
-            f"{axes_text((outer,))} in strides of {pair.stride} and {axes_text((inner,))} in strides of {pair.dilation}"
+            f"axis {s.axis} of a is {axes_text((axis,))}; expected {axes_text((halo.tile,))}, the reach of "
+            f"{axes_text((outer,))} in strides of {s.stride} and {axes_text((inner,))} in strides of {s.dilation}"
         )
 
 
 def _matmul_bounds(i: matrix.MatmulAccumulate) -> None:
     """Every bound is one of a or of b, and what it computes is a 32-bit number."""
-    sizes = {label: axis.whole for label, axis in i.axis_of.items()}
+    whole = i.contraction
+    sizes = {label: axis.whole for label, axis in whole.by_label(i.a.axes, i.b.axes, i.acc.axes).items()}
     for bound in i.bounds:
         labels = [label for label, _ in bound.terms]
         if len(set(labels)) != len(labels) or any(factor == 0 for _, factor in bound.terms):
             raise Refusal(f"a bound has the terms {bound.terms}; expected different labels, and factors other than 0")
-        if bound.factors(i.a_axes, i.pairs) is None and bound.factors(i.b_axes, ()) is None:
+        if whole.along_lhs(bound) is None and whole.along_rhs(bound) is None:
             raise Refusal(
                 f"a bound has the terms {bound.terms}; expected labels of a, {i.a_axes}, or of b, {i.b_axes}, or both labels of a pair "
                 f"with its stride and dilation, {[(i.a_axes[p.axis], p.stride, p.label, p.dilation) for p in i.pairs]}"
@@ -350,7 +338,7 @@ def _row_index(i: dma.LoadIndexed | dma.StoreIndexed) -> None:
 
 def _mode(i: dma.StoreIndexed) -> None:
     if i.mode != "set":
-        require_defined("binary", i.mode, i.window.tile.dtype)
+        require_defined(i.mode, i.window.tile.dtype)
 
 
 def axes_text(axes: tuple[TileAxis, ...]) -> str:
@@ -361,9 +349,9 @@ def axes_text(axes: tuple[TileAxis, ...]) -> str:
 RULES: dict[type[Instruction], tuple[Rule, ...]] = {
     vector.Constant: (_on_lanes, _constant),
     vector.Iota: (_on_lanes, _kind("dst", NUMBER), _axis_of("dst")),
-    vector.Unary: (_on_lanes, _same_axes("dst", "a"), _same_dtype("dst", "a"), _defined("unary", "a")),
+    vector.Unary: (_on_lanes, _same_axes("dst", "a"), _same_dtype("dst", "a"), _defined("a")),
     vector.IsFinite: (_on_lanes, _same_axes("dst", "a"), _dtype("dst", PRED), _kind("a", NUMBER)),
-    vector.Binary: (_on_lanes, _same_axes("dst", "a", "b"), _same_dtype("dst", "a", "b"), _defined("binary", "a")),
+    vector.Binary: (_on_lanes, _same_axes("dst", "a", "b"), _same_dtype("dst", "a", "b"), _defined("a")),
     vector.Compare: (_on_lanes, _same_axes("dst", "a", "b"), _same_dtype("a", "b"), _dtype("dst", PRED)),
     vector.Select: (
         _on_lanes, _same_axes("dst", "pred", "on_true", "on_false"), _dtype("pred", PRED), _same_dtype("dst", "on_true", "on_false"),
@@ -372,9 +360,9 @@ RULES: dict[type[Instruction], tuple[Rule, ...]] = {
     vector.Bitcast: (_on_lanes, _same_axes("dst", "a"), _bitcast),
     vector.Broadcast: (_in(dst="vmem", a="vmem|smem"), _same_dtype("dst", "a"), _broadcast),
     vector.Transpose: (_on_lanes, _same_dtype("dst", "a"), _transpose),
-    vector.ReduceInto: (_on_lanes, _same_dtype("acc", "a"), _defined("binary", "a"), _reduced),
+    vector.ReduceInto: (_on_lanes, _same_dtype("acc", "a"), _defined("a"), _reduced),
     vector.Cumulative: (
-        _on_lanes, _same_axes("dst", "a"), _same_dtype("dst", "carry", "a"), _defined("binary", "a"), _axis_of("a"), _carry,
+        _on_lanes, _same_axes("dst", "a"), _same_dtype("dst", "carry", "a"), _defined("a"), _axis_of("a"), _carry,
     ),
     vector.Sort: (_on_lanes, _sort),
     matrix.MatmulZero: (_in(acc="acc"), _dtype("acc", F32, S32)),

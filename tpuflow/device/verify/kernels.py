@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.ordering import slot_bytes, space_bytes
-from tpuflow.device.uses import Use, uses
+from tpuflow.device.resolved import Resolved, ResolvedKernel, resolve
 from tpuflow.device.verify.effort import Effort
 from tpuflow.device.verify.footprint import Box, clash, injective, section_trips, store_box
 from tpuflow.device.verify.instructions import check_fields, check_operands
@@ -16,7 +17,7 @@ from tpuflow.device.verify.order import check_order
 from tpuflow.device.verify.refusal import Refusal
 from tpuflow.device.verify.windows import check_tile, check_window
 from tpuflow.isa import dma
-from tpuflow.isa.instruction import MAX_RANK, RATES, SPACES, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.instruction import MAX_RANK, QUEUES, RATES, SPACES, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import GRID_KINDS, Buffer, Kernel
 
 MOST_SLOTS = 64
@@ -38,21 +39,29 @@ class Effects:
 def check_kernel(kernel: Kernel, buffers: Sequence[Buffer], chip: Chip, effort: Effort) -> Effects:
     """Refuse a kernel that breaks a rule; its effects otherwise."""
     _check_grid(kernel)
-    tiles: set[Tile] = set()
-    windows: set[int] = set()
-    found = uses(kernel)
-    for use in found:
-        try:
-            _check_use(kernel, buffers, chip, use, tiles, windows)
-        except Refusal as refusal:
-            refusal.instruction = use.number
-            raise
-    _check_clipped(kernel, tiles, effort)
-    _check_semaphores(kernel, found)
+    for number, instruction in enumerate(kernel.instructions):
+        with _of_instruction(number):
+            check_fields(kernel, instruction)
+    found = resolve(kernel)
+    checks = _Checks(kernel, buffers, chip, found.tiles)
+    for i in found.instructions:
+        with _of_instruction(i.number):
+            checks.instruction(i)
+    _check_clipped(kernel, found.tiles, effort)
+    _check_semaphores(kernel, found.instructions)
     writes, in_place = _check_buffers(kernel, found)
     check_order(kernel, found, chip, in_place, effort)
-    reads = {w.buffer for u in found for role, w in u.windows if role == "read" or u.is_indexed_store}
+    reads = {w.buffer for i in found.instructions for role, w in i.windows if role == "read" or i.is_indexed_store}
     return Effects(frozenset(reads), writes)
+
+
+@contextmanager
+def _of_instruction(number: int) -> Iterator[None]:
+    try:
+        yield
+    except Refusal as refusal:
+        refusal.instruction = number
+        raise
 
 
 def _check_grid(kernel: Kernel) -> None:
@@ -68,19 +77,31 @@ def _check_grid(kernel: Kernel) -> None:
         raise Refusal(f"initial semaphore counts are {kernel.semaphores}; expected numbers of [0, 2^31)")
 
 
-def _check_use(kernel: Kernel, buffers: Sequence[Buffer], chip: Chip, use: Use, tiles: set[Tile], windows: set[int]) -> None:
-    """Rules of one instruction. tiles, and windows by identity: those checked before."""
-    check_fields(kernel, use.instruction)
-    for tile in (*use.reads, *use.writes):
-        if tile not in tiles:
-            _check_place(tile, chip)
-            check_tile(kernel, tile)
-            tiles.add(tile)
-    for _, window in use.windows:
-        if id(window) not in windows:
-            check_window(kernel, buffers, window)
-            windows.add(id(window))
-    check_operands(use.instruction)
+@dataclass(slots=True)
+class _Checks:
+    """The rules of single instructions; tiles (by number) and windows (by identity) that are `checked` hold."""
+
+    kernel: Kernel
+    buffers: Sequence[Buffer]
+    chip: Chip
+    tiles: Sequence[Tile]
+    checked: set[tuple[str, int]] = field(default_factory=set)
+
+    def instruction(self, i: Resolved) -> None:
+        """Refuse one whose tiles, windows or operands break a rule."""
+        for number in (*i.reads, *i.writes):
+            if self._first("tile", number):
+                _check_place(self.tiles[number], self.chip)
+                check_tile(self.kernel, self.tiles[number])
+        for _, window in i.windows:
+            if self._first("window", id(window)):
+                check_window(self.kernel, self.buffers, window)
+        check_operands(i.instruction)
+
+    def _first(self, what: str, number: int) -> bool:
+        known = (what, number) in self.checked
+        self.checked.add((what, number))
+        return not known
 
 
 def _check_place(tile: Tile, chip: Chip) -> None:
@@ -107,20 +128,19 @@ def _check_clipped(kernel: Kernel, tiles: Collection[Tile], effort: Effort) -> N
     effort.shape(len(kernel.instructions) << len(clipped))
 
 
-def _check_semaphores(kernel: Kernel, found: Sequence[Use]) -> None:
+def _check_semaphores(kernel: Kernel, found: Sequence[Resolved]) -> None:
     signaller: dict[int, str] = {}
     waiter: dict[int, str] = {}
     balance = {name: [0] * len(kernel.semaphores) for name in ("body", "prologue and epilogue")}
     for use in found:
-        if use.signals < 0 and use.waits < 0:
-            continue
-        semaphore, ends, verb, change = (
-            (use.signals, signaller, "signalled", 1) if use.signals >= 0 else (use.waits, waiter, "waited for", -1)
-        )
-        first = ends.setdefault(semaphore, use.queue)
-        if first != use.queue:
-            raise Refusal(f"semaphore {semaphore} is {verb} by {use.queue} and by {first}; expected one queue", use.number)
-        balance["body" if use.section == "body" else "prologue and epilogue"][semaphore] += change
+        for semaphore, ends, verb, change in ((use.signals, signaller, "signalled", 1), (use.waits, waiter, "waited for", -1)):
+            if semaphore is None:
+                continue
+            queue = QUEUES[use.queue]
+            first = ends.setdefault(semaphore, queue)
+            if first != queue:
+                raise Refusal(f"semaphore {semaphore} is {verb} by {queue} and by {first}; expected one queue", use.number)
+            balance["body" if use.section == "body" else "prologue and epilogue"][semaphore] += change
     for where, counts in balance.items():
         for semaphore, n in enumerate(counts):
             if n:
@@ -133,14 +153,14 @@ def _check_semaphores(kernel: Kernel, found: Sequence[Use]) -> None:
 class _Access:
     """One window of one instruction."""
 
-    use: Use
+    use: Resolved
     window: Window
 
 
-def _check_buffers(kernel: Kernel, found: Sequence[Use]) -> tuple[tuple[tuple[int, Box | None], ...], dict[int, Window]]:
+def _check_buffers(kernel: Kernel, found: ResolvedKernel) -> tuple[tuple[tuple[int, Box | None], ...], dict[int, Window]]:
     """(parts written, windows of the buffers that are updated in place)."""
     accesses: dict[str, dict[int, list[_Access]]] = {"read": {}, "write": {}}
-    for use in found:
+    for use in found.instructions:
         for role, window in use.windows:
             accesses[role].setdefault(window.buffer, []).append(_Access(use, window))
     constant = _constant_registers(found, frozenset(accesses["write"]))
@@ -165,14 +185,14 @@ def _box(kernel: Kernel, access: _Access) -> Box | None:
     return None if access.use.is_indexed_store else store_box(access.window, section_trips(kernel, access.use.section))
 
 
-def _constant_registers(found: Sequence[Use], written: frozenset[int]) -> frozenset[Tile]:
+def _constant_registers(found: ResolvedKernel, written: frozenset[int]) -> frozenset[Tile]:
     """Registers that hold the same value whenever they are read: written by one instruction, from what never changes here."""
-    writers = Counter(t for u in found for t in u.writes if t.space == "smem")
-    constant: set[Tile] = set()
-    for use in found if writers else ():
+    writers = Counter(n for i in found.instructions for n in i.writes if found.tiles[n].space == "smem")
+    constant: set[int] = set()
+    for use in found.instructions if writers else ():
         if all(w.buffer not in written for _, w in use.windows) and all(t in constant for t in use.reads):
             constant |= {t for t in use.writes if writers[t] == 1}
-    return frozenset(constant)
+    return frozenset(found.tiles[n] for n in constant)
 
 
 def _check_injective(kernel: Kernel, access: _Access, constant: frozenset[Tile]) -> None:

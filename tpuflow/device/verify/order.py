@@ -11,65 +11,40 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from tpuflow.chips.chip import Chip
-from tpuflow.device.ordering import QUEUE_NUMBER, Cell, Clocks, Event, Fault, TileCells, read_order, slot_span, write_order
-from tpuflow.device.place import SECTIONS, section_place, tile_text
-from tpuflow.device.uses import Use
+from tpuflow.device.ordering import Cell, Clocks, Event, Fault, TileCells, read_order, slot_span, write_order
+from tpuflow.device.place import section_place, tile_text
+from tpuflow.device.resolved import Resolved, ResolvedKernel
 from tpuflow.device.verify.effort import Effort
 from tpuflow.device.verify.refusal import Refusal
 from tpuflow.isa.instruction import Tile, Window
-from tpuflow.isa.program import Kernel
+from tpuflow.isa.loop_nest import At, LoopNest
+from tpuflow.isa.program import GridAxis, Kernel
 
 MOST_TURNS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class _Access:
-    """A tile operand: its number, slots, and whether the slot follows the steps (else the points)."""
-
-    tile: int
-    slots: int
-    by_step: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """An instruction made ready for the walk: semaphore (or -1), accesses, and buffers updated in place that it touches."""
-
-    number: int
-    queue: int
-    signals: int
-    waits: int
-    reads: tuple[_Access, ...]
-    writes: tuple[_Access, ...]
-    loads: tuple[int, ...]
-    stores: tuple[int, ...]
-
-
-def check_order(kernel: Kernel, found: Sequence[Use], chip: Chip, in_place: Mapping[int, Window], effort: Effort) -> None:
+def check_order(kernel: Kernel, found: ResolvedKernel, chip: Chip, in_place: Mapping[int, Window], effort: Effort) -> None:
     """Refuse a kernel in which a wait never fires, a tile is read that is not there, or two accesses clash without order.
 
     in_place: the window of every buffer that the kernel reads and writes.
     """
-    points, steps = _truncated(kernel, found)
-    if points and (steps or kernel.prologue or kernel.epilogue):
-        effort.visit(_visits(found, chip, points, steps))
-        _Walk(kernel, found, chip, in_place).run(points, steps)
+    nest = _truncated(kernel, found.tiles)
+    if nest.points and (nest.steps or kernel.prologue or kernel.epilogue):
+        effort.visit(_visits(found, chip, nest))
+        _OrderCheck(kernel, found, chip, in_place).run(nest)
 
 
-def _visits(found: Sequence[Use], chip: Chip, points: int, steps: int) -> int:
+def _visits(found: ResolvedKernel, chip: Chip, nest: LoopNest) -> int:
     """Cells that the walk makes and looks at, all slots of a tile taken to be cut into as many as the most cut one."""
-    tiles = {t for u in found for t in (*u.reads, *u.writes)}
     edges: dict[str, list[int]] = {}
-    for t in tiles:
+    for t in found.tiles:
         edges.setdefault(t.space, []).extend(edge for slot in range(t.slots) for edge in slot_span(t, slot, chip))
-    cuts = {space: sorted(set(found)) for space, found in edges.items()}
-    cells = {t: max(1, *_cuts_within(t, cuts[t.space], chip)) for t in tiles}
-    made = sum(t.slots * n for t, n in cells.items())
-    runs = {"prologue": points, "body": points * steps, "epilogue": points}
-    return made + sum(runs[u.section] * (1 + sum(cells[t] for t in (*u.reads, *u.writes))) for u in found)
+    cuts = {space: sorted(set(ends)) for space, ends in edges.items()}
+    cells = [max(1, *_cuts_within(t, cuts[t.space], chip)) for t in found.tiles]
+    made = sum(t.slots * n for t, n in zip(found.tiles, cells, strict=True))
+    return made + sum(nest.runs(i.section) * (1 + sum(cells[n] for n in (*i.reads, *i.writes))) for i in found.instructions)
 
 
 def _cuts_within(tile: Tile, cuts: Sequence[int], chip: Chip) -> Iterator[int]:
@@ -77,11 +52,11 @@ def _cuts_within(tile: Tile, cuts: Sequence[int], chip: Chip) -> Iterator[int]:
     return (bisect_left(cuts, high) - bisect_left(cuts, low) for low, high in spans)
 
 
-def _truncated(kernel: Kernel, found: Sequence[Use]) -> tuple[int, int]:
+def _truncated(kernel: Kernel, tiles: Sequence[Tile]) -> LoopNest:
     """Points and steps that show every pair of accesses that can meet in a slot; steps keep their remainder by the slots' turn."""
-    points = math.prod(kernel.grid[g].size for g in kernel.parallel)
-    steps = math.prod(kernel.grid[g].size for g in kernel.sequential)
-    slots = {(t.rate, t.slots) for u in found for t in (*u.reads, *u.writes)}
+    nest = LoopNest(kernel.grid)
+    points, steps = nest.points, nest.steps
+    slots = {(t.rate, t.slots) for t in tiles}
     by_step = sorted({n for rate, n in slots if rate == "step"} | {1})
     by_point = sorted({n for rate, n in slots if rate == "point"} | {1})
     turn = math.lcm(*by_step)
@@ -90,70 +65,48 @@ def _truncated(kernel: Kernel, found: Sequence[Use]) -> tuple[int, int]:
     needed = turn + 1 if len(by_step) < 3 else 2 * turn
     if steps > needed:
         steps = needed + (steps - needed) % turn
-    return min(points, max(needed, math.lcm(*by_point) + 1)), steps
+    points = min(points, max(needed, math.lcm(*by_point) + 1))
+    return LoopNest((GridAxis(points, "parallel"), GridAxis(steps, "sequential")))
 
 
-class _Walk:
+class _OrderCheck:
     """One pass in program order over a truncated grid."""
 
-    def __init__(self, kernel: Kernel, found: Sequence[Use], chip: Chip, in_place: Mapping[int, Window]):
+    def __init__(self, kernel: Kernel, found: ResolvedKernel, chip: Chip, in_place: Mapping[int, Window]):
         self.kernel, self.in_place = kernel, in_place
-        numbers: dict[Tile, int] = {}
-        self.plans: dict[str, list[_Planned]] = {section: [] for section in SECTIONS}
-        for use in found:
-            self.plans[use.section].append(self._plan(use, numbers))
-        self.tiles: Sequence[Tile] = tuple(numbers)
+        self.code, self.tiles = found.by_section(), found.tiles
         self.cells = TileCells(kernel, self.tiles, chip)
         self.clocks = Clocks(kernel.semaphores)
         self.hbm: dict[tuple[int, int, int], Cell] = {}
 
-    def _plan(self, use: Use, numbers: dict[Tile, int]) -> _Planned:
-        def access(t: Tile) -> _Access:
-            return _Access(numbers.setdefault(t, len(numbers)), t.slots, t.rate == "step")
+    def run(self, nest: LoopNest) -> None:
+        """Every instruction of every section's runs."""
+        for section, at in nest.walk():
+            for i in self.code[section]:
+                self._step(i, at)
 
-        reads, writes = tuple(map(access, use.reads)), tuple(map(access, use.writes))
-        loads, stores = (tuple(w.buffer for r, w in use.windows if r == role and w.buffer in self.in_place) for role in ("read", "write"))
-        return _Planned(use.number, QUEUE_NUMBER[use.queue], use.signals, use.waits, reads, writes, loads, stores)
+    def _step(self, i: Resolved, at: At) -> None:
+        clock = self.clocks.tick(i.queue)
+        if i.waits is not None:
+            if not self.clocks.wait(i.waits, i.queue):
+                raise Refusal(self._stuck(i.waits), i.number)
+        elif i.signals is not None:
+            self.clocks.signal(i.signals, i.queue)
+        else:
+            self._accesses(i, at, clock)
 
-    def run(self, points: int, steps: int) -> None:
-        """Every point: prologue, all steps, epilogue."""
-        for point in range(points):
-            self._section("prologue", point, 0, point * steps)
-            for step in range(steps):
-                self._section("body", point, step, point * steps + step)
-            last = max(0, steps - 1)
-            self._section("epilogue", point, last, point * steps + last)
-
-    def _section(self, section: str, point: int, step: int, count: int) -> None:
-        for plan in self.plans[section]:
-            clock = self.clocks.tick(plan.queue)
-            event = (plan.number, point, step)
-            if plan.waits >= 0:
-                if not self.clocks.wait(plan.waits, plan.queue):
-                    raise Refusal(self._stuck(plan.waits), plan.number)
-            elif plan.signals >= 0:
-                self.clocks.signal(plan.signals, plan.queue)
-            else:
-                self._accesses(plan, clock, event, count)
-
-    def _accesses(self, plan: _Planned, clock: list[int], event: Event, count: int) -> None:
-        cells, queue = self.cells, plan.queue
-        for a in plan.reads:
-            fault = cells.read(a.tile, (count if a.by_step else event[1]) % a.slots, queue, clock, event)
-            if fault is not None:
-                raise self._refusal(tile_text(self.tiles[a.tile]), fault, plan.number)
-        for a in plan.writes:
-            fault = cells.write(a.tile, (count if a.by_step else event[1]) % a.slots, queue, clock, event)
-            if fault is not None:
-                raise self._refusal(tile_text(self.tiles[a.tile]), fault, plan.number)
-        for buffer in plan.loads:
-            fault = read_order(self._hbm_cell(buffer, event), queue, clock, event)
-            if fault is not None:
-                raise self._refusal(f"buffer {buffer}", fault, plan.number)
-        for buffer in plan.stores:
-            fault = write_order(self._hbm_cell(buffer, event), queue, clock, event)
-            if fault is not None:
-                raise self._refusal(f"buffer {buffer}", fault, plan.number)
+    def _accesses(self, i: Resolved, at: At, clock: list[int]) -> None:
+        event = (i.number, at.point, at.step)
+        for numbers, access in ((i.reads, self.cells.read), (i.writes, self.cells.write)):
+            for n in numbers:
+                fault = access(n, at.slot(self.tiles[n]), i.queue, clock, event)
+                if fault is not None:
+                    raise self._refusal(tile_text(self.tiles[n]), fault, i.number)
+        for role, window in i.windows:
+            if window.buffer in self.in_place:
+                fault = _ORDER[role](self._hbm_cell(window.buffer, event), i.queue, clock, event)
+                if fault is not None:
+                    raise self._refusal(f"buffer {window.buffer}", fault, i.number)
 
     def _hbm_cell(self, buffer: int, event: Event) -> Cell:
         """The piece of a buffer at this grid index, as far as its window moves with points and with steps."""
@@ -174,3 +127,7 @@ class _Walk:
             n, point, step = fault.other
             other = f" (the other access: {section_place(self.kernel, n)}, point {point}, step {step})"
         return Refusal(f"{what} {fault.what}{other}; expected semaphores and tiles that imply program order", number)
+
+
+_ORDER = {"read": read_order, "write": write_order}
+"""What a window's role does to what it is on."""

@@ -13,9 +13,9 @@ from tpuflow.dtypes import DType
 from tpuflow.errors import CompileError
 from tpuflow.isa.dma import Load, Store
 from tpuflow.isa.instruction import MAX_RANK, Instruction, Tile, TileAxis, Window, WindowAxis
-from tpuflow.isa.program import GridAxis, Kernel
+from tpuflow.isa.program import SECTIONS, GridAxis, Kernel
 from tpuflow.lower.emit.onchip import REGISTER_BYTES, DoesNotFit, Lifetime, lifetime, place_tiles, slots_ahead
-from tpuflow.lower.emit.sync import SECTIONS, Synchronizer, Uses, tile_uses
+from tpuflow.lower.emit.sync import Synchronizer, Uses, tile_uses
 
 HELD_SHARE = 1 / 8  # of the registers, for scalars that are loaded before they are needed: they may have four slots each
 
@@ -31,6 +31,7 @@ class KernelBuilder:
     chip: Chip
     grid: tuple[GridAxis, ...]
     name: str = ""
+    scope: str = ""
     source: str = ""  # the user's line of whatever is emitted next
     section: str = "body"  # where it goes
     code: dict[str, list[Instruction]] = field(default_factory=lambda: {s: [] for s in SECTIONS})
@@ -89,7 +90,7 @@ class KernelBuilder:
         rendered = {s: tuple(sync.render(s, lambda i: _replace_tiles(i, placed.__getitem__))) for s in SECTIONS}
         sources = tuple(self.lines[s][owner] if self.lines[s] else "" for s in SECTIONS for _, owner in rendered[s])
         sections = (tuple(i for i, _ in rendered[s]) for s in SECTIONS)
-        return Kernel(self.grid, tuple(sync.semaphores), *sections, name=self.name, sources=sources)
+        return Kernel(self.grid, tuple(sync.semaphores), *sections, name=self.name, scope=self.scope, sources=sources)
 
     def _placed(self, uses: Mapping[Tile, Uses]) -> tuple[dict[Tile, Lifetime], dict[Tile, Tile]]:
         """How tiles live and where, with as many slots for moves as are useful and fit."""

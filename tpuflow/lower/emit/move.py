@@ -21,7 +21,7 @@ Fill = int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class MovedAxis:
     """How one axis of the moved array walks over a buffer axis; `start` is the buffer of a 0-d s32 start, if there is one."""
 
     extent: int
@@ -33,7 +33,7 @@ class Walk:
 
     def covers(self, size: int) -> bool:
         """Whether `size` steps visit the whole axis, in order."""
-        return replace(self, pitch=1) == Walk(size, 1)
+        return replace(self, pitch=1) == MovedAxis(size, 1)
 
     @property
     def contiguous(self) -> bool:
@@ -46,12 +46,12 @@ class Side:
     """One end of a move: a buffer and how every axis of the moved array walks over it."""
 
     buffer: int
-    walks: tuple[Walk, ...]
+    walks: tuple[MovedAxis, ...]
 
 
 def dense(buffer: int, shape: Sequence[int]) -> Side:
     """The whole of a buffer, in order."""
-    return Side(buffer, tuple(map(Walk, shape, pitches(shape))))
+    return Side(buffer, tuple(map(MovedAxis, shape, pitches(shape))))
 
 
 def changed(side: Side, axis: int, **fields: int) -> Side:
@@ -83,12 +83,12 @@ def emit_move(site: Site, dtype: DType, shape: Sequence[int], source: Side, targ
 def _merge(shape: Sequence[int], sides: tuple[Side, Side]) -> tuple[tuple[int, ...], tuple[Side, Side]]:
     """Drop axes of size 1, and merge an axis that both sides walk whole into its outer neighbour."""
     sizes: list[int] = []
-    merged: list[tuple[Walk, ...]] = []
+    merged: list[tuple[MovedAxis, ...]] = []
     for size, walks in zip(shape, zip(*(s.walks for s in sides), strict=True), strict=True):
         if size == 1 and all(w.covers(1) for w in walks):
             continue
         if sizes and all(w.covers(size) and o.contiguous and o.pitch == w.extent * w.pitch for o, w in zip(merged[-1], walks, strict=True)):
-            merged[-1] = tuple(Walk(o.extent * size, w.pitch, o.origin * size) for o, w in zip(merged[-1], walks, strict=True))
+            merged[-1] = tuple(MovedAxis(o.extent * size, w.pitch, o.origin * size) for o, w in zip(merged[-1], walks, strict=True))
             sizes[-1] *= size
         else:
             merged.append(walks)

@@ -18,6 +18,17 @@ Labels = Sequence[int | None]
 
 
 @dataclass(frozen=True, slots=True)
+class Unit:
+    """An axis of size 1 that tiles have and no array; `name` tells those of one kernel apart."""
+
+    name: str
+
+
+Axis = int | Unit
+"""A merged axis by its number, or none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Merged:
     """Axes after merging: their sizes, and the merged axis of every label that did not vanish."""
 
@@ -66,9 +77,9 @@ class Nest:
     grid: tuple[GridAxis, ...]
     walks: Mapping[int, WindowAxis] = field(default_factory=dict)
 
-    def axis(self, number: int) -> TileAxis:
-        """The tile axis of an axis; of a negative (absent) one, a tile axis of size 1."""
-        return self.axes[number] if number >= 0 else TileAxis(1)
+    def axis(self, axis: Axis) -> TileAxis:
+        """The tile axis of an axis."""
+        return TileAxis(1) if isinstance(axis, Unit) else self.axes[axis]
 
     def walk(self, number: int, pitch: int) -> WindowAxis:
         """How an axis walks over a buffer."""
@@ -111,8 +122,8 @@ def nothing(dtype: DType) -> int | bool:
     return False if dtype.kind == "pred" else 0
 
 
-def window(nest: Nest, buffer: int, order: Sequence[int], tile: Tile, axes: Sequence[int]) -> Window:
-    """The window of a tile with (merged) axes `axes` onto a dense buffer with axes `order`; negative axes are absent from it."""
+def window(nest: Nest, buffer: int, order: Sequence[int], tile: Tile, axes: Sequence[Axis]) -> Window:
+    """The window of a tile with (merged) axes `axes` onto a dense buffer with axes `order`."""
     pitch = dict(zip(order, pitches([nest.sizes[a] for a in order]), strict=True))
-    walks = tuple(nest.walk(a, pitch[a]) if a in pitch else WindowAxis(1, 1) for a in axes)
+    walks = tuple(WindowAxis(1, 1) if isinstance(a, Unit) or a not in pitch else nest.walk(a, pitch[a]) for a in axes)
     return Window(buffer, tile, walks, nothing(tile.dtype))

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from tpuflow.chips import Chip
 from tpuflow.isa.instruction import Tile
-from tpuflow.isa.program import GridAxis
-from tpuflow.lower.emit.sync import SECTIONS, Place, Uses
+from tpuflow.isa.program import SECTIONS, GridAxis
+from tpuflow.lower.emit.sync import Place, Uses
 from tpuflow.lower.tiling import useful_slots
 
 REGISTER_BYTES = 4

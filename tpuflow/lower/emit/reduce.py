@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tpuflow.isa.vector import Constant, ReduceInto
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map_with
-from tpuflow.lower.emit.nest import cut, merge
+from tpuflow.lower.emit.nest import Unit, cut, merge
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.blocking import is_ordered, sum_block, units
@@ -57,7 +57,7 @@ def emit_reduce(site: Site) -> Kernels:
     in_order = dict(zip(reduced, sum_units(reductions, [merged.sizes[a] for a in reduced]), strict=True))
     space = "vmem" if axes else "smem"
     whole = Level(levels[0][1], axes, space)
-    rest = Level(levels[1][1], tuple(-1 - a if a in reduced else a for a in axes), space)
+    rest = Level(levels[1][1], tuple(Unit(f"reduced {a}") if a in reduced else a for a in axes), space)
 
     def attempt(budget_bytes: int) -> KernelBuilder:
         nest = cut(merged.sizes, site.tile_sizes(merged.sizes, region.widest_bytes(), budget_bytes, units=in_order), reduced)

@@ -14,9 +14,10 @@ from tpuflow.dtypes import DType
 from tpuflow.errors import GraphError
 from tpuflow.isa import vector as v
 from tpuflow.isa.dma import Load, Store
+from tpuflow.isa.elementwise import BINARY, UNARY
 from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.lower.emit.kernel import KernelBuilder
-from tpuflow.lower.emit.nest import Labels, Merged, Nest, nothing, walk, window
+from tpuflow.lower.emit.nest import Axis, Labels, Merged, Nest, Unit, nothing, walk, window
 from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.graph.ops import PRODUCTS
 from tpuflow.lower.graph.view import View, runs
@@ -25,8 +26,8 @@ from tpuflow.lower.passes.analysis import depending
 Template = Callable[..., Instruction]
 
 ELEMENTWISE: Mapping[str, Template] = {
-    **dict.fromkeys(v.UNARY, lambda node, dst, a: v.Unary(node.op, dst, a)),
-    **dict.fromkeys(v.BINARY, lambda node, dst, a, b: v.Binary(node.op, dst, a, b)),
+    **dict.fromkeys(UNARY, lambda node, dst, a: v.Unary(node.op, dst, a)),
+    **dict.fromkeys(BINARY, lambda node, dst, a, b: v.Binary(node.op, dst, a, b)),
     "is_finite": lambda node, dst, a: v.IsFinite(dst, a),
     "compare": lambda node, dst, a, b: v.Compare(node.attrs["direction"], dst, a, b),
     "select": lambda node, dst, pred, on_true, on_false: v.Select(dst, pred, on_true, on_false),
@@ -138,16 +139,16 @@ def broadcast_labels(node: Node, labels: Labels) -> Labels:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A space of tiles: the labels of its values' logical axes, and the merged axis of each tile axis (negative: none, size 1)."""
+    """A space of tiles: the labels of its values' logical axes, and the axis of each tile axis."""
 
     labels: Labels
-    axes: tuple[int, ...]
+    axes: tuple[Axis, ...]
     space: str = "vmem"
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Positions of the tile axes that stand for none."""
-        return tuple(i for i, a in enumerate(self.axes) if a < 0)
+        """Positions of the tile axes that no array has."""
+        return tuple(i for i, a in enumerate(self.axes) if isinstance(a, Unit))
 
 
 @dataclass(slots=True)
@@ -247,7 +248,7 @@ class LevelEmitter:
             self.loaded[key] = self._stretch(tile, order)
         return self.loaded[key]
 
-    def _viewing(self, buffer: int, view: View, tile: Tile, axes: Sequence[int], fill: int | float | bool) -> Window:
+    def _viewing(self, buffer: int, view: View, tile: Tile, axes: Sequence[Axis], fill: int | float | bool) -> Window:
         """The window of a tile with (merged) axes `axes` onto a buffer seen through a view; axes that it does not walk have size 1."""
         walked = {self.level.labels[v.axis]: v for v in view}
         walks: list[WindowAxis] = []
@@ -276,7 +277,7 @@ class LevelEmitter:
             if value in pieces:
                 self._store_pieces(pieces[value], buffer)
                 continue
-            order = tuple(a for a in self.level.axes if a >= 0)
+            order = tuple(a for a in self.level.axes if not isinstance(a, Unit))
             self.kernel.emit(Store(window(self.nest, buffer, order, self.value(value), self.level.axes)))
 
     def _store_pieces(self, join: Node, buffer: int) -> None:

@@ -15,9 +15,8 @@ from tpuflow.lower.passes.analysis import attr_key
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """What a node's kernels have of itself: a name, and the buffers and source lines that occur, in order of appearance."""
+    """What a node's kernels have of itself: the buffers and source lines that occur, in order of appearance."""
 
-    name: str
     buffers: tuple[int, ...]
     sources: tuple[str, ...]
 
@@ -28,14 +27,14 @@ class Repeated:
 
     made: dict[Hashable, tuple[Kernels, Own]] = field(default_factory=dict)
 
-    def kernels(self, node: Node, name: str, buffers: Sequence[int], fill: Any, emit: Callable[[], Kernels]) -> Kernels:
+    def kernels(self, node: Node, buffers: Sequence[int], fill: Any, emit: Callable[[], Kernels]) -> Kernels:
         """What `emit` gives for a node, taken from an earlier node of the same form if there is one.
 
         Of one form are nodes that (with all nodes inside) do the same to values of the same types, whose operands and results use
         `buffers`, and their nodes source lines, in the same pattern, and that pad with the same number `fill`.
         """
         sources = [n.source for n in (node, *(n for region in node.regions for n in region.walk()))]
-        own = Own(name, tuple(dict.fromkeys(buffers)), tuple(dict.fromkeys(sources)))
+        own = Own(tuple(dict.fromkeys(buffers)), tuple(dict.fromkeys(sources)))
         form = (form_of(node), _pattern(buffers), _pattern(sources), attr_key(fill))
         if form not in self.made:
             self.made[form] = emit(), own
@@ -43,7 +42,7 @@ class Repeated:
         kernels, other = self.made[form]
         place = dict(zip(other.buffers, own.buffers, strict=True))
         line = dict(zip(other.sources, own.sources, strict=True))
-        return tuple(_moved(k, name, place, line) for k in kernels)
+        return tuple(_moved(k, node.scope, place, line) for k in kernels)
 
 
 def form_of(node: Node) -> Hashable:
@@ -72,10 +71,12 @@ def _pattern(items: Sequence[Hashable]) -> tuple[int, ...]:
     return tuple([numbers.setdefault(item, len(numbers)) for item in items])
 
 
-def _moved(kernel: Kernel, name: str, place: Mapping[int, int], line: Mapping[str, str]) -> Kernel:
-    """The kernel on other buffers."""
-    sections = [tuple([_on(i, place) for i in section]) for section in (kernel.prologue, kernel.body, kernel.epilogue)]
-    return Kernel(kernel.grid, kernel.semaphores, *sections, name=name, sources=tuple([line[s] for s in kernel.sources]))
+def _moved(kernel: Kernel, scope: str, place: Mapping[int, int], line: Mapping[str, str]) -> Kernel:
+    """The kernel on other buffers, for a node of another scope."""
+    sections = [tuple([_on(i, place) for i in section]) for _, section in kernel.sections]
+    return Kernel(
+        kernel.grid, kernel.semaphores, *sections, name=kernel.name, scope=scope, sources=tuple([line[s] for s in kernel.sources])
+    )
 
 
 def _on(instruction: Instruction, place: Mapping[int, int]) -> Instruction:

@@ -6,7 +6,7 @@ import math
 
 from tpuflow.isa.vector import Broadcast
 from tpuflow.lower.emit.kernel import KernelBuilder
-from tpuflow.lower.emit.nest import cut, merge
+from tpuflow.lower.emit.nest import Unit, cut, merge
 from tpuflow.lower.emit.reduce import add_sums, start_sums
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.site import Kernels, Site
@@ -45,7 +45,7 @@ def emit_rows(site: Site) -> Kernels:
     merged = merge(dict(enumerate(shape)), operands(rows, [whole]) + operands(reduced, [left]))
     axes = tuple(range(len(merged.sizes)))
     along = tuple(sorted(merged.fold(first.attrs["axes"])))
-    short = tuple(-1 - a if a in along else a for a in axes)
+    short = tuple(Unit(f"reduced {a}") if a in along else a for a in axes)
 
     def attempt(budget_bytes: int) -> KernelBuilder:
         nest = cut(merged.sizes, site.tile_sizes(merged.sizes, region.widest_bytes(), budget_bytes, along))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tpuflow.isa.dma import Load, Store
-from tpuflow.isa.instruction import Tile, Window
+from tpuflow.isa.instruction import Tile, TileAxis, Window
 from tpuflow.isa.vector import Constant, Cumulative
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.move import emit_plain_copy
@@ -40,7 +40,7 @@ def emit_cumulative(site: Site) -> Kernels:
     def attempt(budget_bytes: int) -> KernelBuilder:
         nest = cut(merged.sizes, site.tile_sizes(merged.sizes, dtype.bytes, budget_bytes), sequential=(axis,))
         kernel = site.kernel(nest.grid)
-        carry = kernel.tile(dtype, tuple(nest.axis(-1 if i == axis else i) for i in range(len(nest.sizes))))
+        carry = kernel.tile(dtype, tuple(TileAxis(1) if i == axis else whole for i, whole in enumerate(nest.axes)))
         kernel.section = "prologue"
         kernel.emit(Constant(carry, identity(op, dtype)))
         kernel.section = "body"

@@ -1,4 +1,4 @@
-"""What a template is given: the region to emit, its name, and the chip; and the search for tiles that fit on it."""
+"""What a template is given: the region to emit, its scope, and the chip; and the search for tiles that fit on it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from tpuflow.chips import Chip
 from tpuflow.errors import OutOfMemoryError
-from tpuflow.isa.program import GridAxis, Kernel
+from tpuflow.isa.program import GridAxis, Kernel, kernel_title
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.onchip import DoesNotFit
 from tpuflow.lower.emit.region import Region
@@ -20,9 +20,21 @@ Kernels = tuple[Kernel, ...]
 T = TypeVar("T")
 
 
+def kernel_name(node: Node) -> str:
+    """What a kernel is called in listings and profiles: what it does, and the type it makes."""
+    nodes = [n for n in node.regions[0].walk() if n.op != "fused"] if node.op == "fused" else [node]
+    ops = [n.attrs["op"] if n.op in ("reduce", "cumulative") else n.op for n in nodes if n.op not in ("full", "broadcast", "window")]
+    ops = ops or [n.op for n in nodes] or ["copy"]
+    shown = "+".join(ops if len(ops) <= 4 else [*ops[:3], f"{len(ops) - 3} more"])
+    kind = f"{node.attrs['kind']} " if node.op == "fused" else {"reduce": "reduce ", "cumulative": "cumulative "}.get(node.op, "")
+    return f"{kind}{shown} {node.results[0].type}"
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """One node to emit: `region` maps its values to buffers (a node that is not fused is a region of itself).
+
+    `scope` is the name stack of the node of the graph, also where a part of that node is emitted by itself.
 
     With `recorded`, kernels are only noted there, with the largest tiles that may be tried, for somebody else to build.
     """
@@ -30,12 +42,12 @@ class Site:
     node: Node
     region: Region
     chip: Chip
-    name: str
+    scope: str
     recorded: list[KernelBuilder] | None = None
 
     def kernel(self, grid: tuple[GridAxis, ...] = ()) -> KernelBuilder:
         """A new kernel builder for this node."""
-        return KernelBuilder(self.chip, grid, self.name, self.node.source)
+        return KernelBuilder(self.chip, grid, kernel_name(self.node), self.scope, self.node.source)
 
     def buffer(self, operand: int) -> int:
         """The HBM buffer of an operand."""
@@ -81,7 +93,8 @@ class Site:
                 return (attempt(way).build(),)
             except DoesNotFit as error:
                 reason = str(error)
+        title = kernel_title(self.scope, kernel_name(self.node))
         raise OutOfMemoryError(
-            f"{self.node.source}: kernel {self.name!r} does not fit on the chip with the smallest tiles it can have: {reason}. "
+            f"{self.node.source}: kernel {title!r} does not fit on the chip with the smallest tiles it can have: {reason}. "
             f"Split the operation, or choose a chip with more on-chip memory."
         )

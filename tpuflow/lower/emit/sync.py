@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from tpuflow.isa.dma import Signal, Wait
 from tpuflow.isa.instruction import Instruction, Tile
+from tpuflow.isa.program import SECTIONS
 
-SECTIONS = ("prologue", "body", "epilogue")
 Code = Mapping[str, Sequence[Instruction]]
 
 

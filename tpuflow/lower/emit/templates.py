@@ -46,9 +46,7 @@ def emit_product(site: Site) -> Kernels:
             raise
         buffer_of = dict(zip(site.node.inputs, site.region.inputs.values(), strict=True))
         buffer_of |= {v: buffer for v, (_, buffer) in zip(site.node.results, site.region.outputs, strict=True)}
-        parts = [
-            Site(n, Region.of(n, [buffer_of[v] for v in (*n.inputs, *n.results)]), site.chip, kernel_name(n)) for n in parted(site.node)
-        ]
+        parts = [Site(n, Region.of(n, [buffer_of[v] for v in (*n.inputs, *n.results)]), site.chip, site.scope) for n in parted(site.node)]
         return tuple(kernel for part in parts for kernel in FUSED[part.node.attrs["kind"]](part))
 
 
@@ -118,15 +116,14 @@ def emit_node(
     if fill is not None:
         node = replace(node, inputs=node.inputs[:1])  # the number needs no buffer
     used = tuple([checked(value) for value in (*node.inputs, *node.results)])
-    name = kernel_name(node)
 
     def emit() -> Kernels:
-        site = Site(node, Region.of(node, used), chip, name)
+        site = Site(node, Region.of(node, used), chip, node.scope)
         if fill is not None:
             return emit_pad_with(site, fill)
         return emit_site(site)
 
-    return emit() if repeated is None else repeated.kernels(node, name, used, fill, emit)
+    return emit() if repeated is None else repeated.kernels(node, used, fill, emit)
 
 
 def emit_copy(source: int, target: int, buffers: Sequence[Buffer], chip: Chip, where: str = "") -> Kernels:
@@ -134,13 +131,3 @@ def emit_copy(source: int, target: int, buffers: Sequence[Buffer], chip: Chip, w
     src, dst = (Value(TensorType(buffers[b].dtype, (buffers[b].elems,))) for b in (source, target))
     node = Node("copy", (src,), (dst,), source=where)
     return emit_node(node, {src: source, dst: target}.__getitem__, buffers, chip)
-
-
-def kernel_name(node: Node) -> str:
-    """What a kernel is called in listings and profiles: its scope, what it does, and the type it makes."""
-    nodes = [n for n in node.regions[0].walk() if n.op != "fused"] if node.op == "fused" else [node]
-    ops = [n.attrs["op"] if n.op in ("reduce", "cumulative") else n.op for n in nodes if n.op not in ("full", "broadcast", "window")]
-    ops = ops or [n.op for n in nodes] or ["copy"]
-    shown = "+".join(ops if len(ops) <= 4 else [*ops[:3], f"{len(ops) - 3} more"])
-    kind = f"{node.attrs['kind']} " if node.op == "fused" else {"reduce": "reduce ", "cumulative": "cumulative "}.get(node.op, "")
-    return f"{node.scope + ': ' if node.scope else ''}{kind}{shown} {node.results[0].type}"

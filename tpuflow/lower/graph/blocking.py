@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 from tpuflow.dtypes import DType
-from tpuflow.lower.graph.conv import ConvLabels
+from tpuflow.isa.contraction import Contraction
 
 LONGEST_SUM = 1024  # elements of a vector sum's block: of sums of up to that many the error grows with the logarithm of their number
 LONGEST_BESIDE = 64  # where what is kept lies behind what is summed: each element takes a row of lanes, and a product's results wait for 64
@@ -114,15 +114,15 @@ def units(sizes: Sequence[int], block: int) -> tuple[int, ...]:
 # --- contractions of the matrix unit ----------------------------------------------------------------------------------
 
 
-def depth_block(labels: ConvLabels, sizes: Mapping[int, int]) -> dict[int, int]:
+def depth_block(whole: Contraction, sizes: Mapping[int, int]) -> dict[int, int]:
     """Length along every contracted label of what a product sums with one rounding.
 
     All of a short contraction; of a longer one, a convolution's whole kernel and some channels, or some neighbours.
     """
-    contracted = [label for label in labels.contracted if sizes[label] != 1]
+    contracted = [label for label in whole.contracted if sizes[label] != 1]
     lengths = [sizes[label] for label in contracted]
-    kernel = [i for i, label in enumerate(contracted) if label in _kernel(labels, sizes)]
-    return dict.fromkeys(labels.contracted, 1) | dict(zip(contracted, _depth(lengths, kernel), strict=True))
+    kernel = [i for i, label in enumerate(contracted) if label in _kernel(whole, sizes)]
+    return dict.fromkeys(whole.contracted, 1) | dict(zip(contracted, _depth(lengths, kernel), strict=True))
 
 
 def _depth(lengths: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
@@ -134,13 +134,13 @@ def _depth(lengths: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
     return fill_product(lengths, DEPTH, ARRAY)
 
 
-def _kernel(labels: ConvLabels, sizes: Mapping[int, int]) -> set[int]:
+def _kernel(whole: Contraction, sizes: Mapping[int, int]) -> set[int]:
     """Labels of a kernel: of two that address one axis, the shorter."""
-    pairs = ((labels.lhs[s.axis], s.label) for s in labels.slides)
+    pairs = ((outer, s.label) for outer, s in whole.outer.items())
     return {min(pair, key=sizes.__getitem__) for pair in pairs if 1 not in map(sizes.__getitem__, pair)}
 
 
-def unmergeable(labels: ConvLabels, sizes: Mapping[int, int], block: Mapping[int, int]) -> tuple[int, ...]:
+def unmergeable(whole: Contraction, sizes: Mapping[int, int], block: Mapping[int, int]) -> tuple[int, ...]:
     """Contracted labels that must not merge with the one before them: blocks of them end unevenly, in the middle of what would be one."""
-    contracted = [label for label in labels.contracted if sizes[label] != 1]
+    contracted = [label for label in whole.contracted if sizes[label] != 1]
     return tuple(label for label in contracted[1:] if sizes[label] % block[label])

@@ -13,11 +13,12 @@ from tpuflow.dtypes import F32, PRED, S32, DType
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import GraphError
 from tpuflow.isa.calls import Call
+from tpuflow.isa.contraction import Contraction
 from tpuflow.lower.graph.blocking import apart, is_ordered
-from tpuflow.lower.graph.conv import DEFAULT, ConvLabels
 from tpuflow.lower.graph.elementwise import of_splats
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE, OPS, has_effect, infer
+from tpuflow.lower.graph.products import DEFAULT
 from tpuflow.lower.graph.scalars import Scalar, identity, scalar_of
 
 Operand = Value | bool | int | float
@@ -302,12 +303,13 @@ class Builder:
             return self.full(result, 0)
         return self.emit("dot", (lhs, rhs), attrs).result
 
-    def conv(self, lhs: Value, rhs: Value, labels: ConvLabels) -> Value:
-        """The product with labelled axes and slides over axes of lhs, in f32, or s32 for integers."""
-        (result,) = infer("conv", (lhs.type, rhs.type), labels.attrs())
+    def conv(self, lhs: Value, rhs: Value, contraction: Contraction, shape: Sequence[int], precision: str = DEFAULT) -> Value:
+        """The product with labelled axes, of which lhs's may slide, of a shape; in f32, or s32 for integers."""
+        asked, attrs = TensorType(F32 if lhs.dtype.is_float else S32, tuple(shape)), {"contraction": contraction, "precision": precision}
+        (result,) = infer("conv", (lhs.type, rhs.type), attrs, asked=(asked,))
         if not (lhs.type.elems and rhs.type.elems):
             return self.full(result, 0)
-        return self.emit("conv", (lhs, rhs), labels.attrs()).result
+        return self.emit("conv", (lhs, rhs), attrs, (result,)).result
 
     def take_rows(self, x: Value, index: Value, fill: Scalar = 0) -> Value:
         """[N, C...] at s32[R] -> [R, C...]; an index out of range gives `fill`."""

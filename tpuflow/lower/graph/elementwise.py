@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from tpuflow.dtypes import DType
+from tpuflow.isa.elementwise import BINARY, UNARY
 from tpuflow.isa.numpy_arithmetic import NumpyArithmetic
 from tpuflow.isa.numpy_rounding import splat
-from tpuflow.isa.vector import BINARY, UNARY
 
 DEVICE = NumpyArithmetic()
 

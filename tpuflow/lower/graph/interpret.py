@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from tpuflow.dtypes import F32, DType
 from tpuflow.errors import GraphError
-from tpuflow.isa.numpy_rounding import narrow, widen
-from tpuflow.lower.graph.blocking import is_ordered, sum_block
-from tpuflow.lower.graph.conv import ConvLabels, Slide, product_labels
+from tpuflow.isa.contraction import Contraction
+from tpuflow.lower.graph.blocking import depth_block, is_ordered, sum_block
 from tpuflow.lower.graph.elementwise import DEVICE, meaning
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE
+from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.graph.scalars import identity
 from tpuflow.lower.graph.view import read, write
 
@@ -118,71 +118,58 @@ def _join(node: Node, *pieces: Array) -> Array:
     return out
 
 
-def _wide(node: Node, x: Array) -> tuple[Array, DType]:
-    """What is reduced, in the type in which that is done: narrow floats in f32."""
-    dtype = node.inputs[0].dtype
-    wide = F32 if dtype.is_float else dtype
-    return DEVICE.convert(x, dtype, wide), wide
-
-
 def _reduce(node: Node, x: Array) -> Array:
-    axes, op, (wide, dtype) = node.attrs["axes"], node.attrs["op"], _wide(node, x)
+    axes, op, dtype = node.attrs["axes"], node.attrs["op"], node.result.dtype
     nothing = DEVICE.full(tuple(1 if i in axes else n for i, n in enumerate(x.shape)), identity(op, dtype), dtype)
-    reduced = DEVICE.reduce(op, nothing, wide, axes, sum_block(x.shape, axes) if is_ordered(op, dtype) else x.size, dtype)
-    return DEVICE.convert(reduced, dtype, node.result.dtype).reshape(node.result.shape)
+    block = sum_block(x.shape, axes) if is_ordered(op, dtype) else x.size
+    return DEVICE.reduce(op, nothing, x, axes, block, dtype).reshape(node.result.shape)
 
 
 def _cumulative(node: Node, x: Array) -> Array:
-    axis, op, (wide, dtype) = node.attrs["axis"], node.attrs["op"], _wide(node, x)
-    turned = np.flip(wide, axis) if node.attrs["reverse"] else wide
+    axis, op, dtype = node.attrs["axis"], node.attrs["op"], node.result.dtype
+    turned = np.flip(x, axis) if node.attrs["reverse"] else x
     nothing = DEVICE.full(tuple(1 if i == axis else n for i, n in enumerate(x.shape)), identity(op, dtype), dtype)
-    values = DEVICE.convert(DEVICE.cumulative(op, nothing, turned, axis, dtype)[0], dtype, node.result.dtype)
+    values = DEVICE.cumulative(op, nothing, turned, axis, dtype)[0]
     return np.flip(values, axis) if node.attrs["reverse"] else values
 
 
-def _dot(node: Node, lhs: Array, rhs: Array) -> Array:
-    labels = product_labels(node)
-    return DEVICE.matmul(lhs, rhs, labels.lhs, labels.rhs, labels.out, node.inputs[0].dtype, node.result.dtype)
+def _product(node: Node, lhs: Array, rhs: Array) -> Array:
+    """Block after block of the contraction: each is rounded once, then added to the sum, as the matrix unit does."""
+    whole, sizes, dtype, acc = contraction_of(node), sizes_of(node), node.inputs[0].dtype, node.result.dtype
+    block = depth_block(whole, sizes)
+    whole, rhs = _from_the_end(whole, rhs, sizes)
+    patches, lhs_exists = _patches(whole, lhs, sizes)
+    rhs_exists = whole.rhs_exists(rhs.shape, lambda label: 0, DEVICE.positions)
+    there = None if rhs_exists is None else np.broadcast_to(rhs_exists, rhs.shape)
+    product, result = whole.of_patches(), DEVICE.full(node.result.shape, 0, acc)
+    for starts in itertools.product(*(range(0, sizes[x], block[x] or 1) for x in whole.contracted)):
+        pieces = {x: slice(start, start + block[x]) for x, start in zip(whole.contracted, starts, strict=True)}
+        left, right = (tuple(pieces.get(x, slice(None)) for x in labels) for labels in (product.lhs, product.rhs))
+        exist = lhs_exists[left], None if there is None else there[right]
+        result = DEVICE.binary("add", result, DEVICE.matmul(patches[left], rhs[right], product, dtype, acc, *exist), acc)
+    return result
 
 
-def _conv(node: Node, lhs: Array, rhs: Array) -> Array:
-    labels, dtype = ConvLabels.of(node.attrs), node.inputs[0].dtype
-    sizes = labels.sizes(lhs.shape, rhs.shape)
-    patches, exists = lhs, np.ones(lhs.shape, bool)
-    for slide in sorted(labels.slides, key=lambda s: -s.axis):
-        patches, exists = (_slid(x, slide, sizes[slide.label]) for x in (patches, exists))
-    if not dtype.is_float or (DEVICE.is_finite(lhs, dtype).all() and DEVICE.is_finite(rhs, dtype).all()):
-        return DEVICE.matmul(patches, rhs, labels.patch, labels.rhs, labels.out, dtype, node.result.dtype)
-    return _every_product(labels, widen(patches, dtype), widen(rhs, dtype), exists, sizes)
+def _from_the_end(whole: Contraction, rhs: Array, sizes: Mapping[int, int]) -> tuple[Contraction, Array]:
+    """A kernel that is read from its end turned round, which is the order in which the device adds."""
+    turned = {s.label: sizes[s.label] for s in whole.sliding if s.dilation < 0}
+    sliding = tuple(replace(s, dilation=abs(s.dilation)) for s in whole.sliding)
+    bounds = tuple(b.from_the_end(turned) for b in whole.bounds)
+    return replace(whole, sliding=sliding, bounds=bounds), np.flip(rhs, tuple(whole.rhs.index(label) for label in turned))
 
 
-def _every_product(labels: ConvLabels, patches: Array, rhs: Array, exists: Array, sizes: Mapping[int, int]) -> Array:
-    """The products that there are, of all sums at once: infinities and NaN meet no padding."""
-    order = (*labels.out, *labels.contracted)
-    there = _laid(exists, labels.patch, order)
-    for bound in labels.bounds:
-        along = (factor * _laid(np.arange(sizes[x]), (x,), order) for x, factor in bound.terms)
-        there = there & bound.holds(bound.origin + sum(along))
-    products = _laid(patches, labels.patch, order).astype(np.float64) * _laid(rhs, labels.rhs, order)
-    return narrow(np.where(there, products, 0).sum(axis=tuple(range(len(labels.out), len(order)))), F32)
-
-
-def _laid(x: Array, labels: Sequence[int], order: Sequence[int]) -> Array:
-    """x with its axes where their labels are in `order`, and axes of size 1 for the others."""
-    ranked = sorted(range(x.ndim), key=lambda i: order.index(labels[i]))
-    sizes = {labels[i]: x.shape[i] for i in ranked}
-    return x.transpose(ranked).reshape([sizes.get(label, 1) for label in order])
-
-
-def _slid(x: Array, slide: Slide, inner: int) -> Array:
-    """x with one axis as two: outer and inner positions of the slide; zero (false) where there is no element."""
-    position = np.add.outer(np.arange(slide.size) * slide.stride, np.arange(inner) * slide.dilation) - slide.low
-    element, n = position // slide.interior, x.shape[slide.axis]
-    exists = (element * slide.interior == position) & (element >= 0) & (element < n)
-    after = (1,) * (x.ndim - slide.axis - 1)
-    if n == 0:
-        return np.zeros((*x.shape[: slide.axis], *position.shape, *x.shape[slide.axis + 1 :]), x.dtype)
-    return np.where(exists.reshape(*exists.shape, *after), np.take(x, np.where(exists, element, 0), slide.axis), 0).astype(x.dtype)
+def _patches(whole: Contraction, x: Array, sizes: Mapping[int, int]) -> tuple[Array, Array]:
+    """lhs with an axis for each label of its patches, and where it has elements there; elsewhere it is zero."""
+    exists = np.ones(x.shape, bool)
+    for outer, s in reversed(whole.outer.items()):
+        bound = whole.bound_of(s)
+        assert bound is not None, "a sliding axis of the graph has a bound"
+        place = np.add.outer(np.arange(sizes[outer]) * s.stride, np.arange(sizes[s.label]) * s.dilation) + bound.origin
+        here, after = bound.holds(place), (1,) * (x.ndim - s.axis - 1)
+        element = np.where(here, place // bound.dilation, 0)
+        exists, x = (np.take(y, element, s.axis, mode="clip") for y in (exists, x))
+        exists = exists & here.reshape(*here.shape, *after)
+    return np.where(exists, x, np.zeros((), x.dtype)), exists
 
 
 def _take_rows(node: Node, x: Array, index: Array) -> Array:
@@ -202,7 +189,7 @@ def _scatter_rows(node: Node, x: Array, index: Array, updates: Array) -> Array:
 def _at(starts: tuple[Array, ...], sizes: Sequence[int], shape: tuple[int, ...]) -> tuple[slice, ...]:
     for start, size, n in zip(starts, sizes, shape, strict=True):
         if not 0 <= int(start) <= n - size:
-            raise GraphError(f"start {int(start)} of a piece of {size} is out of range of an axis of {n}: the frontend clamps starts")
+            raise GraphError(f"start {int(start)} of a piece of {size} is out of range of an axis of {n}: operations clamp starts")
     return tuple(slice(int(s), int(s) + size) for s, size in zip(starts, sizes, strict=True))
 
 
@@ -231,8 +218,8 @@ _OTHER: dict[str, Callable[..., Any]] = {
     "reverse": lambda node, x: np.flip(x, node.attrs["axes"]),
     "reduce": _reduce,
     "cumulative": _cumulative,
-    "dot": _dot,
-    "conv": _conv,
+    "dot": _product,
+    "conv": _product,
     "take_rows": _take_rows,
     "scatter_rows": _scatter_rows,
     "dynamic_slice": _dynamic_slice,

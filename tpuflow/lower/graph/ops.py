@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tpuflow.dtypes import F32, PRED, S32, DType
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import GraphError
-from tpuflow.isa.vector import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY
-from tpuflow.lower.graph.conv import PRECISIONS, ConvLabels
+from tpuflow.isa.elementwise import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY
 from tpuflow.lower.graph.graph import Graph, TensorType
+from tpuflow.lower.graph.products import PRECISIONS, conv_problem
 from tpuflow.lower.graph.view import problem
 
 FUSED_KINDS = ("map", "reduce", "dot", "rows", "several")
@@ -22,17 +22,7 @@ PRODUCTS = ("dot", "conv")
 SCATTER_MODES = ("set", "add", "mul", "min", "max")
 
 ARITHMETIC = ("float", "int", "uint")
-BITWISE = ("int", "uint", "pred")
 FLOAT = ("float",)
-INTEGER = ("int", "uint")
-
-_UNARY_KINDS = {"neg": ARITHMETIC, "abs": ARITHMETIC, "not": BITWISE, "popcnt": INTEGER, "clz": INTEGER}
-_BINARY_KINDS = {
-    **dict.fromkeys(("pow", "atan2"), FLOAT),
-    **dict.fromkeys(("and", "or", "xor"), BITWISE),
-    **dict.fromkeys(("shl", "shr_logical", "shr_arithmetic", "mulhi"), INTEGER),
-}
-_REDUCE_KINDS = {**dict.fromkeys(("add", "mul", "max", "min"), ARITHMETIC), **dict.fromkeys(("and", "or", "xor"), BITWISE)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +40,7 @@ class Call:
         if not condition:
             raise GraphError(f"{self.op}({', '.join(map(str, self.inputs))}) {dict(self.attrs)}: {message}")
 
-    def require_kind(self, dtype: DType, kinds: tuple[str, ...]) -> None:
+    def require_kind(self, dtype: DType, kinds: Collection[str]) -> None:
         """Raise GraphError unless the element type is of one of the kinds."""
         self.require(dtype.kind in kinds, f"is not defined on {dtype}; it takes element types of kind {', '.join(kinds)}")
 
@@ -101,7 +91,7 @@ def _all_equal(call: Call, types: Types) -> None:
 
 def _unary(call: Call) -> Types:
     (x,) = call.inputs
-    call.require_kind(x.dtype, _UNARY_KINDS.get(call.op, FLOAT))
+    call.require_kind(x.dtype, UNARY[call.op].on)
     return (x,)
 
 
@@ -113,13 +103,13 @@ def _is_finite(call: Call) -> Types:
 
 def _binary(call: Call) -> Types:
     _all_equal(call, call.inputs)
-    call.require_kind(call.inputs[0].dtype, _BINARY_KINDS.get(call.op, ARITHMETIC))
+    call.require_kind(call.inputs[0].dtype, BINARY[call.op].on)
     return call.inputs[:1]
 
 
 def _compare(call: Call) -> Types:
     _all_equal(call, call.inputs)
-    call.require(call.attrs["direction"] in COMPARE, f"direction is one of {COMPARE}")
+    call.require(call.attrs["direction"] in COMPARE, f"direction is one of {tuple(COMPARE)}")
     call.require_kind(call.inputs[0].dtype, ARITHMETIC)
     return (TensorType(PRED, call.inputs[0].shape),)
 
@@ -253,15 +243,15 @@ def _reverse(call: Call) -> Types:
 def _reduce(call: Call) -> Types:
     (x,) = call.inputs
     op, axes = call.attrs["op"], call.attrs["axes"]
-    call.require(op in REDUCE, f"op is one of {REDUCE}")
-    call.require_kind(x.dtype, _REDUCE_KINDS[op])
+    call.require(op in REDUCE, f"op is one of {tuple(REDUCE)}")
+    call.require_kind(x.dtype, BINARY[op].on)
     _axes(call, axes, len(x.shape))
     return (TensorType(x.dtype, tuple(n for i, n in enumerate(x.shape) if i not in axes)),)
 
 
 def _cumulative(call: Call) -> Types:
     (x,) = call.inputs
-    call.require(call.attrs["op"] in CUMULATIVE, f"op is one of {CUMULATIVE}")
+    call.require(call.attrs["op"] in CUMULATIVE, f"op is one of {tuple(CUMULATIVE)}")
     call.require_kind(x.dtype, ARITHMETIC)
     _axes(call, (call.attrs["axis"],), len(x.shape))
     return (x,)
@@ -298,11 +288,10 @@ def _dot(call: Call) -> Types:
 
 def _conv(call: Call) -> Types:
     lhs, rhs = _factors(call)
-    labels = ConvLabels.of(call.attrs)
-    problem = labels.problem(lhs.shape, rhs.shape)
-    call.require(not problem, problem)
-    sizes = labels.sizes(lhs.shape, rhs.shape)
-    return (TensorType(F32 if lhs.dtype.is_float else S32, tuple(sizes[x] for x in labels.out)),)
+    result = TensorType(F32 if lhs.dtype.is_float else S32, call.asked_type().shape)
+    wrong = conv_problem(call.attrs["contraction"], lhs.shape, rhs.shape, result.shape)
+    call.require(not wrong, wrong)
+    return (result,)
 
 
 def _take_rows(call: Call) -> Types:
@@ -422,7 +411,7 @@ _ROWS = (
     Op("reduce", 1, ("op", "axes"), _reduce),
     Op("cumulative", 1, ("op", "axis", "reverse"), _cumulative),
     Op("dot", 2, ("lhs_contract", "rhs_contract", "lhs_batch", "rhs_batch", "precision"), _dot),
-    Op("conv", 2, ("lhs", "rhs", "out", "slides", "precision", "bounds"), _conv),
+    Op("conv", 2, ("contraction", "precision"), _conv),
     Op("take_rows", 2, ("fill",), _take_rows),
     Op("scatter_rows", 3, ("mode",), _scatter_rows),
     Op("dynamic_slice", None, ("sizes",), _dynamic_slice),

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tpuflow.errors import GraphError
 from tpuflow.lower.graph.blocking import depth_block
-from tpuflow.lower.graph.conv import product_labels
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE, JOINED, PRODUCTS, infer
+from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.graph.text import node_text
 
 
@@ -147,12 +147,12 @@ def _verify_dot(node: Node) -> None:
 
 def _verify_sums(node: Node, dot: Node, reductions: Sequence[Node]) -> None:
     """Reductions in a dot region: of what has the dot's shape, over all axes that its left operand has; results are there in one step."""
-    labels, shape = product_labels(dot), dot.result.shape
-    axes = tuple(i for i, x in enumerate(labels.out) if x in labels.patch)
+    whole, shape = contraction_of(dot), dot.result.shape
+    axes = tuple(i for i, x in enumerate(whole.out) if x not in whole.columns)
     same = all(n.inputs[0].shape == shape and n.attrs["axes"] == axes for n in reductions)
     _require(same, node, f"all reductions of a dot region are of its shape {shape}, over all axes but its columns: {axes}")
-    sizes = labels.sizes(dot.inputs[0].shape, dot.inputs[1].shape)
-    one = all(length == sizes[x] for x, length in depth_block(labels, sizes).items())
+    sizes = sizes_of(dot)
+    one = all(length == sizes[x] for x, length in depth_block(whole, sizes).items())
     _require(one, node, "the contraction of a product whose results are reduced is one block")
 
 

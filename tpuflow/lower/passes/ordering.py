@@ -24,42 +24,42 @@ class Sizes:
     kept: frozenset[Value]
 
 
-def in_order(nodes: Iterable[Node], reluctant: Mapping[Node, Iterable[Node]] | None = None, sizes: Sizes | None = None) -> list[Node]:
+def in_order(nodes: Iterable[Node], deferred: Mapping[Node, Iterable[Node]] | None = None, sizes: Sizes | None = None) -> list[Node]:
     """Nodes after everything they read, effects in the given order, otherwise as early in the given order as possible.
 
-    `reluctant` names nodes that rather run after certain others; they give way as long as anything else can run. With `sizes`, a node
+    `deferred` names nodes that rather run after certain others; they give way as long as anything else can run. With `sizes`, a node
     that is the last to read as many bytes as it makes runs as soon as it can.
     """
-    queue = _Queue(list(nodes), reluctant or {}, sizes)
+    queue = _Queue(list(nodes), deferred or {}, sizes)
     ordered = list(iter(queue.next, None))
     assert len(ordered) == len(queue.nodes), "a graph has no cycles"
     return ordered
 
 
 class _Queue:
-    """Nodes whose requirements are met, earliest first; the reluctant ones wait apart until what they wait for has run.
+    """Nodes whose requirements are met, earliest first; the deferred ones wait apart until what they wait for has run.
 
-    A node may be in several heaps: in `ready` (or `shy`, as long as it waits), and in `relief` once it relieves memory.
+    A node may be in several heaps: in `ready` (or `later`, as long as it waits), and in `freeing` once it frees memory.
     """
 
-    def __init__(self, nodes: list[Node], reluctant: Mapping[Node, Iterable[Node]], sizes: Sizes | None) -> None:
+    def __init__(self, nodes: list[Node], deferred: Mapping[Node, Iterable[Node]], sizes: Sizes | None) -> None:
         number = {node: i for i, node in enumerate(nodes)}
         self.nodes = nodes
         self.needs = _requirements(nodes)
-        self.wishes: list[set[int]] = [{number[o] for o in reluctant.get(n, ()) if o is not n} for n in nodes]
-        self.followers, self.wished_by = _inverted(self.needs), _inverted(self.wishes)
+        self.awaits: list[set[int]] = [{number[o] for o in deferred.get(n, ()) if o is not n} for n in nodes]
+        self.followers, self.awaited_by = _inverted(self.needs), _inverted(self.awaits)
         self.done = [False] * len(nodes)
         self.memory = None if sizes is None else _Memory(nodes, sizes)
-        self.relief: list[int] = []
+        self.freeing: list[int] = []
         self.ready: list[int] = []
-        self.shy: list[int] = []
+        self.later: list[int] = []
         for i, needs in enumerate(self.needs):
             if not needs:
                 self._offer(i)
 
     def next(self) -> Node | None:
         """The next node to run; None at the end."""
-        for heap in (self.relief, self.ready, self.shy):
+        for heap in (self.freeing, self.ready, self.later):
             while heap:
                 i = heappop(heap)
                 if not self.done[i]:
@@ -71,24 +71,24 @@ class _Queue:
         self.done[i] = True
         if self.memory is not None:
             for j in self.memory.read(i):
-                self._relieve(j)
+                self._offer_freeing(j)
         for j in self.followers[i]:
             self.needs[j].discard(i)
             if not self.needs[j]:
                 self._offer(j)
-        for j in self.wished_by[i]:
-            self.wishes[j].discard(i)
-            if not self.wishes[j] and not self.needs[j] and not self.done[j]:
+        for j in self.awaited_by[i]:
+            self.awaits[j].discard(i)
+            if not self.awaits[j] and not self.needs[j] and not self.done[j]:
                 self._offer(j)
 
     def _offer(self, i: int) -> None:
-        heappush(self.shy if self.wishes[i] else self.ready, i)
-        self._relieve(i)
+        heappush(self.later if self.awaits[i] else self.ready, i)
+        self._offer_freeing(i)
 
-    def _relieve(self, i: int) -> None:
-        able = not self.needs[i] and not self.wishes[i] and not self.done[i]
-        if able and self.memory is not None and self.memory.relieves(i):
-            heappush(self.relief, i)
+    def _offer_freeing(self, i: int) -> None:
+        able = not self.needs[i] and not self.awaits[i] and not self.done[i]
+        if able and self.memory is not None and self.memory.frees(i):
+            heappush(self.freeing, i)
 
 
 class _Memory:
@@ -113,7 +113,7 @@ class _Memory:
             if (origin := root.get(value, value)) in self.readers:
                 self.readers[origin].add(-1)  # nobody's turn ever comes
 
-    def relieves(self, i: int) -> bool:
+    def frees(self, i: int) -> bool:
         """Whether a node is the last to read as many bytes as it makes; what makes next to nothing does always: others wait for it."""
         return sum(self.bytes[v] for v in self.operands[i] if self.readers[v] == {i}) + NOTHING_BYTES >= self.made[i]
 

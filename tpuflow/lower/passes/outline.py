@@ -7,15 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from tpuflow.isa.elementwise import OPERATIONS, TRANSCENDENTAL
 from tpuflow.lower.graph.blocking import ceil_div
-from tpuflow.lower.graph.conv import product_labels
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
+from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.passes.grouping import STRETCHED, Group, Grouping
 from tpuflow.lower.passes.ordering import in_order
 from tpuflow.lower.tiling import MATRIX_EDGE
 
-COSTLY = frozenset(("exp", "expm1", "log", "log1p", "tanh", "sin", "cos", "erf", "cbrt", "pow", "atan2"))
+COSTLY = frozenset(name for name, row in OPERATIONS.items() if row.price == TRANSCENDENTAL)
 COSTLY_WEIGHT = 6
 MAX_REPEATED_WEIGHT = 24
 MAX_REPEATS = 3
@@ -35,10 +36,9 @@ def weight(node: Node) -> int:
 
 def times_read(product: Node, operand: Value) -> int:
     """How often the tiles of a product read all of an operand: the left one for each tile of columns, the right one for each of rows."""
-    labels = product_labels(product)
-    sizes = labels.sizes(*(value.shape for value in product.inputs))
-    sides = [side for side, value in zip((labels.patch, labels.rhs), product.inputs, strict=True) if value is operand]
-    return sum(ceil_div(math.prod(sizes[x] for x in labels.out if x not in side), MATRIX_EDGE) for side in sides)
+    whole, sizes = contraction_of(product), sizes_of(product)
+    others = [labels for labels, value in zip((whole.columns, whole.rows), product.inputs, strict=True) if value is operand]
+    return sum(ceil_div(math.prod(sizes[x] for x in labels), MATRIX_EDGE) for labels in others)
 
 
 def bytes_of(values: Iterable[Value]) -> int:

@@ -187,13 +187,13 @@ class _Maker:
         grown = sum(bytes_of(v.type) for v in longer)
         if grown > sum(bytes_of(v.type) for v in gone) or any(self.outside(v) in self.moving.replaced for v in longer):
             return -1.0
-        return saved - BYTES_AN_OPERATION * (work - self._relief(gone, stored))
+        return saved - BYTES_AN_OPERATION * (work - self._spared(gone, stored))
 
     def _ends_before(self, leaf: Value, i: int) -> bool:
         outside = self.outside(leaf)
         return outside is not None and self.moving.last_read(outside) < i
 
-    def _relief(self, gone: Sequence[Value], stored: Value | None) -> float:
+    def _spared(self, gone: Sequence[Value], stored: Value | None) -> float:
         """The elements that this kernel no longer puts through the vector unit."""
         kept = [own for own, value in self.outer.items() if value not in set(gone)]
         alive = _needed(self.region, kept if stored is None else [*kept, stored])

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tpuflow.lower.graph.blocking import WHOLE_DEPTH
-from tpuflow.lower.graph.conv import product_labels
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
+from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.passes.analysis import depending
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, fits_on_chip, is_kernel
@@ -52,17 +52,16 @@ def _takes_in(product: Node, reduction: Node, worth_bytes: int) -> bool:
     (region,), (inner,) = product.regions, reduction.regions
     dot = next(n for n in region.nodes if n.op in PRODUCTS)
     first = next(n for n in inner.nodes if n.op == "reduce")
-    labels = product_labels(dot)
-    sizes = labels.sizes(dot.inputs[0].shape, dot.inputs[1].shape)
-    columns = tuple(axis for axis, x in enumerate(labels.out) if x not in labels.patch)
-    rows = [x for x in labels.out if x in labels.patch]
+    whole, sizes = contraction_of(dot), sizes_of(dot)
+    columns = tuple(axis for axis, x in enumerate(whole.out) if x in whole.columns)
+    rows = [x for x in whole.out if x not in whole.columns]
     kept = tuple(axis for axis in range(len(dot.result.shape)) if axis not in first.attrs["axes"])
     return (
         first.inputs[0].shape == dot.result.shape
         and kept == columns
-        and rows == sorted(rows, key=lambda x: x not in labels.rhs)
+        and rows == sorted(rows, key=lambda x: x not in whole.rhs)
         and bytes_of(dot.result.type) >= worth_bytes
-        and 0 < math.prod(sizes[x] for x in labels.contracted) <= WHOLE_DEPTH
+        and 0 < math.prod(sizes[x] for x in whole.contracted) <= WHOLE_DEPTH
         and fits_on_chip(v.type for v in {**dict.fromkeys(product.inputs), **dict.fromkeys(reduction.inputs)})
         and all(_enters_whole(inner, own) for own, v in zip(inner.inputs, reduction.inputs, strict=True) if v in product.results)
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tpuflow.lower.graph.conv import ConvLabels
+from tpuflow.isa.contraction import Contraction
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.graph.ops import PRODUCTS
+from tpuflow.lower.graph.products import contraction_of
 from tpuflow.lower.passes.rewriter import Rewriter
 from tpuflow.lower.passes.rules.table import rewrites
 
@@ -78,25 +79,25 @@ def _transpose_of_dot(rw: Rewriter, node: Node) -> Value | None:
     return rw.emit("dot", (rhs, lhs), node.result.type, precision=dot.attrs["precision"], **attrs)
 
 
-def _with_operand(rw: Rewriter, node: Node, at: int, operand: Value, labels: ConvLabels) -> Value:
+def _with_operand(rw: Rewriter, node: Node, at: int, operand: Value, contraction: Contraction) -> Value:
     """The convolution with one operand and its labels replaced."""
     operands = (operand, node.inputs[1]) if at == 0 else (node.inputs[0], operand)
-    return rw.emit("conv", operands, node.result.type, **labels.attrs())
+    return rw.emit("conv", operands, node.result.type, **{**node.attrs, "contraction": contraction})
 
 
 @rewrites("conv")
 def _conv_of_transpose(rw: Rewriter, node: Node) -> Value | None:
     """conv(transpose(x), y) and conv(x, transpose(y)): other labels, if the sum keeps its order."""
-    labels = ConvLabels.of(node.attrs)
-    for at, side in enumerate((labels.lhs, labels.rhs)):
+    whole = contraction_of(node)
+    for at, side in enumerate((whole.lhs, whole.rhs)):
         made = rw.maker(node.inputs[at], "transpose")
         if made is None:
             continue
         permutation = made.attrs["permutation"]
         turned = tuple(side[permutation.index(axis)] for axis in range(len(side)))
-        slides = tuple(replace(s, axis=permutation[s.axis]) for s in labels.slides)
-        moved = replace(labels, lhs=turned, slides=slides) if at == 0 else replace(labels, rhs=turned)
-        if moved.contracted == labels.contracted:
+        sliding = tuple(replace(s, axis=permutation[s.axis]) for s in whole.sliding)
+        moved = replace(whole, lhs=turned, sliding=sliding) if at == 0 else replace(whole, rhs=turned)
+        if moved.contracted == whole.contracted:
             return _with_operand(rw, node, at, made.inputs[0], moved)
     return None
 
@@ -104,18 +105,15 @@ def _conv_of_transpose(rw: Rewriter, node: Node) -> Value | None:
 @rewrites("conv")
 def _conv_of_reverse(rw: Rewriter, node: Node) -> Value | None:
     """conv(x, reverse(w)): the kernel's positions counted from its end, as the gradient of a convolution does."""
-    labels, made = ConvLabels.of(node.attrs), rw.maker(node.inputs[1], "reverse")
+    whole, made = contraction_of(node), rw.maker(node.inputs[1], "reverse")
     if made is None:
         return None
-    turned = {labels.rhs[axis] for axis in made.attrs["axes"]}
-    if not turned <= {s.label for s in labels.slides}:
+    turned = {whole.rhs[axis]: node.inputs[1].shape[axis] for axis in made.attrs["axes"]}
+    if not set(turned) <= {s.label for s in whole.sliding}:
         return None
-    lengths = dict(zip(labels.rhs, node.inputs[1].shape, strict=True))
-    slides = tuple(
-        replace(s, dilation=-s.dilation, low=s.low - (lengths[s.label] - 1) * s.dilation) if s.label in turned else s for s in labels.slides
-    )
-    bounds = tuple(b.from_the_end({x: lengths[x] for x in turned}) for b in labels.bounds)
-    return _with_operand(rw, node, 1, made.inputs[0], replace(labels, slides=slides, bounds=bounds))
+    sliding = tuple(replace(s, dilation=-s.dilation) if s.label in turned else s for s in whole.sliding)
+    bounds = tuple(b.from_the_end(turned) for b in whole.bounds)
+    return _with_operand(rw, node, 1, made.inputs[0], replace(whole, sliding=sliding, bounds=bounds))
 
 
 @rewrites("transpose")
@@ -124,9 +122,9 @@ def _transpose_of_conv(rw: Rewriter, node: Node) -> Value | None:
     conv = rw.maker(node.inputs[0], "conv")
     if conv is None:
         return None
-    labels = ConvLabels.of(conv.attrs)
-    out = tuple(labels.out[p] for p in node.attrs["permutation"])
-    return rw.emit("conv", conv.inputs, node.result.type, **replace(labels, out=out).attrs())
+    whole = contraction_of(conv)
+    turned = replace(whole, out=tuple(whole.out[p] for p in node.attrs["permutation"]))
+    return rw.emit("conv", conv.inputs, node.result.type, **{**conv.attrs, "contraction": turned})
 
 
 @rewrites("transpose")

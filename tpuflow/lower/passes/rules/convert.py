@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tpuflow.dtypes import BF16, F16, F32, S8, S16, S32, U8, U16, U32
-from tpuflow.isa.vector import BINARY, UNARY
+from tpuflow.isa.elementwise import OPERATIONS
 from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.passes.rewriter import Rewriter
 from tpuflow.lower.passes.rules.table import rewrites
@@ -13,7 +13,7 @@ HOLDS = {F16: (F32,), BF16: (F32,), S8: (S16, S32), S16: (S32,), U8: (U16, U32, 
 
 SMALLEST_NORMAL = 2.0**-126  # of f32 and bf16
 
-ROUNDED = (frozenset((*UNARY, *BINARY)) - {"neg", "abs"}) | {"convert"}
+ROUNDED = frozenset(name for name, row in OPERATIONS.items() if row.rounds) | {"convert"}
 """Operations whose float results have one kind of NaN and no subnormals where the type's arithmetic flushes them."""
 
 

@@ -1,0 +1,44 @@
+"""Binding an equation's primitive again, to other operands or with other bodies, as part of the function being traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+
+from tpuflow.jaxprs.compat import Equation, Primitive, bind_params
+
+T = TypeVar("T")
+
+
+def bind_again(equation: Equation, operands: Sequence[Any], **overrides: Any) -> list[Any]:
+    """The equation's primitive applied to other operands, with `overrides` in place of some of its parameters."""
+    return bind_primitive(equation.primitive, operands, {**equation.params, **overrides})
+
+
+def bind_primitive(primitive: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """A primitive applied to operands, always with a list of results; `params` are as an equation has them."""
+    results = primitive.bind(*operands, **bind_params(primitive, params))
+    return list(results) if primitive.multiple_results else [results]
+
+
+def scan_parts(equation: Equation, operands: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
+    """The operands of a `scan`: those that every trip has, carries, and what is taken apart along its first axis."""
+    first = equation.params["num_consts"]
+    last = first + equation.params["num_carry"]
+    return list(operands[:first]), list(operands[first:last]), list(operands[last:])
+
+
+def bind_scan(equation: Equation, body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, stacked: Any) -> tuple[Any, Any]:
+    """The same counted loop around another body: (carries, inputs of a trip) -> (carries, outputs of a trip)."""
+    p = equation.params
+    return jax.lax.scan(body, carry, stacked, length=p["length"], reverse=p["reverse"], unroll=p["unroll"])
+
+
+def bind_shard_map(equation: Equation, function: Callable[..., Any], operands: Sequence[Any], out_specs: Any = None) -> Any:
+    """Another function over the same mesh; `out_specs` if its results are not those of the equation."""
+    p = equation.params
+    specs = {"in_specs": tuple(p["in_specs"]), "out_specs": tuple(p["out_specs"]) if out_specs is None else out_specs}
+    options = {"axis_names": set(p["newly_manual_axes"]), "check_vma": p["check_vma"]}
+    return jax.shard_map(function, mesh=p["mesh"], **specs, **options)(*operands)

@@ -1,0 +1,308 @@
+"""The only file that knows private or versioned JAX names: everything else sees jaxprs through it (JAX 0.10)."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os.path
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import core, debugging, source_info_util
+from jax._src.interpreters import partial_eval
+from jax._src.lax import special
+from jax._src.random import core as random_core
+from jax._src.random import prng
+from jax.core import Tracer
+from jax.experimental import io_callback
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var, jaxpr_as_fun
+from jax.extend.core import JaxprEqn as Equation
+from jax.interpreters import ad, batching, mlir
+
+from tpuflow.errors import UnsupportedPrimitiveError
+
+__all__ = [  # and the functions below
+    "EXPANSIONS",
+    "ClosedJaxpr",
+    "Equation",
+    "Jaxpr",
+    "Literal",
+    "Primitive",
+    "Tracer",
+    "Var",
+    "ad",
+    "batching",
+    "io_callback",
+    "jaxpr_as_fun",
+    "mlir",
+]
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LIBRARIES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
+KEY_IMPLEMENTATION = "threefry2x32"
+_HOST_EFFECTS = (debugging.DebugEffect, debugging.OrderedDebugEffect)
+
+
+# --- types ------------------------------------------------------------------------------------------------------------
+
+
+def is_key(aval: Any) -> bool:
+    """Whether values of this type are random keys (`jax.random.key`)."""
+    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+
+
+def key_words(aval: Any) -> tuple[str, tuple[int, ...]]:
+    """The generator of a type of random keys, and the shape of the u32 words of one key."""
+    return aval.dtype._impl.name, aval.dtype._impl.key_shape
+
+
+def weakened(x: jax.Array) -> jax.Array:
+    """The same array with a weak type."""
+    return jax.lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
+
+
+def key_data(value: Any) -> np.ndarray:
+    """A constant as NumPy data; the words of random keys."""
+    if hasattr(value, "dtype") and is_key(value):
+        value = jax.random.key_data(value)
+    return np.asarray(value)
+
+
+# --- jaxprs -----------------------------------------------------------------------------------------------------------
+
+
+def opened(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
+    """A jaxpr and its constants, whether it was closed or not."""
+    return (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, core.ClosedJaxpr) else (jaxpr, ())
+
+
+def prune(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same jaxpr without equations whose results nobody uses, loops' unused carries included."""
+    used = [True] * len(closed.jaxpr.outvars)
+    kept = [False] * len(closed.consts) + [True] * len(closed.in_avals)
+    jaxpr, used_consts, _ = partial_eval.dce_jaxpr_consts(closed.jaxpr, used, instantiate=kept)
+    return core.ClosedJaxpr(jaxpr, [c for c, keep in zip(closed.consts, used_consts, strict=True) if keep])
+
+
+def axes_of(effects: Iterable[Any]) -> tuple[Any, ...]:
+    """The named axes among the effects of a jaxpr or an equation: those that a `vmap`, `pmap` or `shard_map` around it has bound."""
+    return tuple(e.name for e in effects if isinstance(e, core.NamedAxisEffect))
+
+
+def axes_around() -> Any:
+    """Names and sizes of the axes that are bound where this is called, as something to be looked up by."""
+    return core.get_axis_env()
+
+
+def axis_name(axis_data: Any) -> Any:
+    """The name that a `vmap` gives its axis; None if it has none."""
+    return None if axis_data.name is core.no_axis_name else axis_data.name
+
+
+def calls_host(jaxpr: Any) -> bool:
+    """Whether there is a `jax.debug.print` or `jax.debug.callback` in a jaxpr."""
+    return any(isinstance(e, _HOST_EFFECTS) for e in jaxpr.effects)
+
+
+def host_function(equation: Equation) -> Callable[..., Any] | None:
+    """What a `jax.debug.print` or `jax.debug.callback` does with its arrays, the words of random keys; None for other equations."""
+    if equation.primitive not in HOST_PRIMITIVES:
+        return None
+    return functools.partial(equation.primitive.impl, **equation.params)
+
+
+def bind_params(primitive: Primitive, params: dict[str, Any]) -> dict[str, Any]:
+    """An equation's parameters as binding its primitive takes them: functions where the equation has jaxprs of their rules."""
+    return primitive.get_bind_params(params)
+
+
+# --- operations one by one --------------------------------------------------------------------------------------------
+
+HOST_PRIMITIVES = (debugging.debug_print_p, debugging.debug_callback_p)
+
+
+class _OneByOne(core.Trace):
+    """Hands every operation to `run(primitive, operands, params)`, which gives its results; functions with rules of their own are run."""
+
+    def __init__(self, run: Callable[[Primitive, Sequence[Any], dict[str, Any]], Any]):
+        super().__init__()
+        self._run = run
+
+    def stage_value(self, val: Any) -> Any:
+        return jax.numpy.asarray(val)
+
+    def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
+        with core.eval_context():  # else what runs it would come back here
+            return self._run(primitive, tracers, params)
+
+    def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **_: Any) -> Any:
+        with core.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+    def process_custom_vjp_call(self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **_: Any) -> Any:
+        with core.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+    def process_shard_map(self, primitive: Any, fun: Any, args: Any, **_: Any) -> Any:
+        raise UnsupportedPrimitiveError("shard_map and pmap do not run under jax.disable_jit; leave it, or the map, out.")
+
+
+def operations_go_to(run: Callable[[Primitive, Sequence[Any], dict[str, Any]], Any]) -> AbstractContextManager[Any]:
+    """While it is entered, what JAX functions bind is run by `run`, outside of all tracing, instead of by JAX."""
+    return core.set_current_trace(_OneByOne(run))
+
+
+def is_transforming() -> bool:
+    """Whether a transformation (grad, vmap, jit, make_jaxpr) is under way where this is called."""
+    return not isinstance(core.trace_ctx.trace, core.EvalTrace | _OneByOne)
+
+
+# --- where the user wrote it ------------------------------------------------------------------------------------------
+
+
+source_info_util.register_exclusion(_PACKAGE)
+
+
+@contextmanager
+def in_place_of(equation: Equation) -> Iterator[None]:
+    """Within it, what is traced has the equation's line, name scopes (inside of those here) and settings.
+
+    If JAX has forgotten the line (inside a function that it has traced once for all its calls), that of the call around it is kept.
+    """
+    stack = source_info_util.current_name_stack() + equation.source_info.name_stack
+    traceback = equation.source_info.traceback
+    line = traceback if _user_frame(traceback) else None
+    with source_info_util.user_context(line, name_stack=stack), equation.ctx.manager:
+        yield
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library(filename: str) -> bool:
+    return any(part in filename for part in _LIBRARIES)
+
+
+@functools.lru_cache(maxsize=4096)
+def _user_frame(traceback: Any) -> Any:
+    """The innermost frame outside installed libraries, else one of a library that is neither JAX nor ours, else None."""
+    frames = list(source_info_util.user_frames(traceback))
+    return next((f for f in frames if not _is_library(f.file_name)), frames[0] if frames else None)
+
+
+def source_of(equation: Equation) -> str:
+    """The user's line as "file.py:12 (function)"; empty if unknown."""
+    frame = _user_frame(equation.source_info.traceback)
+    return f"{os.path.basename(frame.file_name)}:{frame.start_line} ({frame.function_name})" if frame else ""
+
+
+def location_of(equation: Equation) -> str:
+    """The user's line with the file's whole path, for error messages; empty if unknown."""
+    frame = _user_frame(equation.source_info.traceback)
+    return f"{frame.file_name}:{frame.start_line} ({frame.function_name})" if frame else ""
+
+
+@dataclass(frozen=True, slots=True)
+class UserLine:
+    """A line of the user's program, with what is written there (empty if it cannot be read)."""
+
+    file: str
+    number: int
+    function: str
+    code: str
+
+    def __str__(self) -> str:
+        return f"{self.function} at {self.file}:{self.number}{f': `{self.code}`' if self.code else ''}"
+
+
+def user_line(error: BaseException) -> UserLine | None:
+    """The innermost line outside of libraries that an error came through on its way to where it was caught."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if source_info_util.is_user_filename(code.co_filename) and not _is_library(code.co_filename):
+            text = linecache.getline(code.co_filename, trace.tb_lineno).strip()
+            found = UserLine(code.co_filename, trace.tb_lineno, code.co_qualname, text)
+        trace = trace.tb_next
+    return found
+
+
+def scope_of(equation: Equation) -> str:
+    """The stack of name scopes: Flax module path, and jvp/transpose marks."""
+    return str(equation.source_info.name_stack)
+
+
+# --- what JAX itself expresses in simpler primitives ------------------------------------------------------------------
+
+
+def _vmapped(function: Callable[..., Any], times: int) -> Callable[..., Any]:
+    return functools.reduce(lambda f, _: jax.vmap(f), range(times), function)
+
+
+def _key_aval(aval: Any) -> Any:
+    return core.physical_aval(aval)
+
+
+def _expand_random_bits(keys: Any, *, bit_width: int, shape: tuple[int, ...]) -> ClosedJaxpr:
+    implementation = keys.dtype._impl
+    bits = _vmapped(lambda k: implementation.random_bits(k, bit_width, shape), keys.ndim)
+    return jax.make_jaxpr(bits)(_key_aval(keys))
+
+
+def _expand_random_split(keys: Any, *, shape: tuple[int, ...]) -> ClosedJaxpr:
+    implementation = keys.dtype._impl
+    return jax.make_jaxpr(_vmapped(lambda k: implementation.split(k, shape), keys.ndim))(_key_aval(keys))
+
+
+def _expand_random_fold_in(keys: Any, data: Any) -> ClosedJaxpr:
+    fold_in = prng.iterated_vmap_binary_bcast(keys.shape, data.shape, keys.dtype._impl.fold_in)
+    return jax.make_jaxpr(fold_in)(_key_aval(keys), data)
+
+
+def _expand_random_seed(seeds: Any, *, impl: Any) -> ClosedJaxpr:
+    return jax.make_jaxpr(_vmapped(impl.seed, seeds.ndim))(seeds)
+
+
+def _expand_random_gamma(keys: Any, a: Any, *, log_space: bool) -> ClosedJaxpr:
+    def draw(words: Any, a: Any) -> Any:
+        return random_core._gamma_impl(jax.random.wrap_key_data(words), a, log_space=log_space, use_vmap=True)
+
+    return jax.make_jaxpr(draw)(_key_aval(keys), a)
+
+
+def _expand_special(function: Callable[..., Any]) -> Callable[..., ClosedJaxpr]:
+    """An expansion of a special function that JAX writes with arithmetic and loops, computed in f32."""
+
+    def expand(*avals: Any, **params: Any) -> ClosedJaxpr:
+        def wide(*args: Any) -> Any:
+            shape = np.broadcast_shapes(*(a.shape for a in args))
+            alike = [jax.numpy.broadcast_to(a, shape).astype(np.float32) for a in args]
+            return function(*alike).astype(avals[-1].dtype)
+
+        return jax.make_jaxpr(wide)(*avals)
+
+    return expand
+
+
+def _with_dtype(function: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.partial(function, dtype=np.dtype(np.float32))
+
+
+EXPANSIONS: dict[str, Callable[..., ClosedJaxpr]] = {
+    "random_bits": _expand_random_bits,
+    "random_split": _expand_random_split,
+    "random_fold_in": _expand_random_fold_in,
+    "random_seed": _expand_random_seed,
+    "random_gamma": _expand_random_gamma,
+    "igamma": _expand_special(_with_dtype(special.igamma_impl)),
+    "igammac": _expand_special(_with_dtype(special.igammac_impl)),
+    "igamma_grad_a": _expand_special(_with_dtype(special.igamma_grad_a_impl)),
+    "random_gamma_grad": _expand_special(_with_dtype(special.random_gamma_grad_impl)),
+    "regularized_incomplete_beta": _expand_special(_with_dtype(special.regularized_incomplete_beta_impl)),
+    "bessel_i0e": _expand_special(special.bessel_i0e_impl),
+}
+"""Primitives that JAX's own code writes in terms of others: primitive -> function of the operand types and parameters -> jaxpr.
+
+Traced, never run: the random bits are JAX's by construction."""

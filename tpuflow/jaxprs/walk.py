@@ -1,0 +1,45 @@
+"""The one walk over a jaxpr: equation by equation, over whatever stands for its values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
+
+from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr, Literal, in_place_of, opened
+
+T = TypeVar("T")
+
+
+def walk(
+    jaxpr: ClosedJaxpr | Jaxpr,
+    operands: Sequence[T],
+    step: Callable[[Equation, list[T]], Sequence[T]],
+    constant: Callable[[Any, Any], T],
+    around: Callable[[Equation], AbstractContextManager[Any]] = in_place_of,
+) -> list[T]:
+    """What stands for the results of a jaxpr, given what stands for its inputs.
+
+    step: the results of an equation with these operands. constant: what stands for a literal, or the variable of a captured array, that
+    has a value. around: where both are called for an equation; else as if it were traced there.
+    """
+    inner, consts = opened(jaxpr)
+    env: dict[Any, T] = dict(zip(inner.invars, operands, strict=True))
+    env.update((v, constant(v, value)) for v, value in zip(inner.constvars, consts, strict=True))
+
+    def read(atom: Any) -> T:
+        return constant(atom, atom.val) if isinstance(atom, Literal) else env[atom]
+
+    for equation in inner.eqns:
+        with around(equation):
+            results = step(equation, [read(v) for v in equation.invars])
+        env.update(zip(equation.outvars, results, strict=True))
+    return [read(v) for v in inner.outvars]
+
+
+def array_of(atom: Any, value: Any) -> Any:
+    """The value of a literal, or of a captured array's variable, as an array of the type that the jaxpr gives it."""
+    dtype = atom.aval.dtype  # a literal's own may be wider
+    return value if hasattr(value, "dtype") and not isinstance(atom, Literal) else jnp.asarray(value, dtype)

@@ -1,0 +1,113 @@
+"""What to do instead of a primitive that has no rule: one row a family of primitives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Primitives that have no rule for one reason, and what works in their place."""
+
+    what: str
+    instead: str
+    primitives: tuple[str, ...]
+
+
+ELSEWHERE = "compute it outside of the step, with plain jax.jit, and pass the result in as an argument or with the batch"
+
+FAMILIES = (
+    Family(
+        "a matrix decomposition or a linear solver",
+        "use iterations of matrix products: Newton-Schulz for orthogonal matrices and inverses (as optax.contrib.muon does), power "
+        f"iteration for norms (as flax.linen.SpectralNorm), gradient steps for linear systems; or {ELSEWHERE}",
+        (
+            "cholesky", "cholesky_update", "custom_linear_solve", "eig", "eigh", "geqp3", "geqrf", "hessenberg", "householder_product",
+            "lu", "lu_pivots_to_permutation", "ormqr", "qr", "schur", "spsolve", "svd", "symmetric_product", "triangular_solve",
+            "tridiagonal", "tridiagonal_solve",
+        ),
+    ),
+    Family(
+        "a Fourier transform",
+        f"multiply by a matrix of cosines and one of sines; or {ELSEWHERE}",
+        ("fft",),
+    ),
+    Family(
+        "arithmetic of complex numbers",
+        "carry the real and the imaginary part as two float32 arrays",
+        ("complex", "conj", "imag", "real"),
+    ),
+    Family(
+        "a call of the host in the middle of a step, which the device does not wait for",
+        "do it before the step and pass the result in with the batch, or return what the host needs from the step (a tpuflow.Callback "
+        "sees the figures of every step)",
+        ("ffi_call", "inspect_sharding", "io_callback", "pure_callback"),
+    ),
+    Family(
+        "a check at run time",
+        "take it out of the step with jax.experimental.checkify.checkify, or leave it out",
+        ("check", "shape_assertion"),
+    ),
+    Family(
+        "a random number generator other than threefry",
+        "draw with jax.random from jax.random.key(seed), whose default is threefry2x32",
+        ("philox2x32", "philox4x32", "rng_bit_generator", "rng_uniform", "threefry4x32"),
+    ),
+    Family(
+        "a kernel written for another device",
+        "use the same function written with jax.numpy (for attention: jax.nn.dot_product_attention with implementation='xla')",
+        (
+            "call_exported", "core_map", "cudnn_fusion", "custom_partitioning", "delay", "dot_product_attention_bwd_wrapper",
+            "dot_product_attention_fp8_bwd_wrapper", "dot_product_attention_fp8_fwd_wrapper", "dot_product_attention_fwd_wrapper",
+            "masked_load", "masked_swap", "mpmd_map", "num_programs", "pallas_call", "program_id", "run_scoped", "scaled_dot",
+            "scaled_matmul", "scaled_matmul_wrapper", "semaphore_read", "semaphore_signal", "semaphore_wait", "unreachable",
+            "with_memory_space_constraint",
+        ),
+    ),
+    Family(
+        "communication between devices, of which there is one",
+        "compute on the whole array; for several examples at a time, use jax.vmap",
+        (
+            "all_gather_reduced",
+            "precv", "preduced", "psend", "ragged_all_to_all",
+            "unreduced_psum", "unreduced_reduce_scatter",
+        ),
+    ),
+    Family(
+        "an array that is changed in place",
+        "return the new array: x = x.at[i].set(y)",
+        (
+            "accum_grad_in_ref", "addupdate", "box_get", "box_set", "empty_ref", "free_ref", "freeze", "get", "get_global", "log_extend",
+            "log_read", "new_box", "new_log", "new_ref", "pin", "run_state", "swap", "unpin",
+        ),
+    ),
+    Family(
+        "arithmetic of sparse arrays",
+        "make them dense before the step (x.todense()), or select rows with jnp.take",
+        (
+            "bcoo_dot_general", "bcoo_dot_general_sampled", "bcoo_extract", "bcoo_fromdense", "bcoo_sort_indices", "bcoo_spdot_general",
+            "bcoo_sum_duplicates", "bcoo_todense", "bcoo_transpose", "bcsr_dot_general", "bcsr_extract", "bcsr_fromdense", "bcsr_todense",
+            "coo_fromdense", "coo_matmat", "coo_matvec", "coo_spmm", "coo_spmv", "coo_todense", "csr_fromdense", "csr_matmat", "csr_matvec",
+            "csr_spmm", "csr_spmv", "csr_todense", "todense",
+        ),
+    ),
+    Family(
+        "a product of groups of rows whose lengths the data say",
+        "multiply all rows by every group's matrix and choose with jnp.where, or give all groups one length and use jnp.einsum",
+        ("ragged_dot_general",),
+    ),
+    Family(
+        "a shape that is not known when the step is compiled",
+        "give every axis a number; what is compiled is compiled once for each shape",
+        ("dim_as_value", "dimension_size"),
+    ),
+)  # fmt: skip
+_FAMILY_OF = {primitive: family for family in FAMILIES for primitive in family.primitives}
+
+
+def advice(primitive: str) -> str:
+    """What a primitive without a rule is and what to do instead, in a sentence or two."""
+    family = _FAMILY_OF.get(primitive)
+    if family is None:
+        return f"Write it with other functions of jax.numpy, {ELSEWHERE}, or add a rule to tpuflow/lower/importers/jaxpr/rules/."
+    return f"It is {family.what}. Instead, {family.instead}."

@@ -1,0 +1,162 @@
+"""The walk over a jaxpr: every equation goes to its rule, with the user's source line and scope on every node made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import jax
+
+from tpuflow.dtypes import S32
+from tpuflow.errors import GraphError, UnsupportedDtypeError, UnsupportedPrimitiveError
+from tpuflow.isa.calls import Call, HostCall
+from tpuflow.jaxprs import compat
+from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr
+from tpuflow.jaxprs.walk import walk
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import Graph, TensorType, Value
+from tpuflow.lower.importers.jaxpr.advice import advice
+from tpuflow.lower.importers.jaxpr.registry import RULES, Rule
+from tpuflow.lower.importers.jaxpr.types import type_of
+from tpuflow.lower.operations.forms import UnsupportedForm
+
+
+def lower_jaxpr(closed_jaxpr: ClosedJaxpr, name: str, *, input_names: Sequence[str] = (), output_names: Sequence[str] = ()) -> Graph:
+    """The graph of a closed jaxpr, which calls nothing on the host; see `lower_with_calls`."""
+    graph, calls = lower_with_calls(closed_jaxpr, name, input_names=input_names, output_names=output_names)
+    assert not calls
+    return graph
+
+
+def lower_with_calls(
+    closed_jaxpr: ClosedJaxpr, name: str, *, input_names: Sequence[str] = (), output_names: Sequence[str] = ()
+) -> tuple[Graph, tuple[Call, ...]]:
+    """The graph of a closed jaxpr: one input per jaxpr input, one output per jaxpr output, random keys as u32[..., 2]; and the calls that
+    it makes on the host, whose arrays it sends to the first outfeed ports.
+
+    Raises:
+      UnsupportedPrimitiveError: a primitive, or a form of one, has no rule, or is over a named axis that is bound outside of the jaxpr.
+      UnsupportedDtypeError: a value has a type that the device does not have.
+    """
+    named = tuple(input_names) or tuple(f"argument {i}" for i in range(len(closed_jaxpr.in_avals)))
+    types = [type_of(aval, where) for aval, where in zip(closed_jaxpr.in_avals, named, strict=True)]
+    check_axes(closed_jaxpr, name)
+    b = Builder(name, types, input_names)
+    pruned = compat.prune(closed_jaxpr)
+    outputs = inline(b, pruned, b.inputs)
+    for port, value in enumerate(v for _, values in b.calls for v in values):
+        b.outfeed(port, value)
+    return b.finish(outputs, output_names), tuple(call for call, _ in b.calls)
+
+
+def check_axes(closed_jaxpr: ClosedJaxpr, name: str) -> None:
+    """That no named axis comes from outside of what is lowered: how many devices it has would not be known.
+
+    Raises:
+      UnsupportedPrimitiveError: one does.
+    """
+    for equation in closed_jaxpr.jaxpr.eqns:
+        if axes := compat.axes_of(equation.effects):
+            raise UnsupportedPrimitiveError(
+                f"{compat.location_of(equation) or 'unknown source line'}: {equation.primitive.name!r} in {name!r} is over the axes "
+                f"{axes} of a vmap, pmap or shard_map around the call to the device. Put that inside: tpuflow.jit(jax.pmap(step, "
+                f"axis_name=...)) instead of jax.pmap(tpuflow.jit(step), axis_name=...)."
+            )
+
+
+def inline(b: Builder, jaxpr: ClosedJaxpr | Jaxpr, operands: Sequence[Value]) -> tuple[Value, ...]:
+    """Append a jaxpr's equations to the builder with `operands` as its inputs; the values of its outputs."""
+    return tuple(walk(jaxpr, operands, partial(_lower, b), partial(_constant, b), partial(_at, b)))
+
+
+@contextmanager
+def _at(b: Builder, equation: Equation) -> Iterator[None]:
+    """Nodes made within have the equation's line and scope; its results are of types that the device has."""
+    where = _location(b, equation)
+    for v in equation.outvars:
+        type_of(v.aval, f"{where}, in {equation.primitive.name}")
+    scope = "/".join(filter(None, (b.scope, compat.scope_of(equation))))
+    with b.at(compat.source_of(equation) or b.source, scope):
+        yield
+
+
+def _constant(b: Builder, atom: Any, value: Any) -> Value:
+    """A literal or captured array, which may be wider than the type JAX gives it."""
+    return b.constant(compat.key_data(value).astype(type_of(atom.aval, b.source).dtype.numpy))
+
+
+def _lower(b: Builder, equation: Equation, operands: list[Value]) -> tuple[Value, ...]:
+    """Run the equation's rule and hold its results against the types JAX gave them."""
+    where = _location(b, equation)
+    try:
+        results = _apply(b, equation, operands)
+    except UnsupportedForm as error:
+        raise UnsupportedPrimitiveError(f"{where}: {_described(equation)}: {error}") from error
+    except (UnsupportedPrimitiveError, UnsupportedDtypeError) as error:
+        source = compat.source_of(equation)
+        if source and str(error).startswith(source):  # from inside of a cached jit, which knows this line without the file's path
+            error.args = (f"{where}{str(error).removeprefix(source)}",)
+        raise
+    except Exception as error:
+        error.add_note(f"while lowering {_described(equation)} at {where}")
+        raise
+    expected = tuple(type_of(v.aval) for v in equation.outvars)
+    found = tuple(v.type for v in results)
+    if found != expected:
+        raise GraphError(f"{where}: the rule of {_described(equation)} made {_listed(found)} instead of {_listed(expected)}")
+    return results
+
+
+def _location(b: Builder, equation: Equation) -> str:
+    """The equation's own line; if JAX has forgotten it (inside a cached jit), that of the call around it."""
+    return compat.location_of(equation) or b.source or "unknown source line"
+
+
+def _apply(b: Builder, equation: Equation, operands: list[Value]) -> tuple[Value, ...]:
+    name = equation.primitive.name
+    if (expand := compat.EXPANSIONS.get(name)) is not None:
+        with jax.disable_jit(False):  # loops stay loops
+            expanded = expand(*(v.aval for v in equation.invars), **equation.params)
+        return inline(b, expanded, operands)
+    if (function := compat.host_function(equation)) is not None:
+        call = HostCall(function, len(operands), _location(b, equation))
+        b.calls.append((call, tuple(operands) or (b.scalar(0, S32),)))
+        return ()
+    rule = RULES.get(name)
+    if rule is None:
+        raise UnsupportedPrimitiveError(
+            f"{_location(b, equation)}: no lowering rule for jaxpr primitive {_described(equation)}. {advice(name)}"
+        )
+    if rule.keys or not any(compat.is_key(v.aval) for v in (*equation.invars, *equation.outvars)):
+        return rule(b, *operands, params=equation.params)
+    return _apply_to_words(b, rule, equation, operands)
+
+
+def _apply_to_words(b: Builder, rule: Rule, equation: Equation, operands: list[Value]) -> tuple[Value, ...]:
+    """A rule that moves elements, on keys: once for each word of the keys, the results put together again."""
+    is_key = [compat.is_key(v.aval) for v in equation.invars]
+    if not all(compat.is_key(v.aval) for v in equation.outvars):
+        raise UnsupportedForm("random keys can be moved and selected here, not computed with")
+    words = operands[is_key.index(True)].shape[-1]
+    results = [
+        rule(b, *(_word(b, x, i) if key else x for x, key in zip(operands, is_key, strict=True)), params=equation.params)
+        for i in range(words)
+    ]
+    stacked = ([b.reshape(x, (*x.shape, 1)) for x in parts] for parts in zip(*results, strict=True))
+    return tuple(b.concatenate(parts, len(parts[0].shape) - 1) for parts in stacked)
+
+
+def _word(b: Builder, keys: Value, i: int) -> Value:
+    axis = len(keys.shape) - 1
+    return b.reshape(b.slice_axis(keys, axis, i, i + 1), keys.shape[:-1])
+
+
+def _described(equation: Equation) -> str:
+    operands = ", ".join(v.aval.str_short() for v in equation.invars)
+    return f"{equation.primitive.name!r} on ({operands})"
+
+
+def _listed(types: Sequence[TensorType]) -> str:
+    return f"({', '.join(map(str, types))})"

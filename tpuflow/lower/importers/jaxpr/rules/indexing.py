@@ -1,0 +1,48 @@
+"""Rules of gather and scatter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import Value
+from tpuflow.lower.importers.jaxpr.registry import bound, enter, lowers
+from tpuflow.lower.operations.forms import UnsupportedForm
+from tpuflow.lower.operations.gather import gather
+from tpuflow.lower.operations.rows import SliceAxes
+from tpuflow.lower.operations.scatter import scatter
+from tpuflow.lower.operations.window import Sizes
+
+_SCATTERS = {"scatter": "set", "scatter-add": "add", "scatter-sub": "add", "scatter-mul": "mul", "scatter-min": "min", "scatter-max": "max"}
+
+
+@lowers("gather")
+def _gather(b: Builder, operand: Value, indices: Value, *, dimension_numbers: Any, slice_sizes: Sizes, mode: Any, fill_value: Any) -> Value:
+    """Promised in range means clipped, as XLA has it."""
+    _require_no_one_hot(mode, "fill")
+    d = dimension_numbers
+    batching = d.operand_batching_dims, d.start_indices_batching_dims
+    axes = SliceAxes(d.offset_dims, d.collapsed_slice_dims, d.start_index_map, *batching)
+    fill = 0 if fill_value is None else fill_value.item() if hasattr(fill_value, "item") else fill_value
+    return gather(b, operand, indices, axes, slice_sizes, fill if mode.name == "FILL_OR_DROP" else None)
+
+
+def _scatter(
+    b: Builder, primitive: str, operand: Value, indices: Value, updates: Value, *, dimension_numbers: Any, mode: Any, update_jaxpr: Any
+) -> Value:
+    _require_no_one_hot(mode, "drop")
+    if primitive == "scatter" and update_jaxpr is not None and update_jaxpr.eqns:
+        raise UnsupportedForm("x.at[...].apply(f) with repeated indices; write x.at[...].set(f(x[...]))")
+    d = dimension_numbers
+    batching = d.operand_batching_dims, d.scatter_indices_batching_dims
+    axes = SliceAxes(d.update_window_dims, d.inserted_window_dims, d.scatter_dims_to_operand_dims, *batching)
+    changes = b.neg(updates) if primitive == "scatter-sub" else updates
+    return scatter(b, operand, indices, changes, axes, _SCATTERS[primitive], clip=mode.name == "CLIP")
+
+
+enter({primitive: bound(_scatter, primitive) for primitive in _SCATTERS})
+
+
+def _require_no_one_hot(mode: Any, other: str) -> None:
+    if mode.name == "ONE_HOT":
+        raise UnsupportedForm(f"mode='one_hot'; use 'clip' or {other!r}")

@@ -1,0 +1,68 @@
+"""Rules of primitives that make, move, cut and join arrays, and of those that change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tpuflow.dtypes import from_numpy as dtype_of
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import TensorType, Value
+from tpuflow.lower.importers.jaxpr.registry import enter, lowers
+from tpuflow.lower.operations import movement
+
+enter({
+    "broadcast_in_dim": movement.broadcast_in_dim, "split": movement.split, "unstack": movement.unstack, "stack": movement.stack,
+    "tile": movement.tile, "dynamic_slice": movement.dynamic_slice, "dynamic_update_slice": movement.dynamic_update_slice,
+})  # fmt: skip
+enter({"transpose": Builder.transpose}, permutation="permutation")
+enter({"slice": Builder.slice}, start_indices="start", limit_indices="limit", strides="stride")
+
+
+@lowers(
+    "copy", "stop_gradient", "device_put", "sharding_constraint", "layout_constraint", "reshard",
+    "name", "pvary", "stage", "random_clone", "multiple_of", keys=True,
+)  # fmt: skip
+def _identity(b: Builder, *operands: Value) -> tuple[Value, ...]:
+    return operands
+
+
+@lowers("tie", keys=True)
+def _tie(b: Builder, _: Value, y: Value) -> Value:
+    return y
+
+
+@lowers("reshape")
+def _reshape(b: Builder, x: Value, *, new_sizes: Sequence[int], dimensions: Sequence[int] | None) -> Value:
+    return b.reshape(b.transpose(x, dimensions) if dimensions else x, new_sizes)
+
+
+@lowers("squeeze")
+def _squeeze(b: Builder, x: Value, *, dimensions: Sequence[int]) -> Value:
+    return b.reshape(x, [n for i, n in enumerate(x.shape) if i not in dimensions])
+
+
+@lowers("rev")
+def _rev(b: Builder, x: Value, *, dimensions: Sequence[int]) -> Value:
+    return b.reverse(x, [d for d in dimensions if x.shape[d] > 1])
+
+
+@lowers("concatenate")
+def _concatenate(b: Builder, *parts: Value, dimension: int) -> Value:
+    return b.concatenate(parts, dimension)
+
+
+@lowers("pad")
+def _pad(b: Builder, x: Value, value: Value, *, padding_config: Sequence[tuple[int, int, int]]) -> Value:
+    low, high, interior = zip(*(map(int, row) for row in padding_config), strict=True) if padding_config else ((), (), ())
+    return b.pad(x, value, low, high, interior)
+
+
+@lowers("iota")
+def _iota(b: Builder, *, dtype: Any, shape: Sequence[int], dimension: int) -> Value:
+    return movement.iota(b, dtype_of(dtype), shape, dimension)
+
+
+@lowers("empty", "empty2")
+def _empty(b: Builder, *, dtype: Any, shape: Sequence[int] = ()) -> Value:
+    return b.full(TensorType(dtype_of(dtype), tuple(shape)), 0)

@@ -1,0 +1,45 @@
+"""Random bits: threefry in vector operations, its bits exactly JAX's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tpuflow.dtypes import U32
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import TensorType, Value
+from tpuflow.lower.operations.elementwise import aligned
+from tpuflow.lower.operations.forms import UnsupportedForm
+
+# Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), section 3.2: threefry-2x32, 20 rounds.
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = 0x1BD11BDA
+
+
+def threefry2x32(b: Builder, key0: Value, key1: Value, x0: Value, x1: Value) -> tuple[Value, Value]:
+    """Two words of random bits, u32, for each pair of counters x0, x1 under the two words of a key."""
+    key0, key1, x0, x1 = aligned(b, key0, key1, x0, x1)
+    keys = (key0, key1, b.xor(b.xor(key0, key1), _PARITY))
+    x0, x1 = b.add(x0, keys[0]), b.add(x1, keys[1])
+    for i in range(5):
+        for amount in _ROTATIONS[i % 2]:
+            x0 = b.add(x0, x1)
+            x1 = b.xor(x0, _rotated_left(b, x1, amount))
+        x0, x1 = b.add(x0, keys[(i + 1) % 3]), b.add(b.add(x1, keys[(i + 2) % 3]), i + 1)
+    return x0, x1
+
+
+def _rotated_left(b: Builder, x: Value, amount: int) -> Value:
+    return b.or_(b.shl(x, amount), b.shr_logical(x, 32 - amount))
+
+
+def iota_2x32(b: Builder, *, shape: Sequence[int]) -> tuple[Value, Value]:
+    """The row-major position of every element as a high and a low word."""
+    if math.prod(shape) > 1 << 32:
+        raise UnsupportedForm("more than 2^32 random words at once")
+    whole = TensorType(U32, tuple(shape))
+    low = b.full(whole, 0)
+    for axis, size in enumerate(shape):
+        if size > 1:
+            low = b.add(low, b.mul(b.iota(whole, axis), math.prod(shape[axis + 1 :])))
+    return b.full(whole, 0), low

@@ -1,0 +1,31 @@
+"""Sorting, and the largest elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tpuflow.dtypes import PRED, S32, U8
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import Value
+from tpuflow.lower.operations.elementwise import ordered_bits
+from tpuflow.lower.operations.movement import iota
+
+
+def sort(b: Builder, operands: Sequence[Value], axis: int, keys: int = 1) -> tuple[Value, ...]:
+    """Operands sorted together by the first `keys` of them, stable and ascending, NaN last; truth values as bytes."""
+    as_numbers = [b.convert(x, U8) if x.dtype == PRED else x for x in operands]
+    done = b.sort(as_numbers, axis, keys)
+    return tuple(b.convert(y, x.dtype) for x, y in zip(operands, done, strict=True))
+
+
+def top_k(b: Builder, x: Value, *, k: int, axis: int) -> tuple[Value, Value]:
+    """The k largest, largest first, and their places; of equal ones the first comes first, NaN counts as largest."""
+    axis %= len(x.shape)
+    place = iota(b, S32, x.shape, axis)
+    _, values, places = b.sort((_descending_key(b, x), x, place), axis, 1)
+    return b.slice_axis(values, axis, 0, k), b.slice_axis(places, axis, 0, k)
+
+
+def _descending_key(b: Builder, x: Value) -> Value:
+    """An integer that grows as x falls."""
+    return b.not_(ordered_bits(b, x) if x.dtype.is_float else x)
