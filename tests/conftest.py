@@ -34,6 +34,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TPUFLOW_DATA"] = str(shared)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that hold slow tests come first: at the end of a parallel run no process works alone on a long one."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def fashion_mnist() -> data.ImageData:
     """The whole of Fashion-MNIST. Without it the test fails: parity with the documented logs cannot be shown on other data."""

@@ -29,7 +29,7 @@ from train.yolov5 import EMA
 pytestmark = pytest.mark.slow
 pytest.importorskip("cv2", reason="pip install 'tpuflow[detection]'")
 
-EPOCHS = 12
+EPOCHS = 4
 TORCH_STEPS = 4
 """Each an update: with two pictures at 64 pixels, normalisations of few numbers magnify what is rounded."""
 WRITTEN = {
@@ -42,7 +42,7 @@ def test_a_training_that_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
     from tests.detection_sets import write_set
 
     data = write_set(tmp_path / "set", 5)
-    (tmp_path / "narrow.yaml").write_text(yaml.safe_dump(cfg(width_multiple=0.125)))
+    (tmp_path / "narrow.yaml").write_text(yaml.safe_dump(cfg(depth_multiple=1 / 9, width_multiple=0.125)))
     given = ["yolov5", "--data", str(data), "--cfg", str(tmp_path / "narrow.yaml"), "--img", "64", "--batch-size", "2", "--epochs"]
     given += [str(EPOCHS), "--policy", "mixed", "--freeze", "2", "--project", str(tmp_path), "--no-progress"]
     kept = {"JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
