@@ -404,10 +404,10 @@ def test_numpy_and_xla_multiply_matrices_alike(dtype: DType):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("terms", (2, 7, 128, 257, 512, 1024))  # blocks of contractions are that long at most, but for some kernels
+@pytest.mark.parametrize("terms", (2, 7, 128, 257, 1024))  # blocks of contractions are that long at most, but for some kernels
 def test_numpy_and_xla_multiply_matrices_of_every_size_alike(terms: int):
     """Lengths around those from which XLA:CPU multiplies by other code: a vector, few rows, whole registers and one more."""
-    sizes = (1, 2, 3, 4, 7, 8, 9, 64, 512)
+    sizes = (1, 2, 3, 8, 9, 64, 512)
     for m in sizes:
         products = tuple(Product((m, terms), (terms, n)) for n in sizes if m * n * terms <= 1 << 26)
         _check_products(products, F32, range(3 * m, 3 * m + 1))

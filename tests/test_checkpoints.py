@@ -217,6 +217,19 @@ def test_the_newest_are_kept_and_the_best_beside_them(tmp_path):
     assert read.progress["callbacks"]["ModelCheckpoint"]["best"] == min(losses)
 
 
+def test_a_training_killed_between_the_best_checkpoint_and_the_link_to_it_sets_the_link_when_it_goes_on(tmp_path):
+    directory = tmp_path / "run"
+
+    def saver():
+        return tpuflow.ModelCheckpoint(directory, best="avg_loss", mode="max")  # the first, of weights that are not yet trained
+
+    fit(epochs=1, callbacks=[saver()], eval_data=blobs())
+    (directory / "best").unlink()
+    result = fit(epochs=3, callbacks=[saver()], eval_data=blobs(), resume=directory)
+    losses = [epoch["avg_loss"] for epoch in result.history]
+    assert losses[0] == max(losses) and os.readlink(directory / "best") == "step_00000003"
+
+
 def test_early_stopping_goes_on_counting_after_a_resumption(tmp_path):
     def stopping():
         return tpuflow.EarlyStopping("avg_loss", patience=3, min_delta=100.0)

@@ -90,9 +90,10 @@ def arguments(folder: Path, pictures: Path, out: Path, *others: str) -> list[str
 
 @pytest.fixture(scope="module")
 def trained(folder: Path, pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output folder of four updates."""
+    """The output folder of four updates, with pictures of prompts drawn on the way."""
     out = tmp_path_factory.mktemp("out") / "run"
-    assert main(arguments(folder, pictures, out, "--checkpoints_total_limit", "1")) == 0
+    drawn = ("--validation_prompts", "the cat", "a dog", "--validation_epochs", "1")
+    assert main(arguments(folder, pictures, out, "--checkpoints_total_limit", "1", *drawn)) == 0
     return out
 
 
@@ -181,7 +182,7 @@ def test_the_average_decays_as_diffusers_does(torch: ModuleType, diffusers: Modu
 def test_the_output_folder_holds_the_pipeline_its_results_and_the_newest_checkpoint(folder: Path, trained: Path) -> None:
     assert {path.name for path in trained.iterdir() if not path.name.startswith(".")} == {
         "model_index.json", "unet", "vae", "text_encoder", "tokenizer", "scheduler", "trainer_state.json", "train_results.json",
-        "all_results.json", "checkpoint-4", "checkpoints",
+        "all_results.json", "checkpoint-4", "checkpoints", "validation-1.png", "validation-3.png",
     }  # fmt: skip
     before, after, last = (unet_of(place) for place in (folder / "unet", trained / "unet", trained / "checkpoint-4" / "unet"))
     assert same(after, unet_of(trained / "checkpoint-4" / "unet_ema"))
@@ -303,12 +304,8 @@ def test_accumulation_of_four_is_a_batch_of_four_and_gradient_checkpointing_chan
     assert np.mean(parts.losses) == pytest.approx(np.mean(whole.losses), rel=1e-6)
 
 
-@pytest.mark.slow
-def test_pictures_of_prompts_are_drawn_on_the_way(folder: Path, pictures: Path, tmp_path: Path) -> None:
-    given = arguments(folder, pictures, tmp_path / "run", "--validation_prompts", "the cat", "a dog", "--validation_epochs", "1")
-    assert main(given) == 0
-    assert sorted(path.name for path in (tmp_path / "run").glob("*.png")) == ["validation-1.png", "validation-3.png"]
-    one, other = (np.asarray(Image.open(tmp_path / "run" / f"validation-{number}.png")) for number in (1, 3))
+def test_pictures_of_prompts_are_drawn_on_the_way_and_change_nothing_else(trained: Path) -> None:
+    one, other = (np.asarray(Image.open(trained / f"validation-{number}.png")) for number in (1, 3))
     assert one.shape == (SIDE, 2 * SIDE, 3) and not np.array_equal(one, other)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -75,23 +74,32 @@ class EpochLines(tpuflow.Callback):
 
 class WeightFiles(tpuflow.Callback):
     """After each checkpoint, the averaged weights in weights/last, and in weights/best if it is the best; every `period` epochs in a file
-    of the epoch's own."""
+    of the epoch's own. A resumed training writes first what an earlier one, killed behind its checkpoint, had no time to write."""
 
     def __init__(self, folder: Path, saver: tpuflow.ModelCheckpoint, config: Config, like: Any, period: int):
         self._folder, self._saver, self._config, self._like, self._period = folder / WEIGHTS, saver, config, like, period
         self._written: Path | None = None
 
+    def on_train_begin(self, run: tpuflow.Run) -> None:
+        """Write what is of the checkpoint that the training goes on from."""
+        self._write(run)
+
     def on_checkpoint(self, run: tpuflow.Run) -> None:
         """Write what is new."""
+        self._write(run)
+
+    def _write(self, run: tpuflow.Run) -> None:
         newest = self._saver.last
         if newest is None or newest == self._written:
             return
         self._folder.mkdir(exist_ok=True)
-        last = self._folder / f"last{KIND}"
-        save_network(last, self._config, tpuflow.load_params(newest, self._like, average=True))
-        best = self._saver.directory / "best"
-        if best.exists() and best.resolve() == newest.resolve():
-            shutil.copyfile(last, self._folder / f"best{KIND}")
-        if self._period > 0 and run.epoch % self._period == 0 and not run.finished:
-            shutil.copyfile(last, self._folder / f"epoch{run.epoch}{KIND}")
+        epoch, best = len(run.history) - 1, self._saver.directory / "best"
+        wanted = {
+            "last": True,
+            "best": best.exists() and best.resolve() == newest.resolve(),
+            f"epoch{epoch}": self._period > 0 and epoch % self._period == 0 and not run.finished,
+        }
+        weights = tpuflow.load_params(newest, self._like, average=True)
+        for name in (name for name, due in wanted.items() if due):
+            save_network(self._folder / f"{name}{KIND}", self._config, weights)
         self._written = newest

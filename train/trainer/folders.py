@@ -27,11 +27,16 @@ class ModelFolders(tpuflow.Callback):
         self._last: Path | None = None
 
     def on_train_begin(self, run: tpuflow.Run) -> None:
-        """What is there already was written by an earlier run."""
-        self._last = self._checkpoints.last
+        """What is there already was written by an earlier run, unless that was killed behind its checkpoint."""
+        if folder_of(self._options, run.steps // self._options.gradient_accumulation_steps).exists():
+            self._last = self._checkpoints.last
+        self._write_newest(run)
 
     def on_checkpoint(self, run: tpuflow.Run) -> None:
         """Write it if there is a new checkpoint; forget the oldest."""
+        self._write_newest(run)
+
+    def _write_newest(self, run: tpuflow.Run) -> None:
         saved, accumulate = self._checkpoints.last, self._options.gradient_accumulation_steps
         if saved is None or saved == self._last or run.steps % accumulate:
             return

@@ -63,6 +63,8 @@ class ModelCheckpoint(Callback):
             self._best.check(run)
         run.claim(self.directory)
         self._saved = self._found(run)
+        if self._best_step == self._saved is not None and orbax_files().pointed(self.directory) != self._saved:
+            orbax_files().point(self.directory, self._saved)  # an earlier run was killed between the two
 
     def on_epoch_end(self, run: Run) -> None:
         self._due |= self._every_epochs is not None and (run.epoch + 1) % self._every_epochs == 0
