@@ -35,7 +35,7 @@ parity: $(VENV)/.runtime  ## train in fp32, fp16 and mixed; compare every docume
 
 check: lint  ## format, lint, types, layers, fast tests
 	$(BIN)/python -m pytest -q tests/test_layers.py
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not torch" --deselect tests/test_layers.py $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not torch" --deselect tests/test_layers.py $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -43,7 +43,7 @@ lint: $(VENV)/.dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 test: $(VENV)/.dev $(VENV)/.torch  ## every test, the slow ones too
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: $(VENV)/.dev $(VENV)/.torch  ## the table of bench/
 	$(BIN)/python -m bench $(ARGS)
