@@ -1,8 +1,10 @@
-"""docs/walk.md: one convolution from Flax to bytes, with its text at every stage: `python -m bench.walk`."""
+"""docs/walk.md, one convolution from Flax to bytes, and the README's lines of graph and assembly: `python -m bench.walk`."""
 
 from __future__ import annotations
 
 import inspect
+import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,10 @@ from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.file import code_hash, to_bytes
 from tpuflow.isa.program import Program
 
-PATH = Path(__file__).parents[1] / "docs" / "walk.md"
+ROOT = Path(__file__).parents[1]
+PATH, README = ROOT / "docs" / "walk.md", ROOT / "README.md"
+SECTION, AFTER = "## Compile a function, look at it, save it", "## Reading on"
+"""The README's section whose example is compiled, and the next."""
 CHIP = "tpu-v4"
 SHOWN_BYTES, BYTES_A_LINE = 96, 16
 
@@ -106,5 +111,30 @@ def document() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+LINES = 12
+
+
+def readme(text: str) -> str:
+    """The README with what its example compiles to: the first lines of the graph, and of the instructions."""
+    before, section = text.split(SECTION)
+    section, after = section.split(AFTER)
+    code = section.split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    exec(compile(code.split("compiled =")[0], "step.py", "exec"), names)
+    closed = names["step"].lower(names["w"], names["x"]).jaxpr
+    graphs: list[str] = []
+    program = compile_jaxpr(closed, name="step", input_names=("w", "x"), watch=lambda stage, graph: graphs.append(str(graph)))
+    assembly = disassemble(program).partition("    body\n")[2]
+    graph = re.sub(r" +(# .*?)(  \[.*\])?$", r"  \1", graphs[0], flags=re.MULTILINE)  # the scope is in JAX's words, which change
+    shown = ("\n".join(text.splitlines()[:LINES]) for text in (graph, assembly))
+    parts = [
+        section[: section.index("```", section.index("```python") + 3) + 3],
+        "It begins as this graph, and ends as such instructions, one of six queues each, that meet at semaphores:",
+        *(_block(f"{textwrap.dedent(text)}\n...") for text in shown),
+    ]
+    return before + SECTION + "\n\n".join(parts) + "\n\n" + AFTER + after
+
+
 if __name__ == "__main__":
     PATH.write_text(document(), encoding="utf-8")
+    README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")

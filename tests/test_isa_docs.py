@@ -1,4 +1,4 @@
-"""docs/ISA.md and docs/walk.md say what the code says."""
+"""docs/ISA.md, docs/walk.md and the README's text of a Program say what the code says."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def test_the_written_document_is_up_to_date() -> None:
 def test_the_walk_from_flax_to_bytes_is_up_to_date() -> None:
     ours, written = (_without_jaxpr(text) for text in (walk.document(), walk.PATH.read_text(encoding="utf-8")))
     assert ours == written, "run python -m bench.walk"
+
+
+def test_the_readmes_graph_and_instructions_are_those_of_its_example() -> None:
+    written = walk.README.read_text(encoding="utf-8")
+    assert walk.readme(written) == written, "run python -m bench.walk"
 
 
 def _without_jaxpr(text: str) -> list[str]:
