@@ -45,7 +45,7 @@ def test_with_const_name_every_file_is_the_same_in_every_run(tmp_path):
         assert _compile(tmp_path / folder, "bert-tiny", "--sequence", "12", "--debug", "const_name") == 0
     one, two = _dumped(tmp_path / "one"), _dumped(tmp_path / "two")
     assert one == two
-    stages = [f"bert-tiny.{i:02d}-{name}.graph" for i, name in enumerate(("frontend", *(step.name for step in PIPELINE)))]
+    stages = [f"bert-tiny.{i:02d}-{name}.graph" for i, name in enumerate(("import", *(step.name for step in PIPELINE)))]
     kinds = ("inputs.npz", "jaxpr", "tpx", "tpxs", "weights.npz")
     assert set(one) == {*stages, *(f"bert-tiny.{kind}" for kind in kinds), "manifest.json"}
 
@@ -218,7 +218,7 @@ def test_a_pass_that_changes_a_constant_is_named_with_its_first_tensor(place):
     passes = (*PIPELINE[:place], PlantedFault(), *PIPELINE[place:])
     stages, program, chip = _stages_of(_halved_graph(), passes)
     found = first_difference(stages, program, chip, [X])
-    before = "frontend" if place == 0 else PIPELINE[place - 1].name
+    before = "import" if place == 0 else PIPELINE[place - 1].name
     assert found is not None and (found.before, found.after) == (before, "planted-fault")
     assert "test_compile_mode.py" in found.source and (place > 4 or (found.op, found.scope) == ("full", "block"))
     assert found.elements > 0 and found.largest > 0
@@ -254,7 +254,7 @@ def test_compile_mode_tells_of_a_fault(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(compiler, "PIPELINE", (MinimumForMaximum(), *PIPELINE))
     assert _compile(tmp_path, "lenet", "--verify") == 1
-    assert "that 01-minimum-for-maximum computes otherwise than 00-frontend" in capsys.readouterr().out
+    assert "that 01-minimum-for-maximum computes otherwise than 00-import" in capsys.readouterr().out
 
 
 # --- bad input ----------------------------------------------------------------------------------------------------------

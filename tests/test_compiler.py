@@ -240,7 +240,7 @@ def test_every_stage_is_written_where_told(tmp_path: Path, monkeypatch: pytest.M
         files = sorted((tmp_path / folder).iterdir())
         digests.append(hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest())
     stages = (
-        "00-frontend",
+        "00-import",
         "01-simplify",
         "02-prune-carries",
         "03-simplify",

@@ -1,6 +1,6 @@
 """Train JAX models on a simulated accelerator.
 
-The public names are loaded when they are first used, so that running a saved Program needs no frontend, Flax or Optax.
+The public names are loaded when they are first used, so that running a saved Program needs no compiler, Flax or Optax.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _estimate(args: argparse.Namespace) -> None:
-    from tpuflow.estimating.commands import run_estimate  # compiling needs the frontend, which running a saved Program does not
+    from tpuflow.estimating.commands import run_estimate  # compiling needs the importers, which running a saved Program does not
     from tpuflow.estimating.sweeping import Sweep
 
     sweep = Sweep(

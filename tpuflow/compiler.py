@@ -55,7 +55,7 @@ same, let readers compute what is dearer to store, let products sum their result
 chip, merge what is left side by side, join what is small; put what came of it in order."""
 
 Watch = Callable[[str, Graph], None]
-"""What is told the graph after the frontend and after every pass, by the stage's name."""
+"""What is told the graph after import and after every pass, by the stage's name."""
 
 DEBUG = "TPUFLOW_DEBUG"
 DUMP = "TPUFLOW_DUMP"
@@ -173,7 +173,7 @@ def compile_graph(
     """The Program of a graph: passes (`PIPELINE`), memory planning, emission. `began`: when the work on it started, for the log."""
     row, interface = get_chip(chip), interface or Interface()
     log = _Log.from_environment(graph.name, time.perf_counter() if began is None else began, watch)
-    log.stage("frontend", graph)
+    log.stage("import", graph)
     for step in PIPELINE if passes is None else passes:
         with located(step.name):
             graph = step.on(row)(graph)
@@ -256,7 +256,7 @@ class _Log:
         return cls(name, began, int(level or 0), Path(dump) if dump else None, began, watch)
 
     def stage(self, name: str, graph: Graph) -> None:
-        """After the frontend and after every pass."""
+        """After import and after every pass."""
         if self.watch is not None:
             self.watch(name, graph)
         if self.level == 0 and self.dump is None:

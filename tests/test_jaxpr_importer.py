@@ -1,4 +1,4 @@
-"""The frontend: graphs of jaxprs mean what jax.jit computes, say where the user wrote them, and refuse what has no rule."""
+"""The importer of jaxprs: their graphs mean what jax.jit computes, say where the user wrote them, and refuse what has no rule."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_every_node_of_a_model_names_the_users_line_and_the_modules_scope() -> N
     x = np.ones((2, 7), np.float32)
     params = _MLP().init(jax.random.key(0), x)
     nodes = list(graph_of(_MLP().apply, params, x).walk())
-    assert all(node.source.startswith("test_frontend.py:") for node in nodes)
+    assert all(node.source.startswith("test_jaxpr_importer.py:") for node in nodes)
     assert any(node.source.endswith("(_MLP.__call__)") and "Dense_0" in node.scope for node in nodes if node.op == "dot")
 
 
@@ -205,7 +205,7 @@ def test_a_primitive_without_a_rule_names_itself_its_types_the_line_and_what_to_
         graph_of(lambda x: jnp.linalg.cholesky(x), np.eye(3, dtype=np.float32))
     message = str(error.value)
     assert "no lowering rule for jaxpr primitive 'cholesky' on (float32[3,3]). It is a matrix decomposition" in message
-    assert "test_frontend.py:" in message and "Instead, use iterations of matrix products" in message
+    assert "test_jaxpr_importer.py:" in message and "Instead, use iterations of matrix products" in message
 
 
 def test_advice_is_given_for_primitives_of_jax_that_have_no_rule() -> None:
@@ -224,7 +224,7 @@ def primitives_of_jax() -> set[str]:
 
 
 def test_a_form_of_a_primitive_that_is_not_covered_says_why_and_where() -> None:
-    with pytest.raises(UnsupportedPrimitiveError, match=r"test_frontend\.py.*'scatter'.*apply") as error:
+    with pytest.raises(UnsupportedPrimitiveError, match=r"test_jaxpr_importer\.py.*'scatter'.*apply") as error:
         graph_of(lambda x, i: x.at[i].apply(jnp.sin), np.ones((5, 3), np.float32), np.array([1, 1]))
     assert "x.at[...].set" in str(error.value)
 
@@ -236,7 +236,7 @@ def test_element_types_that_the_device_lacks_are_refused_by_name(dtype: str) -> 
 
 
 def test_an_element_type_that_arises_inside_names_the_users_line() -> None:
-    with pytest.raises(UnsupportedDtypeError, match=r"test_frontend\.py:\d+ .*complex"):
+    with pytest.raises(UnsupportedDtypeError, match=r"test_jaxpr_importer\.py:\d+ .*complex"):
         graph_of(lambda x: jnp.abs(lax.complex(x, x)), np.ones(3, np.float32))
 
 
@@ -354,4 +354,4 @@ def test_an_error_in_a_rule_says_at_which_line_of_the_user(monkeypatch: pytest.M
     monkeypatch.setitem(RULES, "tanh", Rule(broken, (), keys=False))
     with pytest.raises(KeyError) as caught:
         graph_of(lambda x: jax.jit(jnp.tanh)(x + 1), np.zeros(3, np.float32))
-    assert any("'tanh'" in note and "test_frontend.py" in note for note in caught.value.__notes__)
+    assert any("'tanh'" in note and "test_jaxpr_importer.py" in note for note in caught.value.__notes__)
