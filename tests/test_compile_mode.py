@@ -101,7 +101,6 @@ def _by_name(state, figures) -> dict[str, np.ndarray]:
         ("mlp", "fp16", "", 1e-3),
         ("lenet", "mixed", "--loss first-logit", 1e-3),
         pytest.param("bert-tiny", "bf16", "--sequence 12", 0.02, marks=pytest.mark.slow),
-        pytest.param("resnet50", "fp32", "--image-size 32", 1e-4, marks=pytest.mark.slow),  # statistics of two samples amplify fp32's 1e-7
     ],
 )
 def test_the_dumped_binary_with_the_dumped_arrays_gives_the_steps_own_bits(name, policy, words, bound, tmp_path):

@@ -20,7 +20,7 @@ from tpuflow.device.runtime import Executable
 from tpuflow.lower.graph.interpret import interpret
 from tpuflow.lower.importers.jaxpr import lower_jaxpr
 
-EXAMPLES = max(1, int(os.environ.get("TPUFLOW_RANDOM_PROGRAMS", "60")) // 10)
+EXAMPLES = max(1, int(os.environ.get("TPUFLOW_RANDOM_PROGRAMS", "40")) // 10)
 SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-40, -1e-40)
 DTYPES = ("float32", "float16", "bfloat16")
 ENGINES = (("reference", "bitexact"), ("fast", "bitexact"), ("fast", "native"))

@@ -16,7 +16,7 @@ from tests.random_programs import STEPS, RandomProgram, Step, evaluate, random_p
 from tpuflow.compiler import compile_function
 from tpuflow.device.runtime import Executable
 
-EXAMPLES = int(os.environ.get("TPUFLOW_RANDOM_PROGRAMS", "60"))
+EXAMPLES = int(os.environ.get("TPUFLOW_RANDOM_PROGRAMS", "40"))
 EPS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 TINY = {"float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}
 

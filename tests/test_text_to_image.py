@@ -84,7 +84,7 @@ def arguments(folder: Path, pictures: Path, out: Path, *others: str) -> list[str
         "text_to_image", "--pretrained_model_name_or_path", str(folder), "--train_data_dir", str(pictures), "--output_dir", str(out),
         "--resolution", str(SIDE), "--random_flip", "--train_batch_size", "2", "--max_train_steps", "4", "--checkpointing_steps", "2",
         "--gradient_accumulation_steps", "2", "--learning_rate", "1e-2", "--logging_steps", "2", "--mixed_precision", "fp16", "--use_ema",
-        "--no-progress", *others,
+        "--no-progress", "--engine", "reference", *others,
     ]  # fmt: skip
 
 
@@ -220,7 +220,7 @@ def matrices(folder: Path, pictures: Path, tmp_path_factory: pytest.TempPathFact
     out = tmp_path_factory.mktemp("lora") / "run"
     options = TextToImageOptions(
         pretrained_model_name_or_path=str(folder), train_data_dir=pictures, output_dir=out, resolution=SIDE, train_batch_size=2,
-        max_train_steps=3, learning_rate=0.1, lora_rank=2, progress=False, lr_warmup_steps=0,
+        max_train_steps=3, learning_rate=0.1, lora_rank=2, progress=False, lr_warmup_steps=0, engine="reference",
     )  # fmt: skip
     tuning = text_to_image.tuning_of(options, load_pipeline(str(folder)))
     return SimpleNamespace(result=text_to_image.run(options), folder=out, tuning=tuning)

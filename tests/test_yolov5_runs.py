@@ -44,7 +44,7 @@ def test_a_training_that_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
     data = write_set(tmp_path / "set", 5)
     (tmp_path / "narrow.yaml").write_text(yaml.safe_dump(cfg(depth_multiple=1 / 9, width_multiple=0.125)))
     given = ["yolov5", "--data", str(data), "--cfg", str(tmp_path / "narrow.yaml"), "--img", "64", "--batch-size", "2", "--epochs"]
-    given += [str(EPOCHS), "--freeze", "2", "--project", str(tmp_path), "--no-progress"]
+    given += [str(EPOCHS), "--freeze", "2", "--engine", "reference", "--project", str(tmp_path), "--no-progress"]
     kept = {"JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     command = [sys.executable, "-m", "train", *given, "--name", "killed"]
     killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, **kept})

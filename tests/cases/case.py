@@ -121,8 +121,8 @@ class Case:
             assert_close(np.asarray(got), want, self.tolerance, f"{self.name}, output {i}")
 
 
-# LLVM's optimisations change no value here beyond the tolerances and would take most of the time of these tests.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+# LLVM's optimisations, and fusions that are emitted through MLIR, change no value here beyond the tolerances, and take most of the time.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True, "xla_cpu_use_fusion_emitters": False}
 
 
 @functools.cache
