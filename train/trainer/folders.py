@@ -28,9 +28,9 @@ class ModelFolders(tpuflow.Callback):
 
     def on_train_begin(self, run: tpuflow.Run) -> None:
         """What is there already was written by an earlier run, unless that was killed behind its checkpoint."""
-        if folder_of(self._options, run.steps // self._options.gradient_accumulation_steps).exists():
-            self._last = self._checkpoints.last
-        self._write_newest(run)
+        if not folder_of(self._options, run.steps // self._options.gradient_accumulation_steps).exists():
+            self._write_newest(run)
+        self._last = self._checkpoints.last
 
     def on_checkpoint(self, run: tpuflow.Run) -> None:
         """Write it if there is a new checkpoint; forget the oldest."""
