@@ -21,7 +21,7 @@ from tpuflow.device.fast.halos import halos_of
 from tpuflow.device.fast.lift import HANDLERS, handler_of
 from tpuflow.device.fast.positions import CannotLift
 from tpuflow.device.reference import ReferenceEngine
-from tpuflow.device.reference.execute import _EXECUTE
+from tpuflow.device.reference.execute import _TRANSFERS
 from tpuflow.device.resolved import resolve
 from tpuflow.device.timing.calibration import Machine
 from tpuflow.device.timing.cores import share
@@ -29,9 +29,8 @@ from tpuflow.device.timing.form import form_of
 from tpuflow.device.timing.program import time_kernel
 from tpuflow.device.verify import verify
 from tpuflow.device.verify.effort import Effort
-from tpuflow.device.verify.instructions import _FIELD_RULES, RULES, check_fields, check_operands
+from tpuflow.device.verify.instructions import _FIELD_RULES, check_fields, check_operands
 from tpuflow.device.verify.kernels import check_kernel
-from tpuflow.device.verify.refusal import Refusal
 from tpuflow.device.verify.structure import structure
 from tpuflow.errors import HazardError, ProgramError
 from tpuflow.isa import elementwise
@@ -41,6 +40,7 @@ from tpuflow.isa.contraction import SlidingAxis
 from tpuflow.isa.cost import Cost
 from tpuflow.isa.instruction import BY_MNEMONIC, INSTRUCTIONS, TRAITS, FieldKind, Instruction, Tile, Window, instr
 from tpuflow.isa.program import Kernel, Program
+from tpuflow.isa.refusal import Refusal
 from tpuflow.isa.vector import Binary, ReduceInto, _Compute
 from tpuflow.isa.wire import choice_codec
 
@@ -72,7 +72,7 @@ def _average(*traits: str) -> type[Instruction]:
         a: Tile = field.src()
         b: Tile = field.src()
 
-        def meaning(self, ar: Any, a: Any, b: Any) -> Any:
+        def meaning(self, ar: Any, trip: Any, a: Any, b: Any) -> Any:
             half = ar.full(a.shape, 0.5, self.a.dtype)
             return ar.binary("mul", ar.binary("add", a, b, self.a.dtype), half, self.a.dtype)
 
@@ -299,7 +299,9 @@ def test_the_memo_tells_apart_kernels_that_differ_in_any_field(make: Callable[[]
 def test_every_instruction_of_the_set_is_known_everywhere(cls: type[Instruction]) -> None:
     assert cls.traits and cls.traits <= TRAITS.keys()
     assert cls in HANDLERS or cls.has("elementwise")
-    assert cls in RULES and (cls in _EXECUTE or cls.has("signals") or cls.has("waits"))
+    assert cls.rules is not None and all(rule.sentence for rule in cls.rules)
+    assert (cls in _TRANSFERS) == cls.has("transfers")
+    assert (cls.meaning is Instruction.meaning) == any(map(cls.has, ("transfers", "signals", "waits")))
     assert {kind.name for kind in cls.kinds.values()} <= forms._FORMS.keys() & _FIELD_RULES.keys()
     assert cls.cost is not Instruction.cost and cls.queue is not Instruction.queue
     roles = [(kind.name, kind.role) for kind in cls.kinds.values()]

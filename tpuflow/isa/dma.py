@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tpuflow.chips.chip import Chip
+from tpuflow.dtypes import S32
 from tpuflow.isa import instruction as field
 from tpuflow.isa.cost import Cost, ShapeOf, window_bytes
 from tpuflow.isa.instruction import QUEUE_CODES, Instruction, Tile, Window, instr
+from tpuflow.isa.refusal import Refusal
+from tpuflow.isa.rules import axes_text, require_defined, rule
 
 STORE_MODES = {"set": 0, "add": 1, "mul": 2, "min": 3, "max": 4}
 
@@ -50,7 +53,7 @@ class _Sync(Instruction):
         return Cost(cycles=1)
 
 
-@instr(0x40, "load", "transfers")
+@instr(0x40, "load", "transfers", rules=())
 class Load(_Transfer):
     """window.tile = the window's piece of its buffer at this grid index (registers are loaded by the scalar queue itself)."""
 
@@ -58,7 +61,7 @@ class Load(_Transfer):
     window: Window = field.window_in()
 
 
-@instr(0x41, "store", "transfers")
+@instr(0x41, "store", "transfers", rules=())
 class Store(_Transfer):
     """The window's piece of its buffer at this grid index = window.tile; positions outside the buffer are dropped."""
 
@@ -66,7 +69,19 @@ class Store(_Transfer):
     window: Window = field.window_out()
 
 
-@instr(0x42, "load_indexed", "transfers")
+@rule("`index` is an s32 tile in vmem that has axis 0 of the window's tile; the window's own axis 0 has step 0 and dilation 1")
+def _indexes_rows(i: LoadIndexed | StoreIndexed) -> None:
+    window = i.window
+    if i.index.dtype != S32 or i.index.space != "vmem" or not window.tile.axes or i.index.axes != window.tile.axes[:1]:
+        raise Refusal(
+            f"index is {i.index.dtype} {axes_text(i.index.axes)} in {i.index.space}; expected an s32 tile in vmem with the tile's axis 0, "
+            f"of {axes_text(window.tile.axes)}"
+        )
+    if window.axes[0].step != 0 or window.axes[0].dilation != 1:
+        raise Refusal(f"the window's axis 0 has step {window.axes[0].step}, dilation {window.axes[0].dilation}; expected 0 and 1")
+
+
+@instr(0x42, "load_indexed", "transfers", rules=(_indexes_rows,))
 class LoadIndexed(_Transfer):
     """A gather: row r of window.tile (its axis 0) comes from position `position(r=0) + index[r]` of the window's axis 0.
 
@@ -80,7 +95,13 @@ class LoadIndexed(_Transfer):
     index: Tile = field.src()
 
 
-@instr(0x43, "store_indexed", "transfers", "updates")
+@rule("`mode` is `set`, or defined on the type of the window's tile")
+def _combines(i: StoreIndexed) -> None:
+    if i.mode != "set":
+        require_defined(i.mode, i.window.tile.dtype)
+
+
+@instr(0x43, "store_indexed", "transfers", "updates", rules=(_indexes_rows, _combines))
 class StoreIndexed(_Transfer):
     """A scatter: for r = 0, 1, ... in order, buffer row `position + index[r]` = mode(that row, row r of window.tile).
 
@@ -96,7 +117,7 @@ class StoreIndexed(_Transfer):
     index: Tile = field.src()
 
 
-@instr(0x48, "signal", "signals")
+@instr(0x48, "signal", "signals", rules=())
 class Signal(_Sync):
     """Add one to a semaphore once the queue's earlier instructions are complete."""
 
@@ -104,7 +125,7 @@ class Signal(_Sync):
     semaphore: int = field.number()
 
 
-@instr(0x49, "wait", "waits")
+@instr(0x49, "wait", "waits", rules=())
 class Wait(_Sync):
     """Hold the queue until a semaphore is above zero, then take one from it."""
 

@@ -119,6 +119,7 @@ def _instruction(cls: type[Instruction]) -> str:
         "\n".join(
             (
                 *(f"- `{name}`: {_kind(kind)}" for name, kind in cls.kinds.items()),
+                *([f"- must hold: {'; '.join(rule.sentence for rule in cls.rules)}."] if cls.rules else []),
                 f"- queue: {_sentence(cls.queue)}",
                 f"- cost: {_sentence(cost)}",
             )

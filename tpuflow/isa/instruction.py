@@ -1,7 +1,8 @@
 """What an instruction is made of: operands (tiles, windows), field kinds, and the `@instr` declaration.
 
-An instruction is a frozen dataclass declared once. Its fields say what they are (`dst()`, `src()`, `choice(...)`, ...); codec,
-assembler, disassembler, documentation, both engines and random tests derive from that declaration.
+An instruction is a frozen dataclass declared once. Its fields say what they are (`dst()`, `src()`, `choice(...)`, ...), its traits what
+kind of work it does, its rules what its operands must be to each other; codec, assembler, disassembler, documentation, verifier, both
+engines and random tests derive from that declaration.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tpuflow.errors import ProgramError
 if TYPE_CHECKING:
     from tpuflow.chips.chip import Chip
     from tpuflow.isa.cost import Cost, ShapeOf
+    from tpuflow.isa.rules import Rule
 
 TRAITS = {
     "elementwise": "each element written is made of the same element of every tile read",
@@ -221,7 +223,11 @@ def immediate() -> Any:
 
 
 class Instruction:
-    """Base of all instructions. Subclasses are declared with `@instr`; `meaning` is given by the compute instructions."""
+    """Base of all instructions. Subclasses are declared with `@instr`.
+
+    All but transfers and semaphores have a `meaning(ar, trip, *values)`: what they write (one value a tile, a tuple where there are
+    several), made of the values of the tiles read, by an `Arithmetic`, in a `Trip` of the grid.
+    """
 
     __slots__ = ()
     opcode: ClassVar[int]
@@ -231,6 +237,7 @@ class Instruction:
     reading: ClassVar[tuple[tuple[str, TilesOf], ...]]
     writing: ClassVar[tuple[tuple[str, TilesOf], ...]]
     traits: ClassVar[frozenset[str]]
+    rules: ClassVar[tuple[Rule, ...] | None]
 
     @classmethod
     def has(cls, trait: str) -> bool:
@@ -247,6 +254,10 @@ class Instruction:
     def queue(self) -> str:
         """The queue that executes this instruction."""
         raise ProgramError(f"instruction {self.mnemonic!r} does not declare its queue.")
+
+    def meaning(self, ar: Any, trip: Any, *values: Any) -> Any:
+        """What one execution writes."""
+        raise ProgramError(f"instruction {self.mnemonic!r} does not declare what it computes.")
 
     def cost(self, chip: Chip, shape_of: ShapeOf) -> Cost:
         """What one execution costs."""
@@ -331,8 +342,9 @@ def _check_kind(where: str, kind: FieldKind) -> None:
 
 
 @dataclass_transform(frozen_default=True)
-def instr(opcode: int, mnemonic: str, *traits: str) -> Callable[[type[_I]], type[_I]]:
-    """Declare an instruction class: freeze it, read its field kinds, note its traits, enter it in the opcode and mnemonic tables."""
+def instr(opcode: int, mnemonic: str, *traits: str, rules: Sequence[Rule] | None = None) -> Callable[[type[_I]], type[_I]]:
+    """Declare an instruction class: freeze it, read its field kinds, note its traits and operand rules, enter it in the opcode and mnemonic
+    tables. Without traits, or without rules (which may be none: `rules=()`), it is refused wherever they are asked for."""
 
     def declare(cls: type[_I]) -> type[_I]:
         cls = dataclass(frozen=True, slots=True)(cls)
@@ -343,6 +355,7 @@ def instr(opcode: int, mnemonic: str, *traits: str) -> Callable[[type[_I]], type
         if set(traits) - set(TRAITS):
             raise ValueError(f"{mnemonic} states {', '.join(sorted(set(traits) - set(TRAITS)))}; expected traits of {', '.join(TRAITS)}")
         cls.traits = frozenset(traits)
+        cls.rules = None if rules is None else tuple(rules)
         cls.windowed = tuple((name, kind) for name, kind in cls.kinds.items() if kind.name == "window")
         cls.reading, cls.writing = _touching(cls, _READING), _touching(cls, _WRITING)
         if opcode in INSTRUCTIONS or mnemonic in BY_MNEMONIC:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tpuflow.isa.instruction import Tile
+from tpuflow.isa.instruction import Tile, TileAxis
 from tpuflow.isa.program import SECTIONS, GridAxis
 
 
@@ -29,6 +29,10 @@ class At:
     def slot(self, tile: Tile) -> int:
         """The slot of a tile that is used."""
         return (self.count if tile.rate == "step" else self.point) % tile.slots
+
+    def start(self, axis: TileAxis) -> int:
+        """The position on the whole axis at which a tile's axis begins."""
+        return self.index[axis.grid] * axis.size if axis.grid >= 0 else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,20 @@ import math
 from typing import Any
 
 from tpuflow.chips.chip import Chip
-from tpuflow.dtypes import DType
+from tpuflow.dtypes import F32, S32, DType
 from tpuflow.isa import instruction as field
 from tpuflow.isa.arithmetic import Arithmetic
 from tpuflow.isa.bounds import Bound
-from tpuflow.isa.contraction import Contraction, SlidingAxis, Starts
+from tpuflow.isa.contraction import Contraction, Halo, SlidingAxis
 from tpuflow.isa.cost import Cost, ShapeOf
-from tpuflow.isa.instruction import Instruction, Tile, instr
+from tpuflow.isa.instruction import Instruction, Tile, TileAxis, instr
+from tpuflow.isa.refusal import Refusal
+from tpuflow.isa.rules import axes_text, is_of, lies_in, rule, same_axes, same_dtype
 from tpuflow.isa.splitting import EXACT, PRECISIONS, SPLITS, multiplied
+from tpuflow.isa.trip import Trip
 
 
-@instr(0x30, "mm_zero", "fills")
+@instr(0x30, "mm_zero", "fills", rules=(lies_in(acc="acc"), is_of("acc", F32, S32)))
 class MatmulZero(Instruction):
     """acc = 0 (an f32 or s32 tile in "acc")."""
 
@@ -27,16 +30,75 @@ class MatmulZero(Instruction):
         """Matrix."""
         return "matrix"
 
-    def meaning(self, ar: Arithmetic, shape: tuple[int, ...]) -> Any:
+    def meaning(self, ar: Arithmetic, trip: Trip) -> Any:
         """Zeros."""
-        return ar.full(shape, 0, self.acc.dtype)
+        return ar.full(trip.shape, 0, self.acc.dtype)
 
     def cost(self, chip: Chip, shape_of: ShapeOf) -> Cost:
         """Free: the array clears while it fills."""
         return Cost()
 
 
-@instr(0x31, "mm_accumulate", "accumulates")
+@rule("`a` and `b` are of one numeric type, `acc` is f32 (s32 for integers); f32 operands alone may be split (`precision`)")
+def _entering_types(i: MatmulAccumulate) -> None:
+    expected = F32 if i.a.dtype.is_float else S32
+    if i.a.dtype != i.b.dtype or i.acc.dtype != expected or i.a.dtype.kind == "pred":
+        raise Refusal(
+            f"{i.acc.dtype} += {i.a.dtype} . {i.b.dtype}; expected operands of one numeric type, acc of f32 (of s32 for integers)"
+        )
+    if i.precision != EXACT and i.a.dtype != F32:
+        raise Refusal(f"{i.a.dtype} operands at precision {i.precision}; expected {EXACT}, or operands of f32, which alone are split")
+
+
+@rule("a label names equal axes in all operands that have it; a sliding axis holds just what full tiles of its two labels reach")
+def _labelled(i: MatmulAccumulate) -> None:
+    whole, tiles = i.contraction, (i.a.axes, i.b.axes, i.acc.axes)
+    for s in whole.sliding:
+        if not (1 <= s.stride < 2**31 and 1 <= s.dilation < 2**31 and s.label >= 0):
+            raise Refusal(f"a pair has stride {s.stride}, dilation {s.dilation}, label {s.label}; expected them positive, the label >= 0")
+    if problem := whole.problem(*map(len, tiles)):
+        raise Refusal(problem)
+    if found := whole.differing(*tiles):
+        label, one, other = found
+        raise Refusal(f"label {label} is axis {axes_text((one,))} and axis {axes_text((other,))}; expected one axis")
+    for axis, halo in whole.halos(*tiles).items():
+        _require_reach(i.a.axes[axis], halo)
+
+
+def _require_reach(axis: TileAxis, halo: Halo) -> None:
+    s, outer, inner = halo.sliding, halo.outer, halo.inner
+    if axis != halo.tile or 0 in (outer.size, inner.size):
+        raise Refusal(
+            f"axis {s.axis} of a is {axes_text((axis,))}; expected {axes_text((halo.tile,))}, the reach of "
+            f"{axes_text((outer,))} in strides of {s.stride} and {axes_text((inner,))} in strides of {s.dilation}"
+        )
+
+
+@rule("a bound is one of `a` or of `b`, and what it computes is a 32-bit number")
+def _bounded(i: MatmulAccumulate) -> None:
+    whole = i.contraction
+    sizes = {label: axis.whole for label, axis in whole.by_label(i.a.axes, i.b.axes, i.acc.axes).items()}
+    for bound in i.bounds:
+        labels = [label for label, _ in bound.terms]
+        if len(set(labels)) != len(labels) or any(factor == 0 for _, factor in bound.terms):
+            raise Refusal(f"a bound has the terms {bound.terms}; expected different labels, and factors other than 0")
+        if whole.along_lhs(bound) is None and whole.along_rhs(bound) is None:
+            raise Refusal(
+                f"a bound has the terms {bound.terms}; expected labels of a, {i.a_axes}, or of b, {i.b_axes}, or both labels of a pair "
+                f"with its stride and dilation, {[(i.a_axes[p.axis], p.stride, p.label, p.dilation) for p in i.pairs]}"
+            )
+        low, high = bound.range(sizes)
+        if not (1 <= bound.dilation < 2**31 and 0 <= bound.extent * bound.dilation < 2**31 and -(2**31) <= low and high < 2**31):
+            raise Refusal(
+                f"a bound of extent {bound.extent} and dilation {bound.dilation} is of places {low} to {high}; expected 32-bit numbers, "
+                f"the extent >= 0, the dilation positive"
+            )
+
+
+@instr(
+    0x31, "mm_accumulate", "accumulates",
+    rules=(lies_in(acc="acc", a="vmem", b="vmem"), _entering_types, _labelled, _bounded),
+)  # fmt: skip
 class MatmulAccumulate(Instruction):
     """acc = acc + round(a . b): one K-tile.
 
@@ -78,9 +140,14 @@ class MatmulAccumulate(Instruction):
         """The product's labels: a is lhs, b is rhs."""
         return Contraction(self.a_axes, self.b_axes, self.acc_axes, self.pairs, self.bounds)
 
-    def meaning(self, ar: Arithmetic, acc: Any, a: Any, b: Any, start: Starts) -> Any:
-        """The new accumulator; `start` says where every label stands."""
+    def meaning(self, ar: Arithmetic, trip: Trip, acc: Any, a: Any, b: Any) -> Any:
+        """The new accumulator."""
         whole = self.contraction
+        axes = whole.by_label(self.a.axes, self.b.axes, self.acc.axes)
+
+        def start(label: int) -> Any:
+            return trip.start(axes[label])
+
         sizes = whole.by_label(a.shape, b.shape, acc.shape)
         a_exists = whole.lhs_exists(a.shape, start, ar.positions)
         b_exists = whole.rhs_exists(b.shape, start, ar.positions)
@@ -111,7 +178,7 @@ class MatmulAccumulate(Instruction):
         return (row.dtype, len(row.passes)) if row else (self.a.dtype, 1)
 
 
-@instr(0x32, "mm_read", "elementwise")
+@instr(0x32, "mm_read", "elementwise", rules=(lies_in(dst="vmem", acc="acc"), same_dtype("dst", "acc"), same_axes("dst", "acc")))
 class MatmulRead(Instruction):
     """dst = acc, moved to vector memory, same type and bits."""
 
@@ -123,7 +190,7 @@ class MatmulRead(Instruction):
         """Matrix."""
         return "matrix"
 
-    def meaning(self, ar: Arithmetic, acc: Any) -> Any:
+    def meaning(self, ar: Arithmetic, trip: Trip, acc: Any) -> Any:
         """The same values."""
         return acc
 

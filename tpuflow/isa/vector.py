@@ -11,11 +11,32 @@ import math
 from typing import Any
 
 from tpuflow.chips.chip import Chip
+from tpuflow.dtypes import PRED
 from tpuflow.isa import instruction as field
 from tpuflow.isa.arithmetic import Arithmetic
 from tpuflow.isa.cost import Cost, ShapeOf
 from tpuflow.isa.elementwise import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY, codes
 from tpuflow.isa.instruction import Instruction, Tile, instr
+from tpuflow.isa.refusal import Refusal
+from tpuflow.isa.rules import (
+    NUMBER,
+    ONE,
+    axes_text,
+    axis_of,
+    check_immediate,
+    defined_on,
+    is_of,
+    is_of_kind,
+    lies_in,
+    on_lanes,
+    overlap,
+    require_axes,
+    rule,
+    same_axes,
+    same_dtype,
+    tiles_of,
+)
+from tpuflow.isa.trip import Trip
 
 
 class _Compute(Instruction):
@@ -44,7 +65,12 @@ class _Compute(Instruction):
 _ADDRESSED = Cost(cycles=1, element_ops=1)
 
 
-@instr(0x10, "constant", "fills")
+@rule("`value` is a number that the type of `dst` can hold")
+def _held(i: Constant) -> None:
+    check_immediate(i.value, i.dst.dtype)
+
+
+@instr(0x10, "constant", "fills", rules=(on_lanes, _held))
 class Constant(_Compute):
     """dst = value, everywhere."""
 
@@ -55,24 +81,24 @@ class Constant(_Compute):
         """One register: readers address it over again."""
         return _ADDRESSED
 
-    def meaning(self, ar: Arithmetic, shape: tuple[int, ...]) -> Any:
+    def meaning(self, ar: Arithmetic, trip: Trip) -> Any:
         """A splat of the immediate."""
-        return ar.full(shape, self.value, self.dst.dtype)
+        return ar.full(trip.shape, self.value, self.dst.dtype)
 
 
-@instr(0x11, "iota", "fills")
+@instr(0x11, "iota", "fills", rules=(on_lanes, is_of_kind("dst", *NUMBER), axis_of("dst")))
 class Iota(_Compute):
     """dst[..., j, ...] = the position of element j on the whole axis `axis` (tile index x tile size + j)."""
 
     dst: Tile = field.dst()
     axis: int = field.number()
 
-    def meaning(self, ar: Arithmetic, shape: tuple[int, ...], start: Any) -> Any:
+    def meaning(self, ar: Arithmetic, trip: Trip) -> Any:
         """Positions start, start + 1, ... along the axis."""
-        return ar.iota(shape, self.axis, start, self.dst.dtype)
+        return ar.iota(trip.shape, self.axis, trip.start(self.dst.axes[self.axis]), self.dst.dtype)
 
 
-@instr(0x12, "unary", "elementwise")
+@instr(0x12, "unary", "elementwise", rules=(on_lanes, same_axes("dst", "a"), same_dtype("dst", "a"), defined_on("a")))
 class Unary(_Compute):
     """dst = op(a)."""
 
@@ -84,24 +110,24 @@ class Unary(_Compute):
         """More than one for divisions, roots and transcendental functions."""
         return chip.special_passes if UNARY[self.op].special else 1
 
-    def meaning(self, ar: Arithmetic, a: Any) -> Any:
+    def meaning(self, ar: Arithmetic, trip: Trip, a: Any) -> Any:
         """One rounding of the exact result."""
         return ar.unary(self.op, a, self.a.dtype)
 
 
-@instr(0x13, "is_finite", "elementwise")
+@instr(0x13, "is_finite", "elementwise", rules=(on_lanes, same_axes("dst", "a"), is_of("dst", PRED), is_of_kind("a", *NUMBER)))
 class IsFinite(_Compute):
     """dst = a is neither infinite nor NaN (pred)."""
 
     dst: Tile = field.dst()
     a: Tile = field.src()
 
-    def meaning(self, ar: Arithmetic, a: Any) -> Any:
+    def meaning(self, ar: Arithmetic, trip: Trip, a: Any) -> Any:
         """True where finite."""
         return ar.is_finite(a, self.a.dtype)
 
 
-@instr(0x14, "binary", "elementwise")
+@instr(0x14, "binary", "elementwise", rules=(on_lanes, same_axes("dst", "a", "b"), same_dtype("dst", "a", "b"), defined_on("a")))
 class Binary(_Compute):
     """dst = op(a, b)."""
 
@@ -114,12 +140,12 @@ class Binary(_Compute):
         """More than one for divisions, roots and transcendental functions."""
         return chip.special_passes if BINARY[self.op].special else 1
 
-    def meaning(self, ar: Arithmetic, a: Any, b: Any) -> Any:
+    def meaning(self, ar: Arithmetic, trip: Trip, a: Any, b: Any) -> Any:
         """One rounding of the exact result."""
         return ar.binary(self.op, a, b, self.a.dtype)
 
 
-@instr(0x15, "compare", "elementwise")
+@instr(0x15, "compare", "elementwise", rules=(on_lanes, same_axes("dst", "a", "b"), same_dtype("a", "b"), is_of("dst", PRED)))
 class Compare(_Compute):
     """dst = a op b (pred); comparisons with NaN are false, except ne."""
 
@@ -128,12 +154,17 @@ class Compare(_Compute):
     a: Tile = field.src()
     b: Tile = field.src()
 
-    def meaning(self, ar: Arithmetic, a: Any, b: Any) -> Any:
+    def meaning(self, ar: Arithmetic, trip: Trip, a: Any, b: Any) -> Any:
         """Truth values."""
         return ar.compare(self.op, a, b, self.a.dtype)
 
 
-@instr(0x16, "select", "elementwise")
+@instr(
+    0x16,
+    "select",
+    "elementwise",
+    rules=(on_lanes, same_axes("dst", "pred", "on_true", "on_false"), is_of("pred", PRED), same_dtype("dst", "on_true", "on_false")),
+)
 class Select(_Compute):
     """dst = on_true where pred else on_false; moves bits, rounds nothing."""
 
@@ -142,36 +173,53 @@ class Select(_Compute):
     on_true: Tile = field.src()
     on_false: Tile = field.src()
 
-    def meaning(self, ar: Arithmetic, pred: Any, on_true: Any, on_false: Any) -> Any:
+    def meaning(self, ar: Arithmetic, trip: Trip, pred: Any, on_true: Any, on_false: Any) -> Any:
         """Bits of one or the other."""
         return ar.select(pred, on_true, on_false, self.dst.dtype)
 
 
-@instr(0x17, "convert", "elementwise")
+@instr(0x17, "convert", "elementwise", rules=(on_lanes, same_axes("dst", "a")))
 class Convert(_Compute):
     """dst = a in dst's type: round to nearest even; float to integer truncates and saturates, NaN gives 0."""
 
     dst: Tile = field.dst()
     a: Tile = field.src()
 
-    def meaning(self, ar: Arithmetic, a: Any) -> Any:
+    def meaning(self, ar: Arithmetic, trip: Trip, a: Any) -> Any:
         """The converted values."""
         return ar.convert(a, self.a.dtype, self.dst.dtype)
 
 
-@instr(0x18, "bitcast", "elementwise")
+@rule("the types of `dst` and `a` are of one width")
+def _of_one_width(i: Bitcast) -> None:
+    if i.dst.dtype.bytes != i.a.dtype.bytes:
+        raise Refusal(f"bits of {i.a.dtype} read as {i.dst.dtype}; expected a type of the same width")
+
+
+@instr(0x18, "bitcast", "elementwise", rules=(on_lanes, same_axes("dst", "a"), _of_one_width))
 class Bitcast(_Compute):
     """dst = the bits of a read as dst's type, of the same width."""
 
     dst: Tile = field.dst()
     a: Tile = field.src()
 
-    def meaning(self, ar: Arithmetic, a: Any) -> Any:
+    def meaning(self, ar: Arithmetic, trip: Trip, a: Any) -> Any:
         """The same bits."""
         return ar.bitcast(a, self.a.dtype, self.dst.dtype)
 
 
-@instr(0x19, "broadcast", "repeats")
+@rule("`axes` are ascending axes of `dst`, one an axis of `a`, which is the same there or of size 1")
+def _stretched(i: Broadcast) -> None:
+    if len(i.axes) != len(i.a.axes) or any(x >= len(i.dst.axes) for x in i.axes) or list(i.axes) != sorted(set(i.axes)):
+        raise Refusal(
+            f"axes are {i.axes}; expected ascending axes of dst (rank {len(i.dst.axes)}), one an axis of a (rank {len(i.a.axes)})"
+        )
+    for axis, x in zip(i.a.axes, i.axes, strict=True):
+        if axis not in (ONE, i.dst.axes[x]):
+            raise Refusal(f"axis {axes_text((axis,))} of a lies along {axes_text((i.dst.axes[x],))} of dst; expected the same, or size 1")
+
+
+@instr(0x19, "broadcast", "repeats", rules=(lies_in(dst="vmem", a="vmem|smem"), same_dtype("dst", "a"), _stretched))
 class Broadcast(_Compute):
     """dst = a stretched: axis i of a lies along axis `axes[i]` of dst; an axis of size 1 is repeated. `a` may be a register."""
 
@@ -185,12 +233,19 @@ class Broadcast(_Compute):
         row = minor in self.axes and shape_of(self.a)[self.axes.index(minor)] == shape_of(self.dst)[minor]
         return _ADDRESSED if row or math.prod(shape_of(self.a)) == 1 else _Compute.cost(self, chip, shape_of)
 
-    def meaning(self, ar: Arithmetic, a: Any, shape: tuple[int, ...]) -> Any:
-        """Repeated values of the given (valid) shape."""
-        return ar.broadcast(a, shape, self.axes)
+    def meaning(self, ar: Arithmetic, trip: Trip, a: Any) -> Any:
+        """Repeated values."""
+        return ar.broadcast(a, trip.shape, self.axes)
 
 
-@instr(0x1A, "transpose", "permutes")
+@rule("`permutation` is one of the axes of `a`, and `dst` has those axes in that order")
+def _permuted(i: Transpose) -> None:
+    if sorted(i.permutation) != list(range(len(i.a.axes))):
+        raise Refusal(f"permutation is {i.permutation}; expected one of the axes 0 ... {len(i.a.axes) - 1}")
+    require_axes("dst", i.dst, tuple(i.a.axes[p] for p in i.permutation))
+
+
+@instr(0x1A, "transpose", "permutes", rules=(on_lanes, same_dtype("dst", "a"), _permuted))
 class Transpose(_Compute):
     """dst axis i = a axis `permutation[i]`."""
 
@@ -198,12 +253,21 @@ class Transpose(_Compute):
     a: Tile = field.src()
     permutation: tuple[int, ...] = field.axes_field()
 
-    def meaning(self, ar: Arithmetic, a: Any) -> Any:
+    def meaning(self, ar: Arithmetic, trip: Trip, a: Any) -> Any:
         """The permuted tile."""
         return ar.transpose(a, self.permutation)
 
 
-@instr(0x1C, "reduce_into", "accumulates")
+@rule("`axes` are ascending axes of `a`, in whose place `acc` has axes of size 1; `block` is at least 1")
+def _reduced(i: ReduceInto) -> None:
+    if list(i.axes) != sorted(set(i.axes)) or any(x >= len(i.a.axes) for x in i.axes):
+        raise Refusal(f"axes are {i.axes}; expected ascending axes of a, which has rank {len(i.a.axes)}")
+    if i.block < 1:
+        raise Refusal(f"block is {i.block}; expected at least 1 element")
+    require_axes("acc", i.acc, tuple(ONE if n in i.axes else x for n, x in enumerate(i.a.axes)))
+
+
+@instr(0x1C, "reduce_into", "accumulates", rules=(on_lanes, same_dtype("acc", "a"), defined_on("a"), _reduced))
 class ReduceInto(_Compute):
     """acc = op(op(acc, block 0), block 1) ...: what lies along `axes` of a, row-major, in blocks of `block` elements, one after the other.
 
@@ -217,12 +281,24 @@ class ReduceInto(_Compute):
     axes: tuple[int, ...] = field.axes_field()
     block: int = field.number()
 
-    def meaning(self, ar: Arithmetic, acc: Any, a: Any) -> Any:
+    def meaning(self, ar: Arithmetic, trip: Trip, acc: Any, a: Any) -> Any:
         """The new accumulator."""
         return ar.reduce(self.op, acc, a, self.axes, self.block, self.a.dtype)
 
 
-@instr(0x1D, "cumulative", "scans")
+@rule("`carry` is of size 1 along `axis`, else as `a`, and lies elsewhere than `dst`")
+def _carried(i: Cumulative) -> None:
+    require_axes("carry", i.carry, tuple(ONE if n == i.axis else x for n, x in enumerate(i.a.axes)))
+    if overlap(i.dst, i.carry):
+        raise Refusal("dst and carry overlap; expected two places")
+
+
+@instr(
+    0x1D,
+    "cumulative",
+    "scans",
+    rules=(on_lanes, same_axes("dst", "a"), same_dtype("dst", "carry", "a"), defined_on("a"), axis_of("a"), _carried),
+)
 class Cumulative(_Compute):
     """dst[j] = op(...op(op(carry, a[0]), a[1])..., a[j]) along `axis`, left to right; carry = the last dst. Carry has size 1 there."""
 
@@ -236,12 +312,30 @@ class Cumulative(_Compute):
         """One for every doubling of the distance that a scan carries over."""
         return max(1, (shape[self.axis] - 1).bit_length()) if shape else 1
 
-    def meaning(self, ar: Arithmetic, carry: Any, a: Any) -> Any:
+    def meaning(self, ar: Arithmetic, trip: Trip, carry: Any, a: Any) -> Any:
         """(dst, new carry)."""
         return ar.cumulative(self.op, carry, a, self.axis, self.a.dtype)
 
 
-@instr(0x1E, "sort", "sorts")
+@rule("as many results as operands, all of the same axes, each result of its operand's type; `axis` is not blocked; at least one key")
+def _sorted_together(i: Sort) -> None:
+    if not i.srcs or len(i.srcs) != len(i.dsts) or not 1 <= i.keys <= len(i.srcs):
+        raise Refusal(
+            f"{len(i.dsts)} results, {len(i.srcs)} operands, {i.keys} keys; expected as many results as operands, and keys of them"
+        )
+    first = i.srcs[0].axes
+    for name, tile in tiles_of(i):
+        require_axes(name, tile, first)
+    if i.axis >= len(first) or first[i.axis].grid >= 0:
+        raise Refusal(f"axis is {i.axis} of {axes_text(first)}; expected an axis that lies whole in the tile (not blocked)")
+    for dst, src in zip(i.dsts, i.srcs, strict=True):
+        if dst.dtype != src.dtype:
+            raise Refusal(f"a result is {dst.dtype}, its operand {src.dtype}; expected the same type")
+    if len({(t.space, t.address) for t in i.dsts}) < len(i.dsts):
+        raise Refusal("two results overlap; expected different places")
+
+
+@instr(0x1E, "sort", "sorts", rules=(on_lanes, _sorted_together))
 class Sort(_Compute):
     """dsts = srcs sorted together along `axis` by the first `keys` of them, stable, ascending; -0 equals 0, NaN comes last."""
 
@@ -255,6 +349,6 @@ class Sort(_Compute):
         stages = (shape[self.axis] - 1).bit_length() if shape else 0
         return max(1, len(self.srcs) * stages * (stages + 1) // 2)
 
-    def meaning(self, ar: Arithmetic, *srcs: Any) -> Any:
+    def meaning(self, ar: Arithmetic, trip: Trip, *srcs: Any) -> Any:
         """The sorted tiles, one for each source."""
         return ar.sort(srcs, tuple(t.dtype for t in self.srcs), self.axis, self.keys)

@@ -18,7 +18,8 @@ from jax import lax
 
 from tpuflow.device.fast.positions import CannotLift, Dim, Positions
 from tpuflow.isa.contraction import Halo
-from tpuflow.isa.instruction import TileAxis, Window, WindowAxis
+from tpuflow.isa.instruction import Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.trip import Trip
 from tpuflow.isa.windows import view_layout
 
 
@@ -48,6 +49,14 @@ class Trips:
     def shape(self, axes: tuple[TileAxis, ...]) -> tuple[int, ...]:
         """Static shape of a tile here."""
         return tuple(self.length(a) for a in axes)
+
+    def start(self, axis: TileAxis) -> Any:
+        """The position on the whole axis at which a tile's axis begins here; a lifted axis is whole."""
+        return self.index[axis.grid] * axis.size if axis.grid in self.index else 0
+
+    def trip(self, tile: Tile) -> Trip:
+        """What the meaning of an instruction that writes a tile may know."""
+        return Trip(self.shape(tile.axes), self.start)
 
 
 def axis_positions(axis: WindowAxis, tile: TileAxis, trips: Trips, register: Any) -> Positions:

@@ -27,18 +27,13 @@ def _elementwise(t: Lifting, i: Any, trips: Trips, state: State) -> None:
     """Elementwise instructions: their meaning applies to whole tensors as it stands."""
     operands, batch = t.aligned([t.read(tile, state) for tile in i.reads()])
     (dst,) = i.writes()
-    state.tiles[dst] = Virtual(i.meaning(t.ar, *operands), batch)
+    state.tiles[dst] = Virtual(i.meaning(t.ar, trips.trip(dst), *operands), batch)
 
 
-def _constant(t: Lifting, i: vector.Constant | matrix.MatmulZero, trips: Trips, state: State) -> None:
-    (tile,) = i.writes()
-    state.tiles[tile] = Virtual(i.meaning(t.ar, trips.shape(tile.axes)))
-
-
-def _iota(t: Lifting, i: vector.Iota, trips: Trips, state: State) -> None:
-    axis = i.dst.axes[i.axis]
-    start = trips.index[axis.grid] * axis.size if axis.grid in trips.index else 0
-    state.tiles[i.dst] = Virtual(i.meaning(t.ar, trips.shape(i.dst.axes), start))
+def _filled(t: Lifting, i: Any, trips: Trips, state: State) -> None:
+    """What depends on nothing but its place."""
+    (dst,) = i.writes()
+    state.tiles[dst] = Virtual(i.meaning(t.ar, trips.trip(dst)))
 
 
 def _broadcast(t: Lifting, i: vector.Broadcast, trips: Trips, state: State) -> None:
@@ -320,9 +315,9 @@ def _nothing(t: Lifting, i: Instruction, trips: Trips, state: State) -> None:
 
 
 HANDLERS: Mapping[type[Instruction], Callable[..., None]] = {
-    vector.Constant: _constant,
-    matrix.MatmulZero: _constant,
-    vector.Iota: _iota,
+    vector.Constant: _filled,
+    matrix.MatmulZero: _filled,
+    vector.Iota: _filled,
     vector.Broadcast: _broadcast,
     vector.Transpose: _transpose,
     vector.ReduceInto: _reduce_into,

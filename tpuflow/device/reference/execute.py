@@ -13,10 +13,11 @@ from tpuflow.device.reference.hazards import Site, deadlock
 from tpuflow.device.reference.memory import AxisSelection
 from tpuflow.device.reference.plan import KernelPlan
 from tpuflow.device.resolved import QUEUE_NUMBER, Resolved
-from tpuflow.isa import dma, matrix, vector
+from tpuflow.isa import dma
 from tpuflow.isa.arithmetic import Arithmetic
 from tpuflow.isa.instruction import Instruction
 from tpuflow.isa.loop_nest import At
+from tpuflow.isa.trip import Trip
 from tpuflow.isa.windows import base_position
 
 _COMPUTE = tuple(QUEUE_NUMBER[q] for q in ("scalar", "matrix", "vector", "link"))
@@ -83,10 +84,12 @@ class Run:
                     raise self.site(i, at).fault(tile_text(self.plan.tiles[tile]), fault)
 
     def _execute(self, i: Resolved, at: At, clock: list[int]) -> None:
-        execute = _EXECUTE.get(type(i.instruction))
-        if execute is None:
-            raise self.site(i, at).hazard(f"instruction {i.instruction.mnemonic!r} is not known to the reference engine")
-        execute(self, i, at, clock)
+        if not i.instruction.has("transfers"):
+            _compute(self, i, at, clock)
+        elif (move := _TRANSFERS.get(type(i.instruction))) is not None:
+            move(self, i, at, clock)
+        else:
+            raise self.site(i, at).hazard(f"transfer {i.instruction.mnemonic!r} is not known to the reference engine")
 
     def _check_places(self, i: Resolved, at: At) -> None:
         for tile in (*i.reads, *i.writes):
@@ -167,36 +170,11 @@ class Run:
 
 
 def _compute(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
-    """Instructions whose meaning takes the values read and gives the values written."""
-    result = i.instruction.meaning(run.ar, *(run.value(t, at) for t in i.reads))
-    run.put(i, at, result if len(i.writes) > 1 or isinstance(result, tuple) else (result,))
-
-
-def _shaped(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
-    """Instructions whose meaning also takes the valid shape of the destination, after the values read."""
-    shape = run.plan.tiles[i.writes[0]].valid_shape(at.index)
-    values = (run.value(t, at) for t in i.reads)
-    run.put(i, at, (i.instruction.meaning(run.ar, *values, shape),))
-
-
-def _iota(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
-    tile = run.plan.tiles[i.writes[0]]
-    axis = tile.axes[i.instruction.axis]
-    start = at.index[axis.grid] * axis.size if axis.grid >= 0 else 0
-    run.put(i, at, (i.instruction.meaning(run.ar, tile.valid_shape(at.index), start),))
-
-
-def _matmul(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
-    instruction = i.instruction
-    assert isinstance(instruction, matrix.MatmulAccumulate)
-    axis_of = instruction.contraction.by_label(instruction.a.axes, instruction.b.axes, instruction.acc.axes)
-
-    def start(label: int) -> int:
-        axis = axis_of[label]
-        return at.index[axis.grid] * axis.size if axis.grid >= 0 else 0
-
-    acc, a, b = (run.value(t, at) for t in i.reads)
-    run.put(i, at, (instruction.meaning(run.ar, acc, a, b, start),))
+    """Instructions that have a meaning: the values read give the values written."""
+    trip = Trip(run.plan.tiles[i.writes[0]].valid_shape(at.index), at.start)
+    instruction: Any = i.instruction
+    result = instruction.meaning(run.ar, trip, *(run.value(t, at) for t in i.reads))
+    run.put(i, at, result if isinstance(result, tuple) else (result,))
 
 
 def _load(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
@@ -268,19 +246,9 @@ def _turns(places: np.ndarray) -> Iterator[np.ndarray]:
         yield np.flatnonzero(turn == n)
 
 
-_BY_VALUES: tuple[type[Instruction], ...] = (
-    vector.Unary, vector.IsFinite, vector.Binary, vector.Compare, vector.Select, vector.Convert, vector.Bitcast, vector.Transpose,
-    vector.ReduceInto, vector.Cumulative, vector.Sort, matrix.MatmulRead,
-)  # fmt: skip
-_EXECUTE: dict[type[Instruction], Callable[[Run, Resolved, At, list[int]], None]] = {
-    vector.Constant: _shaped,
-    vector.Broadcast: _shaped,
-    matrix.MatmulZero: _shaped,
-    vector.Iota: _iota,
-    matrix.MatmulAccumulate: _matmul,
+_TRANSFERS: dict[type[Instruction], Callable[[Run, Resolved, At, list[int]], None]] = {
     dma.Load: _load,
     dma.Store: _store,
     dma.LoadIndexed: _load_indexed,
     dma.StoreIndexed: _store_indexed,
-    **dict.fromkeys(_BY_VALUES, _compute),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpuflow.device.verify.refusal import Refusal
+from tpuflow.isa.refusal import Refusal
 
 VISITS, VISITS_AN_INSTRUCTION = 2**19, 64
 SHAPES, SHAPES_AN_INSTRUCTION = 2**13, 16

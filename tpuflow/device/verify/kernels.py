@@ -14,11 +14,11 @@ from tpuflow.device.verify.effort import Effort
 from tpuflow.device.verify.footprint import Box, clash, injective, section_trips, store_box
 from tpuflow.device.verify.instructions import check_fields, check_operands
 from tpuflow.device.verify.order import check_order
-from tpuflow.device.verify.refusal import Refusal
 from tpuflow.device.verify.windows import check_tile, check_window
 from tpuflow.isa import dma
 from tpuflow.isa.instruction import MAX_RANK, QUEUES, RATES, SPACES, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import GRID_KINDS, Buffer, Kernel
+from tpuflow.isa.refusal import Refusal
 
 MOST_SLOTS = 64
 MOST_CLIPPED = MAX_RANK

@@ -17,10 +17,10 @@ from tpuflow.device.ordering import Cell, Clocks, Event, Fault, TileCells, read_
 from tpuflow.device.place import section_place, tile_text
 from tpuflow.device.resolved import Resolved, ResolvedKernel
 from tpuflow.device.verify.effort import Effort
-from tpuflow.device.verify.refusal import Refusal
 from tpuflow.isa.instruction import Tile, Window
 from tpuflow.isa.loop_nest import At, LoopNest
 from tpuflow.isa.program import GridAxis, Kernel
+from tpuflow.isa.refusal import Refusal
 
 MOST_TURNS = 64
 

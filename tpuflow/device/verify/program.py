@@ -12,12 +12,12 @@ from tpuflow.device.place import instruction_place, kernel_place, source_suffix
 from tpuflow.device.verify.dataflow import check_dataflow
 from tpuflow.device.verify.effort import Effort
 from tpuflow.device.verify.kernels import Effects, check_kernel
-from tpuflow.device.verify.refusal import Refusal
 from tpuflow.device.verify.structure import structure
 from tpuflow.dtypes import PRED, S32, DType
 from tpuflow.errors import ProgramError
 from tpuflow.isa.codec import MAX_DEPTH
 from tpuflow.isa.program import Block, Buffer, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While, children
+from tpuflow.isa.refusal import Refusal
 
 Check = Callable[..., None]
 

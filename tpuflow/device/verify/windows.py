@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpuflow.device.verify.instructions import check_immediate
-from tpuflow.device.verify.refusal import Refusal
 from tpuflow.dtypes import S32
 from tpuflow.isa.instruction import Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Buffer, Kernel
+from tpuflow.isa.refusal import Refusal
+from tpuflow.isa.rules import check_immediate
 from tpuflow.isa.windows import view_problem
 
 LARGEST = 2**31 - 1

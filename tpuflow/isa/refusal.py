@@ -1,4 +1,4 @@
-"""The inner exception of the verifier: what is wrong, before the place is known."""
+"""What is wrong with a part of a Program, before the place is known: raised by rules, placed by the verifier."""
 
 from __future__ import annotations
 
