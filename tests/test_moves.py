@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.forging import fed
 from tests.moves import MOVES, every_move, random_bits
 from tests.program_builder import Builder
+from tests.programs import reduce_program
 from tpuflow.compiler import compile_function
 from tpuflow.device.runtime import Executable
 from tpuflow.dtypes import BF16, DTYPES, F16, S32, DType
@@ -119,3 +121,15 @@ def test_constants_keep_every_bit(dtype: DType, engine: str, fidelity: str) -> N
     program = compile_function(lambda i: (jnp.asarray(table)[i], jnp.asarray(table).T), (np.int32(3),))
     outputs, _ = Executable(program, engine=engine, fidelity=fidelity).launch([np.int32(3)])
     assert [np.asarray(x).tobytes() for x in outputs] == [table[3].tobytes(), table.T.tobytes()]
+
+
+@pytest.mark.parametrize("op", ["add", "mul", "max"])
+@pytest.mark.parametrize("dtype", (F16, BF16), ids=str)
+def test_accumulators_that_lie_in_16_bits_between_trips_are_the_same_on_both_engines(dtype: DType, op: str) -> None:
+    program = fed(reduce_program(op=op, dtype=dtype), np.random.default_rng(8))
+    assert program.infeeds and len(program.code) > 1
+    items = np.random.default_rng(0).standard_normal((4, 20, 300)).astype(dtype.numpy)
+    runs = [Executable(program, engine=engine, fidelity="bitexact").launch([np.int32(3)], [items]) for engine in ("reference", "fast")]
+    (ours, sent), (theirs, received) = runs
+    assert np.asarray(ours[0]).tobytes() == np.asarray(theirs[0]).tobytes()
+    assert np.asarray(sent[0])[:3].tobytes() == np.asarray(received[0])[:3].tobytes()

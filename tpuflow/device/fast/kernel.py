@@ -125,7 +125,7 @@ class _Translation(Lifting):
             handler_of(instruction)(self, instruction, trips, state)
             for tile in self.resting.intersection(instruction.writes()):
                 rested = self.ar.rest(state.tiles[tile].array, tile.dtype)
-                state.tiles[tile] = Virtual(self.ar.take(rested, tile.dtype), state.tiles[tile].batch, rested=rested)
+                state.tiles[tile] = Virtual(self.ar.load(rested, tile.dtype), state.tiles[tile].batch, rested=rested)
 
     def _loop(
         self,
