@@ -143,6 +143,12 @@ def test_bad_data_on_the_way_lose_nothing():
     assert caught.value.result.losses == fit(data=(X[:32], Y[:32]), sink_size=0).losses
 
 
+def test_the_package_shows_its_public_names_and_no_others():
+    shown = {name for name in dir(tpuflow) if not name.startswith("__")}
+    assert shown == set(tpuflow.__all__)
+    assert all(hasattr(tpuflow, name) for name in shown - {"torch"})
+
+
 def test_an_unknown_public_name_lists_the_known_ones():
     with pytest.raises(AttributeError, match=r"'tpuflow' has no attribute 'trian'.*train"):
         tpuflow.trian  # noqa: B018
