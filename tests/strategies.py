@@ -15,6 +15,7 @@ from tpuflow.chips import CHIPS, Chip
 from tpuflow.dtypes import DTYPES
 from tpuflow.isa.bounds import Bound
 from tpuflow.isa.codec import DECLARED
+from tpuflow.isa.collectives import KIND_CODES, REDUCERS, Await, Collective, MeshAxis, Position
 from tpuflow.isa.contraction import SlidingAxis
 from tpuflow.isa.instruction import MAX_RANK, RATES, SPACES, FieldKind, Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import (
@@ -101,9 +102,16 @@ def _nested(inner: st.SearchStrategy[Block]) -> st.SearchStrategy[Block]:
     return st.builds(Loop, signed, body) | st.builds(While, body, signed, body) | st.builds(Switch, signed, tuples(body, 3))
 
 
-blocks = st.recursive(kernels() | st.builds(Infeed, signed, signed) | st.builds(Outfeed, signed, signed), _nested, max_leaves=4)
+collectives = st.builds(
+    Collective, st.sampled_from(tuple(KIND_CODES)), st.sampled_from(tuple(REDUCERS)), tuples(signed, MAX_RANK), signed, signed, signed,
+    tuples(st.tuples(signed, signed), 3), names, names,
+)  # fmt: skip
+blocks = st.recursive(
+    kernels() | st.builds(Infeed, signed, signed) | st.builds(Outfeed, signed, signed) | st.builds(Position, signed, signed)
+    | collectives | st.builds(Await, signed), _nested, max_leaves=4,
+)  # fmt: skip
 buffers = st.builds(Buffer, dtypes, shapes, signed)
-ports = st.builds(Port, names, dtypes, shapes, signed, st.booleans(), st.booleans(), names)
+ports = st.builds(Port, names, dtypes, shapes, signed, st.booleans(), st.booleans(), names, tuples(tuples(signed, 3), 3))
 chips = st.sampled_from(tuple(CHIPS.values())) | st.builds(
     Chip,
     **{
@@ -126,6 +134,7 @@ def programs(draw: st.DrawFn) -> Program:
         infeeds=draw(tuples(ports, 2)),
         outfeeds=draw(tuples(ports, 2)),
         code=draw(tuples(blocks, 3)),
+        mesh=draw(tuples(st.builds(MeshAxis, names, signed), 3)),
         name=draw(names),
         buffer_names=draw(st.just(()) | tuples(names, len(table), len(table))),
     )

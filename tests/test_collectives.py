@@ -12,7 +12,7 @@ import optax
 import pytest
 from flax import linen as nn
 from jax import lax
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 import tpuflow
 from tests.tolerances import sum_bound
@@ -138,15 +138,6 @@ def test_axes_nest() -> None:
 
     x = RNG.normal(size=(1, 4, 3, 5)).astype(np.float32)
     np.testing.assert_allclose(tpuflow.jit(nested)(x), jax.jit(nested)(x), **CLOSE)
-
-
-def test_a_mesh_of_several_devices_is_refused_with_its_size_and_what_to_do() -> None:
-    mesh = AbstractMesh((2, 4), ("data", "model"))
-    fn = jax.shard_map(lambda x: lax.psum(x, "model"), mesh=mesh, in_specs=PartitionSpec("data", "model"), out_specs=PartitionSpec("data"))
-    with pytest.raises(
-        UnsupportedPrimitiveError, match=r"test_collectives\.py:\d+.*8 devices \{'data': 2, 'model': 4\}.*one chip.*Mesh\(np"
-    ):
-        tpuflow.jit(fn)(np.ones((2, 4), np.float32))
 
 
 def test_an_axis_around_a_plain_program_that_calls_the_device_is_refused() -> None:

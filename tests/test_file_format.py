@@ -220,7 +220,7 @@ def test_bytes_after_the_end_are_noticed(more: bytes) -> None:
 
 def test_damage_is_named_by_its_section() -> None:
     sections = split(REALISTIC)
-    at = len(REALISTIC) - len(sections[b"DBUG"]) - 1
+    at = len(REALISTIC) - len(sections[b"DBUG"]) - len(sections[b"MESH"]) - 1
     with pytest.raises(ProgramFileError, match="step.tpx: section CODE .* is damaged"):
         file.from_bytes(REALISTIC[:at] + bytes([REALISTIC[at] ^ 1]) + REALISTIC[at + 1 :], name="step.tpx")
 
@@ -242,7 +242,7 @@ class Bomb:
 
 FOREIGN = {
     "png": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(100),
-    "text": b"tpx 6.0\nchip\n",
+    "text": b"tpx 7.0\nchip\n",
     "zip": b"PK\x03\x04" + bytes(100),
     "elf": b"\x7fELF" + bytes(100),
     "zeros": bytes(1000),

@@ -69,6 +69,7 @@ def test_a_grid_beyond_the_limit_is_refused_before_anything_runs(kind: str) -> N
 
 @pytest.mark.parametrize("name", [n for n, p in programs.all_programs().items() if not p.infeeds and n != "while"])
 def test_the_closed_form_counts_what_the_reference_engine_executes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tpuflow.device.reference.chip import ChipRun, Meetings
     from tpuflow.device.reference.execute import Run
     from tpuflow.device.reference.interpreter import ReferenceEngine
 
@@ -78,20 +79,20 @@ def test_the_closed_form_counts_what_the_reference_engine_executes(name: str, mo
         for p, x in zip(program.inputs, programs.random_inputs(program), strict=True)
     ]
     executed = int(isinstance(program.code[-1], Loop))  # its trips are told of one by one
-    step, blocks = Run._step, ReferenceEngine._blocks
+    step, blocks = Run._step, ChipRun._blocks
 
     def counted(self: Any, planned: Any, at: Any) -> None:
         nonlocal executed
         executed += 1
         step(self, planned, at)
 
-    def listed(self: Any, code: Sequence[Block], path: str) -> None:
+    def listed(self: Any, code: Sequence[Block], path: str) -> Meetings:
         nonlocal executed
         executed += len(code) + path.endswith("body.")
-        blocks(self, code, path)
+        return blocks(self, code, path)
 
     monkeypatch.setattr(Run, "_step", counted)
-    monkeypatch.setattr(ReferenceEngine, "_blocks", listed)
+    monkeypatch.setattr(ChipRun, "_blocks", listed)
     ReferenceEngine(program).launch(inputs)
     assert Workload(program).work(inputs) == Work(executed, ())
 

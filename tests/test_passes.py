@@ -162,6 +162,7 @@ def test_passes_are_named_after_what_they_do() -> None:
         "fuse-rows",
         "merge-kernels",
         "join-small",
+        "split-collectives",
         "schedule",
     ]
     assert all(re.search(r"Before: .*After: .*Needs: .*Keeps: .*Never: ", type(step).__doc__ or "", re.DOTALL) for step in PIPELINE)

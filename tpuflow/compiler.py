@@ -21,9 +21,10 @@ from tpuflow.chips import Chip, get_chip
 from tpuflow.dtypes import S32
 from tpuflow.errors import CompileError, ConfigError
 from tpuflow.isa.calls import count
+from tpuflow.isa.collectives import MeshAxis
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.program import Program
-from tpuflow.jaxprs.compat import KEY_IMPLEMENTATION, ClosedJaxpr, is_key
+from tpuflow.jaxprs.compat import KEY_IMPLEMENTATION, ClosedJaxpr, is_key, mesh_of
 from tpuflow.lower.assemble import Interface, assemble
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.verify import verify
@@ -41,18 +42,20 @@ from tpuflow.lower.passes.prune_carries import PruneCarries
 from tpuflow.lower.passes.read_chosen import ReadChosen
 from tpuflow.lower.passes.schedule import Schedule
 from tpuflow.lower.passes.simplify import Simplify
+from tpuflow.lower.passes.split_collectives import SplitCollectives
 from tpuflow.lower.passes.store_less import StoreLess
 from tpuflow.lower.passes.sum_in_product import SumInProduct
+from tpuflow.lower.shards import WHOLE, Cuts, cut_ports, on_chips
 
 PIPELINE: tuple[Pass, ...] = (
     Simplify(), PruneCarries(), Simplify(), ReadChosen(), FoldMoves(), Fuse(), HoistInvariants(),
     Schedule(), MergeKernels(related=True), StoreLess(), SumInProduct(), FuseRows(), MergeKernels(), JoinSmall(),
-    Schedule(),
+    SplitCollectives(), Schedule(),
 )  # fmt: skip
 """Simplify; let loops carry only what is needed; simplify what that opened; read what a condition keeps; read moved data through windows;
 form kernels; take those out of loops that need not be there; put them in an order that holds little at a time; merge those that read the
 same, let readers compute what is dearer to store, let products sum their results, go on with rows that are reduced while they are on the
-chip, merge what is left side by side, join what is small; put what came of it in order."""
+chip, merge what is left side by side, join what is small; start collectives and wait for them apart; put what came of it in order."""
 
 Watch = Callable[[str, Graph], None]
 """What is told the graph after import and after every pass, by the stage's name."""
@@ -113,8 +116,12 @@ def compile_jaxpr(
         raise ConfigError(f"{name}: {len(donated)} entries in donated for {len(closed_jaxpr.in_avals)} inputs; expected one each.")
     began = time.perf_counter()
     graph, calls = lower_with_calls(closed_jaxpr, name, input_names=tuple(input_names), output_names=tuple(output_names))
+    graph, mesh, cuts = _on_mesh(graph, closed_jaxpr)
     ins, outs = closed_jaxpr.in_avals, closed_jaxpr.out_avals
-    interface = Interface(tuple(map(bool, donated)), _weak(ins), _weak(outs), _keys(ins), _keys(outs), calls=calls)
+    interface = Interface(
+        tuple(map(bool, donated)), _weak(ins), _weak(outs), _keys(ins), _keys(outs), calls=calls, mesh=mesh, input_cuts=cuts.inputs,
+        output_cuts=cuts.outputs,
+    )  # fmt: skip
     return compile_graph(graph, chip=chip, interface=interface, began=began, watch=watch)
 
 
@@ -144,6 +151,7 @@ def compile_sink(
     began = time.perf_counter()
     step, calls = lower_with_calls(closed_jaxpr, name)
     _check_carries(step, carries, carry_names)
+    step, mesh, cuts = _on_mesh(step, closed_jaxpr, carries)
     graph = sink_graph(step, carries, invariants, carry_names, invariant_names, count(calls))
     ins, outs = closed_jaxpr.in_avals, closed_jaxpr.out_avals
     kept = carries + invariants
@@ -156,6 +164,11 @@ def compile_sink(
         infeeds=tuple(infeed_names),
         outfeeds=tuple(outfeed_names),
         calls=calls,
+        mesh=mesh,
+        input_cuts=(WHOLE, *cuts.inputs[:kept]),
+        output_cuts=cuts.outputs[:carries],
+        infeed_cuts=cuts.inputs[kept:],
+        outfeed_cuts=((WHOLE,) * count(calls) + cuts.outputs[carries:]),
     )
     return compile_graph(graph, chip=chip, interface=interface, began=began)
 
@@ -205,6 +218,15 @@ def sink_graph(
     loop = Node("loop", (trips, *inputs), results, regions=(body,))
     names = (*_named(carry_names, carries, "state"), *_named(invariant_names, invariants, "invariant"))
     return Graph(step.name, (trips, *inputs), (loop,), results[:carries], ("trips", *names), names[:carries])
+
+
+def _on_mesh(graph: Graph, closed_jaxpr: ClosedJaxpr, carries: int = 0) -> tuple[Graph, tuple[MeshAxis, ...], Cuts]:
+    """The graph for the chips of the jaxpr's mesh, whose axes of several chips are given back, and how its inputs and outputs are cut."""
+    mesh = tuple(MeshAxis(name, size) for name, size in mesh_of(closed_jaxpr).items() if size > 1)
+    if not mesh:
+        return graph, (), Cuts((), ())
+    graph, cuts = cut_ports(graph, carries)
+    return on_chips(graph, mesh), mesh, cuts
 
 
 def _named(names: Sequence[str], count: int, kind: str) -> tuple[str, ...]:

@@ -74,7 +74,11 @@ CHIPS = {
             host_bytes_per_second=16e9,
             launch_seconds=100e-6,
             matrix_load_cycles=128,
-            source="no product: a plain chip with true fp32 products, sizes between TPU v2 and v3 (all assumed)",
+            link_chips=256,
+            link_axes=2,
+            link_bytes_per_second=200e9,
+            network_bytes_per_second=6.25e9,
+            source="no product: a plain chip with true fp32 products, sizes, links included, between TPU v2 and v3 (all assumed)",
         ),
         Chip(
             name="ascend910",

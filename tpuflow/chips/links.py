@@ -1,4 +1,4 @@
-"""What joining several chips takes: the closed form of a data-parallel step's sum of gradients.
+"""What joining several chips takes: closed forms of collectives over the axes of a mesh, and of a data-parallel step's sum of gradients.
 
 Chips are joined in up to three levels, each with its own bandwidth: `link_chips` of them by links of their own (a torus of `link_axes`
 axes, rings on every axis in both directions at once), `host_chips` by their host, any number by the network. A sum over a level of n
@@ -9,7 +9,8 @@ them for the next. Nominal bandwidths, one hop's latency for every step around t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from tpuflow.chips.chip import Chip
 from tpuflow.errors import ConfigError
@@ -55,3 +56,107 @@ def _levels(chip: Chip, chips: int) -> Iterator[tuple[int, float, int]]:
             axes = chip.link_axes if joined == 1 else 1
             yield groups, rate, axes * math.ceil(groups ** (1 / axes))
             joined *= groups
+
+
+# --- a mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One level of an axis of chips: `groups` of them around rings on `axes` axes (0: a switch), bytes a second that a chip sends over all
+    of these in both directions, and a step's latency."""
+
+    groups: int
+    rate: float
+    axes: int
+    step_seconds: float
+
+    @property
+    def side(self) -> int:
+        """Chips around one ring."""
+        return math.ceil(self.groups ** (1 / max(1, self.axes)))
+
+    @property
+    def steps(self) -> int:
+        """Around all rings."""
+        return max(1, self.axes) * self.side
+
+
+def collective_seconds(chip: Chip, kind: str, data_bytes: float, sizes: Sequence[int], axes: Sequence[int], distance: int = 1) -> float:
+    """Seconds of a collective that sends `data_bytes` from each chip over the mesh axes `axes` (by number) of a mesh of these sizes.
+
+    The mesh's axes of several chips share the torus evenly, chips of the last axis side by side; an axis that goes beyond what links
+    join goes on over the host, then the network. distance: of a permute, how far around its axis a message goes at most.
+
+    Raises:
+      ConfigError: the chip's row does not say how so many are joined.
+    """
+    seconds, left = 0.0, data_bytes
+    for a in axes:
+        for hop in _hops(chip, sizes, a):
+            if hop.rate <= 0:
+                raise ConfigError(
+                    f"chip {chip.name!r} does not say what joins the {math.prod(sizes)} chips of a mesh {list(sizes)}; give its row "
+                    "link_chips and *_bytes_per_second."
+                )
+            seconds += _SECONDS[kind](hop, left, distance)
+            left = _LEFT[kind](left, hop.groups)
+    return seconds
+
+
+def _hops(chip: Chip, sizes: Sequence[int], axis: int) -> Iterator[Hop]:
+    inner = math.prod(sizes[axis + 1 :])  # chips between neighbours of this axis
+    several = sum(size > 1 for size in sizes)
+    share = min(1.0, 1 / several) if several else 1.0
+    joined, size = 1, sizes[axis]
+    reaches = (
+        (chip.link_chips // inner, chip.link_bytes_per_second * share, max(1.0, chip.link_axes * share)),
+        (chip.host_chips // inner, chip.host_bytes_per_second, 0),
+        (size, chip.network_bytes_per_second, 0),
+    )
+    for most, rate, axes in reaches:
+        reach = min(size, most)
+        if reach > joined:
+            groups = math.ceil(reach / joined)
+            yield Hop(groups, rate, int(axes), chip.hop_seconds)
+            joined *= groups
+
+
+def _scatter(hop: Hop, data_bytes: float, distance: int) -> float:
+    return (hop.groups - 1) / hop.groups * data_bytes / hop.rate + hop.steps * hop.step_seconds / 2
+
+
+def _gather(hop: Hop, data_bytes: float, distance: int) -> float:
+    return (hop.groups - 1) * data_bytes / hop.rate + hop.steps * hop.step_seconds / 2
+
+
+def _sum(hop: Hop, data_bytes: float, distance: int) -> float:
+    return 2 * _scatter(hop, data_bytes, distance)
+
+
+def _exchange(hop: Hop, data_bytes: float, distance: int) -> float:
+    """Around a ring a message goes a quarter of it on average, and each chip sends in both directions."""
+    if hop.axes == 0:
+        return (hop.groups - 1) / hop.groups * data_bytes / hop.rate + hop.step_seconds
+    return hop.axes * (hop.side**2 // 4) / hop.side * data_bytes / hop.rate + hop.steps * hop.step_seconds / 2
+
+
+def _shift(hop: Hop, data_bytes: float, distance: int) -> float:
+    """One direction of one axis; every link carries the messages of all chips on their way."""
+    if hop.axes == 0:
+        return data_bytes / hop.rate + hop.step_seconds
+    far = min(distance, hop.side)
+    return far * (data_bytes / (hop.rate / hop.axes / 2) + hop.step_seconds)
+
+
+_SECONDS: Mapping[str, Callable[[Hop, float, int], float]] = {
+    "all_reduce": _sum, "reduce_scatter": _scatter, "all_gather": _gather, "all_to_all": _exchange, "permute": _shift,
+}  # fmt: skip
+_LEFT: Mapping[str, Callable[[float, int], float]] = {
+    "all_reduce": lambda left, groups: left / groups,
+    "reduce_scatter": lambda left, groups: left / groups,
+    "all_gather": lambda left, groups: left * groups,
+    "all_to_all": lambda left, groups: left,
+    "permute": lambda left, groups: left,
+}
+"""Bytes that are left for the next level."""

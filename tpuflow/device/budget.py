@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tpuflow.device.timing.trips import known_trips
+from tpuflow.isa.collectives import Await, Collective, Position
 from tpuflow.isa.loop_nest import LoopNest
 from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
 
@@ -103,7 +104,7 @@ def _sources(program: Program) -> tuple[Mapping[int, int], Mapping[int, int]]:
     blocks = [block for _, block in walk(program.code)]
     counts = {block.trips for block in blocks if isinstance(block, Loop)}
     written = {w.buffer for b in blocks if isinstance(b, Kernel) for i in b.instructions for role, w in i.windows() if role == "write"}
-    written |= {b.buffer for b in blocks if isinstance(b, Infeed)}
+    written |= {b.buffer for b in blocks if isinstance(b, Infeed | Position)} | {b.target for b in blocks if isinstance(b, Collective)}
     inputs = {p.buffer: n for n, p in enumerate(program.inputs) if p.buffer in counts - written}
     return known_trips(program), inputs
 
@@ -141,11 +142,12 @@ class _Count:
         """The longest branch."""
         return max(map(self.blocks, block.branches))
 
-    def feed(self, block: Infeed | Outfeed) -> int:
+    def alone(self, block: Block) -> int:
         """Nothing but the block itself."""
         return 0
 
 
 _WORK: Mapping[type, Callable[..., int]] = {
-    Kernel: _Count.kernel, Loop: _Count.loop, While: _Count.loop, Switch: _Count.switch, Infeed: _Count.feed, Outfeed: _Count.feed,
+    Kernel: _Count.kernel, Loop: _Count.loop, While: _Count.loop, Switch: _Count.switch,
+    **dict.fromkeys((Infeed, Outfeed, Position, Collective, Await), _Count.alone),
 }  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tpuflow.errors import LaunchError
+from tpuflow.isa.collectives import whole_shape
 from tpuflow.isa.program import Port, Program
 
 
@@ -19,13 +20,14 @@ def check_arguments(program: Program, inputs: Sequence[Any], infeeds: Sequence[A
         if len(ports) != len(arrays):
             raise LaunchError(f"the program takes {len(ports)} {what} arrays ({[p.name for p in ports]}), got {len(arrays)}.")
         for port, x in zip(ports, arrays, strict=True):
-            if len(x.shape) != lead + len(port.shape) or x.shape[lead:] != port.shape or x.dtype != port.dtype.numpy:
-                raise LaunchError(_mismatch(what, port, x, lead))
+            shape = whole_shape(port.shape, port.cut, program.mesh) if port.cut else port.shape
+            if len(x.shape) != lead + len(shape) or x.shape[lead:] != shape or x.dtype != port.dtype.numpy:
+                raise LaunchError(_mismatch(what, port, shape, x, lead))
 
 
-def _mismatch(what: str, port: Port, x: Any, lead: int) -> str:
+def _mismatch(what: str, port: Port, shape: Sequence[int], x: Any, lead: int) -> str:
     items = "[items, ...] of " if lead else ""
-    found = f"expected {items}{port.dtype}{list(port.shape)}, got {x.dtype}{list(x.shape)}"
+    found = f"expected {items}{port.dtype}{list(shape)}, got {x.dtype}{list(x.shape)}"
     return f"{what} {port.name!r}: {found}. A Program is compiled for one shape and type: convert the array, or compile another Program."
 
 

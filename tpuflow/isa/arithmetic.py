@@ -86,6 +86,10 @@ class Arithmetic(Protocol):
         """Axis i of the result is axis `permutation[i]` of `a`."""
         ...
 
+    def concatenate(self, values: Sequence[Any], axis: int) -> Any:
+        """Values one after the other along `axis`."""
+        ...
+
     def reduce(self, op: str, start: Any, a: Any, axes: Sequence[int], block: int, dtype: DType) -> Any:
         """`op` of `isa.elementwise.REDUCE` over ascending `axes`, of size 1 in `start` and in the result, every step rounded to `dtype`.
 

@@ -18,8 +18,9 @@ from tpuflow.chips.chip import Chip
 from tpuflow.dtypes import BY_NAME
 from tpuflow.errors import ProgramFileError
 from tpuflow.isa.codec import LIMITS, MAX_DEPTH
+from tpuflow.isa.collectives import KIND_CODES, REDUCERS, Await, Collective, MeshAxis, Position
 from tpuflow.isa.cursor import Cursor, Lines
-from tpuflow.isa.disassembler import PORT_SECTIONS, values_data
+from tpuflow.isa.disassembler import PORT_SECTIONS, UNBUFFERED, values_data
 from tpuflow.isa.file import MAJOR, MINOR
 from tpuflow.isa.instruction import Instruction
 from tpuflow.isa.operands import Names, read_instruction
@@ -45,7 +46,7 @@ T = TypeVar("T")
 _VERSION = re.compile(r"[0-9]{1,5}\.[0-9]{1,5}")
 _DEFINITION = re.compile(r"%")
 _HEX = re.compile(r"(?:[0-9a-f]{2})+")
-_SECTIONS = ("chip", "buffers", "constants", *PORT_SECTIONS, "code")
+_SECTIONS = ("chip", "mesh", "buffers", "constants", *PORT_SECTIONS, "code")
 
 
 def assemble(text: str, *, name: str = "") -> Program:
@@ -57,6 +58,7 @@ def assemble(text: str, *, name: str = "") -> Program:
     lines = Lines(text, name or "program text")
     program_name = _header(lines)
     chip = _chip(lines)
+    mesh = _section(lines, "mesh", _mesh_axis)
     numbers = itertools.count()
     buffers = _section(lines, "buffers", lambda cursor: _buffer(cursor, next(numbers)))
     constants = _section(lines, "constants", functools.partial(_constant, lines=lines))
@@ -64,7 +66,7 @@ def assemble(text: str, *, name: str = "") -> Program:
     code = _blocks(lines, 1) if lines.heading("code") else ()
     lines.finish(f"the end of the text, or one of the sections {', '.join(_SECTIONS)} in this order")
     names = _all_or_none([comment for _, comment in buffers], f"{lines.name}: buffers")
-    return Program(chip, tuple(b for b, _ in buffers), constants, code=code, name=program_name, buffer_names=names, **ports)
+    return Program(chip, tuple(b for b, _ in buffers), constants, code=code, mesh=mesh, name=program_name, buffer_names=names, **ports)
 
 
 def _header(lines: Lines) -> str:
@@ -114,6 +116,12 @@ def _chip(lines: Lines) -> Chip:
     return Chip(**values)
 
 
+def _mesh_axis(cursor: Cursor) -> MeshAxis:
+    axis = MeshAxis(cursor.string(), cursor.integer())
+    cursor.end()
+    return axis
+
+
 def _buffer(cursor: Cursor, number: int) -> tuple[Buffer, str | None]:
     start = cursor.place()
     if cursor.buffer() != number:
@@ -160,8 +168,17 @@ def _port(cursor: Cursor) -> Port:
     buffer = cursor.buffer()
     donated, weak = cursor.accept_word("donated"), cursor.accept_word("weak")
     key = _key(cursor)
+    cut = _tuples(cursor, "cut", LIMITS["Port.cut"])
     cursor.end()
-    return Port(name, dtype, shape, buffer, donated, weak, key)
+    return Port(name, dtype, shape, buffer, donated, weak, key, cut)
+
+
+def _tuples(cursor: Cursor, word: str, most: int | None = None) -> tuple[tuple[int, ...], ...]:
+    """`word=[(0, 1), ()]`; empty if the word does not come here."""
+    if not cursor.accept_word(word):
+        return ()
+    cursor.expect("=")
+    return cursor.items(lambda: cursor.items(cursor.integer, "(", ")", most), "[", "]", most)
 
 
 def _key(cursor: Cursor) -> str:
@@ -193,12 +210,17 @@ def _nested(lines: Lines, depth: int, name: str) -> tuple[Block, ...]:
 
 def _numbers(cursor: Cursor, *names: str) -> list[int]:
     """Values of `name=b3`, or `port=3`, in this order; then the end of the line."""
+    values = _values_of(cursor, *names)
+    cursor.end()
+    return values
+
+
+def _values_of(cursor: Cursor, *names: str) -> list[int]:
     values = []
     for name in names:
         cursor.expect(name)
         cursor.expect("=")
-        values.append(cursor.integer() if name == "port" else cursor.buffer())
-    cursor.end()
+        values.append(cursor.integer() if name in UNBUFFERED else cursor.buffer())
     return values
 
 
@@ -226,6 +248,29 @@ def _infeed(cursor: Cursor, lines: Lines, depth: int) -> Infeed:
 
 def _outfeed(cursor: Cursor, lines: Lines, depth: int) -> Outfeed:
     return Outfeed(*_numbers(cursor, "port", "buffer"))
+
+
+def _position(cursor: Cursor, lines: Lines, depth: int) -> Position:
+    return Position(*_numbers(cursor, "axis", "buffer"))
+
+
+def _collective(cursor: Cursor, lines: Lines, depth: int) -> Collective:
+    kind, reducer = cursor.one_of(tuple(KIND_CODES)), cursor.one_of(tuple(REDUCERS))
+    cursor.expect("axes")
+    cursor.expect("=")
+    axes = cursor.items(cursor.integer, "[", "]", LIMITS["Collective.axes"])
+    source, target, semaphore = _values_of(cursor, "source", "target", "semaphore")
+    pairs = _tuples(cursor, "pairs")
+    wrong = next((p for p in pairs if len(p) != 2), None)
+    if wrong is not None:
+        cursor.fail(f"pairs of two numbers, not {wrong}")
+    scope = cursor.string() if cursor.accept_word("scope") else ""
+    ends = tuple((pair[0], pair[1]) for pair in pairs)
+    return Collective(kind, reducer, axes, source, target, semaphore, ends, scope, cursor.end() or "")
+
+
+def _await(cursor: Cursor, lines: Lines, depth: int) -> Await:
+    return Await(*_numbers(cursor, "semaphore"))
 
 
 # ---- kernels
@@ -282,4 +327,5 @@ def _instructions(lines: Lines, depth: int, section: str, names: Names) -> list[
 
 _BLOCKS: dict[str, Callable[[Cursor, Lines, int], Block]] = {
     "kernel": _kernel, "loop": _loop, "while": _while, "switch": _switch, "infeed": _infeed, "outfeed": _outfeed,
+    "position": _position, "collective": _collective, "await": _await,
 }  # fmt: skip

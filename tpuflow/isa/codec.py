@@ -22,6 +22,7 @@ from typing import Any
 from tpuflow.dtypes import DType
 from tpuflow.isa import dma, matrix, vector
 from tpuflow.isa.bounds import Bound
+from tpuflow.isa.collectives import KIND_CODES, REDUCERS
 from tpuflow.isa.contraction import SlidingAxis
 from tpuflow.isa.instruction import INSTRUCTIONS, MAX_RANK, RATES, SPACES, FieldKind, Instruction, Tile, Window
 from tpuflow.isa.program import GRID_KINDS, Kernel
@@ -51,7 +52,7 @@ MAX_ARRAY_RANK = 32
 CHOICES = {
     label: {word: code for code, word in enumerate(words)}
     for label, words in {"Tile.space": SPACES, "Tile.rate": RATES, "GridAxis.kind": GRID_KINDS}.items()
-}
+} | {"Collective.kind": KIND_CODES, "Collective.reducer": REDUCERS}
 """String fields that hold one word of a list."""
 LIMITS = {  # most items of a tuple field, where it is not the file's length that limits them
     "Tile.axes": MAX_RANK,
@@ -60,6 +61,9 @@ LIMITS = {  # most items of a tuple field, where it is not the file's length tha
     "Kernel.grid": MAX_ARRAY_RANK,
     "Buffer.shape": MAX_ARRAY_RANK,
     "Port.shape": MAX_ARRAY_RANK,
+    "Port.cut": MAX_ARRAY_RANK,
+    "Program.mesh": MAX_RANK,
+    "Collective.axes": MAX_RANK,
 }
 
 

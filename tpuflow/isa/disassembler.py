@@ -1,11 +1,13 @@
 """A Program as canonical text, which the assembler reads back to the same Program.
 
-The first line names the format's version and the program; then come the sections `chip`, `buffers`, `constants`, `inputs`,
+The first line names the format's version and the program; then come the sections `chip`, `mesh`, `buffers`, `constants`, `inputs`,
 `outputs`, `infeeds`, `outfeeds` and `code`, as far as they are not empty. Two spaces of indentation are one level.
 
+    "data" 4                            an axis of the mesh, and how many chips it has
     b3 f32[64, 784] at 0x1000           a buffer: type, shape, byte address
     b3 = f32 0.5, 1.0                   a constant by its values, or `b3 = hex` and lines of hexadecimal bytes
-    "x" f32[64, 784] b3 donated weak    a port: name, type, shape, its buffer (b-1: none), marks, and key="..." of random keys
+    "x" f32[64, 784] b3 donated weak    a port: name, type, shape, its buffer (b-1: none), marks, and key="..." of random keys;
+                                        `cut=[(0, 1), ()]`: along its first axis the host's array is cut over mesh axes 0 and 1
     kernel                              a kernel; `grid parallel 4, sequential 3`; `semaphores 2, 0` are the initial counts
     %t0 = vmem[0x2000] f32[128@g0/300, 64] x2 step
                                         a tile: space, byte address, type, axes, slots, and what moves to the next slot; an axis
@@ -18,6 +20,8 @@ The first line names the format's version and the program; then come the section
                                         axis 1 holds position 2*(its own label) + 1*(label 5)
     scope "jvp(Net)/Dense_0"            debug information, too: where in the model a kernel comes from
     loop trips=b3                       a block with its buffers; its nested lists follow, each under its name
+    collective all_reduce add axes=[0] source=b3 target=b4 semaphore=0
+                                        a collective over mesh axis 0, awaited by `await semaphore=0`; `pairs=[(0, 1)]` of a permute
 
 Numbers that carry a type keep it: `1` is an integer, `1.0` a float, `true` a bool; floats print so that they read back to the same
 bits (`nan:` and 16 digits for a NaN other than the usual one). Text after `;` is debug information: the name of the program, kernel
@@ -37,12 +41,14 @@ from tpuflow.chips.chip import Chip
 from tpuflow.dtypes import DType
 from tpuflow.errors import ProgramFileError
 from tpuflow.isa.codec import Table
+from tpuflow.isa.collectives import Collective
 from tpuflow.isa.file import MAJOR, MINOR, debug_fault
 from tpuflow.isa.instruction import QUEUE_CODES, Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Block, Buffer, Constant, Kernel, Port, Program, children
 
 PORT_SECTIONS = ("inputs", "outputs", "infeeds", "outfeeds")
 POSITIONAL = ("tile", "tiles", "window")  # kinds of fields that an instruction shows without their name
+UNBUFFERED = ("port", "axis", "semaphore")  # numbers of a block that are no buffers
 SHORT_CONSTANT_ELEMS = 16
 HEX_BYTES_A_LINE = 64
 USUAL_NAN = bytes.fromhex("7ff8000000000000")
@@ -58,6 +64,7 @@ def disassemble(program: Program) -> str:
         raise ProgramFileError(f"cannot write the program: {fault}")
     lines = [_commented(f"tpx {MAJOR}.{MINOR}", program.name or None)]
     lines += _section("chip", _chip(program.chip))
+    lines += _section("mesh", (f"{quote(axis.name)} {axis.size}" for axis in program.mesh))
     lines += _section("buffers", _named_buffers(program))
     lines += _section("constants", (line for c in program.constants for line in _constant(c, program.buffers)))
     for name in PORT_SECTIONS:
@@ -174,7 +181,12 @@ def values_data(dtype: DType, values: list[Any]) -> bytes:
 def _port(port: Port) -> str:
     marks = [mark for mark in ("donated", "weak") if getattr(port, mark)]
     key = [f"key={quote(port.key)}"] if port.key else []
-    return " ".join((quote(port.name), array_type(port.dtype, port.shape), f"b{port.buffer}", *marks, *key))
+    cut = [f"cut={_tuples(port.cut)}"] if port.cut else []
+    return " ".join((quote(port.name), array_type(port.dtype, port.shape), f"b{port.buffer}", *marks, *key, *cut))
+
+
+def _tuples(rows: Iterable[Iterable[int]]) -> str:
+    return "[" + ", ".join(f"({', '.join(map(str, row))})" for row in rows) + "]"
 
 
 # ---- code
@@ -184,13 +196,22 @@ def _block(block: Block) -> Iterator[str]:
     if isinstance(block, Kernel):
         yield from _kernel(block)
         return
+    if isinstance(block, Collective):
+        yield _commented(_collective(block), block.where or None)
+        return
     numbers = ((f.name, getattr(block, f.name)) for f in fields(block))
-    marks = [f"{name}={'' if name == 'port' else 'b'}{value}" for name, value in numbers if not isinstance(value, tuple)]
+    marks = [f"{name}={'' if name in UNBUFFERED else 'b'}{value}" for name, value in numbers if not isinstance(value, tuple)]
     yield " ".join((type(block).__name__.lower(), *marks))
     for name, blocks in children(block):
         yield f"  {name}"
         for nested in blocks:
             yield from (f"    {line}" for line in _block(nested))
+
+
+def _collective(c: Collective) -> str:
+    axes = ", ".join(map(str, c.axes))
+    words = f"collective {c.kind} {c.reducer} axes=[{axes}] source=b{c.source} target=b{c.target} semaphore={c.semaphore}"
+    return " ".join((words, *([f"pairs={_tuples(c.pairs)}"] if c.pairs else []), *([f"scope {quote(c.scope)}"] if c.scope else [])))
 
 
 def _kernel(kernel: Kernel) -> Iterator[str]:

@@ -9,9 +9,11 @@ from types import ModuleType
 from typing import Any
 
 from tpuflow.dtypes import DTYPES
-from tpuflow.isa import codec, disassembler, file
+from tpuflow.isa import codec, collectives, disassembler, file
 from tpuflow.isa.bounds import Bound
 from tpuflow.isa.codec import DECLARED, FAMILIES
+from tpuflow.isa.collectives import KINDS as COLLECTIVES
+from tpuflow.isa.collectives import Await, Collective, MeshAxis, Position
 from tpuflow.isa.contraction import SlidingAxis
 from tpuflow.isa.disassembler import instruction_text
 from tpuflow.isa.instruction import QUEUES, FieldKind, Instruction, Tile, TileAxis, Window, WindowAxis
@@ -20,6 +22,7 @@ from tpuflow.isa.program import Buffer, Constant, GridAxis, Infeed, Kernel, Loop
 PATH = Path(__file__).parents[2] / "docs" / "ISA.md"
 RECORDS = (
     Program,
+    MeshAxis,
     Buffer,
     Constant,
     Port,
@@ -30,6 +33,9 @@ RECORDS = (
     Switch,
     Infeed,
     Outfeed,
+    Position,
+    Collective,
+    Await,
     Tile,
     TileAxis,
     Window,
@@ -76,6 +82,15 @@ def document() -> str:
         _types(),
         "## The parts of a Program",
         *(f"**{record.__name__}** ({_fields(record)})\n\n{_markdown(record)}" for record in RECORDS),
+        "## Several chips",
+        _markdown(collectives),
+        "\n".join(
+            (
+                "| code | collective | what a member receives |",
+                "|---|---|---|",
+                *(f"| {k.code} | `{n}` | {k.says} |" for n, k in COLLECTIVES.items()),
+            )
+        ),
         "## Instructions",
         _summary(),
         *(part for family in FAMILIES for part in _family(family)),

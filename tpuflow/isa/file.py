@@ -9,10 +9,11 @@ A file is a header, a table of sections, and the sections one after the other. A
     checksum       32 bytes  SHA-256 of everything above, and so of the whole file
 
 The sections, in this order: CHIP (the chip's row), BUFS (the HBM buffer table), CNST (constants), PORT (inputs, outputs, infeeds,
-outfeeds), CODE (blocks and kernels) and, if there is any of it, DBUG: where the chip's numbers are from, the program's and buffers'
-names, the kernels' names and scopes, and a source line for every instruction, over one table of strings. The code hash is the SHA-256
-of the table rows of all sections but DBUG: names and sources do not change it. The chip's row is hardware: what is fitted to measured
-times is a calibration's and in no Program. The same Program always gives the same bytes.
+outfeeds), CODE (blocks and kernels), MESH (the axes of the chips that run it) and, if there is any of it, DBUG: where the chip's numbers
+are from, the program's and buffers' names, the kernels' names and scopes, those of collectives with their source lines, and a source
+line for every instruction, over one table of strings. The code hash is the SHA-256 of the table rows of all sections but DBUG: names and
+sources do not change it. The chip's row is hardware: what is fitted to measured times is a calibration's and in no Program. The same
+Program always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ from pathlib import Path
 from tpuflow.errors import ProgramFileError, listed
 from tpuflow.isa.calls import sources
 from tpuflow.isa.codec import codec_of, record_codec
-from tpuflow.isa.program import Block, Kernel, Loop, Program, Switch, While
+from tpuflow.isa.collectives import Collective
+from tpuflow.isa.program import Block, Kernel, Loop, Program, Switch, While, walk
 from tpuflow.isa.wire import Codec, Reader, Writer
 
 MAGIC = b"\x89TPX\r\n\x1a\n"
-MAJOR, MINOR = 6, 0
+MAJOR, MINOR = 7, 0
 SECTIONS = {  # every section with the Program fields that it holds
     "CHIP": ("chip",),
     "BUFS": ("buffers",),
     "CNST": ("constants",),
     "PORT": ("inputs", "outputs", "infeeds", "outfeeds"),
     "CODE": ("code",),
+    "MESH": ("mesh",),
 }
 DEBUG = "DBUG"
 MAX_SECTIONS = 64
@@ -59,14 +62,23 @@ class _KernelDebug:
 
 
 @dataclass(frozen=True, slots=True)
+class _CollectiveDebug:
+    """Rows of the string table: a collective's scope and its source line."""
+
+    scope: int
+    where: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Debug:
-    """Content of the DBUG section; kernels in program order, depth first."""
+    """Content of the DBUG section; kernels and collectives in program order, depth first."""
 
     strings: tuple[str, ...]
     chip_source: int
     name: int
     buffer_names: tuple[int, ...]
     kernels: tuple[_KernelDebug, ...]
+    collectives: tuple[_CollectiveDebug, ...]
 
 
 def save(program: Program, path: str | os.PathLike[str]) -> None:
@@ -221,7 +233,8 @@ def _encode_debug(program: Program) -> bytes:
     if fault := debug_fault(program):
         raise ProgramFileError(f"cannot write the program: {fault}")
     named = program.name or program.chip.source or program.buffer_names
-    if not named and not any(k.title or k.sources for k in program.kernels()):
+    collectives = [block for _, block in walk(program.code) if isinstance(block, Collective)]
+    if not named and not any(k.title or k.sources for k in program.kernels()) and not any(c.scope or c.where for c in collectives):
         return b""
     strings: dict[str, int] = {}
 
@@ -230,8 +243,9 @@ def _encode_debug(program: Program) -> bytes:
 
     source, name, buffer_names = row(program.chip.source), row(program.name), tuple(map(row, program.buffer_names))
     kernels = tuple(_KernelDebug(row(k.name), row(k.scope), tuple(map(row, k.sources))) for k in program.kernels())
+    moved = tuple(_CollectiveDebug(row(c.scope), row(c.where)) for c in collectives)
     w = Writer()
-    record_codec(_Debug).write(w, _Debug(tuple(strings), source, name, buffer_names, kernels))
+    record_codec(_Debug).write(w, _Debug(tuple(strings), source, name, buffer_names, kernels, moved))
     return bytes(w.out)
 
 
@@ -240,13 +254,20 @@ def _decode_debug(program: Program, r: Reader) -> Program:
     r.finish()
     kernels = sum(1 for _ in program.kernels())
     rows = [debug.chip_source, debug.name, *debug.buffer_names, *(i for k in debug.kernels for i in (k.name, k.scope, *k.sources))]
+    rows += [i for c in debug.collectives for i in (c.scope, c.where)]
+    collectives = sum(isinstance(block, Collective) for _, block in walk(program.code))
+    if len(debug.collectives) != collectives:
+        r.fail(f"it names {len(debug.collectives)} collectives, the program has {collectives}")
     if len(debug.kernels) != kernels:
         r.fail(f"it names {len(debug.kernels)} kernels, the program has {kernels}")
     if not all(0 <= row < len(debug.strings) for row in rows):
         r.fail(f"a name is not in its table of {len(debug.strings)} strings")
-    left = iter(debug.kernels)
+    left, moved = iter(debug.kernels), iter(debug.collectives)
 
     def named(block: Block) -> Block:
+        if isinstance(block, Collective):
+            found = next(moved)
+            return replace(block, scope=debug.strings[found.scope], where=debug.strings[found.where])
         if not isinstance(block, Kernel):
             return _with_children(block, named)
         entry = next(left)

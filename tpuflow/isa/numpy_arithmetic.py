@@ -103,6 +103,10 @@ class NumpyArithmetic:
         """Axes in another order."""
         return a.transpose(permutation).copy()
 
+    def concatenate(self, values: Sequence[Array], axis: int) -> Array:
+        """One after the other."""
+        return np.concatenate(values, axis)
+
     def reduce(self, op: str, start: Array, a: Array, axes: Sequence[int], block: int, dtype: DType) -> Array:
         """Halving trees, block after block."""
         kept = [axis for axis in range(a.ndim) if axis not in axes]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from tpuflow.chips.chip import Chip
 from tpuflow.dtypes import DType
 from tpuflow.isa.calls import Call, count
+from tpuflow.isa.collectives import Await, Collective, Cut, MeshAxis, Position
 from tpuflow.isa.instruction import Instruction
 
 GRID_KINDS = ("parallel", "sequential")
@@ -146,12 +147,16 @@ class Outfeed:
     buffer: int
 
 
-Block = Kernel | Loop | While | Switch | Infeed | Outfeed
+Block = Kernel | Loop | While | Switch | Infeed | Outfeed | Position | Collective | Await
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A named array that crosses between host and device; `buffer` is its place in HBM (-1 for infeed and outfeed items)."""
+    """A named array that crosses between host and device; `buffer` is its place in HBM (-1 for infeed and outfeed items).
+
+    `shape` is that of one chip's array. The host's is cut over the mesh as `cut` says; over axes that it does not name all chips have
+    the same.
+    """
 
     name: str
     dtype: DType
@@ -160,6 +165,7 @@ class Port:
     donated: bool = False
     weak: bool = False
     key: str = ""  # name of the PRNG implementation if the u32 data are a JAX random key
+    cut: Cut = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +180,8 @@ class Constant:
 class Program:
     """Everything the device needs. An input marked donated may be overwritten; an output may be the same buffer as a donated input.
 
+    `mesh` are the axes of the chips that run it, all of them the same; without any it is for one chip.
+
     `calls` is what the host does with the items of the first outfeed ports; it is the host's alone, and not in a file.
     """
 
@@ -185,6 +193,7 @@ class Program:
     infeeds: tuple[Port, ...]
     outfeeds: tuple[Port, ...]
     code: tuple[Block, ...]
+    mesh: tuple[MeshAxis, ...] = ()
     name: str = field(default="", compare=False)
     buffer_names: tuple[str, ...] = field(default=(), compare=False)
     calls: tuple[Call, ...] = field(default=(), compare=False)
@@ -228,6 +237,8 @@ def _strip(block: Block) -> Block:
     match block:
         case Kernel():
             return replace(block, name="", scope="", sources=())
+        case Collective():
+            return replace(block, scope="", where="")
         case Loop():
             return replace(block, body=tuple(_strip(b) for b in block.body))
         case While():

@@ -103,6 +103,33 @@ def axis_name(axis_data: Any) -> Any:
     return None if axis_data.name is core.no_axis_name else axis_data.name
 
 
+def mesh_of(closed: ClosedJaxpr) -> dict[str, int]:
+    """Names and sizes of the mesh axes that the `shard_map`s of a jaxpr are over; those of one device are left out.
+
+    Raises:
+      UnsupportedPrimitiveError: two of them are over different meshes.
+    """
+    found: dict[str, int] = {}
+    for equation in _equations(closed.jaxpr):
+        if equation.primitive.name != "shard_map":
+            continue
+        mesh = {str(name): int(size) for name, size in equation.params["mesh"].shape.items() if size > 1}
+        if found and mesh and mesh != found:
+            raise UnsupportedPrimitiveError(
+                f"{location_of(equation) or 'unknown source line'}: a shard_map over {mesh} in a program that has one over {found}; a "
+                "program runs on one mesh. Name all axes in one mesh, and in each shard_map's specs those it is cut over."
+            )
+        found = found or mesh
+    return found
+
+
+def _equations(jaxpr: Jaxpr) -> Iterator[Equation]:
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in core.jaxprs_in_params(equation.params):
+            yield from _equations(inner)
+
+
 def calls_host(jaxpr: Any) -> bool:
     """Whether there is a `jax.debug.print` or `jax.debug.callback` in a jaxpr."""
     return any(isinstance(e, _HOST_EFFECTS) for e in jaxpr.effects)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -9,18 +10,22 @@ from typing import TypeVar
 from tpuflow.chips import Chip
 from tpuflow.errors import CompileError
 from tpuflow.isa.calls import Call, count
+from tpuflow.isa.collectives import Await, Collective, MeshAxis, Position
 from tpuflow.isa.program import Block, Infeed, Loop, Outfeed, Port, Program, Switch, While
 from tpuflow.lower.emit import Repeated, emit_copy, emit_node
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.lifetimes import immediates
 from tpuflow.lower.memory import Copy, MemoryPlan
+from tpuflow.lower.operations.collectives import NamedCut
+from tpuflow.lower.shards import WHOLE, numbered
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """What the signature says beyond names and types, one entry an input or output (or none): donated, weakly typed, random keys.
+    """What the signature says beyond names and types, one entry an input or output (or none): donated, weakly typed, random keys, and how
+    the host's array is cut over the chips of `mesh`.
 
     The outfeed ports of `calls` come before those that are named.
     """
@@ -33,6 +38,11 @@ class Interface:
     infeeds: tuple[str, ...] = ()
     outfeeds: tuple[str, ...] = ()
     calls: tuple[Call, ...] = ()
+    mesh: tuple[MeshAxis, ...] = ()
+    input_cuts: tuple[NamedCut, ...] = ()
+    output_cuts: tuple[NamedCut, ...] = ()
+    infeed_cuts: tuple[NamedCut, ...] = ()
+    outfeed_cuts: tuple[NamedCut, ...] = ()
 
 
 def assemble(graph: Graph, plan: MemoryPlan, chip: Chip, interface: Interface) -> Program:
@@ -41,7 +51,7 @@ def assemble(graph: Graph, plan: MemoryPlan, chip: Chip, interface: Interface) -
     Raises:
       CompileError: a node cannot be emitted for this chip, or a port is used with two types.
     """
-    assembler = _Assembler(plan, chip)
+    assembler = _Assembler(plan, chip, {axis.name: n for n, axis in enumerate(interface.mesh)})
     code = assembler.blocks(graph)
     return Program(
         chip=chip,
@@ -49,9 +59,10 @@ def assemble(graph: Graph, plan: MemoryPlan, chip: Chip, interface: Interface) -
         constants=plan.constants,
         inputs=_inputs(graph, plan, interface),
         outputs=_outputs(graph, plan, interface),
-        infeeds=_feeds(assembler.infeeds, interface.infeeds, "infeed"),
-        outfeeds=_feeds(assembler.outfeeds, _outfeed_names(interface), "outfeed"),
+        infeeds=_feeds(assembler.infeeds, interface.infeeds, "infeed", interface.infeed_cuts, interface.mesh),
+        outfeeds=_feeds(assembler.outfeeds, _outfeed_names(interface), "outfeed", interface.outfeed_cuts, interface.mesh),
         code=code,
+        mesh=interface.mesh,
         name=graph.name,
         buffer_names=plan.names,
         calls=interface.calls,
@@ -68,6 +79,7 @@ def _inputs(graph: Graph, plan: MemoryPlan, interface: Interface) -> tuple[Port,
             donated=_at(interface.donated, i, False),
             weak=_at(interface.weak_inputs, i, False),
             key=_at(interface.input_keys, i, ""),
+            cut=numbered(_at(interface.input_cuts, i, WHOLE), interface.mesh),
         )
         for i, value in enumerate(graph.inputs)
     )
@@ -82,6 +94,7 @@ def _outputs(graph: Graph, plan: MemoryPlan, interface: Interface) -> tuple[Port
             buffer=plan.outputs[i],
             weak=_at(interface.weak_outputs, i, False),
             key=_at(interface.output_keys, i, ""),
+            cut=numbered(_at(interface.output_cuts, i, WHOLE), interface.mesh),
         )
         for i, value in enumerate(graph.outputs)
     )
@@ -91,12 +104,16 @@ def _outfeed_names(interface: Interface) -> tuple[str, ...]:
     return (*(f"host call {i}" for i in range(count(interface.calls))), *interface.outfeeds)
 
 
-def _feeds(used: Mapping[int, Value], names: Sequence[str], kind: str) -> tuple[Port, ...]:
+def _feeds(
+    used: Mapping[int, Value], names: Sequence[str], kind: str, cuts: Sequence[NamedCut], mesh: Sequence[MeshAxis]
+) -> tuple[Port, ...]:
     ports = max(used, default=-1) + 1
     missing = [i for i in range(ports) if i not in used]
     if missing:
         raise CompileError(f"{kind} ports {missing} are never used, but port {ports - 1} is; number the ports from 0 without gaps.")
-    return tuple(Port(_at(names, i, f"{kind} {i}"), used[i].dtype, used[i].shape) for i in range(ports))
+    return tuple(
+        Port(_at(names, i, f"{kind} {i}"), used[i].dtype, used[i].shape, cut=numbered(_at(cuts, i, WHOLE), mesh)) for i in range(ports)
+    )
 
 
 def _at(items: Sequence[T], i: int, default: T) -> T:
@@ -109,6 +126,8 @@ class _Assembler:
 
     plan: MemoryPlan
     chip: Chip
+    axes: Mapping[str, int] = field(default_factory=dict)
+    moving: dict[Value, int] = field(default_factory=dict)
     infeeds: dict[int, Value] = field(default_factory=dict)
     outfeeds: dict[int, Value] = field(default_factory=dict)
     splats: dict[Value, int | float | bool] = field(default_factory=dict)
@@ -161,6 +180,22 @@ class _Assembler:
         port = self._port(self.outfeeds, node, node.inputs[0])
         return [Outfeed(port, self.plan.block_buffer_of[node])]
 
+    def position(self, node: Node) -> list[Block]:
+        """A scalar that says where the chip is."""
+        return [Position(self.axes[node.attrs["axis"]], self.plan.buffer_of[node.result])]
+
+    def start(self, node: Node) -> list[Block]:
+        """A collective on the first semaphore that nothing is on its way for."""
+        semaphore = next(n for n in itertools.count() if n not in self.moving.values())
+        self.moving[node.result] = semaphore
+        attrs, source, target = node.attrs, self.plan.buffer_of[node.inputs[0]], self.plan.buffer_of[node.result]
+        axes = tuple(self.axes[name] for name in attrs["axes"])
+        return [Collective(attrs["kind"], attrs["reducer"], axes, source, target, semaphore, attrs["pairs"], node.scope, node.source)]
+
+    def await_(self, node: Node) -> list[Block]:
+        """The end of a collective."""
+        return [Await(self.moving.pop(node.inputs[0]))]
+
     def _port(self, used: dict[int, Value], node: Node, value: Value) -> int:
         port = node.attrs["port"]
         if used.setdefault(port, value).type != value.type:
@@ -177,4 +212,7 @@ _BLOCKS: Mapping[str, Callable[[_Assembler, Node], list[Block]]] = {
     "switch": _Assembler.switch,
     "infeed": _Assembler.infeed,
     "outfeed": _Assembler.outfeed,
+    "position": _Assembler.position,
+    "start": _Assembler.start,
+    "await": _Assembler.await_,
 }

@@ -112,6 +112,14 @@ class _Liveness:
             self.define((result,), 2 * at)
             self.found.same.append((value, result))
 
+    def await_(self, node: Node) -> None:
+        """What is awaited is received where it was begun to; what is sent stays until then."""
+        at = self.tick()
+        for value in node.inputs:
+            self.use(value, 2 * at)
+        self.define(node.results, 2 * at)
+        self.found.same.append((node.inputs[0], node.result))
+
     def loop(self, node: Node) -> None:
         trips, *carries = node.inputs
         (body,) = node.regions
@@ -176,6 +184,7 @@ _HANDLERS: Mapping[str, Callable[[_Liveness, Node], None]] = {
     "constant": _Liveness.constant,
     "reshape": _Liveness.reshape,
     "barrier": _Liveness.barrier,
+    "await": _Liveness.await_,
     "loop": _Liveness.loop,
     "while": _Liveness.while_,
     "switch": _Liveness.switch,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpuflow.chips.chip import Chip
+from tpuflow.isa.collectives import Await, Collective, Position
 from tpuflow.isa.instruction import Tile
 from tpuflow.isa.program import Block, Buffer, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, children
 from tpuflow.reports.layers import BACKWARD, FORWARD, UPDATE, Layer, layer_of
@@ -180,6 +181,7 @@ class _Timeline:
         self.places: list[str] = []
         self.kernels: list[tuple[str, Kernel]] = []
         self.makers: dict[int, tuple[Block, str]] = {}
+        self.started: dict[int, Collective] = {}
         self.spans: dict[int, tuple[int, int]] = {p.buffer: (0, 0) for p in program.inputs}
         self.spans |= {c.buffer: (0, 0) for c in program.constants}
 
@@ -207,7 +209,9 @@ class _Timeline:
         self.places.append(place)
         if isinstance(block, Kernel):
             self.kernels.append((place, block))
-        for buffer, source in _touched(block):
+        if isinstance(block, Collective):
+            self.started[block.semaphore] = block
+        for buffer, source in _touched(self.started[block.semaphore] if isinstance(block, Await) else block):
             if buffer not in self.spans:
                 self.spans[buffer] = now, now
                 self.makers[buffer] = block, source
@@ -227,8 +231,11 @@ def _touched(block: Block) -> Iterator[tuple[int, str]]:
             yield block.predicate, ""
         case Switch():
             yield block.index, ""
-        case Infeed() | Outfeed():
+        case Infeed() | Outfeed() | Position():
             yield block.buffer, ""
+        case Collective():
+            yield block.target, block.where
+            yield block.source, block.where
 
 
 # --- provenance -------------------------------------------------------------------------------------------------------

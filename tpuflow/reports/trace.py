@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tpuflow.device.timing.collectives import LinkQueue, collective_row
 from tpuflow.device.timing.prices import PICOSECONDS, picoseconds
 from tpuflow.device.timing.program import fed_wait, is_fed
 from tpuflow.device.timing.record import Event, record
 from tpuflow.device.timing.result import KernelRow
+from tpuflow.isa.collectives import Await, Collective
 from tpuflow.isa.instruction import QUEUES
 from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Switch, While
 from tpuflow.reports.files import write_json
@@ -68,6 +70,7 @@ class _Tracer:
     longest: frozenset[str] = frozenset()
     tiles: dict[Kernel, tuple[Event, ...]] = field(default_factory=dict)
     trains: bool = False
+    links: LinkQueue = field(default_factory=LinkQueue)
 
     def __post_init__(self) -> None:
         self.rows = {r.place: r for r in self.profile.time.kernels}
@@ -101,6 +104,19 @@ class _Tracer:
                 self._loop(block.body, f"{place}.body.", trips, (block.condition, f"{place}.condition."))
             case Switch():
                 self._blocks(block.branches[trips], f"{place}.branch{trips}.")
+            case Collective():
+                self._collective(block, place)
+            case Await():
+                row, exposed = self.links.wait(block.semaphore, self.now)
+                if exposed:
+                    self._event(CHIP, KERNELS, f"wait for {row.kind}", self.now, exposed, {"source": row.source})
+                self.now += exposed
+
+    def _collective(self, block: Collective, place: str) -> None:
+        row = collective_row(self.profile.program, block, place, 1)
+        begin, end = self.links.start(block.semaphore, row, self.now)
+        args = {"axes": ", ".join(row.axes), "bytes sent": row.sent_bytes, "source": row.source, "place": place}
+        self._event(CHIP, FIRST_QUEUE + QUEUES.index("link"), row.kind, begin, end - begin, args)
 
     def _loop(self, body: Sequence[Block], path: str, trips: int, after: tuple[Sequence[Block], str] = ((), "")) -> None:
         """The first trips in full, the others as one event, each as long as the first."""

@@ -179,6 +179,10 @@ class LaxArithmetic:
         """Axes in another order."""
         return lax.transpose(a, permutation)
 
+    def concatenate(self, values: Sequence[Value], axis: int) -> Value:
+        """One after the other."""
+        return lax.concatenate(values, axis)
+
     def reduce(self, op: str, start: Value, a: Value, axes: Sequence[int], block: int, dtype: DType) -> Value:
         """Halving trees, block after block; in any order where that cannot be seen, or native f32."""
         if a.size == 0:

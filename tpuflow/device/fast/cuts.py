@@ -14,6 +14,7 @@ from functools import cached_property
 from tpuflow.device.fast.liveness import AGAIN, Key, Liveness
 from tpuflow.device.timing.trips import known_trips
 from tpuflow.device.work import work
+from tpuflow.isa.collectives import chips_of
 from tpuflow.isa.program import Block, Loop, Program, While
 
 SHORT = 2.0**24
@@ -61,6 +62,8 @@ class Cuts:
 
     program: Program
     liveness: Liveness
+    uneven: frozenset[int] = frozenset()
+    """Ids of blocks that are never cut: chips may not all run them alike."""
 
     def __post_init__(self) -> None:
         self._donated = frozenset(p.buffer for p in self.program.inputs if p.donated)
@@ -86,14 +89,14 @@ class Cuts:
     # ---- where
 
     def _is_short(self, blocks: Sequence[Block]) -> bool:
-        return work(blocks, self.trips, float("inf")) <= SHORT
+        return chips_of(self.program.mesh) * work(blocks, self.trips, float("inf")) <= SHORT
 
     def _is_cut(self, block: Block) -> bool:
-        return isinstance(block, Loop | While) and not self._is_short((block,))
+        return isinstance(block, Loop | While) and id(block) not in self.uneven and not self._is_short((block,))
 
     def _is_driven(self, block: Loop | While) -> bool:
         inside = block.body + (block.condition if isinstance(block, While) else ())
-        return any(map(self._is_cut, inside)) and work(inside, self.trips, 1.0) > LONG_TRIP
+        return any(map(self._is_cut, inside)) and chips_of(self.program.mesh) * work(inside, self.trips, 1.0) > LONG_TRIP
 
     # ---- into what
 

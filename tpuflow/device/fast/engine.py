@@ -17,7 +17,9 @@ from tpuflow.device.fast.flight import Counting, Flight, Pace, open_outfeed
 from tpuflow.device.fast.liveness import WORK, Key
 from tpuflow.device.fast.translate import Translation
 from tpuflow.device.limits import occupied_bytes
+from tpuflow.device.varying import cut_axes
 from tpuflow.device.verify import verify
+from tpuflow.isa.collectives import chips_of, sizes_of
 from tpuflow.isa.program import Program
 
 # Algebraic simplification would change results (`(x * 1.1) * 1.3`, `x / 3`, fp16 overflow that must stay infinite). Without it
@@ -48,10 +50,11 @@ class FastEngine:
             verify(program)
         self.program = program
         self.translation = Translation(program, bitexact=fidelity == "bitexact")
-        cuts = Cuts(program, self.translation.liveness)
+        self._lanes = self.translation.lanes
+        cuts = Cuts(program, self.translation.liveness, self._lanes.uneven)
         self.segments = cuts.segments()
         self._waits = not cuts.short
-        options = COMPILER_OPTIONS | (LEAST_MEMORY if occupied_bytes(program) >= LARGE_BYTES else {})
+        options = COMPILER_OPTIONS | (LEAST_MEMORY if chips_of(program.mesh) * occupied_bytes(program) >= LARGE_BYTES else {})
         self._stages = {id(s): _Executable(s, self.translation, options) for s in _stages(self.segments)}
         places = {p.buffer: i for i, p in enumerate(program.inputs)}
         only = next(iter(self._stages.values()))
@@ -63,8 +66,9 @@ class FastEngine:
 
     def once(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of a `short` Program, without waiting for them: what `fly` does, in half the host's time."""
+        inputs = self._lanes.inputs(inputs)
         donated = _distinct([inputs[i] for i in self._donated])
-        return self._only(donated, [inputs[i] for i in self._kept], self._budget)
+        return self._lanes.outputs(self._only(donated, [inputs[i] for i in self._kept], self._budget))
 
     def fly(
         self, inputs: Sequence[Any], infeeds: Sequence[Any], start: int, capacity: int, paces: dict[int, Pace], budget: Budget
@@ -75,19 +79,19 @@ class FastEngine:
         outfeed port has room for, in each piece of the flight; paces: what earlier flights have found of the loops, kept up; budget: where
         counting work stops. Donated inputs may be consumed.
         """
+        inputs, feeds = self._lanes.inputs(inputs), self._lanes.infeeds([_some(x) for x in infeeds])
         donated = iter(_distinct([x for x, p in zip(inputs, self.program.inputs, strict=True) if p.donated]))
         arrays: dict[Key, Any] = {p.buffer: next(donated) if p.donated else x for x, p in zip(inputs, self.program.inputs, strict=True)}
         arrays |= {("taken", p): np.int32(start) for p in range(len(self.program.infeeds))} | {WORK: np.int32(budget.start)}
         for port in range(len(self.program.outfeeds)):
-            arrays |= open_outfeed(self.program, port, capacity)
-        feeds = [x if x.shape[0] else np.zeros((1, *x.shape[1:]), x.dtype) for x in infeeds]  # that none was there is found by counting
+            arrays |= open_outfeed(self.program, self._lanes, port, capacity)
         work = Counting(budget, self.translation.workload, start, tuple(x.shape[0] for x in infeeds))
         prices = budget.array()
 
         def run(stage: Stage, trips: int, arrays: Mapping[Key, Any]) -> tuple[list[Any], dict[Key, Any]]:
             return self._run(stage, trips, arrays, feeds, prices)
 
-        return Flight(self.program, self.segments, arrays, work, capacity, run, paces, self._waits)
+        return Flight(self.program, self.segments, arrays, work, capacity, run, paces, self._waits, self._lanes)
 
     def _run(
         self, stage: Stage, trips: int, arrays: Mapping[Key, Any], infeeds: Sequence[Any], budget: np.ndarray
@@ -101,7 +105,9 @@ class FastEngine:
 
     def translate(self, infeed_items: int = 1, capacity: int = 1) -> Iterator[Any]:
         """The executables in XLA's terms (`jax.stages.Lowered`), not compiled yet."""
-        feeds = [jax.ShapeDtypeStruct((infeed_items, *p.shape), p.dtype.numpy) for p in self.program.infeeds]
+        lanes = [sizes_of(self.program.mesh, sorted(cut_axes(p))) for p in self.program.infeeds]
+        ports = zip(lanes, self.program.infeeds, strict=True)
+        feeds = [jax.ShapeDtypeStruct((*sizes, infeed_items, *p.shape), p.dtype.numpy) for sizes, p in ports]
         for executable in self._stages.values():
             yield executable.translate(feeds, capacity)
 
@@ -152,17 +158,24 @@ class _Executable:
     def _spec(self, key: Key, capacity: int) -> jax.ShapeDtypeStruct:
         program = self._translation.program
         if isinstance(key, int):
-            return jax.ShapeDtypeStruct(program.buffers[key].shape, program.buffers[key].dtype.numpy)
+            return jax.ShapeDtypeStruct(self._translation.lanes.shape(key, program.buffers[key].shape), program.buffers[key].dtype.numpy)
         kind, port = key
         if kind != "outfeed":
             return jax.ShapeDtypeStruct((), np.int32)
-        return jax.ShapeDtypeStruct((capacity, *program.outfeeds[port].shape), program.outfeeds[port].dtype.numpy)
+        shape = self._translation.lanes.shape(key, (capacity, *program.outfeeds[port].shape))
+        return jax.ShapeDtypeStruct(shape, program.outfeeds[port].dtype.numpy)
 
     def _flat(
         self, zero: Any, trips: Any, donated: list[Any], kept: list[Any], infeeds: list[Any], budget: Any
     ) -> tuple[list[Any], list[Any]]:
-        arrays = {**dict(zip(self.donates, donated, strict=True)), **dict(zip(self.keeps, kept, strict=True))}
-        return self._translation(self._stage, zero, trips, arrays, infeeds, budget)
+        def run(zero: Any, trips: Any, donated: list[Any], kept: list[Any], infeeds: list[Any], budget: Any) -> Any:
+            arrays = {**dict(zip(self.donates, donated, strict=True)), **dict(zip(self.keeps, kept, strict=True))}
+            return self._translation(self._stage, zero, trips, arrays, infeeds, budget)
+
+        program, lanes, none = self._translation.program, self._translation.lanes, frozenset()
+        ins = (none, none, [*map(lanes.axes, self.donates)], [*map(lanes.axes, self.keeps)], [*map(cut_axes, program.infeeds)], none)
+        outs = ([lanes.axes(p.buffer) for p in program.outputs] if self._stage.final else [], [*map(lanes.axes, self._stage.gives)])
+        return lanes.over(run, ins, outs)(zero, trips, donated, kept, infeeds, budget)
 
 
 def _stages(segments: Sequence[Segment]) -> list[Stage]:
@@ -171,6 +184,11 @@ def _stages(segments: Sequence[Segment]) -> list[Stage]:
     for segment in segments:
         found += _stages(segment.body + segment.condition) if isinstance(segment, Driven) else [segment]
     return found
+
+
+def _some(items: Any) -> Any:
+    """One item at least: that there was none is found by counting."""
+    return items if items.shape[0] else np.zeros((1, *items.shape[1:]), items.dtype)
 
 
 def _distinct(arrays: list[Any]) -> list[Any]:

@@ -13,9 +13,11 @@ import numpy as np
 
 from tpuflow.device.budget import Budget, OutOfBudget, Workload
 from tpuflow.device.fast.cuts import Driven, Segment, Stage
+from tpuflow.device.fast.lanes import Lanes
 from tpuflow.device.fast.liveness import AGAIN, WORK, Key
 from tpuflow.device.launching import run_dry
 from tpuflow.errors import LaunchAbandoned
+from tpuflow.isa.collectives import whole_shape
 from tpuflow.isa.program import Loop, Program, While
 
 SLICE_SECONDS = 0.25
@@ -87,6 +89,7 @@ class Flight:
     run: RunStage
     paces: dict[int, Pace]
     waits: bool
+    lanes: Lanes
     sent: list[list[np.ndarray]] = field(default_factory=list)
     totals: list[int] = field(default_factory=list)
     _outputs: list[Any] | None = None
@@ -106,7 +109,7 @@ class Flight:
     @property
     def outfeeds(self) -> list[np.ndarray]:
         """What each outfeed port has sent, stacked."""
-        none = [np.empty((0, *p.shape), p.dtype.numpy) for p in self.program.outfeeds]
+        none = [np.empty((0, *whole_shape(p.shape, p.cut, self.program.mesh)), p.dtype.numpy) for p in self.program.outfeeds]
         return [np.concatenate(found) if len(found) > 1 else (found or [empty])[0] for found, empty in zip(self.sent, none, strict=True)]
 
     @property
@@ -120,7 +123,7 @@ class Flight:
         and the next slice overwrites them."""
         if self._outputs is not None:
             return self._outputs
-        return [self._array(p.buffer) for p in self.program.outputs]
+        return self.lanes.outputs([self._array(p.buffer) for p in self.program.outputs])
 
     # ---- the walk
 
@@ -183,7 +186,7 @@ class Flight:
             _wait([*outputs, *given.values()])
         self.arrays.update(given)
         if stage.final:
-            self._outputs = outputs
+            self._outputs = self.lanes.outputs(outputs)
         self._check_infeeds(stage)
         if WORK in given:
             self._check_work()
@@ -194,8 +197,8 @@ class Flight:
     def _harvest(self, port: int) -> None:
         count, items = int(self.arrays["sent", port]), self.arrays["outfeed", port]
         self.totals[port] += count
-        self.sent[port].append(np.asarray(items)[:count])
-        self.arrays |= open_outfeed(self.program, port, self.capacity)
+        self.sent[port].append(self.lanes.sent(port, np.asarray(items))[:count])
+        self.arrays |= open_outfeed(self.program, self.lanes, port, self.capacity)
 
     def _check_infeeds(self, stage: Stage) -> None:
         there, start = self.counting.items, self.counting.start
@@ -224,8 +227,9 @@ class Flight:
             if index not in self.arrays:
                 b = self.program.buffers[index]
                 data = constants.get(index)
-                zeros = jnp.zeros(b.shape, b.dtype.numpy)
-                self.arrays[index] = zeros if data is None else jnp.array(np.frombuffer(data, b.dtype.numpy).reshape(b.shape))
+                shape = self.lanes.shape(index, b.shape)
+                held = None if data is None else np.frombuffer(data, b.dtype.numpy).reshape(b.shape)
+                self.arrays[index] = jnp.zeros(shape, b.dtype.numpy) if held is None else jnp.array(np.broadcast_to(held, shape))
 
     def _forget(self, after: frozenset[int]) -> None:
         """Let go of arrays that do not matter any more."""
@@ -233,10 +237,11 @@ class Flight:
             del self.arrays[key]
 
 
-def open_outfeed(program: Program, port: int, capacity: int) -> dict[Key, Any]:
+def open_outfeed(program: Program, lanes: Lanes, port: int, capacity: int) -> dict[Key, Any]:
     """The state of an outfeed port with room for so many items and none sent."""
     p = program.outfeeds[port]
-    return {("sent", port): np.int32(0), ("outfeed", port): jnp.zeros((capacity, *p.shape), p.dtype.numpy)}
+    shape = lanes.shape(("outfeed", port), (capacity, *p.shape))
+    return {("sent", port): np.int32(0), ("outfeed", port): jnp.zeros(shape, p.dtype.numpy)}
 
 
 def _wait(arrays: list[Any]) -> None:

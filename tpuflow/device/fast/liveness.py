@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from typing import assert_never
 
+from tpuflow.isa.collectives import Await, Collective, Position
 from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Switch, While, children
 
 NONE: frozenset[int] = frozenset()
@@ -32,7 +33,9 @@ def reads(block: Block) -> frozenset[int]:
             return frozenset((block.index,))
         case Outfeed():
             return frozenset((block.buffer,))
-        case Infeed():
+        case Collective():
+            return frozenset((block.source,))
+        case Infeed() | Position() | Await():
             return frozenset()
     assert_never(block)
 
@@ -52,9 +55,11 @@ def writes(block: Block) -> frozenset[int]:
     match block:
         case Kernel():
             return frozenset(buffer for role, buffer in _accesses(block) if role == "write")
-        case Infeed():
+        case Infeed() | Position():
             return frozenset((block.buffer,))
-        case Loop() | While() | Switch() | Outfeed():
+        case Collective():
+            return frozenset((block.target,))
+        case Loop() | While() | Switch() | Outfeed() | Await():
             return frozenset()
     assert_never(block)
 
@@ -174,16 +179,13 @@ class Liveness:
         flows = [self.flow(branch) for branch in block.branches]
         return Flow(reads(block).union(*(f.gens for f in flows)), frozenset.intersection(*(f.kills for f in flows)))
 
-    def _infeed(self, block: Infeed) -> Flow:
-        return Flow(kills=writes(block))
-
-    def _outfeed(self, block: Outfeed) -> Flow:
-        return Flow(gens=reads(block))
+    def _whole_buffers(self, block: Block) -> Flow:
+        return Flow(reads(block), writes(block))
 
 
 _FLOWS: Mapping[type, Callable[..., Flow]] = {
-    Kernel: Liveness._kernel, Loop: Liveness._loop, While: Liveness._while, Switch: Liveness._switch, Infeed: Liveness._infeed,
-    Outfeed: Liveness._outfeed,
+    Kernel: Liveness._kernel, Loop: Liveness._loop, While: Liveness._while, Switch: Liveness._switch,
+    **dict.fromkeys((Infeed, Outfeed, Position, Collective, Await), Liveness._whole_buffers),
 }  # fmt: skip
 
 

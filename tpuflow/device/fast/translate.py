@@ -15,10 +15,12 @@ from tpuflow.device.fast import liveness
 from tpuflow.device.fast.arithmetic import LaxArithmetic, words
 from tpuflow.device.fast.cuts import Stage
 from tpuflow.device.fast.kernel import translate_kernel
+from tpuflow.device.fast.lanes import Lanes
 from tpuflow.device.fast.liveness import AGAIN, WORK, Key, Liveness
 from tpuflow.device.fast.shapes import covers
 from tpuflow.device.verify.footprint import cover, section_trips, store_box
 from tpuflow.dtypes import BF16, F16
+from tpuflow.isa.collectives import KINDS, Await, Collective, Position, sizes_of
 from tpuflow.isa.dma import Store
 from tpuflow.isa.instruction import Window
 from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
@@ -35,6 +37,7 @@ class Translation:
     def __post_init__(self) -> None:
         self.places = {id(b): place for place, b in walk(self.program.code)}
         self.workload = Workload(self.program)
+        self.lanes = Lanes(self.program)
         whole = {id(k): frozenset(_overwritten(k, self.program)) for k in self.program.kernels()}
         self.liveness = Liveness(whole, self.workload.numbers)
 
@@ -120,6 +123,7 @@ class _Run:
             case Outfeed():
                 item = env["sent", block.port]
                 value = words(self.ar.store(self.buffer(env, block.buffer), self.program.buffers[block.buffer].dtype))
+                value = self.t.lanes.first(value, self.t.lanes.axes(block.buffer) - self.t.lanes.axes(("outfeed", block.port)))
                 env["outfeed", block.port] = lax.dynamic_update_index_in_dim(env["outfeed", block.port], value, item, 0)
                 env["sent", block.port] = item + 1
             case Loop():
@@ -128,6 +132,12 @@ class _Run:
                 self._while(block, env, after)
             case Switch():
                 self._switch(block, env, after)
+            case Position():
+                env[block.buffer] = self.t.lanes.position(block.axis)
+            case Collective():
+                self._collective(block, env)
+            case Await():
+                pass
             case _:
                 assert_never(block)
 
@@ -138,6 +148,14 @@ class _Run:
         written, tier = translate_kernel(kernel, self.program.buffers, hbm, self.ar, self.resting)
         env.update(written)
         self.t.tiers[self.t.places[id(kernel)]] = tier
+
+    def _collective(self, c: Collective, env: dict[Any, Any]) -> None:
+        """All at once when it is started: nobody looks at the target, or touches the source, before it is awaited."""
+        lanes, kind, target = self.t.lanes, KINDS[c.kind], self.program.buffers[c.target]
+        sent = lanes.gathered(self.ar.load(self.buffer(env, c.source), target.dtype).reshape(-1), c.axes)
+        received = kind.meaning(c, self.ar, sent, sizes_of(self.program.mesh, c.axes), target.dtype)
+        own = received if kind.alike else lanes.own(received, c.axes)
+        env[c.target] = self.ar.hold(own.reshape(target.shape), target.dtype)
 
     def _values(self, keys: Sequence[Key], env: dict[Any, Any]) -> list[Any]:
         return [self.ar.rest(self.buffer(env, k), self.program.buffers[k].dtype) if isinstance(k, int) else env[k] for k in keys]
@@ -155,6 +173,11 @@ class _Run:
     def slice(self, block: Loop | While, env: dict[Any, Any], after: Set[int], trips: Any) -> None:
         """So many more trips of a loop, of a while at most so many."""
         env[AGAIN] = self._loop(block, env, after, trips) if isinstance(block, Loop) else self._while(block, env, after, trips)
+
+    def _agree(self, block: Block, env: dict[Any, Any]) -> None:
+        """After what chips may not all have run alike: the work of the one that did most."""
+        if WORK in env and id(block) in self.t.lanes.uneven:
+            env[WORK] = self.t.lanes.greatest(env[WORK], self.t.lanes.varying.decided[id(block)])
 
     def _loop(self, block: Loop, env: dict[Any, Any], after: Set[int], trips: Any) -> Any:
         need = self.t.liveness.at_head(block, after)
@@ -213,6 +236,7 @@ class _Run:
 
         _, again, *values = lax.while_loop(more, once, [jnp.zeros((), jnp.int32), jnp.ones((), jnp.bool_), *self._values(keys, env)])
         env.update(zip(keys, values, strict=True))
+        self._agree(block, env)
         return again
 
     def _switch(self, block: Switch, env: dict[Any, Any], after: Set[int]) -> None:
@@ -229,3 +253,4 @@ class _Run:
 
         index = jnp.clip(env[block.index], 0, len(block.branches) - 1)
         env.update(zip(keys, lax.switch(index, [branch(b) for b in block.branches], None), strict=True))
+        self._agree(block, env)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,8 @@ _PRIORITIES = {"late": (_COMPUTE, _DMA), "early": (_DMA, _COMPUTE)}
 class Run:
     """One execution of a kernel."""
 
-    def __init__(self, plan: KernelPlan, path: str, arithmetic: Arithmetic, kept: frozenset[int]):
-        self.plan, self.path, self.ar, self.kept = plan, path, arithmetic, kept
+    def __init__(self, plan: KernelPlan, path: str, arithmetic: Arithmetic, kept: Mapping[int, str], arriving: frozenset[int]):
+        self.plan, self.path, self.ar, self.kept, self.arriving = plan, path, arithmetic, kept, arriving
         self.clocks = Clocks(plan.kernel.semaphores)
         self.cells = plan.new_cells()
         self._streams: list[Iterator[tuple[Resolved, At]]] = [plan.stream(q) for q in range(len(self.clocks.now))]
@@ -142,6 +142,7 @@ class Run:
         if not (owner == number).all():
             other = int(owner[owner != number][0])
             found = "nothing has written" if other < 0 else f"was last written as part of buffer {other}"
+            found = "has not arrived yet" if number in self.arriving else found
             raise self.site(i, at).hazard(f"reads what {found} in buffer {number}")
         self._shadow(i, at, "read", where, clock)
 
@@ -150,7 +151,7 @@ class Run:
         access = self.plan.windows[i.number]
         number = access.window.buffer
         if number in self.kept:
-            raise self.site(i, at).hazard(f"writes buffer {number}, where a constant or an input that is not donated lies")
+            raise self.site(i, at).hazard(f"writes buffer {number}, {self.kept[number]}")
         self._shadow(i, at, "write", where, clock)
         access.owner[where] = number
 

@@ -1,23 +1,21 @@
-"""The reference engine: a Program executed in NumPy, one tile instruction at a time, with every check on."""
+"""The reference engine: all chips of a Program's mesh in lockstep, meeting at every collective."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tpuflow.device.budget import Budget, OutOfBudget, Workload
-from tpuflow.device.launching import check_arguments, run_dry
-from tpuflow.device.place import kernel_place
-from tpuflow.device.reference.execute import Run
-from tpuflow.device.reference.memory import Hbm, OnChip
-from tpuflow.device.reference.plan import KernelPlan
+from tpuflow.device.budget import Budget, Workload
+from tpuflow.device.launching import check_arguments
+from tpuflow.device.reference.chip import ChipRun, Meeting
+from tpuflow.device.shards import apart, together
 from tpuflow.device.verify import verify as verify_program
-from tpuflow.errors import ConfigError, HazardError, LaunchError
+from tpuflow.errors import ConfigError, HazardError
 from tpuflow.isa.arithmetic import Arithmetic
+from tpuflow.isa.collectives import KINDS, Await, Collective, chips_of, groups, position, sizes_of
 from tpuflow.isa.numpy_arithmetic import NumpyArithmetic
-from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While
+from tpuflow.isa.program import Port, Program
 
 SCHEDULES = ("late", "early")
 
@@ -28,7 +26,7 @@ class ReferenceEngine:
     Args:
       program: what to run.
       verify: check it first; without, the hazards of an invalid Program are found while it runs.
-      schedule: DMA completes as "late" or as "early" as the semaphores allow.
+      schedule: DMA completes as "late" or as "early" as the semaphores allow, and so do messages between chips.
       arithmetic: the implementation of the device's arithmetic (NumPy's).
 
     Raises:
@@ -43,29 +41,10 @@ class ReferenceEngine:
             verify_program(program)
         self.program, self.schedule = program, schedule
         self._arithmetic = arithmetic if arithmetic is not None else NumpyArithmetic()
-        self._plans: dict[int, KernelPlan] = {}
-        self._prices = Workload(program).numbers
-        self._budget: Budget | None = None
-        self._work = 0
-        self._infeeds: list[Iterator[np.ndarray]] = []
-        self._items: list[int] = []
-        self.sent: list[list[np.ndarray]] = []
-
-    @functools.cached_property
-    def _hbm(self) -> Hbm:
-        """Memory, made when it is first needed."""
-        return Hbm(self.program.buffers)
-
-    @functools.cached_property
-    def _on_chip(self) -> OnChip:
-        """On-chip memory, which all kernels use one after the other."""
-        return OnChip(self.program.chip)
-
-    @functools.cached_property
-    def _kept(self) -> frozenset[int]:
-        """Buffers that lie where a constant or an input that is not donated does."""
-        program = self.program
-        return self._hbm.overlapping({c.buffer for c in program.constants} | {p.buffer for p in program.inputs if not p.donated})
+        workload = Workload(program)
+        self.chips = [ChipRun(program, n, schedule, self._arithmetic, workload) for n in range(chips_of(program.mesh))]
+        self._axes = frozenset(range(len(program.mesh)))
+        self._places = [tuple(position(program.mesh, n, a) for a in range(len(program.mesh))) for n in range(len(self.chips))]
 
     def launch(
         self, inputs: Sequence[np.ndarray], infeeds: Sequence[np.ndarray] = (), budget: Budget | None = None
@@ -76,7 +55,7 @@ class ReferenceEngine:
         Returns (one array an output port, one stacked array [items sent, ...] an outfeed port).
 
         Raises:
-          HazardError: a machine-level fault.
+          HazardError: a machine-level fault, or chips that disagree about the next collective.
           LaunchError: the arguments do not fit the signature, or an infeed runs dry.
           OutOfBudget: the run does more work than the budget allows.
         """
@@ -89,110 +68,82 @@ class ReferenceEngine:
 
         `sent` has what was sent so far, for each outfeed port a list of items.
         """
-        self._begin(inputs, infeeds, budget)
+        program, mesh = self.program, self.program.mesh
+        check_arguments(program, inputs, infeeds)
+        given = [apart(x, p.cut, mesh, self._axes) for p, x in zip(program.inputs, inputs, strict=True)]
+        feeds = [apart(x, p.cut, mesh, self._axes, 1) for p, x in zip(program.infeeds, infeeds, strict=True)]
+        for chip, place in zip(self.chips, self._places, strict=True):
+            chip.begin([x[place] for x in given], [x[place] for x in feeds], budget)
         return self._pieces()
 
-    def _pieces(self) -> Iterator[int]:
-        code = self.program.code
-        tail = code[-1] if code and isinstance(code[-1], Loop) else None
-        with np.errstate(all="ignore"):
-            self._blocks(code if tail is None else code[:-1], "")
-        if tail is None:
-            return
-        place = f"{len(code) - 1}"
-        for _ in range(self._trips(tail, place)):
-            self._count(tail)
-            with np.errstate(all="ignore"):  # not across the yield: it would hold for whoever is told
-                self._blocks(tail.body, f"{place}.body.")
-            yield 1
+    @property
+    def sent(self) -> list[list[np.ndarray]]:
+        """The items that each outfeed port has sent so far."""
+        if not self.program.mesh:
+            return self.chips[0].sent
+        ports = enumerate(self.program.outfeeds)
+        return [[self._together(p, items) for items in zip(*(c.sent[n] for c in self.chips), strict=True)] for n, p in ports]
 
     @property
     def outputs(self) -> list[np.ndarray]:
         """A copy of every output, as of now."""
-        return [self._read(f"output {p.name!r}", p.buffer) for p in self.program.outputs]
+        return [self._together(p, self.pieces(n)) for n, p in enumerate(self.program.outputs)]
 
-    def _begin(self, inputs: Sequence[np.ndarray], infeeds: Sequence[np.ndarray], budget: Budget | None) -> None:
-        """The memory as a launch finds it."""
-        program, hbm = self.program, self._hbm
-        check_arguments(program, inputs, infeeds)
-        hbm.clear()
-        for c in program.constants:
-            b = program.buffers[c.buffer]
-            hbm.write(c.buffer, np.frombuffer(c.data, b.dtype.numpy).reshape(b.shape))
-        for port, x in zip(program.inputs, inputs, strict=True):
-            hbm.write(port.buffer, x)
-        self._budget, self._work = budget, 0 if budget is None else budget.start
-        self._items = [len(x) for x in infeeds]
-        self._infeeds, self.sent = [iter(x) for x in infeeds], [[] for _ in program.outfeeds]
+    def pieces(self, number: int) -> list[np.ndarray]:
+        """What each chip has of an output."""
+        return [chip.output(number) for chip in self.chips]
 
-    def _blocks(self, code: Sequence[Block], path: str) -> None:
-        for n, block in enumerate(code):
-            _BLOCKS[type(block)](self, block, f"{path}{n}")
+    def _together(self, port: Port, pieces: Sequence[np.ndarray]) -> np.ndarray:
+        if not self.program.mesh:
+            return pieces[0]
+        sizes = [axis.size for axis in self.program.mesh]
+        return together(np.stack(pieces).reshape((*sizes, *port.shape)), port.cut, self.program.mesh, self._axes)
 
-    def _read(self, where: str, buffer: int) -> np.ndarray:
-        """A copy of a buffer that must be written."""
-        if not self._hbm.is_written(buffer):
-            raise HazardError(f"{where}: buffer {buffer} is read before all of it was written, or after another buffer overwrote it.")
-        return self._hbm.array(buffer).copy()
-
-    def _kernel(self, block: Kernel, path: str) -> None:
-        plan = self._plans.get(id(block))
-        if plan is None:
-            plan = self._plans[id(block)] = KernelPlan(block, self._on_chip, self._hbm)
-        run = Run(plan, path, self._arithmetic, self._kept)
-        try:
-            run.execute(self.schedule)
-        except (HazardError, LaunchError):
-            raise
-        except Exception as error:
-            error.add_note(f"while executing {kernel_place(path, block)}")
-            raise
-
-    def _loop(self, block: Loop, path: str) -> None:
-        for _ in range(self._trips(block, path)):
-            self._count(block)
-            self._blocks(block.body, f"{path}.body.")
-
-    def _trips(self, block: Loop, path: str) -> int:
-        return int(self._read(f"loop {path}", block.trips))
-
-    def _while(self, block: While, path: str) -> None:
+    def _pieces(self) -> Iterator[int]:
+        runs = [chip.pieces() for chip in self.chips]
         while True:
-            self._count(block)
-            self._blocks(block.condition, f"{path}.condition.")
-            if not self._read(f"while {path}", block.predicate):
-                return
-            self._blocks(block.body, f"{path}.body.")
+            with np.errstate(all="ignore"):  # not across the yield: it would hold for whoever is told
+                met = [next(run, None) for run in runs]
+                first = self._agreed(met)
+                if first is None:
+                    return
+                if isinstance(first.block, Collective):
+                    for chip in self.chips:
+                        chip.start(first.block, first.path)
+                elif isinstance(first.block, Await):
+                    self._exchange(first.block, first.path)
+            if first.block is None:
+                yield 1
 
-    def _count(self, block: Loop | While) -> None:
-        """Add what a trip of a loop costs, if only the run knows how many there are."""
-        if self._budget is not None and id(block) in self._prices:
-            self._work += self._budget.trips[self._prices[id(block)][0]]
-            if self._work > self._budget.limit:
-                raise OutOfBudget
+    def _agreed(self, met: Sequence[Meeting | None]) -> Meeting | None:
+        """Where all chips have come to.
 
-    def _switch(self, block: Switch, path: str) -> None:
-        branch = min(max(0, int(self._read(f"switch {path}", block.index))), len(block.branches) - 1)
-        self._blocks(block.branches[branch], f"{path}.branch{branch}.")
+        Raises:
+          HazardError: they have not come to the same place.
+        """
+        for n, other in enumerate(met):
+            if other != met[0]:
+                raise HazardError(f"chips disagree about the next collective: chip 0 comes to {_text(met[0])}, chip {n} to {_text(other)}.")
+        return met[0]
 
-    def _infeed(self, block: Infeed, path: str) -> None:
-        item = next(self._infeeds[block.port], None)
-        if item is None:
-            raise run_dry(self.program.infeeds, self._items)
-        self._hbm.write(block.buffer, item)
+    def _exchange(self, block: Await, path: str) -> None:
+        """Every member of every group gets what the collective means, of what all of it send."""
+        c = self.chips[0].started(block, path)
+        kind, mesh, dtype = KINDS[c.kind], self.program.mesh, self.program.buffers[c.target].dtype
+        for group in groups(mesh, c.axes):
+            sent = self._arithmetic.load(np.stack([self.chips[n].message(c.semaphore) for n in group]), dtype)
+            received = self._arithmetic.store(kind.meaning(c, self._arithmetic, sent, sizes_of(mesh, c.axes), dtype), dtype)
+            for i, n in enumerate(group):
+                self.chips[n].receive(c.semaphore, received if kind.alike else received[i])
 
-    def _outfeed(self, block: Outfeed, path: str) -> None:
-        self.sent[block.port].append(self._read(f"outfeed {path}", block.buffer))
 
-
-_BLOCKS: dict[type, Callable[..., None]] = {
-    Kernel: ReferenceEngine._kernel,
-    Loop: ReferenceEngine._loop,
-    While: ReferenceEngine._while,
-    Switch: ReferenceEngine._switch,
-    Infeed: ReferenceEngine._infeed,
-    Outfeed: ReferenceEngine._outfeed,
-}
+def _text(meeting: Meeting | None) -> str:
+    if meeting is None:
+        return "the end"
+    block = meeting.block
+    what = f"{block.kind} over axes {list(block.axes)}" if isinstance(block, Collective) else "a wait" if block else "the end of a trip"
+    where = f" ({block.where})" if isinstance(block, Collective) and block.where else ""
+    return f"{what} at {meeting.path}{where}"
 
 
 def stacked(port: Port, items: list[np.ndarray]) -> np.ndarray:

@@ -94,6 +94,16 @@ class Hbm:
         self.array(number)[...] = array
         self.owners(number)[...] = number
 
+    def forget(self, number: int) -> None:
+        """Poison a buffer: nothing has written it."""
+        if self.buffers[number].elems:
+            self.array(number).reshape(-1).view(np.uint8).fill(POISON)
+            self.owners(number)[...] = -1
+
+    def is_touched(self, number: int) -> bool:
+        """Whether any of it has been written since it was forgotten."""
+        return bool((self.owners(number) != -1).any())
+
     def is_written(self, number: int) -> bool:
         """Whether every element was last written as part of this very buffer."""
         return bool((self.owners(number) == number).all())

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from tpuflow.device.timing.calibration import Calibration, Machine
+from tpuflow.device.timing.collectives import CollectiveRow, LinkQueue, collective_row
 from tpuflow.device.timing.form import form_of
 from tpuflow.device.timing.grid import grid_time, plan_grid
 from tpuflow.device.timing.prices import MOVE, Clock, PricedKernel, picoseconds, price
@@ -16,6 +17,7 @@ from tpuflow.device.timing.result import NOTHING, KernelRow, KernelTime, Program
 from tpuflow.device.timing.trips import known_trips
 from tpuflow.dtypes import DType
 from tpuflow.errors import ProgramError
+from tpuflow.isa.collectives import Await, Collective, Position
 from tpuflow.isa.instruction import QUEUES, Instruction
 from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
@@ -52,6 +54,7 @@ def time_program(
         assumed=tuple(walk.assumed),
         narrowed=_narrowed(program),
         trips=walk.counted,
+        collectives=tuple(replace(r, count=round_trips * r.count) for r in total.moved),
     )
 
 
@@ -155,13 +158,14 @@ def _multiplied(instruction: Instruction) -> DType:
 
 @dataclass(slots=True)
 class _Sum:
-    """Blocks added up: device time, waiting for the host, rows, work, bytes of infeed and outfeed."""
+    """Blocks added up: device time, waiting for the host, rows, work, bytes of infeed and outfeed, collectives."""
 
     device: int = 0
     feed: int = 0
     rows: list[KernelRow] = field(default_factory=list)
     work: Work = NOTHING
     feed_bytes: int = 0
+    moved: list[CollectiveRow] = field(default_factory=list)
 
     def add(self, other: _Sum, times: int) -> None:
         """Other blocks, so many times (their rows are counted already)."""
@@ -170,6 +174,7 @@ class _Sum:
         self.rows += other.rows
         self.work = self.work + other.work * times
         self.feed_bytes += times * other.feed_bytes
+        self.moved += other.moved
 
 
 @dataclass(slots=True)
@@ -187,12 +192,12 @@ class _BlockTimes:
 
     def blocks(self, code: Sequence[Block], path: str, count: int) -> _Sum:
         """All blocks of a list, in order."""
-        total = _Sum()
+        total, links = _Sum(), LinkQueue()
         for i, block in enumerate(code):
-            self._block(block, f"{path}{i}", count, total)
+            self._block(block, f"{path}{i}", count, total, links)
         return total
 
-    def _block(self, block: Block, place: str, count: int, total: _Sum) -> None:
+    def _block(self, block: Block, place: str, count: int, total: _Sum, links: LinkQueue) -> None:
         match block:
             case Kernel():
                 found = time_kernel(block, self.machine, self.timed)
@@ -216,6 +221,14 @@ class _BlockTimes:
                 ports = self.program.infeeds if isinstance(block, Infeed) else self.program.outfeeds
                 port = ports[block.port]
                 total.feed_bytes += math.prod(port.shape) * port.dtype.bytes
+            case Collective():
+                links.start(block.semaphore, collective_row(self.program, block, place, count), total.device)
+            case Await():
+                row, exposed = links.wait(block.semaphore, total.device)
+                total.moved.append(replace(row, exposed_picoseconds=exposed))
+                total.device += exposed
+            case Position():
+                pass
             case _:
                 assert_never(block)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.timing.calibration import Calibration, Machine
+from tpuflow.device.timing.collectives import CollectiveRow
 from tpuflow.device.timing.prices import PICOSECONDS
 from tpuflow.isa.instruction import QUEUES
 from tpuflow.isa.program import kernel_title
@@ -109,7 +110,7 @@ class ProgramTime:
     `device_picoseconds` is the device's own time, `feed_picoseconds` what it waits for its data (infeeds slower than it, `step_seconds`),
     `launch_picoseconds` the host's round trip. `assumed` names blocks whose trips or branch nobody said: a while counts one trip, a
     switch its longest branch. `narrowed` says which f32 products are made of narrower ones, for want of f32 arrays. `trips` has the trips
-    counted for every loop and while, and the branch of every switch, by their place.
+    counted for every loop and while, and the branch of every switch, by their place. `collectives` are in the order of their waits.
     """
 
     machine: Machine
@@ -122,6 +123,22 @@ class ProgramTime:
     assumed: tuple[str, ...] = ()
     narrowed: tuple[str, ...] = ()
     trips: Mapping[str, int] = field(default_factory=dict)
+    collectives: tuple[CollectiveRow, ...] = ()
+
+    @property
+    def sent_bytes(self) -> int:
+        """What each chip sends over its links."""
+        return sum(row.count * row.sent_bytes for row in self.collectives)
+
+    @property
+    def link_seconds(self) -> float:
+        """Time that collectives take, hidden behind kernels or not."""
+        return sum(row.seconds for row in self.collectives)
+
+    @property
+    def exposed_link_seconds(self) -> float:
+        """Time of collectives that the chip waits for, with nothing left to do; part of `device_seconds`."""
+        return sum(row.exposed_seconds for row in self.collectives)
 
     @property
     def chip(self) -> Chip:
@@ -151,7 +168,8 @@ class ProgramTime:
     @property
     def busy_seconds(self) -> dict[str, float]:
         """Time that each queue of the busiest core works."""
-        return {q: sum(r.count * r.time.busy_picoseconds[i] for r in self.kernels) / PICOSECONDS for i, q in enumerate(QUEUES)}
+        busy = {q: sum(r.count * r.time.busy_picoseconds[i] for r in self.kernels) / PICOSECONDS for i, q in enumerate(QUEUES)}
+        return busy | {"link": busy["link"] + self.link_seconds}
 
     @property
     def floor_seconds(self) -> float:
@@ -236,6 +254,9 @@ def _summary(t: ProgramTime) -> list[str]:
     ]
     if t.joules_at_most is not None:
         lines.append(f"energy at most {joules_text(t.joules_at_most)}: {t.chip.power_watts:g} W, the chip's greatest power, all the time")
+    if t.collectives:
+        count, took, waited = sum(r.count for r in t.collectives), seconds_text(t.link_seconds), seconds_text(t.exposed_link_seconds)
+        lines.append(f"collectives {count}: {t.sent_bytes / 1e6:.2f} MB sent by each chip in {took}, of which {waited} not behind kernels")
     return lines + [*t.narrowed] + [f"assumed: {text}" for text in t.assumed]
 
 

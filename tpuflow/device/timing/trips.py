@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tpuflow.isa.collectives import Collective, Position
 from tpuflow.isa.instruction import Tile
 from tpuflow.isa.program import Infeed, Kernel, Loop, Program, walk
 from tpuflow.isa.vector import Constant
@@ -22,8 +23,10 @@ def known_trips(program: Program) -> Mapping[int, int]:
     for block in blocks if found else ():
         if isinstance(block, Kernel):
             _stored(block, found)
-        elif isinstance(block, Infeed):
+        elif isinstance(block, Infeed | Position):
             found.get(block.buffer, set()).add(None)
+        elif isinstance(block, Collective):
+            found.get(block.target, set()).add(None)
     single = {buffer: numbers.pop() for buffer, numbers in found.items() if len(numbers) == 1}
     return {buffer: int(number) for buffer, number in single.items() if number is not None}
 

@@ -14,6 +14,7 @@ from tpuflow.device.verify.contents import WHOLE, Contents, Spans, any_trips, ei
 from tpuflow.device.verify.footprint import Box
 from tpuflow.device.verify.kernels import Effects
 from tpuflow.errors import ProgramError
+from tpuflow.isa.collectives import Await, Collective, Position
 from tpuflow.isa.program import Block, Buffer, Infeed, Kernel, Loop, Outfeed, Program, Switch, While
 
 
@@ -77,16 +78,20 @@ class _Changes:
     def _switch(self, block: Switch, made: Contents) -> None:
         made.then(self.branches(block))
 
-    def _infeed(self, block: Infeed, made: Contents) -> None:
+    def _infeed(self, block: Infeed | Position, made: Contents) -> None:
         made.put(block.buffer, WHOLE)
 
-    def _outfeed(self, block: Outfeed, made: Contents) -> None:
+    def _received(self, block: Collective, made: Contents) -> None:
+        """That nobody looks before it has arrived is for `verify.collectives` to say."""
+        made.put(block.target, WHOLE)
+
+    def _nothing(self, block: Outfeed | Await, made: Contents) -> None:
         """Memory stays as it is."""
 
 
 _CHANGES: Mapping[type, Callable[..., None]] = {
     Kernel: _Changes._kernel, Loop: _Changes._loop, While: _Changes._while, Switch: _Changes._switch, Infeed: _Changes._infeed,
-    Outfeed: _Changes._outfeed,
+    Position: _Changes._infeed, Collective: _Changes._received, Outfeed: _Changes._nothing, Await: _Changes._nothing,
 }  # fmt: skip
 
 
@@ -189,6 +194,22 @@ class _AbstractRun:
         """A whole buffer to the host."""
         self.need(f"outfeed {path}", "sends", block.buffer, memory)
 
+    def position(self, block: Position, path: str, memory: Contents) -> None:
+        """A scalar."""
+        self._write(lambda: (f"position {path}", ""), block.buffer, None)
+        memory.put(block.buffer, WHOLE)
+
+    def collective(self, block: Collective, path: str, memory: Contents) -> None:
+        """A whole buffer out, a whole buffer in."""
+        place, source = f"{block.kind} {path}", f" ({block.where})" if block.where else ""
+        if not memory.is_whole(block.source):
+            self._fail(place, "sends", memory, block.source, source)
+        self._write(lambda: (place, source), block.target, None)
+        memory.put(block.target, WHOLE)
+
+    def nothing(self, block: Await, path: str, memory: Contents) -> None:
+        """Memory stays as it is."""
+
 
 _STEPS: Mapping[type, Callable[..., None]] = {
     Kernel: _AbstractRun.kernel,
@@ -197,6 +218,9 @@ _STEPS: Mapping[type, Callable[..., None]] = {
     Switch: _AbstractRun.switch,
     Infeed: _AbstractRun.infeed,
     Outfeed: _AbstractRun.outfeed,
+    Position: _AbstractRun.position,
+    Collective: _AbstractRun.collective,
+    Await: _AbstractRun.nothing,
 }
 
 

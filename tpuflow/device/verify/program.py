@@ -1,4 +1,4 @@
-"""`verify`: all rules of a Program, in the order tables, blocks, kernels, dataflow over HBM."""
+"""`verify`: all rules of a Program, in the order tables, blocks, kernels, dataflow over HBM, collectives."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from typing import Any
 
 from tpuflow.chips.checking import row_problem
 from tpuflow.device.place import instruction_place, kernel_place, source_suffix
+from tpuflow.device.verify.collectives import (
+    check_await,
+    check_collective,
+    check_cut,
+    check_mesh,
+    check_order_of_collectives,
+    check_position,
+)
 from tpuflow.device.verify.dataflow import check_dataflow
 from tpuflow.device.verify.effort import Effort
 from tpuflow.device.verify.kernels import Effects, check_kernel
@@ -16,6 +24,7 @@ from tpuflow.device.verify.structure import structure
 from tpuflow.dtypes import PRED, S32, DType
 from tpuflow.errors import ProgramError
 from tpuflow.isa.codec import MAX_DEPTH
+from tpuflow.isa.collectives import Await, Collective, Position
 from tpuflow.isa.program import Block, Buffer, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While, children
 from tpuflow.isa.refusal import Refusal
 
@@ -33,6 +42,7 @@ def verify(program: Program) -> None:
     kernels = _Kernels(program)
     _check_blocks(program, program.code, "", 0, kernels)
     check_dataflow(program, kernels.effects)
+    check_order_of_collectives(program)
 
 
 def _at(what: str, check: Check, *arguments: Any) -> None:
@@ -81,6 +91,7 @@ def _check_signature(program: Program) -> None:
     for what in ("input", "output", "infeed", "outfeed"):
         for port in getattr(program, f"{what}s"):
             _check_port(program, what, port, stored=what.endswith("put"))
+            check_cut(program, what, port)
             if port.donated and what != "input":
                 raise Refusal(f"{what} {port.name!r} is donated; expected only inputs to be")
 
@@ -113,6 +124,7 @@ def _check_initial(program: Program) -> None:
 
 _TABLES = (
     ("chip", _check_chip),
+    ("mesh", check_mesh),
     ("buffer table", _check_buffers),
     ("constants", _check_constants),
     ("signature", _check_signature),
@@ -209,4 +221,7 @@ _BLOCKS: dict[type, Check] = {
     Switch: _switch,
     Infeed: _feed("infeeds"),
     Outfeed: _feed("outfeeds"),
+    Position: check_position,
+    Collective: check_collective,
+    Await: check_await,
 }

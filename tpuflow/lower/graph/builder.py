@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -53,6 +53,7 @@ class Builder:
 
     `source` and `scope` go on every node made while they are set; use `at` to set them for a while. `calls` are those of the host's
     Python that the rules have met, with their values: whoever finishes the graph says how these leave it.
+    `mesh` has the sizes of the mesh axes around what is made, by their names.
     Operands given as Python scalars become `full` nodes of the other operand's type. Whatever has no elements, or is made from
     no elements, becomes `full` too: no other operation ever sees an empty operand or makes an empty result, regions apart. Integer
     arithmetic on splats is done at once, so that indices known now are known to the rules.
@@ -66,6 +67,7 @@ class Builder:
         self.source = ""
         self.scope = ""
         self.calls: list[tuple[Call, tuple[Value, ...]]] = []
+        self.mesh: Mapping[str, int] = {}
         self._nodes: list[Node] = []
         self._made_by: dict[Value, Node] = {}
 
@@ -112,7 +114,7 @@ class Builder:
     def region(self, name: str, inputs: Sequence[TensorType]) -> Builder:
         """A builder for a nested graph, with this one's source and scope."""
         inner = Builder(name, inputs)
-        inner.source, inner.scope = self.source, self.scope
+        inner.source, inner.scope, inner.mesh = self.source, self.scope, self.mesh
         return inner
 
     def finish(self, outputs: Sequence[Value], output_names: Sequence[str] = ()) -> Graph:

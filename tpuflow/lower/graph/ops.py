@@ -10,6 +10,7 @@ from typing import Any
 from tpuflow.dtypes import F32, PRED, S32, DType
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import GraphError
+from tpuflow.isa.collectives import KINDS, REDUCERS
 from tpuflow.isa.elementwise import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY
 from tpuflow.lower.graph.graph import Graph, TensorType
 from tpuflow.lower.graph.products import PRECISIONS, conv_problem
@@ -388,6 +389,40 @@ def _outfeed(call: Call) -> Types:
     return ()
 
 
+def _position(call: Call) -> Types:
+    return (TensorType(S32),)
+
+
+def _collective(call: Call) -> Types:
+    """What `isa.collectives` says, on dense arrays of as many elements."""
+    result = call.asked_type()
+    (x,) = call.inputs
+    kind, chips, reducer = KINDS.get(call.attrs["kind"]), call.attrs["chips"], call.attrs["reducer"]
+    call.require(kind is not None and kind.reduces == (reducer != "none") and reducer in REDUCERS, "a kind with or without a reducer")
+    assert kind is not None
+    if kind.reduces:
+        call.require_kind(x.dtype, BINARY[reducer].on)
+    call.require(x.dtype == result.dtype and result.elems == kind.received_elems(x.elems, chips), f"cannot become {result}")
+    return (result,)
+
+
+def _await(call: Call) -> Types:
+    return call.inputs[:1]
+
+
+def _shard(call: Call) -> Types:
+    (x,) = call.inputs
+    sizes = call.attrs["sizes"]
+    good = len(sizes) == len(x.shape) and all(n % size == 0 for n, size in zip(x.shape, sizes, strict=True))
+    call.require(good, f"every axis must divide by the chips that it is cut over, {sizes}")
+    return (TensorType(x.dtype, tuple(n // size for n, size in zip(x.shape, sizes, strict=True))),)
+
+
+def _unshard(call: Call) -> Types:
+    (x,) = call.inputs
+    return (TensorType(x.dtype, tuple(n * size for n, size in zip(x.shape, call.attrs["sizes"], strict=True))),)
+
+
 _ROWS = (
     *(Op(name, 1, (), _unary, elementwise=True) for name in UNARY),
     Op("is_finite", 1, (), _is_finite, elementwise=True),
@@ -424,6 +459,11 @@ _ROWS = (
     Op("fused", None, ("kind",), _fused, regions=1),
     Op("infeed", 0, ("port",), _infeed, effect=True),
     Op("outfeed", 1, ("port",), _outfeed, effect=True),
+    Op("position", 0, ("axis",), _position),
+    *(Op(name, 1, ("kind", "reducer", "axes", "chips", "pairs"), _collective) for name in ("collective", "start")),
+    Op("await", 2, (), _await),
+    Op("shard", 1, ("cut", "sizes"), _shard),
+    Op("unshard", 1, ("cut", "sizes"), _unshard),
 )
 OPS: dict[str, Op] = {row.name: row for row in _ROWS}
 ELEMENTWISE = frozenset(row.name for row in _ROWS if row.elementwise)

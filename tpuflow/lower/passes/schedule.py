@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import dataclass, replace
 
 from tpuflow.lower.emit import overwritable
@@ -15,6 +17,7 @@ class Schedule(Pass):
     """Order nodes so that a value computed from a region input, of its type, can take its place in memory, and little is held long.
 
     A gradient goes into its parameter's update as soon as nothing else reads what it is made of, rather than where the update was written.
+    What is on its way between chips is waited for when nothing else is left to do.
 
     Before: %w1 = fused %w, %g; %dx = dot %dy, %w.    After: %dx = dot %dy, %w; %w1 = fused %w, %g.
     Needs: fused graph.    Keeps: data dependence and the order of effects.    Never: adds or removes a node.
@@ -24,7 +27,7 @@ class Schedule(Pass):
         nodes = [self.map_regions(node) for node in graph.nodes]
         inputs, outputs = set(graph.inputs), set(graph.outputs)
         sizes = Sizes({node: _made_bytes(node, inputs, outputs) for node in nodes}, frozenset(outputs))
-        return replace(graph, nodes=tuple(in_order(nodes, _last_readers(graph, nodes), sizes)))
+        return replace(graph, nodes=tuple(in_order(nodes, _last_readers(graph, nodes) | _independent(nodes), sizes)))
 
 
 def _last_readers(graph: Graph, nodes: list[Node]) -> dict[Node, list[Node]]:
@@ -39,6 +42,18 @@ def _last_readers(graph: Graph, nodes: list[Node]) -> dict[Node, list[Node]]:
         if node.op in ("reshape", "barrier"):
             origin.update((result, origin[value]) for value, result in zip(node.inputs, node.results, strict=True) if value in origin)
     return {node: [other for v in _overwritable(node, outputs) if v in readers for other in readers[v]] for node in nodes}
+
+
+def _independent(nodes: list[Node]) -> dict[Node, list[Node]]:
+    """For every wait the nodes that do not need it: they run while what it waits for is on its way."""
+    made: dict[Value, int] = {}
+    needs: dict[Node, int] = {}
+    waits = [node for node in nodes if node.op == "await"]
+    for node in nodes:
+        own = 1 << waits.index(node) if node.op == "await" else 0
+        needs[node] = own | functools.reduce(operator.or_, (made.get(v, 0) for v in node.inputs), 0)
+        made.update(dict.fromkeys(node.results, needs[node]))
+    return {wait: [node for node in nodes if not needs[node] >> n & 1] for n, wait in enumerate(waits)}
 
 
 def _made_bytes(node: Node, inputs: set[Value], outputs: set[Value]) -> int:

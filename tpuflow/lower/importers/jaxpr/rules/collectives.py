@@ -1,60 +1,111 @@
-"""Rules of named axes: `shard_map` (what `pmap` is made of too) over a mesh of one device, and the collectives inside of it.
+"""Rules of named axes: `shard_map` (what `pmap` is made of too), and the collectives inside of it.
 
 Collectives over a `vmap` axis are ordinary operations as soon as they are batched: `vmap` itself makes a gather of them, a permutation,
-or a sum over an axis that is given by its number. What is left with a name is an axis of one device: the walk lets no other in.
+or a sum over an axis that is given by its number. What is left with a name is an axis of a mesh.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tpuflow.dtypes import S32
-from tpuflow.jaxprs.compat import location_of, opened
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.importers.jaxpr.importer import inline
 from tpuflow.lower.importers.jaxpr.registry import bound, enter, lowers
 from tpuflow.lower.operations import collectives
+from tpuflow.lower.operations.collectives import Group, NamedCut
 from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.reductions import reduce
 
 _REDUCE = {"psum": "add", "psum_invariant": "add", "pmax": "max", "pmin": "min"}
+Names = Any
+"""An axis name, or several."""
 
 
 @lowers("shard_map", keys=True)
-def _shard_map(b: Builder, *operands: Value, jaxpr: Any, mesh: Any) -> tuple[Value, ...]:
-    """On one device every shard is the whole array."""
+def _shard_map(b: Builder, *operands: Value, jaxpr: Any, mesh: Any, in_specs: Sequence[Any], out_specs: Sequence[Any]) -> tuple[Value, ...]:
+    """Each chip with its pieces; what lies outside, all of them have."""
     sizes = {str(name): int(size) for name, size in mesh.shape.items()}
-    if (devices := math.prod(sizes.values())) != 1:
-        lines = map(location_of, opened(jaxpr)[0].eqns)  # the call's own line may be forgotten, or be pmap's
-        raise UnsupportedForm(
-            f"what it maps ({next(filter(None, lines), 'nothing')}) is for a mesh of {devices} devices {sizes}, and a program runs on one "
-            f"chip. Use a mesh of one device, such as "
-            f"jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape({(1,) * len(sizes)}), {tuple(sizes)}) (for pmap: a leading axis of "
-            f"size 1), or jax.vmap(..., axis_name=...), whose axes may have any size on one chip"
-        )
-    return inline(b, jaxpr, operands)
+    around, b.mesh = b.mesh, {**b.mesh, **sizes}
+    pieces = [_shard(b, x, _cut(spec, x, sizes), sizes) for x, spec in zip(operands, in_specs, strict=True)]
+    results = inline(b, jaxpr, pieces)
+    b.mesh = around
+    return tuple(_unshard(b, x, _cut(spec, x, sizes), sizes) for x, spec in zip(results, out_specs, strict=True))
 
 
-def _reduce(b: Builder, op: str, x: Value, *, axes: Sequence[str | int]) -> Value:
-    """Over the axes that `vmap` has numbered; one device has nothing to add along those with names."""
+def _cut(spec: Any, x: Value, sizes: Mapping[str, int]) -> NamedCut:
+    """A `PartitionSpec` for all dimensions of an array, without axes of one chip."""
+    rows = [() if entry is None else entry if isinstance(entry, tuple) else (entry,) for entry in spec]
+    named = [Group.of(sizes, list(map(str, row))).names for row in rows]
+    return tuple(named + [()] * (len(x.shape) - len(named)))
+
+
+def _shard(b: Builder, x: Value, cut: NamedCut, sizes: Mapping[str, int]) -> Value:
+    if not any(cut):
+        return x
+    maker = b.maker(x)
+    if maker is not None and maker.op == "unshard" and maker.attrs["cut"] == cut:
+        return maker.inputs[0]
+    return b.emit("shard", (x,), {"cut": cut, "sizes": _counts(cut, sizes)}).result
+
+
+def _unshard(b: Builder, x: Value, cut: NamedCut, sizes: Mapping[str, int]) -> Value:
+    return b.emit("unshard", (x,), {"cut": cut, "sizes": _counts(cut, sizes)}).result if any(cut) else x
+
+
+def _counts(cut: NamedCut, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(Group.of(sizes, names).chips for names in cut)
+
+
+def _group(b: Builder, names: Names, groups: Any = None) -> Group:
+    """Of one axis, or several."""
+    if groups is not None:
+        raise UnsupportedForm("axis_index_groups; give the mesh an axis for each kind of group instead")
+    return Group.of(b.mesh, list(map(str, names if isinstance(names, (tuple, list)) else (names,))))
+
+
+def _reduce(b: Builder, op: str, x: Value, *, axes: Sequence[Any], axis_index_groups: Any = None) -> Value:
+    """Over the axes that `vmap` has numbered, then over those with names."""
     numbered = [a for a in axes if isinstance(a, int)]
-    return reduce(b, op, x, numbered) if numbered else x
+    x = reduce(b, op, x, numbered) if numbered else x
+    return collectives.all_reduce(b, op, x, _group(b, [a for a in axes if not isinstance(a, int)], axis_index_groups))
 
 
 enter({primitive: bound(_reduce, op) for primitive, op in _REDUCE.items()})
-enter({"reduce_scatter": collectives.reduce_scatter}, scatter_dimension="axis")
-enter(dict.fromkeys(("all_gather", "all_gather_invariant"), collectives.all_gather), keys=True, all_gather_dimension="axis")
-enter({"ppermute": collectives.collective_permute}, keys=True, perm="pairs")
+
+
+@lowers("reduce_scatter")
+def _reduce_scatter(b: Builder, x: Value, *, axis_name: Names, scatter_dimension: int, tiled: bool, axis_index_groups: Any = None) -> Value:
+    return collectives.reduce_scatter(b, "add", x, _group(b, axis_name, axis_index_groups), scatter_dimension, tiled=tiled)
+
+
+@lowers("all_gather", "all_gather_invariant", keys=True)
+def _all_gather(b: Builder, x: Value, *, axis_name: Names, all_gather_dimension: int, tiled: bool, axis_index_groups: Any = None) -> Value:
+    return collectives.all_gather(b, x, _group(b, axis_name, axis_index_groups), all_gather_dimension, tiled=tiled)
+
+
+@lowers("all_to_all", keys=True)
+def _all_to_all(b: Builder, x: Value, *, axis_name: Names, split_axis: int, concat_axis: int, axis_index_groups: Any = None) -> Value:
+    """The primitive keeps both axes: JAX has put one in where it is to make one."""
+    return collectives.all_to_all(b, x, _group(b, axis_name, axis_index_groups), split_axis, concat_axis)
+
+
+@lowers("ppermute", keys=True)
+def _ppermute(b: Builder, x: Value, *, axis_name: Names, perm: Sequence[tuple[int, int]]) -> Value:
+    return collectives.collective_permute(b, x, _group(b, axis_name), perm)
 
 
 @lowers("axis_index")
-def _axis_index(b: Builder) -> Value:
-    return b.scalar(0, S32)
+def _axis_index(b: Builder, *, axis_name: Names) -> Value:
+    return collectives.position(b, _group(b, axis_name))
 
 
-@lowers("all_to_all", "pbroadcast", keys=True)
-def _to_itself(b: Builder, x: Value) -> Value:
-    return x
+@lowers("pbroadcast", keys=True)
+def _from_one(b: Builder, x: Value, *, axis_name: Names, source: int) -> Value:
+    """One chip's array on all of the group."""
+    group = _group(b, axis_name)
+    if group.chips == 1:
+        return x
+    whole = collectives.all_gather(b, x, group, 0, tiled=False)
+    return b.reshape(b.slice_axis(whole, 0, source, source + 1), x.shape)

@@ -1,0 +1,220 @@
+"""One chip of the reference engine: a Program executed in NumPy, one tile instruction at a time, with every check on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tpuflow.device.budget import Budget, OutOfBudget, Workload
+from tpuflow.device.launching import run_dry
+from tpuflow.device.place import kernel_place
+from tpuflow.device.reference.execute import Run
+from tpuflow.device.reference.memory import Hbm, OnChip
+from tpuflow.device.reference.plan import KernelPlan
+from tpuflow.errors import HazardError, LaunchError
+from tpuflow.isa.arithmetic import Arithmetic
+from tpuflow.isa.collectives import Await, Collective, Position, position
+from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Program, Switch, While
+
+KEPT = "where a constant or an input that is not donated lies"
+
+
+class Meeting(NamedTuple):
+    """Where a chip stops until the others have come there too: at a collective's start or wait, or (None) after a trip of a loop that is
+    the Program's last block."""
+
+    path: str
+    block: Collective | Await | None
+
+
+Meetings = Iterable[Meeting]
+
+
+class ChipRun:
+    """Runs a Program on chip number `chip` of its mesh. `sent` has the items of each outfeed port."""
+
+    def __init__(self, program: Program, chip: int, schedule: str, arithmetic: Arithmetic, workload: Workload):
+        self.program, self.chip, self.schedule = program, chip, schedule
+        self._arithmetic = arithmetic
+        self._plans: dict[int, KernelPlan] = {}
+        self._prices = workload.numbers
+        self._budget: Budget | None = None
+        self._work = 0
+        self._infeeds: list[Iterator[np.ndarray]] = []
+        self._items: list[int] = []
+        self._moving: dict[int, tuple[Collective, str, np.ndarray]] = {}
+        self.sent: list[list[np.ndarray]] = []
+
+    @functools.cached_property
+    def _hbm(self) -> Hbm:
+        """Memory, made when it is first needed."""
+        return Hbm(self.program.buffers)
+
+    @functools.cached_property
+    def _on_chip(self) -> OnChip:
+        """On-chip memory, which all kernels use one after the other."""
+        return OnChip(self.program.chip)
+
+    @functools.cached_property
+    def _kept(self) -> Mapping[int, str]:
+        """Buffers that nobody may write, and why: they lie where a constant or an input that is not donated does."""
+        program = self.program
+        kept = self._hbm.overlapping({c.buffer for c in program.constants} | {p.buffer for p in program.inputs if not p.donated})
+        return dict.fromkeys(kept, KEPT)
+
+    def pieces(self) -> Iterator[Meeting]:
+        """Run what `begin` has made ready, up to every meeting."""
+        code = self.program.code
+        tail = code[-1] if code and isinstance(code[-1], Loop) else None
+        yield from self._blocks(code if tail is None else code[:-1], "")
+        if tail is None:
+            return
+        place = f"{len(code) - 1}"
+        for _ in range(self._trips(tail, place)):
+            self._count(tail)
+            yield from self._blocks(tail.body, f"{place}.body.")
+            yield Meeting(place, None)
+
+    def output(self, number: int) -> np.ndarray:
+        """A copy of an output, as of now."""
+        port = self.program.outputs[number]
+        return self._read(f"output {port.name!r}", port.buffer)
+
+    def begin(self, inputs: Sequence[np.ndarray], infeeds: Sequence[np.ndarray], budget: Budget | None) -> None:
+        """The memory as a launch finds it."""
+        program, hbm = self.program, self._hbm
+        hbm.clear()
+        self._moving = {}
+        for c in program.constants:
+            b = program.buffers[c.buffer]
+            hbm.write(c.buffer, np.frombuffer(c.data, b.dtype.numpy).reshape(b.shape))
+        for port, x in zip(program.inputs, inputs, strict=True):
+            hbm.write(port.buffer, x)
+        self._budget, self._work = budget, 0 if budget is None else budget.start
+        self._items = [len(x) for x in infeeds]
+        self._infeeds, self.sent = [iter(x) for x in infeeds], [[] for _ in program.outfeeds]
+
+    def _blocks(self, code: Sequence[Block], path: str) -> Iterator[Meeting]:
+        for n, block in enumerate(code):
+            yield from _BLOCKS[type(block)](self, block, f"{path}{n}")
+
+    def _read(self, where: str, buffer: int) -> np.ndarray:
+        """A copy of a buffer that must be written."""
+        if not self._hbm.is_written(buffer):
+            raise HazardError(f"{where}: buffer {buffer} is read before all of it was written, or after another buffer overwrote it.")
+        return self._hbm.array(buffer).copy()
+
+    def _kernel(self, block: Kernel, path: str) -> Meetings:
+        plan = self._plans.get(id(block))
+        if plan is None:
+            plan = self._plans[id(block)] = KernelPlan(block, self._on_chip, self._hbm)
+        arriving = frozenset(c.target for c, _, _ in self._moving.values())
+        run = Run(plan, path, self._arithmetic, {**self._kept, **self._sending()} if self._moving else self._kept, arriving)
+        try:
+            run.execute(self.schedule)
+        except (HazardError, LaunchError):
+            raise
+        except Exception as error:
+            error.add_note(f"while executing {kernel_place(path, block)}")
+            raise
+        return ()
+
+    def _loop(self, block: Loop, path: str) -> Meetings:
+        for _ in range(self._trips(block, path)):
+            self._count(block)
+            yield from self._blocks(block.body, f"{path}.body.")
+
+    def _trips(self, block: Loop, path: str) -> int:
+        return int(self._read(f"loop {path}", block.trips))
+
+    def _while(self, block: While, path: str) -> Meetings:
+        while True:
+            self._count(block)
+            yield from self._blocks(block.condition, f"{path}.condition.")
+            if not self._read(f"while {path}", block.predicate):
+                return
+            yield from self._blocks(block.body, f"{path}.body.")
+
+    def _count(self, block: Loop | While) -> None:
+        """Add what a trip of a loop costs, if only the run knows how many there are."""
+        if self._budget is not None and id(block) in self._prices:
+            self._work += self._budget.trips[self._prices[id(block)][0]]
+            if self._work > self._budget.limit:
+                raise OutOfBudget
+
+    def _switch(self, block: Switch, path: str) -> Meetings:
+        branch = min(max(0, int(self._read(f"switch {path}", block.index))), len(block.branches) - 1)
+        return self._blocks(block.branches[branch], f"{path}.branch{branch}.")
+
+    def _infeed(self, block: Infeed, path: str) -> Meetings:
+        item = next(self._infeeds[block.port], None)
+        if item is None:
+            raise run_dry(self.program.infeeds, self._items)
+        self._hbm.write(block.buffer, item)
+        return ()
+
+    def _outfeed(self, block: Outfeed, path: str) -> Meetings:
+        self.sent[block.port].append(self._read(f"outfeed {path}", block.buffer))
+        return ()
+
+    # ---- other chips
+
+    def _position(self, block: Position, path: str) -> Meetings:
+        self._hbm.write(block.buffer, np.asarray(position(self.program.mesh, self.chip, block.axis), np.int32))
+        return ()
+
+    def _meet(self, block: Collective | Await, path: str) -> Meetings:
+        yield Meeting(path, block)
+
+    def start(self, c: Collective, path: str) -> None:
+        """What is sent must be there; what is received is not there any more."""
+        sent = self._read(f"{c.kind} {path}{f' ({c.where})' if c.where else ''}", c.source)
+        self._moving[c.semaphore] = c, path, sent
+        self._hbm.forget(c.target)
+
+    def started(self, block: Await, path: str) -> Collective:
+        """The collective that is waited for."""
+        if block.semaphore not in self._moving:
+            raise HazardError(f"await {path}: nothing is on its way for semaphore {block.semaphore}.")
+        return self._moving[block.semaphore][0]
+
+    def message(self, semaphore: int) -> np.ndarray:
+        """What is sent, as early as it may be, or as late: [elems]."""
+        c, path, sent = self._moving[semaphore]
+        late = self._read(f"{c.kind} {path}", c.source)
+        if sent.tobytes() != late.tobytes():
+            where = f" ({c.where})" if c.where else ""
+            raise HazardError(f"{c.kind} {path}: its source, buffer {c.source}, is overwritten while it is being sent.{where}")
+        return (sent if self.schedule == "early" else late).reshape(-1)
+
+    def receive(self, semaphore: int, elems: np.ndarray) -> None:
+        """What has arrived, [elems]; the buffers are free again."""
+        c, path, _ = self._moving.pop(semaphore)
+        if self._hbm.is_touched(c.target):
+            raise HazardError(f"{c.kind} {path}: its target, buffer {c.target}, is written before it has arrived.")
+        self._hbm.write(c.target, elems.reshape(self.program.buffers[c.target].shape))
+
+    def _sending(self) -> Mapping[int, str]:
+        """Buffers that nobody may write now, and why."""
+        found: dict[int, str] = {}
+        for c, path, _ in self._moving.values():
+            where = f" ({c.where})" if c.where else ""
+            found |= dict.fromkeys(self._hbm.overlapping({c.source}), f"which {c.kind} {path} is sending{where}")
+            found |= dict.fromkeys(self._hbm.overlapping({c.target}), f"which {c.kind} {path} is still receiving{where}")
+        return found
+
+
+_BLOCKS: dict[type, Callable[..., Meetings]] = {
+    Kernel: ChipRun._kernel,
+    Loop: ChipRun._loop,
+    While: ChipRun._while,
+    Switch: ChipRun._switch,
+    Infeed: ChipRun._infeed,
+    Outfeed: ChipRun._outfeed,
+    Position: ChipRun._position,
+    Collective: ChipRun._meet,
+    Await: ChipRun._meet,
+}
