@@ -10,7 +10,7 @@ import functools
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ParamSpec, TypeVar
 
@@ -27,6 +27,7 @@ from tpuflow.training.callbacks.base import Callback
 from tpuflow.training.given import check_optimizer
 from tpuflow.training.losses import Loss, LossFunction
 from tpuflow.training.metrics import Metric, MetricFunction
+from tpuflow.training.parallel import SHARDINGS, check_mesh
 from tpuflow.training.roles import Given
 
 Check = Callable[[str, Any], object]
@@ -160,6 +161,16 @@ class StepConfig:
         "training ends with before one is due stays in `opt_state` and changes no parameter. Schedules count updates.",
         _accumulation, shown=True, same=True,
     )  # fmt: skip
+    mesh: Mapping[str, int] | None = option(
+        None, "train on several chips: the axes of a mesh with how many chips they have, such as {'data': 4}.", _if_given(check_mesh),
+        shown=True,
+    )  # fmt: skip
+    sharding: str = option(
+        "ddp",
+        'how the mesh is used. "ddp": every chip takes a piece of the batch and has all parameters and all of the optimizer\'s state; '
+        "gradients, losses and batch statistics are means over the chips, each chip draws random numbers of its own.",
+        _one_of(*SHARDINGS),
+    )
     chip: str | Chip = option("generic", "a row of the catalogue.")
     engine: str = option("fast", "how the device is simulated, see `tpuflow.device`.", _one_of(*ENGINES), shown=True)
     fidelity: str = option("native", "likewise.", _one_of(*FIDELITIES), shown=True)

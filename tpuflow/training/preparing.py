@@ -25,13 +25,14 @@ from tpuflow.training.fitting import check_classes, measured, misfit, traced
 from tpuflow.training.losses import get_loss
 from tpuflow.training.metrics import metrics_of_loss
 from tpuflow.training.misfits import in_words
+from tpuflow.training.parallel import get_parallel
 from tpuflow.training.roles import get_roles
 from tpuflow.training.stepping import OwnStep, Recipe, TrainState, loss_and_metrics, make_optimizer
 from tpuflow.training.weights import starting_variables
 
 OF_A_MODEL = (
     "policy", "optimizer", "loss", "loss_fn", "inputs", "params", "frozen", "ema", "eval_params", "keep_batchnorm_fp32", "loss_scale",
-    "accumulate_steps", "nominal_batch_size", "metrics", "numerics",
+    "accumulate_steps", "nominal_batch_size", "metrics", "numerics", "mesh",
 )  # fmt: skip
 """Options that say how the step of a model is made."""
 
@@ -250,7 +251,8 @@ def make_recipe(config: StepConfig, batch: Any, policy: amp.Policy | None = None
     if ema is not None and config.eval_params is not None:
         raise ConfigError("ema and eval_params both say which parameters evaluations use; give one of them.")
     recipe = Recipe(model, policy, roles, loss, optimizer, config.loss_fn, frozen=frozen, ema=ema, optimized=config.eval_params)
-    return recipe, why
+    samples = max((leaf.shape[0] for leaf in jax.tree.leaves(batch) if leaf.shape), default=1)
+    return replace(recipe, parallel=get_parallel(config.mesh, config.sharding, samples)), why
 
 
 def state_shapes(recipe: Recipe, batch: Any) -> tuple[Recipe, TrainState]:

@@ -224,7 +224,7 @@ def _plain(value: Any) -> Any:
 def _report_lines(result: TrainResult, calibration: Calibration | None) -> list[str]:
     s = result.settings
     lines = [
-        f"{s['model']} trained in {s['policy']} on {s['chip']} ({s['engine']} engine, {s['fidelity']}): "
+        f"{s['model']} trained in {s['policy']} on {_chips(s)} ({s['engine']} engine, {s['fidelity']}): "
         f"{result.steps} steps of {s['batch_size']}, {result.round_trips} round trips"
         + (f" and {result.eval_round_trips} for evaluation" if result.eval_round_trips else "")
     ]
@@ -242,6 +242,11 @@ def _report_lines(result: TrainResult, calibration: Calibration | None) -> list[
     total, compiling = result.seconds["total"], result.seconds["compile"]
     lines.append(f"device memory {result.hbm_bytes / 2**20:.1f} MiB; host time {total:.1f} s, of it compiling {compiling:.1f} s")
     return lines
+
+
+def _chips(settings: Mapping[str, Any]) -> str:
+    mesh = settings.get("mesh")
+    return f"{settings['chip']}, mesh {mesh}" if mesh else settings["chip"]
 
 
 def _device_lines(result: TrainResult, calibration: Calibration | None) -> list[str]:

@@ -21,6 +21,7 @@ from tpuflow.training.averaging import EMA, EMAState, averaged, averaged_carried
 from tpuflow.training.groups import trained_mask, trained_part, with_rest
 from tpuflow.training.losses import Loss
 from tpuflow.training.metrics import Metric, measure
+from tpuflow.training.parallel import DataParallel
 from tpuflow.training.roles import Roles
 
 LOSS_SCOPE, OPTIMIZER_SCOPE = "loss", "optimizer"
@@ -61,7 +62,8 @@ class Changes(NamedTuple):
 class Recipe:
     """What a step of a model is made of: a loss of outputs and labels, or `loss_fn`, which calls the model itself.
 
-    `optimized`: (the optimizer's state, params) -> the parameters that evaluations use, where the optimizer knows better ones.
+    `optimized`: (the optimizer's state, params) -> the parameters that evaluations use, where the optimizer knows better ones. `parallel`:
+    how a step is put on several chips.
     """
 
     model: Model
@@ -75,6 +77,7 @@ class Recipe:
     ema: EMA | None = None
     optimized: Callable[[Any, Any], Any] | None = None
     streams: tuple[str, ...] = ()
+    parallel: DataParallel | None = None
 
     @property
     def name(self) -> str:
@@ -104,13 +107,18 @@ class Recipe:
 
     def train_step(self, state: TrainState, batch: Any) -> tuple[TrainState, StepFigures]:
         """One step. The loss is rounded to the policy's type before it is scaled and differentiated."""
+        if self.parallel is not None:
+            return self.parallel.over(lambda state, batch: self.watched_step(state, batch, self.parallel)[:2], state, batch)
         new_state, figures, _ = self.watched_step(state, batch)
         return new_state, figures
 
-    def watched_step(self, state: TrainState, batch: Any) -> tuple[TrainState, StepFigures, Changes]:
-        """One step, and what it makes on its way."""
+    def watched_step(self, state: TrainState, batch: Any, parallel: DataParallel | None = None) -> tuple[TrainState, StepFigures, Changes]:
+        """One step, and what it makes on its way; of one chip's piece of the batch if it is `parallel`."""
         next_key, key = (None, None) if state.key is None else jax.random.split(state.key)
-        rngs = self.rngs(key)
+        rngs = self.rngs(key if key is None or parallel is None else parallel.own_key(key))
+
+        def mean(tree: Any) -> Any:
+            return tree if parallel is None else parallel.mean(tree)
 
         def loss_of(part: Any) -> tuple[jax.Array, tuple[Any, Any]]:
             loss, measured, carried = self.forward(self._whole(part, state.params), state.carried, batch, rngs)
@@ -123,13 +131,17 @@ class Recipe:
 
         part = self._trained(state.params)
         (_, (loss, (carried, measured))), grads = jax.value_and_grad(scaled_loss, has_aux=True)(part)
+        loss, carried, measured, grads = mean((loss, carried, measured, grads))
         with jax.named_scope(OPTIMIZER_SCOPE):
             value = loss.astype(jnp.float32)
 
             def value_fn(part: Any, grad_fn: Any = None) -> jax.Array:  # Optax's line searches refuse what their function does not take
-                return loss_of(part)[0].astype(jnp.float32)
+                return mean(loss_of(part)[0]).astype(jnp.float32)
 
-            extra = {"value": value, "grad": grads, "value_fn": value_fn, "grad_fn": lambda part, *_: jax.grad(value_fn)(part)}
+            def grad_fn(part: Any, *_: Any) -> Any:
+                return mean(jax.grad(lambda part: loss_of(part)[0].astype(jnp.float32))(part))
+
+            extra = {"value": value, "grad": grads, "value_fn": value_fn, "grad_fn": grad_fn}
             updates, opt_state = self.optimizer.update(grads, state.opt_state, part, **extra)
             params = self._whole(optax.apply_updates(part, updates), state.params)
             ema = self._averaged(state, opt_state, params, carried)
