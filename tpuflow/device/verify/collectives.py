@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tpuflow.device.varying import varying
-from tpuflow.device.verify.refusal import Refusal
 from tpuflow.dtypes import S32
 from tpuflow.errors import ProgramError
 from tpuflow.isa.collectives import KINDS, Await, Collective, Position, chips_of, sizes_of, whole_shape
 from tpuflow.isa.numpy_arithmetic import is_defined
 from tpuflow.isa.program import Block, Buffer, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While, children, walk
+from tpuflow.isa.refusal import Refusal
 
 MOST_CHIPS = 2**20
 MOST_MOVING = 1024
