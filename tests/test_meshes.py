@@ -9,13 +9,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import linen as nn
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from jax.sharding import AbstractMesh, PartitionSpec
 
 import tpuflow
@@ -27,7 +31,7 @@ from tpuflow.device.runtime import Executable
 from tpuflow.device.timing import time_program
 from tpuflow.device.verify import verify
 from tpuflow.dtypes import F32, S32
-from tpuflow.errors import HazardError, ProgramError, UnsupportedPrimitiveError
+from tpuflow.errors import ConfigError, HazardError, ProgramError, UnsupportedPrimitiveError
 from tpuflow.isa import vector
 from tpuflow.isa.collectives import Await, Collective, MeshAxis, Position
 from tpuflow.isa.program import Block, Kernel, Loop, Program, Switch
@@ -494,6 +498,82 @@ def test_a_sink_cuts_its_batches_over_the_chips_and_gives_what_single_steps_do()
     (sunk,) = tpuflow.sink(data_parallel_step(4), batches, -1, state=initial, epochs=1)
     np.testing.assert_array_equal(sunk.metrics["loss"], losses)
     assert jax.tree.all(jax.tree.map(np.array_equal, sunk.state, params))
+
+
+def sharded_step(chips: int, *, scattered: bool) -> Any:
+    """Momentum, [parameter] or whole, for a flat vector of parameters: whole on every chip, or (ZeRO's first stage) each chip's share."""
+    unravel = ravel_pytree(_parameters())[1]
+
+    def step(state: Any, batch: Any) -> Any:
+        params, momentum = state
+        loss, grads = jax.value_and_grad(lambda flat: _loss(unravel(flat), *batch))(params)
+        if scattered:
+            own = lax.dynamic_slice_in_dim(params, lax.axis_index("d") * momentum.size, momentum.size)
+            momentum = 0.9 * momentum + lax.psum_scatter(grads / chips, "d", tiled=True)
+            params = lax.all_gather(own - 0.1 * momentum, "d", tiled=True)
+        else:
+            momentum = 0.9 * momentum + lax.psum(grads / chips, "d")
+            params = params - 0.1 * momentum
+        return (params, momentum), {"loss": lax.pmean(loss, "d")}
+
+    states = (P(), P("d") if scattered else P())
+    return jax.shard_map(step, mesh=mesh_of({"d": chips}), in_specs=(states, P("d")), out_specs=(states, P()), check_vma=False)
+
+
+def test_an_optimizer_state_in_shares_gives_the_bits_of_a_whole_one_in_a_sink_too() -> None:
+    """For a sum is its scattered parts, gathered: what is declared of both is one order."""
+    flat, batches = ravel_pytree(_parameters())[0], _batches(5)
+    state = (np.asarray(flat), np.zeros(flat.size, np.float32))
+    found = {}
+    for scattered in (False, True):
+        (sunk,) = tpuflow.sink(sharded_step(4, scattered=scattered), batches, -1, state=state, epochs=1, engine="reference")
+        found[scattered] = sunk
+    np.testing.assert_array_equal(found[True].metrics["loss"], found[False].metrics["loss"])
+    assert jax.tree.all(jax.tree.map(np.array_equal, found[True].state, found[False].state))
+    program = tpuflow.jit(sharded_step(4, scattered=True)).program(state, batches[0])
+    assert [p.shape for p in program.inputs[:2]] == [(flat.size,), (flat.size // 4,)]
+    assert time_program(program).sent_bytes == (2 * flat.size * 3 // 4 + 2 * 3 * 1) * 4
+
+
+def test_train_on_a_mesh_is_that_of_one_chip() -> None:
+    """A last batch of 6 samples, which four chips do not divide, is taken whole."""
+    model = nn.Sequential([nn.Dense(16), nn.tanh, nn.Dense(3)])
+    data = (RNG.normal(size=(38, 5)).astype(np.float32), np.arange(38) % 3)
+    options = {"optimizer": optax.sgd(0.1, momentum=0.9), "batch_size": 16, "epochs": 2, "progress": False, "engine": "reference"}
+    for policy, bound in (("fp32", 1e-6), ("mixed", 2e-3)):
+        one, several = (tpuflow.train(model, data, policy, **options, mesh=mesh) for mesh in (None, {"data": 4}))
+        found, expected = ([v for epoch in r.history for v in epoch["losses"]] for r in (several, one))
+        np.testing.assert_allclose(found, expected, rtol=bound)
+        assert several.executables[0].program.mesh == (MeshAxis("data", 4),)
+    assert "on generic, mesh {'data': 4}" in several.report()
+
+
+def test_dropout_differs_from_chip_to_chip_and_a_mesh_that_does_not_fit_is_refused() -> None:
+    """With one and the same sample everywhere, a chip's mask is all that can make its gradient another one."""
+    model = nn.Sequential([nn.Dense(64), lambda x: nn.Dropout(0.5, deterministic=False)(x), nn.Dense(3)])
+    data = (np.ones((8, 5), np.float32), np.zeros(8, np.int32))
+    losses = {}
+    for chips in (1, 2, 4):
+        result = tpuflow.train(model, data, optimizer=optax.sgd(0.0), batch_size=8, progress=False, mesh={"data": chips}, engine="reference")
+        losses[chips] = result.history[0]["losses"][0]
+    assert len(set(losses.values())) == 3
+    for options, refused in (
+        ({"mesh": {"data": 3}}, "a batch of 8 samples does not divide over 3 chips"),
+        ({"mesh": {"data": 0}}, "expected axes with how many chips they have"),
+        ({"mesh": 4}, "expected axes with how many chips they have"),
+        ({"mesh": {"data": 2, "model": 2}}, "over one axis"),
+        ({"mesh": {"data": 2}, "sharding": "zero3"}, "zero3"),
+    ):
+        with pytest.raises(ConfigError, match=refused):
+            tpuflow.train(model, data, batch_size=8, progress=False, **options)
+
+
+def test_the_example_of_the_documentation_runs() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "meshes.md").read_text()
+    names: dict[str, Any] = {}
+    exec(compile(text.split("```python\n")[1].split("```")[0], "docs/meshes.md", "exec"), names)
+    assert names["y"].shape == (32, 64)
+    np.testing.assert_allclose(names["y"], jax.nn.gelu(names["x"] @ names["w1"]) @ names["w2"], rtol=1e-2)
 
 
 @pytest.mark.parametrize("chips", [2, 4, 8, 64])
