@@ -6,14 +6,17 @@ along the axes that these are cut over; positions differ; what is received by al
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from tpuflow.isa.collectives import KINDS, Await, Collective, Position
+from tpuflow.isa.instruction import Tile
 from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While, walk
 
 Axes = frozenset[int]
 NONE: Axes = frozenset()
+Flows = Mapping[int, frozenset[int]]
+"""Buffers that a kernel writes, each with those that its new content depends on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class _Spread:
         self.buffers: list[Axes] = [NONE] * len(program.buffers)
         self.decided: dict[int, Axes] = {id(b): NONE for _, b in walk(program.code) if isinstance(b, Loop | While | Switch)}
         self.grew = True
+        self.flows: dict[int, Flows] = {}
         for port in program.inputs:
             self._add(port.buffer, cut_axes(port))
 
@@ -58,9 +62,8 @@ class _Spread:
     def _block(self, block: Block, around: Axes) -> None:
         match block:
             case Kernel():
-                read = NONE.union(*(self.buffers[b] for b in _read(block)))
-                for b in _written(block):
-                    self._add(b, read | around)
+                for b, sources in self._flows(block).items():
+                    self._add(b, around.union(*(self.buffers[source] for source in sources)))
             case Infeed():
                 self._add(block.buffer, cut_axes(self.program.infeeds[block.port]) | around)
             case Position():
@@ -83,17 +86,31 @@ class _Spread:
         for code in lists:
             self.blocks(code, inside)
 
+    def _flows(self, kernel: Kernel) -> Flows:
+        if id(kernel) not in self.flows:
+            self.flows[id(kernel)] = flows(kernel)
+        return self.flows[id(kernel)]
+
     def _add(self, buffer: int, axes: Set[int]) -> None:
         if not axes <= self.buffers[buffer]:
             self.buffers[buffer] |= axes
             self.grew = True
 
 
-def _read(kernel: Kernel) -> Iterator[int]:
-    """Buffers that a kernel reads, those that it updates too."""
-    for instruction in kernel.instructions:
-        yield from (w.buffer for role, w in instruction.windows() if role == "read" or instruction.has("updates"))
-
-
-def _written(kernel: Kernel) -> Iterator[int]:
-    return (w.buffer for i in kernel.instructions for role, w in i.windows() if role == "write")
+def flows(kernel: Kernel) -> Flows:
+    """What the content of each written buffer is made of: followed from tile to tile, for small kernels of a program run as one."""
+    tiles: dict[Tile, frozenset[int]] = {}
+    stored: dict[int, frozenset[int]] = {}
+    before: object = None
+    while before != (tiles, stored):  # what a trip leaves to the next one comes round again
+        before = dict(tiles), dict(stored)
+        for instruction in kernel.instructions:
+            updates = instruction.has("updates")
+            made = NONE.union(*(tiles.get(t, NONE) for t in instruction.reads()))
+            made |= {w.buffer for role, w in instruction.windows() if role == "read" or updates}
+            for tile in instruction.writes():
+                tiles[tile] = tiles.get(tile, NONE) | made
+            for role, window in instruction.windows():
+                if role == "write":
+                    stored[window.buffer] = stored.get(window.buffer, NONE) | made
+    return stored
