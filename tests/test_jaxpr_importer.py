@@ -351,7 +351,7 @@ def test_an_error_in_a_rule_says_at_which_line_of_the_user(monkeypatch: pytest.M
     def broken(*operands: Any) -> Any:
         raise KeyError("what nobody thought of")
 
-    monkeypatch.setitem(RULES, "tanh", Rule(broken, (), keys=False))
+    monkeypatch.setitem(RULES, "tanh", Rule(broken, ()))
     with pytest.raises(KeyError) as caught:
         graph_of(lambda x: jax.jit(jnp.tanh)(x + 1), np.zeros(3, np.float32))
     assert any("'tanh'" in note and "test_jaxpr_importer.py" in note for note in caught.value.__notes__)

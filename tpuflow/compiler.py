@@ -29,6 +29,7 @@ from tpuflow.lower.assemble import Interface, assemble
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.verify import verify
 from tpuflow.lower.importers.jaxpr.importer import lower_with_calls
+from tpuflow.lower.importers.stablehlo.importer import Imported, lower_stablehlo
 from tpuflow.lower.located import located
 from tpuflow.lower.memory import plan_memory
 from tpuflow.lower.passes.base import Pass
@@ -123,6 +124,36 @@ def compile_jaxpr(
         output_cuts=cuts.outputs,
     )  # fmt: skip
     return compile_graph(graph, chip=chip, interface=interface, began=began, watch=watch)
+
+
+@undisturbed()
+def compile_stablehlo(
+    module: bytes | str | Imported,
+    *,
+    name: str = "",
+    chip: str | Chip = "generic",
+    donated: Sequence[bool] | None = None,
+    trusted: bool = False,
+    watch: Watch | None = None,
+) -> Program:
+    """The Program of a StableHLO module's `main`, or of one that is imported already; the module, and `trusted`, as `lower_stablehlo` takes
+    them.
+
+    `donated` says of each argument whether the Program may overwrite it; None: what the module says. `watch` is told every stage.
+
+    Raises:
+      ModuleError: the bytes are no module, or damaged.
+      UnsupportedPrimitiveError, UnsupportedDtypeError: something in the module that the device does not have.
+      OutOfMemoryError, CompileError: it cannot be put on the chip.
+      ConfigError: the chip is unknown, or `donated` does not fit the arguments.
+    """
+    began = time.perf_counter()
+    imported = module if isinstance(module, Imported) else lower_stablehlo(module, name, trusted=trusted)
+    given = imported.donated if donated is None else tuple(map(bool, donated))
+    if len(given) != len(imported.input_types):
+        raise ConfigError(f"{imported.graph.name}: {len(given)} entries in donated for {len(imported.input_types)} arguments; one each.")
+    interface = Interface(given, calls=imported.calls)
+    return compile_graph(imported.graph, chip=chip, interface=interface, began=began, watch=watch)
 
 
 @undisturbed()
@@ -321,4 +352,13 @@ class _Log:
         self.stages += 1
 
 
-__all__ = ["PIPELINE", "compile_function", "compile_graph", "compile_jaxpr", "compile_sink", "sink_graph", "undisturbed"]
+__all__ = [
+    "PIPELINE",
+    "compile_function",
+    "compile_graph",
+    "compile_jaxpr",
+    "compile_sink",
+    "compile_stablehlo",
+    "sink_graph",
+    "undisturbed",
+]

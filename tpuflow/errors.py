@@ -20,6 +20,10 @@ class UnsupportedDtypeError(TpuflowError, TypeError):
     """An element type that the device does not have."""
 
 
+class ModuleError(TpuflowError, ValueError):
+    """A StableHLO module is damaged, or none at all."""
+
+
 class GraphError(TpuflowError):
     """A graph breaks one of its own rules (a defect of a pass, not of the user's program)."""
 

@@ -52,8 +52,9 @@ class Builder:
     """Collects nodes in order; `finish` makes the graph. `region` gives a builder for a nested graph.
 
     `source` and `scope` go on every node made while they are set; use `at` to set them for a while. `calls` are those of the host's
-    Python that the rules have met, with their values: whoever finishes the graph says how these leave it.
-    `mesh` has the sizes of the mesh axes around what is made, by their names.
+    Python that the rules have met, with their values: whoever finishes the graph says how these leave it. `mesh` has the sizes of the mesh
+    axes around what is made, by their names. `ranges`: the least and the largest number that an integer may be, where that is known from
+    how it was made.
     Operands given as Python scalars become `full` nodes of the other operand's type. Whatever has no elements, or is made from
     no elements, becomes `full` too: no other operation ever sees an empty operand or makes an empty result, regions apart. Integer
     arithmetic on splats is done at once, so that indices known now are known to the rules.
@@ -68,6 +69,7 @@ class Builder:
         self.scope = ""
         self.calls: list[tuple[Call, tuple[Value, ...]]] = []
         self.mesh: Mapping[str, int] = {}
+        self.ranges: dict[Value, tuple[int, int]] = {}
         self._nodes: list[Node] = []
         self._made_by: dict[Value, Node] = {}
 

@@ -70,23 +70,23 @@ def _where(b: Builder, flags: Value, new: Sequence[Value], old: Sequence[Value])
 
 def scan(
     b: Builder, body: Body, length: int, invariants: Sequence[Value], carries: Sequence[Value], stacked: Sequence[Value],
-    made: Sequence[TensorType], *, reverse: bool = False, calls_host: bool = False,
+    made: Sequence[TensorType], *, reverse: bool = False, calls_host: bool = False, numbered: bool = False,
 ) -> tuple[Value, ...]:  # fmt: skip
     """A counted loop: carries after `length` trips of body(*invariants, *carries, *items) -> (*carries, *made), and what it made stacked.
 
     Items are those of `stacked` along the first axis. made: the types of what a trip makes. calls_host: whether the body may call the
-    host. The region's carries, in order: the counter, invariants, carries, stacked inputs (these never change), stacked outputs.
+    host. numbered: the number of the trip (s32[], from 0) comes first among the body's values. The region's carries, in order: the counter, invariants, carries, stacked inputs (these never change), stacked outputs.
     """
     if length == 1:
-        results = body(b, *invariants, *carries, *(b.reshape(x, x.shape[1:]) for x in stacked))
+        results = body(b, *([b.scalar(0, S32)] if numbered else []), *invariants, *carries, *(b.reshape(x, x.shape[1:]) for x in stacked))
         return (*results[: len(carries)], *(b.reshape(y, (1, *y.shape)) for y in results[len(carries) :]))
-    sent = _sent_types(b, body, (*invariants, *carries), stacked) if calls_host else []
+    sent = _sent_types(b, body, (*([b.scalar(0, S32)] if numbered else []), *invariants, *carries), stacked) if calls_host else []
     outputs = [b.full(TensorType(t.dtype, (length, *t.shape)), 0) for t in (*made, *sent)]
     if not length:
         return (*carries, *outputs[: len(made)])
     inputs = (b.scalar(0, S32), *invariants, *carries, *stacked, *outputs)
     edges = (len(invariants), len(carries), len(stacked))
-    region, calls = _trip(b, body, inputs, length, edges, reverse=reverse)
+    region, calls = _trip(b, body, inputs, length, edges, reverse=reverse, numbered=numbered)
     done = b.loop(length, region, inputs)[1 + len(invariants) :]
     found = done[len(carries) + len(stacked) :]
     if calls:
@@ -102,7 +102,7 @@ def _sent_types(b: Builder, body: Body, whole: Sequence[Value], stacked: Sequenc
 
 
 def _trip(
-    b: Builder, body: Body, inputs: Sequence[Value], length: int, counts: tuple[int, int, int], *, reverse: bool
+    b: Builder, body: Body, inputs: Sequence[Value], length: int, counts: tuple[int, int, int], *, reverse: bool, numbered: bool
 ) -> tuple[Graph, tuple[Call, ...]]:
     """A trip as a graph, and the calls it makes on the host; `counts`: how many invariants, carries and stacked inputs there are."""
     trip = b.region("body", [v.type for v in inputs])
@@ -110,7 +110,8 @@ def _trip(
     counter = next(values)
     invariants, carries, stacked = (list(itertools.islice(values, n)) for n in counts)
     place = trip.sub(length - 1, counter) if reverse else counter
-    results = body(trip, *invariants, *carries, *(_item(trip, x, place) for x in stacked))
+    trip.ranges[counter] = (0, length - 1)
+    results = body(trip, *([counter] if numbered else []), *invariants, *carries, *(_item(trip, x, place) for x in stacked))
     made = [*results[len(carries) :], *(v for _, sent in trip.calls for v in sent)]
     written = [_with_item(trip, whole, y, place) for whole, y in zip(values, made, strict=True)]
     graph = trip.finish([trip.add(counter, 1), *invariants, *results[: len(carries)], *stacked, *written])

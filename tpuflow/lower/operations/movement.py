@@ -9,6 +9,7 @@ from tpuflow.dtypes import S32, U32, DType
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.operations.elementwise import as_index
+from tpuflow.lower.operations.ranges import range_of
 
 
 def broadcast_in_dim(b: Builder, x: Value, *, shape: Sequence[int], broadcast_dimensions: Sequence[int]) -> Value:
@@ -68,4 +69,7 @@ def _between(b: Builder, start: Value, last: int) -> Value:
     """start between 0 and `last`."""
     if last == 0:
         return b.scalar(0, S32)
-    return b.min(b.max(as_index(b, start), 0), last)
+    lowest, highest = range_of(b, start)
+    index = as_index(b, start)
+    index = index if lowest >= 0 else b.max(index, 0)
+    return index if highest <= last else b.min(index, last)

@@ -22,10 +22,20 @@ def top_k(b: Builder, x: Value, *, k: int, axis: int) -> tuple[Value, Value]:
     """The k largest, largest first, and their places; of equal ones the first comes first, NaN counts as largest."""
     axis %= len(x.shape)
     place = iota(b, S32, x.shape, axis)
-    _, values, places = b.sort((_descending_key(b, x), x, place), axis, 1)
+    _, values, places = b.sort((descending_key(b, x), x, place), axis, 1)
     return b.slice_axis(values, axis, 0, k), b.slice_axis(places, axis, 0, k)
 
 
-def _descending_key(b: Builder, x: Value) -> Value:
+def sort_by(b: Builder, key: Value, operands: Sequence[Value], axis: int) -> tuple[Value, ...]:
+    """Operands sorted together by a key that is not one of them, stable and ascending."""
+    return sort(b, (key, *operands), axis)[1:]
+
+
+def total_order_key(b: Builder, x: Value) -> Value:
+    """An integer that grows as x does, floats in the order of their bits: -NaN < -inf < ... < -0 < 0 < ... < inf < NaN."""
+    return ordered_bits(b, x) if x.dtype.is_float else b.convert(x, U8) if x.dtype == PRED else x
+
+
+def descending_key(b: Builder, x: Value) -> Value:
     """An integer that grows as x falls."""
-    return b.not_(ordered_bits(b, x) if x.dtype.is_float else x)
+    return b.not_(total_order_key(b, x))

@@ -28,7 +28,7 @@ def reduce_window(b: Builder, op: str, x: Value, window: SlidingWindow, start: V
 
 
 def _reduced(b: Builder, op: str, x: Value, w: SlidingWindow) -> Value:
-    if (scan := _as_cumulative(x.shape, w)) is not None:
+    if (scan := as_cumulative(x.shape, w)) is not None:
         axis, backwards = scan
         return cumulative(b, op, x, axis=axis, reverse=backwards)
     axes = w.axes(x.shape, _Axis)
@@ -44,7 +44,7 @@ def _identity(op: str, x: Value) -> bool | int | float:
     return identity(op, x.dtype)
 
 
-def _as_cumulative(shape: Sizes, w: SlidingWindow) -> tuple[int, bool] | None:
+def as_cumulative(shape: Sizes, w: SlidingWindow) -> tuple[int, bool] | None:
     """(axis, from the end) if the windows are all prefixes, or all suffixes, of one axis: a window as long as the axis, one side padded."""
     long = [i for i, n in enumerate(w.sizes) if n > 1]
     if len(long) != 1 or {*w.strides, *w.base_dilation} != {1} or w.sizes[long[0]] != shape[long[0]]:

@@ -18,7 +18,7 @@ from tpuflow.jaxprs.walk import walk
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
 from tpuflow.lower.importers.jaxpr.advice import advice
-from tpuflow.lower.importers.jaxpr.registry import RULES, Rule
+from tpuflow.lower.importers.jaxpr.registry import KEYED, RULES, Rule
 from tpuflow.lower.importers.jaxpr.types import type_of
 from tpuflow.lower.operations.forms import UnsupportedForm
 
@@ -129,7 +129,7 @@ def _apply(b: Builder, equation: Equation, operands: list[Value]) -> tuple[Value
         raise UnsupportedPrimitiveError(
             f"{_location(b, equation)}: no lowering rule for jaxpr primitive {_described(equation)}. {advice(name)}"
         )
-    if rule.keys or not any(compat.is_key(v.aval) for v in (*equation.invars, *equation.outvars)):
+    if name in KEYED or not any(compat.is_key(v.aval) for v in (*equation.invars, *equation.outvars)):
         return rule(b, *operands, params=equation.params)
     return _apply_to_words(b, rule, equation, operands)
 

@@ -1,0 +1,62 @@
+"""Tables of lowering rules: a function for each operation that is imported, entered by `lowers`; operations that need none, by `enter`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import Value
+
+Results = Value | tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A lowering rule `function(builder, *operands, **arguments) -> results`; `params`: (the imported operation's parameter, the argument
+    it gives)."""
+
+    function: Callable[..., Results]
+    params: tuple[tuple[str, str], ...]
+
+    def __call__(self, *args: Any, params: Mapping[str, Any]) -> tuple[Value, ...]:
+        """The results, always as a tuple; parameters that the rule does not read are not passed."""
+        results = self.function(*args, **{argument: params[name] for name, argument in self.params if name in params})
+        return results if isinstance(results, tuple) else (results,)
+
+
+class Rules(dict[str, Rule]):
+    """The rules of one importer, by the names of what it imports."""
+
+    def lowers(self, *names: str) -> Callable[[Callable[..., Results]], Callable[..., Results]]:
+        """Enter the decorated function as the rule of the named operations. Its keyword-only arguments are the parameters it reads."""
+
+        def add(function: Callable[..., Results]) -> Callable[..., Results]:
+            self.enter(dict.fromkeys(names, function))
+            return function
+
+        return add
+
+    def enter(self, operations: Mapping[str, Callable[..., Results]], **arguments: str) -> None:
+        """Enter functions as the rules of operations with the same operands.
+
+        A keyword-only argument takes the parameter of its name; `arguments` names those of other parameters: parameter -> argument.
+        """
+        for name, function in operations.items():
+            assert name not in self, f"{name} has two rules"
+            named = inspect.signature(function).parameters.values()
+            own = {p.name: p.name for p in named if p.kind is inspect.Parameter.KEYWORD_ONLY and p.name not in arguments.values()}
+            self[name] = Rule(function, tuple((own | arguments).items()))
+
+
+def bound(operation: Callable[..., Results], first: str) -> Callable[..., Results]:
+    """An operation with its argument before the operands, the name of a node or a direction, given already."""
+
+    @functools.wraps(operation)
+    def rule(b: Builder, *operands: Value, **arguments: Any) -> Results:
+        return operation(b, first, *operands, **arguments)
+
+    return rule

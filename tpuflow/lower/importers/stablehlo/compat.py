@@ -1,0 +1,304 @@
+"""What jaxlib's MLIR bindings read, as plain data: with `parsing`, the only file that knows them (jaxlib 0.10)."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import chlo, stablehlo
+
+from tpuflow.dtypes import BF16, BY_NAME, F16, F32, PRED, U32
+from tpuflow.errors import ModuleError, UnsupportedPrimitiveError
+from tpuflow.jaxprs.compat import is_library
+from tpuflow.lower.graph.graph import TensorType
+from tpuflow.lower.importers.stablehlo.module import (
+    Block,
+    DeclaredType,
+    ForeignType,
+    Function,
+    Module,
+    Operation,
+    Place,
+    Symbol,
+    Unreadable,
+    captured_by,
+)
+from tpuflow.lower.importers.stablehlo.parsing import MAGIC, parse, try_elsewhere
+
+
+def read_module(data: bytes | str, *, trusted: bool = False) -> Module:
+    """A module out of a portable artifact, MLIR bytecode, or text.
+
+    Bytecode that is not trusted is read by another process first, which may crash on it.
+
+    Raises:
+      ModuleError: it is none, or damaged.
+    """
+    bytecode = isinstance(data, bytes) and data.startswith(MAGIC)
+    if bytecode and not trusted and (problem := try_elsewhere(data)):
+        raise _not_a_module(problem)
+    try:
+        module = parse(data)
+    except ValueError as error:
+        raise _not_a_module(str(error)) from error
+    return _Reader().module(module)
+
+
+def _not_a_module(problem: str) -> ModuleError:
+    return ModuleError(
+        f"not a StableHLO module, or a damaged one: {' '.join(problem.split())[:400]}. Expected what jax.jit(f).lower(...).as_text() gives, "
+        "MLIR bytecode, or a portable artifact such as jax.export.export(jax.jit(f))(...).mlir_module_serialized."
+    )
+
+
+class _Reader:
+    """Reads one module; types, attributes and places are read once each."""
+
+    def __init__(self) -> None:
+        self._types: dict[Any, DeclaredType] = {}
+        self._attributes: dict[Any, Any] = {}
+        self._places: dict[Any, Place] = {}
+        self._numbers: dict[Any, int] = {}
+
+    def module(self, module: ir.Module) -> Module:
+        operations = [view.operation for view in module.body.operations]
+        functions = [self._function(op) for op in operations if op.name == "func.func" and op.regions[0].blocks]
+        attributes = module.operation.attributes
+        name = attributes["sym_name"].value if "sym_name" in attributes else ""
+        return Module(name.removeprefix("jit_"), {f.name: f for f in functions})
+
+    def _function(self, op: Any) -> Function:
+        attributes = op.attributes
+        block = _only_block(op.regions[0], op)
+        kind = ir.FunctionType(attributes["function_type"].value)
+        return Function(
+            attributes["sym_name"].value,
+            self._block(block),
+            tuple(map(self._type, kind.results)),
+            self._dictionaries(attributes, "arg_attrs", len(kind.inputs)),
+            self._dictionaries(attributes, "res_attrs", len(kind.results)),
+            tuple(_name_of(a.location) for a in block.arguments),
+        )
+
+    def _dictionaries(self, attributes: Any, name: str, count: int) -> tuple[Mapping[str, Any], ...]:
+        return self._attribute(attributes[name]) if name in attributes else ({},) * count
+
+    def _block(self, block: Any) -> Block:
+        number, numbers = self._number, self._numbers
+        arguments = tuple(number(a) for a in block.arguments)
+        *inner, last = (view.operation for view in block.operations)
+        if not last.name.endswith(".return"):
+            raise _branching(last)
+        operations = tuple(map(self._operation, inner))
+        outputs = tuple(numbers[v] for v in last.operands)
+        types = tuple(self._type(a.type) for a in block.arguments)
+        return Block(arguments, types, operations, outputs, captured_by(arguments, operations, outputs))
+
+    def _operation(self, op: Any) -> Operation:
+        numbers = self._numbers
+        operands = tuple(numbers[v] for v in op.operands)
+        blocks = tuple(self._block(_only_block(region, op)) for region in op.regions)
+        results = tuple(op.results)
+        attributes = op.attributes
+        return Operation(
+            op.name, operands, tuple(map(self._number, results)), tuple(self._type(v.type) for v in results),
+            {name: self._named(attributes, name) for name in attributes}, blocks, self._place(op.location),
+        )  # fmt: skip
+
+    def _number(self, value: Any) -> int:
+        return self._numbers.setdefault(value, len(self._numbers))
+
+    def _type(self, kind: Any) -> DeclaredType:
+        found = self._types.get(kind)
+        if found is None:
+            found = self._types[kind] = _declared(kind)
+        return found
+
+    def _named(self, attributes: Any, name: str) -> Any:
+        try:
+            return self._attribute(attributes[name])
+        except TypeError as error:  # of a kind that the bindings do not know
+            return Unreadable(str(error))
+
+    def _attribute(self, attribute: Any) -> Any:
+        if attribute not in self._attributes:
+            self._attributes[attribute] = _decoded(attribute)
+        return self._attributes[attribute]
+
+    def _place(self, location: Any) -> Place:
+        key = location.attr
+        found = self._places.get(key)
+        if found is None:
+            found = self._places[key] = _place_of(location)
+        return found
+
+
+def _only_block(region: Any, op: Any) -> Any:
+    """The block of a region; StableHLO has one in each."""
+    if len(region.blocks) != 1:
+        raise _branching(op)
+    return region.blocks[0]
+
+
+def _branching(op: Any) -> UnsupportedPrimitiveError:
+    where = _place_of(op.location).location or "unknown source line"
+    return UnsupportedPrimitiveError(
+        f"{where}: {op.name!r} with blocks that branch to others, which StableHLO has not. Use stablehlo.if, case and while."
+    )
+
+
+# --- types ------------------------------------------------------------------------------------------------------------
+
+_WORDS = {"f32": F32, "f16": F16, "bf16": BF16, "i1": PRED} | {
+    f"{mlir}{bits}": BY_NAME[f"{ours}{bits}"] for mlir, ours in (("i", "s"), ("ui", "u")) for bits in (8, 16, 32)
+}
+
+
+def _declared(kind: Any) -> DeclaredType:
+    if not isinstance(kind, ir.RankedTensorType):
+        return ForeignType(str(kind), "the device has arrays of numbers only. Leave what has this type out of what is compiled.")
+    if not kind.has_static_shape:
+        return ForeignType(str(kind), "its shape is not known when it is compiled. Export, or compile, for one shape: every axis a number.")
+    element = str(kind.element_type)
+    dtype = _WORDS.get(element)
+    if dtype is None:
+        counter = TensorType(U32, tuple(kind.shape)) if element == "ui64" else None
+        return ForeignType(str(kind), _lacking(element), counter)
+    return TensorType(dtype, tuple(kind.shape))
+
+
+def _lacking(element: str) -> str:
+    """Why there is no such element type, and what to do."""
+    known = ", ".join(_WORDS)
+    if element.startswith("complex"):
+        return f"the device has no complex numbers, only {known}. Carry the real and the imaginary part as two float32 arrays."
+    if element in ("f64", "i64", "ui64"):
+        return f"the device has no 64-bit elements, only {known}. Cast the array to 32 bits, or leave jax_enable_x64 off."
+    return f"the device has no such elements, only {known}. Cast the array with x.astype(...)."
+
+
+# --- attributes -------------------------------------------------------------------------------------------------------
+
+
+def _elements(attribute: Any) -> Any:
+    """The array of a dense constant; a NaN of bf16 loses its payload."""
+    kind = ir.RankedTensorType(attribute.type)
+    declared = _declared(kind)
+    if isinstance(declared, ForeignType):
+        return np.array(attribute) if str(kind.element_type) in ("i64", "ui64") else Unreadable(str(kind))
+    if not declared.elems:
+        return np.zeros(declared.shape, declared.dtype.numpy)
+    if declared.dtype == BF16:
+        return _brain_floats(attribute, declared)
+    return np.array(attribute).reshape(declared.shape)
+
+
+def _brain_floats(attribute: Any, declared: TensorType) -> np.ndarray:
+    """Which the bindings give one by one only."""
+    if attribute.is_splat:
+        return np.full(declared.shape, attribute.get_splat_value().value, np.float32).astype(BF16.numpy)
+    values = np.fromiter(attribute, np.float32, declared.elems)
+    return values.astype(BF16.numpy).reshape(declared.shape)
+
+
+_DECODERS: dict[type, Callable[[Any], Any]] = {
+    ir.IntegerAttr: lambda a: a.value,
+    ir.BoolAttr: lambda a: a.value,
+    ir.FloatAttr: lambda a: a.value,
+    ir.StringAttr: lambda a: a.value,
+    ir.FlatSymbolRefAttr: lambda a: Symbol(a.value),
+    ir.DenseI64ArrayAttr: tuple,
+    ir.DenseBoolArrayAttr: tuple,
+    ir.ArrayAttr: lambda a: tuple(_decoded(one) for one in a),
+    ir.DictAttr: lambda a: {one.name: _decoded(one.attr) for one in a},
+    ir.UnitAttr: lambda a: True,
+    ir.DenseFPElementsAttr: _elements,
+    ir.DenseIntElementsAttr: _elements,
+    ir.DenseResourceElementsAttr: _elements,
+}
+_ENUMERATIONS = (
+    stablehlo.ComparisonDirectionAttr, stablehlo.ComparisonTypeAttr, stablehlo.PrecisionAttr, stablehlo.RngAlgorithmAttr,
+    stablehlo.TransposeAttr, chlo.ComparisonDirectionAttr, chlo.ComparisonTypeAttr, chlo.PrecisionAttr,
+)  # fmt: skip
+_RECORDS = (
+    stablehlo.DotDimensionNumbers, stablehlo.ConvDimensionNumbers, stablehlo.GatherDimensionNumbers, stablehlo.ScatterDimensionNumbers,
+    stablehlo.DotAlgorithm,
+)  # fmt: skip
+
+
+def _decoded(attribute: Any) -> Any:
+    """Numbers, strings, tuples and arrays; enumerations as the name of their value, records as the bindings have them."""
+    decoder = _DECODERS.get(type(attribute))
+    if decoder is not None:
+        return decoder(attribute)
+    for kind in _ENUMERATIONS:
+        if kind.isinstance(attribute):
+            return kind(attribute).value
+    for kind in _RECORDS:
+        if kind.isinstance(attribute):
+            return kind(attribute)
+    return Unreadable(str(attribute))
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+
+def _name_of(location: Any) -> str:
+    """The name of an argument."""
+    return location.name_str if isinstance(location, ir.NameLoc) else ""
+
+
+def _place_of(location: Any) -> Place:
+    names: list[str] = []
+    frames: list[tuple[str, int, str]] = []
+    _collect(location, names, frames)
+    scope, primitive = _scope_of(names[0]) if names else ("", "")
+    if not frames:
+        return Place(scope=scope, primitive=primitive)
+    users = next((f for f in frames if not is_library(f[0])), None)
+    file, line, function = users or frames[0]
+    if file == _NO_FILE:
+        return Place(f"line {line}", f"line {line} of the module", scope, primitive, users=True)
+    where = f":{line} ({function})" if function else f":{line}"
+    return Place(f"{os.path.basename(file)}{where}", f"{file}{where}", scope, primitive, users=users is not None)
+
+
+_NO_FILE = "-"
+"""What MLIR calls the text that it is given, where that does not say where operations are from."""
+
+
+def _collect(location: Any, names: list[str], frames: list[tuple[str, int, str]], function: str | None = None) -> None:
+    """Names (the outermost first) and frames (the innermost call first) of a location, as JAX nests them.
+
+    The first name outside of call sites (function: None) is the operation's; others are of the functions that lines are in.
+    """
+    if isinstance(location, ir.NameLoc):
+        first = function is None and not names
+        names.append(location.name_str)
+        _collect(location.child_loc, names, frames, None if first else location.name_str)
+    elif isinstance(location, ir.FileLineColLoc):
+        frames.append((location.filename, location.start_line, function or ""))
+    elif isinstance(location, ir.CallSiteLoc):
+        _collect(location.callee, names, frames, "")
+        _collect(location.caller, names, frames, "")
+    elif isinstance(location, ir.FusedLoc):
+        for part in location.locations:
+            _collect(part, names, frames, function)
+
+
+_STRUCTURE = re.compile(r"(?<![^/])(while/(body|cond)|cond/branch_\d+_fun|closed_call|checkpoint|rematted_computation)(?=/)")
+"""What JAX puts in between in the names of operations for loops, branches and calls."""
+_CALL = re.compile(r"jit\([^()/]*\)")
+
+
+def _scope_of(name: str) -> tuple[str, str]:
+    """Scope and primitive of the name of an operation: "jvp(Model)/Dense_0", "dot_general" of
+    "jit(step)/jvp(Model)/Dense_0/dot_general"."""
+    *scopes, last = _STRUCTURE.sub("", name).split("/")
+    primitive = "jit" if _CALL.search(last) else last
+    parts = [_CALL.sub("", part) for part in (*scopes, *([last] if primitive == "jit" else []))]
+    return "/".join(filter(None, parts)), primitive

@@ -1,0 +1,92 @@
+"""From the bytes of a StableHLO module to a graph, with what the module says of its `main`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tpuflow.errors import ModuleError
+from tpuflow.isa.calls import Call
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import Graph, TensorType
+from tpuflow.lower.importers.stablehlo import rules
+from tpuflow.lower.importers.stablehlo.compat import read_module
+from tpuflow.lower.importers.stablehlo.module import HOST_CALL, Function, Module, device_type
+from tpuflow.lower.importers.stablehlo.patterns import recognise
+from tpuflow.lower.importers.stablehlo.walk import RULES, Context, Region
+
+__all__ = ["HOST_CALL", "RULES", "Imported", "lower_stablehlo", "rules"]
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A module's `main` as a graph, with what the module says of its arguments and results.
+
+    donated: of each argument, whether the program may overwrite it (`tf.aliasing_output`, `jax.buffer_donor`). aliases: of each argument,
+    the result that `tf.aliasing_output` gives its buffer to (None: no particular one). input_types, output_types: as the module declares
+    them, in its order. Names are the graph's (`graph.input_names`, `graph.output_names`).
+    """
+
+    graph: Graph
+    calls: tuple[Call, ...]
+    donated: tuple[bool, ...]
+    aliases: tuple[int | None, ...]
+    input_types: tuple[TensorType, ...]
+    output_types: tuple[TensorType, ...]
+
+
+def lower_stablehlo(
+    module: bytes | str,
+    name: str = "",
+    *,
+    input_names: Sequence[str] = (),
+    output_names: Sequence[str] = (),
+    host_functions: Sequence[Callable[..., Any]] = (),
+    trusted: bool = False,
+) -> Imported:
+    """The graph of the `main` of a StableHLO module: a portable artifact (VHLO bytecode, as `jax.export` and PJRT give it), MLIR bytecode,
+    or MLIR text. Calls of other functions are inlined.
+
+    name: the graph's; empty: the module's. input_names, output_names: empty: as the module has them. host_functions: what a
+    `HOST_CALL` calls, by its number. trusted: the bytes are MLIR's own, such as JAX hands over: others are first read by another process
+    (0.3 s), because jaxlib crashes on some that are damaged.
+
+    Raises:
+      ModuleError: the bytes are no module, or damaged.
+      UnsupportedPrimitiveError: an operation, or a form of one, has no rule.
+      UnsupportedDtypeError: a value has a type that the device does not have.
+      CompileError: it is far too large.
+    """
+    read = recognise(read_module(module, trusted=trusted))
+    main = _main(read)
+    names = tuple(input_names) or _distinct(main.argument_names, "argument")
+    types = tuple(device_type(t, where) for t, where in zip(main.body.types, names, strict=True))
+    b = Builder(name or read.name, types, names)
+    context = Context(read, tuple(host_functions), (main.name,))
+    outputs = Region(context, main.body, {}, "").run(b, b.inputs)
+    for port, value in enumerate(v for _, values in b.calls for v in values):
+        b.outfeed(port, value)
+    given = tuple(output_names) or _distinct([a.get("jax.result_info", "") for a in main.result_attributes], "result")
+    return Imported(
+        graph=b.finish(outputs, given),
+        calls=tuple(call for call, _ in b.calls),
+        donated=tuple("tf.aliasing_output" in a or a.get("jax.buffer_donor") is True for a in main.argument_attributes),
+        aliases=tuple(a.get("tf.aliasing_output") for a in main.argument_attributes),
+        input_types=types,
+        output_types=tuple(device_type(t, where) for t, where in zip(main.output_types, given, strict=True)),
+    )
+
+
+def _main(module: Module) -> Function:
+    """Where the module begins: its `main`, or its only function."""
+    functions = module.functions
+    if "main" in functions or len(functions) == 1:
+        return functions.get("main") or next(iter(functions.values()))
+    raise ModuleError(f"the module has no function @main, only {', '.join(f'@{n}' for n in list(functions)[:10]) or 'none at all'}.")
+
+
+def _distinct(names: Sequence[str], kind: str) -> tuple[str, ...]:
+    """Names of all, by number where one has none or another's."""
+    first: Mapping[str, int] = {n: i for i, n in reversed(list(enumerate(names)))}
+    return tuple(n if n and first[n] == i else f"{kind} {i}" for i, n in enumerate(names))

@@ -1,0 +1,143 @@
+"""A StableHLO module as plain data: functions of blocks of operations, with types, attributes and places that are read already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpuflow.errors import UnsupportedDtypeError
+from tpuflow.lower.graph.graph import TensorType
+
+HOST_CALL = "tpuflow_host_call"
+"""The target of a custom call without results, with side effects, of the host function numbered in its `backend_config` (a string)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignType:
+    """A type that the device does not have: its text, what it is, and what to do; for arrays of ui64, those of u32 of the same shape."""
+
+    text: str
+    problem: str
+    counter: TensorType | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+DeclaredType = TensorType | ForeignType
+
+
+def device_type(declared: DeclaredType, where: str) -> TensorType:
+    """The type, if the device has it.
+
+    Raises:
+      UnsupportedDtypeError: it has not.
+    """
+    if isinstance(declared, ForeignType):
+        raise UnsupportedDtypeError(f"{where}: {declared.text}: {declared.problem}")
+    return declared
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an operation comes from. source: the user's line as "file.py:12 (function)"; location: the same with the file's whole path;
+    scope: the stack of name scopes, relative to the function's; primitive: JAX's operation. Empty if unknown.
+
+    users: whether the line is outside of installed libraries.
+    """
+
+    source: str = ""
+    location: str = ""
+    scope: str = ""
+    primitive: str = ""
+    users: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """The name of a function, as an attribute."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """An attribute of a kind that is not known, as text."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operation:
+    """One operation: values are numbers, unique in their function."""
+
+    name: str
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    types: tuple[DeclaredType, ...]
+    attributes: Mapping[str, Any]
+    blocks: tuple[Block, ...]
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Arguments, operations in order, and the values its terminator gives back; captured: the outer values that it reads."""
+
+    arguments: tuple[int, ...]
+    types: tuple[DeclaredType, ...]
+    operations: tuple[Operation, ...]
+    outputs: tuple[int, ...]
+    captured: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Function:
+    """A function: its body, the attributes of arguments and results, and the arguments' names (empty if unknown)."""
+
+    name: str
+    body: Block
+    output_types: tuple[DeclaredType, ...]
+    argument_attributes: tuple[Mapping[str, Any], ...]
+    result_attributes: tuple[Mapping[str, Any], ...]
+    argument_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module: its name, and its functions by name."""
+
+    name: str
+    functions: Mapping[str, Function] = field(default_factory=dict)
+
+
+def captured_by(arguments: tuple[int, ...], operations: tuple[Operation, ...], outputs: tuple[int, ...]) -> tuple[int, ...]:
+    """The values that a block reads and does not define, in the order of their first use."""
+    defined = {*arguments, *(v for operation in operations for v in operation.results)}
+    return tuple(dict.fromkeys(v for v in _read(operations, outputs) if v not in defined))
+
+
+def calls_host(module: Module, block: Block) -> bool:
+    """Whether a block, or a function that it calls, calls the host."""
+    return any(
+        operation.attributes.get("call_target_name") == HOST_CALL
+        or any(calls_host(module, inner) for inner in operation.blocks)
+        or any(calls_host(module, module.functions[s.name].body) for s in _called(module, operation))
+        for operation in block.operations
+    )
+
+
+def _called(module: Module, operation: Operation) -> list[Symbol]:
+    return [s for s in operation.attributes.values() if isinstance(s, Symbol) and s.name in module.functions]
+
+
+def _read(operations: tuple[Operation, ...], outputs: tuple[int, ...]) -> Iterator[int]:
+    for operation in operations:
+        yield from operation.operands
+        for block in operation.blocks:
+            yield from block.captured
+    yield from outputs

@@ -1,0 +1,106 @@
+"""What JAX writes in several operations although one of ours means it: found again, so that a program means the same by either importer.
+
+Operations are known by their form and by the primitive that their place names: the same arithmetic written out by a user stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from tpuflow.lower.graph.graph import TensorType
+from tpuflow.lower.importers.stablehlo.module import Block, Function, Module, Operation
+
+Makers = Mapping[int, Operation]
+EXP2, LOGISTIC, THREEFRY = "jax.exp2", "stablehlo.logistic", "jax.threefry2x32"
+
+
+def recognise(module: Module) -> Module:
+    """The module with the patterns below in the place of their last operations."""
+    functions = {name: replace(f, body=_block(f.body)) for name, f in module.functions.items()}
+    threefry = {name for name, f in functions.items() if _is_threefry(f)}
+    return replace(module, functions={name: replace(f, body=_calls(f.body, threefry)) for name, f in functions.items()})
+
+
+def _block(block: Block) -> Block:
+    makers = {v: operation for operation in block.operations for v in operation.results}
+    return replace(block, operations=tuple(_operation(operation, makers) for operation in block.operations))
+
+
+def _operation(operation: Operation, makers: Makers) -> Operation:
+    if operation.blocks:
+        return replace(operation, blocks=tuple(map(_block, operation.blocks)))
+    match = _PATTERNS.get(operation.name)
+    return operation if match is None else match(operation, makers) or operation
+
+
+def _exp2(last: Operation, makers: Makers) -> Operation | None:
+    """exp(ln 2 * x), of which all is `exp2`."""
+    product = makers.get(last.operands[0])
+    if last.place.primitive != "exp2" or product is None or product.name != "stablehlo.multiply" or product.place.primitive != "exp2":
+        return None
+    (x,) = [v for v in product.operands if _constant(v, makers, "exp2") is None] or [None]
+    return None if x is None else replace(last, name=EXP2, operands=(x,))
+
+
+def _logistic(last: Operation, makers: Makers) -> Operation | None:
+    """1 / (1 + exp(-x)), of which the ones are `logistic`."""
+    one, below = last.operands
+    total = makers.get(below)
+    if total is None or total.name != "stablehlo.add" or 1 not in (_constant(v, makers, "logistic") for v in (one,)):
+        return None
+    parts = [v for v in total.operands if _constant(v, makers, "logistic") is None]
+    power = makers.get(parts[0]) if len(parts) == 1 else None
+    opposite = makers.get(power.operands[0]) if power is not None and power.name == "stablehlo.exponential" else None
+    if opposite is None or opposite.name != "stablehlo.negate":
+        return None
+    return replace(last, name=LOGISTIC, operands=opposite.operands)
+
+
+_PATTERNS: Mapping[str, Callable[[Operation, Makers], Operation | None]] = {
+    "stablehlo.exponential": _exp2,
+    "stablehlo.divide": _logistic,
+}
+
+
+def _constant(value: int, makers: Makers, primitive: str) -> float | None:
+    """The number that a constant of a primitive is everywhere."""
+    made = makers.get(value)
+    if made is not None and made.name == "stablehlo.broadcast_in_dim":
+        made = makers.get(made.operands[0])
+    if made is None or made.name != "stablehlo.constant" or made.place.primitive != primitive:
+        return None
+    data = made.attributes["value"]
+    return float(data) if isinstance(data, np.ndarray) and data.shape == () else None
+
+
+# --- functions --------------------------------------------------------------------------------------------------------
+
+_ROUNDS = ([13, 15, 26, 6], [17, 29, 16, 24])
+_PARITY = 0x1BD11BDA
+
+
+def _is_threefry(function: Function) -> bool:
+    """Whether it is threefry-2x32 as JAX has it for CPUs, with a loop over five groups of rounds: known by name, types and constants."""
+    types = function.body.types
+    if not function.name.startswith("threefry2x32") or len(types) != 4 or len(function.output_types) != 2:
+        return False
+    constants = [o.attributes["value"] for o in function.body.operations if o.name == "stablehlo.constant"]
+    found = [c.tolist() for c in constants if isinstance(c, np.ndarray)]
+    words = all(isinstance(t, TensorType) and str(t.dtype) == "u32" for t in (*types, *function.output_types))
+    return words and _PARITY in found and all(rounds in found for rounds in _ROUNDS)
+
+
+def _calls(block: Block, threefry: set[str]) -> Block:
+    """The block with operations for the calls of known functions, in inner blocks too."""
+    return replace(block, operations=tuple(_call(operation, threefry) for operation in block.operations))
+
+
+def _call(operation: Operation, threefry: set[str]) -> Operation:
+    if operation.blocks:
+        return replace(operation, blocks=tuple(_calls(block, threefry) for block in operation.blocks))
+    callee = operation.attributes.get("callee")
+    known = operation.name == "func.call" and callee is not None and callee.name in threefry
+    return replace(operation, name=THREEFRY, attributes={}) if known else operation

@@ -1,0 +1,5 @@
+"""The lowering rules, one module a family; importing this package enters them all in the table."""
+
+from tpuflow.lower.importers.stablehlo.rules import control, custom, elementwise, indexing, movement, products, reductions
+
+__all__ = ["control", "custom", "elementwise", "indexing", "movement", "products", "reductions"]

@@ -1,0 +1,87 @@
+"""Rules of calls, loops and branches: calls are inlined, the rest become regions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tpuflow.dtypes import S32
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import Value
+from tpuflow.lower.importers.stablehlo.counting import Counting, counting
+from tpuflow.lower.importers.stablehlo.walk import RULES, Region
+from tpuflow.lower.operations import loops
+from tpuflow.lower.operations.forms import UnsupportedForm
+from tpuflow.lower.operations.ranges import range_of
+
+
+@RULES.lowers("func.call")
+def _call(b: Builder, *operands: Value, callee: Region) -> tuple[Value, ...]:
+    return callee.run(b, operands)
+
+
+@RULES.lowers("stablehlo.composite")
+def _composite(b: Builder, *operands: Value, decomposition: Region) -> tuple[Value, ...]:
+    """What it is composed of."""
+    return decomposition.run(b, operands)
+
+
+@RULES.lowers("sdy.manual_computation", "sdy.named_computation")
+def _computation(b: Builder, *operands: Value, regions: tuple[Region]) -> tuple[Value, ...]:
+    """On one device every shard is the whole array."""
+    if tuple(x.type for x in operands) != regions[0].block.types:
+        raise UnsupportedForm(
+            "its arrays are parts of those outside, for a mesh of several devices, and a program runs on one chip. Use a mesh of one device"
+        )
+    return regions[0].run(b, operands)
+
+
+def _captured(*regions: Region) -> tuple[tuple[int, ...], tuple[Value, ...]]:
+    """The outer values that regions read, as numbers and as values."""
+    numbers = tuple(dict.fromkeys(v for region in regions for v in region.block.captured))
+    return numbers, tuple(regions[0].outer[v] for v in numbers)
+
+
+@RULES.lowers("stablehlo.case")
+def _case(b: Builder, index: Value, *, regions: tuple[Region, ...]) -> tuple[Value, ...]:
+    """A number that is none of a branch takes the last."""
+    numbers, values = _captured(*regions)
+    lowest, highest = range_of(b, index)
+    last = len(regions) - 1
+    if lowest < 0 or highest > last:
+        index = b.select(b.and_(b.ge(index, 0), b.le(index, last)), index, last)
+    return loops.switch(b, index, [region.body(numbers) for region in regions], values)
+
+
+@RULES.lowers("stablehlo.if")
+def _if(b: Builder, which: Value, *, regions: tuple[Region, Region]) -> tuple[Value, ...]:
+    numbers, values = _captured(*regions)
+    return loops.switch(b, b.convert(which, S32), [region.body(numbers) for region in reversed(regions)], values)
+
+
+@RULES.lowers("stablehlo.while")
+def _while(b: Builder, *operands: Value, regions: tuple[Region, Region]) -> tuple[Value, ...]:
+    """A loop that counts up to a number that is known becomes a counted one."""
+    condition, body = regions
+    numbers, values = _captured(*regions)
+    counted = counting(b, condition.block, body.block, operands)
+    if counted is None:
+        return loops.while_loop(b, condition.body(numbers), body.body(numbers), values, operands)
+    return _counted(b, body, counted, numbers, values, operands)
+
+
+def _counted(
+    b: Builder, body: Region, counted: Counting, numbers: tuple[int, ...], values: Sequence[Value], operands: Sequence[Value]
+) -> tuple[Value, ...]:
+    """The loop without its counter, which the number of the trip stands for."""
+    place, first, trips, dtype = counted.place, counted.first, counted.trips, operands[counted.place].dtype
+    run = body.body(numbers)
+
+    def trip(inner: Builder, number: Value, *given: Value) -> tuple[Value, ...]:
+        outer, carries = given[: len(values)], given[len(values) :]
+        counter = inner.convert(inner.add(number, first) if first else number, dtype)
+        results = run(inner, *outer, *carries[:place], counter, *carries[place:])
+        return (*results[:place], *results[place + 1 :])
+
+    kept = (*operands[:place], *operands[place + 1 :])
+    done = loops.scan(b, trip, trips, values, kept, (), (), calls_host=body.calls_host(), numbered=True)
+    return (*done[:place], b.scalar(first + trips, dtype), *done[place:])

@@ -1,0 +1,42 @@
+"""Rules of custom calls of known meaning, one a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tpuflow.dtypes import S32
+from tpuflow.isa.calls import HostCall
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import Value
+from tpuflow.lower.importers.stablehlo.module import HOST_CALL
+from tpuflow.lower.importers.stablehlo.walk import RULES
+from tpuflow.lower.operations.forms import UnsupportedForm
+
+_PLACEMENT = (
+    "Sharding",
+    "SPMDFullToShardShape",
+    "SPMDShardToFullShape",
+    "annotate_device_placement",
+    "LayoutConstraint",
+    "xla.sdy.FuncResultSharding",
+)
+
+
+def _identity(b: Builder, *operands: Value) -> tuple[Value, ...]:
+    """Where an array lies: on the one device."""
+    return operands
+
+
+RULES.enter({f"custom_call {target}": _identity for target in _PLACEMENT})
+
+
+@RULES.lowers(f"custom_call {HOST_CALL}")
+def _host_call(
+    b: Builder, *operands: Value, backend_config: str, host_functions: Sequence[Callable[..., Any]], location: str
+) -> tuple[Value, ...]:
+    if not backend_config.isdecimal() or int(backend_config) >= len(host_functions):
+        raise UnsupportedForm(f"host function {backend_config!r} is not one of the {len(host_functions)} that are given")
+    call = HostCall(host_functions[int(backend_config)], len(operands), location)
+    b.calls.append((call, operands or (b.scalar(0, S32),)))
+    return ()

@@ -1,0 +1,76 @@
+"""Rules of operations that make, move, cut and join arrays, and of those that change nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import TensorType, Value
+from tpuflow.lower.importers.stablehlo.walk import RULES
+from tpuflow.lower.operations import movement
+from tpuflow.lower.operations.forms import UnsupportedForm
+from tpuflow.lower.operations.window import Sizes
+
+RULES.enter({"stablehlo.transpose": Builder.transpose}, permutation="permutation")
+RULES.enter({"stablehlo.slice": Builder.slice}, start_indices="start", limit_indices="limit", strides="stride")
+RULES.enter({"stablehlo.dynamic_slice": movement.dynamic_slice, "stablehlo.dynamic_update_slice": movement.dynamic_update_slice})
+
+
+@RULES.lowers("stablehlo.constant")
+def _constant(b: Builder, *, value: object) -> Value:
+    if not isinstance(value, np.ndarray):
+        raise UnsupportedForm(f"its value is not given as numbers ({value})")
+    return b.constant(value)
+
+
+@RULES.lowers("stablehlo.iota")
+def _iota(b: Builder, *, iota_dimension: int, types: tuple[TensorType]) -> Value:
+    return movement.iota(b, types[0].dtype, types[0].shape, iota_dimension)
+
+
+@RULES.lowers("stablehlo.broadcast_in_dim")
+def _broadcast_in_dim(b: Builder, x: Value, *, broadcast_dimensions: Sizes, types: tuple[TensorType]) -> Value:
+    return movement.broadcast_in_dim(b, x, shape=types[0].shape, broadcast_dimensions=broadcast_dimensions)
+
+
+@RULES.lowers("stablehlo.reshape")
+def _reshape(b: Builder, x: Value, *, types: tuple[TensorType]) -> Value:
+    return b.reshape(x, types[0].shape)
+
+
+@RULES.lowers("stablehlo.reverse")
+def _reverse(b: Builder, x: Value, *, dimensions: Sizes) -> Value:
+    return b.reverse(x, [d for d in dimensions if x.shape[d] > 1])
+
+
+@RULES.lowers("stablehlo.concatenate")
+def _concatenate(b: Builder, *parts: Value, dimension: int) -> Value:
+    """JAX joins many parts sixteen at a time, and what comes of that."""
+    return b.concatenate([inner for part in parts for inner in _parts(b, part, dimension)], dimension)
+
+
+def _parts(b: Builder, x: Value, axis: int) -> tuple[Value, ...]:
+    """What x was joined from along the axis."""
+    made = b.maker(x)
+    return made.inputs if made is not None and made.op == "concatenate" and made.attrs["axis"] == axis else (x,)
+
+
+@RULES.lowers("stablehlo.pad")
+def _pad(b: Builder, x: Value, value: Value, *, edge_padding_low: Sizes, edge_padding_high: Sizes, interior_padding: Sizes) -> Value:
+    return b.pad(x, value, edge_padding_low, edge_padding_high, interior_padding)
+
+
+@RULES.lowers("sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier")
+def _identity(b: Builder, x: Value) -> Value:
+    """Where an array lies: on the one device."""
+    return x
+
+
+@RULES.lowers("sdy.sharding_group")
+def _nothing(b: Builder, x: Value) -> tuple[Value, ...]:
+    return ()
+
+
+@RULES.lowers("stablehlo.optimization_barrier")
+def _optimization_barrier(b: Builder, *operands: Value) -> tuple[Value, ...]:
+    return b.barrier(operands)

@@ -1,0 +1,183 @@
+"""Rules of reductions, whole and windowed, prefix scans and sorts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from string import ascii_lowercase
+from typing import Any
+
+from tpuflow.dtypes import PRED, DType
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import Value
+from tpuflow.lower.graph.scalars import identity
+from tpuflow.lower.importers.stablehlo.expressions import joined
+from tpuflow.lower.importers.stablehlo.walk import RULES, Region
+from tpuflow.lower.operations import reductions, sorting, windows
+from tpuflow.lower.operations.forms import UnsupportedForm
+from tpuflow.lower.operations.pooling_gradients import select_and_scatter_add
+from tpuflow.lower.operations.reducers import reduce_by, reduce_window_by
+from tpuflow.lower.operations.window import Sizes, SlidingWindow
+
+_MONOIDS = {
+    "add(a, b)": "add", "multiply(a, b)": "mul", "maximum(a, b)": "max", "minimum(a, b)": "min", "and(a, b)": "and", "or(a, b)": "or",
+    "xor(a, b)": "xor",
+}  # fmt: skip
+_PLACES = {
+    tuple(text.format(op=op) for text in (
+        "select(or({op}(a, c), ne(a, a)), a, c)",
+        "select(or(and(eq(a, c), lt(b, d)), or({op}(a, c), ne(a, a))), b, d)",
+    )): reduction
+    for op, reduction in (("gt", "max"), ("lt", "min"))
+}  # fmt: skip
+"""The reducers that JAX has for `argmax` and `argmin`: of values a, c and their places b, d."""
+_LOGADDEXP = (
+    "select(ne(subtract(a, b), subtract(a, b)), add(a, b), add(log_plus_one(exponential(negate(abs(subtract(a, b))))), maximum(a, b)))"
+)
+_SELECTED = {"ge(a, b)": "ge", "le(a, b)": "le"}
+
+
+def _halves(operands: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+    """Arrays and their starting values."""
+    return operands[: len(operands) // 2], operands[len(operands) // 2 :]
+
+
+def _start(b: Builder, op: str, start: Value) -> Value | None:
+    """The starting value; None if it changes nothing."""
+    return None if _is_known(b, start, _identity(op, start.dtype)) else start
+
+
+def _identity(op: str, dtype: DType) -> bool | int | float:
+    if dtype == PRED:
+        return op in ("min", "and", "mul")
+    return identity(op, dtype)
+
+
+def _is_known(b: Builder, x: Value, value: bool | int | float) -> bool:
+    return b.known(x) == value
+
+
+@RULES.lowers("stablehlo.reduce")
+def _reduce(b: Builder, *operands: Value, dimensions: Sizes, regions: tuple[Region]) -> tuple[Value, ...]:
+    arrays, starts = _halves(operands)
+    texts = regions[0].expressions()
+    if (op := _MONOIDS.get(texts[0])) is not None and len(arrays) == 1:
+        return (reductions.reduce(b, op, arrays[0], dimensions, _start(b, op, starts[0])),)
+    if (op := _PLACES.get(texts)) is not None and _are_places(b, op, arrays, starts, dimensions):
+        return _extreme_and_place(b, op, arrays, dimensions[0])
+    return reduce_by(b, regions[0].elementwise, arrays, starts, dimensions)
+
+
+def _are_places(b: Builder, op: str, arrays: Sequence[Value], starts: Sequence[Value], dimensions: Sizes) -> bool:
+    """Whether the second array numbers the first one's elements along the one axis that is reduced, and nothing comes before them."""
+    made = b.maker(arrays[1])
+    if made is not None and made.op == "convert":
+        made = b.maker(made.inputs[0])
+    numbered = made is not None and made.op == "iota" and dimensions == (made.attrs["axis"],)
+    return numbered and _is_known(b, starts[0], _identity(op, starts[0].dtype)) and _is_known(b, starts[1], 0)
+
+
+def _extreme_and_place(b: Builder, op: str, arrays: Sequence[Value], axis: int) -> tuple[Value, ...]:
+    x, places = arrays
+    return reductions.reduce(b, op, x, (axis,)), reductions.first_place_of(b, op, x, axis, places.dtype)
+
+
+@RULES.lowers("stablehlo.reduce_window")
+def _reduce_window(
+    b: Builder, *operands: Value, regions: tuple[Region], window_dimensions: Sizes, window_strides: Sizes = (), padding: Any = None,
+    base_dilations: Sizes = (), window_dilations: Sizes = (),
+) -> tuple[Value, ...]:  # fmt: skip
+    arrays, starts = _halves(operands)
+    texts = regions[0].expressions()
+    window = _window(window_dimensions, window_strides, padding, base_dilations, window_dilations)
+    if (op := _MONOIDS.get(texts[0])) is not None and len(arrays) == 1:
+        return (windows.reduce_window(b, op, arrays[0], window, _start(b, op, starts[0])),)
+    if texts == (_LOGADDEXP,) and _is_known(b, starts[0], -float("inf")):
+        scan = windows.as_cumulative(arrays[0].shape, window)
+        if scan is not None:
+            return (reductions.cumlogsumexp(b, arrays[0], axis=scan[0], reverse=scan[1]),)
+    return reduce_window_by(b, regions[0].elementwise, arrays, starts, window)
+
+
+def _window(sizes: Sizes, strides: Sizes, padding: Any, base_dilations: Sizes, window_dilations: Sizes) -> SlidingWindow:
+    pads = [(0, 0)] * len(sizes) if padding is None else padding.tolist()
+    return SlidingWindow.of(sizes, strides or (1,) * len(sizes), pads, base_dilations, window_dilations)
+
+
+@RULES.lowers("stablehlo.select_and_scatter")
+def _select_and_scatter(
+    b: Builder, operand: Value, source: Value, start: Value, *, regions: tuple[Region, Region], window_dimensions: Sizes = (),
+    window_strides: Sizes = (), padding: Any = None,
+) -> Value:  # fmt: skip
+    (select,), (scatter,) = regions[0].expressions(), regions[1].expressions()
+    if select not in _SELECTED or scatter != "add(a, b)":
+        raise UnsupportedForm(
+            f"it selects by {select or 'a longer computation'} and scatters by {scatter or 'one'}; there are ge, le and add"
+        )
+    window = _window(window_dimensions or (1,) * len(operand.shape), window_strides, padding, (), ())
+    result = _scattered(b, operand, source, _SELECTED[select], window)
+    return result if _is_known(b, start, 0) else b.add(b.splat(start, result.shape), result)
+
+
+def _scattered(b: Builder, operand: Value, source: Value, select: str, window: SlidingWindow) -> Value:
+    """JAX pads the operand by what never wins: elements there get nothing."""
+    made = b.maker(operand)
+    worst = identity("max" if select == "ge" else "min", operand.dtype)
+    if made is None or made.op != "pad" or any(made.attrs["interior"]) or not _is_known(b, made.inputs[1], worst):
+        return select_and_scatter_add(b, source, operand, select, window)
+    low, high = made.attrs["low"], made.attrs["high"]
+    padding = [(a + more, z + further) for (a, z), more, further in zip(window.padding, low, high, strict=True)]
+    inner = select_and_scatter_add(b, source, made.inputs[0], select, replace(window, padding=tuple(padding)))
+    return b.pad(inner, 0, low, high)
+
+
+@RULES.lowers("stablehlo.sort")
+def _sort(b: Builder, *operands: Value, dimension: int, regions: tuple[Region]) -> tuple[Value, ...]:
+    """By one key or several, as JAX compares them; by one, downwards or as its bits are ordered, too. Always stable."""
+    (comparator,) = regions[0].expressions()
+    axis = dimension % len(operands[0].shape)
+    for keys in range(1, len(operands) + 1):
+        if comparator == _ascending(operands[:keys]):
+            return sorting.sort(b, operands, axis, keys)
+    if (key := _KEYS.get(comparator)) is not None:
+        return sorting.sort_by(b, key(b, operands[0]), operands, axis)
+    raise UnsupportedForm(
+        f"it compares by {comparator or 'a longer computation'}; there are the orders of jnp.sort, lax.sort, a < b and a > b"
+    )
+
+
+def _ascending(keys: Sequence[Value]) -> str:
+    """The comparator that JAX has for keys, the first of which counts most."""
+    compared = [_compared(key, *ascii_lowercase[2 * i : 2 * i + 2]) for i, key in enumerate(keys)]
+    *firsts, last = compared
+    text = f"lt{last}"
+    for first in reversed(firsts):
+        text = joined("or", joined("and", f"eq{first}", text), f"lt{first}")
+    return text
+
+
+def _compared(key: Value, x: str, y: str) -> str:
+    if not key.dtype.is_float:
+        return f"({x}, {y})"
+    return f" in total order({_CANONICAL.format(x)}, {_CANONICAL.format(y)})"
+
+
+_CANONICAL = "select(ne({0}, {0}), nan, select(eq({0}, 0.0), 0.0, {0}))"
+"""How JAX makes one NaN of all, and one zero of two."""
+_KEYS: dict[str, Callable[[Builder, Value], Value]] = {
+    "lt(a, b)": lambda b, x: x,
+    "gt(a, b)": sorting.descending_key,
+    "lt in total order(a, b)": sorting.total_order_key,
+    "gt in total order(a, b)": lambda b, x: b.not_(sorting.total_order_key(b, x)),
+}
+"""The comparators of others -> an integer or float that grows in their order."""
+
+
+@RULES.lowers("chlo.top_k")
+def _top_k(b: Builder, x: Value, *, k: int) -> tuple[Value, Value]:
+    return sorting.top_k(b, x, k=k, axis=-1)
+
+
+@RULES.lowers("stablehlo.map")
+def _map(b: Builder, *operands: Value, regions: tuple[Region]) -> tuple[Value, ...]:
+    return regions[0].elementwise(b, *operands)

@@ -1,0 +1,196 @@
+"""The walk over the operations of a StableHLO module: each goes to its rule, with the user's source line and scope on every node made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tpuflow.errors import CompileError, GraphError, UnsupportedDtypeError, UnsupportedPrimitiveError
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import TensorType, Value
+from tpuflow.lower.importers.registry import Rules
+from tpuflow.lower.importers.stablehlo.advice import advice
+from tpuflow.lower.importers.stablehlo.expressions import expressions
+from tpuflow.lower.importers.stablehlo.module import Block, ForeignType, Module, Operation, Symbol, calls_host, device_type
+from tpuflow.lower.importers.stablehlo.wide import Counter, count
+from tpuflow.lower.operations.forms import Body, UnsupportedForm
+
+RULES = Rules()
+"""The rule of every operation. Beside the operation's attributes its keyword-only arguments may be `types` (of the results) and `regions`;
+an attribute that names a function is given as a Region. The rules of custom calls are entered under "custom_call" and their target."""
+
+MOST_OPERATIONS = 1 << 22
+"""After inlining; a training step has some ten thousand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a walk needs to know: the module, what a host call calls, the functions that are being inlined, and how much was walked."""
+
+    module: Module
+    host_functions: Sequence[Callable[..., Any]] = ()
+    calling: tuple[str, ...] = ()
+    walked: list[int] = field(default_factory=lambda: [0])
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A block to be run: a region of an operation, or the body of a function that is called.
+
+    outer: the values around it, for those that it captures. scope: what its operations' scopes are relative to. shape: if it is a body of
+    scalars that goes through arrays element by element, their shape: every value stands for an array of it in the place of each scalar.
+    """
+
+    context: Context
+    block: Block
+    outer: Mapping[int, Value]
+    scope: str
+    shape: tuple[int, ...] = ()
+
+    def run(self, b: Builder, inputs: Sequence[Value]) -> tuple[Value, ...]:
+        """Its results, its operations appended to the builder that has the outer values."""
+        return _run(self, b, dict(self.outer), inputs)
+
+    def body(self, captured: tuple[int, ...]) -> Body:
+        """It as a body of (*captured, *inputs), which stand for the outer values of these numbers and for its arguments."""
+
+        def run(b: Builder, *values: Value) -> tuple[Value, ...]:
+            return _run(self, b, dict(zip(captured, values, strict=False)), values[len(captured) :])
+
+        return run
+
+    def expressions(self) -> tuple[str, ...]:
+        """Its results as text, by which it may be known; see `expressions`."""
+        return expressions(self.context.module, self.block)
+
+    def calls_host(self) -> bool:
+        """Whether there is a call of the host in it."""
+        return calls_host(self.context.module, self.block)
+
+    def elementwise(self, b: Builder, *values: Value) -> tuple[Value, ...]:
+        """It as a body of scalars, element by element through arrays of one shape."""
+        return _run(replace(self, shape=values[0].shape), b, {}, values)
+
+
+def _run(region: Region, b: Builder, env: dict[int, Any], inputs: Sequence[Value]) -> tuple[Value, ...]:
+    """Append a block's operations to the builder; the values of its results."""
+    block = region.block
+    env.update(zip(block.arguments, inputs, strict=True))
+    source, scope = b.source, b.scope
+    try:
+        for operation in block.operations:
+            place = operation.place
+            known = place.users or not source  # the line of a library in a function that is called says less than that of the call
+            b.source = place.source if known else source
+            b.scope = "/".join(filter(None, (region.scope, place.scope))) if place.scope else region.scope
+            results = _lower(region, b, operation, env, place.location if known else source)
+            env.update(zip(operation.results, results, strict=True))
+    finally:
+        b.source, b.scope = source, scope
+    return tuple(env[v] for v in block.outputs)
+
+
+def _lower(region: Region, b: Builder, operation: Operation, env: Mapping[int, Any], where: str) -> tuple[Value, ...]:
+    """Run the operation's rule and hold its results against the types that the module gives them."""
+    where, shape = where or "unknown source line", region.shape
+    if (counter := _counted(b, operation, env)) is not None:
+        return (counter,)  # type: ignore[return-value]
+    types = tuple(device_type(t, where) for t in operation.types)
+    if shape:
+        types = tuple(TensorType(t.dtype, (*shape, *t.shape)) for t in types)
+    _count(region.context, where)
+    operands = [_on_device(env[v], operation, where) for v in operation.operands]
+    try:
+        results = _apply(region, b, operation, operands, types, env, where)
+    except UnsupportedForm as error:
+        raise UnsupportedPrimitiveError(f"{where}: {_described(operation, operands)}: {error}") from error
+    except (UnsupportedPrimitiveError, UnsupportedDtypeError, CompileError):
+        raise
+    except Exception as error:
+        error.add_note(f"while lowering {_described(operation, operands)} at {where}")
+        raise
+    found = tuple(v.type for v in results)
+    if shape and found != types:  # of numbers alone
+        results = tuple(b.splat(v, shape) if v.shape == () else v for v in results)
+        found = tuple(v.type for v in results)
+    if found != types:
+        raise GraphError(f"{where}: the rule of {_described(operation, operands)} made {_listed(found)} instead of {_listed(types)}")
+    return results
+
+
+def _counted(b: Builder, operation: Operation, env: Mapping[int, Any]) -> Counter | None:
+    """The result, if it is of 64-bit counters; None for every other."""
+    (kind, *others) = operation.types or (None,)
+    if not isinstance(kind, ForeignType) or kind.counter is None or others:
+        return None
+    operands = [env[v] for v in operation.operands]
+    counters = [x for x in operands if isinstance(x, Counter)]
+    return count(b, operation.name, counters, operation.attributes, kind.counter) if len(counters) == len(operands) else None
+
+
+def _on_device(x: Value | Counter, operation: Operation, where: str) -> Value:
+    """The operand; of a counter, its words, if they are all that is asked for."""
+    if isinstance(x, Counter):
+        if operation.name != "stablehlo.convert":
+            raise UnsupportedDtypeError(
+                f"{where}: {operation.name!r} on 64-bit integers, which the device does not have; cast them to 32 bits."
+            )
+        return x.value
+    return x
+
+
+def _apply(
+    region: Region, b: Builder, operation: Operation, operands: Sequence[Value], types: tuple[TensorType, ...], env: Mapping[int, Any],
+    where: str,
+) -> tuple[Value, ...]:  # fmt: skip
+    name = operation.name
+    if region.shape and (operation.blocks or any(t.shape != region.shape for t in types)):
+        raise UnsupportedForm("it is in a body of a reduction or a map, which is for numbers and has neither arrays nor loops")
+    if name == "stablehlo.custom_call":
+        name = f"custom_call {operation.attributes.get('call_target_name')}"
+    rule = RULES.get(name)
+    if rule is None:
+        described = _described(operation, operands)
+        raise UnsupportedPrimitiveError(f"{where}: no lowering rule for {described}. {advice(name)}")
+    context = region.context
+    params: dict[str, Any] = dict(operation.attributes)
+    for key, value in operation.attributes.items():
+        if isinstance(value, Symbol):
+            params[key] = _function(region, value.name, b.scope)
+    params["types"] = types
+    params["regions"] = tuple(Region(context, block, env, region.scope, region.shape) for block in operation.blocks)
+    params["host_functions"], params["location"] = context.host_functions, where
+    return rule(b, *operands, params=params)
+
+
+def _function(region: Region, name: str, scope: str) -> Region:
+    """A function that is called in a region.
+
+    Raises:
+      UnsupportedForm: there is none of that name, or it calls itself.
+    """
+    context = region.context
+    function = context.module.functions.get(name)
+    if function is None:
+        raise UnsupportedForm(f"the module has no function @{name}")
+    if name in context.calling:
+        raise UnsupportedForm(f"@{name} calls itself (by way of {', '.join(context.calling)}); functions are inlined")
+    inner = Context(context.module, context.host_functions, (*context.calling, name), context.walked)
+    return Region(inner, function.body, {}, scope, region.shape)
+
+
+def _count(context: Context, where: str) -> None:
+    context.walked[0] += 1
+    if context.walked[0] > MOST_OPERATIONS:
+        raise CompileError(f"{where}: more than {MOST_OPERATIONS} operations after inlining. Call fewer functions, or make loops of calls.")
+
+
+def _described(operation: Operation, operands: Sequence[Value]) -> str:
+    target = operation.attributes.get("call_target_name")
+    what = f"{operation.name} @{target}" if target else operation.name
+    return f"{what!r} on {_listed([v.type for v in operands])}"
+
+
+def _listed(types: Sequence[TensorType]) -> str:
+    return f"({', '.join(map(str, types))})"
