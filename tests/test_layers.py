@@ -31,6 +31,7 @@ FLOORS = {
     "tpuflow.estimating": 4,
     "tpuflow.nnx": 4,
     "tpuflow.numerics": 4,
+    "tpuflow.pjrt": 4,
     "tpuflow.stages": 4,
     "tpuflow.verdict": 4,
     "tpuflow.torch": 4,
@@ -65,6 +66,7 @@ THIRD_PARTY = {
     "tpuflow.chips": DEVICE_FREE,
     "tpuflow.isa": DEVICE_FREE,
     "tpuflow.jaxprs": DEVICE_FREE | {"jax"},
+    "tpuflow.jaxprs.plugins": DEVICE_FREE | {"jax", "jaxlib"},
     "tpuflow.lower": DEVICE_FREE,
     "tpuflow.lower.importers.jaxpr": DEVICE_FREE | {"jax"},
     "tpuflow.amp": DEVICE_FREE | {"jax", "optax"},
@@ -73,6 +75,7 @@ THIRD_PARTY = {
     "tpuflow.compiler": DEVICE_FREE | {"jax"},
     "tpuflow.archives": DEVICE_FREE,
     "tpuflow.importers": DEVICE_FREE,
+    "tpuflow.pjrt": DEVICE_FREE,
     "tpuflow.reports": DEVICE_FREE,
     "tpuflow": DEVICE_FREE | {"jax", "flax", "optax", "rich"},
     "tpuflow.torch": DEVICE_FREE | {"jax", "optax", "torch", "functorch"},
@@ -84,6 +87,7 @@ THIRD_PARTY = {
 JAX_INTERNALS = ("jax._src", "jax.core", "jax.experimental", "jax.extend", "jax.interpreters", "jaxlib")
 MAY_USE_INTERNALS = {
     "tpuflow.jaxprs.compat": JAX_INTERNALS,
+    "tpuflow.jaxprs.plugins": JAX_INTERNALS,
 }
 
 

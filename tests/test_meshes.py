@@ -554,7 +554,9 @@ def test_dropout_differs_from_chip_to_chip_and_a_mesh_that_does_not_fit_is_refus
     data = (np.ones((8, 5), np.float32), np.zeros(8, np.int32))
     losses = {}
     for chips in (1, 2, 4):
-        result = tpuflow.train(model, data, optimizer=optax.sgd(0.0), batch_size=8, progress=False, mesh={"data": chips}, engine="reference")
+        result = tpuflow.train(
+            model, data, optimizer=optax.sgd(0.0), batch_size=8, progress=False, mesh={"data": chips}, engine="reference"
+        )
         losses[chips] = result.history[0]["losses"][0]
     assert len(set(losses.values())) == 3
     for options, refused in (

@@ -20,9 +20,9 @@ def check_arguments(program: Program, inputs: Sequence[Any], infeeds: Sequence[A
         if len(ports) != len(arrays):
             raise LaunchError(f"the program takes {len(ports)} {what} arrays ({[p.name for p in ports]}), got {len(arrays)}.")
         for port, x in zip(ports, arrays, strict=True):
-            shape = whole_shape(port.shape, port.cut, program.mesh) if port.cut else port.shape
-            if len(x.shape) != lead + len(shape) or x.shape[lead:] != shape or x.dtype != port.dtype.numpy:
-                raise LaunchError(_mismatch(what, port, shape, x, lead))
+            shape, wanted = x.shape, whole_shape(port.shape, port.cut, program.mesh) if port.cut else port.shape
+            if len(shape) != lead + len(wanted) or shape[lead:] != wanted or x.dtype != port.dtype.numpy:
+                raise LaunchError(_mismatch(what, port, wanted, x, lead))
 
 
 def _mismatch(what: str, port: Port, shape: Sequence[int], x: Any, lead: int) -> str:

@@ -40,13 +40,22 @@ class Executable:
       engine: "fast" (XLA:CPU) or "reference" (NumPy, tile by tile, all checks).
       fidelity: "native" or "bitexact"; the reference engine is always bit-exact.
       limits: what a launch may take; may be changed between launches.
+      device: a device of a CPU client of one's own for the fast engine, which then takes and gives arrays of that device, and does not go
+        through JAX's dispatch; None for JAX's default backend.
 
     Raises:
       ProgramError: the verifier refuses the Program.
       ConfigError: unknown engine or fidelity.
     """
 
-    def __init__(self, program: Program | bytes, engine: str = "fast", fidelity: str = "native", limits: Limits | None = None):
+    def __init__(
+        self,
+        program: Program | bytes,
+        engine: str = "fast",
+        fidelity: str = "native",
+        limits: Limits | None = None,
+        device: Any = None,
+    ):
         _one_of("engine", engine, ENGINES)
         _one_of("fidelity", fidelity, FIDELITIES)
         self.program = file.from_bytes(program) if isinstance(program, bytes) else program
@@ -57,7 +66,7 @@ class Executable:
         self._paces: dict[int, Any] = {}
         verify(self.program)
         self._workload = Workload(self.program)
-        self._engine = _make_engine(self.program, engine, fidelity)
+        self._engine = _make_engine(self.program, engine, fidelity, device)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], engine: str = "fast", fidelity: str = "native", limits: Limits | None = None) -> Executable:
@@ -221,11 +230,12 @@ class Executable:
             )
 
 
-def _make_engine(program: Program, engine: str, fidelity: str) -> Any:
+def _make_engine(program: Program, engine: str, fidelity: str, device: Any) -> Any:
     if engine == "fast":
         from tpuflow.device.fast.cache import engine_for
+        from tpuflow.device.fast.host import DEFAULT, PinnedHost
 
-        return engine_for(program, fidelity)
+        return engine_for(program, fidelity, DEFAULT if device is None else PinnedHost(device))
     from tpuflow.device.reference.flight import FlyingReference
 
     return FlyingReference(program)

@@ -1,4 +1,5 @@
-"""The only file that knows private or versioned JAX names: everything else sees jaxprs through it (JAX 0.10)."""
+"""The only file that knows private or versioned JAX names of tracing: everything else sees jaxprs through it (JAX 0.10). What a backend
+needs of jaxlib is in `plugins.py`."""
 
 from __future__ import annotations
 
@@ -208,7 +209,7 @@ def in_place_of(equation: Equation) -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_library(filename: str) -> bool:
+def is_library(filename: str) -> bool:
     return any(part in filename for part in _LIBRARIES)
 
 
@@ -216,7 +217,7 @@ def _is_library(filename: str) -> bool:
 def _user_frame(traceback: Any) -> Any:
     """The innermost frame outside installed libraries, else one of a library that is neither JAX nor ours, else None."""
     frames = list(source_info_util.user_frames(traceback))
-    return next((f for f in frames if not _is_library(f.file_name)), frames[0] if frames else None)
+    return next((f for f in frames if not is_library(f.file_name)), frames[0] if frames else None)
 
 
 def source_of(equation: Equation) -> str:
@@ -249,7 +250,7 @@ def user_line(error: BaseException) -> UserLine | None:
     found, trace = None, error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if source_info_util.is_user_filename(code.co_filename) and not _is_library(code.co_filename):
+        if source_info_util.is_user_filename(code.co_filename) and not is_library(code.co_filename):
             text = linecache.getline(code.co_filename, trace.tb_lineno).strip()
             found = UserLine(code.co_filename, trace.tb_lineno, code.co_qualname, text)
         trace = trace.tb_next

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from typing import Any
 
 from tpuflow.device.fast.engine import FastEngine
+from tpuflow.device.fast.host import DEFAULT, Host
 from tpuflow.isa.file import code_hash
 from tpuflow.isa.program import Program
 
 CAPACITY = 256
 
-_engines: OrderedDict[tuple[str, str], FastEngine] = OrderedDict()
+_engines: OrderedDict[tuple[str, str, Any], FastEngine] = OrderedDict()
 _lock = threading.Lock()
 
 
-def engine_for(program: Program, fidelity: str) -> FastEngine:
-    """The engine of a verified Program in a fidelity; the least recently used of more than `CAPACITY` is forgotten."""
-    key = (code_hash(program), fidelity)
+def engine_for(program: Program, fidelity: str, host: Host = DEFAULT) -> FastEngine:
+    """The engine of a verified Program in a fidelity on a host; the least recently used of more than `CAPACITY` is forgotten."""
+    key = (code_hash(program), fidelity, host.key)
     with _lock:
         if key not in _engines:
-            _engines[key] = FastEngine(program, fidelity=fidelity, verified=True)
+            _engines[key] = FastEngine(program, fidelity=fidelity, verified=True, host=host)
         _engines.move_to_end(key)
         while len(_engines) > CAPACITY:
             _engines.popitem(last=False)

@@ -4,16 +4,16 @@ outfeed capacity."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tpuflow.device.budget import Budget
 from tpuflow.device.fast.cuts import Cuts, Driven, Segment, Stage
 from tpuflow.device.fast.flight import Counting, Flight, Pace, open_outfeed
+from tpuflow.device.fast.host import DEFAULT, Host
 from tpuflow.device.fast.liveness import WORK, Key
 from tpuflow.device.fast.translate import Translation
 from tpuflow.device.limits import occupied_bytes
@@ -40,26 +40,26 @@ LEAST_MEMORY = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
 class FastEngine:
-    """Runs a Program as XLA:CPU executables, in "native" or "bitexact" fidelity."""
+    """Runs a Program as XLA:CPU executables, in "native" or "bitexact" fidelity, on JAX's default backend or a `host` of their own."""
 
     consumes = True
     """Whether a launch overwrites donated inputs, so that breaking it off loses them."""
 
-    def __init__(self, program: Program, *, fidelity: str = "native", verified: bool = False):
+    def __init__(self, program: Program, *, fidelity: str = "native", verified: bool = False, host: Host = DEFAULT):
         if not verified:
             verify(program)
-        self.program = program
+        self.program, self.host = program, host
         self.translation = Translation(program, bitexact=fidelity == "bitexact")
         self._lanes = self.translation.lanes
         cuts = Cuts(program, self.translation.liveness, self._lanes.uneven)
         self.segments = cuts.segments()
         self._waits = not cuts.short
         options = COMPILER_OPTIONS | (LEAST_MEMORY if chips_of(program.mesh) * occupied_bytes(program) >= LARGE_BYTES else {})
-        self._stages = {id(s): _Executable(s, self.translation, options) for s in _stages(self.segments)}
+        self._stages = {id(s): _Executable(s, self.translation, options, host) for s in _stages(self.segments)}
         places = {p.buffer: i for i, p in enumerate(program.inputs)}
         only = next(iter(self._stages.values()))
         self._only = only.outputs
-        self._budget = Budget(0, 0, (0,) * len(self.translation.workload.uncertain)).array()
+        self._budget = host.scalar(Budget(0, 0, (0,) * len(self.translation.workload.uncertain)).array())
         self.short = cuts.short and len(self._stages) == 1 and not (program.infeeds or program.outfeeds)
         """Whether a launch is one executable that is done soon, and talks to nobody: `once` runs it."""
         self._donated, self._kept = ([places[k] for k in keys if k in places] for keys in (only.donates, only.keeps))
@@ -67,7 +67,7 @@ class FastEngine:
     def once(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of a `short` Program, without waiting for them: what `fly` does, in half the host's time."""
         inputs = self._lanes.inputs(inputs)
-        donated = _distinct([inputs[i] for i in self._donated])
+        donated = _distinct(self.host, [inputs[i] for i in self._donated])
         return self._lanes.outputs(self._only(donated, [inputs[i] for i in self._kept], self._budget))
 
     def fly(
@@ -80,18 +80,18 @@ class FastEngine:
         counting work stops. Donated inputs may be consumed.
         """
         inputs, feeds = self._lanes.inputs(inputs), self._lanes.infeeds([_some(x) for x in infeeds])
-        donated = iter(_distinct([x for x, p in zip(inputs, self.program.inputs, strict=True) if p.donated]))
+        donated = iter(_distinct(self.host, [x for x, p in zip(inputs, self.program.inputs, strict=True) if p.donated]))
         arrays: dict[Key, Any] = {p.buffer: next(donated) if p.donated else x for x, p in zip(inputs, self.program.inputs, strict=True)}
         arrays |= {("taken", p): np.int32(start) for p in range(len(self.program.infeeds))} | {WORK: np.int32(budget.start)}
         for port in range(len(self.program.outfeeds)):
-            arrays |= open_outfeed(self.program, self._lanes, port, capacity)
+            arrays |= open_outfeed(self.program, self._lanes, port, capacity, self.host)
         work = Counting(budget, self.translation.workload, start, tuple(x.shape[0] for x in infeeds))
         prices = budget.array()
 
         def run(stage: Stage, trips: int, arrays: Mapping[Key, Any]) -> tuple[list[Any], dict[Key, Any]]:
             return self._run(stage, trips, arrays, feeds, prices)
 
-        return Flight(self.program, self.segments, arrays, work, capacity, run, paces, self._waits, self._lanes)
+        return Flight(self.program, self.segments, arrays, work, capacity, run, paces, self._waits, self._lanes, self.host)
 
     def _run(
         self, stage: Stage, trips: int, arrays: Mapping[Key, Any], infeeds: Sequence[Any], budget: np.ndarray
@@ -107,7 +107,7 @@ class FastEngine:
         """The executables in XLA's terms (`jax.stages.Lowered`), not compiled yet."""
         lanes = [sizes_of(self.program.mesh, sorted(cut_axes(p))) for p in self.program.infeeds]
         ports = zip(lanes, self.program.infeeds, strict=True)
-        feeds = [jax.ShapeDtypeStruct((*sizes, infeed_items, *p.shape), p.dtype.numpy) for sizes, p in ports]
+        feeds = [self.host.spec((*sizes, infeed_items, *p.shape), p.dtype.numpy) for sizes, p in ports]
         for executable in self._stages.values():
             yield executable.translate(feeds, capacity)
 
@@ -120,20 +120,21 @@ class FastEngine:
 class _Executable:
     """A stage as XLA runs it."""
 
-    __slots__ = ("_run", "_stage", "_translation", "_zero", "donates", "keeps")
+    __slots__ = ("_host", "_ports", "_run", "_stage", "_translation", "_zero", "donates", "keeps")
 
-    def __init__(self, stage: Stage, translation: Translation, options: Mapping[str, str]):
-        self._stage, self._translation = stage, translation
+    def __init__(self, stage: Stage, translation: Translation, options: Mapping[str, str], host: Host):
+        self._stage, self._translation, self._host = stage, translation, host
         self.donates = [k for k in stage.takes if k in stage.donates]
         self.keeps = [k for k in stage.takes if k not in stage.donates]
-        self._run = jax.jit(self._flat, donate_argnums=(2,), compiler_options=dict(options))
-        self._zero = np.zeros((), np.int32)
+        self._ports = [i for i, k in enumerate(self.donates) if not isinstance(k, int) and k[0] == "outfeed"]
+        self._run = host.jit(self._flat, options, self._sizes)
+        self._zero = host.scalar(np.zeros((), np.int32))
 
     def __call__(
         self, trips: int, arrays: Mapping[Key, Any], infeeds: Sequence[Any], budget: np.ndarray
     ) -> tuple[list[Any], dict[Key, Any]]:
         """(the Program's outputs if the stage is the final one, what it gives)."""
-        donated, kept = _distinct([arrays[k] for k in self.donates]), [arrays[k] for k in self.keeps]
+        donated, kept = _distinct(self._host, [arrays[k] for k in self.donates]), [arrays[k] for k in self.keeps]
         outputs, given = self._launch(self._zero, np.int32(trips), donated, kept, infeeds, budget)
         return outputs, dict(zip(self._stage.gives, given, strict=True))
 
@@ -150,20 +151,27 @@ class _Executable:
 
     def translate(self, feeds: Sequence[Any], capacity: int) -> Any:
         """Translate for arguments of these shapes."""
-        scalar = jax.ShapeDtypeStruct((), np.int32)
+        scalar = self._spec_of((), np.int32)
         donated, kept = ([self._spec(k, capacity) for k in keys] for keys in (self.donates, self.keeps))
-        budget = jax.ShapeDtypeStruct((2 + len(self._translation.workload.uncertain),), np.int32)
+        budget = self._spec_of((2 + len(self._translation.workload.uncertain),), np.int32)
         return self._run.lower(scalar, scalar, donated, kept, list(feeds), budget)
 
     def _spec(self, key: Key, capacity: int) -> jax.ShapeDtypeStruct:
         program = self._translation.program
         if isinstance(key, int):
-            return jax.ShapeDtypeStruct(self._translation.lanes.shape(key, program.buffers[key].shape), program.buffers[key].dtype.numpy)
+            return self._spec_of(self._translation.lanes.shape(key, program.buffers[key].shape), program.buffers[key].dtype.numpy)
         kind, port = key
         if kind != "outfeed":
-            return jax.ShapeDtypeStruct((), np.int32)
+            return self._spec_of((), np.int32)
         shape = self._translation.lanes.shape(key, (capacity, *program.outfeeds[port].shape))
-        return jax.ShapeDtypeStruct(shape, program.outfeeds[port].dtype.numpy)
+        return self._spec_of(shape, program.outfeeds[port].dtype.numpy)
+
+    def _spec_of(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        return self._host.spec(shape, np.dtype(dtype))
+
+    def _sizes(self, zero: Any, trips: Any, donated: Sequence[Any], kept: Any, infeeds: Sequence[Any], budget: Any) -> Hashable:
+        """What can differ in the arguments' shapes: how many items there are of each infeed, and room for of each outfeed."""
+        return tuple([x.shape for x in infeeds] + [donated[i].shape for i in self._ports])
 
     def _flat(
         self, zero: Any, trips: Any, donated: list[Any], kept: list[Any], infeeds: list[Any], budget: Any
@@ -191,7 +199,7 @@ def _some(items: Any) -> Any:
     return items if items.shape[0] else np.zeros((1, *items.shape[1:]), items.dtype)
 
 
-def _distinct(arrays: list[Any]) -> list[Any]:
+def _distinct(host: Host, arrays: list[Any]) -> list[Any]:
     """The arrays, those that come again copied: XLA takes over each donated buffer, so no two may be the same."""
     seen: set[int] = set()
-    return [jnp.copy(x) if id(x) in seen or seen.add(id(x)) else x for x in arrays]
+    return [host.copy(x) if id(x) in seen or seen.add(id(x)) else x for x in arrays]

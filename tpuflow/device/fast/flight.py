@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tpuflow.device.budget import Budget, OutOfBudget, Workload
 from tpuflow.device.fast.cuts import Driven, Segment, Stage
+from tpuflow.device.fast.host import Host
 from tpuflow.device.fast.lanes import Lanes
 from tpuflow.device.fast.liveness import AGAIN, WORK, Key
 from tpuflow.device.launching import run_dry
@@ -74,7 +74,7 @@ class Flight:
     Program's last block, else 0.
 
     `arrays` are those that cross; `sent` what outfeeds have sent so far, and `totals` how many items, those lost for want of room included.
-    `run` runs a stage. `waits` says whether a piece is waited for.
+    `run` runs a stage, on `host`. `waits` says whether a piece is waited for.
 
     Raises:
       LaunchError: an infeed has run dry.
@@ -90,6 +90,7 @@ class Flight:
     paces: dict[int, Pace]
     waits: bool
     lanes: Lanes
+    host: Host
     sent: list[list[np.ndarray]] = field(default_factory=list)
     totals: list[int] = field(default_factory=list)
     _outputs: list[Any] | None = None
@@ -198,7 +199,7 @@ class Flight:
         count, items = int(self.arrays["sent", port]), self.arrays["outfeed", port]
         self.totals[port] += count
         self.sent[port].append(self.lanes.sent(port, np.asarray(items))[:count])
-        self.arrays |= open_outfeed(self.program, self.lanes, port, self.capacity)
+        self.arrays |= open_outfeed(self.program, self.lanes, port, self.capacity, self.host)
 
     def _check_infeeds(self, stage: Stage) -> None:
         there, start = self.counting.items, self.counting.start
@@ -229,7 +230,9 @@ class Flight:
                 data = constants.get(index)
                 shape = self.lanes.shape(index, b.shape)
                 held = None if data is None else np.frombuffer(data, b.dtype.numpy).reshape(b.shape)
-                self.arrays[index] = jnp.zeros(shape, b.dtype.numpy) if held is None else jnp.array(np.broadcast_to(held, shape))
+                self.arrays[index] = (
+                    self.host.zeros(shape, b.dtype.numpy) if held is None else self.host.array(np.broadcast_to(held, shape))
+                )
 
     def _forget(self, after: frozenset[int]) -> None:
         """Let go of arrays that do not matter any more."""
@@ -237,11 +240,11 @@ class Flight:
             del self.arrays[key]
 
 
-def open_outfeed(program: Program, lanes: Lanes, port: int, capacity: int) -> dict[Key, Any]:
+def open_outfeed(program: Program, lanes: Lanes, port: int, capacity: int, host: Host) -> dict[Key, Any]:
     """The state of an outfeed port with room for so many items and none sent."""
     p = program.outfeeds[port]
     shape = lanes.shape(("outfeed", port), (capacity, *p.shape))
-    return {("sent", port): np.int32(0), ("outfeed", port): jnp.zeros(shape, p.dtype.numpy)}
+    return {("sent", port): np.int32(0), ("outfeed", port): host.zeros(shape, p.dtype.numpy)}
 
 
 def _wait(arrays: list[Any]) -> None:

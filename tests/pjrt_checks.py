@@ -1,0 +1,199 @@
+"""Run in a process of its own, with JAX_PLATFORMS=tpusim: the cases, whose arrays go to the file argv[1], and facts, printed as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import serialize_executable
+
+from tests.pjrt_cases import CASES, computed
+
+FACTS: dict[str, Any] = {}
+
+
+def fact(function: Callable[[], Any]) -> None:
+    FACTS[function.__name__] = function()
+
+
+def raised(function: Callable[[], Any]) -> str:
+    try:
+        function()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def in_use() -> int:
+    return jax.devices()[1].memory_stats()["bytes_in_use"]
+
+
+@fact
+def devices() -> Any:
+    return [str(d) for d in jax.devices("tpusim")], jax.default_backend(), jax.devices()[0].device_kind, raised(lambda: jax.devices("cpu"))
+
+
+@fact
+def strides() -> Any:
+    x = np.arange(24, dtype=np.float32).reshape(4, 6)
+    views = (x, x.T, x[::-1, ::2], x[1:3, ::-3], x[:, :0], x[2, 3], np.asfortranarray(x))
+    return [bool(np.array_equal(np.asarray(jax.device_put(v)), v)) for v in views]
+
+
+@fact
+def host_memory_is_copied() -> Any:
+    x = np.zeros(4, np.float32)
+    on_device = jax.device_put(x)
+    x[:] = 1
+    back = np.array(on_device)
+    back[:] = 2
+    return float(on_device.sum())
+
+
+@fact
+def donation() -> Any:
+    x, kept = jnp.ones(8), jnp.ones(8)
+    f = jax.jit(lambda x, y: (x + y, y), donate_argnums=0)
+    total, same = f(x, kept)
+    return x.is_deleted(), kept.is_deleted(), float(total.sum()), float(same.sum()), raised(lambda: x + 1)
+
+
+@fact
+def the_same_array_twice() -> Any:
+    x = jnp.ones(8)
+    return [float(y.sum()) for y in jax.jit(lambda x, y: (x + y, x * 3))(x, x)]
+
+
+@fact
+def memory_is_given_back() -> Any:
+    there = jax.devices()[1]
+    before = in_use()
+    x = jax.device_put(np.ones(1000, np.float32), there)
+    y = jax.jit(lambda x: x + 1)(x)
+    between = in_use()
+    x.delete()
+    del y
+    after = in_use()
+    for _ in range(100):
+        jax.device_put(np.ones(1000, np.float32), there)
+    stats = there.memory_stats()
+    return before, between, after, in_use(), stats["bytes_limit"], stats["peak_bytes_in_use"]
+
+
+@fact
+def devices_side_by_side() -> Any:
+    f = jax.jit(lambda x: x * 2)
+    placed = [jax.device_put(np.full(4, i, np.float32), d) for i, d in enumerate(jax.devices())]
+    results = [f(x) for x in placed]
+    moved = jax.device_put(results[1], jax.devices()[0])
+    return [r.device.id for r in results], [float(r.sum()) for r in results], moved.device.id, float(moved.sum())
+
+
+@fact
+def errors() -> Any:
+    two = jax.make_mesh((2,), ("x",))
+    sharded = jax.device_put(jnp.ones(4), jax.sharding.NamedSharding(two, jax.sharding.PartitionSpec("x")))
+    return {
+        "complex": raised(lambda: jnp.ones(2, jnp.complex64) * 2),
+        "no rule": raised(lambda: jnp.linalg.cholesky(jnp.eye(3))),
+        "partitions": raised(lambda: jax.jit(lambda x: x + 1)(sharded)),
+        "too large to compile": raised(lambda: jnp.ones((2**18, 2**18))),
+        "alive": float(jnp.ones(3).sum()),
+    }
+
+
+@fact
+def exceptions_survive_what_dies_with_them() -> Any:
+    def fails(i: int) -> None:
+        array = jnp.ones(5) + i
+        raise KeyError(int(array[0]))
+
+    return [raised(lambda i=i: fails(i)) for i in range(20)] == [f"KeyError: {i + 1}" for i in range(20)]
+
+
+@fact
+def analyses() -> Any:
+    compiled = jax.jit(lambda x: x @ x).lower(jnp.ones((64, 64))).compile()
+    memory = compiled.memory_analysis()
+    costs = compiled.cost_analysis()
+    return {
+        "flops": costs["flops"],
+        "ordered": costs["optimal_seconds"] <= costs["device_seconds"] <= costs["modelled_seconds"],
+        "arguments": memory.argument_size_in_bytes,
+        "outputs": memory.output_size_in_bytes,
+        "peak": memory.peak_memory_in_bytes,
+        "code": memory.generated_code_size_in_bytes > 0,
+    }
+
+
+@fact
+def a_serialized_executable_runs() -> Any:
+    compiled = jax.jit(lambda x: x + 1).lower(jnp.ones(4)).compile()
+    data = serialize_executable.serialize(compiled)
+    return float(serialize_executable.deserialize_and_load(*data, execution_devices=jax.devices()[:1])(jnp.ones(4)).sum())
+
+
+@fact
+def callers_settings_do_not_matter() -> Any:
+    f, x = jax.jit(lambda x: x @ x + 1), jnp.ones((3, 3))
+    contexts = (
+        jax.disable_jit(),
+        jax.debug_nans(True),
+        jax.default_matmul_precision("highest"),
+        jax.numpy_dtype_promotion("strict"),
+        jax.default_device(jax.devices()[1]),
+    )
+    found = []
+    for context in contexts:
+        with context:
+            found.append(float(f(x).sum()))
+    with jax.debug_nans(True):
+        return found, raised(lambda: jnp.log(-x))
+
+
+@fact
+def a_call_while_a_function_is_traced() -> Any:
+    compiled, x = jax.jit(lambda x: x + 1).lower(jnp.ones(4)).compile(), jnp.ones(4)
+    return float(jax.jit(lambda y: y + compiled(x)[0])(3.0))
+
+
+@fact
+def printed() -> Any:
+    seen: list[float] = []
+
+    @jax.jit
+    def f(x: Any) -> Any:
+        jax.debug.callback(lambda y: seen.append(float(y)), x.sum())
+        return x * 2
+
+    f(jnp.ones(3))
+    f(jnp.zeros(3))
+    return seen
+
+
+@fact
+def threads() -> Any:
+    f, arrays, wrong = jax.jit(lambda x: x + 1), [jnp.arange(50.0) + i for i in range(4)], []
+
+    def work(i: int) -> None:
+        for _ in range(100):
+            if np.asarray(f(arrays[i]))[0] != i + 1:
+                wrong.append(i)
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    return wrong, any(worker.is_alive() for worker in workers)
+
+
+if __name__ == "__main__":
+    np.savez(sys.argv[1], **{f"{name} {i}": x for name in CASES for i, x in enumerate(computed(name))})
+    print(json.dumps(FACTS))

@@ -1,0 +1,238 @@
+"""The simulated device as a backend of stock JAX: scripts that know nothing of it, in processes of their own."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.pjrt_cases import CASES, computed
+from tpuflow.errors import ConfigError
+from tpuflow.pjrt.cells import Pointer
+from tpuflow.pjrt.fields import CONSTANTS, FIELDS, NOTHING_TO_DO
+from tpuflow.pjrt.native import Native
+from tpuflow.pjrt.settings import Settings
+from tpuflow.pjrt.table import _code, _known
+from tpuflow.pjrt.things import NATIVE, WORDS
+
+REPOSITORY = Path(__file__).parents[1]
+SMALL = "import jax, jax.numpy as jnp; f = jax.jit(lambda x: jnp.sin(x) @ x); print(float(f(jnp.ones((8, 8))).sum()))"
+
+
+@pytest.fixture(scope="module")
+def plugins(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder from which JAX discovers the backend, with the entry points that pyproject.toml declares."""
+    folder = tmp_path_factory.mktemp("plugins")
+    points = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["entry-points"]["jax_plugins"]
+    info = folder / "tpuflow_entry_points-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tpuflow-entry-points\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[jax_plugins]\n" + "".join(f"{name} = {value}\n" for name, value in points.items()))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def environment(plugins: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "TPUFLOW_"))}
+    return kept | {"PYTHONPATH": os.pathsep.join((plugins, str(REPOSITORY))), "JAX_PLATFORMS": "tpusim"}
+
+
+def start(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *arguments], env=environment, cwd=REPOSITORY, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def run(environment: dict[str, str], *arguments: str) -> tuple[str, str]:
+    process = start(environment, *arguments)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err[-3000:]
+    return out, err
+
+
+@pytest.fixture(scope="module")
+def ran(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Any, dict[str, Any]]:
+    """One process: the facts it printed, the arrays it computed, and the report it left."""
+    folder = tmp_path_factory.mktemp("ran")
+    arrays, report = folder / "arrays.npz", folder / "report.json"
+    out, _ = run(environment | {"TPUFLOW_DEVICES": "2", "TPUFLOW_REPORT": str(report)}, "-m", "tests.pjrt_checks", str(arrays))
+    return json.loads(out.splitlines()[-1]), np.load(arrays), json.loads(report.read_text())
+
+
+@pytest.fixture(scope="module")
+def facts(ran: Any) -> dict[str, Any]:
+    return ran[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_stock_program_computes_what_it_does_on_the_cpu(ran, name):
+    close, expected = CASES[name][0], computed(name)
+    for i, x in enumerate(expected):
+        found = ran[1][f"{name} {i}"]
+        assert found.dtype == x.dtype and found.shape == x.shape
+        if close:
+            assert np.abs(found - x).max() <= close * max(1.0, np.abs(x).max()), i
+        else:
+            np.testing.assert_array_equal(found, x)
+
+
+def test_jax_finds_the_devices_that_were_asked_for(facts):
+    names, default, kind, no_cpu = facts["devices"]
+    assert names == ["TpuSimDevice(id=0, chip=generic)", "TpuSimDevice(id=1, chip=generic)"]
+    assert (default, kind) == ("tpusim", "tpuflow generic")
+    assert no_cpu.startswith("RuntimeError")  # and all of this ran without JAX's CPU backend
+
+
+def test_host_arrays_of_any_strides_come_back_as_they_were(facts):
+    assert all(facts["strides"])
+    assert facts["host_memory_is_copied"] == 0.0
+
+
+def test_donated_arrays_are_gone_and_others_are_not(facts):
+    gone, kept, total, same, error = facts["donation"]
+    assert (gone, kept, total, same) == (True, False, 16.0, 8.0)
+    assert "deleted" in error or "donated" in error
+    assert facts["the_same_array_twice"] == [16.0, 24.0]
+
+
+def test_what_python_lets_go_of_leaves_the_device(facts):
+    before, between, after, end, limit, peak = facts["memory_is_given_back"]
+    assert between - before == 8000 and after == before and end - before <= 4000
+    assert limit == 16 * 2**30 and peak >= between
+
+
+def test_devices_run_programs_of_their_own(facts):
+    places, sums, moved, moved_sum = facts["devices_side_by_side"]
+    assert (places, sums, moved, moved_sum) == ([0, 1], [0.0, 8.0], 0, 8.0)
+
+
+def test_an_error_has_its_code_and_our_text_and_the_process_lives_on(facts):
+    errors = facts["errors"]
+    assert "UNIMPLEMENTED" in errors["complex"] and "no complex numbers" in errors["complex"]
+    assert "UNIMPLEMENTED" in errors["no rule"] and "cholesky" in errors["no rule"] and "pjrt_checks.py" in errors["no rule"]
+    assert "UNIMPLEMENTED" in errors["partitions"] and "multi-chip programs are not supported yet" in errors["partitions"]
+    assert "RESOURCE_EXHAUSTED" in errors["too large to compile"] and "Traceback" not in errors["too large to compile"]
+    assert errors["alive"] == 3.0
+    assert facts["exceptions_survive_what_dies_with_them"]
+
+
+def test_analyses_are_those_of_the_program(facts):
+    found = facts["analyses"]
+    assert found["flops"] == 2 * 64**3 and found["ordered"] and found["code"]
+    assert found["arguments"] == found["outputs"] == 4 * 64**2 and found["peak"] >= 2 * 4 * 64**2
+
+
+def test_an_executable_survives_its_bytes(facts):
+    assert facts["a_serialized_executable_runs"] == 8.0
+
+
+def test_settings_and_traces_of_the_caller_are_not_the_devices(facts):
+    sums, nan = facts["callers_settings_do_not_matter"]
+    assert sums == [36.0] * 5
+    assert nan.startswith("FloatingPointError")
+    assert facts["a_call_while_a_function_is_traced"] == 5.0
+
+
+def test_programs_call_the_host_in_order(facts):
+    assert facts["printed"] == [3.0, 0.0]
+
+
+def test_threads_share_the_device(facts):
+    assert facts["threads"] == [[], False]
+
+
+def test_the_report_names_what_ran_how_often_and_for_how_long(ran):
+    report = ran[2]
+    step = next(p for p in report["programs"] if p["name"] == "step")
+    assert step["runs"] == 20 and 0 < step["device_seconds"] < step["seconds"] and step["peak_bytes"] > 0
+    assert report["seconds"] == pytest.approx(sum(p["runs"] * p["seconds"] for p in report["programs"]))
+    assert len(report["array_peak_bytes"]) == 2
+
+
+def test_a_second_process_compiles_nothing_and_none_of_ten_ends_badly(environment, tmp_path):
+    cached = environment | {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "TPUFLOW_DEBUG": "1",
+    }
+    out, err = run(cached, "-c", SMALL)
+    assert "tpuflow: _lambda" in err
+    others = [start(cached, "-c", SMALL) for _ in range(9)]
+    for process in others:
+        assert process.communicate(timeout=300) == (out, "") and process.returncode == 0
+
+
+def test_who_does_not_ask_pays_nothing_and_notices_nothing(environment):
+    quiet = {k: v for k, v in environment.items() if k != "JAX_PLATFORMS"} | {"TPUFLOW_CHIP": "nonsense"}
+    code = "import sys, jax; print(jax.default_backend(), float((jax.numpy.ones(3) + 1).sum()), 'tpuflow.compiler' in sys.modules)"
+    out, err = run(quiet, "-c", code)
+    assert (out, err) == ("cpu 6.0 False\n", "")
+
+
+def test_the_device_beside_the_cpu_is_used_where_it_is_asked_for(environment):
+    code = """
+import jax, jax.numpy as jnp, numpy as np, warnings
+warnings.simplefilter("ignore")
+there = jax.devices("tpusim")[0]
+x = jax.device_put(np.ones(3, np.float32), there)
+y = jax.jit(lambda x: x + 1, backend="tpusim")(np.ones(3, np.float32))
+back = jax.device_put(x, jax.devices("cpu")[0])
+print(there.platform, there.device_kind, *(a.device.platform for a in (x, x + 1, y, jnp.ones(3))), back + 1)
+"""
+    beside = {k: v for k, v in environment.items() if k != "JAX_PLATFORMS"} | {"TPUFLOW_CHIP": "tpu-v4", "TPUFLOW_FIDELITY": "bitexact"}
+    out, _ = run(beside, "-c", code)
+    assert out == "tpusim tpuflow tpu-v4 tpusim tpusim tpusim cpu [2. 2. 2.]\n"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [("TPUFLOW_CHIP", "tpu-v44", "Did you mean"), ("TPUFLOW_FIDELITY", "exact", "bitexact"), ("TPUFLOW_DEVICES", "0", "from 1 to")],
+)
+def test_a_wrong_environment_is_told_to_who_uses_the_device(environment, variable, value, said, monkeypatch):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=said) as raised:
+        Settings.from_environment().check()
+    assert variable in str(raised.value) and value in str(raised.value)
+
+
+@pytest.mark.skipif(NATIVE is None, reason="no machine code on this host")
+@pytest.mark.parametrize("name", [*FIELDS, *CONSTANTS, *NOTHING_TO_DO])
+def test_machine_code_and_python_write_the_same(name):
+    code, function = _code(name), _known(name)
+    assert NATIVE is not None and code is not None and function is not None
+    thing = (ctypes.c_uint64 * WORDS)(*range(100, 100 + WORDS))
+    found, expected = ((ctypes.c_uint64 * 8)(64, 0, ctypes.addressof(thing), *[7] * 5) for _ in range(2))
+    assert ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)(NATIVE.add(code))(ctypes.addressof(found)) == 0
+    function(ctypes.cast(expected, Pointer))
+    assert list(found) == list(expected) and list(thing) == list(range(100, 100 + WORDS))
+
+
+@pytest.mark.skipif(NATIVE is None, reason="no machine code on this host")
+def test_what_threads_destroy_at_once_is_listed_once():
+    native = Native()
+    destroy = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)(native.destroy)
+    things = [(ctypes.c_uint64 * WORDS)() for _ in range(4000)]
+    arguments = [(ctypes.c_uint64 * 3)(24, 0, ctypes.addressof(t)) for t in things]
+    listed: list[int] = []
+
+    def work(part: int) -> None:
+        for args in arguments[part::4]:
+            assert destroy(ctypes.addressof(args)) == 0
+
+    with ThreadPoolExecutor(5) as pool:
+        works = [pool.submit(work, part) for part in range(4)]
+        while not all(w.done() for w in works):
+            listed += native.destroyed()
+    assert all(w.exception() is None for w in works)
+    assert destroy(ctypes.addressof((ctypes.c_uint64 * 3)(24, 0, 0))) == 0  # C may destroy nothing
+    assert sorted([*listed, *native.destroyed()]) == sorted(map(ctypes.addressof, things))

@@ -1,0 +1,126 @@
+"""Private and versioned names of JAX and jaxlib that a backend of ours needs (JAX 0.10): registration, a CPU client, arrays on it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import compilation_cache, core, debugging, xla_bridge
+from jax._src.interpreters import mlir
+from jax.sharding import SingleDeviceSharding
+from jaxlib import xla_client
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+_ONLY_DURING_CALL = xla_client._xla.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
+
+
+def register(name: str, table: int, priority: int) -> None:
+    """Make a table of PJRT's C API, at an address that stays for ever, a backend of JAX's."""
+    if hasattr(xla_bridge, "_nonexperimental_plugins"):  # else a warning that the platform is experimental
+        xla_bridge._nonexperimental_plugins.add(name)
+    if hasattr(mlir, "_platforms_with_donation"):  # else donation is dropped, with a warning
+        mlir._platforms_with_donation.append(name)
+    _use_compilation_cache(name)
+    xla_bridge.register_plugin(name, priority=priority, c_api=_capsule(table))
+
+
+def _use_compilation_cache(platform: str) -> None:
+    """JAX asks once whether its persistent cache is to be used, by the name of the platform that compiles first; it knows four. It serves
+    any that can serialise, so ours answers as the CPU does."""
+    asked = compilation_cache.is_cache_used
+
+    def is_cache_used(backend: Any) -> bool:
+        return asked(types.SimpleNamespace(platform="cpu") if backend.platform == platform else backend)
+
+    compilation_cache.is_cache_used = is_cache_used
+
+
+_CAPSULE = b"pjrt_c_api"
+"""The capsule points to these bytes: they stay."""
+
+
+def _capsule(address: int) -> Any:
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    return new(address, _CAPSULE, None)
+
+
+def lower_host_calls(platform: str, target: str, enlist: Callable[[Callable[..., Any]], int]) -> None:
+    """Let `jax.debug.print` and `jax.debug.callback` become custom calls of this target on a platform, with the number that `enlist` gives
+    what they do as their backend_config. Ordered ones need no token: a Program's calls are made in its order."""
+
+    def rule(context: Any, *operands: Any, primitive: Any, **params: Any) -> tuple[()]:
+        number = enlist(functools.partial(_call_on_cpu, _callback(primitive, params)))
+        attributes = {
+            "call_target_name": ir.StringAttr.get(target),
+            "has_side_effect": ir.BoolAttr.get(True),
+            "backend_config": ir.StringAttr.get(str(number)),
+            "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 2),
+        }
+        ir.Operation.create("stablehlo.custom_call", [], list(operands), attributes)
+        context.set_tokens_out(context.tokens_in)
+        return ()
+
+    for primitive in (debugging.debug_print_p, debugging.debug_callback_p):
+        mlir.register_lowering(primitive, functools.partial(rule, primitive=primitive), platform=platform)
+
+
+def _callback(primitive: Any, params: dict[str, Any]) -> Callable[..., Any]:
+    """What a `jax.debug.print` or `jax.debug.callback` does with its arrays."""
+    if primitive is debugging.debug_callback_p:
+        return params["callback"]
+    names = ("np_printoptions", "has_placeholders", "logging_record")
+    options, has_placeholders, record = (params[name] for name in names)
+    show = functools.partial(debugging._format_print_callback, params["fmt"], dict(options), has_placeholders, record)
+    return debugging._make_flat_callback(params["in_tree"], show, params["static_args"])
+
+
+def _call_on_cpu(callback: Callable[..., Any], *arrays: np.ndarray) -> None:
+    """Call with arrays of the CPU client underneath: what JAX does on its CPU backend, which need not be there."""
+    device = cpu_device()
+    sharding = SingleDeviceSharding(device)
+    with jax.default_device(device):
+        callback(*[place(np.asarray(x), device, sharding) for x in arrays])
+
+
+def stablehlo_versions() -> tuple[Sequence[int], Sequence[int]]:
+    """The newest version of StableHLO that this jaxlib reads, and the oldest."""
+    current, least = stablehlo.get_current_version(), stablehlo.get_minimum_version()
+    return tuple(map(int, current.split("."))), tuple(map(int, least.split(".")))
+
+
+@functools.cache
+def cpu_device() -> Any:
+    """The device of a CPU client that JAX's list of backends does not know; one for the process."""
+    return xla_client.make_cpu_client(asynchronous=True).local_devices()[0]
+
+
+def place(x: np.ndarray, device: Any, sharding: Any) -> Any:
+    """An array on a device; `x` is copied before this returns."""
+    aval = core.ShapedArray(x.shape, x.dtype)
+    return xla_client._xla.batched_device_put(aval, sharding, [x], [device], True, True, _ONLY_DURING_CALL, enable_x64=True)
+
+
+def assigned(device: int) -> bytes:
+    """A serialised `DeviceAssignmentProto` of one replica and one partition."""
+    return xla_client.DeviceAssignment.create(np.array([[device]])).serialize()
+
+
+_DEVICE = len(assigned(0)) - 1
+"""Where in those bytes the device's number begins: the last field, seven bits a byte, the low ones first."""
+
+
+def partitions(compile_options: bytes) -> tuple[int, int, int]:
+    """Replicas and partitions that a serialised `CompileOptionsProto` asks for, and the device if it names one only, else 0."""
+    options = xla_client.CompileOptions.ParseFromString(compile_options)
+    assignment = options.device_assignment
+    if assignment is None or assignment.replica_count() * assignment.computation_count() != 1:
+        return options.num_replicas, options.num_partitions, 0
+    number = sum((byte & 127) << 7 * place for place, byte in enumerate(assignment.serialize()[_DEVICE:]))
+    return options.num_replicas, options.num_partitions, number

@@ -1,0 +1,121 @@
+"""The client, its devices and their memories: what JAX finds, and how much of each device's HBM is in use."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from typing import Any
+
+import tpuflow
+from tpuflow.errors import OutOfMemoryError
+from tpuflow.pjrt import PLATFORM
+from tpuflow.pjrt.cells import NamedValues, Numbers, Text
+from tpuflow.pjrt.settings import Settings
+from tpuflow.pjrt.things import THINGS, Thing
+
+
+class Device(Thing):
+    """One simulated chip. It is its own description; `memory` is its HBM.
+
+    Header: number, kind, name, memory, memories, attributes, its handle.
+    """
+
+    def __init__(self, client: Client, number: int):
+        chip = client.settings.chip
+        self.client, self.number, self.usage = client, number, Usage(chip.hbm_bytes)
+        self._kind = Text(f"tpuflow {chip.name}")
+        self._name = Text(f"TpuSimDevice(id={number}, chip={chip.name})")
+        self._attributes = NamedValues({"chip": chip.name, "cores": chip.cores, "fidelity": client.settings.fidelity})
+        super().__init__()
+        self.memory = Memory(self)
+        self._memories = Numbers([self.memory.handle], ctypes.c_uint64)
+        fields = (number, *self._kind.pair, *self._name.pair, self.memory.handle, *self._memories.pair, *self._attributes.pair, self.handle)
+        self.header[1 : 1 + len(fields)] = fields
+
+
+class Memory(Thing):
+    """A device's HBM, by JAX's name for a device's own memory. Header: number, kind, name, devices."""
+
+    def __init__(self, device: Device):
+        self.device, self.kind = device, Text("device")
+        self._name = Text(f"TpuSimMemory(device={device.number}, kind=device)")
+        self._devices = Numbers([device.handle], ctypes.c_uint64)
+        super().__init__(device.number, *self.kind.pair, *self._name.pair, *self._devices.pair)
+
+
+class Usage:
+    """Bytes of a device's HBM that buffers hold, and held at most."""
+
+    __slots__ = ("_lock", "allocations", "in_use", "largest", "limit", "peak")
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self.in_use = self.peak = self.largest = self.allocations = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int, count: int, largest: int) -> None:
+        """So many buffers come to be, of so many bytes in all."""
+        with self._lock:
+            self.in_use += size
+            self.allocations += count
+            self.peak, self.largest = max(self.peak, self.in_use), max(self.largest, largest)
+
+    def give(self, size: int) -> None:
+        """A buffer is no more."""
+        with self._lock:
+            self.in_use -= size
+
+    def check(self, size: int, what: str) -> None:
+        """Refuse what does not fit beside the buffers that are there.
+
+        Raises:
+          OutOfMemoryError: with all three numbers.
+        """
+        if self.in_use + size > self.limit:
+            raise OutOfMemoryError(
+                f"{what} needs {size:,} bytes of HBM; {self.in_use:,} of the chip's {self.limit:,} bytes are in use by arrays. Delete "
+                "arrays that are not needed, donate arguments, use a smaller batch, or choose a chip with more memory (TPUFLOW_CHIP).",
+                self.in_use + size,
+            )
+
+
+class Client(Thing):
+    """What JAX calls a backend: its devices, and the CPU client underneath that computes for them. It is its own topology.
+
+    `loaded`: every Program that was loaded, if there is to be a report of them. Header: its handle, platform, version, devices, memories,
+    attributes.
+    """
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self._platform = Text(PLATFORM)
+        self._version = Text(f"tpuflow {tpuflow.__version__}, chip {settings.chip.name}, {settings.fidelity}")
+        self.devices = [Device(self, number) for number in range(settings.devices)]
+        self._devices = Numbers([d.handle for d in self.devices], ctypes.c_uint64)
+        self._memories = Numbers([d.memory.handle for d in self.devices], ctypes.c_uint64)
+        self._attributes = NamedValues({})
+        self.loaded: list[Any] = []
+        super().__init__()
+        lists = (self._platform, self._version, self._devices, self._memories, self._attributes)
+        fields = (self.handle, *(word for found in lists for word in found.pair))
+        self.header[1 : 1 + len(fields)] = fields
+
+    def destroyed(self) -> None:
+        """Its devices and memories go with it."""
+        for device in self.devices:
+            THINGS.pop(device.handle, None)
+            THINGS.pop(device.memory.handle, None)
+
+    @functools.cached_property
+    def host(self) -> Any:
+        """Where the device's arrays really are, and its Programs run (`tpuflow.device.fast.host.PinnedHost`).
+
+        Raises:
+          ConfigError: the environment is wrong.
+        """
+        self.settings.check()
+        from tpuflow.device.fast.host import PinnedHost
+        from tpuflow.jaxprs.plugins import cpu_device
+
+        return PinnedHost(cpu_device())

@@ -1,0 +1,124 @@
+"""Entries about executables, loaded or not: both are the same object by two handles."""
+
+from __future__ import annotations
+
+import ctypes
+
+from tpuflow.pjrt.cells import Args, Numbers, integers, words
+from tpuflow.pjrt.executable import Loaded, Unloaded, load_bytes
+from tpuflow.pjrt.failures import Unimplemented
+from tpuflow.pjrt.fields import READY
+from tpuflow.pjrt.table import NO_OPERATION, entry
+from tpuflow.pjrt.things import THINGS, collect
+
+
+@entry("LoadedExecutable_Execute")
+def _execute(args: Args) -> None:
+    collect()
+    options = words(args[3], 9)
+    kept = integers(options[7], options[8]) if options[8] else ()
+    handles = words(words(args[4], 1)[0], args[6])[:] if args[6] else ()
+    results = THINGS[args[2]].launch([THINGS[h] for h in handles], kept)
+    if results:
+        words(words(args[7], 1)[0], len(results))[:] = [buffer.handle for buffer in results]
+    if args[8]:
+        words(args[8], 1)[0] = READY
+
+
+@entry("LoadedExecutable_GetExecutable")
+def _executable(args: Args) -> None:
+    args[3] = Unloaded(THINGS[args[2]]).handle
+
+
+_FIRST = ctypes.create_string_buffer(8)
+"""Of all executables: replica 0 and partition 0, which are two ints."""
+
+
+@entry("LoadedExecutable_AddressableDeviceLogicalIds")
+def _logical(args: Args) -> None:
+    args[3], args[4] = ctypes.addressof(_FIRST), 1
+
+
+@entry("LoadedExecutable_GetDeviceAssignment")
+def _assignment(args: Args) -> None:
+    args[3], args[4] = THINGS[args[2]].assignment.pair
+    args[5], args[6] = args[2], NO_OPERATION
+
+
+def _program(handle: int) -> Loaded:
+    """What an executable is of, loaded or not."""
+    thing = THINGS[handle]
+    return thing.loaded if isinstance(thing, Unloaded) else thing
+
+
+@entry("Executable_SizeOfGeneratedCodeInBytes")
+def _code_size(args: Args) -> None:
+    args[3] = _program(args[2]).memory.generated_code_size_in_bytes
+
+
+@entry("Executable_Fingerprint", "LoadedExecutable_Fingerprint")
+def _fingerprint(args: Args) -> None:
+    args[3], args[4] = _program(args[2]).fingerprint.pair
+
+
+@entry("Executable_GetCostAnalysis")
+def _costs(args: Args) -> None:
+    found = _program(args[2]).costs
+    args[3], args[4] = found.size, found.address
+
+
+_MEMORY = ("generated_code", "argument", "output", "alias", "temp")
+
+
+@entry("Executable_GetCompiledMemoryStats")
+def _memory(args: Args) -> None:
+    found = _program(args[2]).memory
+    figures = [getattr(found, f"{name}_size_in_bytes") for name in _MEMORY] + [0] * 5 + [found.peak_memory_in_bytes]
+    count = min(3 + len(figures), args[0] // 8)
+    words(ctypes.addressof(args.contents), count)[3:count] = figures[: count - 3]
+
+
+@entry("Executable_OutputElementTypes")
+def _output_types(args: Args) -> None:
+    args[3], args[4] = _program(args[2]).output_types.pair
+
+
+@entry("Executable_OutputDimensions")
+def _output_dimensions(args: Args) -> None:
+    dimensions, counts = _program(args[2]).output_dimensions
+    args[3], args[4], args[5] = counts.size, dimensions.address, counts.address
+
+
+@entry("Executable_OutputMemoryKinds")
+def _output_memories(args: Args) -> None:
+    _give_kinds(args, *_program(args[2]).output_memories)
+
+
+@entry("Executable_ParameterMemoryKinds")
+def _parameter_memories(args: Args) -> None:
+    _give_kinds(args, *_program(args[2]).parameter_memories)
+
+
+def _give_kinds(args: Args, kinds: Numbers, sizes: Numbers) -> None:
+    args[3], args[4], args[5] = sizes.size, kinds.address, sizes.address
+
+
+@entry("Executable_Serialize")
+def _serialize(args: Args) -> None:
+    args[3], args[4] = _program(args[2]).serialized.pair
+    args[5], args[6] = args[2], NO_OPERATION
+
+
+@entry("Executable_DeserializeAndLoad")
+def _deserialize(args: Args) -> None:
+    data = ctypes.string_at(args[3], args[4])
+    options = ctypes.string_at(args[6], args[7]) if args[6] else b""
+    args[5] = load_bytes(THINGS[args[2]], data, options).handle
+
+
+@entry("Executable_OptimizedProgram")
+def _optimized(args: Args) -> None:
+    raise Unimplemented(
+        "what runs is a Program of the simulated device, which XLA's text cannot show. TPUFLOW_DUMP=directory writes it in assembly "
+        "language, with the graph after every pass."
+    )

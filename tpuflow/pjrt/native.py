@@ -1,0 +1,86 @@
+"""Entries without Python: a few instructions of machine code each, for the entries that jaxlib calls where Python must not run.
+
+jaxlib destroys buffers while a Python exception is on its way (a callback would swallow it), while the interpreter shuts down (a callback
+would abort the process), and reads what a buffer is with a lock in hand that a thread with the GIL may be waiting for (a callback would
+wait for ever). So what C reads of a thing lies in its header (`things.py`), from where these entries copy it, and destroying a thing
+only puts it on a list that the next entry in Python goes through.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+
+BEGIN = bytes.fromhex("f30f1efa")  # endbr64
+DONE = bytes.fromhex("31c0c3")  # xor eax, eax; ret: no error
+
+NOTHING = BEGIN + DONE
+
+CALL_BACK = BEGIN + bytes.fromhex(
+    "488b4718"  # mov rax, [args + 3 words]: the function
+    "488b7720"  # mov rsi, [args + 4 words]: its second argument
+    "31ff"  # xor edi, edi: its first, no error
+    "4883ec08 ffd0 4883c408"  # sub rsp, 8; call rax; add rsp, 8
+) + DONE  # fmt: skip
+"""Call what waits for an event, which is ready as all are."""
+
+_PUSH = (
+    "488b4710"  # mov rax, [args + 2 words]: the thing
+    "4885c0 741a"  # test rax, rax; jz done
+    "48b9 {head}"  # mov rcx, head of the list
+    "4889c2"  # mov rdx, rax
+    "488b01"  # again: mov rax, [rcx]
+    "488902"  # mov [rdx], rax: the thing's first word is the next on the list
+    "f0480fb111"  # lock cmpxchg [rcx], rdx
+    "75f3"  # jne again
+)
+_TAKE = "48b9 {head} 31c0 488701 c3"  # mov rcx, head; xor eax, eax; xchg [rcx], rax; ret
+
+
+def copy(fields: Sequence[int]) -> bytes:
+    """Write these words of the thing in argument 2 into arguments 3 and on."""
+    moves = (bytes((0x48, 0x8B, 0x48, 8 * field, 0x48, 0x89, 0x4F, 8 * (3 + place))) for place, field in enumerate(fields))
+    return BEGIN + bytes.fromhex("488b4710") + b"".join(moves) + DONE
+
+
+def constant(value: int) -> bytes:
+    """Write a small number into argument 3."""
+    return BEGIN + bytes.fromhex("48c74718") + value.to_bytes(4, "little") + DONE
+
+
+class Native:
+    """Memory with the code of entries, and the list of what was destroyed.
+
+    Raises:
+      OSError: the host is no x86-64, or does not let a process make code.
+    """
+
+    def __init__(self) -> None:
+        if sys.platform == "win32" or platform.machine().lower() not in ("x86_64", "amd64"):
+            raise OSError(f"no machine code for {sys.platform} on {platform.machine()}")
+        self._memory = mmap.mmap(-1, 1 << 14, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._used = 8  # the head of the list
+        self._head = ctypes.c_uint64.from_address(self._base)
+        head = self._base.to_bytes(8, "little").hex()
+        self.destroy = self.add(BEGIN + bytes.fromhex(_PUSH.format(head=head)) + DONE)
+        self._take = ctypes.PYFUNCTYPE(ctypes.c_uint64)(self.add(BEGIN + bytes.fromhex(_TAKE.format(head=head))))
+
+    def add(self, code: bytes) -> int:
+        """Put code into the memory; its address."""
+        start = (self._used + 15) // 16 * 16
+        self._used = start + len(code)
+        assert self._used <= len(self._memory)
+        self._memory[start : self._used] = code
+        return self._base + start
+
+    def destroyed(self) -> Iterator[int]:
+        """Take everything off the list."""
+        thing = self._take() if self._head.value else 0
+        while thing:
+            after = ctypes.c_uint64.from_address(thing).value
+            yield thing
+            thing = after

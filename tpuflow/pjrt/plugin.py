@@ -1,0 +1,39 @@
+"""Registration with JAX, and the end of the process."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tpuflow.jaxprs.plugins import lower_host_calls
+from tpuflow.jaxprs.plugins import register as register_with_jax
+from tpuflow.pjrt.entries import buffers, clients, devices, executables  # noqa: F401  (what they import is what there is)
+from tpuflow.pjrt.executable import HOST_FUNCTIONS
+from tpuflow.pjrt.table import Table
+
+HOST_CALL = "tpuflow_host_call"
+"""The target of custom calls that the importer of StableHLO knows as calls of functions of this process."""
+
+_tables: list[Table] = []
+
+
+def register(name: str, priority: int) -> None:
+    """Register the device as a backend of JAX's, once."""
+    if _tables:
+        return
+    _tables.append(Table())
+    register_with_jax(name, _tables[0].address, priority)
+    lower_host_calls(name, HOST_CALL, _enlist)
+    atexit.register(_tables[0].retire)
+
+
+def _enlist(function: Callable[..., Any]) -> int:
+    """The number of a function that programs call."""
+    with _enlisting:
+        HOST_FUNCTIONS.append(function)
+        return len(HOST_FUNCTIONS) - 1
+
+
+_enlisting = threading.Lock()

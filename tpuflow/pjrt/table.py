@@ -1,0 +1,181 @@
+"""The table of PJRT's C API: which entries there are, in their order, and what each of them calls."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tpuflow.pjrt import native
+from tpuflow.pjrt.cells import Args, Pointer, words
+from tpuflow.pjrt.failures import Failure, Unimplemented
+from tpuflow.pjrt.fields import CONSTANTS, DESTROY, FIELDS, NOTHING_TO_DO
+from tpuflow.pjrt.things import NATIVE, WORDS, destroy
+
+VERSION = (0, 104)
+"""Of the interface that is implemented here. jaxlib 0.10 takes 0.29 and later; from 0.105 on errors are objects with functions of their
+own, which a handle cannot be."""
+
+ENTRIES = tuple(
+    """
+    Error_Destroy Error_Message Error_GetCode Plugin_Initialize Plugin_Attributes
+    Event_Destroy Event_IsReady Event_Error Event_Await Event_OnReady
+    Client_Create Client_Destroy Client_PlatformName Client_ProcessIndex Client_PlatformVersion Client_Devices Client_AddressableDevices
+    Client_LookupDevice Client_LookupAddressableDevice Client_AddressableMemories Client_Compile Client_DefaultDeviceAssignment
+    Client_BufferFromHostBuffer
+    DeviceDescription_Id DeviceDescription_ProcessIndex DeviceDescription_Attributes DeviceDescription_Kind DeviceDescription_DebugString
+    DeviceDescription_ToString
+    Device_GetDescription Device_IsAddressable Device_LocalHardwareId Device_AddressableMemories Device_DefaultMemory Device_MemoryStats
+    Memory_Id Memory_Kind Memory_DebugString Memory_ToString Memory_AddressableByDevices
+    Executable_Destroy Executable_Name Executable_NumReplicas Executable_NumPartitions Executable_NumOutputs
+    Executable_SizeOfGeneratedCodeInBytes Executable_GetCostAnalysis Executable_OutputMemoryKinds Executable_OptimizedProgram
+    Executable_Serialize
+    LoadedExecutable_Destroy LoadedExecutable_GetExecutable LoadedExecutable_AddressableDevices LoadedExecutable_Delete
+    LoadedExecutable_IsDeleted LoadedExecutable_Execute Executable_DeserializeAndLoad LoadedExecutable_Fingerprint
+    Buffer_Destroy Buffer_ElementType Buffer_Dimensions Buffer_UnpaddedDimensions Buffer_DynamicDimensionIndices Buffer_GetMemoryLayout
+    Buffer_OnDeviceSizeInBytes Buffer_Device Buffer_Memory Buffer_Delete Buffer_IsDeleted Buffer_CopyToDevice Buffer_ToHostBuffer
+    Buffer_IsOnCpu Buffer_ReadyEvent Buffer_UnsafePointer Buffer_IncreaseExternalReferenceCount Buffer_DecreaseExternalReferenceCount
+    Buffer_OpaqueDeviceMemoryDataPointer
+    CopyToDeviceStream_Destroy CopyToDeviceStream_AddChunk CopyToDeviceStream_TotalBytes CopyToDeviceStream_GranuleSize
+    CopyToDeviceStream_CurrentBytes
+    TopologyDescription_Create TopologyDescription_Destroy TopologyDescription_PlatformName TopologyDescription_PlatformVersion
+    TopologyDescription_GetDeviceDescriptions TopologyDescription_Serialize TopologyDescription_Attributes
+    Compile
+    Executable_OutputElementTypes Executable_OutputDimensions Buffer_CopyToMemory Client_CreateViewOfDeviceBuffer Executable_Fingerprint
+    Client_TopologyDescription Executable_GetCompiledMemoryStats Memory_Kind_Id ExecuteContext_Create ExecuteContext_Destroy
+    Buffer_CopyRawToHost
+    AsyncHostToDeviceTransferManager_Destroy AsyncHostToDeviceTransferManager_TransferData Client_CreateBuffersForAsyncHostToDevice
+    AsyncHostToDeviceTransferManager_RetrieveBuffer AsyncHostToDeviceTransferManager_Device AsyncHostToDeviceTransferManager_BufferCount
+    AsyncHostToDeviceTransferManager_BufferSize AsyncHostToDeviceTransferManager_SetBufferError
+    AsyncHostToDeviceTransferManager_AddMetadata
+    Client_DmaMap Client_DmaUnmap Client_CreateUninitializedBuffer Client_UpdateGlobalProcessInfo TopologyDescription_Deserialize
+    Client_CreateAliasBuffer Client_FulfillAliasBuffer LoadedExecutable_GetDeviceAssignment Client_CreateErrorBuffer
+    AsyncHostToDeviceTransferManager_TransferLiteral Buffer_CopyRawToHostFuture Device_PoisonExecution Device_CreateAsyncTrackingEvent
+    AsyncTrackingEvent_Destroy Executable_GetCompileOptions Buffer_DonateWithControlDependency Event_Create Event_Set
+    Device_GetAttributes Client_Load LoadedExecutable_AddressableDeviceLogicalIds Buffer_Bitcast Error_ForEachPayload
+    TopologyDescription_Fingerprint Executable_ParameterMemoryKinds
+    """.split()
+)
+"""The fields of `PJRT_Api` behind its version, without their prefix `PJRT_`."""
+
+_HEAD = 5  # words: the table's size and extensions; the version's size, extensions, and two ints
+_Entry = ctypes.CFUNCTYPE(ctypes.c_void_p, Pointer)
+_Destroyer = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+
+Function = Callable[[Args], Any]
+FUNCTIONS: dict[str, Function] = {}
+"""Entry -> what it does with its argument struct; an exception becomes the error that the entry returns."""
+
+
+def entry(*names: str) -> Callable[[Function], Function]:
+    """What these entries call."""
+
+    def register(function: Function) -> Function:
+        for name in names:
+            assert name in ENTRIES and name not in FUNCTIONS, name
+            FUNCTIONS[name] = function
+        return function
+
+    return register
+
+
+class Table:
+    """The table in memory, for ever: jaxlib keeps its address, and calls through it until the process is gone."""
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+        self._words = (ctypes.c_uint64 * (_HEAD + len(ENTRIES)))()
+        self._words[0], self._words[2] = ctypes.sizeof(self._words), 24
+        self._words[4] = VERSION[0] | VERSION[1] << 32
+        for i, name in enumerate(ENTRIES):
+            self._words[_HEAD + i] = self._native(name) or self._in_python(name)
+        self.address = ctypes.addressof(self._words)
+
+    def _native(self, name: str) -> int | None:
+        """The address of the entry's code, if it is one without Python and the host lets us make code."""
+        if NATIVE is None:
+            return None
+        code = _code(name)
+        return NATIVE.destroy if name in DESTROY else None if code is None else NATIVE.add(code)
+
+    def _in_python(self, name: str) -> int:
+        if name in DESTROY:
+            function: Any = _Destroyer(lambda args: destroy(words(args, 3)[2]))
+        else:
+            function = _Entry(_guarded(FUNCTIONS.get(name) or _known(name) or _missing(name)))
+        self._kept.append(function)
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+    def retire(self) -> None:
+        """Let what C gives back at the end of the process go nowhere.
+
+        jaxlib's threads destroy executables late. A callback into an interpreter that is shutting down ends its thread inside of a
+        destructor, which aborts the process. `sched_yield` takes anything and returns 0.
+        """
+        for i, name in enumerate(ENTRIES):
+            if name.endswith(("_Destroy", "_Delete")):
+                self._words[_HEAD + i] = NO_OPERATION
+
+
+NO_OPERATION = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
+"""The address of a function that does nothing, whatever it is given."""
+
+
+def _code(name: str) -> bytes | None:
+    """Machine code of an entry that needs no Python."""
+    if name in FIELDS:
+        return native.copy(FIELDS[name])
+    if name in CONSTANTS:
+        return native.constant(CONSTANTS[name])
+    if name in NOTHING_TO_DO:
+        return native.NOTHING
+    return native.CALL_BACK if name == "Event_OnReady" else None
+
+
+def _known(name: str) -> Function | None:
+    """The same in Python."""
+    if name in FIELDS:
+        return functools.partial(_copy, FIELDS[name])
+    if name in CONSTANTS:
+        return functools.partial(_constant, CONSTANTS[name])
+    if name in NOTHING_TO_DO:
+        return lambda args: None
+    return _call_back if name == "Event_OnReady" else None
+
+
+def _copy(fields: Sequence[int], args: Args) -> None:
+    header = words(args[2], WORDS)
+    for place, field in enumerate(fields):
+        args[3 + place] = header[field]
+
+
+def _constant(value: int, args: Args) -> None:
+    args[3] = value
+
+
+def _call_back(args: Args) -> None:
+    _Callback(args[3])(None, args[4])
+
+
+_Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+
+
+def _guarded(function: Function) -> Callable[[Args], int | None]:
+    """An entry that returns an error in place of raising it: out of a callback nothing may be raised."""
+
+    def call(args: Args) -> int | None:
+        try:
+            function(args)
+        except BaseException as error:
+            return Failure(error).handle
+        return None
+
+    return call
+
+
+def _missing(name: str) -> Function:
+    def refuse(args: Args) -> None:
+        raise Unimplemented(f"the simulated device does not implement PJRT_{name}.")
+
+    return refuse

@@ -1,0 +1,50 @@
+"""What C holds of ours. A handle is the address of a thing's header: words that hold what C may ask of it, the first one its own."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from tpuflow.pjrt.native import Native
+
+WORDS = 12
+"""Of a header. Word 0 is the link of the list of destroyed things."""
+
+THINGS: dict[int, Any] = {}
+"""Handle -> thing, until C destroys it. Reading and writing a dict are atomic, so threads need no lock."""
+
+Header: Any = ctypes.c_uint64 * WORDS
+
+
+class Thing:
+    """Something with a header of its own; `fields` are the header's words from 1 on."""
+
+    def __init__(self, *fields: int):
+        self.header = Header(0, *fields)
+        self.handle = ctypes.addressof(self.header)
+        THINGS[self.handle] = self
+
+
+def _native() -> Native | None:
+    try:
+        return Native()
+    except OSError:
+        return None
+
+
+NATIVE = _native()
+"""None on hosts where all entries are Python's: what is destroyed while an exception is on its way then loses the exception."""
+
+
+def destroy(handle: int) -> None:
+    """Forget a thing, and free what it holds."""
+    thing = THINGS.pop(handle, None)
+    if thing is not None:
+        thing.destroyed()
+
+
+def collect() -> None:
+    """Forget what C has destroyed since the last time. Every entry that makes something begins with it."""
+    if NATIVE is not None:
+        for handle in NATIVE.destroyed():
+            destroy(handle)
