@@ -21,8 +21,8 @@ from tpuflow.jaxprs import compat
 from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.graph.interpret import interpret
 from tpuflow.lower.graph.verify import verify
+from tpuflow.lower.importers.advice import FAMILIES
 from tpuflow.lower.importers.jaxpr import RULES, lower_jaxpr
-from tpuflow.lower.importers.jaxpr.advice import FAMILIES
 from tpuflow.lower.importers.jaxpr.registry import Rule
 
 

@@ -69,6 +69,7 @@ THIRD_PARTY = {
     "tpuflow.jaxprs.plugins": DEVICE_FREE | {"jax", "jaxlib"},
     "tpuflow.lower": DEVICE_FREE,
     "tpuflow.lower.importers.jaxpr": DEVICE_FREE | {"jax"},
+    "tpuflow.lower.importers.stablehlo": DEVICE_FREE | {"jaxlib"},
     "tpuflow.amp": DEVICE_FREE | {"jax", "optax"},
     "tpuflow.device": DEVICE_FREE,
     "tpuflow.device.fast": DEVICE_FREE | {"jax"},
@@ -88,6 +89,8 @@ JAX_INTERNALS = ("jax._src", "jax.core", "jax.experimental", "jax.extend", "jax.
 MAY_USE_INTERNALS = {
     "tpuflow.jaxprs.compat": JAX_INTERNALS,
     "tpuflow.jaxprs.plugins": JAX_INTERNALS,
+    "tpuflow.lower.importers.stablehlo.compat": ("jaxlib",),
+    "tpuflow.lower.importers.stablehlo.parsing": ("jaxlib",),
 }
 
 
@@ -251,6 +254,8 @@ def test_a_saved_program_runs_without_the_compiler(module):
         ("tpuflow.amp.autocast", "from jax._src import core", "internal to JAX"),
         ("tpuflow.amp.casting", "from jax.extend.core import Jaxpr", "internal to JAX"),
         ("tpuflow.jaxprs.walk", "from jax.extend.core import Jaxpr", "internal to JAX"),
+        ("tpuflow.lower.importers.stablehlo.walk", "from jaxlib.mlir import ir", "internal to JAX"),
+        ("tpuflow.lower.importers.stablehlo.compat", "from jax._src import core", "internal to JAX"),
         ("tpuflow.jaxprs.walk", "from tpuflow.lower.graph.graph import Graph", "floor 2"),
         ("tpuflow.lower.passes.fuse", "import jax", "jax is not for tpuflow.lower"),
         ("tpuflow.lower.operations.gather", "from jax import lax", "jax is not for tpuflow.lower"),

@@ -1,6 +1,7 @@
-"""The command line: run, inspect, assemble and disassemble saved Programs, list chips, estimate and check steps, look after oneself.
+"""The command line: compile modules, run, inspect, assemble and disassemble saved Programs, list chips, estimate and check steps, look
+after oneself.
 
-Only what compiles (`estimate`, `calibrate`, `check`, `doctor`) loads the compiler, Flax or Optax.
+Only what compiles (`compile`, `estimate`, `calibrate`, `check`, `doctor`) loads the compiler, Flax or Optax.
 """
 
 from __future__ import annotations
@@ -133,6 +134,12 @@ def _parser() -> argparse.ArgumentParser:
         "a CSV with the columns target (module:function), batch, chip, milliseconds and, if wanted, policy, sink_size, model",
     )  # fmt: skip
     calibrate.add_argument("-o", "--output", type=Path, metavar="FILE.toml", help="write the constants here, for --calibration")
+    make = add(
+        "compile", _compile, "compile a StableHLO module to a .tpx file",
+        "MLIR text or bytecode, a portable artifact, or a serialized jax.export.Exported",
+    )  # fmt: skip
+    make.add_argument("--chip", default="generic", help="a chip's name, or a .toml file with a row of one's own")
+    make.add_argument("-o", "--output", type=Path, metavar="FILE.tpx", help="the file to write (default: the module's name with .tpx)")
     add("info", _info, "say what a saved Program is: chip, signature, memory, instructions", "a .tpx file")
     show = add("disassemble", _disassemble, "print a saved Program as text", "a .tpx file")
     show.add_argument("-o", "--output", type=Path, help="write the text here instead")
@@ -198,6 +205,16 @@ def _calibrate(args: argparse.Namespace) -> None:
     from tpuflow.estimating.commands import run_calibrate
 
     run_calibrate(args.file, args.output)
+
+
+def _compile(args: argparse.Namespace) -> None:
+    from tpuflow.stages.modules import compile_file
+
+    output = args.file.with_suffix(".tpx") if args.output is None else args.output
+    program = compile_file(args.file, args.chip)
+    save(program, output)
+    print("\n".join(_info_lines(program)[: 2 + len(program.inputs) + len(program.outputs)]))
+    print(f"written to {output}")
 
 
 def _chips(args: argparse.Namespace) -> None:

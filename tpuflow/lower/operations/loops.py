@@ -75,7 +75,8 @@ def scan(
     """A counted loop: carries after `length` trips of body(*invariants, *carries, *items) -> (*carries, *made), and what it made stacked.
 
     Items are those of `stacked` along the first axis. made: the types of what a trip makes. calls_host: whether the body may call the
-    host. numbered: the number of the trip (s32[], from 0) comes first among the body's values. The region's carries, in order: the counter, invariants, carries, stacked inputs (these never change), stacked outputs.
+    host. numbered: the number of the trip (s32[], from 0) comes first among the body's values. The region's carries, in order: the
+    counter, invariants, carries, stacked inputs (these never change), stacked outputs.
     """
     if length == 1:
         results = body(b, *([b.scalar(0, S32)] if numbered else []), *invariants, *carries, *(b.reshape(x, x.shape[1:]) for x in stacked))

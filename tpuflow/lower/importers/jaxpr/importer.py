@@ -17,7 +17,7 @@ from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr
 from tpuflow.jaxprs.walk import walk
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
-from tpuflow.lower.importers.jaxpr.advice import advice
+from tpuflow.lower.importers.advice import advice
 from tpuflow.lower.importers.jaxpr.registry import KEYED, RULES, Rule
 from tpuflow.lower.importers.jaxpr.types import type_of
 from tpuflow.lower.operations.forms import UnsupportedForm

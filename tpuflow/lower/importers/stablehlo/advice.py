@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpuflow.lower.importers.jaxpr.advice import advice as advice_on_primitive
+from tpuflow.lower.importers.advice import advice as advice_on_primitive
 
 _LIKE = {
     "cholesky": ("stablehlo.cholesky", "stablehlo.triangular_solve", "custom_call lapack_", "custom_call Qr", "custom_call Eigh",

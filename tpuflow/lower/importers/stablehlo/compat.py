@@ -27,7 +27,7 @@ from tpuflow.lower.importers.stablehlo.module import (
     Unreadable,
     captured_by,
 )
-from tpuflow.lower.importers.stablehlo.parsing import MAGIC, parse, try_elsewhere
+from tpuflow.lower.importers.stablehlo.parsing import BYTECODE, parse, try_elsewhere
 
 
 def read_module(data: bytes | str, *, trusted: bool = False) -> Module:
@@ -38,8 +38,7 @@ def read_module(data: bytes | str, *, trusted: bool = False) -> Module:
     Raises:
       ModuleError: it is none, or damaged.
     """
-    bytecode = isinstance(data, bytes) and data.startswith(MAGIC)
-    if bytecode and not trusted and (problem := try_elsewhere(data)):
+    if isinstance(data, bytes) and data.startswith(BYTECODE) and not trusted and (problem := try_elsewhere(data)):
         raise _not_a_module(problem)
     try:
         module = parse(data)
@@ -50,8 +49,8 @@ def read_module(data: bytes | str, *, trusted: bool = False) -> Module:
 
 def _not_a_module(problem: str) -> ModuleError:
     return ModuleError(
-        f"not a StableHLO module, or a damaged one: {' '.join(problem.split())[:400]}. Expected what jax.jit(f).lower(...).as_text() gives, "
-        "MLIR bytecode, or a portable artifact such as jax.export.export(jax.jit(f))(...).mlir_module_serialized."
+        f"not a StableHLO module, or a damaged one: {' '.join(problem.split())[:400]}. Expected what jax.jit(f).lower(...).as_text() "
+        "gives, MLIR bytecode, or a portable artifact such as jax.export.export(jax.jit(f))(...).mlir_module_serialized."
     )
 
 
@@ -67,7 +66,7 @@ class _Reader:
     def module(self, module: ir.Module) -> Module:
         operations = [view.operation for view in module.body.operations]
         functions = [self._function(op) for op in operations if op.name == "func.func" and op.regions[0].blocks]
-        attributes = module.operation.attributes
+        attributes: Any = module.operation.attributes
         name = attributes["sym_name"].value if "sym_name" in attributes else ""
         return Module(name.removeprefix("jit_"), {f.name: f for f in functions})
 

@@ -9,12 +9,13 @@ import hashlib
 import re
 import subprocess
 import sys
+from typing import Any
 
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
-MAGIC = b"ML\xefR"
+BYTECODE = b"ML\xefR"
 """What MLIR bytecode begins with, that of portable artifacts too."""
 _PRODUCER = b"StableHLO_v"
 """What wrote a portable artifact."""
@@ -36,11 +37,11 @@ def parse(data: bytes | str) -> ir.Module:
     for dialect in (stablehlo, chlo, sdy):
         dialect.register_dialect(context)
     said: list[str] = []
-    handler = context.attach_diagnostic_handler(lambda diagnostic: not said.append(diagnostic.message))
+    handler: Any = context.attach_diagnostic_handler(lambda diagnostic: not said.append(diagnostic.message))
     try:
-        if isinstance(data, bytes) and data.startswith(_PRODUCER, len(MAGIC) + 1):
+        if isinstance(data, bytes) and data.startswith(_PRODUCER, len(BYTECODE) + 1):
             return stablehlo.deserialize_portable_artifact(context, data)
-        if isinstance(data, bytes) and data.startswith(MAGIC):
+        if isinstance(data, bytes) and data.startswith(BYTECODE):
             return ir.Module.parse(data, context=context)
         text = data if isinstance(data, str) else data.decode()
         _check_strings(text.encode())
@@ -85,7 +86,8 @@ _READ_BEFORE: set[bytes] = set()
 
 if __name__ == "__main__":
     try:
-        _check_strings(parse(sys.stdin.buffer.read()).operation.get_asm(binary=True, enable_debug_info=True))
+        text: Any = parse(sys.stdin.buffer.read()).operation.get_asm(binary=True, enable_debug_info=True)
+        _check_strings(text)
     except (ir.MLIRError, ValueError) as problem:
         print(problem)
         sys.exit(1)

@@ -1,5 +1,15 @@
 """The lowering rules, one module a family; importing this package enters them all in the table."""
 
-from tpuflow.lower.importers.jaxpr.rules import collectives, control, elementwise, indexing, movement, products, random, reductions
+from tpuflow.lower.importers.jaxpr.rules import (
+    collectives,
+    control,
+    elementwise,
+    exported,
+    indexing,
+    movement,
+    products,
+    random,
+    reductions,
+)
 
-__all__ = ["collectives", "control", "elementwise", "indexing", "movement", "products", "random", "reductions"]
+__all__ = ["collectives", "control", "elementwise", "exported", "indexing", "movement", "products", "random", "reductions"]

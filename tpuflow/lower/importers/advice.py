@@ -57,7 +57,7 @@ FAMILIES = (
         "a kernel written for another device",
         "use the same function written with jax.numpy (for attention: jax.nn.dot_product_attention with implementation='xla')",
         (
-            "call_exported", "core_map", "cudnn_fusion", "custom_partitioning", "delay", "dot_product_attention_bwd_wrapper",
+            "core_map", "cudnn_fusion", "custom_partitioning", "delay", "dot_product_attention_bwd_wrapper",
             "dot_product_attention_fp8_bwd_wrapper", "dot_product_attention_fp8_fwd_wrapper", "dot_product_attention_fwd_wrapper",
             "masked_load", "masked_swap", "mpmd_map", "num_programs", "pallas_call", "program_id", "run_scoped", "scaled_dot",
             "scaled_matmul", "scaled_matmul_wrapper", "semaphore_read", "semaphore_signal", "semaphore_wait", "unreachable",
