@@ -161,6 +161,7 @@ def test_passes_are_named_after_what_they_do() -> None:
         "sum-in-product",
         "fuse-rows",
         "merge-kernels",
+        "rematerialize",
         "join-small",
         "split-collectives",
         "schedule",

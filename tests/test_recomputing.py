@@ -19,7 +19,8 @@ Arrays = list[jax.Array]
 
 
 def block(x: jax.Array, w: jax.Array) -> jax.Array:
-    return jnp.sin(jnp.tanh(x @ w))
+    """Two products: what is made of one element by element, the compiler computes again by itself where that saves memory."""
+    return jnp.sin(jnp.tanh(x @ w) @ w)
 
 
 def loss(params: Arrays, x: jax.Array, layer: Callable[..., jax.Array]) -> jax.Array:
@@ -48,7 +49,7 @@ def test_checkpoint_trades_time_for_memory():
     kept, again = (tpuflow.estimate(f, *shapes(8192), chip="tpu-v3", donate_argnums=0) for f in (plain_step, checkpointed_step))
     assert again.memory.peak_memory_in_bytes < 0.7 * kept.memory.peak_memory_in_bytes
     assert 1.1 * kept.step_seconds < again.step_seconds < 1.5 * kept.step_seconds
-    forward = 6 * 8192 * 256 * 256
+    forward = 6 * 2 * 8192 * 256 * 256
     assert again.time.work.macs["f32"] - kept.time.work.macs["f32"] in range(5 * forward // 6, forward + 1)
 
 
@@ -64,7 +65,7 @@ def test_what_is_computed_again_is_told_apart():
 @pytest.mark.parametrize("engine", ["fast", "reference"])
 def test_checkpoint_changes_no_value(engine: str):
     rng = np.random.default_rng(0)
-    params = [jnp.asarray(rng.normal(size=(16, 16)), jnp.float32) for _ in range(3)]
+    params = [jnp.asarray(0.25 * rng.normal(size=(16, 16)), jnp.float32) for _ in range(3)]  # of a norm that keeps values in range
     x = jnp.asarray(rng.normal(size=(8, 16)), jnp.float32)
     ours, kept = (tpuflow.jit(f, engine=engine, fidelity="bitexact")(params, x) for f in (checkpointed_step, plain_step))
     for ours_w, plain_w in zip(ours, kept, strict=True):

@@ -23,12 +23,14 @@ class Lifetimes:
     """`spans`: closed intervals of half ticks in which a value's content is in its buffer (values of one region have one span).
 
     `same`: pairs that are one content and must share a buffer. `coalescing`: pairs of different contents, the later of which would be made
-    in the earlier one's place, most wanted first. `begin` and `end`: the tick at which a node starts, and a region ends.
+    in the earlier one's place, most wanted first. `replacing`: the same for operands that a kernel may overwrite and results of their type,
+    which saves memory if nothing dearer wants either place. `begin` and `end`: the tick at which a node starts, and a region ends.
     """
 
     spans: dict[Value, list[Span]] = field(default_factory=dict)
     same: list[tuple[Value, Value]] = field(default_factory=list)
     coalescing: list[tuple[Value, Value]] = field(default_factory=list)
+    replacing: list[tuple[Value, Value]] = field(default_factory=list)
     begin: dict[Node, int] = field(default_factory=dict)
     end: dict[Graph, int] = field(default_factory=dict)
 
@@ -94,6 +96,8 @@ class _Liveness:
         self.define(node.results, 2 * at + 1)
         if node.op in PIECEWISE:
             self.updated.append((node.inputs[0], node.result))
+        else:
+            self.found.replacing += [(v, r) for r in node.results for v in node.inputs if v in replaced and v.type == r.type]
 
     def constant(self, node: Node) -> None:
         self.define(node.results, 0)

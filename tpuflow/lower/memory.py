@@ -153,6 +153,7 @@ class _Planner:
         for a, b in self.lives.coalescing:
             self._merge(a, b)
         self._replace_donated()
+        self._replace_temporaries()
         copies = _Copies()
         blocks = self._block_places(copies)
         outputs = self._outputs(copies)
@@ -225,6 +226,14 @@ class _Planner:
                 if self._merge(candidate, value):
                     del alike[candidate]
                     break
+
+    def _replace_temporaries(self) -> None:
+        """Results take the place of operands of their type that are over; places that inputs, outputs and blocks have are left alone."""
+        fixed = {*self.graph.inputs, *self.graph.outputs, *(v for node in self.graph.walk() if (v := _block_value(node)) is not None)}
+        taken = {id(self.places[v]) for v in fixed}
+        for operand, result in self.lives.replacing:
+            if taken.isdisjoint((id(self.places[operand]), id(self.places[result]))):
+                self._merge(operand, result)
 
     # --- copies -----------------------------------------------------------------------------------------------------
 

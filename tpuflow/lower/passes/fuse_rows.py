@@ -11,9 +11,9 @@ from tpuflow.chips import CHIPS, Chip
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE
 from tpuflow.lower.passes.base import Pass
+from tpuflow.lower.passes.kernel_cost import MAX_NODES, row_bytes
 from tpuflow.lower.passes.region_builder import RegionBuilder, fits_on_chip, is_kernel
 
-MAX_NODES = 256
 GENERIC = CHIPS["generic"]
 
 
@@ -61,16 +61,9 @@ def _go_together(maker: Node, node: Node, chip: Chip) -> bool:
         and len(axes) < len(shape)
         and len(maker.regions[0].nodes) + len(node.regions[0].nodes) <= MAX_NODES
         and fits_on_chip(v.type for v in values)
-        and _least_bytes(maker, node, shape[len(shape) - len(axes) :], chip) <= chip.vmem_bytes
+        and row_bytes((maker, node), chip) <= chip.vmem_bytes
         and _is_of_rows(node, maker, shape, axes)
     )
-
-
-def _least_bytes(maker: Node, node: Node, row: tuple[int, ...], chip: Chip) -> int:
-    """What one row of everything takes on a chip, at most: two slots of what is moved, one of what is made."""
-    moved = (*maker.inputs, *maker.results, *node.inputs, *node.results)
-    made = [v for n in (maker, node) for inner in n.regions[0].nodes for v in inner.results]
-    return chip.tile_bytes((1, *row), 4) * (2 * len(dict.fromkeys(moved)) + len(made))
 
 
 def _is_of_rows(node: Node, maker: Node, shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.passes.base import Pass
+from tpuflow.lower.passes.kernel_cost import takes
 from tpuflow.lower.passes.outline import weight
 from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, fits_on_chip, is_kernel
 
@@ -119,7 +120,7 @@ class _Maker:
     def _may_go(self, value: Value) -> bool:
         """Whether all that read a result are kernels that could compute it."""
         readers = self.moving.readers.get(value, {})
-        return value not in self.moving.outputs and bool(readers) and all(_takes(self.moving.nodes[i], value) for i in readers)
+        return value not in self.moving.outputs and bool(readers) and all(takes(self.moving.nodes[i], value) for i in readers)
 
     def _candidates(self, shape: tuple[int, ...]) -> list[Value | None]:
         """What might be stored in place of results: nothing new, or what a product, a reduction or a conversion makes."""
@@ -237,15 +238,3 @@ def _needed(region: Graph, outputs: Iterable[Value]) -> set[Node]:
             found.add(node)
             want.update(node.inputs)
     return found
-
-
-def _takes(reader: Node, value: Value) -> bool:
-    """Whether a kernel only uses an operand element by element, so that it could compute it as well as read it."""
-    if not is_kernel(reader, "map", "reduce", "dot"):
-        return False
-    (region,) = reader.regions
-    own = {o for o, outer in zip(region.inputs, reader.inputs, strict=True) if outer is value}
-    users = [n for n in region.nodes if not own.isdisjoint(n.inputs)]
-    multiplied = {v for n in region.nodes if n.op in PRODUCTS for v in n.inputs}
-    plain = (*ELEMENTWISE, "reduce") if is_kernel(reader, "reduce") else tuple(ELEMENTWISE)
-    return own.isdisjoint(region.outputs) and all(n.op in plain and multiplied.isdisjoint(n.results) for n in users)
