@@ -48,6 +48,7 @@ def _entering_whole(node: Node) -> frozenset[Value]:
         for value, used in region.accesses(roots, labels):
             ways.setdefault(value, set()).add((number, tuple(used)))
     otherwise = {value for value, found in ways.items() if not _at_one_place(found, levels, region)}
+    otherwise.update(n.inputs[0] for n in graph.nodes if n.op == "window")  # one number everywhere is a view that walks nowhere
     return frozenset(node.inputs) - {outer for own, outer in zip(graph.inputs, node.inputs, strict=True) if own in otherwise}
 
 
