@@ -16,6 +16,7 @@ from tpuflow.compiler import PIPELINE
 from tpuflow.dtypes import F32, PRED, S32, DType
 from tpuflow.errors import OutOfMemoryError
 from tpuflow.lower.addresses import ALIGNMENT_BYTES, Request, aligned, assign
+from tpuflow.lower.emit import overwritable
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.lifetimes import lifetimes
@@ -93,6 +94,11 @@ def test_the_smallest_fitting_hole_is_taken() -> None:
     sizes = [(4096, 0, 1), (256, 0, 9), (512, 0, 1), (256, 0, 9), (512, 2, 9)]
     addresses, _ = assign([Request(*row) for row in sizes])
     assert addresses[4] == addresses[2]
+
+
+def test_gaps_that_an_order_in_time_leaves_are_packed() -> None:
+    requests = [Request(4096, 0, 1), Request(1024, 0, 9), Request(4096, 0, 1), Request(8192, 2, 9)]
+    assert assign(requests)[1] == 4096 + 1024 + 4096
 
 
 # --- lifetimes ----------------------------------------------------------------------------------------------------------
@@ -194,6 +200,31 @@ def test_temporaries_of_a_chain_share_memory() -> None:
         x = b.cumulative("add", x, 0)
     plan = plan_memory(compiled(b.finish([x])), CHIP)
     assert plan.use.temporary_bytes <= 2 * aligned(4000)
+
+
+def softmax_between_products() -> Graph:
+    b = Builder("f", [T(F32, 256, 64), T(F32, 64, 256), T(F32, 256, 64)])
+    x, y, z = b.inputs
+    scores = b.dot(x, y, (1,), (0,))
+    shifted = b.sub(scores, b.broadcast(b.reduce("max", scores, (1,)), (256, 256), (0,)))
+    return b.finish([b.dot(b.exp(shifted), z, (1,), (0,))])
+
+
+def test_a_kernel_of_rows_overwrites_rows_that_nothing_else_reads() -> None:
+    graph = compiled(softmax_between_products())
+    plan = plan_memory(graph, CHIP)
+    (rows,) = (n for n in graph.nodes if n.op == "fused" and n.attrs["kind"] == "rows")
+    assert plan.buffer_of[rows.inputs[0]] == plan.buffer_of[rows.results[0]]
+    assert plan.use.temporary_bytes == 256 * 256 * 4
+
+
+def test_what_is_read_through_a_window_is_not_overwritten() -> None:
+    b = Builder("f", [T(F32, 1), T(F32, 4096, 1)])
+    region = Graph("map", (v := Value(T(F32, 1)),), (), ())
+    seen = Value(T(F32, 1))
+    window = Node("window", (v,), (seen,), {"view": (), "fill": 0.0})
+    node = Node("fused", b.inputs[:1], (Value(T(F32, 1)),), {"kind": "map"}, (replace(region, nodes=(window,), outputs=(seen,)),))
+    assert not overwritable(node)
 
 
 def test_equal_constants_are_stored_once() -> None:

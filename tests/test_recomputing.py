@@ -12,7 +12,15 @@ from flax import linen as nn
 
 import tpuflow
 from tests.tolerances import SMALL_STEP
+from tpuflow.chips import get_chip
+from tpuflow.compiler import PIPELINE
 from tpuflow.errors import OutOfMemoryError
+from tpuflow.lower.graph.graph import Graph
+from tpuflow.lower.graph.interpret import interpret
+from tpuflow.lower.graph.verify import verify
+from tpuflow.lower.importers.jaxpr.importer import lower_with_calls
+from tpuflow.lower.memory import plan_memory
+from tpuflow.lower.passes.rematerialize import Rematerialize
 from tpuflow.reports.layers import BACKWARD
 
 Arrays = list[jax.Array]
@@ -121,3 +129,32 @@ def test_what_a_maker_reserves_is_not_there_to_use():
     assert 4 * n <= chip.hbm_bytes
     with pytest.raises(OutOfMemoryError):
         tpuflow.estimate(lambda x: x + 1, jax.ShapeDtypeStruct((n,), jnp.float32), chip=chip, donate_argnums=0)
+
+
+# --- computed again by the compiler -------------------------------------------------------------------------------------
+
+
+def attention(x: jax.Array, w: jax.Array, out: jax.Array) -> jax.Array:
+    """Three layers of attention, softmax in f32: x [T, D], w [D, D], out [D, D]."""
+    for _ in range(3):
+        scores = jnp.einsum("td,sd->ts", x @ w, x, preferred_element_type=x.dtype)
+        x = x + jax.nn.softmax(scores.astype(jnp.float32)).astype(x.dtype) @ x @ out
+    return jnp.sum(jnp.square(x.astype(jnp.float32)))
+
+
+def compiled_graph(*, again: bool) -> Graph:
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((128, 16), (16, 16), (16, 16))]
+    graph, _ = lower_with_calls(jax.make_jaxpr(jax.grad(attention, (0, 1, 2)))(*arguments), "attention")
+    for step in PIPELINE:
+        graph = step(graph) if again or not isinstance(step, Rematerialize) else graph
+    return verify(graph)
+
+
+def test_softmax_is_not_kept_for_the_backward_pass_and_no_bit_changes():
+    again, kept = (compiled_graph(again=again) for again in (True, False))
+    plans = [plan_memory(graph, get_chip("generic")) for graph in (again, kept)]
+    assert plans[0].use.temporary_bytes < 0.9 * plans[1].use.temporary_bytes
+    rng = np.random.default_rng(0)
+    arrays = [(0.3 * rng.standard_normal(v.shape)).astype(v.dtype.numpy) for v in again.inputs]
+    for one, other in zip(interpret(again, *arrays), interpret(kept, *arrays), strict=True):
+        np.testing.assert_array_equal(one, other)
