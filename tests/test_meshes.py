@@ -591,3 +591,19 @@ def test_a_step_sends_what_the_formula_says_and_hides_what_it_can(chips: int) ->
     kinds = [type(block) for block in program.code]
     first = kinds.index(Collective)
     assert Kernel in kinds[first : kinds.index(Await)]  # what does not need the sum runs before the wait
+
+
+def test_convolutions_with_lanes_on_both_sides_have_the_bits_of_the_reference_engine() -> None:
+    """The gradient of a kernel on every chip of two axes: images and cotangents differ from chip to chip."""
+    x, w = RNG.normal(size=(8, 6, 6, 3)).astype(np.float32), RNG.normal(size=(3, 3, 3, 8)).astype(np.float32)
+
+    def step(w: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            return jnp.sum(jnp.sin(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))))
+
+        return lax.psum(jax.grad(loss)(w), ("e", "d"))
+
+    fn = jax.shard_map(step, mesh=mesh_of({"e": 2, "d": 2}), in_specs=(P(), P(("e", "d"))), out_specs=P(), check_vma=False)
+    (reference,), (exact,), (native,) = engines(fn, w, x, fidelities=("bitexact", "native"))
+    np.testing.assert_array_equal(reference, exact)
+    np.testing.assert_allclose(native, exact, rtol=1e-4, atol=1e-4)

@@ -19,6 +19,7 @@ import numpy as np
 from jax import lax
 
 from tpuflow.device.fast import lax_matmul
+from tpuflow.device.fast.laned import convolution
 from tpuflow.device.fast.lax_rounding import Rounding, widen
 from tpuflow.dtypes import DType
 from tpuflow.isa.contraction import Contraction
@@ -120,7 +121,7 @@ def _convolution(a: Value, b: Value, whole: Contraction, around: Sequence[tuple[
     lhs = _merged(a, whole.lhs, (images, *((x,) for x in outer), (*groups, *channels)))
     rhs = _merged(b, whole.rhs, (*((s.label,) for s in sliding), channels, (*groups, *features)))
     spatial = "".join(itertools.islice("DHW", len(sliding)))
-    product = lax.conv_general_dilated(
+    product = convolution(
         lhs, rhs, [s.stride for s in sliding], [around[s.axis] for s in sliding], rhs_dilation=[s.dilation for s in sliding],
         dimension_numbers=(f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"), feature_group_count=math.prod(length[x] for x in groups),
         preferred_element_type=jnp.float32,
