@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +24,15 @@ Axes = Sequence[int]
 _CHUNK = 16
 _ASCENDING = 64
 _AT_ONCE = 32
+_AT_ONCE_LEAST = 8
+_TERMS_AT_ONCE = 4096
 _RUN = 64
 _STRIPES = 128
 _DIRECT_PRODUCTS = 1 << 16
 _MASK_BITS = 64
 _MASKED_TERMS = 256
+_PIECES = 16
+_LEAST_LENGTH = 40  # shorter sums XLA adds up as part of who reads them, anew for each
 _PRECISION = {F16: 11, BF16: 8}
 _SMALLEST = {F16: 2.0**-24, BF16: 0.0}  # every f16 number is a multiple of its smallest one, whose grain so is no smaller
 
@@ -102,7 +107,8 @@ def _ordered(rounding: Rounding, a: Value, b: Value, whole: Contraction, dtype: 
         wide_a, wide_b = lax.convert_element_type(a, jnp.float64), lax.convert_element_type(b, jnp.float64)
         sums = _started_from_zero(lax.dot_general(wide_a, wide_b, _dimensions(whole)))
         left, right = _Bounds.of(a, whole.lhs, places, dtype), _Bounds.of(b, whole.rhs, places, dtype)
-        return rounding.hide(_mended(rounding, rounding.narrow(sums, F32), _doubtful(sums, left, right, places), places, a, b))
+        read = (a, b) if dtype == F32 else (wide_a, wide_b)  # what is there anyway: f16 and bf16 would be widened to f32 for this alone
+        return rounding.hide(_mended(rounding, rounding.narrow(sums, F32), _doubtful(sums, left, right, places), places, *read))
 
 
 def _summed_directly(rounding: Rounding, a: Value, b: Value, places: _Places) -> Value:
@@ -186,17 +192,39 @@ class _Bounds:
     def of(cls, x: Value, axes: Axes, places: _Places, dtype: DType) -> _Bounds:
         contracted = [i for i, label in enumerate(axes) if label in places.contracted]
         # In f32, whose sums are half the work: too small by K u at most, and by what each square below the smallest normal number lost.
-        one = np.float32
-        squares = lax.convert_element_type(lax.reduce(x * x, one(0), lax.add, contracted), jnp.float64)
+        squares = lax.convert_element_type(_bound_along(lambda x: x * x, lax.add, 0.0, x, contracted), jnp.float64)
         squares = squares * np.float64(1 + places.terms * 2.0**-23) + np.float64(places.terms * 2.0**-126)
         norm = _stretched(lax.sqrt(squares), axes, places)
         if dtype not in _PRECISION:
             return cls(norm, None, _masks(x, axes, places) if places.terms <= _MASKED_TERMS else ())
-        size = lax.abs(x)
-        counted = lax.select(lax.eq(size, jnp.zeros_like(size)), jnp.full_like(size, np.inf), size)
-        least = lax.convert_element_type(lax.reduce(counted, one(np.inf), lax.min, contracted), jnp.float64)
+        least = lax.convert_element_type(_bound_along(_size_or_infinite, lax.min, np.inf, x, contracted), jnp.float64)
         grain = lax.max(least * np.float64(2.0 ** -_PRECISION[dtype]), jnp.full_like(least, _SMALLEST[dtype]))
         return cls(norm, _stretched(grain, axes, places), ())
+
+
+def _bound_along(of: Callable[[Value], Value], combine: Callable[[Value, Value], Value], nothing: float, x: Value, axes: Axes) -> Value:
+    """`of` the elements combined along axes, some of them twice: a bound. At first in pieces side by side, which XLA reads as they are: of
+    a reduction it writes `of` all elements, and reads them one by one."""
+    longest = max(axes, key=lambda axis: x.shape[axis])
+    n = x.shape[longest]
+    pieces = _pieces(n)
+    length = -(-n // pieces)
+    starts = [min(k * length, n - length) for k in range(pieces)]
+    combined = functools.reduce(combine, [of(lax.slice_in_dim(x, start, start + length, axis=longest)) for start in starts])
+    return lax.reduce(combined, np.float32(nothing), combine, axes)
+
+
+def _pieces(n: int) -> int:
+    """How many to make of an axis: as many as divide it, if they are not too few."""
+    most = max(1, min(_PIECES, n // _LEAST_LENGTH))
+    evenly = max(k for k in range(1, most + 1) if n % k == 0)
+    return evenly if 2 * evenly >= most else most
+
+
+def _size_or_infinite(x: Value) -> Value:
+    """|x|, infinite for zeros."""
+    size = lax.abs(x)
+    return lax.select(lax.eq(size, jnp.zeros_like(size)), jnp.full_like(size, np.inf), size)
 
 
 def _masks(x: Value, axes: Axes, places: _Places) -> tuple[Value, ...]:
@@ -245,7 +273,7 @@ def _mended(rounding: Rounding, result: Value, doubtful: Value, places: _Places,
     count = result.size
     width = min(_RUN, count)
     runs = -(-count // width)
-    hands = min(_AT_ONCE, runs)
+    hands = min(max(_AT_ONCE_LEAST, min(_AT_ONCE, _TERMS_AT_ONCE // places.terms)), runs)
     missing = runs * width - count
     flags = lax.reshape(doubtful, (count,))
     flags = lax.reshape(lax.pad(flags, np.False_, [(0, missing, 0)]) if missing else flags, (runs, width))
