@@ -57,6 +57,12 @@ def loops() -> Any:
     return doubled(3), running, jax.lax.cond(running[0] > 3, lambda x: x + 1, lambda x: x - 1, 2.0)
 
 
+@case(EXACT)
+def sorted_numbers() -> Any:
+    x = jnp.array([3.0, 1.0, jnp.nan, -0.0, 0.0, -2.0])
+    return jnp.sort(x), jnp.argsort(x), jnp.median(x[:2]), jax.lax.top_k(x[3:], 2), jnp.unique(x[3:], size=3)
+
+
 @case(CLOSE)
 def gradients() -> Any:
     def f(x: Any) -> Any:

@@ -87,6 +87,27 @@ def test_a_loop_whose_end_is_computed_stays_a_while_loop() -> None:
     assert interpret(graph, np.int32(3), np.float32(1))[0] == 12
 
 
+HOISTED = """
+%zero = stablehlo.constant dense<0.0> : tensor<f32>  %first = stablehlo.constant dense<0> : tensor<i32>
+%one = stablehlo.constant dense<1> : tensor<i32>     %last = stablehlo.constant dense<3> : tensor<i32>
+%0:2 = stablehlo.while(%i = %first, %x = %a) : tensor<i32>, tensor<4xf32>
+  cond { %t = stablehlo.compare LT, %i, %last : (tensor<i32>, tensor<i32>) -> tensor<i1>  stablehlo.return %t : tensor<i1> }
+  do { %n = stablehlo.add %i, %one : tensor<i32>  %y = stablehlo.add %x, %x : tensor<4xf32>
+       stablehlo.return %n, %y : tensor<i32>, tensor<4xf32> }
+%1 = "stablehlo.reduce"(%0#1, %zero) ({ ^bb(%p: tensor<f32>, %q: tensor<f32>):
+  %s = stablehlo.add %p, %q : tensor<f32>  stablehlo.return %s : tensor<f32> }) {dimensions = array<i64: 0>}
+  : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
+return %1 : tensor<f32>
+"""
+"""As MLIR's own passes leave a module: every constant in the outermost block."""
+
+
+def test_numbers_that_mlir_has_moved_out_of_a_region_are_known_in_it() -> None:
+    graph = lower_stablehlo(module(HOISTED, "(%a: tensor<4xf32>) -> tensor<f32>")).graph
+    assert "loop" in ops(graph) and "while" not in ops(graph)
+    assert interpret(graph, np.arange(4, dtype=np.float32))[0] == 8 * 6
+
+
 @pytest.mark.parametrize(("index", "branch"), [(-1, 2), (0, 0), (1, 1), (2, 2), (9, 2)])
 def test_a_case_beyond_its_branches_takes_the_last(index: int, branch: int) -> None:
     branches = ", ".join(

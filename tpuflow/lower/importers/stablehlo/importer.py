@@ -12,6 +12,7 @@ from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType
 from tpuflow.lower.importers.stablehlo import rules
 from tpuflow.lower.importers.stablehlo.compat import read_module
+from tpuflow.lower.importers.stablehlo.constants import own_constants
 from tpuflow.lower.importers.stablehlo.module import HOST_CALL, Function, Module, device_type
 from tpuflow.lower.importers.stablehlo.patterns import recognise
 from tpuflow.lower.importers.stablehlo.walk import RULES, Context, Region
@@ -58,7 +59,7 @@ def lower_stablehlo(
       UnsupportedDtypeError: a value has a type that the device does not have.
       CompileError: it is far too large.
     """
-    read = recognise(read_module(module, trusted=trusted))
+    read = recognise(own_constants(read_module(module, trusted=trusted)))
     main = _main(read)
     names = tuple(input_names) or _distinct(main.argument_names, "argument")
     types = tuple(device_type(t, where) for t, where in zip(main.body.types, names, strict=True))
