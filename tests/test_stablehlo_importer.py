@@ -256,14 +256,16 @@ def test_exported_functions_run_as_part_of_a_jitted_one() -> None:
 def test_the_command_line_compiles_text_and_artifacts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x, w = np.ones((2, 4), np.float32), np.full((4, 3), 0.1, np.float32)
     (tmp_path / "layer.mlir").write_text(text_of(lambda x, w: _layer(x, w, 0), x, w))
-    artifact = export.export(jax.jit(lambda x, w: _layer(x, w, 0)))(x, w).mlir_module_serialized
-    (tmp_path / "layer.bin").write_bytes(artifact)
+    exported = export.export(jax.jit(lambda x, w: _layer(x, w, 0)))(x, w)
+    (tmp_path / "layer.bin").write_bytes(exported.mlir_module_serialized)
+    (tmp_path / "layer.exported").write_bytes(exported.serialize())
     assert main(["compile", str(tmp_path / "layer.mlir")]) == 0
     assert main(["compile", str(tmp_path / "layer.bin"), "-o", str(tmp_path / "other.tpx")]) == 0
+    assert main(["compile", str(tmp_path / "layer.exported"), "-o", str(tmp_path / "third.tpx")]) == 0
     assert "input    x: f32[2, 4]" in capsys.readouterr().out
-    by_text, by_bytes = (Executable.load(tmp_path / name, engine="reference") for name in ("layer.tpx", "other.tpx"))
-    results = [np.asarray(e.launch([x, w])[0][0]).tobytes() for e in (by_text, by_bytes)]
-    assert results[0] == results[1] == np.asarray(tpuflow.jit(_layer, engine="reference")(x, w, 0.0)).tobytes()
+    programs = (Executable.load(tmp_path / name, engine="reference") for name in ("layer.tpx", "other.tpx", "third.tpx"))
+    results = [np.asarray(e.launch([x, w])[0][0]).tobytes() for e in programs]
+    assert results[0] == results[1] == results[2] == np.asarray(tpuflow.jit(_layer, engine="reference")(x, w, 0.0)).tobytes()
     (tmp_path / "damaged.mlir").write_bytes(b"\xff\xfe\x00" * 20)
     assert main(["compile", str(tmp_path / "damaged.mlir")]) == 2
     assert "damaged.mlir" in capsys.readouterr().err
