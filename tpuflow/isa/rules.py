@@ -54,16 +54,22 @@ def lies_in(**spaces: str) -> Rule:
 # --- axes
 
 
-def same_axes(*names: str) -> Rule:
-    """Named operands have the axes of the first (same size, same blocking)."""
+def _equal(names: tuple[str, ...], of: Callable[[Tile], Any], differs: Callable[[Any, Any], str], sentence: str) -> Rule:
+    """Named operands are alike in what `of` gives of each; `differs` says of one and the first that they are not."""
 
     def check(i: Any) -> None:
-        first = getattr(i, names[0]).axes
-        for name in names[1:]:
-            if getattr(i, name).axes != first:
-                raise Refusal(f"{name} has axes {axes_text(getattr(i, name).axes)}; expected {axes_text(first)}, those of {names[0]}")
+        first, *others = (of(getattr(i, name)) for name in names)
+        for name, found in zip(names[1:], others, strict=True):
+            if found != first:
+                raise Refusal(f"{name} {differs(found, first)} of {names[0]}")
 
-    return Rule(f"{_listed(names)} have the same axes", check)
+    return Rule(f"{_listed(names)} {sentence}", check)
+
+
+def same_axes(*names: str) -> Rule:
+    """Named operands have the axes of the first (same size, same blocking)."""
+    differs = lambda found, first: f"has axes {axes_text(found)}; expected {axes_text(first)}, those"  # noqa: E731
+    return _equal(names, lambda tile: tile.axes, differs, "have the same axes")
 
 
 def axis_of(name: str) -> Rule:
@@ -88,14 +94,7 @@ def require_axes(name: str, tile: Tile, expected: tuple[TileAxis, ...]) -> None:
 
 def same_dtype(*names: str) -> Rule:
     """Named operands have the type of the first."""
-
-    def check(i: Any) -> None:
-        first = getattr(i, names[0]).dtype
-        for name in names[1:]:
-            if getattr(i, name).dtype != first:
-                raise Refusal(f"{name} is {getattr(i, name).dtype}; expected {first}, the type of {names[0]}")
-
-    return Rule(f"{_listed(names)} are of one type", check)
+    return _equal(names, lambda tile: tile.dtype, lambda found, first: f"is {found}; expected {first}, the type", "are of one type")
 
 
 def is_of(name: str, *allowed: DType) -> Rule:
