@@ -66,12 +66,13 @@ class LaxArithmetic:
     def hold(self, x: Value, dtype: DType) -> Value:
         """An array in any form as a buffer holds it.
 
-        Native f16 ends in a select, though of equals: XLA makes anew for each reader what ends in unary operations.
+        Native f16 ends in a select, though of equals: XLA makes anew for each reader what ends in unary operations. LLVM, which sees
+        that they are equal, leaves nothing of it.
         """
         if self.bitexact:
             return _bf16_words(x) if dtype == BF16 else self.store(x, dtype)
         x = self.load(x, dtype)
-        return lax.select(lax.ne(x, x), _same_nan(x), x) if dtype == F16 else x
+        return lax.select(lax.ne(x, x), _again(x), x) if dtype == F16 else x
 
     def rest(self, x: Value, dtype: DType) -> Value:
         """An array in any form as it lies between launches, trips and branches: in its own type, bf16 as words. What outlives a launch
@@ -326,9 +327,9 @@ def words(x: Value) -> Value:
     return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
 
 
-def _same_nan(x: Value) -> Value:
-    """f32, NaN as it is, in a way that XLA does not see."""
-    return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.int32) | np.int32(0x7F800000), jnp.float32)
+def _again(x: Value) -> Value:
+    """f32 as it is, in a way that XLA does not see."""
+    return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.int32), jnp.float32)
 
 
 def _bf16_words(x: Value) -> Value:
