@@ -26,6 +26,7 @@ FLOORS = {
     "tpuflow.amp": 2,
     "tpuflow.device": 2,
     "tpuflow.compiler": 3,
+    "tpuflow.comparing": 4,
     "tpuflow.data": 4,
     "tpuflow.doctor": 4,
     "tpuflow.estimating": 4,
@@ -87,6 +88,7 @@ THIRD_PARTY = {
 
 JAX_INTERNALS = ("jax._src", "jax.core", "jax.experimental", "jax.extend", "jax.interpreters", "jaxlib")
 MAY_USE_INTERNALS = {
+    "tpuflow.comparing.vendor": ("jax.experimental",),
     "tpuflow.jaxprs.compat": JAX_INTERNALS,
     "tpuflow.jaxprs.plugins": JAX_INTERNALS,
     "tpuflow.lower.importers.stablehlo.compat": ("jaxlib",),

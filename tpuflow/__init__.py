@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from tpuflow import nnx, torch
     from tpuflow.amp import Accumulation, LossScale, Policy, autocast
     from tpuflow.chips import CHIPS, Chip, get_chip
+    from tpuflow.comparing.comparing import compare
+    from tpuflow.comparing.comparison import Comparison
     from tpuflow.device.runtime import Executable
     from tpuflow.device.timing import Calibration
     from tpuflow.estimating.estimating import Estimate, estimate, estimate_training
@@ -46,6 +48,7 @@ _HOMES = {
     "Calibration": "tpuflow.device.timing",
     "Callback": "tpuflow.training.callbacks.base",
     "Chip": "tpuflow.chips",
+    "Comparison": "tpuflow.comparing.comparison",
     "EMA": "tpuflow.training.averaging",
     "EarlyStopping": "tpuflow.training.callbacks.watching",
     "Estimate": "tpuflow.estimating.estimating",
@@ -71,6 +74,7 @@ _HOMES = {
     "autocast": "tpuflow.amp",
     "check": "tpuflow.verdict.judging",
     "check_numerics": "tpuflow.numerics.checking",
+    "compare": "tpuflow.comparing.comparing",
     "cross_entropy": "tpuflow.training.losses",
     "estimate": "tpuflow.estimating.estimating",
     "estimate_training": "tpuflow.estimating.estimating",
@@ -93,6 +97,7 @@ __all__ = [
     "Calibration",
     "Callback",
     "Chip",
+    "Comparison",
     "EMA",
     "EarlyStopping",
     "Estimate",
@@ -118,6 +123,7 @@ __all__ = [
     "autocast",
     "check",
     "check_numerics",
+    "compare",
     "cross_entropy",
     "estimate",
     "estimate_training",

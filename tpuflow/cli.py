@@ -1,7 +1,7 @@
 """The command line: compile modules, run, inspect, assemble and disassemble saved Programs, list chips, estimate and check steps, look
 after oneself.
 
-Only what compiles (`compile`, `estimate`, `calibrate`, `check`, `doctor`) loads the compiler, Flax or Optax.
+Only what compiles (`compile`, `estimate`, `check`, `compare`, `calibrate`, `doctor`) loads the compiler, Flax or Optax.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 ELSE = "Make it, or give another path."
 INTERRUPTED = 130  # what a shell gives for a process that SIGINT ended
 CHECK = "whether a step fits, overflows or underflows (with data), how long it is and what would help, on one page"
+COMPARE = "a step as tpuflow and as XLA:TPU compile it for the same chip, by layer (needs the package libtpu, and no TPU)"
 TARGET = (
     "module:function or file.py:function; called with the batch size it gives (function, *shapes), or (model, batch) for a training step, "
     "or a StepConfig for one with options of its own"
@@ -129,6 +130,14 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--compare", nargs="*", metavar="POLICY", help="precisions to estimate besides (default: bf16 mixed)")
     check.add_argument("--html", type=Path, metavar="REPORT.html", help="write one self-contained page here")
     add_json(check, "everything")
+    beside = commands.add_parser("compare", help=COMPARE, description=COMPARE)
+    beside.set_defaults(command=_compare)
+    beside.add_argument("target", help=TARGET)
+    beside.add_argument("--batch", type=int, default=32, help="batch size (default: 32)")
+    beside.add_argument("--chip", default="tpu-v5e", help="tpu-v2 to tpu-v7x (default: tpu-v5e)")
+    beside.add_argument("--policy", help="precision: fp32, mixed_bf16, ... (default: as the function is written; fp32 for a model)")
+    beside.add_argument("--layers", type=int, default=12, metavar="N", help="show the N layers that differ most (default: 12)")
+    add_json(beside, "everything")
     calibrate = add(
         "calibrate", _calibrate, "fit the timing model's constants for a family of chips to measured step times",
         "a CSV with the columns target (module:function), batch, chip, milliseconds and, if wanted, policy, sink_size, model",
@@ -199,6 +208,13 @@ def _check(args: argparse.Namespace) -> int:
     if args.html is not None:
         verdict.html(args.html)
     return 0 if verdict.ok else 1
+
+
+def _compare(args: argparse.Namespace) -> None:
+    from tpuflow.comparing.comparing import compare_target
+
+    found = compare_target(args.target, args.batch, args.chip, args.policy)
+    _tell(args.json, found.as_dict(), lambda: found.to_text(args.layers))
 
 
 def _calibrate(args: argparse.Namespace) -> None:

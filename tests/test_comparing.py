@@ -1,0 +1,153 @@
+"""The reader of XLA:TPU's schedules and the comparison, on text made here: libtpu is no dependency."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import tpuflow
+from tpuflow.comparing import comparing, vendor
+from tpuflow.comparing.hlo import Module, Moved, moved, parse
+from tpuflow.errors import ConfigError
+from tpuflow.estimating.estimating import estimate
+
+TEXT = """HloModule jit_step, is_scheduled=true, input_output_alias={ {0}: (0, {}, may-alias) }
+
+FileNames
+1 "/home/me/step.py"
+
+FunctionNames
+1 "step"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=7 end_line=7 column=2 end_column=9}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+
+%product (p.0: f32[64,128], p.1: f32[128,256]) -> f32[64,256] {
+  %p.0 = f32[64,128]{1,0:T(8,128)S(1)} parameter(0)
+  %p.1 = f32[128,256]{1,0:T(8,128)} parameter(1)
+  ROOT %dot.1 = f32[64,256]{1,0:T(8,128)} convolution(%p.0, %p.1), dim_labels=bf_io->bf
+}
+
+%cut (p.2: f32[16,256], p.3: s32[]) -> f32[1,256] {
+  %p.3 = s32[]{:T(128)} parameter(1)
+  %p.2 = f32[16,256]{1,0:T(8,128)} parameter(0)
+  %zero.1 = s32[]{:T(128)} constant(0)
+  ROOT %row.1 = f32[1,256]{1,0:T(1,128)} dynamic-slice(%p.2, %p.3, %zero.1), dynamic_slice_sizes={1,256}
+}
+
+%changed (p.4: f32[16,256], p.5: f32[1,256], p.6: s32[]) -> f32[16,256] {
+  %p.4 = f32[16,256]{1,0:T(8,128)} parameter(0)
+  %p.5 = f32[1,256]{1,0:T(1,128)} parameter(1)
+  %p.6 = s32[]{:T(128)} parameter(2)
+  %zero.2 = s32[]{:T(128)} constant(0)
+  ROOT %new.1 = f32[16,256]{1,0:T(8,128)} dynamic-update-slice(%p.4, %p.5, %p.6, %zero.2)
+}
+
+%body (state: (s32[], f32[16,256])) -> (s32[], f32[16,256]) {
+  %state = (s32[]{:T(128)}, f32[16,256]{1,0:T(8,128)}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%state), index=0
+  %rows = f32[16,256]{1,0:T(8,128)} get-tuple-element(%state), index=1
+  %row = f32[1,256]{1,0:T(1,128)S(1)} fusion(%rows, %i), kind=kLoop, calls=%cut, metadata={op_name="jit(step)/while/body/decoder/cut"}
+  %after = f32[16,256]{1,0:T(8,128)} fusion(%rows, %row, %i), kind=kLoop, calls=%changed, metadata={op_name="jit(step)/while/body/decoder/set"}
+  ROOT %next = (s32[]{:T(128)}, f32[16,256]{1,0:T(8,128)}) tuple(%i, %after)
+}
+
+%condition (state.1: (s32[], f32[16,256])) -> pred[] {
+  %state.1 = (s32[]{:T(128)}, f32[16,256]{1,0:T(8,128)}) parameter(0)
+  ROOT %more = pred[]{:T(512)} constant(true)
+}
+
+ENTRY %main (x: f32[64,128], w: f32[128,256], rows.1: f32[16,256]) -> (f32[64,256], f32[16,256]) {
+  %x = f32[64,128]{1,0:T(8,128)} parameter(0), metadata={op_name="x[\\'a\\']"}
+  %w = f32[128,256]{1,0:T(8,128)} parameter(1)
+  %rows.1 = f32[16,256]{1,0:T(8,128)} parameter(2)
+  %start = (f32[64,128]{1,0:T(8,128)S(1)}, f32[64,128]{1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%x)
+  %done = f32[64,128]{1,0:T(8,128)S(1)} copy-done(%start)
+  %dot = f32[64,256]{1,0:T(8,128)} fusion(%done, %w), kind=kOutput, calls=%product, metadata={op_name="jit(step)/jvp(M)/fc1/dot_general" stack_frame_id=1}, backend_config={"window_config":{"estimated_cycles":"3000","cost_model_type":"COST_MODEL_TYPE_CLASSIC"},"used_scoped_memory_configs":[{"memory_space":"1","offset":"0","size":"1024"}]}
+  %none = s32[]{:T(128)} constant(0)
+  %all = (s32[]{:T(128)}, f32[16,256]{1,0:T(8,128)}) tuple(%none, %rows.1)
+  %loop = (s32[]{:T(128)}, f32[16,256]{1,0:T(8,128)}) while(%all), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+  %rows.2 = f32[16,256]{1,0:T(8,128)} get-tuple-element(%loop), index=1
+  ROOT %both = (f32[64,256]{1,0:T(8,128)}, f32[16,256]{1,0:T(8,128)}) tuple(%dot, %rows.2)
+}
+"""  # noqa: E501
+
+ROW, WEIGHTS, INPUT, PRODUCT = 256 * 4, 128 * 256 * 4, 64 * 128 * 4, 64 * 256 * 4
+
+
+@pytest.fixture(scope="module")
+def module() -> Module:
+    return parse(TEXT)
+
+
+def test_instructions_have_spaces_sources_cycles_and_what_they_work_in(module: Module):
+    dot = module.op("main", "dot")
+    assert (dot.opcode, dot.operands, dot.cycles, dot.vmem) == ("fusion", ("done", "w"), 3000, 1024)
+    assert (dot.scope, dot.source) == ("jit(step)/jvp(M)/fc1/dot_general", "/home/me/step.py:7")
+    assert [(a.bytes, a.space) for a in module.op("main", "start").results[:2]] == [(INPUT, 1), (INPUT, 0)]
+    assert module.op("main", "x").scope == "x['a']"
+
+
+def test_the_schedule_counts_the_trips_of_loops(module: Module):
+    assert [(op.name, times) for _, op, times in module.scheduled()] == [("start", 1), ("done", 1), ("dot", 1), ("row", 5), ("after", 5)]
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        (("main", "start"), Moved(prefetched=INPUT)),
+        (("main", "done"), Moved()),
+        (("main", "dot"), Moved(hbm=WEIGHTS + PRODUCT, vmem=INPUT)),
+        (("body", "row"), Moved(hbm=ROW + 4, vmem=ROW)),
+        (("body", "after"), Moved(hbm=ROW + 4, vmem=ROW)),
+    ],
+)
+def test_what_an_instruction_moves(module: Module, place: tuple[str, str], expected: Moved):
+    """Of an operand that is cut and of a result that is changed in place the piece counts (and here the index, four bytes)."""
+    assert moved(module, place[0], module.op(*place)) == expected
+
+
+def test_text_that_is_no_module_is_refused():
+    with pytest.raises(ConfigError, match="no ENTRY computation"):
+        parse("HloModule nothing\n")
+
+
+def test_comparison_puts_the_largest_difference_first_and_moves_with_their_readers(module: Module, tmp_path):
+    def step(x: jax.Array, w: jax.Array) -> jax.Array:
+        with jax.named_scope("fc1"):
+            return x @ w
+
+    shapes = jax.ShapeDtypeStruct((64, 128), jnp.float32), jax.ShapeDtypeStruct((128, 256), jnp.float32)
+    theirs = vendor.Compiled(module, argument_bytes=INPUT + WEIGHTS, temp_bytes=0, slice=vendor.SLICES["tpu-v5e"])
+    found = comparing.compared(estimate(step, *shapes, chip="tpu-v5e"), theirs)
+    layers = {(row.layer, row.phase): row for row in found.layers}
+    assert {"fc1", "M/fc1", "decoder"} == {row.layer for row in found.layers}
+    assert [abs(row.difference) for row in found.layers] == sorted((abs(row.difference) for row in found.layers), reverse=True)
+    product = next(row for (layer, _), row in layers.items() if layer == "M/fc1")
+    assert {work.what for work in product.theirs} == {"start", "dot"}
+    assert found.theirs.amounts.hbm_bytes == INPUT + WEIGHTS + PRODUCT + 5 * 2 * (ROW + 4)
+    assert found.theirs.amounts.prefetched_bytes == INPUT
+    assert found.theirs.amounts.kernels == 11
+    assert found.theirs.amounts.product_seconds == 3000 / tpuflow.get_chip("tpu-v5e").clock_hz
+    text = str(found)
+    assert "tpuflow beside XLA:TPU" in text
+    assert "moved while others run  start" in text
+    found.to_json(tmp_path / "comparison.json")
+    assert json.loads((tmp_path / "comparison.json").read_text())["theirs"]["amounts"]["kernels"] == 11
+
+
+def test_a_chip_that_the_vendor_does_not_know_is_refused():
+    with pytest.raises(ConfigError, match=r"chip 'bm1690': XLA:TPU compiles for tpu-v2, .*tpu-v7x\. Name one of them\."):
+        tpuflow.compare(jnp.sin, jax.ShapeDtypeStruct((4,), jnp.float32), chip="bm1690")
+
+
+def test_without_the_vendors_compiler_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(vendor, "PACKAGE", "libtpu_that_is_not_there")
+    with pytest.raises(ConfigError, match=r"needs XLA:TPU's compiler, which is in the package .*: pip install"):
+        tpuflow.compare(jnp.sin, jax.ShapeDtypeStruct((4,), jnp.float32), chip="tpu-v5e")

@@ -1,0 +1,161 @@
+"""`tpuflow.compare`: one step as our compiler and as XLA:TPU's compile it for the same chip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from tpuflow import amp
+from tpuflow.chips import Chip, get_chip
+from tpuflow.comparing import vendor
+from tpuflow.comparing.comparison import Amounts, Comparison, LayerRow, Side, Work, total
+from tpuflow.comparing.hlo import STARTS, Module, Op, moved
+from tpuflow.data.batching import as_batch
+from tpuflow.errors import ConfigError
+from tpuflow.estimating.estimating import Estimate, estimate, estimate_training
+from tpuflow.estimating.targets import load_step
+from tpuflow.reports.layers import BACKWARD, layer_of
+from tpuflow.reports.profile import OUTSIDE, KernelLine, place_in
+from tpuflow.training.adapters.choosing import is_model
+from tpuflow.training.config import StepConfig
+from tpuflow.training.preparing import make_recipe, state_shapes
+
+Place = tuple[str, str]
+"""A layer and a phase."""
+
+
+def compare(step: Any, *args: Any, chip: str | Chip = "tpu-v5e", policy: str | amp.Policy | None = None, **kwargs: Any) -> Comparison:
+    """One step as our compiler and as XLA:TPU's compile it for one chip: HBM bytes, memory, kernels and the time of products, by layer.
+
+    XLA:TPU comes out of the package libtpu, which the user installs and which needs no TPU. It compiles for one device, which of some
+    generations is one core, half of a chip: bytes and memory compare, and the time of products is of that device.
+
+    Args:
+      step: a function of arrays, or a model, which is trained, as for `tpuflow.check`.
+      args: of a function, its arguments; of a model, one batch. Arrays or `jax.ShapeDtypeStruct`s: nothing is run.
+      chip: a row of the catalogue that XLA:TPU knows: tpu-v2 to tpu-v7x.
+      policy: precision; as the function is written if None, "fp32" for a model.
+      kwargs: of a function, its arguments; of a model, options of `tpuflow.estimate_training`: optimizer, loss, ...
+
+    Raises:
+      ConfigError: libtpu is not installed, does not know the chip, or does not compile the step.
+      UnsupportedPrimitiveError, OutOfMemoryError: as compiling does.
+    """
+    row = get_chip(chip)
+    vendor.slice_of(row)
+    if not is_model(step):
+        if not callable(step):
+            raise ConfigError(f"compare: expected a function or a model, got {type(step).__name__}.")
+        ours = estimate(step, *args, chip=row, policy=policy, **kwargs)
+        fun = step if policy is None else amp.autocast(step, policy)
+        theirs = vendor.compile_ahead(lambda given, named: fun(*given, **named), _shapes((args, kwargs)), row)
+    else:
+        if len(args) != 1:
+            raise ConfigError(
+                f"compare: {type(step).__name__} is a model, which is trained: expected one batch, got {len(args)} arguments."
+            )
+        options = {**kwargs, "chip": row, "policy": policy or "fp32"}
+        ours = estimate_training(step, args[0], **options, sink_size=1)
+        theirs = _training(StepConfig(step, args[0], **options), row)
+    return compared(ours, theirs)
+
+
+def compare_target(target: str, batch: int, chip: str, policy: str | None) -> Comparison:
+    """The comparison of what "module:function" or "file.py:function" gives for a batch size.
+
+    Raises:
+      ConfigError: as `compare`, or there is no such function, or it gives something else.
+    """
+    made = load_step(target, batch)
+    chosen = made.options.get("policy") if policy is None else policy
+    return compare(made.step, *made.arguments, **{**made.options, "chip": chip, "policy": chosen})
+
+
+def compared(ours: Estimate, theirs: vendor.Compiled) -> Comparison:
+    """Both sides layer by layer, the largest difference of HBM bytes first."""
+    own = _by_place(_own_work(ours.profile().kernels))
+    other = _by_place(_vendor_work(theirs.module, ours.chip))
+    rows = [LayerRow(*place, tuple(own.get(place, ())), tuple(other.get(place, ()))) for place in dict.fromkeys([*own, *other])]
+    memory = ours.memory
+    return Comparison(
+        name=ours.name,
+        chip=ours.chip.name,
+        policy=ours.policy,
+        devices_a_chip=theirs.slice.devices_a_chip,
+        ours=Side(memory.argument_size_in_bytes, memory.temp_size_in_bytes, total(w for r in rows for w in r.ours)),
+        theirs=Side(theirs.argument_bytes, theirs.temp_bytes, total(w for r in rows for w in r.theirs)),
+        layers=tuple(sorted(rows, key=lambda row: -abs(row.difference))),
+    )
+
+
+def _training(config: StepConfig, chip: Chip) -> vendor.Compiled:
+    """The training step that `tpuflow.train` would run, its state donated."""
+    batch = as_batch(config.data)
+    recipe, state = state_shapes(make_recipe(config, batch)[0], batch)
+    return vendor.compile_ahead(recipe.train_step, (state, _shapes(batch)), chip, donate_argnums=(0,))
+
+
+def _shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "shape") else x, tree)
+
+
+def _by_place(work: Iterable[tuple[Place, Work]]) -> Mapping[Place, list[Work]]:
+    found: dict[Place, list[Work]] = {}
+    for place, one in work:
+        found.setdefault(place, []).append(one)
+    return found
+
+
+def _own_work(kernels: Sequence[KernelLine]) -> list[tuple[Place, Work]]:
+    return [
+        ((k.layer, k.phase), Work(k.what, k.source, Amounts(k.count, k.hbm_bytes, product_seconds=k.seconds if k.macs else 0.0)))
+        for k in kernels
+    ]
+
+
+def _vendor_work(module: Module, chip: Chip) -> list[tuple[Place, Work]]:
+    """A row for everything that the device runs; a move between HBM and VMEM belongs to who waits for it, or else to who made it."""
+    scheduled = list(module.scheduled())
+    scopes = [_scope_of(module, computation, op) for computation, op, _ in scheduled]
+    trains = any(layer_of(scope).phase == BACKWARD for scope in scopes)
+    found: list[tuple[Place, Work]] = []
+    for (computation, op, times), scope in zip(scheduled, scopes, strict=True):
+        if op.opcode.endswith("-done"):
+            continue
+        layer, each = place_in(scope, trains=trains), moved(module, computation, op)
+        amounts = Amounts(
+            kernels=0 if op.opcode in STARTS else times,
+            hbm_bytes=times * (each.hbm + each.prefetched),
+            prefetched_bytes=times * each.prefetched,
+            vmem_bytes=times * each.vmem,
+            product_seconds=times * (op.cycles or 0) / chip.clock_hz,
+        )
+        found.append(((layer.path or OUTSIDE, layer.phase), Work(op.name, op.source, amounts)))
+    return found
+
+
+def _scope_of(module: Module, computation: str, op: Op) -> str:
+    """The name stack of an instruction without the primitive at its end; what has none is named after who reads it, or whom it reads."""
+    return _named(module, computation, op, _readers) or _named(module, computation, op, _read)
+
+
+def _named(module: Module, computation: str, op: Op, beside: Callable[[Module, str, Op], Sequence[Op]]) -> str:
+    seen, waiting = {op.name}, [op]
+    while waiting:
+        one = waiting.pop(0)
+        if "/" in one.scope:
+            return one.scope.rpartition("/")[0]
+        near = [other for other in beside(module, computation, one) if other.name not in seen]
+        seen.update(other.name for other in near)
+        waiting += near
+    return ""
+
+
+def _readers(module: Module, computation: str, op: Op) -> Sequence[Op]:
+    return module.users.get((computation, op.name), ())
+
+
+def _read(module: Module, computation: str, op: Op) -> Sequence[Op]:
+    return [module.op(computation, name) for name in op.operands]

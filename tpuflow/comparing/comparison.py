@@ -1,0 +1,168 @@
+"""Two compiles of one step side by side, as text and as plain data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from tpuflow.device.timing.result import seconds_text
+from tpuflow.reports.files import write_json
+
+SHOWN = 12
+EXPLAINED = 3
+NAMED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """What kernels cost: how many run, bytes to and from HBM (those among them that move while others run), operands and results that lie
+    in VMEM from one kernel to the next, and the time of products and convolutions."""
+
+    kernels: int = 0
+    hbm_bytes: int = 0
+    prefetched_bytes: int = 0
+    vmem_bytes: int = 0
+    product_seconds: float = 0.0
+
+    def __add__(self, other: Amounts) -> Amounts:
+        return Amounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Amounts)))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A kernel of ours, or an instruction of the vendor's schedule, with all its executions."""
+
+    what: str
+    source: str
+    amounts: Amounts
+
+
+def total(work: Iterable[Work]) -> Amounts:
+    """All together."""
+    return sum((one.amounts for one in work), Amounts())
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One compile: bytes of HBM that its arguments and temporaries take, and all its work."""
+
+    argument_bytes: int
+    temp_bytes: int
+    amounts: Amounts
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRow:
+    """A module path in one phase, and what both compiles do there."""
+
+    layer: str
+    phase: str
+    ours: tuple[Work, ...]
+    theirs: tuple[Work, ...]
+
+    @property
+    def difference(self) -> int:
+        """HBM bytes of ours beyond the vendor's."""
+        return total(self.ours).hbm_bytes - total(self.theirs).hbm_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        sides = {name: [asdict(work) for work in side] for name, side in (("ours", self.ours), ("theirs", self.theirs))}
+        sums = {f"{name}_total": asdict(total(side)) for name, side in (("ours", self.ours), ("theirs", self.theirs))}
+        return {"layer": self.layer, "phase": self.phase, "difference_bytes": self.difference, **sums, **sides}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`tpuflow.compare`'s answer: both compiles in all and by layer, the largest difference first; `str` prints it.
+
+    Bytes are those of arrays without padding. Times of products are modelled on our side, and on theirs the cycles that XLA:TPU expects
+    over the chip's clock, of one of `devices_a_chip` devices.
+    """
+
+    name: str
+    chip: str
+    policy: str
+    devices_a_chip: int
+    ours: Side
+    theirs: Side
+    layers: tuple[LayerRow, ...]
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def to_text(self, most: int = SHOWN) -> str:
+        """The totals, so many layers, and what makes the largest differences."""
+        device = "" if self.devices_a_chip == 1 else f"; XLA:TPU's is one device, of which {self.devices_a_chip} are a chip"
+        head = f"{self.name} on {self.chip}{f' in {self.policy}' if self.policy else ''}: tpuflow beside XLA:TPU{device}"
+        rest = len(self.layers) - most
+        more = [f"... and {rest} more rows"] if rest > 0 else []
+        return "\n".join([head, "", *self._totals(), "", *self._table(most), *more, "", *self._explained()])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain data: seconds and bytes."""
+        plain = {name: getattr(self, name) for name in ("name", "chip", "policy", "devices_a_chip")}
+        return {**plain, "ours": asdict(self.ours), "theirs": asdict(self.theirs), "layers": [row.as_dict() for row in self.layers]}
+
+    def to_json(self, path: str | os.PathLike[str]) -> None:
+        """Write `as_dict` to a file.
+
+        Raises:
+          ConfigError: the file cannot be written.
+        """
+        write_json(path, self.as_dict())
+
+    def _totals(self) -> list[str]:
+        a, b = self.ours.amounts, self.theirs.amounts
+        rows = (
+            ("HBM traffic", a.hbm_bytes, b.hbm_bytes, _megabytes),
+            ("  while others run", a.prefetched_bytes, b.prefetched_bytes, _megabytes),
+            ("kept in VMEM", a.vmem_bytes, b.vmem_bytes, _megabytes),
+            ("arguments", self.ours.argument_bytes, self.theirs.argument_bytes, _megabytes),
+            ("temporaries", self.ours.temp_bytes, self.theirs.temp_bytes, _megabytes),
+            ("kernels", a.kernels, b.kernels, str),
+            ("time of products", a.product_seconds, b.product_seconds, seconds_text),
+        )
+        lines = [f"{name:20} {text(one):>14} {text(other):>14} {_ratio(one, other):>7}" for name, one, other, text in rows]
+        return [f"{'':20} {'tpuflow':>14} {'XLA:TPU':>14} {'ratio':>7}", *lines]
+
+    def _table(self, most: int) -> list[str]:
+        heading = f"{'layer':44} {'phase':8} {'MB ours':>10} {'theirs':>10} {'ratio':>6} {'kernels':>9} {'products':>22}"
+        return [heading, *(_row(row) for row in self.layers[:most])]
+
+    def _explained(self) -> list[str]:
+        lines: list[str] = []
+        for row in self.layers[:EXPLAINED]:
+            more = f"{_megabytes(abs(row.difference))} {'more' if row.difference > 0 else 'less'} than XLA:TPU"
+            lines += [f"{row.layer}, {row.phase}: {more}", *_named("tpuflow", row.ours), *_named("XLA:TPU", row.theirs)]
+        return lines
+
+
+def _row(row: LayerRow) -> str:
+    a, b = total(row.ours), total(row.theirs)
+    products = f"{seconds_text(a.product_seconds)} / {seconds_text(b.product_seconds)}" if a.product_seconds or b.product_seconds else "-"
+    layer = row.layer if len(row.layer) <= 44 else f"...{row.layer[-41:]}"
+    numbers = f"{a.hbm_bytes / 1e6:10.2f} {b.hbm_bytes / 1e6:10.2f} {_ratio(a.hbm_bytes, b.hbm_bytes):>6}"
+    return f"{layer:44} {row.phase:8} {numbers} {f'{a.kernels}/{b.kernels}':>9} {products:>22}"
+
+
+def _named(who: str, work: Sequence[Work]) -> list[str]:
+    """The largest of a side's work in HBM, and what it keeps or moves on the side."""
+    largest = sorted((one for one in work if one.amounts.hbm_bytes), key=lambda one: -one.amounts.hbm_bytes)[:NAMED]
+    return [f"  {who}: {_megabytes(one.amounts.hbm_bytes):>12}{_aside(one.amounts)}  {one.what}  {one.source}".rstrip() for one in largest]
+
+
+def _aside(amounts: Amounts) -> str:
+    if amounts.prefetched_bytes:
+        return " moved while others run"
+    return f" and {_megabytes(amounts.vmem_bytes)} in VMEM" if amounts.vmem_bytes else ""
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / 1e6:.2f} MB"
+
+
+def _ratio(one: float, other: float) -> str:
+    return f"{one / other:.2f}" if other else "-"

@@ -1,0 +1,292 @@
+"""Scheduled, optimised HLO text of XLA:TPU, read: instructions with memory spaces, and what each moves.
+
+Layouts say where an array lies: `S(1)` is VMEM, no `S` is HBM. Only what the comparison asks for is read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from tpuflow.errors import ConfigError
+
+HBM, VMEM = 0, 1
+BITS: Mapping[str, int] = {
+    "pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64, "u64": 64,
+    "bf16": 16, "f16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128, "token": 0, "opaque": 0,
+}  # fmt: skip
+_F8 = re.compile(r"f8\w+")
+FREE = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id"))
+"""What moves nothing."""
+STARTS = frozenset(("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start"))
+"""Moves that go on while other instructions run."""
+CUTS = frozenset(("dynamic-slice", "slice", "gather"))
+"""What reads no more of its first operand than it gives."""
+
+_ARRAY = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?")
+_SPACE = re.compile(r"S\((\d+)\)")
+_NAME = re.compile(r"%([\w.\-]+)")
+_HEAD = re.compile(r"(ENTRY )?%([\w.\-]+) \(.*\{$")
+_LINE = re.compile(r"\s+(ROOT )?%([\w.\-]+) = ")
+_CALLED = re.compile(r"(calls|body|condition|to_apply)=%([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_SCOPE = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_FRAME = re.compile(r"stack_frame_id=(\d+)")
+_ROW = re.compile(r"(\d+) (?:\"(.*)\"|\{(.*)\})$")
+_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """One array of a shape: its bytes (without what layouts pad) and memory space."""
+
+    bytes: int
+    space: int
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One instruction. called: role ("calls" | "body" | "condition" | "branch") and computation; cycles: what the compiler expects of a
+    product or convolution, else None; vmem: bytes of VMEM that it works in, beside its operands; number: of a parameter."""
+
+    name: str
+    opcode: str
+    results: tuple[Array, ...]
+    operands: tuple[str, ...]
+    called: tuple[tuple[str, str], ...] = ()
+    scope: str = ""
+    source: str = ""
+    cycles: int | None = None
+    vmem: int = 0
+    trips: int = 1
+    number: int = 0
+    root: bool = False
+
+
+@dataclass(frozen=True)
+class Module:
+    """Computations by name, each with its instructions in order."""
+
+    computations: Mapping[str, tuple[Op, ...]]
+    entry: str
+    _named: dict[str, dict[str, Op]] = field(default_factory=dict)
+
+    @cached_property
+    def users(self) -> Mapping[tuple[str, str], tuple[Op, ...]]:
+        """(computation, instruction) -> who reads it."""
+        found: dict[tuple[str, str], list[Op]] = {}
+        for name, ops in self.computations.items():
+            for op in ops:
+                for operand in dict.fromkeys(op.operands):
+                    found.setdefault((name, operand), []).append(op)
+        return {place: tuple(ops) for place, ops in found.items()}
+
+    def op(self, computation: str, name: str) -> Op:
+        """An instruction."""
+        if computation not in self._named:
+            self._named[computation] = {op.name: op for op in self.computations[computation]}
+        return self._named[computation][name]
+
+    def scheduled(self, computation: str | None = None, times: int = 1) -> Iterator[tuple[str, Op, int]]:
+        """(computation, instruction, how often it runs) of all that the device runs one after the other, loops and branches inside; of a
+        conditional every branch."""
+        here = self.entry if computation is None else computation
+        for op in self.computations[here]:
+            inside = [name for role, name in op.called if role != "calls" or op.opcode in ("call", "async-start")]
+            if op.opcode in ("while", "conditional", "call"):
+                for name in inside:
+                    yield from self.scheduled(name, times * op.trips)
+            elif op.opcode not in FREE:
+                yield here, op, times
+
+
+def parse(text: str) -> Module:
+    """A module as `jax.stages.Compiled.as_text` gives it.
+
+    Raises:
+      ConfigError: it has no entry computation.
+    """
+    frames, computations, entry = _Frames(), {}, ""
+    inside: list[Op] | None = None
+    table = ""
+    for line in text.splitlines():
+        if inside is None and (head := _HEAD.match(line)) is not None:
+            inside = computations[head[2]] = []
+            entry = head[2] if head[1] else entry
+        elif inside is not None and line.startswith("}"):
+            inside = None
+        elif inside is not None:
+            if (found := _op(line, frames)) is not None:
+                inside.append(found)
+        elif line in _TABLES:
+            table = line
+        elif table and (row := _ROW.match(line)) is not None:
+            frames.add(table, *row.groups())
+    if not entry:
+        raise ConfigError("expected the text of an optimised HLO module, and found no ENTRY computation in it.")
+    return Module({name: tuple(ops) for name, ops in computations.items()}, entry)
+
+
+class _Frames:
+    """The tables at the head of a module: where in the user's files an instruction comes from."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, dict[int, str]] = {table: {} for table in _TABLES}
+
+    def add(self, table: str, number: str, name: str | None, fields: str | None) -> None:
+        """A row of a table."""
+        self._rows[table][int(number)] = name if name is not None else fields or ""
+
+    def source(self, frame: int) -> str:
+        """file:line of a stack frame; "" if it is not known."""
+        place = _fields(self._rows["StackFrames"].get(frame, "")).get("file_location_id")
+        if place is None or place not in self._rows["FileLocations"]:
+            return ""
+        location = _fields(self._rows["FileLocations"][place])
+        return f"{self._rows['FileNames'].get(location.get('file_name_id', 0), '?')}:{location.get('line', 0)}"
+
+
+def _fields(text: str) -> dict[str, int]:
+    return {name: int(value) for name, _, value in (item.partition("=") for item in text.split()) if value.isdigit()}
+
+
+def _op(line: str, frames: _Frames) -> Op | None:
+    head = _LINE.match(line)
+    if head is None:
+        return None
+    shape, rest = _shape(line[head.end() :])
+    opcode, _, rest = rest.partition("(")
+    operands, attributes = _balanced(f"({rest}")
+    called = [*_CALLED.findall(attributes)]
+    if (branches := _BRANCHES.search(attributes)) is not None:
+        called += [("branch", name) for name in _NAME.findall(branches[1])]
+    scope, frame = _SCOPE.search(attributes), _FRAME.search(attributes)
+    config = _config(attributes)
+    window = config.get("window_config", {})
+    worked = config.get("used_scoped_memory_configs", [])
+    return Op(
+        name=head[2],
+        opcode=opcode.strip(),
+        results=tuple(map(_array, _ARRAY.findall(shape))),
+        operands=tuple(_NAME.findall(operands)),
+        called=tuple(called),
+        scope="" if scope is None else scope[1].replace("\\'", "'"),
+        source="" if frame is None else frames.source(int(frame[1])),
+        cycles=int(window["estimated_cycles"]) if window.get("cost_model_type") == "COST_MODEL_TYPE_CLASSIC" else None,
+        vmem=sum(int(one["size"]) for one in worked if int(one["memory_space"]) == VMEM),
+        trips=int(config.get("known_trip_count", {}).get("n", 1)),
+        number=int(operands) if opcode.strip() == "parameter" else 0,
+        root=bool(head[1]),
+    )
+
+
+def _shape(text: str) -> tuple[str, str]:
+    """(a type, what comes after it); of a tuple it is in parentheses."""
+    if text.startswith("("):
+        shape, rest = _balanced(text)
+        return shape, rest.lstrip()
+    shape, _, rest = text.partition(" ")
+    return shape, rest
+
+
+def _balanced(text: str) -> tuple[str, str]:
+    """(what is in the parentheses that the text begins with, the rest)."""
+    depth, quoted = 0, False
+    for at, letter in enumerate(text):
+        if letter == '"' and text[at - 1] != "\\":
+            quoted = not quoted
+        if not quoted:
+            depth += (letter == "(") - (letter == ")")
+            if not depth:
+                return text[1:at], text[at + 1 :]
+    return text[1:], ""
+
+
+def _array(found: tuple[str, str, str]) -> Array:
+    kind, lengths, layout = found
+    bits = 8 if _F8.fullmatch(kind) else BITS.get(kind, 32)
+    space = _SPACE.search(layout)
+    elements = math.prod(int(n) for n in lengths.split(",")) if lengths else 1
+    return Array(-(-elements * bits // 8), HBM if space is None else int(space[1]))
+
+
+def _config(attributes: str) -> dict:
+    at = attributes.find("backend_config={")
+    if at < 0:
+        return {}
+    try:
+        return json.JSONDecoder().raw_decode(attributes, at + len("backend_config="))[0]
+    except json.JSONDecodeError:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Bytes of one run of an instruction: read and written in HBM by itself, moved between HBM and VMEM while others run, operands and
+    results in VMEM."""
+
+    hbm: int = 0
+    prefetched: int = 0
+    vmem: int = 0
+
+
+def moved(module: Module, computation: str, op: Op) -> Moved:
+    """What an instruction moves. Of an operand that a fusion cuts a piece from, or a result in which it changes one, the piece counts."""
+    if op.opcode in STARTS:
+        return Moved(prefetched=min(a.bytes for a in op.results[:2])) if HBM in _spaces(op.results[:2]) else Moved()
+    if op.opcode.endswith(("-done", "-update")):
+        return Moved()
+    read = [size for i, name in enumerate(op.operands) for size in _read(module, computation, op, i, name)]
+    written = _written(module, op)
+    arrays = [*read, *written]
+    return Moved(hbm=sum(a.bytes for a in arrays if a.space == HBM), vmem=sum(a.bytes for a in arrays if a.space == VMEM))
+
+
+def _spaces(arrays: Sequence[Array]) -> set[int]:
+    return {a.space for a in arrays}
+
+
+def _read(module: Module, computation: str, op: Op, place: int, name: str) -> list[Array]:
+    whole = list(module.op(computation, name).results)
+    if len(whole) != 1:
+        return whole
+    if op.opcode in CUTS:
+        return [Array(op.results[0].bytes, whole[0].space)] if place == 0 else whole
+    inside = _fused(op)
+    if inside is None:
+        return whole
+    parameter = _parameters(module, inside)[place]
+    users = module.users.get((inside, parameter.name), ())
+    if all(u.opcode in CUTS and u.operands[0] == parameter.name for u in users):
+        return [Array(sum(u.results[0].bytes for u in users), whole[0].space)]
+    if all(_changes(u, parameter.name) for u in users):
+        return []
+    return whole
+
+
+def _changes(op: Op, name: str) -> bool:
+    """Whether an instruction changes a piece of `name`, the rest of which it does not look at."""
+    return op.opcode == "dynamic-update-slice" and op.operands[0] == name and name not in op.operands[1:]
+
+
+def _written(module: Module, op: Op) -> Sequence[Array]:
+    inside = _fused(op)
+    if inside is None or len(op.results) != 1:
+        return op.results
+    root = next(o for o in module.computations[inside] if o.root)
+    if root.opcode != "dynamic-update-slice":
+        return op.results
+    piece = module.op(inside, root.operands[1])
+    return [Array(sum(a.bytes for a in piece.results), op.results[0].space)]
+
+
+def _fused(op: Op) -> str | None:
+    return next((name for role, name in op.called if role == "calls"), None) if op.opcode == "fusion" else None
+
+
+def _parameters(module: Module, computation: str) -> list[Op]:
+    return sorted((o for o in module.computations[computation] if o.opcode == "parameter"), key=lambda o: o.number)
