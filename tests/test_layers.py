@@ -90,6 +90,7 @@ JAX_INTERNALS = ("jax._src", "jax.core", "jax.experimental", "jax.extend", "jax.
 MAY_USE_INTERNALS = {
     "tpuflow.comparing.vendor": ("jax.experimental",),
     "tpuflow.jaxprs.compat": JAX_INTERNALS,
+    "tpuflow.jaxprs.expansions": JAX_INTERNALS,
     "tpuflow.jaxprs.plugins": JAX_INTERNALS,
     "tpuflow.lower.importers.stablehlo.compat": ("jaxlib",),
     "tpuflow.lower.importers.stablehlo.parsing": ("jaxlib",),

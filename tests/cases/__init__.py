@@ -1,9 +1,10 @@
 """The one table of operation cases: every engine, and jax.jit, is judged on all of them."""
 
-from tests.cases import control, elementwise, indexing, linear, movement, reductions
+from tests.cases import control, elementwise, indexing, linalg, linear, movement, reductions
 from tests.cases.case import QUICK, Case, assert_close
 
-CASES: tuple[Case, ...] = tuple(case for module in (elementwise, movement, reductions, indexing, linear, control) for case in module.CASES)
+_MODULES = (elementwise, movement, reductions, indexing, linear, linalg, control)
+CASES: tuple[Case, ...] = tuple(case for module in _MODULES for case in module.CASES)
 GRADIENTS: tuple[Case, ...] = tuple(case.gradient() for case in CASES if case.grad)
 
 __all__ = ["CASES", "GRADIENTS", "QUICK", "Case", "assert_close"]

@@ -66,6 +66,11 @@ def _edges(rng: np.random.Generator, arg: Arg) -> Any:
     return np.resize(special, arg.shape)
 
 
+def _definite(rng: np.random.Generator, arg: Arg) -> Any:
+    x = rng.standard_normal(arg.shape)
+    return x @ np.swapaxes(x, -1, -2) / arg.shape[-1] + np.eye(arg.shape[-1])
+
+
 def _key(rng: np.random.Generator, arg: Arg) -> Any:
     return rng.integers(0, 1 << 32, arg.shape, dtype=np.uint32)
 
@@ -83,19 +88,24 @@ _DOMAINS: dict[str, Callable[[np.random.Generator, Arg], Any]] = {
     "edges": _edges,  # zeros of both signs, infinities, NaN, halves
     "bits": _bits,  # any bit pattern
     "key": _key,
+    "definite": _definite,  # symmetric matrices, eigenvalues from 1 to about 5
     "distinct": lambda rng, a: rng.permutation(int(np.prod(a.shape))).reshape(a.shape) / 8 - 3,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row: `fn` on `args`, judged against jax.jit within the tolerance class; `grad`: its gradient is judged too."""
+    """One row: `fn` on `args`, judged against jax.jit within the tolerance class; `grad`: its gradient is judged too.
+
+    platform: for which JAX lowers it to the StableHLO that is judged.
+    """
 
     name: str
     fn: Callable[..., Any]
     args: tuple[Arg, ...]
     grad: bool = False
     tolerance: str = "function"
+    platform: str = "cpu"
 
     def arguments(self) -> tuple[np.ndarray, ...]:
         """The arrays, the same in every process."""

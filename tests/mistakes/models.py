@@ -174,24 +174,24 @@ def one_output_for_two_classes():
     tpuflow.train(nn.Dense(1), (inputs, labels % 2))
 
 
-@mistake(UnsupportedPrimitiveError, "train.py:5", "'qr' on (float32[7,7])", "Instead, use iterations of matrix products")
+@mistake(UnsupportedPrimitiveError, "train.py:5", "'geqp3' on (float32[7,7], int32[7])", "Instead, use jnp.linalg.svd")
 def a_decomposition_inside_of_a_model():
     class Orthogonal(nn.Module):
         @nn.compact
         def __call__(self, x):
             w = self.param("w", nn.initializers.normal(), (7, 7))
-            return nn.Dense(3)(x @ jnp.linalg.qr(w)[0])
+            return nn.Dense(3)(x @ jax.lax.linalg.qr(w, pivoting=True)[0])
 
     tpuflow.train(Orthogonal(), (inputs, labels))
 
 
-@mistake(UnsupportedPrimitiveError, "train.py:5", "'qr' on (float32[7,7])", "Instead, use iterations of matrix products")
+@mistake(UnsupportedPrimitiveError, "train.py:5", "'geqp3' on (float32[7,7], int32[7])", "Instead, use jnp.linalg.svd")
 def the_line_of_the_model_under_autocast():
     class Orthogonal(nn.Module):
         @nn.compact
         def __call__(self, x):
             w = self.param("w", nn.initializers.normal(), (7, 7))
-            return nn.Dense(3)(x @ jnp.linalg.qr(w)[0])
+            return nn.Dense(3)(x @ jax.lax.linalg.qr(w, pivoting=True)[0])
 
     tpuflow.train(Orthogonal(), (inputs, labels), "mixed")
 

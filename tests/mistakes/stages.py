@@ -74,20 +74,20 @@ def the_places_that_are_not_zero():
     tpuflow.jit(places)(inputs)
 
 
-@mistake(UnsupportedPrimitiveError, "train.py:2", "'cholesky' on (float32[40,40])", "Instead")
-def a_linear_system():
-    def solved(x):
-        return jnp.linalg.cholesky(x @ x.T)
+@mistake(UnsupportedPrimitiveError, "train.py:2", "'schur' on (float32[40,40])", "Instead")
+def a_factorisation_that_no_tpu_has():
+    def triangular(x):
+        return jax.lax.linalg.schur(x @ x.T)[0]
 
-    tpuflow.jit(solved)(inputs)
+    tpuflow.jit(triangular)(inputs)
 
 
-@mistake(UnsupportedPrimitiveError, "train.py:2", "'svd' on (float32[40,7])", "Instead")
-def singular_values():
-    def largest(x):
-        return jnp.linalg.svd(x)[1][0]
+@mistake(UnsupportedPrimitiveError, "train.py:2", "'geqp3' on (float32[40,7], int32[7])", "Instead")
+def a_factorisation_with_pivots():
+    def orthogonal(x):
+        return jax.lax.linalg.qr(x, pivoting=True)[0]
 
-    tpuflow.jit(largest)(inputs)
+    tpuflow.jit(orthogonal)(inputs)
 
 
 @mistake(UnsupportedDtypeError, "train.py:2", "complex64", "two float32 arrays")

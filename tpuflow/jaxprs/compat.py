@@ -1,5 +1,5 @@
 """The only file that knows private or versioned JAX names of tracing: everything else sees jaxprs through it (JAX 0.10). What a backend
-needs of jaxlib is in `plugins.py`."""
+needs of jaxlib is in `plugins.py`, what JAX expresses in simpler primitives in `expansions.py`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ import jax
 import numpy as np
 from jax._src import core, debugging, source_info_util
 from jax._src.interpreters import partial_eval
-from jax._src.lax import special
-from jax._src.random import core as random_core
-from jax._src.random import prng
 from jax.core import Tracer
 from jax.experimental import io_callback
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var, jaxpr_as_fun
@@ -27,7 +24,6 @@ from jax.interpreters import ad, batching, mlir
 from tpuflow.errors import UnsupportedPrimitiveError
 
 __all__ = [  # and the functions below
-    "EXPANSIONS",
     "ClosedJaxpr",
     "Equation",
     "Jaxpr",
@@ -260,77 +256,3 @@ def user_line(error: BaseException) -> UserLine | None:
 def scope_of(equation: Equation) -> str:
     """The stack of name scopes: Flax module path, and jvp/transpose marks."""
     return str(equation.source_info.name_stack)
-
-
-# --- what JAX itself expresses in simpler primitives ------------------------------------------------------------------
-
-
-def _vmapped(function: Callable[..., Any], times: int) -> Callable[..., Any]:
-    return functools.reduce(lambda f, _: jax.vmap(f), range(times), function)
-
-
-def _key_aval(aval: Any) -> Any:
-    return core.physical_aval(aval)
-
-
-def _expand_random_bits(keys: Any, *, bit_width: int, shape: tuple[int, ...]) -> ClosedJaxpr:
-    implementation = keys.dtype._impl
-    bits = _vmapped(lambda k: implementation.random_bits(k, bit_width, shape), keys.ndim)
-    return jax.make_jaxpr(bits)(_key_aval(keys))
-
-
-def _expand_random_split(keys: Any, *, shape: tuple[int, ...]) -> ClosedJaxpr:
-    implementation = keys.dtype._impl
-    return jax.make_jaxpr(_vmapped(lambda k: implementation.split(k, shape), keys.ndim))(_key_aval(keys))
-
-
-def _expand_random_fold_in(keys: Any, data: Any) -> ClosedJaxpr:
-    fold_in = prng.iterated_vmap_binary_bcast(keys.shape, data.shape, keys.dtype._impl.fold_in)
-    return jax.make_jaxpr(fold_in)(_key_aval(keys), data)
-
-
-def _expand_random_seed(seeds: Any, *, impl: Any) -> ClosedJaxpr:
-    return jax.make_jaxpr(_vmapped(impl.seed, seeds.ndim))(seeds)
-
-
-def _expand_random_gamma(keys: Any, a: Any, *, log_space: bool) -> ClosedJaxpr:
-    def draw(words: Any, a: Any) -> Any:
-        return random_core._gamma_impl(jax.random.wrap_key_data(words), a, log_space=log_space, use_vmap=True)
-
-    return jax.make_jaxpr(draw)(_key_aval(keys), a)
-
-
-def _expand_special(function: Callable[..., Any]) -> Callable[..., ClosedJaxpr]:
-    """An expansion of a special function that JAX writes with arithmetic and loops, computed in f32."""
-
-    def expand(*avals: Any, **params: Any) -> ClosedJaxpr:
-        def wide(*args: Any) -> Any:
-            shape = np.broadcast_shapes(*(a.shape for a in args))
-            alike = [jax.numpy.broadcast_to(a, shape).astype(np.float32) for a in args]
-            return function(*alike).astype(avals[-1].dtype)
-
-        return jax.make_jaxpr(wide)(*avals)
-
-    return expand
-
-
-def _with_dtype(function: Callable[..., Any]) -> Callable[..., Any]:
-    return functools.partial(function, dtype=np.dtype(np.float32))
-
-
-EXPANSIONS: dict[str, Callable[..., ClosedJaxpr]] = {
-    "random_bits": _expand_random_bits,
-    "random_split": _expand_random_split,
-    "random_fold_in": _expand_random_fold_in,
-    "random_seed": _expand_random_seed,
-    "random_gamma": _expand_random_gamma,
-    "igamma": _expand_special(_with_dtype(special.igamma_impl)),
-    "igammac": _expand_special(_with_dtype(special.igammac_impl)),
-    "igamma_grad_a": _expand_special(_with_dtype(special.igamma_grad_a_impl)),
-    "random_gamma_grad": _expand_special(_with_dtype(special.random_gamma_grad_impl)),
-    "regularized_incomplete_beta": _expand_special(_with_dtype(special.regularized_incomplete_beta_impl)),
-    "bessel_i0e": _expand_special(special.bessel_i0e_impl),
-}
-"""Primitives that JAX's own code writes in terms of others: primitive -> function of the operand types and parameters -> jaxpr.
-
-Traced, never run: the random bits are JAX's by construction."""

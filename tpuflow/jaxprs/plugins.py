@@ -12,6 +12,8 @@ import jax
 import numpy as np
 from jax._src import compilation_cache, core, debugging, xla_bridge
 from jax._src.interpreters import mlir
+from jax._src.lax import linalg
+from jax._src.tpu.linalg import eigh
 from jax.sharding import SingleDeviceSharding
 from jaxlib import xla_client
 from jaxlib.mlir import ir
@@ -69,6 +71,12 @@ def lower_host_calls(platform: str, target: str, enlist: Callable[[Callable[...,
 
     for primitive in (debugging.debug_print_p, debugging.debug_callback_p):
         mlir.register_lowering(primitive, functools.partial(rule, primitive=primitive), platform=platform)
+
+
+def lower_as_for_tpus(platform: str) -> None:
+    """Let what JAX lowers in a way of its own for TPUs be lowered so for a platform."""
+    mlir.register_lowering(linalg.eigh_p, eigh._eigh_tpu_lowering, platform=platform)
+    mlir.register_lowering(linalg.lu_p, linalg._lu_tpu_lowering_rule, platform=platform)
 
 
 def _callback(primitive: Any, params: dict[str, Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tpuflow.jaxprs.plugins import lower_host_calls
+from tpuflow.jaxprs.plugins import lower_as_for_tpus, lower_host_calls
 from tpuflow.jaxprs.plugins import register as register_with_jax
 from tpuflow.pjrt.entries import buffers, clients, devices, executables  # noqa: F401  (what they import is what there is)
 from tpuflow.pjrt.executable import HOST_FUNCTIONS
@@ -26,6 +26,7 @@ def register(name: str, priority: int) -> None:
     _tables.append(Table())
     register_with_jax(name, _tables[0].address, priority)
     lower_host_calls(name, HOST_CALL, _enlist)
+    lower_as_for_tpus(name)
     atexit.register(_tables[0].retire)
 
 

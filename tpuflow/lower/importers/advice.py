@@ -18,14 +18,9 @@ ELSEWHERE = "compute it outside of the step, with plain jax.jit, and pass the re
 
 FAMILIES = (
     Family(
-        "a matrix decomposition or a linear solver",
-        "use iterations of matrix products: Newton-Schulz for orthogonal matrices and inverses (as optax.contrib.muon does), power "
-        f"iteration for norms (as flax.linen.SpectralNorm), gradient steps for linear systems; or {ELSEWHERE}",
-        (
-            "cholesky", "cholesky_update", "custom_linear_solve", "eig", "eigh", "geqp3", "geqrf", "hessenberg", "householder_product",
-            "lu", "lu_pivots_to_permutation", "ormqr", "qr", "schur", "spsolve", "svd", "symmetric_product", "triangular_solve",
-            "tridiagonal", "tridiagonal_solve",
-        ),
+        "a matrix decomposition that TPUs do not have",
+        f"use jnp.linalg.svd, eigh, qr, lu or cholesky, which run here; or {ELSEWHERE}",
+        ("cholesky_update", "eig", "geqp3", "hessenberg", "schur", "spsolve", "symmetric_product", "tridiagonal"),
     ),
     Family(
         "a Fourier transform",

@@ -14,6 +14,7 @@ from tpuflow.errors import GraphError, UnsupportedDtypeError, UnsupportedPrimiti
 from tpuflow.isa.calls import Call, HostCall
 from tpuflow.jaxprs import compat
 from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr
+from tpuflow.jaxprs.expansions import EXPANSIONS
 from tpuflow.jaxprs.walk import walk
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
@@ -116,7 +117,7 @@ def _location(b: Builder, equation: Equation) -> str:
 
 def _apply(b: Builder, equation: Equation, operands: list[Value]) -> tuple[Value, ...]:
     name = equation.primitive.name
-    if (expand := compat.EXPANSIONS.get(name)) is not None:
+    if (expand := EXPANSIONS.get(name)) is not None:
         with jax.disable_jit(False):  # loops stay loops
             expanded = expand(*(v.aval for v in equation.invars), **equation.params)
         return inline(b, expanded, operands)

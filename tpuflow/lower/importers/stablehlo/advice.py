@@ -5,8 +5,7 @@ from __future__ import annotations
 from tpuflow.lower.importers.advice import advice as advice_on_primitive
 
 _LIKE = {
-    "cholesky": ("stablehlo.cholesky", "stablehlo.triangular_solve", "custom_call lapack_", "custom_call Qr", "custom_call Eigh",
-                 "custom_call Lu", "custom_call ProductOfElementaryHouseholderReflectors", "custom_call cusolver"),
+    "eig": ("custom_call lapack_", "custom_call cusolver"),
     "fft": ("stablehlo.fft",),
     "complex": ("stablehlo.complex", "stablehlo.real", "stablehlo.imag", "chlo.conj"),
     "pure_callback": ("custom_call xla_ffi_python", "custom_call xla_python", "custom_call xla_ffi_partitioned_python", "stablehlo.send",

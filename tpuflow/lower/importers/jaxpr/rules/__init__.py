@@ -6,10 +6,11 @@ from tpuflow.lower.importers.jaxpr.rules import (
     elementwise,
     exported,
     indexing,
+    linalg,
     movement,
     products,
     random,
     reductions,
 )
 
-__all__ = ["collectives", "control", "elementwise", "exported", "indexing", "movement", "products", "random", "reductions"]
+__all__ = ["collectives", "control", "elementwise", "exported", "indexing", "linalg", "movement", "products", "random", "reductions"]
