@@ -366,3 +366,17 @@ def test_a_branch_on_a_traced_value_names_the_users_function():
 def test_an_argument_that_is_no_data_says_how_to_make_it_static():
     with pytest.raises(TypeError, match="'mean' of type str.*static_argnums"):
         tpuflow.jit(lambda x, how: x)(X, "mean")
+
+
+@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg", "unsafe_rbg", "philox4x32"])
+def test_keys_of_any_of_jaxs_generators_go_in_and_come_out(implementation):
+    def split(key):
+        first, second = jax.random.split(key)
+        return first, jax.random.uniform(second, (5,))
+
+    key = jax.random.key(3, impl=implementation)
+    found, expected = tpuflow.jit(split)(key), split(key)
+    assert found[0].dtype == expected[0].dtype
+    np.testing.assert_array_equal(jax.random.key_data(found[0]), jax.random.key_data(expected[0]))
+    np.testing.assert_array_equal(found[1], expected[1])
+    np.testing.assert_array_equal(jax.jit(tpuflow.jit(split))(key)[1], expected[1])

@@ -24,7 +24,7 @@ from tpuflow.isa.calls import count
 from tpuflow.isa.collectives import MeshAxis
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.program import Program
-from tpuflow.jaxprs.compat import KEY_IMPLEMENTATION, ClosedJaxpr, is_key, mesh_of
+from tpuflow.jaxprs.compat import ClosedJaxpr, is_key, key_words, mesh_of
 from tpuflow.lower.assemble import Interface, assemble
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.verify import verify
@@ -281,7 +281,7 @@ def _weak(avals: Sequence[Any]) -> tuple[bool, ...]:
 
 
 def _keys(avals: Sequence[Any]) -> tuple[str, ...]:
-    return tuple(KEY_IMPLEMENTATION if is_key(aval) else "" for aval in avals)
+    return tuple(key_words(aval)[0] if is_key(aval) else "" for aval in avals)
 
 
 # --- what TPUFLOW_DEBUG and TPUFLOW_DUMP show -------------------------------------------------------------------------

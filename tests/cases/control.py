@@ -68,6 +68,31 @@ def _random(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda words: draw(jax.random.wrap_key_data(words))
 
 
+_GENERATORS = {"rbg": 4, "unsafe_rbg": 4, "philox2x32": 1, "philox4x32": 2, "threefry4x32": 4}
+"""The generators of jax.random beside threefry2x32, and how many words their keys have."""
+
+
+def _drawn(impl: str) -> Callable[[Any], Any]:
+    def draw(words: Any) -> Any:
+        first, second = jax.random.split(jax.random.wrap_key_data(words, impl=impl))
+        bits = jax.vmap(lambda key: jax.random.bits(key, (5,)))(jax.random.split(second, 3))
+        folded = jax.random.key_data(jax.random.fold_in(first, 7))
+        return bits, folded, jax.random.uniform(first, (9,)), jax.random.normal(second, (4,), np.float32)
+
+    return draw
+
+
+def _changed_in_place(x: Any) -> Any:
+    total, rows = jax.new_ref(jnp.zeros(())), jax.new_ref(x)
+
+    def step(i: Any, _: Any) -> None:
+        total[...] += rows[i].sum()
+        rows[i] = rows[i] * 2
+
+    lax.fori_loop(0, x.shape[0], step, None)
+    return total[...], jax.freeze(rows)
+
+
 def _key_scan(key: Any) -> Any:
     def step(key: Any, _: Any) -> tuple[Any, Any]:
         key, now = jax.random.split(key)
@@ -88,6 +113,7 @@ _CALLS = [
     _case("custom_vmap", lambda x: _own_batches(x) + jax.vmap(_own_batches)(x), Arg((33,)), tolerance="function"),
     _case("custom_jvp", _own_tangent, Arg((33,)), grad=True, tolerance="function"),
     _case("checkpoint", jax.checkpoint(lambda x: jnp.sin(jnp.sin(x))), Arg((33,)), grad=True, tolerance="composed"),
+    _case("new_ref", _changed_in_place, Arg((5, 3), F32, "ties")),
     _case("jvp", lambda x, t: jax.jvp(jnp.tanh, (x,), (t,)), Arg((33,)), Arg((33,)), tolerance="composed"),
     _case("second-derivative", jax.vmap(jax.grad(jax.grad(lambda x: jnp.exp(x) * x))), Arg((9,)), tolerance="composed"),
     _case(
@@ -189,6 +215,9 @@ _RANDOM = [
         Arg((9,), F32, "positive"),
         tolerance="composed",
     ),
+    *(_case(f"random-{impl}", _drawn(impl), Arg((words,), U32, "key"), tolerance="composed") for impl, words in _GENERATORS.items()),
+    _case("rng_bit_generator", lambda state: lax.rng_bit_generator(state, (3, 7)), Arg((4,), U32, "key")),
+    _case("rng_bit_generator-uint8", lambda state: lax.rng_bit_generator(state, (9,), np.uint8), Arg((4,), U32, "key")),
     _case("random-scalar", _random(lambda k: jax.random.uniform(k)), _KEY),
 ]
 CASES = [*_CALLS, *_LOOPS, *_BRANCHES, *_RANDOM]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import random
 
 import tpuflow
 from tests.mistakes.setting import Net, inputs, labels
@@ -112,9 +113,16 @@ def a_call_of_the_host():
     tpuflow.jit(called)(inputs)
 
 
-@mistake(UnsupportedDtypeError, "key", "'rbg'", "use 'threefry2x32'")
-def random_keys_of_another_kind():
-    tpuflow.jit(lambda key: jax.random.normal(key, (3,)))(jax.random.key(0, impl="rbg"))
+@mistake(UnsupportedDtypeError, "key", "'zeros'", "use one of threefry2x32, rbg")
+def random_keys_of_a_generator_of_ones_own():
+    def no_bits(key, width, shape):
+        return jnp.zeros(shape, f"uint{width}")
+
+    zeros = random.define_prng_impl(
+        key_shape=(1,), seed=lambda seed: seed[None], split=lambda key, shape: jnp.zeros((*shape, 1), "uint32"), random_bits=no_bits,
+        fold_in=lambda key, data: key, name="zeros", tag="zero",
+    )  # fmt: skip
+    tpuflow.jit(lambda key: jax.random.normal(key, (3,)))(jax.random.key(0, impl=zeros))
 
 
 @mistake(TypeError, "compiled for arguments", "((*, *), {})", "lower it anew")

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax._src import core, debugging, source_info_util
 from jax._src.interpreters import partial_eval
+from jax._src.state import discharge
 from jax.core import Tracer
 from jax.experimental import io_callback
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var, jaxpr_as_fun
@@ -40,7 +41,8 @@ __all__ = [  # and the functions below
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
-KEY_IMPLEMENTATION = "threefry2x32"
+KEY_IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg", "philox2x32", "philox4x32", "threefry4x32")
+"""JAX's own generators: all they are made of is known."""
 _HOST_EFFECTS = (debugging.DebugEffect, debugging.OrderedDebugEffect)
 
 
@@ -55,6 +57,11 @@ def is_key(aval: Any) -> bool:
 def key_words(aval: Any) -> tuple[str, tuple[int, ...]]:
     """The generator of a type of random keys, and the shape of the u32 words of one key."""
     return aval.dtype._impl.name, aval.dtype._impl.key_shape
+
+
+def as_keys(words: Any, aval: Any) -> jax.Array:
+    """Random keys of a type, of their words."""
+    return jax.random.wrap_key_data(jax.numpy.asarray(words), impl=aval.dtype._impl.name)
 
 
 def weakened(x: jax.Array) -> jax.Array:
@@ -83,6 +90,12 @@ def prune(closed: ClosedJaxpr) -> ClosedJaxpr:
     kept = [False] * len(closed.consts) + [True] * len(closed.in_avals)
     jaxpr, used_consts, _ = partial_eval.dce_jaxpr_consts(closed.jaxpr, used, instantiate=kept)
     return core.ClosedJaxpr(jaxpr, [c for c, keep in zip(closed.consts, used_consts, strict=True) if keep])
+
+
+def discharged(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same jaxpr with arrays handed on instead of arrays that are changed in place (`jax.new_ref`), if it makes such."""
+    changes = any(isinstance(e, core.InternalMutableArrayEffect) for e in closed.effects)
+    return discharge.discharge_state(closed) if changes else closed
 
 
 def axes_of(effects: Iterable[Any]) -> tuple[Any, ...]:

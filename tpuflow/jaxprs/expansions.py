@@ -12,11 +12,11 @@ from jax._src import core
 from jax._src.lax import linalg, special
 from jax._src.lax.control_flow import solves
 from jax._src.random import core as random_core
-from jax._src.random import prng
+from jax._src.random import philox2x32, philox4x32, prng, threefry4x32
 from jax._src.tpu.linalg import eigh as tpu_eigh
 from jax._src.tpu.linalg import svd as tpu_svd
 
-from tpuflow.jaxprs.compat import ClosedJaxpr
+from tpuflow.jaxprs.compat import ClosedJaxpr, as_keys
 
 
 def _vmapped(function: Callable[..., Any], times: int) -> Callable[..., Any]:
@@ -49,7 +49,7 @@ def _expand_random_seed(seeds: Any, *, impl: Any) -> ClosedJaxpr:
 
 def _expand_random_gamma(keys: Any, a: Any, *, log_space: bool) -> ClosedJaxpr:
     def draw(words: Any, a: Any) -> Any:
-        return random_core._gamma_impl(jax.random.wrap_key_data(words), a, log_space=log_space, use_vmap=True)
+        return random_core._gamma_impl(as_keys(words, keys), a, log_space=log_space, use_vmap=True)
 
     return jax.make_jaxpr(draw)(_key_aval(keys), a)
 
@@ -101,6 +101,9 @@ def _expand_linear_solve(*avals: Any, jaxprs: Any, const_lengths: Any) -> Closed
 
 
 EXPANSIONS: dict[str, Callable[..., ClosedJaxpr]] = {
+    "philox2x32": _traced(philox2x32._philox2x32_lowering),
+    "philox4x32": _traced(philox4x32._philox4x32_lowering),
+    "threefry4x32": _traced(threefry4x32._threefry4x32_lowering),
     "random_bits": _expand_random_bits,
     "random_split": _expand_random_split,
     "random_fold_in": _expand_random_fold_in,

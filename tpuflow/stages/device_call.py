@@ -22,6 +22,7 @@ from tpuflow.jaxprs.compat import (
     Primitive,
     Tracer,
     ad,
+    as_keys,
     axes_of,
     axis_name,
     batching,
@@ -164,19 +165,18 @@ batching.fancy_primitive_batchers[device_call_p] = _batch
 def _from_host(*arguments: Any, jaxpr: ClosedJaxpr, name: str, target: Target) -> list[Any]:
     """Inside a plain jitted program: random keys cross as their words."""
     check_axes(jaxpr, name)
-    keys_in = [is_key(aval) for aval in jaxpr.in_avals]
-    keys_out = [is_key(aval) for aval in jaxpr.out_avals]
+    inputs, outputs = jaxpr.in_avals, jaxpr.out_avals
 
     def host(*words: Any) -> list[np.ndarray]:
-        arguments = [jax.random.wrap_key_data(jnp.asarray(w)) if key else jnp.asarray(w) for w, key in zip(words, keys_in, strict=True)]
+        arguments = [as_keys(w, aval) if is_key(aval) else jnp.asarray(w) for w, aval in zip(words, inputs, strict=True)]
         results = run_jaxpr(jaxpr, name, target, arguments)
-        return [np.asarray(jax.random.key_data(r) if key else r) for r, key in zip(results, keys_out, strict=True)]
+        return [np.asarray(jax.random.key_data(r) if is_key(aval) else r) for r, aval in zip(results, outputs, strict=True)]
 
-    words = [jax.random.key_data(a) if key else a for a, key in zip(arguments, keys_in, strict=True)]
-    shapes = [jax.eval_shape(jax.random.key_data, s) if key else s for s, key in zip(_specs(jaxpr.out_avals), keys_out, strict=True)]
+    words = [jax.random.key_data(a) if is_key(aval) else a for a, aval in zip(arguments, inputs, strict=True)]
+    shapes = [jax.eval_shape(jax.random.key_data, s) if is_key(s) else s for s in _specs(outputs)]
     call = io_callback if calls_host(jaxpr) else jax.pure_callback  # what prints must run, even if nobody uses its results
     results = call(host, shapes, *words)
-    return [jax.random.wrap_key_data(r) if key else r for r, key in zip(results, keys_out, strict=True)]
+    return [as_keys(r, aval) if is_key(aval) else r for r, aval in zip(results, outputs, strict=True)]
 
 
 mlir.register_lowering(device_call_p, mlir.lower_fun(_from_host, multiple_results=True))

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from tpuflow.jaxprs.compat import KEY_IMPLEMENTATION, is_key
+from tpuflow.jaxprs.compat import as_keys, is_key
 
 
 def to_device(leaves: Sequence[Any]) -> list[Any]:
@@ -19,11 +18,7 @@ def to_device(leaves: Sequence[Any]) -> list[Any]:
 
 def from_device(arrays: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
     """The device's arrays as values of the given types: words become keys again."""
-    return [_as_key(a) if is_key(v) else a for a, v in zip(arrays, avals, strict=True)]
-
-
-def _as_key(words: Any) -> jax.Array:
-    return jax.random.wrap_key_data(jnp.asarray(words), impl=KEY_IMPLEMENTATION)
+    return [as_keys(a, v) if is_key(v) else a for a, v in zip(arrays, avals, strict=True)]
 
 
 def leaf_names(tree: Any) -> tuple[str, ...]:

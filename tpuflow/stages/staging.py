@@ -17,7 +17,7 @@ from tpuflow.compiler import compile_jaxpr
 from tpuflow.device.runtime import Executable
 from tpuflow.device.timing import Calibration, ProgramTime
 from tpuflow.isa.disassembler import disassemble
-from tpuflow.jaxprs.compat import KEY_IMPLEMENTATION, ClosedJaxpr, is_key, weakened
+from tpuflow.jaxprs.compat import ClosedJaxpr, as_keys, is_key, weakened
 from tpuflow.reports.profile import Profile
 from tpuflow.reports.profile import profile as make_profile
 from tpuflow.reports.reported import Reported
@@ -184,7 +184,7 @@ class Lowered:
 def _finisher(aval: Any) -> Callable[[Any], Any] | None:
     """What must be done to an output so that it has the JAX type `aval`."""
     if is_key(aval):
-        return functools.partial(jax.random.wrap_key_data, impl=KEY_IMPLEMENTATION)
+        return functools.partial(as_keys, aval=aval)
     if getattr(aval, "weak_type", False):
         return weakened
     return None

@@ -45,7 +45,7 @@ def lower_with_calls(
     types = [type_of(aval, where) for aval, where in zip(closed_jaxpr.in_avals, named, strict=True)]
     check_axes(closed_jaxpr, name)
     b = Builder(name, types, input_names)
-    pruned = compat.prune(closed_jaxpr)
+    pruned = compat.prune(compat.discharged(closed_jaxpr))
     outputs = inline(b, pruned, b.inputs)
     for port, value in enumerate(v for _, values in b.calls for v in values):
         b.outfeed(port, value)

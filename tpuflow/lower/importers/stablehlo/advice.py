@@ -10,7 +10,7 @@ _LIKE = {
     "complex": ("stablehlo.complex", "stablehlo.real", "stablehlo.imag", "chlo.conj"),
     "pure_callback": ("custom_call xla_ffi_python", "custom_call xla_python", "custom_call xla_ffi_partitioned_python", "stablehlo.send",
                       "stablehlo.recv", "stablehlo.infeed", "stablehlo.outfeed"),
-    "rng_bit_generator": ("stablehlo.rng", "stablehlo.rng_bit_generator", "custom_call cu_threefry2x32"),
+    "rng_uniform": ("stablehlo.rng", "custom_call cu_threefry2x32"),
     "pallas_call": ("custom_call tpu_custom_call", "custom_call triton", "custom_call __gpu", "custom_call mosaic", "custom_call __cudnn"),
     "ragged_dot_general": ("chlo.ragged_dot",),
     "psend": ("stablehlo.all_gather", "stablehlo.all_reduce", "stablehlo.all_to_all", "stablehlo.collective_broadcast",

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from tpuflow.lower.graph.graph import TensorType
-from tpuflow.lower.importers.stablehlo.module import Block, Function, Module, Operation
+from tpuflow.lower.importers.stablehlo.module import Block, DeclaredType, ForeignType, Function, Module, Operation
 
 Makers = Mapping[int, Operation]
 EXP2, LOGISTIC, THREEFRY = "jax.exp2", "stablehlo.logistic", "jax.threefry2x32"
@@ -59,7 +59,30 @@ def _logistic(last: Operation, makers: Makers) -> Operation | None:
     return replace(last, name=LOGISTIC, operands=opposite.operands)
 
 
+def _words(last: Operation, makers: Makers) -> Operation | None:
+    """64-bit integers that are bits of u32 stay their words, u32[..., 2]: the state of a generator of random bits."""
+    kind, made = last.types[0], makers.get(last.operands[0])
+    if (words := _words_of(kind)) is not None:
+        return replace(last, name="stablehlo.reshape", types=(words,))
+    before = made.types[made.results.index(last.operands[0])] if made is not None else None
+    return replace(last, name="stablehlo.reshape") if _words_of(before) is not None else None
+
+
+def _random_bits(last: Operation, makers: Makers) -> Operation | None:
+    state, bits = last.types
+    words = _words_of(state)
+    return None if words is None else replace(last, types=(words, bits))
+
+
+def _words_of(kind: DeclaredType | None) -> TensorType | None:
+    """The type of the words of an array of ui64; None for other types."""
+    counter = kind.counter if isinstance(kind, ForeignType) else None
+    return None if counter is None else TensorType(counter.dtype, (*counter.shape, 2))
+
+
 _PATTERNS: Mapping[str, Callable[[Operation, Makers], Operation | None]] = {
+    "stablehlo.bitcast_convert": _words,
+    "stablehlo.rng_bit_generator": _random_bits,
     "stablehlo.exponential": _exp2,
     "stablehlo.divide": _logistic,
 }

@@ -1,4 +1,4 @@
-"""Rules of custom calls of known meaning, one a target."""
+"""Rules of custom calls of known meaning, one a target, and of random bits."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 from tpuflow.dtypes import S32
 from tpuflow.isa.calls import HostCall
 from tpuflow.lower.graph.builder import Builder
-from tpuflow.lower.graph.graph import Value
+from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.importers.stablehlo.module import HOST_CALL
 from tpuflow.lower.importers.stablehlo.walk import RULES
 from tpuflow.lower.operations.forms import UnsupportedForm
+from tpuflow.lower.operations.random import rng_bits
 
 _PLACEMENT = (
     "Sharding",
@@ -29,6 +30,15 @@ def _identity(b: Builder, *operands: Value) -> tuple[Value, ...]:
 
 
 RULES.enter({f"custom_call {target}": _identity for target in _PLACEMENT})
+
+
+@RULES.lowers("stablehlo.rng_bit_generator")
+def _rng_bit_generator(b: Builder, state: Value, *, rng_algorithm: str, types: tuple[TensorType, TensorType]) -> tuple[Value, Value]:
+    """Of a state of two 64-bit integers, which are held as four words."""
+    if state.shape != (2, 2) or rng_algorithm == "THREE_FRY":
+        raise UnsupportedForm(f"the algorithm {rng_algorithm}, with a state of {state.type.elems // 2} words of 64 bits; use PHILOX with 2")
+    following, bits = rng_bits(b, b.reshape(state, (4,)), types[1].shape, types[1].dtype)
+    return b.reshape(following, (2, 2)), bits
 
 
 @RULES.lowers(f"custom_call {HOST_CALL}")
