@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import importlib
 from typing import Any
 
 import flax.linen as nn
@@ -13,9 +11,9 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
-from jax.extend.core import Primitive
 
 from tests.cases import CASES, GRADIENTS, QUICK, Case, assert_close
+from tests.coverage import primitives_of_jax
 from tpuflow.errors import UnsupportedDtypeError, UnsupportedPrimitiveError
 from tpuflow.jaxprs.expansions import EXPANSIONS
 from tpuflow.lower.graph.graph import Graph
@@ -214,13 +212,6 @@ def test_advice_is_given_for_primitives_of_jax_that_have_no_rule() -> None:
     assert len(advised) == len(set(advised))
     assert not set(advised) & {*RULES, *EXPANSIONS}
     assert not set(advised) - primitives_of_jax()
-
-
-def primitives_of_jax() -> set[str]:
-    """The names of all primitives that JAX defines, those of its packages for other devices and sparse arrays included."""
-    for module in ("experimental.pallas", "experimental.sparse", "experimental.checkify", "scipy.linalg", "export", "ffi", "nn"):
-        importlib.import_module(f"jax.{module}")
-    return {x.name for x in gc.get_objects() if isinstance(x, Primitive)}
 
 
 def test_a_form_of_a_primitive_that_is_not_covered_says_why_and_where() -> None:

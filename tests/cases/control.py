@@ -82,6 +82,10 @@ def _drawn(impl: str) -> Callable[[Any], Any]:
     return draw
 
 
+def _halved(x: Any) -> Any:
+    return jax.custom_derivatives.linear_call(lambda _, y: y / 2, lambda _, z: z / 2, None, x)
+
+
 def _changed_in_place(x: Any) -> Any:
     total, rows = jax.new_ref(jnp.zeros(())), jax.new_ref(x)
 
@@ -113,6 +117,7 @@ _CALLS = [
     _case("custom_vmap", lambda x: _own_batches(x) + jax.vmap(_own_batches)(x), Arg((33,)), tolerance="function"),
     _case("custom_jvp", _own_tangent, Arg((33,)), grad=True, tolerance="function"),
     _case("checkpoint", jax.checkpoint(lambda x: jnp.sin(jnp.sin(x))), Arg((33,)), grad=True, tolerance="composed"),
+    _case("linear_call", lambda x: _halved(x) + 1, Arg((9,)), grad=True),
     _case("new_ref", _changed_in_place, Arg((5, 3), F32, "ties")),
     _case("jvp", lambda x, t: jax.jvp(jnp.tanh, (x,), (t,)), Arg((33,)), Arg((33,)), tolerance="composed"),
     _case("second-derivative", jax.vmap(jax.grad(jax.grad(lambda x: jnp.exp(x) * x))), Arg((9,)), tolerance="composed"),

@@ -43,6 +43,7 @@ _DOTS = [
     _sum("dot-batch-inside", _dot(((3,), (3,)), ((0, 2), (0, 2))), Arg((2, 13, 3, 9)), Arg((2, 11, 3, 9))),
     _sum("dot-outer", jnp.outer, Arg((33,)), Arg((9,))),
     _sum("dot-contract-of-one", jnp.matmul, Arg((33, 1)), Arg((1, 9))),
+    _sum("ragged_dot", lambda x, y: lax.ragged_dot(x, y, np.array([4, 0, 7], np.int32)), Arg((13, 5)), Arg((3, 5, 6))),
     _sum("dot-empty-contraction", jnp.matmul, Arg((5, 0)), Arg((0, 7))),
     _sum("dot-empty-result", jnp.matmul, Arg((0, 5)), Arg((5, 7))),
     Case("dot-int32", jnp.matmul, (Arg((13, 33), S32), Arg((33, 7), S32)), False, "exact"),

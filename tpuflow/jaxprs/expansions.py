@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import core
-from jax._src.lax import linalg, special
+from jax._src import core, custom_derivatives
+from jax._src.lax import lax, linalg, special
 from jax._src.lax.control_flow import solves
 from jax._src.random import core as random_core
 from jax._src.random import philox2x32, philox4x32, prng, threefry4x32
@@ -116,6 +116,9 @@ EXPANSIONS: dict[str, Callable[..., ClosedJaxpr]] = {
     "regularized_incomplete_beta": _expand_special(_with_dtype(special.regularized_incomplete_beta_impl)),
     "bessel_i0e": _expand_special(special.bessel_i0e_impl),
     "custom_linear_solve": _expand_linear_solve,
+    "linear_call": _traced(custom_derivatives._linear_call_impl),
+    "ragged_dot_general": _traced(lax._ragged_dot_general_impl),
+    "remat_opt": _traced(custom_derivatives._remat_opt_impl),
     "lu_pivots_to_permutation": _traced(linalg._generic_lu_pivots_to_permutation),
     "ormqr": _traced(linalg._ormqr_lowering),
     "qr": _traced(linalg._qr_lowering),

@@ -52,20 +52,23 @@ FAMILIES = (
         "a kernel written for another device",
         "use the same function written with jax.numpy (for attention: jax.nn.dot_product_attention with implementation='xla')",
         (
-            "core_map", "cudnn_fusion", "custom_partitioning", "delay", "dot_product_attention_bwd_wrapper",
-            "dot_product_attention_fp8_bwd_wrapper", "dot_product_attention_fp8_fwd_wrapper", "dot_product_attention_fwd_wrapper",
+            "core_map", "cudnn_fusion", "custom_partitioning", "delay", "dot_product_attention_bwd", "dot_product_attention_bwd_wrapper",
+            "dot_product_attention_fp8_bwd", "dot_product_attention_fp8_bwd_wrapper", "dot_product_attention_fp8_fwd",
+            "dot_product_attention_fp8_fwd_wrapper", "dot_product_attention_fwd", "dot_product_attention_fwd_wrapper",
             "masked_load", "masked_swap", "mpmd_map", "num_programs", "pallas_call", "program_id", "run_scoped", "scaled_dot",
             "scaled_matmul", "scaled_matmul_wrapper", "semaphore_read", "semaphore_signal", "semaphore_wait", "unreachable",
             "with_memory_space_constraint",
         ),
     ),
     Family(
-        "communication between devices, of which there is one",
-        "compute on the whole array; for several examples at a time, use jax.vmap",
+        "communication between devices of a kind that chips here do not have",
+        "use jax.lax.psum, pmean, pmax, all_gather, psum_scatter, all_to_all and ppermute inside of jax.shard_map, which they have",
         (
-            "all_gather_reduced",
-            "precv", "preduced", "psend", "ragged_all_to_all",
-            "unreduced_psum", "unreduced_reduce_scatter",
+            "all_gather_done", "all_gather_reduced", "all_gather_reduced_start", "all_gather_start", "all_to_all_done", "all_to_all_start",
+            "pbroadcast_done", "pbroadcast_start", "ppermute_done", "ppermute_start", "precv", "preduced", "psend", "psum_done",
+            "psum_invariant_start", "psum_start", "ragged_all_to_all", "reduce_scatter_done", "reduce_scatter_start",
+            "reduced_vary_cast_p", "unreduced_psum", "unreduced_psum_start", "unreduced_reduce_scatter",
+            "unreduced_reduce_scatter_start", "vary_unreduced_cast_p",
         ),
     ),
     Family(
@@ -87,14 +90,22 @@ FAMILIES = (
         ),
     ),
     Family(
-        "a product of groups of rows whose lengths the data say",
-        "multiply all rows by every group's matrix and choose with jnp.where, or give all groups one length and use jnp.einsum",
-        ("ragged_dot_general",),
-    ),
-    Family(
         "a shape that is not known when the step is compiled",
         "give every axis a number; what is compiled is compiled once for each shape",
         ("dim_as_value", "dimension_size"),
+    ),
+    Family(
+        "a gradient of windows that neither max nor min chooses from",
+        "pool with jax.lax.reduce_window and max, min or add, as flax.linen.max_pool does",
+        ("select_and_scatter",),
+    ),
+    Family(
+        "what JAX's transformations make for themselves, and take away again",
+        f"find the experimental function of JAX that it comes from, and leave that out; or {ELSEWHERE}",
+        (
+            "after_all", "broadcast_to", "call", "call_hi_primitive", "call_hi_primitive_linearized", "create_linear", "create_token",
+            "custom_jvp_call_jaxpr", "eval_jaxpr", "jaxpr_call", "reciprocal", "zeros_like",
+        ),
     ),
 )  # fmt: skip
 _FAMILY_OF = {primitive: family for family in FAMILIES for primitive in family.primitives}

@@ -1,4 +1,4 @@
-"""What to do instead of a StableHLO operation that has no rule: each is like a primitive of JAX that has none."""
+"""What to do instead of a StableHLO operation that has no rule: each is like a primitive of JAX that has none, or is explained here."""
 
 from __future__ import annotations
 
@@ -7,19 +7,42 @@ from tpuflow.lower.importers.advice import advice as advice_on_primitive
 _LIKE = {
     "eig": ("custom_call lapack_", "custom_call cusolver"),
     "fft": ("stablehlo.fft",),
-    "complex": ("stablehlo.complex", "stablehlo.real", "stablehlo.imag", "chlo.conj"),
+    "complex": ("stablehlo.complex", "stablehlo.real", "stablehlo.imag", "chlo.conj", "chlo._asin_acos_kernel"),
     "pure_callback": ("custom_call xla_ffi_python", "custom_call xla_python", "custom_call xla_ffi_partitioned_python", "stablehlo.send",
                       "stablehlo.recv", "stablehlo.infeed", "stablehlo.outfeed"),
     "rng_uniform": ("stablehlo.rng", "custom_call cu_threefry2x32"),
     "pallas_call": ("custom_call tpu_custom_call", "custom_call triton", "custom_call __gpu", "custom_call mosaic", "custom_call __cudnn"),
-    "ragged_dot_general": ("chlo.ragged_dot",),
     "psend": ("stablehlo.all_gather", "stablehlo.all_reduce", "stablehlo.all_to_all", "stablehlo.collective_broadcast",
-              "stablehlo.collective_permute", "stablehlo.reduce_scatter", "stablehlo.partition_id", "stablehlo.replica_id", "sdy."),
+              "stablehlo.collective_permute", "stablehlo.cross-replica-sum", "stablehlo.reduce_scatter", "stablehlo.partition_id",
+              "stablehlo.replica_id", "sdy."),
     "dim_as_value": ("stablehlo.dynamic_broadcast_in_dim", "stablehlo.dynamic_conv", "stablehlo.dynamic_gather", "stablehlo.dynamic_iota",
                      "stablehlo.dynamic_pad", "stablehlo.dynamic_reshape", "stablehlo.get_dimension_size", "stablehlo.real_dynamic_slice",
                      "stablehlo.set_dimension_size"),
 }  # fmt: skip
 """Primitive -> the beginnings of names of operations, and of targets of custom calls, for which the same advice holds."""
+
+_OTHERS = {
+    "It orders effects or carries several values at once, which JAX does not need. Instead, return arrays": (
+        "stablehlo.after_all", "stablehlo.create_token", "stablehlo.tuple", "stablehlo.get_tuple_element", "stablehlo.async_start",
+        "stablehlo.async_done",
+    ),
+    "It is an operation of StableHLO's past. Instead, use stablehlo.broadcast_in_dim, dot_general and gather": (
+        "stablehlo.broadcast", "stablehlo.einsum", "stablehlo.unary_einsum", "stablehlo.torch_index_select",
+    ),
+    "It is a layer whole, which JAX writes out. Instead, write mean, variance and scale with arithmetic": (
+        "stablehlo.batch_norm_training", "stablehlo.batch_norm_inference", "stablehlo.batch_norm_grad",
+    ),
+    "It is of quantised types, which the device does not have. Instead, keep integers and scales as arrays": (
+        "stablehlo.uniform_quantize", "stablehlo.uniform_dequantize",
+    ),
+    "It is a form of CHLO that JAX does not emit. Instead, use the StableHLO operation on arrays of one shape": (
+        "chlo.broadcast_", "chlo.constant", "chlo.is_inf", "chlo.is_neg_inf", "chlo.is_pos_inf", "chlo.scan",
+    ),
+    "It is a product of groups of rows whose lengths the data say. Instead, export for platforms=['cpu'], where JAX writes it out": (
+        "chlo.ragged_dot",
+    ),
+}  # fmt: skip
+"""What it is and what to do -> the beginnings of names of operations."""
 
 
 def advice(operation: str) -> str:
@@ -27,4 +50,11 @@ def advice(operation: str) -> str:
     for primitive, beginnings in _LIKE.items():
         if operation.startswith(beginnings):
             return advice_on_primitive(primitive)
-    return "Write it with other functions of jax.numpy, or add a rule to tpuflow/lower/importers/stablehlo/rules/."
+    for sentence, beginnings in _OTHERS.items():
+        if operation.startswith(beginnings):
+            return f"{sentence}."
+    return UNKNOWN
+
+
+UNKNOWN = "Write it with other functions of jax.numpy, or add a rule to tpuflow/lower/importers/stablehlo/rules/."
+"""The advice on an operation that is in none of the tables."""

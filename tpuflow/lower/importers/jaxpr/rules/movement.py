@@ -32,6 +32,12 @@ def _tie(b: Builder, _: Value, y: Value) -> Value:
     return y
 
 
+@lowers("dce_sink", keys=True)
+def _dce_sink(b: Builder, x: Value) -> tuple[Value, ...]:
+    """Keeps JAX from dropping what makes x; here nobody needs it."""
+    return ()
+
+
 @lowers("reshape")
 def _reshape(b: Builder, x: Value, *, new_sizes: Sequence[int], dimensions: Sequence[int] | None) -> Value:
     return b.reshape(b.transpose(x, dimensions) if dimensions else x, new_sizes)
