@@ -19,6 +19,7 @@ from tpuflow.jaxprs import compat
 from tpuflow.jaxprs.expansions import EXPANSIONS
 from tpuflow.lower.importers.advice import FAMILIES
 from tpuflow.lower.importers.jaxpr import RULES as PRIMITIVES
+from tpuflow.lower.importers.jaxpr.registry import COMPLEX
 from tpuflow.lower.importers.stablehlo import RULES as OPERATIONS
 from tpuflow.lower.importers.stablehlo.advice import UNKNOWN, advice
 
@@ -48,7 +49,7 @@ def operations_of_stablehlo() -> set[str]:
 def primitives() -> Groups:
     """How primitives of JAX are compiled, or why they are not."""
     return {
-        "have a rule": set(PRIMITIVES),
+        "have a rule": {*PRIMITIVES, *COMPLEX},
         "are written in terms of others by JAX's own code": set(EXPANSIONS),
         "call the host": {p.name for p in compat.HOST_PRIMITIVES},
         **{f"{family.what}. Instead, {family.instead}": set(family.primitives) for family in FAMILIES},

@@ -15,14 +15,14 @@ import numpy as np
 from tpuflow import amp
 from tpuflow.checking import check_choice
 from tpuflow.chips import Chip, get_chip
-from tpuflow.compiler import compile_jaxpr
 from tpuflow.device.runtime import ENGINES, FIDELITIES
 from tpuflow.errors import ConfigError, a_thing, did_you_mean, shown
 from tpuflow.isa.program import Program
 from tpuflow.jaxprs.compat import ClosedJaxpr, Tracer, axes_around, axes_of
+from tpuflow.stages.complex_ports import split
 from tpuflow.stages.device_call import device_call
 from tpuflow.stages.one_by_one import one_by_one, runs_one_by_one
-from tpuflow.stages.staging import DeviceFunction, Lowered, Target, as_array
+from tpuflow.stages.staging import DeviceFunction, Lowered, Target, as_array, compile_planes
 from tpuflow.stages.tracing import users_code
 
 BACKEND = "tpusim"
@@ -153,7 +153,7 @@ class JitFunction:
     def program(self, *args: Any, **kwargs: Any) -> Program:
         """The Program for the given arguments (arrays or `jax.ShapeDtypeStruct`s), not loaded on a device."""
         traced = self._trace(self._key(args, kwargs)[0])
-        return compile_jaxpr(traced.jaxpr, name=self._name, chip=self._target.chip, donated=traced.donated, input_names=traced.names)
+        return compile_planes(traced.jaxpr, self._name, self._target.chip, traced.donated, traced.names)
 
     def donates(self, place: int | str, count: int) -> bool:
         """Whether an argument is given away: by its position in a call with so many positional arguments, or by its name."""
@@ -162,7 +162,8 @@ class JitFunction:
 
     def arrays(self, *args: Any, **kwargs: Any) -> list[Any]:
         """The arguments, static ones aside, as the flat list that the Program takes."""
-        return self._key(args, kwargs)[1]
+        key, leaves = self._key(args, kwargs)
+        return split(leaves, self._trace(key).jaxpr.in_avals)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes and types of the result."""

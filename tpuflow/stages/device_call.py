@@ -63,7 +63,7 @@ def _types(*avals: Any, jaxpr: ClosedJaxpr, name: str, target: Target) -> tuple[
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Linearized:
-    """`forward`: inputs -> outputs and residuals. `tangent`: residuals and active tangents -> tangents of the floating outputs."""
+    """`forward`: inputs -> outputs and residuals. `tangent`: residuals and active tangents -> tangents of the floating and complex outputs."""
 
     forward: ClosedJaxpr
     tangent: ClosedJaxpr
@@ -89,7 +89,7 @@ def _linearize(jaxpr: ClosedJaxpr, active: tuple[bool, ...]) -> _Linearized:
 
     def tangent(residuals: list[Any], tangents: list[Any]) -> list[Any]:
         results = jax.tree.unflatten(trees[0], residuals)(*tangents)
-        return [t for t, aval in zip(results, jaxpr.out_avals, strict=True) if _is_float(aval)]
+        return [t for t, aval in zip(results, jaxpr.out_avals, strict=True) if _is_inexact(aval)]
 
     moving = [s for s, a in zip(_specs(jaxpr.in_avals), active, strict=True) if a]
     return _Linearized(forward_jaxpr, jax.make_jaxpr(tangent)(residuals, moving))
@@ -102,7 +102,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: ClosedJaxpr,
     outputs, residuals = results[: len(jaxpr.out_avals)], results[len(jaxpr.out_avals) :]
     moving = [t for t, a in zip(tangents, active, strict=True) if a]
     moved = iter(device_call([*residuals, *moving], rule.tangent, f"{name}_tangent", target))
-    zeros = [None if _is_float(o) else ad.Zero(jax.typeof(o).to_tangent_aval()) for o in outputs]
+    zeros = [None if _is_inexact(o) else ad.Zero(jax.typeof(o).to_tangent_aval()) for o in outputs]
     return outputs, [next(moved) if zero is None else zero for zero in zeros]
 
 
@@ -212,5 +212,5 @@ def _with_axis(spec: jax.ShapeDtypeStruct, axis: int | None, size: int) -> jax.S
     return jax.ShapeDtypeStruct((*spec.shape[:axis], size, *spec.shape[axis:]), spec.dtype)
 
 
-def _is_float(aval: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, jnp.floating)
+def _is_inexact(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.inexact)

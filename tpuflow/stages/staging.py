@@ -17,11 +17,13 @@ from tpuflow.compiler import compile_jaxpr
 from tpuflow.device.runtime import Executable
 from tpuflow.device.timing import Calibration, ProgramTime
 from tpuflow.isa.disassembler import disassemble
+from tpuflow.isa.program import Program
 from tpuflow.jaxprs.compat import ClosedJaxpr, as_keys, is_key, weakened
 from tpuflow.reports.profile import Profile
 from tpuflow.reports.profile import profile as make_profile
 from tpuflow.reports.reported import Reported
 from tpuflow.stages.analysis import MemoryAnalysis, cost_analysis, memory_analysis
+from tpuflow.stages.complex_ports import each_plane, is_complex, joined, plane_names, split, with_planes
 
 CACHED = 512
 _SCALARS = {bool: np.dtype(np.bool_), int: np.dtype(np.int32), float: np.dtype(np.float32)}
@@ -42,15 +44,16 @@ class DeviceFunction:
     `donated` says of each input whether the device may overwrite it.
     """
 
-    __slots__ = ("_finish", "_from", "_to", "executable", "jaxpr")
+    __slots__ = ("_finish", "_from", "_planes", "_to", "executable", "jaxpr")
 
     def __init__(self, jaxpr: ClosedJaxpr, name: str, target: Target, donated: Sequence[bool] = (), input_names: Sequence[str] = ()):
         self.jaxpr = jaxpr
-        program = compile_jaxpr(jaxpr, name=name, chip=target.chip, donated=donated, input_names=input_names)
+        program = compile_planes(jaxpr, name, target.chip, donated, input_names)
         self.executable = Executable(program, engine=target.engine, fidelity=target.fidelity)
         self._to = tuple((i, a) for i, a in enumerate(jaxpr.in_avals) if is_key(a))
         self._from = tuple((i, f) for i, f in enumerate(map(_finisher, jaxpr.out_avals)) if f is not None)
         self._finish = target.engine == "reference"
+        self._planes = any(map(is_complex, (*jaxpr.in_avals, *jaxpr.out_avals)))
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run on arrays of exactly the compiled shapes and types."""
@@ -58,12 +61,26 @@ class DeviceFunction:
             arrays = list(arrays)
             for i, _ in self._to:
                 arrays[i] = jax.random.key_data(arrays[i])
+        if self._planes:
+            arrays = split(arrays, self.jaxpr.in_avals)
         outputs, _ = self.executable.launch(arrays)
         if self._finish:
             outputs = [jnp.asarray(x) for x in outputs]
+        if self._planes:
+            outputs = joined(outputs, self.jaxpr.out_avals)
         for i, finish in self._from:
             outputs[i] = finish(outputs[i])
         return outputs
+
+
+def compile_planes(jaxpr: ClosedJaxpr, name: str, chip: Chip, donated: Sequence[bool], input_names: Sequence[str]) -> Program:
+    """The Program of a jaxpr, complex arguments and results as their planes."""
+    avals = jaxpr.in_avals
+    if any(map(is_complex, (*avals, *jaxpr.out_avals))):
+        donated = each_plane(donated, avals) if donated else ()
+        input_names = plane_names(input_names, avals) if input_names else ()
+        jaxpr = with_planes(jaxpr)
+    return compile_jaxpr(jaxpr, name=name, chip=chip, donated=donated, input_names=input_names)
 
 
 def as_array(value: Any) -> Any:

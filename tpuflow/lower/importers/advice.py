@@ -23,16 +23,6 @@ FAMILIES = (
         ("cholesky_update", "eig", "geqp3", "hessenberg", "schur", "spsolve", "symmetric_product", "tridiagonal"),
     ),
     Family(
-        "a Fourier transform",
-        f"multiply by a matrix of cosines and one of sines; or {ELSEWHERE}",
-        ("fft",),
-    ),
-    Family(
-        "arithmetic of complex numbers",
-        "carry the real and the imaginary part as two float32 arrays",
-        ("complex", "conj", "imag", "real"),
-    ),
-    Family(
         "a call of the host in the middle of a step, which the device does not wait for",
         "do it before the step and pass the result in with the batch, or return what the host needs from the step (a tpuflow.Callback "
         "sees the figures of every step)",

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 
 from tpuflow.dtypes import S32
 from tpuflow.errors import GraphError, UnsupportedDtypeError, UnsupportedPrimitiveError
@@ -17,10 +18,11 @@ from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr
 from tpuflow.jaxprs.expansions import EXPANSIONS
 from tpuflow.jaxprs.walk import walk
 from tpuflow.lower.graph.builder import Builder
-from tpuflow.lower.graph.graph import Graph, TensorType, Value
+from tpuflow.lower.graph.graph import Graph, Value
 from tpuflow.lower.importers.advice import advice
-from tpuflow.lower.importers.jaxpr.registry import KEYED, RULES, Rule
-from tpuflow.lower.importers.jaxpr.types import type_of
+from tpuflow.lower.importers.jaxpr.registry import COMPLEX, KEYED, PLANEWISE, RULES, STRUCTURAL, Rule
+from tpuflow.lower.importers.jaxpr.types import port_type, type_of
+from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, plane_by_plane, planes
 from tpuflow.lower.operations.forms import UnsupportedForm
 
 
@@ -42,11 +44,12 @@ def lower_with_calls(
       UnsupportedDtypeError: a value has a type that the device does not have.
     """
     named = tuple(input_names) or tuple(f"argument {i}" for i in range(len(closed_jaxpr.in_avals)))
-    types = [type_of(aval, where) for aval, where in zip(closed_jaxpr.in_avals, named, strict=True)]
+    types = [port_type(aval, where) for aval, where in zip(closed_jaxpr.in_avals, named, strict=True)]
+    _ = [port_type(aval, f"result {i}") for i, aval in enumerate(closed_jaxpr.out_avals)]
     check_axes(closed_jaxpr, name)
     b = Builder(name, types, input_names)
     pruned = compat.prune(compat.discharged(closed_jaxpr))
-    outputs = inline(b, pruned, b.inputs)
+    outputs = planes(inline(b, pruned, b.inputs))
     for port, value in enumerate(v for _, values in b.calls for v in values):
         b.outfeed(port, value)
     return b.finish(outputs, output_names), tuple(call for call, _ in b.calls)
@@ -67,7 +70,7 @@ def check_axes(closed_jaxpr: ClosedJaxpr, name: str) -> None:
             )
 
 
-def inline(b: Builder, jaxpr: ClosedJaxpr | Jaxpr, operands: Sequence[Value]) -> tuple[Value, ...]:
+def inline(b: Builder, jaxpr: ClosedJaxpr | Jaxpr, operands: Sequence[Number]) -> tuple[Number, ...]:
     """Append a jaxpr's equations to the builder with `operands` as its inputs; the values of its outputs."""
     return tuple(walk(jaxpr, operands, partial(_lower, b), partial(_constant, b), partial(_at, b)))
 
@@ -83,12 +86,15 @@ def _at(b: Builder, equation: Equation) -> Iterator[None]:
         yield
 
 
-def _constant(b: Builder, atom: Any, value: Any) -> Value:
+def _constant(b: Builder, atom: Any, value: Any) -> Number:
     """A literal or captured array, which may be wider than the type JAX gives it."""
-    return b.constant(compat.key_data(value).astype(type_of(atom.aval, b.source).dtype.numpy))
+    kind, data = type_of(atom.aval, b.source), compat.key_data(value)
+    if isinstance(kind, ComplexType):
+        return Complex(*(b.constant(np.array(part, np.float32)) for part in (data.real, data.imag)))
+    return b.constant(data.astype(kind.dtype.numpy))
 
 
-def _lower(b: Builder, equation: Equation, operands: list[Value]) -> tuple[Value, ...]:
+def _lower(b: Builder, equation: Equation, operands: list[Number]) -> tuple[Number, ...]:
     """Run the equation's rule and hold its results against the types JAX gave them."""
     where = _location(b, equation)
     try:
@@ -115,24 +121,54 @@ def _location(b: Builder, equation: Equation) -> str:
     return compat.location_of(equation) or b.source or "unknown source line"
 
 
-def _apply(b: Builder, equation: Equation, operands: list[Value]) -> tuple[Value, ...]:
+def _apply(b: Builder, equation: Equation, operands: list[Number]) -> tuple[Number, ...]:
     name = equation.primitive.name
     if (expand := EXPANSIONS.get(name)) is not None:
         with jax.disable_jit(False):  # loops stay loops
             expanded = expand(*(v.aval for v in equation.invars), **equation.params)
         return inline(b, expanded, operands)
     if (function := compat.host_function(equation)) is not None:
+        arrays = _real(operands)
         call = HostCall(function, len(operands), _location(b, equation))
-        b.calls.append((call, tuple(operands) or (b.scalar(0, S32),)))
+        b.calls.append((call, tuple(arrays) or (b.scalar(0, S32),)))
         return ()
-    rule = RULES.get(name)
+    rule = RULES.get(name) or COMPLEX.get(name)
     if rule is None:
         raise UnsupportedPrimitiveError(
             f"{_location(b, equation)}: no lowering rule for jaxpr primitive {_described(equation)}. {advice(name)}"
         )
+    if name not in STRUCTURAL and any(isinstance(type_of(v.aval), ComplexType) for v in (*equation.invars, *equation.outvars)):
+        return _apply_to_complex(b, rule, equation, operands)
     if name in KEYED or not any(compat.is_key(v.aval) for v in (*equation.invars, *equation.outvars)):
         return rule(b, *operands, params=equation.params)
-    return _apply_to_words(b, rule, equation, operands)
+    return _apply_to_words(b, rule, equation, _real(operands))
+
+
+def _real(operands: Sequence[Number]) -> list[Value]:
+    """Operands of which none is complex.
+
+    Raises:
+      UnsupportedForm: one is.
+    """
+    if any(isinstance(x, Complex) for x in operands):
+        raise UnsupportedForm("complex numbers; give it their real and their imaginary part, x.real and x.imag")
+    return [x for x in operands if isinstance(x, Value)]
+
+
+def _apply_to_complex(b: Builder, rule: Rule, equation: Equation, operands: list[Number]) -> tuple[Number, ...]:
+    """A rule for complex numbers, or one that moves elements, done with both planes."""
+    name, params = equation.primitive.name, equation.params
+    if (own := COMPLEX.get(name)) is not None:
+        return own(b, *operands, params=params)
+    if name not in PLANEWISE:
+        raise UnsupportedForm("complex numbers; give it their real and their imaginary part, x.real and x.imag")
+    of_plane = iter([{key: _part(value, part) for key, value in params.items()} for part in ("real", "imag")])
+    return plane_by_plane(b, lambda b, *arrays: rule(b, *arrays, params=next(of_plane)), operands)
+
+
+def _part(value: Any, part: str) -> Any:
+    """A parameter for one of the planes: what is a complex number there is its part."""
+    return getattr(value, part) if isinstance(value, complex | np.complexfloating) else value
 
 
 def _apply_to_words(b: Builder, rule: Rule, equation: Equation, operands: list[Value]) -> tuple[Value, ...]:
@@ -159,5 +195,5 @@ def _described(equation: Equation) -> str:
     return f"{equation.primitive.name!r} on ({operands})"
 
 
-def _listed(types: Sequence[TensorType]) -> str:
+def _listed(types: Sequence[Type]) -> str:
     return f"({', '.join(map(str, types))})"

@@ -12,6 +12,14 @@ KEYED: set[str] = set()
 each of the two words."""
 
 
+COMPLEX = Rules()
+"""The rules of primitives on complex numbers, whose operands and results are `Complex` where the jaxpr's are complex."""
+PLANEWISE: set[str] = set()
+"""Primitives that do the same with the real and with the imaginary plane of complex numbers."""
+STRUCTURAL: set[str] = set()
+"""Primitives whose rules hand on values of any kind."""
+
+
 def lowers(*primitives: str, keys: bool = False) -> Callable[[Callable[..., Results]], Callable[..., Results]]:
     """Enter the decorated function as the rule of the named primitives. Its keyword-only arguments are the parameters it reads."""
     KEYED.update(primitives if keys else ())
@@ -24,4 +32,4 @@ def enter(operations: Mapping[str, Callable[..., Results]], *, keys: bool = Fals
     RULES.enter(operations, **arguments)
 
 
-__all__ = ["KEYED", "RULES", "Rule", "bound", "enter", "lowers"]
+__all__ = ["COMPLEX", "KEYED", "PLANEWISE", "RULES", "STRUCTURAL", "Rule", "bound", "enter", "lowers"]

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from tpuflow.dtypes import U32
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import UnsupportedDtypeError
 from tpuflow.jaxprs.compat import KEY_IMPLEMENTATIONS, is_key, key_words, opened
 from tpuflow.lower.graph.graph import TensorType
+from tpuflow.lower.operations.complex import ComplexType, Type
 
 
-def type_of(aval: Any, where: str = "") -> TensorType:
-    """The graph type of a JAX type; random keys become u32 words along a last axis.
+def type_of(aval: Any, where: str = "") -> Type:
+    """The graph type of a JAX type; random keys become u32 words along a last axis, complex64 two planes.
 
     Raises:
-      UnsupportedDtypeError: 64-bit, complex and other types that the device does not have; keys of a generator that is not JAX's.
+      UnsupportedDtypeError: 64-bit and other types that the device does not have; keys of a generator that is not JAX's.
     """
     if not hasattr(aval, "dtype"):
         raise UnsupportedDtypeError(f"{where}: the device has no values of type {aval}; arrays and random keys only.")
@@ -29,9 +32,31 @@ def type_of(aval: Any, where: str = "") -> TensorType:
         return TensorType(U32, (*aval.shape, *key_shape))
     if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         raise UnsupportedDtypeError(f"{where}: the device has no element type {aval.dtype}.")
+    if aval.dtype == np.complex64:
+        return ComplexType(tuple(map(int, aval.shape)))
     return TensorType(dtype_of(aval.dtype, where), tuple(map(int, aval.shape)))
 
 
-def result_types(jaxpr: Any) -> list[TensorType]:
+def port_type(aval: Any, where: str = "") -> TensorType:
+    """The graph type of what goes in or out, which is never complex.
+
+    Raises:
+      UnsupportedDtypeError: as `type_of`, and complex types.
+    """
+    found = type_of(aval, where)
+    return found if isinstance(found, TensorType) else TensorType(dtype_of(aval.dtype, where), found.shape)
+
+
+def types_of(variables: Sequence[Any]) -> list[Type]:
+    """The graph types of a jaxpr's variables."""
+    return [type_of(v.aval) for v in variables]
+
+
+def result_types(jaxpr: Any) -> list[Type]:
     """The graph types of a jaxpr's outputs."""
-    return [type_of(v.aval) for v in opened(jaxpr)[0].outvars]
+    return types_of(opened(jaxpr)[0].outvars)
+
+
+def argument_types(jaxpr: Any) -> list[Type]:
+    """The graph types of a jaxpr's inputs."""
+    return types_of(opened(jaxpr)[0].invars)

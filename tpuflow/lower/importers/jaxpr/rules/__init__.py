@@ -2,6 +2,7 @@
 
 from tpuflow.lower.importers.jaxpr.rules import (
     collectives,
+    complex,
     control,
     elementwise,
     exported,
@@ -13,4 +14,6 @@ from tpuflow.lower.importers.jaxpr.rules import (
     reductions,
 )
 
-__all__ = ["collectives", "control", "elementwise", "exported", "indexing", "linalg", "movement", "products", "random", "reductions"]
+__all__ = [
+    "collectives", "complex", "control", "elementwise", "exported", "indexing", "linalg", "movement", "products", "random", "reductions",
+]  # fmt: skip

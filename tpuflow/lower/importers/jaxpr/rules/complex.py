@@ -1,0 +1,76 @@
+"""Rules of complex numbers, and of Fourier transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tpuflow.dtypes import F32
+from tpuflow.dtypes import from_numpy as dtype_of
+from tpuflow.jaxprs.calls import CALLS
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import Value
+from tpuflow.lower.importers.jaxpr.registry import COMPLEX, PLANEWISE, RULES, STRUCTURAL
+from tpuflow.lower.importers.jaxpr.rules import products  # noqa: F401  (whose rules are used here)
+from tpuflow.lower.operations import complex as numbers
+from tpuflow.lower.operations import movement
+from tpuflow.lower.operations.complex import Complex, Number, bilinear
+from tpuflow.lower.operations.fft import fft
+
+STRUCTURAL.update(CALLS, (
+    "cond", "while", "scan", "optimization_barrier", "copy", "stop_gradient", "device_put", "sharding_constraint", "layout_constraint",
+    "reshard", "name", "pvary", "stage", "tie", "dce_sink",
+))  # fmt: skip
+PLANEWISE.update((
+    "add", "add_any", "all_gather", "all_to_all", "broadcast_in_dim", "concatenate", "cumsum", "dynamic_slice", "dynamic_update_slice",
+    "gather", "neg", "pad", "pbroadcast", "ppermute", "psum", "psum_invariant", "reduce_precision", "reduce_sum", "reduce_window_sum",
+    "reshape", "rev", "scatter", "scatter-add", "scatter-sub", "select_n", "slice", "split", "squeeze", "stack", "sub", "tile", "transpose",
+    "unstack", "reduce_scatter",
+))  # fmt: skip
+COMPLEX.enter({
+    "real": numbers.real, "imag": numbers.imag, "complex": numbers.make, "mul": numbers.mul, "div": numbers.div, "abs": numbers.absolute,
+    "sign": numbers.sign_of, "is_finite": numbers.is_finite, "eq": numbers.eq, "ne": numbers.ne, "exp": numbers.exp, "log": numbers.log,
+    "log1p": numbers.log1p, "expm1": numbers.expm1, "sin": numbers.sin, "cos": numbers.cos, "tan": numbers.tan, "sinh": numbers.sinh_of,
+    "cosh": numbers.cosh_of, "tanh": numbers.tanh, "logistic": numbers.logistic, "sqrt": numbers.sqrt, "rsqrt": numbers.rsqrt,
+    "square": numbers.square, "pow": numbers.power, "integer_pow": numbers.integer_pow, "reduce_prod": numbers.reduce_prod,
+    "cumprod": numbers.cumprod,
+})  # fmt: skip
+
+
+@COMPLEX.lowers("conj")
+def _conj(b: Builder, x: Number) -> Complex:
+    return numbers.conj(b, x)
+
+
+@COMPLEX.lowers("convert_element_type")
+def _convert(b: Builder, x: Number, *, new_dtype: Any) -> Number:
+    return numbers.convert(b, x, None if np.dtype(new_dtype).kind == "c" else dtype_of(new_dtype))
+
+
+@COMPLEX.lowers("iota")
+def _iota(b: Builder, *, shape: Sequence[int], dimension: int) -> Complex:
+    return numbers.as_complex(b, movement.iota(b, F32, shape, dimension))
+
+
+@COMPLEX.lowers("fft")
+def _fft(b: Builder, x: Number, *, fft_type: Any, fft_lengths: Sequence[int]) -> Number:
+    return fft(b, x, kind=fft_type.name, lengths=fft_lengths)
+
+
+def _product(name: str) -> Callable[..., Complex]:
+    """The rule of a primitive that is linear in both operands: four times that of real numbers."""
+
+    def rule(b: Builder, x: Number, y: Number, **params: Any) -> Complex:
+        def once(p: Value, q: Value) -> Value:
+            (result,) = RULES[name](b, p, q, params={**params, "preferred_element_type": None})
+            return result
+
+        return bilinear(b, once, x, y)
+
+    return rule
+
+
+for _name in ("dot_general", "conv_general_dilated"):
+    COMPLEX.enter({_name: _product(_name)}, **{parameter: parameter for parameter, _ in RULES[_name].params})

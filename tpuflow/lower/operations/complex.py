@@ -1,0 +1,327 @@
+"""Complex numbers, of which the device has none: a value is two f32 arrays, its real and its imaginary plane.
+
+What moves elements is done with each plane; what computes is written out here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tpuflow.dtypes import F32, DType
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import TensorType, Value
+from tpuflow.lower.operations import reducers
+from tpuflow.lower.operations.elementwise import aligned, maximum, minimum
+from tpuflow.lower.operations.special import cosh, sinh
+
+
+@dataclass(frozen=True, slots=True)
+class ComplexType:
+    """The type of an array of complex64."""
+
+    shape: tuple[int, ...]
+
+    @property
+    def plane(self) -> TensorType:
+        """The type of either plane."""
+        return TensorType(F32, self.shape)
+
+    @property
+    def planes(self) -> tuple[TensorType, TensorType]:
+        """Of the real and of the imaginary plane."""
+        return self.plane, self.plane
+
+    def __str__(self) -> str:
+        return f"c64[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Complex:
+    """A complex value: its planes."""
+
+    real: Value
+    imag: Value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.real.shape
+
+    @property
+    def type(self) -> ComplexType:
+        return ComplexType(self.shape)
+
+
+Number = Value | Complex
+Type = TensorType | ComplexType
+
+
+def planes(values: Sequence[Number]) -> list[Value]:
+    """The arrays that values are made of."""
+    return [plane for x in values for plane in ((x.real, x.imag) if isinstance(x, Complex) else (x,))]
+
+
+def plane_types(types: Sequence[Type]) -> list[TensorType]:
+    """Their types."""
+    return [plane for t in types for plane in (t.planes if isinstance(t, ComplexType) else (t,))]
+
+
+def packed(arrays: Sequence[Value], types: Sequence[Type]) -> tuple[Number, ...]:
+    """Values of these types of their planes."""
+    left = iter(arrays)
+    return tuple(Complex(next(left), next(left)) if isinstance(t, ComplexType) else next(left) for t in types)
+
+
+def as_complex(b: Builder, x: Number) -> Complex:
+    """A real value with an imaginary plane of zeros."""
+    if isinstance(x, Complex):
+        return x
+    wide = b.convert(x, F32)
+    return Complex(wide, b.full_like(wide, 0))
+
+
+def _alike(b: Builder, x: Number, y: Number) -> tuple[Complex, Complex]:
+    """Both complex, and of one shape."""
+    first, second = as_complex(b, x), as_complex(b, y)
+    arrays = aligned(b, *planes((first, second)))
+    return Complex(*arrays[:2]), Complex(*arrays[2:])
+
+
+def plane_by_plane(b: Builder, operation: Callable[..., Value | tuple[Value, ...]], operands: Sequence[Number]) -> tuple[Number, ...]:
+    """What moves elements, done with the real planes and then with the imaginary ones; real operands (indices, conditions) as they are."""
+    found = [operation(b, *((x.real, x.imag)[i] if isinstance(x, Complex) else x for x in operands)) for i in range(2)]
+    real, imag = (x if isinstance(x, tuple) else (x,) for x in found)
+    return tuple(Complex(*pair) for pair in zip(real, imag, strict=True))
+
+
+# --- arithmetic ---------------------------------------------------------------------------------------------------------
+
+
+def real(b: Builder, x: Complex) -> Value:
+    """The real plane."""
+    return x.real
+
+
+def imag(b: Builder, x: Complex) -> Value:
+    """The imaginary plane."""
+    return x.imag
+
+
+def make(b: Builder, x: Value, y: Value) -> Complex:
+    """x + i y."""
+    return Complex(*aligned(b, x, y))
+
+
+def conj(b: Builder, x: Number) -> Complex:
+    """x with its imaginary part negated."""
+    x = as_complex(b, x)
+    return Complex(x.real, b.neg(x.imag))
+
+
+def mul(b: Builder, x: Complex, y: Complex) -> Complex:
+    """Four products."""
+    x, y = _alike(b, x, y)
+    real_part = b.sub(b.mul(x.real, y.real), b.mul(x.imag, y.imag))
+    return Complex(real_part, b.add(b.mul(x.real, y.imag), b.mul(x.imag, y.real)))
+
+
+def div(b: Builder, x: Complex, y: Complex) -> Complex:
+    """Smith's method: the smaller part of y over the larger (R. L. Smith, "Algorithm 116: Complex division", 1962)."""
+    x, y = _alike(b, x, y)
+    flat = b.ge(b.abs(y.real), b.abs(y.imag))
+    large, small = b.select(flat, y.real, y.imag), b.select(flat, y.imag, y.real)
+    ratio = b.select(b.eq(large, 0), 0, b.div(small, large))
+    below = b.add(large, b.mul(small, ratio))
+    first, second = b.select(flat, x.real, x.imag), b.select(flat, x.imag, x.real)
+    turned = b.sub(second, b.mul(first, ratio))
+    return Complex(b.div(b.add(first, b.mul(second, ratio)), below), b.div(b.select(flat, turned, b.neg(turned)), below))
+
+
+def absolute(b: Builder, x: Complex) -> Value:
+    """Without overflow where the result has none."""
+    a, c = b.abs(x.real), b.abs(x.imag)
+    large, small = maximum(b, a, c), minimum(b, a, c)
+    ratio = b.select(b.eq(large, 0), 0, b.div(small, large))
+    finite = b.mul(large, b.sqrt(b.add(b.mul(ratio, ratio), 1)))
+    return b.select(b.eq(large, math.inf), large, finite)
+
+
+def angle(b: Builder, x: Complex) -> Value:
+    """Of x, in radians."""
+    return b.atan2(x.imag, x.real)
+
+
+def sign_of(b: Builder, x: Complex) -> Complex:
+    """x / |x|; 0 where x is."""
+    size = absolute(b, x)
+    nothing = b.eq(size, 0)
+    return Complex(*(b.select(nothing, p, b.div(p, b.select(nothing, 1, size))) for p in (x.real, x.imag)))
+
+
+def is_finite(b: Builder, x: Complex) -> Value:
+    """Both parts are."""
+    return b.and_(b.is_finite(x.real), b.is_finite(x.imag))
+
+
+def eq(b: Builder, x: Complex, y: Complex) -> Value:
+    """Both parts are equal."""
+    x, y = _alike(b, x, y)
+    return b.and_(b.eq(x.real, y.real), b.eq(x.imag, y.imag))
+
+
+def ne(b: Builder, x: Complex, y: Complex) -> Value:
+    """A part differs."""
+    x, y = _alike(b, x, y)
+    return b.or_(b.ne(x.real, y.real), b.ne(x.imag, y.imag))
+
+
+def exp(b: Builder, x: Complex) -> Complex:
+    """e^a (cos c + i sin c)."""
+    size = b.exp(x.real)
+    return Complex(b.mul(size, b.cos(x.imag)), b.mul(size, b.sin(x.imag)))
+
+
+def log(b: Builder, x: Complex) -> Complex:
+    """Of the size, and the angle."""
+    return Complex(b.log(absolute(b, x)), angle(b, x))
+
+
+def log1p(b: Builder, x: Complex) -> Complex:
+    """log(1 + x)."""
+    return log(b, Complex(b.add(x.real, 1), x.imag))
+
+
+def expm1(b: Builder, x: Complex) -> Complex:
+    """exp(x) - 1, whose real part is expm1(a) cos(c) - 2 sin(c / 2)^2."""
+    half = b.sin(b.mul(x.imag, 0.5))
+    real_part = b.sub(b.mul(b.expm1(x.real), b.cos(x.imag)), b.mul(b.mul(half, half), 2))
+    return Complex(real_part, b.mul(b.exp(x.real), b.sin(x.imag)))
+
+
+def sin(b: Builder, x: Complex) -> Complex:
+    """sin a cosh c + i cos a sinh c."""
+    return Complex(b.mul(b.sin(x.real), cosh(b, x.imag)), b.mul(b.cos(x.real), sinh(b, x.imag)))
+
+
+def cos(b: Builder, x: Complex) -> Complex:
+    """cos a cosh c - i sin a sinh c."""
+    return Complex(b.mul(b.cos(x.real), cosh(b, x.imag)), b.neg(b.mul(b.sin(x.real), sinh(b, x.imag))))
+
+
+def tan(b: Builder, x: Complex) -> Complex:
+    """sin x / cos x."""
+    return div(b, sin(b, x), cos(b, x))
+
+
+def sinh_of(b: Builder, x: Complex) -> Complex:
+    """sinh a cos c + i cosh a sin c."""
+    return Complex(b.mul(sinh(b, x.real), b.cos(x.imag)), b.mul(cosh(b, x.real), b.sin(x.imag)))
+
+
+def cosh_of(b: Builder, x: Complex) -> Complex:
+    """cosh a cos c + i sinh a sin c."""
+    return Complex(b.mul(cosh(b, x.real), b.cos(x.imag)), b.mul(sinh(b, x.real), b.sin(x.imag)))
+
+
+def tanh(b: Builder, x: Complex) -> Complex:
+    """(t (1 + u^2) + i u (1 - t^2)) / (1 + t^2 u^2), with t = tanh(a), u = tan(c): no part overflows where the result does not."""
+    t, u = b.tanh(x.real), b.div(b.sin(x.imag), b.cos(x.imag))
+    square = b.mul(u, u)
+    below = b.add(b.mul(b.mul(t, t), square), 1)
+    return Complex(
+        b.div(b.mul(t, b.add(square, 1)), below), b.div(b.mul(u, b.mul(b.sub(1, t), b.add(t, 1))), below)
+    )  # fmt: skip
+
+
+def logistic(b: Builder, x: Complex) -> Complex:
+    """1 / (1 + exp(-x))."""
+    below = exp(b, Complex(b.neg(x.real), b.neg(x.imag)))
+    return div(b, as_complex(b, b.full_like(x.real, 1)), Complex(b.add(below.real, 1), below.imag))
+
+
+def sqrt(b: Builder, x: Complex) -> Complex:
+    """Of positive real part: the part that does not cancel first, the other by division."""
+    size = b.sqrt(b.mul(b.add(absolute(b, x), b.abs(x.real)), 0.5))
+    other = b.select(b.eq(size, 0), 0, b.div(b.abs(x.imag), b.mul(b.select(b.eq(size, 0), 1, size), 2)))
+    right = b.ge(x.real, 0)
+    upper = b.select(right, other, size)
+    downwards = b.lt(x.imag, 0)
+    return Complex(b.select(right, size, other), b.select(downwards, b.neg(upper), upper))
+
+
+def rsqrt(b: Builder, x: Complex) -> Complex:
+    """1 / sqrt(x)."""
+    return div(b, as_complex(b, b.full_like(x.real, 1)), sqrt(b, x))
+
+
+def square(b: Builder, x: Complex) -> Complex:
+    """x x, its real part as (a - c)(a + c)."""
+    return Complex(b.mul(b.sub(x.real, x.imag), b.add(x.real, x.imag)), b.mul(b.mul(x.real, x.imag), 2))
+
+
+def integer_pow(b: Builder, x: Complex, *, y: int) -> Complex:
+    """Repeated squaring."""
+    result, base, left = as_complex(b, b.full_like(x.real, 1)), x, abs(y)
+    while left:
+        result, base, left = (mul(b, result, base) if left % 2 else result), (mul(b, base, base) if left > 1 else base), left // 2
+    return result if y >= 0 else div(b, as_complex(b, b.full_like(x.real, 1)), result)
+
+
+def power(b: Builder, x: Number, y: Number) -> Complex:
+    """exp(y log x); 0 where x is, 1 where y is."""
+    x, y = _alike(b, x, y)
+    found = exp(b, mul(b, y, log(b, x)))
+    nothing = b.and_(b.eq(x.real, 0), b.eq(x.imag, 0))
+    one = b.and_(b.eq(y.real, 0), b.eq(y.imag, 0))
+    return Complex(b.select(one, 1, b.select(nothing, 0, found.real)), b.select(b.or_(one, nothing), 0, found.imag))
+
+
+# --- sums of products -----------------------------------------------------------------------------------------------------
+
+
+def bilinear(b: Builder, product: Callable[[Value, Value], Value], x: Number, y: Number) -> Complex:
+    """A product of arrays that is linear in both: of four of planes; those with planes of zeros are left out."""
+
+    def times(p: Value, q: Value) -> Value | None:
+        return None if 0 in (b.known(p), b.known(q)) else product(p, q)
+
+    x, y = as_complex(b, x), as_complex(b, y)
+    found = [times(p, q) for p, q in ((x.real, y.real), (x.imag, y.imag), (x.real, y.imag), (x.imag, y.real))]
+    given = next((f for f in found if f is not None), None)
+    zeros = b.full_like(product(x.real, y.real) if given is None else given, 0)
+    first, second, third, fourth = (zeros if f is None else f for f in found)
+    return Complex(b.sub(first, second), b.add(third, fourth))
+
+
+def reduce_prod(b: Builder, x: Complex, *, axes: Sequence[int]) -> Complex:
+    """In a halving tree."""
+
+    def step(b: Builder, *parts: Value) -> tuple[Value, Value]:
+        both = mul(b, Complex(*parts[:2]), Complex(*parts[2:]))
+        return both.real, both.imag
+
+    ones = b.scalar(1.0), b.scalar(0.0)
+    return Complex(*reducers.reduce_by(b, step, (x.real, x.imag), ones, tuple(axes)))
+
+
+def cumprod(b: Builder, x: Complex, *, axis: int, reverse: bool) -> Complex:
+    """Doubling steps: after step k every position holds the product of the 2^k before it."""
+    shift = 1
+    while shift < x.shape[axis]:
+        by = -shift if reverse else shift
+        low = [by if i == axis else 0 for i in range(len(x.shape))]
+        moved = Complex(*(b.pad(p, fill, low, [-n for n in low]) for p, fill in ((x.real, 1.0), (x.imag, 0.0))))
+        x, shift = mul(b, x, moved), 2 * shift
+    return x
+
+
+def convert(b: Builder, x: Number, dtype: DType | None) -> Number:
+    """Into a type of the device (the real plane), or into complex numbers (None)."""
+    if dtype is None:
+        return as_complex(b, x)
+    if not isinstance(x, Complex):
+        return b.convert(x, dtype)
+    if dtype.kind == "pred":
+        return b.or_(b.ne(x.real, 0), b.ne(x.imag, 0))
+    return b.convert(x.real, dtype)

@@ -1,0 +1,57 @@
+"""Complex arguments and results: a Program takes and gives their real and imaginary planes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tpuflow.jaxprs.compat import ClosedJaxpr, jaxpr_as_fun
+
+T = TypeVar("T")
+
+
+def is_complex(aval: Any) -> bool:
+    """Whether values of a type are complex64."""
+    return aval.dtype == np.complex64
+
+
+def with_planes(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same function of planes, in the order of the complex values that they stand for; it gives planes."""
+    types = closed.in_avals
+    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False)) for a in types]
+    flat = [plane for s in specs for plane in ((jax.ShapeDtypeStruct(s.shape, np.float32),) * 2 if is_complex(s) else (s,))]
+
+    def of_planes(*arrays: Any) -> list[Any]:
+        return split(jaxpr_as_fun(closed)(*joined(arrays, types)), closed.out_avals)
+
+    return jax.make_jaxpr(of_planes)(*flat)
+
+
+def split(values: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
+    """Values of these types with the planes of complex ones in their place."""
+    return [plane for x, aval in zip(values, avals, strict=True) for plane in (_planes(x) if is_complex(aval) else (x,))]
+
+
+def _planes(x: Any) -> tuple[Any, Any]:
+    return (np.array(x.real), np.array(x.imag)) if isinstance(x, np.ndarray) else (jnp.real(x), jnp.imag(x))
+
+
+def joined(arrays: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
+    """The opposite of `split`."""
+    left = iter(arrays)
+    return [jax.lax.complex(jnp.asarray(next(left)), jnp.asarray(next(left))) if is_complex(aval) else next(left) for aval in avals]
+
+
+def each_plane(facts: Iterable[T], avals: Sequence[Any]) -> tuple[T, ...]:
+    """What is known of each value, for each of its planes."""
+    return tuple(fact for fact, aval in zip(facts, avals, strict=True) for _ in range(2 if is_complex(aval) else 1))
+
+
+def plane_names(names: Sequence[str], avals: Sequence[Any]) -> tuple[str, ...]:
+    """Names of values, with ".real" and ".imag" for the planes of complex ones."""
+    parts = zip(names, avals, strict=True)
+    return tuple(f"{name}{part}" for name, aval in parts for part in ((".real", ".imag") if is_complex(aval) else ("",)))
