@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 from tests import coverage
 from tpuflow.lower.importers.advice import FAMILIES
 
 
 def test_every_primitive_of_jax_and_every_operation_of_stablehlo_is_on_the_page() -> None:
-    assert not coverage.unknown()
+    """Otherwise: python -m tests.coverage"""
+    done = subprocess.run([sys.executable, "-m", "tests.coverage", "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_primitive_that_jax_gets_is_missed(monkeypatch) -> None:
@@ -21,11 +25,6 @@ def test_a_primitive_that_jax_gets_is_missed(monkeypatch) -> None:
 def test_nothing_is_in_two_groups() -> None:
     for groups in (coverage.primitives(), coverage.operations()):
         assert sum(map(len, groups.values())) == len(set().union(*groups.values()))
-
-
-def test_the_page_is_what_its_generator_writes() -> None:
-    """Otherwise: python -m tests.coverage"""
-    assert coverage.PAGE.read_text() == coverage.page()
 
 
 def test_what_has_no_rule_says_what_to_do_instead() -> None:

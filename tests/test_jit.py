@@ -380,3 +380,26 @@ def test_keys_of_any_of_jaxs_generators_go_in_and_come_out(implementation):
     np.testing.assert_array_equal(jax.random.key_data(found[0]), jax.random.key_data(expected[0]))
     np.testing.assert_array_equal(found[1], expected[1])
     np.testing.assert_array_equal(jax.jit(tpuflow.jit(split))(key)[1], expected[1])
+
+
+@pytest.mark.parametrize("engine", ["reference", "fast"])
+def test_complex_arguments_and_results_cross_as_their_planes(engine):
+    z = jnp.asarray((np.arange(6) + 1j * np.arange(6)[::-1]).reshape(2, 3), jnp.complex64)
+
+    def turned(z, by):
+        return {"spectrum": jnp.fft.fft(z) * by, "real": z.real + 1}
+
+    jitted = tpuflow.jit(turned, engine=engine, donate_argnums=0)
+    program = jitted.program(z, 2j)
+    assert [port.name for port in program.inputs] == ["z.real", "z.imag", "by.real", "by.imag"]
+    found, expected = jitted(jnp.copy(z), 2j), turned(z, 2j)
+    assert found["spectrum"].dtype == jnp.complex64
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
+
+
+def test_complex_functions_are_differentiated_and_batched():
+    x = jnp.arange(8.0).reshape(2, 4)
+    spectrum = tpuflow.jit(jnp.fft.rfft)
+    for differentiable in (spectrum, jnp.fft.rfft):
+        found = jax.vmap(jax.grad(lambda row, fft=differentiable: jnp.abs(fft(row) + 1j).sum()))(x)
+        np.testing.assert_allclose(found, jax.vmap(jax.grad(lambda row: jnp.abs(jnp.fft.rfft(row) + 1j).sum()))(x), atol=1e-5)

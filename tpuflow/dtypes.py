@@ -68,10 +68,7 @@ def from_numpy(dtype: object, where: str = "") -> DType:
 def _instead(dtype: np.dtype) -> str:
     """What to do without a type."""
     if dtype.kind == "c":
-        return (
-            "Carry the real and the imaginary part as two float32 arrays; a Fourier transform is a product with a matrix of cosines and "
-            "one with a matrix of sines."
-        )
+        return "Carry the real and the imaginary part as two float32 arrays; tpuflow.jit does so with complex64."
     if dtype.itemsize == 8 and dtype.kind in "fiu":
         return f"Cast the array, x.astype({dtype.name.replace('64', '32')!r}), or leave jax_enable_x64 off."
     return "Cast the array with x.astype(...)."

@@ -196,12 +196,12 @@ def the_line_of_the_model_under_autocast():
     tpuflow.train(Orthogonal(), (inputs, labels), "mixed")
 
 
-@mistake(UnsupportedDtypeError, "train.py:5", "complex64", "a product with a matrix of cosines")
-def a_fourier_transform_inside_of_a_model():
-    class Fourier(nn.Module):
+@mistake(UnsupportedDtypeError, "params", "complex64", "two float32 arrays")
+def complex_parameters_of_a_model():
+    class Rotated(nn.Module):
         @nn.compact
         def __call__(self, x):
-            x = nn.Dense(3)(x)
-            return jnp.abs(jnp.fft.fft(x))
+            w = self.param("w", nn.initializers.normal(), (7, 3), jnp.complex64)
+            return jnp.abs(x @ w)
 
-    tpuflow.train(Fourier(), (inputs, labels))
+    tpuflow.train(Rotated(), (inputs, labels))

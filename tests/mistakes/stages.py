@@ -91,12 +91,12 @@ def a_factorisation_with_pivots():
     tpuflow.jit(orthogonal)(inputs)
 
 
-@mistake(UnsupportedDtypeError, "train.py:2", "complex64", "two float32 arrays")
-def complex_numbers():
-    def rotated(x):
-        return jnp.real(x * jnp.exp(1j * x))
+@mistake(UnsupportedPrimitiveError, "train.py:2", "'sort' on (complex64[40,7], int32[40,7])", "real and their imaginary part")
+def complex_numbers_in_order():
+    def sorted_places(x):
+        return jnp.argsort(x * jnp.exp(1j * x))
 
-    tpuflow.jit(rotated)(inputs)
+    tpuflow.jit(sorted_places)(inputs)
 
 
 @mistake(UnsupportedDtypeError, "x:", "float64", "x.astype('float32')")

@@ -100,6 +100,8 @@ def _expand_linear_solve(*avals: Any, jaxprs: Any, const_lengths: Any) -> Closed
     return _traced(solves._custom_linear_solve_impl)(*avals, jaxprs=jaxprs, const_lengths=const_lengths)
 
 
+COMPLEX_EXPANSIONS: dict[str, Callable[..., ClosedJaxpr]] = {"sin": _traced(lax._sin_complex), "cos": _traced(lax._cos_complex)}
+"""The same of complex numbers."""
 EXPANSIONS: dict[str, Callable[..., ClosedJaxpr]] = {
     "philox2x32": _traced(philox2x32._philox2x32_lowering),
     "philox4x32": _traced(philox4x32._philox4x32_lowering),

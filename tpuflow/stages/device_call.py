@@ -63,7 +63,7 @@ def _types(*avals: Any, jaxpr: ClosedJaxpr, name: str, target: Target) -> tuple[
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Linearized:
-    """`forward`: inputs -> outputs and residuals. `tangent`: residuals and active tangents -> tangents of the floating and complex outputs."""
+    """`forward`: inputs -> outputs and residuals. `tangent`: residuals and active tangents -> tangents of the inexact outputs."""
 
     forward: ClosedJaxpr
     tangent: ClosedJaxpr

@@ -55,6 +55,7 @@ FAMILIES = (
         "use jax.lax.psum, pmean, pmax, all_gather, psum_scatter, all_to_all and ppermute inside of jax.shard_map, which they have",
         (
             "all_gather_done", "all_gather_reduced", "all_gather_reduced_start", "all_gather_start", "all_to_all_done", "all_to_all_start",
+            "global_array_to_host_local_array", "host_local_array_to_global_array",
             "pbroadcast_done", "pbroadcast_start", "ppermute_done", "ppermute_start", "precv", "preduced", "psend", "psum_done",
             "psum_invariant_start", "psum_start", "ragged_all_to_all", "reduce_scatter_done", "reduce_scatter_start",
             "reduced_vary_cast_p", "unreduced_psum", "unreduced_psum_start", "unreduced_reduce_scatter",

@@ -5,9 +5,11 @@ What moves elements is done with each plane; what computes is written out here.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tpuflow.dtypes import F32, DType
 from tpuflow.lower.graph.builder import Builder
@@ -67,8 +69,8 @@ def plane_types(types: Sequence[Type]) -> list[TensorType]:
     return [plane for t in types for plane in (t.planes if isinstance(t, ComplexType) else (t,))]
 
 
-def packed(arrays: Sequence[Value], types: Sequence[Type]) -> tuple[Number, ...]:
-    """Values of these types of their planes."""
+def packed(arrays: Sequence[Value], types: Sequence[Any]) -> tuple[Number, ...]:
+    """Values of their planes: two for those of a `ComplexType`, one for those of any other type."""
     left = iter(arrays)
     return tuple(Complex(next(left), next(left)) if isinstance(t, ComplexType) else next(left) for t in types)
 
@@ -262,10 +264,14 @@ def square(b: Builder, x: Complex) -> Complex:
 
 def integer_pow(b: Builder, x: Complex, *, y: int) -> Complex:
     """Repeated squaring."""
-    result, base, left = as_complex(b, b.full_like(x.real, 1)), x, abs(y)
+    one = as_complex(b, b.full_like(x.real, 1))
+    factors, left = [], abs(y)
     while left:
-        result, base, left = (mul(b, result, base) if left % 2 else result), (mul(b, base, base) if left > 1 else base), left // 2
-    return result if y >= 0 else div(b, as_complex(b, b.full_like(x.real, 1)), result)
+        factors += [x] if left % 2 else []
+        left //= 2
+        x = mul(b, x, x) if left else x
+    result = functools.reduce(lambda p, q: mul(b, p, q), factors) if factors else one
+    return result if y >= 0 else div(b, one, result)
 
 
 def power(b: Builder, x: Number, y: Number) -> Complex:
@@ -294,15 +300,15 @@ def bilinear(b: Builder, product: Callable[[Value, Value], Value], x: Number, y:
     return Complex(b.sub(first, second), b.add(third, fourth))
 
 
-def reduce_prod(b: Builder, x: Complex, *, axes: Sequence[int]) -> Complex:
-    """In a halving tree."""
+def reduce_prod(b: Builder, x: Complex, *, axes: Sequence[int], start: Complex | None = None) -> Complex:
+    """In a halving tree; `start` (one) comes first."""
 
     def step(b: Builder, *parts: Value) -> tuple[Value, Value]:
         both = mul(b, Complex(*parts[:2]), Complex(*parts[2:]))
         return both.real, both.imag
 
-    ones = b.scalar(1.0), b.scalar(0.0)
-    return Complex(*reducers.reduce_by(b, step, (x.real, x.imag), ones, tuple(axes)))
+    first = (b.scalar(1.0), b.scalar(0.0)) if start is None else (start.real, start.imag)
+    return Complex(*reducers.reduce_by(b, step, (x.real, x.imag), first, tuple(axes)))
 
 
 def cumprod(b: Builder, x: Complex, *, axis: int, reverse: bool) -> Complex:

@@ -6,8 +6,6 @@ from tpuflow.lower.importers.advice import advice as advice_on_primitive
 
 _LIKE = {
     "eig": ("custom_call lapack_", "custom_call cusolver"),
-    "fft": ("stablehlo.fft",),
-    "complex": ("stablehlo.complex", "stablehlo.real", "stablehlo.imag", "chlo.conj", "chlo._asin_acos_kernel"),
     "pure_callback": ("custom_call xla_ffi_python", "custom_call xla_python", "custom_call xla_ffi_partitioned_python", "stablehlo.send",
                       "stablehlo.recv", "stablehlo.infeed", "stablehlo.outfeed"),
     "rng_uniform": ("stablehlo.rng", "custom_call cu_threefry2x32"),
@@ -37,6 +35,7 @@ _OTHERS = {
     ),
     "It is a form of CHLO that JAX does not emit. Instead, use the StableHLO operation on arrays of one shape": (
         "chlo.broadcast_", "chlo.constant", "chlo.is_inf", "chlo.is_neg_inf", "chlo.is_pos_inf", "chlo.scan",
+        "chlo._asin_acos_kernel",
     ),
     "It is a product of groups of rows whose lengths the data say. Instead, export for platforms=['cpu'], where JAX writes it out": (
         "chlo.ragged_dot",

@@ -28,6 +28,7 @@ from tpuflow.lower.importers.stablehlo.module import (
     captured_by,
 )
 from tpuflow.lower.importers.stablehlo.parsing import BYTECODE, parse, try_elsewhere
+from tpuflow.lower.operations.complex import ComplexType
 
 
 def read_module(data: bytes | str, *, trusted: bool = False) -> Module:
@@ -121,7 +122,7 @@ class _Reader:
         try:
             return self._attribute(attributes[name])
         except TypeError as error:  # of a kind that the bindings do not know
-            return Unreadable(str(error))
+            return _complex_elements(str(error))
 
     def _attribute(self, attribute: Any) -> Any:
         if attribute not in self._attributes:
@@ -163,6 +164,8 @@ def _declared(kind: Any) -> DeclaredType:
     if not kind.has_static_shape:
         return ForeignType(str(kind), "its shape is not known when it is compiled. Export, or compile, for one shape: every axis a number.")
     element = str(kind.element_type)
+    if element == "complex<f32>":
+        return ComplexType(tuple(kind.shape))
     dtype = _WORDS.get(element)
     if dtype is None:
         counter = TensorType(U32, tuple(kind.shape)) if element == "ui64" else None
@@ -174,7 +177,7 @@ def _lacking(element: str) -> str:
     """Why there is no such element type, and what to do."""
     known = ", ".join(_WORDS)
     if element.startswith("complex"):
-        return f"the device has no complex numbers, only {known}. Carry the real and the imaginary part as two float32 arrays."
+        return f"the device has no complex numbers of two {element[8:-1]}, only of two f32. Cast the array to complex64."
     if element in ("f64", "i64", "ui64"):
         return f"the device has no 64-bit elements, only {known}. Cast the array to 32 bits, or leave jax_enable_x64 off."
     return f"the device has no such elements, only {known}. Cast the array with x.astype(...)."
@@ -187,13 +190,36 @@ def _elements(attribute: Any) -> Any:
     """The array of a dense constant; a NaN of bf16 loses its payload."""
     kind = ir.RankedTensorType(attribute.type)
     declared = _declared(kind)
-    if isinstance(declared, ForeignType):
+    if not isinstance(declared, TensorType):
         return np.array(attribute) if str(kind.element_type) in ("i64", "ui64") else Unreadable(str(kind))
     if not declared.elems:
         return np.zeros(declared.shape, declared.dtype.numpy)
     if declared.dtype == BF16:
         return _brain_floats(attribute, declared)
     return np.array(attribute).reshape(declared.shape)
+
+
+_COMPLEX = re.compile(r"dense<(?P<data>.*)> : tensor<(?P<shape>(?:\d+x)*)complex<f32>>", re.DOTALL)
+_NUMBER = re.compile(r"0x[0-9A-Fa-f]+|[-+.\deE]+")
+
+
+def _complex_elements(text: str) -> np.ndarray | Unreadable:
+    """The array of a dense constant of complex numbers, which the bindings give as text only: pairs, one pair for all, or bytes."""
+    found = _COMPLEX.search(text)
+    if found is None:
+        return Unreadable(text)
+    data, shape = found["data"], tuple(int(n) for n in found["shape"].split("x") if n)
+    if data.startswith('"0x'):
+        flat = np.frombuffer(bytes.fromhex(data[3:-1]), np.complex64)
+    else:
+        parts = [_float(word) for word in _NUMBER.findall(data)]
+        flat = np.array(parts, np.float32).view(np.complex64)
+    return np.full(shape, flat[0]) if flat.size == 1 else flat.reshape(shape)
+
+
+def _float(word: str) -> float:
+    """A number, or the bits of one."""
+    return float(np.uint32(int(word, 16)).view(np.float32)) if word.startswith("0x") else float(word)
 
 
 def _brain_floats(attribute: Any, declared: TensorType) -> np.ndarray:
@@ -221,7 +247,7 @@ _DECODERS: dict[type, Callable[[Any], Any]] = {
 }
 _ENUMERATIONS = (
     stablehlo.ComparisonDirectionAttr, stablehlo.ComparisonTypeAttr, stablehlo.PrecisionAttr, stablehlo.RngAlgorithmAttr,
-    stablehlo.TransposeAttr, chlo.ComparisonDirectionAttr, chlo.ComparisonTypeAttr, chlo.PrecisionAttr,
+    stablehlo.TransposeAttr, stablehlo.FftTypeAttr, chlo.ComparisonDirectionAttr, chlo.ComparisonTypeAttr, chlo.PrecisionAttr,
 )  # fmt: skip
 _RECORDS = (
     stablehlo.DotDimensionNumbers, stablehlo.ConvDimensionNumbers, stablehlo.GatherDimensionNumbers, stablehlo.ScatterDimensionNumbers,

@@ -10,6 +10,7 @@ import numpy as np
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.importers.stablehlo.module import Block, Operation
+from tpuflow.lower.operations.complex import Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Counting:
     trips: int
 
 
-def counting(b: Builder, condition: Block, body: Block, carries: Sequence[Value]) -> Counting | None:
+def counting(b: Builder, condition: Block, body: Block, carries: Sequence[Number]) -> Counting | None:
     """What counts a loop that begins at a known number, goes on while it is below another, and adds 1 each time; None for other loops."""
     (test,) = condition.outputs
     compare = _maker(condition, test)
@@ -32,7 +33,8 @@ def counting(b: Builder, condition: Block, body: Block, carries: Sequence[Value]
     if counter not in condition.arguments or last is None:
         return None
     place = condition.arguments.index(counter)
-    first = b.known(carries[place])
+    start = carries[place]
+    first = b.known(start) if isinstance(start, Value) else None
     if first is None or not _counts(body, place):
         return None
     return Counting(place, int(first), max(0, last - int(first)))

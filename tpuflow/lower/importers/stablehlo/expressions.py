@@ -10,6 +10,7 @@ import numpy as np
 
 from tpuflow.lower.graph.graph import TensorType
 from tpuflow.lower.importers.stablehlo.module import Block, Module, Operation, Symbol
+from tpuflow.lower.operations.complex import ComplexType
 
 _COMMUTES = ("add", "multiply", "maximum", "minimum", "and", "or", "xor")
 _MOST_CHARACTERS = 10_000
@@ -42,7 +43,7 @@ def _called(module: Module, operation: Operation, operands: Sequence[str], depth
 
 def _operation(operation: Operation, operands: Sequence[str]) -> str:
     name = operation.name.partition(".")[2]
-    if operation.blocks or not all(operands) or not all(isinstance(t, TensorType) and t.shape == () for t in operation.types):
+    if operation.blocks or not all(operands) or not all(isinstance(t, TensorType | ComplexType) and t.shape == () for t in operation.types):
         return ""
     if name == "broadcast_in_dim":
         return operands[0]

@@ -13,9 +13,10 @@ from tpuflow.lower.graph.graph import Graph, TensorType
 from tpuflow.lower.importers.stablehlo import rules
 from tpuflow.lower.importers.stablehlo.compat import read_module
 from tpuflow.lower.importers.stablehlo.constants import own_constants
-from tpuflow.lower.importers.stablehlo.module import HOST_CALL, Function, Module, device_type
+from tpuflow.lower.importers.stablehlo.module import HOST_CALL, Function, Module, port_type
 from tpuflow.lower.importers.stablehlo.patterns import recognise
 from tpuflow.lower.importers.stablehlo.walk import RULES, Context, Region
+from tpuflow.lower.operations.complex import planes
 
 __all__ = ["HOST_CALL", "RULES", "Imported", "lower_stablehlo", "rules"]
 
@@ -62,20 +63,21 @@ def lower_stablehlo(
     read = recognise(own_constants(read_module(module, trusted=trusted)))
     main = _main(read)
     names = tuple(input_names) or _distinct(main.argument_names, "argument")
-    types = tuple(device_type(t, where) for t, where in zip(main.body.types, names, strict=True))
+    types = tuple(port_type(t, where) for t, where in zip(main.body.types, names, strict=True))
+    given = tuple(output_names) or _distinct([a.get("jax.result_info", "") for a in main.result_attributes], "result")
+    output_types = tuple(port_type(t, where) for t, where in zip(main.output_types, given, strict=True))
     b = Builder(name or read.name, types, names)
     context = Context(read, tuple(host_functions), (main.name,))
-    outputs = Region(context, main.body, {}, "").run(b, b.inputs)
+    outputs = planes(Region(context, main.body, {}, "").run(b, b.inputs))
     for port, value in enumerate(v for _, values in b.calls for v in values):
         b.outfeed(port, value)
-    given = tuple(output_names) or _distinct([a.get("jax.result_info", "") for a in main.result_attributes], "result")
     return Imported(
         graph=b.finish(outputs, given),
         calls=tuple(call for call, _ in b.calls),
         donated=tuple("tf.aliasing_output" in a or a.get("jax.buffer_donor") is True for a in main.argument_attributes),
         aliases=tuple(a.get("tf.aliasing_output") for a in main.argument_attributes),
         input_types=types,
-        output_types=tuple(device_type(t, where) for t, where in zip(main.output_types, given, strict=True)),
+        output_types=output_types,
     )
 
 

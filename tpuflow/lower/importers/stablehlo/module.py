@@ -8,6 +8,7 @@ from typing import Any
 
 from tpuflow.errors import UnsupportedDtypeError
 from tpuflow.lower.graph.graph import TensorType
+from tpuflow.lower.operations.complex import ComplexType, Type
 
 HOST_CALL = "tpuflow_host_call"
 """The target of a custom call without results, with side effects, of the host function numbered in its `backend_config` (a string)."""
@@ -25,11 +26,11 @@ class ForeignType:
         return self.text
 
 
-DeclaredType = TensorType | ForeignType
+DeclaredType = TensorType | ComplexType | ForeignType
 
 
-def device_type(declared: DeclaredType, where: str) -> TensorType:
-    """The type, if the device has it.
+def device_type(declared: DeclaredType, where: str) -> Type:
+    """The type, if the device has it, or its planes.
 
     Raises:
       UnsupportedDtypeError: it has not.
@@ -37,6 +38,21 @@ def device_type(declared: DeclaredType, where: str) -> TensorType:
     if isinstance(declared, ForeignType):
         raise UnsupportedDtypeError(f"{where}: {declared.text}: {declared.problem}")
     return declared
+
+
+def port_type(declared: DeclaredType, where: str) -> TensorType:
+    """The type of what goes in or out, which is never complex.
+
+    Raises:
+      UnsupportedDtypeError: the device has it not.
+    """
+    found = device_type(declared, where)
+    if isinstance(found, ComplexType):
+        raise UnsupportedDtypeError(
+            f"{where}: {found}: programs take and give no complex numbers, which are there within them only. Pass the real and the "
+            "imaginary part as two float32 arrays."
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)

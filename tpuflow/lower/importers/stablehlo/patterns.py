@@ -88,7 +88,7 @@ _PATTERNS: Mapping[str, Callable[[Operation, Makers], Operation | None]] = {
 }
 
 
-def _constant(value: int, makers: Makers, primitive: str) -> float | None:
+def _constant(value: int, makers: Makers, primitive: str) -> complex | None:
     """The number that a constant of a primitive is everywhere."""
     made = makers.get(value)
     if made is not None and made.name == "stablehlo.broadcast_in_dim":
@@ -96,7 +96,7 @@ def _constant(value: int, makers: Makers, primitive: str) -> float | None:
     if made is None or made.name != "stablehlo.constant" or made.place.primitive != primitive:
         return None
     data = made.attributes["value"]
-    return float(data) if isinstance(data, np.ndarray) and data.shape == () else None
+    return data.item() if isinstance(data, np.ndarray) and data.shape == () else None
 
 
 # --- functions --------------------------------------------------------------------------------------------------------

@@ -9,13 +9,20 @@ from typing import Any
 from tpuflow.errors import CompileError, GraphError, UnsupportedDtypeError, UnsupportedPrimitiveError
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
-from tpuflow.lower.importers.registry import Rules
+from tpuflow.lower.importers.registry import Rule, Rules
 from tpuflow.lower.importers.stablehlo.advice import advice
 from tpuflow.lower.importers.stablehlo.expressions import expressions
 from tpuflow.lower.importers.stablehlo.module import Block, ForeignType, Module, Operation, Symbol, calls_host, device_type
 from tpuflow.lower.importers.stablehlo.wide import Counter, count
+from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, packed, plane_by_plane, planes
 from tpuflow.lower.operations.forms import Body, UnsupportedForm
 
+COMPLEX = Rules()
+"""The rules of operations on complex numbers, whose operands and results are `Complex` where the module's are complex."""
+PLANEWISE: set[str] = set()
+"""Operations that do the same with the real and with the imaginary plane of complex numbers."""
+STRUCTURAL: set[str] = set()
+"""Operations whose rules hand on values of any kind."""
 RULES = Rules()
 """The rule of every operation. Beside the operation's attributes its keyword-only arguments may be `types` (of the results) and `regions`;
 an attribute that names a function is given as a Region. The rules of custom calls are entered under "custom_call" and their target."""
@@ -53,10 +60,15 @@ class Region:
         return _run(self, b, dict(self.outer), inputs)
 
     def body(self, captured: tuple[int, ...]) -> Body:
-        """It as a body of (*captured, *inputs), which stand for the outer values of these numbers and for its arguments."""
+        """It as a body of (*captured, *inputs), which stand for the outer values of these numbers and for its arguments: planes for those
+        that are complex."""
 
-        def run(b: Builder, *values: Value) -> tuple[Value, ...]:
-            return _run(self, b, dict(zip(captured, values, strict=False)), values[len(captured) :])
+        outer = [self.outer[v] for v in captured]
+        kinds = [*(x.type if isinstance(x, Complex) else None for x in outer), *self.block.types]
+
+        def run(b: Builder, *arrays: Value) -> list[Value]:
+            values = packed(arrays, kinds)
+            return planes(_run(self, b, dict(zip(captured, values, strict=False)), values[len(captured) :]))
 
         return run
 
@@ -98,7 +110,7 @@ def _lower(region: Region, b: Builder, operation: Operation, env: Mapping[int, A
         return (counter,)  # type: ignore[return-value]
     types = tuple(device_type(t, where) for t in operation.types)
     if shape:
-        types = tuple(TensorType(t.dtype, (*shape, *t.shape)) for t in types)
+        types = tuple(replace(t, shape=(*shape, *t.shape)) for t in types)
     _count(region.context, where)
     operands = [_on_device(env[v], operation, where) for v in operation.operands]
     try:
@@ -149,7 +161,7 @@ def _apply(
         raise UnsupportedForm("it is in a body of a reduction or a map, which is for numbers and has neither arrays nor loops")
     if name == "stablehlo.custom_call":
         name = f"custom_call {operation.attributes.get('call_target_name')}"
-    rule = RULES.get(name)
+    rule = RULES.get(name) or COMPLEX.get(name)
     if rule is None:
         described = _described(operation, operands)
         raise UnsupportedPrimitiveError(f"{where}: no lowering rule for {described}. {advice(name)}")
@@ -161,7 +173,19 @@ def _apply(
     params["types"] = types
     params["regions"] = tuple(Region(context, block, env, region.scope, region.shape) for block in operation.blocks)
     params["host_functions"], params["location"] = context.host_functions, where
+    if name not in STRUCTURAL and any(isinstance(t, ComplexType) for t in (*types, *(x.type for x in operands))):
+        return _apply_to_complex(b, name, rule, operands, params)
     return rule(b, *operands, params=params)
+
+
+def _apply_to_complex(b: Builder, name: str, rule: Rule, operands: Sequence[Number], params: dict[str, Any]) -> tuple[Number, ...]:
+    """A rule for complex numbers, or one that moves elements, done with both planes."""
+    if (own := COMPLEX.get(name)) is not None:
+        return own(b, *operands, params=params)
+    if name not in PLANEWISE:
+        raise UnsupportedForm("complex numbers; give it their real and their imaginary part as two arrays")
+    of_planes = {**params, "types": tuple(t.plane if isinstance(t, ComplexType) else t for t in params["types"])}
+    return plane_by_plane(b, lambda b, *arrays: rule(b, *arrays, params=of_planes), operands)
 
 
 def _function(region: Region, name: str, scope: str) -> Region:
@@ -192,5 +216,5 @@ def _described(operation: Operation, operands: Sequence[Value]) -> str:
     return f"{what!r} on {_listed([v.type for v in operands])}"
 
 
-def _listed(types: Sequence[TensorType]) -> str:
+def _listed(types: Sequence[Type]) -> str:
     return f"({', '.join(map(str, types))})"

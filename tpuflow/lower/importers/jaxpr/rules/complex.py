@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from tpuflow.dtypes import F32
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.jaxprs.calls import CALLS
+from tpuflow.jaxprs.expansions import COMPLEX_EXPANSIONS
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
+from tpuflow.lower.importers.jaxpr.importer import inline
 from tpuflow.lower.importers.jaxpr.registry import COMPLEX, PLANEWISE, RULES, STRUCTURAL
 from tpuflow.lower.importers.jaxpr.rules import products  # noqa: F401  (whose rules are used here)
 from tpuflow.lower.operations import complex as numbers
@@ -32,7 +35,7 @@ PLANEWISE.update((
 COMPLEX.enter({
     "real": numbers.real, "imag": numbers.imag, "complex": numbers.make, "mul": numbers.mul, "div": numbers.div, "abs": numbers.absolute,
     "sign": numbers.sign_of, "is_finite": numbers.is_finite, "eq": numbers.eq, "ne": numbers.ne, "exp": numbers.exp, "log": numbers.log,
-    "log1p": numbers.log1p, "expm1": numbers.expm1, "sin": numbers.sin, "cos": numbers.cos, "tan": numbers.tan, "sinh": numbers.sinh_of,
+    "log1p": numbers.log1p, "expm1": numbers.expm1, "tan": numbers.tan, "sinh": numbers.sinh_of,
     "cosh": numbers.cosh_of, "tanh": numbers.tanh, "logistic": numbers.logistic, "sqrt": numbers.sqrt, "rsqrt": numbers.rsqrt,
     "square": numbers.square, "pow": numbers.power, "integer_pow": numbers.integer_pow, "reduce_prod": numbers.reduce_prod,
     "cumprod": numbers.cumprod,
@@ -57,6 +60,19 @@ def _iota(b: Builder, *, shape: Sequence[int], dimension: int) -> Complex:
 @COMPLEX.lowers("fft")
 def _fft(b: Builder, x: Number, *, fft_type: Any, fft_lengths: Sequence[int]) -> Number:
     return fft(b, x, kind=fft_type.name, lengths=fft_lengths)
+
+
+def _expanded(name: str) -> Callable[..., Number]:
+    """The rule of a function that JAX's own code writes in terms of others."""
+
+    def rule(b: Builder, x: Complex) -> Number:
+        (result,) = inline(b, COMPLEX_EXPANSIONS[name](jax.ShapeDtypeStruct(x.shape, np.complex64)), (x,))
+        return result
+
+    return rule
+
+
+COMPLEX.enter({name: _expanded(name) for name in COMPLEX_EXPANSIONS})
 
 
 def _product(name: str) -> Callable[..., Complex]:

@@ -1,5 +1,15 @@
 """The lowering rules, one module a family; importing this package enters them all in the table."""
 
-from tpuflow.lower.importers.stablehlo.rules import control, custom, elementwise, indexing, linalg, movement, products, reductions
+from tpuflow.lower.importers.stablehlo.rules import (
+    complex,
+    control,
+    custom,
+    elementwise,
+    indexing,
+    linalg,
+    movement,
+    products,
+    reductions,
+)
 
-__all__ = ["control", "custom", "elementwise", "indexing", "linalg", "movement", "products", "reductions"]
+__all__ = ["complex", "control", "custom", "elementwise", "indexing", "linalg", "movement", "products", "reductions"]

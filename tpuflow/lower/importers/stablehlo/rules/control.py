@@ -10,6 +10,7 @@ from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.importers.stablehlo.counting import Counting, counting
 from tpuflow.lower.importers.stablehlo.walk import RULES, Region
 from tpuflow.lower.operations import loops
+from tpuflow.lower.operations.complex import Number, Type, packed, planes
 from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.ranges import range_of
 
@@ -36,44 +37,46 @@ def _computation(b: Builder, *operands: Value, regions: tuple[Region]) -> tuple[
 
 
 def _captured(*regions: Region) -> tuple[tuple[int, ...], tuple[Value, ...]]:
-    """The outer values that regions read, as numbers and as values."""
+    """The outer values that regions read, as numbers and as arrays."""
     numbers = tuple(dict.fromkeys(v for region in regions for v in region.block.captured))
-    return numbers, tuple(regions[0].outer[v] for v in numbers)
+    return numbers, tuple(planes([regions[0].outer[v] for v in numbers]))
 
 
 @RULES.lowers("stablehlo.case")
-def _case(b: Builder, index: Value, *, regions: tuple[Region, ...]) -> tuple[Value, ...]:
+def _case(b: Builder, index: Value, *, regions: tuple[Region, ...], types: tuple[Type, ...]) -> tuple[Number, ...]:
     """A number that is none of a branch takes the last."""
     numbers, values = _captured(*regions)
     lowest, highest = range_of(b, index)
     last = len(regions) - 1
     if lowest < 0 or highest > last:
         index = b.select(b.and_(b.ge(index, 0), b.le(index, last)), index, last)
-    return loops.switch(b, index, [region.body(numbers) for region in regions], values)
+    return packed(loops.switch(b, index, [region.body(numbers) for region in regions], values), types)
 
 
 @RULES.lowers("stablehlo.if")
-def _if(b: Builder, which: Value, *, regions: tuple[Region, Region]) -> tuple[Value, ...]:
+def _if(b: Builder, which: Value, *, regions: tuple[Region, Region], types: tuple[Type, ...]) -> tuple[Number, ...]:
     numbers, values = _captured(*regions)
-    return loops.switch(b, b.convert(which, S32), [region.body(numbers) for region in reversed(regions)], values)
+    branches = [region.body(numbers) for region in reversed(regions)]
+    return packed(loops.switch(b, b.convert(which, S32), branches, values), types)
 
 
 @RULES.lowers("stablehlo.while")
-def _while(b: Builder, *operands: Value, regions: tuple[Region, Region]) -> tuple[Value, ...]:
+def _while(b: Builder, *operands: Number, regions: tuple[Region, Region], types: tuple[Type, ...]) -> tuple[Number, ...]:
     """A loop that counts up to a number that is known becomes a counted one."""
     condition, body = regions
     numbers, values = _captured(*regions)
     counted = counting(b, condition.block, body.block, operands)
     if counted is None:
-        return loops.while_loop(b, condition.body(numbers), body.body(numbers), values, operands)
-    return _counted(b, body, counted, numbers, values, operands)
+        return packed(loops.while_loop(b, condition.body(numbers), body.body(numbers), values, planes(operands)), types)
+    return packed(_counted(b, body, counted, numbers, values, operands), types)
 
 
 def _counted(
-    b: Builder, body: Region, counted: Counting, numbers: tuple[int, ...], values: Sequence[Value], operands: Sequence[Value]
+    b: Builder, body: Region, counted: Counting, numbers: tuple[int, ...], values: Sequence[Value], operands: Sequence[Number]
 ) -> tuple[Value, ...]:
     """The loop without its counter, which the number of the trip stands for."""
-    place, first, trips, dtype = counted.place, counted.first, counted.trips, operands[counted.place].dtype
+    arrays, place = planes(operands), len(planes(operands[: counted.place]))
+    first, trips, dtype = counted.first, counted.trips, arrays[place].dtype
     run = body.body(numbers)
 
     def trip(inner: Builder, number: Value, *given: Value) -> tuple[Value, ...]:
@@ -82,6 +85,6 @@ def _counted(
         results = run(inner, *outer, *carries[:place], counter, *carries[place:])
         return (*results[:place], *results[place + 1 :])
 
-    kept = (*operands[:place], *operands[place + 1 :])
+    kept = (*arrays[:place], *arrays[place + 1 :])
     done = loops.scan(b, trip, trips, values, kept, (), (), calls_host=body.calls_host(), numbered=True)
     return (*done[:place], b.scalar(first + trips, dtype), *done[place:])

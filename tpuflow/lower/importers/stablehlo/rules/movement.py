@@ -8,6 +8,7 @@ from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.importers.stablehlo.walk import RULES
 from tpuflow.lower.operations import movement
+from tpuflow.lower.operations.complex import Number, Type, packed, planes
 from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.window import Sizes
 
@@ -72,5 +73,5 @@ def _nothing(b: Builder, x: Value) -> tuple[Value, ...]:
 
 
 @RULES.lowers("stablehlo.optimization_barrier")
-def _optimization_barrier(b: Builder, *operands: Value) -> tuple[Value, ...]:
-    return b.barrier(operands)
+def _optimization_barrier(b: Builder, *operands: Number, types: tuple[Type, ...]) -> tuple[Number, ...]:
+    return packed(b.barrier(planes(operands)), types)

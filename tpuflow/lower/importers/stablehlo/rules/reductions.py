@@ -83,15 +83,15 @@ def _extreme_and_place(b: Builder, op: str, arrays: Sequence[Value], axis: int) 
 
 
 @RULES.lowers("stablehlo.reduce_window")
-def _reduce_window(
+def _reducewindow_of(
     b: Builder, *operands: Value, regions: tuple[Region], window_dimensions: Sizes, window_strides: Sizes = (), padding: Any = None,
     base_dilations: Sizes = (), window_dilations: Sizes = (),
 ) -> tuple[Value, ...]:  # fmt: skip
     arrays, starts = _halves(operands)
     texts = regions[0].expressions()
-    window = _window(window_dimensions, window_strides, padding, base_dilations, window_dilations)
+    window = window_of(window_dimensions, window_strides, padding, base_dilations, window_dilations)
     if (op := _MONOIDS.get(texts[0])) is not None and len(arrays) == 1:
-        return (windows.reduce_window(b, op, arrays[0], window, _start(b, op, starts[0])),)
+        return (windows.reducewindow_of(b, op, arrays[0], window, _start(b, op, starts[0])),)
     if texts == (_LOGADDEXP,) and _is_known(b, starts[0], -float("inf")):
         scan = windows.as_cumulative(arrays[0].shape, window)
         if scan is not None:
@@ -99,7 +99,8 @@ def _reduce_window(
     return reduce_window_by(b, regions[0].elementwise, arrays, starts, window)
 
 
-def _window(sizes: Sizes, strides: Sizes, padding: Any, base_dilations: Sizes, window_dilations: Sizes) -> SlidingWindow:
+def window_of(sizes: Sizes, strides: Sizes, padding: Any, base_dilations: Sizes, window_dilations: Sizes) -> SlidingWindow:
+    """A window of an operation's attributes, of which all but the sizes may be left out."""
     pads = [(0, 0)] * len(sizes) if padding is None else padding.tolist()
     return SlidingWindow.of(sizes, strides or (1,) * len(sizes), pads, base_dilations, window_dilations)
 
@@ -114,7 +115,7 @@ def _select_and_scatter(
         raise UnsupportedForm(
             f"it selects by {select or 'a longer computation'} and scatters by {scatter or 'one'}; there are ge, le and add"
         )
-    window = _window(window_dimensions or (1,) * len(operand.shape), window_strides, padding, (), ())
+    window = window_of(window_dimensions or (1,) * len(operand.shape), window_strides, padding, (), ())
     result = _scattered(b, operand, source, _SELECTED[select], window)
     return result if _is_known(b, start, 0) else b.add(b.splat(start, result.shape), result)
 

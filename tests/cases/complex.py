@@ -1,0 +1,88 @@
+"""Cases of complex numbers and Fourier transforms; their arguments and results are real and imaginary parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.fft as scipy_fft
+import jax.scipy.signal as scipy_signal
+import numpy as np
+from jax import lax
+
+from tests.cases.case import F32, Arg, Case
+
+
+def _parts(results: Any) -> Any:
+    return jax.tree.map(lambda x: (x.real, x.imag) if jnp.iscomplexobj(x) else x, results)
+
+
+def _of(fn: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """A function of a complex array as one of its parts."""
+    return lambda x, y: _parts(fn(lax.complex(x, y)))
+
+
+def _case(name: str, fn: Callable[[Any], Any], shape: tuple[int, ...] = (7, 9), *, grad: bool = True, domain: str = "normal") -> Case:
+    """Lowered as for TPUs: for CPUs JAX makes three convolutions of a complex one."""
+    return Case(f"complex-{name}", _of(fn), (Arg(shape, F32, domain),) * 2, grad, "composed", "tpu")
+
+
+def _transform(name: str, fn: Callable[[Any], Any], *shape: int, grad: bool = False) -> Case:
+    return Case(f"fft-{name}", _of(fn), (Arg(shape),) * 2, grad, "composed")
+
+
+def _real_transform(name: str, fn: Callable[[Any], Any], *shape: int, grad: bool = False) -> Case:
+    return Case(f"fft-{name}", lambda x: _parts(fn(x)), (Arg(shape),), grad, "composed")
+
+
+def _recurrence(z: Any) -> Any:
+    return lax.scan(lambda h, row: (h * row / (1 + jnp.abs(row)) + 1j, h), z[0], z)
+
+
+def _until_large(z: Any) -> Any:
+    return lax.while_loop(lambda w: jnp.abs(w).max() < 50, lambda w: w * (1 + 1j), z)
+
+
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "abs": jnp.abs, "angle": jnp.angle, "conj": jnp.conj, "exp": jnp.exp, "log": jnp.log, "log1p": jnp.log1p, "expm1": jnp.expm1,
+    "sin": jnp.sin, "cos": jnp.cos, "tan": jnp.tan, "sinh": jnp.sinh, "cosh": jnp.cosh, "tanh": jnp.tanh, "sqrt": jnp.sqrt,
+    "rsqrt": lax.rsqrt, "sign": jnp.sign, "square": jnp.square, "logistic": jax.nn.sigmoid, "reciprocal": jnp.reciprocal,
+}  # fmt: skip
+_ARITHMETIC = [
+    *(_case(name, fn) for name, fn in _FUNCTIONS.items()),
+    _case("arithmetic", lambda z: (z * z[::-1] + 1j) / (z.T.reshape(z.shape) + 4) - 2),
+    _case("by-parts", lambda z: (z.real * 2, z.imag + z.real)),
+    _case("powers", lambda z: (z**3, z**-2, z**2.5, (z + 3) ** z)),
+    _case("matmul", lambda z: z @ z.T),
+    _case("matmul-with-real", lambda z: jnp.arange(21.0, dtype=F32).reshape(3, 7) @ z),
+    _case("sums", lambda z: (z.sum(0), z.mean(), jnp.cumsum(z, 1))),
+    _case("products", lambda z: (jnp.prod(z, 1), jnp.cumprod(z, 0)), (4, 5)),
+    _case("comparisons", lambda z: (z == z.conj(), z != z[0], jnp.isfinite(z), jnp.isnan(z), z.astype(bool)), grad=False, domain="edges"),
+    _case("moves", lambda z: jnp.concatenate((jnp.pad(z[::-1, 1:], 1).T[:3], jnp.where(z.real > 0, z, 1j)[:3]), 1)),
+    _case("indices", lambda z: (z[jnp.array([0, 2, 9])], z.at[1].set(2j), z.at[jnp.array([1, 1])].add(1j), z[jnp.arange(2) - 1, 3])),
+    _case("convolution", lambda z: jnp.convolve(z[0], z[1, :4])),
+    _case("scan", _recurrence),
+    _case("while", _until_large, grad=False),
+    _case("cond", lambda z: lax.cond(z.real.sum() > 0, lambda w: w * 1j, lambda w: w - 1, z)),
+    _case("barrier", lambda z: lax.optimization_barrier(z) * 2),
+    _case("checkpoint", jax.checkpoint(lambda z: jnp.exp(jnp.sin(z)))),
+    _case("constant", lambda z: z * np.exp(1j * np.arange(9)).astype(np.complex64)),
+]
+_TRANSFORMS = [
+    *(_transform(f"{n}", lambda z: (jnp.fft.fft(z), jnp.fft.ifft(z)), 3, n) for n in (1, 2, 5, 128, 130, 131, 256, 262)),
+    *(_real_transform(f"real-{n}", lambda x, n=n: (jnp.fft.rfft(x), jnp.fft.irfft(jnp.fft.rfft(x), n=n)), 3, n) for n in (1, 7, 8, 144)),
+    _transform("gradient", lambda z: jnp.fft.ifft(jnp.fft.fft(z) * 2), 3, 6, grad=True),
+    _real_transform("real-gradient", jnp.fft.rfft, 3, 6, grad=True),
+    _transform("of-two-axes", lambda z: (jnp.fft.fft2(z), jnp.fft.ifft2(z), jnp.fft.irfft2(z)), 2, 6, 4),
+    _real_transform("real-of-two-axes", jnp.fft.rfft2, 5, 6, grad=True),
+    _real_transform("of-three-axes", jnp.fft.rfftn, 3, 4, 5),
+    _transform("of-a-front-axis", lambda z: jnp.fft.fftshift(jnp.fft.fft(z, axis=0)), 6, 5),
+    _transform("hermitian", jnp.fft.hfft, 5),
+    _transform("padded", lambda z: jnp.fft.fft(z, n=12), 9),
+    _real_transform("cosine", scipy_fft.dct, 3, 8),
+    _real_transform("convolution", lambda x: scipy_signal.fftconvolve(x, x[:5]), 40, grad=True),
+    _real_transform("spectrogram", lambda x: scipy_signal.stft(x, nperseg=16)[2], 64),
+]
+CASES = [*_ARITHMETIC, *_TRANSFORMS]

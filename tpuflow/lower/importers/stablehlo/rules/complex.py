@@ -1,0 +1,130 @@
+"""Rules of complex numbers, and of Fourier transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tpuflow.dtypes import F32
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import TensorType, Value
+from tpuflow.lower.importers.stablehlo.rules import products  # noqa: F401  (whose rules are used here)
+from tpuflow.lower.importers.stablehlo.rules.reductions import window_of
+from tpuflow.lower.importers.stablehlo.walk import COMPLEX, PLANEWISE, RULES, STRUCTURAL, Region
+from tpuflow.lower.operations import complex as numbers
+from tpuflow.lower.operations import movement, windows
+from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, bilinear, plane_by_plane
+from tpuflow.lower.operations.fft import fft
+from tpuflow.lower.operations.forms import UnsupportedForm
+from tpuflow.lower.operations.window import Sizes
+
+STRUCTURAL.update((
+    "func.call", "stablehlo.composite", "stablehlo.case", "stablehlo.if", "stablehlo.while", "stablehlo.optimization_barrier",
+    "sdy.manual_computation", "sdy.named_computation", "sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier",
+    "sdy.sharding_group",
+))  # fmt: skip
+PLANEWISE.update(f"stablehlo.{operation}" for operation in (
+    "add", "broadcast_in_dim", "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "negate", "pad", "reduce_precision",
+    "reshape", "reverse", "select", "slice", "subtract", "transpose",
+))  # fmt: skip
+COMPLEX.enter({
+    "stablehlo.real": numbers.real, "stablehlo.imag": numbers.imag, "stablehlo.complex": numbers.make, "stablehlo.multiply": numbers.mul,
+    "stablehlo.divide": numbers.div, "stablehlo.abs": numbers.absolute, "stablehlo.sign": numbers.sign_of,
+    "stablehlo.is_finite": numbers.is_finite, "stablehlo.exponential": numbers.exp, "stablehlo.log": numbers.log,
+    "stablehlo.log_plus_one": numbers.log1p, "stablehlo.exponential_minus_one": numbers.expm1, "stablehlo.sine": numbers.sin,
+    "stablehlo.cosine": numbers.cos, "stablehlo.tan": numbers.tan, "chlo.tan": numbers.tan, "chlo.sinh": numbers.sinh_of,
+    "chlo.cosh": numbers.cosh_of, "stablehlo.tanh": numbers.tanh, "stablehlo.logistic": numbers.logistic, "stablehlo.sqrt": numbers.sqrt,
+    "stablehlo.rsqrt": numbers.rsqrt, "chlo.square": numbers.square, "chlo.conj": numbers.conj, "stablehlo.power": numbers.power,
+})  # fmt: skip
+
+
+@COMPLEX.lowers("stablehlo.compare")
+def _compare(b: Builder, x: Complex, y: Complex, *, comparison_direction: str) -> Value:
+    compare = {"EQ": numbers.eq, "NE": numbers.ne}.get(comparison_direction)
+    if compare is None:
+        raise UnsupportedForm(f"complex numbers compared by {comparison_direction}; they are equal (EQ) or not (NE)")
+    return compare(b, x, y)
+
+
+@COMPLEX.lowers("stablehlo.convert")
+def _convert(b: Builder, x: Number, *, types: tuple[Type]) -> Number:
+    return numbers.convert(b, x, types[0].dtype if isinstance(types[0], TensorType) else None)
+
+
+@COMPLEX.lowers("stablehlo.constant")
+def _constant(b: Builder, *, value: Any) -> Complex:
+    if not isinstance(value, np.ndarray):
+        raise UnsupportedForm(f"its value is not given as numbers ({value})")
+    return Complex(*(b.constant(np.array(part, np.float32)) for part in (value.real, value.imag)))
+
+
+@COMPLEX.lowers("stablehlo.iota")
+def _iota(b: Builder, *, iota_dimension: int, types: tuple[ComplexType]) -> Complex:
+    return numbers.as_complex(b, movement.iota(b, F32, types[0].shape, iota_dimension))
+
+
+@COMPLEX.lowers("stablehlo.fft")
+def _fft(b: Builder, x: Number, *, fft_type: str, fft_length: Sequence[int]) -> Number:
+    return fft(b, x, kind=fft_type, lengths=fft_length)
+
+
+@COMPLEX.lowers("stablehlo.reduce")
+def _reduce(b: Builder, *operands: Number, dimensions: Sizes, regions: tuple[Region]) -> tuple[Number, ...]:
+    """Sums and products."""
+    texts = regions[0].expressions()
+    if texts == ("add(a, b)",):
+        return _same(b, "stablehlo.reduce", operands, {"dimensions": dimensions, "regions": regions})
+    if texts == ("multiply(a, b)",):
+        x, start = (numbers.as_complex(b, x) for x in operands)
+        return (numbers.reduce_prod(b, x, axes=dimensions, start=start),)
+    raise UnsupportedForm("complex numbers reduced by what is neither a sum nor a product")
+
+
+@COMPLEX.lowers("stablehlo.reduce_window")
+def _reduce_window(
+    b: Builder, x: Complex, start: Complex, *, regions: tuple[Region], window_dimensions: Sizes, window_strides: Sizes = (),
+    padding: Any = None, base_dilations: Sizes = (), window_dilations: Sizes = (),
+) -> Complex:  # fmt: skip
+    """Sums, and running products."""
+    texts, known = regions[0].expressions(), (b.known(start.real), b.known(start.imag))
+    window = window_of(window_dimensions, window_strides, padding, base_dilations, window_dilations)
+    if texts == ("add(a, b)",) and known == (0, 0):
+        real, imag = (windows.reduce_window(b, "add", p, window) for p in (x.real, x.imag))
+        return Complex(real, imag)
+    scan = windows.as_cumulative(x.shape, window)
+    if texts != ("multiply(a, b)",) or scan is None or known != (1, 0):
+        raise UnsupportedForm("windows of complex numbers that are not summed")
+    return numbers.cumprod(b, x, axis=scan[0], reverse=scan[1])
+
+
+@COMPLEX.lowers("stablehlo.scatter")
+def _scatter(b: Builder, *operands: Number, scatter_dimension_numbers: Any, regions: tuple[Region]) -> tuple[Number, ...]:
+    """What is set, added and subtracted."""
+    texts = regions[0].expressions()
+    if texts not in (("b",), ("add(a, b)",), ("subtract(a, b)",)):
+        raise UnsupportedForm(f"complex numbers updated by {texts[0] or 'a longer computation'}; there are set, add and subtract")
+    return _same(b, "stablehlo.scatter", operands, {"scatter_dimension_numbers": scatter_dimension_numbers, "regions": regions})
+
+
+def _same(b: Builder, name: str, operands: Sequence[Number], params: dict[str, Any]) -> tuple[Number, ...]:
+    """The rule of real numbers for both planes."""
+    return plane_by_plane(b, lambda b, *arrays: RULES[name](b, *arrays, params=params), operands)
+
+
+def _product(name: str) -> Callable[..., Complex]:
+    """The rule of an operation that is linear in both operands: four times that of real numbers."""
+
+    def rule(b: Builder, x: Number, y: Number, *, types: tuple[ComplexType], **params: Any) -> Complex:
+        def once(p: Value, q: Value) -> Value:
+            (result,) = RULES[name](b, p, q, params={**params, "types": types[0].planes[:1]})
+            return result
+
+        return bilinear(b, once, x, y)
+
+    return rule
+
+
+for _name in ("stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution"):
+    COMPLEX.enter({_name: _product(_name)}, **{parameter: parameter for parameter, _ in RULES[_name].params})
