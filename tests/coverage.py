@@ -120,5 +120,5 @@ def problem() -> str:
 
 if __name__ == "__main__":
     if "--check" in sys.argv:
-        sys.exit(problem())
+        sys.exit(problem() or 0)
     PAGE.write_text(page())
