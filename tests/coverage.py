@@ -62,7 +62,7 @@ def primitives() -> Groups:
     return {
         "have a rule": {*PRIMITIVES, *COMPLEX_PRIMITIVES},
         "are written in terms of others by JAX's own code": set(EXPANSIONS),
-        "call the host": {p.name for p in compat.HOST_PRIMITIVES},
+        "call the host (`io_callback` too, if it has no results)": {p.name for p in compat.HOST_PRIMITIVES},
         **{f"{family.what}. Instead, {family.instead}": set(family.primitives) for family in FAMILIES},
     }
 

@@ -12,6 +12,7 @@ import optax
 import pytest
 from flax import linen as nn
 from jax import lax
+from jax.experimental import io_callback
 
 import tpuflow
 from tpuflow.device.runtime import Executable
@@ -240,3 +241,23 @@ def test_a_program_without_calls_has_none() -> None:
     program = tpuflow.jit(lambda x: x + 1).program(X)
     assert program.calls == () and program.outfeeds == ()
     assert Executable(to_bytes(program)).program.calls == ()
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_what_only_tells_the_host_is_a_call_too(ordered: bool) -> None:
+    told: list[float] = []
+
+    def step(carry: Any, row: Any) -> Any:
+        io_callback(lambda value: told.append(float(value)), None, carry, ordered=ordered)
+        return carry + row, None
+
+    assert tpuflow.jit(lambda x: lax.scan(step, jnp.float32(0), x)[0])(X) == 6
+    assert told == [0, 0, 1, 3]
+
+
+def test_a_call_whose_result_is_needed_is_refused() -> None:
+    def asks(x: Any) -> Any:
+        return io_callback(np.sort, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    with pytest.raises(UnsupportedPrimitiveError, match=r"test_host_calls\.py.*'io_callback'.*whose results the step needs"):
+        tpuflow.jit(asks)(X)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental import checkify
 
 import tpuflow
 from tpuflow.errors import ConfigError, LaunchError, UnsupportedDtypeError, UnsupportedPrimitiveError
@@ -403,3 +404,52 @@ def test_complex_functions_are_differentiated_and_batched():
     for differentiable in (spectrum, jnp.fft.rfft):
         found = jax.vmap(jax.grad(lambda row, fft=differentiable: jnp.abs(fft(row) + 1j).sum()))(x)
         np.testing.assert_allclose(found, jax.vmap(jax.grad(lambda row: jnp.abs(jnp.fft.rfft(row) + 1j).sum()))(x), atol=1e-5)
+
+
+def test_options_of_jax_jit_that_mean_nothing_here_are_taken_or_refused():
+    jitted = tpuflow.jit(layer, keep_unused=True, inline=True, compiler_options={}, in_shardings=None, out_shardings=None)
+    np.testing.assert_array_equal(jitted(X, W), tpuflow.jit(layer)(X, W))
+    with pytest.raises(ConfigError, match=r"compiler_options: expected none, got .*xla_dump_to.*XLA's"):
+        tpuflow.jit(layer, compiler_options={"xla_dump_to": "here"})
+    with pytest.raises(ConfigError, match=r"compiler_options.*XLA's"):
+        tpuflow.jit(layer).lower(X, W).compile(compiler_options={"xla_dump_to": "here"})
+    with pytest.raises(ConfigError, match=r"in_shardings: expected None.*shard_map"):
+        tpuflow.jit(layer, in_shardings=jax.sharding.PartitionSpec("x"))
+
+
+def test_what_is_lowered_has_the_texts_and_facts_that_jaxs_own_has():
+    lowered = tpuflow.jit(layer).lower(X, W)
+    assert "dot_general" in lowered.as_text() and "stablehlo.dot_general" in lowered.as_text("stablehlo")
+    assert "test_jit.py" in lowered.as_text("stablehlo", debug_info=True)
+    with pytest.raises(ConfigError, match="dialect"):
+        lowered.as_text("mhlo")
+    compiled = lowered.compile()
+    assert lowered.fun_name == "layer" and lowered.args_info == compiled.args_info and lowered.out_info == compiled.out_info
+    assert compiled.runtime_executable() is compiled.executable
+    assert lowered.cost_analysis() == compiled.cost_analysis()
+
+
+def test_why_a_function_is_traced_again_is_explained_if_asked_for(caplog):
+    jitted = tpuflow.jit(lambda x, n=1: x["a"] * n, static_argnames="n")
+    with jax.explain_cache_misses(True), caplog.at_level("WARNING", logger="tpuflow.jit"):
+        jitted({"a": np.zeros(3, np.float32)})
+        jitted({"a": np.zeros(4, np.float32)})
+        jitted({"a": np.zeros(4, np.float32)}, n=2)
+        jitted({"a": np.zeros(4, np.float32)})
+    first, second, third = (r.getMessage() for r in caplog.records if r.name == "tpuflow.jit")
+    assert "for the first time" in first
+    assert "New is x/a: float32[4], was float32[3]." in second
+    assert "the static arguments: " in third and "traced again (2 before)" in third
+
+
+def test_checkify_goes_into_a_call_of_the_device():
+    def root(x):
+        checkify.check(x.min() >= 0, "negative: {}", x.min())
+        return jnp.sqrt(x)
+
+    error, result = checkify.checkify(tpuflow.jit(root))(jnp.array([4.0, -1.0]))
+    assert "negative: -1.0" in error.get() and result[0] == 2
+    error, _ = checkify.checkify(tpuflow.jit(root))(jnp.array([4.0, 1.0]))
+    assert error.get() is None
+    error, _ = tpuflow.jit(checkify.checkify(lambda x, i: x[i], errors=checkify.index_checks))(jnp.ones(3), 7)
+    assert "index 7 is out of bounds" in error.get()

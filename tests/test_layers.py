@@ -89,6 +89,7 @@ THIRD_PARTY = {
 JAX_INTERNALS = ("jax._src", "jax.core", "jax.experimental", "jax.extend", "jax.interpreters", "jaxlib")
 MAY_USE_INTERNALS = {
     "tpuflow.comparing.vendor": ("jax.experimental",),
+    "tpuflow.jaxprs.checks": JAX_INTERNALS,
     "tpuflow.jaxprs.compat": JAX_INTERNALS,
     "tpuflow.jaxprs.expansions": JAX_INTERNALS,
     "tpuflow.jaxprs.plugins": JAX_INTERNALS,

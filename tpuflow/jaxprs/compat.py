@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import core, debugging, source_info_util
+from jax._src import callback, core, debugging, source_info_util
 from jax._src.interpreters import partial_eval
 from jax._src.state import discharge
 from jax.core import Tracer
@@ -43,7 +43,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 KEY_IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg", "philox2x32", "philox4x32", "threefry4x32")
 """JAX's own generators: all they are made of is known."""
-_HOST_EFFECTS = (debugging.DebugEffect, debugging.OrderedDebugEffect)
+_HOST_EFFECTS = (debugging.DebugEffect, debugging.OrderedDebugEffect, callback.IOEffect, callback.OrderedIOEffect)
 
 
 # --- types ------------------------------------------------------------------------------------------------------------
@@ -141,13 +141,15 @@ def _equations(jaxpr: Jaxpr) -> Iterator[Equation]:
 
 
 def calls_host(jaxpr: Any) -> bool:
-    """Whether there is a `jax.debug.print` or `jax.debug.callback` in a jaxpr."""
+    """Whether there is a `jax.debug.print`, a `jax.debug.callback` or an `io_callback` in a jaxpr."""
     return any(isinstance(e, _HOST_EFFECTS) for e in jaxpr.effects)
 
 
 def host_function(equation: Equation) -> Callable[..., Any] | None:
-    """What a `jax.debug.print` or `jax.debug.callback` does with its arrays, the words of random keys; None for other equations."""
-    if equation.primitive not in HOST_PRIMITIVES:
+    """What a `jax.debug.print`, a `jax.debug.callback`, or an `io_callback` without results, does with its arrays, the words of random
+    keys; None for other equations."""
+    only_tells = equation.primitive is callback.io_callback_p and not equation.outvars
+    if equation.primitive not in HOST_PRIMITIVES and not only_tells:
         return None
     return functools.partial(equation.primitive.impl, **equation.params)
 

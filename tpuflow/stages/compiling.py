@@ -18,9 +18,11 @@ from tpuflow.chips import Chip, get_chip
 from tpuflow.device.runtime import ENGINES, FIDELITIES
 from tpuflow.errors import ConfigError, a_thing, did_you_mean, shown
 from tpuflow.isa.program import Program
-from tpuflow.jaxprs.compat import ClosedJaxpr, Tracer, axes_around, axes_of
+from tpuflow.jaxprs.compat import ClosedJaxpr, Tracer, axes_around, axes_of, is_transforming
+from tpuflow.stages.cache_misses import explain
 from tpuflow.stages.complex_ports import split
 from tpuflow.stages.device_call import device_call
+from tpuflow.stages.jax_options import check_jax_options
 from tpuflow.stages.one_by_one import one_by_one, runs_one_by_one
 from tpuflow.stages.staging import DeviceFunction, Lowered, Target, as_array, compile_planes
 from tpuflow.stages.tracing import users_code
@@ -43,6 +45,11 @@ def jit(
     static_argnames: str | Iterable[str] = (),
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Iterable[str] = (),
+    keep_unused: bool = False,
+    inline: bool = False,
+    compiler_options: Mapping[str, Any] | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
     policy: str | amp.Policy | None = None,
     engine: str = "fast",
     fidelity: str = "native",
@@ -59,6 +66,8 @@ def jit(
       chip: a row of the catalogue, or a Chip.
       static_argnums, static_argnames: arguments that are compile-time constants; they must be hashable.
       donate_argnums, donate_argnames: arguments whose memory the device may reuse; do not use them after the call.
+      keep_unused, inline: as it always is: a Program takes every argument, and calls are inlined.
+      compiler_options, in_shardings, out_shardings: none; those of XLA have no meaning here.
       policy: precision, applied with `tpuflow.autocast`.
       engine, fidelity: how the device is simulated.
 
@@ -74,6 +83,7 @@ def jit(
         raise ConfigError(
             f"tpuflow.jit: expected a function, got {a_thing(fun)}; give the function itself, not its result: tpuflow.jit(f)(x)."
         )
+    check_jax_options(compiler_options, in_shardings, out_shardings)
     check_choice("engine", engine, ENGINES)
     check_choice("fidelity", fidelity, FIDELITIES)
     static = _argument_set(fun, "static", static_argnums, static_argnames)
@@ -135,7 +145,7 @@ class JitFunction:
         leaves, tree = jax.tree.flatten((args, kwargs))
         key = (tree, statics, tuple([_signature(leaf) for leaf in leaves]), axes_around())
         found = self._compiled.get(key)
-        if found is None or _traced(leaves):
+        if found is None or _is_staged(leaves):
             return self._slow_call(key, leaves)
         function, out_tree = found
         return out_tree.unflatten(function([as_array(leaf) for leaf in leaves]))
@@ -148,7 +158,7 @@ class JitFunction:
         """Trace for the given arguments (arrays or `jax.ShapeDtypeStruct`s)."""
         key, _ = self._key(args, kwargs)
         traced = self._trace(key)
-        return Lowered(traced.jaxpr, key[0], traced.out_tree, lambda: self._compile(key)[0])
+        return Lowered(traced.jaxpr, key[0], traced.out_tree, self._name, lambda: self._compile(key)[0])
 
     def program(self, *args: Any, **kwargs: Any) -> Program:
         """The Program for the given arguments (arrays or `jax.ShapeDtypeStruct`s), not loaded on a device."""
@@ -195,7 +205,7 @@ class JitFunction:
     def _slow_call(self, key: Any, leaves: list[Any]) -> Any:
         """The first call of a signature, or a call under a transformation."""
         traced = self._trace(key)
-        if traced.captures_tracers or traced.uses_axes or _traced(leaves):
+        if traced.captures_tracers or traced.uses_axes or _is_staged(leaves):
             return traced.out_tree.unflatten(device_call(leaves, traced.jaxpr, self._name, self._target))
         function, out_tree = self._compile(key)
         return out_tree.unflatten(function([as_array(leaf) for leaf in leaves]))
@@ -210,6 +220,7 @@ class JitFunction:
     def _trace(self, key: Any) -> _Traced:
         if key in self._traced:
             return self._traced[key]
+        explain(self._name, key, self._traced, self._leaf_names)
         tree, statics, signatures, _ = key
         out_trees: list[Any] = []
 
@@ -297,9 +308,9 @@ def _signature(leaf: Any) -> Any:
     return aval.shape, aval.dtype, aval.weak_type
 
 
-def _traced(leaves: list[Any]) -> bool:
-    """Whether a transformation is under way: one of the arguments is a tracer."""
-    return any(issubclass(kind, Tracer) for kind in set(map(type, leaves)))
+def _is_staged(leaves: list[Any]) -> bool:
+    """Whether a transformation is under way, whose arguments may be no tracers: the call is part of what it makes."""
+    return is_transforming() or any(issubclass(kind, Tracer) for kind in set(map(type, leaves)))
 
 
 def _with_static(args: tuple[Any, ...], statics: tuple[Any, ...]) -> list[Any]:

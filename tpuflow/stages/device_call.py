@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpuflow.jaxprs.checks import checks_within
 from tpuflow.jaxprs.compat import (
     ClosedJaxpr,
     Primitive,
@@ -56,6 +57,9 @@ def _run(*arguments: Any, jaxpr: ClosedJaxpr, name: str, target: Target) -> list
 @device_call_p.def_effectful_abstract_eval
 def _types(*avals: Any, jaxpr: ClosedJaxpr, name: str, target: Target) -> tuple[list[Any], Any]:
     return list(jaxpr.out_avals), jaxpr.effects
+
+
+checks_within(device_call_p, device_call)
 
 
 # --- forward mode -----------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,18 +12,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpuflow.checking import check_choice
 from tpuflow.chips import Chip
 from tpuflow.compiler import compile_jaxpr
 from tpuflow.device.runtime import Executable
 from tpuflow.device.timing import Calibration, ProgramTime
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.program import Program
-from tpuflow.jaxprs.compat import ClosedJaxpr, as_keys, is_key, weakened
+from tpuflow.jaxprs.compat import ClosedJaxpr, as_keys, is_key, jaxpr_as_fun, weakened
 from tpuflow.reports.profile import Profile
 from tpuflow.reports.profile import profile as make_profile
 from tpuflow.reports.reported import Reported
 from tpuflow.stages.analysis import MemoryAnalysis, cost_analysis, memory_analysis
 from tpuflow.stages.complex_ports import each_plane, is_complex, joined, plane_names, split, with_planes
+from tpuflow.stages.jax_options import check_jax_options
 
 CACHED = 512
 _SCALARS = {bool: np.dtype(np.bool_), int: np.dtype(np.int32), float: np.dtype(np.float32)}
@@ -138,6 +140,20 @@ class Compiled(Reported):
         """Structure of the result."""
         return self._out_tree
 
+    @property
+    def args_info(self) -> Any:
+        """Shapes and types of (args, kwargs), without the static ones."""
+        return _info(self._in_tree, self._function.jaxpr.in_avals)
+
+    @property
+    def out_info(self) -> Any:
+        """Shapes and types of the result."""
+        return _info(self._out_tree, self._function.jaxpr.out_avals)
+
+    def runtime_executable(self) -> Executable:
+        """The Program, loaded on the device."""
+        return self.executable
+
     def as_text(self) -> str:
         """The Program in assembly language; the assembler reads it back."""
         return disassemble(self.executable.program)
@@ -173,29 +189,52 @@ class Lowered:
     jaxpr: ClosedJaxpr
     in_tree: Any
     out_tree: Any
+    fun_name: str
     make: Callable[[], DeviceFunction]
 
-    def compile(self) -> Compiled:
-        """Put it on the chip."""
+    def compile(self, compiler_options: Mapping[str, Any] | None = None) -> Compiled:
+        """Put it on the chip.
+
+        Raises:
+          ConfigError: there are compiler options, which are XLA's.
+        """
+        check_jax_options(compiler_options, None, None)
         return Compiled(self.make(), self.in_tree, self.out_tree)
 
     def lower(self) -> Lowered:
         """Itself: what `tpuflow.jit(f).trace(...)` gives is lowered."""
         return self
 
-    def as_text(self) -> str:
-        """The jaxpr as text."""
-        return str(self.jaxpr)
+    def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
+        """The jaxpr as text; or, in the dialect "stablehlo", what JAX lowers it to for TPUs, with locations if `debug_info`.
+
+        Raises:
+          ConfigError: another dialect.
+        """
+        check_choice("dialect", dialect or "jaxpr", ("jaxpr", "stablehlo"))
+        if dialect != "stablehlo":
+            return str(self.jaxpr)
+        specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.jaxpr.in_avals]
+        traced = jax.jit(jaxpr_as_fun(self.jaxpr), keep_unused=True).trace(*specs)
+        return traced.lower(lowering_platforms=("tpu",)).as_text(debug_info=debug_info)
+
+    def cost_analysis(self) -> dict[str, float]:
+        """That of the compiled Program; see `Compiled.cost_analysis`."""
+        return self.compile().cost_analysis()
 
     @property
     def args_info(self) -> Any:
         """Shapes and types of (args, kwargs), without the static ones."""
-        return jax.tree.unflatten(self.in_tree, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.jaxpr.in_avals])
+        return _info(self.in_tree, self.jaxpr.in_avals)
 
     @property
     def out_info(self) -> Any:
         """Shapes and types of the result."""
-        return jax.tree.unflatten(self.out_tree, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.jaxpr.out_avals])
+        return _info(self.out_tree, self.jaxpr.out_avals)
+
+
+def _info(tree: Any, avals: Sequence[Any]) -> Any:
+    return jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals])
 
 
 def _finisher(aval: Any) -> Callable[[Any], Any] | None:

@@ -23,9 +23,9 @@ FAMILIES = (
         ("cholesky_update", "eig", "geqp3", "hessenberg", "schur", "spsolve", "symmetric_product", "tridiagonal"),
     ),
     Family(
-        "a call of the host in the middle of a step, which the device does not wait for",
+        "a call of the host in the middle of a step whose results the step needs, which the device does not wait for",
         "do it before the step and pass the result in with the batch, or return what the host needs from the step (a tpuflow.Callback "
-        "sees the figures of every step)",
+        "sees the figures of every step; io_callback without results and jax.debug.callback tell the host of them)",
         ("ffi_call", "inspect_sharding", "io_callback", "pure_callback"),
     ),
     Family(
