@@ -99,18 +99,29 @@ class _Spread:
 
 def flows(kernel: Kernel) -> Flows:
     """What the content of each written buffer is made of: followed from tile to tile, for small kernels of a program run as one."""
-    tiles: dict[Tile, frozenset[int]] = {}
+    ordered = _of_one_queue(kernel)
+    left: dict[Tile, frozenset[int]] = {}
     stored: dict[int, frozenset[int]] = {}
     before: object = None
-    while before != (tiles, stored):  # what a trip leaves to the next one comes round again
-        before = dict(tiles), dict(stored)
+    while before != (left, stored):  # what a trip leaves to the next one comes round again
+        before, tiles = (dict(left), dict(stored)), dict(left)
         for instruction in kernel.instructions:
             updates = instruction.has("updates")
             made = NONE.union(*(tiles.get(t, NONE) for t in instruction.reads()))
             made |= {w.buffer for role, w in instruction.windows() if role == "read" or updates}
             for tile in instruction.writes():
-                tiles[tile] = tiles.get(tile, NONE) | made
+                tiles[tile] = made if tile in ordered else tiles.get(tile, NONE) | made
             for role, window in instruction.windows():
                 if role == "write":
                     stored[window.buffer] = stored.get(window.buffer, NONE) | made
+        left = {tile: left.get(tile, NONE) | sources for tile, sources in tiles.items()}
     return stored
+
+
+def _of_one_queue(kernel: Kernel) -> set[Tile]:
+    """Tiles that one queue alone reads and writes, and so in the order that they stand in: what is written there replaces what was."""
+    queues: dict[Tile, set[str]] = {}
+    for instruction in kernel.instructions:
+        for tile in (*instruction.reads(), *instruction.writes()):
+            queues.setdefault(tile, set()).add(instruction.queue)
+    return {tile for tile, of in queues.items() if len(of) == 1}
