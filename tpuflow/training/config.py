@@ -167,7 +167,7 @@ class StepConfig:
     )  # fmt: skip
     sharding: str = option(
         "ddp",
-        'how the mesh is used. "ddp": every chip takes a piece of the batch and has all parameters and all of the optimizer\'s state; '
+        'how the mesh is used. "ddp": every chip takes a piece of the batch and holds all parameters and all of the optimizer\'s state; '
         "gradients, losses and batch statistics are means over the chips, each chip draws random numbers of its own.",
         _one_of(*SHARDINGS),
     )

@@ -1,67 +1,295 @@
-"""A training step over several chips: each takes a piece of the batch, and all make the same update with the mean of their gradients."""
+"""How a training step is put on one chip or several: what each holds of the state, and what they tell one another.
+
+On several chips each takes a piece of the batch, and all make the same update with the mean of their gradients. "ddp": every chip holds
+everything. The stages of ZeRO (Rajbhandari et al., 2020) cut over the chips what need not be whole: the optimizer's state (1), the
+gradients (2), the parameters (3).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from tpuflow import amp
 from tpuflow.errors import ConfigError
+from tpuflow.training.shared_updates import on_shares
+from tpuflow.training.shares import Axis, from_row, in_row, keeping_no_moves, shareable
+from tpuflow.training.state import TrainState
 
-SHARDINGS = ("ddp",)
-"""How a training is put on a mesh: "ddp", data parallel, parameters and optimizer state whole on every chip."""
+SHARDINGS: Mapping[str, int] = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
+"""How a training is put on a mesh, by ZeRO's stages."""
+
+Step = Callable[[Any, Any], Any]
+"""Of a state and a batch."""
+Select = Callable[[TrainState], TrainState]
+"""What evaluations need of a state."""
 
 
 @dataclass(frozen=True, slots=True)
-class DataParallel:
-    """Data parallel over one mesh axis of so many chips."""
+class OneChip:
+    """One chip holds everything, and has nobody to tell."""
 
-    axis: str
-    chips: int
+    def of_state(self, state: TrainState) -> OneChip:
+        """The same for states of these shapes."""
+        return self
 
-    def over(self, step: Callable[[Any, Any], Any], state: Any, batch: Any) -> Any:
-        """(new state, figures) of a step of a piece of the batch, [B, ...] -> [B / chips, ...]; every chip has the whole of the state.
+    def placed(self, state: TrainState) -> TrainState:
+        """A state as the device takes it; shapes do."""
+        return state
 
-        A batch that does not divide, such as the last one of an epoch may be, every chip takes whole.
-        """
-        lengths = {leaf.shape[0] for leaf in jax.tree.leaves(batch) if jnp.ndim(leaf)}
-        divides = all(n % self.chips == 0 for n in lengths)
-        pieces = jax.tree.map(lambda leaf: PartitionSpec(self.axis) if divides and jnp.ndim(leaf) else PartitionSpec(), batch)
-        mesh, whole = AbstractMesh((self.chips,), (self.axis,)), PartitionSpec()
-        return jax.shard_map(step, mesh=mesh, in_specs=(whole, pieces), out_specs=whole, check_vma=False)(state, batch)
+    def gathered(self, state: TrainState) -> TrainState:
+        """A state as one chip would have it, of what the device gives."""
+        return state
+
+    def over(self, step: Step, state: Any, batch: Any) -> Any:
+        """(new state, figures) of a step of a state and a batch."""
+        return step(state, batch)
+
+    def evaluated(self, step: Step, state: Any, batch: Any, select: Select, *, joined: bool) -> Any:
+        """What a step gives of what evaluations need of the state, which is what `select` takes of a whole one."""
+        return step(state, batch)
 
     def mean(self, tree: Any) -> Any:
-        """Floating arrays as their means over the chips, divided before they are added so that no sum overflows; others as they are."""
-        return jax.tree.map(lambda x: lax.psum(x / jnp.asarray(self.chips, x.dtype), self.axis) if amp.is_float(x) else x, tree)
+        """The means over the chips of floating arrays."""
+        return tree
 
     def own_key(self, key: Any) -> Any:
         """A chip's own random key."""
-        return jax.random.fold_in(key, lax.axis_index(self.axis))
+        return key
+
+    def whole(self, tree: Any) -> Any:
+        """Parameters to compute with, of what a chip holds."""
+        return tree
+
+    def differentiable(self, loss: Callable[..., Any]) -> Callable[..., Any]:
+        """A loss of parameters, as it is to be differentiated."""
+        return loss
+
+    def reduced(self, grads: Any, opt_state: Any) -> Any:
+        """Gradients as the optimizer takes them, of a chip's own."""
+        return grads
+
+    def update(
+        self, optimizer: optax.GradientTransformationExtraArgs, grads: Any, opt_state: Any, params: Any, extra: Mapping[str, Any]
+    ) -> tuple[Any, Any, Any]:
+        """(updates, the optimizer's new state, new parameters)."""
+        updates, opt_state = optimizer.update(grads, opt_state, params, **extra)
+        return updates, opt_state, optax.apply_updates(params, updates)
 
 
-def get_parallel(mesh: Mapping[str, int] | None, sharding: str, samples: int) -> DataParallel | None:
-    """What a training's options `mesh` and `sharding` say of batches of so many samples; None for one chip.
+@dataclass(frozen=True, slots=True)
+class DataParallel(OneChip):
+    """Every chip of a mesh axis holds everything."""
+
+    axis: Axis
+
+    def over(self, step: Step, state: Any, batch: Any) -> Any:
+        """(new state, figures) of a step of a piece of the batch on each chip, [B, ...] -> [B / chips, ...]; they are the same on all.
+
+        A batch that does not divide, such as the last one of an epoch may be, every chip takes whole.
+        """
+        own = self._state_specs()
+        return self._mapped(step, state, batch, (own, PartitionSpec()), own, pieces=self.divides(batch))
+
+    def evaluated(self, step: Step, state: Any, batch: Any, select: Select, *, joined: bool) -> Any:
+        """What a step gives for a piece of the batch on each chip: the same on all, or if `joined`, arrays [B / chips, ...] which become
+        whole ones; what has no axis of samples, every chip computes for the whole batch."""
+        lengths = {leaf.shape[0] for leaf in jax.tree.leaves(batch) if jnp.ndim(leaf)}
+        results = jax.tree.leaves(jax.eval_shape(step, self._whole_shapes(state, select), batch)) if joined else []
+        pieces = self.divides(batch) and all(leaf.shape and leaf.shape[0] in lengths for leaf in results)
+        result = PartitionSpec(self.axis.name) if joined and pieces else PartitionSpec()
+        return self._mapped(self._of_whole(step, select), state, batch, result, self._eval_specs(select), pieces=pieces)
+
+    def _mapped(self, step: Step, state: Any, batch: Any, results: Any, own: Any, *, pieces: bool) -> Any:
+        piece = PartitionSpec(self.axis.name) if pieces else PartitionSpec()
+        cuts = jax.tree.map(lambda leaf: piece if jnp.ndim(leaf) else PartitionSpec(), batch)
+        mesh = AbstractMesh((self.axis.chips,), (self.axis.name,))
+        return jax.shard_map(step, mesh=mesh, in_specs=(own, cuts), out_specs=results, check_vma=False)(state, batch)
+
+    def divides(self, batch: Any) -> bool:
+        """Whether every chip gets a piece of the batch."""
+        return all(leaf.shape[0] % self.axis.chips == 0 for leaf in jax.tree.leaves(batch) if jnp.ndim(leaf))
+
+    def mean(self, tree: Any) -> Any:
+        """Floating arrays as their means over the chips."""
+        return self.axis.mean(tree)
+
+    def own_key(self, key: Any) -> Any:
+        """A chip's own random key."""
+        return jax.random.fold_in(key, lax.axis_index(self.axis.name))
+
+    def reduced(self, grads: Any, opt_state: Any) -> Any:
+        """The means of all chips' gradients."""
+        return self.axis.mean(grads)
+
+    def _state_specs(self) -> Any:
+        return PartitionSpec()
+
+    def _eval_specs(self, select: Select) -> Any:
+        return PartitionSpec()
+
+    def _whole_shapes(self, state: Any, select: Select) -> Any:
+        return state
+
+    def _of_whole(self, step: Step, select: Select) -> Step:
+        return step
+
+
+@dataclass(frozen=True, slots=True)
+class Zero(DataParallel):
+    """ZeRO: a chip holds its share of the optimizer's state, from stage 2 on of the gradients, in stage 3 of the parameters.
+
+    `like`: the shapes and types of the state as one chip would have it. Between steps, gradients are held where they accumulate.
+    """
+
+    stage: int
+    like: TrainState | None = None
+
+    def of_state(self, state: TrainState) -> Zero:
+        """The same for states of these shapes."""
+        return replace(self, like=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state))
+
+    def placed(self, state: TrainState) -> TrainState:
+        """All shares of an array one after the other, of which each chip takes its own."""
+        shared = self.shared(self._like)
+        place = jax.jit(lambda s: jax.tree.map(lambda x, cut: in_row(x, self.axis.chips) if cut else x, s, shared))
+        return jax.eval_shape(place, state) if _is_shapes(state) else place(state)
+
+    def gathered(self, state: TrainState) -> TrainState:
+        """Whole arrays, of all shares one after the other."""
+        like = self._like
+        return jax.jit(lambda s: jax.tree.map(lambda x, w, cut: from_row(x, w.shape) if cut else x, s, like, self.shared(like)))(state)
+
+    def shared(self, like: TrainState) -> TrainState:
+        """Which arrays of a state of these shapes chips hold shares of."""
+        of_params = self.stage == 3
+        state = jax.tree.map(shareable, like.opt_state)
+        if self.stage == 1 and isinstance(state, amp.AccumulationState):
+            state = state._replace(grads=jax.tree.map(lambda _: False, state.grads))
+        ema = None if like.ema is None else jax.tree.map(lambda _: False, like.ema)
+        if ema is not None and like.ema is not None and of_params:
+            ema = ema._replace(params=jax.tree.map(shareable, like.ema.params))
+        return TrainState(
+            jax.tree.map(lambda leaf: of_params and shareable(leaf), like.params), jax.tree.map(lambda _: False, like.carried), state,
+            jax.tree.map(lambda _: False, like.key), ema,
+        )  # fmt: skip
+
+    def whole(self, tree: Any) -> Any:
+        """Stage 3: all parameters from everybody's shares, for as long as they are needed."""
+        if self.stage < 3:
+            return tree
+        return jax.tree.map(lambda x, w: self.axis.whole_for_a_while(x, w.shape) if shareable(w) else x, tree, self._like.params)
+
+    def differentiable(self, loss: Callable[..., Any]) -> Callable[..., Any]:
+        """Stage 3 gathers parameters once more for the backward pass."""
+        return keeping_no_moves(loss) if self.stage == 3 else loss
+
+    def reduced(self, grads: Any, opt_state: Any) -> Any:
+        """Shares of the means of all chips' gradients; in stage 1 whole ones where they accumulate. Those of shares are shares already."""
+        if self.stage == 1 and isinstance(opt_state, amp.AccumulationState):
+            return self.axis.mean(grads)
+        of_shares = self.stage == 3
+        return jax.tree.map(lambda g, w: self._reduced(g, whole=not shareable(w), share=of_shares), grads, self._trained(grads))
+
+    def _reduced(self, grad: Any, *, whole: bool, share: bool) -> Any:
+        if whole:
+            return self.axis.mean(grad)
+        return grad if share else self.axis.mean_share(grad)
+
+    def update(
+        self, optimizer: optax.GradientTransformationExtraArgs, grads: Any, opt_state: Any, params: Any, extra: Mapping[str, Any]
+    ) -> tuple[Any, Any, Any]:
+        """Every chip updates its shares; up to stage 2, all parameters are gathered from them."""
+        like, shared = self._trained(params), self.shared(self._like).opt_state
+        own = params if self.stage == 3 else jax.tree.map(lambda p: self.axis.share(p) if shareable(p) else p, params)
+
+        def whole_update(grads: Any, opt_state: Any, params: Any, value: Any) -> Any:
+            return optimizer.update(grads, opt_state, params, value=value, grad=grads)
+
+        cut = jax.tree.map(shareable, like)
+        accumulates = self.stage == 1 and isinstance(opt_state, amp.AccumulationState)
+        given = jax.tree.map(lambda _: False, cut) if accumulates else cut
+        updates, new_state = on_shares(
+            self.axis, whole_update, (grads, opt_state, own, extra["value"]), (like, self._like.opt_state, like, extra["value"]),
+            (given, shared, cut, False), lambda shapes: (jax.tree.map(shareable, shapes[0]), shared),
+        )  # fmt: skip
+        new = optax.apply_updates(own, updates)
+        return updates, new_state, new if self.stage == 3 else self._gathered_if_new(new, params, opt_state, new_state)
+
+    def _gathered_if_new(self, own: Any, params: Any, before: Any, after: Any) -> Any:
+        """All parameters, from everybody's shares; while gradients only accumulate, as they were."""
+
+        def gathered() -> Any:
+            return jax.tree.map(lambda x, p: self.axis.whole(x, p.shape) if shareable(p) else x, own, params)
+
+        if not isinstance(after, amp.AccumulationState):
+            return gathered()
+        return lax.cond(amp.has_updated(before, after), gathered, lambda: params)
+
+    def _trained(self, part: Any) -> Any:
+        """The shapes, on one chip, of those parameters that a tree has."""
+        return jax.tree.map(lambda x, w: x if _is_gap(x) else w, part, self._like.params, is_leaf=_is_gap)
+
+    def _state_specs(self) -> Any:
+        return self._specs(self._like)
+
+    def _eval_specs(self, select: Select) -> Any:
+        return self._specs(select(self._like))
+
+    def _whole_shapes(self, state: Any, select: Select) -> Any:
+        return select(self._like)
+
+    def _of_whole(self, step: Step, select: Select) -> Step:
+        """A step of shares, which gathers what evaluations need."""
+        like = select(self._like)
+        shared = self.shared(like)
+        return lambda state, batch: step(
+            jax.tree.map(lambda x, w, cut: self.axis.whole(x, w.shape) if cut else x, state, like, shared), batch
+        )
+
+    def _specs(self, like: TrainState) -> Any:
+        return jax.tree.map(lambda cut: PartitionSpec(self.axis.name) if cut else PartitionSpec(), self.shared(like))
+
+    @property
+    def _like(self) -> TrainState:
+        assert self.like is not None, "of_state has not been called"
+        return self.like
+
+
+Parallel = OneChip
+"""Any of them."""
+ONE_CHIP = OneChip()
+
+
+def get_parallel(mesh: Mapping[str, int] | None, sharding: str, samples: int) -> Parallel:
+    """What a training's options `mesh` and `sharding` say of batches of so many samples.
 
     Raises:
       ConfigError: the mesh is none, or the batches do not divide over it.
     """
     if mesh is None:
-        return None
+        if sharding != "ddp":
+            raise ConfigError(f"sharding: {sharding!r} is over the chips of a mesh; give one, such as mesh={{'data': 4}}.")
+        return ONE_CHIP
     sizes = dict(mesh)
     if len(sizes) != 1:
         raise ConfigError(f"mesh: {sharding!r} is over one axis, got {sizes}; give one, such as {{'data': 4}}.")
-    ((axis, chips),) = sizes.items()
+    ((name, chips),) = sizes.items()
     if samples % chips:
         raise ConfigError(
             f"mesh: a batch of {samples} samples does not divide over {chips} chips; give a batch_size that is a multiple of {chips}."
         )
-    return DataParallel(axis, chips) if chips > 1 else None
+    axis, stage = Axis(name, chips), SHARDINGS[sharding]
+    if chips == 1:
+        return ONE_CHIP
+    return Zero(axis, stage) if stage else DataParallel(axis)
 
 
 def check_mesh(name: str, value: Any) -> None:
@@ -73,3 +301,11 @@ def check_mesh(name: str, value: Any) -> None:
     good = isinstance(value, Mapping) and value and all(isinstance(n, str) and n for n in value)
     if not good or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in value.values()):
         raise ConfigError(f"{name}: expected axes with how many chips they have, such as {{'data': 4}}, got {value!r}.")
+
+
+def _is_gap(leaf: Any) -> bool:
+    return isinstance(leaf, optax.MaskedNode)
+
+
+def _is_shapes(tree: Any) -> bool:
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))

@@ -25,7 +25,7 @@ from tpuflow.training.fitting import check_classes, measured, misfit, traced
 from tpuflow.training.losses import get_loss
 from tpuflow.training.metrics import metrics_of_loss
 from tpuflow.training.misfits import in_words
-from tpuflow.training.parallel import get_parallel
+from tpuflow.training.parallel import ONE_CHIP, get_parallel
 from tpuflow.training.roles import get_roles
 from tpuflow.training.stepping import OwnStep, Recipe, TrainState, loss_and_metrics, make_optimizer
 from tpuflow.training.weights import starting_variables
@@ -176,6 +176,7 @@ def _modelled(config: TrainConfig, batch: Any, feed: Feed, evaluated: Feed | Non
         if found != classes:
             raise DataError(f"eval_data: the model has {found} outputs on it, {classes} on the training data.")
     state = recipe.initial_state(*_initial_variables(recipe, *variables, batch, config), _key(config.seed, 1) if recipe.streams else None)
+    recipe = replace(recipe, parallel=recipe.parallel.of_state(state))
     chosen = {
         **({"loss": f"{recipe.loss_name} ({why})"} if why else {}),
         **({"optimizer": "adam(1e-3)"} if config.optimizer is None else {}),
@@ -209,7 +210,7 @@ def prepare_use(config: Any, *, scored: bool, metrics: Any = None) -> Use:
     target = Target(get_chip(config.chip), config.engine, config.fidelity)
     feed = eval_feed(config.data, config.batch_size, "data")
     batch = batch_shapes(feed)
-    recipe = replace(make_recipe(config, batch, scored=scored)[0], optimized=None)
+    recipe = replace(make_recipe(config, batch, scored=scored)[0], optimized=None, parallel=ONE_CHIP)
     variables = _variable_shapes(recipe, batch, config)
     recipe, outputs = traced(recipe, *variables, batch, "data", train=False)
     if scored:
@@ -265,7 +266,9 @@ def state_shapes(recipe: Recipe, batch: Any) -> tuple[Recipe, TrainState]:
     params, carried = jax.eval_shape(variables, batch)
     recipe, _ = traced(recipe, params, carried, batch, "data")
     key = jax.eval_shape(lambda: jax.random.key(0)) if recipe.streams else None
-    return recipe, jax.eval_shape(recipe.state_of, params, carried, key)
+    state = jax.eval_shape(recipe.state_of, params, carried, key)
+    recipe = replace(recipe, parallel=recipe.parallel.of_state(state))
+    return recipe, recipe.parallel.placed(state)
 
 
 def one_batch(config: StepConfig) -> TrainConfig:

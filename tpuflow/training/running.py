@@ -39,6 +39,7 @@ from tpuflow.training.checkpoints.resuming import (
     taking_up,
 )
 from tpuflow.training.metrics import Tally
+from tpuflow.training.parallel import ONE_CHIP
 from tpuflow.training.preparing import Job
 from tpuflow.training.progress import Bar, progress_bar
 from tpuflow.training.result import TrainResult
@@ -51,12 +52,12 @@ class Training:
     """One training from its first step to its result."""
 
     def __init__(self, job: Job, callbacks: Sequence[Callback]):
-        self._probe = Probe(job, lambda: self._state) if job.config.numerics else None
+        self._probe = Probe(job, lambda: self._whole_state) if job.config.numerics else None
         self._job, self._callbacks = job, (*callbacks, *([self._probe] if self._probe else []))
         self._train_sink = DeviceSink("train_step", job.recipe.train_step, job.target, job.feed.form)
         eval_form = (job.eval_feed or job.feed).form
         self._eval_sink = DeviceSink("eval_step", job.recipe.eval_step, job.target, eval_form, updates=False)
-        self._state = job.state
+        self._state = job.recipe.parallel.placed(job.state)
         self._walk = self._walk_from(START)
         self._place = Place(START, job.config.sink_size)
         self._first_epoch, self._continues = 0, False
@@ -78,7 +79,7 @@ class Training:
         """
         job, run, progress = self._job, self._run, checkpoint.progress
         check_same(checkpoint.path, progress, self._fingerprint)
-        self._state = restored_state(checkpoint.path, checkpoint.arrays, job.state)
+        self._state = job.recipe.parallel.placed(restored_state(checkpoint.path, checkpoint.arrays, job.state))
         check_step(checkpoint.path, progress, self._step_code)
         place = place_of(progress)
         with taking_up(checkpoint.path, "the position of the data"):
@@ -132,7 +133,8 @@ class Training:
         finally:
             self._walk.close()
         if isinstance(self._job.recipe, Recipe):
-            self._job.recipe.model.update(self._state.params, self._state.carried)
+            whole = self._whole_state
+            self._job.recipe.model.update(whole.params, whole.carried)
         self._notify("on_train_end")
         self._run.finished = True
         self._notify("on_checkpoint")
@@ -159,6 +161,11 @@ class Training:
     def _eval_state(self) -> TrainState:
         """What evaluation needs of the state."""
         return self._job.recipe.eval_state(self._state)
+
+    @property
+    def _whole_state(self) -> TrainState:
+        """The state as one chip would have it, whatever each of several holds."""
+        return self._job.recipe.parallel.gathered(self._state)
 
     def _epochs(self) -> None:
         for number in range(self._first_epoch, self._job.config.epochs):
@@ -284,22 +291,23 @@ class Training:
         self._claims.claim(directory)
         self._place.position = self._walk.position
         progress = progress_of(self._run, self._place, self._callbacks, self._fingerprint, self._step_code)
-        return orbax_files().save(directory, self._run.steps, nested(self._state._asdict()), progress)
+        return orbax_files().save(directory, self._run.steps, nested(self._whole_state._asdict()), progress)
 
     def _eval_params(self) -> Any:
         recipe = self._job.recipe
-        return _arrays(recipe.eval_variables(self._eval_state)[0] if isinstance(recipe, Recipe) else self._state.params)
+        state = self._whole_state
+        return _arrays(recipe.eval_variables(recipe.eval_state(state))[0] if isinstance(recipe, Recipe) else state.params)
 
     def _learning_rate(self) -> float | None:
         found = optax.tree.get_all_with_path(self._state.opt_state, "learning_rate")
         return float(found[0][1]) if found else None
 
     def _result(self, began: float) -> TrainResult:
-        job, state = self._job, self._state
+        job, state = self._job, self._whole_state
         executables = (*self._train_sink.executables.values(), *self._eval_sink.executables.values())
         compiling = self._compile_seconds + self._train_sink.compile_seconds + self._eval_sink.compile_seconds
         return TrainResult(
-            trained=Trained(job.recipe, self._eval_state, job.target, job.batch_size),
+            trained=Trained(replace(job.recipe, parallel=ONE_CHIP), job.recipe.eval_state(state), job.target, job.batch_size),
             ema=None if state.ema is None else _arrays(averaged(state.ema.params, state.params)),
             params=_arrays(state.params),
             carried=_arrays(state.carried),

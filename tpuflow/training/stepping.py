@@ -21,24 +21,12 @@ from tpuflow.training.averaging import EMA, EMAState, averaged, averaged_carried
 from tpuflow.training.groups import trained_mask, trained_part, with_rest
 from tpuflow.training.losses import Loss
 from tpuflow.training.metrics import Metric, measure
-from tpuflow.training.parallel import DataParallel
+from tpuflow.training.parallel import ONE_CHIP, Parallel
 from tpuflow.training.roles import Roles
+from tpuflow.training.state import TrainState
 
 LOSS_SCOPE, OPTIMIZER_SCOPE = "loss", "optimizer"
 """Name scopes of what belongs to no layer."""
-
-
-class TrainState(NamedTuple):
-    """What lives on the device through a sink: parameters, carried variables (batch statistics, ...), optimizer state, random key.
-
-    `key` is None for models that draw no random numbers, `ema` where no average of the parameters is kept.
-    """
-
-    params: Any
-    carried: Any
-    opt_state: Any
-    key: Any = None
-    ema: EMAState | None = None
 
 
 class StepFigures(NamedTuple):
@@ -77,7 +65,7 @@ class Recipe:
     ema: EMA | None = None
     optimized: Callable[[Any, Any], Any] | None = None
     streams: tuple[str, ...] = ()
-    parallel: DataParallel | None = None
+    parallel: Parallel = ONE_CHIP
 
     @property
     def name(self) -> str:
@@ -107,21 +95,16 @@ class Recipe:
 
     def train_step(self, state: TrainState, batch: Any) -> tuple[TrainState, StepFigures]:
         """One step. The loss is rounded to the policy's type before it is scaled and differentiated."""
-        if self.parallel is not None:
-            return self.parallel.over(lambda state, batch: self.watched_step(state, batch, self.parallel)[:2], state, batch)
-        new_state, figures, _ = self.watched_step(state, batch)
-        return new_state, figures
+        return self.parallel.over(lambda state, batch: self.watched_step(state, batch, self.parallel)[:2], state, batch)
 
-    def watched_step(self, state: TrainState, batch: Any, parallel: DataParallel | None = None) -> tuple[TrainState, StepFigures, Changes]:
-        """One step, and what it makes on its way; of one chip's piece of the batch if it is `parallel`."""
+    def watched_step(self, state: TrainState, batch: Any, parallel: Parallel = ONE_CHIP) -> tuple[TrainState, StepFigures, Changes]:
+        """One step, and what it makes on its way; of one chip's piece of the batch, and its share of the state, if it is one of several."""
         next_key, key = (None, None) if state.key is None else jax.random.split(state.key)
-        rngs = self.rngs(key if key is None or parallel is None else parallel.own_key(key))
-
-        def mean(tree: Any) -> Any:
-            return tree if parallel is None else parallel.mean(tree)
+        rngs = self.rngs(key if key is None else parallel.own_key(key))
 
         def loss_of(part: Any) -> tuple[jax.Array, tuple[Any, Any]]:
-            loss, measured, carried = self.forward(self._whole(part, state.params), state.carried, batch, rngs)
+            params = parallel.whole(self._whole(part, state.params))
+            loss, measured, carried = self.forward(params, state.carried, batch, rngs)
             return loss.astype(self.policy.loss_dtype), (carried, measured)
 
         def scaled_loss(part: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
@@ -130,20 +113,21 @@ class Recipe:
                 return amp.scale_loss(loss, state.opt_state), (loss, others)
 
         part = self._trained(state.params)
-        (_, (loss, (carried, measured))), grads = jax.value_and_grad(scaled_loss, has_aux=True)(part)
-        loss, carried, measured, grads = mean((loss, carried, measured, grads))
+        (_, found), grads = jax.value_and_grad(parallel.differentiable(scaled_loss), has_aux=True)(part)
+        loss, (carried, measured) = parallel.mean(found)
+        grads = parallel.reduced(grads, state.opt_state)
         with jax.named_scope(OPTIMIZER_SCOPE):
             value = loss.astype(jnp.float32)
 
             def value_fn(part: Any, grad_fn: Any = None) -> jax.Array:  # Optax's line searches refuse what their function does not take
-                return mean(loss_of(part)[0]).astype(jnp.float32)
+                return parallel.mean(loss_of(part)[0]).astype(jnp.float32)
 
             def grad_fn(part: Any, *_: Any) -> Any:
-                return mean(jax.grad(lambda part: loss_of(part)[0].astype(jnp.float32))(part))
+                return parallel.mean(jax.grad(lambda part: loss_of(part)[0].astype(jnp.float32))(part))
 
             extra = {"value": value, "grad": grads, "value_fn": value_fn, "grad_fn": grad_fn}
-            updates, opt_state = self.optimizer.update(grads, state.opt_state, part, **extra)
-            params = self._whole(optax.apply_updates(part, updates), state.params)
+            updates, opt_state, part = parallel.update(self.optimizer, grads, state.opt_state, part, extra)
+            params = self._whole(part, state.params)
             ema = self._averaged(state, opt_state, params, carried)
         figures = _figures(loss, state.opt_state, opt_state, measured)
         changes = Changes(*(self._whole(tree, jax.tree.map(jnp.zeros_like, params) if self.frozen else tree) for tree in (grads, updates)))
@@ -168,19 +152,36 @@ class Recipe:
         return self.loss(outputs, part(batch))
 
     def eval_step(self, state: TrainState, batch: Any) -> dict[str, Any]:
-        """The figures of every metric for one batch, by name. What the model draws is drawn from the same key in every evaluation."""
-        rngs = self.rngs(jax.random.key(0)) if self.streams else None
-        params, carried = self.eval_variables(state)
-        figures: dict[str, Any] = {}
+        """The figures of every metric for one batch, by name. What the model draws is drawn from the same key in every evaluation.
+
+        On several chips the model runs on pieces of the batch; what it gives is measured whole, so figures are those of one chip.
+        """
         own = [metric for metric in self.metrics if not metric.of_loss]
-        if self.loss_fn is not None and len(own) < len(self.metrics):
-            loss, measured, _ = self.forward(params, carried, batch, rngs, train=False)
-            figures = {"avg_loss": loss.astype(self.policy.loss_dtype).astype(jnp.float32), **measured}
+        figures = self._figures_of_loss(state, batch) if self.loss_fn is not None and len(own) < len(self.metrics) else {}
         if not own:
             return figures
         labels = None if self.roles.labels is None else self.roles.labels(batch)
-        outputs = self.outputs(params, carried, batch, rngs, train=False)
-        return {**figures, **measure(own, outputs, self.roles.targets(batch), labels)}
+        return {**figures, **measure(own, self._eval_outputs(state, batch), self.roles.targets(batch), labels)}
+
+    def _figures_of_loss(self, state: TrainState, batch: Any) -> dict[str, Any]:
+        """What a loss of the user's own gives and measures; means over the chips."""
+
+        def step(state: TrainState, batch: Any) -> Any:
+            loss, measured, _ = self.forward(*self.eval_variables(state), batch, self._eval_rngs(), train=False)
+            return self.parallel.mean({"avg_loss": loss.astype(self.policy.loss_dtype).astype(jnp.float32), **measured})
+
+        return self.parallel.evaluated(step, state, batch, self.eval_state, joined=False)
+
+    def _eval_outputs(self, state: TrainState, batch: Any) -> Any:
+        """The model's outputs for the whole batch; where they have no axis of samples, every chip computes them all."""
+
+        def step(state: TrainState, batch: Any) -> Any:
+            return self.outputs(*self.eval_variables(state), batch, self._eval_rngs(), train=False)
+
+        return self.parallel.evaluated(step, state, batch, self.eval_state, joined=True)
+
+    def _eval_rngs(self) -> dict[str, jax.Array] | None:
+        return self.rngs(jax.random.key(0)) if self.streams else None
 
     def eval_state(self, state: TrainState) -> TrainState:
         """What evaluations need of the state."""
@@ -224,6 +225,7 @@ class OwnStep:
     function: Callable[[Any, Any], tuple[Any, Any]]
     evaluate: Callable[[Any, Any], Mapping[str, Any]] | None = None
     metrics: tuple[Metric, ...] = ()
+    parallel: Parallel = ONE_CHIP
 
     @property
     def name(self) -> str:

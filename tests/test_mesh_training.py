@@ -1,0 +1,183 @@
+"""Trainings on several chips: data parallel, by hand and by `tpuflow.train`."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jax.sharding import AbstractMesh, PartitionSpec
+
+import tpuflow
+from tpuflow.chips.links import all_reduce_seconds
+from tpuflow.device.reference import ReferenceEngine
+from tpuflow.device.timing import time_program
+from tpuflow.errors import ConfigError
+from tpuflow.isa.collectives import Await, Collective, MeshAxis
+from tpuflow.isa.program import Kernel
+
+P = PartitionSpec
+RNG = np.random.default_rng(0)
+
+
+def mesh_of(sizes: dict[str, int]) -> AbstractMesh:
+    """A mesh of no devices."""
+    return AbstractMesh(tuple(sizes.values()), tuple(sizes))
+
+
+LAYERS, BATCH = (16, 32, 24, 4), 16
+
+
+def _parameters() -> list[tuple[np.ndarray, np.ndarray]]:
+    sizes = itertools.pairwise(LAYERS)
+    return [(RNG.normal(size=(m, n)).astype(np.float32) / m**0.5, np.zeros(n, np.float32)) for m, n in sizes]
+
+
+def _loss(params: Any, x: Any, y: Any) -> Any:
+    *hidden, (w, b) = params
+    for wh, bh in hidden:
+        x = jnp.tanh(x @ wh + bh)
+    return jnp.mean((x @ w + b - y) ** 2)
+
+
+def step_on_one_chip(params: Any, batch: Any) -> Any:
+    """Gradient descent on the whole batch."""
+    loss, grads = jax.value_and_grad(_loss)(params, *batch)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), {"loss": loss}
+
+
+def data_parallel_step(chips: int) -> Any:
+    """The same with a piece of the batch on each chip."""
+
+    def step(params: Any, batch: Any) -> Any:
+        loss, grads = jax.value_and_grad(_loss)(jax.tree.map(lambda p: lax.pcast(p, "d", to="varying"), params), *batch)
+        params = jax.tree.map(lambda p, g: p - 0.1 * lax.pmean(g, "d"), params, grads)
+        return params, {"loss": lax.pmean(loss, "d")}
+
+    return jax.shard_map(step, mesh=mesh_of({"d": chips}), in_specs=(P(), P("d")), out_specs=(P(), P()))
+
+
+def _batches(count: int) -> list[Any]:
+    return [(RNG.normal(size=(BATCH, 16)).astype(np.float32), RNG.normal(size=(BATCH, 4)).astype(np.float32)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("chips", [2, 8])
+def test_a_data_parallel_training_is_that_of_one_chip_with_the_whole_batch_and_all_replicas_are_equal(chips: int) -> None:
+    batches, initial = _batches(20), _parameters()
+    steps = {"one": tpuflow.jit(step_on_one_chip), "several": tpuflow.jit(data_parallel_step(chips))}
+    losses: dict[str, list[float]] = {name: [] for name in steps}
+    for name, step in steps.items():
+        params = initial
+        for batch in batches:
+            params, figures = step(params, batch)
+            losses[name].append(float(figures["loss"]))
+    np.testing.assert_allclose(losses["several"], losses["one"], rtol=1e-6)
+    engine = ReferenceEngine(steps["several"].program(initial, batches[0]))
+    engine.launch([np.asarray(x) for x in jax.tree.leaves((initial, batches[0]))])
+    for number in range(len(engine.program.outputs)):
+        first, *others = engine.pieces(number)
+        for other in others:
+            np.testing.assert_array_equal(other, first)
+
+
+def test_a_sink_cuts_its_batches_over_the_chips_and_gives_what_single_steps_do() -> None:
+    batches, initial = _batches(6), _parameters()
+    step, params, losses = tpuflow.jit(data_parallel_step(4)), initial, []
+    for batch in batches:
+        params, figures = step(params, batch)
+        losses.append(np.asarray(figures["loss"]))
+    (sunk,) = tpuflow.sink(data_parallel_step(4), batches, -1, state=initial, epochs=1)
+    np.testing.assert_array_equal(sunk.metrics["loss"], losses)
+    assert jax.tree.all(jax.tree.map(np.array_equal, sunk.state, params))
+
+
+def sharded_step(chips: int, *, scattered: bool) -> Any:
+    """Momentum, [parameter] or whole, for a flat vector of parameters: whole on every chip, or (ZeRO's first stage) each chip's share."""
+    unravel = ravel_pytree(_parameters())[1]
+
+    def step(state: Any, batch: Any) -> Any:
+        params, momentum = state
+        loss, grads = jax.value_and_grad(lambda flat: _loss(unravel(flat), *batch))(params)
+        if scattered:
+            own = lax.dynamic_slice_in_dim(params, lax.axis_index("d") * momentum.size, momentum.size)
+            momentum = 0.9 * momentum + lax.psum_scatter(grads / chips, "d", tiled=True)
+            params = lax.all_gather(own - 0.1 * momentum, "d", tiled=True)
+        else:
+            momentum = 0.9 * momentum + lax.psum(grads / chips, "d")
+            params = params - 0.1 * momentum
+        return (params, momentum), {"loss": lax.pmean(loss, "d")}
+
+    states = (P(), P("d") if scattered else P())
+    return jax.shard_map(step, mesh=mesh_of({"d": chips}), in_specs=(states, P("d")), out_specs=(states, P()), check_vma=False)
+
+
+def test_an_optimizer_state_in_shares_gives_the_bits_of_a_whole_one_in_a_sink_too() -> None:
+    """For a sum is its scattered parts, gathered: what is declared of both is one order."""
+    flat, batches = ravel_pytree(_parameters())[0], _batches(5)
+    state = (np.asarray(flat), np.zeros(flat.size, np.float32))
+    found = {}
+    for scattered in (False, True):
+        (sunk,) = tpuflow.sink(sharded_step(4, scattered=scattered), batches, -1, state=state, epochs=1, engine="reference")
+        found[scattered] = sunk
+    np.testing.assert_array_equal(found[True].metrics["loss"], found[False].metrics["loss"])
+    assert jax.tree.all(jax.tree.map(np.array_equal, found[True].state, found[False].state))
+    program = tpuflow.jit(sharded_step(4, scattered=True)).program(state, batches[0])
+    assert [p.shape for p in program.inputs[:2]] == [(flat.size,), (flat.size // 4,)]
+    assert time_program(program).sent_bytes == (2 * flat.size * 3 // 4 + 2 * 3 * 1) * 4
+
+
+def test_train_on_a_mesh_is_that_of_one_chip() -> None:
+    """A last batch of 6 samples, which four chips do not divide, is taken whole."""
+    model = nn.Sequential([nn.Dense(16), nn.tanh, nn.Dense(3)])
+    data = (RNG.normal(size=(38, 5)).astype(np.float32), np.arange(38) % 3)
+    options = {"optimizer": optax.sgd(0.1, momentum=0.9), "batch_size": 16, "epochs": 2, "progress": False, "engine": "reference"}
+    for policy, bound in (("fp32", 1e-6), ("mixed", 2e-3)):
+        one, several = (tpuflow.train(model, data, policy, **options, mesh=mesh) for mesh in (None, {"data": 4}))
+        found, expected = ([v for epoch in r.history for v in epoch["losses"]] for r in (several, one))
+        np.testing.assert_allclose(found, expected, rtol=bound)
+        assert several.executables[0].program.mesh == (MeshAxis("data", 4),)
+    assert "on generic, mesh {'data': 4}" in several.report()
+
+
+def test_dropout_differs_from_chip_to_chip_and_a_mesh_that_does_not_fit_is_refused() -> None:
+    """With one and the same sample everywhere, a chip's mask is all that can make its gradient another one."""
+    model = nn.Sequential([nn.Dense(64), lambda x: nn.Dropout(0.5, deterministic=False)(x), nn.Dense(3)])
+    data = (np.ones((8, 5), np.float32), np.zeros(8, np.int32))
+    losses = {}
+    for chips in (1, 2, 4):
+        result = tpuflow.train(
+            model, data, optimizer=optax.sgd(0.0), batch_size=8, progress=False, mesh={"data": chips}, engine="reference"
+        )
+        losses[chips] = result.history[0]["losses"][0]
+    assert len(set(losses.values())) == 3
+    for options, refused in (
+        ({"mesh": {"data": 3}}, "a batch of 8 samples does not divide over 3 chips"),
+        ({"mesh": {"data": 0}}, "expected axes with how many chips they have"),
+        ({"mesh": 4}, "expected axes with how many chips they have"),
+        ({"mesh": {"data": 2, "model": 2}}, "over one axis"),
+        ({"mesh": {"data": 2}, "sharding": "zero3"}, "zero3"),
+    ):
+        with pytest.raises(ConfigError, match=refused):
+            tpuflow.train(model, data, batch_size=8, progress=False, **options)
+
+
+@pytest.mark.parametrize("chips", [2, 4, 8, 64])
+def test_a_step_sends_what_the_formula_says_and_hides_what_it_can(chips: int) -> None:
+    """2 psi (n - 1) / n for n chips: each parameter's gradient is scattered, summed and gathered."""
+    x, y = np.zeros((64, 16), np.float32), np.zeros((64, 4), np.float32)
+    program = tpuflow.jit(data_parallel_step(chips), chip="tpu-v5e").program(_parameters(), (x, y))
+    time = time_program(program)
+    leaves = [p for layer in _parameters() for p in layer] + [np.float32(0)]
+    assert time.sent_bytes == sum(2 * (chips - 1) * 4 * -(-leaf.size // chips) for leaf in leaves)
+    assert time.link_seconds == pytest.approx(sum(all_reduce_seconds(program.chip, 4 * leaf.size, chips) for leaf in leaves))
+    assert 0 < time.exposed_link_seconds < time.link_seconds
+    kinds = [type(block) for block in program.code]
+    first = kinds.index(Collective)
+    assert Kernel in kinds[first : kinds.index(Await)]  # what does not need the sum runs before the wait
