@@ -13,6 +13,7 @@ import pytest
 from flax import linen as nn
 
 import tpuflow
+from bench.zero import PATH, row
 from tpuflow.device.reference import ReferenceEngine
 from tpuflow.errors import ConfigError
 from tpuflow.stages.flattening import to_device
@@ -184,3 +185,11 @@ def test_frozen_parameters_and_a_loss_of_ones_own_go_with_every_stage() -> None:
 def test_a_stage_without_a_mesh_is_refused() -> None:
     with pytest.raises(ConfigError, match="'zero2' is over the chips of a mesh; give one"):
         tpuflow.train(MODEL, DATA, sharding="zero2", progress=False)
+
+
+@pytest.mark.parametrize("sharding", STAGES)
+@pytest.mark.parametrize("chips", [2, 64])
+def test_what_a_chip_holds_and_sends_is_what_the_formulas_say_and_the_documentation(chips: int, sharding: str) -> None:
+    found = row(chips, sharding)
+    found.check()
+    assert found.line() in PATH.read_text(encoding="utf-8")

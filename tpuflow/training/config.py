@@ -162,15 +162,17 @@ class StepConfig:
         _accumulation, shown=True, same=True,
     )  # fmt: skip
     mesh: Mapping[str, int] | None = option(
-        None, "train on several chips: the axes of a mesh with how many chips they have, such as {'data': 4}.", _if_given(check_mesh),
+        None, "train on several chips: the axes of a mesh with how many chips they have, such as {'data': 4}; every chip takes a piece of "
+        "each batch. Layers with experts may use a second axis, {'data': 2, 'expert': 2}.", _if_given(check_mesh),
         shown=True,
     )  # fmt: skip
     sharding: str = option(
         "ddp",
-        'how the mesh is used. "ddp": every chip takes a piece of the batch and holds all parameters and all of the optimizer\'s state; '
-        "gradients, losses and batch statistics are means over the chips, each chip draws random numbers of its own.",
-        _one_of(*SHARDINGS),
-    )
+        'what each chip of the mesh holds. "ddp": all parameters and all of the optimizer\'s state. ZeRO\'s stages: "zero1", its share of '
+        'the optimizer\'s state; "zero2", of the gradients, too; "zero3", of the parameters, too. Gradients, losses and batch statistics '
+        "are means over the chips, each chip draws random numbers of its own; results and checkpoints hold whole arrays.",
+        _one_of(*SHARDINGS), shown=True,
+    )  # fmt: skip
     chip: str | Chip = option("generic", "a row of the catalogue.")
     engine: str = option("fast", "how the device is simulated, see `tpuflow.device`.", _one_of(*ENGINES), shown=True)
     fidelity: str = option("native", "likewise.", _one_of(*FIDELITIES), shown=True)

@@ -7,6 +7,7 @@ gradients (2), the parameters (3).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,9 @@ from tpuflow.training.state import TrainState
 
 SHARDINGS: Mapping[str, int] = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 """How a training is put on a mesh, by ZeRO's stages."""
+
+AXES = ("data", "expert")
+"""Axes that a mesh may have together: models whose layers have experts send samples over the second one."""
 
 Step = Callable[[Any, Any], Any]
 """Of a state and a batch."""
@@ -86,9 +90,10 @@ class OneChip:
 
 @dataclass(frozen=True, slots=True)
 class DataParallel(OneChip):
-    """Every chip of a mesh axis holds everything."""
+    """Every chip of a mesh holds everything. `axis`: all axes of the mesh as one, over which batches are cut."""
 
     axis: Axis
+    mesh: AbstractMesh
 
     def over(self, step: Step, state: Any, batch: Any) -> Any:
         """(new state, figures) of a step of a piece of the batch on each chip, [B, ...] -> [B / chips, ...]; they are the same on all.
@@ -110,8 +115,7 @@ class DataParallel(OneChip):
     def _mapped(self, step: Step, state: Any, batch: Any, results: Any, own: Any, *, pieces: bool) -> Any:
         piece = PartitionSpec(self.axis.name) if pieces else PartitionSpec()
         cuts = jax.tree.map(lambda leaf: piece if jnp.ndim(leaf) else PartitionSpec(), batch)
-        mesh = AbstractMesh((self.axis.chips,), (self.axis.name,))
-        return jax.shard_map(step, mesh=mesh, in_specs=(own, cuts), out_specs=results, check_vma=False)(state, batch)
+        return jax.shard_map(step, mesh=self.mesh, in_specs=(own, cuts), out_specs=results, check_vma=False)(state, batch)
 
     def divides(self, batch: Any) -> bool:
         """Whether every chip gets a piece of the batch."""
@@ -278,18 +282,20 @@ def get_parallel(mesh: Mapping[str, int] | None, sharding: str, samples: int) ->
         if sharding != "ddp":
             raise ConfigError(f"sharding: {sharding!r} is over the chips of a mesh; give one, such as mesh={{'data': 4}}.")
         return ONE_CHIP
-    sizes = dict(mesh)
-    if len(sizes) != 1:
-        raise ConfigError(f"mesh: {sharding!r} is over one axis, got {sizes}; give one, such as {{'data': 4}}.")
-    ((name, chips),) = sizes.items()
+    sizes, chips = dict(mesh), math.prod(mesh.values())
+    if len(sizes) > 1 and not set(sizes) <= set(AXES):
+        raise ConfigError(
+            f"mesh: expected one axis, or {' and '.join(AXES)}, which batches are cut over, got {sizes}; give for example {{'data': 4}}."
+        )
     if samples % chips:
         raise ConfigError(
             f"mesh: a batch of {samples} samples does not divide over {chips} chips; give a batch_size that is a multiple of {chips}."
         )
-    axis, stage = Axis(name, chips), SHARDINGS[sharding]
     if chips == 1:
         return ONE_CHIP
-    return Zero(axis, stage) if stage else DataParallel(axis)
+    names, stage = tuple(sizes), SHARDINGS[sharding]
+    axis, whole = Axis(names[0] if len(names) == 1 else names, chips), AbstractMesh(tuple(sizes.values()), names)
+    return Zero(axis, whole, stage) if stage else DataParallel(axis, whole)
 
 
 def check_mesh(name: str, value: Any) -> None:

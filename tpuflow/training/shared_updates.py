@@ -26,10 +26,10 @@ from tpuflow.training.shares import Axis, share_elems
 
 ELEMENTWISE = frozenset((
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i1e", "cbrt", "ceil", "clamp",
-    "clz", "convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1",
-    "floor", "ge", "gt", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg",
-    "nextafter", "not", "or", "population_count", "pow", "reduce_precision", "rem", "round", "rsqrt", "select_n", "shift_left",
-    "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor",
+    "clz", "convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2",
+    "expm1", "floor", "ge", "gt", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul",
+    "ne", "neg", "nextafter", "not", "or", "population_count", "pow", "reduce_precision", "rem", "round", "rsqrt", "select_n",
+    "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor",
 ))  # fmt: skip
 """Primitives that make an element of the elements in the same place. One that is missing here is right, and gathers its operands."""
 
@@ -53,11 +53,11 @@ class Held:
 class Reduction:
     """How a reduction of all elements goes on over the chips; `neutral`: the number of a type that changes no result."""
 
-    over_chips: Callable[[Any, str], Any]
+    over_chips: Callable[[Any, Any], Any]
     neutral: Callable[[np.dtype], Any]
 
 
-def _of_bools(over_chips: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+def _of_bools(over_chips: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda x, axis: over_chips(x.astype(jnp.int32), axis).astype(jnp.bool_)
 
 

@@ -50,9 +50,10 @@ def from_row(row: Any, shape: Sequence[int]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A mesh axis of so many chips. What follows is called inside of a `shard_map` over it, and is about a chip's own values."""
+    """A mesh axis, or several as one, of so many chips in all. What follows is called inside of a `shard_map` over it, and is about what
+    one chip has."""
 
-    name: str
+    name: str | tuple[str, ...]
     chips: int
 
     def mean(self, tree: Any) -> Any:
