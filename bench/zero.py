@@ -96,10 +96,9 @@ def row(chips: int, sharding: str) -> Row:
     gathering, plain = (_program(chips, sharding, steps) for steps in (2, 1))
     of = {name: sum(_bytes(p) for p in gathering.inputs if f"/{p.name}".startswith(start)) for name, start in PLACES.items()}
     sent = sum(r.count * r.sent_bytes for r in sink_time(plain, 1).collectives) - 2 * (chips - 1) * FLOAT_BYTES
-    held = [FLOAT_BYTES * formula(chips) for formula in HELD[sharding]]
-    measured = (of["parameters"], of["gradients"], of["states"])
-    pairs = [(m, f) for m, f in zip(measured, held, strict=True)]
-    return Row(chips, sharding, *pairs, (sent, FLOAT_BYTES * TIMES_SENT[sharding] * PSI * (chips - 1) / chips))
+    parameters, gradients, states = [(of[name], FLOAT_BYTES * f(chips)) for name, f in zip(PLACES, HELD[sharding], strict=True)]
+    formula = FLOAT_BYTES * TIMES_SENT[sharding] * PSI * (chips - 1) / chips
+    return Row(chips, sharding, parameters, gradients, states, (sent, formula))
 
 
 PLACES = {"parameters": "/params/", "gradients": "/opt_state/grads/", "states": "/opt_state/inner/"}

@@ -27,12 +27,14 @@ class FiveLayers(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
         """Return the logits [B, classes] of a batch of images [B, 32, 32, C]."""
+        return self._dense(self._features(images), self.classes, "fc3")
+
+    def _features(self, images: jax.Array) -> jax.Array:
         x = self._conv_pool(images, 6, "conv1")  # -> [B, 14, 14, 6]
         x = self._conv_pool(x, 16, "conv2")  # -> [B, 5, 5, 16]
         x = x.reshape(x.shape[0], -1)  # -> [B, 400], in the order H, W, C
         x = nn.relu(self._dense(x, 120, "fc1"))
-        x = nn.relu(self._dense(x, 84, "fc2"))
-        return self._dense(x, self.classes, "fc3")
+        return nn.relu(self._dense(x, 84, "fc2"))
 
     def _conv_pool(self, x: jax.Array, features: int, name: str) -> jax.Array:
         window = (5, 5)

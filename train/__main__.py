@@ -72,7 +72,7 @@ def run(recipe: Recipe, options: Any) -> int:
         print(f"\n{timeline(result.numerics)}\n\n{result.numerics[-1]}", flush=True)
     if options.json:
         result.to_json(options.json)
-    if options.plot:
+    if getattr(options, "plot", None):
         result.plot(options.plot)
     return INTERRUPTED if result.interrupted else 0
 

@@ -151,8 +151,8 @@ def _add(group: Any, one: Field[Any], default: Any, spelling: str) -> None:
     if flag := one.metadata.get("flag"):
         group.add_argument(flag, dest=one.name, action="store_false" if default else "store_true", help=one.metadata["help"])
         return
+    words["type"] = one.metadata["type"]
     if "choices" not in words:
-        words["type"] = one.metadata["type"]
         words.setdefault("metavar", {int: "N", float: "X"}.get(one.metadata["type"], one.name.upper()))
     shown = "" if default is None else " [%(default)s]"
     spellings = (f"--{one.name.replace('_', spelling)}", *one.metadata.get("also", ()))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from train import (
     bert,
     cifar,
+    cifar_deepspeed,
     clm,
     generate,
     lenet,
@@ -31,6 +32,7 @@ RECIPES: Mapping[str, Recipe] = {
         lenet.RECIPE,
         lenet_custom_loop.RECIPE,
         cifar.RECIPE,
+        cifar_deepspeed.RECIPE,
         resnet.RECIPE_50,
         resnet.RECIPE_101,
         vgg16.RECIPE,
