@@ -162,7 +162,7 @@ def test_dropout_differs_from_chip_to_chip_and_a_mesh_that_does_not_fit_is_refus
         ({"mesh": {"data": 0}}, "expected axes with how many chips they have"),
         ({"mesh": 4}, "expected axes with how many chips they have"),
         ({"mesh": {"data": 2, "model": 2}}, "expected one axis, or data and expert"),
-        ({"mesh": {"data": 2}, "sharding": "zero3"}, "zero3"),
+        ({"mesh": {"data": 2}, "sharding": "zero4"}, "zero4"),
     ):
         with pytest.raises(ConfigError, match=refused):
             tpuflow.train(model, data, batch_size=8, progress=False, **options)
