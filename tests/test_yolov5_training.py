@@ -317,6 +317,9 @@ def test_the_network_is_that_of_cfg_or_of_the_weights(variables: Any, tmp_path: 
         ({"batch_size": 0}, "--batch-size: expected 1 or more"),
         ({"label_smoothing": 1.0}, "--label-smoothing: expected 0 to below 1"),
         ({"sink_size": -2}, "--sink-size: expected -1 or more"),
+        ({"numerics": 0}, "--numerics: expected 1 or more"),
+        ({"policy": "fp17"}, "unknown policy 'fp17'. Did you mean 'fp16'"),
+        ({"chip": "tpu-v9"}, "unknown chip 'tpu-v9'"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(given: dict[str, Any], message: str) -> None:
@@ -335,6 +338,8 @@ def test_a_run_is_taken_up_with_its_own_options(tmp_path: Path) -> None:
     assert read_hyperparameters(again.hyp) == Hyperparameters(lr0=0.5)
     with pytest.raises(ConfigError, match="--resume: no run in"):
         resumed(Yolov5Options(project=tmp_path / "empty", resume=""))
+    with pytest.raises(ConfigError, match="nowhere: no run is there, which would have opt.yaml; give the folder of one, such as .*exp"):
+        resumed(Yolov5Options(project=tmp_path, resume="nowhere"))
     (tmp_path / "exp" / "opt.yaml").write_text(yaml.safe_dump({"epochs": 3, "learning": 1}))
     with pytest.raises(ConfigError, match="learning, which are no options"):
         resumed(Yolov5Options(resume=str(tmp_path / "exp")))

@@ -154,6 +154,6 @@ def _add(group: Any, one: Field[Any], default: Any, spelling: str) -> None:
     words["type"] = one.metadata["type"]
     if "choices" not in words:
         words.setdefault("metavar", {int: "N", float: "X"}.get(one.metadata["type"], one.name.upper()))
-    shown = "" if default is None else " [%(default)s]"
+    shown = "" if default is None else f" [{' '.join(map(str, default))}]" if isinstance(default, tuple) else " [%(default)s]"
     spellings = (f"--{one.name.replace('_', spelling)}", *one.metadata.get("also", ()))
     group.add_argument(*spellings, default=default, help=one.metadata["help"] + shown, **words)

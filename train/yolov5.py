@@ -43,7 +43,7 @@ DRAWN_BATCHES = 3
 EMA = tpuflow.EMA(0.9999, warmup=2000, statistics=True)
 NEW_SIZE = "yolov5s"
 WITHOUT_PARAMETERS = ("Concat", "nn.Upsample")
-GIVEN_ANEW = ("resume", "json", "plot", "progress")
+GIVEN_ANEW = ("resume", "json", "numerics", "plot", "progress")
 """Options that a resumed training takes from the command line and not from its folder."""
 
 
@@ -88,6 +88,9 @@ class Yolov5Options(RunOptions):
     project: Path = option(Path("runs/train"), "output", "folder of runs", Path, metavar="FOLDER")
     sink_size: int = option(-1, "device", "steps a host round trip: -1 a whole epoch, 0 each step by itself", int)
     json: Path | None = option(None, "output", "write the whole result there", Path, metavar="FILE")
+    numerics: int | None = option(
+        None, "output", "report what happens to every number of a step: before the first, and after every N-th", int, metavar="N"
+    )
     plot: Path | None = option(None, "output", "draw the loss there: .png, .svg or .pdf", Path, metavar="FILE")
     progress: bool = option(True, "output", "no progress bar", flag="--no-progress")
 
@@ -97,9 +100,11 @@ class Yolov5Options(RunOptions):
         Raises:
           ConfigError: one is not.
         """
+        self.check_device()
         check_size(self.imgsz, STRIDE, least=2 * STRIDE)
-        for name, least in {"epochs": 1, "batch_size": 1, "workers": 1, "patience": 0, "seed": 0, "sink_size": -1}.items():
-            if getattr(self, name) < least:
+        least_of = {"epochs": 1, "batch_size": 1, "workers": 1, "patience": 0, "seed": 0, "sink_size": -1, "numerics": 1}
+        for name, least in least_of.items():
+            if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ConfigError(f"--{name.replace('_', '-')}: expected {least} or more, got {getattr(self, name)}.")
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"--label-smoothing: expected 0 to below 1, got {self.label_smoothing}.")
@@ -187,6 +192,7 @@ def train(options: Yolov5Options, job: Job, folder: Path) -> Any:
         ),
         resume=checkpoints if options.resume is not None else None,
         seed=options.seed,
+        numerics=options.numerics or False,
         progress=options.progress,
         **options.device,
     )
@@ -238,6 +244,10 @@ def resumed(options: Yolov5Options) -> tuple[Yolov5Options, Path]:
     if not options.resume and not runs:
         raise ConfigError(f"--resume: no run in {options.project}; give the folder of one, or --project.")
     folder = Path(options.resume) if options.resume else runs[-1].parent
+    if not (folder / run_files.OPTIONS).is_file():
+        raise ConfigError(
+            f"--resume {folder}: no run is there, which would have {run_files.OPTIONS}; give the folder of one{_such_as(runs)}."
+        )
     given = read_yaml(folder / run_files.OPTIONS, "--resume")
     kinds = {one.name: one for one in dataclasses.fields(Yolov5Options)}
     if unknown := [str(name) for name in given if name not in kinds]:
@@ -245,6 +255,10 @@ def resumed(options: Yolov5Options) -> tuple[Yolov5Options, Path]:
     values = {name: _read(kinds[name], value) for name, value in given.items() if name not in GIVEN_ANEW}
     values |= {name: getattr(options, name) for name in GIVEN_ANEW} | {"hyp": folder / run_files.HYPERPARAMETERS}
     return Yolov5Options(**values), folder
+
+
+def _such_as(runs: Sequence[Path]) -> str:
+    return f", such as {runs[-1].parent}" if runs else ""
 
 
 def _read(one: Any, value: Any) -> Any:

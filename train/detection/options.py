@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from models.yolov5_config import STRIDES
+from tpuflow.amp import get_policy
+from tpuflow.chips import get_chip
 from tpuflow.errors import ConfigError
 from train.options import DeviceOptions, option
 
@@ -20,6 +22,15 @@ class RunOptions(DeviceOptions):
     name: str = option("exp", "output", "folder of this run in --project; a number is added where it exists")
     exist_ok: bool = option(False, "output", "use the folder though it exists", flag="--exist-ok")
     policy: str = option("fp32", "device", "precision, such as fp32, mixed, mixed_bf16, fp16 or bf16")
+
+    def check_device(self) -> None:
+        """That chip and precision are known, before data are read and a folder is made.
+
+        Raises:
+          ConfigError: one is not.
+        """
+        get_chip(self.chip)
+        get_policy(self.policy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +49,7 @@ class FindOptions(RunOptions):
         Raises:
           ConfigError: one is not.
         """
+        self.check_device()
         check_size(self.imgsz, STRIDE)
         for name, value in (("conf-thres", self.conf_thres), ("iou-thres", self.iou_thres)):
             if not 0 <= value <= 1:
