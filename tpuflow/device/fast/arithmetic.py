@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +14,7 @@ from tpuflow.device.fast import lax_convolution, lax_existing
 from tpuflow.device.fast.half import narrow_moved, widen_bits
 from tpuflow.device.fast.lax_elementwise import COMPARE, OPERATIONS
 from tpuflow.device.fast.lax_existing import Exists
+from tpuflow.device.fast.lax_reduce import reduced
 from tpuflow.device.fast.lax_rounding import Rounding, flushed, quiet, widen
 from tpuflow.device.fast.phases import Phases, in_phases
 from tpuflow.dtypes import BF16, F16, F32, S32, DType
@@ -200,14 +199,8 @@ class LaxArithmetic:
         return total
 
     def _reduce_freely(self, op: str, a: Value, axes: Sequence[int], dtype: DType) -> Value:
-        """Axis by axis, neighbours as one: XLA:CPU's loop over several takes up to 14 times as long as that over one, and adds all elements
-        one after the other."""
         nothing = np.asarray(identity(op, dtype)).astype(dtype.numpy)[()]
-        lengths, along = _neighbours_as_one(a.shape, axes)
-        reduced = a.reshape(lengths)
-        for axis in reversed(along):
-            reduced = lax.reduce(reduced, nothing, lambda x, y: self.binary(op, x, y, dtype), (axis,))
-        return reduced.reshape([1 if axis in axes else n for axis, n in enumerate(a.shape)])
+        return reduced(a, axes, lambda x, y: self.binary(op, x, y, dtype), nothing)
 
     def _in_blocks(self, op: str, a: Value, axes: Sequence[int], block: int, dtype: DType) -> Value:
         """[blocks, block, kept...]; a last block that is shorter is filled up with the identity, which cannot be seen."""
@@ -311,15 +304,6 @@ class LaxArithmetic:
         """One K-tile of the matrix unit."""
         a_there, b_there = (None if x is None else functools.partial(jnp.asarray, x) for x in (a_exists, b_exists))
         return self.convolve(a, b, contraction, {}, dtype, acc_dtype, a_there, b_there)
-
-
-def _neighbours_as_one(shape: Sequence[int], axes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """(lengths where axes side by side that are all among `axes`, or all are not, are one axis; the places of the former among them)."""
-    runs = [
-        (reduced, math.prod(shape[axis] for axis in run))
-        for reduced, run in itertools.groupby((axis for axis, n in enumerate(shape) if n > 1), lambda axis: axis in axes)
-    ]
-    return [n for _, n in runs], [place for place, (reduced, _) in enumerate(runs) if reduced]
 
 
 def words(x: Value) -> Value:
