@@ -12,6 +12,7 @@ import pytest
 import tpuflow
 from tests.arithmetic_values import REFERENCE, compute, every_value, finite_values, reduced, ulps_apart, values
 from tests.tolerances import NATIVE_F32, NATIVE_SHORT_SPECIAL, sum_bound
+from tpuflow.device.fast.engine import FastEngine
 from tpuflow.dtypes import BF16, DTYPES, F16, F32, PRED, S32, DType
 from tpuflow.isa.contraction import Contraction
 from tpuflow.isa.elementwise import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY
@@ -111,6 +112,20 @@ def test_native_sums_of_many_numbers_lose_hardly_more_than_those_of_jax_jit(shap
             exact = np.asarray(jax.jit(f)(x.astype(np.float64)))
         ours, theirs = (np.abs(np.asarray(run(f)(x)) / exact - 1).max() for run in (tpuflow.jit, jax.jit))
         assert ours <= max(3 * theirs, 5e-7)
+
+
+@pytest.mark.parametrize("rows, once", [(64, 0), (512, 1)])
+def test_what_a_kernel_stores_is_made_once_if_it_is_much(rows: int, once: int):
+    def f(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = ((x * 0.5 + 1) * x - 3) * x
+        return y, y @ w
+
+    x, w = finite_values(F32, (rows, 256), 44) % 4, finite_values(F32, (256, 8), 45) % 4
+    engine = FastEngine(tpuflow.jit(f).program(x, w))
+    assert sum(translated.as_text().count("stablehlo.while") for translated in engine.translate()) == once
+    (y, product), (exact, _) = tpuflow.jit(f)(x, w), tpuflow.jit(f, fidelity="bitexact")(x, w)
+    np.testing.assert_allclose(y, exact, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(product, np.asarray(y, np.float64) @ w, rtol=1e-4, atol=1e-2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

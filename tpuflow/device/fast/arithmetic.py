@@ -73,6 +73,18 @@ class LaxArithmetic:
         x = self.load(x, dtype)
         return lax.select(lax.ne(x, x), _again(x), x) if dtype == F16 else x
 
+    def settled(self, x: Value) -> Value:
+        """x as it is, made once and not anew for each reader: what a loop may change XLA reads where it lies. The loop runs no trip."""
+        if self.bitexact:
+            return x
+        zero = self._rounding.zero
+
+        def again(state: tuple[Value, Value]) -> tuple[Value, Value]:
+            there, x = state
+            return lax.bitwise_not(there), lax.dynamic_update_index_in_dim(x, lax.dynamic_index_in_dim(x, zero, 0), zero, 0)
+
+        return lax.while_loop(lambda state: state[0], again, (lax.ne(zero, np.int32(0)), x))[1]
+
     def rest(self, x: Value, dtype: DType) -> Value:
         """An array in any form as it lies between launches, trips and branches: in its own type, bf16 as words. What outlives a launch
         then takes no more memory than on the device, and is overwritten where it lies. Native ends in a select, as `hold` does."""

@@ -33,13 +33,15 @@ def same_view(window: Window) -> tuple[Any, ...]:
 class Virtual:
     """A tile's content over all lifted trips: leading dimensions for the lifted grid axes in `batch`, then the tile's own axes.
 
-    `inside`: the same without its padding, for those that can do without it. `rested`: the same as it lies between launches.
+    `inside`: the same without its padding, for those that can do without it. `rested`: the same as it lies between launches. `work`: the
+    tiles that elementwise instructions made on the way from what was loaded, summed, multiplied or moved.
     """
 
     array: Any
     batch: tuple[int, ...] = ()
     inside: Inside | None = None
     rested: Any = None
+    work: frozenset[Tile] = frozenset()
 
 
 @dataclass
@@ -93,6 +95,12 @@ class Lifting:
             if isinstance(i, dma.Store):
                 views.setdefault(i.window.buffer, []).append(view_axes(i.window))
         return frozenset(b for b, found in views.items() if len(found) > 1 and len(set(found)) == 1)
+
+    @functools.cached_property
+    def only_stored(self) -> frozenset[Tile]:
+        """Tiles that stores alone read."""
+        stores = {i.window.tile for i in self.kernel.instructions if isinstance(i, dma.Store)}
+        return frozenset(stores.difference(*(i.reads() for i in self.kernel.instructions if not isinstance(i, dma.Store))))
 
     @property
     def sizes(self) -> tuple[int, ...]:
