@@ -11,10 +11,13 @@ from types import ModuleType
 
 import jax
 import numpy as np
+import optax
 import pytest
 import yaml
 
 import tpuflow
+from bench import yolov5_numerics
+from models.mlp import MLP
 from models.yolov5 import TORCH_LAYERS, YOLOv5
 from tests.test_yolov5 import NARROW, a_batch, cfg
 from tpuflow.importers import load_state_dict, state_dict
@@ -93,3 +96,13 @@ def test_a_step_on_the_device_is_that_of_plain_jax_and_several_are_pytorchs(torc
     np.testing.assert_allclose(trained.losses, losses, rtol=1e-4)
     for name, array in state_dict({"params": here.ema.params, **here.ema.carried}, TORCH_LAYERS).items():
         np.testing.assert_allclose(trained.average[name].numpy(), array, rtol=0, atol=0.02 * float(np.abs(array).max()), err_msg=name)
+
+
+def test_the_page_of_numerics_says_what_two_trainings_lose() -> None:
+    rng = np.random.default_rng(0)
+    data = rng.random((16, 784)).astype(np.float32), rng.integers(0, 10, 16).astype(np.int32)
+    options = {"optimizer": optax.sgd(1e-3), "loss": "softmax_cross_entropy", "batch_size": 8, "sink_size": 2, "numerics": 2}
+    found = {policy: tpuflow.train(MLP(), data, policy=policy, progress=False, **options).numerics for policy in yolov5_numerics.POLICIES}
+    text = yolov5_numerics.page(found)
+    assert "--policy fp16 --numerics 2" in text and "## fp16: the step after 2" in text
+    assert "of the parameter updates round to nothing" in text and "every kernel" in text and "Dense_0 kernel" in text

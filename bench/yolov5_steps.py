@@ -1,0 +1,133 @@
+"""Steps of YOLOv5s at 640x640, batch 2, run on the simulated device in each precision, as docs/yolov5_steps.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import tpuflow
+from bench.step_estimates import DOCS, MIB
+from bench.timing import machine
+from bench.yolov5_estimates import BATCH, BOXES, CLASSES, POLICIES, SIZE, options
+from models.yolov5 import yolov5
+from tpuflow.device.timing.program import sink_time
+from tpuflow.stages.analysis import memory_analysis
+
+RUNS = (*(("bm1690", policy) for policy in POLICIES), ("ascend910", "fp32"), ("tpu-v4", "fp32"))
+"""Every precision, and fp32 in every arithmetic of products that the chips have: as it is, rounded to fp16, in a pass of bf16."""
+STEPS = 3
+"""In mixed precision the first may be one that the loss scale skips."""
+SINK = 100
+"""Steps a round trip of the modelled time, as in docs/yolov5_estimates.md."""
+RESULTS = Path(__file__).parent / "results" / "yolov5_steps.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What steps from new weights gave: a loss and a loss scale each, and what the Program that ran takes on the chip."""
+
+    chip: str
+    policy: str
+    losses: tuple[float, ...]
+    loss_scales: tuple[float, ...]
+    skipped: tuple[int, ...]
+    parameters_finite: bool
+    step_ms: float
+    peak_mib: float
+    arguments_mib: float
+    temporaries_mib: float
+    host_seconds: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether all losses and the parameters after the last step are finite numbers."""
+        return self.parameters_finite and all(map(math.isfinite, self.losses))
+
+    def __str__(self) -> str:
+        """A row of the table."""
+        losses = ", ".join(f"{loss:.5g}" for loss in self.losses)
+        skipped = ", ".join(f"{n + 1}" for n in self.skipped) or "none"
+        memory = (f"{mib:.0f}" for mib in (self.peak_mib, self.arguments_mib, self.temporaries_mib))
+        return (
+            f"| {' | '.join((self.chip, self.policy, losses, skipped, 'yes' if self.finite else 'NO', f'{self.step_ms:.2f}', *memory))} |"
+        )
+
+
+def samples(count: int) -> dict[str, np.ndarray]:
+    """Random pictures with up to BOXES boxes each; a quarter of the rows are filled."""
+    rng = np.random.default_rng(0)
+    boxes = rng.uniform(0.05, 0.95, (count, BOXES, 4)).astype(np.float32)
+    boxes[..., 2:] = rng.uniform(0.02, 0.4, (count, BOXES, 2))
+    return {
+        "images": rng.integers(0, 256, (count, SIZE, SIZE, 3)).astype(np.uint8),
+        "boxes": boxes,
+        "classes": rng.integers(0, CLASSES, (count, BOXES)).astype(np.int32),
+        "valid": rng.random((count, BOXES)) < 0.25,
+    }
+
+
+def run(chip: str, policy: str, steps: int = STEPS) -> Ran:
+    """Train so many steps, each on the same two pictures."""
+    began = time.perf_counter()
+    result = tpuflow.train(
+        yolov5("yolov5s", CLASSES), [samples(BATCH)] * steps, policy=policy, chip=chip, epochs=1, seed=0, progress=False,
+        **options(SIZE, BATCH),
+    )  # fmt: skip
+    took = time.perf_counter() - began
+    program = result.executables[0].program
+    memory = memory_analysis(program)
+    finite = all(bool(np.isfinite(np.asarray(leaf, np.float32)).all()) for leaf in jax.tree.leaves(result.variables))
+    return Ran(
+        chip,
+        policy,
+        tuple(result.losses),
+        tuple(result.history[0]["loss_scale"]),
+        tuple(result.skipped_steps),
+        finite,
+        1e3 * sink_time(program, SINK).seconds / SINK,
+        memory.peak_memory_in_bytes / MIB,
+        memory.argument_size_in_bytes / MIB,
+        memory.temp_size_in_bytes / MIB,
+        took,
+    )
+
+
+def page(rows: Sequence[Ran]) -> str:
+    """The text of docs/yolov5_steps.md."""
+    heads = ("chip", "precision", "losses", "skipped", "all finite", "ms a step", "MiB at most", "of them arguments", "temporaries")
+    about = f"""# Steps of YOLOv5s, run
+
+Made by `python -m bench.yolov5_steps`; do not edit. {STEPS} steps of `python -m train yolov5 --img {SIZE} --batch-size {BATCH}` with
+{CLASSES} classes, from new weights, each on the same {BATCH} random pictures, by the fast engine. The loss is the sum of the three losses
+times the pictures; a step that the loss scale skipped changed nothing. All finite: every loss, and every parameter and batch
+statistic at the end. Times are modelled ([how](timing.md), [how far off](accuracy.md)), {SINK} steps a round trip, and memory is
+what was planned, both of the very Program that ran. More chips: [yolov5_estimates.md](yolov5_estimates.md)."""
+    return "\n".join((about, "", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads), *map(str, rows))) + "\n"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.yolov5_steps", description=__doc__)
+    parser.add_argument("--chip", help="run the rows of this chip only, and leave page and figures as they are")
+    parser.add_argument("--policy", choices=POLICIES, help="run the rows of this precision only, and leave page and figures as they are")
+    given = parser.parse_args()
+    chosen = [(chip, policy) for chip, policy in RUNS if given.chip in (None, chip) and given.policy in (None, policy)]
+    rows = []
+    for chip, policy in chosen:
+        rows.append(run(chip, policy))
+        print(rows[-1], f"({rows[-1].host_seconds:.0f} s)", flush=True)
+    if len(chosen) == len(RUNS):
+        (DOCS / "yolov5_steps.md").write_text(page(rows))
+        RESULTS.write_text(json.dumps({"machine": machine(), "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
