@@ -21,13 +21,11 @@ from models.yolov5 import yolov5
 from tpuflow.device.timing.program import sink_time
 from tpuflow.stages.analysis import memory_analysis
 
-RUNS = (*(("bm1690", policy) for policy in POLICIES), ("ascend910", "fp32"), ("tpu-v4", "fp32"))
-"""Every precision, and fp32 in every arithmetic of products that the chips have: as it is, rounded to fp16, in a pass of bf16."""
+CHIP = "bm1690"
 STEPS = 3
 """In mixed precision the first may be one that the loss scale skips."""
 SINK = 100
 """Steps a round trip of the modelled time, as in docs/yolov5_estimates.md."""
-RESULTS = Path(__file__).parent / "results" / "yolov5_steps.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +114,18 @@ what was planned, both of the very Program that ran. More chips: [yolov5_estimat
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.yolov5_steps", description=__doc__)
-    parser.add_argument("--chip", help="run the rows of this chip only, and leave page and figures as they are")
-    parser.add_argument("--policy", choices=POLICIES, help="run the rows of this precision only, and leave page and figures as they are")
+    parser.add_argument("--chip", default=CHIP, help="a row of the chip catalogue; of another the page stays as it is [%(default)s]")
+    parser.add_argument("--policy", choices=POLICIES, help="this precision only; the page stays as it is")
+    parser.add_argument("--json", type=Path, help="write all figures here")
     given = parser.parse_args()
-    chosen = [(chip, policy) for chip, policy in RUNS if given.chip in (None, chip) and given.policy in (None, policy)]
     rows = []
-    for chip, policy in chosen:
-        rows.append(run(chip, policy))
+    for policy in POLICIES if given.policy is None else (given.policy,):
+        rows.append(run(given.chip, policy))
         print(rows[-1], f"({rows[-1].host_seconds:.0f} s)", flush=True)
-    if len(chosen) == len(RUNS):
+    if (given.chip, given.policy) == (CHIP, None):
         (DOCS / "yolov5_steps.md").write_text(page(rows))
-        RESULTS.write_text(json.dumps({"machine": machine(), "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    if given.json:
+        given.json.write_text(json.dumps({"machine": machine(), "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
