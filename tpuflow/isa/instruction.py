@@ -207,9 +207,9 @@ def bounds_field() -> Any:
     return field(default=(), metadata={"kind": FieldKind("bounds")})
 
 
-def number() -> Any:
-    """A non-negative integer."""
-    return _kinded(FieldKind("number"))
+def number(**default: int) -> Any:
+    """A non-negative integer; it may have a `default`."""
+    return _kinded(FieldKind("number"), **default)
 
 
 def flag() -> Any:

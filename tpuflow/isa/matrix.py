@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tpuflow.chips.chip import Chip
@@ -17,6 +18,8 @@ from tpuflow.isa.refusal import Refusal
 from tpuflow.isa.rules import axes_text, is_of, lies_in, rule, same_axes, same_dtype
 from tpuflow.isa.splitting import EXACT, PRECISIONS, SPLITS, multiplied
 from tpuflow.isa.trip import Trip
+
+MOST_BLOCKS = 64  # that one instruction sums: engines unroll them
 
 
 @instr(0x30, "mm_zero", "fills", rules=(lies_in(acc="acc"), is_of("acc", F32, S32)))
@@ -95,9 +98,21 @@ def _bounded(i: MatmulAccumulate) -> None:
             )
 
 
+@rule(f"where `block` is not 0, one label is contracted, in at most {MOST_BLOCKS} blocks, no axis slides and there are no bounds")
+def _in_blocks(i: MatmulAccumulate) -> None:
+    contracted = i.contraction.contracted
+    if i.block and (i.pairs or i.bounds or len(contracted) != 1):
+        raise Refusal(
+            f"block is {i.block} with contracted labels {contracted}, {len(i.pairs)} pairs and {len(i.bounds)} bounds; "
+            f"expected one contracted label and neither pairs nor bounds, or block 0"
+        )
+    if i.block and (depth := i.a.axes[i.a_axes.index(contracted[0])].size) > MOST_BLOCKS * i.block:
+        raise Refusal(f"block is {i.block} of {depth} contracted positions; expected at most {MOST_BLOCKS} blocks")
+
+
 @instr(
     0x31, "mm_accumulate", "accumulates",
-    rules=(lies_in(acc="acc", a="vmem", b="vmem"), _entering_types, _labelled, _bounded),
+    rules=(lies_in(acc="acc", a="vmem", b="vmem"), _entering_types, _labelled, _bounded, _in_blocks),
 )  # fmt: skip
 class MatmulAccumulate(Instruction):
     """acc = acc + round(a . b): one K-tile.
@@ -118,6 +133,8 @@ class MatmulAccumulate(Instruction):
     as sums of two (bf16_x3) or three (bf16_x6) bf16 numbers, of which the three or six largest products are made. Each pass is summed
     and rounded as a K-tile; the passes are added in f32, smallest first, and their sum to the accumulator. Where all but the largest
     do not add up to a finite number, the largest alone counts.
+
+    With a `block`, the tile is several K-tiles of so many contracted positions, the last perhaps shorter, one after the other.
     """
 
     acc: Tile = field.inout()
@@ -129,6 +146,7 @@ class MatmulAccumulate(Instruction):
     pairs: tuple[SlidingAxis, ...] = field.pairs_field()
     precision: str = field.choice(PRECISIONS, default=EXACT)
     bounds: tuple[Bound, ...] = field.bounds_field()
+    block: int = field.number(default=0)
 
     @property
     def queue(self) -> str:
@@ -140,8 +158,25 @@ class MatmulAccumulate(Instruction):
         """The product's labels: a is lhs, b is rhs."""
         return Contraction(self.a_axes, self.b_axes, self.acc_axes, self.pairs, self.bounds)
 
+    def k_tiles(self, a: Any, b: Any, a_axes: Sequence[int], b_axes: Sequence[int]) -> Iterator[tuple[Any, Any]]:
+        """The operands of one K-tile after the other; arrays whose axes have the given labels."""
+        if not self.block:
+            yield a, b
+            return
+        (label,) = self.contraction.contracted
+        left, right = a_axes.index(label), b_axes.index(label)
+        for start in range(0, a.shape[left], self.block):
+            piece = slice(start, start + self.block)
+            yield a[(*(slice(None),) * left, piece)], b[(*(slice(None),) * right, piece)]
+
     def meaning(self, ar: Arithmetic, trip: Trip, acc: Any, a: Any, b: Any) -> Any:
         """The new accumulator."""
+        for left, right in self.k_tiles(a, b, self.a_axes, self.b_axes):
+            acc = self._accumulated(ar, trip, acc, left, right)
+        return acc
+
+    def _accumulated(self, ar: Arithmetic, trip: Trip, acc: Any, a: Any, b: Any) -> Any:
+        """The accumulator after one K-tile."""
         whole = self.contraction
         axes = whole.by_label(self.a.axes, self.b.axes, self.acc.axes)
 

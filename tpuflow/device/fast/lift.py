@@ -82,11 +82,11 @@ def _fold_axes(t: Lifting, a: Virtual, axes: Sequence[TileAxis], reduced: tuple[
 
 def _reduce_into(t: Lifting, i: vector.ReduceInto, trips: Trips, state: State) -> None:
     acc, a = t.read(i.acc, state), t.read(i.a, state)
-    if t.folded:
+    if t.folded and i.acc in t.carried:
         _fold_axes(t, a, i.a.axes, i.axes)
     else:
         _local_axes(t, i.a, i.axes)
-    steps = tuple(g for g in a.batch if t.folded and g in t.kernel.sequential)
+    steps = tuple(g for g in a.batch if t.folded and i.acc in t.carried and g in t.kernel.sequential)
     a = _inner_batch(a, steps)
     batch = tuple(sorted({*acc.batch, *a.batch}))
     taken = tuple(range(len(batch), len(batch) + len(steps)))  # steps that are taken at once: native only, where order is free
@@ -129,9 +129,12 @@ def _matmul(t: Lifting, i: matrix.MatmulAccumulate, trips: Trips, state: State) 
     def multiply(x: Any, y: Any, dtype: DType) -> Any:
         return t.ar.convolve(x, y, lifted, sizes, dtype, i.acc.dtype, factors.a_exists, factors.b_exists, factors.before, factors.phases)
 
-    product = multiplied(t.ar, factors.a, b.array, i.a.dtype, i.precision, multiply)
-    (x, y), batch = t.aligned([acc, Virtual(product, batch)])
-    state.tiles[i.acc] = Virtual(t.ar.binary("add", x, y, i.acc.dtype), batch)
+    total, pieces = acc, i.k_tiles(factors.a, b.array, lifted.lhs, lifted.rhs) if t.ar.bitexact else [(factors.a, b.array)]
+    for left, right in pieces:
+        product = multiplied(t.ar, left, right, i.a.dtype, i.precision, multiply)
+        (x, y), batch = t.aligned([total, Virtual(product, batch)])
+        total = Virtual(t.ar.binary("add", x, y, i.acc.dtype), batch)
+    state.tiles[i.acc] = total
 
 
 def _patch_axes(tile: Tile, halos: Mapping[int, Halo]) -> list[TileAxis]:
