@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -86,10 +87,23 @@ class _Folding:
 
 def _reading(seen: Seen, value: Value) -> tuple[str, dict[str, Any]]:
     """The op that reads a value where it is seen, with its attributes: a broadcast where that is all there is to it, else a window."""
-    by_pitch = sorted(seen.view, key=lambda v: -v.pitch)
-    axes = tuple(v.axis for v in by_pitch)
-    stretched = axes == tuple(sorted(axes)) and tuple(v.extent for v in by_pitch) == seen.source.shape
-    if stretched and all(v.plain(value.shape[v.axis]) for v in by_pitch):
+    axes = _stretched(seen, value)
+    if axes is not None:
         return "broadcast", {"axes": axes}
     fill = scalar_of(0, value.dtype) if seen.fill is None else seen.fill
     return "window", {"view": tuple(sorted(seen.view, key=lambda v: v.axis)), "fill": fill}
+
+
+def _stretched(seen: Seen, value: Value) -> tuple[int, ...] | None:
+    """The axes along which all axes of what is seen lie, in order and whole (those of size 1 next to the one before); None if not so."""
+    walks = sorted(seen.view, key=lambda v: -v.pitch)
+    if not all(v.plain(value.shape[v.axis]) for v in walks):
+        return None
+    rest, axes = iter(walks), list[int]()
+    for n in seen.source.shape:
+        after_last = axes[-1] + 1 if axes else 0
+        walk = None if n == 1 else next(rest, None)
+        axes.append(after_last if walk is None else walk.axis)
+    lengths = tuple(v.extent for v in walks) == tuple(n for n in seen.source.shape if n != 1)
+    ascending = all(x < y for x, y in itertools.pairwise(axes)) and (not axes or axes[-1] < len(value.shape))
+    return tuple(axes) if lengths and ascending else None
