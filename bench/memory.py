@@ -122,8 +122,9 @@ arrays are placed by size where placing them by time leaves gaps ([passes](archi
 The columns "kept" are of the same compiler without `Rematerialize`.
 
 XLA:TPU's columns are what the vendor's compiler plans for the same steps (jax 0.10.2, libtpu 0.0.52, compiled ahead of time for one
-core: `memory_analysis()`, and bytes by memory space from the scheduled HLO). Its traffic is lower because it keeps whole arrays in VMEM
-from one fusion to the next, on tpu-v5e with its 128 MiB above all, which no kernel here does.
+core: `memory_analysis()`, and bytes by memory space from the scheduled HLO). Where its traffic is lower, it keeps whole arrays in
+VMEM from one fusion to the next, on tpu-v5e with its 128 MiB above all, which no kernel here does; where ours is, attention stores
+neither scores nor weights (`JoinProducts`).
 
 | step | chip | temporaries GB | kept | XLA:TPU | traffic GB | kept | XLA:TPU | ms | kept |
 |---|---|---|---|---|---|---|---|---|---|

@@ -229,7 +229,7 @@ CONV_KERNEL = """\
       load.load %w0
       load.load %w1
       matrix.mm_accumulate exact %t0, %t1, %t2, acc_axes=[0, 1, 2, 3], a_axes=[0, 1, 2, 4], b_axes=[5, 6, 4, 3], \
-pairs=[1 stride 2 label 5 dilation 1, 2 stride 1 label 6 dilation 1], bounds=[11 at (-1 + 2*x1 + 1*x5)/1]
+pairs=[1 stride 2 label 5 dilation 1, 2 stride 1 label 6 dilation 1], bounds=[11 at (-1 + 2*x1 + 1*x5)/1], block=0
       matrix.mm_read %t3, %t0
       store.store %w2
 """

@@ -162,6 +162,7 @@ def test_passes_are_named_after_what_they_do() -> None:
         "fuse-rows",
         "merge-kernels",
         "rematerialize",
+        "join-products",
         "join-small",
         "split-collectives",
         "schedule",

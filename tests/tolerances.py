@@ -111,3 +111,6 @@ PLAIN_SQUARES = (8 + 2 * 8) * 2.0**-24
 # Two layers of convolutions and batch normalisation in fp32, forward and backward, beside XLA's, over the largest value: other orders of
 # sums of up to 288 products, divided by deviations, twice.
 LAYER_STATISTICS = 2e-5
+
+# weights of softmax in bf16, mixed, and three products of bf16 after them, of what is of order 1.
+ATTENTION = 0.1

@@ -37,6 +37,7 @@ from tpuflow.lower.passes.fold_moves import FoldMoves
 from tpuflow.lower.passes.fuse import Fuse
 from tpuflow.lower.passes.fuse_rows import FuseRows
 from tpuflow.lower.passes.hoist_invariants import HoistInvariants
+from tpuflow.lower.passes.join_products import JoinProducts
 from tpuflow.lower.passes.join_small import JoinSmall
 from tpuflow.lower.passes.merge_kernels import MergeKernels
 from tpuflow.lower.passes.prune_carries import PruneCarries
@@ -51,14 +52,14 @@ from tpuflow.lower.shards import WHOLE, Cuts, cut_ports, on_chips
 
 PIPELINE: tuple[Pass, ...] = (
     Simplify(), PruneCarries(), Simplify(), ReadChosen(), FoldMoves(), Fuse(), HoistInvariants(),
-    Schedule(), MergeKernels(related=True), StoreLess(), SumInProduct(), FuseRows(), MergeKernels(), Rematerialize(), JoinSmall(),
-    SplitCollectives(), Schedule(),
+    Schedule(), MergeKernels(related=True), StoreLess(), SumInProduct(), FuseRows(), MergeKernels(), Rematerialize(), JoinProducts(),
+    JoinSmall(), SplitCollectives(), Schedule(),
 )  # fmt: skip
 """Simplify; let loops carry only what is needed; simplify what that opened; read what a condition keeps; read moved data through windows;
 form kernels; take those out of loops that need not be there; put them in an order that holds little at a time; merge those that read the
 same, let readers compute what is dearer to store, let products sum their results, go on with rows that are reduced while they are on the
-chip, merge what is left side by side, compute again what would be held too long, join what is small; start collectives and wait for them
-apart; put what came of it in order."""
+chip, merge what is left side by side, compute again what would be held too long, let products join the rows between them, join what is
+small; start collectives and wait for them apart; put what came of it in order."""
 
 Watch = Callable[[str, Graph], None]
 """What is told the graph after import and after every pass, by the stage's name."""

@@ -40,7 +40,7 @@ _NARROWED = {
 ROW, COLUMN, DEPTH = (Unit(name) for name in ("row", "column", "depth"))  # stand for rows, columns or a contraction that a product lacks
 
 
-def _precision(chip: Chip, precision: str, dtype: DType) -> str:
+def entering_precision(chip: Chip, precision: str, dtype: DType) -> str:
     """The precision of the instruction: exact unless operands are f32 and the chip's arrays are not."""
     return EXACT if dtype != F32 or chip.matrix_f32_as == F32.name else _NARROWED[chip.matrix_f32_as][precision]
 
@@ -205,7 +205,7 @@ def emit_matmul(site: Site) -> Kernels:
         kernel.section = "body"
         (a,), (b,) = left.emit([lhs]), right.emit([rhs])
         kernel.source = dot.source
-        kernel.emit(MatmulAccumulate(acc, a, b, **fields, precision=_precision(site.chip, dot.attrs["precision"], a.dtype)))
+        kernel.emit(MatmulAccumulate(acc, a, b, **fields, precision=entering_precision(site.chip, dot.attrs["precision"], a.dtype)))
         kernel.section = "body" if sums else "epilogue"
         out.tiles[dot.result] = out.new(dot.result.dtype)
         kernel.emit(MatmulRead(out.tiles[dot.result], acc))

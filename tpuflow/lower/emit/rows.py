@@ -1,76 +1,213 @@
-"""Row kernels: reductions over whole rows and what is made of rows and of their reductions, while the rows are on the chip."""
+"""Row kernels: reductions over whole rows and what is made of rows and of their reductions, while the rows are on the chip.
+
+Products that make rows, and those that mix something by rows, run in the same kernel: attention stores neither scores nor weights. Tiles
+of rows come in sequence then; what does not depend on the row (keys, values) is loaded once for all of them, and what is summed over all
+rows (gradients of these) stays in accumulators.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
+from tpuflow.isa.instruction import Tile
+from tpuflow.isa.matrix import MatmulAccumulate, MatmulRead, MatmulZero
 from tpuflow.isa.vector import Broadcast
 from tpuflow.lower.emit.kernel import KernelBuilder
-from tpuflow.lower.emit.nest import Unit, cut, merge
+from tpuflow.lower.emit.matmul import entering_precision
+from tpuflow.lower.emit.nest import Axis, Merged, Nest, Unit, cut, merge, walk
 from tpuflow.lower.emit.reduce import add_sums, start_sums
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
+from tpuflow.lower.emit.row_spaces import Product, Spaces, repeats
 from tpuflow.lower.emit.site import Kernels, Site
-from tpuflow.lower.graph.graph import Node
+from tpuflow.lower.graph.blocking import depth_block
+from tpuflow.lower.graph.graph import Node, Value
+from tpuflow.lower.graph.products import contraction_of, sizes_of
+from tpuflow.lower.tiling import TILE_BYTES, shrinking
 
-
-def rows_and_reduced(region: Region) -> tuple[Region, Region]:
-    """The region's work on rows, and that on what is left of them; reductions belong to neither."""
-    first = region.find("reduce")[0]
-    parts = []
-    for shape in (first.inputs[0].shape, first.result.shape):
-        nodes = tuple(n for n in region.nodes if n.op != "reduce" and n.result.shape == shape)
-        parts.append(Region(nodes, region.inputs, tuple(entry for entry in region.outputs if entry[0].shape == shape)))
-    return parts[0], parts[1]
+PARTS = 2  # of the batches that a step has beside products
+PRODUCT_TILE_BYTES = 8 * TILE_BYTES  # of rows beside products: a matrix array's side of rows of 8,192
 
 
 def row_levels(region: Region) -> list[Roots]:
-    """Rows with all their axes, and what is left of them; everything that is made is a root, since levels take turns."""
-    first = region.find("reduce")[0]
-    whole = tuple(range(len(first.inputs[0].shape)))
-    kept = tuple(a for a in whole if a not in first.attrs["axes"])
-    rows, reduced = rows_and_reduced(region)
-    made = (*(n.result for n in rows.nodes), *(r.inputs[0] for r in region.find("reduce")), *rows.results)
-    return [(made, whole), ((*(n.result for n in reduced.nodes), *reduced.results), kept)]
+    """What products take and make beside rows; rows with all their axes; and what is left of them."""
+    return Spaces.of(region).levels
 
 
 def emit_rows(site: Site) -> Kernels:
     """One kernel, its grid over the axes that are kept."""
-    region = site.region
-    first = region.find("reduce")[0]
-    shape = first.inputs[0].shape
-    if math.prod(shape) == 0:
+    spaces = Spaces.of(site.region)
+    if 0 in spaces.sizes.values():
         return ()
-    rows, reduced = rows_and_reduced(region)
-    whole, left = row_levels(region)
-    merged = merge(dict(enumerate(shape)), operands(rows, [whole]) + operands(reduced, [left]))
-    axes = tuple(range(len(merged.sizes)))
-    along = tuple(sorted(merged.fold(first.attrs["axes"])))
-    short = tuple(Unit(f"reduced {a}") if a in along else a for a in axes)
+    parts = (*(work for p in spaces.products for work in p.work.values()), spaces.rows, spaces.left)
+    labels = [used for part, level in zip(parts, spaces.levels, strict=True) for used in operands(part, [level])]
+    apart = [(x,) for p in spaces.products for x in p.contracted if _block(p)]
+    merged = merge(spaces.sizes, [*labels, spaces.kept, *(own for p in spaces.products for _, own in p.sides), *apart])
 
-    def attempt(budget_bytes: int) -> KernelBuilder:
-        nest = cut(merged.sizes, site.tile_sizes(merged.sizes, region.widest_bytes(), budget_bytes, along))
-        kernel = site.kernel(nest.grid)
-        above = LevelEmitter(kernel, rows, merged, nest, Level(whole[1], axes), {}, {})
-        below = LevelEmitter(kernel, reduced, merged, nest, Level(left[1], short), {}, {})
-        for node in region.nodes:
-            kernel.source = node.source
-            if not _crosses(kernel, node, above, below, along):
-                (above if node in rows.nodes else below).emit([node.result])
-        above.store(rows.outputs)
-        below.store(reduced.outputs)
+    def attempt(way: tuple[int, int]) -> KernelBuilder:
+        nests = _nests(site, spaces, merged, *way)
+        kernel = site.kernel(nests[0].grid)
+        parts = [_RowEmitter.of(site, spaces, merged, nest, kernel) for nest in nests]
+        for part, following in zip(parts, [*parts[1:], None], strict=True):
+            if part is parts[0]:
+                part.make_rows()
+            if following is not None:
+                following.make_rows()
+            part.go_on()
         return kernel
 
-    return site.fit(attempt)
+    whole, most = bool(spaces.reduced), PRODUCT_TILE_BYTES if spaces.products else TILE_BYTES
+    ways = (
+        (min(most, size), count)
+        for budget in shrinking(most)
+        for size, count in ((budget, PARTS), (budget if whole else PARTS * budget, 1))
+    )
+    return site.first_fitting(attempt, ways)
 
 
-def _crosses(kernel: KernelBuilder, node: Node, above: LevelEmitter, below: LevelEmitter, along: tuple[int, ...]) -> bool:
-    """Emit a node that leads from rows to what is left of them, or back; whether it is one."""
-    if node.op == "reduce":
-        start_sums(kernel, below, (node,))
-        add_sums(kernel, above, below, (node,), along)
-        return True
-    if node.op == "broadcast" and node.inputs[0] in below.tiles:
-        made = above.tiles[node.result] = above.new(node.result.dtype)
-        kernel.emit(Broadcast(made, below.tiles[node.inputs[0]], tuple(range(len(above.axes)))))
-        return True
-    return False
+def _nests(site: Site, spaces: Spaces, merged: Merged, budget_bytes: int, parts: int) -> list[Nest]:
+    """Axes cut so that a tile of rows takes at most so many bytes: of each part of the batches, which one step works on in turn.
+
+    While the vector unit is at the rows of one part, the matrix unit is at those of the next.
+    """
+    rows, along = merged.fold((*spaces.kept, *spaces.reduced)), merged.fold(spaces.reduced)
+    units = {a: _block(p) or merged.sizes[a] for p in spaces.products for a in merged.fold(p.contracted) if a in rows and a not in along}
+    batch = next((a for a in merged.fold([x for x in spaces.kept if x in spaces.shared]) if merged.sizes[a] % parts == 0), None)
+    by_place = any(n.op in ("iota", "window") for n in site.region.nodes)
+    parts = 1 if batch is None or by_place or not spaces.products else parts
+    sizes = [n // parts if a == batch else n for a, n in enumerate(merged.sizes)]
+    in_rows = {rows.index(a): n for a, n in units.items()}
+    cut_rows = site.tile_sizes([sizes[a] for a in rows], site.region.widest_bytes(), budget_bytes, [rows.index(a) for a in along], in_rows)
+    tile = dict(enumerate(sizes)) | dict(zip(rows, cut_rows, strict=True))
+    nest = cut(sizes, list(tile.values()), merged.fold(spaces.in_turn))
+    if batch is None or parts == 1:
+        return [nest]
+    whole, length = merged.sizes[batch], sizes[batch]
+    walks = [walk(nest.axes[batch], whole, 1, origin=part * length) for part in range(parts)]
+    return [replace(nest, sizes=merged.sizes, walks={batch: one}) for one in walks]
+
+
+def _block(product: Product) -> int:
+    """How many contracted positions of a product are summed with one rounding; 0: all of them."""
+    sizes = sizes_of(product.node)
+    block = depth_block(contraction_of(product.node), sizes)
+    return 0 if all(n == sizes[x] for x, n in block.items()) else math.prod(block.values())
+
+
+@dataclass(slots=True)
+class _RowEmitter:
+    """A kernel being recorded: levels of rows (`above`), of what is left of them (`below`), and of what products take beside."""
+
+    site: Site
+    spaces: Spaces
+    merged: Merged
+    nest: Nest
+    kernel: KernelBuilder
+    above: LevelEmitter
+    below: LevelEmitter
+    loaded: dict[tuple[Value, tuple[Axis, ...]], Tile] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, site: Site, spaces: Spaces, merged: Merged, nest: Nest, kernel: KernelBuilder) -> _RowEmitter:
+        """What one part of the batches needs."""
+        whole = (*spaces.kept, *spaces.reduced)
+        rows, along = merged.fold(whole), merged.fold(spaces.reduced)
+        short = tuple(Unit(f"reduced {a}") if a in along else a for a in rows)
+        above = LevelEmitter(kernel, spaces.rows, merged, nest, Level(whole, rows), {}, {})
+        below = LevelEmitter(kernel, spaces.left, merged, nest, Level(spaces.kept, short), {}, {})
+        return cls(site, spaces, merged, nest, kernel, above, below)
+
+    def make_rows(self) -> None:
+        """The products that make rows, which need nothing else."""
+        self._in("body")
+        for product in self.spaces.products:
+            if product.makes_rows:
+                self.kernel.source = product.node.source
+                self._product(product)
+
+    def go_on(self) -> None:
+        """All the rest, in program order."""
+        products = {p.node: p for p in self.spaces.products}
+        self._in("body")
+        for node in self.site.region.nodes:
+            self.kernel.source = node.source
+            if node in products:
+                if not products[node].makes_rows:
+                    self._product(products[node])
+            elif not self._crosses(node):
+                for level in (self.above, self.below):
+                    if node in level.region.nodes:
+                        level.emit([node.result])
+        self.above.store(self.spaces.rows.outputs)
+        self.below.store(self.spaces.left.outputs)
+
+    def _crosses(self, node: Node) -> bool:
+        """Emit a node that leads from rows to what is left of them, or back; whether it is one."""
+        if node.op == "reduce":
+            along = tuple(i for i, a in enumerate(self.below.level.axes) if isinstance(a, Unit))
+            start_sums(self.kernel, self.below, (node,))
+            add_sums(self.kernel, self.above, self.below, (node,), along)
+            return True
+        if repeats(node, self.site.region.inputs):
+            made = self.above.tiles[node.result] = self.above.new(node.result.dtype)
+            self.kernel.emit(Broadcast(made, self.below.tiles[node.inputs[0]], tuple(range(len(self.above.axes)))))
+            return True
+        return False
+
+    def _product(self, product: Product) -> None:
+        """Zero, accumulate, read; what is summed over tiles of rows is read when all of them are through."""
+        (lhs, rhs), out = (self._operand(product, value, labels) for value, labels in product.sides[:2]), self._result(product)
+        acc = self.kernel.tile(product.node.result.dtype, out.axes, "acc")
+        summed = any(self._in_turn(x) for x in product.contracted)
+        self._in("prologue" if summed else "body").emit(MatmulZero(acc))
+        self._in("body").emit(self._accumulate(product, acc, lhs, rhs, out.level.axes))
+        self._in("epilogue" if summed else "body")
+        out.tiles[product.node.result] = out.new(product.node.result.dtype)
+        self.kernel.emit(MatmulRead(out.tiles[product.node.result], acc))
+        if not product.makes_rows:
+            out.emit(out.region.results)
+            out.store(out.region.outputs)
+        self._in("body")
+
+    def _in(self, section: str) -> KernelBuilder:
+        self.kernel.section = section
+        return self.kernel
+
+    def _in_turn(self, label: int) -> bool:
+        """Whether an axis is cut into tiles that come in sequence."""
+        number = self.nest.axes[self.merged.axis_of[label]].grid if label in self.merged.axis_of else -1
+        return number >= 0 and self.nest.grid[number].kind == "sequential"
+
+    def _operand(self, product: Product, value: Value, labels: tuple[int, ...]) -> tuple[Tile, tuple[Axis, ...]]:
+        """The tile of an operand and its axes: rows, or something else, loaded once for all rows if it has none of their axes."""
+        if value not in product.work:
+            return self.above.value(value), self.above.level.axes
+        axes = self._batches_first(labels)
+        if (value, axes) not in self.loaded:
+            self._in("body" if any(map(self._in_turn, labels)) else "prologue")
+            level = LevelEmitter(self.kernel, product.work[value], self.merged, self.nest, Level(labels, axes), {}, {})
+            (self.loaded[value, axes],) = level.emit([value])
+            self._in("body")
+        return self.loaded[value, axes], axes
+
+    def _batches_first(self, labels: tuple[int, ...]) -> tuple[Axis, ...]:
+        """Axes with those of which a tile has little in front: the last two are padded."""
+        shared = self.merged.fold([x for x in labels if x in self.spaces.shared])
+        return (*shared, *(a for a in self.merged.fold(labels) if a not in shared))
+
+    def _result(self, product: Product) -> LevelEmitter:
+        if product.makes_rows:
+            return self.above
+        work, axes = product.work[product.node.result], self.merged.fold(product.out)
+        return LevelEmitter(self.kernel, work, self.merged, self.nest, Level(product.out, axes), {}, {})
+
+    def _accumulate(
+        self, product: Product, acc: Tile, lhs: tuple[Tile, Sequence[Axis]], rhs: tuple[Tile, Sequence[Axis]], out: Sequence[Axis]
+    ) -> MatmulAccumulate:
+        numbers: dict[Axis, int] = {}
+        of_acc, of_lhs, of_rhs = (tuple(numbers.setdefault(a, len(numbers)) for a in axes) for axes in (out, lhs[1], rhs[1]))
+        precision = entering_precision(self.site.chip, product.node.attrs["precision"], lhs[0].dtype)
+        block, depth = _block(product), math.prod(self.nest.axis(a).size for a in self.merged.fold(product.contracted))
+        block = block if block < depth else 0
+        return MatmulAccumulate(acc, lhs[0], rhs[0], of_acc, of_lhs, of_rhs, precision=precision, block=block)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from tpuflow.errors import GraphError
 from tpuflow.lower.graph.blocking import depth_block
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE, JOINED, PRODUCTS, infer
 from tpuflow.lower.graph.products import contraction_of, sizes_of
+from tpuflow.lower.graph.rows import rows_of
 from tpuflow.lower.graph.text import node_text
 
 
@@ -168,20 +169,47 @@ def _verify_several(node: Node) -> None:
 
 def _verify_rows(node: Node) -> None:
     region = node.regions[0]
-    reductions = [n for n in region.nodes if n.op == "reduce"]
-    _require(bool(reductions), node, "a rows region has at least one reduction")
-    whole, axes, reduced = reductions[0].inputs[0].shape, reductions[0].attrs["axes"], reductions[0].result.shape
+    rows, reductions = rows_of(region.nodes), [n for n in region.nodes if n.op == "reduce"]
+    _require(bool(rows.values), node, "a rows region has a reduction, or products of what it makes of products")
+    whole, axes, reduced = rows.shape, rows.axes, rows.shape[: len(rows.shape) - len(rows.axes)]
     same = all(n.inputs[0].shape == whole and n.attrs["axes"] == axes for n in reductions)
     _require(same, node, "all reductions of a region have one shape and the same axes")
     _require(axes == tuple(range(len(reduced), len(whole))), node, "rows are the last axes")
-    _require(all(v.shape in (whole, reduced) for v in node.results), node, f"all outputs are of the shapes {whole} and {reduced}")
-    made = {v for n in region.nodes for v in n.results}
-    repeated = [n for n in region.nodes if n.op == "broadcast" and n.inputs[0] in made]
+    after = {p: {p.result}.union(*(n.results for n in _users(region, p.results))) for p in rows.mixing}
+    outputs = [v for v in region.outputs if not any(v in values for values in after.values())]
+    _require(all(v.shape in (whole, reduced) for v in outputs), node, f"all outputs are of the shapes {whole} and {reduced}")
+    _verify_products_of_rows(node, whole, rows.values)
+    own = _making(region, [*(n.inputs[0] for n in reductions), *(v for p in rows.mixing for v in p.inputs if v in rows.values), *outputs])
+    repeated = [n for n in own if n.op == "broadcast" and n.inputs[0] not in region.inputs]
     along = all(n.attrs["axes"] == tuple(range(len(reduced))) and n.inputs[0].shape == reduced for n in repeated)
     _require(along, node, "what is made in a rows region is only repeated along its row")
-    rest = [n for n in region.nodes if n not in reductions and n not in repeated]
+    rest = [n for n in own if n not in reductions and n not in repeated]
     _verify_map_nodes(node, [n for n in rest if n.result.shape == whole], whole)
     _verify_map_nodes(node, [n for n in rest if n.result.shape != whole], reduced)
+    for product, values in after.items():
+        _verify_map_nodes(node, _making(region, [v for v in region.outputs if v in values]), product.result.shape)
+
+
+def _verify_products_of_rows(node: Node, whole: tuple[int, ...], rows: Container[Value]) -> None:
+    """Products make rows, of operands that are none, or mix something by rows."""
+    (region,) = node.regions
+    products = [n for n in region.nodes if n.op in PRODUCTS]
+    sides = [[v for v in (*n.inputs, n.result) if v in rows] for n in products]
+    one = all(len(found) == 1 and found[0].shape == whole for found in sides)
+    _require(one, node, f"a product makes rows, of the shape {whole}, or takes some and something else")
+    converted = {n.result for n in region.nodes if n.op == "convert" and n.inputs[0] in region.inputs}
+    fed = all(v in rows or v in region.inputs or v in converted for n in products for v in n.inputs)
+    _require(fed, node, "what products take that is no rows are region inputs, or converts of them")
+
+
+def _making(region: Graph, values: Iterable[Value]) -> list[Node]:
+    """The nodes that values are made of, up to products."""
+    want, found = set(values), []
+    for inner in reversed(region.nodes):
+        if inner.op not in PRODUCTS and not want.isdisjoint(inner.results):
+            found.append(inner)
+            want.update(inner.inputs)
+    return found[::-1]
 
 
 _FUSED: dict[str, Callable[[Node], None]] = {

@@ -6,13 +6,20 @@ import math
 from collections.abc import Iterable
 
 from tpuflow.chips import Chip
+from tpuflow.chips.chip import LANE_BYTES
+from tpuflow.dtypes import PRED
+from tpuflow.isa.elementwise import OPERATIONS
+from tpuflow.lower.graph.blocking import ceil_div, depth_block
 from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.graph.products import contraction_of, sizes_of
+from tpuflow.lower.graph.rows import Rows, rows_of
 from tpuflow.lower.passes.outline import times_read, weight
 from tpuflow.lower.passes.region_builder import bytes_of, is_kernel
+from tpuflow.lower.tiling import MATRIX_EDGE
 
 MAX_NODES = 256
+LEAST_ROWS = 8  # of a tile beside products: the sublanes of most chips
 
 
 def takes(reader: Node, value: Value) -> bool:
@@ -37,6 +44,52 @@ def row_bytes(nodes: Iterable[Node], chip: Chip) -> int:
     return chip.tile_bytes((1, *row), 4) * (2 * len(moved) + len(made))
 
 
+def rows_at_once(node: Node, chip: Chip) -> int:
+    """How many rows, of one batch, a kernel over rows with products can have on a chip at a time; 0 if not as many as it has to.
+
+    What products take and make beside rows is there whole, in two slots; what they sum over all rows in accumulators. Rows that are not
+    reduced may be cut, down to as many columns as a matrix array has.
+    """
+    (region,) = node.regions
+    rows, products = rows_of(region.nodes), [n for n in region.nodes if n.op in PRODUCTS]
+    queries, columns = rows.shape[-2:]
+    summed = [n for n in rows.mixing if sums_over_rows(n, rows)]
+    least = max((math.prod(depth_block(contraction_of(n), sizes_of(n)).values()) for n in summed), default=min(LEAST_ROWS, queries))
+    others = dict.fromkeys(v for n in products for v in (*n.inputs, *n.results) if v not in rows.values)
+    beside = sum(2 * _batch_bytes(v, chip) for v in others)
+    sums = sum(_batch_bytes(n.result, chip) for n in summed) if least < queries else 0
+    held = _most_rows(node, rows)
+    narrowest = columns if rows.axes else min(columns, chip.matrix_columns)
+    row, share = chip.tile_bytes((chip.vector_sublanes, narrowest), 4) // chip.vector_sublanes, narrowest / columns
+    most = min((chip.vmem_bytes - beside) // (row * held), int(chip.acc_bytes - sums * share) // row, queries)
+    return most // least * least if most >= least else 0
+
+
+def sums_over_rows(product: Node, rows: Rows) -> bool:
+    """Whether a product that takes rows sums over them, rather than along each."""
+    whole = contraction_of(product)
+    labels = whole.lhs if product.inputs[0] in rows.values else whole.rhs
+    return labels[-1] not in whole.contracted
+
+
+def _batch_bytes(value: Value, chip: Chip) -> int:
+    """On-chip bytes of one batch of what a product takes or makes beside rows: its two longest axes."""
+    return chip.tile_bytes(tuple(sorted(value.shape)[:-3:-1]), value.dtype.bytes)
+
+
+def _most_rows(node: Node, rows: Rows) -> int:
+    """How many arrays of rows are on the chip at the fullest moment: two slots of what goes from unit to unit, one of what is made."""
+    (region,) = node.regions
+    last = {v: i for i, n in enumerate(region.nodes) for v in n.inputs}
+    sides = [v for n in region.nodes if n.op in PRODUCTS for v in (*n.inputs, n.result)]
+    crossing = {v for v in (*region.inputs, *region.outputs, *sides) if v in rows.values}
+    held = [0] * (len(region.nodes) + 1)
+    for i, n in enumerate(region.nodes):
+        for j in range(i, last.get(n.result, i) + 1):
+            held[j] += n.result in rows.values and n.result not in crossing
+    return 2 * len(crossing) + max(held)
+
+
 def seconds(node: Node, chip: Chip) -> float:
     """The time of a kernel at the rates of the part of the chip that it keeps busiest: memory, vector or matrix units."""
     (region,) = node.regions
@@ -47,6 +100,46 @@ def seconds(node: Node, chip: Chip) -> float:
     lanes = chip.cores * chip.vector_units * chip.vector_sublanes * chip.vector_lanes
     multiplied = 0.0 if product is None else 2 * _multiplications(product) / chip.peak_flops(product.inputs[0].dtype.name)
     return max(moved / (chip.core_bandwidth(chip.cores) * chip.cores), worked / (lanes * chip.clock_hz), multiplied)
+
+
+def busy_seconds(node: Node, chip: Chip) -> float:
+    """The time of a kernel by what its instructions take: moves, beside the vector and the matrix unit, which wait for each other by rows.
+
+    Rows of one batch are one core's.
+    """
+    (region,) = node.regions
+    products, by_rows = [n for n in region.nodes if n.op in PRODUCTS], is_kernel(node, "rows")
+    times = {o: max(1, _times(None if by_rows else next(iter(products), None), o)) for o in region.inputs}
+    moved = sum(times[o] * bytes_of(o.type) for o in region.inputs) + sum(bytes_of(v.type) for v in node.results)
+    move, work = moved / (chip.core_bandwidth(chip.cores) * chip.cores), sum(_vector_seconds(n, chip) for n in region.nodes)
+    rows = rows_at_once(node, chip) if by_rows and products else MATRIX_EDGE
+    multiply = sum(multiplied_seconds(n, chip, rows) for n in products)
+    if not (by_rows and products):
+        return max(move, work, multiply)
+    batches = min(map(_batches, products))
+    alone = min(work, multiply) / (1 if batches % 2 else 2)  # one of two parts of the batches is not beside the other
+    return max(move, max(work, multiply) + alone) * ceil_div(batches, chip.cores) * chip.cores / batches
+
+
+def _vector_seconds(node: Node, chip: Chip) -> float:
+    """The vector unit's time for a node of a region; what enters stretched, and what is one number, is addressed where it lies."""
+    special = node.op in OPERATIONS and OPERATIONS[node.op].special
+    passes = chip.special_passes if special else int(_is_work(node) or (node.op == "broadcast" and node.inputs[0].dtype != PRED))
+    largest = max((*node.inputs, node.result), key=lambda v: v.type.elems)
+    return passes * chip.vector_cycles(largest.shape, LANE_BYTES) / (chip.cores * chip.clock_hz)
+
+
+def multiplied_seconds(product: Node, chip: Chip, rows: int) -> float:
+    """The arrays' time for a product of which so many rows are there at a time, and for reading its results."""
+    sizes, dtype = sizes_of(product), product.inputs[0].dtype.name
+    batch, m, n, k = (math.prod(sizes[x] for x in labels) for labels in contraction_of(product).roles)
+    few = max(1.0, chip.matrix_rows / max(rows, 1))
+    cycles = few * chip.matrix_cycles(batch, m, n, k, dtype) + chip.vector_cycles(product.result.shape, LANE_BYTES)
+    return cycles / (chip.cores * chip.clock_hz)
+
+
+def _batches(product: Node) -> int:
+    return math.prod(sizes_of(product)[x] for x in contraction_of(product).batch)
 
 
 def _times(product: Node | None, value: Value) -> int:

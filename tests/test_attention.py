@@ -1,0 +1,137 @@
+"""JoinProducts: attention without stored scores: what joins, what it saves, and that it changes no bit on any engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import golden_attention
+from tests.golden_attention import APART, attend, causal, gradients
+from tests.tolerances import ATTENTION
+from tpuflow.chips import Chip, get_chip
+from tpuflow.compiler import PIPELINE, compile_graph
+from tpuflow.device.runtime import Executable
+from tpuflow.isa.matrix import MatmulAccumulate
+from tpuflow.isa.program import Program
+from tpuflow.lower.importers.jaxpr.importer import lower_with_calls
+
+EAGER = replace(get_chip("tpu-v5e"), name="slow-memory", hbm_bytes_per_second=819e2)
+"""A chip whose memory is so slow that whatever can stay on the chip had better do so."""
+FEW_ACCUMULATORS = replace(EAGER, name="few-accumulators", acc_bytes=128 * 1024)
+"""The same, without room for as many rows of 160 as a block of their sum has."""
+
+
+def compiled(function: Callable[..., Any], arguments: Any, chip: Chip, *, joined: bool) -> Program:
+    """The Program with or without the pass."""
+    graph, _ = lower_with_calls(jax.make_jaxpr(function)(*arguments), "attention")
+    return compile_graph(graph, chip=chip, passes=PIPELINE if joined else APART)
+
+
+def products(program: Program) -> list[int]:
+    """How many products each kernel over rows has in a step."""
+    kernels = [k for k in program.kernels() if k.name.startswith("rows")]
+    return [sum(isinstance(i, MatmulAccumulate) for i in k.instructions) for k in kernels]
+
+
+def assert_same_bits(function: Callable[..., Any], arguments: Sequence[np.ndarray], chip: Chip, *, kernels: int) -> None:
+    """Joined or apart, on both engines, and nearly what JAX computes; so many kernels over rows are all that has products."""
+    one, apart = (compiled(function, arguments, chip, joined=joined) for joined in (True, False))
+    assert len([n for n in products(one) if n > 1]) == kernels
+    assert not any(k.name.startswith("dot") for k in one.kernels())
+    want = Executable(apart, engine="reference").launch(arguments)[0]
+    for way in (Executable(one, engine="reference"), Executable(one, fidelity="bitexact")):
+        for expected, found in zip(want, way.launch(arguments)[0], strict=True):
+            assert np.asarray(expected).tobytes() == np.asarray(found).tobytes()
+    for expected, found in zip(jax.jit(function)(*arguments), Executable(one).launch(arguments)[0], strict=True):
+        size = max(1.0, float(np.abs(np.asarray(expected, np.float32)).max()))
+        np.testing.assert_allclose(np.asarray(found, np.float32), np.asarray(expected, np.float32), rtol=0, atol=ATTENTION * size)
+
+
+def operands(shape: tuple[int, int, int, int, int], dtype: Any, *, masked: bool = False, dropped: bool = False) -> list[np.ndarray]:
+    """q [B, H, T, D]; k, v [B, H, S, D]; who sees whom [B, 1, 1, S]; what dropout leaves [B, H, T, S]."""
+    batch, heads, rows, columns, width = shape
+    rng = np.random.default_rng(sum(shape))
+    arrays = [rng.standard_normal((batch, heads, n, width)).astype(dtype) for n in (rows, columns, columns)]
+    masks = [rng.random((batch, 1, 1, columns)) < 0.7] * masked + [rng.random((batch, heads, rows, columns)) < 0.9] * dropped
+    return [*arrays, *masks]
+
+
+def with_masks(function: Callable[..., Any], *, masked: bool, dropped: bool) -> Callable[..., Any]:
+    """A function of q, k, v, seen, kept as one of those of them that there are."""
+
+    def taking(*arrays: jax.Array) -> Any:
+        rest = list(arrays[3:])
+        return function(*arrays[:3], rest.pop(0) if masked else None, rest.pop(0) if dropped else None)
+
+    return taking
+
+
+SHAPES = st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(2, 40), st.integers(2, 50), st.sampled_from([2, 8, 33]))
+
+
+@settings(max_examples=6, deadline=None)
+@given(shape=SHAPES, dtype=st.sampled_from([jnp.bfloat16, np.float32, np.float16]), masked=st.booleans(), dropped=st.booleans())
+def test_attention_has_the_same_bits_joined_or_apart(shape, dtype, masked, dropped) -> None:
+    function = with_masks(lambda *x: (attend(*x),), masked=masked, dropped=dropped)
+    assert_same_bits(function, operands(shape, dtype, masked=masked, dropped=dropped), EAGER, kernels=1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "masked", "dropped"),
+    [((2, 3, 20, 30, 8), jnp.bfloat16, False, False), ((1, 2, 24, 24, 24), np.float32, True, True)],
+    ids=["bf16", "f32, masks, as many rows as columns as features"],
+)
+def test_its_gradients_have_the_same_bits_in_two_kernels(shape, dtype, masked, dropped) -> None:
+    function = with_masks(gradients, masked=masked, dropped=dropped)
+    assert_same_bits(function, operands(shape, dtype, masked=masked, dropped=dropped), EAGER, kernels=2)
+
+
+def test_sums_in_blocks_have_the_same_bits_in_one_kernel() -> None:
+    """Weights with values over 1,100 keys: three blocks."""
+    assert_same_bits(lambda *x: (attend(*x),), operands((1, 1, 9, 1100, 8), jnp.bfloat16), EAGER, kernels=1)
+
+
+def test_where_sums_over_all_rows_find_no_room_their_rows_are_made_again() -> None:
+    assert_same_bits(gradients, operands((1, 2, 200, 160, 8), jnp.bfloat16), FEW_ACCUMULATORS, kernels=3)
+
+
+def test_queries_that_share_keys_are_rows_of_one_head() -> None:
+    def function(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
+        groups = q.reshape(2, 2, 2, 12, 8).reshape(2, 2, 24, 8)  # [B, K * G, T, D] -> [B, K, G * T, D]
+        return (attend(groups, k, v, jnp.tile(causal(12), (2, 1))),)
+
+    q, k, v = operands((2, 4, 12, 12, 8), jnp.bfloat16)
+    assert_same_bits(function, [q, k[:, :2], v[:, :2]], EAGER, kernels=1)
+
+
+def test_where_keys_find_no_room_on_the_chip_products_stay_apart() -> None:
+    small = replace(EAGER, name="small-vmem", vmem_bytes=1024 * 1024)
+    shapes = [jax.ShapeDtypeStruct((1, 2, n, 64), jnp.bfloat16) for n in (256, 4096, 4096)]
+    found = {chip.name: max(products(compiled(lambda *x: (attend(*x),), shapes, chip, joined=True)), default=0) for chip in (small, EAGER)}
+    assert found == {"small-vmem": 0, "slow-memory": 4}
+
+
+def test_self_attention_of_one_array_keeps_its_axes_apart() -> None:
+    """Queries, keys and values are one array: its rows are rows of the scores, and columns."""
+    (x,) = operands((1, 2, 16, 16, 8), np.float32)[:1]
+    assert_same_bits(lambda x: (attend(x, x, x),), [x], EAGER, kernels=1)
+
+
+def test_long_attention_stores_no_scores_and_takes_less_time_and_memory() -> None:
+    path = Path(golden_attention.PATH)
+    assert golden_attention.text() == path.read_text(encoding="utf-8"), "python -m tests.golden_attention writes it"
+
+
+@pytest.mark.parametrize("length", [2048, 8192])
+def test_no_array_of_the_memory_plan_has_the_size_of_scores(length) -> None:
+    program = golden_attention.program(length, "tpu-v5e", PIPELINE)
+    assert all(b.elems < golden_attention.HEADS * length**2 for b in program.buffers)
