@@ -142,6 +142,20 @@ def test_comparison_puts_the_largest_difference_first_and_moves_with_their_reade
     assert json.loads((tmp_path / "comparison.json").read_text())["theirs"]["amounts"]["kernels"] == 11
 
 
+def test_layers_that_are_alike_are_one_row_of_the_text(module: Module):
+    def stack(x: jax.Array) -> jax.Array:
+        for i in range(3):
+            with jax.named_scope(f"h_{i}"):
+                x = jnp.dot(x, x)
+        return x
+
+    theirs = vendor.Compiled(module, argument_bytes=0, temp_bytes=0, slice=vendor.SLICES["tpu-v4"])
+    found = comparing.compared(estimate(stack, jax.ShapeDtypeStruct((256, 256), jnp.float32), chip="tpu-v4"), theirs)
+    assert "h_* (3 alike)" in str(found)
+    assert "one device, of which 2 are a chip" in str(found)
+    assert {"h_0", "h_1", "h_2"} < {row["layer"] for row in found.as_dict()["layers"]}
+
+
 def test_a_chip_that_the_vendor_does_not_know_is_refused():
     with pytest.raises(ConfigError, match=r"chip 'bm1690': XLA:TPU compiles for tpu-v2, .*tpu-v7x\. Name one of them\."):
         tpuflow.compare(jnp.sin, jax.ShapeDtypeStruct((4,), jnp.float32), chip="bm1690")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from tpuflow.device.timing.result import seconds_text
@@ -13,6 +15,9 @@ from tpuflow.reports.files import write_json
 SHOWN = 12
 EXPLAINED = 3
 NAMED = 4
+FAR = 99
+"""Ratios beyond which it does not matter how far."""
+_NUMBER = re.compile(r"_\d+(?=/|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +101,11 @@ class Comparison:
     def to_text(self, most: int = SHOWN) -> str:
         """The totals, so many layers, and what makes the largest differences."""
         device = "" if self.devices_a_chip == 1 else f"; XLA:TPU's is one device, of which {self.devices_a_chip} are a chip"
+        rows = _alike_as_one(self.layers)
         head = f"{self.name} on {self.chip}{f' in {self.policy}' if self.policy else ''}: tpuflow beside XLA:TPU{device}"
-        rest = len(self.layers) - most
+        rest = len(rows) - most
         more = [f"... and {rest} more rows"] if rest > 0 else []
-        return "\n".join([head, "", *self._totals(), "", *self._table(most), *more, "", *self._explained()])
+        return "\n".join([head, "", *self._totals(), "", *_table(rows[:most]), *more, "", *_explained(rows[:EXPLAINED])])
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain data: seconds and bytes."""
@@ -128,30 +134,49 @@ class Comparison:
         lines = [f"{name:20} {text(one):>14} {text(other):>14} {_ratio(one, other):>7}" for name, one, other, text in rows]
         return [f"{'':20} {'tpuflow':>14} {'XLA:TPU':>14} {'ratio':>7}", *lines]
 
-    def _table(self, most: int) -> list[str]:
-        heading = f"{'layer':44} {'phase':8} {'MB ours':>10} {'theirs':>10} {'ratio':>6} {'kernels':>9} {'products':>22}"
-        return [heading, *(_row(row) for row in self.layers[:most])]
 
-    def _explained(self) -> list[str]:
-        lines: list[str] = []
-        for row in self.layers[:EXPLAINED]:
-            more = f"{_megabytes(abs(row.difference))} {'more' if row.difference > 0 else 'less'} than XLA:TPU"
-            lines += [f"{row.layer}, {row.phase}: {more}", *_named("tpuflow", row.ours), *_named("XLA:TPU", row.theirs)]
-        return lines
+def _alike_as_one(rows: Sequence[LayerRow]) -> list[LayerRow]:
+    """Rows of layers that differ in a number, as h_0 and h_1, and are compiled alike here as one row of h_*, the largest first again."""
+    groups: dict[tuple[str, str, Amounts], list[LayerRow]] = {}
+    for row in rows:
+        groups.setdefault((_NUMBER.sub("_*", row.layer), row.phase, replace(total(row.ours), product_seconds=0.0)), []).append(row)
+    found = [_as_one(name, group) if len(group) > 1 else group[0] for (name, _, _), group in groups.items()]
+    return sorted(found, key=lambda row: -abs(row.difference))
+
+
+def _as_one(name: str, rows: Sequence[LayerRow]) -> LayerRow:
+    ours, theirs = (tuple(work for row in rows for work in getattr(row, side)) for side in ("ours", "theirs"))
+    return LayerRow(f"{name} ({len(rows)} alike)", rows[0].phase, ours, theirs)
+
+
+def _table(rows: Sequence[LayerRow]) -> list[str]:
+    heading = f"{'layer':52} {'phase':8} {'MB ours':>10} {'theirs':>10} {'ratio':>6} {'kernels':>9} {'products':>23}"
+    return [heading, *map(_row, rows)]
+
+
+def _explained(rows: Sequence[LayerRow]) -> list[str]:
+    lines: list[str] = []
+    for row in rows:
+        more = f"{_megabytes(abs(row.difference))} {'more' if row.difference > 0 else 'less'} than XLA:TPU"
+        lines += [f"{row.layer}, {row.phase}: {more}", *_named("tpuflow", row.ours), *_named("XLA:TPU", row.theirs)]
+    return lines
 
 
 def _row(row: LayerRow) -> str:
     a, b = total(row.ours), total(row.theirs)
     products = f"{seconds_text(a.product_seconds)} / {seconds_text(b.product_seconds)}" if a.product_seconds or b.product_seconds else "-"
-    layer = row.layer if len(row.layer) <= 44 else f"...{row.layer[-41:]}"
+    layer = row.layer if len(row.layer) <= 52 else f"...{row.layer[-49:]}"
     numbers = f"{a.hbm_bytes / 1e6:10.2f} {b.hbm_bytes / 1e6:10.2f} {_ratio(a.hbm_bytes, b.hbm_bytes):>6}"
-    return f"{layer:44} {row.phase:8} {numbers} {f'{a.kernels}/{b.kernels}':>9} {products:>22}"
+    return f"{layer:52} {row.phase:8} {numbers} {f'{a.kernels}/{b.kernels}':>9} {products:>23}"
 
 
 def _named(who: str, work: Sequence[Work]) -> list[str]:
     """The largest of a side's work in HBM, and what it keeps or moves on the side."""
     largest = sorted((one for one in work if one.amounts.hbm_bytes), key=lambda one: -one.amounts.hbm_bytes)[:NAMED]
-    return [f"  {who}: {_megabytes(one.amounts.hbm_bytes):>12}{_aside(one.amounts)}  {one.what}  {one.source}".rstrip() for one in largest]
+    return [
+        f"  {who}: {_megabytes(one.amounts.hbm_bytes):>12}{_aside(one.amounts)}  {one.what}  {Path(one.source).name}".rstrip()
+        for one in largest
+    ]
 
 
 def _aside(amounts: Amounts) -> str:
@@ -165,4 +190,6 @@ def _megabytes(count: float) -> str:
 
 
 def _ratio(one: float, other: float) -> str:
-    return f"{one / other:.2f}" if other else "-"
+    if not other:
+        return "-"
+    return f"{one / other:.2f}" if one < FAR * other else f">{FAR}"

@@ -30,13 +30,13 @@ def layer_of(scope: str) -> Layer:
     """The layer of a name stack: "transpose(jvp(LeNet5))/LeNet5._dense/fc1" is LeNet5/fc1, backward.
 
     Transformations wrap a part (jvp, transpose, vmap, jit); a method other than __call__ appears as Class.method and is left out; so
-    are the names of control flow.
+    are the names of control flow, and what `einsum` was asked for.
     """
     parts, wrappers = [], set()
     for part in _split(scope):
         name, around = _unwrap(part)
         wrappers |= around
-        if name and "." not in name and name not in _CONTROL:
+        if name and "." not in name and "->" not in name and name not in _CONTROL:
             parts.append(name)
     again = any(word in scope for word in RECOMPUTED)
     return Layer("/".join(dict.fromkeys(parts)), _phase(wrappers, again=again), again)
