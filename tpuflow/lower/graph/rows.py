@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,12 @@ def rows_of(nodes: Sequence[Node]) -> Rows:
         left = [n for n in left if n not in met]
     mixing = tuple(n for n in nodes if n.op in PRODUCTS and not rows.isdisjoint(n.inputs))
     return Rows(frozenset(rows), first[0].shape if first else (), reductions[0].attrs["axes"] if reductions else (), mixing)
+
+
+@functools.lru_cache(maxsize=512)
+def rows_in(node: Node) -> Rows:
+    """The rows of a fused node's region. What passes ask about is mostly asked before: the last ones are remembered."""
+    return rows_of(node.regions[0].nodes)
 
 
 def _between_products(nodes: Iterable[Node]) -> list[Value]:

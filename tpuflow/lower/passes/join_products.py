@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from tpuflow.lower.graph.blocking import depth_block
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.graph.products import contraction_of, sizes_of
-from tpuflow.lower.graph.rows import rows_of
+from tpuflow.lower.graph.rows import rows_in
 from tpuflow.lower.passes.analysis import depending
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.kernel_cost import MAX_NODES, busy_seconds, rows_at_once
@@ -51,13 +52,10 @@ class _Joining:
     def __init__(self, graph: Graph, nodes: Sequence[Node], chip: Chip) -> None:
         self.nodes: list[Node | None] = list(nodes)
         self.outputs, self.chip = set(graph.outputs), chip
-        self._look()
-
-    def _look(self) -> None:
-        self.made_at = {v: i for i, node in enumerate(self.nodes) if node is not None for v in node.results}
+        self.made_at = {v: i for i, node in enumerate(nodes) for v in node.results}
         self.readers: dict[Value, list[int]] = {}
-        for i, node in enumerate(self.nodes):
-            for value in dict.fromkeys(node.inputs if node is not None else ()):
+        for i, node in enumerate(nodes):
+            for value in dict.fromkeys(node.inputs):
                 self.readers.setdefault(value, []).append(i)
 
     def joined(self) -> tuple[Node, ...]:
@@ -70,8 +68,12 @@ class _Joining:
 
     def _replace(self, *new: Mapping[int, Node | None]) -> bool:
         for at, node in ((at, node) for nodes in new for at, node in nodes.items()):
-            self.nodes[at] = node
-        self._look()
+            old, self.nodes[at] = self.nodes[at], node
+            for value in dict.fromkeys(old.inputs if old is not None else ()):
+                self.readers[value].remove(at)
+            for value in dict.fromkeys(node.inputs if node is not None else ()):
+                bisect.insort(self.readers.setdefault(value, []), at)
+            self.made_at.update(dict.fromkeys(node.results if node is not None else (), at))
         return True
 
     # --- what rows come from and go into --------------------------------------------------------------------------------
@@ -110,29 +112,30 @@ class _Joining:
         With `again`, it computes a value that it would read.
         """
         inside = set(members)
+        results = [v for at in members for v in self._node(at).results]
+        read = {v for at in members for v in self._node(at).inputs}.difference(results)
+        read = read if again is None else read.difference([again.value]).union(again.leaves.values())
+        after = max((self.made_at.get(v, -1) for v in read), default=-1)
+        before = min((i for v in results for i in self.readers.get(v, ()) if i not in inside), default=len(self.nodes))
+        place = max((at for at in members if after < at < before), default=-1)
+        if place < 0:
+            return None
         builder = RegionBuilder()
         made = {} if again is None else again.computed(builder)
         for at in members:
             made |= dict(zip(self._node(at).results, builder.take_region(self._node(at), made), strict=True))
-        results = [v for at in members for v in self._node(at).results]
         stored = [v for v in results if v in self.outputs or not inside.issuperset(self.readers.get(v, ()))]
         like = next((node for at in members if is_rows(node := self._node(at))), self._node(members[-1]))
         like = replace(like, attrs=MappingProxyType({**like.attrs, "kind": "rows"}))
         one = builder.fused(like, [made[v] for v in stored], stored)
-        after = max((self.made_at.get(v, -1) for v in one.inputs), default=-1)
-        before = min((i for v in results for i in self.readers.get(v, ()) if i not in inside), default=len(self.nodes))
-        places = [at for at in members if after < at < before]
-        return (max(places), one) if places and _is_possible(one, self.chip) else None
+        return (place, one) if _is_possible(one, self.chip) else None
 
     # --- what is made again rather than stored for somebody else --------------------------------------------------------
 
     def _made_again(self, at: int) -> bool:
         """Let later work on rows make rows again, product and all, that the kernel at a position stores for it, if that pays."""
         rows = self._node(at)
-        (region,) = rows.regions
-        if not any(n.op in PRODUCTS for n in region.nodes):
-            return False
-        for value in rows.results:
+        for value in rows.results if _has_products(rows) else ():
             readers = self.readers.get(value, [])
             if value.shape != row_shape(rows) or value in self.outputs or not readers:
                 continue
@@ -162,7 +165,7 @@ class _Joining:
     def _summed_apart(self, at: int) -> bool:
         """Let products that sum over rows make these again, a few columns at a time, where there is no room to sum over whole rows."""
         rows = self._node(at)
-        for value in rows.results if any(n.op in PRODUCTS for n in rows.regions[0].nodes) else ():
+        for value in rows.results if _has_products(rows) else ():
             readers = self.readers.get(value, [])
             if value.shape != row_shape(rows) or value in self.outputs or not readers:
                 continue
@@ -228,14 +231,17 @@ def is_rows(node: Node | None) -> bool:
 
 def _are_alike(one: Node, other: Node) -> bool:
     """Whether two kernels over rows work on the same ones, beside products."""
-    mine, others = (rows_of(n.regions[0].nodes) for n in (one, other))
-    products = all(any(n.op in PRODUCTS for n in kernel.regions[0].nodes) for kernel in (one, other))
-    return products and (mine.shape, mine.axes) == (others.shape, others.axes)
+    mine, others = rows_in(one), rows_in(other)
+    return (mine.shape, mine.axes) == (others.shape, others.axes) and _has_products(one) and _has_products(other)
+
+
+def _has_products(node: Node) -> bool:
+    return any(n.op in PRODUCTS for n in node.regions[0].nodes)
 
 
 def row_shape(rows: Node) -> tuple[int, ...]:
     """The shape of the rows of a kernel."""
-    return rows_of(rows.regions[0].nodes).shape
+    return rows_in(rows).shape
 
 
 def _belongs(other: Node, rows: Node, *, before: bool) -> bool:
@@ -297,7 +303,7 @@ def _takes_whole(node: Node) -> bool:
 def _is_possible(node: Node, chip: Chip) -> bool:
     """Whether tiles of all that a kernel moves and makes find room on the chip."""
     (region,) = node.regions
-    rows = rows_of(region.nodes)
+    rows = rows_in(node)
     one_side = all(sum(v in rows.values for v in (*n.inputs, n.result)) == 1 for n in region.nodes if n.op in PRODUCTS)
     after = depending(region.nodes, [n.result for n in rows.mixing])
     apart = all(after.isdisjoint(n.inputs) for n in region.nodes if n.op in ("reduce", "broadcast", *PRODUCTS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 
@@ -13,7 +14,7 @@ from tpuflow.lower.graph.blocking import ceil_div, depth_block
 from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.graph.products import contraction_of, sizes_of
-from tpuflow.lower.graph.rows import Rows, rows_of
+from tpuflow.lower.graph.rows import Rows, rows_in
 from tpuflow.lower.passes.outline import times_read, weight
 from tpuflow.lower.passes.region_builder import bytes_of, is_kernel
 from tpuflow.lower.tiling import MATRIX_EDGE
@@ -51,7 +52,7 @@ def rows_at_once(node: Node, chip: Chip) -> int:
     reduced may be cut, down to as many columns as a matrix array has.
     """
     (region,) = node.regions
-    rows, products = rows_of(region.nodes), [n for n in region.nodes if n.op in PRODUCTS]
+    rows, products = rows_in(node), [n for n in region.nodes if n.op in PRODUCTS]
     queries, columns = rows.shape[-2:]
     summed = [n for n in rows.mixing if sums_over_rows(n, rows)]
     least = max((math.prod(depth_block(contraction_of(n), sizes_of(n)).values()) for n in summed), default=min(LEAST_ROWS, queries))
@@ -102,6 +103,7 @@ def seconds(node: Node, chip: Chip) -> float:
     return max(moved / (chip.core_bandwidth(chip.cores) * chip.cores), worked / (lanes * chip.clock_hz), multiplied)
 
 
+@functools.lru_cache(maxsize=512)
 def busy_seconds(node: Node, chip: Chip) -> float:
     """The time of a kernel by what its instructions take: moves, beside the vector and the matrix unit, which wait for each other by rows.
 
