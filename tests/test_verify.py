@@ -231,6 +231,14 @@ OPERANDS = {
         matrix.MatmulAccumulate(ACC, vmem(F16, A, B), vmem(F16, B, TileAxis(16)), (0, 1), (0, 2), (2, 1), precision="bf16"),
         "f16 operands at precision bf16; expected exact, or operands of f32",
     ),
+    "matmul blocks": (
+        matrix.MatmulAccumulate(ACC, X, vmem(F32, B, TileAxis(16)), (0, 1), (0, 2), (2, 1), block=1),
+        "block is 1 of 128 contracted positions; expected at most 64 blocks",
+    ),
+    "matmul blocks of bounds": (
+        matrix.MatmulAccumulate(ACC, X, vmem(F32, B, TileAxis(16)), (0, 1), (0, 2), (2, 1), bounds=(Bound(8, ((0, 1),)),), block=64),
+        "expected one contracted label and neither pairs nor bounds, or block 0",
+    ),
     "conv halo": (
         matrix.MatmulAccumulate(ACC, X, vmem(F32, TileAxis(3), B, TileAxis(16)), (0, 1), (0, 2), (3, 2, 1), (SlidingAxis(0, 3, 2, 1),)),
         r"axis 0 of a is \[8\]; expected \[17\], the reach of \[8\] in strides of 2 and \[3\] in strides of 1",
