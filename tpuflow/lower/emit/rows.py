@@ -8,7 +8,7 @@ rows (gradients of these) stays in accumulators.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from tpuflow.isa.instruction import Tile
@@ -46,24 +46,32 @@ def emit_rows(site: Site) -> Kernels:
     merged = merge(spaces.sizes, [*labels, spaces.kept, *(own for p in spaces.products for _, own in p.sides), *apart])
 
     def attempt(way: tuple[int, int]) -> KernelBuilder:
-        nests = _nests(site, spaces, merged, *way)
-        kernel = site.kernel(nests[0].grid)
-        parts = [_RowEmitter.of(site, spaces, merged, nest, kernel) for nest in nests]
-        for part, following in zip(parts, [*parts[1:], None], strict=True):
-            if part is parts[0]:
-                part.make_rows()
-            if following is not None:
-                following.make_rows()
-            part.go_on()
-        return kernel
+        return _emitted(site, spaces, merged, *way)
 
-    whole, most = bool(spaces.reduced), PRODUCT_TILE_BYTES if spaces.products else TILE_BYTES
-    ways = (
-        (min(most, size), count)
-        for budget in shrinking(most)
-        for size, count in ((budget, PARTS), (budget if whole else PARTS * budget, 1))
-    )
-    return site.first_fitting(attempt, ways)
+    return site.first_fitting(attempt, _ways(spaces))
+
+
+def _ways(spaces: Spaces) -> Iterator[tuple[int, int]]:
+    """Bytes of a tile of rows, ever fewer, and the parts of the batches in a step; several smaller ones come before one that may be cut."""
+    if not spaces.products:
+        yield from ((budget, 1) for budget in shrinking(TILE_BYTES))
+        return
+    for budget in shrinking(PRODUCT_TILE_BYTES):
+        yield budget, PARTS
+        yield budget if spaces.reduced else min(PARTS * budget, PRODUCT_TILE_BYTES), 1
+
+
+def _emitted(site: Site, spaces: Spaces, merged: Merged, budget_bytes: int, count: int) -> KernelBuilder:
+    """All parts of the batches in turn, the rows of each being made before the one before is worked on."""
+    nests = _nests(site, spaces, merged, budget_bytes, count)
+    kernel = site.kernel(nests[0].grid)
+    parts = [_RowEmitter.of(site, spaces, merged, nest, kernel) for nest in nests]
+    parts[0].make_rows()
+    for number, part in enumerate(parts, 1):
+        for following in parts[number : number + 1]:
+            following.make_rows()
+        part.go_on()
+    return kernel
 
 
 def _nests(site: Site, spaces: Spaces, merged: Merged, budget_bytes: int, parts: int) -> list[Nest]:
