@@ -120,6 +120,17 @@ def test_where_keys_find_no_room_on_the_chip_products_stay_apart() -> None:
     assert found == {"small-vmem": 0, "slow-memory": 4}
 
 
+def test_a_gradient_that_outgrows_the_accumulators_stays_apart() -> None:
+    """Of a classifier's weights: 8 MB over 32 rows, which are one block of the sum."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return -jax.nn.log_softmax(x @ w)[:, 0].mean()
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((2048, 1000), (32, 2048))]
+    program = compiled(jax.grad(loss), shapes, EAGER, joined=True)
+    assert any(k.name.startswith("dot") for k in program.kernels())
+
+
 def test_self_attention_of_one_array_keeps_its_axes_apart() -> None:
     """Queries, keys and values are one array: its rows are rows of the scores, and columns."""
     (x,) = operands((1, 2, 16, 16, 8), np.float32)[:1]
