@@ -58,14 +58,12 @@ def rows_at_once(node: Node, chip: Chip) -> int:
     least = max((math.prod(depth_block(contraction_of(n), sizes_of(n)).values()) for n in summed), default=min(LEAST_ROWS, queries))
     others = dict.fromkeys(v for n in products for v in (*n.inputs, *n.results) if v not in rows.values)
     beside = sum(2 * _batch_bytes(v, chip) for v in others)
-    results = [_batch_bytes(n.result, chip) for n in summed]
-    sums = sum(results) if least < queries else 0  # those of one block are read before anything else is multiplied
+    sums = sum(_batch_bytes(n.result, chip) for n in summed) if least < queries else 0
     held = _most_rows(node, rows)
     narrowest = columns if rows.axes else min(columns, chip.matrix_columns)
     row, share = chip.tile_bytes((chip.vector_sublanes, narrowest), 4) // chip.vector_sublanes, narrowest / columns
     most = min((chip.vmem_bytes - beside) // (row * held), int(chip.acc_bytes - sums * share) // row, queries)
-    fits = most >= least and max(results, default=0) * share <= chip.acc_bytes
-    return most // least * least if fits else 0
+    return most // least * least if most >= least else 0
 
 
 def sums_over_rows(product: Node, rows: Rows) -> bool:
