@@ -41,7 +41,7 @@ class Repeated:
             return self.made[form][0]
         kernels, other = self.made[form]
         place = dict(zip(other.buffers, own.buffers, strict=True))
-        line = dict(zip(other.sources, own.sources, strict=True))
+        line = {"": ""} | dict(zip(other.sources, own.sources, strict=True))  # waits in a section of nothing else are of no line
         return tuple(_moved(k, node.scope, place, line) for k in kernels)
 
 
