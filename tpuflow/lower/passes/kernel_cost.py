@@ -58,11 +58,16 @@ def rows_at_once(node: Node, chip: Chip) -> int:
     least = max((math.prod(depth_block(contraction_of(n), sizes_of(n)).values()) for n in summed), default=min(LEAST_ROWS, queries))
     others = dict.fromkeys(v for n in products for v in (*n.inputs, *n.results) if v not in rows.values)
     beside = sum(2 * _batch_bytes(v, chip) for v in others)
-    sums = sum(_batch_bytes(n.result, chip) for n in summed) if least < queries else 0
-    held = _most_rows(node, rows)
+    sums, held = [_batch_bytes(n.result, chip) for n in summed], _most_rows(node, rows)
     narrowest = columns if rows.axes else min(columns, chip.matrix_columns)
-    row, share = chip.tile_bytes((chip.vector_sublanes, narrowest), 4) // chip.vector_sublanes, narrowest / columns
-    most = min((chip.vmem_bytes - beside) // (row * held), int(chip.acc_bytes - sums * share) // row, queries)
+    mixed = [n.result.type.elems // math.prod(rows.shape[:-1]) for n in rows.mixing if n not in summed]
+    row, accumulated = (
+        chip.tile_bytes((chip.vector_sublanes, n), 4) // chip.vector_sublanes for n in (narrowest, max(narrowest, *mixed, 0))
+    )
+    kept = sum(sums) * narrowest / columns if least < queries else 0  # of all rows at once, one sum after the other
+    if max(sums, default=0) * narrowest / columns > chip.acc_bytes:
+        return 0
+    most = min((chip.vmem_bytes - beside) // (row * held), int(chip.acc_bytes - kept) // accumulated, queries)
     return most // least * least if most >= least else 0
 
 
