@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tpuflow.chips import CHIPS, Chip
+from tpuflow.errors import CompileError
 from tpuflow.isa.contraction import Contraction, Labels
+from tpuflow.lower.emit.region import Region
+from tpuflow.lower.emit.repeated import form_of
+from tpuflow.lower.emit.rows import emit_rows
+from tpuflow.lower.emit.site import Site
 from tpuflow.lower.graph.blocking import depth_block
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
@@ -52,6 +57,7 @@ class _Joining:
     def __init__(self, graph: Graph, nodes: Sequence[Node], chip: Chip) -> None:
         self.nodes: list[Node | None] = list(nodes)
         self.outputs, self.chip = set(graph.outputs), chip
+        self.fitting: dict[Hashable, bool] = {}
         self.made_at = {v: i for i, node in enumerate(nodes) for v in node.results}
         self.readers: dict[Value, list[int]] = {}
         for i, node in enumerate(nodes):
@@ -128,7 +134,18 @@ class _Joining:
         like = next((node for at in members if is_rows(node := self._node(at))), self._node(members[-1]))
         like = replace(like, attrs=MappingProxyType({**like.attrs, "kind": "rows"}))
         one = builder.fused(like, [made[v] for v in stored], stored)
-        return (place, one) if _is_possible(one, self.chip) else None
+        return (place, one) if _is_possible(one, self.chip) and self._fits(one) else None
+
+    def _fits(self, node: Node) -> bool:
+        """Whether its template finds tiles for a kernel over rows; of those alike, one is asked."""
+        form = form_of(node)
+        if form not in self.fitting:
+            site = Site(node, Region.of(node, range(len(node.inputs) + len(node.results))), self.chip, node.scope)
+            try:
+                self.fitting[form] = bool(emit_rows(site))
+            except CompileError:
+                self.fitting[form] = False
+        return self.fitting[form]
 
     # --- what is made again rather than stored for somebody else --------------------------------------------------------
 
