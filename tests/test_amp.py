@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -292,6 +294,15 @@ def test_dynamic_scale_backs_off_skips_and_grows():
     assert [k for _, k in history] == [1, 1, 1, 1, 2, 2]
     np.testing.assert_array_equal(params["w"], np.array([1.0 - 4 * 0.25, 0.0, 3.0 + 4 * 0.5], np.float32))
     assert int(state.good_steps) == 1
+
+
+def test_with_hysteresis_the_first_overflows_since_it_grew_leave_the_scale() -> None:
+    """As DeepSpeed's scaler counts them: they are skipped, the count does not start again before the scale has grown."""
+    config = amp.LossScale("dynamic", initial=2.0**17, growth_interval=3, hysteresis=2)
+    _, state, history = _scaled_run(amp.with_loss_scale(optax.sgd(0.5), config), 2.0**15, steps=9)
+    assert [math.log2(s) for s, _ in history] == [17, 17, 16, 15, 15, 15, 16, 16, 15]
+    assert [k for _, k in history] == [1, 2, 3, 3, 3, 3, 4, 5, 5]
+    assert int(amp.find_state(state).overflows_left) == 1
 
 
 def test_a_skipped_step_changes_no_bit_of_parameters_or_inner_state():

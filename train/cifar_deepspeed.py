@@ -125,10 +125,13 @@ def example_config(dtype: str, stage: int) -> Section:
         "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 0.001, "warmup_num_steps": 1000}},
         "gradient_clipping": 1.0,
         "bf16": {"enabled": dtype == "bf16"},
-        "fp16": {"enabled": dtype == "fp16", "loss_scale": 0, "loss_scale_window": 500, "min_loss_scale": 1, "initial_scale_power": 15},
+        "fp16": {
+            "enabled": dtype == "fp16", "fp16_master_weights_and_grads": False, "loss_scale": 0, "loss_scale_window": 500, "hysteresis": 2,
+            "min_loss_scale": 1, "initial_scale_power": 15,
+        },
         "zero_optimization": {"stage": stage},
         "wall_clock_breakdown": False,
-    }
+    }  # fmt: skip
 
 
 def model_of(options: DeepSpeedOptions) -> CifarNet:

@@ -75,8 +75,8 @@ SECTIONS: Mapping[str, Mapping[str, Key]] = {
     "scheduler": {"type": _text(), "params": _section()},
     "fp16": {
         "enabled": _switch(), "loss_scale": _number(), "initial_scale_power": _whole(0), "loss_scale_window": _whole(1),
-        "hysteresis": Key("1 or more", lambda v: isinstance(v, int) and v >= 1, "the scale backs off at the first overflow"),
-        "min_loss_scale": _number(), "fp16_master_weights_and_grads": _only(False, "parameters are kept in fp32"),
+        "hysteresis": _whole(1), "consecutive_hysteresis": _only(False, "until the scale grows"), "min_loss_scale": _number(),
+        "fp16_master_weights_and_grads": _only(False, "parameters are kept in fp32"),
         "auto_cast": _switch("inputs are always cast"),
     },
     "bf16": {"enabled": _switch()},
@@ -92,7 +92,7 @@ SECTIONS: Mapping[str, Mapping[str, Key]] = {
     },
 }  # fmt: skip
 """What is known of each section; what is set to its default here and has no effect is not spoken of."""
-DOES = {"reduce_scatter": True, "overlap_comm": True, "contiguous_gradients": True, "allgather_partitions": True, "hysteresis": 1}
+DOES = {"reduce_scatter": True, "overlap_comm": True, "contiguous_gradients": True, "allgather_partitions": True}
 """Idle keys whose value is what is done anyway."""
 
 
@@ -307,7 +307,7 @@ def _loss_scale(fp16: Section) -> amp.LossScale:
         return amp.LossScale("static", float(fp16["loss_scale"]))
     return amp.LossScale(
         "dynamic", 2.0 ** fp16.get("initial_scale_power", 16), growth_interval=fp16.get("loss_scale_window", 1000),
-        smallest=float(fp16.get("min_loss_scale", 1)),
+        smallest=float(fp16.get("min_loss_scale", 1)), hysteresis=fp16.get("hysteresis", 2),
     )  # fmt: skip
 
 

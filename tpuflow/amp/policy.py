@@ -28,7 +28,8 @@ class LossScale:
     """How the loss is scaled before the backward pass.
 
     "none" does nothing; "static" multiplies by `initial` always; "dynamic" multiplies the scale by `growth_factor` after every
-    `growth_interval` updates without overflow and by `backoff_factor` after one with overflow, but never below `smallest`.
+    `growth_interval` updates without overflow and by `backoff_factor` after one with overflow, but never below `smallest`. With
+    `hysteresis` h, the first h - 1 overflows since the scale last grew leave it as it is, as in DeepSpeed.
     An update with overflow is skipped unless `drop_overflow_update` is false, which a dynamic scale does not allow.
     The defaults are those of PyTorch's GradScaler. MindSpore's DynamicLossScaleManager is `MINDSPORE_DYNAMIC`, its
     FixedLossScaleManager(1024, flag) is LossScale("static", 1024, drop_overflow_update=flag).
@@ -41,6 +42,7 @@ class LossScale:
     growth_interval: int = 2000
     smallest: float = 0.0
     drop_overflow_update: bool = True
+    hysteresis: int = 1
 
     def __post_init__(self) -> None:
         _one_of("kind of loss scale", self.kind, SCALE_KINDS)
@@ -52,6 +54,7 @@ class LossScale:
         if self.kind == "dynamic" and not self.drop_overflow_update:
             raise ConfigError("loss scale: a dynamic one backs off by skipping updates, so drop_overflow_update cannot be false.")
         check_number("loss scale: growth_interval", self.growth_interval, 1)
+        check_number("loss scale: hysteresis", self.hysteresis, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,15 @@ from tpuflow.amp.policy import LossScale, cast_floats, is_float
 
 
 class LossScaleState(NamedTuple):
-    """State of a scaled optimizer: the scale in force, good updates since it last changed, updates skipped so far, the inner state."""
+    """State of a scaled optimizer: the scale in force, good updates since it last changed, updates skipped so far, the inner state; with
+    hysteresis, the overflows up to the one that lowers the scale."""
 
     scale: jax.Array
     good_steps: jax.Array
     skipped: jax.Array
     last_finite: jax.Array
     inner: Any
+    overflows_left: jax.Array | None = None
 
 
 def with_loss_scale(inner: optax.GradientTransformation, config: LossScale) -> optax.GradientTransformationExtraArgs:
@@ -39,7 +41,8 @@ def with_loss_scale(inner: optax.GradientTransformation, config: LossScale) -> o
         zero = jnp.zeros((), jnp.int32)
         # The inner optimizer gets fp32 gradients, so its state is made for fp32 parameters.
         inner_state = inner.init(cast_floats(params, jnp.float32))
-        return LossScaleState(jnp.float32(config.initial), zero, zero, jnp.ones((), jnp.bool_), inner_state)
+        left = jnp.int32(config.hysteresis) if config.hysteresis > 1 else None
+        return LossScaleState(jnp.float32(config.initial), zero, zero, jnp.ones((), jnp.bool_), inner_state, left)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, LossScaleState]:
         grads = unscale(updates, state.scale)
@@ -108,9 +111,13 @@ def _next_state(state: LossScaleState, finite: jax.Array, inner: Any, config: Lo
     backed_off = state.scale * config.backoff_factor
     if config.smallest > 0.0:
         backed_off = jnp.maximum(backed_off, config.smallest)
+    left = state.overflows_left
+    if left is not None:
+        backed_off = jnp.where(left > 1, state.scale, backed_off)
+        left = jnp.where(finite, jnp.where(grow, config.hysteresis, left), jnp.maximum(left - 1, 1)).astype(jnp.int32)
     scale = jnp.where(finite, jnp.where(grow, grown, state.scale), backed_off)
     good = jnp.where(jnp.logical_and(finite, jnp.logical_not(grow)), good, 0)
-    return LossScaleState(scale, good, skipped, finite, inner)
+    return LossScaleState(scale, good, skipped, finite, inner, left)
 
 
 def _keep_if(finite: jax.Array, new: Any, old: Any) -> Any:
