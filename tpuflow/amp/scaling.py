@@ -37,14 +37,14 @@ def with_loss_scale(inner: optax.GradientTransformation, config: LossScale) -> o
     if config.kind == "none":
         return inner
 
-    def init(params: Any) -> LossScaleState:
+    def init(params: Any) -> Any:
         zero = jnp.zeros((), jnp.int32)
         # The inner optimizer gets fp32 gradients, so its state is made for fp32 parameters.
         inner_state = inner.init(cast_floats(params, jnp.float32))
         left = jnp.int32(config.hysteresis) if config.hysteresis > 1 else None
         return LossScaleState(jnp.float32(config.initial), zero, zero, jnp.ones((), jnp.bool_), inner_state, left)
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, LossScaleState]:
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         grads = unscale(updates, state.scale)
         finite = all_finite(grads)
         extra = {name: grads if name == "grad" else given for name, given in extra.items()}
