@@ -256,14 +256,14 @@ def _sections(config: Section) -> Iterator[tuple[str, Mapping[str, Key], Section
 
 def _batches(config: Section, chips: int) -> tuple[int, int]:
     """(samples of a step on all chips, steps for an update): train_batch_size is micro-batch times steps times chips."""
-    given: list[Any] = [config.get(name) for name in BATCHES]
-    whole, micro, steps = given
-    if micro is None and whole is None:
-        raise ConfigError("DeepSpeed's configuration: give train_batch_size or train_micro_batch_size_per_gpu.")
-    if steps is None:
-        steps = 1 if micro is None or whole is None else whole // (micro * chips)
-    if micro is None and whole is not None:
+    whole, micro, steps = (config.get(name) for name in BATCHES)
+    if micro is None:
+        if whole is None:
+            raise ConfigError("DeepSpeed's configuration: give train_batch_size or train_micro_batch_size_per_gpu.")
+        steps = 1 if steps is None else steps
         micro = whole // (steps * chips)
+    if steps is None:
+        steps = 1 if whole is None else whole // (micro * chips)
     if micro < 1 or steps < 1 or (whole is not None and whole != micro * steps * chips):
         raise ConfigError(
             f"DeepSpeed's configuration: train_batch_size {whole} is not train_micro_batch_size_per_gpu {micro} x "
