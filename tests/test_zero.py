@@ -182,6 +182,31 @@ def test_frozen_parameters_and_a_loss_of_ones_own_go_with_every_stage() -> None:
         assert_same_state(result, stages[0])
 
 
+class Varied(nn.Module):
+    """Batch statistics and dropout."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        """[B, 5] -> [B, 3]."""
+        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(16)(x))
+        return nn.Dense(3)(nn.Dropout(0.2, deterministic=not train)(nn.relu(x)))
+
+
+def test_statistics_dropout_and_reports_on_numerics_go_with_every_stage() -> None:
+    whole, *shared = (trained(s, model=Varied(), epochs=1, numerics=True, sink_size=0, eval_data=DATA) for s in ("ddp", "zero1", "zero3"))
+    for result in shared:
+        np.testing.assert_array_equal(losses(result), losses(whole))
+        assert_same_state(result, whole)
+        jax.tree.map(np.testing.assert_array_equal, result.carried, whole.carried)
+        assert len(result.numerics) == len(whole.numerics) == 2
+    assert "mesh {'data': 4} zero3" in shared[-1].report()
+
+
+def test_an_optimizer_that_computes_losses_is_refused() -> None:
+    with pytest.raises(ConfigError, match="computes the loss by itself .* or sharding='ddp'"):
+        trained("zero1", optimizer=optax.lbfgs())
+
+
 def test_a_stage_without_a_mesh_is_refused() -> None:
     with pytest.raises(ConfigError, match="'zero2' is over the chips of a mesh; give one"):
         tpuflow.train(MODEL, DATA, sharding="zero2", progress=False)

@@ -215,7 +215,7 @@ class Zero(DataParallel):
         own = params if self.stage == 3 else jax.tree.map(lambda p: self.axis.share(p) if shareable(p) else p, params)
 
         def whole_update(grads: Any, opt_state: Any, params: Any, value: Any) -> Any:
-            return optimizer.update(grads, opt_state, params, value=value, grad=grads)
+            return optimizer.update(grads, opt_state, params, value=value, grad=grads, value_fn=_no_loss, grad_fn=_no_loss)
 
         cut = jax.tree.map(shareable, like)
         accumulates = self.stage == 1 and isinstance(opt_state, amp.AccumulationState)
@@ -307,6 +307,18 @@ def check_mesh(name: str, value: Any) -> None:
     good = isinstance(value, Mapping) and value and all(isinstance(n, str) and n for n in value)
     if not good or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in value.values()):
         raise ConfigError(f"{name}: expected axes with how many chips they have, such as {{'data': 4}}, got {value!r}.")
+
+
+def _no_loss(part: Any, *_: Any, grad_fn: Any = None) -> Any:
+    """In place of a loss that an optimizer may compute by itself.
+
+    Raises:
+      ConfigError: it does.
+    """
+    raise ConfigError(
+        "sharding: this optimizer computes the loss by itself (value_fn, as a line search does), for which a chip would need all "
+        "parameters; choose another optimizer, or sharding='ddp'."
+    )
 
 
 def _is_gap(leaf: Any) -> bool:

@@ -246,7 +246,8 @@ def _report_lines(result: TrainResult, calibration: Calibration | None) -> list[
 
 def _chips(settings: Mapping[str, Any]) -> str:
     mesh = settings.get("mesh")
-    return f"{settings['chip']}, mesh {mesh}" if mesh else settings["chip"]
+    sharding = settings.get("sharding", "ddp")
+    return f"{settings['chip']}, mesh {mesh}{'' if sharding == 'ddp' else f' {sharding}'}" if mesh else settings["chip"]
 
 
 def _device_lines(result: TrainResult, calibration: Calibration | None) -> list[str]:
