@@ -196,7 +196,7 @@ def the_line_of_the_model_under_autocast():
     tpuflow.train(Orthogonal(), (inputs, labels), "mixed")
 
 
-@mistake(UnsupportedDtypeError, "params", "complex64", "two float32 arrays")
+@mistake(UnsupportedDtypeError, "argument 0", "complex64", "two float32 arrays")
 def complex_parameters_of_a_model():
     class Rotated(nn.Module):
         @nn.compact

@@ -10,8 +10,9 @@ from typing import Any
 
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
+from tpuflow.lower.operations.complex import Number
 
-Results = Value | tuple[Value, ...]
+Results = Number | tuple[Number, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Rule:
     function: Callable[..., Results]
     params: tuple[tuple[str, str], ...]
 
-    def __call__(self, *args: Any, params: Mapping[str, Any]) -> tuple[Value, ...]:
+    def __call__(self, *args: Any, params: Mapping[str, Any]) -> tuple[Any, ...]:
         """The results, always as a tuple; parameters that the rule does not read are not passed."""
         results = self.function(*args, **{argument: params[name] for name, argument in self.params if name in params})
         return results if isinstance(results, tuple) else (results,)

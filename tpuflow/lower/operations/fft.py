@@ -120,4 +120,4 @@ def _roots(b: Builder, powers: np.ndarray, n: int, *, inverse: bool) -> Complex:
 
 def _constant(b: Builder, x: np.ndarray) -> Complex:
     """A constant, rounded to f32."""
-    return Complex(*(b.constant(np.array(part, np.float32)) for part in (x.real, x.imag)))
+    return Complex(*(b.constant(np.array(part, np.float32)) for part in (np.real(x), np.imag(x))))

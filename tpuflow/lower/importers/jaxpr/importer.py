@@ -90,7 +90,7 @@ def _constant(b: Builder, atom: Any, value: Any) -> Number:
     """A literal or captured array, which may be wider than the type JAX gives it."""
     kind, data = type_of(atom.aval, b.source), compat.key_data(value)
     if isinstance(kind, ComplexType):
-        return Complex(*(b.constant(np.array(part, np.float32)) for part in (data.real, data.imag)))
+        return Complex(*(b.constant(np.array(part, np.float32)) for part in (np.real(data), np.imag(data))))
     return b.constant(data.astype(kind.dtype.numpy))
 
 

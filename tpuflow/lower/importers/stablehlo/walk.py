@@ -8,7 +8,7 @@ from typing import Any
 
 from tpuflow.errors import CompileError, GraphError, UnsupportedDtypeError, UnsupportedPrimitiveError
 from tpuflow.lower.graph.builder import Builder
-from tpuflow.lower.graph.graph import TensorType, Value
+from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.importers.registry import Rule, Rules
 from tpuflow.lower.importers.stablehlo.advice import advice
 from tpuflow.lower.importers.stablehlo.expressions import expressions
@@ -55,7 +55,7 @@ class Region:
     scope: str
     shape: tuple[int, ...] = ()
 
-    def run(self, b: Builder, inputs: Sequence[Value]) -> tuple[Value, ...]:
+    def run(self, b: Builder, inputs: Sequence[Number]) -> tuple[Any, ...]:
         """Its results, its operations appended to the builder that has the outer values."""
         return _run(self, b, dict(self.outer), inputs)
 
@@ -85,7 +85,7 @@ class Region:
         return _run(replace(self, shape=values[0].shape), b, {}, values)
 
 
-def _run(region: Region, b: Builder, env: dict[int, Any], inputs: Sequence[Value]) -> tuple[Value, ...]:
+def _run(region: Region, b: Builder, env: dict[int, Any], inputs: Sequence[Number]) -> tuple[Any, ...]:
     """Append a block's operations to the builder; the values of its results."""
     block = region.block
     env.update(zip(block.arguments, inputs, strict=True))
@@ -103,7 +103,7 @@ def _run(region: Region, b: Builder, env: dict[int, Any], inputs: Sequence[Value
     return tuple(env[v] for v in block.outputs)
 
 
-def _lower(region: Region, b: Builder, operation: Operation, env: Mapping[int, Any], where: str) -> tuple[Value, ...]:
+def _lower(region: Region, b: Builder, operation: Operation, env: Mapping[int, Any], where: str) -> tuple[Number, ...]:
     """Run the operation's rule and hold its results against the types that the module gives them."""
     where, shape = where or "unknown source line", region.shape
     if (counter := _counted(b, operation, env)) is not None:
@@ -124,7 +124,7 @@ def _lower(region: Region, b: Builder, operation: Operation, env: Mapping[int, A
         raise
     found = tuple(v.type for v in results)
     if shape and found != types:  # of numbers alone
-        results = tuple(b.splat(v, shape) if v.shape == () else v for v in results)
+        results = tuple(b.splat(v, shape) if isinstance(v, Value) and v.shape == () else v for v in results)
         found = tuple(v.type for v in results)
     if found != types:
         raise GraphError(f"{where}: the rule of {_described(operation, operands)} made {_listed(found)} instead of {_listed(types)}")
@@ -141,7 +141,7 @@ def _counted(b: Builder, operation: Operation, env: Mapping[int, Any]) -> Counte
     return count(b, operation.name, counters, operation.attributes, kind.counter) if len(counters) == len(operands) else None
 
 
-def _on_device(x: Value | Counter, operation: Operation, where: str) -> Value:
+def _on_device(x: Number | Counter, operation: Operation, where: str) -> Number:
     """The operand; of a counter, its words, if they are all that is asked for."""
     if isinstance(x, Counter):
         if operation.name != "stablehlo.convert":
@@ -153,9 +153,9 @@ def _on_device(x: Value | Counter, operation: Operation, where: str) -> Value:
 
 
 def _apply(
-    region: Region, b: Builder, operation: Operation, operands: Sequence[Value], types: tuple[TensorType, ...], env: Mapping[int, Any],
+    region: Region, b: Builder, operation: Operation, operands: Sequence[Number], types: tuple[Type, ...], env: Mapping[int, Any],
     where: str,
-) -> tuple[Value, ...]:  # fmt: skip
+) -> tuple[Number, ...]:  # fmt: skip
     name = operation.name
     if region.shape and (operation.blocks or any(t.shape != region.shape for t in types)):
         raise UnsupportedForm("it is in a body of a reduction or a map, which is for numbers and has neither arrays nor loops")
@@ -210,7 +210,7 @@ def _count(context: Context, where: str) -> None:
         raise CompileError(f"{where}: more than {MOST_OPERATIONS} operations after inlining. Call fewer functions, or make loops of calls.")
 
 
-def _described(operation: Operation, operands: Sequence[Value]) -> str:
+def _described(operation: Operation, operands: Sequence[Number]) -> str:
     target = operation.attributes.get("call_target_name")
     what = f"{operation.name} @{target}" if target else operation.name
     return f"{what!r} on {_listed([v.type for v in operands])}"

@@ -11,6 +11,7 @@ from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.importers.jaxpr.importer import inline
 from tpuflow.lower.importers.jaxpr.registry import enter, lowers
+from tpuflow.lower.operations.complex import Number
 from tpuflow.lower.operations.linalg.cholesky import cholesky, triangular_solve
 from tpuflow.lower.operations.linalg.householder import geqrf, householder_product
 from tpuflow.lower.operations.linalg.jacobi import eigh
@@ -27,7 +28,7 @@ def _cholesky(b: Builder, a: Value) -> Value:
 @lowers("eigh")
 def _eigh(
     b: Builder, a: Value, *, lower: bool, sort_eigenvalues: bool, subset_by_index: tuple[int, int] | None, algorithm: Any
-) -> tuple[Value, ...]:
+) -> tuple[Number, ...]:
     """Whole matrices that are not too large by Jacobi's rotations, others by dividing the spectrum down to such."""
     divided = divided_spectrum(
         jax.ShapeDtypeStruct(a.shape, a.dtype.numpy), lower=lower, sort_eigenvalues=sort_eigenvalues, subset_by_index=subset_by_index,

@@ -83,7 +83,7 @@ def _extreme_and_place(b: Builder, op: str, arrays: Sequence[Value], axis: int) 
 
 
 @RULES.lowers("stablehlo.reduce_window")
-def _reducewindow_of(
+def _reduce_window(
     b: Builder, *operands: Value, regions: tuple[Region], window_dimensions: Sizes, window_strides: Sizes = (), padding: Any = None,
     base_dilations: Sizes = (), window_dilations: Sizes = (),
 ) -> tuple[Value, ...]:  # fmt: skip
@@ -91,7 +91,7 @@ def _reducewindow_of(
     texts = regions[0].expressions()
     window = window_of(window_dimensions, window_strides, padding, base_dilations, window_dilations)
     if (op := _MONOIDS.get(texts[0])) is not None and len(arrays) == 1:
-        return (windows.reducewindow_of(b, op, arrays[0], window, _start(b, op, starts[0])),)
+        return (windows.reduce_window(b, op, arrays[0], window, _start(b, op, starts[0])),)
     if texts == (_LOGADDEXP,) and _is_known(b, starts[0], -float("inf")):
         scan = windows.as_cumulative(arrays[0].shape, window)
         if scan is not None:
