@@ -119,9 +119,14 @@ def random_keys_of_a_generator_of_ones_own():
         return jnp.zeros(shape, f"uint{width}")
 
     zeros = random.define_prng_impl(
-        key_shape=(1,), seed=lambda seed: seed[None].astype("uint32"), split=lambda key, shape: jnp.zeros((*shape, 1), "uint32"), random_bits=no_bits,
-        fold_in=lambda key, data: key, name="zeros", tag="zero",
-    )  # fmt: skip
+        key_shape=(1,),
+        seed=lambda seed: seed[None].astype("uint32"),
+        split=lambda key, shape: jnp.zeros((*shape, 1), "uint32"),
+        random_bits=no_bits,
+        fold_in=lambda key, data: key,
+        name="zeros",
+        tag="zero",
+    )
     tpuflow.jit(lambda key: jax.random.normal(key, (3,)))(jax.random.key(0, impl=zeros))
 
 
