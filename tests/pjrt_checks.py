@@ -109,6 +109,22 @@ def errors() -> Any:
 
 
 @fact
+def factorisations() -> Any:
+    """How far what is put together again is from what was taken apart, with the lowerings that JAX has for TPUs."""
+    a = jnp.asarray(np.random.default_rng(0).standard_normal((6, 6)), jnp.float32)
+    definite = a @ a.T + jnp.eye(6)
+    root, (values, vectors), (u, sizes, v) = jnp.linalg.cholesky(definite), jnp.linalg.eigh(definite), jnp.linalg.svd(a)
+    together = {
+        "cholesky": root @ root.T - definite,
+        "lu": definite @ jnp.linalg.solve(definite, a) - a,
+        "eigh": (vectors * values) @ vectors.T - definite,
+        "svd": (u * sizes) @ v - a,
+        "fft": jax.jit(lambda x: jnp.fft.ifft(jnp.fft.fft(x)).real)(a) - a,
+    }
+    return {name: float(jnp.abs(difference).max()) for name, difference in together.items()}
+
+
+@fact
 def exceptions_survive_what_dies_with_them() -> Any:
     def fails(i: int) -> None:
         array = jnp.ones(5) + i

@@ -125,6 +125,10 @@ def test_an_error_has_its_code_and_our_text_and_the_process_lives_on(facts):
     assert facts["exceptions_survive_what_dies_with_them"]
 
 
+def test_matrices_are_factored_and_transformed(facts):
+    assert all(error < 1e-5 for error in facts["factorisations"].values()), facts["factorisations"]
+
+
 def test_analyses_are_those_of_the_program(facts):
     found = facts["analyses"]
     assert found["flops"] == 2 * 64**3 and found["ordered"] and found["code"]
