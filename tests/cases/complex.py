@@ -62,6 +62,7 @@ _ARITHMETIC = [
     _case("comparisons", lambda z: (z == z.conj(), z != z[0], jnp.isfinite(z), jnp.isnan(z), z.astype(bool)), grad=False, domain="edges"),
     _case("moves", lambda z: jnp.concatenate((jnp.pad(z[::-1, 1:], 1).T[:3], jnp.where(z.real > 0, z, 1j)[:3]), 1)),
     _case("indices", lambda z: (z[jnp.array([0, 2, 9])], z.at[1].set(2j), z.at[jnp.array([1, 1])].add(1j), z[jnp.arange(2) - 1, 3])),
+    _case("multiplied-slice", lambda z: (z.at[:, 1:4].multiply(2j), z.at[2].multiply(z[0])), grad=False),
     _case("convolution", lambda z: jnp.convolve(z[0], z[1, :4])),
     _case("scan", _recurrence),
     _case("while", _until_large, grad=False),
@@ -83,6 +84,7 @@ _TRANSFORMS = [
     _transform("padded", lambda z: jnp.fft.fft(z, n=12), 9),
     _real_transform("cosine", scipy_fft.dct, 3, 8),
     _real_transform("convolution", lambda x: scipy_signal.fftconvolve(x, x[:5]), 40, grad=True),
+    _real_transform("welch", lambda x: scipy_signal.welch(x, nperseg=16)[1], 64),
     _real_transform("spectrogram", lambda x: scipy_signal.stft(x, nperseg=16)[2], 64),
 ]
 CASES = [*_ARITHMETIC, *_TRANSFORMS]

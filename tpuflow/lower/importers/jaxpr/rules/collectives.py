@@ -15,6 +15,7 @@ from tpuflow.lower.importers.jaxpr.importer import inline
 from tpuflow.lower.importers.jaxpr.registry import bound, enter, lowers
 from tpuflow.lower.operations import collectives
 from tpuflow.lower.operations.collectives import Group, NamedCut
+from tpuflow.lower.operations.complex import planes
 from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.reductions import reduce
 
@@ -29,7 +30,7 @@ def _shard_map(b: Builder, *operands: Value, jaxpr: Any, mesh: Any, in_specs: Se
     sizes = {str(name): int(size) for name, size in mesh.shape.items()}
     around, b.mesh = b.mesh, {**b.mesh, **sizes}
     pieces = [_shard(b, x, _cut(spec, x, sizes), sizes) for x, spec in zip(operands, in_specs, strict=True)]
-    results = inline(b, jaxpr, pieces)
+    results = planes(inline(b, jaxpr, pieces))  # which are not complex: those do not cross the border
     b.mesh = around
     return tuple(_unshard(b, x, _cut(spec, x, sizes), sizes) for x, spec in zip(results, out_specs, strict=True))
 

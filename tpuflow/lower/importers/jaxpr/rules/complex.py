@@ -17,9 +17,11 @@ from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.importers.jaxpr.importer import inline
 from tpuflow.lower.importers.jaxpr.registry import COMPLEX, PLANEWISE, RULES, STRUCTURAL
 from tpuflow.lower.importers.jaxpr.rules import products  # noqa: F401  (whose rules are used here)
+from tpuflow.lower.importers.jaxpr.rules.indexing import slice_axes
 from tpuflow.lower.operations import complex as numbers
 from tpuflow.lower.operations import movement
 from tpuflow.lower.operations.complex import Complex, Number, bilinear
+from tpuflow.lower.operations.complex_slices import multiply_slice
 from tpuflow.lower.operations.fft import fft
 
 STRUCTURAL.update(CALLS, (
@@ -50,6 +52,11 @@ def _conj(b: Builder, x: Number) -> Complex:
 @COMPLEX.lowers("convert_element_type")
 def _convert(b: Builder, x: Number, *, new_dtype: Any) -> Number:
     return numbers.convert(b, x, None if np.dtype(new_dtype).kind == "c" else dtype_of(new_dtype))
+
+
+@COMPLEX.lowers("scatter-mul")
+def _scatter_mul(b: Builder, operand: Complex, indices: Value, updates: Complex, *, dimension_numbers: Any, mode: Any) -> Complex:
+    return multiply_slice(b, operand, indices, updates, slice_axes(dimension_numbers), clip=mode.name == "CLIP")
 
 
 @COMPLEX.lowers("iota")

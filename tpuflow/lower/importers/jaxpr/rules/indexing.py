@@ -33,11 +33,15 @@ def _scatter(
     _require_no_one_hot(mode, "drop")
     if primitive == "scatter" and update_jaxpr is not None and update_jaxpr.eqns:
         raise UnsupportedForm("x.at[...].apply(f) with repeated indices; write x.at[...].set(f(x[...]))")
-    d = dimension_numbers
-    batching = d.operand_batching_dims, d.scatter_indices_batching_dims
-    axes = SliceAxes(d.update_window_dims, d.inserted_window_dims, d.scatter_dims_to_operand_dims, *batching)
+    axes = slice_axes(dimension_numbers)
     changes = b.neg(updates) if primitive == "scatter-sub" else updates
     return scatter(b, operand, indices, changes, axes, _SCATTERS[primitive], clip=mode.name == "CLIP")
+
+
+def slice_axes(numbers: Any) -> SliceAxes:
+    """What a scatter's dimension numbers say."""
+    batching = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
+    return SliceAxes(numbers.update_window_dims, numbers.inserted_window_dims, numbers.scatter_dims_to_operand_dims, *batching)
 
 
 enter({primitive: bound(_scatter, primitive) for primitive in _SCATTERS})

@@ -16,6 +16,7 @@ from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.importers.jaxpr.importer import inline
 from tpuflow.lower.importers.jaxpr.registry import bound, enter, lowers
 from tpuflow.lower.operations import reductions, sorting, windows
+from tpuflow.lower.operations.complex import planes
 from tpuflow.lower.operations.forms import Body, UnsupportedForm
 from tpuflow.lower.operations.pooling_gradients import select_and_gather_add, select_and_scatter_add
 from tpuflow.lower.operations.reducers import reduce_by, reduce_window_by
@@ -91,7 +92,10 @@ def _elementwise(jaxpr: Any) -> Body:
         with jax.disable_jit(False):
             return jax.make_jaxpr(functools.reduce(lambda function, _: jax.vmap(function), specs[0].shape, scalar))(*specs)
 
-    return lambda b, *values: inline(b, on_arrays(*(jax.ShapeDtypeStruct(v.shape, v.dtype.numpy) for v in values)), values)
+    def body(b: Builder, *values: Value) -> list[Value]:
+        return planes(inline(b, on_arrays(*(jax.ShapeDtypeStruct(v.shape, v.dtype.numpy) for v in values)), values))
+
+    return body
 
 
 @lowers("select_and_scatter_add")

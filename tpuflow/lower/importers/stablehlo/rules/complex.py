@@ -11,11 +11,13 @@ from tpuflow.dtypes import F32
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.importers.stablehlo.rules import products  # noqa: F401  (whose rules are used here)
+from tpuflow.lower.importers.stablehlo.rules.indexing import slices
 from tpuflow.lower.importers.stablehlo.rules.reductions import window_of
 from tpuflow.lower.importers.stablehlo.walk import COMPLEX, PLANEWISE, RULES, STRUCTURAL, Region
 from tpuflow.lower.operations import complex as numbers
 from tpuflow.lower.operations import movement, windows
 from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, bilinear, plane_by_plane
+from tpuflow.lower.operations.complex_slices import multiply_slice
 from tpuflow.lower.operations.fft import fft
 from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.window import Sizes
@@ -101,10 +103,15 @@ def _reduce_window(
 
 @COMPLEX.lowers("stablehlo.scatter")
 def _scatter(b: Builder, *operands: Number, scatter_dimension_numbers: Any, regions: tuple[Region]) -> tuple[Number, ...]:
-    """What is set, added and subtracted."""
+    """What is set, added and subtracted; what is multiplied, if it is one slice."""
     texts = regions[0].expressions()
+    if texts == ("multiply(a, b)",):
+        operand, indices, updates = operands
+        assert isinstance(operand, Complex) and isinstance(indices, Value) and isinstance(updates, Complex)
+        places, axes = slices(b, indices, scatter_dimension_numbers)
+        return (multiply_slice(b, operand, places, updates, axes, clip=False),)
     if texts not in (("b",), ("add(a, b)",), ("subtract(a, b)",)):
-        raise UnsupportedForm(f"complex numbers updated by {texts[0] or 'a longer computation'}; there are set, add and subtract")
+        raise UnsupportedForm(f"complex numbers updated by {texts[0] or 'a longer computation'}; there are set, add, subtract and multiply")
     return _same(b, "stablehlo.scatter", operands, {"scatter_dimension_numbers": scatter_dimension_numbers, "regions": regions})
 
 

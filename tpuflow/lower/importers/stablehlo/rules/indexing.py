@@ -42,11 +42,17 @@ def _scatter(b: Builder, *operands: Value, scatter_dimension_numbers: Any, regio
             f"its update is {body or 'a longer computation'}; there are set, add, subtract, multiply, minimum and maximum. "
             "Instead of x.at[i].apply(f) write x.at[i].set(f(x[i]))"
         )
-    d = scatter_dimension_numbers
-    batching = tuple(d.input_batching_dims), tuple(d.scatter_indices_batching_dims)
-    axes = SliceAxes(tuple(d.update_window_dims), tuple(d.inserted_window_dims), tuple(d.scattered_dims_to_operand_dims), *batching)
     changes = b.neg(updates) if body == "subtract(a, b)" else updates
-    return scatter(b, operand, _vectors_last(b, indices, d.index_vector_dim), changes, axes, _UPDATES[body])
+    places, axes = slices(b, indices, scatter_dimension_numbers)
+    return scatter(b, operand, places, changes, axes, _UPDATES[body])
+
+
+def slices(b: Builder, indices: Value, numbers: Any) -> tuple[Value, SliceAxes]:
+    """What a scatter's dimension numbers say, and the indices with each vector along the last axis."""
+    batching = tuple(numbers.input_batching_dims), tuple(numbers.scatter_indices_batching_dims)
+    window, inserted, indexed = numbers.update_window_dims, numbers.inserted_window_dims, numbers.scattered_dims_to_operand_dims
+    axes = SliceAxes(tuple(window), tuple(inserted), tuple(indexed), *batching)
+    return _vectors_last(b, indices, numbers.index_vector_dim), axes
 
 
 def _vectors_last(b: Builder, indices: Value, axis: int) -> Value:
