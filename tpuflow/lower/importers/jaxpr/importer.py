@@ -45,14 +45,15 @@ def lower_with_calls(
     """
     named = tuple(input_names) or tuple(f"argument {i}" for i in range(len(closed_jaxpr.in_avals)))
     types = [port_type(aval, where) for aval, where in zip(closed_jaxpr.in_avals, named, strict=True)]
-    _ = [port_type(aval, f"result {i}") for i, aval in enumerate(closed_jaxpr.out_avals)]
     check_axes(closed_jaxpr, name)
     b = Builder(name, types, input_names)
     pruned = compat.prune(compat.discharged(closed_jaxpr))
-    outputs = planes(inline(b, pruned, b.inputs))
+    outputs = inline(b, pruned, b.inputs)
+    for i, aval in enumerate(closed_jaxpr.out_avals):
+        port_type(aval, f"result {i}")
     for port, value in enumerate(v for _, values in b.calls for v in values):
         b.outfeed(port, value)
-    return b.finish(outputs, output_names), tuple(call for call, _ in b.calls)
+    return b.finish(planes(outputs), output_names), tuple(call for call, _ in b.calls)
 
 
 def check_axes(closed_jaxpr: ClosedJaxpr, name: str) -> None:

@@ -97,7 +97,7 @@ def _step(b: Builder, _: Value, tl: Value, tr: Value, bl: Value, br: Value, top:
     """Every pair is rotated so that its off-diagonal element vanishes; then all but the first row and column move on."""
     p, q, r = (_diagonal(b, x) for x in (tl, br, tr))
     tangent = _tangent(b, p, q, r)
-    cosine = b.rsqrt(b.add(b.mul(tangent, tangent), 1))
+    cosine = b.reciprocal(b.sqrt(b.add(b.mul(tangent, tangent), 1)))  # more exact than rsqrt: what it errs by adds up
     sine = b.mul(tangent, cosine)
     shift = b.mul(tangent, r)
     (tl, bl), (tr, br), (top, bottom) = (_rotated(b, cosine, sine, *pair) for pair in ((tl, bl), (tr, br), (top, bottom)))
