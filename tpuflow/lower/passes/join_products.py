@@ -318,10 +318,12 @@ def _takes_whole(node: Node) -> bool:
 
 
 def _is_possible(node: Node, chip: Chip) -> bool:
-    """Whether tiles of all that a kernel moves and makes find room on the chip."""
+    """Whether a kernel makes only rows, what is left of them, and what products make of them, and tiles of it all find room on the chip."""
     (region,) = node.regions
     rows = rows_in(node)
+    left = tuple(n for axis, n in enumerate(rows.shape) if axis not in rows.axes)
     one_side = all(sum(v in rows.values for v in (*n.inputs, n.result)) == 1 for n in region.nodes if n.op in PRODUCTS)
     after = depending(region.nodes, [n.result for n in rows.mixing])
     apart = all(after.isdisjoint(n.inputs) for n in region.nodes if n.op in ("reduce", "broadcast", *PRODUCTS))
-    return one_side and apart and len(region.nodes) <= MAX_NODES and bool(rows_at_once(node, chip))
+    placed = all(o in after or o.shape in (rows.shape, left) for o in region.outputs)
+    return one_side and apart and placed and len(region.nodes) <= MAX_NODES and bool(rows_at_once(node, chip))
