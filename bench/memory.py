@@ -62,19 +62,19 @@ def llama_8() -> StepConfig:
 
 @dataclass(frozen=True, slots=True)
 class Vendor:
-    """What XLA:TPU plans, in GB: temporaries (`memory_analysis()`), and bytes to and from HBM by fusions and prefetches, read off the
-    scheduled HLO (None: not read). From jax 0.10.2 and libtpu 0.0.52, compiled ahead of time."""
+    """What XLA:TPU plans, in GB: temporaries, and bytes to and from HBM by fusions and prefetches (None: not read), as `tpuflow compare`
+    finds them with jax 0.10.2 and libtpu 0.0.52."""
 
     temporaries: float
     traffic: float | None = None
 
 
 ROWS: tuple[tuple[str, Callable[[], StepConfig], str, Vendor | None], ...] = (
-    ("GPT-2 124M, batch 8, sequence 1,024, AdamW", gpt2_124m, "tpu-v5e", Vendor(5.36, 55.9)),
+    ("GPT-2 124M, batch 8, sequence 1,024, AdamW", gpt2_124m, "tpu-v5e", Vendor(5.36, 45.4)),
     ("GPT-2 124M, batch 8, sequence 1,024, AdamW", gpt2_124m, "tpu-v3", None),
-    ("BERT-large, batch 8, sequence 512, LAMB", bert_large, "tpu-v5e", Vendor(4.46, 56.3)),
+    ("BERT-large, batch 8, sequence 512, LAMB", bert_large, "tpu-v5e", Vendor(4.46, 34.7)),
     ("BERT-large, batch 8, sequence 512, LAMB", bert_large, "tpu-v3", None),
-    ("ResNet-50, batch 32, momentum", resnet_50, "tpu-v5e", Vendor(1.21, 9.6)),
+    ("ResNet-50, batch 32, momentum", resnet_50, "tpu-v5e", Vendor(1.21, 6.6)),
     ("ResNet-50, batch 32, momentum", resnet_50, "tpu-v3", Vendor(1.27, 11.2)),
     ("TinyLlama, 8 layers, batch 4, sequence 1,024, AdamW", llama_8, "tpu-v5e", Vendor(4.95)),
     ("TinyLlama, 8 layers, batch 4, sequence 1,024, AdamW", llama_8, "tpu-v3", None),
@@ -121,8 +121,8 @@ GELU and normalised rows that the forward pass would store for it; results take 
 arrays are placed by size where placing them by time leaves gaps ([passes](architecture.md)). None of it changes a bit of any result.
 The columns "kept" are of the same compiler without `Rematerialize`.
 
-XLA:TPU's columns are what the vendor's compiler plans for the same steps (jax 0.10.2, libtpu 0.0.52, compiled ahead of time for one
-core: `memory_analysis()`, and bytes by memory space from the scheduled HLO). Where its traffic is lower, it keeps whole arrays in
+XLA:TPU's columns are what the vendor's compiler plans for the same steps ([`tpuflow compare`](reports.md#beside-xlatpu) with jax 0.10.2
+and libtpu 0.0.52; on tpu-v3 for one of its two cores). Where its traffic is lower, it keeps whole arrays in
 VMEM from one fusion to the next, on tpu-v5e with its 128 MiB above all, which no kernel here does; where ours is, attention stores
 neither scores nor weights (`JoinProducts`).
 
