@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpuflow import amp
-from tpuflow.checking import check_choice
+from tpuflow.checking import check_choice, check_switch
 from tpuflow.chips import Chip, get_chip
 from tpuflow.device.runtime import ENGINES, FIDELITIES
 from tpuflow.errors import ConfigError, a_thing, did_you_mean, shown
@@ -84,6 +84,8 @@ def jit(
             f"tpuflow.jit: expected a function, got {a_thing(fun)}; give the function itself, not its result: tpuflow.jit(f)(x)."
         )
     check_jax_options(compiler_options, in_shardings, out_shardings)
+    check_switch("tpuflow.jit: keep_unused", keep_unused)
+    check_switch("tpuflow.jit: inline", inline)
     check_choice("engine", engine, ENGINES)
     check_choice("fidelity", fidelity, FIDELITIES)
     static = _argument_set(fun, "static", static_argnums, static_argnames)

@@ -14,7 +14,7 @@ def check_jax_options(compiler_options: Mapping[str, Any] | None, in_shardings: 
     Raises:
       ConfigError: there are compiler options, or shardings.
     """
-    if compiler_options:
+    if compiler_options is not None and not (isinstance(compiler_options, Mapping) and not compiler_options):
         raise ConfigError(
             f"tpuflow.jit: compiler_options: expected none, got {shown(compiler_options)}; they are XLA's, and this is compiled by "
             "tpuflow's own passes (tpuflow.compiler.PIPELINE). Leave them out, or use jax.jit."
