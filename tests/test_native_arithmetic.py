@@ -78,27 +78,17 @@ def test_the_bounds_are_not_slack():
         assert ulps_apart(g, w, F32).max() > 0, op
 
 
-@pytest.mark.parametrize("shape", [(37, 200), (400, 200), (400, 207)], ids=["small", "in eight pieces", "in three pieces"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_native_reductions_are_within_the_bound_of_their_order(dtype: DType, shape: tuple[int, int]):
-    x, axes = finite_values(dtype, shape, 35), (1,)
+def test_native_reductions_are_within_the_bound_of_their_order(dtype: DType):
+    x, axes = finite_values(dtype, (37, 200), 35), (1,)
     ops = [op for op in REDUCE if op != "mul" and is_defined(op, dtype)]
     both = lambda ar, x: [reduced(ar, op, x, axes, dtype) for op in ops]  # noqa: E731
     for op, g, w in zip(ops, compute("native", both, (x,), (dtype,), [dtype] * len(ops)), both(REFERENCE, x), strict=True):
         if dtype == F32 and op == "add":
             size = np.abs(x.astype(np.float64)).sum(axis=1, keepdims=True)
-            assert (np.abs(g.astype(np.float64) - w) <= sum_bound(shape[1]) * size).all()
+            assert (np.abs(g.astype(np.float64) - w) <= sum_bound(200) * size).all()
         else:
             np.testing.assert_array_equal(g, w)
-
-
-def test_native_reductions_keep_nan_in_every_piece_and_the_sign_of_zero():
-    x = np.full((2048, 64), -0.0, np.float32)
-    x[np.arange(0, 2048, 200), np.arange(11)] = np.nan
-    both = lambda ar, x: [reduced(ar, op, x, (0,), F32) for op in ("add", "max", "min")]  # noqa: E731
-    for g, w in zip(compute("native", both, (x,), (F32,), (F32,) * 3), both(REFERENCE, x), strict=True):
-        np.testing.assert_array_equal(np.isnan(g), np.isnan(w))
-        np.testing.assert_array_equal(np.signbit(g[:, 11:]), np.signbit(w[:, 11:]))
 
 
 @pytest.mark.parametrize(
@@ -151,18 +141,6 @@ def test_native_matrix_products_are_within_the_bound_of_their_order(dtype: DType
     (got,) = compute("native", both, (a, b), (dtype, dtype), (F32,))
     size = np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64))
     assert (np.abs(got.astype(np.float64) - both(REFERENCE, a, b)[0]) <= sum_bound(301) * size).all()
-
-
-@pytest.mark.parametrize("rows, columns", [(48, 6), (6, 48)])
-@pytest.mark.parametrize("lhs", [(0, 1), (1, 0)], ids=["rows first", "terms first"])
-@pytest.mark.parametrize("rhs", [(1, 2), (2, 1)], ids=["terms first", "columns first"])
-def test_native_matrix_products_are_the_same_however_operands_lie(rows: int, columns: int, lhs: tuple[int, int], rhs: tuple[int, int]):
-    length = {0: rows, 1: 500, 2: columns}
-    a, b = (finite_values(F32, tuple(length[x] for x in labels), seed) for labels, seed in ((lhs, 42), (rhs, 43)))
-    both = lambda ar, a, b: [ar.matmul(a, b, Contraction(lhs, rhs, (0, 2)), F32, F32)]  # noqa: E731
-    (got,) = compute("native", both, (a, b), (F32, F32), (F32,))
-    size = np.einsum(np.abs(a.astype(np.float64)), lhs, np.abs(b.astype(np.float64)), rhs, (0, 2))
-    assert (np.abs(got.astype(np.float64) - both(REFERENCE, a, b)[0]) <= sum_bound(501) * size).all()
 
 
 def test_native_integer_matrix_products_are_exact():

@@ -59,7 +59,12 @@ def convolve(
     a, labels = _patched(a, whole, sizes)
     order = sorted(labels, key=lambda x: (x in whole.out) != by_window)  # positions, then windows: as the forward product and the gradient
     a, product = lax.transpose(a, [labels.index(x) for x in order]), Contraction(tuple(order), whole.rhs, whole.out)
-    return lax_matmul.matmul(rounding, a, b, product, dtype, acc)
+    if rounding.bitexact or not dtype.is_float:
+        return lax_matmul.matmul(rounding, a, b, product, dtype, acc)
+    a, b = widen(a, dtype), widen(b, dtype)
+    if by_window:
+        return lax_matmul.of_matrices(a, b, product)
+    return lax_matmul.of_matrices(b, a, Contraction(product.rhs, product.lhs, product.out))  # patches on the right are not turned
 
 
 def _stretch(a: Value, whole: Contraction, before: Sequence[int], sizes: Mapping[int, int]) -> tuple[Value, list[tuple[int, int]]]:

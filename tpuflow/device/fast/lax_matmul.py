@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,6 @@ _DIRECT_PRODUCTS = 1 << 16
 _MASK_BITS = 64
 _MASKED_TERMS = 256
 _PIECES = 16
-_TURNING = 4
 _LEAST_LENGTH = 40  # shorter sums XLA adds up as part of who reads them, anew for each
 _PRECISION = {F16: 11, BF16: 8}
 _SMALLEST = {F16: 2.0**-24, BF16: 0.0}  # every f16 number is a multiple of its smallest one, whose grain so is no smaller
@@ -40,45 +39,28 @@ _SMALLEST = {F16: 2.0**-24, BF16: 0.0}  # every f16 number is a multiple of its 
 
 def matmul(rounding: Rounding, a: Value, b: Value, whole: Contraction, dtype: DType, acc: DType) -> Value:
     """See `Arithmetic.matmul`; operands are carriers."""
-    if dtype.is_float and not rounding.bitexact:
-        return of_matrices(widen(a, dtype), widen(b, dtype), whole)
-    if dtype.is_float:
+    if not dtype.is_float:
+        product = _modular(a, b, _dimensions(whole), acc)
+    elif rounding.bitexact:
         product = _ordered(rounding, widen(a, dtype), widen(b, dtype), whole, dtype)
     else:
-        product = _modular(a, b, _dimensions(whole), acc)
+        product = lax.dot_general(widen(a, dtype), widen(b, dtype), _dimensions(whole), preferred_element_type=jnp.float32)
     order = _product_axes(whole)
     return lax.transpose(product, [order.index(x) for x in whole.out])
 
 
 def of_matrices(a: Value, b: Value, whole: Contraction) -> Value:
     """XLA's dot of f32 operands with many axes, of matrices as far as that goes: neighbouring axes of one role are merged, so that a
-    turned operand is not copied, and the operands change places if that is quicker."""
+    turned operand is not copied."""
     sizes = whole.by_label(a.shape, b.shape)
     a_runs, b_runs = _runs(whole.lhs, whole.rhs, whole.out), _runs(whole.rhs, whole.lhs, whole.out)
     left, right = (lax.reshape(x, [math.prod(sizes[y] for y in run) for run in runs]) for x, runs in ((a, a_runs), (b, b_runs)))
     run_of = {run[0]: run for run in (*a_runs, *b_runs)}
     lhs, rhs, out = (tuple(x for x in side if x in run_of) for side in (whole.lhs, whole.rhs, whole.out))
     merged = Contraction(lhs, rhs, out)
-    if _is_quicker_swapped(merged, {first: math.prod(sizes[x] for x in run) for first, run in run_of.items()}):
-        left, right, merged = right, left, Contraction(rhs, lhs, out)
     product = lax.dot_general(left, right, _dimensions(merged), preferred_element_type=jnp.float32)
     order = [x for first in _product_axes(merged) for x in run_of[first]]
     return lax.transpose(lax.reshape(product, [sizes[x] for x in order]), [order.index(x) for x in whole.out])
-
-
-def _is_quicker_swapped(whole: Contraction, sizes: Mapping[int, int]) -> bool:
-    """Whether XLA:CPU computes rhs . lhs and turns the result sooner than lhs . rhs.
-
-    Its loops read lhs as [rows, K] and rhs as [K, columns]; to pack one that lies the other way costs, an element, `_TURNING` times what
-    turning the product costs. The gradient of weights is one: of [K, 512] and [K, 128], K = 512, a core makes 54 GFLOP/s so and 93 swapped.
-    """
-    rows, columns, contracted = whole.rows, whole.columns, whole.contracted
-    if not (len(rows) == len(columns) == len(contracted) == 1):
-        return False
-    (row,), (column,), (k,) = rows, columns, contracted
-    turned = {row: whole.lhs.index(k) < whole.lhs.index(row), column: whole.rhs.index(column) < whole.rhs.index(k)}
-    packed = sum(sizes[x] if turned[x] else -sizes[x] for x in turned)
-    return _TURNING * sizes[k] * packed > sizes[row] * sizes[column]
 
 
 def _runs(axes: Axes, others: Axes, out_axes: Axes) -> list[list[int]]:
