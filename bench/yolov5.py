@@ -23,16 +23,16 @@ PLAN = Plan(HYP, 100, 100, NOMINAL_BATCH)
 """With an update in every step, since PyTorch's loop has one too."""
 
 
-def samples(count: int) -> dict[str, np.ndarray]:
-    """Random pictures with up to BOXES boxes each, as mosaics have them; a quarter of the rows are filled."""
+def samples(count: int, size: int = SIZE, boxes_each: int = BOXES) -> dict[str, np.ndarray]:
+    """Random pictures with up to so many boxes each, as mosaics have them; a quarter of the rows are filled."""
     rng = np.random.default_rng(0)
-    boxes = rng.uniform(0.05, 0.95, (count, BOXES, 4)).astype(np.float32)
-    boxes[..., 2:] = rng.uniform(0.02, 0.4, (count, BOXES, 2))
+    boxes = rng.uniform(0.05, 0.95, (count, boxes_each, 4)).astype(np.float32)
+    boxes[..., 2:] = rng.uniform(0.02, 0.4, (count, boxes_each, 2))
     return {
-        "images": rng.integers(0, 256, (count, SIZE, SIZE, 3)).astype(np.uint8),
+        "images": rng.integers(0, 256, (count, size, size, 3)).astype(np.uint8),
         "boxes": boxes,
-        "classes": rng.integers(0, CLASSES, (count, BOXES)).astype(np.int32),
-        "valid": rng.random((count, BOXES)) < 0.25,
+        "classes": rng.integers(0, CLASSES, (count, boxes_each)).astype(np.int32),
+        "valid": rng.random((count, boxes_each)) < 0.25,
     }
 
 

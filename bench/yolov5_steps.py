@@ -16,6 +16,7 @@ import numpy as np
 import tpuflow
 from bench.step_estimates import DOCS, MIB
 from bench.timing import machine
+from bench.yolov5 import samples
 from bench.yolov5_estimates import BATCH, BOXES, CLASSES, POLICIES, SIZE, options
 from models.yolov5 import yolov5
 from tpuflow.device.timing.program import sink_time
@@ -59,24 +60,11 @@ class Ran:
         )
 
 
-def samples(count: int) -> dict[str, np.ndarray]:
-    """Random pictures with up to BOXES boxes each; a quarter of the rows are filled."""
-    rng = np.random.default_rng(0)
-    boxes = rng.uniform(0.05, 0.95, (count, BOXES, 4)).astype(np.float32)
-    boxes[..., 2:] = rng.uniform(0.02, 0.4, (count, BOXES, 2))
-    return {
-        "images": rng.integers(0, 256, (count, SIZE, SIZE, 3)).astype(np.uint8),
-        "boxes": boxes,
-        "classes": rng.integers(0, CLASSES, (count, BOXES)).astype(np.int32),
-        "valid": rng.random((count, BOXES)) < 0.25,
-    }
-
-
 def run(chip: str, policy: str, steps: int = STEPS) -> Ran:
     """Train so many steps, each on the same two pictures."""
     began = time.perf_counter()
     result = tpuflow.train(
-        yolov5("yolov5s", CLASSES), [samples(BATCH)] * steps, policy=policy, chip=chip, epochs=1, seed=0, progress=False,
+        yolov5("yolov5s", CLASSES), [samples(BATCH, SIZE, BOXES)] * steps, policy=policy, chip=chip, epochs=1, seed=0, progress=False,
         **options(SIZE, BATCH),
     )  # fmt: skip
     took = time.perf_counter() - began

@@ -118,6 +118,25 @@ def test_text_that_is_no_module_is_refused():
         parse("HloModule nothing\n")
 
 
+def test_a_loop_of_unknown_length_is_said_and_counts_once():
+    found = parse(TEXT.replace(', backend_config={"known_trip_count":{"n":"5"}}', ""))
+    assert found.uncounted == 1
+    assert [times for _, op, times in found.scheduled() if op.name == "row"] == [1]
+    function, shape = jnp.sin, jax.ShapeDtypeStruct((8,), jnp.float32)
+    theirs = vendor.Compiled(found, argument_bytes=0, temp_bytes=0, slice=vendor.SLICES["tpu-v5e"])
+    assert "1 loops of XLA:TPU's have an unknown length" in str(comparing.compared(estimate(function, shape, chip="tpu-v5e"), theirs))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "match"),
+    [("f32[128,256]{1,0:T(8,128)} parameter(1)", "f31[128,256] parameter(1)", "arrays of f31"), ('{"window_config"', "{window", "no JSON")],
+)
+def test_what_cannot_be_read_is_an_error(old: str, new: str, match: str):
+    assert old in TEXT
+    with pytest.raises(ConfigError, match=match):
+        parse(TEXT.replace(old, new))
+
+
 def test_comparison_puts_the_largest_difference_first_and_moves_with_their_readers(module: Module, tmp_path):
     def step(x: jax.Array, w: jax.Array) -> jax.Array:
         with jax.named_scope("fc1"):

@@ -84,6 +84,7 @@ def compared(ours: Estimate, theirs: vendor.Compiled) -> Comparison:
         chip=ours.chip.name,
         policy=ours.policy,
         devices_a_chip=theirs.slice.devices_a_chip,
+        uncounted=theirs.module.uncounted,
         ours=Side(memory.argument_size_in_bytes, memory.temp_size_in_bytes, total(w for r in rows for w in r.ours)),
         theirs=Side(theirs.argument_bytes, theirs.temp_bytes, total(w for r in rows for w in r.theirs)),
         layers=tuple(sorted(rows, key=lambda row: -abs(row.difference))),

@@ -84,13 +84,14 @@ class Comparison:
     """`tpuflow.compare`'s answer: both compiles in all and by layer, the largest difference first; `str` prints it.
 
     Bytes are those of arrays without padding. Times of products are modelled on our side, and on theirs the cycles that XLA:TPU expects
-    over the chip's clock, of one of `devices_a_chip` devices.
+    over the chip's clock, of one of `devices_a_chip` devices. `uncounted`: loops of theirs of unknown length, which count as one trip.
     """
 
     name: str
     chip: str
     policy: str
     devices_a_chip: int
+    uncounted: int
     ours: Side
     theirs: Side
     layers: tuple[LayerRow, ...]
@@ -105,11 +106,12 @@ class Comparison:
         head = f"{self.name} on {self.chip}{f' in {self.policy}' if self.policy else ''}: tpuflow beside XLA:TPU{device}"
         rest = len(rows) - most
         more = [f"... and {rest} more rows"] if rest > 0 else []
-        return "\n".join([head, "", *self._totals(), "", *_table(rows[:most]), *more, "", *_explained(rows[:EXPLAINED])])
+        loops = [f"{self.uncounted} loops of XLA:TPU's have an unknown length and count as one trip"] if self.uncounted else []
+        return "\n".join([head, *loops, "", *self._totals(), "", *_table(rows[:most]), *more, "", *_explained(rows[:EXPLAINED])])
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain data: seconds and bytes."""
-        plain = {name: getattr(self, name) for name in ("name", "chip", "policy", "devices_a_chip")}
+        plain = {name: getattr(self, name) for name in ("name", "chip", "policy", "devices_a_chip", "uncounted")}
         return {**plain, "ours": asdict(self.ours), "theirs": asdict(self.theirs), "layers": [row.as_dict() for row in self.layers]}
 
     def to_json(self, path: str | os.PathLike[str]) -> None:

@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
-from tpuflow.errors import ConfigError
+from tpuflow.errors import ConfigError, short
 
 HBM, VMEM = 0, 1
 BITS: Mapping[str, int] = {
@@ -34,6 +35,7 @@ _HEAD = re.compile(r"(ENTRY )?%([\w.\-]+) \(.*\{$")
 _LINE = re.compile(r"\s+(ROOT )?%([\w.\-]+) = ")
 _CALLED = re.compile(r"(calls|body|condition|to_apply)=%([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_CONFIG = "backend_config={"
 _SCOPE = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _ROW = re.compile(r"(\d+) (?:\"(.*)\"|\{(.*)\})$")
@@ -50,8 +52,11 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One instruction. called: role ("calls" | "body" | "condition" | "branch") and computation; cycles: what the compiler expects of a
-    product or convolution, else None; vmem: bytes of VMEM that it works in, beside its operands; number: of a parameter."""
+    """One instruction.
+
+    called: role ("calls" | "body" | "condition" | "branch") and computation; cycles: what the compiler expects of a product or convolution,
+    else None; vmem: bytes of VMEM that it works in, beside its operands; trips: of a loop, 0 if they are not known; number: of a parameter.
+    """
 
     name: str
     opcode: str
@@ -62,7 +67,7 @@ class Op:
     source: str = ""
     cycles: int | None = None
     vmem: int = 0
-    trips: int = 1
+    trips: int = 0
     number: int = 0
     root: bool = False
 
@@ -91,15 +96,19 @@ class Module:
             self._named[computation] = {op.name: op for op in self.computations[computation]}
         return self._named[computation][name]
 
+    @property
+    def uncounted(self) -> int:
+        """Loops whose trips the compiler does not know."""
+        return sum(op.opcode == "while" and not op.trips for ops in self.computations.values() for op in ops)
+
     def scheduled(self, computation: str | None = None, times: int = 1) -> Iterator[tuple[str, Op, int]]:
         """(computation, instruction, how often it runs) of all that the device runs one after the other, loops and branches inside; of a
-        conditional every branch."""
+        conditional every branch, of a loop of unknown length one trip."""
         here = self.entry if computation is None else computation
         for op in self.computations[here]:
-            inside = [name for role, name in op.called if role != "calls" or op.opcode in ("call", "async-start")]
             if op.opcode in ("while", "conditional", "call"):
-                for name in inside:
-                    yield from self.scheduled(name, times * op.trips)
+                for _, name in op.called:
+                    yield from self.scheduled(name, times * (op.trips or 1))
             elif op.opcode not in FREE:
                 yield here, op, times
 
@@ -108,7 +117,7 @@ def parse(text: str) -> Module:
     """A module as `jax.stages.Compiled.as_text` gives it.
 
     Raises:
-      ConfigError: it has no entry computation.
+      ConfigError: it has no entry computation, or something in it cannot be read.
     """
     frames, computations, entry = _Frames(), {}, ""
     inside: list[Op] | None = None
@@ -178,7 +187,7 @@ def _op(line: str, frames: _Frames) -> Op | None:
         source="" if frame is None else frames.source(int(frame[1])),
         cycles=int(window["estimated_cycles"]) if window.get("cost_model_type") == "COST_MODEL_TYPE_CLASSIC" else None,
         vmem=sum(int(one["size"]) for one in worked if int(one["memory_space"]) == VMEM),
-        trips=int(config.get("known_trip_count", {}).get("n", 1)),
+        trips=int(config.get("known_trip_count", {}).get("n", 0)),
         number=int(operands) if opcode.strip() == "parameter" else 0,
         root=bool(head[1]),
     )
@@ -208,20 +217,22 @@ def _balanced(text: str) -> tuple[str, str]:
 
 def _array(found: tuple[str, str, str]) -> Array:
     kind, lengths, layout = found
-    bits = 8 if _F8.fullmatch(kind) else BITS.get(kind, 32)
+    bits = 8 if _F8.fullmatch(kind) else BITS.get(kind)
+    if bits is None:
+        raise ConfigError(f"the HLO has arrays of {kind}, whose size is not known here (tpuflow.comparing.hlo.BITS).")
     space = _SPACE.search(layout)
     elements = math.prod(int(n) for n in lengths.split(",")) if lengths else 1
     return Array(-(-elements * bits // 8), HBM if space is None else int(space[1]))
 
 
-def _config(attributes: str) -> dict:
-    at = attributes.find("backend_config={")
+def _config(attributes: str) -> dict[str, Any]:
+    at = attributes.find(_CONFIG)
     if at < 0:
         return {}
     try:
-        return json.JSONDecoder().raw_decode(attributes, at + len("backend_config="))[0]
-    except json.JSONDecodeError:
-        return {}
+        return json.JSONDecoder().raw_decode(attributes, at + len(_CONFIG) - 1)[0]
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"the HLO has a backend_config that is no JSON ({error}): {short(attributes[at:])}") from error
 
 
 @dataclass(frozen=True, slots=True)
