@@ -16,7 +16,7 @@ import pytest
 
 import tpuflow
 from models import bert
-from tests.test_passes import CASES
+from tests.compile_cases import CASES
 from tpuflow import cli, compiler
 from tpuflow.archives import storable
 from tpuflow.chips import get_chip
