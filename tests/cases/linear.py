@@ -213,6 +213,16 @@ _POOLS = [
         False,
         "sum",
     ),
+    Case(
+        "reduce_window-padded-as-prefixes-but-dilated",
+        lambda x: (
+            lax.reduce_window(x, -np.inf, lax.max, (1, 3), (1, 1), ((0, 0), (2, 0)), window_dilation=(1, 2)),
+            lax.reduce_window(x, 0.0, lax.add, (1, 3), (1, 1), ((0, 0), (0, 4)), window_dilation=(1, 3)),
+        ),
+        (Arg((5, 3)),),
+        False,
+        "sum",
+    ),
     Case("reduce_window-long", lambda x: lax.reduce_window(x, 0.0, lax.add, (40,), (30,), "VALID"), (Arg((130,)),), True, "sum"),
     Case(
         "reduce_window-product",

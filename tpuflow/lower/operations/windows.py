@@ -47,7 +47,7 @@ def _identity(op: str, x: Value) -> bool | int | float:
 def as_cumulative(shape: Sizes, w: SlidingWindow) -> tuple[int, bool] | None:
     """(axis, from the end) if the windows are all prefixes, or all suffixes, of one axis: a window as long as the axis, one side padded."""
     long = [i for i, n in enumerate(w.sizes) if n > 1]
-    if len(long) != 1 or {*w.strides, *w.base_dilation} != {1} or w.sizes[long[0]] != shape[long[0]]:
+    if len(long) != 1 or {*w.strides, *w.base_dilation, *w.window_dilation} != {1} or w.sizes[long[0]] != shape[long[0]]:
         return None
     (axis,) = long
     if any(pad != (0, 0) for i, pad in enumerate(w.padding) if i != axis):
