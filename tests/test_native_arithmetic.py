@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -116,6 +117,31 @@ def test_what_a_kernel_stores_is_made_once_if_it_is_much(rows: int, once: int):
     (y, product), (exact, _) = tpuflow.jit(f)(x, w), tpuflow.jit(f, fidelity="bitexact")(x, w)
     np.testing.assert_allclose(y, exact, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(product, np.asarray(y, np.float64) @ w, rtol=1e-4, atol=1e-2)
+
+
+def test_what_a_kernel_only_gives_back_is_not_held_apart():
+    x = finite_values(F32, (512, 256), 46) % 4
+    engine = FastEngine(tpuflow.jit(lambda x: ((x * 0.5 + 1) * x - 3) * x).program(x))
+    assert not any("stablehlo.while" in translated.as_text() for translated in engine.translate())
+
+
+@pytest.mark.parametrize("fidelity", ["native", "bitexact"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_weights_are_overwritten_where_they_lie_though_a_product_beside_the_update_reads_them(steps: int, fidelity: str):
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        dy = jnp.tanh(x @ w)
+        return w - 0.01 * (x.T @ dy), dy @ w.T
+
+    def run(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return step(w, x) if steps == 1 else jax.lax.scan(lambda w, _: step(w, x), w, None, length=steps)
+
+    w, x = (finite_values(F32, shape, 47) % 1 for shape in ((512, 256), (32, 512)))
+    engine = FastEngine(tpuflow.jit(run, donate_argnums=0).program(w, x), fidelity=fidelity)
+    text = "".join(translated.compile().as_text() for translated in engine.translate())
+    assert "f32[512,256]" in text
+    assert not re.search(r"= f32\[512,256\]\S* copy\(", text)
+    for ours, theirs in zip(tpuflow.jit(run, fidelity=fidelity)(w, x), jax.jit(run)(w, x), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

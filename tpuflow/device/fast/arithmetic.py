@@ -74,16 +74,31 @@ class LaxArithmetic:
         return lax.select(lax.ne(x, x), _again(x), x) if dtype == F16 else x
 
     def settled(self, x: Value) -> Value:
-        """x as it is, made once and not anew for each reader: what a loop may change XLA reads where it lies. The loop runs no trip."""
-        if self.bitexact:
-            return x
+        """x as it is, made once and not anew for each reader: what a loop may change XLA reads where it lies."""
+        zero = self._rounding.zero
+        return x if self.bitexact else self._unless_run(x, lambda x: lax.dynamic_index_in_dim(x, zero, 0))
+
+    def after(self, x: Value, others: Sequence[Value]) -> Value:
+        """x as it is, which XLA does not take for known before the others are: a loop might change it by them."""
+
+        def first(y: Value) -> Value:
+            return lax.convert_element_type(lax.slice(y, (0,) * y.ndim, (1,) * y.ndim), x.dtype).reshape(())
+
+        def other(x: Value) -> Value:
+            combine = lax.bitwise_or if x.dtype == np.bool_ else lax.add
+            return lax.broadcast(functools.reduce(combine, map(first, others)), (1, *x.shape[1:]))
+
+        return self._unless_run(x, other) if others else x
+
+    def _unless_run(self, x: Value, other: Callable[[Value], Value]) -> Value:
+        """x after a loop that would put something else in its first place, but runs no trip."""
         zero = self._rounding.zero
 
-        def again(state: tuple[Value, Value]) -> tuple[Value, Value]:
+        def trip(state: tuple[Value, Value]) -> tuple[Value, Value]:
             there, x = state
-            return lax.bitwise_not(there), lax.dynamic_update_index_in_dim(x, lax.dynamic_index_in_dim(x, zero, 0), zero, 0)
+            return lax.bitwise_not(there), lax.dynamic_update_index_in_dim(x, other(x), zero, 0)
 
-        return lax.while_loop(lambda state: state[0], again, (lax.ne(zero, np.int32(0)), x))[1]
+        return lax.while_loop(lambda state: state[0], trip, (lax.ne(zero, np.int32(0)), x))[1]
 
     def rest(self, x: Value, dtype: DType) -> Value:
         """An array in any form as it lies between launches, trips and branches: in its own type, bf16 as words. What outlives a launch

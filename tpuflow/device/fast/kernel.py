@@ -33,10 +33,16 @@ UNROLL_STEPS, UNROLL_INSTRUCTIONS = 16, 4096
 
 
 def translate_kernel(
-    kernel: Kernel, buffers: Sequence[Buffer], hbm: dict[int, Any], ar: LaxArithmetic, resting: Set[int] = frozenset()
+    kernel: Kernel,
+    buffers: Sequence[Buffer],
+    hbm: dict[int, Any],
+    ar: LaxArithmetic,
+    resting: Set[int] = frozenset(),
+    read_on: Set[int] = frozenset(),
 ) -> tuple[dict[int, Any], int]:
     """(new content of every buffer the kernel writes, tier used). `hbm` maps buffer index to its array, all that is live; `resting` are
-    buffers that are soon put in their own types, in which the kernel then reads what it writes there."""
+    buffers that are soon put in their own types, in which the kernel then reads what it writes there; `read_on` those that others read
+    what it writes of."""
     if any(g.size == 0 for g in kernel.grid if g.kind == "parallel"):
         return {}, 1
     kernel = in_shape_of_buffers(kernel, buffers)
@@ -45,7 +51,7 @@ def translate_kernel(
         if tier == 2 and not looped:
             continue
         try:
-            written = _Translation(kernel, buffers, ar, frozenset(looped), resting, exact_order=ar.bitexact).run(dict(hbm))
+            written = _Translation(kernel, buffers, ar, frozenset(looped), resting, read_on, exact_order=ar.bitexact).run(dict(hbm))
         except CannotLift as reason:
             if tier == 3:
                 raise ProgramError(
@@ -60,9 +66,17 @@ class _Translation(Lifting):
     """The translation of one kernel with a fixed choice of looped axes."""
 
     def __init__(
-        self, kernel: Kernel, buffers: Sequence[Buffer], ar: LaxArithmetic, looped: frozenset[int], resting: Set[int], *, exact_order: bool
+        self,
+        kernel: Kernel,
+        buffers: Sequence[Buffer],
+        ar: LaxArithmetic,
+        looped: frozenset[int],
+        resting: Set[int],
+        read_on: Set[int],
+        *,
+        exact_order: bool,
     ):
-        super().__init__(kernel, buffers, ar, looped)
+        super().__init__(kernel, buffers, ar, looped, read_on)
         stores = [i.window for i in kernel.instructions if isinstance(i, Store) and i.window.buffer in resting]
         self.resting = {w.tile for w in stores if covers(kernel, w) and not looped}
         self.carried = frozenset(_carried_tiles(kernel))

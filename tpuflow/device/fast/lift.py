@@ -226,7 +226,8 @@ def _store(t: Lifting, i: dma.Store, trips: Trips, state: State) -> None:
     if _waits(t, window, array, wheres, state):
         return
     buffer = t.buffers[window.buffer]
-    if len(value.work) >= SETTLED_WORK and SETTLED_ELEMS <= array.size == buffer.elems and window.tile in t.only_stored:
+    much = len(value.work) >= SETTLED_WORK and SETTLED_ELEMS <= array.size == buffer.elems
+    if much and window.buffer in t.read_on and window.tile in t.only_stored:
         array = t.ar.settled(array)
     view = access.to_view(state.hbm[window.buffer], window)
     view = access.write_axes(view, array, window, wheres)

@@ -97,10 +97,12 @@ class Uses:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A block in its place: what of all that it touches matters after it, and what nobody needs any more."""
+    """A block in its place: what of all that it touches matters after it, what of that blocks of the same code read, and what nobody
+    needs any more."""
 
     block: Block
     after: frozenset[int]
+    read: frozenset[int]
     dead: frozenset[int]
 
 
@@ -156,13 +158,14 @@ class Liveness:
 
     def steps(self, code: tuple[Block, ...], after: Set[int]) -> list[Step]:
         """The blocks in order; after: what is needed at the end."""
-        need = set(after)
+        need, read = set(after), set[int]()
         found: list[Step] = []
         for block in reversed(code):
             touched, flow = self.uses(block).touched, self.of(block)
-            found.append(Step(block, touched & need, touched - need))
-            need -= flow.kills
-            need |= flow.gens
+            found.append(Step(block, touched & need, touched & read, touched - need))
+            for needed in (need, read):
+                needed -= flow.kills
+                needed |= flow.gens
         return found[::-1]
 
     def _kernel(self, block: Kernel) -> Flow:

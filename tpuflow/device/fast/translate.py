@@ -16,7 +16,7 @@ from tpuflow.device.fast.arithmetic import LaxArithmetic, words
 from tpuflow.device.fast.cuts import Stage
 from tpuflow.device.fast.kernel import translate_kernel
 from tpuflow.device.fast.lanes import Lanes
-from tpuflow.device.fast.liveness import AGAIN, WORK, Key, Liveness
+from tpuflow.device.fast.liveness import AGAIN, WORK, Key, Liveness, Step
 from tpuflow.device.fast.shapes import covers
 from tpuflow.device.verify.footprint import cover, section_trips, store_box
 from tpuflow.dtypes import BF16, F16
@@ -24,6 +24,9 @@ from tpuflow.isa.collectives import KINDS, Await, Collective, Position, sizes_of
 from tpuflow.isa.dma import Store
 from tpuflow.isa.instruction import Window
 from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
+
+COPIED_ELEMS = 2**16
+"""Arrays so large are not to be copied before they are overwritten; copies of smaller ones take less time than it takes to avoid them."""
 
 
 @dataclass
@@ -91,13 +94,14 @@ def _constant(program: Program, buffer: int, data: bytes) -> Any:
 
 
 class _Run:
-    """One pass over the blocks. `env` maps keys to arrays. `budget`: the limit on work, where it starts, the price of a trip of every loop
-    that is counted."""
+    """One pass over the blocks. `env` maps keys to arrays, and ("read", buffer) to an array and what the last kernel made that read it.
+    `budget`: the limit on work, where it starts, the price of a trip of every loop that is counted."""
 
     def __init__(self, translation: Translation, ar: LaxArithmetic, infeeds: list[Any], budget: Any):
         self.t, self.ar, self.infeeds, self.budget = translation, ar, infeeds, budget
         self.program = translation.program
         self.resting: frozenset[int] = frozenset()
+        self.overwritten = frozenset(p.buffer for p in translation.program.inputs if p.donated)
 
     def buffer(self, env: dict[Any, Any], index: int) -> Any:
         """Content of a buffer; one that nothing wrote (zero elements, or partly stored so far) reads as zeros."""
@@ -107,14 +111,14 @@ class _Run:
     def blocks(self, code: tuple[Block, ...], env: dict[Any, Any], after: Set[int]) -> None:
         """Run blocks in order; buffers that are not needed any more leave `env`."""
         for step in self.t.liveness.steps(code, after):
-            self._block(step.block, env, step.after)
+            self._block(step, env)
             for buffer in step.dead:
                 env.pop(buffer, None)
 
-    def _block(self, block: Block, env: dict[Any, Any], after: Set[int]) -> None:
-        match block:
+    def _block(self, step: Step, env: dict[Any, Any]) -> None:
+        match block := step.block:
             case Kernel():
-                self._kernel(block, env)
+                self._kernel(block, env, step.read)
             case Infeed():
                 item = env["taken", block.port]
                 value = lax.dynamic_index_in_dim(self.infeeds[block.port], item, 0, keepdims=False)
@@ -127,11 +131,11 @@ class _Run:
                 env["outfeed", block.port] = lax.dynamic_update_index_in_dim(env["outfeed", block.port], value, item, 0)
                 env["sent", block.port] = item + 1
             case Loop():
-                self._loop(block, env, after, env[block.trips])
+                self._loop(block, env, step.after, env[block.trips])
             case While():
-                self._while(block, env, after)
+                self._while(block, env, step.after)
             case Switch():
-                self._switch(block, env, after)
+                self._switch(block, env, step.after)
             case Position():
                 env[block.buffer] = self.t.lanes.position(block.axis)
             case Collective():
@@ -141,12 +145,20 @@ class _Run:
             case _:
                 assert_never(block)
 
-    def _kernel(self, kernel: Kernel, env: dict[Any, Any]) -> None:
-        read = liveness.reads(kernel)
+    def _kernel(self, kernel: Kernel, env: dict[Any, Any], read_on: Set[int]) -> None:
+        read, written = liveness.reads(kernel), liveness.writes(kernel)
         touched = [b for b in self.t.liveness.uses(kernel).touched if b in env or b in read]
-        hbm = {b: self.ar.take(self.buffer(env, b), self.program.buffers[b].dtype) for b in touched}
-        written, tier = translate_kernel(kernel, self.program.buffers, hbm, self.ar, self.resting)
-        env.update(written)
+        arrays = {b: self.buffer(env, b) for b in touched}
+        for b in read & written & self.overwritten & env.keys():
+            source, results = env.get(("read", b), (None, ()))
+            if source is env[b] and source.size >= COPIED_ELEMS:
+                arrays[b] = self.ar.after(
+                    source, results
+                )  # or XLA would copy what it may overwrite, not knowing that nobody reads it later
+        hbm = {b: self.ar.take(array, self.program.buffers[b].dtype) for b, array in arrays.items()}
+        new, tier = translate_kernel(kernel, self.program.buffers, hbm, self.ar, self.resting, read_on)
+        env.update({("read", b): (env[b], [x for x in new.values() if x.size]) for b in (read - written) & self.overwritten & env.keys()})
+        env.update(new)
         self.t.tiers[self.t.places[id(kernel)]] = tier
 
     def _collective(self, c: Collective, env: dict[Any, Any]) -> None:
@@ -216,6 +228,7 @@ class _Run:
         """Trips of a loop, until `trip`, which changes the env it is given, says no, there were `most`, or the work is beyond the limit;
         what it said last."""
         keys = self._carried(block, after)
+        self.overwritten |= {b for b in keys if isinstance(b, int)}
         self.resting |= {b for b in keys if isinstance(b, int) and self.program.buffers[b].dtype in (BF16, F16)}
         standing = self.t.liveness.uses(block).touched & env.keys() - keys
         env.update({b: self.ar.take(env[b], self.program.buffers[b].dtype) for b in standing})  # once, not in every trip

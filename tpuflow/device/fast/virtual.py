@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,13 +67,14 @@ class State:
 
 @dataclass
 class Lifting:
-    """What a lift rule knows: kernel, buffer table, arithmetic, which grid axes are loops, whether all steps are taken at once, and
-    which tiles are carried from step to step."""
+    """What a lift rule knows: kernel, buffer table, arithmetic, which grid axes are loops, which buffers other kernels read what it
+    writes of, whether all steps are taken at once, and which tiles are carried from step to step."""
 
     kernel: Kernel
     buffers: Sequence[Buffer]
     ar: LaxArithmetic
     looped: frozenset[int]
+    read_on: Set[int] = frozenset()
     folded: bool = False
     halos: Halos = field(default_factory=dict)
     carried: frozenset[Tile] = frozenset()
