@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -14,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 
+import tpuflow
 from models import gpt2
 from tests.killed_recipe import kill_training
 from tpuflow.errors import ConfigError, WeightsError
@@ -340,3 +342,20 @@ def test_a_text_shorter_than_a_block_is_refused(folder: Path, tmp_path: Path, ca
     given = ["clm", "--config_name", str(folder), "--tokenizer_name", str(folder), "--train_file", short, "--validation_file", short]
     assert main([*given, "--do_eval"]) == 2
     assert "make no block of 16; give more text, or a smaller --block_size" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("policy", ["fp32", "mixed", "fp16", "bf16"])
+def test_a_sink_of_steps_and_one_of_evaluations_compile(policy: str) -> None:
+    """A width at which joined kernels would read what another makes later, and overwrite in one part of a batch what another reads."""
+    config = replace(gpt2.SIZES["gpt2"], **gpt2.NO_DROPOUT, n_embd=384, n_layer=1, n_head=6, vocab_size=512)
+    batch = clm.samples(np.arange(8 * 128, dtype=np.int32).reshape(8, 128) % 512)
+    made = tpuflow.training_step(gpt2.GPT2(config), batch, policy, loss=clm.next_token_loss)
+    several = jax.tree.map(lambda x: np.stack([x, x]), batch)
+
+    def evaluation(state: Any, batches: Any) -> jax.Array:
+        return jax.lax.map(lambda one: clm.next_token_loss(made.outputs(state, one), one[1]), batches)
+
+    loss = tpuflow.jit(evaluation)(made.state, several)[0]
+    _, figures = tpuflow.jit(lambda state, batches: jax.lax.scan(made.step, state, batches))(made.state, several)
+    np.testing.assert_allclose(figures.loss[0], loss, rtol=2e-3)
+    np.testing.assert_allclose(loss, math.log(512), rtol=0.05)

@@ -13,6 +13,7 @@ from tpuflow.lower.emit.reduce import reduce_levels
 from tpuflow.lower.emit.region import ELEMENTWISE, Region, Roots
 from tpuflow.lower.emit.rows import row_levels
 from tpuflow.lower.graph.graph import Node, Value
+from tpuflow.lower.graph.ops import PRODUCTS
 
 PIECEWISE = ("dynamic_update_slice", "scatter_rows")
 
@@ -41,6 +42,8 @@ def _entering_whole(node: Node) -> frozenset[Value]:
         return frozenset(outer for own, outer in zip(graph.inputs, node.inputs, strict=True) if own in whole)
     if any(n.op == "join" for n in graph.nodes):
         return frozenset()  # its pieces may be read where others are written
+    if node.attrs["kind"] == "rows" and any(n.op in PRODUCTS for n in graph.nodes):
+        return frozenset()  # parts of its batches take turns in a step: one is read at another place than the other is written
     region = Region(graph.nodes, dict.fromkeys(graph.inputs, 0), tuple((v, 0) for v in graph.outputs))
     levels = _LEVELS[node.attrs["kind"]](region)
     ways: dict[Value, set[tuple[int, Labels]]] = {}

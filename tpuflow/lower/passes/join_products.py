@@ -117,7 +117,7 @@ class _Joining:
 
         With `again`, it computes a value that it would read.
         """
-        inside = set(members)
+        members, inside = sorted(members), set(members)
         results = [v for at in members for v in self._node(at).results]
         read = {v for at in members for v in self._node(at).inputs}.difference(results)
         read = read if again is None else read.difference([again.value]).union(again.leaves.values())
