@@ -27,7 +27,7 @@ from train.pretrained_folders import CAUSAL, load_pretrained, overridden
 from train.text.tokenizing import train_tokenizer
 from train.trainer.folders import beginning
 from train.trainer.lines import length
-from train.trainer.optimizers import rates
+from train.trainer.optimizers import optimizer, rates
 from train.trainer.options import TrainerOptions
 
 WORDS = "the quick brown fox jumps over a lazy dog and then it sleeps".split()
@@ -348,14 +348,16 @@ def test_a_text_shorter_than_a_block_is_refused(folder: Path, tmp_path: Path, ca
 def test_a_sink_of_steps_and_one_of_evaluations_compile(policy: str) -> None:
     """A width at which joined kernels would read what another makes later, and overwrite in one part of a batch what another reads."""
     config = replace(gpt2.SIZES["gpt2"], **gpt2.NO_DROPOUT, n_embd=384, n_layer=1, n_head=6, vocab_size=512)
-    batch = clm.samples(np.arange(8 * 128, dtype=np.int32).reshape(8, 128) % 512)
-    made = tpuflow.training_step(gpt2.GPT2(config), batch, policy, loss=clm.next_token_loss)
-    several = jax.tree.map(lambda x: np.stack([x, x]), batch)
+    tokens = np.arange(24 * 128, dtype=np.int32).reshape(24, 128) % 512
+    rule = optimizer(ClmOptions(max_steps=3, learning_rate=5e-4, warmup_steps=1, weight_decay=0.1), 3)
+    made = tpuflow.training_step(gpt2.GPT2(config), clm.samples(tokens[:8]), policy, rule, clm.next_token_loss)
+    several = jax.tree.map(lambda x: x.reshape(3, 8, 128), clm.samples(tokens))
 
     def evaluation(state: Any, batches: Any) -> jax.Array:
         return jax.lax.map(lambda one: clm.next_token_loss(made.outputs(state, one), one[1]), batches)
 
     loss = tpuflow.jit(evaluation)(made.state, several)[0]
-    _, figures = tpuflow.jit(lambda state, batches: jax.lax.scan(made.step, state, batches))(made.state, several)
-    np.testing.assert_allclose(figures.loss[0], loss, rtol=2e-3)
+    with tpuflow.sink(made.step, clm.samples(tokens), 3, state=made.state, batch_size=8) as sink:
+        losses = next(sink).metrics.loss
+    np.testing.assert_allclose(losses[0], loss, rtol=2e-3)
     np.testing.assert_allclose(loss, math.log(512), rtol=0.05)
