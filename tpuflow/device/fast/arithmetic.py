@@ -75,28 +75,19 @@ class LaxArithmetic:
 
     def settled(self, x: Value) -> Value:
         """x as it is, made once and not anew for each reader: what a loop may change XLA reads where it lies."""
-        zero = self._rounding.zero
-        return x if self.bitexact else self._unless_run(x, lambda x: lax.dynamic_index_in_dim(x, zero, 0))
+        return x if self.bitexact else self._unless_run(x, lambda: self._rounding.zero)
 
     def after(self, x: Value, others: Sequence[Value]) -> Value:
         """x as it is, which XLA does not take for known before the others are: a loop might change it by them."""
+        return self._unless_run(x, lambda: functools.reduce(lax.bitwise_xor, map(_first_bits, others))) if others else x
 
-        def first(y: Value) -> Value:
-            return lax.convert_element_type(lax.slice(y, (0,) * y.ndim, (1,) * y.ndim), x.dtype).reshape(())
-
-        def other(x: Value) -> Value:
-            combine = lax.bitwise_or if x.dtype == np.bool_ else lax.add
-            return lax.broadcast(functools.reduce(combine, map(first, others)), (1, *x.shape[1:]))
-
-        return self._unless_run(x, other) if others else x
-
-    def _unless_run(self, x: Value, other: Callable[[Value], Value]) -> Value:
-        """x after a loop that would put something else in its first place, but runs no trip."""
+    def _unless_run(self, x: Value, place: Callable[[], Value]) -> Value:
+        """x after a loop that would put what is in that place in its first, but runs no trip."""
         zero = self._rounding.zero
 
         def trip(state: tuple[Value, Value]) -> tuple[Value, Value]:
             there, x = state
-            return lax.bitwise_not(there), lax.dynamic_update_index_in_dim(x, other(x), zero, 0)
+            return lax.bitwise_not(there), lax.dynamic_update_index_in_dim(x, lax.dynamic_index_in_dim(x, place(), 0), zero, 0)
 
         return lax.while_loop(lambda state: state[0], trip, (lax.ne(zero, np.int32(0)), x))[1]
 
@@ -336,6 +327,13 @@ class LaxArithmetic:
 def words(x: Value) -> Value:
     """bf16 as u16, others as given: XLA:CPU moves bf16 as f32 that it narrows again, which makes NaN quiet."""
     return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+
+def _first_bits(x: Value) -> Value:
+    """The bits of an array's first element in an int32: floats are not converted, which XLA cannot on every host."""
+    first = lax.slice(x, (0,) * x.ndim, (1,) * x.ndim).reshape(())
+    bits = first if first.dtype == np.bool_ else lax.bitcast_convert_type(first, f"uint{8 * first.dtype.itemsize}")
+    return lax.convert_element_type(bits, jnp.int32)
 
 
 def _again(x: Value) -> Value:
