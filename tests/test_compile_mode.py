@@ -15,19 +15,18 @@ import optax
 import pytest
 
 import tpuflow
-from models import bert
 from tests.compile_cases import CASES
 from tpuflow import cli, compiler
 from tpuflow.archives import storable
 from tpuflow.chips import get_chip
 from tpuflow.compiler import PIPELINE, compile_graph
-from tpuflow.importers import state_dict
 from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.passes.base import Pass
 from tpuflow.stages.differences import DEVICE, first_difference
 from tpuflow.stages.flattening import leaf_names
 from train.__main__ import main
 from train.compile_models import MODELS, Sizes
+from train.parity import main as compare_with_pytorch
 
 TINY = Sizes(batch=2, image_size=32, sequence=12)
 
@@ -116,41 +115,16 @@ def test_the_dumped_binary_with_the_dumped_arrays_gives_the_steps_own_bits(name,
 
 
 @pytest.mark.torch
-def test_the_dumped_step_of_bert_is_the_one_that_pytorch_makes_of_the_dumped_weights(torch, transformers, tmp_path):
-    assert _compile(tmp_path, "bert-tiny", "--debug", "const_name", "--batch", "3", "--lr", "0.5") == 0
-    after = _run_dump(tmp_path, "bert-tiny")
-    with np.load(tmp_path / "bert-tiny.weights.npz") as before, np.load(tmp_path / "bert-tiny.inputs.npz") as inputs:
-        weights, batch = dict(before), {name: torch.from_numpy(inputs[name].astype(np.int64)) for name in inputs}
-    network = transformers.BertForPreTraining(transformers.AutoConfig.for_model(**bert.TINY.to_json()))
-    left = network.load_state_dict({name: torch.from_numpy(array) for name, array in _in_torch(weights).items()}, strict=False)
-    assert not left.unexpected_keys and all("decoder" in name for name in left.missing_keys), "the decoder is tied to the embedding"
-    found = network(**{name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")})
-    words = torch.take_along_dim(found.prediction_logits, batch["masked_positions"][..., None], 1)
-    entropy = torch.nn.functional.cross_entropy
-    loss = entropy(words.flatten(0, 1), batch["masked_labels"].flatten())
-    loss = loss + entropy(found.seq_relationship_logits, batch["next_sentence_label"])
-    loss.backward()
-    torch.optim.SGD(network.parameters(), lr=0.5).step()
-    assert float(after["loss"]) == pytest.approx(loss.item(), rel=2e-6)
-    theirs = {name: parameter.detach().numpy() for name, parameter in network.named_parameters()}
-    for name, array in _in_torch(after).items():
-        np.testing.assert_allclose(array, theirs[name], rtol=0, atol=1e-5, err_msg=name)
-
-
-def _in_torch(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The parameters among the arrays as transformers names them, each once."""
-    tree: dict = {}
-    for name, array in arrays.items():
-        kind, *path = name.split("/")
-        if kind == "params":
-            inner = tree
-            for part in path[:-1]:
-                inner = inner.setdefault(part, {})
-            inner[path[-1]] = array
-    return state_dict({"params": tree}, bert.torch_layers(bert.TINY))
-
-
-# --- stages compared ---------------------------------------------------------------------------------------------------
+def test_the_dumped_step_of_bert_is_the_one_that_pytorch_makes_of_the_dumped_weights(transformers, tmp_path, capsys):
+    written = f"--out {tmp_path}/dump --json {tmp_path}/found.json --page {tmp_path}/found.md"
+    words = f"compile --model bert-tiny --batch 3 --sequence 12 --lr 0.5 {written}"
+    assert compare_with_pytorch(words.split()) == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["failed"] == 0 and found["loss"] == pytest.approx(found["torch_loss"], rel=2e-6) and found["parameters_apart"] < 1e-5
+    printed = capsys.readouterr().out
+    assert printed in (tmp_path / "found.md").read_text() and "bert-tiny.tpxs" in printed
+    assert compare_with_pytorch(words.split()) == 2
+    assert "the folder is not empty" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from train import parity_cifar, parity_clm, parity_diffusion, parity_mnist, parity_resnet, parity_unet, parity_yolov5
+from train import parity_cifar, parity_clm, parity_compile, parity_diffusion, parity_mnist, parity_resnet, parity_unet, parity_yolov5
 
 COMPARISONS: Mapping[str, Callable[[Sequence[str] | None], int]] = {
     "mnist": parity_mnist.main,
     "cifar": parity_cifar.main,
     "resnet50": parity_resnet.main,
     "clm": parity_clm.main,
+    "compile": parity_compile.main,
     "unet": parity_unet.main,
     "diffusion": parity_diffusion.main,
     "yolov5": parity_yolov5.main,
