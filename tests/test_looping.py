@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import re
 import signal
 import threading
 import time
-from pathlib import Path
 
 import grain
 import jax
@@ -23,7 +21,6 @@ from tpuflow.data.batching import TreeForm, to_array
 from tpuflow.data.feeding import stream_feed
 from tpuflow.device.fast.engine import FastEngine
 from tpuflow.errors import ConfigError, DataError, UnsupportedDtypeError, UnsupportedPrimitiveError
-from train import data as images
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(50, 4)).astype(np.float32)
@@ -279,19 +276,7 @@ def test_no_loading_thread_is_left_when_the_loop_is_left_or_fails():
     assert not loading_threads()
 
 
-# --- the guide's loop -------------------------------------------------------------------------------------------------
-
-
-def test_the_custom_loop_of_the_documentation_trains_lenet(monkeypatch, capsys):
-    """On the images that come with the repository, which are as many as 16 batches: 3 sinks of 10 steps."""
-    text = (Path(__file__).parents[1] / "docs" / "sink.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", text, re.S)
-    monkeypatch.setattr(images, "load", lambda name, pixels: images.load_embedded(pixels=pixels))
-    exec(compile(example.replace("size=100", "size=10").replace("epochs=10", "epochs=3"), "docs/sink.md", "exec"), names := {})
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(",")[0] for line in lines] == ["epoch: 1/10", "epoch: 2/10", "epoch: 3/10"]
-    assert all(2.0 < float(line.rpartition(" ")[2]) < 2.6 for line in lines)
-    assert names["sunk"].step == 30 and names["sunk"].metrics.shape == (10,)
+# --- precision -------------------------------------------------------------------------------------------------
 
 
 def test_mixed_precision_and_loss_scaling_work_inside_a_step():

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -265,14 +264,6 @@ def test_two_meshes_in_one_program_are_refused() -> None:
     one, other = (jax.shard_map(lambda x: lax.psum(x, "d"), mesh=mesh_of({"d": n}), in_specs=P("d"), out_specs=P()) for n in (2, 4))
     with pytest.raises(UnsupportedPrimitiveError, match=r"test_meshes\.py:\d+.*over \{'d': 4\}.*one over \{'d': 2\}.*one mesh"):
         tpuflow.jit(lambda x: one(x)[0] + other(x)[0])(np.ones((8, 3), np.float32))
-
-
-def test_the_example_of_the_documentation_runs() -> None:
-    text = (Path(__file__).parents[1] / "docs" / "meshes.md").read_text()
-    names: dict[str, Any] = {}
-    exec(compile(text.split("```python\n")[1].split("```")[0], "docs/meshes.md", "exec"), names)
-    assert names["y"].shape == (32, 64)
-    np.testing.assert_allclose(names["y"], jax.nn.gelu(names["x"] @ names["w1"]) @ names["w2"], rtol=1e-2)
 
 
 def test_convolutions_with_lanes_on_both_sides_have_the_bits_of_the_reference_engine() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -184,17 +185,16 @@ def test_who_does_not_ask_pays_nothing_and_notices_nothing(environment):
 
 
 def test_the_device_beside_the_cpu_is_used_where_it_is_asked_for(environment):
-    code = """
-import jax, jax.numpy as jnp, numpy as np, warnings
-warnings.simplefilter("ignore")
-there = jax.devices("tpusim")[0]
-x = jax.device_put(np.ones(3, np.float32), there)
-y = jax.jit(lambda x: x + 1, backend="tpusim")(np.ones(3, np.float32))
-back = jax.device_put(x, jax.devices("cpu")[0])
+    """As the guide does it."""
+    (piece,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "pjrt.md").read_text(encoding="utf-8"), re.S)
+    before = "import numpy as np, warnings; warnings.simplefilter('ignore'); x = z = np.ones(3, np.float32); f = lambda x: x + 1\n"
+    after = """
+import jax.numpy as jnp
+there, back = x.devices().pop(), jax.device_put(x, jax.devices("cpu")[0])
 print(there.platform, there.device_kind, *(a.device.platform for a in (x, x + 1, y, jnp.ones(3))), back + 1)
 """
     beside = {k: v for k, v in environment.items() if k != "JAX_PLATFORMS"} | {"TPUFLOW_CHIP": "tpu-v4", "TPUFLOW_FIDELITY": "bitexact"}
-    out, _ = run(beside, "-c", code)
+    out, _ = run(beside, "-c", before + piece + after)
     assert out == "tpusim tpuflow tpu-v4 tpusim tpusim tpusim cpu [2. 2. 2.]\n"
 
 

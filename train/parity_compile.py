@@ -131,8 +131,8 @@ def report(setting: Setting, folder: Path) -> dict[str, Any]:
     import_package("transformers")  # first what may not be installed
     compiling, files = measured(setting.compile_words(str(folder))), listing(folder)
     running = measured(setting.run_words(folder))
-    arrays = [_arrays(folder / name) for name in (f"{setting.model}.weights.npz", f"{setting.model}.inputs.npz", "out.npz")]
-    beside = beside_pytorch(*arrays, setting.config, setting.rate)
+    before, batch, after = (_arrays(folder / name) for name in (f"{setting.model}.weights.npz", f"{setting.model}.inputs.npz", "out.npz"))
+    beside = beside_pytorch(before, batch, after, setting.config, setting.rate)
     manifest = json.loads((folder / MANIFEST).read_text())
     holds = (
         compiling["seconds"] <= SECONDS_BOUND,
