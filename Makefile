@@ -21,7 +21,7 @@ TORCH := .[torch,torch-models]
 # pip talks to a log; only a failure is shown.
 quietly = $(1) >>$(VENV)/pip.log 2>&1 || { tail -n 40 $(VENV)/pip.log; echo "set-up failed; the whole log: $(VENV)/pip.log"; exit 1; }
 
-.PHONY: help train parity check lint test bench conformance clean
+.PHONY: help train parity check lint test docs bench conformance clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -44,6 +44,10 @@ lint: $(VENV)/.dev
 
 test: $(VENV)/.dev $(VENV)/.torch  ## every test, the slow ones too
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+docs: $(VENV)/.docs $(VENV)/.torch  ## the pages and the Python reference as HTML: build/docs/index.html
+	$(BIN)/sphinx-build -q -W --keep-going -E -b html -d build/doctrees docs build/docs
+	@echo "open build/docs/index.html"
 
 bench: $(VENV)/.dev $(VENV)/.torch  ## the table of bench/
 	$(BIN)/python -m bench $(ARGS)
@@ -69,6 +73,11 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing tpuflow and the tools for its tests"
 	@$(call quietly,$(PIP) -e '.[dev]')
 	@touch $@ $(VENV)/.runtime
+
+$(VENV)/.docs: pyproject.toml | $(VENV)/.dev
+	@echo "installing Sphinx"
+	@$(call quietly,$(PIP) -e '.[docs]')
+	@touch $@
 
 $(VENV)/.torch: pyproject.toml | $(VENV)/.dev
 	@echo "installing PyTorch and models of it, which some tests and the benchmark compare with"
