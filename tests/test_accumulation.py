@@ -42,6 +42,7 @@ def same_bits(a: Any, b: Any) -> bool:
     return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
+@pytest.mark.slow
 def test_micro_batches_equal_one_big_batch_in_fp32():
     small, big = fit(), fit(batch_size=24, accumulate_steps=1)
     assert (small.steps, big.steps) == (12, 4)
@@ -50,6 +51,7 @@ def test_micro_batches_equal_one_big_batch_in_fp32():
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerances.ACCUMULATION)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["mixed", "fp16"])
 def test_micro_batches_equal_one_big_batch_up_to_the_rounding_of_a_narrow_gradient(policy):
     small, big = fit(24, policy=policy, loss_scale=64), fit(24, policy=policy, loss_scale=64, batch_size=24, accumulate_steps=1)
@@ -59,6 +61,7 @@ def test_micro_batches_equal_one_big_batch_up_to_the_rounding_of_a_narrow_gradie
         np.testing.assert_allclose(a.astype(np.float32), b.astype(np.float32), rtol=0, atol=tolerances.ACCUMULATION_FP16)
 
 
+@pytest.mark.slow
 def test_sink_sizes_and_ragged_batches_change_no_bit():
     whole = fit(92, epochs=2, policy="mixed")  # 11 full batches and one of 4 samples an epoch
     assert whole.steps == 24
@@ -176,6 +179,7 @@ def test_the_number_of_steps_for_an_update_rises_in_a_warm_up():
     assert seen == [2.0 ** (ends[ends <= step].max() + 1) - 1 for step in range(13)]  # the sum of all gradients that were due
 
 
+@pytest.mark.slow
 def test_a_training_with_a_warm_up_of_accumulation_goes_on_bit_for_bit(tmp_path):
     options = {"accumulate_steps": amp.Accumulation(4, warmup=9)}
     whole = fit(epochs=2, **options)

@@ -204,6 +204,7 @@ def test_a_custom_rule_is_kept_and_sees_the_types_it_was_traced_with():
     np.testing.assert_allclose(grad, 0.5 * jnp.sign(jnp.sum(w, 0) * 0 + jnp.sum(w.T, 1)) @ w.T * jnp.ones_like(grad), rtol=0.05, atol=0.05)
 
 
+@pytest.mark.slow
 def test_autocast_composes_with_vmap_jit_grad_and_forward_mode():
     x, w, b = _operands()
     fn = amp.autocast(lambda x: jnp.sum(jnp.tanh(_dense(x, w, b))), "mixed")
@@ -351,6 +352,7 @@ def test_the_first_mixed_step_overflows_as_the_documented_run_did():
     assert float(optimizer.update(grads, state, w)[1].scale) == 32768.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fp32", "fp16", "mixed"])
 def test_plain_jax_jit_with_autocast_prints_the_documented_losses(policy, fashion_mnist, documented):
     """The first 201 steps of the documented run, with nothing of tpuflow but `amp`: the policies need no simulated device."""

@@ -239,6 +239,7 @@ def same_bits(a: Any, b: Any) -> None:
         np.testing.assert_array_equal(*words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_training_agrees_with_plain_jax_in_any_sink_and_goes_on_from_a_checkpoint_bit_for_bit(name, tmp_path):
     case = CASES[name]
@@ -307,6 +308,7 @@ class Whitened(nn.Module):
         return nn.Dense(4)(nn.BatchNorm(use_running_average=not train, momentum=0.5)(x))
 
 
+@pytest.mark.slow
 def test_statistics_are_averaged_with_the_parameters_if_that_is_asked_for(tmp_path):
     options: dict[str, Any] = {"batch_size": BATCH, "progress": False, "eval_data": (X, Y)}
     ema = tpuflow.EMA(0.9, statistics=True)
@@ -393,6 +395,7 @@ def test_optimizers_that_want_more_than_gradients_get_it(optimizer):
     np.testing.assert_allclose(trained(case).losses, plain_losses(case), rtol=case.rtol)
 
 
+@pytest.mark.slow
 def test_models_of_functions_haiku_and_equinox_train_like_the_same_linen_module():
     import equinox
     import haiku

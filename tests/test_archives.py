@@ -361,6 +361,7 @@ def mutant(rng: np.random.Generator) -> bytes:
     return forged(members, (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)[rng.integers(2)])
 
 
+@pytest.mark.slow
 def test_a_forged_archive_is_read_as_it_says_or_refused_in_one_line(command):
     called = command(program())
     status, _, whole = called.run(archive_bytes(arrays()))

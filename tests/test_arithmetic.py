@@ -398,6 +398,7 @@ def _check_products(products: tuple[Product, ...], dtype: DType, seeds: range) -
             assert_same_bits(f"{p} of {dtype}", g, w)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", (F32, F16, BF16, S8, U8, S32), ids=str)
 def test_numpy_and_xla_multiply_matrices_alike(dtype: DType):
     _check_products(PRODUCTS, dtype, range(6))

@@ -86,6 +86,7 @@ def test_attention_has_the_same_bits_joined_or_apart(shape, dtype, masked, dropp
     assert_same_bits(function, operands(shape, dtype, masked=masked, dropped=dropped), EAGER, kernels=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "dtype", "masked", "dropped"),
     [((2, 3, 20, 30, 8), jnp.bfloat16, False, False), ((1, 2, 24, 24, 24), np.float32, True, True)],
@@ -101,6 +102,7 @@ def test_sums_in_blocks_have_the_same_bits_in_one_kernel() -> None:
     assert_same_bits(lambda *x: (attend(*x),), operands((1, 1, 9, 1100, 8), jnp.bfloat16), EAGER, kernels=1)
 
 
+@pytest.mark.slow
 def test_where_sums_over_all_rows_find_no_room_their_rows_are_made_again() -> None:
     assert_same_bits(gradients, operands((1, 2, 200, 160, 8), jnp.bfloat16), FEW_ACCUMULATORS, kernels=3)
 
@@ -132,6 +134,7 @@ def test_a_gradient_that_outgrows_the_accumulators_stays_apart() -> None:
     assert any(k.name.startswith("dot") for k in program.kernels())
 
 
+@pytest.mark.slow
 def test_what_a_product_makes_beside_its_result_keeps_it_apart() -> None:
     """Of a feedforward layer and its norm: the gradient's product gives what it activates again as well, which has to do with neither it
     nor the rows."""

@@ -50,6 +50,7 @@ def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_pretraining_reports_both_of_its_tasks(trained: Path) -> None:
     results = json.loads((trained / "all_results.json").read_text())
     assert results["eval_masked_lm_loss"] < np.log(22)

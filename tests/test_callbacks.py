@@ -202,6 +202,7 @@ def trained(tmp_path_factory):
     return directory, fit(Normed(), epochs=2, eval_data=blobs(), callbacks=[tpuflow.ModelCheckpoint(directory, best="accuracy")])
 
 
+@pytest.mark.slow
 def test_a_training_starts_from_a_checkpoint_of_another(trained, tmp_path):
     directory, before = trained
     for path in (directory, str(directory), before.variables):

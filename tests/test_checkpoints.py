@@ -85,6 +85,7 @@ def test_a_training_is_resumed_without_a_warning_after_a_new_fit(tmp_path, monke
     assert resumed.resumed_at and "another fit" in resumed.report()
 
 
+@pytest.mark.slow
 def test_random_keys_batch_statistics_and_accumulated_gradients_are_resumed(tmp_path):
     def optimizer():
         return optax.MultiSteps(optax.adam(0.01), every_k_schedule=3)
@@ -134,6 +135,7 @@ def test_data_of_every_kind_go_on_where_they_were(tmp_path, make_data):
     assert same_outcome(resumed, fit(data=make_data(), optimizer=optax.adam(0.01), epochs=3))
 
 
+@pytest.mark.slow
 def test_data_that_cannot_be_moved_are_drawn_again_and_this_is_said(tmp_path):
     def make_data():
         passes = iter([blobs(100, seed=0), blobs(70, seed=1), blobs(100, seed=2)])

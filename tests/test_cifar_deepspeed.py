@@ -172,6 +172,7 @@ def images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cifar10, "load", lambda data_dir: ImageData("noise", "here", some(48), some(16)))
 
 
+@pytest.mark.slow
 def test_the_example_runs_by_its_own_command_line(images: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = {
         **example_config("bf16", 2), "train_batch_size": 32, "gradient_accumulation_steps": 2, "wall_clock_breakdown": True,
@@ -189,6 +190,7 @@ def test_the_example_runs_by_its_own_command_line(images: None, tmp_path: Path, 
     assert "wall_clock_breakdown: " in said and "collectives" in said
 
 
+@pytest.mark.slow
 def test_experts_in_the_network_over_a_mesh_give_the_losses_of_one_chip() -> None:
     """With --moe --num-experts 4 --ep-world-size 2 --top-k 1: a group of images of one chip is what each of four gates by itself. There
     is place for all, since which ones an expert takes otherwise is drawn by each chip."""

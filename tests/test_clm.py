@@ -68,6 +68,7 @@ def trained(folder: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) 
     return out
 
 
+@pytest.mark.slow
 def test_the_output_folder_holds_the_model_its_results_and_the_newest_checkpoint(trained: Path) -> None:
     assert {path.name for path in trained.iterdir() if not path.name.startswith(".")} == {
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "trainer_state.json", "train_results.json",
@@ -117,6 +118,7 @@ def whole(folder: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return out
 
 
+@pytest.mark.slow
 def test_a_training_that_was_stopped_goes_on_bit_for_bit(folder: Path, text: Path, whole: Path, tmp_path: Path) -> None:
     given = arguments(folder, text, tmp_path / "parts", *PARTED)
     assert main([*given, "--max_steps", "6"]) == 0
@@ -344,6 +346,7 @@ def test_a_text_shorter_than_a_block_is_refused(folder: Path, tmp_path: Path, ca
     assert "make no block of 16; give more text, or a smaller --block_size" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fp32", "mixed", "fp16", "bf16"])
 def test_a_sink_of_steps_and_one_of_evaluations_compile(policy: str) -> None:
     """A width at which joined kernels would read what another makes later, and overwrite in one part of a batch what another reads."""

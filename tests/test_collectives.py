@@ -183,6 +183,7 @@ def _begin(devices: int) -> tuple[Any, list[Any]]:
     return state, [{"x": a, "y": b.astype(np.int32)} for a, b in zip(x, y, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["pmap on one device", "vmap on four"])
 def test_a_data_parallel_training_runs_in_jit_and_in_sinks(way: str) -> None:
     devices, mapped = (1, jax.pmap) if "pmap" in way else (4, jax.vmap)
@@ -231,6 +232,7 @@ def test_a_model_with_shards_of_one_device_trains_as_it_does_without() -> None:
     assert found.history[-1]["losses"] == expected.history[-1]["losses"]
 
 
+@pytest.mark.slow
 def test_numbers_inside_of_shards_are_measured() -> None:
     sharded = tpuflow.check_numerics(Sharded(), DATA, "fp32", optimizer=optax.sgd(0.1))
     assert {"dot_general", "tanh", "psum_invariant"} <= {o.primitive for o in sharded.operations if "test_collectives.py" in o.source}

@@ -94,6 +94,7 @@ def _by_name(state, figures) -> dict[str, np.ndarray]:
     return storable(dict(zip(names, map(np.asarray, words), strict=True)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "policy", "words", "bound"),
     [
@@ -127,6 +128,7 @@ def test_the_dumped_step_of_bert_is_the_one_that_pytorch_makes_of_the_dumped_wei
     assert "the folder is not empty" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -52,6 +52,7 @@ def test_images_are_bytes_over_255_in_float32_and_labels_int32(fashion_mnist, da
     assert labels[:5].tolist() == [9, 0, 0, 3, 0]
 
 
+@pytest.mark.slow
 def test_the_documented_fp32_losses_follow_from_the_exported_weights(fashion_mnist, torch_seed0, documented):
     images, labels = fashion_mnist.train
     model = MLP()

@@ -65,6 +65,7 @@ def test_sizes_anchors_and_classes_are_read_off_the_weights(home: Path) -> None:
     assert found.names == ("0", "1")
 
 
+@pytest.mark.slow
 def test_a_program_gives_the_references_detections_and_the_losses_of_plain_jax(home: Path) -> None:
     found = load_network(home / "weights.safetensors", NAMES)
     data = read_set(find_description(str(home / "data.yaml")), "val")
@@ -104,6 +105,7 @@ def test_val_writes_what_people_look_at(home: Path, capsys: pytest.CaptureFixtur
     assert set(rows[0]) == {"image_id", "category_id", "bbox", "score"}
 
 
+@pytest.mark.slow
 def test_detect_draws_boxes_on_each_picture(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = home / "two"
     source.mkdir()

@@ -114,6 +114,7 @@ def test_prompts_are_the_tokens_of_the_originals_tokenizer(pipeline: Pipeline, o
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_a_sampling_is_one_loop_whatever_the_steps(pipeline: Pipeline, folder: Path) -> None:
     tokens = [jax.ShapeDtypeStruct((2, TEXT_LENGTH), np.int32)] * 2
     variables = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float16), pipeline.variables)

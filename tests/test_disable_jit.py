@@ -28,6 +28,7 @@ def training_step(w: Any, x: Any) -> Any:
     return optax.apply_updates(w, updates), loss, noise, total, parts, jax.vmap(jnp.tanh)(x)
 
 
+@pytest.mark.slow
 def test_a_function_one_by_one_gives_the_bits_of_the_compiled_one() -> None:
     step = tpuflow.jit(training_step, fidelity="bitexact")
     compiled = step(X, X + 1)

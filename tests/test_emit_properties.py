@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -119,6 +120,7 @@ def slides(draw, axis: int, extent: int, outer: int, label: int) -> tuple[Slidin
     return sliding, sliding.bound(outer, extent, draw(st.integers(-3, extent + 2)), draw(st.integers(1, 3))), size, inner
 
 
+@pytest.mark.slow
 @fewer
 @given(st.data(), chips, st.sampled_from((F32, F16, S32)))
 def test_any_convolution(data, chip: Chip, dtype):

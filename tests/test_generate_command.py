@@ -51,6 +51,7 @@ def test_the_likeliest_text_is_that_of_transformers(
     assert timing.endswith(" ms (modelled on generic, fp32)")
 
 
+@pytest.mark.slow
 def test_texts_that_are_drawn_differ_and_are_the_same_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = [
         "generate",

@@ -58,6 +58,7 @@ def small() -> tuple[GPT2, Any]:
     return model, jax.tree.map(lambda leaf: rng.normal(0.05, 0.2, leaf.shape).astype(np.float32), variables)
 
 
+@pytest.mark.slow
 def test_a_cache_gives_the_logits_of_all_tokens_at_once(small):
     model, variables = small
     tokens = jnp.asarray(prompts(TINY.vocab_size)[0])
@@ -79,6 +80,7 @@ def test_the_program_of_a_generation_is_one_loop(small):
     assert abs(len(tuple(few.executable.program.kernels())) - len(tuple(many.executable.program.kernels()))) <= 2, "trips are no kernels"
 
 
+@pytest.mark.slow
 def test_sampled_tokens_follow_the_key_and_the_most_probable_one_is_greedy(small):
     model, variables = small
     tokens = jnp.asarray(prompts(TINY.vocab_size)[0])
@@ -94,6 +96,7 @@ def test_sampled_tokens_follow_the_key_and_the_most_probable_one_is_greedy(small
     assert np.array_equal(sampled(Sampling(top_k=1), key), greedy)
 
 
+@pytest.mark.slow
 def test_only_the_most_probable_tokens_are_drawn(small):
     model, variables = small
     tokens = jnp.zeros((64, 1), jnp.int32)

@@ -208,6 +208,7 @@ class Told(nn.Module):
 TOLD: list[Any] = []
 
 
+@pytest.mark.slow
 def test_a_models_calls_come_from_every_step_of_training_once() -> None:
     """Whatever the size of the sinks, and if numbers are measured beside it."""
     data = (np.random.default_rng(0).normal(size=(10, 6)).astype(np.float32), np.arange(10) % 3)

@@ -139,6 +139,7 @@ def test_a_training_step_with_every_common_optimizer_is_what_jax_computes(name: 
     _check_step(_mlp_step(OPTIMIZERS[name]), params, OPTIMIZERS[name].init(params), x, y)  # pyright: ignore
 
 
+@pytest.mark.slow
 def test_a_training_step_of_a_small_convolution_network_is_what_jax_computes() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((4, 12, 10, 2), np.float32), rng.integers(0, 5, 4).astype(np.int32)

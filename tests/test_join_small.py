@@ -209,6 +209,7 @@ def random_kernels(types: Sequence[tuple[int, ...]], choices: Sequence[tuple[str
     return fused(b, pool[-5:])
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(shapes, min_size=1, max_size=4), st.lists(moves, min_size=2, max_size=12), st.booleans(), st.sampled_from((GENERIC, SMALL)))
 def test_any_small_kernels_give_the_bits_that_they_give_apart(types, choices, donate: bool, chip: Chip) -> None:

@@ -236,6 +236,7 @@ DROPOUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rate"), [(name, rate) for name, rates in DROPOUTS.items() for rate in rates])
 def test_each_dropout_draws_from_its_stream_in_training_alone(name, rate):
     plain = PAIRS[name]
@@ -249,6 +250,7 @@ def test_each_dropout_draws_from_its_stream_in_training_alone(name, rate):
     np.testing.assert_array_equal(evaluated, without)
 
 
+@pytest.mark.slow
 def test_initial_weights_are_as_the_originals():
     config = dataclasses.replace(gpt2.TINY, n_embd=128, n_layer=8)
     params = jax.jit(gpt2.GPT2(config).init)(jax.random.key(0), np.zeros((1, 4), np.int32))["params"]

@@ -27,6 +27,7 @@ def gradients(kernels: list[jax.Array], x: jax.Array) -> list[jax.Array]:
     return jax.grad(loss)(kernels)
 
 
+@pytest.mark.slow
 def test_a_large_program_takes_less_of_the_hosts_memory_and_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     kernels = [rng.normal(0, 0.04, (3, 3, WIDTH, WIDTH)).astype(np.float32) for _ in range(LAYERS)]

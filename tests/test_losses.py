@@ -71,6 +71,7 @@ def test_a_smoothed_loss_trains_and_checks_its_labels():
         tpuflow.train(nn.Dense(3), (x, y.reshape(-1, 1)), **options)
 
 
+@pytest.mark.slow
 def test_a_loss_of_ones_own_may_give_labels_that_are_no_class_a_meaning():
     inputs, classes = _case(samples=32)
     inputs, labels = inputs.astype(np.float32), np.where(np.arange(32) % 3 == 0, -100, classes)

@@ -266,6 +266,7 @@ def test_two_meshes_in_one_program_are_refused() -> None:
         tpuflow.jit(lambda x: one(x)[0] + other(x)[0])(np.ones((8, 3), np.float32))
 
 
+@pytest.mark.slow
 def test_convolutions_with_lanes_on_both_sides_have_the_bits_of_the_reference_engine() -> None:
     """The gradient of a kernel on every chip of two axes: images and cotangents differ from chip to chip."""
     x, w = RNG.normal(size=(8, 6, 6, 3)).astype(np.float32), RNG.normal(size=(3, 3, 3, 8)).astype(np.float32)

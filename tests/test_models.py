@@ -184,6 +184,7 @@ def test_berts_have_as_many_parameters_as_published(name, published, scan):
     assert sum(leaf.size for leaf in jax.tree.leaves(like["params"]["bert"])) == published
 
 
+@pytest.mark.slow
 def test_masked_words_are_seen_from_both_sides_and_padding_from_none():
     model = bert.BertForPreTraining(bert.TINY)
     words, asked = jnp.arange(1, 17)[None], jnp.array([[5, 2]])
@@ -254,6 +255,7 @@ def test_a_fresh_residual_block_is_its_shortcut(block, last):
     np.testing.assert_array_equal(block.apply(variables, images, False), images)
 
 
+@pytest.mark.slow
 def test_lenet_starts_from_a_normal_distribution_cut_at_two_deviations():
     params = jax.jit(lenet.LeNet5().init)(jax.random.key(0), jnp.zeros((1, 32, 32, 1)))["params"]
     assert set(params["conv1"]) == {"kernel"}
@@ -270,6 +272,7 @@ def test_relu_reduce_mean_dense_of_ones_sums_the_means():
     np.testing.assert_allclose(logits, np.repeat(np.maximum(images, 0).mean((1, 2)).sum(1, keepdims=True) + 1, 5, axis=1), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [vgg.VGG16(3, hidden=8), squeezenet.SqueezeNet(3, "1.1")], ids=lambda model: type(model).__name__)
 def test_dropout_is_random_in_training_only(model):
     images = np.random.default_rng(0).standard_normal((1, 32, 32, 3)).astype(np.float32)
@@ -279,6 +282,7 @@ def test_dropout_is_random_in_training_only(model):
     assert np.isfinite(jax.jit(model.apply)(variables, images)).all()  # without a stream to draw from
 
 
+@pytest.mark.slow
 def test_bottleneck_attention_scales_every_place_and_channel_by_one_to_two() -> None:
     """1 + sigmoid(channels + places), between the stages of a residual network."""
     x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 6, 5, 32)) + 5.0, jnp.float32)

@@ -54,6 +54,7 @@ def test_tokens_go_to_the_experts_that_their_gate_chooses_as_long_as_there_is_pl
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("k", [1, 2])
 def test_experts_over_a_mesh_give_the_values_and_gradients_of_one_chip(k: int, own: bool) -> None:
@@ -105,6 +106,7 @@ class Network(nn.Module):
         return nn.Dense(3)(x + MoE(4, **options, min_capacity=0, train=train)(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["ddp", "zero2", "zero3"])
 def test_a_training_with_experts_over_a_mesh_is_that_of_one_chip(sharding: str) -> None:
     """The load-balancing loss is part of it."""
@@ -116,6 +118,7 @@ def test_a_training_with_experts_over_a_mesh_is_that_of_one_chip(sharding: str) 
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["RSample", "Jitter"])
 def test_noise_of_a_gate_is_drawn_in_training_only_and_on_each_chip_anew(noise: str) -> None:
     data = (np.repeat(TOKENS[:1], 8, 0), np.zeros(8, int))
@@ -130,6 +133,7 @@ def test_noise_of_a_gate_is_drawn_in_training_only_and_on_each_chip_anew(noise: 
     np.testing.assert_array_equal(layer.apply(params, TOKENS), MoE(4).apply(params, TOKENS))
 
 
+@pytest.mark.slow
 def test_tokens_that_stay_are_drawn_at_random() -> None:
     layer = MoE(2, random_tokens=True, min_capacity=0, train=True, capacity_factor=0.5)
     params = layer.init(jax.random.key(0), TOKENS)

@@ -125,6 +125,7 @@ def test_what_a_kernel_only_gives_back_is_not_held_apart():
     assert not any("stablehlo.while" in translated.as_text() for translated in engine.translate())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fidelity", ["native", "bitexact"])
 @pytest.mark.parametrize("steps", [1, 3])
 def test_weights_are_overwritten_where_they_lie_though_a_product_beside_the_update_reads_them(steps: int, fidelity: str):

@@ -252,6 +252,7 @@ def test_a_policy_computes_in_its_type_and_keeps_the_objects_own():
     assert jit.program(narrow, X).chip.name == "tpu-v4" and "tpu-v4" in repr(jit)
 
 
+@pytest.mark.slow
 def test_engines_agree_bit_for_bit_and_donated_objects_are_replaced():
     found = []
     for engine in ("fast", "reference"):

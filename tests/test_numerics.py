@@ -91,6 +91,7 @@ def test_an_overflow_in_the_forward_pass_is_named_with_its_layer_and_line():
     assert first.inf > 0
 
 
+@pytest.mark.slow
 def test_an_underflow_in_the_backward_pass_is_named_with_its_layer_and_line():
     report = check(Net(before=2.0**-22), params=big_params())
     assert report.row("shrink", "activation").underflow == 0
@@ -116,6 +117,7 @@ def test_a_division_by_zero_in_the_loss_is_named_with_its_line():
     assert first.source.startswith(line_of("divided"))
 
 
+@pytest.mark.slow
 def test_the_trip_of_a_loop_that_overflows_first_is_told():
     first = check(Looped(factor=200.0)).first_nonfinite
     assert first.primitive == "mul"
@@ -123,6 +125,7 @@ def test_the_trip_of_a_loop_that_overflows_first_is_told():
     assert first.source.startswith(line_of("looped"))
 
 
+@pytest.mark.slow
 def test_a_scale_that_the_loss_type_does_not_hold_overflows_where_the_loss_is_differentiated(healthy):
     report = healthy["mixed"]
     first = report.first_nonfinite
@@ -145,6 +148,7 @@ def test_a_mask_of_infinities_is_no_fault():
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_step_is_the_one_that_trains_and_its_lost_updates_are_the_parameters_that_stay():
     params = Net().init(jax.random.key(1), BATCH[0])["params"]
     report = check(policy="fp16", params=params, fidelity="bitexact")
@@ -170,6 +174,7 @@ def test_every_layer_has_its_activations_gradients_parameters_and_updates(health
     assert {r.layer for r in healthy["fp16"].rows} >= {"first", "shrink", "grow", "last", "loss", "optimizer"}
 
 
+@pytest.mark.slow
 def test_figures_do_not_depend_on_where_they_are_counted(monkeypatch):
     def loss(outputs, labels):
         return jnp.sum(outputs.astype(jnp.float16) ** 2)
@@ -244,6 +249,7 @@ class NnxNet(nnx.Module):
         return self.rest[0](nnx.relu(self.first(x)))
 
 
+@pytest.mark.slow
 def test_reports_of_a_training_change_none_of_its_values():
     data = (np.concatenate([BATCH[0]] * 4), np.concatenate([BATCH[1]] * 4))
     options = {"optimizer": optax.sgd(0.1), "batch_size": 8, "progress": False, "epochs": 2}
@@ -258,6 +264,7 @@ def test_reports_of_a_training_change_none_of_its_values():
     assert len(watched.as_dict()["numerics"]) == 3
 
 
+@pytest.mark.slow
 def test_without_a_number_reports_come_before_every_epoch_and_after_the_last():
     result = tpuflow.train(nn.Dense(3), BATCH, batch_size=4, epochs=2, progress=False, numerics=True)
     assert [report.settings["step"] for report in result.numerics] == [0, 2, 4]

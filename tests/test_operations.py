@@ -17,7 +17,7 @@ from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.program import Program
 
 ROWS = (*CASES, *GRADIENTS)
-SAMPLE = ROWS[::17]
+SAMPLE = tuple(case for case in ROWS[::17] if "svd" not in case.name)  # which takes as long as all others together
 
 
 def _words(x: Any) -> np.ndarray:

@@ -154,6 +154,7 @@ def test_wrong_options_are_clear_errors():
         _batches()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sink_size", [-1, 3])
 def test_training_takes_a_loader_and_sees_what_it_sees_in_arrays(sink_size):
     inputs, labels = _data()

@@ -163,6 +163,7 @@ def test_the_report_names_what_ran_how_often_and_for_how_long(ran):
     assert len(report["array_peak_bytes"]) == 2
 
 
+@pytest.mark.slow
 def test_a_second_process_compiles_nothing_and_none_of_ten_ends_badly(environment, tmp_path):
     cached = environment | {
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path),

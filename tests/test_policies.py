@@ -275,6 +275,7 @@ def test_fp16_parameters_with_a_loss_scale_keep_an_fp32_optimizer_state():
     assert [leaf.dtype for leaf in jax.tree.leaves(state)] == [leaf.dtype for leaf in jax.tree.leaves(after)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["O2", "O3"])
 def test_ten_steps_on_both_engines_agree_in_every_bit_and_stay_near_fp32(policy):
     scale = {"loss_scale": amp.LossScale("dynamic", 2.0**17, smallest=1.0)} if policy == "O2" else {}
@@ -296,6 +297,7 @@ def _initial_params() -> Any:
     return SmallNet(lambda name: BatchNorm(name=name)).init(jax.random.key(5), jnp.zeros((8, 6, 6, 2)))["params"]
 
 
+@pytest.mark.slow
 def test_clipping_and_weight_decay_see_unscaled_gradients():
     def trained(**options: Any) -> tpuflow.TrainResult:
         optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.add_decayed_weights(1e-2), optax.sgd(0.1, momentum=0.9))
@@ -324,6 +326,7 @@ def test_what_reaches_the_optimizer_is_unscaled_and_fp32_under_every_master_weig
         assert seen[-1]["w"].dtype == jnp.float32 and seen[-1]["w"].tolist() == [0.25, -3.0]
 
 
+@pytest.mark.slow
 def test_weight_decay_spares_biases_and_batch_normalisation_by_a_mask():
     def matrices(params: Any) -> Any:
         return jax.tree.map(lambda p: p.ndim > 1, params)

@@ -56,6 +56,7 @@ def _bits(array: np.ndarray) -> np.ndarray:
     return array.view(np.uint32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", PASSES)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_the_engines_agree_bit_for_bit_and_more_passes_are_nearer_to_the_exact_product(name, precision):

@@ -299,6 +299,7 @@ def captured(monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 def test_lenet_prints_the_guides_lines_and_walks_on_in_sinks(small_mnist, capsys):
     assert _run("lenet", "--batch-size", "8", "--sink-size", "3", "--epochs", "2") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -356,6 +357,7 @@ def test_the_tutorial_ends_with_the_accuracy_of_every_class():
     ]
 
 
+@pytest.mark.slow
 def test_the_custom_loop_prints_a_line_a_sink_and_ends_with_the_accuracy(small_mnist, capsys):
     assert main(["lenet_custom_loop", "--batch-size", "8", "--sink-size", "3", "--epochs", "2", "--policy", "O3"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -375,6 +377,7 @@ def _lenet_weights(folder: Path) -> Path:
     return folder / "lenet.npz"
 
 
+@pytest.mark.slow
 def test_the_custom_loop_and_the_training_give_the_same_losses(small_mnist, tmp_path, capsys):
     arguments = ["--batch-size", "8", "--sink-size", "4", "--epochs", "2", "--test-samples", "0"]
     assert main(["lenet_custom_loop", *arguments, "--init", str(_lenet_weights(tmp_path))]) == 0
@@ -384,6 +387,7 @@ def test_the_custom_loop_and_the_training_give_the_same_losses(small_mnist, tmp_
     np.testing.assert_allclose([float(text) for text in printed], losses, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_cifar_starts_from_pytorchs_weights_and_counts_every_class(small_cifar10, capsys):
     assert _run("cifar", "--epochs", "1", "--test-samples", "20") == 0
     out = capsys.readouterr().out
@@ -445,6 +449,7 @@ def test_a_training_that_was_saved_goes_on_where_it_ended(small_cifar10, tmp_pat
     assert run("--steps", "20", "--resume", *saved, to="rest.json")[-10:] == whole[10:]
 
 
+@pytest.mark.slow
 def test_a_picture_and_event_files_are_written_when_asked_for(small_mnist, tmp_path):
     arguments = ["--batch-size", "8", "--steps", "6", "--schedule", "poly", "--accumulate", "2"]
     assert _run("lenet", *arguments, "--plot", str(tmp_path / "out.svg"), "--tensorboard", str(tmp_path / "events")) == 0

@@ -16,6 +16,7 @@ from tests.test_training import Net, blobs, fit, same_bits
 # --- the sink ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_final_parameters_do_not_depend_on_the_sink_size():
     """700 steps with a ragged last batch: as one sink, 7 sinks of 100, 100 sinks of 7, and step by step."""
     data = blobs(1399)
@@ -28,6 +29,7 @@ def test_final_parameters_do_not_depend_on_the_sink_size():
         assert same_bits(runs[size].params, whole.params) and runs[size].losses == whole.losses
 
 
+@pytest.mark.slow
 def test_a_sink_that_crosses_the_ragged_batch_is_one_round_trip():
     result = fit(sink_size=4, epochs=3, eval_data=blobs())
     assert (result.round_trips, result.eval_round_trips, result.steps) == (3, 3, 12)
@@ -133,6 +135,7 @@ def test_the_progress_bar_moves_within_a_long_sink(monkeypatch):
 # --- interruption -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ctrl_c_inside_a_long_sink_answers_at_the_next_slice_and_keeps_what_was_trained(monkeypatch):
     sent, moves = [], []
 

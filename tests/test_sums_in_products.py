@@ -80,6 +80,7 @@ def test_columns_of_sums_are_cut_so_that_all_cores_go_through_the_rows_side_by_s
     assert (microseconds(graph), side_by_side) == (3915, 1634)
 
 
+@pytest.mark.slow
 def test_sums_that_do_not_fit_beside_their_product_leave_two_kernels() -> None:
     chip = replace(get_chip("generic"), vmem_bytes=448 * 1024)
     graph = EVERY(normalised(256, 512))
@@ -149,6 +150,7 @@ SMALL = replace(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_sum")
 @pytest.mark.parametrize("chip", [get_chip("generic"), SMALL], ids=lambda c: c.name)
 def test_layers_that_sum_in_their_products_compute_what_jax_does_on_every_engine(chip) -> None:

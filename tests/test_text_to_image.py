@@ -179,6 +179,7 @@ def test_the_average_decays_as_diffusers_does(torch: ModuleType, diffusers: Modu
         assert float(found) == pytest.approx(model.get_decay(updates), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_output_folder_holds_the_pipeline_its_results_and_the_newest_checkpoint(folder: Path, trained: Path) -> None:
     assert {path.name for path in trained.iterdir() if not path.name.startswith(".")} == {
         "model_index.json", "unet", "vae", "text_encoder", "tokenizer", "scheduler", "trainer_state.json", "train_results.json",
@@ -226,6 +227,7 @@ def matrices(folder: Path, pictures: Path, tmp_path_factory: pytest.TempPathFact
     return SimpleNamespace(result=text_to_image.run(options), folder=out, tuning=tuning)
 
 
+@pytest.mark.slow
 def test_training_matrices_changes_them_alone(matrices: SimpleNamespace) -> None:
     given = matrices.tuning.variables
     trained = given.pop("params")
@@ -239,6 +241,7 @@ def test_training_matrices_changes_them_alone(matrices: SimpleNamespace) -> None
     assert same(names, load_state_dict(matrices.folder / "checkpoint-3" / lora.WEIGHTS[0]))
 
 
+@pytest.mark.slow
 def test_matrices_in_the_weights_compute_what_they_do_beside_them(matrices: SimpleNamespace, folder: Path) -> None:
     pipeline, rng = load_pipeline(str(folder)), np.random.default_rng(0)
     inputs = rng.normal(size=(1, 4, 4, 4)).astype(np.float32), np.int32([5]), rng.normal(size=(1, 3, 8)).astype(np.float32)

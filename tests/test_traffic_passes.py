@@ -344,6 +344,7 @@ def test_tiles_of_a_kernels_gradient_take_in_the_whole_kernel_rather_than_all_ch
     assert (seconds(), whole) == ([42, 111, 42], [42, 39, 42])  # forward; gradients of the weights and of the input
 
 
+@pytest.mark.slow
 def test_a_contraction_of_whole_kernels_is_added_up_as_the_reference_engine_does() -> None:
     program = convolution(1, 5, 144)
     forward, _, of_input = program.kernels()

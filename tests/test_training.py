@@ -167,6 +167,7 @@ def test_dropout_and_batch_norm_are_carried():
     assert first.losses != fit(Noisy(), epochs=2, seed=1, params=first.params).losses
 
 
+@pytest.mark.slow
 def test_an_nnx_module_keeps_its_random_streams_and_statistics():
     class Noisy(nnx.Module):
         def __init__(self, rngs):

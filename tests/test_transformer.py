@@ -92,6 +92,7 @@ def test_no_position_sees_what_comes_after_it():
     assert (np.abs(one[0, 9:] - other[0, 9:]).max(axis=-1) > 1e-4).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", [False, True])
 def test_layers_in_a_scan_or_checkpointed_give_the_same_loss_and_gradients(remat):
     params, x, y = variables(TINY)["params"], tokens(3), tokens(3, seed=2)
@@ -118,6 +119,7 @@ def plain_losses(config: Config, policy: str, data: tuple[np.ndarray, np.ndarray
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "config"),
     [("mixed_bf16", TINY), ("fp32", dataclasses.replace(SCANNED, remat=True))],
@@ -152,6 +154,7 @@ def estimated(config: Config, batch: int, **options: Any) -> tpuflow.Estimate:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scan", [False, True], ids=["written out", "scan"])
 def test_checkpointed_layers_take_less_memory_and_more_work(scan):
     kept, again = (estimated(dataclasses.replace(SMALL, scan=scan, remat=remat), 32) for remat in (False, True))
@@ -165,6 +168,7 @@ def test_checkpointed_layers_take_less_memory_and_more_work(scan):
         assert 1.1 * kept.step_seconds < again.step_seconds < 1.7 * kept.step_seconds
 
 
+@pytest.mark.slow
 def test_a_scan_over_the_layers_is_estimated_like_layers_written_out():
     out, scan = (estimated(dataclasses.replace(SMALL, remat=True, scan=scan), 32) for scan in (False, True))
     assert not scan.time.assumed, "the trips are known"
@@ -189,6 +193,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [pytest.param("transformer_1b3_step", marks=pytest.mark.slow), "transformer_1b3_scan_step"])
 def test_a_step_of_1_3_billion_parameters_is_estimated_on_a_laptop(target):
     done = subprocess.run([sys.executable, "-c", ESTIMATE, f"models.gpt2:{target}"], capture_output=True, text=True, check=True)

@@ -95,6 +95,7 @@ def test_what_a_configuration_lacks_is_named() -> None:
         yolov5("yolov5q")
 
 
+@pytest.mark.slow
 def test_a_new_network_expects_eight_objects_in_an_image() -> None:
     features = [jnp.zeros((1, 2, 2, width)) for width in (32, 64, 128)]
     head = Detect(Config(0.33, 0.125, classes=20)).init(jax.random.key(0), features)["params"]
@@ -338,6 +339,7 @@ def test_targets_are_those_of_the_reference_in_its_order(torch: ModuleType, boxe
         np.testing.assert_array_equal(found.boxes[found.chosen], np.stack([c.box for c in expected]))
 
 
+@pytest.mark.slow
 def test_the_loss_on_the_device_is_that_of_plain_jax() -> None:
     batch = {name: array for name, array in a_batch(NARROW, 64).items() if name != "images"}
     rng, loss = np.random.default_rng(1), DetectionLoss(NARROW, Hyperparameters(), 64)

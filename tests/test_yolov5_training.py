@@ -248,6 +248,7 @@ def test_a_written_network_is_the_one_that_is_read(variables: Any, tmp_path: Pat
     assert jax.tree.all(jax.tree.map(np.array_equal, flax_params(state, variables, TORCH_LAYERS), variables))
 
 
+@pytest.mark.slow
 def test_a_network_with_four_maps_comes_back_and_its_step_compiles(tmp_path: Path) -> None:
     config = replace(NARROW, anchors=P6_ANCHORS)
     shapes = jax.eval_shape(YOLOv5(config).init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), np.float32))
@@ -345,6 +346,7 @@ def test_a_run_is_taken_up_with_its_own_options(tmp_path: Path) -> None:
         resumed(Yolov5Options(resume=str(tmp_path / "exp")))
 
 
+@pytest.mark.slow
 def test_the_command_has_the_names_of_the_release(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["yolov5", "--help"])

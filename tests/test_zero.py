@@ -47,6 +47,7 @@ def assert_same_state(one: Any, other: Any) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("chips", "accumulate", "data"), [(8, 1, DATA), (4, 2, DATA), (4, 1, RAGGED)])
 def test_all_stages_have_the_bits_of_plain_data_parallelism_and_the_losses_of_one_chip(chips: int, accumulate: int, data: Any) -> None:
     """For a sum is its scattered parts, gathered, and momentum is elementwise."""
