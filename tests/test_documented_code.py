@@ -27,7 +27,7 @@ from train import data
 from train.diffusion.schedulers import DDIM
 
 ROOT = Path(__file__).parents[1]
-GUIDES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+GUIDES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
 ELSEWHERE = ("docs/errors.md", "docs/extending.md", "docs/pjrt.md", "docs/walk.md")
 """Written from the code, or run, by tests of their own."""
 
