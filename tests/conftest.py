@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +29,9 @@ hypothesis.settings.load_profile("tpuflow")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Outside `make`, too, the data sets are looked for in a shared folder beside the checkout."""
+    """Outside `make`, too, the data sets are looked for in a shared folder beside the checkout. Ctrl-C interrupts, also in a job of the
+    background, which a shell starts deaf to it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     shared = REPOSITORY.parent / "shared" / "data"
     if not os.environ.get("TPUFLOW_DATA") and shared.is_dir():
         os.environ["TPUFLOW_DATA"] = str(shared)
