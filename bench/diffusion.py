@@ -17,7 +17,7 @@ from train.parity_diffusion import SIDE, TEXT, TOKENIZER, new_pipeline
 from train.text.tokenizing import find_tokenizer
 from train.trainer.optimizers import optimizer
 
-ACCUMULATE, UPDATES, TOKENS = 4, 300, 77
+ACCUMULATE, UPDATES = 4, 300
 OPTIONS = TextToImageOptions(
     pretrained_model_name_or_path="", output_dir=Path(), resolution=SIDE, train_batch_size=1, use_ema=True,
     gradient_accumulation_steps=ACCUMULATE, gradient_checkpointing=True, max_train_steps=UPDATES, learning_rate=1e-4, lr_warmup_steps=0,
@@ -25,10 +25,10 @@ OPTIONS = TextToImageOptions(
 
 
 def samples(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random pictures [N, H, W, 3] from -1 to 1, and the tokens [N, 77] of captions."""
+    """Random pictures [N, H, W, 3] from -1 to 1, and the tokens [N, T] of captions."""
     rng = np.random.default_rng(0)
     pictures = rng.uniform(-1, 1, (count, SIDE, SIDE, 3)).astype(np.float32)
-    return pictures, rng.integers(0, TEXT.vocab_size, (count, TOKENS)).astype(np.int32)
+    return pictures, rng.integers(0, TEXT.vocab_size, (count, TEXT.max_position_embeddings)).astype(np.int32)
 
 
 @cache

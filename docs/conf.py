@@ -50,10 +50,11 @@ def _escaped(found: re.Match[str]) -> str:
     return f"\\{other}" if code is None else f"``{code}``\\ {following}" if following else f"``{code}``"
 
 
+def rewrite(app: Any, kind: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """What Sphinx calls with every docstring."""
+    lines[:] = in_restructured_text(lines)
+
+
 def setup(app: Any) -> None:
     """Docstrings are rewritten before napoleon reads their sections."""
-    app.connect("autodoc-process-docstring", lambda app, kind, name, thing, options, lines: _in_place(lines), priority=400)
-
-
-def _in_place(lines: list[str]) -> None:
-    lines[:] = in_restructured_text(lines)
+    app.connect("autodoc-process-docstring", rewrite, priority=400)

@@ -22,17 +22,14 @@ from typing import Any
 import numpy as np
 
 from models import bert
-from tpuflow.errors import ConfigError, TpuflowError
+from tpuflow.errors import TpuflowError
 from tpuflow.importers import state_dict
 from train.compile_mode import CONST_NAME, MANIFEST, listing
+from train.compile_models import MODELS, Sizes
 from train.published import exit_status, judged
 from train.torch_packages import import_package
 
-CONFIGS: Mapping[str, bert.Config] = {
-    "bert-large": bert.SIZES["bert-large-uncased"],
-    "bert-base": bert.SIZES["bert-base-uncased"],
-    "bert-tiny": bert.TINY,
-}
+NAMES = ("bert-large", "bert-base", "bert-tiny")
 """Those of the models of compile mode that are compared."""
 
 SECONDS_BOUND, MEMORY_BOUND = 60.0, 8 * 2**30
@@ -54,8 +51,8 @@ class Setting:
 
     @property
     def config(self) -> bert.Config:
-        """The model's configuration."""
-        return CONFIGS[self.model]
+        """The model's configuration, in which nothing drops out."""
+        return MODELS[self.model].model(Sizes(self.batch, 0, self.sequence, dropout=False)).config
 
     def compile_words(self, folder: str) -> list[str]:
         """What Python is called with to compile into a folder."""
@@ -95,7 +92,7 @@ def beside_pytorch(
     transformers = import_package("transformers")
     import torch
 
-    network = transformers.BertForPreTraining(transformers.AutoConfig.for_model(**config.to_json())).eval()  # nothing drops out
+    network = transformers.BertForPreTraining(transformers.AutoConfig.for_model(**config.to_json()))
     weights = {name: torch.from_numpy(array) for name, array in _in_torch(before, config).items()}
     left = network.load_state_dict(weights, strict=False)
     assert not left.unexpected_keys and all("decoder" in name for name in left.missing_keys), "the decoder is tied to the embedding"
@@ -180,11 +177,11 @@ def table(figures: Mapping[str, Any]) -> str:
     )
 
 
-def page(figures: Mapping[str, Any]) -> str:
+def page(figures: Mapping[str, Any], model: str, path: Path) -> str:
     """The figures as a page of the documentation."""
-    return f"""# BERT-large in compile mode
+    return f"""# {model} in compile mode
 
-Made by `python -m train.parity compile --page docs/compile_bert_large.md`; do not edit. One training step, written to files, run from them
+Made by `python -m train.parity compile --model {model} --page {path}`; do not edit. One training step, written to files, run from them
 ([compile mode](compile.md)), and made by transformers' `BertForPreTraining` in PyTorch from the dumped weights and batch.
 
 ```
@@ -197,7 +194,7 @@ $ {figures["command"]}
 def main(argv: Sequence[str] | None = None) -> int:
     """Compile, run, print, write JSON; 0 if every bound holds, 1 if one fails, 2 if something is missing, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m train.parity compile", description=__doc__)
-    parser.add_argument("--model", choices=tuple(CONFIGS), default="bert-large", help="[%(default)s]")
+    parser.add_argument("--model", choices=NAMES, default="bert-large", help="[%(default)s]")
     parser.add_argument("--chip", default="bm1690", help="[%(default)s]")
     parser.add_argument("--batch", type=int, default=2, metavar="N", help="pairs of sentences [%(default)s]")
     parser.add_argument("--sequence", type=int, default=128, metavar="N", help="words of a pair [%(default)s]")
@@ -212,9 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _published(given: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = given.out or Path(scratch) / "dump"
-        if folder.is_dir() and any(folder.iterdir()):
-            raise ConfigError(f"--out {folder}: the folder is not empty; expected an empty one or none.")
         figures = report(Setting(given.model, given.chip, given.batch, given.sequence, given.lr), folder)
     if given.page:
-        given.page.write_text(page(figures))
+        given.page.write_text(page(figures, given.model, given.page))
     return judged(figures, table, given.json)
