@@ -72,7 +72,7 @@ DUMP = "TPUFLOW_DUMP"
 def undisturbed() -> Iterator[None]:
     """Without Python's cyclic garbage collector, which else walks over a growing graph again and again (a quarter of the time).
 
-    Compiling makes next to no cycles: what it drops is freed as ever. Also a decorator.
+    Tracing and compiling make next to no cycles: what they drop is freed as ever. Also a decorator.
     """
     if not gc.isenabled():
         yield

@@ -1,6 +1,7 @@
 """GPT-2 on text beside plain `jax.jit` and PyTorch: `python -m train.parity clm` trains all from the same weights on the same batches.
 
 PyTorch's model is transformers' GPT2LMHeadModel, its optimizer `torch.optim.AdamW`. Dropout is off, since no two of them draw alike.
+Rate, warm-up and decay are those that run_clm takes unless told otherwise.
 """
 
 from __future__ import annotations
@@ -229,12 +230,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config-overrides", metavar="FIELD=VALUE,...", help="other sizes than GPT-2's 124 million parameters")
     parser.add_argument("--tokens", type=int, metavar="N", help="train a tokenizer of N tokens on the text; else GPT-2's")
     parser.add_argument("--policies", nargs="+", default=["fp32", "mixed"], metavar="POLICY", help="[%(default)s]")
+    usual = ClmOptions()
     for name, parse, default in (
         ("steps", int, 60),
         ("block-size", int, 128),
         ("batch-size", int, 8),
-        ("lr", float, 5e-4),
-        ("warmup", int, 10),
+        ("lr", float, usual.learning_rate),
+        ("warmup", int, usual.warmup_steps),
+        ("weight-decay", float, usual.weight_decay),
     ):
         parser.add_argument(f"--{name}", type=parse, default=default, help="[%(default)s]")
     parser.add_argument("--eval-samples", type=int, default=32, help="held-out blocks [%(default)s]")
@@ -249,7 +252,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _published(given: argparse.Namespace) -> int:
     options = ClmOptions(
         max_steps=given.steps, block_size=given.block_size, per_device_train_batch_size=given.batch_size, learning_rate=given.lr,
-        warmup_steps=given.warmup, config_overrides=given.config_overrides, max_eval_samples=given.eval_samples, weight_decay=0.1,
+        warmup_steps=given.warmup, config_overrides=given.config_overrides, max_eval_samples=given.eval_samples,
+        weight_decay=given.weight_decay,
     )  # fmt: skip
     study = study_of(options, given.text or _found(), given.tokens or "gpt2-bpe")
     theirs = {"PyTorch": pytorch(study), "jax.jit": plain_jax(study)}  # first what may not be installed

@@ -15,6 +15,7 @@ import numpy as np
 from tpuflow import amp
 from tpuflow.checking import check_choice, check_switch
 from tpuflow.chips import Chip, get_chip
+from tpuflow.compiler import undisturbed
 from tpuflow.device.runtime import ENGINES, FIDELITIES
 from tpuflow.errors import ConfigError, a_thing, did_you_mean, shown
 from tpuflow.isa.program import Program
@@ -204,6 +205,7 @@ class JitFunction:
         args, kwargs = jax.tree.map(jnp.asarray, (args, kwargs))
         return one_by_one(lambda: self._fun(*_with_static(args, statics), **kwargs, **_static_names(statics)), self._target)
 
+    @undisturbed()
     def _slow_call(self, key: Any, leaves: list[Any]) -> Any:
         """The first call of a signature, or a call under a transformation."""
         traced = self._trace(key)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from tpuflow import amp
 from tpuflow.chips import get_chip
+from tpuflow.compiler import undisturbed
 from tpuflow.data.batching import Signature, is_data_of_arrays, signature
 from tpuflow.data.chunks import samples_in
 from tpuflow.data.feeding import ArrayFeed, Feed, make_feed
@@ -59,6 +60,7 @@ class Job:
         return self.feed.form.batch(self.feed.first())
 
 
+@undisturbed()
 def prepare(config: TrainConfig) -> Job:
     """Check every option and choose what was not given.
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tpuflow.compiler import compile_sink
+from tpuflow.compiler import compile_sink, undisturbed
 from tpuflow.data.batching import Signature, TreeForm
 from tpuflow.data.chunks import Chunk
 from tpuflow.data.feeding import Layout
@@ -68,8 +68,9 @@ class DeviceSink:
         """
         for piece in pieces:
             began = time.perf_counter()
-            program = self.prepare(state, piece.signature)
-            program.compile(len(piece.arrays[0]))
+            with undisturbed():
+                program = self.prepare(state, piece.signature)
+                program.compile(len(piece.arrays[0]))
             self.compile_seconds += time.perf_counter() - began
             state = program.run(state, piece, on_slice)
         return state
@@ -141,6 +142,7 @@ class SinkProgram:
             self.compiled.add(items)
 
 
+@undisturbed()
 def compile_ahead(work: Sequence[tuple[DeviceSink, Any, Sequence[Layout]]]) -> float:
     """Trace and translate Programs that are known to be needed, as many at once as there are processors; the seconds it took.
 
