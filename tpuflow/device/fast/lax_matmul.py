@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -100,6 +100,7 @@ def _ordered(rounding: Rounding, a: Value, b: Value, whole: Contraction, dtype: 
     and two orders of adding K terms differ by at most 2 (K - 1) u sum|a b| <= 2 (K - 1) u |a| |b|, so nearly every sum rounds to the
     same f32 in any order; the others are found by that bound and added again in ascending order.
     """
+    a, whole = _terms_last(a, whole)
     places = _Places.of(whole, a, b)
     with x64():
         if places.terms <= _CHUNK or math.prod(places.sizes) * places.terms <= _DIRECT_PRODUCTS:
@@ -109,6 +110,13 @@ def _ordered(rounding: Rounding, a: Value, b: Value, whole: Contraction, dtype: 
         left, right = _Bounds.of(a, whole.lhs, places, dtype), _Bounds.of(b, whole.rhs, places, dtype)
         read = (a, b) if dtype == F32 else (wide_a, wide_b)  # what is there anyway: f16 and bf16 would be widened to f32 for this alone
         return rounding.hide(_mended(rounding, rounding.narrow(sums, F32), _doubtful(sums, left, right, places), places, *read))
+
+
+def _terms_last(a: Value, whole: Contraction) -> tuple[Value, Contraction]:
+    """The left operand with its contracted axes behind all others, and the contraction of it: XLA's float64 dot takes twice as long where
+    it has to turn the left operand itself, 0.58 ms for [64, 784] by [64, 512] in place of 0.29."""
+    order = sorted(range(a.ndim), key=lambda i: whole.lhs[i] in whole.contracted)
+    return lax.transpose(a, order), replace(whole, lhs=tuple(whole.lhs[i] for i in order))
 
 
 def _summed_directly(rounding: Rounding, a: Value, b: Value, places: _Places) -> Value:
