@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +25,8 @@ from tpuflow.isa.collectives import MeshAxis
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.program import Program
 from tpuflow.jaxprs.compat import ClosedJaxpr, is_key, key_words, mesh_of
+from tpuflow.jaxprs.partitioner import partition
+from tpuflow.jaxprs.shardings import Asked, asked_of
 from tpuflow.lower.assemble import Interface, assemble
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.verify import verify
@@ -119,8 +121,13 @@ def compile_jaxpr(
     if donated and len(donated) != len(closed_jaxpr.in_avals):
         raise ConfigError(f"{name}: {len(donated)} entries in donated for {len(closed_jaxpr.in_avals)} inputs; expected one each.")
     began = time.perf_counter()
-    graph, calls = lower_with_calls(closed_jaxpr, name, input_names=tuple(input_names), output_names=tuple(output_names))
-    graph, mesh, cuts = _on_mesh(graph, closed_jaxpr)
+    asked = asked_of(closed_jaxpr)
+    if asked is None:
+        graph, calls = lower_with_calls(closed_jaxpr, name, input_names=tuple(input_names), output_names=tuple(output_names))
+        graph, mesh, cuts = _on_mesh(graph, closed_jaxpr)
+    else:
+        calls = ()
+        graph, mesh, cuts = _partitioned(closed_jaxpr, asked, name, input_names, output_names)
     ins, outs = closed_jaxpr.in_avals, closed_jaxpr.out_avals
     interface = Interface(
         tuple(map(bool, donated)), _weak(ins), _weak(outs), _keys(ins), _keys(outs), calls=calls, mesh=mesh, input_cuts=cuts.inputs,
@@ -252,6 +259,16 @@ def sink_graph(
     loop = Node("loop", (trips, *inputs), results, regions=(body,))
     names = (*_named(carry_names, carries, "state"), *_named(invariant_names, invariants, "invariant"))
     return Graph(step.name, (trips, *inputs), (loop,), results[:carries], ("trips", *names), names[:carries])
+
+
+def _partitioned(
+    closed_jaxpr: ClosedJaxpr, asked: Asked, name: str, input_names: Sequence[str], output_names: Sequence[str]
+) -> tuple[Graph, tuple[MeshAxis, ...], Cuts]:
+    """The graph that each chip of the jaxpr's mesh runs after XLA has partitioned it; the rest as of `_on_mesh`."""
+    found = partition(closed_jaxpr, asked, name)
+    graph = lower_stablehlo(found.module, name, input_names=input_names, mesh=found.mesh, trusted=True).graph
+    mesh = tuple(MeshAxis(axis, size) for axis, size in found.mesh.items() if size > 1)
+    return replace(graph, output_names=tuple(output_names)), mesh, Cuts(found.inputs, found.outputs)
 
 
 def _on_mesh(graph: Graph, closed_jaxpr: ClosedJaxpr, carries: int = 0) -> tuple[Graph, tuple[MeshAxis, ...], Cuts]:

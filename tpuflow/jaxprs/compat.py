@@ -21,6 +21,7 @@ from jax.experimental import io_callback
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var, jaxpr_as_fun
 from jax.extend.core import JaxprEqn as Equation
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import get_abstract_mesh
 
 from tpuflow.errors import UnsupportedPrimitiveError
 
@@ -104,8 +105,9 @@ def axes_of(effects: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def axes_around() -> Any:
-    """Names and sizes of the axes that are bound where this is called, as something to be looked up by."""
-    return core.get_axis_env()
+    """Names and sizes of the axes that are bound where this is called, and the mesh that is set there (`jax.set_mesh`), as something to be
+    looked up by."""
+    return core.get_axis_env(), get_abstract_mesh()
 
 
 def axis_name(axis_data: Any) -> Any:
@@ -136,8 +138,13 @@ def mesh_of(closed: ClosedJaxpr) -> dict[str, int]:
 def _equations(jaxpr: Jaxpr) -> Iterator[Equation]:
     for equation in jaxpr.eqns:
         yield equation
-        for inner in core.jaxprs_in_params(equation.params):
+        for inner in inner_jaxprs(equation):
             yield from _equations(inner)
+
+
+def inner_jaxprs(equation: Equation) -> Iterator[Jaxpr]:
+    """The jaxprs that an equation calls, loops over or chooses from."""
+    yield from core.jaxprs_in_params(equation.params)
 
 
 def calls_host(jaxpr: Any) -> bool:

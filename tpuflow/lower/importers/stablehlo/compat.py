@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import chlo, stablehlo
+from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
 from tpuflow.dtypes import BF16, BY_NAME, F16, F32, PRED, U32
 from tpuflow.errors import ModuleError, UnsupportedPrimitiveError
@@ -63,9 +63,11 @@ class _Reader:
         self._attributes: dict[Any, Any] = {}
         self._places: dict[Any, Place] = {}
         self._numbers: dict[Any, int] = {}
+        self._meshes: dict[str, Any] = {}
 
     def module(self, module: ir.Module) -> Module:
         operations = [view.operation for view in module.body.operations]
+        self._meshes = {op.attributes["sym_name"].value: sdy.MeshAttr(op.attributes["mesh"]) for op in operations if op.name == "sdy.mesh"}
         functions = [self._function(op) for op in operations if op.name == "func.func" and op.regions[0].blocks]
         attributes: Any = module.operation.attributes
         name = attributes["sym_name"].value if "sym_name" in attributes else ""
@@ -126,8 +128,27 @@ class _Reader:
 
     def _attribute(self, attribute: Any) -> Any:
         if attribute not in self._attributes:
-            self._attributes[attribute] = _decoded(attribute)
+            on_mesh = stablehlo.ReplicaGroupMeshAxesAttr.isinstance(attribute)
+            self._attributes[attribute] = self._groups(attribute) if on_mesh else _decoded(attribute)
         return self._attributes[attribute]
+
+    def _groups(self, attribute: Any) -> np.ndarray | Unreadable:
+        """[groups, members]: devices in groups that are given by axes of one of the module's meshes, or by parts of axes."""
+        over = stablehlo.ReplicaGroupMeshAxesAttr(attribute)
+        mesh = self._meshes.get(over.mesh.value) if isinstance(over.mesh, ir.FlatSymbolRefAttr) else None
+        if mesh is None or mesh.device_ids:
+            return Unreadable(str(attribute))
+        axes = [sdy.MeshAxisAttr(axis) for axis in mesh.axes]
+        places = dict(zip([a.name for a in axes], np.indices([a.size for a in axes]).reshape(len(axes), -1), strict=True))
+        sizes, member = {a.name: a.size for a in axes}, np.zeros(1, np.int64)
+        for ref in map(stablehlo.AxisRefAttr, over.axes):
+            part: Any = ref.sub_axis_info
+            before, count = (part.pre_size, part.size) if part is not None else (1, sizes[ref.name])
+            step = sizes[ref.name] // (before * count)
+            along = places[ref.name] // step % count
+            member, places[ref.name] = member * count + along, places[ref.name] - along * step
+        order = np.lexsort((member, *reversed(places.values())))
+        return order.reshape(-1, int(member.max()) + 1)
 
     def _place(self, location: Any) -> Place:
         key = location.attr

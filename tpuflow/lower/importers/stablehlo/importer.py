@@ -45,13 +45,15 @@ def lower_stablehlo(
     input_names: Sequence[str] = (),
     output_names: Sequence[str] = (),
     host_functions: Sequence[Callable[..., Any]] = (),
+    mesh: Mapping[str, int] | None = None,
     trusted: bool = False,
 ) -> Imported:
     """The graph of the `main` of a StableHLO module: a portable artifact (VHLO bytecode, as `jax.export` and PJRT give it), MLIR bytecode,
     or MLIR text. Calls of other functions are inlined.
 
     name: the graph's; empty: the module's. input_names, output_names: empty: as the module has them. host_functions: what a
-    `HOST_CALL` calls, by its number. trusted: the bytes are MLIR's own, such as JAX hands over: others are first read by another process
+    `HOST_CALL` calls, by its number. mesh: the axes of the mesh whose devices the module is for, each of which runs it, with their sizes;
+    devices are numbered row-major over them. trusted: the bytes are MLIR's own, such as JAX hands over: others are first read by another process
     (0.3 s), because jaxlib crashes on some that are damaged.
 
     Raises:
@@ -67,6 +69,7 @@ def lower_stablehlo(
     given = tuple(output_names) or _distinct([a.get("jax.result_info", "") for a in main.result_attributes], "result")
     output_types = tuple(port_type(t, where) for t, where in zip(main.output_types, given, strict=True))
     b = Builder(name or read.name, types, names)
+    b.mesh = mesh or {}
     context = Context(read, tuple(host_functions), (main.name,))
     outputs = planes(Region(context, main.body, {}, "").run(b, b.inputs))
     for port, value in enumerate(v for _, values in b.calls for v in values):

@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext
-from jaxlib.mlir.dialects import chlo, sdy, stablehlo
+from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo
 
 BYTECODE = b"ML\xefR"
 """What MLIR bytecode begins with, that of portable artifacts too."""
@@ -34,8 +34,8 @@ def parse(data: bytes | str) -> ir.Module:
     """
     context = ir.Context()
     context.append_dialect_registry(_OTHERS)
-    for dialect in (stablehlo, chlo, sdy):
-        dialect.register_dialect(context)
+    for register in (stablehlo.register_dialect, chlo.register_dialect, sdy.register_dialect, mhlo.register_mhlo_dialect):
+        register(context)
     said: list[str] = []
     handler: Any = context.attach_diagnostic_handler(lambda diagnostic: not said.append(diagnostic.message))
     try:

@@ -67,6 +67,12 @@ def _identity(b: Builder, x: Value) -> Value:
     return x
 
 
+@RULES.lowers("mhlo.copy")
+def _copy(b: Builder, x: Value) -> Value:
+    """What XLA's passes leave between a value and its like in another place."""
+    return x
+
+
 @RULES.lowers("sdy.sharding_group")
 def _nothing(b: Builder, x: Value) -> tuple[Value, ...]:
     return ()

@@ -1,0 +1,129 @@
+"""The partitioner that ships in jaxlib (Shardy and XLA's SPMD partitioner; jaxlib 0.10): what each device of a mesh runs of a program.
+
+XLA's CPU compiler partitions a module before anything else, for as many devices as the module says, and can be told to write down the
+result. Then it goes on, as far as it comes without these devices: nobody needs what it makes there. So no devices are made up, and JAX's
+own backends and the environment that the process was started in do not matter.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxlib import _jax, xla_client
+from jaxlib.xla_client import hlo
+
+from tpuflow.errors import CompileError, UnsupportedPrimitiveError
+from tpuflow.jaxprs.compat import ClosedJaxpr, calls_host
+from tpuflow.jaxprs.meshes import axes_numbered
+from tpuflow.jaxprs.plugins import cpu_device
+from tpuflow.jaxprs.shardings import Asked, lowered
+
+Cut = tuple[tuple[str, ...], ...]
+"""For each dimension of an array the mesh axes, major first, that it is cut over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioned:
+    """What each device runs, as StableHLO bytecode of pieces of arrays, and how the arrays of the whole program are cut into these."""
+
+    module: bytes
+    mesh: Mapping[str, int]
+    inputs: tuple[Cut, ...]
+    outputs: tuple[Cut, ...]
+
+
+def partition(closed: ClosedJaxpr, asked: Asked, name: str) -> Partitioned:
+    """A jaxpr partitioned as it asks for.
+
+    Raises:
+      UnsupportedPrimitiveError: it calls the host.
+      CompileError: XLA cannot partition it, or cuts arguments or results otherwise than over whole axes of the mesh.
+    """
+    if calls_host(closed.jaxpr):
+        raise UnsupportedPrimitiveError(
+            f"{name}: jax.debug.print, jax.debug.callback and io_callback in a program that is partitioned over {dict(asked.mesh)}: the host "
+            "cannot be called with pieces. Return what it needs from the program, or map the program by hand with jax.shard_map."
+        )
+    proto = _partitioned(lowered(closed, name, asked), math.prod(asked.mesh.values()), name)
+    module = hlo.HloModule.from_serialized_hlo_module_proto(proto)
+    ranks = ([len(a.shape) for a in avals] for avals in (closed.in_avals, closed.out_avals))
+    inputs, outputs = (
+        tuple(_cut(sharding, rank, asked.mesh, f"{name}: {kind} {i}") for i, (sharding, rank) in enumerate(zip(given, of, strict=True)))
+        for kind, given, of in zip(
+            ("argument", "result"), (module.spmd_parameters_shardings, _apart(module.spmd_output_sharding, len(closed.out_avals))), ranks,
+            strict=True,
+        )
+    )  # fmt: skip
+    return Partitioned(_jax.mlir.hlo_to_stablehlo(proto), asked.mesh, inputs, outputs)
+
+
+_PASS = "spmd-partitioning"
+
+
+def _partitioned(module: Any, devices: int, name: str) -> bytes:
+    """A serialised `HloModuleProto`: the module (MLIR) after XLA's partitioner."""
+    device = cpu_device()
+    with tempfile.TemporaryDirectory() as directory:
+        failure = ""
+        try:
+            device.client.compile_and_load(module, _jax.DeviceList((device,)), _options(devices, directory))
+        except jax.errors.JaxRuntimeError as error:  # there are no such devices; what comes before that is all that is wanted
+            failure = str(error)
+        written = sorted(Path(directory).glob(f"*.after_{_PASS}*.hlo.pb"))
+        if not written:
+            raise CompileError(
+                f"{name}: XLA cannot partition this program over {devices} chips: {' '.join(failure.split())[:400]}. Say with "
+                "jax.lax.with_sharding_constraint how the arrays of that operation lie, or map it by hand with jax.shard_map."
+            )
+        return _first_field(written[-1].read_bytes())
+
+
+def _options(devices: int, directory: str) -> Any:
+    options = xla_client.CompileOptions()
+    options.num_replicas, options.num_partitions = 1, devices
+    options.executable_build_options.use_spmd_partitioning = True
+    options.executable_build_options.use_shardy_partitioner = True
+    options.env_option_overrides = [
+        ("xla_dump_to", directory), ("xla_dump_hlo_pass_re", f"{_PASS}.*"), ("xla_dump_hlo_as_proto", True),
+        ("xla_backend_optimization_level", 0),
+    ]  # fmt: skip
+    return options
+
+
+def _first_field(message: bytes) -> bytes:
+    """The first field of an `HloProto`, the module: a tag, a length (seven bits a byte, the low ones first), so many bytes."""
+    length, at = 0, 1
+    while True:
+        length |= (message[at] & 127) << 7 * (at - 1)
+        at += 1
+        if message[at - 1] < 128:
+            return message[at : at + length]
+
+
+def _apart(sharding: Any, count: int) -> Sequence[Any]:
+    """The shardings of so many results, which are a tuple unless there is one."""
+    return sharding.tuple_shardings if sharding.type == hlo.OpSharding_Type.TUPLE else [sharding] * count
+
+
+def _cut(proto: Any, rank: int, mesh: Mapping[str, int], where: str) -> Cut:
+    sharding = hlo.HloSharding.from_proto(proto)
+    if sharding.is_replicated():
+        return ((),) * rank
+    shape = sharding.tile_assignment_dimensions()
+    devices = np.array(sharding.tile_assignment_devices())
+    numbers = np.empty((len(shape), devices.size), np.int64)
+    numbers[:, devices] = np.indices(shape).reshape(len(shape), -1)
+    found = [axes_numbered(along, mesh) for along in numbers[: len(shape) - sharding.replicate_on_last_tile_dim()]]
+    if None in found:
+        raise CompileError(
+            f"{where} would be cut as {sharding}, which is not over whole axes of the mesh {dict(mesh)}. Say how it lies in in_shardings or "
+            "out_shardings, or give the mesh smaller axes, such as two of 2 for one of 4."
+        )
+    return tuple(names for names in found if names is not None)

@@ -1,0 +1,141 @@
+"""What a jaxpr says of how arrays lie on the devices of a mesh: shardings that its equations name, and those of its types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from tpuflow.errors import UnsupportedPrimitiveError
+from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr, inner_jaxprs, jaxpr_as_fun, location_of
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a jaxpr that has to be partitioned asks for: the axes of its mesh with their sizes, and for each of its inputs and outputs a
+    sharding; None where that is for the partitioner to choose."""
+
+    mesh: Mapping[str, int]
+    inputs: tuple[NamedSharding | None, ...]
+    outputs: tuple[NamedSharding | None, ...]
+
+
+def cuts(sharding: Any) -> bool:
+    """Whether it is a sharding that cuts an axis of an array over several devices."""
+    return isinstance(sharding, NamedSharding) and any(sharding.mesh.shape[name] > 1 for name in axes_in(sharding.spec))
+
+
+def axes_in(spec: PartitionSpec) -> list[str]:
+    """The mesh axes that a specification names."""
+    rows = [entry if isinstance(entry, tuple) else (entry,) for entry in spec]
+    return [name for row in rows for name in row if isinstance(name, str)]
+
+
+def asked_of(closed: ClosedJaxpr) -> Asked | None:
+    """What a jaxpr asks for; None if nothing outside of `shard_map` is cut over several devices, so that there is nothing to partition.
+
+    Raises:
+      UnsupportedPrimitiveError: it is over several meshes.
+    """
+    inputs, outputs = _of_ports(closed)
+    found = [(None, s) for s in (*inputs, *outputs) if s is not None] + list(_named(closed.jaxpr))
+    if not any(cuts(sharding) for _, sharding in found):
+        return None
+    return Asked(_mesh_of(closed, found), inputs, outputs)
+
+
+def is_mapped(closed: ClosedJaxpr) -> bool:
+    """Whether all a jaxpr does is within `shard_map`s, however many calls lie around them."""
+    inner = [e for e in closed.jaxpr.eqns if e.primitive.name != "shard_map"]
+    return all(e.primitive.name == "jit" and is_mapped(e.params["jaxpr"]) for e in inner)
+
+
+def with_shardings(
+    closed: ClosedJaxpr, name: str, inputs: Sequence[NamedSharding | None], outputs: Sequence[NamedSharding | None]
+) -> ClosedJaxpr:
+    """The same function as one call that says how its arguments and results lie."""
+    call = _named_function(closed, name)
+    return jax.make_jaxpr(jax.jit(call, in_shardings=tuple(inputs), out_shardings=list(outputs)))(*specs_of(closed.in_avals))
+
+
+def lowered(closed: ClosedJaxpr, name: str, asked: Asked) -> Any:
+    """The StableHLO module of a jaxpr for the devices of its mesh, whichever they are, with shardings."""
+    inputs = [None if _in_type(a) is not None else s for a, s in zip(closed.in_avals, asked.inputs, strict=True)]
+    outputs = [None if _in_type(a) is not None else s for a, s in zip(closed.out_avals, asked.outputs, strict=True)]
+    call = jax.jit(_named_function(closed, name), in_shardings=tuple(inputs), out_shardings=outputs, keep_unused=True)
+    return call.trace(*specs_of(closed.in_avals)).lower(lowering_platforms=("cpu",)).compiler_ir()
+
+
+def specs_of(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    """Types as arguments to trace with."""
+    return [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False), sharding=_in_type(a)) for a in avals
+    ]  # fmt: skip
+
+
+def _named_function(closed: ClosedJaxpr, name: str) -> Any:
+    """A jaxpr as a function of a name, by which XLA knows it."""
+    call = jaxpr_as_fun(closed)
+
+    def function(*arrays: Any) -> list[Any]:
+        return call(*arrays)
+
+    function.__name__ = name
+    return function
+
+
+def _in_type(aval: Any) -> NamedSharding | None:
+    """The sharding that is part of a type (of an array over explicit axes); None if there is none."""
+    sharding = getattr(aval, "sharding", None)
+    return sharding if sharding is not None and not sharding.mesh.empty and sharding.mesh._any_axis_explicit else None
+
+
+def _of_ports(closed: ClosedJaxpr) -> tuple[tuple[NamedSharding | None, ...], tuple[NamedSharding | None, ...]]:
+    """Those of inputs and outputs: of their types, or of the call that a jaxpr is nothing but."""
+    equations = closed.jaxpr.eqns
+    inputs: dict[Any, Any] = {}
+    outputs: dict[Any, Any] = {}
+    if len(equations) == 1 and equations[0].primitive.name == "jit":
+        (call,) = equations
+        inputs = {v: s for v, s in zip(call.invars, call.params["in_shardings"], strict=True) if not isinstance(v, jax.extend.core.Literal)}
+        outputs = dict(zip(call.outvars, call.params["out_shardings"], strict=True))
+    ports = ((closed.jaxpr.invars, inputs), (closed.jaxpr.outvars, outputs))
+    of_inputs, of_outputs = (tuple(_in_type(v.aval) or _named_or_none(given.get(v)) for v in values) for values, given in ports)
+    return of_inputs, of_outputs
+
+
+def _named_or_none(sharding: Any) -> NamedSharding | None:
+    return sharding if isinstance(sharding, NamedSharding) else None
+
+
+def _named(jaxpr: Jaxpr) -> Iterator[tuple[Equation, NamedSharding]]:
+    """Every sharding that an equation or the type of its results names, outside of `shard_map`s that map all axes by hand."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "shard_map" and set(equation.params["mesh"].axis_names) <= set(equation.params["manual_axes"]):
+            continue
+        for value in equation.params.values():
+            yield from ((equation, s) for s in (value if isinstance(value, tuple) else (value,)) if isinstance(s, NamedSharding))
+        yield from ((equation, s) for v in equation.outvars if (s := _in_type(v.aval)) is not None)
+        for inner in inner_jaxprs(equation):
+            yield from _named(inner)
+
+
+def _mesh_of(closed: ClosedJaxpr, found: Sequence[tuple[Equation | None, NamedSharding]]) -> Mapping[str, int]:
+    mesh: dict[str, int] = {}
+    for equation, sharding in found:
+        other = {str(name): int(size) for name, size in sharding.mesh.shape.items()}
+        if mesh and _several(other) and _several(other) != _several(mesh):
+            where = (location_of(equation) if equation is not None else "") or "unknown source line"
+            raise UnsupportedPrimitiveError(
+                f"{where}: a sharding over the mesh {other} in a program that has one over {mesh}; a program runs on one mesh. Name all "
+                "axes in one mesh, and in each PartitionSpec those that the array is cut over."
+            )
+        mesh = mesh if _several(mesh) else other
+    return mesh
+
+
+def _several(mesh: Mapping[str, int]) -> dict[str, int]:
+    return {name: size for name, size in mesh.items() if size > 1}

@@ -1,0 +1,134 @@
+"""Rules of collectives, as XLA's partitioner makes them: devices in groups by their numbers, which are axes of the module's mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tpuflow.dtypes import PRED, S32, U32
+from tpuflow.jaxprs.meshes import axes_grouped, places
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import Value
+from tpuflow.lower.importers.stablehlo.walk import RULES, Region
+from tpuflow.lower.operations import collectives
+from tpuflow.lower.operations.collectives import Group
+from tpuflow.lower.operations.forms import UnsupportedForm
+
+_REDUCERS = {"add(a, b)": "add", "maximum(a, b)": "max", "minimum(a, b)": "min", "or(a, b)": "max", "and(a, b)": "min"}
+"""What combines two elements -> how a collective does; "or" and "and" are those of truth values."""
+_LOGICAL = ("or(a, b)", "and(a, b)")
+
+
+def _group(b: Builder, groups: Any, channel_handle: Any) -> Group:
+    """The axes that the groups go over."""
+    if not isinstance(groups, np.ndarray):
+        raise UnsupportedForm(f"its groups of devices are not given as numbers ({groups})")
+    if groups.size == 1:
+        return Group((), ())
+    _check_mesh(b)
+    if channel_handle is None:
+        raise UnsupportedForm("it is between replicas; a module for several devices has one replica of several partitions here")
+    names = axes_grouped(groups, b.mesh)
+    if names is None:
+        raise UnsupportedForm(
+            f"its groups of devices, {groups.tolist()}, are no axes of the mesh {dict(b.mesh)}; cut arrays over whole axes, or give the mesh "
+            "smaller axes, such as two of 2 for one of 4"
+        )
+    return Group.of(b.mesh, names)
+
+
+def _check_mesh(b: Builder) -> None:
+    if not b.mesh:
+        raise UnsupportedForm(
+            "it is between devices of a mesh that the module does not name. Compile the function that the module comes from with "
+            "tpuflow.jit and its shardings, which says what the mesh is"
+        )
+
+
+@RULES.lowers("stablehlo.all_reduce")
+def _all_reduce(
+    b: Builder, *operands: Value, replica_groups: Any, regions: tuple[Region], channel_handle: Any = None
+) -> tuple[Value, ...]:  # fmt: skip
+    group, text = _group(b, replica_groups, channel_handle), _combined(regions[0])
+    return tuple(_reduced(b, x, text, lambda x, reducer: collectives.all_reduce(b, reducer, x, group)) for x in operands)
+
+
+@RULES.lowers("stablehlo.reduce_scatter")
+def _reduce_scatter(
+    b: Builder, x: Value, *, scatter_dimension: int, replica_groups: Any, regions: tuple[Region], channel_handle: Any = None
+) -> Value:
+    group, text = _group(b, replica_groups, channel_handle), _combined(regions[0])
+    return _reduced(b, x, text, lambda x, reducer: collectives.reduce_scatter(b, reducer, x, group, scatter_dimension, tiled=True))
+
+
+def _combined(region: Region) -> str:
+    (text,) = region.expressions()
+    if text not in _REDUCERS:
+        raise UnsupportedForm(f"it combines by {text or 'a longer computation'}; between chips there are sums, the greatest and the least")
+    return text
+
+
+def _reduced(b: Builder, x: Value, text: str, reduce: Callable[[Value, str], Value]) -> Value:
+    """Truth values as the numbers 0 and 1."""
+    if x.dtype == PRED:
+        return b.convert(reduce(b.convert(x, S32), _REDUCERS[text]), PRED)
+    if text in _LOGICAL:
+        raise UnsupportedForm(f"it combines the bits of {x.dtype}; between chips there are sums, the greatest and the least")
+    return reduce(x, _REDUCERS[text])
+
+
+@RULES.lowers("stablehlo.all_gather")
+def _all_gather(
+    b: Builder, *operands: Value, all_gather_dim: int, replica_groups: Any, channel_handle: Any = None
+) -> tuple[Value, ...]:  # fmt: skip
+    group = _group(b, replica_groups, channel_handle)
+    return tuple(collectives.all_gather(b, x, group, all_gather_dim, tiled=True) for x in operands)
+
+
+@RULES.lowers("stablehlo.all_to_all")
+def _all_to_all(
+    b: Builder, *operands: Value, split_dimension: int, concat_dimension: int, replica_groups: Any, channel_handle: Any = None
+) -> tuple[Value, ...]:
+    group = _group(b, replica_groups, channel_handle)
+    return tuple(collectives.all_to_all(b, x, group, split_dimension, concat_dimension) for x in operands)
+
+
+@RULES.lowers("stablehlo.collective_broadcast")
+def _collective_broadcast(b: Builder, x: Value, *, replica_groups: Any, channel_handle: Any = None) -> Value:
+    """What the first of each group has."""
+    group = _group(b, replica_groups, channel_handle)
+    if group.chips == 1:
+        return x
+    whole = collectives.all_gather(b, x, group, 0, tiled=False)
+    return b.reshape(b.slice_axis(whole, 0, 0, 1), x.shape)
+
+
+@RULES.lowers("stablehlo.collective_permute")
+def _collective_permute(b: Builder, x: Value, *, source_target_pairs: Any, channel_handle: Any = None) -> Value:
+    """Along the axes that devices are sent over, if that is the same for all that differ along the others only; else over all axes."""
+    _check_mesh(b)
+    if channel_handle is None:
+        raise UnsupportedForm("it is between replicas; a module for several devices has one replica of several partitions here")
+    pairs = np.asarray(source_target_pairs).reshape(-1, 2)
+    moved = [name for name in b.mesh if (places(b.mesh, [name])[pairs] @ [1, -1]).any()]
+    others = places(b.mesh, [name for name in b.mesh if name not in moved])
+    rows = {int(o): sorted(map(tuple, places(b.mesh, moved)[pairs[others[pairs[:, 0]] == o]].tolist())) for o in np.unique(others)}
+    same = list(rows.values())
+    if moved and same.count(same[0]) == len(same):
+        return collectives.collective_permute(b, x, Group.of(b.mesh, moved), same[0])
+    return collectives.collective_permute(b, x, Group.of(b.mesh, list(b.mesh)), [(int(s), int(t)) for s, t in pairs])
+
+
+@RULES.lowers("stablehlo.partition_id")
+def _partition_id(b: Builder) -> Value:
+    _check_mesh(b)
+    return b.convert(collectives.position(b, Group.of(b.mesh, list(b.mesh))), U32)
+
+
+@RULES.lowers("stablehlo.replica_id")
+def _replica_id(b: Builder) -> Value:
+    """There is one, of several partitions."""
+    _check_mesh(b)
+    return b.scalar(0, U32)
