@@ -15,13 +15,14 @@ import jax
 import numpy as np
 from jax._src import callback, core, debugging, source_info_util
 from jax._src.interpreters import partial_eval
+from jax._src.mesh import thread_resources
 from jax._src.state import discharge
 from jax.core import Tracer
 from jax.experimental import io_callback
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var, jaxpr_as_fun
 from jax.extend.core import JaxprEqn as Equation
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import get_abstract_mesh
+from jax.sharding import AbstractMesh, get_abstract_mesh
 
 from tpuflow.errors import UnsupportedPrimitiveError
 
@@ -105,9 +106,14 @@ def axes_of(effects: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def axes_around() -> Any:
-    """Names and sizes of the axes that are bound where this is called, and the mesh that is set there (`jax.set_mesh`), as something to be
-    looked up by."""
-    return core.get_axis_env(), get_abstract_mesh()
+    """Names and sizes of the axes that are bound where this is called, and the mesh that is set there, as something to be looked up by."""
+    return core.get_axis_env(), mesh_around()
+
+
+def mesh_around() -> AbstractMesh:
+    """The mesh that is set where this is called, by `jax.set_mesh` or by `with mesh`; an empty one if none is."""
+    mesh = get_abstract_mesh()
+    return thread_resources.env.physical_mesh.abstract_mesh if mesh.empty else mesh
 
 
 def axis_name(axis_data: Any) -> Any:

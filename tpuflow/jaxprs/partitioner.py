@@ -7,6 +7,7 @@ own backends and the environment that the process was started in do not matter.
 
 from __future__ import annotations
 
+import functools
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,6 @@ from jaxlib.xla_client import hlo
 from tpuflow.errors import CompileError, UnsupportedPrimitiveError
 from tpuflow.jaxprs.compat import ClosedJaxpr, calls_host
 from tpuflow.jaxprs.meshes import axes_numbered
-from tpuflow.jaxprs.plugins import cpu_device
 from tpuflow.jaxprs.shardings import Asked, lowered
 
 Cut = tuple[tuple[str, ...], ...]
@@ -48,8 +48,8 @@ def partition(closed: ClosedJaxpr, asked: Asked, name: str) -> Partitioned:
     """
     if calls_host(closed.jaxpr):
         raise UnsupportedPrimitiveError(
-            f"{name}: jax.debug.print, jax.debug.callback and io_callback in a program that is partitioned over {dict(asked.mesh)}: the host "
-            "cannot be called with pieces. Return what it needs from the program, or map the program by hand with jax.shard_map."
+            f"{name}: jax.debug.print, jax.debug.callback and io_callback in a program that is partitioned over {dict(asked.mesh)}: the "
+            "host cannot be called with pieces. Return what it needs from the program, or map the program by hand with jax.shard_map."
         )
     proto = _partitioned(lowered(closed, name, asked), math.prod(asked.mesh.values()), name)
     module = hlo.HloModule.from_serialized_hlo_module_proto(proto)
@@ -69,7 +69,7 @@ _PASS = "spmd-partitioning"
 
 def _partitioned(module: Any, devices: int, name: str) -> bytes:
     """A serialised `HloModuleProto`: the module (MLIR) after XLA's partitioner."""
-    device = cpu_device()
+    device = _device()
     with tempfile.TemporaryDirectory() as directory:
         failure = ""
         try:
@@ -85,15 +85,24 @@ def _partitioned(module: Any, devices: int, name: str) -> bytes:
         return _first_field(written[-1].read_bytes())
 
 
+@functools.cache
+def _device() -> Any:
+    """The only device of a client of its own: a client that finds as many as the module is for goes on to what crashes it here."""
+    return xla_client.make_cpu_client(num_devices=1).local_devices()[0]
+
+
 def _options(devices: int, directory: str) -> Any:
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = 1, devices
     options.executable_build_options.use_spmd_partitioning = True
     options.executable_build_options.use_shardy_partitioner = True
     options.env_option_overrides = [
-        ("xla_dump_to", directory), ("xla_dump_hlo_pass_re", f"{_PASS}.*"), ("xla_dump_hlo_as_proto", True),
-        ("xla_backend_optimization_level", 0),
-    ]  # fmt: skip
+        ("xla_dump_to", directory),
+        ("xla_dump_hlo_pass_re", f"{_PASS}.*"),
+        ("xla_dump_hlo_as_proto", True),
+        ("xla_backend_optimization_level", 0),  # of the machine code that nobody runs
+        ("xla_enable_rgv3_materialization", False),  # groups by mesh axes lose the order of their devices on the way to StableHLO
+    ]
     return options
 
 
@@ -123,7 +132,7 @@ def _cut(proto: Any, rank: int, mesh: Mapping[str, int], where: str) -> Cut:
     found = [axes_numbered(along, mesh) for along in numbers[: len(shape) - sharding.replicate_on_last_tile_dim()]]
     if None in found:
         raise CompileError(
-            f"{where} would be cut as {sharding}, which is not over whole axes of the mesh {dict(mesh)}. Say how it lies in in_shardings or "
-            "out_shardings, or give the mesh smaller axes, such as two of 2 for one of 4."
+            f"{where} would be cut as {sharding}, which is not over whole axes of the mesh {dict(mesh)}. Say how it lies in in_shardings "
+            "or out_shardings, or give the mesh smaller axes, such as two of 2 for one of 4."
         )
     return tuple(names for names in found if names is not None)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tpuflow.errors import UnsupportedPrimitiveError
-from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr, inner_jaxprs, jaxpr_as_fun, location_of
+from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr, Literal, inner_jaxprs, jaxpr_as_fun, location_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,11 @@ def axes_in(spec: PartitionSpec) -> list[str]:
     return [name for row in rows for name in row if isinstance(name, str)]
 
 
+def is_explicit(sharding: NamedSharding) -> bool:
+    """Whether it is over a mesh with explicit axes, so that it is part of the types of arrays."""
+    return AxisType.Explicit in sharding.mesh.axis_types
+
+
 def asked_of(closed: ClosedJaxpr) -> Asked | None:
     """What a jaxpr asks for; None if nothing outside of `shard_map` is cut over several devices, so that there is nothing to partition.
 
@@ -53,6 +58,11 @@ def is_mapped(closed: ClosedJaxpr) -> bool:
     return all(e.primitive.name == "jit" and is_mapped(e.params["jaxpr"]) for e in inner)
 
 
+def with_sharding(spec: jax.ShapeDtypeStruct, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:
+    """An argument to trace with, whose type says how it lies, if that is part of its type."""
+    return spec.update(sharding=sharding) if sharding is not None and is_explicit(sharding) else spec
+
+
 def with_shardings(
     closed: ClosedJaxpr, name: str, inputs: Sequence[NamedSharding | None], outputs: Sequence[NamedSharding | None]
 ) -> ClosedJaxpr:
@@ -63,10 +73,8 @@ def with_shardings(
 
 def lowered(closed: ClosedJaxpr, name: str, asked: Asked) -> Any:
     """The StableHLO module of a jaxpr for the devices of its mesh, whichever they are, with shardings."""
-    inputs = [None if _in_type(a) is not None else s for a, s in zip(closed.in_avals, asked.inputs, strict=True)]
-    outputs = [None if _in_type(a) is not None else s for a, s in zip(closed.out_avals, asked.outputs, strict=True)]
-    call = jax.jit(_named_function(closed, name), in_shardings=tuple(inputs), out_shardings=outputs, keep_unused=True)
-    return call.trace(*specs_of(closed.in_avals)).lower(lowering_platforms=("cpu",)).compiler_ir()
+    call = jax.jit(_named_function(closed, name), in_shardings=asked.inputs, out_shardings=list(asked.outputs), keep_unused=True)
+    return call.trace(*specs_of(closed.in_avals)).lower(lowering_platforms=("tpu",)).compiler_ir()
 
 
 def specs_of(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
@@ -90,7 +98,7 @@ def _named_function(closed: ClosedJaxpr, name: str) -> Any:
 def _in_type(aval: Any) -> NamedSharding | None:
     """The sharding that is part of a type (of an array over explicit axes); None if there is none."""
     sharding = getattr(aval, "sharding", None)
-    return sharding if sharding is not None and not sharding.mesh.empty and sharding.mesh._any_axis_explicit else None
+    return sharding if sharding is not None and is_explicit(sharding) else None
 
 
 def _of_ports(closed: ClosedJaxpr) -> tuple[tuple[NamedSharding | None, ...], tuple[NamedSharding | None, ...]]:
@@ -100,10 +108,10 @@ def _of_ports(closed: ClosedJaxpr) -> tuple[tuple[NamedSharding | None, ...], tu
     outputs: dict[Any, Any] = {}
     if len(equations) == 1 and equations[0].primitive.name == "jit":
         (call,) = equations
-        inputs = {v: s for v, s in zip(call.invars, call.params["in_shardings"], strict=True) if not isinstance(v, jax.extend.core.Literal)}
+        inputs = {v: s for v, s in zip(call.invars, call.params["in_shardings"], strict=True) if not isinstance(v, Literal)}
         outputs = dict(zip(call.outvars, call.params["out_shardings"], strict=True))
     ports = ((closed.jaxpr.invars, inputs), (closed.jaxpr.outvars, outputs))
-    of_inputs, of_outputs = (tuple(_in_type(v.aval) or _named_or_none(given.get(v)) for v in values) for values, given in ports)
+    of_inputs, of_outputs = (tuple(_named_or_none(given.get(v)) or _in_type(v.aval) for v in values) for values, given in ports)
     return of_inputs, of_outputs
 
 
@@ -114,7 +122,7 @@ def _named_or_none(sharding: Any) -> NamedSharding | None:
 def _named(jaxpr: Jaxpr) -> Iterator[tuple[Equation, NamedSharding]]:
     """Every sharding that an equation or the type of its results names, outside of `shard_map`s that map all axes by hand."""
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "shard_map" and set(equation.params["mesh"].axis_names) <= set(equation.params["manual_axes"]):
+        if equation.primitive.name == "shard_map" and set(equation.params["mesh"].axis_names) <= set(equation.params["newly_manual_axes"]):
             continue
         for value in equation.params.values():
             yield from ((equation, s) for s in (value if isinstance(value, tuple) else (value,)) if isinstance(s, NamedSharding))

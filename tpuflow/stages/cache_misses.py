@@ -11,7 +11,7 @@ import jax
 logger = logging.getLogger("tpuflow.jit")
 _PARTS = ("the structure of its arguments", "the static arguments")
 Key = tuple[Any, tuple[Any, ...], tuple[Any, ...], Any]
-"""Structure, static arguments, signatures of the leaves, named axes around the call."""
+"""Structure, static arguments, signatures of the leaves, named axes and the mesh around the call."""
 
 
 def explain(name: str, key: Key, before: Iterable[Key], leaf_names: Callable[[Any, Any], Sequence[str]]) -> None:
@@ -37,10 +37,11 @@ def _differences(key: Key, other: Key, leaf_names: Callable[[Any, Any], Sequence
     if key[0] == other[0]:
         leaves = zip(leaf_names(key[0], key[1]), key[2], other[2], strict=True)
         found += [f"{leaf}: {_described(new)}, was {_described(old)}" for leaf, new, old in leaves if new != old]
-    return found + ([] if key[3] == other[3] else ["the named axes around the call"])
+    return found + ([] if key[3] == other[3] else ["the named axes, or the mesh, around the call"])
 
 
-def _described(signature: tuple[Any, Any, bool]) -> str:
-    """A shape, a type, and whether the type is weak: "float32[3] (weak)"."""
-    shape, dtype, weak = signature
-    return f"{dtype}[{','.join(map(str, shape))}]{' (weak)' if weak else ''}"
+def _described(signature: tuple[Any, Any, bool, Any]) -> str:
+    """A shape, a type, whether the type is weak, and how the array is cut over devices: "float32[3] (weak)"."""
+    shape, dtype, weak, sharding = signature
+    cut = "" if sharding is None else f" cut as {sharding.spec} over {dict(sharding.mesh.shape)}"
+    return f"{dtype}[{','.join(map(str, shape))}]{' (weak)' if weak else ''}{cut}"

@@ -20,21 +20,25 @@ from tpuflow.device.runtime import ENGINES, FIDELITIES
 from tpuflow.errors import ConfigError, a_thing, did_you_mean, shown
 from tpuflow.isa.program import Program
 from tpuflow.jaxprs.compat import ClosedJaxpr, Tracer, axes_around, axes_of, is_transforming
+from tpuflow.jaxprs.shardings import cuts, is_mapped, with_sharding, with_shardings
 from tpuflow.stages.cache_misses import explain
 from tpuflow.stages.complex_ports import split
 from tpuflow.stages.device_call import device_call
 from tpuflow.stages.jax_options import check_jax_options
 from tpuflow.stages.one_by_one import one_by_one, runs_one_by_one
+from tpuflow.stages.shardings import Shardings, brought
 from tpuflow.stages.staging import DeviceFunction, Lowered, Target, as_array, compile_planes
 from tpuflow.stages.tracing import users_code
 
 BACKEND = "tpusim"
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _WEAK_SCALARS = {
-    bool: ((), np.dtype(np.bool_), False),
-    int: ((), np.dtype(np.int32), True),
-    float: ((), np.dtype(np.float32), True),
+    bool: ((), np.dtype(np.bool_), False, None),
+    int: ((), np.dtype(np.int32), True, None),
+    float: ((), np.dtype(np.float32), True, None),
 }
+
+_NO_SHARDINGS = Shardings()
 
 
 def jit(
@@ -68,7 +72,9 @@ def jit(
       static_argnums, static_argnames: arguments that are compile-time constants; they must be hashable.
       donate_argnums, donate_argnames: arguments whose memory the device may reuse; do not use them after the call.
       keep_unused, inline: as it always is: a Program takes every argument, and calls are inlined.
-      compiler_options, in_shardings, out_shardings: none; those of XLA have no meaning here.
+      compiler_options: none; those of XLA have no meaning here.
+      in_shardings, out_shardings: how arguments and results lie on the chips of a mesh, as jax.jit takes them; None: as an argument brings
+        it along, or as the partitioner finds best. The program is then partitioned over the mesh (docs/meshes.md).
       policy: precision, applied with `tpuflow.autocast`.
       engine, fidelity: how the device is simulated.
 
@@ -84,7 +90,8 @@ def jit(
         raise ConfigError(
             f"tpuflow.jit: expected a function, got {a_thing(fun)}; give the function itself, not its result: tpuflow.jit(f)(x)."
         )
-    check_jax_options(compiler_options, in_shardings, out_shardings)
+    check_jax_options(compiler_options)
+    shardings = Shardings(in_shardings, out_shardings)
     check_switch("tpuflow.jit: keep_unused", keep_unused)
     check_switch("tpuflow.jit: inline", inline)
     check_choice("engine", engine, ENGINES)
@@ -93,7 +100,7 @@ def jit(
     donated = _argument_set(fun, "donate", donate_argnums, donate_argnames)
     if both := static.names & donated.names or static.numbers & donated.numbers:
         raise ConfigError(f"tpuflow.jit: arguments {sorted(map(str, both))} cannot be both static and donated.")
-    return JitFunction(fun, static, donated, Target(get_chip(chip), engine, fidelity), policy)
+    return JitFunction(fun, static, donated, Target(get_chip(chip), engine, fidelity), policy, shardings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +137,14 @@ class _Traced:
 class JitFunction:
     """A function that runs on the simulated device; made by `tpuflow.jit`."""
 
-    def __init__(self, fun: Callable[..., Any], static: _ArgumentSet, donated: _ArgumentSet, target: Target, policy: Any):
+    def __init__(
+        self, fun: Callable[..., Any], static: _ArgumentSet, donated: _ArgumentSet, target: Target, policy: Any,
+        shardings: Shardings = _NO_SHARDINGS,
+    ):  # fmt: skip
         functools.update_wrapper(self, fun)
         self._fun = fun if policy is None else amp.autocast(fun, policy)
         self._name = getattr(fun, "__name__", type(fun).__name__)
-        self._static, self._donated, self._target = static, donated, target
+        self._static, self._donated, self._target, self._shardings = static, donated, target, shardings
         self._traced: dict[Any, _Traced] = {}
         self._compiled: dict[Any, tuple[DeviceFunction, Any]] = {}
 
@@ -235,13 +245,24 @@ class JitFunction:
             out_trees.append(out_tree)
             return outputs
 
-        specs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in signatures]
+        names = self._leaf_names(tree, statics)
+        specs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak, _ in signatures]
+        shardings = self._shardings.of_arguments(tree, names, specs, [brought for *_, brought in signatures])
+        specs = [with_sharding(spec, sharding) for spec, sharding in zip(specs, shardings, strict=True)]
         with users_code(f"while tracing {self._name} for tpuflow.jit"), jax.disable_jit(False):
             jaxpr = jax.make_jaxpr(flat)(*specs)
-        traced = _Traced(jaxpr, out_trees[0], self._donated_leaves(tree, statics), self._leaf_names(tree, statics))
+            jaxpr = self._sharded(jaxpr, shardings, out_trees[0])
+        traced = _Traced(jaxpr, out_trees[0], self._donated_leaves(tree, statics), names)
         if not traced.captures_tracers:
             self._traced[key] = traced
         return traced
+
+    def _sharded(self, jaxpr: ClosedJaxpr, inputs: Sequence[Any], out_tree: Any) -> ClosedJaxpr:
+        """The jaxpr with the shardings of arguments and results in it; a function mapped by hand says itself how it takes arrays."""
+        outputs = self._shardings.of_results(out_tree, jaxpr.out_avals)
+        if not any(map(cuts, (*inputs, *outputs))) or (not self._shardings and is_mapped(jaxpr)):
+            return jaxpr
+        return with_shardings(jaxpr, self._name, inputs, outputs)
 
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
         """Arguments without the static ones, and those as a hashable tuple of (place, value, type)."""
@@ -291,17 +312,17 @@ class JitFunction:
 
 
 def _signature(leaf: Any) -> Any:
-    """What a program is specialised on: shape, type, and whether the type is weak."""
+    """What a program is specialised on: shape, type, whether the type is weak, and how it lies on several devices."""
     scalar = _WEAK_SCALARS.get(type(leaf))
     if scalar is not None:
         return scalar
     if isinstance(leaf, jax.Array):
         aval = leaf.aval
-        return aval.shape, aval.dtype, getattr(aval, "weak_type", False)
+        return aval.shape, aval.dtype, getattr(aval, "weak_type", False), _sharding_of(leaf)
     if isinstance(leaf, np.ndarray) and leaf.dtype.itemsize < 8:
-        return leaf.shape, leaf.dtype, False
+        return leaf.shape, leaf.dtype, False, None
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf.shape, leaf.dtype, leaf.weak_type
+        return leaf.shape, leaf.dtype, leaf.weak_type, brought(leaf.sharding)
     try:
         aval = jax.typeof(jnp.asarray(leaf))
     except (TypeError, ValueError) as error:
@@ -309,7 +330,12 @@ def _signature(leaf: Any) -> Any:
             f"tpuflow.jit: an argument holds {leaf!r} of type {type(leaf).__name__}, which is no array or number; arguments that are not "
             "data can be made compile-time constants with static_argnums or static_argnames."
         ) from error
-    return aval.shape, aval.dtype, aval.weak_type
+    return aval.shape, aval.dtype, aval.weak_type, None
+
+
+def _sharding_of(array: Any) -> Any:
+    """How an array says that it lies on several devices."""
+    return brought(array.aval.sharding if isinstance(array, Tracer) else array.sharding)
 
 
 def _is_staged(leaves: list[Any]) -> bool:

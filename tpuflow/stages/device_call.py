@@ -33,6 +33,7 @@ from tpuflow.jaxprs.compat import (
     jaxpr_as_fun,
     mlir,
 )
+from tpuflow.jaxprs.shardings import specs_of
 from tpuflow.lower.importers.jaxpr.importer import check_axes
 from tpuflow.stages.staging import Target, run_jaxpr
 
@@ -89,13 +90,13 @@ def _linearize(jaxpr: ClosedJaxpr, active: tuple[bool, ...]) -> _Linearized:
         trees.append(tree)
         return outputs, residuals
 
-    forward_jaxpr, (_, residuals) = jax.make_jaxpr(forward, return_shape=True)(*_specs(jaxpr.in_avals))
+    forward_jaxpr, (_, residuals) = jax.make_jaxpr(forward, return_shape=True)(*specs_of(jaxpr.in_avals))
 
     def tangent(residuals: list[Any], tangents: list[Any]) -> list[Any]:
         results = jax.tree.unflatten(trees[0], residuals)(*tangents)
         return [t for t, aval in zip(results, jaxpr.out_avals, strict=True) if _is_inexact(aval)]
 
-    moving = [s for s, a in zip(_specs(jaxpr.in_avals), active, strict=True) if a]
+    moving = [s for s, a in zip(specs_of(jaxpr.in_avals), active, strict=True) if a]
     return _Linearized(forward_jaxpr, jax.make_jaxpr(tangent)(residuals, moving))
 
 
@@ -120,14 +121,14 @@ ad.primitive_jvps[device_call_p] = _jvp
 def _transposed(jaxpr: ClosedJaxpr, linear: tuple[bool, ...]) -> ClosedJaxpr:
     """(inputs that are not linear, cotangents of all outputs) -> cotangents of the linear inputs."""
     call = jaxpr_as_fun(jaxpr)
-    specs = _specs(jaxpr.in_avals)
+    specs = specs_of(jaxpr.in_avals)
     moving = [s for s, is_linear in zip(specs, linear, strict=True) if is_linear]
 
     def transpose(kept: list[Any], cotangents: list[Any]) -> list[Any]:
         return list(jax.linear_transpose(lambda *moved: call(*_merge(linear, moved, kept)), *moving)(cotangents))
 
     kept = [s for s, is_linear in zip(specs, linear, strict=True) if not is_linear]
-    return jax.make_jaxpr(transpose)(kept, _specs(jaxpr.out_avals))
+    return jax.make_jaxpr(transpose)(kept, specs_of(jaxpr.out_avals))
 
 
 def _transpose(cotangents: Sequence[Any], *arguments: Any, jaxpr: ClosedJaxpr, name: str, target: Target) -> list[Any]:
@@ -147,7 +148,7 @@ ad.primitive_transposes[device_call_p] = _transpose
 
 @functools.lru_cache(CACHED)
 def _batched(jaxpr: ClosedJaxpr, axes: tuple[int | None, ...], size: int, axis_name: Any) -> ClosedJaxpr:
-    specs = [_with_axis(s, axis, size) for s, axis in zip(_specs(jaxpr.in_avals), axes, strict=True)]
+    specs = [_with_axis(s, axis, size) for s, axis in zip(specs_of(jaxpr.in_avals), axes, strict=True)]
     return jax.make_jaxpr(jax.vmap(jaxpr_as_fun(jaxpr), in_axes=axes, axis_size=size, axis_name=axis_name))(*specs)
 
 
@@ -177,7 +178,7 @@ def _from_host(*arguments: Any, jaxpr: ClosedJaxpr, name: str, target: Target) -
         return [np.asarray(jax.random.key_data(r) if is_key(aval) else r) for r, aval in zip(results, outputs, strict=True)]
 
     words = [jax.random.key_data(a) if is_key(aval) else a for a, aval in zip(arguments, inputs, strict=True)]
-    shapes = [jax.eval_shape(jax.random.key_data, s) if is_key(s) else s for s in _specs(outputs)]
+    shapes = [jax.eval_shape(jax.random.key_data, s) if is_key(s) else s for s in specs_of(outputs)]
     call = io_callback if calls_host(jaxpr) else jax.pure_callback  # what prints must run, even if nobody uses its results
     results = call(host, shapes, *words)
     return [as_keys(r, aval) if is_key(aval) else r for r, aval in zip(results, outputs, strict=True)]
@@ -197,17 +198,13 @@ def _with_constants_as_inputs(closed: ClosedJaxpr) -> ClosedJaxpr:
     def with_inputs(*values: Any) -> list[Any]:
         return call(ClosedJaxpr(closed.jaxpr, values[:count]))(*values[count:])
 
-    return jax.make_jaxpr(with_inputs)(*_specs(list(map(jax.typeof, closed.consts))), *_specs(closed.in_avals))
+    return jax.make_jaxpr(with_inputs)(*specs_of(list(map(jax.typeof, closed.consts))), *specs_of(closed.in_avals))
 
 
 def _merge(mask: Sequence[bool], chosen: Sequence[Any], others: Sequence[Any]) -> list[Any]:
     """One list: an element of `chosen` where the mask is true, of `others` where it is not."""
     yes, no = iter(chosen), iter(others)
     return [next(yes) if m else next(no) for m in mask]
-
-
-def _specs(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False)) for a in avals]
 
 
 def _with_axis(spec: jax.ShapeDtypeStruct, axis: int | None, size: int) -> jax.ShapeDtypeStruct:

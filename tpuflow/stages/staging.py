@@ -198,7 +198,7 @@ class Lowered:
         Raises:
           ConfigError: there are compiler options, which are XLA's.
         """
-        check_jax_options(compiler_options, None, None)
+        check_jax_options(compiler_options)
         return Compiled(self.make(), self.in_tree, self.out_tree)
 
     def lower(self) -> Lowered:

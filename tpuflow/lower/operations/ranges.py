@@ -29,7 +29,7 @@ def range_of(b: Builder, x: Value, steps: int = _MOST_STEPS) -> Range:
     made = b.maker(x)
     if x in b.ranges or made is None or not steps:
         return b.ranges.get(x, _of_type(x.dtype))
-    if made.op == "convert" and not made.inputs[0].dtype.is_float:
+    if made.op == "reshape" or (made.op == "convert" and not made.inputs[0].dtype.is_float):
         return _fitting(range_of(b, made.inputs[0], steps - 1), x.dtype)
     if made.op in _MADE_BY:
         return _fitting(_MADE_BY[made.op](*(range_of(b, v, steps - 1) for v in made.inputs)), x.dtype)

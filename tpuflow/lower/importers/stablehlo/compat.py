@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import chlo, sdy, stablehlo
+from jaxlib.mlir.dialects import chlo, stablehlo
 
 from tpuflow.dtypes import BF16, BY_NAME, F16, F32, PRED, U32
 from tpuflow.errors import ModuleError, UnsupportedPrimitiveError
@@ -63,11 +63,9 @@ class _Reader:
         self._attributes: dict[Any, Any] = {}
         self._places: dict[Any, Place] = {}
         self._numbers: dict[Any, int] = {}
-        self._meshes: dict[str, Any] = {}
 
     def module(self, module: ir.Module) -> Module:
         operations = [view.operation for view in module.body.operations]
-        self._meshes = {op.attributes["sym_name"].value: sdy.MeshAttr(op.attributes["mesh"]) for op in operations if op.name == "sdy.mesh"}
         functions = [self._function(op) for op in operations if op.name == "func.func" and op.regions[0].blocks]
         attributes: Any = module.operation.attributes
         name = attributes["sym_name"].value if "sym_name" in attributes else ""
@@ -95,7 +93,7 @@ class _Reader:
         *inner, last = (view.operation for view in block.operations)
         if not last.name.endswith(".return"):
             raise _branching(last)
-        operations = tuple(map(self._operation, inner))
+        operations = tuple(self._operation(op) for op in inner if not self._is_taken_apart(op))
         outputs = tuple(numbers[v] for v in last.operands)
         types = tuple(self._type(a.type) for a in block.arguments)
         return Block(arguments, types, operations, outputs, captured_by(arguments, operations, outputs))
@@ -104,12 +102,30 @@ class _Reader:
         numbers = self._numbers
         operands = tuple(numbers[v] for v in op.operands)
         blocks = tuple(self._block(_only_block(region, op)) for region in op.regions)
-        results = tuple(op.results)
+        results, types = self._results(op)
         attributes = op.attributes
         return Operation(
-            op.name, operands, tuple(map(self._number, results)), tuple(self._type(v.type) for v in results),
+            op.name, operands, results, types,
             {name: self._named(attributes, name) for name in attributes}, blocks, self._place(op.location),
         )  # fmt: skip
+
+    def _results(self, op: Any) -> tuple[tuple[int, ...], tuple[DeclaredType, ...]]:
+        """Numbers and types of an operation's results: the elements, if it makes a tuple (which custom calls do after XLA's passes)."""
+        values = tuple(op.results)
+        if len(values) != 1 or not isinstance(values[0].type, ir.TupleType):
+            return tuple(map(self._number, values)), tuple(self._type(v.type) for v in values)
+        kind: Any = values[0].type
+        elements = tuple((values[0], i) for i in range(kind.num_types))
+        return tuple(map(self._number, elements)), tuple(self._type(kind.get_type(i)) for i in range(kind.num_types))
+
+    def _is_taken_apart(self, op: Any) -> bool:
+        """Whether an operation only takes an element of a tuple whose elements have numbers, which is then the number of its result."""
+        if op.name != "stablehlo.get_tuple_element":
+            return False
+        known = self._numbers.get((op.operands[0], op.attributes["index"].value))
+        if known is not None:
+            self._numbers[op.results[0]] = known
+        return known is not None
 
     def _number(self, value: Any) -> int:
         return self._numbers.setdefault(value, len(self._numbers))
@@ -128,27 +144,8 @@ class _Reader:
 
     def _attribute(self, attribute: Any) -> Any:
         if attribute not in self._attributes:
-            on_mesh = stablehlo.ReplicaGroupMeshAxesAttr.isinstance(attribute)
-            self._attributes[attribute] = self._groups(attribute) if on_mesh else _decoded(attribute)
+            self._attributes[attribute] = _decoded(attribute)
         return self._attributes[attribute]
-
-    def _groups(self, attribute: Any) -> np.ndarray | Unreadable:
-        """[groups, members]: devices in groups that are given by axes of one of the module's meshes, or by parts of axes."""
-        over = stablehlo.ReplicaGroupMeshAxesAttr(attribute)
-        mesh = self._meshes.get(over.mesh.value) if isinstance(over.mesh, ir.FlatSymbolRefAttr) else None
-        if mesh is None or mesh.device_ids:
-            return Unreadable(str(attribute))
-        axes = [sdy.MeshAxisAttr(axis) for axis in mesh.axes]
-        places = dict(zip([a.name for a in axes], np.indices([a.size for a in axes]).reshape(len(axes), -1), strict=True))
-        sizes, member = {a.name: a.size for a in axes}, np.zeros(1, np.int64)
-        for ref in map(stablehlo.AxisRefAttr, over.axes):
-            part: Any = ref.sub_axis_info
-            before, count = (part.pre_size, part.size) if part is not None else (1, sizes[ref.name])
-            step = sizes[ref.name] // (before * count)
-            along = places[ref.name] // step % count
-            member, places[ref.name] = member * count + along, places[ref.name] - along * step
-        order = np.lexsort((member, *reversed(places.values())))
-        return order.reshape(-1, int(member.max()) + 1)
 
     def _place(self, location: Any) -> Place:
         key = location.attr

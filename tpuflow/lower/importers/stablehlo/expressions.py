@@ -45,7 +45,7 @@ def _operation(operation: Operation, operands: Sequence[str]) -> str:
     name = operation.name.partition(".")[2]
     if operation.blocks or not all(operands) or not all(isinstance(t, TensorType | ComplexType) and t.shape == () for t in operation.types):
         return ""
-    if name == "broadcast_in_dim":
+    if name in ("broadcast_in_dim", "copy"):
         return operands[0]
     words = _WORDS.get(name, lambda attributes: name)(operation.attributes)
     if name in ("convert", "bitcast_convert"):

@@ -52,9 +52,9 @@ def lower_stablehlo(
     or MLIR text. Calls of other functions are inlined.
 
     name: the graph's; empty: the module's. input_names, output_names: empty: as the module has them. host_functions: what a
-    `HOST_CALL` calls, by its number. mesh: the axes of the mesh whose devices the module is for, each of which runs it, with their sizes;
-    devices are numbered row-major over them. trusted: the bytes are MLIR's own, such as JAX hands over: others are first read by another process
-    (0.3 s), because jaxlib crashes on some that are damaged.
+    `HOST_CALL` calls, by its number. mesh: the axes (and their sizes) of the mesh whose devices all run the module, numbered row-major.
+    trusted: the bytes are MLIR's own, such as JAX hands over: others are first read by another process (0.3 s), because jaxlib crashes on
+    some that are damaged.
 
     Raises:
       ModuleError: the bytes are no module, or damaged.

@@ -13,7 +13,7 @@ from tpuflow.lower.importers.registry import Rule, Rules
 from tpuflow.lower.importers.stablehlo.advice import advice
 from tpuflow.lower.importers.stablehlo.expressions import expressions
 from tpuflow.lower.importers.stablehlo.module import Block, ForeignType, Module, Operation, Symbol, calls_host, device_type
-from tpuflow.lower.importers.stablehlo.wide import Counter, count
+from tpuflow.lower.importers.stablehlo.wide import Counter, count, counted
 from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, packed, plane_by_plane, planes
 from tpuflow.lower.operations.forms import Body, UnsupportedForm
 
@@ -137,6 +137,8 @@ def _counted(b: Builder, operation: Operation, env: Mapping[int, Any]) -> Counte
     if not isinstance(kind, ForeignType) or kind.counter is None or others:
         return None
     operands = [env[v] for v in operation.operands]
+    if len(operands) == 1 and isinstance(operands[0], Value):
+        return counted(b, operation.name, operands[0], kind.counter)
     counters = [x for x in operands if isinstance(x, Counter)]
     return count(b, operation.name, counters, operation.attributes, kind.counter) if len(counters) == len(operands) else None
 

@@ -1,4 +1,5 @@
-"""Counters of 64 bits, which the device has not: JAX numbers the elements of arrays of random bits with them.
+"""Counters of 64 bits, which the device has not: JAX numbers the elements of arrays of random bits with them, from a chip's own first
+element on where they are cut.
 
 Such a number is held as u32 as long as the largest that it may be is known to fit; a number that may be larger is refused by its type.
 """
@@ -15,6 +16,7 @@ from tpuflow.dtypes import U32
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.operations.movement import broadcast_in_dim
+from tpuflow.lower.operations.ranges import range_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,12 @@ def _shift_right(b: Builder, operands: Sequence[Counter], attributes: Attributes
         return None
     most = x.most >> int(amount)
     return (b.shr_logical(x.value, y.value) if most else b.full(kind, 0)), most
+
+
+def counted(b: Builder, name: str, x: Value, kind: TensorType) -> Counter | None:
+    """A conversion from integers that are known not to be negative; None for other operations."""
+    known = name == "stablehlo.convert" and not x.dtype.is_float and range_of(b, x)[0] >= 0
+    return Counter(b.convert(x, U32), range_of(b, x)[1]) if known else None
 
 
 _RULES: Mapping[str, Callable[[Builder, Sequence[Counter], Attributes, TensorType], Made | None]] = {

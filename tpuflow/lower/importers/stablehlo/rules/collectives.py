@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,14 @@ from tpuflow.lower.importers.stablehlo.walk import RULES, Region
 from tpuflow.lower.operations import collectives
 from tpuflow.lower.operations.collectives import Group
 from tpuflow.lower.operations.forms import UnsupportedForm
+from tpuflow.lower.operations.reductions import reduce
 
-_REDUCERS = {"add(a, b)": "add", "maximum(a, b)": "max", "minimum(a, b)": "min", "or(a, b)": "max", "and(a, b)": "min"}
-"""What combines two elements -> how a collective does; "or" and "and" are those of truth values."""
-_LOGICAL = ("or(a, b)", "and(a, b)")
+_REDUCERS = {"add(a, b)": "add", "maximum(a, b)": "max", "minimum(a, b)": "min"}
+"""What combines two elements -> how a collective does."""
+_TRUTH = {"add(a, b)": "max", "or(a, b)": "max", "multiply(a, b)": "min", "and(a, b)": "min"} | _REDUCERS
+"""The same of truth values, as the numbers 0 and 1."""
+_GATHERED = {"multiply(a, b)": "mul", "or(a, b)": "or", "and(a, b)": "and", "xor(a, b)": "xor"}
+"""What no collective does: all chips get the parts of all, and combine them."""
 
 
 def _group(b: Builder, groups: Any, channel_handle: Any) -> Group:
@@ -33,8 +36,8 @@ def _group(b: Builder, groups: Any, channel_handle: Any) -> Group:
     names = axes_grouped(groups, b.mesh)
     if names is None:
         raise UnsupportedForm(
-            f"its groups of devices, {groups.tolist()}, are no axes of the mesh {dict(b.mesh)}; cut arrays over whole axes, or give the mesh "
-            "smaller axes, such as two of 2 for one of 4"
+            f"its groups of devices, {groups.tolist()}, are no axes of the mesh {dict(b.mesh)}; cut arrays over whole axes, or give the "
+            "mesh smaller axes, such as two of 2 for one of 4"
         )
     return Group.of(b.mesh, names)
 
@@ -48,35 +51,31 @@ def _check_mesh(b: Builder) -> None:
 
 
 @RULES.lowers("stablehlo.all_reduce")
-def _all_reduce(
-    b: Builder, *operands: Value, replica_groups: Any, regions: tuple[Region], channel_handle: Any = None
-) -> tuple[Value, ...]:  # fmt: skip
-    group, text = _group(b, replica_groups, channel_handle), _combined(regions[0])
-    return tuple(_reduced(b, x, text, lambda x, reducer: collectives.all_reduce(b, reducer, x, group)) for x in operands)
+def _all_reduce(b: Builder, *operands: Value, replica_groups: Any, regions: tuple[Region], channel_handle: Any = None) -> tuple[Value, ...]:
+    group, (text,) = _group(b, replica_groups, channel_handle), regions[0].expressions()
+    return tuple(_reduced(b, x, text, group) for x in operands)
+
+
+def _reduced(b: Builder, x: Value, text: str, group: Group) -> Value:
+    if x.dtype == PRED and text in _TRUTH:
+        return b.convert(collectives.all_reduce(b, _TRUTH[text], b.convert(x, S32), group), PRED)
+    if text in _GATHERED and group.chips > 1:
+        return reduce(b, _GATHERED[text], collectives.all_gather(b, x, group, 0, tiled=False), (0,))
+    return collectives.all_reduce(b, _reducer(text), x, group)
 
 
 @RULES.lowers("stablehlo.reduce_scatter")
 def _reduce_scatter(
     b: Builder, x: Value, *, scatter_dimension: int, replica_groups: Any, regions: tuple[Region], channel_handle: Any = None
 ) -> Value:
-    group, text = _group(b, replica_groups, channel_handle), _combined(regions[0])
-    return _reduced(b, x, text, lambda x, reducer: collectives.reduce_scatter(b, reducer, x, group, scatter_dimension, tiled=True))
+    group, (text,) = _group(b, replica_groups, channel_handle), regions[0].expressions()
+    return collectives.reduce_scatter(b, _reducer(text), x, group, scatter_dimension, tiled=True)
 
 
-def _combined(region: Region) -> str:
-    (text,) = region.expressions()
+def _reducer(text: str) -> str:
     if text not in _REDUCERS:
         raise UnsupportedForm(f"it combines by {text or 'a longer computation'}; between chips there are sums, the greatest and the least")
-    return text
-
-
-def _reduced(b: Builder, x: Value, text: str, reduce: Callable[[Value, str], Value]) -> Value:
-    """Truth values as the numbers 0 and 1."""
-    if x.dtype == PRED:
-        return b.convert(reduce(b.convert(x, S32), _REDUCERS[text]), PRED)
-    if text in _LOGICAL:
-        raise UnsupportedForm(f"it combines the bits of {x.dtype}; between chips there are sums, the greatest and the least")
-    return reduce(x, _REDUCERS[text])
+    return _REDUCERS[text]
 
 
 @RULES.lowers("stablehlo.all_gather")

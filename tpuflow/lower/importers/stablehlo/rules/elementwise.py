@@ -37,6 +37,7 @@ def _arithmetic(b: Builder, op: str, x: Value, y: Value) -> Value:
 
 RULES.enter({f"stablehlo.{_RENAMED.get(op, op)}": bound(_node, op) for op in (*OPERATIONS, "is_finite") if op not in _OTHERWISE})
 RULES.enter({f"chlo.{op}": bound(_node, op) for op in _CHLO})
+RULES.enter({"mhlo.erf": bound(_node, "erf")})  # as it is after XLA's passes
 RULES.enter({"stablehlo.add": bound(_arithmetic, "add"), "stablehlo.multiply": bound(_arithmetic, "mul")})
 RULES.enter({
     "stablehlo.maximum": elementwise.maximum, "stablehlo.minimum": elementwise.minimum, "stablehlo.power": elementwise.power,

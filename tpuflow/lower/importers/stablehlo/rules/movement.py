@@ -8,13 +8,23 @@ from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.importers.stablehlo.walk import RULES
 from tpuflow.lower.operations import movement
+from tpuflow.lower.operations.by_position import by_position, summed
 from tpuflow.lower.operations.complex import Number, Type, packed, planes
 from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.window import Sizes
 
 RULES.enter({"stablehlo.transpose": Builder.transpose}, permutation="permutation")
 RULES.enter({"stablehlo.slice": Builder.slice}, start_indices="start", limit_indices="limit", strides="stride")
-RULES.enter({"stablehlo.dynamic_slice": movement.dynamic_slice, "stablehlo.dynamic_update_slice": movement.dynamic_update_slice})
+RULES.enter({"stablehlo.dynamic_update_slice": movement.dynamic_update_slice})
+
+
+@RULES.lowers("stablehlo.dynamic_slice")
+def _dynamic_slice(b: Builder, x: Value, *starts: Value, slice_sizes: Sizes) -> Value:
+    """A piece; or a number that a chip looks up for itself in a table of all."""
+    piece = movement.dynamic_slice(b, x, *starts, slice_sizes=slice_sizes)
+    numbers = by_position(b.maker, b.mesh, piece) if b.mesh else None
+    total = None if numbers is None else summed(b, numbers)
+    return piece if total is None else b.reshape(b.convert(total, x.dtype), piece.shape)
 
 
 @RULES.lowers("stablehlo.constant")

@@ -174,6 +174,14 @@ _KEYS: dict[str, Callable[[Builder, Value], Value]] = {
 """The comparators of others -> an integer or float that grows in their order."""
 
 
+@RULES.lowers("mhlo.topk")
+def _topk(b: Builder, x: Value, *, k: int, largest: bool = True) -> tuple[Value, Value]:
+    """`chlo.top_k` after XLA's passes."""
+    if not largest:
+        raise UnsupportedForm("it wants the least, which chlo.top_k has not; give it the opposite numbers")
+    return sorting.top_k(b, x, k=k, axis=-1)
+
+
 @RULES.lowers("chlo.top_k")
 def _top_k(b: Builder, x: Value, *, k: int) -> tuple[Value, Value]:
     return sorting.top_k(b, x, k=k, axis=-1)

@@ -1,0 +1,90 @@
+"""Integers that depend on nothing but a chip's position in the mesh, as a number for each chip: where a chip's own part of an array begins.
+
+A partitioner looks them up in a table; here they become sums of positions along axes, which the chip has at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from tpuflow.dtypes import S32
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import Node, Value
+
+Sizes = Mapping[str, int]
+Maker = Callable[[Value], Node | None]
+Made = Callable[..., np.ndarray | None]
+_MOST_STEPS = 16
+"""How many operations back the making of a number is looked at."""
+
+
+def by_position(maker: Maker, sizes: Sizes, x: Value, steps: int = _MOST_STEPS) -> np.ndarray | None:
+    """s64[chips]: the integer x (of one element) on every chip, row-major over the axes of the mesh; None if it depends on more."""
+    node = maker(x) if x.type.elems == 1 and not x.dtype.is_float else None
+    if node is None or node.op not in _NUMBERS or not steps:
+        return None
+    if node.op == "dynamic_slice":
+        return _looked_up(maker, sizes, node, steps - 1)
+    operands = [by_position(maker, sizes, v, steps - 1) for v in node.inputs]
+    return None if any(operand is None for operand in operands) else _NUMBERS[node.op](node, sizes, *operands)
+
+
+def _looked_up(maker: Maker, sizes: Sizes, node: Node, steps: int) -> np.ndarray | None:
+    """Of an element of a table."""
+    table, *starts = node.inputs
+    made = maker(table)
+    places = [by_position(maker, sizes, start, steps) for start in starts]
+    if made is None or made.op != "constant" or any(place is None for place in places):
+        return None
+    return made.attrs["data"].astype(np.int64)[tuple(place for place in places if place is not None)]
+
+
+def _position(node: Node, sizes: Sizes) -> np.ndarray:
+    axis = list(sizes).index(node.attrs["axis"])
+    return np.indices(tuple(sizes.values()))[axis].ravel()
+
+
+def _same(node: Node, sizes: Sizes) -> np.ndarray:
+    value = node.attrs["value"] if node.op == "full" else node.attrs["data"].ravel()[0]
+    return np.full(int(np.prod(tuple(sizes.values()))), int(value))
+
+
+def _moved(node: Node, sizes: Sizes, x: np.ndarray) -> np.ndarray:
+    return x
+
+
+_NUMBERS: Mapping[str, Made] = {
+    "position": _position, "full": _same, "constant": _same, "reshape": _moved, "broadcast": _moved, "convert": _moved,
+    "dynamic_slice": _moved,
+    "add": lambda node, sizes, x, y: x + y,
+    "sub": lambda node, sizes, x, y: x - y,
+    "mul": lambda node, sizes, x, y: x * y,
+    "max": lambda node, sizes, x, y: np.maximum(x, y),
+    "min": lambda node, sizes, x, y: np.minimum(x, y),
+}  # fmt: skip
+
+
+def summed(b: Builder, numbers: np.ndarray) -> Value | None:
+    """s32[]: a number for every chip of the builder's mesh as a sum of multiples of its positions; None if it is no such sum."""
+    grid = numbers.reshape(tuple(b.mesh.values()))
+    steps = {name: _step(grid, axis) for axis, name in enumerate(b.mesh)}
+    sums = np.full(grid.shape, grid.flat[0])
+    for axis, step in enumerate(steps.values()):
+        sums += np.indices(grid.shape)[axis] * step
+    if (sums != grid).any() or np.abs(numbers).max() > np.iinfo(np.int32).max:
+        return None
+    total = b.scalar(int(grid.flat[0]), S32)
+    for name, step in steps.items():
+        if step:
+            total = b.add(total, b.mul(b.emit("position", (), {"axis": name}).result, step))
+    b.ranges[total] = (int(numbers.min()), int(numbers.max()))
+    return total
+
+
+def _step(grid: np.ndarray, axis: int) -> int:
+    """By how much a number grows along an axis."""
+    at = [0] * grid.ndim
+    at[axis] = min(1, grid.shape[axis] - 1)
+    return int(grid[tuple(at)] - grid.flat[0])

@@ -1,0 +1,121 @@
+"""Shardings that `tpuflow.jit` is given for its arguments and results, or that arguments bring along, a leaf at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from tpuflow.errors import ConfigError, shown
+from tpuflow.jaxprs.compat import mesh_around
+from tpuflow.jaxprs.shardings import cuts, is_explicit
+
+Leaf = NamedSharding | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shardings:
+    """What `in_shardings` and `out_shardings` say, which are trees of shardings, or beginnings of such trees."""
+
+    inputs: Any = None
+    outputs: Any = None
+
+    def __bool__(self) -> bool:
+        return self.inputs is not None or self.outputs is not None
+
+    def __post_init__(self) -> None:
+        for option, given in (("in_shardings", self.inputs), ("out_shardings", self.outputs)):
+            for leaf in jax.tree.leaves(given, is_leaf=_is_leaf):
+                _check_kind(option, leaf)
+
+    def of_arguments(self, tree: Any, names: Sequence[str], types: Sequence[Any], own: Sequence[Leaf]) -> tuple[Leaf, ...]:
+        """Of every leaf of the positional arguments as `in_shardings` says, of the others, and where it says nothing, as they bring along.
+
+        Raises:
+          ConfigError: `in_shardings` does not fit the arguments.
+        """
+        arguments, others = tree.children()
+        given = (*_spread("in_shardings", self.inputs, arguments), *(None,) * others.num_leaves)
+        _check_all("in_shardings", given, names, types)
+        return tuple(one or other for one, other in zip(given, own, strict=True))
+
+    def of_results(self, tree: Any, types: Sequence[Any]) -> tuple[Leaf, ...]:
+        """Of every leaf of the result.
+
+        Raises:
+          ConfigError: `out_shardings` does not fit the result.
+        """
+        given = _spread("out_shardings", self.outputs, tree)
+        paths = jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(tree, range(tree.num_leaves)))
+        _check_all("out_shardings", given, [f"result{jax.tree_util.keystr(path)}" for path, _ in paths], types)
+        return given
+
+
+def brought(sharding: Any) -> Leaf:
+    """The sharding of an array, if it is one over several devices that says something."""
+    if type(sharding) is not NamedSharding or sharding.mesh.size == 1:
+        return None
+    return sharding if cuts(sharding) or is_explicit(sharding) else None
+
+
+def _is_leaf(x: Any) -> bool:
+    return x is None or isinstance(x, PartitionSpec | Sharding)
+
+
+def _check_kind(option: str, leaf: Any) -> None:
+    if not (leaf is None or isinstance(leaf, NamedSharding | PartitionSpec | SingleDeviceSharding)):
+        raise ConfigError(
+            f"tpuflow.jit: {option}: expected jax.sharding.NamedShardings (or PartitionSpecs within jax.set_mesh), got {shown(leaf)}. Name "
+            "mesh and axes: NamedSharding(jax.sharding.AbstractMesh((2, 4), ('data', 'model')), PartitionSpec('data'))."
+        )
+
+
+def _spread(option: str, given: Any, tree: Any) -> tuple[Leaf, ...]:
+    """For every leaf of a tree what is given for it, or for a subtree that it is in."""
+    whole = jax.tree.unflatten(tree, range(tree.num_leaves))
+    try:
+        leaves = jax.tree.leaves(jax.tree.broadcast(given, whole, is_leaf=_is_leaf), is_leaf=_is_leaf)
+    except ValueError as error:
+        raise ConfigError(
+            f"tpuflow.jit: {option}: {shown(given)} does not fit {tree}: {' '.join(str(error).split())[:300]} Give one sharding for all, "
+            "one for each (None: as it comes), or one for each part of them."
+        ) from error
+    return tuple(_named(option, leaf) for leaf in leaves)
+
+
+def _named(option: str, leaf: Any) -> Leaf:
+    """A sharding with its mesh, which for a `PartitionSpec` is the one around; None for one that means any device."""
+    if not isinstance(leaf, PartitionSpec):
+        return leaf if isinstance(leaf, NamedSharding) and leaf.mesh.size > 1 else None
+    mesh = mesh_around()
+    if mesh.empty:
+        raise ConfigError(
+            f"tpuflow.jit: {option}: {leaf} names axes of a mesh, and none is set where the function is called. Call it within "
+            "jax.set_mesh(mesh), or give NamedSharding(mesh, spec)."
+        )
+    return NamedSharding(mesh, leaf)
+
+
+def _check_all(option: str, given: Sequence[Leaf], names: Sequence[str], types: Sequence[Any]) -> None:
+    for sharding, name, type_ in zip(given, names, types, strict=True):
+        if sharding is not None:
+            _check(f"tpuflow.jit: {option}: {name} {type_.dtype}{list(type_.shape)}", sharding, tuple(type_.shape))
+
+
+def _check(where: str, sharding: NamedSharding, shape: tuple[int, ...]) -> None:
+    if len(sharding.spec) > len(shape):
+        raise ConfigError(
+            f"{where} has {len(shape)} axes, and {sharding.spec} is for {len(sharding.spec)}. Name one mesh axis, or None, each."
+        )
+    for d, entry in enumerate(sharding.spec):
+        names = entry if isinstance(entry, tuple) else (entry,)
+        chips = math.prod(sharding.mesh.shape[name] for name in names if isinstance(name, str))
+        if shape[d] % chips:
+            raise ConfigError(
+                f"{where}: axis {d} of {shape[d]} elements is cut over {chips} chips ({', '.join(map(str, names))}), and does not divide. "
+                "Cut another axis, leave it whole (None), or fill it up."
+            )
