@@ -413,8 +413,8 @@ def test_options_of_jax_jit_that_mean_nothing_here_are_taken_or_refused():
         tpuflow.jit(layer, compiler_options={"xla_dump_to": "here"})
     with pytest.raises(ConfigError, match=r"compiler_options.*XLA's"):
         tpuflow.jit(layer).lower(X, W).compile(compiler_options={"xla_dump_to": "here"})
-    with pytest.raises(ConfigError, match=r"in_shardings: expected None.*shard_map"):
-        tpuflow.jit(layer, in_shardings=jax.sharding.PartitionSpec("x"))
+    with pytest.raises(ConfigError, match=r"in_shardings: expected jax.sharding.NamedShardings.*got 'x'"):
+        tpuflow.jit(layer, in_shardings="x")
 
 
 def test_what_is_lowered_has_the_texts_and_facts_that_jaxs_own_has():

@@ -111,12 +111,13 @@ def _of_ports(closed: ClosedJaxpr) -> tuple[tuple[NamedSharding | None, ...], tu
         inputs = {v: s for v, s in zip(call.invars, call.params["in_shardings"], strict=True) if not isinstance(v, Literal)}
         outputs = dict(zip(call.outvars, call.params["out_shardings"], strict=True))
     ports = ((closed.jaxpr.invars, inputs), (closed.jaxpr.outvars, outputs))
-    of_inputs, of_outputs = (tuple(_named_or_none(given.get(v)) or _in_type(v.aval) for v in values) for values, given in ports)
+    of_inputs, of_outputs = (tuple(_of_port(v, given) for v in values) for values, given in ports)
     return of_inputs, of_outputs
 
 
-def _named_or_none(sharding: Any) -> NamedSharding | None:
-    return sharding if isinstance(sharding, NamedSharding) else None
+def _of_port(value: Any, given: Mapping[Any, Any]) -> NamedSharding | None:
+    sharding = None if isinstance(value, Literal) else given.get(value)
+    return sharding if isinstance(sharding, NamedSharding) else _in_type(value.aval)
 
 
 def _named(jaxpr: Jaxpr) -> Iterator[tuple[Equation, NamedSharding]]:

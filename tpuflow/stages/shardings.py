@@ -76,9 +76,11 @@ def _check_kind(option: str, leaf: Any) -> None:
 
 def _spread(option: str, given: Any, tree: Any) -> tuple[Leaf, ...]:
     """For every leaf of a tree what is given for it, or for a subtree that it is in."""
-    whole = jax.tree.unflatten(tree, range(tree.num_leaves))
+    if given is None:
+        return (None,) * tree.num_leaves
+    marked = jax.tree.map(lambda leaf: "as it comes" if leaf is None else leaf, given, is_leaf=_is_leaf)  # None has no leaves
     try:
-        leaves = jax.tree.leaves(jax.tree.broadcast(given, whole, is_leaf=_is_leaf), is_leaf=_is_leaf)
+        leaves = jax.tree.leaves(jax.tree.broadcast(marked, jax.tree.unflatten(tree, range(tree.num_leaves)), is_leaf=_is_leaf))
     except ValueError as error:
         raise ConfigError(
             f"tpuflow.jit: {option}: {shown(given)} does not fit {tree}: {' '.join(str(error).split())[:300]} Give one sharding for all, "

@@ -17,6 +17,7 @@ _MOST_STEPS = 4
 _MADE_BY: Mapping[str, Callable[[Range, Range], Range]] = {
     "add": lambda x, y: (x[0] + y[0], x[1] + y[1]),
     "sub": lambda x, y: (x[0] - y[1], x[1] - y[0]),
+    "mul": lambda x, y: (min(i * j for i in x for j in y), max(i * j for i in x for j in y)),
     "max": lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
     "min": lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
 }

@@ -41,8 +41,8 @@ def _exp2(last: Operation, makers: Makers) -> Operation | None:
     product = makers.get(last.operands[0])
     if last.place.primitive != "exp2" or product is None or product.name != "stablehlo.multiply" or product.place.primitive != "exp2":
         return None
-    (x,) = [v for v in product.operands if _constant(v, makers, "exp2") is None] or [None]
-    return None if x is None else replace(last, name=EXP2, operands=(x,))
+    others = [v for v in product.operands if _constant(v, makers, "exp2", "") is None]
+    return replace(last, name=EXP2, operands=tuple(others)) if len(others) == 1 else None
 
 
 def _logistic(last: Operation, makers: Makers) -> Operation | None:
@@ -88,12 +88,12 @@ _PATTERNS: Mapping[str, Callable[[Operation, Makers], Operation | None]] = {
 }
 
 
-def _constant(value: int, makers: Makers, primitive: str) -> complex | None:
-    """The number that a constant of a primitive is everywhere."""
+def _constant(value: int, makers: Makers, *primitives: str) -> complex | None:
+    """The number that a constant of one of some primitives is everywhere; after XLA's passes constants are of none, ""."""
     made = makers.get(value)
     if made is not None and made.name == "stablehlo.broadcast_in_dim":
         made = makers.get(made.operands[0])
-    if made is None or made.name != "stablehlo.constant" or made.place.primitive != primitive:
+    if made is None or made.name != "stablehlo.constant" or made.place.primitive not in primitives:
         return None
     data = made.attributes["value"]
     return data.item() if isinstance(data, np.ndarray) and data.shape == () else None

@@ -15,6 +15,7 @@ import numpy as np
 from tpuflow.dtypes import U32
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
+from tpuflow.lower.operations.by_position import by_position
 from tpuflow.lower.operations.movement import broadcast_in_dim
 from tpuflow.lower.operations.ranges import range_of
 
@@ -77,8 +78,11 @@ def _shift_right(b: Builder, operands: Sequence[Counter], attributes: Attributes
 
 def counted(b: Builder, name: str, x: Value, kind: TensorType) -> Counter | None:
     """A conversion from integers that are known not to be negative; None for other operations."""
-    known = name == "stablehlo.convert" and not x.dtype.is_float and range_of(b, x)[0] >= 0
-    return Counter(b.convert(x, U32), range_of(b, x)[1]) if known else None
+    if name != "stablehlo.convert" or x.dtype.is_float:
+        return None
+    numbers = by_position(b.maker, b.mesh, x) if b.mesh else None
+    least, most = range_of(b, x) if numbers is None else (int(numbers.min()), int(numbers.max()))
+    return Counter(b.convert(x, U32), most) if least >= 0 else None
 
 
 _RULES: Mapping[str, Callable[[Builder, Sequence[Counter], Attributes, TensorType], Made | None]] = {
