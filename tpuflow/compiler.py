@@ -268,7 +268,7 @@ def _partitioned(
     found = partition(closed_jaxpr, asked, name)
     graph = lower_stablehlo(found.module, name, input_names=input_names, mesh=found.mesh, trusted=True).graph
     mesh = tuple(MeshAxis(axis, size) for axis, size in found.mesh.items() if size > 1)
-    return replace(graph, output_names=tuple(output_names)), mesh, Cuts(found.inputs, found.outputs)
+    return replace(graph, outputs=graph.outputs[:-1], output_names=tuple(output_names)), mesh, Cuts(found.inputs, found.outputs)
 
 
 def _on_mesh(graph: Graph, closed_jaxpr: ClosedJaxpr, carries: int = 0) -> tuple[Graph, tuple[MeshAxis, ...], Cuts]:

@@ -1,8 +1,9 @@
 """The partitioner that ships in jaxlib (Shardy and XLA's SPMD partitioner; jaxlib 0.10): what each device of a mesh runs of a program.
 
 XLA's CPU compiler partitions a module before anything else, for as many devices as the module says, and can be told to write down the
-result. Then it goes on, as far as it comes without these devices: nobody needs what it makes there. So no devices are made up, and JAX's
-own backends and the environment that the process was started in do not matter.
+result. Before it makes machine code it finds a call of `LAST`, which it does not know, and reports that: three quarters of the time are
+saved, and whatever could go wrong with code for devices that are not there. So no devices are made up, and JAX's own backends and the
+environment that the process was started in do not matter.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,10 @@ Cut = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Partitioned:
-    """What each device runs, as StableHLO bytecode of pieces of arrays, and how the arrays of the whole program are cut into these."""
+    """What each device runs, as StableHLO bytecode of pieces of arrays, and how the arrays of the whole program are cut into these.
+
+    The module has one more result than the program, that of the call of `LAST`.
+    """
 
     module: bytes
     mesh: Mapping[str, int]
@@ -53,15 +57,10 @@ def partition(closed: ClosedJaxpr, asked: Asked, name: str) -> Partitioned:
         )
     proto = _partitioned(lowered(closed, name, asked), math.prod(asked.mesh.values()), name)
     module = hlo.HloModule.from_serialized_hlo_module_proto(proto)
-    ranks = ([len(a.shape) for a in avals] for avals in (closed.in_avals, closed.out_avals))
-    inputs, outputs = (
-        tuple(_cut(sharding, rank, asked.mesh, f"{name}: {kind} {i}") for i, (sharding, rank) in enumerate(zip(given, of, strict=True)))
-        for kind, given, of in zip(
-            ("argument", "result"), (module.spmd_parameters_shardings, _apart(module.spmd_output_sharding, len(closed.out_avals))), ranks,
-            strict=True,
-        )
-    )  # fmt: skip
-    return Partitioned(_jax.mlir.hlo_to_stablehlo(proto), asked.mesh, inputs, outputs)
+    inputs = [_cut(s, asked.mesh, f"{name}: argument {i}") for i, s in enumerate(module.spmd_parameters_shardings)]
+    *own, _ = module.spmd_output_sharding.tuple_shardings
+    outputs = [_cut(s, asked.mesh, f"{name}: result {i}") for i, s in enumerate(own)]
+    return Partitioned(_jax.mlir.hlo_to_stablehlo(proto), asked.mesh, tuple(inputs), tuple(outputs))
 
 
 _PASS = "spmd-partitioning"
@@ -74,7 +73,7 @@ def _partitioned(module: Any, devices: int, name: str) -> bytes:
         failure = ""
         try:
             device.client.compile_and_load(module, _jax.DeviceList((device,)), _options(devices, directory))
-        except jax.errors.JaxRuntimeError as error:  # there are no such devices; what comes before that is all that is wanted
+        except jax.errors.JaxRuntimeError as error:  # of the call of `LAST`, unless XLA did not come so far
             failure = str(error)
         written = sorted(Path(directory).glob(f"*.after_{_PASS}*.hlo.pb"))
         if not written:
@@ -116,15 +115,11 @@ def _first_field(message: bytes) -> bytes:
             return message[at : at + length]
 
 
-def _apart(sharding: Any, count: int) -> Sequence[Any]:
-    """The shardings of so many results, which are a tuple unless there is one."""
-    return sharding.tuple_shardings if sharding.type == hlo.OpSharding_Type.TUPLE else [sharding] * count
-
-
-def _cut(proto: Any, rank: int, mesh: Mapping[str, int], where: str) -> Cut:
+def _cut(proto: Any, mesh: Mapping[str, int], where: str) -> Cut:
+    """How an array is cut; as () if every device has all of it."""
     sharding = hlo.HloSharding.from_proto(proto)
     if sharding.is_replicated():
-        return ((),) * rank
+        return ()
     shape = sharding.tile_assignment_dimensions()
     devices = np.array(sharding.tile_assignment_devices())
     numbers = np.empty((len(shape), devices.size), np.int64)
