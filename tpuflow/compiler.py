@@ -50,6 +50,7 @@ from tpuflow.lower.passes.simplify import Simplify
 from tpuflow.lower.passes.split_collectives import SplitCollectives
 from tpuflow.lower.passes.store_less import StoreLess
 from tpuflow.lower.passes.sum_in_product import SumInProduct
+from tpuflow.lower.scatter_sums import scatter_sums
 from tpuflow.lower.shards import WHOLE, Cuts, cut_ports, on_chips
 
 PIPELINE: tuple[Pass, ...] = (
@@ -267,6 +268,7 @@ def _partitioned(
     """The graph that each chip of the jaxpr's mesh runs after XLA has partitioned it; the rest as of `_on_mesh`."""
     found = partition(closed_jaxpr, asked, name)
     graph = lower_stablehlo(found.module, name, input_names=input_names, mesh=found.mesh, trusted=True).graph
+    graph = scatter_sums(graph, found.mesh)
     mesh = tuple(MeshAxis(axis, size) for axis, size in found.mesh.items() if size > 1)
     return replace(graph, outputs=graph.outputs[:-1], output_names=tuple(output_names)), mesh, Cuts(found.inputs, found.outputs)
 
