@@ -128,7 +128,7 @@ def mesh_of(closed: ClosedJaxpr) -> dict[str, int]:
       UnsupportedPrimitiveError: two of them are over different meshes.
     """
     found: dict[str, int] = {}
-    for equation in _equations(closed.jaxpr):
+    for equation in equations(closed.jaxpr):
         if equation.primitive.name != "shard_map":
             continue
         mesh = {str(name): int(size) for name, size in equation.params["mesh"].shape.items() if size > 1}
@@ -141,11 +141,12 @@ def mesh_of(closed: ClosedJaxpr) -> dict[str, int]:
     return found
 
 
-def _equations(jaxpr: Jaxpr) -> Iterator[Equation]:
+def equations(jaxpr: Jaxpr) -> Iterator[Equation]:
+    """Every equation of a jaxpr, and of those that its equations call, loop over or choose from."""
     for equation in jaxpr.eqns:
         yield equation
         for inner in inner_jaxprs(equation):
-            yield from _equations(inner)
+            yield from equations(inner)
 
 
 def inner_jaxprs(equation: Equation) -> Iterator[Jaxpr]:

@@ -22,7 +22,7 @@ from jaxlib import _jax, xla_client
 from jaxlib.xla_client import hlo
 
 from tpuflow.errors import CompileError, UnsupportedPrimitiveError
-from tpuflow.jaxprs.compat import ClosedJaxpr, calls_host
+from tpuflow.jaxprs.compat import ClosedJaxpr, equations, location_of
 from tpuflow.jaxprs.meshes import axes_numbered
 from tpuflow.jaxprs.shardings import Asked, lowered
 
@@ -50,11 +50,12 @@ def partition(closed: ClosedJaxpr, asked: Asked, name: str) -> Partitioned:
       UnsupportedPrimitiveError: it calls the host.
       CompileError: XLA cannot partition it, or cuts arguments or results otherwise than over whole axes of the mesh.
     """
-    if calls_host(closed.jaxpr):
-        raise UnsupportedPrimitiveError(
-            f"{name}: jax.debug.print, jax.debug.callback and io_callback in a program that is partitioned over {dict(asked.mesh)}: the "
-            "host cannot be called with pieces. Return what it needs from the program, or map the program by hand with jax.shard_map."
-        )
+    for equation in equations(closed.jaxpr):
+        if equation.primitive.name in _CALL_HOST:
+            raise UnsupportedPrimitiveError(
+                f"{location_of(equation) or name}: {equation.primitive.name!r} in a program that is partitioned over {dict(asked.mesh)}: "
+                "the host cannot be called with pieces of arrays. Return what it needs from the program, or leave the call out."
+            )
     proto = _partitioned(lowered(closed, name, asked), math.prod(asked.mesh.values()), name)
     module = hlo.HloModule.from_serialized_hlo_module_proto(proto)
     inputs = [_cut(s, asked.mesh, f"{name}: argument {i}") for i, s in enumerate(module.spmd_parameters_shardings)]
@@ -63,6 +64,7 @@ def partition(closed: ClosedJaxpr, asked: Asked, name: str) -> Partitioned:
     return Partitioned(_jax.mlir.hlo_to_stablehlo(proto), asked.mesh, tuple(inputs), tuple(outputs))
 
 
+_CALL_HOST = ("debug_callback", "debug_print", "io_callback", "pure_callback")
 _PASS = "spmd-partitioning"
 
 

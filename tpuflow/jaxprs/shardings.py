@@ -122,7 +122,8 @@ def _of_ports(closed: ClosedJaxpr) -> tuple[tuple[NamedSharding | None, ...], tu
 
 def _of_port(value: Any, given: Mapping[Any, Any]) -> NamedSharding | None:
     sharding = None if isinstance(value, Literal) else given.get(value)
-    return sharding if isinstance(sharding, NamedSharding) else _in_type(value.aval)
+    is_whole = isinstance(sharding, NamedSharding) and PartitionSpec.UNCONSTRAINED not in tuple(sharding.spec)
+    return sharding if is_whole else _in_type(value.aval)
 
 
 def _named(jaxpr: Jaxpr) -> Iterator[tuple[Equation, NamedSharding]]:

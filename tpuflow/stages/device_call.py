@@ -187,6 +187,14 @@ def _from_host(*arguments: Any, jaxpr: ClosedJaxpr, name: str, target: Target) -
 mlir.register_lowering(device_call_p, mlir.lower_fun(_from_host, multiple_results=True))
 
 
+def _in_place(*arguments: Any, jaxpr: ClosedJaxpr, name: str, target: Target) -> list[Any]:
+    """What is lowered for TPUs is looked at, or partitioned and compiled for the device: the call is what it calls."""
+    return jaxpr_as_fun(jaxpr)(*arguments)
+
+
+mlir.register_lowering(device_call_p, mlir.lower_fun(_in_place, multiple_results=True), platform="tpu")
+
+
 # --- jaxprs and types -------------------------------------------------------------------------------------------------
 
 

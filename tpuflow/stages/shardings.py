@@ -83,8 +83,8 @@ def _spread(option: str, given: Any, tree: Any) -> tuple[Leaf, ...]:
         leaves = jax.tree.leaves(jax.tree.broadcast(marked, jax.tree.unflatten(tree, range(tree.num_leaves)), is_leaf=_is_leaf))
     except ValueError as error:
         raise ConfigError(
-            f"tpuflow.jit: {option}: {shown(given)} does not fit {tree}: {' '.join(str(error).split())[:300]} Give one sharding for all, "
-            "one for each (None: as it comes), or one for each part of them."
+            f"tpuflow.jit: {option}: {shown(given)} does not fit the structure {tree}. Give one sharding for all, one for "
+            "each (None: as it comes), or one for each part of them."
         ) from error
     return tuple(_named(option, leaf) for leaf in leaves)
 

@@ -10,7 +10,7 @@ from tpuflow.dtypes import PRED, S32, U32
 from tpuflow.jaxprs.meshes import axes_grouped, places
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
-from tpuflow.lower.importers.stablehlo.walk import RULES, Region
+from tpuflow.lower.importers.stablehlo.walk import PLANEWISE, RULES, Region
 from tpuflow.lower.operations import collectives
 from tpuflow.lower.operations.collectives import Group
 from tpuflow.lower.operations.forms import UnsupportedForm
@@ -22,6 +22,8 @@ _TRUTH = {"add(a, b)": "max", "or(a, b)": "max", "multiply(a, b)": "min", "and(a
 """The same of truth values, as the numbers 0 and 1."""
 _GATHERED = {"multiply(a, b)": "mul", "or(a, b)": "or", "and(a, b)": "and", "xor(a, b)": "xor"}
 """What no collective does: all chips get the parts of all, and combine them."""
+
+PLANEWISE.update(f"stablehlo.{name}" for name in ("all_gather", "all_reduce", "all_to_all", "collective_permute", "reduce_scatter"))
 
 
 def _group(b: Builder, groups: Any, channel_handle: Any) -> Group:

@@ -25,7 +25,7 @@ from tpuflow.lower.operations.window import Sizes
 STRUCTURAL.update((
     "func.call", "stablehlo.composite", "stablehlo.case", "stablehlo.if", "stablehlo.while", "stablehlo.optimization_barrier",
     "sdy.manual_computation", "sdy.named_computation", "sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier",
-    "sdy.sharding_group",
+    "sdy.sharding_group", "mhlo.copy",
 ))  # fmt: skip
 PLANEWISE.update(f"stablehlo.{operation}" for operation in (
     "add", "broadcast_in_dim", "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "negate", "pad", "reduce_precision",
