@@ -1,0 +1,405 @@
+"""Programs with shardings: partitioned by XLA, brought back, and run on every chip of a mesh with the values of one device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+import tpuflow
+from tests.tolerances import sum_bound
+from tpuflow.device.runtime import Executable
+
+P = PartitionSpec
+RNG = np.random.default_rng(0)
+SIZES = {"data": 2, "model": 4}
+MESH = AbstractMesh((2, 4), ("data", "model"))
+EXPLICIT = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+CLOSE = {"rtol": sum_bound(128), "atol": sum_bound(128)}
+
+
+def cut(*entries: Any, mesh: AbstractMesh = MESH) -> NamedSharding:
+    """A sharding of an array over the mesh."""
+    return NamedSharding(mesh, P(*entries))
+
+
+def kept(x: Any, *entries: Any) -> Any:
+    """x, which lies so."""
+    return lax.with_sharding_constraint(x, cut(*entries))
+
+
+def floats(*shape: int) -> np.ndarray:
+    return (RNG.normal(size=shape) / 4).astype(np.float32)
+
+
+def kinds(compiled: Any) -> Counter[str]:
+    """How many collectives of each kind a call makes, as its time says."""
+    return Counter(row.kind for row in compiled.time().collectives for _ in range(row.count))
+
+
+class Row(NamedTuple):
+    """A function of arrays, how its arguments and results lie, and which collectives that must make."""
+
+    name: str
+    fn: Callable[..., Any]
+    inputs: Any
+    outputs: Any
+    arguments: tuple[Any, ...]
+    kinds: str
+
+
+X, W = floats(16, 32), floats(32, 64)
+
+
+def _layers(x: Any, w: Any, v: Any) -> Any:
+    return jax.nn.gelu(x @ w) @ v
+
+
+def _deep(x: Any, ws: Any) -> Any:
+    return lax.scan(lambda x, w: (jnp.tanh(kept(x @ w, "data", "model")), jnp.sum(x)), x, ws)
+
+
+def _image_gradient(w: Any, x: Any) -> Any:
+    def loss(w: Any) -> Any:
+        return jnp.sum(jnp.sin(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))))
+
+    return jax.grad(loss)(w)
+
+
+def _embedded(table: Any, tokens: Any) -> Any:
+    return jax.grad(lambda table: jnp.sum(jnp.take(table, tokens, axis=0).sum(1) ** 2))(table)
+
+
+def _noise(key: Any, x: Any) -> Any:
+    return x * jax.random.bernoulli(key, 0.5, x.shape) + jax.random.normal(key, x.shape)
+
+
+def _chosen(x: Any, w: Any) -> Any:
+    return lax.cond(jnp.sum(x) > 0, lambda x: x @ w, lambda x: (x * 2) @ w, x)
+
+
+ROWS = (
+    Row("Megatron's two products", _layers, (cut("data"), cut(None, "model"), cut("model")), cut("data"), (X, W, floats(64, 32)),
+        "all_reduce"),
+    Row("a constraint alone", lambda x, w: kept(x @ w, "data", "model").sum(0), None, None, (X, W), "all_reduce"),
+    Row("a scan", _deep, (cut("data"), cut(None, None, "model")), None, (X, floats(3, 32, 32)), "all_gather all_reduce"),
+    Row("pictures cut by rows", lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")),
+        (cut(None, "model"), None), cut(None, "model"), (floats(2, 16, 8, 3), floats(3, 3, 3, 8)), "permute"),
+    Row("a kernel's gradient", _image_gradient, (None, cut("data")), None, (floats(3, 3, 3, 8), floats(8, 8, 8, 3)), "all_reduce"),
+    Row("a table cut by rows", _embedded, (cut("model"), cut("data")), cut("model"),
+        (floats(64, 16), RNG.integers(0, 64, (8, 5)).astype(np.int32)), "all_reduce"),
+    Row("random numbers", _noise, (None, cut("data", "model")), None, (jax.random.key(0), X), ""),
+    Row("orders and places", lambda x: (jnp.sort(x, 1), jnp.argmax(x, 1), lax.top_k(x, 3), jnp.cumsum(x, 0)), cut("data"), None, (X,),
+        "all_gather"),
+    Row("rows for columns", lambda x: x * 2, cut("model"), cut(None, "model"), (floats(16, 16),), "all_to_all"),
+    Row("neighbours", lambda x: jnp.roll(x, 1, 0) + x[::-1], cut("model"), cut("model"), (floats(16, 16),), "permute"),
+    Row("parts of unequal length", lambda x: kept(x[:13], "model").sum(0) + x.max(), cut("model"), None, (floats(16, 16),), "all_reduce"),
+    Row("truth, products and bits", lambda x: (jnp.any(x > 0.5, 0), jnp.all(x > -9, 0), jnp.min(x), jnp.prod(x + 1, 0),
+        lax.reduce_xor(lax.bitcast_convert_type(x, jnp.int32), (0,))), cut("model"), None, (floats(16, 16),), "all_gather all_reduce"),
+    Row("what XLA's passes rename", lambda x: lax.erf(x) + jnp.exp2(x) + jax.nn.sigmoid(x), cut("data"), None, (X,), ""),
+    Row("a branch", _chosen, (cut("data"), cut(None, "model")), None, (X, W), "all_reduce"),
+    Row("complex numbers", lambda x: jnp.abs(jnp.fft.rfft(x, axis=0)), cut("data"), None, (X,), "all_gather"),
+    Row("a matrix's factors", lambda x: jnp.linalg.inv(x[:, :16] + 3 * jnp.eye(16)), cut("data"), None, (X,), "all_gather"),
+    Row("two axes for one", lambda x: x - jnp.mean(x, 0), cut(("model", "data")), cut(("data", "model")), (floats(16, 3),),
+        "all_reduce permute"),
+)  # fmt: skip
+
+
+def words(x: Any) -> np.ndarray:
+    is_key = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_key else x)
+
+
+def both_engines(program: Any, arguments: Any) -> list[np.ndarray]:
+    """What the fast engine gives, which the reference engine gives bit for bit."""
+    leaves = [words(x) for x in jax.tree.leaves(arguments)]
+    reference, exact = (Executable(program, *engine).launch(leaves)[0] for engine in (("reference",), ("fast", "bitexact")))
+    for one, other in zip(reference, exact, strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+    return [np.asarray(x) for x in exact]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_partitioned_program_gives_what_one_device_gives_and_the_same_bits_on_both_engines(row: Row) -> None:
+    program = tpuflow.jit(row.fn, in_shardings=row.inputs, out_shardings=row.outputs).program(*row.arguments)
+    assert [(axis.name, axis.size) for axis in program.mesh] == [*SIZES.items()]
+    assert {row.kind for row in Executable(program).time().collectives} == set(row.kinds.split())
+    found, expected = both_engines(program, row.arguments), jax.tree.leaves(jax.jit(row.fn)(*row.arguments))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, **CLOSE)
+
+
+def test_some_axes_may_be_mapped_by_hand_and_the_others_left_to_the_partitioner() -> None:
+    axes: Any = {"model"}
+    specs: Any = {"in_specs": (P(None, "model"), P("model")), "out_specs": P()}
+    mapped = jax.shard_map(lambda x, w: lax.psum(x @ w, "model"), mesh=MESH, axis_names=axes, **specs)
+    program = tpuflow.jit(lambda x, w: mapped(x, w) * 2, in_shardings=(cut("data"), cut("model"))).program(X, W)
+    assert [port.cut for port in (*program.inputs, *program.outputs)] == [((0,), ()), ((1,), ()), ((0,), ())]
+    np.testing.assert_allclose(both_engines(program, (X, W))[0], X @ W * 2, **CLOSE)
+
+
+def test_what_is_mapped_by_hand_alone_is_not_partitioned_whatever_its_arguments_bring_along() -> None:
+    mapped = jax.shard_map(lambda x: lax.psum(x, "data"), mesh=MESH, in_specs=P("data"), out_specs=P())
+    brought = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=cut("model"))
+    assert str(tpuflow.jit(mapped).lower(brought).jaxpr) == str(jax.make_jaxpr(mapped)(X))
+
+
+# --- ways to say it
+
+
+def test_explicit_axes_are_part_of_types_and_bring_their_sharding_to_the_results() -> None:
+    types = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=cut(*spec, mesh=EXPLICIT)) for a, spec in ((X, ("data",)), (W, (None, "model")))
+    ]
+    jitted = tpuflow.jit(lambda x, w: jnp.tanh(x @ w))
+    program = jitted.program(*types)
+    assert jitted.lower(*types).out_info.shape == (16, 64)
+    assert [port.cut for port in (*program.inputs, *program.outputs)] == [((0,), ()), ((), (1,)), ((0,), (1,))]
+    np.testing.assert_allclose(both_engines(program, (X, W))[0], np.tanh(X @ W), **CLOSE)
+
+
+def test_a_partitioned_function_is_differentiated_batched_and_called_by_others() -> None:
+    product = tpuflow.jit(lambda x, w: jnp.tanh(x @ w), in_shardings=(cut("data"), cut(None, "model")), out_shardings=cut("data"))
+    found = jax.grad(lambda w: jnp.sum(product(X, w) ** 2))(W)
+    np.testing.assert_allclose(found, jax.grad(lambda w: jnp.sum(jnp.tanh(X @ w) ** 2))(W), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(jax.vmap(lambda x: product(x, W))(X.reshape(2, 8, 32)).reshape(16, 64), np.tanh(X @ W), **CLOSE)
+    outer = tpuflow.jit(lambda x, w: product(x, w) + 1)
+    np.testing.assert_allclose(outer(X, W), np.tanh(X @ W) + 1, **CLOSE)
+    assert len(outer.program(X, W).mesh) == 2
+
+
+def test_shardings_of_one_device_or_of_none_change_nothing() -> None:
+    one = NamedSharding(AbstractMesh((1,), ("data",)), P("data"))
+    for given in (None, one, (one, None), SingleDeviceSharding(jax.devices()[0]), cut()):
+        jitted = tpuflow.jit(lambda x, w: x @ w, in_shardings=given)
+        assert jitted.program(X, W).mesh == ()
+
+
+def test_arguments_with_other_shardings_are_another_program() -> None:
+    jitted = tpuflow.jit(lambda x: x.sum(0))
+    cuts = [
+        jitted.program(jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=s)).inputs[0].cut for s in (None, cut("data"), cut(None, "model"))
+    ]
+    assert cuts == [(), ((0,), ()), ((), (1,))]
+
+
+ON_HOST_DEVICES = """
+import jax, jax.numpy as jnp, numpy as np, tpuflow
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
+explicit = Mesh(np.array(jax.devices()[::-1]).reshape(2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+
+def loss(w, x):
+    return jnp.mean(jnp.tanh(lax.with_sharding_constraint(x @ w, P("data", "model"))) ** 2)
+
+x, w = (np.random.default_rng(0).normal(size=s).astype(np.float32) for s in ((16, 32), (32, 64)))
+with jax.set_mesh(mesh):
+    arguments = jax.device_put(w, P(None, "model")), jax.device_put(x, P("data"))
+    ours = tpuflow.jit(jax.value_and_grad(loss), out_shardings=(None, P("model")))
+    theirs = jax.jit(jax.value_and_grad(loss), out_shardings=(None, P("model")))
+    for one, other in zip(jax.tree.leaves(ours(*arguments)), jax.tree.leaves(theirs(*arguments))):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    program = ours.program(*arguments)
+    assert [p.cut for p in (*program.inputs, *program.outputs)] == [((), (1,)), ((0,), ()), (), ((1,), ())]
+
+with jax.set_mesh(explicit):
+    arguments = jax.device_put(x, P("data")), jax.device_put(w, P(None, "model"))
+    layer = lambda x, w: jax.nn.relu(x @ w)
+    np.testing.assert_allclose(tpuflow.jit(layer)(*arguments), jax.jit(layer)(*arguments), rtol=1e-5, atol=1e-5)
+    assert tpuflow.jit(layer).program(*arguments).outputs[0].cut == ((0,), (1,))
+"""
+
+
+def test_arrays_on_eight_host_devices_bring_their_shardings_and_give_what_these_devices_give() -> None:
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    run = subprocess.run([sys.executable, "-c", ON_HOST_DEVICES], env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+# --- training steps
+
+
+def _parameters() -> dict[str, np.ndarray]:
+    shapes = {"embed": (32, 16), "qkv": (16, 3, 4, 4), "out": (4, 4, 16), "up": (16, 64), "down": (64, 16), "scale": (16,)}
+    return {name: floats(*shape) for name, shape in shapes.items()}
+
+
+def _transformer_loss(p: Any, tokens: Any, lie: Callable[[Any], Any]) -> Any:
+    def norm(x: Any) -> Any:
+        return (x - jnp.mean(x, -1, keepdims=True)) * lax.rsqrt(jnp.var(x, -1, keepdims=True) + 1e-5) * (1 + p["scale"])
+
+    x = lie(jnp.take(p["embed"], tokens, axis=0))
+    q, k, v = jnp.moveaxis(jnp.einsum("btd,dkhc->btkhc", norm(x), p["qkv"]), 2, 0)
+    weights = jax.nn.softmax(jnp.einsum("bthc,bshc->bhts", q, k) / 2)
+    x = lie(x + jnp.einsum("bhts,bshc,hcd->btd", weights, v, p["out"]))
+    x = lie(x + jax.nn.gelu(norm(x) @ p["up"]) @ p["down"])
+    logits = norm(x) @ p["embed"].T
+    return optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], tokens[:, 1:]).mean()
+
+
+_TENSOR_PARALLEL = {
+    "embed": (), "qkv": (None, None, "model"), "out": ("model",), "up": (None, "model"), "down": ("model",), "scale": (),
+}  # fmt: skip
+_BOTH = ("data", "model")
+STRATEGIES: dict[str, tuple[Callable[[str], NamedSharding], NamedSharding]] = {
+    "data parallel": (lambda name: cut(), cut(_BOTH)),
+    "fully sharded": (lambda name: cut(*((None, _BOTH) if name == "up" else (_BOTH,) if name in ("embed", "scale", "down") else ("model",)))
+                      if name != "qkv" else cut(_BOTH), cut(_BOTH)),
+    "tensor parallel": (lambda name: cut(*_TENSOR_PARALLEL[name]), cut("data")),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [optax.sgd(0.1, momentum=0.9), optax.adam(1e-2, eps=1e-3)], ids=["sgd", "adam"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_transformers_step_is_that_of_one_device(strategy: str, optimizer: optax.GradientTransformation) -> None:
+    of, batch = STRATEGIES[strategy]
+    parameters, tokens = _parameters(), RNG.integers(0, 32, (8, 6)).astype(np.int32)
+
+    def step(parameters: Any, state: Any, tokens: Any, lie: Any = lambda x: x) -> Any:
+        loss, gradients = jax.value_and_grad(_transformer_loss)(parameters, tokens, lie)
+        updates, state = optimizer.update(gradients, state)
+        return optax.apply_updates(parameters, updates), state, loss
+
+    state = optimizer.init(parameters)
+    named = {name: of(name) for name in parameters}
+    states = optax.tree_map_params(optimizer, lambda _, s: s, state, named, transform_non_params=lambda _: cut())
+    partitioned = tpuflow.jit(
+        lambda *args: step(*args, lie=lambda x: lax.with_sharding_constraint(x, batch)),
+        in_shardings=(named, states, batch), out_shardings=(named, states, cut()), donate_argnums=(0, 1),
+    )  # fmt: skip
+    made = kinds(partitioned.lower(parameters, state, tokens).compile())
+    expected = jax.jit(step)(parameters, state, tokens)
+    found = partitioned(parameters, state, tokens)  # which takes the parameters and the state
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=3e-3)
+    assert set(made) == {"all_reduce", "all_gather", "reduce_scatter"} if strategy == "fully sharded" else set(made) == {"all_reduce"}
+    assert made["reduce_scatter"] >= len(parameters) if strategy == "fully sharded" else made["all_reduce"] >= len(parameters)
+
+
+def test_gradients_of_what_is_cut_are_scattered_with_the_users_lines_and_modules() -> None:
+    """Data parallel, parameters cut: the sum of a gradient of which a chip keeps a part; flax's own names of axes say which."""
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            cut_by_columns = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "model"))
+            return nn.Dense(16, kernel_init=cut_by_columns, use_bias=False, name="first")(x)
+
+    model = Model()
+    boxed = jax.eval_shape(model.init, jax.random.key(0), X)
+    lies = jax.tree.map(lambda spec: cut(*spec), nn.get_partition_spec(boxed))
+    gradient = jax.grad(lambda p, x: jnp.mean(model.apply(p, x) ** 2))
+    step = tpuflow.jit(gradient, in_shardings=(lies, cut("model")), out_shardings=lies)
+    parameters = {"params": {"first": {"kernel": floats(32, 16)}}}
+    rows = step.lower(parameters, X).compile().time().collectives
+    assert Counter(row.kind for row in rows) == {"all_gather": 1, "reduce_scatter": 1}
+    assert all(row.scope.endswith("Model/first") and "linear.py" not in row.source and "test_partitioned.py" in row.source for row in rows)
+    expected = jax.jit(gradient)(parameters, X)
+    np.testing.assert_allclose(step(parameters, X)["params"]["first"]["kernel"], expected["params"]["first"]["kernel"], **CLOSE)
+
+
+# --- axes, places and sums
+
+
+def test_axes_are_known_by_the_groups_and_the_numbers_of_their_devices() -> None:
+    sizes = {"a": 2, "one": 1, "b": 3, "c": 2}
+    for count in range(4):
+        for names in permutations("abc", count):
+            numbers = places(sizes, names)
+            others = places(sizes, [name for name in sizes if name not in names])
+            groups = np.lexsort((numbers, others)).reshape(-1, int(numbers.max()) + 1)
+            assert axes_numbered(numbers, sizes) == names == axes_grouped(groups, sizes)
+
+
+@pytest.mark.parametrize("groups", [[[0, 2], [1, 3], [4, 6], [5, 7]], [[0, 1, 2, 3], [5, 4, 6, 7]], [[0, 1], [2, 3]], [[0, 0], [1, 1]]])
+def test_groups_that_are_no_axes_are_told_from_those_that_are(groups: list[list[int]]) -> None:
+    assert axes_grouped(np.array(groups), SIZES) is None
+
+
+def imported(fn: Any, x: Any) -> Graph:
+    """The graph that the chips start from."""
+    found: list[Graph] = []
+    compile_jaxpr(jax.make_jaxpr(fn)(x), name="step", watch=lambda stage, graph: found.append(graph))
+    return found[0]
+
+
+def test_a_sum_is_scattered_over_the_axes_that_its_part_is_cut_over_and_summed_over_the_others() -> None:
+    def step(x: Any) -> Any:
+        total = lax.psum(lax.psum(x, "model"), "data")
+        return lax.dynamic_slice_in_dim(total, lax.axis_index("model") * 3, 3, 1)
+
+    mapped = jax.shard_map(step, mesh=MESH, in_specs=P("data", "model"), out_specs=P(None, "model"), check_vma=False)
+    graph = imported(mapped, floats(16, 48))
+    found = [node for node in scatter_sums(graph, SIZES).nodes if node.op == "collective"]
+    assert [(n.attrs["kind"], n.attrs["axes"], n.result.shape) for n in found] == [
+        ("reduce_scatter", ("model",), (8, 3)), ("all_reduce", ("data",), (8, 3)),
+    ]  # fmt: skip
+    assert scatter_sums(scatter_sums(graph, SIZES), SIZES).outputs[0].type == graph.outputs[0].type
+
+
+@pytest.mark.parametrize("start", ["axis_index * 2", "axis_index * 3, and the sum is used twice", "0"])
+def test_sums_of_which_another_piece_is_taken_stay_as_they_are(start: str) -> None:
+    def step(x: Any) -> Any:
+        total = lax.psum(x, "model")
+        at = 0 if start == "0" else lax.axis_index("model") * (2 if "2" in start else 3)
+        piece = lax.dynamic_slice_in_dim(total, at, 3, 1)
+        return piece + total[:, :3] if "twice" in start else piece
+
+    mapped = jax.shard_map(step, mesh=MESH, in_specs=P("data", "model"), out_specs=P("data", "model"), check_vma=False)
+    graph = imported(mapped, floats(16, 48))
+    assert str(scatter_sums(graph, SIZES)) == str(graph)
+
+
+# --- errors
+
+OTHER = AbstractMesh((4,), ("data",))
+WRONG: dict[str, tuple[type[Exception], Callable[[], Any], str]] = {
+    "an axis that does not divide": (ConfigError, lambda: tpuflow.jit(jnp.sin, in_shardings=cut(None, "model"))(np.ones((4, 30))),
+        r"in_shardings: x float32\[4, 30\]: axis 1 of 30 elements is cut over 4 chips \(model\)"),
+    "a result's axis that does not divide": (ConfigError, lambda: tpuflow.jit(lambda x: x[:3], out_shardings=cut("data"))(X),
+        r"out_shardings: result float32\[3, 32\]: axis 0 of 3 elements is cut over 2"),
+    "more axes than there are": (ConfigError, lambda: tpuflow.jit(jnp.sin, in_shardings=cut(None, None, "data"))(X), "has 2 axes, and P"),
+    "too few shardings": (ConfigError, lambda: tpuflow.jit(jnp.add, in_shardings=(cut("data"),))(X, X), "a tuple of 1 does not fit"),
+    "no mesh": (ConfigError, lambda: tpuflow.jit(jnp.sin, in_shardings=P("data"))(X), "none is set where the function is called"),
+    "no sharding": (ConfigError, lambda: tpuflow.jit(jnp.sin, out_shardings="data"), "out_shardings: expected jax.sharding.NamedShardings"),
+    "two meshes": (UnsupportedPrimitiveError, lambda: tpuflow.jit(
+        lambda x: lax.with_sharding_constraint(x, NamedSharding(OTHER, P("data"))), in_shardings=cut("data"))(X),
+        r"test_partitioned\.py:\d+.*mesh \{'data': 4\} in a program that has one over \{'data': 2, 'model': 4\}"),
+    "a call of the host": (UnsupportedPrimitiveError, lambda: tpuflow.jit(
+        lambda x: jax.pure_callback(np.sin, x, x), in_shardings=cut("data"))(X), r"test_partitioned\.py:\d+.*'pure_callback' in a program that"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_is_refused_where_it_is_said(name: str) -> None:
+    kind, call, text = WRONG[name]
+    with pytest.raises(kind, match=text):
+        call()
+
+
+@pytest.mark.parametrize(("groups", "mesh", "text"), [
+    ("[[0, 2], [1, 3]]", {"a": 4}, "are no axes of the mesh"), ("[[0, 1, 2, 3]]", None, "mesh that the module does not name"),
+])  # fmt: skip
+def test_a_modules_groups_must_be_axes_of_a_mesh(groups: str, mesh: Any, text: str) -> None:
+    members = len(groups.split("]")[0].split(","))
+    rows = groups.count("[") - 1
+    module = f"""module {{ func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {{
+      %0 = "stablehlo.all_reduce"(%a) <{{channel_handle = #stablehlo.channel_handle<handle = 1, type = 0>,
+        replica_groups = dense<{groups}> : tensor<{rows}x{members}xi64>, use_global_device_ids}}> ({{
+        ^bb0(%x: tensor<f32>, %y: tensor<f32>): %s = stablehlo.add %x, %y : tensor<f32> stablehlo.return %s : tensor<f32>
+      }}) : (tensor<2xf32>) -> tensor<2xf32> return %0 : tensor<2xf32> }} }}"""
+    with pytest.raises(UnsupportedPrimitiveError, match=text):
+        lower_stablehlo(module, mesh=mesh)
