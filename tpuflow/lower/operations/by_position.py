@@ -55,6 +55,9 @@ def _moved(node: Node, sizes: Sizes, x: np.ndarray) -> np.ndarray:
     return x
 
 
+_COMPARED = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+}  # fmt: skip
 _NUMBERS: Mapping[str, Made] = {
     "position": _position, "full": _same, "constant": _same, "reshape": _moved, "broadcast": _moved, "convert": _moved,
     "dynamic_slice": _moved,
@@ -63,6 +66,8 @@ _NUMBERS: Mapping[str, Made] = {
     "mul": lambda node, sizes, x, y: x * y,
     "max": lambda node, sizes, x, y: np.maximum(x, y),
     "min": lambda node, sizes, x, y: np.minimum(x, y),
+    "compare": lambda node, sizes, x, y: _COMPARED[node.attrs["direction"]](x, y),
+    "select": lambda node, sizes, which, x, y: np.where(which, x, y),
 }  # fmt: skip
 
 
