@@ -57,6 +57,30 @@ def a_word_as_argument():
     reduced(inputs, "mean")
 
 
+@mistake(ConfigError, "in_shardings: x float32[40, 7]", "axis 1 of 7 elements is cut over 4 chips (model)", "Cut another axis")
+def seven_columns_over_four_chips():
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+    columns = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data", "model"))
+    tpuflow.jit(lambda x: x * 2, in_shardings=columns)(inputs)
+
+
+@mistake(ConfigError, "out_shardings", "P('data',)", "jax.set_mesh(mesh)")
+def axes_of_no_mesh():
+    tpuflow.jit(lambda x: x * 2, out_shardings=jax.sharding.PartitionSpec("data"))(inputs)
+
+
+@mistake(UnsupportedPrimitiveError, "train.py:6", "'debug_print' in a program that is partitioned", "Return what it needs")
+def printing_pieces():
+    mesh = jax.sharding.AbstractMesh((4,), ("data",))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+
+    def mean(x):
+        jax.debug.print("{}", x.mean())
+        return x.mean()
+
+    tpuflow.jit(mean, in_shardings=rows)(inputs)
+
+
 @mistake(jax.errors.TracerBoolConversionError, "train.py:2", "bool[]", "jax.lax.cond")
 def an_if_inside_of_jit():
     def clipped(x):
