@@ -309,7 +309,7 @@ def test_gradients_of_what_is_cut_are_scattered_with_the_users_lines_and_modules
     model = Model()
     boxed = jax.eval_shape(model.init, jax.random.key(0), X)
     lies = jax.tree.map(lambda spec: cut(*spec), nn.get_partition_spec(boxed))
-    gradient = jax.grad(lambda p, x: jnp.mean(model.apply(p, x) ** 2))
+    gradient = jax.grad(lambda p, x: jnp.mean(jnp.square(model.apply(p, x))))  # type: ignore[arg-type]
     step = tpuflow.jit(gradient, in_shardings=(lies, cut("model")), out_shardings=lies)
     parameters = {"params": {"first": {"kernel": floats(32, 16)}}}
     rows = step.lower(parameters, X).compile().time().collectives

@@ -18,14 +18,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxlib import _jax, xla_client
-from jaxlib.xla_client import hlo
+from jaxlib import xla_client
 
 from tpuflow.errors import CompileError, UnsupportedPrimitiveError
 from tpuflow.jaxprs.compat import ClosedJaxpr, equations, location_of
 from tpuflow.jaxprs.meshes import axes_numbered
 from tpuflow.jaxprs.shardings import Asked, lowered
 
+_xla: Any = xla_client._xla
+_hlo: Any = xla_client.hlo
 Cut = tuple[tuple[str, ...], ...]
 """For each dimension of an array the mesh axes, major first, that it is cut over."""
 
@@ -57,11 +58,11 @@ def partition(closed: ClosedJaxpr, asked: Asked, name: str) -> Partitioned:
                 "the host cannot be called with pieces of arrays. Return what it needs from the program, or leave the call out."
             )
     proto = _partitioned(lowered(closed, name, asked), math.prod(asked.mesh.values()), name)
-    module = hlo.HloModule.from_serialized_hlo_module_proto(proto)
+    module = _hlo.HloModule.from_serialized_hlo_module_proto(proto)
     inputs = [_cut(s, asked.mesh, f"{name}: argument {i}") for i, s in enumerate(module.spmd_parameters_shardings)]
     *own, _ = module.spmd_output_sharding.tuple_shardings
     outputs = [_cut(s, asked.mesh, f"{name}: result {i}") for i, s in enumerate(own)]
-    return Partitioned(_jax.mlir.hlo_to_stablehlo(proto), asked.mesh, tuple(inputs), tuple(outputs))
+    return Partitioned(_xla.mlir.hlo_to_stablehlo(proto), asked.mesh, tuple(inputs), tuple(outputs))
 
 
 _CALL_HOST = ("debug_callback", "debug_print", "io_callback", "pure_callback")
@@ -74,7 +75,7 @@ def _partitioned(module: Any, devices: int, name: str) -> bytes:
     with tempfile.TemporaryDirectory() as directory:
         failure = ""
         try:
-            device.client.compile_and_load(module, _jax.DeviceList((device,)), _options(devices, directory))
+            device.client.compile_and_load(module, _xla.DeviceList((device,)), _options(devices, directory))
         except jax.errors.JaxRuntimeError as error:  # of the call of `LAST`, unless XLA did not come so far
             failure = str(error)
         written = sorted(Path(directory).glob(f"*.after_{_PASS}*.hlo.pb"))
@@ -119,7 +120,7 @@ def _first_field(message: bytes) -> bytes:
 
 def _cut(proto: Any, mesh: Mapping[str, int], where: str) -> Cut:
     """How an array is cut; as () if every device has all of it."""
-    sharding = hlo.HloSharding.from_proto(proto)
+    sharding = _hlo.HloSharding.from_proto(proto)
     if sharding.is_replicated():
         return ()
     shape = sharding.tile_assignment_dimensions()

@@ -335,7 +335,7 @@ def _signature(leaf: Any) -> Any:
 
 def _sharding_of(array: Any) -> Any:
     """How an array says that it lies on several devices."""
-    return brought(array.aval.sharding if isinstance(array, Tracer) else array.sharding)
+    return brought(jax.typeof(array).sharding if isinstance(array, Tracer) else array.sharding)
 
 
 def _is_staged(leaves: list[Any]) -> bool:
