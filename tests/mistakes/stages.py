@@ -69,7 +69,7 @@ def axes_of_no_mesh():
     tpuflow.jit(lambda x: x * 2, out_shardings=jax.sharding.PartitionSpec("data"))(inputs)
 
 
-@mistake(UnsupportedPrimitiveError, "train.py:6", "'debug_print' in a program that is partitioned", "Return what it needs")
+@mistake(UnsupportedPrimitiveError, "train.py:5", "'debug_print' in a program that is partitioned", "Return what it needs")
 def printing_pieces():
     mesh = jax.sharding.AbstractMesh((4,), ("data",))
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
