@@ -24,7 +24,7 @@ from tests.tolerances import sum_bound
 from tpuflow.compiler import compile_jaxpr
 from tpuflow.device.runtime import Executable
 from tpuflow.errors import ConfigError, UnsupportedPrimitiveError
-from tpuflow.jaxprs.meshes import axes_grouped, axes_numbered, places
+from tpuflow.isa.meshes import axes_grouped, axes_numbered, places
 from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.importers.stablehlo import lower_stablehlo
 from tpuflow.lower.scatter_sums import scatter_sums

@@ -21,8 +21,8 @@ import numpy as np
 from jaxlib import xla_client
 
 from tpuflow.errors import CompileError, UnsupportedPrimitiveError
+from tpuflow.isa.meshes import axes_numbered
 from tpuflow.jaxprs.compat import ClosedJaxpr, equations, location_of
-from tpuflow.jaxprs.meshes import axes_numbered
 from tpuflow.jaxprs.shardings import Asked, lowered
 
 _xla: Any = xla_client._xla

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tpuflow.dtypes import S32
-from tpuflow.jaxprs.meshes import axes_numbered
+from tpuflow.isa.meshes import axes_numbered
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.operations import collectives

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tpuflow.dtypes import PRED, S32, U32
-from tpuflow.jaxprs.meshes import axes_grouped, places
+from tpuflow.isa.meshes import axes_grouped, places
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.importers.stablehlo.walk import PLANEWISE, RULES, Region
