@@ -170,6 +170,20 @@ def test_native_matrix_products_are_within_the_bound_of_their_order(dtype: DType
     assert (np.abs(got.astype(np.float64) - both(REFERENCE, a, b)[0]) <= sum_bound(301) * size).all()
 
 
+@pytest.mark.parametrize("rows, columns", [(48, 6), (6, 48), (40, 48)])
+@pytest.mark.parametrize("lhs", [(0, 1, 2), (1, 2, 0)], ids=["rows first", "terms first"])
+@pytest.mark.parametrize("rhs", [(1, 2, 3), (3, 1, 2)], ids=["terms first", "columns first"])
+def test_native_matrix_products_of_many_terms_are_the_same_however_operands_lie(
+    rows: int, columns: int, lhs: tuple[int, ...], rhs: tuple[int, ...]
+):
+    length = {0: rows, 1: 8, 2: 200, 3: columns}
+    a, b = (finite_values(F32, tuple(length[x] for x in labels), seed) for labels, seed in ((lhs, 42), (rhs, 43)))
+    both = lambda ar, a, b: [ar.matmul(a, b, Contraction(lhs, rhs, (3, 0)), F32, F32)]  # noqa: E731
+    (got,) = compute("native", both, (a, b), (F32, F32), (F32,))
+    size = np.einsum(np.abs(a.astype(np.float64)), lhs, np.abs(b.astype(np.float64)), rhs, (3, 0))
+    assert (np.abs(got.astype(np.float64) - both(REFERENCE, a, b)[0]) <= sum_bound(1601) * size).all()
+
+
 def test_native_integer_matrix_products_are_exact():
     a, b = values(S32, 600, 40).reshape(20, 30), values(S32, 900, 41).reshape(30, 30)
     both = lambda ar, a, b: [ar.matmul(a, b, MATRICES, S32, S32)]  # noqa: E731

@@ -23,6 +23,9 @@ from tpuflow.isa.program import Loop, Program, While
 SLICE_SECONDS = 0.25
 """How long one slice of a loop should take on the host: what passes at most between Ctrl-C and its answer, and between two moves of a
 progress bar."""
+LEAST_TRIPS, LONGEST_SLICES = 2, 8
+"""Trips of a slice however long they are, and up to how many slices' time for that: every launch takes its temporary memory from the host
+anew, page by page, a fifth of the processor time of a step of YOLOv5s, and the trips of one launch share it."""
 FIRST_SLICES = (1, 4)
 """Trips of the first slices, by which a loop's pace is found."""
 GRACE_SECONDS = 2.0
@@ -42,7 +45,8 @@ class Pace:
         """How many trips make a slice."""
         if self.slices < len(FIRST_SLICES):
             return FIRST_SLICES[self.slices]
-        return int(min(ALL_TRIPS, max(1.0, SLICE_SECONDS / max(self.trip_seconds, 1e-9))))
+        fitting = SLICE_SECONDS / max(self.trip_seconds, 1e-9)
+        return int(min(ALL_TRIPS, max(1.0, fitting, min(LEAST_TRIPS, LONGEST_SLICES * fitting))))
 
     def took(self, seconds: float, trips: int) -> None:
         """Learn from a slice."""
