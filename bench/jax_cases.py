@@ -18,7 +18,7 @@ LONGEST = 2000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where to write, and which cases: `--cases-sample` of all (0: all), or `--cases-only` those of a file; never those of `--cases-done`."""
+    """Where to write, and which cases: `--cases-sample` of all (0: all), or those that `--cases-only` lists; none of `--cases-done`."""
     group = parser.getgroup("cases")
     group.addoption("--cases-to", type=Path, required=True)
     group.addoption("--cases-sample", type=int, default=0)

@@ -87,7 +87,8 @@ CAUSES = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How cases are run: on which backend, how many of each file, from which seed, how many of each parameterised test, how long at most."""
+    """How cases are run: on which backend, how many of each file (0: all), from which seed; how many of each parameterised test, and how
+    long at most."""
 
     checkout: Path
     platforms: str = "tpusim,cpu"
@@ -157,7 +158,8 @@ def _wait(child: subprocess.Popen[Any], log: Path, limit_seconds: float) -> bool
 
 def _read(records: Sequence[dict[str, Any]], file: str, hung: bool, code: int, output: str) -> list[Case]:
     """The cases of a process's records; what it was at when it ended is one, too."""
-    cases = [Case(r["case"], **{k: v for k, v in r.items() if k != "case"}) for r in records if "outcome" in r]
+    made = [Case(r["case"], **{k: v for k, v in r.items() if k != "case"}) for r in records if "outcome" in r]
+    cases = list({c.name: c for c in sorted(made, key=lambda c: _WORSE.index(c.outcome))}.values())  # of subtests the worst
     unreadable = [Case(file, "failed", kind=NOT_RUN, text=r["unreadable"]) for r in records if "unreadable" in r]
     begun = [r["case"] for r in records if "began" in r]
     if begun and begun[-1] not in {c.name for c in cases}:
@@ -166,6 +168,9 @@ def _read(records: Sequence[dict[str, Any]], file: str, hung: bool, code: int, o
     elif not begun and not unreadable and code not in (0, 5):  # 5: nothing was chosen
         unreadable.append(Case(file, "failed", kind=NOT_RUN, text=f"exit status {code}: {_last_line(output)}"))
     return [*cases, *unreadable]
+
+
+_WORSE = ("skipped", "passed", "failed")
 
 
 def _last_line(output: str) -> str:

@@ -62,6 +62,7 @@ _ARITHMETIC = [
     _case("comparisons", lambda z: (z == z.conj(), z != z[0], jnp.isfinite(z), jnp.isnan(z), z.astype(bool)), grad=False, domain="edges"),
     _case("moves", lambda z: jnp.concatenate((jnp.pad(z[::-1, 1:], 1).T[:3], jnp.where(z.real > 0, z, 1j)[:3]), 1)),
     _case("indices", lambda z: (z[jnp.array([0, 2, 9])], z.at[1].set(2j), z.at[jnp.array([1, 1])].add(1j), z[jnp.arange(2) - 1, 3])),
+    _case("multiplied-entries", lambda z: z.at[jnp.array([1, 3, 1])].multiply(z[:3]), grad=False),
     _case("multiplied-slice", lambda z: (z.at[:, 1:4].multiply(2j), z.at[2].multiply(z[0])), grad=False),
     _case("convolution", lambda z: jnp.convolve(z[0], z[1, :4])),
     _case("scan", _recurrence),

@@ -23,7 +23,8 @@ STACK_BYTES = 256 * 2**20
 
 
 class Loaded(Thing):
-    """A Program loaded on a device; `complex_outputs`: the results that are planes of complex numbers. What C reads of it lies here, made when it is first asked for. Header: name, devices, outputs."""
+    """A Program loaded on a device; `complex_outputs`: the results that are planes of complex numbers. What C reads of it lies here, made
+    when it is first asked for. Header: name, devices, outputs."""
 
     def __init__(self, program: Any, complex_outputs: Collection[int], device: Device):
         from tpuflow.device.runtime import Executable

@@ -21,8 +21,8 @@ from tpuflow.lower.importers.jaxpr.rules.indexing import slice_axes
 from tpuflow.lower.operations import complex as numbers
 from tpuflow.lower.operations import movement
 from tpuflow.lower.operations.complex import Complex, Number, bilinear
-from tpuflow.lower.operations.complex_slices import multiply_slice
 from tpuflow.lower.operations.fft import fft
+from tpuflow.lower.operations.scatter_by import scatter_by
 
 STRUCTURAL.update(CALLS, (
     "cond", "while", "scan", "optimization_barrier", "copy", "stop_gradient", "device_put", "sharding_constraint", "layout_constraint",
@@ -55,8 +55,14 @@ def _convert(b: Builder, x: Number, *, new_dtype: Any) -> Number:
 
 
 @COMPLEX.lowers("scatter-mul")
-def _scatter_mul(b: Builder, operand: Complex, indices: Value, updates: Complex, *, dimension_numbers: Any, mode: Any) -> Complex:
-    return multiply_slice(b, operand, indices, updates, slice_axes(dimension_numbers), clip=mode.name == "CLIP")
+def _scatter_mul(
+    b: Builder, operand: Complex, indices: Value, updates: Complex, *, dimension_numbers: Any, mode: Any, unique_indices: bool = False
+) -> Complex:
+    def body(b: Builder, *arrays: Value) -> list[Value]:
+        return numbers.planes([numbers.mul(b, Complex(*arrays[:2]), Complex(*arrays[2:]))])
+
+    old, new, axes = numbers.planes([operand]), numbers.planes([updates]), slice_axes(dimension_numbers)
+    return Complex(*scatter_by(b, body, old, indices, new, axes, clip=mode.name == "CLIP", apart=unique_indices))
 
 
 @COMPLEX.lowers("iota")
