@@ -12,13 +12,14 @@ from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.importers.stablehlo.rules import products  # noqa: F401  (whose rules are used here)
 from tpuflow.lower.importers.stablehlo.rules.indexing import slices
-from tpuflow.lower.importers.stablehlo.rules.reductions import window_of
+from tpuflow.lower.importers.stablehlo.rules.reductions import keys_of, window_of
 from tpuflow.lower.importers.stablehlo.walk import COMPLEX, PLANEWISE, RULES, STRUCTURAL, Region
 from tpuflow.lower.operations import complex as numbers
-from tpuflow.lower.operations import movement, windows
+from tpuflow.lower.operations import movement, sorting, windows
 from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, bilinear, packed, plane_by_plane, planes
 from tpuflow.lower.operations.fft import fft
 from tpuflow.lower.operations.forms import UnsupportedForm
+from tpuflow.lower.operations.linalg.complex import cholesky, triangular_solve
 from tpuflow.lower.operations.scatter_by import scatter_by
 from tpuflow.lower.operations.window import Sizes
 
@@ -70,6 +71,29 @@ def _iota(b: Builder, *, iota_dimension: int, types: tuple[ComplexType]) -> Comp
 @COMPLEX.lowers("stablehlo.fft")
 def _fft(b: Builder, x: Number, *, fft_type: str, fft_length: Sequence[int]) -> Number:
     return fft(b, x, kind=fft_type, lengths=fft_length)
+
+
+COMPLEX.enter({"stablehlo.cholesky": cholesky})
+
+
+@COMPLEX.lowers("stablehlo.triangular_solve")
+def _triangular_solve(
+    b: Builder, a: Complex, y: Complex, *, left_side: bool, lower: bool, unit_diagonal: bool, transpose_a: str
+) -> Complex:  # fmt: skip
+    return triangular_solve(
+        b, a, y, left_side=left_side, lower=lower, transpose_a=transpose_a in ("TRANSPOSE", "ADJOINT"),
+        conjugate_a=transpose_a == "ADJOINT", unit_diagonal=unit_diagonal,
+    )  # fmt: skip
+
+
+@COMPLEX.lowers("stablehlo.sort")
+def _sort(b: Builder, *operands: Number, dimension: int, regions: tuple[Region]) -> tuple[Number, ...]:
+    """By one key or several, as JAX compares them: complex ones by the real part, then by the imaginary one."""
+    keys = keys_of(operands, regions[0])
+    if not keys:
+        raise UnsupportedForm("complex numbers in another order than that of jnp.sort and lax.sort")
+    arrays = sorting.sort(b, planes(operands), dimension % len(operands[0].shape), len(planes(operands[:keys])))
+    return packed(arrays, [x.type for x in operands])
 
 
 @COMPLEX.lowers("stablehlo.reduce")
