@@ -52,9 +52,10 @@ docs: $(VENV)/.docs $(VENV)/.torch  ## the pages and the Python reference as HTM
 bench: $(VENV)/.dev $(VENV)/.torch  ## the table of bench/
 	$(BIN)/python -m bench $(ARGS)
 
-conformance: $(VENV)/.dev  ## flax's own examples beside jax.jit: make conformance EXAMPLES=checkout; writes docs/conformance.md
-	@test -n "$(EXAMPLES)" || { echo "say where a checkout of flax is: make conformance EXAMPLES=path"; exit 2; }
-	$(BIN)/python -m bench.conformance $(EXAMPLES)
+conformance: $(VENV)/.dev  ## flax's examples (EXAMPLES=checkout) and JAX's own tests (JAX_TESTS=checkout); writes docs/conformance.md
+	@test -n "$(EXAMPLES)$(JAX_TESTS)" || { echo "say where a checkout of flax or of JAX is: make conformance EXAMPLES=path JAX_TESTS=path"; exit 2; }
+	$(if $(EXAMPLES),$(BIN)/python -m bench.conformance $(EXAMPLES))
+	$(if $(JAX_TESTS),$(BIN)/python -m bench.jax_tests $(JAX_TESTS) $(ARGS))
 
 clean:  ## remove .venv and build products
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.sections import put_section
+
 STEPS = 3
 CLOSE = 1e-3
 """Relative: of what a step measures."""
@@ -268,10 +270,8 @@ def agrees(figures: dict[str, Any] | str) -> bool:
 
 
 def page(found: Sequence[tuple[str, dict[str, Any] | str]]) -> str:
-    """docs/conformance.md."""
+    """The section of docs/conformance.md."""
     lines = [
-        "# Public training steps",
-        "",
         f"The `train_step` of flax's own examples, {STEPS} steps under `jax.jit`, `jax.pmap` or `nnx.jit` and tpuflow's, from one state.",
         "Written by `make conformance EXAMPLES=path` for a checkout of flax. Differences are relative to an array's largest element.",
         "",
@@ -303,7 +303,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not found:
         print(f"{given.checkout}: no examples/*/train.py of flax's found; there are rows for {', '.join(EXAMPLES)}.", file=sys.stderr)
         return 2
-    given.output.write_text(page(found), encoding="utf-8")
+    put_section(given.output, "Public training steps", page(found))
     print(page(found))
     return 0 if all(agrees(figures) for _, figures in found) else 1
 

@@ -79,6 +79,14 @@ def short_types() -> Any:
 
 
 @case(CLOSE)
+def complex_arrays() -> Any:
+    z = np.exp(1j * np.arange(12)).astype(np.complex64).reshape(3, 4)
+    there = jnp.asarray(z[:, ::-1])
+    halves = jax.jit(lambda z, w: (z + w, w, z.real), donate_argnums=0)(jnp.asarray(z), there)
+    return there, there * 2j, jnp.abs(there), there @ there.T.conj(), halves, jnp.fft.fft(z), there[1, 2]
+
+
+@case(CLOSE)
 def convolution() -> Any:
     x, k = (jnp.asarray(np.random.default_rng(0).standard_normal(s), jnp.float32) for s in ((2, 8, 8, 3), (3, 3, 3, 4)))
     numbers = ("NHWC", "HWIO", "NHWC")

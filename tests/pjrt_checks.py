@@ -100,7 +100,7 @@ def errors() -> Any:
     two = jax.make_mesh((2,), ("x",))
     sharded = jax.device_put(jnp.ones(4), jax.sharding.NamedSharding(two, jax.sharding.PartitionSpec("x")))
     return {
-        "complex": raised(lambda: jnp.ones(2, jnp.complex64) * 2),
+        "no such type": raised(lambda: jnp.ones(2, jnp.float8_e5m2) * 2),
         "no rule": raised(lambda: jax.jit(jax.ffi.ffi_call("nowhere", jax.ShapeDtypeStruct((3,), np.float32)))(jnp.ones(3))),
         "partitions": raised(lambda: jax.jit(lambda x: x + 1)(sharded)),
         "too large to compile": raised(lambda: jnp.ones((2**18, 2**18))),
@@ -150,9 +150,10 @@ def analyses() -> Any:
 
 @fact
 def a_serialized_executable_runs() -> Any:
-    compiled = jax.jit(lambda x: x + 1).lower(jnp.ones(4)).compile()
+    compiled = jax.jit(lambda x: (x.sum(), x * 1j)).lower(jnp.ones(4)).compile()
     data = serialize_executable.serialize(compiled)
-    return float(serialize_executable.deserialize_and_load(*data, execution_devices=jax.devices()[:1])(jnp.ones(4)).sum())
+    real, imaginary = serialize_executable.deserialize_and_load(*data, execution_devices=jax.devices()[:1])(jnp.ones(4))
+    return float(real), str(np.asarray(imaginary).sum())
 
 
 @fact

@@ -216,9 +216,9 @@ def test_advice_is_given_for_primitives_of_jax_that_have_no_rule() -> None:
 
 
 def test_a_form_of_a_primitive_that_is_not_covered_says_why_and_where() -> None:
-    with pytest.raises(UnsupportedPrimitiveError, match=r"test_jaxpr_importer\.py.*'scatter'.*apply") as error:
-        graph_of(lambda x, i: x.at[i].apply(jnp.sin), np.ones((5, 3), np.float32), np.array([1, 1]))
-    assert "x.at[...].set" in str(error.value)
+    with pytest.raises(UnsupportedPrimitiveError, match=r"test_jaxpr_importer\.py.*'gather'.*one_hot") as error:
+        graph_of(lambda x, i: x.at[i].get(mode="one_hot"), np.ones((5, 3), np.float32), np.array([1, 1]))
+    assert "use 'clip' or 'fill'" in str(error.value)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int64", "complex64"])

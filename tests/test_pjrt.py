@@ -118,7 +118,7 @@ def test_devices_run_programs_of_their_own(facts):
 
 def test_an_error_has_its_code_and_our_text_and_the_process_lives_on(facts):
     errors = facts["errors"]
-    assert "UNIMPLEMENTED" in errors["complex"] and "no complex numbers" in errors["complex"]
+    assert "UNIMPLEMENTED" in errors["no such type"] and "the device has no such elements" in errors["no such type"]
     assert "UNIMPLEMENTED" in errors["no rule"] and "nowhere" in errors["no rule"] and "pjrt_checks.py" in errors["no rule"]
     assert "UNIMPLEMENTED" in errors["partitions"] and "multi-chip programs are not supported yet" in errors["partitions"]
     assert "RESOURCE_EXHAUSTED" in errors["too large to compile"] and "Traceback" not in errors["too large to compile"]
@@ -137,7 +137,7 @@ def test_analyses_are_those_of_the_program(facts):
 
 
 def test_an_executable_survives_its_bytes(facts):
-    assert facts["a_serialized_executable_runs"] == 8.0
+    assert facts["a_serialized_executable_runs"] == [4.0, "4j"]
 
 
 def test_settings_and_traces_of_the_caller_are_not_the_devices(facts):

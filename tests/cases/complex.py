@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,16 @@ def _recurrence(z: Any) -> Any:
     return lax.scan(lambda h, row: (h * row / (1 + jnp.abs(row)) + 1j, h), z[0], z)
 
 
+def _triangular_systems(z: Any) -> Any:
+    """In every form, of a matrix that is far from singular, whose other triangle is not read."""
+    forms = itertools.product((False, True), (False, True), ((False, False), (True, False), (True, True)), (False, True))
+    a = jnp.where(jnp.eye(7, dtype=bool), 3 + z, z / 7)
+    return [
+        lax.linalg.triangular_solve(a, z, left_side=left, lower=lower, transpose_a=t, conjugate_a=c, unit_diagonal=unit)
+        for left, lower, (t, c), unit in forms
+    ]
+
+
 def _until_large(z: Any) -> Any:
     return lax.while_loop(lambda w: jnp.abs(w).max() < 50, lambda w: w * (1 + 1j), z)
 
@@ -62,6 +73,10 @@ _ARITHMETIC = [
     _case("comparisons", lambda z: (z == z.conj(), z != z[0], jnp.isfinite(z), jnp.isnan(z), z.astype(bool)), grad=False, domain="edges"),
     _case("moves", lambda z: jnp.concatenate((jnp.pad(z[::-1, 1:], 1).T[:3], jnp.where(z.real > 0, z, 1j)[:3]), 1)),
     _case("indices", lambda z: (z[jnp.array([0, 2, 9])], z.at[1].set(2j), z.at[jnp.array([1, 1])].add(1j), z[jnp.arange(2) - 1, 3])),
+    _case("sorted", lambda z: (jnp.sort(z, 0), jnp.argsort(jnp.round(z), 1), lax.sort((z.real > 0, z), num_keys=2)), grad=False),
+    _case("triangular-systems", _triangular_systems, (7, 7), grad=False),
+    _case("cholesky", lambda z: jnp.linalg.cholesky(z @ z.T.conj() + 7 * jnp.eye(7)), (7, 7), grad=False),
+    _case("multiplied-entries", lambda z: z.at[jnp.array([1, 3, 1])].multiply(z[:3]), grad=False),
     _case("multiplied-slice", lambda z: (z.at[:, 1:4].multiply(2j), z.at[2].multiply(z[0])), grad=False),
     _case("convolution", lambda z: jnp.convolve(z[0], z[1, :4])),
     _case("scan", _recurrence),

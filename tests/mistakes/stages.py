@@ -115,12 +115,12 @@ def a_factorisation_with_pivots():
     tpuflow.jit(orthogonal)(inputs)
 
 
-@mistake(UnsupportedPrimitiveError, "train.py:2", "'sort' on (complex64[40,7], int32[40,7])", "real and their imaginary part")
-def complex_numbers_in_order():
-    def sorted_places(x):
-        return jnp.argsort(x * jnp.exp(1j * x))
+@mistake(UnsupportedPrimitiveError, "train.py:2", "'geqrf' on (complex64[40,7])", "real and their imaginary part")
+def factors_of_a_complex_matrix():
+    def triangle(x):
+        return jnp.linalg.qr(x * jnp.exp(1j * x), mode="r")
 
-    tpuflow.jit(sorted_places)(inputs)
+    tpuflow.jit(triangle)(inputs)
 
 
 @mistake(UnsupportedDtypeError, "x:", "float64", "x.astype('float32')")

@@ -19,6 +19,9 @@ DEVICE, MEMORY, CODE, DELETED, DIMENSIONS, RANK, BYTES, ZERO = range(1, 9)
 """Words of a buffer's header."""
 
 
+COMPLEX = np.dtype(np.complex64)
+
+
 class Headers:
     """The headers of buffers that come to be together, each the same every time: made at once, from a template."""
 
@@ -39,6 +42,7 @@ class Headers:
 class Buffer:
     """An array on a device, until it is deleted, donated or destroyed: `array` is None then. Whoever makes it tells the device's usage.
 
+    Complex numbers lie there as two planes, f32[2, *shape], as programs take and give them (`ComplexType.port`).
     Its header begins at word `start` of `headers`. holds: how many others (dlpack) look at its memory; while there are any, what deletes
     it does not free it and nothing overwrites it.
     """
@@ -105,15 +109,20 @@ def from_host(device: Device, address: int, dtype: np.dtype, shape: tuple[int, .
     Raises:
       OutOfMemoryError: the device's HBM has no room for it.
     """
-    view = _view(address, dtype, shape, strides)
+    view: Any = _view(address, dtype, shape, strides)
     device.usage.check(view.nbytes, f"an array {dtype}{list(shape)}")
-    return one(device.client.host.array(view), device, CODES[dtype], shape, view.nbytes)
+    planes = np.stack([view.real, view.imag]) if dtype == COMPLEX else view
+    return one(device.client.host.array(planes), device, CODES[dtype], shape, view.nbytes)
 
 
 def to_host(buffer: Buffer, address: int, strides: Sequence[int] | None) -> None:
     """Copy an array of a device to memory of the host that has room for it."""
     array = buffer.live()
     if not buffer.bytes:
+        return
+    if buffer.code == CODES[COMPLEX]:
+        view = _view(address, COMPLEX, buffer.shape, strides)
+        view.real, view.imag = np.asarray(array)
         return
     if strides is None:
         array.block_until_ready()

@@ -8,9 +8,11 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from tpuflow.errors import ConfigError
+import numpy as np
+
+from tpuflow.errors import ConfigError, ProgramFileError
 from tpuflow.jaxprs.plugins import assigned, partitions
-from tpuflow.pjrt.buffer import Buffer, Headers
+from tpuflow.pjrt.buffer import COMPLEX, Buffer, Headers
 from tpuflow.pjrt.cells import NamedValues, Numbers, Text
 from tpuflow.pjrt.device import Client, Device
 from tpuflow.pjrt.failures import Unimplemented
@@ -21,9 +23,10 @@ STACK_BYTES = 256 * 2**20
 
 
 class Loaded(Thing):
-    """A Program loaded on a device. What C reads of it lies here, made when it is first asked for. Header: name, devices, outputs."""
+    """A Program loaded on a device; `complex_outputs`: the results that are planes of complex numbers. What C reads of it lies here, made
+    when it is first asked for. Header: name, devices, outputs."""
 
-    def __init__(self, program: Any, device: Device):
+    def __init__(self, program: Any, complex_outputs: Collection[int], device: Device):
         from tpuflow.device.runtime import Executable
 
         self.program, self.device, self.runs = program, device, 0
@@ -33,7 +36,8 @@ class Loaded(Thing):
         self._name = Text(program.name or "program")
         self._devices = Numbers([device.handle], ctypes.c_uint64)
         super().__init__(*self._name.pair, *self._devices.pair, len(program.outputs))
-        self._outputs = [(CODES[p.dtype.numpy], p.shape, program.buffers[p.buffer].bytes) for p in program.outputs]
+        self._complex = frozenset(complex_outputs)
+        self._outputs = [(*self._kind(i, p), program.buffers[p.buffer].bytes) for i, p in enumerate(program.outputs)]
         self._donated = [i for i, p in enumerate(program.inputs) if p.donated]
         self._shared = _shared(program)
         self._fresh_bytes = _fresh_bytes(program)
@@ -44,6 +48,10 @@ class Loaded(Thing):
 
         if device.client.settings.report is not None:
             device.client.loaded.append(self)
+
+    def _kind(self, i: int, port: Any) -> tuple[int, tuple[int, ...]]:
+        """Code and shape of an output as C knows them."""
+        return (CODES[COMPLEX], port.shape[1:]) if i in self._complex else (CODES[port.dtype.numpy], port.shape)
 
     def destroyed(self) -> None:
         """What it holds goes with it."""
@@ -110,7 +118,7 @@ class Loaded(Thing):
 
     @functools.cached_property
     def serialized(self) -> Text:
-        """The bytes of its .tpx file.
+        """Which results are complex, and the bytes of its .tpx file.
 
         Raises:
           Unimplemented: it calls functions of this process.
@@ -119,7 +127,7 @@ class Loaded(Thing):
 
         if self.program.calls:
             raise Unimplemented(f"{self.program.name!r} calls functions of this process (callbacks); a file cannot hold them.")
-        return Text(to_bytes(self.program))
+        return Text(_enveloped(self._complex, to_bytes(self.program)))
 
     @functools.cached_property
     def assignment(self) -> Text:
@@ -207,14 +215,35 @@ def _compile(client: Client, module: bytes, options: bytes) -> Loaded:
     from tpuflow.lower.importers.stablehlo.importer import lower_stablehlo
 
     device = _device(client, options)
-    imported = lower_stablehlo(module, host_functions=HOST_FUNCTIONS, trusted=True)
-    return Loaded(compile_stablehlo(imported, chip=client.settings.chip), device)
+    imported = lower_stablehlo(module, host_functions=HOST_FUNCTIONS, trusted=True, complex_ports=True)
+    complex_outputs = [i for i, found in enumerate(imported.complex_outputs) if found]
+    return Loaded(compile_stablehlo(imported, chip=client.settings.chip), complex_outputs, device)
 
 
 def _load(client: Client, data: bytes, options: bytes) -> Loaded:
     from tpuflow.isa.file import from_bytes
 
-    return Loaded(from_bytes(data, name="the compilation cache"), _device(client, options) if options else client.devices[0])
+    complex_outputs, program = _opened(data)
+    device = _device(client, options) if options else client.devices[0]
+    return Loaded(from_bytes(program, name=_CACHE), complex_outputs, device)
+
+
+_CACHE = "the compilation cache"
+_ENVELOPE = b"tpusim\x01"
+
+
+def _enveloped(complex_outputs: Collection[int], program: bytes) -> bytes:
+    """The bytes of a Program, with what only PJRT knows of it before them: a count and numbers of results, 32 bits each."""
+    return _ENVELOPE + np.array([len(complex_outputs), *sorted(complex_outputs)], "<u4").tobytes() + program
+
+
+def _opened(data: bytes) -> tuple[list[int], bytes]:
+    """What `_enveloped` put together."""
+    begin = len(_ENVELOPE) + 4
+    end = begin + 4 * int.from_bytes(data[len(_ENVELOPE) : begin], "little")
+    if not data.startswith(_ENVELOPE) or end > len(data):
+        raise ProgramFileError(f"{_CACHE}: no Program of this version of tpuflow; delete the cache's directory.")
+    return np.frombuffer(data[begin:end], "<u4").tolist(), data[end:]
 
 
 def _device(client: Client, options: bytes) -> Device:

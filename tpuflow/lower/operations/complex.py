@@ -16,6 +16,7 @@ from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.operations import reducers
 from tpuflow.lower.operations.elementwise import aligned, maximum, minimum
+from tpuflow.lower.operations.movement import stack, unstack
 from tpuflow.lower.operations.special import cosh, sinh
 
 
@@ -34,6 +35,11 @@ class ComplexType:
     def planes(self) -> tuple[TensorType, TensorType]:
         """Of the real and of the imaginary plane."""
         return self.plane, self.plane
+
+    @property
+    def port(self) -> TensorType:
+        """Of both in one array: what goes into a program or out of it."""
+        return TensorType(F32, (2, *self.shape))
 
     def __str__(self) -> str:
         return f"c64[{','.join(map(str, self.shape))}]"
@@ -73,6 +79,16 @@ def packed(arrays: Sequence[Value], types: Sequence[Any]) -> tuple[Number, ...]:
     """Values of their planes: two for those of a `ComplexType`, one for those of any other type."""
     left = iter(arrays)
     return tuple(Complex(next(left), next(left)) if isinstance(t, ComplexType) else next(left) for t in types)
+
+
+def from_port(b: Builder, x: Value) -> Complex:
+    """The planes of an array [2, ...] of both."""
+    return Complex(*unstack(b, x, axis=0))
+
+
+def to_port(b: Builder, x: Complex) -> Value:
+    """Both planes in one array [2, ...]."""
+    return stack(b, x.real, x.imag, axis=0)
 
 
 def as_complex(b: Builder, x: Number) -> Complex:

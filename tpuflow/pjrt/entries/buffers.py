@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tpuflow.pjrt.buffer import copied, from_host, strides_of, to_host
+from tpuflow.pjrt.buffer import COMPLEX, copied, from_host, strides_of, to_host
 from tpuflow.pjrt.cells import INT, Args, integers, words
 from tpuflow.pjrt.device import Device
 from tpuflow.pjrt.failures import Unimplemented
 from tpuflow.pjrt.fields import READY
 from tpuflow.pjrt.table import entry
 from tpuflow.pjrt.things import THINGS, collect
-from tpuflow.pjrt.types import NUMPY, numpy_type
+from tpuflow.pjrt.types import CODES, NUMPY, numpy_type
 
 
 @entry("Client_BufferFromHostBuffer")
@@ -67,7 +67,10 @@ def _copy(args: Args) -> None:
 
 @entry("Buffer_UnsafePointer", "Buffer_OpaqueDeviceMemoryDataPointer")
 def _pointer(args: Args) -> None:
-    args[3] = THINGS[args[2]].live().unsafe_buffer_pointer()
+    buffer = THINGS[args[2]]
+    if buffer.code == CODES[COMPLEX]:
+        raise Unimplemented("the memory of an array of complex numbers: it is two planes here. Read it with np.asarray(x).")
+    args[3] = buffer.live().unsafe_buffer_pointer()
 
 
 @entry("Buffer_IncreaseExternalReferenceCount")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tpuflow.errors import ModuleError
@@ -16,7 +17,7 @@ from tpuflow.lower.importers.stablehlo.constants import own_constants
 from tpuflow.lower.importers.stablehlo.module import HOST_CALL, Function, Module, port_type
 from tpuflow.lower.importers.stablehlo.patterns import recognise
 from tpuflow.lower.importers.stablehlo.walk import RULES, Context, Region
-from tpuflow.lower.operations.complex import planes
+from tpuflow.lower.operations.complex import Complex, ComplexType, from_port, to_port
 
 __all__ = ["HOST_CALL", "RULES", "Imported", "lower_stablehlo", "rules"]
 
@@ -27,7 +28,8 @@ class Imported:
 
     donated: of each argument, whether the program may overwrite it (`tf.aliasing_output`, `jax.buffer_donor`). aliases: of each argument,
     the result that `tf.aliasing_output` gives its buffer to (None: no particular one). input_types, output_types: as the module declares
-    them, in its order. Names are the graph's (`graph.input_names`, `graph.output_names`).
+    them, in its order; complex_outputs: of each result, whether it is the two planes of a complex one. Names are the graph's
+    (`graph.input_names`, `graph.output_names`).
     """
 
     graph: Graph
@@ -36,6 +38,7 @@ class Imported:
     aliases: tuple[int | None, ...]
     input_types: tuple[TensorType, ...]
     output_types: tuple[TensorType, ...]
+    complex_outputs: tuple[bool, ...] = ()
 
 
 def lower_stablehlo(
@@ -47,6 +50,7 @@ def lower_stablehlo(
     host_functions: Sequence[Callable[..., Any]] = (),
     mesh: Mapping[str, int] | None = None,
     trusted: bool = False,
+    complex_ports: bool = False,
 ) -> Imported:
     """The graph of the `main` of a StableHLO module: a portable artifact (VHLO bytecode, as `jax.export` and PJRT give it), MLIR bytecode,
     or MLIR text. Calls of other functions are inlined.
@@ -54,7 +58,8 @@ def lower_stablehlo(
     name: the graph's; empty: the module's. input_names, output_names: empty: as the module has them. host_functions: what a
     `HOST_CALL` calls, by its number. mesh: the axes (and their sizes) of the mesh whose devices all run the module, numbered row-major.
     trusted: the bytes are MLIR's own, such as JAX hands over: others are first read by another process (0.3 s), because jaxlib crashes on
-    some that are damaged.
+    some that are damaged. complex_ports: arguments and results may be complex, and are f32[2, ...] then, real plane first; otherwise they
+    are refused.
 
     Raises:
       ModuleError: the bytes are no module, or damaged.
@@ -65,15 +70,18 @@ def lower_stablehlo(
     read = recognise(own_constants(read_module(module, trusted=trusted)))
     main = _main(read)
     names = tuple(input_names) or _distinct(main.argument_names, "argument")
-    types = tuple(port_type(t, where) for t, where in zip(main.body.types, names, strict=True))
+    port = partial(port_type, complex_ports=complex_ports)
+    types = tuple(port(t, where) for t, where in zip(main.body.types, names, strict=True))
     given = tuple(output_names) or _distinct([a.get("jax.result_info", "") for a in main.result_attributes], "result")
-    output_types = tuple(port_type(t, where) for t, where in zip(main.output_types, given, strict=True))
+    output_types = tuple(port(t, where) for t, where in zip(main.output_types, given, strict=True))
     b = Builder(name or read.name, types, names)
     b.mesh = mesh or {}
     context = Context(read, tuple(host_functions), (main.name,))
-    outputs = planes(Region(context, main.body, {}, "").run(b, b.inputs))
-    for port, value in enumerate(v for _, values in b.calls for v in values):
-        b.outfeed(port, value)
+    inputs = [from_port(b, x) if isinstance(t, ComplexType) else x for x, t in zip(b.inputs, main.body.types, strict=True)]
+    results = Region(context, main.body, {}, "").run(b, inputs)
+    outputs = [to_port(b, x) if isinstance(x, Complex) else x for x in results]
+    for number, value in enumerate(v for _, values in b.calls for v in values):
+        b.outfeed(number, value)
     return Imported(
         graph=b.finish(outputs, given),
         calls=tuple(call for call, _ in b.calls),
@@ -81,6 +89,7 @@ def lower_stablehlo(
         aliases=tuple(a.get("tf.aliasing_output") for a in main.argument_attributes),
         input_types=types,
         output_types=output_types,
+        complex_outputs=tuple(isinstance(x, Complex) for x in results),
     )
 
 

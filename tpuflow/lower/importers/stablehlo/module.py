@@ -40,13 +40,15 @@ def device_type(declared: DeclaredType, where: str) -> Type:
     return declared
 
 
-def port_type(declared: DeclaredType, where: str) -> TensorType:
-    """The type of what goes in or out, which is never complex.
+def port_type(declared: DeclaredType, where: str, *, complex_ports: bool = False) -> TensorType:
+    """The type of what goes in or out; of complex numbers, if those may, that of both planes.
 
     Raises:
       UnsupportedDtypeError: the device has it not.
     """
     found = device_type(declared, where)
+    if isinstance(found, ComplexType) and complex_ports:
+        return found.port
     if isinstance(found, ComplexType):
         raise UnsupportedDtypeError(
             f"{where}: {found}: programs take and give no complex numbers, which are there within them only. Pass the real and the "

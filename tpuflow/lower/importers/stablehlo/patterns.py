@@ -41,8 +41,9 @@ def _exp2(last: Operation, makers: Makers) -> Operation | None:
     product = makers.get(last.operands[0])
     if last.place.primitive != "exp2" or product is None or product.name != "stablehlo.multiply" or product.place.primitive != "exp2":
         return None
-    others = [v for v in product.operands if _constant(v, makers, "exp2", "") is None]
-    return replace(last, name=EXP2, operands=tuple(others)) if len(others) == 1 else None
+    factors = [v for v in product.operands if _constant(v, makers, "exp2", "") is None]
+    real = isinstance(last.types[0], TensorType)  # of complex numbers neither factor is a constant
+    return replace(last, name=EXP2, operands=tuple(factors)) if real and len(factors) == 1 else None
 
 
 def _logistic(last: Operation, makers: Makers) -> Operation | None:
@@ -57,6 +58,15 @@ def _logistic(last: Operation, makers: Makers) -> Operation | None:
     if opposite is None or opposite.name != "stablehlo.negate":
         return None
     return replace(last, name=LOGISTIC, operands=opposite.operands)
+
+
+def _whole(last: Operation, makers: Makers) -> Operation | None:
+    """An operation of CHLO's that is given as a composite, with 64-bit integers in its parts."""
+    name = last.attributes.get("name")
+    return replace(last, name=name, attributes={}) if name in _COMPOSITES else None
+
+
+_COMPOSITES = ("chlo.mulhi",)
 
 
 def _words(last: Operation, makers: Makers) -> Operation | None:
@@ -81,6 +91,7 @@ def _words_of(kind: DeclaredType | None) -> TensorType | None:
 
 
 _PATTERNS: Mapping[str, Callable[[Operation, Makers], Operation | None]] = {
+    "stablehlo.composite": _whole,
     "stablehlo.bitcast_convert": _words,
     "stablehlo.rng_bit_generator": _random_bits,
     "stablehlo.exponential": _exp2,

@@ -80,7 +80,7 @@ class Region:
         """Whether there is a call of the host in it."""
         return calls_host(self.context.module, self.block)
 
-    def elementwise(self, b: Builder, *values: Value) -> tuple[Value, ...]:
+    def elementwise(self, b: Builder, *values: Any) -> tuple[Any, ...]:
         """It as a body of scalars, element by element through arrays of one shape."""
         return _run(replace(self, shape=values[0].shape), b, {}, values)
 

@@ -19,10 +19,12 @@ from tpuflow.lower.importers.jaxpr.registry import COMPLEX, PLANEWISE, RULES, ST
 from tpuflow.lower.importers.jaxpr.rules import products  # noqa: F401  (whose rules are used here)
 from tpuflow.lower.importers.jaxpr.rules.indexing import slice_axes
 from tpuflow.lower.operations import complex as numbers
-from tpuflow.lower.operations import movement
-from tpuflow.lower.operations.complex import Complex, Number, bilinear
-from tpuflow.lower.operations.complex_slices import multiply_slice
+from tpuflow.lower.operations import movement, sorting
+from tpuflow.lower.operations.complex import Complex, Number, bilinear, plane_by_plane
 from tpuflow.lower.operations.fft import fft
+from tpuflow.lower.operations.forms import UnsupportedForm
+from tpuflow.lower.operations.linalg.complex import cholesky, triangular_solve
+from tpuflow.lower.operations.scatter_by import scatter_by
 
 STRUCTURAL.update(CALLS, (
     "cond", "while", "scan", "optimization_barrier", "copy", "stop_gradient", "device_put", "sharding_constraint", "layout_constraint",
@@ -31,7 +33,7 @@ STRUCTURAL.update(CALLS, (
 PLANEWISE.update((
     "add", "add_any", "all_gather", "all_to_all", "broadcast_in_dim", "concatenate", "cumsum", "dynamic_slice", "dynamic_update_slice",
     "gather", "neg", "pad", "pbroadcast", "ppermute", "psum", "psum_invariant", "reduce_precision", "reduce_sum", "reduce_window_sum",
-    "reshape", "rev", "scatter", "scatter-add", "scatter-sub", "select_n", "slice", "split", "squeeze", "stack", "sub", "tile", "transpose",
+    "reshape", "rev", "scatter-add", "scatter-sub", "select_n", "slice", "split", "squeeze", "stack", "sub", "tile", "transpose",
     "unstack", "reduce_scatter",
 ))  # fmt: skip
 COMPLEX.enter({
@@ -44,6 +46,21 @@ COMPLEX.enter({
 })  # fmt: skip
 
 
+COMPLEX.enter({"triangular_solve": triangular_solve})
+
+
+@COMPLEX.lowers("cholesky")
+def _cholesky(b: Builder, a: Complex) -> Complex:
+    return cholesky(b, a)
+
+
+@COMPLEX.lowers("sort")
+def _sort(b: Builder, *operands: Number, dimension: int, num_keys: int) -> tuple[Number, ...]:
+    """By the real part, then by the imaginary one."""
+    arrays = sorting.sort(b, numbers.planes(operands), dimension, len(numbers.planes(operands[:num_keys])))
+    return numbers.packed(arrays, [x.type for x in operands])
+
+
 @COMPLEX.lowers("conj")
 def _conj(b: Builder, x: Number) -> Complex:
     return numbers.conj(b, x)
@@ -54,9 +71,25 @@ def _convert(b: Builder, x: Number, *, new_dtype: Any) -> Number:
     return numbers.convert(b, x, None if np.dtype(new_dtype).kind == "c" else dtype_of(new_dtype))
 
 
+def _scatter(b: Builder, *operands: Number, **params: Any) -> tuple[Number, ...]:
+    """What is set, in both planes."""
+    if params["update_jaxpr"] is not None and params["update_jaxpr"].eqns:
+        raise UnsupportedForm("x.at[...].apply(f) of complex numbers; write x.at[...].set(f(x[...]))")
+    return plane_by_plane(b, lambda b, *arrays: RULES["scatter"](b, *arrays, params=params), operands)
+
+
+COMPLEX.enter({"scatter": _scatter}, **{parameter: parameter for parameter, _ in RULES["scatter"].params})
+
+
 @COMPLEX.lowers("scatter-mul")
-def _scatter_mul(b: Builder, operand: Complex, indices: Value, updates: Complex, *, dimension_numbers: Any, mode: Any) -> Complex:
-    return multiply_slice(b, operand, indices, updates, slice_axes(dimension_numbers), clip=mode.name == "CLIP")
+def _scatter_mul(
+    b: Builder, operand: Complex, indices: Value, updates: Complex, *, dimension_numbers: Any, mode: Any, unique_indices: bool = False
+) -> Complex:
+    def body(b: Builder, *arrays: Value) -> list[Value]:
+        return numbers.planes([numbers.mul(b, Complex(*arrays[:2]), Complex(*arrays[2:]))])
+
+    old, new, axes = numbers.planes([operand]), numbers.planes([updates]), slice_axes(dimension_numbers)
+    return Complex(*scatter_by(b, body, old, indices, new, axes, clip=mode.name == "CLIP", apart=unique_indices))
 
 
 @COMPLEX.lowers("iota")

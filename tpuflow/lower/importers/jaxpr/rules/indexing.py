@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from tpuflow.jaxprs.compat import ClosedJaxpr
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.importers.jaxpr.registry import bound, enter, lowers
+from tpuflow.lower.importers.jaxpr.rules.reductions import elementwise
 from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.gather import gather
 from tpuflow.lower.operations.rows import SliceAxes
 from tpuflow.lower.operations.scatter import scatter
+from tpuflow.lower.operations.scatter_by import scatter_by
 from tpuflow.lower.operations.window import Sizes
 
 _SCATTERS = {"scatter": "set", "scatter-add": "add", "scatter-sub": "add", "scatter-mul": "mul", "scatter-min": "min", "scatter-max": "max"}
@@ -28,12 +31,15 @@ def _gather(b: Builder, operand: Value, indices: Value, *, dimension_numbers: An
 
 
 def _scatter(
-    b: Builder, primitive: str, operand: Value, indices: Value, updates: Value, *, dimension_numbers: Any, mode: Any, update_jaxpr: Any
-) -> Value:
+    b: Builder, primitive: str, operand: Value, indices: Value, updates: Value, *, dimension_numbers: Any, mode: Any, update_jaxpr: Any,
+    update_consts: Any = (), unique_indices: bool = False,
+) -> Value:  # fmt: skip
     _require_no_one_hot(mode, "drop")
-    if primitive == "scatter" and update_jaxpr is not None and update_jaxpr.eqns:
-        raise UnsupportedForm("x.at[...].apply(f) with repeated indices; write x.at[...].set(f(x[...]))")
     axes = slice_axes(dimension_numbers)
+    if primitive == "scatter" and update_jaxpr is not None and update_jaxpr.eqns:  # x.at[...].apply(f)
+        body = elementwise(ClosedJaxpr(update_jaxpr, update_consts))
+        (changed,) = scatter_by(b, body, [operand], indices, [updates], axes, clip=mode.name == "CLIP", apart=unique_indices)
+        return changed
     changes = b.neg(updates) if primitive == "scatter-sub" else updates
     return scatter(b, operand, indices, changes, axes, _SCATTERS[primitive], clip=mode.name == "CLIP")
 

@@ -52,7 +52,7 @@ enter({"cumlogsumexp": reductions.cumlogsumexp, "top_k": sorting.top_k})
 @lowers("reduce")
 def _reduce(b: Builder, *operands: Value, jaxpr: Any, dimensions: Sizes) -> Value | tuple[Value, ...]:
     if (op := _monoid(jaxpr)) is None:
-        return reduce_by(b, _elementwise(jaxpr), *_halves(operands), dimensions)
+        return reduce_by(b, elementwise(jaxpr), *_halves(operands), dimensions)
     x, start = operands
     return reductions.reduce(b, op, x, dimensions, start)
 
@@ -64,7 +64,7 @@ def _reduce_window(
 ) -> Value | tuple[Value, ...]:  # fmt: skip
     window = SlidingWindow.of(window_dimensions, window_strides, padding, base_dilation, window_dilation)
     if (op := _monoid(jaxpr)) is None:
-        return reduce_window_by(b, _elementwise(jaxpr), *_halves(operands), window)
+        return reduce_window_by(b, elementwise(jaxpr), *_halves(operands), window)
     x, start = operands
     return windows.reduce_window(b, op, x, window, start)
 
@@ -83,7 +83,7 @@ def _monoid(jaxpr: Any) -> str | None:
     return _monoid(called(equation)) if equation.primitive.name in PLAIN_CALLS else _MONOIDS.get(equation.primitive.name)
 
 
-def _elementwise(jaxpr: Any) -> Body:
+def elementwise(jaxpr: Any) -> Body:
     """A jaxpr on scalars, as a body that goes element by element through arrays of one shape."""
     scalar = jaxpr_as_fun(ClosedJaxpr(*opened(jaxpr)))
 

@@ -12,14 +12,15 @@ from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.importers.stablehlo.rules import products  # noqa: F401  (whose rules are used here)
 from tpuflow.lower.importers.stablehlo.rules.indexing import slices
-from tpuflow.lower.importers.stablehlo.rules.reductions import window_of
+from tpuflow.lower.importers.stablehlo.rules.reductions import keys_of, window_of
 from tpuflow.lower.importers.stablehlo.walk import COMPLEX, PLANEWISE, RULES, STRUCTURAL, Region
 from tpuflow.lower.operations import complex as numbers
-from tpuflow.lower.operations import movement, windows
-from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, bilinear, plane_by_plane
-from tpuflow.lower.operations.complex_slices import multiply_slice
+from tpuflow.lower.operations import movement, sorting, windows
+from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, bilinear, packed, plane_by_plane, planes
 from tpuflow.lower.operations.fft import fft
 from tpuflow.lower.operations.forms import UnsupportedForm
+from tpuflow.lower.operations.linalg.complex import cholesky, triangular_solve
+from tpuflow.lower.operations.scatter_by import scatter_by
 from tpuflow.lower.operations.window import Sizes
 
 STRUCTURAL.update((
@@ -72,6 +73,29 @@ def _fft(b: Builder, x: Number, *, fft_type: str, fft_length: Sequence[int]) -> 
     return fft(b, x, kind=fft_type, lengths=fft_length)
 
 
+COMPLEX.enter({"stablehlo.cholesky": cholesky})
+
+
+@COMPLEX.lowers("stablehlo.triangular_solve")
+def _triangular_solve(
+    b: Builder, a: Complex, y: Complex, *, left_side: bool, lower: bool, unit_diagonal: bool, transpose_a: str
+) -> Complex:  # fmt: skip
+    return triangular_solve(
+        b, a, y, left_side=left_side, lower=lower, transpose_a=transpose_a in ("TRANSPOSE", "ADJOINT"),
+        conjugate_a=transpose_a == "ADJOINT", unit_diagonal=unit_diagonal,
+    )  # fmt: skip
+
+
+@COMPLEX.lowers("stablehlo.sort")
+def _sort(b: Builder, *operands: Number, dimension: int, regions: tuple[Region]) -> tuple[Number, ...]:
+    """By one key or several, as JAX compares them: complex ones by the real part, then by the imaginary one."""
+    keys = keys_of(operands, regions[0])
+    if not keys:
+        raise UnsupportedForm("complex numbers in another order than that of jnp.sort and lax.sort")
+    arrays = sorting.sort(b, planes(operands), dimension % len(operands[0].shape), len(planes(operands[:keys])))
+    return packed(arrays, [x.type for x in operands])
+
+
 @COMPLEX.lowers("stablehlo.reduce")
 def _reduce(b: Builder, *operands: Number, dimensions: Sizes, regions: tuple[Region]) -> tuple[Number, ...]:
     """Sums and products."""
@@ -102,17 +126,22 @@ def _reduce_window(
 
 
 @COMPLEX.lowers("stablehlo.scatter")
-def _scatter(b: Builder, *operands: Number, scatter_dimension_numbers: Any, regions: tuple[Region]) -> tuple[Number, ...]:
-    """What is set, added and subtracted; what is multiplied, if it is one slice."""
-    texts = regions[0].expressions()
-    if texts == ("multiply(a, b)",):
-        operand, indices, updates = operands
-        assert isinstance(operand, Complex) and isinstance(indices, Value) and isinstance(updates, Complex)
-        places, axes = slices(b, indices, scatter_dimension_numbers)
-        return (multiply_slice(b, operand, places, updates, axes, clip=False),)
-    if texts not in (("b",), ("add(a, b)",), ("subtract(a, b)",)):
-        raise UnsupportedForm(f"complex numbers updated by {texts[0] or 'a longer computation'}; there are set, add, subtract and multiply")
-    return _same(b, "stablehlo.scatter", operands, {"scatter_dimension_numbers": scatter_dimension_numbers, "regions": regions})
+def _scatter(
+    b: Builder, *operands: Number, scatter_dimension_numbers: Any, regions: tuple[Region], unique_indices: bool = False
+) -> tuple[Number, ...]:
+    """What is set, added and subtracted in both planes; anything else with the two planes at once."""
+    count, kinds = len(operands) // 2, regions[0].block.types
+    if regions[0].expressions() in (("b",), ("add(a, b)",), ("subtract(a, b)",)):
+        return _same(b, "stablehlo.scatter", operands, {"scatter_dimension_numbers": scatter_dimension_numbers, "regions": regions})
+
+    def body(b: Builder, *arrays: Value) -> list[Value]:
+        return planes(regions[0].elementwise(b, *packed(arrays, kinds)))
+
+    indices = operands[count]
+    assert isinstance(indices, Value)
+    places, axes = slices(b, indices, scatter_dimension_numbers)
+    arrays, updates = planes(operands[:count]), planes(operands[count + 1 :])
+    return packed(scatter_by(b, body, arrays, places, updates, axes, apart=unique_indices), kinds[:count])
 
 
 def _same(b: Builder, name: str, operands: Sequence[Number], params: dict[str, Any]) -> tuple[Number, ...]:

@@ -7,10 +7,10 @@ from typing import Any
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.importers.stablehlo.walk import RULES, Region
-from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.gather import gather
 from tpuflow.lower.operations.rows import SliceAxes
 from tpuflow.lower.operations.scatter import scatter
+from tpuflow.lower.operations.scatter_by import scatter_by
 from tpuflow.lower.operations.window import Sizes
 
 _UPDATES = {
@@ -31,20 +31,18 @@ def _gather(b: Builder, operand: Value, indices: Value, *, dimension_numbers: An
 
 
 @RULES.lowers("stablehlo.scatter")
-def _scatter(b: Builder, *operands: Value, scatter_dimension_numbers: Any, regions: tuple[Region]) -> Value:
+def _scatter(
+    b: Builder, *operands: Value, scatter_dimension_numbers: Any, regions: tuple[Region], unique_indices: bool = False
+) -> Value | tuple[Value, ...]:
     """Updates that do not lie within the operand are dropped."""
-    if len(operands) != 3:
-        raise UnsupportedForm(f"{len(operands) // 2} arrays at once; scatter into one at a time")
-    operand, indices, updates = operands
-    (body,) = regions[0].expressions()
-    if body not in _UPDATES or (body in _ON_PRED and operand.dtype.kind != "pred"):
-        raise UnsupportedForm(
-            f"its update is {body or 'a longer computation'}; there are set, add, subtract, multiply, minimum and maximum. "
-            "Instead of x.at[i].apply(f) write x.at[i].set(f(x[i]))"
-        )
-    changes = b.neg(updates) if body == "subtract(a, b)" else updates
-    places, axes = slices(b, indices, scatter_dimension_numbers)
-    return scatter(b, operand, places, changes, axes, _UPDATES[body])
+    count = len(operands) // 2
+    arrays, updates = operands[:count], operands[count + 1 :]
+    places, axes = slices(b, operands[count], scatter_dimension_numbers)
+    body = regions[0].expressions()[0] if count == 1 else ""
+    if body not in _UPDATES or (body in _ON_PRED and arrays[0].dtype.kind != "pred"):
+        return scatter_by(b, regions[0].elementwise, arrays, places, updates, axes, apart=unique_indices)
+    changes = b.neg(updates[0]) if body == "subtract(a, b)" else updates[0]
+    return scatter(b, arrays[0], places, changes, axes, _UPDATES[body])
 
 
 def slices(b: Builder, indices: Value, numbers: Any) -> tuple[Value, SliceAxes]:

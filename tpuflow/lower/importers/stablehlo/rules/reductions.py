@@ -14,6 +14,7 @@ from tpuflow.lower.graph.scalars import identity
 from tpuflow.lower.importers.stablehlo.expressions import joined
 from tpuflow.lower.importers.stablehlo.walk import RULES, Region
 from tpuflow.lower.operations import reductions, sorting, windows
+from tpuflow.lower.operations.complex import Number
 from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.pooling_gradients import select_and_scatter_add
 from tpuflow.lower.operations.reducers import reduce_by, reduce_window_by
@@ -137,9 +138,8 @@ def _sort(b: Builder, *operands: Value, dimension: int, regions: tuple[Region]) 
     """By one key or several, as JAX compares them; by one, downwards or as its bits are ordered, too. Always stable."""
     (comparator,) = regions[0].expressions()
     axis = dimension % len(operands[0].shape)
-    for keys in range(1, len(operands) + 1):
-        if comparator == _ascending(operands[:keys]):
-            return sorting.sort(b, operands, axis, keys)
+    if keys := keys_of(operands, regions[0]):
+        return sorting.sort(b, operands, axis, keys)
     if (key := _KEYS.get(comparator)) is not None:
         return sorting.sort_by(b, key(b, operands[0]), operands, axis)
     raise UnsupportedForm(
@@ -147,14 +147,27 @@ def _sort(b: Builder, *operands: Value, dimension: int, regions: tuple[Region]) 
     )
 
 
-def _ascending(keys: Sequence[Value]) -> str:
+def keys_of(operands: Sequence[Number], comparator: Region) -> int:
+    """How many operands, from the first, JAX's comparator puts in order; 0 if it is another."""
+    (text,) = comparator.expressions()
+    return next((n for n in range(1, len(operands) + 1) if text == _ascending(operands[:n])), 0)
+
+
+def _ascending(keys: Sequence[Number]) -> str:
     """The comparator that JAX has for keys, the first of which counts most."""
-    compared = [_compared(key, *ascii_lowercase[2 * i : 2 * i + 2]) for i, key in enumerate(keys)]
+    compared = [text for i, key in enumerate(keys) for text in _both_compared(key, *ascii_lowercase[2 * i : 2 * i + 2])]
     *firsts, last = compared
     text = f"lt{last}"
     for first in reversed(firsts):
         text = joined("or", joined("and", f"eq{first}", text), f"lt{first}")
     return text
+
+
+def _both_compared(key: Number, x: str, y: str) -> list[str]:
+    """Of complex numbers the real parts, then the imaginary ones."""
+    if isinstance(key, Value):
+        return [_compared(key, x, y)]
+    return [_compared(plane, f"{part}({x})", f"{part}({y})") for part, plane in (("real", key.real), ("imag", key.imag))]
 
 
 def _compared(key: Value, x: str, y: str) -> str:

@@ -1,0 +1,82 @@
+"""A plugin of pytest's for `bench.jax_tests`: runs a seeded sample of a file's cases and writes what becomes of each to a file, one line
+of JSON when it begins and one when it ends. A case that ends the process, or never ends, is the one whose end is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LONGEST = 2000
+"""Characters of a failure's text that are kept."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where to write, and which cases: `--cases-sample` of all (0: all), or those that `--cases-only` lists; none of `--cases-done`."""
+    group = parser.getgroup("cases")
+    group.addoption("--cases-to", type=Path, required=True)
+    group.addoption("--cases-sample", type=int, default=0)
+    group.addoption("--cases-seed", type=int, default=0)
+    group.addoption("--cases-only", type=Path)
+    group.addoption("--cases-done", type=Path)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin to write."""
+    config.pluginmanager.register(_Cases(config.option), "cases")
+
+
+class _Cases:
+    """What chooses and what writes."""
+
+    def __init__(self, options: Any):
+        self._options = options
+        self._file = options.cases_to.open("a", encoding="utf-8")
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        self._write(collected=len(items))
+        chosen = self._chosen([item.nodeid for item in items])
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
+        items[:] = [item for item in items if item.nodeid in chosen]
+
+    def _chosen(self, names: list[str]) -> set[str]:
+        options = self._options
+        if options.cases_only:
+            names = sorted(set(names) & _lines(options.cases_only))
+        elif 0 < options.cases_sample < len(names):
+            names = random.Random(options.cases_seed).sample(sorted(names), options.cases_sample)
+        return set(names) - (_lines(options.cases_done) if options.cases_done else set())
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._write(case=nodeid, began=time.time())
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+        outcome: Any = yield
+        report = outcome.get_result()
+        if report.when == "call" or report.outcome != "passed":
+            self._write(case=item.nodeid, outcome=report.outcome, seconds=round(report.duration, 3), **_failure(call))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._write(unreadable=report.longreprtext[-LONGEST:])
+
+    def _write(self, **record: Any) -> None:
+        print(json.dumps(record), file=self._file, flush=True)
+
+
+def _lines(path: Path) -> set[str]:
+    return set(path.read_text(encoding="utf-8").splitlines())
+
+
+def _failure(call: pytest.CallInfo[None]) -> dict[str, str]:
+    """Kind and text of what was raised."""
+    if call.excinfo is None:
+        return {}
+    return {"kind": call.excinfo.type.__name__, "text": str(call.excinfo.value)[:LONGEST]}

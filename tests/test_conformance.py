@@ -1,0 +1,83 @@
+"""How JAX's own tests are run and classed: small test files of our own stand for a checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.jax_tests import CRASH, ELSEWHERE, HANG, Case, Run, _cause, _row, cases_of, counted, page
+from bench.sections import put_section
+
+FILE = """
+import os, time, unittest
+
+class Cases(unittest.TestCase):
+    def test_adds(self): self.assertEqual(1 + 1, 2)
+    def test_ends_the_process(self): os._exit(3)
+    def test_is_wrong(self): self.assertEqual(1, 2)
+    def test_never_ends(self): time.sleep(600)
+    def test_parts(self):
+        for i in range(3):
+            with self.subTest(i=i): self.assertNotEqual(i, 1)
+    @unittest.skip("not here")
+    def test_skips(self): pass
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "small_test.py").write_text(FILE)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_crash_and_a_hang_cost_one_case_each(checkout):
+    found = {c.name.split("::")[-1]: c for c in cases_of(Run(checkout, platforms="cpu", sample=0, limit_seconds=10), "small_test")}
+    outcomes = {name: (c.outcome, c.kind) for name, c in found.items()}
+    assert outcomes == {
+        "test_adds": ("passed", ""), "test_ends_the_process": ("failed", CRASH), "test_is_wrong": ("failed", "AssertionError"),
+        "test_never_ends": ("failed", HANG), "test_parts": ("failed", "AssertionError"), "test_skips": ("skipped", "Skipped"),
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_sample_is_that_of_its_seed(checkout):
+    (checkout / "tests" / "small_test.py").write_text("import pytest\n@pytest.mark.parametrize('i', range(50))\ndef test_it(i): pass\n")
+    first, again, other = (
+        [c.name for c in cases_of(Run(checkout, platforms="cpu", sample=4, seed=seed), "small_test")] for seed in (0, 0, 1)
+    )
+    assert len(first) == 4 and first == again != other
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "cause", "counts"),
+    [
+        ("JaxRuntimeError", "UNIMPLEMENTED: x: tensor<3xui64>: the device has no 64-bit elements", "64-bit types", False),
+        ("JaxRuntimeError", "UNIMPLEMENTED: a.py:1: no lowering rule for 'chlo.ragged_dot'", "no lowering rule", True),
+        ("JaxRuntimeError", "UNIMPLEMENTED: a.py:1: 'stablehlo.sort' on (c64[2]): complex numbers", "a form that a rule", True),
+        ("JaxRuntimeError", "INTERNAL: Traceback", "a defect", True),
+        ("AssertionError", "\nNot equal to tolerance rtol=1e-06, atol=1e-06", "wrong values", True),
+        (HANG, "over the time limit", "hangs", True),
+        ("KeyError", "'x'", "other", True),
+    ],
+)
+def test_a_failure_is_classed_by_what_it_says(kind, text, cause, counts):
+    found = Case("a", "failed", kind=kind, text=text, cause=_cause(Case("a", "failed", kind=kind, text=text), set()))
+    assert found.cause.startswith(cause) and counted(found) is counts
+
+
+def test_what_fails_elsewhere_too_or_is_skipped_is_not_counted():
+    assert _cause(Case("a", "failed", kind="KeyError"), {"a"}) == ELSEWHERE
+    cases = [Case("a", "failed", cause=ELSEWHERE), Case("b", "passed"), Case("c", "skipped"), Case("d", "failed", cause="hangs")]
+    assert _row("x_test", cases) == "| x_test | 4 | 1 | 1 | 2 | 50.0% |"
+    assert "| hangs | 1 | `d`" in page(Run(Path()), {"x_test": cases})
+
+
+def test_a_section_takes_the_place_of_the_older_one_and_of_no_other(tmp_path):
+    path = tmp_path / "page.md"
+    path.write_text("# Page\n\n## One\n\nold\n\n## Two\n\nkept\n")
+    put_section(path, "One", "new")
+    put_section(path, "Three", "more\n")
+    assert path.read_text() == "# Page\n\n## One\n\nnew\n\n## Two\n\nkept\n\n## Three\n\nmore\n"
