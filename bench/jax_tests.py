@@ -70,7 +70,7 @@ CAUSES = (
     Cause("hangs", f"^{HANG}:"),
     Cause("ends the process", f"^{CRASH}:"),
     Cause("not run: too many cases before it crashed or hung", f"^{NOT_RUN}:", counts=False),
-    Cause("64-bit types, which a TPU only emulates", r"UNIMPLEMENTED.*(64-bit (elements|integers)|complex numbers of two f64)", counts=False),
+    Cause("64-bit types, only emulated on TPUs", r"UNIMPLEMENTED.*(64-bit (elements|integers)|complex numbers of two f64)", counts=False),
     Cause("a program for several devices", r"multi-chip programs"),
     Cause("8-bit floating types and 4-bit types", r"no such elements"),
     Cause("a dot algorithm that the matrix unit does not have", r"the algorithm #stablehlo.dot_algorithm", counts=False),

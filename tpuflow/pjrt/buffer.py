@@ -109,7 +109,7 @@ def from_host(device: Device, address: int, dtype: np.dtype, shape: tuple[int, .
     Raises:
       OutOfMemoryError: the device's HBM has no room for it.
     """
-    view = _view(address, dtype, shape, strides)
+    view: Any = _view(address, dtype, shape, strides)
     device.usage.check(view.nbytes, f"an array {dtype}{list(shape)}")
     planes = np.stack([view.real, view.imag]) if dtype == COMPLEX else view
     return one(device.client.host.array(planes), device, CODES[dtype], shape, view.nbytes)
