@@ -69,7 +69,7 @@ ELSEWHERE = "fails on JAX's CPU backend, too"
 CAUSES = (
     Cause("hangs", f"^{HANG}:"),
     Cause("ends the process", f"^{CRASH}:"),
-    Cause("not run: too many cases before it crashed or hung", f"^{NOT_RUN}:", counts=False),
+    Cause("not run: too many cases before it crashed or hung", f"^{NOT_RUN}:"),
     Cause("64-bit types, only emulated on TPUs", r"UNIMPLEMENTED.*(64-bit (elements|integers)|complex numbers of two f64)", counts=False),
     Cause("a program for several devices", r"multi-chip programs"),
     Cause("8-bit floating types and 4-bit types", r"no such elements"),
