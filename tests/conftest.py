@@ -19,7 +19,8 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from tpuflow.errors import ConfigError, DataError
-from train import data
+from tpuflow.examples import data
+from tpuflow.examples.exported import TORCH_SEED0
 from train.torch_packages import import_package
 
 REPOSITORY = Path(__file__).parents[1]
@@ -68,7 +69,7 @@ def documented() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def torch_seed0() -> dict[str, np.ndarray]:
     """The exported state dict of the documented PyTorch network, seed 0."""
-    with np.load(REPOSITORY / "train" / "weights" / "mlp_torch_seed0.npz") as arrays:
+    with np.load(TORCH_SEED0["mlp"]) as arrays:
         return dict(arrays)
 
 
