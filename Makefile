@@ -21,7 +21,7 @@ TORCH := .[torch,torch-models]
 # pip talks to a log; only a failure is shown.
 quietly = $(1) >>$(VENV)/pip.log 2>&1 || { tail -n 40 $(VENV)/pip.log; echo "set-up failed; the whole log: $(VENV)/pip.log"; exit 1; }
 
-.PHONY: help train parity check lint test docs bench conformance clean
+.PHONY: help train parity check lint test docs bench conformance release clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -55,6 +55,9 @@ bench: $(VENV)/.dev $(VENV)/.torch  ## the table of bench/
 conformance: $(VENV)/.dev  ## flax's own examples beside jax.jit: make conformance EXAMPLES=checkout; writes docs/conformance.md
 	@test -n "$(EXAMPLES)" || { echo "say where a checkout of flax is: make conformance EXAMPLES=path"; exit 2; }
 	$(BIN)/python -m bench.conformance $(EXAMPLES)
+
+release: $(VENV)/.dev  ## wheel and sdist in dist/, checked, and the wheel tried in a fresh environment
+	$(BIN)/python -m tests.release $(ARGS)
 
 clean:  ## remove .venv and build products
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
