@@ -107,6 +107,7 @@ def diffusers(transformers: ModuleType) -> ModuleType:
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     """One test after the other compiles the same step: XLA's results are kept on disk meanwhile, of each process its own."""
+    os.environ["TPUFLOW_CACHE"] = "off"  # ours keeps Programs, too: a test that plants a fault in the compiler would not see it
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     compilation_cache.reset_cache()  # what was compiled while tests were collected has found that there is none

@@ -10,6 +10,7 @@ examples that come with it.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -93,7 +94,8 @@ def _belongs(path: Path) -> bool:
 
 def _run(command: Sequence[str], *, folder: Path = REPOSITORY, text: str | None = None, quiet: bool = False) -> None:
     print("+", *(part if part != "-" else "README.md's first example" for part in command), flush=True)
-    done = subprocess.run(command, cwd=folder, input=text, capture_output=quiet, text=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it would lead to the checkout
+    done = subprocess.run(command, cwd=folder, env=environment, input=text, capture_output=quiet, text=True)
     if done.returncode:
         print(done.stdout or "", done.stderr or "", sep="", file=sys.stderr)
         done.check_returncode()

@@ -16,6 +16,7 @@ PACKAGES = ("tpuflow", "models", "train", "bench", "tests")
 
 FLOORS = {
     "tpuflow.checking": 0,
+    "tpuflow.entries": 0,
     "tpuflow.errors": 0,
     "tpuflow.config": 0,
     "tpuflow.dtypes": 0,
@@ -71,12 +72,14 @@ SEEN_BY_OPERATIONS = ("tpuflow.dtypes", "tpuflow.errors", "tpuflow.isa", "tpuflo
 
 DEVICE_FREE = {"numpy", "ml_dtypes"}
 THIRD_PARTY = {
+    "tpuflow.entries": set(),
     "tpuflow.errors": set(),
     "tpuflow.config": set(),
     "tpuflow.dtypes": DEVICE_FREE,
     "tpuflow.chips": DEVICE_FREE,
     "tpuflow.isa": DEVICE_FREE,
     "tpuflow.jaxprs": DEVICE_FREE | {"jax"},
+    "tpuflow.jaxprs.executables": DEVICE_FREE | {"jax", "jaxlib"},
     "tpuflow.jaxprs.plugins": DEVICE_FREE | {"jax", "jaxlib"},
     "tpuflow.lower": DEVICE_FREE,
     "tpuflow.lower.importers.jaxpr": DEVICE_FREE | {"jax"},
@@ -101,6 +104,7 @@ MAY_USE_INTERNALS = {
     "tpuflow.comparing.vendor": ("jax.experimental",),
     "tpuflow.jaxprs.checks": JAX_INTERNALS,
     "tpuflow.jaxprs.compat": JAX_INTERNALS,
+    "tpuflow.jaxprs.executables": JAX_INTERNALS,
     "tpuflow.jaxprs.expansions": JAX_INTERNALS,
     "tpuflow.jaxprs.plugins": JAX_INTERNALS,
     "tpuflow.lower.importers.stablehlo.compat": ("jaxlib",),
