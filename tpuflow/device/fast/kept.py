@@ -9,7 +9,7 @@ import jax
 
 from tpuflow.device.fast.host import Sizes
 from tpuflow.entries import Entries
-from tpuflow.jaxprs.executables import executable_bytes, host_key, load_executable, settings_text, traced_under
+from tpuflow.jaxprs.executables import compile_anew, executable_bytes, host_key, load_executable, settings_text, traced_under
 from tpuflow.jaxprs.persistent import key_of
 
 DONATED = 2
@@ -66,7 +66,7 @@ class Kept:
                 return compiled
             except ValueError as problem:
                 self._entries.discard(name, str(problem))
-        compiled = self._jit.lower(*specs).compile()
+        compiled = compile_anew(self._jit.lower(*specs))
         if (data := executable_bytes(compiled, self._tiers)) is not None:
             self._entries.put(name, data)
         return compiled
