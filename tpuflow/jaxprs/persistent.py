@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,10 +27,15 @@ def kept_entries() -> Entries | None:
     $TPUFLOW_CACHE is "off".
 
     Raises:
-      ConfigError: the folder cannot be used, or $TPUFLOW_CACHE_BYTES is no number of bytes.
+      ConfigError: the folder that $TPUFLOW_CACHE names cannot be used, or $TPUFLOW_CACHE_BYTES is no number of bytes.
     """
-    folder = _folder()
-    return None if folder is None else entries_in(folder, _limit_bytes())
+    named = os.environ.get(FOLDER)
+    if named:
+        return None if named == OFF else entries_in(Path(named).absolute(), _limit_bytes())
+    of_jax = jax.config.values["jax_compilation_cache_dir"]
+    if not of_jax or "://" in of_jax or not jax.config.values["jax_enable_compilation_cache"]:
+        return None
+    return _beside_jax(Path(of_jax).absolute() / "tpuflow", _limit_bytes())
 
 
 def key_of(*parts: str | bytes) -> str:
@@ -38,14 +44,14 @@ def key_of(*parts: str | bytes) -> str:
     return _hash(part.encode() if isinstance(part, str) else part for part in (*versions, *parts))
 
 
-def _folder() -> Path | None:
-    named = os.environ.get(FOLDER)
-    if named:
-        return None if named == OFF else Path(named).absolute()
-    of_jax = jax.config.values["jax_compilation_cache_dir"]
-    if not of_jax or "://" in of_jax or not jax.config.values["jax_enable_compilation_cache"]:
+@functools.cache
+def _beside_jax(folder: Path, limit_bytes: int) -> Entries | None:
+    """The entries in JAX's folder; it was named for JAX, which goes on without it where it cannot be used, and so do we."""
+    try:
+        return entries_in(folder, limit_bytes)
+    except ConfigError as problem:
+        warnings.warn(f"{problem} Nothing is kept.", RuntimeWarning, stacklevel=3)
         return None
-    return Path(of_jax).absolute() / "tpuflow"
 
 
 def _limit_bytes() -> int:
