@@ -1,6 +1,6 @@
 """The first call of a training step in a new process: with nothing kept, with what another process has kept, and under jax.jit.
 
-Each is a process of its own, which makes model and arrays and is then timed from the call of the step to its results. jax.jit keeps nothing.
+Each is a process of its own, which makes model and arrays and is then timed from the call of the step to its results. jax.jit keeps none.
 """
 
 from __future__ import annotations
