@@ -143,9 +143,9 @@ def _origin(node: ast.ImportFrom, module: str) -> str:
 def _named_by_itself(module: str, tree: ast.AST) -> Iterator[tuple[str, int]]:
     """(name, line) of what a folder of two names imports of itself by one of them."""
     package = module.partition(".")[0]
-    froms = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level and node.module)
+    froms = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level)
     if package in TWO_NAMES:
-        yield from ((node.module, node.lineno) for node in froms if node.module.partition(".")[0] == package)
+        yield from ((name, node.lineno) for node in froms if (name := node.module or "").partition(".")[0] == package)
 
 
 def _jax_attributes(tree: ast.AST) -> Iterator[tuple[str, int]]:

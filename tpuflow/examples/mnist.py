@@ -13,7 +13,7 @@ import optax
 
 from tpuflow.examples.data import load_embedded
 from tpuflow.examples.exported import TORCH_SEED0
-from tpuflow.examples.models.mlp import MLP, TORCH_LAYERS
+from tpuflow.examples.models.mlp import MLP, TORCH_LAYERS  # pyright: ignore[reportMissingImports]  # is elsewhere in a checkout
 from tpuflow.importers import flax_params
 from tpuflow.importers.files import load_state_dict
 from tpuflow.training.config import StepConfig

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.metadata
 import os
 import warnings
 from collections.abc import Iterable
@@ -40,8 +41,12 @@ def kept_entries() -> Entries | None:
 
 def key_of(*parts: str | bytes) -> str:
     """The name of what follows from some data, this code and this JAX."""
-    versions = (_code(), jax.__version__, jax.lib.__version__)
-    return _hash(part.encode() if isinstance(part, str) else part for part in (*versions, *parts))
+    return _hash(part.encode() if isinstance(part, str) else part for part in (_code(), *_versions(), *parts))
+
+
+@functools.cache
+def _versions() -> tuple[str, ...]:
+    return tuple(map(importlib.metadata.version, ("jax", "jaxlib")))
 
 
 @functools.cache
