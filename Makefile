@@ -21,7 +21,7 @@ TORCH := .[torch,torch-models]
 # pip talks to a log; only a failure is shown.
 quietly = $(1) >>$(VENV)/pip.log 2>&1 || { tail -n 40 $(VENV)/pip.log; echo "set-up failed; the whole log: $(VENV)/pip.log"; exit 1; }
 
-.PHONY: help train parity check lint test docs bench conformance clean
+.PHONY: help train parity check lint test docs bench conformance release clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -56,6 +56,9 @@ conformance: $(VENV)/.dev  ## flax's examples (EXAMPLES=checkout) and JAX's own 
 	@test -n "$(EXAMPLES)$(JAX_TESTS)" || { echo "say where a checkout of flax or of JAX is: make conformance EXAMPLES=path JAX_TESTS=path"; exit 2; }
 	$(if $(EXAMPLES),$(BIN)/python -m bench.conformance $(EXAMPLES))
 	$(if $(JAX_TESTS),$(BIN)/python -m bench.jax_tests $(JAX_TESTS) $(ARGS))
+
+release: $(VENV)/.dev  ## wheel and sdist in dist/, checked, and the wheel tried in a fresh environment
+	$(BIN)/python -m tests.release $(ARGS)
 
 clean:  ## remove .venv and build products
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

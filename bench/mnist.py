@@ -50,7 +50,7 @@ CONTENDERS: dict[str, Callable[..., tuple[float, float]]] = {
 
 def measure(contender: str, policy: str) -> dict[str, float]:
     """All figures of one contender, cold and then again in the same (warm) process."""
-    from train.data import load
+    from tpuflow.examples.data import load
     from train.mnist import initial_variables
 
     data = load(embedded=False)

@@ -11,9 +11,9 @@ import jax
 from flax import linen as nn
 from jax import numpy as jnp
 
-from models import diffusers_configs
-from models.diffusers_configs import DiffusersConfig
-from models.diffusion_blocks import BELOW, Downsample2D, ResnetBlock2D, Upsample2D, checkpointed, conv, group_norm, mixed
+from . import diffusers_configs
+from .diffusers_configs import DiffusersConfig
+from .diffusion_blocks import BELOW, Downsample2D, ResnetBlock2D, Upsample2D, checkpointed, conv, group_norm, mixed
 
 EPSILON = 1e-6
 LOGARITHMS = (-30.0, 20.0)

@@ -6,7 +6,7 @@ import jax
 from flax import linen as nn
 from jax import numpy as jnp
 
-from models.norm import BatchNorm
+from .norm import BatchNorm
 
 
 class BottleneckAttention(nn.Module):

@@ -11,9 +11,9 @@ import jax
 from flax import linen as nn
 from jax import numpy as jnp
 
-from models.attention import Context, attend, unpadded
-from models.configs import JsonConfig, indivisible
-from models.layers import embedded, run_layers, words
+from .attention import Context, attend, unpadded
+from .configs import JsonConfig, indivisible
+from .layers import embedded, run_layers, words
 
 
 @dataclass(frozen=True)

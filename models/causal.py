@@ -9,7 +9,7 @@ import jax
 from flax import linen as nn
 from jax import numpy as jnp
 
-from models.attention import Cache, Context, admit, causal, empty_cache
+from .attention import Cache, Context, admit, causal, empty_cache
 
 
 class Inputs(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 from flax import linen as nn
 
-from models.lenet import TORCH_LAYERS, FiveLayers
-from models.mlp import torch_uniform
-from models.moe import MoE
+from .lenet import TORCH_LAYERS, FiveLayers
+from .mlp import torch_uniform
+from .moe import MoE
 
 __all__ = ["TORCH_LAYERS", "CifarExperts", "CifarNet"]
 

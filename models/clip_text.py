@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import jax
 from flax import linen as nn
 
-from models.attention import Context, attend, causal
-from models.configs import JsonConfig, indivisible
-from models.layers import run_layers
+from .attention import Context, attend, causal
+from .configs import JsonConfig, indivisible
+from .layers import run_layers
 
 
 @dataclass(frozen=True)

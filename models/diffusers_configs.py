@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
-from models.configs import ACTIVATIONS, FileConfig, indivisible
+from .configs import ACTIVATIONS, FileConfig, indivisible
 
 LISTS = ("down_blocks", "up_blocks", "resnets", "attentions", "transformer_blocks", "downsamplers", "upsamplers", "to_out", "net")
 """Lists of modules in the originals: their element i is name.i there and name_i here."""

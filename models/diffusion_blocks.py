@@ -8,9 +8,9 @@ import jax
 from flax import linen as nn
 from jax import numpy as jnp
 
-from models.attention import attend_in_blocks
-from models.configs import ACTIVATIONS
-from models.diffusers_configs import DiffusersConfig
+from .attention import attend_in_blocks
+from .configs import ACTIVATIONS
+from .diffusers_configs import DiffusersConfig
 
 M = TypeVar("M", bound=nn.Module)
 

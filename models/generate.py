@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 
-from models.causal import CausalModel
+from .causal import CausalModel
 
 
 @dataclass(frozen=True)

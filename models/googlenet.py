@@ -8,7 +8,7 @@ import jax
 from flax import linen as nn
 from jax import numpy as jnp
 
-from models.norm import BatchNorm
+from .norm import BatchNorm
 
 INCEPTIONS: Mapping[str, tuple[int, int, int, int, int, int]] = {
     "3a": (64, 96, 128, 16, 32, 32),

@@ -12,10 +12,10 @@ import jax
 from flax import linen as nn
 from jax import numpy as jnp
 
-from models.attention import Context, attend, remember
-from models.causal import CausalModel, Inputs
-from models.configs import JsonConfig, indivisible
-from models.layers import run_layers
+from .attention import Context, attend, remember
+from .causal import CausalModel, Inputs
+from .configs import JsonConfig, indivisible
+from .layers import run_layers
 
 
 @dataclass(frozen=True)

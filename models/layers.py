@@ -9,8 +9,8 @@ import jax
 from flax import linen as nn
 from jax import numpy as jnp
 
-from models.attention import Context
-from models.configs import JsonConfig
+from .attention import Context
+from .configs import JsonConfig
 
 STREAMS: Mapping[Any, bool] = {"params": True, "dropout": True}
 """Each layer of a scan draws its own initial weights and dropout."""

@@ -11,8 +11,8 @@ import jax
 from flax import linen as nn
 from jax import numpy as jnp
 
-from models.attention import Context
-from models.llama import Attention, Llama, RMSNorm, RotaryConfig, dense, layers_of, shared_torch_layers
+from .attention import Context
+from .llama import Attention, Llama, RMSNorm, RotaryConfig, dense, layers_of, shared_torch_layers
 
 
 @dataclass(frozen=True)

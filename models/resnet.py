@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from models.bam import BottleneckAttention
-from models.norm import BatchNorm
+from .bam import BottleneckAttention
+from .norm import BatchNorm
 
 Initializer = nn.initializers.Initializer
 

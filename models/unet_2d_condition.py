@@ -13,9 +13,9 @@ import jax
 from flax import linen as nn
 from jax import numpy as jnp
 
-from models.configs import ACTIVATIONS, indivisible
-from models.diffusers_configs import DiffusersConfig, torch_layers
-from models.diffusion_blocks import (
+from .configs import ACTIVATIONS, indivisible
+from .diffusers_configs import DiffusersConfig, torch_layers
+from .diffusion_blocks import (
     AROUND,
     BELOW,
     Downsample2D,

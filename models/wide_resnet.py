@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 from flax import linen as nn
 
-from models.norm import BatchNorm
+from .norm import BatchNorm
 
 KERNEL_INIT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 STRIDES = (1, 2, 2)

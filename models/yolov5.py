@@ -15,8 +15,8 @@ import jax
 from flax import linen as nn
 from jax import numpy as jnp
 
-from models.norm import BatchNorm
-from models.yolov5_config import OF_A_BOX, Config, Row, config_of_cfg, config_of_name
+from .norm import BatchNorm
+from .yolov5_config import OF_A_BOX, Config, Row, config_of_cfg, config_of_name
 
 KERNEL_INIT = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 """PyTorch's: uniform up to 1 / sqrt(inputs of an output)."""

@@ -19,7 +19,8 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from tpuflow.errors import ConfigError, DataError
-from train import data
+from tpuflow.examples import data
+from tpuflow.examples.exported import TORCH_SEED0
 from train.torch_packages import import_package
 
 REPOSITORY = Path(__file__).parents[1]
@@ -68,7 +69,7 @@ def documented() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def torch_seed0() -> dict[str, np.ndarray]:
     """The exported state dict of the documented PyTorch network, seed 0."""
-    with np.load(REPOSITORY / "train" / "weights" / "mlp_torch_seed0.npz") as arrays:
+    with np.load(TORCH_SEED0["mlp"]) as arrays:
         return dict(arrays)
 
 
@@ -106,6 +107,7 @@ def diffusers(transformers: ModuleType) -> ModuleType:
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     """One test after the other compiles the same step: XLA's results are kept on disk meanwhile, of each process its own."""
+    os.environ["TPUFLOW_CACHE"] = "off"  # ours keeps Programs, too: a test that plants a fault in the compiler would not see it
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     compilation_cache.reset_cache()  # what was compiled while tests were collected has found that there is none

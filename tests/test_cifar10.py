@@ -15,7 +15,8 @@ from PIL import Image
 
 from tpuflow.data import places
 from tpuflow.errors import DataError
-from train import cifar10, data
+from tpuflow.examples import data
+from train import cifar10
 
 RECORDS = 2
 

@@ -16,10 +16,10 @@ import tpuflow
 from models.cifar_net import CifarExperts
 from tests.tolerances import sum_bound
 from tpuflow.errors import ConfigError
+from tpuflow.examples.data import ImageData
 from train import cifar10
 from train.__main__ import main
 from train.cifar_deepspeed import DeepSpeedOptions, config_of, example_config
-from train.data import ImageData
 from train.deepspeed_config import DeepSpeedConfig, parse_config
 
 ADAM = {"type": "Adam", "params": {"lr": 0.01}}

@@ -15,8 +15,8 @@ from jax import numpy as jnp
 from models.mlp import MLP, TORCH_LAYERS
 from tpuflow.data import places
 from tpuflow.errors import DataError
+from tpuflow.examples import data, download
 from tpuflow.importers import flax_params
-from train import data, download
 
 BATCH = 64
 

@@ -18,6 +18,7 @@ from tests import detection_reference as reference
 from tests.detection_sets import NAMES, write_set
 from tpuflow.data import places
 from tpuflow.errors import ConfigError, DataError
+from tpuflow.examples.download import UnreachableError
 from train.detection import blood_cells, pictures
 from train.detection.augmentation import Augmentation
 from train.detection.batches import TrainingBatches
@@ -28,7 +29,6 @@ from train.detection.labels import read_labels
 from train.detection.mosaic import Labelled, mosaic
 from train.detection.samples import flipped, in_pixels, in_shares
 from train.detection.warping import Warp, warp
-from train.download import UnreachableError
 from train.pipeline import Loader
 
 

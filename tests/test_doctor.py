@@ -109,6 +109,11 @@ def test_folders_that_cannot_be_used_are_warned_of(capsys: pytest.CaptureFixture
     monkeypatch.setenv("TPUFLOW_DATA", str(tmp_path / "absent"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(a_file))
     monkeypatch.setattr(doctor, "CHECKS", (doctor._compile_cache, doctor._data))
+    monkeypatch.setenv("TPUFLOW_CACHE", str(a_file / "cache"))
+    assert findings(capsys)[1]["compile cache"][0] == WARN
+    monkeypatch.setenv("TPUFLOW_CACHE", str(tmp_path / "cache"))
+    assert findings(capsys)[1]["compile cache"] == (OK, f"{tmp_path / 'cache'}, at most {2**32} bytes; ")
+    monkeypatch.delenv("TPUFLOW_CACHE")
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", str(a_file / "cache"))
     try:

@@ -25,8 +25,8 @@ from flax.training.train_state import TrainState
 import tpuflow
 from models import gpt2
 from models.mlp import MLP
+from tpuflow.examples import data
 from tpuflow.importers import load_state_dict, save_state_dict, state_dict
-from train import data
 from train.diffusion.schedulers import DDIM
 
 ROOT = Path(__file__).parents[1]

@@ -16,8 +16,9 @@ from jax import numpy as jnp
 
 from models.mlp import MLP, TORCH_LAYERS
 from tpuflow.errors import WeightsError
+from tpuflow.examples.exported import TORCH_SEED0
 from tpuflow.importers import Flattened, flax_params, load_state_dict, save_state_dict, state_dict
-from train.export_torch import TORCH_SEED0, torch_mlp
+from train.export_torch import torch_mlp
 
 RANDOM = np.random.default_rng(0)
 

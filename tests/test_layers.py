@@ -16,6 +16,7 @@ PACKAGES = ("tpuflow", "models", "train", "bench", "tests")
 
 FLOORS = {
     "tpuflow.checking": 0,
+    "tpuflow.entries": 0,
     "tpuflow.errors": 0,
     "tpuflow.config": 0,
     "tpuflow.dtypes": 0,
@@ -41,6 +42,7 @@ FLOORS = {
     "tpuflow.cli": 4,
     "tpuflow.archives": 4,
     "tpuflow.importers": 4,
+    "tpuflow.examples": 5,
     "tpuflow.__main__": 4,
     "tpuflow": 4,
     "models": 5,
@@ -53,14 +55,24 @@ FLOORS = {
 BLIND_FLOOR = 2
 """Parts of this floor do not see each other; on the floors 0, 1, 3 and 4 they may."""
 
-SEEN_ON_TOP = {"models": {"models"}, "train": {"models", "train"}, "bench": {"models", "train", "bench"}, "tests": set(PACKAGES)}
-"""What the parts of the top floor see of each other; all but models see tpuflow as well."""
+SEEN_ON_TOP = {
+    "models": {"models"},
+    "tpuflow.examples": set(),
+    "train": {"models", "train"},
+    "bench": {"models", "train", "bench"},
+    "tests": set(PACKAGES),
+}
+"""What the parts of the top floor see of each other; all but models see tpuflow as well, and in it `models/` as tpuflow.examples.models."""
+
+TWO_NAMES = {"models"}
+"""Folders that are packages by two names, so that their files name each other relatively, and no others may."""
 
 SEEN_BY_OPERATIONS = ("tpuflow.dtypes", "tpuflow.errors", "tpuflow.isa", "tpuflow.lower.graph", "tpuflow.lower.operations")
 """What builders of nodes know: neither jaxprs nor the importers that call them."""
 
 DEVICE_FREE = {"numpy", "ml_dtypes"}
 THIRD_PARTY = {
+    "tpuflow.entries": set(),
     "tpuflow.errors": set(),
     "tpuflow.config": set(),
     "tpuflow.dtypes": DEVICE_FREE,
@@ -68,6 +80,7 @@ THIRD_PARTY = {
     "tpuflow.isa": DEVICE_FREE,
     "tpuflow.jaxprs": DEVICE_FREE | {"jax"},
     "tpuflow.jaxprs.partitioner": DEVICE_FREE | {"jax", "jaxlib"},
+    "tpuflow.jaxprs.executables": DEVICE_FREE | {"jax", "jaxlib"},
     "tpuflow.jaxprs.plugins": DEVICE_FREE | {"jax", "jaxlib"},
     "tpuflow.lower": DEVICE_FREE,
     "tpuflow.lower.importers.jaxpr": DEVICE_FREE | {"jax"},
@@ -92,6 +105,7 @@ MAY_USE_INTERNALS = {
     "tpuflow.comparing.vendor": ("jax.experimental",),
     "tpuflow.jaxprs.checks": JAX_INTERNALS,
     "tpuflow.jaxprs.compat": JAX_INTERNALS,
+    "tpuflow.jaxprs.executables": JAX_INTERNALS,
     "tpuflow.jaxprs.expansions": JAX_INTERNALS,
     "tpuflow.jaxprs.partitioner": ("jaxlib",),
     "tpuflow.jaxprs.plugins": JAX_INTERNALS,
@@ -112,14 +126,28 @@ def _modules() -> dict[str, Path]:
     return {".".join(file.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
 
 
-def _imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """(dotted name, line) of everything imported; `from a import b` gives a.b, which is a module or a name in one."""
+def _imports(tree: ast.AST, module: str = "") -> Iterator[tuple[str, int]]:
+    """(dotted name, line) of everything that a module imports; `from a import b` gives a.b, which is a module or a name in one."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"line {node.lineno}: relative import"
-            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+            yield from ((f"{_origin(node, module)}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def _origin(node: ast.ImportFrom, module: str) -> str:
+    """What an import is from, written out; a folder of two names has no folders in it."""
+    package = module.partition(".")[0]
+    assert not node.level or (node.level == 1 and package in TWO_NAMES), f"line {node.lineno}: relative import"
+    return ".".join(part for part in (package if node.level else "", node.module) if part)
+
+
+def _named_by_itself(module: str, tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """(name, line) of what a folder of two names imports of itself by one of them."""
+    package = module.partition(".")[0]
+    froms = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level)
+    if package in TWO_NAMES:
+        yield from ((name, node.lineno) for node in froms if (name := node.module or "").partition(".")[0] == package)
 
 
 def _jax_attributes(tree: ast.AST) -> Iterator[tuple[str, int]]:
@@ -146,7 +174,8 @@ def _is_internal(name: str) -> bool:
 def violations(module: str, source: str) -> list[str]:
     """Every import of `source`, read as the module of this name, that the rules above forbid."""
     tree = ast.parse(source)
-    found = [f"{module}:{line}: {text}" for name, line in _imports(tree) if (text := _forbidden(module, name))]
+    found = [f"{module}:{line}: {text}" for name, line in _imports(tree, module) if (text := _forbidden(module, name))]
+    found += [f"{module}:{line}: {name} by name; the folder has two, import it relatively" for name, line in _named_by_itself(module, tree)]
     allowed = MAY_USE_INTERNALS.get(_prefix(module, MAY_USE_INTERNALS) or "", ())
     if module.startswith("tpuflow"):
         internals = {(name, line) for name, line in (*_imports(tree), *_jax_attributes(tree)) if _is_internal(name)}
@@ -186,7 +215,7 @@ def _loaded_with(module: str, seen: set[str] | None = None) -> set[str]:
             continue
         seen.add(name)
         if name in _modules():
-            for imported, _ in _imports(_at_import_time(ast.parse(_modules()[name].read_text()))):
+            for imported, _ in _imports(_at_import_time(ast.parse(_modules()[name].read_text())), name):
                 _loaded_with(_module_of(imported) if imported.partition(".")[0] in PACKAGES else imported.partition(".")[0], seen)
     return seen
 
@@ -205,7 +234,7 @@ def _at_import_time(tree: ast.Module) -> ast.Module:
 
 
 def test_the_repository_has_modules_to_look_at():
-    assert {"tpuflow.isa.program", "tpuflow.errors", "models.mlp", "train.data", "tests.test_layers"} <= set(_modules())
+    assert {"tpuflow.isa.program", "tpuflow.errors", "models.mlp", "train.recipe", "tests.test_layers"} <= set(_modules())
 
 
 @pytest.mark.parametrize("module", sorted(_modules()))
@@ -253,6 +282,9 @@ def test_a_saved_program_runs_without_the_compiler(module):
         ("tpuflow.compiler", "import models.mlp", "floor 5"),
         ("models.mlp", "import tpuflow", "models does not import"),
         ("models.mlp", "import numpy", "numpy is not for models"),
+        ("models.mlp", "from models.norm import BatchNorm", "import it relatively"),
+        ("tpuflow.examples.mnist", "from train import logs", "tpuflow.examples does not import"),
+        ("tpuflow.training.entry", "from tpuflow.examples import data", "floor 5"),
         ("train.mnist", "from tests import conftest", "train does not import"),
         ("tpuflow.lower.passes.fuse", "from jax._src import core", "internal to JAX"),
         ("tpuflow.lower.passes.fuse", "import jax\nx = jax._src.core.Jaxpr", "internal to JAX"),
@@ -280,7 +312,9 @@ def test_a_planted_violation_is_found(module, source, complaint):
         ("tpuflow.amp.casting", "from tpuflow.jaxprs.walk import walk"),
         ("tpuflow.training.entry", "import flax, optax, jax\nfrom tpuflow.amp import autocast\nfrom tpuflow import compiler"),
         ("train.mnist", "import tpuflow\nfrom models.mlp import MLP"),
-        ("models.mlp", "import math\nimport jax\nfrom flax import linen"),
+        ("models.mlp", "import math\nimport jax\nfrom flax import linen\nfrom .norm import BatchNorm"),
+        ("tpuflow.examples.mnist", "from tpuflow.examples.models.mlp import MLP\nimport optax"),
+        ("train.mnist", "from tpuflow.examples import data"),
     ],
 )
 def test_a_permitted_import_is_not_complained_about(module, source):

@@ -15,7 +15,8 @@ import pytest
 
 import tpuflow
 from tpuflow.errors import WeightsError
-from train import cifar10, curves, data, logs
+from tpuflow.examples import data
+from train import cifar10, curves, logs
 from train import parity_mnist as parity
 from train.__main__ import main, parser
 from train.logs import Lines, tutorial_accuracies

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -19,15 +20,18 @@ import jax
 
 from tpuflow.chips import Chip, get_chip
 from tpuflow.dtypes import S32
-from tpuflow.errors import CompileError, ConfigError
+from tpuflow.errors import CompileError, ConfigError, ProgramFileError
+from tpuflow.isa import file
 from tpuflow.isa.calls import count
 from tpuflow.isa.collectives import MeshAxis
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.program import Program
 from tpuflow.jaxprs.compat import ClosedJaxpr, is_key, key_words, mesh_of
 from tpuflow.jaxprs.partitioner import partition
+from tpuflow.jaxprs.persistent import kept_entries, key_of
 from tpuflow.jaxprs.shardings import Asked, asked_of
 from tpuflow.lower.assemble import Interface, assemble
+from tpuflow.lower.graph.digest import NotDataError, digest
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.verify import verify
 from tpuflow.lower.importers.jaxpr.importer import lower_with_calls
@@ -225,8 +229,38 @@ def compile_graph(
     passes: Sequence[Pass] | None = None,
     watch: Watch | None = None,
 ) -> Program:
-    """The Program of a graph: passes (`PIPELINE`), memory planning, emission. `began`: when the work on it started, for the log."""
+    """The Program of a graph: passes (`PIPELINE`), memory planning, emission. `began`: when the work on it started, for the log.
+
+    Where there is a persistent cache, and nobody looks at the stages, what another process has made of the graph is taken from it.
+    """
     row, interface = get_chip(chip), interface or Interface()
+    compiled = functools.partial(_compile_graph, graph, row, interface, began, passes, watch)
+    looked_at = watch is not None or any(os.environ.get(name, "0") not in ("", "0") for name in (DEBUG, DUMP))
+    return compiled() if looked_at or passes is not None or interface.calls else _kept(graph, row, interface, compiled)
+
+
+def _kept(graph: Graph, chip: Chip, interface: Interface, compiled: Callable[[], Program]) -> Program:
+    """The Program of a graph, from the persistent cache if there is one and it is there; else it is compiled, and kept there."""
+    entries = kept_entries()
+    if entries is None:
+        return compiled()
+    try:
+        name = f"program-{key_of(digest(graph, chip, interface))}"
+    except NotDataError:
+        return compiled()
+    if (data := entries.get(name)) is not None:
+        try:
+            return file.from_bytes(data, name=name)
+        except ProgramFileError as problem:
+            entries.discard(name, str(problem))
+    program = compiled()
+    entries.put(name, file.to_bytes(program))
+    return program
+
+
+def _compile_graph(
+    graph: Graph, row: Chip, interface: Interface, began: float | None, passes: Sequence[Pass] | None, watch: Watch | None
+) -> Program:
     log = _Log.from_environment(graph.name, time.perf_counter() if began is None else began, watch)
     log.stage("import", graph)
     for step in PIPELINE if passes is None else passes:

@@ -197,12 +197,22 @@ def _engines() -> Iterator[Finding]:
 
 
 def _compile_cache() -> Iterator[Finding]:
-    """Where JAX keeps what XLA compiled between processes, if anywhere."""
+    """Where what was compiled is kept between processes, if anywhere."""
     import jax
 
+    from tpuflow.errors import ConfigError
+    from tpuflow.jaxprs.persistent import FOLDER, kept_entries
+
+    if os.environ.get(FOLDER):
+        try:
+            entries = kept_entries()
+            yield Finding(OK, "compile cache", "off" if entries is None else f"{entries.folder}, at most {entries.limit_bytes} bytes")
+        except ConfigError as problem:
+            yield Finding(WARN, "compile cache", one_line(problem), f"name another folder in {FOLDER}")
+        return
     folder = jax.config.values["jax_compilation_cache_dir"]
     if not folder:
-        advice = "set JAX_COMPILATION_CACHE_DIR to a folder if the same trainings are begun again and again"
+        advice = "set TPUFLOW_CACHE to a folder if the same trainings are begun again and again"
         yield Finding(OK, "compile cache", "none: each process translates its Programs anew", advice)
     elif "://" in folder or _writable(Path(folder)):
         yield Finding(OK, "compile cache", folder)

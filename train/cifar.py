@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from models.cifar_net import TORCH_LAYERS, CifarNet
+from tpuflow.examples.exported import TORCH_SEED0
 from train import cifar10, logs, transforms
-from train.export_torch import TORCH_SEED0
 from train.options import Options
 from train.recipe import Recipe, Training
 

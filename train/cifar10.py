@@ -22,8 +22,8 @@ from rich.progress import track
 
 from tpuflow.data import places
 from tpuflow.errors import DataError
-from train.data import ImageData
-from train.download import UnreachableError, fetch
+from tpuflow.examples.data import ImageData
+from tpuflow.examples.download import UnreachableError, fetch
 
 CLASSES = ("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 """Names of the classes, as PyTorch's tutorial prints them."""

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from tpuflow.errors import ConfigError
+from tpuflow.examples.data import ImageData
 from train import cifar10, resnet
-from train.data import ImageData
 from train.published import exit_status
 from train.resnet import ResNetOptions
 

@@ -14,10 +14,7 @@ from typing import Any
 
 import numpy as np
 
-WEIGHTS = Path(__file__).parent / "weights"
-
-TORCH_SEED0: Mapping[str, Path] = {name: WEIGHTS / f"{name}_torch_seed0.npz" for name in ("mlp", "cifar")}
-"""Network -> its exported file."""
+from tpuflow.examples.exported import TORCH_SEED0, WEIGHTS
 
 
 def torch_mlp() -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from models.lenet import TORCH_LAYERS, LeNet5
-from train import data, logs, transforms
+from tpuflow.examples import data
+from train import logs, transforms
 from train.options import Options
 from train.recipe import Recipe, Training
 

@@ -2,7 +2,7 @@
 
     python -m train.make_embedded --data-dir FOLDER
 
-Fashion-MNIST is MIT-licensed, copyright 2017 Zalando SE (train/embedded/LICENSE).
+Fashion-MNIST is MIT-licensed, copyright 2017 Zalando SE (tpuflow/examples/embedded/LICENSE).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import io
 
 import numpy as np
 
-from train import data
+from tpuflow.examples import data
 
 TRAIN_COUNT, TEST_COUNT = 512, 256
 
 
 def main() -> None:
-    """Write the file that `train.data.EMBEDDED` names and print its sha256, which belongs into `train/data.py`."""
+    """Write the file that `tpuflow.examples.data.EMBEDDED` names and print its sha256, which belongs into `tpuflow/examples/data.py`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", help="folder with fashion-mnist/ (default: $TPUFLOW_DATA, the user's cache, a download)")
     whole = data.load("fashion-mnist", parser.parse_args().data_dir, embedded=False)

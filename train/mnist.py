@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from models.mlp import MLP, TORCH_LAYERS
-from train import data, logs
-from train.export_torch import TORCH_SEED0
+from tpuflow.examples import data
+from tpuflow.examples.exported import TORCH_SEED0
+from train import logs
 from train.options import Options, option
 from train.recipe import Recipe, Training
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from tpuflow.examples.data import ImageData
 from train import cifar, cifar10
-from train.data import ImageData
 from train.export_torch import torch_cifar
 from train.published import exit_status, judged
 from train.recipe import first_samples, transformed

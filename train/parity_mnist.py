@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from train import data
+from tpuflow.examples import data
 from train.mnist import DEFAULTS, TRAINING
 from train.published import exit_status
 

@@ -23,9 +23,9 @@ import optax
 
 import tpuflow
 from models import resnet
+from tpuflow.examples.data import ImageData
 from tpuflow.importers import flax_params
 from train import cifar10, transforms
-from train.data import ImageData
 from train.published import exit_status, judged
 
 BATCH, SIDE, CLASSES = 4, 224, 10

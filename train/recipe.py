@@ -13,8 +13,8 @@ import optax
 
 import tpuflow
 from tpuflow.errors import ConfigError
+from tpuflow.examples.data import ImageData
 from train import transforms
-from train.data import ImageData
 from train.logs import Lines, Row
 from train.optimizers import SCHEDULES, Rate, Rates, make_optimizer
 from train.options import Options

@@ -58,7 +58,7 @@ def an_unknown_engine_of_the_command_line():
     command("run step.tpx --engine gpu")
 
 
-@mistake(CommandFailed, "'models.resnet'", "expected module:function", "for example models.resnet:resnet50_step")
+@mistake(CommandFailed, "'models.resnet'", "expected module:function", "for example tpuflow.examples.models.resnet:resnet50_step")
 def a_target_that_names_no_function():
     command("estimate models.resnet")
 

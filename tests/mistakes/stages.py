@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -261,3 +263,24 @@ def batches_of_two_structures():
     loop = tpuflow.sink(lambda state, batch: (state, ()), [{"x": inputs}, [inputs]], 0, state=jnp.zeros(()))
     for _ in loop:
         pass
+
+
+@mistake(ConfigError, "TPUFLOW_CACHE_BYTES", "'4 GB'", "how many bytes")
+def a_compilation_cache_of_no_number_of_bytes():
+    os.environ.update(TPUFLOW_CACHE="cache", TPUFLOW_CACHE_BYTES="4 GB")
+    tpuflow.jit(jnp.sin)(inputs)
+
+
+@mistake(ConfigError, "/cache", "can be written by others (mode 777)", "chmod 700")
+def a_compilation_cache_that_everybody_can_write_to():
+    os.mkdir("cache")
+    os.chmod("cache", 0o777)
+    os.environ["TPUFLOW_CACHE"] = "cache"
+    tpuflow.jit(jnp.sin)(inputs)
+
+
+@mistake(ConfigError, "the compilation cache", "is no folder of its own", "name one")
+def a_compilation_cache_that_is_a_link():
+    os.symlink(".", "cache")
+    os.environ["TPUFLOW_CACHE"] = "cache"
+    tpuflow.jit(jnp.sin)(inputs)

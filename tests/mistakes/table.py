@@ -93,14 +93,16 @@ class Mistake:
 
 @contextlib.contextmanager
 def _elsewhere() -> Any:
-    """Within it, one works in an empty directory."""
-    before = os.getcwd()
+    """Within it, one works in an empty directory, with environment variables of one's own."""
+    before, environment = os.getcwd(), dict(os.environ)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
             yield folder
         finally:
             os.chdir(before)
+            os.environ.clear()
+            os.environ.update(environment)
 
 
 def mistake(error: type[BaseException], where: str, found: str, remedy: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:

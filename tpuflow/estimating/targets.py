@@ -48,7 +48,9 @@ def load_step(target: str, batch: int) -> Step:
         raise ConfigError(f"--batch: expected at least 1, got {batch}.")
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
-        raise ConfigError(f"{target!r}: expected module:function or file.py:function, for example models.resnet:resnet50_step.")
+        raise ConfigError(
+            f"{target!r}: expected module:function or file.py:function, for example tpuflow.examples.models.resnet:resnet50_step."
+        )
     with _beside(Path(place).parent if place.endswith(".py") else Path()):
         made = _function(place, name, target)(batch)
     if isinstance(made, StepConfig):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tpuflow.data import places
 from tpuflow.errors import DataError
-from train.download import TIMEOUT_SECONDS, UnreachableError
+from tpuflow.examples.download import TIMEOUT_SECONDS, UnreachableError
 
 COMMIT = "d272fb14cdff6e473fafeeeba32aba5f560e9e43"
 URL = f"https://github.com/Shenggan/BCCD_Dataset/archive/{COMMIT}.tar.gz"  # MIT, copyright 2017 shenggan

@@ -11,9 +11,9 @@ import yaml
 
 from tpuflow.data import places
 from tpuflow.errors import DataError, did_you_mean
+from tpuflow.examples.download import UnreachableError
 from train.detection import blood_cells
 from train.detection.pictures import SUFFIXES
-from train.download import UnreachableError
 
 SPLITS = ("train", "val", "test")
 SHIPPED = Path(__file__).parent / "sets"

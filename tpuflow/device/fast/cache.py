@@ -22,7 +22,7 @@ def engine_for(program: Program, fidelity: str, host: Host = DEFAULT) -> FastEng
     key = (code_hash(program), fidelity, host.key)
     with _lock:
         if key not in _engines:
-            _engines[key] = FastEngine(program, fidelity=fidelity, verified=True, host=host)
+            _engines[key] = FastEngine(program, fidelity=fidelity, verified=True, host=host, code=key[0])
         _engines.move_to_end(key)
         while len(_engines) > CAPACITY:
             _engines.popitem(last=False)

@@ -4,7 +4,7 @@ outfeed capacity."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,8 @@ import numpy as np
 from tpuflow.device.budget import Budget
 from tpuflow.device.fast.cuts import Cuts, Driven, Segment, Stage
 from tpuflow.device.fast.flight import Counting, Flight, Pace, open_outfeed
-from tpuflow.device.fast.host import DEFAULT, Host
+from tpuflow.device.fast.host import DEFAULT, Host, Sizes
+from tpuflow.device.fast.kept import Kept
 from tpuflow.device.fast.liveness import WORK, Key
 from tpuflow.device.fast.translate import Translation
 from tpuflow.device.limits import occupied_bytes
@@ -21,6 +22,8 @@ from tpuflow.device.varying import cut_axes
 from tpuflow.device.verify import verify
 from tpuflow.isa.collectives import chips_of, sizes_of
 from tpuflow.isa.program import Program
+from tpuflow.jaxprs.executables import can_keep
+from tpuflow.jaxprs.persistent import kept_entries
 
 # Algebraic simplification would change results (`(x * 1.1) * 1.3`, `x / 3`, fp16 overflow that must stay infinite). Without it
 # the reshape mover never comes to an end: it wraps every transpose in hundreds of others.
@@ -40,12 +43,15 @@ LEAST_MEMORY = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
 class FastEngine:
-    """Runs a Program as XLA:CPU executables, in "native" or "bitexact" fidelity, on JAX's default backend or a `host` of their own."""
+    """Runs a Program as XLA:CPU executables, in "native" or "bitexact" fidelity, on JAX's default backend or a `host` of their own.
+
+    With the hash of the Program's `code`, on JAX's default backend, they are taken from the persistent cache if there is one.
+    """
 
     consumes = True
     """Whether a launch overwrites donated inputs, so that breaking it off loses them."""
 
-    def __init__(self, program: Program, *, fidelity: str = "native", verified: bool = False, host: Host = DEFAULT):
+    def __init__(self, program: Program, *, fidelity: str = "native", verified: bool = False, host: Host = DEFAULT, code: str = ""):
         if not verified:
             verify(program)
         self.program, self.host = program, host
@@ -55,7 +61,12 @@ class FastEngine:
         self.segments = cuts.segments()
         self._waits = not cuts.short
         options = COMPILER_OPTIONS | (LEAST_MEMORY if chips_of(program.mesh) * occupied_bytes(program) >= LARGE_BYTES else {})
-        self._stages = {id(s): _Executable(s, self.translation, options, host) for s in _stages(self.segments)}
+        entries = kept_entries() if code and host is DEFAULT else None
+        self._entries = entries if entries is not None and can_keep() else None
+        self._stages = {
+            id(s): _Executable(s, self.translation, options, host, functools.partial(self._jit, f"{code} {fidelity} {number}"))
+            for number, s in enumerate(_stages(self.segments))
+        }
         places = {p.buffer: i for i, p in enumerate(program.inputs)}
         only = next(iter(self._stages.values()))
         self._only = only.outputs
@@ -63,6 +74,12 @@ class FastEngine:
         self.short = cuts.short and len(self._stages) == 1 and not (program.infeeds or program.outfeeds)
         """Whether a launch is one executable that is done soon, and talks to nobody: `once` runs it."""
         self._donated, self._kept = ([places[k] for k in keys if k in places] for keys in (only.donates, only.keeps))
+
+    def _jit(self, identity: str, function: Callable[..., Any], options: Mapping[str, str], sizes: Sizes, results: Sequence[int]) -> Any:
+        """A stage's function as XLA runs it."""
+        if self._entries is None:
+            return self.host.jit(function, options, sizes)
+        return Kept(function, options, sizes, self._entries, identity, results, self.translation.tiers)
 
     def once(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of a `short` Program, without waiting for them: what `fly` does, in half the host's time."""
@@ -122,12 +139,13 @@ class _Executable:
 
     __slots__ = ("_host", "_ports", "_run", "_stage", "_translation", "_zero", "donates", "keeps")
 
-    def __init__(self, stage: Stage, translation: Translation, options: Mapping[str, str], host: Host):
+    def __init__(self, stage: Stage, translation: Translation, options: Mapping[str, str], host: Host, jit: Callable[..., Any]):
         self._stage, self._translation, self._host = stage, translation, host
         self.donates = [k for k in stage.takes if k in stage.donates]
         self.keeps = [k for k in stage.takes if k not in stage.donates]
         self._ports = [i for i, k in enumerate(self.donates) if not isinstance(k, int) and k[0] == "outfeed"]
-        self._run = host.jit(self._flat, options, self._sizes)
+        outputs = len(translation.program.outputs) if stage.final else 0
+        self._run = jit(self._flat, options, self._sizes, (outputs, len(stage.gives)))
         self._zero = host.scalar(np.zeros((), np.int32))
 
     def __call__(

@@ -15,7 +15,7 @@ import numpy as np
 
 from tpuflow.data import places
 from tpuflow.errors import DataError
-from train.download import UnreachableError, fetch
+from tpuflow.examples.download import UnreachableError, fetch
 
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"

@@ -1,0 +1,152 @@
+"""A folder of entries that outlive a process: whole or not at all, checked when read, the longest unused removed beyond a size.
+
+Entries are trusted as the user's own programs are, for XLA's part of them is machine code. So the folder must be this user's and closed to
+the writes of others, and so must every file: what somebody else has put there is not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tpuflow.errors import ConfigError
+
+MAGIC = b"tpuflow entry 1\n"
+SUFFIX, PARTIAL = ".entry", ".partial"
+ABANDONED_SECONDS = 3600.0
+"""A file that a process began and has not finished for so long is one that was killed."""
+_HEAD_BYTES = len(MAGIC) + hashlib.sha256().digest_size
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Bytes by name in a folder, at most `limit_bytes` of them; several processes may use it at once."""
+
+    folder: Path
+    limit_bytes: int
+
+    def get(self, name: str) -> bytes | None:
+        """The content of an entry, which counts as used; None if there is none. One that is damaged or not this user's is removed, with a
+        warning."""
+        path = self.folder / f"{name}{SUFFIX}"
+        try:
+            found = _read_own(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, _UnfitError) as problem:
+            self.discard(name, str(problem))
+            return None
+        with contextlib.suppress(OSError):  # another process has just removed it
+            os.utime(path)
+        return found
+
+    def put(self, name: str, content: bytes) -> None:
+        """Keep an entry, and remove what is beyond the limit. Where it cannot be written, a warning says so."""
+        if _HEAD_BYTES + len(content) > self.limit_bytes:
+            return
+        try:
+            self._write(self.folder / f"{name}{SUFFIX}", MAGIC + hashlib.sha256(content).digest() + content)
+            self._shrink()
+        except OSError as error:
+            _warn(f"{self.folder}: the compilation cache cannot be written ({error.strerror or error}); the compilation itself is good.")
+
+    def discard(self, name: str, problem: str) -> None:
+        """Remove an entry that cannot be used, and say why."""
+        path = self.folder / f"{name}{SUFFIX}"
+        _warn(f"{path}: {problem}; the entry is ignored, and written anew.")
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+    def _write(self, path: Path, data: bytes) -> None:
+        with tempfile.NamedTemporaryFile(dir=self.folder, suffix=PARTIAL, delete=False) as partial:  # made readable by its owner alone
+            try:
+                partial.write(data)
+                partial.close()
+                os.replace(partial.name, path)
+            except BaseException:
+                partial.close()
+                Path(partial.name).unlink(missing_ok=True)
+                raise
+
+    def _shrink(self) -> None:
+        now, files = time.time(), sorted(_used(self.folder), key=lambda file: file[0])
+        too_many = sum(size for _, size, _ in files) - self.limit_bytes
+        for used, size, path in files:
+            if too_many > 0 or (path.suffix == PARTIAL and now - used > ABANDONED_SECONDS):
+                path.unlink(missing_ok=True)
+                too_many -= size
+
+
+@cache
+def entries_in(folder: Path, limit_bytes: int) -> Entries:
+    """The entries of a folder, which is made if it is not there.
+
+    Raises:
+      ConfigError: it cannot be made, or others than this user own it or may write to it.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise ConfigError(
+            f"the compilation cache {folder} cannot be made ({error.strerror}); name a folder that can be written, or none."
+        ) from None
+    if not stat.S_ISDIR(status.st_mode):
+        raise ConfigError(f"the compilation cache {folder} is no folder of its own; name one, not a link.")
+    if problem := _foreign(status):
+        raise ConfigError(
+            f"the compilation cache {folder} {problem}, who could have this process run their code; expected a folder that is yours, as "
+            f"`chmod 700` makes it."
+        )
+    return Entries(folder, limit_bytes)
+
+
+class _UnfitError(Exception):
+    """What an entry is not, and should be."""
+
+
+def _read_own(path: Path) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise _UnfitError("no file")
+        if problem := _foreign(status):
+            raise _UnfitError(problem)
+        data = file.read()
+    content = data[_HEAD_BYTES:]
+    if data[:_HEAD_BYTES] != MAGIC + hashlib.sha256(content).digest():
+        raise _UnfitError(f"damaged: the checksum of its {len(data)} bytes does not match")
+    return content
+
+
+def _foreign(status: os.stat_result) -> str:
+    """Who else than this user has a hand in something, or ""; on Windows, where a user's folders are closed by themselves, nobody."""
+    if os.name != "posix":
+        return ""
+    if status.st_uid != os.geteuid():
+        return f"belongs to user {status.st_uid}"
+    return f"can be written by others (mode {stat.S_IMODE(status.st_mode):o})" if status.st_mode & _OTHERS_WRITE else ""
+
+
+def _used(folder: Path) -> Iterator[tuple[float, int, Path]]:
+    """(when it was used last, bytes, path) of every file of ours."""
+    for path in folder.iterdir():
+        if path.suffix in (SUFFIX, PARTIAL):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                yield status.st_mtime, status.st_size, path
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
