@@ -115,8 +115,8 @@ class Executable:
         count: int | None = None,
         on_slice: OnSlice | None = None,
     ) -> tuple[list[Any], list[np.ndarray]]:
-        """One host round trip, in slices of a quarter of a second wherever the Program has a loop to be cut at. Ctrl-C ends it at the next
-        cut; what was computed is lost then, with donated inputs, and the executable can be launched again.
+        """One host round trip, in slices (`fast/flight.py` says how long) wherever the Program has a loop to be cut at. Ctrl-C ends it at
+        the next cut; what was computed is lost then, with donated inputs, and the executable can be launched again.
 
         inputs: one array a port, in order (donated ones may be consumed). infeeds: one stacked array [items, ...] a port; the Program
         takes items from number `start` on. count: how many outfeed items to hand back (all that were

@@ -46,7 +46,7 @@ class DeviceSink:
 
     @property
     def launches(self) -> int:
-        """Slices launched so far: a round trip takes one for every quarter of a second and batch shape."""
+        """Slices launched so far: a round trip takes one or more for every batch shape (`tpuflow.device.fast.flight`)."""
         return sum(p.launches for p in self._programs.values())
 
     @property
