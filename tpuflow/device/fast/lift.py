@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from tpuflow.chips import CHIPS
 from tpuflow.device.fast import access, boxes
 from tpuflow.device.fast.access import Trips
 from tpuflow.device.fast.factors import factors_of
@@ -22,11 +23,14 @@ from tpuflow.isa.contraction import Halo
 from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window
 from tpuflow.isa.splitting import multiplied
 
-SETTLED_WORK = 4
-SETTLED_ELEMS = 2**16
-"""What so many elementwise instructions make of so many elements, and a kernel only stores, is made once: XLA:CPU would make it anew for
-each reader, and as it reads. Of [3200, 256], read by two sums and a map, 24 multiplications and additions take 0.9 ms anew and 0.5 ms
-once, 8 of them as long either way; x * sigmoid(x) of [8, 160, 160, 32] made while it is transposed takes 92 ms in place of 5."""
+GENERIC = CHIPS["generic"]
+SETTLED_WORK, SPECIAL_WORK = 4, 8
+SETTLED_ELEMS, SETTLED_PLAIN_ELEMS = 2**16, 2**19
+"""What so much elementwise work makes of so many elements, and a kernel only stores, is made once: XLA:CPU would make it anew for each
+reader, and as it reads. An instruction is 1 of work, a division, a root or a transcendental function `SPECIAL_WORK`; without any of these
+it takes more elements for that to pay. Of [3200, 256], read by two sums and a map, 24 multiplications and additions take 0.9 ms anew and
+0.5 ms once, 8 of them as long either way; x * sigmoid(x) of [8, 160, 160, 32] made while it is transposed takes 92 ms in place of 5. XLA
+takes 10 ms to compile each of these: GPT-2's layers have 87 of [512, 768], which gain nothing."""
 
 
 def _elementwise(t: Lifting, i: Any, trips: Trips, state: State) -> None:
@@ -34,7 +38,8 @@ def _elementwise(t: Lifting, i: Any, trips: Trips, state: State) -> None:
     values = [t.read(tile, state) for tile in i.reads()]
     operands, batch = t.aligned(values)
     (dst,) = i.writes()
-    work = frozenset({dst}).union(*(value.work for value in values))
+    made = dst, SPECIAL_WORK if i.cost(GENERIC, lambda tile: (1,)).element_ops > 1 else 1
+    work = frozenset({made}).union(*(value.work for value in values))
     state.tiles[dst] = Virtual(i.meaning(t.ar, trips.trip(dst), *operands), batch, work=work)
 
 
@@ -226,12 +231,17 @@ def _store(t: Lifting, i: dma.Store, trips: Trips, state: State) -> None:
     if _waits(t, window, array, wheres, state):
         return
     buffer = t.buffers[window.buffer]
-    much = len(value.work) >= SETTLED_WORK and SETTLED_ELEMS <= array.size == buffer.elems
-    if much and window.buffer in t.read_on and window.tile in t.only_stored:
+    if _is_much(value, array.size) and array.size == buffer.elems and window.buffer in t.read_on and window.tile in t.only_stored:
         array = t.ar.settled(array)
     view = access.to_view(state.hbm[window.buffer], window)
     view = access.write_axes(view, array, window, wheres)
     state.hbm[window.buffer] = access.from_view(view, window, buffer.shape)
+
+
+def _is_much(value: Virtual, elems: int) -> bool:
+    """Whether so many elements of a value are worth making once."""
+    work = [work for _, work in value.work]
+    return sum(work) >= SETTLED_WORK and elems >= (SETTLED_ELEMS if SPECIAL_WORK in work else SETTLED_PLAIN_ELEMS)
 
 
 def _waits(t: Lifting, window: Window, array: Any, wheres: list[Positions], state: State) -> bool:

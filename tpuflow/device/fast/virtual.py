@@ -34,14 +34,14 @@ class Virtual:
     """A tile's content over all lifted trips: leading dimensions for the lifted grid axes in `batch`, then the tile's own axes.
 
     `inside`: the same without its padding, for those that can do without it. `rested`: the same as it lies between launches. `work`: the
-    tiles that elementwise instructions made on the way from what was loaded, summed, multiplied or moved.
+    tiles that elementwise instructions made on the way from what was loaded, summed, multiplied or moved, each with the work that it was.
     """
 
     array: Any
     batch: tuple[int, ...] = ()
     inside: Inside | None = None
     rested: Any = None
-    work: frozenset[Tile] = frozenset()
+    work: frozenset[tuple[Tile, int]] = frozenset()
 
 
 @dataclass
