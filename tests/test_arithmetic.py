@@ -435,6 +435,18 @@ def test_the_order_of_a_matrix_sum_shows_where_terms_cancel(fidelity: str):
     assert got[1, 1] == 1.0  # (2^54 - 2^54) + 1
 
 
+@pytest.mark.parametrize("power", range(0, 14, 2))
+def test_f16_terms_too_small_for_float64_are_lost_in_the_same_order(power: int):
+    """2^p + many terms of about 2^-28 - 2^p: all are multiples of 2^-48, so that float64 adds them exactly up to p = 4, in any order."""
+    rng = np.random.default_rng(power)
+    a, b = (rng.uniform(2.0**-14, 2.0**-13, shape).astype(np.float16) for shape in ((64, 2000), (2000, 1)))
+    large = 2.0 ** (power // 2)
+    a[:, 0], a[:, -1], b[0], b[-1] = large, -large, large, large
+    product = lambda ar, a, b: [ar.matmul(a, b, MATRICES, F16, F32)]  # noqa: E731
+    (got,), (wanted,) = compute("bitexact", product, (a, b), (F16, F16), (F32,)), product(REFERENCE, a, b)
+    assert_same_bits(f"2^{power}", got, wanted)
+
+
 @pytest.mark.parametrize("dtype", [F16, BF16])
 @pytest.mark.parametrize("bitexact", [False, True])
 def test_what_lies_between_trips_keeps_every_bit_in_as_many_bytes_as_on_the_device(dtype: DType, bitexact: bool):

@@ -74,22 +74,12 @@ class LaxArithmetic:
         return lax.select(lax.ne(x, x), _again(x), x) if dtype == F16 else x
 
     def settled(self, x: Value) -> Value:
-        """x as it is, made once and not anew for each reader: what a loop may change XLA reads where it lies."""
-        return x if self.bitexact else self._unless_run(x, lambda: self._rounding.zero)
+        """x as it is, native made once and not anew for each reader."""
+        return x if self.bitexact else self._rounding.settled(x)
 
     def after(self, x: Value, others: Sequence[Value]) -> Value:
         """x as it is, which XLA does not take for known before the others are: a loop might change it by them."""
-        return self._unless_run(x, lambda: functools.reduce(lax.bitwise_xor, map(_first_bits, others))) if others else x
-
-    def _unless_run(self, x: Value, place: Callable[[], Value]) -> Value:
-        """x after a loop that would put what is in that place in its first, but runs no trip."""
-        zero = self._rounding.zero
-
-        def trip(state: tuple[Value, Value]) -> tuple[Value, Value]:
-            there, x = state
-            return lax.bitwise_not(there), lax.dynamic_update_index_in_dim(x, lax.dynamic_index_in_dim(x, place(), 0), zero, 0)
-
-        return lax.while_loop(lambda state: state[0], trip, (lax.ne(zero, np.int32(0)), x))[1]
+        return self._rounding.settled(x, lambda: functools.reduce(lax.bitwise_xor, map(_first_bits, others))) if others else x
 
     def rest(self, x: Value, dtype: DType) -> Value:
         """An array in any form as it lies between launches, trips and branches: in its own type, bf16 as words. What outlives a launch

@@ -29,12 +29,14 @@ _TERMS_AT_ONCE = 4096
 _RUN = 64
 _STRIPES = 128
 _DIRECT_PRODUCTS = 1 << 16
+_MANY_TERMS = 128
 _MASK_BITS = 64
 _MASKED_TERMS = 256
 _PIECES = 16
 _LEAST_LENGTH = 40  # shorter sums XLA adds up as part of who reads them, anew for each
 _LONG, _NARROWER = 32, 1.5
 _PRECISION = {F16: 11, BF16: 8}
+_EXACT = 2.0**52  # half of the multiples of one number that float64 has in a row: what rounding takes off the bounds is far less
 _SMALLEST = {F16: 2.0**-24, BF16: 0.0}  # every f16 number is a multiple of its smallest one, whose grain so is no smaller
 
 
@@ -125,23 +127,44 @@ def _ordered(rounding: Rounding, a: Value, b: Value, whole: Contraction, dtype: 
     and two orders of adding K terms differ by at most 2 (K - 1) u sum|a b| <= 2 (K - 1) u |a| |b|, so nearly every sum rounds to the
     same f32 in any order; the others are found by that bound and added again in ascending order.
     """
+    places = _Places.of(whole, a, b)
+    if places.terms <= _CHUNK or math.prod(places.sizes) * places.terms <= _DIRECT_PRODUCTS:
+        with x64():
+            return rounding.hide(_summed_directly(rounding, a, b, places))
+    a, b = (_made_once(rounding, x, places) for x in (a, b))
     a, whole = _terms_last(a, whole)
     places = _Places.of(whole, a, b)
     with x64():
-        if places.terms <= _CHUNK or math.prod(places.sizes) * places.terms <= _DIRECT_PRODUCTS:
-            return rounding.hide(_summed_directly(rounding, a, b, places))
         wide_a, wide_b = lax.convert_element_type(a, jnp.float64), lax.convert_element_type(b, jnp.float64)
-        sums = _started_from_zero(lax.dot_general(wide_a, wide_b, _dimensions(whole)))
+        sums = lax.dot_general(wide_a, wide_b, _dimensions(whole))
         left, right = _Bounds.of(a, whole.lhs, places, dtype), _Bounds.of(b, whole.rhs, places, dtype)
         read = (a, b) if dtype == F32 else (wide_a, wide_b)  # what is there anyway: f16 and bf16 would be widened to f32 for this alone
-        return rounding.hide(_mended(rounding, rounding.narrow(sums, F32), _doubtful(sums, left, right, places), places, *read))
+
+        def rounded(sums: Value) -> Value:
+            return rounding.narrow(_started_from_zero(sums), F32)
+
+        def mended(sums: Value) -> Value:
+            return _mended(rounding, rounded(sums), _doubtful(sums, left, right, places), places, *read)
+
+        if left.grain is None or right.grain is None:
+            return rounding.hide(mended(sums))
+        return rounding.hide(lax.cond(_are_exact(left, right), rounded, mended, sums))
+
+
+def _made_once(rounding: Rounding, x: Value, places: _Places) -> Value:
+    """An operand, settled if its elements are in many terms each: the product, each bound and the sums that are added again read it, and
+    XLA would compute what it was made by anew for each, element by element where it lies turned."""
+    return rounding.settled(x) if math.prod(places.sizes) * places.terms >= _MANY_TERMS * x.size else x
 
 
 def _terms_last(a: Value, whole: Contraction) -> tuple[Value, Contraction]:
     """The left operand with its contracted axes behind all others, and the contraction of it: XLA's float64 dot takes twice as long where
-    it has to turn the left operand itself, 0.58 ms for [64, 784] by [64, 512] in place of 0.29."""
+    it has to turn the left operand itself, 0.58 ms for [64, 784] by [64, 512] in place of 0.36. The barrier keeps it from doing so anyway:
+    it would take the transposition into the dot."""
     order = sorted(range(a.ndim), key=lambda i: whole.lhs[i] in whole.contracted)
-    return lax.transpose(a, order), replace(whole, lhs=tuple(whole.lhs[i] for i in order))
+    if order == list(range(a.ndim)):
+        return a, whole
+    return lax.optimization_barrier(lax.transpose(a, order)), replace(whole, lhs=tuple(whole.lhs[i] for i in order))
 
 
 def _summed_directly(rounding: Rounding, a: Value, b: Value, places: _Places) -> Value:
@@ -214,9 +237,11 @@ def _product_axes(whole: Contraction) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Bounds:
-    """What is known of an operand's rows (or columns), repeated over the product: their Euclidean norm; for f16 and bf16, a power of
-    two times a number that every element is a multiple of; for short sums of f32, where elements are not zero, as bits of u32 words."""
+    """What is known of an operand's rows (or columns), arrays over its axes that are not contracted, whose labels are `axes`: their
+    Euclidean norm; for f16 and bf16, a number of which every element is a multiple (infinite for zeros); for short sums of f32, where
+    elements are not zero, as bits of u32 words."""
 
+    axes: tuple[int, ...]
     norm: Value
     grain: Value | None
     masks: tuple[Value, ...]
@@ -227,12 +252,17 @@ class _Bounds:
         # In f32, whose sums are half the work: too small by K u at most, and by what each square below the smallest normal number lost.
         squares = lax.convert_element_type(_bound_along(lambda x: x * x, lax.add, 0.0, x, contracted), jnp.float64)
         squares = squares * np.float64(1 + places.terms * 2.0**-23) + np.float64(places.terms * 2.0**-126)
-        norm = _stretched(lax.sqrt(squares), axes, places)
+        norm, free = lax.sqrt(squares), tuple(label for label in axes if label not in places.contracted)
         if dtype not in _PRECISION:
-            return cls(norm, None, _masks(x, axes, places) if places.terms <= _MASKED_TERMS else ())
+            return cls(free, norm, None, _masks(x, axes, places) if places.terms <= _MASKED_TERMS else ())
         least = lax.convert_element_type(_bound_along(_size_or_infinite, lax.min, np.inf, x, contracted), jnp.float64)
         grain = lax.max(least * np.float64(2.0 ** -_PRECISION[dtype]), jnp.full_like(least, _SMALLEST[dtype]))
-        return cls(norm, _stretched(grain, axes, places), ())
+        return cls(free, norm, grain, ())
+
+    def over(self, places: _Places, bound: Value) -> Value:
+        """One of the bounds, repeated over the product."""
+        order = sorted(range(len(self.axes)), key=lambda i: places.product.index(self.axes[i]))
+        return lax.broadcast_in_dim(lax.transpose(bound, order), places.sizes, [places.product.index(self.axes[i]) for i in order])
 
 
 def _bound_along(of: Callable[[Value], Value], combine: Callable[[Value, Value], Value], nothing: float, x: Value, axes: Axes) -> Value:
@@ -261,7 +291,7 @@ def _size_or_infinite(x: Value) -> Value:
 
 
 def _masks(x: Value, axes: Axes, places: _Places) -> tuple[Value, ...]:
-    """Which of `_MASK_BITS` groups of contracted positions hold anything but zeros, in words of 32 bits, repeated over the product."""
+    """Which of `_MASK_BITS` groups of contracted positions hold anything but zeros, in words of 32 bits, for each row or column."""
     free = [i for i, label in enumerate(axes) if label not in places.contracted]
     order = [*free, *(list(axes).index(label) for label in places.contracted)]
     rows = lax.reshape(lax.transpose(lax.ne(x, jnp.zeros_like(x)), order), (*(x.shape[i] for i in free), places.terms))
@@ -271,34 +301,32 @@ def _masks(x: Value, axes: Axes, places: _Places) -> tuple[Value, ...]:
     groups = lax.reshape(rows, (*rows.shape[:-1], _MASK_BITS // 32, 32, group))
     held = lax.convert_element_type(jnp.any(groups, axis=-1), jnp.uint32)
     words = jnp.sum(held << np.arange(32, dtype=np.uint32), axis=-1, dtype=jnp.uint32)
-    kept = [axes[i] for i in free]
-    return tuple(_stretched(words[..., w], [*kept, *places.contracted], places) for w in range(_MASK_BITS // 32))
+    return tuple(words[..., w] for w in range(_MASK_BITS // 32))
 
 
-def _stretched(x: Value, axes: Axes, places: _Places) -> Value:
-    """A value over an operand's free axes, repeated over the product's."""
-    free = [label for label in axes if label not in places.contracted]
-    order = sorted(range(len(free)), key=lambda i: places.product.index(free[i]))
-    return lax.broadcast_in_dim(lax.transpose(x, order), places.sizes, [places.product.index(free[i]) for i in order])
+def _are_exact(left: _Bounds, right: _Bounds) -> Value:
+    """Whether the terms of every element are multiples of a number so large that float64 adds them without any rounding."""
+    most = [lax.reduce_max(bounds.norm / bounds.grain, tuple(range(bounds.norm.ndim))) for bounds in (left, right)]
+    return lax.lt(most[0] * most[1], np.float64(_EXACT))
 
 
 def _doubtful(sums: Value, left: _Bounds, right: _Bounds, places: _Places) -> Value:
     """Where the order of adding could change the f32 result.
 
-    That is where f32 rounding does not give the same bits all over sums +- slack; but not where all terms are multiples of a number
-    so large that float64 adds them without any rounding.
+    That is where f32 rounding does not give the same bits all over sums +- slack; but not where they are exact (see `_are_exact`).
     """
-    size = left.norm * right.norm
+    size = left.over(places, left.norm) * right.over(places, right.norm)
     slack = size * np.float64(SLACK * places.terms)
     low, high = (lax.bitcast_convert_type(lax.convert_element_type(x, jnp.float32), jnp.int32) for x in (sums - slack, sums + slack))
     doubtful = lax.ne(low, high) & lax.is_finite(sums)
     if left.masks:
-        meetings = sum(lax.population_count(x & y) for x, y in zip(left.masks, right.masks, strict=True))
+        words = zip(left.masks, right.masks, strict=True)
+        meetings = sum(lax.population_count(left.over(places, x) & right.over(places, y)) for x, y in words)
         alone = 1 if places.terms <= _MASK_BITS else 0  # a sum of one term is exact, and so is one of nothing but zeros
         doubtful = doubtful & lax.gt(meetings, jnp.full_like(meetings, alone))
     if left.grain is None or right.grain is None:
         return doubtful
-    return doubtful & lax.ge(size, left.grain * right.grain * np.float64(2.0**52))
+    return doubtful & lax.ge(size, left.over(places, left.grain) * right.over(places, right.grain) * np.float64(_EXACT))
 
 
 def _mended(rounding: Rounding, result: Value, doubtful: Value, places: _Places, a: Value, b: Value) -> Value:

@@ -6,6 +6,7 @@ leaves open. x64 mode is on only inside these functions and never leaves a 64-bi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +98,17 @@ class Rounding:
             return x
         bits = lax.bitcast_convert_type(x, jnp.int32)
         return lax.bitcast_convert_type(lax.add(bits, lax.broadcast(self.zero, bits.shape)), jnp.float32)
+
+    def settled(self, x: Value, place: Callable[[], Value] | None = None) -> Value:
+        """x as it is, made once and not anew for each reader: what a loop may change XLA reads where it lies. The loop would put what is
+        in a place (the first, or the one given) in the first, but runs no trip."""
+
+        def trip(state: tuple[Value, Value]) -> tuple[Value, Value]:
+            there, x = state
+            at = self.zero if place is None else place()
+            return lax.bitwise_not(there), lax.dynamic_update_index_in_dim(x, lax.dynamic_index_in_dim(x, at, 0), self.zero, 0)
+
+        return lax.while_loop(lambda state: state[0], trip, (lax.ne(self.zero, np.int32(0)), x))[1]
 
     def hide_bits(self, bits: Value) -> Value:
         """u16 bits of bf16 as they are, but LLVM cannot move them as bf16 values, which flushes subnormals and makes NaN quiet on
