@@ -23,7 +23,7 @@ import tpuflow
 from tests.tolerances import sum_bound
 from tpuflow.compiler import compile_jaxpr
 from tpuflow.device.runtime import Executable
-from tpuflow.errors import ConfigError, UnsupportedPrimitiveError
+from tpuflow.errors import CompileError, ConfigError, UnsupportedPrimitiveError
 from tpuflow.isa.meshes import axes_grouped, axes_numbered, places
 from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.importers.stablehlo import lower_stablehlo
@@ -227,6 +227,12 @@ with jax.set_mesh(explicit):
     layer = lambda x, w: jax.nn.relu(x @ w)
     np.testing.assert_allclose(tpuflow.jit(layer)(*arguments), jax.jit(layer)(*arguments), rtol=1e-5, atol=1e-5)
     assert tpuflow.jit(layer).program(*arguments).outputs[0].cut == ((0,), (1,))
+
+with jax.set_mesh(mesh):
+    state = jax.device_put(w, P(None, "model"))
+    loop = tpuflow.sink(lambda w, x: (w - jax.grad(loss)(w, x), loss(w, x)), [x] * 3, state=state, epochs=1)
+    (sunk,) = loop
+    assert sunk.metrics[0] > sunk.metrics[-1] and loop.executables[0].program.inputs[1].cut == ((), (1,))
 """
 
 
@@ -295,6 +301,45 @@ def test_a_transformers_step_is_that_of_one_device(strategy: str, optimizer: opt
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=3e-3)
     assert set(made) == {"all_reduce", "all_gather", "reduce_scatter"} if strategy == "fully sharded" else set(made) == {"all_reduce"}
     assert made["reduce_scatter"] >= len(parameters) if strategy == "fully sharded" else made["all_reduce"] >= len(parameters)
+
+
+def _two_layers(state: Any, batch: Any) -> Any:
+    """A step of Adam."""
+    x, y = batch
+    value, gradient = jax.value_and_grad(lambda p: jnp.mean((jax.nn.gelu(x @ p["up"]) @ p["down"] - y) ** 2))(state[0])
+    updates, adam = ADAM.update(gradient, state[1])
+    return (optax.apply_updates(state[0], updates), adam), value
+
+
+ADAM = optax.adam(1e-2, eps=1e-3)
+_BATCHES = [(floats(8, 16), floats(8, 16)) for _ in range(4)]
+
+
+def _sunk(step: Callable[..., Any], **options: Any) -> tuple[list[np.ndarray], tpuflow.Sink]:
+    """The losses of two sinks of three steps and the last parameters; the loop."""
+    params = {"up": np.ones((16, 32), np.float32) / 8, "down": np.ones((32, 16), np.float32) / 8}
+    loop = tpuflow.sink(step, _BATCHES, 3, state=(params, ADAM.init(params)), epochs=2, **options)
+    losses = [sunk.metrics for sunk in loop]
+    return [*losses, *jax.tree.leaves(loop.state[0])], loop
+
+
+def test_steps_of_a_sink_are_partitioned_and_what_is_not_said_to_be_cut_stays_as_the_partitioner_has_it_after_a_step() -> None:
+    lies = {"up": cut(None, "model"), "down": cut("model")}, None
+    step = jax.jit(_two_layers, in_shardings=(lies, cut("data")), out_shardings=(lies, None))
+    (wanted, _), (found, loop) = _sunk(_two_layers), _sunk(step)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, **CLOSE)
+    program = loop.executables[0].program
+    cuts = {port.name: port.cut for port in program.inputs}
+    columns, rows = ((), (1,)), ((1,), ())
+    assert cuts == {
+        "trips": (), "0/up": columns, "0/down": rows, "1/0/count": (), "1/0/mu/up": columns, "1/0/mu/down": rows, "1/0/nu/up": columns,
+        "1/0/nu/down": rows,
+    }  # fmt: skip
+    assert [port.cut for port in program.outputs] == list(cuts.values())[1:]
+    assert [port.cut for port in program.infeeds] == [((0,), ()), ((0,), ())]
+    exact, reference = (_sunk(step, **options)[0] for options in ({"fidelity": "bitexact"}, {"engine": "reference"}))
+    assert all(np.array_equal(one, other) for one, other in zip(exact, reference, strict=True))
 
 
 def test_gradients_of_what_is_cut_are_scattered_with_the_users_lines_and_modules() -> None:
@@ -386,6 +431,9 @@ WRONG: dict[str, tuple[type[Exception], Callable[[], Any], str]] = {
     "too few shardings": (ConfigError, lambda: tpuflow.jit(jnp.add, in_shardings=(cut("data"),))(X, X), "a tuple of 1 does not fit"),
     "no mesh": (ConfigError, lambda: tpuflow.jit(jnp.sin, in_shardings=P("data"))(X), "none is set where the function is called"),
     "no sharding": (ConfigError, lambda: tpuflow.jit(jnp.sin, out_shardings="data"), "out_shardings: expected jax.sharding.NamedShardings"),
+    "a state that is cut otherwise after a step": (CompileError, lambda: next(tpuflow.sink(jax.jit(
+        lambda w, x: (w * x, x), in_shardings=(cut("data"), None), out_shardings=(cut(None, "data"), None)), [X], state=X)),
+        r"is given '?.*' cut as .*'data'.* and gives it back cut as .*None, 'data'.*Give both the same"),
     "two meshes": (UnsupportedPrimitiveError, lambda: tpuflow.jit(
         lambda x: lax.with_sharding_constraint(x, NamedSharding(OTHER, P("data"))), in_shardings=cut("data"))(X),
         r"test_partitioned\.py:\d+.*mesh \{'data': 4\} in a program that has one over \{'data': 2, 'model': 4\}"),

@@ -29,7 +29,7 @@ from tpuflow.isa.program import Program
 from tpuflow.jaxprs.compat import ClosedJaxpr, is_key, key_words, mesh_of
 from tpuflow.jaxprs.partitioner import partition
 from tpuflow.jaxprs.persistent import kept_entries, key_of
-from tpuflow.jaxprs.shardings import Asked, asked_of
+from tpuflow.jaxprs.shardings import Asked, asked_of, axes_of
 from tpuflow.lower.assemble import Interface, assemble
 from tpuflow.lower.graph.digest import NotDataError, digest
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
@@ -195,9 +195,16 @@ def compile_sink(
       And what `compile_jaxpr` raises.
     """
     began = time.perf_counter()
-    step, calls = lower_with_calls(closed_jaxpr, name)
-    _check_carries(step, carries, carry_names)
-    step, mesh, cuts = _on_mesh(step, closed_jaxpr, carries)
+    asked = asked_of(closed_jaxpr)
+    if asked is None:
+        step, calls = lower_with_calls(closed_jaxpr, name)
+        _check_carries(step, carries, carry_names)
+        step, mesh, cuts = _on_mesh(step, closed_jaxpr, carries)
+    else:
+        calls = ()
+        _check_stay(name, asked, _named(carry_names, carries, "state"))
+        step, mesh, cuts = _partitioned(closed_jaxpr, asked, name, carries=carries)
+        _check_carries(step, carries, carry_names)
     graph = sink_graph(step, carries, invariants, carry_names, invariant_names, count(calls))
     ins, outs = closed_jaxpr.in_avals, closed_jaxpr.out_avals
     kept = carries + invariants
@@ -297,10 +304,19 @@ def sink_graph(
 
 
 def _partitioned(
-    closed_jaxpr: ClosedJaxpr, asked: Asked, name: str, input_names: Sequence[str], output_names: Sequence[str]
+    closed_jaxpr: ClosedJaxpr,
+    asked: Asked,
+    name: str,
+    input_names: Sequence[str] = (),
+    output_names: Sequence[str] = (),
+    *,
+    carries: int = 0,
 ) -> tuple[Graph, tuple[MeshAxis, ...], Cuts]:
-    """The graph that each chip of the jaxpr's mesh runs after XLA has partitioned it; the rest as of `_on_mesh`."""
-    found = partition(closed_jaxpr, asked, name)
+    """The graph that each chip of the jaxpr's mesh runs after XLA has partitioned it; the rest as of `_on_mesh`. The first `carries`
+    inputs lie as the outputs that take their places in the next step."""
+    found = partition(closed_jaxpr, asked.carrying(carries), name)
+    if found.inputs[:carries] != found.outputs[:carries]:  # XLA has chosen: where a state lies after the first step, it stays
+        found = partition(closed_jaxpr, asked.carrying(carries, found.outputs), name)
     graph = lower_stablehlo(found.module, name, input_names=input_names, mesh=found.mesh, trusted=True).graph
     graph = scatter_sums(graph, found.mesh)
     mesh = tuple(MeshAxis(axis, size) for axis, size in found.mesh.items() if size > 1)
@@ -327,6 +343,15 @@ def _check_carries(step: Graph, carries: int, names: Sequence[str]) -> None:
             raise CompileError(
                 f"{step.name}: the step turns {name!r} from {old} into {new}; a state keeps its shape and type from step to step. "
                 f"Cast or reshape the new value, or make the initial one of the new type."
+            )
+
+
+def _check_stay(name: str, asked: Asked, carries: Sequence[str]) -> None:
+    for carry, old, new in zip(carries, asked.inputs, asked.outputs, strict=False):
+        if old is not None and new is not None and axes_of(old) != axes_of(new):
+            raise CompileError(
+                f"{name}: the step is given {carry!r} cut as {old.spec} and gives it back cut as {new.spec}; a state lies on the chips of a "
+                "mesh as it did before. Give both the same sharding, or leave out one."
             )
 
 

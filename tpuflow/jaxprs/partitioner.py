@@ -23,12 +23,10 @@ from jaxlib import xla_client
 from tpuflow.errors import CompileError, UnsupportedPrimitiveError
 from tpuflow.isa.meshes import axes_numbered
 from tpuflow.jaxprs.compat import ClosedJaxpr, equations, location_of
-from tpuflow.jaxprs.shardings import Asked, lowered
+from tpuflow.jaxprs.shardings import Asked, Cut, lowered
 
 _xla: Any = xla_client._xla
 _hlo: Any = xla_client.hlo
-Cut = tuple[tuple[str, ...], ...]
-"""For each dimension of an array the mesh axes, major first, that it is cut over."""
 
 
 @dataclass(frozen=True, slots=True)

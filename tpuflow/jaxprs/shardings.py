@@ -8,13 +8,17 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from tpuflow.errors import UnsupportedPrimitiveError
 from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr, Literal, inner_jaxprs, jaxpr_as_fun, location_of
 
 LAST = "tpuflow_partitioned"
 """The target of a custom call that nobody has registered, so that XLA gives up before it makes machine code of what it has partitioned."""
+
+
+Cut = tuple[tuple[str, ...], ...]
+"""For each dimension of an array the mesh axes, major first, that it is cut over; () if every device has all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,14 @@ class Asked:
     inputs: tuple[NamedSharding | None, ...]
     outputs: tuple[NamedSharding | None, ...]
 
+    def carrying(self, count: int, cuts: Sequence[Cut] = ()) -> Asked:
+        """The same where the first `count` inputs and outputs are carried from step to step, each lying as its output or else its input
+        is said to; where that says nothing, by these cuts."""
+        mesh = AbstractMesh(tuple(self.mesh.values()), tuple(self.mesh))
+        chosen = [NamedSharding(mesh, PartitionSpec(*cut)) for cut in cuts[:count]] or [None] * count
+        both = tuple(new or old or other for new, old, other in zip(self.outputs, self.inputs, chosen, strict=False))
+        return Asked(self.mesh, (*both, *self.inputs[count:]), (*both, *self.outputs[count:]))
+
 
 def cuts(sharding: Any) -> bool:
     """Whether it is a sharding that cuts an axis of an array over several devices."""
@@ -36,6 +48,14 @@ def axes_in(spec: PartitionSpec) -> list[str]:
     """The mesh axes that a specification names."""
     rows = [entry if isinstance(entry, tuple) else (entry,) for entry in spec]
     return [name for row in rows for name in row if isinstance(name, str)]
+
+
+def axes_of(sharding: NamedSharding) -> list[Any]:
+    """What cuts each dimension of an array: mesh axes, as the specification names them, up to the last dimension that is cut."""
+    spec = list(sharding.spec)
+    while spec and not spec[-1]:
+        spec.pop()
+    return [entry or None for entry in spec]
 
 
 def is_explicit(sharding: NamedSharding) -> bool:

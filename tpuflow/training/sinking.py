@@ -18,7 +18,10 @@ from tpuflow.data.chunks import Chunk
 from tpuflow.data.feeding import Layout
 from tpuflow.device.runtime import Executable
 from tpuflow.errors import DataError
+from tpuflow.jaxprs.compat import ClosedJaxpr
+from tpuflow.jaxprs.shardings import cuts, is_mapped, with_shardings
 from tpuflow.stages.flattening import from_device, leaf_names, to_device
+from tpuflow.stages.shardings import brought
 from tpuflow.stages.staging import Target
 from tpuflow.stages.tracing import users_code
 
@@ -89,6 +92,7 @@ class DeviceSink:
         users = users_code(f"while tracing {self._name} for a batch of {told}", (Exception,) if self._programs else (), refusal)
         with users, jax.disable_jit(False):  # a loop on the device is one program
             closed, shapes = jax.make_jaxpr(self._step, return_shape=True)(state, batch)
+            closed = _with_own_shardings(closed, self._name, state, updates=self._updates)
         figures = shapes[1] if self._updates else shapes
         names = leaf_names(state)
         program = compile_sink(
@@ -104,6 +108,15 @@ class DeviceSink:
         )
         executable = Executable(program, engine=self._target.engine, fidelity=self._target.fidelity)
         return SinkProgram(executable, shapes[0] if self._updates else None, jax.tree.structure(figures))
+
+
+def _with_own_shardings(closed: ClosedJaxpr, name: str, state: Any, *, updates: bool) -> ClosedJaxpr:
+    """A step with the shardings that the arrays of its state bring along, in which an updated state leaves it, too."""
+    own = [brought(getattr(leaf, "sharding", None)) for leaf in jax.tree.leaves(state)]
+    if not any(map(cuts, own)) or is_mapped(closed):
+        return closed
+    inputs, outputs = ((None,) * (len(avals) - len(own)) for avals in (closed.in_avals, closed.out_avals))
+    return with_shardings(closed, name, (*own, *inputs), (*own, *outputs) if updates else (None,) * len(closed.out_avals))
 
 
 @dataclass(slots=True)
