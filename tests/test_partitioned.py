@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from itertools import permutations
 from typing import Any, NamedTuple
 
@@ -340,6 +341,65 @@ def test_steps_of_a_sink_are_partitioned_and_what_is_not_said_to_be_cut_stays_as
     assert [port.cut for port in program.infeeds] == [((0,), ()), ((0,), ())]
     exact, reference = (_sunk(step, **options)[0] for options in ({"fidelity": "bitexact"}, {"engine": "reference"}))
     assert all(np.array_equal(one, other) for one, other in zip(exact, reference, strict=True))
+
+
+class Layers(nn.Module):
+    """Two layers with dropout between them."""
+
+    @nn.compact
+    def __call__(self, x: Any, train: bool = False) -> Any:
+        x = nn.Dropout(0.2, deterministic=not train)(nn.gelu(nn.Dense(32, name="up")(x)))
+        return nn.Dense(12, name="down")(x)
+
+
+SAMPLES = floats(62, 16), RNG.integers(0, 12, 62).astype(np.int32)
+BY_TENSOR = {"up/kernel": P(None, "model"), "up/bias": P("model"), "down/kernel": P("model")}
+
+
+def _trained(**options: Any) -> tpuflow.TrainResult:
+    return tpuflow.train(
+        Layers(),
+        SAMPLES,
+        optimizer=ADAM,
+        loss="softmax_cross_entropy",
+        batch_size=16,
+        epochs=2,
+        eval_data=SAMPLES,
+        progress=False,
+        **options,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rules", [BY_TENSOR, {"*/kernel": P("data")}], ids=["tensor parallel", "fully sharded"])
+def test_a_training_by_rules_is_that_of_one_chip_and_averages_and_moments_lie_as_their_parameters(rules: Any) -> None:
+    one, several = _trained(ema=0.9), _trained(ema=0.9, mesh={"data": 4, "model": 2}, sharding=rules)
+    np.testing.assert_allclose(several.losses, one.losses, rtol=1e-6)
+    assert [epoch["accuracy"] for epoch in several.history] == [epoch["accuracy"] for epoch in one.history]
+    cuts = {port.name: port.cut for port in several.executables[0].program.inputs}
+    for pattern in rules:
+        of_parameters = [name for name in cuts if name.startswith("params/") and fnmatchcase(name.removeprefix("params/"), pattern)]
+        for name in of_parameters:
+            assert cuts[name] and {cuts[n] for n in cuts if n.endswith(name.removeprefix("params/"))} == {cuts[name]}, name
+    exact, reference = (
+        _trained(mesh={"data": 4, "model": 2}, sharding=rules, **options).losses
+        for options in ({"fidelity": "bitexact"}, {"engine": "reference"})
+    )
+    assert exact == reference
+
+
+@pytest.mark.parametrize(("options", "text"), [
+    ({"sharding": BY_TENSOR}, "give one, such as mesh={'data': 4}"),
+    ({"mesh": {"data": 2}, "sharding": {"*/kernel": "data"}}, "expected patterns of parameter paths with jax.sharding.PartitionSpecs"),
+    ({"mesh": {"data": 2}, "sharding": {"across/*": P("data")}}, r"'across/\*' matches no parameter; there are down/bias"),
+    ({"mesh": {"data": 2}, "sharding": BY_TENSOR}, r"down/kernel float32\[32, 12\]: .* names the axis 'model', and the mesh has 'data'"),
+    ({"mesh": {"data": 5}, "sharding": {"*/kernel": P("data")}}, "a batch of 16 samples does not divide over the 5 chips"),
+    ({"mesh": {"data": 2, "model": 5}, "sharding": {"down/kernel": P(None, "model")}}, r"axis 1 of 12 .* over 5 chips \(model\)"),
+    ({"mesh": {"data": 2}, "sharding": {"*": P(None, "data")}}, "parameter down/bias .* has 1 axes, and .* is for 2"),
+])  # fmt: skip
+def test_rules_that_do_not_fit_are_refused(options: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        _trained(**options)
 
 
 def test_gradients_of_what_is_cut_are_scattered_with_the_users_lines_and_modules() -> None:

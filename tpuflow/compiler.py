@@ -350,8 +350,8 @@ def _check_stay(name: str, asked: Asked, carries: Sequence[str]) -> None:
     for carry, old, new in zip(carries, asked.inputs, asked.outputs, strict=False):
         if old is not None and new is not None and axes_of(old) != axes_of(new):
             raise CompileError(
-                f"{name}: the step is given {carry!r} cut as {old.spec} and gives it back cut as {new.spec}; a state lies on the chips of a "
-                "mesh as it did before. Give both the same sharding, or leave out one."
+                f"{name}: the step is given {carry!r} cut as {old.spec} and gives it back cut as {new.spec}; a state lies on the chips "
+                "of a mesh as it did before. Give both the same sharding, or leave out one."
             )
 
 

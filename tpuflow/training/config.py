@@ -15,6 +15,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import optax
+from jax.sharding import PartitionSpec
 
 from tpuflow import amp
 from tpuflow.checking import check_choice, check_number, check_path, check_switch
@@ -28,6 +29,7 @@ from tpuflow.training.given import check_optimizer
 from tpuflow.training.losses import Loss, LossFunction
 from tpuflow.training.metrics import Metric, MetricFunction
 from tpuflow.training.parallel import SHARDINGS, check_mesh
+from tpuflow.training.partitioning import check_rules
 from tpuflow.training.roles import Given
 
 Check = Callable[[str, Any], object]
@@ -61,6 +63,13 @@ def _at_least(least: int) -> Check:
 
 def _one_of(*allowed: str) -> Check:
     return lambda name, value: check_choice(name, value, allowed)
+
+
+def _sharding(name: str, value: Any) -> None:
+    if isinstance(value, str):
+        check_choice(name, value, tuple(SHARDINGS))
+    else:
+        check_rules(name, value)
 
 
 def _if_given(check: Check) -> Check:
@@ -166,12 +175,14 @@ class StepConfig:
         "each batch. Layers with experts may use a second axis, {'data': 2, 'expert': 2}.", _if_given(check_mesh),
         shown=True,
     )  # fmt: skip
-    sharding: str = option(
+    sharding: str | Mapping[str, PartitionSpec] = option(
         "ddp",
         'what each chip of the mesh holds. "ddp": all parameters and all of the optimizer\'s state. ZeRO\'s stages: "zero1", its share of '
         'the optimizer\'s state; "zero2", of the gradients, too; "zero3", of the parameters, too. Gradients, losses and batch statistics '
-        "are means over the chips, each chip draws random numbers of its own; results and checkpoints hold whole arrays.",
-        _one_of(*SHARDINGS), shown=True,
+        "are means over the chips, each chip draws random numbers of its own; results and checkpoints hold whole arrays. Or rules, such as "
+        '{"*/up/kernel": PartitionSpec(None, "model"), "*/down/kernel": PartitionSpec("model")}: the step of one chip, partitioned by XLA '
+        'so that parameters lie as the first pattern that matches says, others whole, and batches are cut over the axis "data".',
+        _sharding, shown=True,
     )  # fmt: skip
     chip: str | Chip = option("generic", "a row of the catalogue.")
     engine: str = option("fast", "how the device is simulated, see `tpuflow.device`.", _one_of(*ENGINES), shown=True)

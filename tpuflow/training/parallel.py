@@ -272,27 +272,22 @@ Parallel = OneChip
 ONE_CHIP = OneChip()
 
 
-def get_parallel(mesh: Mapping[str, int] | None, sharding: str, samples: int) -> Parallel:
-    """What a training's options `mesh` and `sharding` say of batches of so many samples.
+def get_parallel(mesh: Mapping[str, int], sharding: str, samples: int) -> Parallel:
+    """How a training is put on a mesh by one of `SHARDINGS`, of batches of so many samples.
 
     Raises:
-      ConfigError: the mesh is none, or the batches do not divide over it.
+      ConfigError: batches are not cut over all its axes, or do not divide over it.
     """
-    if mesh is None:
-        if sharding != "ddp":
-            raise ConfigError(f"sharding: {sharding!r} is over the chips of a mesh; give one, such as mesh={{'data': 4}}.")
-        return ONE_CHIP
     sizes, chips = dict(mesh), math.prod(mesh.values())
     if len(sizes) > 1 and not set(sizes) <= set(AXES):
         raise ConfigError(
-            f"mesh: expected one axis, or {' and '.join(AXES)}, which batches are cut over, got {sizes}; give for example {{'data': 4}}."
+            f"mesh: expected one axis, or {' and '.join(AXES)}, which batches are cut over, got {sizes}; give for example {{'data': 4}}, "
+            "or rules for the parameters: sharding={'*/kernel': PartitionSpec(None, 'model')}."
         )
     if samples % chips:
         raise ConfigError(
             f"mesh: a batch of {samples} samples does not divide over {chips} chips; give a batch_size that is a multiple of {chips}."
         )
-    if chips == 1:
-        return ONE_CHIP
     names, stage = tuple(sizes), SHARDINGS[sharding]
     axis, whole = Axis(names[0] if len(names) == 1 else names, chips), AbstractMesh(tuple(sizes.values()), names)
     return Zero(axis, whole, stage) if stage else DataParallel(axis, whole)

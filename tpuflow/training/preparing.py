@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +27,8 @@ from tpuflow.training.fitting import check_classes, measured, misfit, traced
 from tpuflow.training.losses import get_loss
 from tpuflow.training.metrics import metrics_of_loss
 from tpuflow.training.misfits import in_words
-from tpuflow.training.parallel import ONE_CHIP, get_parallel
+from tpuflow.training.parallel import ONE_CHIP, Parallel, get_parallel
+from tpuflow.training.partitioning import Rules, partitioned
 from tpuflow.training.roles import get_roles
 from tpuflow.training.stepping import OwnStep, Recipe, TrainState, loss_and_metrics, make_optimizer
 from tpuflow.training.weights import starting_variables
@@ -255,7 +257,20 @@ def make_recipe(config: StepConfig, batch: Any, policy: amp.Policy | None = None
         raise ConfigError("ema and eval_params both say which parameters evaluations use; give one of them.")
     recipe = Recipe(model, policy, roles, loss, optimizer, config.loss_fn, frozen=frozen, ema=ema, optimized=config.eval_params)
     samples = max((leaf.shape[0] for leaf in jax.tree.leaves(batch) if leaf.shape), default=1)
-    return replace(recipe, parallel=get_parallel(config.mesh, config.sharding, samples)), why
+    return replace(recipe, parallel=_parallel(config.mesh, config.sharding, samples)), why
+
+
+def _parallel(mesh: Mapping[str, int] | None, sharding: str | Rules, samples: int) -> Parallel:
+    """How a training of batches of so many samples is put on a mesh: by a stage of ZeRO, or by rules.
+
+    Raises:
+      ConfigError: there is no mesh, or the batches do not divide over it.
+    """
+    if mesh is None and sharding != "ddp":
+        raise ConfigError(f"sharding: {sharding!r} is over the chips of a mesh; give one, such as mesh={{'data': 4}}.")
+    if mesh is None or math.prod(mesh.values()) == 1:
+        return ONE_CHIP
+    return get_parallel(mesh, sharding, samples) if isinstance(sharding, str) else partitioned(mesh, sharding, samples)
 
 
 def state_shapes(recipe: Recipe, batch: Any) -> tuple[Recipe, TrainState]:
