@@ -77,9 +77,10 @@ class LaxArithmetic:
         """x as it is, native made once and not anew for each reader."""
         return x if self.bitexact else self._rounding.settled(x)
 
-    def after(self, x: Value, others: Sequence[Value]) -> Value:
-        """x as it is, which XLA does not take for known before the others are: a loop might change it by them."""
-        return self._rounding.settled(x, lambda: functools.reduce(lax.bitwise_xor, map(_first_bits, others))) if others else x
+    def after(self, x: Value, others: Sequence[Value], alike: Callable[[Value], Value]) -> Value:
+        """x as it is, which XLA does not take for known before the others are: a loop might change it by them. `alike`: a number as all
+        chips have it, since x may be one for all of them where the others are not."""
+        return self._rounding.settled(x, lambda: alike(functools.reduce(lax.bitwise_xor, map(_first_bits, others)))) if others else x
 
     def rest(self, x: Value, dtype: DType) -> Value:
         """An array in any form as it lies between launches, trips and branches: in its own type, bf16 as words. What outlives a launch

@@ -92,6 +92,10 @@ class Lanes:
             x = lax.all_gather(x, self.names[a])[0]
         return x
 
+    def alike(self, x: Any) -> Any:
+        """What the first of all chips has."""
+        return self.first(x, frozenset(range(len(self.mesh))))
+
     # ---- between host and chips
 
     def inputs(self, arrays: Sequence[Any]) -> list[Any]:

@@ -152,7 +152,7 @@ class _Run:
         for b in read & written & self.overwritten & env.keys():
             source, results = env.get(("read", b), (None, ()))
             if source is env[b] and source.size >= COPIED_ELEMS:  # XLA copies what it may overwrite if it may be read later
-                arrays[b] = self.ar.after(source, results)
+                arrays[b] = self.ar.after(source, results, self.t.lanes.alike)
         hbm = {b: self.ar.take(array, self.program.buffers[b].dtype) for b, array in arrays.items()}
         new, tier = translate_kernel(kernel, self.program.buffers, hbm, self.ar, self.resting, read_on)
         env.update({("read", b): (env[b], [x for x in new.values() if x.size]) for b in (read - written) & self.overwritten & env.keys()})
