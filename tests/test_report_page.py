@@ -75,7 +75,7 @@ def test_every_section_is_drawn_and_the_console_is_silent(page: Path):
         assert drawn[name].count("<rect") + drawn[name].count("<circle") >= 5, name
     assert drawn["kernels"].count("<tr>") > 20 and drawn["numerics"].count("<tr>") > 5
     assert "100% of the parameter updates round to nothing" in drawn["numerics"]
-    assert 'data-path="LeNet5/conv2"' in drawn["layers"] and "NaN" not in done.stdout
+    assert 'data-path="LeNet5/conv2"' in drawn["layers"] and "NaN" not in done.stdout and "Infinity" not in done.stdout
 
 
 @needs_browser
@@ -127,6 +127,21 @@ def test_nothing_is_cut_off_and_the_source_is_in_sight(page: Path):
     assert desk["outside"] == phone["outside"] == []
     assert (desk["wide"], phone["wide"]) == (1280, 390)
     assert desk["source"] < 1280
+
+
+@needs_browser
+def test_nothing_of_a_page_of_differences_is_cut_off(page: Path):
+    steps = [tpuflow.estimate_training(*lenet_step(batch), chip=chip) for batch, chip in ((32, "ascend910"), (64, "tpu-v3"))]
+    other = page.with_name("differences.html")
+    tpuflow.diff(*steps).html(other)
+    wide = """
+  const inside = (e) => e.getBoundingClientRect().right <= page.documentElement.clientWidth;
+  answer.outside = [...page.querySelectorAll("main *")].filter((e) => !inside(e)).map((e) => e.outerHTML.slice(0, 90));
+  answer.rows = page.querySelectorAll("#where tr").length;
+"""
+    for width in (1280, 390):
+        found = asked(other, width, wide)
+        assert found["outside"] == [] and found["rows"] > 10
 
 
 @needs_browser

@@ -30,6 +30,7 @@ from tpuflow.isa.assembler import assemble
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.file import code_hash, load, save
 from tpuflow.isa.program import Kernel, Program, walk
+from tpuflow.reports.differences import diff
 from tpuflow.reports.files import write_json
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ TARGET = (
     "module:function or file.py:function; called with the batch size it gives (function, *shapes), or (model, batch) for a training step, "
     "or a StepConfig for one with options of its own"
 )
+DIFF = "what differs between two reports of a step: settings, time, memory, and the layers that take longer or shorter, with causes"
 STANDARD_OUTPUT = Path("-")
 ESTIMATE = "the modelled time and memory of a step on a chip, from shapes alone; nothing is run"
 
@@ -138,6 +140,13 @@ def _parser() -> argparse.ArgumentParser:
     beside.add_argument("--policy", help="precision: fp32, mixed_bf16, ... (default: as the function is written; fp32 for a model)")
     beside.add_argument("--layers", type=int, default=12, metavar="N", help="show the N layers that differ most (default: 12)")
     add_json(beside, "everything")
+    differ = commands.add_parser("diff", help=DIFF, description=DIFF)
+    differ.set_defaults(command=_diff)
+    differ.add_argument("before", type=Path, help="what `tpuflow estimate ... --json FILE` writes of one step")
+    differ.add_argument("after", type=Path, help="another such file: another policy, chip, batch size, model or version")
+    differ.add_argument("--layers", type=int, default=12, metavar="N", help="show the N layers that differ most (default: 12)")
+    differ.add_argument("--html", type=Path, metavar="DIFF.html", help="write one self-contained page here")
+    add_json(differ, "everything")
     calibrate = add(
         "calibrate", _calibrate, "fit the timing model's constants for a family of chips to measured step times",
         "a CSV with the columns target (module:function), batch, chip, milliseconds and, if wanted, policy, sink_size, model",
@@ -215,6 +224,13 @@ def _compare(args: argparse.Namespace) -> None:
 
     found = compare_target(args.target, args.batch, args.chip, args.policy)
     _tell(args.json, found.as_dict(), lambda: found.to_text(args.layers))
+
+
+def _diff(args: argparse.Namespace) -> None:
+    found = diff(args.before, args.after)
+    _tell(args.json, found.as_dict(), lambda: found.to_text(args.layers))
+    if args.html is not None:
+        found.html(args.html)
 
 
 def _calibrate(args: argparse.Namespace) -> None:

@@ -7,10 +7,11 @@ let sought = "";
 const escape = (s) => String(s).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
 const UNITS = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]];
 const seconds = (s) => { const [size, unit] = UNITS.find(([u]) => Math.abs(s) >= u) || [1e-9, "ns"]; return `${(s / size).toPrecision(4)} ${unit}`; };
-const bytes = (n) => n >= 2 ** 30 ? `${(n / 2 ** 30).toFixed(2)} GiB` : n >= 2 ** 20 ? `${(n / 2 ** 20).toFixed(2)} MiB` : `${(n / 1024).toFixed(1)} KiB`;
+const inUnit = (units, digits, n) => { const found = units.find(([size]) => n >= size); return found ? `${(n / found[0]).toFixed(digits)} ${found[1]}` : count(n); };
+const bytes = (n) => n < 2 ** 10 ? `${count(n)} B` : inUnit([[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]], 2, n);
+const operations = (n) => inUnit([[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]], 1, n);
 const percent = (x) => `${(100 * x).toFixed(1)} %`;
 const count = (n) => String(Number(n.toPrecision(4)));
-const millions = (n) => (n / 1e6).toFixed(1);
 const color = (name) => `var(--${name})`;
 const place = (selector) => document.querySelector(selector);
 const width = (selector) => Math.max(place(selector).clientWidth, 260);
@@ -142,8 +143,8 @@ function layers() {
     `<i style="width:${(100 * n.seconds[p] / most).toFixed(2)}%;background:${color(p)}" title="${escape(`${n.path}, ${p}: ${seconds(n.seconds[p])}`)}"></i>`).join("");
   const body = shown(TREE).map((n) => `<tr><td class="name" style="--depth:${n.depth}" title="${escape(n.path)}">` +
     `<button data-path="${escape(n.path)}" aria-expanded="${!folded.has(n.path)}" ${n.children.size ? "" : "disabled"}>${folded.has(n.path) ? "▸" : "▾"}</button>${escape(n.name)}</td>` +
-    `<td class="bar">${bar(n)}</td>` + [seconds(n.total), percent(n.total / whole), count(n.kernels), millions(n.macs), bytes(n.hbm_bytes)].map((s) => `<td class="number">${s}</td>`).join("") + "</tr>");
-  const head = ["time", "share", "kernels", "MMACs", "HBM"].map((s) => `<th class="number">${s}</th>`).join("");
+    `<td class="bar">${bar(n)}</td>` + [seconds(n.total), percent(n.total / whole), count(n.kernels), operations(n.macs), bytes(n.hbm_bytes)].map((s) => `<td class="number">${s}</td>`).join("") + "</tr>");
+  const head = ["time", "share", "kernels", "MACs", "HBM"].map((s) => `<th class="number">${s}</th>`).join("");
   place("#layers .table").innerHTML = `<table><thead><tr><th>layer</th><th></th>${head}</tr></thead><tbody>${body.join("")}</tbody></table>`;
   legend("#layers .legend", PHASES);
 }
@@ -261,7 +262,7 @@ const tables = [
   table("#memory .table", [["size", "bytes", bytes], ["category", "category"], ["type", "type"], ["layer", "layer"], ["source", "source"], ["name", "name"]], data.memory.at_peak),
   table("#kernels .table", [
     ["time", "seconds", seconds], ["share", "share", percent], ["times", "count", count], ["bound", "bound"], ["phase", "phase"], ["layer", "layer"], ["what", "what"],
-    ["source", "source"], ["HBM", "hbm_bytes", bytes], ["VMEM", "vmem_bytes", bytes], ["MMACs", "macs", millions],
+    ["source", "source"], ["HBM", "hbm_bytes", bytes], ["VMEM", "vmem_bytes", bytes], ["MACs", "macs", operations],
   ], data.kernels),
   numbersTable(),
 ];

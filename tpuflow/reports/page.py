@@ -16,8 +16,9 @@ from tpuflow.device.timing.prices import PICOSECONDS
 from tpuflow.device.timing.result import KernelRow, joules_text, seconds_text
 from tpuflow.isa.instruction import QUEUES
 from tpuflow.reports.files import write_text
-from tpuflow.reports.memory import MIB, Allocation, MemoryMap
+from tpuflow.reports.memory import Allocation, MemoryMap
 from tpuflow.reports.profile import OUTSIDE, KernelLine, LayerLine, Profile, place_in
+from tpuflow.reports.units import bytes_text
 
 MOST_KERNELS = 2000
 """Kernels, the longest ones, in the table and the roofline; the timeline has all of one step."""
@@ -119,7 +120,7 @@ def _numerics(reports: Sequence[Numbers]) -> str:
     if not reports:
         return ""
     parts = "".join(f"{_heading(r)}<ul>{''.join(f'<li>{html.escape(text)}</li>' for text in r.explain())}</ul>" for r in reports)
-    rows = '<details><summary>Rows by layer</summary><div class="table"></div></details>'
+    rows = '<details><summary>Rows by layer</summary><div class="table long"></div></details>'
     return f'<section id="numerics"><h2>Numerics</h2>{parts}{rows}</section>'
 
 
@@ -138,8 +139,8 @@ def _cards(p: Profile) -> list[tuple[str, str]]:
         ("roofline", seconds_text(t.roofline_seconds / p.steps)),
         ("matrix utilisation", f"{t.mfu:.1%}"),
         ("operations a byte", f"{t.intensity:.1f}"),
-        ("HBM traffic", f"{t.work.hbm_bytes / p.steps / MIB:.1f} MiB"),
-        ("HBM planned", f"{p.memory.planned_bytes / MIB:.1f} MiB of {t.chip.available_hbm_bytes / MIB:.0f}"),
+        ("HBM traffic", bytes_text(t.work.hbm_bytes / p.steps)),
+        ("HBM planned", f"{bytes_text(p.memory.planned_bytes)} of {bytes_text(t.chip.available_hbm_bytes)}"),
         ("kernels", f"{sum(r.count for r in t.kernels) / p.steps:.6g}"),
         *([("energy at most", joules_text(t.joules_at_most / p.steps))] if t.joules_at_most is not None else []),
     ]
@@ -152,7 +153,7 @@ def _totals(p: Profile) -> str:
     t = p.time
     figures = [
         ("time", seconds_text(t.seconds)),
-        ("HBM traffic", f"{t.work.hbm_bytes / MIB:.1f} MiB"),
+        ("HBM traffic", bytes_text(t.work.hbm_bytes)),
         ("kernels", str(sum(r.count for r in t.kernels))),
         *([("energy at most", joules_text(t.joules_at_most))] if t.joules_at_most is not None else []),
     ]
@@ -189,7 +190,7 @@ def _layer(line: LayerLine) -> dict[str, Any]:
 
 
 def _kernel(k: KernelLine) -> dict[str, Any]:
-    left_out = ("place", "cores")
+    left_out = ("place", "cores", "busy_seconds")
     return {name: getattr(k, name) for name in KernelLine.__dataclass_fields__ if name not in left_out}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from tpuflow import __version__
 from tpuflow.device.timing.prices import PICOSECONDS
 from tpuflow.device.timing.result import KernelRow, ProgramTime, seconds_text
+from tpuflow.isa.instruction import QUEUES
 from tpuflow.isa.program import Program
 from tpuflow.reports.files import write_json
 from tpuflow.reports.layers import BACKWARD, FORWARD, PHASES, UPDATE, Layer, layer_of
@@ -24,7 +25,8 @@ class KernelLine:
     """One kernel with all that a step executes of it: where it belongs, its time, what bounds it, and its work.
 
     `count` is how often a step runs it, a fraction for what runs once in a launch of many steps; seconds, macs and bytes are of all these
-    executions, `share` is of the device's time. `vmem_bytes` is what one execution needs.
+    executions, `share` is of the device's time. `busy_seconds` has what each queue works and, as "launch", the time between kernels.
+    `vmem_bytes` is what one execution needs.
     """
 
     place: str
@@ -42,6 +44,7 @@ class KernelLine:
     vmem_bytes: int
     flops_per_second: float
     intensity: float
+    busy_seconds: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,7 @@ def place_in(scope: str, *, trains: bool) -> Layer:
 
 def _kernel_line(row: KernelRow, time: ProgramTime, vmem_bytes: int, steps: int, *, trains: bool) -> KernelLine:
     t, layer, count = row.time, place_in(row.time.scope, trains=trains), row.count / steps
+    queues = {**dict(zip(QUEUES, t.busy_picoseconds, strict=True)), "launch": t.floor_picoseconds}
     seconds, moved, flops = count * t.seconds, count * t.work.hbm_bytes, count * t.work.flops
     return KernelLine(
         place=row.place,
@@ -183,6 +187,7 @@ def _kernel_line(row: KernelRow, time: ProgramTime, vmem_bytes: int, steps: int,
         vmem_bytes=vmem_bytes,
         flops_per_second=flops / seconds if seconds else 0.0,
         intensity=flops / moved if moved else 0.0,
+        busy_seconds={name: count * busy / PICOSECONDS for name, busy in queues.items() if busy},
     )
 
 
