@@ -120,7 +120,8 @@ def _parser() -> argparse.ArgumentParser:
     estimate.add_argument("--json", type=Path, help="write everything here too: figures, layers, kernels, queues, memory")
     estimate.add_argument("--trace", type=Path, metavar="STEP.json", help="write a Chrome trace here, for ui.perfetto.dev")
     estimate.add_argument("--html", type=Path, metavar="REPORT.html", help="write one self-contained page here")
-    estimate.add_argument("--plot", type=Path, metavar="SWEEP.png", help="draw step times over what varies (needs matplotlib)")
+    estimate.add_argument("--plot", type=Path, metavar="SWEEP.png", help="draw time, rate and memory over what varies (needs matplotlib)")
+    estimate.add_argument("--pareto", type=Path, metavar="FRONT.png", help="draw memory and energy against time (needs matplotlib)")
     check = commands.add_parser("check", help=CHECK, description=f"{CHECK}. Exit status 1 if it does not fit or overflows.")
     check.set_defaults(command=_check)
     check.add_argument("target", help=f"{TARGET}; with arrays in the place of shapes its numbers are looked at too")
@@ -206,7 +207,7 @@ def _estimate(args: argparse.Namespace) -> None:
         steps_per_epoch=args.steps_per_epoch,
         calibrations=tuple(args.calibration),
     )
-    run_estimate(sweep, args.kernels, args.json, args.trace, args.html, args.plot)
+    run_estimate(sweep, args.kernels, args.json, args.trace, args.html, args.plot, args.pareto)
 
 
 def _check(args: argparse.Namespace) -> int:
