@@ -174,7 +174,7 @@ def _causes(before: Amounts, after: Amounts, rates_before: Mapping[str, str], ra
         if abs(b - a) > SEEN * max(a, b):
             yield f"{name} {text(a)} -> {text(b)}"
     for queue, a, b in _queues(before, after):
-        yield f"{queue} busy {seconds_text(a)} -> {seconds_text(b)}"
+        yield f"{'between kernels' if queue == 'launch' else f'{queue} busy'} {seconds_text(a)} -> {seconds_text(b)}"
         rate = RATE_OF.get(queue, "")
         yield from (f"{rate} {x} -> {y}" for name, x, y in _unequal(rates_before, rates_after) if name == rate)
     if before.bound != after.bound:
