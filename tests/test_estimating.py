@@ -198,6 +198,30 @@ def test_the_front_has_what_no_other_point_beats():
     assert {p.batch for p in best} >= {8, 32}, "the smallest takes the least memory, the largest the least time a sample"
 
 
+def test_a_price_is_compared_where_it_was_said(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    out = tmp_path / "sweep.json"
+    chips = ["--chip", "tpu-v3", "tpu-v5e", "--price", "tpu-v3=36", "--json", str(out)]
+    assert cli.main(["estimate", "tests.test_estimating:mlp_step", "--batch", "64", *chips]) == 0
+    v3, v5e = json.loads(out.read_text())
+    assert v3["sample_dollars"] == pytest.approx(36 / 3600 * v3["step_seconds"] / 64) and "sample_dollars" not in v5e
+    assert "$ a million" in capsys.readouterr().out
+    cheap, dear = (dataclasses.replace(points("batch=8")[0], dollars_an_hour=price) for price in (1.0, 2.0))
+    assert front([cheap, dear]) == (cheap,) and front([cheap, dataclasses.replace(dear, dollars_an_hour=None)])[1:] != ()
+
+
+@pytest.mark.parametrize(
+    ("price", "message"),
+    [("tpu-v4=1", "price of tpu-v4: expected one of"), ("tpu-v3", "such as tpu-v3=2.2"), ("tpu-v3=-1", "such as tpu-v3=2.2")],
+)
+def test_a_price_of_nothing_is_refused(price: str, message: str, capsys: pytest.CaptureFixture[str]):
+    arguments = ["estimate", "tests.test_estimating:mlp_step", "--chip", "tpu-v3", "--price", price]
+    try:
+        assert cli.main(arguments) == 2
+    except SystemExit as stop:  # argparse's own way
+        assert stop.code == 2
+    assert message in capsys.readouterr().err
+
+
 def test_of_several_models_each_has_its_front():
     few = points("batch=8,16")
     renamed = [dataclasses.replace(p, target=f"other:{i}") for i, p in enumerate(few)]

@@ -115,13 +115,15 @@ def _parser() -> argparse.ArgumentParser:
         "epoch (default: 100)")  # fmt: skip
     estimate.add_argument("--calibration", nargs="+", default=[], metavar="FILE.toml", help="the timing model's fitted constants, as "
         "`tpuflow calibrate -o` writes them, one file for each family of chips (default: what tpuflow has)")  # fmt: skip
+    estimate.add_argument("--price", nargs="+", type=_price, default=[], metavar="CHIP=DOLLARS", help="what chips cost an hour, for the "
+        "table and --pareto")  # fmt: skip
     estimate.add_argument("--steps-per-epoch", type=int, metavar="N", help="how long an epoch is, for --sink-size -1")
     estimate.add_argument("--kernels", type=int, default=10, metavar="N", help="show the N kernels that take longest (default: 10)")
     estimate.add_argument("--json", type=Path, help="write everything here too: figures, layers, kernels, queues, memory")
     estimate.add_argument("--trace", type=Path, metavar="STEP.json", help="write a Chrome trace here, for ui.perfetto.dev")
     estimate.add_argument("--html", type=Path, metavar="REPORT.html", help="write one self-contained page here")
     estimate.add_argument("--plot", type=Path, metavar="SWEEP.png", help="draw time, rate and memory over what varies (needs matplotlib)")
-    estimate.add_argument("--pareto", type=Path, metavar="FRONT.png", help="draw memory and energy against time (needs matplotlib)")
+    estimate.add_argument("--pareto", type=Path, metavar="FRONT.png", help="draw memory, energy and price against time (needs matplotlib)")
     check = commands.add_parser("check", help=CHECK, description=f"{CHECK}. Exit status 1 if it does not fit or overflows.")
     check.set_defaults(command=_check)
     check.add_argument("target", help=f"{TARGET}; with arrays in the place of shapes its numbers are looked at too")
@@ -171,6 +173,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _price(text: str) -> tuple[str, float]:
+    """A chip and dollars an hour out of CHIP=DOLLARS."""
+    chip, _, dollars = text.rpartition("=")
+    try:
+        price = float(dollars)
+    except ValueError:
+        price = 0.0
+    if not chip or not 0 < price < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a chip and dollars an hour, such as tpu-v3=2.2")
+    return chip, price
+
+
 def _run(args: argparse.Namespace) -> None:
     from tpuflow.device.limits import MOST_WORK, Limits
     from tpuflow.device.runtime import Executable  # the engines are loaded only where something runs
@@ -206,6 +220,7 @@ def _estimate(args: argparse.Namespace) -> None:
         sink_sizes=tuple(args.sink_size),
         steps_per_epoch=args.steps_per_epoch,
         calibrations=tuple(args.calibration),
+        prices=dict(args.price),
     )
     run_estimate(sweep, args.kernels, args.json, args.trace, args.html, args.plot, args.pareto)
 

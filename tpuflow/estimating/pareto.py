@@ -1,4 +1,4 @@
-"""Which points of a sweep are worth a look: those that no other beats in time, memory and energy at once."""
+"""Which points of a sweep are worth a look: those that no other beats in time, memory, energy and price at once."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ def _joules(point: Point) -> float | None:
 TIME = Objective("time a sample", seconds_text, _seconds)
 MEMORY = Objective("HBM at most (MiB)", "{:.1f}".format, _mebibytes)
 ENERGY = Objective("energy a sample at most", joules_text, _joules)
-OBJECTIVES = (TIME, MEMORY, ENERGY)
-"""Time and energy are of a sample, so that batch sizes compare; energy is at the chip's greatest power, where its row has one."""
+PRICE = Objective("dollars a sample", "{:.3g}".format, lambda point: point.sample_dollars)
+OBJECTIVES = (TIME, MEMORY, ENERGY, PRICE)
+"""Time, energy and price are of a sample, so that batch sizes compare; energy is at the chip's greatest power, where its row has one,
+and the price is the user's."""
 
 
 def front(points: Sequence[Point], objectives: Sequence[Objective] = OBJECTIVES) -> tuple[Point, ...]:

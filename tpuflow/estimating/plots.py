@@ -8,7 +8,7 @@ from typing import Any
 
 from tpuflow.device.timing.result import seconds_text
 from tpuflow.errors import ConfigError
-from tpuflow.estimating.pareto import ENERGY, MEMORY, TIME, Objective, front
+from tpuflow.estimating.pareto import ENERGY, MEMORY, PRICE, TIME, Objective, front
 from tpuflow.estimating.sweeping import AXES, Point
 from tpuflow.reports.units import count_text
 from tpuflow.training.plotting import matplotlib_figures, save_figure
@@ -54,13 +54,15 @@ def plot_sweep(points: Sequence[Point], path: str | os.PathLike[str]) -> None:
 
 
 def plot_pareto(points: Sequence[Point], path: str | os.PathLike[str]) -> None:
-    """Draw memory, and energy where a chip's row has a power, against time a sample; points that no other beats are filled and named.
+    """Draw memory, energy (where a chip's row has a power) and price (where one was said) against time a sample.
+
+    Points that no other beats in the two are filled and named.
 
     Raises:
       ConfigError: matplotlib is missing, nothing fits, or the file cannot be written.
     """
     fitting = _fitting(points)
-    against = [MEMORY, *([ENERGY] if any(ENERGY.value(p) is not None for p in fitting) else [])]
+    against = [o for o in (MEMORY, ENERGY, PRICE) if any(o.value(p) is not None for p in fitting)]
     figure = matplotlib_figures().Figure(figsize=(9.0, 5.0 * len(against)), layout="constrained")
     figure.suptitle(_shared(points))
     for axis, objective in zip(figure.subplots(len(against), squeeze=False)[:, 0], against, strict=True):

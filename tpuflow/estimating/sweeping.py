@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ _MIB = 2**20
 class Sweep:
     """Every combination of these is estimated; a policy of None is the function as it is written, a sink size of -1 an epoch.
 
-    `calibrations` are files; each chip takes the one for its family, or what tpuflow has for it if there is none.
+    `calibrations` are files; each chip takes the one for its family, or what tpuflow has for it if there is none. `prices` are dollars an
+    hour by chip, which change too often to be in the catalogue.
     """
 
     targets: tuple[str, ...]
@@ -40,11 +41,12 @@ class Sweep:
     sink_sizes: tuple[int, ...] = (100,)
     steps_per_epoch: int | None = None
     calibrations: tuple[str, ...] = ()
+    prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One combination with its estimate, or with the reason why there is none: it does not fit."""
+    """One combination with its estimate, or with the reason why there is none: it does not fit; and the chip's price, if it was said."""
 
     target: str
     batch: int
@@ -53,6 +55,14 @@ class Point:
     sink_size: int
     estimate: Estimate | None
     error: OutOfMemoryError | None = None
+    dollars_an_hour: float | None = None
+
+    @property
+    def sample_dollars(self) -> float | None:
+        """What the chip costs while it works on one sample; None if nobody said its price, or it does not fit."""
+        if self.estimate is None or self.dollars_an_hour is None:
+            return None
+        return self.dollars_an_hour / 3600 * self.estimate.step_seconds / self.batch
 
     @property
     def step_seconds(self) -> float | None:
@@ -70,6 +80,7 @@ class Point:
         if self.estimate is None:
             return {**named, "fits": False, "why": str(self.error)}
         gap = {"host_seconds_a_step": self.host_seconds, "samples_per_second": self.batch / self.estimate.step_seconds}
+        gap |= {} if self.sample_dollars is None else {"sample_dollars": self.sample_dollars}
         return {**named, "fits": True, **gap, **self.estimate.as_dict()}
 
     def file(self, path: Path) -> Path:
@@ -85,13 +96,16 @@ def run_sweep(sweep: Sweep) -> list[Point]:
 
     Raises:
       ConfigError: there is no such function, chip or policy; a sink size is below -1, or -1 without the length of an epoch; a calibration
-        is for none of the chips.
+        or a price is for none of the chips.
     """
+    if unknown := [chip for chip in sweep.prices if chip not in sweep.chips]:
+        raise ConfigError(f"price of {', '.join(unknown)}: expected one of the chips that are asked for: {', '.join(sweep.chips)}.")
     for size in sweep.sink_sizes:
         _steps(size, sweep.steps_per_epoch)
     calibrations = _by_chip(sweep)
     combinations = itertools.product(sweep.targets, sweep.chips, sweep.policies, sweep.batches)
-    return [p for target, chip, policy, batch in combinations for p in _points(sweep, target, batch, chip, policy, calibrations[chip])]
+    found = [p for target, chip, policy, batch in combinations for p in _points(sweep, target, batch, chip, policy, calibrations[chip])]
+    return [dataclasses.replace(p, dollars_an_hour=sweep.prices.get(p.chip)) for p in found]
 
 
 def _by_chip(sweep: Sweep) -> dict[str, Calibration | None]:
@@ -143,12 +157,14 @@ def _steps(sink_size: int, steps_per_epoch: int | None) -> int:
 
 def table(points: Sequence[Point], best: Collection[Point] = ()) -> str:
     """A line for each point, those of `best` with a star at their end; "host gap" is a step's share of the host's round trip and what
-    part of the step it is; "J at most" its energy at the chip's greatest power, "-" if the row has none."""
+    part of the step it is; "J at most" its energy at the chip's greatest power, "-" if the row has none; "$ a million" what a million
+    samples cost, where a price was said."""
     places = f"{'target':34} {'chip':10} {'batch':>6} {'policy':10} {'sink':>6}"
-    heading = f"{places} {'step':>11} {'host gap':>18} {'samples/s':>10} {'MFU':>6} {'J at most':>10} {'MiB':>9}"
+    price = f" {'$ a million':>11}" if any(p.sample_dollars is not None for p in points) else ""
+    heading = f"{places} {'step':>11} {'host gap':>18} {'samples/s':>10} {'MFU':>6} {'J at most':>10} {'MiB':>9}{price}"
     fits = sorted({p.estimate.time.provenance for p in points if p.estimate is not None})
     lines = [f"{_line(p)} *" if any(p is one for one in best) else _line(p) for p in points]
-    marked = ["* no other beats it in time a sample, memory and energy a sample at once"] if best else []
+    marked = ["* no other beats it in time, energy and price of a sample, and memory at once"] if best else []
     return "\n".join([heading, *lines, *marked, *fits])
 
 
@@ -159,5 +175,6 @@ def _line(p: Point) -> str:
     seconds, time = p.estimate.step_seconds, p.estimate.time
     gap = f"{seconds_text(p.host_seconds)} {p.host_seconds / seconds:6.1%}"
     memory = p.estimate.memory.peak_memory_in_bytes / _MIB
+    price = "" if p.sample_dollars is None else f" {1e6 * p.sample_dollars:11.4g}"
     joules = "-" if p.estimate.step_joules_at_most is None else f"{p.estimate.step_joules_at_most:.4g}"
-    return f"{named} {seconds_text(seconds):>11} {gap:>18} {p.batch / seconds:10.1f} {time.mfu:6.1%} {joules:>10} {memory:9.1f}"
+    return f"{named} {seconds_text(seconds):>11} {gap:>18} {p.batch / seconds:10.1f} {time.mfu:6.1%} {joules:>10} {memory:9.1f}{price}"
