@@ -32,10 +32,14 @@ def _joules(point: Point) -> float | None:
     return None if whole is None else whole / point.batch
 
 
+def _dollars(point: Point) -> float | None:
+    return None if point.sample_dollars is None else 1e6 * point.sample_dollars
+
+
 TIME = Objective("time a sample", seconds_text, _seconds)
 MEMORY = Objective("HBM at most (MiB)", "{:.1f}".format, _mebibytes)
 ENERGY = Objective("energy a sample at most", joules_text, _joules)
-PRICE = Objective("dollars a sample", "{:.3g}".format, lambda point: point.sample_dollars)
+PRICE = Objective("dollars a million samples", "{:.3g}".format, _dollars)
 OBJECTIVES = (TIME, MEMORY, ENERGY, PRICE)
 """Time, energy and price are of a sample, so that batch sizes compare; energy is at the chip's greatest power, where its row has one,
 and the price is the user's."""

@@ -81,10 +81,13 @@ def _draw_front(axis: Any, points: Sequence[Point], objective: Objective) -> Non
         axis.plot([TIME.value(p) for p in line], [objective.value(p) for p in line], drawstyle="steps-post", color="C0", alpha=0.4)
     for one in best[:NAMED]:
         at = TIME.value(one), objective.value(one)
-        axis.annotate(_label(one, varied), at, xytext=(6, 4), textcoords="offset points", fontsize="small")
+        name = _label(one, varied)  # to the lower left of the front, where by its meaning nothing is
+        axis.annotate(
+            name, at, xytext=(-6, -4), textcoords="offset points", horizontalalignment="right", verticalalignment="top", fontsize="small"
+        )
     axis.set_xlabel(TIME.name)
     axis.set_ylabel(objective.name)
-    axis.margins(x=0.2, y=0.12)
+    axis.margins(x=0.35, y=0.15)
     _readable(axis.xaxis, [TIME.value(p) or 0.0 for p in points], TIME.text)
     _readable(axis.yaxis, [objective.value(p) or 0.0 for p in points], objective.text)
 
