@@ -11,7 +11,7 @@ const inUnit = (units, digits, n) => { const found = units.find(([size]) => n >=
 const bytes = (n) => n < 2 ** 10 ? `${count(n)} B` : inUnit([[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]], 2, n);
 const operations = (n) => inUnit([[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]], 1, n);
 const percent = (x) => `${(100 * x).toFixed(1)} %`;
-const count = (n) => String(Number(n.toPrecision(4)));
+const count = (n) => String(Number.isInteger(n) ? n : Number(n.toPrecision(4)));
 const color = (name) => `var(--${name})`;
 const place = (selector) => document.querySelector(selector);
 const width = (selector) => Math.max(place(selector).clientWidth, 260);
@@ -253,9 +253,9 @@ function table(selector, columns, rows) {
 
 function numbersTable() {
   if (!data.numerics.length) return () => {};
-  const number = (v) => typeof v === "number" ? String(Number(v.toPrecision(4))) : String(v ?? "");
-  const keys = [...new Set(data.numerics.flatMap(Object.keys))];
-  return table("#numerics .table", keys.map((k) => data.numerics.some((r) => typeof r[k] === "number") ? [k, k, number] : [k, k]), data.numerics);
+  const number = (v) => typeof v !== "number" ? String(v ?? "") : v && Math.abs(v) < 1e-3 ? v.toExponential(2) : count(v);
+  const keys = [...new Set(data.numerics.flatMap(Object.keys))], name = (k) => k.replaceAll("_", " ");
+  return table("#numerics .table", keys.map((k) => data.numerics.some((r) => typeof r[k] === "number") ? [name(k), k, number] : [name(k), k]), data.numerics);
 }
 
 const tables = [

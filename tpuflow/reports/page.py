@@ -172,7 +172,7 @@ def _data(p: Profile, numerics: Sequence[Numbers]) -> dict[str, Any]:
         "peaks": {name: chip.peak_flops(name) for name in sorted(p.time.work.macs) or ("f32",)},
         "bandwidth": chip.hbm_bytes_per_second,
         "memory": _memory(p.memory),
-        "numerics": [{**_which(report), **row.as_dict()} for report in numerics for row in report.rows],
+        "numerics": [{**(_which(r) if len(numerics) > 1 else {}), **row.as_dict()} for r in numerics for row in r.rows],
     }
 
 
