@@ -87,14 +87,20 @@ def test_a_broken_page_would_be_noticed(page: Path, tmp_path: Path):
 
 
 @needs_browser
-def test_a_screenshot_shows_bars_in_every_color(page: Path):
-    """Colors of the phases and of the memory's categories cover a visible part of the picture."""
+@pytest.mark.parametrize(
+    ("scheme", "paper", "colors"),
+    [("1", "#ffffff", ("#4477aa", "#ee6677", "#228833", "#66ccee")), ("0", "#1b2130", ("#6ea3d8", "#f28b97", "#4db35f", "#66ccee"))],
+    ids=["light", "dark"],
+)
+def test_a_screenshot_shows_bars_in_every_color_of_the_browsers_scheme(page: Path, scheme: str, paper: str, colors: tuple[str, ...]):
+    """Colors of the phases and of the memory's categories cover a visible part of the picture, the paper most of it."""
     image = pytest.importorskip("PIL.Image", reason="needs pillow")
-    picture = page.parent / "page.png"
-    browse(page, f"--screenshot={picture}")
-    pixels = np.asarray(image.open(picture).convert("RGB")).reshape(-1, 3)
-    for color in ((0x44, 0x77, 0xAA), (0xEE, 0x66, 0x77), (0x22, 0x88, 0x33), (0x66, 0xCC, 0xEE)):
-        assert (np.abs(pixels.astype(int) - color).max(1) <= 2).sum() > 2000, color
+    picture = page.parent / f"page{scheme}.png"
+    browse(page, f"--screenshot={picture}", f"--blink-settings=preferredColorScheme={scheme}")
+    pixels = np.asarray(image.open(picture).convert("RGB")).reshape(-1, 3).astype(int)
+    covered = {color: (np.abs(pixels - list(bytes.fromhex(color[1:]))).max(1) <= 2).sum() for color in (paper, *colors)}
+    assert min(covered.values()) > 2000, covered
+    assert covered[paper] > len(pixels) / 3
 
 
 def asked(page: Path, width: int, script: str) -> dict[str, Any]:
