@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +18,9 @@ import tpuflow
 from models.mlp import MLP
 from tpuflow import cli
 from tpuflow.errors import ConfigError, OutOfMemoryError
+from tpuflow.estimating import plots
+from tpuflow.estimating.pareto import OBJECTIVES, front
+from tpuflow.estimating.sweeping import Point, Sweep, run_sweep
 from tpuflow.estimating.targets import estimate_target
 from tpuflow.training.config import StepConfig
 
@@ -149,10 +155,12 @@ def test_a_negative_sink_is_refused():
 
 
 def test_a_sweep_has_a_line_for_every_combination(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    files = {name: tmp_path / name for name in ("sweep.json", "step.json", "report.html", "sweep.png")}
+    files = {name: tmp_path / name for name in ("sweep.json", "step.json", "report.html", "sweep.png", "front.png")}
     axes = ["--batch", "8", "16", "--chip", "tpu-v3", "ascend910", "--sink-size", "0", "10"]
     outputs = [
-        part for option, name in zip(("--json", "--trace", "--html", "--plot"), files, strict=True) for part in (option, str(files[name]))
+        part
+        for option, name in zip(("--json", "--trace", "--html", "--plot", "--pareto"), files, strict=True)
+        for part in (option, str(files[name]))
     ]
     assert cli.main(["estimate", "tests.test_estimating:mlp_step", *axes, *outputs]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "mlp_step" in line]
@@ -162,7 +170,95 @@ def test_a_sweep_has_a_line_for_every_combination(capsys: pytest.CaptureFixture[
         (b, c, s) for b in (8, 16) for c in ("tpu-v3", "ascend910") for s in (0, 10)
     }
     assert len(list(tmp_path.glob("report-*.html"))) == len(list(tmp_path.glob("step-*.json"))) == 8
-    assert files["sweep.png"].read_bytes().startswith(b"\x89PNG")
+    assert all(files[name].read_bytes().startswith(b"\x89PNG") for name in ("sweep.png", "front.png"))
+    assert [line.endswith(" *") for line in lines] == [row["best"] for row in rows] and any(row["best"] for row in rows)
+
+
+def points(*axes: str) -> list[Point]:
+    """The points of a sweep of `mlp_step`, asked for as on the command line: "batch=8,16"."""
+    named = dict(axis.split("=") for axis in axes)
+    batches = tuple(map(int, named.get("batch", "32").split(",")))
+    sinks = tuple(map(int, named.get("sink", "100").split(",")))
+    sweep = Sweep(("tests.test_estimating:mlp_step",), batches, tuple(named.get("chip", "tpu-v3").split(",")), sink_sizes=sinks)
+    return run_sweep(sweep)
+
+
+def test_the_front_has_what_no_other_point_beats():
+    found = points("batch=8,16,32", "chip=tpu-v3,tpu-v5e,generic", "sink=1,100")
+    best = front(found)
+    figures = {id(p): [o.value(p) for o in OBJECTIVES] for p in found}
+
+    def beats(q: Point, p: Point) -> bool:
+        pairs = [(a, b) for a, b in zip(figures[id(q)], figures[id(p)], strict=True) if a is not None and b is not None]
+        return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
+
+    for p in found:
+        assert any(p is one for one in best) != any(beats(q, p) for q in found)
+    assert 0 < len(best) < len(found) and all(p.sink_size == 100 for p in best), "the host's round trip is shared by more steps"
+    assert {p.batch for p in best} >= {8, 32}, "the smallest takes the least memory, the largest the least time a sample"
+
+
+def test_a_price_is_compared_where_it_was_said(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    out = tmp_path / "sweep.json"
+    chips = ["--chip", "tpu-v3", "tpu-v5e", "--price", "tpu-v3=36", "--json", str(out)]
+    assert cli.main(["estimate", "tests.test_estimating:mlp_step", "--batch", "64", *chips]) == 0
+    v3, v5e = json.loads(out.read_text())
+    assert v3["sample_dollars"] == pytest.approx(36 / 3600 * v3["step_seconds"] / 64) and "sample_dollars" not in v5e
+    assert "$ a million" in capsys.readouterr().out
+    cheap, dear = (dataclasses.replace(points("batch=8")[0], dollars_an_hour=price) for price in (1.0, 2.0))
+    assert front([cheap, dear]) == (cheap,) and front([cheap, dataclasses.replace(dear, dollars_an_hour=None)])[1:] != ()
+
+
+@pytest.mark.parametrize(
+    ("price", "message"),
+    [("tpu-v4=1", "price of tpu-v4: expected one of"), ("tpu-v3", "such as tpu-v3=2.2"), ("tpu-v3=-1", "such as tpu-v3=2.2")],
+)
+def test_a_price_of_nothing_is_refused(price: str, message: str, capsys: pytest.CaptureFixture[str]):
+    arguments = ["estimate", "tests.test_estimating:mlp_step", "--chip", "tpu-v3", "--price", price]
+    try:
+        assert cli.main(arguments) == 2
+    except SystemExit as stop:  # argparse's own way
+        assert stop.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_of_several_models_each_has_its_front():
+    few = points("batch=8,16")
+    renamed = [dataclasses.replace(p, target=f"other:{i}") for i, p in enumerate(few)]
+    assert set(map(id, front(renamed))) == set(map(id, renamed))
+
+
+def labels(axis: Any) -> list[str]:
+    axis.figure.canvas.draw()
+    return [
+        t.get_text()
+        for t in (*axis.get_xticklabels(minor=True), *axis.get_yticklabels(minor=True), *axis.get_yticklabels())
+        if t.get_text()
+    ]
+
+
+def test_the_axes_of_a_sweep_have_units_and_name_what_varies(monkeypatch: pytest.MonkeyPatch):
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: drawn.append(figure))
+    found = points("batch=8,16,512", "chip=tpu-v3,generic")
+    plots.plot_sweep(found, "sweep.png")
+    plots.plot_pareto(found, "front.png")
+    steps, rates, memory = drawn[0].axes
+    assert drawn[0].get_suptitle() == "mlp_step, in fp32, 100 steps a round trip"
+    assert memory.get_xlabel() == "batch size" and [t.get_text() for t in memory.get_xticklabels()] == ["8", "16", "512"]
+    assert sorted(line.get_label() for line in steps.get_lines()) == ["generic", "tpu-v3"]
+    assert all(re.fullmatch(r"0|[\d.]+ (s|ms|us|ns)", text) for text in labels(steps)) and "samples" in rates.get_ylabel()
+    named = {text.get_text() for text in drawn[1].axes[0].texts}
+    assert named and named <= {f"batch {p.batch}, {p.chip}" for p in found}
+    filled = [line for line in drawn[1].axes[0].get_lines() if line.get_fillstyle() == "full" and line.get_marker() == "o"]
+    assert len(filled) == len(named)
+
+
+def test_a_plot_of_nothing_that_fits_is_refused():
+    too_large = run_sweep(Sweep(("tests.test_estimating:huge_step",), (65536,), ("tpu-v5e",)))
+    for plot in (plots.plot_sweep, plots.plot_pareto):
+        with pytest.raises(ConfigError, match="none of the points fits"):
+            plot(too_large, "sweep.png")
 
 
 def test_the_sink_study_shows_the_host_gap_shrink(capsys: pytest.CaptureFixture[str], tmp_path: Path):

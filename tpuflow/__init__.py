@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tpuflow.estimating.estimating import Estimate, estimate, estimate_training
     from tpuflow.numerics.checking import check_numerics
     from tpuflow.numerics.report import NumericsComparison, NumericsReport
+    from tpuflow.reports.differences import Differences, diff
     from tpuflow.stages.compiling import jit
     from tpuflow.training.adapters.model import Model
     from tpuflow.training.averaging import EMA
@@ -49,6 +50,7 @@ _HOMES = {
     "Callback": "tpuflow.training.callbacks.base",
     "Chip": "tpuflow.chips",
     "Comparison": "tpuflow.comparing.comparison",
+    "Differences": "tpuflow.reports.differences",
     "EMA": "tpuflow.training.averaging",
     "EarlyStopping": "tpuflow.training.callbacks.watching",
     "Estimate": "tpuflow.estimating.estimating",
@@ -76,6 +78,7 @@ _HOMES = {
     "check_numerics": "tpuflow.numerics.checking",
     "compare": "tpuflow.comparing.comparing",
     "cross_entropy": "tpuflow.training.losses",
+    "diff": "tpuflow.reports.differences",
     "estimate": "tpuflow.estimating.estimating",
     "estimate_training": "tpuflow.estimating.estimating",
     "evaluate": "tpuflow.training.using",
@@ -98,6 +101,7 @@ __all__ = [
     "Callback",
     "Chip",
     "Comparison",
+    "Differences",
     "EMA",
     "EarlyStopping",
     "Estimate",
@@ -125,6 +129,7 @@ __all__ = [
     "check_numerics",
     "compare",
     "cross_entropy",
+    "diff",
     "estimate",
     "estimate_training",
     "evaluate",

@@ -30,6 +30,7 @@ from tpuflow.isa.assembler import assemble
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.file import code_hash, load, save
 from tpuflow.isa.program import Kernel, Program, walk
+from tpuflow.reports.differences import diff
 from tpuflow.reports.files import write_json
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ TARGET = (
     "module:function or file.py:function; called with the batch size it gives (function, *shapes), or (model, batch) for a training step, "
     "or a StepConfig for one with options of its own"
 )
+DIFF = "what differs between two reports of a step: settings, time, memory, and the layers that take longer or shorter, with causes"
 STANDARD_OUTPUT = Path("-")
 ESTIMATE = "the modelled time and memory of a step on a chip, from shapes alone; nothing is run"
 
@@ -113,12 +115,15 @@ def _parser() -> argparse.ArgumentParser:
         "epoch (default: 100)")  # fmt: skip
     estimate.add_argument("--calibration", nargs="+", default=[], metavar="FILE.toml", help="the timing model's fitted constants, as "
         "`tpuflow calibrate -o` writes them, one file for each family of chips (default: what tpuflow has)")  # fmt: skip
+    estimate.add_argument("--price", nargs="+", type=_price, default=[], metavar="CHIP=DOLLARS", help="what chips cost an hour, for the "
+        "table and --pareto")  # fmt: skip
     estimate.add_argument("--steps-per-epoch", type=int, metavar="N", help="how long an epoch is, for --sink-size -1")
     estimate.add_argument("--kernels", type=int, default=10, metavar="N", help="show the N kernels that take longest (default: 10)")
     estimate.add_argument("--json", type=Path, help="write everything here too: figures, layers, kernels, queues, memory")
     estimate.add_argument("--trace", type=Path, metavar="STEP.json", help="write a Chrome trace here, for ui.perfetto.dev")
     estimate.add_argument("--html", type=Path, metavar="REPORT.html", help="write one self-contained page here")
-    estimate.add_argument("--plot", type=Path, metavar="SWEEP.png", help="draw step times over what varies (needs matplotlib)")
+    estimate.add_argument("--plot", type=Path, metavar="SWEEP.png", help="draw time, rate and memory over what varies (needs matplotlib)")
+    estimate.add_argument("--pareto", type=Path, metavar="FRONT.png", help="draw memory, energy and price against time (needs matplotlib)")
     check = commands.add_parser("check", help=CHECK, description=f"{CHECK}. Exit status 1 if it does not fit or overflows.")
     check.set_defaults(command=_check)
     check.add_argument("target", help=f"{TARGET}; with arrays in the place of shapes its numbers are looked at too")
@@ -138,6 +143,13 @@ def _parser() -> argparse.ArgumentParser:
     beside.add_argument("--policy", help="precision: fp32, mixed_bf16, ... (default: as the function is written; fp32 for a model)")
     beside.add_argument("--layers", type=int, default=12, metavar="N", help="show the N layers that differ most (default: 12)")
     add_json(beside, "everything")
+    differ = commands.add_parser("diff", help=DIFF, description=DIFF)
+    differ.set_defaults(command=_diff)
+    differ.add_argument("before", type=Path, help="what `tpuflow estimate ... --json FILE` writes of one step")
+    differ.add_argument("after", type=Path, help="another such file: another policy, chip, batch size, model or version")
+    differ.add_argument("--layers", type=int, default=12, metavar="N", help="show the N layers that differ most (default: 12)")
+    differ.add_argument("--html", type=Path, metavar="DIFF.html", help="write one self-contained page here")
+    add_json(differ, "everything")
     calibrate = add(
         "calibrate", _calibrate, "fit the timing model's constants for a family of chips to measured step times",
         "a CSV with the columns target (module:function), batch, chip, milliseconds and, if wanted, policy, sink_size, model",
@@ -159,6 +171,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_json(add("doctor", _doctor, "say whether what tpuflow stands on is there and works; exit status 1 if not"), "the findings")
     return parser
+
+
+def _price(text: str) -> tuple[str, float]:
+    """A chip and dollars an hour out of CHIP=DOLLARS."""
+    chip, _, dollars = text.rpartition("=")
+    try:
+        price = float(dollars)
+    except ValueError:
+        price = 0.0
+    if not chip or not 0 < price < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a chip and dollars an hour, such as tpu-v3=2.2")
+    return chip, price
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -196,8 +220,9 @@ def _estimate(args: argparse.Namespace) -> None:
         sink_sizes=tuple(args.sink_size),
         steps_per_epoch=args.steps_per_epoch,
         calibrations=tuple(args.calibration),
+        prices=dict(args.price),
     )
-    run_estimate(sweep, args.kernels, args.json, args.trace, args.html, args.plot)
+    run_estimate(sweep, args.kernels, args.json, args.trace, args.html, args.plot, args.pareto)
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -215,6 +240,13 @@ def _compare(args: argparse.Namespace) -> None:
 
     found = compare_target(args.target, args.batch, args.chip, args.policy)
     _tell(args.json, found.as_dict(), lambda: found.to_text(args.layers))
+
+
+def _diff(args: argparse.Namespace) -> None:
+    found = diff(args.before, args.after)
+    _tell(args.json, found.as_dict(), lambda: found.to_text(args.layers))
+    if args.html is not None:
+        found.html(args.html)
 
 
 def _calibrate(args: argparse.Namespace) -> None:

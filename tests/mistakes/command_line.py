@@ -83,6 +83,18 @@ def an_estimate_of_no_samples():
     command("estimate models.resnet:resnet50_step --batch 0")
 
 
+@mistake(CommandFailed, "before.json", "a list, as of a sweep", "of one step")
+def differences_from_a_sweep():
+    open("before.json", "w").write("[]")
+    command("diff before.json before.json")
+
+
+@mistake(CommandFailed, "before.json", "no profile of this version", "`tpuflow estimate ... --json FILE`")
+def differences_from_another_file():
+    open("before.json", "w").write('{"losses": [2.3, 1.9]}')
+    command("diff before.json before.json")
+
+
 @mistake(CommandFailed, "step.txt:1:1", "found 'def'", "expected 'tpx")
 def a_text_that_is_no_program():
     open("step.txt", "w").write("def train(): ...\n")

@@ -110,8 +110,12 @@ def _by_place(work: Iterable[tuple[Place, Work]]) -> Mapping[Place, list[Work]]:
 
 
 def _own_work(kernels: Sequence[KernelLine]) -> list[tuple[Place, Work]]:
+    """Of one step in a launch of its own, so that kernels and bytes are whole numbers."""
     return [
-        ((k.layer, k.phase), Work(k.what, k.source, Amounts(k.count, k.hbm_bytes, product_seconds=k.seconds if k.macs else 0.0)))
+        (
+            (k.layer, k.phase),
+            Work(k.what, k.source, Amounts(round(k.count), round(k.hbm_bytes), product_seconds=k.seconds if k.macs else 0.0)),
+        )
         for k in kernels
     ]
 

@@ -12,7 +12,9 @@ from tpuflow.device.timing.calibration import Calibration
 from tpuflow.device.timing.result import seconds_text
 from tpuflow.errors import ConfigError
 from tpuflow.estimating.calibrating import Curve, Measurement, curve, fit_curves
-from tpuflow.estimating.sweeping import Sweep, plot_sweep, run_sweep, table
+from tpuflow.estimating.pareto import front
+from tpuflow.estimating.plots import plot_pareto, plot_sweep
+from tpuflow.estimating.sweeping import Sweep, run_sweep, table
 from tpuflow.estimating.targets import estimate_target
 from tpuflow.training.result import write_json
 
@@ -20,7 +22,13 @@ MEASURED = ("target", "batch", "chip", "milliseconds")
 
 
 def run_estimate(
-    sweep: Sweep, kernels: int, json: Path | None = None, trace: Path | None = None, page: Path | None = None, plot: Path | None = None
+    sweep: Sweep,
+    kernels: int,
+    json: Path | None = None,
+    trace: Path | None = None,
+    page: Path | None = None,
+    plot: Path | None = None,
+    pareto: Path | None = None,
 ) -> None:
     """Estimate the points of a sweep, print the report of one or the table of several, and write the files that are asked for.
 
@@ -33,9 +41,13 @@ def run_estimate(
     single = points[0].estimate if len(points) == 1 else None
     if len(points) == 1 and points[0].error is not None:
         raise points[0].error
-    print(single.report(kernels) if single else table(points))
+    best = front(points)
+    print(single.report(kernels) if single else table(points, best))
     if json is not None:
-        write_json(json, {**single.as_dict(), "profile": single.profile().to_dict()} if single else [p.as_dict() for p in points])
+        write_json(
+            json,
+            {**single.as_dict(), "profile": single.profile().to_dict()} if single else [{**p.as_dict(), "best": p in best} for p in points],
+        )
     for point in points:
         if point.estimate is not None and trace is not None:
             point.estimate.trace(trace if single else point.file(trace))
@@ -43,6 +55,8 @@ def run_estimate(
             point.estimate.html(page if single else point.file(page))
     if plot is not None:
         plot_sweep(points, plot)
+    if pareto is not None:
+        plot_pareto(points, pareto)
 
 
 def run_calibrate(path: Path, output: Path | None) -> None:

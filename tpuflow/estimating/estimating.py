@@ -16,6 +16,7 @@ from tpuflow.chips import Chip, get_chip
 from tpuflow.compiler import compile_sink, undisturbed
 from tpuflow.data.batching import as_batch, names_of
 from tpuflow.device.timing import Calibration, ProgramTime, get_calibration, time_program
+from tpuflow.device.timing.prices import PICOSECONDS
 from tpuflow.device.timing.program import sink_time
 from tpuflow.device.timing.result import joules_text, seconds_text
 from tpuflow.errors import ConfigError
@@ -29,9 +30,10 @@ from tpuflow.stages.flattening import leaf_names
 from tpuflow.stages.tracing import users_code
 from tpuflow.training.adapters.model import MISFITS
 from tpuflow.training.config import StepConfig, configured, option
+from tpuflow.training.given import DEFAULT_OPTIMIZER, optimizer_words
 from tpuflow.training.misfits import in_words
-from tpuflow.training.preparing import make_recipe, state_shapes
-from tpuflow.training.stepping import Recipe
+from tpuflow.training.preparing import make_recipe, samples_of, state_shapes
+from tpuflow.training.stepping import Recipe, TrainState
 
 Calibrated = str | os.PathLike[str] | Calibration | None
 """A calibration as users give it: itself, its file, or None for what tpuflow has for the chip's family."""
@@ -41,7 +43,10 @@ SINK_STEPS = 100  # steps a round trip that an estimate counts on, if nothing el
 
 @dataclass(frozen=True, slots=True)
 class Estimate(Reported):
-    """The modelled cost of `steps` runs of a function in one host round trip; no value was ever computed."""
+    """The modelled cost of `steps` runs of a function in one host round trip; no value was ever computed.
+
+    `batch_size` (samples of a batch) and `optimizer` (in words) are None and "" where nobody said them: of a function that is no training.
+    """
 
     name: str
     chip: Chip
@@ -50,6 +55,8 @@ class Estimate(Reported):
     time: ProgramTime
     memory: MemoryAnalysis
     program: Program = dataclasses.field(repr=False, compare=False)
+    batch_size: int | None = None
+    optimizer: str = ""
 
     @property
     def step_seconds(self) -> float:
@@ -69,7 +76,9 @@ class Estimate(Reported):
 
     def profile(self) -> Profile:
         """Tables of layers, kernels and queues, and the memory's timeline."""
-        return make_profile(self.program, self.time, name=self.name, steps=self.steps)
+        batch = "" if self.batch_size is None else str(self.batch_size)
+        settings = {"policy": self.policy, "batch": batch, "optimizer": self.optimizer}
+        return make_profile(self.program, self.time, name=self.name, steps=self.steps, settings=settings)
 
     def report(self, kernels: int = 0) -> str:
         """A few lines of text, and the kernels that take longest if a number is given."""
@@ -78,34 +87,38 @@ class Estimate(Reported):
         where = f"{self.name} on {self.chip.name}{f' in {self.policy}' if self.policy else ''}"
         lines = [
             f"{where}: {seconds_text(self.step_seconds)}{energy} a step, {self.steps} steps a round trip",
-            self.time.summary(),
+            self.time.summary(self.steps),
             f"memory {peak / 2**20:.1f} MiB of {self.chip.available_hbm_bytes / 2**20:.0f}: arguments "
             f"{self.memory.argument_size_in_bytes / 2**20:.1f}, temporaries {self.memory.temp_size_in_bytes / 2**20:.1f}, constants "
             f"{self.memory.constant_size_in_bytes / 2**20:.1f}",
         ]
-        return "\n".join([*lines, self.time.table(kernels)] if kernels else lines)
+        return "\n".join([*lines, self.time.table(kernels, self.steps)] if kernels else lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as plain data."""
+        """Everything as plain data; time, energy and work are of one step, but for those of `round_trip`."""
+        t, steps = self.time, self.steps
         return {
             "name": self.name,
             "chip": self.chip.name,
-            "fit": self.time.calibration.fit,
+            "fit": t.calibration.fit,
             "policy": self.policy,
-            "steps": self.steps,
+            "batch_size": self.batch_size,
+            "optimizer": self.optimizer,
+            "steps": steps,
             "step_seconds": self.step_seconds,
             "power_watts": self.chip.power_watts or None,
             "step_joules_at_most": self.step_joules_at_most,
-            "mfu": self.time.mfu,
-            "overlap": self.time.overlap,
-            "intensity": self.time.intensity,
-            "host_seconds": self.time.launch_picoseconds / 1e12,
-            "feed_seconds": self.time.feed_picoseconds / 1e12,
-            "busy_seconds": self.time.busy_seconds,
-            "bound_seconds": self.time.by_bound(),
-            "assumed": list(self.time.assumed),
-            "narrowed": list(self.time.narrowed),
-            **cost_analysis(self.program, self.time),
+            "mfu": t.mfu,
+            "overlap": t.overlap,
+            "intensity": t.intensity,
+            "host_seconds": t.launch_picoseconds / PICOSECONDS / steps,
+            "feed_seconds": t.feed_picoseconds / PICOSECONDS / steps,
+            "busy_seconds": {queue: seconds / steps for queue, seconds in t.busy_seconds.items()},
+            "bound_seconds": {queue: seconds / steps for queue, seconds in t.by_bound().items()},
+            "assumed": list(t.assumed),
+            "narrowed": list(t.narrowed),
+            **{what: amount / steps for what, amount in cost_analysis(self.program, t).items()},
+            "round_trip": {"seconds": t.seconds, "joules_at_most": t.joules_at_most},
             **self.memory.as_dict(),
         }
 
@@ -158,13 +171,22 @@ def estimate_training(config: EstimateConfig) -> Estimate:
     """The modelled time and memory of the training step that `tpuflow.train` would run, sunk `sink_size` steps at a time."""
     config.check()
     row, constants, steps = get_chip(config.chip), _calibration(config.calibration), max(1, config.sink_size)
-    recipe, program = training_program(config, row)
-    time = sink_time(program, steps, calibration=constants)
-    return Estimate(recipe.name, row, recipe.policy.name, steps, time, memory_analysis(program), program)
+    recipe, program, state = training_program(config, row)
+    return Estimate(
+        name=recipe.name,
+        chip=row,
+        policy=recipe.policy.name,
+        steps=steps,
+        time=sink_time(program, steps, calibration=constants),
+        memory=memory_analysis(program),
+        program=program,
+        batch_size=samples_of(as_batch(config.data)),
+        optimizer=DEFAULT_OPTIMIZER if config.optimizer is None else optimizer_words(state.opt_state),
+    )
 
 
-def training_program(config: StepConfig, chip: Chip) -> tuple[Recipe, Program]:
-    """The step that `tpuflow.train` would make, and its sink, compiled from shapes."""
+def training_program(config: StepConfig, chip: Chip) -> tuple[Recipe, Program, TrainState]:
+    """The step that `tpuflow.train` would make, its sink, compiled from shapes, and the shapes of its state."""
     batch = as_batch(config.data)
     recipe = make_recipe(config, batch)[0]
     told = f"model {recipe.name} and its loss, for batches of {in_words(batch)}"
@@ -185,7 +207,7 @@ def training_program(config: StepConfig, chip: Chip) -> tuple[Recipe, Program]:
         infeed_names=names_of(batch, pair=True),
         outfeed_names=leaf_names(shapes[1]),
     )
-    return recipe, program
+    return recipe, program, state
 
 
 def _calibration(calibration: Calibrated) -> Calibration | None:

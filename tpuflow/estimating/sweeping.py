@@ -1,12 +1,11 @@
-"""Estimates over models, batch sizes, chips, policies and sink sizes: a table, plain data, a plot."""
+"""Estimates over models, batch sizes, chips, policies and sink sizes: a table, and plain data."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,10 @@ from tpuflow.errors import ConfigError, OutOfMemoryError
 from tpuflow.estimating.estimating import Estimate
 from tpuflow.estimating.targets import estimate_target
 from tpuflow.isa.program import Program
-from tpuflow.training.plotting import matplotlib_figures, save_figure
 
 EPOCH = -1
-_AXES = ("target", "batch", "chip", "policy", "sink_size")
+AXES = ("target", "batch", "chip", "policy", "sink_size")
+"""What may vary from point to point."""
 _MIB = 2**20
 
 
@@ -31,7 +30,8 @@ _MIB = 2**20
 class Sweep:
     """Every combination of these is estimated; a policy of None is the function as it is written, a sink size of -1 an epoch.
 
-    `calibrations` are files; each chip takes the one for its family, or what tpuflow has for it if there is none.
+    `calibrations` are files; each chip takes the one for its family, or what tpuflow has for it if there is none. `prices` are dollars an
+    hour by chip, which change too often to be in the catalogue.
     """
 
     targets: tuple[str, ...]
@@ -41,11 +41,12 @@ class Sweep:
     sink_sizes: tuple[int, ...] = (100,)
     steps_per_epoch: int | None = None
     calibrations: tuple[str, ...] = ()
+    prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One combination with its estimate, or with the reason why there is none: it does not fit."""
+    """One combination with its estimate, or with the reason why there is none: it does not fit; and the chip's price, if it was said."""
 
     target: str
     batch: int
@@ -54,6 +55,14 @@ class Point:
     sink_size: int
     estimate: Estimate | None
     error: OutOfMemoryError | None = None
+    dollars_an_hour: float | None = None
+
+    @property
+    def sample_dollars(self) -> float | None:
+        """What the chip costs while it works on one sample; None if nobody said its price, or it does not fit."""
+        if self.estimate is None or self.dollars_an_hour is None:
+            return None
+        return self.dollars_an_hour / 3600 * self.estimate.step_seconds / self.batch
 
     @property
     def step_seconds(self) -> float | None:
@@ -67,10 +76,11 @@ class Point:
 
     def as_dict(self) -> dict[str, Any]:
         """The combination and all figures as plain data."""
-        named = {axis: getattr(self, axis) for axis in _AXES}
+        named = {axis: getattr(self, axis) for axis in AXES}
         if self.estimate is None:
             return {**named, "fits": False, "why": str(self.error)}
         gap = {"host_seconds_a_step": self.host_seconds, "samples_per_second": self.batch / self.estimate.step_seconds}
+        gap |= {} if self.sample_dollars is None else {"sample_dollars": self.sample_dollars}
         return {**named, "fits": True, **gap, **self.estimate.as_dict()}
 
     def file(self, path: Path) -> Path:
@@ -86,13 +96,16 @@ def run_sweep(sweep: Sweep) -> list[Point]:
 
     Raises:
       ConfigError: there is no such function, chip or policy; a sink size is below -1, or -1 without the length of an epoch; a calibration
-        is for none of the chips.
+        or a price is for none of the chips.
     """
+    if unknown := [chip for chip in sweep.prices if chip not in sweep.chips]:
+        raise ConfigError(f"price of {', '.join(unknown)}: expected one of the chips that are asked for: {', '.join(sweep.chips)}.")
     for size in sweep.sink_sizes:
         _steps(size, sweep.steps_per_epoch)
     calibrations = _by_chip(sweep)
     combinations = itertools.product(sweep.targets, sweep.chips, sweep.policies, sweep.batches)
-    return [p for target, chip, policy, batch in combinations for p in _points(sweep, target, batch, chip, policy, calibrations[chip])]
+    found = [p for target, chip, policy, batch in combinations for p in _points(sweep, target, batch, chip, policy, calibrations[chip])]
+    return [dataclasses.replace(p, dollars_an_hour=sweep.prices.get(p.chip)) for p in found]
 
 
 def _by_chip(sweep: Sweep) -> dict[str, Calibration | None]:
@@ -142,13 +155,17 @@ def _steps(sink_size: int, steps_per_epoch: int | None) -> int:
 # --- text ---------------------------------------------------------------------------------------------------------------
 
 
-def table(points: Sequence[Point]) -> str:
-    """A line for each point; "host gap" is a step's share of the host's round trip and what part of the step it is; "J at
-    most" its energy at the chip's greatest power, "-" if the row has none."""
+def table(points: Sequence[Point], best: Collection[Point] = ()) -> str:
+    """A line for each point, those of `best` with a star at their end; "host gap" is a step's share of the host's round trip and what
+    part of the step it is; "J at most" its energy at the chip's greatest power, "-" if the row has none; "$ a million" what a million
+    samples cost, where a price was said."""
     places = f"{'target':34} {'chip':10} {'batch':>6} {'policy':10} {'sink':>6}"
-    heading = f"{places} {'step':>11} {'host gap':>18} {'samples/s':>10} {'MFU':>6} {'J at most':>10} {'MiB':>9}"
+    price = f" {'$ a million':>11}" if any(p.sample_dollars is not None for p in points) else ""
+    heading = f"{places} {'step':>11} {'host gap':>18} {'samples/s':>10} {'MFU':>6} {'J at most':>10} {'MiB':>9}{price}"
     fits = sorted({p.estimate.time.provenance for p in points if p.estimate is not None})
-    return "\n".join([heading, *map(_line, points), *fits])
+    lines = [f"{_line(p)} *" if any(p is one for one in best) else _line(p) for p in points]
+    marked = ["* no other beats it in time, energy and price of a sample, and memory at once"] if best else []
+    return "\n".join([heading, *lines, *marked, *fits])
 
 
 def _line(p: Point) -> str:
@@ -158,44 +175,6 @@ def _line(p: Point) -> str:
     seconds, time = p.estimate.step_seconds, p.estimate.time
     gap = f"{seconds_text(p.host_seconds)} {p.host_seconds / seconds:6.1%}"
     memory = p.estimate.memory.peak_memory_in_bytes / _MIB
+    price = "" if p.sample_dollars is None else f" {1e6 * p.sample_dollars:11.4g}"
     joules = "-" if p.estimate.step_joules_at_most is None else f"{p.estimate.step_joules_at_most:.4g}"
-    return f"{named} {seconds_text(seconds):>11} {gap:>18} {p.batch / seconds:10.1f} {time.mfu:6.1%} {joules:>10} {memory:9.1f}"
-
-
-# --- plot ---------------------------------------------------------------------------------------------------------------
-
-
-def plot_sweep(points: Sequence[Point], path: str | os.PathLike[str]) -> None:
-    """Draw step time, and under it samples a second, over what varies: batch sizes, else sink sizes, else the points one by one.
-
-    Raises:
-      ConfigError: matplotlib is missing, nothing fits, or the file cannot be written.
-    """
-    fitting = [p for p in points if p.step_seconds]
-    if not fitting:
-        raise ConfigError("plot: none of the points fits on its chip; there is nothing to draw.")
-    across = next((a for a in ("batch", "sink_size") if len({getattr(p, a) for p in fitting}) > 1), "batch")
-    figure = matplotlib_figures().Figure(figsize=(8.0, 6.0), layout="constrained")
-    times, rates = figure.subplots(2, sharex=True)
-    for label, series in _series(fitting, across).items():
-        ticks = [str(getattr(p, across)) for p in series]
-        times.plot(ticks, [1e3 * (p.step_seconds or 0.0) for p in series], marker="o", markersize=3, label=label)
-        rates.plot(ticks, [p.batch / (p.step_seconds or 1.0) for p in series], marker="o", markersize=3)
-    times.set_ylabel("step, host included (ms)")
-    rates.set_ylabel("samples a second")
-    rates.set_xlabel(across.replace("_", " "))
-    for axis in (times, rates):
-        axis.set_yscale("log")
-        axis.grid(alpha=0.3)
-    times.legend(fontsize="small")
-    save_figure(figure, path)
-
-
-def _series(points: Sequence[Point], across: str) -> dict[str, list[Point]]:
-    """Points that differ in `across` only, under what sets them apart from the others."""
-    varied = [a for a in _AXES if a != across and len({getattr(p, a) for p in points}) > 1]
-    found: dict[str, list[Point]] = {}
-    for p in points:
-        label = ", ".join(str(getattr(p, a)) for a in varied) or p.target
-        found.setdefault(label, []).append(p)
-    return found
+    return f"{named} {seconds_text(seconds):>11} {gap:>18} {p.batch / seconds:10.1f} {time.mfu:6.1%} {joules:>10} {memory:9.1f}{price}"

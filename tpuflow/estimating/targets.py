@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -72,7 +72,8 @@ def estimate_target(target: str, batch: int, chip: str, policy: str | None, sink
     """
     made = load_step(target, batch)
     if not made.trains:
-        return estimate(made.step, *made.arguments, chip=chip, policy=policy, calibration=calibration)
+        found = estimate(made.step, *made.arguments, chip=chip, policy=policy, calibration=calibration)
+        return replace(found, batch_size=batch)
     chosen = {**made.options, "chip": chip, "sink_size": sink_size, **({} if policy is None else {"policy": policy})}
     return estimate_training(made.step, *made.arguments, **chosen, calibration=calibration)
 

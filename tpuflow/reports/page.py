@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import datetime
 import html
 import importlib.resources
 import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+from tpuflow import __version__
 from tpuflow.device.timing.prices import PICOSECONDS
-from tpuflow.device.timing.result import KernelRow, seconds_text
+from tpuflow.device.timing.result import KernelRow, joules_text, seconds_text
 from tpuflow.isa.instruction import QUEUES
 from tpuflow.reports.files import write_text
-from tpuflow.reports.memory import MIB, Allocation, MemoryMap
+from tpuflow.reports.memory import Allocation, MemoryMap
 from tpuflow.reports.profile import OUTSIDE, KernelLine, LayerLine, Profile, place_in
+from tpuflow.reports.units import bytes_text
 
 MOST_KERNELS = 2000
 """Kernels, the longest ones, in the table and the roofline; the timeline has all of one step."""
@@ -23,33 +26,61 @@ MOST_BOXES = 1500
 """Buffers, the largest ones, in the memory map."""
 DIGITS = 7
 
-Rows = Sequence[Mapping[str, Any]]
+
+class Numbers(Protocol):
+    """What a page shows of a `tpuflow.NumericsReport`: what it is of, its sentences, and its rows, each with `as_dict`."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+
+    @property
+    def rows(self) -> Sequence[Any]: ...
+
+    def explain(self) -> list[str]: ...
 
 
-def page(profile: Profile, numerics: Rows = (), summary: str = "") -> str:
-    """The page as text. `numerics`: rows of a numerics report, plain data under column names, shown as a table if there are any;
-    `summary`: text to begin with."""
+def page(profile: Profile, numerics: Numbers | Iterable[Numbers] = (), summary: str = "") -> str:
+    """The page as text.
+
+    numerics: a numerics report, or several, as of a training after so many steps or of one step in several precisions. Their sentences
+    come after the key figures. summary: text to begin with.
+    """
+    reports = tuple(numerics) if isinstance(numerics, Iterable) else (numerics,)
     parts = {
-        "title": html.escape(f"{profile.name} on {profile.time.chip.name}"),
+        "title": html.escape(profile.title),
+        "facts": "".join(f"<span>{html.escape(name)} <b>{html.escape(value)}</b></span>" for name, value in facts(profile).items()),
         "provenance": html.escape(f"Times are {profile.time.provenance}. Nothing was run."),
-        "cards": "".join(f"<div><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>" for name, value in _cards(profile)),
+        "cards": cards(_cards(profile)),
+        "totals": _totals(profile),
         "summary": _summary(summary),
-        "numerics": '<section id="numerics"><h2>Numerics</h2><div class="table"></div></section>' if numerics else "",
+        "numerics": _numerics(reports),
         "text": html.escape(profile.to_text(), quote=False),
-        "data": _embedded(_data(profile, numerics)),
-        "style": _asset("page.css"),
-        "script": _asset("page.js"),
+        "data": _embedded(_data(profile, reports)),
+        "style": asset("page.css"),
+        "script": asset("page.js"),
     }
-    return _filled("page.html", parts)
+    return filled("page.html", parts)
+
+
+def facts(profile: Profile) -> dict[str, str]:
+    """What a report is of: the step's settings, chip, steps of a round trip, version and day."""
+    chip = {"chip": profile.time.chip.name, "steps a round trip": str(profile.steps)}
+    return {**profile.settings, **chip, "tpuflow": __version__, "date": datetime.date.today().isoformat()}
+
+
+def cards(figures: Iterable[tuple[str, str]]) -> str:
+    """Key figures, (name, value) each, as the inside of a `cards` element."""
+    return "".join(f"<div><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>" for name, value in figures)
 
 
 def text_page(title: str, text: str) -> str:
     """A page of text alone, for what has no profile."""
-    return _filled("text.html", {"title": html.escape(title), "summary": _summary(text), "style": _asset("page.css")})
+    return filled("text.html", {"title": html.escape(title), "summary": _summary(text), "style": asset("page.css")})
 
 
-def _filled(template: str, parts: Mapping[str, str]) -> str:
-    pieces = _asset(template).split("@")  # text between markers, marker names in between
+def filled(template: str, parts: Mapping[str, str]) -> str:
+    """A template of this folder with its markers (@name@) replaced by parts, which are HTML."""
+    pieces = asset(template).split("@")  # text between markers, marker names in between
     return "".join(parts.get(piece, f"@{piece}@") if i % 2 else piece for i, piece in enumerate(pieces))
 
 
@@ -57,7 +88,7 @@ def _summary(text: str) -> str:
     return f'<section id="summary"><pre>{html.escape(text, quote=False)}</pre></section>' if text else ""
 
 
-def write_page(profile: Profile, path: str | os.PathLike[str], numerics: Rows = ()) -> None:
+def write_page(profile: Profile, path: str | os.PathLike[str], numerics: Numbers | Iterable[Numbers] = ()) -> None:
     """Write `page` to a file.
 
     Raises:
@@ -66,7 +97,8 @@ def write_page(profile: Profile, path: str | os.PathLike[str], numerics: Rows = 
     write_text(path, page(profile, numerics))
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """The text of a file of this folder."""
     return importlib.resources.files("tpuflow.reports").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -84,21 +116,51 @@ def _rounded(value: Any) -> Any:
     return [_rounded(v) for v in value] if isinstance(value, list | tuple) else value
 
 
+def _numerics(reports: Sequence[Numbers]) -> str:
+    if not reports:
+        return ""
+    parts = "".join(f"{_heading(r)}<ul>{''.join(f'<li>{html.escape(text)}</li>' for text in r.explain())}</ul>" for r in reports)
+    rows = '<details><summary>Rows by layer</summary><div class="table long"></div></details>'
+    return f'<section id="numerics"><h2>Numerics</h2>{parts}{rows}</section>'
+
+
+def _heading(report: Numbers) -> str:
+    after = f" after {report.settings['step']} steps" if "step" in report.settings else ""
+    return f"<h3>{html.escape(report.settings['policy'])}{after}</h3>"
+
+
 def _cards(p: Profile) -> list[tuple[str, str]]:
     t = p.time
     return [
-        ("a step, host included", seconds_text(t.seconds / p.steps)),
-        ("host, a step", seconds_text(t.launch_picoseconds / PICOSECONDS / p.steps)),
-        ("steps a round trip", str(p.steps)),
+        ("time, host included", seconds_text(t.seconds / p.steps)),
+        ("device", seconds_text(t.device_seconds / p.steps)),
+        ("waiting for data", seconds_text(t.feed_picoseconds / PICOSECONDS / p.steps)),
+        ("host", seconds_text(t.launch_picoseconds / PICOSECONDS / p.steps)),
+        ("roofline", seconds_text(t.roofline_seconds / p.steps)),
         ("matrix utilisation", f"{t.mfu:.1%}"),
-        ("roofline of a step", seconds_text(t.roofline_seconds / p.steps)),
         ("operations a byte", f"{t.intensity:.1f}"),
-        ("HBM planned", f"{p.memory.planned_bytes / MIB:.1f} MiB of {t.chip.available_hbm_bytes / MIB:.0f}"),
-        ("kernels a step", str(sum(r.count for r in t.kernels) // p.steps)),
+        ("HBM traffic", bytes_text(t.work.hbm_bytes / p.steps)),
+        ("HBM planned", f"{bytes_text(p.memory.planned_bytes)} of {bytes_text(t.chip.available_hbm_bytes)}"),
+        ("kernels", f"{sum(r.count for r in t.kernels) / p.steps:.6g}"),
+        *([("energy at most", joules_text(t.joules_at_most / p.steps))] if t.joules_at_most is not None else []),
     ]
 
 
-def _data(p: Profile, numerics: Rows) -> dict[str, Any]:
+def _totals(p: Profile) -> str:
+    """The figures of a whole round trip, where that is more than the step."""
+    if p.steps == 1:
+        return ""
+    t = p.time
+    figures = [
+        ("time", seconds_text(t.seconds)),
+        ("HBM traffic", bytes_text(t.work.hbm_bytes)),
+        ("kernels", str(sum(r.count for r in t.kernels))),
+        *([("energy at most", joules_text(t.joules_at_most))] if t.joules_at_most is not None else []),
+    ]
+    return f'<h3>Round trip of {p.steps} steps</h3><div class="cards">{cards(figures)}</div>'
+
+
+def _data(p: Profile, numerics: Sequence[Numbers]) -> dict[str, Any]:
     chip = p.time.chip
     return {
         "timeline": _timeline(p),
@@ -110,8 +172,12 @@ def _data(p: Profile, numerics: Rows) -> dict[str, Any]:
         "peaks": {name: chip.peak_flops(name) for name in sorted(p.time.work.macs) or ("f32",)},
         "bandwidth": chip.hbm_bytes_per_second,
         "memory": _memory(p.memory),
-        "numerics": [dict(row) for row in numerics],
+        "numerics": [{**(_which(r) if len(numerics) > 1 else {}), **row.as_dict()} for r in numerics for row in r.rows],
     }
+
+
+def _which(report: Numbers) -> dict[str, Any]:
+    return {name: report.settings[name] for name in ("policy", "step") if name in report.settings}
 
 
 def _layer_names(p: Profile) -> list[str]:
@@ -119,11 +185,12 @@ def _layer_names(p: Profile) -> list[str]:
 
 
 def _layer(line: LayerLine) -> dict[str, Any]:
-    return {"layer": line.layer, "seconds": dict(line.seconds), "total": line.total_seconds, "share": line.share}
+    work = {"kernels": line.kernels, "macs": line.macs, "hbm_bytes": line.hbm_bytes}
+    return {"layer": line.layer, "seconds": dict(line.seconds), "total": line.total_seconds, **work}
 
 
 def _kernel(k: KernelLine) -> dict[str, Any]:
-    left_out = ("place", "cores")
+    left_out = ("place", "cores", "busy_seconds")
     return {name: getattr(k, name) for name in KernelLine.__dataclass_fields__ if name not in left_out}
 
 

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tpuflow import __version__
 from tpuflow.device.timing.prices import PICOSECONDS
 from tpuflow.device.timing.result import KernelRow, ProgramTime, seconds_text
+from tpuflow.isa.instruction import QUEUES
 from tpuflow.isa.program import Program
 from tpuflow.reports.files import write_json
 from tpuflow.reports.layers import BACKWARD, FORWARD, PHASES, UPDATE, Layer, layer_of
@@ -20,35 +22,41 @@ SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class KernelLine:
-    """One kernel with all its executions: where it belongs, its time, what bounds it, and its work."""
+    """One kernel with all that a step executes of it: where it belongs, its time, what bounds it, and its work.
+
+    `count` is how often a step runs it, a fraction for what runs once in a launch of many steps; seconds, macs and bytes are of all these
+    executions, `share` is of the device's time. `busy_seconds` has what each queue works and, as "launch", the time between kernels.
+    `vmem_bytes` is what one execution needs.
+    """
 
     place: str
     layer: str
     phase: str
     what: str
     source: str
-    count: int
+    count: float
     seconds: float
     share: float
     bound: str
     cores: int
-    macs: int
-    hbm_bytes: int
+    macs: float
+    hbm_bytes: float
     vmem_bytes: int
     flops_per_second: float
     intensity: float
+    busy_seconds: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerLine:
-    """One module path: seconds in each phase, kernels executed, work."""
+    """One module path in one step: seconds in each phase, kernels executed, work."""
 
     layer: str
     seconds: Mapping[str, float]
     share: float
-    kernels: int
-    macs: int
-    hbm_bytes: int
+    kernels: float
+    macs: float
+    hbm_bytes: float
 
     @property
     def total_seconds(self) -> float:
@@ -58,7 +66,7 @@ class LayerLine:
 
 @dataclass(frozen=True, slots=True)
 class QueueLine:
-    """One queue of the busiest core: seconds that it works, and their share of the device's time."""
+    """One queue of the busiest core: seconds of a step that it works, and their share of the device's time."""
 
     queue: str
     seconds: float
@@ -67,9 +75,10 @@ class QueueLine:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The modelled cost of a launch, taken apart: `layers` and `kernels` (longest first) and `queues`; `str` prints all three.
+    """The modelled cost of a step, taken apart: `layers` and `kernels` (longest first) and `queues`; `str` prints all three.
 
-    Times are modelled, as `time.provenance` says; nothing was run. `steps` is the number of training steps in the launch.
+    Everything is of one step, but for `time`, which is of a whole launch of `steps` steps. Times are modelled, as `time.provenance` says;
+    nothing was run. `settings` says in words what is known of the step: policy, batch, optimizer.
     """
 
     name: str
@@ -80,26 +89,42 @@ class Profile:
     layers: tuple[LayerLine, ...]
     kernels: tuple[KernelLine, ...]
     queues: tuple[QueueLine, ...]
+    settings: Mapping[str, str]
+
+    @property
+    def title(self) -> str:
+        """The step, its precision and the chip."""
+        policy = self.settings.get("policy")
+        return f"{self.name} on {self.time.chip.name}{f' in {policy}' if policy else ''}"
 
     def __str__(self) -> str:
         return self.to_text()
 
     def to_text(self, most: int = SHOWN) -> str:
         """The three tables, with at most so many layers and kernels."""
-        parts = [self.time.summary(), "", *_layer_table(self.layers, most), "", *_kernel_table(self.kernels, most), ""]
+        parts = [self.time.summary(self.steps), "", *_layer_table(self.layers, most), "", *_kernel_table(self.kernels, most), ""]
         return "\n".join([*parts, *_queue_table(self.queues), "", str(self.memory)])
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data: numbers in seconds, bytes and operations."""
+        """Everything as plain data: numbers in seconds, bytes and operations, of one step but for `round_trip`."""
+        t, chip = self.time, self.time.chip
         return {
             "name": self.name,
-            "chip": self.time.chip.name,
-            "fit": self.time.calibration.fit,
+            "chip": chip.name,
+            "fit": t.calibration.fit,
+            "settings": dict(self.settings),
+            "version": __version__,
             "steps": self.steps,
-            "seconds": self.time.seconds,
-            "device_seconds": self.time.device_seconds,
-            "host_seconds": self.time.launch_picoseconds / PICOSECONDS,
-            "feed_seconds": self.time.feed_picoseconds / PICOSECONDS,
+            "seconds": t.seconds / self.steps,
+            "device_seconds": t.device_seconds / self.steps,
+            "host_seconds": t.launch_picoseconds / PICOSECONDS / self.steps,
+            "feed_seconds": t.feed_picoseconds / PICOSECONDS / self.steps,
+            "mfu": t.mfu,
+            "round_trip": {"seconds": t.seconds, "kernels": sum(r.count for r in t.kernels), "hbm_bytes": t.work.hbm_bytes},
+            "peak_flops": {name: chip.peak_flops(name) for name in sorted(t.work.macs)},
+            "hbm_bytes_per_second": chip.hbm_bytes_per_second,
+            "launch_seconds": chip.launch_seconds,
+            "kernel_seconds": t.calibration.kernel_seconds,
             "layers": [_plain(line) for line in self.layers],
             "kernels": [_plain(line) for line in self.kernels],
             "queues": [_plain(line) for line in self.queues],
@@ -115,21 +140,24 @@ class Profile:
         write_json(path, self.to_dict())
 
 
-def profile(program: Program, time: ProgramTime, *, name: str = "", steps: int = 1) -> Profile:
-    """Take a launch of a Program apart; `time` is that launch's modelled time."""
+def profile(program: Program, time: ProgramTime, *, name: str = "", steps: int = 1, settings: Mapping[str, str] | None = None) -> Profile:
+    """Take a step of a Program apart; `time` is the modelled time of a launch of so many steps, `settings` are as of `Profile`."""
     memory = memory_map(program)
     vmem = {k.place: k.vmem_bytes for k in memory.kernels}
     trains = any(layer_of(r.time.scope).phase == BACKWARD for r in time.kernels)
-    kernels = sorted((_kernel_line(r, time, vmem[r.place], trains=trains) for r in time.kernels), key=lambda k: (-k.seconds, k.place))
+    kernels = sorted(
+        (_kernel_line(r, time, vmem[r.place], steps, trains=trains) for r in time.kernels), key=lambda k: (-k.seconds, k.place)
+    )
     return Profile(
         name=name or program.name,
         program=program,
         time=time,
         memory=memory,
         steps=steps,
-        layers=_layer_lines(kernels, time.device_seconds),
+        layers=_layer_lines(kernels, time.device_seconds / steps),
         kernels=tuple(kernels),
-        queues=tuple(QueueLine(q, s, _share(s, time.device_seconds)) for q, s in time.busy_seconds.items()),
+        queues=tuple(QueueLine(q, s / steps, _share(s, time.device_seconds)) for q, s in time.busy_seconds.items()),
+        settings={what: text for what, text in (settings or {}).items() if text},
     )
 
 
@@ -139,26 +167,27 @@ def place_in(scope: str, *, trains: bool) -> Layer:
     return layer if trains or layer.phase != UPDATE else Layer(layer.path, FORWARD)
 
 
-def _kernel_line(row: KernelRow, time: ProgramTime, vmem_bytes: int, *, trains: bool) -> KernelLine:
-    t, layer = row.time, place_in(row.time.scope, trains=trains)
-    seconds, macs, moved = row.picoseconds / PICOSECONDS, row.count * sum(t.work.macs.values()), row.count * t.work.hbm_bytes
-    flops = row.count * t.work.flops
+def _kernel_line(row: KernelRow, time: ProgramTime, vmem_bytes: int, steps: int, *, trains: bool) -> KernelLine:
+    t, layer, count = row.time, place_in(row.time.scope, trains=trains), row.count / steps
+    queues = {**dict(zip(QUEUES, t.busy_picoseconds, strict=True)), "launch": t.floor_picoseconds}
+    seconds, moved, flops = count * t.seconds, count * t.work.hbm_bytes, count * t.work.flops
     return KernelLine(
         place=row.place,
         layer=layer.path or OUTSIDE,
         phase=layer.phase,
         what=t.name,
         source=t.source,
-        count=row.count,
+        count=count,
         seconds=seconds,
-        share=_share(seconds, time.device_seconds),
+        share=_share(seconds, time.device_seconds / steps),
         bound=t.bound,
         cores=t.cores,
-        macs=macs,
+        macs=count * sum(t.work.macs.values()),
         hbm_bytes=moved,
         vmem_bytes=vmem_bytes,
         flops_per_second=flops / seconds if seconds else 0.0,
         intensity=flops / moved if moved else 0.0,
+        busy_seconds={name: count * busy / PICOSECONDS for name, busy in queues.items() if busy},
     )
 
 
@@ -202,7 +231,7 @@ def _layer_table(lines: Sequence[LayerLine], most: int) -> list[str]:
 
 def _layer_text(line: LayerLine) -> str:
     phases = " ".join(f"{seconds_text(line.seconds[p]) if p in line.seconds else '-':>11}" for p in PHASES)
-    work = f"{line.macs / 1e9:9.3f} {line.hbm_bytes / 1e6:10.2f} {line.kernels:8}"
+    work = f"{line.macs / 1e9:9.3f} {line.hbm_bytes / 1e6:10.2f} {line.kernels:8.4g}"
     return f"{_short(line.layer, 48):48} {line.share:6.1%} {seconds_text(line.total_seconds):>11} {phases} {work}"
 
 
@@ -214,7 +243,7 @@ def _kernel_table(lines: Sequence[KernelLine], most: int) -> list[str]:
 def _kernel_text(line: KernelLine) -> str:
     rate = f"{line.vmem_bytes / 1024:8.0f} {line.flops_per_second / 1e12:8.2f}"
     where = f"{line.layer}: {line.what}{f'  {line.source}' if line.source else ''}"
-    return f"{seconds_text(line.seconds):>11} {line.share:6.1%} {line.count:6} {line.bound:7} {line.phase:8} {rate}  {where}"
+    return f"{seconds_text(line.seconds):>11} {line.share:6.1%} {line.count:6.4g} {line.bound:7} {line.phase:8} {rate}  {where}"
 
 
 def _queue_table(lines: Sequence[QueueLine]) -> list[str]:

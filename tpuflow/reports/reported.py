@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable
 
-from tpuflow.reports.page import write_page
+from tpuflow.reports.page import Numbers, write_page
 from tpuflow.reports.profile import Profile
 from tpuflow.reports.trace import ROUND_TRIPS, write_trace
 
@@ -29,8 +28,8 @@ class Reported(ABC):
         """
         write_trace(self.profile(), path, round_trips)
 
-    def html(self, path: str | os.PathLike[str], numerics: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Write one self-contained HTML page; `numerics`: rows of a numerics report to show with it.
+    def html(self, path: str | os.PathLike[str], numerics: Numbers | Iterable[Numbers] = ()) -> None:
+        """Write one self-contained HTML page; `numerics`: a `tpuflow.NumericsReport`, or several, to show with it.
 
         Raises:
           ConfigError: the file cannot be written.

@@ -1,12 +1,15 @@
-"""A launch as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open: host, steps, kernels and queues side by side."""
+"""A launch as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open: host, steps, layers, kernels and queues side by
+side, with counters of memory, utilisation and links."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tpuflow.chips.chip import Chip
 from tpuflow.device.timing.collectives import LinkQueue, collective_row
 from tpuflow.device.timing.prices import PICOSECONDS, picoseconds
 from tpuflow.device.timing.program import fed_wait, is_fed
@@ -16,11 +19,13 @@ from tpuflow.isa.collectives import Await, Collective
 from tpuflow.isa.instruction import QUEUES
 from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Switch, While
 from tpuflow.reports.files import write_json
+from tpuflow.reports.memory import MIB
 from tpuflow.reports.profile import Profile, place_in
+from tpuflow.reports.tracks import Counters, Stretch, nested
 
 HOST, CHIP = 1, 2
 LAUNCHES, FEED = 1, 2
-STEPS, KERNELS, FIRST_QUEUE = 1, 2, 10
+STEPS, LAYERS, KERNELS, FIRST_QUEUE = 1, 2, 3, 10
 TRIPS = 2
 """Trips of a loop that are shown one by one; the others are one event."""
 DETAILED = 200
@@ -28,7 +33,9 @@ DETAILED = 200
 TILES = 48
 """Events a detailed kernel has at most; what is left of each queue's work is one event more."""
 ROUND_TRIPS = 2
-_PER_MICROSECOND = PICOSECONDS // 10**6
+LIVE, USED, SENT = "HBM live MiB", "utilisation %", "links GB/s"
+"""The counters: bytes of HBM by category; the matrix unit's and the HBM's work as a share of the time at peak; what a chip sends."""
+_PER_NANOSECOND = PICOSECONDS // 10**9
 
 
 def trace(profile: Profile, round_trips: int = ROUND_TRIPS) -> dict[str, Any]:
@@ -36,8 +43,8 @@ def trace(profile: Profile, round_trips: int = ROUND_TRIPS) -> dict[str, Any]:
     tracer = _Tracer(profile)
     for number in range(round_trips):
         tracer.launch(number)
-    other = {"program": profile.name, "times": profile.time.provenance, "steps a launch": profile.steps}
-    return {"traceEvents": [*_names(), *tracer.events], "displayTimeUnit": "ns", "otherData": other}
+    other = {"program": profile.title, "times": profile.time.provenance, "steps a launch": profile.steps}
+    return {"traceEvents": [*_names(), *tracer.tracks(), *tracer.events], "displayTimeUnit": "ns", "otherData": other}
 
 
 def write_trace(profile: Profile, path: str | os.PathLike[str], round_trips: int = ROUND_TRIPS) -> None:
@@ -51,7 +58,8 @@ def write_trace(profile: Profile, path: str | os.PathLike[str], round_trips: int
 
 def _names() -> list[dict[str, Any]]:
     processes = {HOST: "host", CHIP: "chip (busiest core)"}
-    threads = {(HOST, LAUNCHES): "round trips", (HOST, FEED): "infeed and outfeed", (CHIP, STEPS): "steps", (CHIP, KERNELS): "kernels"}
+    threads = {(HOST, LAUNCHES): "round trips", (HOST, FEED): "infeed and outfeed", (CHIP, STEPS): "steps"}
+    threads |= {(CHIP, LAYERS): "phases and layers", (CHIP, KERNELS): "kernels"}
     threads |= {(CHIP, FIRST_QUEUE + i): f"{name} queue" for i, name in enumerate(QUEUES)}
     named = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for pid, name in processes.items()]
     named += [{"ph": "M", "name": "thread_name", "pid": p, "tid": t, "args": {"name": name}} for (p, t), name in threads.items()]
@@ -71,8 +79,13 @@ class _Tracer:
     tiles: dict[Kernel, tuple[Event, ...]] = field(default_factory=dict)
     trains: bool = False
     links: LinkQueue = field(default_factory=LinkQueue)
+    ticks: dict[str, int] = field(default_factory=dict)
+    stretches: list[Stretch] = field(default_factory=list)
+    counters: Counters = field(default_factory=Counters)
+    used: dict[str, float] = field(default_factory=lambda: {"matrix": 0.0, "HBM": 0.0})  # picoseconds at peak, added up
 
     def __post_init__(self) -> None:
+        self.ticks = {place: tick for tick, place in enumerate(self.profile.memory.places)}
         self.rows = {r.place: r for r in self.profile.time.kernels}
         self.longest = frozenset(k.place for k in self.profile.kernels[:DETAILED])
         self.trains = any(k.phase == "backward" for k in self.profile.kernels)
@@ -88,12 +101,20 @@ class _Tracer:
         what = f"launch {number}, {self.profile.steps} steps" if self.profile.steps > 1 else f"launch {number}"
         self._event(HOST, LAUNCHES, what, begin, gap, {"steps": self.profile.steps})
 
+    def tracks(self) -> Iterator[dict[str, Any]]:
+        """The events of the rows that are drawn from all others: layers, and counters."""
+        for s in nested(self.stretches):
+            yield _complete(CHIP, LAYERS, s.name, s.begin, s.end, {})
+        for name, at, values in self.counters.points:
+            yield {"ph": "C", "name": name, "pid": CHIP, "ts": _microseconds(at // _PER_NANOSECOND), "args": dict(values)}
+
     def _blocks(self, code: Sequence[Block], path: str) -> None:
         for i, block in enumerate(code):
             self._block(block, f"{path}{i}")
 
     def _block(self, block: Block, place: str) -> None:
         trips = self.profile.time.trips.get(place, 1)
+        self._live(place)
         match block:
             case Kernel():
                 self._kernel(block, place)
@@ -112,15 +133,27 @@ class _Tracer:
                     self._event(CHIP, KERNELS, f"wait for {row.kind}", self.now, exposed, {"source": row.source})
                 self.now += exposed
 
+    def _live(self, place: str) -> None:
+        tick = self.ticks[place]
+        live = self.profile.memory.live_bytes.items()
+        self.counters.put(LIVE, self.now, {name: series[tick] / MIB for name, series in live if any(series)})
+
+    def _utilisation(self, end: int, work: Mapping[str, float]) -> None:
+        """From now to `end` so much of the time at peak is used, and after it nothing, unless more follows."""
+        self.counters.put(USED, self.now, {name: 100 * busy / max(end - self.now, 1) for name, busy in work.items()})
+        self.counters.put(USED, end, dict.fromkeys(work, 0.0))
+
     def _collective(self, block: Collective, place: str) -> None:
         row = collective_row(self.profile.program, block, place, 1)
         begin, end = self.links.start(block.semaphore, row, self.now)
         args = {"axes": ", ".join(row.axes), "bytes sent": row.sent_bytes, "source": row.source, "place": place}
         self._event(CHIP, FIRST_QUEUE + QUEUES.index("link"), row.kind, begin, end - begin, args)
+        self.counters.put(SENT, begin, {"sent": row.sent_bytes / 1e9 * PICOSECONDS / max(end - begin, 1)})
+        self.counters.put(SENT, end, {"sent": 0.0})
 
     def _loop(self, body: Sequence[Block], path: str, trips: int, after: tuple[Sequence[Block], str] = ((), "")) -> None:
         """The first trips in full, the others as one event, each as long as the first."""
-        begin, detailed = self.now, self.detailed
+        begin, detailed, used = self.now, self.detailed, dict(self.used)
         for number in range(min(trips, TRIPS)):
             self.detailed = detailed and number == 0
             start = self.now
@@ -131,6 +164,9 @@ class _Tracer:
         if trips > TRIPS:
             rest = (self.now - begin) // TRIPS * (trips - TRIPS)
             self._event(CHIP, STEPS, f"{trips - TRIPS} more trips", self.now, rest, {"each as long as": "the ones before"})
+            added = {name: (busy - used[name]) / TRIPS * (trips - TRIPS) for name, busy in self.used.items()}
+            self._utilisation(self.now + rest, added)
+            self.used = {name: busy + added[name] for name, busy in self.used.items()}
             self.now += rest
         self.detailed = detailed
 
@@ -158,10 +194,15 @@ class _Tracer:
             "grid": "x".join(map(str, row.time.grid)), "macs": sum(row.time.work.macs.values()), "HBM bytes": row.time.work.hbm_bytes,
         }  # fmt: skip
         self._event(CHIP, KERNELS, row.time.name, self.now, row.time.picoseconds, args)
-        begin = self.now + row.time.floor_picoseconds
+        begin, end = self.now + row.time.floor_picoseconds, self.now + row.time.picoseconds
         for e in self._queue_events(kernel, place, row):
-            self._event(CHIP, FIRST_QUEUE + e.queue, "repeated tiles" if e.repeats else "tile", begin + e.begin, e.end - e.begin, {})
-        self.now += row.time.picoseconds
+            name = f"{row.time.name} (repeated tiles)" if e.repeats else row.time.name
+            self._event(CHIP, FIRST_QUEUE + e.queue, name, begin + e.begin, e.end - e.begin, {})
+        self.stretches.append(Stretch(self.now, end, (layer.phase, *filter(None, layer.path.split("/")))))
+        work = _at_peak(row, self.profile.time.chip)
+        self._utilisation(end, work)
+        self.used = {name: busy + work[name] for name, busy in self.used.items()}
+        self.now = end
 
     def _queue_events(self, kernel: Kernel, place: str, row: KernelRow) -> tuple[Event, ...]:
         if not self.detailed or place not in self.longest:
@@ -171,10 +212,27 @@ class _Tracer:
         return self.tiles[kernel]
 
     def _event(self, process: int, thread: int, name: str, begin: int, duration: int, args: dict[str, Any]) -> None:
-        at, long = begin / _PER_MICROSECOND, duration / _PER_MICROSECOND
-        self.events.append(
-            {"ph": "X", "name": name, "pid": process, "tid": thread, "ts": at, "dur": long, **({"args": args} if args else {})}
-        )
+        self.events.append(_complete(process, thread, name, begin, begin + duration, args))
+
+
+def _complete(process: int, thread: int, name: str, begin: int, end: int, args: dict[str, Any]) -> dict[str, Any]:
+    """A "complete" event; begin and end are cut to whole nanoseconds, so that what meets or lies within still does."""
+    at, to = begin // _PER_NANOSECOND, end // _PER_NANOSECOND
+    found = {"ph": "X", "name": name, "pid": process, "tid": thread, "ts": _microseconds(at), "dur": _microseconds(to - at)}
+    return {**found, "args": args} if args else found
+
+
+def _microseconds(nanoseconds: int) -> float:
+    """The least number that is not less than so many nanoseconds when it is multiplied by 1000: Perfetto cuts what is below."""
+    found = nanoseconds / 1000
+    return found if found * 1000 >= nanoseconds else math.nextafter(found, math.inf)
+
+
+def _at_peak(row: KernelRow, chip: Chip) -> dict[str, float]:
+    """Picoseconds that a kernel's work takes the matrix unit and the HBM at their peaks."""
+    work = row.time.work
+    matrix = sum(2 * n / chip.peak_flops(t) for t, n in work.macs.items())
+    return {"matrix": PICOSECONDS * matrix, "HBM": PICOSECONDS * work.hbm_bytes / chip.hbm_bytes_per_second}
 
 
 def _bounded(events: Sequence[Event]) -> tuple[Event, ...]:

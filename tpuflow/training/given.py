@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import optax
 
+from tpuflow import amp
 from tpuflow.errors import ConfigError, shown
+
+DEFAULT_OPTIMIZER = "adam(1e-3)"
+"""What `tpuflow.train` takes where none is given."""
 
 
 def check_optimizer(given: Any) -> None:
@@ -51,3 +56,21 @@ def model_in_words(given: Any) -> str:
 def made_by(package: str, given: Any) -> bool:
     """Whether its class, or one that it is derived from, is that of a package, which need not be installed."""
     return any(base.__module__.partition(".")[0] == package for base in type(given).__mro__)
+
+
+def optimizer_words(state: Any) -> str:
+    """What reports call an optimizer by its state: the transformations that keep one, as Optax names the functions which make them
+    ("scale_by_adam, scale_by_schedule"); "stateless" if none does, as in plain SGD."""
+    return ", ".join(dict.fromkeys(_kept(amp.optimizer_state(state)))) or "stateless"
+
+
+def _kept(state: Any) -> Iterator[str]:
+    """Names out of the types of Optax's states, which are named tuples: ScaleByAdamState is of scale_by_adam."""
+    if isinstance(state, Mapping):  # the groups of a partitioned optimizer
+        yield from (name for part in state.values() for name in _kept(part))
+    if isinstance(state, tuple) and type(state) is tuple:
+        yield from (name for part in state for name in _kept(part))
+    named = type(state).__name__
+    if isinstance(state, tuple) and named.endswith("State") and named != "EmptyState":
+        yield re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", named.removesuffix("State")).lower()
+        yield from (name for field in ("inner_state", "inner_states") for name in _kept(getattr(state, field, ())))

@@ -24,6 +24,7 @@ from tpuflow.training.adapters.model import MISFITS
 from tpuflow.training.averaging import get_ema
 from tpuflow.training.config import StepConfig, TrainConfig
 from tpuflow.training.fitting import check_classes, measured, misfit, traced
+from tpuflow.training.given import DEFAULT_OPTIMIZER
 from tpuflow.training.losses import get_loss
 from tpuflow.training.metrics import metrics_of_loss
 from tpuflow.training.misfits import in_words
@@ -183,7 +184,7 @@ def _modelled(config: TrainConfig, batch: Any, feed: Feed, evaluated: Feed | Non
     recipe = replace(recipe, parallel=recipe.parallel.of_state(state))
     chosen = {
         **({"loss": f"{recipe.loss_name} ({why})"} if why else {}),
-        **({"optimizer": "adam(1e-3)"} if config.optimizer is None else {}),
+        **({"optimizer": DEFAULT_OPTIMIZER} if config.optimizer is None else {}),
     }
     settings = {
         "policy": policy.name,
@@ -256,8 +257,12 @@ def make_recipe(config: StepConfig, batch: Any, policy: amp.Policy | None = None
     if ema is not None and config.eval_params is not None:
         raise ConfigError("ema and eval_params both say which parameters evaluations use; give one of them.")
     recipe = Recipe(model, policy, roles, loss, optimizer, config.loss_fn, frozen=frozen, ema=ema, optimized=config.eval_params)
-    samples = max((leaf.shape[0] for leaf in jax.tree.leaves(batch) if leaf.shape), default=1)
-    return replace(recipe, parallel=_parallel(config.mesh, config.sharding, samples)), why
+    return replace(recipe, parallel=_parallel(config.mesh, config.sharding, samples_of(batch))), why
+
+
+def samples_of(batch: Any) -> int:
+    """The samples of a batch, a tree of arrays or shapes [B, ...]."""
+    return max((leaf.shape[0] for leaf in jax.tree.leaves(batch) if leaf.shape), default=1)
 
 
 def _parallel(mesh: Mapping[str, int] | None, sharding: str | Rules, samples: int) -> Parallel:

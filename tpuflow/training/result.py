@@ -8,7 +8,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,18 @@ from tpuflow.device.timing import Calibration
 from tpuflow.device.timing.program import sink_time
 from tpuflow.device.timing.result import seconds_text
 from tpuflow.errors import ConfigError
+from tpuflow.reports.page import Numbers, write_page
+from tpuflow.reports.profile import Profile
+from tpuflow.reports.profile import profile as make_profile
+from tpuflow.reports.reported import Reported
 from tpuflow.stages.flattening import nested
 from tpuflow.training.checkpoints import orbax_files
+from tpuflow.training.given import optimizer_words
 from tpuflow.training.plotting import history_svg, plot_history
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TrainResult:
+class TrainResult(Reported):
     """The outcome of `tpuflow.train`.
 
     `params` is the trained tree, `carried` other variables (batch statistics, ...), `opt_state` the optimizer's state; as JAX arrays.
@@ -123,6 +128,35 @@ class TrainResult:
     def report(self, calibration: Calibration | None = None) -> str:
         """The outcome as a few lines of text; device times stand on a calibration of one's own, or on what tpuflow has for the chip."""
         return "\n".join(_report_lines(self, calibration))
+
+    def profile(self) -> Profile:
+        """The modelled cost of one of its steps, by layer, kernel and queue, and the memory's timeline.
+
+        Raises:
+          ConfigError: no step ran.
+        """
+        if not self.executables or not self.steps:
+            raise ConfigError("profile: the training ran no step on the device; there is nothing to report the cost of.")
+        program, steps = self.executables[0].program, self._steps_a_trip
+        optimizer = optimizer_words(self.opt_state) if isinstance(self.opt_state, tuple) else ""  # a step of one's own has its own state
+        settings = {
+            "policy": self.settings["policy"],
+            "batch": str(self.settings["batch_size"]),
+            "optimizer": self.chosen.get("optimizer", optimizer),
+        }
+        return make_profile(program, sink_time(program, steps), name=self.settings["model"], steps=steps, settings=settings)
+
+    def html(self, path: str | os.PathLike[str], numerics: Numbers | Iterable[Numbers] | None = None) -> None:
+        """Write one self-contained HTML page of a step, with what its numerics reports say, or others that are given.
+
+        Raises:
+          ConfigError: no step ran, or the file cannot be written.
+        """
+        write_page(self.profile(), path, self.numerics if numerics is None else numerics)
+
+    @property
+    def _steps_a_trip(self) -> int:
+        return -(-self.steps // max(1, self.round_trips))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw loss, metrics and loss scale over the steps into a .png, .svg or .pdf file; needs `pip install 'tpuflow[plot]'`.
@@ -254,9 +288,9 @@ def _device_lines(result: TrainResult, calibration: Calibration | None) -> list[
     """What the training would have taken on the chip: its first step Program, all steps, in so many round trips."""
     program = result.executables[0].program
     trips = max(1, result.round_trips)
-    time = sink_time(program, -(-result.steps // trips), trips, calibration)
+    time = sink_time(program, result._steps_a_trip, trips, calibration)
     took = (
-        f"device time {seconds_text(time.seconds)}, {seconds_text(time.device_seconds / trips / -(-result.steps // trips))} a step "
+        f"device time {seconds_text(time.seconds)}, {seconds_text(time.device_seconds / trips / result._steps_a_trip)} a step "
         f"({time.provenance}); matrix utilisation {time.mfu:.1%}, host {seconds_text(time.launch_picoseconds / 1e12)}"
     )
     return [took, *time.narrowed]

@@ -195,7 +195,7 @@ def recomputing(profile: Profile) -> str:
     kept = memory.peak_by_category.get("activations", 0)
     if kept < LARGE_SHARE * memory.peak_bytes or not any(k.phase == BACKWARD for k in profile.kernels):
         return ""
-    forward = sum(line.seconds.get(FORWARD, 0.0) for line in profile.layers) / profile.steps
+    forward = sum(line.seconds.get(FORWARD, 0.0) for line in profile.layers)
     layers: Counter[str] = Counter()
     for a in memory.at_peak():
         if a.category == "activations":

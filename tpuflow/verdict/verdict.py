@@ -134,8 +134,7 @@ class Verdict:
         """
         if self._profile is None:
             return write_text(path, text_page(f"{self.name} on {self.chip}", str(self)))
-        rows = [] if self.numerics is None else [row.as_dict() for row in self.numerics.rows]
-        write_text(path, page(self._profile, rows, str(self)))
+        write_text(path, page(self._profile, () if self.numerics is None else self.numerics, str(self)))
 
     # ---- text
 

@@ -216,13 +216,13 @@ class ProgramTime:
             found[row.time.bound] = found.get(row.time.bound, 0.0) + row.picoseconds / PICOSECONDS
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
-    def summary(self) -> str:
-        """A few lines: time, utilisation, what it waits for."""
-        return "\n".join(_summary(self))
+    def summary(self, steps: int = 1) -> str:
+        """A few lines: time, utilisation, what it waits for; of one of so many equal steps, and then the launch's totals."""
+        return "\n".join([*_summary(self, steps), *_totals(self, steps), *self.narrowed, *(f"assumed: {text}" for text in self.assumed)])
 
-    def table(self, most: int = 30) -> str:
-        """The kernels that take longest, a line each."""
-        return "\n".join(_table(self, most))
+    def table(self, most: int = 30, steps: int = 1) -> str:
+        """The kernels that take longest, a line each; what one of so many equal steps runs of them."""
+        return "\n".join(_table(self, most, steps))
 
 
 def seconds_text(seconds: float) -> str:
@@ -242,32 +242,47 @@ def _with_unit(amount: float, unit: str) -> str:
     return f"{amount * 1e9:.1f} n{unit}"
 
 
-def _summary(t: ProgramTime) -> list[str]:
+def _summary(t: ProgramTime, steps: int) -> list[str]:
+    def each(picoseconds: int) -> str:
+        return seconds_text(picoseconds / PICOSECONDS / steps)
+
     busy = ", ".join(f"{q} {s / t.device_seconds:.0%}" for q, s in t.busy_seconds.items() if s and t.device_seconds)
-    bounds = ", ".join(f"{name} {seconds_text(s)}" for name, s in t.by_bound().items())
+    bounds = ", ".join(f"{name} {seconds_text(s / steps)}" for name, s in t.by_bound().items())
     lines = [
-        f"time {seconds_text(t.seconds)} ({t.provenance}): device {seconds_text(t.device_seconds)}, host "
-        f"{seconds_text(t.launch_picoseconds / PICOSECONDS)}, waiting for data {seconds_text(t.feed_picoseconds / PICOSECONDS)}",
-        f"matrix utilisation {t.mfu:.1%}; roofline {seconds_text(t.roofline_seconds)}; {t.intensity:.1f} operations a byte; HBM "
-        f"{t.work.read_bytes / 1e6:.1f} MB read, {t.work.written_bytes / 1e6:.1f} MB written; {sum(r.count for r in t.kernels)} kernels",
+        f"time {'' if steps == 1 else 'of a step '}{each(t.picoseconds)} ({t.provenance}): device {each(t.device_picoseconds)}, host "
+        f"{each(t.launch_picoseconds)}, waiting for data {each(t.feed_picoseconds)}",
+        f"matrix utilisation {t.mfu:.1%}; roofline {seconds_text(t.roofline_seconds / steps)}; {t.intensity:.1f} operations a byte; HBM "
+        f"{t.work.read_bytes / steps / 1e6:.1f} MB read, {t.work.written_bytes / steps / 1e6:.1f} MB written; "
+        f"{sum(r.count for r in t.kernels) / steps:.6g} kernels",
         f"queues busy: {busy or 'none'}; overlap {t.overlap:.0%}; bound by: {bounds or 'nothing'}",
     ]
     if t.joules_at_most is not None:
-        lines.append(f"energy at most {joules_text(t.joules_at_most)}: {t.chip.power_watts:g} W, the chip's greatest power, all the time")
+        joules = joules_text(t.joules_at_most / steps)
+        lines.append(f"energy at most {joules}: {t.chip.power_watts:g} W, the chip's greatest power, all the time")
     if t.collectives:
-        count, took, waited = sum(r.count for r in t.collectives), seconds_text(t.link_seconds), seconds_text(t.exposed_link_seconds)
-        lines.append(f"collectives {count}: {t.sent_bytes / 1e6:.2f} MB sent by each chip in {took}, of which {waited} not behind kernels")
-    return lines + [*t.narrowed] + [f"assumed: {text}" for text in t.assumed]
+        took, waited = seconds_text(t.link_seconds / steps), seconds_text(t.exposed_link_seconds / steps)
+        count, sent = sum(r.count for r in t.collectives) / steps, t.sent_bytes / steps / 1e6
+        lines.append(f"collectives {count:.6g}: {sent:.2f} MB sent by each chip in {took}, of which {waited} not behind kernels")
+    return lines
 
 
-def _table(t: ProgramTime, most: int) -> list[str]:
+def _totals(t: ProgramTime, steps: int) -> list[str]:
+    """What a launch of several steps is in all; of one step nothing more is to be said."""
+    if steps == 1:
+        return []
+    energy = "" if t.joules_at_most is None else f", at most {joules_text(t.joules_at_most)}"
+    kernels, moved = sum(r.count for r in t.kernels), t.work.hbm_bytes / 1e6
+    return [f"round trip of {steps} steps: {seconds_text(t.seconds)}{energy}, {moved:.1f} MB of HBM traffic, {kernels} kernels"]
+
+
+def _table(t: ProgramTime, most: int, steps: int) -> list[str]:
     rows = sorted(t.kernels, key=lambda r: -r.picoseconds)[:most]
     heading = f"{'time':>12} {'share':>6} {'times':>6} {'bound':7} {'cores':>5} {'MMACs':>10} {'MB':>9}  kernel"
-    return [heading, *(_row_text(r, max(t.device_picoseconds, 1)) for r in rows)]
+    return [heading, *(_row_text(r, max(t.device_picoseconds, 1), steps) for r in rows)]
 
 
-def _row_text(row: KernelRow, whole_picoseconds: int) -> str:
-    k, share = row.time, row.picoseconds / whole_picoseconds
-    mmacs, megabytes = row.count * sum(k.work.macs.values()) / 1e6, row.count * k.work.hbm_bytes / 1e6
-    took, title = seconds_text(row.picoseconds / PICOSECONDS), kernel_title(k.scope, k.name)
-    return f"{took:>12} {share:6.1%} {row.count:6} {k.bound:7} {k.cores:5} {mmacs:10.1f} {megabytes:9.2f}  {title}"
+def _row_text(row: KernelRow, whole_picoseconds: int, steps: int) -> str:
+    k, share, count = row.time, row.picoseconds / whole_picoseconds, row.count / steps
+    mmacs, megabytes = count * sum(k.work.macs.values()) / 1e6, count * k.work.hbm_bytes / 1e6
+    took, title = seconds_text(row.picoseconds / PICOSECONDS / steps), kernel_title(k.scope, k.name)
+    return f"{took:>12} {share:6.1%} {count:6.4g} {k.bound:7} {k.cores:5} {mmacs:10.1f} {megabytes:9.2f}  {title}"
