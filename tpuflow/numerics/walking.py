@@ -8,6 +8,7 @@ host goes round and chooses; a `while` loop, and shards of several devices, are 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,11 +18,11 @@ import numpy as np
 
 from tpuflow.jaxprs.bind import scan_parts
 from tpuflow.jaxprs.calls import CALLS, called
-from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr, Literal, host_function, is_key, opened, scope_of, source_of
+from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr, Literal, host_function, in_place_of, is_key, opened, scope_of, source_of
 from tpuflow.jaxprs.walk import array_of, walk
 from tpuflow.numerics import scopes
 from tpuflow.numerics.measures import Counts, is_bad, of_nothing, stacked, tally
-from tpuflow.numerics.operations import run_operation
+from tpuflow.numerics.operations import Shards, run_operation
 from tpuflow.numerics.underflows import nonzero_rule
 from tpuflow.stages.staging import Target
 from tpuflow.training.stepping import OPTIMIZER_SCOPE
@@ -92,7 +93,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """One pass over one jaxpr. `scope`, `source`, `loop` and `mesh`: of the calls, loops and shards around it.
+    """One pass over one jaxpr. `scope`, `source`, `loop` and `shards`: of the calls, loops and shards around it.
 
     `thresholds`: of the census of fp32 numbers in the backward pass, as bits. `trains`: whether there is a backward pass at all; without
     one everything is forward. `runs`: whether anything is computed; a walk that does not run lists the operations, with figures of
@@ -105,7 +106,7 @@ class Walk:
     scope: str = ""
     source: str = ""
     loop: int | None = None
-    mesh: Any = None
+    shards: Shards | None = None
     trains: bool = True
     runs: bool = True
     found: Found = field(default_factory=Found)
@@ -119,7 +120,9 @@ class Walk:
             at = replace(self, scope=scope, source=source_of(equation) or self.source)
             return at.step(equation, operands, [v in made for v in equation.outvars])
 
-        return walk(jaxpr, operands, step, lambda atom, value: self.track(array_of(atom, value)))
+        # The settings of an equation inside of shards say so, and a shard_map of its own is put around each.
+        around = in_place_of if self.shards is None else nullcontext
+        return walk(jaxpr, operands, step, lambda atom, value: self.track(array_of(atom, value)), around)
 
     def step(self, equation: Equation, operands: list[Tracked], gradients: list[bool]) -> list[Tracked]:
         """One equation: run and measured, or walked into."""
@@ -132,14 +135,14 @@ class Walk:
             return self._cond(equation, operands, gradients)
         if host_function(equation) is not None:
             return []  # told by the step itself
-        if name == "shard_map" and params["mesh"].size == 1:
-            return replace(self, mesh=params["mesh"]).run(params["jaxpr"], operands, gradients)
+        if name == "shard_map" and params["mesh"].size == 1 and self.shards is None:
+            return replace(self, shards=Shards.of(equation)).run(params["jaxpr"], operands, gradients)
         return self._operation(equation, operands, gradients)
 
     def _operation(self, equation: Equation, operands: list[Tracked], gradients: list[bool]) -> list[Tracked]:
         """Run one equation, and measure the results unless it only moves numbers."""
         values = [o.value for o in operands]
-        results = run_operation(equation, values, self.target, self.mesh) if self.runs else [None] * len(equation.outvars)
+        results = run_operation(equation, values, self.target, self.shards) if self.runs else [None] * len(equation.outvars)
         if equation.primitive.name in MOVES:
             bad = any(o.bad for o in operands)
             return [Tracked(r, bad) for r in results]
@@ -158,7 +161,7 @@ class Walk:
     def _tally(self, equation: Equation, operands: list[Tracked], result: Any, thresholds: Sequence[int]) -> Counts:
         values = [o.value for o in operands]
         rule = nonzero_rule(equation.primitive.name, values, result)
-        again = partial(run_operation, equation, values, self.target, self.mesh)
+        again = partial(run_operation, equation, values, self.target, self.shards)
         nonzero = None if rule is None else partial(rule, values, again)
         return tally(result, nonzero, partial(_from_finite, result.shape, operands), thresholds)
 
