@@ -129,8 +129,9 @@ fp16, as
 does, and as many in mixed precision (`--policy mixed`: products in fp16, parameters and their updates in fp32, a loss scale). Every
 number of the first step was measured, and of step {steps + 1}, which is behind the warm-up and makes an update. In the first step the
 rate of all but the biases is zero, so their updates vanish in any precision. The infinities of `_fits` are no fault, and those of
-any precision: boxes that fill up a batch have size 0, and fit no anchor.
-[What the words mean](numerics.md)."""
+any precision: boxes that fill up a batch have size 0, and fit no anchor. A first step that is skipped had too large a loss scale, which
+is halved then. A parameter named `scale` is one of batch normalisation.
+[What the words mean](numerics.md#what-the-words-mean)."""
     return "\n".join([head, *(f"\n## {title}\n\n```\n{text}\n```" for title, text in sections.items())]) + "\n"
 
 
