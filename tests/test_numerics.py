@@ -204,36 +204,38 @@ def test_a_census_counts_the_finite_magnitudes_above_each_threshold(values, thre
     assert measures.tally(x, thresholds=bits).census.tolist() == above
 
 
-class Scanned(nn.Module):
-    """Two loops over the rows, of which one goes backwards: what they carry overflows in trips 1 and 2 of four."""
-
-    @nn.compact
-    def __call__(self, x):
-        def grown(carry, row):
-            return carry * jnp.max(row), (carry, row * 2)  # grown
-
-        w = self.param("w", nn.initializers.ones, (4, 3))
-        up, _ = jax.lax.scan(grown, jnp.float32(1), w * jnp.array([1e19, 1e20, 1, 1])[:, None])
-        down, (_, rows) = jax.lax.scan(grown, jnp.float32(1), w * jnp.array([1, 1e10, 1e20, 1e15])[:, None], reverse=True)
-        return x[:, :3] + rows[0] + jnp.where(jnp.isfinite(up + down), up, 0)
+def measured(function, *arrays):
+    """The operations of a function in fp32."""
+    return measure_function(jax.make_jaxpr(function)(*arrays), arrays, "function", "fp32", Target(tpuflow.get_chip("generic"))).operations
 
 
 def test_trips_of_loops_are_counted_in_the_order_in_which_they_run():
-    products = [o for o in check(Scanned(), policy="fp32").operations if o.source.startswith(line_of("grown")) and o.primitive == "mul"]
-    forward = [o for o in products if o.phase == "forward" and o.shape == ()]
-    assert [o.elements for o in forward] == [4, 4]
-    assert [o.trip for o in forward] == [1, 2]
+    def products(up, down):
+        first = jax.lax.scan(lambda carry, x: (carry * x, carry), jnp.float32(1), up)
+        return first, jax.lax.scan(lambda carry, x: (carry * x, carry), jnp.float32(1), down, reverse=True)
+
+    up, down = np.array([1e19, 1e20, 1, 1], np.float32), np.array([1, 1e10, 1e20, 1e15], np.float32)
+    found = measured(products, up, down)
+    assert [(o.primitive, o.elements, o.inf, o.trip) for o in found] == [("mul", 4, 3, 1), ("mul", 4, 2, 2)]
 
 
 def test_what_is_compiled_does_not_grow_with_the_number_of_equal_layers():
-    def report(layers):
-        closed = jax.make_jaxpr(lambda x, w: functools.reduce(lambda x, _: jnp.tanh(x @ w), range(layers), x))(x, x)
-        return measure_function(closed, (x, x), "layers", "fp32", Target(tpuflow.get_chip("generic")))
+    def layers(number):
+        return lambda x, w: functools.reduce(lambda x, _: jnp.tanh(x @ w), range(number), x)
 
     x = np.eye(7, dtype=np.float32)
     before = operations._compiled.cache_info().misses
-    assert [len(report(layers).operations) for layers in (2, 5)] == [4, 10]
+    assert [len(measured(layers(number), x, x)) for number in (2, 5)] == [4, 10]
     assert operations._compiled.cache_info().misses == before + 2
+
+
+@pytest.mark.parametrize(("chips", "primitives"), [(1, ["sin", "psum_invariant", "mul"]), (4, ["shard_map", "mul"])])
+def test_shards_of_one_chip_are_measured_inside_and_those_of_several_by_their_results(chips, primitives):
+    mesh, x = jax.sharding.AbstractMesh((chips,), ("i",)), np.ones((4, 3), np.float32)
+    summed = jax.shard_map(lambda x: jax.lax.psum(jnp.sin(x), "i"), mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P())
+    found = measured(lambda x: summed(x) * 2, x)
+    assert [o.primitive for o in found] == primitives
+    assert found[-1].largest == pytest.approx(2 * chips * np.sin(1))
 
 
 def test_a_walk_lets_go_of_values_after_their_last_use():
