@@ -21,7 +21,7 @@ from train.yolov5 import EMA, Job, Yolov5Options, prepare
 POLICIES = ("fp16", "mixed")
 """Whole in fp16, which is what the page takes apart, and beside it the remedy."""
 SIZE, BATCH, EPOCHS = 320, 2, 60
-"""Two pictures, since a step with every number measured takes several times the memory of one without: 10 GB of the host's for eight."""
+"""Two pictures: a batch of more takes that much more of the host's memory and time, and loses the same."""
 WORST = 10
 """Rows of each table of the worst."""
 
@@ -43,6 +43,28 @@ def reports(job: Job, policy: str) -> tuple[NumericsReport, ...]:
     )  # fmt: skip
     print(result.report(), flush=True)
     return result.numerics
+
+
+def shares_text(found: Mapping[str, Sequence[NumericsReport]]) -> str:
+    """What the last step of each training loses, a policy a column."""
+    lasts = [reports[-1] for reports in found.values()]
+    tensors = ("activation", "activation gradient", "parameter gradient")
+    kinds = list(dict.fromkeys(u.parameter for u in lasts[0].updates))
+    rows = [(f"{tensor}s to zero", *(percent(_tensor(r, tensor).underflow_share) for r in lasts)) for tensor in tensors]
+    rows += [(f"{tensor}s subnormal", *(percent(_tensor(r, tensor).subnormal_share) for r in lasts)) for tensor in tensors]
+    rows += [(f"updates of every {kind} that round to nothing", *(_lost(r, kind) for r in lasts)) for kind in kinds]
+    return aligned(("share of", *found), rows, left=1)
+
+
+def _tensor(report: NumericsReport, tensor: str) -> Figures:
+    return next(row for row in grouped(report.rows, "tensor") if row.tensor == tensor)
+
+
+def _lost(report: NumericsReport, parameter: str) -> str:
+    """Which share of a kind of parameter's updates is lost; a step that made no update has none."""
+    if report.all_updates is None:
+        return "no update"
+    return percent(next(u for u in grouped(report.updates, "parameter") if u.parameter == parameter).lost_share)
 
 
 def operations_text(report: NumericsReport) -> str:
@@ -84,6 +106,7 @@ def page(found: Mapping[str, Sequence[NumericsReport]]) -> str:
     last = found["fp16"][-1]
     steps = last.settings["step"]
     sections = {
+        f"What is lost in the step after {steps}": shares_text(found),
         "Two steps of each training": "\n\n".join(f"{policy}\n{timeline(reports)}" for policy, reports in found.items()),
         f"fp16: the step after {steps}": "\n".join(last.explain()),
         "fp16: parameters whose updates are lost": updates_text(last.updates),
@@ -103,9 +126,12 @@ fp16, as
 {command}
 ```
 
-does, and as many in mixed precision. Every number of the first step was measured, and of step {steps + 1}, which is behind
-the warm-up and makes an update. In the first step the rate of all but the biases is zero, so their updates vanish in any precision.
-[What the words mean](numerics.md)."""
+does, and as many in mixed precision (`--policy mixed`: products in fp16, parameters and their updates in fp32, a loss scale). Every
+number of the first step was measured, and of step {steps + 1}, which is behind the warm-up and makes an update. In the first step the
+rate of all but the biases is zero, so their updates vanish in any precision. The infinities of `_fits` are no fault, and those of
+any precision: boxes that fill up a batch have size 0, and fit no anchor. A first step that is skipped had too large a loss scale, which
+is halved then. A parameter named `scale` is one of batch normalisation.
+[What the words mean](numerics.md#what-the-words-mean)."""
     return "\n".join([head, *(f"\n## {title}\n\n```\n{text}\n```" for title, text in sections.items())]) + "\n"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import weakref
 from pathlib import Path
 
 import jax
@@ -18,10 +20,13 @@ from hypothesis import strategies as st
 
 import tpuflow
 from tpuflow.errors import ConfigError, DataError
-from tpuflow.numerics import instrumenting, measures, scales, walking
+from tpuflow.jaxprs.walk import walk
+from tpuflow.numerics import measures, operations, scales
+from tpuflow.numerics.functions import measure_function
 from tpuflow.numerics.report import timeline
 from tpuflow.numerics.rows import figures_of
 from tpuflow.numerics.scopes import place_of
+from tpuflow.stages.staging import Target
 
 RNG = np.random.default_rng(0)
 BATCH = (RNG.normal(size=(8, 6)).astype(np.float32), np.arange(8) % 3)
@@ -174,33 +179,84 @@ def test_every_layer_has_its_activations_gradients_parameters_and_updates(health
     assert {r.layer for r in healthy["fp16"].rows} >= {"first", "shrink", "grow", "last", "loss", "optimizer"}
 
 
-@pytest.mark.slow
-def test_figures_do_not_depend_on_where_they_are_counted(monkeypatch):
-    def loss(outputs, labels):
-        return jnp.sum(outputs.astype(jnp.float16) ** 2)
-
-    small = check(nn.Dense(3), policy="fp32", loss=loss)
-    for module in (walking, instrumenting):
-        monkeypatch.setattr(module, "LARGE", 1)
-    large = check(nn.Dense(3), policy="fp32", loss=loss)
-    assert large.as_dict() == small.as_dict()
-
-
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
-def test_codes_count_what_is_in_an_array(dtype):
-    kind = ml_dtypes.finfo(dtype)
-    tiny = float(kind.smallest_normal)
+def test_figures_count_what_is_in_an_array(dtype):
+    tiny = float(ml_dtypes.finfo(dtype).smallest_normal)
     values = np.array([0.0, -0.0, 1.0, -3.0, tiny, tiny / 2, np.inf, -np.inf, np.nan, 0.0], np.float64).astype(dtype)
     nonzero = np.array([True] + 9 * [False])
     finite = np.array(6 * [True] + [True, False, True, True])
-    code = jax.jit(measures.encode)(jnp.asarray(values), nonzero, finite)
-    name = str(np.dtype(dtype))
-    counts = measures.tally(np.asarray(code), measures.FORMATS[name])
-    found = figures_of(counts, name)
-    assert found == {
+    counts = measures.tally(values, lambda: nonzero, lambda: finite)
+    assert figures_of(counts, str(np.dtype(dtype))) == {
         "elements": 10, "zeros": 3, "inf": 2, "nan": 1, "subnormal": 1, "underflow": 1, "largest": 3.0, "smallest": tiny / 2,
     }  # fmt: skip
-    assert int(counts.born) == 2
+    assert counts.born == 2
+    for nothing in (values[:2], values[6:9], values[:0]):
+        found = figures_of(measures.tally(nothing), str(np.dtype(dtype)))
+        assert (found["elements"], found["largest"], found["smallest"]) == (nothing.size, 0.0, 0.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(width=32), max_size=20), st.lists(st.floats(0, 2.0**100, width=32), min_size=1, max_size=5))
+def test_a_census_counts_the_finite_magnitudes_above_each_threshold(values, thresholds):
+    x = np.array(values, np.float32)
+    bits = [measures.bits_of_number(t, "float32") for t in thresholds]
+    above = [int(np.sum(np.isfinite(x) & (np.abs(x) > t))) for t in np.array(thresholds, np.float32)]
+    assert measures.tally(x, thresholds=bits).census.tolist() == above
+
+
+def measured(function, *arrays):
+    """The operations of a function in fp32."""
+    return measure_function(jax.make_jaxpr(function)(*arrays), arrays, "function", "fp32", Target(tpuflow.get_chip("generic"))).operations
+
+
+def test_trips_of_loops_are_counted_in_the_order_in_which_they_run():
+    def products(up, down):
+        first = jax.lax.scan(lambda carry, x: (carry * x, carry), jnp.float32(1), up)
+        return first, jax.lax.scan(lambda carry, x: (carry * x, carry), jnp.float32(1), down, reverse=True)
+
+    up, down = np.array([1e19, 1e20, 1, 1], np.float32), np.array([1, 1e10, 1e20, 1e15], np.float32)
+    found = measured(products, up, down)
+    assert [(o.primitive, o.elements, o.inf, o.trip) for o in found] == [("mul", 4, 3, 1), ("mul", 4, 2, 2)]
+
+
+def test_what_is_compiled_does_not_grow_with_the_number_of_equal_layers():
+    def layers(number):
+        return lambda x, w: functools.reduce(lambda x, _: jnp.tanh(x @ w), range(number), x)
+
+    x = np.eye(7, dtype=np.float32)
+    before = operations._compiled.cache_info().misses
+    assert [len(measured(layers(number), x, x)) for number in (2, 5)] == [4, 10]
+    assert operations._compiled.cache_info().misses == before + 2
+
+
+@pytest.mark.parametrize(("chips", "primitives"), [(1, ["sin", "psum_invariant", "mul"]), (4, ["shard_map", "mul"])])
+def test_shards_of_one_chip_are_measured_inside_and_those_of_several_by_their_results(chips, primitives):
+    mesh, x = jax.sharding.AbstractMesh((chips,), ("i",)), np.ones((4, 3), np.float32)
+    summed = jax.shard_map(lambda x: jax.lax.psum(jnp.sin(x), "i"), mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P())
+    found = measured(lambda x: summed(x) * 2, x)
+    assert [o.primitive for o in found] == primitives
+    assert found[-1].largest == pytest.approx(2 * chips * np.sin(1))
+
+
+def test_a_walk_lets_go_of_values_after_their_last_use():
+    class Value:
+        """Something that can be watched."""
+
+    alive = weakref.WeakSet()
+
+    def made(*_):
+        alive.add(value := Value())
+        return value
+
+    most = []
+
+    def step(equation, operands):
+        most.append(len(alive))
+        return [made()]
+
+    closed = jax.make_jaxpr(lambda x: functools.reduce(lambda y, _: jnp.sin(y) + 1.0, range(10), x))(1.0)
+    walk(closed, [made()], step, made)
+    assert max(most) <= 3
 
 
 @settings(max_examples=60, deadline=None)

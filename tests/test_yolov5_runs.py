@@ -106,3 +106,6 @@ def test_the_page_of_numerics_says_what_two_trainings_lose() -> None:
     text = yolov5_numerics.page(found)
     assert "--policy fp16 --numerics 2" in text and "## fp16: the step after 2" in text
     assert "of the parameter updates round to nothing" in text and "every kernel" in text and "Dense_0 kernel" in text
+    lost = next(line for line in text.splitlines() if line.startswith("updates of every kernel that round to nothing"))
+    wholly, mixed = (float(share.rstrip("%")) for share in lost.split()[-2:])
+    assert mixed < wholly

@@ -105,6 +105,11 @@ def axes_of(effects: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(e.name for e in effects if isinstance(e, core.NamedAxisEffect))
 
 
+def varying_axes(aval: Any) -> tuple[str, ...]:
+    """The axes of the `shard_map`s around it that values of this type may differ along."""
+    return tuple(sorted(aval.mat.varying))
+
+
 def axes_around() -> Any:
     """Names and sizes of the axes that are bound where this is called, and the mesh that is set there, as something to be looked up by."""
     return core.get_axis_env(), mesh_around()

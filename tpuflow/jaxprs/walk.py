@@ -23,7 +23,8 @@ def walk(
     """What stands for the results of a jaxpr, given what stands for its inputs.
 
     step: the results of an equation with these operands. constant: what stands for a literal, or the variable of a captured array, that
-    has a value. around: where both are called for an equation; else as if it were traced there.
+    has a value. around: where both are called for an equation; else as if it were traced there. What stands for a value is let go when the
+    last equation that reads it is done.
     """
     inner, consts = opened(jaxpr)
     env: dict[Any, T] = dict(zip(inner.invars, operands, strict=True))
@@ -32,11 +33,24 @@ def walk(
     def read(atom: Any) -> T:
         return constant(atom, atom.val) if isinstance(atom, Literal) else env[atom]
 
-    for equation in inner.eqns:
+    for equation, done in zip(inner.eqns, _last_reads(inner), strict=True):
         with around(equation):
             results = step(equation, [read(v) for v in equation.invars])
         env.update(zip(equation.outvars, results, strict=True))
+        for v in done:
+            env.pop(v, None)
     return [read(v) for v in inner.outvars]
+
+
+def _last_reads(jaxpr: Jaxpr) -> list[list[Any]]:
+    """For each equation the variables that nothing reads after it, its own results among them."""
+    read = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+    done: list[list[Any]] = []
+    for equation in reversed(jaxpr.eqns):
+        variables = {v for v in (*equation.invars, *equation.outvars) if not isinstance(v, Literal)}
+        done.append([v for v in variables if v not in read])
+        read |= variables
+    return done[::-1]
 
 
 def array_of(atom: Any, value: Any) -> Any:

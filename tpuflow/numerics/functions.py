@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import numpy as np
-
 from tpuflow.jaxprs.compat import ClosedJaxpr, prune
 from tpuflow.numerics.collecting import operation_row, tensor_row
-from tpuflow.numerics.instrumenting import counted
 from tpuflow.numerics.report import NumericsReport, in_order
 from tpuflow.numerics.scopes import BACKWARD
-from tpuflow.numerics.walking import Walk, track
-from tpuflow.stages.staging import DeviceFunction, Target, as_array
+from tpuflow.numerics.walking import ABSENT, Walk
+from tpuflow.stages.staging import Target, as_array
 
 
 def measure_function(closed: ClosedJaxpr, arguments: Sequence[Any], name: str, policy: str, target: Target) -> NumericsReport:
@@ -26,23 +22,13 @@ def measure_function(closed: ClosedJaxpr, arguments: Sequence[Any], name: str, p
       UnsupportedPrimitiveError, OutOfMemoryError: as compiling the function itself does.
     """
     closed = prune(closed)
-    walks: list[Walk] = []
-
-    def measured(*values: Any, trains: bool) -> list[Any]:
-        walk = Walk(name, trains=trains)
-        walks[:] = [walk]
-        walk.run(closed, [track(v) for v in values], [False] * len(closed.out_avals))
-        return walk.found
-
-    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
-    jaxpr = jax.make_jaxpr(lambda *values: measured(*values, trains=True))(*specs)
-    if not any(site.phase == BACKWARD for site in walks[0].sites):
-        jaxpr = jax.make_jaxpr(lambda *values: measured(*values, trains=False))(*specs)
-    structure = jax.tree.structure(walks[0].found)
-    flat = DeviceFunction(jaxpr, "numerics", target)([as_array(a) for a in arguments])
-    found = jax.tree.unflatten(structure, [np.asarray(x) for x in flat])
-    pairs = zip(walks[0].sites, found, strict=True)
-    operations = tuple(operation_row(s, [counted(f, s.dtype, len(s.shape), s.thresholds)]) for s, f in pairs)
+    gradients = [False] * len(closed.out_avals)
+    listing = Walk(name, target, runs=False)
+    listing.run(closed, [ABSENT] * len(closed.in_avals), gradients)
+    walk = Walk(name, target, trains=any(site.phase == BACKWARD for site in listing.found.sites))
+    walk.run(closed, [walk.track(as_array(a)) for a in arguments], gradients)
+    pairs = zip(walk.found.sites, walk.found.figures(), strict=True)
+    operations = tuple(operation_row(site, [counts]) for site, counts in pairs)
     settings = {"model": name, "policy": policy, "chip": target.chip.name, "engine": target.engine, "fidelity": target.fidelity}
     return NumericsReport(
         settings=settings,

@@ -1,4 +1,4 @@
-"""A training step compiled for the device together with everything that is measured in it."""
+"""A training step that runs on the device operation by operation, with everything measured."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tpuflow import amp
-from tpuflow.jaxprs.compat import prune
-from tpuflow.numerics.measures import FORMATS, LARGE, Counts, bits_of, bits_of_number, encode, format_of, is_zero, tally
-from tpuflow.numerics.walking import Site, Walk, is_float, track
-from tpuflow.stages.staging import DeviceFunction, Target, as_array
+from tpuflow.jaxprs.compat import ClosedJaxpr, prune
+from tpuflow.numerics.measures import Counts, bits_of, bits_of_number, is_zero, tally
+from tpuflow.numerics.walking import ABSENT, Site, Walk, is_float
+from tpuflow.stages.staging import Target, as_array
 from tpuflow.training.stepping import Changes, Recipe, StepFigures, TrainState
 
 
@@ -40,7 +39,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The figures of one step, NumPy arrays: those of operations and of parameters in their order.
+    """The figures of one step: those of operations, with an axis of the times that they ran, and of parameters, in their order.
 
     `updated`: whether the parameters were to change: neither skipped for overflow, nor while gradients were being accumulated.
     """
@@ -53,21 +52,32 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Instrumented:
-    """An instrumented step on the device."""
+    """A step whose operations are measured: its jaxpr, the structure of its results, and which of them are gradients of parameters."""
 
-    function: DeviceFunction
+    jaxpr: ClosedJaxpr
     results: Any
+    gradients: tuple[bool, ...]
+    target: Target
+    model: str
+    thresholds: tuple[int, ...]
     sites: tuple[Site, ...]
     leaves: tuple[Leaf, ...]
 
+    @jax.disable_jit(False)
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Measured]:
-        """Run the step; the state is not overwritten."""
-        flat = self.function([as_array(leaf) for leaf in jax.tree.leaves((state, batch))])
-        new_state, figures, found, fates = jax.tree.unflatten(jax.tree.structure(self.results), flat)
-        figures, found, fates = jax.tree.map(np.asarray, (figures, found, fates))
-        counts = [counted(f, s.dtype, len(s.shape), s.thresholds) for f, s in zip(found, self.sites, strict=True)]
-        leaf_counts = [_leaf_counts(f[0], f[1], f[2], leaf) for f, leaf in zip(fates, self.leaves, strict=True)]
-        return new_state, Measured(figures, counts, leaf_counts, bool(amp.has_updated(state.opt_state, new_state.opt_state)))
+        """Run the step; the state is not overwritten.
+
+        Raises:
+          UnsupportedPrimitiveError, OutOfMemoryError: as compiling any function of one operation does.
+        """
+        walk = Walk(self.model, self.target, self.thresholds)
+        arguments = [walk.track(as_array(leaf)) for leaf in jax.tree.leaves((state, batch))]
+        values = [r.value for r in walk.run(self.jaxpr, arguments, self.gradients)]
+        new_state, figures, changes = jax.tree.unflatten(self.results, values)
+        trees = (state.params, new_state.params, changes.grads, changes.updates)
+        fates = [_fate(*map(np.asarray, parts)) for parts in zip(*map(jax.tree.leaves, trees), strict=True) if is_float(parts[0])]
+        updated = bool(amp.has_updated(state.opt_state, new_state.opt_state))
+        return new_state, Measured(jax.tree.map(np.asarray, figures), walk.found.figures(), fates, updated)
 
 
 @jax.disable_jit(False)
@@ -75,59 +85,22 @@ def instrument(recipe: Recipe, state: TrainState, batch: Any, target: Target, th
     """The step of `recipe` for states and batches of these shapes, with its measurements.
 
     thresholds: magnitudes of the census of the fp32 numbers in the backward pass, see `measures.Counts`.
-
-    Raises:
-      UnsupportedPrimitiveError, OutOfMemoryError: as compiling the step itself does.
     """
     closed, shapes = jax.make_jaxpr(recipe.watched_step, return_shape=True)(state, batch)
     closed = prune(closed)
-    gradients = jax.tree.leaves(jax.tree.broadcast((False, False, Changes(grads=True, updates=False)), shapes))
-    structure, state_tree = jax.tree.structure(shapes), jax.tree.structure(state)
-    bits = tuple(bits_of_number(t, "float32") for t in thresholds)
-    walks: list[Walk] = []
-
-    def measured_step(*arguments: Any) -> Any:
-        walk = Walk(recipe.model.name, bits)
-        walks[:] = [walk]
-        values = [r.value for r in walk.run(closed, [track(a) for a in arguments], gradients)]
-        new_state, figures, changes = jax.tree.unflatten(structure, values)
-        old_state = jax.tree.unflatten(state_tree, arguments[: state_tree.num_leaves])
-        trees = (old_state.params, new_state.params, changes.grads, changes.updates)
-        fates = [_fate(*parts) for parts in zip(*map(jax.tree.leaves, trees), strict=True) if is_float(parts[0])]
-        return new_state, figures, walk.found, fates
-
-    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
-    jaxpr, results = jax.make_jaxpr(measured_step, return_shape=True)(*specs)
-    leaves = _leaves(state.params, shapes[2].updates, recipe.model.name)
-    return Instrumented(DeviceFunction(jaxpr, "numerics", target), results, tuple(walks[0].sites), leaves)
+    gradients = tuple(jax.tree.leaves(jax.tree.broadcast((False, False, Changes(grads=True, updates=False)), shapes)))
+    name, bits = recipe.model.name, tuple(bits_of_number(t, "float32") for t in thresholds)
+    listing = Walk(name, target, bits, runs=False)
+    listing.run(closed, [ABSENT] * len(closed.in_avals), gradients)
+    leaves = _leaves(state.params, shapes[2].updates, name)
+    return Instrumented(closed, jax.tree.structure(shapes), gradients, target, name, bits, tuple(listing.found.sites), leaves)
 
 
-def counted(found: Any, dtype: str, rank: int, thresholds: Sequence[int] = ()) -> Counts:
-    """The figures of what the device found: its counts, or those of its code."""
-    return found if isinstance(found, Counts) else tally(found, FORMATS[dtype], thresholds, found.ndim - rank)
-
-
-def _fate(old: Any, new: Any, gradient: Any, update: Any) -> tuple[Any, Any, Any]:
-    """What is found of one parameter: its code, its update's (marked where it is zero and the gradient is not), what becomes of it."""
+def _fate(old: Any, new: Any, gradient: Any, update: Any) -> LeafCounts:
+    """What becomes of one parameter."""
     has_gradient = ~is_zero(gradient)
     lost = has_gradient & (bits_of(old) == bits_of(new))
-    fate = has_gradient.astype(jnp.int32) + lost.astype(jnp.int32)
-    codes = encode(old), encode(update, has_gradient)
-    if old.size < LARGE:
-        return codes[0], codes[1], fate
-    return tally(codes[0], format_of(old), xp=jnp), tally(codes[1], format_of(update), xp=jnp), _fates(fate, xp=jnp)
-
-
-def _fates(fate: Any, *, xp: Any) -> Any:
-    """[elements with a gradient, those of them that do not change]."""
-    return xp.stack([xp.sum(fate >= n, dtype=np.int32) for n in (1, 2)])
-
-
-def _leaf_counts(parameter: Any, update: Any, fate: Any, leaf: Leaf) -> LeafCounts:
-    large = isinstance(parameter, Counts)
-    with_gradient, lost = fate if large else _fates(fate, xp=np)
-    rank = len(leaf.shape)
-    return LeafCounts(counted(parameter, leaf.dtype, rank), counted(update, leaf.update_dtype, rank), with_gradient, lost)
+    return LeafCounts(tally(old), tally(update, lambda: has_gradient), np.count_nonzero(has_gradient), np.count_nonzero(lost))
 
 
 def _leaves(params: Any, updates: Any, model: str) -> tuple[Leaf, ...]:

@@ -1,25 +1,16 @@
 """What is measured of an array: counts and magnitudes, from its bits.
 
-Everything is integer arithmetic on the bits of the numbers, so that measuring rounds, flushes and overflows nothing itself. The device
-makes a *code* of every array, int32 of its shape: the bits of the magnitude, or one of the marks below. Codes of large arrays are counted
-on the device, those of small ones on the host, by the same function: hundreds of small reductions would take long to compile.
+Everything is integer arithmetic on the bits of the numbers, by the host, so that measuring rounds, flushes and overflows nothing itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-LARGE = 2**18
-"""Elements (of all trips of a loop) from which on a code is counted on the device: a MiB."""
-UNDERFLOW, BORN_INF, BORN_NAN = -1, -2, -3
-"""Marks in a code: a zero that ought not to be one; an infinity, a NaN, that was computed from finite numbers."""
-NOT_RUN = -4
-"""Mark of a result that was not computed, since its branch was not taken."""
 NO_MAGNITUDE = 2**31 - 1
 """The smallest magnitude of an array without finite numbers other than zero."""
 
@@ -32,6 +23,11 @@ class Format(NamedTuple):
     normal: int
     infinity: int
 
+    @property
+    def unsigned(self) -> Any:
+        """Integers of its width without a sign."""
+        return np.dtype(f"uint{8 * self.integer.itemsize}")
+
 
 def _format(dtype: Any) -> Format:
     kind = jnp.finfo(dtype)
@@ -40,14 +36,16 @@ def _format(dtype: Any) -> Format:
 
 
 FORMATS = {name: _format(name) for name in ("float16", "bfloat16", "float32")}
+Mask = Callable[[], Any]
+"""Gives booleans that line up with an array, when they are needed."""
 
 
 class Counts(NamedTuple):
-    """The figures of one array (with a leading axis of trips for one inside a loop), int32.
+    """The figures of one array (with a leading axis of trips for one inside a loop).
 
     `underflow`: results that are zero only because the type is too small. `born`: elements that are not finite although what they were
     computed from was. `largest`, `smallest`: bits of the magnitudes of finite numbers, zeros aside. `census`: how many finite magnitudes
-    lie strictly above each of some thresholds, along a last axis.
+    lie strictly above each of some thresholds, along a last axis; None without thresholds.
     """
 
     elements: Any
@@ -61,6 +59,11 @@ class Counts(NamedTuple):
     smallest: Any
     census: Any
 
+    @property
+    def nonfinite(self) -> Any:
+        """Infinities and NaNs."""
+        return self.inf + self.nan
+
 
 def format_of(x: Any) -> Format:
     """The format of a floating array."""
@@ -68,14 +71,14 @@ def format_of(x: Any) -> Format:
 
 
 def bits_of(x: Any) -> Any:
-    """The bits of a floating array, on the device."""
-    return jax.lax.bitcast_convert_type(x, format_of(x).integer)
+    """The bits of a floating array."""
+    return np.asarray(x).view(format_of(x).integer)
 
 
 def magnitude(x: Any) -> Any:
-    """The bits of |x| as int32: ordered as the magnitudes are, infinity and NaN on top."""
+    """The bits of |x|: ordered as the magnitudes are, infinity and NaN on top."""
     kind = format_of(x)
-    return (bits_of(x) & kind.integer.type(kind.mask)).astype(jnp.int32)
+    return bits_of(x) & kind.integer.type(kind.mask)
 
 
 def is_zero(x: Any) -> Any:
@@ -88,36 +91,50 @@ def is_bad(x: Any) -> Any:
     return magnitude(x) >= format_of(x).infinity
 
 
-def encode(x: Any, nonzero: Any = None, finite: Any = None) -> Any:
-    """The code of an array: `nonzero` tells where it ought not to be zero, `finite` where it was computed from finite numbers."""
-    m, infinity = magnitude(x), format_of(x).infinity
-    code = m if nonzero is None else jnp.where((m == 0) & nonzero, UNDERFLOW, m)
-    if finite is None:
-        return code
-    return jnp.where((m >= infinity) & finite, jnp.where(m == infinity, BORN_INF, BORN_NAN), code)
+def tally(x: Any, nonzero: Mask | None = None, finite: Mask | None = None, thresholds: Sequence[int] = ()) -> Counts:
+    """The figures of an array.
 
-
-def tally(code: Any, kind: Format, thresholds: Sequence[int] = (), kept_axes: int = 0, *, xp: Any = np) -> Counts:
-    """The figures of a code; `thresholds` are bits, `kept_axes` the leading axes that are not counted over; `xp`: NumPy or jax.numpy."""
-    code = code.reshape(*code.shape[:kept_axes], -1)
-    finite = (code >= 0) & (code < kind.infinity)
-    marks = xp.asarray(np.asarray(thresholds, np.int32))  # [T]; the census counts [..., T, elements] over its last axis
-
-    def count(mask: Any) -> Any:
-        return xp.sum(mask, axis=-1, dtype=np.int32)
-
+    nonzero: where it ought not to be zero. finite: where it was computed from finite numbers. Both are asked only if it matters.
+    thresholds: of the census, as bits.
+    """
+    kind, m = format_of(x), magnitude(x)
+    zeros, bad = m == 0, m >= kind.infinity
+    zero, nonfinite = np.count_nonzero(zeros), np.count_nonzero(bad)
+    inf = np.count_nonzero(m == kind.infinity) if nonfinite else 0
+    # less one, zero is the largest of the unsigned numbers
+    smallest = int(np.min((m - kind.integer.type(1)).view(kind.unsigned), initial=kind.infinity)) + 1
     return Counts(
-        elements=count(code != NOT_RUN),
-        inf=count((code == kind.infinity) | (code == BORN_INF)),
-        nan=count((code > kind.infinity) | (code == BORN_NAN)),
-        zero=count((code == 0) | (code == UNDERFLOW)),
-        subnormal=count((code > 0) & (code < kind.normal)),
-        underflow=count(code == UNDERFLOW),
-        born=count((code == BORN_INF) | (code == BORN_NAN)),
-        largest=xp.max(xp.where(finite, code, 0), axis=-1, initial=0),
-        smallest=xp.min(xp.where(finite & (code > 0), code, NO_MAGNITUDE), axis=-1, initial=NO_MAGNITUDE),
-        census=count(finite[..., None, :] & (code[..., None, :] > marks[:, None])) if thresholds else None,
+        elements=m.size,
+        inf=inf,
+        nan=nonfinite - inf,
+        zero=zero,
+        subnormal=np.count_nonzero(m < kind.normal) - zero,
+        underflow=np.count_nonzero(zeros & nonzero()) if zero and nonzero is not None else 0,
+        born=np.count_nonzero(bad & finite()) if nonfinite and finite is not None else 0,
+        largest=int(np.max(np.where(bad, kind.integer.type(0), m) if nonfinite else m, initial=0)),
+        smallest=smallest if smallest < kind.infinity else NO_MAGNITUDE,
+        census=_census(m[~bad], thresholds) if thresholds else None,
     )
+
+
+def of_nothing(thresholds: Sequence[int] = ()) -> Counts:
+    """The figures of what was not computed."""
+    return tally(np.empty(0, np.float32), thresholds=thresholds)
+
+
+def stacked(trips: Sequence[Counts]) -> Counts:
+    """The figures of an operation, a row for each time that it ran."""
+    return Counts(*(None if column[0] is None else np.stack(column) for column in zip(*trips, strict=True)))
+
+
+def _census(m: Any, thresholds: Sequence[int]) -> Any:
+    """How many magnitudes lie strictly above each threshold, [T]."""
+    order = np.argsort(thresholds)
+    below = np.searchsorted(np.asarray(thresholds)[order].astype(m.dtype), m)  # thresholds strictly below each magnitude
+    exactly = np.bincount(below, minlength=len(order) + 1)
+    above = np.empty(len(order), np.int64)
+    above[order] = np.cumsum(exactly[::-1])[::-1][1:]
+    return above
 
 
 def number(bits: int, dtype: str) -> float:

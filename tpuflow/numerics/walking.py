@@ -1,27 +1,30 @@
-"""The walk over a step's jaxpr that measures the result of every floating-point operation.
+"""The walk over a step's jaxpr that runs every operation on the device and measures the results that are floating-point numbers.
 
-The step is run again equation by equation, with the same primitives on the same types: its own results are those of the step that trains.
-Operations that only move numbers are not measured. Bodies of `scan`, branches of `cond`, called functions and shards are measured
-inside; a `while` loop, whose trips are not known, by its results.
+The primitives are those of the step, on the same types, so the walk's own results are those of the step that trains. Operations that only
+move numbers are not measured. Bodies of `scan`, branches of `cond`, called functions and shards of one device are walked into, and the
+host goes round and chooses; a `while` loop, and shards of several devices, are one operation, measured by its results.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 
-from tpuflow.jaxprs.bind import bind_again, bind_scan, bind_shard_map, scan_parts
+from tpuflow.jaxprs.bind import scan_parts
 from tpuflow.jaxprs.calls import CALLS, called
-from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr, Literal, host_function, opened, scope_of, source_of
+from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr, Literal, host_function, in_place_of, is_key, opened, scope_of, source_of
 from tpuflow.jaxprs.walk import array_of, walk
 from tpuflow.numerics import scopes
-from tpuflow.numerics.measures import LARGE, NO_MAGNITUDE, NOT_RUN, Counts, encode, format_of, is_bad, tally
-from tpuflow.numerics.underflows import ought_not_be_zero
+from tpuflow.numerics.measures import Counts, is_bad, of_nothing, stacked, tally
+from tpuflow.numerics.operations import Shards, run_operation
+from tpuflow.numerics.underflows import nonzero_rule
+from tpuflow.stages.staging import Target
 from tpuflow.training.stepping import OPTIMIZER_SCOPE
 
 MOVES = frozenset({
@@ -54,34 +57,59 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """A value of the walk, and the values that tell whether it is finite: itself, or what it was moved together from."""
+    """A value of the walk, and whether any element is not finite: of itself, or of what it was moved together from."""
 
     value: Any
-    sources: tuple[Any, ...] = ()
+    bad: bool = False
 
-    def bad(self) -> Any:
-        """Whether any element is not finite."""
-        return functools.reduce(jnp.logical_or, [jnp.any(is_bad(x)) for x in self.sources], jnp.bool_(False))
+
+ABSENT = Tracked(None)
+"""A value in a branch that is not taken."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What a walk finds: operations in the order of the program, and the figures of each, once for every time that it came by.
+
+    `place`: of the operation that comes next. The body of a loop has the same places in each trip.
+    """
+
+    sites: list[Site] = field(default_factory=list)
+    counts: list[list[Counts]] = field(default_factory=list)
+    place: int = 0
+
+    def add(self, site: Site, counts: Counts) -> None:
+        """The figures of the operation that comes next."""
+        if site.place == len(self.sites):
+            self.sites.append(site)
+            self.counts.append([])
+        self.counts[site.place].append(counts)
+        self.place += 1
+
+    def figures(self) -> list[Counts]:
+        """The figures of every operation, with an axis of the times that it came by."""
+        return [stacked(trips) for trips in self.counts]
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """One pass over one jaxpr. `scope`, `source`, `loop` and `trips`: of the calls and loops around it; `sites` and `found` grow together.
+    """One pass over one jaxpr. `scope`, `source`, `loop` and `shards`: of the calls, loops and shards around it.
 
     `thresholds`: of the census of fp32 numbers in the backward pass, as bits. `trains`: whether there is a backward pass at all; without
-    one everything is forward. `found` holds codes, and counts of those that are large.
+    one everything is forward. `runs`: whether anything is computed; a walk that does not run lists the operations, with figures of
+    nothing.
     """
 
     model: str
+    target: Target
     thresholds: tuple[int, ...] = ()
     scope: str = ""
     source: str = ""
     loop: int | None = None
-    trips: int = 1
-    places: int = 0
+    shards: Shards | None = None
     trains: bool = True
-    sites: list[Site] = field(default_factory=list)
-    found: list[Any] = field(default_factory=list)
+    runs: bool = True
+    found: Found = field(default_factory=Found)
 
     def run(self, jaxpr: ClosedJaxpr | Jaxpr, operands: Sequence[Tracked], gradients: Sequence[bool]) -> list[Tracked]:
         """The results of a jaxpr; `gradients` says which of them are gradients of parameters."""
@@ -92,40 +120,55 @@ class Walk:
             at = replace(self, scope=scope, source=source_of(equation) or self.source)
             return at.step(equation, operands, [v in made for v in equation.outvars])
 
-        return walk(jaxpr, operands, step, lambda atom, value: track(array_of(atom, value)))
+        # The settings of an equation inside of shards say so, and a shard_map of its own is put around each.
+        around = in_place_of if self.shards is None else nullcontext
+        return walk(jaxpr, operands, step, lambda atom, value: self.track(array_of(atom, value)), around)
 
     def step(self, equation: Equation, operands: list[Tracked], gradients: list[bool]) -> list[Tracked]:
-        """One equation: measured, or walked into."""
-        name = equation.primitive.name
+        """One equation: run and measured, or walked into."""
+        name, params = equation.primitive.name, equation.params
         if name in CALLS:
             return self.run(called(equation), operands, gradients)
-        if name == "scan" and equation.params["length"]:
+        if name == "scan" and params["length"]:
             return self._scan(equation, operands, gradients)
-        if name == "cond" and equation.params.get("branches_platforms") is None:
+        if name == "cond" and params.get("branches_platforms") is None:
             return self._cond(equation, operands, gradients)
         if host_function(equation) is not None:
             return []  # told by the step itself
-        if name == "shard_map":
-            return self._shard_map(equation, operands, gradients)
-        results = bind_again(equation, [o.value for o in operands])
-        if name in MOVES:
-            return [_moved(r, operands) for r in results]
-        return [self._measured(equation, operands, r, gradient) for r, gradient in zip(results, gradients, strict=True)]
+        if name == "shard_map" and params["mesh"].size == 1 and self.shards is None:
+            return replace(self, shards=Shards.of(equation)).run(params["jaxpr"], operands, gradients)
+        return self._operation(equation, operands, gradients)
 
-    def _measured(self, equation: Equation, operands: list[Tracked], result: Any, gradient: bool) -> Tracked:
-        """Append the code of one result, or its figures."""
-        if not is_float(result):
+    def _operation(self, equation: Equation, operands: list[Tracked], gradients: list[bool]) -> list[Tracked]:
+        """Run one equation, and measure the results unless it only moves numbers."""
+        values = [o.value for o in operands]
+        results = run_operation(equation, values, self.target, self.shards) if self.runs else [None] * len(equation.outvars)
+        if equation.primitive.name in MOVES:
+            bad = any(o.bad for o in operands)
+            return [Tracked(r, bad) for r in results]
+        outputs = zip(results, equation.outvars, gradients, strict=True)
+        return [self._measured(equation, operands, r, v.aval, gradient) for r, v, gradient in outputs]
+
+    def _measured(self, equation: Equation, operands: list[Tracked], result: Any, aval: Any, gradient: bool) -> Tracked:
+        """One result, whose figures are added to what was found."""
+        if not is_float(aval):
             return Tracked(result)
-        code = encode(result, ought_not_be_zero(equation, [o.value for o in operands], result), _from_finite(result, operands))
-        site = self._site(equation, result, gradient=gradient)
-        self.sites.append(site)
-        self.found.append(tally(code, format_of(result), site.thresholds, xp=jnp) if result.size * self.trips >= LARGE else code)
-        return track(result)
+        site = self._site(equation, aval, gradient=gradient)
+        counts = self._tally(equation, operands, result, site.thresholds) if self.runs else of_nothing(site.thresholds)
+        self.found.add(site, counts)
+        return Tracked(result, bool(counts.nonfinite))
 
-    def _site(self, equation: Equation, result: Any, *, gradient: bool) -> Site:
+    def _tally(self, equation: Equation, operands: list[Tracked], result: Any, thresholds: Sequence[int]) -> Counts:
+        values = [o.value for o in operands]
+        rule = nonzero_rule(equation.primitive.name, values, result)
+        again = partial(run_operation, equation, values, self.target, self.shards)
+        nonzero = None if rule is None else partial(rule, values, again)
+        return tally(result, nonzero, partial(_from_finite, result.shape, operands), thresholds)
+
+    def _site(self, equation: Equation, aval: Any, *, gradient: bool) -> Site:
         layer, phase = scopes.place_of(self.scope, self.model)
         phase = phase if self.trains else scopes.FORWARD
-        place, dtype, backward = self.places + len(self.sites), str(result.dtype), phase == scopes.BACKWARD
+        place, dtype, backward = self.found.place, str(aval.dtype), phase == scopes.BACKWARD
         return Site(
             place=place,
             loop=place if self.loop is None else self.loop,
@@ -135,91 +178,53 @@ class Walk:
             layer=OPTIMIZER_SCOPE if phase == scopes.UPDATE else layer,
             source=self.source,
             dtype=dtype,
-            shape=tuple(result.shape),
+            shape=tuple(aval.shape),
             thresholds=self.thresholds if backward and dtype == "float32" else (),
         )
 
-    def _inside(self, places: int = 0, trips: int | None = None) -> Walk:
-        """A walk over a body that is traced by itself, `places` further on; what it finds is taken over afterwards."""
-        here = self.places + len(self.sites) + places
-        loop = here if trips is not None and self.loop is None else self.loop
-        return replace(self, loop=loop, trips=self.trips * (1 if trips is None else trips), places=here, sites=[], found=[])
-
     def _scan(self, equation: Equation, operands: list[Tracked], gradients: list[bool]) -> list[Tracked]:
-        """A counted loop: the figures of its body are stacked, a row a trip, in the order of the trips."""
-        p = equation.params
-        consts, carries, stacked = scan_parts(equation, operands)
-        inside: list[Walk] = []
+        """A counted loop, trip by trip; its stacked results lie in the order of what is taken apart, also where it runs backwards."""
+        p, first = equation.params, self.found.place
+        consts, carry, taken = scan_parts(equation, operands)
+        inside = replace(self, loop=first if self.loop is None else self.loop)
+        trips = range(p["length"])
+        made: list[list[Tracked]] = []
+        for trip in reversed(trips) if p["reverse"] else trips:
+            self.found.place = first
+            pieces = [self.track(_piece(x.value, trip)) for x in taken] if self.runs else taken
+            results = inside.run(p["jaxpr"], [*consts, *carry, *pieces], gradients)
+            carry = results[: p["num_carry"]]
+            made.append(results[p["num_carry"] :])
+        in_order = made[::-1] if p["reverse"] else made
+        return [*carry, *(self._stacked(column) for column in zip(*in_order, strict=True))]
 
-        def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
-            walk = self._inside(trips=p["length"])
-            inside[:] = [walk]
-            results = walk.run(p["jaxpr"], [*consts, *map(track, (*carry, *xs))], gradients)
-            values = [r.value for r in results]
-            return values[: len(carry)], (values[len(carry) :], walk.found)
-
-        carry, (made, found) = bind_scan(equation, body, [o.value for o in carries], [o.value for o in stacked])
-        found = jax.tree.map(lambda c: jnp.flip(c, 0), found) if p["reverse"] else found
-        self._take_over(inside[0], found)
-        return [track(v) for v in (*carry, *made)]
+    def _stacked(self, column: Sequence[Tracked]) -> Tracked:
+        """The results of all trips as one array."""
+        return Tracked(_joined([x.value for x in column]), any(x.bad for x in column)) if self.runs else ABSENT
 
     def _cond(self, equation: Equation, operands: list[Tracked], gradients: list[bool]) -> list[Tracked]:
-        """A choice: the figures of the branches that were not taken are those of nothing."""
+        """A choice: the figures of the branches that are not taken are those of nothing."""
         index, *rest = operands
-        walks: dict[int, Walk] = {}
+        branches = equation.params["branches"]
+        chosen = int(np.clip(np.asarray(index.value), 0, len(branches) - 1)) if self.runs else None
+        results: list[Tracked] = [ABSENT] * len(equation.outvars)
+        for i, branch in enumerate(branches):
+            if i == chosen:
+                results = self.run(branch, rest, gradients)
+            else:
+                replace(self, runs=False).run(branch, [ABSENT] * len(rest), gradients)
+        return results
 
-        def branch(i: int, *values: Any) -> tuple[list[Any], list[Any]]:
-            walks[i] = self._inside(sum(len(walks[j].sites) for j in range(i)))
-            results = walks[i].run(equation.params["branches"][i], [track(v) for v in values], gradients)
-            return [r.value for r in results], walks[i].found
-
-        values = [o.value for o in rest]
-        branches = [functools.partial(branch, i) for i in range(len(equation.params["branches"]))]
-        shapes = [jax.eval_shape(b, *values)[1] for b in branches]
-
-        def whole(i: int, *values: Any) -> tuple[list[Any], list[list[Any]]]:
-            results, own = branches[i](*values)
-            return results, [own if j == i else list(map(nothing_like, shape)) for j, shape in enumerate(shapes)]
-
-        results, found = jax.lax.switch(index.value, [functools.partial(whole, i) for i in range(len(branches))], *values)
-        for i in range(len(branches)):
-            self._take_over(walks[i], found[i])
-        return [track(v) for v in results]
-
-    def _shard_map(self, equation: Equation, operands: list[Tracked], gradients: list[bool]) -> list[Tracked]:
-        """A program for every shard, of which there is one: its figures leave along an axis of size 1."""
-        p, inside = equation.params, self._inside()
-
-        def shard(*values: Any) -> tuple[list[Any], list[Any]]:
-            results = inside.run(p["jaxpr"], [track(v) for v in values], gradients)
-            return [r.value for r in results], jax.tree.map(lambda c: c[None], inside.found)
-
-        out_specs = (list(p["out_specs"]), jax.P(p["mesh"].axis_names))
-        results, found = bind_shard_map(equation, shard, [o.value for o in operands], out_specs)
-        self._take_over(inside, jax.tree.map(lambda c: c[0], found))
-        return [track(v) for v in results]
-
-    def _take_over(self, walk: Walk, found: Sequence[Any]) -> None:
-        self.sites.extend(walk.sites)
-        self.found.extend(found)
+    def track(self, value: Any) -> Tracked:
+        """A value by itself."""
+        if not self.runs:
+            return ABSENT
+        return Tracked(value, is_float(value) and bool(np.any(is_bad(value))))
 
 
 def is_float(x: Any) -> bool:
     """Whether the elements are floating-point numbers."""
     return jnp.issubdtype(x.dtype, jnp.floating)
-
-
-def track(value: Any) -> Tracked:
-    """A value by itself."""
-    return Tracked(value, (value,) if is_float(value) else ())
-
-
-def nothing_like(shape: Any) -> Any:
-    """What a branch that was not taken finds, in the form of `shape`: figures of no numbers, or a code of `NOT_RUN`."""
-    if isinstance(shape, Counts):
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape)
-        return zeros._replace(smallest=jnp.full(shape.smallest.shape, NO_MAGNITUDE, jnp.int32))
-    return jnp.full(shape.shape, NOT_RUN, jnp.int32)
 
 
 def gradient_vars(jaxpr: Jaxpr, gradients: Sequence[bool]) -> set[Any]:
@@ -231,14 +236,22 @@ def gradient_vars(jaxpr: Jaxpr, gradients: Sequence[bool]) -> set[Any]:
     return found
 
 
-def _moved(result: Any, operands: Sequence[Tracked]) -> Tracked:
-    """A result whose elements are some of the operands'."""
-    return Tracked(result, tuple(x for o in operands for x in o.sources) if is_float(result) else ())
+def _piece(value: Any, trip: int) -> Any:
+    """What one trip of a loop takes of an array, or of an array of random keys."""
+    return value[trip] if is_key(value) else np.asarray(value)[trip, ...]
 
 
-def _from_finite(result: Any, operands: Sequence[Tracked]) -> Any:
-    """Where a result was computed from finite numbers: each element by itself where the operands line up with it, else all or none."""
+def _joined(values: Sequence[Any]) -> Any:
+    """An array of what the trips of a loop make."""
+    return jnp.stack(values) if is_key(values[0]) else np.stack([np.asarray(x) for x in values])
+
+
+def _from_finite(shape: tuple[int, ...], operands: Sequence[Tracked]) -> Any:
+    """Where a result of this shape was computed from finite numbers: by element where operands line up with it, else all or none."""
     floats = [o for o in operands if is_float(o.value)]
-    if all(o.value.shape in ((), result.shape) for o in floats):
-        return functools.reduce(lambda mask, o: mask & ~is_bad(o.value), floats, jnp.bool_(True))
-    return ~functools.reduce(jnp.logical_or, [o.bad() for o in floats])
+    if any(o.value.shape not in ((), shape) for o in floats):
+        return not any(o.bad for o in floats)
+    mask = np.bool_(True)
+    for o in floats:
+        mask = mask & ~is_bad(o.value)
+    return mask
