@@ -292,7 +292,7 @@ def _info_lines(program: Program) -> list[str]:
     opcodes = Counter(i.mnemonic for k in kernels for i in k.instructions)
     lines = [
         f"program {program.name or '(no name)'} for chip {program.chip.name}, code {code_hash(program)[:16]}",
-        f"HBM: {max((b.address + b.bytes for b in program.buffers), default=0)} bytes in {len(program.buffers)} buffers, "
+        f"HBM: {program.end_of('hbm')} bytes in {len(program.buffers) - len(program.resident)} buffers, "
         f"{sum(len(c.data) for c in program.constants)} bytes of constants",
     ]
     for what, ports in (("input", program.inputs), ("output", program.outputs), ("infeed", program.infeeds), ("outfeed", program.outfeeds)):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.timing.calibration import Calibration, Machine
@@ -18,7 +19,8 @@ from tpuflow.isa.program import kernel_title
 class Work:
     """What was done: multiply-adds of the matrix unit by operand type, results of the vector and scalar units, bytes by direction.
 
-    `bus_bytes` counts whole bursts; `cached_bytes` are those of the bytes read that came from the chip's cache and not from HBM.
+    `bus_bytes` counts whole bursts; `cached_bytes` are those of the bytes read that came from the chip's cache and not from HBM;
+    `vmem_read_bytes` and `vmem_written_bytes` are of buffers that stay in VMEM, also in whole bursts.
     """
 
     macs: Mapping[str, int]
@@ -27,6 +29,8 @@ class Work:
     written_bytes: int
     bus_bytes: int
     cached_bytes: int = 0
+    vmem_read_bytes: int = 0
+    vmem_written_bytes: int = 0
 
     @property
     def hbm_bytes(self) -> int:
@@ -39,24 +43,23 @@ class Work:
         return 2 * sum(self.macs.values()) + self.element_ops
 
     def __add__(self, other: Work) -> Work:
-        return Work(
-            {t: self.macs.get(t, 0) + other.macs.get(t, 0) for t in sorted({*self.macs, *other.macs})},
-            self.element_ops + other.element_ops,
-            self.read_bytes + other.read_bytes,
-            self.written_bytes + other.written_bytes,
-            self.bus_bytes + other.bus_bytes,
-            self.cached_bytes + other.cached_bytes,
-        )
+        macs = {t: self.macs.get(t, 0) + other.macs.get(t, 0) for t in sorted({*self.macs, *other.macs})}
+        return Work(macs, *map(operator.add, self._counts, other._counts))
 
     def __mul__(self, times: int) -> Work:
-        macs = {t: n * times for t, n in self.macs.items()}
-        counts = (self.element_ops, self.read_bytes, self.written_bytes, self.bus_bytes, self.cached_bytes)
-        return Work(macs, *(n * times for n in counts))
+        return Work({t: n * times for t, n in self.macs.items()}, *(n * times for n in self._counts))
+
+    @property
+    def _counts(self) -> tuple[int, ...]:
+        """All but the multiply-adds, in order."""
+        return tuple(getattr(self, f.name) for f in fields(self)[1:])
 
     def roofline_seconds(self, machine: Machine) -> float:
-        """No chip does it faster: the matrix peak and the HBM bandwidth (for what is moved there), whichever takes longer."""
-        matrix = sum(2 * n / machine.chip.peak_flops(t) for t, n in self.macs.items())
-        return max(matrix, machine.calibration.traffic_share * self.hbm_bytes / machine.chip.hbm_bytes_per_second)
+        """No chip does it faster: the matrix peak, or HBM or VMEM (each for what is moved there), whichever takes longest."""
+        chip, local = machine.chip, max(self.vmem_read_bytes, self.vmem_written_bytes)
+        matrix = sum(2 * n / chip.peak_flops(t) for t, n in self.macs.items())
+        within = local / chip.vmem_bytes_per_second if local else 0.0
+        return max(matrix, machine.calibration.traffic_share * self.hbm_bytes / chip.hbm_bytes_per_second, within)
 
 
 NOTHING = Work({}, 0, 0, 0, 0)
@@ -249,7 +252,8 @@ def _summary(t: ProgramTime) -> list[str]:
         f"time {seconds_text(t.seconds)} ({t.provenance}): device {seconds_text(t.device_seconds)}, host "
         f"{seconds_text(t.launch_picoseconds / PICOSECONDS)}, waiting for data {seconds_text(t.feed_picoseconds / PICOSECONDS)}",
         f"matrix utilisation {t.mfu:.1%}; roofline {seconds_text(t.roofline_seconds)}; {t.intensity:.1f} operations a byte; HBM "
-        f"{t.work.read_bytes / 1e6:.1f} MB read, {t.work.written_bytes / 1e6:.1f} MB written; {sum(r.count for r in t.kernels)} kernels",
+        f"{t.work.read_bytes / 1e6:.1f} MB read, {t.work.written_bytes / 1e6:.1f} MB written{_within(t.work)}; "
+        f"{sum(r.count for r in t.kernels)} kernels",
         f"queues busy: {busy or 'none'}; overlap {t.overlap:.0%}; bound by: {bounds or 'nothing'}",
     ]
     if t.joules_at_most is not None:
@@ -258,6 +262,12 @@ def _summary(t: ProgramTime) -> list[str]:
         count, took, waited = sum(r.count for r in t.collectives), seconds_text(t.link_seconds), seconds_text(t.exposed_link_seconds)
         lines.append(f"collectives {count}: {t.sent_bytes / 1e6:.2f} MB sent by each chip in {took}, of which {waited} not behind kernels")
     return lines + [*t.narrowed] + [f"assumed: {text}" for text in t.assumed]
+
+
+def _within(work: Work) -> str:
+    """What is moved within VMEM, if anything is."""
+    moved = work.vmem_read_bytes + work.vmem_written_bytes
+    return f", {moved / 1e6:.1f} MB moved within VMEM" if moved else ""
 
 
 def _table(t: ProgramTime, most: int) -> list[str]:
