@@ -22,7 +22,7 @@ class Event:
     repeats: bool = False
 
 
-def record(kernel: Kernel, machine: Machine, resident: Set[int]) -> tuple[Event, ...]:
+def record(kernel: Kernel, machine: Machine, resident: Set[int] = frozenset()) -> tuple[Event, ...]:
     """Every piece of work of the busiest core's queues, neighbours joined, in order of time; `resident` buffers stay in VMEM."""
     plan, _ = plan_grid(price(kernel, machine, resident), machine)
     return record_plan(plan)
