@@ -27,8 +27,8 @@ def space_bytes(space: str, chip: Chip) -> int:
 
 def tile_end(kernel: Kernel, space: str, chip: Chip) -> int:
     """Bytes of an on-chip memory up to the end of the tile of a kernel that lies highest in it."""
-    tiles = {t for i in kernel.instructions for t in (*i.reads(), *i.writes()) if t.space == space}
-    return max((t.address + t.slots * slot_bytes(t, chip) for t in tiles), default=0)
+    tiles = {id(t): t for i in kernel.instructions for t in (*i.reads(), *i.writes()) if t.space == space}  # hashing tiles takes longer
+    return max((t.address + t.slots * slot_bytes(t, chip) for t in tiles.values()), default=0)
 
 
 def vmem_stretches(tiles: Iterable[Tile], chip: Chip) -> tuple[tuple[int, int], ...]:
