@@ -141,6 +141,17 @@ def _in_hbm(program: Program) -> Program:
     return replace(program, buffers=tuple(buffers))
 
 
+def test_an_array_that_a_loop_carries_stays_through_it() -> None:
+    def carried(x: Any, w: Any) -> Any:
+        return jax.lax.fori_loop(0, 7, lambda _, c: jnp.tanh(c @ w), x * 2).sum()
+
+    program = compile_function(carried, (jax.ShapeDtypeStruct((256, 256), np.float32),) * 2)
+    timeline = Timeline(program)
+    (loop,) = (n for n, b in enumerate(timeline.blocks) if isinstance(b, Loop))
+    through = [n for n in program.resident if timeline.spans[n][0] < loop < timeline.spans[n][1]]
+    assert [program.buffers[n].shape for n in through] == [(256, 256)]
+
+
 @pytest.mark.parametrize("chip", ["tpu-v3", "tpu-v4", "ascend910", "bm1690"])
 def test_nothing_stays_where_other_cores_could_not_read_it(chip: str) -> None:
     fn, arguments = ROWS["training-step"]

@@ -110,10 +110,11 @@ def _by_place(work: Iterable[tuple[Place, Work]]) -> Mapping[Place, list[Work]]:
 
 
 def _own_work(kernels: Sequence[KernelLine]) -> list[tuple[Place, Work]]:
-    return [
-        ((k.layer, k.phase), Work(k.what, k.source, Amounts(k.count, k.hbm_bytes, product_seconds=k.seconds if k.macs else 0.0)))
-        for k in kernels
-    ]
+    found: list[tuple[Place, Work]] = []
+    for k in kernels:
+        amounts = Amounts(k.count, k.hbm_bytes, vmem_bytes=k.resident_bytes, product_seconds=k.seconds if k.macs else 0.0)
+        found.append(((k.layer, k.phase), Work(k.what, k.source, amounts)))
+    return found
 
 
 def _vendor_work(module: Module, chip: Chip) -> list[tuple[Place, Work]]:

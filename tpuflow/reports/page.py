@@ -94,6 +94,7 @@ def _cards(p: Profile) -> list[tuple[str, str]]:
         ("roofline of a step", seconds_text(t.roofline_seconds / p.steps)),
         ("operations a byte", f"{t.intensity:.1f}"),
         ("HBM planned", f"{p.memory.planned_bytes / MIB:.1f} MiB of {t.chip.available_hbm_bytes / MIB:.0f}"),
+        ("arrays in VMEM", f"{max(p.memory.resident_bytes, default=0) / MIB:.1f} MiB of {t.chip.vmem_bytes / MIB:g}"),
         ("kernels a step", str(sum(r.count for r in t.kernels) // p.steps)),
     ]
 

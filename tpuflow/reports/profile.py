@@ -20,7 +20,10 @@ SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class KernelLine:
-    """One kernel with all its executions: where it belongs, its time, what bounds it, and its work."""
+    """One kernel with all its executions: where it belongs, its time, what bounds it, and its work.
+
+    `hbm_bytes` and `resident_bytes` are what it moves to and from HBM, and arrays that stay in VMEM; `vmem_bytes` is what its tiles take.
+    """
 
     place: str
     layer: str
@@ -34,6 +37,7 @@ class KernelLine:
     cores: int
     macs: int
     hbm_bytes: int
+    resident_bytes: int
     vmem_bytes: int
     flops_per_second: float
     intensity: float
@@ -156,6 +160,7 @@ def _kernel_line(row: KernelRow, time: ProgramTime, vmem_bytes: int, *, trains: 
         cores=t.cores,
         macs=macs,
         hbm_bytes=moved,
+        resident_bytes=row.count * t.work.vmem_bytes,
         vmem_bytes=vmem_bytes,
         flops_per_second=flops / seconds if seconds else 0.0,
         intensity=flops / moved if moved else 0.0,

@@ -38,6 +38,11 @@ class Work:
         return self.read_bytes + self.written_bytes - self.cached_bytes
 
     @property
+    def vmem_bytes(self) -> int:
+        """Bytes moved to and from arrays that stay in VMEM."""
+        return self.vmem_read_bytes + self.vmem_written_bytes
+
+    @property
     def flops(self) -> int:
         """Two for every multiply-add, one for every result of the vector and scalar units."""
         return 2 * sum(self.macs.values()) + self.element_ops
@@ -266,8 +271,7 @@ def _summary(t: ProgramTime) -> list[str]:
 
 def _within(work: Work) -> str:
     """What is moved within VMEM, if anything is."""
-    moved = work.vmem_read_bytes + work.vmem_written_bytes
-    return f", {moved / 1e6:.1f} MB moved within VMEM" if moved else ""
+    return f", {work.vmem_bytes / 1e6:.1f} MB moved within VMEM" if work.vmem_bytes else ""
 
 
 def _table(t: ProgramTime, most: int) -> list[str]:
