@@ -98,8 +98,8 @@ class Planned:
         except OutOfMemoryError:
             return None
         time, memory = sink_time(program, STEPS), memory_analysis(program)
-        moved = (count_bytes / STEPS / 1e9 for count_bytes in (time.work.hbm_bytes, time.work.vmem_bytes))
-        return cls(memory.temp_size_in_bytes / 1e9, *moved, 1e3 * time.seconds / STEPS)
+        hbm, vmem = time.work.hbm_bytes / STEPS, time.work.vmem_bytes / STEPS
+        return cls(memory.temp_size_in_bytes / 1e9, hbm / 1e9, vmem / 1e9, 1e3 * time.seconds / STEPS)
 
 
 @contextmanager
