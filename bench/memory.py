@@ -126,9 +126,9 @@ The columns "kept" are of the same compiler without `Rematerialize`.
 
 XLA:TPU's columns are what the vendor's compiler plans for the same steps ([`tpuflow compare`](reports.md#beside-xlatpu) with jax 0.10.2
 and libtpu 0.0.52; on tpu-v3 for one of its two cores). Both keep whole arrays in VMEM from kernel to kernel on tpu-v5e
-([how](architecture.md)). Where XLA:TPU's traffic is lower, arrays also lie in VMEM for a part of their lives, with a copy in HBM for later
-readers, and on tpu-v3 for each core; here one is in VMEM for all its life or not at all, and on chips with one core. Where ours is lower,
-attention stores neither scores nor weights (`JoinProducts`).
+([how](architecture.md)). Where XLA:TPU's traffic is lower, it also moves arrays to and from VMEM for a part of their lives, where one of
+ours is there for all its life or not at all, and on chips with one core only. Where ours is lower, attention stores neither scores nor
+weights (`JoinProducts`).
 
 | step | chip | temporaries GB | kept | XLA:TPU | traffic GB | kept | XLA:TPU | in VMEM GB | ms | kept |
 |---|---|---|---|---|---|---|---|---|---|---|
