@@ -16,7 +16,8 @@ import pytest
 from tests import programs
 from tests.cases import CASES, GRADIENTS
 from tests.event_oracle import oracle_time
-from tests.program_builder import Builder, substitute
+from tests.program_builder import substitute
+from tests.programs import VMEM_PLACE, vmem_program
 from tpuflow.chips import Chip, get_chip
 from tpuflow.compiler import compile_function
 from tpuflow.device.reference import ReferenceEngine
@@ -26,20 +27,18 @@ from tpuflow.device.timing.calibration import Machine
 from tpuflow.device.timing.grid import grid_time, plan_grid
 from tpuflow.device.timing.prices import price
 from tpuflow.device.verify import verify
-from tpuflow.dtypes import F32, S32
 from tpuflow.errors import HazardError, ProgramError
 from tpuflow.isa.assembler import assemble
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.file import from_bytes, to_bytes
 from tpuflow.isa.instruction import Instruction, Tile
 from tpuflow.isa.liveness import Timeline
-from tpuflow.isa.program import VMEM_START, Kernel, Loop, Program
+from tpuflow.isa.program import Kernel, Loop, Program
 from tpuflow.lower.residency import keep_on_chip
 from tpuflow.reports.memory import memory_map
 
 CHIPS = ("generic", "tpu-v5e")  # of 16 MiB of VMEM, and of 128
-SHAPE = (16, 256)
-PLACE = 2**20  # bytes; above the tiles of a map kernel over SHAPE
+X = np.arange(16 * 256, dtype=np.float32).reshape(16, 256)
 
 # --- programs of the compiler's own
 
@@ -184,31 +183,20 @@ def test_where_an_array_lies_survives_bytes_and_text() -> None:
 # --- faults, planted in out = -(-(-x)) with both intermediate arrays in VMEM
 
 
-def _negations(first: int = PLACE, second: int = 2 * PLACE) -> Program:
-    b = Builder()
-    x, one, two = b.input("x", F32, SHAPE), b.buffer(F32, SHAPE), b.buffer(F32, SHAPE)
-    out = b.new_output("out", F32, SHAPE)
-    pairs = ((x, one, "first"), (one, two, "second"), (two, out, "third"))
-    program = b.program(*(programs.map_kernel(b, [s], t, programs.unary("neg"), (8, 128), name=name) for s, t, name in pairs))
-    placed = {one: first, two: second}
-    buffers = [replace(x, address=placed[n], space="vmem") if n in placed else x for n, x in enumerate(program.buffers)]
-    return replace(program, buffers=tuple(buffers))
-
-
 def overlapping() -> Program:
     """The second array takes the place of the first while it is read."""
-    return _negations(second=PLACE + 1024)
+    return vmem_program(second=VMEM_PLACE + 1024)
 
 
 def read_too_early() -> Program:
     """The kernel that makes the first array is missing."""
-    program = _negations()
+    program = vmem_program()
     return replace(program, code=program.code[1:])
 
 
 def evicted() -> Program:
     """A kernel between the one that makes the second array and the one that reads it has its tiles in its place."""
-    program = _negations()
+    program = vmem_program()
     first, second, third = program.code
     assert isinstance(first, Kernel)
     return replace(program, code=(first, second, substitute(first, _two_places_higher), third))
@@ -216,7 +204,7 @@ def evicted() -> Program:
 
 def _two_places_higher(i: Instruction) -> Instruction:
     def moved(tile: Tile) -> Tile:
-        return replace(tile, address=tile.address + 2 * PLACE)
+        return replace(tile, address=tile.address + 2 * VMEM_PLACE)
 
     tiles = {name: moved(value) for name, kind, value in i.fields() if kind.name == "tile"}
     windows = {name: replace(value, tile=moved(value.tile)) for name, kind, value in i.fields() if kind.name == "window"}
@@ -225,7 +213,7 @@ def _two_places_higher(i: Instruction) -> Instruction:
 
 def in_its_own_tiles() -> Program:
     """The first array lies where the kernel that writes it has its tiles."""
-    return _negations(first=0)
+    return vmem_program(first=0)
 
 
 FAULTS: dict[Callable[[], Program], tuple[str, str]] = {
@@ -250,15 +238,13 @@ FAULTS: dict[Callable[[], Program], tuple[str, str]] = {
 
 
 def _launch(program: Program, schedule: str) -> list[np.ndarray]:
-    x = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
-    return ReferenceEngine(program, verify=False, schedule=schedule).launch([x])[0]
+    return ReferenceEngine(program, verify=False, schedule=schedule).launch([X])[0]
 
 
 def test_the_program_without_a_fault_is_right() -> None:
-    program = _negations()
+    program = vmem_program()
     verify(program)
-    x = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
-    assert np.array_equal(np.asarray(_launch(program, "late")[0]), -x)
+    assert np.array_equal(np.asarray(_launch(program, "late")[0]), -X)
 
 
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda f: f.__name__)
@@ -286,8 +272,11 @@ def _resident(program: Program, *numbers: int) -> Program:
         (_resident(programs.map_program(), 0), "signature: buffer 0 stays in vmem; expected it in hbm: only kernels reach"),
         (_resident(programs.loop_program(), 4), "constants: buffer 4 stays in vmem; expected it in hbm"),
         (_resident(programs.while_program(), 3), "while 1: buffer 3 stays in vmem; expected it in hbm"),
-        (_negations(first=2**24), "buffer table: buffer 1 lies at bytes 16777216 to 16793600 of vmem; generic has 16777216"),
-        (replace(_negations(), chip=get_chip("tpu-v3")), "buffer table: buffer 1 stays in vmem; expected hbm, for tpu-v3 keeps no arrays"),
+        (vmem_program(first=2**24), "buffer table: buffer 1 lies at bytes 16777216 to 16793600 of vmem; generic has 16777216"),
+        (
+            replace(vmem_program(), chip=get_chip("tpu-v3")),
+            "buffer table: buffer 1 stays in vmem; expected hbm, for tpu-v3 keeps no arrays",
+        ),
     ],
 )
 def test_what_must_not_lie_in_vmem_is_refused(program: Program, message: str) -> None:
@@ -296,9 +285,9 @@ def test_what_must_not_lie_in_vmem_is_refused(program: Program, message: str) ->
 
 
 def test_the_two_memories_do_not_share_addresses() -> None:
-    b = Builder()
-    trips, x = b.input("trips", S32), b.input("x", F32, SHAPE)
-    assert b.buffers[trips].span[0] == 0 and replace(b.buffers[x], space="vmem").span[0] >= VMEM_START
-    at_zero = _negations(first=PLACE)
-    moved = [replace(b, address=PLACE) if n == 3 else b for n, b in enumerate(at_zero.buffers)]
-    verify(replace(at_zero, buffers=tuple(moved)))
+    program = vmem_program()
+    same = [replace(b, address=VMEM_PLACE) if n == 3 else b for n, b in enumerate(program.buffers)]
+    assert program.buffers[1].address == VMEM_PLACE and program.resident == {1, 2}
+    moved = replace(program, buffers=tuple(same))
+    verify(moved)
+    assert np.array_equal(np.asarray(_launch(moved, "early")[0]), -X)
