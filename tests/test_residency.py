@@ -103,7 +103,7 @@ def test_arrays_that_stay_take_no_time_longer_move_fewer_bytes_of_hbm_and_need_l
     assert kept.roofline_seconds <= kept.seconds <= without.seconds
     assert kept.work.hbm_bytes < without.work.hbm_bytes and kept.work.macs == without.work.macs
     assert kept.work.bus_bytes + kept.work.vmem_read_bytes + kept.work.vmem_written_bytes == without.work.bus_bytes
-    assert _kept(name, chip).end_of("hbm") <= _without(name, chip).end_of("hbm")
+    assert _kept(name, chip).hbm_bytes <= _without(name, chip).hbm_bytes
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -169,7 +169,7 @@ def test_reports_count_the_two_memories_apart() -> None:
     program = _kept("training-step", "generic")
     found = memory_map(program)
     assert sum(a.space == "vmem" for a in found.allocations) == len(program.resident)
-    assert found.planned_bytes == program.end_of("hbm") and found.peak_bytes <= found.planned_bytes
+    assert found.planned_bytes == program.hbm_bytes and found.peak_bytes <= found.planned_bytes
     beside = [k.vmem_bytes + k.resident_bytes for k in found.kernels]
     assert 0 < max(found.resident_bytes) and max(beside) <= program.chip.vmem_bytes
     assert f"{len(program.resident)} arrays stay there" in str(found)

@@ -228,9 +228,10 @@ class Program:
         """Numbers of the buffers that stay in VMEM."""
         return frozenset(n for n, b in enumerate(self.buffers) if b.is_resident)
 
-    def end_of(self, space: str) -> int:
-        """Bytes of a memory, "hbm" or "vmem", up to the end of the buffer that lies highest in it."""
-        return max((b.address + b.bytes for b in self.buffers if b.space == space), default=0)
+    @property
+    def hbm_bytes(self) -> int:
+        """Bytes of HBM up to the end of the buffer that lies highest in it."""
+        return max((b.address + b.bytes for b in self.buffers if not b.is_resident), default=0)
 
     def kernels(self) -> Iterator[Kernel]:
         """Every kernel, depth first, in program order."""

@@ -147,7 +147,7 @@ def memory_map(program: Program) -> MemoryMap:
     live = {name: _series([a for a in in_hbm if a.category == name], end + 1) for name in CATEGORIES}
     stays = _series(resident, end + 1)
     kernels = tuple(on_chip(walk.places[n], k, program.chip, stays[n]) for n, k in enumerate(walk.blocks) if isinstance(k, Kernel))
-    return MemoryMap(program.chip, allocations, tuple(walk.places), live, program.end_of("hbm"), stays, kernels)
+    return MemoryMap(program.chip, allocations, tuple(walk.places), live, program.hbm_bytes, stays, kernels)
 
 
 def on_chip(place: str, kernel: Kernel, chip: Chip, resident_bytes: int) -> OnChip:

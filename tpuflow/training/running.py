@@ -341,4 +341,4 @@ def _arrays(tree: Any) -> Any:
 
 
 def _hbm_bytes(program: Any) -> int:
-    return program.end_of("hbm")
+    return program.hbm_bytes
