@@ -83,10 +83,11 @@ ROWS: tuple[tuple[str, Callable[[], StepConfig], str, Vendor | None], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Temporaries and traffic of a step in GB, and its modelled milliseconds."""
+    """Temporaries of a step, its traffic and what it moves within VMEM, in GB; its modelled milliseconds."""
 
     temporaries: float
     traffic: float
+    within_vmem: float
     ms: float
 
     @classmethod
@@ -97,7 +98,8 @@ class Planned:
         except OutOfMemoryError:
             return None
         time, memory = sink_time(program, STEPS), memory_analysis(program)
-        return cls(memory.temp_size_in_bytes / 1e9, time.work.hbm_bytes / STEPS / 1e9, 1e3 * time.seconds / STEPS)
+        hbm, vmem = time.work.hbm_bytes / STEPS, time.work.vmem_bytes / STEPS
+        return cls(memory.temp_size_in_bytes / 1e9, hbm / 1e9, vmem / 1e9, 1e3 * time.seconds / STEPS)
 
 
 @contextmanager
@@ -114,7 +116,8 @@ def keeping() -> Iterator[None]:
 ABOUT = """# Memory of training steps
 
 Made by `python -m bench.memory`; do not edit. Mixed bf16; temporaries are all that is neither parameter, optimizer state nor batch;
-traffic is what a step moves to and from HBM; times are modelled ([how](timing.md)).
+traffic is what a step moves to and from HBM, and "in VMEM" what it moves to and from arrays that stay there; times are modelled
+([how](timing.md)).
 
 What keeps temporaries low: `Rematerialize` computes again, in a kernel of the backward pass that reads what they are made of, softmax,
 GELU and normalised rows that the forward pass would store for it; results take the place of operands that are read for the last time;
@@ -122,20 +125,22 @@ arrays are placed by size where placing them by time leaves gaps ([passes](archi
 The columns "kept" are of the same compiler without `Rematerialize`.
 
 XLA:TPU's columns are what the vendor's compiler plans for the same steps ([`tpuflow compare`](reports.md#beside-xlatpu) with jax 0.10.2
-and libtpu 0.0.52; on tpu-v3 for one of its two cores). Where its traffic is lower, it keeps whole arrays in
-VMEM from one fusion to the next, on tpu-v5e with its 128 MiB above all, which no kernel here does; where ours is, attention stores
-neither scores nor weights (`JoinProducts`).
+and libtpu 0.0.52; on tpu-v3 for one of its two cores). Both keep whole arrays in VMEM from kernel to kernel on tpu-v5e
+([how](architecture.md)). Where XLA:TPU's traffic is lower, it also moves arrays to and from VMEM for a part of their lives, where one of
+ours is there for all its life or not at all, and on chips with one core only. Where ours is lower, attention stores neither scores nor
+weights (`JoinProducts`).
 
-| step | chip | temporaries GB | kept | XLA:TPU | traffic GB | kept | XLA:TPU | ms | kept |
-|---|---|---|---|---|---|---|---|---|---|
+| step | chip | temporaries GB | kept | XLA:TPU | traffic GB | kept | XLA:TPU | in VMEM GB | ms | kept |
+|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
 def line(name: str, chip: str, now: Planned | None, kept: Planned | None, vendor: Vendor | None) -> str:
     """A row of the table."""
-    ours, before = ([p.temporaries, p.traffic, p.ms] if p else [None] * 3 for p in (now, kept))
+    ours, before = ([p.temporaries, p.traffic, p.within_vmem, p.ms] if p else [None] * 4 for p in (now, kept))
     theirs = [vendor.temporaries, vendor.traffic] if vendor else [None] * 2
-    cells = [(ours[0], 2), (before[0], 2), (theirs[0], 2), (ours[1], 1), (before[1], 1), (theirs[1], 1), (ours[2], 1), (before[2], 1)]
+    cells = [(ours[0], 2), (before[0], 2), (theirs[0], 2), (ours[1], 1), (before[1], 1), (theirs[1], 1)]
+    cells += [(ours[2], 1), (ours[3], 1), (before[3], 1)]
     return f"| {name} | {chip} | {' | '.join('' if x is None else f'{x:.{digits}f}' for x, digits in cells)} |"
 
 

@@ -88,6 +88,8 @@ class _Drawing:
                 self.own[dtype].append(b.buffer(dtype, address=self._address()))
             self.of[dtype] += self.own[dtype]
         self.arrays += [b.buffer(F32, (9, 130), address=self._address()) for _ in range(2)]
+        if rng.random() < 0.3:
+            self._stay(self.arrays[-1])
         for name, dtype, shape in (("in_s", S32, ()), ("in_f", F32, ()), ("in_a", F32, (9, 130))):
             b.infeed(name, dtype, shape)
             b.outfeed(name.replace("in", "out"), dtype, shape)
@@ -99,6 +101,10 @@ class _Drawing:
         if self.rng.random() < 0.9:
             return None
         return int(self.b.buffers[self.rng.integers(len(self.b.buffers))].address + self.rng.integers(0, 2) * 4)
+
+    def _stay(self, buffer: int) -> None:
+        """Put an array into VMEM: above the tiles of all kernels, or where they may be."""
+        self.b.buffers[buffer] = replace(self.b.buffers[buffer], space="vmem", address=int(self.rng.choice((2**12, 2**20, 2**23))))
 
     def _all(self) -> list[int]:
         return [*self.of[S32], *self.of[F32], *self.of[PRED], *self.arrays]

@@ -23,7 +23,7 @@ APART = tuple(step for step in PIPELINE if not isinstance(step, JoinProducts))
 HEADS, WIDTH = 12, 64
 CHIPS = ("tpu-v3", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e")
 ABOUT = """Causal attention, 12 heads of 64 in bf16, and its gradients: products apart from softmax, and joined with it (JoinProducts).
-Modelled ms, MB moved to and from HBM, MB of temporaries, and MB of these in arrays of the size of the scores.
+Modelled ms, MB moved to and from HBM, MB of temporaries there, and MB of arrays of the size of the scores, in HBM or VMEM.
 
 """
 

@@ -7,6 +7,7 @@ one too, and temporaries of one queue have none.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from tpuflow.isa.bounds import Bound
 from tpuflow.isa.contraction import SlidingAxis
 from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Infeed, Kernel, Loop, Outfeed, Program, Switch, While
+
+VMEM_PLACE = 2**20  # bytes; above the tiles of a map kernel
 
 
 def map_kernel(
@@ -394,6 +397,17 @@ def counter_program(width: int = 130, steps: int = 3) -> Program:
     return b.program(k.kernel())
 
 
+def vmem_program(first: int = VMEM_PLACE, second: int = 2 * VMEM_PLACE, shape: Sequence[int] = (16, 256)) -> Program:
+    """out = -(-(-x)); both arrays in between stay in VMEM, at these addresses."""
+    b = Builder()
+    x, one, two = b.input("x", F32, shape), b.buffer(F32, shape, address=first), b.buffer(F32, shape, address=second)
+    out = b.new_output("out", F32, shape)
+    pairs = ((x, one, "first"), (one, two, "second"), (two, out, "third"))
+    code = [map_kernel(b, [source], target, unary("neg"), (8, 128), name=name) for source, target, name in pairs]
+    b.buffers[one], b.buffers[two] = (replace(b.buffers[n], space="vmem") for n in (one, two))
+    return b.program(*code)
+
+
 def all_programs() -> dict[str, Program]:
     """One of each, by name."""
     made = {
@@ -402,7 +416,7 @@ def all_programs() -> dict[str, Program]:
         "loop": loop_program(),
         "while": while_program(), "switch": switch_program(), "feed": feed_program(), "take": take_program(), "scatter": scatter_program(),
         "cumulative": cumulative_program(), "sort": sort_program(), "concatenate": concatenate_program(),
-        "update_slice": update_slice_program(), "resident": resident_program(),
+        "update_slice": update_slice_program(), "resident": resident_program(), "vmem": vmem_program(),
         "counter": counter_program(), "two_layer": two_layer_program(), "empty": map_program((0, 5), (8, 128)),
     }  # fmt: skip
     return made | {kind: move_program(kind) for kind in MOVES}

@@ -19,6 +19,7 @@ from tpuflow.isa.collectives import KIND_CODES, REDUCERS, Await, Collective, Mes
 from tpuflow.isa.contraction import SlidingAxis
 from tpuflow.isa.instruction import MAX_RANK, RATES, SPACES, FieldKind, Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import (
+    BUFFER_SPACES,
     GRID_KINDS,
     Block,
     Buffer,
@@ -110,7 +111,7 @@ blocks = st.recursive(
     kernels() | st.builds(Infeed, signed, signed) | st.builds(Outfeed, signed, signed) | st.builds(Position, signed, signed)
     | collectives | st.builds(Await, signed), _nested, max_leaves=4,
 )  # fmt: skip
-buffers = st.builds(Buffer, dtypes, shapes, signed)
+buffers = st.builds(Buffer, dtypes, shapes, signed, st.sampled_from(BUFFER_SPACES))
 ports = st.builds(Port, names, dtypes, shapes, signed, st.booleans(), st.booleans(), names, tuples(tuples(signed, 3), 3))
 chips = st.sampled_from(tuple(CHIPS.values())) | st.builds(
     Chip,

@@ -27,7 +27,7 @@ from tpuflow.isa.vector import Constant as Splat
 HAND = hand.all_programs()
 
 GOLDEN = """\
-tpx 8.0    ; a little of everything
+tpx 9.0    ; a little of everything
 chip
   name "tiny"
   cores 1
@@ -50,6 +50,7 @@ buffers
   b0 f32[300, 64] at 0x0    ; x
   b1 s32[] at 0x12c00    ;
   b2 u8[3] at 0x12c40    ; über; semicolon
+  b3 bf16[8, 128] at vmem[0x8000]    ; stays
 constants
   b1 = s32 -1
   b2 = u8 1, 2, 255
@@ -125,7 +126,8 @@ def test_the_text_means_what_it_says() -> None:
     )
     assert window.tile == tile and window.fill == -math.inf
     assert (kernel.name, kernel.scope) == ("fused.1", 'jvp(Net)/"fc1"') and kernel.sources[:3] == ("mlp.py:1 (init)", "", "mlp.py:2")
-    assert program.name == "a little of everything" and program.buffer_names == ("x", "", "über; semicolon")
+    assert program.name == "a little of everything" and program.buffer_names == ("x", "", "über; semicolon", "stays")
+    assert [b.space for b in program.buffers] == ["hbm", "hbm", "hbm", "vmem"]
     assert program.chip.source == 'this "test"' and program.inputs[0].key == "threefry2x32" and program.inputs[0].weak
     assert program.constants == (Constant(1, b"\xff\xff\xff\xff"), Constant(2, b"\x01\x02\xff"))
     assert isinstance(loop.body[0], Loop) and isinstance(loop.body[1], Switch) and loop.body[1].branches[0] == ()
@@ -213,8 +215,8 @@ def test_incomplete_source_lines_cannot_be_shown() -> None:
 MARK = "\0"
 
 FAULTS = {
-    "version": ("tpx 8.0", "tpx @9.0", "found '9.0', expected a version from 8.0 to 8.0"),
-    "no_program": ("tpx 8.0", "@HloModule", "found 'HloModule', expected 'tpx 8.0'"),
+    "version": ("tpx 9.0", "tpx @10.0", "found '10.0', expected a version from 9.0 to 9.0"),
+    "no_program": ("tpx 9.0", "@HloModule", "found 'HloModule', expected 'tpx 9.0'"),
     "chip_fact": ("  cores 1\n  clock", "  @clock", "found 'clock_hz', expected the chip's 'cores'"),
     "chip_value": ("cores 1", "cores @one", "found 'one', expected an integer"),
     "string": ('name "tiny"', 'name @"tiny', "found '\"tiny', expected a string in double quotes"),
@@ -254,9 +256,9 @@ UNPLACED = {
     "sources": (
         "    ; mlp.py:4",
         "",
-        "step.txt:34: instructions of this kernel: found 7 comments on 8 lines, expected one on every",
+        "step.txt:35: instructions of this kernel: found 7 comments on 8 lines, expected one on every",
     ),
-    "buffer_names": ("    ; x\n", "\n", "step.txt: buffers: found 2 comments on 3 lines"),
+    "buffer_names": ("    ; x\n", "\n", "step.txt: buffers: found 3 comments on 4 lines"),
 }
 
 
@@ -285,7 +287,7 @@ def test_leading_zeros_change_no_integer() -> None:
 
 @pytest.mark.parametrize("text", ["", "\n\n", "; only a comment\n"])
 def test_an_empty_text_is_refused(text: str) -> None:
-    with pytest.raises(ProgramFileError, match="found the end of the text, expected 'tpx 8.0'"):
+    with pytest.raises(ProgramFileError, match="found the end of the text, expected 'tpx 9.0'"):
         assemble(text)
 
 

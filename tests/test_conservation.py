@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -76,28 +77,30 @@ def _touched_bytes(window: Window, index: tuple[int, ...]) -> int:
     return math.prod(places) * window.tile.dtype.bytes
 
 
-def _counted(program: Program) -> tuple[int, int, int]:
-    """Multiply-adds, bytes read and bytes written, added up trip by trip."""
-    macs, moved = 0, {"read": 0, "write": 0}
+def _counted(program: Program) -> tuple[int, Counter[tuple[str, str]]]:
+    """Multiply-adds, and bytes by memory and direction, added up trip by trip."""
+    macs, moved = 0, Counter[tuple[str, str]]()
     for kernel in program.kernels():
         for instruction, index in _trips(kernel):
             for role, window in instruction.windows():
-                moved[role] += _touched_bytes(window, index)
+                moved[program.buffers[window.buffer].space, role] += _touched_bytes(window, index)
             if isinstance(instruction, MatmulAccumulate):
                 shapes = (_valid(tile, index) for tile in (instruction.a, instruction.b, instruction.acc))
                 macs += math.prod(instruction.contraction.by_label(*shapes).values())
-    return macs, moved["read"], moved["write"]
+    return macs, moved
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_multiply_adds_and_bytes_are_the_same_in_graph_program_and_timing(name):
     graph, program = _graph_and_program(name)
     work = time_program(program).work
-    macs, read, written = _counted(program)
+    macs, moved = _counted(program)
+    read, written = moved["hbm", "read"], moved["hbm", "write"]
     assert _graph_multiply_adds(graph) == macs == sum(work.macs.values())
     assert written == work.written_bytes >= _bytes(graph.outputs)
     # The timing counts the part of a window that a padded edge cuts off; where nothing is padded there is none.
     assert _bytes(graph.inputs) <= read <= work.read_bytes <= (1.1 if name == "LeNet5" else 1.0) * read
+    assert 0 < moved["vmem", "read"] <= work.vmem_read_bytes and 0 < moved["vmem", "write"] <= work.vmem_written_bytes
 
 
 @pytest.mark.parametrize("name", MODELS)

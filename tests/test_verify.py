@@ -60,7 +60,7 @@ def with_port(kind: str, **changes: Any) -> Program:
 
 
 def test_tables_that_do_not_fit_are_refused() -> None:
-    refuses(with_buffer(0, address=-4), "buffer table: buffer 0 lies at bytes -4 to 23996; generic has 17179869184")
+    refuses(with_buffer(0, address=-4), "buffer table: buffer 0 lies at bytes -4 to 23996 of hbm; generic has 17179869184")
     refuses(with_buffer(2, address=2**34), "buffer table: buffer 2 lies at bytes 17179869184")
     refuses(with_buffer(1, shape=(20, -1)), r"buffer 1 has shape \[20, -1\]; expected sizes >= 0")
     refuses(with_buffer(1, address=64), "inputs and constants: buffers 0 and 1 overlap at byte 64")

@@ -324,9 +324,13 @@ def _info_lines(program: Program) -> list[str]:
     opcodes = Counter(i.mnemonic for k in kernels for i in k.instructions)
     lines = [
         f"program {program.name or '(no name)'} for chip {program.chip.name}, code {code_hash(program)[:16]}",
-        f"HBM: {max((b.address + b.bytes for b in program.buffers), default=0)} bytes in {len(program.buffers)} buffers, "
+        f"HBM: {program.hbm_bytes} bytes in {len(program.buffers) - len(program.resident)} buffers, "
         f"{sum(len(c.data) for c in program.constants)} bytes of constants",
     ]
+    if program.resident:
+        lines.append(
+            f"VMEM: {len(program.resident)} arrays that stay there, {sum(program.buffers[n].bytes for n in program.resident)} bytes"
+        )
     for what, ports in (("input", program.inputs), ("output", program.outputs), ("infeed", program.infeeds), ("outfeed", program.outfeeds)):
         lines += [f"{what:8} {p.name or '-'}: {p.dtype}{list(p.shape)}{' (donated)' if p.donated else ''}" for p in ports]
     lines.append(f"{len(kernels)} kernels; instructions: {', '.join(f'{n} {c}' for n, c in sorted(opcodes.items()))}")

@@ -54,6 +54,7 @@ from tpuflow.lower.passes.simplify import Simplify
 from tpuflow.lower.passes.split_collectives import SplitCollectives
 from tpuflow.lower.passes.store_less import StoreLess
 from tpuflow.lower.passes.sum_in_product import SumInProduct
+from tpuflow.lower.residency import keep_on_chip
 from tpuflow.lower.scatter_sums import scatter_sums
 from tpuflow.lower.shards import WHOLE, Cuts, cut_ports, on_chips
 
@@ -279,6 +280,9 @@ def _compile_graph(
     log.lap("plan-memory", str(plan.use))
     with located("assemble"):
         program = assemble(graph, plan, row, interface)
+    with located("keep-on-chip"):
+        program = keep_on_chip(program)
+    log.lap("keep-on-chip", f"{len(program.resident):6d} arrays stay in VMEM")
     log.finish(graph, program)
     return program
 

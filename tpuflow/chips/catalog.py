@@ -67,6 +67,7 @@ CHIPS = {
             vector_lanes=128,
             vector_units=2,
             vmem_bytes=16 * MIB,
+            vmem_bytes_per_second=4.4e12,
             acc_bytes=4 * MIB,
             smem_bytes=16 * KIB,
             hbm_bytes=16 * GIB,
@@ -126,10 +127,12 @@ CHIPS = {
         _sophgo(
             name="bm1684x",
             cores=1,
+            vmem_bytes_per_second=1.0e12,
             hbm_bytes=16 * GIB,
             hbm_bytes_per_second=68e9,
             host_bytes_per_second=8e9,
-            source="64 lanes of 64 bytes, 16 TF f16 and bf16, 2 TF f32, 32 TOPS s8 [perf]; local memory 256 KB a lane; clock, split of the "
+            source="64 lanes of 64 bytes, 16 TF f16 and bf16, 2 TF f32, 32 TOPS s8 [perf]; local memory 256 KB a lane, 64 bytes "
+            "a cycle and lane, a quarter of it for a move: read and written, loads beside stores; clock, split of the "
             "matrix unit, 68 GB/s of LPDDR4x, 16 GB, PCIe and launch (as bm1690) assumed",
         ),
         _sophgo(
@@ -202,14 +205,15 @@ CHIPS = {
             matrix_s8_passes=0.5,
             vector_units=4,
             vmem_bytes=128 * MIB,
+            vmem_bytes_per_second=4.5e12,
             hbm_bytes=16 * GIB,
             hbm_bytes_per_second=819e9,
             link_chips=256,
             link_axes=2,
             link_bytes_per_second=180e9,
             source="2D torus of 16 x 16, four links of 45 GB/s each way [book]; "
-            "197 TF, 394 TOPS s8, four 128x128 arrays, 16 GiB at 819 GB/s [cloud]; VMEM 128 MiB [tpu_info]; clock derived from the "
-            "peak",
+            "197 TF, 394 TOPS s8, four 128x128 arrays, 16 GiB at 819 GB/s [cloud]; VMEM 128 MiB [tpu_info], 22 times the HBM bandwidth "
+            "[book], a quarter of it for a move: read and written, loads beside stores; clock derived from the peak",
         ),
         _tpu(
             name="tpu-v5p",
@@ -241,6 +245,7 @@ CHIPS = {
             vector_units=4,
             vector_packs=1,
             vmem_bytes=128 * MIB,
+            vmem_bytes_per_second=9.0e12,
             hbm_bytes=32 * GIB,
             hbm_bytes_per_second=1.64e12,
             host_bytes_per_second=32e9,
@@ -248,8 +253,8 @@ CHIPS = {
             link_axes=2,
             link_bytes_per_second=360e9,
             source="2D torus of 16 x 16, four links of 90 GB/s each way [book]; "
-            "918 TF, two 256x256 arrays, 32 GiB at 1.64 TB/s [cloud]; VMEM 128 MiB, 1,840 TOPS s8 [tpu_info]; clock 1.75 "
-            "GHz and two rows a cycle derived from the peak; 16-bit vector arithmetic assumed",
+            "918 TF, two 256x256 arrays, 32 GiB at 1.64 TB/s [cloud]; VMEM 128 MiB, 1,840 TOPS s8 [tpu_info], its rate as v5e's; clock "
+            "1.75 GHz and two rows a cycle derived from the peak; 16-bit vector arithmetic assumed",
         ),
         _tpu(
             name="tpu-v7x",

@@ -20,6 +20,8 @@ class Chip:
     rounded). It accumulates in f32, integers in s32.
     Vector unit: `vector_units` operations a cycle on `vector_sublanes` x `vector_lanes` lanes of 32 bits; `vector_packs` types of 16 bits
     go twice as fast (1) or not (0). A division, root or transcendental function counts as `special_passes` operations.
+    Vector memory: `vmem_bytes` a core. A move between an array that stays there and a tile goes at `vmem_bytes_per_second`, loads and
+    stores each at that rate (0: no array stays there).
     HBM: `hbm_bytes_per_second` for the chip, `core_hbm_bytes_per_second` for what one core can draw (0: all of it), bursts of
     `hbm_burst_bytes`. A cache of `cache_bytes` that all cores share gives each `core_cache_bytes_per_second`. `hbm_parameter_bytes`,
     `hbm_feature_bytes` and `hbm_collective_bytes` divide HBM where the maker does (0: undivided).
@@ -63,6 +65,7 @@ class Chip:
     matrix_f32_as: str = "f32"
     vector_packs: int = 0
     special_passes: int = 4
+    vmem_bytes_per_second: float = 0.0
     core_hbm_bytes_per_second: float = 0.0
     hbm_burst_bytes: int = 64
     cache_bytes: int = 0
@@ -97,6 +100,11 @@ class Chip:
     def available_hbm_bytes(self) -> int:
         """HBM that a program may use: all but what the maker reserves for collectives."""
         return self.hbm_bytes - self.hbm_collective_bytes
+
+    @property
+    def keeps_arrays(self) -> bool:
+        """Whether arrays may stay in VMEM from kernel to kernel: its one core reads what it has written (another one could not)."""
+        return self.cores == 1 and self.vmem_bytes_per_second > 0
 
     def core_bandwidth(self, cores: int) -> float:
         """Sustained HBM bytes a second of each of `cores` cores that move data at once."""

@@ -111,13 +111,12 @@ def _by_place(work: Iterable[tuple[Place, Work]]) -> Mapping[Place, list[Work]]:
 
 def _own_work(kernels: Sequence[KernelLine]) -> list[tuple[Place, Work]]:
     """Of one step in a launch of its own, so that kernels and bytes are whole numbers."""
-    return [
-        (
-            (k.layer, k.phase),
-            Work(k.what, k.source, Amounts(round(k.count), round(k.hbm_bytes), product_seconds=k.seconds if k.macs else 0.0)),
-        )
-        for k in kernels
-    ]
+    found: list[tuple[Place, Work]] = []
+    for k in kernels:
+        count, hbm, vmem = round(k.count), round(k.hbm_bytes), round(k.resident_bytes)
+        amounts = Amounts(count, hbm, vmem_bytes=vmem, product_seconds=k.seconds if k.macs else 0.0)
+        found.append(((k.layer, k.phase), Work(k.what, k.source, amounts)))
+    return found
 
 
 def _vendor_work(module: Module, chip: Chip) -> list[tuple[Place, Work]]:

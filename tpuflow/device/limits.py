@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.host_memory import total_bytes
-from tpuflow.device.ordering import slot_bytes
 from tpuflow.errors import ConfigError, LimitError
 from tpuflow.isa.instruction import Tile, TileAxis, WindowAxis
+from tpuflow.isa.occupancy import slot_bytes
 from tpuflow.isa.program import Kernel, Port, Program
 
 MOST_WORK = 2**44
@@ -96,9 +96,9 @@ def _port_bytes(port: Port) -> int:
 
 
 def occupied_bytes(program: Program) -> int:
-    """Bytes of HBM that some buffer lies in."""
+    """Bytes of HBM and VMEM that some buffer lies in."""
     total = end = 0
-    for low, high in sorted((b.address, b.address + b.bytes) for b in program.buffers if b.bytes):
+    for low, high in sorted(b.span for b in program.buffers if b.bytes):
         total += max(0, high - max(low, end))
         end = max(end, high)
     return total

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from tpuflow.chips.chip import Chip
 from tpuflow.isa.instruction import QUEUES, Tile
+from tpuflow.isa.occupancy import slot_span
 from tpuflow.isa.program import Kernel
 
 Event = tuple[int, int, int]  # instruction number in the kernel, point, step
@@ -144,19 +145,3 @@ def _cells(cuts: list[int], space: str, low: int, high: int, made: dict[tuple[st
         return (Cell(),)
     inside = cuts[bisect.bisect_left(cuts, low) : bisect.bisect_left(cuts, high)]
     return tuple(made.setdefault((space, edge), Cell()) for edge in inside)
-
-
-def slot_bytes(tile: Tile, chip: Chip) -> int:
-    """Bytes from one slot of a tile to the next: its padded size on the chip."""
-    return chip.tile_bytes(tile.shape, tile.dtype.bytes)
-
-
-def slot_span(tile: Tile, slot: int, chip: Chip) -> tuple[int, int]:
-    """First byte of a slot, and the first one after it."""
-    size = slot_bytes(tile, chip)
-    return tile.address + slot * size, tile.address + (slot + 1) * size
-
-
-def space_bytes(space: str, chip: Chip) -> int:
-    """Capacity of an on-chip memory."""
-    return {"vmem": chip.vmem_bytes, "acc": chip.acc_bytes, "smem": chip.smem_bytes}[space]

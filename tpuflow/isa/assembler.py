@@ -128,7 +128,12 @@ def _buffer(cursor: Cursor, number: int) -> tuple[Buffer, str | None]:
         cursor.fail(f"'b{number}': buffers are numbered from 0 without gaps", start)
     dtype, shape = cursor.array_type()
     cursor.expect("at")
-    return Buffer(dtype, shape, cursor.integer()), cursor.end()
+    if not cursor.accept_word("vmem"):
+        return Buffer(dtype, shape, cursor.integer()), cursor.end()
+    cursor.expect("[")
+    address = cursor.integer()
+    cursor.expect("]")
+    return Buffer(dtype, shape, address, "vmem"), cursor.end()
 
 
 def _constant(cursor: Cursor, lines: Lines) -> Constant:

@@ -25,7 +25,7 @@ from tpuflow.isa.bounds import Bound
 from tpuflow.isa.collectives import KIND_CODES, REDUCERS
 from tpuflow.isa.contraction import SlidingAxis
 from tpuflow.isa.instruction import INSTRUCTIONS, MAX_RANK, RATES, SPACES, FieldKind, Instruction, Tile, Window
-from tpuflow.isa.program import GRID_KINDS, Kernel
+from tpuflow.isa.program import BUFFER_SPACES, GRID_KINDS, Kernel
 from tpuflow.isa.wire import (
     Codec,
     Reader,
@@ -51,7 +51,7 @@ MAX_ARRAY_RANK = 32
 
 CHOICES = {
     label: {word: code for code, word in enumerate(words)}
-    for label, words in {"Tile.space": SPACES, "Tile.rate": RATES, "GridAxis.kind": GRID_KINDS}.items()
+    for label, words in {"Tile.space": SPACES, "Tile.rate": RATES, "GridAxis.kind": GRID_KINDS, "Buffer.space": BUFFER_SPACES}.items()
 } | {"Collective.kind": KIND_CODES, "Collective.reducer": REDUCERS}
 """String fields that hold one word of a list."""
 LIMITS = {  # most items of a tuple field, where it is not the file's length that limits them

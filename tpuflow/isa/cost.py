@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpuflow.isa.instruction import Tile, Window
 
@@ -16,9 +16,9 @@ ShapeOf = Callable[[Tile], tuple[int, ...]]
 class Cost:
     """One execution on one core.
 
-    `cycles` is how long the unit is taken, HBM aside. `hbm_bytes` are the bytes of buffers that a move reads or writes, `bus_bytes` the
-    same in whole bursts: what the memory really moves. `macs` are multiply-adds of the matrix unit, `element_ops` results of the vector
-    or scalar unit.
+    `cycles` is how long the unit is taken, moves aside. `hbm_bytes` are the bytes of buffers that a move reads or writes, `bus_bytes` the
+    same in whole bursts: what the memory really moves; of a buffer that stays in VMEM, `vmem_bytes` instead of both. `macs` are
+    multiply-adds of the matrix unit, `element_ops` results of the vector or scalar unit.
     """
 
     cycles: int = 0
@@ -26,6 +26,11 @@ class Cost:
     bus_bytes: int = 0
     macs: int = 0
     element_ops: int = 0
+    vmem_bytes: int = 0
+
+    def within_vmem(self) -> Cost:
+        """The same move of a buffer that stays in VMEM."""
+        return replace(self, hbm_bytes=0, bus_bytes=0, vmem_bytes=self.bus_bytes)
 
 
 def window_bytes(window: Window, shape: Sequence[int], burst_bytes: int) -> tuple[int, int]:

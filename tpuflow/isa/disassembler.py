@@ -4,7 +4,8 @@ The first line names the format's version and the program; then come the section
 `outputs`, `infeeds`, `outfeeds` and `code`, as far as they are not empty. Two spaces of indentation are one level.
 
     "data" 4                            an axis of the mesh, and how many chips it has
-    b3 f32[64, 784] at 0x1000           a buffer: type, shape, byte address
+    b3 f32[64, 784] at 0x1000           a buffer: type, shape, byte address in HBM
+    b4 f32[64, 10] at vmem[0x1000]      a buffer that stays in VMEM
     b3 = f32 0.5, 1.0                   a constant by its values, or `b3 = hex` and lines of hexadecimal bytes
     "x" f32[64, 784] b3 donated weak    a port: name, type, shape, its buffer (b-1: none), marks, and key="..." of random keys;
                                         `cut=[(0, 1), ()]`: along its first axis the host's array is cut over mesh axes 0 and 1
@@ -143,7 +144,8 @@ def _fact(hint: object, value: Any) -> str:
 def _named_buffers(program: Program) -> Iterator[str]:
     names: Iterable[str | None] = program.buffer_names or (None,) * len(program.buffers)
     for number, (buffer, name) in enumerate(zip(program.buffers, names, strict=True)):
-        yield _commented(f"b{number} {array_type(buffer.dtype, buffer.shape)} at {buffer.address:#x}", name)
+        place = f"{buffer.space}[{buffer.address:#x}]" if buffer.is_resident else f"{buffer.address:#x}"
+        yield _commented(f"b{number} {array_type(buffer.dtype, buffer.shape)} at {place}", name)
 
 
 def _constant(constant: Constant, buffers: tuple[Buffer, ...]) -> Iterator[str]:

@@ -8,7 +8,7 @@ A file is a header, a table of sections, and the sections one after the other. A
     rows           44 bytes each: name (4 letters), length (u64), SHA-256 of the content
     checksum       32 bytes  SHA-256 of everything above, and so of the whole file
 
-The sections, in this order: CHIP (the chip's row), BUFS (the HBM buffer table), CNST (constants), PORT (inputs, outputs, infeeds,
+The sections, in this order: CHIP (the chip's row), BUFS (the buffer table), CNST (constants), PORT (inputs, outputs, infeeds,
 outfeeds), CODE (blocks and kernels), MESH (the axes of the chips that run it) and, if there is any of it, DBUG: where the chip's numbers
 are from, the program's and buffers' names, the kernels' names and scopes, those of collectives with their source lines, and a source
 line for every instruction, over one table of strings. The code hash is the SHA-256 of the table rows of all sections but DBUG: names and
@@ -34,7 +34,7 @@ from tpuflow.isa.program import Block, Kernel, Loop, Program, Switch, While, wal
 from tpuflow.isa.wire import Codec, Reader, Writer
 
 MAGIC = b"\x89TPX\r\n\x1a\n"
-MAJOR, MINOR = 8, 0
+MAJOR, MINOR = 9, 0
 SECTIONS = {  # every section with the Program fields that it holds
     "CHIP": ("chip",),
     "BUFS": ("buffers",),

@@ -1,4 +1,4 @@
-"""A Program: what the device is given. Buffers in HBM, constants, a signature, and code as a list of blocks."""
+"""A Program: what the device is given. Buffers in HBM and VMEM, constants, a signature, and code as a list of blocks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,24 @@ from tpuflow.isa.collectives import Await, Collective, Cut, MeshAxis, Position
 from tpuflow.isa.instruction import Instruction
 
 GRID_KINDS = ("parallel", "sequential")
+BUFFER_SPACES = ("hbm", "vmem")
+VMEM_START = 2**61
+"""Where VMEM begins in the numbering of `Buffer.span`: above the HBM of any chip."""
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A dense row-major array in HBM at byte `address`. Buffers may share addresses if their contents are never needed at once."""
+    """A dense row-major array at byte `address` of HBM, or of VMEM (`space`), where it stays from kernel to kernel.
+
+    Buffers may share addresses if their contents are never needed at once. A kernel's tiles take the place of what lies in VMEM where
+    they do. Inputs, outputs, constants, and what blocks other than kernels read or write, are in HBM; a chip whose cores do not share
+    their VMEM keeps nothing there.
+    """
 
     dtype: DType
     shape: tuple[int, ...]
     address: int
+    space: str = "hbm"
 
     @property
     def elems(self) -> int:
@@ -34,6 +43,17 @@ class Buffer:
     def bytes(self) -> int:
         """Size in bytes."""
         return self.elems * self.dtype.bytes
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether it stays in VMEM."""
+        return self.space == "vmem"
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First byte, and the first one after it, in one numbering of both memories: HBM by its addresses, VMEM from `VMEM_START` on."""
+        start = self.address + (VMEM_START if self.is_resident else 0)
+        return start, start + self.bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +222,16 @@ class Program:
     def call_ports(self) -> int:
         """How many of the outfeed ports, the first ones, are those of `calls`."""
         return count(self.calls)
+
+    @property
+    def resident(self) -> frozenset[int]:
+        """Numbers of the buffers that stay in VMEM."""
+        return frozenset(n for n, b in enumerate(self.buffers) if b.is_resident)
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Bytes of HBM up to the end of the buffer that lies highest in it."""
+        return max((b.address + b.bytes for b in self.buffers if not b.is_resident), default=0)
 
     def kernels(self) -> Iterator[Kernel]:
         """Every kernel, depth first, in program order."""

@@ -1,4 +1,4 @@
-"""What lies in HBM when: every buffer with its category, lifetime, layer and source line; the timeline of live bytes and its peak.
+"""What lies in memory when: every buffer with its category, lifetime, layer and source line; the timeline of HBM and its peak.
 
 All of it is found in the Program itself: lifetimes from the accesses of its blocks, categories from the signature and from the name
 stacks in its debug section.
@@ -7,15 +7,14 @@ stacks in its debug section.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tpuflow.chips.chip import Chip
-from tpuflow.isa.collectives import Await, Collective, Position
-from tpuflow.isa.instruction import Tile
-from tpuflow.isa.program import Block, Buffer, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, children
+from tpuflow.isa.liveness import Timeline
+from tpuflow.isa.occupancy import tile_end
+from tpuflow.isa.program import BUFFER_SPACES, Block, Buffer, Infeed, Kernel, Program
 from tpuflow.reports.layers import BACKWARD, FORWARD, UPDATE, Layer, layer_of
 
 CATEGORIES = ("parameters", "optimizer", "gradients", "activations", "constants", "infeed", "arguments", "results")
@@ -30,13 +29,14 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A buffer of HBM: `first` and `last` are the ticks between which it is needed (both included), `layer` the module path of what is
-    in it, `source` the user's line that makes it (an argument's is empty)."""
+    """A buffer at `address` of HBM or VMEM (`space`): `first` and `last` are the ticks between which it is needed (both included), `layer`
+    the module path of what is in it, `source` the user's line that makes it (an argument's is empty)."""
 
     buffer: int
     name: str
     type: str
     bytes: int
+    space: str
     address: int
     category: str
     first: int
@@ -52,20 +52,21 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class OnChip:
-    """Bytes of on-chip memory that one kernel uses at its place in the Program."""
+    """Bytes of on-chip memory that the tiles of one kernel take at its place in the Program, and arrays that stay in VMEM meanwhile."""
 
     place: str
     name: str
     vmem_bytes: int
     acc_bytes: int
+    resident_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryMap:
-    """A Program's HBM over time. A tick is one block that does something; `places` has each tick's place in the Program.
+    """A Program's memory over time. A tick is one block that does something; `places` has each tick's place in the Program.
 
-    `live_bytes` has, for each category, the bytes that are needed at every tick. `planned_bytes` is what the plan takes: the highest
-    address in use, alignment and gaps included.
+    `live_bytes` has, for each category, the bytes of HBM that are needed at every tick, `resident_bytes` those of arrays in VMEM.
+    `planned_bytes` is what the plan takes: the highest address in use, alignment and gaps included.
     """
 
     chip: Chip
@@ -73,6 +74,7 @@ class MemoryMap:
     places: tuple[str, ...]
     live_bytes: Mapping[str, tuple[int, ...]]
     planned_bytes: int
+    resident_bytes: tuple[int, ...]
     kernels: tuple[OnChip, ...] = field(repr=False)
 
     @property
@@ -98,9 +100,9 @@ class MemoryMap:
         return {name: series[at] for name, series in self.live_bytes.items() if series and series[at]}
 
     def at_peak(self, most: int | None = None) -> tuple[Allocation, ...]:
-        """The allocations that are live at the peak, largest first."""
+        """The allocations of HBM that are live at the peak, largest first."""
         at = self.peak_tick
-        live = sorted((a for a in self.allocations if a.first <= at <= a.last), key=lambda a: (-a.bytes, a.buffer))
+        live = sorted((a for a in self.allocations if a.space == "hbm" and a.first <= at <= a.last), key=lambda a: (-a.bytes, a.buffer))
         return tuple(live[:most])
 
     def __str__(self) -> str:
@@ -114,6 +116,9 @@ class MemoryMap:
         most = max(self.kernels, key=lambda k: k.vmem_bytes, default=None)
         if most:
             lines.append(f"VMEM: at most {most.vmem_bytes / 1024:.0f} KiB of {self.chip.vmem_bytes / 1024:.0f}, in {most.name}")
+        stay = [a for a in self.allocations if a.space == "vmem"]
+        if stay:
+            lines.append(f"VMEM: {len(stay)} arrays stay there, at most {max(self.resident_bytes) / 1024:.0f} KiB at once")
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
@@ -127,37 +132,31 @@ class MemoryMap:
             "at_peak": [_plain(a) for a in self.at_peak(50)],
             "places": list(self.places),
             "live_bytes": {name: list(series) for name, series in self.live_bytes.items() if any(series)},
-            "on_chip": [{"place": k.place, "name": k.name, "vmem_bytes": k.vmem_bytes, "acc_bytes": k.acc_bytes} for k in self.kernels],
+            "resident_bytes": list(self.resident_bytes),
+            "on_chip": [_plain(k) for k in self.kernels],
         }
 
 
 def memory_map(program: Program) -> MemoryMap:
     """The memory of a Program over its blocks; loops count once."""
-    walk = _Timeline(program)
-    walk.blocks(program.code, "")
+    walk = Timeline(program)
     end = max(len(walk.places) - 1, 0)
     provenance = _Provenance.of(program, walk)
     allocations = tuple(provenance.allocation(i, end) for i in range(len(program.buffers)) if i in walk.spans)
-    live = {name: _series([a for a in allocations if a.category == name], end + 1) for name in CATEGORIES}
-    kernels = tuple(on_chip(place, kernel, program.chip) for place, kernel in walk.kernels)
-    top = max((b.address + b.bytes for b in program.buffers), default=0)
-    return MemoryMap(program.chip, allocations, tuple(walk.places), live, top, kernels)
+    in_hbm, resident = ([a for a in allocations if a.space == space] for space in BUFFER_SPACES)
+    live = {name: _series([a for a in in_hbm if a.category == name], end + 1) for name in CATEGORIES}
+    stays = _series(resident, end + 1)
+    kernels = tuple(on_chip(walk.places[n], k, program.chip, stays[n]) for n, k in enumerate(walk.blocks) if isinstance(k, Kernel))
+    return MemoryMap(program.chip, allocations, tuple(walk.places), live, program.hbm_bytes, stays, kernels)
 
 
-def on_chip(place: str, kernel: Kernel, chip: Chip) -> OnChip:
-    """Bytes of VMEM and of the accumulators up to the highest one in use."""
-    top: Counter[str] = Counter()
-    for tile in {t for i in kernel.instructions for t in itertools.chain(i.reads(), i.writes())}:
-        top[tile.space] = max(top[tile.space], tile.address + _tile_bytes(tile, chip))
-    return OnChip(place, kernel.title, top["vmem"], top["acc"])
+def on_chip(place: str, kernel: Kernel, chip: Chip, resident_bytes: int) -> OnChip:
+    """Bytes of VMEM and of the accumulators up to the highest one that tiles take, beside arrays of `resident_bytes`."""
+    return OnChip(place, kernel.title, tile_end(kernel, "vmem", chip), tile_end(kernel, "acc", chip), resident_bytes)
 
 
-def _tile_bytes(tile: Tile, chip: Chip) -> int:
-    return tile.slots * chip.tile_bytes(tile.shape, tile.dtype.bytes)
-
-
-def _plain(a: Allocation) -> dict[str, Any]:
-    return {name: getattr(a, name) for name in Allocation.__dataclass_fields__}
+def _plain(record: Allocation | OnChip) -> dict[str, Any]:
+    return {f.name: getattr(record, f.name) for f in fields(record)}
 
 
 def _series(allocations: Sequence[Allocation], ticks: int) -> tuple[int, ...]:
@@ -168,76 +167,6 @@ def _series(allocations: Sequence[Allocation], ticks: int) -> tuple[int, ...]:
     return tuple(itertools.accumulate(changes[:-1]))
 
 
-# --- lifetimes --------------------------------------------------------------------------------------------------------
-
-
-class _Timeline:
-    """Goes over the blocks; `spans` has the first and last tick of every buffer, as the memory planner counts them.
-
-    A buffer that a loop finds already there stays until the loop ends, for the next trip may need it.
-    """
-
-    def __init__(self, program: Program) -> None:
-        self.places: list[str] = []
-        self.kernels: list[tuple[str, Kernel]] = []
-        self.makers: dict[int, tuple[Block, str]] = {}
-        self.started: dict[int, Collective] = {}
-        self.spans: dict[int, tuple[int, int]] = {p.buffer: (0, 0) for p in program.inputs}
-        self.spans |= {c.buffer: (0, 0) for c in program.constants}
-
-    def blocks(self, code: Sequence[Block], path: str) -> None:
-        """Every block of a list, in order."""
-        for i, block in enumerate(code):
-            self._block(block, f"{path}{i}")
-
-    def _block(self, block: Block, place: str) -> None:
-        self._tick(block, place)
-        start = len(self.places)
-        for name, nested in children(block):
-            self.blocks(nested, f"{place}.{name}.")
-        if isinstance(block, Loop | While):
-            self._stay(start)
-
-    def _stay(self, start: int) -> None:
-        end = len(self.places) - 1
-        for buffer, (first, last) in self.spans.items():
-            if first < start <= last:
-                self.spans[buffer] = first, end
-
-    def _tick(self, block: Block, place: str) -> None:
-        now = len(self.places)
-        self.places.append(place)
-        if isinstance(block, Kernel):
-            self.kernels.append((place, block))
-        if isinstance(block, Collective):
-            self.started[block.semaphore] = block
-        for buffer, source in _touched(self.started[block.semaphore] if isinstance(block, Await) else block):
-            if buffer not in self.spans:
-                self.spans[buffer] = now, now
-                self.makers[buffer] = block, source
-            self.spans[buffer] = self.spans[buffer][0], now
-
-
-def _touched(block: Block) -> Iterator[tuple[int, str]]:
-    """The buffers that a block itself reads or writes, each with the source line of that; writes come first."""
-    match block:
-        case Kernel():
-            lines = itertools.chain(block.sources, itertools.repeat(""))
-            used = [(role, w.buffer, line) for i, line in zip(block.instructions, lines, strict=False) for role, w in i.windows()]
-            yield from ((buffer, line) for _, buffer, line in sorted(used, key=lambda u: u[0] != "write"))
-        case Loop():
-            yield block.trips, ""
-        case While():
-            yield block.predicate, ""
-        case Switch():
-            yield block.index, ""
-        case Infeed() | Outfeed() | Position():
-            yield block.buffer, ""
-        case Collective():
-            yield block.target, block.where
-            yield block.source, block.where
-
-
 # --- provenance -------------------------------------------------------------------------------------------------------
 
 
@@ -246,14 +175,14 @@ class _Provenance:
     """Says of every buffer what it is for: from the signature if it is part of it, else from what made it."""
 
     program: Program
-    walk: _Timeline
+    walk: Timeline
     inputs: Mapping[int, str]
     kept: frozenset[int]
     outputs: frozenset[int]
     trains: bool
 
     @classmethod
-    def of(cls, program: Program, walk: _Timeline) -> _Provenance:
+    def of(cls, program: Program, walk: Timeline) -> _Provenance:
         """Look at the signature, and whether there is a backward pass."""
         constants = {c.buffer: "constants" for c in program.constants}
         inputs = {p.buffer: _input_category(p.name) for p in program.inputs}
@@ -273,7 +202,9 @@ class _Provenance:
         elif number in self.outputs:
             last = end
         category = self.inputs.get(number) or self._made(number, maker, layer)
-        return Allocation(number, name, _type(buffer), buffer.bytes, buffer.address, category, first, last, layer.path, source)
+        return Allocation(
+            number, name, _type(buffer), buffer.bytes, buffer.space, buffer.address, category, first, last, layer.path, source
+        )
 
     def _scope(self, name: str, maker: Block | None) -> str:
         """The name stack of what made a buffer; of a copy, that of the kernel."""

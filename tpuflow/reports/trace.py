@@ -208,7 +208,7 @@ class _Tracer:
         if not self.detailed or place not in self.longest:
             return tuple(Event(q, 0, busy, repeats=True) for q, busy in enumerate(row.time.busy_picoseconds) if busy)
         if kernel not in self.tiles:
-            self.tiles[kernel] = _bounded(record(kernel, self.profile.time.machine))
+            self.tiles[kernel] = _bounded(record(kernel, self.profile.time.machine, self.profile.program.resident))
         return self.tiles[kernel]
 
     def _event(self, process: int, thread: int, name: str, begin: int, duration: int, args: dict[str, Any]) -> None:

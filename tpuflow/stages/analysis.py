@@ -67,7 +67,7 @@ def memory_analysis(program: Program) -> MemoryAnalysis:
     buffers = program.buffers
     inputs, outputs = {p.buffer for p in program.inputs}, {p.buffer for p in program.outputs}
     constants = {c.buffer for c in program.constants}
-    peak = max((b.address + b.bytes for b in buffers), default=0)
+    peak = program.hbm_bytes
 
     def size(indices: Iterable[int]) -> int:
         return sum(buffers[i].bytes for i in indices)

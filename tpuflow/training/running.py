@@ -341,4 +341,4 @@ def _arrays(tree: Any) -> Any:
 
 
 def _hbm_bytes(program: Any) -> int:
-    return max((b.address + b.bytes for b in program.buffers), default=0)
+    return program.hbm_bytes

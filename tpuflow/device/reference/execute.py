@@ -39,6 +39,7 @@ class Run:
     def execute(self, schedule: str) -> None:
         """Run all queues to their ends, DMA as late or as early as the semaphores allow."""
         self.plan.on_chip.clear(self.plan.reach)
+        self.plan.hbm.lose(self.plan.tile_stretches)
         for shadow in self.plan.shadows:
             shadow.start()
         eager, lazy = _PRIORITIES[schedule]
@@ -141,10 +142,14 @@ class Run:
         owner = access.owner[where]
         if not (owner == number).all():
             other = int(owner[owner != number][0])
-            found = "nothing has written" if other < 0 else f"was last written as part of buffer {other}"
+            found = self._nothing(number) if other < 0 else f"was last written as part of buffer {other}"
             found = "has not arrived yet" if number in self.arriving else found
             raise self.site(i, at).hazard(f"reads what {found} in buffer {number}")
         self._shadow(i, at, "read", where, clock)
+
+    def _nothing(self, buffer: int) -> str:
+        tiles = ", or tiles have taken its place since," if self.plan.hbm.buffers[buffer].is_resident else ""
+        return f"nothing has written{tiles}"
 
     def check_write(self, i: Resolved, at: At, where: tuple[Any, ...], clock: list[int]) -> None:
         """A write to HBM may happen, in order; notes it."""
@@ -152,6 +157,8 @@ class Run:
         number = access.window.buffer
         if number in self.kept:
             raise self.site(i, at).hazard(f"writes buffer {number}, {self.kept[number]}")
+        if number in self.plan.taken:
+            raise self.site(i, at).hazard(f"writes buffer {number}, in whose place in VMEM this kernel has tiles")
         self._shadow(i, at, "write", where, clock)
         access.owner[where] = number
 

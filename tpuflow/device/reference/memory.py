@@ -1,4 +1,4 @@
-"""Byte memories: HBM by regions of overlapping buffers, and on-chip memory; both poisoned until something is written.
+"""Byte memories: buffers by regions of those that overlap, in HBM and VMEM, and on-chip tiles; all poisoned until something is written.
 
 Poison is 0xFF in every byte: a NaN in every float type, -1 or the largest value in integers.
 """
@@ -9,16 +9,16 @@ import functools
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from tpuflow.chips.chip import Chip
-from tpuflow.device.ordering import slot_bytes, space_bytes
 from tpuflow.device.reference.hazards import HbmShadow, Stamps
 from tpuflow.isa.instruction import SPACES, Tile, Window, WindowAxis
-from tpuflow.isa.program import Buffer
+from tpuflow.isa.occupancy import slot_bytes, space_bytes
+from tpuflow.isa.program import VMEM_START, Buffer
 from tpuflow.isa.windows import present, view_layout
 
 POISON = 0xFF
@@ -26,12 +26,12 @@ Selection = tuple[slice, ...]
 
 
 class Region:
-    """A stretch of HBM that some buffers share: its bytes, and which buffer wrote every granule last (-1: none)."""
+    """A stretch of HBM or VMEM that some buffers share: its bytes, and which buffer wrote every granule last (-1: none)."""
 
     def __init__(self, buffers: Sequence[Buffer]):
-        self.base = min(b.address for b in buffers)
-        size = max(b.address + b.bytes for b in buffers) - self.base
-        self.granule = math.gcd(*(b.address - self.base for b in buffers), *(b.dtype.bytes for b in buffers))
+        self.base = min(b.span[0] for b in buffers)
+        size = max(b.span[1] for b in buffers) - self.base
+        self.granule = math.gcd(*(b.span[0] - self.base for b in buffers), *(b.dtype.bytes for b in buffers))
         self.bytes = np.full(size, POISON, np.uint8)
         self.owner = np.full(size // self.granule, -1, np.int32)
 
@@ -45,6 +45,13 @@ class Region:
         self.bytes.fill(POISON)
         self.owner.fill(-1)
 
+    def lose(self, low: int, high: int) -> None:
+        """Poison the bytes of [low, high) that lie here, in the numbering of `Buffer.span`: something that is no buffer took them."""
+        start, end = max(0, low - self.base), min(self.bytes.size, high - self.base)
+        if start < end:
+            self.bytes[start:end] = POISON
+            self.owner[start // self.granule : -(-end // self.granule)] = -1
+
 
 class Hbm:
     """All buffers of a Program. Only addresses that some buffer uses take host memory."""
@@ -57,6 +64,7 @@ class Hbm:
             region = Region([buffers[n] for n in group])
             self.regions.append(region)
             self._region_of.update(dict.fromkeys(group, region))
+        self._resident = [region for region in self.regions if region.base >= VMEM_START]
 
     def clear(self) -> None:
         """Poison everything."""
@@ -73,7 +81,7 @@ class Hbm:
         if not b.elems:
             return np.empty(b.shape, b.dtype.numpy)
         region = self._region_of[number]
-        start = b.address - region.base
+        start = b.span[0] - region.base
         return region.bytes[start : start + b.bytes].view(b.dtype.numpy).reshape(b.shape)
 
     def granules(self, number: int, table: np.ndarray) -> np.ndarray:
@@ -82,7 +90,7 @@ class Hbm:
         if not b.elems:
             return np.empty((*b.shape, 1), table.dtype)
         region = self._region_of[number]
-        start = (b.address - region.base) // region.granule
+        start = (b.span[0] - region.base) // region.granule
         return table[start : start + b.bytes // region.granule].reshape(*b.shape, b.dtype.bytes // region.granule)
 
     def owners(self, number: int) -> np.ndarray:
@@ -108,14 +116,21 @@ class Hbm:
         """Whether every element was last written as part of this very buffer."""
         return bool((self.owners(number) == number).all())
 
+    def lose(self, stretches: Iterable[tuple[int, int]]) -> None:
+        """Poison stretches of VMEM, in the numbering of `Buffer.span`: a kernel has tiles there."""
+        for low, high in stretches:
+            for region in self._resident:
+                region.lose(low, high)
+
     def overlapping(self, numbers: Collection[int]) -> frozenset[int]:
         """Buffers that share a byte with one of some buffers, themselves included if they have any."""
-        wanted = sorted((b.address, b.address + b.bytes) for b in map(self.buffers.__getitem__, numbers) if b.bytes)
+        wanted = sorted(b.span for b in map(self.buffers.__getitem__, numbers) if b.bytes)
         starts, ends = [low for low, _ in wanted], list(itertools.accumulate((high for _, high in wanted), max))
         found = set()
         for n, b in enumerate(self.buffers):
-            before = bisect_left(starts, b.address + b.bytes)  # of those that start below its end, does one end above its start?
-            if b.bytes and before and ends[before - 1] > b.address:
+            low, high = b.span
+            before = bisect_left(starts, high)  # of those that start below its end, does one end above its start?
+            if b.bytes and before and ends[before - 1] > low:
                 found.add(n)
         return frozenset(found)
 
@@ -124,12 +139,12 @@ def _overlapping(buffers: Sequence[Buffer]) -> Iterator[list[int]]:
     """Groups of buffers connected by shared bytes; buffers of no bytes are in none."""
     group: list[int] = []
     end = -1
-    for n in sorted((n for n, b in enumerate(buffers) if b.bytes), key=lambda n: buffers[n].address):
-        if group and buffers[n].address >= end:
+    for n in sorted((n for n, b in enumerate(buffers) if b.bytes), key=lambda n: buffers[n].span):
+        if group and buffers[n].span[0] >= end:
             yield group
             group = []
         group.append(n)
-        end = max(end, buffers[n].address + buffers[n].bytes)
+        end = max(end, buffers[n].span[1])
     if group:
         yield group
 

@@ -10,7 +10,8 @@ from tpuflow.device.reference.memory import Hbm, OnChip, WindowAccess
 from tpuflow.device.resolved import Resolved, resolve
 from tpuflow.isa.instruction import QUEUES
 from tpuflow.isa.loop_nest import At, LoopNest
-from tpuflow.isa.program import Kernel
+from tpuflow.isa.occupancy import vmem_stretches
+from tpuflow.isa.program import Buffer, Kernel
 
 
 class KernelPlan:
@@ -26,7 +27,14 @@ class KernelPlan:
         self.queues = {name: [[i for i in code if i.queue == q] for q in range(len(QUEUES))] for name, code in found.by_section().items()}
         self.on_chip, self.reach = on_chip, on_chip.reach(self.tiles)
         self.problems = {n: problem for n, t in enumerate(self.tiles) if (problem := self.on_chip.problem(t))}
+        self.tile_stretches = vmem_stretches(self.tiles, on_chip.chip)
+        self.taken = frozenset(a.window.buffer for a in self.windows.values() if self._is_taken(hbm.buffers[a.window.buffer]))
         self.nest = LoopNest(kernel.grid)
+
+    def _is_taken(self, buffer: Buffer) -> bool:
+        """Whether tiles of the kernel lie in a buffer's place."""
+        low, high = buffer.span
+        return any(low < end and start < high for start, end in self.tile_stretches)
 
     def new_cells(self) -> TileCells:
         """On-chip memory that nothing has touched."""
@@ -56,10 +64,10 @@ def _shadows(found: Sequence[Resolved], hbm: Hbm) -> dict[int, HbmShadow]:
 
 def _sharing(accesses: Iterable[_Access], hbm: Hbm) -> Iterator[tuple[_Access, _Access]]:
     """Pairs of accesses to buffers that share a byte."""
-    order = sorted((a for a in accesses if hbm.buffers[a[0]].bytes), key=lambda a: (hbm.buffers[a[0]].address, a))
+    order = sorted((a for a in accesses if hbm.buffers[a[0]].bytes), key=lambda a: (hbm.buffers[a[0]].span[0], a))
     open_: list[_Access] = []
     for access in order:
-        start = hbm.buffers[access[0]].address
-        open_ = [a for a in open_ if hbm.buffers[a[0]].address + hbm.buffers[a[0]].bytes > start]
+        start = hbm.buffers[access[0]].span[0]
+        open_ = [a for a in open_ if hbm.buffers[a[0]].span[1] > start]
         yield from ((a, access) for a in open_)
         open_.append(access)

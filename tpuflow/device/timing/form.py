@@ -1,8 +1,8 @@
-"""What a kernel's time depends on, as a key: all of it but names, source lines, and which buffers its windows are on."""
+"""What a kernel's time depends on, as a key: all but names, source lines, and which buffers of a memory its windows are on."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Set
 from dataclasses import replace
 
 from tpuflow.device.forms import kernel_form
@@ -10,11 +10,11 @@ from tpuflow.isa.instruction import Window
 from tpuflow.isa.program import Kernel
 
 
-def form_of(kernel: Kernel) -> Hashable:
-    """Equal for kernels that take the same time on any chip; buffers are numbered in order of appearance."""
+def form_of(kernel: Kernel, resident: Set[int] = frozenset()) -> Hashable:
+    """Equal for kernels that take the same time on any chip; buffers are numbered in order of appearance, `resident` ones stay in VMEM."""
     numbers: dict[int, int] = {}
 
     def window_form(window: Window) -> Hashable:
-        return replace(window, buffer=numbers.setdefault(window.buffer, len(numbers)))
+        return replace(window, buffer=numbers.setdefault(window.buffer, len(numbers))), window.buffer in resident
 
     return kernel_form(kernel, window_form)

@@ -22,10 +22,11 @@ from tpuflow.isa.program import SECTIONS, Kernel
 
 PICOSECONDS = 10**12
 SCALAR, MATRIX, VECTOR, LOAD, STORE, LINK = range(len(QUEUES))
-DO, MOVE, SIGNAL, WAIT = range(4)
+DO, MOVE, SIGNAL, WAIT, LOCAL = range(5)
 Bits = tuple[bool, ...]
 Op = tuple[int, ...]
-"""(DO, queue, time) | (MOVE, queue, set-up, time on the memory bus, latency) | (SIGNAL | WAIT, queue, time, semaphore)."""
+"""(DO, queue, time) | (MOVE, queue, set-up, time on the memory bus, latency) | (LOCAL, queue, time, latency) |
+(SIGNAL | WAIT, queue, time, semaphore). A LOCAL move stays within VMEM and leaves the bus alone."""
 
 
 def picoseconds(seconds: float) -> int:
@@ -56,6 +57,10 @@ class Clock:
         seconds = self.machine.calibration.traffic_share * (1 / rate + (reads - 1) / cached) / reads  # a byte
         return math.ceil(count_bytes * PICOSECONDS * seconds)
 
+    def local(self, count_bytes: int) -> int:
+        """Bytes moved between a resident buffer and a tile, in picoseconds."""
+        return math.ceil(count_bytes * PICOSECONDS / self.chip.vmem_bytes_per_second) if count_bytes else 0
+
     def op(self, instruction: Instruction, cost: Cost, reads: int = 1, *, behind: bool = False) -> Op:
         """What the scheduler needs to know of one execution; a load reads the same data `reads` times, all but once from the cache.
 
@@ -65,13 +70,15 @@ class Clock:
         if instruction.has("signals") or instruction.has("waits"):
             semaphore: int = instruction.semaphore  # type: ignore[attr-defined]
             return SIGNAL if instruction.has("signals") else WAIT, queue, self.cycles(cost.cycles), semaphore
-        start_up = picoseconds(self.chip.dma_seconds)
+        start_up, issue = picoseconds(self.chip.dma_seconds), self.cycles(cost.cycles + self.chip.issue_cycles)
+        if queue in (LOAD, STORE) and cost.vmem_bytes:
+            return LOCAL, queue, issue + self.local(cost.vmem_bytes), start_up
         if queue in (LOAD, STORE):
-            return MOVE, queue, self.cycles(cost.cycles + self.chip.issue_cycles), self.bus(cost.bus_bytes, reads), start_up
+            return MOVE, queue, issue, self.bus(cost.bus_bytes, reads), start_up
         if queue == SCALAR:
-            wait = 0 if behind else start_up
-            return DO, queue, self.cycles(cost.cycles) + (wait + self.bus(cost.bus_bytes) if cost.bus_bytes else 0)
-        return DO, queue, self.cycles(cost.cycles + self.chip.issue_cycles)
+            moving = self.bus(cost.bus_bytes) + self.local(cost.vmem_bytes)
+            return DO, queue, self.cycles(cost.cycles) + (moving + (0 if behind else start_up) if moving else 0)
+        return DO, queue, issue
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +137,12 @@ class PricedKernel:
                     yield priced, priced.cost(edges), times
 
 
-def price(kernel: Kernel, machine: Machine) -> PricedKernel:
-    """Ask every instruction of a kernel what it costs."""
+def price(kernel: Kernel, machine: Machine, resident: Set[int] = frozenset()) -> PricedKernel:
+    """Ask every instruction of a kernel what it costs, on a Program whose buffers `resident` stay in VMEM."""
     ragged = tuple(sorted({x.grid for i in kernel.instructions for t in _tiles(i) for x in t.axes if _is_ragged(x)}))
     times = reuse(kernel, machine.chip)
     cut = patches(kernel) if machine.calibration.patch_cycles else frozenset()
-    sections = tuple(_lined_up([_priced(i, ragged, machine, times, cut) for i in section]) for _, section in kernel.sections)
+    sections = tuple(_lined_up([_priced(i, ragged, machine, times, cut, resident) for i in section]) for _, section in kernel.sections)
     return PricedKernel(kernel, ragged, sections)
 
 
@@ -161,13 +168,22 @@ def _is_ragged(axis: TileAxis) -> bool:
     return axis.grid >= 0 and axis.extent % axis.size != 0
 
 
-def _priced(instruction: Instruction, ragged: tuple[int, ...], machine: Machine, times: Mapping[Window, int], cut: Set[Window]) -> Priced:
+def _priced(
+    instruction: Instruction,
+    ragged: tuple[int, ...],
+    machine: Machine,
+    times: Mapping[Window, int],
+    cut: Set[Window],
+    resident: Set[int],
+) -> Priced:
+    stays = any(w.buffer in resident for _, w in instruction.windows())
     felt = {x.grid for t in _tiles(instruction) for x in t.axes if _is_ragged(x)}
     feels = tuple(i for i, axis in enumerate(ragged) if axis in felt)
     costs = {}
     for bits in itertools.product((False, True), repeat=len(feels)):
         last = {ragged[i] for i, bit in zip(feels, bits, strict=True) if bit}
-        cost = instruction.cost(machine.chip, functools.partial(_shape, last))
+        found = instruction.cost(machine.chip, functools.partial(_shape, last))
+        cost = found.within_vmem() if stays else found
         costs[bits] = replace(cost, cycles=cost.cycles + sum(_cutting(w, last, machine) for _, w in instruction.windows() if w in cut))
     reads = max((times.get(w, 1) for _, w in instruction.windows()), default=1)
     return Priced(instruction, feels, costs, reads)

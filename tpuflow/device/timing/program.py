@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
@@ -12,7 +12,7 @@ from tpuflow.device.timing.calibration import Calibration, Machine
 from tpuflow.device.timing.collectives import CollectiveRow, LinkQueue, collective_row
 from tpuflow.device.timing.form import form_of
 from tpuflow.device.timing.grid import grid_time, plan_grid
-from tpuflow.device.timing.prices import MOVE, Clock, PricedKernel, picoseconds, price
+from tpuflow.device.timing.prices import LOCAL, MOVE, Clock, PricedKernel, picoseconds, price
 from tpuflow.device.timing.result import NOTHING, KernelRow, KernelTime, ProgramTime, Work
 from tpuflow.device.timing.trips import known_trips
 from tpuflow.dtypes import DType
@@ -39,7 +39,7 @@ def time_program(
       ConfigError: the calibration is for other chips.
     """
     machine = Machine.of(program.chip, calibration)
-    walk = _BlockTimes(program, machine, dict(trips or {}), known_trips(program))
+    walk = _BlockTimes(program, machine, dict(trips or {}), known_trips(program), program.resident)
     total = walk.blocks(program.code, "", 1)
     if not walk.fed:
         total.feed += picoseconds(machine.calibration.step_seconds)
@@ -91,22 +91,24 @@ def is_fed(body: Sequence[Block]) -> bool:
     return any(isinstance(block, Infeed | Outfeed) for block in body)
 
 
-def time_kernel(kernel: Kernel, machine: Machine, known: dict[Hashable, KernelTime] | None = None) -> KernelTime:
-    """The modelled time of a kernel, its launch floor included.
+def time_kernel(
+    kernel: Kernel, machine: Machine, known: dict[Hashable, KernelTime] | None = None, resident: Set[int] = frozenset()
+) -> KernelTime:
+    """The modelled time of a kernel, its launch floor included; `resident` are the buffers that stay in VMEM.
 
     known: kernels timed before on this machine, by form: one that differs only in buffers and debug information takes the same time.
     """
     if known is None:
-        return _timed(kernel, machine)
-    form = form_of(kernel)
+        return _timed(kernel, machine, resident)
+    form = form_of(kernel, resident)
     found = known.get(form)
     if found is None:
-        found = known[form] = _timed(kernel, machine)
+        found = known[form] = _timed(kernel, machine, resident)
     return replace(found, name=kernel.name, scope=kernel.scope, source=kernel.source)
 
 
-def _timed(kernel: Kernel, machine: Machine) -> KernelTime:
-    priced = price(kernel, machine)
+def _timed(kernel: Kernel, machine: Machine, resident: Set[int]) -> KernelTime:
+    priced = price(kernel, machine, resident)
     plan, clock = plan_grid(priced, machine)
     floor = picoseconds(machine.calibration.kernel_seconds)
     busy, serial, work = _totals(priced, clock)
@@ -132,20 +134,21 @@ def _totals(priced: PricedKernel, clock: Clock) -> tuple[tuple[int, ...], int, W
     """Time of every queue as a mean over the cores, the sum of everything one after the other, and the work."""
     busy, serial = [0] * len(QUEUES), 0
     macs: dict[str, int] = {}
-    counts: dict[str, int] = dict.fromkeys(("element_ops", "read", "write", "bus", "cached"), 0)
+    counts: dict[str, int] = dict.fromkeys(("element_ops", "read", "write", "bus", "cached", "vmem read", "vmem write"), 0)
     for found, cost, times in priced.totals():
         instruction, op = found.instruction, clock.op(found.instruction, cost, found.reads, behind=found.behind)
         busy[op[1]] += times * sum(op[2:4] if op[0] == MOVE else op[2:3])
-        serial += times * sum(op[2:] if op[0] == MOVE else op[2:3])
+        serial += times * sum(op[2:] if op[0] in (MOVE, LOCAL) else op[2:3])
         counts["element_ops"] += times * cost.element_ops
         counts["bus"] += times * cost.bus_bytes
         counts["cached"] += times * cost.hbm_bytes * (found.reads - 1) // found.reads
         for role, _ in instruction.windows():
             counts[role] += times * cost.hbm_bytes
+            counts[f"vmem {role}"] += times * cost.vmem_bytes
         if cost.macs:
             dtype = _multiplied(instruction).name
             macs[dtype] = macs.get(dtype, 0) + times * cost.macs
-    work = Work(macs, counts["element_ops"], counts["read"], counts["write"], counts["bus"], counts["cached"])
+    work = Work(macs, *counts.values())
     return tuple(b // clock.cores for b in busy), serial, work
 
 
@@ -179,12 +182,14 @@ class _Sum:
 
 @dataclass(slots=True)
 class _BlockTimes:
-    """Goes over the blocks of a Program; `known` are the trip counts that it says, `fed` whether the host feeds a loop of it."""
+    """Goes over the blocks of a Program; `known` are the trip counts that it says, `resident` its buffers that stay in VMEM, `fed` whether
+    the host feeds a loop of it."""
 
     program: Program
     machine: Machine
     trips: dict[str, int]
     known: Mapping[int, int]
+    resident: Set[int]
     assumed: list[str] = field(default_factory=list)
     counted: dict[str, int] = field(default_factory=dict)
     timed: dict[Hashable, KernelTime] = field(default_factory=dict)
@@ -200,7 +205,7 @@ class _BlockTimes:
     def _block(self, block: Block, place: str, count: int, total: _Sum, links: LinkQueue) -> None:
         match block:
             case Kernel():
-                found = time_kernel(block, self.machine, self.timed)
+                found = time_kernel(block, self.machine, self.timed, self.resident)
                 total.rows.append(KernelRow(place, count, found))
                 total.device += found.picoseconds
                 total.work = total.work + found.work

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from tpuflow.device.timing.calibration import Machine
 from tpuflow.device.timing.grid import GridPlan, GridRun, plan_grid
-from tpuflow.device.timing.prices import DO, MOVE, Op, price
+from tpuflow.device.timing.prices import DO, LOCAL, MOVE, Op, price
 from tpuflow.device.timing.schedule import Core, Touched
 from tpuflow.isa.program import Kernel
 
@@ -22,9 +22,9 @@ class Event:
     repeats: bool = False
 
 
-def record(kernel: Kernel, machine: Machine) -> tuple[Event, ...]:
-    """Every piece of work of the busiest core's queues, neighbours joined, in order of time."""
-    plan, _ = plan_grid(price(kernel, machine), machine)
+def record(kernel: Kernel, machine: Machine, resident: Set[int] = frozenset()) -> tuple[Event, ...]:
+    """Every piece of work of the busiest core's queues, neighbours joined, in order of time; `resident` buffers stay in VMEM."""
+    plan, _ = plan_grid(price(kernel, machine, resident), machine)
     return record_plan(plan)
 
 
@@ -52,7 +52,7 @@ class _Recorder(Core):
             kind, queue = op[0], op[1]
             before = self.clock[queue]
             super().run((op,))
-            if kind in (DO, MOVE) and self.clock[queue] > before:
+            if kind in (DO, MOVE, LOCAL) and self.clock[queue] > before:
                 self.events.append(Event(queue, before, self.clock[queue]))
 
     def shift(self, touched: Touched, by: int) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.timing.calibration import Calibration, Machine
@@ -18,7 +19,8 @@ from tpuflow.isa.program import kernel_title
 class Work:
     """What was done: multiply-adds of the matrix unit by operand type, results of the vector and scalar units, bytes by direction.
 
-    `bus_bytes` counts whole bursts; `cached_bytes` are those of the bytes read that came from the chip's cache and not from HBM.
+    `bus_bytes` counts whole bursts; `cached_bytes` are those of the bytes read that came from the chip's cache and not from HBM;
+    `vmem_read_bytes` and `vmem_written_bytes` are of buffers that stay in VMEM, also in whole bursts.
     """
 
     macs: Mapping[str, int]
@@ -27,6 +29,8 @@ class Work:
     written_bytes: int
     bus_bytes: int
     cached_bytes: int = 0
+    vmem_read_bytes: int = 0
+    vmem_written_bytes: int = 0
 
     @property
     def hbm_bytes(self) -> int:
@@ -34,29 +38,33 @@ class Work:
         return self.read_bytes + self.written_bytes - self.cached_bytes
 
     @property
+    def vmem_bytes(self) -> int:
+        """Bytes moved to and from arrays that stay in VMEM."""
+        return self.vmem_read_bytes + self.vmem_written_bytes
+
+    @property
     def flops(self) -> int:
         """Two for every multiply-add, one for every result of the vector and scalar units."""
         return 2 * sum(self.macs.values()) + self.element_ops
 
     def __add__(self, other: Work) -> Work:
-        return Work(
-            {t: self.macs.get(t, 0) + other.macs.get(t, 0) for t in sorted({*self.macs, *other.macs})},
-            self.element_ops + other.element_ops,
-            self.read_bytes + other.read_bytes,
-            self.written_bytes + other.written_bytes,
-            self.bus_bytes + other.bus_bytes,
-            self.cached_bytes + other.cached_bytes,
-        )
+        macs = {t: self.macs.get(t, 0) + other.macs.get(t, 0) for t in sorted({*self.macs, *other.macs})}
+        return Work(macs, *map(operator.add, self._counts, other._counts))
 
     def __mul__(self, times: int) -> Work:
-        macs = {t: n * times for t, n in self.macs.items()}
-        counts = (self.element_ops, self.read_bytes, self.written_bytes, self.bus_bytes, self.cached_bytes)
-        return Work(macs, *(n * times for n in counts))
+        return Work({t: n * times for t, n in self.macs.items()}, *(n * times for n in self._counts))
+
+    @property
+    def _counts(self) -> tuple[int, ...]:
+        """All but the multiply-adds, in order."""
+        return tuple(getattr(self, f.name) for f in fields(self)[1:])
 
     def roofline_seconds(self, machine: Machine) -> float:
-        """No chip does it faster: the matrix peak and the HBM bandwidth (for what is moved there), whichever takes longer."""
-        matrix = sum(2 * n / machine.chip.peak_flops(t) for t, n in self.macs.items())
-        return max(matrix, machine.calibration.traffic_share * self.hbm_bytes / machine.chip.hbm_bytes_per_second)
+        """No chip does it faster: the matrix peak, or HBM or VMEM (each for what is moved there), whichever takes longest."""
+        chip, local = machine.chip, max(self.vmem_read_bytes, self.vmem_written_bytes)
+        matrix = sum(2 * n / chip.peak_flops(t) for t, n in self.macs.items())
+        within = local / chip.vmem_bytes_per_second if local else 0.0
+        return max(matrix, machine.calibration.traffic_share * self.hbm_bytes / chip.hbm_bytes_per_second, within)
 
 
 NOTHING = Work({}, 0, 0, 0, 0)
@@ -252,7 +260,7 @@ def _summary(t: ProgramTime, steps: int) -> list[str]:
         f"time {'' if steps == 1 else 'of a step '}{each(t.picoseconds)} ({t.provenance}): device {each(t.device_picoseconds)}, host "
         f"{each(t.launch_picoseconds)}, waiting for data {each(t.feed_picoseconds)}",
         f"matrix utilisation {t.mfu:.1%}; roofline {seconds_text(t.roofline_seconds / steps)}; {t.intensity:.1f} operations a byte; HBM "
-        f"{t.work.read_bytes / steps / 1e6:.1f} MB read, {t.work.written_bytes / steps / 1e6:.1f} MB written; "
+        f"{t.work.read_bytes / steps / 1e6:.1f} MB read, {t.work.written_bytes / steps / 1e6:.1f} MB written{_within(t.work, steps)}; "
         f"{sum(r.count for r in t.kernels) / steps:.6g} kernels",
         f"queues busy: {busy or 'none'}; overlap {t.overlap:.0%}; bound by: {bounds or 'nothing'}",
     ]
@@ -273,6 +281,11 @@ def _totals(t: ProgramTime, steps: int) -> list[str]:
     energy = "" if t.joules_at_most is None else f", at most {joules_text(t.joules_at_most)}"
     kernels, moved = sum(r.count for r in t.kernels), t.work.hbm_bytes / 1e6
     return [f"round trip of {steps} steps: {seconds_text(t.seconds)}{energy}, {moved:.1f} MB of HBM traffic, {kernels} kernels"]
+
+
+def _within(work: Work, steps: int) -> str:
+    """What a step moves within VMEM, if anything."""
+    return f", {work.vmem_bytes / steps / 1e6:.1f} MB moved within VMEM" if work.vmem_bytes else ""
 
 
 def _table(t: ProgramTime, most: int, steps: int) -> list[str]:

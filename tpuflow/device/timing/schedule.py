@@ -2,8 +2,8 @@
 
 Instructions are taken in program order, which semaphores make every queue agree with, so one pass over them is an event-driven
 simulation: each starts when its queue is free and what it waits for has been signalled. A move has the bus for itself; of a load and a
-store that want it at once, the earlier one in program order goes first and the other fills the gaps. A queue is done with a move
-when the bus is; its start-up latency only delays what waits for the data.
+store that want it at once, the earlier one in program order goes first and the other fills the gaps. A move of a buffer that stays in
+VMEM takes its queue alone. A queue is done with a move when the bus is; its start-up latency only delays what waits for the data.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from tpuflow.device.timing.prices import DO, LOAD, MOVE, SIGNAL, STORE, WAIT, Op
+from tpuflow.device.timing.prices import DO, LOAD, LOCAL, MOVE, SIGNAL, STORE, WAIT, Op
 from tpuflow.errors import ProgramError
 from tpuflow.isa.instruction import QUEUES
 
@@ -64,6 +64,9 @@ class Core:
             elif kind == MOVE:
                 clock[queue] = self._move(queue, clock[queue] + op[2], op[3])
                 done[queue] = clock[queue] + op[4]
+            elif kind == LOCAL:
+                clock[queue] += op[2]
+                done[queue] = clock[queue] + op[3]
             elif kind == SIGNAL:
                 clock[queue] += op[2]
                 signals[op[3]].append(max(clock[queue], done[queue]))

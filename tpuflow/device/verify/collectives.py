@@ -105,7 +105,7 @@ def _buffer(program: Program, number: int) -> Buffer:
 
 
 def _overlap(a: Buffer, b: Buffer) -> bool:
-    return bool(a.bytes and b.bytes) and a.address < b.address + b.bytes and b.address < a.address + a.bytes
+    return bool(a.bytes and b.bytes) and a.span[0] < b.span[1] and b.span[0] < a.span[1]
 
 
 # --- order

@@ -1,4 +1,4 @@
-"""What HBM holds, abstractly: which buffers are stored whole or in part, as a function of what they held before.
+"""What HBM and VMEM hold, abstractly: which buffers are stored whole or in part, as a function of what they held before.
 
 Contents of buffers that share addresses exclude one another, so those that are held are disjoint stretches of memory, in order of their
 addresses; a write takes out those that it overlaps. Nothing here depends on how large a buffer is, nor (but for the ends of a bisected
@@ -82,11 +82,11 @@ class Contents:
 
     def forget(self) -> None:
         """Nothing was held before."""
-        self.lost = Spans([0], [max((b.address + b.bytes for b in self.buffers), default=0)])
+        self.lost = Spans([0], [max((b.span[1] for b in self.buffers), default=0)])
 
     def of(self, buffer: int) -> Content:
         """What a buffer holds."""
-        low, high = self._span(buffer)
+        low, high = self.buffers[buffer].span
         first, last = self.spans.meeting(low, high)
         if last - first == 1 and self.held[first][0] == buffer:
             return self.held[first][1]
@@ -100,7 +100,7 @@ class Contents:
 
     def put(self, buffer: int, content: Content) -> None:
         """The buffer now holds this; what shares bytes with it, nothing."""
-        low, high = self._span(buffer)
+        low, high = self.buffers[buffer].span
         if low == high:
             return
         self._take_out(low, high)
@@ -115,11 +115,15 @@ class Contents:
         if self.buffers[buffer].bytes and not (box is not None and box.empty):
             self.put(buffer, self.of(buffer).add(box))
 
+    def lose(self, stretches: Iterable[tuple[int, int]]) -> None:
+        """Something that is no buffer is written over these bytes."""
+        for low, high in stretches:
+            self._take_out(low, high)
+
     def then(self, later: Contents) -> None:
         """What is held after blocks that do to memory what `later` says."""
         found = [(buffer, content.after(self.of(buffer))) for buffer, content in later.held]
-        for low, high in zip(later.lost.starts, later.lost.ends, strict=True):
-            self._take_out(low, high)
+        self.lose(zip(later.lost.starts, later.lost.ends, strict=True))
         for buffer, content in found:
             self.put(buffer, content)
 
@@ -127,10 +131,6 @@ class Contents:
         first, last = self.spans.meeting(low, high)
         del self.spans.starts[first:last], self.spans.ends[first:last], self.held[first:last]
         self.lost.cover(low, high)
-
-    def _span(self, buffer: int) -> tuple[int, int]:
-        b = self.buffers[buffer]
-        return b.address, b.address + b.bytes
 
 
 def any_trips(once: Contents) -> Contents:
@@ -158,7 +158,7 @@ def either(branches: Sequence[Contents]) -> Contents:
         for buffer, content in b.held:
             found.setdefault(buffer, []).append(content)
     for buffer, contents in found.items():
-        low, high = made._span(buffer)
+        low, high = made.buffers[buffer].span
         overwriting = bisect_left(lows, high) - bisect_right(highs, low)  # stretches that some branch writes over this buffer
         if overwriting == len(contents):  # all of them where the branch holds the buffer itself
             made.put(buffer, _met([*contents, *([SAME] if len(contents) < len(branches) else [])], made.buffers[buffer].elems))

@@ -1,8 +1,9 @@
-"""HBM over the blocks of a Program: what is read must be valid, what must stay is never overwritten.
+"""HBM and VMEM over the blocks of a Program: what is read must be valid, what must stay is never overwritten.
 
 A buffer is valid once it holds an input, a constant, an infeed item, or has been stored whole (possibly part by part), until a buffer
-that overlaps it is written. What a list of blocks does to memory is found once (`contents.Contents`); with it one walk in program order
-knows what holds at the head of a loop and after a branch, however deep they nest.
+that overlaps it is written, or (in VMEM) a kernel has tiles there. What a list of blocks does to memory is found once
+(`contents.Contents`); with it one walk in program order knows what holds at the head of a loop and after a branch, however deep they
+nest.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class _Changes:
         return made
 
     def _kernel(self, block: Kernel, made: Contents) -> None:
+        made.lose(self.effects[id(block)].tiles)
         for buffer, box in self.effects[id(block)].writes:
             made.store(buffer, box)
 
@@ -107,10 +109,8 @@ class _AbstractRun:
         self.changes = _Changes(program.buffers, effects)
         self.constants = {c.buffer for c in program.constants}
         kept = self.constants | {p.buffer for p in program.inputs if not p.donated}
-        self.kept = sorted((b for b in kept if program.buffers[b].bytes), key=lambda b: program.buffers[b].address)
-        self.kept_spans = Spans(
-            *(list(x) for x in zip(*((_span(program.buffers[b])) for b in self.kept), strict=True)) if self.kept else ()
-        )
+        self.kept = sorted((b for b in kept if program.buffers[b].bytes), key=lambda b: program.buffers[b].span)
+        self.kept_spans = Spans(*(list(x) for x in zip(*(program.buffers[b].span for b in self.kept), strict=True)) if self.kept else ())
         self.checked: set[int] = set()
 
     def blocks(self, code: Sequence[Block], path: str, memory: Contents) -> None:
@@ -119,9 +119,10 @@ class _AbstractRun:
             _STEPS[type(block)](self, block, f"{path}{n}", memory)
 
     def kernel(self, block: Kernel, path: str, memory: Contents) -> None:
-        """Reads, then writes."""
+        """Its tiles take their place, then it reads, then it writes."""
         effects = self.effects[id(block)]
         self._check_apart(block, path, effects)
+        memory.lose(effects.tiles)
         for buffer in sorted(effects.reads):
             if not memory.is_whole(buffer):
                 place, source = _user(block, path, buffer, "read")
@@ -131,11 +132,16 @@ class _AbstractRun:
             memory.store(buffer, box)
 
     def _check_apart(self, kernel: Kernel, path: str, effects: Effects) -> None:
-        """Refuse, once a kernel, writes to what overlaps another buffer that it uses."""
+        """Refuse, once a kernel, writes to what overlaps another buffer that it uses, and tiles in the place of one."""
         if id(kernel) in self.checked:
             return
         self.checked.add(id(kernel))
         written = {b for b, _ in effects.writes}
+        for buffer in sorted(b for b in written | effects.reads if self.program.buffers[b].is_resident):
+            low, high = self.program.buffers[buffer].span
+            if any(low < end and start < high for start, end in effects.tiles):
+                place, source = _user(kernel, path, buffer, "read")
+                raise ProgramError(f"{place}: uses buffer {buffer}, in whose place in VMEM this kernel has tiles; expected none.{source}")
         found = _overlapping(self.program.buffers, written, written | effects.reads)
         if found is not None:
             buffer, other = found
@@ -146,7 +152,7 @@ class _AbstractRun:
 
     def _write(self, at: Callable[[], tuple[str, str]], buffer: int, box: Box | None) -> None:
         """Refuse to store a part (None: an unknown part) over what must stay. at: place and source line."""
-        first, last = self.kept_spans.meeting(*_span(self.program.buffers[buffer]))
+        first, last = self.kept_spans.meeting(*self.program.buffers[buffer].span)
         if first < last and self.program.buffers[buffer].bytes and not (box is not None and box.empty):
             protected = self.kept[first:last]
             shared = self._shared(buffer, buffer if buffer in protected else protected[0])
@@ -226,24 +232,22 @@ _STEPS: Mapping[type, Callable[..., None]] = {
 
 def _state(memory: Contents, buffer: int) -> str:
     """Why a buffer is not valid, in words."""
-    return "only partly written" if memory.of(buffer).parts else "not written, or overwritten by another at its addresses,"
-
-
-def _span(buffer: Buffer) -> tuple[int, int]:
-    return buffer.address, buffer.address + buffer.bytes
+    if memory.of(buffer).parts:
+        return "only partly written"
+    return f"not written, or overwritten by another{' or by tiles' if memory.buffers[buffer].is_resident else ''} at its addresses,"
 
 
 def _overlapping(buffers: Sequence[Buffer], written: set[int], used: Iterable[int]) -> tuple[int, int] | None:
     """(a written buffer, another used one that shares a byte with it), if there are such."""
-    order = sorted((b for b in used if buffers[b].bytes), key=lambda b: (buffers[b].address, b))
+    order = sorted((b for b in used if buffers[b].bytes), key=lambda b: (buffers[b].span[0], b))
     longest = longest_written = -1  # of those so far, the buffer that reaches furthest
     for b in order:
         for other in (longest, longest_written) if b in written else (longest_written,):
-            if other >= 0 and _span(buffers[other])[1] > buffers[b].address:
+            if other >= 0 and buffers[other].span[1] > buffers[b].span[0]:
                 return (b, other) if b in written else (other, b)
-        longest = max(longest, b, key=lambda x: _span(buffers[x])[1] if x >= 0 else -1)
+        longest = max(longest, b, key=lambda x: buffers[x].span[1] if x >= 0 else -1)
         if b in written:
-            longest_written = max(longest_written, b, key=lambda x: _span(buffers[x])[1] if x >= 0 else -1)
+            longest_written = max(longest_written, b, key=lambda x: buffers[x].span[1] if x >= 0 else -1)
     return None
 
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tpuflow.chips.chip import Chip
-from tpuflow.device.ordering import slot_bytes, space_bytes
 from tpuflow.device.resolved import Resolved, ResolvedKernel, resolve
 from tpuflow.device.verify.effort import Effort
 from tpuflow.device.verify.footprint import Box, clash, injective, section_trips, store_box
@@ -17,6 +16,7 @@ from tpuflow.device.verify.order import check_order
 from tpuflow.device.verify.windows import check_tile, check_window
 from tpuflow.isa import dma
 from tpuflow.isa.instruction import MAX_RANK, QUEUES, RATES, SPACES, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.occupancy import slot_bytes, space_bytes, vmem_stretches
 from tpuflow.isa.program import GRID_KINDS, Buffer, Kernel
 from tpuflow.isa.refusal import Refusal
 
@@ -26,14 +26,16 @@ MOST_CLIPPED = MAX_RANK
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What a kernel does to HBM: buffers that must be valid before it, and the parts that it writes (None: somewhere)."""
+    """What a kernel does to memory: buffers that must be valid before it, the parts that it writes (None: somewhere), and the stretches
+    of VMEM that its tiles take (`vmem_stretches`)."""
 
     reads: frozenset[int]
     writes: tuple[tuple[int, Box | None], ...]
+    tiles: tuple[tuple[int, int], ...] = ()
 
     def renumbered(self, buffers: Mapping[int, int]) -> Effects:
         """The same on other buffers."""
-        return Effects(frozenset(buffers[b] for b in self.reads), tuple((buffers[b], box) for b, box in self.writes))
+        return Effects(frozenset(buffers[b] for b in self.reads), tuple((buffers[b], box) for b, box in self.writes), self.tiles)
 
 
 def check_kernel(kernel: Kernel, buffers: Sequence[Buffer], chip: Chip, effort: Effort) -> Effects:
@@ -52,7 +54,7 @@ def check_kernel(kernel: Kernel, buffers: Sequence[Buffer], chip: Chip, effort: 
     writes, in_place = _check_buffers(kernel, found)
     check_order(kernel, found, chip, in_place, effort)
     reads = {w.buffer for i in found.instructions for role, w in i.windows if role == "read" or i.is_indexed_store}
-    return Effects(frozenset(reads), writes)
+    return Effects(frozenset(reads), writes, vmem_stretches(found.tiles, chip))
 
 
 @contextmanager

@@ -13,12 +13,13 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
 from tpuflow.chips.chip import Chip
-from tpuflow.device.ordering import Cell, Clocks, Event, Fault, TileCells, read_order, slot_span, write_order
+from tpuflow.device.ordering import Cell, Clocks, Event, Fault, TileCells, read_order, write_order
 from tpuflow.device.place import section_place, tile_text
 from tpuflow.device.resolved import Resolved, ResolvedKernel
 from tpuflow.device.verify.effort import Effort
 from tpuflow.isa.instruction import Tile, Window
 from tpuflow.isa.loop_nest import At, LoopNest
+from tpuflow.isa.occupancy import slot_span
 from tpuflow.isa.program import GridAxis, Kernel
 from tpuflow.isa.refusal import Refusal
 

@@ -25,6 +25,7 @@ from tpuflow.dtypes import PRED, S32, DType
 from tpuflow.errors import ProgramError
 from tpuflow.isa.codec import MAX_DEPTH
 from tpuflow.isa.collectives import Await, Collective, Position
+from tpuflow.isa.liveness import touched
 from tpuflow.isa.program import Block, Buffer, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While, children
 from tpuflow.isa.refusal import Refusal
 
@@ -73,14 +74,16 @@ def _check_shape(program: Program, what: str, dtype: DType, shape: Sequence[int]
 def _check_buffers(program: Program) -> None:
     for n, b in enumerate(program.buffers):
         _check_shape(program, f"buffer {n}", b.dtype, b.shape)
-        end = b.address + b.bytes
-        if b.address < 0 or end > program.chip.hbm_bytes:
-            raise Refusal(f"buffer {n} lies at bytes {b.address} to {end}; {program.chip.name} has {program.chip.hbm_bytes}")
+        if b.is_resident and not program.chip.keeps_arrays:
+            raise Refusal(f"buffer {n} stays in vmem; expected hbm, for {program.chip.name} keeps no arrays there")
+        end, there = b.address + b.bytes, program.chip.vmem_bytes if b.is_resident else program.chip.hbm_bytes
+        if b.address < 0 or end > there:
+            raise Refusal(f"buffer {n} lies at bytes {b.address} to {end} of {b.space}; {program.chip.name} has {there}")
 
 
 def _check_constants(program: Program) -> None:
     for c in program.constants:
-        buffer = _buffer(program, c.buffer)
+        buffer = _hbm_buffer(program, c.buffer)
         if len(c.data) != buffer.bytes:
             raise Refusal(f"buffer {c.buffer} gets {len(c.data)} bytes; expected {buffer.bytes}")
         if buffer.dtype == PRED and c.data.strip(b"\0\1"):
@@ -102,7 +105,7 @@ def _check_port(program: Program, what: str, port: Port, *, stored: bool) -> Non
         if port.buffer != -1:
             raise Refusal(f"{what} {port.name!r} has buffer {port.buffer}; expected -1 (its items go where the blocks say)")
         return
-    buffer = _buffer(program, port.buffer)
+    buffer = _hbm_buffer(program, port.buffer)
     if (buffer.dtype, buffer.shape) != (port.dtype, port.shape):
         raise Refusal(f"{what} {port.name!r} is {_text(port)}, its buffer {port.buffer} {_text(buffer)}; expected the same")
 
@@ -110,7 +113,7 @@ def _check_port(program: Program, what: str, port: Port, *, stored: bool) -> Non
 def _check_initial(program: Program) -> None:
     """What is in HBM at the start does not overlap."""
     buffers = [c.buffer for c in program.constants] + [p.buffer for p in program.inputs]
-    spans = sorted((program.buffers[b].address, program.buffers[b].address + program.buffers[b].bytes, b) for b in buffers)
+    spans = sorted((*program.buffers[b].span, b) for b in buffers)
     end, owner = -1, -1
     for low, high, b in spans:
         if high > low and low < end:
@@ -138,6 +141,13 @@ def _buffer(program: Program, number: int) -> Buffer:
     return program.buffers[number]
 
 
+def _hbm_buffer(program: Program, number: int) -> Buffer:
+    buffer = _buffer(program, number)
+    if buffer.is_resident:
+        raise Refusal(f"buffer {number} stays in vmem; expected it in hbm: only kernels reach what stays in vmem")
+    return buffer
+
+
 def _text(array: Buffer | Port) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
@@ -153,9 +163,15 @@ def _check_blocks(program: Program, code: Sequence[Block], path: str, depth: int
         if isinstance(block, Kernel):
             kernels.check(block, here)
             continue
-        _at(f"{type(block).__name__.lower()} {here}", _BLOCKS[type(block)], program, block)
+        _at(f"{type(block).__name__.lower()} {here}", _check_block, program, block)
         for name, blocks in children(block):
             _check_blocks(program, blocks, f"{here}.{name}.", depth + 1, kernels)
+
+
+def _check_block(program: Program, block: Block) -> None:
+    _BLOCKS[type(block)](program, block)
+    for buffer, _ in touched(block):
+        _hbm_buffer(program, buffer)
 
 
 class _Kernels:

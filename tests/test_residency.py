@@ -1,0 +1,293 @@
+"""Arrays that stay in VMEM: chosen where that saves time, no bit changed by it, and every misuse found by verifier and machine."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import programs
+from tests.cases import CASES, GRADIENTS
+from tests.event_oracle import oracle_time
+from tests.program_builder import substitute
+from tests.programs import VMEM_PLACE, vmem_program
+from tpuflow.chips import Chip, get_chip
+from tpuflow.compiler import compile_function
+from tpuflow.device.reference import ReferenceEngine
+from tpuflow.device.runtime import Executable
+from tpuflow.device.timing import time_program
+from tpuflow.device.timing.calibration import Machine
+from tpuflow.device.timing.grid import grid_time, plan_grid
+from tpuflow.device.timing.prices import price
+from tpuflow.device.verify import verify
+from tpuflow.errors import HazardError, ProgramError
+from tpuflow.isa.assembler import assemble
+from tpuflow.isa.disassembler import disassemble
+from tpuflow.isa.file import from_bytes, to_bytes
+from tpuflow.isa.instruction import Instruction, Tile
+from tpuflow.isa.liveness import Timeline
+from tpuflow.isa.program import Kernel, Loop, Program
+from tpuflow.lower.residency import keep_on_chip
+from tpuflow.reports.memory import memory_map
+
+CHIPS = ("generic", "tpu-v5e")  # of 16 MiB of VMEM, and of 128
+X = np.arange(16 * 256, dtype=np.float32).reshape(16, 256)
+
+# --- programs of the compiler's own
+
+
+def _training_step(parameters: dict[str, Any], x: Any, y: Any) -> Any:
+    """One step of gradient descent of two dense layers."""
+
+    def loss(p: dict[str, Any]) -> Any:
+        hidden = jnp.tanh(x @ p["first"] + p["bias"])
+        return jnp.mean((hidden @ p["second"] - y) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(parameters)
+    return value, jax.tree.map(lambda p, g: p - 0.1 * g, parameters, gradients)
+
+
+def _arguments() -> tuple[Any, ...]:
+    rng = np.random.default_rng(0)
+    sizes = {"first": (40, 150), "bias": (150,), "second": (150, 10)}
+    parameters = {name: rng.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    return parameters, rng.normal(size=(33, 40)).astype(np.float32), rng.normal(size=(33, 10)).astype(np.float32)
+
+
+def _rows() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+    names = ("grad-layer-norm", "scatter-apply-float32", "grad-scan-reverse", "cond-in-scan")
+    rows = {case.name: (case.fn, case.arguments()) for case in (*CASES, *GRADIENTS) if case.name in names}
+    assert len(rows) == len(names)
+    return rows | {"training-step": (_training_step, _arguments())}
+
+
+ROWS = _rows()
+
+
+@functools.cache
+def _kept(name: str, chip: str) -> Program:
+    fn, arguments = ROWS[name]
+    return compile_function(fn, arguments, name=name, chip=chip)
+
+
+@functools.cache
+def _without(name: str, chip: str) -> Program:
+    """The same Program with all its arrays in HBM, as for a chip that keeps none in VMEM."""
+    fn, arguments = ROWS[name]
+    program = compile_function(fn, arguments, name=name, chip=replace(get_chip(chip), vmem_bytes_per_second=0.0))
+    return replace(program, chip=get_chip(chip))
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("name", ROWS)
+def test_no_bit_depends_on_where_an_array_lies(name: str, chip: str) -> None:
+    arrays = [np.asarray(x) for x in jax.tree.leaves(ROWS[name][1])]
+    kept, without = _kept(name, chip), _without(name, chip)
+    assert kept.resident and not without.resident
+    for engine, fidelity in (("reference", "bitexact"), ("fast", "bitexact"), ("fast", "native")):
+        one, other = (Executable(p, engine=engine, fidelity=fidelity).launch(arrays)[0] for p in (kept, without))
+        assert [np.asarray(x).tobytes() for x in one] == [np.asarray(x).tobytes() for x in other], (engine, fidelity)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("name", ROWS)
+def test_arrays_that_stay_take_no_time_longer_move_fewer_bytes_of_hbm_and_need_less_of_it(name: str, chip: str) -> None:
+    kept, without = time_program(_kept(name, chip)), time_program(_without(name, chip))
+    assert kept.roofline_seconds <= kept.seconds <= without.seconds
+    assert kept.work.hbm_bytes < without.work.hbm_bytes and kept.work.macs == without.work.macs
+    assert kept.work.bus_bytes + kept.work.vmem_read_bytes + kept.work.vmem_written_bytes == without.work.bus_bytes
+    assert _kept(name, chip).hbm_bytes <= _without(name, chip).hbm_bytes
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_moves_within_vmem_are_scheduled_as_events_and_periods_add_up(chip: str) -> None:
+    machine = Machine.of(get_chip(chip))
+    for name in ROWS:
+        program = _kept(name, chip)
+        for kernel in program.kernels():
+            plan, _ = plan_grid(price(kernel, machine, program.resident), machine)
+            assert grid_time(plan) == grid_time(plan, unroll=True) == oracle_time(plan), kernel.name
+
+
+def _chain(chip: Chip, rows: int) -> Program:
+    """Sorted rows, sorted again by columns: two kernels with one array of `rows` x 1,024 between them."""
+    return compile_function(lambda x: jnp.sort(jnp.sort(x, axis=1), axis=0), (jax.ShapeDtypeStruct((rows, 1024), np.float32),), chip=chip)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_an_array_stays_if_there_is_room_beside_the_tiles_of_every_kernel_meanwhile(chip: str) -> None:
+    row = get_chip(chip)
+    small = _chain(row, 512)
+    assert small.resident
+    crowded = replace(small.chip, vmem_bytes=max(k.vmem_bytes for k in memory_map(small).kernels) + 2**20)
+    assert not keep_on_chip(replace(_in_hbm(small), chip=crowded)).resident, "2 MiB do not fit in the 1 that tiles leave"
+    assert keep_on_chip(replace(_in_hbm(small), chip=row)).resident == small.resident
+
+
+def _in_hbm(program: Program) -> Program:
+    """The Program with its arrays one after the other in HBM."""
+    buffers, at = [], 0
+    for b in program.buffers:
+        buffers.append(replace(b, address=at, space="hbm"))
+        at += -(-b.bytes // 256) * 256
+    return replace(program, buffers=tuple(buffers))
+
+
+def test_an_array_that_a_loop_carries_stays_through_it() -> None:
+    def carried(x: Any, w: Any) -> Any:
+        return jax.lax.fori_loop(0, 7, lambda _, c: jnp.tanh(c @ w), x * 2).sum()
+
+    program = compile_function(carried, (jax.ShapeDtypeStruct((256, 256), np.float32),) * 2)
+    timeline = Timeline(program)
+    (loop,) = (n for n, b in enumerate(timeline.blocks) if isinstance(b, Loop))
+    through = [n for n in program.resident if timeline.spans[n][0] < loop < timeline.spans[n][1]]
+    assert [program.buffers[n].shape for n in through] == [(256, 256)]
+
+
+@pytest.mark.parametrize("chip", ["tpu-v3", "tpu-v4", "ascend910", "bm1690"])
+def test_nothing_stays_where_other_cores_could_not_read_it(chip: str) -> None:
+    fn, arguments = ROWS["training-step"]
+    assert not compile_function(fn, arguments, chip=chip).resident
+
+
+def test_what_the_host_or_a_block_looks_at_is_in_hbm() -> None:
+    for name in ROWS:
+        program = _kept(name, "generic")
+        ports = {p.buffer for p in (*program.inputs, *program.outputs)} | {c.buffer for c in program.constants}
+        blocks = {b.trips for b in Timeline(program).blocks if isinstance(b, Loop)}
+        assert program.resident.isdisjoint(ports | blocks)
+
+
+def test_reports_count_the_two_memories_apart() -> None:
+    program = _kept("training-step", "generic")
+    found = memory_map(program)
+    assert sum(a.space == "vmem" for a in found.allocations) == len(program.resident)
+    assert found.planned_bytes == program.hbm_bytes and found.peak_bytes <= found.planned_bytes
+    beside = [k.vmem_bytes + k.resident_bytes for k in found.kernels]
+    assert 0 < max(found.resident_bytes) and max(beside) <= program.chip.vmem_bytes
+    assert f"{len(program.resident)} arrays stay there" in str(found)
+
+
+def test_where_an_array_lies_survives_bytes_and_text() -> None:
+    program = _kept("training-step", "generic")
+    assert from_bytes(to_bytes(program)).buffers == program.buffers == assemble(disassemble(program)).buffers
+
+
+# --- faults, planted in out = -(-(-x)) with both intermediate arrays in VMEM
+
+
+def overlapping() -> Program:
+    """The second array takes the place of the first while it is read."""
+    return vmem_program(second=VMEM_PLACE + 1024)
+
+
+def read_too_early() -> Program:
+    """The kernel that makes the first array is missing."""
+    program = vmem_program()
+    return replace(program, code=program.code[1:])
+
+
+def evicted() -> Program:
+    """A kernel between the one that makes the second array and the one that reads it has its tiles in its place."""
+    program = vmem_program()
+    first, second, third = program.code
+    assert isinstance(first, Kernel)
+    return replace(program, code=(first, second, substitute(first, _two_places_higher), third))
+
+
+def _two_places_higher(i: Instruction) -> Instruction:
+    def moved(tile: Tile) -> Tile:
+        return replace(tile, address=tile.address + 2 * VMEM_PLACE)
+
+    tiles = {name: moved(value) for name, kind, value in i.fields() if kind.name == "tile"}
+    windows = {name: replace(value, tile=moved(value.tile)) for name, kind, value in i.fields() if kind.name == "window"}
+    return replace(i, **tiles, **windows)
+
+
+def in_its_own_tiles() -> Program:
+    """The first array lies where the kernel that writes it has its tiles."""
+    return vmem_program(first=0)
+
+
+FAULTS: dict[Callable[[], Program], tuple[str, str]] = {
+    overlapping: (
+        r"^kernel 1 'second', body\[\d+\] store: writes buffer 2, which shares addresses with buffer 1",
+        r"^kernel 1 'second', body\[\d+\] (load.*reads what was last written as part of buffer 2 in buffer 1"
+        r"|store.*buffer 2 is overwritten here while nothing orders that after its last read)",
+    ),
+    read_too_early: (
+        r"^kernel 0 'second', body\[\d+\] load: reads buffer 1, which is not written, or overwritten by another or by tiles",
+        r"^kernel 0 'second', body\[\d+\] load.*reads what nothing has written, or tiles have taken its place since, in buffer 1",
+    ),
+    evicted: (
+        r"^kernel 3 'third', body\[\d+\] load: reads buffer 2, which is not written, or overwritten by another or by tiles",
+        r"^kernel 3 'third', body\[\d+\] load.*reads what nothing has written, or tiles have taken its place since, in buffer 2",
+    ),
+    in_its_own_tiles: (
+        r"^kernel 0 'first', body\[\d+\] store: uses buffer 1, in whose place in VMEM this kernel has tiles",
+        r"^kernel 0 'first', body\[\d+\] store.*writes buffer 1, in whose place in VMEM this kernel has tiles",
+    ),
+}
+
+
+def _launch(program: Program, schedule: str) -> list[np.ndarray]:
+    return ReferenceEngine(program, verify=False, schedule=schedule).launch([X])[0]
+
+
+def test_the_program_without_a_fault_is_right() -> None:
+    program = vmem_program()
+    verify(program)
+    assert np.array_equal(np.asarray(_launch(program, "late")[0]), -X)
+
+
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda f: f.__name__)
+def test_the_verifier_refuses_a_fault_in_vmem(plant: Callable[[], Program]) -> None:
+    with pytest.raises(ProgramError, match=FAULTS[plant][0]):
+        verify(plant())
+
+
+@pytest.mark.parametrize("schedule", ["late", "early"])
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda f: f.__name__)
+def test_the_reference_engine_finds_a_fault_in_vmem(plant: Callable[[], Program], schedule: str) -> None:
+    with pytest.raises(HazardError) as raised:
+        _launch(plant(), schedule)
+    assert re.search(FAULTS[plant][1], str(raised.value)), str(raised.value)
+
+
+def _resident(program: Program, *numbers: int) -> Program:
+    buffers = [replace(b, space="vmem") if n in numbers else b for n, b in enumerate(program.buffers)]
+    return replace(program, buffers=tuple(buffers))
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (_resident(programs.map_program(), 0), "signature: buffer 0 stays in vmem; expected it in hbm: only kernels reach"),
+        (_resident(programs.loop_program(), 4), "constants: buffer 4 stays in vmem; expected it in hbm"),
+        (_resident(programs.while_program(), 3), "while 1: buffer 3 stays in vmem; expected it in hbm"),
+        (vmem_program(first=2**24), "buffer table: buffer 1 lies at bytes 16777216 to 16793600 of vmem; generic has 16777216"),
+        (
+            replace(vmem_program(), chip=get_chip("tpu-v3")),
+            "buffer table: buffer 1 stays in vmem; expected hbm, for tpu-v3 keeps no arrays",
+        ),
+    ],
+)
+def test_what_must_not_lie_in_vmem_is_refused(program: Program, message: str) -> None:
+    with pytest.raises(ProgramError, match=re.escape(message)):
+        verify(program)
+
+
+def test_the_two_memories_do_not_share_addresses() -> None:
+    program = vmem_program()
+    same = [replace(b, address=VMEM_PLACE) if n == 3 else b for n, b in enumerate(program.buffers)]
+    assert program.buffers[1].address == VMEM_PLACE and program.resident == {1, 2}
+    moved = replace(program, buffers=tuple(same))
+    verify(moved)
+    assert np.array_equal(np.asarray(_launch(moved, "early")[0]), -X)
