@@ -1,7 +1,8 @@
 """A small text-to-image pipeline fine-tuned beside plain `jax.jit` and PyTorch: `python -m train.parity diffusion`.
 
 Its VAE is trained first, on the same pictures. All then train the UNet from the same weights on the same batches with the same noise, with
-an average of the weights, accumulation and gradient checkpointing. PyTorch's models are diffusers' and transformers' own.
+an average of the weights, accumulation and gradient checkpointing. PyTorch's models are diffusers' and transformers' own. What each
+precision does to the numbers of one update, from the weights at the end of jax.jit's, is reported beside them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from models import autoencoder_kl, clip_text, unet_2d_condition
 from tpuflow.amp.policy import cast_floats
 from tpuflow.data import places
 from tpuflow.errors import DataError
+from tpuflow.numerics.report import NumericsComparison, NumericsReport
 from tpuflow.training.plotting import matplotlib_figures, save_figure
 from train import losses_beside, text_to_image
 from train.diffusion import pictures
@@ -102,10 +104,12 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The losses of all steps, and the averaged parameters of the UNet at the end, as ours are."""
+    """The losses of all steps, the averaged parameters of the UNet at the end, as ours are, and how many steps made no update since a
+    gradient overflowed."""
 
     losses: list[float]
     averaged: Any
+    skipped: int = 0
 
 
 def captions(folder: Path, found: Path) -> Path:
@@ -158,7 +162,18 @@ def ours(study: Study, policy: str, *, progress: bool) -> Run:
         callbacks=(StopAfter(study.steps),),
     )  # fmt: skip
     print(result.report(), flush=True)
-    return Run(result.losses, jax.tree.map(np.asarray, result.ema))
+    return Run(result.losses, jax.tree.map(np.asarray, result.ema), len(result.skipped_steps))
+
+
+def numerics(study: Study, policies: Sequence[str], params: Any) -> NumericsComparison:
+    """What each precision does to the numbers of one update of the UNet from the same parameters, on the first batch."""
+
+    def report(policy: str) -> NumericsReport:
+        made = study.step(policy)
+        given = {**made, "params": {**made["params"], "params": params}, "steps": study.options.gradient_accumulation_steps}
+        return tpuflow.check_numerics(data=study.batches[0], **given)
+
+    return NumericsComparison(tuple(report(policy) for policy in policies))
 
 
 def plain_jax(study: Study) -> Run:
@@ -269,7 +284,7 @@ def draw(runs: Mapping[str, Run], accumulate: int, path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, print, write JSON and pictures; 0 if every bound holds, 1 if one fails, 2 if there are no data, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m train.parity diffusion", description=__doc__)
-    parser.add_argument("--policies", nargs="+", default=["fp32", "mixed", "mixed_bf16"], metavar="POLICY", help="[%(default)s]")
+    parser.add_argument("--policies", nargs="+", default=["fp32", "fp16", "mixed", "mixed_bf16"], metavar="POLICY", help="[%(default)s]")
     for name, parse, default, text in (
         ("steps", int, 300, "updates"), ("accumulate", int, 4, "steps for one update"), ("vae-steps", int, 1500, "of the VAE"),
         ("lr", float, 1e-4, "of the UNet"), ("seed", int, 0, "of everything that is drawn"),
@@ -286,13 +301,22 @@ def _published(given: argparse.Namespace) -> int:
     study = _study(given)
     folder, parameters = given.folder, sum(leaf.size for leaf in jax.tree.leaves(dict(study.pipeline.variables)))
     drawn_pictures(study.pipeline, study.pipeline.variables["unet"]["params"], folder / "before.png")
+    theirs = {losses_beside.TORCH: pytorch(study, folder / "pipeline"), losses_beside.JIT: plain_jax(study)}  # first what may not be there
     runs = {policy: ours(study, policy, progress=given.progress) for policy in given.policies}
     for policy, run in runs.items():
         drawn_pictures(study.pipeline, run.averaged, folder / f"after-{policy}.png")
-    runs |= {"jax.jit": plain_jax(study), "PyTorch": pytorch(study, folder / "pipeline")}
+    reports = numerics(study, given.policies, theirs[losses_beside.JIT].averaged)
+    print(f"one update in each precision:\n{reports.summary()}", flush=True)
+    reports.to_json(folder / "numerics.json")
+    runs |= theirs
     draw(runs, given.accumulate, folder / "losses.png")
-    figures = {"parameters": parameters, "steps": given.steps, "accumulate": given.accumulate, **compare(runs)}
-    return judged({**figures, "losses": {name: run.losses for name, run in runs.items()}}, table, given.json)
+    figures = {
+        "parameters": parameters, "steps": given.steps, "accumulate": given.accumulate, **compare(runs),
+        "skipped": {policy: runs[policy].skipped for policy in given.policies},
+        "numerics": {report.policy: report.explain() for report in reports},
+        "losses": {name: run.losses for name, run in runs.items()},
+    }  # fmt: skip
+    return judged(figures, table, given.json)
 
 
 def _study(given: argparse.Namespace) -> Study:
