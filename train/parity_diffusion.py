@@ -238,7 +238,10 @@ def pytorch(study: Study, folder: Path) -> Run:
 
 
 def drawn_pictures(pipeline: Pipeline, params: Any, path: Path) -> None:
-    """A grid of pictures of `PROMPTS`, each from the same noise."""
+    """A grid of pictures of `PROMPTS`, from the same noise whatever the parameters; none of parameters that are no numbers any more."""
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):
+        print(f"{path.name}: not drawn, the parameters are not finite", flush=True)
+        return
     sampler = Sampler(pipeline, pipeline.scheduler("ddim"), 20, 3.0, SIDE, SIDE)
     tokens, nothing = (encode_prompts(pipeline.tokenizer, texts, pipeline.prompt_length) for texts in (PROMPTS, ("",)))
     variables = cast_floats({**pipeline.variables, "unet": {"params": params}}, jnp.float32)
