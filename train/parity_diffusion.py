@@ -12,7 +12,7 @@ import csv
 import itertools
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from models import autoencoder_kl, clip_text, unet_2d_condition
 from tpuflow.amp.policy import cast_floats
 from tpuflow.data import places
 from tpuflow.errors import DataError
-from tpuflow.numerics.report import NumericsComparison, NumericsReport
+from tpuflow.numerics.report import NumericsComparison
 from tpuflow.training.plotting import matplotlib_figures, save_figure
 from train import losses_beside, text_to_image
 from train.diffusion import pictures
@@ -166,14 +166,15 @@ def ours(study: Study, policy: str, *, progress: bool) -> Run:
 
 
 def numerics(study: Study, policies: Sequence[str], params: Any) -> NumericsComparison:
-    """What each precision does to the numbers of one update of the UNet from the same parameters, on the first batch."""
+    """What each precision does to the numbers of one update from the same parameters of the UNet, on the first batch.
 
-    def report(policy: str) -> NumericsReport:
-        made = study.step(policy)
-        given = {**made, "params": {**made["params"], "params": params}, "steps": study.options.gradient_accumulation_steps}
-        return tpuflow.check_numerics(data=study.batches[0], **given)
-
-    return NumericsComparison(tuple(report(policy) for policy in policies))
+    The frozen models are in fp32 whatever the precision: it is that of what is trained.
+    """
+    made = study.step("fp32")
+    made |= {"policy": tuple(policies), "params": {**made["params"], "params": params}}
+    found = tpuflow.check_numerics(data=study.batches[0], steps=study.options.gradient_accumulation_steps, **made)
+    assert isinstance(found, NumericsComparison)
+    return found
 
 
 def plain_jax(study: Study) -> Run:
@@ -237,16 +238,22 @@ def pytorch(study: Study, folder: Path) -> Run:
     return Run(losses, load_part("unet", folder / "pytorch")[1]["params"])
 
 
-def drawn_pictures(pipeline: Pipeline, params: Any, path: Path) -> None:
-    """A grid of pictures of `PROMPTS`, from the same noise whatever the parameters; none of parameters that are no numbers any more."""
-    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):
-        print(f"{path.name}: not drawn, the parameters are not finite", flush=True)
-        return
+def drawing(pipeline: Pipeline) -> Callable[[Any, Path], None]:
+    """A function of the UNet's parameters and a file that draws a grid of pictures of `PROMPTS`, from the same noise each time; none of
+    parameters that are no numbers any more."""
     sampler = Sampler(pipeline, pipeline.scheduler("ddim"), 20, 3.0, SIDE, SIDE)
     tokens, nothing = (encode_prompts(pipeline.tokenizer, texts, pipeline.prompt_length) for texts in (PROMPTS, ("",)))
-    variables = cast_floats({**pipeline.variables, "unet": {"params": params}}, jnp.float32)
-    made = jax.jit(sampler.draw)(variables, tokens, np.tile(nothing, (len(PROMPTS), 1)), jax.random.key(0))
-    pictures.write_png(path, pictures.grid(pictures.to_bytes(np.asarray(made)), len(PROMPTS)))
+    drawn = jax.jit(sampler.draw)
+
+    def write(params: Any, path: Path) -> None:
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):
+            print(f"{path.name}: not drawn, the parameters are not finite", flush=True)
+            return
+        variables = cast_floats({**pipeline.variables, "unet": {"params": params}}, jnp.float32)
+        made = np.asarray(drawn(variables, tokens, np.tile(nothing, (len(PROMPTS), 1)), jax.random.key(0)))
+        pictures.write_png(path, pictures.grid(pictures.to_bytes(made), len(PROMPTS)))
+
+    return write
 
 
 def compare(runs: Mapping[str, Run]) -> dict[str, Any]:
@@ -303,11 +310,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _published(given: argparse.Namespace) -> int:
     study = _study(given)
     folder, parameters = given.folder, sum(leaf.size for leaf in jax.tree.leaves(dict(study.pipeline.variables)))
-    drawn_pictures(study.pipeline, study.pipeline.variables["unet"]["params"], folder / "before.png")
+    write_pictures = drawing(study.pipeline)
+    write_pictures(study.pipeline.variables["unet"]["params"], folder / "before.png")
     theirs = {losses_beside.TORCH: pytorch(study, folder / "pipeline"), losses_beside.JIT: plain_jax(study)}  # first what may not be there
     runs = {policy: ours(study, policy, progress=given.progress) for policy in given.policies}
     for policy, run in runs.items():
-        drawn_pictures(study.pipeline, run.averaged, folder / f"after-{policy}.png")
+        write_pictures(run.averaged, folder / f"after-{policy}.png")
     reports = numerics(study, given.policies, theirs[losses_beside.JIT].averaged)
     print(f"one update in each precision:\n{reports.summary()}", flush=True)
     reports.to_json(folder / "numerics.json")
