@@ -139,16 +139,31 @@ def pretraining_loss(outputs: tuple[jax.Array, jax.Array], batch: Mapping[str, j
     return cross_entropy(outputs[0], batch["masked_labels"]).mean() + cross_entropy(outputs[1], batch["next_sentence_label"]).mean()
 
 
-def diffusion(name: str, batch: int, chip: Chip, *, lora_rank: int | None = None) -> Case:
-    """The training step of a text-to-image pipeline at 512x512 with AdamW: all of the UNet, or matrices beside its attention.
+@dataclass(frozen=True, slots=True)
+class TextToImage:
+    """A version of Stable Diffusion: its UNet in `UNETS`, the side of its pictures in pixels, and what it predicts."""
+
+    version: str
+    unet: str
+    side: int
+    predicts: str
+
+
+SD_15, SD_20 = TextToImage("1.5", FIRST, 512, "epsilon"), TextToImage("2", SECOND, 512, "epsilon")
+SD_21_V = TextToImage("2.1-v", SECOND, 768, "v_prediction")
+"""As MindONE trains it, scores of attention in the compute type (`configs/v2-vpred-train.yaml`)."""
+
+
+def diffusion(model: TextToImage, batch: int, chip: Chip, *, lora_rank: int | None = None) -> Case:
+    """The training step of a text-to-image pipeline with AdamW: all of the UNet, or matrices beside its attention.
 
     VAE and text encoder are in it. The makers' dropout of 0.1 is not: see `masked_words`.
     """
-    version = "1.5" if name == FIRST else "2"
-    step = step_of(name, batch, lora_rank=lora_rank)
-    key = f"{name} lora_rank={lora_rank} {batch}x512"
+    step = step_of(model.unet, batch, model.side, prediction_type=model.predicts, lora_rank=lora_rank)
+    key = f"{model.unet} lora_rank={lora_rank} {batch}x{model.side}"
     matrices = f"; rank {lora_rank}" if lora_rank else ""
-    return case(f"SD {version}{' LoRA' if lora_rank else ''}", step, chip, key, note=f"without dropout{matrices}", splits=())
+    name = f"SD {model.version}{' LoRA' if lora_rank else ''}"
+    return case(name, step, chip, key, note=f"without dropout{matrices}", splits=())
 
 
 def denoising(pictures: int, chip: Chip) -> Case:
@@ -266,8 +281,9 @@ def _ascend910b() -> Chip:
 
 def _diffusion() -> dict[str, Case]:
     chip, later = CHIPS["ascend910"], _ascend910b()
-    first, matrices = diffusion(FIRST, 3, chip), diffusion(FIRST, 4, chip, lora_rank=LORA_RANK)
-    second, second_matrices = diffusion(SECOND, 3, chip), diffusion(SECOND, 4, chip, lora_rank=LORA_RANK)
+    first, matrices = diffusion(SD_15, 3, chip), diffusion(SD_15, 4, chip, lora_rank=LORA_RANK)
+    second, second_matrices = diffusion(SD_20, 3, chip), diffusion(SD_20, 4, chip, lora_rank=LORA_RANK)
+    larger, larger_matrices = diffusion(SD_21_V, 3, chip), diffusion(SD_21_V, 4, chip, lora_rank=LORA_RANK)
     return {
         "M223": first,
         "M224": first,
@@ -277,10 +293,15 @@ def _diffusion() -> dict[str, Case]:
         "M229": second,
         "M230": second_matrices,
         "M231": second_matrices,
-        "M236": replace(diffusion(FIRST, 3, later), gradients=None),
-        "M238": replace(diffusion(FIRST, 4, later, lora_rank=LORA_RANK), gradients=None),
-        "M241": diffusion(SECOND, 3, later),
-        "M242": replace(diffusion(SECOND, 4, later, lora_rank=LORA_RANK), gradients=None),
+        "M232": larger,
+        "M233": larger,
+        "M234": larger_matrices,
+        "M235": larger_matrices,
+        "M236": replace(diffusion(SD_15, 3, later), gradients=None),
+        "M238": replace(diffusion(SD_15, 4, later, lora_rank=LORA_RANK), gradients=None),
+        "M241": diffusion(SD_20, 3, later),
+        "M242": replace(diffusion(SD_20, 4, later, lora_rank=LORA_RANK), gradients=None),
+        "M244": replace(diffusion(SD_21_V, 3, later), gradients=None),
         "M245": denoising(4, chip),
         "M246": denoising(4, later),
     }

@@ -149,5 +149,9 @@ def test_a_comparison_that_cannot_finish_says_so_and_not_by_a_traceback(publish,
 
 
 def test_figures_are_written_as_json_before_they_are_judged(tmp_path, capsys):
-    assert judged({"failed": 3}, lambda figures: f"{figures['failed']} bounds fail", tmp_path / "out.json") == 1
-    assert json.loads((tmp_path / "out.json").read_text()) == {"failed": 3} and capsys.readouterr().out == "3 bounds fail\n"
+    figures = {"failed": 3, "losses": [0.5, float("nan")]}
+    assert judged(figures, lambda figures: f"{figures['failed']} bounds fail", tmp_path / "out.json") == 1
+    assert (
+        json.loads((tmp_path / "out.json").read_text()) == {"failed": 3, "losses": [0.5, "nan"]}
+        and capsys.readouterr().out == "3 bounds fail\n"
+    )

@@ -11,7 +11,7 @@ import csv
 import itertools
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -102,10 +102,12 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The losses of all steps, and the averaged parameters of the UNet at the end, as ours are."""
+    """The losses of all steps, the averaged parameters of the UNet at the end, as ours are, and how many steps made no update since a
+    gradient overflowed."""
 
     losses: list[float]
     averaged: Any
+    skipped: int = 0
 
 
 def captions(folder: Path, found: Path) -> Path:
@@ -158,7 +160,7 @@ def ours(study: Study, policy: str, *, progress: bool) -> Run:
         callbacks=(StopAfter(study.steps),),
     )  # fmt: skip
     print(result.report(), flush=True)
-    return Run(result.losses, jax.tree.map(np.asarray, result.ema))
+    return Run(result.losses, jax.tree.map(np.asarray, result.ema), len(result.skipped_steps))
 
 
 def plain_jax(study: Study) -> Run:
@@ -222,13 +224,22 @@ def pytorch(study: Study, folder: Path) -> Run:
     return Run(losses, load_part("unet", folder / "pytorch")[1]["params"])
 
 
-def drawn_pictures(pipeline: Pipeline, params: Any, path: Path) -> None:
-    """A grid of pictures of `PROMPTS`, each from the same noise."""
+def drawing(pipeline: Pipeline) -> Callable[[Any, Path], None]:
+    """A function of the UNet's parameters and a file that draws a grid of pictures of `PROMPTS`, from the same noise each time; none of
+    parameters that are no numbers any more."""
     sampler = Sampler(pipeline, pipeline.scheduler("ddim"), 20, 3.0, SIDE, SIDE)
     tokens, nothing = (encode_prompts(pipeline.tokenizer, texts, pipeline.prompt_length) for texts in (PROMPTS, ("",)))
-    variables = cast_floats({**pipeline.variables, "unet": {"params": params}}, jnp.float32)
-    made = jax.jit(sampler.draw)(variables, tokens, np.tile(nothing, (len(PROMPTS), 1)), jax.random.key(0))
-    pictures.write_png(path, pictures.grid(pictures.to_bytes(np.asarray(made)), len(PROMPTS)))
+    drawn = jax.jit(sampler.draw)
+
+    def write(params: Any, path: Path) -> None:
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):
+            print(f"{path.name}: not drawn, the parameters are not finite", flush=True)
+            return
+        variables = cast_floats({**pipeline.variables, "unet": {"params": params}}, jnp.float32)
+        made = np.asarray(drawn(variables, tokens, np.tile(nothing, (len(PROMPTS), 1)), jax.random.key(0)))
+        pictures.write_png(path, pictures.grid(pictures.to_bytes(made), len(PROMPTS)))
+
+    return write
 
 
 def compare(runs: Mapping[str, Run]) -> dict[str, Any]:
@@ -285,14 +296,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _published(given: argparse.Namespace) -> int:
     study = _study(given)
     folder, parameters = given.folder, sum(leaf.size for leaf in jax.tree.leaves(dict(study.pipeline.variables)))
-    drawn_pictures(study.pipeline, study.pipeline.variables["unet"]["params"], folder / "before.png")
+    write_pictures = drawing(study.pipeline)
+    write_pictures(study.pipeline.variables["unet"]["params"], folder / "before.png")
+    theirs = {losses_beside.TORCH: pytorch(study, folder / "pipeline"), losses_beside.JIT: plain_jax(study)}  # first what may not be there
     runs = {policy: ours(study, policy, progress=given.progress) for policy in given.policies}
     for policy, run in runs.items():
-        drawn_pictures(study.pipeline, run.averaged, folder / f"after-{policy}.png")
-    runs |= {"jax.jit": plain_jax(study), "PyTorch": pytorch(study, folder / "pipeline")}
+        write_pictures(run.averaged, folder / f"after-{policy}.png")
+    runs |= theirs
     draw(runs, given.accumulate, folder / "losses.png")
-    figures = {"parameters": parameters, "steps": given.steps, "accumulate": given.accumulate, **compare(runs)}
-    return judged({**figures, "losses": {name: run.losses for name, run in runs.items()}}, table, given.json)
+    figures = {
+        "parameters": parameters, "steps": given.steps, "accumulate": given.accumulate, **compare(runs),
+        "skipped": {policy: runs[policy].skipped for policy in given.policies},
+        "losses": {name: run.losses for name, run in runs.items()},
+    }  # fmt: skip
+    return judged(figures, table, given.json)
 
 
 def _study(given: argparse.Namespace) -> Study:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tpuflow.errors import TpuflowError
+from tpuflow.training.result import write_json
 
 FAILED, INTERRUPTED = 2, 130
 
@@ -26,7 +26,7 @@ def exit_status(publish: Callable[[], int], path: Path) -> int:
 
 
 def judged(figures: Mapping[str, Any], table: Callable[[Mapping[str, Any]], str], path: Path) -> int:
-    """Write the figures as JSON and print them as a table: 1 if a bound "failed", else 0."""
-    path.write_text(json.dumps(figures, indent=1) + "\n")
+    """Write the figures as JSON (what is no number in it as a string) and print them as a table: 1 if a bound "failed", else 0."""
+    write_json(path, figures)
     print(table(figures))
     return 1 if figures["failed"] else 0

@@ -32,15 +32,17 @@ ADAMW = optax.adamw(1e-5, weight_decay=1e-2)
 
 
 def step_of(
-    name: str, batch: int, side: int = 512, policy: str = "mixed", *, lora_rank: int | None = None, gradient_checkpointing: bool = False
-) -> StepConfig:
+    name: str, batch: int, side: int = 512, policy: str = "mixed", *, prediction_type: str = "epsilon", lora_rank: int | None = None,
+    gradient_checkpointing: bool = False,
+) -> StepConfig:  # fmt: skip
     """The step of `python -m train text_to_image` with AdamW for pictures [batch, side, side, 3] and 77 tokens each.
 
-    name: of `models.unet_2d_condition.SIZES`.
+    name: of `models.unet_2d_condition.SIZES`. prediction_type: of `train.diffusion.options.PREDICTIONS`.
     """
     configs = {"unet": unet_2d_condition.SIZES[name], "vae": VAE, "text_encoder": clip_text.SIZES[name]}
     pipeline, dtype = Pipeline(configs, {}, {}, Tokenizer(Path(), None)), get_policy(policy).compute
-    objective = Objective(pipeline.model("vae"), pipeline.model("text_encoder"), DDPM(**SCHEDULE), dtype)
+    schedule = DDPM(**SCHEDULE, prediction_type=prediction_type)
+    objective = Objective(pipeline.model("vae"), pipeline.model("text_encoder"), schedule, dtype)
     pictures = jax.ShapeDtypeStruct((batch, side, side, 3), jnp.float32)
     tokens = jax.ShapeDtypeStruct((batch, pipeline.prompt_length), jnp.int32)
     model = Tuning(pipeline, dtype, lora_rank, gradient_checkpointing).model
