@@ -27,6 +27,7 @@ from models import autoencoder_kl, clip_text, unet_2d_condition
 from tpuflow.amp.policy import cast_floats
 from tpuflow.data import places
 from tpuflow.errors import DataError
+from tpuflow.numerics.report import NumericsComparison
 from tpuflow.training.plotting import matplotlib_figures, save_figure
 from train import losses_beside, text_to_image
 from train.diffusion import pictures
@@ -163,6 +164,18 @@ def ours(study: Study, policy: str, *, progress: bool) -> Run:
     return Run(result.losses, jax.tree.map(np.asarray, result.ema), len(result.skipped_steps))
 
 
+def numerics(study: Study, policies: Sequence[str], params: Any) -> NumericsComparison:
+    """What each precision does to the numbers of one update from the same parameters of the UNet, on the first batch.
+
+    The frozen models are in fp32 whatever the precision: it is that of what is trained.
+    """
+    made = study.step("fp32")
+    made |= {"policy": tuple(policies), "params": {**made["params"], "params": params}}
+    found = tpuflow.check_numerics(data=study.batches[0], steps=study.options.gradient_accumulation_steps, **made)
+    assert isinstance(found, NumericsComparison)
+    return found
+
+
 def plain_jax(study: Study) -> Run:
     """The same step by jax.jit, in fp32."""
     made = tpuflow.training_step(data=study.batches[0], **study.step("fp32"))
@@ -262,6 +275,7 @@ def table(figures: Mapping[str, Any]) -> str:
     lines = [f"{name:20} mean loss {value:.5f}" for name, value in figures["mean_loss"].items()]
     for pair, row in figures["differences"].items():
         lines.append(f"{losses_beside.in_words(pair, row)}, averages {row['averaged']:.1e}")
+    lines += ["one update from the same parameters in each precision:", *figures["numerics"]]
     return "\n".join([*lines, f"{figures['failed']} bounds fail ({losses_beside.bounds_in_words(TORCH_BOUND)})"])
 
 
@@ -304,10 +318,12 @@ def _published(given: argparse.Namespace) -> int:
         write_pictures(run.averaged, folder / f"after-{policy}.png")
     runs |= theirs
     draw(runs, given.accumulate, folder / "losses.png")
+    reports = numerics(study, given.policies, theirs[losses_beside.JIT].averaged)
+    reports.to_json(folder / "numerics.json")
     figures = {
         "parameters": parameters, "steps": given.steps, "accumulate": given.accumulate, **compare(runs),
         "skipped": {policy: runs[policy].skipped for policy in given.policies},
-        "losses": {name: run.losses for name, run in runs.items()},
+        "numerics": reports.summary().splitlines(), "losses": {name: run.losses for name, run in runs.items()},
     }  # fmt: skip
     return judged(figures, table, given.json)
 
