@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,9 +20,12 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from tpuflow.device.fast import cache
 from tpuflow.errors import ConfigError, DataError
 from tpuflow.examples import data
 from tpuflow.examples.exported import TORCH_SEED0
+from tpuflow.numerics import operations
+from tpuflow.stages import staging
 from train.torch_packages import import_package
 
 REPOSITORY = Path(__file__).parents[1]
@@ -111,3 +116,14 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     compilation_cache.reset_cache()  # what was compiled while tests were collected has found that there is none
+
+
+@pytest.fixture(scope="module", autouse=True)
+def let_go() -> Iterator[None]:
+    """What the tests of one file have compiled is let go before the next: at its end a process held up to 10 GB of it."""
+    yield
+    cache.clear()
+    for function in (operations._compiled, staging._function):
+        function.cache_clear()
+    jax.clear_caches()
+    gc.collect()
