@@ -120,7 +120,6 @@ def test_an_error_has_its_code_and_our_text_and_the_process_lives_on(facts):
     errors = facts["errors"]
     assert "UNIMPLEMENTED" in errors["no such type"] and "the device has no such elements" in errors["no such type"]
     assert "UNIMPLEMENTED" in errors["no rule"] and "nowhere" in errors["no rule"] and "pjrt_checks.py" in errors["no rule"]
-    assert "UNIMPLEMENTED" in errors["partitions"] and "multi-chip programs are not supported yet" in errors["partitions"]
     assert "RESOURCE_EXHAUSTED" in errors["too large to compile"] and "Traceback" not in errors["too large to compile"]
     assert errors["alive"] == 3.0
     assert facts["exceptions_survive_what_dies_with_them"]

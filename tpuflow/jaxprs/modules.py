@@ -127,9 +127,15 @@ def _check_calls(module: Any, name: str, host_call: str) -> None:
     module.operation.walk(visit)
     if found:
         raise UnsupportedPrimitiveError(
-            f"{name}: jax.debug.print or jax.debug.callback in a program for several devices: the host cannot be called with pieces of "
-            f"arrays. Return what it needs from the program, or leave the call out. It is at {str(found[0])[:300]}"
+            f"{_source(found[0]) or name}: jax.debug.print or jax.debug.callback in a program that is partitioned over several devices: "
+            "the host cannot be called with pieces of arrays. Return what it needs from the program, or leave the call out."
         )
+
+
+def _source(location: Any) -> str:
+    """The innermost of the source lines that an operation comes from; empty if none is known."""
+    found = re.search(r'"([^"]+)":(\d+)', str(location))
+    return f"{found[1]}:{found[2]}" if found else ""
 
 
 def _mesh_of(module: Any, name: str, devices: int) -> Mapping[str, int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 from tpuflow.errors import ConfigError
@@ -64,8 +65,20 @@ def _compile_for_mesh(client: Client, module: bytes, options: bytes, devices: Se
 
     found = partition_artifact(module, options, HOST_CALL)
     imported = lower_partitioned(found.partitioned, found.name, complex_ports=True)
-    program = compile_stablehlo(imported, chip=client.settings.chip, donated=found.donated)
+    donated = _usable(found.donated, imported.input_types, imported.output_types)
+    program = compile_stablehlo(imported, chip=client.settings.chip, donated=donated)
     return _loaded(program, _numbers(imported.complex_outputs), devices, found.partitioned.module)
+
+
+def _usable(donated: Sequence[bool], inputs: Sequence[Hashable], outputs: Sequence[Hashable]) -> list[bool]:
+    """Of each argument whether it is donated to any purpose: to a result of its type, each to another one. JAX finds that out itself only
+    where it knows how results are cut."""
+    left = Counter(outputs)
+    found = []
+    for is_donated, kind in zip(donated, inputs, strict=True):
+        found.append(is_donated and left[kind] > 0)
+        left[kind] -= found[-1]
+    return found
 
 
 def _loaded(program: Any, complex_outputs: Collection[int], devices: Sequence[Device], module: bytes) -> Loaded:
