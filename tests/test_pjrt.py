@@ -186,7 +186,7 @@ def test_who_does_not_ask_pays_nothing_and_notices_nothing(environment):
 
 def test_the_device_beside_the_cpu_is_used_where_it_is_asked_for(environment):
     """As the guide does it."""
-    (piece,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "pjrt.md").read_text(encoding="utf-8"), re.S)
+    piece, _ = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "pjrt.md").read_text(encoding="utf-8"), re.S)
     before = "import numpy as np, warnings; warnings.simplefilter('ignore'); x = z = np.ones(3, np.float32); f = lambda x: x + 1\n"
     after = """
 import jax.numpy as jnp

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -68,6 +69,12 @@ def test_a_stock_program_for_eight_devices_computes_what_it_does_on_the_cpu_and_
         assert found[key].dtype == expected[key].dtype, key
         tolerance = 2e-6 if name == "training" else 0  # f32 sums over chips in another order; all other numbers are small integers
         np.testing.assert_allclose(found[key], expected[key], rtol=tolerance, atol=tolerance, err_msg=key)
+
+
+@pytest.mark.slow
+def test_the_guides_program_for_several_devices_runs(environment):
+    *_, piece = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "pjrt.md").read_text(encoding="utf-8"), re.S)
+    assert run(environment | ON_DEVICE, "-c", piece) == "P('data', 'model') TpuSimDevice(id=3, chip=generic)\n"
 
 
 @pytest.fixture(scope="module")
