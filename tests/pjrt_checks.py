@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,20 +13,7 @@ import numpy as np
 from jax.experimental import serialize_executable
 
 from tests.pjrt_cases import CASES, computed
-
-FACTS: dict[str, Any] = {}
-
-
-def fact(function: Callable[[], Any]) -> None:
-    FACTS[function.__name__] = function()
-
-
-def raised(function: Callable[[], Any]) -> str:
-    try:
-        function()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
+from tests.pjrt_facts import FACTS, fact, raised
 
 
 def in_use() -> int:
@@ -97,12 +83,9 @@ def devices_side_by_side() -> Any:
 
 @fact
 def errors() -> Any:
-    two = jax.make_mesh((2,), ("x",))
-    sharded = jax.device_put(jnp.ones(4), jax.sharding.NamedSharding(two, jax.sharding.PartitionSpec("x")))
     return {
         "no such type": raised(lambda: jnp.ones(2, jnp.float8_e5m2) * 2),
         "no rule": raised(lambda: jax.jit(jax.ffi.ffi_call("nowhere", jax.ShapeDtypeStruct((3,), np.float32)))(jnp.ones(3))),
-        "partitions": raised(lambda: jax.jit(lambda x: x + 1)(sharded)),
         "too large to compile": raised(lambda: jnp.ones((2**18, 2**18))),
         "alive": float(jnp.ones(3).sum()),
     }

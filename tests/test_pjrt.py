@@ -120,7 +120,6 @@ def test_an_error_has_its_code_and_our_text_and_the_process_lives_on(facts):
     errors = facts["errors"]
     assert "UNIMPLEMENTED" in errors["no such type"] and "the device has no such elements" in errors["no such type"]
     assert "UNIMPLEMENTED" in errors["no rule"] and "nowhere" in errors["no rule"] and "pjrt_checks.py" in errors["no rule"]
-    assert "UNIMPLEMENTED" in errors["partitions"] and "multi-chip programs are not supported yet" in errors["partitions"]
     assert "RESOURCE_EXHAUSTED" in errors["too large to compile"] and "Traceback" not in errors["too large to compile"]
     assert errors["alive"] == 3.0
     assert facts["exceptions_survive_what_dies_with_them"]
@@ -187,7 +186,7 @@ def test_who_does_not_ask_pays_nothing_and_notices_nothing(environment):
 
 def test_the_device_beside_the_cpu_is_used_where_it_is_asked_for(environment):
     """As the guide does it."""
-    (piece,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "pjrt.md").read_text(encoding="utf-8"), re.S)
+    piece, _ = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "pjrt.md").read_text(encoding="utf-8"), re.S)
     before = "import numpy as np, warnings; warnings.simplefilter('ignore'); x = z = np.ones(3, np.float32); f = lambda x: x + 1\n"
     after = """
 import jax.numpy as jnp

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -36,6 +36,7 @@ from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.verify import verify
 from tpuflow.lower.importers.jaxpr.importer import lower_with_calls
 from tpuflow.lower.importers.stablehlo.importer import Imported, lower_stablehlo
+from tpuflow.lower.importers.stablehlo.partitioned import lower_partitioned
 from tpuflow.lower.located import located
 from tpuflow.lower.memory import plan_memory
 from tpuflow.lower.passes.base import Pass
@@ -55,7 +56,6 @@ from tpuflow.lower.passes.split_collectives import SplitCollectives
 from tpuflow.lower.passes.store_less import StoreLess
 from tpuflow.lower.passes.sum_in_product import SumInProduct
 from tpuflow.lower.residency import keep_on_chip
-from tpuflow.lower.scatter_sums import scatter_sums
 from tpuflow.lower.shards import WHOLE, Cuts, cut_ports, on_chips
 
 PIPELINE: tuple[Pass, ...] = (
@@ -168,7 +168,8 @@ def compile_stablehlo(
     given = imported.donated if donated is None else tuple(map(bool, donated))
     if len(given) != len(imported.input_types):
         raise ConfigError(f"{imported.graph.name}: {len(given)} entries in donated for {len(imported.input_types)} arguments; one each.")
-    interface = Interface(given, calls=imported.calls)
+    cuts = imported.cuts
+    interface = Interface(given, calls=imported.calls, mesh=imported.mesh, input_cuts=cuts.inputs, output_cuts=cuts.outputs)
     return compile_graph(imported.graph, chip=chip, interface=interface, began=began, watch=watch)
 
 
@@ -321,10 +322,8 @@ def _partitioned(
     found = partition(closed_jaxpr, asked.carrying(carries), name)
     if found.inputs[:carries] != found.outputs[:carries]:  # XLA has chosen: where a state lies after the first step, it stays
         found = partition(closed_jaxpr, asked.carrying(carries, found.outputs), name)
-    graph = lower_stablehlo(found.module, name, input_names=input_names, mesh=found.mesh, trusted=True).graph
-    graph = scatter_sums(graph, found.mesh)
-    mesh = tuple(MeshAxis(axis, size) for axis, size in found.mesh.items() if size > 1)
-    return replace(graph, outputs=graph.outputs[:-1], output_names=tuple(output_names)), mesh, Cuts(found.inputs, found.outputs)
+    imported = lower_partitioned(found, name, input_names=input_names, output_names=output_names)
+    return imported.graph, imported.mesh, imported.cuts
 
 
 def _on_mesh(graph: Graph, closed_jaxpr: ClosedJaxpr, carries: int = 0) -> tuple[Graph, tuple[MeshAxis, ...], Cuts]:

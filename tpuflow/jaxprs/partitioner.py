@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,11 @@ from jaxlib import xla_client
 from tpuflow.errors import CompileError, UnsupportedPrimitiveError
 from tpuflow.isa.meshes import axes_numbered
 from tpuflow.jaxprs.compat import ClosedJaxpr, equations, location_of
+from tpuflow.jaxprs.protobuf import fields
 from tpuflow.jaxprs.shardings import Asked, Cut, lowered
+
+Chosen = tuple[Sequence[bool], Sequence[bool]]
+"""Of each argument, and of each result of the program, whether the partitioner may choose how it lies."""
 
 _xla: Any = xla_client._xla
 _hlo: Any = xla_client.hlo
@@ -55,25 +59,37 @@ def partition(closed: ClosedJaxpr, asked: Asked, name: str) -> Partitioned:
                 f"{location_of(equation) or name}: {equation.primitive.name!r} in a program that is partitioned over {dict(asked.mesh)}: "
                 "the host cannot be called with pieces of arrays. Return what it needs from the program, or leave the call out."
             )
-    proto = _partitioned(lowered(closed, name, asked), math.prod(asked.mesh.values()), name)
-    module = _hlo.HloModule.from_serialized_hlo_module_proto(proto)
-    inputs = [_cut(s, asked.mesh, f"{name}: argument {i}") for i, s in enumerate(module.spmd_parameters_shardings)]
-    *own, _ = module.spmd_output_sharding.tuple_shardings
-    outputs = [_cut(s, asked.mesh, f"{name}: result {i}") for i, s in enumerate(own)]
-    return Partitioned(_xla.mlir.hlo_to_stablehlo(proto), asked.mesh, tuple(inputs), tuple(outputs))
+    return partition_module(lowered(closed, name, asked), asked.mesh, name)
+
+
+def partition_module(module: Any, mesh: Mapping[str, int], name: str, chosen: Chosen | None = None) -> Partitioned:
+    """A module (MLIR) with shardings over a mesh, partitioned. Its last result is that of a call of `LAST`. chosen: as JAX
+    says it of a compilation; None: XLA's defaults.
+
+    Raises:
+      CompileError: as `partition`.
+    """
+    proto = _partitioned(module, math.prod(mesh.values()), name, chosen)
+    found = _hlo.HloModule.from_serialized_hlo_module_proto(proto)
+    inputs = [_cut(s, mesh, f"{name}: argument {i}") for i, s in enumerate(found.spmd_parameters_shardings or ())]
+    *own, _ = found.spmd_output_sharding.tuple_shardings
+    outputs = [_cut(s, mesh, f"{name}: result {i}") for i, s in enumerate(own)]
+    return Partitioned(_xla.mlir.hlo_to_stablehlo(proto), mesh, tuple(inputs), tuple(outputs))
 
 
 _CALL_HOST = ("debug_callback", "debug_print", "io_callback", "pure_callback")
 _PASS = "spmd-partitioning"
+_MODULE = 1
+"""The field of an `HloProto` that is the module."""
 
 
-def _partitioned(module: Any, devices: int, name: str) -> bytes:
+def _partitioned(module: Any, devices: int, name: str, chosen: Chosen | None) -> bytes:
     """A serialised `HloModuleProto`: the module (MLIR) after XLA's partitioner."""
     device = _device()
     with tempfile.TemporaryDirectory() as directory:
         failure = ""
         try:
-            device.client.compile_and_load(module, _xla.DeviceList((device,)), _options(devices, directory))
+            device.client.compile_and_load(module, _xla.DeviceList((device,)), _options(devices, directory, chosen))
         except jax.errors.JaxRuntimeError as error:  # of the call of `LAST`, unless XLA did not come so far
             failure = str(error)
         written = sorted(Path(directory).glob(f"*.after_{_PASS}*.hlo.pb"))
@@ -82,7 +98,7 @@ def _partitioned(module: Any, devices: int, name: str) -> bytes:
                 f"{name}: XLA cannot partition this program over {devices} chips: {' '.join(failure.split())[:400]}. Say with "
                 "jax.lax.with_sharding_constraint how the arrays of that operation lie, or map it by hand with jax.shard_map."
             )
-        return _first_field(written[-1].read_bytes())
+        return next(value for number, value in fields(written[-1].read_bytes()) if number == _MODULE and isinstance(value, bytes))
 
 
 @functools.cache
@@ -91,11 +107,14 @@ def _device() -> Any:
     return xla_client.make_cpu_client(num_devices=1).local_devices()[0]
 
 
-def _options(devices: int, directory: str) -> Any:
+def _options(devices: int, directory: str, chosen: Chosen | None) -> Any:
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = 1, devices
-    options.executable_build_options.use_spmd_partitioning = True
-    options.executable_build_options.use_shardy_partitioner = True
+    build = options.executable_build_options
+    build.use_spmd_partitioning = build.use_shardy_partitioner = True
+    if chosen is not None:
+        build.allow_spmd_sharding_propagation_to_parameters = list(chosen[0])
+        build.allow_spmd_sharding_propagation_to_output = [*chosen[1], False]
     options.env_option_overrides = [
         ("xla_dump_to", directory),
         ("xla_dump_hlo_pass_re", f"{_PASS}.*"),
@@ -104,16 +123,6 @@ def _options(devices: int, directory: str) -> Any:
         ("xla_enable_rgv3_materialization", False),  # groups by mesh axes lose the order of their devices on the way to StableHLO
     ]
     return options
-
-
-def _first_field(message: bytes) -> bytes:
-    """The first field of an `HloProto`, the module: a tag, a length (seven bits a byte, the low ones first), so many bytes."""
-    length, at = 0, 1
-    while True:
-        length |= (message[at] & 127) << 7 * (at - 1)
-        at += 1
-        if message[at - 1] < 128:
-            return message[at : at + length]
 
 
 def _cut(proto: Any, mesh: Mapping[str, int], where: str) -> Cut:

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import types
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ from jax.sharding import SingleDeviceSharding
 from jaxlib import xla_client
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
+
+from tpuflow.jaxprs.protobuf import fields, packed
 
 _ONLY_DURING_CALL = xla_client._xla.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
 
@@ -115,20 +118,30 @@ def place(x: np.ndarray, device: Any, sharding: Any) -> Any:
     return xla_client._xla.batched_device_put(aval, sharding, [x], [device], True, True, _ONLY_DURING_CALL, enable_x64=True)
 
 
-def assigned(device: int) -> bytes:
-    """A serialised `DeviceAssignmentProto` of one replica and one partition."""
-    return xla_client.DeviceAssignment.create(np.array([[device]])).serialize()
+def assigned(devices: Sequence[int]) -> bytes:
+    """A serialised `DeviceAssignmentProto` of one replica and as many partitions as there are devices."""
+    return xla_client.DeviceAssignment.create(np.array([devices])).serialize()
 
 
-_DEVICE = len(assigned(0)) - 1
-"""Where in those bytes the device's number begins: the last field, seven bits a byte, the low ones first."""
+_COMPUTATION_DEVICES, _REPLICA_DEVICE_IDS = 3, 1
+"""Fields of a `DeviceAssignmentProto`: a message a partition, in which there are the devices of its replicas."""
 
 
-def partitions(compile_options: bytes) -> tuple[int, int, int]:
-    """Replicas and partitions that a serialised `CompileOptionsProto` asks for, and the device if it names one only, else 0."""
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What a serialised `CompileOptionsProto` asks for. devices: that of each partition in turn, of the first replica; empty if it does not
+    say."""
+
+    replicas: int
+    partitions: int
+    devices: tuple[int, ...]
+
+
+def placement_of(compile_options: bytes) -> Placement:
+    """How many devices a compilation is for, and which."""
     options = xla_client.CompileOptions.ParseFromString(compile_options)
     assignment = options.device_assignment
-    if assignment is None or assignment.replica_count() * assignment.computation_count() != 1:
-        return options.num_replicas, options.num_partitions, 0
-    number = sum((byte & 127) << 7 * place for place, byte in enumerate(assignment.serialize()[_DEVICE:]))
-    return options.num_replicas, options.num_partitions, number
+    messages = [] if assignment is None else [value for number, value in fields(assignment.serialize()) if number == _COMPUTATION_DEVICES]
+    rows = [dict(fields(message))[_REPLICA_DEVICE_IDS] for message in messages if isinstance(message, bytes)]
+    devices = tuple(packed(row)[0] for row in rows if isinstance(row, bytes))
+    return Placement(options.num_replicas, options.num_partitions, devices)

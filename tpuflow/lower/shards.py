@@ -28,6 +28,9 @@ class Cuts:
     outputs: tuple[NamedCut, ...]
 
 
+UNCUT = Cuts((), ())
+
+
 def cut_ports(graph: Graph, carries: int = 0) -> tuple[Graph, Cuts]:
     """The graph with inputs and outputs that are pieces where they can be. Of the first
     `carries` inputs and outputs, both are or neither."""

@@ -44,15 +44,15 @@ class Buffer:
 
     Complex numbers lie there as two planes, f32[2, *shape], as programs take and give them (`ComplexType.port`).
     Its header begins at word `start` of `headers`. holds: how many others (dlpack) look at its memory; while there are any, what deletes
-    it does not free it and nothing overwrites it.
+    it does not free it and nothing overwrites it. sharers: how many buffers of one launch, on as many devices, have the array.
     """
 
-    __slots__ = ("_headers", "_held", "_start", "array", "bytes", "device", "handle", "holds", "shape")
+    __slots__ = ("_headers", "_held", "_start", "array", "bytes", "device", "handle", "holds", "shape", "sharers")
 
     def __init__(self, array: Any, device: Device, shape: tuple[int, ...], size: int, headers: Any, start: int, handle: int):
         self.array, self.device, self.shape, self.bytes = array, device, shape, size
         self._headers, self._start, self.handle = headers, start, handle
-        self.holds, self._held = 0, None
+        self.holds, self.sharers, self._held = 0, 1, None
         THINGS[handle] = self
 
     @property

@@ -1,41 +1,38 @@
-"""Programs on the device: compiled from StableHLO, or read again from the bytes of a .tpx file; launched on buffers."""
+"""Programs on the device, launched on buffers."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-import numpy as np
-
-from tpuflow.errors import ConfigError, ProgramFileError
-from tpuflow.jaxprs.plugins import assigned, partitions
+from tpuflow.jaxprs.plugins import assigned
 from tpuflow.pjrt.buffer import COMPLEX, Buffer, Headers
 from tpuflow.pjrt.cells import NamedValues, Numbers, Text
-from tpuflow.pjrt.device import Client, Device
+from tpuflow.pjrt.device import Device
+from tpuflow.pjrt.envelope import enveloped
 from tpuflow.pjrt.failures import Unimplemented
 from tpuflow.pjrt.things import WORDS, Thing
 from tpuflow.pjrt.types import CODES
 
-STACK_BYTES = 256 * 2**20
-
 
 class Loaded(Thing):
-    """A Program loaded on a device; `complex_outputs`: the results that are planes of complex numbers. What C reads of it lies here, made
-    when it is first asked for. Header: name, devices, outputs."""
+    """A Program loaded on a device, or on several (`meshes.LoadedOnMesh`), each of which is a partition in this order; `complex_outputs`:
+    the results that are planes of complex numbers; `module`: what each of several devices runs. What C reads of it lies here, made when it
+    is first asked for. Header: name, devices, outputs, partitions."""
 
-    def __init__(self, program: Any, complex_outputs: Collection[int], device: Device):
+    def __init__(self, program: Any, complex_outputs: Collection[int], devices: Sequence[Device], module: bytes = b""):
         from tpuflow.device.runtime import Executable
 
-        self.program, self.device, self.runs = program, device, 0
+        self.program, self.devices, self.module, self.runs = program, devices, module, 0
+        self.device = device = devices[0]
         host = device.client.host
         self.executable = Executable(program, fidelity=device.client.settings.fidelity, device=host.device)
         self.executable.compile()
         self._name = Text(program.name or "program")
-        self._devices = Numbers([device.handle], ctypes.c_uint64)
-        super().__init__(*self._name.pair, *self._devices.pair, len(program.outputs))
+        self._handles = Numbers([d.handle for d in devices], ctypes.c_uint64)
+        super().__init__(*self._name.pair, *self._handles.pair, len(program.outputs), len(devices))
         self._complex = frozenset(complex_outputs)
         self._outputs = [(*self._kind(i, p), program.buffers[p.buffer].bytes) for i, p in enumerate(program.outputs)]
         self._donated = [i for i, p in enumerate(program.inputs) if p.donated]
@@ -43,7 +40,7 @@ class Loaded(Thing):
         self._fresh_bytes = _fresh_bytes(program)
         sizes = [size for _, _, size in self._outputs]
         self._taken = (sum(sizes), len(sizes), max(sizes, default=0))
-        self._headers = Headers(device, self._outputs)
+        self._headers = {d: Headers(d, self._outputs) for d in devices}
         self._places = [(shape, size, i * WORDS, 8 * i * WORDS) for i, (_, shape, size) in enumerate(self._outputs)]
 
         if device.client.settings.report is not None:
@@ -56,15 +53,17 @@ class Loaded(Thing):
     def destroyed(self) -> None:
         """What it holds goes with it."""
 
-    def launch(self, arguments: Sequence[Buffer], kept: Collection[int]) -> list[Buffer]:
-        """Run once; returns when the results are there. Donated arguments are gone then, but for those whose places are in `kept`.
+    def launch(self, arguments: Sequence[Sequence[Buffer]], kept: Collection[int]) -> list[list[Buffer]]:
+        """Run once, on the arguments of each device; returns each one's results when they are there. Donated arguments are gone then, but
+        for those whose places are in `kept`.
 
         Raises:
           LaunchError: an argument has been deleted.
           OutOfMemoryError: HBM has no room for the Program beside the arrays that are there.
         """
-        self.device.usage.check(self._fresh_bytes, f"a call of {self.program.name!r}")
-        arrays = [b.array if b.array is not None else b.live() for b in arguments]
+        for device in self.devices:
+            device.usage.check(self._fresh_bytes, f"a call of {self.program.name!r}")
+        arrays = self._joined(arguments)
         consumed = self._consumed(arguments, arrays, kept)
         try:
             results, _ = self.executable.launch(arrays)
@@ -75,25 +74,37 @@ class Loaded(Thing):
             for buffer in consumed:
                 buffer.delete()
         self.runs += 1
-        self.device.usage.take(*self._taken)
-        return self._buffers(results)
+        return self._spread(results)
 
-    def _buffers(self, results: list[Any]) -> list[Buffer]:
-        headers, device = self._headers.new(), self.device
+    def _joined(self, arguments: Sequence[Sequence[Buffer]]) -> list[Any]:
+        """The arrays that the Program takes, of the devices' arguments."""
+        (only,) = arguments
+        return [b.array if b.array is not None else b.live() for b in only]
+
+    def _spread(self, results: list[Any]) -> list[list[Buffer]]:
+        """The devices' buffers of the arrays that the Program gives."""
+        return [self._buffers(self.device, results)]
+
+    def _buffers(self, device: Device, results: Sequence[Any]) -> list[Buffer]:
+        """A device's results, which come to be."""
+        device.usage.take(*self._taken)
+        headers = self._headers[device].new()
         base = ctypes.addressof(headers)
         return [
             Buffer(x, device, shape, size, headers, start, base + offset)
             for x, (shape, size, start, offset) in zip(results, self._places, strict=True)
         ]
 
-    def _consumed(self, arguments: Sequence[Buffer], arrays: list[Any], kept: Collection[int]) -> list[Buffer]:
-        """The arguments that the launch takes over; what it may not, it gets a copy of."""
-        consumed = []
+    def _consumed(self, arguments: Sequence[Sequence[Buffer]], arrays: list[Any], kept: Collection[int]) -> list[Buffer]:
+        """The arguments that the launch takes over; of what it may not overwrite, it gets a copy."""
+        consumed: list[Buffer] = []
         for i in self._donated:
-            if i in kept or arguments[i].holds:
+            pieces = [own[i] for own in arguments]
+            stays = i in kept or any(b.holds for b in pieces)
+            if stays or _is_shared(pieces, arrays[i]):
                 arrays[i] = self.device.client.host.copy(arrays[i])
-            else:
-                consumed.append(arguments[i])
+            if not stays:
+                consumed += pieces
         return consumed
 
     def _own(self, results: list[Any], arrays: list[Any]) -> list[Any]:
@@ -118,7 +129,7 @@ class Loaded(Thing):
 
     @functools.cached_property
     def serialized(self) -> Text:
-        """Which results are complex, and the bytes of its .tpx file.
+        """What `load_bytes` takes.
 
         Raises:
           Unimplemented: it calls functions of this process.
@@ -127,12 +138,17 @@ class Loaded(Thing):
 
         if self.program.calls:
             raise Unimplemented(f"{self.program.name!r} calls functions of this process (callbacks); a file cannot hold them.")
-        return Text(_enveloped(self._complex, to_bytes(self.program)))
+        return Text(enveloped(self._complex, self.module, to_bytes(self.program)))
 
     @functools.cached_property
     def assignment(self) -> Text:
-        """The device that it is for, as a `DeviceAssignmentProto`."""
-        return Text(assigned(self.device.number))
+        """The devices that it is for, as a `DeviceAssignmentProto`."""
+        return Text(assigned([d.number for d in self.devices]))
+
+    @functools.cached_property
+    def logical_ids(self) -> Numbers:
+        """Of each device its replica and its partition, two ints."""
+        return Numbers([partition << 32 for partition in range(len(self.devices))])
 
     @functools.cached_property
     def costs(self) -> NamedValues:
@@ -185,109 +201,6 @@ class Unloaded(Thing):
         """The Program lives on."""
 
 
-HOST_FUNCTIONS: list[Callable[..., Any]] = []
-"""What programs print and call (`jax.debug.print`, `jax.debug.callback`), by the number that their custom calls have."""
-
-
-def compile_module(client: Client, module: bytes, options: bytes) -> Loaded:
-    """Compile a module of StableHLO.
-
-    Raises:
-      Unimplemented: it is for several partitions or replicas.
-      What `tpuflow.compiler.compile_stablehlo` raises.
-    """
-    client.settings.check()
-    return apart(functools.partial(_compile, client, module, options))
-
-
-def load_bytes(client: Client, data: bytes, options: bytes) -> Loaded:
-    """Load a serialised Program.
-
-    Raises:
-      ProgramFileError: it is damaged.
-    """
-    client.settings.check()
-    return apart(functools.partial(_load, client, data, options))
-
-
-def _compile(client: Client, module: bytes, options: bytes) -> Loaded:
-    from tpuflow.compiler import compile_stablehlo
-    from tpuflow.lower.importers.stablehlo.importer import lower_stablehlo
-
-    device = _device(client, options)
-    imported = lower_stablehlo(module, host_functions=HOST_FUNCTIONS, trusted=True, complex_ports=True)
-    complex_outputs = [i for i, found in enumerate(imported.complex_outputs) if found]
-    return Loaded(compile_stablehlo(imported, chip=client.settings.chip), complex_outputs, device)
-
-
-def _load(client: Client, data: bytes, options: bytes) -> Loaded:
-    from tpuflow.isa.file import from_bytes
-
-    complex_outputs, program = _opened(data)
-    device = _device(client, options) if options else client.devices[0]
-    return Loaded(from_bytes(program, name=_CACHE), complex_outputs, device)
-
-
-_CACHE = "the compilation cache"
-_ENVELOPE = b"tpusim\x01"
-
-
-def _enveloped(complex_outputs: Collection[int], program: bytes) -> bytes:
-    """The bytes of a Program, with what only PJRT knows of it before them: a count and numbers of results, 32 bits each."""
-    return _ENVELOPE + np.array([len(complex_outputs), *sorted(complex_outputs)], "<u4").tobytes() + program
-
-
-def _opened(data: bytes) -> tuple[list[int], bytes]:
-    """What `_enveloped` put together."""
-    begin = len(_ENVELOPE) + 4
-    end = begin + 4 * int.from_bytes(data[len(_ENVELOPE) : begin], "little")
-    if not data.startswith(_ENVELOPE) or end > len(data):
-        raise ProgramFileError(f"{_CACHE}: no Program of this version of tpuflow; delete the cache's directory.")
-    return np.frombuffer(data[begin:end], "<u4").tolist(), data[end:]
-
-
-def _device(client: Client, options: bytes) -> Device:
-    """The one device that a compilation is for."""
-    replicas, parts, number = partitions(options)
-    if replicas * parts != 1:
-        raise Unimplemented(
-            f"a program for {replicas * parts} devices ({replicas} replicas x {parts} partitions): multi-chip programs are not supported "
-            "yet. Devices of TPUFLOW_DEVICES run single-device programs side by side: jit without a mesh, data on one device at a time."
-        )
-    if not 0 <= number < len(client.devices):
-        raise ConfigError(f"a program for device {number}; there are {len(client.devices)} (TPUFLOW_DEVICES).")
-    return client.devices[number]
-
-
-def apart(task: Callable[[], Any]) -> Any:
-    """The result of a task on a thread of its own: JAX's settings and traces are a thread's, and those of the caller are not to be seen
-    when the engine traces its own functions. jaxlib's threads have little stack besides."""
-    outcome: list[Any] = []
-
-    def run() -> None:
-        try:
-            outcome.append((task(), None))
-        except BaseException as error:
-            outcome.append((None, error))
-
-    with _starting:
-        before = threading.stack_size(STACK_BYTES)
-        try:
-            thread = threading.Thread(target=run, name="tpuflow compile")
-            thread.start()
-        finally:
-            threading.stack_size(before)
-    thread.join()
-    result, error = outcome[0]
-    if error is not None:
-        raise error
-    return result
-
-
-_starting = threading.Lock()
-"""The size of new threads' stacks is the process's."""
-
-
 def _shared(program: Any) -> list[int]:
     """Outputs that lie where an input or an earlier output lies."""
     seen, found = {p.buffer for p in program.inputs}, []
@@ -296,6 +209,12 @@ def _shared(program: Any) -> list[int]:
             found.append(i)
         seen.add(p.buffer)
     return found
+
+
+def _is_shared(pieces: Sequence[Buffer], array: Any) -> bool:
+    """Whether others than these buffers have an array."""
+    owners = [b for b in pieces if b.array is array]
+    return any(b.sharers > len(owners) for b in owners)
 
 
 def _fresh_bytes(program: Any) -> int:

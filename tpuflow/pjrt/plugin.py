@@ -10,11 +10,8 @@ from typing import Any
 from tpuflow.jaxprs.plugins import lower_as_for_tpus, lower_host_calls
 from tpuflow.jaxprs.plugins import register as register_with_jax
 from tpuflow.pjrt.entries import buffers, clients, devices, executables  # noqa: F401  (what they import is what there is)
-from tpuflow.pjrt.executable import HOST_FUNCTIONS
+from tpuflow.pjrt.loading import HOST_CALL, HOST_FUNCTIONS
 from tpuflow.pjrt.table import Table
-
-HOST_CALL = "tpuflow_host_call"
-"""The target of custom calls that the importer of StableHLO knows as calls of functions of this process."""
 
 _tables: list[Table] = []
 

@@ -83,9 +83,9 @@ class FastEngine:
 
     def once(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of a `short` Program, without waiting for them: what `fly` does, in half the host's time."""
-        inputs = self._lanes.inputs(inputs)
+        inputs = self._lanes.inputs(inputs, self.host)
         donated = _distinct(self.host, [inputs[i] for i in self._donated])
-        return self._lanes.outputs(self._only(donated, [inputs[i] for i in self._kept], self._budget))
+        return self._lanes.outputs(self._only(donated, [inputs[i] for i in self._kept], self._budget), self.host)
 
     def fly(
         self, inputs: Sequence[Any], infeeds: Sequence[Any], start: int, capacity: int, paces: dict[int, Pace], budget: Budget
@@ -96,7 +96,7 @@ class FastEngine:
         outfeed port has room for, in each piece of the flight; paces: what earlier flights have found of the loops, kept up; budget: where
         counting work stops. Donated inputs may be consumed.
         """
-        inputs, feeds = self._lanes.inputs(inputs), self._lanes.infeeds([_some(x) for x in infeeds])
+        inputs, feeds = self._lanes.inputs(inputs, self.host), self._lanes.infeeds([_some(x) for x in infeeds])
         donated = iter(_distinct(self.host, [x for x, p in zip(inputs, self.program.inputs, strict=True) if p.donated]))
         arrays: dict[Key, Any] = {p.buffer: next(donated) if p.donated else x for x, p in zip(inputs, self.program.inputs, strict=True)}
         arrays |= {("taken", p): np.int32(start) for p in range(len(self.program.infeeds))} | {WORK: np.int32(budget.start)}

@@ -128,7 +128,7 @@ class Flight:
         and the next slice overwrites them."""
         if self._outputs is not None:
             return self._outputs
-        return self.lanes.outputs([self._array(p.buffer) for p in self.program.outputs])
+        return self.lanes.outputs([self._array(p.buffer) for p in self.program.outputs], self.host)
 
     # ---- the walk
 
@@ -191,7 +191,7 @@ class Flight:
             _wait([*outputs, *given.values()])
         self.arrays.update(given)
         if stage.final:
-            self._outputs = self.lanes.outputs(outputs)
+            self._outputs = self.lanes.outputs(outputs, self.host)
         self._check_infeeds(stage)
         if WORK in given:
             self._check_work()

@@ -46,6 +46,10 @@ class DefaultHost:
         """The same values in memory of their own."""
         return jnp.copy(x)
 
+    def rearranged(self, x: Any, way: Callable[[Any], Any]) -> Any:
+        """What is made of an array by a function that only moves elements, of NumPy's arrays or JAX's."""
+        return way(x)
+
 
 class PinnedHost:
     """One device of a CPU client that JAX's list of backends does not know: for use inside of a backend, where JAX's default is that
@@ -79,6 +83,12 @@ class PinnedHost:
     def copy(self, x: Any) -> Any:
         """The same values in memory of their own."""
         return self.array(np.asarray(x))
+
+    def rearranged(self, x: Any, way: Callable[[Any], Any]) -> Any:
+        """What is made of an array by a function that only moves elements; the array itself, if it moves none."""
+        values = np.asarray(x)
+        made = way(values)
+        return x if made is values else self.array(made)
 
     @contextmanager
     def translating(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tpuflow.device.fast.host import Host
 from tpuflow.device.fast.liveness import Key
 from tpuflow.device.shards import apart, together
 from tpuflow.device.varying import Axes, cut_axes, varying
@@ -98,14 +99,12 @@ class Lanes:
 
     # ---- between host and chips
 
-    def inputs(self, arrays: Sequence[Any]) -> list[Any]:
+    def inputs(self, arrays: Sequence[Any], host: Host) -> list[Any]:
         """The host's arrays, one a port, over the chips."""
-        ports = self.program.inputs
-        return (
-            [apart(_plain(x), p.cut, self.mesh, self.axes(p.buffer)) for p, x in zip(ports, arrays, strict=True)]
-            if self.mesh
-            else list(arrays)
-        )
+        if not self.mesh:
+            return list(arrays)
+        cut = [functools.partial(apart, cut=p.cut, mesh=self.mesh, axes=self.axes(p.buffer)) for p in self.program.inputs]
+        return [host.rearranged(_plain(x), way) for x, way in zip(arrays, cut, strict=True)]
 
     def infeeds(self, arrays: Sequence[Any]) -> list[Any]:
         """Stacked items [items, ...] of every port: [mesh axes..., items, ...]."""
@@ -114,12 +113,12 @@ class Lanes:
             [apart(_plain(x), p.cut, self.mesh, cut_axes(p), 1) for p, x in zip(ports, arrays, strict=True)] if self.mesh else list(arrays)
         )
 
-    def outputs(self, arrays: Sequence[Any]) -> list[Any]:
+    def outputs(self, arrays: Sequence[Any], host: Host) -> list[Any]:
         """The host's arrays again."""
-        ports = self.program.outputs
-        return (
-            [together(x, p.cut, self.mesh, self.axes(p.buffer)) for p, x in zip(ports, arrays, strict=True)] if self.mesh else list(arrays)
-        )
+        if not self.mesh:
+            return list(arrays)
+        join = [functools.partial(together, cut=p.cut, mesh=self.mesh, axes=self.axes(p.buffer)) for p in self.program.outputs]
+        return [host.rearranged(x, way) for x, way in zip(arrays, join, strict=True)]
 
     def sent(self, port: int, items: Any) -> Any:
         """An outfeed's items: [mesh axes..., items, ...] -> [items, ...]."""

@@ -8,8 +8,8 @@ import functools
 from tpuflow.jaxprs.plugins import stablehlo_versions
 from tpuflow.pjrt.cells import INT, Args, NamedValues, text_at, words
 from tpuflow.pjrt.device import Client
-from tpuflow.pjrt.executable import compile_module
 from tpuflow.pjrt.failures import Unimplemented
+from tpuflow.pjrt.loading import compile_module
 from tpuflow.pjrt.report import write_at_exit
 from tpuflow.pjrt.settings import Settings
 from tpuflow.pjrt.table import entry

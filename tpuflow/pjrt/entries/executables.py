@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 
-from tpuflow.pjrt.cells import Args, Numbers, integers, words
-from tpuflow.pjrt.executable import Loaded, Unloaded, load_bytes
+from tpuflow.pjrt.cells import Args, Numbers, Text, integers, words
+from tpuflow.pjrt.executable import Loaded, Unloaded
 from tpuflow.pjrt.failures import Unimplemented
 from tpuflow.pjrt.fields import READY
+from tpuflow.pjrt.loading import load_bytes
+from tpuflow.pjrt.meshes import LoadedOnMesh
 from tpuflow.pjrt.table import NO_OPERATION, entry
 from tpuflow.pjrt.things import THINGS, collect
 
@@ -17,12 +19,14 @@ def _execute(args: Args) -> None:
     collect()
     options = words(args[3], 9)
     kept = integers(options[7], options[8]) if options[8] else ()
-    handles = words(words(args[4], 1)[0], args[6])[:] if args[6] else ()
-    results = THINGS[args[2]].launch([THINGS[h] for h in handles], kept)
-    if results:
-        words(words(args[7], 1)[0], len(results))[:] = [buffer.handle for buffer in results]
+    devices, count = args[5], args[6]
+    arguments = [[THINGS[h] for h in words(row, count)[:]] if count else [] for row in words(args[4], devices)]
+    results = THINGS[args[2]].launch(arguments, kept)
+    for row, buffers in zip(words(args[7], devices), results, strict=True):
+        if buffers:
+            words(row, len(buffers))[:] = [buffer.handle for buffer in buffers]
     if args[8]:
-        words(args[8], 1)[0] = READY
+        words(args[8], devices)[:] = [READY] * devices
 
 
 @entry("LoadedExecutable_GetExecutable")
@@ -30,13 +34,9 @@ def _executable(args: Args) -> None:
     args[3] = Unloaded(THINGS[args[2]]).handle
 
 
-_FIRST = ctypes.create_string_buffer(8)
-"""Of all executables: replica 0 and partition 0, which are two ints."""
-
-
 @entry("LoadedExecutable_AddressableDeviceLogicalIds")
 def _logical(args: Args) -> None:
-    args[3], args[4] = ctypes.addressof(_FIRST), 1
+    args[3], args[4] = THINGS[args[2]].logical_ids.pair
 
 
 @entry("LoadedExecutable_GetDeviceAssignment")
@@ -116,9 +116,19 @@ def _deserialize(args: Args) -> None:
     args[5] = load_bytes(THINGS[args[2]], data, options).handle
 
 
+_FORM = Text("mlir")
+
+
 @entry("Executable_OptimizedProgram")
 def _optimized(args: Args) -> None:
-    raise Unimplemented(
-        "what runs is a Program of the simulated device, which XLA's text cannot show. TPUFLOW_DUMP=directory writes it in assembly "
-        "language, with the graph after every pass."
-    )
+    found = _program(args[2])
+    if not isinstance(found, LoadedOnMesh):
+        raise Unimplemented(
+            "what runs is a Program of the simulated device, which XLA's text cannot show. TPUFLOW_DUMP=directory writes it in assembly "
+            "language, with the graph after every pass."
+        )
+    program, code = words(args[3], 6), found.optimized
+    if program[2]:  # the second of two calls: with room for what the first one gave the size of
+        ctypes.memmove(program[2], code.address, code.size)
+    program[3] = code.size
+    program[4], program[5] = _FORM.pair

@@ -9,6 +9,7 @@ from typing import Any
 
 from tpuflow.errors import ModuleError
 from tpuflow.isa.calls import Call
+from tpuflow.isa.collectives import MeshAxis
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType
 from tpuflow.lower.importers.stablehlo import rules
@@ -18,6 +19,7 @@ from tpuflow.lower.importers.stablehlo.module import HOST_CALL, Function, Module
 from tpuflow.lower.importers.stablehlo.patterns import recognise
 from tpuflow.lower.importers.stablehlo.walk import RULES, Context, Region
 from tpuflow.lower.operations.complex import Complex, ComplexType, from_port, to_port
+from tpuflow.lower.shards import UNCUT, Cuts
 
 __all__ = ["HOST_CALL", "RULES", "Imported", "lower_stablehlo", "rules"]
 
@@ -28,7 +30,8 @@ class Imported:
 
     donated: of each argument, whether the program may overwrite it (`tf.aliasing_output`, `jax.buffer_donor`). aliases: of each argument,
     the result that `tf.aliasing_output` gives its buffer to (None: no particular one). input_types, output_types: as the module declares
-    them, in its order; complex_outputs: of each result, whether it is the two planes of a complex one. Names are the graph's
+    them, in its order; complex_outputs: of each result, whether it is the two planes of a complex one. mesh, cuts: of a partitioned module
+    the axes of its mesh that have several chips, and into what pieces its arguments and results are cut. Names are the graph's
     (`graph.input_names`, `graph.output_names`).
     """
 
@@ -39,6 +42,8 @@ class Imported:
     input_types: tuple[TensorType, ...]
     output_types: tuple[TensorType, ...]
     complex_outputs: tuple[bool, ...] = ()
+    mesh: tuple[MeshAxis, ...] = ()
+    cuts: Cuts = UNCUT
 
 
 def lower_stablehlo(

@@ -1,0 +1,175 @@
+"""Stock JAX programs for eight devices, run in a process of its own on the CPU's devices or on simulated ones; they know neither.
+
+Run with a file's name as the argument: there go the arrays, whole, with the devices that have them and where each one's piece begins.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+P = PartitionSpec
+
+CASES: dict[str, Callable[[], Any]] = {}
+
+
+def case(function: Callable[[], Any]) -> Callable[[], Any]:
+    CASES[function.__name__] = function
+    return function
+
+
+def mesh(shape: tuple[int, ...] = (2, 4), axes: tuple[str, ...] = ("a", "b"), kind: AxisType = AxisType.Auto) -> Mesh:
+    return jax.make_mesh(shape, axes, axis_types=(kind,) * len(axes))
+
+
+def cut(*spec: Any) -> NamedSharding:
+    return NamedSharding(mesh(), P(*spec))
+
+
+def square() -> np.ndarray:
+    return np.arange(64, dtype=np.float32).reshape(8, 8) % 11
+
+
+@case
+def said_of_arguments_and_results() -> Any:
+    return jax.jit(lambda x: x * 2, in_shardings=cut("a", "b"), out_shardings=cut("b"))(square())
+
+
+@case
+def said_of_an_argument_alone() -> Any:
+    x = jax.device_put(square(), cut("a", "b"))
+    return jax.jit(lambda x: ((x @ x.T).sum(0), x.T, x[:, :2], x.sum(), x.reshape(4, 16)))(x)
+
+
+@case
+def without_arguments() -> Any:
+    return jax.jit(lambda: (jnp.arange(16.0), jnp.ones(3)), out_shardings=(cut(("b", "a")), cut()))()
+
+
+@case
+def constraints() -> Any:
+    def f(x: Any) -> Any:
+        y = lax.with_sharding_constraint(x @ x, cut(None, "a"))
+        return lax.scan(lambda c, row: (c + row, c * row), y[0], y)
+
+    return jax.jit(f)(jax.device_put(square(), cut("a")))
+
+
+@case
+def one_operation_at_a_time() -> Any:
+    x = jax.device_put(square(), cut("b", "a"))
+    return x + 1, x.T, x[2], x > 3, x.astype(jnp.bfloat16), x.astype(jnp.int32) // 3
+
+
+@case
+def explicit_axes() -> Any:
+    with jax.set_mesh(mesh((8,), ("d",), AxisType.Explicit)):
+        x = jax.device_put(np.arange(16.0, dtype=np.float32), P("d"))
+        return jax.jit(lambda x: (x * 2, jnp.stack([x, x])))(x), x + jnp.ones(16)
+
+
+@case
+def other_orders_of_devices() -> Any:
+    around = NamedSharding(Mesh(np.array(jax.devices())[::-1], ("d",)), P("d"))
+    some = NamedSharding(Mesh(np.array(jax.devices())[[5, 1, 2, 6]].reshape(2, 2), ("d", "e")), P("e", None))
+    return jax.jit(jnp.cumsum)(jax.device_put(np.arange(16), around)), jax.jit(lambda x: (x @ x, x.sum(0)))(jax.device_put(square(), some))
+
+
+@case
+def mapped_by_hand() -> Any:
+    def f(x: Any) -> Any:
+        number = lax.axis_index("b")
+        around = lax.ppermute(x, "b", [(i, (i + 1) % 4) for i in range(4)])
+        return (
+            lax.psum(x, ("a", "b")),
+            lax.all_gather(x, "b", axis=1, tiled=True),
+            lax.psum_scatter(x, "a", scatter_dimension=0, tiled=True),
+            lax.all_to_all(x, "a", 0, 1, tiled=True),
+            lax.pmax(x, "a") * number,
+            around,
+        )
+
+    specs = (P(), P("a"), P(("a", "b")), P(None, ("b", "a")), P(None, "b"), P("a", "b"))
+    mapped = jax.shard_map(f, mesh=mesh(), in_specs=P("a", "b"), out_specs=specs, check_vma=False)
+    return jax.jit(mapped)(square()), mapped(square())
+
+
+@case
+def pmap() -> Any:
+    def f(x: Any, y: Any) -> Any:
+        return lax.pmean(x, "i") * y, lax.axis_index("i"), lax.all_gather(x, "i")
+
+    some = jax.pmap(lambda x: lax.ppermute(x, "i", [(0, 2), (2, 1)]), axis_name="i", devices=jax.devices()[2:5])
+    return jax.pmap(f, axis_name="i", in_axes=(0, None))(square(), 3.0), some(np.arange(3.0))
+
+
+@case
+def random_keys() -> Any:
+    keys = jax.jit(lambda key: jax.random.split(key, 8), out_shardings=cut(("a", "b")))(jax.random.key(0))
+    return jax.random.key_data(keys), jax.jit(jax.vmap(lambda key: jax.random.bits(key, (4,))))(keys)
+
+
+@case
+def complex_arrays() -> Any:
+    z = jax.device_put((square() + 1j * square().T).astype(np.complex64), cut("a", "b"))
+    return jax.jit(lambda z: (z.T * 2, z.sum(1), z.real))(z), jax.jit(lambda z: z.conj(), out_shardings=cut())(z)
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        return nn.Dense(8)(nn.LayerNorm()(nn.relu(nn.Dense(16)(x))))
+
+
+@case
+def training() -> Any:
+    """Batches cut over one axis, kernels over the other; nothing is said of results."""
+    model, optimizer, batch = Net(), optax.adam(1e-2, eps=1e-3), cut("a")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((16, 12)).astype(np.float32)
+    y = x[:, :8].argmax(1)
+    params = model.init(jax.random.key(0), x)
+    params = jax.device_put(params, jax.tree.map(lambda p: cut(None, "b") if p.ndim == 2 else cut(), params))
+    moments = jax.jit(optimizer.init)(params)
+
+    @jax.jit
+    def step(params: Any, moments: Any, x: Any, y: Any) -> Any:
+        def loss(params: Any) -> Any:
+            return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, x), y).mean()
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        updates, moments = optimizer.update(gradients, moments, params)
+        return optax.apply_updates(params, updates), moments, value
+
+    losses = []
+    for _ in range(5):
+        params, moments, value = step(params, moments, jax.device_put(x, batch), jax.device_put(y, batch))
+        losses.append(float(value))
+    assert losses[-1] < 0.9 * losses[0]
+    return np.array(losses, np.float32), params
+
+
+def described(x: Any) -> dict[str, np.ndarray]:
+    """An array's elements (bf16 as f32), and for each device that has a piece its number and where the piece begins and ends."""
+    shards = sorted(x.addressable_shards, key=lambda s: s.device.id) if isinstance(x, jax.Array) else []
+    ranges = [[s.device.id, *(n for i, length in zip(s.index, x.shape, strict=True) for n in i.indices(length)[:2])] for s in shards]
+    whole = np.asarray(x)
+    assert all(np.array_equal(np.asarray(s.data), whole[s.index]) for s in shards)
+    return {"elements": whole.astype(np.float32) if x.dtype == jnp.bfloat16 else whole, "pieces": np.array(ranges)}
+
+
+if __name__ == "__main__":
+    found = {}
+    for name, function in CASES.items():
+        for i, leaf in enumerate(jax.tree.leaves(function())):
+            found |= {f"{name} {i} {what}": array for what, array in described(leaf).items()}
+    np.savez(sys.argv[1], **found)

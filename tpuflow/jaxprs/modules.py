@@ -1,0 +1,156 @@
+"""Modules of StableHLO for several devices, as JAX hands them to a backend: read with jaxlib's bindings (0.10), partitioned, given back."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jax._src.interpreters import mlir
+from jaxlib import xla_client
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func, sdy, stablehlo
+
+from tpuflow.errors import UnsupportedPrimitiveError
+from tpuflow.jaxprs.partitioner import Partitioned, partition_module
+from tpuflow.jaxprs.shardings import LAST
+
+_SHARDINGS = "mhlo.spmd_output_sharding"
+"""The attribute of a partitioned module that says how its results are cut, as text: {{of the first}, {of the second}, ...}."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionedModule:
+    """A module after the partitioner. name: its own. donated: of each argument, whether the program may overwrite it."""
+
+    name: str
+    partitioned: Partitioned
+    donated: tuple[bool, ...]
+
+
+def partition_artifact(data: bytes, compile_options: bytes, host_call: str) -> PartitionedModule:
+    """A portable artifact partitioned for as many devices as a serialised `CompileOptionsProto` says. Where that lets the partitioner
+    choose how arguments and results lie, it does. host_call: the target of custom calls that are functions of the host.
+
+    Raises:
+      UnsupportedPrimitiveError: it calls the host, or is over several meshes.
+      CompileError: XLA cannot partition it, or cuts arguments or results otherwise than over whole axes of the mesh.
+    """
+    options = xla_client.CompileOptions.ParseFromString(compile_options)
+    build = options.executable_build_options
+    context = mlir.make_ir_context()
+    with context, ir.Location.unknown():
+        module = stablehlo.deserialize_portable_artifact(context, data)
+        name = ir.StringAttr(module.operation.attributes["sym_name"]).value.removeprefix("jit_")
+        _check_calls(module, name, host_call)
+        mesh = _mesh_of(module, name, options.num_partitions)
+        main = _main(module)
+        donated = tuple(_is_donated(a) for a in _dictionaries(main, "arg_attrs", len(main.type.inputs)))
+        _call_last(main)
+        chosen = (build.allow_spmd_sharding_propagation_to_parameters, build.allow_spmd_sharding_propagation_to_output)
+        return PartitionedModule(name, partition_module(module, mesh, name, chosen), donated)
+
+
+def without_last(module: bytes) -> bytes:
+    """A partitioned module (StableHLO bytecode) as the program that it is of: without the call of `LAST` and its result."""
+    context = mlir.make_ir_context()
+    with context, ir.Location.unknown():
+        read = ir.Module.parse(module)
+        main = _main(read)
+        results = len(main.type.results) - 1
+        *_, end = main.regions[0].blocks[0].operations
+        last = end.operands[results].owner
+        _return(main, list(end.operands)[:results], main.type.results[:results])
+        last.erase()
+        attributes = read.operation.attributes
+        attributes[_SHARDINGS] = ir.StringAttr.get(_without_last_sharding(ir.StringAttr(attributes[_SHARDINGS]).value))
+        written: Any = read.operation.get_asm(binary=True)
+        return written
+
+
+def _without_last_sharding(shardings: str) -> str:
+    """XLA's text of a tuple's shardings without the last one, that of a scalar which all devices have."""
+    end = "{replicated}}"
+    text = re.sub(r"/\*index=\d+\*/", "", shardings)
+    assert text.endswith(end), text
+    return text.removesuffix(end).removesuffix(", ") + "}"
+
+
+def _main(module: Any) -> Any:
+    return next(op for op in module.body.operations if isinstance(op, func.FuncOp) and op.name.value == "main")
+
+
+def _dictionaries(main: Any, name: str, count: int) -> list[Any]:
+    """The attributes of each argument (`arg_attrs`) or result (`res_attrs`)."""
+    return list(main.attributes[name]) if name in main.attributes else [ir.DictAttr.get({})] * count
+
+
+def _is_donated(argument: Any) -> bool:
+    return "tf.aliasing_output" in argument or ("jax.buffer_donor" in argument and argument["jax.buffer_donor"].value)
+
+
+def _call_last(main: Any) -> None:
+    """Give a function one more result, that of a call of `LAST`."""
+    *_, end = main.regions[0].blocks[0].operations
+    kind = ir.RankedTensorType.get([], ir.F32Type.get())
+    attributes = {
+        "call_target_name": ir.StringAttr.get(LAST),
+        "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 4),
+        "backend_config": ir.DictAttr.get({}),
+    }
+    with ir.InsertionPoint(end):
+        last = ir.Operation.create("stablehlo.custom_call", [kind], [], attributes)
+    _return(main, [*end.operands, last.results[0]], [*main.type.results, kind])
+
+
+def _return(main: Any, values: list[Any], types: list[Any]) -> None:
+    """Let a function return these values, its first results as before."""
+    *_, end = main.regions[0].blocks[0].operations
+    said = _dictionaries(main, "res_attrs", len(main.type.results))
+    with ir.InsertionPoint(end):
+        func.ReturnOp(values)
+    end.operation.erase()
+    main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(main.type.inputs, types))
+    main.attributes["res_attrs"] = ir.ArrayAttr.get([*said, ir.DictAttr.get({})][: len(types)])
+
+
+def _check_calls(module: Any, name: str, host_call: str) -> None:
+    found: list[Any] = []
+
+    def visit(op: Any) -> Any:
+        if op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value == host_call:
+            found.append(op.location)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    if found:
+        raise UnsupportedPrimitiveError(
+            f"{_source(found[0]) or name}: jax.debug.print or jax.debug.callback in a program that is partitioned over several devices: "
+            "the host cannot be called with pieces of arrays. Return what it needs from the program, or leave the call out."
+        )
+
+
+def _source(location: Any) -> str:
+    """The innermost of the source lines that an operation comes from; empty if none is known."""
+    found = re.search(r'"([^"]+)":(\d+)', str(location))
+    return f"{found[1]}:{found[2]}" if found else ""
+
+
+def _mesh_of(module: Any, name: str, devices: int) -> Mapping[str, int]:
+    """The axes of a module's mesh with their sizes; one axis of all devices where it says nothing of a mesh.
+
+    Raises:
+      UnsupportedPrimitiveError: it has several.
+    """
+    meshes = [sdy.MeshAttr(op.attributes["mesh"]) for op in module.body.operations if op.operation.name == "sdy.mesh"]
+    found = [{axis.name: axis.size for axis in map(sdy.MeshAxisAttr, mesh.axes)} for mesh in meshes]
+    several = [mesh for mesh in found if math.prod(mesh.values()) > 1]
+    shapes = {tuple((axis, size) for axis, size in mesh.items() if size > 1) for mesh in several}
+    if len(shapes) > 1:
+        raise UnsupportedPrimitiveError(
+            f"{name}: shardings over several meshes, {', '.join(map(str, several))}; a program runs on one mesh. Name all axes in one "
+            "mesh, and in each PartitionSpec those that the array is cut over."
+        )
+    return several[0] if several else {"device": devices}

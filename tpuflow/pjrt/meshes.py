@@ -1,0 +1,87 @@
+"""Programs on the devices of a mesh: pieces of arrays on each device, whole arrays in the engine that runs all chips at once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from tpuflow.isa.collectives import MeshAxis, whole_shape
+from tpuflow.isa.meshes import places
+from tpuflow.jaxprs.modules import without_last
+from tpuflow.pjrt.buffer import Buffer
+from tpuflow.pjrt.cells import Text
+from tpuflow.pjrt.device import Device
+from tpuflow.pjrt.executable import Loaded
+
+Piece = tuple[slice, ...]
+"""What part of a whole array a device has."""
+
+
+class LoadedOnMesh(Loaded):
+    """A Program loaded on as many devices as its mesh has chips. module: what they run, as XLA partitioned it (StableHLO bytecode with the
+    call of `LAST`)."""
+
+    def __init__(self, program: Any, complex_outputs: Collection[int], devices: Sequence[Device], module: bytes):
+        super().__init__(program, complex_outputs, devices, module)
+        self._inputs, self._results = ([_owners(p, program.mesh) for p in ports] for ports in (program.inputs, program.outputs))
+
+    def _joined(self, arguments: Sequence[Sequence[Buffer]]) -> list[Any]:
+        return [self._join(i, [own[i].live() for own in arguments]) for i in range(len(self._inputs))]
+
+    def _join(self, i: int, pieces: Sequence[Any]) -> Any:
+        """Argument i of its pieces, one a device: the array of the first device, if all have all of it."""
+        port, owners = self.program.inputs[i], self._inputs[i]
+        if len(owners) == 1:
+            return pieces[0]
+        whole = np.empty(whole_shape(port.shape, port.cut, self.program.mesh), port.dtype.numpy)
+        for piece, (first, *_) in owners:
+            whole[piece] = np.asarray(pieces[first])
+        return self.device.client.host.array(whole)
+
+    def _spread(self, results: list[Any]) -> list[list[Buffer]]:
+        pieces = [self._cut(x, owners) for x, owners in zip(results, self._results, strict=True)]
+        found = [self._buffers(device, row) for device, row in zip(self.devices, _by_device(pieces, len(self.devices)), strict=True)]
+        for i, owners in enumerate(self._results):
+            for _, numbers in owners:
+                for number in numbers:
+                    found[number][i].sharers = len(numbers)
+        return found
+
+    def _cut(self, whole: Any, owners: Sequence[tuple[Piece, Sequence[int]]]) -> list[Any]:
+        """A result's pieces, one a device; devices that have the same have one array between them."""
+        pieces: list[Any] = [whole] * len(self.devices)
+        if len(owners) > 1:
+            values = np.asarray(whole)
+            for piece, numbers in owners:
+                own = self.device.client.host.array(values[piece])
+                for number in numbers:
+                    pieces[number] = own
+        return pieces
+
+    @functools.cached_property
+    def optimized(self) -> Text:
+        """What each device runs, as MLIR bytecode. It says how arguments and results are cut, which JAX reads where it has not said it."""
+        return Text(without_last(self.module))
+
+
+def _owners(port: Any, mesh: Sequence[MeshAxis]) -> list[tuple[Piece, list[int]]]:
+    """The different pieces that a port's array is cut into, each with the numbers of the devices that have it, the least first."""
+    sizes = {axis.name: axis.size for axis in mesh}
+    cut = port.cut or ((),) * len(port.shape)
+    along = [places(sizes, [mesh[a].name for a in axes]).tolist() for axes in cut]
+    rows = list(zip(*along, strict=True)) if along else [()]
+    found: dict[tuple[int, ...], list[int]] = {}
+    for device, row in enumerate(rows):
+        found.setdefault(row, []).append(device)
+    return [(_piece(row, port.shape), numbers) for row, numbers in found.items()]
+
+
+def _piece(row: Sequence[int], shape: Sequence[int]) -> Piece:
+    return tuple(slice(at * length, (at + 1) * length) for at, length in zip(row, shape, strict=True))
+
+
+def _by_device(pieces: Sequence[Sequence[Any]], devices: int) -> list[list[Any]]:
+    return [[row[device] for row in pieces] for device in range(devices)]
