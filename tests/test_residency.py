@@ -20,6 +20,7 @@ from tests.program_builder import substitute
 from tests.programs import VMEM_PLACE, vmem_program
 from tpuflow.chips import Chip, get_chip
 from tpuflow.compiler import compile_function
+from tpuflow.device.limits import occupied_bytes
 from tpuflow.device.reference import ReferenceEngine
 from tpuflow.device.runtime import Executable
 from tpuflow.device.timing import time_program
@@ -35,6 +36,7 @@ from tpuflow.isa.instruction import Instruction, Tile
 from tpuflow.isa.liveness import Timeline
 from tpuflow.isa.program import Kernel, Loop, Program
 from tpuflow.lower.residency import keep_on_chip
+from tpuflow.pjrt.executable import _fresh_bytes
 from tpuflow.reports.memory import memory_map
 
 CHIPS = ("generic", "tpu-v5e")  # of 16 MiB of VMEM, and of 128
@@ -173,6 +175,13 @@ def test_reports_count_the_two_memories_apart() -> None:
     beside = [k.vmem_bytes + k.resident_bytes for k in found.kernels]
     assert 0 < max(found.resident_bytes) and max(beside) <= program.chip.vmem_bytes
     assert f"{len(program.resident)} arrays stay there" in str(found)
+
+
+def test_what_a_program_occupies_of_hbm_leaves_out_what_stays_in_vmem() -> None:
+    program = _kept("training-step", "tpu-v5e")
+    there, in_hbm = occupied_bytes(program, ("vmem",)), occupied_bytes(program, ("hbm",))
+    assert there and occupied_bytes(program) == in_hbm + there and in_hbm <= program.hbm_bytes
+    assert _fresh_bytes(program) == in_hbm - sum(program.buffers[p.buffer].bytes for p in program.inputs)
 
 
 def test_where_an_array_lies_survives_bytes_and_text() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tpuflow.chips.chip import Chip
@@ -95,10 +95,10 @@ def _port_bytes(port: Port) -> int:
     return size
 
 
-def occupied_bytes(program: Program) -> int:
-    """Bytes of HBM and VMEM that some buffer lies in."""
+def occupied_bytes(program: Program, spaces: Collection[str] = ("hbm", "vmem")) -> int:
+    """Bytes of these memories that some buffer lies in."""
     total = end = 0
-    for low, high in sorted(b.span for b in program.buffers if b.bytes):
+    for low, high in sorted(b.span for b in program.buffers if b.bytes and b.space in spaces):
         total += max(0, high - max(low, end))
         end = max(end, high)
     return total

@@ -36,9 +36,9 @@ def bind_scan(equation: Equation, body: Callable[[Any, Any], tuple[Any, Any]], c
     return jax.lax.scan(body, carry, stacked, length=p["length"], reverse=p["reverse"], unroll=p["unroll"])
 
 
-def bind_shard_map(equation: Equation, function: Callable[..., Any], operands: Sequence[Any], out_specs: Any = None) -> Any:
-    """Another function over the same mesh; `out_specs` if its results are not those of the equation."""
+def bind_shard_map(equation: Equation, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    """Another function over the same mesh, with results that are cut as those of the equation."""
     p = equation.params
-    specs = {"in_specs": tuple(p["in_specs"]), "out_specs": tuple(p["out_specs"]) if out_specs is None else out_specs}
+    specs = {"in_specs": tuple(p["in_specs"]), "out_specs": tuple(p["out_specs"])}
     options = {"axis_names": set(p["newly_manual_axes"]), "check_vma": p["check_vma"]}
     return jax.shard_map(function, mesh=p["mesh"], **specs, **options)(*operands)

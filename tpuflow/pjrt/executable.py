@@ -221,4 +221,4 @@ def _fresh_bytes(program: Any) -> int:
     """HBM that a launch takes beside its arguments."""
     from tpuflow.device.limits import occupied_bytes
 
-    return max(0, occupied_bytes(program) - sum(program.buffers[b].bytes for b in {p.buffer for p in program.inputs}))
+    return max(0, occupied_bytes(program, ("hbm",)) - sum(program.buffers[b].bytes for b in {p.buffer for p in program.inputs}))

@@ -105,10 +105,15 @@ def _named(option: str, leaf: Any) -> Leaf:
 def _check_all(option: str, given: Sequence[Leaf], names: Sequence[str], types: Sequence[Any]) -> None:
     for sharding, name, type_ in zip(given, names, types, strict=True):
         if sharding is not None:
-            _check(f"tpuflow.jit: {option}: {name} {type_.dtype}{list(type_.shape)}", sharding, tuple(type_.shape))
+            check_fits(f"tpuflow.jit: {option}: {name} {type_.dtype}{list(type_.shape)}", sharding, tuple(type_.shape))
 
 
-def _check(where: str, sharding: NamedSharding, shape: tuple[int, ...]) -> None:
+def check_fits(where: str, sharding: NamedSharding, shape: Sequence[int]) -> None:
+    """Refuse a sharding that does not cut an array of this shape into equal pieces; `where` begins the message.
+
+    Raises:
+      ConfigError: it names more axes than there are, or one does not divide.
+    """
     if len(sharding.spec) > len(shape):
         raise ConfigError(
             f"{where} has {len(shape)} axes, and {sharding.spec} is for {len(sharding.spec)}. Name one mesh axis, or None, each."

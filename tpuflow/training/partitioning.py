@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -14,6 +13,8 @@ from jax import lax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from tpuflow.errors import ConfigError
+from tpuflow.jaxprs.shardings import axes_in
+from tpuflow.stages.shardings import check_fits
 from tpuflow.training.groups import parameter_names, some
 from tpuflow.training.parallel import AXES, OneChip, Select, Step
 from tpuflow.training.state import TrainState
@@ -92,25 +93,18 @@ def _lies(params: Any, rules: Rules, mesh: AbstractMesh) -> Any:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(f"sharding: the pattern {pattern!r} matches no parameter; there are {some(names)}.")
     specs = [next((spec for pattern, spec in rules.items() if fnmatchcase(name, pattern)), PartitionSpec()) for name in names]
-    for name, leaf, spec in zip(names, leaves, specs, strict=True):
-        _check_fits(f"sharding: parameter {name} {leaf.dtype}{list(leaf.shape)}", leaf.shape, spec, mesh)
-    return jax.tree.unflatten(jax.tree.structure(params), [NamedSharding(mesh, spec) for spec in specs])
+    rows = zip(names, leaves, specs, strict=True)
+    lies = [_sharding(f"sharding: parameter {name} {x.dtype}{list(x.shape)}", x.shape, spec, mesh) for name, x, spec in rows]
+    return jax.tree.unflatten(jax.tree.structure(params), lies)
 
 
-def _check_fits(where: str, shape: Sequence[int], spec: PartitionSpec, mesh: AbstractMesh) -> None:
-    if len(spec) > len(shape):
-        raise ConfigError(f"{where} has {len(shape)} axes, and {spec} is for {len(spec)}. Name one mesh axis, or None, each.")
-    for d, entry in enumerate(spec):
-        axes = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
-        for axis in axes:
-            if axis not in mesh.shape:
-                raise ConfigError(f"{where}: {spec} names the axis {axis!r}, and the mesh has {', '.join(map(repr, mesh.shape))}.")
-        chips = math.prod(mesh.shape[axis] for axis in axes)
-        if shape[d] % chips:
-            raise ConfigError(
-                f"{where}: axis {d} of {shape[d]} elements is cut over {chips} chips ({', '.join(axes)}), and does not divide. Cut another "
-                "axis, or leave it whole with a rule of its own before this one."
-            )
+def _sharding(where: str, shape: Sequence[int], spec: PartitionSpec, mesh: AbstractMesh) -> NamedSharding:
+    for axis in axes_in(spec):
+        if axis not in mesh.shape:
+            raise ConfigError(f"{where}: {spec} names the axis {axis!r}, and the mesh has {', '.join(map(repr, mesh.shape))}.")
+    sharding = NamedSharding(mesh, spec)
+    check_fits(where, sharding, shape)
+    return sharding
 
 
 def partitioned(mesh: Mapping[str, int], rules: Rules, samples: int) -> Partitioned:
