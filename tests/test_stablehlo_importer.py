@@ -17,11 +17,12 @@ from tpuflow.cli import main
 from tpuflow.compiler import compile_stablehlo
 from tpuflow.device.runtime import Executable
 from tpuflow.errors import ConfigError, ModuleError, UnsupportedDtypeError, UnsupportedPrimitiveError
+from tpuflow.isa.calls import HOST_CALL
 from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.graph.interpret import interpret
 from tpuflow.lower.graph.verify import verify
 from tpuflow.lower.importers.jaxpr import lower_jaxpr
-from tpuflow.lower.importers.stablehlo import HOST_CALL, lower_stablehlo
+from tpuflow.lower.importers.stablehlo import lower_stablehlo
 
 ROWS = (*CASES, *GRADIENTS)
 SAMPLE = ROWS[::4]

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+HOST_CALL = "tpuflow_host_call"
+"""In a module of StableHLO, the target of a custom call without results, with side effects, of the host function numbered in its
+`backend_config` (a string)."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostCall:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 from tpuflow.errors import ConfigError
+from tpuflow.isa.calls import HOST_CALL
 from tpuflow.jaxprs.plugins import placement_of
 from tpuflow.pjrt.device import Client, Device
 from tpuflow.pjrt.envelope import CACHE, opened
@@ -16,9 +17,6 @@ from tpuflow.pjrt.executable import Loaded
 from tpuflow.pjrt.failures import Unimplemented
 
 STACK_BYTES = 256 * 2**20
-
-HOST_CALL = "tpuflow_host_call"
-"""The target of custom calls that the importer of StableHLO knows as calls of functions of this process."""
 
 HOST_FUNCTIONS: list[Callable[..., Any]] = []
 """What programs print and call (`jax.debug.print`, `jax.debug.callback`), by the number that their custom calls have."""

@@ -7,10 +7,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from tpuflow.isa.calls import HOST_CALL
 from tpuflow.jaxprs.plugins import lower_as_for_tpus, lower_host_calls
 from tpuflow.jaxprs.plugins import register as register_with_jax
 from tpuflow.pjrt.entries import buffers, clients, devices, executables  # noqa: F401  (what they import is what there is)
-from tpuflow.pjrt.loading import HOST_CALL, HOST_FUNCTIONS
+from tpuflow.pjrt.loading import HOST_FUNCTIONS
 from tpuflow.pjrt.table import Table
 
 _tables: list[Table] = []

@@ -15,13 +15,13 @@ from tpuflow.lower.graph.graph import Graph, TensorType
 from tpuflow.lower.importers.stablehlo import rules
 from tpuflow.lower.importers.stablehlo.compat import read_module
 from tpuflow.lower.importers.stablehlo.constants import own_constants
-from tpuflow.lower.importers.stablehlo.module import HOST_CALL, Function, Module, port_type
+from tpuflow.lower.importers.stablehlo.module import Function, Module, port_type
 from tpuflow.lower.importers.stablehlo.patterns import recognise
 from tpuflow.lower.importers.stablehlo.walk import RULES, Context, Region
 from tpuflow.lower.operations.complex import Complex, ComplexType, from_port, to_port
 from tpuflow.lower.shards import UNCUT, Cuts
 
-__all__ = ["HOST_CALL", "RULES", "Imported", "lower_stablehlo", "rules"]
+__all__ = ["RULES", "Imported", "lower_stablehlo", "rules"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpuflow.errors import UnsupportedDtypeError
+from tpuflow.isa.calls import HOST_CALL
 from tpuflow.lower.graph.graph import TensorType
 from tpuflow.lower.operations.complex import ComplexType, Type
-
-HOST_CALL = "tpuflow_host_call"
-"""The target of a custom call without results, with side effects, of the host function numbered in its `backend_config` (a string)."""
 
 
 @dataclass(frozen=True, slots=True)

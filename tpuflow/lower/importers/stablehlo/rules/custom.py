@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tpuflow.dtypes import S32
-from tpuflow.isa.calls import HostCall
+from tpuflow.isa.calls import HOST_CALL, HostCall
 from tpuflow.jaxprs.shardings import LAST
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
-from tpuflow.lower.importers.stablehlo.module import HOST_CALL
 from tpuflow.lower.importers.stablehlo.walk import RULES
 from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.random import rng_bits
