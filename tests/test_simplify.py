@@ -143,6 +143,31 @@ def test_a_conversion_there_and_back_vanishes_only_after_a_rounding() -> None:
     assert graph.outputs[1] is rounded
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+def test_what_only_chooses_among_wider_copies_chooses_before_they_are_wider(dtype: DType) -> None:
+    every = np.arange(2**16, dtype=np.uint16)
+    other = np.random.default_rng(0).permutation(every)
+    p = every % 3 == 0
+    b = Builder("f", [T(dtype, 2**16), T(dtype, 2**16), T(PRED, 2**16)])
+    x, y = (b.convert(a, F32) for a in b.inputs[:2])
+    half = b.full(T(F32, 2**16), 0.5)
+    made = [b.max(x, y), b.min(x, half), b.select(b.inputs[2], x, y), b.gt(x, y), b.le(half, y)]
+    before = b.finish(made)
+    after = verify(Simplify()(before))
+    assert {n.inputs[-1].dtype for n in after.nodes if n.op in ("max", "min", "select", "compare")} == {dtype}
+    arguments = (every.view(dtype.numpy), other.view(dtype.numpy), p)
+    for ours, theirs in zip(interpret(after, *arguments), interpret(before, *arguments), strict=True):
+        np.testing.assert_array_equal(ours.view(np.uint8), theirs.view(np.uint8))
+
+
+def test_what_chooses_among_wider_copies_and_something_else_stays_wide() -> None:
+    b = Builder("f", [T(F16, 3), T(BF16, 3), T(F32, 3)])
+    half, brain, wide = b.inputs
+    x, y = b.convert(half, F32), b.convert(brain, F32)
+    graph = simplified(b, b.max(x, y), b.max(x, wide), b.max(x, b.full(T(F32, 3), 0.1)), b.max(b.add(x, x), b.add(x, y)))
+    assert {n.result.dtype for n in graph.nodes if n.op == "max"} == {F32}
+
+
 def test_a_narrowing_conversion_is_never_skipped() -> None:
     b = Builder("f", [T(F32, 3)])
     graph = simplified(b, b.convert(b.convert(b.inputs[0], F16), F32))

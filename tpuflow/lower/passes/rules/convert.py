@@ -1,10 +1,11 @@
-"""Rules for conversions: to the own type, and there and back."""
+"""Rules for conversions: to the own type, there and back, and what may as well be done before the type gets wider."""
 
 from __future__ import annotations
 
-from tpuflow.dtypes import BF16, F16, F32, S8, S16, S32, U8, U16, U32
+from tpuflow.dtypes import BF16, F16, F32, S8, S16, S32, U8, U16, U32, DType
 from tpuflow.isa.elementwise import OPERATIONS
-from tpuflow.lower.graph.graph import Node, Value
+from tpuflow.isa.numpy_rounding import splat
+from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.passes.rewriter import Rewriter
 from tpuflow.lower.passes.rules.table import rewrites
 
@@ -34,6 +35,36 @@ def _there_and_back(rw: Rewriter, node: Node) -> Value | None:
     if x.dtype != node.result.dtype or wide.result.dtype not in HOLDS.get(x.dtype, ()):
         return None
     return x if not x.dtype.is_float or _rounded(rw, x) else None
+
+
+@rewrites("max", "min", "select", "compare")
+def _chosen_before_converts(rw: Rewriter, node: Node) -> Value | None:
+    """Among wider copies of 16-bit floats: among these, and the result is widened, so that nobody has to store it in the wider type.
+
+    All of them give one of their operands or compare them, and read a NaN or a subnormal as the conversion does.
+    """
+    choice, operands = (node.inputs[:1], node.inputs[1:]) if node.op == "select" else ((), node.inputs)
+    inner = [rw.maker(x, "convert") for x in operands]
+    narrow = {made.inputs[0].dtype for made in inner if made is not None}
+    if len(narrow) != 1:
+        return None
+    (dtype,) = narrow
+    if not dtype.is_float or operands[0].dtype not in HOLDS.get(dtype, ()):
+        return None
+    sides = [made.inputs[0] if made is not None else _narrow_splat(rw, x, dtype) for made, x in zip(inner, operands, strict=True)]
+    if any(side is None for side in sides):
+        return None
+    result = node.result.type
+    chosen = rw.emit(node.op, (*choice, *sides), result if node.op == "compare" else TensorType(dtype, result.shape), **node.attrs)  # type: ignore[arg-type]
+    return chosen if node.op == "compare" else rw.emit("convert", (chosen,), result)
+
+
+def _narrow_splat(rw: Rewriter, x: Value, dtype: DType) -> Value | None:
+    """A splat in a narrower type, if that holds its number."""
+    number = rw.splat(x)
+    if number is None or splat(number, dtype).astype(x.dtype.numpy) != splat(number, x.dtype):
+        return None
+    return rw.full(dtype, x.shape, number)
 
 
 def _rounded(rw: Rewriter, x: Value) -> bool:
