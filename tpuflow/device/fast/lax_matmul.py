@@ -36,7 +36,7 @@ _PIECES = 16
 _LEAST_LENGTH = 40  # shorter sums XLA adds up as part of who reads them, anew for each
 _LONG, _NARROWER = 32, 1.5
 _PRECISION = {F16: 11, BF16: 8}
-_EXACT = 2.0**52  # half of the multiples of one number that float64 has in a row: what rounding takes off the bounds is far less
+_EXACT = 2.0**53 - 2.0**33  # the multiples of one number that float64 has in a row, less far more than rounding takes off the bounds
 _SMALLEST = {F16: 2.0**-24, BF16: 0.0}  # every f16 number is a multiple of its smallest one, whose grain so is no smaller
 
 
@@ -143,12 +143,21 @@ def _ordered(rounding: Rounding, a: Value, b: Value, whole: Contraction, dtype: 
         def rounded(sums: Value) -> Value:
             return rounding.narrow(_started_from_zero(sums), F32)
 
-        def mended(sums: Value) -> Value:
+        def mended(left: _Bounds, right: _Bounds, sums: Value) -> Value:
             return _mended(rounding, rounded(sums), _doubtful(sums, left, right, places), places, *read)
 
-        if left.grain is None or right.grain is None:
-            return rounding.hide(mended(sums))
-        return rounding.hide(lax.cond(_are_exact(left, right), rounded, mended, sums))
+        if dtype == F32:
+            return rounding.hide(mended(left, right, sums))
+        unseen = [x.size > sums.size and _SMALLEST[dtype] > 0 for x in (a, b)]  # all of a large operand is read only where that is needed
+        known = [bounds.with_grain(x, places, dtype, unseen) for bounds, x, unseen in zip((left, right), (a, b), unseen, strict=True)]
+
+        def looked_through(sums: Value) -> Value:
+            found = [bounds.with_grain(x, places, dtype) if no else bounds for bounds, x, no in zip(known, (a, b), unseen, strict=True)]
+            return lax.cond(_are_exact(*found), rounded, functools.partial(mended, *found), sums)
+
+        if not any(unseen):
+            return rounding.hide(looked_through(sums))
+        return rounding.hide(lax.cond(_are_exact(*known), rounded, looked_through, sums))
 
 
 def _made_once(rounding: Rounding, x: Value, places: _Places) -> Value:
@@ -238,26 +247,31 @@ def _product_axes(whole: Contraction) -> tuple[int, ...]:
 @dataclass(frozen=True)
 class _Bounds:
     """What is known of an operand's rows (or columns), arrays over its axes that are not contracted, whose labels are `axes`: their
-    Euclidean norm; for f16 and bf16, a number of which every element is a multiple (infinite for zeros); for short sums of f32, where
-    elements are not zero, as bits of u32 words."""
+    Euclidean norm; for f16 and bf16, if that is known, a number of which every element is a multiple (infinite for zeros); for short sums
+    of f32, where elements are not zero, as bits of u32 words. `operand`: the labels of all its axes."""
 
+    operand: tuple[int, ...]
     axes: tuple[int, ...]
     norm: Value
     grain: Value | None
     masks: tuple[Value, ...]
 
     @classmethod
-    def of(cls, x: Value, axes: Axes, places: _Places, dtype: DType) -> _Bounds:
+    def of(cls, x: Value, axes: tuple[int, ...], places: _Places, dtype: DType) -> _Bounds:
         contracted = [i for i, label in enumerate(axes) if label in places.contracted]
         # In f32, whose sums are half the work: too small by K u at most, and by what each square below the smallest normal number lost.
         squares = lax.convert_element_type(_bound_along(lambda x: x * x, lax.add, 0.0, x, contracted), jnp.float64)
         squares = squares * np.float64(1 + places.terms * 2.0**-23) + np.float64(places.terms * 2.0**-126)
         norm, free = lax.sqrt(squares), tuple(label for label in axes if label not in places.contracted)
-        if dtype not in _PRECISION:
-            return cls(free, norm, None, _masks(x, axes, places) if places.terms <= _MASKED_TERMS else ())
+        return cls(axes, free, norm, None, _masks(x, axes, places) if dtype not in _PRECISION and places.terms <= _MASKED_TERMS else ())
+
+    def with_grain(self, x: Value, places: _Places, dtype: DType, unseen: bool = False) -> _Bounds:
+        """These of an operand in f16 or bf16, with the grain of its rows, or `unseen` the one of all numbers of f16."""
+        if unseen:
+            return replace(self, grain=jnp.full_like(self.norm, _SMALLEST[dtype]))
+        contracted = [i for i, label in enumerate(self.operand) if label in places.contracted]
         least = lax.convert_element_type(_bound_along(_size_or_infinite, lax.min, np.inf, x, contracted), jnp.float64)
-        grain = lax.max(least * np.float64(2.0 ** -_PRECISION[dtype]), jnp.full_like(least, _SMALLEST[dtype]))
-        return cls(free, norm, grain, ())
+        return replace(self, grain=lax.max(least * np.float64(2.0 ** -_PRECISION[dtype]), jnp.full_like(least, _SMALLEST[dtype])))
 
     def over(self, places: _Places, bound: Value) -> Value:
         """One of the bounds, repeated over the product."""
