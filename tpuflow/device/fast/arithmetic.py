@@ -63,15 +63,10 @@ class LaxArithmetic:
         return lax.bitcast_convert_type(bits if self.bitexact else self._rounding.hide_bits(bits), jnp.bfloat16)
 
     def hold(self, x: Value, dtype: DType) -> Value:
-        """An array in any form as a buffer holds it.
-
-        Native f16 ends in a select, though of equals: XLA makes anew for each reader what ends in unary operations. LLVM, which sees
-        that they are equal, leaves nothing of it.
-        """
+        """An array in any form as a buffer holds it."""
         if self.bitexact:
             return _bf16_words(x) if dtype == BF16 else self.store(x, dtype)
-        x = self.load(x, dtype)
-        return lax.select(lax.ne(x, x), _again(x), x) if dtype == F16 else x
+        return self.load(x, dtype)
 
     def settled(self, x: Value) -> Value:
         """x as it is, native made once and not anew for each reader."""
@@ -84,7 +79,7 @@ class LaxArithmetic:
 
     def rest(self, x: Value, dtype: DType) -> Value:
         """An array in any form as it lies between launches, trips and branches: in its own type, bf16 as words. What outlives a launch
-        then takes no more memory than on the device, and is overwritten where it lies. Native ends in a select, as `hold` does."""
+        then takes no more memory than on the device, and is overwritten where it lies. Native ends in a select, as rounding does."""
         if dtype != BF16:
             return self.store(x, dtype)
         bits = _bf16_words(x)
@@ -325,11 +320,6 @@ def _first_bits(x: Value) -> Value:
     first = lax.slice(x, (0,) * x.ndim, (1,) * x.ndim).reshape(())
     bits = first if first.dtype == np.bool_ else lax.bitcast_convert_type(first, f"uint{8 * first.dtype.itemsize}")
     return lax.convert_element_type(bits, jnp.int32)
-
-
-def _again(x: Value) -> Value:
-    """f32 as it is, in a way that XLA does not see."""
-    return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.int32), jnp.float32)
 
 
 def _bf16_words(x: Value) -> Value:

@@ -20,10 +20,10 @@ from tpuflow.errors import LaunchAbandoned
 from tpuflow.isa.collectives import whole_shape
 from tpuflow.isa.program import Loop, Program, While
 
-SLICE_SECONDS = 0.25
+SLICE_SECONDS = 1.0
 """How long one slice of a loop should take on the host: what passes at most between Ctrl-C and its answer, and between two moves of a
 progress bar."""
-LEAST_TRIPS, LONGEST_SLICES = 2, 8
+LEAST_TRIPS, LONGEST_SLICES = 2, 2
 """Trips of a slice however long they are, and up to how many slices' time for that: every launch takes its temporary memory from the host
 anew, page by page, a fifth of the processor time of a step of YOLOv5s, and the trips of one launch share it."""
 FIRST_SLICES = (1, 4)

@@ -77,6 +77,13 @@ def _rounded(x: Value, dtype: DType) -> Value:
     return lax.select(lax.ne(x, x), jnp.full_like(x, np.nan), rounded)
 
 
+def _told_apart(x: Value) -> Value:
+    """f32 as it is, by a select, though of equals: XLA makes anew for each reader what ends in unary operations. LLVM, which sees that they
+    are equal, leaves nothing of it."""
+    again = lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.int32), jnp.float32)  # in a way that XLA does not see through
+    return lax.select(lax.ne(x, x), again, x)
+
+
 @dataclass(frozen=True)
 class Rounding:
     """How results are written. Bit-exact: NaN canonical, no product fused with a sum, no float constant known to the compiler.
@@ -129,7 +136,7 @@ class Rounding:
     def from_f32(self, x: Value, dtype: DType) -> Value:
         """f32 results rounded once to a float carrier."""
         if not self.bitexact:
-            return x if dtype == F32 else _rounded(x, dtype)
+            return x if dtype == F32 else _told_apart(_rounded(x, dtype)) if dtype == F16 else _rounded(x, dtype)
         x = self.canonical(x)
         if dtype == BF16:
             return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
