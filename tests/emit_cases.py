@@ -89,7 +89,7 @@ def assemble(graph: Graph, chip: Chip, *, in_place: bool = False) -> Program:
             plan.buffer(value)
         if node.op == "constant":
             constants.append(Constant(plan.index[node.result], node.attrs["data"].tobytes()))
-        kernels += emit_node(node, plan.index.__getitem__, plan.buffers, chip, splats.get)
+        kernels += emit_node(node, plan.index.__getitem__, plan.buffers, chip, splats.get).kernels
     inputs = tuple(Port(f"in{i}", v.dtype, v.shape, plan.index[v], donated=in_place) for i, v in enumerate(graph.inputs))
     outputs = tuple(Port(f"out{i}", v.dtype, v.shape, plan.index[v]) for i, v in enumerate(graph.outputs))
     return Program(chip, tuple(plan.buffers), tuple(constants), inputs, outputs, (), (), tuple(kernels), name=graph.name)

@@ -49,7 +49,7 @@ def test_a_graph_that_was_read_computes_the_same() -> None:
             np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*FILES, *golden_text.files(golden_text.SCHEDULES)], ids=lambda path: path.stem)
 def test_passes_make_of_a_text_what_stands_beside_it(path: Path) -> None:
     written = path.read_text(encoding="utf-8")
     assert golden_text.renewed(written) == written, "look at what changed; python -m tests.golden_text writes it"

@@ -15,6 +15,7 @@ from tpuflow.isa.bounds import Bound
 from tpuflow.isa.contraction import Contraction, SlidingAxis
 from tpuflow.isa.cursor import WORD, Cursor
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
+from tpuflow.lower.graph.tiling import TiledAxis, Tiling
 from tpuflow.lower.graph.verify import verify
 from tpuflow.lower.graph.view import ViewAxis
 
@@ -108,6 +109,7 @@ class _Reader:
             cursor.expect("=")
         op = cursor.match(WORD, "an operation")
         attrs = dict(cursor.items(lambda: self.attribute(cursor, results), "{", "}")) if cursor.text.startswith("{", cursor.at) else {}
+        tilings = cursor.items(lambda: _tiling(cursor), "(", ")") if cursor.accept_word("tiled") else ()
         inputs = cursor.items(lambda: self.value(cursor)) if cursor.text.startswith("%", cursor.place()) else ()
         regions: list[Graph] = []
         if cursor.accept("{"):
@@ -115,7 +117,7 @@ class _Reader:
                 regions.append(self.graph("region"))
             self.close()
         _end(cursor)
-        return Node(op, inputs, results, MappingProxyType(attrs), tuple(regions), source, scope)
+        return Node(op, inputs, results, MappingProxyType(attrs), tuple(regions), source, scope, tilings)
 
     def declared(self, cursor: Cursor) -> tuple[Value, str]:
         """%3 'name': f32[2,4], a value seen for the first time."""
@@ -228,6 +230,18 @@ def _view_axis(cursor: Cursor) -> ViewAxis:
     cursor.accept("+")
     origin = cursor.integer()
     return ViewAxis(extent, pitch, axis, origin, step, cursor.integer() if cursor.accept("/") else 1)
+
+
+def _tiling(cursor: Cursor) -> Tiling:
+    """[128 of 1024, 64, 512 of 4096 sequential] parts 2."""
+    axes = cursor.items(lambda: _tiled_axis(cursor), "[", "]")
+    return Tiling(axes, cursor.integer() if cursor.accept_word("parts") else 1)
+
+
+def _tiled_axis(cursor: Cursor) -> TiledAxis:
+    tile = cursor.integer()
+    size = cursor.integer() if cursor.accept_word("of") else tile
+    return TiledAxis(size, tile, cursor.accept_word("sequential"))
 
 
 def _after(cursor: Cursor, literal: str) -> int:
