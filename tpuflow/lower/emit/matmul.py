@@ -30,7 +30,7 @@ from tpuflow.lower.graph.graph import Node
 from tpuflow.lower.graph.ops import PRODUCTS
 from tpuflow.lower.graph.products import PRECISIONS, contraction_of, sizes_of
 from tpuflow.lower.graph.tiling import Space, Tiling
-from tpuflow.lower.tiling import LONGER, MATRIX_EDGE, MatmulSizes, Operands, matmul_tiles, shrinking
+from tpuflow.lower.tiling import MATRIX_EDGE, MatmulSizes, Operands, matmul_tiles, shrinking
 
 _NARROWED = {
     "bf16": {"default": "bf16", "high": "bf16_x3", "highest": "bf16_x6"},
@@ -99,8 +99,7 @@ class Product:
             sum_units=tuple(space.units.values()) if summed else None,
         )
         for edge in shrinking(MATRIX_EDGE):
-            yield self._tiling(space, matmul_tiles(whole, site.chip, operands, edge, LONGER * edge))
-            yield self._tiling(space, matmul_tiles(whole, site.chip, operands, edge))
+            yield from (self._tiling(space, tiles) for tiles in matmul_tiles(whole, site.chip, operands, edge))
 
     def _overlapping(self) -> tuple[int, ...]:
         """Positions among the rows of the shorter of the two axes that slide over one."""
@@ -180,12 +179,13 @@ def the_product(region: Region) -> Node:
 
 
 def _operands(region: Region, lhs_elems: Callable[[MatmulSizes], int], depth: tuple[int, ...]) -> Operands:
-    """Bytes that a product's tiles take: of operands as they are loaded, of the result with what is loaded, stored and made beside it."""
+    """Bytes that a product's tiles take: of operands as they are loaded, of the result with what is loaded and stored beside it."""
     product = the_product(region)
     made_from = {n.result: n.inputs[0] for n in region.find("convert")}
-    lhs, rhs = (made_from.get(v, v).dtype.bytes if v not in region.inputs else v.dtype.bytes for v in product.inputs)
-    beside = [v for v in (*region.inputs, *region.results) if v.shape == product.result.shape]
-    return Operands(lhs, rhs, sum(2 * v.dtype.bytes for v in beside) + 4 * region.widest_bytes(), lhs_elems, depth)
+    entering = [v if v in region.inputs else made_from.get(v, v) for v in product.inputs]
+    others = dict.fromkeys((*(v for v in region.inputs if v not in entering), *region.results, product.result))
+    beside = sum(2 * v.dtype.bytes for v in others if v.shape == product.result.shape)
+    return Operands(entering[0].dtype.bytes, entering[1].dtype.bytes, beside, lhs_elems, depth)
 
 
 def dot_levels(region: Region) -> list[Roots]:
