@@ -13,6 +13,7 @@ from tpuflow.isa.program import Buffer, Constant, Kernel, Port, Program
 from tpuflow.lower.emit import emit_node, overwritable
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
+from tpuflow.lower.graph.kinds import Kind
 
 GENERIC = CHIPS["generic"]
 SMALL = replace(
@@ -123,7 +124,7 @@ def fuse(kind: str, region: Build) -> Build:
     def build(b: Builder, *inputs: Value) -> Sequence[Value]:
         inner = b.region("region", [v.type for v in inputs])
         made = region(inner, *inner.inputs)
-        return b.fused(kind, inner.finish([made] if isinstance(made, Value) else list(made)), inputs)
+        return b.fused(Kind(kind), inner.finish([made] if isinstance(made, Value) else list(made)), inputs)
 
     return build
 

@@ -79,6 +79,8 @@ GOOD = """graph f(%0 'x': f32[4]) {
         ("f32[4] = exp", "f32[5] = exp", "exp"),
         ("  return %1\n}\n", "", "graph: found the end of the text, expected a node, 'return' or '}'"),
         ("}\n", "}\nmore\n", "graph:5:1: found 'more', expected the end of the text"),
+        ("exp %0", "fused{kind=team} %0", "graph:2:27: found 'team', expected one of map, reduce, dot, rows, several"),
+        ("exp %0", "exp tiled([0 of]) %0", "graph:2:31: found"),
         ("exp %0", "constant{data=crc32:00000000}", "graph:2:30: found 'crc32', expected a constant in full, or its array"),
     ],
 )  # fmt: skip

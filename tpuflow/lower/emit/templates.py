@@ -31,6 +31,7 @@ from tpuflow.lower.emit.several import emit_several
 from tpuflow.lower.emit.site import Emitted, Kernels, Site
 from tpuflow.lower.emit.sort import emit_sort
 from tpuflow.lower.graph.graph import Node, TensorType, Value
+from tpuflow.lower.graph.kinds import Kind, for_all
 from tpuflow.lower.graph.ops import PRODUCTS
 from tpuflow.lower.passes.sum_in_product import parted
 
@@ -66,9 +67,13 @@ def emit_site(site: Site) -> Kernels:
     return template(site)
 
 
-FUSED: Mapping[str, Callable[[Site], Kernels]] = {
-    "map": emit_map, "reduce": emit_reduce, "dot": emit_product, "rows": emit_rows, "several": lambda site: emit_several(site, emit_site),
-}  # fmt: skip
+FUSED: Mapping[Kind, Callable[[Site], Kernels]] = for_all(
+    {
+        Kind.MAP: emit_map, Kind.REDUCE: emit_reduce, Kind.DOT: emit_product, Kind.ROWS: emit_rows,
+        Kind.SEVERAL: lambda site: emit_several(site, emit_site),
+    },
+    __name__,
+)  # fmt: skip
 TEMPLATES: Mapping[str, Callable[[Site], Kernels]] = {
     **dict.fromkeys((*ELEMENTWISE, "full", "iota", "broadcast", "window", "join"), emit_map),
     "constant": lambda site: (),  # its bytes are in the Program's constant section

@@ -82,7 +82,7 @@ class Space:
             if (wanted := self._wanted(a, axis)) is not None:
                 raise CompileError(f"the tiling {tiling} cuts axis {a} into {axis}; it should be {wanted}, so that sums keep their order.")
         cut = False
-        for a, unit in reversed(self.units.items()):
+        for a, unit in reversed(list(self.units.items())):
             if cut and tiling.tile[a] != unit:
                 raise CompileError(
                     f"the tiling {tiling} cuts axis {a} into {tiling.axes[a]}; as an axis below it is cut, it should be {unit}."
