@@ -13,6 +13,7 @@ from tpuflow.isa.program import Buffer, Constant, Kernel, Port, Program
 from tpuflow.lower.emit import emit_node, overwritable
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
+from tpuflow.lower.graph.kinds import Kind
 
 GENERIC = CHIPS["generic"]
 SMALL = replace(
@@ -89,7 +90,7 @@ def assemble(graph: Graph, chip: Chip, *, in_place: bool = False) -> Program:
             plan.buffer(value)
         if node.op == "constant":
             constants.append(Constant(plan.index[node.result], node.attrs["data"].tobytes()))
-        kernels += emit_node(node, plan.index.__getitem__, plan.buffers, chip, splats.get)
+        kernels += emit_node(node, plan.index.__getitem__, plan.buffers, chip, splats.get).kernels
     inputs = tuple(Port(f"in{i}", v.dtype, v.shape, plan.index[v], donated=in_place) for i, v in enumerate(graph.inputs))
     outputs = tuple(Port(f"out{i}", v.dtype, v.shape, plan.index[v]) for i, v in enumerate(graph.outputs))
     return Program(chip, tuple(plan.buffers), tuple(constants), inputs, outputs, (), (), tuple(kernels), name=graph.name)
@@ -123,7 +124,7 @@ def fuse(kind: str, region: Build) -> Build:
     def build(b: Builder, *inputs: Value) -> Sequence[Value]:
         inner = b.region("region", [v.type for v in inputs])
         made = region(inner, *inner.inputs)
-        return b.fused(kind, inner.finish([made] if isinstance(made, Value) else list(made)), inputs)
+        return b.fused(Kind(kind), inner.finish([made] if isinstance(made, Value) else list(made)), inputs)
 
     return build
 

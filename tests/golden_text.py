@@ -1,7 +1,8 @@
-"""Golden text of passes: a graph, and what each named pass makes of it. `python -m tests.golden_text` writes the results anew.
+"""Golden text of passes and schedules: a graph, and what becomes of it. `python -m tests.golden_text` writes the results anew.
 
 A file of tests/golden/passes/ is a sentence, a graph, and sections "-- pass-name", each with the graph after that pass; "the same" says
-that the pass changed nothing.
+that the pass changed nothing. In tests/golden/schedule/ sections are "-- chip-name", each with the kernels of the graph compiled for that
+chip, and how they are cut.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tpuflow.chips import get_chip
-from tpuflow.compiler import PIPELINE
+from tpuflow.chips import CHIPS, Chip, get_chip
+from tpuflow.compiler import PIPELINE, compile_graph
+from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.graph.parse import parse
 
 FOLDER = Path(__file__).parent / "golden" / "passes"
+SCHEDULES = FOLDER.parent / "schedule"
 CHIP = "tpu-v4"
 PASSES = {step.name: step for step in reversed(PIPELINE)}
 """Where a pass stands twice in the pipeline, as it is the first time."""
@@ -22,26 +25,33 @@ UNCHANGED = "the same"
 _SECTION = re.compile(r"^-- ([\w-]+)$", re.MULTILINE)
 
 
-def files() -> Iterator[Path]:
-    """Every golden file."""
-    return iter(sorted(FOLDER.glob("*.txt")))
+def files(folder: Path = FOLDER) -> Iterator[Path]:
+    """Every golden file of a folder."""
+    return iter(sorted(folder.glob("*.txt")))
 
 
 def renewed(text: str) -> str:
-    """A file's text with the results that today's passes give."""
+    """A file's text with the results that today's passes give, or today's schedule on each chip."""
     head, *_ = _SECTION.split(text)
     sentence, _, graph_text = head.partition("graph ")
-    graph = parse("graph " + graph_text)
+    start = graph = parse("graph " + graph_text)
     parts = [sentence.strip(), str(graph).rstrip()]
     for name in _SECTION.findall(text):
-        before, graph = str(graph), PASSES[name].on(get_chip(CHIP))(graph)
+        before, graph = str(graph), stages(start, name)["kernels"] if name in CHIPS else PASSES[name].on(get_chip(CHIP))(graph)
         parts.append(f"-- {name}\n\n{UNCHANGED if str(graph) == before else str(graph).rstrip()}")
     return "\n\n".join(parts) + "\n"
 
 
+def stages(graph: Graph, chip: str | Chip) -> dict[str, Graph]:
+    """A graph compiled for a chip, at every stage."""
+    found: dict[str, Graph] = {}
+    compile_graph(graph, chip=chip, watch=found.__setitem__)
+    return found
+
+
 def main() -> None:
     """Write every file anew."""
-    for path in files():
+    for path in (*files(), *files(SCHEDULES)):
         path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -197,7 +197,7 @@ def test_nothing_is_emitted_for_arrays_without_elements():
     x, y = Value(t(F32, 0, 5)), Value(t(F32, 0, 5))
     program = assemble(Case("empty", lambda b, v: b.neg(v), (t(F32, 3),)).graph(), GENERIC)
     buffers = (replace(program.buffers[0], shape=(0, 5)),)
-    assert emit_node(Node("neg", (x,), (y,)), lambda v: 0, buffers, GENERIC) == ()
+    assert emit_node(Node("neg", (x,), (y,)), lambda v: 0, buffers, GENERIC).kernels == ()
 
 
 def test_sums_and_products_over_nothing_are_identities():
@@ -209,7 +209,7 @@ def test_sums_and_products_over_nothing_are_identities():
         program = assemble(Case("shell", lambda b, v: b.neg(v), (t(F32, *expected.shape),)).graph(), GENERIC)
         empty = replace(program.buffers[0], shape=(0,))
         place = {node.result: 1}
-        kernels = emit_node(node, lambda v, place=place: place.get(v, 2), (*program.buffers, empty), GENERIC)
+        kernels = emit_node(node, lambda v, place=place: place.get(v, 2), (*program.buffers, empty), GENERIC).kernels
         (found,) = run(replace(program, code=kernels), [np.zeros(expected.shape, np.float32)])
         np.testing.assert_array_equal(found, expected.astype(np.float32))
 

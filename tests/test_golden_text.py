@@ -49,7 +49,7 @@ def test_a_graph_that_was_read_computes_the_same() -> None:
             np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*FILES, *golden_text.files(golden_text.SCHEDULES)], ids=lambda path: path.stem)
 def test_passes_make_of_a_text_what_stands_beside_it(path: Path) -> None:
     written = path.read_text(encoding="utf-8")
     assert golden_text.renewed(written) == written, "look at what changed; python -m tests.golden_text writes it"
@@ -79,6 +79,8 @@ GOOD = """graph f(%0 'x': f32[4]) {
         ("f32[4] = exp", "f32[5] = exp", "exp"),
         ("  return %1\n}\n", "", "graph: found the end of the text, expected a node, 'return' or '}'"),
         ("}\n", "}\nmore\n", "graph:5:1: found 'more', expected the end of the text"),
+        ("exp %0", "fused{kind=team} %0", "graph:2:27: found 'team', expected one of map, reduce, dot, rows, several"),
+        ("exp %0", "exp tiled([0 of]) %0", "graph:2:31: found"),
         ("exp %0", "constant{data=crc32:00000000}", "graph:2:30: found 'crc32', expected a constant in full, or its array"),
     ],
 )  # fmt: skip

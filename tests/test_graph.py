@@ -15,6 +15,7 @@ from tpuflow.errors import GraphError
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
 from tpuflow.lower.graph.interpret import interpret
+from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import OPS, infer
 from tpuflow.lower.graph.verify import verify
 
@@ -257,7 +258,7 @@ def test_the_verifier_finds(name: str) -> None:
 def _fused(kind: str, make: Callable[[Builder], list[Value]], *types: TensorType) -> Graph:
     b = Builder("f", types)
     region = b.region("body", types)
-    return b.finish(b.fused(kind, region.finish(make(region)), b.inputs))
+    return b.finish(b.fused(Kind(kind), region.finish(make(region)), b.inputs))
 
 
 _SCALE, _BIAS = T(F32), T(F32, 4)

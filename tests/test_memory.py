@@ -19,6 +19,7 @@ from tpuflow.lower.addresses import ALIGNMENT_BYTES, Request, aligned, assign
 from tpuflow.lower.emit import overwritable
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
+from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.lifetimes import lifetimes
 from tpuflow.lower.memory import MemoryPlan, plan_memory
 from tpuflow.lower.passes.join_products import JoinProducts
@@ -227,7 +228,7 @@ def test_what_is_read_through_a_window_is_not_overwritten() -> None:
     region = Graph("map", (v := Value(T(F32, 1)),), (), ())
     seen = Value(T(F32, 1))
     window = Node("window", (v,), (seen,), {"view": (), "fill": 0.0})
-    node = Node("fused", b.inputs[:1], (Value(T(F32, 1)),), {"kind": "map"}, (replace(region, nodes=(window,), outputs=(seen,)),))
+    node = Node("fused", b.inputs[:1], (Value(T(F32, 1)),), {"kind": Kind.MAP}, (replace(region, nodes=(window,), outputs=(seen,)),))
     assert not overwritable(node)
 
 

@@ -30,7 +30,7 @@ from tpuflow.jaxprs.compat import ClosedJaxpr, is_key, key_words, mesh_of
 from tpuflow.jaxprs.partitioner import partition
 from tpuflow.jaxprs.persistent import kept_entries, key_of
 from tpuflow.jaxprs.shardings import Asked, asked_of, axes_of
-from tpuflow.lower.assemble import Interface, assemble
+from tpuflow.lower.assemble import Interface, Tilings, assemble, scheduled
 from tpuflow.lower.graph.digest import NotDataError, digest
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.verify import verify
@@ -279,8 +279,11 @@ def _compile_graph(
     with located("plan-memory"):
         plan = plan_memory(graph, row, interface.donated)
     log.lap("plan-memory", str(plan.use))
+    tilings: Tilings = {}
     with located("assemble"):
-        program = assemble(graph, plan, row, interface)
+        program = assemble(graph, plan, row, interface, tilings)
+    if log.shows:
+        log.stage("kernels", scheduled(graph, tilings))
     with located("keep-on-chip"):
         program = keep_on_chip(program)
     log.lap("keep-on-chip", f"{len(program.resident):6d} arrays stay in VMEM")
@@ -391,6 +394,11 @@ class _Log:
         if level not in ("", *"012345"):
             raise ConfigError(f"{DEBUG}={level!r}; expected a level from 0 to 5.")
         return cls(name, began, int(level or 0), Path(dump) if dump else None, began, watch)
+
+    @property
+    def shows(self) -> bool:
+        """Whether anybody looks at stages."""
+        return self.watch is not None or self.level > 0 or self.dump is not None
 
     def stage(self, name: str, graph: Graph) -> None:
         """After import and after every pass."""

@@ -1,51 +1,24 @@
-"""The table of recipes: `python -m train NAME`."""
+"""The table of recipes: `python -m train NAME`. A module of this folder that defines a `RECIPE` at its left margin is in it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
-from train import (
-    bert,
-    cifar,
-    cifar_deepspeed,
-    clm,
-    generate,
-    lenet,
-    lenet_custom_loop,
-    mnist,
-    relu_reduce_mean_dense,
-    resnet,
-    squeezenet,
-    text_to_image,
-    text_to_image_sample,
-    vgg16,
-    yolov5,
-    yolov5_detect,
-    yolov5_val,
-)
 from train.recipe import Recipe
 
-RECIPES: Mapping[str, Recipe] = {
-    row.name: row
-    for row in (
-        mnist.RECIPE,
-        lenet.RECIPE,
-        lenet_custom_loop.RECIPE,
-        cifar.RECIPE,
-        cifar_deepspeed.RECIPE,
-        resnet.RECIPE_50,
-        resnet.RECIPE_101,
-        vgg16.RECIPE,
-        squeezenet.RECIPE,
-        relu_reduce_mean_dense.RECIPE,
-        clm.RECIPE,
-        generate.RECIPE,
-        bert.RECIPE,
-        text_to_image.RECIPE,
-        text_to_image_sample.RECIPE,
-        yolov5.RECIPE,
-        yolov5_val.RECIPE,
-        yolov5_detect.RECIPE,
-    )
-}
+_DEFINED = re.compile(r"^RECIPE\w* = Recipe\(", re.MULTILINE)
+
+
+def _defined(folder: Path) -> Iterator[Recipe]:
+    """The recipes of a folder, in the order of their modules' names; modules that define none are not imported."""
+    for path in sorted(folder.glob("*.py")):
+        if _DEFINED.search(path.read_text(encoding="utf-8")):
+            module = importlib.import_module(f"{folder.name}.{path.stem}")
+            yield from (value for name, value in vars(module).items() if name.startswith("RECIPE") and isinstance(value, Recipe))
+
+
+RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _defined(Path(__file__).parent)}
 """Name -> recipe."""

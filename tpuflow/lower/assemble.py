@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from tpuflow.chips import Chip
@@ -14,12 +14,24 @@ from tpuflow.isa.collectives import Await, Collective, MeshAxis, Position
 from tpuflow.isa.program import Block, Infeed, Loop, Outfeed, Port, Program, Switch, While
 from tpuflow.lower.emit import Repeated, emit_copy, emit_node
 from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.tiling import Tiling
 from tpuflow.lower.lifetimes import immediates
 from tpuflow.lower.memory import Copy, MemoryPlan
 from tpuflow.lower.operations.collectives import NamedCut
 from tpuflow.lower.shards import WHOLE, numbered
 
 T = TypeVar("T")
+Tilings = dict[Node, tuple[Tiling, ...]]
+"""Of every node that becomes kernels, how these are cut."""
+
+
+def scheduled(graph: Graph, tilings: Tilings) -> Graph:
+    """A graph whose nodes say how their kernels are cut: what it compiles to is settled by it."""
+    nodes = []
+    for node in graph.nodes:
+        regions = node.regions if node.op == "fused" else tuple(scheduled(region, tilings) for region in node.regions)
+        nodes.append(replace(node, regions=regions, tilings=tilings.get(node, ())))
+    return replace(graph, nodes=tuple(nodes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +57,13 @@ class Interface:
     outfeed_cuts: tuple[NamedCut, ...] = ()
 
 
-def assemble(graph: Graph, plan: MemoryPlan, chip: Chip, interface: Interface) -> Program:
-    """The Program of a planned graph.
+def assemble(graph: Graph, plan: MemoryPlan, chip: Chip, interface: Interface, tilings: Tilings | None = None) -> Program:
+    """The Program of a planned graph; `tilings` learns how the kernels of every node are cut.
 
     Raises:
       CompileError: a node cannot be emitted for this chip, or a port is used with two types.
     """
-    assembler = _Assembler(plan, chip, {axis.name: n for n, axis in enumerate(interface.mesh)})
+    assembler = _Assembler(plan, chip, {axis.name: n for n, axis in enumerate(interface.mesh)}, {} if tilings is None else tilings)
     code = assembler.blocks(graph)
     return Program(
         chip=chip,
@@ -126,7 +138,8 @@ class _Assembler:
 
     plan: MemoryPlan
     chip: Chip
-    axes: Mapping[str, int] = field(default_factory=dict)
+    axes: Mapping[str, int]
+    tilings: Tilings
     moving: dict[Value, int] = field(default_factory=dict)
     infeeds: dict[int, Value] = field(default_factory=dict)
     outfeeds: dict[int, Value] = field(default_factory=dict)
@@ -151,7 +164,10 @@ class _Assembler:
 
     def kernels(self, node: Node) -> list[Block]:
         """The kernels that compute a node."""
-        return list(emit_node(node, self.plan.buffer_of.__getitem__, self.plan.buffers, self.chip, self.splats.get, self.repeated))
+        plan = self.plan
+        emitted = emit_node(node, plan.buffer_of.__getitem__, plan.buffers, self.chip, self.splats.get, self.repeated)
+        self.tilings[node] = emitted.tilings
+        return list(emitted.kernels)
 
     def nothing(self, node: Node) -> list[Block]:
         """A view of a buffer, or data that come with the Program."""

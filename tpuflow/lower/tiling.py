@@ -14,15 +14,17 @@ from tpuflow.lower.graph.blocking import ceil_div, even_blocks, fill_product
 
 TILE_BYTES = 512 * 1024  # large enough to hide a DMA's start-up behind its transfer, small enough for ten double-buffered tiles
 MATRIX_EDGE = 512  # side of a matrix tile, a few arrays long
-LONGER = 2  # times the edge: the longest rows and columns, where they pay
+LONGER = 2  # times the edge: the longest rows and columns
 SHORTEST_SIDES = 4  # arrays
 ACCUMULATOR_BYTES = 4
 PATCH_EDGES = 4  # times the edge: the longest side of a tile that takes in a convolution's whole kernel
 UNHIDDEN = 2  # turns: the first tile's way in, the last one's out
 PARTS = tuple(2 ** (-step / 4) for step in range(25))  # of a tile's budget, down to a 64th
+ROOM_MOVES = 0.5
+"""Moves to and from HBM for a byte that tiles take of the room for arrays that stay on the chip. Tried on the step of BERT-base on tpu-v6e,
+modelled: 0 gives 5.77 ms, 0.5 5.62, 1 5.64, 2 5.66."""
 MORE_SLOTS = 2  # than two, where moves are short
 HIDDEN_SHARE = 1 / 8  # of a step's moves: a start-up below it is not worth memory
-WORTH_CUTTING = 0.9  # of the time with larger tiles: they are not given up for an estimate's error
 
 
 def largest(limit: int, fits: Callable[[int], bool]) -> int:
@@ -144,35 +146,36 @@ class Operands:
         batch, _, n, k = tile.products
         return self.lhs_elems(tile) * self.lhs_bytes, batch * k * n * self.rhs_bytes
 
-    def fit(self, tile: MatmulSizes, chip: Chip) -> bool:
-        """Whether tiles of two slots each probably fit on the chip."""
-        batch, m, n, _ = tile.products
-        out = batch * m * n
-        return 2 * out * ACCUMULATOR_BYTES <= chip.acc_bytes and 3 * sum(self.of(tile)) + out * self.out_bytes <= chip.vmem_bytes
+    def may_fit(self, tile: MatmulSizes, chip: Chip) -> bool:
+        """Whether an accumulator and two slots of what is moved find room on the chip, if nothing else takes any."""
+        accumulator_bytes = math.prod(tile.products[:3]) * ACCUMULATOR_BYTES
+        return accumulator_bytes <= chip.acc_bytes and self.held_bytes(tile) <= chip.vmem_bytes
+
+    def held_bytes(self, tile: MatmulSizes) -> int:
+        """What tiles take of VMEM."""
+        return 2 * sum(self.of(tile)) + math.prod(tile.products[:3]) * self.out_bytes
 
 
-def matmul_tiles(whole: MatmulSizes, chip: Chip, operands: Operands, edge: int = MATRIX_EDGE, longest: int = 0) -> MatmulSizes:
-    """Tiles with sides of at most `edge`, the contraction cut into its blocks; small products are taken several at a time.
+def matmul_tiles(whole: MatmulSizes, chip: Chip, operands: Operands, edge: int = MATRIX_EDGE) -> Iterator[MatmulSizes]:
+    """Tiles to try, those that take least time first: with sides of at most `LONGER` edges, the contraction cut into its blocks.
 
-    A convolution's kernel rather stays whole than its channels: neighbouring tiles along it would read nearly the same of the left operand.
-    Rows and columns are cut further where the chip's memories are small, and where it pays: where there would be fewer tiles than cores,
-    what cores work out for each other has to be added up, tile by tile. They are cut less, into sides of up to `longest`, where that
-    is any faster: fewer steps are fewer start-ups, of moves and of the arrays.
+    Small products are taken several at a time. A convolution's kernel rather stays whole than its channels: neighbouring tiles along it
+    would read nearly the same of the left operand. Longer sides are fewer steps, so fewer start-ups, of moves and of the arrays; shorter
+    ones take less of the chip's memories, and make more tiles where there would be fewer than cores, and what these work out for each
+    other has to be added up, tile by tile.
     """
-    sides = tuple(shrinking(edge, min(edge, SHORTEST_SIDES * chip.matrix_columns)))
+    sides = tuple(shrinking(LONGER * edge, min(edge, SHORTEST_SIDES * chip.matrix_columns)))
     tried = [_tiles(whole, chip, rows, columns, operands) for rows, columns in itertools.product(sides, sides)]
     if operands.overlapping and not operands.summed:
         most = (PATCH_EDGES * edge, *sides)
         tried += [_tiles(whole, chip, rows, columns, operands, patches=True) for rows, columns in itertools.product(most, sides)]
-    fitting = [tile for tile in dict.fromkeys(tried) if operands.fit(tile, chip)] or tried[-1:]
-    two = (edge, longest) if longest > edge else ()
-    longer = [_tiles(whole, chip, rows, columns, operands) for rows, columns in itertools.product(two, two)]
-    best, *others = [(tile, _seconds(whole, tile, chip, operands)) for tile in fitting]
-    for other in others:
-        if other[1] < WORTH_CUTTING * best[1]:
-            best = other
-    more = [(t, _seconds(whole, t, chip, operands)) for t in dict.fromkeys(longer) if operands.fit(t, chip)]
-    return min((best, *more), key=lambda entry: entry[1])[0]
+    fitting = [tile for tile in dict.fromkeys(tried) if operands.may_fit(tile, chip)] or tried[-1:]
+    yield from sorted(fitting, key=lambda tile: _seconds(whole, tile, chip, operands) + _room_seconds(tile, chip, operands))
+
+
+def _room_seconds(tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
+    """What the room of tiles costs where arrays may stay on the chip: bytes of these are moved instead."""
+    return ROOM_MOVES * operands.held_bytes(tile) / chip.core_bandwidth(1) if chip.keeps_arrays else 0.0
 
 
 def fill_units(sizes: Sequence[int], units: Sequence[int], limit: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from tpuflow.lower.emit.reduce import reduce_levels
 from tpuflow.lower.emit.region import ELEMENTWISE, Region, Roots
 from tpuflow.lower.emit.rows import row_levels
 from tpuflow.lower.graph.graph import Node, Value
+from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import PRODUCTS
 
 PIECEWISE = ("dynamic_update_slice", "scatter_rows")
@@ -37,12 +38,12 @@ def overwritable(node: Node) -> frozenset[Value]:
 def _entering_whole(node: Node) -> frozenset[Value]:
     """The operands of a fused node that enter only as they are. Several passes ask, one after the other: the last few are remembered."""
     (graph,) = node.regions
-    if node.attrs["kind"] == "several":
+    if node.attrs["kind"] is Kind.SEVERAL:
         whole = _entering_one(graph.nodes)
         return frozenset(outer for own, outer in zip(graph.inputs, node.inputs, strict=True) if own in whole)
     if any(n.op == "join" for n in graph.nodes):
         return frozenset()  # its pieces may be read where others are written
-    if node.attrs["kind"] == "rows" and any(n.op in PRODUCTS for n in graph.nodes):
+    if node.attrs["kind"] is Kind.ROWS and any(n.op in PRODUCTS for n in graph.nodes):
         return frozenset()  # parts of its batches take turns in a step: one is read at another place than the other is written
     region = Region(graph.nodes, dict.fromkeys(graph.inputs, 0), tuple((v, 0) for v in graph.outputs))
     levels = _LEVELS[node.attrs["kind"]](region)
@@ -79,4 +80,4 @@ def _at_one_place(ways: set[tuple[int, Labels]], levels: Sequence[Roots], region
     return stores and all(number >= first and used == tuple(labels) for number, used in ways)
 
 
-_LEVELS = {"map": map_levels, "reduce": reduce_levels, "dot": dot_levels, "rows": row_levels}
+_LEVELS = {Kind.MAP: map_levels, Kind.REDUCE: reduce_levels, Kind.DOT: dot_levels, Kind.ROWS: row_levels}

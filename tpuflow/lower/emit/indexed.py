@@ -12,10 +12,11 @@ from tpuflow.isa.instruction import Tile, Window, WindowAxis
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map
 from tpuflow.lower.emit.move import copy_unless_in_place
-from tpuflow.lower.emit.nest import Nest, cut, nothing, walk, window
+from tpuflow.lower.emit.nest import Nest, nothing, walk, window
 from tpuflow.lower.emit.region import Region
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.graph import Node
+from tpuflow.lower.graph.tiling import Space
 
 
 def _sizes(table: Sequence[int], rows: int) -> tuple[int, ...]:
@@ -51,8 +52,7 @@ def emit_take_rows(site: Site) -> Kernels:
         return emit_map(replace(site, region=Region((splat,), {}, site.region.outputs)))
     sizes = _sizes(table.shape, site.node.inputs[1].shape[0])
 
-    def attempt(budget_bytes: int) -> KernelBuilder:
-        nest = cut(sizes, site.tile_sizes(sizes, table.dtype.bytes, budget_bytes))
+    def attempt(nest: Nest) -> KernelBuilder:
         kernel = site.kernel(nest.grid)
         index = _load_index(kernel, nest, site.buffer(1))
         tile, axes = _rows_tile(kernel, nest, table.dtype)
@@ -60,7 +60,7 @@ def emit_take_rows(site: Site) -> Kernels:
         kernel.emit(Store(window(nest, site.target, axes, tile, axes)))
         return kernel
 
-    return site.fit(attempt)
+    return site.fit(attempt, Space(sizes), table.dtype.bytes)
 
 
 def emit_scatter_rows(site: Site) -> Kernels:
@@ -71,8 +71,7 @@ def emit_scatter_rows(site: Site) -> Kernels:
         return copy
     sizes = _sizes(table.shape, updates.shape[0])
 
-    def attempt(budget_bytes: int) -> KernelBuilder:
-        nest = cut(sizes, site.tile_sizes(sizes, table.dtype.bytes, budget_bytes), sequential=(0,))
+    def attempt(nest: Nest) -> KernelBuilder:
         kernel = site.kernel(nest.grid)
         index = _load_index(kernel, nest, site.buffer(1))
         tile, axes = _rows_tile(kernel, nest, table.dtype)
@@ -82,4 +81,4 @@ def emit_scatter_rows(site: Site) -> Kernels:
         )
         return kernel
 
-    return copy + site.fit(attempt)
+    return copy + site.fit(attempt, Space(sizes, (0,)), table.dtype.bytes)

@@ -6,10 +6,11 @@ import math
 from dataclasses import replace
 
 from tpuflow.lower.emit.kernel import KernelBuilder
-from tpuflow.lower.emit.nest import cut, merge
+from tpuflow.lower.emit.nest import Nest, merge
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.graph import Node
+from tpuflow.lower.graph.tiling import Space
 
 
 def map_levels(region: Region) -> list[Roots]:
@@ -27,15 +28,14 @@ def emit_map(site: Site) -> Kernels:
     axes = tuple(range(len(merged.sizes)))
     level = Level(levels[0][1], axes, "vmem" if axes else "smem")
 
-    def attempt(budget_bytes: int) -> KernelBuilder:
-        nest = cut(merged.sizes, site.tile_sizes(merged.sizes, region.widest_bytes(), budget_bytes))
+    def attempt(nest: Nest) -> KernelBuilder:
         kernel = site.kernel(nest.grid)
         emitter = LevelEmitter(kernel, region, merged, nest, level, {}, {})
         emitter.emit(region.results)
         emitter.store(region.outputs)
         return kernel
 
-    return site.fit(attempt)
+    return site.fit(attempt, Space(merged.sizes), region.widest_bytes())
 
 
 def emit_map_with(site: Site, substitutes: dict[Node, int | float | bool]) -> Kernels:

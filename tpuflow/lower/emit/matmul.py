@@ -29,7 +29,8 @@ from tpuflow.lower.graph.blocking import depth_block, unmergeable
 from tpuflow.lower.graph.graph import Node
 from tpuflow.lower.graph.ops import PRODUCTS
 from tpuflow.lower.graph.products import PRECISIONS, contraction_of, sizes_of
-from tpuflow.lower.tiling import LONGER, MATRIX_EDGE, MatmulSizes, Operands, matmul_tiles, shrinking
+from tpuflow.lower.graph.tiling import Space, Tiling
+from tpuflow.lower.tiling import MATRIX_EDGE, MatmulSizes, Operands, matmul_tiles, shrinking
 
 _NARROWED = {
     "bf16": {"default": "bf16", "high": "bf16_x3", "highest": "bf16_x6"},
@@ -78,20 +79,27 @@ class Product:
         lhs, patch, rhs, out = (merged.fold(x) for x in (with_halos(whole), whole.patch, whole.rhs, whole.out))
         return cls(merged, lhs, Contraction(patch, rhs, out), sliding, depth, whole.rhs_bounds)
 
-    def nests(self, site: Site, sums: Sequence[Node] = ()) -> Iterator[Nest]:
-        """Ways to cut every axis, of ever smaller tiles. Where results are summed over the rows, these come in sequence."""
-        whole, summed = self._by_kind(self.merged.sizes), bool(sums)
+    def space(self, sums: Sequence[Node] = ()) -> Space:
+        """The merged axes; contracted ones are cut into their blocks. Where results are summed over the rows, these come in sequence."""
+        sizes = self.merged.sizes
         batch, rows, _, contracted = self.patches.roles
+        apart = [a for a in range(len(sizes)) if not any(a in kind for kind in self.patches.roles)]
+        exact = {a: self.depth[a] for a in contracted}
+        if not sums:
+            return Space(sizes, contracted, apart, exact=exact)
+        summed = (*batch, *rows)
+        return Space(sizes, summed, apart, dict(zip(summed, sum_units(sums, [sizes[a] for a in summed]), strict=True)), exact)
+
+    def tilings(self, site: Site, space: Space, *, summed: bool) -> Iterator[Tiling]:
+        """Ways to cut every axis, of ever smaller tiles."""
+        whole, contracted = self._by_kind(space.sizes), self.patches.contracted
         operands = replace(
-            _operands(site.region, self._lhs_elems, tuple(self.depth[a] for a in contracted)),
+            _operands(site.region, lambda tiles: self._lhs_elems(space, tiles), tuple(self.depth[a] for a in contracted)),
             overlapping=self._overlapping(),
-            sum_units=sum_units(sums, [self.merged.sizes[a] for a in (*batch, *rows)]) if summed else None,
+            sum_units=tuple(space.units.values()) if summed else None,
         )
         for edge in shrinking(MATRIX_EDGE):
-            longer = matmul_tiles(whole, site.chip, operands, edge, LONGER * edge)
-            yield self._cut(longer, summed=summed)
-            if (shorter := matmul_tiles(whole, site.chip, operands, edge)) != longer:
-                yield self._cut(shorter, summed=summed)
+            yield from (self._tiling(space, tiles) for tiles in matmul_tiles(whole, site.chip, operands, edge))
 
     def _overlapping(self) -> tuple[int, ...]:
         """Positions among the rows of the shorter of the two axes that slide over one."""
@@ -101,15 +109,28 @@ class Product:
     def _by_kind(self, sizes: Sequence[int]) -> MatmulSizes:
         return MatmulSizes(*(tuple(sizes[a] for a in kind) for kind in self.patches.roles))
 
-    def _lhs_elems(self, tile: MatmulSizes) -> int:
+    def _lhs_elems(self, space: Space, tiles: MatmulSizes) -> int:
         """Elements of a tile of the left operand, halos as they are."""
-        axes = self._cut(tile).axes
+        axes = self._cut(space, self._tiling(space, tiles)).axes
         return math.prod(axes[a].size for a in self.lhs)
 
-    def _cut(self, tiles: MatmulSizes, *, summed: bool = False) -> Nest:
-        kinds, sizes = self.patches.roles, self.merged.sizes
+    def _tiling(self, space: Space, tiles: MatmulSizes) -> Tiling:
+        kinds = self.patches.roles
         tile_of = {a: n for kind, lengths in zip(kinds, tiles.kinds, strict=True) for a, n in zip(kind, lengths, strict=True)}
-        nest = cut(sizes, [tile_of.get(a, n) for a, n in enumerate(sizes)], (*kinds[0], *kinds[1]) if summed else kinds[3])
+        return space.tiling([tile_of.get(a, n) for a, n in enumerate(space.sizes)])
+
+    def nest(self, space: Space, tiling: Tiling) -> Nest:
+        """The axes cut as a tiling says.
+
+        Raises:
+          CompileError: the tiling is none of this product.
+        """
+        space.check(tiling)
+        return self._cut(space, tiling)
+
+    def _cut(self, space: Space, tiling: Tiling) -> Nest:
+        """The axes in tiles; of those that slide over others, the tiles with halos that follow from it."""
+        nest = cut(space.sizes, tiling.tile, space.sequential)
         for sliding in self.sliding:
             nest = sliding.cut(nest)
         return nest
@@ -158,12 +179,13 @@ def the_product(region: Region) -> Node:
 
 
 def _operands(region: Region, lhs_elems: Callable[[MatmulSizes], int], depth: tuple[int, ...]) -> Operands:
-    """Bytes that a product's tiles take: of operands as they are loaded, of the result with what is loaded, stored and made beside it."""
+    """Bytes that a product's tiles take: of operands as they are loaded, of the result with what is loaded and stored beside it."""
     product = the_product(region)
     made_from = {n.result: n.inputs[0] for n in region.find("convert")}
-    lhs, rhs = (made_from.get(v, v).dtype.bytes if v not in region.inputs else v.dtype.bytes for v in product.inputs)
-    beside = [v for v in (*region.inputs, *region.results) if v.shape == product.result.shape]
-    return Operands(lhs, rhs, sum(2 * v.dtype.bytes for v in beside) + 4 * region.widest_bytes(), lhs_elems, depth)
+    entering = [v if v in region.inputs else made_from.get(v, v) for v in product.inputs]
+    others = dict.fromkeys((*(v for v in region.inputs if v not in entering), *region.results, product.result))
+    beside = sum(2 * v.dtype.bytes for v in others if v.shape == product.result.shape)
+    return Operands(entering[0].dtype.bytes, entering[1].dtype.bytes, beside, lhs_elems, depth)
 
 
 def dot_levels(region: Region) -> list[Roots]:
@@ -189,10 +211,11 @@ def emit_matmul(site: Site) -> Kernels:
     if 0 in (*lhs.shape, *rhs.shape):
         return emit_map_with(site, {dot: 0})
     product, reductions = Product.of(dot, region), live_reductions(region)
-    levels, (made, sums) = product.levels(whole), region.parted
+    levels, (made, sums), space = product.levels(whole), region.parted, product.space(reductions)
     fields = product.accumulate(levels)
 
-    def attempt(nest: Nest) -> KernelBuilder:
+    def attempt(tiling: Tiling) -> KernelBuilder:
+        nest = product.nest(space, tiling)
         kernel = site.kernel(nest.grid)
         left, right, out = (LevelEmitter(kernel, region, product.merged, nest, level, {}, {}) for level in levels)
         below = LevelEmitter(kernel, region, product.merged, nest, product.summed(levels[2], whole), {}, {})
@@ -217,4 +240,4 @@ def emit_matmul(site: Site) -> Kernels:
         below.store(region.stored(sums))
         return kernel
 
-    return site.first_fitting(attempt, product.nests(site, reductions))
+    return site.first_fitting(attempt, product.tilings(site, space, summed=bool(reductions)))

@@ -12,10 +12,11 @@ from tpuflow.isa.instruction import Tile, Window
 from tpuflow.isa.program import Kernel
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map
-from tpuflow.lower.emit.nest import Nest, cut, nothing, pitches, walk
+from tpuflow.lower.emit.nest import Nest, nothing, pitches, walk
 from tpuflow.lower.emit.region import Region
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.graph import Node, TensorType, Value
+from tpuflow.lower.graph.tiling import Space
 
 Fill = int | float | bool | None
 
@@ -68,8 +69,7 @@ def emit_move(site: Site, dtype: DType, shape: Sequence[int], source: Side, targ
     sizes, (source, target) = _merge(shape, (source, target))
     space = "vmem" if sizes else "smem"
 
-    def attempt(budget_bytes: int) -> KernelBuilder:
-        nest = cut(sizes, site.tile_sizes(sizes, dtype.bytes, budget_bytes))
+    def attempt(nest: Nest) -> KernelBuilder:
         kernel = site.kernel(nest.grid)
         starts = _load_starts(kernel, (source, target))
         tile = kernel.tile(dtype, nest.axes, space)
@@ -77,7 +77,7 @@ def emit_move(site: Site, dtype: DType, shape: Sequence[int], source: Side, targ
         kernel.emit(Store(_window(nest, tile, target, starts, nothing(dtype))))
         return kernel
 
-    return site.fit(attempt)
+    return site.fit(attempt, Space(sizes), dtype.bytes)
 
 
 def _merge(shape: Sequence[int], sides: tuple[Side, Side]) -> tuple[tuple[int, ...], tuple[Side, Side]]:

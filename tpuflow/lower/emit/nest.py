@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from tpuflow.dtypes import DType
 from tpuflow.isa.instruction import Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import GridAxis
+from tpuflow.lower.graph.tiling import Space, Tiling
 
 Labels = Sequence[int | None]
 
@@ -98,6 +99,16 @@ def cut(sizes: Sequence[int], tile: Sequence[int], sequential: Iterable[int] = (
         axes[i] = TileAxis(tile[i], number, sizes[i])
     grid = tuple(GridAxis(-(-sizes[i] // tile[i]), "sequential" if i in ordered else "parallel") for i in order)
     return Nest(tuple(sizes), tuple(axes), grid)
+
+
+def cut_as(space: Space, tiling: Tiling) -> Nest:
+    """A space cut as a tiling says.
+
+    Raises:
+      CompileError: the tiling is none of this space.
+    """
+    space.check(tiling)
+    return cut(space.sizes, tiling.tile, space.sequential)
 
 
 def pitches(sizes: Sequence[int]) -> tuple[int, ...]:

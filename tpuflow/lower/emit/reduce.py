@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from tpuflow.isa.vector import Constant, ReduceInto
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map_with
-from tpuflow.lower.emit.nest import Unit, cut, merge
+from tpuflow.lower.emit.nest import Nest, Unit, merge
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.blocking import is_ordered, sum_block, units
 from tpuflow.lower.graph.builder import identity
 from tpuflow.lower.graph.graph import Node
+from tpuflow.lower.graph.tiling import Space
 
 
 def block_of(reduction: Node) -> int:
@@ -59,8 +60,7 @@ def emit_reduce(site: Site) -> Kernels:
     whole = Level(levels[0][1], axes, space)
     rest = Level(levels[1][1], tuple(Unit(f"reduced {a}") if a in reduced else a for a in axes), space)
 
-    def attempt(budget_bytes: int) -> KernelBuilder:
-        nest = cut(merged.sizes, site.tile_sizes(merged.sizes, region.widest_bytes(), budget_bytes, units=in_order), reduced)
+    def attempt(nest: Nest) -> KernelBuilder:
         kernel = site.kernel(nest.grid)
         above = LevelEmitter(kernel, region, merged, nest, whole, {}, {})
         below = LevelEmitter(kernel, region, merged, nest, rest, {}, {})
@@ -70,7 +70,7 @@ def emit_reduce(site: Site) -> Kernels:
         below.store(region.outputs)
         return kernel
 
-    return site.fit(attempt)
+    return site.fit(attempt, Space(merged.sizes, reduced, units=in_order), region.widest_bytes())
 
 
 def start_sums(kernel: KernelBuilder, below: LevelEmitter, reductions: Sequence[Node]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tpuflow.isa.instruction import Instruction
 from tpuflow.isa.program import Kernel
-from tpuflow.lower.emit.site import Kernels
+from tpuflow.lower.emit.site import Emitted
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.passes.analysis import attr_key
 
@@ -25,9 +25,9 @@ class Own:
 class Repeated:
     """The kernels of the nodes so far, by everything else that they depend on."""
 
-    made: dict[Hashable, tuple[Kernels, Own]] = field(default_factory=dict)
+    made: dict[Hashable, tuple[Emitted, Own]] = field(default_factory=dict)
 
-    def kernels(self, node: Node, buffers: Sequence[int], fill: Any, emit: Callable[[], Kernels]) -> Kernels:
+    def emitted(self, node: Node, buffers: Sequence[int], fill: Any, emit: Callable[[], Emitted]) -> Emitted:
         """What `emit` gives for a node, taken from an earlier node of the same form if there is one.
 
         Of one form are nodes that (with all nodes inside) do the same to values of the same types, whose operands and results use
@@ -39,10 +39,10 @@ class Repeated:
         if form not in self.made:
             self.made[form] = emit(), own
             return self.made[form][0]
-        kernels, other = self.made[form]
+        made, other = self.made[form]
         place = dict(zip(other.buffers, own.buffers, strict=True))
         line = {"": ""} | dict(zip(other.sources, own.sources, strict=True))  # waits in a section of nothing else are of no line
-        return tuple(_moved(k, node.scope, place, line) for k in kernels)
+        return replace(made, kernels=tuple(_moved(k, node.scope, place, line) for k in made.kernels))
 
 
 def form_of(node: Node) -> Hashable:
@@ -56,7 +56,7 @@ def _node_form(node: Node, numbers: dict[Value, int]) -> Hashable:
     results = tuple([numbers.setdefault(v, len(numbers)) for v in node.results])
     types = tuple([v.type for v in (*node.inputs, *node.results)])
     attrs = tuple([(name, attr_key(value)) for name, value in node.attrs.items()])
-    return node.op, inputs, results, types, attrs, tuple([_region_form(r) for r in node.regions])
+    return node.op, inputs, results, types, attrs, tuple([_region_form(r) for r in node.regions]), node.tilings
 
 
 def _region_form(region: Graph) -> Hashable:

@@ -8,15 +8,16 @@ rows (gradients of these) stays in accumulators.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tpuflow.errors import CompileError
 from tpuflow.isa.instruction import Tile
 from tpuflow.isa.matrix import MatmulAccumulate, MatmulRead, MatmulZero
 from tpuflow.isa.vector import Broadcast
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.matmul import entering_precision
-from tpuflow.lower.emit.nest import Axis, Merged, Nest, Unit, cut, merge, walk
+from tpuflow.lower.emit.nest import Axis, Merged, Nest, Unit, cut_as, merge, walk
 from tpuflow.lower.emit.reduce import add_sums, start_sums
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.row_spaces import Product, Spaces, repeats
@@ -24,6 +25,7 @@ from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.blocking import depth_block
 from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.graph.products import contraction_of, sizes_of
+from tpuflow.lower.graph.tiling import Space, Tiling
 from tpuflow.lower.tiling import TILE_BYTES, shrinking
 
 PARTS = 2  # of the batches that a step has beside products
@@ -45,10 +47,9 @@ def emit_rows(site: Site) -> Kernels:
     apart = [(x,) for p in spaces.products for x in p.contracted if _block(p)]
     merged = merge(spaces.sizes, [*labels, spaces.kept, *(own for p in spaces.products for _, own in p.sides), *apart])
 
-    def attempt(way: tuple[int, int]) -> KernelBuilder:
-        return _emitted(site, spaces, merged, *way)
-
-    return site.first_fitting(attempt, _ways(spaces))
+    cuts = _Cuts.of(site, spaces, merged)
+    tilings = (cuts.tiling(site, budget, parts) for budget, parts in _ways(spaces))
+    return site.first_fitting(lambda tiling: _emitted(site, spaces, merged, cuts.nests(tiling)), tilings)
 
 
 def _ways(spaces: Spaces) -> Iterator[tuple[int, int]]:
@@ -61,9 +62,8 @@ def _ways(spaces: Spaces) -> Iterator[tuple[int, int]]:
         yield budget if spaces.reduced else min(PARTS * budget, PRODUCT_TILE_BYTES), 1
 
 
-def _emitted(site: Site, spaces: Spaces, merged: Merged, budget_bytes: int, count: int) -> KernelBuilder:
+def _emitted(site: Site, spaces: Spaces, merged: Merged, nests: Sequence[Nest]) -> KernelBuilder:
     """All parts of the batches in turn, the rows of each being made before the one before is worked on."""
-    nests = _nests(site, spaces, merged, budget_bytes, count)
     kernel = site.kernel(nests[0].grid)
     parts = [_RowEmitter.of(site, spaces, merged, nest, kernel) for nest in nests]
     parts[0].make_rows()
@@ -74,26 +74,68 @@ def _emitted(site: Site, spaces: Spaces, merged: Merged, budget_bytes: int, coun
     return kernel
 
 
-def _nests(site: Site, spaces: Spaces, merged: Merged, budget_bytes: int, parts: int) -> list[Nest]:
-    """Axes cut so that a tile of rows takes at most so many bytes: of each part of the batches, which one step works on in turn.
+@dataclass(frozen=True, slots=True)
+class _Cuts:
+    """How the merged axes may be cut: `rows` are those of the rows, of which `along` are not cut, and those that products sum over into
+    multiples of `units`. A step may work on several parts of the axis `batch` in turn, if there is one."""
 
-    While the vector unit is at the rows of one part, the matrix unit is at those of the next.
-    """
-    rows, along = merged.fold((*spaces.kept, *spaces.reduced)), merged.fold(spaces.reduced)
-    units = {a: _block(p) or merged.sizes[a] for p in spaces.products for a in merged.fold(p.contracted) if a in rows and a not in along}
-    batch = next((a for a in merged.fold([x for x in spaces.kept if x in spaces.shared]) if merged.sizes[a] % parts == 0), None)
-    by_place = any(n.op in ("iota", "window") for n in site.region.nodes)
-    parts = 1 if batch is None or by_place or not spaces.products else parts
-    sizes = [n // parts if a == batch else n for a, n in enumerate(merged.sizes)]
-    in_rows = {rows.index(a): n for a, n in units.items()}
-    cut_rows = site.tile_sizes([sizes[a] for a in rows], site.region.widest_bytes(), budget_bytes, [rows.index(a) for a in along], in_rows)
-    tile = dict(enumerate(sizes)) | dict(zip(rows, cut_rows, strict=True))
-    nest = cut(sizes, list(tile.values()), merged.fold(spaces.in_turn))
-    if batch is None or parts == 1:
-        return [nest]
-    whole, length = merged.sizes[batch], sizes[batch]
-    walks = [walk(nest.axes[batch], whole, 1, origin=part * length) for part in range(parts)]
-    return [replace(nest, sizes=merged.sizes, walks={batch: one}) for one in walks]
+    merged: Merged
+    rows: tuple[int, ...]
+    along: tuple[int, ...]
+    units: Mapping[int, int]
+    in_turn: tuple[int, ...]
+    batch: int | None
+
+    @classmethod
+    def of(cls, site: Site, spaces: Spaces, merged: Merged) -> _Cuts:
+        """Those of a kernel. Where positions count, batches are not taken in parts."""
+        rows, along = merged.fold((*spaces.kept, *spaces.reduced)), merged.fold(spaces.reduced)
+        summed = {
+            a: _block(p) or merged.sizes[a] for p in spaces.products for a in merged.fold(p.contracted) if a in rows and a not in along
+        }
+        by_place = any(n.op in ("iota", "window") for n in site.region.nodes)
+        batches = merged.fold([x for x in spaces.kept if x in spaces.shared]) if spaces.products and not by_place else ()
+        batch = next((a for a in batches if merged.sizes[a] % PARTS == 0), None)
+        return cls(merged, rows, along, {a: summed[a] for a in sorted(summed)}, merged.fold(spaces.in_turn), batch)
+
+    def space(self, parts: int) -> Space:
+        """The iteration space of one part of the batches."""
+        sizes = tuple(n // parts if a == self.batch else n for a, n in enumerate(self.merged.sizes))
+        others = (a for a in range(len(sizes)) if a not in self.rows)
+        return Space(sizes, self.in_turn, (*self.along, *others), self.units)
+
+    def tiling(self, site: Site, budget_bytes: int, parts: int) -> Tiling:
+        """Tiles of which one of rows takes at most so many bytes, of each part of the batches, which a step works on in turn.
+
+        While the vector unit is at the rows of one part, the matrix unit is at those of the next.
+        """
+        parts = 1 if self.batch is None else parts
+        space = self.space(parts)
+        of_rows = Space(
+            tuple(space.sizes[a] for a in self.rows),
+            whole=[self.rows.index(a) for a in self.along],
+            units={self.rows.index(a): n for a, n in self.units.items()},
+        )
+        cut_rows = site.tile_sizes(of_rows, site.region.widest_bytes(), budget_bytes)
+        tile = dict(enumerate(space.sizes)) | dict(zip(self.rows, cut_rows, strict=True))
+        return space.tiling(list(tile.values()), parts)
+
+    def nests(self, tiling: Tiling) -> list[Nest]:
+        """The nest of each part of the batches.
+
+        Raises:
+          CompileError: the tiling is none of this kernel.
+        """
+        if tiling.parts not in (1, PARTS if self.batch is not None else 1):
+            raise CompileError(
+                f"the tiling {tiling} takes batches in {tiling.parts} parts; this kernel can have {1 if self.batch is None else PARTS}."
+            )
+        nest = cut_as(self.space(tiling.parts), tiling)
+        if tiling.parts == 1 or self.batch is None:
+            return [nest]
+        whole, length = self.merged.sizes[self.batch], nest.sizes[self.batch]
+        walks = [walk(nest.axes[self.batch], whole, 1, origin=part * length) for part in range(tiling.parts)]
+        return [replace(nest, sizes=self.merged.sizes, walks={self.batch: one}) for one in walks]
 
 
 def _block(product: Product) -> int:

@@ -9,9 +9,10 @@ from tpuflow.isa.instruction import Tile, TileAxis, Window
 from tpuflow.isa.vector import Constant, Cumulative
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.move import emit_plain_copy
-from tpuflow.lower.emit.nest import Nest, cut, merge, walk, window
+from tpuflow.lower.emit.nest import Nest, merge, walk, window
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.builder import identity
+from tpuflow.lower.graph.tiling import Space
 
 
 def _window(nest: Nest, buffer: int, tile: Tile, axis: int, *, reverse: bool) -> Window:
@@ -37,8 +38,7 @@ def emit_cumulative(site: Site) -> Kernels:
     merged = merge(dict(enumerate(shape)), [range(len(shape)), (scanned,)])
     (axis,) = merged.fold((scanned,))
 
-    def attempt(budget_bytes: int) -> KernelBuilder:
-        nest = cut(merged.sizes, site.tile_sizes(merged.sizes, dtype.bytes, budget_bytes), sequential=(axis,))
+    def attempt(nest: Nest) -> KernelBuilder:
         kernel = site.kernel(nest.grid)
         carry = kernel.tile(dtype, tuple(TileAxis(1) if i == axis else whole for i, whole in enumerate(nest.axes)))
         kernel.section = "prologue"
@@ -50,4 +50,4 @@ def emit_cumulative(site: Site) -> Kernels:
         kernel.emit(Store(_window(nest, site.target, dst, axis, reverse=reverse)))
         return kernel
 
-    return site.fit(attempt)
+    return site.fit(attempt, Space(merged.sizes, (axis,)), dtype.bytes)

@@ -8,10 +8,11 @@ from tpuflow.isa.dma import Load, Store
 from tpuflow.isa.vector import Sort
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.move import emit_plain_copy
-from tpuflow.lower.emit.nest import cut, merge, window
+from tpuflow.lower.emit.nest import Nest, merge, window
 from tpuflow.lower.emit.region import Region
 from tpuflow.lower.emit.site import Kernels, Site
 from tpuflow.lower.graph.graph import Node, Value
+from tpuflow.lower.graph.tiling import Space
 
 
 def emit_sort(site: Site) -> Kernels:
@@ -26,8 +27,7 @@ def emit_sort(site: Site) -> Kernels:
     widest = max(value.dtype.bytes for value in node.results)
     axes = tuple(range(len(merged.sizes)))
 
-    def attempt(budget_bytes: int) -> KernelBuilder:
-        nest = cut(merged.sizes, site.tile_sizes(merged.sizes, widest, budget_bytes, whole=(axis,)))
+    def attempt(nest: Nest) -> KernelBuilder:
         kernel = site.kernel(nest.grid)
         sources = tuple(kernel.tile(value.dtype, nest.axes) for value in node.inputs)
         sorted_ = tuple(kernel.tile(value.dtype, nest.axes) for value in node.results)
@@ -38,7 +38,7 @@ def emit_sort(site: Site) -> Kernels:
             kernel.emit(Store(window(nest, buffer, axes, tile, axes)))
         return kernel
 
-    return site.fit(attempt)
+    return site.fit(attempt, Space(merged.sizes, whole=(axis,)), widest)
 
 
 def _single(site: Site, i: int) -> Site:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tpuflow.chips import Chip
@@ -28,9 +28,10 @@ from tpuflow.lower.emit.repeated import Repeated
 from tpuflow.lower.emit.rows import emit_rows
 from tpuflow.lower.emit.scan import emit_cumulative
 from tpuflow.lower.emit.several import emit_several
-from tpuflow.lower.emit.site import Kernels, Site
+from tpuflow.lower.emit.site import Emitted, Kernels, Site
 from tpuflow.lower.emit.sort import emit_sort
 from tpuflow.lower.graph.graph import Node, TensorType, Value
+from tpuflow.lower.graph.kinds import Kind, for_all
 from tpuflow.lower.graph.ops import PRODUCTS
 from tpuflow.lower.passes.sum_in_product import parted
 
@@ -38,16 +39,26 @@ Scalar = int | float | bool
 
 
 def emit_product(site: Site) -> Kernels:
-    """A product with sums of its results in one kernel if a block of these fits on the chip beside it, else in two."""
+    """A product with sums of its results in one kernel if a block of these fits on the chip beside it, else in two.
+
+    Two tilings that are given say that it is two.
+    """
+    summed = bool(live_reductions(site.region))
     try:
-        return emit_matmul(site)
+        if not summed or len(site.given) < 2:
+            return emit_matmul(site)
     except OutOfMemoryError:
-        if not live_reductions(site.region):
+        if not summed or site.given:
             raise
-        buffer_of = dict(zip(site.node.inputs, site.region.inputs.values(), strict=True))
-        buffer_of |= {v: buffer for v, (_, buffer) in zip(site.node.results, site.region.outputs, strict=True)}
-        parts = [Site(n, Region.of(n, [buffer_of[v] for v in (*n.inputs, *n.results)]), site.chip, site.scope) for n in parted(site.node)]
-        return tuple(kernel for part in parts for kernel in FUSED[part.node.attrs["kind"]](part))
+    return tuple(kernel for part in _apart(site) for kernel in emit_site(part))
+
+
+def _apart(site: Site) -> Iterator[Site]:
+    """A product and the sums of its results, as two."""
+    buffer_of = dict(zip(site.node.inputs, site.region.inputs.values(), strict=True))
+    buffer_of |= {v: buffer for v, (_, buffer) in zip(site.node.results, site.region.outputs, strict=True)}
+    for node in parted(site.node):
+        yield replace(site, node=node, region=Region.of(node, [buffer_of[v] for v in (*node.inputs, *node.results)]))
 
 
 def emit_site(site: Site) -> Kernels:
@@ -56,9 +67,13 @@ def emit_site(site: Site) -> Kernels:
     return template(site)
 
 
-FUSED: Mapping[str, Callable[[Site], Kernels]] = {
-    "map": emit_map, "reduce": emit_reduce, "dot": emit_product, "rows": emit_rows, "several": lambda site: emit_several(site, emit_site),
-}  # fmt: skip
+FUSED: Mapping[Kind, Callable[[Site], Kernels]] = for_all(
+    {
+        Kind.MAP: emit_map, Kind.REDUCE: emit_reduce, Kind.DOT: emit_product, Kind.ROWS: emit_rows,
+        Kind.SEVERAL: lambda site: emit_several(site, emit_site),
+    },
+    __name__,
+)  # fmt: skip
 TEMPLATES: Mapping[str, Callable[[Site], Kernels]] = {
     **dict.fromkeys((*ELEMENTWISE, "full", "iota", "broadcast", "window", "join"), emit_map),
     "constant": lambda site: (),  # its bytes are in the Program's constant section
@@ -91,12 +106,13 @@ def emit_node(
     chip: Chip,
     splat_of: Callable[[Value], Scalar | None] = _unknown,
     repeated: Repeated | None = None,
-) -> Kernels:
+) -> Emitted:
     """The kernels that compute a node's results, in order; none if there is nothing to compute.
 
     `buffer_of` gives the HBM buffer of every operand and result. A result may share its buffer with an operand only where
     `overwritable` says so. `splat_of` gives the number that a value is known to hold everywhere, if it is: padding with a
-    known number takes one kernel instead of two. `repeated` holds what was emitted before: nodes of the same form are emitted once.
+    known number takes one kernel instead of two. `repeated` holds what was emitted before: nodes of the same form are emitted once. Where
+    the node has tilings, its kernels are cut so, and not otherwise.
 
     Raises:
       CompileError: the node has no template, needs tiles of too many axes, or a buffer does not fit its value.
@@ -117,17 +133,20 @@ def emit_node(
         node = replace(node, inputs=node.inputs[:1])  # the number needs no buffer
     used = tuple([checked(value) for value in (*node.inputs, *node.results)])
 
-    def emit() -> Kernels:
-        site = Site(node, Region.of(node, used), chip, node.scope)
-        if fill is not None:
-            return emit_pad_with(site, fill)
-        return emit_site(site)
+    def emit() -> Emitted:
+        site = Site(node, Region.of(node, used), chip, node.scope, given=node.tilings)
+        kernels = emit_site(site) if fill is None else emit_pad_with(site, fill)
+        if len(site.tilings) < len(node.tilings):
+            raise CompileError(
+                f"{where}: the node has {len(node.tilings)} tilings, but becomes {len(site.tilings)} kernels; give one for each."
+            )
+        return Emitted(kernels, tuple(site.tilings))
 
-    return emit() if repeated is None else repeated.kernels(node, used, fill, emit)
+    return emit() if repeated is None else repeated.emitted(node, used, fill, emit)
 
 
 def emit_copy(source: int, target: int, buffers: Sequence[Buffer], chip: Chip, where: str = "") -> Kernels:
     """The kernel that copies one buffer to another of the same type and number of elements."""
     src, dst = (Value(TensorType(buffers[b].dtype, (buffers[b].elems,))) for b in (source, target))
     node = Node("copy", (src,), (dst,), source=where)
-    return emit_node(node, {src: source, dst: target}.__getitem__, buffers, chip)
+    return emit_node(node, {src: source, dst: target}.__getitem__, buffers, chip).kernels

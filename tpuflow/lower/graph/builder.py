@@ -17,6 +17,7 @@ from tpuflow.isa.contraction import Contraction
 from tpuflow.lower.graph.blocking import apart, is_ordered
 from tpuflow.lower.graph.elementwise import of_splats
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
+from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE, OPS, has_effect, infer
 from tpuflow.lower.graph.products import DEFAULT
 from tpuflow.lower.graph.scalars import Scalar, identity, scalar_of
@@ -363,7 +364,7 @@ class Builder:
         """Results of branch number `index` (s32[], clamped)."""
         return self.emit("switch", (index, *operands), regions=branches).results
 
-    def fused(self, kind: str, region: Graph, inputs: Sequence[Value]) -> tuple[Value, ...]:
+    def fused(self, kind: Kind, region: Graph, inputs: Sequence[Value]) -> tuple[Value, ...]:
         """Results of a region that will be one kernel."""
         return self.emit("fused", inputs, {"kind": kind}, regions=(region,)).results
 

@@ -36,7 +36,7 @@ def _graph(graph: Graph, numbers: dict[Value, int]) -> Iterator[str]:
 def _node(node: Node, numbers: dict[Value, int]) -> Iterator[str]:
     operands = [numbers[value] for value in node.inputs]
     attrs = "".join(f"{name}={_data(value)} " for name, value in sorted(node.attrs.items()))
-    yield f"{node.op} {attrs}{operands} {len(node.regions)} {node.source!r} {node.scope!r}"
+    yield f"{node.op} {attrs}{operands} {len(node.regions)} {node.source!r} {node.scope!r} {list(map(str, node.tilings))}"
     for region in node.regions:
         yield from _graph(region, numbers)
     yield _declared(node.results, numbers)

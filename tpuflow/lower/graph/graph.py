@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tpuflow.dtypes import DType
+from tpuflow.lower.graph.tiling import Tiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
 class Node:
     """One operation. `attrs` holds plain hashable data (ints, tuples, strings, NumPy arrays for `constant`); `regions` nested graphs.
 
-    `source` is the user's line ("model.py:12 (__call__)") and `scope` the Flax module path, when known.
+    `source` is the user's line ("model.py:12 (__call__)") and `scope` the Flax module path, when known. `tilings`: how the kernels that it
+    becomes are cut, in order, where that is settled already.
     """
 
     op: str
@@ -64,6 +66,7 @@ class Node:
     regions: tuple[Graph, ...] = ()
     source: str = ""
     scope: str = ""
+    tilings: tuple[Tiling, ...] = ()
 
     @property
     def result(self) -> Value:

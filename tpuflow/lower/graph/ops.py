@@ -13,10 +13,10 @@ from tpuflow.errors import GraphError
 from tpuflow.isa.collectives import KINDS, REDUCERS
 from tpuflow.isa.elementwise import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY
 from tpuflow.lower.graph.graph import Graph, TensorType
+from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.products import PRECISIONS, conv_problem
 from tpuflow.lower.graph.view import problem
 
-FUSED_KINDS = ("map", "reduce", "dot", "rows", "several")
 JOINED = ("slice", "concatenate", "transpose", "reverse")
 """Beside maps and reductions, what may be one of several that run together."""
 PRODUCTS = ("dot", "conv")
@@ -375,7 +375,7 @@ def _switch(call: Call) -> Types:
 
 def _fused(call: Call) -> Types:
     (region,) = call.regions
-    call.require(call.attrs["kind"] in FUSED_KINDS, f"kind is one of {FUSED_KINDS}")
+    call.require(isinstance(call.attrs["kind"], Kind), f"kind is one of {', '.join(Kind)}")
     _signature(call, region, call.inputs, _types(region.outputs))
     return _types(region.outputs)
 

@@ -15,6 +15,8 @@ from tpuflow.isa.bounds import Bound
 from tpuflow.isa.contraction import Contraction, SlidingAxis
 from tpuflow.isa.cursor import WORD, Cursor
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
+from tpuflow.lower.graph.kinds import Kind
+from tpuflow.lower.graph.tiling import TiledAxis, Tiling
 from tpuflow.lower.graph.verify import verify
 from tpuflow.lower.graph.view import ViewAxis
 
@@ -107,7 +109,8 @@ class _Reader:
             results = tuple(v for v, _ in cursor.items(lambda: self.declared(cursor)))
             cursor.expect("=")
         op = cursor.match(WORD, "an operation")
-        attrs = dict(cursor.items(lambda: self.attribute(cursor, results), "{", "}")) if cursor.text.startswith("{", cursor.at) else {}
+        attrs = dict(cursor.items(lambda: self.attribute(cursor, op, results), "{", "}")) if cursor.text.startswith("{", cursor.at) else {}
+        tilings = cursor.items(lambda: _tiling(cursor), "(", ")") if cursor.accept_word("tiled") else ()
         inputs = cursor.items(lambda: self.value(cursor)) if cursor.text.startswith("%", cursor.place()) else ()
         regions: list[Graph] = []
         if cursor.accept("{"):
@@ -115,7 +118,7 @@ class _Reader:
                 regions.append(self.graph("region"))
             self.close()
         _end(cursor)
-        return Node(op, inputs, results, MappingProxyType(attrs), tuple(regions), source, scope)
+        return Node(op, inputs, results, MappingProxyType(attrs), tuple(regions), source, scope, tilings)
 
     def declared(self, cursor: Cursor) -> tuple[Value, str]:
         """%3 'name': f32[2,4], a value seen for the first time."""
@@ -136,12 +139,14 @@ class _Reader:
 
     # --- attributes
 
-    def attribute(self, cursor: Cursor, results: tuple[Value, ...]) -> tuple[str, Any]:
+    def attribute(self, cursor: Cursor, op: str, results: tuple[Value, ...]) -> tuple[str, Any]:
         """name=value, read as the attribute's name says."""
         name = cursor.match(WORD, "an attribute")
         cursor.expect("=")
         if name == "data":
             return name, self.array(cursor, results[0].type)
+        if op == "fused":
+            return name, _kind(cursor)
         return name, _READ.get(name, _plain)(cursor)
 
     def array(self, cursor: Cursor, wanted: TensorType) -> np.ndarray:
@@ -179,6 +184,13 @@ def _plain(cursor: Cursor) -> Any:
         return cursor.items(lambda: _plain(cursor), "(", ")")
     word = WORD.match(cursor.text, at)
     return cursor.match(WORD, "a word") if word and word[0] not in ("True", "False", "inf", "nan") else _number(cursor)
+
+
+def _kind(cursor: Cursor) -> Kind:
+    """The kind of a kernel."""
+    start = cursor.place()
+    word = cursor.match(WORD, "a kind of kernel")
+    return Kind(word) if word in tuple(Kind) else cursor.fail(f"one of {', '.join(Kind)}", start)
 
 
 def _labels(cursor: Cursor) -> tuple[int, ...]:
@@ -228,6 +240,18 @@ def _view_axis(cursor: Cursor) -> ViewAxis:
     cursor.accept("+")
     origin = cursor.integer()
     return ViewAxis(extent, pitch, axis, origin, step, cursor.integer() if cursor.accept("/") else 1)
+
+
+def _tiling(cursor: Cursor) -> Tiling:
+    """[128 of 1024, 64, 512 of 4096 sequential] parts 2."""
+    axes = cursor.items(lambda: _tiled_axis(cursor), "[", "]")
+    return Tiling(axes, cursor.integer() if cursor.accept_word("parts") else 1)
+
+
+def _tiled_axis(cursor: Cursor) -> TiledAxis:
+    tile = cursor.integer()
+    size = cursor.integer() if cursor.accept_word("of") else tile
+    return TiledAxis(size, tile, cursor.accept_word("sequential"))
 
 
 def _after(cursor: Cursor, literal: str) -> int:

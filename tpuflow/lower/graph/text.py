@@ -68,7 +68,8 @@ def _head(node: Node, names: _Names) -> str:
     results = ", ".join(_declared(v, names) for v in node.results)
     attrs = ", ".join(f"{k}={_attr(v)}" for k, v in sorted(node.attrs.items()))
     call = f"{node.op}{{{attrs}}}" if attrs else node.op
-    return " ".join(filter(None, (results and f"{results} =", call, operands)))
+    tiled = f"tiled({', '.join(map(str, node.tilings))})" if node.tilings else ""
+    return " ".join(filter(None, (results and f"{results} =", call, tiled, operands)))
 
 
 def _attr(value: Any) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from tpuflow.errors import GraphError
 from tpuflow.lower.graph.blocking import depth_block
 from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.kinds import Kind, for_all
 from tpuflow.lower.graph.ops import ELEMENTWISE, JOINED, PRODUCTS, infer
 from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.graph.rows import rows_of
@@ -159,7 +160,7 @@ def _verify_sums(node: Node, dot: Node, reductions: Sequence[Node]) -> None:
 
 def _verify_several(node: Node) -> None:
     (region,) = node.regions
-    kernels = all(n.op in JOINED or (n.op == "fused" and n.attrs["kind"] in ("map", "reduce", "rows")) for n in region.nodes)
+    kernels = all(n.op in JOINED or (n.op == "fused" and n.attrs["kind"] in (Kind.MAP, Kind.REDUCE, Kind.ROWS)) for n in region.nodes)
     _require(kernels, node, f"what runs together with others is a map, a reduction, work on rows, or one of {', '.join(JOINED)}")
     apart = all(v in region.inputs for n in region.nodes for v in n.inputs)
     _require(apart, node, "kernels that run together read region inputs only, nothing of one another")
@@ -212,6 +213,9 @@ def _making(region: Graph, values: Iterable[Value]) -> list[Node]:
     return found[::-1]
 
 
-_FUSED: dict[str, Callable[[Node], None]] = {
-    "map": _verify_map, "reduce": _verify_reduce, "dot": _verify_dot, "rows": _verify_rows, "several": _verify_several,
-}  # fmt: skip
+_FUSED: Mapping[Kind, Callable[[Node], None]] = for_all(
+    {
+        Kind.MAP: _verify_map, Kind.REDUCE: _verify_reduce, Kind.DOT: _verify_dot, Kind.ROWS: _verify_rows, Kind.SEVERAL: _verify_several,
+    },
+    __name__,
+)  # fmt: skip

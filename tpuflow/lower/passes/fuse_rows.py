@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from tpuflow.chips import CHIPS, Chip
 from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.kernel_cost import MAX_NODES, row_bytes
@@ -49,7 +50,7 @@ class FuseRows(Pass):
 
 def _go_together(maker: Node, node: Node, chip: Chip) -> bool:
     """Whether a kernel goes on with the rows of one that reduces them, or with their reductions."""
-    if not (is_kernel(maker, "reduce", "rows") and is_kernel(node, "map", "reduce")):
+    if not (is_kernel(maker, Kind.REDUCE, Kind.ROWS) and is_kernel(node, Kind.MAP, Kind.REDUCE)):
         return False
     first = next(n for n in maker.regions[0].nodes if n.op == "reduce")
     shape, axes = first.inputs[0].shape, first.attrs["axes"]
@@ -92,5 +93,5 @@ def _joined(maker: Node, node: Node, readers: Counter[Value]) -> Node:
     made |= dict(zip(node.results, builder.take_region(node, made), strict=True))
     readers.subtract(v for v in set(node.inputs) if v in maker.results)
     stored = {v: own for v, own in made.items() if readers[v] > 0}
-    like = replace(node, attrs=MappingProxyType({**node.attrs, "kind": "rows"}))
+    like = replace(node, attrs=MappingProxyType({**node.attrs, "kind": Kind.ROWS}))
     return builder.fused(like, list(stored.values()), list(stored))

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
 from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.passes.analysis import CONTROL, effectful
 
@@ -17,16 +18,18 @@ STRETCHED = frozenset(("broadcast", "window"))  # an operand in memory, seen in 
 INLINED = STRETCHED | {"full", "iota"}  # made anew in every kernel that needs them
 MAX_NODES = 256
 MAX_INPUTS = 24
+FIRST = (Kind.MAP, Kind.REDUCE, Kind.DOT)
+"""The kinds that single nodes open: the others are made of these."""
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Nodes that will be one kernel ("map", "reduce", "dot") or one node that stays as it is ("opaque").
+    """Nodes that will be one kernel, or (of no kind) one node that stays as it is.
 
     `shape` is that of everything the group can give to others.
     """
 
-    kind: str
+    kind: Kind | None
     shape: tuple[int, ...]
     level: int
     nodes: list[Node] = field(default_factory=list)
@@ -88,7 +91,7 @@ class Grouping:
         if node.op in ELEMENTWISE:
             self._join(node, self._elementwise_group(node, node.result.shape))
         elif node.op == "join":
-            self._join(node, self._elementwise_group(node, node.inputs[0].shape, kinds=("map",)))
+            self._join(node, self._elementwise_group(node, node.inputs[0].shape, kinds=(Kind.MAP,)))
         elif node.op == "reduce":
             self._join(node, self._reduce_group(node))
         else:
@@ -99,7 +102,7 @@ class Grouping:
         value = node.inputs[i]
         maker = self.maker.get(value)
         if node.op == "pad" and i == 1 and maker is not None and maker.op == "full":
-            return self._copy(maker, self._new("opaque", (), 1))
+            return self._copy(maker, self._new(None, (), 1))
         return self._store(value, fresh=node.op in CONTROL)
 
     def _know(self, node: Node, position: int) -> None:
@@ -113,9 +116,9 @@ class Grouping:
         if effectful(node):
             level = self._last_effect = max(level, self._last_effect + 1)
         shape = node.results[0].shape if node.results else ()
-        return self._new("dot" if node.op in PRODUCTS else "opaque", shape, level)
+        return self._new(Kind.DOT if node.op in PRODUCTS else None, shape, level)
 
-    def _new(self, kind: str, shape: tuple[int, ...], level: int) -> Group:
+    def _new(self, kind: Kind | None, shape: tuple[int, ...], level: int) -> Group:
         self.groups.append(Group(kind, shape, level))
         return self.groups[-1]
 
@@ -141,7 +144,7 @@ class Grouping:
             return self.stored[value]
         need = max((self.level(v) for v in node.inputs), default=0)
         splat = not value.shape and node.op == "full"
-        copy = self._copy(node, self._splat_group() if splat else self._new("map", value.shape, need + 1))
+        copy = self._copy(node, self._splat_group() if splat else self._new(Kind.MAP, value.shape, need + 1))
         return copy if fresh else self.stored.setdefault(value, copy)
 
     def _copy(self, node: Node, group: Group) -> Value:
@@ -153,10 +156,10 @@ class Grouping:
 
     # --- which group ------------------------------------------------------------------------------------------------
 
-    def _elementwise_group(self, node: Node, shape: tuple[int, ...], kinds: Collection[str] = ("map", "reduce", "dot")) -> Group:
+    def _elementwise_group(self, node: Node, shape: tuple[int, ...], kinds: Collection[Kind] = FIRST) -> Group:
         """The group of the operand made last if the node can follow it there; else one that reads the same; else a new one."""
         makers = {g: None for v in node.inputs if (g := self._direct_group(v, shape)) is not None and g.kind in kinds}
-        if not shape and len(makers) > 1 and any(g.kind != "map" for g in makers):
+        if not shape and len(makers) > 1 and any(g.kind is not Kind.MAP for g in makers):
             makers = {}  # an epilogue would make one kernel wait for the other, and neither could be merged with its like
         for group in sorted(makers, key=lambda g: -g.level):
             if self._can_follow(node, group):
@@ -164,11 +167,11 @@ class Grouping:
         need = max((self.level(v) for v in node.inputs), default=0)
         if not shape:
             return self._scalar_group(need)
-        return self._sibling(node, shape, need) or self._new("map", shape, need + 1)
+        return self._sibling(node, shape, need) or self._new(Kind.MAP, shape, need + 1)
 
     def _direct_group(self, value: Value, shape: tuple[int, ...]) -> Group | None:
         group = self.group(value)
-        fits = group is not None and group.kind != "opaque" and group.shape == shape and not group.full
+        fits = group is not None and group.kind is not None and group.shape == shape and not group.full
         return group if fits and not self._from_memory(value, group) else None
 
     def _from_memory(self, value: Value, group: Group | None) -> bool:
@@ -192,7 +195,7 @@ class Grouping:
         """Merge a map of the same level and shape, which neither reads the group nor is read by it."""
         direct = any(self.group(v) is other for v in node.inputs) and other.shape == group.shape
         apart = any(self._from_memory(v, other) for v in node.inputs)
-        if other.kind != "map" or other.level != group.level or not direct or apart:
+        if other.kind is not Kind.MAP or other.level != group.level or not direct or apart:
             return False
         if len(group.nodes) + len(other.nodes) > MAX_NODES or (group.shape and len(group.reads) + len(other.reads) > MAX_INPUTS):
             return False
@@ -207,7 +210,7 @@ class Grouping:
                 maker.consumers.pop(other, None)
                 maker.consumers[group] = None
         self.groups.remove(other)
-        other.kind = "merged"
+        other.kind = None
         return True
 
     def _raise(self, group: Group, level: int) -> bool:
@@ -219,15 +222,15 @@ class Grouping:
 
     def _scalar_group(self, need: int) -> Group:
         """The lowest scalar kernel above `need`: 0-d work anywhere at one level is one kernel."""
-        found = [g for g in self._scalars if g.kind == "map" and g.level > need and not g.full]
+        found = [g for g in self._scalars if g.kind is Kind.MAP and g.level > need and not g.full]
         if not found:
-            self._scalars.append(self._new("map", (), need + 1))
+            self._scalars.append(self._new(Kind.MAP, (), need + 1))
         return min(found or self._scalars[-1:], key=lambda g: g.level)
 
     def _splat_group(self) -> Group:
         """All stored 0-d splats are one kernel, apart from computed scalars: it can leave loops, what it makes can be updated in place."""
         if self._splats is None or self._splats.full:
-            self._splats = self._new("map", (), 1)
+            self._splats = self._new(Kind.MAP, (), 1)
         return self._splats
 
     def _sibling(self, node: Node, shape: tuple[int, ...], need: int) -> Group | None:
@@ -236,7 +239,7 @@ class Grouping:
             if value.shape != shape or self.source(value) is not value:
                 continue
             for group in self._readers.get(value, ()):
-                if group.kind == "map" and group.shape == shape and group.level > need and not group.full:
+                if group.kind is Kind.MAP and group.shape == shape and group.level > need and not group.full:
                     return group
         return None
 
@@ -249,10 +252,10 @@ class Grouping:
             alike = first.attrs["axes"] == axes and first.inputs[0].shape == value.shape
             if alike and group.level > need and not group.full:
                 return group
-        return self._new("reduce", node.result.shape, need + 1)
+        return self._new(Kind.REDUCE, node.result.shape, need + 1)
 
     def _reduce_candidates(self, value: Value) -> Iterator[Group]:
         made = self.group(value)
-        sources = [value] if made is None or made.kind == "opaque" else [value, *(v for n in made.nodes for v in n.results)]
+        sources = [value] if made is None or made.kind is None else [value, *(v for n in made.nodes for v in n.results)]
         for source in sources:
-            yield from (g for g in self._readers.get(source, ()) if g.kind == "reduce" and any(n.op == "reduce" for n in g.nodes))
+            yield from (g for g in self._readers.get(source, ()) if g.kind is Kind.REDUCE and any(n.op == "reduce" for n in g.nodes))

@@ -17,6 +17,7 @@ from tpuflow.lower.emit.rows import emit_rows
 from tpuflow.lower.emit.site import Site
 from tpuflow.lower.graph.blocking import depth_block
 from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.graph.rows import rows_in
@@ -132,7 +133,7 @@ class _Joining:
             made |= dict(zip(self._node(at).results, builder.take_region(self._node(at), made), strict=True))
         stored = [v for v in results if v in self.outputs or not inside.issuperset(self.readers.get(v, ()))]
         like = next((node for at in members if is_rows(node := self._node(at))), self._node(members[-1]))
-        like = replace(like, attrs=MappingProxyType({**like.attrs, "kind": "rows"}))
+        like = replace(like, attrs=MappingProxyType({**like.attrs, "kind": Kind.ROWS}))
         one = builder.fused(like, [made[v] for v in stored], stored)
         return (place, one) if _is_possible(one, self.chip) and self._fits(one) else None
 
@@ -243,7 +244,7 @@ class _Again:
 
 def is_rows(node: Node | None) -> bool:
     """Whether a node is a kernel over rows."""
-    return node is not None and is_kernel(node, "rows")
+    return node is not None and is_kernel(node, Kind.ROWS)
 
 
 def _are_alike(one: Node, other: Node) -> bool:
@@ -263,7 +264,7 @@ def row_shape(rows: Node) -> tuple[int, ...]:
 
 def _belongs(other: Node, rows: Node, *, before: bool) -> bool:
     """Whether a product makes rows (`before`), or takes rows: each whole, or all numbers at one place of them."""
-    if not is_kernel(other, "dot"):
+    if not is_kernel(other, Kind.DOT):
         return False
     if not before:
         return any(_takes_rows(other, v) for v in rows.results if v.shape == row_shape(rows))
@@ -292,7 +293,7 @@ def _takes_rows(product: Node, value: Value, *, over: bool = False) -> bool:
 
 def _plain_product(node: Node) -> Node | None:
     """The product of a kernel that rows may join: a dot with more than one row, column and term, and no sums of its results."""
-    (region,) = node.regions if is_kernel(node, "dot") else (None,)
+    (region,) = node.regions if is_kernel(node, Kind.DOT) else (None,)
     dot = next((n for n in region.nodes if n.op == "dot"), None) if region is not None else None
     if region is None or dot is None or any(n.op == "reduce" for n in region.nodes) or not _is_of_neighbours(dot):
         return None

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from tpuflow.dtypes import DType
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
+from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import JOINED
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.merge_kernels import Memory, common_scope
@@ -165,7 +166,7 @@ def _kind_of(value: Value) -> tuple[DType, int]:
 
 def _is_small(node: Node) -> bool:
     """Whether a node is a map, a reduction, work on rows or a move of small arrays only, and of one at least."""
-    if not (node.op in JOINED or is_kernel(node, "map", "reduce", "rows")) or not node.inputs or _in_pieces(node):
+    if not (node.op in JOINED or is_kernel(node, Kind.MAP, Kind.REDUCE, Kind.ROWS)) or not node.inputs or _in_pieces(node):
         return False
     return all(0 < bytes_of(v.type) <= SMALL_BYTES for v in _values(node))
 
@@ -199,5 +200,5 @@ def _one(members: Sequence[Node]) -> Node:
     inputs = tuple(dict.fromkeys(v for node in members for v in node.inputs))
     results = tuple(v for node in members for v in node.results)
     region = Graph("several", tuple(inner[v] for v in inputs), tuple(nodes), tuple(inner[v] for v in results))
-    kind = MappingProxyType({"kind": "several"})
+    kind = MappingProxyType({"kind": Kind.SEVERAL})
     return Node("fused", inputs, results, kind, (region,), members[0].source, common_scope(members))

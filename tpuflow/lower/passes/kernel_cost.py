@@ -12,6 +12,7 @@ from tpuflow.dtypes import PRED
 from tpuflow.isa.elementwise import OPERATIONS
 from tpuflow.lower.graph.blocking import ceil_div, depth_block
 from tpuflow.lower.graph.graph import Node, Value
+from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.graph.rows import Rows, rows_in
@@ -25,13 +26,13 @@ LEAST_ROWS = 8  # of a tile beside products: the sublanes of most chips
 
 def takes(reader: Node, value: Value) -> bool:
     """Whether a kernel only uses an operand element by element, so that it could compute it as well as read it."""
-    if not is_kernel(reader, "map", "reduce", "dot", "rows"):
+    if not is_kernel(reader, Kind.MAP, Kind.REDUCE, Kind.DOT, Kind.ROWS):
         return False
     (region,) = reader.regions
     own = {o for o, outer in zip(region.inputs, reader.inputs, strict=True) if outer is value}
     users = [n for n in region.nodes if not own.isdisjoint(n.inputs)]
     multiplied = {v for n in region.nodes if n.op in PRODUCTS for v in n.inputs}
-    plain = (*ELEMENTWISE, "reduce") if is_kernel(reader, "reduce", "rows") else tuple(ELEMENTWISE)
+    plain = (*ELEMENTWISE, "reduce") if is_kernel(reader, Kind.REDUCE, Kind.ROWS) else tuple(ELEMENTWISE)
     return own.isdisjoint(region.outputs) and all(n.op in plain and multiplied.isdisjoint(n.results) for n in users)
 
 
@@ -115,7 +116,7 @@ def busy_seconds(node: Node, chip: Chip) -> float:
     Rows of one batch are one core's.
     """
     (region,) = node.regions
-    products, by_rows = [n for n in region.nodes if n.op in PRODUCTS], is_kernel(node, "rows")
+    products, by_rows = [n for n in region.nodes if n.op in PRODUCTS], is_kernel(node, Kind.ROWS)
     times = {o: max(1, _times(None if by_rows else next(iter(products), None), o)) for o in region.inputs}
     moved = sum(times[o] * bytes_of(o.type) for o in region.inputs) + sum(bytes_of(v.type) for v in node.results)
     move, work = moved / (chip.core_bandwidth(chip.cores) * chip.cores), sum(_vector_seconds(n, chip) for n in region.nodes)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, fits_on_chip, is_kernel
 
@@ -146,15 +147,15 @@ class _Merging:
 
 def _space(node: Node) -> Any:
     """What two kernels must share to run as one; None for what stays alone."""
-    if not is_kernel(node, "map", "reduce"):
+    if not is_kernel(node, Kind.MAP, Kind.REDUCE):
         return None
     (region,) = node.regions
     if any(n.op == "join" for n in region.nodes) or not region.inputs:
         return None
-    if is_kernel(node, "map"):
-        return ("map", region.outputs[0].shape) if region.outputs[0].shape else None
+    if is_kernel(node, Kind.MAP):
+        return (Kind.MAP, region.outputs[0].shape) if region.outputs[0].shape else None
     reduction = next(n for n in region.nodes if n.op == "reduce")
-    return "reduce", reduction.inputs[0].shape, reduction.attrs["axes"]
+    return Kind.REDUCE, reduction.inputs[0].shape, reduction.attrs["axes"]
 
 
 def _one(members: Sequence[Node]) -> Node:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from tpuflow.isa.elementwise import OPERATIONS, TRANSCENDENTAL
 from tpuflow.lower.graph.blocking import ceil_div
 from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.passes.grouping import STRETCHED, Group, Grouping
@@ -71,20 +72,20 @@ class Outline:
         first = {group: min(position[n] for n in group.nodes) for group in self.grouping.groups}
         ranked: list[tuple[int, Node]] = []
         for group in sorted(first, key=lambda g: (-g.level, -first[g])):
-            node = group.nodes[0] if group.kind == "opaque" else self._fused(group)
+            node = group.nodes[0] if group.kind is None else self._fused(group, group.kind)
             if node is not None:
                 self.wanted.update(node.inputs)
                 ranked.append((first[group], node))
         return in_order(node for _, node in sorted(ranked, key=lambda entry: entry[0]))
 
-    def _fused(self, group: Group) -> Node | None:
+    def _fused(self, group: Group, kind: Kind) -> Node | None:
         results = [v for n in self._sorted(group.nodes) for v in n.results if v in self.wanted]
         if not results:
             return None
         inner = self._sorted(self._collect(group, results))
-        main = _main(group.kind, inner)
-        region, inputs = _region(group.kind, inner, results)
-        return Node("fused", inputs, tuple(results), MappingProxyType({"kind": group.kind}), (region,), main.source, main.scope)
+        main = _main(kind, inner)
+        region, inputs = _region(kind, inner, results)
+        return Node("fused", inputs, tuple(results), MappingProxyType({"kind": kind}), (region,), main.source, main.scope)
 
     def _sorted(self, nodes: Iterable[Node]) -> list[Node]:
         return sorted(nodes, key=self.grouping.position.__getitem__)
@@ -120,7 +121,7 @@ class Outline:
             return True
         if maker.op == "convert" and self._worth_converting(maker):
             return True
-        return user.op not in PRODUCTS and made_in.kind == "map" and self._repeats(group, maker, made_in, repeats)
+        return user.op not in PRODUCTS and made_in.kind is Kind.MAP and self._repeats(group, maker, made_in, repeats)
 
     def _repeats(self, group: Group, maker: Node, made_in: Group, repeats: _Repeats) -> bool:
         """Whether to compute a value of a map again: if nobody else wants it, or if it is cheap for all who want it."""
@@ -147,7 +148,7 @@ class Outline:
         if node.op in PRODUCTS:
             maker = self.grouping.maker[value]
             return not (maker.op == "convert" and self._worth_converting(maker))
-        return node.op in STRETCHED or self.grouping.group_of[node].kind == "opaque"
+        return node.op in STRETCHED or self.grouping.group_of[node].kind is None
 
     def _worth_converting(self, convert: Node) -> bool:
         """Reading the operand of a convert instead costs no more memory traffic: it is narrower, or is stored anyway and not read often."""
@@ -155,7 +156,7 @@ class Outline:
         if self.grouping.source(operand) is not operand:
             return False
         made_in = self.grouping.group(operand)
-        stored = made_in is None or made_in.kind == "opaque" or operand in self.wanted
+        stored = made_in is None or made_in.kind is None or operand in self.wanted
         return operand.dtype.bytes < convert.result.dtype.bytes or (stored and not self._worth_storing(convert))
 
     def _worth_storing(self, convert: Node) -> bool:
@@ -184,14 +185,14 @@ class Outline:
         return inside and all(self.grouping.group_of.get(user) is group for user in self.users[value])
 
 
-def _main(kind: str, nodes: list[Node]) -> Node:
+def _main(kind: Kind, nodes: list[Node]) -> Node:
     """The node whose layer and source line a fused node bears: its product or reduction, else the last in a layer that does work."""
-    steps = PRODUCTS if kind == "dot" else (kind,)
+    steps = PRODUCTS if kind is Kind.DOT else (kind.value,)
     working = [n for n in nodes if n.op in steps] or [n for n in reversed(nodes) if n.op not in PASSING]
     return next((n for n in working if n.scope), working[0]) if working else nodes[-1]
 
 
-def _region(kind: str, nodes: list[Node], results: list[Value]) -> tuple[Graph, tuple[Value, ...]]:
+def _region(kind: Kind, nodes: list[Node], results: list[Value]) -> tuple[Graph, tuple[Value, ...]]:
     """The nodes as a region with values of its own, and the values it takes from outside."""
     inner: dict[Value, Value] = {}
     inputs: dict[Value, Value] = {}
@@ -207,5 +208,5 @@ def _region(kind: str, nodes: list[Node], results: list[Value]) -> tuple[Graph, 
         made = tuple(Value(v.type, v.name) for v in node.results)
         inner.update(zip(node.results, made, strict=True))
         body.append(replace(node, inputs=operands, results=made))
-    region = Graph(kind, tuple(inputs.values()), tuple(body), tuple(inner[v] for v in results))
+    region = Graph(kind.value, tuple(inputs.values()), tuple(body), tuple(inner[v] for v in results))
     return region, tuple(inputs)

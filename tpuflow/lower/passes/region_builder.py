@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
+from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.passes.analysis import live_nodes, node_key
 
 LARGE_TILE_BYTES = 16 * 1024
@@ -23,7 +24,7 @@ def fits_on_chip(types: Iterable[TensorType]) -> bool:
     return sum(2 * min(bytes_of(t), LARGE_TILE_BYTES) for t in types) <= TILES_BYTES
 
 
-def is_kernel(node: Node, *kinds: str) -> bool:
+def is_kernel(node: Node, *kinds: Kind) -> bool:
     """Whether a node is fused and of one of the kinds."""
     return node.op == "fused" and node.attrs["kind"] in kinds
 
@@ -65,5 +66,5 @@ class RegionBuilder:
         nodes = live_nodes(self.nodes, outputs)
         used = {v for n in nodes for v in n.inputs}.union(outputs)
         inputs = {outer: own for outer, own in self.inputs.items() if own in used}
-        region = Graph(like.attrs["kind"], tuple(inputs.values()), nodes, tuple(outputs))
+        region = Graph(like.attrs["kind"].value, tuple(inputs.values()), nodes, tuple(outputs))
         return replace(like, inputs=tuple(inputs), results=tuple(results), regions=(region,))

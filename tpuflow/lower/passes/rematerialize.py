@@ -11,6 +11,7 @@ import numpy as np
 
 from tpuflow.chips import CHIPS, Chip
 from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.passes.analysis import effectful
 from tpuflow.lower.passes.base import Pass
@@ -25,7 +26,7 @@ ALONE = -1  # in place of a position: a kernel of its own
 HELD_MOVES = 2.0  # moves of a byte that it is worth to hold it no longer: storing and loading it once more
 FILLED_SHARE = 0.95  # of the chip's memory: the rest is for gaps between arrays
 STRETCHED = ("broadcast", "window")  # what enters a kernel from memory, in another shape
-_STEPS = {"dot": PRODUCTS, "reduce": ("reduce",), "rows": ("reduce",)}
+_STEPS = {Kind.DOT: PRODUCTS, Kind.REDUCE: ("reduce",), Kind.ROWS: ("reduce",)}
 GENERIC = CHIPS["generic"]
 
 
@@ -171,7 +172,7 @@ class _Again:
         """How to compute a value again, if there is a way without a product or a reduction."""
         at = held.made_at[value]
         node = held.nodes[at]
-        if not is_kernel(node, "map", "reduce", "dot", "rows") or value in held.outputs:
+        if not is_kernel(node, Kind.MAP, Kind.REDUCE, Kind.DOT, Kind.ROWS) or value in held.outputs:
             return None
         (region,) = node.regions
         if len({*region.outputs}) < len(region.outputs):
@@ -253,7 +254,7 @@ class _Again:
         env = {leaf: builder.operand(self.outer[leaf]) for leaf in self.cone.leaves}
         builder.take(self.cone.nodes, env)
         own = next(o for o, v in self.outer.items() if v is self.value)
-        like = replace(self.held.nodes[self.at], attrs=MappingProxyType({"kind": "map"}))
+        like = replace(self.held.nodes[self.at], attrs=MappingProxyType({"kind": Kind.MAP}))
         return builder.fused(like, [env[own]], [Value(self.value.type, self.value.name)])
 
     def _computing(self, node: Node, *, stores: bool) -> Node:
@@ -303,7 +304,7 @@ def _narrows_product(node: Node, made: dict[Value, Node]) -> bool:
 
 def _has_space_of(node: Node, value: Value) -> bool:
     """Whether a kernel could compute and store an array of this shape beside what it does."""
-    if not is_kernel(node, "map", "dot", "rows"):
+    if not is_kernel(node, Kind.MAP, Kind.DOT, Kind.ROWS):
         return False
     (region,) = node.regions
     if any(n.op == "join" for n in region.nodes):
@@ -324,7 +325,7 @@ def _still_is(node: Node) -> bool:
 def _is_possible(node: Node, chip: Chip) -> bool:
     """Whether tiles of all that a kernel moves find room on the chip."""
     (region,) = node.regions
-    rows = row_bytes([node], chip) <= chip.vmem_bytes if is_kernel(node, "rows") else True
+    rows = row_bytes([node], chip) <= chip.vmem_bytes if is_kernel(node, Kind.ROWS) else True
     return rows and len(region.nodes) <= MAX_NODES and fits_on_chip(v.type for v in (*node.inputs, *node.results))
 
 

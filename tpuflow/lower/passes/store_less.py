@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.kernel_cost import takes
@@ -70,7 +71,7 @@ class _Moving:
     def moved(self) -> list[Node]:
         """The nodes after all that pays."""
         for at in reversed(range(len(self.nodes))):
-            while is_kernel(self.nodes[at], "map", "reduce", "dot") and (plan := _Maker(self, at).plan()) is not None:
+            while is_kernel(self.nodes[at], Kind.MAP, Kind.REDUCE, Kind.DOT) and (plan := _Maker(self, at).plan()) is not None:
                 self._carry_out(at, plan)
         return [n for n in self.nodes if n.results or n.op != "fused"]
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from tpuflow.lower.graph.blocking import WHOLE_DEPTH
 from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.passes.analysis import depending
@@ -34,11 +35,11 @@ class SumInProduct(Pass):
         nodes: list[Node | None] = [self.map_regions(node) for node in graph.nodes]
         made = {v: i for i, node in enumerate(nodes) if node is not None for v in node.results}
         for at, reduction in enumerate(nodes):
-            if reduction is None or not is_kernel(reduction, "reduce"):
+            if reduction is None or not is_kernel(reduction, Kind.REDUCE):
                 continue
             last = max((made.get(v, -1) for v in reduction.inputs), default=-1)
             product = nodes[last] if last >= 0 else None
-            if product is not None and is_kernel(product, "dot") and _takes_in(product, reduction, self.worth_bytes):
+            if product is not None and is_kernel(product, Kind.DOT) and _takes_in(product, reduction, self.worth_bytes):
                 nodes[last], nodes[at] = _joined(product, reduction), None
                 made.update(dict.fromkeys(reduction.results, last))
         return replace(graph, nodes=tuple(node for node in nodes if node is not None))
@@ -87,13 +88,13 @@ def parted(node: Node) -> tuple[Node, Node]:
     outer = dict(zip(region.outputs, node.results, strict=True))
     made, sums = [v for v in region.outputs if v not in after], [v for v in region.outputs if v in after]
     operands = dict(zip(region.inputs, node.inputs, strict=True))
-    product = _part(node, "dot", region.nodes, operands, {v: outer[v] for v in made})
+    product = _part(node, Kind.DOT, region.nodes, operands, {v: outer[v] for v in made})
     rest = [n for n in region.nodes if not set(made).intersection(n.results)]
-    reduction = _part(node, "reduce", rest, operands | {v: outer[v] for v in made}, {v: outer[v] for v in sums})
+    reduction = _part(node, Kind.REDUCE, rest, operands | {v: outer[v] for v in made}, {v: outer[v] for v in sums})
     return product, reduction
 
 
-def _part(node: Node, kind: str, nodes: Iterable[Node], operands: Mapping[Value, Value], results: Mapping[Value, Value]) -> Node:
+def _part(node: Node, kind: Kind, nodes: Iterable[Node], operands: Mapping[Value, Value], results: Mapping[Value, Value]) -> Node:
     """The fused node of some nodes of a region; `operands` and `results` map values of the region to outer ones."""
     builder = RegionBuilder()
     env = {own: builder.operand(value) for own, value in operands.items()}
