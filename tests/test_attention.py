@@ -154,7 +154,7 @@ def test_what_a_product_makes_beside_its_result_keeps_it_apart() -> None:
 
 @pytest.mark.parametrize("width", [24, 344])
 def test_a_gate_and_what_it_lets_through_are_products_of_two_kernels(width: int) -> None:
-    """Llama's feedforward layer behind its norm: what one product gives meets what the other does, which is neither rows nor made of one."""
+    """Llama's feedforward layer behind its norm: what one product gives meets what the other does: neither rows nor made of one."""
 
     def layer(gate: jax.Array, up: jax.Array, scale: jax.Array, x: jax.Array) -> tuple[jax.Array, ...]:
         x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6) * scale
