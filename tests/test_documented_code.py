@@ -254,7 +254,7 @@ PAGES: Mapping[str, Page] = {
     ),
     "docs/meshes.md": Page(dict, (_megatron, _partitioned, _by_rules)),
     "docs/numerics.md": Page(_pictures, (lambda n: "fp16" in str(n["both"]["fp16"]) and Path("numerics.json").stat().st_size,)),
-    "docs/chips.md": Page(dict, (lambda n: 1.5 < n["times"]["tpu-v5e"] / n["times"][n["faster"]] < 2.1,)),
+    "docs/chips.md": Page(dict, (lambda n: 1.2 < n["times"]["tpu-v5e"] / n["times"][n["faster"]] < 2,)),
     "docs/from_mindspore.md": Page(dict, (lambda n: n["printed"].splitlines()[-1] == "20",)),
     "docs/from_pytorch.md": Page(dict, (lambda n: n["result"].losses[-1] < n["result"].losses[0],)),
     "docs/precision.md": Page(

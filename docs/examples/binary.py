@@ -16,5 +16,5 @@ def step(w, x):
 w, x = np.ones((16, 8), np.float32) / 16, np.ones((4, 16), np.float32)
 step.lower(w, x).compile().save("step.tpx")
 loaded = tpuflow.Executable.load("step.tpx")
-(found,) = loaded.run(w, x)
-print("the same bits:", np.array_equal(found, step(w, x)))
+found = loaded.run({"w": w, "x": x})  # by the names of the arguments
+print("the same bits:", np.array_equal(found["output 0"], step(w, x)))
