@@ -36,7 +36,7 @@ class Seq2Seq(nn.Module):
     @nn.compact
     def __call__(self, queries: Any, answers: Any) -> Any:
         carry, _ = nn.RNN(nn.LSTMCell(512), return_carry=True)(queries)
-        return nn.Dense(answers.shape[-1])(nn.RNN(nn.LSTMCell(512))(answers, initial_carry=carry))
+        return nn.Dense(answers.shape[-1])(jnp.asarray(nn.RNN(nn.LSTMCell(512))(answers, initial_carry=carry)))
 
 
 class Recurrent(nn.Module):
@@ -50,7 +50,7 @@ class Recurrent(nn.Module):
     def __call__(self, ids: Any) -> Any:
         x = nn.Embed(self.vocabulary, self.width)(ids)
         there, back = (nn.RNN(self.cell(self.width), name=name) for name in ("there", "back"))
-        return nn.Dense(2)(nn.Bidirectional(there, back)(x).mean(1))
+        return nn.Dense(2)(jnp.mean(jnp.asarray(nn.Bidirectional(there, back)(x)), 1))
 
 
 class RecurrentLanguageModel(nn.Module):
@@ -62,7 +62,7 @@ class RecurrentLanguageModel(nn.Module):
     def __call__(self, ids: Any) -> Any:
         x = nn.Embed(self.vocabulary, 200)(ids)
         for _ in range(2):
-            x = nn.RNN(nn.OptimizedLSTMCell(200))(x)
+            x = jnp.asarray(nn.RNN(nn.OptimizedLSTMCell(200))(x))
         return nn.Dense(self.vocabulary)(x)
 
 

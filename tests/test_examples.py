@@ -1,4 +1,4 @@
-"""The programs of docs/examples run as they are, in an empty folder, and print what the page says; the notebooks lie there without outputs."""
+"""The programs of docs/examples run as they are, in an empty folder, and print what the page says; notebooks lie there without outputs."""
 
 from __future__ import annotations
 
