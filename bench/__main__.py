@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHMARKS = ("mnist", "lenet", "cifar", "resnet50", "gpt2", "conv", "compile", "dispatch", "pjrt", "fidelity", "depth")
+BENCHMARKS = ("mnist", "lenet", "cifar", "resnet50", "gpt2", "conv", "compile", "dispatch", "pjrt", "fidelity", "depth", "programs")
 
 
 def main() -> int:

@@ -10,12 +10,17 @@ import tpuflow
 
 project, author, release = "tpuflow", "the tpuflow developers", tpuflow.__version__
 copyright = f"{author}, Apache-2.0"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["conf.py"]
 
 html_theme, html_title = "furo", f"tpuflow {release}"
 html_copy_source, html_show_sourcelink = False, False
 highlight_language, pygments_style, pygments_dark_style = "text", "friendly", "monokai"
+
+nb_execution_mode, nb_execution_timeout = "force", 1200
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+"""Notebooks lie here without outputs; each build runs them."""
 
 myst_heading_anchors = 4
 """Headings down to this level are places of links, named by GitHub's rule."""

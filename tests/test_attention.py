@@ -152,6 +152,18 @@ def test_what_a_product_makes_beside_its_result_keeps_it_apart() -> None:
     assert_same_bits(step, [rng.standard_normal(s).astype(np.float32) for s in ((32, 64), (64,), (64, 32), (32,), (4, 16, 32))], EAGER)
 
 
+@pytest.mark.parametrize("width", [24, 344])
+def test_a_gate_and_what_it_lets_through_are_products_of_two_kernels(width: int) -> None:
+    """Llama's feedforward layer behind its norm: what one product gives meets what the other does: neither rows nor made of one."""
+
+    def layer(gate: jax.Array, up: jax.Array, scale: jax.Array, x: jax.Array) -> tuple[jax.Array, ...]:
+        x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6) * scale
+        return (jax.nn.silu(x @ gate) * (x @ up),)
+
+    rng = np.random.default_rng(0)
+    assert_same_bits(layer, [rng.standard_normal(s).astype(np.float32) for s in ((32, width), (32, width), (32,), (4, 16, 32))], EAGER)
+
+
 def test_self_attention_of_one_array_keeps_its_axes_apart() -> None:
     """Queries, keys and values are one array: its rows are rows of the scores, and columns."""
     (x,) = operands((1, 2, 16, 16, 8), np.float32)[:1]

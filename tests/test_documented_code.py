@@ -232,6 +232,12 @@ def _tripled(names: Names) -> Any:
     return np.array_equal(found.numpy(), 3 * X)
 
 
+def _is_close_to_jax(names: Names) -> Any:
+    found, expected = map(float, names["printed"].split()[:2])
+    np.testing.assert_allclose(found, expected, rtol=1e-2)
+    return names["compiled"].memory_analysis().peak_memory_in_bytes > 0
+
+
 PAGES: Mapping[str, Page] = {
     "README.md": Page(
         dict,
@@ -248,6 +254,18 @@ PAGES: Mapping[str, Page] = {
     ),
     "docs/meshes.md": Page(dict, (_megatron, _partitioned, _by_rules)),
     "docs/numerics.md": Page(_pictures, (lambda n: "fp16" in str(n["both"]["fp16"]) and Path("numerics.json").stat().st_size,)),
+    "docs/chips.md": Page(dict, (lambda n: 1.2 < n["times"]["tpu-v5e"] / n["times"][n["faster"]] < 2,)),
+    "docs/from_mindspore.md": Page(dict, (lambda n: n["printed"].splitlines()[-1] == "20",)),
+    "docs/from_pytorch.md": Page(dict, (lambda n: n["result"].losses[-1] < n["result"].losses[0],)),
+    "docs/precision.md": Page(
+        dict, (lambda n: abs(n["losses"]["mixed"][-1] - n["losses"]["fp32"][-1]) < 0.01, lambda n: "round to nothing" in n["printed"])
+    ),
+    "docs/several_chips.md": Page(dict, (lambda n: float(n["printed"].split()[-1]) < 1e-5,)),
+    "docs/start.md": Page(dict, (lambda n: "epoch 3: loss" in n["printed"], lambda n: n["verdict"].ok)),
+    "docs/time_and_memory.md": Page(dict, (lambda n: n["estimate"].fits and n["printed"].splitlines()[-1].endswith("True"),)),
+    "docs/your_code.md": Page(
+        dict, (_is_close_to_jax, lambda n: n["losses"][-1] < n["losses"][0], lambda n: 0 < float(n["printed"]) < 0.1)
+    ),
     "docs/sink.md": Page(dict, (_three_sinks,), {"size=100": "size=10", "epochs=10": "epochs=3"}),
     "docs/torch.md": Page(_torch, (_computes_what_eager_does, _tripled, lambda n: np.isfinite(n["result"].losses).all())),
     "docs/training.md": Page(

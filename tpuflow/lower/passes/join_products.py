@@ -326,5 +326,6 @@ def _is_possible(node: Node, chip: Chip) -> bool:
     one_side = all(sum(v in rows.values for v in (*n.inputs, n.result)) == 1 for n in region.nodes if n.op in PRODUCTS)
     after = depending(region.nodes, [n.result for n in rows.mixing])
     apart = all(after.isdisjoint(n.inputs) for n in region.nodes if n.op in ("reduce", "broadcast", *PRODUCTS))
+    of_one = sum(len(depending(region.nodes, n.results)) for n in rows.mixing) == len(after)  # a gate and what it lets through are of two
     placed = all(o in after or o.shape in (rows.shape, left) for o in region.outputs)
-    return one_side and apart and placed and len(region.nodes) <= MAX_NODES and bool(rows_at_once(node, chip))
+    return one_side and apart and of_one and placed and len(region.nodes) <= MAX_NODES and bool(rows_at_once(node, chip))
