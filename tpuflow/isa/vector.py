@@ -325,7 +325,8 @@ class Cumulative(_Compute):
 
 
 @rule(
-    "as many results as operands, all of the same axes, each result of its operand's type; `axis` is not blocked; at least one key, none of kind storage"
+    "as many results as operands, all of the same axes, each result of its operand's type; `axis` is not blocked; at least one key, none "
+    "of kind storage"
 )
 def _sorted_together(i: Sort) -> None:
     if not i.srcs or len(i.srcs) != len(i.dsts) or not 1 <= i.keys <= len(i.srcs):
