@@ -70,7 +70,8 @@ S2 = DType("s2", np.dtype(ml_dtypes.int2), 1, "storage", 20, S32)
 U2 = DType("u2", np.dtype(ml_dtypes.uint2), 1, "storage", 21, U32)
 
 STORAGE = (F8E4M3FN, F8E5M2, F8E4M3B11FNUZ, F8E4M3FNUZ, F8E5M2FNUZ, F8E4M3, F8E3M4, S4, U4, S2, U2)
-DTYPES = (F32, F16, BF16, S32, S16, S8, U32, U16, U8, PRED, *STORAGE)
+COMPUTED = (F32, F16, BF16, S32, S16, S8, U32, U16, U8, PRED)
+DTYPES = (*COMPUTED, *STORAGE)
 BY_NAME = {d.name: d for d in DTYPES}
 BY_CODE = {d.code: d for d in DTYPES}
 _BY_NUMPY = {d.numpy: d for d in DTYPES}

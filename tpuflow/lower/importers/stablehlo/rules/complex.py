@@ -31,7 +31,7 @@ STRUCTURAL.update((
 STORED.update(f"stablehlo.{operation}" for operation in (
     "all_gather", "all_to_all", "bitcast_convert", "broadcast_in_dim", "collective_permute", "concatenate", "constant", "convert",
     "convolution", "dot", "dot_general", "dynamic_slice", "dynamic_update_slice", "gather", "iota", "pad", "reshape", "reverse", "select",
-    "slice", "transpose",
+    "slice", "sort", "transpose",
 ))  # fmt: skip
 PLANEWISE.update(f"stablehlo.{operation}" for operation in (
     "add", "broadcast_in_dim", "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "negate", "pad", "reduce_precision",
