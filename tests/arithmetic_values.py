@@ -54,7 +54,8 @@ def values(dtype: DType, count: int, seed: int) -> Array:
     chosen = special(dtype)[rng.integers(0, len(special(dtype)), count)]
     ordinary = rng.integers(-9, 40, count) if dtype.is_integer else rng.normal(size=count) * np.exp2(rng.integers(-12, 9, count))
     kind = rng.integers(0, 4, count)
-    return np.where(kind == 0, chosen, np.where(kind == 1, ordinary.astype(dtype.numpy), drawn))
+    mixed = np.where(kind == 0, chosen, np.where(kind == 1, ordinary.astype(dtype.numpy), drawn))
+    return mixed if dtype.bits >= 8 else (mixed.view(np.uint8) & np.uint8((1 << dtype.bits) - 1)).view(dtype.numpy)
 
 
 def finite_values(dtype: DType, shape: tuple[int, ...], seed: int) -> Array:

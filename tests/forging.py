@@ -14,7 +14,7 @@ import numpy as np
 from tests import programs
 from tests.mutation import get, places, put
 from tests.program_builder import PARALLEL, SEQUENTIAL, Builder, KernelBuilder
-from tpuflow.dtypes import BF16, DTYPES, F16, F32, PRED, S8, S32, U8, DType
+from tpuflow.dtypes import BF16, COMPUTED, F16, F32, PRED, S8, S32, U8, DType
 from tpuflow.errors import ProgramFileError
 from tpuflow.isa import dma, vector
 from tpuflow.isa.file import to_bytes
@@ -178,7 +178,7 @@ def drawn(rng: Rng) -> Program:
 
 def all_types() -> tuple[Program, ...]:
     """The hand-built programs, some of them in every type that they can be made for."""
-    made = [programs.map_program(op=op, dtype=dtype) for dtype in DTYPES if dtype != PRED for op in ("max", "mul")]
+    made = [programs.map_program(op=op, dtype=dtype) for dtype in COMPUTED if dtype != PRED for op in ("max", "mul")]
     made += [programs.reduce_program(op="add", dtype=dtype) for dtype in (F16, BF16, S32, U8)]
     made += [programs.matmul_program(dtype=dtype) for dtype in (F16, BF16, S8)]
     return (*programs.all_programs().values(), *made, programs.conv_program(BF16), programs.cumulative_program(op="max"))

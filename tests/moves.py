@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tpuflow.dtypes import from_numpy
+
 Move = Callable[..., Any]
 """(x [6, 8], y [6, 8], i s32[], rows s32[4]) -> the moved arrays; i is 2, rows are places of axis 0, one of them outside."""
 
@@ -89,6 +91,9 @@ def random_bits(seed: int, dtype: np.dtype[Any], shape: tuple[int, ...] = (6, 8)
         return rng.integers(0, 2, shape).astype(bool)
     word = np.dtype(f"u{dtype.itemsize}")
     bits = rng.integers(0, 2 ** (8 * dtype.itemsize), shape, dtype=np.uint64).astype(word)
+    width = from_numpy(dtype).bits
+    if width < 8:
+        return (bits & word.type((1 << width) - 1)).view(dtype)
     if dtype.kind not in "iu":
         infinity = np.asarray(np.inf, dtype).view(word)
         sign = word.type(1 << (8 * dtype.itemsize - 1))

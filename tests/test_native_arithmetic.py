@@ -15,7 +15,7 @@ import tpuflow
 from tests.arithmetic_values import REFERENCE, compute, every_value, finite_values, reduced, ulps_apart, values
 from tests.tolerances import NATIVE_F32, NATIVE_SHORT_SPECIAL, sum_bound
 from tpuflow.device.fast.engine import FastEngine
-from tpuflow.dtypes import BF16, DTYPES, F16, F32, PRED, S32, DType
+from tpuflow.dtypes import BF16, COMPUTED, F16, F32, PRED, S32, DType
 from tpuflow.isa.contraction import Contraction
 from tpuflow.isa.elementwise import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY
 from tpuflow.isa.numpy_arithmetic import is_defined
@@ -40,11 +40,11 @@ def _check(dtype: DType, a: np.ndarray, b: np.ndarray) -> None:
             *(ar.unary(op, a, dtype) for op in unary),
             *(ar.binary(op, a, b, dtype) for op in binary),
             *(ar.compare(op, a, b, dtype) for op in COMPARE),
-            *(ar.convert(a, dtype, t) for t in DTYPES),
+            *(ar.convert(a, dtype, t) for t in COMPUTED),
         ]
 
-    names = [*unary, *binary, *COMPARE, *(f"to {t}" for t in DTYPES)]
-    types = [*([dtype] * (len(unary) + len(binary))), *([PRED] * len(COMPARE)), *DTYPES]
+    names = [*unary, *binary, *COMPARE, *(f"to {t}" for t in COMPUTED)]
+    types = [*([dtype] * (len(unary) + len(binary))), *([PRED] * len(COMPARE)), *COMPUTED]
     got = compute("native", both, (a, b), (dtype, dtype), types)
     for name, t, g, w in zip(names, types, got, both(REFERENCE, a, b), strict=True):
         if not t.is_float:
@@ -57,7 +57,7 @@ def _check(dtype: DType, a: np.ndarray, b: np.ndarray) -> None:
         )
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", COMPUTED, ids=str)
 def test_native_results_are_within_their_bounds(dtype: DType):
     if dtype in (F16, BF16):
         _check(dtype, every_value(dtype), np.random.default_rng(0).permutation(every_value(dtype)))
@@ -80,7 +80,7 @@ def test_the_bounds_are_not_slack():
         assert ulps_apart(g, w, F32).max() > 0, op
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", COMPUTED, ids=str)
 def test_native_reductions_are_within_the_bound_of_their_order(dtype: DType):
     x, axes = finite_values(dtype, (37, 200), 35), (1,)
     ops = [op for op in REDUCE if op != "mul" and is_defined(op, dtype)]
@@ -156,7 +156,7 @@ def test_weights_are_overwritten_where_they_lie_though_a_product_beside_the_upda
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", COMPUTED, ids=str)
 def test_native_running_combinations_are_within_the_bound_of_their_order(dtype: DType):
     x, carry = finite_values(dtype, (50, 8), 36), finite_values(dtype, (1, 8), 37)
     ops = [op for op in CUMULATIVE if op not in ("mul",) and is_defined(op, dtype)]

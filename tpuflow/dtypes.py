@@ -12,13 +12,18 @@ from tpuflow.errors import UnsupportedDtypeError
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """An element type: its short name (HLO's), NumPy type, bytes an element, and kind (float, int, uint or pred)."""
+    """An element type: its short name (HLO's), NumPy type, bytes an element, and kind (float, int, uint, pred or storage).
+
+    Types of kind storage are kept, moved, chosen among and converted, but not computed with: arithmetic is done in `wide`, which holds
+    every value of them. They take a byte an element, those of 4 and 2 bits too: a tile has one element a byte at least.
+    """
 
     name: str
     numpy: np.dtype
     bytes: int
     kind: str
     code: int
+    wide: DType | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -31,6 +36,16 @@ class DType:
     def is_integer(self) -> bool:
         return self.kind in ("int", "uint")
 
+    @property
+    def computed(self) -> DType:
+        """The type in which arithmetic on it is done: `wide` of a type of kind storage, else itself."""
+        return self.wide or self
+
+    @property
+    def bits(self) -> int:
+        """Of one number, which has a byte to itself in memory if it has fewer than eight."""
+        return 8 * self.bytes if self.wide is None or self.wide.is_float else int(ml_dtypes.iinfo(self.numpy).bits)
+
 
 F32 = DType("f32", np.dtype(np.float32), 4, "float", 1)
 F16 = DType("f16", np.dtype(np.float16), 2, "float", 2)
@@ -42,8 +57,21 @@ U32 = DType("u32", np.dtype(np.uint32), 4, "uint", 7)
 U16 = DType("u16", np.dtype(np.uint16), 2, "uint", 8)
 U8 = DType("u8", np.dtype(np.uint8), 1, "uint", 9)
 PRED = DType("pred", np.dtype(np.bool_), 1, "pred", 10)
+F8E4M3FN = DType("f8e4m3fn", np.dtype(ml_dtypes.float8_e4m3fn), 1, "storage", 11, F32)
+F8E5M2 = DType("f8e5m2", np.dtype(ml_dtypes.float8_e5m2), 1, "storage", 12, F32)
+F8E4M3B11FNUZ = DType("f8e4m3b11fnuz", np.dtype(ml_dtypes.float8_e4m3b11fnuz), 1, "storage", 13, F32)
+F8E4M3FNUZ = DType("f8e4m3fnuz", np.dtype(ml_dtypes.float8_e4m3fnuz), 1, "storage", 14, F32)
+F8E5M2FNUZ = DType("f8e5m2fnuz", np.dtype(ml_dtypes.float8_e5m2fnuz), 1, "storage", 15, F32)
+F8E4M3 = DType("f8e4m3", np.dtype(ml_dtypes.float8_e4m3), 1, "storage", 16, F32)
+F8E3M4 = DType("f8e3m4", np.dtype(ml_dtypes.float8_e3m4), 1, "storage", 17, F32)
+S4 = DType("s4", np.dtype(ml_dtypes.int4), 1, "storage", 18, S32)
+U4 = DType("u4", np.dtype(ml_dtypes.uint4), 1, "storage", 19, U32)
+S2 = DType("s2", np.dtype(ml_dtypes.int2), 1, "storage", 20, S32)
+U2 = DType("u2", np.dtype(ml_dtypes.uint2), 1, "storage", 21, U32)
 
-DTYPES = (F32, F16, BF16, S32, S16, S8, U32, U16, U8, PRED)
+STORAGE = (F8E4M3FN, F8E5M2, F8E4M3B11FNUZ, F8E4M3FNUZ, F8E5M2FNUZ, F8E4M3, F8E3M4, S4, U4, S2, U2)
+COMPUTED = (F32, F16, BF16, S32, S16, S8, U32, U16, U8, PRED)
+DTYPES = (*COMPUTED, *STORAGE)
 BY_NAME = {d.name: d for d in DTYPES}
 BY_CODE = {d.code: d for d in DTYPES}
 _BY_NUMPY = {d.numpy: d for d in DTYPES}

@@ -160,7 +160,7 @@ _VALUES: dict[str, Callable[[Cursor], Any]] = {
 def _values(cursor: Cursor) -> bytes:
     dtype = BY_NAME[cursor.one_of(tuple(BY_NAME))]
     start = cursor.place()
-    values = cursor.items(functools.partial(_VALUES[dtype.kind], cursor))
+    values = cursor.items(functools.partial(_VALUES[dtype.computed.kind], cursor))
     try:
         return values_data(dtype, list(values))
     except OverflowError:

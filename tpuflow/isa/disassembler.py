@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, fields
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from tpuflow.chips.chip import Chip
@@ -158,6 +159,10 @@ def _constant(constant: Constant, buffers: tuple[Buffer, ...]) -> Iterator[str]:
         yield f"  {constant.data[at : at + HEX_BYTES_A_LINE].hex()}"
 
 
+_PLAIN = {"float": np.float64, "int": np.int64, "uint": np.int64}
+"""What numbers of a kind are written as."""
+
+
 def _short_values(constant: Constant, buffers: tuple[Buffer, ...]) -> str:
     """The values of a small constant in its buffer's type, if they read back to the same bytes ("" if not)."""
     if not 0 <= constant.buffer < len(buffers):
@@ -166,7 +171,7 @@ def _short_values(constant: Constant, buffers: tuple[Buffer, ...]) -> str:
     if not 0 < len(constant.data) <= SHORT_CONSTANT_ELEMS * dtype.bytes or len(constant.data) % dtype.bytes:
         return ""
     with np.errstate(all="ignore"):
-        values = np.frombuffer(constant.data, dtype.numpy).astype(np.float64 if dtype.is_float else dtype.numpy).tolist()
+        values = np.frombuffer(constant.data, dtype.numpy).astype(_PLAIN.get(dtype.computed.kind, dtype.numpy)).tolist()
     return f"{dtype} {', '.join(map(scalar_text, values))}" if values_data(dtype, values) == constant.data else ""
 
 
@@ -177,7 +182,11 @@ def values_data(dtype: DType, values: list[Any]) -> bytes:
       OverflowError: an integer is outside the type.
     """
     with np.errstate(all="ignore"):
-        return np.array(values, np.float64).astype(dtype.numpy).tobytes() if dtype.is_float else np.array(values, dtype.numpy).tobytes()
+        if dtype.computed.is_float:
+            return np.array(values, np.float64).astype(dtype.numpy).tobytes()
+        if dtype.wide is not None and not all(ml_dtypes.iinfo(dtype.numpy).min <= v <= ml_dtypes.iinfo(dtype.numpy).max for v in values):
+            raise OverflowError
+        return np.array(values, dtype.computed.numpy).astype(dtype.numpy).tobytes()
 
 
 def _port(port: Port) -> str:

@@ -45,7 +45,7 @@ class MatmulZero(Instruction):
 @rule("`a` and `b` are of one numeric type, `acc` is f32 (s32 for integers); f32 operands alone may be split (`precision`)")
 def _entering_types(i: MatmulAccumulate) -> None:
     expected = F32 if i.a.dtype.is_float else S32
-    if i.a.dtype != i.b.dtype or i.acc.dtype != expected or i.a.dtype.kind == "pred":
+    if i.a.dtype != i.b.dtype or i.acc.dtype != expected or i.a.dtype.kind in ("pred", "storage"):
         raise Refusal(
             f"{i.acc.dtype} += {i.a.dtype} . {i.b.dtype}; expected operands of one numeric type, acc of f32 (of s32 for integers)"
         )

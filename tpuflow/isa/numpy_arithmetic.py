@@ -12,7 +12,7 @@ from tpuflow.errors import ProgramError
 from tpuflow.isa.contraction import Contraction
 from tpuflow.isa.elementwise import BINARY, COMPARE, OPERATIONS, UNARY
 from tpuflow.isa.numpy_matmul import matmul, patches
-from tpuflow.isa.numpy_rounding import Array, bf16_to_f32, f32_to_bf16, from_f32, narrow, splat, widen
+from tpuflow.isa.numpy_rounding import Array, bf16_to_f32, f32_to_bf16, from_f32, from_storage, narrow, splat, to_storage, widen
 
 
 def identity(op: str, dtype: DType) -> int | float | bool:
@@ -180,6 +180,10 @@ def _sort_key(x: Array, dtype: DType) -> Array:
 def _convert(a: Array, from_dtype: DType, to_dtype: DType) -> Array:
     if from_dtype == to_dtype:
         return a
+    if from_dtype.wide is not None:
+        return _convert(from_storage(a, from_dtype), from_dtype.wide, to_dtype)
+    if to_dtype.wide is not None:
+        return to_storage(a, from_dtype, to_dtype)
     if from_dtype.is_float:
         return _from_float(a, from_dtype, to_dtype)
     if to_dtype.is_float:

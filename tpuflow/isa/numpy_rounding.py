@@ -76,8 +76,29 @@ def round_to_odd(x: Array) -> Array:
     return odd.view(np.float64)
 
 
+def from_storage(x: Array, dtype: DType) -> Array:
+    """Numbers of a type of kind storage in the type that they are computed in: exact, NaN canonical."""
+    wide = x.astype(dtype.computed.numpy)
+    return canonical(wide) if dtype.computed.is_float else wide
+
+
+def to_storage(x: Array, from_dtype: DType, dtype: DType) -> Array:
+    """Numbers in a type of kind storage: floats rounded once to nearest even, what is too large as the type has it (an infinity, or NaN);
+    integers from floats truncated and saturated, NaN 0, from integers the low bits."""
+    if dtype.computed.is_float:
+        return canonical(x.astype(np.float64 if from_dtype.is_integer else np.float32)).astype(dtype.numpy)
+    if not from_dtype.is_float:
+        return x.astype(np.int64).astype(dtype.numpy)
+    limits = ml_dtypes.iinfo(dtype.numpy)
+    bounded = np.clip(np.trunc(x.astype(np.float64)), int(limits.min), int(limits.max))
+    return np.where(np.isnan(bounded), 0, bounded).astype(np.int64).astype(dtype.numpy)
+
+
 def splat(value: int | float | bool, dtype: DType) -> Array:
     """A 0-d array: `value` rounded once to `dtype`; subnormals stay, integers wrap."""
+    if dtype.wide is not None:
+        with np.errstate(all="ignore"):
+            return to_storage(np.array(value, np.float64 if dtype.wide.is_float else np.int64), dtype.wide, dtype)
     if dtype.is_float:
         exact = np.array(float(value), np.float64)
         with np.errstate(over="ignore"):

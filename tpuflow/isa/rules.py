@@ -118,6 +118,21 @@ def is_of_kind(name: str, *allowed: str) -> Rule:
     return Rule(f"`{name}` is of kind {' or '.join(sorted(allowed))}", check)
 
 
+def is_computed(name: str) -> Rule:
+    """A named operand's type is one to compute with."""
+
+    def check(i: Any) -> None:
+        require_computed(name, getattr(i, name).dtype)
+
+    return Rule(f"`{name}` is not of kind storage", check)
+
+
+def require_computed(name: str, dtype: DType) -> None:
+    """Not a type that is only kept, moved and converted."""
+    if dtype.wide is not None:
+        raise Refusal(f"{name} is {dtype}, which is only stored; expected it converted to {dtype.wide} before")
+
+
 def defined_on(name: str, op: str = "op") -> Rule:
     """The arithmetic has the sub-operation named in field `op` for the type of a named operand."""
 
@@ -137,11 +152,11 @@ def check_immediate(value: object, dtype: DType) -> None:
     """A Python number that `dtype` can hold (floats are rounded, so any will do)."""
     if dtype.kind == "pred":
         ok = value in (False, True)
-    elif dtype.is_float:
+    elif dtype.computed.is_float:
         ok = isinstance(value, int | float) and not isinstance(value, bool)
     else:
-        bits = 8 * dtype.bytes
-        low, high = (0, 2**bits) if dtype.kind == "uint" else (-(2 ** (bits - 1)), 2 ** (bits - 1))
+        bits = dtype.bits
+        low, high = (0, 2**bits) if dtype.computed.kind == "uint" else (-(2 ** (bits - 1)), 2 ** (bits - 1))
         ok = isinstance(value, int) and not isinstance(value, bool) and low <= value < high
     if not ok:
         raise Refusal(f"the immediate {value!r} is not a value of {dtype}")

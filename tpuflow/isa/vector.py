@@ -25,12 +25,14 @@ from tpuflow.isa.rules import (
     axis_of,
     check_immediate,
     defined_on,
+    is_computed,
     is_of,
     is_of_kind,
     lies_in,
     on_lanes,
     overlap,
     require_axes,
+    require_computed,
     rule,
     same_axes,
     same_dtype,
@@ -145,7 +147,9 @@ class Binary(_Compute):
         return ar.binary(self.op, a, b, self.a.dtype)
 
 
-@instr(0x15, "compare", "elementwise", rules=(on_lanes, same_axes("dst", "a", "b"), same_dtype("a", "b"), is_of("dst", PRED)))
+@instr(
+    0x15, "compare", "elementwise", rules=(on_lanes, same_axes("dst", "a", "b"), same_dtype("a", "b"), is_of("dst", PRED), is_computed("a"))
+)
 class Compare(_Compute):
     """dst = a op b (pred); comparisons with NaN are false, except ne."""
 
@@ -180,7 +184,10 @@ class Select(_Compute):
 
 @instr(0x17, "convert", "elementwise", rules=(on_lanes, same_axes("dst", "a")))
 class Convert(_Compute):
-    """dst = a in dst's type: round to nearest even; float to integer truncates and saturates, NaN gives 0."""
+    """dst = a in dst's type: round to nearest even; float to integer truncates and saturates, NaN gives 0.
+
+    What is too large for a float type is infinity there, or NaN in types that have none.
+    """
 
     dst: Tile = field.dst()
     a: Tile = field.src()
@@ -190,10 +197,10 @@ class Convert(_Compute):
         return ar.convert(a, self.a.dtype, self.dst.dtype)
 
 
-@rule("the types of `dst` and `a` are of one width")
+@rule("the types of `dst` and `a` are of one width, of whole bytes")
 def _of_one_width(i: Bitcast) -> None:
-    if i.dst.dtype.bytes != i.a.dtype.bytes:
-        raise Refusal(f"bits of {i.a.dtype} read as {i.dst.dtype}; expected a type of the same width")
+    if i.dst.dtype.bits != i.a.dtype.bits or i.a.dtype.bits < 8:
+        raise Refusal(f"bits of {i.a.dtype} read as {i.dst.dtype}; expected a type of the same width, of whole bytes")
 
 
 @instr(0x18, "bitcast", "elementwise", rules=(on_lanes, same_axes("dst", "a"), _of_one_width))
@@ -317,12 +324,17 @@ class Cumulative(_Compute):
         return ar.cumulative(self.op, carry, a, self.axis, self.a.dtype)
 
 
-@rule("as many results as operands, all of the same axes, each result of its operand's type; `axis` is not blocked; at least one key")
+@rule(
+    "as many results as operands, all of the same axes, each result of its operand's type; `axis` is not blocked; at least one key, none "
+    "of kind storage"
+)
 def _sorted_together(i: Sort) -> None:
     if not i.srcs or len(i.srcs) != len(i.dsts) or not 1 <= i.keys <= len(i.srcs):
         raise Refusal(
             f"{len(i.dsts)} results, {len(i.srcs)} operands, {i.keys} keys; expected as many results as operands, and keys of them"
         )
+    for n, key in enumerate(i.srcs[: i.keys]):
+        require_computed(f"key {n}", key.dtype)
     first = i.srcs[0].axes
     for name, tile in tiles_of(i):
         require_axes(name, tile, first)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 from jax._src import compilation_cache, core, debugging, xla_bridge
 from jax._src.interpreters import mlir
@@ -110,6 +111,21 @@ def stablehlo_versions() -> tuple[Sequence[int], Sequence[int]]:
 def cpu_device() -> Any:
     """The device of a CPU client that JAX's list of backends does not know; one for the process."""
     return xla_client.make_cpu_client(asynchronous=True).local_devices()[0]
+
+
+def is_packed(dtype: Any) -> bool:
+    """Whether XLA keeps several numbers of a type in a byte."""
+    return dtype in _PACKED
+
+
+_PACKED = frozenset(np.dtype(t) for t in (ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.int2, ml_dtypes.uint2))
+
+
+def call_unchecked(compiled: Any, *arguments: Any) -> Any:
+    """Call what was compiled for arrays of packed types: JAX says of them that they have another layout than it asks for, which they have
+    not, and refuses committed ones (`jax.jit(f).lower(x).compile()(x)` on its CPU backend, too)."""
+    results = compiled._executable.unsafe_call(*jax.tree.leaves(arguments))
+    return jax.tree.unflatten(compiled.out_tree, results)
 
 
 def place(x: np.ndarray, device: Any, sharding: Any) -> Any:

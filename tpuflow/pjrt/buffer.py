@@ -13,7 +13,7 @@ from tpuflow.errors import LaunchError
 from tpuflow.pjrt.cells import dimensions
 from tpuflow.pjrt.device import Device
 from tpuflow.pjrt.things import THINGS, WORDS
-from tpuflow.pjrt.types import CODES
+from tpuflow.pjrt.types import CODES, PACKED
 
 DEVICE, MEMORY, CODE, DELETED, DIMENSIONS, RANK, BYTES, ZERO = range(1, 9)
 """Words of a buffer's header."""
@@ -124,7 +124,7 @@ def to_host(buffer: Buffer, address: int, strides: Sequence[int] | None) -> None
         view = _view(address, COMPLEX, buffer.shape, strides)
         view.real, view.imag = np.asarray(array)
         return
-    if strides is None:
+    if strides is None and buffer.code not in PACKED:
         array.block_until_ready()
         ctypes.memmove(address, array.unsafe_buffer_pointer(), buffer.bytes)
         return

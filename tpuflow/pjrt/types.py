@@ -30,9 +30,19 @@ NUMPY: dict[int, np.dtype] = {
         18: ml_dtypes.float8_e4m3b11fnuz,
         19: ml_dtypes.float8_e5m2fnuz,
         20: ml_dtypes.float8_e4m3fnuz,
+        21: ml_dtypes.int4,
+        22: ml_dtypes.uint4,
+        24: ml_dtypes.int2,
+        25: ml_dtypes.uint2,
+        26: ml_dtypes.float8_e4m3,
+        27: ml_dtypes.float8_e3m4,
+        28: ml_dtypes.float8_e8m0fnu,
     }.items()
 }
 """Of all that can lie in HBM; what the device can compute with is `tpuflow.dtypes.DTYPES`, and for the compiler to say."""
+
+PACKED = frozenset({21, 22, 24, 25})
+"""Codes of those of which the host's XLA keeps several in a byte; arrays of the caller have one in each."""
 
 CODES = {dtype: code for code, dtype in NUMPY.items()}
 

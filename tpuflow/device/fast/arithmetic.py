@@ -15,15 +15,17 @@ from tpuflow.device.fast.half import narrow_moved, widen_bits
 from tpuflow.device.fast.lax_elementwise import COMPARE, OPERATIONS
 from tpuflow.device.fast.lax_existing import Exists
 from tpuflow.device.fast.lax_reduce import reduced
-from tpuflow.device.fast.lax_rounding import Rounding, flushed, quiet, widen
+from tpuflow.device.fast.lax_rounding import Rounding, flushed, in_word, quiet, widen, word_type
 from tpuflow.device.fast.phases import Phases, in_phases
-from tpuflow.dtypes import BF16, F16, F32, S32, DType
+from tpuflow.dtypes import BF16, F16, F32, S32, STORAGE, U32, DType
 from tpuflow.isa.contraction import Contraction
 from tpuflow.isa.numpy_arithmetic import identity, is_defined, undefined
+from tpuflow.isa.numpy_rounding import splat
 
 Value = Any
 _CUMULATIVE: dict[str, Callable[..., Value]] = {"add": lax.cumsum, "mul": lax.cumprod, "max": lax.cummax, "min": lax.cummin}
 _SCAN_UNROLL = 8
+_STORAGE = {dtype.numpy: dtype for dtype in STORAGE}
 _NATIVE = Rounding(bitexact=False, zero=None)
 
 
@@ -47,6 +49,8 @@ class LaxArithmetic:
         """An array, of the dtype's own type or as a buffer holds it, as a carrier; bits are moved, a NaN keeps its payload."""
         if stored.dtype == self._rounding.carrier_type(dtype):
             return stored
+        if dtype.wide is not None:
+            return words(stored)
         if dtype != BF16:
             return widen_bits(stored)
         bits = words(stored)
@@ -57,6 +61,8 @@ class LaxArithmetic:
         subnormals, and all make NaN quiet)."""
         if value.dtype == dtype.numpy:
             return value
+        if dtype.wide is not None:
+            return _out_of_words(value, dtype)
         if dtype != BF16:
             return narrow_moved(value)
         bits = _bf16_words(value)
@@ -64,7 +70,7 @@ class LaxArithmetic:
 
     def hold(self, x: Value, dtype: DType) -> Value:
         """An array in any form as a buffer holds it."""
-        if self.bitexact:
+        if self.bitexact and dtype.wide is None:
             return _bf16_words(x) if dtype == BF16 else self.store(x, dtype)
         return self.load(x, dtype)
 
@@ -80,6 +86,8 @@ class LaxArithmetic:
     def rest(self, x: Value, dtype: DType) -> Value:
         """An array in any form as it lies between launches, trips and branches: in its own type, bf16 as words. What outlives a launch
         then takes no more memory than on the device, and is overwritten where it lies. Native ends in a select, as rounding does."""
+        if dtype.wide is not None:
+            return self.load(x, dtype)
         if dtype != BF16:
             return self.store(x, dtype)
         bits = _bf16_words(x)
@@ -91,12 +99,14 @@ class LaxArithmetic:
 
     def held_type(self, dtype: DType) -> np.dtype[Any]:
         """The NumPy type of what `hold` returns."""
-        if self.bitexact:
+        if self.bitexact and dtype.wide is None:
             return np.dtype(np.uint16) if dtype == BF16 else dtype.numpy
         return self._rounding.carrier_type(dtype)
 
     def held(self, number: int | float | bool, dtype: DType) -> Value:
         """A 0-d array as a buffer holds it, known to the compiler."""
+        if dtype.wide is not None:
+            return jnp.asarray(in_word(splat(number, dtype), dtype))
         own = np.asarray(number).astype(dtype.numpy)
         return jnp.asarray(own.view(np.uint16) if self.bitexact and dtype == BF16 else own.astype(self.held_type(dtype)))
 
@@ -145,6 +155,10 @@ class LaxArithmetic:
         """Values in another type."""
         if from_dtype == to_dtype:
             return a
+        if from_dtype.wide is not None:
+            return self.convert(self._computed(a, from_dtype), from_dtype.wide, to_dtype)
+        if to_dtype.wide is not None:
+            return self._to_storage(a, from_dtype, to_dtype)
         if to_dtype.kind == "pred":
             return self._nonzero(a, from_dtype)
         if to_dtype.is_float:
@@ -162,6 +176,24 @@ class LaxArithmetic:
         if to_dtype == BF16 and from_dtype.bytes == 4:
             a = _sticky(a)
         return self._rounding.from_f32(lax.convert_element_type(a, jnp.float32), to_dtype)
+
+    def _computed(self, a: Value, dtype: DType) -> Value:
+        """Words of a type of kind storage as numbers of the type that they are computed in."""
+        if not dtype.computed.is_float:
+            return lax.convert_element_type(a, dtype.computed.numpy)
+        return self._rounding.canonical(lax.convert_element_type(_out_of_words(a, dtype), dtype.computed.numpy))
+
+    def _to_storage(self, a: Value, from_dtype: DType, to_dtype: DType) -> Value:
+        if to_dtype.computed.is_float:
+            wide = self.convert(_sticky(a) if from_dtype in (S32, U32) else a, from_dtype, F32)
+            return words(lax.convert_element_type(self._rounding.canonical(wide), to_dtype.numpy))
+        integers = lax.convert_element_type(widen(a, from_dtype) if from_dtype.is_float else a, jnp.int32)
+        if from_dtype.is_float:
+            limits = jnp.iinfo(to_dtype.numpy)
+            return lax.convert_element_type(lax.clamp(np.int32(limits.min), integers, np.int32(limits.max)), word_type(to_dtype))
+        cut = jnp.full_like(integers, 32 - to_dtype.bits)
+        back = lax.shift_right_arithmetic if to_dtype.computed.kind == "int" else lax.shift_right_logical
+        return lax.convert_element_type(back(lax.shift_left(integers, cut), cut), word_type(to_dtype))
 
     def bitcast(self, a: Value, from_dtype: DType, to_dtype: DType) -> Value:
         """Bits as another type."""
@@ -311,8 +343,20 @@ class LaxArithmetic:
 
 
 def words(x: Value) -> Value:
-    """bf16 as u16, others as given: XLA:CPU moves bf16 as f32 that it narrows again, which makes NaN quiet."""
-    return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+    """bf16 as u16, types of kind storage as words of 8 bits, others as given: XLA:CPU moves bf16 as f32 that it narrows again, which makes
+    NaN quiet, and has few operations on what is narrower."""
+    if x.dtype == jnp.bfloat16:
+        return lax.bitcast_convert_type(x, jnp.uint16)
+    dtype = _STORAGE.get(x.dtype)
+    if dtype is None:
+        return x
+    return lax.bitcast_convert_type(x, jnp.uint8) if dtype.computed.is_float else lax.convert_element_type(x, word_type(dtype))
+
+
+def _out_of_words(x: Value, dtype: DType) -> Value:
+    """What `words` made of an array of a type of kind storage in its own type."""
+    convert = lax.bitcast_convert_type if dtype.computed.is_float else lax.convert_element_type
+    return convert(x, dtype.numpy)
 
 
 def _first_bits(x: Value) -> Value:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from tpuflow.jaxprs.plugins import place
+from tpuflow.jaxprs.plugins import call_unchecked, is_packed, place
 
 Sizes = Callable[..., Hashable]
 """Of a function's arguments, what can differ from launch to launch."""
@@ -116,12 +116,15 @@ class _Pinned:
         self._host, self._sizes = host, sizes
         self._jit = jax.jit(function, donate_argnums=(2,), compiler_options=dict(options))
         self._compiled: dict[Hashable, Any] = {}
+        self._packed = False
 
     def __call__(self, *arguments: Any) -> Any:
         compiled = self._compiled.get(self._sizes(*arguments))
         if compiled is None:
             specs = jax.tree.map(lambda x: self._host.spec(x.shape, x.dtype), arguments)
             compiled = self.lower(*specs).compile()
+        if self._packed:
+            return call_unchecked(compiled, *arguments)
         if jax.config.jax_debug_nans or jax.config.jax_debug_infs:  # type: ignore[attr-defined]
             with jax.debug_nans(False), jax.debug_infs(False):  # about the user's arrays: who calls us looks at the results
                 return compiled(*arguments)
@@ -129,6 +132,7 @@ class _Pinned:
 
     def lower(self, *arguments: Any) -> _Lowered:
         """What `jax.jit` calls so; compiling it keeps the result for calls."""
+        self._packed = any(is_packed(x.dtype) for x in jax.tree.leaves(arguments))
         with self._host.translating():
             return _Lowered(self, self._sizes(*arguments), self._jit.lower(*arguments))
 

@@ -17,7 +17,7 @@ from jax import lax
 
 from tpuflow.device.fast.half import f16_to_f32, f32_to_f16
 from tpuflow.dtypes import BF16, F16, F32, DType
-from tpuflow.isa.numpy_rounding import splat
+from tpuflow.isa.numpy_rounding import from_storage, splat
 
 Value = Any
 
@@ -25,6 +25,16 @@ Value = Any
 def x64() -> Any:
     """The context in which float64 and int64 may be traced."""
     return jax.enable_x64(True)
+
+
+def word_type(dtype: DType) -> np.dtype[Any]:
+    """The NumPy type in whose words numbers of a type of kind storage are carried: integers as such, floats as their bits."""
+    return np.dtype(np.int8 if dtype.computed.kind == "int" else np.uint8)
+
+
+def in_word(x: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+    """NumPy's numbers of a type of kind storage in such words."""
+    return x.view(np.uint8) if dtype.computed.is_float else from_storage(x, dtype).astype(word_type(dtype))
 
 
 def flush(x: Value) -> Value:
@@ -96,6 +106,8 @@ class Rounding:
 
     def carrier_type(self, dtype: DType) -> np.dtype[Any]:
         """The NumPy type that values of `dtype` are carried in."""
+        if dtype.wide is not None:
+            return word_type(dtype)
         wide = dtype == BF16 or (dtype == F16 and not self.bitexact)
         return np.dtype(np.float32) if wide else dtype.numpy
 
@@ -153,6 +165,8 @@ class Rounding:
     def full(self, shape: tuple[int, ...], value: int | float | bool, dtype: DType) -> Value:
         """A splat. Bit-exact float splats are hidden: what compilers do with known factors and addends is not the device's rounding."""
         exact = splat(value, dtype)
+        if dtype.wide is not None:
+            return lax.full(shape, in_word(exact, dtype)[()])
         if not dtype.is_float or not self.bitexact:
             return lax.full(shape, exact.astype(self.carrier_type(dtype))[()])
         if dtype == F16:

@@ -88,6 +88,8 @@ def _check_constants(program: Program) -> None:
             raise Refusal(f"buffer {c.buffer} gets {len(c.data)} bytes; expected {buffer.bytes}")
         if buffer.dtype == PRED and c.data.strip(b"\0\1"):
             raise Refusal(f"buffer {c.buffer} of pred holds bytes other than 0 and 1")
+        if buffer.dtype.bits < 8 and max(c.data, default=0) >> buffer.dtype.bits:
+            raise Refusal(f"buffer {c.buffer} of {buffer.dtype} holds bytes of more than {buffer.dtype.bits} bits")
 
 
 def _check_signature(program: Program) -> None:

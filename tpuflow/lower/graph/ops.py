@@ -132,7 +132,7 @@ def _convert(call: Call) -> Types:
 def _bitcast(call: Call) -> Types:
     result = call.asked_type()
     (x,) = call.inputs
-    call.require(result.shape == x.shape and result.dtype.bytes == x.dtype.bytes, "keeps shape and width")
+    call.require(result.shape == x.shape and result.dtype.bits == x.dtype.bits >= 8, "keeps shape and width, of whole bytes")
     call.require(PRED not in (result.dtype, x.dtype), "is not defined on pred")
     return (result,)
 

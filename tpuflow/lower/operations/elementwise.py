@@ -151,6 +151,8 @@ def bitcast_convert(b: Builder, x: Value, dtype: DType) -> Value:
     """The same bits; between widths a last axis holds the narrow parts, lowest first."""
     if PRED in (x.dtype, dtype):
         return b.convert(x, dtype)
+    if min(x.dtype.bits, dtype.bits) < 8:
+        return _bitcast_of_parts(b, x, dtype)
     old, new = x.dtype.bytes, dtype.bytes
     words = b.bitcast(x, WORDS[old])
     if old > new:
@@ -158,6 +160,21 @@ def bitcast_convert(b: Builder, x: Value, dtype: DType) -> Value:
     elif old < new:
         words = _join_words(b, words, WORDS[new])
     return b.bitcast(words, dtype)
+
+
+def _bitcast_of_parts(b: Builder, x: Value, dtype: DType) -> Value:
+    """Bits of numbers of less than a byte, or as such: by way of 32-bit words of as many bits."""
+    old, new = x.dtype.bits, dtype.bits
+    words = b.convert(x, U32) if old < 8 else b.convert(b.bitcast(x, WORDS[x.dtype.bytes]), U32)
+    words = b.and_(words, (1 << old) - 1) if old < 32 else words
+    if old > new:
+        parts = [b.convert(b.shr_logical(words, new * i), dtype) for i in range(old // new)]
+        return b.concatenate([b.reshape(p, (*x.shape, 1)) for p in parts], len(x.shape))
+    if old < new:
+        axis = len(x.shape) - 1
+        parts = [b.reshape(b.slice_axis(words, axis, i, i + 1), x.shape[:-1]) for i in range(new // old)]
+        words = functools.reduce(b.or_, (b.shl(p, old * i) for i, p in enumerate(parts)))
+    return b.convert(words, dtype) if new < 8 else b.bitcast(b.convert(words, WORDS[dtype.bytes]), dtype)
 
 
 def _split_words(b: Builder, x: Value, narrow: DType) -> Value:

@@ -41,8 +41,10 @@ def _at_places(b: Builder, plan: Plan, operand: Value, indices: Value, fill: Sca
         matrix = b.select(inside, matrix, fill)
     if operand.dtype == PRED:
         return b.reduce("or", b.and_(here, matrix), (1,))
-    bits = b.bitcast(matrix, WORDS[operand.dtype.bytes])
-    return b.bitcast(b.reduce("or", b.select(here, bits, 0), (1,)), operand.dtype)
+    word = WORDS[operand.dtype.bytes]
+    if operand.dtype.bits < 8:
+        return b.convert(b.reduce("or", b.select(here, b.convert(matrix, word), 0), (1,)), operand.dtype)
+    return b.bitcast(b.reduce("or", b.select(here, b.bitcast(matrix, word), 0), (1,)), operand.dtype)
 
 
 def _laid_out(b: Builder, plan: Plan, taken: Value, removed: Axes, offset_dims: Axes) -> Value:

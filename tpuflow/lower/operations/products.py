@@ -11,6 +11,7 @@ from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.graph.products import DEFAULT
+from tpuflow.lower.operations.storage import matrix_type
 
 Axes = Sequence[int]
 
@@ -35,6 +36,7 @@ def common_dtype(x: DType, y: DType) -> DType:
     """The narrowest type that holds both; f16 with bf16, and a float with an integer, meet in f32."""
     if x == y:
         return x
+    x, y = matrix_type(x), matrix_type(y)
     if {x, y} == {F16, BF16}:
         return F32
     if x.is_float != y.is_float:
@@ -46,10 +48,10 @@ def common_dtype(x: DType, y: DType) -> DType:
 
 def operands(b: Builder, lhs: Value, rhs: Value, result: DType) -> tuple[Value, Value]:
     """Operands in one type the matrix unit takes: their common one; f32 if integers give a float, s32 for truth values."""
-    dtype = common_dtype(lhs.dtype, rhs.dtype)
+    dtype = common_dtype(matrix_type(lhs.dtype), matrix_type(rhs.dtype))
     if dtype == PRED:
         dtype = S32
-    if result.is_float and not dtype.is_float:
+    if result.computed.is_float and not dtype.is_float:
         dtype = F32
     return b.convert(lhs, dtype), b.convert(rhs, dtype)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
+import ml_dtypes
 
 from tpuflow.dtypes import PRED, DType
 from tpuflow.lower.graph.builder import Builder
@@ -30,7 +30,7 @@ def range_of(b: Builder, x: Value, steps: int = _MOST_STEPS) -> Range:
     made = b.maker(x)
     if x in b.ranges or made is None or not steps:
         return b.ranges.get(x, _of_type(x.dtype))
-    if made.op == "reshape" or (made.op == "convert" and not made.inputs[0].dtype.is_float):
+    if made.op == "reshape" or (made.op == "convert" and not made.inputs[0].dtype.computed.is_float):
         return _fitting(range_of(b, made.inputs[0], steps - 1), x.dtype)
     if made.op in _MADE_BY:
         return _fitting(_MADE_BY[made.op](*(range_of(b, v, steps - 1) for v in made.inputs)), x.dtype)
@@ -40,7 +40,7 @@ def range_of(b: Builder, x: Value, steps: int = _MOST_STEPS) -> Range:
 def _of_type(dtype: DType) -> Range:
     if dtype == PRED:
         return (0, 1)
-    bounds = np.iinfo(dtype.numpy)
+    bounds = ml_dtypes.iinfo(dtype.numpy)
     return (int(bounds.min), int(bounds.max))
 
 

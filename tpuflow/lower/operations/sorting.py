@@ -12,9 +12,13 @@ from tpuflow.lower.operations.movement import iota
 
 
 def sort(b: Builder, operands: Sequence[Value], axis: int, keys: int = 1) -> tuple[Value, ...]:
-    """Operands sorted together by the first `keys` of them, stable and ascending, NaN last; truth values as bytes."""
+    """Operands sorted together by the first `keys` of them, stable and ascending, NaN last; truth values as bytes, and keys of types that
+    are only stored by what they are computed in."""
     as_numbers = [b.convert(x, U8) if x.dtype == PRED else x for x in operands]
-    done = b.sort(as_numbers, axis, keys)
+    if any(x.dtype.wide is not None for x in operands[:keys]):
+        done = b.sort([*(b.convert(x, x.dtype.computed) for x in as_numbers[:keys]), *as_numbers], axis, keys)[keys:]
+    else:
+        done = b.sort(as_numbers, axis, keys)
     return tuple(b.convert(y, x.dtype) for x, y in zip(operands, done, strict=True))
 
 
@@ -33,6 +37,7 @@ def sort_by(b: Builder, key: Value, operands: Sequence[Value], axis: int) -> tup
 
 def total_order_key(b: Builder, x: Value) -> Value:
     """An integer that grows as x does, floats in the order of their bits: -NaN < -inf < ... < -0 < 0 < ... < inf < NaN."""
+    x = b.convert(x, x.dtype.computed)
     return ordered_bits(b, x) if x.dtype.is_float else b.convert(x, U8) if x.dtype == PRED else x
 
 

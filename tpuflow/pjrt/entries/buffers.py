@@ -9,7 +9,7 @@ from tpuflow.pjrt.failures import Unimplemented
 from tpuflow.pjrt.fields import READY
 from tpuflow.pjrt.table import entry
 from tpuflow.pjrt.things import THINGS, collect
-from tpuflow.pjrt.types import CODES, NUMPY, numpy_type
+from tpuflow.pjrt.types import CODES, NUMPY, PACKED, numpy_type
 
 
 @entry("Client_BufferFromHostBuffer")
@@ -70,6 +70,8 @@ def _pointer(args: Args) -> None:
     buffer = THINGS[args[2]]
     if buffer.code == CODES[COMPLEX]:
         raise Unimplemented("the memory of an array of complex numbers: it is two planes here. Read it with np.asarray(x).")
+    if buffer.code in PACKED:
+        raise Unimplemented(f"the memory of an array of {NUMPY[buffer.code]}: several lie in a byte there. Read it with np.asarray(x).")
     args[3] = buffer.live().unsafe_buffer_pointer()
 
 

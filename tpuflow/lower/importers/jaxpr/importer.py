@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from tpuflow.dtypes import S32
+from tpuflow.dtypes import S32, STORAGE
+from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import GraphError, UnsupportedDtypeError, UnsupportedPrimitiveError
 from tpuflow.isa.calls import Call, HostCall
 from tpuflow.jaxprs import compat
@@ -20,10 +21,13 @@ from tpuflow.jaxprs.walk import walk
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, Value
 from tpuflow.lower.importers.advice import advice
-from tpuflow.lower.importers.jaxpr.registry import COMPLEX, KEYED, PLANEWISE, RULES, STRUCTURAL, Rule
+from tpuflow.lower.importers.jaxpr.registry import COMPLEX, KEYED, PLANEWISE, RULES, STORED, STRUCTURAL, Rule
 from tpuflow.lower.importers.jaxpr.types import port_type, type_of
 from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, plane_by_plane, planes
 from tpuflow.lower.operations.forms import UnsupportedForm
+from tpuflow.lower.operations.storage import by_computed, is_stored
+
+_STORAGE = frozenset(dtype.numpy for dtype in STORAGE)
 
 
 def lower_jaxpr(closed_jaxpr: ClosedJaxpr, name: str, *, input_names: Sequence[str] = (), output_names: Sequence[str] = ()) -> Graph:
@@ -140,9 +144,28 @@ def _apply(b: Builder, equation: Equation, operands: list[Number]) -> tuple[Numb
         )
     if name not in STRUCTURAL and any(isinstance(type_of(v.aval), ComplexType) for v in (*equation.invars, *equation.outvars)):
         return _apply_to_complex(b, rule, equation, operands)
+    if name not in STRUCTURAL and name not in STORED and is_stored(types := _types(equation)):
+        computed = {key: _computed(value) for key, value in equation.params.items()}
+        return by_computed(b, _DEVICES.get(name, name), partial(rule, params=computed), operands, types[len(equation.invars) :])
     if name in KEYED or not any(compat.is_key(v.aval) for v in (*equation.invars, *equation.outvars)):
         return rule(b, *operands, params=equation.params)
     return _apply_to_words(b, rule, equation, _real(operands))
+
+
+_DEVICES = {
+    "shift_right_logical": "shr_logical", "shift_right_arithmetic": "shr_arithmetic", "population_count": "popcnt",
+}  # fmt: skip
+"""Primitives on the bits of numbers -> their names on the device."""
+
+
+def _types(equation: Equation) -> list[Type]:
+    """Of operands and results."""
+    return [type_of(v.aval) for v in (*equation.invars, *equation.outvars)]
+
+
+def _computed(value: Any) -> Any:
+    """A parameter; of a type that is only stored, the one that its numbers are computed in."""
+    return dtype_of(value).computed.numpy if isinstance(value, np.dtype) and value in _STORAGE else value
 
 
 def _real(operands: Sequence[Number]) -> list[Value]:

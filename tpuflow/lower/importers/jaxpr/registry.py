@@ -18,6 +18,8 @@ PLANEWISE: set[str] = set()
 """Primitives that do the same with the real and with the imaginary plane of complex numbers."""
 STRUCTURAL: set[str] = set()
 """Primitives whose rules hand on values of any kind."""
+STORED: set[str] = set()
+"""Primitives whose rules take arrays of types that are only stored. Other rules get them in the types that they are computed in."""
 
 
 def lowers(*primitives: str, keys: bool = False) -> Callable[[Callable[..., Results]], Callable[..., Results]]:
@@ -32,4 +34,4 @@ def enter(operations: Mapping[str, Callable[..., Results]], *, keys: bool = Fals
     RULES.enter(operations, **arguments)
 
 
-__all__ = ["COMPLEX", "KEYED", "PLANEWISE", "RULES", "STRUCTURAL", "Rule", "bound", "enter", "lowers"]
+__all__ = ["COMPLEX", "KEYED", "PLANEWISE", "RULES", "STORED", "STRUCTURAL", "Rule", "bound", "enter", "lowers"]

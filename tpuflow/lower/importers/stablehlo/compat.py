@@ -11,7 +11,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import chlo, stablehlo
 
-from tpuflow.dtypes import BF16, BY_NAME, F16, F32, PRED, U32
+from tpuflow.dtypes import BF16, BY_NAME, F16, F32, PRED, STORAGE, U32, DType
 from tpuflow.errors import ModuleError, UnsupportedPrimitiveError
 from tpuflow.jaxprs.compat import is_library
 from tpuflow.lower.graph.graph import TensorType
@@ -171,9 +171,11 @@ def _branching(op: Any) -> UnsupportedPrimitiveError:
 
 # --- types ------------------------------------------------------------------------------------------------------------
 
-_WORDS = {"f32": F32, "f16": F16, "bf16": BF16, "i1": PRED} | {
-    f"{mlir}{bits}": BY_NAME[f"{ours}{bits}"] for mlir, ours in (("i", "s"), ("ui", "u")) for bits in (8, 16, 32)
-}
+_WORDS = (
+    {"f32": F32, "f16": F16, "bf16": BF16, "i1": PRED}
+    | {f"{mlir}{bits}": BY_NAME[f"{ours}{bits}"] for mlir, ours in (("i", "s"), ("ui", "u")) for bits in (2, 4, 8, 16, 32)}
+    | {dtype.name[:2] + dtype.name[2:].upper(): dtype for dtype in STORAGE if dtype.computed.is_float}
+)
 
 
 def _declared(kind: Any) -> DeclaredType:
@@ -214,6 +216,8 @@ def _elements(attribute: Any) -> Any:
         return np.zeros(declared.shape, declared.dtype.numpy)
     if declared.dtype == BF16:
         return _brain_floats(attribute, declared)
+    if declared.dtype.wide is not None:
+        return _stored_elements(attribute, declared)
     return np.array(attribute).reshape(declared.shape)
 
 
@@ -246,6 +250,28 @@ def _brain_floats(attribute: Any, declared: TensorType) -> np.ndarray:
         return np.full(declared.shape, attribute.get_splat_value().value, np.float32).astype(BF16.numpy)
     values = np.fromiter(attribute, np.float32, declared.elems)
     return values.astype(BF16.numpy).reshape(declared.shape)
+
+
+def _stored_elements(attribute: Any, declared: TensorType) -> np.ndarray:
+    """Numbers of types that are only stored, which the bindings give as text only: one for each, one for all, or a byte for each."""
+    dtype, data = declared.dtype, str(attribute).removeprefix("dense<").rsplit("> : ", 1)[0]
+    if data.startswith('"0x'):
+        flat = _of_bytes(np.frombuffer(bytes.fromhex(data[3:-1]), np.uint8), dtype)
+    else:
+        words = _NUMBER.findall(data)
+        flat = np.concatenate([_of_word(word, dtype) for word in words])
+    return np.full(declared.shape, flat[0]) if flat.size == 1 else flat.reshape(declared.shape)
+
+
+def _of_bytes(data: np.ndarray, dtype: DType) -> np.ndarray:
+    return data.view(dtype.numpy) if dtype.computed.is_float else data.astype(dtype.numpy)
+
+
+def _of_word(word: str, dtype: DType) -> np.ndarray:
+    """A number, or the bits of a float."""
+    if word.startswith("0x"):
+        return _of_bytes(np.array([int(word, 16)], np.uint8), dtype)
+    return np.array([float(word)], dtype.computed.numpy).astype(dtype.numpy)
 
 
 _DECODERS: dict[type, Callable[[Any], Any]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from tpuflow.errors import CompileError, GraphError, UnsupportedDtypeError, UnsupportedPrimitiveError
@@ -16,6 +17,7 @@ from tpuflow.lower.importers.stablehlo.module import Block, ForeignType, Module,
 from tpuflow.lower.importers.stablehlo.wide import Counter, count, counted
 from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, packed, plane_by_plane, planes
 from tpuflow.lower.operations.forms import Body, UnsupportedForm
+from tpuflow.lower.operations.storage import by_computed, in_computed, is_stored
 
 COMPLEX = Rules()
 """The rules of operations on complex numbers, whose operands and results are `Complex` where the module's are complex."""
@@ -23,9 +25,16 @@ PLANEWISE: set[str] = set()
 """Operations that do the same with the real and with the imaginary plane of complex numbers."""
 STRUCTURAL: set[str] = set()
 """Operations whose rules hand on values of any kind."""
+STORED: set[str] = set()
+"""Operations whose rules take arrays of types that are only stored. Other rules get them in the types that they are computed in."""
 RULES = Rules()
 """The rule of every operation. Beside the operation's attributes its keyword-only arguments may be `types` (of the results) and `regions`;
 an attribute that names a function is given as a Region. The rules of custom calls are entered under "custom_call" and their target."""
+_DEVICES = {
+    "stablehlo.shift_right_logical": "shr_logical", "stablehlo.shift_right_arithmetic": "shr_arithmetic", "stablehlo.popcnt": "popcnt",
+    "stablehlo.count_leading_zeros": "clz", "chlo.next_after": "nextafter",
+}  # fmt: skip
+"""Operations on the bits of numbers -> their names on the device."""
 
 MOST_OPERATIONS = 1 << 22
 """After inlining; a training step has some ten thousand."""
@@ -177,6 +186,9 @@ def _apply(
     params["host_functions"], params["location"] = context.host_functions, where
     if name not in STRUCTURAL and any(isinstance(t, ComplexType) for t in (*types, *(x.type for x in operands))):
         return _apply_to_complex(b, name, rule, operands, params)
+    if name not in STRUCTURAL and name not in STORED and is_stored((*types, *(x.type for x in operands))):
+        computed = {**params, "types": tuple(map(in_computed, types))}
+        return by_computed(b, _DEVICES.get(name, name), partial(rule, params=computed), operands, types)
     return rule(b, *operands, params=params)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from tpuflow.dtypes import BF16, F16, F32, S8, S16, S32, U8, U16, U32, DType
+from tpuflow.dtypes import BF16, F16, F32, S2, S4, S8, S16, S32, U2, U4, U8, U16, U32, DType
 from tpuflow.isa.elementwise import OPERATIONS
 from tpuflow.isa.numpy_rounding import splat
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.passes.rewriter import Rewriter
 from tpuflow.lower.passes.rules.table import rewrites
 
-HOLDS = {F16: (F32,), BF16: (F32,), S8: (S16, S32), S16: (S32,), U8: (U16, U32, S16, S32), U16: (U32, S32)}
+HOLDS = {F16: (F32,), BF16: (F32,), S8: (S16, S32), S16: (S32,), U8: (U16, U32, S16, S32), U16: (U32, S32)} | {
+    S2: (S4, S8, S16, S32), S4: (S8, S16, S32), U2: (U4, U8, U16, U32, S4, S8, S16, S32), U4: (U8, U16, U32, S8, S16, S32),
+}  # fmt: skip
 """Types that hold every value of a type."""
 
 SMALLEST_NORMAL = 2.0**-126  # of f32 and bf16

@@ -15,7 +15,7 @@ from tpuflow.jaxprs.expansions import COMPLEX_EXPANSIONS
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.importers.jaxpr.importer import inline
-from tpuflow.lower.importers.jaxpr.registry import COMPLEX, PLANEWISE, RULES, STRUCTURAL
+from tpuflow.lower.importers.jaxpr.registry import COMPLEX, PLANEWISE, RULES, STORED, STRUCTURAL
 from tpuflow.lower.importers.jaxpr.rules import products  # noqa: F401  (whose rules are used here)
 from tpuflow.lower.importers.jaxpr.rules.indexing import slice_axes
 from tpuflow.lower.operations import complex as numbers
@@ -29,6 +29,11 @@ from tpuflow.lower.operations.scatter_by import scatter_by
 STRUCTURAL.update(CALLS, (
     "cond", "while", "scan", "optimization_barrier", "copy", "stop_gradient", "device_put", "sharding_constraint", "layout_constraint",
     "reshard", "name", "pvary", "stage", "tie", "dce_sink",
+))  # fmt: skip
+STORED.update((
+    "all_gather", "all_to_all", "bitcast_convert_type", "broadcast_in_dim", "concatenate", "conv_general_dilated", "convert_element_type",
+    "dot_general", "dynamic_slice", "dynamic_update_slice", "empty", "empty2", "gather", "iota", "pad", "pbroadcast", "ppermute",
+    "reshape", "rev", "scatter", "select_n", "slice", "sort", "split", "squeeze", "stack", "tile", "transpose", "unstack",
 ))  # fmt: skip
 PLANEWISE.update((
     "add", "add_any", "all_gather", "all_to_all", "broadcast_in_dim", "concatenate", "cumsum", "dynamic_slice", "dynamic_update_slice",

@@ -13,7 +13,7 @@ from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.importers.stablehlo.rules import products  # noqa: F401  (whose rules are used here)
 from tpuflow.lower.importers.stablehlo.rules.indexing import slices
 from tpuflow.lower.importers.stablehlo.rules.reductions import keys_of, window_of
-from tpuflow.lower.importers.stablehlo.walk import COMPLEX, PLANEWISE, RULES, STRUCTURAL, Region
+from tpuflow.lower.importers.stablehlo.walk import COMPLEX, PLANEWISE, RULES, STORED, STRUCTURAL, Region
 from tpuflow.lower.operations import complex as numbers
 from tpuflow.lower.operations import movement, sorting, windows
 from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, bilinear, packed, plane_by_plane, planes
@@ -27,6 +27,11 @@ STRUCTURAL.update((
     "func.call", "stablehlo.composite", "stablehlo.case", "stablehlo.if", "stablehlo.while", "stablehlo.optimization_barrier",
     "sdy.manual_computation", "sdy.named_computation", "sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier",
     "sdy.sharding_group", "mhlo.copy",
+))  # fmt: skip
+STORED.update(f"stablehlo.{operation}" for operation in (
+    "all_gather", "all_to_all", "bitcast_convert", "broadcast_in_dim", "collective_permute", "concatenate", "constant", "convert",
+    "convolution", "dot", "dot_general", "dynamic_slice", "dynamic_update_slice", "gather", "iota", "pad", "reshape", "reverse", "select",
+    "slice", "sort", "transpose",
 ))  # fmt: skip
 PLANEWISE.update(f"stablehlo.{operation}" for operation in (
     "add", "broadcast_in_dim", "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "negate", "pad", "reduce_precision",
