@@ -397,13 +397,15 @@ def counter_program(width: int = 130, steps: int = 3) -> Program:
     return b.program(k.kernel())
 
 
-def vmem_program(first: int = VMEM_PLACE, second: int = 2 * VMEM_PLACE, shape: Sequence[int] = (16, 256)) -> Program:
-    """out = -(-(-x)); both arrays in between stay in VMEM, at these addresses."""
+def vmem_program(
+    first: int = VMEM_PLACE, second: int = 2 * VMEM_PLACE, shape: Sequence[int] = (16, 256), last: Sequence[int] = (8, 128)
+) -> Program:
+    """out = -(-(-x)); both arrays in between stay in VMEM, at these addresses. `last`: the tiles of the third kernel."""
     b = Builder()
     x, one, two = b.input("x", F32, shape), b.buffer(F32, shape, address=first), b.buffer(F32, shape, address=second)
     out = b.new_output("out", F32, shape)
-    pairs = ((x, one, "first"), (one, two, "second"), (two, out, "third"))
-    code = [map_kernel(b, [source], target, unary("neg"), (8, 128), name=name) for source, target, name in pairs]
+    rows = ((x, one, "first", (8, 128)), (one, two, "second", (8, 128)), (two, out, "third", last))
+    code = [map_kernel(b, [source], target, unary("neg"), tile, name=name) for source, target, name, tile in rows]
     b.buffers[one], b.buffers[two] = (replace(b.buffers[n], space="vmem") for n in (one, two))
     return b.program(*code)
 

@@ -22,8 +22,8 @@ class Buffer:
     """A dense row-major array at byte `address` of HBM, or of VMEM (`space`), where it stays from kernel to kernel.
 
     Buffers may share addresses if their contents are never needed at once. A kernel's tiles take the place of what lies in VMEM where
-    they do. Inputs, outputs, constants, and what blocks other than kernels read or write, are in HBM; a chip whose cores do not share
-    their VMEM keeps nothing there.
+    they do. Inputs, outputs, constants, and what blocks other than kernels read or write, are in HBM. Several cores have equal parts of
+    what stays in VMEM (`core_parts`), each at the same place of its own: addresses there count the bytes of all cores together.
     """
 
     dtype: DType

@@ -2,7 +2,8 @@
 
 Arrays that only kernels touch may: each saves the HBM time of all the moves that it takes part in, and holds its bytes of VMEM from its
 first use to its last. They are taken in order of what they save for what they hold, each to the highest gap that is free all that time
-above the tiles of the kernels that run meanwhile. Tiles are as they are: no kernel is planned anew for what is left.
+above the tiles of the kernels that run meanwhile. Tiles are as they are: no kernel is planned anew for what is left. On a chip of several
+cores they are arrays of which every core reads and writes its own part alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tpuflow.chips import Chip
+from tpuflow.isa.core_parts import strays
 from tpuflow.isa.instruction import Tile
 from tpuflow.isa.liveness import Timeline, touched
 from tpuflow.isa.loop_nest import LoopNest
@@ -46,7 +48,8 @@ def _places(program: Program, timeline: Timeline) -> Mapping[int, int]:
     """The address in VMEM of every buffer that stays there, in the order of candidates that saves most."""
     saved = _saved_seconds(program, timeline)
     floors = _floors(timeline, program.chip)
-    candidates = [n for n in _internal(program, timeline) if saved[n] > 0]
+    apart = _of_one_core_each(program, timeline)
+    candidates = [n for n in _internal(program, timeline) if saved[n] > 0 and n in apart]
     requests = {n: Request(program.buffers[n].bytes, *timeline.spans[n]) for n in candidates}
 
     def worth(n: int, power: float) -> tuple[float, int]:
@@ -60,14 +63,26 @@ def _places(program: Program, timeline: Timeline) -> Mapping[int, int]:
 
 def _placed(requests: Mapping[int, Request], floors: np.ndarray, chip: Chip) -> Mapping[int, int]:
     """The addresses of those that find a place, asked one after the other."""
-    vmem = _Vmem(floors, chip.vmem_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES, np.zeros((len(requests), 4), np.int64))
+    vmem = _Vmem(floors, chip.resident_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES, np.zeros((len(requests), 4), np.int64))
     tried = {n: vmem.place(request) for n, request in requests.items()}
     return {n: address for n, address in tried.items() if address is not None}
 
 
 def _floors(timeline: Timeline, chip: Chip) -> np.ndarray:
-    """The end of the tiles in VMEM at every tick."""
-    return np.asarray([tile_end(b, "vmem", chip) if isinstance(b, Kernel) else 0 for b in timeline.blocks], np.int64)
+    """The end of the tiles in VMEM at every tick, in the numbering of all cores together."""
+    return np.asarray([chip.cores * tile_end(b, "vmem", chip) if isinstance(b, Kernel) else 0 for b in timeline.blocks], np.int64)
+
+
+def _of_one_core_each(program: Program, timeline: Timeline) -> set[int]:
+    """Buffers of which no core touches what another core has (with one core, all)."""
+    cores, buffers = program.chip.cores, program.buffers
+    if cores == 1:
+        return set(range(len(buffers)))
+    if ALIGNMENT_BYTES % cores:
+        return set()
+    windows = {(w, id(k)): k for k in timeline.blocks if isinstance(k, Kernel) for i in k.instructions for _, w in i.windows()}
+    strayed = {w.buffer for (w, _), kernel in windows.items() if strays(kernel, w, buffers[w.buffer].elems, cores)}
+    return set(range(len(buffers))) - strayed
 
 
 def _internal(program: Program, timeline: Timeline) -> list[int]:
@@ -80,7 +95,7 @@ def _internal(program: Program, timeline: Timeline) -> list[int]:
 def _saved_seconds(program: Program, timeline: Timeline) -> Mapping[int, float]:
     """What the moves of each buffer take in HBM beyond what they take in VMEM."""
     chip = program.chip
-    a_byte = 1 / chip.core_bandwidth(1) - 1 / chip.vmem_bytes_per_second
+    a_byte = (1 / chip.core_bandwidth(chip.cores) - 1 / chip.vmem_bytes_per_second) / chip.cores
     moved: Counter[int] = Counter()
     for kernel in timeline.blocks:
         if isinstance(kernel, Kernel):

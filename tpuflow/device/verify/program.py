@@ -76,9 +76,12 @@ def _check_buffers(program: Program) -> None:
         _check_shape(program, f"buffer {n}", b.dtype, b.shape)
         if b.is_resident and not program.chip.keeps_arrays:
             raise Refusal(f"buffer {n} stays in vmem; expected hbm, for {program.chip.name} keeps no arrays there")
-        end, there = b.address + b.bytes, program.chip.vmem_bytes if b.is_resident else program.chip.hbm_bytes
+        end, there = b.address + b.bytes, program.chip.resident_bytes if b.is_resident else program.chip.hbm_bytes
         if b.address < 0 or end > there:
             raise Refusal(f"buffer {n} lies at bytes {b.address} to {end} of {b.space}; {program.chip.name} has {there}")
+        if b.is_resident and (b.address % program.chip.cores or b.elems % program.chip.cores):
+            where = f"{b.elems} elements at byte {b.address} of vmem"
+            raise Refusal(f"buffer {n} has {where}; expected both to divide by the {program.chip.cores} cores of {program.chip.name}")
 
 
 def _check_constants(program: Program) -> None:
