@@ -12,9 +12,10 @@ from tpuflow.device.place import instruction_place, kernel_place, source_suffix
 from tpuflow.device.verify.collectives import (
     check_await,
     check_collective,
+    check_copy,
     check_cut,
     check_mesh,
-    check_order_of_collectives,
+    check_order_of_moves,
     check_position,
 )
 from tpuflow.device.verify.dataflow import check_dataflow
@@ -26,7 +27,7 @@ from tpuflow.errors import ProgramError
 from tpuflow.isa.codec import MAX_DEPTH
 from tpuflow.isa.collectives import Await, Collective, Position
 from tpuflow.isa.liveness import touched
-from tpuflow.isa.program import Block, Buffer, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While, children
+from tpuflow.isa.program import Block, Buffer, Copy, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While, children
 from tpuflow.isa.refusal import Refusal
 
 Check = Callable[..., None]
@@ -43,7 +44,7 @@ def verify(program: Program) -> None:
     kernels = _Kernels(program)
     _check_blocks(program, program.code, "", 0, kernels)
     check_dataflow(program, kernels.effects)
-    check_order_of_collectives(program)
+    check_order_of_moves(program, kernels.effects)
 
 
 def _at(what: str, check: Check, *arguments: Any) -> None:
@@ -147,7 +148,7 @@ def _buffer(program: Program, number: int) -> Buffer:
 def _hbm_buffer(program: Program, number: int) -> Buffer:
     buffer = _buffer(program, number)
     if buffer.is_resident:
-        raise Refusal(f"buffer {number} stays in vmem; expected it in hbm: only kernels reach what stays in vmem")
+        raise Refusal(f"buffer {number} stays in vmem; expected it in hbm: only kernels and copies reach what stays in vmem")
     return buffer
 
 
@@ -173,8 +174,9 @@ def _check_blocks(program: Program, code: Sequence[Block], path: str, depth: int
 
 def _check_block(program: Program, block: Block) -> None:
     _BLOCKS[type(block)](program, block)
-    for buffer, _ in touched(block):
-        _hbm_buffer(program, buffer)
+    if not isinstance(block, Copy):
+        for buffer, _ in touched(block):
+            _hbm_buffer(program, buffer)
 
 
 class _Kernels:
@@ -243,4 +245,5 @@ _BLOCKS: dict[type, Check] = {
     Position: check_position,
     Collective: check_collective,
     Await: check_await,
+    Copy: check_copy,
 }
