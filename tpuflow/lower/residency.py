@@ -47,7 +47,8 @@ def keep_on_chip(program: Program) -> Program:
 def _placed(program: Program, timeline: Timeline) -> Sequence[Placed]:
     """What stays, and where, in the order of candidates that saves most."""
     hosts = frozenset(b for block in timeline.blocks if not isinstance(block, Kernel) for b, _ in touched(block))
-    candidates = list(Stays.of(program, timeline, Bus(program, timeline), hosts).all(range(len(program.buffers))))
+    bus = Bus.of(program, timeline)
+    candidates = list(Stays.of(program, timeline, bus, hosts).all(range(len(program.buffers))))
     floors = _floors(timeline, program.chip)
 
     def worth(stay: Stay, power: float) -> tuple[float, int, int]:
@@ -55,8 +56,7 @@ def _placed(program: Program, timeline: Timeline) -> Sequence[Placed]:
         return -stay.saved_bytes / (program.buffers[stay.buffer].bytes * ticks**power), stay.buffer, stay.first
 
     found = [
-        _chosen(sorted(candidates, key=lambda stay, power=power: worth(stay, power)), program, Bus(program, timeline), floors)
-        for power in TICK_POWERS
+        _chosen(sorted(candidates, key=lambda stay, power=power: worth(stay, power)), program, bus.copy(), floors) for power in TICK_POWERS
     ]
     return max(found, key=lambda placed: sum(p.stay.saved_bytes for p in placed))
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tpuflow.chips import Chip
 from tpuflow.isa.core_parts import strays
 from tpuflow.isa.instruction import QUEUES, Tile
 from tpuflow.isa.liveness import Timeline
@@ -58,19 +59,35 @@ class Stay:
     meanwhile: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
 class Bus:
-    """Seconds that each tick's kernel takes to compute, and keeps the memory bus busy, as far as can be told from costs."""
+    """Seconds that each tick's kernel takes to compute, and keeps the memory bus `busy`, as far as can be told from costs; the accesses of
+    every buffer. Stays that are settled change `busy`."""
 
-    def __init__(self, program: Program, timeline: Timeline):
-        self.program, self.chip = program, program.chip
-        chip = program.chip
-        self.a_byte = 1 / (chip.cores * chip.core_bandwidth(chip.cores))
-        self.accesses: dict[int, list[Access]] = defaultdict(list)
-        self.compute = [0.0] * len(timeline.blocks)
-        self.busy = [0.0] * len(timeline.blocks)
+    program: Program
+    a_byte: float
+    accesses: Mapping[int, list[Access]]
+    compute: list[float]
+    busy: list[float]
+
+    @classmethod
+    def of(cls, program: Program, timeline: Timeline) -> Bus:
+        """Before anything stays in VMEM."""
+        chip, nothing = program.chip, [0.0] * len(timeline.blocks)
+        found = cls(program, 1 / (chip.cores * chip.core_bandwidth(chip.cores)), defaultdict(list), nothing, nothing.copy())
         for tick, block in enumerate(timeline.blocks):
             if isinstance(block, Kernel):
-                self._kernel(tick, block)
+                found._kernel(tick, block)
+        return found
+
+    def copy(self) -> Bus:
+        """The same, to settle stays in."""
+        return replace(self, busy=self.busy.copy())
+
+    @property
+    def chip(self) -> Chip:
+        """The chip's row."""
+        return self.program.chip
 
     def _kernel(self, tick: int, kernel: Kernel) -> None:
         nest, cycles = LoopNest(kernel.grid), dict.fromkeys(QUEUES, 0.0)
