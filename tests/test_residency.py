@@ -28,7 +28,7 @@ from tpuflow.device.timing.calibration import Machine
 from tpuflow.device.timing.grid import grid_time, plan_grid
 from tpuflow.device.timing.prices import price
 from tpuflow.device.verify import verify
-from tpuflow.errors import HazardError, ProgramError
+from tpuflow.errors import HazardError, OutOfMemoryError, ProgramError
 from tpuflow.isa.assembler import assemble
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.file import from_bytes, to_bytes
@@ -221,6 +221,19 @@ def test_what_the_host_or_a_block_looks_at_is_in_hbm() -> None:
         ports = {p.buffer for p in (*program.inputs, *program.outputs)} | {c.buffer for c in program.constants}
         blocks = {b.trips for b in Timeline(program).blocks if isinstance(b, Loop)}
         assert program.resident.isdisjoint(ports | blocks)
+
+
+def test_a_step_fits_if_what_does_not_stay_in_vmem_does() -> None:
+    fn, arguments = ROWS["training-step"]
+    kept, without = _kept("training-step", "generic"), _without("training-step", "generic")
+    assert kept.hbm_bytes < without.hbm_bytes
+    needed, more = (-(-p.hbm_bytes // 256) * 256 for p in (kept, without))
+    row = replace(get_chip("generic"), hbm_bytes=needed)
+    assert compile_function(fn, arguments, chip=row).hbm_bytes == kept.hbm_bytes
+    with pytest.raises(OutOfMemoryError, match=rf"needs {more:,} bytes of HBM"):
+        compile_function(fn, arguments, chip=replace(row, vmem_bytes_per_second=0.0))
+    with pytest.raises(OutOfMemoryError, match=rf"needs {needed:,} bytes of HBM .*: 1 B \(1 bytes\) more"):
+        compile_function(fn, arguments, chip=replace(row, hbm_bytes=needed - 1))
 
 
 def test_reports_count_the_two_memories_apart() -> None:
