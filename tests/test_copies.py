@@ -17,6 +17,7 @@ from tests.program_builder import substitute
 from tests.programs import VMEM_PLACE, copies_program
 from tpuflow.chips import get_chip
 from tpuflow.compiler import compile_function
+from tpuflow.device.fast.engine import FastEngine
 from tpuflow.device.reference import ReferenceEngine
 from tpuflow.device.runtime import Executable
 from tpuflow.device.timing import time_program
@@ -93,6 +94,12 @@ def test_no_bit_depends_on_copies(name: str, chip: str) -> None:
     for engine, fidelity in (("reference", "bitexact"), ("fast", "bitexact"), ("fast", "native")):
         one, other = (Executable(p, engine=engine, fidelity=fidelity).launch([x])[0] for p in (kept, without))
         assert [np.asarray(v).tobytes() for v in one] == [np.asarray(v).tobytes() for v in other], (engine, fidelity)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_copy_costs_the_fast_engine_nothing(name: str) -> None:
+    kept, without = ([lowered.as_text() for lowered in FastEngine(p(name, "tpu-v5e")).translate()] for p in (_compiled, _without))
+    assert kept == without, "the same text for XLA"
 
 
 @pytest.mark.parametrize("chip", CHIPS)
