@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tpuflow.isa.collectives import Await
 from tpuflow.isa.instruction import Instruction
@@ -102,4 +103,5 @@ def _renumbered(kernel: Kernel, numbers: Mapping[int, int]) -> Kernel:
 
 def _on_others(instruction: Instruction, numbers: Mapping[int, int]) -> Instruction:
     windows = {name: value for name, kind, value in instruction.fields() if kind.name == "window" and value.buffer in numbers}
-    return replace(instruction, **{name: replace(w, buffer=numbers[w.buffer]) for name, w in windows.items()}) if windows else instruction
+    record: Any = instruction
+    return replace(record, **{name: replace(w, buffer=numbers[w.buffer]) for name, w in windows.items()}) if windows else instruction

@@ -45,7 +45,7 @@ def keep_on_chip(program: Program) -> Program:
 
 
 def _placed(program: Program, timeline: Timeline) -> Sequence[Placed]:
-    """What stays, and where, in the order of candidates that saves most."""
+    """What stays, and where, in the order of candidates that saves most; with copies only if that is more than without any."""
     hosts = frozenset(b for block in timeline.blocks if not isinstance(block, Kernel) for b, _ in touched(block))
     bus = Bus.of(program, timeline)
     candidates = list(Stays.of(program, timeline, bus, hosts).all(range(len(program.buffers))))
@@ -56,7 +56,9 @@ def _placed(program: Program, timeline: Timeline) -> Sequence[Placed]:
         return -stay.saved_bytes / (program.buffers[stay.buffer].bytes * ticks**power), stay.buffer, stay.first
 
     found = [
-        _chosen(sorted(candidates, key=lambda stay, power=power: worth(stay, power)), program, bus.copy(), floors) for power in TICK_POWERS
+        _chosen(sorted(some, key=lambda stay, power=power: worth(stay, power)), program, bus.copy(), floors)
+        for some in ([stay for stay in candidates if stay.begins is None], candidates)
+        for power in TICK_POWERS
     ]
     return max(found, key=lambda placed: sum(p.stay.saved_bytes for p in placed))
 

@@ -90,7 +90,8 @@ class Bus:
         return self.program.chip
 
     def _kernel(self, tick: int, kernel: Kernel) -> None:
-        nest, cycles = LoopNest(kernel.grid), dict.fromkeys(QUEUES, 0.0)
+        nest = LoopNest(kernel.grid)
+        cycles: dict[str, float] = dict.fromkeys(QUEUES, 0.0)
         found: dict[int, dict[str, int]] = {}
         for name, section in kernel.sections:
             runs = nest.runs(name)
