@@ -76,6 +76,8 @@ ROWS: tuple[tuple[str, Callable[[], StepConfig], str, Vendor | None], ...] = (
     ("BERT-large, batch 8, sequence 512, LAMB", bert_large, "tpu-v3", None),
     ("ResNet-50, batch 32, momentum", resnet_50, "tpu-v5e", Vendor(1.21, 6.6)),
     ("ResNet-50, batch 32, momentum", resnet_50, "tpu-v3", Vendor(1.27, 11.2)),
+    ("GPT-2 124M, batch 8, sequence 1,024, AdamW", gpt2_124m, "tpu-v5p", None),
+    ("ResNet-50, batch 32, momentum", resnet_50, "tpu-v5p", Vendor(1.25, 9.6)),
     ("TinyLlama, 8 layers, batch 4, sequence 1,024, AdamW", llama_8, "tpu-v5e", Vendor(4.95)),
     ("TinyLlama, 8 layers, batch 4, sequence 1,024, AdamW", llama_8, "tpu-v3", None),
 )
@@ -125,10 +127,10 @@ arrays are placed by size where placing them by time leaves gaps ([passes](archi
 The columns "kept" are of the same compiler without `Rematerialize`.
 
 XLA:TPU's columns are what the vendor's compiler plans for the same steps ([`tpuflow compare`](reports.md#beside-xlatpu) with jax 0.10.2
-and libtpu 0.0.52; on tpu-v3 for one of its two cores). Both keep whole arrays in VMEM from kernel to kernel on tpu-v5e
-([how](architecture.md)). Where XLA:TPU's traffic is lower, it also moves arrays to and from VMEM for a part of their lives, where one of
-ours is there for all its life or not at all, and on chips with one core only. Where ours is lower, attention stores neither scores nor
-weights (`JoinProducts`).
+and libtpu 0.0.52; on tpu-v3 for one of its two cores). Both keep whole arrays in VMEM from kernel to kernel, and copy others to it or
+from it for a part of their lives, while kernels run ([how](architecture.md)); of several cores each keeps what it alone reads and writes,
+which is little where a gradient sums over the rows that the cores share. Where ours is lower, attention stores neither scores nor weights
+(`JoinProducts`). Traffic and "in VMEM" both count what copies move.
 
 | step | chip | temporaries GB | kept | XLA:TPU | traffic GB | kept | XLA:TPU | in VMEM GB | ms | kept |
 |---|---|---|---|---|---|---|---|---|---|---|

@@ -16,9 +16,10 @@ from tpuflow import dtypes
 from tpuflow.dtypes import F32, S32, DType
 from tpuflow.isa import dma, matrix, vector
 from tpuflow.isa.bounds import Bound
+from tpuflow.isa.collectives import Await
 from tpuflow.isa.contraction import SlidingAxis
 from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window, WindowAxis
-from tpuflow.isa.program import Infeed, Kernel, Loop, Outfeed, Program, Switch, While
+from tpuflow.isa.program import Copy, Infeed, Kernel, Loop, Outfeed, Program, Switch, While
 
 VMEM_PLACE = 2**20  # bytes; above the tiles of a map kernel
 
@@ -397,14 +398,40 @@ def counter_program(width: int = 130, steps: int = 3) -> Program:
     return b.program(k.kernel())
 
 
-def vmem_program(first: int = VMEM_PLACE, second: int = 2 * VMEM_PLACE, shape: Sequence[int] = (16, 256)) -> Program:
-    """out = -(-(-x)); both arrays in between stay in VMEM, at these addresses."""
+def vmem_program(
+    first: int = VMEM_PLACE, second: int = 2 * VMEM_PLACE, shape: Sequence[int] = (16, 256), last: Sequence[int] = (8, 128)
+) -> Program:
+    """out = -(-(-x)); both arrays in between stay in VMEM, at these addresses. `last`: the tiles of the third kernel."""
     b = Builder()
     x, one, two = b.input("x", F32, shape), b.buffer(F32, shape, address=first), b.buffer(F32, shape, address=second)
     out = b.new_output("out", F32, shape)
-    pairs = ((x, one, "first"), (one, two, "second"), (two, out, "third"))
-    code = [map_kernel(b, [source], target, unary("neg"), (8, 128), name=name) for source, target, name in pairs]
+    rows = ((x, one, "first", (8, 128)), (one, two, "second", (8, 128)), (two, out, "third", last))
+    code = [map_kernel(b, [source], target, unary("neg"), tile, name=name) for source, target, name, tile in rows]
     b.buffers[one], b.buffers[two] = (replace(b.buffers[n], space="vmem") for n in (one, two))
+    return b.program(*code)
+
+
+def copies_program() -> Program:
+    """out = -y + -x + -(-x): -x is made in VMEM and copied to HBM, where the last kernel reads it; y is copied to VMEM ahead of its
+    reader."""
+    b, shape = Builder(), (16, 256)
+    x, y = b.input("x", F32, shape), b.input("y", F32, shape)
+    made, ahead = (b.buffer(F32, shape, address=VMEM_PLACE * n) for n in (1, 2))
+    kept, twice, other = (b.buffer(F32, shape) for _ in range(3))
+    out = b.new_output("out", F32, shape)
+
+    def negated(source: int, target: int, name: str) -> Kernel:
+        return map_kernel(b, [source], target, unary("neg"), (8, 128), name=name)
+
+    last = map_kernel(
+        b, [other, kept, twice], out, lambda dst, s, k: [vector.Binary("add", dst, s[0], s[1]), vector.Binary("add", dst, dst, s[2])],
+        (8, 128), name="last",
+    )  # fmt: skip
+    code = (
+        negated(x, made, "make"), Copy(made, kept, 0), Copy(y, ahead, 1), negated(made, twice, "between"), Await(1), Await(0),
+        negated(ahead, other, "reader"), last,
+    )  # fmt: skip
+    b.buffers[made], b.buffers[ahead] = (replace(b.buffers[n], space="vmem") for n in (made, ahead))
     return b.program(*code)
 
 
@@ -416,7 +443,7 @@ def all_programs() -> dict[str, Program]:
         "loop": loop_program(),
         "while": while_program(), "switch": switch_program(), "feed": feed_program(), "take": take_program(), "scatter": scatter_program(),
         "cumulative": cumulative_program(), "sort": sort_program(), "concatenate": concatenate_program(),
-        "update_slice": update_slice_program(), "resident": resident_program(), "vmem": vmem_program(),
+        "update_slice": update_slice_program(), "resident": resident_program(), "vmem": vmem_program(), "copies": copies_program(),
         "counter": counter_program(), "two_layer": two_layer_program(), "empty": map_program((0, 5), (8, 128)),
     }  # fmt: skip
     return made | {kind: move_program(kind) for kind in MOVES}

@@ -24,6 +24,7 @@ from tpuflow.isa.program import (
     Block,
     Buffer,
     Constant,
+    Copy,
     GridAxis,
     Infeed,
     Kernel,
@@ -109,7 +110,7 @@ collectives = st.builds(
 )  # fmt: skip
 blocks = st.recursive(
     kernels() | st.builds(Infeed, signed, signed) | st.builds(Outfeed, signed, signed) | st.builds(Position, signed, signed)
-    | collectives | st.builds(Await, signed), _nested, max_leaves=4,
+    | collectives | st.builds(Await, signed) | st.builds(Copy, signed, signed, signed), _nested, max_leaves=4,
 )  # fmt: skip
 buffers = st.builds(Buffer, dtypes, shapes, signed, st.sampled_from(BUFFER_SPACES))
 ports = st.builds(Port, names, dtypes, shapes, signed, st.booleans(), st.booleans(), names, tuples(tuples(signed, 3), 3))

@@ -265,7 +265,7 @@ def test_the_plan_accounts_for_every_byte() -> None:
 
 
 def test_too_little_memory_is_an_error_that_says_how_much_is_missing() -> None:
-    small = replace(CHIP, name="tiny", hbm_bytes=1024)
+    small = replace(CHIP, name="tiny", hbm_bytes=1024, vmem_bytes_per_second=0.0)
     b = Builder("big", [T(F32, 1000)])
     with pytest.raises(
         OutOfMemoryError,

@@ -74,4 +74,6 @@ def test_depth_hardly_adds_forms():
 @pytest.mark.parametrize("make", [transformer, residual])
 def test_a_kernel_that_comes_again_takes_the_time_it_would_take_by_itself(make: Callable[[], Graph]):
     program = compile_graph(make(), chip=CHIP)
-    assert [row.time for row in time_program(program).kernels] == [time_kernel(k, Machine.of(CHIP)) for k in program.kernels()]
+    assert [row.time for row in time_program(program).kernels] == [
+        time_kernel(k, Machine.of(CHIP), resident=program.resident) for k in program.kernels()
+    ]

@@ -38,7 +38,7 @@ from tpuflow.lower.importers.jaxpr.importer import lower_with_calls
 from tpuflow.lower.importers.stablehlo.importer import Imported, lower_stablehlo
 from tpuflow.lower.importers.stablehlo.partitioned import lower_partitioned
 from tpuflow.lower.located import located
-from tpuflow.lower.memory import plan_memory
+from tpuflow.lower.memory import check_fits, plan_memory
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.fold_moves import FoldMoves
 from tpuflow.lower.passes.fuse import Fuse
@@ -287,6 +287,8 @@ def _compile_graph(
     with located("keep-on-chip"):
         program = keep_on_chip(program)
     log.lap("keep-on-chip", f"{len(program.resident):6d} arrays stay in VMEM")
+    with located("plan-memory"):
+        check_fits(plan, program)
     log.finish(graph, program)
     return program
 

@@ -138,13 +138,14 @@ CHIPS = {
         _sophgo(
             name="bm1690",
             cores=8,
+            vmem_bytes_per_second=1.0e12,
             hbm_bytes=128 * GIB,
             hbm_bytes_per_second=546e9,
             hbm_efficiency=0.9,
             host_bytes_per_second=16e9,
             source="8 cores x 16 TF f16, 2 TF f32, 128 GB of LPDDR5 at 546 GB/s of which 0.9 is used, launch 0.25 us + sync 0.3 us [tt]; "
-            "256 TOPS s8 [perf]; 64 lanes of 64 bytes, 256 KB of local memory each [mlir]; clock, split of the matrix unit, accumulators "
-            "and host link assumed",
+            "256 TOPS s8 [perf]; 64 lanes of 64 bytes, 256 KB of local memory each [mlir], its rate as bm1684x's; "
+            "clock, split of the matrix unit, accumulators and host link assumed",
         ),
         _tpu(
             name="tpu-v2",
@@ -152,6 +153,7 @@ CHIPS = {
             clock_hz=0.7e9,
             matrix_units=1,
             vmem_bytes=16 * MIB,
+            vmem_bytes_per_second=2.1e12,
             hbm_bytes=16 * GIB,
             hbm_bytes_per_second=716e9,
             core_hbm_bytes_per_second=358e9,
@@ -160,7 +162,8 @@ CHIPS = {
             link_axes=2,
             link_bytes_per_second=240e9,
             source="2D torus of 16 x 16, four links of 60 GB/s each way [book]; "
-            "46 TF, 16 GB at 716 GB/s [tpu_info]; 2 cores of one 128x128 array; clock derived from the peak; 280 W assumed",
+            "46 TF, 16 GB at 716 GB/s [tpu_info]; 2 cores of one 128x128 array; clock derived from the peak; 280 W, "
+            "and as many bytes a cycle to and from VMEM as v5e, assumed",
         ),
         _tpu(
             name="tpu-v3",
@@ -168,6 +171,7 @@ CHIPS = {
             clock_hz=0.94e9,
             matrix_units=2,
             vmem_bytes=16 * MIB,
+            vmem_bytes_per_second=2.8e12,
             hbm_bytes=32 * GIB,
             hbm_bytes_per_second=900e9,
             core_hbm_bytes_per_second=450e9,
@@ -177,7 +181,7 @@ CHIPS = {
             link_bytes_per_second=400e9,
             source="2D torus, four links of 100 GB/s each way [book], four pods of 1024 joined as in MLPerf 0.7; "
             "123 TF, 2 cores of two 128x128 arrays, 32 GiB at 900 GB/s, 123 W at least, 220 on average and 262 at most [cloud] "
-            "([tpu_info] has 140 TF and 825 GB/s); clock derived from the peak",
+            "([tpu_info] has 140 TF and 825 GB/s); clock derived from the peak; as many bytes a cycle to and from VMEM as v5e assumed",
         ),
         _tpu(
             name="tpu-v4",
@@ -223,14 +227,15 @@ CHIPS = {
             matrix_s8_passes=0.5,
             vector_units=4,
             vmem_bytes=64 * MIB,
+            vmem_bytes_per_second=5.2e12,
             hbm_bytes=95 * GIB,
             hbm_bytes_per_second=2.765e12,
             link_chips=8960,
             link_axes=3,
             link_bytes_per_second=540e9,
             source="3D torus of 16 x 20 x 28, six links of 90 GB/s each way [book]; "
-            "459 TF, 918 TOPS s8, 2 cores, 95 GiB at 2.765 TB/s [cloud] ([tpu_info] has 2.46); VMEM 64 MiB a core [tpu_info]; clock "
-            "derived from the peak",
+            "459 TF, 918 TOPS s8, 2 cores, 95 GiB at 2.765 TB/s [cloud] ([tpu_info] has 2.46); VMEM 64 MiB a core [tpu_info], as many "
+            "bytes a cycle as v5e; clock derived from the peak",
         ),
         _tpu(
             name="tpu-v6e",
@@ -269,6 +274,7 @@ CHIPS = {
             vector_units=4,
             vector_packs=1,
             vmem_bytes=64 * MIB,
+            vmem_bytes_per_second=6.6e12,
             hbm_bytes=192 * GIB,
             hbm_bytes_per_second=7.38e12,
             core_hbm_bytes_per_second=3.69e12,
@@ -278,7 +284,7 @@ CHIPS = {
             link_bytes_per_second=600e9,
             source="3D torus, 1,200 GB/s a chip both ways together [cloud], its extent assumed; "
             "2,307 TF, 192 GiB at 7.38 TB/s (tpu-recipes, Ironwood); 2 cores that are 2 devices; arrays as v6e, VMEM, "
-            "clock from the peak assumed",
+            "its bytes a cycle as v5e's, clock from the peak assumed",
         ),
     )
 }

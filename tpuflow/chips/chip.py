@@ -103,8 +103,14 @@ class Chip:
 
     @property
     def keeps_arrays(self) -> bool:
-        """Whether arrays may stay in VMEM from kernel to kernel: its one core reads what it has written (another one could not)."""
-        return self.cores == 1 and self.vmem_bytes_per_second > 0
+        """Whether arrays may stay in VMEM from kernel to kernel: every core what it alone reads and writes. Cores that share a cache take
+        neighbouring points in turn, for its sake, so that none has a part of an array to itself."""
+        return self.vmem_bytes_per_second > 0 and (self.cores == 1 or not self.cache_bytes)
+
+    @property
+    def resident_bytes(self) -> int:
+        """VMEM of all cores together, where arrays may stay."""
+        return self.cores * self.vmem_bytes if self.keeps_arrays else 0
 
     def core_bandwidth(self, cores: int) -> float:
         """Sustained HBM bytes a second of each of `cores` cores that move data at once."""

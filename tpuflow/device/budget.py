@@ -15,7 +15,7 @@ import numpy as np
 from tpuflow.device.timing.trips import known_trips
 from tpuflow.isa.collectives import Await, Collective, Position
 from tpuflow.isa.loop_nest import LoopNest
-from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
+from tpuflow.isa.program import Block, Copy, Infeed, Kernel, Loop, Moving, Outfeed, Program, Switch, While, walk
 
 SCALE = 2**29  # a limit is counted in this many units at most, so that the fast engine can count in s32
 
@@ -104,7 +104,7 @@ def _sources(program: Program) -> tuple[Mapping[int, int], Mapping[int, int]]:
     blocks = [block for _, block in walk(program.code)]
     counts = {block.trips for block in blocks if isinstance(block, Loop)}
     written = {w.buffer for b in blocks if isinstance(b, Kernel) for i in b.instructions for role, w in i.windows() if role == "write"}
-    written |= {b.buffer for b in blocks if isinstance(b, Infeed | Position)} | {b.target for b in blocks if isinstance(b, Collective)}
+    written |= {b.buffer for b in blocks if isinstance(b, Infeed | Position)} | {b.target for b in blocks if isinstance(b, Moving)}
     inputs = {p.buffer: n for n, p in enumerate(program.inputs) if p.buffer in counts - written}
     return known_trips(program), inputs
 
@@ -149,5 +149,5 @@ class _Count:
 
 _WORK: Mapping[type, Callable[..., int]] = {
     Kernel: _Count.kernel, Loop: _Count.loop, While: _Count.loop, Switch: _Count.switch,
-    **dict.fromkeys((Infeed, Outfeed, Position, Collective, Await), _Count.alone),
+    **dict.fromkeys((Infeed, Outfeed, Position, Collective, Await, Copy), _Count.alone),
 }  # fmt: skip

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tpuflow.isa.collectives import KINDS, Await, Collective, Position
 from tpuflow.isa.instruction import Tile
-from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While, walk
+from tpuflow.isa.program import Block, Copy, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While, walk
 
 Axes = frozenset[int]
 NONE: Axes = frozenset()
@@ -71,6 +71,8 @@ class _Spread:
             case Collective():
                 sent, axes = self.buffers[block.source] | around, frozenset(block.axes)
                 self._add(block.target, sent - axes if KINDS[block.kind].alike else sent | axes)
+            case Copy():
+                self._add(block.target, self.buffers[block.source] | around)
             case Loop() | While() | Switch():
                 self._control(block, around)
             case Outfeed() | Await():

@@ -30,6 +30,7 @@ from tpuflow.isa.program import (
     Block,
     Buffer,
     Constant,
+    Copy,
     GridAxis,
     Infeed,
     Kernel,
@@ -278,6 +279,10 @@ def _await(cursor: Cursor, lines: Lines, depth: int) -> Await:
     return Await(*_numbers(cursor, "semaphore"))
 
 
+def _copy(cursor: Cursor, lines: Lines, depth: int) -> Copy:
+    return Copy(*_numbers(cursor, "source", "target", "semaphore"))
+
+
 # ---- kernels
 
 
@@ -332,5 +337,5 @@ def _instructions(lines: Lines, depth: int, section: str, names: Names) -> list[
 
 _BLOCKS: dict[str, Callable[[Cursor, Lines, int], Block]] = {
     "kernel": _kernel, "loop": _loop, "while": _while, "switch": _switch, "infeed": _infeed, "outfeed": _outfeed,
-    "position": _position, "collective": _collective, "await": _await,
+    "position": _position, "collective": _collective, "await": _await, "copy": _copy,
 }  # fmt: skip

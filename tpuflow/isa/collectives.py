@@ -68,7 +68,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Wait until the collective that was started on `semaphore` has received everything, and what it sent is out."""
+    """Wait until the collective or copy that was started on `semaphore` has received everything, and what it sent is out."""
 
     semaphore: int
 

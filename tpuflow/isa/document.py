@@ -17,7 +17,7 @@ from tpuflow.isa.collectives import Await, Collective, MeshAxis, Position
 from tpuflow.isa.contraction import SlidingAxis
 from tpuflow.isa.disassembler import instruction_text
 from tpuflow.isa.instruction import QUEUES, FieldKind, Instruction, Tile, TileAxis, Window, WindowAxis
-from tpuflow.isa.program import Buffer, Constant, GridAxis, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While
+from tpuflow.isa.program import Buffer, Constant, Copy, GridAxis, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While
 
 PATH = Path(__file__).parents[2] / "docs" / "ISA.md"
 RECORDS = (
@@ -36,6 +36,7 @@ RECORDS = (
     Position,
     Collective,
     Await,
+    Copy,
     Tile,
     TileAxis,
     Window,
@@ -46,8 +47,8 @@ RECORDS = (
 
 MACHINE = f"""\
 A chip has cores. A core has {len(QUEUES)} in-order queues ({", ".join(QUEUES)})
-that run side by side and meet only at semaphores. Arrays lie dense and row-major in HBM or, from kernel to kernel, in the vector memory
-of a chip with one core; an on-chip tile is a piece of one at an explicit address of the vector memory ("vmem"), of the matrix unit's
+that run side by side and meet only at semaphores. Arrays lie dense and row-major in HBM or, from kernel to kernel, in the vector
+memory; an on-chip tile is a piece of one at an explicit address of the vector memory ("vmem"), of the matrix unit's
 accumulators ("acc"), or a single value in a register of the scalar unit ("smem"). The load and store queues move pieces between arrays
 and tiles, through windows; the others compute on tiles. Control flow between kernels (loops, branches, infeed, outfeed) is part of the
 program; there is none inside a kernel but its grid.

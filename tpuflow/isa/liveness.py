@@ -6,14 +6,15 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from tpuflow.isa.collectives import Await, Collective, Position
-from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, children
+from tpuflow.isa.program import Block, Copy, Infeed, Kernel, Loop, Moving, Outfeed, Program, Switch, While, children
 
 
 class Timeline:
     """Goes over the blocks of a Program; a tick is one block that does something, loops count once.
 
     `places` and `blocks` have each tick's place in the Program and its block, `spans` the first and last tick of every buffer that is
-    used, `makers` the block that first touches a buffer which is neither input nor constant, with the source line of that.
+    used, `makers` the block that first touches a buffer which is neither input nor constant (of a copy: its source's), with the source
+    line of that.
 
     A buffer that a loop finds already there stays until the loop ends, for the next trip may need it.
     """
@@ -24,7 +25,7 @@ class Timeline:
         self.makers: dict[int, tuple[Block, str]] = {}
         self.spans: dict[int, tuple[int, int]] = {p.buffer: (0, 0) for p in program.inputs}
         self.spans |= {c.buffer: (0, 0) for c in program.constants}
-        self._started: dict[int, Collective] = {}
+        self._started: dict[int, Moving] = {}
         self._list(program.code, "")
 
     def _list(self, code: Sequence[Block], path: str) -> None:
@@ -49,12 +50,13 @@ class Timeline:
         now = len(self.places)
         self.places.append(place)
         self.blocks.append(block)
-        if isinstance(block, Collective):
+        if isinstance(block, Moving):
             self._started[block.semaphore] = block
         for buffer, source in touched(self._started[block.semaphore] if isinstance(block, Await) else block):
             if buffer not in self.spans:
                 self.spans[buffer] = now, now
-                self.makers[buffer] = block, source
+                made = block, source
+                self.makers[buffer] = self.makers.get(block.source, made) if isinstance(block, Copy) else made
             self.spans[buffer] = self.spans[buffer][0], now
 
 
@@ -76,3 +78,6 @@ def touched(block: Block) -> Iterator[tuple[int, str]]:
         case Collective():
             yield block.target, block.where
             yield block.source, block.where
+        case Copy():
+            yield block.target, ""
+            yield block.source, ""

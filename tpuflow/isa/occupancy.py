@@ -26,15 +26,16 @@ def space_bytes(space: str, chip: Chip) -> int:
 
 
 def tile_end(kernel: Kernel, space: str, chip: Chip) -> int:
-    """Bytes of an on-chip memory up to the end of the tile of a kernel that lies highest in it."""
+    """Bytes of a core's on-chip memory up to the end of the tile of a kernel that lies highest in it."""
     tiles = {id(t): t for i in kernel.instructions for t in (*i.reads(), *i.writes()) if t.space == space}  # hashing tiles takes longer
     return max((t.address + t.slots * slot_bytes(t, chip) for t in tiles.values()), default=0)
 
 
 def vmem_stretches(tiles: Iterable[Tile], chip: Chip) -> tuple[tuple[int, int], ...]:
-    """Stretches of VMEM [start, end) that tiles take, apart and ascending, in the numbering of `Buffer.span`."""
+    """Stretches of VMEM [start, end) that tiles take, apart and ascending, in the numbering of `Buffer.span`: that of all cores."""
     found: list[tuple[int, int]] = []
-    for low, size in sorted((VMEM_START + t.address, t.slots * slot_bytes(t, chip)) for t in tiles if t.space == "vmem"):
+    taken = ((t.address * chip.cores, t.slots * slot_bytes(t, chip) * chip.cores) for t in tiles if t.space == "vmem")
+    for low, size in sorted((VMEM_START + address, size) for address, size in taken):
         if found and low <= found[-1][1]:
             found[-1] = found[-1][0], max(found[-1][1], low + size)
         elif size:

@@ -22,8 +22,8 @@ class Buffer:
     """A dense row-major array at byte `address` of HBM, or of VMEM (`space`), where it stays from kernel to kernel.
 
     Buffers may share addresses if their contents are never needed at once. A kernel's tiles take the place of what lies in VMEM where
-    they do. Inputs, outputs, constants, and what blocks other than kernels read or write, are in HBM; a chip whose cores do not share
-    their VMEM keeps nothing there.
+    they do. Inputs, outputs, constants, and what blocks other than kernels and copies read or write, are in HBM. Several cores have equal
+    parts of what stays in VMEM (`core_parts`), each at the same place of its own: addresses there count the bytes of all cores together.
     """
 
     dtype: DType
@@ -167,7 +167,27 @@ class Outfeed:
     buffer: int
 
 
-Block = Kernel | Loop | While | Switch | Infeed | Outfeed | Position | Collective | Await
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Start to copy buffer `source` to `target`, one in HBM and the other in VMEM, until the wait for `semaphore`; kernels run meanwhile.
+
+    Until the wait the source must stay as it is, and nobody may touch the target; no tiles may take the place of either. Semaphores are
+    those of collectives.
+    """
+
+    source: int
+    target: int
+    semaphore: int
+
+
+Block = Kernel | Loop | While | Switch | Infeed | Outfeed | Position | Collective | Await | Copy
+Moving = Collective | Copy
+"""What is on its way until an `Await` of its semaphore."""
+
+
+def moving_text(block: Moving) -> str:
+    """What such a block is called in messages."""
+    return block.kind if isinstance(block, Collective) else "copy"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tpuflow.chips import Chip
 from tpuflow.dtypes import DType
 from tpuflow.errors import OutOfMemoryError
-from tpuflow.isa.program import Buffer, Constant
+from tpuflow.isa.program import Buffer, Constant, Program
 from tpuflow.lower.addresses import Request, aligned, assign
 from tpuflow.lower.emit import overwritable
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
@@ -58,7 +58,8 @@ class MemoryPlan:
     """Buffers with addresses; the buffer of every value; copies around nodes and at the end of regions, in order.
 
     `block_buffer_of`: the buffer that a node's block itself reads or writes, in exactly its shape: a loop's trip count, a while's
-    predicate, a switch's index, the item of an infeed or outfeed.
+    predicate, a switch's index, the item of an infeed or outfeed. `overflowing`: where HBM is too small for the plan, unless arrays stay in
+    VMEM, what is needed at the fullest moment.
     """
 
     buffers: tuple[Buffer, ...]
@@ -71,21 +72,40 @@ class MemoryPlan:
     copies_after: Mapping[Node, tuple[Copy, ...]]
     copies_at_end: Mapping[Graph, tuple[Copy, ...]]
     use: MemoryUse
+    overflowing: tuple[Held, ...] = ()
 
 
 def plan_memory(graph: Graph, chip: Chip, donated: Sequence[bool] = ()) -> MemoryPlan:
     """Plan the HBM of a program. `donated` says of each input whether the program may overwrite it.
 
     Raises:
-      OutOfMemoryError: the chip has too little HBM.
+      OutOfMemoryError: the chip has too little HBM, whatever stays in VMEM.
     """
     donated = tuple(donated) or (False,) * len(graph.inputs)
     planner = _Planner(graph, lifetimes(graph), donated)
     plan = planner.plan()
-    if plan.use.peak_bytes > chip.available_hbm_bytes:
-        text = overflow_text(graph.name, plan.use, plan.use.peak_bytes, chip, planner.fullest())
-        raise OutOfMemoryError(text, plan.use.peak_bytes)
+    if plan.use.peak_bytes <= chip.available_hbm_bytes:
+        return plan
+    plan = replace(plan, overflowing=tuple(planner.fullest()))
+    if sum(h.bytes for h in plan.overflowing) - chip.resident_bytes > chip.available_hbm_bytes:
+        raise _out_of_memory(graph.name, plan, plan.use.peak_bytes, chip)
     return plan
+
+
+def check_fits(plan: MemoryPlan, program: Program) -> None:
+    """Refuse a program that takes more HBM than there is, arrays in VMEM left out.
+
+    Raises:
+      OutOfMemoryError: says what takes most, and what would help.
+    """
+    peak_bytes = aligned(program.hbm_bytes)
+    if peak_bytes > program.chip.available_hbm_bytes:
+        raise _out_of_memory(program.name, plan, peak_bytes, program.chip)
+
+
+def _out_of_memory(name: str, plan: MemoryPlan, peak_bytes: int, chip: Chip) -> OutOfMemoryError:
+    use = replace(plan.use, peak_bytes=peak_bytes)
+    return OutOfMemoryError(overflow_text(name, use, peak_bytes, chip, plan.overflowing), peak_bytes)
 
 
 @dataclass(slots=True, eq=False)

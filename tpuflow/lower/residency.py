@@ -1,26 +1,28 @@
 """Memory-space assignment: which arrays of a Program stay in VMEM from kernel to kernel, where no kernel's tiles need the place.
 
-Arrays that only kernels touch may: each saves the HBM time of all the moves that it takes part in, and holds its bytes of VMEM from its
-first use to its last. They are taken in order of what they save for what they hold, each to the highest gap that is free all that time
-above the tiles of the kernels that run meanwhile. Tiles are as they are: no kernel is planned anew for what is left.
+Arrays that only kernels touch may stay all their lives; others, and those for which there is not so much room, for a part of it, from or to
+a copy in HBM (`stays`). Each saves the HBM time of the moves that it takes part in meanwhile, and holds its bytes of VMEM from its first
+use there to its last. They are taken in order of what they save for what they hold, each to the highest gap that is free all that time
+above the tiles of the kernels that run meanwhile. Tiles are as they are: no kernel is planned anew for what is left. On a chip of several
+cores they are arrays of which every core reads and writes its own part alone.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tpuflow.chips import Chip
-from tpuflow.isa.instruction import Tile
 from tpuflow.isa.liveness import Timeline, touched
-from tpuflow.isa.loop_nest import LoopNest
 from tpuflow.isa.occupancy import tile_end
 from tpuflow.isa.program import Buffer, Kernel, Program
 from tpuflow.lower.addresses import ALIGNMENT_BYTES, Request, aligned, assign
+from tpuflow.lower.copies import Placed, with_copies
 from tpuflow.lower.lifetimes import FOREVER, Span
+from tpuflow.lower.stays import Bus, Stay, Stays
 
 TICK_POWERS = (1.0, 0.5)
 """How much it counts that an array is held for long, beside its bytes: of these orders the one that saves most is taken, for neither is
@@ -28,78 +30,63 @@ best for all Programs (on tpu-v5e the first is for BERT-large, the second for Re
 
 
 def keep_on_chip(program: Program) -> Program:
-    """The same Program with arrays that stay in VMEM, and the others closer together in HBM.
+    """The same Program with arrays that stay in VMEM, copies between HBM and VMEM, and what is in HBM closer together.
 
     Needs a chip that keeps arrays (`Chip.keeps_arrays`); as it was on any other. Loops count once.
     """
-    if not program.chip.keeps_arrays:
+    if not program.chip.keeps_arrays or ALIGNMENT_BYTES % program.chip.cores:
         return program
     timeline = Timeline(program)
-    addresses = _places(program, timeline)
-    if not addresses:
+    placed = _placed(program, timeline)
+    if not placed:
         return program
-    moved = {n: replace(program.buffers[n], address=address, space="vmem") for n, address in addresses.items()}
-    return replace(program, buffers=_packed([moved.get(n, b) for n, b in enumerate(program.buffers)], program, timeline))
+    made = with_copies(program, timeline, placed)
+    return replace(made, buffers=_packed(made, Timeline(made)))
 
 
-def _places(program: Program, timeline: Timeline) -> Mapping[int, int]:
-    """The address in VMEM of every buffer that stays there, in the order of candidates that saves most."""
-    saved = _saved_seconds(program, timeline)
+def _placed(program: Program, timeline: Timeline) -> Sequence[Placed]:
+    """What stays, and where, in the order of candidates that saves most; with copies only if that is more than without any."""
+    hosts = frozenset(b for block in timeline.blocks if not isinstance(block, Kernel) for b, _ in touched(block))
+    bus = Bus.of(program, timeline)
+    candidates = list(Stays.of(program, timeline, bus, hosts).all(range(len(program.buffers))))
     floors = _floors(timeline, program.chip)
-    candidates = [n for n in _internal(program, timeline) if saved[n] > 0]
-    requests = {n: Request(program.buffers[n].bytes, *timeline.spans[n]) for n in candidates}
 
-    def worth(n: int, power: float) -> tuple[float, int]:
-        ticks = requests[n].end - requests[n].start + 1
-        return -saved[n] / (requests[n].bytes * ticks**power), n
+    def worth(stay: Stay, power: float) -> tuple[float, int, int]:
+        ticks = stay.last - stay.first + 1
+        return -stay.saved_bytes / (program.buffers[stay.buffer].bytes * ticks**power), stay.buffer, stay.first
 
-    orders = [sorted(candidates, key=lambda n, power=power: worth(n, power)) for power in TICK_POWERS]
-    found = [_placed({n: requests[n] for n in order}, floors, program.chip) for order in orders]
-    return max(found, key=lambda places: sum(saved[n] for n in places))
-
-
-def _placed(requests: Mapping[int, Request], floors: np.ndarray, chip: Chip) -> Mapping[int, int]:
-    """The addresses of those that find a place, asked one after the other."""
-    vmem = _Vmem(floors, chip.vmem_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES, np.zeros((len(requests), 4), np.int64))
-    tried = {n: vmem.place(request) for n, request in requests.items()}
-    return {n: address for n, address in tried.items() if address is not None}
+    found = [
+        _chosen(sorted(some, key=lambda stay, power=power: worth(stay, power)), program, bus.copy(), floors)
+        for some in ([stay for stay in candidates if stay.begins is None], candidates)
+        for power in TICK_POWERS
+    ]
+    return max(found, key=lambda placed: sum(p.stay.saved_bytes for p in placed))
 
 
-def _floors(timeline: Timeline, chip: Chip) -> np.ndarray:
-    """The end of the tiles in VMEM at every tick."""
-    return np.asarray([tile_end(b, "vmem", chip) if isinstance(b, Kernel) else 0 for b in timeline.blocks], np.int64)
-
-
-def _internal(program: Program, timeline: Timeline) -> list[int]:
-    """Buffers that only kernels touch, and that are neither in the signature nor constants."""
-    outside = {p.buffer for p in (*program.inputs, *program.outputs)} | {c.buffer for c in program.constants}
-    outside |= {buffer for block in timeline.blocks if not isinstance(block, Kernel) for buffer, _ in touched(block)}
-    return [n for n, b in enumerate(program.buffers) if n in timeline.spans and n not in outside and b.bytes]
-
-
-def _saved_seconds(program: Program, timeline: Timeline) -> Mapping[int, float]:
-    """What the moves of each buffer take in HBM beyond what they take in VMEM."""
-    chip = program.chip
-    a_byte = 1 / chip.core_bandwidth(1) - 1 / chip.vmem_bytes_per_second
-    moved: Counter[int] = Counter()
-    for kernel in timeline.blocks:
-        if isinstance(kernel, Kernel):
-            moved.update(_moved_bytes(kernel, chip))
-    return {n: moved[n] * a_byte for n in timeline.spans}
-
-
-def _moved_bytes(kernel: Kernel, chip: Chip) -> Counter[int]:
-    """Bytes that a kernel moves to and from each buffer, whole tiles all of them."""
-    nest, found = LoopNest(kernel.grid), Counter[int]()
-    for name, section in kernel.sections:
-        for instruction in section:
-            for _, window in instruction.windows():
-                found[window.buffer] += nest.runs(name) * instruction.cost(chip, _whole).bus_bytes
+def _chosen(stays: Sequence[Stay], program: Program, bus: Bus, floors: np.ndarray) -> list[Placed]:
+    """Those that find a place, asked one after the other. A buffer stays more than once only with copies, at times apart: what one stay
+    copies to HBM has arrived there before another begins."""
+    capacity = program.chip.resident_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    vmem = _Vmem(floors, capacity, np.zeros((len(stays), 4), np.int64))
+    made: dict[int, list[Stay]] = defaultdict(list)
+    found: list[Placed] = []
+    for stay in stays:
+        size, others = program.buffers[stay.buffer].bytes, made[stay.buffer]
+        if any(stay.begins is None or o.begins is None or (o.first <= stay.last + 1 and stay.first <= o.last + 1) for o in others):
+            continue
+        if stay.begins is not None and not bus.gains(stay, size):
+            continue
+        address = vmem.place(Request(size, stay.first, stay.last))
+        if address is not None:
+            others.append(stay)
+            bus.move(stay, size)
+            found.append(Placed(stay, address))
     return found
 
 
-def _whole(tile: Tile) -> tuple[int, ...]:
-    return tile.shape
+def _floors(timeline: Timeline, chip: Chip) -> np.ndarray:
+    """The end of the tiles in VMEM at every tick, in the numbering of all cores together."""
+    return np.asarray([chip.cores * tile_end(b, "vmem", chip) if isinstance(b, Kernel) else 0 for b in timeline.blocks], np.int64)
 
 
 @dataclass(slots=True)
@@ -129,8 +116,9 @@ class _Vmem:
         return address
 
 
-def _packed(buffers: Sequence[Buffer], program: Program, timeline: Timeline) -> tuple[Buffer, ...]:
+def _packed(program: Program, timeline: Timeline) -> tuple[Buffer, ...]:
     """The buffers with new addresses in HBM, if those make it smaller."""
+    buffers = program.buffers
     there = [n for n, b in enumerate(buffers) if not b.is_resident]
     spans = timeline.spans | _signature_spans(program, timeline)
     addresses, end = assign([Request(buffers[n].bytes, *spans.get(n, (0, 0))) for n in there])

@@ -141,7 +141,7 @@ def _cards(p: Profile) -> list[tuple[str, str]]:
         ("operations a byte", f"{t.intensity:.1f}"),
         ("HBM traffic", bytes_text(t.work.hbm_bytes / p.steps)),
         ("HBM planned", f"{bytes_text(p.memory.planned_bytes)} of {bytes_text(t.chip.available_hbm_bytes)}"),
-        ("arrays in VMEM", f"{bytes_text(max(p.memory.resident_bytes, default=0))} of {bytes_text(t.chip.vmem_bytes)}"),
+        ("arrays in VMEM", f"{bytes_text(max(p.memory.resident_bytes, default=0))} of {bytes_text(t.chip.cores * t.chip.vmem_bytes)}"),
         ("kernels", f"{sum(r.count for r in t.kernels) / p.steps:.6g}"),
         *([("energy at most", joules_text(t.joules_at_most / p.steps))] if t.joules_at_most is not None else []),
     ]

@@ -11,13 +11,14 @@ from typing import Any
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.timing.collectives import LinkQueue, collective_row
+from tpuflow.device.timing.copies import CopyQueue, copy_row
 from tpuflow.device.timing.prices import PICOSECONDS, picoseconds
 from tpuflow.device.timing.program import fed_wait, is_fed
 from tpuflow.device.timing.record import Event, record
 from tpuflow.device.timing.result import KernelRow
 from tpuflow.isa.collectives import Await, Collective
 from tpuflow.isa.instruction import QUEUES
-from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Switch, While
+from tpuflow.isa.program import Block, Copy, Infeed, Kernel, Loop, Outfeed, Switch, While
 from tpuflow.reports.files import write_json
 from tpuflow.reports.memory import MIB
 from tpuflow.reports.profile import Profile, place_in
@@ -25,7 +26,7 @@ from tpuflow.reports.tracks import Counters, Stretch, nested
 
 HOST, CHIP = 1, 2
 LAUNCHES, FEED = 1, 2
-STEPS, LAYERS, KERNELS, FIRST_QUEUE = 1, 2, 3, 10
+STEPS, LAYERS, KERNELS, COPIES, FIRST_QUEUE = 1, 2, 3, 4, 10
 TRIPS = 2
 """Trips of a loop that are shown one by one; the others are one event."""
 DETAILED = 200
@@ -59,7 +60,7 @@ def write_trace(profile: Profile, path: str | os.PathLike[str], round_trips: int
 def _names() -> list[dict[str, Any]]:
     processes = {HOST: "host", CHIP: "chip (busiest core)"}
     threads = {(HOST, LAUNCHES): "round trips", (HOST, FEED): "infeed and outfeed", (CHIP, STEPS): "steps"}
-    threads |= {(CHIP, LAYERS): "phases and layers", (CHIP, KERNELS): "kernels"}
+    threads |= {(CHIP, LAYERS): "phases and layers", (CHIP, KERNELS): "kernels", (CHIP, COPIES): "copies between HBM and VMEM"}
     threads |= {(CHIP, FIRST_QUEUE + i): f"{name} queue" for i, name in enumerate(QUEUES)}
     named = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for pid, name in processes.items()]
     named += [{"ph": "M", "name": "thread_name", "pid": p, "tid": t, "args": {"name": name}} for (p, t), name in threads.items()]
@@ -79,12 +80,16 @@ class _Tracer:
     tiles: dict[Kernel, tuple[Event, ...]] = field(default_factory=dict)
     trains: bool = False
     links: LinkQueue = field(default_factory=LinkQueue)
+    copies: CopyQueue = field(init=False)
+    begun: dict[int, int] = field(default_factory=dict)  # of copies, by semaphore
+    copied: int = 0  # when the copy that was awaited last had ended
     ticks: dict[str, int] = field(default_factory=dict)
     stretches: list[Stretch] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
     used: dict[str, float] = field(default_factory=lambda: {"matrix": 0.0, "HBM": 0.0})  # picoseconds at peak, added up
 
     def __post_init__(self) -> None:
+        self.copies = CopyQueue(self.profile.time.machine)
         self.ticks = {place: tick for tick, place in enumerate(self.profile.memory.places)}
         self.rows = {r.place: r for r in self.profile.time.kernels}
         self.longest = frozenset(k.place for k in self.profile.kernels[:DETAILED])
@@ -127,11 +132,27 @@ class _Tracer:
                 self._blocks(block.branches[trips], f"{place}.branch{trips}.")
             case Collective():
                 self._collective(block, place)
+            case Copy():
+                machine = self.profile.time.machine
+                self.copies.start(block.semaphore, copy_row(self.profile.program, block, machine, place, 1), self.now)
+                self.begun[block.semaphore] = self.now
             case Await():
-                row, exposed = self.links.wait(block.semaphore, self.now)
-                if exposed:
-                    self._event(CHIP, KERNELS, f"wait for {row.kind}", self.now, exposed, {"source": row.source})
-                self.now += exposed
+                self._await(block)
+
+    def _await(self, block: Await) -> None:
+        if block.semaphore in self.copies:
+            row, exposed = self.copies.wait(block.semaphore, self.now)
+            what, source = "copy", ""
+            begin = max(self.begun.pop(block.semaphore), self.copied)
+            self.copied = max(begin, self.now + exposed)
+            args = {"bytes": row.bytes, "buffer": row.buffer, "to": "VMEM" if row.loads else "HBM"}
+            self._event(CHIP, COPIES, what, begin, self.copied - begin, args)
+        else:
+            sent, exposed = self.links.wait(block.semaphore, self.now)
+            what, source = sent.kind, sent.source
+        if exposed:
+            self._event(CHIP, KERNELS, f"wait for {what}", self.now, exposed, {"source": source})
+        self.now += exposed
 
     def _live(self, place: str) -> None:
         tick = self.ticks[place]
@@ -202,6 +223,7 @@ class _Tracer:
         work = _at_peak(row, self.profile.time.chip)
         self._utilisation(end, work)
         self.used = {name: busy + work[name] for name, busy in self.used.items()}
+        self.copies.leave(row.time.idle_picoseconds)
         self.now = end
 
     def _queue_events(self, kernel: Kernel, place: str, row: KernelRow) -> tuple[Event, ...]:

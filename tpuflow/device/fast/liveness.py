@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from tpuflow.isa.collectives import Await, Collective, Position
-from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Switch, While, children
+from tpuflow.isa.program import Block, Copy, Infeed, Kernel, Loop, Outfeed, Switch, While, children
 
 NONE: frozenset[int] = frozenset()
 
@@ -33,7 +33,7 @@ def reads(block: Block) -> frozenset[int]:
             return frozenset((block.index,))
         case Outfeed():
             return frozenset((block.buffer,))
-        case Collective():
+        case Collective() | Copy():
             return frozenset((block.source,))
         case Infeed() | Position() | Await():
             return frozenset()
@@ -57,7 +57,7 @@ def writes(block: Block) -> frozenset[int]:
             return frozenset(buffer for role, buffer in _accesses(block) if role == "write")
         case Infeed() | Position():
             return frozenset((block.buffer,))
-        case Collective():
+        case Collective() | Copy():
             return frozenset((block.target,))
         case Loop() | While() | Switch() | Outfeed() | Await():
             return frozenset()
@@ -188,7 +188,7 @@ class Liveness:
 
 _FLOWS: Mapping[type, Callable[..., Flow]] = {
     Kernel: Liveness._kernel, Loop: Liveness._loop, While: Liveness._while, Switch: Liveness._switch,
-    **dict.fromkeys((Infeed, Outfeed, Position, Collective, Await), Liveness._whole_buffers),
+    **dict.fromkeys((Infeed, Outfeed, Position, Collective, Await, Copy), Liveness._whole_buffers),
 }  # fmt: skip
 
 

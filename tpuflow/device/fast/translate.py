@@ -23,7 +23,7 @@ from tpuflow.dtypes import BF16, F16
 from tpuflow.isa.collectives import KINDS, Await, Collective, Position, sizes_of
 from tpuflow.isa.dma import Store
 from tpuflow.isa.instruction import Window
-from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
+from tpuflow.isa.program import Block, Copy, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
 
 COPIED_ELEMS = 2**16
 """Arrays so large are not to be copied before they are overwritten; copies of smaller ones take less time than it takes to avoid them."""
@@ -101,6 +101,7 @@ class _Run:
         self.t, self.ar, self.infeeds, self.budget = translation, ar, infeeds, budget
         self.program = translation.program
         self.resting: frozenset[int] = frozenset()
+        self.sources: dict[int, int] = {}  # of copies, by their targets: one array under two numbers
         self.overwritten = frozenset(p.buffer for p in translation.program.inputs if p.donated)
 
     def buffer(self, env: dict[Any, Any], index: int) -> Any:
@@ -140,6 +141,9 @@ class _Run:
                 env[block.buffer] = self.t.lanes.position(block.axis)
             case Collective():
                 self._collective(block, env)
+            case Copy():
+                env[block.target] = self.buffer(env, block.source)
+                self.sources[block.target] = block.source
             case Await():
                 pass
             case _:
@@ -155,7 +159,9 @@ class _Run:
                 arrays[b] = self.ar.after(source, results, self.t.lanes.alike)
         hbm = {b: self.ar.take(array, self.program.buffers[b].dtype) for b, array in arrays.items()}
         new, tier = translate_kernel(kernel, self.program.buffers, hbm, self.ar, self.resting, read_on)
-        env.update({("read", b): (env[b], [x for x in new.values() if x.size]) for b in (read - written) & self.overwritten & env.keys()})
+        looked_at = read | {n for b in read if (n := self.sources.get(b, b)) in env and env[n] is arrays[b]}
+        results = [x for x in new.values() if x.size]
+        env.update({("read", b): (env[b], results) for b in (looked_at - written) & self.overwritten & env.keys()})
         env.update(new)
         self.t.tiers[self.t.places[id(kernel)]] = tier
 

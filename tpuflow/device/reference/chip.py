@@ -17,7 +17,7 @@ from tpuflow.device.reference.plan import KernelPlan
 from tpuflow.errors import HazardError, LaunchError
 from tpuflow.isa.arithmetic import Arithmetic
 from tpuflow.isa.collectives import Await, Collective, Position, position
-from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Program, Switch, While
+from tpuflow.isa.program import Block, Copy, Infeed, Kernel, Loop, Moving, Outfeed, Program, Switch, While, moving_text
 
 KEPT = "where a constant or an input that is not donated lies"
 
@@ -45,7 +45,7 @@ class ChipRun:
         self._work = 0
         self._infeeds: list[Iterator[np.ndarray]] = []
         self._items: list[int] = []
-        self._moving: dict[int, tuple[Collective, str, np.ndarray]] = {}
+        self._moving: dict[int, tuple[Moving, str, np.ndarray]] = {}
         self.sent: list[list[np.ndarray]] = []
 
     @functools.cached_property
@@ -111,6 +111,7 @@ class ChipRun:
         plan = self._plans.get(id(block))
         if plan is None:
             plan = self._plans[id(block)] = KernelPlan(block, self._on_chip, self._hbm)
+        self._check_tiles(plan, path)
         arriving = frozenset(c.target for c, _, _ in self._moving.values())
         run = Run(plan, path, self._arithmetic, {**self._kept, **self._sending()} if self._moving else self._kept, arriving)
         try:
@@ -166,17 +167,37 @@ class ChipRun:
         self._hbm.write(block.buffer, np.asarray(position(self.program.mesh, self.chip, block.axis), np.int32))
         return ()
 
-    def _meet(self, block: Collective | Await, path: str) -> Meetings:
+    def _meet(self, block: Collective, path: str) -> Meetings:
         yield Meeting(path, block)
 
-    def start(self, c: Collective, path: str) -> None:
+    def _await(self, block: Await, path: str) -> Meetings:
+        if isinstance(self.started(block, path), Copy):
+            self.receive(block.semaphore, self.message(block.semaphore))
+            return
+        yield Meeting(path, block)
+
+    def _copy(self, block: Copy, path: str) -> Meetings:
+        if block.semaphore in self._moving:
+            raise HazardError(f"copy {path}: semaphore {block.semaphore} is taken by what is still on its way.")
+        self.start(block, path)
+        return ()
+
+    def _check_tiles(self, plan: KernelPlan, path: str) -> None:
+        """A kernel's tiles leave alone what is on its way from or to VMEM."""
+        for c, start, _ in self._moving.values():
+            for number in (c.source, c.target):
+                if plan.takes(self.program.buffers[number]):
+                    where = kernel_place(path, plan.kernel)
+                    raise HazardError(f"{where}: has tiles where buffer {number} lies, which {moving_text(c)} {start} is still moving.")
+
+    def start(self, c: Moving, path: str) -> None:
         """What is sent must be there; what is received is not there any more."""
-        sent = self._read(f"{c.kind} {path}{f' ({c.where})' if c.where else ''}", c.source)
+        sent = self._read(f"{moving_text(c)} {path}{_where(c)}", c.source)
         self._moving[c.semaphore] = c, path, sent
         self._hbm.forget(c.target)
 
-    def started(self, block: Await, path: str) -> Collective:
-        """The collective that is waited for."""
+    def started(self, block: Await, path: str) -> Moving:
+        """The collective or copy that is waited for."""
         if block.semaphore not in self._moving:
             raise HazardError(f"await {path}: nothing is on its way for semaphore {block.semaphore}.")
         return self._moving[block.semaphore][0]
@@ -184,27 +205,29 @@ class ChipRun:
     def message(self, semaphore: int) -> np.ndarray:
         """What is sent, as early as it may be, or as late: [elems]."""
         c, path, sent = self._moving[semaphore]
-        late = self._read(f"{c.kind} {path}", c.source)
+        late = self._read(f"{moving_text(c)} {path}", c.source)
         if sent.tobytes() != late.tobytes():
-            where = f" ({c.where})" if c.where else ""
-            raise HazardError(f"{c.kind} {path}: its source, buffer {c.source}, is overwritten while it is being sent.{where}")
+            raise HazardError(f"{moving_text(c)} {path}: its source, buffer {c.source}, is overwritten while it is being sent.{_where(c)}")
         return (sent if self.schedule == "early" else late).reshape(-1)
 
     def receive(self, semaphore: int, elems: np.ndarray) -> None:
         """What has arrived, [elems]; the buffers are free again."""
         c, path, _ = self._moving.pop(semaphore)
         if self._hbm.is_touched(c.target):
-            raise HazardError(f"{c.kind} {path}: its target, buffer {c.target}, is written before it has arrived.")
+            raise HazardError(f"{moving_text(c)} {path}: its target, buffer {c.target}, is written before it has arrived.")
         self._hbm.write(c.target, elems.reshape(self.program.buffers[c.target].shape))
 
     def _sending(self) -> Mapping[int, str]:
         """Buffers that nobody may write now, and why."""
         found: dict[int, str] = {}
         for c, path, _ in self._moving.values():
-            where = f" ({c.where})" if c.where else ""
-            found |= dict.fromkeys(self._hbm.overlapping({c.source}), f"which {c.kind} {path} is sending{where}")
-            found |= dict.fromkeys(self._hbm.overlapping({c.target}), f"which {c.kind} {path} is still receiving{where}")
+            found |= dict.fromkeys(self._hbm.overlapping({c.source}), f"which {moving_text(c)} {path} is sending{_where(c)}")
+            found |= dict.fromkeys(self._hbm.overlapping({c.target}), f"which {moving_text(c)} {path} is still receiving{_where(c)}")
         return found
+
+
+def _where(c: Moving) -> str:
+    return f" ({c.where})" if isinstance(c, Collective) and c.where else ""
 
 
 _BLOCKS: dict[type, Callable[..., Meetings]] = {
@@ -216,5 +239,6 @@ _BLOCKS: dict[type, Callable[..., Meetings]] = {
     Outfeed: ChipRun._outfeed,
     Position: ChipRun._position,
     Collective: ChipRun._meet,
-    Await: ChipRun._meet,
+    Await: ChipRun._await,
+    Copy: ChipRun._copy,
 }

@@ -15,6 +15,7 @@ from tpuflow.device.reference.plan import KernelPlan
 from tpuflow.device.resolved import QUEUE_NUMBER, Resolved
 from tpuflow.isa import dma
 from tpuflow.isa.arithmetic import Arithmetic
+from tpuflow.isa.core_parts import core_of
 from tpuflow.isa.instruction import Instruction
 from tpuflow.isa.loop_nest import At
 from tpuflow.isa.trip import Trip
@@ -139,6 +140,7 @@ class Run:
         """Everything read in HBM was written as part of this buffer, in order."""
         access = self.plan.windows[i.number]
         number = access.window.buffer
+        self._check_core(i, at, "reads", where)
         owner = access.owner[where]
         if not (owner == number).all():
             other = int(owner[owner != number][0])
@@ -146,6 +148,16 @@ class Run:
             found = "has not arrived yet" if number in self.arriving else found
             raise self.site(i, at).hazard(f"reads what {found} in buffer {number}")
         self._shadow(i, at, "read", where, clock)
+
+    def _check_core(self, i: Resolved, at: At, what: str, where: tuple[Any, ...]) -> None:
+        """A core reaches only what it has itself of an array that stays in VMEM."""
+        access, cores = self.plan.windows[i.number], self.plan.on_chip.chip.cores
+        if cores == 1 or not self.plan.hbm.buffers[access.window.buffer].is_resident:
+            return
+        own, touched = core_of(at.point, self.plan.nest.points, cores), access.cores(cores)[where]
+        if not (touched == own).all():
+            other = int(touched[touched != own][0])
+            raise self.site(i, at).hazard(f"on core {own} {what} what core {other} has of buffer {access.window.buffer} in its VMEM")
 
     def _nothing(self, buffer: int) -> str:
         tiles = ", or tiles have taken its place since," if self.plan.hbm.buffers[buffer].is_resident else ""
@@ -157,6 +169,7 @@ class Run:
         number = access.window.buffer
         if number in self.kept:
             raise self.site(i, at).hazard(f"writes buffer {number}, {self.kept[number]}")
+        self._check_core(i, at, "writes", where)
         if number in self.plan.taken:
             raise self.site(i, at).hazard(f"writes buffer {number}, in whose place in VMEM this kernel has tiles")
         self._shadow(i, at, "write", where, clock)

@@ -129,6 +129,7 @@ class ReferenceEngine:
     def _exchange(self, block: Await, path: str) -> None:
         """Every member of every group gets what the collective means, of what all of it send."""
         c = self.chips[0].started(block, path)
+        assert isinstance(c, Collective)
         kind, mesh, dtype = KINDS[c.kind], self.program.mesh, self.program.buffers[c.target].dtype
         for group in groups(mesh, c.axes):
             sent = self._arithmetic.load(np.stack([self.chips[n].message(c.semaphore) for n in group]), dtype)

@@ -16,6 +16,7 @@ import numpy as np
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.reference.hazards import HbmShadow, Stamps
+from tpuflow.isa.core_parts import core_of
 from tpuflow.isa.instruction import SPACES, Tile, Window, WindowAxis
 from tpuflow.isa.occupancy import slot_bytes, space_bytes
 from tpuflow.isa.program import VMEM_START, Buffer
@@ -208,6 +209,7 @@ class WindowAccess:
     owner: np.ndarray = field(init=False)
     fill: np.ndarray = field(init=False)
     _seen: dict[tuple[int, int, int], AxisSelection] = field(init=False, default_factory=dict)
+    _cores: np.ndarray | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         number = self.window.buffer
@@ -216,6 +218,13 @@ class WindowAccess:
         tables = {} if self.shadow is None else self.shadow.stamps
         self.stamps = {key: self.view(self.hbm.granules(number, table)) for key, table in tables.items()}
         self.fill = np.asarray(self.window.fill).astype(self.window.tile.dtype.numpy)
+
+    def cores(self, count: int) -> np.ndarray:
+        """Which of `count` cores has each element, as the window sees them."""
+        if self._cores is None:
+            b = self.hbm.buffers[self.window.buffer]
+            self._cores = self.view(core_of(np.arange(b.elems), max(1, b.elems), count).reshape(b.shape))
+        return self._cores
 
     def view(self, array: np.ndarray) -> np.ndarray:
         """A [*shape, ...] array of the buffer as the window sees it, trailing axes kept; a view."""

@@ -28,10 +28,10 @@ class KernelPlan:
         self.on_chip, self.reach = on_chip, on_chip.reach(self.tiles)
         self.problems = {n: problem for n, t in enumerate(self.tiles) if (problem := self.on_chip.problem(t))}
         self.tile_stretches = vmem_stretches(self.tiles, on_chip.chip)
-        self.taken = frozenset(a.window.buffer for a in self.windows.values() if self._is_taken(hbm.buffers[a.window.buffer]))
+        self.taken = frozenset(a.window.buffer for a in self.windows.values() if self.takes(hbm.buffers[a.window.buffer]))
         self.nest = LoopNest(kernel.grid)
 
-    def _is_taken(self, buffer: Buffer) -> bool:
+    def takes(self, buffer: Buffer) -> bool:
         """Whether tiles of the kernel lie in a buffer's place."""
         low, high = buffer.span
         return any(low < end and start < high for start, end in self.tile_stretches)

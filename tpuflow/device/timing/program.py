@@ -10,6 +10,7 @@ from typing import assert_never
 
 from tpuflow.device.timing.calibration import Calibration, Machine
 from tpuflow.device.timing.collectives import CollectiveRow, LinkQueue, collective_row
+from tpuflow.device.timing.copies import CopyQueue, CopyRow, copy_row
 from tpuflow.device.timing.form import form_of
 from tpuflow.device.timing.grid import grid_time, plan_grid
 from tpuflow.device.timing.prices import LOCAL, MOVE, Clock, PricedKernel, picoseconds, price
@@ -20,7 +21,7 @@ from tpuflow.errors import ProgramError
 from tpuflow.isa.collectives import Await, Collective, Position
 from tpuflow.isa.instruction import QUEUES, Instruction
 from tpuflow.isa.matrix import MatmulAccumulate
-from tpuflow.isa.program import Block, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
+from tpuflow.isa.program import Block, Copy, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
 from tpuflow.isa.splitting import SPLITS
 
 REMEMBERED = 8192
@@ -55,6 +56,7 @@ def time_program(
         narrowed=_narrowed(program),
         trips=walk.counted,
         collectives=tuple(replace(r, count=round_trips * r.count) for r in total.moved),
+        copies=tuple(replace(r, count=round_trips * r.count) for r in total.copied),
     )
 
 
@@ -111,7 +113,7 @@ def _timed(kernel: Kernel, machine: Machine, resident: Set[int]) -> KernelTime:
     priced = price(kernel, machine, resident)
     plan, clock = plan_grid(priced, machine)
     floor = picoseconds(machine.calibration.kernel_seconds)
-    busy, serial, work = _totals(priced, clock)
+    busy, serial, bus, work = _totals(priced, clock)
     return KernelTime(
         name=kernel.name,
         scope=kernel.scope,
@@ -122,6 +124,7 @@ def _timed(kernel: Kernel, machine: Machine, resident: Set[int]) -> KernelTime:
         floor_picoseconds=floor,
         busy_picoseconds=busy,
         serial_picoseconds=floor + serial + plan.combined,
+        bus_picoseconds=bus + plan.combined + plan.collect,
         work=work,
     )
 
@@ -130,15 +133,16 @@ _remembered = functools.lru_cache(REMEMBERED)(grid_time)
 """Kernels that differ only in buffers and addresses have equal plans: each plan is run once a process."""
 
 
-def _totals(priced: PricedKernel, clock: Clock) -> tuple[tuple[int, ...], int, Work]:
-    """Time of every queue as a mean over the cores, the sum of everything one after the other, and the work."""
-    busy, serial = [0] * len(QUEUES), 0
+def _totals(priced: PricedKernel, clock: Clock) -> tuple[tuple[int, ...], int, int, Work]:
+    """Time of every queue as a mean over the cores, the sum of everything one after the other, time of the bus as a mean, and the work."""
+    busy, serial, bus = [0] * len(QUEUES), 0, 0
     macs: dict[str, int] = {}
     counts: dict[str, int] = dict.fromkeys(("element_ops", "read", "write", "bus", "cached", "vmem read", "vmem write"), 0)
     for found, cost, times in priced.totals():
         instruction, op = found.instruction, clock.op(found.instruction, cost, found.reads, behind=found.behind)
         busy[op[1]] += times * sum(op[2:4] if op[0] == MOVE else op[2:3])
         serial += times * sum(op[2:] if op[0] in (MOVE, LOCAL) else op[2:3])
+        bus += times * clock.bus(cost.bus_bytes, found.reads)
         counts["element_ops"] += times * cost.element_ops
         counts["bus"] += times * cost.bus_bytes
         counts["cached"] += times * cost.hbm_bytes * (found.reads - 1) // found.reads
@@ -149,7 +153,15 @@ def _totals(priced: PricedKernel, clock: Clock) -> tuple[tuple[int, ...], int, W
             dtype = _multiplied(instruction).name
             macs[dtype] = macs.get(dtype, 0) + times * cost.macs
     work = Work(macs, *counts.values())
-    return tuple(b // clock.cores for b in busy), serial, work
+    return tuple(b // clock.cores for b in busy), serial, bus // clock.cores, work
+
+
+def _copied(row: CopyRow) -> Work:
+    """What a copy moves: to or from HBM, and from or to VMEM."""
+    ends = {"read_bytes": row.bytes, "written_bytes": 0, "vmem_read_bytes": 0, "vmem_written_bytes": row.bytes}
+    if not row.loads:
+        ends = {"read_bytes": 0, "written_bytes": row.bytes, "vmem_read_bytes": row.bytes, "vmem_written_bytes": 0}
+    return Work({}, 0, bus_bytes=row.bytes, **ends)
 
 
 def _multiplied(instruction: Instruction) -> DType:
@@ -161,7 +173,7 @@ def _multiplied(instruction: Instruction) -> DType:
 
 @dataclass(slots=True)
 class _Sum:
-    """Blocks added up: device time, waiting for the host, rows, work, bytes of infeed and outfeed, collectives."""
+    """Blocks added up: device time, waiting for the host, rows, work, bytes of infeed and outfeed, collectives, copies."""
 
     device: int = 0
     feed: int = 0
@@ -169,6 +181,7 @@ class _Sum:
     work: Work = NOTHING
     feed_bytes: int = 0
     moved: list[CollectiveRow] = field(default_factory=list)
+    copied: list[CopyRow] = field(default_factory=list)
 
     def add(self, other: _Sum, times: int) -> None:
         """Other blocks, so many times (their rows are counted already)."""
@@ -178,6 +191,27 @@ class _Sum:
         self.work = self.work + other.work * times
         self.feed_bytes += times * other.feed_bytes
         self.moved += other.moved
+        self.copied += other.copied
+
+
+@dataclass(slots=True)
+class _Here:
+    """One list of blocks so far, and what is on its way in it."""
+
+    total: _Sum
+    links: LinkQueue
+    copies: CopyQueue
+
+    def wait(self, semaphore: int) -> None:
+        """The chip has nothing to do until this collective or copy has arrived."""
+        total = self.total
+        if semaphore in self.copies:
+            copied, exposed = self.copies.wait(semaphore, total.device)
+            total.copied.append(copied)
+        else:
+            sent, exposed = self.links.wait(semaphore, total.device)
+            total.moved.append(replace(sent, exposed_picoseconds=exposed))
+        total.device += exposed
 
 
 @dataclass(slots=True)
@@ -197,18 +231,20 @@ class _BlockTimes:
 
     def blocks(self, code: Sequence[Block], path: str, count: int) -> _Sum:
         """All blocks of a list, in order."""
-        total, links = _Sum(), LinkQueue()
+        here = _Here(_Sum(), LinkQueue(), CopyQueue(self.machine))
         for i, block in enumerate(code):
-            self._block(block, f"{path}{i}", count, total, links)
-        return total
+            self._block(block, f"{path}{i}", count, here)
+        return here.total
 
-    def _block(self, block: Block, place: str, count: int, total: _Sum, links: LinkQueue) -> None:
+    def _block(self, block: Block, place: str, count: int, here: _Here) -> None:
+        total = here.total
         match block:
             case Kernel():
                 found = time_kernel(block, self.machine, self.timed, self.resident)
                 total.rows.append(KernelRow(place, count, found))
                 total.device += found.picoseconds
                 total.work = total.work + found.work
+                here.copies.leave(found.idle_picoseconds)
             case Loop():
                 times = self._trips(place, block)
                 body = self.blocks(block.body, f"{place}.body.", count * times)
@@ -227,11 +263,13 @@ class _BlockTimes:
                 port = ports[block.port]
                 total.feed_bytes += math.prod(port.shape) * port.dtype.bytes
             case Collective():
-                links.start(block.semaphore, collective_row(self.program, block, place, count), total.device)
+                here.links.start(block.semaphore, collective_row(self.program, block, place, count), total.device)
+            case Copy():
+                row = copy_row(self.program, block, self.machine, place, count)
+                total.work = total.work + _copied(row)
+                here.copies.start(block.semaphore, row, total.device)
             case Await():
-                row, exposed = links.wait(block.semaphore, total.device)
-                total.moved.append(replace(row, exposed_picoseconds=exposed))
-                total.device += exposed
+                here.wait(block.semaphore)
             case Position():
                 pass
             case _:

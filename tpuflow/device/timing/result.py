@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from tpuflow.chips.chip import Chip
 from tpuflow.device.timing.calibration import Calibration, Machine
 from tpuflow.device.timing.collectives import CollectiveRow
+from tpuflow.device.timing.copies import CopyRow
 from tpuflow.device.timing.prices import PICOSECONDS
 from tpuflow.isa.instruction import QUEUES
 from tpuflow.isa.program import kernel_title
@@ -72,7 +73,8 @@ NOTHING = Work({}, 0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """One kernel, once: its time with the launch floor, time of each queue summed over the busiest core's share, and its work."""
+    """One kernel, once: its time with the launch floor, time of each queue summed over the busiest core's share, that of the memory bus,
+    and its work."""
 
     name: str
     scope: str
@@ -83,7 +85,13 @@ class KernelTime:
     floor_picoseconds: int
     busy_picoseconds: tuple[int, ...]
     serial_picoseconds: int
+    bus_picoseconds: int
     work: Work
+
+    @property
+    def idle_picoseconds(self) -> int:
+        """What it leaves of the memory bus to copies."""
+        return max(0, self.picoseconds - self.bus_picoseconds)
 
     @property
     def seconds(self) -> float:
@@ -118,7 +126,8 @@ class ProgramTime:
     `device_picoseconds` is the device's own time, `feed_picoseconds` what it waits for its data (infeeds slower than it, `step_seconds`),
     `launch_picoseconds` the host's round trip. `assumed` names blocks whose trips or branch nobody said: a while counts one trip, a
     switch its longest branch. `narrowed` says which f32 products are made of narrower ones, for want of f32 arrays. `trips` has the trips
-    counted for every loop and while, and the branch of every switch, by their place. `collectives` are in the order of their waits.
+    counted for every loop and while, and the branch of every switch, by their place. `collectives` and `copies` (between
+    HBM and VMEM) are in the order of their waits.
     """
 
     machine: Machine
@@ -132,6 +141,17 @@ class ProgramTime:
     narrowed: tuple[str, ...] = ()
     trips: Mapping[str, int] = field(default_factory=dict)
     collectives: tuple[CollectiveRow, ...] = ()
+    copies: tuple[CopyRow, ...] = ()
+
+    @property
+    def copied_bytes(self) -> int:
+        """What copies move between HBM and VMEM."""
+        return sum(row.count * row.bytes for row in self.copies)
+
+    @property
+    def exposed_copy_seconds(self) -> float:
+        """Time of copies that the chip waits for, with nothing left to do; part of `device_seconds`."""
+        return sum(row.exposed_seconds for row in self.copies)
 
     @property
     def sent_bytes(self) -> int:
@@ -271,6 +291,10 @@ def _summary(t: ProgramTime, steps: int) -> list[str]:
         took, waited = seconds_text(t.link_seconds / steps), seconds_text(t.exposed_link_seconds / steps)
         count, sent = sum(r.count for r in t.collectives) / steps, t.sent_bytes / steps / 1e6
         lines.append(f"collectives {count:.6g}: {sent:.2f} MB sent by each chip in {took}, of which {waited} not behind kernels")
+    if t.copies:
+        count, moved = sum(r.count for r in t.copies) / steps, t.copied_bytes / steps / 1e6
+        waited = seconds_text(t.exposed_copy_seconds / steps)
+        lines.append(f"copies between HBM and VMEM {count:.6g}: {moved:.2f} MB, {waited} not behind kernels")
     return lines
 
 

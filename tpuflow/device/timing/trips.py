@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tpuflow.isa.collectives import Collective, Position
+from tpuflow.isa.collectives import Position
 from tpuflow.isa.instruction import Tile
-from tpuflow.isa.program import Infeed, Kernel, Loop, Program, walk
+from tpuflow.isa.program import Infeed, Kernel, Loop, Moving, Program, walk
 from tpuflow.isa.vector import Constant
 
 Number = int | float | bool
@@ -25,7 +25,7 @@ def known_trips(program: Program) -> Mapping[int, int]:
             _stored(block, found)
         elif isinstance(block, Infeed | Position):
             found.get(block.buffer, set()).add(None)
-        elif isinstance(block, Collective):
+        elif isinstance(block, Moving):
             found.get(block.target, set()).add(None)
     single = {buffer: numbers.pop() for buffer, numbers in found.items() if len(numbers) == 1}
     return {buffer: int(number) for buffer, number in single.items() if number is not None}

@@ -1,26 +1,44 @@
 """Several chips: the mesh, arrays cut over it, and collectives, which every chip must take in the same order from buffers left alone.
 
-A collective is awaited in the list of blocks that starts it. In between nobody writes its source, nor reads or writes its target; and it
-lies in no loop, condition or branch that chips may run differently, nor does anything that the host takes part in.
+A collective, or a copy between HBM and VMEM, is awaited in the list of blocks that starts it. In between nobody writes its source, nor
+reads or writes its target, and no tiles take the place of either. A collective lies in no loop, condition or branch that chips may run
+differently, nor does anything that the host takes part in.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from tpuflow.device.varying import varying
+from tpuflow.device.verify.kernels import Effects
 from tpuflow.dtypes import S32
 from tpuflow.errors import ProgramError
 from tpuflow.isa.collectives import KINDS, Await, Collective, Position, chips_of, sizes_of, whole_shape
 from tpuflow.isa.numpy_arithmetic import is_defined
-from tpuflow.isa.program import Block, Buffer, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While, children, walk
+from tpuflow.isa.program import (
+    Block,
+    Buffer,
+    Copy,
+    Infeed,
+    Kernel,
+    Loop,
+    Moving,
+    Outfeed,
+    Port,
+    Program,
+    Switch,
+    While,
+    children,
+    moving_text,
+    walk,
+)
 from tpuflow.isa.refusal import Refusal
 
 MOST_CHIPS = 2**20
 MOST_MOVING = 1024
-"""Collectives on their way at once; each is held against all that runs meanwhile."""
+"""Collectives and copies on their way at once; each is held against all that runs meanwhile."""
 MOST_SEMAPHORES = 2**16
 
 
@@ -94,6 +112,18 @@ def _check_pairs(c: Collective, chips: int) -> None:
             raise Refusal(f"in the pairs {list(c.pairs)} a chip {what} twice; expected once at most")
 
 
+def check_copy(program: Program, c: Copy) -> None:
+    """Refuse a copy that is not between HBM and VMEM, or of other elements."""
+    source, target = _buffer(program, c.source), _buffer(program, c.target)
+    if not 0 <= c.semaphore < MOST_SEMAPHORES:
+        raise Refusal(f"semaphore {c.semaphore}; expected one of {MOST_SEMAPHORES}")
+    if (source.dtype, source.shape) != (target.dtype, target.shape):
+        ends = f"{source.dtype}{list(source.shape)} to {target.dtype}{list(target.shape)}"
+        raise Refusal(f"copies buffer {c.source} to {c.target}, {ends}; expected one type and shape")
+    if source.space == target.space:
+        raise Refusal(f"copies buffer {c.source} to {c.target}, both in {source.space}; expected one in hbm and the other in vmem")
+
+
 def check_await(program: Program, block: Await) -> None:
     """All there is to it is its order."""
 
@@ -111,29 +141,40 @@ def _overlap(a: Buffer, b: Buffer) -> bool:
 # --- order
 
 
-def check_order_of_collectives(program: Program) -> None:
-    """Refuse a program in which a collective meets something that touches its buffers, or that not all chips may come to.
+def check_order_of_moves(program: Program, effects: Mapping[int, Effects]) -> None:
+    """Refuse a program in which a collective or copy meets something that touches its buffers, or a collective that not all chips may come
+    to. effects: of every kernel, by its id.
 
     Raises:
       ProgramError: with the place of both and the source line.
     """
-    if not any(isinstance(block, Position | Collective | Await) for _, block in walk(program.code)) and not program.mesh:
+    if not any(isinstance(block, Position | Moving | Await) for _, block in walk(program.code)) and not program.mesh:
         return
-    order = _Order(program)
+    order = _Order(program, effects)
     order.blocks(program.code, "", {})
     _check_uniform(program)
 
 
+@dataclass(frozen=True, slots=True)
+class _Uses:
+    """The buffers that a block reads and writes, and the stretches of VMEM that tiles take, nested blocks included."""
+
+    reads: frozenset[int]
+    writes: frozenset[int]
+    tiles: frozenset[tuple[int, int]] = frozenset()
+
+
 @dataclass(slots=True)
 class _Order:
-    """Goes over every list of blocks with what is on its way there. `used`: what nested blocks read, and write, by the block's id."""
+    """Goes over every list of blocks with what is on its way there. `used`: what nested blocks do, by the block's id."""
 
     program: Program
-    used: dict[int, tuple[frozenset[int], frozenset[int]]] = field(default_factory=dict)
+    effects: Mapping[int, Effects]
+    used: dict[int, _Uses] = field(default_factory=dict)
 
-    def blocks(self, code: Sequence[Block], path: str, around: Mapping[int, tuple[str, Collective]]) -> None:
+    def blocks(self, code: Sequence[Block], path: str, around: Mapping[int, tuple[str, Moving]]) -> None:
         """Every collective of a list is awaited in it, and its buffers are left alone until then. around: what is on its way outside."""
-        moving: dict[int, tuple[str, Collective]] = {}
+        moving: dict[int, tuple[str, Moving]] = {}
         for n, block in enumerate(code):
             place = f"{path}{n}"
             if isinstance(block, Await):
@@ -143,50 +184,58 @@ class _Order:
                 continue
             if moving:
                 self._check_apart(block, place, moving)
-            if isinstance(block, Collective):
+            if isinstance(block, Moving):
                 self._start(block, place, moving, around)
             for name, nested in children(block):
                 self.blocks(nested, f"{place}.{name}.", {**around, **moving} if moving else around)
         for place, c in moving.values():
             raise ProgramError(
-                f"{c.kind} {place}: nobody waits for semaphore {c.semaphore} before the end of the list of blocks that starts it; expected "
-                f"an await there.{_source(c)}"
+                f"{moving_text(c)} {place}: nobody waits for semaphore {c.semaphore} before the end of the list of blocks that starts it; "
+                f"expected an await there.{_source(c)}"
             )
 
-    def _start(
-        self, c: Collective, place: str, moving: dict[int, tuple[str, Collective]], around: Mapping[int, tuple[str, Collective]]
-    ) -> None:
+    def _start(self, c: Moving, place: str, moving: dict[int, tuple[str, Moving]], around: Mapping[int, tuple[str, Moving]]) -> None:
         taken = moving.get(c.semaphore) or around.get(c.semaphore)
         if taken is not None:
             raise ProgramError(
-                f"{c.kind} {place}: semaphore {c.semaphore} is taken by {taken[1].kind} {taken[0]}, which is still on its way; expected a "
-                f"free one.{_source(c)}"
+                f"{moving_text(c)} {place}: semaphore {c.semaphore} is taken by {moving_text(taken[1])} {taken[0]}, which is still on its "
+                f"way; expected a free one.{_source(c)}"
             )
         if len(moving) >= MOST_MOVING:
-            raise ProgramError(f"{c.kind} {place}: {len(moving)} collectives are on their way; expected at most {MOST_MOVING}.")
+            raise ProgramError(
+                f"{moving_text(c)} {place}: {len(moving)} collectives and copies are on their way; expected at most {MOST_MOVING}."
+            )
         moving[c.semaphore] = place, c
 
-    def _check_apart(self, block: Block, place: str, moving: dict[int, tuple[str, Collective]]) -> None:
-        reads, writes = self._uses(block)
+    def _check_apart(self, block: Block, place: str, moving: dict[int, tuple[str, Moving]]) -> None:
+        uses = self._uses(block)
         buffers = self.program.buffers
         for start, c in moving.values():
             for what, touched, own in (
-                ("overwrites what is being sent by", writes, c.source),
-                ("writes where something arrives from", writes, c.target),
-                ("reads what has not arrived yet from", reads, c.target),
+                ("overwrites what is being sent by", uses.writes, c.source),
+                ("writes where something arrives from", uses.writes, c.target),
+                ("reads what has not arrived yet from", uses.reads, c.target),
             ):
                 for b in touched:
                     if b == own or _overlap(buffers[b], buffers[own]):
                         raise ProgramError(
-                            f"block {place}: {what} {c.kind} {start} (buffer {own}, through buffer {b}); expected an await of semaphore "
-                            f"{c.semaphore} before it.{_source(c)}"
+                            f"block {place}: {what} {moving_text(c)} {start} (buffer {own}, through buffer {b}); expected an await of "
+                            f"semaphore {c.semaphore} before it.{_source(c)}"
                         )
+            for own in (c.source, c.target):
+                low, high = buffers[own].span
+                if any(low < end and begin < high for begin, end in uses.tiles):
+                    raise ProgramError(
+                        f"block {place}: has tiles where {moving_text(c)} {start} moves something (buffer {own}); expected an await of "
+                        f"semaphore {c.semaphore} before it.{_source(c)}"
+                    )
 
-    def _uses(self, block: Block) -> tuple[frozenset[int], frozenset[int]]:
+    def _uses(self, block: Block) -> _Uses:
         if id(block) not in self.used:
-            nested = [self._uses(b) for _, code in children(block) for b in code]
             reads, writes = _own_uses(block)
-            self.used[id(block)] = reads.union(*(r for r, _ in nested)), writes.union(*(w for _, w in nested))
+            own = _Uses(reads, writes, frozenset(self.effects[id(block)].tiles) if isinstance(block, Kernel) else frozenset())
+            both = [own, *(self._uses(b) for _, code in children(block) for b in code)]
+            self.used[id(block)] = _Uses(*(frozenset().union(*(getattr(u, f.name) for u in both)) for f in fields(_Uses)))
         return self.used[id(block)]
 
 
@@ -197,7 +246,7 @@ def _own_uses(block: Block) -> tuple[frozenset[int], frozenset[int]]:
             found = [(role, w.buffer) for i in block.instructions for role, w in i.windows()]
             updated = {w.buffer for i in block.instructions if i.has("updates") for _, w in i.windows()}
             return frozenset(b for role, b in found if role == "read") | updated, frozenset(b for role, b in found if role == "write")
-        case Collective():
+        case Collective() | Copy():
             return frozenset((block.source,)), frozenset((block.target,))
         case Infeed() | Position():
             return none, frozenset((block.buffer,))

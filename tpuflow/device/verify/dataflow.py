@@ -16,7 +16,7 @@ from tpuflow.device.verify.footprint import Box
 from tpuflow.device.verify.kernels import Effects
 from tpuflow.errors import ProgramError
 from tpuflow.isa.collectives import Await, Collective, Position
-from tpuflow.isa.program import Block, Buffer, Infeed, Kernel, Loop, Outfeed, Program, Switch, While
+from tpuflow.isa.program import Block, Buffer, Copy, Infeed, Kernel, Loop, Outfeed, Program, Switch, While
 
 
 def check_dataflow(program: Program, effects: Mapping[int, Effects]) -> None:
@@ -87,6 +87,9 @@ class _Changes:
         """That nobody looks before it has arrived is for `verify.collectives` to say."""
         made.put(block.target, WHOLE)
 
+    def _copied(self, block: Copy, made: Contents) -> None:
+        made.put(block.target, WHOLE)
+
     def _nothing(self, block: Outfeed | Await, made: Contents) -> None:
         """Memory stays as it is."""
 
@@ -94,6 +97,7 @@ class _Changes:
 _CHANGES: Mapping[type, Callable[..., None]] = {
     Kernel: _Changes._kernel, Loop: _Changes._loop, While: _Changes._while, Switch: _Changes._switch, Infeed: _Changes._infeed,
     Position: _Changes._infeed, Collective: _Changes._received, Outfeed: _Changes._nothing, Await: _Changes._nothing,
+    Copy: _Changes._copied,
 }  # fmt: skip
 
 
@@ -213,6 +217,12 @@ class _AbstractRun:
         self._write(lambda: (place, source), block.target, None)
         memory.put(block.target, WHOLE)
 
+    def copy(self, block: Copy, path: str, memory: Contents) -> None:
+        """A whole buffer to the other memory."""
+        self.need(f"copy {path}", "takes", block.source, memory)
+        self._write(lambda: (f"copy {path}", ""), block.target, None)
+        memory.put(block.target, WHOLE)
+
     def nothing(self, block: Await, path: str, memory: Contents) -> None:
         """Memory stays as it is."""
 
@@ -227,6 +237,7 @@ _STEPS: Mapping[type, Callable[..., None]] = {
     Position: _AbstractRun.position,
     Collective: _AbstractRun.collective,
     Await: _AbstractRun.nothing,
+    Copy: _AbstractRun.copy,
 }
 
 

@@ -15,6 +15,7 @@ from tpuflow.device.verify.instructions import check_fields, check_operands
 from tpuflow.device.verify.order import check_order
 from tpuflow.device.verify.windows import check_tile, check_window
 from tpuflow.isa import dma
+from tpuflow.isa.core_parts import strays
 from tpuflow.isa.instruction import MAX_RANK, QUEUES, RATES, SPACES, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.occupancy import slot_bytes, space_bytes, vmem_stretches
 from tpuflow.isa.program import GRID_KINDS, Buffer, Kernel
@@ -98,7 +99,14 @@ class _Checks:
         for _, window in i.windows:
             if self._first("window", id(window)):
                 check_window(self.kernel, self.buffers, window)
+                self._keeps_apart(window)
         check_operands(i.instruction)
+
+    def _keeps_apart(self, window: Window) -> None:
+        buffer = self.buffers[window.buffer]
+        found = strays(self.kernel, window, buffer.elems, self.chip.cores) if buffer.is_resident else ""
+        if found:
+            raise Refusal(f"one core may touch what another has of buffer {window.buffer}, which stays in vmem: {found}")
 
     def _first(self, what: str, number: int) -> bool:
         known = (what, number) in self.checked

@@ -12,9 +12,10 @@ from tpuflow.device.place import instruction_place, kernel_place, source_suffix
 from tpuflow.device.verify.collectives import (
     check_await,
     check_collective,
+    check_copy,
     check_cut,
     check_mesh,
-    check_order_of_collectives,
+    check_order_of_moves,
     check_position,
 )
 from tpuflow.device.verify.dataflow import check_dataflow
@@ -26,7 +27,7 @@ from tpuflow.errors import ProgramError
 from tpuflow.isa.codec import MAX_DEPTH
 from tpuflow.isa.collectives import Await, Collective, Position
 from tpuflow.isa.liveness import touched
-from tpuflow.isa.program import Block, Buffer, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While, children
+from tpuflow.isa.program import Block, Buffer, Copy, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While, children
 from tpuflow.isa.refusal import Refusal
 
 Check = Callable[..., None]
@@ -43,7 +44,7 @@ def verify(program: Program) -> None:
     kernels = _Kernels(program)
     _check_blocks(program, program.code, "", 0, kernels)
     check_dataflow(program, kernels.effects)
-    check_order_of_collectives(program)
+    check_order_of_moves(program, kernels.effects)
 
 
 def _at(what: str, check: Check, *arguments: Any) -> None:
@@ -76,9 +77,12 @@ def _check_buffers(program: Program) -> None:
         _check_shape(program, f"buffer {n}", b.dtype, b.shape)
         if b.is_resident and not program.chip.keeps_arrays:
             raise Refusal(f"buffer {n} stays in vmem; expected hbm, for {program.chip.name} keeps no arrays there")
-        end, there = b.address + b.bytes, program.chip.vmem_bytes if b.is_resident else program.chip.hbm_bytes
+        end, there = b.address + b.bytes, program.chip.resident_bytes if b.is_resident else program.chip.hbm_bytes
         if b.address < 0 or end > there:
             raise Refusal(f"buffer {n} lies at bytes {b.address} to {end} of {b.space}; {program.chip.name} has {there}")
+        if b.is_resident and (b.address % program.chip.cores or b.elems % program.chip.cores):
+            where = f"{b.elems} elements at byte {b.address} of vmem"
+            raise Refusal(f"buffer {n} has {where}; expected both to divide by the {program.chip.cores} cores of {program.chip.name}")
 
 
 def _check_constants(program: Program) -> None:
@@ -146,7 +150,7 @@ def _buffer(program: Program, number: int) -> Buffer:
 def _hbm_buffer(program: Program, number: int) -> Buffer:
     buffer = _buffer(program, number)
     if buffer.is_resident:
-        raise Refusal(f"buffer {number} stays in vmem; expected it in hbm: only kernels reach what stays in vmem")
+        raise Refusal(f"buffer {number} stays in vmem; expected it in hbm: only kernels and copies reach what stays in vmem")
     return buffer
 
 
@@ -172,8 +176,9 @@ def _check_blocks(program: Program, code: Sequence[Block], path: str, depth: int
 
 def _check_block(program: Program, block: Block) -> None:
     _BLOCKS[type(block)](program, block)
-    for buffer, _ in touched(block):
-        _hbm_buffer(program, buffer)
+    if not isinstance(block, Copy):
+        for buffer, _ in touched(block):
+            _hbm_buffer(program, buffer)
 
 
 class _Kernels:
@@ -242,4 +247,5 @@ _BLOCKS: dict[type, Check] = {
     Position: check_position,
     Collective: check_collective,
     Await: check_await,
+    Copy: check_copy,
 }

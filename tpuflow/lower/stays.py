@@ -1,0 +1,250 @@
+"""Where the arrays of a Program could stay in VMEM: all their lives, from where they are made to a copy to HBM, or from a copy from HBM on.
+
+A copy moves an array while kernels run, in what these leave of the memory bus. It is worth it where kernels move more of the array
+meanwhile than the copy does, and where they gain more than they may have to wait for it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tpuflow.chips import Chip
+from tpuflow.isa.core_parts import strays
+from tpuflow.isa.instruction import QUEUES, Tile
+from tpuflow.isa.liveness import Timeline
+from tpuflow.isa.loop_nest import LoopNest
+from tpuflow.isa.program import Kernel, Program
+
+COPIES_AHEAD = 8
+"""Kernels at most that a copy from HBM goes ahead of its first reader: it takes place in VMEM all that time."""
+WORTH_COPYING = 2
+"""Times a move's start-up that a copy must save of the time of the memory bus."""
+Site = tuple[str, int]
+"""A place between blocks: the list of blocks by its path, and how many of its blocks come before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What one kernel, at `tick`, moves from and to a buffer, in bytes of the bus; it `strays` if one core may touch another's part."""
+
+    tick: int
+    read: int = 0
+    written: int = 0
+    strays: bool = False
+
+    @property
+    def moved(self) -> int:
+        """Both together."""
+        return self.read + self.written
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """`buffer` in VMEM from tick `first` to `last`; `accesses` are those of kernels that reach it there.
+
+    With a copy, from HBM if it `loads`, else to it, it is in VMEM under another number; without one it is there all its life. The copy
+    `begins` at one place and is `awaited` at another, and kernels at the ticks `meanwhile` run in between.
+    """
+
+    buffer: int
+    first: int
+    last: int
+    accesses: tuple[Access, ...]
+    saved_bytes: int
+    begins: Site | None = None
+    awaited: Site | None = None
+    loads: bool = False
+    meanwhile: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Bus:
+    """Seconds that each tick's kernel takes to compute, and keeps the memory bus `busy`, as far as can be told from costs; the accesses of
+    every buffer. Stays that are settled change `busy`."""
+
+    program: Program
+    a_byte: float
+    accesses: Mapping[int, list[Access]]
+    compute: list[float]
+    busy: list[float]
+
+    @classmethod
+    def of(cls, program: Program, timeline: Timeline) -> Bus:
+        """Before anything stays in VMEM."""
+        chip, nothing = program.chip, [0.0] * len(timeline.blocks)
+        found = cls(program, 1 / (chip.cores * chip.core_bandwidth(chip.cores)), defaultdict(list), nothing, nothing.copy())
+        for tick, block in enumerate(timeline.blocks):
+            if isinstance(block, Kernel):
+                found._kernel(tick, block)
+        return found
+
+    def copy(self) -> Bus:
+        """The same, to settle stays in."""
+        return replace(self, busy=self.busy.copy())
+
+    @property
+    def chip(self) -> Chip:
+        """The chip's row."""
+        return self.program.chip
+
+    def _kernel(self, tick: int, kernel: Kernel) -> None:
+        nest = LoopNest(kernel.grid)
+        cycles: dict[str, float] = dict.fromkeys(QUEUES, 0.0)
+        found: dict[int, dict[str, int]] = {}
+        for name, section in kernel.sections:
+            runs = nest.runs(name)
+            for instruction in section:
+                cost = instruction.cost(self.chip, _whole)
+                cycles[instruction.queue] += runs * cost.cycles
+                for role, window in instruction.windows():
+                    moved = found.setdefault(window.buffer, {"read": 0, "write": 0, "strays": 0})
+                    moved["strays"] += bool(strays(kernel, window, self.program.buffers[window.buffer].elems, self.chip.cores))
+                    moved[role] += runs * cost.bus_bytes
+                    if instruction.has("updates"):
+                        moved["read"] += 1  # the half of it that is read: enough to tell that it is
+        self.compute[tick] = max(cycles.values()) / self.chip.clock_hz / self.chip.cores
+        for buffer, moved in found.items():
+            self.accesses[buffer].append(Access(tick, moved["read"], moved["write"], strays=moved["strays"] > 0))
+            self.busy[tick] += self.a_byte * (moved["read"] + moved["write"])
+
+    def gains(self, stay: Stay, count_bytes: int) -> bool:
+        """Whether kernels gain more by a stay than its copy may make the chip wait."""
+        return sum(map(self._gain, stay.accesses)) > max(0.0, self.a_byte * count_bytes - sum(map(self.spare, stay.meanwhile)))
+
+    def move(self, stay: Stay, count_bytes: int) -> None:
+        """A stay's accesses leave the bus, and its copy uses what kernels leave of it."""
+        for access in stay.accesses:
+            self.busy[access.tick] -= self.a_byte * access.moved
+        needed = self.a_byte * count_bytes
+        for tick in stay.meanwhile:
+            used = min(needed, self.spare(tick))
+            self.busy[tick] += used
+            needed -= used
+
+    def spare(self, tick: int) -> float:
+        """What a kernel leaves."""
+        return max(0.0, self.compute[tick] - self.busy[tick])
+
+    def _gain(self, access: Access) -> float:
+        """What a kernel is faster without the moves of an access."""
+        without = self.busy[access.tick] - self.a_byte * access.moved
+        return max(self.compute[access.tick], self.busy[access.tick]) - max(self.compute[access.tick], without)
+
+
+def _whole(tile: Tile) -> tuple[int, ...]:
+    return tile.shape
+
+
+@dataclass(frozen=True, slots=True)
+class Stays:
+    """Finds where buffers could stay. `lines`: the ticks of every list of blocks, one a block; `hosts`: buffers that something other than
+    kernels touches."""
+
+    program: Program
+    timeline: Timeline
+    bus: Bus
+    lines: Mapping[str, Sequence[int]]
+    hosts: frozenset[int]
+
+    @classmethod
+    def of(cls, program: Program, timeline: Timeline, bus: Bus, hosts: frozenset[int]) -> Stays:
+        """Look at all lists of blocks."""
+        lines: dict[str, list[int]] = defaultdict(list)
+        for tick, place in enumerate(timeline.places):
+            lines[_split(place)[0]].append(tick)
+        return cls(program, timeline, bus, lines, hosts)
+
+    def all(self, buffers: Sequence[int]) -> Iterator[Stay]:
+        """Every stay of these buffers that moves fewer bytes of HBM, and in which every core keeps to its own part."""
+        yield from (stay for stay in self._all(buffers) if not any(a.strays for a in stay.accesses))
+
+    def _all(self, buffers: Sequence[int]) -> Iterator[Stay]:
+        given = {p.buffer for p in self.program.inputs} | {c.buffer for c in self.program.constants}
+        ports = given | {p.buffer for p in self.program.outputs}
+        for n in buffers:
+            accesses = self.bus.accesses.get(n, ())
+            if n in self.hosts or not accesses or not self.program.buffers[n].bytes:
+                continue
+            if n not in ports:
+                yield Stay(n, *self.timeline.spans[n], tuple(accesses), sum(a.moved for a in accesses))
+            if n not in given and not accesses[0].read:
+                yield from self._from_the_start(n, accesses, kept=n in ports)
+            yield from self._from_a_copy_on(n, accesses)
+
+    def _from_the_start(self, n: int, accesses: Sequence[Access], *, kept: bool) -> Iterator[Stay]:
+        """Made in VMEM, copied to HBM behind its last write there, for whoever reads it later, or because it is `kept`."""
+        path, _ = self._site(accesses[0])
+        written = 0
+        for j, access in enumerate(accesses if kept else accesses[:-1]):
+            if self._site(access)[0] != path:
+                return
+            written = j if access.written else written
+            saved = sum(a.moved for a in accesses[: j + 1]) - self.program.buffers[n].bytes
+            if not self._is_worth(saved):
+                continue
+            begins = self._site(accesses[written])[1] + 1
+            limit = self._within(path, accesses[j + 1]) if j + 1 < len(accesses) else None
+            awaited = self._hidden(n, path, begins, len(self.lines[path]) if limit is None else limit)
+            last = max(access.tick, self._end(path, awaited - 1))
+            meanwhile = tuple(self.lines[path][begins:awaited])
+            yield Stay(n, accesses[0].tick, last, tuple(accesses[: j + 1]), saved, (path, begins), (path, awaited), meanwhile=meanwhile)
+
+    def _from_a_copy_on(self, n: int, accesses: Sequence[Access]) -> Iterator[Stay]:
+        """Copied from HBM ahead of some readers."""
+        for i, first in enumerate(accesses):
+            path, position = self._site(first)
+            written = next((a for a in reversed(accesses[:i]) if a.written), None)
+            before = None if written is None else self._within(path, written)
+            earliest = max(0 if before is None else before + 1, position - COPIES_AHEAD)
+            saved = -self.program.buffers[n].bytes
+            for j in range(i, len(accesses)):
+                access = accesses[j]
+                if access.written or self._site(access)[0] != path:
+                    break
+                saved += access.read
+                if self._is_worth(saved):
+                    begins = self._ahead(n, path, position, earliest)
+                    here, line = tuple(accesses[i : j + 1]), self.lines[path]
+                    meanwhile = tuple(line[begins:position])
+                    yield Stay(n, line[begins], access.tick, here, saved, (path, begins), (path, position), loads=True, meanwhile=meanwhile)
+
+    def _end(self, path: str, position: int) -> int:
+        """The last tick of a block, nested ones included."""
+        line = self.lines[path]
+        if position + 1 < len(line):
+            return line[position + 1] - 1
+        return max(n for n, place in enumerate(self.timeline.places[line[-1] :], line[-1]) if place.startswith(path))
+
+    def _is_worth(self, saved_bytes: int) -> bool:
+        return saved_bytes * self.bus.a_byte > WORTH_COPYING * self.bus.chip.dma_seconds
+
+    def _site(self, access: Access) -> Site:
+        return _split(self.timeline.places[access.tick])
+
+    def _within(self, path: str, access: Access) -> int | None:
+        """Which block of a list an access lies in; None if it lies in another list."""
+        place = self.timeline.places[access.tick]
+        return int(place[len(path) :].partition(".")[0]) if place.startswith(path) else None
+
+    def _hidden(self, n: int, path: str, begins: int, limit: int) -> int:
+        """Where a copy that begins here has found enough of the bus, at most `limit`."""
+        needed, at = self.bus.a_byte * self.program.buffers[n].bytes, begins
+        while at < limit and needed > 0 and at < begins + COPIES_AHEAD:
+            needed -= self.bus.spare(self.lines[path][at])
+            at += 1
+        return at
+
+    def _ahead(self, n: int, path: str, position: int, earliest: int) -> int:
+        """How early a copy must begin to have found enough of the bus, at least `earliest`."""
+        needed, at = self.bus.a_byte * self.program.buffers[n].bytes, position
+        while at > earliest and needed > 0:
+            at -= 1
+            needed -= self.bus.spare(self.lines[path][at])
+        return at
+
+
+def _split(place: str) -> Site:
+    path, dot, position = place.rpartition(".")
+    return path + dot, int(position)
