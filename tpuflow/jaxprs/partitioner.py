@@ -37,13 +37,16 @@ _hlo: Any = xla_client.hlo
 class Partitioned:
     """What each device runs, as StableHLO bytecode of pieces of arrays, and how the arrays of the whole program are cut into these.
 
-    The module has one more result than the program, that of the call of `LAST`.
+    The module has one more result than the program, that of the call of `LAST`. unreduced_inputs, unreduced_outputs: the mesh axes over
+    which an array is still to be summed: along these each device has a summand of its own (JAX's `PartitionSpec(unreduced=...)`).
     """
 
     module: bytes
     mesh: Mapping[str, int]
     inputs: tuple[Cut, ...]
     outputs: tuple[Cut, ...]
+    unreduced_inputs: tuple[tuple[str, ...], ...]
+    unreduced_outputs: tuple[tuple[str, ...], ...]
 
 
 def partition(closed: ClosedJaxpr, asked: Asked, name: str) -> Partitioned:
@@ -51,7 +54,8 @@ def partition(closed: ClosedJaxpr, asked: Asked, name: str) -> Partitioned:
 
     Raises:
       UnsupportedPrimitiveError: it calls the host.
-      CompileError: XLA cannot partition it, or cuts arguments or results otherwise than over whole axes of the mesh.
+      CompileError: XLA cannot partition it, or cuts arguments or results otherwise than over whole axes of the mesh; or one of them is
+        not an array but its summands.
     """
     for equation in equations(closed.jaxpr):
         if equation.primitive.name in _CALL_HOST:
@@ -59,7 +63,15 @@ def partition(closed: ClosedJaxpr, asked: Asked, name: str) -> Partitioned:
                 f"{location_of(equation) or name}: {equation.primitive.name!r} in a program that is partitioned over {dict(asked.mesh)}: "
                 "the host cannot be called with pieces of arrays. Return what it needs from the program, or leave the call out."
             )
-    return partition_module(lowered(closed, name, asked), asked.mesh, name)
+    found = partition_module(lowered(closed, name, asked), asked.mesh, name)
+    for kind, ports in (("argument", found.unreduced_inputs), ("result", found.unreduced_outputs)):
+        for i, axes in enumerate(ports):
+            if axes:
+                raise CompileError(
+                    f"{name}: {kind} {i} is unreduced over {axes}: each chip would have a summand of its own, where whole arrays go in and "
+                    "out. Sum it within the function: jax.reshard(x, PartitionSpec(...)) without `unreduced`."
+                )
+    return found
 
 
 def partition_module(module: Any, mesh: Mapping[str, int], name: str, chosen: Chosen | None = None) -> Partitioned:
@@ -71,10 +83,10 @@ def partition_module(module: Any, mesh: Mapping[str, int], name: str, chosen: Ch
     """
     proto = _partitioned(module, math.prod(mesh.values()), name, chosen)
     found = _hlo.HloModule.from_serialized_hlo_module_proto(proto)
-    inputs = [_cut(s, mesh, f"{name}: argument {i}") for i, s in enumerate(found.spmd_parameters_shardings or ())]
-    *own, _ = found.spmd_output_sharding.tuple_shardings
-    outputs = [_cut(s, mesh, f"{name}: result {i}") for i, s in enumerate(own)]
-    return Partitioned(_xla.mlir.hlo_to_stablehlo(proto), mesh, tuple(inputs), tuple(outputs))
+    own = found.spmd_output_sharding.tuple_shardings[:-1]  # not a tuple, and so none, if the result of `LAST` is the only one
+    inputs, summed_inputs = _laid(found.spmd_parameters_shardings or (), mesh, f"{name}: argument")
+    outputs, summed_outputs = _laid(own, mesh, f"{name}: result")
+    return Partitioned(_xla.mlir.hlo_to_stablehlo(proto), mesh, inputs, outputs, summed_inputs, summed_outputs)
 
 
 _CALL_HOST = ("debug_callback", "debug_print", "io_callback", "pure_callback")
@@ -125,19 +137,32 @@ def _options(devices: int, directory: str, chosen: Chosen | None) -> Any:
     return options
 
 
-def _cut(proto: Any, mesh: Mapping[str, int], where: str) -> Cut:
-    """How an array is cut; as () if every device has all of it."""
-    sharding = _hlo.HloSharding.from_proto(proto)
+def _laid(shardings: Sequence[Any], mesh: Mapping[str, int], where: str) -> tuple[tuple[Cut, ...], tuple[tuple[str, ...], ...]]:
+    """How arrays are cut, and over which axes they are unreduced."""
+    found = [_cut(_hlo.HloSharding.from_proto(s), mesh, f"{where} {i}") for i, s in enumerate(shardings)]
+    return tuple(cut for cut, _ in found), tuple(unreduced for _, unreduced in found)
+
+
+def _cut(sharding: Any, mesh: Mapping[str, int], where: str) -> tuple[Cut, tuple[str, ...]]:
+    """How an array is cut, () if every device has all of it; and the axes over which it is unreduced."""
     if sharding.is_replicated():
-        return ()
+        return (), ()
+    if sharding.is_unreduced():
+        return (), tuple(name for name, size in mesh.items() if size > 1)
     shape = sharding.tile_assignment_dimensions()
     devices = np.array(sharding.tile_assignment_devices())
     numbers = np.empty((len(shape), devices.size), np.int64)
     numbers[:, devices] = np.indices(shape).reshape(len(shape), -1)
-    found = [axes_numbered(along, mesh) for along in numbers[: len(shape) - sharding.replicate_on_last_tile_dim()]]
-    if None in found:
+    found = [axes_numbered(along, mesh) for along in numbers]
+    kinds = sharding.subgroup_types() or [_REPLICATED] * sharding.replicate_on_last_tile_dim()
+    names, last = found[: len(found) - len(kinds)], found[len(found) - len(kinds) :]
+    unreduced = [axes for axes, kind in zip(last, kinds, strict=True) if kind == _UNREDUCED]
+    if None in (*names, *unreduced):
         raise CompileError(
             f"{where} would be cut as {sharding}, which is not over whole axes of the mesh {dict(mesh)}. Say how it lies in in_shardings "
             "or out_shardings, or give the mesh smaller axes, such as two of 2 for one of 4."
         )
-    return tuple(names for names in found if names is not None)
+    return tuple(axes or () for axes in names), tuple(name for axes in unreduced for name in axes or ())
+
+
+_REPLICATED, _UNREDUCED = xla_client.OpSharding.Type.REPLICATED, xla_client.OpSharding.Type.UNREDUCED

@@ -31,8 +31,8 @@ class Imported:
     donated: of each argument, whether the program may overwrite it (`tf.aliasing_output`, `jax.buffer_donor`). aliases: of each argument,
     the result that `tf.aliasing_output` gives its buffer to (None: no particular one). input_types, output_types: as the module declares
     them, in its order; complex_outputs: of each result, whether it is the two planes of a complex one. mesh, cuts: of a partitioned module
-    the axes of its mesh that have several chips, and into what pieces its arguments and results are cut. Names are the graph's
-    (`graph.input_names`, `graph.output_names`).
+    the axes of its mesh that have several chips, and into what pieces its arguments and results are cut; unreduced_outputs: of each result,
+    whether it is its summands, along an axis before its own. Names are the graph's (`graph.input_names`, `graph.output_names`).
     """
 
     graph: Graph
@@ -44,6 +44,7 @@ class Imported:
     complex_outputs: tuple[bool, ...] = ()
     mesh: tuple[MeshAxis, ...] = ()
     cuts: Cuts = UNCUT
+    unreduced_outputs: tuple[bool, ...] = ()
 
 
 def lower_stablehlo(
