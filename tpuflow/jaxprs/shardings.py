@@ -30,10 +30,11 @@ class Asked:
     inputs: tuple[NamedSharding | None, ...]
     outputs: tuple[NamedSharding | None, ...]
 
-    def carrying(self, count: int, cuts: Sequence[Cut] = ()) -> Asked:
+    def carrying(self, count: int, cuts: Sequence[Cut] = (), divided: Mapping[str, int] | None = None) -> Asked:
         """The same where the first `count` inputs and outputs are carried from step to step, each lying as its output or else its input
-        is said to; where that says nothing, by these cuts."""
-        mesh = AbstractMesh(tuple(self.mesh.values()), tuple(self.mesh))
+        is said to; where that says nothing, by these cuts. divided: the mesh that these are over, if it is its own with axes divided."""
+        sizes = divided or self.mesh
+        mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
         chosen = [NamedSharding(mesh, PartitionSpec(*cut)) for cut in cuts[:count]] or [None] * count
         both = tuple(new or old or other for new, old, other in zip(self.outputs, self.inputs, chosen, strict=False))
         return Asked(self.mesh, (*both, *self.inputs[count:]), (*both, *self.outputs[count:]))

@@ -40,7 +40,7 @@ class LoadedOnMesh(Loaded):
         whole = np.empty(whole_shape(port.shape, port.cut, self.program.mesh), port.dtype.numpy)
         for piece, (first, *_) in owners:
             whole[piece] = np.asarray(pieces[first]).reshape(port.shape)
-        return self.device.client.host.array(whole)
+        return self.device.client.host.moved(whole)
 
     def _spread(self, results: list[Any]) -> list[list[Buffer]]:
         pieces = [self._cut(i, x) for i, x in enumerate(results)]
@@ -58,7 +58,7 @@ class LoadedOnMesh(Loaded):
             values = np.asarray(whole)
             for piece, numbers in self._results[i]:
                 of_device = values[piece][0] if i in self.own.unreduced_outputs else values[piece]
-                own = self.device.client.host.array(of_device)
+                own = self.device.client.host.moved(of_device)
                 for number in numbers:
                     pieces[number] = own
         return pieces
