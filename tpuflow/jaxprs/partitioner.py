@@ -88,8 +88,9 @@ def partition_module(module: Any, mesh: Mapping[str, int], name: str, chosen: Ch
     outputs = [_hlo.HloSharding.from_proto(s) for s in found.spmd_output_sharding.tuple_shardings[:-1]]  # none if `LAST` is alone
     mesh = _divided(mesh, inputs, outputs, name)
     ports = [[_cut(s, mesh) for s in shardings] for shardings in (inputs, outputs)]
-    cuts, unreduced = ([tuple(row[which] for row in of) for of in ports] for which in (0, 1))
-    return Partitioned(_xla.mlir.hlo_to_stablehlo(proto), mesh, *cuts, *unreduced)
+    cuts = [tuple(cut for cut, _ in of) for of in ports]
+    unreduced = [tuple(axes for _, axes in of) for of in ports]
+    return Partitioned(_xla.mlir.hlo_to_stablehlo(proto), mesh, cuts[0], cuts[1], unreduced[0], unreduced[1])
 
 
 _CALL_HOST = ("debug_callback", "debug_print", "io_callback", "pure_callback")
