@@ -182,14 +182,16 @@ def test_arrays_and_groups_may_go_over_parts_of_an_axis_and_then_that_is_divided
 
 def test_a_state_may_lie_over_parts_of_an_axis_from_step_to_step() -> None:
     def step(state: Any, x: Any) -> Any:
-        return state + kept(x, "data", mesh=ROW).reshape(4, 4), x.sum()
+        return kept(state + x, "data", mesh=AbstractMesh((4, 2), ("data", "other"))), x.sum()
 
-    batches, begin = floats(3, 16), np.zeros((4, 4), np.float32)
-    loop = tpuflow.sink(jax.jit(step, in_shardings=(None, cut("data", mesh=ROW))), list(batches), 3, state=begin, epochs=1)
+    batches, begin = floats(3, 8, 4), np.zeros((8, 4), np.float32)
+    loop = tpuflow.sink(jax.jit(step, in_shardings=(None, cut("data", "model"))), list(batches), 3, state=begin, epochs=1)
     assert len(list(loop)) == 1
-    np.testing.assert_allclose(np.asarray(loop.state), batches.sum(0).reshape(4, 4), **CLOSE)
-    ports = loop.executables[0].program.inputs[1], *loop.executables[0].program.outputs
-    assert {port.cut for port in ports} == {((0,), (1,))}
+    np.testing.assert_allclose(np.asarray(loop.state), batches.sum(0), **CLOSE)
+    program = loop.executables[0].program
+    assert [axis.name for axis in program.mesh] == ["data", "model.0", "model.1"]
+    (new,) = program.outputs
+    assert program.inputs[1].cut == new.cut and new.cut
 
 
 def test_some_axes_may_be_mapped_by_hand_and_the_others_left_to_the_partitioner() -> None:
