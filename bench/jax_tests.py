@@ -28,7 +28,8 @@ FILES = (
     "lax_vmap_test", "lax_scipy_test", "nn_test", "random_test", "image_test", "fft_test", "linalg_test", "api_test", "pjit_test",
     "export_test",
 )  # fmt: skip
-SAMPLE = 24
+MESH_FILES = ("shard_map_test", "pjit_test")
+"""Those that are about several devices."""
 LIMIT_SECONDS = 60
 START_SECONDS = 300
 """Until the first case begins: the largest file takes a minute to make its cases."""
@@ -88,15 +89,29 @@ CAUSES = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How cases are run: on which backend, how many of each file (0: all), from which seed; how many of each parameterised test, and how
-    long at most."""
+    """How cases are run: on which backend and how many devices, how many of each file (0: all), from which seed; how many of each
+    parameterised test, and how long at most."""
 
     checkout: Path
     platforms: str = "tpusim,cpu"
-    sample: int = SAMPLE
+    sample: int = 24
     seed: int = 0
     generated: int = 1
+    devices: int = 1
     limit_seconds: float = LIMIT_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Files that run on as many devices, and the section of docs/conformance.md that says how they fare."""
+
+    title: str
+    files: tuple[str, ...]
+    devices: int
+    sample: int
+
+
+SUITES = (Suite("JAX's own tests", FILES, 1, 24), Suite("JAX's own tests of several devices", MESH_FILES, 8, 60))
 
 
 def cases_of(run: Run, file: str, only: Sequence[str] = ()) -> Iterator[Case]:
@@ -140,7 +155,8 @@ def _command(run: Run, file: str, folder: Path, only: Sequence[str], done: set[s
 def _environment(run: Run) -> dict[str, str]:
     here = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": run.platforms, "JAX_NUM_GENERATED_CASES": str(run.generated)}
+    said = {"JAX_PLATFORMS": run.platforms, "JAX_NUM_GENERATED_CASES": str(run.generated), "TPUFLOW_DEVICES": str(run.devices)}
+    return {**os.environ, "PYTHONPATH": path, **said}
 
 
 def _wait(child: subprocess.Popen[Any], log: Path, limit_seconds: float) -> bool:
@@ -201,7 +217,7 @@ def page(run: Run, found: dict[str, list[Case]]) -> str:
     everything = [case for cases in found.values() for case in cases]
     how = f"{run.sample} cases of each file, drawn with seed {run.seed}" if run.sample else "every case of each file"
     lines = [
-        "Test files of JAX's repository, by pytest, with the plugin as JAX's default backend ([how](pjrt.md)). Written by",
+        f"Test files of JAX's repository, by pytest, with the plugin as JAX's default backend{_on(run)} ([how](pjrt.md)). Written by",
         f"`make conformance JAX_TESTS=path` for a checkout of JAX: {how}, {run.generated} of each parameterised test.",
         "Not counted are cases that JAX itself skips, that fail on its CPU backend too, and that ask for what a TPU does not have.",
         "",
@@ -215,6 +231,10 @@ def page(run: Run, found: dict[str, list[Case]]) -> str:
         *_causes(everything),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _on(run: Run) -> str:
+    return f", on {run.devices} devices" if run.devices > 1 else ""
 
 
 def _row(file: str, cases: Sequence[Case]) -> str:
@@ -242,33 +262,52 @@ def _brief(case: Case) -> str:
     return f"{case.kind}: {text}".replace("|", "\\|").replace("<", "\\<").replace("`", "'")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the files and write the section; 0 if all that counts passed, 1 if not, 2 if there is no such checkout."""
+def run_suite(suite: Suite, run: Run, files: Sequence[str], cases: dict[str, dict[str, list[Case]]], path: Path) -> None:
+    """Run these of a suite's files, which adds their cases, and write its section of the page; nothing if it has none of them."""
+    own = [file for file in suite.files if file in files]
+    found = cases[suite.title] = {}
+    for file in own:
+        found[file] = classed(run, file, list(cases_of(run, file)))
+        print(_row(file, found[file]), flush=True)
+    if own:
+        put_section(path, suite.title, page(run, found))
+
+
+def _parser() -> argparse.ArgumentParser:
+    every = sorted({file for suite in SUITES for file in suite.files})
+    samples = ", ".join(f"{suite.sample} on {suite.devices} device{'s' * (suite.devices > 1)}" for suite in SUITES)
     parser = argparse.ArgumentParser(prog="python -m bench.jax_tests", description=__doc__)
     parser.add_argument("checkout", type=Path, help="a checkout of JAX, of the version that is installed")
-    parser.add_argument("--files", nargs="+", choices=FILES, default=FILES, metavar="FILE", help=f"of {', '.join(FILES)} [all]")
-    parser.add_argument("--sample", type=int, default=SAMPLE, help="cases of each file [%(default)s]")
+    parser.add_argument("--files", nargs="+", choices=every, default=every, metavar="FILE", help=f"of {', '.join(every)} [all]")
+    parser.add_argument("--devices", type=int, choices=[suite.devices for suite in SUITES], help="those of so many devices alone")
+    parser.add_argument("--sample", type=int, help=f"cases of each file [{samples}]")
     parser.add_argument("--whole", action="store_true", help="every case of each file; hours")
     parser.add_argument("--seed", type=int, default=0, help="of the sample [%(default)s]")
     parser.add_argument("--generated", type=int, default=1, help="cases of each parameterised test, JAX_NUM_GENERATED_CASES [%(default)s]")
     parser.add_argument("--limit-seconds", type=float, default=LIMIT_SECONDS, help="of one case [%(default)s]")
     parser.add_argument("--json", type=Path, help="every case, as JSON")
     parser.add_argument("-o", "--output", type=Path, default=Path("docs/conformance.md"), help="[%(default)s]")
-    given = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the files and write the sections; 0 if all that counts passed, 1 if not, 2 if there is no such checkout."""
+    given = _parser().parse_args(argv)
     missing = [f for f in given.files if not (given.checkout / "tests" / f"{f}.py").is_file()]
     if missing:
         print(f"{given.checkout}: no tests/{missing[0]}.py; expected a checkout of JAX's repository.", file=sys.stderr)
         return 2
-    run = Run(given.checkout.resolve(), sample=0 if given.whole else given.sample, seed=given.seed, generated=given.generated,
-              limit_seconds=given.limit_seconds)  # fmt: skip
-    found = {}
-    for file in given.files:
-        found[file] = classed(run, file, list(cases_of(run, file)))
-        print(_row(file, found[file]), flush=True)
-        if given.json:
-            given.json.write_text(json.dumps({f: [asdict(c) for c in cases] for f, cases in found.items()}, indent=1), encoding="utf-8")
-    put_section(given.output, "JAX's own tests", page(run, found))
-    return 0 if all(c.outcome == "passed" for cases in found.values() for c in cases if counted(c)) else 1
+    cases: dict[str, dict[str, list[Case]]] = {}
+    for suite in SUITES:
+        if given.devices in (None, suite.devices):
+            sample = 0 if given.whole else suite.sample if given.sample is None else given.sample
+            run = Run(given.checkout.resolve(), sample=sample, seed=given.seed, generated=given.generated, devices=suite.devices,
+                      limit_seconds=given.limit_seconds)  # fmt: skip
+            run_suite(suite, run, given.files, cases, given.output)
+    if given.json:
+        written = {title: {file: [asdict(c) for c in of] for file, of in files.items()} for title, files in cases.items()}
+        given.json.write_text(json.dumps(written, indent=1), encoding="utf-8")
+    return 0 if all(c.outcome == "passed" for files in cases.values() for of in files.values() for c in of if counted(c)) else 1
 
 
 if __name__ == "__main__":

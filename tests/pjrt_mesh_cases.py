@@ -124,6 +124,52 @@ def complex_arrays() -> Any:
     return jax.jit(lambda z: (z.T * 2, z.sum(1), z.real))(z), jax.jit(lambda z: z.conj(), out_shardings=cut())(z)
 
 
+@case
+def several_meshes() -> Any:
+    """A mesh of 2 x 4 beside one of 8 and one of 4 x 2, whose axes are parts of those of the first, or more than they are."""
+    row, other = (NamedSharding(mesh(shape, axes), P(*axes)) for shape, axes in (((8,), ("c",)), ((4, 2), ("d", "e"))))
+
+    def f(x: Any) -> Any:
+        y = lax.with_sharding_constraint(x + 1, row)
+        return lax.with_sharding_constraint((y * 2).T, other), lax.with_sharding_constraint(x.sum(1), NamedSharding(other.mesh, P("d")))
+
+    return jax.jit(f, in_shardings=cut("a", "b"), out_shardings=(other, NamedSharding(other.mesh, P("d"))))(square())
+
+
+@case
+def parts_of_an_axis() -> Any:
+    """Eight devices in a row; reshaped, what lies along them is over parts of the row."""
+    row = mesh((8,), ("c",))
+    x = jax.device_put(np.arange(16, dtype=np.float32), NamedSharding(row, P("c")))
+
+    def f(x: Any) -> Any:
+        return x.reshape(4, 4) * 2, x.reshape(4, 4).sum(0), x.reshape(4, 4).sum(1), x.reshape(2, 4, 2).max(1)
+
+    return jax.jit(f, out_shardings=NamedSharding(row, P()))(x)
+
+
+@case
+def nothing_to_give_back() -> Any:
+    x = jax.device_put(square(), cut("a"))
+    assert jax.jit(lambda x: ())(x) == ()
+    return x
+
+
+@case
+def sums_that_are_not_made_yet() -> Any:
+    """Each device's summand, what it is scaled and summed to, and a gradient through it."""
+    explicit = mesh((2, 4), ("a", "b"), AxisType.Explicit)
+    with jax.set_mesh(explicit):
+        x, w = jax.device_put(square(), P("a", "b")), jax.device_put(square().T, P("b"))
+        summands = jax.jit(lambda x, w: jnp.einsum("ij,jk->ik", x, w, out_sharding=P("a", unreduced={"b"})))(x, w)
+        whole = jax.jit(lambda y: jax.reshard(y + y, P("a")))(summands)
+        gradient = jax.jit(
+            jax.grad(lambda w: jax.reshard(jnp.einsum("ij,jk->ik", x, w, out_sharding=P("a", unreduced={"b"})), P("a")).sum())
+        )(w)
+    shards = sorted(summands.addressable_shards, key=lambda s: s.device.id)
+    return [np.asarray(s.data) for s in shards], whole, gradient
+
+
 class Net(nn.Module):
     @nn.compact
     def __call__(self, x: Any) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.jax_tests import CRASH, ELSEWHERE, HANG, Case, Run, _cause, _row, cases_of, counted, page
+from bench.jax_tests import CRASH, ELSEWHERE, HANG, Case, Run, Suite, _cause, _row, cases_of, counted, page, run_suite
 from bench.sections import put_section
 
 FILE = """
@@ -81,3 +81,14 @@ def test_a_section_takes_the_place_of_the_older_one_and_of_no_other(tmp_path):
     put_section(path, "One", "new")
     put_section(path, "Three", "more\n")
     assert path.read_text() == "# Page\n\n## One\n\nnew\n\n## Two\n\nkept\n\n## Three\n\nmore\n"
+
+
+@pytest.mark.slow
+def test_a_suite_runs_its_files_on_as_many_devices_as_it_says_and_writes_its_own_section(checkout, tmp_path):
+    text = "import os\ndef test_devices(): assert (os.environ['TPUFLOW_DEVICES'], os.environ['JAX_PLATFORMS']) == ('8', 'cpu')\n"
+    (checkout / "tests" / "small_test.py").write_text(text)
+    cases: dict[str, dict[str, list[Case]]] = {}
+    run = Run(checkout, platforms="cpu", devices=8)
+    run_suite(Suite("Several", ("small_test", "other_test"), 8, 60), run, ["small_test"], cases, tmp_path / "page.md")
+    assert [c.outcome for c in cases["Several"]["small_test"]] == ["passed"]
+    assert "## Several" in (tmp_path / "page.md").read_text() and ", on 8 devices (" in (tmp_path / "page.md").read_text()

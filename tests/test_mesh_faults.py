@@ -157,6 +157,7 @@ def test_a_mesh_and_its_cuts_are_checked() -> None:
     for mesh, refused in (
         ((MeshAxis("d", 4), MeshAxis("d", 2)), "different names"),
         ((MeshAxis("d", 0),), "sizes of 1 at least"),
+        ((MeshAxis("d", 4, joined=True),), "the first axis, 'd', is joined to the one before it; there is none"),
         ((MeshAxis("d", 2**21),), "at most 1048576 in all"),
     ):
         with pytest.raises(ProgramError, match=refused):

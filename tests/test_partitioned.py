@@ -25,7 +25,11 @@ from tests.tolerances import sum_bound
 from tpuflow.compiler import compile_jaxpr
 from tpuflow.device.runtime import Executable
 from tpuflow.errors import CompileError, ConfigError, UnsupportedPrimitiveError
-from tpuflow.isa.meshes import axes_grouped, axes_numbered, places
+from tpuflow.isa.assembler import assemble
+from tpuflow.isa.collectives import chips_of
+from tpuflow.isa.disassembler import disassemble
+from tpuflow.isa.file import from_bytes, to_bytes
+from tpuflow.isa.meshes import axes_grouped, axes_numbered, divided, places
 from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.importers.stablehlo import lower_stablehlo
 from tpuflow.lower.scatter_sums import scatter_sums
@@ -43,9 +47,9 @@ def cut(*entries: Any, mesh: AbstractMesh = MESH) -> NamedSharding:
     return NamedSharding(mesh, P(*entries))
 
 
-def kept(x: Any, *entries: Any) -> Any:
+def kept(x: Any, *entries: Any, mesh: AbstractMesh = MESH) -> Any:
     """x, which lies so."""
-    return lax.with_sharding_constraint(x, cut(*entries))
+    return lax.with_sharding_constraint(x, cut(*entries, mesh=mesh))
 
 
 def floats(*shape: int) -> np.ndarray:
@@ -147,6 +151,47 @@ def test_a_partitioned_program_gives_what_one_device_gives_and_the_same_bits_on_
     found, expected = both_engines(program, row.arguments), jax.tree.leaves(jax.jit(row.fn)(*row.arguments))
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, **CLOSE)
+
+
+ROW = AbstractMesh((8,), ("data",))
+ALONG_PARTS = (
+    Row("a row of chips as rows and columns", lambda x: x.reshape(4, 4) * 2, cut("data", mesh=ROW), None, (floats(16),), ""),
+    Row("sums over its parts", lambda x: (x.reshape(4, 4).sum(0), x.reshape(2, 4, 2).max(1)), cut("data", mesh=ROW), None, (floats(16),),
+        "all_reduce"),
+    Row("gathered over its parts", lambda x: kept(x.reshape(4, 4, 3), "data", mesh=AbstractMesh((4, 2), ("data", "other"))) + 1,
+        cut("data", mesh=ROW), None, (floats(16, 3),), "all_gather"),
+    Row("products over another mesh", lambda x, w: kept(kept(x @ w, "data", "model").T, "data", mesh=ROW),
+        (cut("data"), cut(None, "model")), None, (X, W), "all_to_all"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ALONG_PARTS, ids=lambda row: row.name)
+def test_arrays_and_groups_may_go_over_parts_of_an_axis_and_then_that_is_divided(row: Row) -> None:
+    program = tpuflow.jit(row.fn, in_shardings=row.inputs, out_shardings=row.outputs).program(*row.arguments)
+    assert (
+        chips_of(program.mesh) == 8
+        and len(program.mesh) > 1
+        and all(axis.joined == axis.name.endswith((".1", ".2")) for axis in program.mesh)
+    )
+    assert {row.kind for row in Executable(program).time().collectives} >= set(row.kinds.split())
+    assert from_bytes(to_bytes(program)).mesh == assemble(disassemble(program)).mesh == program.mesh
+    found, expected = both_engines(program, row.arguments), jax.tree.leaves(jax.jit(row.fn)(*row.arguments))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, **CLOSE)
+
+
+def test_a_state_may_lie_over_parts_of_an_axis_from_step_to_step() -> None:
+    def step(state: Any, x: Any) -> Any:
+        return kept(state + x, "data", mesh=AbstractMesh((4, 2), ("data", "other"))), x.sum()
+
+    batches, begin = floats(3, 8, 4), np.zeros((8, 4), np.float32)
+    loop = tpuflow.sink(jax.jit(step, in_shardings=(None, cut("data", "model"))), list(batches), 3, state=begin, epochs=1)
+    assert len(list(loop)) == 1
+    np.testing.assert_allclose(np.asarray(loop.state), batches.sum(0), **CLOSE)
+    program = loop.executables[0].program
+    assert [axis.name for axis in program.mesh] == ["data", "model.0", "model.1"]
+    (new,) = program.outputs
+    assert program.inputs[1].cut == new.cut and new.cut
 
 
 def test_some_axes_may_be_mapped_by_hand_and_the_others_left_to_the_partitioner() -> None:
@@ -445,6 +490,22 @@ def test_groups_that_are_no_axes_are_told_from_those_that_are(groups: list[list[
     assert axes_grouped(np.array(groups), SIZES) is None
 
 
+@pytest.mark.parametrize(("sizes", "groups", "parts"), [
+    ({"a": 8}, [[[0, 1], [2, 3], [4, 5], [6, 7]]], {"a": {"a.0": 4, "a.1": 2}}),
+    ({"a": 8}, [[[0, 2, 4, 6], [1, 3, 5, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]]], {"a": {"a.0": 2, "a.1": 2, "a.2": 2}}),
+    ({"a": 2, "b": 4}, [[[0, 2, 4, 6], [1, 3, 5, 7]]], {"a": {"a": 2}, "b": {"b.0": 2, "b.1": 2}}),
+    ({"a": 2, "b": 4}, [[[0, 4], [1, 5], [2, 6], [3, 7]]], {"a": {"a": 2}, "b": {"b": 4}}),
+    ({"a": 12, "one": 1}, [np.arange(12).reshape(3, 4).tolist()], {"a": {"a.0": 3, "a.1": 4}, "one": {"one": 1}}),
+    ({"a": 12}, [np.arange(12).reshape(4, 3).tolist()], {"a": {"a.0": 4, "a.1": 3}}),
+    ({"a": 12}, [np.arange(12).reshape(3, 4).tolist(), np.arange(12).reshape(4, 3).tolist()], None),
+    ({"a": 4}, [[[0, 3], [1, 2]]], None),
+])  # fmt: skip
+def test_axes_are_divided_into_as_few_parts_as_groups_of_devices_need(sizes: Any, groups: Any, parts: Any) -> None:
+    found = divided(sizes, lambda finer: all(axes_grouped(np.array(g), finer) is not None for g in groups))
+    wanted = parts and ({n: size for own in parts.values() for n, size in own.items()}, {name: tuple(own) for name, own in parts.items()})
+    assert found == wanted
+
+
 def imported(fn: Any, x: Any) -> Graph:
     """The graph that the chips start from."""
     found: list[Graph] = []
@@ -510,7 +571,7 @@ def test_what_does_not_fit_is_refused_where_it_is_said(name: str) -> None:
 
 
 @pytest.mark.parametrize(("groups", "mesh", "text"), [
-    ("[[0, 2], [1, 3]]", {"a": 4}, "are no axes of the mesh"), ("[[0, 1, 2, 3]]", None, "mesh that the module does not name"),
+    ("[[0, 3], [1, 2]]", {"a": 4}, "are neither axes of the mesh"), ("[[0, 1, 2, 3]]", None, "mesh that the module does not name"),
 ])  # fmt: skip
 def test_a_modules_groups_must_be_axes_of_a_mesh(groups: str, mesh: Any, text: str) -> None:
     members = len(groups.split("]")[0].split(","))

@@ -200,6 +200,18 @@ def test_no_fusion_closes_a_cycle() -> None:
     np.testing.assert_array_equal(interpret(graph, x)[1], interpret(b.finish([y, scaled]), x)[1])
 
 
+def test_kernels_that_were_joined_in_vain_are_not_lost() -> None:
+    """The select reads two kernels of one level, and a slice that waits for one of them: it follows neither."""
+    b = Builder("step", [T(F32, 8), T(S32, 1), T(S32, 1)])
+    x, i, v = b.inputs
+    at = b.min(b.max(i, 0), 7)
+    piece = b.emit("dynamic_slice", (x, b.reshape(at, ())), {"sizes": (1,)}).result
+    chosen = b.select(b.ge(i, 0), b.convert(v, F32), piece)
+    graph = b.finish([b.emit("dynamic_update_slice", (x, chosen, b.reshape(at, ()))).result])
+    arrays = (np.arange(8, dtype=np.float32), np.array([3], np.int32), np.array([50], np.int32))
+    np.testing.assert_array_equal(interpret(verify(Fuse()(graph)), *arrays)[0], interpret(graph, *arrays)[0])
+
+
 def test_scalar_work_of_one_level_is_one_kernel() -> None:
     b = Builder("f", [T(F32), T(S32), T(F32)])
     x, n, y = b.inputs

@@ -326,7 +326,7 @@ def _partitioned(
     inputs lie as the outputs that take their places in the next step."""
     found = partition(closed_jaxpr, asked.carrying(carries), name)
     if found.inputs[:carries] != found.outputs[:carries]:  # XLA has chosen: where a state lies after the first step, it stays
-        found = partition(closed_jaxpr, asked.carrying(carries, found.outputs), name)
+        found = partition(closed_jaxpr, asked.carrying(carries, found.outputs, found.mesh), name)
     imported = lower_partitioned(found, name, input_names=input_names, output_names=output_names)
     return imported.graph, imported.mesh, imported.cuts
 

@@ -82,18 +82,22 @@ class Hop:
         return max(1, self.axes) * self.side
 
 
-def collective_seconds(chip: Chip, kind: str, data_bytes: float, sizes: Sequence[int], axes: Sequence[int], distance: int = 1) -> float:
+def collective_seconds(
+    chip: Chip, kind: str, data_bytes: float, sizes: Sequence[int], axes: Sequence[int], distance: int = 1, joined: Sequence[bool] = ()
+) -> float:
     """Seconds of a collective that sends `data_bytes` from each chip over the mesh axes `axes` (by number) of a mesh of these sizes.
 
     The mesh's axes of several chips share the torus evenly, chips of the last axis side by side; an axis that goes beyond what links
-    join goes on over the host, then the network. distance: of a permute, how far around its axis a message goes at most.
+    join goes on over the host, then the network. distance: of a permute, how far around its axis a message goes at most. joined: of each
+    axis whether it and the one before it are parts of one row of chips (empty: none is).
 
     Raises:
       ConfigError: the chip's row does not say how so many are joined.
     """
     seconds, left = 0.0, data_bytes
-    for a in axes:
-        for hop in _hops(chip, sizes, a):
+    rows = _rows(sizes, joined)
+    for stretch in _stretches(axes, rows):
+        for hop in _hops(chip, sizes, rows, stretch):
             if hop.rate <= 0:
                 raise ConfigError(
                     f"chip {chip.name!r} does not say what joins the {math.prod(sizes)} chips of a mesh {list(sizes)}; give its row "
@@ -104,21 +108,44 @@ def collective_seconds(chip: Chip, kind: str, data_bytes: float, sizes: Sequence
     return seconds
 
 
-def _hops(chip: Chip, sizes: Sequence[int], axis: int) -> Iterator[Hop]:
-    inner = math.prod(sizes[axis + 1 :])  # chips between neighbours of this axis
-    several = sum(size > 1 for size in sizes)
+def _rows(sizes: Sequence[int], joined: Sequence[bool]) -> list[range]:
+    """Of each mesh axis, the axes that are one row of chips with it."""
+    starts = [a for a in range(len(sizes)) if not (joined and joined[a])]
+    rows = [range(a, b) for a, b in zip(starts, [*starts[1:], len(sizes)], strict=True)]
+    return [row for row in rows for _ in row]
+
+
+def _stretches(axes: Sequence[int], rows: Sequence[range]) -> list[range]:
+    """Axes one after the other, but those that go on where the one before ended, in one row, together."""
+    found: list[range] = []
+    for a in axes:
+        if found and found[-1].stop == a and a in rows[found[-1].start]:
+            found[-1] = range(found[-1].start, a + 1)
+        else:
+            found.append(range(a, a + 1))
+    return found
+
+
+def _hops(chip: Chip, sizes: Sequence[int], rows: Sequence[range], stretch: range) -> Iterator[Hop]:
+    """The levels of a ring over the axes of a stretch. Where it is a part of a row, its neighbours are `apart` links from each other,
+    which as many rings share; and it has no link from its end back to its begin if the row goes on there, so that it sends one way only."""
+    row = rows[stretch.start]
+    apart = math.prod(sizes[a] for a in row if a >= stretch.stop)
+    one_way = 2 if stretch.start > row.start else 1
+    inner = math.prod(sizes[stretch.stop :])  # chips between neighbours
+    several = len({r for r in rows if math.prod(sizes[a] for a in r) > 1})
     share = min(1.0, 1 / several) if several else 1.0
-    joined, size = 1, sizes[axis]
+    joined, size = 1, math.prod(sizes[a] for a in stretch)
     reaches = (
-        (chip.link_chips // inner, chip.link_bytes_per_second * share, max(1.0, chip.link_axes * share)),
-        (chip.host_chips // inner, chip.host_bytes_per_second, 0),
-        (size, chip.network_bytes_per_second, 0),
+        (chip.link_chips // inner, chip.link_bytes_per_second * share / apart / one_way, max(1.0, chip.link_axes * share), apart),
+        (chip.host_chips // inner, chip.host_bytes_per_second, 0, 1),
+        (size, chip.network_bytes_per_second, 0, 1),
     )
-    for most, rate, axes in reaches:
+    for most, rate, axes, links in reaches:
         reach = min(size, most)
         if reach > joined:
             groups = math.ceil(reach / joined)
-            yield Hop(groups, rate, int(axes), chip.hop_seconds)
+            yield Hop(groups, rate, int(axes), links * chip.hop_seconds)
             joined *= groups
 
 

@@ -118,7 +118,7 @@ def _chip(lines: Lines) -> Chip:
 
 
 def _mesh_axis(cursor: Cursor) -> MeshAxis:
-    axis = MeshAxis(cursor.string(), cursor.integer())
+    axis = MeshAxis(cursor.string(), cursor.integer(), cursor.accept_word("joined"))
     cursor.end()
     return axis
 

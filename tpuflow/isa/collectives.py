@@ -29,10 +29,15 @@ REDUCERS = {"none": 0, "add": 1, "max": 2, "min": 3}
 
 @dataclass(frozen=True, slots=True)
 class MeshAxis:
-    """One axis of a mesh: so many chips in a row (a ring, where the chip's links make one)."""
+    """One axis of a mesh: so many chips in a row (a ring, where the chip's links make one).
+
+    joined: it and the axis before it are parts of one such row, so that a group along one of them is a part of the row. That changes how
+    long collectives take, and nothing else.
+    """
 
     name: str
     size: int
+    joined: bool = False
 
 
 Cut = tuple[tuple[int, ...], ...]

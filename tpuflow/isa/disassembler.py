@@ -3,7 +3,8 @@
 The first line names the format's version and the program; then come the sections `chip`, `mesh`, `buffers`, `constants`, `inputs`,
 `outputs`, `infeeds`, `outfeeds` and `code`, as far as they are not empty. Two spaces of indentation are one level.
 
-    "data" 4                            an axis of the mesh, and how many chips it has
+    "data" 4                            an axis of the mesh, and how many chips it has; `joined` to the one before it, if both are
+                                        parts of one row of chips
     b3 f32[64, 784] at 0x1000           a buffer: type, shape, byte address in HBM
     b4 f32[64, 10] at vmem[0x1000]      a buffer that stays in VMEM
     b3 = f32 0.5, 1.0                   a constant by its values, or `b3 = hex` and lines of hexadecimal bytes
@@ -43,7 +44,7 @@ from tpuflow.chips.chip import Chip
 from tpuflow.dtypes import DType
 from tpuflow.errors import ProgramFileError
 from tpuflow.isa.codec import Table
-from tpuflow.isa.collectives import Collective
+from tpuflow.isa.collectives import Collective, MeshAxis
 from tpuflow.isa.file import MAJOR, MINOR, debug_fault
 from tpuflow.isa.instruction import QUEUE_CODES, Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Block, Buffer, Constant, Kernel, Port, Program, children
@@ -56,6 +57,10 @@ HEX_BYTES_A_LINE = 64
 USUAL_NAN = bytes.fromhex("7ff8000000000000")
 
 
+def _mesh_axis(axis: MeshAxis) -> str:
+    return f"{quote(axis.name)} {axis.size}{' joined' * axis.joined}"
+
+
 def disassemble(program: Program) -> str:
     """The canonical text of a Program, names and source lines included.
 
@@ -66,7 +71,7 @@ def disassemble(program: Program) -> str:
         raise ProgramFileError(f"cannot write the program: {fault}")
     lines = [_commented(f"tpx {MAJOR}.{MINOR}", program.name or None)]
     lines += _section("chip", _chip(program.chip))
-    lines += _section("mesh", (f"{quote(axis.name)} {axis.size}" for axis in program.mesh))
+    lines += _section("mesh", map(_mesh_axis, program.mesh))
     lines += _section("buffers", _named_buffers(program))
     lines += _section("constants", (line for c in program.constants for line in _constant(c, program.buffers)))
     for name in PORT_SECTIONS:

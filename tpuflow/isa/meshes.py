@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -44,3 +44,55 @@ def axes_grouped(groups: np.ndarray, sizes: Sizes) -> tuple[str, ...] | None:
         return None
     others = places(sizes, [name for name in sizes if name not in names])
     return names if (others[groups] == others[groups[:, :1]]).all() else None
+
+
+Parts = Mapping[str, tuple[str, ...]]
+"""Of each axis of a mesh the axes that it is divided into, major first: itself, if it is whole."""
+
+
+def divided(sizes: Sizes, fits: Callable[[Sizes], bool]) -> tuple[Sizes, Parts] | None:
+    """The mesh with its axes divided into as few parts as it takes for it to fit, each axis into parts that multiply to its size; None if
+    no division fits. Whatever fits a mesh must fit one of smaller parts. A part is named after its axis and its place in it."""
+    if fits(sizes):
+        return sizes, {name: (name,) for name in sizes}
+    for finest in _divisions(list(sizes.values())):
+        if fits(_parts_named(sizes, finest)[0]):
+            return _parts_named(sizes, _joined(sizes, finest, fits))
+    return None
+
+
+def _divisions(sizes: Sequence[int]) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """The axes in prime parts, in every order of these."""
+    if not sizes:
+        yield ()
+        return
+    for rest in _divisions(sizes[1:]):
+        yield from ((parts, *rest) for parts in _primes(sizes[0]))
+
+
+def _primes(size: int) -> Iterator[tuple[int, ...]]:
+    """The prime factors of a number in every order."""
+    if size == 1:
+        yield ()
+    for n in range(2, size + 1):
+        if size % n == 0 and all(n % m for m in range(2, math.isqrt(n) + 1)):
+            yield from ((n, *rest) for rest in _primes(size // n))
+
+
+def _joined(sizes: Sizes, parts: tuple[tuple[int, ...], ...], fits: Callable[[Sizes], bool]) -> tuple[tuple[int, ...], ...]:
+    """The parts with neighbours joined where that still fits."""
+    for axis, own in enumerate(parts):
+        for i in range(len(own) - 1):
+            joined = (*own[:i], own[i] * own[i + 1], *own[i + 2 :])
+            fewer = (*parts[:axis], joined, *parts[axis + 1 :])
+            if fits(_parts_named(sizes, fewer)[0]):
+                return _joined(sizes, fewer, fits)
+    return parts
+
+
+def _parts_named(sizes: Sizes, parts: Sequence[Sequence[int]]) -> tuple[Sizes, Parts]:
+    names = {
+        name: tuple(f"{name}.{i}" for i in range(len(own))) if len(own) > 1 else (name,) for name, own in zip(sizes, parts, strict=True)
+    }
+    flat = [(part, n) for name, own in zip(sizes, parts, strict=True) for part, n in zip(names[name], own or (1,), strict=True)]
+    return dict(flat), names

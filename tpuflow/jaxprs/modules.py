@@ -20,6 +20,9 @@ from tpuflow.jaxprs.shardings import LAST
 _SHARDINGS = "mhlo.spmd_output_sharding"
 """The attribute of a partitioned module that says how its results are cut, as text: {{of the first}, {of the second}, ...}."""
 
+_ALIASES = "mhlo.input_output_alias"
+"""That which says which arguments' memory results may take, by their numbers in a tuple."""
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionedModule:
@@ -35,8 +38,8 @@ def partition_artifact(data: bytes, compile_options: bytes, host_call: str) -> P
     choose how arguments and results lie, it does. host_call: the target of custom calls that are functions of the host.
 
     Raises:
-      UnsupportedPrimitiveError: it calls the host, or is over several meshes.
-      CompileError: XLA cannot partition it, or cuts arguments or results otherwise than over whole axes of the mesh.
+      UnsupportedPrimitiveError: it calls the host.
+      CompileError: XLA cannot partition it, or cuts arguments or results otherwise than over axes of the mesh or parts of them.
     """
     options = xla_client.CompileOptions.ParseFromString(compile_options)
     build = options.executable_build_options
@@ -45,7 +48,7 @@ def partition_artifact(data: bytes, compile_options: bytes, host_call: str) -> P
         module = stablehlo.deserialize_portable_artifact(context, data)
         name = ir.StringAttr(module.operation.attributes["sym_name"]).value.removeprefix("jit_")
         _check_calls(module, name, host_call)
-        mesh = _mesh_of(module, name, options.num_partitions)
+        mesh = _mesh_of(module, options.num_partitions)
         main = _main(module)
         donated = tuple(_is_donated(a) for a in _dictionaries(main, "arg_attrs", len(main.type.inputs)))
         _call_last(main)
@@ -65,6 +68,10 @@ def without_last(module: bytes) -> bytes:
         _return(main, list(end.operands)[:results], main.type.results[:results])
         last.erase()
         attributes = read.operation.attributes
+        if results == 1:  # which is no tuple: nothing has a number in it
+            attributes[_ALIASES] = ir.Attribute.parse(
+                str(attributes[_ALIASES]).replace("output_index = array<i64: 0>", "output_index = array<i64>")
+            )
         attributes[_SHARDINGS] = ir.StringAttr.get(_without_last_sharding(ir.StringAttr(attributes[_SHARDINGS]).value))
         written: Any = read.operation.get_asm(binary=True)
         return written
@@ -138,19 +145,10 @@ def _source(location: Any) -> str:
     return f"{found[1]}:{found[2]}" if found else ""
 
 
-def _mesh_of(module: Any, name: str, devices: int) -> Mapping[str, int]:
-    """The axes of a module's mesh with their sizes; one axis of all devices where it says nothing of a mesh.
-
-    Raises:
-      UnsupportedPrimitiveError: it has several.
-    """
+def _mesh_of(module: Any, devices: int) -> Mapping[str, int]:
+    """The axes of a module's mesh with their sizes; one axis of all devices where it says nothing of a mesh. Of several meshes that with
+    the most axes of several devices: over parts of these lies what is cut over the others."""
     meshes = [sdy.MeshAttr(op.attributes["mesh"]) for op in module.body.operations if op.operation.name == "sdy.mesh"]
     found = [{axis.name: axis.size for axis in map(sdy.MeshAxisAttr, mesh.axes)} for mesh in meshes]
-    several = [mesh for mesh in found if math.prod(mesh.values()) > 1]
-    shapes = {tuple((axis, size) for axis, size in mesh.items() if size > 1) for mesh in several}
-    if len(shapes) > 1:
-        raise UnsupportedPrimitiveError(
-            f"{name}: shardings over several meshes, {', '.join(map(str, several))}; a program runs on one mesh. Name all axes in one "
-            "mesh, and in each PartitionSpec those that the array is cut over."
-        )
-    return several[0] if several else {"device": devices}
+    whole = [mesh for mesh in found if math.prod(mesh.values()) == devices]
+    return max(whole, key=lambda mesh: sum(size > 1 for size in mesh.values()), default={"device": devices})

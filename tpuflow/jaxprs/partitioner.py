@@ -21,11 +21,12 @@ import numpy as np
 from jaxlib import xla_client
 
 from tpuflow.errors import CompileError, UnsupportedPrimitiveError
-from tpuflow.isa.meshes import axes_numbered
+from tpuflow.isa.meshes import Sizes, axes_numbered, divided
 from tpuflow.jaxprs.compat import ClosedJaxpr, equations, location_of
 from tpuflow.jaxprs.protobuf import fields
 from tpuflow.jaxprs.shardings import Asked, Cut, lowered
 
+Names = tuple[str, ...]
 Chosen = tuple[Sequence[bool], Sequence[bool]]
 """Of each argument, and of each result of the program, whether the partitioner may choose how it lies."""
 
@@ -37,13 +38,16 @@ _hlo: Any = xla_client.hlo
 class Partitioned:
     """What each device runs, as StableHLO bytecode of pieces of arrays, and how the arrays of the whole program are cut into these.
 
-    The module has one more result than the program, that of the call of `LAST`.
+    The module has one more result than the program, that of the call of `LAST`. unreduced_inputs, unreduced_outputs: the mesh axes over
+    which an array is still to be summed: along these each device has a summand of its own (JAX's `PartitionSpec(unreduced=...)`).
     """
 
     module: bytes
     mesh: Mapping[str, int]
     inputs: tuple[Cut, ...]
     outputs: tuple[Cut, ...]
+    unreduced_inputs: tuple[tuple[str, ...], ...]
+    unreduced_outputs: tuple[tuple[str, ...], ...]
 
 
 def partition(closed: ClosedJaxpr, asked: Asked, name: str) -> Partitioned:
@@ -51,7 +55,8 @@ def partition(closed: ClosedJaxpr, asked: Asked, name: str) -> Partitioned:
 
     Raises:
       UnsupportedPrimitiveError: it calls the host.
-      CompileError: XLA cannot partition it, or cuts arguments or results otherwise than over whole axes of the mesh.
+      CompileError: XLA cannot partition it, or cuts arguments or results otherwise than over axes of the mesh or parts of them; or one of
+        them is not an array but its summands.
     """
     for equation in equations(closed.jaxpr):
         if equation.primitive.name in _CALL_HOST:
@@ -59,7 +64,15 @@ def partition(closed: ClosedJaxpr, asked: Asked, name: str) -> Partitioned:
                 f"{location_of(equation) or name}: {equation.primitive.name!r} in a program that is partitioned over {dict(asked.mesh)}: "
                 "the host cannot be called with pieces of arrays. Return what it needs from the program, or leave the call out."
             )
-    return partition_module(lowered(closed, name, asked), asked.mesh, name)
+    found = partition_module(lowered(closed, name, asked), asked.mesh, name)
+    for kind, ports in (("argument", found.unreduced_inputs), ("result", found.unreduced_outputs)):
+        for i, axes in enumerate(ports):
+            if axes:
+                raise CompileError(
+                    f"{name}: {kind} {i} is unreduced over {axes}: each chip would have a summand of its own, where whole arrays go in and "
+                    "out. Sum it within the function: jax.reshard(x, PartitionSpec(...)) without `unreduced`."
+                )
+    return found
 
 
 def partition_module(module: Any, mesh: Mapping[str, int], name: str, chosen: Chosen | None = None) -> Partitioned:
@@ -71,10 +84,13 @@ def partition_module(module: Any, mesh: Mapping[str, int], name: str, chosen: Ch
     """
     proto = _partitioned(module, math.prod(mesh.values()), name, chosen)
     found = _hlo.HloModule.from_serialized_hlo_module_proto(proto)
-    inputs = [_cut(s, mesh, f"{name}: argument {i}") for i, s in enumerate(found.spmd_parameters_shardings or ())]
-    *own, _ = found.spmd_output_sharding.tuple_shardings
-    outputs = [_cut(s, mesh, f"{name}: result {i}") for i, s in enumerate(own)]
-    return Partitioned(_xla.mlir.hlo_to_stablehlo(proto), mesh, tuple(inputs), tuple(outputs))
+    inputs = [_hlo.HloSharding.from_proto(s) for s in found.spmd_parameters_shardings or ()]
+    outputs = [_hlo.HloSharding.from_proto(s) for s in found.spmd_output_sharding.tuple_shardings[:-1]]  # none if `LAST` is alone
+    mesh = _divided(mesh, inputs, outputs, name)
+    ports = [[_cut(s, mesh) for s in shardings] for shardings in (inputs, outputs)]
+    cuts = [tuple(cut for cut, _ in of) for of in ports]
+    unreduced = [tuple(axes for _, axes in of) for of in ports]
+    return Partitioned(_xla.mlir.hlo_to_stablehlo(proto), mesh, cuts[0], cuts[1], unreduced[0], unreduced[1])
 
 
 _CALL_HOST = ("debug_callback", "debug_print", "io_callback", "pure_callback")
@@ -125,19 +141,54 @@ def _options(devices: int, directory: str, chosen: Chosen | None) -> Any:
     return options
 
 
-def _cut(proto: Any, mesh: Mapping[str, int], where: str) -> Cut:
-    """How an array is cut; as () if every device has all of it."""
-    sharding = _hlo.HloSharding.from_proto(proto)
+def _divided(mesh: Sizes, inputs: Sequence[Any], outputs: Sequence[Any], name: str) -> Sizes:
+    """The mesh with its axes divided, where an array is cut over parts of them.
+
+    Raises:
+      CompileError: no division makes whole axes of how an array is cut.
+    """
+    found = divided(mesh, lambda sizes: all(_fits(s, sizes) for s in (*inputs, *outputs)))
+    if found is not None:
+        return found[0]
+    for kind, shardings in (("argument", inputs), ("result", outputs)):
+        for i, sharding in enumerate(shardings):
+            if divided(mesh, functools.partial(_fits, sharding)) is None:
+                raise CompileError(f"{name}: {kind} {i} {_UNFIT.format(sharding=sharding, mesh=dict(mesh))}")
+    raise CompileError(f"{name}: its arguments and results together {_UNFIT.format(sharding='they are', mesh=dict(mesh))}")
+
+
+_UNFIT = (
+    "would be cut as {sharding}, which is not over axes of the mesh {mesh}, nor over parts into which they divide. Say how it lies in "
+    "in_shardings or out_shardings."
+)
+
+
+def _fits(sharding: Any, mesh: Sizes) -> bool:
+    """Whether an array is cut over whole axes of a mesh."""
+    names, unreduced = _along(sharding, mesh)
+    return None not in (*names, *unreduced)
+
+
+def _cut(sharding: Any, mesh: Sizes) -> tuple[Cut, tuple[str, ...]]:
+    """How an array that fits is cut, () if every device has all of it; and the axes over which it is unreduced."""
+    names, unreduced = _along(sharding, mesh)
+    return tuple(axes or () for axes in names), tuple(name for axes in unreduced for name in axes or ())
+
+
+def _along(sharding: Any, mesh: Sizes) -> tuple[list[Names | None], list[Names | None]]:
+    """The axes that each dimension of an array is cut over, and those over which it is unreduced; None where these are no axes."""
     if sharding.is_replicated():
-        return ()
+        return [], []
+    if sharding.is_unreduced():
+        return [], [tuple(name for name, size in mesh.items() if size > 1)]
     shape = sharding.tile_assignment_dimensions()
     devices = np.array(sharding.tile_assignment_devices())
     numbers = np.empty((len(shape), devices.size), np.int64)
     numbers[:, devices] = np.indices(shape).reshape(len(shape), -1)
-    found = [axes_numbered(along, mesh) for along in numbers[: len(shape) - sharding.replicate_on_last_tile_dim()]]
-    if None in found:
-        raise CompileError(
-            f"{where} would be cut as {sharding}, which is not over whole axes of the mesh {dict(mesh)}. Say how it lies in in_shardings "
-            "or out_shardings, or give the mesh smaller axes, such as two of 2 for one of 4."
-        )
-    return tuple(names for names in found if names is not None)
+    found = [axes_numbered(along, mesh) for along in numbers]
+    kinds = sharding.subgroup_types() or [_REPLICATED] * sharding.replicate_on_last_tile_dim()
+    names, last = found[: len(found) - len(kinds)], found[len(found) - len(kinds) :]
+    return names, [axes for axes, kind in zip(last, kinds, strict=True) if kind == _UNREDUCED]
+
+
+_REPLICATED, _UNREDUCED = xla_client.OpSharding.Type.REPLICATED, xla_client.OpSharding.Type.UNREDUCED

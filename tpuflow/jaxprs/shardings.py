@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,10 +31,11 @@ class Asked:
     inputs: tuple[NamedSharding | None, ...]
     outputs: tuple[NamedSharding | None, ...]
 
-    def carrying(self, count: int, cuts: Sequence[Cut] = ()) -> Asked:
+    def carrying(self, count: int, cuts: Sequence[Cut] = (), divided: Mapping[str, int] | None = None) -> Asked:
         """The same where the first `count` inputs and outputs are carried from step to step, each lying as its output or else its input
-        is said to; where that says nothing, by these cuts."""
-        mesh = AbstractMesh(tuple(self.mesh.values()), tuple(self.mesh))
+        is said to; where that says nothing, by these cuts. divided: the mesh that these are over, if it is its own with axes divided."""
+        sizes = divided or self.mesh
+        mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
         chosen = [NamedSharding(mesh, PartitionSpec(*cut)) for cut in cuts[:count]] or [None] * count
         both = tuple(new or old or other for new, old, other in zip(self.outputs, self.inputs, chosen, strict=False))
         return Asked(self.mesh, (*both, *self.inputs[count:]), (*both, *self.outputs[count:]))
@@ -67,7 +69,7 @@ def asked_of(closed: ClosedJaxpr) -> Asked | None:
     """What a jaxpr asks for; None if nothing outside of `shard_map` is cut over several devices, so that there is nothing to partition.
 
     Raises:
-      UnsupportedPrimitiveError: it is over several meshes.
+      UnsupportedPrimitiveError: it is over meshes of different numbers of devices.
     """
     inputs, outputs = _of_ports(closed)
     found = [(None, s) for s in (*inputs, *outputs) if s is not None] + list(_named(closed.jaxpr))
@@ -159,16 +161,17 @@ def _named(jaxpr: Jaxpr) -> Iterator[tuple[Equation, NamedSharding]]:
 
 
 def _mesh_of(closed: ClosedJaxpr, found: Sequence[tuple[Equation | None, NamedSharding]]) -> Mapping[str, int]:
+    """Of all meshes of the same chips the one with the most axes of several: over parts of these lies what is cut over the others."""
     mesh: dict[str, int] = {}
     for equation, sharding in found:
         other = {str(name): int(size) for name, size in sharding.mesh.shape.items()}
-        if mesh and _several(other) and _several(other) != _several(mesh):
+        if mesh and _several(other) and math.prod(other.values()) != math.prod(mesh.values()) > 1:
             where = (location_of(equation) if equation is not None else "") or "unknown source line"
             raise UnsupportedPrimitiveError(
-                f"{where}: a sharding over the mesh {other} in a program that has one over {mesh}; a program runs on one mesh. Name all "
-                "axes in one mesh, and in each PartitionSpec those that the array is cut over."
+                f"{where}: a sharding over the mesh {other} in a program that has one over {mesh}; all chips of a program run all of it. "
+                "Name all axes in one mesh, and in each PartitionSpec those that the array is cut over."
             )
-        mesh = mesh if _several(mesh) else other
+        mesh = mesh if mesh and len(_several(mesh)) >= len(_several(other)) else other
     return mesh
 
 

@@ -11,21 +11,20 @@ from tpuflow.jaxprs.plugins import assigned
 from tpuflow.pjrt.buffer import COMPLEX, Buffer, Headers
 from tpuflow.pjrt.cells import NamedValues, Numbers, Text
 from tpuflow.pjrt.device import Device
-from tpuflow.pjrt.envelope import enveloped
+from tpuflow.pjrt.envelope import Own, enveloped
 from tpuflow.pjrt.failures import Unimplemented
 from tpuflow.pjrt.things import WORDS, Thing
 from tpuflow.pjrt.types import CODES
 
 
 class Loaded(Thing):
-    """A Program loaded on a device, or on several (`meshes.LoadedOnMesh`), each of which is a partition in this order; `complex_outputs`:
-    the results that are planes of complex numbers; `module`: what each of several devices runs. What C reads of it lies here, made when it
-    is first asked for. Header: name, devices, outputs, partitions."""
+    """A Program loaded on a device, or on several (`meshes.LoadedOnMesh`), each of which is a partition in this order; `own`: what
+    only PJRT knows of it. What C reads of it lies here, made when it is first asked for. Header: name, devices, outputs, partitions."""
 
-    def __init__(self, program: Any, complex_outputs: Collection[int], devices: Sequence[Device], module: bytes = b""):
+    def __init__(self, program: Any, own: Own, devices: Sequence[Device]):
         from tpuflow.device.runtime import Executable
 
-        self.program, self.devices, self.module, self.runs = program, devices, module, 0
+        self.program, self.own, self.devices, self.runs = program, own, devices, 0
         self.device = device = devices[0]
         host = device.client.host
         self.executable = Executable(program, fidelity=device.client.settings.fidelity, device=host.device)
@@ -33,7 +32,6 @@ class Loaded(Thing):
         self._name = Text(program.name or "program")
         self._handles = Numbers([d.handle for d in devices], ctypes.c_uint64)
         super().__init__(*self._name.pair, *self._handles.pair, len(program.outputs), len(devices))
-        self._complex = frozenset(complex_outputs)
         self._outputs = [(*self._kind(i, p), program.buffers[p.buffer].bytes) for i, p in enumerate(program.outputs)]
         self._donated = [i for i, p in enumerate(program.inputs) if p.donated]
         self._shared = _shared(program)
@@ -48,7 +46,8 @@ class Loaded(Thing):
 
     def _kind(self, i: int, port: Any) -> tuple[int, tuple[int, ...]]:
         """Code and shape of an output as C knows them."""
-        return (CODES[COMPLEX], port.shape[1:]) if i in self._complex else (CODES[port.dtype.numpy], port.shape)
+        is_complex, is_unreduced = i in self.own.complex_outputs, i in self.own.unreduced_outputs
+        return CODES[COMPLEX if is_complex else port.dtype.numpy], port.shape[is_complex + is_unreduced :]
 
     def destroyed(self) -> None:
         """What it holds goes with it."""
@@ -69,7 +68,7 @@ class Loaded(Thing):
             results, _ = self.executable.launch(arrays)
             for x in results:
                 x.block_until_ready()
-            results = self._own(results, arrays)
+            results = self._unshared(results, arrays)
         finally:
             for buffer in consumed:
                 buffer.delete()
@@ -107,7 +106,7 @@ class Loaded(Thing):
                 consumed += pieces
         return consumed
 
-    def _own(self, results: list[Any], arrays: list[Any]) -> list[Any]:
+    def _unshared(self, results: list[Any], arrays: list[Any]) -> list[Any]:
         """The results in memory of their own: an output can be an input that nothing has changed, or another output."""
         if not self._shared:
             return results
@@ -138,7 +137,7 @@ class Loaded(Thing):
 
         if self.program.calls:
             raise Unimplemented(f"{self.program.name!r} calls functions of this process (callbacks); a file cannot hold them.")
-        return Text(enveloped(self._complex, self.module, to_bytes(self.program)))
+        return Text(enveloped(self.own, to_bytes(self.program)))
 
     @functools.cached_property
     def assignment(self) -> Text:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from tpuflow.errors import ConfigError
 from tpuflow.isa.calls import HOST_CALL
 from tpuflow.jaxprs.plugins import placement_of
 from tpuflow.pjrt.device import Client, Device
-from tpuflow.pjrt.envelope import CACHE, opened
+from tpuflow.pjrt.envelope import CACHE, Own, opened
 from tpuflow.pjrt.executable import Loaded
 from tpuflow.pjrt.failures import Unimplemented
 
@@ -53,7 +53,7 @@ def _compile(client: Client, module: bytes, options: bytes) -> Loaded:
     if len(devices) > 1:
         return _compile_for_mesh(client, module, options, devices)
     imported = lower_stablehlo(module, host_functions=HOST_FUNCTIONS, trusted=True, complex_ports=True)
-    return Loaded(compile_stablehlo(imported, chip=client.settings.chip), _numbers(imported.complex_outputs), devices)
+    return Loaded(compile_stablehlo(imported, chip=client.settings.chip), Own(_numbers(imported.complex_outputs)), devices)
 
 
 def _compile_for_mesh(client: Client, module: bytes, options: bytes, devices: Sequence[Device]) -> Loaded:
@@ -63,9 +63,10 @@ def _compile_for_mesh(client: Client, module: bytes, options: bytes, devices: Se
 
     found = partition_artifact(module, options, HOST_CALL)
     imported = lower_partitioned(found.partitioned, found.name, complex_ports=True)
-    donated = _usable(found.donated, imported.input_types, imported.output_types)
+    donated = _usable(found.donated, [v.type for v in imported.graph.inputs], [v.type for v in imported.graph.outputs])
     program = compile_stablehlo(imported, chip=client.settings.chip, donated=donated)
-    return _loaded(program, _numbers(imported.complex_outputs), devices, found.partitioned.module)
+    own = Own(_numbers(imported.complex_outputs), _numbers(imported.unreduced_outputs), found.partitioned.module)
+    return _loaded(program, own, devices)
 
 
 def _usable(donated: Sequence[bool], inputs: Sequence[Hashable], outputs: Sequence[Hashable]) -> list[bool]:
@@ -79,11 +80,11 @@ def _usable(donated: Sequence[bool], inputs: Sequence[Hashable], outputs: Sequen
     return found
 
 
-def _loaded(program: Any, complex_outputs: Collection[int], devices: Sequence[Device], module: bytes) -> Loaded:
-    """On one device or on several; of the latter also the module that each runs."""
+def _loaded(program: Any, own: Own, devices: Sequence[Device]) -> Loaded:
+    """On one device or on several."""
     from tpuflow.pjrt.meshes import LoadedOnMesh
 
-    return LoadedOnMesh(program, complex_outputs, devices, module) if program.mesh else Loaded(program, complex_outputs, devices)
+    return LoadedOnMesh(program, own, devices) if program.mesh else Loaded(program, own, devices)
 
 
 def _numbers(found: Sequence[bool]) -> list[int]:
@@ -94,10 +95,10 @@ def _load(client: Client, data: bytes, options: bytes) -> Loaded:
     from tpuflow.isa.collectives import chips_of
     from tpuflow.isa.file import from_bytes
 
-    complex_outputs, module, code = opened(data)
+    own, code = opened(data)
     program = from_bytes(code, name=CACHE)
     numbers = placement_of(options).devices if options else ()
-    return _loaded(program, complex_outputs, _numbered(client, numbers or range(chips_of(program.mesh))), module)
+    return _loaded(program, own, _numbered(client, numbers or range(chips_of(program.mesh))))
 
 
 def _devices(client: Client, options: bytes) -> list[Device]:

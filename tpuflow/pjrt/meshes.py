@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from tpuflow.jaxprs.modules import without_last
 from tpuflow.pjrt.buffer import Buffer
 from tpuflow.pjrt.cells import Text
 from tpuflow.pjrt.device import Device
+from tpuflow.pjrt.envelope import Own
 from tpuflow.pjrt.executable import Loaded
 
 Piece = tuple[slice, ...]
@@ -21,11 +22,11 @@ Piece = tuple[slice, ...]
 
 
 class LoadedOnMesh(Loaded):
-    """A Program loaded on as many devices as its mesh has chips. module: what they run, as XLA partitioned it (StableHLO bytecode with the
-    call of `LAST`)."""
+    """A Program loaded on as many devices as its mesh has chips. What they run is as XLA partitioned it, with the call of `LAST`. An array
+    that is unreduced has its summands along its first axis in the Program, and each device has one of them, without that axis."""
 
-    def __init__(self, program: Any, complex_outputs: Collection[int], devices: Sequence[Device], module: bytes):
-        super().__init__(program, complex_outputs, devices, module)
+    def __init__(self, program: Any, own: Own, devices: Sequence[Device]):
+        super().__init__(program, own, devices)
         self._inputs, self._results = ([_owners(p, program.mesh) for p in ports] for ports in (program.inputs, program.outputs))
 
     def _joined(self, arguments: Sequence[Sequence[Buffer]]) -> list[Any]:
@@ -38,11 +39,11 @@ class LoadedOnMesh(Loaded):
             return pieces[0]
         whole = np.empty(whole_shape(port.shape, port.cut, self.program.mesh), port.dtype.numpy)
         for piece, (first, *_) in owners:
-            whole[piece] = np.asarray(pieces[first])
-        return self.device.client.host.array(whole)
+            whole[piece] = np.asarray(pieces[first]).reshape(port.shape)
+        return self.device.client.host.moved(whole)
 
     def _spread(self, results: list[Any]) -> list[list[Buffer]]:
-        pieces = [self._cut(x, owners) for x, owners in zip(results, self._results, strict=True)]
+        pieces = [self._cut(i, x) for i, x in enumerate(results)]
         found = [self._buffers(device, row) for device, row in zip(self.devices, _by_device(pieces, len(self.devices)), strict=True)]
         for i, owners in enumerate(self._results):
             for _, numbers in owners:
@@ -50,13 +51,14 @@ class LoadedOnMesh(Loaded):
                     found[number][i].sharers = len(numbers)
         return found
 
-    def _cut(self, whole: Any, owners: Sequence[tuple[Piece, Sequence[int]]]) -> list[Any]:
-        """A result's pieces, one a device; devices that have the same have one array between them."""
+    def _cut(self, i: int, whole: Any) -> list[Any]:
+        """Result i's pieces, one a device; devices that have the same have one array between them."""
         pieces: list[Any] = [whole] * len(self.devices)
-        if len(owners) > 1:
+        if len(self._results[i]) > 1:
             values = np.asarray(whole)
-            for piece, numbers in owners:
-                own = self.device.client.host.array(values[piece])
+            for piece, numbers in self._results[i]:
+                of_device = values[piece][0] if i in self.own.unreduced_outputs else values[piece]
+                own = self.device.client.host.moved(of_device)
                 for number in numbers:
                     pieces[number] = own
         return pieces
@@ -64,7 +66,7 @@ class LoadedOnMesh(Loaded):
     @functools.cached_property
     def optimized(self) -> Text:
         """What each device runs, as MLIR bytecode. It says how arguments and results are cut, which JAX reads where it has not said it."""
-        return Text(without_last(self.module))
+        return Text(without_last(self.own.module))
 
 
 def _owners(port: Any, mesh: Sequence[MeshAxis]) -> list[tuple[Piece, list[int]]]:

@@ -43,12 +43,13 @@ def collective_row(program: Program, c: Collective, place: str, count: int) -> C
       ConfigError: the chip's row does not say how so many chips are joined.
     """
     source, sizes = program.buffers[c.source], [axis.size for axis in program.mesh]
+    joined = [axis.joined for axis in program.mesh]
     group = sizes_of(program.mesh, c.axes)
     chips = 1
     for size in group:
         chips *= size
     distance = max((min((r - s) % chips, (s - r) % chips) for s, r in c.pairs), default=0)
-    seconds = collective_seconds(program.chip, c.kind, source.bytes, sizes, c.axes, distance) if chips > 1 else 0.0
+    seconds = collective_seconds(program.chip, c.kind, source.bytes, sizes, c.axes, distance, joined) if chips > 1 else 0.0
     sent = KINDS[c.kind].sent_elems(source.elems, chips) * source.dtype.bytes
     names = tuple(program.mesh[a].name for a in c.axes)
     return CollectiveRow(place, count, c.kind, names, c.scope, c.where, sent, picoseconds(seconds), 0)

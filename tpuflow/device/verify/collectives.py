@@ -43,10 +43,12 @@ MOST_SEMAPHORES = 2**16
 
 
 def check_mesh(program: Program) -> None:
-    """Refuse axes that are none, or too many chips."""
+    """Refuse axes that are none or are joined to none, or too many chips."""
     names = [axis.name for axis in program.mesh]
     if len(set(names)) != len(names) or not all(names):
         raise Refusal(f"the axes are named {', '.join(map(repr, names))}; expected different names")
+    if program.mesh and program.mesh[0].joined:
+        raise Refusal(f"the first axis, {names[0]!r}, is joined to the one before it; there is none")
     if any(axis.size < 1 for axis in program.mesh) or chips_of(program.mesh) > MOST_CHIPS:
         sizes = " x ".join(str(axis.size) for axis in program.mesh)
         raise Refusal(f"the mesh has {sizes} chips; expected sizes of 1 at least and at most {MOST_CHIPS} in all")

@@ -31,8 +31,8 @@ class Imported:
     donated: of each argument, whether the program may overwrite it (`tf.aliasing_output`, `jax.buffer_donor`). aliases: of each argument,
     the result that `tf.aliasing_output` gives its buffer to (None: no particular one). input_types, output_types: as the module declares
     them, in its order; complex_outputs: of each result, whether it is the two planes of a complex one. mesh, cuts: of a partitioned module
-    the axes of its mesh that have several chips, and into what pieces its arguments and results are cut. Names are the graph's
-    (`graph.input_names`, `graph.output_names`).
+    the axes of its mesh that have several chips, and into what pieces its arguments and results are cut; unreduced_outputs: of each result,
+    whether it is its summands, along an axis before its own. Names are the graph's (`graph.input_names`, `graph.output_names`).
     """
 
     graph: Graph
@@ -44,6 +44,7 @@ class Imported:
     complex_outputs: tuple[bool, ...] = ()
     mesh: tuple[MeshAxis, ...] = ()
     cuts: Cuts = UNCUT
+    unreduced_outputs: tuple[bool, ...] = ()
 
 
 def lower_stablehlo(
@@ -72,7 +73,28 @@ def lower_stablehlo(
       UnsupportedDtypeError: a value has a type that the device does not have.
       CompileError: it is far too large.
     """
-    read = recognise(own_constants(read_module(module, trusted=trusted)))
+    return lower_module(
+        read_stablehlo(module, trusted=trusted), name, input_names=input_names, output_names=output_names, host_functions=host_functions,
+        mesh=mesh, complex_ports=complex_ports,
+    )  # fmt: skip
+
+
+def read_stablehlo(module: bytes | str, *, trusted: bool = False) -> Module:
+    """A module as plain data, with what JAX has taken apart put together again. Arguments and errors are as of `lower_stablehlo`."""
+    return recognise(own_constants(read_module(module, trusted=trusted)))
+
+
+def lower_module(
+    read: Module,
+    name: str = "",
+    *,
+    input_names: Sequence[str] = (),
+    output_names: Sequence[str] = (),
+    host_functions: Sequence[Callable[..., Any]] = (),
+    mesh: Mapping[str, int] | None = None,
+    complex_ports: bool = False,
+) -> Imported:
+    """The graph of a module that is read already. Arguments and errors are as of `lower_stablehlo`."""
     main = _main(read)
     names = tuple(input_names) or _distinct(main.argument_names, "argument")
     port = partial(port_type, complex_ports=complex_ports)

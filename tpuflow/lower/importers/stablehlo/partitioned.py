@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from tpuflow.isa.collectives import MeshAxis
+from tpuflow.isa.meshes import Parts, Sizes, axes_grouped, divided
 from tpuflow.jaxprs.partitioner import Partitioned
-from tpuflow.lower.graph.graph import Value
-from tpuflow.lower.importers.stablehlo.importer import Imported, lower_stablehlo
-from tpuflow.lower.operations.collectives import NamedCut
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import Graph, TensorType, Value
+from tpuflow.lower.importers.stablehlo.importer import Imported, lower_module, read_stablehlo
+from tpuflow.lower.importers.stablehlo.module import Block, Module
+from tpuflow.lower.operations.collectives import NamedCut, Names
 from tpuflow.lower.scatter_sums import scatter_sums
 from tpuflow.lower.shards import WHOLE, Cuts
 
@@ -18,24 +24,90 @@ def lower_partitioned(
     found: Partitioned, name: str, *, input_names: Sequence[str] = (), output_names: Sequence[str] = (), complex_ports: bool = False
 ) -> Imported:
     """A partitioned module, imported for its mesh: without the result that only its partitioner needed, and with its sums scattered. Names
-    and `complex_ports` are as `lower_stablehlo` takes them; results without a name are numbered.
+    and `complex_ports` are as `lower_stablehlo` takes them; results without a name are numbered. A port that is unreduced over mesh axes
+    has one more axis, the first: its whole array is that of the summands. Where groups of devices are parts of axes, these are divided.
 
     Raises:
       What `lower_stablehlo` raises.
     """
-    imported = lower_stablehlo(found.module, name, input_names=input_names, mesh=found.mesh, trusted=True, complex_ports=complex_ports)
-    graph = scatter_sums(imported.graph, found.mesh)
+    read = read_stablehlo(found.module, trusted=True)
+    mesh, parts = _divided(found.mesh, read)
+    imported = lower_module(read, name, input_names=input_names, mesh=mesh, complex_ports=complex_ports)
+    graph = scatter_sums(imported.graph, mesh)
     graph = replace(graph, outputs=graph.outputs[:-1], output_names=tuple(output_names))
+    graph = _stacked(graph, found.unreduced_inputs, found.unreduced_outputs)
     return replace(
         imported,
         graph=graph,
         output_types=imported.output_types[:-1],
         complex_outputs=imported.complex_outputs[:-1],
-        mesh=tuple(MeshAxis(axis, size) for axis, size in found.mesh.items() if size > 1),
-        cuts=Cuts(_of_ports(graph.inputs, found.inputs), _of_ports(graph.outputs, found.outputs)),
+        mesh=tuple(_axes(mesh, parts)),
+        cuts=Cuts(
+            _of_ports(graph.inputs, found.inputs, found.unreduced_inputs, parts),
+            _of_ports(graph.outputs, found.outputs, found.unreduced_outputs, parts),
+        ),
+        unreduced_outputs=tuple(map(bool, found.unreduced_outputs)),
     )
 
 
-def _of_ports(values: Sequence[Value], cuts: Sequence[NamedCut]) -> tuple[NamedCut, ...]:
-    """How ports are cut: a complex array is two planes there, with an axis before its own that is not cut."""
-    return tuple((*((),) * (len(v.type.shape) - len(cut)), *cut) if cut else WHOLE for v, cut in zip(values, cuts, strict=True))
+def _divided(mesh: Sizes, read: Module) -> tuple[Sizes, Parts]:
+    """The mesh with its axes divided so that every group of devices that a module has goes over whole ones; if no division does that, as it
+    is: the rules of collectives refuse what they cannot do."""
+    groups = {(g.shape, g.tobytes()): g for f in read.functions.values() for g in _groups(f.body)}
+    fits = functools.partial(_fits, list(groups.values()))
+    return divided(mesh, fits) or (mesh, {name: (name,) for name in mesh})
+
+
+def _fits(groups: Sequence[np.ndarray], mesh: Sizes) -> bool:
+    return all(axes_grouped(g, mesh) is not None for g in groups)
+
+
+def _groups(block: Block) -> Iterator[np.ndarray]:
+    """The groups of devices of every collective, nested ones included."""
+    for operation in block.operations:
+        found = operation.attributes.get("replica_groups")
+        if isinstance(found, np.ndarray) and found.size > 1:
+            yield found
+        for inner in operation.blocks:
+            yield from _groups(inner)
+
+
+def _axes(mesh: Sizes, parts: Parts) -> Iterator[MeshAxis]:
+    """The axes of several chips; parts of one are joined."""
+    for names in parts.values():
+        own = [name for name in names if mesh[name] > 1]
+        yield from (MeshAxis(name, mesh[name], joined=name != own[0]) for name in own)
+
+
+def _of_ports(values: Sequence[Value], cuts: Sequence[NamedCut], unreduced: Sequence[Names], parts: Parts) -> tuple[NamedCut, ...]:
+    """How ports are cut. What is unreduced has an axis before its own for its summands; a complex array is two planes, with an axis before
+    its own that is not cut."""
+    rows = zip(values, cuts, unreduced, strict=True)
+    return tuple(_of_port(v, tuple(_parts_of(names, parts) for names in cut), _parts_of(axes, parts)) for v, cut, axes in rows)
+
+
+def _parts_of(names: Names, parts: Parts) -> Names:
+    return tuple(part for name in names for part in parts[name])
+
+
+def _of_port(value: Value, cut: NamedCut, unreduced: Names) -> NamedCut:
+    if not cut and not unreduced:
+        return WHOLE
+    summands = (unreduced,) if unreduced else ()
+    return (*summands, *((),) * (len(value.type.shape) - len(cut) - len(summands)), *cut)
+
+
+def _stacked(graph: Graph, inputs: Sequence[Names], outputs: Sequence[Names]) -> Graph:
+    """The graph whose unreduced ports have one more axis, the first, of one element: of whole arrays it is that of the summands."""
+    if not any((*inputs, *outputs)):
+        return graph
+    types = [_one_of(v.type) if axes else v.type for v, axes in zip(graph.inputs, inputs, strict=True)]
+    b = Builder(graph.name, types, graph.input_names)
+    own = [b.reshape(port, v.type.shape) for v, port in zip(graph.inputs, b.inputs, strict=True)]
+    results = b.inline(graph, own)
+    ends = [b.reshape(x, (1, *x.shape)) if axes else x for x, axes in zip(results, outputs, strict=True)]
+    return b.finish(ends, graph.output_names)
+
+
+def _one_of(kind: TensorType) -> TensorType:
+    return TensorType(kind.dtype, (1, *kind.shape))

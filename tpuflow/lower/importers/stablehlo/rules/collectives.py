@@ -38,8 +38,8 @@ def _group(b: Builder, groups: Any, channel_handle: Any) -> Group:
     names = axes_grouped(groups, b.mesh)
     if names is None:
         raise UnsupportedForm(
-            f"its groups of devices, {groups.tolist()}, are no axes of the mesh {dict(b.mesh)}; cut arrays over whole axes, or give the "
-            "mesh smaller axes, such as two of 2 for one of 4"
+            f"its groups of devices, {groups.tolist()}, are neither axes of the mesh {dict(b.mesh)} nor parts into which they divide; cut "
+            "arrays over whole axes"
         )
     return Group.of(b.mesh, names)
 
