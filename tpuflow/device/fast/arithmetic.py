@@ -203,7 +203,7 @@ class LaxArithmetic:
         if to_dtype.kind == "pred":
             return lax.ne(a, jnp.zeros_like(a))
         if from_dtype.kind == "pred":
-            return lax.convert_element_type(a, to_dtype.numpy)
+            a = lax.convert_element_type(a, jnp.uint8)
         return self.load(lax.bitcast_convert_type(a, to_dtype.numpy), to_dtype)
 
     def broadcast(self, a: Value, shape: tuple[int, ...], axes: Sequence[int]) -> Value:
