@@ -21,7 +21,6 @@ from tpuflow.dtypes import F16, F32
 from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Kernel, Program, walk
 from tpuflow.isa.vector import ReduceInto
-from tpuflow.lower import tiling
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.graph.verify import verify
@@ -68,16 +67,13 @@ def test_sums_over_two_products_are_made_by_the_later_one() -> None:
     assert [[str(v.type) for v in n.results] for n in joined.nodes] == [["f16[65536,64]"], ["f32[65536,64]", "f32[64]"]]
 
 
-def test_columns_of_sums_are_cut_so_that_all_cores_go_through_the_rows_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_of_sums_are_cut_so_that_all_cores_go_through_the_rows_side_by_side() -> None:
     b = Builder("wide", [T(F16, 32768, 768), T(F16, 768, 3072)])
     y = b.convert(b.dot(*b.inputs, (1,), (0,)), F16)
+    alone = fused(b, [y])
     graph = verify(SumInProduct()(fused(b, [y, b.reduce("add", b.convert(y, F32), (0,))])))
     assert kinds(graph) == ["dot"]
-    side_by_side = microseconds(graph)
-    seconds = tiling._seconds
-    apart = lambda whole, tile, chip, operands: seconds(whole, tile, chip, replace(operands, sum_units=None))  # noqa: E731
-    monkeypatch.setattr(tiling, "_seconds", apart)  # as if no rows came in sequence
-    assert (microseconds(graph), side_by_side) == (3915, 1634)
+    assert microseconds(graph) <= 1.3 * microseconds(alone), "four times as long if the rows of a column were taken one after the other"
 
 
 @pytest.mark.slow
