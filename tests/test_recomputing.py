@@ -56,7 +56,7 @@ def shapes(rows: int, width: int = 256, layers: int = 6) -> tuple[list[jax.Shape
 def test_checkpoint_trades_time_for_memory():
     kept, again = (tpuflow.estimate(f, *shapes(8192), chip="tpu-v3", donate_argnums=0) for f in (plain_step, checkpointed_step))
     assert again.memory.peak_memory_in_bytes < 0.7 * kept.memory.peak_memory_in_bytes
-    assert 1.1 * kept.step_seconds < again.step_seconds < 1.5 * kept.step_seconds
+    assert 1.05 * kept.step_seconds < again.step_seconds < 1.5 * kept.step_seconds
     forward = 6 * 2 * 8192 * 256 * 256
     assert again.time.work.macs["f32"] - kept.time.work.macs["f32"] in range(5 * forward // 6, forward + 1)
 
