@@ -153,7 +153,8 @@ def test_ctrl_c_inside_a_long_sink_answers_at_the_next_slice_and_keeps_what_was_
     x, y = blobs(2_000_000)
     with monkeypatch.context() as patched:
         patched.setattr("tpuflow.training.progress.Bar.advance", advance)
-        result = fit(Net(256), data=(x, y))  # half a minute in one sink
+        patched.setattr("tpuflow.device.fast.flight.SLICE_SECONDS", 0.25)
+        result = fit(Net(256), data=(x, y))  # seconds in one sink
     answered = time.perf_counter()
     slices, pressed = sent[0]
     assert answered - pressed < 2.0
