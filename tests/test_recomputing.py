@@ -53,10 +53,14 @@ def shapes(rows: int, width: int = 256, layers: int = 6) -> tuple[list[jax.Shape
     return [jax.ShapeDtypeStruct((width, width), jnp.float32)] * layers, jax.ShapeDtypeStruct((rows, width), jnp.float32)
 
 
-def test_checkpoint_trades_time_for_memory():
-    kept, again = (tpuflow.estimate(f, *shapes(8192), chip="tpu-v3", donate_argnums=0) for f in (plain_step, checkpointed_step))
+@pytest.mark.parametrize(
+    ("chip", "least"),
+    [("tpu-v2", 1.1), ("tpu-v4", 1.1), ("tpu-v5e", 1.1), ("ascend910", 1.1), ("tpu-v3", 1.0)],  # v3 has room for what is made again
+)
+def test_checkpoint_trades_time_for_memory(chip: str, least: float):
+    kept, again = (tpuflow.estimate(f, *shapes(8192), chip=chip, donate_argnums=0) for f in (plain_step, checkpointed_step))
     assert again.memory.peak_memory_in_bytes < 0.7 * kept.memory.peak_memory_in_bytes
-    assert 1.05 * kept.step_seconds < again.step_seconds < 1.5 * kept.step_seconds
+    assert least * kept.step_seconds < again.step_seconds < 1.5 * kept.step_seconds
     forward = 6 * 2 * 8192 * 256 * 256
     assert again.time.work.macs["f32"] - kept.time.work.macs["f32"] in range(5 * forward // 6, forward + 1)
 

@@ -145,7 +145,7 @@ def test_a_sink_changes_no_figure_of_a_step_but_the_hosts_share():
     assert [(k.what, k.count, k.macs, k.seconds) for k in alone.kernels] == [(k.what, k.count, k.macs, k.seconds) for k in sunk.kernels]
     assert [q.queue for q in alone.queues] == [q.queue for q in sunk.queues] and "round trip of" not in str(alone)
     for figure in ("seconds", "share"):
-        assert [getattr(q, figure) for q in alone.queues] == pytest.approx([getattr(q, figure) for q in sunk.queues])
+        assert [getattr(q, figure) for q in alone.queues] == pytest.approx([getattr(q, figure) for q in sunk.queues], rel=1e-12)
     assert f"time of a step {seconds_text(sunk.time.seconds / 100)}" in str(sunk), "the heading has the unit of the tables"
     assert f"round trip of 100 steps: {seconds_text(sunk.time.seconds)}" in str(sunk)
     figures = [lenet(n).as_dict() for n in (1, 100)]

@@ -153,8 +153,7 @@ def test_ctrl_c_inside_a_long_sink_answers_at_the_next_slice_and_keeps_what_was_
     x, y = blobs(2_000_000)
     with monkeypatch.context() as patched:
         patched.setattr("tpuflow.training.progress.Bar.advance", advance)
-        patched.setattr("tpuflow.device.fast.flight.SLICE_SECONDS", 0.25)
-        result = fit(Net(256), data=(x, y))  # seconds in one sink
+        result = fit(Net(4096), data=(x, y))  # a quarter of a minute in one sink
     answered = time.perf_counter()
     slices, pressed = sent[0]
     assert answered - pressed < 2.0
@@ -163,7 +162,7 @@ def test_ctrl_c_inside_a_long_sink_answers_at_the_next_slice_and_keeps_what_was_
     assert len(result.history) == 1 and not result.history[0]["complete"]
     assert f"interrupted by Ctrl-C after {result.steps} steps" in result.report()
     assert signal.getsignal(signal.SIGINT) is before
-    again = fit(Net(256), data=(x[: 16 * result.steps], y[: 16 * result.steps]))
+    again = fit(Net(4096), data=(x[: 16 * result.steps], y[: 16 * result.steps]))
     assert same_bits(again.params, result.params)
 
 
