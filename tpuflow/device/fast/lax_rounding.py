@@ -80,7 +80,7 @@ def quiet(x: Value) -> Value:
 def _rounded(x: Value, dtype: DType) -> Value:
     """f32 to the nearest number of f16 or bf16, in f32."""
     if dtype == F16:
-        return f16_to_f32(f32_to_f16(x))
+        return _told_apart(f16_to_f32(f32_to_f16(x)))
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     even = (bits >> np.uint32(16)) & np.uint32(1)
     rounded = lax.bitcast_convert_type((bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000), jnp.float32)
@@ -148,7 +148,7 @@ class Rounding:
     def from_f32(self, x: Value, dtype: DType) -> Value:
         """f32 results rounded once to a float carrier."""
         if not self.bitexact:
-            return x if dtype == F32 else _told_apart(_rounded(x, dtype)) if dtype == F16 else _rounded(x, dtype)
+            return x if dtype == F32 else _rounded(x, dtype)
         x = self.canonical(x)
         if dtype == BF16:
             return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)

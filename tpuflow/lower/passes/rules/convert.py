@@ -53,11 +53,12 @@ def _chosen_before_converts(rw: Rewriter, node: Node) -> Value | None:
     (dtype,) = narrow
     if not dtype.is_float or operands[0].dtype not in HOLDS.get(dtype, ()):
         return None
-    sides = [made.inputs[0] if made is not None else _narrow_splat(rw, x, dtype) for made, x in zip(inner, operands, strict=True)]
-    if any(side is None for side in sides):
+    found = (made.inputs[0] if made is not None else _narrow_splat(rw, x, dtype) for made, x in zip(inner, operands, strict=True))
+    sides = [side for side in found if side is not None]
+    if len(sides) < len(operands):
         return None
     result = node.result.type
-    chosen = rw.emit(node.op, (*choice, *sides), result if node.op == "compare" else TensorType(dtype, result.shape), **node.attrs)  # type: ignore[arg-type]
+    chosen = rw.emit(node.op, (*choice, *sides), result if node.op == "compare" else TensorType(dtype, result.shape), **node.attrs)
     return chosen if node.op == "compare" else rw.emit("convert", (chosen,), result)
 
 
