@@ -144,7 +144,7 @@ CHIPS = {
             hbm_efficiency=0.9,
             host_bytes_per_second=16e9,
             source="8 cores x 16 TF f16, 2 TF f32, 128 GB of LPDDR5 at 546 GB/s of which 0.9 is used, launch 0.25 us + sync 0.3 us [tt]; "
-            "256 TOPS s8 [perf]; 64 lanes of 64 bytes, 256 KB of local memory each [mlir], its rate as bm1684x's; "
+            "256 TOPS s8 [perf]; 64 lanes of 64 bytes, 256 KB of local memory each [mlir]; its rate, as bm1684x's, "
             "clock, split of the matrix unit, accumulators and host link assumed",
         ),
         _tpu(
@@ -235,7 +235,7 @@ CHIPS = {
             link_bytes_per_second=540e9,
             source="3D torus of 16 x 20 x 28, six links of 90 GB/s each way [book]; "
             "459 TF, 918 TOPS s8, 2 cores, 95 GiB at 2.765 TB/s [cloud] ([tpu_info] has 2.46); VMEM 64 MiB a core [tpu_info], as many "
-            "bytes a cycle as v5e; clock derived from the peak",
+            "bytes a cycle as v5e assumed; clock derived from the peak",
         ),
         _tpu(
             name="tpu-v6e",
