@@ -28,10 +28,7 @@ CHIPS = {"generic": get_chip("generic"), "tpu-v4": get_chip("tpu-v4"), "small": 
 @pytest.mark.parametrize("name", CASES)
 def test_a_schedule_that_is_read_compiles_to_the_same_program(name: str, chip: Chip) -> None:
     graph = CASES[name].graph()
-    try:
-        scheduled, program = golden_text.stages(graph, chip)["kernels"], compile_graph(graph, chip=chip)
-    except OutOfMemoryError:
-        pytest.skip("too large for the chip")
+    scheduled, program = golden_text.stages(graph, chip)["kernels"], compile_graph(graph, chip=chip)
     text = str(scheduled)
     again = parse(text, constants=constants(scheduled))
     assert str(again) == text
