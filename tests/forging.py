@@ -17,9 +17,10 @@ from tests.program_builder import PARALLEL, SEQUENTIAL, Builder, KernelBuilder
 from tpuflow.dtypes import BF16, COMPUTED, F16, F32, PRED, S8, S32, U8, DType
 from tpuflow.errors import ProgramFileError
 from tpuflow.isa import dma, vector
+from tpuflow.isa.collectives import Await
 from tpuflow.isa.file import to_bytes
 from tpuflow.isa.instruction import Tile, TileAxis, Window, WindowAxis
-from tpuflow.isa.program import Block, GridAxis, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While
+from tpuflow.isa.program import Block, Copy, GridAxis, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While
 
 MOST_BYTES = 100_000
 EXTREMES = (0, 1, -1, 7, 2**15, 2**24, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, -(2**31), -(2**63))
@@ -73,6 +74,9 @@ class _Drawing:
     of: dict[DType, list[int]] = field(default_factory=lambda: {S32: [], F32: [], PRED: []})
     own: dict[DType, list[int]] = field(default_factory=lambda: {S32: [], F32: [], PRED: []})
     arrays: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    filled: set[int] = field(default_factory=set)
+    semaphores: int = 0
 
     def prepare(self) -> None:
         """Inputs, constants, results, and a port of every kind."""
@@ -90,6 +94,10 @@ class _Drawing:
         self.arrays += [b.buffer(F32, (9, 130), address=self._address()) for _ in range(2)]
         if rng.random() < 0.3:
             self._stay(self.arrays[-1])
+        if rng.random() < 0.5:
+            self.kept = [b.buffer(F32, (9, 130)) for _ in range(int(rng.integers(1, 3)))]
+            for buffer in self.kept:
+                self._stay(buffer)
         for name, dtype, shape in (("in_s", S32, ()), ("in_f", F32, ()), ("in_a", F32, (9, 130))):
             b.infeed(name, dtype, shape)
             b.outfeed(name.replace("in", "out"), dtype, shape)
@@ -107,11 +115,27 @@ class _Drawing:
         self.b.buffers[buffer] = replace(self.b.buffers[buffer], space="vmem", address=int(self.rng.choice((2**12, 2**20, 2**23))))
 
     def _all(self) -> list[int]:
-        return [*self.of[S32], *self.of[F32], *self.of[PRED], *self.arrays]
+        return [*self.of[S32], *self.of[F32], *self.of[PRED], *self._in_hbm()]
 
     def blocks(self, depth: int, most: int = 5) -> tuple[Block, ...]:
-        """A few blocks, nested `depth` deep at most."""
-        return tuple(self.block(depth) for _ in range(int(self.rng.integers(1, most))))
+        """A few blocks, nested `depth` deep at most; between some of them, something is copied to or from VMEM."""
+        made: list[Block] = []
+        for _ in range(int(self.rng.integers(1, most))):
+            made += self._copied(depth) if self.kept and self.rng.random() < 0.25 else [self.block(depth)]
+        return tuple(made)
+
+    def _copied(self, depth: int) -> list[Block]:
+        """A copy between HBM and VMEM, what runs meanwhile, and the wait for it, mostly where it must be; then the copy is read."""
+        rng = self.rng
+        vmem, semaphore = int(rng.choice(self.kept)), self.semaphores
+        there = vmem not in self.filled or rng.random() < 0.5
+        source, target = (int(rng.choice(self._in_hbm())), vmem) if there else (vmem, self._target(self._in_hbm()))
+        self.semaphores += 1
+        self.filled.add(vmem)
+        meanwhile = [self.block(max(depth - 1, 0)) for _ in range(int(rng.integers(0, 3)))]
+        awaited: list[Block] = [Await(semaphore if rng.random() < 0.97 else semaphore + 1)] if rng.random() < 0.97 else []
+        read = programs.map_kernel(self.b, [target], self._target(self.arrays), programs.unary("neg"), (8, 128))
+        return [Copy(source, target, semaphore), *meanwhile, *awaited, *((read,) if rng.random() < 0.7 else ())]
 
     def block(self, depth: int) -> Block:
         """One block."""
@@ -130,7 +154,7 @@ class _Drawing:
 
     def _feed(self) -> Block:
         port = int(self.rng.integers(3))
-        found = self.arrays if port == 2 else self.of[(S32, F32)[port]]
+        found = (self._in_hbm() if self.rng.random() < 0.98 else self.arrays) if port == 2 else self.of[(S32, F32)[port]]
         return Infeed(port, self._target(found)) if self.rng.random() < 0.5 else Outfeed(port, int(self.rng.choice(found)))
 
     def _of(self, dtype: DType) -> int:
@@ -138,6 +162,9 @@ class _Drawing:
 
     def _array(self) -> int:
         return int(self.rng.choice(self.arrays))
+
+    def _in_hbm(self) -> list[int]:
+        return [n for n in self.arrays if not self.b.buffers[n].is_resident]
 
     def _target(self, found: Sequence[int]) -> int:
         """A buffer to write, seldom one that must stay."""
@@ -172,7 +199,7 @@ def drawn(rng: Rng) -> Program:
     d = _Drawing(rng)
     d.prepare()
     start = [programs.set_scalar(d.b, n, 1) for dtype in (S32, F32, PRED) for n in d.own[dtype] if rng.random() < 0.95]
-    start += [Infeed(2, n) for n in d.arrays[-2:] if rng.random() < 0.95]
+    start += [Infeed(2, n) for n in d.arrays[-2:] if n in d._in_hbm() and rng.random() < 0.95]
     return d.b.program(*start, *d.blocks(int(rng.integers(1, 5))))
 
 
