@@ -14,7 +14,12 @@ from flax import linen as nn
 import tpuflow
 from tests import tolerances
 from tpuflow import amp
+from tpuflow.compiler import PIPELINE, compile_graph
+from tpuflow.device.runtime import Executable
+from tpuflow.device.timing import time_program
 from tpuflow.errors import ConfigError
+from tpuflow.lower.importers.jaxpr.importer import lower_with_calls
+from tpuflow.lower.passes.carry_converted import CarryConverted
 
 
 class Net(nn.Module):
@@ -80,6 +85,51 @@ def test_what_is_left_over_waits_and_changes_nothing():
     assert int(five.opt_state.count) == 2 and int(three.opt_state.count) == 0
     assert not any(np.asarray(g).any() for g in jax.tree.leaves(three.opt_state.grads))
     assert any(np.asarray(g).any() for g in jax.tree.leaves(five.opt_state.grads))
+
+
+def _gathering(w: Any, x: Any) -> Any:
+    """Eight micro-batches and two updates, the forward pass computed again in the backward pass."""
+
+    def loss(w: Any) -> Any:
+        layer = jax.checkpoint(lambda w: jnp.sin(x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)))
+        return layer(w).astype(jnp.float32).sum()
+
+    def micro_step(i: Any, carry: Any) -> Any:
+        w, total, losses = carry
+        value, grads = jax.value_and_grad(loss)(w)
+        due = i % 4 == 3
+        w = jax.lax.cond(due, lambda: w - 0.1 * (total + grads), lambda: w)
+        return w, jnp.where(due, 0.0, total + grads), losses + value
+
+    return jax.lax.fori_loop(0, 8, micro_step, (w, jnp.zeros_like(w), jnp.float32(0)))
+
+
+def test_weights_are_converted_once_an_update_and_no_bit_changes():
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=shape).astype(np.float32) for shape in ((256, 256), (32, 256))]
+    graph, _ = lower_with_calls(jax.make_jaxpr(_gathering)(*arrays), "gathering")
+    without = tuple(step for step in PIPELINE if not isinstance(step, CarryConverted))
+    programs = [compile_graph(graph, chip="generic", passes=passes) for passes in (PIPELINE, without)]
+    carried, converted = (time_program(program).work.hbm_bytes for program in programs)
+    assert carried <= converted - 5 * 2 * 256 * 256  # of the eight micro-batches, those after which nothing changes
+    for engine, fidelity in (("reference", "bitexact"), ("fast", "bitexact"), ("fast", "native")):
+        one, other = (Executable(p, engine=engine, fidelity=fidelity).launch(arrays)[0] for p in programs)
+        assert [np.asarray(v).tobytes() for v in one] == [np.asarray(v).tobytes() for v in other], (engine, fidelity)
+
+
+def test_while_gradients_gather_nothing_of_the_parameters_moves():
+    step, state, batch = _steps(tpuflow.EMA(0.9))
+    program = tpuflow.jit(step, chip="generic")
+    after, _ = program(state, batch)
+    minus = jax.tree.map(lambda p: jnp.full_like(p, -0.0), state.params)
+    kept, _ = program(state._replace(params=minus), batch)
+    assert same_bits(after.params, state.params) and same_bits(after.ema, state.ema) and same_bits(kept.params, minus)
+
+
+def _steps(ema: Any) -> Any:
+    batch = blobs(8)
+    made = tpuflow.training_step(Net(), batch, optimizer=optax.adam(0.1), accumulate_steps=3, ema=ema)
+    return made.step, made.state, batch
 
 
 def _run(optimizer: Any, gradients: list[float]) -> tuple[list[float], Any]:

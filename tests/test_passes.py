@@ -124,6 +124,7 @@ def test_passes_are_named_after_what_they_do() -> None:
         "simplify",
         "prune-carries",
         "simplify",
+        "carry-converted",
         "read-chosen",
         "fold-moves",
         "fuse",

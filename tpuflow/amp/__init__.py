@@ -1,6 +1,6 @@
 """Precision: policies, automatic casts, loss scaling. Works with plain jax.jit as well."""
 
-from tpuflow.amp.accumulating import Accumulation, AccumulationState, accumulate, has_updated, optimizer_state
+from tpuflow.amp.accumulating import Accumulation, AccumulationState, accumulate, has_updated, optimizer_state, when_updated
 from tpuflow.amp.autocast import autocast
 from tpuflow.amp.policy import (
     LOSS_SCALES,
@@ -47,5 +47,6 @@ __all__ = [
     "optimizer_state",
     "scale_loss",
     "static_loss_scale",
+    "when_updated",
     "with_loss_scale",
 ]

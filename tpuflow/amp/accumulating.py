@@ -7,6 +7,7 @@ it by zero, which makes NaN of an overflow and turns a parameter of -0.0 into +0
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -120,6 +121,13 @@ def has_updated(before: Any, after: Any) -> jax.Array:
     updated = [count == 0 for count in gathering]
     updated += [scaled[1].skipped == scaled[0].skipped] if scaled[0] is not None and scaled[1] is not None else []
     return jnp.all(jnp.stack(updated)) if updated else jnp.ones((), jnp.bool_)
+
+
+def when_updated(before: Any, after: Any, new: Callable[[], Any], old: Any) -> Any:
+    """What is new if a step has updated the parameters, else the old as it is: while gradients only gather, neither is touched."""
+    if not isinstance(after, AccumulationState):
+        return new()
+    return jax.lax.cond(has_updated(before, after), new, lambda: old)
 
 
 def optimizer_state(state: Any) -> Any:

@@ -84,8 +84,8 @@ class OneChip:
         self, optimizer: optax.GradientTransformationExtraArgs, grads: Any, opt_state: Any, params: Any, extra: Mapping[str, Any]
     ) -> tuple[Any, Any, Any]:
         """(updates, the optimizer's new state, new parameters)."""
-        updates, opt_state = optimizer.update(grads, opt_state, params, **extra)
-        return updates, opt_state, optax.apply_updates(params, updates)
+        updates, new_state = optimizer.update(grads, opt_state, params, **extra)
+        return updates, new_state, amp.when_updated(opt_state, new_state, lambda: optax.apply_updates(params, updates), params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,18 +224,15 @@ class Zero(DataParallel):
             self.axis, whole_update, (grads, opt_state, own, extra["value"]), (like, self._like.opt_state, like, extra["value"]),
             (given, shared, cut, False), lambda shapes: (jax.tree.map(shareable, shapes[0]), shared),
         )  # fmt: skip
-        new = optax.apply_updates(own, updates)
-        return updates, new_state, new if self.stage == 3 else self._gathered_if_new(new, params, opt_state, new_state)
 
-    def _gathered_if_new(self, own: Any, params: Any, before: Any, after: Any) -> Any:
-        """All parameters, from everybody's shares; while gradients only accumulate, as they were."""
+        def new() -> Any:
+            """Shares, or all parameters, gathered from everybody's."""
+            updated = optax.apply_updates(own, updates)
+            if self.stage == 3:
+                return updated
+            return jax.tree.map(lambda x, p: self.axis.whole(x, p.shape) if shareable(p) else x, updated, params)
 
-        def gathered() -> Any:
-            return jax.tree.map(lambda x, p: self.axis.whole(x, p.shape) if shareable(p) else x, own, params)
-
-        if not isinstance(after, amp.AccumulationState):
-            return gathered()
-        return lax.cond(amp.has_updated(before, after), gathered, lambda: params)
+        return updates, new_state, amp.when_updated(opt_state, new_state, new, params)
 
     def _trained(self, part: Any) -> Any:
         """The shapes, on one chip, of those parameters that a tree has."""

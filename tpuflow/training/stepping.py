@@ -215,7 +215,10 @@ class Recipe:
     def _averaged(self, state: TrainState, opt_state: Any, params: Any, carried: Any) -> EMAState | None:
         if self.ema is None or state.ema is None:
             return None
-        return updated_average(self.ema, state.ema, params, carried, amp.has_updated(state.opt_state, opt_state))
+        ema, old, before = self.ema, state.ema, state.opt_state
+        return amp.when_updated(
+            before, opt_state, lambda: updated_average(ema, old, params, carried, amp.has_updated(before, opt_state)), old
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ class Translation:
         self.lanes = Lanes(self.program)
         whole = {id(k): frozenset(_overwritten(k, self.program)) for k in self.program.kernels()}
         self.liveness = Liveness(whole, self.workload.numbers)
+        self.packed = _packed(self.program, whole)
 
     def __call__(
         self, stage: Stage, zero: Any, trips: Any, arrays: Mapping[Key, Any], infeeds: Sequence[Any], budget: Any
@@ -81,6 +82,13 @@ def _overwritten(kernel: Kernel, program: Program) -> list[int]:
             if isinstance(i, Store):
                 stores.setdefault(i.window.buffer, []).append((name, i.window))
     return [b for b, found in stores.items() if any(covers(kernel, w) for _, w in found) or _cover_together(kernel, found, program, b)]
+
+
+def _packed(program: Program, whole: Mapping[int, frozenset[int]]) -> frozenset[int]:
+    """The buffers that lie in their own types between trips and branches: those that outlive a launch, and those that are written piece by
+    piece, of which there may be many times what is in use at once. Others lie as they are computed with."""
+    parts = {b for k in program.kernels() for b in liveness.writes(k) - whole[id(k)]}
+    return frozenset(parts.union(p.buffer for p in (*program.inputs, *program.outputs)))
 
 
 def _cover_together(kernel: Kernel, stores: list[tuple[str, Window]], program: Program, buffer: int) -> bool:
@@ -174,7 +182,12 @@ class _Run:
         env[c.target] = self.ar.hold(own.reshape(target.shape), target.dtype)
 
     def _values(self, keys: Sequence[Key], env: dict[Any, Any]) -> list[Any]:
-        return [self.ar.rest(self.buffer(env, k), self.program.buffers[k].dtype) if isinstance(k, int) else env[k] for k in keys]
+        return [self._lying(k, self.buffer(env, k)) if isinstance(k, int) else env[k] for k in keys]
+
+    def _lying(self, buffer: int, array: Any) -> Any:
+        """An array as it lies between trips and branches."""
+        lie = self.ar.rest if buffer in self.t.packed else self.ar.hold
+        return lie(array, self.program.buffers[buffer].dtype)
 
     def _within(self, env: dict[Any, Any]) -> Any:
         """Whether the work done so far is within the limit."""
@@ -233,7 +246,7 @@ class _Run:
         what it said last."""
         keys = self._carried(block, after)
         self.overwritten |= {b for b in keys if isinstance(b, int)}
-        self.resting |= {b for b in keys if isinstance(b, int) and self.program.buffers[b].dtype in (BF16, F16)}
+        self.resting |= {b for b in self.t.packed.intersection(keys) if self.program.buffers[b].dtype in (BF16, F16)}
         standing = self.t.liveness.uses(block).touched & env.keys() - keys
         env.update({b: self.ar.take(env[b], self.program.buffers[b].dtype) for b in standing})  # once, not in every trip
 
