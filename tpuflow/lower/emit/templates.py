@@ -1,16 +1,16 @@
-"""The table from a node's op (or a fused region's kind) to the template that emits its kernels."""
+"""From a node's op, or a fused region's kind, to the template that emits its kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tpuflow.chips import Chip
 from tpuflow.errors import CompileError, OutOfMemoryError
 from tpuflow.isa.program import Buffer
 from tpuflow.lower.emit.indexed import emit_scatter_rows, emit_take_rows
-from tpuflow.lower.emit.map import emit_map
-from tpuflow.lower.emit.matmul import emit_matmul
+from tpuflow.lower.emit.map import emit_map, map_levels
+from tpuflow.lower.emit.matmul import dot_levels, emit_matmul
 from tpuflow.lower.emit.move import (
     emit_concatenate,
     emit_dynamic_slice,
@@ -22,10 +22,10 @@ from tpuflow.lower.emit.move import (
     emit_slice,
     emit_transpose,
 )
-from tpuflow.lower.emit.reduce import emit_reduce, live_reductions
-from tpuflow.lower.emit.region import ELEMENTWISE, Region
+from tpuflow.lower.emit.reduce import emit_reduce, live_reductions, reduce_levels
+from tpuflow.lower.emit.region import ELEMENTWISE, Region, Roots
 from tpuflow.lower.emit.repeated import Repeated
-from tpuflow.lower.emit.rows import emit_rows
+from tpuflow.lower.emit.rows import emit_rows, row_levels
 from tpuflow.lower.emit.scan import emit_cumulative
 from tpuflow.lower.emit.several import emit_several
 from tpuflow.lower.emit.site import Emitted, Kernels, Site
@@ -36,6 +36,14 @@ from tpuflow.lower.graph.ops import PRODUCTS
 from tpuflow.lower.passes.sum_in_product import parted
 
 Scalar = int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a kind of kernel becomes: the template that emits it, and the levels of its region in the order in which they are stored."""
+
+    template: Callable[[Site], Kernels]
+    levels: Callable[[Region], list[Roots]]
 
 
 def emit_product(site: Site) -> Kernels:
@@ -63,17 +71,25 @@ def _apart(site: Site) -> Iterator[Site]:
 
 def emit_site(site: Site) -> Kernels:
     """The kernels of a site's node, by the template for its op or kind."""
-    template = FUSED[site.node.attrs["kind"]] if site.node.op == "fused" else TEMPLATES[site.node.op]
+    template = FORMS[site.node.attrs["kind"]].template if site.node.op == "fused" else TEMPLATES[site.node.op]
     return template(site)
 
 
-FUSED: Mapping[Kind, Callable[[Site], Kernels]] = for_all(
+def _levels_of_members(region: Region) -> list[Roots]:
+    """Kernels that run together have no levels in common: each has its own."""
+    return []
+
+
+FORMS: Mapping[Kind, Form] = for_all(
     {
-        Kind.MAP: emit_map, Kind.REDUCE: emit_reduce, Kind.DOT: emit_product, Kind.ROWS: emit_rows,
-        Kind.SEVERAL: lambda site: emit_several(site, emit_site),
+        Kind.MAP: Form(emit_map, map_levels),
+        Kind.REDUCE: Form(emit_reduce, reduce_levels),
+        Kind.DOT: Form(emit_product, dot_levels),
+        Kind.ROWS: Form(emit_rows, row_levels),
+        Kind.SEVERAL: Form(lambda site: emit_several(site, emit_site), _levels_of_members),
     },
     __name__,
-)  # fmt: skip
+)
 TEMPLATES: Mapping[str, Callable[[Site], Kernels]] = {
     **dict.fromkeys((*ELEMENTWISE, "full", "iota", "broadcast", "window", "join"), emit_map),
     "constant": lambda site: (),  # its bytes are in the Program's constant section
