@@ -197,7 +197,11 @@ def _making(region: Graph, values: Iterable[Value]) -> list[Node]:
 
 _RULES: Mapping[Kind, Callable[[Node], None]] = for_all(
     {
-        Kind.MAP: _verify_map, Kind.REDUCE: _verify_reduce, Kind.DOT: _verify_dot, Kind.ROWS: _verify_rows, Kind.SEVERAL: _verify_several,
+        Kind.MAP: _verify_map,
+        Kind.REDUCE: _verify_reduce,
+        Kind.DOT: _verify_dot,
+        Kind.ROWS: _verify_rows,
+        Kind.SEVERAL: _verify_several,
     },
     __name__,
-)  # fmt: skip
+)
