@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tpuflow.chips import Chip
-from tpuflow.errors import CompileError, OutOfMemoryError
+from tpuflow.errors import CompileError
 from tpuflow.isa.program import Buffer
 from tpuflow.lower.emit.indexed import emit_scatter_rows, emit_take_rows
 from tpuflow.lower.emit.map import emit_map, map_levels
@@ -28,7 +28,7 @@ from tpuflow.lower.emit.repeated import Repeated
 from tpuflow.lower.emit.rows import emit_rows, row_levels
 from tpuflow.lower.emit.scan import emit_cumulative
 from tpuflow.lower.emit.several import emit_several
-from tpuflow.lower.emit.site import Emitted, Kernels, Site
+from tpuflow.lower.emit.site import Emitted, Kernels, OperandNumbers, Plans, Site, build
 from tpuflow.lower.emit.sort import emit_sort
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.graph.kinds import Kind, for_all
@@ -42,23 +42,22 @@ Scalar = int | float | bool
 class Form:
     """What a kind of kernel becomes: the template that emits it, and the levels of its region in the order in which they are stored."""
 
-    template: Callable[[Site], Kernels]
+    template: Callable[[Site], Plans]
     levels: Callable[[Region], list[Roots]]
 
 
-def emit_product(site: Site) -> Kernels:
+def emit_product(site: Site) -> Plans:
     """A product with sums of its results in one kernel if a block of these fits on the chip beside it, else in two.
 
     Two tilings that are given say that it is two.
     """
-    summed = bool(live_reductions(site.region))
-    try:
-        if not summed or len(site.given) < 2:
-            return emit_matmul(site)
-    except OutOfMemoryError:
-        if not summed or site.given:
-            raise
-    return tuple(kernel for part in _apart(site) for kernel in emit_site(part))
+    if not live_reductions(site.region):
+        return emit_matmul(site)
+
+    def apart() -> Plans:
+        return tuple(plan for part in _apart(site) for plan in emit_site(part))
+
+    return apart() if len(site.given) > 1 else emit_matmul(site, apart)
 
 
 def _apart(site: Site) -> Iterator[Site]:
@@ -69,14 +68,14 @@ def _apart(site: Site) -> Iterator[Site]:
         yield replace(site, node=node, region=Region.of(node, [buffer_of[v] for v in (*node.inputs, *node.results)]))
 
 
-def emit_site(site: Site) -> Kernels:
-    """The kernels of a site's node, by the template for its op or kind."""
+def emit_site(site: Site) -> Plans:
+    """The plans of a site's node, by the template for its op or kind."""
     template = FORMS[site.node.attrs["kind"]].template if site.node.op == "fused" else TEMPLATES[site.node.op]
     return template(site)
 
 
 def _levels_of_members(region: Region) -> list[Roots]:
-    """Kernels that run together have no levels in common: each has its own."""
+    """Plans that run together have no levels in common: each has its own."""
     return []
 
 
@@ -90,7 +89,7 @@ FORMS: Mapping[Kind, Form] = for_all(
     },
     __name__,
 )
-TEMPLATES: Mapping[str, Callable[[Site], Kernels]] = {
+TEMPLATES: Mapping[str, Callable[[Site], Plans]] = {
     **dict.fromkeys((*ELEMENTWISE, "full", "iota", "broadcast", "window", "join"), emit_map),
     "constant": lambda site: (),  # its bytes are in the Program's constant section
     "copy": emit_plain_copy,
@@ -144,6 +143,7 @@ def emit_node(
             raise CompileError(f"{where}: {value.type} was given a buffer of {buffer.dtype}{list(buffer.shape)}")
         return buffer_of(value)
 
+    inputs = len(node.inputs)
     fill = splat_of(node.inputs[1]) if node.op == "pad" else None
     if fill is not None:
         node = replace(node, inputs=node.inputs[:1])  # the number needs no buffer
@@ -151,12 +151,8 @@ def emit_node(
 
     def emit() -> Emitted:
         site = Site(node, Region.of(node, used), chip, node.scope, given=node.tilings)
-        kernels = emit_site(site) if fill is None else emit_pad_with(site, fill)
-        if len(site.tilings) < len(node.tilings):
-            raise CompileError(
-                f"{where}: the node has {len(node.tilings)} tilings, but becomes {len(site.tilings)} kernels; give one for each."
-            )
-        return Emitted(kernels, tuple(site.tilings))
+        plans = emit_site(site) if fill is None else emit_pad_with(site, fill)
+        return build(plans, node.tilings, OperandNumbers.of(used[: len(node.inputs)], used[len(node.inputs) :], inputs))
 
     return emit() if repeated is None else repeated.emitted(node, used, fill, emit)
 

@@ -50,6 +50,11 @@ def verify_kernel(node: Node) -> None:
     _RULES[kind](node)
 
 
+def is_several(node: Node) -> bool:
+    """Whether a node is several kernels that run together: those that need not be cut say nothing of themselves."""
+    return node.op == "fused" and node.attrs["kind"] is Kind.SEVERAL
+
+
 def _require(condition: bool, node: Node, message: str) -> None:
     if not condition:
         raise GraphError(f"{node_text(node)}: {message}")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tpuflow.errors import GraphError
 from tpuflow.lower.graph.graph import Graph, Node, Value
-from tpuflow.lower.graph.kinds import verify_kernel
+from tpuflow.lower.graph.kinds import is_several, verify_kernel
 from tpuflow.lower.graph.ops import infer
 from tpuflow.lower.graph.text import node_text
 
@@ -63,3 +63,17 @@ def _verify_node(node: Node, visible: set[Value]) -> None:
         raise GraphError(f"{node_text(node)}: its results should be of type {', '.join(map(str, types))}")
     if node.op == "fused":
         verify_kernel(node)
+    _verify_accesses(node)
+
+
+def _verify_accesses(node: Node) -> None:
+    """What the kernels of a node say that they read and write is theirs; between them they write every result."""
+    elems = [v.type.elems for v in (*node.inputs, *node.results)]
+    for tiling in node.tilings:
+        for access in (*tiling.reads, *tiling.writes):
+            if problem := access.problem(tiling.sizes, elems):
+                raise GraphError(f"{node_text(node)}: the access to operand {access.operand} of a kernel: {problem}")
+    written = {access.operand for tiling in node.tilings for access in tiling.writes}
+    missing = [i for i in range(len(node.inputs), len(elems)) if i not in written]
+    if written and missing and not is_several(node):
+        raise GraphError(f"{node_text(node)}: result {missing[0] - len(node.inputs)} is written by no kernel")
