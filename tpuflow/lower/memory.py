@@ -23,7 +23,7 @@ from tpuflow.lower.overflow import Held, overflow_text
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class Assignment:
     """Buffer `target` = buffer `source`."""
 
     source: int
@@ -68,9 +68,9 @@ class MemoryPlan:
     block_buffer_of: Mapping[Node, int]
     outputs: tuple[int, ...]
     constants: tuple[Constant, ...]
-    copies_before: Mapping[Node, tuple[Copy, ...]]
-    copies_after: Mapping[Node, tuple[Copy, ...]]
-    copies_at_end: Mapping[Graph, tuple[Copy, ...]]
+    assigned_before: Mapping[Node, tuple[Assignment, ...]]
+    assigned_after: Mapping[Node, tuple[Assignment, ...]]
+    assigned_at_end: Mapping[Graph, tuple[Assignment, ...]]
     use: MemoryUse
     overflowing: tuple[Held, ...] = ()
 
@@ -340,8 +340,8 @@ class _Planner:
         for number, place in enumerate(places):
             place.number = number
 
-        def numbers(moves: list[_Move]) -> tuple[Copy, ...]:
-            return tuple(Copy(source.number, target.number) for source, target in moves)
+        def numbers(moves: list[_Move]) -> tuple[Assignment, ...]:
+            return tuple(Assignment(source.number, target.number) for source, target in moves)
 
         return MemoryPlan(
             tuple(Buffer(p.type.dtype, p.type.shape, a) for p, a in zip(places, addresses, strict=True)),

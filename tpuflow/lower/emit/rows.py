@@ -119,7 +119,7 @@ class _Cuts:
             whole=[self.rows.index(a) for a in self.along],
             units={self.rows.index(a): n for a, n in self.units.items()},
         )
-        cut_rows = rule(of_rows.sizes, site.region.widest_bytes(), site.chip, budget_bytes, of_rows.whole, of_rows.units)
+        cut_rows = rule(of_rows, site.region.widest_bytes(), site.chip, budget_bytes)
         tile = dict(enumerate(space.sizes)) | dict(zip(self.rows, cut_rows, strict=True))
         return space.tiling(list(tile.values()), parts)
 

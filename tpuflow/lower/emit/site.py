@@ -17,7 +17,7 @@ from tpuflow.lower.graph.tiling import Space, Tiling
 from tpuflow.lower.tiling import TILE_BYTES, fill_tile, share_tile, shrinking
 
 Kernels = tuple[Kernel, ...]
-TileRule = Callable[..., tuple[int, ...]]
+TileRule = Callable[[Space, int, Chip, int], tuple[int, ...]]
 """How large tiles are: `share_tile`, for all cores, or `fill_tile`, as large as they may be."""
 
 
@@ -71,7 +71,7 @@ class Site:
         """A kernel over a space, to be tried with ever smaller tiles."""
 
         def ways(rule: TileRule) -> Iterator[Tiling]:
-            cuts = (rule(space.sizes, element_bytes, self.chip, budget, space.whole, space.units) for budget in shrinking(TILE_BYTES))
+            cuts = (rule(space, element_bytes, self.chip, budget) for budget in shrinking(TILE_BYTES))
             return map(space.tiling, cuts)
 
         return self.planned(lambda tiling: attempt(cut_as(space, tiling)), ways)
