@@ -1,4 +1,4 @@
-"""docs/thresholds.md: the numbers that passes compare with, and what modelled times do at half and twice each: `python -m bench.thresholds`."""
+"""docs/thresholds.md, the numbers that passes compare with and how times depend on each: `python -m bench.thresholds`."""
 
 from __future__ import annotations
 
@@ -107,9 +107,7 @@ THRESHOLDS = (
     ),
     Threshold("tpuflow.lower.tiling", "ROOM_MOVES", "moves that a byte of VMEM which tiles take is worth", "fit on BERT-base, tpu-v6e"),
     Threshold("tpuflow.lower.tiling", "UNHIDDEN", "turns beside which nothing else passes", "the first tile's way in, the last one's out"),
-    Threshold(
-        "tpuflow.lower.tiling", "HIDDEN_SHARE", "share of a step's moves below which a start-up is not hidden by one slot more", RULE
-    ),
+    Threshold("tpuflow.lower.tiling", "HIDDEN_SHARE", "share of a step's moves below which a start-up is not hidden", RULE),
     Threshold("tpuflow.lower.stays", "COPIES_AHEAD", "kernels that a copy from HBM goes ahead of its reader", RULE),
     Threshold("tpuflow.lower.stays", "WORTH_COPYING", "start-ups of moves that a copy must save", RULE),
 )
@@ -145,8 +143,8 @@ def page() -> str:
     head = ("number", "value", "decides", *(f"{name}: {at}" for at in ("half", "twice") for name in STEPS), "source")
     lines = [
         "# Numbers that passes compare with",
-        "Made by `python -m bench.thresholds`; do not edit. Most passes ask one question, whether a change saves modelled time. Where they compare",
-        f"with a number instead, it stands here with what the modelled time of a step does at half and at twice that number ({POLICY},",
+        "Made by `python -m bench.thresholds`; do not edit. Most passes ask one question: does a change save modelled time? Where they compare",
+        f"with a number instead, it stands here with what a step's modelled time does at half and at twice that number ({POLICY},",
         f"{CHIP}, device time). Numbers that the order of sums depends on (`lower/graph/blocking.py`) are semantics and not here.",
         "",
         f"| {' | '.join(head)} |",
