@@ -19,7 +19,7 @@ from tpuflow.lower.addresses import Request, aligned, assign
 from tpuflow.lower.emit import overwritable
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.lifetimes import FOREVER, Lifetimes, Span, lifetimes
-from tpuflow.lower.overflow import Held, overflow_text
+from tpuflow.lower.out_of_memory import Held, out_of_memory_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def check_fits(plan: MemoryPlan, program: Program) -> None:
 
 def _out_of_memory(name: str, plan: MemoryPlan, peak_bytes: int, chip: Chip) -> OutOfMemoryError:
     use = replace(plan.use, peak_bytes=peak_bytes)
-    return OutOfMemoryError(overflow_text(name, use, peak_bytes, chip, plan.overflowing), peak_bytes)
+    return OutOfMemoryError(out_of_memory_text(name, use, peak_bytes, chip, plan.overflowing), peak_bytes)
 
 
 @dataclass(slots=True, eq=False)
