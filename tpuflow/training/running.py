@@ -25,8 +25,8 @@ from tpuflow.stages.flattening import nested
 from tpuflow.training.averaging import averaged
 from tpuflow.training.callbacks.base import Callback, Run, notify
 from tpuflow.training.checkpoints import orbax_files
-from tpuflow.training.checkpoints.claiming import Claims
 from tpuflow.training.checkpoints.fingerprints import fingerprint
+from tpuflow.training.checkpoints.locking import Claims
 from tpuflow.training.checkpoints.resuming import (
     Place,
     check_same,
