@@ -28,7 +28,7 @@ from tpuflow.device.timing.cores import share
 from tpuflow.device.timing.form import form_of
 from tpuflow.device.timing.program import time_kernel
 from tpuflow.device.verify import verify
-from tpuflow.device.verify.effort import Effort
+from tpuflow.device.verify.budget import VerifyBudget
 from tpuflow.device.verify.instructions import _FIELD_RULES, check_fields, check_operands
 from tpuflow.device.verify.kernels import check_kernel
 from tpuflow.device.verify.structure import structure
@@ -91,7 +91,7 @@ def _kernel(program: Program) -> Kernel:
 
 PLACES: dict[str, Callable[[Program], object]] = {
     "verifier": verify,
-    "verifier of one kernel": lambda p: check_kernel(_kernel(p), p.buffers, p.chip, Effort(99)),
+    "verifier of one kernel": lambda p: check_kernel(_kernel(p), p.buffers, p.chip, VerifyBudget(99)),
     "memo of the verifier": lambda p: structure(_kernel(p), p.buffers),
     "resolve": lambda p: resolve(_kernel(p)),
     "liveness of reads": lambda p: liveness.reads(_kernel(p)),

@@ -11,7 +11,7 @@ SHAPES, SHAPES_AN_INSTRUCTION = 2**13, 16
 
 
 @dataclass(slots=True)
-class Effort:
+class VerifyBudget:
     """What is left for the kernels of a Program that are not yet checked.
 
     Visits of cells of on-chip memory, on the walk that shows a kernel's order: what the compiler makes takes about 5 an instruction, but a
