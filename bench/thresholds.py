@@ -143,9 +143,9 @@ def page() -> str:
     head = ("number", "value", "decides", *(f"{name}: {at}" for at in ("half", "twice") for name in STEPS), "source")
     lines = [
         "# Numbers that passes compare with",
-        "Made by `python -m bench.thresholds`; do not edit. Most passes ask one question: does a change save modelled time? Where they compare",
-        f"with a number instead, it stands here with what a step's modelled time does at half and at twice that number ({POLICY},",
-        f"{CHIP}, device time). Numbers that the order of sums depends on (`lower/graph/blocking.py`) are semantics and not here.",
+        "Made by `python -m bench.thresholds`; do not edit. Most passes ask one question: does a change save modelled time? Where",
+        "they compare with a number instead, it stands here with what a step's modelled time does at half and at twice that number",
+        f"({POLICY}, {CHIP}, device time). What the order of sums depends on (`lower/graph/blocking.py`) is semantics and not here.",
         "",
         f"| {' | '.join(head)} |",
         f"|{'---|' * len(head)}",

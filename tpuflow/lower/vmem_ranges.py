@@ -62,7 +62,7 @@ class VmemRange:
 @dataclass(frozen=True, slots=True)
 class Bus:
     """Seconds that each tick's kernel takes to compute, and keeps the memory bus `busy`, as far as can be told from costs; the accesses of
-    every buffer. VmemRanges that are settled change `busy`."""
+    every buffer. Ranges that are settled change `busy`."""
 
     program: Program
     a_byte: float
