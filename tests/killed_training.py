@@ -21,7 +21,7 @@ from tests.test_training import Net, blobs
 from tpuflow.training import entry  # noqa: F401
 from tpuflow.training.callbacks import checkpointing  # noqa: F401
 from tpuflow.training.checkpoints import files
-from tpuflow.training.checkpoints.claiming import LOCK
+from tpuflow.training.checkpoints.locking import LOCK
 
 STEPS = 60
 EVERY = 3

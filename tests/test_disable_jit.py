@@ -13,7 +13,7 @@ from jax import lax
 
 import tpuflow
 from tpuflow.errors import UnsupportedPrimitiveError
-from tpuflow.stages import one_by_one, staging
+from tpuflow.stages import eager, staging
 
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
@@ -60,7 +60,7 @@ def test_every_operation_runs_on_the_device(monkeypatch: pytest.MonkeyPatch) -> 
         ran.append(name)
         return staging.run_jaxpr(jaxpr, name, target, arguments)
 
-    monkeypatch.setattr(one_by_one, "run_jaxpr", watched)
+    monkeypatch.setattr(eager, "run_jaxpr", watched)
     with jax.disable_jit():
         tpuflow.jit(lambda x: jax.grad(lambda x: jnp.sum(jnp.tanh(x) @ x.T))(x))(X)
     assert ran.count("dot_general") == 3 and {"tanh", "reduce_sum", "mul", "transpose"} <= set(ran)

@@ -22,6 +22,7 @@ from tpuflow.lower.graph.blocking import even_blocks, fill_product
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.graph.interpret import interpret
+from tpuflow.lower.graph.tiling import Space
 from tpuflow.lower.tiling import fill_tile, share_tile
 
 # Rounding once per operation in the element type against NumPy's own order of sums: a few units in the last place of the largest term.
@@ -268,8 +269,8 @@ def test_tile_sizes_cut_axes_into_equal_pieces_of_whole_registers():
     assert fill_product((3, 3, 256), 512, 16) == (1, 2, 256)
     assert fill_product((3, 3, 256), 512, 16, first=(0, 1)) == (3, 3, 48)
     assert fill_product((3, 3, 256), 512, 128, first=(0, 1)) == (1, 2, 256), "no room for a whole register of channels beside the kernel"
-    assert fill_tile((10, 10_000_000), 4, GENERIC)[0] == 8
-    assert fill_tile((64, 784), 4, GENERIC) == (64, 784)
+    assert fill_tile(Space((10, 10_000_000)), 4, GENERIC)[0] == 8
+    assert fill_tile(Space((64, 784)), 4, GENERIC) == (64, 784)
 
 
 @pytest.mark.parametrize(
@@ -279,9 +280,11 @@ def test_tile_sizes_cut_axes_into_equal_pieces_of_whole_registers():
 )
 def test_cores_share_a_space_evenly_unless_starting_moves_takes_longer_than_moving(sizes, alone, shared):
     ascend = get_chip("ascend910")
-    found = [rule(sizes, 4, ascend) for rule in (fill_tile, share_tile)]
+    found = [rule(Space(sizes), 4, ascend) for rule in (fill_tile, share_tile)]
     assert [math.prod(-(-n // t) for n, t in zip(sizes, tile, strict=True)) for tile in found] == [alone, shared]
-    assert share_tile(sizes, 4, GENERIC) == fill_tile(sizes, 4, GENERIC), "one core, and start-ups as long as a fair part of a tile"
+    assert share_tile(Space(sizes), 4, GENERIC) == fill_tile(Space(sizes), 4, GENERIC), (
+        "one core, and start-ups as long as a fair part of a tile"
+    )
 
 
 def test_a_kernel_begins_with_the_scalars_that_it_loads():

@@ -90,7 +90,7 @@ def test_updates_that_run_together_are_made_in_place() -> None:
     n = len(SHAPES)
     program, plan = planned(graph, CHIP, (True,) * n + (False,) * n)
     assert [p.buffer for p in program.outputs] == [p.buffer for p in program.inputs[:n]]
-    assert len(list(program.kernels())) == 2 and not any(plan.copies_at_end.values())
+    assert len(list(program.kernels())) == 2 and not any(plan.assigned_at_end.values())
 
 
 def test_what_two_kernels_would_overwrite_for_one_another_keeps_them_apart() -> None:

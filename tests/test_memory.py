@@ -46,7 +46,7 @@ def planned(name: str) -> tuple[Graph, MemoryPlan]:
 
 
 def copies(plan: MemoryPlan) -> int:
-    return sum(len(c) for table in (plan.copies_before, plan.copies_after, plan.copies_at_end) for c in table.values())
+    return sum(len(c) for table in (plan.assigned_before, plan.assigned_after, plan.assigned_at_end) for c in table.values())
 
 
 def node_of(graph: Graph, op: str) -> Node:
@@ -137,18 +137,18 @@ def test_a_state_is_updated_in_place_from_input_to_output() -> None:
 def test_invariant_carries_share_their_input() -> None:
     loop, plan = planned_loop(lambda b, c: [b.add(c[0], b.exp(c[1])), c[1], c[2]], T(F32, 8), T(F32, 8), T(F32, 8), donated=False)
     assert len({plan.buffer_of[v] for v in (loop.inputs[2], *loop.regions[0].inputs[1:2])}) == 1
-    assert len(plan.copies_before.get(loop, ())) == 1, "only the carry that changes needs a buffer of its own"
+    assert len(plan.assigned_before.get(loop, ())) == 1, "only the carry that changes needs a buffer of its own"
 
 
 def test_a_carry_whose_old_value_is_read_later_is_copied() -> None:
     loop, plan = planned_loop(lambda b, c: [b.cumulative("add", c[1], 0), b.cumulative("mul", c[0], 0)], T(F32, 4), T(F32, 4))
-    assert len(plan.copies_at_end[loop.regions[0]]) == copies(plan) == 1, "the second result takes the place of what the first has read"
+    assert len(plan.assigned_at_end[loop.regions[0]]) == copies(plan) == 1, "the second result takes the place of what the first has read"
 
 
 @pytest.mark.parametrize("order", [(1, 0), (1, 2, 0), (2, 0, 1), (1, 0, 3, 2)])
 def test_permuted_carries_are_copied_over_a_spare(order: tuple[int, ...]) -> None:
     loop, plan = planned_loop(lambda b, c: [c[i] for i in order], *(T(F32, 4) for _ in order))
-    moves = plan.copies_at_end[loop.regions[0]]
+    moves = plan.assigned_at_end[loop.regions[0]]
     memory = {plan.buffer_of[v]: i for i, v in enumerate(loop.regions[0].inputs)}
     for move in moves:
         memory[move.target] = memory[move.source]
@@ -162,7 +162,9 @@ def test_kept_inputs_are_never_written() -> None:
         graph, plan = planned(name)
         kept = {plan.buffer_of[v] for v, given in zip(graph.inputs, CASES[name].donated, strict=True) if not given}
         kept |= {c.buffer for c in plan.constants}
-        targets = {c.target for table in (plan.copies_before, plan.copies_after, plan.copies_at_end) for cs in table.values() for c in cs}
+        targets = {
+            c.target for table in (plan.assigned_before, plan.assigned_after, plan.assigned_at_end) for cs in table.values() for c in cs
+        }
         made = {plan.buffer_of[v] for n in graph.walk() if n.op == "fused" for v in n.results if v in plan.buffer_of}
         assert kept.isdisjoint(targets | made), name
 

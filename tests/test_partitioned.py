@@ -32,7 +32,7 @@ from tpuflow.isa.file import from_bytes, to_bytes
 from tpuflow.isa.meshes import axes_grouped, axes_numbered, divided, places
 from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.importers.stablehlo import lower_stablehlo
-from tpuflow.lower.scatter_sums import scatter_sums
+from tpuflow.lower.reduce_scatter import scatter_sums
 
 P = PartitionSpec
 RNG = np.random.default_rng(0)

@@ -14,7 +14,7 @@ import pytest
 from tests import programs
 from tests.program_builder import edit_kernel, substitute
 from tpuflow.chips import get_chip
-from tpuflow.device import forms
+from tpuflow.device import kernel_keys
 from tpuflow.device.fast import liveness
 from tpuflow.device.fast.engine import FastEngine
 from tpuflow.device.fast.halos import halos_of
@@ -28,7 +28,7 @@ from tpuflow.device.timing.cores import share
 from tpuflow.device.timing.form import form_of
 from tpuflow.device.timing.program import time_kernel
 from tpuflow.device.verify import verify
-from tpuflow.device.verify.effort import Effort
+from tpuflow.device.verify.budget import VerifyBudget
 from tpuflow.device.verify.instructions import _FIELD_RULES, check_fields, check_operands
 from tpuflow.device.verify.kernels import check_kernel
 from tpuflow.device.verify.structure import structure
@@ -91,7 +91,7 @@ def _kernel(program: Program) -> Kernel:
 
 PLACES: dict[str, Callable[[Program], object]] = {
     "verifier": verify,
-    "verifier of one kernel": lambda p: check_kernel(_kernel(p), p.buffers, p.chip, Effort(99)),
+    "verifier of one kernel": lambda p: check_kernel(_kernel(p), p.buffers, p.chip, VerifyBudget(99)),
     "memo of the verifier": lambda p: structure(_kernel(p), p.buffers),
     "resolve": lambda p: resolve(_kernel(p)),
     "liveness of reads": lambda p: liveness.reads(_kernel(p)),
@@ -302,7 +302,7 @@ def test_every_instruction_of_the_set_is_known_everywhere(cls: type[Instruction]
     assert cls.rules is not None and all(rule.sentence for rule in cls.rules)
     assert (cls in _TRANSFERS) == cls.has("transfers")
     assert (cls.meaning is Instruction.meaning) == any(map(cls.has, ("transfers", "signals", "waits")))
-    assert {kind.name for kind in cls.kinds.values()} <= forms._FORMS.keys() & _FIELD_RULES.keys()
+    assert {kind.name for kind in cls.kinds.values()} <= kernel_keys._FORMS.keys() & _FIELD_RULES.keys()
     assert cls.cost is not Instruction.cost and cls.queue is not Instruction.queue
     roles = [(kind.name, kind.role) for kind in cls.kinds.values()]
     assert (("tile", "both") in roles) == (cls.has("accumulates") or cls.has("scans"))

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from tpuflow.training.callbacks.watching import EarlyStopping
     from tpuflow.training.entry import train
     from tpuflow.training.groups import param_groups
+    from tpuflow.training.inference import evaluate, predict
     from tpuflow.training.losses import LOSSES, cross_entropy
     from tpuflow.training.metrics import METRICS, Metric
     from tpuflow.training.plain import TrainingStep, training_step
     from tpuflow.training.result import TrainResult
     from tpuflow.training.sinks import Sink, SinkResult, sink
-    from tpuflow.training.using import evaluate, predict
     from tpuflow.training.weights import load_params
     from tpuflow.verdict.judging import check
     from tpuflow.verdict.verdict import Verdict
@@ -81,12 +81,12 @@ _HOMES = {
     "diff": "tpuflow.reports.differences",
     "estimate": "tpuflow.estimating.estimating",
     "estimate_training": "tpuflow.estimating.estimating",
-    "evaluate": "tpuflow.training.using",
+    "evaluate": "tpuflow.training.inference",
     "get_chip": "tpuflow.chips",
     "jit": "tpuflow.stages.compiling",
     "load_params": "tpuflow.training.weights",
     "param_groups": "tpuflow.training.groups",
-    "predict": "tpuflow.training.using",
+    "predict": "tpuflow.training.inference",
     "sink": "tpuflow.training.sinks",
     "train": "tpuflow.training.entry",
     "training_step": "tpuflow.training.plain",

@@ -76,19 +76,30 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tpuflow", description="Run and inspect Programs of the simulated device.")
     parser.add_argument("--version", action="version", version=f"tpuflow {__version__}")
     commands = parser.add_subparsers(dest="name", required=True, metavar="command")
+    for add in (_add_run, _add_estimate, _add_check, _add_compare, _add_diff, _add_calibrate, _add_compile, _add_files, _add_surroundings):
+        add(commands)
+    return parser
 
-    def add(name: str, command: Callable[[argparse.Namespace], int | None], text: str, file: str = "") -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text)
-        if file:
-            sub.add_argument("file", type=Path, help=file)
-        sub.set_defaults(command=command)
-        return sub
 
-    def add_json(sub: argparse.ArgumentParser, what: str) -> None:
-        text = f"write {what} as JSON to a file, or to standard output instead of the text if none is named"
-        sub.add_argument("--json", type=Path, nargs="?", const=STANDARD_OUTPUT, metavar="FILE", help=text)
+def _command(
+    commands: Any, name: str, command: Callable[[argparse.Namespace], int | None], text: str, *, file: str = "", more: str = ""
+) -> argparse.ArgumentParser:
+    """A command by its name; `more` follows its text where that stands alone."""
+    sub = commands.add_parser(name, help=text, description=text + more)
+    if file:
+        sub.add_argument("file", type=Path, help=file)
+    sub.set_defaults(command=command)
+    return sub
 
-    run = add("run", _run, "run a saved Program once", "a .tpx file")
+
+def _add_json(sub: argparse.ArgumentParser, what: str) -> None:
+    text = f"write {what} as JSON to a file, or to standard output instead of the text if none is named"
+    sub.add_argument("--json", type=Path, nargs="?", const=STANDARD_OUTPUT, metavar="FILE", help=text)
+
+
+def _add_run(commands: Any) -> None:
+    """How a saved Program is run."""
+    run = _command(commands, "run", _run, "run a saved Program once", file="a .tpx file")
     run.add_argument(
         "--inputs", type=Path, nargs="+", default=[], metavar="X.npz",
         help="input arrays by port name, in one file or several (not needed if the Program has none)",
@@ -103,8 +114,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--max-work", type=int, metavar="N", help="refuse more than N tile instructions (default: 2^44)")
     run.add_argument("--max-memory", type=int, metavar="BYTES", help="refuse more than so much host memory (default: what the host has)")
-    estimate = commands.add_parser("estimate", help=ESTIMATE, description=f"{ESTIMATE}. Several values for an option make a table of all.")
-    estimate.set_defaults(command=_estimate)
+
+
+def _add_estimate(commands: Any) -> None:
+    """What is modelled, and where it is written."""
+    estimate = _command(commands, "estimate", _estimate, ESTIMATE, more=". Several values for an option make a table of all.")
     estimate.add_argument("target", nargs="+", help=TARGET)
     estimate.add_argument("--batch", type=int, nargs="+", default=[32], help="batch sizes (default: 32)")
     estimate.add_argument("--chip", nargs="+", default=["generic"], help="chips' names, or .toml files with rows of one's own")
@@ -124,8 +138,11 @@ def _parser() -> argparse.ArgumentParser:
     estimate.add_argument("--html", type=Path, metavar="REPORT.html", help="write one self-contained page here")
     estimate.add_argument("--plot", type=Path, metavar="SWEEP.png", help="draw time, rate and memory over what varies (needs matplotlib)")
     estimate.add_argument("--pareto", type=Path, metavar="FRONT.png", help="draw memory, energy and price against time (needs matplotlib)")
-    check = commands.add_parser("check", help=CHECK, description=f"{CHECK}. Exit status 1 if it does not fit or overflows.")
-    check.set_defaults(command=_check)
+
+
+def _add_check(commands: Any) -> None:
+    """What is checked before a training."""
+    check = _command(commands, "check", _check, CHECK, more=". Exit status 1 if it does not fit or overflows.")
     check.add_argument("target", help=f"{TARGET}; with arrays in the place of shapes its numbers are looked at too")
     check.add_argument("--batch", type=int, default=32, help="batch size (default: 32)")
     check.add_argument("--chip", default="generic", help="a chip's name, or a .toml file with a row of one's own")
@@ -134,43 +151,67 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--calibration", metavar="FILE.toml", help="the timing model's fitted constants (default: what tpuflow has)")
     check.add_argument("--compare", nargs="*", metavar="POLICY", help="precisions to estimate besides (default: bf16 mixed)")
     check.add_argument("--html", type=Path, metavar="REPORT.html", help="write one self-contained page here")
-    add_json(check, "everything")
-    beside = commands.add_parser("compare", help=COMPARE, description=COMPARE)
-    beside.set_defaults(command=_compare)
+    _add_json(check, "everything")
+
+
+def _add_compare(commands: Any) -> None:
+    """What is held against XLA:TPU's own plan."""
+    beside = _command(commands, "compare", _compare, COMPARE)
     beside.add_argument("target", help=TARGET)
     beside.add_argument("--batch", type=int, default=32, help="batch size (default: 32)")
     beside.add_argument("--chip", default="tpu-v5e", help="tpu-v2 to tpu-v7x (default: tpu-v5e)")
     beside.add_argument("--policy", help="precision: fp32, mixed_bf16, ... (default: as the function is written; fp32 for a model)")
     beside.add_argument("--layers", type=int, default=12, metavar="N", help="show the N layers that differ most (default: 12)")
-    add_json(beside, "everything")
-    differ = commands.add_parser("diff", help=DIFF, description=DIFF)
-    differ.set_defaults(command=_diff)
+    _add_json(beside, "everything")
+
+
+def _add_diff(commands: Any) -> None:
+    """Two reports side by side."""
+    differ = _command(commands, "diff", _diff, DIFF)
     differ.add_argument("before", type=Path, help="what `tpuflow estimate ... --json FILE` writes of one step")
     differ.add_argument("after", type=Path, help="another such file: another policy, chip, batch size, model or version")
     differ.add_argument("--layers", type=int, default=12, metavar="N", help="show the N layers that differ most (default: 12)")
     differ.add_argument("--html", type=Path, metavar="DIFF.html", help="write one self-contained page here")
-    add_json(differ, "everything")
-    calibrate = add(
-        "calibrate", _calibrate, "fit the timing model's constants for a family of chips to measured step times",
-        "a CSV with the columns target (module:function), batch, chip, milliseconds and, if wanted, policy, sink_size, model",
+    _add_json(differ, "everything")
+
+
+def _add_calibrate(commands: Any) -> None:
+    """Constants of the timing model."""
+    calibrate = _command(commands, "calibrate", _calibrate, "fit the timing model's constants for a family of chips to measured step times",
+        file="a CSV with the columns target (module:function), batch, chip, milliseconds and, if wanted, policy, sink_size, model"
     )  # fmt: skip
     calibrate.add_argument("-o", "--output", type=Path, metavar="FILE.toml", help="write the constants here, for --calibration")
-    make = add(
-        "compile", _compile, "compile a StableHLO module to a .tpx file",
-        "MLIR text or bytecode, a portable artifact, or a serialized jax.export.Exported",
+
+
+def _add_compile(commands: Any) -> None:
+    """From StableHLO."""
+    make = _command(commands, "compile", _compile, "compile a StableHLO module to a .tpx file",
+        file="MLIR text or bytecode, a portable artifact, or a serialized jax.export.Exported"
     )  # fmt: skip
     make.add_argument("--chip", default="generic", help="a chip's name, or a .toml file with a row of one's own")
     make.add_argument("-o", "--output", type=Path, metavar="FILE.tpx", help="the file to write (default: the module's name with .tpx)")
-    add("info", _info, "say what a saved Program is: chip, signature, memory, instructions", "a .tpx file")
-    show = add("disassemble", _disassemble, "print a saved Program as text", "a .tpx file")
+
+
+def _add_files(commands: Any) -> None:
+    """Programs as files and as text."""
+    _command(commands, "info", _info, "say what a saved Program is: chip, signature, memory, instructions", file="a .tpx file")
+    show = _command(commands, "disassemble", _disassemble, "print a saved Program as text", file="a .tpx file")
     show.add_argument("-o", "--output", type=Path, help="write the text here instead")
-    make = add("assemble", _assemble, "make a .tpx file from text", "text as `tpuflow disassemble` prints it")
+    make = _command(commands, "assemble", _assemble, "make a .tpx file from text", file="text as `tpuflow disassemble` prints it")
     make.add_argument("-o", "--output", type=Path, required=True, help="the .tpx file to write")
-    add_json(
-        add("chips", _chips, "list the chips of the catalogue: cores, matrix peaks, memories, and where the numbers are from"), "the list"
+
+
+def _add_surroundings(commands: Any) -> None:
+    """The catalogue, and what tpuflow stands on."""
+    _add_json(
+        _command(
+            commands, "chips", _chips, "list the chips of the catalogue: cores, matrix peaks, memories, and where the numbers are from"
+        ),
+        "the list",
     )
-    add_json(add("doctor", _doctor, "say whether what tpuflow stands on is there and works; exit status 1 if not"), "the findings")
-    return parser
+    _add_json(
+        _command(commands, "doctor", _doctor, "say whether what tpuflow stands on is there and works; exit status 1 if not"), "the findings"
+    )
 
 
 def _price(text: str) -> tuple[str, float]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from tpuflow.dtypes import BY_CODE, DType
 from tpuflow.errors import ProgramFileError
 
+T = TypeVar("T")
 INTEGER_BITS = 64
 
 _DOUBLE = struct.Struct("<d")
@@ -217,32 +218,28 @@ def choice_codec(label: str, codes: Mapping[str, int]) -> Codec:
     if len(words) < len(codes):
         raise ValueError(f"{label}: two of the words {', '.join(codes)} have one number")
 
-    def write(w: Writer, value: str) -> None:
-        if value not in codes:
-            refuse(label, value, f"one of {', '.join(codes)}")
-        w.out.append(codes[value])
-
-    def read(r: Reader) -> str:
-        code = get_unsigned(r)
-        if code not in words:
-            r.fail(f"{label} has code {code}, expected one of {', '.join(map(str, words))}")
-        return words[code]
-
-    return Codec(write, read)
+    return _numbered(label, words, codes.get, "code", f"one of {', '.join(codes)}")
 
 
 def dtype_codec(label: str) -> Codec:
     """The code of an element type."""
 
-    def write(w: Writer, value: DType) -> None:
-        if not isinstance(value, DType):
-            refuse(label, value, "a DType")
-        w.out.append(value.code)
+    return _numbered(label, BY_CODE, lambda value: value.code if isinstance(value, DType) else None, "element type code", "a DType")
 
-    def read(r: Reader) -> DType:
+
+def _numbered(label: str, values: Mapping[int, T], code_of: Callable[[Any], int | None], kind: str, expected: str) -> Codec:
+    """The number of one of some values; `kind` and `expected` are said of one that is none."""
+
+    def write(w: Writer, value: T) -> None:
+        code = code_of(value)
+        if code is None:
+            refuse(label, value, expected)
+        w.out.append(code)
+
+    def read(r: Reader) -> T:
         code = get_unsigned(r)
-        if code not in BY_CODE:
-            r.fail(f"{label} has element type code {code}, expected one of {', '.join(map(str, BY_CODE))}")
-        return BY_CODE[code]
+        if code not in values:
+            r.fail(f"{label} has {kind} {code}, expected one of {', '.join(map(str, values))}")
+        return values[code]
 
     return Codec(write, read)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ from tpuflow.lower.emit import Repeated, emit_copy, emit_node
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.tiling import Tiling
 from tpuflow.lower.lifetimes import immediates
-from tpuflow.lower.memory import Copy, MemoryPlan
+from tpuflow.lower.memory import Assignment, MemoryPlan
 from tpuflow.lower.operations.collectives import NamedCut
 from tpuflow.lower.shards import WHOLE, numbered
 
@@ -82,34 +82,34 @@ def assemble(graph: Graph, plan: MemoryPlan, chip: Chip, interface: Interface, t
 
 
 def _inputs(graph: Graph, plan: MemoryPlan, interface: Interface) -> tuple[Port, ...]:
+    names, cuts = graph.input_names, interface.input_cuts
+    ports = _ports("input", graph.inputs, names, interface.weak_inputs, interface.input_keys, cuts, interface.mesh)
     return tuple(
-        Port(
-            name=_at(graph.input_names, i, f"input {i}"),
-            dtype=value.dtype,
-            shape=value.shape,
-            buffer=plan.buffer_of[value],
-            donated=_at(interface.donated, i, False),
-            weak=_at(interface.weak_inputs, i, False),
-            key=_at(interface.input_keys, i, ""),
-            cut=numbered(_at(interface.input_cuts, i, WHOLE), interface.mesh),
-        )
-        for i, value in enumerate(graph.inputs)
+        replace(port, buffer=plan.buffer_of[value], donated=_at(interface.donated, i, False))
+        for i, (port, value) in enumerate(zip(ports, graph.inputs, strict=True))
     )
 
 
 def _outputs(graph: Graph, plan: MemoryPlan, interface: Interface) -> tuple[Port, ...]:
-    return tuple(
-        Port(
-            name=_at(graph.output_names, i, f"output {i}"),
-            dtype=value.dtype,
-            shape=value.shape,
-            buffer=plan.outputs[i],
-            weak=_at(interface.weak_outputs, i, False),
-            key=_at(interface.output_keys, i, ""),
-            cut=numbered(_at(interface.output_cuts, i, WHOLE), interface.mesh),
-        )
-        for i, value in enumerate(graph.outputs)
-    )
+    names, cuts = graph.output_names, interface.output_cuts
+    ports = _ports("output", graph.outputs, names, interface.weak_outputs, interface.output_keys, cuts, interface.mesh)
+    return tuple(replace(port, buffer=buffer) for port, buffer in zip(ports, plan.outputs, strict=True))
+
+
+def _ports(
+    kind: str,
+    values: Sequence[Value],
+    names: Sequence[str],
+    weak: Sequence[bool] = (),
+    keys: Sequence[str] = (),
+    cuts: Sequence[NamedCut] = (),
+    mesh: Sequence[MeshAxis] = (),
+) -> Iterator[Port]:
+    """A port for each value, of no buffer yet."""
+    for i, value in enumerate(values):
+        cut = numbered(_at(cuts, i, WHOLE), mesh)
+        name = _at(names, i, f"{kind} {i}")
+        yield Port(name, value.dtype, value.shape, weak=_at(weak, i, False), key=_at(keys, i, ""), cut=cut)
 
 
 def _outfeed_names(interface: Interface) -> tuple[str, ...]:
@@ -123,9 +123,7 @@ def _feeds(
     missing = [i for i in range(ports) if i not in used]
     if missing:
         raise CompileError(f"{kind} ports {missing} are never used, but port {ports - 1} is; number the ports from 0 without gaps.")
-    return tuple(
-        Port(_at(names, i, f"{kind} {i}"), used[i].dtype, used[i].shape, cut=numbered(_at(cuts, i, WHOLE), mesh)) for i in range(ports)
-    )
+    return tuple(_ports(kind, [used[i] for i in range(ports)], names, cuts=cuts, mesh=mesh))
 
 
 def _at(items: Sequence[T], i: int, default: T) -> T:
@@ -153,14 +151,14 @@ class _Assembler:
         code: list[Block] = []
         for node in region.nodes:
             if immediate.isdisjoint(node.results):
-                code += self.copies(self.plan.copies_before.get(node, ()), node.source)
+                code += self.assigned(self.plan.assigned_before.get(node, ()), node.source)
                 code += _BLOCKS.get(node.op, _Assembler.kernels)(self, node)
-                code += self.copies(self.plan.copies_after.get(node, ()), node.source)
-        return tuple(code + self.copies(self.plan.copies_at_end.get(region, ()), ""))
+                code += self.assigned(self.plan.assigned_after.get(node, ()), node.source)
+        return tuple(code + self.assigned(self.plan.assigned_at_end.get(region, ()), ""))
 
-    def copies(self, copies: Sequence[Copy], source: str) -> list[Block]:
-        """Copy kernels."""
-        return [k for c in copies for k in emit_copy(c.source, c.target, self.plan.buffers, self.chip, source)]
+    def assigned(self, assignments: Sequence[Assignment], source: str) -> list[Block]:
+        """Kernels that move buffers to others."""
+        return [k for c in assignments for k in emit_copy(c.source, c.target, self.plan.buffers, self.chip, source)]
 
     def kernels(self, node: Node) -> list[Block]:
         """The kernels that compute a node."""

@@ -11,14 +11,14 @@ from tpuflow.isa.collectives import Await
 from tpuflow.isa.instruction import Instruction
 from tpuflow.isa.liveness import Timeline
 from tpuflow.isa.program import Block, Copy, Kernel, Loop, Moving, Program, Switch, While, walk
-from tpuflow.lower.stays import Site, Stay
+from tpuflow.lower.vmem_ranges import Site, VmemRange
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
     """What stays, and its address in VMEM."""
 
-    stay: Stay
+    stay: VmemRange
     address: int
 
 

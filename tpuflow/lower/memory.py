@@ -19,11 +19,11 @@ from tpuflow.lower.addresses import Request, aligned, assign
 from tpuflow.lower.emit import overwritable
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.lifetimes import FOREVER, Lifetimes, Span, lifetimes
-from tpuflow.lower.overflow import Held, overflow_text
+from tpuflow.lower.out_of_memory import Held, out_of_memory_text
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class Assignment:
     """Buffer `target` = buffer `source`."""
 
     source: int
@@ -68,9 +68,9 @@ class MemoryPlan:
     block_buffer_of: Mapping[Node, int]
     outputs: tuple[int, ...]
     constants: tuple[Constant, ...]
-    copies_before: Mapping[Node, tuple[Copy, ...]]
-    copies_after: Mapping[Node, tuple[Copy, ...]]
-    copies_at_end: Mapping[Graph, tuple[Copy, ...]]
+    assigned_before: Mapping[Node, tuple[Assignment, ...]]
+    assigned_after: Mapping[Node, tuple[Assignment, ...]]
+    assigned_at_end: Mapping[Graph, tuple[Assignment, ...]]
     use: MemoryUse
     overflowing: tuple[Held, ...] = ()
 
@@ -105,7 +105,7 @@ def check_fits(plan: MemoryPlan, program: Program) -> None:
 
 def _out_of_memory(name: str, plan: MemoryPlan, peak_bytes: int, chip: Chip) -> OutOfMemoryError:
     use = replace(plan.use, peak_bytes=peak_bytes)
-    return OutOfMemoryError(overflow_text(name, use, peak_bytes, chip, plan.overflowing), peak_bytes)
+    return OutOfMemoryError(out_of_memory_text(name, use, peak_bytes, chip, plan.overflowing), peak_bytes)
 
 
 @dataclass(slots=True, eq=False)
@@ -340,8 +340,8 @@ class _Planner:
         for number, place in enumerate(places):
             place.number = number
 
-        def numbers(moves: list[_Move]) -> tuple[Copy, ...]:
-            return tuple(Copy(source.number, target.number) for source, target in moves)
+        def numbers(moves: list[_Move]) -> tuple[Assignment, ...]:
+            return tuple(Assignment(source.number, target.number) for source, target in moves)
 
         return MemoryPlan(
             tuple(Buffer(p.type.dtype, p.type.shape, a) for p, a in zip(places, addresses, strict=True)),

@@ -22,7 +22,7 @@ from tpuflow.isa.program import Buffer, Kernel, Program
 from tpuflow.lower.addresses import ALIGNMENT_BYTES, Request, aligned, assign
 from tpuflow.lower.copies import Placed, with_copies
 from tpuflow.lower.lifetimes import FOREVER, Span
-from tpuflow.lower.stays import Bus, Stay, Stays
+from tpuflow.lower.vmem_ranges import Bus, VmemRange, VmemRanges
 
 TICK_POWERS = (1.0, 0.5)
 """How much it counts that an array is held for long, beside its bytes: of these orders the one that saves most is taken, for neither is
@@ -48,10 +48,10 @@ def _placed(program: Program, timeline: Timeline) -> Sequence[Placed]:
     """What stays, and where, in the order of candidates that saves most; with copies only if that is more than without any."""
     hosts = frozenset(b for block in timeline.blocks if not isinstance(block, Kernel) for b, _ in touched(block))
     bus = Bus.of(program, timeline)
-    candidates = list(Stays.of(program, timeline, bus, hosts).all(range(len(program.buffers))))
+    candidates = list(VmemRanges.of(program, timeline, bus, hosts).all(range(len(program.buffers))))
     floors = _floors(timeline, program.chip)
 
-    def worth(stay: Stay, power: float) -> tuple[float, int, int]:
+    def worth(stay: VmemRange, power: float) -> tuple[float, int, int]:
         ticks = stay.last - stay.first + 1
         return -stay.saved_bytes / (program.buffers[stay.buffer].bytes * ticks**power), stay.buffer, stay.first
 
@@ -63,12 +63,12 @@ def _placed(program: Program, timeline: Timeline) -> Sequence[Placed]:
     return max(found, key=lambda placed: sum(p.stay.saved_bytes for p in placed))
 
 
-def _chosen(stays: Sequence[Stay], program: Program, bus: Bus, floors: np.ndarray) -> list[Placed]:
+def _chosen(stays: Sequence[VmemRange], program: Program, bus: Bus, floors: np.ndarray) -> list[Placed]:
     """Those that find a place, asked one after the other. A buffer stays more than once only with copies, at times apart: what one stay
     copies to HBM has arrived there before another begins."""
     capacity = program.chip.resident_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
     vmem = _Vmem(floors, capacity, np.zeros((len(stays), 4), np.int64))
-    made: dict[int, list[Stay]] = defaultdict(list)
+    made: dict[int, list[VmemRange]] = defaultdict(list)
     found: list[Placed] = []
     for stay in stays:
         size, others = program.buffers[stay.buffer].bytes, made[stay.buffer]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from tpuflow.chips import Chip
 from tpuflow.chips.split_k import divide, partial_sums
 from tpuflow.lower.graph.blocking import ceil_div, even_blocks, fill_product
+from tpuflow.lower.graph.tiling import Space
 
 TILE_BYTES = 512 * 1024  # large enough to hide a DMA's start-up behind its transfer, small enough for ten double-buffered tiles
 MATRIX_EDGE = 512  # side of a matrix tile, a few arrays long
@@ -36,20 +36,14 @@ def largest(limit: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def fill_tile(
-    sizes: Sequence[int],
-    element_bytes: int,
-    chip: Chip,
-    budget_bytes: int = TILE_BYTES,
-    whole: Collection[int] = (),
-    units: Mapping[int, int] = MappingProxyType({}),
-) -> tuple[int, ...]:
+def fill_tile(space: Space, element_bytes: int, chip: Chip, budget_bytes: int = TILE_BYTES) -> tuple[int, ...]:
     """Tile sizes for a row-major space: whole axes from the minor one up as long as the padded tile fits, one axis cut, the rest 1.
 
     If the minor axis is cut, the second minor one still fills the sublanes that it occupies anyway. The axes `whole` are not cut
     even if the tile does not fit then. Those in `units` are summed in order: each is cut into multiples of its unit (a block's box, which
     the tile has even if it does not fit), and only the first of them, from the minor one up, that is not whole.
     """
+    sizes, whole, units = space.sizes, space.whole, space.units
     tile = [n if axis in whole else units.get(axis, 1) for axis, n in enumerate(sizes)]
     registers = (chip.vector_lanes, chip.vector_sublanes * 4 // element_bytes)  # of the minor and of the second minor axis
 
@@ -70,14 +64,7 @@ def fill_tile(
     return tuple(tile)
 
 
-def share_tile(
-    sizes: Sequence[int],
-    element_bytes: int,
-    chip: Chip,
-    budget_bytes: int = TILE_BYTES,
-    whole: Collection[int] = (),
-    units: Mapping[int, int] = MappingProxyType({}),
-) -> tuple[int, ...]:
+def share_tile(space: Space, element_bytes: int, chip: Chip, budget_bytes: int = TILE_BYTES) -> tuple[int, ...]:
     """`fill_tile` with that part of the budget with which the busiest core is done first.
 
     Cores take turns at tiles, each turn a tile and its start-up; `UNHIDDEN` further ones pass beside no other. So small arrays are cut for
@@ -86,10 +73,10 @@ def share_tile(
     start_up_bytes = chip.dma_seconds * chip.core_bandwidth(chip.cores)
 
     def busiest(tile: tuple[int, ...]) -> float:
-        turns = ceil_div(math.prod(map(ceil_div, sizes, tile)), chip.cores)
+        turns = ceil_div(math.prod(map(ceil_div, space.sizes, tile)), chip.cores)
         return (turns + UNHIDDEN) * (chip.tile_bytes(tile, element_bytes) + start_up_bytes)
 
-    tried = (fill_tile(sizes, element_bytes, chip, int(part * budget_bytes), whole, units) for part in PARTS)
+    tried = (fill_tile(space, element_bytes, chip, int(part * budget_bytes)) for part in PARTS)
     return min(dict.fromkeys(tried), key=busiest)
 
 

@@ -78,9 +78,17 @@ def text_page(title: str, text: str) -> str:
     return filled("text.html", {"title": html.escape(title), "summary": _summary(text), "style": asset("page.css")})
 
 
+STILL = "default-src 'none'; style-src 'unsafe-inline'"
+SCRIPTED = "; script-src 'unsafe-inline'; img-src data:"
+
+
 def filled(template: str, parts: Mapping[str, str]) -> str:
-    """A template of this folder with its markers (@name@) replaced by parts, which are HTML."""
-    pieces = asset(template).split("@")  # text between markers, marker names in between
+    """A template of this folder, below the head that all pages have, with its markers (@name@) replaced by parts, which are HTML.
+
+    Pages load nothing from elsewhere; only one that is given a `script` may run it, and show pictures that lie in it.
+    """
+    parts = {"policy": STILL + (SCRIPTED if "script" in parts else ""), **parts}
+    pieces = (asset("head.html") + asset(template)).split("@")  # text between markers, marker names in between
     return "".join(parts.get(piece, f"@{piece}@") if i % 2 else piece for i, piece in enumerate(pieces))
 
 

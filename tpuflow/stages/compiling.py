@@ -24,8 +24,8 @@ from tpuflow.jaxprs.shardings import cuts, is_mapped, with_sharding, with_shardi
 from tpuflow.stages.cache_misses import explain
 from tpuflow.stages.complex_ports import split
 from tpuflow.stages.device_call import device_call
+from tpuflow.stages.eager import one_by_one, runs_one_by_one
 from tpuflow.stages.jax_options import check_jax_options
-from tpuflow.stages.one_by_one import one_by_one, runs_one_by_one
 from tpuflow.stages.shardings import Shardings, brought
 from tpuflow.stages.staging import DeviceFunction, Lowered, Target, as_array, compile_planes
 from tpuflow.stages.tracing import users_code

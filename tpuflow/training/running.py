@@ -25,8 +25,8 @@ from tpuflow.stages.flattening import nested
 from tpuflow.training.averaging import averaged
 from tpuflow.training.callbacks.base import Callback, Run, notify
 from tpuflow.training.checkpoints import orbax_files
-from tpuflow.training.checkpoints.claiming import Claims
 from tpuflow.training.checkpoints.fingerprints import fingerprint
+from tpuflow.training.checkpoints.locking import Claims
 from tpuflow.training.checkpoints.resuming import (
     Place,
     check_same,
@@ -38,6 +38,7 @@ from tpuflow.training.checkpoints.resuming import (
     restored_state,
     taking_up,
 )
+from tpuflow.training.inference import Trained
 from tpuflow.training.metrics import Tally
 from tpuflow.training.parallel import ONE_CHIP
 from tpuflow.training.preparing import Job
@@ -45,7 +46,6 @@ from tpuflow.training.progress import Bar, progress_bar
 from tpuflow.training.result import TrainResult
 from tpuflow.training.sinking import DeviceSink, compile_ahead
 from tpuflow.training.stepping import Recipe, StepFigures, TrainState
-from tpuflow.training.using import Trained
 
 
 class Training:

@@ -14,7 +14,7 @@ from tpuflow.device.timing.program import sink_time
 from tpuflow.device.timing.result import ProgramTime, seconds_text
 from tpuflow.errors import OutOfMemoryError
 from tpuflow.estimating.estimating import Estimate
-from tpuflow.lower.overflow import LARGE_SHARE, size_text
+from tpuflow.lower.out_of_memory import LARGE_SHARE, size_text
 from tpuflow.reports.layers import BACKWARD, FORWARD
 from tpuflow.reports.profile import Profile
 

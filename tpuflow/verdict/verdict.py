@@ -11,7 +11,7 @@ from typing import Any
 from tpuflow.device.timing.result import seconds_text
 from tpuflow.errors import OutOfMemoryError
 from tpuflow.estimating.estimating import Estimate
-from tpuflow.lower.overflow import size_text
+from tpuflow.lower.out_of_memory import size_text
 from tpuflow.numerics.report import NumericsReport
 from tpuflow.reports.files import write_text
 from tpuflow.reports.page import page, text_page

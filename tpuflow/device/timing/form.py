@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Set
 from dataclasses import replace
 
-from tpuflow.device.forms import kernel_form
+from tpuflow.device.kernel_keys import kernel_form
 from tpuflow.isa.instruction import Window
 from tpuflow.isa.program import Kernel
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.resolved import Resolved, ResolvedKernel, resolve
-from tpuflow.device.verify.effort import Effort
+from tpuflow.device.verify.budget import VerifyBudget
 from tpuflow.device.verify.footprint import Box, clash, injective, section_trips, store_box
 from tpuflow.device.verify.instructions import check_fields, check_operands
 from tpuflow.device.verify.order import check_order
@@ -39,7 +39,7 @@ class Effects:
         return Effects(frozenset(buffers[b] for b in self.reads), tuple((buffers[b], box) for b, box in self.writes), self.tiles)
 
 
-def check_kernel(kernel: Kernel, buffers: Sequence[Buffer], chip: Chip, effort: Effort) -> Effects:
+def check_kernel(kernel: Kernel, buffers: Sequence[Buffer], chip: Chip, effort: VerifyBudget) -> Effects:
     """Refuse a kernel that breaks a rule; its effects otherwise."""
     _check_grid(kernel)
     for number, instruction in enumerate(kernel.instructions):
@@ -130,7 +130,7 @@ def _check_place(tile: Tile, chip: Chip) -> None:
         )
 
 
-def _check_clipped(kernel: Kernel, tiles: Collection[Tile], effort: Effort) -> None:
+def _check_clipped(kernel: Kernel, tiles: Collection[Tile], effort: VerifyBudget) -> None:
     """Each clipped grid axis doubles the shapes that the tiles of a body take, and so what translates it instruction by instruction."""
     clipped = {a.grid for t in tiles for a in t.axes if a.grid >= 0 and a.extent % a.size}
     if len(clipped) > MOST_CLIPPED:

@@ -16,7 +16,7 @@ from tpuflow.chips.chip import Chip
 from tpuflow.device.ordering import Cell, Clocks, Event, Fault, TileCells, read_order, write_order
 from tpuflow.device.place import section_place, tile_text
 from tpuflow.device.resolved import Resolved, ResolvedKernel
-from tpuflow.device.verify.effort import Effort
+from tpuflow.device.verify.budget import VerifyBudget
 from tpuflow.isa.instruction import Tile, Window
 from tpuflow.isa.loop_nest import At, LoopNest
 from tpuflow.isa.occupancy import slot_span
@@ -26,7 +26,7 @@ from tpuflow.isa.refusal import Refusal
 MOST_TURNS = 64
 
 
-def check_order(kernel: Kernel, found: ResolvedKernel, chip: Chip, in_place: Mapping[int, Window], effort: Effort) -> None:
+def check_order(kernel: Kernel, found: ResolvedKernel, chip: Chip, in_place: Mapping[int, Window], effort: VerifyBudget) -> None:
     """Refuse a kernel in which a wait never fires, a tile is read that is not there, or two accesses clash without order.
 
     in_place: the window of every buffer that the kernel reads and writes.

@@ -9,6 +9,7 @@ from typing import Any
 
 from tpuflow.chips.checking import row_problem
 from tpuflow.device.place import instruction_place, kernel_place, source_suffix
+from tpuflow.device.verify.budget import VerifyBudget
 from tpuflow.device.verify.collectives import (
     check_await,
     check_collective,
@@ -19,7 +20,6 @@ from tpuflow.device.verify.collectives import (
     check_position,
 )
 from tpuflow.device.verify.dataflow import check_dataflow
-from tpuflow.device.verify.effort import Effort
 from tpuflow.device.verify.kernels import Effects, check_kernel
 from tpuflow.device.verify.structure import structure
 from tpuflow.dtypes import PRED, S32, DType
@@ -186,7 +186,7 @@ class _Kernels:
 
     def __init__(self, program: Program):
         self.program = program
-        self.effort = Effort(sum(len(k.instructions) for k in program.kernels()))
+        self.effort = VerifyBudget(sum(len(k.instructions) for k in program.kernels()))
         self.effects: dict[int, Effects] = {}
         self._seen: dict[Hashable, tuple[Effects, tuple[int, ...]]] = {}
 

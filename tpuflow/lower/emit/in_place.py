@@ -6,12 +6,9 @@ import functools
 from collections import Counter
 from collections.abc import Sequence
 
-from tpuflow.lower.emit.map import map_levels
-from tpuflow.lower.emit.matmul import dot_levels
 from tpuflow.lower.emit.nest import Labels
-from tpuflow.lower.emit.reduce import reduce_levels
 from tpuflow.lower.emit.region import ELEMENTWISE, Region, Roots
-from tpuflow.lower.emit.rows import row_levels
+from tpuflow.lower.emit.templates import FORMS
 from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import PRODUCTS
@@ -46,7 +43,7 @@ def _entering_whole(node: Node) -> frozenset[Value]:
     if node.attrs["kind"] is Kind.ROWS and any(n.op in PRODUCTS for n in graph.nodes):
         return frozenset()  # parts of its batches take turns in a step: one is read at another place than the other is written
     region = Region(graph.nodes, dict.fromkeys(graph.inputs, 0), tuple((v, 0) for v in graph.outputs))
-    levels = _LEVELS[node.attrs["kind"]](region)
+    levels = FORMS[node.attrs["kind"]].levels(region)
     ways: dict[Value, set[tuple[int, Labels]]] = {}
     for number, (roots, labels) in enumerate(levels):
         for value, used in region.accesses(roots, labels):
@@ -78,6 +75,3 @@ def _at_one_place(ways: set[tuple[int, Labels]], levels: Sequence[Roots], region
     first = last - 1 if region.find("reduce") and last == len(levels) - 1 else last
     stores = not set(roots).isdisjoint(region.results)
     return stores and all(number >= first and used == tuple(labels) for number, used in ways)
-
-
-_LEVELS = {Kind.MAP: map_levels, Kind.REDUCE: reduce_levels, Kind.DOT: dot_levels, Kind.ROWS: row_levels}

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tpuflow.dtypes import S32, DType
-from tpuflow.isa.dma import Load, LoadIndexed, Store, StoreIndexed
+from tpuflow.isa.dma import LoadIndexed, StoreIndexed
 from tpuflow.isa.instruction import Tile, Window, WindowAxis
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map
 from tpuflow.lower.emit.move import copy_unless_in_place
 from tpuflow.lower.emit.nest import Nest, nothing, walk, window
 from tpuflow.lower.emit.region import Region
-from tpuflow.lower.emit.site import Kernels, Site
+from tpuflow.lower.emit.site import Plans, Site
 from tpuflow.lower.graph.graph import Node
 from tpuflow.lower.graph.tiling import Space
 
@@ -34,7 +34,7 @@ def _table_window(nest: Nest, buffer: int, rows: int, tile: Tile, fill: int | fl
 
 def _load_index(kernel: KernelBuilder, nest: Nest, buffer: int) -> Tile:
     index = kernel.tile(S32, nest.axes[:1])
-    kernel.emit(Load(window(nest, buffer, (0,), index, (0,))))
+    kernel.load(nest, window(nest, buffer, (0,), index, (0,)), (0,))
     return index
 
 
@@ -42,7 +42,7 @@ def _rows_tile(kernel: KernelBuilder, nest: Nest, dtype: DType) -> tuple[Tile, t
     return kernel.tile(dtype, nest.axes), tuple(range(len(nest.sizes)))
 
 
-def emit_take_rows(site: Site) -> Kernels:
+def emit_take_rows(site: Site) -> Plans:
     """result[r] = table[index[r]], or the fill where the index is out of range."""
     table, fill = site.node.inputs[0], site.node.attrs["fill"]
     if site.node.result.type.elems == 0:
@@ -56,14 +56,16 @@ def emit_take_rows(site: Site) -> Kernels:
         kernel = site.kernel(nest.grid)
         index = _load_index(kernel, nest, site.buffer(1))
         tile, axes = _rows_tile(kernel, nest, table.dtype)
-        kernel.emit(LoadIndexed(_table_window(nest, site.buffer(0), table.shape[0], tile, fill), index))
-        kernel.emit(Store(window(nest, site.target, axes, tile, axes)))
+        rows = _table_window(nest, site.buffer(0), table.shape[0], tile, fill)
+        kernel.load(nest, rows, axes, index=site.buffer(1))
+        kernel.emit(LoadIndexed(rows, index))
+        kernel.store(nest, window(nest, site.target, axes, tile, axes), axes)
         return kernel
 
     return site.fit(attempt, Space(sizes), table.dtype.bytes)
 
 
-def emit_scatter_rows(site: Site) -> Kernels:
+def emit_scatter_rows(site: Site) -> Plans:
     """A copy unless in place; then row index[r] = mode(row, updates[r]), r in sequence."""
     table, _, updates = site.node.inputs
     copy = copy_unless_in_place(site)
@@ -75,10 +77,10 @@ def emit_scatter_rows(site: Site) -> Kernels:
         kernel = site.kernel(nest.grid)
         index = _load_index(kernel, nest, site.buffer(1))
         tile, axes = _rows_tile(kernel, nest, table.dtype)
-        kernel.emit(Load(window(nest, site.buffer(2), axes, tile, axes)))
-        kernel.emit(
-            StoreIndexed(site.node.attrs["mode"], _table_window(nest, site.target, table.shape[0], tile, nothing(tile.dtype)), index)
-        )
+        kernel.load(nest, window(nest, site.buffer(2), axes, tile, axes), axes)
+        rows = _table_window(nest, site.target, table.shape[0], tile, nothing(tile.dtype))
+        kernel.store(nest, rows, axes, index=site.buffer(1))
+        kernel.emit(StoreIndexed(site.node.attrs["mode"], rows, index))
         return kernel
 
     return copy + site.fit(attempt, Space(sizes, (0,)), table.dtype.bytes)

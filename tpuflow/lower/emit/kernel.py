@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,8 +14,10 @@ from tpuflow.errors import CompileError
 from tpuflow.isa.dma import Load, Store
 from tpuflow.isa.instruction import MAX_RANK, Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import SECTIONS, GridAxis, Kernel
+from tpuflow.lower.emit.nest import Axis, Nest
 from tpuflow.lower.emit.onchip import REGISTER_BYTES, DoesNotFit, Lifetime, lifetime, place_tiles, slots_ahead
 from tpuflow.lower.emit.sync import Synchronizer, Uses, tile_uses
+from tpuflow.lower.graph.accesses import Access
 
 HELD_SHARE = 1 / 8  # of the registers, for scalars that are loaded before they are needed: they may have four slots each
 
@@ -37,6 +39,9 @@ class KernelBuilder:
     code: dict[str, list[Instruction]] = field(default_factory=lambda: {s: [] for s in SECTIONS})
     lines: dict[str, list[str]] = field(default_factory=lambda: {s: [] for s in SECTIONS})
     tiles: int = 0
+    reads: dict[Access, None] = field(default_factory=dict)  # of buffers
+    writes: dict[Access, None] = field(default_factory=dict)
+    starts: dict[Tile, int] = field(default_factory=dict)  # registers with the number that a buffer holds
 
     def tile(self, dtype: DType, axes: tuple[TileAxis, ...] = (), space: str = "vmem") -> Tile:
         """A new tile.
@@ -56,6 +61,27 @@ class KernelBuilder:
         """Append an instruction to the current section."""
         self.code[self.section].append(instruction)
         self.lines[self.section].append(self.source)
+
+    def load(self, nest: Nest, window: Window, axes: Sequence[Axis], index: int | None = None) -> None:
+        """Load a tile with the given (merged) axes; of an indexed one `index` has the buffer whose numbers are positions along its major
+        axis, and comes as an instruction of its own."""
+        if not window.tile.axes and not window.axes:
+            self.starts[window.tile] = window.buffer
+        self._access(self.reads, nest, window, axes, index)
+        if index is None:
+            self.emit(Load(window))
+
+    def store(self, nest: Nest, window: Window, axes: Sequence[Axis], index: int | None = None) -> None:
+        """Store a tile, as `load` loads one."""
+        self._access(self.writes, nest, window, axes, index)
+        if index is None:
+            self.emit(Store(window))
+
+    def _access(self, side: dict[Access, None], nest: Nest, window: Window, axes: Sequence[Axis], index: int | None) -> None:
+        found = nest.accessed(window, axes, self.starts)
+        if index is not None:
+            found = (replace(found[0], start=index), *found[1:])
+        side[Access(window.buffer, found)] = None
 
     def take(self, others: Iterable[KernelBuilder]) -> None:
         """Append what others have recorded for a grid of one step: all loads, then all work, then all stores.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.nest import Nest, merge
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
-from tpuflow.lower.emit.site import Kernels, Site
+from tpuflow.lower.emit.site import Plans, Site
 from tpuflow.lower.graph.graph import Node
 from tpuflow.lower.graph.tiling import Space
 
@@ -18,7 +18,7 @@ def map_levels(region: Region) -> list[Roots]:
     return [(region.results, tuple(range(len(region.space))))]
 
 
-def emit_map(site: Site) -> Kernels:
+def emit_map(site: Site) -> Plans:
     """One kernel: load the inputs, compute, store every output. All grid axes are parallel."""
     region, shape = site.region, site.region.space
     if math.prod(shape) == 0:
@@ -38,7 +38,7 @@ def emit_map(site: Site) -> Kernels:
     return site.fit(attempt, Space(merged.sizes), region.widest_bytes())
 
 
-def emit_map_with(site: Site, substitutes: dict[Node, int | float | bool]) -> Kernels:
+def emit_map_with(site: Site, substitutes: dict[Node, int | float | bool]) -> Plans:
     """A map kernel of the region with some of its nodes replaced by constants (what a sum over nothing is)."""
     nodes = tuple(
         Node("full", (), n.results, {"value": substitutes[n]}, source=n.source) if n in substitutes else n for n in site.region.nodes

@@ -23,7 +23,7 @@ from tpuflow.lower.emit.map import emit_map_with
 from tpuflow.lower.emit.nest import Axis, Merged, Nest, Unit, cut, merge
 from tpuflow.lower.emit.reduce import add_sums, live_reductions, start_sums, sum_units
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
-from tpuflow.lower.emit.site import Kernels, Site
+from tpuflow.lower.emit.site import Plans, Site
 from tpuflow.lower.emit.sliding import MergedSliding, halo_labels, merged_bound, with_halos
 from tpuflow.lower.graph.blocking import depth_block, unmergeable
 from tpuflow.lower.graph.graph import Node
@@ -198,10 +198,10 @@ def dot_levels(region: Region) -> list[Roots]:
     return [*levels, (sums, whole.columns)] if sums else levels
 
 
-def emit_matmul(site: Site) -> Kernels:
+def emit_matmul(site: Site, otherwise: Callable[[], Plans] | None = None) -> Plans:
     """One kernel: zero, accumulate over the contracted tiles, read, and the elementwise rest; what is summed over the rows is summed on.
 
-    (Then the contraction is one block: results are there after one step.)
+    (Then the contraction is one block: results are there after one step.) `otherwise`: what it becomes where it does not fit on the chip.
     """
     region, dot = site.region, the_product(site.region)
     whole = contraction_of(dot)
@@ -240,4 +240,4 @@ def emit_matmul(site: Site) -> Kernels:
         below.store(region.stored(sums))
         return kernel
 
-    return site.first_fitting(attempt, product.tilings(site, space, summed=bool(reductions)))
+    return site.planned(attempt, lambda rule: product.tilings(site, space, summed=bool(reductions)), otherwise)

@@ -7,14 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tpuflow.dtypes import S32, DType
-from tpuflow.isa.dma import Load, Store
 from tpuflow.isa.instruction import Tile, Window
-from tpuflow.isa.program import Kernel
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map
 from tpuflow.lower.emit.nest import Nest, nothing, pitches, walk
 from tpuflow.lower.emit.region import Region
-from tpuflow.lower.emit.site import Kernels, Site
+from tpuflow.lower.emit.site import Plan, Plans, Site
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.graph.tiling import Space
 
@@ -62,7 +60,7 @@ def changed(side: Side, axis: int, **fields: int) -> Side:
     return replace(side, walks=tuple(walks))
 
 
-def emit_move(site: Site, dtype: DType, shape: Sequence[int], source: Side, target: Side, fill: Fill = None) -> Kernels:
+def emit_move(site: Site, dtype: DType, shape: Sequence[int], source: Side, target: Side, fill: Fill = None) -> Plans:
     """One kernel that moves an array of `shape` from one side to the other; positions outside the source read `fill`."""
     if math.prod(shape) == 0:
         return ()
@@ -71,10 +69,10 @@ def emit_move(site: Site, dtype: DType, shape: Sequence[int], source: Side, targ
 
     def attempt(nest: Nest) -> KernelBuilder:
         kernel = site.kernel(nest.grid)
-        starts = _load_starts(kernel, (source, target))
-        tile = kernel.tile(dtype, nest.axes, space)
-        kernel.emit(Load(_window(nest, tile, source, starts, nothing(dtype) if fill is None else fill)))
-        kernel.emit(Store(_window(nest, tile, target, starts, nothing(dtype))))
+        starts = _load_starts(kernel, nest, (source, target))
+        tile, axes = kernel.tile(dtype, nest.axes, space), range(len(sizes))
+        kernel.load(nest, _window(nest, tile, source, starts, nothing(dtype) if fill is None else fill), axes)
+        kernel.store(nest, _window(nest, tile, target, starts, nothing(dtype)), axes)
         return kernel
 
     return site.fit(attempt, Space(sizes), dtype.bytes)
@@ -97,12 +95,12 @@ def _merge(shape: Sequence[int], sides: tuple[Side, Side]) -> tuple[tuple[int, .
     return tuple(sizes), (Side(sides[0].buffer, by_side[0]), Side(sides[1].buffer, by_side[1]))
 
 
-def _load_starts(kernel: KernelBuilder, sides: Sequence[Side]) -> dict[int, Tile]:
+def _load_starts(kernel: KernelBuilder, nest: Nest, sides: Sequence[Side]) -> dict[int, Tile]:
     """A register for every start."""
     registers: dict[int, Tile] = {}
     for buffer in dict.fromkeys(w.start for side in sides for w in side.walks if w.start is not None):
         registers[buffer] = kernel.tile(S32, (), "smem")
-        kernel.emit(Load(Window(buffer, registers[buffer], ())))
+        kernel.load(nest, Window(buffer, registers[buffer], ()), ())
     return registers
 
 
@@ -120,14 +118,14 @@ def _window(nest: Nest, tile: Tile, side: Side, starts: Mapping[int, Tile], fill
 # --- one function a node op -------------------------------------------------------------------------------------------
 
 
-def emit_plain_copy(site: Site) -> Kernels:
+def emit_plain_copy(site: Site) -> Plans:
     """result = operand, element by element in row-major order (a copy, or a reshape that has to move)."""
     value = site.node.inputs[0]
     flat = (value.type.elems,)
     return emit_move(site, value.dtype, flat, dense(site.buffer(0), flat), dense(site.target, flat))
 
 
-def emit_transpose(site: Site) -> Kernels:
+def emit_transpose(site: Site) -> Plans:
     """Result axis i walks over operand axis permutation[i]."""
     node = site.node
     source = dense(site.buffer(0), node.inputs[0].shape)
@@ -135,7 +133,7 @@ def emit_transpose(site: Site) -> Kernels:
     return emit_move(site, node.result.dtype, node.result.shape, permuted, dense(site.target, node.result.shape))
 
 
-def emit_slice(site: Site) -> Kernels:
+def emit_slice(site: Site) -> Plans:
     """Every axis starts at its start and goes in strides."""
     node = site.node
     source = dense(site.buffer(0), node.inputs[0].shape)
@@ -144,7 +142,7 @@ def emit_slice(site: Site) -> Kernels:
     return emit_move(site, node.result.dtype, node.result.shape, source, dense(site.target, node.result.shape))
 
 
-def emit_reverse(site: Site) -> Kernels:
+def emit_reverse(site: Site) -> Plans:
     """Reversed axes walk from their end in steps of -1."""
     node = site.node
     source = dense(site.buffer(0), node.inputs[0].shape)
@@ -153,10 +151,10 @@ def emit_reverse(site: Site) -> Kernels:
     return emit_move(site, node.result.dtype, node.result.shape, source, dense(site.target, node.result.shape))
 
 
-def emit_concatenate(site: Site) -> Kernels:
+def emit_concatenate(site: Site) -> Plans:
     """One kernel an operand, each storing its part of the result."""
     node, axis = site.node, site.node.attrs["axis"]
-    kernels: list[Kernel] = []
+    kernels: list[Plan] = []
     origin = 0
     for i, value in enumerate(node.inputs):
         target = changed(dense(site.target, node.result.shape), axis, origin=origin)
@@ -165,7 +163,7 @@ def emit_concatenate(site: Site) -> Kernels:
     return tuple(kernels)
 
 
-def emit_pad(site: Site) -> Kernels:
+def emit_pad(site: Site) -> Plans:
     """Fill the whole result with the padding value, then store the operand's elements at their places in it."""
     node = site.node
     value, shape = node.inputs[1], node.result.shape
@@ -179,7 +177,7 @@ def emit_pad(site: Site) -> Kernels:
     return emit_map(replace(site, region=splat)) + emit_move(site, operand.dtype, operand.shape, source, target)
 
 
-def emit_pad_with(site: Site, fill: int | float | bool) -> Kernels:
+def emit_pad_with(site: Site, fill: int | float | bool) -> Plans:
     """One kernel: positions of the result that hold no operand element read `fill`."""
     node = site.node
     source = dense(site.buffer(0), node.inputs[0].shape)
@@ -196,20 +194,20 @@ def _started(side: Side, piece: Sequence[int], start: Callable[[int], int]) -> S
     return side
 
 
-def emit_dynamic_slice(site: Site) -> Kernels:
+def emit_dynamic_slice(site: Site) -> Plans:
     """The load window begins where registers say."""
     node = site.node
     source = _started(dense(site.buffer(0), node.inputs[0].shape), node.result.shape, lambda axis: site.buffer(axis + 1))
     return emit_move(site, node.result.dtype, node.result.shape, source, dense(site.target, node.result.shape))
 
 
-def emit_dynamic_update_slice(site: Site) -> Kernels:
+def emit_dynamic_update_slice(site: Site) -> Plans:
     """A copy unless in place; then the update goes where registers say."""
     update = site.node.inputs[1]
     target = _started(dense(site.target, site.node.result.shape), update.shape, lambda axis: site.buffer(axis + 2))
     return copy_unless_in_place(site) + emit_move(site, update.dtype, update.shape, dense(site.buffer(1), update.shape), target)
 
 
-def copy_unless_in_place(site: Site) -> Kernels:
+def copy_unless_in_place(site: Site) -> Plans:
     """What comes before a partial update of operand 0: nothing if the result is the operand's buffer."""
     return () if site.buffer(0) == site.target else emit_plain_copy(site)

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tpuflow.dtypes import DType
+from tpuflow.isa.bounds import Bound
 from tpuflow.isa.instruction import Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import GridAxis
+from tpuflow.lower.graph.accesses import AccessAxis
 from tpuflow.lower.graph.tiling import Space, Tiling
 
 Labels = Sequence[int | None]
@@ -70,13 +72,15 @@ def _adjacent(x: int, y: int, labels: Sequence[int]) -> bool:
 class Nest:
     """Axes cut into tiles: the tile axis of each, and the grid of those that need more than one tile.
 
-    An axis in `walks` does not walk straight over its buffer axis but as given there (the pitch is left open).
+    An axis in `walks` does not walk straight over its buffer axis but as given there (the pitch is left open). One in `bounds` has no
+    points of its own: where it is follows from other axes.
     """
 
     sizes: tuple[int, ...]
     axes: tuple[TileAxis, ...]
     grid: tuple[GridAxis, ...]
     walks: Mapping[int, WindowAxis] = field(default_factory=dict)
+    bounds: Mapping[int, Bound] = field(default_factory=dict)
 
     def axis(self, axis: Axis) -> TileAxis:
         """The tile axis of an axis."""
@@ -87,6 +91,18 @@ class Nest:
         if number in self.walks:
             return replace(self.walks[number], pitch=pitch)
         return walk(self.axes[number], self.sizes[number], pitch)
+
+    def accessed(self, window: Window, axes: Sequence[Axis], start: Mapping[Tile, int]) -> tuple[AccessAxis, ...]:
+        """The axes of a buffer, major to minor, as a window with the given (merged) axes walks over it; `start`: buffers of registers."""
+        walked = [(w, a) for w, a in zip(window.axes, axes, strict=True) if not isinstance(a, Unit) and (w.extent, w.pitch) != (1, 1)]
+        major = sorted(walked, key=lambda entry: -entry[0].pitch)
+        return tuple(
+            AccessAxis(
+                self.bounds.get(a) or Bound(w.extent, ((a, w.step),) if w.step else (), w.origin, w.dilation),
+                None if w.register is None else start[w.register],
+            )
+            for w, a in major
+        )
 
 
 def cut(sizes: Sequence[int], tile: Sequence[int], sequential: Iterable[int] = ()) -> Nest:

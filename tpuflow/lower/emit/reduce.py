@@ -10,7 +10,7 @@ from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map_with
 from tpuflow.lower.emit.nest import Nest, Unit, merge
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
-from tpuflow.lower.emit.site import Kernels, Site
+from tpuflow.lower.emit.site import Plans, Site
 from tpuflow.lower.graph.blocking import is_ordered, sum_block, units
 from tpuflow.lower.graph.builder import identity
 from tpuflow.lower.graph.graph import Node
@@ -42,7 +42,7 @@ def reduce_levels(region: Region) -> list[Roots]:
     return [(tuple(r.inputs[0] for r in reductions), whole), (region.results, kept)]
 
 
-def emit_reduce(site: Site) -> Kernels:
+def emit_reduce(site: Site) -> Plans:
     """One kernel: map over the iteration space, reduce into accumulators, map over the reduced space."""
     region = site.region
     reductions = live_reductions(region)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from tpuflow.dtypes import DType
 from tpuflow.errors import GraphError
 from tpuflow.isa import vector as v
-from tpuflow.isa.dma import Load, Store
 from tpuflow.isa.elementwise import BINARY, UNARY
 from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.lower.emit.kernel import KernelBuilder
@@ -233,7 +232,8 @@ class LevelEmitter:
     def _fetch(self, buffer: int, order: tuple[int, ...], dtype: DType) -> Tile:
         held = self._held(order)
         tile = self.kernel.tile(dtype, tuple(self.axes[i] for i in held), self.level.space if held else "smem")
-        self.kernel.emit(Load(window(self.nest, buffer, order, tile, [self.level.axes[i] for i in held])))
+        axes = [self.level.axes[i] for i in held]
+        self.kernel.load(self.nest, window(self.nest, buffer, order, tile, axes), axes)
         return tile
 
     def _load_window(self, node: Node) -> Tile:
@@ -244,7 +244,8 @@ class LevelEmitter:
             order = self.merged.fold([self.level.labels[v.axis] for v in view])
             held = self._held(order)
             tile = self.kernel.tile(value.dtype, tuple(self.axes[i] for i in held), self.level.space if held else "smem")
-            self.kernel.emit(Load(self._viewing(key[0], view, tile, [self.level.axes[i] for i in held], fill)))
+            axes = [self.level.axes[i] for i in held]
+            self.kernel.load(self.nest, self._viewing(key[0], view, tile, axes, fill), axes)
             self.loaded[key] = self._stretch(tile, order)
         return self.loaded[key]
 
@@ -278,10 +279,10 @@ class LevelEmitter:
                 self._store_pieces(pieces[value], buffer)
                 continue
             order = tuple(a for a in self.level.axes if not isinstance(a, Unit))
-            self.kernel.emit(Store(window(self.nest, buffer, order, self.value(value), self.level.axes)))
+            self.kernel.store(self.nest, window(self.nest, buffer, order, self.value(value), self.level.axes), self.level.axes)
 
     def _store_pieces(self, join: Node, buffer: int) -> None:
         """Store the pieces of a joined value, each through its view of the whole."""
         for piece, view in zip(join.inputs, join.attrs["views"], strict=True):
             tile = self.value(piece)
-            self.kernel.emit(Store(self._viewing(buffer, view, tile, self.level.axes, nothing(tile.dtype))))
+            self.kernel.store(self.nest, self._viewing(buffer, view, tile, self.level.axes, nothing(tile.dtype)), self.level.axes)

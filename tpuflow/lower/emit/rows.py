@@ -21,7 +21,7 @@ from tpuflow.lower.emit.nest import Axis, Merged, Nest, Unit, cut_as, merge, wal
 from tpuflow.lower.emit.reduce import add_sums, start_sums
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.row_spaces import Product, Spaces, repeats
-from tpuflow.lower.emit.site import Kernels, Site
+from tpuflow.lower.emit.site import Plans, Site, TileRule
 from tpuflow.lower.graph.blocking import depth_block
 from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.graph.products import contraction_of, sizes_of
@@ -37,7 +37,7 @@ def row_levels(region: Region) -> list[Roots]:
     return Spaces.of(region).levels
 
 
-def emit_rows(site: Site) -> Kernels:
+def emit_rows(site: Site) -> Plans:
     """One kernel, its grid over the axes that are kept."""
     spaces = Spaces.of(site.region)
     if 0 in spaces.sizes.values():
@@ -48,8 +48,11 @@ def emit_rows(site: Site) -> Kernels:
     merged = merge(spaces.sizes, [*labels, spaces.kept, *(own for p in spaces.products for _, own in p.sides), *apart])
 
     cuts = _Cuts.of(site, spaces, merged)
-    tilings = (cuts.tiling(site, budget, parts) for budget, parts in _ways(spaces))
-    return site.first_fitting(lambda tiling: _emitted(site, spaces, merged, cuts.nests(tiling)), tilings)
+
+    def ways(rule: TileRule) -> Iterator[Tiling]:
+        return (cuts.tiling(site, rule, budget, parts) for budget, parts in _ways(spaces))
+
+    return site.planned(lambda tiling: _emitted(site, spaces, merged, cuts.nests(tiling)), ways)
 
 
 def _ways(spaces: Spaces) -> Iterator[tuple[int, int]]:
@@ -104,7 +107,7 @@ class _Cuts:
         others = (a for a in range(len(sizes)) if a not in self.rows)
         return Space(sizes, self.in_turn, (*self.along, *others), self.units)
 
-    def tiling(self, site: Site, budget_bytes: int, parts: int) -> Tiling:
+    def tiling(self, site: Site, rule: TileRule, budget_bytes: int, parts: int) -> Tiling:
         """Tiles of which one of rows takes at most so many bytes, of each part of the batches, which a step works on in turn.
 
         While the vector unit is at the rows of one part, the matrix unit is at those of the next.
@@ -116,7 +119,7 @@ class _Cuts:
             whole=[self.rows.index(a) for a in self.along],
             units={self.rows.index(a): n for a, n in self.units.items()},
         )
-        cut_rows = site.tile_sizes(of_rows, site.region.widest_bytes(), budget_bytes)
+        cut_rows = rule(of_rows, site.region.widest_bytes(), site.chip, budget_bytes)
         tile = dict(enumerate(space.sizes)) | dict(zip(self.rows, cut_rows, strict=True))
         return space.tiling(list(tile.values()), parts)
 

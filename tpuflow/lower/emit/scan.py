@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tpuflow.isa.dma import Load, Store
 from tpuflow.isa.instruction import Tile, TileAxis, Window
 from tpuflow.isa.vector import Constant, Cumulative
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.move import emit_plain_copy
 from tpuflow.lower.emit.nest import Nest, merge, walk, window
-from tpuflow.lower.emit.site import Kernels, Site
+from tpuflow.lower.emit.site import Plans, Site
 from tpuflow.lower.graph.builder import identity
 from tpuflow.lower.graph.tiling import Space
 
@@ -26,7 +25,7 @@ def _window(nest: Nest, buffer: int, tile: Tile, axis: int, *, reverse: bool) ->
     return replace(made, axes=(*made.axes[:axis], backwards, *made.axes[axis + 1 :]))
 
 
-def emit_cumulative(site: Site) -> Kernels:
+def emit_cumulative(site: Site) -> Plans:
     """One kernel: carry = identity; step by step dst, carry = cumulative(carry, a)."""
     node = site.node
     op, scanned, reverse = (node.attrs[k] for k in ("op", "axis", "reverse"))
@@ -45,9 +44,10 @@ def emit_cumulative(site: Site) -> Kernels:
         kernel.emit(Constant(carry, identity(op, dtype)))
         kernel.section = "body"
         a, dst = kernel.tile(dtype, nest.axes), kernel.tile(dtype, nest.axes)
-        kernel.emit(Load(_window(nest, site.buffer(0), a, axis, reverse=reverse)))
+        axes = range(len(nest.sizes))
+        kernel.load(nest, _window(nest, site.buffer(0), a, axis, reverse=reverse), axes)
         kernel.emit(Cumulative(op, dst, carry, a, axis))
-        kernel.emit(Store(_window(nest, site.target, dst, axis, reverse=reverse)))
+        kernel.store(nest, _window(nest, site.target, dst, axis, reverse=reverse), axes)
         return kernel
 
     return site.fit(attempt, Space(merged.sizes, (axis,)), dtype.bytes)

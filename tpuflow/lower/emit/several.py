@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tpuflow.lower.emit.kernel import KernelBuilder
-from tpuflow.lower.emit.onchip import DoesNotFit
 from tpuflow.lower.emit.region import Region
-from tpuflow.lower.emit.site import Kernels, Site
+from tpuflow.lower.emit.site import Plan, Plans, Site
 from tpuflow.lower.graph.graph import Node
+from tpuflow.lower.graph.tiling import Tiling
 
-Emit = Callable[[Site], Kernels]
+UNCUT = Tiling(())
 
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """One node among several: as it would be emitted by itself, and what it has recorded for that."""
+    """One node among several: its kernels, and how they are recorded with the largest tiles."""
 
-    site: Site
+    plans: Plans
     recorded: tuple[KernelBuilder, ...]
 
     @property
@@ -27,31 +27,31 @@ class _Member:
         return not any(builder.grid for builder in self.recorded)
 
 
-def emit_several(site: Site, emit: Emit) -> Kernels:
+def emit_several(site: Site, emit: Callable[[Site], Plans]) -> Plans:
     """One kernel of all members whose arrays are one tile each; more where the chip's memory asks for it. `emit` emits one by itself."""
     members = [_member(site, node, emit) for node in site.region.nodes]
-    apart = tuple(k for m in members if not m.straight for k in emit(m.site))
-    return _together(site, [m for m in members if m.straight], emit) + apart
+    apart = tuple(plan for m in members if not m.straight for plan in m.plans)
+    return _together(site, [m for m in members if m.straight]) + apart
 
 
-def _member(site: Site, node: Node, emit: Emit) -> _Member:
+def _member(site: Site, node: Node, emit: Callable[[Site], Plans]) -> _Member:
     buffers = {**site.region.inputs, **dict(site.region.outputs)}
-    own = replace(site, node=node, region=Region.of(node, [buffers[v] for v in (*node.inputs, *node.results)]))
-    recorded: list[KernelBuilder] = []
-    emit(replace(own, recorded=recorded))
-    return _Member(own, tuple(recorded))
+    plans = emit(replace(site, node=node, region=Region.of(node, [buffers[v] for v in (*node.inputs, *node.results)])))
+    return _Member(plans, tuple(plan.largest() for plan in plans))
 
 
-def _together(site: Site, members: Sequence[_Member], emit: Emit) -> Kernels:
-    """As few kernels as the chip's memory allows."""
+def _together(site: Site, members: Sequence[_Member]) -> Plans:
+    """One kernel, or where that does not fit on the chip, two of half the members each."""
     if not members:
         return ()
-    kernel = site.kernel()
-    kernel.take(builder for m in members for builder in m.recorded)
-    try:
-        return (kernel.build(),)
-    except DoesNotFit:
+
+    def record(tiling: Tiling) -> KernelBuilder:
+        kernel = site.kernel()
+        kernel.take(builder for m in members for builder in m.recorded)
+        return kernel
+
+    def halves() -> Plans:
         half = len(members) // 2
-        if not half:
-            return emit(members[0].site)
-        return _together(site, members[:half], emit) + _together(site, members[half:], emit)
+        return _together(site, members[:half]) + _together(site, members[half:]) if half else members[0].plans
+
+    return (Plan(site.node, site.scope, record, lambda rule: (UNCUT,), halves, cut=False),)

@@ -1,9 +1,9 @@
-"""What a template is given: the region to emit, its scope, and the chip; and the search for tiles that fit on it."""
+"""What a template is given, and what it makes of it: plans of kernels, built with the first tiles that fit on the chip."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tpuflow.chips import Chip
 from tpuflow.errors import CompileError, OutOfMemoryError
@@ -17,6 +17,8 @@ from tpuflow.lower.graph.tiling import Space, Tiling
 from tpuflow.lower.tiling import TILE_BYTES, fill_tile, share_tile, shrinking
 
 Kernels = tuple[Kernel, ...]
+TileRule = Callable[[Space, int, Chip, int], tuple[int, ...]]
+"""How large tiles are: `share_tile`, for all cores, or `fill_tile`, as large as they may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +45,14 @@ class Site:
 
     `scope` is the name stack of the node of the graph, also where a part of that node is emitted by itself.
 
-    With `recorded`, kernels are only noted there, with the largest tiles that may be tried, for somebody else to build. `given` are the
-    tilings that are settled beforehand, one a kernel (none: they are chosen), `tilings` those of the kernels built so far.
+    `given` are the tilings that are settled beforehand, one a kernel; none: they are chosen.
     """
 
     node: Node
     region: Region
     chip: Chip
     scope: str
-    recorded: list[KernelBuilder] | None = None
     given: tuple[Tiling, ...] = ()
-    tilings: list[Tiling] = field(default_factory=list)
 
     def kernel(self, grid: tuple[GridAxis, ...] = ()) -> KernelBuilder:
         """A new kernel builder for this node."""
@@ -68,51 +67,145 @@ class Site:
         """The HBM buffer of the first result."""
         return self.region.outputs[0][1]
 
-    def tile_sizes(self, space: Space, element_bytes: int, budget_bytes: int) -> tuple[int, ...]:
-        """Tile sizes for a row-major space that share the work among the cores; as large as they may be where kernels are only noted."""
-        rule = share_tile if self.recorded is None else fill_tile
-        return rule(space.sizes, element_bytes, self.chip, budget_bytes, space.whole, space.units)
+    def fit(self, attempt: Callable[[Nest], KernelBuilder], space: Space, element_bytes: int) -> Plans:
+        """A kernel over a space, to be tried with ever smaller tiles."""
 
-    def fit(self, attempt: Callable[[Nest], KernelBuilder], space: Space, element_bytes: int) -> Kernels:
-        """The first kernel over a space that fits on the chip, trying ever smaller tiles.
+        def ways(rule: TileRule) -> Iterator[Tiling]:
+            cuts = (rule(space, element_bytes, self.chip, budget) for budget in shrinking(TILE_BYTES))
+            return map(space.tiling, cuts)
+
+        return self.planned(lambda tiling: attempt(cut_as(space, tiling)), ways)
+
+    def planned(
+        self,
+        record: Callable[[Tiling], KernelBuilder],
+        ways: Callable[[TileRule], Iterable[Tiling]],
+        otherwise: Callable[[], Plans] | None = None,
+    ) -> Plans:
+        """One kernel of this node."""
+        return (Plan(self.node, self.scope, record, ways, otherwise),)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A kernel before it is cut: how it is recorded under a tiling, and the tilings to try, by a rule for the size of tiles.
+
+    Where none fits on the chip, the kernels of `otherwise` take its place, if there are any. One that is not `cut` is of one step; it has
+    one tiling, which nobody is told.
+    """
+
+    node: Node
+    scope: str
+    record: Callable[[Tiling], KernelBuilder]
+    ways: Callable[[TileRule], Iterable[Tiling]]
+    otherwise: Callable[[], Plans] | None = None
+    cut: bool = True
+
+    def largest(self) -> KernelBuilder:
+        """The kernel with tiles as large as any that may be tried."""
+        return self.record(next(iter(self.ways(fill_tile))))
+
+    def fitting(self, given: Sequence[Tiling]) -> tuple[Kernel, Tiling, KernelBuilder]:
+        """The first kernel that fits on the chip, with tilings that are given or, if there are none, tiles for all cores.
 
         Raises:
-          OutOfMemoryError: not even the smallest tiles fit.
+          DoesNotFit: none does.
+          CompileError: the tiling given is of another kernel.
         """
-        tried = (space.tiling(self.tile_sizes(space, element_bytes, budget)) for budget in shrinking(TILE_BYTES))
-        return self.first_fitting(lambda tiling: attempt(cut_as(space, tiling)), tried)
-
-    def first_fitting(self, attempt: Callable[[Tiling], KernelBuilder], tilings: Iterable[Tiling]) -> Kernels:
-        """The first kernel that fits on the chip, of several ways to cut it; where the node says how it is cut, that one.
-
-        Raises:
-          OutOfMemoryError: none fits.
-          CompileError: the node says how to cut another kernel.
-        """
-        if self.recorded is not None:
-            self.recorded.append(attempt(next(iter(tilings))))
-            return ()
-        reason = ""
-        for tiling in self._given() or _distinct(tilings):
+        reason = DoesNotFit()
+        for tiling in given or _distinct(self.ways(share_tile)):
             try:
-                kernel = attempt(tiling).build()
+                recorded = self.record(tiling)
+                return recorded.build(), tiling, recorded
             except DoesNotFit as error:
-                reason = str(error)
-                continue
-            self.tilings.append(tiling)
-            return (kernel,)
-        title = kernel_title(self.scope, kernel_name(self.node))
-        tiles = "the tiles given" if self.given else "the smallest tiles it can have"
-        raise OutOfMemoryError(
-            f"{self.node.source}: kernel {title!r} does not fit on the chip with {tiles}: {reason}. "
-            f"Split the operation, or choose a chip with more on-chip memory."
-        )
+                reason = error
+        raise reason
 
-    def _given(self) -> tuple[Tiling, ...]:
-        """The tiling that is settled for the next kernel, if any is."""
-        if self.given and len(self.tilings) == len(self.given):
-            raise CompileError(f"{self.node.source}: the node has {len(self.given)} tilings, but becomes more kernels; give one for each.")
-        return self.given[len(self.tilings) : len(self.tilings) + 1]
+
+Plans = tuple[Plan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OperandNumbers:
+    """The numbers of a node's operands, by the buffers that it reads and those that it writes."""
+
+    read: Mapping[int, int]
+    written: Mapping[int, int]
+
+    @classmethod
+    def of(cls, read: Sequence[int], written: Sequence[int], inputs: int) -> OperandNumbers:
+        """Those of buffers in order; a node of so many inputs need not read the last of them. It may read a result that it has written."""
+        made = {buffer: inputs + i for i, buffer in reversed(list(enumerate(written)))}
+        return cls(made | {buffer: i for i, buffer in reversed(list(enumerate(read)))}, made)
+
+    def on(self, tiling: Tiling, recorded: KernelBuilder) -> Tiling:
+        """A tiling with what the kernel recorded under it reads and writes."""
+        reads = (access.numbered(self.read[access.operand], self.read.__getitem__) for access in recorded.reads)
+        writes = (access.numbered(self.written[access.operand], self.read.__getitem__) for access in recorded.writes)
+        return replace(tiling, reads=tuple(reads), writes=tuple(writes))
+
+
+def build(plans: Plans, given: Sequence[Tiling], numbers: OperandNumbers) -> Emitted:
+    """The kernels of plans; where tilings are given, those that can be cut take one each.
+
+    Raises:
+      OutOfMemoryError: a kernel does not fit on the chip, whatever its tiles.
+      CompileError: the tilings given are of other kernels, fewer or more, or say other accesses.
+    """
+    kernels: list[Kernel] = []
+    tilings: list[Tiling] = []
+    left = list(plans)
+    while left:
+        plan = left.pop(0)
+        settled = _settled(plan, given, len(tilings))
+        try:
+            kernel, tiling, recorded = plan.fitting(settled)
+        except DoesNotFit as error:
+            if plan.otherwise is None or settled:
+                raise _too_large(plan, error, "the tiles given" if settled else "the smallest tiles it can have") from error
+            left[:0] = plan.otherwise()
+            continue
+        kernels.append(kernel)
+        if plan.cut:
+            tilings.append(_checked(plan, tiling, numbers.on(tiling, recorded)))
+    if len(tilings) < len(given):
+        raise CompileError(
+            f"{plans[0].node.source if plans else 'a node'}: the node has {len(given)} tilings, but becomes {len(tilings)} kernels; "
+            "give one for each."
+        )
+    return Emitted(tuple(kernels), tuple(tilings))
+
+
+def _settled(plan: Plan, given: Sequence[Tiling], number: int) -> Sequence[Tiling]:
+    """The tiling that is settled for a kernel, if any is."""
+    if not plan.cut or not given:
+        return ()
+    if number == len(given):
+        raise CompileError(f"{plan.node.source}: the node has {len(given)} tilings, but becomes more kernels; give one for each.")
+    return given[number : number + 1]
+
+
+def _checked(plan: Plan, given: Tiling, found: Tiling) -> Tiling:
+    """The tiling with its accesses, once these are known to be what a given one says, if it says any."""
+    inputs = len(plan.node.inputs)
+    names = [*(f"operand {i}" for i in range(inputs)), *(f"result {i}" for i in range(len(plan.node.results)))]
+    for word, said, true in (("reads", given.reads, found.reads), ("writes", given.writes, found.writes)):
+        if said and said != true:
+            texts = (", ".join(access.text(names, found.sizes) for access in side) for side in (said, true))
+            raise CompileError(
+                "{}: a kernel that is said to {word} {} {word}s {}; correct the text, or leave out what it {word}s.".format(
+                    plan.node.source or plan.node.op, *texts, word=word[:-1]
+                )
+            )
+    return found
+
+
+def _too_large(plan: Plan, reason: DoesNotFit, tiles: str) -> OutOfMemoryError:
+    title = kernel_title(plan.scope, kernel_name(plan.node))
+    return OutOfMemoryError(
+        f"{plan.node.source}: kernel {title!r} does not fit on the chip with {tiles}: {reason}. "
+        f"Split the operation, or choose a chip with more on-chip memory."
+    )
 
 
 def _distinct(tilings: Iterable[Tiling]) -> Iterator[Tiling]:

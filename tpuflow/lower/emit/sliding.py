@@ -72,7 +72,7 @@ class MergedSliding:
         if self.reverse and self.inner is not None:
             length = nest.sizes[self.inner]
             walks[self.inner] = walk(nest.axes[self.inner], length, 1, origin=length - 1, step=-1)
-        return replace(nest, axes=tuple(axes), walks=walks)
+        return replace(nest, axes=tuple(axes), walks=walks, bounds={**nest.bounds, self.axis: self.bound})
 
     def _halo(self, nest: Nest) -> tuple[TileAxis, WindowAxis] | None:
         if self.outer is None or self.inner is None:

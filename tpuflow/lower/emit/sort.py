@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tpuflow.isa.dma import Load, Store
 from tpuflow.isa.vector import Sort
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.move import emit_plain_copy
 from tpuflow.lower.emit.nest import Nest, merge, window
 from tpuflow.lower.emit.region import Region
-from tpuflow.lower.emit.site import Kernels, Site
+from tpuflow.lower.emit.site import Plans, Site
 from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.graph.tiling import Space
 
 
-def emit_sort(site: Site) -> Kernels:
+def emit_sort(site: Site) -> Plans:
     """One kernel: load all operands, sort them together, store all results."""
     node, shape = site.node, site.node.results[0].shape
     if node.results[0].type.elems == 0:
@@ -32,10 +31,10 @@ def emit_sort(site: Site) -> Kernels:
         sources = tuple(kernel.tile(value.dtype, nest.axes) for value in node.inputs)
         sorted_ = tuple(kernel.tile(value.dtype, nest.axes) for value in node.results)
         for i, tile in enumerate(sources):
-            kernel.emit(Load(window(nest, site.buffer(i), axes, tile, axes)))
+            kernel.load(nest, window(nest, site.buffer(i), axes, tile, axes), axes)
         kernel.emit(Sort(sorted_, sources, axis, node.attrs["keys"]))
         for (_, buffer), tile in zip(site.region.outputs, sorted_, strict=True):
-            kernel.emit(Store(window(nest, buffer, axes, tile, axes)))
+            kernel.store(nest, window(nest, buffer, axes, tile, axes), axes)
         return kernel
 
     return site.fit(attempt, Space(merged.sizes, whole=(axis,)), widest)

@@ -1,16 +1,16 @@
-"""The table from a node's op (or a fused region's kind) to the template that emits its kernels."""
+"""From a node's op, or a fused region's kind, to the template that emits its kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tpuflow.chips import Chip
-from tpuflow.errors import CompileError, OutOfMemoryError
+from tpuflow.errors import CompileError
 from tpuflow.isa.program import Buffer
 from tpuflow.lower.emit.indexed import emit_scatter_rows, emit_take_rows
-from tpuflow.lower.emit.map import emit_map
-from tpuflow.lower.emit.matmul import emit_matmul
+from tpuflow.lower.emit.map import emit_map, map_levels
+from tpuflow.lower.emit.matmul import dot_levels, emit_matmul
 from tpuflow.lower.emit.move import (
     emit_concatenate,
     emit_dynamic_slice,
@@ -22,13 +22,13 @@ from tpuflow.lower.emit.move import (
     emit_slice,
     emit_transpose,
 )
-from tpuflow.lower.emit.reduce import emit_reduce, live_reductions
-from tpuflow.lower.emit.region import ELEMENTWISE, Region
+from tpuflow.lower.emit.reduce import emit_reduce, live_reductions, reduce_levels
+from tpuflow.lower.emit.region import ELEMENTWISE, Region, Roots
 from tpuflow.lower.emit.repeated import Repeated
-from tpuflow.lower.emit.rows import emit_rows
+from tpuflow.lower.emit.rows import emit_rows, row_levels
 from tpuflow.lower.emit.scan import emit_cumulative
 from tpuflow.lower.emit.several import emit_several
-from tpuflow.lower.emit.site import Emitted, Kernels, Site
+from tpuflow.lower.emit.site import Emitted, Kernels, OperandNumbers, Plans, Site, build
 from tpuflow.lower.emit.sort import emit_sort
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.graph.kinds import Kind, for_all
@@ -38,19 +38,26 @@ from tpuflow.lower.passes.sum_in_product import parted
 Scalar = int | float | bool
 
 
-def emit_product(site: Site) -> Kernels:
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a kind of kernel becomes: the template that emits it, and the levels of its region in the order in which they are stored."""
+
+    template: Callable[[Site], Plans]
+    levels: Callable[[Region], list[Roots]]
+
+
+def emit_product(site: Site) -> Plans:
     """A product with sums of its results in one kernel if a block of these fits on the chip beside it, else in two.
 
     Two tilings that are given say that it is two.
     """
-    summed = bool(live_reductions(site.region))
-    try:
-        if not summed or len(site.given) < 2:
-            return emit_matmul(site)
-    except OutOfMemoryError:
-        if not summed or site.given:
-            raise
-    return tuple(kernel for part in _apart(site) for kernel in emit_site(part))
+    if not live_reductions(site.region):
+        return emit_matmul(site)
+
+    def apart() -> Plans:
+        return tuple(plan for part in _apart(site) for plan in emit_site(part))
+
+    return apart() if len(site.given) > 1 else emit_matmul(site, apart)
 
 
 def _apart(site: Site) -> Iterator[Site]:
@@ -61,20 +68,28 @@ def _apart(site: Site) -> Iterator[Site]:
         yield replace(site, node=node, region=Region.of(node, [buffer_of[v] for v in (*node.inputs, *node.results)]))
 
 
-def emit_site(site: Site) -> Kernels:
-    """The kernels of a site's node, by the template for its op or kind."""
-    template = FUSED[site.node.attrs["kind"]] if site.node.op == "fused" else TEMPLATES[site.node.op]
+def emit_site(site: Site) -> Plans:
+    """The plans of a site's node, by the template for its op or kind."""
+    template = FORMS[site.node.attrs["kind"]].template if site.node.op == "fused" else TEMPLATES[site.node.op]
     return template(site)
 
 
-FUSED: Mapping[Kind, Callable[[Site], Kernels]] = for_all(
+def _levels_of_members(region: Region) -> list[Roots]:
+    """Plans that run together have no levels in common: each has its own."""
+    return []
+
+
+FORMS: Mapping[Kind, Form] = for_all(
     {
-        Kind.MAP: emit_map, Kind.REDUCE: emit_reduce, Kind.DOT: emit_product, Kind.ROWS: emit_rows,
-        Kind.SEVERAL: lambda site: emit_several(site, emit_site),
+        Kind.MAP: Form(emit_map, map_levels),
+        Kind.REDUCE: Form(emit_reduce, reduce_levels),
+        Kind.DOT: Form(emit_product, dot_levels),
+        Kind.ROWS: Form(emit_rows, row_levels),
+        Kind.SEVERAL: Form(lambda site: emit_several(site, emit_site), _levels_of_members),
     },
     __name__,
-)  # fmt: skip
-TEMPLATES: Mapping[str, Callable[[Site], Kernels]] = {
+)
+TEMPLATES: Mapping[str, Callable[[Site], Plans]] = {
     **dict.fromkeys((*ELEMENTWISE, "full", "iota", "broadcast", "window", "join"), emit_map),
     "constant": lambda site: (),  # its bytes are in the Program's constant section
     "copy": emit_plain_copy,
@@ -128,6 +143,7 @@ def emit_node(
             raise CompileError(f"{where}: {value.type} was given a buffer of {buffer.dtype}{list(buffer.shape)}")
         return buffer_of(value)
 
+    inputs = len(node.inputs)
     fill = splat_of(node.inputs[1]) if node.op == "pad" else None
     if fill is not None:
         node = replace(node, inputs=node.inputs[:1])  # the number needs no buffer
@@ -135,12 +151,8 @@ def emit_node(
 
     def emit() -> Emitted:
         site = Site(node, Region.of(node, used), chip, node.scope, given=node.tilings)
-        kernels = emit_site(site) if fill is None else emit_pad_with(site, fill)
-        if len(site.tilings) < len(node.tilings):
-            raise CompileError(
-                f"{where}: the node has {len(node.tilings)} tilings, but becomes {len(site.tilings)} kernels; give one for each."
-            )
-        return Emitted(kernels, tuple(site.tilings))
+        plans = emit_site(site) if fill is None else emit_pad_with(site, fill)
+        return build(plans, node.tilings, OperandNumbers.of(used[: len(node.inputs)], used[len(node.inputs) :], inputs))
 
     return emit() if repeated is None else repeated.emitted(node, used, fill, emit)
 

@@ -13,7 +13,6 @@ from tpuflow.errors import GraphError
 from tpuflow.isa.collectives import KINDS, REDUCERS
 from tpuflow.isa.elementwise import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY
 from tpuflow.lower.graph.graph import Graph, TensorType
-from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.products import PRECISIONS, conv_problem
 from tpuflow.lower.graph.view import problem
 
@@ -375,7 +374,6 @@ def _switch(call: Call) -> Types:
 
 def _fused(call: Call) -> Types:
     (region,) = call.regions
-    call.require(isinstance(call.attrs["kind"], Kind), f"kind is one of {', '.join(Kind)}")
     _signature(call, region, call.inputs, _types(region.outputs))
     return _types(region.outputs)
 

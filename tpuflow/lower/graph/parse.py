@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +15,7 @@ from tpuflow.errors import GraphError, ProgramFileError
 from tpuflow.isa.bounds import Bound
 from tpuflow.isa.contraction import Contraction, SlidingAxis
 from tpuflow.isa.cursor import WORD, Cursor
+from tpuflow.lower.graph.accesses import Access, AccessAxis
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.tiling import TiledAxis, Tiling
@@ -110,7 +112,7 @@ class _Reader:
             cursor.expect("=")
         op = cursor.match(WORD, "an operation")
         attrs = dict(cursor.items(lambda: self.attribute(cursor, op, results), "{", "}")) if cursor.text.startswith("{", cursor.at) else {}
-        tilings = cursor.items(lambda: _tiling(cursor), "(", ")") if cursor.accept_word("tiled") else ()
+        tiled = cursor.items(lambda: self.tiling(cursor), "(", ")") if cursor.accept_word("tiled") else ()
         inputs = cursor.items(lambda: self.value(cursor)) if cursor.text.startswith("%", cursor.place()) else ()
         regions: list[Graph] = []
         if cursor.accept("{"):
@@ -118,6 +120,7 @@ class _Reader:
                 regions.append(self.graph("region"))
             self.close()
         _end(cursor)
+        tilings = tuple(one(inputs, results) for one in tiled)
         return Node(op, inputs, results, MappingProxyType(attrs), tuple(regions), source, scope, tilings)
 
     def declared(self, cursor: Cursor) -> tuple[Value, str]:
@@ -136,6 +139,46 @@ class _Reader:
         start = cursor.place()
         number = cursor.match(_VALUE, "a value")
         return self.values[number] if number in self.values else cursor.fail("a value that is defined above", start)
+
+    # --- how kernels are cut
+
+    def tiling(self, cursor: Cursor) -> Callable[[Sequence[Value], Sequence[Value]], Tiling]:
+        """[128 of 1024, 64] parts 2 reads (%0[x0]) writes (%1[x0, x1]), once the node's operands and results are known."""
+        tiling = _tiling(cursor)
+        sides = [
+            cursor.items(lambda: self.access(cursor, tiling), "(", ")") if cursor.accept_word(word) else () for word in ("reads", "writes")
+        ]
+
+        def numbered(inputs: Sequence[Value], results: Sequence[Value]) -> Tiling:
+            first = {value: n for n, value in reversed(list(enumerate((*inputs, *results))))}
+            made = {value: len(inputs) + n for n, value in enumerate(results)}
+            reads, writes = (tuple(one(number) for one in side) for side, number in zip(sides, (first, first | made), strict=True))
+            return replace(tiling, reads=reads, writes=writes)
+
+        return numbered
+
+    def access(self, cursor: Cursor, tiling: Tiling) -> Callable[[Mapping[Value, int]], Access]:
+        """%0[x0, 224 at (-1 + 2*x1 + 1*x3)/1], once operands have numbers."""
+        start = cursor.place()
+        value = self.value(cursor)
+        axes = cursor.items(lambda: self.access_axis(cursor, tiling), "[", "]")
+
+        def numbered(number: Mapping[Value, int]) -> Access:
+            if not {value, *(added for _, added in axes if added is not None)} <= number.keys():
+                cursor.fail("operands and results of the node only", start)
+            found = (AccessAxis(bound, None if added is None else number[added]) for bound, added in axes)
+            return Access(number[value], tuple(found))
+
+        return numbered
+
+    def access_axis(self, cursor: Cursor, tiling: Tiling) -> tuple[Bound, Value | None]:
+        """x0, or 224 at (-1 + 2*x1)/1, or 128 at (0 + 1*x0)/1 from %1."""
+        at = cursor.place()
+        if cursor.accept("x"):
+            axis = cursor.integer()
+            size = tiling.sizes[axis] if 0 <= axis < len(tiling.axes) else cursor.fail(f"x0 to x{len(tiling.axes) - 1}", at)
+            return Bound(size, ((axis, 1),)), None
+        return _bound(cursor), self.value(cursor) if cursor.accept_word("from") else None
 
     # --- attributes
 

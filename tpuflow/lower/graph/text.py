@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.tiling import Tiling
 
 _SOURCE_COLUMN = 100
 _SHOWN_ELEMS = 8
@@ -68,8 +69,17 @@ def _head(node: Node, names: _Names) -> str:
     results = ", ".join(_declared(v, names) for v in node.results)
     attrs = ", ".join(f"{k}={_attr(v)}" for k, v in sorted(node.attrs.items()))
     call = f"{node.op}{{{attrs}}}" if attrs else node.op
-    tiled = f"tiled({', '.join(map(str, node.tilings))})" if node.tilings else ""
+    tiled = (
+        f"tiled({', '.join(_tiling(t, [names(v) for v in (*node.inputs, *node.results)]) for t in node.tilings)})" if node.tilings else ""
+    )
     return " ".join(filter(None, (results and f"{results} =", call, tiled, operands)))
+
+
+def _tiling(tiling: Tiling, operands: Sequence[str]) -> str:
+    """How a kernel is cut, and what its points read and write of operands with these names."""
+    sides = {"reads": tiling.reads, "writes": tiling.writes}
+    said = [f"{word} ({', '.join(a.text(operands, tiling.sizes) for a in found)})" for word, found in sides.items() if found]
+    return " ".join((str(tiling), *said))
 
 
 def _attr(value: Any) -> str:

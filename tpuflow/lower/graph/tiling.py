@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from tpuflow.errors import CompileError
+from tpuflow.lower.graph.accesses import Access
 
 NO_UNITS: Mapping[int, int] = MappingProxyType({})
 
@@ -26,10 +27,15 @@ class TiledAxis:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """The axes of a kernel, and in how many parts, one after the other, a step works on its batches."""
+    """The axes of a kernel, and in how many parts, one after the other, a step works on its batches.
+
+    `reads` and `writes`: which elements of its operands belong to a point of the iteration space, where that is known.
+    """
 
     axes: tuple[TiledAxis, ...]
     parts: int = 1
+    reads: tuple[Access, ...] = ()
+    writes: tuple[Access, ...] = ()
 
     @classmethod
     def of(cls, sizes: Sequence[int], tile: Sequence[int], sequential: Collection[int] = (), parts: int = 1) -> Tiling:

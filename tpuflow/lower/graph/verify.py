@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from tpuflow.errors import GraphError
-from tpuflow.lower.graph.blocking import depth_block
 from tpuflow.lower.graph.graph import Graph, Node, Value
-from tpuflow.lower.graph.kinds import Kind, for_all
-from tpuflow.lower.graph.ops import ELEMENTWISE, JOINED, PRODUCTS, infer
-from tpuflow.lower.graph.products import contraction_of, sizes_of
-from tpuflow.lower.graph.rows import rows_of
+from tpuflow.lower.graph.kinds import is_several, verify_kernel
+from tpuflow.lower.graph.ops import infer
 from tpuflow.lower.graph.text import node_text
 
 
@@ -65,157 +62,18 @@ def _verify_node(node: Node, visible: set[Value]) -> None:
     if types != results:
         raise GraphError(f"{node_text(node)}: its results should be of type {', '.join(map(str, types))}")
     if node.op == "fused":
-        _FUSED[node.attrs["kind"]](node)
+        verify_kernel(node)
+    _verify_accesses(node)
 
 
-def _require(condition: bool, node: Node, message: str) -> None:
-    if not condition:
-        raise GraphError(f"{node_text(node)}: {message}")
-
-
-_MADE_IN_PLACE = ELEMENTWISE | {"full", "iota"}
-
-
-def _is_entry(inner: Node, region: Graph) -> bool:
-    """Whether a node only brings a region input to the iteration shape."""
-    return inner.op in ("broadcast", "window") and inner.inputs[0] in region.inputs
-
-
-def _verify_map_nodes(node: Node, nodes: Iterable[Node], shape: tuple[int, ...]) -> None:
-    (region,) = node.regions
-    for inner in nodes:
-        allowed = inner.op in _MADE_IN_PLACE or _is_entry(inner, region)
-        _require(allowed, node, f"a map region holds elementwise nodes, and broadcasts and windows of inputs, not {node_text(inner)}")
-        _require(inner.result.shape == shape, node, f"{node_text(inner)} is not of the iteration shape {shape}")
-
-
-def _verify_map(node: Node) -> None:
-    region = node.regions[0]
-    joins = {n.result: n for n in region.nodes if n.op == "join"}
-    stored = [v for out in region.outputs for v in (joins[out].inputs if out in joins else (out,))]
-    shape = stored[0].shape
-    _require(all(v.shape == shape for v in stored), node, "all outputs of a map, and all pieces of joined ones, have one shape")
-    _require(not _users(region, joins), node, "what a map joins only leaves it")
-    _verify_map_nodes(node, [n for n in region.nodes if n.op != "join"], shape)
-
-
-def _verify_reduce(node: Node) -> None:
-    region = node.regions[0]
-    reductions = [n for n in region.nodes if n.op == "reduce"]
-    _require(bool(reductions), node, "a reduce region has at least one reduction")
-    whole, axes = reductions[0].inputs[0].shape, reductions[0].attrs["axes"]
-    same = all(n.inputs[0].shape == whole and n.attrs["axes"] == axes for n in reductions)
-    _require(same, node, "all reductions of a region have one shape and the same axes")
-    reduced = reductions[0].result.shape
-    _require(all(v.shape == reduced for v in node.results), node, f"all outputs have the reduced shape {reduced}")
-    after = _users(region, [n.result for n in reductions])
-    rest = [n for n in region.nodes if n.op != "reduce"]
-    _verify_map_nodes(node, [n for n in rest if n not in after and n.result.shape == whole], whole)
-    _verify_map_nodes(node, [n for n in rest if n in after or n.result.shape != whole], reduced)
-
-
-def _users(region: Graph, values: Iterable[Value]) -> set[Node]:
-    """Nodes that depend on any of the values."""
-    reached, users = set(values), set()
-    for inner in region.nodes:
-        if not reached.isdisjoint(inner.inputs):
-            users.add(inner)
-            reached.update(inner.results)
-    return users
-
-
-def _verify_dot(node: Node) -> None:
-    region = node.regions[0]
-    dots = [n for n in region.nodes if n.op in PRODUCTS]
-    _require(len(dots) == 1, node, "a dot region has exactly one dot or conv")
-    (dot,) = dots
-    shape = dot.result.shape
-    before = region.nodes[: region.nodes.index(dot)]
-    converted = {n.result: n for n in before if n.op == "convert" and n.inputs[0] in region.inputs}
-    fed = all(v in region.inputs or v in converted for v in dot.inputs)
-    _require(fed, node, "the operands of the dot are region inputs, or converts of them")
-    reductions = [n for n in region.nodes if n.op == "reduce"]
-    after = _users(region, [n.result for n in reductions])
-    made = [v for v in region.outputs if not any(v in n.results for n in (*after, *reductions))]
-    _require(all(v.shape == shape for v in made), node, f"all outputs have the dot's shape {shape}")
-    prologue = {converted[v] for v in dot.inputs if v in converted}
-    rest = [n for n in region.nodes if n is not dot and n not in prologue and n.op != "reduce"]
-    kept = reductions[0].result.shape if reductions else shape
-    _verify_map_nodes(node, [n for n in rest if n not in after and n.result.shape == shape], shape)
-    _verify_map_nodes(node, [n for n in rest if n in after or n.result.shape != shape], kept)
-    if reductions:
-        _verify_sums(node, dot, reductions)
-
-
-def _verify_sums(node: Node, dot: Node, reductions: Sequence[Node]) -> None:
-    """Reductions in a dot region: of what has the dot's shape, over all axes that its left operand has; results are there in one step."""
-    whole, shape = contraction_of(dot), dot.result.shape
-    axes = tuple(i for i, x in enumerate(whole.out) if x not in whole.columns)
-    same = all(n.inputs[0].shape == shape and n.attrs["axes"] == axes for n in reductions)
-    _require(same, node, f"all reductions of a dot region are of its shape {shape}, over all axes but its columns: {axes}")
-    sizes = sizes_of(dot)
-    one = all(length == sizes[x] for x, length in depth_block(whole, sizes).items())
-    _require(one, node, "the contraction of a product whose results are reduced is one block")
-
-
-def _verify_several(node: Node) -> None:
-    (region,) = node.regions
-    kernels = all(n.op in JOINED or (n.op == "fused" and n.attrs["kind"] in (Kind.MAP, Kind.REDUCE, Kind.ROWS)) for n in region.nodes)
-    _require(kernels, node, f"what runs together with others is a map, a reduction, work on rows, or one of {', '.join(JOINED)}")
-    apart = all(v in region.inputs for n in region.nodes for v in n.inputs)
-    _require(apart, node, "kernels that run together read region inputs only, nothing of one another")
-    made = tuple(v for n in region.nodes for v in n.results)
-    _require(region.outputs == made, node, "the outputs are the results of all kernels, in order")
-
-
-def _verify_rows(node: Node) -> None:
-    region = node.regions[0]
-    rows, reductions = rows_of(region.nodes), [n for n in region.nodes if n.op == "reduce"]
-    _require(bool(rows.values), node, "a rows region has a reduction, or products of what it makes of products")
-    whole, axes, reduced = rows.shape, rows.axes, rows.shape[: len(rows.shape) - len(rows.axes)]
-    same = all(n.inputs[0].shape == whole and n.attrs["axes"] == axes for n in reductions)
-    _require(same, node, "all reductions of a region have one shape and the same axes")
-    _require(axes == tuple(range(len(reduced), len(whole))), node, "rows are the last axes")
-    after = {p: {p.result}.union(*(n.results for n in _users(region, p.results))) for p in rows.mixing}
-    outputs = [v for v in region.outputs if not any(v in values for values in after.values())]
-    _require(all(v.shape in (whole, reduced) for v in outputs), node, f"all outputs are of the shapes {whole} and {reduced}")
-    _verify_products_of_rows(node, whole, rows.values)
-    own = _making(region, [*(n.inputs[0] for n in reductions), *(v for p in rows.mixing for v in p.inputs if v in rows.values), *outputs])
-    repeated = [n for n in own if n.op == "broadcast" and n.inputs[0] not in region.inputs]
-    along = all(n.attrs["axes"] == tuple(range(len(reduced))) and n.inputs[0].shape == reduced for n in repeated)
-    _require(along, node, "what is made in a rows region is only repeated along its row")
-    rest = [n for n in own if n not in reductions and n not in repeated]
-    _verify_map_nodes(node, [n for n in rest if n.result.shape == whole], whole)
-    _verify_map_nodes(node, [n for n in rest if n.result.shape != whole], reduced)
-    for product, values in after.items():
-        _verify_map_nodes(node, _making(region, [v for v in region.outputs if v in values]), product.result.shape)
-
-
-def _verify_products_of_rows(node: Node, whole: tuple[int, ...], rows: Container[Value]) -> None:
-    """Products make rows, of operands that are none, or mix something by rows."""
-    (region,) = node.regions
-    products = [n for n in region.nodes if n.op in PRODUCTS]
-    sides = [[v for v in (*n.inputs, n.result) if v in rows] for n in products]
-    one = all(len(found) == 1 and found[0].shape == whole for found in sides)
-    _require(one, node, f"a product makes rows, of the shape {whole}, or takes some and something else")
-    converted = {n.result for n in region.nodes if n.op == "convert" and n.inputs[0] in region.inputs}
-    fed = all(v in rows or v in region.inputs or v in converted for n in products for v in n.inputs)
-    _require(fed, node, "what products take that is no rows are region inputs, or converts of them")
-
-
-def _making(region: Graph, values: Iterable[Value]) -> list[Node]:
-    """The nodes that values are made of, up to products."""
-    want, found = set(values), []
-    for inner in reversed(region.nodes):
-        if inner.op not in PRODUCTS and not want.isdisjoint(inner.results):
-            found.append(inner)
-            want.update(inner.inputs)
-    return found[::-1]
-
-
-_FUSED: Mapping[Kind, Callable[[Node], None]] = for_all(
-    {
-        Kind.MAP: _verify_map, Kind.REDUCE: _verify_reduce, Kind.DOT: _verify_dot, Kind.ROWS: _verify_rows, Kind.SEVERAL: _verify_several,
-    },
-    __name__,
-)  # fmt: skip
+def _verify_accesses(node: Node) -> None:
+    """What the kernels of a node say that they read and write is theirs; between them they write every result."""
+    elems = [v.type.elems for v in (*node.inputs, *node.results)]
+    for tiling in node.tilings:
+        for access in (*tiling.reads, *tiling.writes):
+            if problem := access.problem(tiling.sizes, elems):
+                raise GraphError(f"{node_text(node)}: the access to operand {access.operand} of a kernel: {problem}")
+    written = {access.operand for tiling in node.tilings for access in tiling.writes}
+    missing = [i for i in range(len(node.inputs), len(elems)) if i not in written]
+    if written and missing and not is_several(node):
+        raise GraphError(f"{node_text(node)}: result {missing[0] - len(node.inputs)} is written by no kernel")

@@ -13,7 +13,7 @@ from tpuflow.lower.graph.ops import ELEMENTWISE
 from tpuflow.lower.graph.scalars import scalar_of
 from tpuflow.lower.passes.analysis import live_nodes
 from tpuflow.lower.passes.base import Pass
-from tpuflow.lower.passes.views import MOVES, Scalar, Seen, after, whole
+from tpuflow.lower.passes.views import MOVES, Scalar, ViewOf, after, whole
 
 READERS = ELEMENTWISE | {"reduce", "join"}
 
@@ -40,7 +40,7 @@ class _Folding:
     """What is known while a region is walked: who makes a value, what it is a view of, and the windows made so far."""
 
     maker: dict[Value, Node]
-    seen: dict[Value, Seen | None]
+    seen: dict[Value, ViewOf | None]
     windows: dict[Value, Value]
 
     def rewritten(self, node: Node) -> list[Node]:
@@ -65,13 +65,13 @@ class _Folding:
         self.windows[value] = made[-1].result
         return made[-1].result
 
-    def _chain(self, value: Value) -> Seen | None:
+    def _chain(self, value: Value) -> ViewOf | None:
         """The value as a view of the first thing in memory that moves lead back to; None if it is not moved at all."""
         if value not in self.seen:
             self.seen[value] = self._followed(self.maker.get(value))
         return self.seen[value]
 
-    def _followed(self, node: Node | None) -> Seen | None:
+    def _followed(self, node: Node | None) -> ViewOf | None:
         if node is None or node.op not in MOVES or not node.result.type.elems:
             return None
         operand = node.inputs[0]
@@ -85,7 +85,7 @@ class _Folding:
         return made.attrs["value"] if made is not None and made.op == "full" else None
 
 
-def _reading(seen: Seen, value: Value) -> tuple[str, dict[str, Any]]:
+def _reading(seen: ViewOf, value: Value) -> tuple[str, dict[str, Any]]:
     """The op that reads a value where it is seen, with its attributes: a broadcast where that is all there is to it, else a window."""
     axes = _stretched(seen, value)
     if axes is not None:
@@ -94,7 +94,7 @@ def _reading(seen: Seen, value: Value) -> tuple[str, dict[str, Any]]:
     return "window", {"view": tuple(sorted(seen.view, key=lambda v: v.axis)), "fill": fill}
 
 
-def _stretched(seen: Seen, value: Value) -> tuple[int, ...] | None:
+def _stretched(seen: ViewOf, value: Value) -> tuple[int, ...] | None:
     """The axes along which all axes of what is seen lie, in order and whole (those of size 1 next to the one before); None if not so."""
     walks = sorted(seen.view, key=lambda v: -v.pitch)
     if not all(v.plain(value.shape[v.axis]) for v in walks):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -153,16 +153,20 @@ class _Joining:
     def _made_again(self, at: int) -> bool:
         """Let later work on rows make rows again, product and all, that the kernel at a position stores for it, if that pays."""
         rows = self._node(at)
-        for value in rows.results if _has_products(rows) else ():
-            readers = self.readers.get(value, [])
-            if value.shape != row_shape(rows) or value in self.outputs or not readers:
-                continue
+        for value, readers in self._rows_for_readers(rows):
             again = _Again.of(rows, value)
             later = {i: None for v in (value, *rows.results) for i in self.readers.get(v, ()) if is_rows(self.nodes[i])}
             for host in later:
                 if row_shape(self._node(host)) == value.shape and self._makes(again, at, host, [i for i in readers if i != host]):
                     return True
         return False
+
+    def _rows_for_readers(self, rows: Node) -> Iterator[tuple[Value, Sequence[int]]]:
+        """The rows that a kernel makes with products and stores for other kernels only, with the places of these."""
+        for value in rows.results if _has_products(rows) else ():
+            readers = self.readers.get(value, [])
+            if value.shape == row_shape(rows) and value not in self.outputs and readers:
+                yield value, readers
 
     def _makes(self, again: _Again, at: int, host: int, others: Sequence[int]) -> bool:
         """Whether it pays that a kernel over rows makes a value, and takes in the products that read it."""
@@ -183,10 +187,7 @@ class _Joining:
     def _summed_apart(self, at: int) -> bool:
         """Let products that sum over rows make these again, a few columns at a time, where there is no room to sum over whole rows."""
         rows = self._node(at)
-        for value in rows.results if _has_products(rows) else ():
-            readers = self.readers.get(value, [])
-            if value.shape != row_shape(rows) or value in self.outputs or not readers:
-                continue
+        for value, readers in self._rows_for_readers(rows):
             if all(_takes_rows(self._node(i), value, over=True) for i in readers) and self._made_by(readers, _Again.of(rows, value), at):
                 return True
         return False

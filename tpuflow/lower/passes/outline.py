@@ -51,7 +51,7 @@ def bytes_of(values: Iterable[Value]) -> int:
 class _Repeats:
     """What one kernel computes again: the weight it may still take on, and the nodes agreed on."""
 
-    budget: int = MAX_REPEATED_WEIGHT
+    budget: int
     accepted: set[Node] = field(default_factory=set)
 
 
@@ -95,7 +95,7 @@ class Outline:
     def _collect(self, group: Group, results: Iterable[Value]) -> list[Node]:
         """The nodes that make the results: the group's own, inlined ones, and what it computes again."""
         found: dict[Node, None] = {}
-        repeats = _Repeats()
+        repeats = _Repeats(MAX_REPEATED_WEIGHT)
         stack = [self.grouping.maker[v] for v in results]
         while stack:
             node = stack.pop()

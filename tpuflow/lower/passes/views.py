@@ -12,7 +12,7 @@ Scalar = int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ViewOf:
     """A value as a view of another: `view` of `source`, whose result has `shape`; `fill` where there is nothing (None: nowhere yet).
 
     `moves` counts the moves that would be kernels (a reshape is none).
@@ -28,43 +28,43 @@ class Seen:
         """What walks with a result axis."""
         return next((v for v in self.view if v.axis == number), None)
 
-    def with_axis(self, number: int, new: ViewAxis | None) -> Seen:
+    def with_axis(self, number: int, new: ViewAxis | None) -> ViewOf:
         """The same with another walk of one axis."""
         kept = tuple(v for v in self.view if v.axis != number)
         return replace(self, view=kept if new is None else (*kept, new))
 
 
-def whole(value: Value) -> Seen:
+def whole(value: Value) -> ViewOf:
     """A value as it is."""
-    return Seen(value, dense(value.shape), value.shape)
+    return ViewOf(value, dense(value.shape), value.shape)
 
 
-def after(seen: Seen, node: Node, fill: Scalar | None) -> Seen | None:
+def after(seen: ViewOf, node: Node, fill: Scalar | None) -> ViewOf | None:
     """The view of a move's result, given that of its operand and, for a pad, the number it pads with; None if no view can say it."""
     moved = _MOVES[node.op](replace(seen, moves=seen.moves + (node.op != "reshape")), node, fill)
     return None if moved is None else _without_single_axes(moved)
 
 
-def _slice(seen: Seen, node: Node, fill: Scalar | None) -> Seen | None:
+def _slice(seen: ViewOf, node: Node, fill: Scalar | None) -> ViewOf | None:
     for axis, (start, stride) in enumerate(zip(node.attrs["start"], node.attrs["stride"], strict=True)):
         if v := seen.axis(axis):
             seen = seen.with_axis(axis, replace(v, origin=v.origin + start * v.step, step=v.step * stride))
     return replace(seen, shape=node.result.shape)
 
 
-def _reverse(seen: Seen, node: Node, fill: Scalar | None) -> Seen | None:
+def _reverse(seen: ViewOf, node: Node, fill: Scalar | None) -> ViewOf | None:
     for axis in node.attrs["axes"]:
         if v := seen.axis(axis):
             seen = seen.with_axis(axis, replace(v, origin=v.origin + v.step * (seen.shape[axis] - 1), step=-v.step))
     return seen
 
 
-def _transpose(seen: Seen, node: Node, fill: Scalar | None) -> Seen | None:
+def _transpose(seen: ViewOf, node: Node, fill: Scalar | None) -> ViewOf | None:
     permutation = node.attrs["permutation"]
     return replace(seen, view=tuple(replace(v, axis=permutation.index(v.axis)) for v in seen.view), shape=node.result.shape)
 
 
-def _broadcast(seen: Seen, node: Node, fill: Scalar | None) -> Seen | None:
+def _broadcast(seen: ViewOf, node: Node, fill: Scalar | None) -> ViewOf | None:
     """Axes that are stretched walk over nothing already: they have size 1."""
     axes = node.attrs["axes"]
     if any(seen.axis(i) is not None and n != node.result.shape[axes[i]] for i, n in enumerate(seen.shape)):
@@ -72,7 +72,7 @@ def _broadcast(seen: Seen, node: Node, fill: Scalar | None) -> Seen | None:
     return replace(seen, view=tuple(replace(v, axis=axes[v.axis]) for v in seen.view), shape=node.result.shape)
 
 
-def _pad(seen: Seen, node: Node, fill: Scalar | None) -> Seen | None:
+def _pad(seen: ViewOf, node: Node, fill: Scalar | None) -> ViewOf | None:
     """Only where the new positions fall outside what is viewed by themselves, and all padding is of one number."""
     if fill is None or (seen.fill is not None and repr(seen.fill) != repr(fill)):
         return None
@@ -85,7 +85,7 @@ def _pad(seen: Seen, node: Node, fill: Scalar | None) -> Seen | None:
     return replace(seen, shape=node.result.shape, fill=fill)
 
 
-def _single(seen: Seen, axis: int) -> ViewAxis | None:
+def _single(seen: ViewOf, axis: int) -> ViewAxis | None:
     """An axis of size 1 that walks over nothing, as one that walks over an axis of size 1."""
     return ViewAxis(1, 1, axis) if seen.shape[axis] == 1 else None
 
@@ -102,7 +102,7 @@ def _padded(v: ViewAxis | None, size: int, low: int, high: int, gaps: int) -> Vi
     return None if found and (found[0] < low or found[-1] >= longer - max(high, 0)) else new
 
 
-def _reshape(seen: Seen, node: Node, fill: Scalar | None) -> Seen | None:
+def _reshape(seen: ViewOf, node: Node, fill: Scalar | None) -> ViewOf | None:
     """Group by group: one axis split in several, several merged into one, or both at once where all are plain."""
     groups = regrouped(seen.shape, node.result.shape)
     if groups is None or any(seen.axis(a) for a, n in enumerate(seen.shape) if n == 1):
@@ -149,7 +149,7 @@ def _split(v: ViewAxis, new: Sequence[int], shape: Sequence[int]) -> list[ViewAx
     return [replace(v, axis=new[0]), *made]
 
 
-def _without_single_axes(seen: Seen) -> Seen | None:
+def _without_single_axes(seen: ViewOf) -> ViewOf | None:
     """Walks of axes of size 1 become part of a neighbour's walk: a window has an axis for each axis of its tile."""
     while v := next((v for v in seen.view if seen.shape[v.axis] == 1), None):
         rest = tuple(w for w in seen.view if w is not v)
@@ -175,7 +175,7 @@ def _without_single_axes(seen: Seen) -> Seen | None:
     return seen
 
 
-_MOVES: Mapping[str, Callable[[Seen, Node, Scalar | None], Seen | None]] = {
+_MOVES: Mapping[str, Callable[[ViewOf, Node, Scalar | None], ViewOf | None]] = {
     "slice": _slice, "reverse": _reverse, "transpose": _transpose, "broadcast": _broadcast, "pad": _pad, "reshape": _reshape,
 }  # fmt: skip
 MOVES = frozenset(_MOVES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,29 +18,19 @@ def _type(dtype: Any) -> Any:
     return jnp.float32 if dtype is None else dtype
 
 
-@lowers("aten.rand.default", random=True)
-def _rand(key: Any, size: Sizes, dtype: Any = None) -> Any:
-    return jax.random.uniform(key, tuple(size), _type(dtype))
+def _draws(name: str, draw: Callable[..., Any]) -> None:
+    """The rows of a distribution: of given sizes, and as an array is."""
+    lowers(f"aten.{name}.default", random=True)(lambda key, size, dtype=None: draw(key, tuple(size), _type(dtype)))
+    lowers(f"aten.{name}_like.default", random=True)(lambda key, x, dtype=None: draw(key, x.shape, dtype or x.dtype))
 
 
-@lowers("aten.rand_like.default", random=True)
-def _rand_like(key: Any, x: Any, dtype: Any = None) -> Any:
-    return jax.random.uniform(key, x.shape, dtype or x.dtype)
+_draws("rand", jax.random.uniform)
+_draws("randn", jax.random.normal)
 
 
 @lowers("aten.uniform.default", random=True)
 def _uniform(key: Any, x: Any, low: float = 0.0, high: float = 1.0) -> Any:
     return jax.random.uniform(key, x.shape, x.dtype, low, high)
-
-
-@lowers("aten.randn.default", random=True)
-def _randn(key: Any, size: Sizes, dtype: Any = None) -> Any:
-    return jax.random.normal(key, tuple(size), _type(dtype))
-
-
-@lowers("aten.randn_like.default", random=True)
-def _randn_like(key: Any, x: Any, dtype: Any = None) -> Any:
-    return jax.random.normal(key, x.shape, dtype or x.dtype)
 
 
 @lowers("aten.normal_functional.default", random=True)

@@ -30,7 +30,7 @@ import orbax.checkpoint as ocp
 
 from tpuflow.archives import check_inflation
 from tpuflow.errors import ArchiveError, CheckpointError, CheckpointWriteError, one_line
-from tpuflow.training.checkpoints.claiming import DELETED, UNFINISHED
+from tpuflow.training.checkpoints.locking import DELETED, UNFINISHED
 from tpuflow.training.checkpoints.sums import SUMS, check_sums, files, write_sums
 
 FORMAT = 2
@@ -67,7 +67,7 @@ def save(directory: Path_, step: int, arrays: Mapping[str, Any], progress: Mappi
     """Write a checkpoint under a temporary name, then rename it; one that has its name already is replaced.
 
     If it cannot be written, nothing of it stays behind, and the other checkpoints are as they were. The directory is there, and the
-    caller's alone (`tpuflow.training.checkpoints.claiming`).
+    caller's alone (`tpuflow.training.checkpoints.locking`).
 
     Raises:
       CheckpointWriteError: the directory cannot be written: the disk is full, for example.

@@ -16,7 +16,7 @@ from tpuflow.lower.graph.graph import Graph, TensorType, Value
 from tpuflow.lower.importers.stablehlo.importer import Imported, lower_module, read_stablehlo
 from tpuflow.lower.importers.stablehlo.module import Block, Module
 from tpuflow.lower.operations.collectives import NamedCut, Names
-from tpuflow.lower.scatter_sums import scatter_sums
+from tpuflow.lower.reduce_scatter import scatter_sums
 from tpuflow.lower.shards import WHOLE, Cuts
 
 

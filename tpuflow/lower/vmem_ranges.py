@@ -41,7 +41,7 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class VmemRange:
     """`buffer` in VMEM from tick `first` to `last`; `accesses` are those of kernels that reach it there.
 
     With a copy, from HBM if it `loads`, else to it, it is in VMEM under another number; without one it is there all its life. The copy
@@ -62,7 +62,7 @@ class Stay:
 @dataclass(frozen=True, slots=True)
 class Bus:
     """Seconds that each tick's kernel takes to compute, and keeps the memory bus `busy`, as far as can be told from costs; the accesses of
-    every buffer. Stays that are settled change `busy`."""
+    every buffer. Ranges that are settled change `busy`."""
 
     program: Program
     a_byte: float
@@ -109,11 +109,11 @@ class Bus:
             self.accesses[buffer].append(Access(tick, moved["read"], moved["write"], strays=moved["strays"] > 0))
             self.busy[tick] += self.a_byte * (moved["read"] + moved["write"])
 
-    def gains(self, stay: Stay, count_bytes: int) -> bool:
+    def gains(self, stay: VmemRange, count_bytes: int) -> bool:
         """Whether kernels gain more by a stay than its copy may make the chip wait."""
         return sum(map(self._gain, stay.accesses)) > max(0.0, self.a_byte * count_bytes - sum(map(self.spare, stay.meanwhile)))
 
-    def move(self, stay: Stay, count_bytes: int) -> None:
+    def move(self, stay: VmemRange, count_bytes: int) -> None:
         """A stay's accesses leave the bus, and its copy uses what kernels leave of it."""
         for access in stay.accesses:
             self.busy[access.tick] -= self.a_byte * access.moved
@@ -138,7 +138,7 @@ def _whole(tile: Tile) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Stays:
+class VmemRanges:
     """Finds where buffers could stay. `lines`: the ticks of every list of blocks, one a block; `hosts`: buffers that something other than
     kernels touches."""
 
@@ -149,18 +149,18 @@ class Stays:
     hosts: frozenset[int]
 
     @classmethod
-    def of(cls, program: Program, timeline: Timeline, bus: Bus, hosts: frozenset[int]) -> Stays:
+    def of(cls, program: Program, timeline: Timeline, bus: Bus, hosts: frozenset[int]) -> VmemRanges:
         """Look at all lists of blocks."""
         lines: dict[str, list[int]] = defaultdict(list)
         for tick, place in enumerate(timeline.places):
             lines[_split(place)[0]].append(tick)
         return cls(program, timeline, bus, lines, hosts)
 
-    def all(self, buffers: Sequence[int]) -> Iterator[Stay]:
+    def all(self, buffers: Sequence[int]) -> Iterator[VmemRange]:
         """Every stay of these buffers that moves fewer bytes of HBM, and in which every core keeps to its own part."""
         yield from (stay for stay in self._all(buffers) if not any(a.strays for a in stay.accesses))
 
-    def _all(self, buffers: Sequence[int]) -> Iterator[Stay]:
+    def _all(self, buffers: Sequence[int]) -> Iterator[VmemRange]:
         given = {p.buffer for p in self.program.inputs} | {c.buffer for c in self.program.constants}
         ports = given | {p.buffer for p in self.program.outputs}
         for n in buffers:
@@ -168,12 +168,12 @@ class Stays:
             if n in self.hosts or not accesses or not self.program.buffers[n].bytes:
                 continue
             if n not in ports:
-                yield Stay(n, *self.timeline.spans[n], tuple(accesses), sum(a.moved for a in accesses))
+                yield VmemRange(n, *self.timeline.spans[n], tuple(accesses), sum(a.moved for a in accesses))
             if n not in given and not accesses[0].read:
                 yield from self._from_the_start(n, accesses, kept=n in ports)
             yield from self._from_a_copy_on(n, accesses)
 
-    def _from_the_start(self, n: int, accesses: Sequence[Access], *, kept: bool) -> Iterator[Stay]:
+    def _from_the_start(self, n: int, accesses: Sequence[Access], *, kept: bool) -> Iterator[VmemRange]:
         """Made in VMEM, copied to HBM behind its last write there, for whoever reads it later, or because it is `kept`."""
         path, _ = self._site(accesses[0])
         written = 0
@@ -189,9 +189,11 @@ class Stays:
             awaited = self._hidden(n, path, begins, len(self.lines[path]) if limit is None else limit)
             last = max(access.tick, self._end(path, awaited - 1))
             meanwhile = tuple(self.lines[path][begins:awaited])
-            yield Stay(n, accesses[0].tick, last, tuple(accesses[: j + 1]), saved, (path, begins), (path, awaited), meanwhile=meanwhile)
+            yield VmemRange(
+                n, accesses[0].tick, last, tuple(accesses[: j + 1]), saved, (path, begins), (path, awaited), meanwhile=meanwhile
+            )
 
-    def _from_a_copy_on(self, n: int, accesses: Sequence[Access]) -> Iterator[Stay]:
+    def _from_a_copy_on(self, n: int, accesses: Sequence[Access]) -> Iterator[VmemRange]:
         """Copied from HBM ahead of some readers."""
         for i, first in enumerate(accesses):
             path, position = self._site(first)
@@ -208,7 +210,9 @@ class Stays:
                     begins = self._ahead(n, path, position, earliest)
                     here, line = tuple(accesses[i : j + 1]), self.lines[path]
                     meanwhile = tuple(line[begins:position])
-                    yield Stay(n, line[begins], access.tick, here, saved, (path, begins), (path, position), loads=True, meanwhile=meanwhile)
+                    yield VmemRange(
+                        n, line[begins], access.tick, here, saved, (path, begins), (path, position), loads=True, meanwhile=meanwhile
+                    )
 
     def _end(self, path: str, position: int) -> int:
         """The last tick of a block, nested ones included."""

@@ -11,7 +11,7 @@ SHAPES, SHAPES_AN_INSTRUCTION = 2**13, 16
 
 
 @dataclass(slots=True)
-class Effort:
+class VerifyBudget:
     """What is left for the kernels of a Program that are not yet checked.
 
     Visits of cells of on-chip memory, on the walk that shows a kernel's order: what the compiler makes takes about 5 an instruction, but a
@@ -25,20 +25,19 @@ class Effort:
 
     def visit(self, count: int) -> None:
         """Refuse a walk that takes too many visits."""
+        what = f"checking the order of its accesses takes {count} visits of on-chip memory"
         limit = VISITS + VISITS_AN_INSTRUCTION * self.instructions
-        if self.visits + count > limit:
-            raise Refusal(
-                f"checking the order of its accesses takes {count} visits of on-chip memory, with {limit - self.visits} of {limit} left "
-                "for this program; expected fewer slots, or tiles that lie over fewer others"
-            )
-        self.visits += count
+        self.visits = _spent(self.visits, count, limit, what, "fewer slots, or tiles that lie over fewer others")
 
     def shape(self, count: int) -> None:
         """Refuse instructions that come in too many shapes."""
+        what = f"its instructions, in all the shapes that clipped tiles give them, are {count}"
         limit = SHAPES + SHAPES_AN_INSTRUCTION * self.instructions
-        if self.shapes + count > limit:
-            raise Refusal(
-                f"its instructions, in all the shapes that clipped tiles give them, are {count}, with {limit - self.shapes} of {limit} "
-                "left for this program; expected tiles that divide more of their axes"
-            )
-        self.shapes += count
+        self.shapes = _spent(self.shapes, count, limit, what, "tiles that divide more of their axes")
+
+
+def _spent(before: int, count: int, limit: int, what: str, expected: str) -> int:
+    """What is spent of a limit with so many more."""
+    if before + count > limit:
+        raise Refusal(f"{what}, with {limit - before} of {limit} left for this program; expected {expected}")
+    return before + count

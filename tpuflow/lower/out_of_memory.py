@@ -27,7 +27,7 @@ class Held:
         return self.type.elems * self.type.dtype.bytes
 
 
-def overflow_text(name: str, use: object, peak_bytes: int, chip: Chip, held: Sequence[Held]) -> str:
+def out_of_memory_text(name: str, use: object, peak_bytes: int, chip: Chip, held: Sequence[Held]) -> str:
     """The whole message; `held` are the buffers of the fullest moment, largest first, `use` the bytes by purpose in words."""
     missing = peak_bytes - chip.available_hbm_bytes
     lines = [

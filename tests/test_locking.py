@@ -22,11 +22,11 @@ from tests import killed_training
 from tests.test_training import fit, same_bits
 from tpuflow.errors import CheckpointError, CheckpointWriteError
 from tpuflow.training.checkpoints import files as checkpoints
-from tpuflow.training.checkpoints.claiming import LOCK, Claims
+from tpuflow.training.checkpoints.locking import LOCK, Claims
 
 HOLD = """
 import os, sys, time
-from tpuflow.training.checkpoints.claiming import Claims
+from tpuflow.training.checkpoints.locking import Claims
 claims = Claims()
 claims.claim(sys.argv[1])
 child = os.fork()

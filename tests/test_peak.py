@@ -1,0 +1,23 @@
+"""Large products come near the peak of every chip whose row lets them."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import peak
+from tpuflow.chips import CHIPS
+
+NEAR = 0.9
+OF_BOUND = 2 / 3
+"""Of what no tile can be above, where that is below `NEAR`: the bound has loads at the cache's rate only, the first ones come from HBM."""
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_a_product_of_bf16_is_near_the_peak_or_near_what_its_chip_allows(chip: str) -> None:
+    share, bound = peak.share(chip), peak.bound(CHIPS[chip])
+    assert share <= bound
+    assert share >= (NEAR if bound >= NEAR else OF_BOUND * bound)
+
+
+def test_only_the_ascend_910_is_bound_by_its_row() -> None:
+    assert [name for name, chip in CHIPS.items() if peak.bound(chip) < NEAR] == ["ascend910"]
