@@ -125,8 +125,9 @@ def _by_chip(sweep: Sweep) -> dict[str, Calibration | None]:
 
 
 def _points(sweep: Sweep, target: str, batch: int, chip: str, policy: str | None, calibration: Calibration | None) -> list[Point]:
+    first = _steps(sweep.sink_sizes[0], sweep.steps_per_epoch)
     try:
-        found = estimate_target(target, batch, chip, policy, 1, calibration)
+        found = estimate_target(target, batch, chip, policy, first, calibration)
     except OutOfMemoryError as error:
         return [Point(target, batch, chip, policy or "", size, None, error) for size in sweep.sink_sizes]
     if not _is_sunk(found.program):
@@ -139,6 +140,8 @@ def _is_sunk(program: Program) -> bool:
 
 
 def _sunk(found: Estimate, steps: int) -> Estimate:
+    if steps == found.steps:
+        return found
     return dataclasses.replace(found, steps=steps, time=sink_time(found.program, steps, calibration=found.time.calibration))
 
 
