@@ -26,6 +26,7 @@ from tpuflow.chips import CHIPS
 from tpuflow.chips.listing import chip_facts, chip_table
 from tpuflow.dtypes import BF16, DType
 from tpuflow.errors import ArchiveError, LaunchAbandoned, LaunchError, ProgramFileError, TpuflowError, nothing_at, short
+from tpuflow.garbage import undisturbed
 from tpuflow.isa.assembler import assemble
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.file import code_hash, load, save
@@ -209,8 +210,9 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _estimate(args: argparse.Namespace) -> None:
-    from tpuflow.estimating.commands import run_estimate  # compiling needs the importers, which running a saved Program does not
-    from tpuflow.estimating.sweeping import Sweep
+    with undisturbed():  # compiling needs the importers, which running a saved Program does not
+        from tpuflow.estimating.commands import run_estimate
+        from tpuflow.estimating.sweeping import Sweep
 
     sweep = Sweep(
         targets=tuple(args.target),
@@ -226,7 +228,8 @@ def _estimate(args: argparse.Namespace) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from tpuflow.verdict.commands import check_target
+    with undisturbed():
+        from tpuflow.verdict.commands import check_target
 
     verdict = check_target(args.target, args.batch, args.chip, args.policy, args.sink_size, args.calibration, args.compare)
     _tell(args.json, verdict.as_dict(), lambda: str(verdict))
