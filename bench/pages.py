@@ -103,9 +103,7 @@ def _of(file: str, page: str, make: Callable[[Mapping[str, Any]], str]) -> Block
 RESNET, TRANSFORMER = "tpuflow.examples.models.resnet:resnet50_step", "tpuflow.examples.models.gpt2:transformer_1b3_scan_step"
 BLOCKS: Mapping[str, Block] = {
     "example": Block("README.md", _example),
-    "estimate": Block(
-        "README.md", lambda: shown(command(f"estimate {RESNET} --batch 32 --chip tpu-v3 --policy mixed_bf16"), slice(0, 3))
-    ),
+    "estimate": Block("README.md", lambda: shown(command(f"estimate {RESNET} --batch 32 --chip tpu-v3 --policy mixed_bf16"), slice(0, 3))),
     "fit": Block(
         "README.md",
         lambda: shown(command(f"estimate {TRANSFORMER} --batch 1 --chip tpu-v5e --policy mixed_bf16"), slice(0, 1), slice(-3, -1)),

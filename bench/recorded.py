@@ -96,7 +96,9 @@ def speed(figures: Figures) -> str:
 
 def language(figures: Figures) -> str:
     """A language model beside others: losses of all updates, and the validation's."""
-    rows = [(pair, f"{one['largest']:.1e}", str(one["at_step"]), f"{one['validation']:.1e}") for pair, one in figures["differences"].items()]
+    rows = [
+        (pair, f"{one['largest']:.1e}", str(one["at_step"]), f"{one['validation']:.1e}") for pair, one in figures["differences"].items()
+    ]
     ends = ", ".join(f"{name} {loss:.4f}" for name, loss in figures["validation"].items())
     heading = ("losses", "largest relative difference", "at step", "difference of the validation's")
     return f"{table(heading, rows)}\n\nValidation losses at the end: {ends}."
