@@ -157,7 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.recorded and not block.file:
             continue
         path = ROOT / block.page
-        before, made = path.read_text(encoding="utf-8"), block.make()
+        made = block.make()
+        before = path.read_text(encoding="utf-8")
         if text_in(before, name) == made:
             continue
         stale.append(f"{block.page}: block {name!r}")
