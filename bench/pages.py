@@ -62,13 +62,13 @@ def command(arguments: str) -> str:
 
 
 def _example() -> str:
-    """What the README's first example prints."""
+    """What the README's first example prints, but for the last line, which is of the host."""
     printed = io.StringIO()
     code = FIRST_EXAMPLE.search((ROOT / "README.md").read_text(encoding="utf-8"))
     assert code is not None
     with contextlib.redirect_stdout(printed):
         exec(compile(code[1], "README.md", "exec"), {"__name__": "__main__"})
-    return fenced(printed.getvalue().rstrip().split("\n"))
+    return shown(printed.getvalue(), slice(0, -1))
 
 
 def _lenet(*parts: slice) -> str:
