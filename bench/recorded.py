@@ -20,14 +20,14 @@ def _named(figures: Figures, wanted: Callable[[Figures], bool]) -> str:
             row["words"],
             f"`{row['command'].removeprefix('tpuflow estimate ')}`",
             f"{row['cpu_seconds']:.1f}",
-            f"{row['seconds']:.1f}",
             f"{row['peak_bytes'] / MB:.0f}",
         )
         for row in figures["rows"]
         if wanted(row)
     ]
-    heading = ("a training step of", "`tpuflow estimate`", "seconds of processors", "seconds", "MB of the host's memory")
-    return f"{table(heading, rows)}\n\nMedians of {figures['rounds']} processes; {figures['machine']}."
+    heading = ("a training step of", "`tpuflow estimate`", "seconds of processors", "MB of the host's memory")
+    taken = f"medians of {figures['rounds']} processes" if figures["rounds"] > 1 else "of one process each"
+    return f"{table(heading, rows)}\n\nThey are {taken} ({figures['machine']}), which other work on the machine makes greater."
 
 
 def seconds(figures: Figures) -> str:
