@@ -122,6 +122,9 @@ BLOCKS: Mapping[str, Block] = {
     "losses": _of("parity_diffusion.json", "docs/diffusion.md", recorded.diffusion_losses),
     "speed": _of("diffusion.json", "docs/diffusion.md", recorded.speed),
     "compiling": _of("estimate.json", "docs/diffusion.md", recorded.diffusion_compiling),
+    "cifar": _of("parity_cifar.json", "docs/recipes.md", recorded.classifier),
+    "curves": _of("resnet50_curves.json", "docs/recipes.md", recorded.curves),
+    "detection": _of("parity_yolov5.json", "docs/recipes.md", recorded.detection),
     "gpt2": _of("parity_clm_124m.json", "docs/recipes.md", recorded.language),
     "gpt2-small": _of("parity_clm_10m.json", "docs/recipes.md", recorded.language),
 }

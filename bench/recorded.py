@@ -102,3 +102,36 @@ def language(figures: Figures) -> str:
     ends = ", ".join(f"{name} {loss:.4f}" for name, loss in figures["validation"].items())
     heading = ("losses", "largest relative difference", "at step", "difference of the validation's")
     return f"{table(heading, rows)}\n\nValidation losses at the end: {ends}."
+
+
+def classifier(figures: Figures) -> str:
+    """A classifier's losses beside PyTorch's on one thread, and the test accuracies."""
+    others = [(name, f"{one['largest']:.1e}", str(one["at_step"])) for name, one in figures["differences"].items() if one["largest"]]
+    ends = ", ".join(f"{name} {percent:.2f} %" for name, percent in figures["accuracy"].items())
+    heading = (f"losses of {figures['steps']} steps", "largest relative difference from PyTorch's", "at step")
+    return f"{table(heading, others)}\n\nTest accuracy: {ends}."
+
+
+def curves(figures: Figures) -> str:
+    """Many trainings in two precisions: what they end with, and by how much pairs from the same weights differ."""
+    rows = [
+        (
+            name,
+            f"{found['mean']:.1f} %",
+            f"{found['deviation']:.1f}",
+            f"{figures['avg_losses'][name]['mean']:.2f}",
+            str(len(found["values"])),
+        )
+        for name, found in figures["accuracies"].items()
+    ]
+    pairs = figures["accuracy_difference"]
+    between = f"{min(pairs['values']):+.1f} and {max(pairs['values']):+.1f}"
+    mean = f"{pairs['mean']:.1f} in the mean (standard error {pairs['error']:.1f})"
+    differences = f"Accuracies of a pair differ by between {between} points, by {mean}."
+    heading = (f"after {figures['settings']['steps']} steps", "accuracy", "standard deviation", "average test loss", "seeds")
+    return f"{table(heading, rows)}\n\n{differences}"
+
+
+def detection(figures: Figures) -> str:
+    """A detector beside PyTorch's."""
+    return table(("", "mAP@0.5"), [(name, f"{value:.3f}") for name, value in figures["mAP50"].items()])
