@@ -141,7 +141,10 @@ def test_a_target_may_say_how_its_model_is_trained():
         (["tests.test_estimating:no_step"], "expected (function, *shapes)"),
         (["tests.test_estimating:matmul_step", "--batch", "0"], "at least 1"),
         (["tests.test_estimating:matmul_step", "--chip", "tpu-v33"], "Did you mean 'tpu-v3'"),
-        (["tests.test_estimating:mlp_step", "--sink-size", "-1"], "needs a number of steps"),
+        (["tests.test_estimating:mlp_step", "--sink-size", "-1"], "add --steps-per-epoch N"),
+        (["tests.test_estimating:mlp_step", "--sink-size", "-2"], "--sink-size: expected steps a round trip"),
+        (["tests.test_estimating:mlp_step", "--steps-per-epoch", "0"], "--steps-per-epoch: expected at least 1"),
+        (["tests.test_estimating:mlp_step", "--html", "absent/page.html"], "--html: absent/page.html: no such file or folder"),
     ],
 )
 def test_a_bad_command_line_is_explained(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):
