@@ -15,6 +15,7 @@ exclude_patterns = ["conf.py"]
 
 html_theme, html_title = "furo", f"tpuflow {release}"
 html_copy_source, html_show_sourcelink = False, False
+html_static_path, html_css_files = ["_static"], ["wide.css"]
 highlight_language, pygments_style, pygments_dark_style = "text", "friendly", "monokai"
 
 nb_execution_mode, nb_execution_timeout = "force", 1200

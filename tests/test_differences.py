@@ -129,7 +129,7 @@ def test_a_file_gives_the_same_differences(tmp_path: Path, capsys: pytest.Captur
         (None, "cannot be read"),
         ("{", "not JSON"),
         ("[]", "a list, as of a sweep"),
-        ('{"name": "x"}', "no profile of this version .KeyError: 'settings'."),
+        ('{"name": "x"}', "no profile of this version .it has no 'settings'."),
         ('{"profile": 3}', "no profile of this version"),
     ],
 )

@@ -141,7 +141,10 @@ def test_a_target_may_say_how_its_model_is_trained():
         (["tests.test_estimating:no_step"], "expected (function, *shapes)"),
         (["tests.test_estimating:matmul_step", "--batch", "0"], "at least 1"),
         (["tests.test_estimating:matmul_step", "--chip", "tpu-v33"], "Did you mean 'tpu-v3'"),
-        (["tests.test_estimating:mlp_step", "--sink-size", "-1"], "needs a number of steps"),
+        (["tests.test_estimating:mlp_step", "--sink-size", "-1"], "add --steps-per-epoch N"),
+        (["tests.test_estimating:mlp_step", "--sink-size", "-2"], "--sink-size: expected steps a round trip"),
+        (["tests.test_estimating:mlp_step", "--steps-per-epoch", "0"], "--steps-per-epoch: expected at least 1"),
+        (["tests.test_estimating:mlp_step", "--html", "absent/page.html"], "--html: absent/page.html: no such file or folder"),
     ],
 )
 def test_a_bad_command_line_is_explained(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):
@@ -248,9 +251,11 @@ def test_the_axes_of_a_sweep_have_units_and_name_what_varies(monkeypatch: pytest
     assert memory.get_xlabel() == "batch size" and [t.get_text() for t in memory.get_xticklabels()] == ["8", "16", "512"]
     assert sorted(line.get_label() for line in steps.get_lines()) == ["generic", "tpu-v3"]
     assert all(re.fullmatch(r"0|[\d.]+ (s|ms|us|ns)", text) for text in labels(steps)) and "samples" in rates.get_ylabel()
-    named = {text.get_text() for text in drawn[1].axes[0].texts}
-    assert named and named <= {f"batch {p.batch}, {p.chip}" for p in found}
-    filled = [line for line in drawn[1].axes[0].get_lines() if line.get_fillstyle() == "full" and line.get_marker() == "o"]
+    panel = drawn[1].axes[0]
+    named = [text.get_text() for text in panel.get_legend().get_texts()]
+    assert named and {text.partition(": ")[2] for text in named} <= {f"batch {p.batch}, {p.chip}" for p in found}
+    assert [text.get_text() for text in panel.texts] == [text.partition(": ")[0] for text in named]
+    filled = [line for line in panel.get_lines() if line.get_fillstyle() == "full" and line.get_marker() == "o"]
     assert len(filled) == len(named)
 
 

@@ -18,6 +18,7 @@ FLOORS = {
     "tpuflow.checking": 0,
     "tpuflow.entries": 0,
     "tpuflow.errors": 0,
+    "tpuflow.garbage": 0,
     "tpuflow.config": 0,
     "tpuflow.dtypes": 0,
     "tpuflow.chips": 0,
@@ -74,6 +75,7 @@ DEVICE_FREE = {"numpy", "ml_dtypes"}
 THIRD_PARTY = {
     "tpuflow.entries": set(),
     "tpuflow.errors": set(),
+    "tpuflow.garbage": set(),
     "tpuflow.config": set(),
     "tpuflow.dtypes": DEVICE_FREE,
     "tpuflow.chips": DEVICE_FREE,

@@ -25,7 +25,8 @@ from tpuflow.archives import Archive, check_names, storable, write_arrays
 from tpuflow.chips import CHIPS
 from tpuflow.chips.listing import chip_facts, chip_table
 from tpuflow.dtypes import BF16, DType
-from tpuflow.errors import ArchiveError, LaunchAbandoned, LaunchError, ProgramFileError, TpuflowError, nothing_at, short
+from tpuflow.errors import ConfigError, LaunchAbandoned, LaunchError, ProgramFileError, TpuflowError, nothing_at, short
+from tpuflow.garbage import undisturbed
 from tpuflow.isa.assembler import assemble
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.file import code_hash, load, save
@@ -46,6 +47,8 @@ TARGET = (
 )
 DIFF = "what differs between two reports of a step: settings, time, memory, and the layers that take longer or shorter, with causes"
 STANDARD_OUTPUT = Path("-")
+WRITTEN = ("json", "html", "trace", "plot", "pareto", "output", "outputs")
+"""Options that name files to be written."""
 ESTIMATE = "the modelled time and memory of a step on a chip, from shapes alone; nothing is run"
 
 
@@ -55,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     args = _parser().parse_args(arguments)
     try:
+        _check_folders(args)
         return args.command(args) or 0
     except BrokenPipeError:  # whoever read our output has had enough of it (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python's flush at the end has somewhere to go
@@ -70,6 +74,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"tpuflow {args.name}: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _check_folders(args: argparse.Namespace) -> None:
+    """That files can be written where they are asked for: known before any work is done for them.
+
+    Raises:
+      ConfigError: the folder of one is not there.
+    """
+    for name in WRITTEN:
+        path = getattr(args, name, None)
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"--{name}: {nothing_at(path)} {ELSE}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -235,8 +251,6 @@ def _run(args: argparse.Namespace) -> None:
     limits = Limits(MOST_WORK if args.max_work is None else args.max_work, args.max_memory)
     executable = Executable.load(args.file, args.engine, args.fidelity, limits)
     if args.outputs is not None:
-        if not args.outputs.parent.is_dir():
-            raise ArchiveError(f"--outputs: {nothing_at(args.outputs)} {ELSE}")
         check_names((p.name for p in executable.program.outputs), "output")
     arrays = _read_arrays(args.inputs, executable)
     began = time.perf_counter()
@@ -250,8 +264,9 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _estimate(args: argparse.Namespace) -> None:
-    from tpuflow.estimating.commands import run_estimate  # compiling needs the importers, which running a saved Program does not
-    from tpuflow.estimating.sweeping import Sweep
+    with undisturbed():  # compiling needs the importers, which running a saved Program does not
+        from tpuflow.estimating.commands import run_estimate
+        from tpuflow.estimating.sweeping import Sweep
 
     sweep = Sweep(
         targets=tuple(args.target),
@@ -267,7 +282,8 @@ def _estimate(args: argparse.Namespace) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from tpuflow.verdict.commands import check_target
+    with undisturbed():
+        from tpuflow.verdict.commands import check_target
 
     verdict = check_target(args.target, args.batch, args.chip, args.policy, args.sink_size, args.calibration, args.compare)
     _tell(args.json, verdict.as_dict(), lambda: str(verdict))

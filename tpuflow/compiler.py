@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import gc
 import itertools
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +19,7 @@ import jax
 from tpuflow.chips import Chip, get_chip
 from tpuflow.dtypes import S32
 from tpuflow.errors import CompileError, ConfigError, ProgramFileError
+from tpuflow.garbage import undisturbed
 from tpuflow.isa import file
 from tpuflow.isa.calls import count
 from tpuflow.isa.collectives import MeshAxis
@@ -75,22 +74,6 @@ Watch = Callable[[str, Graph], None]
 
 DEBUG = "TPUFLOW_DEBUG"
 DUMP = "TPUFLOW_DUMP"
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Without Python's cyclic garbage collector, which else walks over a growing graph again and again (a quarter of the time).
-
-    Tracing and compiling make next to no cycles: what they drop is freed as ever. Also a decorator.
-    """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def compile_function(
@@ -455,5 +438,4 @@ __all__ = [
     "compile_sink",
     "compile_stablehlo",
     "sink_graph",
-    "undisturbed",
 ]

@@ -16,6 +16,7 @@ from tpuflow.estimating.pareto import front
 from tpuflow.estimating.plots import plot_pareto, plot_sweep
 from tpuflow.estimating.sweeping import Sweep, run_sweep, table
 from tpuflow.estimating.targets import estimate_target
+from tpuflow.training.plotting import matplotlib_figures
 from tpuflow.training.result import write_json
 
 MEASURED = ("target", "batch", "chip", "milliseconds")
@@ -37,6 +38,8 @@ def run_estimate(
     Raises:
       ConfigError: there is no such function, it does not give what can be estimated, or a file cannot be written.
     """
+    if plot is not None or pareto is not None:
+        matplotlib_figures()  # that it is missing is told before the work
     points = run_sweep(sweep)
     single = points[0].estimate if len(points) == 1 else None
     if len(points) == 1 and points[0].error is not None:

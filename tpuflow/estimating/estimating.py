@@ -13,13 +13,14 @@ import jax
 from tpuflow import amp
 from tpuflow.checking import check_number, check_path
 from tpuflow.chips import Chip, get_chip
-from tpuflow.compiler import compile_sink, undisturbed
+from tpuflow.compiler import compile_sink
 from tpuflow.data.batching import as_batch, names_of
 from tpuflow.device.timing import Calibration, ProgramTime, get_calibration, time_program
 from tpuflow.device.timing.prices import PICOSECONDS
 from tpuflow.device.timing.program import sink_time
 from tpuflow.device.timing.result import joules_text, seconds_text
 from tpuflow.errors import ConfigError
+from tpuflow.garbage import undisturbed
 from tpuflow.isa.program import Program
 from tpuflow.nnx import jit_of
 from tpuflow.reports.profile import Profile

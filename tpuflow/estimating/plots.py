@@ -56,7 +56,7 @@ def plot_sweep(points: Sequence[Point], path: str | os.PathLike[str]) -> None:
 def plot_pareto(points: Sequence[Point], path: str | os.PathLike[str]) -> None:
     """Draw memory, energy (where a chip's row has a power) and price (where one was said) against time a sample.
 
-    Points that no other beats in the two are filled and named.
+    Points that no other beats in the two are filled and numbered; their names stand beside the panel, where they hide nothing.
 
     Raises:
       ConfigError: matplotlib is missing, nothing fits, or the file cannot be written.
@@ -79,15 +79,25 @@ def _draw_front(axis: Any, points: Sequence[Point], objective: Objective) -> Non
     for target in dict.fromkeys(p.target for p in best):
         line = [p for p in best if p.target == target]
         axis.plot([TIME.value(p) for p in line], [objective.value(p) for p in line], drawstyle="steps-post", color="C0", alpha=0.4)
-    for one in best[:NAMED]:
+    for number, one in enumerate(best[:NAMED], 1):  # to the lower left of the front, where by its meaning nothing is
         at = TIME.value(one), objective.value(one)
-        name = _label(one, varied)  # to the lower left of the front, where by its meaning nothing is
         axis.annotate(
-            name, at, xytext=(-6, -4), textcoords="offset points", horizontalalignment="right", verticalalignment="top", fontsize="small"
-        )
+            str(number), at, xytext=(-4, -3), textcoords="offset points", horizontalalignment="right", verticalalignment="top",
+            fontsize="small",
+        )  # fmt: skip
+        axis.plot([], [], " ", label=f"{number}: {_label(one, varied)}")
+    axis.legend(
+        title="no other beats",
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.0),
+        handlelength=0,
+        handletextpad=0,
+        fontsize="small",
+        frameon=False,
+    )
     axis.set_xlabel(TIME.name)
     axis.set_ylabel(objective.name)
-    axis.margins(x=0.35, y=0.15)
+    axis.margins(x=0.1, y=0.15)
     _readable(axis.xaxis, [TIME.value(p) or 0.0 for p in points], TIME.text)
     _readable(axis.yaxis, [objective.value(p) or 0.0 for p in points], objective.text)
 

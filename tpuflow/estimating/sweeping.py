@@ -125,8 +125,9 @@ def _by_chip(sweep: Sweep) -> dict[str, Calibration | None]:
 
 
 def _points(sweep: Sweep, target: str, batch: int, chip: str, policy: str | None, calibration: Calibration | None) -> list[Point]:
+    first = _steps(sweep.sink_sizes[0], sweep.steps_per_epoch)
     try:
-        found = estimate_target(target, batch, chip, policy, 1, calibration)
+        found = estimate_target(target, batch, chip, policy, first, calibration)
     except OutOfMemoryError as error:
         return [Point(target, batch, chip, policy or "", size, None, error) for size in sweep.sink_sizes]
     if not _is_sunk(found.program):
@@ -139,15 +140,20 @@ def _is_sunk(program: Program) -> bool:
 
 
 def _sunk(found: Estimate, steps: int) -> Estimate:
+    if steps == found.steps:
+        return found
     return dataclasses.replace(found, steps=steps, time=sink_time(found.program, steps, calibration=found.time.calibration))
 
 
 def _steps(sink_size: int, steps_per_epoch: int | None) -> int:
     """Steps of one round trip."""
-    if sink_size < EPOCH or (sink_size == EPOCH and not steps_per_epoch) or (steps_per_epoch is not None and steps_per_epoch < 1):
+    if steps_per_epoch is not None and steps_per_epoch < 1:
+        raise ConfigError(f"--steps-per-epoch: expected at least 1 (the number of samples over the batch size), got {steps_per_epoch}.")
+    if sink_size < EPOCH:
+        raise ConfigError(f"--sink-size: expected steps a round trip, 0 or more, or -1 for an epoch; got {sink_size}.")
+    if sink_size == EPOCH and steps_per_epoch is None:
         raise ConfigError(
-            f"sink size {sink_size}: an estimate needs a number of steps a round trip: 0 or more, or -1 with --steps-per-epoch N "
-            f"(the number of samples over the batch size), N at least 1; got N = {steps_per_epoch}."
+            "--sink-size -1 is an epoch, whose length is not known: add --steps-per-epoch N, the number of samples over the batch size."
         )
     return (steps_per_epoch or 1) if sink_size == EPOCH else max(1, sink_size)
 

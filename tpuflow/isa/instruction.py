@@ -84,7 +84,7 @@ class Tile:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of a full (not clipped) tile."""
-        return tuple(a.size for a in self.axes)
+        return tuple([a.size for a in self.axes])
 
     @property
     def whole_shape(self) -> tuple[int, ...]:

@@ -57,9 +57,9 @@ class _Compute(Instruction):
 
     def cost(self, chip: Chip, shape_of: ShapeOf) -> Cost:
         """The largest operand through the vector lanes, `passes` times; an operation on registers takes a cycle a pass."""
-        tiles = (*self.writes(), *self.reads())
-        shape = max(map(shape_of, tiles), key=math.prod)
-        cycles = max(chip.vector_cycles(shape_of(t), t.dtype.bytes) for t in tiles) if shape else 1
+        distinct = dict.fromkeys((shape_of(t), t.dtype.bytes) for t in (*self.writes(), *self.reads()))  # most are alike
+        shape = max((shape for shape, _ in distinct), key=math.prod)
+        cycles = max(chip.vector_cycles(*one) for one in distinct) if shape else 1
         passes = self.passes(chip, shape)
         return Cost(cycles=passes * cycles, element_ops=passes * math.prod(shape))
 

@@ -67,7 +67,7 @@ def _chosen(stays: Sequence[VmemRange], program: Program, bus: Bus, floors: np.n
     """Those that find a place, asked one after the other. A buffer stays more than once only with copies, at times apart: what one stay
     copies to HBM has arrived there before another begins."""
     capacity = program.chip.resident_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-    vmem = _Vmem(floors, capacity, np.zeros((len(stays), 4), np.int64))
+    vmem = _Vmem(floors, capacity, np.zeros((0, 4), np.int64))
     made: dict[int, list[VmemRange]] = defaultdict(list)
     found: list[Placed] = []
     for stay in stays:
@@ -91,28 +91,28 @@ def _floors(timeline: Timeline, chip: Chip) -> np.ndarray:
 
 @dataclass(slots=True)
 class _Vmem:
-    """VMEM over time: `floors` has the end of the tiles at every tick; arrays placed so far as rows (first tick, last, address, end)."""
+    """VMEM over time: `floors` has the end of the tiles at every tick; arrays placed so far as rows (first tick, last, address, end), from
+    the highest end to the lowest."""
 
     floors: np.ndarray
     capacity: int
     placed: np.ndarray
-    count: int = 0
 
     def place(self, request: Request) -> int | None:
         """Take the highest gap that is free from the first to the last tick; its address, None if there is none."""
         size, first, last = aligned(request.bytes), request.start, request.end
-        rows = self.placed[: self.count]
-        rows = rows[(rows[:, 0] <= last) & (first <= rows[:, 1])]
-        rows = rows[np.argsort(-rows[:, 3], kind="stable")]
         floor = self.floors[first : last + 1].max(initial=0)
+        if self.capacity - floor < size:
+            return None
+        rows = self.placed[(self.placed[:, 0] <= last) & (first <= self.placed[:, 1])]
         above = np.minimum.accumulate(np.concatenate(([self.capacity], rows[:, 2])))  # the end of each gap, downwards
         below = np.append(np.maximum(rows[:, 3], floor), floor)
         fits = np.flatnonzero(above - below >= size)
         if not fits.size:
             return None
         address = int(above[fits[0]]) - size
-        self.placed[self.count] = first, last, address, address + size
-        self.count += 1
+        at = np.searchsorted(-self.placed[:, 3], -(address + size), side="right")
+        self.placed = np.insert(self.placed, at, (first, last, address, address + size), axis=0)
         return address
 
 

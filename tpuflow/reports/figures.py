@@ -95,9 +95,12 @@ def figures_of(report: Report) -> Figures:
     try:
         return _figures(plain.get("profile", plain))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"{os.fspath(report)}: no profile of this version ({type(error).__name__}: {error}); expected {WRITTEN}."
-        ) from error
+        raise ConfigError(f"{os.fspath(report)}: no profile of this version ({_lack(error)}); expected {WRITTEN}.") from error
+
+
+def _lack(error: Exception) -> str:
+    """What is wrong with data that are no profile: what they have not got, or what they have in its place."""
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -15,9 +15,9 @@ import numpy as np
 from tpuflow import amp
 from tpuflow.checking import check_choice, check_switch
 from tpuflow.chips import Chip, get_chip
-from tpuflow.compiler import undisturbed
 from tpuflow.device.runtime import ENGINES, FIDELITIES
 from tpuflow.errors import ConfigError, a_thing, did_you_mean, shown
+from tpuflow.garbage import undisturbed
 from tpuflow.isa.program import Program
 from tpuflow.jaxprs.compat import ClosedJaxpr, Tracer, axes_around, axes_of, is_transforming
 from tpuflow.jaxprs.shardings import cuts, is_mapped, with_sharding, with_shardings

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 
 from tpuflow import amp
 from tpuflow.chips import get_chip
-from tpuflow.compiler import undisturbed
 from tpuflow.data.batching import Signature, is_data_of_arrays, signature
 from tpuflow.data.chunks import samples_in
 from tpuflow.data.feeding import ArrayFeed, Feed, make_feed
 from tpuflow.errors import ConfigError, DataError, a_thing
+from tpuflow.garbage import undisturbed
 from tpuflow.stages.staging import Target, as_array
 from tpuflow.stages.tracing import users_code
 from tpuflow.training.adapters import get_model

@@ -12,12 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from tpuflow.compiler import compile_sink, undisturbed
+from tpuflow.compiler import compile_sink
 from tpuflow.data.batching import Signature, TreeForm
 from tpuflow.data.chunks import Chunk
 from tpuflow.data.feeding import Layout
 from tpuflow.device.runtime import Executable
 from tpuflow.errors import DataError
+from tpuflow.garbage import undisturbed
 from tpuflow.jaxprs.compat import ClosedJaxpr
 from tpuflow.jaxprs.shardings import cuts, is_mapped, with_shardings
 from tpuflow.stages.flattening import from_device, leaf_names, to_device

@@ -52,6 +52,8 @@ class Clock:
 
     def bus(self, count_bytes: int, reads: int = 1) -> int:
         """Bytes at the core's share of the sustained HBM bandwidth, in picoseconds; of `reads` equal ones all but one from the cache."""
+        if not count_bytes:
+            return 0
         rate = self.chip.core_bandwidth(self.cores)
         cached = max(rate, self.chip.core_cache_bytes_per_second)
         seconds = self.machine.calibration.traffic_share * (1 / rate + (reads - 1) / cached) / reads  # a byte
@@ -154,7 +156,7 @@ def _lined_up(section: Sequence[Priced]) -> tuple[Priced, ...]:
             marked.append(p)
             continue
         direction = type(p.instruction) if p.instruction.windowed and p.instruction.queue == "scalar" else None
-        marked.append(replace(p, behind=direction is not None and direction is last))
+        marked.append(replace(p, behind=True) if direction is not None and direction is last else p)
         last = direction
     return tuple(marked)
 
@@ -176,16 +178,18 @@ def _priced(
     cut: Set[Window],
     resident: Set[int],
 ) -> Priced:
-    stays = any(w.buffer in resident for _, w in instruction.windows())
-    felt = {x.grid for t in _tiles(instruction) for x in t.axes if _is_ragged(x)}
+    windows = [w for _, w in instruction.windows()]
+    stays = any(w.buffer in resident for w in windows)
+    felt = {x.grid for t in _tiles(instruction) for x in t.axes if _is_ragged(x)} if ragged else ()
     feels = tuple(i for i, axis in enumerate(ragged) if axis in felt)
     costs = {}
     for bits in itertools.product((False, True), repeat=len(feels)):
         last = {ragged[i] for i, bit in zip(feels, bits, strict=True) if bit}
         found = instruction.cost(machine.chip, functools.partial(_shape, last))
         cost = found.within_vmem() if stays else found
-        costs[bits] = replace(cost, cycles=cost.cycles + sum(_cutting(w, last, machine) for _, w in instruction.windows() if w in cut))
-    reads = max((times.get(w, 1) for _, w in instruction.windows()), default=1)
+        cutting = sum(_cutting(w, last, machine) for w in windows if w in cut) if cut else 0
+        costs[bits] = replace(cost, cycles=cost.cycles + cutting) if cutting else cost
+    reads = max((times.get(w, 1) for w in windows), default=1) if times else 1
     return Priced(instruction, feels, costs, reads)
 
 
@@ -197,4 +201,6 @@ def _cutting(window: Window, last: set[int], machine: Machine) -> int:
 
 def _shape(last: set[int], tile: Tile) -> tuple[int, ...]:
     """The valid shape of a tile where the axes `last` are at their last index."""
+    if not last:
+        return tile.shape
     return tuple(a.extent % a.size if a.grid in last and _is_ragged(a) else a.size for a in tile.axes)

@@ -65,7 +65,7 @@ def attr_key(value: Any) -> Any:
     return (type(value).__name__, value)
 
 
-def node_key(node: Node) -> Any:
-    """Equal for two nodes without regions that compute the same values."""
-    attrs = tuple((name, attr_key(node.attrs[name])) for name in sorted(node.attrs))
-    return (node.op, node.inputs, attrs, tuple(r.type for r in node.results))
+def node_key(node: Node, inputs: tuple[Value, ...] | None = None) -> Any:
+    """Equal for two nodes without regions that compute the same values: of their inputs, or of `inputs` in their place."""
+    attrs = tuple([(name, attr_key(node.attrs[name])) for name in sorted(node.attrs)]) if node.attrs else ()
+    return (node.op, node.inputs if inputs is None else inputs, attrs, tuple([r.type for r in node.results]))

@@ -46,12 +46,13 @@ class RegionBuilder:
     def take(self, nodes: Iterable[Node], env: dict[Value, Value]) -> None:
         """Add nodes whose operands `env` renames; `env` learns the names of their results."""
         for node in nodes:
-            moved = replace(node, inputs=tuple(env[v] for v in node.inputs))
-            key = node_key(moved)
-            if key not in self.seen:
-                self.seen[key] = tuple(Value(v.type, v.name) for v in node.results)
-                self.nodes.append(replace(moved, results=self.seen[key]))
-            env.update(zip(node.results, self.seen[key], strict=True))
+            inputs = tuple([env[v] for v in node.inputs])
+            key = node_key(node, inputs)
+            results = self.seen.get(key)
+            if results is None:
+                results = self.seen[key] = tuple([Value(v.type, v.name) for v in node.results])
+                self.nodes.append(replace(node, inputs=inputs, results=results))
+            env.update(zip(node.results, results, strict=True))
 
     def take_region(self, node: Node, known: Mapping[Value, Value] | None = None) -> tuple[Value, ...]:
         """Add the whole region of a fused node; the names of its outputs. `known` names those of its operands that are made here."""
