@@ -6,8 +6,10 @@ here sends anything.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,11 +17,49 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from tpuflow.errors import ConfigError, PeerError
+from tpuflow.errors import ConfigError, PeerError, TpuflowError
 from tpuflow.jaxprs.compat import as_keys, is_key
 
 _LOST = re.compile(r"gloo|connection (closed|reset)|socket closed|broken pipe|coordination ?service|heartbeat", re.IGNORECASE)
 """What XLA says, as a ValueError or a RuntimeError, when a process does not answer any more."""
+
+
+COORDINATOR, PROCESSES, PROCESS = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+"""The environment that says where process 0 listens (host:port), how many processes there are, and which one this is."""
+
+
+def join(*, asked: bool = False) -> None:
+    """Join the other processes of a computation: those of the environment, or if `asked`, those that JAX finds by itself (Slurm, MPI, ...).
+    To be called before anything else of JAX. Without either there is one process.
+
+    Raises:
+      ConfigError: the environment is incomplete, or nothing is found.
+    """
+    given = {name: os.environ[name] for name in (COORDINATOR, PROCESSES, PROCESS) if os.environ.get(name)}
+    if not given and not asked:
+        return
+    try:
+        jax.distributed.initialize(given.get(COORDINATOR), _number(given, PROCESSES), _number(given, PROCESS))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"several processes: {_first_line(error)} Found {given or 'nothing'} in the environment; expected {COORDINATOR}=host:port of "
+            f"process 0, {PROCESSES}, and {PROCESS} from 0 on, or a cluster that jax.distributed.initialize knows."
+        ) from error
+
+
+def _number(given: Mapping[str, str], name: str) -> int | None:
+    try:
+        return int(given[name]) if name in given else None
+    except ValueError:
+        raise ConfigError(f"{name}: expected a number, got {given[name]!r}.") from None
+
+
+def leave(status: int) -> None:
+    """End a process that has failed at once, if there are others: leaving as usual waits for them, and they for what this one sends."""
+    if status and count() > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def count() -> int:
@@ -65,6 +105,25 @@ def check_alike(what: str, own: bytes, advice: str) -> None:
             f"{what} of process {', '.join(map(str, others))} differ{'s' if len(others) == 1 else ''} from that of process 0, among "
             f"{count()}; all processes must run the same. {advice}"
         )
+
+
+def by_first(action: Callable[[], object], failed: Exception) -> None:
+    """What the first process alone does, while the others wait for it; when it fails, they raise `failed`. All must ask at the same time.
+
+    Raises:
+      PeerError: one of them is gone.
+    """
+    problem = None
+    if is_first():
+        try:
+            action()
+        except TpuflowError as error:
+            problem = error
+    went_wrong = count() > 1 and bool(everyones(np.array(problem is not None))[0])
+    if problem is not None:
+        raise problem
+    if went_wrong:
+        raise failed
 
 
 def values(x: Any) -> np.ndarray:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -252,7 +253,7 @@ def read_state(path: Path) -> dict[str, Any]:
       CheckpointError: it is none, it is damaged, or it claims arrays far larger than what is stored.
     """
     path = path.resolve()
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader, warnings.catch_warnings():
+    with _orbax() as reader, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="orbax")
         try:
             stored_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
@@ -272,8 +273,15 @@ def _declared_bytes(tree: Any) -> int:
 
 
 def _write_state(path: Path, arrays: Mapping[str, Any]) -> None:
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
+    with _orbax() as writer:
         writer.save(path.resolve(), dict(arrays))
+
+
+def _orbax() -> ocp.Checkpointer:
+    """Orbax for this process alone: of several, each reads by itself, and one writes."""
+    own = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process {own}")
+    return ocp.Checkpointer(ocp.StandardCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone)
 
 
 @contextmanager
