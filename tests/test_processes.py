@@ -14,7 +14,6 @@ import jax
 import numpy as np
 import pytest
 
-import tpuflow
 from tests import process_of_two
 from tpuflow.device.fast.spread import parts_of
 from tpuflow.errors import ConfigError
