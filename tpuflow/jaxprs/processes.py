@@ -67,9 +67,14 @@ def count() -> int:
     return jax.process_count()
 
 
+def number() -> int:
+    """Which one this is, from 0 on."""
+    return jax.process_index()
+
+
 def is_first() -> bool:
     """Whether this is the one that writes files and speaks to the user for all of them."""
-    return jax.process_index() == 0
+    return number() == 0
 
 
 def devices() -> tuple[Any, ...]:
@@ -162,7 +167,7 @@ def peers() -> Iterator[None]:
         if count() == 1 or not _LOST.search(str(error)):
             raise
         raise PeerError(
-            f"process {jax.process_index()} of {count()}: another process of this computation is gone ({_first_line(error)}). Its chips "
+            f"process {number()} of {count()}: another process of this computation is gone ({_first_line(error)}). Its chips "
             "are lost, and what was computed since the last checkpoint: see that process's own output for why it ended, then start all "
             "of them again, or fewer. A training goes on from its last checkpoint with resume=, on this mesh or another."
         ) from error

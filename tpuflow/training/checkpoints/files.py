@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
 from tpuflow.archives import check_inflation
 from tpuflow.errors import ArchiveError, CheckpointError, CheckpointWriteError, one_line
+from tpuflow.jaxprs.processes import number
 from tpuflow.training.checkpoints.claiming import DELETED, UNFINISHED
 from tpuflow.training.checkpoints.sums import SUMS, check_sums, files, write_sums
 
@@ -279,7 +279,7 @@ def _write_state(path: Path, arrays: Mapping[str, Any]) -> None:
 
 def _orbax() -> ocp.Checkpointer:
     """Orbax for this process alone: of several, each reads by itself, and one writes."""
-    own = jax.process_index()
+    own = number()
     alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process {own}")
     return ocp.Checkpointer(ocp.StandardCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone)
 
