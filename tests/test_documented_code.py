@@ -31,7 +31,7 @@ from train.diffusion.schedulers import DDIM
 
 ROOT = Path(__file__).parents[1]
 GUIDES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
-ELSEWHERE = ("docs/errors.md", "docs/extending.md", "docs/pjrt.md", "docs/walk.md")
+ELSEWHERE = ("docs/errors.md", "docs/extending.md", "docs/pjrt.md", "docs/processes.md", "docs/walk.md")
 """Written from the code, or run, by tests of their own."""
 
 Names = dict[str, Any]

@@ -113,6 +113,7 @@ MAY_USE_INTERNALS = {
     "tpuflow.jaxprs.modules": JAX_INTERNALS,
     "tpuflow.jaxprs.partitioner": ("jaxlib",),
     "tpuflow.jaxprs.plugins": JAX_INTERNALS,
+    "tpuflow.jaxprs.processes": ("jax.experimental",),
     "tpuflow.lower.importers.stablehlo.compat": ("jaxlib",),
     "tpuflow.lower.importers.stablehlo.parsing": ("jaxlib",),
 }

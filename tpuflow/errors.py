@@ -56,6 +56,10 @@ class LaunchError(TpuflowError, ValueError):
     """An executable was called with arguments that do not fit its signature."""
 
 
+class PeerError(TpuflowError, RuntimeError):
+    """Another process of a computation under `jax.distributed` is gone, and the chips that it held with it."""
+
+
 class HostMemoryError(TpuflowError, MemoryError):
     """The host that simulates the device has not as much memory as a launch asks for."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tpuflow.errors import ConfigError, TpuflowError
+from tpuflow.jaxprs.processes import is_first, join, leave
 from tpuflow.numerics.report import timeline
 from train import compile_mode
 from train.options import add_options, from_arguments
@@ -25,6 +26,8 @@ EPILOG = """examples:
   python -m train resnet50 --image-size 32 --policy O0 --steps 300 --schedule constant
   python -m train compile --model resnet50 --chip bm1690 --debug const_name --out dump
                                                                  a step's IR at every stage, its weights and its device binary
+  JAX_COORDINATOR_ADDRESS=host:1234 JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=0 python -m train cifar_deepspeed --chips 4
+                                                                 one of two processes, each with two of the chips
   python -m train.parity --help                                  documented figures and PyTorch's beside ours
 """
 
@@ -34,6 +37,11 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="python -m train", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    top.add_argument(
+        "--distributed", action="store_true",
+        help="one of several processes that share a mesh, as Slurm, MPI or the like started them; JAX_COORDINATOR_ADDRESS, "
+        "JAX_NUM_PROCESSES and JAX_PROCESS_ID in the environment do without it",
+    )  # fmt: skip
     commands = top.add_subparsers(dest="recipe", required=True, metavar="RECIPE")
     for recipe in RECIPES.values():
         sub = commands.add_parser(recipe.name, help=recipe.summary, description=recipe.about)
@@ -46,8 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one recipe. Returns 0, or 2 for a bad option, bad data or an unwritable file, 130 after Ctrl-C (what was trained is reported)."""
     arguments = parser().parse_args(argv)
     try:
+        join(asked=arguments.distributed)
         if arguments.recipe not in RECIPES:
-            return compile_mode.run(compile_mode.Options(**{k: v for k, v in vars(arguments).items() if k != "recipe"}))
+            own = {k: v for k, v in vars(arguments).items() if k not in ("recipe", "distributed")}
+            return compile_mode.run(compile_mode.Options(**own))
         recipe = RECIPES[arguments.recipe]
         return run(recipe, from_arguments(recipe.defaults, arguments))
     except TpuflowError as error:
@@ -65,7 +75,7 @@ def run(recipe: Recipe, options: Any) -> int:
         if path := getattr(options, name, None):
             _check_writable(name, path)
     result = recipe.run(options)
-    if result is None:
+    if result is None or not is_first():
         return 0
     print(result.report(), flush=True)
     if result.numerics:
@@ -89,4 +99,6 @@ def _check_writable(option: str, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    leave(status)
+    sys.exit(status)

@@ -41,11 +41,13 @@ class Executable:
       fidelity: "native" or "bitexact"; the reference engine is always bit-exact.
       limits: what a launch may take; may be changed between launches.
       device: a device of a CPU client of one's own for the fast engine, which then takes and gives arrays of that device, and does not go
-        through JAX's dispatch; None for JAX's default backend.
+        through JAX's dispatch; None for JAX's default backend. There, under `jax.distributed`, the chips of a mesh are divided over the
+        processes, all of which must make and launch the same executables in the same order.
 
     Raises:
       ProgramError: the verifier refuses the Program.
-      ConfigError: unknown engine or fidelity.
+      ConfigError: unknown engine or fidelity; under `jax.distributed`, a mesh that does not divide over the processes, or processes with
+        different Programs.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class Executable:
             there is room for.
           LimitError: the launch takes more work or memory than `limits` allow (donated inputs are lost if only the run could say so).
           HostMemoryError: the host has not as much memory as it takes.
+          PeerError: another process of a computation under `jax.distributed` is gone.
           KeyboardInterrupt: Ctrl-C; `LaunchAbandoned` where there is no cut within seconds.
         """
         check_arguments(self.program, inputs, infeeds)
@@ -233,9 +236,10 @@ class Executable:
 def _make_engine(program: Program, engine: str, fidelity: str, device: Any) -> Any:
     if engine == "fast":
         from tpuflow.device.fast.cache import engine_for
-        from tpuflow.device.fast.host import DEFAULT, PinnedHost
+        from tpuflow.device.fast.host import PinnedHost
+        from tpuflow.device.fast.spread import host_of
 
-        return engine_for(program, fidelity, DEFAULT if device is None else PinnedHost(device))
+        return engine_for(program, fidelity, host_of(program) if device is None else PinnedHost(device))
     from tpuflow.device.reference.flight import FlyingReference
 
     return FlyingReference(program)

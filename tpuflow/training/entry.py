@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from tpuflow.jaxprs.processes import is_first
 from tpuflow.training.callbacks.base import check_callbacks
 from tpuflow.training.checkpoints import orbax_files
 from tpuflow.training.checkpoints.progress_form import check_progress
@@ -18,6 +19,7 @@ RAISES = """
 ConfigError: an option is unknown or does not fit.
 CheckpointError: no checkpoint is good, one cannot be written, or it was saved by another training.
 DataError: the data are empty or do not fit the model or the loss; `error.result` holds what was trained before, if anything.
+PeerError: another process of a training under `jax.distributed` is gone; what was saved last is there to go on from.
 UnsupportedPrimitiveError: the step uses something the device's compiler has no rule for.
 """
 
@@ -39,9 +41,9 @@ def train(config: TrainConfig) -> TrainResult:
     elif config.resume is not None:
         warn_of_nothing_there(config.resume, checked)
         said.append(f"no checkpoint in {os.fspath(config.resume)} yet, so training starts from the beginning")
-    if config.progress and said:
+    if config.progress and said and is_first():
         print(f"tpuflow.train: {', '.join(said)}", file=sys.stderr, flush=True)
     result = training.run(progress=config.progress)
-    if config.json is not None:
+    if config.json is not None and is_first():
         result.to_json(config.json)
     return result

@@ -18,12 +18,14 @@ from tpuflow.device.timing import Calibration
 from tpuflow.device.timing.program import sink_time
 from tpuflow.device.timing.result import seconds_text
 from tpuflow.errors import ConfigError
+from tpuflow.jaxprs.processes import by_first
 from tpuflow.reports.page import Numbers, write_page
 from tpuflow.reports.profile import Profile
 from tpuflow.reports.profile import profile as make_profile
 from tpuflow.reports.reported import Reported
 from tpuflow.stages.flattening import nested
 from tpuflow.training.checkpoints import orbax_files
+from tpuflow.training.checkpoints.claiming import not_written
 from tpuflow.training.given import optimizer_words
 from tpuflow.training.plotting import history_svg, plot_history
 
@@ -98,7 +100,8 @@ class TrainResult(Reported):
           CheckpointError: the directory is there, or cannot be written.
         """
         params, carried = self.trained.eval_variables
-        orbax_files().save_variables(path, nested({"params": params, **(carried if isinstance(carried, dict) else {})}))
+        arrays = nested({"params": params, **(carried if isinstance(carried, dict) else {})})
+        by_first(lambda: orbax_files().save_variables(path, arrays), not_written(path))
 
     @property
     def variables(self) -> Any:

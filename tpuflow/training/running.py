@@ -20,13 +20,14 @@ from tpuflow.data.walks import Walk
 from tpuflow.device.interrupts import held
 from tpuflow.errors import TpuflowError
 from tpuflow.isa.file import code_hash
+from tpuflow.jaxprs.processes import by_first, check_alike, count, is_first, local
 from tpuflow.numerics.probing import Probe
 from tpuflow.stages.flattening import nested
 from tpuflow.training.averaging import averaged
 from tpuflow.training.callbacks.base import Callback, Run, notify
 from tpuflow.training.checkpoints import orbax_files
 from tpuflow.training.checkpoints.fingerprints import fingerprint
-from tpuflow.training.checkpoints.locking import Claims
+from tpuflow.training.checkpoints.locking import Claims, not_written
 from tpuflow.training.checkpoints.resuming import (
     Place,
     check_same,
@@ -68,7 +69,7 @@ class Training:
             job.config.epochs, _steps_per_epoch(job), job.batch_size, job.settings["policy"], evaluates=job.eval_feed is not None
         )
         self._claims = Claims()
-        self._run.claim, self._run.save, self._run.learning_rate = self._claims.claim, self._save, self._learning_rate
+        self._run.claim, self._run.save, self._run.learning_rate = self._claim, self._save, self._learning_rate
         self._run.eval_params = self._eval_params
 
     def restore(self, checkpoint: Any) -> None:
@@ -111,23 +112,35 @@ class Training:
         """Train; after Ctrl-C, what was trained until then.
 
         Raises:
-          TpuflowError: bad data came up on the way; `error.result` holds what was trained until then.
+          TpuflowError: bad data came up on the way; `error.result` holds what was trained until then, unless there are several processes:
+            whole arrays are made by all of them together, and the others do not know.
+          PeerError: another process is gone.
         """
+        self._check_alike()
         with self._claims:
             return self._trained(progress=progress)
+
+    def _check_alike(self) -> None:
+        """That all processes begin at one step: with the same checkpoint, or none."""
+        advice = "Let resume name a directory that all of them see."
+        check_alike("the step to go on from", self._run.steps.to_bytes(8, "little"), advice)
 
     def _trained(self, *, progress: bool) -> TrainResult:
         began = time.perf_counter()
         try:
-            with progress_bar(shown=progress) as self._bar:
+            with progress_bar(shown=progress and is_first()) as self._bar:
                 self._bar.begin("compiling", None)
                 self._compile_seconds = self._compile_ahead()
                 self._notify("on_train_begin")
                 self._epochs()
         except KeyboardInterrupt:
+            if count() > 1:
+                raise
             self._interrupted = True
             self._count_untold()
         except TpuflowError as error:
+            if count() > 1:
+                raise
             error.result = self._result(began)  # type: ignore[attr-defined]
             raise
         finally:
@@ -165,7 +178,7 @@ class Training:
     @property
     def _whole_state(self) -> TrainState:
         """The state as one chip would have it, whatever each of several holds."""
-        return self._job.recipe.parallel.gathered(self._state)
+        return self._job.recipe.parallel.gathered(local(self._state))
 
     def _epochs(self) -> None:
         for number in range(self._first_epoch, self._job.config.epochs):
@@ -288,10 +301,16 @@ class Training:
 
     def _save(self, directory: Any) -> Path:
         """Write a checkpoint of the training as it stands, in a directory that no other training writes in."""
-        self._claims.claim(directory)
+        self._claim(directory)
         self._place.position = self._walk.position
+        files, steps, arrays = orbax_files(), self._run.steps, nested(self._whole_state._asdict())
         progress = progress_of(self._run, self._place, self._callbacks, self._fingerprint, self._step_code)
-        return orbax_files().save(directory, self._run.steps, nested(self._whole_state._asdict()), progress)
+        by_first(lambda: files.save(directory, steps, arrays, progress), not_written(directory))
+        return files.folder(directory, steps)
+
+    def _claim(self, directory: Any) -> None:
+        """Be the one training that writes checkpoints in a directory; of several processes, the first one does for all."""
+        by_first(lambda: self._claims.claim(directory), not_written(directory))
 
     def _eval_params(self) -> Any:
         recipe = self._job.recipe

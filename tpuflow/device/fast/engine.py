@@ -18,7 +18,7 @@ from tpuflow.device.fast.kept import Kept
 from tpuflow.device.fast.liveness import WORK, Key
 from tpuflow.device.fast.translate import Translation
 from tpuflow.device.limits import occupied_bytes
-from tpuflow.device.varying import cut_axes
+from tpuflow.device.varying import NONE, Axes, cut_axes
 from tpuflow.device.verify import verify
 from tpuflow.isa.collectives import chips_of, sizes_of
 from tpuflow.isa.program import Program
@@ -55,11 +55,11 @@ class FastEngine:
         if not verified:
             verify(program)
         self.program, self.host = program, host
-        self.translation = Translation(program, bitexact=fidelity == "bitexact")
+        self.translation = Translation(program, bitexact=fidelity == "bitexact", over=host.over)
         self._lanes = self.translation.lanes
         cuts = Cuts(program, self.translation.liveness, self._lanes.uneven)
         self.segments = cuts.segments()
-        self._waits = not cuts.short
+        self._waits = not cuts.short or host.over is not None
         options = COMPILER_OPTIONS | (LEAST_MEMORY if chips_of(program.mesh) * occupied_bytes(program) >= LARGE_BYTES else {})
         entries = kept_entries() if code and host is DEFAULT else None
         self._entries = entries if entries is not None and can_keep() else None
@@ -85,7 +85,8 @@ class FastEngine:
         """The outputs of a `short` Program, without waiting for them: what `fly` does, in half the host's time."""
         inputs = self._lanes.inputs(inputs, self.host)
         donated = _distinct(self.host, [inputs[i] for i in self._donated])
-        return self._lanes.outputs(self._only(donated, [inputs[i] for i in self._kept], self._budget), self.host)
+        outputs = self._only(donated, [inputs[i] for i in self._kept], self._budget)
+        return self._lanes.outputs(self.host.waited(outputs), self.host)
 
     def fly(
         self, inputs: Sequence[Any], infeeds: Sequence[Any], start: int, capacity: int, paces: dict[int, Pace], budget: Budget
@@ -96,7 +97,7 @@ class FastEngine:
         outfeed port has room for, in each piece of the flight; paces: what earlier flights have found of the loops, kept up; budget: where
         counting work stops. Donated inputs may be consumed.
         """
-        inputs, feeds = self._lanes.inputs(inputs, self.host), self._lanes.infeeds([_some(x) for x in infeeds])
+        inputs, feeds = self._lanes.inputs(inputs, self.host), self._lanes.infeeds([_some(x) for x in infeeds], self.host)
         donated = iter(_distinct(self.host, [x for x, p in zip(inputs, self.program.inputs, strict=True) if p.donated]))
         arrays: dict[Key, Any] = {p.buffer: next(donated) if p.donated else x for x, p in zip(inputs, self.program.inputs, strict=True)}
         arrays |= {("taken", p): np.int32(start) for p in range(len(self.program.infeeds))} | {WORK: np.int32(budget.start)}
@@ -122,9 +123,10 @@ class FastEngine:
 
     def translate(self, infeed_items: int = 1, capacity: int = 1) -> Iterator[Any]:
         """The executables in XLA's terms (`jax.stages.Lowered`), not compiled yet."""
-        lanes = [sizes_of(self.program.mesh, sorted(cut_axes(p))) for p in self.program.infeeds]
-        ports = zip(lanes, self.program.infeeds, strict=True)
-        feeds = [self.host.spec((*sizes, infeed_items, *p.shape), p.dtype.numpy) for sizes, p in ports]
+        cuts = [(cut_axes(p), p) for p in self.program.infeeds]
+        shapes = [(*sizes_of(self.program.mesh, sorted(axes)), infeed_items, *p.shape) for axes, p in cuts]
+        rows = zip(shapes, cuts, strict=True)
+        feeds = [self.host.spec(shape, p.dtype.numpy, self._lanes.lies(axes)) for shape, (axes, p) in rows]
         for executable in self._stages.values():
             yield executable.translate(feeds, capacity)
 
@@ -175,17 +177,17 @@ class _Executable:
         return self._run.lower(scalar, scalar, donated, kept, list(feeds), budget)
 
     def _spec(self, key: Key, capacity: int) -> jax.ShapeDtypeStruct:
-        program = self._translation.program
+        program, lanes = self._translation.program, self._translation.lanes
         if isinstance(key, int):
-            return self._spec_of(self._translation.lanes.shape(key, program.buffers[key].shape), program.buffers[key].dtype.numpy)
+            return self._spec_of(lanes.shape(key, program.buffers[key].shape), program.buffers[key].dtype.numpy, lanes.axes(key))
         kind, port = key
         if kind != "outfeed":
             return self._spec_of((), np.int32)
-        shape = self._translation.lanes.shape(key, (capacity, *program.outfeeds[port].shape))
-        return self._spec_of(shape, program.outfeeds[port].dtype.numpy)
+        shape = lanes.shape(key, (capacity, *program.outfeeds[port].shape))
+        return self._spec_of(shape, program.outfeeds[port].dtype.numpy, lanes.axes(key))
 
-    def _spec_of(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-        return self._host.spec(shape, np.dtype(dtype))
+    def _spec_of(self, shape: tuple[int, ...], dtype: Any, axes: Axes = NONE) -> jax.ShapeDtypeStruct:
+        return self._host.spec(shape, np.dtype(dtype), self._translation.lanes.lies(axes))
 
     def _sizes(self, zero: Any, trips: Any, donated: Sequence[Any], kept: Any, infeeds: Sequence[Any], budget: Any) -> Hashable:
         """What can differ in the arguments' shapes: how many items there are of each infeed, and room for of each outfeed."""
@@ -198,10 +200,10 @@ class _Executable:
             arrays = {**dict(zip(self.donates, donated, strict=True)), **dict(zip(self.keeps, kept, strict=True))}
             return self._translation(self._stage, zero, trips, arrays, infeeds, budget)
 
-        program, lanes, none = self._translation.program, self._translation.lanes, frozenset()
+        program, lanes, none = self._translation.program, self._translation.lanes, NONE
         ins = (none, none, [*map(lanes.axes, self.donates)], [*map(lanes.axes, self.keeps)], [*map(cut_axes, program.infeeds)], none)
         outs = ([lanes.axes(p.buffer) for p in program.outputs] if self._stage.final else [], [*map(lanes.axes, self._stage.gives)])
-        return lanes.over(run, ins, outs)(zero, trips, donated, kept, infeeds, budget)
+        return lanes.mapped(run, ins, outs)(zero, trips, donated, kept, infeeds, budget)
 
 
 def _stages(segments: Sequence[Segment]) -> list[Stage]:

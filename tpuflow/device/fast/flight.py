@@ -19,6 +19,7 @@ from tpuflow.device.launching import run_dry
 from tpuflow.errors import LaunchAbandoned
 from tpuflow.isa.collectives import whole_shape
 from tpuflow.isa.program import Loop, Program, While
+from tpuflow.jaxprs.processes import peers
 
 SLICE_SECONDS = 1.0
 """How long one slice of a loop should take on the host: what passes at most between Ctrl-C and its answer, and between two moves of a
@@ -83,6 +84,7 @@ class Flight:
     Raises:
       LaunchError: an infeed has run dry.
       OutOfBudget: the work is beyond the limit.
+      PeerError: a process that has a part of the chips is gone.
     """
 
     program: Program
@@ -109,7 +111,8 @@ class Flight:
 
     def __next__(self) -> int:
         assert self._pieces is not None
-        return next(self._pieces)
+        with peers():
+            return next(self._pieces)
 
     @property
     def outfeeds(self) -> list[np.ndarray]:
@@ -177,7 +180,7 @@ class Flight:
             trips = min(left, pace.trips())
             began = time.perf_counter()
             self._stage(stage, trips)
-            pace.took(time.perf_counter() - began, trips)
+            pace.took(self.host.agreed(time.perf_counter() - began), trips)
             if isinstance(block, Loop):
                 left -= trips
             elif not self.arrays.pop(AGAIN):
@@ -202,7 +205,7 @@ class Flight:
     def _harvest(self, port: int) -> None:
         count, items = int(self.arrays["sent", port]), self.arrays["outfeed", port]
         self.totals[port] += count
-        self.sent[port].append(self.lanes.sent(port, np.asarray(items))[:count])
+        self.sent[port].append(self.lanes.sent(port, self.host.values(items))[:count])
         self.arrays |= open_outfeed(self.program, self.lanes, port, self.capacity, self.host)
 
     def _check_infeeds(self, stage: Stage) -> None:
@@ -233,9 +236,10 @@ class Flight:
                 b = self.program.buffers[index]
                 data = constants.get(index)
                 shape = self.lanes.shape(index, b.shape)
+                lies = self.lanes.lies(self.lanes.axes(index))
                 held = None if data is None else np.frombuffer(data, b.dtype.numpy).reshape(b.shape)
                 self.arrays[index] = (
-                    self.host.zeros(shape, b.dtype.numpy) if held is None else self.host.array(np.broadcast_to(held, shape))
+                    self.host.zeros(shape, b.dtype.numpy, lies) if held is None else self.host.array(np.broadcast_to(held, shape), lies)
                 )
 
     def _forget(self, after: frozenset[int]) -> None:
@@ -247,8 +251,9 @@ class Flight:
 def open_outfeed(program: Program, lanes: Lanes, port: int, capacity: int, host: Host) -> dict[Key, Any]:
     """The state of an outfeed port with room for so many items and none sent."""
     p = program.outfeeds[port]
-    shape = lanes.shape(("outfeed", port), (capacity, *p.shape))
-    return {("sent", port): np.int32(0), ("outfeed", port): host.zeros(shape, p.dtype.numpy)}
+    key = ("outfeed", port)
+    zeros = host.zeros(lanes.shape(key, (capacity, *p.shape)), p.dtype.numpy, lanes.lies(lanes.axes(key)))
+    return {("sent", port): np.int32(0), key: zeros}
 
 
 def _wait(arrays: list[Any]) -> None:

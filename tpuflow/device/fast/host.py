@@ -4,20 +4,97 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Mesh, PartitionSpec, SingleDeviceSharding
 
 from tpuflow.jaxprs.plugins import call_unchecked, is_packed, place
 
 Sizes = Callable[..., Hashable]
 """Of a function's arguments, what can differ from launch to launch."""
+Way = Callable[[Any], Any]
+"""A function that only moves elements of an array, NumPy's or JAX's."""
+Lies = PartitionSpec
+WHOLE = PartitionSpec()
+"""An array of which every device has all."""
 
 
-class DefaultHost:
+class Host(Protocol):
+    """What the engine asks of where it runs. `lies` says how an array is cut over several devices; on one there is nothing to say."""
+
+    @property
+    def key(self) -> Hashable:
+        """What tells it from others; None for JAX's default."""
+        ...
+
+    @property
+    def over(self) -> Mesh | None:
+        """The devices among which a mesh's chips are divided, if there are several."""
+        ...
+
+    def jit(self, function: Callable[..., Any], options: Mapping[str, str], sizes: Sizes) -> Callable[..., Any]:
+        """The function as XLA runs it; its third argument is donated. `sizes` gives all that can differ in the arguments' shapes."""
+        ...
+
+    def spec(self, shape: tuple[int, ...], dtype: np.dtype[Any], lies: Lies = ...) -> jax.ShapeDtypeStruct:
+        """An argument to translate for."""
+        ...
+
+    def scalar(self, x: np.ndarray) -> Any:
+        """Numbers that go with every launch."""
+        ...
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any], lies: Lies = ...) -> Any:
+        """A new array of zeros."""
+        ...
+
+    def array(self, x: np.ndarray, lies: Lies = ...) -> Any:
+        """A new array."""
+        ...
+
+    def copy(self, x: Any) -> Any:
+        """The same values in memory of their own."""
+        ...
+
+    def rearranged(self, x: Any, way: Way | None, lies: Lies = ...) -> Any:
+        """What is made of an array by a function that only moves elements; the array itself if there is none."""
+        ...
+
+    def values(self, x: Any) -> np.ndarray:
+        """An array as NumPy's, whole."""
+        ...
+
+    def agreed(self, seconds: float) -> float:
+        """One figure for all devices, which must do alike."""
+        ...
+
+    def waited(self, arrays: Any) -> Any:
+        """What a launch without slices has given; it need not be there yet."""
+        ...
+
+
+class _OneDevice:
+    """All lanes are on one device."""
+
+    over = None
+
+    def values(self, x: Any) -> np.ndarray:
+        """An array as NumPy's."""
+        return np.asarray(x)
+
+    def agreed(self, seconds: float) -> float:
+        """It has nobody to agree with."""
+        return seconds
+
+    def waited(self, arrays: Any) -> Any:
+        """As they are: who needs them waits."""
+        return arrays
+
+
+class DefaultHost(_OneDevice):
     """JAX's default backend: executables are `jax.jit` functions, arrays lie where JAX puts them."""
 
     key = None
@@ -26,7 +103,7 @@ class DefaultHost:
         """The function as XLA runs it; its third argument is donated. `sizes` gives all that can differ in the arguments' shapes."""
         return jax.jit(function, donate_argnums=(2,), compiler_options=dict(options))
 
-    def spec(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.ShapeDtypeStruct:
+    def spec(self, shape: tuple[int, ...], dtype: np.dtype[Any], lies: Lies = WHOLE) -> jax.ShapeDtypeStruct:
         """An argument to translate for."""
         return jax.ShapeDtypeStruct(shape, dtype)
 
@@ -34,11 +111,11 @@ class DefaultHost:
         """Numbers that go with every launch."""
         return x
 
-    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any], lies: Lies = WHOLE) -> Any:
         """A new array of zeros."""
         return jnp.zeros(shape, dtype)
 
-    def array(self, x: np.ndarray) -> Any:
+    def array(self, x: np.ndarray, lies: Lies = WHOLE) -> Any:
         """A new array."""
         return jnp.array(x)
 
@@ -46,12 +123,12 @@ class DefaultHost:
         """The same values in memory of their own."""
         return jnp.copy(x)
 
-    def rearranged(self, x: Any, way: Callable[[Any], Any]) -> Any:
-        """What is made of an array by a function that only moves elements, of NumPy's arrays or JAX's."""
-        return way(x)
+    def rearranged(self, x: Any, way: Way | None, lies: Lies = WHOLE) -> Any:
+        """What is made of an array by a function that only moves elements; the array itself if there is none."""
+        return _plain(x) if way is None else way(_plain(x))
 
 
-class PinnedHost:
+class PinnedHost(_OneDevice):
     """One device of a CPU client that JAX's list of backends does not know: for use inside of a backend, where JAX's default is that
     backend itself. Nothing here goes through JAX's dispatch, so neither a trace under way nor the caller's settings change it."""
 
@@ -64,7 +141,7 @@ class PinnedHost:
         donated."""
         return _Pinned(self, function, options, sizes)
 
-    def spec(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.ShapeDtypeStruct:
+    def spec(self, shape: tuple[int, ...], dtype: np.dtype[Any], lies: Lies = WHOLE) -> jax.ShapeDtypeStruct:
         """An argument to translate for."""
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._sharding)
 
@@ -72,11 +149,11 @@ class PinnedHost:
         """Numbers that go with every launch."""
         return self.array(x)
 
-    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any], lies: Lies = WHOLE) -> Any:
         """A new array of zeros."""
         return self.array(np.zeros(shape, dtype))
 
-    def array(self, x: np.ndarray) -> Any:
+    def array(self, x: np.ndarray, lies: Lies = WHOLE) -> Any:
         """A new array; `x` is copied before this returns, whatever its strides."""
         return place(x, self.device, self._sharding)
 
@@ -89,8 +166,10 @@ class PinnedHost:
         """The same values in memory of their own."""
         return self.moved(np.asarray(x))
 
-    def rearranged(self, x: Any, way: Callable[[Any], Any]) -> Any:
+    def rearranged(self, x: Any, way: Way | None, lies: Lies = WHOLE) -> Any:
         """What is made of an array by a function that only moves elements; the array itself, if it moves none."""
+        if way is None:
+            return x
         values = np.asarray(x)
         made = way(values)
         return x if made is values else self.moved(made)
@@ -159,5 +238,10 @@ class _Lowered:
         return self._function._compiled.setdefault(self._sizes, compiled)
 
 
-Host = DefaultHost | PinnedHost
+def _plain(array: Any) -> Any:
+    """An array that lies on several devices of the host, as NumPy sees it."""
+    several = isinstance(array, jax.Array) and len(array.devices()) > 1
+    return np.asarray(array) if several else array
+
+
 DEFAULT = DefaultHost()

@@ -9,6 +9,7 @@ from typing import Any, assert_never
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh
 
 from tpuflow.device.budget import Workload
 from tpuflow.device.fast import liveness
@@ -31,16 +32,20 @@ COPIED_ELEMS = 2**16
 
 @dataclass
 class Translation:
-    """A Program made ready for tracing; `tiers` fills with the tier of every kernel, by place, while it is traced."""
+    """A Program made ready for tracing.
+
+    over: the devices that share its mesh, if there are several. tiers: fills with the tier of every kernel, by place, while it is traced.
+    """
 
     program: Program
     bitexact: bool
+    over: Mesh | None = None
     tiers: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.places = {id(b): place for place, b in walk(self.program.code)}
         self.workload = Workload(self.program)
-        self.lanes = Lanes(self.program)
+        self.lanes = Lanes(self.program, self.over)
         whole = {id(k): frozenset(_overwritten(k, self.program)) for k in self.program.kernels()}
         self.liveness = Liveness(whole, self.workload.numbers)
         self.packed = _packed(self.program, whole)
@@ -204,9 +209,10 @@ class _Run:
         env[AGAIN] = self._loop(block, env, after, trips) if isinstance(block, Loop) else self._while(block, env, after, trips)
 
     def _agree(self, block: Block, env: dict[Any, Any]) -> None:
-        """After what chips may not all have run alike: the work of the one that did most."""
-        if WORK in env and id(block) in self.t.lanes.uneven:
-            env[WORK] = self.t.lanes.greatest(env[WORK], self.t.lanes.varying.decided[id(block)])
+        """After what chips may not all have run alike: the work of the one that did most, of one device's within such a block."""
+        lanes = self.t.lanes
+        if WORK in env and id(block) in lanes.uneven:
+            env[WORK] = lanes.greatest(env[WORK], lanes.varying.decided[id(block)], here=id(block) in lanes.within_uneven)
 
     def _loop(self, block: Loop, env: dict[Any, Any], after: Set[int], trips: Any) -> Any:
         need = self.t.liveness.at_head(block, after)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TextIO
 
 from tpuflow.checking import check_number
 from tpuflow.errors import ConfigError, did_you_mean, shown
+from tpuflow.jaxprs.processes import is_first
 
 
 @dataclass(slots=True)
@@ -238,19 +239,19 @@ def _not_running() -> NoReturn:
 
 
 class LossMonitor(Callback):
-    """Print the loss of every `every`-th step."""
+    """Print the loss of every `every`-th step, in the first process if there are several."""
 
     def __init__(self, every: int = 100, out: TextIO | None = None):
         check_number("LossMonitor: every", every, 1)
         self._every, self._out = every, out
 
     def on_step_end(self, run: Run) -> None:
-        if run.step % self._every == 0:
+        if run.step % self._every == 0 and is_first():
             print(f"epoch: {run.epoch + 1} step: {run.step + 1}, loss is {run.loss:.6f}", file=self._out or sys.stdout, flush=True)
 
 
 class TimeMonitor(Callback):
-    """Print the host's time of every epoch and of one step in it; evaluation included."""
+    """Print the host's time of every epoch and of one step in it, evaluation included, in the first process if there are several."""
 
     def __init__(self, out: TextIO | None = None):
         self._out = out
@@ -263,4 +264,5 @@ class TimeMonitor(Callback):
         milliseconds = 1e3 * (time.perf_counter() - self._started)
         steps = max(1, run.step - self._first_step)
         text = f"epoch time: {milliseconds:.3f} ms, per step time: {milliseconds / steps:.3f} ms (host)"
-        print(text, file=self._out or sys.stdout, flush=True)
+        if is_first():
+            print(text, file=self._out or sys.stdout, flush=True)

@@ -10,9 +10,11 @@ from typing import Any
 
 from tpuflow.checking import check_choice, check_path
 from tpuflow.errors import CheckpointError, CheckpointWriteError
+from tpuflow.jaxprs.processes import by_first, is_first
 from tpuflow.training.callbacks.base import Callback, Run, check_every
 from tpuflow.training.callbacks.watching import MODES, TRAINING_LOSS, Best
 from tpuflow.training.checkpoints import orbax_files
+from tpuflow.training.checkpoints.claiming import not_written
 
 
 class ModelCheckpoint(Callback):
@@ -27,6 +29,8 @@ class ModelCheckpoint(Callback):
     From its beginning to its end the training is the only one that may write in the directory: a second one is refused with a
     `CheckpointError` that names the first. A checkpoint that cannot be written, because the disk is full for example, ends no training:
     a warning says so, nothing half written stays behind, and the next save tries again.
+
+    Of several processes (`jax.distributed`) the first one writes, and the others wait for it.
     """
 
     def __init__(
@@ -63,8 +67,8 @@ class ModelCheckpoint(Callback):
             self._best.check(run)
         run.claim(self.directory)
         self._saved = self._found(run)
-        if self._best_step == self._saved is not None and orbax_files().pointed(self.directory) != self._saved:
-            orbax_files().point(self.directory, self._saved)  # an earlier run was killed between the two
+        if self._saved is not None and self._best_step == self._saved and orbax_files().pointed(self.directory) != self._saved:
+            self._point(self._saved)  # an earlier run was killed between the two
 
     def on_epoch_end(self, run: Run) -> None:
         self._due |= self._every_epochs is not None and (run.epoch + 1) % self._every_epochs == 0
@@ -113,12 +117,18 @@ class ModelCheckpoint(Callback):
             run.save(self.directory)
             self._saved = run.steps
         if self._best is not None and self._is_best:
-            orbax_files().point(self.directory, run.steps)
+            self._point(run.steps)
             self._best_kept = self._best.value, run.steps
         self._forget()
 
+    def _point(self, step: int) -> None:
+        """Let the link `best` name a checkpoint."""
+        by_first(lambda: orbax_files().point(self.directory, step), not_written(self.directory))
+
     def _forget(self) -> None:
         """Delete what is neither among the newest nor the best."""
+        if not is_first():
+            return
         steps = orbax_files().saved_steps(self.directory)
         for step in steps[: -self._keep] if self._keep else []:
             if step != self._best_step:
@@ -140,5 +150,6 @@ class ModelCheckpoint(Callback):
                     f"ModelCheckpoint: {self.directory} holds {path.name} of another training. Go on from it with "
                     f"tpuflow.train(..., resume={str(self.directory)!r}), or choose an empty directory."
                 )
-            orbax_files().delete(path)
+            if is_first():
+                orbax_files().delete(path)
         return run.resumed_at if here else None

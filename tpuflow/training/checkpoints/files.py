@@ -30,6 +30,7 @@ import orbax.checkpoint as ocp
 
 from tpuflow.archives import check_inflation
 from tpuflow.errors import ArchiveError, CheckpointError, CheckpointWriteError, one_line
+from tpuflow.jaxprs.processes import number
 from tpuflow.training.checkpoints.locking import DELETED, UNFINISHED
 from tpuflow.training.checkpoints.sums import SUMS, check_sums, files, write_sums
 
@@ -252,7 +253,7 @@ def read_state(path: Path) -> dict[str, Any]:
       CheckpointError: it is none, it is damaged, or it claims arrays far larger than what is stored.
     """
     path = path.resolve()
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader, warnings.catch_warnings():
+    with _orbax() as reader, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="orbax")
         try:
             stored_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
@@ -272,8 +273,15 @@ def _declared_bytes(tree: Any) -> int:
 
 
 def _write_state(path: Path, arrays: Mapping[str, Any]) -> None:
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
+    with _orbax() as writer:
         writer.save(path.resolve(), dict(arrays))
+
+
+def _orbax() -> ocp.Checkpointer:
+    """Orbax for this process alone: of several, each reads by itself, and one writes."""
+    own = number()
+    alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process {own}")
+    return ocp.Checkpointer(ocp.StandardCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone)
 
 
 @contextmanager

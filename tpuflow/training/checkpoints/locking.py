@@ -124,6 +124,13 @@ class Claims:
             ) from error
 
 
+def not_written(directory: Path_) -> CheckpointWriteError:
+    """What the other processes of a training say when the first one, which writes for all, could not."""
+    return CheckpointWriteError(
+        f"checkpoints: process 0, which writes those of all processes, could not write in {directory}: see its output."
+    )
+
+
 def _lock(handle: int, directory: Path) -> bool:
     """Lock an open file at once; false where the file system has no locks."""
     try:

@@ -1,0 +1,128 @@
+"""One mesh over two processes under `jax.distributed`: the bits of one process, and what is said when one is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from tests import process_of_two
+from tpuflow.device.fast.spread import parts_of
+from tpuflow.errors import ConfigError
+from tpuflow.isa.collectives import MeshAxis
+from tpuflow.jaxprs import processes
+
+ROOT = Path(__file__).parents[1]
+SECONDS = 900  # the tests of a machine with other work
+
+
+def started(arguments: Sequence[str], folder: Path) -> list[tuple[int, str]]:
+    """Exit status and output of two processes of a program, which is given its number and a port besides."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, *(part.format(process=n, port=port) for part in arguments)],
+            cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for n in range(2)
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=SECONDS)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    return [(process.returncode, text) for process, text in zip(running, said, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, str]]]:
+    """The folder of the two processes' results, and how they ended."""
+    folder = tmp_path_factory.mktemp("two")
+    return folder, started(["-m", "tests.process_of_two", "{process}", "{port}", str(folder)], folder)
+
+
+@pytest.mark.parametrize("name", process_of_two.WORK)
+def test_two_processes_have_the_bits_of_one(name: str, two: tuple[Path, list[tuple[int, str]]]) -> None:
+    folder, ended = two
+    alone = process_of_two.WORK[name]()
+    for process in range(2):
+        path = folder / f"{name}{process}.npz"
+        assert path.exists(), ended
+        with np.load(path) as found:
+            assert set(found) == set(alone)
+            for key, expected in alone.items():
+                assert found[key].dtype == expected.dtype and found[key].tobytes() == expected.tobytes(), (process, key)
+
+
+def test_a_lost_process_is_an_error_and_its_training_goes_on_over_another_mesh(two: tuple[Path, list[tuple[int, str]]]) -> None:
+    folder, ((first, said), (second, _)) = two
+    assert (first, second) == (process_of_two.LOST, -9), said
+    text = (folder / "lost.txt").read_text()
+    assert "process 0 of 2: another process of this computation is gone" in text and "resume=" in text
+    alone, resumed = process_of_two.train(), process_of_two.train(resume=folder / "run")
+    assert resumed.resumed_at == process_of_two.DIES_AFTER
+    expected, found = process_of_two.arrays_of(alone), process_of_two.arrays_of(resumed)
+    assert {key: x.tobytes() for key, x in found.items()} == {key: x.tobytes() for key, x in expected.items()}
+    with pytest.warns(RuntimeWarning, match="not the one it was saved with"):
+        elsewhere = process_of_two.train("zero1", mesh={"data": 2}, resume=folder / "run")
+    assert elsewhere.resumed_at == process_of_two.DIES_AFTER and elsewhere.steps == alone.steps
+    assert elsewhere.losses[: process_of_two.DIES_AFTER] == alone.losses[: process_of_two.DIES_AFTER] and not elsewhere.nan_steps
+
+
+def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "processes.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "train.py").write_text(code.replace('"localhost:9911"', "sys.argv[2]"))
+    (first, said), (second, nothing) = started(["train.py", "{process}", "localhost:{port}"], tmp_path)
+    assert (first, second) == (0, 0), said + nothing
+    assert "MLP trained in fp32" in said and "MLP trained" not in nothing
+    assert [path.name for path in (tmp_path / "run").glob("step_*")]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "devices", "parts"), [((4,), 2, (2,)), ((2, 4), 4, (2, 2)), ((3, 4), 2, (1, 2)), ((2, 3), 6, (2, 3)), ((6, 4), 4, (2, 2))]
+)
+def test_axes_are_cut_from_the_first_on(sizes: tuple[int, ...], devices: int, parts: tuple[int, ...]) -> None:
+    assert parts_of([MeshAxis(f"axis {n}", size) for n, size in enumerate(sizes)], devices) == parts
+
+
+def test_chips_that_do_not_divide_over_the_processes_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"its 6 chips \('data': 6\) do not divide over the 4 processes.*multiple of 4"):
+        parts_of([MeshAxis("data", 6)], 4)
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES: expected a number, got 'two'"),
+        ({"JAX_NUM_PROCESSES": "2"}, "expected JAX_COORDINATOR_ADDRESS=host:port"),
+    ],
+)
+def test_an_environment_that_says_too_little_is_refused(environment: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    def initialize(address: str | None, count: int | None, number: int | None) -> None:
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        processes.join()
+
+
+def test_one_process_asks_nobody() -> None:
+    processes.join()
+    processes.check_alike("nothing", b"1", "")
+    processes.by_first(lambda: None, ConfigError("never"))
+    assert processes.count() == 1 and processes.is_first()

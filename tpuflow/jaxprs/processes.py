@@ -1,0 +1,178 @@
+"""The processes of a computation under `jax.distributed`: who this one is, what the others have, and what is said when one is lost.
+
+All of it is JAX's own: its coordination service, and collectives over gloo. Without `jax.distributed` there is one process, and nothing
+here sends anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from tpuflow.errors import ConfigError, PeerError, TpuflowError
+from tpuflow.jaxprs.compat import as_keys, is_key
+
+_LOST = re.compile(r"gloo|connection (closed|reset)|socket closed|broken pipe|coordination ?service|heartbeat", re.IGNORECASE)
+"""What XLA says, as a ValueError or a RuntimeError, when a process does not answer any more."""
+
+
+COORDINATOR, PROCESSES, PROCESS = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+"""The environment that says where process 0 listens (host:port), how many processes there are, and which one this is."""
+
+
+def join(*, asked: bool = False) -> None:
+    """Join the other processes of a computation: those of the environment, or if `asked`, those that JAX finds by itself (Slurm, MPI, ...).
+    To be called before anything else of JAX. Without either there is one process.
+
+    Raises:
+      ConfigError: the environment is incomplete, or nothing is found.
+    """
+    given = {name: os.environ[name] for name in (COORDINATOR, PROCESSES, PROCESS) if os.environ.get(name)}
+    if not given and not asked:
+        return
+    try:
+        jax.distributed.initialize(given.get(COORDINATOR), _number(given, PROCESSES), _number(given, PROCESS))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"several processes: {_first_line(error)} Found {given or 'nothing'} in the environment; expected {COORDINATOR}=host:port of "
+            f"process 0, {PROCESSES}, and {PROCESS} from 0 on, or a cluster that jax.distributed.initialize knows."
+        ) from error
+
+
+def _number(given: Mapping[str, str], name: str) -> int | None:
+    try:
+        return int(given[name]) if name in given else None
+    except ValueError:
+        raise ConfigError(f"{name}: expected a number, got {given[name]!r}.") from None
+
+
+def leave(status: int) -> None:
+    """End a process that has failed at once, if there are others: leaving as usual waits for them, and they for what this one sends."""
+    if status and count() > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def count() -> int:
+    """How many processes there are."""
+    return jax.process_count()
+
+
+def number() -> int:
+    """Which one this is, from 0 on."""
+    return jax.process_index()
+
+
+def is_first() -> bool:
+    """Whether this is the one that writes files and speaks to the user for all of them."""
+    return number() == 0
+
+
+def devices() -> tuple[Any, ...]:
+    """One device of each process, in their order: the first of its own."""
+    first: dict[int, Any] = {}
+    for device in sorted(jax.devices(), key=lambda d: d.id):
+        first.setdefault(device.process_index, device)
+    return tuple(first[n] for n in sorted(first))
+
+
+def everyones(own: np.ndarray) -> np.ndarray:
+    """[processes, ...]: what each process has, of one shape and a type of at most 32 bits. All must ask at the same time.
+
+    Raises:
+      PeerError: one of them is gone.
+    """
+    with peers():
+        return np.asarray(multihost_utils.process_allgather(own)).reshape(count(), *own.shape)
+
+
+def check_alike(what: str, own: bytes, advice: str) -> None:
+    """Refuse what is not the same in all processes. All must ask at the same time.
+
+    Raises:
+      ConfigError: saying which process differs from the first.
+    """
+    if count() == 1:
+        return
+    found = everyones(np.frombuffer(own, np.uint8))
+    others = [n for n, theirs in enumerate(found) if (theirs != found[0]).any()]
+    if others:
+        raise ConfigError(
+            f"{what} of process {', '.join(map(str, others))} differ{'s' if len(others) == 1 else ''} from that of process 0, among "
+            f"{count()}; all processes must run the same. {advice}"
+        )
+
+
+def by_first(action: Callable[[], object], failed: Exception) -> None:
+    """What the first process alone does, while the others wait for it; when it fails, they raise `failed`. All must ask at the same time.
+
+    Raises:
+      PeerError: one of them is gone.
+    """
+    problem = None
+    if is_first():
+        try:
+            action()
+        except TpuflowError as error:
+            problem = error
+    went_wrong = count() > 1 and bool(everyones(np.array(problem is not None))[0])
+    if problem is not None:
+        raise problem
+    if went_wrong:
+        raise failed
+
+
+def values(x: Any) -> np.ndarray:
+    """An array as NumPy's, whole: pieces that other processes hold are sent here. All must ask at the same time if there are such."""
+    if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:
+        return np.asarray(x)
+    with peers():
+        return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+
+def local(tree: Any) -> Any:
+    """A tree of arrays with those that lie over several processes as whole ones of this process alone; random keys may be among them."""
+    return jax.tree.map(_local, tree) if count() > 1 else tree
+
+
+def _local(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+        return leaf
+    if is_key(leaf):
+        return as_keys(_local(jax.random.key_data(leaf)), leaf.aval)
+    return jax.numpy.asarray(values(leaf))
+
+
+@contextmanager
+def peers() -> Iterator[None]:
+    """Turn XLA's account of a lost process into an error of ours.
+
+    Raises:
+      PeerError: a process of the computation does not answer any more.
+    """
+    try:
+        yield
+    except PeerError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        if count() == 1 or not _LOST.search(str(error)):
+            raise
+        raise PeerError(
+            f"process {number()} of {count()}: another process of this computation is gone ({_first_line(error)}). Its chips "
+            "are lost, and what was computed since the last checkpoint: see that process's own output for why it ended, then start all "
+            "of them again, or fewer. A training goes on from its last checkpoint with resume=, on this mesh or another."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines: Sequence[str] = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
