@@ -23,7 +23,6 @@ from tpuflow.lower.operations import movement, sorting
 from tpuflow.lower.operations.complex import Complex, Number, bilinear, plane_by_plane
 from tpuflow.lower.operations.fft import fft
 from tpuflow.lower.operations.forms import UnsupportedForm
-from tpuflow.lower.operations.linalg.complex import cholesky, triangular_solve
 from tpuflow.lower.operations.scatter_by import scatter_by
 
 STRUCTURAL.update(CALLS, (
@@ -49,14 +48,6 @@ COMPLEX.enter({
     "square": numbers.square, "pow": numbers.power, "integer_pow": numbers.integer_pow, "reduce_prod": numbers.reduce_prod,
     "cumprod": numbers.cumprod,
 })  # fmt: skip
-
-
-COMPLEX.enter({"triangular_solve": triangular_solve})
-
-
-@COMPLEX.lowers("cholesky")
-def _cholesky(b: Builder, a: Complex) -> Complex:
-    return cholesky(b, a)
 
 
 @COMPLEX.lowers("sort")

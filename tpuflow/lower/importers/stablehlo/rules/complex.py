@@ -19,7 +19,6 @@ from tpuflow.lower.operations import movement, sorting, windows
 from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, bilinear, packed, plane_by_plane, planes
 from tpuflow.lower.operations.fft import fft
 from tpuflow.lower.operations.forms import UnsupportedForm
-from tpuflow.lower.operations.linalg.complex import cholesky, triangular_solve
 from tpuflow.lower.operations.scatter_by import scatter_by
 from tpuflow.lower.operations.window import Sizes
 
@@ -76,19 +75,6 @@ def _iota(b: Builder, *, iota_dimension: int, types: tuple[ComplexType]) -> Comp
 @COMPLEX.lowers("stablehlo.fft")
 def _fft(b: Builder, x: Number, *, fft_type: str, fft_length: Sequence[int]) -> Number:
     return fft(b, x, kind=fft_type, lengths=fft_length)
-
-
-COMPLEX.enter({"stablehlo.cholesky": cholesky})
-
-
-@COMPLEX.lowers("stablehlo.triangular_solve")
-def _triangular_solve(
-    b: Builder, a: Complex, y: Complex, *, left_side: bool, lower: bool, unit_diagonal: bool, transpose_a: str
-) -> Complex:  # fmt: skip
-    return triangular_solve(
-        b, a, y, left_side=left_side, lower=lower, transpose_a=transpose_a in ("TRANSPOSE", "ADJOINT"),
-        conjugate_a=transpose_a == "ADJOINT", unit_diagonal=unit_diagonal,
-    )  # fmt: skip
 
 
 @COMPLEX.lowers("stablehlo.sort")
