@@ -88,6 +88,8 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "abs": jnp.abs, "angle": jnp.angle, "conj": jnp.conj, "exp": jnp.exp, "log": jnp.log, "log1p": jnp.log1p, "expm1": jnp.expm1,
     "sin": jnp.sin, "cos": jnp.cos, "tan": jnp.tan, "sinh": jnp.sinh, "cosh": jnp.cosh, "tanh": jnp.tanh, "sqrt": jnp.sqrt,
     "rsqrt": lax.rsqrt, "sign": jnp.sign, "square": jnp.square, "logistic": jax.nn.sigmoid, "reciprocal": jnp.reciprocal,
+    "arcsin": jnp.arcsin, "arccos": jnp.arccos, "arctan": jnp.arctan, "arcsinh": jnp.arcsinh, "arccosh": jnp.arccosh,
+    "arctanh": jnp.arctanh,
 }  # fmt: skip
 _ARITHMETIC = [
     *(_case(name, fn) for name, fn in _FUNCTIONS.items()),
@@ -99,6 +101,7 @@ _ARITHMETIC = [
     _case("sums", lambda z: (z.sum(0), z.mean(), jnp.cumsum(z, 1))),
     _case("products", lambda z: (jnp.prod(z, 1), jnp.cumprod(z, 0)), (4, 5)),
     _case("comparisons", lambda z: (z == z.conj(), z != z[0], jnp.isfinite(z), jnp.isnan(z), z.astype(bool)), grad=False, domain="edges"),
+    _case("extremes", lambda z: (jnp.maximum(z, 1j), lax.min(z, z[::-1]), z.max(1), jnp.min(jnp.round(z), 0)), grad=False),
     _case("moves", lambda z: jnp.concatenate((jnp.pad(z[::-1, 1:], 1).T[:3], jnp.where(z.real > 0, z, 1j)[:3]), 1)),
     _case("indices", lambda z: (z[jnp.array([0, 2, 9])], z.at[1].set(2j), z.at[jnp.array([1, 1])].add(1j), z[jnp.arange(2) - 1, 3])),
     _case("sorted", lambda z: (jnp.sort(z, 0), jnp.argsort(jnp.round(z), 1), lax.sort((z.real > 0, z), num_keys=2)), grad=False),

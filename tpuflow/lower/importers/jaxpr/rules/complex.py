@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -46,8 +47,11 @@ COMPLEX.enter({
     "log1p": numbers.log1p, "expm1": numbers.expm1, "tan": numbers.tan, "sinh": numbers.sinh_of,
     "cosh": numbers.cosh_of, "tanh": numbers.tanh, "logistic": numbers.logistic, "sqrt": numbers.sqrt, "rsqrt": numbers.rsqrt,
     "square": numbers.square, "pow": numbers.power, "integer_pow": numbers.integer_pow, "reduce_prod": numbers.reduce_prod,
-    "cumprod": numbers.cumprod,
+    "cumprod": numbers.cumprod, "asin": numbers.asin, "acos": numbers.acos, "atan": numbers.atan, "asinh": numbers.asinh,
+    "acosh": numbers.acosh, "atanh": numbers.atanh,
 })  # fmt: skip
+for _op in ("max", "min"):
+    COMPLEX.enter({_op: partial(numbers.extreme, op=_op), f"reduce_{_op}": partial(numbers.reduce_extreme, op=_op)})
 
 
 @COMPLEX.lowers("sort")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,9 @@ COMPLEX.enter({
     "stablehlo.cosine": numbers.cos, "stablehlo.tan": numbers.tan, "chlo.tan": numbers.tan, "chlo.sinh": numbers.sinh_of,
     "chlo.cosh": numbers.cosh_of, "stablehlo.tanh": numbers.tanh, "stablehlo.logistic": numbers.logistic, "stablehlo.sqrt": numbers.sqrt,
     "stablehlo.rsqrt": numbers.rsqrt, "chlo.square": numbers.square, "chlo.conj": numbers.conj, "stablehlo.power": numbers.power,
+    "chlo.asin": numbers.asin, "chlo.acos": numbers.acos, "chlo.atan": numbers.atan, "chlo.asinh": numbers.asinh,
+    "chlo.acosh": numbers.acosh, "chlo.atanh": numbers.atanh, "stablehlo.maximum": partial(numbers.extreme, op="max"),
+    "stablehlo.minimum": partial(numbers.extreme, op="min"),
 })  # fmt: skip
 
 
@@ -89,14 +93,11 @@ def _sort(b: Builder, *operands: Number, dimension: int, regions: tuple[Region])
 
 @COMPLEX.lowers("stablehlo.reduce")
 def _reduce(b: Builder, *operands: Number, dimensions: Sizes, regions: tuple[Region]) -> tuple[Number, ...]:
-    """Sums and products."""
-    texts = regions[0].expressions()
-    if texts == ("add(a, b)",):
+    """Sums with each plane, anything else with both at once."""
+    if regions[0].expressions() == ("add(a, b)",):
         return _same(b, "stablehlo.reduce", operands, {"dimensions": dimensions, "regions": regions})
-    if texts == ("multiply(a, b)",):
-        x, start = (numbers.as_complex(b, x) for x in operands)
-        return (numbers.reduce_prod(b, x, axes=dimensions, start=start),)
-    raise UnsupportedForm("complex numbers reduced by what is neither a sum nor a product")
+    count = len(operands) // 2
+    return numbers.reduce_by(b, regions[0].elementwise, operands[:count], operands[count:], dimensions)
 
 
 @COMPLEX.lowers("stablehlo.reduce_window")
