@@ -32,8 +32,8 @@ STRUCTURAL.update(CALLS, (
 ))  # fmt: skip
 STORED.update((
     "all_gather", "all_to_all", "bitcast_convert_type", "broadcast_in_dim", "concatenate", "conv_general_dilated", "convert_element_type",
-    "dot_general", "dynamic_slice", "dynamic_update_slice", "empty", "empty2", "gather", "iota", "pad", "pbroadcast", "ppermute",
-    "reshape", "rev", "scatter", "select_n", "slice", "sort", "split", "squeeze", "stack", "tile", "transpose", "unstack",
+    "dot_general", "dynamic_slice", "dynamic_update_slice", "empty", "empty2", "gather", "iota", "nextafter", "pad", "pbroadcast",
+    "ppermute", "reshape", "rev", "scatter", "select_n", "slice", "sort", "split", "squeeze", "stack", "tile", "transpose", "unstack",
 ))  # fmt: skip
 PLANEWISE.update((
     "add", "add_any", "all_gather", "all_to_all", "broadcast_in_dim", "concatenate", "cumsum", "dynamic_slice", "dynamic_update_slice",

@@ -33,6 +33,7 @@ STORED.update(f"stablehlo.{operation}" for operation in (
     "convolution", "dot", "dot_general", "dynamic_slice", "dynamic_update_slice", "gather", "iota", "pad", "reshape", "reverse", "select",
     "slice", "sort", "transpose",
 ))  # fmt: skip
+STORED.add("chlo.next_after")
 PLANEWISE.update(f"stablehlo.{operation}" for operation in (
     "add", "broadcast_in_dim", "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "negate", "pad", "reduce_precision",
     "reshape", "reverse", "select", "slice", "subtract", "transpose",
