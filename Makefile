@@ -52,10 +52,11 @@ docs: $(VENV)/.docs $(VENV)/.torch  ## the pages and the Python reference as HTM
 bench: $(VENV)/.dev $(VENV)/.torch  ## the table of bench/
 	$(BIN)/python -m bench $(ARGS)
 
-conformance: $(VENV)/.dev  ## flax's examples (EXAMPLES=checkout) and JAX's own tests (JAX_TESTS=checkout); writes docs/conformance.md
-	@test -n "$(EXAMPLES)$(JAX_TESTS)" || { echo "say where a checkout of flax or of JAX is: make conformance EXAMPLES=path JAX_TESTS=path"; exit 2; }
+conformance: $(VENV)/.dev  ## flax's examples (EXAMPLES=checkout), JAX's tests (JAX_TESTS=) and StableHLO's (STABLEHLO=); writes docs/conformance.md
+	@test -n "$(EXAMPLES)$(JAX_TESTS)$(STABLEHLO)" || { echo "say where a checkout of flax, JAX or StableHLO is: make conformance EXAMPLES=path JAX_TESTS=path STABLEHLO=path"; exit 2; }
 	$(if $(EXAMPLES),$(BIN)/python -m bench.conformance $(EXAMPLES))
 	$(if $(JAX_TESTS),$(BIN)/python -m bench.jax_tests $(JAX_TESTS) $(ARGS))
+	$(if $(STABLEHLO),$(BIN)/python -m bench.stablehlo_data $(STABLEHLO) $(ARGS))
 
 release: $(VENV)/.dev  ## wheel and sdist in dist/, checked, and the wheel tried in a fresh environment
 	$(BIN)/python -m tests.release $(ARGS)

@@ -77,7 +77,7 @@ CAUSES = (
     Cause("a dot algorithm that the matrix unit does not have", r"the algorithm #stablehlo.dot_algorithm", counts=False),
     Cause("exported for other platforms by name", r"was exported for platforms", counts=False),
     Cause("no lowering rule", r"no lowering rule"),
-    Cause("a form that a rule does not cover", r"UNIMPLEMENTED"),
+    Cause("a form that a rule does not cover", r"UNIMPLEMENTED|^UnsupportedPrimitiveError"),
     Cause("memory", r"RESOURCE_EXHAUSTED"),
     Cause("a defect: INTERNAL", r"INTERNAL"),
     Cause("other refusals", r"JaxRuntimeError|TpuflowError"),
@@ -199,10 +199,11 @@ def classed(run: Run, file: str, cases: Sequence[Case]) -> list[Case]:
     failed = [c.name for c in cases if c.outcome == "failed" and c.kind != NOT_RUN]
     control = cases_of(replace(run, platforms="cpu"), file, failed) if failed else ()
     elsewhere = {c.name for c in control if c.outcome == "failed"}
-    return [replace(c, cause=_cause(c, elsewhere)) if c.outcome == "failed" else c for c in cases]
+    return [replace(c, cause=cause_of(c, elsewhere)) if c.outcome == "failed" else c for c in cases]
 
 
-def _cause(case: Case, elsewhere: set[str]) -> str:
+def cause_of(case: Case, elsewhere: set[str]) -> str:
+    """The name of a failure's class; `elsewhere`: the names of those that fail on JAX's CPU backend, too."""
     return ELSEWHERE if case.name in elsewhere else next(cause.name for cause in CAUSES if cause.holds(case))
 
 
@@ -223,12 +224,12 @@ def page(run: Run, found: dict[str, list[Case]]) -> str:
         "",
         "| file | cases | passed | failed | not counted | pass rate |",
         "|---|---|---|---|---|---|",
-        *(_row(file, cases) for file, cases in found.items()),
-        _row("all", everything),
+        *(row(file, cases) for file, cases in found.items()),
+        row("all", everything),
         "",
         "| why | cases | one of them |",
         "|---|---|---|",
-        *_causes(everything),
+        *causes(everything),
     ]
     return "\n".join(lines) + "\n"
 
@@ -237,23 +238,24 @@ def _on(run: Run) -> str:
     return f", on {run.devices} devices" if run.devices > 1 else ""
 
 
-def _row(file: str, cases: Sequence[Case]) -> str:
+def row(file: str, cases: Sequence[Case]) -> str:
+    """A row of the page's table: how a file's cases fared."""
     of = [c for c in cases if counted(c)]
     passed = sum(c.outcome == "passed" for c in of)
     rate = f"{passed / len(of):.1%}" if of else ""
     return f"| {file} | {len(cases)} | {passed} | {len(of) - passed} | {len(cases) - len(of)} | {rate} |"
 
 
-def _causes(cases: Sequence[Case]) -> Iterator[str]:
+def causes(cases: Sequence[Case], skipped: str = "skipped by JAX") -> Iterator[str]:
     """A row for each cause, those that count first, the most frequent first."""
-    skipped = sum(c.outcome == "skipped" for c in cases)
+    left_out = sum(c.outcome == "skipped" for c in cases)
     failed = [c for c in cases if c.outcome == "failed"]
     numbers = Counter(c.cause for c in failed)
     for cause, number in sorted(numbers.items(), key=lambda row: (not counted(Case("", "failed", cause=row[0])), -row[1])):
         example = next(c for c in failed if c.cause == cause)
         remark = "" if counted(example) else " (not counted)"
         yield f"| {cause}{remark} | {number} | `{example.name.split('::')[-1]}`: {_brief(example)} |"
-    yield f"| skipped by JAX (not counted) | {skipped} | |"
+    yield f"| {skipped} (not counted) | {left_out} | |"
 
 
 def _brief(case: Case) -> str:
@@ -268,7 +270,7 @@ def run_suite(suite: Suite, run: Run, files: Sequence[str], cases: dict[str, dic
     found = cases[suite.title] = {}
     for file in own:
         found[file] = classed(run, file, list(cases_of(run, file)))
-        print(_row(file, found[file]), flush=True)
+        print(row(file, found[file]), flush=True)
     if own:
         put_section(path, suite.title, page(run, found))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.jax_tests import CRASH, ELSEWHERE, HANG, Case, Run, Suite, _cause, _row, cases_of, counted, page, run_suite
+from bench.jax_tests import CRASH, ELSEWHERE, HANG, Case, Run, Suite, cases_of, cause_of, counted, page, row, run_suite
 from bench.sections import put_section
 
 FILE = """
@@ -64,14 +64,14 @@ def test_a_sample_is_that_of_its_seed(checkout):
     ],
 )
 def test_a_failure_is_classed_by_what_it_says(kind, text, cause, counts):
-    found = Case("a", "failed", kind=kind, text=text, cause=_cause(Case("a", "failed", kind=kind, text=text), set()))
+    found = Case("a", "failed", kind=kind, text=text, cause=cause_of(Case("a", "failed", kind=kind, text=text), set()))
     assert found.cause.startswith(cause) and counted(found) is counts
 
 
 def test_what_fails_elsewhere_too_or_is_skipped_is_not_counted():
-    assert _cause(Case("a", "failed", kind="KeyError"), {"a"}) == ELSEWHERE
+    assert cause_of(Case("a", "failed", kind="KeyError"), {"a"}) == ELSEWHERE
     cases = [Case("a", "failed", cause=ELSEWHERE), Case("b", "passed"), Case("c", "skipped"), Case("d", "failed", cause="hangs")]
-    assert _row("x_test", cases) == "| x_test | 4 | 1 | 1 | 2 | 50.0% |"
+    assert row("x_test", cases) == "| x_test | 4 | 1 | 1 | 2 | 50.0% |"
     assert "| hangs | 1 | `d`" in page(Run(Path()), {"x_test": cases})
 
 

@@ -14,7 +14,6 @@ from tests.cases.storage import FP8, SMALL
 from tpuflow.compiler import compile_function
 from tpuflow.device.runtime import Executable
 from tpuflow.dtypes import STORAGE
-from tpuflow.errors import UnsupportedPrimitiveError
 from tpuflow.isa.assembler import assemble
 from tpuflow.isa.disassembler import disassemble
 
@@ -80,7 +79,14 @@ def test_a_program_with_them_survives_its_text() -> None:
         assert assemble(disassemble(program)) == program
 
 
-def test_a_step_to_the_next_fp8_number_is_refused_by_name_and_line() -> None:
-    x = np.ones(3, FP8[0])
-    with pytest.raises(UnsupportedPrimitiveError, match=r"test_storage\.py:\d+.*nextafter.*8-bit floats; convert them to float16"):
-        tpuflow.jit(lambda x: jax.lax.nextafter(x, x))(x)
+@pytest.mark.parametrize("dtype", FP8, ids=lambda t: np.dtype(t).name)
+def test_a_step_to_the_next_fp8_number_is_that_of_the_ordered_numbers(dtype) -> None:
+    every = np.arange(256, dtype=np.uint8).view(dtype)
+    wide = every.astype(np.float32)
+    ordered = np.unique(wide[~np.isnan(wide)])  # -0 is 0
+    for towards in (-np.inf, 3.0, np.inf):
+        target = min(max(np.float32(towards), ordered[0]), ordered[-1])
+        got = np.asarray(tpuflow.jit(jax.lax.nextafter)(every, np.full(256, target, dtype))).astype(np.float32)
+        place = np.searchsorted(ordered, wide)
+        step = place + (target > wide) - (target < wide)
+        np.testing.assert_array_equal(got, np.where(np.isnan(wide), np.nan, ordered[np.clip(step, 0, len(ordered) - 1)]))

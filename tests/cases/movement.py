@@ -55,6 +55,12 @@ CASES = [
     _move("iota-f16", lambda: lax.broadcasted_iota(np.float16, (7, 33), 0), grad=False),
     _move("arange-and-eye", lambda: (jnp.arange(3, 40, 4), jnp.eye(9, 7, 1), jnp.tri(6), jnp.linspace(0, 1, 9)), grad=False),
     _move("constant-array", lambda x: x * np.arange(33, dtype=np.float32), Arg((33,))),
+    _move(
+        "constant-array-bf16",
+        lambda x: jnp.where(x > 0, np.array([1.5, -0.0, np.inf, np.nan, 3e-39]).astype(jnp.bfloat16), x),
+        Arg((5,), BF16),
+        grad=False,
+    ),
     _move("constant-output", lambda: (jnp.zeros((3, 5)), jnp.ones((), np.int32), np.arange(4, dtype=np.int32)), grad=False),
     _move("unused-and-passed-through", lambda x, y: (y, y), Arg((5,)), Arg((3,))),
     _move("tile-and-repeat", lambda x: (jnp.tile(x, (2, 3)), jnp.repeat(x, 3, 0)), Arg((5, 7))),

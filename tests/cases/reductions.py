@@ -134,6 +134,7 @@ _SORTS = [
     _exact("top_k", lambda x: lax.top_k(x, 5), Arg((13, 130), F32, "distinct"), grad=True),
     _exact("top_k-ties-and-nan", lambda x: lax.top_k(x, 4)[0], Arg((5, 13), F32, "ties")),
     _exact("top_k-int32", lambda x: lax.top_k(x, 3), Arg((5, 33), S32)),
+    _exact("top_k-bool", lambda x: lax.top_k(x, 3), Arg((5, 3), BOOL)),
     _exact("top_k-bf16", lambda x: lax.top_k(x, 3)[0], Arg((5, 33), BF16)),
     _exact("searchsorted", lambda a, v: jnp.searchsorted(jnp.sort(a), v), Arg((33,)), Arg((9,))),
     _exact("searchsorted-bool", lambda a, v: jnp.searchsorted(jnp.sort(a), v), Arg((33,), BOOL), Arg((9,), BOOL)),

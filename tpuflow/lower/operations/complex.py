@@ -17,6 +17,7 @@ from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.operations import reducers
 from tpuflow.lower.operations.elementwise import aligned, maximum, minimum
 from tpuflow.lower.operations.movement import stack, unstack
+from tpuflow.lower.operations.special import asinh as arcsinh
 from tpuflow.lower.operations.special import cosh, sinh
 
 
@@ -194,6 +195,15 @@ def ne(b: Builder, x: Complex, y: Complex) -> Value:
     return b.or_(b.ne(x.real, y.real), b.ne(x.imag, y.imag))
 
 
+def extreme(b: Builder, x: Number, y: Number, *, op: str) -> Complex:
+    """The larger ("max") or the smaller ("min") one: by the real part, then by the imaginary one; x where it is not a number."""
+    x, y = _alike(b, x, y)
+    beyond = {"max": b.gt, "min": b.lt}[op]
+    first = b.or_(beyond(x.real, y.real), b.and_(b.eq(x.real, y.real), beyond(x.imag, y.imag)))
+    first = b.or_(first, b.or_(b.ne(x.real, x.real), b.ne(x.imag, x.imag)))
+    return Complex(b.select(first, x.real, y.real), b.select(first, x.imag, y.imag))
+
+
 def exp(b: Builder, x: Complex) -> Complex:
     """e^a (cos c + i sin c)."""
     size = b.exp(x.real)
@@ -250,6 +260,49 @@ def tanh(b: Builder, x: Complex) -> Complex:
     return Complex(
         b.div(b.mul(t, b.add(square, 1)), below), b.div(b.mul(u, b.mul(b.sub(1, t), b.add(t, 1))), below)
     )  # fmt: skip
+
+
+def asin(b: Builder, x: Complex) -> Complex:
+    """Of two square roots (W. Kahan, "Branch cuts for complex elementary functions", 1987), as are the next two."""
+    less, more = sqrt(b, _one_less(b, x)), sqrt(b, Complex(b.add(x.real, 1), x.imag))
+    return Complex(b.atan2(x.real, mul(b, less, more).real), arcsinh(b, mul(b, conj(b, less), more).imag))
+
+
+def acos(b: Builder, x: Complex) -> Complex:
+    """2 atan(Re sqrt(1 - x) / Re sqrt(1 + x)) + i asinh(Im (conj sqrt(1 + x) sqrt(1 - x)))."""
+    less, more = sqrt(b, _one_less(b, x)), sqrt(b, Complex(b.add(x.real, 1), x.imag))
+    return Complex(b.mul(b.atan2(less.real, more.real), 2), arcsinh(b, mul(b, conj(b, more), less).imag))
+
+
+def acosh(b: Builder, x: Complex) -> Complex:
+    """asinh(Re (conj sqrt(x - 1) sqrt(x + 1))) + 2 i atan(Im sqrt(x - 1) / Re sqrt(x + 1))."""
+    less, more = sqrt(b, Complex(b.sub(x.real, 1), x.imag)), sqrt(b, Complex(b.add(x.real, 1), x.imag))
+    return Complex(arcsinh(b, mul(b, conj(b, less), more).real), b.mul(b.atan2(less.imag, more.real), 2))
+
+
+def atanh(b: Builder, x: Complex) -> Complex:
+    """log1p(4 a / ((1 - a)^2 + c^2)) / 4 + i atan(2 c / ((1 - a)(1 + a) - c^2)) / 2."""
+    square, less = b.mul(x.imag, x.imag), b.sub(1, x.real)
+    real_part = b.mul(b.log1p(b.div(b.mul(x.real, 4), b.add(b.mul(less, less), square))), 0.25)
+    return Complex(real_part, b.mul(b.atan2(b.mul(x.imag, 2), b.sub(b.mul(less, b.add(x.real, 1)), square)), 0.5))
+
+
+def _one_less(b: Builder, x: Complex) -> Complex:
+    """1 - x."""
+    return Complex(b.sub(1, x.real), b.neg(x.imag))
+
+
+def _turned(function: Callable[[Builder, Complex], Complex]) -> Callable[[Builder, Complex], Complex]:
+    """-i f(i x): asinh of asin, atan of atanh."""
+
+    def rule(b: Builder, x: Complex) -> Complex:
+        found = function(b, Complex(b.neg(x.imag), x.real))
+        return Complex(found.imag, b.neg(found.real))
+
+    return rule
+
+
+asinh, atan = _turned(asin), _turned(atanh)
 
 
 def logistic(b: Builder, x: Complex) -> Complex:
@@ -316,15 +369,37 @@ def bilinear(b: Builder, product: Callable[[Value, Value], Value], x: Number, y:
     return Complex(b.sub(first, second), b.add(third, fourth))
 
 
-def reduce_prod(b: Builder, x: Complex, *, axes: Sequence[int], start: Complex | None = None) -> Complex:
-    """In a halving tree; `start` (one) comes first."""
+def reduce_prod(b: Builder, x: Complex, *, axes: Sequence[int]) -> Complex:
+    """In a halving tree, one first."""
 
-    def step(b: Builder, *parts: Value) -> tuple[Value, Value]:
-        both = mul(b, Complex(*parts[:2]), Complex(*parts[2:]))
-        return both.real, both.imag
+    def step(b: Builder, x: Complex, y: Complex) -> tuple[Complex]:
+        return (mul(b, x, y),)
 
-    first = (b.scalar(1.0), b.scalar(0.0)) if start is None else (start.real, start.imag)
-    return Complex(*reducers.reduce_by(b, step, (x.real, x.imag), first, tuple(axes)))
+    (result,) = reduce_by(b, step, (x,), (Complex(b.scalar(1.0), b.scalar(0.0)),), axes)
+    return as_complex(b, result)
+
+
+def reduce_extreme(b: Builder, x: Complex, *, op: str, axes: Sequence[int]) -> Complex:
+    """The largest ("max") or smallest ("min") element, as `extreme` orders them."""
+    worst = math.inf if op == "min" else -math.inf
+
+    def step(b: Builder, x: Complex, y: Complex) -> tuple[Complex]:
+        return (extreme(b, x, y, op=op),)
+
+    (result,) = reduce_by(b, step, (x,), (Complex(b.scalar(worst), b.scalar(worst)),), axes)
+    return as_complex(b, result)
+
+
+def reduce_by(
+    b: Builder, body: Callable[..., Sequence[Number]], operands: Sequence[Number], starts: Sequence[Number], axes: Sequence[int]
+) -> tuple[Number, ...]:
+    """`reducers.reduce_by` of values that may be complex."""
+    types = [x.type for x in operands]
+
+    def step(b: Builder, *arrays: Value) -> list[Value]:
+        return planes(body(b, *packed(arrays, types * 2)))
+
+    return packed(reducers.reduce_by(b, step, planes(operands), planes(starts), tuple(axes)), types)
 
 
 def cumprod(b: Builder, x: Complex, *, axis: int, reverse: bool) -> Complex:

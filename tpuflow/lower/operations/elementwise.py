@@ -193,7 +193,7 @@ def _join_words(b: Builder, x: Value, wide: DType) -> Value:
 
 
 def nextafter(b: Builder, x: Value, y: Value) -> Value:
-    """One step of x's bits towards y: decided on the bits, so that subnormals count."""
+    """One step of x's bits towards y: decided on the bits, so that subnormals count. In types without -0 its bits are those of NaN."""
     x, y = aligned(b, x, y)
     word = WORDS[x.dtype.bytes]
     top = 1 << 8 * word.bytes - 1
@@ -202,10 +202,12 @@ def nextafter(b: Builder, x: Value, y: Value) -> Value:
     opposed = b.ne(b.and_(x_bits, top), b.and_(y_bits, top))
     inwards = b.or_(opposed, b.gt(x_size, y_size))
     step = b.select(inwards, b.sub(x_bits, 1), b.add(x_bits, 1))
+    if not np.signbit(np.array(-0.0, np.float32).astype(x.dtype.numpy)):
+        step = b.select(b.eq(step, top), 0, step)
     step = b.select(b.eq(x_size, 0), b.or_(b.and_(y_bits, top), 1), step)
     both_zero = b.and_(b.eq(x_size, 0), b.eq(y_size, 0))
     result = b.bitcast(b.select(b.or_(b.eq(x_bits, y_bits), both_zero), y_bits, step), x.dtype)
-    nan = b.or_(b.ne(x, x), b.ne(y, y))
+    nan = b.or_(*(b.ne(wide, wide) for wide in (b.convert(z, z.dtype.computed) for z in (x, y))))
     return b.select(nan, b.full_like(x, float("nan")), result)
 
 

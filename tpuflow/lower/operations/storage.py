@@ -12,7 +12,6 @@ from tpuflow.dtypes import BF16, S2, S4, S8, U2, U4, U8, DType
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.operations.complex import Number, Type
-from tpuflow.lower.operations.forms import UnsupportedForm
 
 _OTHER_SIGN: Mapping[tuple[str, DType], DType] = {
     (op, dtype): other
@@ -21,8 +20,6 @@ _OTHER_SIGN: Mapping[tuple[str, DType], DType] = {
     for dtype, other in signs.items()
 }
 """(operation, type) -> the type in which its operands must be widened: above a number's own bits there are zeros, or copies of its sign."""
-_REFUSED = ("nextafter",)
-"""Operations on the bits of a number, for which another type's do not do."""
 
 
 def is_stored(types: Sequence[Type]) -> bool:
@@ -46,13 +43,7 @@ def by_computed(
     b: Builder, op: str, rule: Callable[..., tuple[Number, ...]], operands: Sequence[Number], types: Sequence[Type]
 ) -> tuple[Number, ...]:
     """The results, of these types, of a rule of the device's operation `op` (another: any other name) on operands in the types that they
-    are computed in.
-
-    Raises:
-      UnsupportedForm: `op` is about the bits of its operands.
-    """
-    if op in _REFUSED:
-        raise UnsupportedForm("8-bit floats; convert them to float16 before")
+    are computed in."""
     results = rule(b, *(_computed(b, op, x) for x in operands))
     if op == "clz" and isinstance(x := operands[0], Value):
         results = tuple(b.sub(r, 32 - x.dtype.bits) for r in results)  # type: ignore[arg-type]

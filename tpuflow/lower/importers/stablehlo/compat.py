@@ -207,17 +207,15 @@ def _lacking(element: str) -> str:
 
 
 def _elements(attribute: Any) -> Any:
-    """The array of a dense constant; a NaN of bf16 loses its payload."""
+    """The array of a dense constant."""
     kind = ir.RankedTensorType(attribute.type)
     declared = _declared(kind)
     if not isinstance(declared, TensorType):
         return np.array(attribute) if str(kind.element_type) in ("i64", "ui64") else Unreadable(str(kind))
     if not declared.elems:
         return np.zeros(declared.shape, declared.dtype.numpy)
-    if declared.dtype == BF16:
-        return _brain_floats(attribute, declared)
-    if declared.dtype.wide is not None:
-        return _stored_elements(attribute, declared)
+    if declared.dtype == BF16 or declared.dtype.wide is not None:
+        return _written_elements(attribute, declared)
     return np.array(attribute).reshape(declared.shape)
 
 
@@ -244,33 +242,24 @@ def _float(word: str) -> float:
     return float(np.uint32(int(word, 16)).view(np.float32)) if word.startswith("0x") else float(word)
 
 
-def _brain_floats(attribute: Any, declared: TensorType) -> np.ndarray:
-    """Which the bindings give one by one only."""
-    if attribute.is_splat:
-        return np.full(declared.shape, attribute.get_splat_value().value, np.float32).astype(BF16.numpy)
-    values = np.fromiter(attribute, np.float32, declared.elems)
-    return values.astype(BF16.numpy).reshape(declared.shape)
-
-
-def _stored_elements(attribute: Any, declared: TensorType) -> np.ndarray:
-    """Numbers of types that are only stored, which the bindings give as text only: one for each, one for all, or a byte for each."""
+def _written_elements(attribute: Any, declared: TensorType) -> np.ndarray:
+    """Numbers of bf16 and of types that are only stored, which the bindings give as text only: one for each, one for all, or bytes."""
     dtype, data = declared.dtype, str(attribute).removeprefix("dense<").rsplit("> : ", 1)[0]
     if data.startswith('"0x'):
-        flat = _of_bytes(np.frombuffer(bytes.fromhex(data[3:-1]), np.uint8), dtype)
+        flat = _of_bytes(bytes.fromhex(data[3:-1]), dtype)
     else:
-        words = _NUMBER.findall(data)
-        flat = np.concatenate([_of_word(word, dtype) for word in words])
+        flat = np.concatenate([_of_word(word, dtype) for word in _NUMBER.findall(data)])
     return np.full(declared.shape, flat[0]) if flat.size == 1 else flat.reshape(declared.shape)
 
 
-def _of_bytes(data: np.ndarray, dtype: DType) -> np.ndarray:
-    return data.view(dtype.numpy) if dtype.computed.is_float else data.astype(dtype.numpy)
+def _of_bytes(data: bytes, dtype: DType) -> np.ndarray:
+    return np.frombuffer(data, dtype.numpy) if dtype.computed.is_float else np.frombuffer(data, np.uint8).astype(dtype.numpy)
 
 
 def _of_word(word: str, dtype: DType) -> np.ndarray:
     """A number, or the bits of a float."""
     if word.startswith("0x"):
-        return _of_bytes(np.array([int(word, 16)], np.uint8), dtype)
+        return _of_bytes(int(word, 16).to_bytes(dtype.numpy.itemsize, "little"), dtype)
     return np.array([float(word)], dtype.computed.numpy).astype(dtype.numpy)
 
 

@@ -32,7 +32,7 @@ RULES = Rules()
 an attribute that names a function is given as a Region. The rules of custom calls are entered under "custom_call" and their target."""
 _DEVICES = {
     "stablehlo.shift_right_logical": "shr_logical", "stablehlo.shift_right_arithmetic": "shr_arithmetic", "stablehlo.popcnt": "popcnt",
-    "stablehlo.count_leading_zeros": "clz", "chlo.next_after": "nextafter",
+    "stablehlo.count_leading_zeros": "clz",
 }  # fmt: skip
 """Operations on the bits of numbers -> their names on the device."""
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from tpuflow.dtypes import S32
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
+from tpuflow.lower.operations.complex import Number
+from tpuflow.lower.operations.linalg.arithmetic import N, concatenate, div, each, mul, nonzero, product, rough_size, select, sub
 from tpuflow.lower.operations.linalg.cholesky import solve_lower
 from tpuflow.lower.operations.linalg.matrices import (
     BLOCK,
     assembled,
     batched,
     column,
+    kept,
     piece,
     place,
-    product,
     repeat,
     row,
     rows_at,
@@ -26,17 +28,17 @@ from tpuflow.lower.operations.reductions import first_place_of
 
 
 @batched(2)
-def lu(b: Builder, a: Value) -> tuple[Value, Value, Value]:
+def lu(b: Builder, a: Number) -> tuple[Number, Value, Value]:
     """L and U of rows of a [..., M, N] in one array, L's ones left out; pivots s32[..., min(M, N)]: the row that each was exchanged with;
     permutation s32[..., M]: the rows of a in the order of L U."""
     batch, m, _ = a.shape
     order = b.iota(TensorType(S32, (batch, m)), 1)
-    if not a.type.elems:
+    if not all(a.shape):
         return a, b.full(TensorType(S32, (batch, min(a.shape[1:]))), 0), order
     return _factor(b, a)
 
 
-def _factor(b: Builder, a: Value) -> tuple[Value, Value, Value]:
+def _factor(b: Builder, a: Number) -> tuple[Number, Value, Value]:
     """The first columns one after the other; what is right of them, in their order of rows, by a solution and a product."""
     _, m, n = a.shape
     width = min(m, n, BLOCK)
@@ -46,9 +48,9 @@ def _factor(b: Builder, a: Value) -> tuple[Value, Value, Value]:
     right = rows_at(b, piece(b, a, (0, m), (width, n)), order)
     above = solve_lower(b, piece(b, panel, (0, width), (0, width)), piece(b, right, (0, width), (0, n - width)), unit_diagonal=True)
     if width == m:
-        return b.concatenate((panel, above), 2), pivots, order
+        return concatenate(b, (panel, above), 2), pivots, order
     below = piece(b, panel, (width, m), (0, width))
-    rest = b.sub(piece(b, right, (width, m), (0, n - width)), product(b, below, above))
+    rest = sub(b, piece(b, right, (width, m), (0, n - width)), product(b, below, above))
     rest, later, then = _factor(b, rest)
     whole = assembled(b, ((piece(b, panel, (0, width), (0, width)), above), (rows_at(b, below, then), rest)))
     tail = b.slice_axis(order, 1, width, m)
@@ -57,7 +59,7 @@ def _factor(b: Builder, a: Value) -> tuple[Value, Value, Value]:
     return whole, b.concatenate((pivots, b.add(later, width)), 1), order
 
 
-def _panel(b: Builder, a: Value) -> tuple[Value, Value, Value]:
+def _panel(b: Builder, a: Number) -> tuple[Number, Value, Value]:
     batch, m, n = a.shape
     order = b.iota(TensorType(S32, (batch, m, 1)), 1)
     pivots = b.full(TensorType(S32, (batch, n, 1)), 0)
@@ -65,23 +67,23 @@ def _panel(b: Builder, a: Value) -> tuple[Value, Value, Value]:
     return a, b.reshape(pivots, (batch, n)), b.reshape(order, (batch, m))
 
 
-def _column_of_factors(b: Builder, j: Value, a: Value, pivots: Value, order: Value) -> tuple[Value, Value, Value]:
+def _column_of_factors(b: Builder, j: Value, a: Number, pivots: Value, order: Value) -> tuple[Number, Value, Value]:
     """The largest element of what is left of column j becomes its pivot; the rows below lose their multiples of its row."""
     old = column(b, a, j)
-    size = b.select(b.ge(place(b, old, 1), spread(b, j, old)), b.abs(old), -1)
+    size = b.select(b.ge(place(b, old, 1), spread(b, j, old)), rough_size(b, old), -1)
     pivot = b.reshape(first_place_of(b, "max", size, 1, S32), (a.shape[0], 1, 1))
     a, order = _exchanged(b, a, j, pivot), _exchanged(b, order, j, pivot)
     new, top = column(b, a, j), row(b, a, j)
     divisor = spread(b, row(b, new, j), new)
     below = b.gt(place(b, new, 1), spread(b, j, new))
-    new = b.select(b.and_(below, b.ne(divisor, 0)), b.div(new, divisor), new)
+    new = select(b, b.and_(below, nonzero(b, divisor)), div(b, new, divisor), new)
     inner = b.and_(b.gt(place(b, a, 1), spread(b, j, a)), b.gt(place(b, a, 2), spread(b, j, a)))
-    a = b.select(inner, b.sub(a, b.mul(spread(b, new, a), spread(b, top, a))), a)
+    a = select(b, inner, sub(b, a, mul(b, spread(b, new, a), spread(b, top, a))), a)
     return with_column(b, a, new, j), with_row(b, pivots, pivot, j), order
 
 
-def _exchanged(b: Builder, x: Value, j: Value, other: Value) -> Value:
+def _exchanged(b: Builder, x: N, j: Value, other: Value) -> N:
     """x with rows j (s32[]) and `other` (s32[B, 1, 1]) exchanged."""
     there = b.eq(place(b, x, 1), spread(b, other, x))
-    first, second = row(b, x, j), total(b, b.select(there, x, 0), 1)
-    return with_row(b, b.select(there, spread(b, first, x), x), second, j)
+    first, second = row(b, x, j), total(b, kept(b, there, x), 1)
+    return with_row(b, each(lambda x, first: b.select(there, first, x), x, spread(b, first, x)), second, j)

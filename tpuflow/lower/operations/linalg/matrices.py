@@ -1,4 +1,4 @@
-"""What factorisations share: batches of matrices [B, M, N] in f32, columns and rows at a place that a loop counts, masks, products."""
+"""What factorisations share: batches of real or complex matrices [B, M, N], columns and rows at a place that a loop counts, masks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tpuflow.dtypes import F32, S32
+from tpuflow.dtypes import F32, S32, DType
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.operations import loops
-from tpuflow.lower.operations.forms import Body
+from tpuflow.lower.operations.complex import Complex, Number, packed, planes
 from tpuflow.lower.operations.gather import gather
+from tpuflow.lower.operations.linalg.arithmetic import N, concatenate, conj, each
 from tpuflow.lower.operations.rows import SliceAxes
 
 BLOCK = 128
@@ -20,21 +21,21 @@ BLOCK = 128
 
 
 def batched(*ranks: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """An operation on f32 arrays with one batch axis, on arrays of any type with any number of them.
+    """An operation on arrays with one batch axis, of f32 or complex, on arrays of any type with any number of them.
 
     ranks: how many axes of each operand are not of the batch. Results have the batch axes in front; those in f32 take the first operand's
-    type.
+    type, if that is real.
     """
 
     def decorate(operation: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(operation)
-        def on_batches(b: Builder, *operands: Value, **options: Any) -> Any:
+        def on_batches(b: Builder, *operands: Number, **options: Any) -> Any:
             shape = operands[0].shape
-            batch, dtype = shape[: len(shape) - ranks[0]], operands[0].dtype
-            flat = [_flattened(b, x, rank) for x, rank in zip(operands, ranks, strict=True)]
+            batch, dtype = shape[: len(shape) - ranks[0]], F32 if isinstance(operands[0], Complex) else operands[0].dtype
+            flat = [each(functools.partial(_flattened, b, rank), x) for x, rank in zip(operands, ranks, strict=True)]
             results = operation(b, *flat, **options)
             several = results if isinstance(results, tuple) else (results,)
-            restored = tuple(b.reshape(b.convert(y, dtype) if y.dtype == F32 else y, (*batch, *y.shape[1:])) for y in several)
+            restored = tuple(each(functools.partial(_restored, b, batch, dtype), y) for y in several)
             return restored if isinstance(results, tuple) else restored[0]
 
         return on_batches
@@ -42,81 +43,104 @@ def batched(*ranks: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return decorate
 
 
-def _flattened(b: Builder, x: Value, rank: int) -> Value:
+def _flattened(b: Builder, rank: int, x: Value) -> Value:
     cut = len(x.shape) - rank
     return b.convert(b.reshape(x, (math.prod(x.shape[:cut]), *x.shape[cut:])), F32)
 
 
-def repeat(b: Builder, body: Body, trips: int, carries: Sequence[Value], invariants: Sequence[Value] = ()) -> tuple[Value, ...]:
-    """Carries after body(trip, *invariants, *carries) for trip (s32[]) = 0, 1, ..."""
-    return loops.scan(b, body, trips, invariants, carries, (), (), numbered=True)
+def _restored(b: Builder, batch: Sequence[int], dtype: DType, x: Value) -> Value:
+    return b.reshape(b.convert(x, dtype) if x.dtype == F32 else x, (*batch, *x.shape[1:]))
 
 
-def transposed(b: Builder, x: Value) -> Value:
+def repeat(
+    b: Builder, body: Callable[..., Sequence[Number]], trips: int, carries: Sequence[Number], invariants: Sequence[Number] = ()
+) -> tuple[Any, ...]:
+    """Carries, of what they are, after body(builder, trip, *invariants, *carries) for trip (s32[]) = 0, 1, ..."""
+    types = [x.type for x in (*invariants, *carries)]
+
+    def step(b: Builder, trip: Value, *arrays: Value) -> list[Value]:
+        return planes(body(b, trip, *packed(arrays, types)))
+
+    found = loops.scan(b, step, trips, planes(invariants), planes(carries), (), (), numbered=True)
+    return packed(found, [x.type for x in carries])
+
+
+def transposed(b: Builder, x: N) -> N:
     """[B, M, N] -> [B, N, M]."""
-    return b.transpose(x, (0, 2, 1))
+    return each(lambda x: b.transpose(x, (0, 2, 1)), x)
 
 
-def product(b: Builder, x: Value, y: Value) -> Value:
-    """[B, M, K] [B, K, N] -> [B, M, N], f32 as it is."""
-    return b.dot(x, y, (2,), (1,), (0,), (0,), "highest")
+def adjoint(b: Builder, x: N) -> N:
+    """[B, M, N] -> [B, N, M], conjugated."""
+    return conj(b, transposed(b, x))
 
 
-def place(b: Builder, like: Value, axis: int) -> Value:
+def place(b: Builder, like: Number, axis: int) -> Value:
     """The position along an axis of what has the shape of `like`, as s32."""
     return b.iota(TensorType(S32, like.shape), axis)
 
 
-def spread(b: Builder, x: Value, like: Value) -> Value:
+def spread(b: Builder, x: N, like: Number) -> N:
     """x, whose axes are of size 1 or those of `like`, or which is a number, in the shape of `like`."""
-    return b.splat(x, like.shape) if x.shape == () else b.broadcast(x, like.shape, range(3))
+    return each(lambda x: b.splat(x, like.shape) if x.shape == () else b.broadcast(x, like.shape, range(3)), x)
 
 
-def column(b: Builder, x: Value, j: Value) -> Value:
+def column(b: Builder, x: N, j: Value) -> N:
     """x[:, :, j] as [B, M, 1]."""
     zero = b.scalar(0, S32)
-    return b.dynamic_slice(x, (zero, zero, j), (*x.shape[:2], 1))
+    return each(lambda x: b.dynamic_slice(x, (zero, zero, j), (*x.shape[:2], 1)), x)
 
 
-def row(b: Builder, x: Value, j: Value) -> Value:
+def row(b: Builder, x: N, j: Value) -> N:
     """x[:, j, :] as [B, 1, N]."""
     zero = b.scalar(0, S32)
-    return b.dynamic_slice(x, (zero, j, zero), (x.shape[0], 1, x.shape[2]))
+    return each(lambda x: b.dynamic_slice(x, (zero, j, zero), (x.shape[0], 1, x.shape[2])), x)
 
 
-def with_column(b: Builder, x: Value, new: Value, j: Value) -> Value:
+def with_column(b: Builder, x: N, new: Number, j: Value) -> N:
     """x with `new` [B, M, 1] as its column j."""
     zero = b.scalar(0, S32)
-    return b.dynamic_update_slice(x, new, (zero, zero, j))
+    return each(lambda x, new: b.dynamic_update_slice(x, new, (zero, zero, j)), x, new)
 
 
-def with_row(b: Builder, x: Value, new: Value, j: Value) -> Value:
+def with_row(b: Builder, x: N, new: Number, j: Value) -> N:
     """x with `new` [B, 1, N] as its row j."""
     zero = b.scalar(0, S32)
-    return b.dynamic_update_slice(x, new, (zero, j, zero))
+    return each(lambda x, new: b.dynamic_update_slice(x, new, (zero, j, zero)), x, new)
 
 
-def rows_at(b: Builder, x: Value, order: Value) -> Value:
+def rows_at(b: Builder, x: N, order: Value) -> N:
     """x [B, M, N] with its rows in an order, s32[B, M]."""
     axes = SliceAxes(window=(2,), collapsed=(1,), indexed=(1,), operand_batching=(0,), indices_batching=(0,))
-    return gather(b, x, b.reshape(order, (*order.shape, 1)), axes, (1, 1, x.shape[2]))
+    places = b.reshape(order, (*order.shape, 1))
+    return each(lambda x: gather(b, x, places, axes, (1, 1, x.shape[2])), x)
 
 
-def total(b: Builder, x: Value, axis: int) -> Value:
+def total(b: Builder, x: N, axis: int) -> N:
     """x summed over an axis, which stays, of size 1."""
     shape = tuple(1 if i == axis else n for i, n in enumerate(x.shape))
-    return b.reshape(b.reduce("add", x, (axis,)), shape)
+    return each(lambda x: b.reshape(b.reduce("add", x, (axis,)), shape), x)
 
 
-def piece(b: Builder, x: Value, rows: tuple[int, int], columns: tuple[int, int]) -> Value:
+def diagonal(b: Builder, x: N) -> N:
+    """[B, N, N] -> [B, N, 1]."""
+    return total(b, kept(b, b.eq(place(b, x, 1), place(b, x, 2)), x), 2)
+
+
+def kept(b: Builder, where: Value, x: N) -> N:
+    """x where `where` holds, else 0."""
+    return each(lambda x: b.select(where, x, 0), x)
+
+
+def piece(b: Builder, x: N, rows: tuple[int, int], columns: tuple[int, int]) -> N:
     """x[:, rows[0]:rows[1], columns[0]:columns[1]]."""
-    return b.slice(x, (0, rows[0], columns[0]), (x.shape[0], rows[1], columns[1]))
+    return each(lambda x: b.slice(x, (0, rows[0], columns[0]), (x.shape[0], rows[1], columns[1])), x)
 
 
-def triangle(b: Builder, x: Value, *, lower: bool, diagonal: int = 0) -> Value:
+def triangle(b: Builder, x: N, *, lower: bool, diagonal: int = 0) -> N:
     """x with zeros above (lower), or below, its diagonal, or the one `diagonal` places to its right."""
     rows, columns = b.add(place(b, x, 1), diagonal), place(b, x, 2)
-    return b.select(b.ge(rows, columns) if lower else b.le(rows, columns), x, 0)
+    return kept(b, b.ge(rows, columns) if lower else b.le(rows, columns), x)
 
 
 def identity(b: Builder, batch: int, rows: int, columns: int) -> Value:
@@ -125,6 +149,6 @@ def identity(b: Builder, batch: int, rows: int, columns: int) -> Value:
     return b.select(b.eq(place(b, zeros, 1), place(b, zeros, 2)), b.full_like(zeros, 1), zeros)
 
 
-def assembled(b: Builder, blocks: Sequence[Sequence[Value]]) -> Value:
+def assembled(b: Builder, blocks: Sequence[Sequence[Number]]) -> Number:
     """A matrix of blocks, given row by row."""
-    return b.concatenate([b.concatenate(line, 2) for line in blocks], 1)
+    return concatenate(b, [concatenate(b, line, 2) for line in blocks], 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,7 +24,6 @@ from tpuflow.lower.operations import movement, sorting
 from tpuflow.lower.operations.complex import Complex, Number, bilinear, plane_by_plane
 from tpuflow.lower.operations.fft import fft
 from tpuflow.lower.operations.forms import UnsupportedForm
-from tpuflow.lower.operations.linalg.complex import cholesky, triangular_solve
 from tpuflow.lower.operations.scatter_by import scatter_by
 
 STRUCTURAL.update(CALLS, (
@@ -32,8 +32,8 @@ STRUCTURAL.update(CALLS, (
 ))  # fmt: skip
 STORED.update((
     "all_gather", "all_to_all", "bitcast_convert_type", "broadcast_in_dim", "concatenate", "conv_general_dilated", "convert_element_type",
-    "dot_general", "dynamic_slice", "dynamic_update_slice", "empty", "empty2", "gather", "iota", "pad", "pbroadcast", "ppermute",
-    "reshape", "rev", "scatter", "select_n", "slice", "sort", "split", "squeeze", "stack", "tile", "transpose", "unstack",
+    "dot_general", "dynamic_slice", "dynamic_update_slice", "empty", "empty2", "gather", "iota", "nextafter", "pad", "pbroadcast",
+    "ppermute", "reshape", "rev", "scatter", "select_n", "slice", "sort", "split", "squeeze", "stack", "tile", "transpose", "unstack",
 ))  # fmt: skip
 PLANEWISE.update((
     "add", "add_any", "all_gather", "all_to_all", "broadcast_in_dim", "concatenate", "cumsum", "dynamic_slice", "dynamic_update_slice",
@@ -47,16 +47,11 @@ COMPLEX.enter({
     "log1p": numbers.log1p, "expm1": numbers.expm1, "tan": numbers.tan, "sinh": numbers.sinh_of,
     "cosh": numbers.cosh_of, "tanh": numbers.tanh, "logistic": numbers.logistic, "sqrt": numbers.sqrt, "rsqrt": numbers.rsqrt,
     "square": numbers.square, "pow": numbers.power, "integer_pow": numbers.integer_pow, "reduce_prod": numbers.reduce_prod,
-    "cumprod": numbers.cumprod,
+    "cumprod": numbers.cumprod, "asin": numbers.asin, "acos": numbers.acos, "atan": numbers.atan, "asinh": numbers.asinh,
+    "acosh": numbers.acosh, "atanh": numbers.atanh,
 })  # fmt: skip
-
-
-COMPLEX.enter({"triangular_solve": triangular_solve})
-
-
-@COMPLEX.lowers("cholesky")
-def _cholesky(b: Builder, a: Complex) -> Complex:
-    return cholesky(b, a)
+for _op in ("max", "min"):
+    COMPLEX.enter({_op: partial(numbers.extreme, op=_op), f"reduce_{_op}": partial(numbers.reduce_extreme, op=_op)})
 
 
 @COMPLEX.lowers("sort")

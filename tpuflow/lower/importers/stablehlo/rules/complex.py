@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from tpuflow.lower.operations import movement, sorting, windows
 from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, bilinear, packed, plane_by_plane, planes
 from tpuflow.lower.operations.fft import fft
 from tpuflow.lower.operations.forms import UnsupportedForm
-from tpuflow.lower.operations.linalg.complex import cholesky, triangular_solve
 from tpuflow.lower.operations.scatter_by import scatter_by
 from tpuflow.lower.operations.window import Sizes
 
@@ -33,6 +33,7 @@ STORED.update(f"stablehlo.{operation}" for operation in (
     "convolution", "dot", "dot_general", "dynamic_slice", "dynamic_update_slice", "gather", "iota", "pad", "reshape", "reverse", "select",
     "slice", "sort", "transpose",
 ))  # fmt: skip
+STORED.add("chlo.next_after")
 PLANEWISE.update(f"stablehlo.{operation}" for operation in (
     "add", "broadcast_in_dim", "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "negate", "pad", "reduce_precision",
     "reshape", "reverse", "select", "slice", "subtract", "transpose",
@@ -45,6 +46,9 @@ COMPLEX.enter({
     "stablehlo.cosine": numbers.cos, "stablehlo.tan": numbers.tan, "chlo.tan": numbers.tan, "chlo.sinh": numbers.sinh_of,
     "chlo.cosh": numbers.cosh_of, "stablehlo.tanh": numbers.tanh, "stablehlo.logistic": numbers.logistic, "stablehlo.sqrt": numbers.sqrt,
     "stablehlo.rsqrt": numbers.rsqrt, "chlo.square": numbers.square, "chlo.conj": numbers.conj, "stablehlo.power": numbers.power,
+    "chlo.asin": numbers.asin, "chlo.acos": numbers.acos, "chlo.atan": numbers.atan, "chlo.asinh": numbers.asinh,
+    "chlo.acosh": numbers.acosh, "chlo.atanh": numbers.atanh, "stablehlo.maximum": partial(numbers.extreme, op="max"),
+    "stablehlo.minimum": partial(numbers.extreme, op="min"),
 })  # fmt: skip
 
 
@@ -78,19 +82,6 @@ def _fft(b: Builder, x: Number, *, fft_type: str, fft_length: Sequence[int]) -> 
     return fft(b, x, kind=fft_type, lengths=fft_length)
 
 
-COMPLEX.enter({"stablehlo.cholesky": cholesky})
-
-
-@COMPLEX.lowers("stablehlo.triangular_solve")
-def _triangular_solve(
-    b: Builder, a: Complex, y: Complex, *, left_side: bool, lower: bool, unit_diagonal: bool, transpose_a: str
-) -> Complex:  # fmt: skip
-    return triangular_solve(
-        b, a, y, left_side=left_side, lower=lower, transpose_a=transpose_a in ("TRANSPOSE", "ADJOINT"),
-        conjugate_a=transpose_a == "ADJOINT", unit_diagonal=unit_diagonal,
-    )  # fmt: skip
-
-
 @COMPLEX.lowers("stablehlo.sort")
 def _sort(b: Builder, *operands: Number, dimension: int, regions: tuple[Region]) -> tuple[Number, ...]:
     """By one key or several, as JAX compares them: complex ones by the real part, then by the imaginary one."""
@@ -103,14 +94,11 @@ def _sort(b: Builder, *operands: Number, dimension: int, regions: tuple[Region])
 
 @COMPLEX.lowers("stablehlo.reduce")
 def _reduce(b: Builder, *operands: Number, dimensions: Sizes, regions: tuple[Region]) -> tuple[Number, ...]:
-    """Sums and products."""
-    texts = regions[0].expressions()
-    if texts == ("add(a, b)",):
+    """Sums with each plane, anything else with both at once."""
+    if regions[0].expressions() == ("add(a, b)",):
         return _same(b, "stablehlo.reduce", operands, {"dimensions": dimensions, "regions": regions})
-    if texts == ("multiply(a, b)",):
-        x, start = (numbers.as_complex(b, x) for x in operands)
-        return (numbers.reduce_prod(b, x, axes=dimensions, start=start),)
-    raise UnsupportedForm("complex numbers reduced by what is neither a sum nor a product")
+    count = len(operands) // 2
+    return numbers.reduce_by(b, regions[0].elementwise, operands[:count], operands[count:], dimensions)
 
 
 @COMPLEX.lowers("stablehlo.reduce_window")
