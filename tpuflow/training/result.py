@@ -25,7 +25,7 @@ from tpuflow.reports.profile import profile as make_profile
 from tpuflow.reports.reported import Reported
 from tpuflow.stages.flattening import nested
 from tpuflow.training.checkpoints import orbax_files
-from tpuflow.training.checkpoints.claiming import not_written
+from tpuflow.training.checkpoints.locking import not_written
 from tpuflow.training.given import optimizer_words
 from tpuflow.training.plotting import history_svg, plot_history
 

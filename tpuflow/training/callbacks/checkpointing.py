@@ -14,7 +14,7 @@ from tpuflow.jaxprs.processes import by_first, is_first
 from tpuflow.training.callbacks.base import Callback, Run, check_every
 from tpuflow.training.callbacks.watching import MODES, TRAINING_LOSS, Best
 from tpuflow.training.checkpoints import orbax_files
-from tpuflow.training.checkpoints.claiming import not_written
+from tpuflow.training.checkpoints.locking import not_written
 
 
 class ModelCheckpoint(Callback):
