@@ -18,9 +18,8 @@ from tpuflow.device.timing.calibration import family_of
 from tpuflow.errors import ConfigError
 from tpuflow.estimating.calibrating import (
     FITTED,
+    HBM_SHARE,
     KERNEL_TRIED,
-    PATCH_CYCLES,
-    TRAFFIC_SHARE,
     USUAL,
     Curve,
     Fit,
@@ -30,7 +29,7 @@ from tpuflow.estimating.calibrating import (
 )
 from tpuflow.isa.file import code_hash, from_bytes, save, to_bytes
 
-KERNEL, SHARE = 5e-6, 0.6
+KERNEL, SHARE = 5e-6, 0.75
 
 
 def chain(batch: int):
@@ -43,10 +42,10 @@ def chain(batch: int):
 
 
 def synthetic(model: str, base: float, moved: float, kernels: float, *, noise: float = 1.0) -> Curve:
-    """A curve base + moved * share + kernels * kernel_seconds, measured at KERNEL and SHARE."""
+    """A curve base + moved / share + kernels * kernel_seconds, measured at KERNEL and SHARE."""
     chip = get_chip("tpu-v3")
-    times = tuple(base + moved * t for t in TRAFFIC_SHARE.modelled)
-    return Curve(Measurement(model, model, chip, noise * (base + moved * SHARE + kernels * KERNEL)), times, (kernels,))
+    times = tuple(base + moved / share for share in HBM_SHARE.modelled)
+    return Curve(Measurement(model, model, chip, noise * (base + moved / SHARE + kernels * KERNEL)), times, (kernels,))
 
 
 def curves(*, noise: float = 1.0) -> list[Curve]:
@@ -58,7 +57,7 @@ def curves(*, noise: float = 1.0) -> list[Curve]:
 def test_constants_come_back_from_times_made_with_them():
     found = fit_curves(curves())
     assert found.constants["kernel_seconds"] == pytest.approx(KERNEL, rel=0.05)
-    assert found.constants["traffic_share"] == pytest.approx(SHARE, abs=0.02)
+    assert found.constants["hbm_share"] == pytest.approx(SHARE, abs=0.02)
     assert found.median_error < 0.02 and found.left_out_error < 0.05 and found.rows == 12
 
 
@@ -77,15 +76,15 @@ def test_rows_that_are_far_off_do_not_pull_on_the_constants():
 
 
 def test_a_family_with_three_constants_gets_them_back():
-    true = {"kernel_seconds": KERNEL_TRIED[40], "step_seconds": 8e-4, "patch_cycles": 30.0}
+    true = {"kernel_seconds": KERNEL_TRIED[40], "step_seconds": 8e-4, "hbm_share": 0.7}
     rows = []
     for n in range(18):
-        base, patches, kernels = 1e-3 * (n % 5), 1e-4 * (n % 7), 50.0 * (n % 4) + 5.0
-        times = tuple(base + patches * p for p in PATCH_CYCLES.modelled)
+        base, moved, kernels = 1e-3 * (n % 5), 1e-3 * (n % 7), 50.0 * (n % 4) + 5.0
+        times = tuple(base + moved / share for share in HBM_SHARE.modelled)
         row = Curve(Measurement(f"m{n % 3}", f"m{n % 3}", get_chip("ascend910"), 1.0), times, (kernels, 1.0))
         rows.append(replace(row, measurement=replace(row.measurement, seconds=row.seconds(true))))
     assert fit_curves(rows).constants == pytest.approx(true)
-    with pytest.raises(ConfigError, match="17 rows for 3 constants .*kernel_seconds, step_seconds, patch_cycles.* at least 18"):
+    with pytest.raises(ConfigError, match="17 rows for 3 constants .*kernel_seconds, step_seconds, hbm_share.* at least 18"):
         fit_curves(rows[:17])
 
 
@@ -95,8 +94,8 @@ def test_six_rows_are_needed_for_each_constant():
 
 
 def test_every_time_says_on_which_chip_and_which_fit_it_stands(tmp_path: Path):
-    found = Fit({"kernel_seconds": 2e-6, "traffic_share": 0.5}, 12, 0.1, 0.2).calibration("tpu")
-    assert (found.kernel_seconds, found.traffic_share) == (2e-6, 0.5)
+    found = Fit({"kernel_seconds": 2e-6, "hbm_share": 0.5}, 12, 0.1, 0.2).calibration("tpu")
+    assert (found.kernel_seconds, found.hbm_share) == (2e-6, 0.5)
     says = "modelled on tpu-v3, fit to 12 measured rows, median error 10% (20% with a model left out)"
     estimate = tpuflow.estimate(*chain(64), chip="tpu-v3", calibration=found)
     compiled = tpuflow.jit(chain(64)[0], chip="tpu-v3").lower(chain(64)[1]).compile()
@@ -123,7 +122,7 @@ def test_no_byte_of_a_program_depends_on_a_fit_and_its_time_does(chip: str, monk
     x, row = jax.ShapeDtypeStruct((4096, 256), jnp.bfloat16), get_chip(chip)
     first = compile_function(function, (x,), chip=chip)
     before = to_bytes(first), code_hash(first), time_program(first).picoseconds
-    other = {"kernel_seconds": 1e-3, "step_seconds": 1e-1, "traffic_share": 0.01, "patch_cycles": 5000.0, "fit": "another fit"}
+    other = {"kernel_seconds": 1e-3, "step_seconds": 1e-1, "hbm_share": 0.01, "matrix_share": 0.01, "fit": "another fit"}
     monkeypatch.setattr(calibration, "FITS", {family_of(row): other})
     second = compile_function(function, (x,), chip=chip)
     assert (to_bytes(second), code_hash(second)) == before[:2]
@@ -142,7 +141,8 @@ def test_a_calibration_is_for_the_chips_of_its_family():
 BAD_CALIBRATIONS = {
     "a misspelt field": ("kernel_second = 1.0", "a calibration has no field 'kernel_second'. Did you mean 'kernel_seconds'"),
     "a text for a number": ('kernel_seconds = "1 us"', "kernel_seconds is '1 us'; expected a number"),
-    "a negative number": ("traffic_share = -0.5", "not negative"),
+    "a negative number": ("hbm_share = -0.5", "not negative"),
+    "more than a peak": ("matrix_share = 1.25", "matrix_share is 1.25; expected a share of the chip's peak, from 0 to 1"),
     "no number": ("step_seconds = nan", "finite"),
     "no toml": ("kernel_seconds", "Give a readable TOML file with the fields of tpuflow.Calibration"),
 }
@@ -159,7 +159,7 @@ def test_a_bad_calibration_file_is_explained(case: str, tmp_path: Path):
 
 
 def test_the_command_line_fits_a_csv_and_writes_a_calibration_that_estimates_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    true = Calibration(kernel_seconds=KERNEL, traffic_share=SHARE)
+    true = Calibration(kernel_seconds=KERNEL, hbm_share=SHARE)
     rows = ["target,batch,chip,milliseconds,model"]
     for i, batch in enumerate((8, 64, 100, 256, 300, 512, 700, 1024, 1500, 2048, 3000, 4096)):
         seconds = tpuflow.estimate(*chain(batch), chip="tpu-v3", calibration=true).step_seconds
@@ -170,7 +170,7 @@ def test_the_command_line_fits_a_csv_and_writes_a_calibration_that_estimates_tak
     assert cli.main(["calibrate", str(path), "-o", mine]) == 0
     assert "median error" in capsys.readouterr().out
     fitted = get_calibration(mine)
-    assert fitted.traffic_share == pytest.approx(SHARE, abs=0.05) and "12 measured rows" in fitted.fit and fitted.family == "tpu"
+    assert fitted.hbm_share == pytest.approx(SHARE, abs=0.05) and "12 measured rows" in fitted.fit and fitted.family == "tpu"
     target = "tests.test_calibrating:chain"
     assert cli.main(["estimate", target, "--chip", "tpu-v3", "tpu-v4", "generic", "--calibration", mine]) == 0
     out = capsys.readouterr().out

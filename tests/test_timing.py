@@ -18,9 +18,8 @@ from tests.event_oracle import oracle_time
 from tpuflow.chips import CHIPS, Chip, get_chip
 from tpuflow.compiler import compile_function
 from tpuflow.device.timing import time_program
-from tpuflow.device.timing.calibration import Calibration, Machine
+from tpuflow.device.timing.calibration import Calibration, Machine, calibration_of
 from tpuflow.device.timing.grid import GridPlan, grid_time, plan_grid
-from tpuflow.device.timing.patches import patches
 from tpuflow.device.timing.prices import PICOSECONDS, price
 from tpuflow.device.timing.program import time_kernel
 from tpuflow.device.timing.result import ProgramTime
@@ -128,24 +127,22 @@ def test_a_faster_chip_is_not_slower(field: str):
         assert time_program(replace(program, chip=fast)).picoseconds <= 1.02 * time_program(program).picoseconds
 
 
-def test_patches_of_a_pooled_window_take_longer_where_the_chip_cuts_them():
-    def pooled(x):
-        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "VALID")
-
-    image = jax.ShapeDtypeStruct((8, 33, 33, 64), jnp.float16)
-    plain = get_chip("ascend910")
-    program = compile_function(pooled, (image,), chip=plain)
-    (kernel,) = program.kernels()
-    assert len(patches(kernel)) == 9
-    times = [time_kernel(kernel, Machine(plain, Calibration(patch_cycles=cycles))) for cycles in (0.0, 20.0, 40.0)]
-    assert times[0].picoseconds < times[1].picoseconds < times[2].picoseconds
-    assert all(t.picoseconds <= t.serial_picoseconds for t in times)
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda c: c.name)
+@pytest.mark.parametrize("name", ["map", "matmul"])
+def test_a_larger_share_of_a_peak_takes_no_longer_and_all_of_it_not_below_the_roofline(name: str, chip: Chip):
+    program = compiled(KERNELS[name], (1000, 700), chip)
+    for field in ("hbm_share", "matrix_share"):
+        own = calibration_of(chip)
+        half, nearly, whole = (time_program(program, calibration=replace(own, **{field: share})) for share in (0.5, 0.75, 1.0))
+        assert whole.roofline_seconds <= whole.device_seconds <= nearly.device_seconds <= half.device_seconds
+        assert whole.roofline_seconds == half.roofline_seconds, "the roofline is of the chip's peaks"
+        assert half.device_seconds <= 2 * whole.device_seconds
 
 
-def test_slices_of_one_buffer_are_not_patches():
-    program = compile_function(lambda x: x[:, :64] + x[:, 64:], (jax.ShapeDtypeStruct((256, 128), jnp.float32),), chip=SMALL)
-    assert any(len({w.buffer for i in k.instructions for r, w in i.windows() if r == "read"}) == 1 for k in program.kernels())
-    assert not any(patches(kernel) for kernel in program.kernels())
+def test_a_share_is_of_the_chips_own_efficiency_where_none_is_fitted():
+    chip, program = get_chip("tpu-v3"), compiled(KERNELS["map"], (1000, 700), get_chip("tpu-v3"))
+    own, same = Calibration(), Calibration(hbm_share=chip.hbm_efficiency, matrix_share=chip.matrix_efficiency)
+    assert time_program(program, calibration=own).picoseconds == time_program(program, calibration=same).picoseconds
 
 
 def test_neighbouring_loads_of_scalars_wait_for_memory_once():

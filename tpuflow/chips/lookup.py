@@ -11,7 +11,7 @@ from tpuflow.chips.toml import from_mapping, read_toml
 from tpuflow.errors import unknown
 
 BASE = "base"
-FITTED = "Constants that are fitted (kernel_seconds, traffic_share, ...) belong in a calibration's file: docs/timing.md."
+FITTED = "Constants that are fitted (kernel_seconds, hbm_share, ...) belong in a calibration's file: docs/timing.md."
 
 
 def get_chip(chip: str | Path | Chip) -> Chip:

@@ -43,7 +43,11 @@ def from_mapping(kind: type[Row], row: Mapping[str, Any], where: str, what: str,
             raise ConfigError(f"{where}: a {what} has no field {name!r}.{near} Its fields: {', '.join(types)}. {unknown}".rstrip())
     if lacking := sorted(required - set(row)):
         raise ConfigError(f"{where}: the {what} lacks {', '.join(lacking)}. {missing}".rstrip())
-    return kind(**{name: _checked(value, types[name], f"{where}: {name}") for name, value in row.items()})
+    values = {name: _checked(value, types[name], f"{where}: {name}") for name, value in row.items()}
+    try:
+        return kind(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _checked(value: Any, kind: type, what: str) -> Any:

@@ -27,7 +27,7 @@ ROWS_A_CONSTANT = 6
 FAR_OFF = math.log(1.5)
 KERNEL_TRIED = tuple(1e-7 * 1.08**i for i in range(76))  # 0.1 us to 32 us
 STEP_TRIED = tuple(5e-5 * i for i in range(41))  # 0 to 2 ms
-UNFITTED = Calibration(kernel_seconds=0.0, step_seconds=0.0, traffic_share=1.0, patch_cycles=0.0)  # constants without effect
+UNFITTED = Calibration(kernel_seconds=0.0, step_seconds=0.0)  # constants without effect, and the row's own efficiencies
 UNIT_SECONDS = 1e-6  # of a linear constant, to find what it is multiplied by
 
 
@@ -66,10 +66,12 @@ class Constants:
 
 
 KERNEL, STEP = Linear("kernel_seconds", KERNEL_TRIED), Linear("step_seconds", STEP_TRIED)
-TRAFFIC_SHARE = Nonlinear("traffic_share", (0.1, 0.3, 0.6, 1.0), tuple(round(0.1 + 0.01 * i, 2) for i in range(91)))
-PATCH_CYCLES = Nonlinear("patch_cycles", (0.0, 10.0, 20.0, 40.0, 80.0), tuple(1.0 * i for i in range(81)))
-USUAL = Constants((KERNEL,), TRAFFIC_SHARE)
-FITTED: Mapping[str, Constants] = {"ascend": Constants((KERNEL, STEP), PATCH_CYCLES)}
+LEAST_SHARE = 0.6
+"""Of HBM bandwidth: what copies of 1 MB sustain by calculon's table of the A100. Copies of 33 MB sustain 0.83 on a TPU v6e, and those of
+1 GB all of it on a TPU v7x (microbenchmarks of tpu-recipes): the fit looks no higher than 1."""
+HBM_SHARE = Nonlinear("hbm_share", (0.6, 0.7, 0.8, 0.9, 1.0), tuple(round(LEAST_SHARE + 0.01 * i, 2) for i in range(41)))
+USUAL = Constants((KERNEL,), HBM_SHARE)
+FITTED: Mapping[str, Constants] = {"ascend": Constants((KERNEL, STEP), HBM_SHARE)}
 """By family; `USUAL` for those that are not named."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tpuflow.chips.chip import Chip
@@ -21,19 +21,36 @@ class Calibration:
     """What the timing model takes from measurements, for the chips of a family.
 
     `kernel_seconds` go by between kernels, `step_seconds` before a step has its next batch, however small (in every trip of a loop that the
-    host feeds, and in a launch without one). `traffic_share` is how many bytes the maker's compiler moves for each of this one's, since it
-    fuses further; `patch_cycles` is what the load queue takes for each vector register of a window that is read beside shifted copies of
-    itself, as by pooling. `fit` says from what they are and how well they suit; every printed time says it again.
-    `family`: the chips that it is for, by `family_of`; "" is any.
+    host feeds, and in a launch without one). `hbm_share` and `matrix_share` are the shares of the chip's HBM bandwidth and of its matrix
+    peak that are sustained, at most 1; where one is 0, the row's own (`hbm_efficiency`, `matrix_efficiency`) stands. `fit` says from what
+    they are and how well they suit; every printed time says it again. `family`: the chips that it is for, by `family_of`; "" is any.
+
+    Raises:
+      ConfigError: a share is not from 0 to 1: a chip would be faster than its peak.
     """
 
     kernel_seconds: float = 1.0e-6
     step_seconds: float = 0.0
-    traffic_share: float = 1.0
-    patch_cycles: float = 0.0
+    hbm_share: float = 0.0
+    matrix_share: float = 0.0
     fit: str = UNCALIBRATED
     family: str = ""
 
+    def __post_init__(self) -> None:
+        for name in SHARES:
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(
+                    f"calibration: {name} is {getattr(self, name)!r}; expected a share of the chip's peak, from 0 to 1 (0: the row's own)."
+                )
+
+    def on(self, chip: Chip) -> Chip:
+        """The chip's row with the shares that were fitted in the place of its own."""
+        fitted = {field: share for name, field in SHARES.items() if (share := getattr(self, name))}
+        return replace(chip, **fitted) if fitted else chip
+
+
+SHARES: Mapping[str, str] = {"hbm_share": "hbm_efficiency", "matrix_share": "matrix_efficiency"}
+"""Shares of a peak, and the efficiencies of a chip's row whose place they take."""
 
 ASSUMED: Mapping[str, Calibration] = {"sophgo": Calibration(kernel_seconds=0.55e-6, family="sophgo")}
 """By family, where nothing was fitted: between two kernels of a Sophgo processor as long as its launch, 0.25 us and 0.3 us to synchronise
@@ -67,10 +84,14 @@ def get_calibration(calibration: str | os.PathLike[str] | Calibration) -> Calibr
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a Program is timed on: a chip's row and the calibration that joins it."""
+    """What a Program is timed on: a chip's row, the calibration that joins it, and the row with what was fitted: the `rates` that hold."""
 
     chip: Chip
     calibration: Calibration
+    rates: Chip = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rates", self.calibration.on(self.chip))
 
     @classmethod
     def of(cls, chip: Chip, calibration: Calibration | None = None) -> Machine:

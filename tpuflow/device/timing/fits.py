@@ -9,12 +9,12 @@ FITS: Mapping[str, Mapping[str, Any]] = {
     "ascend": {
         "kernel_seconds": 2.737e-06,
         "step_seconds": 0.0009,
-        "patch_cycles": 32.0,
+        "hbm_share": 1.0,
         "fit": "fit to 18 measured rows, median error 16% (50% with a model left out)",
     },
     "tpu": {
         "kernel_seconds": 5.437e-07,
-        "traffic_share": 0.61,
+        "hbm_share": 1.0,
         "fit": "fit to 17 measured rows, median error 10% (13% with a model left out)",
     },
 }

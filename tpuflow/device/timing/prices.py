@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.timing.calibration import Machine
-from tpuflow.device.timing.patches import patches
 from tpuflow.device.timing.reuse import reuse
 from tpuflow.isa.cost import Cost
 from tpuflow.isa.instruction import QUEUES, Instruction, Tile, TileAxis, Window
@@ -43,8 +42,8 @@ class Clock:
 
     @property
     def chip(self) -> Chip:
-        """The chip's row."""
-        return self.machine.chip
+        """The chip's row, with what was fitted."""
+        return self.machine.rates
 
     def cycles(self, count: float) -> int:
         """Cycles in picoseconds."""
@@ -56,7 +55,7 @@ class Clock:
             return 0
         rate = self.chip.core_bandwidth(self.cores)
         cached = max(rate, self.chip.core_cache_bytes_per_second)
-        seconds = self.machine.calibration.traffic_share * (1 / rate + (reads - 1) / cached) / reads  # a byte
+        seconds = (1 / rate + (reads - 1) / cached) / reads  # a byte
         return math.ceil(count_bytes * PICOSECONDS * seconds)
 
     def local(self, count_bytes: int) -> int:
@@ -143,8 +142,7 @@ def price(kernel: Kernel, machine: Machine, resident: Set[int] = frozenset()) ->
     """Ask every instruction of a kernel what it costs, on a Program whose buffers `resident` stay in VMEM."""
     ragged = tuple(sorted({x.grid for i in kernel.instructions for t in _tiles(i) for x in t.axes if _is_ragged(x)}))
     times = reuse(kernel, machine.chip)
-    cut = patches(kernel) if machine.calibration.patch_cycles else frozenset()
-    sections = tuple(_lined_up([_priced(i, ragged, machine, times, cut, resident) for i in section]) for _, section in kernel.sections)
+    sections = tuple(_lined_up([_priced(i, ragged, machine.rates, times, resident) for i in section]) for _, section in kernel.sections)
     return PricedKernel(kernel, ragged, sections)
 
 
@@ -173,9 +171,8 @@ def _is_ragged(axis: TileAxis) -> bool:
 def _priced(
     instruction: Instruction,
     ragged: tuple[int, ...],
-    machine: Machine,
+    chip: Chip,
     times: Mapping[Window, int],
-    cut: Set[Window],
     resident: Set[int],
 ) -> Priced:
     windows = [w for _, w in instruction.windows()]
@@ -185,18 +182,10 @@ def _priced(
     costs = {}
     for bits in itertools.product((False, True), repeat=len(feels)):
         last = {ragged[i] for i, bit in zip(feels, bits, strict=True) if bit}
-        found = instruction.cost(machine.chip, functools.partial(_shape, last))
-        cost = found.within_vmem() if stays else found
-        cutting = sum(_cutting(w, last, machine) for w in windows if w in cut) if cut else 0
-        costs[bits] = replace(cost, cycles=cost.cycles + cutting) if cutting else cost
+        found = instruction.cost(chip, functools.partial(_shape, last))
+        costs[bits] = found.within_vmem() if stays else found
     reads = max((times.get(w, 1) for w in windows), default=1) if times else 1
     return Priced(instruction, feels, costs, reads)
-
-
-def _cutting(window: Window, last: set[int], machine: Machine) -> int:
-    """Cycles of the load queue to cut a patch of a window."""
-    registers = machine.chip.vector_cycles(_shape(last, window.tile), window.tile.dtype.bytes)
-    return math.ceil(machine.calibration.patch_cycles * registers)
 
 
 def _shape(last: set[int], tile: Tile) -> tuple[int, ...]:

@@ -64,8 +64,8 @@ class Work:
         """No chip does it faster: the matrix peak, or HBM or VMEM (each for what is moved there), whichever takes longest."""
         chip, local = machine.chip, max(self.vmem_read_bytes, self.vmem_written_bytes)
         matrix = sum(2 * n / chip.peak_flops(t) for t, n in self.macs.items())
-        within = local / chip.vmem_bytes_per_second if local else 0.0
-        return max(matrix, machine.calibration.traffic_share * self.hbm_bytes / chip.hbm_bytes_per_second, within)
+        within = local / (chip.cores * chip.vmem_bytes_per_second) if local else 0.0
+        return max(matrix, self.hbm_bytes / chip.hbm_bytes_per_second, within)
 
 
 NOTHING = Work({}, 0, 0, 0, 0)
