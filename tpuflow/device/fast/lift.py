@@ -158,7 +158,7 @@ def _cumulative(t: Lifting, i: vector.Cumulative, trips: Trips, state: State) ->
 def _sort(t: Lifting, i: vector.Sort, trips: Trips, state: State) -> None:
     _local_axes(t, i.srcs[0], (i.axis,))
     operands, batch = t.aligned([t.read(x, state) for x in i.srcs])
-    results = t.ar.sort(tuple(operands), tuple(x.dtype for x in i.srcs), len(batch) + i.axis, i.keys)
+    results = t.ar.sort(tuple(operands), tuple(x.dtype for x in i.srcs), len(batch) + i.axis, i.keys, i.count)
     state.tiles.update({x: Virtual(r, batch) for x, r in zip(i.dsts, results, strict=True)})
 
 

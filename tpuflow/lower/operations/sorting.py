@@ -26,8 +26,8 @@ def top_k(b: Builder, x: Value, *, k: int, axis: int) -> tuple[Value, Value]:
     """The k largest, largest first, and their places; of equal ones the first comes first, NaN counts as largest."""
     axis %= len(x.shape)
     place = iota(b, S32, x.shape, axis)
-    _, values, places = b.sort((descending_key(b, x), x, place), axis, 1)
-    return b.slice_axis(values, axis, 0, k), b.slice_axis(places, axis, 0, k)
+    _, values, places = b.sort((descending_key(b, x), x, place), axis, 1, k)
+    return values, places
 
 
 def sort_by(b: Builder, key: Value, operands: Sequence[Value], axis: int) -> tuple[Value, ...]:
