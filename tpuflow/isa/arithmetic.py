@@ -104,7 +104,7 @@ class Arithmetic(Protocol):
         ...
 
     def sort(self, operands: Sequence[Any], dtypes: Sequence[DType], axis: int, keys: int, count: int) -> tuple[Any, ...]:
-        """All operands reordered along `axis` by the first `keys` of them: stable, ascending, -0 equal to 0, NaN last; the first `count`."""
+        """The first `count` of all operands in the order along `axis` of the first `keys`: stable, ascending, -0 equal to 0, NaN last."""
         ...
 
     def patches(self, a: Any, axis: int, outer: int, inner: int, stride: int, dilation: int) -> Any:

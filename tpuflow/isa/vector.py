@@ -36,7 +36,6 @@ from tpuflow.isa.rules import (
     rule,
     same_axes,
     same_dtype,
-    tiles_of,
 )
 from tpuflow.isa.trip import Trip
 

@@ -1,4 +1,4 @@
-"""Sorts in the forms that XLA:CPU is quick in: one array of integers, whose order is that of their bits, and its own search for the largest.
+"""Sorts in the forms that XLA:CPU is quick in: one array of integers, ordered by their bits, and its own search for the largest.
 
 XLA:CPU sorts several arrays together, and floats, by calling a comparator for every pair: 70 ms for [256, 1024] and the positions of its
 elements, in place of 11. So a 32-bit key and its position are one 64-bit number, and what is sorted along is taken by the positions.
