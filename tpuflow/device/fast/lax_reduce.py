@@ -35,8 +35,8 @@ def _in_pieces(a: Value, axis: int, combine: Combine) -> Value:
 
     XLA:CPU makes these part of the loop that computes `a`, which so is never written: it takes 7 ms to write and add up differences and
     their squares of [51200, 64], 2 ms so; 34 and 2.5 ms of [204800, 32]. More than 8 pieces XLA would not join to what makes them, and
-    reductions that are small gain nothing. But a few rows, as those of a batch, are combined as rows: XLA:CPU's loop walks down each column,
-    and computes all that makes it element by element: 20 us of 32 rows of 128 in a trip of a GRU's gradient, 5 so.
+    reductions that are small gain nothing. But a few rows, as those of a batch, are combined as rows: XLA:CPU's loop walks down each
+    column, and computes all that makes it element by element: 20 us of 32 rows of 128 in a trip of a GRU's gradient, 5 so.
     """
     n = a.shape[axis]
     if n <= _FEW_ROWS and axis < a.ndim - 1 and _FEW_ELEMS <= a.size < _LEAST_ELEMS:
