@@ -348,6 +348,8 @@ SCANS = (
     Case("sort", lambda b, x: b.sort([x], 1)[0], (t(F32, 40, 60),)),
     Case("sort_by_key", lambda b, x, y: b.sort([x, y], 0), (t(S32, 20, 5), t(F32, 20, 5))),
     Case("sort_middle_two_keys", lambda b, x, y: b.sort([x, y], 1, 2), (t(S32, 3, 20, 5), t(F32, 3, 20, 5))),
+    Case("sort_first_columns", lambda b, x, y: b.sort([x, y], 1, 1, 7), (t(F32, 300, 60), t(S32, 300, 60))),
+    Case("sort_first_row_of_three_axes", lambda b, x: b.sort([x], 0, 1, 1)[0], (t(U32, 33, 5, 3),)),
     Case("sort_one", lambda b, x: b.sort([x], 0)[0], (t(F32, 1, 5),)),
 )
 

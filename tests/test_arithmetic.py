@@ -316,15 +316,16 @@ def test_numpy_and_xla_sort_alike(dtype: DType, fidelity: str):
 
     def both(ar: Any, x: Any, y: Any) -> list[Any]:
         place = ar.iota(x.shape, 0, 0, S32)
-        return [*ar.sort((x, y, place), (dtype, F32, S32), 0, 1), *ar.sort((x, y, place), (dtype, F32, S32), 1, 2)]
+        ways = ((0, 1, 40), (1, 2, 10), (0, 1, 5), (0, 1, 6), (0, 2, 3))  # few of a row, more, by two keys
+        return [z for axis, keys, count in ways for z in ar.sort((x, y, place), (dtype, F32, S32), axis, keys, count)]
 
-    for g, w in zip(compute(fidelity, both, (x, y), (dtype, F32), [dtype, F32, S32] * 2), both(REFERENCE, x, y), strict=True):
+    for g, w in zip(compute(fidelity, both, (x, y), (dtype, F32), [dtype, F32, S32] * 5), both(REFERENCE, x, y), strict=True):
         assert_same_bits("sort", g, w)
 
 
 def test_sort_is_stable_with_zeros_equal_and_nan_last():
     x = np.array([np.nan, 0.0, -0.0, 1e-40, -1.0, np.inf, -np.nan], np.float32)
-    order = REFERENCE.sort((x, np.arange(7, dtype=np.int32)), (F32, S32), 0, 1)[1]
+    order = REFERENCE.sort((x, np.arange(7, dtype=np.int32)), (F32, S32), 0, 1, 7)[1]
     assert order.tolist() == [4, 1, 2, 3, 5, 0, 6]
 
 

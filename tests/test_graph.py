@@ -188,8 +188,9 @@ _BAD: dict[str, tuple[str, tuple[TensorType, ...], dict[str, Any], tuple[TensorT
     "scatter by averaging": ("scatter_rows", (_X, _I, _X), {"mode": "mean"}, ()),
     "too few starts": ("dynamic_slice", (_X, T(S32)), {"sizes": (1, 1)}, ()),
     "update that is too large": ("dynamic_update_slice", (_X, T(F32, 4, 4), T(S32), T(S32)), {}, ()),
-    "sort of different shapes": ("sort", (_X, _I), {"axis": 0, "keys": 1}, ()),
-    "sort by no key": ("sort", (_X,), {"axis": 0, "keys": 0}, ()),
+    "sort of different shapes": ("sort", (_X, _I), {"axis": 0, "count": 3, "keys": 1}, ()),
+    "sort by no key": ("sort", (_X,), {"axis": 0, "count": 3, "keys": 0}, ()),
+    "sort of which too many are wanted": ("sort", (_X,), {"axis": 0, "count": 4, "keys": 1}, ()),
 }
 
 

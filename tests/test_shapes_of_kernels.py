@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import flax.linen as nn
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax import lax
 
 import tpuflow
 from tests import programs
@@ -33,6 +37,35 @@ def test_a_step_with_adam_needs_no_copy_of_its_state(policy: str, arrays: int) -
     engines = [FastEngine(executable.program) for executable in sink.executables]
     used = [t.compile().memory_analysis().temp_size_in_bytes for engine in engines for t in engine.translate(2, 2)]
     assert max(used) < (arrays + 0.9) * 4 * WIDTH * WIDTH
+
+
+def _stacked(x, xs):
+    def body(x, row):
+        x = jnp.tanh(x + row)
+        return x, (x * 2, x[:, :1])
+
+    return lax.scan(body, x, xs)
+
+
+def test_a_loop_does_not_copy_what_it_stacks() -> None:
+    """A row lies in the buffer as [trips, rows, columns], and in the window that writes it as [trips, rows * columns]."""
+    arrays = [np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in ((8, 64), (50, 8, 64))]
+    program = compile_function(_stacked, arrays)
+    (translated,) = FastEngine(program).translate()
+    assert not re.findall(r"f32\[50,\S* copy\(.*", translated.compile().as_text())
+    fast, reference = (Executable(program, engine, "bitexact").launch(arrays)[0] for engine in ("fast", "reference"))
+    for one, other in zip(fast, reference, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("start", [-3, -1, 0, 2, 3, 9])
+def test_a_row_outside_of_a_buffer_is_dropped_and_reads_as_filled(start: int) -> None:
+    program = programs.update_slice_program((4, 3), (1, 3))
+    x, row, place = np.arange(12, dtype=np.float32).reshape(4, 3), np.full((1, 3), -7, np.float32), np.array(start, np.int32)
+    fast, reference = (Executable(program, engine, "bitexact").launch([x, row, place])[0] for engine in ("fast", "reference"))
+    for one, other in zip(fast, reference, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert all((x == -7).any() == (0 <= start < 4) for x in fast)
 
 
 def _updated(state, change, rate):

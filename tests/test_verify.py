@@ -220,6 +220,8 @@ OPERANDS = {
     "cumulative places": (vector.Cumulative("add", X, vmem(F32, A, ROW), Y, 1), "dst and carry overlap"),
     "sort keys": (vector.Sort((X,), (Y,), 1, 2), "1 results, 1 operands, 2 keys"),
     "sort types": (vector.Sort((X,), (vmem(S32, A, B),), 1, 1), "a result is f32, its operand s32"),
+    "sort count": (vector.Sort((vmem(F32, A, TileAxis(129)),), (X,), 1, 1), "results have 129 elements along axis 1; expected 1 to 128"),
+    "sort shapes": (vector.Sort((vmem(F32, A, ROW), Y), (X, Y), 1, 1), r"dsts\[1\] has axes \[8, 128\]; expected \[8, 1\]"),
     "sort places": (vector.Sort((X, X), (X, Y), 1, 1), "two results overlap"),
     "matmul labels": (matrix.MatmulAccumulate(ACC, X, vmem(F32, B, A), (0, 1), (0, 2), (2, 1)), r"label 1 is axis \[16\] and axis \[8\]"),
     "matmul sums": (matrix.MatmulAccumulate(ACC, X, vmem(F32, TileAxis(16)), (0, 1), (0, 2), (1,)), "expected every label in at least"),

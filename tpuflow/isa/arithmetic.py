@@ -103,8 +103,8 @@ class Arithmetic(Protocol):
         """(values, last value): values[j] = op(values[j - 1], a[j]) left to right, values[-1] being `carry` (size 1 on `axis`)."""
         ...
 
-    def sort(self, operands: Sequence[Any], dtypes: Sequence[DType], axis: int, keys: int) -> tuple[Any, ...]:
-        """All operands reordered along `axis` by the first `keys` of them: stable, ascending, -0 equal to 0, NaN last."""
+    def sort(self, operands: Sequence[Any], dtypes: Sequence[DType], axis: int, keys: int, count: int) -> tuple[Any, ...]:
+        """The first `count` of all operands in the order along `axis` of the first `keys`: stable, ascending, -0 equal to 0, NaN last."""
         ...
 
     def patches(self, a: Any, axis: int, outer: int, inner: int, stride: int, dilation: int) -> Any:

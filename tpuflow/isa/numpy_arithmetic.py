@@ -137,10 +137,11 @@ class NumpyArithmetic:
         stacked = np.stack(values, axis) if values else a
         return stacked, np.expand_dims(last, axis)
 
-    def sort(self, operands: Sequence[Array], dtypes: Sequence[DType], axis: int, keys: int) -> tuple[Array, ...]:
-        """All operands in the order of the first `keys`."""
+    def sort(self, operands: Sequence[Array], dtypes: Sequence[DType], axis: int, keys: int, count: int) -> tuple[Array, ...]:
+        """The first `count` of all operands in the order of the first `keys`."""
         order = np.lexsort([_sort_key(x, t) for x, t in zip(operands[:keys], dtypes, strict=False)][::-1], axis=axis)
-        return tuple(np.take_along_axis(x, order, axis) for x in operands)
+        first = order.take(range(count), axis)
+        return tuple(np.take_along_axis(x, first, axis) for x in operands)
 
     def patches(self, a: Array, axis: int, outer: int, inner: int, stride: int, dilation: int) -> Array:
         """Two axes for one, as a view."""

@@ -36,7 +36,6 @@ from tpuflow.isa.rules import (
     rule,
     same_axes,
     same_dtype,
-    tiles_of,
 )
 from tpuflow.isa.trip import Trip
 
@@ -325,8 +324,8 @@ class Cumulative(_Compute):
 
 
 @rule(
-    "as many results as operands, all of the same axes, each result of its operand's type; `axis` is not blocked; at least one key, none "
-    "of kind storage"
+    "as many results as operands, each of its operand's type; all of the same axes, the results along `axis` at most as long; `axis` is "
+    "not blocked; at least one key, none of kind storage"
 )
 def _sorted_together(i: Sort) -> None:
     if not i.srcs or len(i.srcs) != len(i.dsts) or not 1 <= i.keys <= len(i.srcs):
@@ -336,25 +335,36 @@ def _sorted_together(i: Sort) -> None:
     for n, key in enumerate(i.srcs[: i.keys]):
         require_computed(f"key {n}", key.dtype)
     first = i.srcs[0].axes
-    for name, tile in tiles_of(i):
-        require_axes(name, tile, first)
     if i.axis >= len(first) or first[i.axis].grid >= 0:
         raise Refusal(f"axis is {i.axis} of {axes_text(first)}; expected an axis that lies whole in the tile (not blocked)")
-    for dst, src in zip(i.dsts, i.srcs, strict=True):
+    shortened = tuple(along if n == i.axis else axis for n, (axis, along) in enumerate(zip(first, i.dsts[0].axes, strict=False)))
+    for n, (dst, src) in enumerate(zip(i.dsts, i.srcs, strict=True)):
+        require_axes(f"srcs[{n}]", src, first)
+        require_axes(f"dsts[{n}]", dst, shortened)
         if dst.dtype != src.dtype:
             raise Refusal(f"a result is {dst.dtype}, its operand {src.dtype}; expected the same type")
+    if not 1 <= i.count <= first[i.axis].size:
+        raise Refusal(f"the results have {i.count} elements along axis {i.axis}; expected 1 to {first[i.axis].size}")
     if len({(t.space, t.address) for t in i.dsts}) < len(i.dsts):
         raise Refusal("two results overlap; expected different places")
 
 
 @instr(0x1E, "sort", "sorts", rules=(on_lanes, _sorted_together))
 class Sort(_Compute):
-    """dsts = srcs sorted together along `axis` by the first `keys` of them, stable, ascending; -0 equals 0, NaN comes last."""
+    """dsts = srcs sorted together along `axis` by the first `keys` of them, stable, ascending; -0 equals 0, NaN comes last.
+
+    Of results that are shorter along `axis` than the operands the first so many are written.
+    """
 
     dsts: tuple[Tile, ...] = field.dsts()
     srcs: tuple[Tile, ...] = field.srcs()
     axis: int = field.number()
     keys: int = field.number()
+
+    @property
+    def count(self) -> int:
+        """Elements along `axis` that are written."""
+        return self.dsts[0].axes[self.axis].size
 
     def passes(self, chip: Chip, shape: tuple[int, ...]) -> int:
         """The stages of a bitonic network, every operand compared and exchanged in each."""
@@ -363,4 +373,4 @@ class Sort(_Compute):
 
     def meaning(self, ar: Arithmetic, trip: Trip, *srcs: Any) -> Any:
         """The sorted tiles, one for each source."""
-        return ar.sort(srcs, tuple(t.dtype for t in self.srcs), self.axis, self.keys)
+        return ar.sort(srcs, tuple(t.dtype for t in self.srcs), self.axis, self.keys, self.count)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -154,10 +154,56 @@ def _read_dynamic(x: Any, axis: int, extent: int, start: int, where: Positions, 
         return lax.dynamic_slice_in_dim(x, begin, length, axis)
     clamped = jnp.clip(begin, 0, extent - length)
     piece = lax.dynamic_slice_in_dim(x, clamped, length, axis)
+    if length == 1:  # all of it is inside or outside
+        return jnp.where(clamped == begin, piece, fill)
     config = [(0, 0, 0)] * x.ndim
     config[axis] = (length, length, 0)
     shift = jnp.clip(begin - clamped, -length, length)
     return lax.dynamic_slice_in_dim(lax.pad(piece, fill, config), length + shift, length, axis)
+
+
+def write(array: Any, value: Any, window: Window, wheres: list[Positions]) -> Any:
+    """A buffer with `value` written as `write_axes` does it: in the buffer's own shape where the window's view only merges axes, and the
+    merged ones are written whole. XLA updates a loop's array where it lies if the update is the last that happens to it: reshaped
+    afterwards, all of it is copied in every trip."""
+    finer = _in_own_shape(array.shape, window, wheres)
+    if finer is None:
+        return from_view(write_axes(to_view(array, window), value, window, wheres), window, array.shape)
+    own, positions = finer
+    return write_axes(array, value.reshape([where.length for where in positions]), own, positions)
+
+
+def _in_own_shape(shape: tuple[int, ...], window: Window, wheres: list[Positions]) -> tuple[Window, list[Positions]] | None:
+    """(a window with an axis for each of the buffer's, the positions along them); None if there is none that writes the same."""
+    if not view_layout(window).is_plain:
+        return None
+    axes: list[WindowAxis] = []
+    positions: list[Positions] = []
+    left = list(shape)
+    for axis, where in zip(window.axes, wheres, strict=True):
+        merged = _leading(left, axis.extent)
+        if merged is None:
+            return None
+        del left[: len(merged)]
+        whole = axis.dilation == 1 and where.known and where.progression == (0, 1) and where.offset == 0 and where.length == axis.extent
+        longest = merged.index(max(merged)) if merged else 0
+        if not whole and any(n != 1 for i, n in enumerate(merged) if i != longest):
+            return None
+        for i, n in enumerate(merged):
+            positions.append(where if not whole and i == longest else Positions.even(0, 1, n))
+            axes.append(replace(axis, extent=n) if i == longest else WindowAxis(n, 1))
+    ones = len(left)  # what is left of the shape has no more than one element
+    return replace(window, axes=(*axes, *[WindowAxis(1, 1)] * ones)), [*positions, *[Positions.even(0, 1, 1)] * ones]
+
+
+def _leading(sizes: list[int], extent: int) -> list[int] | None:
+    """The first sizes, at least one, that multiply to an extent; None if there are none such."""
+    product = 1
+    for count, n in enumerate(sizes, 1):
+        product *= n
+        if product == extent:
+            return sizes[:count]
+    return None
 
 
 def write_axes(view: Any, value: Any, window: Window, wheres: list[Positions]) -> Any:
@@ -209,18 +255,25 @@ def _write_slice(view: Any, value: Any, plans: list[Any]) -> Any:
             continue
         begin, extent = plan
         clamped = jnp.clip(begin, 0, extent - shape[i])
+        starts.append(clamped)
+        if shape[i] == 1:
+            inside = _both(inside, clamped == begin)
+            continue
         shift = jnp.clip(clamped - begin, -shape[i], shape[i])
         config = [(0, 0, 0)] * value.ndim
         config[i] = (shape[i], shape[i], 0)
         value = lax.dynamic_slice_in_dim(lax.pad(value, jnp.zeros((), value.dtype), config), shape[i] + shift, shape[i], i)
         place = lax.broadcasted_iota(jnp.int32, shape, i) + shift
         ok = (place >= 0) & (place < shape[i])
-        inside = ok if inside is None else inside & ok
-        starts.append(clamped)
+        inside = _both(inside, ok)
     starts = [jnp.asarray(s, jnp.int32) for s in starts]
     if inside is not None:
         value = jnp.where(inside, value, lax.dynamic_slice(view, starts, shape))
     return lax.dynamic_update_slice(view, value, starts)
+
+
+def _both(inside: Any, ok: Any) -> Any:
+    return ok if inside is None else inside & ok
 
 
 def _write_scatter(view: Any, value: Any, window: Window, wheres: list[Positions]) -> Any:

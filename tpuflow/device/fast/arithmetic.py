@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpuflow.device.fast import lax_convolution, lax_existing
+from tpuflow.device.fast import lax_convolution, lax_existing, lax_sort
 from tpuflow.device.fast.half import narrow_moved, widen_bits
 from tpuflow.device.fast.lax_elementwise import COMPARE, OPERATIONS
 from tpuflow.device.fast.lax_existing import Exists
@@ -293,12 +293,9 @@ class LaxArithmetic:
         last, rows = lax.scan(step, first, jnp.moveaxis(a, axis, 0), unroll=min(_SCAN_UNROLL, a.shape[axis]))
         return jnp.moveaxis(rows, 0, axis), lax.expand_dims(last, (axis,))
 
-    def sort(self, operands: Sequence[Value], dtypes: Sequence[DType], axis: int, keys: int) -> tuple[Value, ...]:
-        """All operands in the order of the first `keys`."""
-        if not any(t.is_float for t in dtypes[:keys]):
-            return tuple(lax.sort(tuple(operands), dimension=axis, is_stable=True, num_keys=keys))
-        ranks = tuple(_sort_key(x, t) for x, t in zip(operands[:keys], dtypes, strict=False))
-        return tuple(lax.sort((*ranks, *operands), dimension=axis, is_stable=True, num_keys=keys)[keys:])
+    def sort(self, operands: Sequence[Value], dtypes: Sequence[DType], axis: int, keys: int, count: int) -> tuple[Value, ...]:
+        """The first `count` of all operands in the order of the first `keys`."""
+        return lax_sort.sort(operands, dtypes, axis, keys, count)
 
     def patches(self, a: Value, axis: int, outer: int, inner: int, stride: int, dilation: int) -> Value:
         """Two axes for one."""
@@ -388,14 +385,3 @@ def _sticky(a: Value) -> Value:
     cut = lax.select(lax.ne(low, jnp.zeros_like(low)), jnp.full_like(a, 256), jnp.zeros_like(a))
     size = a if a.dtype.kind == "u" else lax.bitcast_convert_type(lax.abs(a), jnp.uint32)
     return lax.select(lax.lt(size, jnp.full_like(size, 1 << 24)), a, lax.bitwise_or(high, cut))
-
-
-def _sort_key(x: Value, dtype: DType) -> Value:
-    """s32 that order as the values do: subnormals (f32, bf16) and -0 as 0, NaN above all."""
-    if not dtype.is_float:
-        return x
-    wide = flushed(x, dtype)
-    bits = lax.bitcast_convert_type(wide, jnp.int32)
-    ordered = lax.select(lax.lt(bits, jnp.zeros_like(bits)), bits ^ np.int32(0x7FFFFFFF), bits)
-    ordered = lax.select(lax.eq(wide, jnp.zeros_like(wide)), jnp.zeros_like(bits), ordered)
-    return lax.select(lax.ne(wide, wide), jnp.full_like(bits, 0x7FC00000), ordered)

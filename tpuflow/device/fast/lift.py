@@ -158,7 +158,7 @@ def _cumulative(t: Lifting, i: vector.Cumulative, trips: Trips, state: State) ->
 def _sort(t: Lifting, i: vector.Sort, trips: Trips, state: State) -> None:
     _local_axes(t, i.srcs[0], (i.axis,))
     operands, batch = t.aligned([t.read(x, state) for x in i.srcs])
-    results = t.ar.sort(tuple(operands), tuple(x.dtype for x in i.srcs), len(batch) + i.axis, i.keys)
+    results = t.ar.sort(tuple(operands), tuple(x.dtype for x in i.srcs), len(batch) + i.axis, i.keys, i.count)
     state.tiles.update({x: Virtual(r, batch) for x, r in zip(i.dsts, results, strict=True)})
 
 
@@ -233,9 +233,7 @@ def _store(t: Lifting, i: dma.Store, trips: Trips, state: State) -> None:
     buffer = t.buffers[window.buffer]
     if _is_much(value, array.size) and array.size == buffer.elems and window.buffer in t.read_on and window.tile in t.only_stored:
         array = t.ar.settled(array)
-    view = access.to_view(state.hbm[window.buffer], window)
-    view = access.write_axes(view, array, window, wheres)
-    state.hbm[window.buffer] = access.from_view(view, window, buffer.shape)
+    state.hbm[window.buffer] = access.write(state.hbm[window.buffer], array, window, wheres)
 
 
 def _is_much(value: Virtual, elems: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tpuflow.isa.instruction import TileAxis
 from tpuflow.isa.vector import Sort
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.move import emit_plain_copy
@@ -15,8 +16,8 @@ from tpuflow.lower.graph.tiling import Space
 
 
 def emit_sort(site: Site) -> Plans:
-    """One kernel: load all operands, sort them together, store all results."""
-    node, shape = site.node, site.node.results[0].shape
+    """One kernel: load all operands, sort them together, store of each row what is wanted of it."""
+    node, shape = site.node, site.node.inputs[0].shape
     if node.results[0].type.elems == 0:
         return ()
     if shape[node.attrs["axis"]] == 1:
@@ -29,15 +30,22 @@ def emit_sort(site: Site) -> Plans:
     def attempt(nest: Nest) -> KernelBuilder:
         kernel = site.kernel(nest.grid)
         sources = tuple(kernel.tile(value.dtype, nest.axes) for value in node.inputs)
-        sorted_ = tuple(kernel.tile(value.dtype, nest.axes) for value in node.results)
+        wanted = _shortened(nest, axis, node.attrs["count"])
+        sorted_ = tuple(kernel.tile(value.dtype, wanted.axes) for value in node.results)
         for i, tile in enumerate(sources):
             kernel.load(nest, window(nest, site.buffer(i), axes, tile, axes), axes)
         kernel.emit(Sort(sorted_, sources, axis, node.attrs["keys"]))
         for (_, buffer), tile in zip(site.region.outputs, sorted_, strict=True):
-            kernel.store(nest, window(nest, buffer, axes, tile, axes), axes)
+            kernel.store(wanted, window(wanted, buffer, axes, tile, axes), axes)
         return kernel
 
     return site.fit(attempt, Space(merged.sizes, whole=(axis,)), widest)
+
+
+def _shortened(nest: Nest, axis: int, count: int) -> Nest:
+    """The nest of what has `count` elements along an axis that is not cut."""
+    sizes = tuple(count if n == axis else size for n, size in enumerate(nest.sizes))
+    return replace(nest, sizes=sizes, axes=tuple(TileAxis(count) if n == axis else tile for n, tile in enumerate(nest.axes)))
 
 
 def _single(site: Site, i: int) -> Site:

@@ -341,11 +341,13 @@ class Builder:
             return update if x.shape == update.shape else x
         return self.emit("dynamic_update_slice", (x, update, *starts)).result
 
-    def sort(self, operands: Sequence[Value], axis: int, keys: int = 1) -> tuple[Value, ...]:
-        """Operands sorted together by the first `keys` of them, stable and ascending, NaN last."""
-        if not operands[0].type.elems:
-            return tuple(operands)
-        return self.emit("sort", operands, {"axis": axis, "keys": keys}).results
+    def sort(self, operands: Sequence[Value], axis: int, keys: int = 1, count: int | None = None) -> tuple[Value, ...]:
+        """Operands sorted together by the first `keys` of them, stable and ascending, NaN last; of each row the first `count`, or all."""
+        there = operands[0].shape[axis]
+        count = there if count is None else count
+        if not operands[0].type.elems or not count:
+            return tuple(self.slice_axis(x, axis, 0, count) for x in operands)
+        return self.emit("sort", operands, {"axis": axis, "count": count, "keys": keys}).results
 
     def barrier(self, operands: Sequence[Value]) -> tuple[Value, ...]:
         """The operands, as values that are there only when all of them are, and that no pass takes for the operands themselves."""

@@ -243,7 +243,7 @@ _OTHER: dict[str, Callable[..., Any]] = {
 
 
 def _sort(node: Node, args: list[Array], host: Host) -> Sequence[Array]:
-    return DEVICE.sort(args, [v.dtype for v in node.inputs], node.attrs["axis"], node.attrs["keys"])
+    return DEVICE.sort(args, [v.dtype for v in node.inputs], node.attrs["axis"], node.attrs["keys"], node.attrs["count"])
 
 
 def _while(node: Node, args: list[Array], host: Host) -> Sequence[Array]:

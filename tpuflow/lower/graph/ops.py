@@ -333,7 +333,9 @@ def _sort(call: Call) -> Types:
     _axes(call, (call.attrs["axis"],), len(call.inputs[0].shape))
     call.require(1 <= call.attrs["keys"] <= len(call.inputs), "keys counts the leading operands compared")
     call.require(all(t.dtype != PRED for t in call.inputs), "is not defined on pred")
-    return call.inputs
+    axis, count, shape = call.attrs["axis"], call.attrs["count"], call.inputs[0].shape
+    call.require(1 <= count <= shape[axis], "count is how many of the sorted elements there are along the axis")
+    return tuple(TensorType(t.dtype, (*shape[:axis], count, *shape[axis + 1 :])) for t in call.inputs)
 
 
 def _barrier(call: Call) -> Types:
@@ -450,7 +452,7 @@ _ROWS = (
     Op("dynamic_slice", None, ("sizes",), _dynamic_slice),
     Op("dynamic_update_slice", None, (), _dynamic_update_slice),
     Op("barrier", None, (), _barrier),
-    Op("sort", None, ("axis", "keys"), _sort),
+    Op("sort", None, ("axis", "count", "keys"), _sort),
     Op("while", None, (), _while, regions=2),
     Op("loop", None, (), _loop, regions=1),
     Op("switch", None, (), _switch, regions=None),

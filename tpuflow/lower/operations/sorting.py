@@ -11,14 +11,14 @@ from tpuflow.lower.operations.elementwise import ordered_bits
 from tpuflow.lower.operations.movement import iota
 
 
-def sort(b: Builder, operands: Sequence[Value], axis: int, keys: int = 1) -> tuple[Value, ...]:
-    """Operands sorted together by the first `keys` of them, stable and ascending, NaN last; truth values as bytes, and keys of types that
-    are only stored by what they are computed in."""
+def sort(b: Builder, operands: Sequence[Value], axis: int, keys: int = 1, count: int | None = None) -> tuple[Value, ...]:
+    """Operands sorted together by the first `keys` of them, stable and ascending, NaN last, of each row the first `count`; truth values as
+    bytes, and keys of types that are only stored by what they are computed in."""
     as_numbers = [b.convert(x, U8) if x.dtype == PRED else x for x in operands]
     if any(x.dtype.wide is not None for x in operands[:keys]):
-        done = b.sort([*(b.convert(x, x.dtype.computed) for x in as_numbers[:keys]), *as_numbers], axis, keys)[keys:]
+        done = b.sort([*(b.convert(x, x.dtype.computed) for x in as_numbers[:keys]), *as_numbers], axis, keys, count)[keys:]
     else:
-        done = b.sort(as_numbers, axis, keys)
+        done = b.sort(as_numbers, axis, keys, count)
     return tuple(b.convert(y, x.dtype) for x, y in zip(operands, done, strict=True))
 
 
@@ -26,8 +26,8 @@ def top_k(b: Builder, x: Value, *, k: int, axis: int) -> tuple[Value, Value]:
     """The k largest, largest first, and their places; of equal ones the first comes first, NaN counts as largest."""
     axis %= len(x.shape)
     place = iota(b, S32, x.shape, axis)
-    _, values, places = sort(b, (descending_key(b, x), x, place), axis)
-    return b.slice_axis(values, axis, 0, k), b.slice_axis(places, axis, 0, k)
+    _, values, places = sort(b, (descending_key(b, x), x, place), axis, count=k)
+    return values, places
 
 
 def sort_by(b: Builder, key: Value, operands: Sequence[Value], axis: int) -> tuple[Value, ...]:
