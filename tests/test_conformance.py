@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench.jax_tests import CRASH, ELSEWHERE, HANG, Case, Run, Suite, cases_of, cause_of, counted, page, row, run_suite
 from bench.sections import put_section
+from bench.stablehlo_data import judged, mismatch, programs
 
 FILE = """
 import os, time, unittest
@@ -92,3 +94,58 @@ def test_a_suite_runs_its_files_on_as_many_devices_as_it_says_and_writes_its_own
     run_suite(Suite("Several", ("small_test", "other_test"), 8, 60), run, ["small_test"], cases, tmp_path / "page.md")
     assert [c.outcome for c in cases["Several"]["small_test"]] == ["passed"]
     assert "## Several" in (tmp_path / "page.md").read_text() and ", on 8 devices (" in (tmp_path / "page.md").read_text()
+
+
+PROGRAM = """
+func.func @main() -> tensor<3xf32> {
+  %0 = call @inputs() : () -> tensor<3xf32>
+  %1 = call @expected() : () -> tensor<3xf32>
+  %2 = stablehlo.add %0, %0 : tensor<3xf32>
+  stablehlo.custom_call @check.expect_close(%2, %1) {has_side_effect = true} : (tensor<3xf32>, tensor<3xf32>) -> ()
+  return %2 : tensor<3xf32>
+}
+func.func private @inputs() -> tensor<3xf32> {
+  %c = stablehlo.constant dense<[1.0, 2.0, 3.0]> : tensor<3xf32>
+  return %c : tensor<3xf32>
+}
+func.func private @expected() -> tensor<3xf32> {
+  %c = stablehlo.constant dense<[2.0, 4.0, 6.0]> : tensor<3xf32>
+  return %c : tensor<3xf32>
+}
+"""
+OF_CONSTANTS = """
+func.func @op() {
+  %0 = stablehlo.constant dense<[-2, 0, 2]> : tensor<3xi32>
+  %1 = stablehlo.abs %0 : tensor<3xi32>
+  check.expect_eq_const %1, dense<[2, 0, 2]> : tensor<3xi32>
+  func.return
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome", "says"),
+    [
+        (PROGRAM, "passed", ""),
+        (PROGRAM.replace("6.0", "7.0"), "failed", "not equal (expect_close) in 1 of 3 places: 6.0 where 7.0 is expected"),
+        (OF_CONSTANTS, "passed", ""),
+        (OF_CONSTANTS.replace("i32", "i64"), "skipped", "no 64-bit elements"),
+        (OF_CONSTANTS.replace("stablehlo.abs", "stablehlo.not_there"), "failed", "not_there"),
+        ("func.func @main() { func.return }", "skipped", "nothing is expected"),
+    ],
+)
+def test_a_program_of_stablehlo_is_judged_by_what_it_expects(text, outcome, says):
+    found = judged("small", text)
+    assert found.outcome == outcome and says in found.text
+
+
+def test_programs_of_one_file_are_told_apart_by_number(tmp_path):
+    path = tmp_path / "abs.mlir"
+    path.write_text(f"{OF_CONSTANTS}\n// -----\n{PROGRAM}")
+    assert [name for name, _ in programs(path)] == ["abs-0", "abs-1"]
+
+
+@pytest.mark.parametrize(("got", "equal"), [(1 + 1e-6, True), (1 + 1e-5, False), (np.nan, False), (np.inf, False)])
+def test_close_numbers_are_so_many_units_of_the_last_place_apart(got, equal):
+    x, y = (np.array([v, np.nan, np.inf], np.float32) for v in (got, 1))
+    assert (mismatch("expect_close", x, y) == "") is equal
