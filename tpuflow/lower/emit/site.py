@@ -83,7 +83,8 @@ class Site:
         return self.first_fitting(lambda tiling: attempt(cut_as(space, tiling)), tried)
 
     def first_fitting(self, attempt: Callable[[Tiling], KernelBuilder], tilings: Iterable[Tiling]) -> Kernels:
-        """The first kernel that fits on the chip, of several ways to cut it; where the node says how it is cut, that one.
+        """The first kernel that fits on the chip, of several ways to cut it; where the node says how it is cut, that one. Where none
+        does, queues hand over what they compute in one slot: the matrix unit waits for the vector unit, and in turn.
 
         Raises:
           OutOfMemoryError: none fits.
@@ -93,9 +94,9 @@ class Site:
             self.recorded.append(attempt(next(iter(tilings))))
             return ()
         reason = ""
-        for tiling in self._given() or _distinct(tilings):
+        for tiling, cramped in _roomier_first(self._given() or _distinct(tilings)):
             try:
-                kernel = attempt(tiling).build()
+                kernel = attempt(tiling).build(cramped=cramped)
             except DoesNotFit as error:
                 reason = str(error)
                 continue
@@ -113,6 +114,15 @@ class Site:
         if self.given and len(self.tilings) == len(self.given):
             raise CompileError(f"{self.node.source}: the node has {len(self.given)} tilings, but becomes more kernels; give one for each.")
         return self.given[len(self.tilings) : len(self.tilings) + 1]
+
+
+def _roomier_first(tilings: Iterable[Tiling]) -> Iterator[tuple[Tiling, bool]]:
+    """Each tiling, and then each once more, to be built cramped."""
+    tried = []
+    for tiling in tilings:
+        tried.append(tiling)
+        yield tiling, False
+    yield from ((tiling, True) for tiling in tried)
 
 
 def _distinct(tilings: Iterable[Tiling]) -> Iterator[Tiling]:
