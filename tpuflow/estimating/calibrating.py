@@ -18,14 +18,16 @@ import numpy as np
 
 from tpuflow.chips import Chip
 from tpuflow.chips.links import exposed_seconds
-from tpuflow.device.timing.calibration import Calibration, family_of
+from tpuflow.device.timing.calibration import SHARES, Calibration, calibration_of, family_of
 from tpuflow.device.timing.program import sink_time
 from tpuflow.errors import ConfigError
 from tpuflow.isa.program import Program
 
 ROWS_A_CONSTANT = 6
 FAR_OFF = math.log(1.5)
-KERNEL_TRIED = tuple(1e-7 * 1.08**i for i in range(76))  # 0.1 us to 32 us
+KERNEL_TRIED = tuple(5e-7 * 1.08**i for i in range(55))
+"""0.5 us, about the least that a maker states (Sophgo: 0.25 us, and 0.3 us to synchronise), to 32 us (30 us is published for operators that
+the Ascend's host launches one by one)."""
 STEP_TRIED = tuple(5e-5 * i for i in range(41))  # 0 to 2 ms
 UNFITTED = Calibration(kernel_seconds=0.0, step_seconds=0.0)  # constants without effect, and the row's own efficiencies
 UNIT_SECONDS = 1e-6  # of a linear constant, to find what it is multiplied by
@@ -41,11 +43,16 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Nonlinear:
-    """A constant that does not: the values at which the model is evaluated, and those tried, between which it is interpolated."""
+    """A constant that does not, a share of a rate: the values at which the model is evaluated, and those tried. Between the former, times
+    are interpolated over the reciprocal, with which what is bound by that rate goes."""
 
     name: str
     modelled: tuple[float, ...]
     tried: tuple[float, ...]
+
+    def time(self, share: float, times: Sequence[float]) -> float:
+        """The time at a share, from those at the modelled ones."""
+        return float(np.interp(-1 / share, [-1 / modelled for modelled in self.modelled], times))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +76,20 @@ KERNEL, STEP = Linear("kernel_seconds", KERNEL_TRIED), Linear("step_seconds", ST
 LEAST_SHARE = 0.6
 """Of HBM bandwidth: what copies of 1 MB sustain by calculon's table of the A100. Copies of 33 MB sustain 0.83 on a TPU v6e, and those of
 1 GB all of it on a TPU v7x (microbenchmarks of tpu-recipes): the fit looks no higher than 1."""
-HBM_SHARE = Nonlinear("hbm_share", (0.6, 0.7, 0.8, 0.9, 1.0), tuple(round(LEAST_SHARE + 0.01 * i, 2) for i in range(41)))
+HBM_SHARE = Nonlinear("hbm_share", (0.6, 0.8, 1.0), tuple(round(LEAST_SHARE + 0.01 * i, 2) for i in range(41)))
 USUAL = Constants((KERNEL,), HBM_SHARE)
-FITTED: Mapping[str, Constants] = {"ascend": Constants((KERNEL, STEP), HBM_SHARE)}
+ASCEND_SHARE = replace(HBM_SHARE, tried=tuple(share for share in HBM_SHARE.tried if share <= 0.85))
+"""No more than CANN's own cost table has: 1.02 of 1.2 TB/s."""
+FITTED: Mapping[str, Constants] = {"ascend": Constants((KERNEL, STEP), ASCEND_SHARE)}
 """By family; `USUAL` for those that are not named."""
+
+
+def constants_of(chip: Chip) -> Mapping[str, float]:
+    """The constants that are fitted for a chip's family, as tpuflow has them: a share that was not fitted is the row's own."""
+    own = calibration_of(chip)
+    row = own.on(chip)
+    names = FITTED.get(chip.family, USUAL).names
+    return {name: getattr(row, SHARES[name]) if name in SHARES else getattr(own, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +150,9 @@ class Curve:
     sums: tuple[tuple[float, float], ...] = ()
 
     def seconds(self, constants: Mapping[str, float]) -> float:
-        """Modelled seconds a step, between the modelled values by linear interpolation."""
+        """Modelled seconds a step, between the modelled values by interpolation."""
         known = self.measurement.constants
-        step = float(np.interp(constants[known.nonlinear.name], known.nonlinear.modelled, self.times))
+        step = known.nonlinear.time(constants[known.nonlinear.name], self.times)
         step += sum(slope * constants[c.name] for c, slope in zip(known.linear, self.slopes, strict=True))
         return step + exposed_seconds([(seconds, ahead * step) for seconds, ahead in self.sums])
 
@@ -193,7 +210,7 @@ def _best(curves: Sequence[Curve]) -> dict[str, float]:
     added = np.array(tried) @ np.array([c.slopes for c in curves]).T  # [combinations of linear constants, rows]
     found = []
     for value in constants.nonlinear.tried:
-        steps = added + [np.interp(value, constants.nonlinear.modelled, c.times) for c in curves]
+        steps = added + [constants.nonlinear.time(value, c.times) for c in curves]
         losses = np.minimum(np.abs(np.log((steps + _exposed(curves, steps)) / measured)), FAR_OFF).mean(axis=1)
         best = int(losses.argmin())
         found.append((float(losses[best]), *tried[best], value))

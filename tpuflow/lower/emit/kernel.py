@@ -98,8 +98,8 @@ class KernelBuilder:
             self.code["body"].append(instruction)
             self.lines["body"].append(line)
 
-    def build(self) -> Kernel:
-        """The finished kernel.
+    def build(self, *, cramped: bool = False) -> Kernel:
+        """The finished kernel; `cramped`: what a queue computes for another has one slot.
 
         Raises:
           DoesNotFit: its tiles need more on-chip memory than the chip has.
@@ -108,7 +108,7 @@ class KernelBuilder:
             self._merge_sections()
         self._scalars_first()
         uses = tile_uses(self.code)
-        lives, placed = self._placed(uses)
+        lives, placed = self._placed(uses, 1 if cramped else 2)
         sync = Synchronizer(self.code)
         for tile, life in lives.items():
             sync.order_tile(uses[tile], life.slots, reused=life.fills > life.slots)
@@ -118,13 +118,13 @@ class KernelBuilder:
         sections = (tuple(i for i, _ in rendered[s]) for s in SECTIONS)
         return Kernel(self.grid, tuple(sync.semaphores), *sections, name=self.name, scope=self.scope, sources=sources)
 
-    def _placed(self, uses: Mapping[Tile, Uses]) -> tuple[dict[Tile, Lifetime], dict[Tile, Tile]]:
-        """How tiles live and where, with as many slots for moves as are useful and fit."""
+    def _placed(self, uses: Mapping[Tile, Uses], computed: int) -> tuple[dict[Tile, Lifetime], dict[Tile, Tile]]:
+        """How tiles live and where, with as many slots for moves as are useful and fit, and so many for what queues compute for others."""
         for ahead in range(slots_ahead(uses, self.chip), 2, -1):
-            lives = {tile: lifetime(u, self.grid, ahead) for tile, u in uses.items()}
+            lives = {tile: lifetime(u, self.grid, ahead, computed) for tile, u in uses.items()}
             with suppress(DoesNotFit):
                 return lives, place_tiles(uses, lives, self.chip)
-        lives = {tile: lifetime(u, self.grid) for tile, u in uses.items()}
+        lives = {tile: lifetime(u, self.grid, computed=computed) for tile, u in uses.items()}
         return lives, place_tiles(uses, lives, self.chip)
 
     def _scalars_first(self) -> None:

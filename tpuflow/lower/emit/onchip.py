@@ -35,15 +35,17 @@ class Lifetime:
     temporary: bool
 
 
-def lifetime(uses: Uses, grid: Sequence[GridAxis], ahead: int = 2) -> Lifetime:
-    """Two slots where two queues hand a tile over more than once, `ahead` where one of them moves it to or from memory in every step.
+def lifetime(uses: Uses, grid: Sequence[GridAxis], ahead: int = 2, computed: int = 2) -> Lifetime:
+    """Two slots where two queues hand a tile over more than once, `ahead` where one of them moves it to or from memory in every step, and
+    `computed` where none does.
 
     A tile of the body has a rate of one a step, any other one a point.
     """
     every_step = uses.sections == {SECTIONS.index("body")}
     fills = math.prod(g.size for g in grid if every_step or g.kind == "parallel")
     crosses = bool(uses.consumers)
-    slots = min(fills, ahead if every_step and _moved(uses) else 2) if crosses else 1
+    moved = _moved(uses)
+    slots = min(fills, ahead if every_step and moved else 2 if moved else computed) if crosses else 1
     return Lifetime(slots, "step" if every_step else "point", fills, not crosses and len(uses.sections) == 1)
 
 

@@ -106,17 +106,19 @@ class Plan:
         return self.record(next(iter(self.ways(fill_tile))))
 
     def fitting(self, given: Sequence[Tiling]) -> tuple[Kernel, Tiling, KernelBuilder]:
-        """The first kernel that fits on the chip, with tilings that are given or, if there are none, tiles for all cores.
+        """The first kernel that fits on the chip, with tilings that are given or, if there are none, tiles for all cores. Where none does,
+        and nothing else takes its place, queues hand over what they compute in one slot: the matrix unit waits for the vector unit, and in
+        turn.
 
         Raises:
           DoesNotFit: none does.
           CompileError: the tiling given is of another kernel.
         """
         reason = DoesNotFit()
-        for tiling in given or _distinct(self.ways(share_tile)):
+        for tiling, cramped in _roomier_first(given or _distinct(self.ways(share_tile)), last_resort=self.otherwise is None):
             try:
                 recorded = self.record(tiling)
-                return recorded.build(), tiling, recorded
+                return recorded.build(cramped=cramped), tiling, recorded
             except DoesNotFit as error:
                 reason = error
         raise reason
@@ -206,6 +208,16 @@ def _too_large(plan: Plan, reason: DoesNotFit, tiles: str) -> OutOfMemoryError:
         f"{plan.node.source}: kernel {title!r} does not fit on the chip with {tiles}: {reason}. "
         f"Split the operation, or choose a chip with more on-chip memory."
     )
+
+
+def _roomier_first(tilings: Iterable[Tiling], *, last_resort: bool) -> Iterator[tuple[Tiling, bool]]:
+    """Each tiling and, as a last resort, each once more, to be built cramped."""
+    tried = []
+    for tiling in tilings:
+        tried.append(tiling)
+        yield tiling, False
+    if last_resort:
+        yield from ((tiling, True) for tiling in tried)
 
 
 def _distinct(tilings: Iterable[Tiling]) -> Iterator[Tiling]:
