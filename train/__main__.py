@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +57,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
         join(asked=arguments.distributed)
-        if arguments.recipe not in RECIPES:
-            own = {k: v for k, v in vars(arguments).items() if k not in ("recipe", "distributed")}
-            return compile_mode.run(compile_mode.Options(**own))
-        recipe = RECIPES[arguments.recipe]
-        return run(recipe, from_arguments(recipe.defaults, arguments))
+        with nullcontext() if is_first() else redirect_stdout(io.StringIO()):
+            return _done(arguments)
     except TpuflowError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted: nothing was trained", file=sys.stderr)
         return INTERRUPTED
+
+
+def _done(arguments: argparse.Namespace) -> int:
+    """Do what was asked for."""
+    if arguments.recipe not in RECIPES:
+        own = {k: v for k, v in vars(arguments).items() if k not in ("recipe", "distributed")}
+        return compile_mode.run(compile_mode.Options(**own))
+    recipe = RECIPES[arguments.recipe]
+    return run(recipe, from_arguments(recipe.defaults, arguments))
 
 
 def run(recipe: Recipe, options: Any) -> int:
