@@ -29,7 +29,8 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is trained: `steps` steps of `batch` random images of `shape` in a run, `rounds` runs.
+    """What is trained: `steps` steps of `batch` random images of `shape` in a run, `rounds` runs, in each of `processes`
+    processes one after the other: XLA's compiler makes the same program up to a sixth faster or slower from process to process.
 
     `twin` None: PyTorch takes no part. `limits`: (ours, other) -> what the ratio of their times should not exceed; `peak_limit`: that of
     peaks of memory, fp32 against plain JAX, `cold_limit` of first runs. `peer`: how plain JAX runs the steps. `vocabulary`: the samples are
@@ -52,6 +53,7 @@ class Workload:
     limits: Mapping[tuple[str, str], float]
     peer: str = "jax_scan"
     vocabulary: int | None = None
+    processes: int = 1
     peak_limit: float = 1.2
     cold_limit: float | None = None
     samples: Callable[[int], Any] | None = None
@@ -212,20 +214,21 @@ def _tell(seconds: float) -> None:
 
 
 def measure(work: Workload, steps: int, rounds: int) -> dict[str, Any]:
-    """Cold seconds, seconds a step of every round, their medians, and the peak of memory of each contender."""
-    workers = {contender: Worker(work, contender, steps) for contender in work.contenders}
-    seconds: dict[str, list[float]] = {name: [] for name in workers}
-    for _ in range(rounds):
+    """Of each contender the seconds a step of every round in every process; over all of them the medians, of cold seconds and peaks of
+    memory those over processes."""
+    seconds, cold, peak = ({name: [] for name in work.contenders} for _ in range(3))
+    for _ in range(work.processes):
+        workers = {contender: Worker(work, contender, steps) for contender in work.contenders}
+        for _ in range(rounds):
+            for name, worker in workers.items():
+                seconds[name].append(worker.run() / steps)
         for name, worker in workers.items():
-            seconds[name].append(worker.run() / steps)
-    for worker in workers.values():
-        worker.end()
+            worker.end()
+            cold[name].append(worker.cold_seconds)
+            peak[name].append(worker.peak_bytes)
     return {
-        "workload": work.name, "batch": work.batch, "steps": steps, "rounds": rounds,
-        "cold_seconds": {name: worker.cold_seconds for name, worker in workers.items()},
-        "step_seconds": seconds,
-        "medians": medians(seconds),
-        "peak_bytes": {name: worker.peak_bytes for name, worker in workers.items()},
+        "workload": work.name, "batch": work.batch, "steps": steps, "rounds": rounds, "processes": work.processes,
+        "cold_seconds": medians(cold), "step_seconds": seconds, "medians": medians(seconds), "peak_bytes": medians(peak),
     }  # fmt: skip
 
 

@@ -55,7 +55,7 @@ WORKLOAD = Workload(
         ("tpuflow mixed", "tpuflow fp32"): 1.15,
         ("tpuflow mixed_bf16", "tpuflow fp32"): 1.15,
     },
-    peer="jax_jit", peak_limit=1.2, samples=samples, step=step,
+    peer="jax_jit", processes=3, peak_limit=1.2, samples=samples, step=step,
 )  # fmt: skip
 
 if __name__ == "__main__":

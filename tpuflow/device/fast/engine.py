@@ -109,7 +109,8 @@ class FastEngine:
         def run(stage: Stage, trips: int, arrays: Mapping[Key, Any]) -> tuple[list[Any], dict[Key, Any]]:
             return self._run(stage, trips, arrays, feeds, prices)
 
-        return Flight(self.program, self.segments, arrays, work, capacity, run, paces, self._waits, self._lanes, self.host)
+        types = self.translation.handed_on
+        return Flight(self.program, self.segments, arrays, work, capacity, run, paces, self._waits, self._lanes, self.host, types)
 
     def _run(
         self, stage: Stage, trips: int, arrays: Mapping[Key, Any], infeeds: Sequence[Any], budget: np.ndarray
@@ -179,7 +180,7 @@ class _Executable:
     def _spec(self, key: Key, capacity: int) -> jax.ShapeDtypeStruct:
         program, lanes = self._translation.program, self._translation.lanes
         if isinstance(key, int):
-            return self._spec_of(lanes.shape(key, program.buffers[key].shape), program.buffers[key].dtype.numpy, lanes.axes(key))
+            return self._spec_of(lanes.shape(key, program.buffers[key].shape), self._translation.handed_on(key), lanes.axes(key))
         kind, port = key
         if kind != "outfeed":
             return self._spec_of((), np.int32)

@@ -79,7 +79,7 @@ class Flight:
     Program's last block, else 0.
 
     `arrays` are those that cross; `sent` what outfeeds have sent so far, and `totals` how many items, those lost for want of room included.
-    `run` runs a stage, on `host`. `waits` says whether a piece is waited for.
+    `run` runs a stage, on `host`; `types` are those in which buffers cross. `waits` says whether a piece is waited for.
 
     Raises:
       LaunchError: an infeed has run dry.
@@ -97,6 +97,7 @@ class Flight:
     waits: bool
     lanes: Lanes
     host: Host
+    types: Callable[[int], np.dtype[Any]]
     sent: list[list[np.ndarray]] = field(default_factory=list)
     totals: list[int] = field(default_factory=list)
     _outputs: list[Any] | None = None
@@ -239,7 +240,7 @@ class Flight:
                 lies = self.lanes.lies(self.lanes.axes(index))
                 held = None if data is None else np.frombuffer(data, b.dtype.numpy).reshape(b.shape)
                 self.arrays[index] = (
-                    self.host.zeros(shape, b.dtype.numpy, lies) if held is None else self.host.array(np.broadcast_to(held, shape), lies)
+                    self.host.zeros(shape, self.types(index), lies) if held is None else self.host.array(np.broadcast_to(held, shape), lies)
                 )
 
     def _forget(self, after: frozenset[int]) -> None:

@@ -22,7 +22,7 @@ from tpuflow.device.fast.shapes import covers
 from tpuflow.device.verify.footprint import cover, section_trips, store_box
 from tpuflow.dtypes import BF16, F16
 from tpuflow.isa.collectives import KINDS, Await, Collective, Position, sizes_of
-from tpuflow.isa.dma import Store
+from tpuflow.isa.dma import Load, Store
 from tpuflow.isa.instruction import Window
 from tpuflow.isa.program import Block, Copy, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
 
@@ -49,12 +49,13 @@ class Translation:
         whole = {id(k): frozenset(_overwritten(k, self.program)) for k in self.program.kernels()}
         self.liveness = Liveness(whole, self.workload.numbers)
         self.packed = _packed(self.program, whole)
+        self.picked = _picked(self.program)
 
     def __call__(
         self, stage: Stage, zero: Any, trips: Any, arrays: Mapping[Key, Any], infeeds: Sequence[Any], budget: Any
     ) -> tuple[list[Any], list[Any]]:
-        """Run a stage: zero is a run-time s32 0, trips how many of its loop's trips to run, arrays what the stage takes, in the types of
-        their buffers; infeeds are stacked items, budget is `Budget.array()`.
+        """Run a stage: zero is a run-time s32 0, trips how many of its loop's trips to run, arrays what the stage takes, as
+        `handed_on` says; infeeds are stacked items, budget is `Budget.array()`.
 
         Returns (the Program's outputs if it is the final stage, what the stage gives, likewise).
         """
@@ -76,7 +77,20 @@ class Translation:
             kind, port = key
             return ar.store(env[key], program.outfeeds[port].dtype) if kind == "outfeed" else env[key]
 
-        return [stored(p.buffer) for p in program.outputs] if stage.final else [], [stored(k) for k in stage.gives]
+        def given(key: Key) -> Any:
+            if isinstance(key, int) and self.is_held(key):
+                return ar.hold(run.buffer(env, key), program.buffers[key].dtype)
+            return stored(key)
+
+        return [stored(p.buffer) for p in program.outputs] if stage.final else [], [given(k) for k in stage.gives]
+
+    def is_held(self, buffer: int) -> bool:
+        """Whether stages hand it on as it is computed with, not in its own type."""
+        return not self.bitexact and buffer not in self.packed and self.program.buffers[buffer].dtype in (BF16, F16)
+
+    def handed_on(self, buffer: int) -> np.dtype[Any]:
+        """The NumPy type in which stages hand on a buffer."""
+        return np.dtype(np.float32) if self.is_held(buffer) else self.program.buffers[buffer].dtype.numpy
 
 
 def _overwritten(kernel: Kernel, program: Program) -> list[int]:
@@ -93,7 +107,16 @@ def _packed(program: Program, whole: Mapping[int, frozenset[int]]) -> frozenset[
     """The buffers that lie in their own types between trips and branches: those that outlive a launch, and those that are written piece by
     piece, of which there may be many times what is in use at once. Others lie as they are computed with."""
     parts = {b for k in program.kernels() for b in liveness.writes(k) - whole[id(k)]}
-    return frozenset(parts.union(p.buffer for p in (*program.inputs, *program.outputs)))
+    return frozenset(parts.union(p.buffer for p in (*program.inputs, *program.outputs, *program.constants)))
+
+
+def _picked(program: Program) -> frozenset[int]:
+    """The buffers of which kernels only read parts that the run picks, such as rows of a table."""
+    picked: dict[int, bool] = {}
+    for kernel in program.kernels():
+        for window in (i.window for i in kernel.instructions if isinstance(i, Load)):
+            picked[window.buffer] = picked.get(window.buffer, True) and any(axis.register is not None for axis in window.axes)
+    return frozenset(buffer for buffer, always in picked.items() if always)
 
 
 def _cover_together(kernel: Kernel, stores: list[tuple[str, Window]], program: Program, buffer: int) -> bool:
@@ -253,7 +276,7 @@ class _Run:
         keys = self._carried(block, after)
         self.overwritten |= {b for b in keys if isinstance(b, int)}
         self.resting |= {b for b in self.t.packed.intersection(keys) if self.program.buffers[b].dtype in (BF16, F16)}
-        standing = self.t.liveness.uses(block).touched & env.keys() - keys
+        standing = self.t.liveness.uses(block).touched & env.keys() - keys - self.t.picked
         env.update({b: self.ar.take(env[b], self.program.buffers[b].dtype) for b in standing})  # once, not in every trip
 
         def inside(values: Sequence[Any]) -> dict[Any, Any]:
