@@ -86,13 +86,17 @@ def half(x: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(0, 6, lambda i, y: y * y + jnp.float16(0.25), (x * 3).astype(jnp.float16))
 
 
+def narrow_within(x: jax.Array) -> jax.Array:
+    return narrow(x).astype(jnp.float32) + half(x).astype(jnp.float32)
+
+
 def from_constants(x: jax.Array) -> Any:
     table = jnp.asarray(np.arange(24, dtype=np.float32).reshape(4, 6))
     return jax.lax.fori_loop(0, 5, lambda i, c: (c[0] + table * i, c[1], c[0] - c[1]), (table, x, table))
 
 
 LOOPS = (
-    counted, conditional, never_entered, stacked, one_after_the_other, data_dependent, nested, while_of_loops, narrow, half, from_constants,
+    counted, conditional, never_entered, stacked, one_after_the_other, data_dependent, nested, while_of_loops, narrow, half, narrow_within, from_constants,
 )  # fmt: skip
 
 
