@@ -12,7 +12,9 @@ import pytest
 from jax.experimental import checkify
 
 import tpuflow
-from tpuflow.errors import ConfigError, LaunchError, UnsupportedDtypeError, UnsupportedPrimitiveError
+from tpuflow.device.limits import Limits
+from tpuflow.errors import ConfigError, LaunchError, LimitError, UnsupportedDtypeError, UnsupportedPrimitiveError
+from tpuflow.jaxprs.compat import is_alone
 from tpuflow.stages import staging
 
 RNG = np.random.default_rng(0)
@@ -94,6 +96,62 @@ def test_static_arguments_by_number_and_by_name(compiles):
     assert by_number(3, 1.0).shape == (3,)
     with pytest.raises(ValueError, match="static argument 0 must be hashable"):
         by_number([3], 1.0)
+
+
+def test_limits_hold_for_calls_that_fit_exactly_too_and_every_call_is_a_round_trip():
+    f, x = tpuflow.jit(lambda x: x * 2), jnp.ones((64,))
+    executable = f.lower(x).compile().executable
+    for _ in range(3):
+        f(x)
+    assert executable.round_trips == 3
+    kept, executable.limits = executable.limits, Limits(memory_bytes=1)
+    with pytest.raises(LimitError, match="the limit is 1:"):
+        f(x)
+    executable.limits = kept
+    np.testing.assert_array_equal(f(x), 2 * np.ones(64))
+    assert executable.round_trips == 4
+
+
+def test_a_call_that_fits_exactly_is_still_part_of_what_is_around_it():
+    seen = []
+
+    def doubled(x):
+        seen.append(isinstance(x, jax.core.Tracer))
+        return x * x
+
+    f, x = tpuflow.jit(doubled), jnp.arange(4.0)
+    for _ in range(3):
+        f(x)
+    assert seen == [True] and is_alone()
+    np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(x), 2 * np.arange(4.0))
+    np.testing.assert_array_equal(jax.vmap(f)(x), np.arange(4.0) ** 2)
+    assert "device_call" in str(jax.make_jaxpr(lambda: f(x))())
+    with jax.disable_jit():
+        np.testing.assert_array_equal(f(x), np.arange(4.0) ** 2)
+    assert not seen[-1]
+    with jax.set_mesh(jax.make_mesh((1,), ("i",))):
+        before = len(seen)
+        f(x)
+        assert len(seen) == before + 1 and not is_alone()
+
+
+def test_types_that_differ_in_weakness_alone_are_told_apart_by_calls_that_fit_exactly():
+    f, strong = tpuflow.jit(lambda x: x * jnp.ones((), jnp.bfloat16)), jnp.ones(())
+    weak = jnp.asarray(1.0)
+    assert weak.weak_type and not strong.weak_type
+    for _ in range(3):
+        assert (f(strong).dtype, f(weak).dtype) == (jnp.float32, jnp.bfloat16)
+        assert f(np.ones((), np.float32)).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+def test_results_of_calls_that_fit_exactly_have_the_types_of_jax(engine):
+    f = tpuflow.jit(lambda key, z: (key, z * 1j, jnp.full((), 2)), engine=engine)
+    arguments = jax.random.split(jax.random.key(1))[0], jnp.ones((3,), jnp.complex64)
+    for _ in range(3):
+        found = f(*arguments)
+        assert [(y.dtype, y.weak_type) for y in found[1:]] == [(jnp.complex64, False), (jnp.int32, True)]
+        assert found[0] == arguments[0] and isinstance(found[1], jax.Array)
 
 
 def test_donated_arguments_are_consumed_and_others_kept():

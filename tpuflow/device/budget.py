@@ -71,11 +71,8 @@ class Workload:
         for n, block in enumerate(self.uncertain):
             self.numbers.setdefault(id(block), []).append(n)
         self._found: dict[tuple[int, ...], Work] = {}
-
-    @property
-    def trip_inputs(self) -> tuple[int, ...]:
+        self.trip_inputs = tuple(sorted(set(self._inputs.values())))
         """Numbers of the inputs that are trip counts."""
-        return tuple(sorted(set(self._inputs.values())))
 
     def work(self, inputs: Sequence[Any]) -> Work:
         """Of a launch with these input arrays."""

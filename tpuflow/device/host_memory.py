@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 
 from tpuflow.errors import HostMemoryError
 from tpuflow.isa.program import Program
@@ -18,19 +17,28 @@ _ASKED = re.compile(r"allocating (\d+) bytes")
 _AVAILABLE = re.compile(r"MemAvailable:\s*(\d+) kB")
 
 
-@contextmanager
-def host_memory(program: Program) -> Iterator[None]:
-    """Turn the host's refusal of memory into an error of ours.
+class host_memory:
+    """Turns the host's refusal of memory into an error of ours; may be entered again and again, by several threads.
+
+    Every launch enters it: a context manager made of a generator takes ten times as long.
 
     Raises:
       HostMemoryError: the host has not as much memory as the launch asks for.
     """
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:  # NumPy's, and XLA's
-        if not isinstance(error, MemoryError) and not str(error).startswith("RESOURCE_EXHAUSTED"):
-            raise
-        raise _error(program, str(error)) from error
+
+    __slots__ = ("_program",)
+
+    def __init__(self, program: Program):
+        self._program = program
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        if error is None or not isinstance(error, (MemoryError, RuntimeError)):  # NumPy's, and XLA's
+            return
+        if isinstance(error, MemoryError) or str(error).startswith("RESOURCE_EXHAUSTED"):
+            raise _error(self._program, str(error)) from error
 
 
 def _error(program: Program, text: str) -> HostMemoryError:

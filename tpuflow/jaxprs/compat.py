@@ -13,16 +13,17 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import callback, core, debugging, source_info_util
+from jax._src import callback, config, core, debugging, source_info_util
+from jax._src.array import ArrayImpl
 from jax._src.interpreters import partial_eval
-from jax._src.mesh import thread_resources
+from jax._src.mesh import EMPTY_ENV, empty_abstract_mesh, thread_resources
 from jax._src.state import discharge
 from jax.core import Tracer
 from jax.experimental import io_callback
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var, jaxpr_as_fun
 from jax.extend.core import JaxprEqn as Equation
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import AbstractMesh, get_abstract_mesh
+from jax.sharding import AbstractMesh, SingleDeviceSharding, get_abstract_mesh
 
 from tpuflow.errors import UnsupportedPrimitiveError
 
@@ -217,6 +218,34 @@ def operations_go_to(run: Callable[[Primitive, Sequence[Any], dict[str, Any]], A
 def is_transforming() -> bool:
     """Whether a transformation (grad, vmap, jit, make_jaxpr) is under way where this is called."""
     return not isinstance(core.trace_ctx.trace, core.EvalTrace | _OneByOne)
+
+
+_CONTEXT, _NO_AXES = core.trace_ctx, core.AxisEnv()
+
+
+def is_alone() -> bool:
+    """Whether a call made here depends on its arguments only: no transformation is under way, no axis has a name, no mesh is set, and
+    `jax.disable_jit` is off. These objects are JAX's only ones of their kind; of others it would say no."""
+    return (
+        type(_CONTEXT.trace) is core.EvalTrace
+        and _CONTEXT.axis_env is _NO_AXES
+        and get_abstract_mesh() is empty_abstract_mesh
+        and thread_resources.env is EMPTY_ENV
+        and not jits_nothing()
+    )
+
+
+def jits_nothing() -> bool:
+    """Whether `jax.disable_jit` is on: `jax.config.jax_disable_jit`, in half the time."""
+    return config.disable_jit.value
+
+
+def avals_on_one_device(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
+    """The types of arrays that lie on one device each, as something to be looked up by; None if there is any other leaf."""
+    for leaf in leaves:
+        if type(leaf) is not ArrayImpl or type(leaf._sharding) is not SingleDeviceSharding:
+            return None
+    return tuple([leaf.aval for leaf in leaves])
 
 
 # --- where the user wrote it ------------------------------------------------------------------------------------------

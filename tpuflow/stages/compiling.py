@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import default_registry
 
 from tpuflow import amp
 from tpuflow.checking import check_choice, check_switch
@@ -19,7 +20,7 @@ from tpuflow.device.runtime import ENGINES, FIDELITIES
 from tpuflow.errors import ConfigError, a_thing, did_you_mean, shown
 from tpuflow.garbage import undisturbed
 from tpuflow.isa.program import Program
-from tpuflow.jaxprs.compat import ClosedJaxpr, Tracer, axes_around, axes_of, is_transforming
+from tpuflow.jaxprs.compat import ClosedJaxpr, Tracer, avals_on_one_device, axes_around, axes_of, is_alone, is_transforming
 from tpuflow.jaxprs.shardings import cuts, is_mapped, with_sharding, with_shardings
 from tpuflow.stages.cache_misses import explain
 from tpuflow.stages.complex_ports import split
@@ -39,6 +40,7 @@ _WEAK_SCALARS = {
 }
 
 _NO_SHARDINGS = Shardings()
+_flatten = default_registry.flatten  # jax.tree.flatten without its layers of Python
 
 
 def jit(
@@ -145,23 +147,27 @@ class JitFunction:
         self._fun = fun if policy is None else amp.autocast(fun, policy)
         self._name = getattr(fun, "__name__", type(fun).__name__)
         self._static, self._donated, self._target, self._shardings = static, donated, target, shardings
+        self._has_static = bool(static)
         self._traced: dict[Any, _Traced] = {}
         self._compiled: dict[Any, tuple[DeviceFunction, Any]] = {}
+        self._exact: dict[Any, tuple[Callable[[list[Any]], list[Any]], Any]] = {}
+        """What is compiled for arrays of exactly these types, each on one device, called alone: nothing is left to check or convert."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function on the device."""
-        if runs_one_by_one():
+        alone = is_alone()
+        if not alone and runs_one_by_one():
             return self._one_by_one(args, kwargs)
         statics = ()
-        if self._static:
+        if self._has_static:
             args, kwargs, statics = self._split(args, kwargs)
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        key = (tree, statics, tuple([_signature(leaf) for leaf in leaves]), axes_around())
-        found = self._compiled.get(key)
-        if found is None or _is_staged(leaves):
-            return self._slow_call(key, leaves)
+        leaves, tree = _flatten((args, kwargs))
+        exact = (tree, statics, avals_on_one_device(leaves)) if alone else None
+        found = self._exact.get(exact)
+        if found is None:
+            return self._call((tree, statics, tuple([_signature(leaf) for leaf in leaves]), axes_around()), leaves, exact)
         function, out_tree = found
-        return out_tree.unflatten(function([as_array(leaf) for leaf in leaves]))
+        return out_tree.unflatten(function(leaves))
 
     def trace(self, *args: Any, **kwargs: Any) -> Lowered:
         """As `lower`: here tracing is all there is before compiling, so that the two stages of jax.stages are one."""
@@ -196,6 +202,7 @@ class JitFunction:
         """Forget everything traced and compiled."""
         self._traced.clear()
         self._compiled.clear()
+        self._exact.clear()
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A method of a class is bound as functions are."""
@@ -214,6 +221,17 @@ class JitFunction:
         args, kwargs, statics = self._split(args, kwargs) if self._static else (args, kwargs, ())
         args, kwargs = jax.tree.map(jnp.asarray, (args, kwargs))
         return one_by_one(lambda: self._fun(*_with_static(args, statics), **kwargs, **_static_names(statics)), self._target)
+
+    def _call(self, key: Any, leaves: list[Any], exact: Any) -> Any:
+        """A call with leaves of any kind; if they are alone and arrays of `exact` types, the next such call need not come here."""
+        found = self._compiled.get(key)
+        if found is None or _is_staged(leaves):
+            return self._slow_call(key, leaves)
+        function, out_tree = found
+        outputs = function([as_array(leaf) for leaf in leaves])
+        if exact is not None and exact[-1] is not None:
+            self._exact[exact] = (function.of_exact, out_tree)
+        return out_tree.unflatten(outputs)
 
     @undisturbed()
     def _slow_call(self, key: Any, leaves: list[Any]) -> Any:

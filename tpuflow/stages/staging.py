@@ -57,8 +57,17 @@ class DeviceFunction:
         self._finish = target.engine == "reference"
         self._planes = any(map(is_complex, (*jaxpr.in_avals, *jaxpr.out_avals)))
 
+    @property
+    def of_exact(self) -> Callable[[list[Any]], list[Any]]:
+        """The function for JAX's arrays that are known to have the compiled shapes and types."""
+        return self if self._to or self._from or self._finish or self._planes else self.executable.launch_fitting
+
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
-        """Run on arrays of exactly the compiled shapes and types."""
+        """Run on arrays of exactly the compiled shapes and types.
+
+        Raises:
+          LaunchError: a shape or type differs.
+        """
         if self._to:
             arrays = list(arrays)
             for i, _ in self._to:

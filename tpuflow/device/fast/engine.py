@@ -22,6 +22,7 @@ from tpuflow.device.varying import NONE, Axes, cut_axes
 from tpuflow.device.verify import verify
 from tpuflow.isa.collectives import chips_of, sizes_of
 from tpuflow.isa.program import Program
+from tpuflow.jaxprs.compat import jits_nothing
 from tpuflow.jaxprs.executables import can_keep
 from tpuflow.jaxprs.persistent import kept_entries
 
@@ -70,7 +71,6 @@ class FastEngine:
         places = {p.buffer: i for i, p in enumerate(program.inputs)}
         only = next(iter(self._stages.values()))
         self._only = only.outputs
-        self._budget = host.scalar(Budget(0, 0, (0,) * len(self.translation.workload.uncertain)).array())
         self.short = cuts.short and len(self._stages) == 1 and not (program.infeeds or program.outfeeds)
         """Whether a launch is one executable that is done soon, and talks to nobody: `once` runs it."""
         self._donated, self._kept = ([places[k] for k in keys if k in places] for keys in (only.donates, only.keeps))
@@ -83,10 +83,12 @@ class FastEngine:
 
     def once(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of a `short` Program, without waiting for them: what `fly` does, in half the host's time."""
-        inputs = self._lanes.inputs(inputs, self.host)
-        donated = _distinct(self.host, [inputs[i] for i in self._donated])
-        outputs = self._only(donated, [inputs[i] for i in self._kept], self._budget)
-        return self._lanes.outputs(self.host.waited(outputs), self.host)
+        spread = self.program.mesh
+        if spread:
+            inputs = self._lanes.inputs(inputs, self.host)
+        donated = _distinct(self.host, [inputs[i] for i in self._donated]) if self._donated else []
+        outputs = self._only(donated, [inputs[i] for i in self._kept])
+        return self._lanes.outputs(self.host.waited(outputs), self.host) if spread else outputs
 
     def fly(
         self, inputs: Sequence[Any], infeeds: Sequence[Any], start: int, capacity: int, paces: dict[int, Pace], budget: Budget
@@ -140,7 +142,7 @@ class FastEngine:
 class _Executable:
     """A stage as XLA runs it."""
 
-    __slots__ = ("_host", "_ports", "_run", "_stage", "_translation", "_zero", "donates", "keeps")
+    __slots__ = ("_counts", "_host", "_ports", "_run", "_stage", "_translation", "_zero", "donates", "keeps")
 
     def __init__(self, stage: Stage, translation: Translation, options: Mapping[str, str], host: Host, jit: Callable[..., Any]):
         self._stage, self._translation, self._host = stage, translation, host
@@ -150,32 +152,35 @@ class _Executable:
         outputs = len(translation.program.outputs) if stage.final else 0
         self._run = jit(self._flat, options, self._sizes, (outputs, len(stage.gives)))
         self._zero = host.scalar(np.zeros((), np.int32))
+        self._counts = WORK in stage.takes
+        """Whether it counts trips in a budget; what does not is given none, nor is what has no loop of its own a number of trips."""
 
     def __call__(
         self, trips: int, arrays: Mapping[Key, Any], infeeds: Sequence[Any], budget: np.ndarray
     ) -> tuple[list[Any], dict[Key, Any]]:
         """(the Program's outputs if the stage is the final one, what it gives)."""
         donated, kept = _distinct(self._host, [arrays[k] for k in self.donates]), [arrays[k] for k in self.keeps]
-        outputs, given = self._launch(self._zero, np.int32(trips), donated, kept, infeeds, budget)
+        loops, counted = np.int32(trips) if self._stage.loop is not None else None, budget if self._counts else None
+        outputs, given = self._launch(loops, donated, kept, infeeds, counted)
         return outputs, dict(zip(self._stage.gives, given, strict=True))
 
-    def outputs(self, donated: list[Any], kept: list[Any], budget: np.ndarray) -> list[Any]:
-        """The Program's outputs, of the final stage."""
-        return self._launch(self._zero, self._zero, donated, kept, [], budget)[0]
+    def outputs(self, donated: list[Any], kept: list[Any]) -> list[Any]:
+        """The Program's outputs, of a stage that is all of it and counts nothing."""
+        return self._launch(None, donated, kept, [], None)[0]
 
-    def _launch(self, *arguments: Any) -> Any:
+    def _launch(self, trips: Any, donated: list[Any], kept: list[Any], infeeds: Sequence[Any], budget: Any) -> Any:
         """One executable also under `jax.disable_jit`, which is about the user's functions: XLA keeps the device's arithmetic."""
-        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        if jits_nothing():
             with jax.disable_jit(False):
-                return self._run(*arguments)
-        return self._run(*arguments)
+                return self._run(self._zero, trips, donated, kept, infeeds, budget)
+        return self._run(self._zero, trips, donated, kept, infeeds, budget)
 
     def translate(self, feeds: Sequence[Any], capacity: int) -> Any:
         """Translate for arguments of these shapes."""
         scalar = self._spec_of((), np.int32)
         donated, kept = ([self._spec(k, capacity) for k in keys] for keys in (self.donates, self.keeps))
-        budget = self._spec_of((2 + len(self._translation.workload.uncertain),), np.int32)
-        return self._run.lower(scalar, scalar, donated, kept, list(feeds), budget)
+        budget = self._spec_of((2 + len(self._translation.workload.uncertain),), np.int32) if self._counts else None
+        return self._run.lower(scalar, scalar if self._stage.loop is not None else None, donated, kept, list(feeds), budget)
 
     def _spec(self, key: Key, capacity: int) -> jax.ShapeDtypeStruct:
         program, lanes = self._translation.program, self._translation.lanes

@@ -54,8 +54,8 @@ class Translation:
     def __call__(
         self, stage: Stage, zero: Any, trips: Any, arrays: Mapping[Key, Any], infeeds: Sequence[Any], budget: Any
     ) -> tuple[list[Any], list[Any]]:
-        """Run a stage: zero is a run-time s32 0, trips how many of its loop's trips to run, arrays what the stage takes, as
-        `handed_on` says; infeeds are stacked items, budget is `Budget.array()`.
+        """Run a stage: zero is a run-time s32 0, trips how many of its loop's trips to run (None: it has no loop), arrays what the stage
+        takes, as `handed_on` says; infeeds are stacked items, budget is `Budget.array()` (None: it counts nothing).
 
         Returns (the Program's outputs if it is the final stage, what the stage gives, likewise).
         """
