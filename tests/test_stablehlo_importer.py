@@ -221,25 +221,35 @@ def test_tuples_of_tuples_are_taken_apart_where_they_are_made() -> None:
     assert ops(lower_stablehlo(text).graph) == ["neg"]
 
 
-@pytest.mark.parametrize(("op", "start", "expected"), [("or", 0, [3, 0, 6, 0]), ("xor", 1, [2, 1, 3, 1]), ("add", 1, [4, 1, 11, 1])])
-def test_sources_of_windows_are_combined_by_what_has_an_identity_of_zero(op: str, start: int, expected: list[int]) -> None:
-    """The windows (5, 1), (1, 2) and (2, 0): the first element wins one, the third two."""
+@pytest.mark.parametrize(
+    ("op", "kind", "operand", "source", "start", "expected"),
+    [
+        ("or", "i32", [5, 1, 2, 0], [3, 4, 6], "0", [3, 0, 6, 0]),
+        ("xor", "i32", [5, 1, 2, 0], [3, 4, 6], "1", [2, 1, 3, 1]),
+        ("add", "i32", [5, 1, 2, 0], [3, 4, 6], "1", [4, 1, 11, 1]),
+        ("or", "i1", [True, False, True, False], [False, True, False], "false", [False, False, True, False]),
+    ],
+)
+def test_sources_of_windows_are_combined_by_what_has_an_identity_of_zero(
+    op: str, kind: str, operand: list[int], source: list[int], start: str, expected: list[int]
+) -> None:
+    """The first element wins one window, the third two."""
     text = module(
-        f"""%c = stablehlo.constant dense<{start}> : tensor<i32>
+        f"""%c = stablehlo.constant dense<{start}> : tensor<{kind}>
         %0 = "stablehlo.select_and_scatter"(%a, %b, %c) <{{window_dimensions = array<i64: 2>}}> ({{
-        ^bb0(%x: tensor<i32>, %y: tensor<i32>):
-          %1 = stablehlo.compare GE, %x, %y : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        ^bb0(%x: tensor<{kind}>, %y: tensor<{kind}>):
+          %1 = stablehlo.compare GE, %x, %y : (tensor<{kind}>, tensor<{kind}>) -> tensor<i1>
           stablehlo.return %1 : tensor<i1>
         }}, {{
-        ^bb0(%x: tensor<i32>, %y: tensor<i32>):
-          %1 = stablehlo.{op} %x, %y : tensor<i32>
-          stablehlo.return %1 : tensor<i32>
-        }}) : (tensor<4xi32>, tensor<3xi32>, tensor<i32>) -> tensor<4xi32>
-        return %0 : tensor<4xi32>""",
-        "(%a: tensor<4xi32>, %b: tensor<3xi32>) -> tensor<4xi32>",
+        ^bb0(%x: tensor<{kind}>, %y: tensor<{kind}>):
+          %1 = stablehlo.{op} %x, %y : tensor<{kind}>
+          stablehlo.return %1 : tensor<{kind}>
+        }}) : (tensor<4x{kind}>, tensor<3x{kind}>, tensor<{kind}>) -> tensor<4x{kind}>
+        return %0 : tensor<4x{kind}>""",
+        f"(%a: tensor<4x{kind}>, %b: tensor<3x{kind}>) -> tensor<4x{kind}>",
     )
     program = compile_stablehlo(lower_stablehlo(text))
-    arrays = [np.array(x, np.int32) for x in ([5, 1, 2, 0], [3, 4, 6])]
+    arrays = [np.array(x, bool if kind == "i1" else np.int32) for x in (operand, source)]
     for engine in ("reference", "fast"):
         (got,), _ = Executable(program, engine=engine).launch(arrays)
         assert np.asarray(got).tolist() == expected
