@@ -76,7 +76,7 @@ def programs(path: Path) -> Iterator[tuple[str, str]]:
 
 
 _CONSTANT_CHECK = re.compile(
-    r"check\.(expect_\w+?)_const (%[\w#]+),\s*(dense<.*?>)(?:, tolerance = \S+)? : (tensor<[^\n]*>)(?: \{[^\n]*\})?", re.DOTALL
+    r"check\.(expect_\w+?)_const (%[\w#]+),\s*(dense<.*?>)(?:, tolerance = \S+)? :\s+(tensor<[^\n]*>)(?: \{[^\n]*\})?", re.DOTALL
 )
 _CHECK = re.compile(r"check\.(expect_\w+) (%[\w#]+), (%[\w#]+)[^:\n]* : (tensor<[^\n,]*>)[^\n]*")
 
