@@ -199,11 +199,60 @@ def test_a_host_call_goes_to_the_function_of_its_number() -> None:
             UnsupportedPrimitiveError, "calls itself",
         ),
         (module("cf.br ^bb1 ^bb1: return %a : tensor<2xf32>"), UnsupportedPrimitiveError, "branch"),
+        (
+            module("%0 = stablehlo.tuple %a : tuple<tensor<2xf32>> return %0 : tuple<tensor<2xf32>>", "(%a: tensor<2xf32>) -> "
+            "tuple<tensor<2xf32>>"), UnsupportedPrimitiveError, "line 1 of the module: 'func.return' on a tuple",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_imported_is_refused_and_said_why(text: str, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         lower_stablehlo(text)
+
+
+def test_tuples_of_tuples_are_taken_apart_where_they_are_made() -> None:
+    text = module(
+        "%0 = stablehlo.tuple %a : tuple<tensor<2xf32>> "
+        "%1 = stablehlo.tuple %a, %0 : tuple<tensor<2xf32>, tuple<tensor<2xf32>>> "
+        "%2 = stablehlo.get_tuple_element %1[1] : (tuple<tensor<2xf32>, tuple<tensor<2xf32>>>) -> tuple<tensor<2xf32>> "
+        "%3 = stablehlo.get_tuple_element %2[0] : (tuple<tensor<2xf32>>) -> tensor<2xf32> "
+        "%4 = stablehlo.negate %3 : tensor<2xf32> return %4 : tensor<2xf32>"
+    )
+    assert ops(lower_stablehlo(text).graph) == ["neg"]
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "operand", "source", "start", "expected"),
+    [
+        ("or", "i32", [5, 1, 2, 0], [3, 4, 6], "0", [3, 0, 6, 0]),
+        ("xor", "i32", [5, 1, 2, 0], [3, 4, 6], "1", [2, 1, 3, 1]),
+        ("add", "i32", [5, 1, 2, 0], [3, 4, 6], "1", [4, 1, 11, 1]),
+        ("or", "i1", [True, False, True, False], [False, True, False], "false", [False, False, True, False]),
+    ],
+)
+def test_sources_of_windows_are_combined_by_what_has_an_identity_of_zero(
+    op: str, kind: str, operand: list[int], source: list[int], start: str, expected: list[int]
+) -> None:
+    """The first element wins one window, the third two."""
+    text = module(
+        f"""%c = stablehlo.constant dense<{start}> : tensor<{kind}>
+        %0 = "stablehlo.select_and_scatter"(%a, %b, %c) <{{window_dimensions = array<i64: 2>}}> ({{
+        ^bb0(%x: tensor<{kind}>, %y: tensor<{kind}>):
+          %1 = stablehlo.compare GE, %x, %y : (tensor<{kind}>, tensor<{kind}>) -> tensor<i1>
+          stablehlo.return %1 : tensor<i1>
+        }}, {{
+        ^bb0(%x: tensor<{kind}>, %y: tensor<{kind}>):
+          %1 = stablehlo.{op} %x, %y : tensor<{kind}>
+          stablehlo.return %1 : tensor<{kind}>
+        }}) : (tensor<4x{kind}>, tensor<3x{kind}>, tensor<{kind}>) -> tensor<4x{kind}>
+        return %0 : tensor<4x{kind}>""",
+        f"(%a: tensor<4x{kind}>, %b: tensor<3x{kind}>) -> tensor<4x{kind}>",
+    )
+    program = compile_stablehlo(lower_stablehlo(text))
+    arrays = [np.array(x, bool if kind == "i1" else np.int32) for x in (operand, source)]
+    for engine in ("reference", "fast"):
+        (got,), _ = Executable(program, engine=engine).launch(arrays)
+        assert np.asarray(got).tolist() == expected
 
 
 def test_an_operation_without_a_rule_is_named_with_its_line_and_what_to_do() -> None:

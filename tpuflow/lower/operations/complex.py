@@ -19,6 +19,7 @@ from tpuflow.lower.operations.elementwise import aligned, maximum, minimum
 from tpuflow.lower.operations.movement import stack, unstack
 from tpuflow.lower.operations.special import asinh as arcsinh
 from tpuflow.lower.operations.special import cosh, sinh
+from tpuflow.lower.operations.window import SlidingWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,11 @@ def sign_of(b: Builder, x: Complex) -> Complex:
     size = absolute(b, x)
     nothing = b.eq(size, 0)
     return Complex(*(b.select(nothing, p, b.div(p, b.select(nothing, 1, size))) for p in (x.real, x.imag)))
+
+
+def same_bits(b: Builder, x: Complex) -> Complex:
+    """A bitcast, which for complex numbers there is into their own type only."""
+    return x
 
 
 def is_finite(b: Builder, x: Complex) -> Value:
@@ -402,14 +408,39 @@ def reduce_by(
     return packed(reducers.reduce_by(b, step, planes(operands), planes(starts), tuple(axes)), types)
 
 
+def reduce_window_by(
+    b: Builder, body: Callable[..., Sequence[Number]], operands: Sequence[Number], starts: Sequence[Number], window: SlidingWindow
+) -> tuple[Number, ...]:
+    """`reducers.reduce_window_by` of values that may be complex."""
+    types = [x.type for x in operands]
+
+    def step(b: Builder, *arrays: Value) -> list[Value]:
+        return planes(body(b, *packed(arrays, types * 2)))
+
+    return packed(reducers.reduce_window_by(b, step, planes(operands), planes(starts), window), types)
+
+
 def cumprod(b: Builder, x: Complex, *, axis: int, reverse: bool) -> Complex:
-    """Doubling steps: after step k every position holds the product of the 2^k before it."""
+    """Running products along an axis."""
+    return _cumulative(b, mul, x, (1.0, 0.0), axis, reverse=reverse)
+
+
+def cumulative_extreme(b: Builder, x: Complex, *, op: str, axis: int, reverse: bool) -> Complex:
+    """The largest ("max") or smallest ("min") element so far along an axis, as `extreme` orders them."""
+    worst = math.inf if op == "min" else -math.inf
+    return _cumulative(b, functools.partial(extreme, op=op), x, (worst, worst), axis, reverse=reverse)
+
+
+def _cumulative(
+    b: Builder, step: Callable[..., Complex], x: Complex, identity: tuple[float, float], axis: int, *, reverse: bool
+) -> Complex:
+    """Doubling steps: after step k every position holds what the 2^k before it are together."""
     shift = 1
     while shift < x.shape[axis]:
         by = -shift if reverse else shift
         low = [by if i == axis else 0 for i in range(len(x.shape))]
-        moved = Complex(*(b.pad(p, fill, low, [-n for n in low]) for p, fill in ((x.real, 1.0), (x.imag, 0.0))))
-        x, shift = mul(b, x, moved), 2 * shift
+        moved = Complex(*(b.pad(p, fill, low, [-n for n in low]) for p, fill in zip((x.real, x.imag), identity, strict=True)))
+        x, shift = step(b, x, moved), 2 * shift
     return x
 
 

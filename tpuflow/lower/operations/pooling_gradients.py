@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from tpuflow.dtypes import F32, S32, U8
+from tpuflow.dtypes import F32, PRED, S32, U8
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.operations.blocks import Loads, blocks, interleaved, load_all
@@ -108,24 +108,26 @@ def _winner(b: Builder, axes: Sequence[_Axis], operand: Value, select: str, coun
     return winner
 
 
-def select_and_scatter_add(b: Builder, source: Value, operand: Value, select: str, window: SlidingWindow) -> Value:
-    """Every element gets the sources of the windows that it won, in the order of its places in them; sums of narrow floats are in f32.
+def select_and_scatter(b: Builder, source: Value, operand: Value, select: str, window: SlidingWindow, *, op: str = "add") -> Value:
+    """Every element gets the sources of the windows that it won, combined by `op` (what reductions have, with an identity of 0) in the
+    order of its places in them; sums of narrow floats are in f32.
 
     Where no element is in two windows, the winners are found in the same kernel; else they are kept in memory, a byte each.
     """
     if not (source.type.elems and operand.type.elems):
         return b.full_like(operand, 0)
     axes = _axes(operand.shape, window)
+    operand = b.convert(operand, U8) if operand.dtype == PRED else operand
     overlap = any(a.window > a.stride or (a.stride == 1 and a.low) for a in axes)
     counts = [a.out if overlap else a.count for a in axes]
     winner = _winner(b, axes, operand, select, counts)
     phases = list(itertools.product(*(range(a.stride) for a in axes)))
-    pieces = [_gathered(b, axes, source, winner, phase, overlap=overlap) for phase in phases]
+    pieces = [_gathered(b, op, axes, source, winner, phase, overlap=overlap) for phase in phases]
     origins = [[a.origin + p for a, p in zip(axes, phase, strict=True)] for phase in phases]
     return b.convert(interleaved(b, pieces, origins, [a.stride for a in axes], operand.shape), source.dtype)
 
 
-def _gathered(b: Builder, axes: Sequence[_Axis], source: Value, winner: Value, phase: Sizes, *, overlap: bool) -> Value:
+def _gathered(b: Builder, op: str, axes: Sequence[_Axis], source: Value, winner: Value, phase: Sizes, *, overlap: bool) -> Value:
     """What the elements of one phase get."""
     shape = tuple(a.count for a in axes)
     dtype = F32 if overlap and source.dtype.is_float else source.dtype
@@ -140,7 +142,7 @@ def _gathered(b: Builder, axes: Sequence[_Axis], source: Value, winner: Value, p
         at = tuple(s[k] for s, k in zip(shares, place, strict=True))
         number = sum(k * math.prod(a.window for a in axes[i + 1 :]) for i, k in enumerate(place))
         terms.append(b.select(b.eq(won[at], number), b.convert(given[at], dtype), 0))
-    return total(b, "add", terms)
+    return total(b, op, terms)
 
 
 def select_and_gather_add(b: Builder, tangents: Value, operand: Value, select: str, window: SlidingWindow) -> Value:

@@ -63,6 +63,7 @@ class _Reader:
         self._attributes: dict[Any, Any] = {}
         self._places: dict[Any, Place] = {}
         self._numbers: dict[Any, int] = {}
+        self._tuples: dict[Any, tuple[Any, ...]] = {}  # of each that is made: its elements' numbers, or theirs in turn
 
     def module(self, module: ir.Module) -> Module:
         operations = [view.operation for view in module.body.operations]
@@ -88,19 +89,17 @@ class _Reader:
         return self._attribute(attributes[name]) if name in attributes else ({},) * count
 
     def _block(self, block: Any) -> Block:
-        number, numbers = self._number, self._numbers
-        arguments = tuple(number(a) for a in block.arguments)
+        arguments = tuple(self._number(a) for a in block.arguments)
         *inner, last = (view.operation for view in block.operations)
         if not last.name.endswith(".return"):
             raise _branching(last)
         operations = tuple(self._operation(op) for op in inner if not self._is_taken_apart(op))
-        outputs = tuple(numbers[v] for v in last.operands)
+        outputs = self._operands(last)
         types = tuple(self._type(a.type) for a in block.arguments)
         return Block(arguments, types, operations, outputs, captured_by(arguments, operations, outputs))
 
     def _operation(self, op: Any) -> Operation:
-        numbers = self._numbers
-        operands = tuple(numbers[v] for v in op.operands)
+        operands = self._operands(op)
         blocks = tuple(self._block(_only_block(region, op)) for region in op.regions)
         results, types = self._results(op)
         attributes = op.attributes
@@ -115,17 +114,29 @@ class _Reader:
         if len(values) != 1 or not isinstance(values[0].type, ir.TupleType):
             return tuple(map(self._number, values)), tuple(self._type(v.type) for v in values)
         kind: Any = values[0].type
-        elements = tuple((values[0], i) for i in range(kind.num_types))
-        return tuple(map(self._number, elements)), tuple(self._type(kind.get_type(i)) for i in range(kind.num_types))
+        elements = self._tuples[values[0]] = tuple(self._number((values[0], i)) for i in range(kind.num_types))
+        return elements, tuple(self._type(kind.get_type(i)) for i in range(kind.num_types))
+
+    def _operands(self, op: Any) -> tuple[int, ...]:
+        """The numbers of an operation's operands, or of the results that a block's last one gives."""
+        if any(v in self._tuples for v in op.operands):
+            raise UnsupportedPrimitiveError(
+                f"{_where(op)}: {op.name!r} on a tuple, of which the device has none; only stablehlo.get_tuple_element takes one. Give it "
+                "the elements one by one."
+            )
+        return tuple(self._numbers[v] for v in op.operands)
 
     def _is_taken_apart(self, op: Any) -> bool:
-        """Whether an operation only takes an element of a tuple whose elements have numbers, which is then the number of its result."""
-        if op.name != "stablehlo.get_tuple_element":
+        """Whether an operation only makes a tuple, of which tuples may be elements, or takes an element of one that is made here."""
+        if op.name == "stablehlo.tuple":
+            self._tuples[op.results[0]] = tuple(self._tuples.get(v, self._numbers.get(v)) for v in op.operands)
+            return True
+        if op.name != "stablehlo.get_tuple_element" or op.operands[0] not in self._tuples:
             return False
-        known = self._numbers.get((op.operands[0], op.attributes["index"].value))
-        if known is not None:
-            self._numbers[op.results[0]] = known
-        return known is not None
+        element = self._tuples[op.operands[0]][op.attributes["index"].value]
+        known: dict[Any, Any] = self._tuples if isinstance(element, tuple) else self._numbers
+        known[op.results[0]] = element
+        return True
 
     def _number(self, value: Any) -> int:
         return self._numbers.setdefault(value, len(self._numbers))
@@ -162,10 +173,13 @@ def _only_block(region: Any, op: Any) -> Any:
     return region.blocks[0]
 
 
+def _where(op: Any) -> str:
+    return _place_of(op.location).location or "unknown source line"
+
+
 def _branching(op: Any) -> UnsupportedPrimitiveError:
-    where = _place_of(op.location).location or "unknown source line"
     return UnsupportedPrimitiveError(
-        f"{where}: {op.name!r} with blocks that branch to others, which StableHLO has not. Use stablehlo.if, case and while."
+        f"{_where(op)}: {op.name!r} with blocks that branch to others, which StableHLO has not. Use stablehlo.if, case and while."
     )
 
 

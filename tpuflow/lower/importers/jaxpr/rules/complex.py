@@ -48,10 +48,13 @@ COMPLEX.enter({
     "cosh": numbers.cosh_of, "tanh": numbers.tanh, "logistic": numbers.logistic, "sqrt": numbers.sqrt, "rsqrt": numbers.rsqrt,
     "square": numbers.square, "pow": numbers.power, "integer_pow": numbers.integer_pow, "reduce_prod": numbers.reduce_prod,
     "cumprod": numbers.cumprod, "asin": numbers.asin, "acos": numbers.acos, "atan": numbers.atan, "asinh": numbers.asinh,
-    "acosh": numbers.acosh, "atanh": numbers.atanh,
+    "acosh": numbers.acosh, "atanh": numbers.atanh, "bitcast_convert_type": numbers.same_bits,
 })  # fmt: skip
 for _op in ("max", "min"):
-    COMPLEX.enter({_op: partial(numbers.extreme, op=_op), f"reduce_{_op}": partial(numbers.reduce_extreme, op=_op)})
+    COMPLEX.enter({
+        _op: partial(numbers.extreme, op=_op), f"reduce_{_op}": partial(numbers.reduce_extreme, op=_op),
+        f"cum{_op}": partial(numbers.cumulative_extreme, op=_op),
+    })  # fmt: skip
 
 
 @COMPLEX.lowers("sort")

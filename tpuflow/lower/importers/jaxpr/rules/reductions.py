@@ -18,7 +18,7 @@ from tpuflow.lower.importers.jaxpr.registry import bound, enter, lowers
 from tpuflow.lower.operations import reductions, sorting, windows
 from tpuflow.lower.operations.complex import planes
 from tpuflow.lower.operations.forms import Body, UnsupportedForm
-from tpuflow.lower.operations.pooling_gradients import select_and_gather_add, select_and_scatter_add
+from tpuflow.lower.operations.pooling_gradients import select_and_gather_add, select_and_scatter
 from tpuflow.lower.operations.reducers import reduce_by, reduce_window_by
 from tpuflow.lower.operations.window import Padding, Sizes, SlidingWindow
 
@@ -102,7 +102,7 @@ def elementwise(jaxpr: Any) -> Body:
 def _select_and_scatter_add(
     b: Builder, source: Value, operand: Value, *, select_prim: Any, window_dimensions: Sizes, window_strides: Sizes, padding: Padding
 ) -> Value:
-    return select_and_scatter_add(b, source, operand, select_prim.name, SlidingWindow.of(window_dimensions, window_strides, padding))
+    return select_and_scatter(b, source, operand, select_prim.name, SlidingWindow.of(window_dimensions, window_strides, padding))
 
 
 @lowers("select_and_gather_add")

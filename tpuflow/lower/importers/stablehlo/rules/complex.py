@@ -48,7 +48,7 @@ COMPLEX.enter({
     "stablehlo.rsqrt": numbers.rsqrt, "chlo.square": numbers.square, "chlo.conj": numbers.conj, "stablehlo.power": numbers.power,
     "chlo.asin": numbers.asin, "chlo.acos": numbers.acos, "chlo.atan": numbers.atan, "chlo.asinh": numbers.asinh,
     "chlo.acosh": numbers.acosh, "chlo.atanh": numbers.atanh, "stablehlo.maximum": partial(numbers.extreme, op="max"),
-    "stablehlo.minimum": partial(numbers.extreme, op="min"),
+    "stablehlo.minimum": partial(numbers.extreme, op="min"), "stablehlo.bitcast_convert": numbers.same_bits,
 })  # fmt: skip
 
 
@@ -103,19 +103,20 @@ def _reduce(b: Builder, *operands: Number, dimensions: Sizes, regions: tuple[Reg
 
 @COMPLEX.lowers("stablehlo.reduce_window")
 def _reduce_window(
-    b: Builder, x: Complex, start: Complex, *, regions: tuple[Region], window_dimensions: Sizes, window_strides: Sizes = (),
-    padding: Any = None, base_dilations: Sizes = (), window_dilations: Sizes = (),
-) -> Complex:  # fmt: skip
-    """Sums, and running products."""
-    texts, known = regions[0].expressions(), (b.known(start.real), b.known(start.imag))
+    b: Builder, *operands: Number, regions: tuple[Region], window_dimensions: Sizes, window_strides: Sizes = (), padding: Any = None,
+    base_dilations: Sizes = (), window_dilations: Sizes = (),
+) -> tuple[Number, ...]:  # fmt: skip
+    """Sums with each plane, running products in doubling steps, anything else element by element."""
+    count, texts = len(operands) // 2, regions[0].expressions()
+    x, known = operands[0], tuple(map(b.known, planes(operands[count:])))
     window = window_of(window_dimensions, window_strides, padding, base_dilations, window_dilations)
     if texts == ("add(a, b)",) and known == (0, 0):
-        real, imag = (windows.reduce_window(b, "add", p, window) for p in (x.real, x.imag))
-        return Complex(real, imag)
+        return plane_by_plane(b, lambda b, p: windows.reduce_window(b, "add", p, window), (x,))
     scan = windows.as_cumulative(x.shape, window)
-    if texts != ("multiply(a, b)",) or scan is None or known != (1, 0):
-        raise UnsupportedForm("windows of complex numbers that are not summed")
-    return numbers.cumprod(b, x, axis=scan[0], reverse=scan[1])
+    if texts == ("multiply(a, b)",) and scan is not None and known == (1, 0):
+        assert isinstance(x, Complex)
+        return (numbers.cumprod(b, x, axis=scan[0], reverse=scan[1]),)
+    return numbers.reduce_window_by(b, regions[0].elementwise, operands[:count], operands[count:], window)
 
 
 @COMPLEX.lowers("stablehlo.scatter")

@@ -16,7 +16,7 @@ from tpuflow.lower.importers.stablehlo.walk import RULES, Region
 from tpuflow.lower.operations import reductions, sorting, windows
 from tpuflow.lower.operations.complex import Number
 from tpuflow.lower.operations.forms import UnsupportedForm
-from tpuflow.lower.operations.pooling_gradients import select_and_scatter_add
+from tpuflow.lower.operations.pooling_gradients import select_and_scatter
 from tpuflow.lower.operations.reducers import reduce_by, reduce_window_by
 from tpuflow.lower.operations.window import Sizes, SlidingWindow
 
@@ -36,6 +36,8 @@ _LOGADDEXP = (
     "select(ne(subtract(a, b), subtract(a, b)), add(a, b), add(log_plus_one(exponential(negate(abs(subtract(a, b))))), maximum(a, b)))"
 )
 _SELECTED = {"ge(a, b)": "ge", "le(a, b)": "le"}
+_SCATTERED = {text: op for text, op in _MONOIDS.items() if op in ("add", "or", "xor")}
+"""How sources of one element are combined: by what has 0 for an identity."""
 
 
 def _halves(operands: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
@@ -112,24 +114,25 @@ def _select_and_scatter(
     window_strides: Sizes = (), padding: Any = None,
 ) -> Value:  # fmt: skip
     (select,), (scatter,) = regions[0].expressions(), regions[1].expressions()
-    if select not in _SELECTED or scatter != "add(a, b)":
+    if select not in _SELECTED or scatter not in _SCATTERED:
         raise UnsupportedForm(
-            f"it selects by {select or 'a longer computation'} and scatters by {scatter or 'one'}; there are ge, le and add"
+            f"it selects by {select or 'a longer computation'} and scatters by {scatter or 'one'}; there are ge and le, and add, or, xor"
         )
+    op = _SCATTERED[scatter]
     window = window_of(window_dimensions or (1,) * len(operand.shape), window_strides, padding, (), ())
-    result = _scattered(b, operand, source, _SELECTED[select], window)
-    return result if _is_known(b, start, 0) else b.add(b.splat(start, result.shape), result)
+    result = _scattered(b, op, operand, source, _SELECTED[select], window)
+    return result if _is_known(b, start, 0) else reductions.combine(b, op, b.splat(start, result.shape), result)
 
 
-def _scattered(b: Builder, operand: Value, source: Value, select: str, window: SlidingWindow) -> Value:
+def _scattered(b: Builder, op: str, operand: Value, source: Value, select: str, window: SlidingWindow) -> Value:
     """JAX pads the operand by what never wins: elements there get nothing."""
     made = b.maker(operand)
-    worst = identity("max" if select == "ge" else "min", operand.dtype)
+    worst = _identity("max" if select == "ge" else "min", operand.dtype)
     if made is None or made.op != "pad" or any(made.attrs["interior"]) or not _is_known(b, made.inputs[1], worst):
-        return select_and_scatter_add(b, source, operand, select, window)
+        return select_and_scatter(b, source, operand, select, window, op=op)
     low, high = made.attrs["low"], made.attrs["high"]
     padding = [(a + more, z + further) for (a, z), more, further in zip(window.padding, low, high, strict=True)]
-    inner = select_and_scatter_add(b, source, made.inputs[0], select, replace(window, padding=tuple(padding)))
+    inner = select_and_scatter(b, source, made.inputs[0], select, replace(window, padding=tuple(padding)), op=op)
     return b.pad(inner, 0, low, high)
 
 
