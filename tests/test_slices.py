@@ -96,7 +96,8 @@ def from_constants(x: jax.Array) -> Any:
 
 
 LOOPS = (
-    counted, conditional, never_entered, stacked, one_after_the_other, data_dependent, nested, while_of_loops, narrow, half, narrow_within, from_constants,
+    counted, conditional, never_entered, stacked, one_after_the_other, data_dependent, nested, while_of_loops, narrow, half, narrow_within,
+    from_constants,
 )  # fmt: skip
 
 
