@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -57,19 +56,27 @@ class Cost:
     peak_bytes: int
 
 
+_ACCOUNT = """
+import json, os, subprocess, sys
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+_, status, used = os.wait4(process.pid, 0)
+print(json.dumps((os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, 1024 * used.ru_maxrss)))
+"""
+
+
 def cost_of(command: Sequence[str]) -> Cost:
-    """Run a command to its end, without what it prints, as the operating system accounts for it.
+    """Run a command to its end, without what it prints, as the operating system accounts for it: to a small process, since the peak of a
+    command counts what the process that started it held.
 
     Raises:
       RuntimeError: it did not end with status 0.
     """
     began = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with status {process.returncode}; what it said is above.")
-    return Cost(time.perf_counter() - began, used.ru_utime + used.ru_stime, 1024 * used.ru_maxrss)
+    told = subprocess.run([sys.executable, "-c", _ACCOUNT, *command], stdout=subprocess.PIPE, check=True).stdout
+    status, cpu_seconds, peak_bytes = json.loads(told)
+    if status:
+        raise RuntimeError(f"{' '.join(command)} ended with status {status}; what it said is above.")
+    return Cost(time.perf_counter() - began, cpu_seconds, peak_bytes)
 
 
 def measured(one: Target, rounds: int) -> dict[str, Any]:
