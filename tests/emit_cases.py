@@ -336,6 +336,8 @@ INDEXED = (
     Case("scatter_add", _scatter("add", [3, 0, 19, 3, 25, -1, 7]), (t(F32, 20, 50), t(F32, 7, 50))),
     Case("scatter_set", _scatter("set", [3, 0, 3, 3]), (t(S32, 20, 5, 3), t(S32, 4, 5, 3))),
     Case("scatter_max_many", lambda b, x, i, u: b.scatter_rows(x, i, u, "max"), (t(F32, 20, 9), t(S32, 300), t(F32, 300, 9)), 0, 22),
+    Case("take_of_one", lambda b, x, i: b.take_rows(x, i, 9.0), (t(F32, 1), t(S32, 3)), 0, 2),
+    Case("scatter_to_one", lambda b, x, i, u: b.scatter_rows(x, i, u, "add"), (t(F32, 1), t(S32, 4), t(F32, 4)), 0, 2),
     Case("scatter_elements", lambda b, x, i, u: b.scatter_rows(x, i, u, "add"), (t(F16, 20), t(S32, 30), t(F16, 30)), 0, 22),
 )
 

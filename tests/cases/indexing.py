@@ -123,6 +123,8 @@ CASES = [
     ),
     _exact("one_hot", lambda i: jax.nn.one_hot(i, 10), Arg((33,), S32, "index", 10)),
     Case("embedding", lambda x, i: x[i].sum(0), (Arg((33, 9)), Arg((7, 5), S32, "count", 33)), True, "sum"),
+    _exact("scatter-add-to-one-element", lambda x, i, u: x.at[i].add(u), Arg((1,), S32), Arg((4,), S32, "index", 2), Arg((4,), S32)),
+    _exact("take-of-one-element", lambda x, i: x.at[i].get(mode="fill", fill_value=7.0), Arg((1,)), Arg((4,), S32, "index", 2)),
     *over_dtypes("scatter-add", lambda x, i, u: x.at[i].add(u), Arg((13, 9)), _INDEX, Arg((11, 9)), grad=True, tolerance="sum"),
     _exact("scatter-add-int32", lambda x, i, u: x.at[i].add(u), Arg((13, 9), S32), _INDEX, Arg((11, 9), S32)),
     _exact("scatter-add-clip", lambda x, i, u: x.at[i].add(u, mode="clip"), Arg((13, 9), S32), _INDEX, Arg((11, 9), S32)),

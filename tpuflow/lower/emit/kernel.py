@@ -11,13 +11,14 @@ from typing import Any
 from tpuflow.chips import Chip
 from tpuflow.dtypes import DType
 from tpuflow.errors import CompileError
+from tpuflow.isa.bounds import Bound
 from tpuflow.isa.dma import Load, Store
 from tpuflow.isa.instruction import MAX_RANK, Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import SECTIONS, GridAxis, Kernel
 from tpuflow.lower.emit.nest import Axis, Nest
 from tpuflow.lower.emit.onchip import REGISTER_BYTES, DoesNotFit, Lifetime, lifetime, place_tiles, slots_ahead
 from tpuflow.lower.emit.sync import Synchronizer, Uses, tile_uses
-from tpuflow.lower.graph.accesses import Access
+from tpuflow.lower.graph.accesses import Access, AccessAxis
 
 HELD_SHARE = 1 / 8  # of the registers, for scalars that are loaded before they are needed: they may have four slots each
 
@@ -79,8 +80,9 @@ class KernelBuilder:
 
     def _access(self, side: dict[Access, None], nest: Nest, window: Window, axes: Sequence[Axis], index: int | None) -> None:
         found = nest.accessed(window, axes, self.starts)
-        if index is not None:
-            found = (replace(found[0], start=index), *found[1:])
+        if index is not None:  # of a table of one element no axis is told
+            major, *others = found or (AccessAxis(Bound(1, ())),)
+            found = (replace(major, start=index), *others)
         side[Access(window.buffer, found)] = None
 
     def take(self, others: Iterable[KernelBuilder]) -> None:
