@@ -117,14 +117,6 @@ def a_factorisation_with_pivots():
     tpuflow.jit(orthogonal)(inputs)
 
 
-@mistake(UnsupportedPrimitiveError, "train.py:2", "'geqrf' on (complex64[40,7])", "real and their imaginary part")
-def factors_of_a_complex_matrix():
-    def triangle(x):
-        return jnp.linalg.qr(x * jnp.exp(1j * x), mode="r")
-
-    tpuflow.jit(triangle)(inputs)
-
-
 @mistake(UnsupportedDtypeError, "x:", "float64", "x.astype('float32')")
 def numbers_of_64_bits():
     with jax.enable_x64(True):
