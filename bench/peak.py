@@ -36,8 +36,8 @@ where  {F32_BYTES} m n <= acc_bytes  and  2 * {BF16_BYTES} k (m + n) + {RESULT_B
 On the Ascend 910 the row itself keeps large products below 0.9: with 1.25 MiB beside 256 KiB of accumulators no tile is large enough to
 hide its loads at 110 GB/s a core and a microsecond a move, as long as sums leave the accumulators as f32. What lies between its bound and
 its share are first loads, from HBM at a core's share of 32 GB/s, and sides that do not divide {N:,}. On the TPU v6e, whose arrays are fast
-for its HBM, tiles of 1,024 x 1,024 sums, as many as its accumulators hold, load 2.3 GB, which takes longer than the arrays do: a panel of one
-operand that stays in VMEM would halve that. The compiler does not do so yet. All other rows reach 0.9.
+for its HBM, tiles of 1,024 x 1,024 sums, as many as its accumulators hold, load 2.3 GB, which takes longer than the arrays do: a panel of
+one operand that stays in VMEM would halve that. The compiler does not do so yet. All other rows reach 0.9.
 
 """
 
