@@ -152,6 +152,48 @@ def test_a_bad_command_line_is_explained(arguments: list[str], message: str, cap
     assert message in capsys.readouterr().err
 
 
+BROKEN = """
+import jax, jax.numpy as jnp
+
+
+def product(x, y):
+    return jnp.dot(x, y)
+
+
+def called(batch):
+    raise ValueError("no data here")
+
+
+def traced(batch):
+    return product, jax.ShapeDtypeStruct((batch, 3), jnp.float32), jax.ShapeDtypeStruct((4, 5), jnp.float32)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said", "line"),
+    [
+        (BROKEN, "called", "ValueError: no data here", 'in called at {file}:10: `raise ValueError("no data here")`'),
+        (BROKEN, "traced", "TypeError: dot_general requires", "in product at {file}:6: `return jnp.dot(x, y)`"),
+        ("def step(batch):\n  retrun batch", "step", "SyntaxError: invalid syntax", "{file}:2: `retrun batch`"),
+    ],
+)
+@pytest.mark.parametrize("command", ["estimate", "check"])
+def test_an_error_of_the_users_own_function_is_told_with_its_line(
+    command: str, text: str, name: str, said: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "broken.py"
+    file.write_text(text)
+    assert cli.main([command, f"{file}:{name}"]) == 2
+    written = capsys.readouterr().err
+    assert written.startswith(f"tpuflow {command}: {said}") and line.format(file=file) in written and "Traceback" not in written
+
+
+def test_an_error_of_our_own_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tpuflow.estimating.targets.is_model", None)  # so that a line of tpuflow fails
+    with pytest.raises(TypeError, match="not callable"):
+        cli.main(["estimate", "tests.test_estimating:matmul_step"])
+
+
 def test_a_negative_sink_is_refused():
     with pytest.raises(ConfigError, match="sink_size"):
         tpuflow.estimate_training(MLP(), (IMAGES, LABELS), sink_size=-1)

@@ -53,7 +53,10 @@ ESTIMATE = "the modelled time and memory of a step on a chip, from shapes alone;
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, run, and turn expected errors into one line on stderr and exit status 2, Ctrl-C into 130; what judges gives 1 for bad."""
+    """Parse, run, and turn expected errors into one line on stderr and exit status 2, Ctrl-C into 130; what judges gives 1 for bad.
+
+    An error of the user's own function, called or traced, is told with the lines of theirs that it came through.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):  # names may hold what the terminal's encoding has no place for
         sys.stdout.reconfigure(errors="backslashreplace")
     args = _parser().parse_args(arguments)
@@ -74,6 +77,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"tpuflow {args.name}: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except Exception as error:
+        if not (lines := _user_lines(error)):
+            raise  # a defect of ours, with all that helps to find it
+        text = "".join(f"\n  in {line}" for line in lines)
+        print(f"tpuflow {args.name}: {type(error).__name__}: {error}{text}", file=sys.stderr)
+        return 2
+
+
+def _user_lines(error: Exception) -> Sequence[Any]:
+    """The lines of the user's own program that an error comes from."""
+    from tpuflow.jaxprs.compat import user_lines  # loads JAX
+
+    return user_lines(error)
 
 
 def _check_folders(args: argparse.Namespace) -> None:

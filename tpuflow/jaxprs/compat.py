@@ -306,14 +306,29 @@ class UserLine:
 
 def user_line(error: BaseException) -> UserLine | None:
     """The innermost line outside of libraries that an error came through on its way to where it was caught."""
-    found, trace = None, error.__traceback__
+    lines = [line for line in _lines(error) if line is not None]
+    return lines[-1] if lines else None
+
+
+def user_lines(error: BaseException) -> tuple[UserLine, ...]:
+    """The lines of the user's program that an error came through, outermost first; none if it came out of our own code in the end."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return (UserLine(error.filename, error.lineno or 0, "<module>", (error.text or "").strip()),)
+    lines = list(_lines(error))
+    return tuple(line for line in lines if line is not None) if lines and lines[-1] is not None else ()
+
+
+def _lines(error: BaseException) -> Iterator[UserLine | None]:
+    """A line for each frame of an error's traceback that is the user's, None for each of ours, nothing for those of libraries."""
+    trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if source_info_util.is_user_filename(code.co_filename) and not is_library(code.co_filename):
+        if code.co_filename.startswith(_PACKAGE):
+            yield None
+        elif source_info_util.is_user_filename(code.co_filename) and not is_library(code.co_filename):
             text = linecache.getline(code.co_filename, trace.tb_lineno).strip()
-            found = UserLine(code.co_filename, trace.tb_lineno, code.co_qualname, text)
+            yield UserLine(code.co_filename, trace.tb_lineno, code.co_qualname, text)
         trace = trace.tb_next
-    return found
 
 
 def scope_of(equation: Equation) -> str:
