@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -22,7 +21,7 @@ Value = Any
 Axes = Sequence[int]
 
 _CHUNK = 16
-_ASCENDING = 64
+_ASCENDING = 128
 _AT_ONCE = 32
 _AT_ONCE_LEAST = 8
 _TERMS_AT_ONCE = 4096
@@ -36,6 +35,7 @@ _PIECES = 16
 _LEAST_LENGTH = 40  # shorter sums XLA adds up as part of who reads them, anew for each
 _LONG, _NARROWER = 32, 1.5
 _PRECISION = {F16: 11, BF16: 8}
+_DOUBTFUL = 0x7FFFD0B7  # bits of a NaN, as s32 greater than those of any number and of the canonical NaN
 _EXACT = 2.0**53 - 2.0**33  # the multiples of one number that float64 has in a row, less far more than rounding takes off the bounds
 _SMALLEST = {F16: 2.0**-24, BF16: 0.0}  # every f16 number is a multiple of its smallest one, whose grain so is no smaller
 
@@ -132,11 +132,12 @@ def _ordered(rounding: Rounding, a: Value, b: Value, whole: Contraction, dtype: 
         with x64():
             return rounding.hide(_summed_directly(rounding, a, b, places))
     a, b = (_made_once(rounding, x, places) for x in (a, b))
-    a, whole = _terms_last(a, whole)
-    places = _Places.of(whole, a, b)
+    turned, turned_whole = _terms_last(a, whole)
+    if dtype != F32:  # bounds of f32 read the operand as it lies, which is quicker; those of the others what is there anyway
+        a, whole, places = turned, turned_whole, _Places.of(turned_whole, turned, b)
     with x64():
-        wide_a, wide_b = lax.convert_element_type(a, jnp.float64), lax.convert_element_type(b, jnp.float64)
-        sums = lax.dot_general(wide_a, wide_b, _dimensions(whole))
+        wide_a, wide_b = lax.convert_element_type(turned, jnp.float64), lax.convert_element_type(b, jnp.float64)
+        sums = lax.dot_general(wide_a, wide_b, _dimensions(turned_whole))
         left, right = _Bounds.of(a, whole.lhs, places, dtype), _Bounds.of(b, whole.rhs, places, dtype)
         read = (a, b) if dtype == F32 else (wide_a, wide_b)  # what is there anyway: f16 and bf16 would be widened to f32 for this alone
 
@@ -227,14 +228,23 @@ class _Places:
         terms = math.prod(sizes[x] for x in contracted)
         return cls(product, tuple(sizes[x] for x in product), contracted, terms, whole.lhs, whole.rhs)
 
-    def terms_of(self, operand: Value, axes: Axes, indices: dict[int, Value], count: int) -> Value:
-        """float64 [C, K]: what the operand brings to each of C elements, whose index on each label is given."""
-        sizes = [operand.shape[i] if x in self.contracted else 1 for i, x in enumerate(axes)]
-        zero = jnp.zeros(count, jnp.int32)
-        starts = jnp.stack([zero if x in self.contracted else indices[x] for x in axes], axis=1)
-        pieces = jax.vmap(lambda start: lax.dynamic_slice(operand, list(start), sizes))(starts)
-        order = sorted(range(len(axes)), key=lambda i: self.contracted.index(axes[i]) if axes[i] in self.contracted else -1)
-        rows = lax.reshape(lax.transpose(pieces, [0, *(i + 1 for i in order)]), (len(starts), self.terms))
+    def starts(self, axes: Axes, place: Value) -> Value:
+        """s32 [C, the axes that are not contracted]: where the terms of elements begin, which are counted through the product."""
+        left, index = lax.max(place, jnp.zeros_like(place)), {}
+        for label, size in zip(reversed(self.product), reversed(self.sizes), strict=True):
+            index[label], left = lax.rem(left, np.int32(size)), lax.div(left, np.int32(size))
+        free = [index[label] for label in axes if label not in self.contracted]
+        return jnp.stack(free, axis=1) if free else jnp.zeros((place.size, 0), jnp.int32)
+
+    def terms_of(self, operand: Value, axes: Axes, starts: Value) -> Value:
+        """float64 [K, C]: what the operand brings to each of C elements, whose terms begin there."""
+        free = [i for i, label in enumerate(axes) if label not in self.contracted]
+        within = [i for i in range(len(axes)) if i not in free]
+        sizes = [1 if i in free else operand.shape[i] for i in range(len(axes))]
+        numbers = lax.GatherDimensionNumbers(tuple(range(len(within))), tuple(free), tuple(free))
+        pieces = lax.gather(operand, starts, numbers, sizes, mode="promise_in_bounds")
+        order = sorted(range(len(within)), key=lambda i: self.contracted.index(axes[within[i]]))
+        rows = lax.reshape(lax.transpose(pieces, [*order, len(within)]), (self.terms, len(starts)))
         return lax.convert_element_type(rows, jnp.float64)
 
 
@@ -307,15 +317,23 @@ def _size_or_infinite(x: Value) -> Value:
 def _masks(x: Value, axes: Axes, places: _Places) -> tuple[Value, ...]:
     """Which of `_MASK_BITS` groups of contracted positions hold anything but zeros, in words of 32 bits, for each row or column."""
     free = [i for i, label in enumerate(axes) if label not in places.contracted]
-    order = [*free, *(list(axes).index(label) for label in places.contracted)]
-    rows = lax.reshape(lax.transpose(lax.ne(x, jnp.zeros_like(x)), order), (*(x.shape[i] for i in free), places.terms))
+    order = [*(list(axes).index(label) for label in places.contracted), *free]
+    sizes = [x.shape[i] for i in free]
+    terms = lax.reshape(lax.transpose(lax.ne(x, jnp.zeros_like(x)), order), (places.terms, *sizes))
     group = -(-places.terms // _MASK_BITS)
     missing = group * _MASK_BITS - places.terms
-    rows = lax.pad(rows, np.False_, [*((0, 0, 0) for _ in free), (0, missing, 0)]) if missing else rows
-    groups = lax.reshape(rows, (*rows.shape[:-1], _MASK_BITS // 32, 32, group))
-    held = lax.convert_element_type(jnp.any(groups, axis=-1), jnp.uint32)
-    words = jnp.sum(held << np.arange(32, dtype=np.uint32), axis=-1, dtype=jnp.uint32)
-    return tuple(words[..., w] for w in range(_MASK_BITS // 32))
+    terms = lax.pad(terms, np.False_, [(0, missing, 0), *((0, 0, 0) for _ in free)]) if missing else terms
+    groups = lax.reshape(terms, (_MASK_BITS // 32, 32, group, *sizes))
+    held = lax.convert_element_type(functools.reduce(lax.bitwise_or, [groups[:, :, k] for k in range(group)]), jnp.uint32)
+    bits = held << np.arange(32, dtype=np.uint32).reshape(1, 32, *(1 for _ in free))
+    return tuple(_in_pieces(lax.bitwise_or, lax.reduce_or, word) for word in bits)
+
+
+def _in_pieces(combine: Callable[[Value, Value], Value], reduce: Callable[[Value, Axes], Value], x: Value) -> Value:
+    """x combined along its first axis, at first in pieces side by side, which XLA reads as they are."""
+    n = x.shape[0]
+    pieces = next(k for k in (8, 4, 2, 1) if n % k == 0)
+    return reduce(functools.reduce(combine, [x[k * n // pieces : (k + 1) * n // pieces] for k in range(pieces)]), (0,))
 
 
 def _are_exact(left: _Bounds, right: _Bounds) -> Value:
@@ -334,48 +352,77 @@ def _doubtful(sums: Value, left: _Bounds, right: _Bounds, places: _Places) -> Va
     low, high = (lax.bitcast_convert_type(lax.convert_element_type(x, jnp.float32), jnp.int32) for x in (sums - slack, sums + slack))
     doubtful = lax.ne(low, high) & lax.is_finite(sums)
     if left.masks:
-        words = zip(left.masks, right.masks, strict=True)
-        meetings = sum(lax.population_count(left.over(places, x) & right.over(places, y)) for x, y in words)
-        alone = 1 if places.terms <= _MASK_BITS else 0  # a sum of one term is exact, and so is one of nothing but zeros
-        doubtful = doubtful & lax.gt(meetings, jnp.full_like(meetings, alone))
+        words = [left.over(places, x) & right.over(places, y) for x, y in zip(left.masks, right.masks, strict=True)]
+        doubtful = doubtful & (_several if places.terms <= _MASK_BITS else _any_bit)(words)
     if left.grain is None or right.grain is None:
         return doubtful
     return doubtful & lax.ge(size, left.over(places, left.grain) * right.over(places, right.grain) * np.float64(_EXACT))
 
 
+def _any_bit(words: Sequence[Value]) -> Value:
+    """Whether a sum is of more than zeros: one of those is exact in any order."""
+    met = functools.reduce(lax.bitwise_or, words)
+    return lax.ne(met, jnp.zeros_like(met))
+
+
+def _several(words: Sequence[Value]) -> Value:
+    """Whether more than one bit is set: a sum of one term is exact, too."""
+    found, before = [], jnp.zeros_like(words[0])
+    for word in words:
+        found.append((word & (word - np.uint32(1))) | lax.select(lax.eq(word, jnp.zeros_like(word)), word, before))
+        before = before | word
+    return _any_bit(found)
+
+
 def _mended(rounding: Rounding, result: Value, doubtful: Value, places: _Places, a: Value, b: Value) -> Value:
-    """`result` with its doubtful elements summed again: of up to `_AT_ONCE` runs of `_RUN` neighbours, the last one each, in one trip."""
+    """`result` with its doubtful elements summed again: of up to `_AT_ONCE` runs of `_RUN` elements, the last one each, in one trip.
+
+    Until then such an element is a NaN that no result is, so that one pass over the sums makes both what is read and what is left to do.
+    Elements of a run lie a run's number apart: whether one is left is found over all runs side by side.
+    """
     count = result.size
     width = min(_RUN, count)
     runs = -(-count // width)
     hands = min(max(_AT_ONCE_LEAST, min(_AT_ONCE, _TERMS_AT_ONCE // places.terms)), runs)
     missing = runs * width - count
-    flags = lax.reshape(doubtful, (count,))
-    flags = lax.reshape(lax.pad(flags, np.False_, [(0, missing, 0)]) if missing else flags, (runs, width))
-    column, hand = lax.broadcasted_iota(jnp.int32, (hands, width), 1), lax.iota(jnp.int32, hands)
+    bits = lax.bitcast_convert_type(result, jnp.int32)
+    flat = lax.reshape(rounding.settled(lax.select(doubtful, jnp.full_like(bits, _DOUBTFUL), bits)), (count,))
+    flat = lax.pad(flat, np.int32(0), [(0, missing, 0)]) if missing else flat
 
-    def body(state: tuple[Value, Value, Value, Value]) -> tuple[Value, Value, Value, Value]:
-        flat, flags, unfinished, chosen = state
-        idle = lax.lt(chosen, jnp.zeros_like(chosen))
-        run = lax.select(idle, hand + np.int32(runs), chosen)  # past the end: read as the last one, written nowhere
-        row = flags.at[run].get(mode="clip")
-        last = lax.reduce(lax.select(row, column, jnp.full_like(column, -1)), np.int32(-1), lax.max, (1,))
-        place = run * np.int32(width) + last
-        indices = dict(
-            zip(places.product, jnp.unravel_index(lax.clamp(np.int32(0), place, np.int32(count - 1)), places.sizes), strict=True)
-        )
-        terms = places.terms_of(a, places.a_axes, indices, hands) * places.terms_of(b, places.b_axes, indices, hands)
-        sums = rounding.narrow(_ascending(lax.transpose(terms, (1, 0))), F32)
-        flat = flat.at[lax.select(idle, hand + np.int32(count), place)].set(sums, mode="drop", unique_indices=True)
-        flags = flags.at[run, last].set(np.False_, mode="drop", unique_indices=True)
-        more = jnp.any(row & lax.lt(column, last[:, None]), axis=1)
-        unfinished = unfinished.at[run].set(more, mode="drop", unique_indices=True)
-        return flat, flags, unfinished, _first_few(unfinished, hands)
+    def chosen(flat: Value, unfinished: Value) -> tuple[Value, ...]:
+        """What is unfinished behind the next trip; the element that each hand takes, -1 for none; where its terms lie."""
+        run = _first_few(unfinished, hands)
+        idle = lax.lt(run, jnp.zeros_like(run))
+        marks = _columns(lax.reshape(flat, (width, runs)), lax.max(run, jnp.zeros_like(run)))
+        last = lax.reduce_max(lax.select(marks, lax.broadcasted_iota(jnp.int32, marks.shape, 0), jnp.full_like(marks, -1, np.int32)), (0,))
+        more = lax.gt(lax.reduce_sum(lax.convert_element_type(marks, np.int32), (0,)), jnp.ones_like(run))
+        place = lax.select(idle, jnp.full_like(run, -1), last * np.int32(runs) + run)
+        unfinished = unfinished.at[lax.select(idle, jnp.full_like(run, runs), run)].set(more, mode="drop")
+        return unfinished, place, places.starts(places.a_axes, place), places.starts(places.b_axes, place)
 
-    unfinished = lax.reduce(flags, np.False_, lax.bitwise_or, (1,))
-    state = lax.reshape(result, (count,)), flags, unfinished, _first_few(unfinished, hands)
-    flat, *_ = lax.while_loop(lambda state: jnp.any(state[3] >= 0), body, state)
-    return lax.reshape(flat, result.shape)
+    def body(state: tuple[Value, ...]) -> tuple[Value, ...]:
+        flat, unfinished, place, a_starts, b_starts = state
+        terms = places.terms_of(a, places.a_axes, a_starts) * places.terms_of(b, places.b_axes, b_starts)
+        sums = lax.bitcast_convert_type(rounding.narrow(_ascending(terms), F32), jnp.int32)
+        flat = flat.at[lax.select(lax.lt(place, jnp.zeros_like(place)), jnp.full_like(place, flat.size), place)].set(sums, mode="drop")
+        return flat, *chosen(flat, unfinished)
+
+    state = flat, *chosen(flat, _holding(lax.reshape(flat, (width, runs))))
+    flat, *_ = lax.while_loop(lambda state: jnp.any(state[2] >= 0), body, state)
+    return lax.bitcast_convert_type(lax.reshape(flat[:count] if missing else flat, result.shape), jnp.float32)
+
+
+def _columns(x: Value, which: Value) -> Value:
+    """Whether elements of [N, R] are doubtful, of some columns: bool [N, C]."""
+    numbers = lax.GatherDimensionNumbers((0,), (1,), (1,))
+    found = lax.gather(x, which[:, None], numbers, (x.shape[0], 1), mode="promise_in_bounds")
+    return lax.eq(found, jnp.full_like(found, _DOUBTFUL))
+
+
+def _holding(bits: Value) -> Value:
+    """bool [R]: whether a column of [N, R] has anything doubtful; at first in pieces side by side, which XLA reads as they are."""
+    greatest = _in_pieces(lax.max, lax.reduce_max, bits)
+    return lax.eq(greatest, jnp.full_like(greatest, _DOUBTFUL))
 
 
 def _first_few(flags: Value, few: int) -> Value:
@@ -390,12 +437,14 @@ def _first_few(flags: Value, few: int) -> Value:
 
 def _ascending(terms: Value) -> Value:
     """float64 [K, C] summed over axis 0, one term after the other (zeros added at the end change nothing)."""
-    missing = -terms.shape[0] % _ASCENDING
-    terms = lax.pad(terms, np.float64(0), [(0, missing, 0), (0, 0, 0)])
-    chunks = lax.reshape(terms, (terms.shape[0] // _ASCENDING, _ASCENDING, terms.shape[1]))
+    count = -(-terms.shape[0] // _ASCENDING)
+    length = -(-terms.shape[0] // count)
+    missing = count * length - terms.shape[0]
+    terms = lax.pad(terms, np.float64(0), [(0, missing, 0), (0, 0, 0)]) if missing else terms
+    chunks = lax.reshape(terms, (count, length, terms.shape[1]))
 
     def add_chunk(sums: Value, chunk: Value) -> tuple[Value, None]:
-        for i in range(_ASCENDING):
+        for i in range(length):
             sums = sums + chunk[i]
         return sums, None
 
