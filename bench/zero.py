@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
+from models.gpt2 import transformer_1b3_scan_step
 from tpuflow.chips import get_chip
 from tpuflow.device.timing.program import sink_time
 from tpuflow.errors import OutOfMemoryError
 from tpuflow.estimating.estimating import estimate_training, training_program
-from tpuflow.examples.models.gpt2 import transformer_1b3_scan_step
 from tpuflow.isa.program import Program
 from tpuflow.training.config import StepConfig
 from tpuflow.training.parallel import SHARDINGS
