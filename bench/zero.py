@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
+from models.gpt2 import transformer_1b3_scan_step
 from tpuflow.chips import get_chip
 from tpuflow.device.timing.program import sink_time
-from tpuflow.estimating.estimating import training_program
+from tpuflow.errors import OutOfMemoryError
+from tpuflow.estimating.estimating import estimate_training, training_program
 from tpuflow.isa.program import Program
 from tpuflow.training.config import StepConfig
 from tpuflow.training.parallel import SHARDINGS
@@ -28,6 +30,7 @@ from tpuflow.training.parallel import SHARDINGS
 PATH = Path(__file__).parents[1] / "docs" / "zero.md"
 CHIP, CHIPS, WIDTHS, BATCH = "tpu-v5e", (2, 4, 8, 64), (64, 128, 128, 64), 128
 FLOAT_BYTES, STATES = 4, 2  # fp32; Adam has two numbers a parameter
+SCANNED, WIDTH, SCAN_CHIPS = 4, 64, (8, 64)
 
 
 class Layers(nn.Module):
@@ -41,19 +44,38 @@ class Layers(nn.Module):
         return nn.Dense(WIDTHS[-1])(x)
 
 
-PSI = sum((n + 1) * m for n, m in itertools.pairwise(WIDTHS))
-"""Parameters."""
-ONCE = WIDTHS[0] * WIDTHS[1] + sum(WIDTHS[1:])
-"""Those of them that a backward pass does not need: the first kernel, as there is no gradient of the inputs, and biases."""
+class Layer(nn.Module):
+    """One of a scan."""
 
-Formula = Callable[[int], float]
-HELD: Mapping[str, tuple[Formula, Formula, Formula]] = {
-    "ddp": (lambda n: PSI, lambda n: PSI, lambda n: STATES * PSI),
-    "zero1": (lambda n: PSI, lambda n: PSI, lambda n: STATES * PSI / n),
-    "zero2": (lambda n: PSI, lambda n: PSI / n, lambda n: STATES * PSI / n),
-    "zero3": (lambda n: PSI / n, lambda n: PSI / n, lambda n: STATES * PSI / n),
-}
-"""Numbers that a chip holds: parameters, gradients, optimizer states."""
+    @nn.compact
+    def __call__(self, x: jax.Array, _: None) -> tuple[jax.Array, None]:
+        """[B, 64] -> [B, 64]."""
+        return nn.relu(nn.Dense(WIDTH)(x)), None
+
+
+class ScannedLayers(nn.Module):
+    """Dense layers in a scan."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[B, 64] -> [B, 64]."""
+        return nn.scan(Layer, {"params": 0}, split_rngs={"params": True}, length=SCANNED)()(x, None)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A model of psi parameters, of which so many are gathered once only in the third stage: no backward pass needs them."""
+
+    model: nn.Module
+    psi: int
+    once: int
+
+
+WRITTEN_OUT = Network(Layers(), sum((n + 1) * m for n, m in itertools.pairwise(WIDTHS)), WIDTHS[0] * WIDTHS[1] + sum(WIDTHS[1:]))
+"""Gathered once: the first kernel, as there is no gradient of the inputs, and biases."""
+IN_A_SCAN = Network(ScannedLayers(), SCANNED * (WIDTH + 1) * WIDTH, SCANNED * WIDTH)
+"""Gathered once: biases. (A scan has a gradient of every layer's inputs.)"""
+
 TIMES_SENT = {"ddp": 2, "zero1": 2, "zero2": 2, "zero3": 3}
 """How many times psi a chip sends a step, times (N - 1) / N."""
 
@@ -62,6 +84,7 @@ TIMES_SENT = {"ddp": 2, "zero1": 2, "zero2": 2, "zero3": 3}
 class Row:
     """Bytes of one chip: (measured, by the formula) of what it holds between steps, and of the arrays that it sends in one."""
 
+    network: Network
     chips: int
     sharding: str
     parameters: tuple[int, float]
@@ -72,7 +95,7 @@ class Row:
     @property
     def once(self) -> float:
         """What the third stage need not send: parameters that no backward pass asks for again."""
-        return FLOAT_BYTES * ONCE * (self.chips - 1) / self.chips if self.sharding == "zero3" else 0
+        return FLOAT_BYTES * self.network.once * (self.chips - 1) / self.chips if self.sharding == "zero3" else 0
 
     def check(self) -> None:
         """That everything is what the formulas say.
@@ -90,15 +113,16 @@ class Row:
         return f"| {self.chips} | {self.sharding} | {' | '.join(held)} | {self.sent[0]:,} | {self.sent[1]:,.0f} | {self.once:,.0f} |"
 
 
-def row(chips: int, sharding: str) -> Row:
+def row(chips: int, sharding: str, network: Network = WRITTEN_OUT) -> Row:
     """Measured off the Programs of one training step: with gradients that gather for two, which are then held between steps; and what is
     sent, without. The mean of the losses, one number, is left out."""
-    gathering, plain = (_program(chips, sharding, steps) for steps in (2, 1))
+    gathering, plain = (_program(network, chips, sharding, steps) for steps in (2, 1))
     of = {name: sum(_bytes(p) for p in gathering.inputs if f"/{p.name}".startswith(start)) for name, start in PLACES.items()}
     sent = sum(r.count * r.sent_bytes for r in sink_time(plain, 1).collectives) - 2 * (chips - 1) * FLOAT_BYTES
-    parameters, gradients, states = [(of[name], FLOAT_BYTES * f(chips)) for name, f in zip(PLACES, HELD[sharding], strict=True)]
-    formula = FLOAT_BYTES * TIMES_SENT[sharding] * PSI * (chips - 1) / chips
-    return Row(chips, sharding, parameters, gradients, states, (sent, formula))
+    psi_bytes = FLOAT_BYTES * network.psi
+    held = [psi_bytes * each / (chips if SHARDINGS[sharding] >= stage else 1) for each, stage in ((1, 3), (1, 2), (STATES, 1))]
+    parameters, gradients, states = [(of[name], formula) for name, formula in zip(PLACES, held, strict=True)]
+    return Row(network, chips, sharding, parameters, gradients, states, (sent, TIMES_SENT[sharding] * psi_bytes * (chips - 1) / chips))
 
 
 PLACES = {"parameters": "/params/", "gradients": "/opt_state/grads/", "states": "/opt_state/inner/"}
@@ -110,23 +134,46 @@ def _bytes(port: Any) -> int:
     return math.prod(port.shape) * port.dtype.bytes if port.shape else 0
 
 
-def _program(chips: int, sharding: str, accumulate: int) -> Program:
+def _program(network: Network, chips: int, sharding: str, accumulate: int) -> Program:
     batch = (jax.ShapeDtypeStruct((BATCH, WIDTHS[0]), jnp.float32), jax.ShapeDtypeStruct((BATCH,), jnp.int32))
     config = StepConfig(
-        Layers(), batch, optimizer=optax.adam(1e-3), mesh={"data": chips}, sharding=sharding, accumulate_steps=accumulate, chip=CHIP
+        network.model, batch, optimizer=optax.adam(1e-3), mesh={"data": chips}, sharding=sharding, accumulate_steps=accumulate, chip=CHIP
     )
     return training_program(config, get_chip(CHIP))[1]
 
 
-def page() -> str:
-    """The page as Markdown."""
-    rows = [row(chips, sharding) for chips in CHIPS for sharding in SHARDINGS]
+def large() -> list[str]:
+    """Lines of a table: what a step of 1.3 billion parameters, its layers in a scan, needs on 8 chips, and how long it is if that fits."""
+    lines, chip = [], get_chip(CHIP)
+    model, shapes = transformer_1b3_scan_step(8)
+    for sharding in SHARDINGS:
+        try:
+            found = estimate_training(
+                model, shapes, "mixed_bf16", optimizer=optax.adamw(1e-4), chip=chip, mesh={"data": 8}, sharding=sharding
+            )
+            needed, seconds = found.memory.peak_memory_in_bytes, f"{1e3 * found.step_seconds:.0f} ms"
+        except OutOfMemoryError as error:
+            needed, seconds = error.needed_bytes, "does not fit"
+        lines.append(f"| {sharding} | {needed / 2**30:.1f} | {seconds} |")
+    return lines
+
+
+def _lines(rows: Sequence[Row]) -> str:
+    """Of the table, every number checked."""
     for one in rows:
         one.check()
-    lines = "\n".join(one.line() for one in rows)
+    return "\n".join(one.line() for one in rows)
+
+
+def page() -> str:
+    """The page as Markdown."""
+    lines = _lines([row(chips, sharding) for chips in CHIPS for sharding in SHARDINGS])
+    scanned = _lines([row(chips, sharding, IN_A_SCAN) for chips in SCAN_CHIPS for sharding in SHARDINGS])
+    psi, needs = WRITTEN_OUT.psi, "\n".join(large())
+    columns = "| N | sharding | parameters | gradients | states | sent | formula | not sent again |\n" + "|---" * 8 + "|"
     return f"""# What ZeRO's stages hold and send
 
-Made by `python -m bench.zero`. {len(WIDTHS) - 1} dense layers of {" x ".join(map(str, WIDTHS))}, psi = {PSI:,} parameters in fp32, Adam
+Made by `python -m bench.zero`. {len(WIDTHS) - 1} dense layers of {" x ".join(map(str, WIDTHS))}, psi = {psi:,} parameters in fp32, Adam
 (K = {STATES} numbers of state a parameter), on N chips of {CHIP}. Bytes of one chip, read off the compiled Programs: what it holds between
 steps (gradients where they accumulate over two), and what it sends in a step. Every number equals its formula (Rajbhandari et al., 2020):
 
@@ -137,12 +184,28 @@ steps (gradients where they accumulate over two), and what it sends in a step. E
 | zero2 | psi | psi / N | K psi / N | 2 psi (N - 1) / N |
 | zero3 | psi / N | psi / N | K psi / N | 3 psi (N - 1) / N, less what the backward pass does not need again |
 
-The last column is that: {ONCE:,} of the parameters (biases, and the first kernel, since there is no gradient of the inputs) are gathered
-once in the third stage, not twice. Where sizes do not divide, an array's share is rounded up to whole elements.
+The last column is that: {WRITTEN_OUT.once:,} of the parameters (biases, and the first kernel, since there is no gradient of the inputs)
+are gathered once in the third stage, not twice. Where sizes do not divide, an array's share is rounded up to whole elements.
 
-| N | sharding | parameters | gradients | states | sent | formula | not sent again |
-|---|---|---|---|---|---|---|---|
+{columns}
 {lines}
+
+## Layers in a scan
+
+{SCANNED} dense layers of {WIDTH} x {WIDTH} as one scan, psi = {IN_A_SCAN.psi:,}. The third stage cuts such parameters layer by layer:
+each trip of the scan gathers its own layer, the backward pass once more, and scatters that layer's gradients. The formulas are the
+same; what is not sent again are the biases.
+
+{columns}
+{scanned}
+
+So a chip has one layer at a time, and of layers that are computed again (`nn.remat`) nothing but their inputs. A language model of
+1.3 billion parameters, its 24 layers in a scan and computed again, with AdamW in mixed precision, one sequence of 2048 tokens a chip, on
+8 chips of {CHIP} with 16 GiB each:
+
+| sharding | GiB a chip | a step |
+|---|---|---|
+{needs}
 """
 
 

@@ -13,9 +13,11 @@ import pytest
 from flax import linen as nn
 
 import tpuflow
-from bench.zero import PATH, row
+from bench.zero import IN_A_SCAN, PATH, WRITTEN_OUT, Network, row
 from tpuflow.device.reference import ReferenceEngine
 from tpuflow.errors import ConfigError
+from tpuflow.isa.collectives import Collective
+from tpuflow.isa.program import walk
 from tpuflow.stages.flattening import to_device
 from tpuflow.training.config import TrainConfig
 from tpuflow.training.parallel import SHARDINGS
@@ -213,9 +215,49 @@ def test_a_stage_without_a_mesh_is_refused() -> None:
         tpuflow.train(MODEL, DATA, sharding="zero2", progress=False)
 
 
+class Layer(nn.Module):
+    """One of a scan, of sizes that four chips do not divide."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, _: None) -> tuple[jax.Array, None]:
+        """[B, 5] -> [B, 5]."""
+        return nn.Dense(5)(nn.LayerNorm()(nn.tanh(nn.Dense(7)(x)))), None
+
+
+class Scanned(nn.Module):
+    """Three layers in a scan, kept or computed again."""
+
+    remat: bool
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[B, 5] -> [B, 3]."""
+        layer = nn.remat(Layer, prevent_cse=False) if self.remat else Layer
+        return nn.Dense(3)(nn.scan(layer, {"params": 0}, split_rngs={"params": True}, length=3)()(x, None)[0])
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_layers_of_a_scan_are_gathered_one_by_one_with_the_values_of_one_chip(remat: bool) -> None:
+    """In evaluations too; clipping adds the squares of shares."""
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1, momentum=0.9))
+    options = {"model": Scanned(remat), "optimizer": optimizer, "eval_data": DATA, "epochs": 3}
+    one, zero3 = trained(None, **options), trained("zero3", **options)
+    np.testing.assert_allclose(losses(zero3), losses(one), rtol=1e-6)
+    np.testing.assert_allclose([h["accuracy"] for h in zero3.history], [h["accuracy"] for h in one.history])
+    for a, b in zip(jax.tree.leaves((zero3.params, zero3.opt_state)), jax.tree.leaves((one.params, one.opt_state)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    programs = [e.program for e in zero3.executables if e.program.mesh]
+    gathered = {p.buffers[c.target].elems for p in programs for _, c in walk(p.code) if _is_gather(c)}
+    assert len(programs) >= 2 and 36 in gathered and max(gathered) < 3 * 5 * 7  # of 3 kernels of 5 x 7 one, filled up
+
+
+def _is_gather(block: Any) -> bool:
+    return isinstance(block, Collective) and block.kind == "all_gather"
+
+
 @pytest.mark.parametrize("sharding", STAGES)
-@pytest.mark.parametrize("chips", [2, 64])
-def test_what_a_chip_holds_and_sends_is_what_the_formulas_say_and_the_documentation(chips: int, sharding: str) -> None:
-    found = row(chips, sharding)
+@pytest.mark.parametrize(("network", "chips"), [(WRITTEN_OUT, 2), (WRITTEN_OUT, 64), (IN_A_SCAN, 64)])
+def test_what_a_chip_holds_and_sends_is_what_the_formulas_say_and_the_documentation(network: Network, chips: int, sharding: str) -> None:
+    found = row(chips, sharding, network)
     found.check()
     assert found.line() in PATH.read_text(encoding="utf-8")

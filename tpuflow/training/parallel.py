@@ -8,7 +8,7 @@ gradients (2), the parameters (3).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +20,10 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from tpuflow import amp
 from tpuflow.errors import ConfigError
+from tpuflow.jaxprs.compat import ClosedJaxpr
+from tpuflow.training.layers import on_whole, scanned
 from tpuflow.training.shared_updates import on_shares
-from tpuflow.training.shares import Axis, from_row, in_row, keeping_no_moves, shareable
+from tpuflow.training.shares import Axis, keeping_no_moves, shareable
 from tpuflow.training.state import TrainState
 
 SHARDINGS: Mapping[str, int] = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
@@ -32,6 +34,8 @@ AXES = ("data", "expert")
 
 Step = Callable[[Any, Any], Any]
 """Of a state and a batch."""
+Loss = Callable[[], ClosedJaxpr]
+"""Traces the loss of a step, whose first inputs are the parameters."""
 Select = Callable[[TrainState], TrainState]
 """What evaluations need of a state."""
 
@@ -40,8 +44,8 @@ Select = Callable[[TrainState], TrainState]
 class OneChip:
     """One chip holds everything, and has nobody to tell."""
 
-    def of_state(self, state: TrainState) -> OneChip:
-        """The same for states of these shapes."""
+    def of_state(self, state: TrainState, loss: Loss) -> OneChip:
+        """The same for states of these shapes. loss: gives the jaxpr of a step's loss, whose first inputs are the parameters."""
         return self
 
     def placed(self, state: TrainState) -> TrainState:
@@ -68,9 +72,9 @@ class OneChip:
         """A chip's own random key."""
         return key
 
-    def whole(self, tree: Any) -> Any:
-        """Parameters to compute with, of what a chip holds."""
-        return tree
+    def on_whole(self, function: Callable[[Any], Any], params: Any) -> Any:
+        """A function of whole parameters, of what a chip holds of them."""
+        return function(params)
 
     def differentiable(self, loss: Callable[..., Any]) -> Callable[..., Any]:
         """A loss of parameters, as it is to be differentiated."""
@@ -156,20 +160,23 @@ class Zero(DataParallel):
     stage: int
     like: TrainState | None = None
 
-    def of_state(self, state: TrainState) -> Zero:
-        """The same for states of these shapes."""
-        return replace(self, like=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state))
+    def of_state(self, state: TrainState, loss: Loss) -> Zero:
+        """The same for states of these shapes. In stage 3 the parameters that stack the layers of a scan are cut layer by layer."""
+        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
+        stacks = _stacks(jax.tree.leaves(like.params), scanned(loss())) if self.stage == 3 else frozenset()
+        return replace(self, like=like, axis=replace(self.axis, stacks=stacks))
 
     def placed(self, state: TrainState) -> TrainState:
         """All shares of an array one after the other, of which each chip takes its own."""
         shared = self.shared(self._like)
-        place = jax.jit(lambda s: jax.tree.map(lambda x, cut: in_row(x, self.axis.chips) if cut else x, s, shared))
+        place = jax.jit(lambda s: jax.tree.map(lambda x, cut: self.axis.in_row(x) if cut else x, s, shared))
         return jax.eval_shape(place, state) if _is_shapes(state) else place(state)
 
     def gathered(self, state: TrainState) -> TrainState:
         """Whole arrays, of all shares one after the other."""
         like = self._like
-        return jax.jit(lambda s: jax.tree.map(lambda x, w, cut: from_row(x, w.shape) if cut else x, s, like, self.shared(like)))(state)
+        whole = jax.jit(lambda s: jax.tree.map(lambda x, w, cut: self.axis.from_row(x, w.shape) if cut else x, s, like, self.shared(like)))
+        return whole(state)
 
     def shared(self, like: TrainState) -> TrainState:
         """Which arrays of a state of these shapes chips hold shares of."""
@@ -185,11 +192,12 @@ class Zero(DataParallel):
             jax.tree.map(lambda _: False, like.key), ema,
         )  # fmt: skip
 
-    def whole(self, tree: Any) -> Any:
-        """Stage 3: all parameters from everybody's shares, for as long as they are needed."""
+    def on_whole(self, function: Callable[[Any], Any], params: Any) -> Any:
+        """Stage 3: of all parameters from everybody's shares, for as long as they are needed."""
         if self.stage < 3:
-            return tree
-        return jax.tree.map(lambda x, w: self.axis.whole_for_a_while(x, w.shape) if shareable(w) else x, tree, self._like.params)
+            return function(params)
+        like = self._like
+        return on_whole(self.axis, function, params, like.params, self.shared(like).params)
 
     def differentiable(self, loss: Callable[..., Any]) -> Callable[..., Any]:
         """Stage 3 gathers parameters once more for the backward pass."""
@@ -250,13 +258,10 @@ class Zero(DataParallel):
     def _of_whole(self, step: Step, select: Select) -> Step:
         """A step of shares, which gathers what evaluations need."""
         like = select(self._like)
-        shared = self.shared(like)
-        return lambda state, batch: step(
-            jax.tree.map(lambda x, w, cut: self.axis.whole(x, w.shape) if cut else x, state, like, shared), batch
-        )
+        return lambda state, batch: on_whole(self.axis, lambda whole: step(whole, batch), state, like, self.shared(like))
 
     def _specs(self, like: TrainState) -> Any:
-        return jax.tree.map(lambda cut: PartitionSpec(self.axis.name) if cut else PartitionSpec(), self.shared(like))
+        return jax.tree.map(lambda w, cut: self.axis.spec(w.shape) if cut else PartitionSpec(), like, self.shared(like))
 
     @property
     def _like(self) -> TrainState:
@@ -311,6 +316,11 @@ def _no_loss(part: Any, *_: Any, grad_fn: Any = None) -> Any:
         "sharding: this optimizer computes the loss by itself (value_fn, as a line search does), for which a chip would need all "
         "parameters; choose another optimizer, or sharding='ddp'."
     )
+
+
+def _stacks(params: Sequence[Any], scanned: Sequence[bool]) -> frozenset[tuple[int, ...]]:
+    """The shapes of the parameters that stack arrays of layers; one of scalars is cut as a whole, since each of them fills up a share."""
+    return frozenset(p.shape for p, is_scanned in zip(params, scanned, strict=False) if is_scanned and shareable(p) and p.ndim > 1)
 
 
 def _is_gap(leaf: Any) -> bool:

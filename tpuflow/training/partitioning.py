@@ -16,7 +16,7 @@ from tpuflow.errors import ConfigError
 from tpuflow.jaxprs.shardings import axes_in
 from tpuflow.stages.shardings import check_fits
 from tpuflow.training.groups import parameter_names, some
-from tpuflow.training.parallel import AXES, OneChip, Select, Step
+from tpuflow.training.parallel import AXES, Loss, OneChip, Select, Step
 from tpuflow.training.state import TrainState
 
 BATCH_AXIS = AXES[0]
@@ -38,7 +38,7 @@ class Partitioned(OneChip):
     rules: Rules
     lies: Any = None
 
-    def of_state(self, state: TrainState) -> Partitioned:
+    def of_state(self, state: TrainState, loss: Loss) -> Partitioned:
         """The same for states of these shapes.
 
         Raises:

@@ -181,7 +181,7 @@ def _modelled(config: TrainConfig, batch: Any, feed: Feed, evaluated: Feed | Non
         if found != classes:
             raise DataError(f"eval_data: the model has {found} outputs on it, {classes} on the training data.")
     state = recipe.initial_state(*_initial_variables(recipe, *variables, batch, config), _key(config.seed, 1) if recipe.streams else None)
-    recipe = replace(recipe, parallel=recipe.parallel.of_state(state))
+    recipe = recipe.of_state(state, batch)
     chosen = {
         **({"loss": f"{recipe.loss_name} ({why})"} if why else {}),
         **({"optimizer": DEFAULT_OPTIMIZER} if config.optimizer is None else {}),
@@ -289,7 +289,7 @@ def state_shapes(recipe: Recipe, batch: Any) -> tuple[Recipe, TrainState]:
     recipe, _ = traced(recipe, params, carried, batch, "data")
     key = jax.eval_shape(lambda: jax.random.key(0)) if recipe.streams else None
     state = jax.eval_shape(recipe.state_of, params, carried, key)
-    recipe = replace(recipe, parallel=recipe.parallel.of_state(state))
+    recipe = recipe.of_state(state, batch)
     return recipe, recipe.parallel.placed(state)
 
 

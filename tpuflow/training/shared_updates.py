@@ -22,7 +22,7 @@ from tpuflow.jaxprs.bind import bind_again
 from tpuflow.jaxprs.calls import CALLS, called
 from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr
 from tpuflow.jaxprs.walk import array_of, walk
-from tpuflow.training.shares import Axis, share_elems
+from tpuflow.training.shares import Axis
 
 ELEMENTWISE = frozenset((
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i1e", "cbrt", "ceil", "clamp",
@@ -112,13 +112,13 @@ class SharedUpdate:
         if not held.shape or held.form is form:
             return held.value
         if held.form is Form.SPLAT:
-            elems = (share_elems(held.shape, self.axis.chips),) if form is Form.SHARE else held.shape
+            elems = self.axis.share_shape(held.shape) if form is Form.SHARE else held.shape
             return jnp.broadcast_to(held.value, elems)
         return self.axis.share(held.value) if form is Form.SHARE else self.axis.whole(held.value, held.shape)
 
     def _reduced(self, row: Reduction, eqn: Equation, held: Held) -> Any:
         counted = self.axis.counted(held.value, held.shape, row.neutral(held.value.dtype))
-        (own,) = bind_again(eqn, [counted], axes=(0,))
+        (own,) = bind_again(eqn, [counted], axes=tuple(range(counted.ndim)))
         return row.over_chips(own, self.axis.name)
 
     def _cond(self, eqn: Equation, operands: list[Held]) -> list[Held]:

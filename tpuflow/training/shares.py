@@ -2,20 +2,22 @@
 
 A share is one-dimensional: an array's elements row by row, filled up with zeros to a multiple of the chips, are cut in equal parts. Every
 array is cut by itself, rather than all of them put in one row: its gradient is sent as soon as it is made, nothing is copied to be sent,
-and optimizers see arrays with their shapes and names. The price is less than one element a chip for each array.
+and optimizers see arrays with their shapes and names. The price is less than one element a chip for each array. An array that stacks the
+layers of a scan is cut layer by layer, [layers, share]: so a trip can have its layer alone.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from tpuflow import amp
 
@@ -30,24 +32,6 @@ def shareable(leaf: Any) -> bool:
     return amp.is_float(leaf) and leaf.ndim > 0
 
 
-def share_elems(shape: Sequence[int], chips: int) -> int:
-    """Elements of a chip's share of an array, those that fill it up included."""
-    return -(-math.prod(shape) // chips)
-
-
-def in_row(x: Any, chips: int) -> Any:
-    """[...] -> [chips * share_elems]: all shares of an array, one after the other."""
-    flat = jnp.reshape(x, -1)
-    filling = chips * share_elems(x.shape, chips) - flat.size
-    return jnp.pad(flat, (0, filling)) if filling else flat
-
-
-def from_row(row: Any, shape: Sequence[int]) -> Any:
-    """The array of a shape, of all its shares one after the other."""
-    size = math.prod(shape)
-    return jnp.reshape(row if row.size == size else row[:size], shape)
-
-
 @dataclass(frozen=True, slots=True)
 class Axis:
     """A mesh axis, or several as one, of so many chips in all. What follows is called inside of a `shard_map` over it, and is about what
@@ -55,23 +39,56 @@ class Axis:
 
     name: str | tuple[str, ...]
     chips: int
+    stacks: frozenset[tuple[int, ...]] = frozenset()
+    """Shapes of the arrays that are cut layer by layer, along the axes behind the first."""
+
+    @property
+    def of_layers(self) -> Axis:
+        """The same for the layers of a stack, each of which is an array by itself."""
+        return replace(self, stacks=frozenset())
+
+    def is_stack(self, shape: Sequence[int]) -> bool:
+        """Whether arrays of this shape are cut layer by layer."""
+        return tuple(shape) in self.stacks
+
+    def share_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """[share] or, of a stack, [layers, share]: a chip's share of an array, what fills it up included."""
+        layers, size = self._rows(shape)
+        return (*layers, -(-size // self.chips))
+
+    def spec(self, shape: Sequence[int]) -> PartitionSpec:
+        """How what `in_row` makes of an array of this shape is cut."""
+        return PartitionSpec(*(None for _ in self._rows(shape)[0]), self.name)
+
+    def in_row(self, x: Any) -> Any:
+        """[...] -> [chips * share] or [layers, chips * share]: all shares of an array, one after the other."""
+        layers, size = self._rows(x.shape)
+        flat, filling = jnp.reshape(x, (*layers, size)), self.chips * self.share_shape(x.shape)[-1] - size
+        return jnp.pad(flat, (*((0, 0) for _ in layers), (0, filling))) if filling else flat
+
+    def from_row(self, row: Any, shape: Sequence[int]) -> Any:
+        """The array of a shape, of all its shares one after the other."""
+        size = self._rows(shape)[1]
+        return jnp.reshape(row if row.shape[-1] == size else row[..., :size], shape)
 
     def mean(self, tree: Any) -> Any:
         """Floating arrays as their means over the chips, divided before they are added so that no sum overflows; others as they are."""
         return jax.tree.map(lambda x: lax.psum(self._part(x), self.name) if amp.is_float(x) else x, tree)
 
     def share(self, x: jax.Array) -> jax.Array:
-        """This chip's share of an array that every chip has: [...] -> [share_elems]."""
-        elems = share_elems(x.shape, self.chips)
-        return lax.dynamic_slice_in_dim(in_row(x, self.chips), lax.axis_index(self.name) * elems, elems)
+        """This chip's share of an array that every chip has: [...] -> [share] or [layers, share]."""
+        elems = self.share_shape(x.shape)[-1]
+        return lax.dynamic_slice_in_dim(self.in_row(x), lax.axis_index(self.name) * elems, elems, axis=-1)
 
     def whole(self, share: jax.Array, shape: Sequence[int]) -> jax.Array:
-        """An array from everybody's shares: [share_elems] -> [...]."""
-        return from_row(lax.all_gather(share, self.name, tiled=True), shape)
+        """An array from everybody's shares: [share] or [layers, share] -> [...]."""
+        return self.from_row(lax.all_gather(share, self.name, axis=share.ndim - 1, tiled=True), shape)
 
     def mean_share(self, x: jax.Array) -> jax.Array:
-        """This chip's share of an array's mean over the chips: the bits of `mean`, since sums go the same way around the ring."""
-        return lax.psum_scatter(in_row(self._part(x), self.chips), self.name, tiled=True)
+        """This chip's share of an array's mean over the chips: the bits of `mean`, since sums go the same way around the ring; but for
+        stacks, whose layers each begin at every chip."""
+        row = self.in_row(self._part(x))
+        return lax.psum_scatter(row, self.name, scatter_dimension=row.ndim - 1, tiled=True)
 
     def whole_for_a_while(self, share: jax.Array, shape: Sequence[int]) -> jax.Array:
         """As `whole`; its gradient is a share of the mean of all chips' gradients."""
@@ -79,11 +96,16 @@ class Axis:
 
     def counted(self, share: jax.Array, shape: Sequence[int], neutral: Any) -> jax.Array:
         """A share with `neutral` in place of what only fills it up."""
-        size = math.prod(shape)
-        if share.size * self.chips == size:
+        size, last = self._rows(shape)[1], share.ndim - 1
+        if share.shape[last] * self.chips == size:
             return share
-        places = lax.axis_index(self.name) * share.size + lax.iota(jnp.int32, share.size)
+        places = lax.axis_index(self.name) * share.shape[last] + lax.broadcasted_iota(jnp.int32, share.shape, last)
         return jnp.where(places < size, share, jnp.asarray(neutral, share.dtype))
+
+    def _rows(self, shape: Sequence[int]) -> tuple[tuple[int, ...], int]:
+        """The layers of a stack, and the elements of each; of another array, no layers and all elements."""
+        layers = tuple(shape[:1]) if self.is_stack(shape) else ()
+        return layers, math.prod(shape[len(layers) :])
 
     def _part(self, x: jax.Array) -> jax.Array:
         return x / jnp.asarray(self.chips, x.dtype)
@@ -105,6 +127,9 @@ def _backward(axis: Axis, shape: tuple[int, ...], kept: None, cotangent: jax.Arr
 _gathered.defvjp(_forward, _backward)
 
 
-def keeping_no_moves(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose backward pass moves and casts again what its forward pass has moved and cast, and keeps everything else."""
-    return jax.checkpoint(function, policy=lambda primitive, *_, **__: primitive.name not in MOVES)
+def keeping_no_moves(function: Callable[..., Any], *, prevent_cse: bool = True) -> Callable[..., Any]:
+    """A function whose backward pass moves and casts again what its forward pass has moved and cast, and keeps everything else.
+
+    prevent_cse: as `jax.checkpoint` takes it.
+    """
+    return jax.checkpoint(function, prevent_cse=prevent_cse, policy=lambda primitive, *_, **__: primitive.name not in MOVES)

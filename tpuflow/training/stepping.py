@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +15,7 @@ import optax
 
 from tpuflow import amp
 from tpuflow.errors import ConfigError
+from tpuflow.jaxprs.compat import ClosedJaxpr
 from tpuflow.training.adapters.model import AUXILIARY, DROPOUT, Model
 from tpuflow.training.application import Application, LossFn
 from tpuflow.training.averaging import EMA, EMAState, averaged, averaged_carried, initial_average, updated_average
@@ -93,6 +94,17 @@ class Recipe:
         ema = None if self.ema is None else initial_average(self.ema, params, carried)
         return TrainState(params, carried, self.optimizer.init(self._trained(params)), key, ema)
 
+    def of_state(self, state: TrainState, batch: Any) -> Recipe:
+        """The same for states and batches of these shapes."""
+
+        def loss(params: Any, carried: Any, batch: Any, key: Any) -> Any:
+            return self.forward(params, carried, batch, self.rngs(key))
+
+        def traced() -> ClosedJaxpr:
+            return jax.make_jaxpr(loss)(state.params, state.carried, batch, state.key)
+
+        return replace(self, parallel=self.parallel.of_state(state, traced))
+
     def train_step(self, state: TrainState, batch: Any) -> tuple[TrainState, StepFigures]:
         """One step. The loss is rounded to the policy's type before it is scaled and differentiated."""
         return self.parallel.over(lambda state, batch: self.watched_step(state, batch, self.parallel)[:2], state, batch)
@@ -103,8 +115,9 @@ class Recipe:
         rngs = self.rngs(key if key is None else parallel.own_key(key))
 
         def loss_of(part: Any) -> tuple[jax.Array, tuple[Any, Any]]:
-            params = parallel.whole(self._whole(part, state.params))
-            loss, measured, carried = self.forward(params, state.carried, batch, rngs)
+            loss, measured, carried = parallel.on_whole(
+                lambda params: self.forward(params, state.carried, batch, rngs), self._whole(part, state.params)
+            )
             return loss.astype(self.policy.loss_dtype), (carried, measured)
 
         def scaled_loss(part: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
