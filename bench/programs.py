@@ -2,8 +2,8 @@
 
 `python -m bench.programs --json bench/results/programs.json` takes both in turn and prints medians, their ratios, the geometric mean and
 the worst. jax.jit is as everybody has it: with XLA's own options. First calls are traced, compiled and run in this process, where both
-have compiled something before. `--only WORD` runs what has the word in its name. `bench.dispatch` has what a call itself costs,
-`bench.first_call` what a second process saves.
+have compiled something before; what JAX has traced of the program for one of them is forgotten before the other's. `--only WORD` runs
+what has the word in its name. `bench.dispatch` has what a call itself costs, `bench.first_call` what a second process saves.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     arguments = jax.block_until_ready(jax.device_put(arguments))
     compiled, first = {}, {}
     for system, jit in SYSTEMS.items():
-        compiled[system] = jit(lambda *given: function(*given))  # each its own: a trace is no gift to the other
+        compiled[system] = jit(lambda *given: function(*given))  # each its own: a trace is no gift to the other,
+        jax.clear_caches()  # nor are those of jitted functions inside, as all of jax.numpy's are
         began = time.perf_counter()
         jax.block_until_ready(compiled[system](*arguments))
         first[system] = time.perf_counter() - began

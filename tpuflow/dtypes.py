@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -10,9 +11,11 @@ import numpy as np
 from tpuflow.errors import UnsupportedDtypeError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DType:
     """An element type: its short name (HLO's), NumPy type, bytes an element, and kind (float, int, uint, pred or storage).
+
+    There is one of each, so they are compared by identity: half of all keys of the compiler have types in them.
 
     Types of kind storage are kept, moved, chosen among and converted, but not computed with: arithmetic is done in `wide`, which holds
     every value of them. They take a byte an element, those of 4 and 2 bits too: a tile has one element a byte at least.
@@ -27,6 +30,10 @@ class DType:
 
     def __str__(self) -> str:
         return self.name
+
+    def __reduce__(self) -> tuple[Callable[[str], DType], tuple[str]]:
+        """A copy is the type itself."""
+        return _named, (self.name,)
 
     @property
     def is_float(self) -> bool:
@@ -75,6 +82,10 @@ DTYPES = (*COMPUTED, *STORAGE)
 BY_NAME = {d.name: d for d in DTYPES}
 BY_CODE = {d.code: d for d in DTYPES}
 _BY_NUMPY = {d.numpy: d for d in DTYPES}
+
+
+def _named(name: str) -> DType:
+    return BY_NAME[name]
 
 
 def from_numpy(dtype: object, where: str = "") -> DType:

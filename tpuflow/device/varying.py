@@ -34,9 +34,9 @@ def cut_axes(port: Port) -> Axes:
 
 
 def varying(program: Program) -> Varying:
-    """Of a Program whose blocks name buffers and axes that there are."""
+    """Of a Program whose blocks name buffers and axes that there are; of one for one chip nothing may, and nothing is followed."""
     found = _Spread(program)
-    while found.grew:
+    while found.grew and program.mesh:
         found.grew = False
         found.blocks(program.code, NONE)
     return Varying(tuple(found.buffers), found.decided)
