@@ -20,8 +20,8 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from tpuflow import amp
 from tpuflow.errors import ConfigError
+from tpuflow.training.shards import Axis, from_row, in_row, keeping_no_moves, shareable
 from tpuflow.training.shared_updates import on_shares
-from tpuflow.training.shares import Axis, from_row, in_row, keeping_no_moves, shareable
 from tpuflow.training.state import TrainState
 
 SHARDINGS: Mapping[str, int] = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
