@@ -27,7 +27,7 @@ from bench.jax_tests import Case, cause_of, causes, counted, row
 from bench.sections import put_section
 from tpuflow.compiler import compile_stablehlo
 from tpuflow.device.runtime import Executable
-from tpuflow.lower.importers.stablehlo.importer import lower_module, read_stablehlo
+from tpuflow.lower.importers.stablehlo.importer import lower_stablehlo, read_stablehlo
 from tpuflow.lower.importers.stablehlo.module import Block, DeclaredType, ForeignType, Function, Module, Operation, Symbol
 
 FOLDERS = ("stablehlo/testdata", "stablehlo/tests/interpret")
@@ -179,7 +179,7 @@ def run(given: Given, name: str) -> str:
     Raises:
       TpuflowError: it cannot be compiled.
     """
-    program = compile_stablehlo(lower_module(given.module, name, complex_ports=True))
+    program = compile_stablehlo(lower_stablehlo(given.module, name, complex_ports=True))
     outputs, _ = Executable(program).launch([_ported(x) for x in given.arguments])
     pairs = zip(given.checks, outputs, strict=True)
     return "; ".join(filter(None, (mismatch(c.how, _unported(np.asarray(got), c.expected), c.expected) for c, got in pairs)))

@@ -18,7 +18,6 @@ import tpuflow
 from models.gpt2 import GPT2, Config
 from models.lenet import lenet_step
 from models.resnet import resnet50_step
-from tpuflow import compiler
 from tpuflow.jaxprs.persistent import OFF
 
 PATH = Path(__file__).parents[1] / "docs" / "thresholds.md"
@@ -28,15 +27,13 @@ POLICY = "mixed_bf16"
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A number of a pass: its module and name, what it decides, where it is from. `also`: modules that import it; `option`: the field of
-    passes that has it as default."""
+    """A number of a pass: its module and name, what it decides, where it is from. `also`: modules that import it."""
 
     module: str
     name: str
     decides: str
     source: str
     also: tuple[str, ...] = ()
-    option: str = ""
 
     @property
     def value(self) -> Any:
@@ -46,57 +43,25 @@ class Threshold:
     @contextmanager
     def set_to(self, value: Any) -> Iterator[None]:
         """The library with another value."""
-        kept, pipeline = self.value, compiler.PIPELINE
+        kept = self.value
         modules = [importlib.import_module(name) for name in (self.module, *self.also)]
         try:
             for module in modules:
                 setattr(module, self.name, value)
-            if self.option:
-                owners = [p for p in pipeline if type(p).__module__ == self.module]
-                compiler.PIPELINE = tuple(dataclasses.replace(p, **{self.option: value}) if p in owners else p for p in pipeline)
             yield
         finally:
-            compiler.PIPELINE = pipeline
             for module in modules:
                 setattr(module, self.name, kept)
 
 
 RULE = "rule of thumb; the columns at the right say what it is worth"
 THRESHOLDS = (
-    Threshold(f"{PASSES}.outline", "COSTLY_WEIGHT", "passes through the vector unit that a transcendental operation counts", RULE),
-    Threshold(f"{PASSES}.outline", "MAX_REPEATED_WEIGHT", "operations that one kernel computes again rather than reads", RULE),
-    Threshold(f"{PASSES}.outline", "MAX_REPEATS", "kernels that may compute a value again unless it is cheap", RULE),
-    Threshold(f"{PASSES}.outline", "CHEAP_WEIGHT", "operations of a value that any number of kernels may compute again", RULE),
     Threshold(
-        f"{PASSES}.outline",
-        "MOST_READ",
-        "bytes read to compute a value again, as a multiple of its own",
-        "storing and loading it are 2; one number a channel is a little more",
-    ),
-    Threshold(
-        f"{PASSES}.outline",
-        "KERNEL_BYTES",
-        "memory traffic that one kernel more is worth",
-        "what memory moves while a kernel starts: 5 us at 819 GB/s",
-        also=(f"{PASSES}.rematerialize",),
-    ),
-    Threshold(f"{PASSES}.store_less", "WORTH_BYTES", "arrays that need not be stored are looked at from this size on", RULE),
-    Threshold(f"{PASSES}.store_less", "BYTES_AN_OPERATION", "memory traffic that one operation more on an element is worth", RULE),
-    Threshold(
-        f"{PASSES}.sum_in_product",
-        "WORTH_BYTES",
-        "results that a product sums itself from this size on",
-        "below, reading them again takes less than a kernel's start",
-        option="worth_bytes",
-    ),
-    Threshold(
-        f"{PASSES}.rematerialize",
+        f"{PASSES}.unit_seconds",
         "HELD_MOVES",
         "moves that a byte which is held no longer is worth",
         "storing and loading it once more",
-        also=(f"{PASSES}.join_products",),
     ),
-    Threshold(f"{PASSES}.rematerialize", "WORTH_SHARE", "share of what is held from which on an array is looked at", RULE),
     Threshold(f"{PASSES}.join_small", "SMALL_BYTES", "arrays that small kernels which are joined may have", "half a tile"),
     Threshold(
         "tpuflow.lower.tiling",
@@ -106,10 +71,15 @@ THRESHOLDS = (
         also=("tpuflow.lower.emit.site", "tpuflow.lower.emit.rows"),
     ),
     Threshold("tpuflow.lower.tiling", "ROOM_MOVES", "moves that a byte of VMEM which tiles take is worth", "fit on BERT-base, tpu-v6e"),
-    Threshold("tpuflow.lower.tiling", "UNHIDDEN", "turns beside which nothing else passes", "the first tile's way in, the last one's out"),
+    Threshold(
+        "tpuflow.lower.tiling",
+        "UNHIDDEN",
+        "turns beside which nothing else passes; start-ups that a kernel more is worth",
+        "the first tile's way in, the last one's out",
+        also=(f"{PASSES}.unit_seconds",),
+    ),
     Threshold("tpuflow.lower.tiling", "HIDDEN_SHARE", "share of a step's moves below which a start-up is not hidden", RULE),
     Threshold("tpuflow.lower.vmem_ranges", "COPIES_AHEAD", "kernels that a copy from HBM goes ahead of its reader", RULE),
-    Threshold("tpuflow.lower.vmem_ranges", "WORTH_COPYING", "start-ups of moves that a copy must save", RULE),
 )
 
 

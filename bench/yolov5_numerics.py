@@ -10,7 +10,7 @@ import tpuflow
 from bench.step_estimates import DOCS
 from tpuflow.numerics.report import NumericsReport, aligned, percent, timeline
 from tpuflow.numerics.rows import Figures, OperationRow, UpdateRow, grouped, magnitude_text
-from tpuflow.training.result import write_json
+from tpuflow.reports.files import write_json
 from train.detection.batches import TrainingBatches
 from train.detection.loss import DetectionLoss, detection_loss, pixels
 from train.detection.optimizer import make_optimizer

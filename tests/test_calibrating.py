@@ -101,7 +101,7 @@ def test_every_time_says_on_which_chip_and_which_fit_it_stands(tmp_path: Path):
     compiled = tpuflow.jit(chain(64)[0], chip="tpu-v3").lower(chain(64)[1]).compile()
     timed = (compiled.time(found).summary(), compiled.profile(found).to_text(), compiled.executable.time(calibration=found).summary())
     assert all(says in text for text in (estimate.report(), *timed))
-    assert estimate.as_dict()["fit"] == estimate.profile().to_dict()["fit"] == found.fit
+    assert estimate.as_dict()["fit"] == estimate.profile().as_dict()["fit"] == found.fit
     assert "fit to 17 measured rows" in compiled.time().summary(), "without one, what tpuflow has for the family"
 
 

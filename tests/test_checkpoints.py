@@ -16,9 +16,9 @@ from flax import linen as nn
 import tpuflow
 from tests import killed_training
 from tests.test_training import Net, blobs, fit, same_bits
+from tpuflow.data.epochs import Walk
 from tpuflow.data.feeding import make_feed
 from tpuflow.data.positions import Position
-from tpuflow.data.walks import Walk
 from tpuflow.device.timing import calibration
 from tpuflow.errors import CheckpointError, ConfigError, DataError
 from tpuflow.training.checkpoints import files as checkpoints

@@ -107,7 +107,7 @@ def test_what_is_on_one_side_only_is_said_so():
 def test_a_file_gives_the_same_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     before, after, page = tmp_path / "before.json", tmp_path / "after.json", tmp_path / "diff.html"
     net().profile().to_json(before)
-    after.write_text(json.dumps({**net(1024).as_dict(), "profile": net(1024).profile().to_dict()}))  # as `tpuflow estimate --json` does
+    after.write_text(json.dumps({**net(1024).as_dict(), "profile": net(1024).profile().as_dict()}))  # as `tpuflow estimate --json` does
     expected = tpuflow.diff(net(), net(1024))
     assert tpuflow.diff(before, str(after)) == expected
     assert cli.main(["diff", str(before), str(after), "--html", str(page), "--layers", "2"]) == 0

@@ -20,7 +20,7 @@ import pytest
 import tpuflow
 from tpuflow import compiler
 from tpuflow.chips import get_chip
-from tpuflow.device.fast import cache, kept
+from tpuflow.device.fast import cache, stored_executables
 from tpuflow.entries import MAGIC, Entries, entries_in
 from tpuflow.errors import ConfigError
 from tpuflow.isa.program import Program
@@ -156,7 +156,7 @@ def test_an_executable_that_is_kept_gives_the_same_bits_and_knows_its_tiers(
     first = run()
     assert first[1] and [file.name.partition("-")[0] for file in files(entries)] == ["executable", "program"]
     cache.clear()
-    monkeypatch.setattr(kept, "executable_bytes", refuse)
+    monkeypatch.setattr(stored_executables, "executable_bytes", refuse)
     assert run() == first
 
 
@@ -172,7 +172,7 @@ def test_a_training_goes_on_from_what_is_kept_with_the_same_losses(entries: Entr
     first, kept_files = losses(), files(entries)
     cache.clear()
     monkeypatch.setattr(compiler, "_compile_graph", refuse)
-    monkeypatch.setattr(kept, "executable_bytes", refuse)
+    monkeypatch.setattr(stored_executables, "executable_bytes", refuse)
     assert losses() == first and files(entries) == kept_files
 
 

@@ -20,10 +20,10 @@ from tests.pjrt_cases import CASES, computed
 from tpuflow.errors import ConfigError
 from tpuflow.pjrt.cells import Pointer
 from tpuflow.pjrt.fields import CONSTANTS, FIELDS, NOTHING_TO_DO
+from tpuflow.pjrt.handles import NATIVE, WORDS
 from tpuflow.pjrt.native import Native
 from tpuflow.pjrt.settings import Settings
 from tpuflow.pjrt.table import _code, _known
-from tpuflow.pjrt.things import NATIVE, WORDS
 
 REPOSITORY = Path(__file__).parents[1]
 SMALL = "import jax, jax.numpy as jnp; f = jax.jit(lambda x: jnp.sin(x) @ x); print(float(f(jnp.ones((8, 8))).sum()))"

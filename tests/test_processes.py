@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests import process_of_two
-from tpuflow.device.fast.spread import parts_of
+from tpuflow.device.fast.host_devices import parts_of
 from tpuflow.errors import ConfigError
 from tpuflow.isa.collectives import MeshAxis
 from tpuflow.jaxprs import processes

@@ -15,8 +15,8 @@ from flax import nnx
 
 import tpuflow
 from tpuflow import amp
+from tpuflow.data.epochs import Walk
 from tpuflow.data.feeding import make_feed
-from tpuflow.data.walks import Walk
 from tpuflow.errors import DataError
 from tpuflow.training.losses import LOSSES
 

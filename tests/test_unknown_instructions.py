@@ -332,7 +332,7 @@ def test_halo_tiles_of_an_instruction_that_states_nothing_are_refused() -> None:
 
 
 def test_an_elementwise_operation_that_the_fast_engine_does_not_know_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    added = elementwise.Operation("sinh", 20, elementwise.UNARY["exp"].on, elementwise.TRANSCENDENTAL)
+    added = elementwise.Operation("sinh", 20, elementwise.UNARY["exp"].on, special=True)
     monkeypatch.setattr(elementwise, "OPERATIONS", {**elementwise.OPERATIONS, "sinh": added})
     with pytest.raises(TypeError, match="operations on float that .* alone has: sinh"):
         runpy.run_module("tpuflow.device.fast.lax_elementwise")

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from tpuflow.training.inference import evaluate, predict
     from tpuflow.training.losses import LOSSES, cross_entropy
     from tpuflow.training.metrics import METRICS, Metric
-    from tpuflow.training.plain import TrainingStep, training_step
     from tpuflow.training.result import TrainResult
     from tpuflow.training.sinks import Sink, SinkResult, sink
+    from tpuflow.training.step_function import TrainingStep, training_step
     from tpuflow.training.weights import load_params
     from tpuflow.verdict.judging import check
     from tpuflow.verdict.verdict import Verdict
@@ -71,7 +71,7 @@ _HOMES = {
     "SummaryWriter": "tpuflow.training.callbacks.summaries",
     "TimeMonitor": "tpuflow.training.callbacks.base",
     "TrainResult": "tpuflow.training.result",
-    "TrainingStep": "tpuflow.training.plain",
+    "TrainingStep": "tpuflow.training.step_function",
     "Verdict": "tpuflow.verdict.verdict",
     "autocast": "tpuflow.amp",
     "check": "tpuflow.verdict.judging",
@@ -89,7 +89,7 @@ _HOMES = {
     "predict": "tpuflow.training.inference",
     "sink": "tpuflow.training.sinks",
     "train": "tpuflow.training.entry",
-    "training_step": "tpuflow.training.plain",
+    "training_step": "tpuflow.training.step_function",
 }
 _ROOMS = ("nnx", "torch")
 """Modules that are public themselves: `tpuflow.nnx.jit`, `tpuflow.torch.train_step` (the extra "torch")."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tpuflow.errors import TpuflowError
-from tpuflow.training.result import write_json
+from tpuflow.reports.files import write_json
 
 FAILED, INTERRUPTED = 2, 130
 

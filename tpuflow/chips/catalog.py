@@ -26,6 +26,11 @@ _TPU: Mapping[str, Any] = {
     "host_bytes_per_second": 16e9, "launch_seconds": 110e-6, "network_bytes_per_second": 6.25e9,
     "dma_seconds": 0.5e-6, "issue_cycles": 10.0, "hbm_efficiency": 0.85, "matrix_efficiency": 1.0,
 }  # fmt: skip
+_FROM_V6E: Mapping[str, Any] = {
+    "matrix_rows": 256, "matrix_columns": 256, "matrix_units": 2, "matrix_inputs": 2, "matrix_load_cycles": 256, "matrix_s8_passes": 0.5,
+    "vector_units": 4, "vector_packs": 1, "host_bytes_per_second": 32e9,
+}  # fmt: skip
+"""What generations from v6e on share: arrays of 256 x 256, lanes, the link to the host."""
 _TPU_SOURCE = (
     "1 us a hop, a quarter of a host's 25 GB/s of network [book]; "
     "registers of 8 x 128 lanes [book]; f32 products as one bf16 pass, three or six (jax.lax.Precision); launch 110 us: dispatch and wait "
@@ -239,21 +244,13 @@ CHIPS = {
         ),
         _tpu(
             name="tpu-v6e",
+            **_FROM_V6E,
             cores=1,
             clock_hz=1.75e9,
-            matrix_rows=256,
-            matrix_columns=256,
-            matrix_units=2,
-            matrix_inputs=2,
-            matrix_load_cycles=256,
-            matrix_s8_passes=0.5,
-            vector_units=4,
-            vector_packs=1,
             vmem_bytes=128 * MIB,
             vmem_bytes_per_second=9.0e12,
             hbm_bytes=32 * GIB,
             hbm_bytes_per_second=1.64e12,
-            host_bytes_per_second=32e9,
             link_chips=256,
             link_axes=2,
             link_bytes_per_second=360e9,
@@ -263,22 +260,14 @@ CHIPS = {
         ),
         _tpu(
             name="tpu-v7x",
+            **_FROM_V6E,
             cores=2,
             clock_hz=2.2e9,
-            matrix_rows=256,
-            matrix_columns=256,
-            matrix_units=2,
-            matrix_inputs=2,
-            matrix_load_cycles=256,
-            matrix_s8_passes=0.5,
-            vector_units=4,
-            vector_packs=1,
             vmem_bytes=64 * MIB,
             vmem_bytes_per_second=6.6e12,
             hbm_bytes=192 * GIB,
             hbm_bytes_per_second=7.38e12,
             core_hbm_bytes_per_second=3.69e12,
-            host_bytes_per_second=32e9,
             link_chips=9216,
             link_axes=3,
             link_bytes_per_second=600e9,

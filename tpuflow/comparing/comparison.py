@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tpuflow.device.timing.result import seconds_text
-from tpuflow.reports.files import write_json
+from tpuflow.reports.files import PlainData
 
 SHOWN = 12
 EXPLAINED = 3
@@ -80,7 +79,7 @@ class LayerRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(PlainData):
     """`tpuflow.compare`'s answer: both compiles in all and by layer, the largest difference first; `str` prints it.
 
     Bytes are those of arrays without padding. Times of products are modelled on our side, and on theirs the cycles that XLA:TPU expects
@@ -113,14 +112,6 @@ class Comparison:
         """Everything as plain data: seconds and bytes."""
         plain = {name: getattr(self, name) for name in ("name", "chip", "policy", "devices_a_chip", "uncounted")}
         return {**plain, "ours": asdict(self.ours), "theirs": asdict(self.theirs), "layers": [row.as_dict() for row in self.layers]}
-
-    def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Write `as_dict` to a file.
-
-        Raises:
-          ConfigError: the file cannot be written.
-        """
-        write_json(path, self.as_dict())
 
     def _totals(self) -> list[str]:
         a, b = self.ours.amounts, self.theirs.amounts

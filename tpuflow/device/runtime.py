@@ -254,7 +254,7 @@ def _make_engine(program: Program, engine: str, fidelity: str, device: Any) -> A
     if engine == "fast":
         from tpuflow.device.fast.cache import engine_for
         from tpuflow.device.fast.host import PinnedHost
-        from tpuflow.device.fast.spread import host_of
+        from tpuflow.device.fast.host_devices import host_of
 
         return engine_for(program, fidelity, host_of(program) if device is None else PinnedHost(device))
     from tpuflow.device.reference.flight import FlyingReference

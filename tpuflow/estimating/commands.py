@@ -16,8 +16,8 @@ from tpuflow.estimating.pareto import front
 from tpuflow.estimating.plots import plot_pareto, plot_sweep
 from tpuflow.estimating.sweeping import Sweep, run_sweep, table
 from tpuflow.estimating.targets import estimate_target
+from tpuflow.reports.files import write_json
 from tpuflow.training.plotting import matplotlib_figures
-from tpuflow.training.result import write_json
 
 MEASURED = ("target", "batch", "chip", "milliseconds")
 
@@ -49,7 +49,7 @@ def run_estimate(
     if json is not None:
         write_json(
             json,
-            {**single.as_dict(), "profile": single.profile().to_dict()} if single else [{**p.as_dict(), "best": p in best} for p in points],
+            {**single.as_dict(), "profile": single.profile().as_dict()} if single else [{**p.as_dict(), "best": p in best} for p in points],
         )
     for point in points:
         if point.estimate is not None and trace is not None:

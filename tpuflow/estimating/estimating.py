@@ -32,7 +32,7 @@ from tpuflow.stages.tracing import users_code
 from tpuflow.training.adapters.model import MISFITS
 from tpuflow.training.config import StepConfig, configured, option
 from tpuflow.training.given import DEFAULT_OPTIMIZER, optimizer_words
-from tpuflow.training.misfits import in_words
+from tpuflow.training.mismatches import in_words
 from tpuflow.training.preparing import make_recipe, samples_of, state_shapes
 from tpuflow.training.stepping import Recipe, TrainState
 

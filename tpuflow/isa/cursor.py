@@ -101,6 +101,11 @@ class Cursor:
             self.fail("an integer of at most 64 bits", start)
         return value
 
+    def integer_after(self, literal: str) -> int:
+        """An integer behind a piece of punctuation or a word."""
+        self.expect(literal)
+        return self.integer()
+
     def natural(self) -> int:
         """A non-negative integer."""
         start = self.place()

@@ -14,29 +14,21 @@ import numpy as np
 from tpuflow.isa import numpy_elementwise as functions
 from tpuflow.isa.numpy_elementwise import Function
 
-ONE_PASS, DIVISION, TRANSCENDENTAL = "one pass", "division", "transcendental"
-"""What an operation costs: all but the first take a chip's `special_passes` through the vector lanes."""
-
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     """An operation on one or two operands of a type.
 
     code: its number in the binary, which no other operation of as many operands may ever have. on: kind of element type ("float", "int",
-    "uint", "pred") -> what it computes of arrays, called with `dtype`; on other kinds it is not defined. rounds: results are rounded; else
-    they are operands with other bits.
+    "uint", "pred") -> what it computes of arrays, called with `dtype`; on other kinds it is not defined. special: it takes a chip's
+    `special_passes` through the vector lanes, not one. rounds: results are rounded; else they are operands with other bits.
     """
 
     name: str
     code: int
     on: Mapping[str, Function]
-    price: str = ONE_PASS
+    special: bool = False
     rounds: bool = True
-
-    @property
-    def special(self) -> bool:
-        """Whether it takes several passes."""
-        return self.price != ONE_PASS
 
 
 def _any(function: Function) -> Function:
@@ -73,17 +65,17 @@ UNARY: Mapping[str, Operation] = {
         Operation("ceil", 3, _float(np.ceil)),
         Operation("round_even", 4, _float(np.rint)),
         Operation("round_away", 5, _float(functions.round_away)),
-        Operation("sqrt", 6, _float(np.sqrt), DIVISION),
-        Operation("rsqrt", 7, _special(lambda x: 1.0 / np.sqrt(x)), DIVISION),
-        Operation("cbrt", 8, _special(np.cbrt), TRANSCENDENTAL),
-        Operation("exp", 9, _special(np.exp), TRANSCENDENTAL),
-        Operation("expm1", 10, _special(np.expm1), TRANSCENDENTAL),
-        Operation("log", 11, _special(np.log), TRANSCENDENTAL),
-        Operation("log1p", 12, _special(np.log1p), TRANSCENDENTAL),
-        Operation("tanh", 13, _special(np.tanh), TRANSCENDENTAL),
-        Operation("sin", 14, _special(np.sin), TRANSCENDENTAL),
-        Operation("cos", 15, _special(np.cos), TRANSCENDENTAL),
-        Operation("erf", 16, _special(functions.erf), TRANSCENDENTAL),
+        Operation("sqrt", 6, _float(np.sqrt), special=True),
+        Operation("rsqrt", 7, _special(lambda x: 1.0 / np.sqrt(x)), special=True),
+        Operation("cbrt", 8, _special(np.cbrt), special=True),
+        Operation("exp", 9, _special(np.exp), special=True),
+        Operation("expm1", 10, _special(np.expm1), special=True),
+        Operation("log", 11, _special(np.log), special=True),
+        Operation("log1p", 12, _special(np.log1p), special=True),
+        Operation("tanh", 13, _special(np.tanh), special=True),
+        Operation("sin", 14, _special(np.sin), special=True),
+        Operation("cos", 15, _special(np.cos), special=True),
+        Operation("erf", 16, _special(functions.erf), special=True),
         Operation("not", 17, _integer(np.invert) | _pred(np.logical_not)),
         Operation("popcnt", 18, _integer(functions.count_ones)),
         Operation("clz", 19, _integer(functions.count_leading_zeros)),
@@ -95,10 +87,10 @@ BINARY: Mapping[str, Operation] = {
         Operation("add", 0, _float(np.add) | _integer(np.add)),
         Operation("sub", 1, _float(np.subtract) | _integer(np.subtract)),
         Operation("mul", 2, _float(functions.product) | _integer(np.multiply)),
-        Operation("div", 3, _float(functions.quotient) | _integer(functions.integer_quotient), DIVISION),
-        Operation("rem", 4, _float(np.fmod) | _integer(functions.integer_remainder), DIVISION),
-        Operation("pow", 5, _special(functions.power), TRANSCENDENTAL),
-        Operation("atan2", 6, _special(np.arctan2), TRANSCENDENTAL),
+        Operation("div", 3, _float(functions.quotient) | _integer(functions.integer_quotient), special=True),
+        Operation("rem", 4, _float(np.fmod) | _integer(functions.integer_remainder), special=True),
+        Operation("pow", 5, _special(functions.power), special=True),
+        Operation("atan2", 6, _special(np.arctan2), special=True),
         Operation("max", 7, _float(functions.maximum) | _integer(np.maximum) | _pred(np.logical_or)),
         Operation("min", 8, _float(functions.minimum) | _integer(np.minimum) | _pred(np.logical_and)),
         Operation("and", 9, _integer(np.bitwise_and) | _pred(np.logical_and)),

@@ -146,30 +146,24 @@ def _term(cursor: Cursor, names: Names) -> tuple[str, Any]:
 # ---- instructions
 
 
-def _sliding(cursor: Cursor) -> SlidingAxis:
+def read_sliding(cursor: Cursor) -> SlidingAxis:
+    """1 stride 2 label 5 dilation 1."""
     axis = cursor.integer()
-    values = []
-    for word in ("stride", "label", "dilation"):
-        cursor.expect(word)
-        values.append(cursor.integer())
-    stride, label, dilation = values
+    stride, label, dilation = map(cursor.integer_after, ("stride", "label", "dilation"))
     return SlidingAxis(axis, label, stride, dilation)
 
 
-def _bound(cursor: Cursor) -> Bound:
+def read_bound(cursor: Cursor) -> Bound:
+    """8 at (0 + 2*x4 + 1*x5)/1."""
     extent = cursor.integer()
     cursor.expect("at")
-    cursor.expect("(")
-    origin = cursor.integer()
-    terms = []
+    origin, terms = cursor.integer_after("("), []
     while cursor.accept("+"):
         factor = cursor.integer()
         cursor.expect("*")
-        cursor.expect("x")
-        terms.append((cursor.integer(), factor))
+        terms.append((cursor.integer_after("x"), factor))
     cursor.expect(")")
-    cursor.expect("/")
-    return Bound(extent, tuple(terms), origin, cursor.integer())
+    return Bound(extent, tuple(terms), origin, cursor.integer_after("/"))
 
 
 OPERANDS: dict[str, Callable[[Cursor, Names], Any]] = {
@@ -177,8 +171,8 @@ OPERANDS: dict[str, Callable[[Cursor, Names], Any]] = {
     "tiles": lambda cursor, names: names.tiles(cursor),
     "window": lambda cursor, names: names.window(cursor),
     "axes": lambda cursor, names: cursor.items(cursor.natural, "[", "]", MAX_RANK),
-    "pairs": lambda cursor, names: cursor.items(functools.partial(_sliding, cursor), "[", "]", MAX_RANK),
-    "bounds": lambda cursor, names: cursor.items(functools.partial(_bound, cursor), "[", "]", MAX_RANK),
+    "pairs": lambda cursor, names: cursor.items(functools.partial(read_sliding, cursor), "[", "]", MAX_RANK),
+    "bounds": lambda cursor, names: cursor.items(functools.partial(read_bound, cursor), "[", "]", MAX_RANK),
     "number": lambda cursor, names: cursor.natural(),
     "flag": lambda cursor, names: cursor.flag(),
     "immediate": lambda cursor, names: cursor.scalar(),

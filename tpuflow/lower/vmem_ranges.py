@@ -19,8 +19,6 @@ from tpuflow.isa.program import Kernel, Program
 
 COPIES_AHEAD = 8
 """Kernels at most that a copy from HBM goes ahead of its first reader: it takes place in VMEM all that time."""
-WORTH_COPYING = 2
-"""Times a move's start-up that a copy must save of the time of the memory bus."""
 Site = tuple[str, int]
 """A place between blocks: the list of blocks by its path, and how many of its blocks come before."""
 
@@ -222,7 +220,8 @@ class VmemRanges:
         return max(n for n, place in enumerate(self.timeline.places[line[-1] :], line[-1]) if place.startswith(path))
 
     def _is_worth(self, saved_bytes: int) -> bool:
-        return saved_bytes * self.bus.a_byte > WORTH_COPYING * self.bus.chip.dma_seconds
+        """Whether a copy saves more of the time of the memory bus than it takes to start."""
+        return saved_bytes * self.bus.a_byte > self.bus.chip.dma_seconds
 
     def _site(self, access: Access) -> Site:
         return _split(self.timeline.places[access.tick])

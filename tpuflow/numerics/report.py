@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tpuflow.numerics.rows import OperationRow, ScaleRow, TensorRow, UpdateRow, added, grouped, magnitude_text, share
-from tpuflow.training.result import write_json
+from tpuflow.reports.files import PlainData
 
 TENSORS = ("activation", "activation gradient", "parameter", "parameter gradient", "update", "optimizer")
 """The order of the rows of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
-class NumericsReport:
+class NumericsReport(PlainData):
     """What happened to the numbers of one or more training steps in one precision, on the simulated device.
 
     `rows`: one for each layer, kind of tensor and type. `operations`: one for each floating-point operation. `updates`: one for each
@@ -130,17 +129,9 @@ class NumericsReport:
             "operations": [_operation(row) for row in self.operations],
         }
 
-    def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Write everything as JSON.
-
-        Raises:
-          ConfigError: the path cannot be written.
-        """
-        write_json(path, self.as_dict())
-
 
 @dataclass(frozen=True, slots=True)
-class NumericsComparison:
+class NumericsComparison(PlainData):
     """Reports of the same step on the same data in several precisions, in the order that was asked for."""
 
     reports: tuple[NumericsReport, ...]
@@ -179,14 +170,6 @@ class NumericsComparison:
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain data, by policy."""
         return {report.policy: report.as_dict() for report in self.reports}
-
-    def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Write everything as JSON.
-
-        Raises:
-          ConfigError: the path cannot be written.
-        """
-        write_json(path, self.as_dict())
 
 
 def timeline(reports: Sequence[NumericsReport]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from tpuflow.errors import LaunchError
 from tpuflow.pjrt.cells import dimensions
 from tpuflow.pjrt.device import Device
-from tpuflow.pjrt.things import THINGS, WORDS
+from tpuflow.pjrt.handles import OBJECTS, WORDS
 from tpuflow.pjrt.types import CODES, PACKED
 
 DEVICE, MEMORY, CODE, DELETED, DIMENSIONS, RANK, BYTES, ZERO = range(1, 9)
@@ -53,7 +53,7 @@ class Buffer:
         self.array, self.device, self.shape, self.bytes = array, device, shape, size
         self._headers, self._start, self.handle = headers, start, handle
         self.holds, self.sharers, self._held = 0, 1, None
-        THINGS[handle] = self
+        OBJECTS[handle] = self
 
     @property
     def code(self) -> int:

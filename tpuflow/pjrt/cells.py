@@ -108,9 +108,9 @@ class NamedValues:
         numbers = self._keep(Numbers(value))
         return _NamedValue(*head, _INT64_LIST, numbers.address, numbers.size)
 
-    def _keep(self, thing: Any) -> Any:
-        self._kept.append(thing)
-        return thing
+    def _keep(self, value: Any) -> Any:
+        self._kept.append(value)
+        return value
 
     @property
     def pair(self) -> tuple[int, int]:

@@ -11,11 +11,11 @@ import tpuflow
 from tpuflow.errors import OutOfMemoryError
 from tpuflow.pjrt import PLATFORM
 from tpuflow.pjrt.cells import NamedValues, Numbers, Text
+from tpuflow.pjrt.handles import OBJECTS, ApiObject
 from tpuflow.pjrt.settings import Settings
-from tpuflow.pjrt.things import THINGS, Thing
 
 
-class Device(Thing):
+class Device(ApiObject):
     """One simulated chip. It is its own description; `memory` is its HBM.
 
     Header: number, kind, name, memory, memories, attributes, its handle.
@@ -34,7 +34,7 @@ class Device(Thing):
         self.header[1 : 1 + len(fields)] = fields
 
 
-class Memory(Thing):
+class Memory(ApiObject):
     """A device's HBM, by JAX's name for a device's own memory. Header: number, kind, name, devices."""
 
     def __init__(self, device: Device):
@@ -80,7 +80,7 @@ class Usage:
             )
 
 
-class Client(Thing):
+class Client(ApiObject):
     """What JAX calls a backend: its devices, and the CPU client underneath that computes for them. It is its own topology.
 
     `loaded`: every Program that was loaded, if there is to be a report of them. Header: its handle, platform, version, devices, memories,
@@ -104,8 +104,8 @@ class Client(Thing):
     def destroyed(self) -> None:
         """Its devices and memories go with it."""
         for device in self.devices:
-            THINGS.pop(device.handle, None)
-            THINGS.pop(device.memory.handle, None)
+            OBJECTS.pop(device.handle, None)
+            OBJECTS.pop(device.memory.handle, None)
 
     @functools.cached_property
     def host(self) -> Any:

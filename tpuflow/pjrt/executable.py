@@ -13,11 +13,11 @@ from tpuflow.pjrt.cells import NamedValues, Numbers, Text
 from tpuflow.pjrt.device import Device
 from tpuflow.pjrt.envelope import Own, enveloped
 from tpuflow.pjrt.failures import Unimplemented
-from tpuflow.pjrt.things import WORDS, Thing
+from tpuflow.pjrt.handles import WORDS, ApiObject
 from tpuflow.pjrt.types import CODES
 
 
-class Loaded(Thing):
+class Loaded(ApiObject):
     """A Program loaded on a device, or on several (`meshes.LoadedOnMesh`), each of which is a partition in this order; `own`: what
     only PJRT knows of it. What C reads of it lies here, made when it is first asked for. Header: name, devices, outputs, partitions."""
 
@@ -189,7 +189,7 @@ class Loaded(Thing):
         return Numbers([kind.address] * count, ctypes.c_uint64), Numbers([kind.size] * count)
 
 
-class Unloaded(Thing):
+class Unloaded(ApiObject):
     """A loaded Program by another handle, for what C asks of Programs that are not loaded. Header: as `Loaded`."""
 
     def __init__(self, loaded: Loaded):

@@ -16,7 +16,7 @@ from tpuflow.errors import (
     UnsupportedPrimitiveError,
 )
 from tpuflow.pjrt.cells import Text
-from tpuflow.pjrt.things import Thing
+from tpuflow.pjrt.handles import ApiObject
 
 
 class Unimplemented(TpuflowError, NotImplementedError):
@@ -40,7 +40,7 @@ CODES: tuple[tuple[type[BaseException], int], ...] = (
 INTERNAL = 13
 
 
-class Failure(Thing):
+class Failure(ApiObject):
     """An error as C sees it, until it destroys it. Header: code, message."""
 
     def __init__(self, error: BaseException):

@@ -1,4 +1,4 @@
-"""Entries that only say what is known: fields of a thing's header, or the same of all."""
+"""Entries that only say what is known: fields of an object's header, or the same of all."""
 
 from __future__ import annotations
 

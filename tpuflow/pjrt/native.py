@@ -2,7 +2,7 @@
 
 jaxlib destroys buffers while a Python exception is on its way (a callback would swallow it), while the interpreter shuts down (a callback
 would abort the process), and reads what a buffer is with a lock in hand that a thread with the GIL may be waiting for (a callback would
-wait for ever). So what C reads of a thing lies in its header (`things.py`), from where these entries copy it, and destroying a thing
+wait for ever). So what C reads of an object lies in its header (`handles.py`), from where these entries copy it, and destroying an object
 only puts it on a list that the next entry in Python goes through.
 """
 
@@ -28,12 +28,12 @@ CALL_BACK = BEGIN + bytes.fromhex(
 """Call what waits for an event, which is ready as all are."""
 
 _PUSH = (
-    "488b4710"  # mov rax, [args + 2 words]: the thing
+    "488b4710"  # mov rax, [args + 2 words]: the object
     "4885c0 741a"  # test rax, rax; jz done
     "48b9 {head}"  # mov rcx, head of the list
     "4889c2"  # mov rdx, rax
     "488b01"  # again: mov rax, [rcx]
-    "488902"  # mov [rdx], rax: the thing's first word is the next on the list
+    "488902"  # mov [rdx], rax: the object's first word is the next on the list
     "f0480fb111"  # lock cmpxchg [rcx], rdx
     "75f3"  # jne again
 )
@@ -41,7 +41,7 @@ _TAKE = "48b9 {head} 31c0 488701 c3"  # mov rcx, head; xor eax, eax; xchg [rcx],
 
 
 def copy(fields: Sequence[int]) -> bytes:
-    """Write these words of the thing in argument 2 into arguments 3 and on."""
+    """Write these words of the object in argument 2 into arguments 3 and on."""
     moves = (bytes((0x48, 0x8B, 0x48, 8 * field, 0x48, 0x89, 0x4F, 8 * (3 + place))) for place, field in enumerate(fields))
     return BEGIN + bytes.fromhex("488b4710") + b"".join(moves) + DONE
 
@@ -79,8 +79,8 @@ class Native:
 
     def destroyed(self) -> Iterator[int]:
         """Take everything off the list."""
-        thing = self._take() if self._head.value else 0
-        while thing:
-            after = ctypes.c_uint64.from_address(thing).value
-            yield thing
-            thing = after
+        header = self._take() if self._head.value else 0
+        while header:
+            after = ctypes.c_uint64.from_address(header).value
+            yield header
+            header = after

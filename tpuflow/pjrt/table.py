@@ -11,7 +11,7 @@ from tpuflow.pjrt import native
 from tpuflow.pjrt.cells import Args, Pointer, words
 from tpuflow.pjrt.failures import Failure, Unimplemented
 from tpuflow.pjrt.fields import CONSTANTS, DESTROY, FIELDS, NOTHING_TO_DO
-from tpuflow.pjrt.things import NATIVE, WORDS, destroy
+from tpuflow.pjrt.handles import NATIVE, WORDS, destroy
 
 VERSION = (0, 104)
 """Of the interface that is implemented here. jaxlib 0.10 takes 0.29 and later; from 0.105 on errors are objects with functions of their

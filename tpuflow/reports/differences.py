@@ -10,7 +10,7 @@ from typing import Any
 from tpuflow.device.timing.result import seconds_text
 from tpuflow.reports.differences_page import differences_page
 from tpuflow.reports.figures import Amounts, Figures, Report, figures_of, signed_seconds
-from tpuflow.reports.files import write_json, write_text
+from tpuflow.reports.files import PlainData, write_text
 from tpuflow.reports.units import bytes_text, count_text
 
 SHOWN = 12
@@ -73,7 +73,7 @@ class LayerDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class Differences:
+class Differences(PlainData):
     """What `tpuflow.diff` finds, everything of one step; `layers` has those that differ, the most different first; `str` prints it."""
 
     before: Figures
@@ -125,14 +125,6 @@ class Differences:
             "figures": [{"name": r.name, "before": r.before, "after": r.after} for r in self.rows],
             "layers": [row.as_dict() for row in self.layers],
         }
-
-    def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Write `as_dict` to a file.
-
-        Raises:
-          ConfigError: the file cannot be written.
-        """
-        write_json(path, self.as_dict())
 
     def html(self, path: str | os.PathLike[str]) -> None:
         """Write one self-contained HTML page.

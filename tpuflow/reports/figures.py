@@ -90,7 +90,7 @@ def figures_of(report: Report) -> Figures:
     if isinstance(report, Reported):
         report = report.profile()
     if isinstance(report, Profile):
-        return _figures(report.to_dict())
+        return _figures(report.as_dict())
     plain = _read(Path(report))
     try:
         return _figures(plain.get("profile", plain))

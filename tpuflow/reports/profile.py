@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from tpuflow.device.timing.prices import PICOSECONDS
 from tpuflow.device.timing.result import KernelRow, ProgramTime, seconds_text
 from tpuflow.isa.instruction import QUEUES
 from tpuflow.isa.program import Program
-from tpuflow.reports.files import write_json
+from tpuflow.reports.files import PlainData
 from tpuflow.reports.layers import BACKWARD, FORWARD, PHASES, UPDATE, Layer, layer_of
 from tpuflow.reports.memory import MemoryMap, memory_map
 
@@ -75,7 +74,7 @@ class QueueLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(PlainData):
     """The modelled cost of a step, taken apart: `layers` and `kernels` (longest first) and `queues`; `str` prints all three.
 
     Everything is of one step, but for `time`, which is of a whole launch of `steps` steps. Times are modelled, as `time.provenance` says;
@@ -106,7 +105,7 @@ class Profile:
         parts = [self.time.summary(self.steps), "", *_layer_table(self.layers, most), "", *_kernel_table(self.kernels, most), ""]
         return "\n".join([*parts, *_queue_table(self.queues), "", str(self.memory)])
 
-    def to_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Everything as plain data: numbers in seconds, bytes and operations, of one step but for `round_trip`."""
         t, chip = self.time, self.time.chip
         return {
@@ -131,14 +130,6 @@ class Profile:
             "queues": [_plain(line) for line in self.queues],
             "memory": self.memory.as_dict(),
         }
-
-    def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Write `to_dict` to a file.
-
-        Raises:
-          ConfigError: the file cannot be written.
-        """
-        write_json(path, self.to_dict())
 
 
 def profile(program: Program, time: ProgramTime, *, name: str = "", steps: int = 1, settings: Mapping[str, str] | None = None) -> Profile:

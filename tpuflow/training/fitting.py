@@ -16,7 +16,7 @@ from tpuflow.training.adapters.linen_modules import traced_with_streams
 from tpuflow.training.adapters.model import MISFITS
 from tpuflow.training.losses import check_fit, check_function, check_labels, fitting
 from tpuflow.training.metrics import check_metrics, get_metrics, metrics_of_loss
-from tpuflow.training.misfits import in_words
+from tpuflow.training.mismatches import in_words
 from tpuflow.training.stepping import Recipe
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from tpuflow.amp.policy import cast_floats
 from tpuflow.checking import check_number
 from tpuflow.data.chunks import Chunk
+from tpuflow.data.epochs import Walk
 from tpuflow.data.feeding import Feed
-from tpuflow.data.walks import Walk
 from tpuflow.errors import ConfigError
 from tpuflow.stages.staging import Target
 from tpuflow.training.config import StepConfig, configured, option

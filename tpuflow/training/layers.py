@@ -19,7 +19,7 @@ from tpuflow.jaxprs.bind import bind_again, bind_scan, scan_parts
 from tpuflow.jaxprs.calls import PLAIN_CALLS, RECOMPUTED_CALLS, called
 from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr, opened
 from tpuflow.jaxprs.walk import array_of, walk
-from tpuflow.training.shares import Axis, keeping_no_moves
+from tpuflow.training.shards import Axis, keeping_no_moves
 
 Reader = tuple[Equation | None, int]
 """Who reads a value, and as which of its operands; None is the end, where the value is a result."""

@@ -15,7 +15,7 @@ from tpuflow.amp.policy import cast_floats
 from tpuflow.checking import check_choice, check_number, check_real
 from tpuflow.errors import ConfigError, DataError, a_thing, unknown
 from tpuflow.stages.tracing import users_code
-from tpuflow.training.misfits import in_words, one_class, out_of_range, remedy
+from tpuflow.training.mismatches import in_words, one_class, out_of_range, remedy
 
 LossFunction = Callable[[Any, Any], jax.Array]
 

@@ -16,7 +16,7 @@ from tpuflow.checking import check_callable, check_number, check_real, check_swi
 from tpuflow.errors import ConfigError, shown, unknown
 from tpuflow.stages.tracing import users_code
 from tpuflow.training.losses import Loss
-from tpuflow.training.misfits import in_words
+from tpuflow.training.mismatches import in_words
 
 WANTED = "A metric takes (outputs, labels) and returns one value a sample, a scalar, or a pair (parts, wholes) of arrays of one shape."
 MetricFunction = Callable[[Any, Any], Any]

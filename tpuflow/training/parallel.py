@@ -22,8 +22,8 @@ from tpuflow import amp
 from tpuflow.errors import ConfigError
 from tpuflow.jaxprs.compat import ClosedJaxpr
 from tpuflow.training.layers import on_whole, scanned
+from tpuflow.training.shards import Axis, keeping_no_moves, shareable
 from tpuflow.training.shared_updates import on_shares
-from tpuflow.training.shares import Axis, keeping_no_moves, shareable
 from tpuflow.training.state import TrainState
 
 SHARDINGS: Mapping[str, int] = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}

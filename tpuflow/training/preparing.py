@@ -27,7 +27,7 @@ from tpuflow.training.fitting import check_classes, measured, misfit, traced
 from tpuflow.training.given import DEFAULT_OPTIMIZER
 from tpuflow.training.losses import get_loss
 from tpuflow.training.metrics import metrics_of_loss
-from tpuflow.training.misfits import in_words
+from tpuflow.training.mismatches import in_words
 from tpuflow.training.parallel import ONE_CHIP, Parallel, get_parallel
 from tpuflow.training.partitioning import Rules, partitioned
 from tpuflow.training.roles import get_roles

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import importlib.util
-import json
 import math
 import os
 import tempfile
@@ -19,6 +18,7 @@ from tpuflow.device.timing.program import sink_time
 from tpuflow.device.timing.result import seconds_text
 from tpuflow.errors import ConfigError
 from tpuflow.jaxprs.processes import by_first
+from tpuflow.reports.files import PlainData
 from tpuflow.reports.page import Numbers, write_page
 from tpuflow.reports.profile import Profile
 from tpuflow.reports.profile import profile as make_profile
@@ -31,7 +31,7 @@ from tpuflow.training.plotting import history_svg, plot_history
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TrainResult(Reported):
+class TrainResult(Reported, PlainData):
     """The outcome of `tpuflow.train`.
 
     `params` is the trained tree, `carried` other variables (batch statistics, ...), `opt_state` the optimizer's state; as JAX arrays.
@@ -169,14 +169,6 @@ class TrainResult(Reported):
         """
         plot_history(self.history, f"{self.settings['model']}, {self.settings['policy']}", path)
 
-    def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Write everything but the arrays as JSON; the file appears whole or not at all. Numbers that JSON lacks become strings.
-
-        Raises:
-          ConfigError: the path cannot be written.
-        """
-        write_json(path, self.as_dict())
-
     def as_dict(self) -> dict[str, Any]:
         """Everything but the arrays, as plain data."""
         return {
@@ -195,28 +187,6 @@ class TrainResult(Reported):
             "resumed_at": self.resumed_at,
             **({"numerics": [report.as_dict() for report in self.numerics]} if self.numerics else {}),
         }
-
-
-def write_json(path: str | os.PathLike[str], data: Any) -> None:
-    """Write a JSON file under a temporary name in the same folder, then rename it.
-
-    Raises:
-      ConfigError: the path cannot be written.
-    """
-    target = Path(path)
-    text = json.dumps(_plain(data), indent=1, allow_nan=False) + "\n"
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        try:
-            with os.fdopen(handle, "w") as out:
-                out.write(text)
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise _unwritable(target, error) from error
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
@@ -239,23 +209,6 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"json: cannot write {str(path)!r}: {error.strerror or error}. Give a path in an existing, writable folder.")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no NaN or infinity: they are written as the strings "nan", "inf" and "-inf"."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
 
 
 def _report_lines(result: TrainResult, calibration: Calibration | None) -> list[str]:

@@ -15,8 +15,8 @@ import numpy as np
 import optax
 
 from tpuflow.data.chunks import Chunk
+from tpuflow.data.epochs import Walk
 from tpuflow.data.positions import START, Position
-from tpuflow.data.walks import Walk
 from tpuflow.device.interrupts import held
 from tpuflow.errors import TpuflowError
 from tpuflow.isa.file import code_hash

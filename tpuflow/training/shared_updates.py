@@ -22,7 +22,7 @@ from tpuflow.jaxprs.bind import bind_again
 from tpuflow.jaxprs.calls import CALLS, called
 from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr
 from tpuflow.jaxprs.walk import array_of, walk
-from tpuflow.training.shares import Axis
+from tpuflow.training.shards import Axis
 
 ELEMENTWISE = frozenset((
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i1e", "cbrt", "ceil", "clamp",

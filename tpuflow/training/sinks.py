@@ -16,8 +16,8 @@ from tpuflow.chips import Chip, get_chip
 from tpuflow.data.batching import Leaves, TreeForm, is_tree_of_arrays
 from tpuflow.data.batching import signature as signature_of
 from tpuflow.data.chunks import Chunk
+from tpuflow.data.epochs import Walk
 from tpuflow.data.feeding import Feed, array_feed, stream_feed
-from tpuflow.data.walks import Walk
 from tpuflow.device.runtime import ENGINES, FIDELITIES, Executable
 from tpuflow.errors import ConfigError, DataError, a_thing, shown
 from tpuflow.jaxprs.compat import is_key

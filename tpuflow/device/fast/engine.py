@@ -14,8 +14,8 @@ from tpuflow.device.budget import Budget
 from tpuflow.device.fast.cuts import Cuts, Driven, Segment, Stage
 from tpuflow.device.fast.flight import Counting, Flight, Pace, open_outfeed
 from tpuflow.device.fast.host import DEFAULT, Host, Sizes
-from tpuflow.device.fast.kept import Kept
 from tpuflow.device.fast.liveness import WORK, Key
+from tpuflow.device.fast.stored_executables import Kept
 from tpuflow.device.fast.translate import Translation
 from tpuflow.device.limits import occupied_bytes
 from tpuflow.device.varying import NONE, Axes, cut_axes

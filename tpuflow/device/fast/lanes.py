@@ -1,6 +1,6 @@
 """The chips of a mesh in one XLA:CPU executable: each axis is a `vmap` with a name, every chip a lane of it.
 
-Where several devices share the mesh (`tpuflow.device.fast.spread`) a device has the chips of one part of each axis, and the `vmap` is
+Where several devices share the mesh (`tpuflow.device.fast.host_devices`) a device has the chips of one part of each axis, and the `vmap` is
 inside of a `shard_map` over the devices: what goes over an axis goes over a device's lanes, then over the devices.
 
 What is the same on all chips along an axis (`tpuflow.device.varying`) is one array there, computed once. Any other array that crosses from

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from tpuflow.device.fast import lax_matmul
-from tpuflow.device.fast.laned import convolution
+from tpuflow.device.fast.lane_by_lane import convolution
 from tpuflow.device.fast.lax_rounding import Rounding, widen
 from tpuflow.dtypes import DType
 from tpuflow.isa.contraction import Contraction

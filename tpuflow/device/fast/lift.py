@@ -14,7 +14,7 @@ from tpuflow.chips import CHIPS
 from tpuflow.device.fast import access, boxes
 from tpuflow.device.fast.access import Trips
 from tpuflow.device.fast.factors import factors_of
-from tpuflow.device.fast.pieces import piece_at
+from tpuflow.device.fast.joined_stores import piece_at
 from tpuflow.device.fast.positions import CannotLift, Positions
 from tpuflow.device.fast.virtual import Lifting, State, Virtual, same_view
 from tpuflow.dtypes import F32, DType

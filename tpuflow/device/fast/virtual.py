@@ -13,7 +13,7 @@ from tpuflow.device.fast import access
 from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.boxes import Inside, Margins
 from tpuflow.device.fast.halos import Halos
-from tpuflow.device.fast.pieces import Piece, coalesced
+from tpuflow.device.fast.joined_stores import Piece, coalesced
 from tpuflow.isa import dma
 from tpuflow.isa.instruction import Tile, Window
 from tpuflow.isa.program import Buffer, Kernel

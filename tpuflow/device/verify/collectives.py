@@ -73,7 +73,7 @@ def check_position(program: Program, block: Position) -> None:
     """An axis that there is, and a scalar for it."""
     if not 0 <= block.axis < len(program.mesh):
         raise Refusal(f"axis {block.axis} does not exist; the mesh has {len(program.mesh)}")
-    buffer = _buffer(program, block.buffer)
+    buffer = buffer_of(program, block.buffer)
     if (buffer.dtype, buffer.elems) != (S32, 1):
         raise Refusal(f"buffer {block.buffer} is {buffer.dtype}{list(buffer.shape)}; expected one s32")
 
@@ -87,7 +87,7 @@ def check_collective(program: Program, c: Collective) -> None:
         raise Refusal(f"axes {list(c.axes)}; expected different ones of the {len(program.mesh)} of the mesh, one at least")
     if not 0 <= c.semaphore < MOST_SEMAPHORES:
         raise Refusal(f"semaphore {c.semaphore}; expected one of {MOST_SEMAPHORES}")
-    source, target, chips = _buffer(program, c.source), _buffer(program, c.target), math.prod(sizes_of(program.mesh, c.axes))
+    source, target, chips = buffer_of(program, c.source), buffer_of(program, c.target), math.prod(sizes_of(program.mesh, c.axes))
     received = kind.received_elems(source.elems, chips)
     if source.dtype != target.dtype or received != target.elems:
         expected = f"{source.dtype} of {received} elements" if received is not None else f"a source that divides by {chips}"
@@ -116,7 +116,7 @@ def _check_pairs(c: Collective, chips: int) -> None:
 
 def check_copy(program: Program, c: Copy) -> None:
     """Refuse a copy that is not between HBM and VMEM, or of other elements."""
-    source, target = _buffer(program, c.source), _buffer(program, c.target)
+    source, target = buffer_of(program, c.source), buffer_of(program, c.target)
     if not 0 <= c.semaphore < MOST_SEMAPHORES:
         raise Refusal(f"semaphore {c.semaphore}; expected one of {MOST_SEMAPHORES}")
     if (source.dtype, source.shape) != (target.dtype, target.shape):
@@ -130,7 +130,8 @@ def check_await(program: Program, block: Await) -> None:
     """All there is to it is its order."""
 
 
-def _buffer(program: Program, number: int) -> Buffer:
+def buffer_of(program: Program, number: int) -> Buffer:
+    """A buffer that code or a signature names."""
     if not 0 <= number < len(program.buffers):
         raise Refusal(f"buffer {number} does not exist; the program has {len(program.buffers)}")
     return program.buffers[number]

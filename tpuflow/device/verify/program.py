@@ -11,6 +11,7 @@ from tpuflow.chips.checking import row_problem
 from tpuflow.device.place import instruction_place, kernel_place, source_suffix
 from tpuflow.device.verify.budget import VerifyBudget
 from tpuflow.device.verify.collectives import (
+    buffer_of,
     check_await,
     check_collective,
     check_copy,
@@ -141,14 +142,8 @@ _TABLES = (
 )
 
 
-def _buffer(program: Program, number: int) -> Buffer:
-    if not 0 <= number < len(program.buffers):
-        raise Refusal(f"buffer {number} does not exist; the program has {len(program.buffers)}")
-    return program.buffers[number]
-
-
 def _hbm_buffer(program: Program, number: int) -> Buffer:
-    buffer = _buffer(program, number)
+    buffer = buffer_of(program, number)
     if buffer.is_resident:
         raise Refusal(f"buffer {number} stays in vmem; expected it in hbm: only kernels and copies reach what stays in vmem")
     return buffer
@@ -213,7 +208,7 @@ class _Kernels:
 def _scalar(what: str, field: str, dtype: DType) -> Check:
     def check(program: Program, block: Any) -> None:
         number = getattr(block, field)
-        buffer = _buffer(program, number)
+        buffer = buffer_of(program, number)
         if (buffer.dtype, buffer.shape) != (dtype, ()):
             raise Refusal(f"{what} is buffer {number}, {_text(buffer)}; expected {dtype}[]")
 
@@ -231,7 +226,7 @@ def _feed(field: str) -> Check:
         ports = getattr(program, field)
         if not 0 <= block.port < len(ports):
             raise Refusal(f"port {block.port} does not exist; the program has {len(ports)} {field}")
-        buffer, port = _buffer(program, block.buffer), ports[block.port]
+        buffer, port = buffer_of(program, block.buffer), ports[block.port]
         if (buffer.dtype, buffer.shape) != (port.dtype, port.shape):
             raise Refusal(f"buffer {block.buffer} is {_text(buffer)}, port {port.name!r} {_text(port)}; expected the same")
 

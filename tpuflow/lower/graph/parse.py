@@ -13,8 +13,9 @@ import numpy as np
 
 from tpuflow.errors import GraphError, ProgramFileError
 from tpuflow.isa.bounds import Bound
-from tpuflow.isa.contraction import Contraction, SlidingAxis
+from tpuflow.isa.contraction import Contraction
 from tpuflow.isa.cursor import WORD, Cursor
+from tpuflow.isa.operands import read_bound, read_sliding
 from tpuflow.lower.graph.accesses import Access, AccessAxis
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.kinds import Kind
@@ -178,7 +179,7 @@ class _Reader:
             axis = cursor.integer()
             size = tiling.sizes[axis] if 0 <= axis < len(tiling.axes) else cursor.fail(f"x0 to x{len(tiling.axes) - 1}", at)
             return Bound(size, ((axis, 1),)), None
-        return _bound(cursor), self.value(cursor) if cursor.accept_word("from") else None
+        return read_bound(cursor), self.value(cursor) if cursor.accept_word("from") else None
 
     # --- attributes
 
@@ -247,30 +248,9 @@ def _contraction(cursor: Cursor) -> Contraction:
     rhs = _labels(cursor)
     cursor.expect("->")
     out = _labels(cursor)
-    sliding = cursor.items(lambda: _sliding(cursor), "[", "]") if cursor.accept_word("sliding") else ()
-    bounds = cursor.items(lambda: _bound(cursor), "[", "]") if cursor.accept_word("bounds") else ()
+    sliding = cursor.items(lambda: read_sliding(cursor), "[", "]") if cursor.accept_word("sliding") else ()
+    bounds = cursor.items(lambda: read_bound(cursor), "[", "]") if cursor.accept_word("bounds") else ()
     return Contraction(lhs, rhs, out, sliding, bounds)
-
-
-def _sliding(cursor: Cursor) -> SlidingAxis:
-    """1 stride 2 label 5 dilation 1."""
-    axis = cursor.integer()
-    stride, label, dilation = (_after(cursor, word) for word in ("stride", "label", "dilation"))
-    return SlidingAxis(axis, label, stride, dilation)
-
-
-def _bound(cursor: Cursor) -> Bound:
-    """8 at (0 + 2*x4 + 1*x5)/1."""
-    extent = cursor.integer()
-    cursor.expect("at")
-    cursor.expect("(")
-    origin, terms = cursor.integer(), []
-    while cursor.accept("+"):
-        factor = cursor.integer()
-        cursor.expect("*x")
-        terms.append((cursor.integer(), factor))
-    cursor.expect(")")
-    return Bound(extent, tuple(terms), origin, _after(cursor, "/"))
 
 
 def _view(cursor: Cursor) -> tuple[ViewAxis, ...]:
@@ -279,7 +259,7 @@ def _view(cursor: Cursor) -> tuple[ViewAxis, ...]:
 
 def _view_axis(cursor: Cursor) -> ViewAxis:
     """extent*pitch:daxis*step+origin/dilation."""
-    extent, pitch, axis, step = cursor.integer(), _after(cursor, "*"), _after(cursor, ":d"), _after(cursor, "*")
+    extent, pitch, axis, step = cursor.integer(), cursor.integer_after("*"), cursor.integer_after(":d"), cursor.integer_after("*")
     cursor.accept("+")
     origin = cursor.integer()
     return ViewAxis(extent, pitch, axis, origin, step, cursor.integer() if cursor.accept("/") else 1)
@@ -295,11 +275,6 @@ def _tiled_axis(cursor: Cursor) -> TiledAxis:
     tile = cursor.integer()
     size = cursor.integer() if cursor.accept_word("of") else tile
     return TiledAxis(size, tile, cursor.accept_word("sequential"))
-
-
-def _after(cursor: Cursor, literal: str) -> int:
-    cursor.expect(literal)
-    return cursor.integer()
 
 
 _READ: Mapping[str, Callable[[Cursor], Any]] = {

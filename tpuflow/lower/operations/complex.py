@@ -396,16 +396,21 @@ def reduce_extreme(b: Builder, x: Complex, *, op: str, axes: Sequence[int]) -> C
     return as_complex(b, result)
 
 
+def _of_planes(body: Callable[..., Sequence[Number]], types: Sequence[Type]) -> Callable[..., list[Value]]:
+    """A body that adds two of each of several values, as one of their planes."""
+
+    def step(b: Builder, *arrays: Value) -> list[Value]:
+        return planes(body(b, *packed(arrays, [*types, *types])))
+
+    return step
+
+
 def reduce_by(
     b: Builder, body: Callable[..., Sequence[Number]], operands: Sequence[Number], starts: Sequence[Number], axes: Sequence[int]
 ) -> tuple[Number, ...]:
     """`reducers.reduce_by` of values that may be complex."""
     types = [x.type for x in operands]
-
-    def step(b: Builder, *arrays: Value) -> list[Value]:
-        return planes(body(b, *packed(arrays, types * 2)))
-
-    return packed(reducers.reduce_by(b, step, planes(operands), planes(starts), tuple(axes)), types)
+    return packed(reducers.reduce_by(b, _of_planes(body, types), planes(operands), planes(starts), tuple(axes)), types)
 
 
 def reduce_window_by(
@@ -413,11 +418,7 @@ def reduce_window_by(
 ) -> tuple[Number, ...]:
     """`reducers.reduce_window_by` of values that may be complex."""
     types = [x.type for x in operands]
-
-    def step(b: Builder, *arrays: Value) -> list[Value]:
-        return planes(body(b, *packed(arrays, types * 2)))
-
-    return packed(reducers.reduce_window_by(b, step, planes(operands), planes(starts), window), types)
+    return packed(reducers.reduce_window_by(b, _of_planes(body, types), planes(operands), planes(starts), window), types)
 
 
 def cumprod(b: Builder, x: Complex, *, axis: int, reverse: bool) -> Complex:

@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
-from tpuflow.chips import Chip
+from tpuflow.chips import CHIPS, Chip
 from tpuflow.lower.graph.graph import Graph, Node
 
 
@@ -20,7 +20,7 @@ class Pass(ABC):
         return re.sub(r"(?<!^)(?=[A-Z])", "-", type(self).__name__).lower()
 
     def on(self, chip: Chip) -> Pass:
-        """The pass for programs of a chip: itself, unless it has to know the chip's memories."""
+        """The pass for programs of a chip: itself, unless it has to know the chip."""
         return self
 
     @abstractmethod
@@ -32,3 +32,14 @@ class Pass(ABC):
         if not node.regions or node.op == "fused":
             return node
         return replace(node, regions=tuple(self(region) for region in node.regions))
+
+
+@dataclass(frozen=True, slots=True)
+class ChipPass(Pass):
+    """A pass that weighs what memory and units of a chip take, or has to find room in it."""
+
+    chip: Chip = CHIPS["generic"]
+
+    def on(self, chip: Chip) -> ChipPass:
+        """The pass for a chip."""
+        return replace(self, chip=chip)

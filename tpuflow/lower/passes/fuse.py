@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tpuflow.lower.graph.graph import Graph
-from tpuflow.lower.passes.base import Pass
+from tpuflow.lower.passes.base import ChipPass
 from tpuflow.lower.passes.grouping import Grouping
 from tpuflow.lower.passes.outline import Outline
 
 
 @dataclass(frozen=True, slots=True)
-class Fuse(Pass):
+class Fuse(ChipPass):
     """Collapse elementwise DAGs, reductions with what surrounds them, and products with their epilogues, into `fused` nodes.
 
     Before: %2 = dot %x, %w; %3 = broadcast %b; %4 = add %2, %3; %5 = max %4, %0.    After: %5 = fused{dot; broadcast; add; max} %x, %w, %b.
@@ -22,4 +22,4 @@ class Fuse(Pass):
     def __call__(self, graph: Graph) -> Graph:
         inner = replace(graph, nodes=tuple(self.map_regions(node) for node in graph.nodes))
         grouping = Grouping(inner)
-        return replace(inner, nodes=tuple(Outline(grouping).build()), outputs=grouping.outputs)
+        return replace(inner, nodes=tuple(Outline(grouping, self.chip).build()), outputs=grouping.outputs)

@@ -7,19 +7,17 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from tpuflow.chips import CHIPS, Chip
+from tpuflow.chips import Chip
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE
-from tpuflow.lower.passes.base import Pass
+from tpuflow.lower.passes.base import ChipPass
 from tpuflow.lower.passes.kernel_cost import MAX_NODES, row_bytes
 from tpuflow.lower.passes.region_builder import RegionBuilder, fits_on_chip, is_kernel
 
-GENERIC = CHIPS["generic"]
-
 
 @dataclass(frozen=True, slots=True)
-class FuseRows(Pass):
+class FuseRows(ChipPass):
     """Let one kernel reduce rows and do what is made of the rows and of their reductions: softmax, layer normalisation, their gradients.
 
     Before: %1 = fused{reduce max} %0; %2 = fused{sub; exp} %0, %1; %3 = fused{reduce add} %2; %4 = fused{div} %2, %3.
@@ -27,12 +25,6 @@ class FuseRows(Pass):
     Needs: fused graph.    Keeps: every operation and every rounding.
     Never: where the chip's memory is too small for a row of everything that is made.
     """
-
-    chip: Chip = GENERIC
-
-    def on(self, chip: Chip) -> FuseRows:
-        """The pass for kernels that fit on a chip."""
-        return replace(self, chip=chip)
 
     def __call__(self, graph: Graph) -> Graph:
         nodes: list[Node | None] = [self.map_regions(node) for node in graph.nodes]

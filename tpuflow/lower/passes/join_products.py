@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from tpuflow.chips import CHIPS, Chip
+from tpuflow.chips import Chip
 from tpuflow.errors import CompileError
 from tpuflow.isa.contraction import Contraction, Labels
 from tpuflow.lower.emit.region import Region
@@ -22,16 +22,14 @@ from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.graph.rows import rows_in
 from tpuflow.lower.passes.analysis import depending
-from tpuflow.lower.passes.base import Pass
+from tpuflow.lower.passes.base import ChipPass
 from tpuflow.lower.passes.kernel_cost import MAX_NODES, busy_seconds, rows_at_once
 from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, is_kernel
-from tpuflow.lower.passes.rematerialize import HELD_MOVES
-
-GENERIC = CHIPS["generic"]
+from tpuflow.lower.passes.unit_seconds import held_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class JoinProducts(Pass):
+class JoinProducts(ChipPass):
     """Let a kernel over rows make the products that its rows come from, and those that its rows go into: attention, and its gradients.
 
     Before: %2 = fused{dot} %q, %k; %3 = fused{reduce max; sub; exp; reduce add; div} %2; %4 = fused{dot} %3, %v.
@@ -40,12 +38,6 @@ class JoinProducts(Pass):
     Never: where a tile of rows with everything that is made of it does not fit on the chip, or where it takes more time: to make rows again
     that were stored, more than moving them `HELD_MOVES` times.
     """
-
-    chip: Chip = GENERIC
-
-    def on(self, chip: Chip) -> JoinProducts:
-        """The pass for what kernels cost on a chip."""
-        return replace(self, chip=chip)
 
     def __call__(self, graph: Graph) -> Graph:
         joining = _Joining(graph, [self.map_regions(node) for node in graph.nodes], self.chip)
@@ -195,8 +187,7 @@ class _Joining:
     def _pays(self, new: Sequence[Node], old: Sequence[Node], freed: Value | None = None) -> bool:
         """Whether kernels take less time than others; to hold a value no longer is worth moving it `HELD_MOVES` times."""
         spent, saved = (sum(busy_seconds(n, self.chip) for n in nodes) for nodes in (new, old))
-        held = 0 if freed is None else HELD_MOVES * bytes_of(freed.type)
-        return spent < saved + held / (self.chip.core_bandwidth(self.chip.cores) * self.chip.cores)
+        return spent < saved + (0.0 if freed is None else held_seconds(bytes_of(freed.type), self.chip))
 
 
 @dataclass(frozen=True, slots=True)

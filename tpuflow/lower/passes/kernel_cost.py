@@ -7,17 +7,14 @@ import math
 from collections.abc import Iterable
 
 from tpuflow.chips import Chip
-from tpuflow.chips.chip import LANE_BYTES
-from tpuflow.dtypes import PRED
-from tpuflow.isa.elementwise import OPERATIONS
 from tpuflow.lower.graph.blocking import ceil_div, depth_block
 from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.graph.rows import Rows, rows_in
-from tpuflow.lower.passes.outline import times_read, weight
 from tpuflow.lower.passes.region_builder import bytes_of, is_kernel
+from tpuflow.lower.passes.unit_seconds import move_seconds, multiplied_seconds, times_read, work_seconds
 from tpuflow.lower.tiling import MATRIX_EDGE
 
 MAX_NODES = 256
@@ -103,10 +100,8 @@ def seconds(node: Node, chip: Chip) -> float:
     product = next((n for n in region.nodes if n.op in PRODUCTS), None)
     inner = dict(zip(node.inputs, region.inputs, strict=True))
     moved = sum(bytes_of(v.type) * max(1, _times(product, inner[v])) for v in inner) + sum(bytes_of(v.type) for v in node.results)
-    worked = sum(weight(n) * (n.inputs[0] if n.op == "reduce" else n.result).type.elems for n in region.nodes if _is_work(n))
-    lanes = chip.cores * chip.vector_units * chip.vector_sublanes * chip.vector_lanes
     multiplied = 0.0 if product is None else 2 * _multiplications(product) / chip.peak_flops(product.inputs[0].dtype.name)
-    return max(moved / (chip.core_bandwidth(chip.cores) * chip.cores), worked / (lanes * chip.clock_hz), multiplied)
+    return max(move_seconds(moved, chip), work_seconds(region.nodes, chip), multiplied)
 
 
 @functools.lru_cache(maxsize=512)
@@ -119,7 +114,7 @@ def busy_seconds(node: Node, chip: Chip) -> float:
     products, by_rows = [n for n in region.nodes if n.op in PRODUCTS], is_kernel(node, Kind.ROWS)
     times = {o: max(1, _times(None if by_rows else next(iter(products), None), o)) for o in region.inputs}
     moved = sum(times[o] * bytes_of(o.type) for o in region.inputs) + sum(bytes_of(v.type) for v in node.results)
-    move, work = moved / (chip.core_bandwidth(chip.cores) * chip.cores), sum(_vector_seconds(n, chip) for n in region.nodes)
+    move, work = move_seconds(moved, chip), work_seconds(region.nodes, chip)
     rows = rows_at_once(node, chip) if by_rows and products else MATRIX_EDGE
     multiply = sum(multiplied_seconds(n, chip, rows) for n in products)
     if not (by_rows and products):
@@ -129,33 +124,12 @@ def busy_seconds(node: Node, chip: Chip) -> float:
     return max(move, max(work, multiply) + alone) * ceil_div(batches, chip.cores) * chip.cores / batches
 
 
-def _vector_seconds(node: Node, chip: Chip) -> float:
-    """The vector unit's time for a node of a region; what enters stretched, and what is one number, is addressed where it lies."""
-    special = node.op in OPERATIONS and OPERATIONS[node.op].special
-    passes = chip.special_passes if special else int(_is_work(node) or (node.op == "broadcast" and node.inputs[0].dtype != PRED))
-    largest = max((*node.inputs, node.result), key=lambda v: v.type.elems)
-    return passes * chip.vector_cycles(largest.shape, LANE_BYTES) / (chip.cores * chip.clock_hz)
-
-
-def multiplied_seconds(product: Node, chip: Chip, rows: int) -> float:
-    """The arrays' time for a product of which so many rows are there at a time, and for reading its results."""
-    sizes, dtype = sizes_of(product), product.inputs[0].dtype.name
-    batch, m, n, k = (math.prod(sizes[x] for x in labels) for labels in contraction_of(product).roles)
-    few = max(1.0, chip.matrix_rows / max(rows, 1))
-    cycles = few * chip.matrix_cycles(batch, m, n, k, dtype) + chip.vector_cycles(product.result.shape, LANE_BYTES)
-    return cycles / (chip.cores * chip.clock_hz)
-
-
 def _batches(product: Node) -> int:
     return math.prod(sizes_of(product)[x] for x in contraction_of(product).batch)
 
 
 def _times(product: Node | None, value: Value) -> int:
     return 1 if product is None else times_read(product, value)
-
-
-def _is_work(node: Node) -> bool:
-    return node.op in ELEMENTWISE or node.op == "reduce"
 
 
 def _multiplications(product: Node) -> int:

@@ -2,64 +2,48 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from tpuflow.isa.elementwise import OPERATIONS, TRANSCENDENTAL
-from tpuflow.lower.graph.blocking import ceil_div
+from tpuflow.chips import Chip
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
-from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.passes.grouping import STRETCHED, Group, Grouping
 from tpuflow.lower.passes.ordering import in_order
-from tpuflow.lower.tiling import MATRIX_EDGE
-
-COSTLY = frozenset(name for name, row in OPERATIONS.items() if row.price == TRANSCENDENTAL)
-COSTLY_WEIGHT = 6
-MAX_REPEATED_WEIGHT = 24
-MAX_REPEATS = 3
-CHEAP_WEIGHT = 2
-MOST_READ = (
-    2.25  # times the bytes of a value, to compute it again: what storing and loading it moves, and a little for one number a channel
-)
-KERNEL_BYTES = 4 * 1024 * 1024  # of memory traffic, to have one kernel more: what memory moves while it starts, and then some
+from tpuflow.lower.passes.unit_seconds import move_seconds, product_seconds, start_seconds, times_read, total_bytes, work_seconds
 
 PASSING = frozenset(("convert", "broadcast", "window", "reshape", "full", "iota", "bitcast"))
 
 
-def weight(node: Node) -> int:
-    """Passes through the vector unit, roughly."""
-    return COSTLY_WEIGHT if node.op in COSTLY else 1
-
-
-def times_read(product: Node, operand: Value) -> int:
-    """How often the tiles of a product read all of an operand: the left one for each tile of columns, the right one for each of rows."""
-    whole, sizes = contraction_of(product), sizes_of(product)
-    others = [labels for labels, value in zip((whole.columns, whole.rows), product.inputs, strict=True) if value is operand]
-    return sum(ceil_div(math.prod(sizes[x] for x in labels), MATRIX_EDGE) for labels in others)
-
-
-def bytes_of(values: Iterable[Value]) -> int:
-    """Size of values in memory."""
-    return sum(v.type.elems * v.dtype.bytes for v in values)
-
-
 @dataclass(slots=True)
-class _Repeats:
-    """What one kernel computes again: the weight it may still take on, and the nodes agreed on."""
+class _Kernel:
+    """What a kernel reads, stores and does, in bytes and seconds of the vector unit, with what it computes again."""
 
-    budget: int
-    accepted: set[Node] = field(default_factory=set)
+    reads: set[Value]
+    stored_bytes: int
+    work: float
+    repeated: set[Node] = field(default_factory=set)
+
+    def seconds(self, chip: Chip) -> float:
+        """Its time: the vector unit works while memory moves."""
+        return max(move_seconds(total_bytes(self.reads) + self.stored_bytes, chip), self.work)
+
+    def computing(self, value: Value, cone: Collection[Node], sources: set[Value], work: float) -> _Kernel:
+        """The same if it computes a value rather than read it."""
+        return _Kernel(self.reads - {value} | sources, self.stored_bytes, self.work + work, self.repeated.union(cone))
+
+    def become(self, other: _Kernel) -> None:
+        """Take over what another one does."""
+        self.reads, self.work, self.repeated = other.reads, other.work, other.repeated
 
 
 class Outline:
     """Builds the fused nodes of a grouping, last group first, so that a group knows which of its values others still want."""
 
-    def __init__(self, grouping: Grouping) -> None:
-        self.grouping = grouping
+    def __init__(self, grouping: Grouping, chip: Chip) -> None:
+        self.grouping, self.chip = grouping, chip
         self.users: dict[Value, list[Node]] = {}
         for node in grouping.position:
             for value in node.inputs:
@@ -95,8 +79,18 @@ class Outline:
     def _collect(self, group: Group, results: Iterable[Value]) -> list[Node]:
         """The nodes that make the results: the group's own, inlined ones, and what it computes again."""
         found: dict[Node, None] = {}
-        repeats = _Repeats(MAX_REPEATED_WEIGHT)
-        stack = [self.grouping.maker[v] for v in results]
+        refused: dict[tuple[Node, Node], None] = {}
+        kernel = _Kernel(set(group.reads), total_bytes(results), work_seconds(group.nodes, self.chip))
+        taken = [self.grouping.maker[v] for v in results]
+        while taken:
+            refused |= self._reach(group, taken, kernel, found)
+            # asked again: it may share what it reads with what has been accepted since
+            taken = [maker for user, maker in refused if maker not in found and self._computes(group, user, maker, kernel)]
+        return list(found)
+
+    def _reach(self, group: Group, stack: list[Node], kernel: _Kernel, found: dict[Node, None]) -> dict[tuple[Node, Node], None]:
+        """Add nodes to those `found`, with all that they are made of; the pairs of a user and what it reads instead."""
+        refused: dict[tuple[Node, Node], None] = {}
         while stack:
             node = stack.pop()
             if node in found:
@@ -104,41 +98,47 @@ class Outline:
             found[node] = None
             if node.op in STRETCHED:
                 continue  # its operand is always read from memory
-            for value in node.inputs:
-                maker = self.grouping.maker.get(value)
-                if maker is not None and self._computes(group, node, maker, repeats):
+            for maker in [m for v in node.inputs if (m := self.grouping.maker.get(v)) is not None]:
+                if self._computes(group, node, maker, kernel):
                     stack.append(maker)
-        return list(found)
+                else:
+                    refused[node, maker] = None
+        return refused
 
-    def _computes(self, group: Group, user: Node, maker: Node, repeats: _Repeats) -> bool:
+    def _computes(self, group: Group, user: Node, maker: Node, kernel: _Kernel) -> bool:
         """Whether the kernel of `group` computes an operand of `user` rather than read it."""
         made_in = self.grouping.group_of.get(maker)
         if made_in is None or made_in is group:
             return True
         if maker.op not in ELEMENTWISE or self._must_store(maker.result):
             return False
-        if maker in repeats.accepted:
+        if maker in kernel.repeated:
             return True
         if maker.op == "convert" and self._worth_converting(maker):
             return True
-        return user.op not in PRODUCTS and made_in.kind is Kind.MAP and self._repeats(group, maker, made_in, repeats)
+        return user.op not in PRODUCTS and made_in.kind is Kind.MAP and self._repeats(group, maker, made_in, kernel)
 
-    def _repeats(self, group: Group, maker: Node, made_in: Group, repeats: _Repeats) -> bool:
-        """Whether to compute a value of a map again: if nobody else wants it, or if it is cheap for all who want it."""
-        cone = self._cone(maker, made_in)
-        cost = sum(map(weight, cone))
-        if not self._only_for(cone, maker.result, group):
-            readers = {g for n in self.users[maker.result] if (g := self.grouping.group_of.get(n)) is not None and g is not made_in}
-            many = len(readers) > MAX_REPEATS and cost > CHEAP_WEIGHT
-            if many or cost > repeats.budget or self._bytes_read(cone) > MOST_READ * bytes_of([maker.result]):
-                return False
-            repeats.budget -= cost
-        repeats.accepted.update(cone)
+    def _repeats(self, group: Group, maker: Node, made_in: Group, kernel: _Kernel) -> bool:
+        """Whether to compute a value of a map again: if nobody else wants it, or if that takes no longer than to store and to read it."""
+        value, cone = maker.result, self._cone(maker, made_in)
+        changed = kernel.computing(value, cone, self._sources(cone), work_seconds(cone, self.chip))
+        longer = changed.seconds(self.chip) - kernel.seconds(self.chip)
+        if not self._only_for(cone, value, group) and longer > self._storing_seconds(value, made_in):
+            return False
+        kernel.become(changed)
         return True
 
-    def _bytes_read(self, cone: dict[Node, None]) -> int:
-        leaves = {v: None for n in cone for v in n.inputs if self.grouping.maker.get(v) not in cone}
-        return bytes_of({s: None for v in leaves if (s := self.grouping.source(v)) is not None})
+    def _sources(self, cone: Mapping[Node, None]) -> set[Value]:
+        """The arrays that nodes are made of."""
+        leaves = {v for n in cone for v in n.inputs if self.grouping.maker.get(v) not in cone}
+        return {s for v in leaves if (s := self.grouping.source(v)) is not None}
+
+    def _storing_seconds(self, value: Value, made_in: Group) -> float:
+        """A reader's share of what storing a value takes: a move with its start-up, or a kernel more if there is one for that alone."""
+        readers = len({self.grouping.group_of.get(n) for n in self.users[value]} - {made_in, None}) or 1
+        alone = self.wanted.isdisjoint(v for n in made_in.nodes for v in n.results)
+        started = start_seconds(self.chip) if alone else self.chip.dma_seconds
+        return (move_seconds(total_bytes([value]), self.chip) + started) / readers
 
     def _must_store(self, value: Value) -> bool:
         """Whether a value goes to memory whatever this kernel does: wanted already, or read by something that cannot compute it."""
@@ -161,10 +161,16 @@ class Outline:
 
     def _worth_storing(self, convert: Node) -> bool:
         """A narrower copy of a stored operand saves more of what products read, again for each of their tiles, than making it costs."""
-        wide, narrow = bytes_of(convert.inputs), bytes_of(convert.results)
-        times = sum(times_read(n, convert.result) for n in self.users[convert.result] if n.op in PRODUCTS)
+        wide, narrow = total_bytes(convert.inputs), total_bytes(convert.results)
         own_kernel = self.grouping.group_of[convert] is not self.grouping.group(convert.inputs[0])
-        return times * (wide - narrow) > narrow + (wide + KERNEL_BYTES if own_kernel else 0)
+        saved = sum(self._slower(n, convert.result, wide - narrow) for n in self.users[convert.result] if n.op in PRODUCTS)
+        making = move_seconds(narrow + (wide if own_kernel else 0), self.chip) + (start_seconds(self.chip) if own_kernel else 0.0)
+        return saved > making
+
+    def _slower(self, product: Node, operand: Value, more_bytes: int) -> float:
+        """By how much a product is slower if an operand has so many more bytes."""
+        more = product_seconds(product, self.chip, times_read(product, operand) * more_bytes)
+        return more - product_seconds(product, self.chip)
 
     def _cone(self, maker: Node, group: Group) -> dict[Node, None]:
         """The node and everything of its group that it is made of, up to what is stored."""

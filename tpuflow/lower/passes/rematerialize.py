@@ -9,29 +9,25 @@ from types import MappingProxyType
 
 import numpy as np
 
-from tpuflow.chips import CHIPS, Chip
+from tpuflow.chips import Chip
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.passes.analysis import effectful
-from tpuflow.lower.passes.base import Pass
+from tpuflow.lower.passes.base import ChipPass
 from tpuflow.lower.passes.kernel_cost import MAX_NODES, row_bytes, seconds, takes
 from tpuflow.lower.passes.ordering import VIEWS
-from tpuflow.lower.passes.outline import KERNEL_BYTES
 from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, fits_on_chip, is_kernel
+from tpuflow.lower.passes.unit_seconds import held_seconds, move_seconds, start_seconds
 
-WORTH_BYTES = 16 * 1024  # below, arrays take no room to speak of
-WORTH_SHARE = 1 / 4096  # of all that is held: the same
 ALONE = -1  # in place of a position: a kernel of its own
-HELD_MOVES = 2.0  # moves of a byte that it is worth to hold it no longer: storing and loading it once more
 FILLED_SHARE = 0.95  # of the chip's memory: the rest is for gaps between arrays
 STRETCHED = ("broadcast", "window")  # what enters a kernel from memory, in another shape
 _STEPS = {Kind.DOT: PRODUCTS, Kind.REDUCE: ("reduce",), Kind.ROWS: ("reduce",)}
-GENERIC = CHIPS["generic"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rematerialize(Pass):
+class Rematerialize(ChipPass):
     """Let kernels after the fullest moment compute what they would read from before it, where what it is made of is there as well.
 
     One of them computes it (or a kernel of its own); those that need it in memory read it from there.
@@ -41,12 +37,6 @@ class Rematerialize(Pass):
     Never: lets what it starts from take as much room as it frees, computes a product or a reduction twice, or, where the program fits on
     the chip without it, takes more time than moving what is held no longer `HELD_MOVES` times.
     """
-
-    chip: Chip = GENERIC
-
-    def on(self, chip: Chip) -> Rematerialize:
-        """The pass for what kernels cost on a chip."""
-        return replace(self, chip=chip)
 
     def __call__(self, graph: Graph) -> Graph:
         nodes = [self.map_regions(node) for node in graph.nodes]
@@ -79,7 +69,6 @@ class _Held:
     def __init__(self, graph: Graph, nodes: Sequence[Node], chip: Chip) -> None:
         self.graph, self.nodes, self.chip = graph, list(nodes), chip
         self.outputs = set(graph.outputs)
-        self.bandwidth = chip.core_bandwidth(chip.cores) * chip.cores
 
     def _look(self) -> None:
         """Find out makers and readers, and who sees a value through a view."""
@@ -115,9 +104,8 @@ class _Held:
         """Change what pays about all that is held at the fullest moment, largest first; whether anything did."""
         self._look()
         self.fullest, self.most_bytes = self._fullest()
-        self.moves = HELD_MOVES if self.most_bytes <= FILLED_SHARE * self.chip.available_hbm_bytes else math.inf
-        worth = max(WORTH_BYTES, self.most_bytes * WORTH_SHARE)
-        held = [v for v in self.made_at if self.is_held(v) and bytes_of(v.type) >= worth]
+        self.filled = self.most_bytes > FILLED_SHARE * self.chip.available_hbm_bytes
+        held = [v for v in self.made_at if self.is_held(v)]
         changed = [self._held_no_longer(v) for v in sorted(held, key=lambda v: -bytes_of(v.type))]
         return any(changed)
 
@@ -213,14 +201,15 @@ class _Again:
             return
         if others and makers != [ALONE] and self.held.earlier(makers[0], others) is None:
             return
-        limit = self.held.moves * freed / self.held.bandwidth
-        spent = -bytes_of(self.value.type) / self.held.bandwidth if rid else 0.0
+        chip = self.held.chip
+        limit = math.inf if self.held.filled else held_seconds(freed, chip)
+        spent = -move_seconds(bytes_of(self.value.type), chip) if rid else 0.0
         for i in makers:
             new = self._alone() if i == ALONE else self._computing(self.held.nodes[i], stores=bool(others))
-            if spent > limit or not _is_possible(new, self.held.chip):
+            if spent > limit or not _is_possible(new, chip):
                 return
-            before = -KERNEL_BYTES / self.held.bandwidth if i == ALONE else seconds(self.held.nodes[i], self.held.chip)
-            spent += seconds(new, self.held.chip) - before
+            before = -start_seconds(chip) if i == ALONE else seconds(self.held.nodes[i], chip)
+            spent += seconds(new, chip) - before
         if spent <= limit:
             yield _Plan(tuple(makers), tuple(others), spent)
 

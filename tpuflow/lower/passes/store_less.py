@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from tpuflow.chips import Chip
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.kinds import Kind
-from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
-from tpuflow.lower.passes.base import Pass
+from tpuflow.lower.graph.ops import PRODUCTS
+from tpuflow.lower.passes.base import ChipPass
 from tpuflow.lower.passes.kernel_cost import takes
-from tpuflow.lower.passes.outline import weight
 from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, fits_on_chip, is_kernel
+from tpuflow.lower.passes.unit_seconds import move_seconds, work_seconds
 
-WORTH_BYTES = 16 * 1024  # below, arrays cost no more than a move's start
-BYTES_AN_OPERATION = 0.5  # of memory traffic, for an element once more through the vector unit
 ENTRIES = frozenset(("broadcast", "window"))
 NEVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class StoreLess(Pass):
+class StoreLess(ChipPass):
     """Let kernels compute what they read, element by element, from narrower or fewer arrays that another kernel has or could have stored.
 
     Before: %2, %3 = fused{dot; convert; mul; sub} %x, %w, %y; %4 = fused{reduce} %2, %3.
@@ -31,7 +30,7 @@ class StoreLess(Pass):
 
     def __call__(self, graph: Graph) -> Graph:
         nodes = [self.map_regions(node) for node in graph.nodes]
-        return replace(graph, nodes=tuple(_Moving(graph, nodes).moved()))
+        return replace(graph, nodes=tuple(_Moving(graph, nodes, self.chip).moved()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +53,11 @@ class _Cone:
 class _Moving:
     """Walks the kernels from the last to the first, so that what a reader takes over may come from further up in turn."""
 
-    def __init__(self, graph: Graph, nodes: Sequence[Node]) -> None:
-        self.nodes = list(nodes)
+    def __init__(self, graph: Graph, nodes: Sequence[Node], chip: Chip) -> None:
+        self.nodes, self.chip = list(nodes), chip
         self.position = {id(node): i for i, node in enumerate(nodes)}
         replaced = {v.type for v in graph.outputs}
-        self.replaced = {v for v in graph.inputs if v.type in replaced and bytes_of(v.type) >= WORTH_BYTES}
+        self.replaced = {v for v in graph.inputs if v.type in replaced}
         self.outputs = set(graph.outputs)
         self.readers: dict[Value, dict[int, None]] = {}
         for i, node in enumerate(self.nodes):
@@ -113,7 +112,7 @@ class _Maker:
         if any(n.op == "join" for n in self.region.nodes) or len(self.own) != len(self.node.results):
             return None
         free = [v for v in self.node.results if self._may_go(v)]
-        if sum(bytes_of(v.type) for v in free) < WORTH_BYTES:
+        if not free:
             return None
         plans = [p for s in self._candidates(free[0].shape) if (p := self._with(s, free)) is not None]
         return max(plans, key=lambda p: p.gain, default=None)
@@ -165,7 +164,7 @@ class _Maker:
         return cone
 
     def _gain(self, stored: Value | None, gone: Sequence[Value]) -> float:
-        """Bytes saved, less what is read and computed in their place; negative if more would stay in memory."""
+        """Seconds saved, less what it takes to read and compute in their place; negative if more would stay in memory."""
         if not gone:
             return 0.0
         dropped = set(gone)
@@ -182,24 +181,25 @@ class _Maker:
             if len(extra) > 1 and not fits_on_chip(v.type for v in (*read, *reader.results)):
                 return -1.0
             saved += sum(bytes_of(v.type) for v in gone if v in reader.inputs) - sum(bytes_of(v.type) for v in extra)
-            work += sum(weight(n) * n.result.type.elems for n in cone.nodes if n.op in ELEMENTWISE)
+            work += work_seconds(cone.nodes, self.moving.chip)
             for leaf in extra:
                 if self._ends_before(leaf, i):
                     longer[leaf] = None
         grown = sum(bytes_of(v.type) for v in longer)
-        if grown > sum(bytes_of(v.type) for v in gone) or any(self.outside(v) in self.moving.replaced for v in longer):
+        if grown > sum(bytes_of(v.type) for v in gone):
             return -1.0
-        return saved - BYTES_AN_OPERATION * (work - self._spared(gone, stored))
+        copied = sum(bytes_of(v.type) for v in longer if self.outside(v) in self.moving.replaced)
+        return move_seconds(saved - 2 * copied, self.moving.chip) + self._spared(gone, stored) - work
 
     def _ends_before(self, leaf: Value, i: int) -> bool:
         outside = self.outside(leaf)
         return outside is not None and self.moving.last_read(outside) < i
 
     def _spared(self, gone: Sequence[Value], stored: Value | None) -> float:
-        """The elements that this kernel no longer puts through the vector unit."""
+        """What the vector unit no longer does in this kernel, in seconds."""
         kept = [own for own, value in self.outer.items() if value not in set(gone)]
         alive = _needed(self.region, kept if stored is None else [*kept, stored])
-        return sum(weight(n) * n.result.type.elems for n in self.region.nodes if n.op in ELEMENTWISE and n not in alive)
+        return work_seconds((n for n in self.region.nodes if n.op not in PRODUCTS and n not in alive), self.moving.chip)
 
     def outside(self, leaf: Value) -> Value | None:
         """The value of the graph that a leaf is; None of one that is not stored yet."""

@@ -14,9 +14,7 @@ from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.passes.analysis import depending
 from tpuflow.lower.passes.base import Pass
-from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, fits_on_chip, is_kernel
-
-WORTH_BYTES = 1024 * 1024  # below, what is read again costs next to nothing beside a kernel's start
+from tpuflow.lower.passes.region_builder import RegionBuilder, fits_on_chip, is_kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +24,8 @@ class SumInProduct(Pass):
     Before: %2 = fused{dot; convert} %x, %w; %3, %4 = fused{convert; mul; reduce; reduce} %2.
     After:  %2, %3, %4 = fused{dot; convert; convert; mul; reduce; reduce} %x, %w.
     Needs: fused graph.    Keeps: every operation and every rounding; sums are made tile by tile, as ever.
-    Never: where the product's own sum is so long that it is cut into tiles, or its result has less than `worth_bytes`.
+    Never: where the product's own sum is so long that it is cut into tiles.
     """
-
-    worth_bytes: int = WORTH_BYTES
 
     def __call__(self, graph: Graph) -> Graph:
         nodes: list[Node | None] = [self.map_regions(node) for node in graph.nodes]
@@ -39,13 +35,13 @@ class SumInProduct(Pass):
                 continue
             last = max((made.get(v, -1) for v in reduction.inputs), default=-1)
             product = nodes[last] if last >= 0 else None
-            if product is not None and is_kernel(product, Kind.DOT) and _takes_in(product, reduction, self.worth_bytes):
+            if product is not None and is_kernel(product, Kind.DOT) and _takes_in(product, reduction):
                 nodes[last], nodes[at] = _joined(product, reduction), None
                 made.update(dict.fromkeys(reduction.results, last))
         return replace(graph, nodes=tuple(node for node in nodes if node is not None))
 
 
-def _takes_in(product: Node, reduction: Node, worth_bytes: int) -> bool:
+def _takes_in(product: Node, reduction: Node) -> bool:
     """Whether the product's kernel can reduce: its results, as they are, over all axes but its columns, in one step of its own sum.
 
     Batch axes come before the rows, as in the grid: sums are made in the order of the result's axes.
@@ -61,7 +57,6 @@ def _takes_in(product: Node, reduction: Node, worth_bytes: int) -> bool:
         first.inputs[0].shape == dot.result.shape
         and kept == columns
         and rows == sorted(rows, key=lambda x: x not in whole.rhs)
-        and bytes_of(dot.result.type) >= worth_bytes
         and 0 < math.prod(sizes[x] for x in whole.contracted) <= WHOLE_DEPTH
         and fits_on_chip(v.type for v in {**dict.fromkeys(product.inputs), **dict.fromkeys(reduction.inputs)})
         and all(_enters_whole(inner, own) for own, v in zip(inner.inputs, reduction.inputs, strict=True) if v in product.results)

@@ -7,8 +7,8 @@ from tpuflow.pjrt.cells import INT, Args, integers, words
 from tpuflow.pjrt.device import Device
 from tpuflow.pjrt.failures import Unimplemented
 from tpuflow.pjrt.fields import READY
+from tpuflow.pjrt.handles import OBJECTS, collect
 from tpuflow.pjrt.table import entry
-from tpuflow.pjrt.things import THINGS, collect
 from tpuflow.pjrt.types import CODES, NUMPY, PACKED, numpy_type
 
 
@@ -20,7 +20,7 @@ def _from_host(args: Args) -> None:
     dtype = numpy_type(args[4] & INT)
     if args[12] and (order := _order(args[12])) is not None and order != tuple(reversed(range(len(shape)))):
         raise Unimplemented(f"an array with its axes in the order {order} in the device's memory; they lie there row-major.")
-    device = THINGS[args[11]].device if args[11] else THINGS[args[10]]
+    device = OBJECTS[args[11]].device if args[11] else OBJECTS[args[10]]
     args[14] = from_host(device, args[3], dtype, shape, strides).handle
     args[13] = READY
 
@@ -34,7 +34,7 @@ def _order(layout: int) -> tuple[int, ...] | None:
 
 @entry("Buffer_ToHostBuffer")
 def _to_host(args: Args) -> None:
-    buffer = THINGS[args[2]]
+    buffer = OBJECTS[args[2]]
     args[6] = READY
     if not args[4]:
         args[5] = buffer.bytes
@@ -55,19 +55,19 @@ def _strides(layout: int, shape: tuple[int, ...], itemsize: int) -> tuple[int, .
 
 @entry("Buffer_Delete")
 def _delete(args: Args) -> None:
-    THINGS[args[2]].delete()
+    OBJECTS[args[2]].delete()
 
 
 @entry("Buffer_CopyToDevice", "Buffer_CopyToMemory")
 def _copy(args: Args) -> None:
     collect()
-    place = THINGS[args[3]]
-    args[4] = copied(THINGS[args[2]], place if isinstance(place, Device) else place.device).handle
+    place = OBJECTS[args[3]]
+    args[4] = copied(OBJECTS[args[2]], place if isinstance(place, Device) else place.device).handle
 
 
 @entry("Buffer_UnsafePointer", "Buffer_OpaqueDeviceMemoryDataPointer")
 def _pointer(args: Args) -> None:
-    buffer = THINGS[args[2]]
+    buffer = OBJECTS[args[2]]
     if buffer.code == CODES[COMPLEX]:
         raise Unimplemented("the memory of an array of complex numbers: it is two planes here. Read it with np.asarray(x).")
     if buffer.code in PACKED:
@@ -77,9 +77,9 @@ def _pointer(args: Args) -> None:
 
 @entry("Buffer_IncreaseExternalReferenceCount")
 def _hold(args: Args) -> None:
-    THINGS[args[2]].hold()
+    OBJECTS[args[2]].hold()
 
 
 @entry("Buffer_DecreaseExternalReferenceCount")
 def _release(args: Args) -> None:
-    THINGS[args[2]].release()
+    OBJECTS[args[2]].release()

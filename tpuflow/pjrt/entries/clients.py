@@ -9,11 +9,11 @@ from tpuflow.jaxprs.plugins import stablehlo_versions
 from tpuflow.pjrt.cells import INT, Args, NamedValues, text_at, words
 from tpuflow.pjrt.device import Client
 from tpuflow.pjrt.failures import Unimplemented
+from tpuflow.pjrt.handles import OBJECTS, collect
 from tpuflow.pjrt.loading import compile_module
 from tpuflow.pjrt.report import write_at_exit
 from tpuflow.pjrt.settings import Settings
 from tpuflow.pjrt.table import entry
-from tpuflow.pjrt.things import THINGS, collect
 
 
 @functools.cache
@@ -37,7 +37,7 @@ def _create(args: Args) -> None:
 
 @entry("Client_LookupDevice", "Client_LookupAddressableDevice")
 def _lookup(args: Args) -> None:
-    number, devices = args[3] & INT, THINGS[args[2]].devices
+    number, devices = args[3] & INT, OBJECTS[args[2]].devices
     if number >= len(devices):
         raise LookupError(f"there is no device {number}; there are {len(devices)} (TPUFLOW_DEVICES).")
     args[4] = devices[number].handle
@@ -58,4 +58,4 @@ def _compile(args: Args) -> None:
     if form != "mlir":
         raise Unimplemented(f"a program in the form {form!r}; the simulated device compiles StableHLO (mlir).")
     module, options = ctypes.string_at(program[2], program[3]), ctypes.string_at(args[4], args[5])
-    args[6] = compile_module(THINGS[args[2]], module, options).handle
+    args[6] = compile_module(OBJECTS[args[2]], module, options).handle

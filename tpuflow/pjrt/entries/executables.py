@@ -8,10 +8,10 @@ from tpuflow.pjrt.cells import Args, Numbers, Text, integers, words
 from tpuflow.pjrt.executable import Loaded, Unloaded
 from tpuflow.pjrt.failures import Unimplemented
 from tpuflow.pjrt.fields import READY
+from tpuflow.pjrt.handles import OBJECTS, collect
 from tpuflow.pjrt.loading import load_bytes
 from tpuflow.pjrt.meshes import LoadedOnMesh
 from tpuflow.pjrt.table import NO_OPERATION, entry
-from tpuflow.pjrt.things import THINGS, collect
 
 
 @entry("LoadedExecutable_Execute")
@@ -20,8 +20,8 @@ def _execute(args: Args) -> None:
     options = words(args[3], 9)
     kept = integers(options[7], options[8]) if options[8] else ()
     devices, count = args[5], args[6]
-    arguments = [[THINGS[h] for h in words(row, count)[:]] if count else [] for row in words(args[4], devices)]
-    results = THINGS[args[2]].launch(arguments, kept)
+    arguments = [[OBJECTS[h] for h in words(row, count)[:]] if count else [] for row in words(args[4], devices)]
+    results = OBJECTS[args[2]].launch(arguments, kept)
     for row, buffers in zip(words(args[7], devices), results, strict=True):
         if buffers:
             words(row, len(buffers))[:] = [buffer.handle for buffer in buffers]
@@ -31,24 +31,24 @@ def _execute(args: Args) -> None:
 
 @entry("LoadedExecutable_GetExecutable")
 def _executable(args: Args) -> None:
-    args[3] = Unloaded(THINGS[args[2]]).handle
+    args[3] = Unloaded(OBJECTS[args[2]]).handle
 
 
 @entry("LoadedExecutable_AddressableDeviceLogicalIds")
 def _logical(args: Args) -> None:
-    args[3], args[4] = THINGS[args[2]].logical_ids.pair
+    args[3], args[4] = OBJECTS[args[2]].logical_ids.pair
 
 
 @entry("LoadedExecutable_GetDeviceAssignment")
 def _assignment(args: Args) -> None:
-    args[3], args[4] = THINGS[args[2]].assignment.pair
+    args[3], args[4] = OBJECTS[args[2]].assignment.pair
     args[5], args[6] = args[2], NO_OPERATION
 
 
 def _program(handle: int) -> Loaded:
     """What an executable is of, loaded or not."""
-    thing = THINGS[handle]
-    return thing.loaded if isinstance(thing, Unloaded) else thing
+    found = OBJECTS[handle]
+    return found.loaded if isinstance(found, Unloaded) else found
 
 
 @entry("Executable_SizeOfGeneratedCodeInBytes")
@@ -113,7 +113,7 @@ def _serialize(args: Args) -> None:
 def _deserialize(args: Args) -> None:
     data = ctypes.string_at(args[3], args[4])
     options = ctypes.string_at(args[6], args[7]) if args[6] else b""
-    args[5] = load_bytes(THINGS[args[2]], data, options).handle
+    args[5] = load_bytes(OBJECTS[args[2]], data, options).handle
 
 
 _FORM = Text("mlir")

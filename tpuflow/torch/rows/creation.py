@@ -57,7 +57,7 @@ def _ones_like(x: Any, dtype: Any = None) -> Any:
     return jnp.ones(x.shape, dtype or x.dtype)
 
 
-@lowers("aten.arange.start_step")
+@lowers("aten.arange.start", "aten.arange.start_step")
 def _arange(start: float, end: float, step: float = 1, dtype: Any = None) -> Any:
     return jnp.arange(start, end, step, dtype)
 
@@ -67,23 +67,13 @@ def _arange_to(end: float, dtype: Any = None) -> Any:
     return jnp.arange(end, dtype=dtype)
 
 
-@lowers("aten.arange.start")
-def _arange_from(start: float, end: float, dtype: Any = None) -> Any:
-    return jnp.arange(start, end, dtype=dtype)
-
-
 @lowers("prims.iota.default")
 def _iota(length: int, *, start: int, step: int, dtype: Any, requires_grad: bool = False) -> Any:
     return jnp.arange(length, dtype=dtype) * step + start
 
 
-@lowers("aten.eye.default")
-def _eye(n: int, dtype: Any = None) -> Any:
-    return jnp.eye(n, dtype=dtype)
-
-
-@lowers("aten.eye.m")
-def _eye_m(n: int, m: int, dtype: Any = None) -> Any:
+@lowers("aten.eye.default", "aten.eye.m")
+def _eye(n: int, m: int | None = None, dtype: Any = None) -> Any:
     return jnp.eye(n, m, dtype=dtype)
 
 

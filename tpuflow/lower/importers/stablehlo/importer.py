@@ -48,7 +48,7 @@ class Imported:
 
 
 def lower_stablehlo(
-    module: bytes | str,
+    module: bytes | str | Module,
     name: str = "",
     *,
     input_names: Sequence[str] = (),
@@ -59,7 +59,7 @@ def lower_stablehlo(
     complex_ports: bool = False,
 ) -> Imported:
     """The graph of the `main` of a StableHLO module: a portable artifact (VHLO bytecode, as `jax.export` and PJRT give it), MLIR bytecode,
-    or MLIR text. Calls of other functions are inlined.
+    or MLIR text, or one that is read already. Calls of other functions are inlined.
 
     name: the graph's; empty: the module's. input_names, output_names: empty: as the module has them. host_functions: what a
     `HOST_CALL` calls, by its number. mesh: the axes (and their sizes) of the mesh whose devices all run the module, numbered row-major.
@@ -73,28 +73,7 @@ def lower_stablehlo(
       UnsupportedDtypeError: a value has a type that the device does not have.
       CompileError: it is far too large.
     """
-    return lower_module(
-        read_stablehlo(module, trusted=trusted), name, input_names=input_names, output_names=output_names, host_functions=host_functions,
-        mesh=mesh, complex_ports=complex_ports,
-    )  # fmt: skip
-
-
-def read_stablehlo(module: bytes | str, *, trusted: bool = False) -> Module:
-    """A module as plain data, with what JAX has taken apart put together again. Arguments and errors are as of `lower_stablehlo`."""
-    return recognise(own_constants(read_module(module, trusted=trusted)))
-
-
-def lower_module(
-    read: Module,
-    name: str = "",
-    *,
-    input_names: Sequence[str] = (),
-    output_names: Sequence[str] = (),
-    host_functions: Sequence[Callable[..., Any]] = (),
-    mesh: Mapping[str, int] | None = None,
-    complex_ports: bool = False,
-) -> Imported:
-    """The graph of a module that is read already. Arguments and errors are as of `lower_stablehlo`."""
+    read = module if isinstance(module, Module) else read_stablehlo(module, trusted=trusted)
     main = _main(read)
     names = tuple(input_names) or _distinct(main.argument_names, "argument")
     port = partial(port_type, complex_ports=complex_ports)
@@ -118,6 +97,11 @@ def lower_module(
         output_types=output_types,
         complex_outputs=tuple(isinstance(x, Complex) for x in results),
     )
+
+
+def read_stablehlo(module: bytes | str, *, trusted: bool = False) -> Module:
+    """A module as plain data, with what JAX has taken apart put together again. Arguments and errors are as of `lower_stablehlo`."""
+    return recognise(own_constants(read_module(module, trusted=trusted)))
 
 
 def _main(module: Module) -> Function:

@@ -13,7 +13,7 @@ from tpuflow.isa.meshes import Parts, Sizes, axes_grouped, divided
 from tpuflow.jaxprs.partitioner import Partitioned
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
-from tpuflow.lower.importers.stablehlo.importer import Imported, lower_module, read_stablehlo
+from tpuflow.lower.importers.stablehlo.importer import Imported, lower_stablehlo, read_stablehlo
 from tpuflow.lower.importers.stablehlo.module import Block, Module
 from tpuflow.lower.operations.collectives import NamedCut, Names
 from tpuflow.lower.reduce_scatter import scatter_sums
@@ -32,7 +32,7 @@ def lower_partitioned(
     """
     read = read_stablehlo(found.module, trusted=True)
     mesh, parts = _divided(found.mesh, read)
-    imported = lower_module(read, name, input_names=input_names, mesh=mesh, complex_ports=complex_ports)
+    imported = lower_stablehlo(read, name, input_names=input_names, mesh=mesh, complex_ports=complex_ports)
     graph = scatter_sums(imported.graph, mesh)
     graph = replace(graph, outputs=graph.outputs[:-1], output_names=tuple(output_names))
     graph = _stacked(graph, found.unreduced_inputs, found.unreduced_outputs)

@@ -7,10 +7,10 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tpuflow.data.ahead import Ahead
 from tpuflow.data.chunks import Chunk
 from tpuflow.data.feeding import Feed
 from tpuflow.data.positions import START, Position
+from tpuflow.data.prefetching import Ahead
 
 
 @dataclass(frozen=True, slots=True)

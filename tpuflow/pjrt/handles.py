@@ -1,4 +1,4 @@
-"""What C holds of ours. A handle is the address of a thing's header: words that hold what C may ask of it, the first one its own."""
+"""What C holds of ours. A handle is the address of an object's header: words that hold what C may ask of it, the first one its own."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 from tpuflow.pjrt.native import Native
 
 WORDS = 12
-"""Of a header. Word 0 is the link of the list of destroyed things."""
+"""Of a header. Word 0 is the link of the list of destroyed objects."""
 
-THINGS: dict[int, Any] = {}
-"""Handle -> thing, until C destroys it. Reading and writing a dict are atomic, so threads need no lock."""
+OBJECTS: dict[int, Any] = {}
+"""Handle -> object, until C destroys it. Reading and writing a dict are atomic, so threads need no lock."""
 
 Header: Any = ctypes.c_uint64 * WORDS
 
 
-class Thing:
+class ApiObject:
     """Something with a header of its own; `fields` are the header's words from 1 on."""
 
     def __init__(self, *fields: int):
         self.header = Header(0, *fields)
         self.handle = ctypes.addressof(self.header)
-        THINGS[self.handle] = self
+        OBJECTS[self.handle] = self
 
 
 def _native() -> Native | None:
@@ -37,10 +37,10 @@ NATIVE = _native()
 
 
 def destroy(handle: int) -> None:
-    """Forget a thing, and free what it holds."""
-    thing = THINGS.pop(handle, None)
-    if thing is not None:
-        thing.destroyed()
+    """Forget an object, and free what it holds."""
+    found = OBJECTS.pop(handle, None)
+    if found is not None:
+        found.destroyed()
 
 
 def collect() -> None:
