@@ -101,11 +101,11 @@ _MODULE = 1
 
 def _partitioned(module: Any, devices: int, name: str, chosen: Chosen | None) -> bytes:
     """A serialised `HloModuleProto`: the module (MLIR) after XLA's partitioner."""
-    device = _device()
+    here = _devices(versions.partitioner_devices(devices))
     with tempfile.TemporaryDirectory() as directory:
         failure = ""
         try:
-            device.client.compile_and_load(module, _xla.DeviceList((device,)), _options(devices, directory, chosen))
+            here[0].client.compile_and_load(module, _xla.DeviceList(here), _options(devices, directory, chosen))
         except jax.errors.JaxRuntimeError as error:  # of the call of `LAST`, unless XLA did not come so far
             failure = str(error)
         written = sorted(Path(directory).glob(f"*.after_{_PASS}*.hlo.pb"))
@@ -118,9 +118,9 @@ def _partitioned(module: Any, devices: int, name: str, chosen: Chosen | None) ->
 
 
 @functools.cache
-def _device() -> Any:
-    """The only device of a client of its own: a client that finds as many as the module is for goes on to what crashes it here."""
-    return xla_client.make_cpu_client(num_devices=1).local_devices()[0]
+def _devices(count: int) -> tuple[Any, ...]:
+    """The devices of a client of its own: in newer ones, one that finds as many as the module is for goes on to what crashes it."""
+    return tuple(xla_client.make_cpu_client(num_devices=count).local_devices())
 
 
 def _options(devices: int, directory: str, chosen: Chosen | None) -> Any:

@@ -31,6 +31,11 @@ PARTITIONER_OPTIONS = (("xla_enable_rgv3_materialization", False),) if HAS_NEWES
 """Groups by mesh axes, which older versions do not make, lose the order of their devices on the way to StableHLO."""
 
 
+def partitioner_devices(count: int) -> int:
+    """How many devices the client has whose compiler partitions a module for so many: the oldest asks for all of them before it begins."""
+    return count if JAXLIB < (0, 9) else 1
+
+
 def varying(aval: Any) -> frozenset[str]:
     """The axes of the `shard_map`s around it that values of a type may differ along."""
     return aval.mat.varying if IS_NEWEST else aval.vma
