@@ -139,11 +139,13 @@ def page(found: Mapping[str, Sequence[str]]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Try the versions and write the section."""
     parser = argparse.ArgumentParser(prog="python -m bench.jax_versions", description=__doc__)
-    parser.add_argument("versions", nargs="*", choices=[*NEWEST], help=f"of jax and jaxlib [{' '.join(NEWEST)}]")
+    parser.add_argument("versions", nargs="*", default=[*NEWEST], help=f"of jax and jaxlib [{' '.join(NEWEST)}]")
     parser.add_argument("-o", "--output", type=Path, default=Path("docs/jax.md"), help="[%(default)s]")
     given = parser.parse_args(argv)
+    if unknown := set(given.versions) - set(NEWEST):
+        parser.error(f"no row for {', '.join(sorted(unknown))}; there are {', '.join(NEWEST)}")
     found: dict[str, list[str]] = {}
-    for version in given.versions or NEWEST:
+    for version in given.versions:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name) / "site-packages"  # whose lines are no user's
             install(version, folder)

@@ -17,6 +17,7 @@ from tpuflow.jaxprs.compat import is_library
 from tpuflow.jaxprs.versions import location_kind
 from tpuflow.lower.graph.graph import TensorType
 from tpuflow.lower.importers.stablehlo.module import (
+    TOKEN,
     Block,
     DeclaredType,
     ForeignType,
@@ -194,6 +195,8 @@ _WORDS = (
 
 
 def _declared(kind: Any) -> DeclaredType:
+    if str(kind) == "!stablehlo.token":
+        return TOKEN
     if not isinstance(kind, ir.RankedTensorType):
         return ForeignType(str(kind), "the device has arrays of numbers only. Leave what has this type out of what is compiled.")
     if not kind.has_static_shape:
