@@ -178,6 +178,22 @@ def printed() -> Any:
 
 
 @fact
+def called_in_order() -> Any:
+    """With tokens, which go from call to call and from one run to the next."""
+    seen: list[float] = []
+
+    @jax.jit
+    def f(x: Any) -> Any:
+        jax.debug.callback(lambda y: seen.append(float(y)), x, ordered=True)
+        jax.debug.callback(lambda y: seen.append(float(y)), x + 1, ordered=True)
+        return x, jax.lax.create_token()
+
+    _, token = f(f(1.0)[0] + 4)
+    jax.effects_barrier()
+    return seen, float(jax.jit(lambda x, t: (x * 2, t))(3.0, token)[0])
+
+
+@fact
 def threads() -> Any:
     f, arrays, wrong = jax.jit(lambda x: x + 1), [jnp.arange(50.0) + i for i in range(4)], []
 

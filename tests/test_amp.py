@@ -14,6 +14,7 @@ from jax import lax
 import tpuflow
 from tpuflow import amp
 from tpuflow.errors import ConfigError, UnsupportedPrimitiveError
+from tpuflow.jaxprs.compat import inner_jaxprs
 
 F16, F32, BF16 = jnp.float16, jnp.float32, jnp.bfloat16
 
@@ -32,7 +33,7 @@ def _primitives(jaxpr, name):
     """Every equation of that primitive, nested jaxprs included."""
     found = [e for e in jaxpr.eqns if e.primitive.name == name]
     for eqn in jaxpr.eqns:
-        for sub in jax.extend.core.jaxprs_in_params(eqn.params):
+        for sub in inner_jaxprs(eqn):
             found += _primitives(sub, name)
     return found
 

@@ -85,6 +85,7 @@ THIRD_PARTY = {
     "tpuflow.jaxprs.partitioner": DEVICE_FREE | {"jax", "jaxlib"},
     "tpuflow.jaxprs.executables": DEVICE_FREE | {"jax", "jaxlib"},
     "tpuflow.jaxprs.plugins": DEVICE_FREE | {"jax", "jaxlib"},
+    "tpuflow.jaxprs.versions": DEVICE_FREE | {"jax", "jaxlib"},
     "tpuflow.lower": DEVICE_FREE,
     "tpuflow.lower.importers.jaxpr": DEVICE_FREE | {"jax"},
     "tpuflow.lower.importers.stablehlo": DEVICE_FREE | {"jaxlib"},
@@ -114,6 +115,7 @@ MAY_USE_INTERNALS = {
     "tpuflow.jaxprs.partitioner": ("jaxlib",),
     "tpuflow.jaxprs.plugins": JAX_INTERNALS,
     "tpuflow.jaxprs.processes": ("jax.experimental",),
+    "tpuflow.jaxprs.versions": JAX_INTERNALS,
     "tpuflow.lower.importers.stablehlo.compat": ("jaxlib",),
     "tpuflow.lower.importers.stablehlo.parsing": ("jaxlib",),
 }

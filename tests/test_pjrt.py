@@ -148,6 +148,7 @@ def test_settings_and_traces_of_the_caller_are_not_the_devices(facts):
 
 def test_programs_call_the_host_in_order(facts):
     assert facts["printed"] == [3.0, 0.0]
+    assert facts["called_in_order"] == [[1.0, 2.0, 5.0, 6.0], 6.0]
 
 
 def test_threads_share_the_device(facts):

@@ -18,6 +18,7 @@ from models.norm import BatchNorm
 from tests import tolerances
 from tpuflow import amp
 from tpuflow.errors import ConfigError
+from tpuflow.jaxprs.compat import inner_jaxprs
 from tpuflow.training.config import StepConfig
 from tpuflow.training.preparing import make_recipe
 from tpuflow.training.stepping import Recipe, TrainState
@@ -83,7 +84,7 @@ def equations(jaxpr: Any, *primitives: str) -> list[Any]:
     """Every equation of these primitives, nested jaxprs included."""
     found = [e for e in jaxpr.eqns if e.primitive.name in primitives]
     for eqn in jaxpr.eqns:
-        for sub in jax.extend.core.jaxprs_in_params(eqn.params):
+        for sub in inner_jaxprs(eqn):
             found += equations(sub, *primitives)
     return found
 

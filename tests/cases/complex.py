@@ -51,6 +51,24 @@ def _recurrence(z: Any) -> Any:
     return lax.scan(lambda h, row: (h * row / (1 + jnp.abs(row)) + 1j, h), z[0], z)
 
 
+def _join(x: Any, y: Any) -> Any:
+    """Associative, with 0 as identity."""
+    return x + y + x * y
+
+
+def _by_function(z: Any) -> Any:
+    """Reductions of everything that is no sum, whole and windowed, of one array and of two."""
+    zero, one = np.complex64(0), np.complex64(1)
+    return (
+        lax.reduce(z, zero, _join, (0,)),
+        lax.reduce(z, np.complex64(2j), lambda x, y: x + y, (1,)),
+        lax.reduce((z, z.real), (zero, np.float32(0)), lambda x, y: (_join(x[0], y[0]), x[1] + y[1]), (0, 1)),
+        lax.reduce_window(z, zero, _join, (2, 3), (1, 2), "SAME"),
+        lax.reduce_window(z, one, lax.mul, (2, 2), (1, 1), "VALID"),
+        lax.reduce_window(z, np.complex64(1 - 1j), lambda x, y: x + y, (3, 1), (1, 1), "VALID", window_dilation=(1, 2)),
+    )
+
+
 def _triangular_systems(z: Any) -> Any:
     """In every form, of a matrix that is far from singular, whose other triangle is not read."""
     forms = itertools.product((False, True), (False, True), ((False, False), (True, False), (True, True)), (False, True))
@@ -106,6 +124,8 @@ _ARITHMETIC = [
     _case("bitcast", lambda z: lax.bitcast_convert_type(z, jnp.complex64) * 1, grad=False),
     _case("moves", lambda z: jnp.concatenate((jnp.pad(z[::-1, 1:], 1).T[:3], jnp.where(z.real > 0, z, 1j)[:3]), 1)),
     _case("indices", lambda z: (z[jnp.array([0, 2, 9])], z.at[1].set(2j), z.at[jnp.array([1, 1])].add(1j), z[jnp.arange(2) - 1, 3])),
+    _case("reductions-by-a-function", _by_function, (4, 6), grad=False),
+    _case("changed-entries", lambda z: (z.at[1].apply(jnp.exp), z.at[jnp.array([0, 2, 0]), 1].apply(lambda w: w * w + 1j)), grad=False),
     _case("sorted", lambda z: (jnp.sort(z, 0), jnp.argsort(jnp.round(z), 1), lax.sort((z.real > 0, z), num_keys=2)), grad=False),
     _case("triangular-systems", _triangular_systems, (7, 7), grad=False),
     _case("multiplied-entries", lambda z: z.at[jnp.array([1, 3, 1])].multiply(z[:3]), grad=False),

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from tests.cases.case import BOOL, F16, F32, S32, U32, Arg, Case
+from tpuflow.jaxprs.versions import KEY_IMPLEMENTATIONS
 
 
 @jax.custom_vjp
@@ -68,7 +69,8 @@ def _random(draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda words: draw(jax.random.wrap_key_data(words))
 
 
-_GENERATORS = {"rbg": 4, "unsafe_rbg": 4, "philox2x32": 1, "philox4x32": 2, "threefry4x32": 4}
+_WORDS = {"rbg": 4, "unsafe_rbg": 4, "philox2x32": 1, "philox4x32": 2, "threefry4x32": 4}
+_GENERATORS = {name: words for name, words in _WORDS.items() if name in KEY_IMPLEMENTATIONS}
 """The generators of jax.random beside threefry2x32, and how many words their keys have."""
 
 

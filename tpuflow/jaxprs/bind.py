@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import jax
 
-from tpuflow.jaxprs.compat import Equation, Primitive, bind_params
+from tpuflow.jaxprs import versions
+from tpuflow.jaxprs.compat import Equation, Primitive
 
 T = TypeVar("T")
 
@@ -19,7 +20,7 @@ def bind_again(equation: Equation, operands: Sequence[Any], **overrides: Any) ->
 
 def bind_primitive(primitive: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
     """A primitive applied to operands, always with a list of results; `params` are as an equation has them."""
-    results = primitive.bind(*operands, **bind_params(primitive, params))
+    results = versions.bind(primitive, operands, params)
     return list(results) if primitive.multiple_results else [results]
 
 
@@ -40,5 +41,5 @@ def bind_shard_map(equation: Equation, function: Callable[..., Any], operands: S
     """Another function over the same mesh, with results that are cut as those of the equation."""
     p = equation.params
     specs = {"in_specs": tuple(p["in_specs"]), "out_specs": tuple(p["out_specs"])}
-    options = {"axis_names": set(p["newly_manual_axes"]), "check_vma": p["check_vma"]}
+    options = {"axis_names": set(versions.manual_axes(p)), "check_vma": p["check_vma"]}
     return jax.shard_map(function, mesh=p["mesh"], **specs, **options)(*operands)

@@ -1,4 +1,4 @@
-"""Calls whose functions `jax.experimental.checkify` goes into (JAX 0.10)."""
+"""Calls whose functions `jax.experimental.checkify` goes into."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The only file that knows private or versioned JAX names of tracing: everything else sees jaxprs through it (JAX 0.10). What a backend
-needs of jaxlib is in `plugins.py`, what JAX expresses in simpler primitives in `expansions.py`."""
+"""The only file that knows private JAX names of tracing: everything else sees jaxprs through it. What a backend needs of jaxlib is in
+`plugins.py`, what JAX expresses in simpler primitives in `expansions.py`, what the versions of JAX name otherwise in `versions.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from jax._src import callback, config, core, debugging, source_info_util
 from jax._src.array import ArrayImpl
 from jax._src.interpreters import partial_eval
 from jax._src.mesh import EMPTY_ENV, empty_abstract_mesh, thread_resources
-from jax._src.state import discharge
 from jax.core import Tracer
 from jax.experimental import io_callback
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var, jaxpr_as_fun
@@ -26,6 +25,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AbstractMesh, SingleDeviceSharding, get_abstract_mesh
 
 from tpuflow.errors import UnsupportedPrimitiveError
+from tpuflow.jaxprs import versions
 
 __all__ = [  # and the functions below
     "ClosedJaxpr",
@@ -44,8 +44,6 @@ __all__ = [  # and the functions below
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
-KEY_IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg", "philox2x32", "philox4x32", "threefry4x32")
-"""JAX's own generators: all they are made of is known."""
 _HOST_EFFECTS = (debugging.DebugEffect, debugging.OrderedDebugEffect, callback.IOEffect, callback.OrderedIOEffect)
 
 
@@ -98,7 +96,7 @@ def prune(closed: ClosedJaxpr) -> ClosedJaxpr:
 def discharged(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same jaxpr with arrays handed on instead of arrays that are changed in place (`jax.new_ref`), if it makes such."""
     changes = any(isinstance(e, core.InternalMutableArrayEffect) for e in closed.effects)
-    return discharge.discharge_state(closed) if changes else closed
+    return versions.discharged(closed) if changes else closed
 
 
 def axes_of(effects: Iterable[Any]) -> tuple[Any, ...]:
@@ -108,12 +106,12 @@ def axes_of(effects: Iterable[Any]) -> tuple[Any, ...]:
 
 def varying_axes(aval: Any) -> tuple[str, ...]:
     """The axes of the `shard_map`s around it that values of this type may differ along."""
-    return tuple(sorted(aval.mat.varying))
+    return tuple(sorted(versions.varying(aval)))
 
 
 def axes_around() -> Any:
     """Names and sizes of the axes that are bound where this is called, and the mesh that is set there, as something to be looked up by."""
-    return core.get_axis_env(), mesh_around()
+    return versions.axes(), mesh_around()
 
 
 def mesh_around() -> AbstractMesh:
@@ -174,11 +172,6 @@ def host_function(equation: Equation) -> Callable[..., Any] | None:
     return functools.partial(equation.primitive.impl, **equation.params)
 
 
-def bind_params(primitive: Primitive, params: dict[str, Any]) -> dict[str, Any]:
-    """An equation's parameters as binding its primitive takes them: functions where the equation has jaxprs of their rules."""
-    return primitive.get_bind_params(params)
-
-
 # --- operations one by one --------------------------------------------------------------------------------------------
 
 HOST_PRIMITIVES = (debugging.debug_print_p, debugging.debug_callback_p)
@@ -220,7 +213,7 @@ def is_transforming() -> bool:
     return not isinstance(core.trace_ctx.trace, core.EvalTrace | _OneByOne)
 
 
-_CONTEXT, _NO_AXES = core.trace_ctx, core.AxisEnv()
+_CONTEXT = core.trace_ctx
 
 
 def is_alone() -> bool:
@@ -228,7 +221,7 @@ def is_alone() -> bool:
     `jax.disable_jit` is off. These objects are JAX's only ones of their kind; of others it would say no."""
     return (
         type(_CONTEXT.trace) is core.EvalTrace
-        and _CONTEXT.axis_env is _NO_AXES
+        and _CONTEXT.axis_env is versions.NO_AXES
         and get_abstract_mesh() is empty_abstract_mesh
         and thread_resources.env is EMPTY_ENV
         and not jits_nothing()

@@ -1,4 +1,4 @@
-"""XLA's executables as bytes, and back (JAX 0.10): for one device, without pickles.
+"""XLA's executables as bytes, and back (JAX 0.8 to 0.10): for one device, without pickles.
 
 The bytes are a header of plain data and what XLA itself writes, which is machine code: whoever gives them is trusted as a program is.
 JAX's own `serialize_executable` pickles what is around it, so that its bytes could call anything before XLA looks at them.
@@ -20,6 +20,8 @@ from jax._src import compilation_cache, config, core
 from jax._src.interpreters import pxla
 from jax.sharding import SingleDeviceSharding
 from jaxlib import xla_client
+
+from tpuflow.jaxprs import versions
 
 _LENGTH_BYTES = 4
 _PLAIN = (bool, int, float, str, enum.Enum, type(None))
@@ -98,6 +100,7 @@ def _loaded(code: bytes, header: Any, specs: Sequence[Any], outputs: Sequence[An
         input_avals=kept, input_shardings=[sharding] * len(kept), output_avals=outputs, output_shardings=[sharding] * len(outputs),
         unordered_effects=[], ordered_effects=[], keepalive=(), host_callbacks=(), kept_var_idx=set(header["kept"]), mut=None,
         xla_in_layouts=ins, dispatch_in_layouts=ins, xla_out_layouts=outs, all_args_info=None, pgle_profiler=None,
+        **versions.EXECUTABLE_PARAMETERS,
     )  # fmt: skip
     return unloaded.load()
 

@@ -1,4 +1,4 @@
-"""What JAX itself expresses in simpler primitives: the primitives whose jaxprs are taken in their place (JAX 0.10)."""
+"""What JAX itself expresses in simpler primitives: the primitives whose jaxprs are taken in their place (JAX 0.8 to 0.10)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import numpy as np
 from jax._src import core, custom_derivatives
 from jax._src.lax import lax, linalg, special
 from jax._src.lax.control_flow import solves
-from jax._src.random import core as random_core
-from jax._src.random import philox2x32, philox4x32, prng, threefry4x32
 from jax._src.tpu.linalg import eigh as tpu_eigh
 from jax._src.tpu.linalg import svd as tpu_svd
 
+from tpuflow.jaxprs import versions
 from tpuflow.jaxprs.compat import ClosedJaxpr, as_keys
 
 
@@ -39,7 +38,7 @@ def _expand_random_split(keys: Any, *, shape: tuple[int, ...]) -> ClosedJaxpr:
 
 
 def _expand_random_fold_in(keys: Any, data: Any) -> ClosedJaxpr:
-    fold_in = prng.iterated_vmap_binary_bcast(keys.shape, data.shape, keys.dtype._impl.fold_in)
+    fold_in = versions.iterated_vmap_binary_bcast(keys.shape, data.shape, keys.dtype._impl.fold_in)
     return jax.make_jaxpr(fold_in)(_key_aval(keys), data)
 
 
@@ -49,7 +48,7 @@ def _expand_random_seed(seeds: Any, *, impl: Any) -> ClosedJaxpr:
 
 def _expand_random_gamma(keys: Any, a: Any, *, log_space: bool) -> ClosedJaxpr:
     def draw(words: Any, a: Any) -> Any:
-        return random_core._gamma_impl(as_keys(words, keys), a, log_space=log_space, use_vmap=True)
+        return versions.gamma(as_keys(words, keys), a, log_space=log_space, use_vmap=True)
 
     return jax.make_jaxpr(draw)(_key_aval(keys), a)
 
@@ -103,9 +102,7 @@ def _expand_linear_solve(*avals: Any, jaxprs: Any, const_lengths: Any) -> Closed
 COMPLEX_EXPANSIONS: dict[str, Callable[..., ClosedJaxpr]] = {"sin": _traced(lax._sin_complex), "cos": _traced(lax._cos_complex)}
 """The same of complex numbers."""
 EXPANSIONS: dict[str, Callable[..., ClosedJaxpr]] = {
-    "philox2x32": _traced(philox2x32._philox2x32_lowering),
-    "philox4x32": _traced(philox4x32._philox4x32_lowering),
-    "threefry4x32": _traced(threefry4x32._threefry4x32_lowering),
+    **{primitive: _traced(lowering) for primitive, lowering in versions.LOWERINGS.items()},
     "random_bits": _expand_random_bits,
     "random_split": _expand_random_split,
     "random_fold_in": _expand_random_fold_in,
@@ -122,7 +119,6 @@ EXPANSIONS: dict[str, Callable[..., ClosedJaxpr]] = {
     "ragged_dot_general": _traced(lax._ragged_dot_general_impl),
     "remat_opt": _traced(custom_derivatives._remat_opt_impl),
     "lu_pivots_to_permutation": _traced(linalg._generic_lu_pivots_to_permutation),
-    "ormqr": _traced(linalg._ormqr_lowering),
     "qr": _traced(linalg._qr_lowering),
     "svd": _expand_svd,
     "tridiagonal_solve": _traced(linalg._tridiagonal_solve_jax),

@@ -1,4 +1,4 @@
-"""Modules of StableHLO for several devices, as JAX hands them to a backend: read with jaxlib's bindings (0.10), partitioned, given back."""
+"""Modules of StableHLO for several devices, as JAX hands them to a backend: read with jaxlib's bindings, partitioned, given back."""
 
 from __future__ import annotations
 

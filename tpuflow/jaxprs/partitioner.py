@@ -1,4 +1,4 @@
-"""The partitioner that ships in jaxlib (Shardy and XLA's SPMD partitioner; jaxlib 0.10): what each device of a mesh runs of a program.
+"""The partitioner that ships in jaxlib (Shardy and XLA's SPMD partitioner; jaxlib 0.8 to 0.10): what each device of a mesh runs.
 
 XLA's CPU compiler partitions a module before anything else, for as many devices as the module says, and can be told to write down the
 result. Before it makes machine code it finds a call of `LAST`, which it does not know, and reports that: three quarters of the time are
@@ -22,6 +22,7 @@ from jaxlib import xla_client
 
 from tpuflow.errors import CompileError, UnsupportedPrimitiveError
 from tpuflow.isa.meshes import Sizes, axes_numbered, divided
+from tpuflow.jaxprs import versions
 from tpuflow.jaxprs.compat import ClosedJaxpr, equations, location_of
 from tpuflow.jaxprs.protobuf import fields
 from tpuflow.jaxprs.shardings import Asked, Cut, lowered
@@ -31,7 +32,6 @@ Chosen = tuple[Sequence[bool], Sequence[bool]]
 """Of each argument, and of each result of the program, whether the partitioner may choose how it lies."""
 
 _xla: Any = xla_client._xla
-_hlo: Any = xla_client.hlo
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,9 @@ def partition_module(module: Any, mesh: Mapping[str, int], name: str, chosen: Ch
       CompileError: as `partition`.
     """
     proto = _partitioned(module, math.prod(mesh.values()), name, chosen)
-    found = _hlo.HloModule.from_serialized_hlo_module_proto(proto)
-    inputs = [_hlo.HloSharding.from_proto(s) for s in found.spmd_parameters_shardings or ()]
-    outputs = [_hlo.HloSharding.from_proto(s) for s in found.spmd_output_sharding.tuple_shardings[:-1]]  # none if `LAST` is alone
+    found = versions.hlo.HloModule.from_serialized_hlo_module_proto(proto)
+    inputs = [versions.hlo.HloSharding.from_proto(s) for s in found.spmd_parameters_shardings or ()]
+    outputs = [versions.hlo.HloSharding.from_proto(s) for s in found.spmd_output_sharding.tuple_shardings[:-1]]  # none if `LAST` is alone
     mesh = _divided(mesh, inputs, outputs, name)
     ports = [[_cut(s, mesh) for s in shardings] for shardings in (inputs, outputs)]
     cuts = [tuple(cut for cut, _ in of) for of in ports]
@@ -101,11 +101,11 @@ _MODULE = 1
 
 def _partitioned(module: Any, devices: int, name: str, chosen: Chosen | None) -> bytes:
     """A serialised `HloModuleProto`: the module (MLIR) after XLA's partitioner."""
-    device = _device()
+    here = _devices(versions.partitioner_devices(devices))
     with tempfile.TemporaryDirectory() as directory:
         failure = ""
         try:
-            device.client.compile_and_load(module, _xla.DeviceList((device,)), _options(devices, directory, chosen))
+            here[0].client.compile_and_load(module, _xla.DeviceList(here), _options(devices, directory, chosen))
         except jax.errors.JaxRuntimeError as error:  # of the call of `LAST`, unless XLA did not come so far
             failure = str(error)
         written = sorted(Path(directory).glob(f"*.after_{_PASS}*.hlo.pb"))
@@ -118,9 +118,9 @@ def _partitioned(module: Any, devices: int, name: str, chosen: Chosen | None) ->
 
 
 @functools.cache
-def _device() -> Any:
-    """The only device of a client of its own: a client that finds as many as the module is for goes on to what crashes it here."""
-    return xla_client.make_cpu_client(num_devices=1).local_devices()[0]
+def _devices(count: int) -> tuple[Any, ...]:
+    """The devices of a client of its own: in newer ones, one that finds as many as the module is for goes on to what crashes it."""
+    return tuple(xla_client.make_cpu_client(num_devices=count).local_devices())
 
 
 def _options(devices: int, directory: str, chosen: Chosen | None) -> Any:
@@ -136,7 +136,7 @@ def _options(devices: int, directory: str, chosen: Chosen | None) -> Any:
         ("xla_dump_hlo_pass_re", f"{_PASS}.*"),
         ("xla_dump_hlo_as_proto", True),
         ("xla_backend_optimization_level", 0),  # of the machine code that nobody runs
-        ("xla_enable_rgv3_materialization", False),  # groups by mesh axes lose the order of their devices on the way to StableHLO
+        *versions.PARTITIONER_OPTIONS,
     ]
     return options
 

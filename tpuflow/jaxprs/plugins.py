@@ -1,4 +1,4 @@
-"""Private and versioned names of JAX and jaxlib that a backend of ours needs (JAX 0.10): registration, a CPU client, arrays on it."""
+"""Private names of JAX and jaxlib that a backend of ours needs (JAX 0.8 to 0.10): registration, a CPU client, arrays on it."""
 
 from __future__ import annotations
 

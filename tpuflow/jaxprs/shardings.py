@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from tpuflow.errors import UnsupportedPrimitiveError
 from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr, Literal, inner_jaxprs, jaxpr_as_fun, location_of
+from tpuflow.jaxprs.versions import manual_axes
 
 LAST = "tpuflow_partitioned"
 """The target of a custom call that nobody has registered, so that XLA gives up before it makes machine code of what it has partitioned."""
@@ -151,7 +152,7 @@ def _of_port(value: Any, given: Mapping[Any, Any]) -> NamedSharding | None:
 def _named(jaxpr: Jaxpr) -> Iterator[tuple[Equation, NamedSharding]]:
     """Every sharding that an equation or the type of its results names, outside of `shard_map`s that map all axes by hand."""
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "shard_map" and set(equation.params["mesh"].axis_names) <= set(equation.params["newly_manual_axes"]):
+        if equation.primitive.name == "shard_map" and set(equation.params["mesh"].axis_names) <= manual_axes(equation.params):
             continue
         for value in equation.params.values():
             yield from ((equation, s) for s in (value if isinstance(value, tuple) else (value,)) if isinstance(s, NamedSharding))

@@ -15,6 +15,7 @@ import jax
 
 from tpuflow.jaxprs.bind import bind_primitive
 from tpuflow.jaxprs.compat import Equation, Primitive, varying_axes
+from tpuflow.jaxprs.versions import manual_axes
 from tpuflow.stages.staging import DeviceFunction, Target
 
 COMPILED = 4096
@@ -34,7 +35,7 @@ class Shards(NamedTuple):
     def of(equation: Equation) -> Shards:
         """Those of a `shard_map`."""
         p = equation.params
-        return Shards(p["mesh"], frozenset(p["newly_manual_axes"]), p["check_vma"])
+        return Shards(p["mesh"], manual_axes(p), p["check_vma"])
 
     def around(self, function: Callable[..., list[Any]], signatures: Sequence[Signature]) -> Callable[..., list[Any]]:
         """A function of shards as one of whole arrays: what varies along axes enters, and everything leaves, along an axis of size 1."""

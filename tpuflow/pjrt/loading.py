@@ -111,7 +111,7 @@ def _devices(client: Client, options: bytes) -> list[Device]:
     if placement.replicas != 1:
         raise Unimplemented(
             f"a program of {placement.replicas} replicas x {placement.partitions} partitions: several devices run one replica of as many "
-            "partitions here, as jax.jit, jax.shard_map and jax.pmap of JAX 0.10 compile them."
+            "partitions here, as jax.jit, jax.shard_map and jax.pmap of JAX compile them."
         )
     return _numbered(client, placement.devices or range(placement.partitions))
 

@@ -34,6 +34,7 @@ from tpuflow.jaxprs.compat import (
     mlir,
 )
 from tpuflow.jaxprs.shardings import specs_of
+from tpuflow.jaxprs.versions import linearize
 from tpuflow.lower.importers.jaxpr.importer import check_axes
 from tpuflow.stages.staging import Target, run_jaxpr
 
@@ -85,7 +86,7 @@ def _linearize(jaxpr: ClosedJaxpr, active: tuple[bool, ...]) -> _Linearized:
         def of_active(*moving: Any) -> list[Any]:
             return call(*_merge(active, moving, kept))
 
-        outputs, linear = jax.linearize(of_active, *(p for p, a in zip(primals, active, strict=True) if a))
+        outputs, linear = linearize(of_active, *(p for p, a in zip(primals, active, strict=True) if a))
         residuals, tree = jax.tree.flatten(linear)
         trees.append(tree)
         return outputs, residuals

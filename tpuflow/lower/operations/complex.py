@@ -216,6 +216,11 @@ def exp(b: Builder, x: Complex) -> Complex:
     return Complex(b.mul(size, b.cos(x.imag)), b.mul(size, b.sin(x.imag)))
 
 
+def exp2(b: Builder, x: Complex) -> Complex:
+    """exp(x log 2)."""
+    return exp(b, Complex(*(b.mul(p, math.log(2)) for p in (x.real, x.imag))))
+
+
 def log(b: Builder, x: Complex) -> Complex:
     """Of the size, and the angle."""
     return Complex(b.log(absolute(b, x)), angle(b, x))

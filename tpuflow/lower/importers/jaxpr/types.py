@@ -11,7 +11,8 @@ import numpy as np
 from tpuflow.dtypes import U32
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import UnsupportedDtypeError
-from tpuflow.jaxprs.compat import KEY_IMPLEMENTATIONS, is_key, key_words, opened
+from tpuflow.jaxprs.compat import is_key, key_words, opened
+from tpuflow.jaxprs.versions import KEY_IMPLEMENTATIONS
 from tpuflow.lower.graph.graph import TensorType
 from tpuflow.lower.operations.complex import ComplexType, Type
 

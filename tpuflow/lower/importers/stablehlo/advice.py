@@ -19,7 +19,7 @@ _LIKE = {
 
 _OTHERS = {
     "It orders effects or carries several values at once, which JAX does not need. Instead, return arrays": (
-        "stablehlo.after_all", "stablehlo.create_token", "stablehlo.tuple", "stablehlo.get_tuple_element", "stablehlo.async_start",
+        "stablehlo.tuple", "stablehlo.get_tuple_element", "stablehlo.async_start",
         "stablehlo.async_done",
     ),
     "It is an operation of StableHLO's past. Instead, use stablehlo.broadcast_in_dim, dot_general and gather": (

@@ -1,4 +1,4 @@
-"""What jaxlib's MLIR bindings read, as plain data: with `parsing`, the only file that knows them (jaxlib 0.10)."""
+"""What jaxlib's MLIR bindings read, as plain data: with `parsing`, the only file that knows them (jaxlib 0.8 to 0.10)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from jaxlib.mlir.dialects import chlo, stablehlo
 from tpuflow.dtypes import BF16, BY_NAME, F16, F32, PRED, STORAGE, U32, DType
 from tpuflow.errors import ModuleError, UnsupportedPrimitiveError
 from tpuflow.jaxprs.compat import is_library
+from tpuflow.jaxprs.versions import location_kind
 from tpuflow.lower.graph.graph import TensorType
 from tpuflow.lower.importers.stablehlo.module import (
+    TOKEN,
     Block,
     DeclaredType,
     ForeignType,
@@ -193,6 +195,8 @@ _WORDS = (
 
 
 def _declared(kind: Any) -> DeclaredType:
+    if str(kind) == "!stablehlo.token":
+        return TOKEN
     if not isinstance(kind, ir.RankedTensorType):
         return ForeignType(str(kind), "the device has arrays of numbers only. Leave what has this type out of what is compiled.")
     if not kind.has_static_shape:
@@ -321,7 +325,7 @@ def _decoded(attribute: Any) -> Any:
 
 def _name_of(location: Any) -> str:
     """The name of an argument."""
-    return location.name_str if isinstance(location, ir.NameLoc) else ""
+    return location.name_str if location_kind(location) == "name" else ""
 
 
 def _place_of(location: Any) -> Place:
@@ -348,16 +352,17 @@ def _collect(location: Any, names: list[str], frames: list[tuple[str, int, str]]
 
     The first name outside of call sites (function: None) is the operation's; others are of the functions that lines are in.
     """
-    if isinstance(location, ir.NameLoc):
+    kind = location_kind(location)
+    if kind == "name":
         first = function is None and not names
         names.append(location.name_str)
         _collect(location.child_loc, names, frames, None if first else location.name_str)
-    elif isinstance(location, ir.FileLineColLoc):
+    elif kind == "file":
         frames.append((location.filename, location.start_line, function or ""))
-    elif isinstance(location, ir.CallSiteLoc):
+    elif kind == "callsite":
         _collect(location.callee, names, frames, "")
         _collect(location.caller, names, frames, "")
-    elif isinstance(location, ir.FusedLoc):
+    elif kind == "fused":
         for part in location.locations:
             _collect(part, names, frames, function)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tpuflow.dtypes import PRED
 from tpuflow.errors import UnsupportedDtypeError
 from tpuflow.isa.calls import HOST_CALL
 from tpuflow.lower.graph.graph import TensorType
@@ -24,6 +25,8 @@ class ForeignType:
         return self.text
 
 
+TOKEN = TensorType(PRED, (0,))
+"""What a token is here, which orders effects: a Program's are in its order anyway, so it is an array of nothing, as JAX hands it over."""
 DeclaredType = TensorType | ComplexType | ForeignType
 
 

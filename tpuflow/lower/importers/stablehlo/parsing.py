@@ -1,4 +1,4 @@
-"""Reading MLIR with jaxlib's bindings (jaxlib 0.10): here, or for a trial in another process, which this file is the program of.
+"""Reading MLIR with jaxlib's bindings (jaxlib 0.8 to 0.10): here, or for a trial in another process, which this file is the program of.
 
 The bindings end the process, or worse, on bytecode that is damaged in some ways; text they check.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from tpuflow.dtypes import F32
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.jaxprs.calls import CALLS
+from tpuflow.jaxprs.compat import ClosedJaxpr
 from tpuflow.jaxprs.expansions import COMPLEX_EXPANSIONS
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
@@ -19,12 +21,13 @@ from tpuflow.lower.importers.jaxpr.importer import inline
 from tpuflow.lower.importers.jaxpr.registry import COMPLEX, PLANEWISE, RULES, STORED, STRUCTURAL
 from tpuflow.lower.importers.jaxpr.rules import products  # noqa: F401  (whose rules are used here)
 from tpuflow.lower.importers.jaxpr.rules.indexing import slice_axes
+from tpuflow.lower.importers.jaxpr.rules.reductions import each_element, halves, monoid
 from tpuflow.lower.operations import complex as numbers
-from tpuflow.lower.operations import movement, sorting
+from tpuflow.lower.operations import movement, reductions, sorting, windows
 from tpuflow.lower.operations.complex import Complex, Number, bilinear, plane_by_plane
 from tpuflow.lower.operations.fft import fft
-from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.scatter_by import scatter_by
+from tpuflow.lower.operations.window import Padding, Sizes, SlidingWindow
 
 STRUCTURAL.update(CALLS, (
     "cond", "while", "scan", "optimization_barrier", "copy", "stop_gradient", "device_put", "sharding_constraint", "layout_constraint",
@@ -44,7 +47,7 @@ PLANEWISE.update((
 COMPLEX.enter({
     "real": numbers.real, "imag": numbers.imag, "complex": numbers.make, "mul": numbers.mul, "div": numbers.div, "abs": numbers.absolute,
     "sign": numbers.sign_of, "is_finite": numbers.is_finite, "eq": numbers.eq, "ne": numbers.ne, "exp": numbers.exp, "log": numbers.log,
-    "log1p": numbers.log1p, "expm1": numbers.expm1, "tan": numbers.tan, "sinh": numbers.sinh_of,
+    "log1p": numbers.log1p, "exp2": numbers.exp2, "expm1": numbers.expm1, "tan": numbers.tan, "sinh": numbers.sinh_of,
     "cosh": numbers.cosh_of, "tanh": numbers.tanh, "logistic": numbers.logistic, "sqrt": numbers.sqrt, "rsqrt": numbers.rsqrt,
     "square": numbers.square, "pow": numbers.power, "integer_pow": numbers.integer_pow, "reduce_prod": numbers.reduce_prod,
     "cumprod": numbers.cumprod, "asin": numbers.asin, "acos": numbers.acos, "atan": numbers.atan, "asinh": numbers.asinh,
@@ -64,6 +67,41 @@ def _sort(b: Builder, *operands: Number, dimension: int, num_keys: int) -> tuple
     return numbers.packed(arrays, [x.type for x in operands])
 
 
+@COMPLEX.lowers("reduce")
+def _reduce(b: Builder, *operands: Number, jaxpr: Any, dimensions: Sizes) -> tuple[Number, ...]:
+    """Sums with each plane, anything else with both at once."""
+    if monoid(jaxpr) == "add":
+        return plane_by_plane(b, lambda b, x, start: reductions.reduce(b, "add", x, dimensions, start), operands)
+    return numbers.reduce_by(b, each_element(jaxpr), *halves(operands), dimensions)
+
+
+@COMPLEX.lowers("reduce_window")
+def _reduce_window(
+    b: Builder, *operands: Number, jaxpr: Any, window_dimensions: Sizes, window_strides: Sizes, padding: Padding, base_dilation: Sizes,
+    window_dilation: Sizes,
+) -> tuple[Number, ...]:  # fmt: skip
+    """Sums with each plane, anything else element by element."""
+    window = SlidingWindow.of(window_dimensions, window_strides, padding, base_dilation, window_dilation)
+    if monoid(jaxpr) == "add":
+        return plane_by_plane(b, lambda b, x, start: windows.reduce_window(b, "add", x, window, start), operands)
+    return numbers.reduce_window_by(b, each_element(jaxpr), *halves(operands), window)
+
+
+def _window_extreme(
+    b: Builder, x: Complex, *, op: str, window_dimensions: Sizes, window_strides: Sizes, padding: Padding, base_dilation: Sizes,
+    window_dilation: Sizes,
+) -> tuple[Number, ...]:  # fmt: skip
+    """The largest ("max") or smallest ("min") element of every window, as `extreme` orders them."""
+    window = SlidingWindow.of(window_dimensions, window_strides, padding, base_dilation, window_dilation)
+    worst = b.scalar(math.inf if op == "min" else -math.inf)
+    step = partial(numbers.extreme, op=op)
+    return numbers.reduce_window_by(b, lambda b, x, y: (step(b, x, y),), (x,), (Complex(worst, worst),), window)
+
+
+for _op in ("max", "min"):
+    COMPLEX.enter({f"reduce_window_{_op}": partial(_window_extreme, op=_op)})
+
+
 @COMPLEX.lowers("conj")
 def _conj(b: Builder, x: Number) -> Complex:
     return numbers.conj(b, x)
@@ -75,24 +113,48 @@ def _convert(b: Builder, x: Number, *, new_dtype: Any) -> Number:
 
 
 def _scatter(b: Builder, *operands: Number, **params: Any) -> tuple[Number, ...]:
-    """What is set, in both planes."""
-    if params["update_jaxpr"] is not None and params["update_jaxpr"].eqns:
-        raise UnsupportedForm("x.at[...].apply(f) of complex numbers; write x.at[...].set(f(x[...]))")
-    return plane_by_plane(b, lambda b, *arrays: RULES["scatter"](b, *arrays, params=params), operands)
+    """What is set, in both planes; what a function changes (x.at[...].apply), with both at once."""
+    function = params["update_jaxpr"]
+    if function is None or not function.eqns:
+        return plane_by_plane(b, lambda b, *arrays: RULES["scatter"](b, *arrays, params=params), operands)
+    changes = each_element(ClosedJaxpr(function, params.get("update_consts", ())))
+    return (_changed(b, changes, operands, params["dimension_numbers"], params["mode"], apart=params.get("unique_indices", False)),)
 
 
 COMPLEX.enter({"scatter": _scatter}, **{parameter: parameter for parameter, _ in RULES["scatter"].params})
 
 
-@COMPLEX.lowers("scatter-mul")
-def _scatter_mul(
-    b: Builder, operand: Complex, indices: Value, updates: Complex, *, dimension_numbers: Any, mode: Any, unique_indices: bool = False
+def _scatter_with(step: Callable[..., Complex]) -> Callable[..., Complex]:
+    """The rule of a scatter that combines what is there with the updates."""
+
+    def rule(
+        b: Builder, operand: Complex, indices: Value, updates: Complex, *, dimension_numbers: Any, mode: Any, unique_indices: bool = False
+    ) -> Complex:
+        return _changed(
+            b, lambda b, x, y: (step(b, x, y),), (operand, indices, updates), dimension_numbers, mode, apart=unique_indices
+        )  # fmt: skip
+
+    return rule
+
+
+COMPLEX.enter({
+    "scatter-mul": _scatter_with(numbers.mul), "scatter-max": _scatter_with(partial(numbers.extreme, op="max")),
+    "scatter-min": _scatter_with(partial(numbers.extreme, op="min")),
+})  # fmt: skip
+
+
+def _changed(
+    b: Builder, function: Callable[..., Sequence[Number]], operands: Sequence[Number], dimension_numbers: Any, mode: Any, *, apart: bool
 ) -> Complex:
+    """A scatter whose slices become what a function makes of them and of the updates."""
+    operand, indices, updates = operands
+    assert isinstance(indices, Value)
+
     def body(b: Builder, *arrays: Value) -> list[Value]:
-        return numbers.planes([numbers.mul(b, Complex(*arrays[:2]), Complex(*arrays[2:]))])
+        return numbers.planes(function(b, Complex(*arrays[:2]), Complex(*arrays[2:])))
 
     old, new, axes = numbers.planes([operand]), numbers.planes([updates]), slice_axes(dimension_numbers)
-    return Complex(*scatter_by(b, body, old, indices, new, axes, clip=mode.name == "CLIP", apart=unique_indices))
+    return Complex(*scatter_by(b, body, old, indices, new, axes, clip=mode.name == "CLIP", apart=apart))
 
 
 @COMPLEX.lowers("iota")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.jaxprs.calls import PLAIN_CALLS, called
@@ -16,7 +17,7 @@ from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.importers.jaxpr.importer import inline
 from tpuflow.lower.importers.jaxpr.registry import bound, enter, lowers
 from tpuflow.lower.operations import reductions, sorting, windows
-from tpuflow.lower.operations.complex import planes
+from tpuflow.lower.operations.complex import Complex, Number, planes
 from tpuflow.lower.operations.forms import Body, UnsupportedForm
 from tpuflow.lower.operations.pooling_gradients import select_and_gather_add, select_and_scatter
 from tpuflow.lower.operations.reducers import reduce_by, reduce_window_by
@@ -29,6 +30,7 @@ _REDUCE = {
 _CUMULATIVE = {"cumsum": "add", "cumprod": "mul", "cummax": "max", "cummin": "min"}
 _WINDOWED = {"reduce_window_sum": "add", "reduce_window_max": "max", "reduce_window_min": "min"}
 _MONOIDS = {"add": "add", "add_any": "add", "mul": "mul", "max": "max", "min": "min", "and": "and", "or": "or", "xor": "xor"}
+Item = TypeVar("Item")
 
 
 def _reduce_window_by(
@@ -51,8 +53,8 @@ enter({"cumlogsumexp": reductions.cumlogsumexp, "top_k": sorting.top_k})
 
 @lowers("reduce")
 def _reduce(b: Builder, *operands: Value, jaxpr: Any, dimensions: Sizes) -> Value | tuple[Value, ...]:
-    if (op := _monoid(jaxpr)) is None:
-        return reduce_by(b, elementwise(jaxpr), *_halves(operands), dimensions)
+    if (op := monoid(jaxpr)) is None:
+        return reduce_by(b, elementwise(jaxpr), *halves(operands), dimensions)
     x, start = operands
     return reductions.reduce(b, op, x, dimensions, start)
 
@@ -63,28 +65,34 @@ def _reduce_window(
     window_dilation: Sizes,
 ) -> Value | tuple[Value, ...]:  # fmt: skip
     window = SlidingWindow.of(window_dimensions, window_strides, padding, base_dilation, window_dilation)
-    if (op := _monoid(jaxpr)) is None:
-        return reduce_window_by(b, elementwise(jaxpr), *_halves(operands), window)
+    if (op := monoid(jaxpr)) is None:
+        return reduce_window_by(b, elementwise(jaxpr), *halves(operands), window)
     x, start = operands
     return windows.reduce_window(b, op, x, window, start)
 
 
-def _halves(operands: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+def halves(operands: Sequence[Item]) -> tuple[Sequence[Item], Sequence[Item]]:
     """Arrays and their starting values."""
     return operands[: len(operands) // 2], operands[len(operands) // 2 :]
 
 
-def _monoid(jaxpr: Any) -> str | None:
+def monoid(jaxpr: Any) -> str | None:
     """The reduction that a reducer's jaxpr means, if that is one known operation on its two arguments."""
     inner, _ = opened(jaxpr)
     if len(inner.eqns) != 1 or len(inner.outvars) != 1 or set(map(id, inner.eqns[0].invars)) != set(map(id, inner.invars)):
         return None
     (equation,) = inner.eqns
-    return _monoid(called(equation)) if equation.primitive.name in PLAIN_CALLS else _MONOIDS.get(equation.primitive.name)
+    return monoid(called(equation)) if equation.primitive.name in PLAIN_CALLS else _MONOIDS.get(equation.primitive.name)
 
 
 def elementwise(jaxpr: Any) -> Body:
-    """A jaxpr on scalars, as a body that goes element by element through arrays of one shape."""
+    """A jaxpr on real scalars, as a body that goes element by element through arrays of one shape."""
+    function = each_element(jaxpr)
+    return lambda b, *values: planes(function(b, *values))
+
+
+def each_element(jaxpr: Any) -> Callable[..., tuple[Number, ...]]:
+    """A jaxpr on scalars, which may be complex, element by element through values of one shape."""
     scalar = jaxpr_as_fun(ClosedJaxpr(*opened(jaxpr)))
 
     @functools.cache
@@ -92,10 +100,15 @@ def elementwise(jaxpr: Any) -> Body:
         with jax.disable_jit(False):
             return jax.make_jaxpr(functools.reduce(lambda function, _: jax.vmap(function), specs[0].shape, scalar))(*specs)
 
-    def body(b: Builder, *values: Value) -> list[Value]:
-        return planes(inline(b, on_arrays(*(jax.ShapeDtypeStruct(v.shape, v.dtype.numpy) for v in values)), values))
+    def body(b: Builder, *values: Number) -> tuple[Number, ...]:
+        return inline(b, on_arrays(*(jax.ShapeDtypeStruct(v.shape, _numpy(v)) for v in values)), values)
 
     return body
+
+
+def _numpy(value: Number) -> Any:
+    """The type of the elements of a value in NumPy."""
+    return np.complex64 if isinstance(value, Complex) else value.dtype.numpy
 
 
 @lowers("select_and_scatter_add")

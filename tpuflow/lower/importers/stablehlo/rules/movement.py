@@ -6,6 +6,7 @@ import numpy as np
 
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
+from tpuflow.lower.importers.stablehlo.module import TOKEN
 from tpuflow.lower.importers.stablehlo.walk import RULES
 from tpuflow.lower.operations import movement
 from tpuflow.lower.operations.by_position import by_position, summed
@@ -32,6 +33,11 @@ def _constant(b: Builder, *, value: object) -> Value:
     if not isinstance(value, np.ndarray):
         raise UnsupportedForm(f"its value is not given as numbers ({value})")
     return b.constant(value)
+
+
+@RULES.lowers("stablehlo.create_token", "stablehlo.after_all")
+def _token(b: Builder, *tokens: Value) -> Value:
+    return b.full(TOKEN, False)
 
 
 @RULES.lowers("stablehlo.iota")
