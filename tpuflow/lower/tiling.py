@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from tpuflow.chips import Chip
 from tpuflow.chips.split_k import divide, partial_sums
@@ -80,6 +81,14 @@ def share_tile(space: Space, element_bytes: int, chip: Chip, budget_bytes: int =
     return min(dict.fromkeys(tried), key=busiest)
 
 
+class Stationary(Enum):
+    """What of a product stays at a point of its grid while the rest passes by, step after step."""
+
+    RESULT = "result"  # both operands pass, block after block of the contraction
+    LHS = "lhs"  # all of the contraction of some rows; the columns pass
+    RHS = "rhs"  # all of the contraction of some columns; the rows pass
+
+
 @dataclass(frozen=True, slots=True)
 class MatmulSizes:
     """One size for every batch, row, column and contracted axis of a product: of the whole axes, or of their tiles."""
@@ -88,6 +97,7 @@ class MatmulSizes:
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     contracted: tuple[int, ...]
+    stationary: Stationary = Stationary.RESULT
 
     def tiles(self, tile: MatmulSizes) -> tuple[int, int, int]:
         """How many tiles of a size in parallel by rows and batch, by columns, and in sequence."""
@@ -113,6 +123,7 @@ class Operands:
     `lhs_elems` counts the elements of a tile of the left operand: fewer than rows times depth where they overlap, as patches do.
     `overlapping` has the positions among the rows of those along which they do (a convolution's kernel). Contracted axes are cut into
     blocks of `depth`; where results are summed over batch and rows in the same kernel, these into multiples of `sum_units`.
+    `one_step`: a step may take in all of the contraction, so that an operand can stay on the chip while the other one passes.
     """
 
     lhs_bytes: int
@@ -122,6 +133,7 @@ class Operands:
     depth: tuple[int, ...]
     overlapping: tuple[int, ...] = ()
     sum_units: tuple[int, ...] | None = None
+    one_step: bool = False
 
     @property
     def summed(self) -> bool:
@@ -142,6 +154,28 @@ class Operands:
         """What tiles take of VMEM."""
         return 2 * sum(self.of(tile)) + math.prod(tile.products[:3]) * self.out_bytes
 
+    def walk(self, whole: MatmulSizes, tile: MatmulSizes) -> Walk:
+        """The grid of a product in tiles."""
+        by_rows, by_columns, steps = whole.tiles(tile)
+        (lhs, rhs), batch = self.of(tile), math.prod(map(ceil_div, whole.batch, tile.batch))
+        if self.summed:
+            return Walk(by_columns, by_rows, 0, lhs + rhs)
+        return {
+            Stationary.RESULT: Walk(by_rows * by_columns, steps, 0, lhs + rhs),
+            Stationary.LHS: Walk(by_rows, by_columns, lhs, rhs),
+            Stationary.RHS: Walk(batch * by_columns, by_rows // batch, rhs, lhs),
+        }[tile.stationary]
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Points of a grid and the steps of each; bytes of operands that a point loads once, and that every step loads."""
+
+    points: int
+    steps: int
+    staying_bytes: int
+    passing_bytes: int
+
 
 def matmul_tiles(whole: MatmulSizes, chip: Chip, operands: Operands, edge: int = MATRIX_EDGE) -> Iterator[MatmulSizes]:
     """Tiles to try, those that take least time first: with sides of at most `LONGER` edges, the contraction cut into its blocks.
@@ -149,15 +183,26 @@ def matmul_tiles(whole: MatmulSizes, chip: Chip, operands: Operands, edge: int =
     Small products are taken several at a time. A convolution's kernel rather stays whole than its channels: neighbouring tiles along it
     would read nearly the same of the left operand. Longer sides are fewer steps, so fewer start-ups, of moves and of the arrays; shorter
     ones take less of the chip's memories, and make more tiles where there would be fewer than cores, and what these work out for each
-    other has to be added up, tile by tile.
+    other has to be added up, tile by tile. An operand that stays while the other one passes is loaded once, but takes the more memory.
     """
     sides = tuple(shrinking(LONGER * edge, min(edge, SHORTEST_SIDES * chip.matrix_columns)))
     tried = [_tiles(whole, chip, rows, columns, operands) for rows, columns in itertools.product(sides, sides)]
     if operands.overlapping and not operands.summed:
         most = (PATCH_EDGES * edge, *sides)
         tried += [_tiles(whole, chip, rows, columns, operands, patches=True) for rows, columns in itertools.product(most, sides)]
+    if operands.one_step:
+        tried = [*_staying(whole, chip, sides, operands), *tried]
     fitting = [tile for tile in dict.fromkeys(tried) if operands.may_fit(tile, chip)] or tried[-1:]
     yield from sorted(fitting, key=lambda tile: _seconds(whole, tile, chip, operands) + _room_seconds(tile, chip, operands))
+
+
+def _staying(whole: MatmulSizes, chip: Chip, sides: Sequence[int], operands: Operands) -> Iterator[MatmulSizes]:
+    """Tiles with all of the contraction, an operand of which stays while so many that it is worth it of the other one pass."""
+    one_step = replace(operands, depth=whole.contracted)
+    for rows, columns in itertools.product(sides, sides):
+        tile = _tiles(whole, chip, rows, columns, one_step)
+        staying = (replace(tile, stationary=one) for one in (Stationary.LHS, Stationary.RHS))
+        yield from (one for one in staying if operands.walk(whole, one).steps > 1)
 
 
 def _room_seconds(tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
@@ -201,26 +246,29 @@ def useful_slots(step_bytes: int, chip: Chip) -> int:
 def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
     """What the busiest core of a product takes, roughly: its steps, and adding up what others send it (tpuflow/chips/split_k.py).
 
-    Where results are summed over the rows, rows are steps: the cores, each at columns of its own, go through them side by side.
+    Where results are summed over the rows, rows are steps: the cores, each at columns of its own, go through them side by side. So they do
+    with what passes by an operand that stays.
     """
     batch, m, n, k = tile.products
-    summed = operands.summed
-    by_rows, by_columns, steps = whole.tiles(tile)
-    points, steps, shape = (by_columns, by_rows, (n,)) if summed else (by_rows * by_columns, steps, (batch, m, n))
-    shared = divide(chip, points, steps, splits=True)
+    walk, side_by_side = operands.walk(whole, tile), operands.summed or tile.stationary is not Stationary.RESULT
+    shape = (n,) if operands.summed else (batch, m, n)
+    shared = divide(chip, walk.points, walk.steps, splits=tile.stationary is Stationary.RESULT)
     work = shared.points * shared.steps
     rate = chip.core_bandwidth(shared.cores)
-    shortly = shared.cores * sum(operands.of(tile)) if summed else steps * sum(operands.of(tile))  # what is moved before it is read again
-    near = shortly <= chip.cache_bytes and not (summed and points > chip.cores)
+    a_step = walk.staying_bytes + walk.passing_bytes
+    shortly = shared.cores * a_step if side_by_side else walk.steps * a_step  # what is moved before it is read again
+    near = shortly <= chip.cache_bytes and not (side_by_side and walk.points > chip.cores)
     cached = chip.core_cache_bytes_per_second if near else 0.0
-    moved, once = work * sum(operands.of(tile)), min(work * sum(operands.of(tile)), sum(operands.of(whole)) // shared.cores)
+    moved = shared.points * walk.staying_bytes + work * walk.passing_bytes
+    once = min(moved, sum(operands.of(whole)) // shared.cores)
     move = once / rate + (moved - once) / max(rate, cached)
     multiply = work * (chip.matrix_cycles(batch, m, n, k, "f16") + chip.issue_cycles) / chip.clock_hz
-    turns = (move + multiply + work * chip.dma_seconds) / useful_slots(sum(operands.of(tile)), chip)
+    turns = (move + multiply + work * chip.dma_seconds) / useful_slots(walk.passing_bytes, chip)
     sums = partial_sums(chip, ((shape, ACCUMULATOR_BYTES),), shared.share)
     add = sums.cycles / chip.clock_hz + sums.piece_bytes / rate
     collected = add + sums.collected_bytes / rate
-    pipeline = max(move + multiply / work, multiply + move / work, turns)  # nothing hides the first move and the last product
+    first = walk.staying_bytes / rate + move / work
+    pipeline = max(move + multiply / work, multiply + first, turns)  # nothing hides the first move and the last product
     return max(pipeline, shared.points * shared.others * add) + collected
 
 

@@ -2,7 +2,8 @@
 
 Operands keep the axis order of their buffers; the labels of `mm_accumulate` do all transposing. Elementwise work on the operands
 runs before the product, elementwise work on the result after it. A convolution is the same kernel with halo tiles of its left operand
-(`tpuflow.lower.emit.sliding`).
+(`tpuflow.lower.emit.sliding`). Where an operand stays on the chip, all of the contraction is one step, and the tiles of the other
+operand, and of the result with it, come in sequence.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tpuflow.chips import Chip
 from tpuflow.dtypes import F32, DType
 from tpuflow.isa.bounds import Bound
 from tpuflow.isa.contraction import Contraction
-from tpuflow.isa.matrix import MatmulAccumulate, MatmulRead, MatmulZero
+from tpuflow.isa.matrix import MOST_BLOCKS, MatmulAccumulate, MatmulRead, MatmulZero
 from tpuflow.isa.splitting import EXACT
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map_with
@@ -25,12 +26,12 @@ from tpuflow.lower.emit.reduce import add_sums, live_reductions, start_sums, sum
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.site import Plans, Site
 from tpuflow.lower.emit.sliding import MergedSliding, halo_labels, merged_bound, with_halos
-from tpuflow.lower.graph.blocking import depth_block, unmergeable
+from tpuflow.lower.graph.blocking import ceil_div, depth_block, unmergeable
 from tpuflow.lower.graph.graph import Node
 from tpuflow.lower.graph.ops import PRODUCTS
 from tpuflow.lower.graph.products import PRECISIONS, contraction_of, sizes_of
 from tpuflow.lower.graph.tiling import Space, Tiling
-from tpuflow.lower.tiling import MATRIX_EDGE, MatmulSizes, Operands, matmul_tiles, shrinking
+from tpuflow.lower.tiling import MATRIX_EDGE, MatmulSizes, Operands, Stationary, matmul_tiles, shrinking
 
 _NARROWED = {
     "bf16": {"default": "bf16", "high": "bf16_x3", "highest": "bf16_x6"},
@@ -79,27 +80,54 @@ class Product:
         lhs, patch, rhs, out = (merged.fold(x) for x in (with_halos(whole), whole.patch, whole.rhs, whole.out))
         return cls(merged, lhs, Contraction(patch, rhs, out), sliding, depth, whole.rhs_bounds)
 
-    def space(self, sums: Sequence[Node] = ()) -> Space:
-        """The merged axes; contracted ones are cut into their blocks. Where results are summed over the rows, these come in sequence."""
+    def space(self, sums: Sequence[Node] = (), stationary: Stationary = Stationary.RESULT) -> Space:
+        """The merged axes; contracted ones are cut into their blocks. Where results are summed over the rows, these come in sequence; where
+        an operand stays, what only the other one has, and the contraction is whole."""
         sizes = self.merged.sizes
-        batch, rows, _, contracted = self.patches.roles
+        batch, rows, columns, contracted = self.patches.roles
         apart = [a for a in range(len(sizes)) if not any(a in kind for kind in self.patches.roles)]
+        if stationary is not Stationary.RESULT:
+            return Space(sizes, columns if stationary is Stationary.LHS else rows, (*apart, *contracted))
         exact = {a: self.depth[a] for a in contracted}
         if not sums:
             return Space(sizes, contracted, apart, exact=exact)
         summed = (*batch, *rows)
         return Space(sizes, summed, apart, dict(zip(summed, sum_units(sums, [sizes[a] for a in summed]), strict=True)), exact)
 
-    def tilings(self, site: Site, space: Space, *, summed: bool) -> Iterator[Tiling]:
+    def stationary(self, tiling: Tiling) -> Stationary:
+        """What stays where results are not summed over the rows: the result if steps cut the contraction, else the operand that lacks
+        the axes that come in sequence."""
+        _, rows, columns, contracted = self.patches.roles
+        sequential = {a for a, axis in enumerate(tiling.axes) if axis.sequential}
+        if sequential.isdisjoint((*rows, *columns)) or not sequential.isdisjoint(contracted):
+            return Stationary.RESULT
+        return Stationary.RHS if sequential.isdisjoint(columns) else Stationary.LHS
+
+    @property
+    def one_step(self) -> bool:
+        """Whether one instruction can take in all of the contraction: one block, or some blocks of one axis, and nothing slides."""
+        cut = [a for a in self.patches.contracted if self.depth[a] < self.merged.sizes[a]]
+        blocks = math.prod(ceil_div(self.merged.sizes[a], self.depth[a]) for a in cut)
+        simple = not cut or (len(self.patches.contracted) == 1 and not self.rhs_bounds)
+        return simple and blocks <= MOST_BLOCKS and not self.sliding
+
+    def block(self, nest: Nest) -> int:
+        """The `block` of the instruction: 0 where a tile is just one."""
+        return next((self.depth[a] for a in self.patches.contracted if self.depth[a] < nest.axes[a].size), 0)
+
+    def tilings(self, site: Site, sums: Sequence[Node]) -> Iterator[Tiling]:
         """Ways to cut every axis, of ever smaller tiles."""
+        spaces = {one: self.space(sums, one) for one in Stationary}
+        space = spaces[Stationary.RESULT]
         whole, contracted = self._by_kind(space.sizes), self.patches.contracted
         operands = replace(
             _operands(site.region, lambda tiles: self._lhs_elems(space, tiles), tuple(self.depth[a] for a in contracted)),
             overlapping=self._overlapping(),
-            sum_units=tuple(space.units.values()) if summed else None,
+            sum_units=tuple(space.units.values()) if sums else None,
+            one_step=self.one_step and not sums,
         )
         for edge in shrinking(MATRIX_EDGE):
-            yield from (self._tiling(space, tiles) for tiles in matmul_tiles(whole, site.chip, operands, edge))
+            yield from (self._tiling(spaces[tiles.stationary], tiles) for tiles in matmul_tiles(whole, site.chip, operands, edge))
 
     def _overlapping(self) -> tuple[int, ...]:
         """Positions among the rows of the shorter of the two axes that slide over one."""
@@ -211,25 +239,30 @@ def emit_matmul(site: Site, otherwise: Callable[[], Plans] | None = None) -> Pla
     if 0 in (*lhs.shape, *rhs.shape):
         return emit_map_with(site, {dot: 0})
     product, reductions = Product.of(dot, region), live_reductions(region)
-    levels, (made, sums), space = product.levels(whole), region.parted, product.space(reductions)
+    levels, (made, sums) = product.levels(whole), region.parted
     fields = product.accumulate(levels)
 
     def attempt(tiling: Tiling) -> KernelBuilder:
-        nest = product.nest(space, tiling)
+        stays = Stationary.RESULT if reductions else product.stationary(tiling)
+        nest = product.nest(product.space(reductions, stays), tiling)
+        start, end = ("prologue", "epilogue") if stays is Stationary.RESULT and not sums else ("body", "body")
         kernel = site.kernel(nest.grid)
         left, right, out = (LevelEmitter(kernel, region, product.merged, nest, level, {}, {}) for level in levels)
         below = LevelEmitter(kernel, region, product.merged, nest, product.summed(levels[2], whole), {}, {})
         acc = kernel.tile(dot.result.dtype, out.axes, "acc")
         kernel.section = "prologue"
         start_sums(kernel, below, reductions)
-        kernel.section = "body" if sums else "prologue"
+        kernel.section = start
         kernel.source = dot.source
         kernel.emit(MatmulZero(acc))
-        kernel.section = "body"
-        (a,), (b,) = left.emit([lhs]), right.emit([rhs])
-        kernel.source = dot.source
-        kernel.emit(MatmulAccumulate(acc, a, b, **fields, precision=entering_precision(site.chip, dot.attrs["precision"], a.dtype)))
-        kernel.section = "body" if sums else "epilogue"
+        kernel.section = "prologue" if stays is Stationary.LHS else "body"
+        (a,) = left.emit([lhs])
+        kernel.section = "prologue" if stays is Stationary.RHS else "body"
+        (b,) = right.emit([rhs])
+        kernel.section, kernel.source = "body", dot.source
+        precision = entering_precision(site.chip, dot.attrs["precision"], a.dtype)
+        kernel.emit(MatmulAccumulate(acc, a, b, **fields, precision=precision, block=product.block(nest)))
+        kernel.section = end
         out.tiles[dot.result] = out.new(dot.result.dtype)
         kernel.emit(MatmulRead(out.tiles[dot.result], acc))
         out.emit(made)
@@ -240,4 +273,4 @@ def emit_matmul(site: Site, otherwise: Callable[[], Plans] | None = None) -> Pla
         below.store(region.stored(sums))
         return kernel
 
-    return site.planned(attempt, lambda rule: product.tilings(site, space, summed=bool(reductions)), otherwise)
+    return site.planned(attempt, lambda rule: product.tilings(site, reductions), otherwise)
