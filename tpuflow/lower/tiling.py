@@ -118,7 +118,8 @@ class MatmulSizes:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Bytes of an element of a product's left and right operand, as loaded; and what every element of the result takes on chip.
+    """Bytes of an element of a product's left and right operand, as loaded; and what every element of the result takes on chip where sums
+    leave the accumulators as they are, and where they leave them rounded, if the product's sums are only rounded (else the same).
 
     `lhs_elems` counts the elements of a tile of the left operand: fewer than rows times depth where they overlap, as patches do.
     `overlapping` has the positions among the rows of those along which they do (a convolution's kernel). Contracted axes are cut into
@@ -129,6 +130,7 @@ class Operands:
     lhs_bytes: int
     rhs_bytes: int
     out_bytes: int
+    rounded_bytes: int
     lhs_elems: Callable[[MatmulSizes], int]
     depth: tuple[int, ...]
     overlapping: tuple[int, ...] = ()
@@ -148,18 +150,25 @@ class Operands:
     def may_fit(self, tile: MatmulSizes, chip: Chip) -> bool:
         """Whether an accumulator and two slots of what is moved find room on the chip, if nothing else takes any."""
         accumulator_bytes = math.prod(tile.products[:3]) * ACCUMULATOR_BYTES
-        return accumulator_bytes <= chip.acc_bytes and self.held_bytes(tile) <= chip.vmem_bytes
+        return accumulator_bytes <= chip.acc_bytes and self.held_bytes(tile, chip) <= chip.vmem_bytes
 
-    def held_bytes(self, tile: MatmulSizes) -> int:
+    def held_bytes(self, tile: MatmulSizes, chip: Chip) -> int:
         """What tiles take of VMEM."""
-        return 2 * sum(self.of(tile)) + math.prod(tile.products[:3]) * self.out_bytes
+        return self._held_bytes(tile, self.rounded_bytes if self.rounds(tile, chip) else self.out_bytes)
+
+    def rounds(self, tile: MatmulSizes, chip: Chip) -> bool:
+        """Whether sums leave the accumulators rounded: where nothing else becomes of them, and there is no room for them as they are."""
+        return self.rounded_bytes < self.out_bytes and self._held_bytes(tile, self.out_bytes) > chip.vmem_bytes
+
+    def _held_bytes(self, tile: MatmulSizes, out_bytes: int) -> int:
+        return 2 * sum(self.of(tile)) + math.prod(tile.products[:3]) * out_bytes
 
     def walk(self, whole: MatmulSizes, tile: MatmulSizes) -> Walk:
         """The grid of a product in tiles."""
         by_rows, by_columns, steps = whole.tiles(tile)
         (lhs, rhs), batch = self.of(tile), math.prod(map(ceil_div, whole.batch, tile.batch))
         if self.summed:
-            return Walk(by_columns, by_rows, 0, lhs + rhs)
+            return Walk(by_columns, by_rows, 0, lhs + rhs) if whole.batch else Walk(by_columns, by_rows, rhs, lhs)
         return {
             Stationary.RESULT: Walk(by_rows * by_columns, steps, 0, lhs + rhs),
             Stationary.LHS: Walk(by_rows, by_columns, lhs, rhs),
@@ -197,17 +206,23 @@ def matmul_tiles(whole: MatmulSizes, chip: Chip, operands: Operands, edge: int =
 
 
 def _staying(whole: MatmulSizes, chip: Chip, sides: Sequence[int], operands: Operands) -> Iterator[MatmulSizes]:
-    """Tiles with all of the contraction, an operand of which stays while so many that it is worth it of the other one pass."""
+    """Tiles with all of the contraction, an operand of which stays while tiles of the other one pass.
+
+    No core has more of them than if every one were a point: what is made of results takes time as well.
+    """
     one_step = replace(operands, depth=whole.contracted)
     for rows, columns in itertools.product(sides, sides):
         tile = _tiles(whole, chip, rows, columns, one_step)
-        staying = (replace(tile, stationary=one) for one in (Stationary.LHS, Stationary.RHS))
-        yield from (one for one in staying if operands.walk(whole, one).steps > 1)
+        for stationary in (Stationary.LHS, Stationary.RHS):
+            staying = replace(tile, stationary=stationary)
+            walk = operands.walk(whole, staying)
+            if walk.steps > 1 and ceil_div(walk.points, chip.cores) * walk.steps == ceil_div(walk.points * walk.steps, chip.cores):
+                yield staying
 
 
 def _room_seconds(tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
     """What the room of tiles costs where arrays may stay on the chip: bytes of these are moved instead."""
-    return ROOM_MOVES * operands.held_bytes(tile) / chip.core_bandwidth(1) if chip.keeps_arrays else 0.0
+    return ROOM_MOVES * operands.held_bytes(tile, chip) / chip.core_bandwidth(1) if chip.keeps_arrays else 0.0
 
 
 def fill_units(sizes: Sequence[int], units: Sequence[int], limit: int) -> tuple[int, ...]:
