@@ -146,7 +146,8 @@ class Product:
 
     def by_kind(self, sizes: Sequence[int]) -> MatmulSizes:
         """The lengths of all axes by their kinds."""
-        return MatmulSizes(*(tuple(sizes[a] for a in kind) for kind in self.patches.roles))
+        batch, rows, columns, contracted = (tuple(sizes[a] for a in kind) for kind in self.patches.roles)
+        return MatmulSizes(batch, rows, columns, contracted)
 
     def _lhs_elems(self, space: Space, tiles: MatmulSizes) -> int:
         """Elements of a tile of the left operand, halos as they are."""
@@ -235,7 +236,8 @@ def _operands(region: Region, lhs_elems: Callable[[MatmulSizes], int], depth: tu
     def beside(leaving: Value) -> int:
         return sum(2 * v.dtype.bytes for v in dict.fromkeys((*others, leaving)) if v.shape == product.result.shape)
 
-    return Operands(*(v.dtype.bytes for v in entering), beside(product.result), beside(rounded(region)), lhs_elems, depth)
+    lhs, rhs = (v.dtype.bytes for v in entering)
+    return Operands(lhs, rhs, beside(product.result), beside(rounded(region)), lhs_elems, depth)
 
 
 def dot_levels(region: Region) -> list[Roots]:
