@@ -58,12 +58,20 @@ def without_accesses() -> str:
 PRODUCT = "[256, 512 of 2048 sequential, 256]"
 
 
-def test_tiles_that_are_changed_are_obeyed_and_change_no_bit() -> None:
+@pytest.mark.parametrize(
+    ("tiling", "grid"),
+    [
+        ("[64 of 256, 512 of 2048 sequential, 128 of 256]", [4, 2, 4]),
+        ("[64 of 256, 2048, 96 of 256 sequential]", [4, 3]),  # the left operand stays
+        ("[96 of 256 sequential, 2048, 64 of 256]", [4, 3]),  # the right one
+    ],
+)
+def test_tiles_that_are_changed_are_obeyed_and_change_no_bit(tiling: str, grid: list[int]) -> None:
     assert PRODUCT in text()
-    changed = parse(text().replace(PRODUCT, "[64 of 256, 512 of 2048 sequential, 128 of 256]"))
+    changed = parse(text().replace(PRODUCT, tiling))
     programs = [compile_graph(graph, chip="generic", passes=()) for graph in (parse(text()), changed)]
     grids = [[[axis.size for axis in k.grid] for k in program.code if isinstance(k, Kernel)] for program in programs]
-    assert [4] in grids[0] and [4, 2, 4] in grids[1]
+    assert [4] in grids[0] and grid in grids[1]
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(v.shape).astype(np.float32) for v in changed.inputs]
     kept, cut = (Executable(program, "reference").launch(arrays)[0] for program in programs)

@@ -45,7 +45,7 @@ def test_a_product_sums_its_results_while_they_are_on_the_chip() -> None:
     joined = verify(SumInProduct()(graph))
     assert (kinds(graph), kinds(joined)) == (["dot", "reduce", "map"], ["dot", "map"])
     assert_same_bits(normalised(640, 64), SumInProduct()(normalised(640, 64)))
-    assert (microseconds(graph), microseconds(graph, SumInProduct())) == (302, 195)
+    assert microseconds(graph, SumInProduct()) < 0.65 * microseconds(graph)
 
 
 def test_sums_along_rows_and_of_deep_products_stay_as_they_are() -> None:

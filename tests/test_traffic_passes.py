@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from tpuflow.chips import Chip, get_chip
-from tpuflow.compiler import compile_function
+from tpuflow.compiler import compile_function, compile_graph
 from tpuflow.device.runtime import Executable
 from tpuflow.device.timing.calibration import Calibration
 from tpuflow.device.timing.program import time_program
 from tpuflow.dtypes import F16, F32, DType
 from tpuflow.isa.contraction import Contraction, SlidingAxis
+from tpuflow.isa.matrix import MatmulRead
 from tpuflow.isa.program import Program
 from tpuflow.lower import tiling
 from tpuflow.lower.assemble import Interface, assemble
@@ -25,6 +26,7 @@ from tpuflow.lower.emit.matmul import Product
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
 from tpuflow.lower.graph.interpret import interpret
+from tpuflow.lower.graph.parse import parse
 from tpuflow.lower.graph.verify import verify
 from tpuflow.lower.memory import plan_memory
 from tpuflow.lower.passes import outline
@@ -286,7 +288,7 @@ def test_a_long_contraction_is_shared_by_tiles_rather_than_added_up_between_core
 
 def test_tiles_of_every_number_of_cores_take_the_contraction_in_its_blocks() -> None:
     whole = tiling.MatmulSizes((), (128,), (512,), (25088,))
-    operands = tiling.Operands(2, 2, 16, lambda tile: tile.products[1] * tile.products[3], (512,))
+    operands = tiling.Operands(2, 2, 16, 16, lambda tile: tile.products[1] * tile.products[3], (512,))
     roomy = replace(CHIP, acc_bytes=4 * 2**20, vmem_bytes=16 * 2**20)
     tiles = {cores: next(tiling.matmul_tiles(whole, replace(roomy, cores=cores), operands)) for cores in (1, 2, 8, 32)}
     assert len(set(tiles.values())) > 1
@@ -304,12 +306,13 @@ def square() -> Graph:
 
 
 def test_tiles_are_longer_where_arrays_multiply_faster_than_the_next_tiles_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    longer = microseconds(square(), chip=FAST)
+    chip = replace(FAST, vmem_bytes=16 * 2**20)  # no operand can stay in it
+    longer = microseconds(square(), chip=chip)
     monkeypatch.setattr(tiling, "LONGER", 1)
-    assert longer < 0.9 * microseconds(square(), chip=FAST)
+    assert longer < 0.9 * microseconds(square(), chip=chip)
 
 
-@pytest.mark.parametrize(("vmem_mib", "tiles"), [(64, [4, 4, 8]), (16, [4, 4, 8]), (4, [8, 16, 8])])
+@pytest.mark.parametrize(("vmem_mib", "tiles"), [(64, [4, 4, 8]), (16, [4, 4, 8]), (4, [8, 8, 8])])
 def test_a_contraction_is_cut_alike_however_long_rows_and_columns_are(
     monkeypatch: pytest.MonkeyPatch, vmem_mib: int, tiles: list[int]
 ) -> None:
@@ -322,6 +325,19 @@ def test_a_contraction_is_cut_alike_however_long_rows_and_columns_are(
     assert grid() == tiles
     monkeypatch.setattr(tiling, "LONGER", 1)
     assert grid()[-1] == tiles[-1]
+
+
+def test_sums_that_leave_the_accumulators_rounded_have_the_same_bits() -> None:
+    b = Builder("rounded", [T(F16, 256, 1536), T(F16, 1536, 256)])
+    graph = fused(b, [b.convert(b.dot(*b.inputs, (1,), (0,)), F16)])
+    tiled = parse(str(graph).replace("{kind=dot}", "{kind=dot} tiled([256, 512 of 1536 sequential, 256])"))
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(v.shape).astype(np.float16) for v in graph.inputs]
+    rounded, apart = (compile_graph(tiled, chip=chip, passes=()) for chip in (CHIP, FAST))
+    leaving = [{i.dst.dtype for k in p.kernels() for i in k.instructions if isinstance(i, MatmulRead)} for p in (rounded, apart)]
+    assert leaving == [{F16}, {F32}]
+    for engine in ("reference", "fast"):
+        np.testing.assert_array_equal(*(Executable(p, engine, fidelity="bitexact").launch(arrays)[0][0] for p in (rounded, apart)))
 
 
 def convolved(x: jax.Array, w: jax.Array, dy: jax.Array) -> tuple[jax.Array, ...]:

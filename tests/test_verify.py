@@ -265,7 +265,7 @@ OPERANDS = {
     "bound of no dilation": (_bounded(Bound(8, ((0, 1),), dilation=0)), "extent 8 and dilation 0"),
     "bound far away": (_bounded(Bound(8, ((0, 2**30),))), "of places 0 to 7516192768; expected 32-bit numbers"),
     "matmul space": (matrix.MatmulZero(X), "acc lies in vmem; expected acc"),
-    "mm_read": (matrix.MatmulRead(vmem(F16, A, TileAxis(16)), ACC), "acc is f32; expected f16, the type of dst"),
+    "mm_read": (matrix.MatmulRead(vmem(S32, A, TileAxis(16)), ACC), "dst is s32; expected f32, the type of acc, or bf16 or f16"),
     "semaphore": (dma.Signal("load", 5), "semaphore 5 does not exist; the kernel has 0"),
     "queue": (dma.Signal("dma", 0), "on is 'dma'; expected one of scalar, matrix"),
 }  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tpuflow.chips.chip import Chip
-from tpuflow.dtypes import F32, S32, DType
+from tpuflow.dtypes import BF16, F16, F32, S32, DType
 from tpuflow.isa import instruction as field
 from tpuflow.isa.arithmetic import Arithmetic
 from tpuflow.isa.bounds import Bound
@@ -15,7 +15,7 @@ from tpuflow.isa.contraction import Contraction, Halo, SlidingAxis
 from tpuflow.isa.cost import Cost, ShapeOf
 from tpuflow.isa.instruction import Instruction, Tile, TileAxis, instr
 from tpuflow.isa.refusal import Refusal
-from tpuflow.isa.rules import axes_text, is_of, lies_in, rule, same_axes, same_dtype
+from tpuflow.isa.rules import axes_text, is_of, lies_in, rule, same_axes
 from tpuflow.isa.splitting import EXACT, PRECISIONS, SPLITS, multiplied
 from tpuflow.isa.trip import Trip
 
@@ -213,9 +213,15 @@ class MatmulAccumulate(Instruction):
         return (row.dtype, len(row.passes)) if row else (self.a.dtype, 1)
 
 
-@instr(0x32, "mm_read", "elementwise", rules=(lies_in(dst="vmem", acc="acc"), same_dtype("dst", "acc"), same_axes("dst", "acc")))
+@rule("`dst` is of the type of `acc`, or, where that is f32, bf16 or f16")
+def _leaving_types(i: MatmulRead) -> None:
+    if i.dst.dtype != i.acc.dtype and (i.acc.dtype != F32 or i.dst.dtype not in (BF16, F16)):
+        raise Refusal(f"dst is {i.dst.dtype}; expected {i.acc.dtype}, the type of acc, or bf16 or f16 where that is f32")
+
+
+@instr(0x32, "mm_read", "elementwise", rules=(lies_in(dst="vmem", acc="acc"), _leaving_types, same_axes("dst", "acc")))
 class MatmulRead(Instruction):
-    """dst = acc, moved to vector memory, same type and bits."""
+    """dst = acc, moved to vector memory: the same bits, or rounded to dst's type as `convert` rounds."""
 
     dst: Tile = field.dst()
     acc: Tile = field.src()
@@ -226,9 +232,9 @@ class MatmulRead(Instruction):
         return "matrix"
 
     def meaning(self, ar: Arithmetic, trip: Trip, acc: Any) -> Any:
-        """The same values."""
-        return acc
+        """The same values, in dst's type."""
+        return acc if self.dst.dtype == self.acc.dtype else ar.convert(acc, self.acc.dtype, self.dst.dtype)
 
     def cost(self, chip: Chip, shape_of: ShapeOf) -> Cost:
-        """The last sum leaves the array, then the accumulators drain through the vector lanes."""
-        return Cost(chip.matrix_fill_cycles + chip.vector_cycles(shape_of(self.dst), self.dst.dtype.bytes))
+        """The last sum leaves the array, then the accumulators drain through the vector lanes, which round on the way."""
+        return Cost(chip.matrix_fill_cycles + chip.vector_cycles(shape_of(self.acc), self.acc.dtype.bytes))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from tpuflow.chips import Chip
 from tpuflow.chips.split_k import divide, partial_sums
@@ -80,6 +81,14 @@ def share_tile(space: Space, element_bytes: int, chip: Chip, budget_bytes: int =
     return min(dict.fromkeys(tried), key=busiest)
 
 
+class Stationary(Enum):
+    """What of a product stays at a point of its grid while the rest passes by, step after step."""
+
+    RESULT = "result"  # both operands pass, block after block of the contraction
+    LHS = "lhs"  # all of the contraction of some rows; the columns pass
+    RHS = "rhs"  # all of the contraction of some columns; the rows pass
+
+
 @dataclass(frozen=True, slots=True)
 class MatmulSizes:
     """One size for every batch, row, column and contracted axis of a product: of the whole axes, or of their tiles."""
@@ -88,6 +97,7 @@ class MatmulSizes:
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     contracted: tuple[int, ...]
+    stationary: Stationary = Stationary.RESULT
 
     def tiles(self, tile: MatmulSizes) -> tuple[int, int, int]:
         """How many tiles of a size in parallel by rows and batch, by columns, and in sequence."""
@@ -108,20 +118,24 @@ class MatmulSizes:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Bytes of an element of a product's left and right operand, as loaded; and what every element of the result takes on chip.
+    """Bytes of an element of a product's left and right operand, as loaded; and what every element of the result takes on chip where sums
+    leave the accumulators as they are, and where they leave them rounded, if the product's sums are only rounded (else the same).
 
     `lhs_elems` counts the elements of a tile of the left operand: fewer than rows times depth where they overlap, as patches do.
     `overlapping` has the positions among the rows of those along which they do (a convolution's kernel). Contracted axes are cut into
     blocks of `depth`; where results are summed over batch and rows in the same kernel, these into multiples of `sum_units`.
+    `one_step`: a step may take in all of the contraction, so that an operand can stay on the chip while the other one passes.
     """
 
     lhs_bytes: int
     rhs_bytes: int
     out_bytes: int
+    rounded_bytes: int
     lhs_elems: Callable[[MatmulSizes], int]
     depth: tuple[int, ...]
     overlapping: tuple[int, ...] = ()
     sum_units: tuple[int, ...] | None = None
+    one_step: bool = False
 
     @property
     def summed(self) -> bool:
@@ -136,11 +150,40 @@ class Operands:
     def may_fit(self, tile: MatmulSizes, chip: Chip) -> bool:
         """Whether an accumulator and two slots of what is moved find room on the chip, if nothing else takes any."""
         accumulator_bytes = math.prod(tile.products[:3]) * ACCUMULATOR_BYTES
-        return accumulator_bytes <= chip.acc_bytes and self.held_bytes(tile) <= chip.vmem_bytes
+        return accumulator_bytes <= chip.acc_bytes and self.held_bytes(tile, chip) <= chip.vmem_bytes
 
-    def held_bytes(self, tile: MatmulSizes) -> int:
+    def held_bytes(self, tile: MatmulSizes, chip: Chip) -> int:
         """What tiles take of VMEM."""
-        return 2 * sum(self.of(tile)) + math.prod(tile.products[:3]) * self.out_bytes
+        return self._held_bytes(tile, self.rounded_bytes if self.rounds(tile, chip) else self.out_bytes)
+
+    def rounds(self, tile: MatmulSizes, chip: Chip) -> bool:
+        """Whether sums leave the accumulators rounded: where nothing else becomes of them, and there is no room for them as they are."""
+        return self.rounded_bytes < self.out_bytes and self._held_bytes(tile, self.out_bytes) > chip.vmem_bytes
+
+    def _held_bytes(self, tile: MatmulSizes, out_bytes: int) -> int:
+        return 2 * sum(self.of(tile)) + math.prod(tile.products[:3]) * out_bytes
+
+    def walk(self, whole: MatmulSizes, tile: MatmulSizes) -> Walk:
+        """The grid of a product in tiles."""
+        by_rows, by_columns, steps = whole.tiles(tile)
+        (lhs, rhs), batch = self.of(tile), math.prod(map(ceil_div, whole.batch, tile.batch))
+        if self.summed:
+            return Walk(by_columns, by_rows, 0, lhs + rhs) if whole.batch else Walk(by_columns, by_rows, rhs, lhs)
+        return {
+            Stationary.RESULT: Walk(by_rows * by_columns, steps, 0, lhs + rhs),
+            Stationary.LHS: Walk(by_rows, by_columns, lhs, rhs),
+            Stationary.RHS: Walk(batch * by_columns, by_rows // batch, rhs, lhs),
+        }[tile.stationary]
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Points of a grid and the steps of each; bytes of operands that a point loads once, and that every step loads."""
+
+    points: int
+    steps: int
+    staying_bytes: int
+    passing_bytes: int
 
 
 def matmul_tiles(whole: MatmulSizes, chip: Chip, operands: Operands, edge: int = MATRIX_EDGE) -> Iterator[MatmulSizes]:
@@ -149,20 +192,37 @@ def matmul_tiles(whole: MatmulSizes, chip: Chip, operands: Operands, edge: int =
     Small products are taken several at a time. A convolution's kernel rather stays whole than its channels: neighbouring tiles along it
     would read nearly the same of the left operand. Longer sides are fewer steps, so fewer start-ups, of moves and of the arrays; shorter
     ones take less of the chip's memories, and make more tiles where there would be fewer than cores, and what these work out for each
-    other has to be added up, tile by tile.
+    other has to be added up, tile by tile. An operand that stays while the other one passes is loaded once, but takes the more memory.
     """
     sides = tuple(shrinking(LONGER * edge, min(edge, SHORTEST_SIDES * chip.matrix_columns)))
     tried = [_tiles(whole, chip, rows, columns, operands) for rows, columns in itertools.product(sides, sides)]
     if operands.overlapping and not operands.summed:
         most = (PATCH_EDGES * edge, *sides)
         tried += [_tiles(whole, chip, rows, columns, operands, patches=True) for rows, columns in itertools.product(most, sides)]
+    if operands.one_step:
+        tried = [*_staying(whole, chip, sides, operands), *tried]
     fitting = [tile for tile in dict.fromkeys(tried) if operands.may_fit(tile, chip)] or tried[-1:]
     yield from sorted(fitting, key=lambda tile: _seconds(whole, tile, chip, operands) + _room_seconds(tile, chip, operands))
 
 
+def _staying(whole: MatmulSizes, chip: Chip, sides: Sequence[int], operands: Operands) -> Iterator[MatmulSizes]:
+    """Tiles with all of the contraction, an operand of which stays while tiles of the other one pass.
+
+    No core has more of them than if every one were a point: what is made of results takes time as well.
+    """
+    one_step = replace(operands, depth=whole.contracted)
+    for rows, columns in itertools.product(sides, sides):
+        tile = _tiles(whole, chip, rows, columns, one_step)
+        for stationary in (Stationary.LHS, Stationary.RHS):
+            staying = replace(tile, stationary=stationary)
+            walk = operands.walk(whole, staying)
+            if walk.steps > 1 and ceil_div(walk.points, chip.cores) * walk.steps == ceil_div(walk.points * walk.steps, chip.cores):
+                yield staying
+
+
 def _room_seconds(tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
     """What the room of tiles costs where arrays may stay on the chip: bytes of these are moved instead."""
-    return ROOM_MOVES * operands.held_bytes(tile) / chip.core_bandwidth(1) if chip.keeps_arrays else 0.0
+    return ROOM_MOVES * operands.held_bytes(tile, chip) / chip.core_bandwidth(1) if chip.keeps_arrays else 0.0
 
 
 def fill_units(sizes: Sequence[int], units: Sequence[int], limit: int) -> tuple[int, ...]:
@@ -201,26 +261,29 @@ def useful_slots(step_bytes: int, chip: Chip) -> int:
 def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
     """What the busiest core of a product takes, roughly: its steps, and adding up what others send it (tpuflow/chips/split_k.py).
 
-    Where results are summed over the rows, rows are steps: the cores, each at columns of its own, go through them side by side.
+    Where results are summed over the rows, rows are steps: the cores, each at columns of its own, go through them side by side. So they do
+    with what passes by an operand that stays.
     """
     batch, m, n, k = tile.products
-    summed = operands.summed
-    by_rows, by_columns, steps = whole.tiles(tile)
-    points, steps, shape = (by_columns, by_rows, (n,)) if summed else (by_rows * by_columns, steps, (batch, m, n))
-    shared = divide(chip, points, steps, splits=True)
+    walk, side_by_side = operands.walk(whole, tile), operands.summed or tile.stationary is not Stationary.RESULT
+    shape = (n,) if operands.summed else (batch, m, n)
+    shared = divide(chip, walk.points, walk.steps, splits=tile.stationary is Stationary.RESULT)
     work = shared.points * shared.steps
     rate = chip.core_bandwidth(shared.cores)
-    shortly = shared.cores * sum(operands.of(tile)) if summed else steps * sum(operands.of(tile))  # what is moved before it is read again
-    near = shortly <= chip.cache_bytes and not (summed and points > chip.cores)
+    a_step = walk.staying_bytes + walk.passing_bytes
+    shortly = shared.cores * a_step if side_by_side else walk.steps * a_step  # what is moved before it is read again
+    near = shortly <= chip.cache_bytes and not (side_by_side and walk.points > chip.cores)
     cached = chip.core_cache_bytes_per_second if near else 0.0
-    moved, once = work * sum(operands.of(tile)), min(work * sum(operands.of(tile)), sum(operands.of(whole)) // shared.cores)
+    moved = shared.points * walk.staying_bytes + work * walk.passing_bytes
+    once = min(moved, sum(operands.of(whole)) // shared.cores)
     move = once / rate + (moved - once) / max(rate, cached)
     multiply = work * (chip.matrix_cycles(batch, m, n, k, "f16") + chip.issue_cycles) / chip.clock_hz
-    turns = (move + multiply + work * chip.dma_seconds) / useful_slots(sum(operands.of(tile)), chip)
+    turns = (move + multiply + work * chip.dma_seconds) / useful_slots(walk.passing_bytes, chip)
     sums = partial_sums(chip, ((shape, ACCUMULATOR_BYTES),), shared.share)
     add = sums.cycles / chip.clock_hz + sums.piece_bytes / rate
     collected = add + sums.collected_bytes / rate
-    pipeline = max(move + multiply / work, multiply + move / work, turns)  # nothing hides the first move and the last product
+    first = walk.staying_bytes / rate + move / work
+    pipeline = max(move + multiply / work, multiply + first, turns)  # nothing hides the first move and the last product
     return max(pipeline, shared.points * shared.others * add) + collected
 
 

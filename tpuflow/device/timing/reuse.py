@@ -1,49 +1,96 @@
 """What a chip's shared cache saves: how often a kernel reads again what it read shortly before.
 
 A window that does not move along a grid axis reads the same data on every trip of it. Where all that the kernel moves in one trip fits
-in the cache, the later trips read it there. Cores take neighbouring points in turn and step through them side by side, so that the
-cache sees the points that are at work at once in every step, and else the grid in its order.
+in the cache, the later trips read it there. Cores take neighbouring points in turn, of the last two axes of points a rectangle that reads
+as few bytes as any, and step through them side by side, so that the cache sees the points that are at work at once in every step, and
+else the grid in its order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.timing.cores import share
 from tpuflow.isa.instruction import Window
 from tpuflow.isa.program import Kernel
 
+Moves = Mapping[Window, frozenset[int]]
+"""The grid axes along which each window moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """Some trips of a grid axis: those that cores are `at_once` at, or those of such groups, one after the other."""
+
+    axis: int
+    trips: int
+    at_once: bool = False
+
 
 def reuse(kernel: Kernel, chip: Chip) -> Mapping[Window, int]:
     """For every window that is read again from the cache: how often the same data are read in all."""
     if not chip.cache_bytes:
         return {}
-    windows = {w: role for i in kernel.instructions for role, w in i.windows() if w.tile.axes}
-    moves = {w: frozenset(g for axis in w.axes for g, _ in axis.grid) for w in windows}
-    sizes = [g.size for g in kernel.grid]
+    roles = {w: role for i in kernel.instructions for role, w in i.windows() if w.tile.axes}
+    moves = {w: frozenset(g for axis in w.axes for g, _ in axis.grid) for w in roles}
+    read = {w: moves[w] for w, role in roles.items() if role == "read"}
     division, _ = share(kernel, chip)
-    together = _together(kernel, division.cores // division.share)
-    order = [*(a for a in range(len(sizes)) if a not in together), *together]
+    loops = _loops(kernel, _at_once(kernel, division.cores // division.share, read))
 
-    def trip_bytes(axis: int) -> int:
-        """Bytes of all windows in one trip of a grid axis; of one that is gone through at once, in a step of all cores."""
-        inner = [] if axis in together else order[order.index(axis) + 1 :]
-        trip = sum(w.tile.elems * w.tile.dtype.bytes * math.prod(sizes[i] for i in inner if i in moves[w]) for w in windows)
-        return trip * division.cores if axis in together else trip
+    def trip_bytes(at: int) -> int:
+        """Bytes of all windows in one trip of a loop; of one that is gone through at once, in a step of all cores."""
+        inner = [] if loops[at].at_once else loops[at + 1 :]
+        trip = sum(_bytes(w) * math.prod(x.trips for x in inner if x.axis in moves[w]) for w in moves)
+        return trip * division.cores if loops[at].at_once else trip
 
-    kept = {axis for axis, size in enumerate(sizes) if size > 1 and trip_bytes(axis) <= chip.cache_bytes}
-    found = {w: math.prod(sizes[a] for a in kept - moves[w]) for w, role in windows.items() if role == "read"}
+    kept = [loop for at, loop in enumerate(loops) if loop.trips > 1 and trip_bytes(at) <= chip.cache_bytes]
+    found = {w: _times([loop for loop in kept if loop.axis not in moved], kernel) for w, moved in read.items()}
     return {w: times for w, times in found.items() if times > 1}
 
 
-def _together(kernel: Kernel, points: int) -> Sequence[int]:
-    """The last axes of the points whose trips are all at work at once, where so many points are."""
-    axes: list[int] = []
-    for axis in reversed(kernel.parallel):
-        points //= kernel.grid[axis].size
-        if not points:
+def _bytes(window: Window) -> int:
+    return window.tile.elems * window.tile.dtype.bytes
+
+
+def _times(loops: Sequence[_Loop], kernel: Kernel) -> int:
+    """Trips of some loops in all; the last group of an axis may be a smaller one."""
+    trips: dict[int, int] = {}
+    for loop in loops:
+        trips[loop.axis] = min(trips.get(loop.axis, 1) * loop.trips, kernel.grid[loop.axis].size)
+    return math.prod(trips.values())
+
+
+def _loops(kernel: Kernel, at_once: Mapping[int, int]) -> list[_Loop]:
+    """The grid's axes in order, and in every step of theirs the points that cores are at."""
+    outer = [_Loop(a, -(-g.size // at_once.get(a, 1))) for a, g in enumerate(kernel.grid)]
+    return [*outer, *(_Loop(a, trips, at_once=True) for a, trips in at_once.items())]
+
+
+def _at_once(kernel: Kernel, cores: int, read: Moves) -> Mapping[int, int]:
+    """Trips of the axes of points that so many cores are at together: of the last two a rectangle, of others all if they can be."""
+    axes = [a for a in kernel.parallel if kernel.grid[a].size > 1]
+    found = min(_rectangles(kernel, axes[-2:], cores), key=lambda sides: _bytes_read(sides, read))
+    for a in reversed(axes[:-2]):
+        left, size = cores // math.prod(found.values()), kernel.grid[a].size
+        if size > left or any(n < kernel.grid[x].size for x, n in found.items()):
             break
-        axes.insert(0, axis)
-    return axes
+        found = {a: size, **found}
+    return found
+
+
+def _rectangles(kernel: Kernel, axes: Sequence[int], cores: int) -> Iterator[Mapping[int, int]]:
+    """The rectangles of at most so many points along at most two axes."""
+    if not axes:
+        yield {}
+        return
+    *outer, last = axes
+    for n in range(1, min(cores, kernel.grid[last].size) + 1):
+        yield {a: min(cores // n, kernel.grid[a].size) for a in outer} | {last: n}
+
+
+def _bytes_read(sides: Mapping[int, int], read: Moves) -> float:
+    """Bytes that a core reads in a step, those shared with others in equal parts."""
+    return sum(_bytes(w) / math.prod(n for a, n in sides.items() if a not in moved) for w, moved in read.items())

@@ -2,7 +2,8 @@
 
 Operands keep the axis order of their buffers; the labels of `mm_accumulate` do all transposing. Elementwise work on the operands
 runs before the product, elementwise work on the result after it. A convolution is the same kernel with halo tiles of its left operand
-(`tpuflow.lower.emit.sliding`).
+(`tpuflow.lower.emit.sliding`). Where an operand stays on the chip, all of the contraction is one step, and the tiles of the other
+operand, and of the result with it, come in sequence.
 """
 
 from __future__ import annotations
@@ -13,24 +14,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tpuflow.chips import Chip
-from tpuflow.dtypes import F32, DType
+from tpuflow.dtypes import BF16, F16, F32, DType
 from tpuflow.isa.bounds import Bound
 from tpuflow.isa.contraction import Contraction
-from tpuflow.isa.matrix import MatmulAccumulate, MatmulRead, MatmulZero
+from tpuflow.isa.matrix import MOST_BLOCKS, MatmulAccumulate, MatmulRead, MatmulZero
 from tpuflow.isa.splitting import EXACT
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map_with
 from tpuflow.lower.emit.nest import Axis, Merged, Nest, Unit, cut, merge
 from tpuflow.lower.emit.reduce import add_sums, live_reductions, start_sums, sum_units
-from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
+from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots
+from tpuflow.lower.emit.region import operands as used_labels
 from tpuflow.lower.emit.site import Plans, Site
 from tpuflow.lower.emit.sliding import MergedSliding, halo_labels, merged_bound, with_halos
-from tpuflow.lower.graph.blocking import depth_block, unmergeable
-from tpuflow.lower.graph.graph import Node
+from tpuflow.lower.graph.blocking import ceil_div, depth_block, unmergeable
+from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.graph.ops import PRODUCTS
 from tpuflow.lower.graph.products import PRECISIONS, contraction_of, sizes_of
 from tpuflow.lower.graph.tiling import Space, Tiling
-from tpuflow.lower.tiling import MATRIX_EDGE, MatmulSizes, Operands, matmul_tiles, shrinking
+from tpuflow.lower.tiling import MATRIX_EDGE, MatmulSizes, Operands, Stationary, matmul_tiles, shrinking
 
 _NARROWED = {
     "bf16": {"default": "bf16", "high": "bf16_x3", "highest": "bf16_x6"},
@@ -71,7 +73,7 @@ class Product:
         apart = [(x,) for h, s in halos.items() for x in (h, whole.lhs[s.axis], s.label)]  # these merge with nothing
         apart += [(x,) for x in unmergeable(whole, sizes, block)]
         apart += [(x,) for bound in whole.rhs_bounds for x, _ in bound.terms]
-        merged = merge(sizes, [*operands(region, dot_levels(region)), *apart])
+        merged = merge(sizes, [*used_labels(region, dot_levels(region)), *apart])
         depth = {a: math.prod(block[x] for x in whole.contracted if merged.axis_of.get(x) == a) for a in merged.axis_of.values()}
         sliding = tuple(MergedSliding.of(merged.axis_of, h, s, whole, sizes) for h, s in halos.items())
         extents = {s.axis: s.bound.extent for s in sliding}
@@ -79,35 +81,73 @@ class Product:
         lhs, patch, rhs, out = (merged.fold(x) for x in (with_halos(whole), whole.patch, whole.rhs, whole.out))
         return cls(merged, lhs, Contraction(patch, rhs, out), sliding, depth, whole.rhs_bounds)
 
-    def space(self, sums: Sequence[Node] = ()) -> Space:
-        """The merged axes; contracted ones are cut into their blocks. Where results are summed over the rows, these come in sequence."""
+    def space(self, sums: Sequence[Node] = (), stationary: Stationary = Stationary.RESULT) -> Space:
+        """The merged axes; contracted ones are cut into their blocks. Where results are summed over the rows, these come in sequence; where
+        an operand stays, what only the other one has, and the contraction is whole."""
         sizes = self.merged.sizes
-        batch, rows, _, contracted = self.patches.roles
+        batch, rows, columns, contracted = self.patches.roles
         apart = [a for a in range(len(sizes)) if not any(a in kind for kind in self.patches.roles)]
+        if stationary is not Stationary.RESULT and not sums:
+            return Space(sizes, columns if stationary is Stationary.LHS else rows, (*apart, *contracted))
         exact = {a: self.depth[a] for a in contracted}
         if not sums:
             return Space(sizes, contracted, apart, exact=exact)
         summed = (*batch, *rows)
         return Space(sizes, summed, apart, dict(zip(summed, sum_units(sums, [sizes[a] for a in summed]), strict=True)), exact)
 
-    def tilings(self, site: Site, space: Space, *, summed: bool) -> Iterator[Tiling]:
-        """Ways to cut every axis, of ever smaller tiles."""
-        whole, contracted = self._by_kind(space.sizes), self.patches.contracted
-        operands = replace(
-            _operands(site.region, lambda tiles: self._lhs_elems(space, tiles), tuple(self.depth[a] for a in contracted)),
+    def stationary(self, tiling: Tiling) -> Stationary:
+        """What stays where results are not summed over the rows: the result if steps cut the contraction, else the operand that lacks
+        the axes that come in sequence."""
+        _, rows, columns, contracted = self.patches.roles
+        sequential = {a for a, axis in enumerate(tiling.axes) if axis.sequential}
+        if sequential.isdisjoint((*rows, *columns)) or not sequential.isdisjoint(contracted):
+            return Stationary.RESULT
+        return Stationary.RHS if sequential.isdisjoint(columns) else Stationary.LHS
+
+    @property
+    def summing(self) -> Stationary:
+        """What stays where results are summed over batch and rows, all of the contraction in every step: the right operand, if it has no
+        batch."""
+        return Stationary.RESULT if self.patches.batch else Stationary.RHS
+
+    @property
+    def one_step(self) -> bool:
+        """Whether one instruction can take in all of the contraction: one block, or some blocks of one axis, and nothing slides."""
+        cut = [a for a in self.patches.contracted if self.depth[a] < self.merged.sizes[a]]
+        blocks = math.prod(ceil_div(self.merged.sizes[a], self.depth[a]) for a in cut)
+        simple = not cut or (len(self.patches.contracted) == 1 and not self.rhs_bounds)
+        return simple and blocks <= MOST_BLOCKS and not self.sliding
+
+    def block(self, nest: Nest) -> int:
+        """The `block` of the instruction: 0 where a tile is just one."""
+        return next((self.depth[a] for a in self.patches.contracted if self.depth[a] < nest.axes[a].size), 0)
+
+    def operands(self, site: Site, sums: Sequence[Node]) -> Operands:
+        """What the choice of tiles weighs."""
+        space, depth = self.space(sums), tuple(self.depth[a] for a in self.patches.contracted)
+        return replace(
+            _operands(site.region, lambda tiles: self._lhs_elems(space, tiles), depth),
             overlapping=self._overlapping(),
-            sum_units=tuple(space.units.values()) if summed else None,
+            sum_units=tuple(space.units.values()) if sums else None,
+            one_step=self.one_step and not sums,
         )
+
+    def tilings(self, chip: Chip, operands: Operands, sums: Sequence[Node]) -> Iterator[Tiling]:
+        """Ways to cut every axis, of ever smaller tiles."""
+        spaces = {one: self.space(sums, one) for one in Stationary}
+        whole = self.by_kind(self.merged.sizes)
         for edge in shrinking(MATRIX_EDGE):
-            yield from (self._tiling(space, tiles) for tiles in matmul_tiles(whole, site.chip, operands, edge))
+            yield from (self._tiling(spaces[tiles.stationary], tiles) for tiles in matmul_tiles(whole, chip, operands, edge))
 
     def _overlapping(self) -> tuple[int, ...]:
         """Positions among the rows of the shorter of the two axes that slide over one."""
         short = {min((s.outer, s.inner), key=self.merged.sizes.__getitem__) for s in self.sliding if s.slides}  # type: ignore[arg-type]
         return tuple(i for i, a in enumerate(self.patches.rows) if a in short)
 
-    def _by_kind(self, sizes: Sequence[int]) -> MatmulSizes:
-        return MatmulSizes(*(tuple(sizes[a] for a in kind) for kind in self.patches.roles))
+    def by_kind(self, sizes: Sequence[int]) -> MatmulSizes:
+        """The lengths of all axes by their kinds."""
+        batch, rows, columns, contracted = (tuple(sizes[a] for a in kind) for kind in self.patches.roles)
+        return MatmulSizes(batch, rows, columns, contracted)
 
     def _lhs_elems(self, space: Space, tiles: MatmulSizes) -> int:
         """Elements of a tile of the left operand, halos as they are."""
@@ -178,14 +218,26 @@ def the_product(region: Region) -> Node:
     return node
 
 
+def rounded(region: Region) -> Value:
+    """What the product's sums become where they are only rounded to a float of 16 bits, as they leave the accumulators; else the sums."""
+    sums = the_product(region).result
+    users = [n for n in region.nodes if sums in n.inputs]
+    rounding = len(users) == 1 and users[0].op == "convert" and sums.dtype == F32 and users[0].result.dtype in (BF16, F16)
+    return users[0].result if rounding and sums not in region.results else sums
+
+
 def _operands(region: Region, lhs_elems: Callable[[MatmulSizes], int], depth: tuple[int, ...]) -> Operands:
     """Bytes that a product's tiles take: of operands as they are loaded, of the result with what is loaded and stored beside it."""
     product = the_product(region)
     made_from = {n.result: n.inputs[0] for n in region.find("convert")}
     entering = [v if v in region.inputs else made_from.get(v, v) for v in product.inputs]
-    others = dict.fromkeys((*(v for v in region.inputs if v not in entering), *region.results, product.result))
-    beside = sum(2 * v.dtype.bytes for v in others if v.shape == product.result.shape)
-    return Operands(entering[0].dtype.bytes, entering[1].dtype.bytes, beside, lhs_elems, depth)
+    others = (*(v for v in region.inputs if v not in entering), *region.results)
+
+    def beside(leaving: Value) -> int:
+        return sum(2 * v.dtype.bytes for v in dict.fromkeys((*others, leaving)) if v.shape == product.result.shape)
+
+    lhs, rhs = (v.dtype.bytes for v in entering)
+    return Operands(lhs, rhs, beside(product.result), beside(rounded(region)), lhs_elems, depth)
 
 
 def dot_levels(region: Region) -> list[Roots]:
@@ -211,27 +263,33 @@ def emit_matmul(site: Site, otherwise: Callable[[], Plans] | None = None) -> Pla
     if 0 in (*lhs.shape, *rhs.shape):
         return emit_map_with(site, {dot: 0})
     product, reductions = Product.of(dot, region), live_reductions(region)
-    levels, (made, sums), space = product.levels(whole), region.parted, product.space(reductions)
-    fields = product.accumulate(levels)
+    levels, (made, sums) = product.levels(whole), region.parted
+    fields, operands = product.accumulate(levels), product.operands(site, reductions)
 
     def attempt(tiling: Tiling) -> KernelBuilder:
-        nest = product.nest(space, tiling)
+        stays = product.summing if reductions else product.stationary(tiling)
+        nest = product.nest(product.space(reductions, stays), tiling)
+        start, end = ("prologue", "epilogue") if stays is Stationary.RESULT and not sums else ("body", "body")
         kernel = site.kernel(nest.grid)
         left, right, out = (LevelEmitter(kernel, region, product.merged, nest, level, {}, {}) for level in levels)
         below = LevelEmitter(kernel, region, product.merged, nest, product.summed(levels[2], whole), {}, {})
         acc = kernel.tile(dot.result.dtype, out.axes, "acc")
         kernel.section = "prologue"
         start_sums(kernel, below, reductions)
-        kernel.section = "body" if sums else "prologue"
+        kernel.section = start
         kernel.source = dot.source
         kernel.emit(MatmulZero(acc))
-        kernel.section = "body"
-        (a,), (b,) = left.emit([lhs]), right.emit([rhs])
-        kernel.source = dot.source
-        kernel.emit(MatmulAccumulate(acc, a, b, **fields, precision=entering_precision(site.chip, dot.attrs["precision"], a.dtype)))
-        kernel.section = "body" if sums else "epilogue"
-        out.tiles[dot.result] = out.new(dot.result.dtype)
-        kernel.emit(MatmulRead(out.tiles[dot.result], acc))
+        kernel.section = "prologue" if stays is Stationary.LHS else "body"
+        (a,) = left.emit([lhs])
+        kernel.section = "prologue" if stays is Stationary.RHS else "body"
+        (b,) = right.emit([rhs])
+        kernel.section, kernel.source = "body", dot.source
+        precision = entering_precision(site.chip, dot.attrs["precision"], a.dtype)
+        kernel.emit(MatmulAccumulate(acc, a, b, **fields, precision=precision, block=product.block(nest)))
+        kernel.section = end
+        leaving = rounded(region) if operands.rounds(product.by_kind(tiling.tile), site.chip) else dot.result
+        out.tiles[leaving] = out.new(leaving.dtype)
+        kernel.emit(MatmulRead(out.tiles[leaving], acc))
         out.emit(made)
         out.store(region.stored(made))
         add_sums(kernel, out, below, reductions, below.level.missing)
@@ -240,4 +298,4 @@ def emit_matmul(site: Site, otherwise: Callable[[], Plans] | None = None) -> Pla
         below.store(region.stored(sums))
         return kernel
 
-    return site.planned(attempt, lambda rule: product.tilings(site, space, summed=bool(reductions)), otherwise)
+    return site.planned(attempt, lambda rule: product.tilings(site.chip, operands, reductions), otherwise)
