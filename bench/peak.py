@@ -64,7 +64,7 @@ def _share_of_step(chip: Chip, m: int, n: int) -> float:
     ideal = 2 * m * n * DEPTH * chip.cores / chip.peak_flops("bf16")
     arrays = chip.matrix_cycles(1, m, n, DEPTH, "bf16") / chip.clock_hz
     rate = max(chip.core_bandwidth(chip.cores), chip.core_cache_bytes_per_second)
-    hidden = chip.dma_seconds * 2 + BF16_BYTES * DEPTH * (m + n) / rate if not chip.keeps_arrays else 0.0
+    hidden = chip.dma_seconds * 2 + BF16_BYTES * DEPTH * (m + n) / rate if chip.array_space != "vmem" else 0.0
     return ideal / max(arrays, hidden)
 
 

@@ -152,7 +152,7 @@ class Run:
     def _check_core(self, i: Resolved, at: At, what: str, where: tuple[Any, ...]) -> None:
         """A core reaches only what it has itself of an array that stays in VMEM."""
         access, cores = self.plan.windows[i.number], self.plan.on_chip.chip.cores
-        if cores == 1 or not self.plan.hbm.buffers[access.window.buffer].is_resident:
+        if cores == 1 or not self.plan.hbm.buffers[access.window.buffer].is_parted:
             return
         own, touched = core_of(at.point, self.plan.nest.points, cores), access.cores(cores)[where]
         if not (touched == own).all():
@@ -160,7 +160,7 @@ class Run:
             raise self.site(i, at).hazard(f"on core {own} {what} what core {other} has of buffer {access.window.buffer} in its VMEM")
 
     def _nothing(self, buffer: int) -> str:
-        tiles = ", or tiles have taken its place since," if self.plan.hbm.buffers[buffer].is_resident else ""
+        tiles = ", or tiles have taken its place since," if self.plan.hbm.buffers[buffer].is_parted else ""
         return f"nothing has written{tiles}"
 
     def check_write(self, i: Resolved, at: At, where: tuple[Any, ...], clock: list[int]) -> None:

@@ -104,7 +104,7 @@ class _Checks:
 
     def _keeps_apart(self, window: Window) -> None:
         buffer = self.buffers[window.buffer]
-        found = strays(self.kernel, window, buffer.elems, self.chip.cores) if buffer.is_resident else ""
+        found = strays(self.kernel, window, buffer.elems, self.chip.cores) if buffer.is_parted else ""
         if found:
             raise Refusal(f"one core may touch what another has of buffer {window.buffer}, which stays in vmem: {found}")
 

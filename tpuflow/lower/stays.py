@@ -1,4 +1,4 @@
-"""Where the arrays of a Program could stay in VMEM: all their lives, from where they are made to a copy to HBM, or from a copy from HBM on.
+"""Where the arrays of a Program could stay on the chip: always, from where they are made to a copy to HBM, or from a copy from HBM on.
 
 A copy moves an array while kernels run, in what these leave of the memory bus. It is worth it where kernels move more of the array
 meanwhile than the copy does, and where they gain more than they may have to wait for it.
@@ -16,9 +16,10 @@ from tpuflow.isa.instruction import QUEUES, Tile
 from tpuflow.isa.liveness import Timeline
 from tpuflow.isa.loop_nest import LoopNest
 from tpuflow.isa.program import Kernel, Program
+from tpuflow.isa.reuse import reuse
 
 COPIES_AHEAD = 8
-"""Kernels at most that a copy from HBM goes ahead of its first reader: it takes place in VMEM all that time."""
+"""Kernels at most that a copy from HBM goes ahead of its first reader: it takes place on the chip all that time."""
 WORTH_COPYING = 2
 """Times a move's start-up that a copy must save of the time of the memory bus."""
 Site = tuple[str, int]
@@ -27,7 +28,8 @@ Site = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What one kernel, at `tick`, moves from and to a buffer, in bytes of the bus; it `strays` if one core may touch another's part."""
+    """What one kernel, at `tick`, moves from and to a buffer, in bytes of the bus. It
+    `strays` if one core may touch what another has in its VMEM."""
 
     tick: int
     read: int = 0
@@ -41,10 +43,10 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class VmemRange:
-    """`buffer` in VMEM from tick `first` to `last`; `accesses` are those of kernels that reach it there.
+class Stay:
+    """`buffer` on the chip from tick `first` to `last`; `accesses` are those of kernels that reach it there.
 
-    With a copy, from HBM if it `loads`, else to it, it is in VMEM under another number; without one it is there all its life. The copy
+    With a copy, from HBM if it `loads`, else to it, it is there under another number; without one it is there all its life. The copy
     `begins` at one place and is `awaited` at another, and kernels at the ticks `meanwhile` run in between.
     """
 
@@ -72,7 +74,7 @@ class Bus:
 
     @classmethod
     def of(cls, program: Program, timeline: Timeline) -> Bus:
-        """Before anything stays in VMEM."""
+        """Before anything stays on the chip."""
         chip, nothing = program.chip, [0.0] * len(timeline.blocks)
         found = cls(program, 1 / (chip.cores * chip.core_bandwidth(chip.cores)), defaultdict(list), nothing, nothing.copy())
         for tick, block in enumerate(timeline.blocks):
@@ -90,7 +92,7 @@ class Bus:
         return self.program.chip
 
     def _kernel(self, tick: int, kernel: Kernel) -> None:
-        nest = LoopNest(kernel.grid)
+        nest, times, parts = LoopNest(kernel.grid), reuse(kernel, self.chip), self.chip.cores if self.chip.array_space == "vmem" else 1
         cycles: dict[str, float] = dict.fromkeys(QUEUES, 0.0)
         found: dict[int, dict[str, int]] = {}
         for name, section in kernel.sections:
@@ -100,8 +102,8 @@ class Bus:
                 cycles[instruction.queue] += runs * cost.cycles
                 for role, window in instruction.windows():
                     moved = found.setdefault(window.buffer, {"read": 0, "write": 0, "strays": 0})
-                    moved["strays"] += bool(strays(kernel, window, self.program.buffers[window.buffer].elems, self.chip.cores))
-                    moved[role] += runs * cost.bus_bytes
+                    moved["strays"] += bool(strays(kernel, window, self.program.buffers[window.buffer].elems, parts))
+                    moved[role] += runs * cost.bus_bytes // times.get(window, 1)  # the others come from the cache
                     if instruction.has("updates"):
                         moved["read"] += 1  # the half of it that is read: enough to tell that it is
         self.compute[tick] = max(cycles.values()) / self.chip.clock_hz / self.chip.cores
@@ -109,11 +111,11 @@ class Bus:
             self.accesses[buffer].append(Access(tick, moved["read"], moved["write"], strays=moved["strays"] > 0))
             self.busy[tick] += self.a_byte * (moved["read"] + moved["write"])
 
-    def gains(self, stay: VmemRange, count_bytes: int) -> bool:
+    def gains(self, stay: Stay, count_bytes: int) -> bool:
         """Whether kernels gain more by a stay than its copy may make the chip wait."""
         return sum(map(self._gain, stay.accesses)) > max(0.0, self.a_byte * count_bytes - sum(map(self.spare, stay.meanwhile)))
 
-    def move(self, stay: VmemRange, count_bytes: int) -> None:
+    def move(self, stay: Stay, count_bytes: int) -> None:
         """A stay's accesses leave the bus, and its copy uses what kernels leave of it."""
         for access in stay.accesses:
             self.busy[access.tick] -= self.a_byte * access.moved
@@ -138,7 +140,7 @@ def _whole(tile: Tile) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class VmemRanges:
+class Stays:
     """Finds where buffers could stay. `lines`: the ticks of every list of blocks, one a block; `hosts`: buffers that something other than
     kernels touches."""
 
@@ -149,18 +151,18 @@ class VmemRanges:
     hosts: frozenset[int]
 
     @classmethod
-    def of(cls, program: Program, timeline: Timeline, bus: Bus, hosts: frozenset[int]) -> VmemRanges:
+    def of(cls, program: Program, timeline: Timeline, bus: Bus, hosts: frozenset[int]) -> Stays:
         """Look at all lists of blocks."""
         lines: dict[str, list[int]] = defaultdict(list)
         for tick, place in enumerate(timeline.places):
             lines[_split(place)[0]].append(tick)
         return cls(program, timeline, bus, lines, hosts)
 
-    def all(self, buffers: Sequence[int]) -> Iterator[VmemRange]:
-        """Every stay of these buffers that moves fewer bytes of HBM, and in which every core keeps to its own part."""
+    def all(self, buffers: Sequence[int]) -> Iterator[Stay]:
+        """Every stay of these buffers that moves fewer bytes of HBM, and in which every core that has a part of its own keeps to it."""
         yield from (stay for stay in self._all(buffers) if not any(a.strays for a in stay.accesses))
 
-    def _all(self, buffers: Sequence[int]) -> Iterator[VmemRange]:
+    def _all(self, buffers: Sequence[int]) -> Iterator[Stay]:
         given = {p.buffer for p in self.program.inputs} | {c.buffer for c in self.program.constants}
         ports = given | {p.buffer for p in self.program.outputs}
         for n in buffers:
@@ -168,13 +170,13 @@ class VmemRanges:
             if n in self.hosts or not accesses or not self.program.buffers[n].bytes:
                 continue
             if n not in ports:
-                yield VmemRange(n, *self.timeline.spans[n], tuple(accesses), sum(a.moved for a in accesses))
+                yield Stay(n, *self.timeline.spans[n], tuple(accesses), sum(a.moved for a in accesses))
             if n not in given and not accesses[0].read:
                 yield from self._from_the_start(n, accesses, kept=n in ports)
             yield from self._from_a_copy_on(n, accesses)
 
-    def _from_the_start(self, n: int, accesses: Sequence[Access], *, kept: bool) -> Iterator[VmemRange]:
-        """Made in VMEM, copied to HBM behind its last write there, for whoever reads it later, or because it is `kept`."""
+    def _from_the_start(self, n: int, accesses: Sequence[Access], *, kept: bool) -> Iterator[Stay]:
+        """Made on the chip, copied to HBM behind its last write there, for whoever reads it later, or because it is `kept`."""
         path, _ = self._site(accesses[0])
         written = 0
         for j, access in enumerate(accesses if kept else accesses[:-1]):
@@ -189,11 +191,9 @@ class VmemRanges:
             awaited = self._hidden(n, path, begins, len(self.lines[path]) if limit is None else limit)
             last = max(access.tick, self._end(path, awaited - 1))
             meanwhile = tuple(self.lines[path][begins:awaited])
-            yield VmemRange(
-                n, accesses[0].tick, last, tuple(accesses[: j + 1]), saved, (path, begins), (path, awaited), meanwhile=meanwhile
-            )
+            yield Stay(n, accesses[0].tick, last, tuple(accesses[: j + 1]), saved, (path, begins), (path, awaited), meanwhile=meanwhile)
 
-    def _from_a_copy_on(self, n: int, accesses: Sequence[Access]) -> Iterator[VmemRange]:
+    def _from_a_copy_on(self, n: int, accesses: Sequence[Access]) -> Iterator[Stay]:
         """Copied from HBM ahead of some readers."""
         for i, first in enumerate(accesses):
             path, position = self._site(first)
@@ -210,9 +210,7 @@ class VmemRanges:
                     begins = self._ahead(n, path, position, earliest)
                     here, line = tuple(accesses[i : j + 1]), self.lines[path]
                     meanwhile = tuple(line[begins:position])
-                    yield VmemRange(
-                        n, line[begins], access.tick, here, saved, (path, begins), (path, position), loads=True, meanwhile=meanwhile
-                    )
+                    yield Stay(n, line[begins], access.tick, here, saved, (path, begins), (path, position), loads=True, meanwhile=meanwhile)
 
     def _end(self, path: str, position: int) -> int:
         """The last tick of a block, nested ones included."""
