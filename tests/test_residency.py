@@ -35,7 +35,7 @@ from tpuflow.isa.file import from_bytes, to_bytes
 from tpuflow.isa.instruction import Instruction, Tile
 from tpuflow.isa.liveness import Timeline
 from tpuflow.isa.program import Kernel, Loop, Program
-from tpuflow.isa.reuse import reuse, reused_bytes
+from tpuflow.isa.reuse import reuse
 from tpuflow.lower.residency import keep_on_chip
 from tpuflow.pjrt.executable import _fresh_bytes
 from tpuflow.reports.memory import memory_map
@@ -140,7 +140,7 @@ def test_an_array_stays_if_there_is_room_beside_what_every_kernel_takes_meanwhil
     row = get_chip(chip)
     small = _chain(row, 512)
     assert small.resident
-    tiles, again = max(k.vmem_bytes for k in memory_map(small).kernels), max(reused_bytes(k, row) for k in small.kernels())
+    tiles, again = max(k.vmem_bytes for k in memory_map(small).kernels), max(reuse(k, row).bytes for k in small.kernels())
     crowded = replace(row, vmem_bytes=tiles + 2**20) if row.array_space == "vmem" else replace(row, cmem_bytes=again + 2**20)
     assert not keep_on_chip(replace(_in_hbm(small), chip=crowded)).resident, "2 MiB do not fit in the 1 that is left"
     assert keep_on_chip(replace(_in_hbm(small), chip=row)).resident == small.resident
@@ -174,9 +174,8 @@ def test_nothing_stays_where_cores_share_a_cache_that_fills_itself() -> None:
 def test_what_a_kernel_reads_again_from_cmem_leaves_no_room_there_for_an_array() -> None:
     row, shapes = get_chip("tpu-v4"), [jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in ((8192, 2048), (2048, 8192))]
     program = compile_function(lambda x, w: jnp.sort(jnp.exp(x) @ w, axis=1), shapes, chip=row)
-    product = max(program.kernels(), key=lambda k: reused_bytes(k, row))
-    taken = reused_bytes(product, row)
-    assert 2**20 < taken <= row.cache_bytes and set(reuse(product, row).values()) - {1}
+    taken = max(reuse(k, row).bytes for k in program.kernels())
+    assert 2**20 < taken <= row.cache_bytes
     assert not keep_on_chip(replace(_in_hbm(program), chip=replace(row, cmem_bytes=taken))).resident
 
 

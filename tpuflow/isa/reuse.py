@@ -17,19 +17,23 @@ from tpuflow.isa.instruction import Window
 from tpuflow.isa.program import Kernel
 
 
-def reuse(kernel: Kernel, chip: Chip) -> Mapping[Window, int]:
-    """For every window that is read again from the cache: how often the same data are read in all."""
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """For every window that is read again from the cache, how often the same data are read in all; and the `bytes` of the cache that hold
+    them until they are."""
+
+    times: Mapping[Window, int]
+    bytes: int
+
+
+def reuse(kernel: Kernel, chip: Chip) -> Reuse:
+    """What a kernel reads again from the chip's cache; nothing where it has none."""
     if not chip.cache_bytes:
-        return {}
+        return Reuse({}, 0)
     trips = _Trips.of(kernel, chip)
-    found = {w: math.prod(trips.sizes[a] for a in axes) for w, axes in trips.again(chip).items()}
-    return {w: times for w, times in found.items() if times > 1}
-
-
-def reused_bytes(kernel: Kernel, chip: Chip) -> int:
-    """Bytes of the cache that hold what `reuse` reads again, until it is."""
-    trips = _Trips.of(kernel, chip)
-    return sum(trips.stretch_bytes(w, min(axes, key=trips.order.index)) for w, axes in trips.again(chip).items() if axes)
+    again = {w: axes for w, axes in trips.again(chip).items() if axes}
+    times = {w: math.prod(trips.sizes[a] for a in axes) for w, axes in again.items()}
+    return Reuse(times, sum(trips.stretch_bytes(w, min(axes, key=trips.order.index)) for w, axes in again.items()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tpuflow.chips import Chip
 from tpuflow.isa.liveness import Timeline, touched
 from tpuflow.isa.occupancy import tile_end
 from tpuflow.isa.program import Buffer, Kernel, Program
-from tpuflow.isa.reuse import reused_bytes
 from tpuflow.lower.addresses import ALIGNMENT_BYTES, Request, aligned, assign
 from tpuflow.lower.copies import Placed, with_copies
 from tpuflow.lower.lifetimes import FOREVER, Span
@@ -51,7 +49,7 @@ def _placed(program: Program, timeline: Timeline) -> Sequence[Placed]:
     hosts = frozenset(b for block in timeline.blocks if not isinstance(block, Kernel) for b, _ in touched(block))
     bus = Bus.of(program, timeline)
     candidates = list(Stays.of(program, timeline, bus, hosts).all(range(len(program.buffers))))
-    floors = _floors(timeline, program.chip)
+    floors = _FLOORS[program.chip.array_space](timeline, bus)
 
     def worth(stay: Stay, power: float) -> tuple[float, int, int]:
         ticks = stay.last - stay.first + 1
@@ -86,16 +84,19 @@ def _chosen(stays: Sequence[Stay], program: Program, bus: Bus, floors: np.ndarra
     return found
 
 
-def _floors(timeline: Timeline, chip: Chip) -> np.ndarray:
-    """What the kernel of every tick takes of the memory where arrays stay; of VMEM in the numbering of all cores together."""
-    taken = _TAKEN[chip.array_space]
-    return np.asarray([taken(b, chip) if isinstance(b, Kernel) else 0 for b in timeline.blocks], np.int64)
+def _tile_ends(timeline: Timeline, bus: Bus) -> np.ndarray:
+    """The end of the tiles in VMEM at every tick, in the numbering of all cores together."""
+    chip = bus.chip
+    return np.asarray([chip.cores * tile_end(b, "vmem", chip) if isinstance(b, Kernel) else 0 for b in timeline.blocks], np.int64)
 
 
-_TAKEN: Mapping[str, Callable[[Kernel, Chip], int]] = {
-    "vmem": lambda kernel, chip: chip.cores * tile_end(kernel, "vmem", chip),
-    "cmem": reused_bytes,
-}
+def _read_again(timeline: Timeline, bus: Bus) -> np.ndarray:
+    """What kernels read again from CMEM, at every tick."""
+    return np.asarray(bus.again, np.int64)
+
+
+_FLOORS: Mapping[str, Callable[[Timeline, Bus], np.ndarray]] = {"vmem": _tile_ends, "cmem": _read_again}
+"""What is taken of each memory where arrays stay."""
 
 
 @dataclass(slots=True)

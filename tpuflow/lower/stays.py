@@ -64,19 +64,22 @@ class Stay:
 @dataclass(frozen=True, slots=True)
 class Bus:
     """Seconds that each tick's kernel takes to compute, and keeps the memory bus `busy`, as far as can be told from costs; the accesses of
-    every buffer. Ranges that are settled change `busy`."""
+    every buffer; the bytes of the chip's cache that hold what it reads `again`. Ranges that are settled change `busy`."""
 
     program: Program
     a_byte: float
     accesses: Mapping[int, list[Access]]
     compute: list[float]
     busy: list[float]
+    again: list[int]
 
     @classmethod
     def of(cls, program: Program, timeline: Timeline) -> Bus:
         """Before anything stays on the chip."""
         chip, nothing = program.chip, [0.0] * len(timeline.blocks)
-        found = cls(program, 1 / (chip.cores * chip.core_bandwidth(chip.cores)), defaultdict(list), nothing, nothing.copy())
+        found = cls(
+            program, 1 / (chip.cores * chip.core_bandwidth(chip.cores)), defaultdict(list), nothing, nothing.copy(), [0] * len(nothing)
+        )
         for tick, block in enumerate(timeline.blocks):
             if isinstance(block, Kernel):
                 found._kernel(tick, block)
@@ -92,7 +95,8 @@ class Bus:
         return self.program.chip
 
     def _kernel(self, tick: int, kernel: Kernel) -> None:
-        nest, times, parts = LoopNest(kernel.grid), reuse(kernel, self.chip), self.chip.cores if self.chip.array_space == "vmem" else 1
+        nest, cached, parts = LoopNest(kernel.grid), reuse(kernel, self.chip), self.chip.cores if self.chip.array_space == "vmem" else 1
+        self.again[tick] = cached.bytes
         cycles: dict[str, float] = dict.fromkeys(QUEUES, 0.0)
         found: dict[int, dict[str, int]] = {}
         for name, section in kernel.sections:
@@ -103,7 +107,7 @@ class Bus:
                 for role, window in instruction.windows():
                     moved = found.setdefault(window.buffer, {"read": 0, "write": 0, "strays": 0})
                     moved["strays"] += bool(strays(kernel, window, self.program.buffers[window.buffer].elems, parts))
-                    moved[role] += runs * cost.bus_bytes // times.get(window, 1)  # the others come from the cache
+                    moved[role] += runs * cost.bus_bytes // cached.times.get(window, 1)  # the others come from the cache
                     if instruction.has("updates"):
                         moved["read"] += 1  # the half of it that is read: enough to tell that it is
         self.compute[tick] = max(cycles.values()) / self.chip.clock_hz / self.chip.cores

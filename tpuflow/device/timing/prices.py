@@ -142,7 +142,7 @@ class PricedKernel:
 def price(kernel: Kernel, machine: Machine, resident: Set[int] = frozenset()) -> PricedKernel:
     """Ask every instruction of a kernel what it costs, on a Program whose buffers `resident` stay on the chip."""
     ragged = tuple(sorted({x.grid for i in kernel.instructions for t in _tiles(i) for x in t.axes if _is_ragged(x)}))
-    times = reuse(kernel, machine.chip)
+    times = reuse(kernel, machine.chip).times
     sections = tuple(_lined_up([_priced(i, ragged, machine.rates, times, resident) for i in section]) for _, section in kernel.sections)
     return PricedKernel(kernel, ragged, sections)
 
