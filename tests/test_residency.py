@@ -213,6 +213,31 @@ def test_cores_take_no_longer_with_arrays_that_stay(chip: str) -> None:
     assert kept.work.hbm_bytes + kept.work.resident_bytes == without.work.hbm_bytes and kept.work.resident_bytes > 0
 
 
+def _from_the_mean(x: Any, w: Any) -> Any:
+    """A product with the sum of its rows, which cores add up step by step, and a kernel over the same rows."""
+    y = x @ w
+    return jnp.tanh(y - y.mean(0))
+
+
+def test_cores_keep_the_rows_of_their_steps_where_they_share_a_point() -> None:
+    chip, shapes = get_chip("tpu-v5p"), ((2048, 256), (256, 128))
+    arguments = [jax.ShapeDtypeStruct(size, np.float32) for size in shapes]
+    kept, without = (compile_function(_from_the_mean, arguments, chip=row) for row in (chip, without_a_place(chip)))
+    product, rows = kept.kernels()
+    assert not product.parallel and rows.parallel and len(kept.resident) == 1 and not without.resident
+    verify(kept)
+    rng = np.random.default_rng(4)
+    arrays = [rng.normal(size=size).astype(np.float32) for size in shapes]
+    for engine, fidelity in (("reference", "bitexact"), ("fast", "bitexact"), ("fast", "native")):
+        one, other = (Executable(p, engine=engine, fidelity=fidelity).launch(arrays)[0] for p in (kept, without))
+        assert one[0].tobytes() == other[0].tobytes(), (engine, fidelity)
+    crowd = replace(kept, chip=replace(chip, cores=16))
+    with pytest.raises(ProgramError, match=r"outermost sequential axis has 4 trips; expected a multiple of the 16 cores"):
+        verify(crowd)
+    with pytest.raises(HazardError, match=r"on core 0 writes what core 1 has of buffer \d+ in its VMEM"):
+        ReferenceEngine(crowd, verify=False, schedule="late").launch(arrays)
+
+
 def test_an_array_of_several_cores_takes_its_part_of_each_ones_vmem() -> None:
     chip = get_chip("tpu-v3")
     verify(replace(vmem_program(first=2 * chip.vmem_bytes - 2**14), chip=chip))

@@ -23,6 +23,11 @@ def share(kernel: Kernel, chip: Chip) -> tuple[Division, PartialSums]:
     return found, partial_sums(chip, [(t.shape, t.dtype.bytes) for t in accumulators], found.share)
 
 
+def works_apart(kernel: Kernel) -> bool:
+    """Whether cores may take steps of a point: each only adds to what others do."""
+    return LoopNest(kernel.grid).steps > 1 and _only_accumulates(kernel, tuple(_accumulators(kernel)))
+
+
 def _accumulators(kernel: Kernel) -> Iterator[Tile]:
     """Tiles that the body adds to, step after step."""
     written: set[Tile] = set()

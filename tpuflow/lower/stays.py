@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tpuflow.chips import Chip
-from tpuflow.isa.core_parts import strays
+from tpuflow.isa.core_parts import CoreParts
 from tpuflow.isa.instruction import QUEUES, Tile
 from tpuflow.isa.liveness import Timeline
 from tpuflow.isa.loop_nest import LoopNest
@@ -95,7 +95,8 @@ class Bus:
         return self.program.chip
 
     def _kernel(self, tick: int, kernel: Kernel) -> None:
-        nest, cached, parts = LoopNest(kernel.grid), reuse(kernel, self.chip), self.chip.cores if self.chip.array_space == "vmem" else 1
+        nest, cached = LoopNest(kernel.grid), reuse(kernel, self.chip)
+        parts = CoreParts.of(kernel, self.chip.cores if self.chip.array_space == "vmem" else 1)
         self.again[tick] = cached.bytes
         cycles: dict[str, float] = dict.fromkeys(QUEUES, 0.0)
         found: dict[int, dict[str, int]] = {}
@@ -106,7 +107,7 @@ class Bus:
                 cycles[instruction.queue] += runs * cost.cycles
                 for role, window in instruction.windows():
                     moved = found.setdefault(window.buffer, {"read": 0, "write": 0, "strays": 0})
-                    moved["strays"] += bool(strays(kernel, window, self.program.buffers[window.buffer].elems, parts))
+                    moved["strays"] += bool(parts.strays(window, self.program.buffers[window.buffer].elems))
                     moved[role] += runs * cost.bus_bytes // cached.times.get(window, 1)  # the others come from the cache
                     if instruction.has("updates"):
                         moved["read"] += 1  # the half of it that is read: enough to tell that it is

@@ -15,7 +15,6 @@ from tpuflow.device.reference.plan import KernelPlan
 from tpuflow.device.resolved import QUEUE_NUMBER, Resolved
 from tpuflow.isa import dma
 from tpuflow.isa.arithmetic import Arithmetic
-from tpuflow.isa.core_parts import core_of
 from tpuflow.isa.instruction import Instruction
 from tpuflow.isa.loop_nest import At
 from tpuflow.isa.trip import Trip
@@ -154,7 +153,7 @@ class Run:
         access, cores = self.plan.windows[i.number], self.plan.on_chip.chip.cores
         if cores == 1 or not self.plan.hbm.buffers[access.window.buffer].is_parted:
             return
-        own, touched = core_of(at.point, self.plan.nest.points, cores), access.cores(cores)[where]
+        own, touched = self.plan.parts.core(at), access.cores(cores)[where]
         if not (touched == own).all():
             other = int(touched[touched != own][0])
             raise self.site(i, at).hazard(f"on core {own} {what} what core {other} has of buffer {access.window.buffer} in its VMEM")
