@@ -108,8 +108,8 @@ THRESHOLDS = (
     Threshold("tpuflow.lower.tiling", "ROOM_MOVES", "moves that a byte of VMEM which tiles take is worth", "fit on BERT-base, tpu-v6e"),
     Threshold("tpuflow.lower.tiling", "UNHIDDEN", "turns beside which nothing else passes", "the first tile's way in, the last one's out"),
     Threshold("tpuflow.lower.tiling", "HIDDEN_SHARE", "share of a step's moves below which a start-up is not hidden", RULE),
-    Threshold("tpuflow.lower.vmem_ranges", "COPIES_AHEAD", "kernels that a copy from HBM goes ahead of its reader", RULE),
-    Threshold("tpuflow.lower.vmem_ranges", "WORTH_COPYING", "start-ups of moves that a copy must save", RULE),
+    Threshold("tpuflow.lower.stays", "COPIES_AHEAD", "kernels that a copy from HBM goes ahead of its reader", RULE),
+    Threshold("tpuflow.lower.stays", "WORTH_COPYING", "start-ups of moves that a copy must save", RULE),
 )
 
 
