@@ -78,6 +78,7 @@ ROWS: tuple[tuple[str, Callable[[], StepConfig], str, Vendor | None], ...] = (
     ("ResNet-50, batch 32, momentum", resnet_50, "tpu-v3", Vendor(1.27, 11.2)),
     ("GPT-2 124M, batch 8, sequence 1,024, AdamW", gpt2_124m, "tpu-v5p", None),
     ("ResNet-50, batch 32, momentum", resnet_50, "tpu-v5p", Vendor(1.25, 9.6)),
+    ("ResNet-50, batch 32, momentum", resnet_50, "tpu-v4", None),
     ("TinyLlama, 8 layers, batch 4, sequence 1,024, AdamW", llama_8, "tpu-v5e", Vendor(4.95)),
     ("TinyLlama, 8 layers, batch 4, sequence 1,024, AdamW", llama_8, "tpu-v3", None),
 )
@@ -85,11 +86,11 @@ ROWS: tuple[tuple[str, Callable[[], StepConfig], str, Vendor | None], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Temporaries of a step, its traffic and what it moves within VMEM, in GB; its modelled milliseconds."""
+    """Temporaries of a step, its traffic and what it moves within the chip, in GB; its modelled milliseconds."""
 
     temporaries: float
     traffic: float
-    within_vmem: float
+    within_chip: float
     ms: float
 
     @classmethod
@@ -100,8 +101,8 @@ class Planned:
         except OutOfMemoryError:
             return None
         time, memory = sink_time(program, STEPS), memory_analysis(program)
-        hbm, vmem = time.work.hbm_bytes / STEPS, time.work.vmem_bytes / STEPS
-        return cls(memory.temp_size_in_bytes / 1e9, hbm / 1e9, vmem / 1e9, 1e3 * time.seconds / STEPS)
+        hbm, kept = time.work.hbm_bytes / STEPS, time.work.resident_bytes / STEPS
+        return cls(memory.temp_size_in_bytes / 1e9, hbm / 1e9, kept / 1e9, 1e3 * time.seconds / STEPS)
 
 
 @contextmanager
@@ -118,7 +119,7 @@ def keeping() -> Iterator[None]:
 ABOUT = """# Memory of training steps
 
 Made by `python -m bench.memory`; do not edit. Mixed bf16; temporaries are all that is neither parameter, optimizer state nor batch;
-traffic is what a step moves to and from HBM, and "in VMEM" what it moves to and from arrays that stay there; times are modelled
+traffic is what a step moves to and from HBM, and "on chip" what it moves to and from arrays that stay there; times are modelled
 ([how](timing.md)).
 
 What keeps temporaries low: `Rematerialize` computes again, in a kernel of the backward pass that reads what they are made of, softmax,
@@ -129,17 +130,17 @@ The columns "kept" are of the same compiler without `Rematerialize`.
 XLA:TPU's columns are what the vendor's compiler plans for the same steps ([`tpuflow compare`](reports.md#beside-xlatpu) with jax 0.10.2
 and libtpu 0.0.52; on tpu-v3 for one of its two cores). Both keep whole arrays in VMEM from kernel to kernel, and copy others to it or
 from it for a part of their lives, while kernels run ([how](architecture.md)); of several cores each keeps what it alone reads and writes,
-which is little where a gradient sums over the rows that the cores share. Where ours is lower, attention stores neither scores nor weights
-(`JoinProducts`). Traffic and "in VMEM" both count what copies move.
+which is little where a gradient sums over the rows that the cores share. The CMEM of tpu-v4 all its cores reach, so that it keeps any.
+Where ours is lower, attention stores neither scores nor weights (`JoinProducts`). Traffic and "on chip" both count what copies move.
 
-| step | chip | temporaries GB | kept | XLA:TPU | traffic GB | kept | XLA:TPU | in VMEM GB | ms | kept |
+| step | chip | temporaries GB | kept | XLA:TPU | traffic GB | kept | XLA:TPU | on chip GB | ms | kept |
 |---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
 def line(name: str, chip: str, now: Planned | None, kept: Planned | None, vendor: Vendor | None) -> str:
     """A row of the table."""
-    ours, before = ([p.temporaries, p.traffic, p.within_vmem, p.ms] if p else [None] * 4 for p in (now, kept))
+    ours, before = ([p.temporaries, p.traffic, p.within_chip, p.ms] if p else [None] * 4 for p in (now, kept))
     theirs = [vendor.temporaries, vendor.traffic] if vendor else [None] * 2
     cells = [(ours[0], 2), (before[0], 2), (theirs[0], 2), (ours[1], 1), (before[1], 1), (theirs[1], 1)]
     cells += [(ours[2], 1), (ours[3], 1), (before[3], 1)]

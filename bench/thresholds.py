@@ -79,7 +79,7 @@ THRESHOLDS = (
         also=(f"{PASSES}.unit_seconds",),
     ),
     Threshold("tpuflow.lower.tiling", "HIDDEN_SHARE", "share of a step's moves below which a start-up is not hidden", RULE),
-    Threshold("tpuflow.lower.vmem_ranges", "COPIES_AHEAD", "kernels that a copy from HBM goes ahead of its reader", RULE),
+    Threshold("tpuflow.lower.stays", "COPIES_AHEAD", "kernels that a copy from HBM goes ahead of its reader", RULE),
 )
 
 

@@ -100,7 +100,7 @@ def test_multiply_adds_and_bytes_are_the_same_in_graph_program_and_timing(name):
     assert written == work.written_bytes >= _bytes(graph.outputs)
     # The timing counts the part of a window that a padded edge cuts off; where nothing is padded there is none.
     assert _bytes(graph.inputs) <= read <= work.read_bytes <= (1.1 if name == "LeNet5" else 1.0) * read
-    assert 0 < moved["vmem", "read"] <= work.vmem_read_bytes and 0 < moved["vmem", "write"] <= work.vmem_written_bytes
+    assert 0 < moved["vmem", "read"] <= work.resident_read_bytes and 0 < moved["vmem", "write"] <= work.resident_written_bytes
 
 
 @pytest.mark.parametrize("name", MODELS)

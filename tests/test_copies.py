@@ -15,6 +15,7 @@ import pytest
 
 from tests.program_builder import substitute
 from tests.programs import VMEM_PLACE, copies_program
+from tests.test_residency import PLACES, without_a_place
 from tpuflow.chips import get_chip
 from tpuflow.compiler import compile_function
 from tpuflow.device.fast.engine import FastEngine
@@ -34,7 +35,7 @@ from tpuflow.isa.program import Block, Copy, Kernel, Program, walk
 from tpuflow.reports.profile import profile
 from tpuflow.reports.trace import COPIES, trace
 
-CHIPS = ("generic", "tpu-v5e")  # of 16 MiB of VMEM, and of 128
+CHIPS = ("generic", "tpu-v5e", "tpu-v4")  # of 16 MiB of VMEM, of 128, and of 128 of CMEM
 X, Y = (np.random.default_rng(n).normal(size=(16, 256)).astype(np.float32) for n in range(2))
 MAKE, EVICT, PREFETCH, BETWEEN, AWAIT_PREFETCH, AWAIT_EVICT, READER, LAST = range(8)
 """Blocks of `copies_program`."""
@@ -75,8 +76,8 @@ def _compiled(name: str, chip: str) -> Program:
 
 @functools.cache
 def _without(name: str, chip: str) -> Program:
-    row = replace(get_chip(chip), vmem_bytes_per_second=0.0)
-    program = compile_function(ROWS[name], (jax.ShapeDtypeStruct(SHAPE, np.float32),), name=name, chip=row)
+    shapes = (jax.ShapeDtypeStruct(SHAPE, np.float32),)
+    program = compile_function(ROWS[name], shapes, name=name, chip=without_a_place(chip))
     return replace(program, chip=get_chip(chip))
 
 
@@ -229,7 +230,7 @@ FAULTS: dict[Callable[[], Program], tuple[str, str]] = {
         r"^kernel 6 'last', body\[\d+\] load.*reads what has not arrived yet in buffer 4",
     ),
     copied_before_it_is_made: (
-        r"^copy 0: takes buffer 2, which is not written, or overwritten by another or by tiles at its addresses, here",
+        r"^copy 0: takes buffer 2, which is not written, or overwritten by another( or by tiles)? at its addresses, here",
         r"^copy 0: buffer 2 is read before all of it was written",
     ),
     evicted_too_early: (
@@ -264,24 +265,30 @@ def test_the_program_without_a_fault_is_right(schedule: str) -> None:
     assert np.array_equal(np.asarray(fast), (-Y + -X) + X)
 
 
-@pytest.mark.parametrize("plant", FAULTS, ids=lambda f: f.__name__)
-def test_the_verifier_refuses_a_fault_of_a_copy(plant: Callable[[], Program]) -> None:
+PLANTED = [
+    (plant, place) for plant in FAULTS for place in PLACES if place == "vmem" or plant not in (evicted_too_early, arrives_where_tiles_are)
+]
+"""Tiles are in VMEM alone."""
+
+
+@pytest.mark.parametrize(("plant", "place"), PLANTED)
+def test_the_verifier_refuses_a_fault_of_a_copy(plant: Callable[[], Program], place: str) -> None:
     with pytest.raises(ProgramError, match=FAULTS[plant][0]):
-        verify(plant())
+        verify(PLACES[place](plant()))
 
 
 @pytest.mark.parametrize("schedule", ["late", "early"])
-@pytest.mark.parametrize("plant", FAULTS, ids=lambda f: f.__name__)
-def test_the_reference_engine_finds_a_fault_of_a_copy(plant: Callable[[], Program], schedule: str) -> None:
+@pytest.mark.parametrize(("plant", "place"), PLANTED)
+def test_the_reference_engine_finds_a_fault_of_a_copy(plant: Callable[[], Program], place: str, schedule: str) -> None:
     with pytest.raises(HazardError) as raised:
-        _launch(plant(), schedule)
+        _launch(PLACES[place](plant()), schedule)
     assert re.search(FAULTS[plant][1], str(raised.value)), str(raised.value)
 
 
 @pytest.mark.parametrize(
     ("copy", "message"),
     [
-        (Copy(0, 4, 0), "copy 1: copies buffer 0 to 4, both in hbm; expected one in hbm and the other in vmem"),
+        (Copy(0, 4, 0), "copy 1: copies buffer 0 to 4, hbm to hbm; expected one in hbm and the other on the chip"),
         (Copy(2, 99, 0), "copy 1: buffer 99 does not exist; the program has 8"),
         (Copy(2, 4, -1), "copy 1: semaphore -1; expected one of 65536"),
     ],

@@ -1,4 +1,4 @@
-"""Arrays that stay in VMEM: chosen where that saves time, no bit changed by it, and every misuse found by verifier and machine."""
+"""Arrays that stay on the chip: chosen where that saves time, no bit changed by it, and every misuse found by verifier and machine."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ from tpuflow.isa.file import from_bytes, to_bytes
 from tpuflow.isa.instruction import Instruction, Tile
 from tpuflow.isa.liveness import Timeline
 from tpuflow.isa.program import Kernel, Loop, Program
+from tpuflow.isa.reuse import reuse
 from tpuflow.lower.residency import keep_on_chip
 from tpuflow.pjrt.executable import _fresh_bytes
 from tpuflow.reports.memory import memory_map
 
-CHIPS = ("generic", "tpu-v5e")  # of 16 MiB of VMEM, and of 128
+CHIPS = ("generic", "tpu-v5e", "tpu-v4")  # of 16 MiB of VMEM, of 128, and of 128 of CMEM
 X = np.arange(16 * 256, dtype=np.float32).reshape(16, 256)
 
 # --- programs of the compiler's own
@@ -63,6 +64,17 @@ def _arguments() -> tuple[Any, ...]:
     return parameters, rng.normal(size=(33, 40)).astype(np.float32), rng.normal(size=(33, 10)).astype(np.float32)
 
 
+def without_a_place(chip: str | Chip) -> Chip:
+    """The same chip, but it keeps no array."""
+    return replace(get_chip(chip) if isinstance(chip, str) else chip, vmem_bytes_per_second=0.0, cmem_bytes=0)
+
+
+def in_cmem(program: Program) -> Program:
+    """A Program with arrays in VMEM on tpu-v4, with them in its CMEM."""
+    buffers = tuple(replace(b, space="cmem") if b.space == "vmem" else b for b in program.buffers)
+    return replace(program, chip=get_chip("tpu-v4"), buffers=buffers)
+
+
 def _rows() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     names = ("grad-layer-norm", "scatter-apply-float32", "grad-scan-reverse", "cond-in-scan")
     rows = {case.name: (case.fn, case.arguments()) for case in (*CASES, *GRADIENTS) if case.name in names}
@@ -81,9 +93,9 @@ def _kept(name: str, chip: str) -> Program:
 
 @functools.cache
 def _without(name: str, chip: str) -> Program:
-    """The same Program with all its arrays in HBM, as for a chip that keeps none in VMEM."""
+    """The same Program with all its arrays in HBM, as for a chip that keeps none."""
     fn, arguments = ROWS[name]
-    program = compile_function(fn, arguments, name=name, chip=replace(get_chip(chip), vmem_bytes_per_second=0.0))
+    program = compile_function(fn, arguments, name=name, chip=without_a_place(chip))
     return replace(program, chip=get_chip(chip))
 
 
@@ -104,12 +116,12 @@ def test_arrays_that_stay_take_no_time_longer_move_fewer_bytes_of_hbm_and_need_l
     kept, without = time_program(_kept(name, chip)), time_program(_without(name, chip))
     assert kept.roofline_seconds <= kept.seconds <= without.seconds
     assert kept.work.hbm_bytes < without.work.hbm_bytes and kept.work.macs == without.work.macs
-    assert kept.work.bus_bytes + kept.work.vmem_read_bytes + kept.work.vmem_written_bytes == without.work.bus_bytes
+    assert kept.work.bus_bytes + kept.work.resident_read_bytes + kept.work.resident_written_bytes == without.work.bus_bytes
     assert _kept(name, chip).hbm_bytes <= _without(name, chip).hbm_bytes
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-def test_moves_within_vmem_are_scheduled_as_events_and_periods_add_up(chip: str) -> None:
+def test_moves_within_the_chip_are_scheduled_as_events_and_periods_add_up(chip: str) -> None:
     machine = Machine.of(get_chip(chip))
     for name in ROWS:
         program = _kept(name, chip)
@@ -124,12 +136,13 @@ def _chain(chip: Chip, rows: int) -> Program:
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-def test_an_array_stays_if_there_is_room_beside_the_tiles_of_every_kernel_meanwhile(chip: str) -> None:
+def test_an_array_stays_if_there_is_room_beside_what_every_kernel_takes_meanwhile(chip: str) -> None:
     row = get_chip(chip)
     small = _chain(row, 512)
     assert small.resident
-    crowded = replace(small.chip, vmem_bytes=max(k.vmem_bytes for k in memory_map(small).kernels) + 2**20)
-    assert not keep_on_chip(replace(_in_hbm(small), chip=crowded)).resident, "2 MiB do not fit in the 1 that tiles leave"
+    tiles, again = max(k.vmem_bytes for k in memory_map(small).kernels), max(reuse(k, row).bytes for k in small.kernels())
+    crowded = replace(row, vmem_bytes=tiles + 2**20) if row.array_space == "vmem" else replace(row, cmem_bytes=again + 2**20)
+    assert not keep_on_chip(replace(_in_hbm(small), chip=crowded)).resident, "2 MiB do not fit in the 1 that is left"
     assert keep_on_chip(replace(_in_hbm(small), chip=row)).resident == small.resident
 
 
@@ -153,13 +166,21 @@ def test_an_array_that_a_loop_carries_stays_through_it() -> None:
     assert [program.buffers[n].shape for n in through] == [(256, 256)]
 
 
-@pytest.mark.parametrize("chip", ["tpu-v4", "ascend910"])
-def test_nothing_stays_where_cores_share_a_cache(chip: str) -> None:
+def test_nothing_stays_where_cores_share_a_cache_that_fills_itself() -> None:
     fn, arguments = ROWS["training-step"]
-    assert not compile_function(fn, arguments, chip=chip).resident
+    assert not compile_function(fn, arguments, chip="ascend910").resident
 
 
-SEVERAL_CORES = ("tpu-v3", "tpu-v5p")
+def test_what_a_kernel_reads_again_from_cmem_leaves_no_room_there_for_an_array() -> None:
+    row, shapes = get_chip("tpu-v4"), [jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in ((8192, 2048), (2048, 8192))]
+    program = compile_function(lambda x, w: jnp.sort(jnp.exp(x) @ w, axis=1), shapes, chip=row)
+    taken = max(reuse(k, row).bytes for k in program.kernels())
+    assert 2**20 < taken <= row.cache_bytes
+    assert not keep_on_chip(replace(_in_hbm(program), chip=replace(row, cmem_bytes=taken))).resident
+
+
+SEVERAL_CORES = {"tpu-v3": 2, "tpu-v5p": 2, "tpu-v4": 3}
+"""How many arrays of `_by_rows` stay: all but the third, of which every core reads all rows, or in a memory of all cores all."""
 
 
 def _by_rows(x: Any) -> Any:
@@ -169,15 +190,15 @@ def _by_rows(x: Any) -> Any:
 
 
 @functools.cache
-def _of_cores(chip: str, rate: float | None = None) -> Program:
-    row = get_chip(chip) if rate is None else replace(get_chip(chip), vmem_bytes_per_second=rate)
+def _of_cores(chip: str, *, keeps: bool = True) -> Program:
+    row = get_chip(chip) if keeps else without_a_place(chip)
     return replace(compile_function(_by_rows, (jax.ShapeDtypeStruct((256, 384), np.float32),), chip=row), chip=get_chip(chip))
 
 
-@pytest.mark.parametrize("chip", SEVERAL_CORES)
-def test_cores_keep_arrays_of_which_each_reads_and_writes_its_own_part(chip: str) -> None:
-    kept, without = _of_cores(chip), _of_cores(chip, rate=0.0)
-    assert len(kept.resident) == 2 and not without.resident, "not the third, of which every core reads all rows"
+@pytest.mark.parametrize(("chip", "count"), SEVERAL_CORES.items())
+def test_cores_keep_arrays_of_which_each_reads_and_writes_its_own_part_and_of_those_in_common_any(chip: str, count: int) -> None:
+    kept, without = _of_cores(chip), _of_cores(chip, keeps=False)
+    assert len(kept.resident) == count and not without.resident
     verify(kept)
     x = np.random.default_rng(3).normal(size=(256, 384)).astype(np.float32)
     for engine, fidelity in (("reference", "bitexact"), ("fast", "bitexact"), ("fast", "native")):
@@ -187,9 +208,34 @@ def test_cores_keep_arrays_of_which_each_reads_and_writes_its_own_part(chip: str
 
 @pytest.mark.parametrize("chip", SEVERAL_CORES)
 def test_cores_take_no_longer_with_arrays_that_stay(chip: str) -> None:
-    kept, without = time_program(_of_cores(chip)), time_program(_of_cores(chip, rate=0.0))
+    kept, without = time_program(_of_cores(chip)), time_program(_of_cores(chip, keeps=False))
     assert kept.roofline_seconds <= kept.seconds <= without.seconds
-    assert kept.work.hbm_bytes + kept.work.vmem_bytes == without.work.hbm_bytes and kept.work.vmem_bytes > 0
+    assert kept.work.hbm_bytes + kept.work.resident_bytes == without.work.hbm_bytes and kept.work.resident_bytes > 0
+
+
+def _from_the_mean(x: Any, w: Any) -> Any:
+    """A product with the sum of its rows, which cores add up step by step, and a kernel over the same rows."""
+    y = x @ w
+    return jnp.tanh(y - y.mean(0))
+
+
+def test_cores_keep_the_rows_of_their_steps_where_they_share_a_point() -> None:
+    chip, shapes = get_chip("tpu-v5p"), ((2048, 256), (256, 128))
+    arguments = [jax.ShapeDtypeStruct(size, np.float32) for size in shapes]
+    kept, without = (compile_function(_from_the_mean, arguments, chip=row) for row in (chip, without_a_place(chip)))
+    product, rows = kept.kernels()
+    assert not product.parallel and rows.parallel and len(kept.resident) == 1 and not without.resident
+    verify(kept)
+    rng = np.random.default_rng(4)
+    arrays = [rng.normal(size=size).astype(np.float32) for size in shapes]
+    for engine, fidelity in (("reference", "bitexact"), ("fast", "bitexact"), ("fast", "native")):
+        one, other = (Executable(p, engine=engine, fidelity=fidelity).launch(arrays)[0] for p in (kept, without))
+        assert one[0].tobytes() == other[0].tobytes(), (engine, fidelity)
+    crowd = replace(kept, chip=replace(chip, cores=16))
+    with pytest.raises(ProgramError, match=r"outermost sequential axis has 4 trips; expected a multiple of the 16 cores"):
+        verify(crowd)
+    with pytest.raises(HazardError, match=r"on core 0 writes what core 1 has of buffer \d+ in its VMEM"):
+        ReferenceEngine(crowd, verify=False, schedule="late").launch(arrays)
 
 
 def test_an_array_of_several_cores_takes_its_part_of_each_ones_vmem() -> None:
@@ -215,6 +261,13 @@ def test_reading_what_another_core_has_in_its_vmem_is_refused_and_found(schedule
         _launch(columns, schedule)
 
 
+@pytest.mark.parametrize("schedule", ["late", "early"])
+def test_every_core_reads_all_that_is_in_cmem_and_no_tiles_take_its_place(schedule: str) -> None:
+    for program in (vmem_program(last=(16, 128)), evicted(), in_its_own_tiles()):
+        verify(in_cmem(program))
+        assert np.array_equal(np.asarray(_launch(in_cmem(program), schedule)[0]), -X)
+
+
 def test_what_the_host_or_a_block_looks_at_is_in_hbm() -> None:
     for name in ROWS:
         program = _kept(name, "generic")
@@ -231,7 +284,7 @@ def test_a_step_fits_if_what_does_not_stay_in_vmem_does() -> None:
     row = replace(get_chip("generic"), hbm_bytes=needed)
     assert compile_function(fn, arguments, chip=row).hbm_bytes == kept.hbm_bytes
     with pytest.raises(OutOfMemoryError, match=rf"needs {more:,} bytes of HBM"):
-        compile_function(fn, arguments, chip=replace(row, vmem_bytes_per_second=0.0))
+        compile_function(fn, arguments, chip=without_a_place(row))
     with pytest.raises(OutOfMemoryError, match=rf"needs {needed:,} bytes of HBM .*: 1 B \(1 bytes\) more"):
         compile_function(fn, arguments, chip=replace(row, hbm_bytes=needed - 1))
 
@@ -243,7 +296,8 @@ def test_reports_count_the_two_memories_apart() -> None:
     assert found.planned_bytes == program.hbm_bytes and found.peak_bytes <= found.planned_bytes
     beside = [k.vmem_bytes + k.resident_bytes for k in found.kernels]
     assert 0 < max(found.resident_bytes) and max(beside) <= program.chip.vmem_bytes
-    assert f"{len(program.resident)} arrays stay there" in str(found)
+    assert f"VMEM: {len(program.resident)} arrays stay there" in str(found)
+    assert f"CMEM: {len(_kept('training-step', 'tpu-v4').resident)} arrays stay there" in str(memory_map(_kept("training-step", "tpu-v4")))
 
 
 def test_what_a_program_occupies_of_hbm_leaves_out_what_stays_in_vmem() -> None:
@@ -253,8 +307,9 @@ def test_what_a_program_occupies_of_hbm_leaves_out_what_stays_in_vmem() -> None:
     assert _fresh_bytes(program) == in_hbm - sum(program.buffers[p.buffer].bytes for p in program.inputs)
 
 
-def test_where_an_array_lies_survives_bytes_and_text() -> None:
-    program = _kept("training-step", "generic")
+@pytest.mark.parametrize("chip", ["generic", "tpu-v4"])
+def test_where_an_array_lies_survives_bytes_and_text(chip: str) -> None:
+    program = _kept("training-step", chip)
     assert from_bytes(to_bytes(program)).buffers == program.buffers == assemble(disassemble(program)).buffers
 
 
@@ -301,8 +356,8 @@ FAULTS: dict[Callable[[], Program], tuple[str, str]] = {
         r"|store.*buffer 2 is overwritten here while nothing orders that after its last read)",
     ),
     read_too_early: (
-        r"^kernel 0 'second', body\[\d+\] load: reads buffer 1, which is not written, or overwritten by another or by tiles",
-        r"^kernel 0 'second', body\[\d+\] load.*reads what nothing has written, or tiles have taken its place since, in buffer 1",
+        r"^kernel 0 'second', body\[\d+\] load: reads buffer 1, which is not written, or overwritten by another( or by tiles)? at",
+        r"^kernel 0 'second', body\[\d+\] load.*reads what nothing has written(, or tiles have taken its place since,)? in buffer 1",
     ),
     evicted: (
         r"^kernel 3 'third', body\[\d+\] load: reads buffer 2, which is not written, or overwritten by another or by tiles",
@@ -325,17 +380,22 @@ def test_the_program_without_a_fault_is_right() -> None:
     assert np.array_equal(np.asarray(_launch(program, "late")[0]), -X)
 
 
-@pytest.mark.parametrize("plant", FAULTS, ids=lambda f: f.__name__)
-def test_the_verifier_refuses_a_fault_in_vmem(plant: Callable[[], Program]) -> None:
+PLACES: dict[str, Callable[[Program], Program]] = {"vmem": lambda program: program, "cmem": in_cmem}
+PLANTED = [(plant, "vmem") for plant in FAULTS] + [(plant, "cmem") for plant in (overlapping, read_too_early)]
+"""Tiles are in VMEM alone."""
+
+
+@pytest.mark.parametrize(("plant", "place"), PLANTED)
+def test_the_verifier_refuses_a_fault_on_the_chip(plant: Callable[[], Program], place: str) -> None:
     with pytest.raises(ProgramError, match=FAULTS[plant][0]):
-        verify(plant())
+        verify(PLACES[place](plant()))
 
 
 @pytest.mark.parametrize("schedule", ["late", "early"])
-@pytest.mark.parametrize("plant", FAULTS, ids=lambda f: f.__name__)
-def test_the_reference_engine_finds_a_fault_in_vmem(plant: Callable[[], Program], schedule: str) -> None:
+@pytest.mark.parametrize(("plant", "place"), PLANTED)
+def test_the_reference_engine_finds_a_fault_on_the_chip(plant: Callable[[], Program], place: str, schedule: str) -> None:
     with pytest.raises(HazardError) as raised:
-        _launch(plant(), schedule)
+        _launch(PLACES[place](plant()), schedule)
     assert re.search(FAULTS[plant][1], str(raised.value)), str(raised.value)
 
 
@@ -353,11 +413,16 @@ def _resident(program: Program, *numbers: int) -> Program:
         (vmem_program(first=2**24), "buffer table: buffer 1 lies at bytes 16777216 to 16793600 of vmem; generic has 16777216"),
         (
             replace(vmem_program(), chip=get_chip("tpu-v4")),
-            "buffer table: buffer 1 stays in vmem; expected hbm, for tpu-v4 keeps no arrays",
+            "buffer table: buffer 1 stays in vmem; expected hbm or cmem, for tpu-v4 keeps no arrays there",
         ),
+        (
+            replace(vmem_program(), chip=get_chip("ascend910")),
+            "buffer table: buffer 1 stays in vmem; expected hbm, for ascend910 keeps no arrays there",
+        ),
+        (in_cmem(vmem_program(first=2**27)), "buffer 1 lies at bytes 134217728 to 134234112 of cmem; tpu-v4 has 134217728"),
     ],
 )
-def test_what_must_not_lie_in_vmem_is_refused(program: Program, message: str) -> None:
+def test_what_must_not_lie_there_is_refused(program: Program, message: str) -> None:
     with pytest.raises(ProgramError, match=re.escape(message)):
         verify(program)
 

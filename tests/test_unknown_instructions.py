@@ -24,7 +24,6 @@ from tpuflow.device.reference import ReferenceEngine
 from tpuflow.device.reference.execute import _TRANSFERS
 from tpuflow.device.resolved import resolve
 from tpuflow.device.timing.calibration import Machine
-from tpuflow.device.timing.cores import share
 from tpuflow.device.timing.form import form_of
 from tpuflow.device.timing.program import time_kernel
 from tpuflow.device.verify import verify
@@ -37,6 +36,7 @@ from tpuflow.isa import elementwise
 from tpuflow.isa import instruction as field
 from tpuflow.isa.bounds import Bound
 from tpuflow.isa.contraction import SlidingAxis
+from tpuflow.isa.core_shares import share
 from tpuflow.isa.cost import Cost
 from tpuflow.isa.instruction import BY_MNEMONIC, INSTRUCTIONS, TRAITS, FieldKind, Instruction, Tile, Window, instr
 from tpuflow.isa.program import Kernel, Program

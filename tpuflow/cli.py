@@ -401,9 +401,8 @@ def _info_lines(program: Program) -> list[str]:
         f"{sum(len(c.data) for c in program.constants)} bytes of constants",
     ]
     if program.resident:
-        lines.append(
-            f"VMEM: {len(program.resident)} arrays that stay there, {sum(program.buffers[n].bytes for n in program.resident)} bytes"
-        )
+        where, size = program.chip.array_space.upper(), sum(program.buffers[n].bytes for n in program.resident)
+        lines.append(f"{where}: {len(program.resident)} arrays that stay there, {size} bytes")
     for what, ports in (("input", program.inputs), ("output", program.outputs), ("infeed", program.infeeds), ("outfeed", program.outfeeds)):
         lines += [f"{what:8} {p.name or '-'}: {p.dtype}{list(p.shape)}{' (donated)' if p.donated else ''}" for p in ports]
     lines.append(f"{len(kernels)} kernels; instructions: {', '.join(f'{n} {c}' for n, c in sorted(opcodes.items()))}")

@@ -270,7 +270,7 @@ def _compile_graph(
         log.stage("kernels", scheduled(graph, tilings))
     with located("keep-on-chip"):
         program = keep_on_chip(program)
-    log.lap("keep-on-chip", f"{len(program.resident):6d} arrays stay in VMEM")
+    log.lap("keep-on-chip", f"{len(program.resident):6d} arrays stay on the chip")
     with located("plan-memory"):
         check_fits(plan, program)
     log.finish(graph, program)

@@ -198,13 +198,14 @@ CHIPS = {
             hbm_bytes_per_second=1.23e12,
             cache_bytes=128 * MIB,
             core_cache_bytes_per_second=1.0e12,
+            cmem_bytes=128 * MIB,
             power_watts=192.0,
             link_chips=4096,
             link_axes=3,
             link_bytes_per_second=270e9,
             source="3D torus of 16 x 16 x 16, six links of 45 GB/s each way [book]; "
             "275 TF, 2 cores of four 128x128 arrays, 32 GiB at 1.23 TB/s, 90 W at least, 170 on average and 192 at most [cloud]; "
-            "128 MiB of CMEM, which the compiler fills, counted as a cache [tpu_v4]; at 1 TB/s a core (assumed)",
+            "128 MiB of CMEM, which the compiler fills [tpu_v4]: arrays that stay, and what kernels read again soon; 1 TB/s a core assumed",
         ),
         _tpu(
             name="tpu-v5e",

@@ -23,7 +23,8 @@ class Chip:
     Vector memory: `vmem_bytes` a core. A move between an array that stays there and a tile goes at `vmem_bytes_per_second`, loads and
     stores each at that rate (0: no array stays there).
     HBM: `hbm_bytes_per_second` for the chip, `core_hbm_bytes_per_second` for what one core can draw (0: all of it), bursts of
-    `hbm_burst_bytes`. A cache of `cache_bytes` that all cores share gives each `core_cache_bytes_per_second`. `hbm_parameter_bytes`,
+    `hbm_burst_bytes`. A cache of `cache_bytes` that all cores share gives each `core_cache_bytes_per_second`, loads and stores each; of
+    the first `cmem_bytes` of it (common memory) the compiler says what lies there: arrays that stay. `hbm_parameter_bytes`,
     `hbm_feature_bytes` and `hbm_collective_bytes` divide HBM where the maker does (0: undivided).
     Other chips: `link_chips` are joined by links of their own, a torus of `link_axes` axes; `link_bytes_per_second` is what a chip sends
     over all of them at once, `hop_seconds` a link's latency. `host_chips` share a host and reach each other through it, all others
@@ -70,6 +71,7 @@ class Chip:
     hbm_burst_bytes: int = 64
     cache_bytes: int = 0
     core_cache_bytes_per_second: float = 0.0
+    cmem_bytes: int = 0
     hbm_parameter_bytes: int = 0
     hbm_feature_bytes: int = 0
     hbm_collective_bytes: int = 0
@@ -102,15 +104,23 @@ class Chip:
         return self.hbm_bytes - self.hbm_collective_bytes
 
     @property
-    def keeps_arrays(self) -> bool:
-        """Whether arrays may stay in VMEM from kernel to kernel: every core what it alone reads and writes. Cores that share a cache take
-        neighbouring points in turn, for its sake, so that none has a part of an array to itself."""
-        return self.vmem_bytes_per_second > 0 and (self.cores == 1 or not self.cache_bytes)
+    def array_space(self) -> str:
+        """Where arrays may stay from kernel to kernel; empty if nowhere. In "cmem", which all cores share, any; in "vmem" of every core
+        what it alone reads and writes. Cores that share a cache take neighbouring points in turn, for its sake, so that none has a part
+        of an array to itself."""
+        if self.cmem_bytes:
+            return "cmem"
+        return "vmem" if self.vmem_bytes_per_second > 0 and (self.cores == 1 or not self.cache_bytes) else ""
 
     @property
     def resident_bytes(self) -> int:
-        """VMEM of all cores together, where arrays may stay."""
-        return self.cores * self.vmem_bytes if self.keeps_arrays else 0
+        """What there is of that memory, of all cores together."""
+        return {"cmem": self.cmem_bytes, "vmem": self.cores * self.vmem_bytes, "": 0}[self.array_space]
+
+    @property
+    def core_resident_bytes_per_second(self) -> float:
+        """What a core loads from arrays that stay, and stores to them at the same time."""
+        return {"cmem": self.core_cache_bytes_per_second, "vmem": self.vmem_bytes_per_second, "": 0.0}[self.array_space]
 
     def core_bandwidth(self, cores: int) -> float:
         """Sustained HBM bytes a second of each of `cores` cores that move data at once."""

@@ -26,13 +26,17 @@ class Division:
     others: int = 0
 
 
+def may_split(chip: Chip, points: int, steps: int) -> bool:
+    """Whether there are cores without a point of their own, and steps for them."""
+    return chip.cores // max(points, 1) > 1 and steps > 1
+
+
 def divide(chip: Chip, points: int, steps: int, *, splits: bool) -> Division:
     """The division of a grid; `splits` says whether steps only add to what others do, so that they can be worked out apart."""
-    available = chip.cores // max(points, 1)
-    if available < 2 or steps < 2 or not splits:
+    if not (splits and may_split(chip, points, steps)):
         cores = max(1, min(chip.cores, points))
         return Division(cores, -(-points // cores), steps)
-    each = -(-steps // available)
+    each = -(-steps // (chip.cores // max(points, 1)))
     share = -(-steps // each)
     return Division(points * share, 1, each, share, steps - each)
 

@@ -11,7 +11,7 @@ from tpuflow.device.host_memory import total_bytes
 from tpuflow.errors import ConfigError, LimitError
 from tpuflow.isa.instruction import Tile, TileAxis, WindowAxis
 from tpuflow.isa.occupancy import slot_bytes
-from tpuflow.isa.program import Kernel, Port, Program
+from tpuflow.isa.program import BUFFER_SPACES, Kernel, Port, Program
 
 MOST_WORK = 2**44
 
@@ -95,7 +95,7 @@ def _port_bytes(port: Port) -> int:
     return size
 
 
-def occupied_bytes(program: Program, spaces: Collection[str] = ("hbm", "vmem")) -> int:
+def occupied_bytes(program: Program, spaces: Collection[str] = BUFFER_SPACES) -> int:
     """Bytes of these memories that some buffer lies in."""
     total = end = 0
     for low, high in sorted(b.span for b in program.buffers if b.bytes and b.space in spaces):

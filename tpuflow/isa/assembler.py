@@ -25,6 +25,7 @@ from tpuflow.isa.file import MAJOR, MINOR
 from tpuflow.isa.instruction import Instruction
 from tpuflow.isa.operands import Names, read_instruction
 from tpuflow.isa.program import (
+    BUFFER_SPACES,
     GRID_KINDS,
     SECTIONS,
     Block,
@@ -129,12 +130,13 @@ def _buffer(cursor: Cursor, number: int) -> tuple[Buffer, str | None]:
         cursor.fail(f"'b{number}': buffers are numbered from 0 without gaps", start)
     dtype, shape = cursor.array_type()
     cursor.expect("at")
-    if not cursor.accept_word("vmem"):
+    space = next(filter(cursor.accept_word, BUFFER_SPACES[1:]), None)
+    if space is None:
         return Buffer(dtype, shape, cursor.integer()), cursor.end()
     cursor.expect("[")
     address = cursor.integer()
     cursor.expect("]")
-    return Buffer(dtype, shape, address, "vmem"), cursor.end()
+    return Buffer(dtype, shape, address, space), cursor.end()
 
 
 def _constant(cursor: Cursor, lines: Lines) -> Constant:

@@ -17,7 +17,7 @@ class Cost:
     """One execution on one core.
 
     `cycles` is how long the unit is taken, moves aside. `hbm_bytes` are the bytes of buffers that a move reads or writes, `bus_bytes` the
-    same in whole bursts: what the memory really moves; of a buffer that stays in VMEM, `vmem_bytes` instead of both. `macs` are
+    same in whole bursts: what the memory really moves; of a buffer that stays on the chip, `resident_bytes` instead of both. `macs` are
     multiply-adds of the matrix unit, `element_ops` results of the vector or scalar unit.
     """
 
@@ -26,11 +26,11 @@ class Cost:
     bus_bytes: int = 0
     macs: int = 0
     element_ops: int = 0
-    vmem_bytes: int = 0
+    resident_bytes: int = 0
 
-    def within_vmem(self) -> Cost:
-        """The same move of a buffer that stays in VMEM."""
-        return replace(self, hbm_bytes=0, bus_bytes=0, vmem_bytes=self.bus_bytes)
+    def within_chip(self) -> Cost:
+        """The same move of a buffer that stays on the chip."""
+        return replace(self, hbm_bytes=0, bus_bytes=0, resident_bytes=self.bus_bytes)
 
 
 def window_bytes(window: Window, shape: Sequence[int], burst_bytes: int) -> tuple[int, int]:

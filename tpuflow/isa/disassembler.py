@@ -6,7 +6,7 @@ The first line names the format's version and the program; then come the section
     "data" 4                            an axis of the mesh, and how many chips it has; `joined` to the one before it, if both are
                                         parts of one row of chips
     b3 f32[64, 784] at 0x1000           a buffer: type, shape, byte address in HBM
-    b4 f32[64, 10] at vmem[0x1000]      a buffer that stays in VMEM
+    b4 f32[64, 10] at vmem[0x1000]      a buffer that stays in VMEM, or in cmem[0x1000]
     b3 = f32 0.5, 1.0                   a constant by its values, or `b3 = hex` and lines of hexadecimal bytes
     "x" f32[64, 784] b3 donated weak    a port: name, type, shape, its buffer (b-1: none), marks, and key="..." of random keys;
                                         `cut=[(0, 1), ()]`: along its first axis the host's array is cut over mesh axes 0 and 1

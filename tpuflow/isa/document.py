@@ -48,10 +48,10 @@ RECORDS = (
 MACHINE = f"""\
 A chip has cores. A core has {len(QUEUES)} in-order queues ({", ".join(QUEUES)})
 that run side by side and meet only at semaphores. Arrays lie dense and row-major in HBM or, from kernel to kernel, in the vector
-memory; an on-chip tile is a piece of one at an explicit address of the vector memory ("vmem"), of the matrix unit's
-accumulators ("acc"), or a single value in a register of the scalar unit ("smem"). The load and store queues move pieces between arrays
-and tiles, through windows; the others compute on tiles. Control flow between kernels (loops, branches, infeed, outfeed) is part of the
-program; there is none inside a kernel but its grid.
+memory or a memory that the cores share ("cmem"); an on-chip tile is a piece of one at an explicit address of the vector memory
+("vmem"), of the matrix unit's accumulators ("acc"), or a single value in a register of the scalar unit ("smem"). The load and store
+queues move pieces between arrays and tiles, through windows; the others compute on tiles. Control flow between kernels (loops,
+branches, infeed, outfeed) is part of the program; there is none inside a kernel but its grid.
 
 A blocked axis is shorter in its last tile, and every instruction works on the valid part only: there are no padding data to mask.
 What an instruction computes is its `meaning`, written against the arithmetic protocol (`tpuflow/isa/arithmetic.py`); what it costs is

@@ -1,9 +1,9 @@
-"""A Program: what the device is given. Buffers in HBM and VMEM, constants, a signature, and code as a list of blocks."""
+"""A Program: what the device is given. Buffers in HBM and on the chip, constants, a signature, and code as a list of blocks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from tpuflow.chips.chip import Chip
@@ -13,18 +13,20 @@ from tpuflow.isa.collectives import Await, Collective, Cut, MeshAxis, Position
 from tpuflow.isa.instruction import Instruction
 
 GRID_KINDS = ("parallel", "sequential")
-BUFFER_SPACES = ("hbm", "vmem")
-VMEM_START = 2**61
-"""Where VMEM begins in the numbering of `Buffer.span`: above the HBM of any chip."""
+BUFFER_SPACES = ("hbm", "vmem", "cmem")
+VMEM_START, CMEM_START = 2**61, 2**62
+"""Where VMEM and CMEM begin in the numbering of `Buffer.span`: above the HBM of any chip."""
+_STARTS: Mapping[str, int] = dict(zip(BUFFER_SPACES, (0, VMEM_START, CMEM_START), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A dense row-major array at byte `address` of HBM, or of VMEM (`space`), where it stays from kernel to kernel.
+    """A dense row-major array at byte `address` of HBM, or of the chip's VMEM or CMEM (`space`), where it stays from kernel to kernel.
 
     Buffers may share addresses if their contents are never needed at once. A kernel's tiles take the place of what lies in VMEM where
     they do. Inputs, outputs, constants, and what blocks other than kernels and copies read or write, are in HBM. Several cores have equal
     parts of what stays in VMEM (`core_parts`), each at the same place of its own: addresses there count the bytes of all cores together.
+    CMEM is one memory, where every core reaches everything, and no tiles are.
     """
 
     dtype: DType
@@ -44,13 +46,18 @@ class Buffer:
 
     @property
     def is_resident(self) -> bool:
-        """Whether it stays in VMEM."""
+        """Whether it stays on the chip."""
+        return self.space != "hbm"
+
+    @property
+    def is_parted(self) -> bool:
+        """Whether every core has its own part of it, in its own VMEM, beside its tiles."""
         return self.space == "vmem"
 
     @property
     def span(self) -> tuple[int, int]:
-        """First byte, and the first one after it, in one numbering of both memories: HBM by its addresses, VMEM from `VMEM_START` on."""
-        start = self.address + (VMEM_START if self.is_resident else 0)
+        """First byte, and the first one after it, in one numbering of all memories: HBM by its addresses, VMEM from `VMEM_START` on."""
+        start = self.address + _STARTS[self.space]
         return start, start + self.bytes
 
 
@@ -167,10 +174,10 @@ class Outfeed:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Start to copy buffer `source` to `target`, one in HBM and the other in VMEM, until the wait for `semaphore`; kernels run meanwhile.
+    """Start to copy buffer `source` to `target`, one in HBM and the other on the chip, until the wait for `semaphore`.
 
-    Until the wait the source must stay as it is, and nobody may touch the target; no tiles may take the place of either. Semaphores are
-    those of collectives.
+    Kernels run meanwhile. Until the wait the source must stay as it is, and nobody may touch the target; no tiles may take the place of
+    either. Semaphores are those of collectives.
     """
 
     source: int
@@ -243,7 +250,7 @@ class Program:
 
     @property
     def resident(self) -> frozenset[int]:
-        """Numbers of the buffers that stay in VMEM."""
+        """Numbers of the buffers that stay on the chip."""
         return frozenset(n for n, b in enumerate(self.buffers) if b.is_resident)
 
     @property

@@ -1,4 +1,4 @@
-"""A Program with copies between HBM and VMEM put in, and its kernels made to read and write what they reach in VMEM."""
+"""A Program with copies between HBM and the chip put in, and its kernels made to read and write what they reach there."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tpuflow.isa.collectives import Await
 from tpuflow.isa.instruction import Instruction
 from tpuflow.isa.liveness import Timeline
 from tpuflow.isa.program import Block, Copy, Kernel, Loop, Moving, Program, Switch, While, walk
-from tpuflow.lower.vmem_ranges import Site, VmemRange
+from tpuflow.lower.stays import Site, Stay
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What stays, and its address in VMEM."""
+    """What stays, and its address on the chip."""
 
-    stay: VmemRange
+    stay: Stay
     address: int
 
 
@@ -36,14 +36,14 @@ class _Between:
 
 
 def with_copies(program: Program, timeline: Timeline, placed: Sequence[Placed]) -> Program:
-    """Arrays in VMEM at their places. One with a copy is a buffer of its own there, behind all others."""
+    """Arrays on the chip at their places. One with a copy is a buffer of its own there, behind all others."""
     buffers, names = list(program.buffers), list(program.buffer_names)
     between: dict[Site, _Between] = defaultdict(_Between)
     renamed: dict[str, dict[int, int]] = defaultdict(dict)
     semaphore = max((b.semaphore for _, b in walk(program.code) if isinstance(b, Moving)), default=-1)
     for p in placed:
         n, stay = p.stay.buffer, p.stay
-        there = replace(program.buffers[n], address=p.address, space="vmem")
+        there = replace(program.buffers[n], address=p.address, space=program.chip.array_space)
         if stay.begins is None or stay.awaited is None:
             buffers[n] = there
             continue

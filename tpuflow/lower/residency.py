@@ -1,28 +1,28 @@
-"""Memory-space assignment: which arrays of a Program stay in VMEM from kernel to kernel, where no kernel's tiles need the place.
+"""Memory-space assignment: which arrays of a Program stay on the chip from kernel to kernel, where no kernel needs the place.
 
 Arrays that only kernels touch may stay all their lives; others, and those for which there is not so much room, for a part of it, from or to
-a copy in HBM (`stays`). Each saves the HBM time of the moves that it takes part in meanwhile, and holds its bytes of VMEM from its first
-use there to its last. They are taken in order of what they save for what they hold, each to the highest gap that is free all that time
-above the tiles of the kernels that run meanwhile. Tiles are as they are: no kernel is planned anew for what is left. On a chip of several
-cores they are arrays of which every core reads and writes its own part alone.
+a copy in HBM (`stays`). Each saves the HBM time of the moves that it takes part in meanwhile, and holds its bytes of the memory where
+arrays stay (`Chip.array_space`) from its first use there to its last. They are taken in order of what they save for what they hold, each
+to the highest gap that is free all that time above what the kernels that run meanwhile take of that memory: of VMEM their tiles, of CMEM
+what they read again from it. Kernels are as they are: none is planned anew for what is left. In the VMEM of several cores they are arrays
+of which every core reads and writes its own part alone.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tpuflow.chips import Chip
 from tpuflow.isa.liveness import Timeline, touched
 from tpuflow.isa.occupancy import tile_end
 from tpuflow.isa.program import Buffer, Kernel, Program
 from tpuflow.lower.addresses import ALIGNMENT_BYTES, Request, aligned, assign
 from tpuflow.lower.copies import Placed, with_copies
 from tpuflow.lower.lifetimes import FOREVER, Span
-from tpuflow.lower.vmem_ranges import Bus, VmemRange, VmemRanges
+from tpuflow.lower.stays import Bus, Stay, Stays
 
 TICK_POWERS = (1.0, 0.5)
 """How much it counts that an array is held for long, beside its bytes: of these orders the one that saves most is taken, for neither is
@@ -30,11 +30,11 @@ best for all Programs (on tpu-v5e the first is for BERT-large, the second for Re
 
 
 def keep_on_chip(program: Program) -> Program:
-    """The same Program with arrays that stay in VMEM, copies between HBM and VMEM, and what is in HBM closer together.
+    """The same Program with arrays that stay on the chip, copies between HBM and there, and what is in HBM closer together.
 
-    Needs a chip that keeps arrays (`Chip.keeps_arrays`); as it was on any other. Loops count once.
+    Needs a chip that has a place for arrays (`Chip.array_space`); as it was on any other. Loops count once.
     """
-    if not program.chip.keeps_arrays or ALIGNMENT_BYTES % program.chip.cores:
+    if not program.chip.array_space or ALIGNMENT_BYTES % program.chip.cores:
         return program
     timeline = Timeline(program)
     placed = _placed(program, timeline)
@@ -48,10 +48,10 @@ def _placed(program: Program, timeline: Timeline) -> Sequence[Placed]:
     """What stays, and where, in the order of candidates that saves most; with copies only if that is more than without any."""
     hosts = frozenset(b for block in timeline.blocks if not isinstance(block, Kernel) for b, _ in touched(block))
     bus = Bus.of(program, timeline)
-    candidates = list(VmemRanges.of(program, timeline, bus, hosts).all(range(len(program.buffers))))
-    floors = _floors(timeline, program.chip)
+    candidates = list(Stays.of(program, timeline, bus, hosts).all(range(len(program.buffers))))
+    floors = _FLOORS[program.chip.array_space](timeline, bus)
 
-    def worth(stay: VmemRange, power: float) -> tuple[float, int, int]:
+    def worth(stay: Stay, power: float) -> tuple[float, int, int]:
         ticks = stay.last - stay.first + 1
         return -stay.saved_bytes / (program.buffers[stay.buffer].bytes * ticks**power), stay.buffer, stay.first
 
@@ -63,12 +63,12 @@ def _placed(program: Program, timeline: Timeline) -> Sequence[Placed]:
     return max(found, key=lambda placed: sum(p.stay.saved_bytes for p in placed))
 
 
-def _chosen(stays: Sequence[VmemRange], program: Program, bus: Bus, floors: np.ndarray) -> list[Placed]:
+def _chosen(stays: Sequence[Stay], program: Program, bus: Bus, floors: np.ndarray) -> list[Placed]:
     """Those that find a place, asked one after the other. A buffer stays more than once only with copies, at times apart: what one stay
     copies to HBM has arrived there before another begins."""
     capacity = program.chip.resident_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-    vmem = _Vmem(floors, capacity, np.zeros((0, 4), np.int64))
-    made: dict[int, list[VmemRange]] = defaultdict(list)
+    memory = _Memory(floors, capacity, np.zeros((0, 4), np.int64))
+    made: dict[int, list[Stay]] = defaultdict(list)
     found: list[Placed] = []
     for stay in stays:
         size, others = program.buffers[stay.buffer].bytes, made[stay.buffer]
@@ -76,7 +76,7 @@ def _chosen(stays: Sequence[VmemRange], program: Program, bus: Bus, floors: np.n
             continue
         if stay.begins is not None and not bus.gains(stay, size):
             continue
-        address = vmem.place(Request(size, stay.first, stay.last))
+        address = memory.place(Request(size, stay.first, stay.last))
         if address is not None:
             others.append(stay)
             bus.move(stay, size)
@@ -84,14 +84,24 @@ def _chosen(stays: Sequence[VmemRange], program: Program, bus: Bus, floors: np.n
     return found
 
 
-def _floors(timeline: Timeline, chip: Chip) -> np.ndarray:
+def _tile_ends(timeline: Timeline, bus: Bus) -> np.ndarray:
     """The end of the tiles in VMEM at every tick, in the numbering of all cores together."""
+    chip = bus.chip
     return np.asarray([chip.cores * tile_end(b, "vmem", chip) if isinstance(b, Kernel) else 0 for b in timeline.blocks], np.int64)
 
 
+def _read_again(timeline: Timeline, bus: Bus) -> np.ndarray:
+    """What kernels read again from CMEM, at every tick."""
+    return np.asarray(bus.again, np.int64)
+
+
+_FLOORS: Mapping[str, Callable[[Timeline, Bus], np.ndarray]] = {"vmem": _tile_ends, "cmem": _read_again}
+"""What is taken of each memory where arrays stay."""
+
+
 @dataclass(slots=True)
-class _Vmem:
-    """VMEM over time: `floors` has the end of the tiles at every tick; arrays placed so far as rows (first tick, last, address, end), from
+class _Memory:
+    """A memory over time: `floors` has what kernels take at every tick; arrays placed so far as rows (first tick, last, address, end), from
     the highest end to the lowest."""
 
     floors: np.ndarray

@@ -221,8 +221,8 @@ def _staying(whole: MatmulSizes, chip: Chip, sides: Sequence[int], operands: Ope
 
 
 def _room_seconds(tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
-    """What the room of tiles costs where arrays may stay on the chip: bytes of these are moved instead."""
-    return ROOM_MOVES * operands.held_bytes(tile, chip) / chip.core_bandwidth(1) if chip.keeps_arrays else 0.0
+    """What the room of tiles costs where arrays may stay beside them: bytes of these are moved instead."""
+    return ROOM_MOVES * operands.held_bytes(tile, chip) / chip.core_bandwidth(1) if chip.array_space == "vmem" else 0.0
 
 
 def fill_units(sizes: Sequence[int], units: Sequence[int], limit: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 from tpuflow.chips.chip import Chip
 from tpuflow.isa.liveness import Timeline
 from tpuflow.isa.occupancy import tile_end
-from tpuflow.isa.program import BUFFER_SPACES, Block, Buffer, Infeed, Kernel, Program
+from tpuflow.isa.program import Block, Buffer, Infeed, Kernel, Program
 from tpuflow.reports.layers import BACKWARD, FORWARD, UPDATE, Layer, layer_of
 
 CATEGORIES = ("parameters", "optimizer", "gradients", "activations", "constants", "infeed", "arguments", "results")
@@ -29,8 +29,8 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A buffer at `address` of HBM or VMEM (`space`): `first` and `last` are the ticks between which it is needed (both included), `layer`
-    the module path of what is in it, `source` the user's line that makes it (an argument's is empty)."""
+    """A buffer at `address` of HBM, VMEM or CMEM (`space`): `first` and `last` are the ticks between which it is needed (both included),
+    `layer` the module path of what is in it, `source` the user's line that makes it (an argument's is empty)."""
 
     buffer: int
     name: str
@@ -52,7 +52,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class OnChip:
-    """Bytes of on-chip memory that the tiles of one kernel take at its place in the Program, and arrays that stay in VMEM meanwhile."""
+    """Bytes of on-chip memory that the tiles of one kernel take at its place in the Program, and arrays that stay on the chip meanwhile."""
 
     place: str
     name: str
@@ -65,7 +65,7 @@ class OnChip:
 class MemoryMap:
     """A Program's memory over time. A tick is one block that does something; `places` has each tick's place in the Program.
 
-    `live_bytes` has, for each category, the bytes of HBM that are needed at every tick, `resident_bytes` those of arrays in VMEM.
+    `live_bytes` has, for each category, the bytes of HBM that are needed at every tick, `resident_bytes` those of arrays on the chip.
     `planned_bytes` is what the plan takes: the highest address in use, alignment and gaps included.
     """
 
@@ -116,9 +116,10 @@ class MemoryMap:
         most = max(self.kernels, key=lambda k: k.vmem_bytes, default=None)
         if most:
             lines.append(f"VMEM: at most {most.vmem_bytes / 1024:.0f} KiB of {self.chip.vmem_bytes / 1024:.0f}, in {most.name}")
-        stay = [a for a in self.allocations if a.space == "vmem"]
+        stay = [a for a in self.allocations if a.space != "hbm"]
         if stay:
-            lines.append(f"VMEM: {len(stay)} arrays stay there, at most {max(self.resident_bytes) / 1024:.0f} KiB at once")
+            where, most_bytes = self.chip.array_space.upper(), max(self.resident_bytes)
+            lines.append(f"{where}: {len(stay)} arrays stay there, at most {most_bytes / 1024:.0f} KiB at once")
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
@@ -143,7 +144,7 @@ def memory_map(program: Program) -> MemoryMap:
     end = max(len(walk.places) - 1, 0)
     provenance = _Provenance.of(program, walk)
     allocations = tuple(provenance.allocation(i, end) for i in range(len(program.buffers)) if i in walk.spans)
-    in_hbm, resident = ([a for a in allocations if a.space == space] for space in BUFFER_SPACES)
+    in_hbm, resident = ([a for a in allocations if (a.space != "hbm") == stays] for stays in (False, True))
     live = {name: _series([a for a in in_hbm if a.category == name], end + 1) for name in CATEGORIES}
     stays = _series(resident, end + 1)
     kernels = tuple(on_chip(walk.places[n], k, program.chip, stays[n]) for n, k in enumerate(walk.blocks) if isinstance(k, Kernel))

@@ -149,10 +149,17 @@ def _cards(p: Profile) -> list[tuple[str, str]]:
         ("operations a byte", f"{t.intensity:.1f}"),
         ("HBM traffic", bytes_text(t.work.hbm_bytes / p.steps)),
         ("HBM planned", f"{bytes_text(p.memory.planned_bytes)} of {bytes_text(t.chip.available_hbm_bytes)}"),
-        ("arrays in VMEM", f"{bytes_text(max(p.memory.resident_bytes, default=0))} of {bytes_text(t.chip.cores * t.chip.vmem_bytes)}"),
+        *_resident(p),
         ("kernels", f"{sum(r.count for r in t.kernels) / p.steps:.6g}"),
         *([("energy at most", joules_text(t.joules_at_most / p.steps))] if t.joules_at_most is not None else []),
     ]
+
+
+def _resident(p: Profile) -> list[tuple[str, str]]:
+    """What arrays take of the memory where they stay, if the chip has one."""
+    chip, most = p.time.chip, max(p.memory.resident_bytes, default=0)
+    found = f"{bytes_text(most)} of {bytes_text(chip.resident_bytes)}"
+    return [(f"arrays in {chip.array_space.upper()}", found)] if chip.array_space else []
 
 
 def _totals(p: Profile) -> str:

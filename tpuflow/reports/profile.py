@@ -25,7 +25,7 @@ class KernelLine:
 
     `count` is how often a step runs it, a fraction for what runs once in a launch of many steps; seconds, macs and bytes are of all these
     executions, `share` is of the device's time. `busy_seconds` has what each queue works and, as "launch", the time between kernels.
-    `hbm_bytes` and `resident_bytes` are what it moves to and from HBM, and arrays that stay in VMEM; `vmem_bytes` is what its tiles take.
+    `hbm_bytes` and `resident_bytes` are what it moves to and from HBM, and arrays that stay there; `vmem_bytes` is what its tiles take.
     """
 
     place: str
@@ -176,7 +176,7 @@ def _kernel_line(row: KernelRow, time: ProgramTime, vmem_bytes: int, steps: int,
         cores=t.cores,
         macs=count * sum(t.work.macs.values()),
         hbm_bytes=moved,
-        resident_bytes=count * t.work.vmem_bytes,
+        resident_bytes=count * t.work.resident_bytes,
         vmem_bytes=vmem_bytes,
         flops_per_second=flops / seconds if seconds else 0.0,
         intensity=flops / moved if moved else 0.0,

@@ -60,7 +60,7 @@ def write_trace(profile: Profile, path: str | os.PathLike[str], round_trips: int
 def _names() -> list[dict[str, Any]]:
     processes = {HOST: "host", CHIP: "chip (busiest core)"}
     threads = {(HOST, LAUNCHES): "round trips", (HOST, FEED): "infeed and outfeed", (CHIP, STEPS): "steps"}
-    threads |= {(CHIP, LAYERS): "phases and layers", (CHIP, KERNELS): "kernels", (CHIP, COPIES): "copies between HBM and VMEM"}
+    threads |= {(CHIP, LAYERS): "phases and layers", (CHIP, KERNELS): "kernels", (CHIP, COPIES): "copies between HBM and the chip"}
     threads |= {(CHIP, FIRST_QUEUE + i): f"{name} queue" for i, name in enumerate(QUEUES)}
     named = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for pid, name in processes.items()]
     named += [{"ph": "M", "name": "thread_name", "pid": p, "tid": t, "args": {"name": name}} for (p, t), name in threads.items()]
@@ -145,7 +145,8 @@ class _Tracer:
             what, source = "copy", ""
             begin = max(self.begun.pop(block.semaphore), self.copied)
             self.copied = max(begin, self.now + exposed)
-            args = {"bytes": row.bytes, "buffer": row.buffer, "to": "VMEM" if row.loads else "HBM"}
+            chip = self.profile.time.chip
+            args = {"bytes": row.bytes, "buffer": row.buffer, "to": chip.array_space.upper() if row.loads else "HBM"}
             self._event(CHIP, COPIES, what, begin, self.copied - begin, args)
         else:
             sent, exposed = self.links.wait(block.semaphore, self.now)

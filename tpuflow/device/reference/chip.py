@@ -183,7 +183,7 @@ class ChipRun:
         return ()
 
     def _check_tiles(self, plan: KernelPlan, path: str) -> None:
-        """A kernel's tiles leave alone what is on its way from or to VMEM."""
+        """A kernel's tiles leave alone what is on its way from or to the chip."""
         for c, start, _ in self._moving.values():
             for number in (c.source, c.target):
                 if plan.takes(self.program.buffers[number]):

@@ -15,7 +15,6 @@ from tpuflow.device.reference.plan import KernelPlan
 from tpuflow.device.resolved import QUEUE_NUMBER, Resolved
 from tpuflow.isa import dma
 from tpuflow.isa.arithmetic import Arithmetic
-from tpuflow.isa.core_parts import core_of
 from tpuflow.isa.instruction import Instruction
 from tpuflow.isa.loop_nest import At
 from tpuflow.isa.trip import Trip
@@ -152,15 +151,15 @@ class Run:
     def _check_core(self, i: Resolved, at: At, what: str, where: tuple[Any, ...]) -> None:
         """A core reaches only what it has itself of an array that stays in VMEM."""
         access, cores = self.plan.windows[i.number], self.plan.on_chip.chip.cores
-        if cores == 1 or not self.plan.hbm.buffers[access.window.buffer].is_resident:
+        if cores == 1 or not self.plan.hbm.buffers[access.window.buffer].is_parted:
             return
-        own, touched = core_of(at.point, self.plan.nest.points, cores), access.cores(cores)[where]
+        own, touched = self.plan.parts.core(at), access.cores(cores)[where]
         if not (touched == own).all():
             other = int(touched[touched != own][0])
             raise self.site(i, at).hazard(f"on core {own} {what} what core {other} has of buffer {access.window.buffer} in its VMEM")
 
     def _nothing(self, buffer: int) -> str:
-        tiles = ", or tiles have taken its place since," if self.plan.hbm.buffers[buffer].is_resident else ""
+        tiles = ", or tiles have taken its place since," if self.plan.hbm.buffers[buffer].is_parted else ""
         return f"nothing has written{tiles}"
 
     def check_write(self, i: Resolved, at: At, where: tuple[Any, ...], clock: list[int]) -> None:

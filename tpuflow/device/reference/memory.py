@@ -1,4 +1,4 @@
-"""Byte memories: buffers by regions of those that overlap, in HBM and VMEM, and on-chip tiles; all poisoned until something is written.
+"""Byte memories: buffers by regions of those that overlap, in HBM, VMEM and CMEM, and tiles. All is poisoned until something is written.
 
 Poison is 0xFF in every byte: a NaN in every float type, -1 or the largest value in integers.
 """
@@ -19,7 +19,7 @@ from tpuflow.device.reference.hazards import HbmShadow, Stamps
 from tpuflow.isa.core_parts import core_of
 from tpuflow.isa.instruction import SPACES, Tile, Window, WindowAxis
 from tpuflow.isa.occupancy import slot_bytes, space_bytes
-from tpuflow.isa.program import VMEM_START, Buffer
+from tpuflow.isa.program import CMEM_START, VMEM_START, Buffer
 from tpuflow.isa.windows import present, view_layout
 
 POISON = 0xFF
@@ -27,7 +27,7 @@ Selection = tuple[slice, ...]
 
 
 class Region:
-    """A stretch of HBM or VMEM that some buffers share: its bytes, and which buffer wrote every granule last (-1: none)."""
+    """A stretch of HBM, VMEM or CMEM that some buffers share: its bytes, and which buffer wrote every granule last (-1: none)."""
 
     def __init__(self, buffers: Sequence[Buffer]):
         self.base = min(b.span[0] for b in buffers)
@@ -65,7 +65,7 @@ class Hbm:
             region = Region([buffers[n] for n in group])
             self.regions.append(region)
             self._region_of.update(dict.fromkeys(group, region))
-        self._resident = [region for region in self.regions if region.base >= VMEM_START]
+        self._beside_tiles = [region for region in self.regions if VMEM_START <= region.base < CMEM_START]
 
     def clear(self) -> None:
         """Poison everything."""
@@ -120,7 +120,7 @@ class Hbm:
     def lose(self, stretches: Iterable[tuple[int, int]]) -> None:
         """Poison stretches of VMEM, in the numbering of `Buffer.span`: a kernel has tiles there."""
         for low, high in stretches:
-            for region in self._resident:
+            for region in self._beside_tiles:
                 region.lose(low, high)
 
     def overlapping(self, numbers: Collection[int]) -> frozenset[int]:

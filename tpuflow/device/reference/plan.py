@@ -8,6 +8,7 @@ from tpuflow.device.ordering import TileCells
 from tpuflow.device.reference.hazards import HbmShadow
 from tpuflow.device.reference.memory import Hbm, OnChip, WindowAccess
 from tpuflow.device.resolved import Resolved, resolve
+from tpuflow.isa.core_parts import CoreParts
 from tpuflow.isa.instruction import QUEUES
 from tpuflow.isa.loop_nest import At, LoopNest
 from tpuflow.isa.occupancy import vmem_stretches
@@ -29,7 +30,7 @@ class KernelPlan:
         self.problems = {n: problem for n, t in enumerate(self.tiles) if (problem := self.on_chip.problem(t))}
         self.tile_stretches = vmem_stretches(self.tiles, on_chip.chip)
         self.taken = frozenset(a.window.buffer for a in self.windows.values() if self.takes(hbm.buffers[a.window.buffer]))
-        self.nest = LoopNest(kernel.grid)
+        self.nest, self.parts = LoopNest(kernel.grid), CoreParts.of(kernel, on_chip.chip.cores)
 
     def takes(self, buffer: Buffer) -> bool:
         """Whether tiles of the kernel lie in a buffer's place."""

@@ -1,4 +1,4 @@
-"""The time of copies between HBM and VMEM: one after the other, in what kernels leave of the memory bus."""
+"""The time of copies between HBM and the chip: one after the other, in what kernels leave of the memory bus."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tpuflow.isa.program import Kernel
 
 
 def form_of(kernel: Kernel, resident: Set[int] = frozenset()) -> Hashable:
-    """Equal for kernels that take the same time on any chip; buffers are numbered in order of appearance, `resident` ones stay in VMEM."""
+    """Equal for kernels that take the same time on any chip; buffers are numbered in order of appearance, `resident` ones stay there."""
     numbers: dict[int, int] = {}
 
     def window_form(window: Window) -> Hashable:

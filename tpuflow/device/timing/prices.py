@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.timing.calibration import Machine
-from tpuflow.device.timing.reuse import reuse
 from tpuflow.isa.cost import Cost
 from tpuflow.isa.instruction import QUEUES, Instruction, Tile, TileAxis, Window
 from tpuflow.isa.loop_nest import LoopNest
 from tpuflow.isa.program import SECTIONS, Kernel
+from tpuflow.isa.reuse import reuse
 
 PICOSECONDS = 10**12
 SCALAR, MATRIX, VECTOR, LOAD, STORE, LINK = range(len(QUEUES))
@@ -25,7 +25,7 @@ DO, MOVE, SIGNAL, WAIT, LOCAL = range(5)
 Bits = tuple[bool, ...]
 Op = tuple[int, ...]
 """(DO, queue, time) | (MOVE, queue, set-up, time on the memory bus, latency) | (LOCAL, queue, time, latency) |
-(SIGNAL | WAIT, queue, time, semaphore). A LOCAL move stays within VMEM and leaves the bus alone."""
+(SIGNAL | WAIT, queue, time, semaphore). A LOCAL move stays within the chip and leaves the bus alone."""
 
 
 def picoseconds(seconds: float) -> int:
@@ -59,8 +59,9 @@ class Clock:
         return math.ceil(count_bytes * PICOSECONDS * seconds)
 
     def local(self, count_bytes: int) -> int:
-        """Bytes moved between a resident buffer and a tile, in picoseconds."""
-        return math.ceil(count_bytes * PICOSECONDS / self.chip.vmem_bytes_per_second) if count_bytes else 0
+        """Bytes moved between a resident buffer and a tile, in picoseconds: no slower than from HBM, as what the cache has."""
+        rate = max(self.chip.core_bandwidth(self.cores), self.chip.core_resident_bytes_per_second)
+        return math.ceil(count_bytes * PICOSECONDS / rate) if count_bytes else 0
 
     def op(self, instruction: Instruction, cost: Cost, reads: int = 1, *, behind: bool = False) -> Op:
         """What the scheduler needs to know of one execution; a load reads the same data `reads` times, all but once from the cache.
@@ -72,12 +73,12 @@ class Clock:
             semaphore: int = instruction.semaphore  # type: ignore[attr-defined]
             return SIGNAL if instruction.has("signals") else WAIT, queue, self.cycles(cost.cycles), semaphore
         start_up, issue = picoseconds(self.chip.dma_seconds), self.cycles(cost.cycles + self.chip.issue_cycles)
-        if queue in (LOAD, STORE) and cost.vmem_bytes:
-            return LOCAL, queue, issue + self.local(cost.vmem_bytes), start_up
+        if queue in (LOAD, STORE) and cost.resident_bytes:
+            return LOCAL, queue, issue + self.local(cost.resident_bytes), start_up
         if queue in (LOAD, STORE):
             return MOVE, queue, issue, self.bus(cost.bus_bytes, reads), start_up
         if queue == SCALAR:
-            moving = self.bus(cost.bus_bytes) + self.local(cost.vmem_bytes)
+            moving = self.bus(cost.bus_bytes) + self.local(cost.resident_bytes)
             return DO, queue, self.cycles(cost.cycles) + (moving + (0 if behind else start_up) if moving else 0)
         return DO, queue, issue
 
@@ -139,9 +140,9 @@ class PricedKernel:
 
 
 def price(kernel: Kernel, machine: Machine, resident: Set[int] = frozenset()) -> PricedKernel:
-    """Ask every instruction of a kernel what it costs, on a Program whose buffers `resident` stay in VMEM."""
+    """Ask every instruction of a kernel what it costs, on a Program whose buffers `resident` stay on the chip."""
     ragged = tuple(sorted({x.grid for i in kernel.instructions for t in _tiles(i) for x in t.axes if _is_ragged(x)}))
-    times = reuse(kernel, machine.chip)
+    times = reuse(kernel, machine.chip).times
     sections = tuple(_lined_up([_priced(i, ragged, machine.rates, times, resident) for i in section]) for _, section in kernel.sections)
     return PricedKernel(kernel, ragged, sections)
 
@@ -183,7 +184,7 @@ def _priced(
     for bits in itertools.product((False, True), repeat=len(feels)):
         last = {ragged[i] for i, bit in zip(feels, bits, strict=True) if bit}
         found = instruction.cost(chip, functools.partial(_shape, last))
-        costs[bits] = found.within_vmem() if stays else found
+        costs[bits] = found.within_chip() if stays else found
     reads = max((times.get(w, 1) for w in windows), default=1) if times else 1
     return Priced(instruction, feels, costs, reads)
 

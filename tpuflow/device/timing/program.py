@@ -96,7 +96,7 @@ def is_fed(body: Sequence[Block]) -> bool:
 def time_kernel(
     kernel: Kernel, machine: Machine, known: dict[Hashable, KernelTime] | None = None, resident: Set[int] = frozenset()
 ) -> KernelTime:
-    """The modelled time of a kernel, its launch floor included; `resident` are the buffers that stay in VMEM.
+    """The modelled time of a kernel, its launch floor included; `resident` are the buffers that stay on the chip.
 
     known: kernels timed before on this machine, by form: one that differs only in buffers and debug information takes the same time.
     """
@@ -137,7 +137,7 @@ def _totals(priced: PricedKernel, clock: Clock) -> tuple[tuple[int, ...], int, i
     """Time of every queue as a mean over the cores, the sum of everything one after the other, time of the bus as a mean, and the work."""
     busy, serial, bus = [0] * len(QUEUES), 0, 0
     macs: dict[str, int] = {}
-    counts: dict[str, int] = dict.fromkeys(("element_ops", "read", "write", "bus", "cached", "vmem read", "vmem write"), 0)
+    counts: dict[str, int] = dict.fromkeys(("element_ops", "read", "write", "bus", "cached", "resident read", "resident write"), 0)
     for found, cost, times in priced.totals():
         instruction, op = found.instruction, clock.op(found.instruction, cost, found.reads, behind=found.behind)
         busy[op[1]] += times * sum(op[2:4] if op[0] == MOVE else op[2:3])
@@ -148,7 +148,7 @@ def _totals(priced: PricedKernel, clock: Clock) -> tuple[tuple[int, ...], int, i
         counts["cached"] += times * cost.hbm_bytes * (found.reads - 1) // found.reads
         for role, _ in instruction.windows():
             counts[role] += times * cost.hbm_bytes
-            counts[f"vmem {role}"] += times * cost.vmem_bytes
+            counts[f"resident {role}"] += times * cost.resident_bytes
         if cost.macs:
             dtype = _multiplied(instruction).name
             macs[dtype] = macs.get(dtype, 0) + times * cost.macs
@@ -157,10 +157,10 @@ def _totals(priced: PricedKernel, clock: Clock) -> tuple[tuple[int, ...], int, i
 
 
 def _copied(row: CopyRow) -> Work:
-    """What a copy moves: to or from HBM, and from or to VMEM."""
-    ends = {"read_bytes": row.bytes, "written_bytes": 0, "vmem_read_bytes": 0, "vmem_written_bytes": row.bytes}
+    """What a copy moves: to or from HBM, and from or to the chip."""
+    ends = {"read_bytes": row.bytes, "written_bytes": 0, "resident_read_bytes": 0, "resident_written_bytes": row.bytes}
     if not row.loads:
-        ends = {"read_bytes": 0, "written_bytes": row.bytes, "vmem_read_bytes": row.bytes, "vmem_written_bytes": 0}
+        ends = {"read_bytes": 0, "written_bytes": row.bytes, "resident_read_bytes": row.bytes, "resident_written_bytes": 0}
     return Work({}, 0, bus_bytes=row.bytes, **ends)
 
 
@@ -216,7 +216,7 @@ class _Here:
 
 @dataclass(slots=True)
 class _BlockTimes:
-    """Goes over the blocks of a Program; `known` are the trip counts that it says, `resident` its buffers that stay in VMEM, `fed` whether
+    """Goes over the blocks of a Program; `known` are the trip counts that it says, `resident` those of its buffers that stay, `fed` whether
     the host feeds a loop of it."""
 
     program: Program

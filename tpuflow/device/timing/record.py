@@ -23,7 +23,7 @@ class Event:
 
 
 def record(kernel: Kernel, machine: Machine, resident: Set[int] = frozenset()) -> tuple[Event, ...]:
-    """Every piece of work of the busiest core's queues, neighbours joined, in order of time; `resident` buffers stay in VMEM."""
+    """Every piece of work of the busiest core's queues, neighbours joined, in order of time; `resident` buffers stay on the chip."""
     plan, _ = plan_grid(price(kernel, machine, resident), machine)
     return record_plan(plan)
 

@@ -21,7 +21,7 @@ class Work:
     """What was done: multiply-adds of the matrix unit by operand type, results of the vector and scalar units, bytes by direction.
 
     `bus_bytes` counts whole bursts; `cached_bytes` are those of the bytes read that came from the chip's cache and not from HBM;
-    `vmem_read_bytes` and `vmem_written_bytes` are of buffers that stay in VMEM, also in whole bursts.
+    `resident_read_bytes` and `resident_written_bytes` are of buffers that stay on the chip, also in whole bursts.
     """
 
     macs: Mapping[str, int]
@@ -30,8 +30,8 @@ class Work:
     written_bytes: int
     bus_bytes: int
     cached_bytes: int = 0
-    vmem_read_bytes: int = 0
-    vmem_written_bytes: int = 0
+    resident_read_bytes: int = 0
+    resident_written_bytes: int = 0
 
     @property
     def hbm_bytes(self) -> int:
@@ -39,9 +39,9 @@ class Work:
         return self.read_bytes + self.written_bytes - self.cached_bytes
 
     @property
-    def vmem_bytes(self) -> int:
-        """Bytes moved to and from arrays that stay in VMEM."""
-        return self.vmem_read_bytes + self.vmem_written_bytes
+    def resident_bytes(self) -> int:
+        """Bytes moved to and from arrays that stay on the chip."""
+        return self.resident_read_bytes + self.resident_written_bytes
 
     @property
     def flops(self) -> int:
@@ -61,10 +61,10 @@ class Work:
         return tuple(getattr(self, f.name) for f in fields(self)[1:])
 
     def roofline_seconds(self, machine: Machine) -> float:
-        """No chip does it faster: the matrix peak, or HBM or VMEM (each for what is moved there), whichever takes longest."""
-        chip, local = machine.chip, max(self.vmem_read_bytes, self.vmem_written_bytes)
+        """No chip does it faster: the matrix peak, HBM or where arrays stay (each for what is moved there), whichever takes longest."""
+        chip, local = machine.chip, max(self.resident_read_bytes, self.resident_written_bytes)
         matrix = sum(2 * n / chip.peak_flops(t) for t, n in self.macs.items())
-        within = local / (chip.cores * chip.vmem_bytes_per_second) if local else 0.0
+        within = local / (chip.cores * chip.core_resident_bytes_per_second) if local else 0.0
         return max(matrix, self.hbm_bytes / chip.hbm_bytes_per_second, within)
 
 
@@ -127,7 +127,7 @@ class ProgramTime:
     `launch_picoseconds` the host's round trip. `assumed` names blocks whose trips or branch nobody said: a while counts one trip, a
     switch its longest branch. `narrowed` says which f32 products are made of narrower ones, for want of f32 arrays. `trips` has the trips
     counted for every loop and while, and the branch of every switch, by their place. `collectives` and `copies` (between
-    HBM and VMEM) are in the order of their waits.
+    HBM and the chip) are in the order of their waits.
     """
 
     machine: Machine
@@ -145,7 +145,7 @@ class ProgramTime:
 
     @property
     def copied_bytes(self) -> int:
-        """What copies move between HBM and VMEM."""
+        """What copies move between HBM and the chip."""
         return sum(row.count * row.bytes for row in self.copies)
 
     @property
@@ -280,7 +280,7 @@ def _summary(t: ProgramTime, steps: int) -> list[str]:
         f"time {'' if steps == 1 else 'of a step '}{each(t.picoseconds)} ({t.provenance}): device {each(t.device_picoseconds)}, host "
         f"{each(t.launch_picoseconds)}, waiting for data {each(t.feed_picoseconds)}",
         f"matrix utilisation {t.mfu:.1%}; roofline {seconds_text(t.roofline_seconds / steps)}; {t.intensity:.1f} operations a byte; HBM "
-        f"{t.work.read_bytes / steps / 1e6:.1f} MB read, {t.work.written_bytes / steps / 1e6:.1f} MB written{_within(t.work, steps)}; "
+        f"{t.work.read_bytes / steps / 1e6:.1f} MB read, {t.work.written_bytes / steps / 1e6:.1f} MB written{_within(t, steps)}; "
         f"{sum(r.count for r in t.kernels) / steps:.6g} kernels",
         f"queues busy: {busy or 'none'}; overlap {t.overlap:.0%}; bound by: {bounds or 'nothing'}",
     ]
@@ -294,7 +294,7 @@ def _summary(t: ProgramTime, steps: int) -> list[str]:
     if t.copies:
         count, moved = sum(r.count for r in t.copies) / steps, t.copied_bytes / steps / 1e6
         waited = seconds_text(t.exposed_copy_seconds / steps)
-        lines.append(f"copies between HBM and VMEM {count:.6g}: {moved:.2f} MB, {waited} not behind kernels")
+        lines.append(f"copies between HBM and {t.chip.array_space.upper()} {count:.6g}: {moved:.2f} MB, {waited} not behind kernels")
     return lines
 
 
@@ -307,9 +307,10 @@ def _totals(t: ProgramTime, steps: int) -> list[str]:
     return [f"round trip of {steps} steps: {seconds_text(t.seconds)}{energy}, {moved:.1f} MB of HBM traffic, {kernels} kernels"]
 
 
-def _within(work: Work, steps: int) -> str:
-    """What a step moves within VMEM, if anything."""
-    return f", {work.vmem_bytes / steps / 1e6:.1f} MB moved within VMEM" if work.vmem_bytes else ""
+def _within(t: ProgramTime, steps: int) -> str:
+    """What a step moves within the chip, if anything."""
+    moved = t.work.resident_bytes
+    return f", {moved / steps / 1e6:.1f} MB moved within {t.chip.array_space.upper()}" if moved else ""
 
 
 def _table(t: ProgramTime, most: int, steps: int) -> list[str]:

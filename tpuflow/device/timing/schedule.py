@@ -2,8 +2,8 @@
 
 Instructions are taken in program order, which semaphores make every queue agree with, so one pass over them is an event-driven
 simulation: each starts when its queue is free and what it waits for has been signalled. A move has the bus for itself; of a load and a
-store that want it at once, the earlier one in program order goes first and the other fills the gaps. A move of a buffer that stays in
-VMEM takes its queue alone. A queue is done with a move when the bus is; its start-up latency only delays what waits for the data.
+store that want it at once, the earlier one in program order goes first and the other fills the gaps. A move of a buffer that stays on
+the chip takes its queue alone. A queue is done with a move when the bus is; its start-up latency only delays what waits for the data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What HBM and VMEM hold, abstractly: which buffers are stored whole or in part, as a function of what they held before.
+"""What HBM, VMEM and CMEM hold, abstractly: which buffers are stored whole or in part, as a function of what they held before.
 
 Contents of buffers that share addresses exclude one another, so those that are held are disjoint stretches of memory, in order of their
 addresses; a write takes out those that it overlaps. Nothing here depends on how large a buffer is, nor (but for the ends of a bisected

@@ -1,4 +1,4 @@
-"""HBM and VMEM over the blocks of a Program: what is read must be valid, what must stay is never overwritten.
+"""HBM, VMEM and CMEM over the blocks of a Program: what is read must be valid, what must stay is never overwritten.
 
 A buffer is valid once it holds an input, a constant, an infeed item, or has been stored whole (possibly part by part), until a buffer
 that overlaps it is written, or (in VMEM) a kernel has tiles there. What a list of blocks does to memory is found once
@@ -141,7 +141,7 @@ class _AbstractRun:
             return
         self.checked.add(id(kernel))
         written = {b for b, _ in effects.writes}
-        for buffer in sorted(b for b in written | effects.reads if self.program.buffers[b].is_resident):
+        for buffer in sorted(b for b in written | effects.reads if self.program.buffers[b].is_parted):
             low, high = self.program.buffers[buffer].span
             if any(low < end and start < high for start, end in effects.tiles):
                 place, source = _user(kernel, path, buffer, "read")
@@ -245,7 +245,7 @@ def _state(memory: Contents, buffer: int) -> str:
     """Why a buffer is not valid, in words."""
     if memory.of(buffer).parts:
         return "only partly written"
-    return f"not written, or overwritten by another{' or by tiles' if memory.buffers[buffer].is_resident else ''} at its addresses,"
+    return f"not written, or overwritten by another{' or by tiles' if memory.buffers[buffer].is_parted else ''} at its addresses,"
 
 
 def _overlapping(buffers: Sequence[Buffer], written: set[int], used: Iterable[int]) -> tuple[int, int] | None:

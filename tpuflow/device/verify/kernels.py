@@ -15,7 +15,7 @@ from tpuflow.device.verify.instructions import check_fields, check_operands
 from tpuflow.device.verify.order import check_order
 from tpuflow.device.verify.windows import check_tile, check_window
 from tpuflow.isa import dma
-from tpuflow.isa.core_parts import strays
+from tpuflow.isa.core_parts import CoreParts
 from tpuflow.isa.instruction import MAX_RANK, QUEUES, RATES, SPACES, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.occupancy import slot_bytes, space_bytes, vmem_stretches
 from tpuflow.isa.program import GRID_KINDS, Buffer, Kernel
@@ -104,7 +104,7 @@ class _Checks:
 
     def _keeps_apart(self, window: Window) -> None:
         buffer = self.buffers[window.buffer]
-        found = strays(self.kernel, window, buffer.elems, self.chip.cores) if buffer.is_resident else ""
+        found = CoreParts.of(self.kernel, self.chip.cores).strays(window, buffer.elems) if buffer.is_parted else ""
         if found:
             raise Refusal(f"one core may touch what another has of buffer {window.buffer}, which stays in vmem: {found}")
 

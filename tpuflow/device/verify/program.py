@@ -76,12 +76,13 @@ def _check_shape(program: Program, what: str, dtype: DType, shape: Sequence[int]
 def _check_buffers(program: Program) -> None:
     for n, b in enumerate(program.buffers):
         _check_shape(program, f"buffer {n}", b.dtype, b.shape)
-        if b.is_resident and not program.chip.keeps_arrays:
-            raise Refusal(f"buffer {n} stays in vmem; expected hbm, for {program.chip.name} keeps no arrays there")
+        if b.space not in ("hbm", program.chip.array_space):
+            expected = " or ".join(filter(None, ("hbm", program.chip.array_space)))
+            raise Refusal(f"buffer {n} stays in {b.space}; expected {expected}, for {program.chip.name} keeps no arrays there")
         end, there = b.address + b.bytes, program.chip.resident_bytes if b.is_resident else program.chip.hbm_bytes
         if b.address < 0 or end > there:
             raise Refusal(f"buffer {n} lies at bytes {b.address} to {end} of {b.space}; {program.chip.name} has {there}")
-        if b.is_resident and (b.address % program.chip.cores or b.elems % program.chip.cores):
+        if b.is_parted and (b.address % program.chip.cores or b.elems % program.chip.cores):
             where = f"{b.elems} elements at byte {b.address} of vmem"
             raise Refusal(f"buffer {n} has {where}; expected both to divide by the {program.chip.cores} cores of {program.chip.name}")
 
@@ -145,7 +146,7 @@ _TABLES = (
 def _hbm_buffer(program: Program, number: int) -> Buffer:
     buffer = buffer_of(program, number)
     if buffer.is_resident:
-        raise Refusal(f"buffer {number} stays in vmem; expected it in hbm: only kernels and copies reach what stays in vmem")
+        raise Refusal(f"buffer {number} stays in {buffer.space}; expected it in hbm: only kernels and copies reach what stays there")
     return buffer
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tpuflow.chips.chip import Chip
-from tpuflow.chips.split_k import Division, PartialSums, divide, partial_sums
+from tpuflow.chips.split_k import Division, PartialSums, divide, may_split, partial_sums
 from tpuflow.isa.instruction import Instruction, Tile
 from tpuflow.isa.loop_nest import LoopNest
 from tpuflow.isa.program import Kernel
@@ -18,8 +18,14 @@ def share(kernel: Kernel, chip: Chip) -> tuple[Division, PartialSums]:
     """The busiest core's share of a kernel, and what it adds up for others."""
     nest = LoopNest(kernel.grid)
     accumulators = tuple(_accumulators(kernel))
-    found = divide(chip, nest.points, nest.steps, splits=_only_accumulates(kernel, accumulators))
+    splits = may_split(chip, nest.points, nest.steps) and _only_accumulates(kernel, accumulators)
+    found = divide(chip, nest.points, nest.steps, splits=splits)
     return found, partial_sums(chip, [(t.shape, t.dtype.bytes) for t in accumulators], found.share)
+
+
+def works_apart(kernel: Kernel) -> bool:
+    """Whether cores may take steps of a point: each only adds to what others do."""
+    return LoopNest(kernel.grid).steps > 1 and _only_accumulates(kernel, tuple(_accumulators(kernel)))
 
 
 def _accumulators(kernel: Kernel) -> Iterator[Tile]:

@@ -13,12 +13,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tpuflow.chips.chip import Chip
-from tpuflow.device.timing.cores import share
+from tpuflow.isa.core_shares import share
 from tpuflow.isa.instruction import Window
 from tpuflow.isa.program import Kernel
 
 Moves = Mapping[Window, frozenset[int]]
 """The grid axes along which each window moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """For every window that is read again from the cache, how often the same data are read in all; and the `bytes` of the cache that hold
+    them until they are."""
+
+    times: Mapping[Window, int]
+    bytes: int
+
+
+def reuse(kernel: Kernel, chip: Chip) -> Reuse:
+    """What a kernel reads again from the chip's cache; nothing where it has none."""
+    if not chip.cache_bytes:
+        return Reuse({}, 0)
+    trips = _Trips.of(kernel, chip)
+    again = {w: loops for w, loops in trips.again(chip).items() if loops}
+    times = {w: _times([trips.loops[at] for at in loops], kernel) for w, loops in again.items()}
+    return Reuse(times, sum(trips.stretch_bytes(w, min(loops)) for w, loops in again.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +49,39 @@ class _Loop:
     at_once: bool = False
 
 
-def reuse(kernel: Kernel, chip: Chip) -> Mapping[Window, int]:
-    """For every window that is read again from the cache: how often the same data are read in all."""
-    if not chip.cache_bytes:
-        return {}
-    roles = {w: role for i in kernel.instructions for role, w in i.windows() if w.tile.axes}
-    moves = {w: frozenset(g for axis in w.axes for g, _ in axis.grid) for w in roles}
-    read = {w: moves[w] for w, role in roles.items() if role == "read"}
-    division, _ = share(kernel, chip)
-    loops = _loops(kernel, _at_once(kernel, division.cores // division.share, read))
+@dataclass(frozen=True, slots=True)
+class _Trips:
+    """The grid axes that move each window of a kernel's arrays, those that are `read` alone as well, and the loops that all `cores` go
+    through, the slowest first."""
 
-    def trip_bytes(at: int) -> int:
+    moves: Moves
+    read: Moves
+    loops: Sequence[_Loop]
+    cores: int
+
+    @classmethod
+    def of(cls, kernel: Kernel, chip: Chip) -> _Trips:
+        """Look at a kernel on a chip."""
+        roles = {w: role for i in kernel.instructions for role, w in i.windows() if w.tile.axes}
+        moves = {w: frozenset(g for axis in w.axes for g, _ in axis.grid) for w in roles}
+        read = {w: moves[w] for w, role in roles.items() if role == "read"}
+        division, _ = share(kernel, chip)
+        return cls(moves, read, _loops(kernel, _at_once(kernel, division.cores // division.share, read)), division.cores)
+
+    def again(self, chip: Chip) -> Mapping[Window, Sequence[int]]:
+        """Of every window that is read, the loops along whose trips the same data are read again from the cache."""
+        kept = [at for at, loop in enumerate(self.loops) if loop.trips > 1 and self._trip_bytes(at) <= chip.cache_bytes]
+        return {w: [at for at in kept if self.loops[at].axis not in moved] for w, moved in self.read.items()}
+
+    def _trip_bytes(self, at: int) -> int:
         """Bytes of all windows in one trip of a loop; of one that is gone through at once, in a step of all cores."""
-        inner = [] if loops[at].at_once else loops[at + 1 :]
-        trip = sum(_bytes(w) * math.prod(x.trips for x in inner if x.axis in moves[w]) for w in moves)
-        return trip * division.cores if loops[at].at_once else trip
+        trip = sum(self.stretch_bytes(w, at) for w in self.moves)
+        return trip * self.cores if self.loops[at].at_once else trip
 
-    kept = [loop for at, loop in enumerate(loops) if loop.trips > 1 and trip_bytes(at) <= chip.cache_bytes]
-    found = {w: _times([loop for loop in kept if loop.axis not in moved], kernel) for w, moved in read.items()}
-    return {w: times for w, times in found.items() if times > 1}
+    def stretch_bytes(self, window: Window, at: int) -> int:
+        """Bytes of a window in one trip of a loop."""
+        inner = [] if self.loops[at].at_once else self.loops[at + 1 :]
+        return _bytes(window) * math.prod(x.trips for x in inner if x.axis in self.moves[window])
 
 
 def _bytes(window: Window) -> int:

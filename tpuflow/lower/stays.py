@@ -1,4 +1,4 @@
-"""Where the arrays of a Program could stay in VMEM: all their lives, from where they are made to a copy to HBM, or from a copy from HBM on.
+"""Where the arrays of a Program could stay on the chip: always, from where they are made to a copy to HBM, or from a copy from HBM on.
 
 A copy moves an array while kernels run, in what these leave of the memory bus. It is worth it where kernels move more of the array
 meanwhile than the copy does, and where they gain more than they may have to wait for it.
@@ -11,21 +11,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tpuflow.chips import Chip
-from tpuflow.isa.core_parts import strays
+from tpuflow.isa.core_parts import CoreParts
 from tpuflow.isa.instruction import QUEUES, Tile
 from tpuflow.isa.liveness import Timeline
 from tpuflow.isa.loop_nest import LoopNest
 from tpuflow.isa.program import Kernel, Program
+from tpuflow.isa.reuse import reuse
 
 COPIES_AHEAD = 8
-"""Kernels at most that a copy from HBM goes ahead of its first reader: it takes place in VMEM all that time."""
+"""Kernels at most that a copy from HBM goes ahead of its first reader: it takes place on the chip all that time."""
 Site = tuple[str, int]
 """A place between blocks: the list of blocks by its path, and how many of its blocks come before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What one kernel, at `tick`, moves from and to a buffer, in bytes of the bus; it `strays` if one core may touch another's part."""
+    """What one kernel, at `tick`, moves from and to a buffer, in bytes of the bus. It
+    `strays` if one core may touch what another has in its VMEM."""
 
     tick: int
     read: int = 0
@@ -39,10 +41,10 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class VmemRange:
-    """`buffer` in VMEM from tick `first` to `last`; `accesses` are those of kernels that reach it there.
+class Stay:
+    """`buffer` on the chip from tick `first` to `last`; `accesses` are those of kernels that reach it there.
 
-    With a copy, from HBM if it `loads`, else to it, it is in VMEM under another number; without one it is there all its life. The copy
+    With a copy, from HBM if it `loads`, else to it, it is there under another number; without one it is there all its life. The copy
     `begins` at one place and is `awaited` at another, and kernels at the ticks `meanwhile` run in between.
     """
 
@@ -60,19 +62,22 @@ class VmemRange:
 @dataclass(frozen=True, slots=True)
 class Bus:
     """Seconds that each tick's kernel takes to compute, and keeps the memory bus `busy`, as far as can be told from costs; the accesses of
-    every buffer. Ranges that are settled change `busy`."""
+    every buffer; the bytes of the chip's cache that hold what it reads `again`. Ranges that are settled change `busy`."""
 
     program: Program
     a_byte: float
     accesses: Mapping[int, list[Access]]
     compute: list[float]
     busy: list[float]
+    again: list[int]
 
     @classmethod
     def of(cls, program: Program, timeline: Timeline) -> Bus:
-        """Before anything stays in VMEM."""
+        """Before anything stays on the chip."""
         chip, nothing = program.chip, [0.0] * len(timeline.blocks)
-        found = cls(program, 1 / (chip.cores * chip.core_bandwidth(chip.cores)), defaultdict(list), nothing, nothing.copy())
+        found = cls(
+            program, 1 / (chip.cores * chip.core_bandwidth(chip.cores)), defaultdict(list), nothing, nothing.copy(), [0] * len(nothing)
+        )
         for tick, block in enumerate(timeline.blocks):
             if isinstance(block, Kernel):
                 found._kernel(tick, block)
@@ -88,7 +93,9 @@ class Bus:
         return self.program.chip
 
     def _kernel(self, tick: int, kernel: Kernel) -> None:
-        nest = LoopNest(kernel.grid)
+        nest, cached = LoopNest(kernel.grid), reuse(kernel, self.chip)
+        parts = CoreParts.of(kernel, self.chip.cores if self.chip.array_space == "vmem" else 1)
+        self.again[tick] = cached.bytes
         cycles: dict[str, float] = dict.fromkeys(QUEUES, 0.0)
         found: dict[int, dict[str, int]] = {}
         for name, section in kernel.sections:
@@ -98,8 +105,8 @@ class Bus:
                 cycles[instruction.queue] += runs * cost.cycles
                 for role, window in instruction.windows():
                     moved = found.setdefault(window.buffer, {"read": 0, "write": 0, "strays": 0})
-                    moved["strays"] += bool(strays(kernel, window, self.program.buffers[window.buffer].elems, self.chip.cores))
-                    moved[role] += runs * cost.bus_bytes
+                    moved["strays"] += bool(parts.strays(window, self.program.buffers[window.buffer].elems))
+                    moved[role] += runs * cost.bus_bytes // cached.times.get(window, 1)  # the others come from the cache
                     if instruction.has("updates"):
                         moved["read"] += 1  # the half of it that is read: enough to tell that it is
         self.compute[tick] = max(cycles.values()) / self.chip.clock_hz / self.chip.cores
@@ -107,11 +114,11 @@ class Bus:
             self.accesses[buffer].append(Access(tick, moved["read"], moved["write"], strays=moved["strays"] > 0))
             self.busy[tick] += self.a_byte * (moved["read"] + moved["write"])
 
-    def gains(self, stay: VmemRange, count_bytes: int) -> bool:
+    def gains(self, stay: Stay, count_bytes: int) -> bool:
         """Whether kernels gain more by a stay than its copy may make the chip wait."""
         return sum(map(self._gain, stay.accesses)) > max(0.0, self.a_byte * count_bytes - sum(map(self.spare, stay.meanwhile)))
 
-    def move(self, stay: VmemRange, count_bytes: int) -> None:
+    def move(self, stay: Stay, count_bytes: int) -> None:
         """A stay's accesses leave the bus, and its copy uses what kernels leave of it."""
         for access in stay.accesses:
             self.busy[access.tick] -= self.a_byte * access.moved
@@ -136,7 +143,7 @@ def _whole(tile: Tile) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class VmemRanges:
+class Stays:
     """Finds where buffers could stay. `lines`: the ticks of every list of blocks, one a block; `hosts`: buffers that something other than
     kernels touches."""
 
@@ -147,18 +154,18 @@ class VmemRanges:
     hosts: frozenset[int]
 
     @classmethod
-    def of(cls, program: Program, timeline: Timeline, bus: Bus, hosts: frozenset[int]) -> VmemRanges:
+    def of(cls, program: Program, timeline: Timeline, bus: Bus, hosts: frozenset[int]) -> Stays:
         """Look at all lists of blocks."""
         lines: dict[str, list[int]] = defaultdict(list)
         for tick, place in enumerate(timeline.places):
             lines[_split(place)[0]].append(tick)
         return cls(program, timeline, bus, lines, hosts)
 
-    def all(self, buffers: Sequence[int]) -> Iterator[VmemRange]:
-        """Every stay of these buffers that moves fewer bytes of HBM, and in which every core keeps to its own part."""
+    def all(self, buffers: Sequence[int]) -> Iterator[Stay]:
+        """Every stay of these buffers that moves fewer bytes of HBM, and in which every core that has a part of its own keeps to it."""
         yield from (stay for stay in self._all(buffers) if not any(a.strays for a in stay.accesses))
 
-    def _all(self, buffers: Sequence[int]) -> Iterator[VmemRange]:
+    def _all(self, buffers: Sequence[int]) -> Iterator[Stay]:
         given = {p.buffer for p in self.program.inputs} | {c.buffer for c in self.program.constants}
         ports = given | {p.buffer for p in self.program.outputs}
         for n in buffers:
@@ -166,13 +173,13 @@ class VmemRanges:
             if n in self.hosts or not accesses or not self.program.buffers[n].bytes:
                 continue
             if n not in ports:
-                yield VmemRange(n, *self.timeline.spans[n], tuple(accesses), sum(a.moved for a in accesses))
+                yield Stay(n, *self.timeline.spans[n], tuple(accesses), sum(a.moved for a in accesses))
             if n not in given and not accesses[0].read:
                 yield from self._from_the_start(n, accesses, kept=n in ports)
             yield from self._from_a_copy_on(n, accesses)
 
-    def _from_the_start(self, n: int, accesses: Sequence[Access], *, kept: bool) -> Iterator[VmemRange]:
-        """Made in VMEM, copied to HBM behind its last write there, for whoever reads it later, or because it is `kept`."""
+    def _from_the_start(self, n: int, accesses: Sequence[Access], *, kept: bool) -> Iterator[Stay]:
+        """Made on the chip, copied to HBM behind its last write there, for whoever reads it later, or because it is `kept`."""
         path, _ = self._site(accesses[0])
         written = 0
         for j, access in enumerate(accesses if kept else accesses[:-1]):
@@ -187,11 +194,9 @@ class VmemRanges:
             awaited = self._hidden(n, path, begins, len(self.lines[path]) if limit is None else limit)
             last = max(access.tick, self._end(path, awaited - 1))
             meanwhile = tuple(self.lines[path][begins:awaited])
-            yield VmemRange(
-                n, accesses[0].tick, last, tuple(accesses[: j + 1]), saved, (path, begins), (path, awaited), meanwhile=meanwhile
-            )
+            yield Stay(n, accesses[0].tick, last, tuple(accesses[: j + 1]), saved, (path, begins), (path, awaited), meanwhile=meanwhile)
 
-    def _from_a_copy_on(self, n: int, accesses: Sequence[Access]) -> Iterator[VmemRange]:
+    def _from_a_copy_on(self, n: int, accesses: Sequence[Access]) -> Iterator[Stay]:
         """Copied from HBM ahead of some readers."""
         for i, first in enumerate(accesses):
             path, position = self._site(first)
@@ -208,9 +213,7 @@ class VmemRanges:
                     begins = self._ahead(n, path, position, earliest)
                     here, line = tuple(accesses[i : j + 1]), self.lines[path]
                     meanwhile = tuple(line[begins:position])
-                    yield VmemRange(
-                        n, line[begins], access.tick, here, saved, (path, begins), (path, position), loads=True, meanwhile=meanwhile
-                    )
+                    yield Stay(n, line[begins], access.tick, here, saved, (path, begins), (path, position), loads=True, meanwhile=meanwhile)
 
     def _end(self, path: str, position: int) -> int:
         """The last tick of a block, nested ones included."""
