@@ -69,6 +69,17 @@ def _by_function(z: Any) -> Any:
     )
 
 
+def _greatest(z: Any) -> Any:
+    """The greatest and the least by real part, then imaginary part: of windows, and where entries are written more than once."""
+    z, rows, infinite = jnp.round(z), jnp.array([0, 2, 2]), complex(np.inf, np.inf)
+    return (
+        z.at[rows].max(z[:3]),
+        z.at[rows].min(z[:3]),
+        lax.reduce_window(z, np.complex64(-infinite), lax.max, (1, 3), (1, 1), "VALID"),
+        lax.reduce_window(z, np.complex64(infinite), lax.min, (2, 3), (1, 2), "SAME"),
+    )
+
+
 def _triangular_systems(z: Any) -> Any:
     """In every form, of a matrix that is far from singular, whose other triangle is not read."""
     forms = itertools.product((False, True), (False, True), ((False, False), (True, False), (True, True)), (False, True))
@@ -125,6 +136,8 @@ _ARITHMETIC = [
     _case("moves", lambda z: jnp.concatenate((jnp.pad(z[::-1, 1:], 1).T[:3], jnp.where(z.real > 0, z, 1j)[:3]), 1)),
     _case("indices", lambda z: (z[jnp.array([0, 2, 9])], z.at[1].set(2j), z.at[jnp.array([1, 1])].add(1j), z[jnp.arange(2) - 1, 3])),
     _case("reductions-by-a-function", _by_function, (4, 6), grad=False),
+    _case("greatest-and-least", _greatest, (4, 6), grad=False),
+    _case("power-of-two", jnp.exp2),
     _case("changed-entries", lambda z: (z.at[1].apply(jnp.exp), z.at[jnp.array([0, 2, 0]), 1].apply(lambda w: w * w + 1j)), grad=False),
     _case("sorted", lambda z: (jnp.sort(z, 0), jnp.argsort(jnp.round(z), 1), lax.sort((z.real > 0, z), num_keys=2)), grad=False),
     _case("triangular-systems", _triangular_systems, (7, 7), grad=False),
