@@ -15,7 +15,7 @@ from tpuflow.chips.links import all_reduce_seconds
 from tpuflow.compiler import PIPELINE, compile_graph
 from tpuflow.device.timing import Calibration, time_program
 from tpuflow.device.timing.result import PICOSECONDS
-from tpuflow.isa.program import Kernel, Program, walk
+from tpuflow.isa.program import Copy, Kernel, Program, walk
 from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.importers.jaxpr.importer import lower_jaxpr
 from tpuflow.lower.passes.join_small import JoinSmall
@@ -59,7 +59,8 @@ def ready(program: Program, calibration: Calibration | None = None) -> tuple[Rea
     ends: dict[int, int] = {}
     for row, end in zip(rows, accumulate(row.picoseconds for row in rows), strict=True):
         ends.update((w.buffer, end) for i in kernels[row.place].instructions for role, w in i.windows() if role == "write")
-    made = sorted((ends[port.buffer], port.shape) for port in program.outputs for _ in port.name.split(SAME))
+    copied = {block.target: block.source for _, block in walk(program.code) if isinstance(block, Copy)}
+    made = sorted((ends[copied.get(port.buffer, port.buffer)], port.shape) for port in program.outputs for _ in port.name.split(SAME))
     last = made[-1][0]
     return tuple((GRADIENT_BYTES * math.prod(shape), (last - end) / PICOSECONDS) for end, shape in made)
 
