@@ -242,7 +242,7 @@ class Bomb:
 
 FOREIGN = {
     "png": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(100),
-    "text": b"tpx 10.1\nchip\n",
+    "text": b"tpx 11.0\nchip\n",
     "zip": b"PK\x03\x04" + bytes(100),
     "elf": b"\x7fELF" + bytes(100),
     "zeros": bytes(1000),
