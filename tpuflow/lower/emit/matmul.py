@@ -290,7 +290,7 @@ def emit_matmul(site: Site, otherwise: Callable[[], Plans] | None = None) -> Pla
         leaving = rounded(region) if operands.rounds(product.by_kind(tiling.tile), site.chip) else dot.result
         out.tiles[leaving] = out.new(leaving.dtype)
         kernel.emit(MatmulRead(out.tiles[leaving], acc))
-        out.emit(made)
+        out.emit((*made, *(r.inputs[0] for r in reductions)))  # all is loaded before results are stored in an operand's place
         out.store(region.stored(made))
         add_sums(kernel, out, below, reductions, below.level.missing)
         kernel.section = "epilogue"
