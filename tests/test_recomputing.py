@@ -55,7 +55,7 @@ def shapes(rows: int, width: int = 256, layers: int = 6) -> tuple[list[jax.Shape
 
 @pytest.mark.parametrize(
     ("chip", "least"),
-    [("tpu-v2", 1.1), ("tpu-v4", 1.1), ("tpu-v5e", 1.1), ("ascend910", 1.1), ("tpu-v3", 1.0)],  # v3 has room for what is made again
+    [("tpu-v2", 1.1), ("tpu-v4", 1.1), ("tpu-v5e", 1.1), ("ascend910", 1.05), ("tpu-v3", 1.0)],  # v3 has room for what is made again
 )
 def test_checkpoint_trades_time_for_memory(chip: str, least: float):
     kept, again = (tpuflow.estimate(f, *shapes(8192), chip=chip, donate_argnums=0) for f in (plain_step, checkpointed_step))

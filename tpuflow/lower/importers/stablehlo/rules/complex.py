@@ -110,8 +110,9 @@ def _reduce_window(
     count, texts = len(operands) // 2, regions[0].expressions()
     x, known = operands[0], tuple(map(b.known, planes(operands[count:])))
     window = window_of(window_dimensions, window_strides, padding, base_dilations, window_dilations)
-    if texts == ("add(a, b)",) and known == (0, 0):
-        return plane_by_plane(b, lambda b, p: windows.reduce_window(b, "add", p, window), (x,))
+    if texts == ("add(a, b)",):
+        added = operands[:count] if known == (0, 0) else operands
+        return plane_by_plane(b, lambda b, p, *start: windows.reduce_window(b, "add", p, window, *start), added)
     scan = windows.as_cumulative(x.shape, window)
     if texts == ("multiply(a, b)",) and scan is not None and known == (1, 0):
         assert isinstance(x, Complex)
