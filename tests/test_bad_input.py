@@ -128,7 +128,7 @@ def test_an_unwritable_json_path_is_found_before_training(tmp_path):
             fit(json=path, callbacks=[Count()])
         assert not steps
     result = fit()
-    with pytest.raises(ConfigError, match="json: cannot write"):
+    with pytest.raises(ConfigError, match="out.json: cannot be written"):
         result.to_json(tmp_path / "missing" / "out.json")
     assert os.listdir(tmp_path) == []
 

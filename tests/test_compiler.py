@@ -176,7 +176,7 @@ def test_a_training_step_is_few_kernels_and_updates_every_parameter_in_place(nam
     closed, carries = mlp_step(OPTIMIZERS[name], SIZES, 64)
     program = compile_sink(closed, carries=carries)
     kernels = list(program.kernels())
-    assert 12 <= len(kernels) <= 20, [k.name for k in kernels]
+    assert len(kernels) <= 14, [k.name for k in kernels]
     assert [p.buffer for p in program.outputs] == [p.buffer for p in program.inputs[1:]]
     assert not [k for k in kernels if k.name.startswith("copy")]
 
