@@ -15,7 +15,7 @@ from tpuflow.compiler import compile_function, compile_graph
 from tpuflow.device.runtime import Executable
 from tpuflow.device.timing.calibration import Calibration
 from tpuflow.device.timing.program import time_program
-from tpuflow.dtypes import F16, F32, DType
+from tpuflow.dtypes import BF16, F16, F32, DType
 from tpuflow.isa.contraction import Contraction, SlidingAxis
 from tpuflow.isa.matrix import MatmulRead
 from tpuflow.isa.program import Program
@@ -277,6 +277,18 @@ def weight_gradient() -> Graph:
     """Of a dense layer or a 1x1 convolution: a small result, a long contraction."""
     b = Builder("gradient", [T(F16, 25088, 128), T(F16, 25088, 512)])
     return fused(b, [b.convert(b.dot(*b.inputs, (0,), (0,)), F16)])
+
+
+def test_kernels_of_a_long_sum_read_no_more_than_those_of_a_short_one() -> None:
+    def most_read(layers: int) -> int:
+        b = Builder("f", [T(F32, 8192, 64), T(BF16, 64, 64)])
+        x, w = b.inputs
+        for _ in range(layers):
+            y = b.convert(b.dot(b.convert(x, BF16), w, (1,), (0,)), BF16)
+            x = b.add(x, b.convert(b.sub(y, b.broadcast(b.reduce("max", y, (0,)), (8192, 64), (1,))), F32))
+        return max(len(node.inputs) for node in Fuse(get_chip("tpu-v3"))(Simplify()(b.finish([x]))).nodes if node.op == "fused")
+
+    assert most_read(60) == most_read(15)
 
 
 def test_a_long_contraction_is_shared_by_tiles_rather_than_added_up_between_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ class Outline:
             for value in node.inputs:
                 self.users.setdefault(value, []).append(node)
         self.wanted = set(grouping.outputs)
+        self.repeated: set[Node] = set()
 
     def build(self) -> list[Node]:
         """The nodes that replace the region's, each with everything it needs before it, otherwise in program order."""
@@ -126,6 +127,7 @@ class Outline:
         if not self._only_for(cone, value, group) and longer > self._storing_seconds(value, made_in):
             return False
         kernel.become(changed)
+        self.repeated.update(cone)
         return True
 
     def _sources(self, cone: Mapping[Node, None]) -> set[Value]:
@@ -135,10 +137,23 @@ class Outline:
 
     def _storing_seconds(self, value: Value, made_in: Group) -> float:
         """A reader's share of what storing a value takes: a move with its start-up, or a kernel more if there is one for that alone."""
-        readers = len({self.grouping.group_of.get(n) for n in self.users[value]} - {made_in, None}) or 1
+        readers = len(self._readers(value) - {made_in}) or 1
         alone = self.wanted.isdisjoint(v for n in made_in.nodes for v in n.results)
         started = start_seconds(self.chip) if alone else self.chip.dma_seconds
         return (move_seconds(total_bytes([value]), self.chip) + started) / readers
+
+    def _readers(self, value: Value) -> set[Group]:
+        """The kernels that want a value, those too that compute again what is made of it: in a chain of sums, all that come later."""
+        found: set[Group] = set()
+        stack, seen = [value], {value}
+        while stack:
+            for user in self.users.get(stack.pop(), ()):
+                if (group := self.grouping.group_of.get(user)) is not None:
+                    found.add(group)
+                if user in self.repeated:
+                    stack += [v for v in user.results if v not in seen]
+                    seen.update(user.results)
+        return found
 
     def _must_store(self, value: Value) -> bool:
         """Whether a value goes to memory whatever this kernel does: wanted already, or read by something that cannot compute it."""
