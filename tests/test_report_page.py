@@ -129,10 +129,11 @@ def test_nothing_of_a_page_of_differences_is_cut_off(page: Path):
   const inside = (e) => e.getBoundingClientRect().right <= page.documentElement.clientWidth;
   answer.outside = [...page.querySelectorAll("main *")].filter((e) => !inside(e)).map((e) => e.outerHTML.slice(0, 90));
   answer.rows = page.querySelectorAll("#where tr").length;
+  answer.torn = page.querySelector("#where").textContent.includes("->");
 """
     for width in (1280, 390):
         found = asked(other, width, wide)
-        assert found["outside"] == [] and found["rows"] > 10
+        assert found["outside"] == [] and found["rows"] > 10 and not found["torn"]
 
 
 @needs_browser
