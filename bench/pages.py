@@ -1,8 +1,9 @@
 """Figures on pages, made by this command: `python -m bench.pages` writes every block anew, `python -m bench.pages NAME ...` some.
 
 A block stands between two comments that name it. It is what a command of tpuflow prints, or what a file of `bench/results/` says, which a
-command of its own makes. `--check` writes nothing and says which blocks are not what they would be; with `--recorded` only those that stand
-on files are looked at, which takes no time.
+command of its own makes. A picture of a report stands beside a block: its command is run once more, and a browser shows what it wrote.
+`--check` writes nothing and says which blocks are not what they would be, and which pictures are of other figures than their blocks; with
+`--recorded` only pictures and the blocks that stand on files are looked at, which takes no time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import recorded
+from bench import pictures, recorded
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -34,6 +35,28 @@ class Block:
     page: str
     make: Callable[[], str]
     file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The report that a block's command writes, as a picture: its file, the command, and which lines of what it prints are the block."""
+
+    file: str
+    block: str
+    command: str
+    lines: slice
+
+    def take(self) -> None:
+        """Make the file anew."""
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report.html"
+            printed = command(f"{self.command} --html {report}")
+            pictures.take(report, ROOT / self.file, shown(printed, self.lines))
+
+    @property
+    def stale(self) -> bool:
+        """Whether it is of other figures than the block beside it."""
+        return pictures.described(ROOT / self.file) != text_in((ROOT / BLOCKS[self.block].page).read_text(encoding="utf-8"), self.block)
 
 
 def fenced(lines: Iterable[str]) -> str:
@@ -101,9 +124,10 @@ def _of(file: str, page: str, make: Callable[[Mapping[str, Any]], str]) -> Block
 
 
 RESNET, TRANSFORMER = "tpuflow.examples.models.resnet:resnet50_step", "tpuflow.examples.models.gpt2:transformer_1b3_scan_step"
+STEP, HEAD = f"estimate {RESNET} --batch 32 --chip tpu-v3 --policy mixed_bf16", slice(0, 3)
 BLOCKS: Mapping[str, Block] = {
     "example": Block("README.md", _example),
-    "estimate": Block("README.md", lambda: shown(command(f"estimate {RESNET} --batch 32 --chip tpu-v3 --policy mixed_bf16"), slice(0, 3))),
+    "estimate": Block("README.md", lambda: shown(command(STEP), HEAD)),
     "fit": Block(
         "README.md",
         lambda: shown(command(f"estimate {TRANSFORMER} --batch 1 --chip tpu-v5e --policy mixed_bf16"), slice(0, 1), slice(-3, -1)),
@@ -128,6 +152,7 @@ BLOCKS: Mapping[str, Block] = {
     "gpt2": _of("parity_clm_124m.json", "docs/recipes.md", recorded.language),
     "gpt2-small": _of("parity_clm_10m.json", "docs/recipes.md", recorded.language),
 }
+PICTURES: Mapping[str, Picture] = {"report": Picture("docs/report.png", "estimate", STEP, HEAD)}
 
 
 def pattern(name: str) -> re.Pattern[str]:
@@ -147,28 +172,43 @@ def text_in(page: str, name: str) -> str:
     return found[2]
 
 
+def _block(name: str, *, write: bool) -> list[str]:
+    """Make a block; the line that says so if it was not that before."""
+    block = BLOCKS[name]
+    path = ROOT / block.page
+    made, before = block.make(), path.read_text(encoding="utf-8")
+    if text_in(before, name) == made:
+        return []
+    if write:
+        path.write_text(pattern(name).sub(lambda found: found[1] + made + found[3], before), encoding="utf-8")
+    return [f"{block.page}: block {name!r}"]
+
+
+def _picture(name: str, *, write: bool) -> list[str]:
+    """Take a picture, always, as it may look otherwise with the same figures; or the line that says that it is of other figures."""
+    picture = PICTURES[name]
+    if write:
+        picture.take()
+        return [f"{picture.file}: picture of block {picture.block!r}"]
+    return [f"{picture.file}: picture of other figures than block {picture.block!r}; python -m bench.pages {name}"] if picture.stale else []
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; 1 if a block that is checked is not what it would be."""
+    """Command line; 1 if a block or picture that is checked is not what it would be."""
     parser = argparse.ArgumentParser(prog="python -m bench.pages", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[*BLOCKS, []], metavar="NAME", help="blocks; all of them if none is named")
+    known = [*BLOCKS, *PICTURES]
+    parser.add_argument("names", nargs="*", choices=[*known, []], metavar="NAME", help="blocks and pictures; all of them if none is named")
     parser.add_argument("--check", action="store_true", help="write nothing; say which blocks are not what they would be")
-    parser.add_argument("--recorded", action="store_true", help="only those that stand on files of bench/results")
+    parser.add_argument("--recorded", action="store_true", help="only pictures, and blocks that stand on files of bench/results")
     given = parser.parse_args(arguments)
-    stale = []
-    for name in given.names or BLOCKS:
-        block = BLOCKS[name]
-        if given.recorded and not block.file:
-            continue
-        path = ROOT / block.page
-        made = block.make()
-        before = path.read_text(encoding="utf-8")
-        if text_in(before, name) == made:
-            continue
-        stale.append(f"{block.page}: block {name!r}")
-        if not given.check:
-            path.write_text(pattern(name).sub(lambda found, made=made: found[1] + made + found[3], before), encoding="utf-8")
-    print("\n".join([f"{len(stale)} blocks {'are not what they would be' if given.check else 'written anew'}", *stale]))
-    return int(given.check and bool(stale))
+    found = []
+    for name in given.names or known:
+        if name in PICTURES:
+            found += _picture(name, write=not given.check)
+        elif BLOCKS[name].file or not given.recorded:
+            found += _block(name, write=not given.check)
+    print("\n".join([f"{len(found)} {'are not what they would be' if given.check else 'written anew'}", *found]))
+    return int(given.check and bool(found))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 
 import tpuflow
 from tpuflow.comparing import comparing, vendor
-from tpuflow.comparing.hlo import Module, Moved, moved, parse
+from tpuflow.comparing.hlo import Array, Module, Moved, Space, moved, parse
 from tpuflow.errors import ConfigError
 from tpuflow.estimating.estimating import estimate
 
@@ -113,6 +113,62 @@ def test_what_an_instruction_moves(module: Module, place: tuple[str, str], expec
     assert moved(module, place[0], module.op(*place)) == expected
 
 
+SPACES = """HloModule jit_spaces, is_scheduled=true
+
+ENTRY %main (x: f32[64,128], y: f32[8,128]) -> f32[64,128] {
+  %x = f32[64,128]{1,0:T(8,128)} parameter(0)
+  %y = f32[8,128]{1,0:T(8,128)S(5)} parameter(1)
+  %kept.start = (f32[64,128]{1,0:T(8,128)S(3)}, f32[64,128]{1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%x)
+  %kept = f32[64,128]{1,0:T(8,128)S(3)} copy-done(%kept.start)
+  %come.start = (f32[8,128]{1,0:T(8,128)}, f32[8,128]{1,0:T(8,128)S(5)}, u32[]{:S(2)}) copy-start(%y)
+  %come = f32[8,128]{1,0:T(8,128)} copy-done(%come.start)
+  %near.start = (f32[64,128]{1,0:T(8,128)S(1)}, f32[64,128]{1,0:T(8,128)S(3)}, u32[]{:S(2)}) copy-start(%kept)
+  %near = f32[64,128]{1,0:T(8,128)S(1)} copy-done(%near.start)
+  %same.start = (f32[64,128]{1,0:T(8,128)}, f32[64,128]{1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%x)
+  %same = f32[64,128]{1,0:T(8,128)} copy-done(%same.start)
+  %which = s32[16]{0:T(128)S(4)} custom-call(%come), custom_call_target="which"
+  %first = s32[]{:T(128)S(6)} custom-call(%which, %y), custom_call_target="first"
+  %flag = u32[]{:S(2)} custom-call(), custom_call_target="flag"
+  ROOT %out = f32[64,128]{1,0:T(8,128)} custom-call(%kept, %near, %same, %first, %flag), custom_call_target="out"
+}
+"""
+GUEST, INDICES, NUMBER = 8 * 128 * 4, 16 * 4, 4
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("kept.start", Moved(prefetched=INPUT)),
+        ("come.start", Moved(prefetched=GUEST, host=GUEST)),
+        ("near.start", Moved()),
+        ("same.start", Moved(prefetched=2 * INPUT)),
+        ("which", Moved(hbm=GUEST, smem=INDICES)),
+        ("first", Moved(host=GUEST, smem=INDICES + NUMBER)),
+        ("flag", Moved()),
+        ("out", Moved(hbm=2 * INPUT, vmem=INPUT, cmem=INPUT, smem=NUMBER)),
+    ],
+)
+def test_every_memory_space_counts_as_what_it_is(name: str, expected: Moved):
+    """CMEM, SMEM with the scalars beside it, and the host's memory as well as HBM and VMEM; a semaphore is no data."""
+    found = parse(SPACES)
+    assert moved(found, "main", found.op("main", name)) == expected
+    assert found.op("main", "kept").results == (Array(INPUT, Space.CMEM),)
+
+
+def test_totals_name_the_memories_that_either_side_uses():
+    """On tpu-v4 what we keep on the chip is in CMEM too, and not said to be in VMEM."""
+    theirs = vendor.Compiled(parse(SPACES), argument_bytes=0, temp_bytes=0, slice=vendor.SLICES["tpu-v4"])
+    shape = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+    found = comparing.compared(estimate(lambda x: jnp.sort(jnp.dot(x, x)) @ x, shape, chip="tpu-v4"), theirs)
+    assert (found.theirs.amounts.cmem_bytes, found.theirs.amounts.host_bytes) == (INPUT, 2 * GUEST)
+    assert found.ours.amounts.cmem_bytes > 0 == found.ours.amounts.vmem_bytes
+    text = str(found)
+    assert all(row in text for row in ("kept in VMEM", "kept in CMEM", "to and from the host"))
+    assert found.theirs.amounts.smem_bytes == 2 * (INDICES + NUMBER) and "SMEM" not in text, "few bytes are in the JSON only"
+    plain = vendor.Compiled(parse(SPACES.replace("S(3)", "S(1)")), argument_bytes=0, temp_bytes=0, slice=vendor.SLICES["tpu-v5e"])
+    assert "CMEM" not in str(comparing.compared(estimate(jnp.sin, shape, chip="tpu-v5e"), plain))
+
+
 def test_text_that_is_no_module_is_refused():
     with pytest.raises(ConfigError, match="no ENTRY computation"):
         parse("HloModule nothing\n")
@@ -129,7 +185,11 @@ def test_a_loop_of_unknown_length_is_said_and_counts_once():
 
 @pytest.mark.parametrize(
     ("old", "new", "match"),
-    [("f32[128,256]{1,0:T(8,128)} parameter(1)", "f31[128,256] parameter(1)", "arrays of f31"), ('{"window_config"', "{window", "no JSON")],
+    [
+        ("f32[128,256]{1,0:T(8,128)} parameter(1)", "f31[128,256] parameter(1)", "arrays of f31"),
+        ("f32[128,256]{1,0:T(8,128)} parameter(1)", "f32[128,256]{1,0:T(8,128)S(7)} parameter(1)", "memory space 7, .* 0 HBM, 1 VMEM"),
+        ('{"window_config"', "{window", "no JSON"),
+    ],
 )
 def test_what_cannot_be_read_is_an_error(old: str, new: str, match: str):
     assert old in TEXT

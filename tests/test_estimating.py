@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +133,32 @@ def test_a_target_may_say_how_its_model_is_trained():
     expected = tpuflow.estimate_training(model, batch, "mixed", optax.sgd(1e-3), accumulate_steps=2, sink_size=7)
     assert (found.policy, found.steps) == ("mixed", 7) and found.program.strip() == expected.program.strip()
     assert estimate_target("tests.test_estimating:configured_step", 64, "generic", "fp32", 7).policy == "fp32"
+
+
+class Unread(io.StringIO):
+    """A pipe whose reader has gone."""
+
+    def __init__(self, descriptor: int):
+        super().__init__()
+        self._descriptor = descriptor
+
+    def write(self, text: str, /) -> int:
+        raise BrokenPipeError
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+
+def test_files_are_written_though_nobody_reads_what_is_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    page, data, where = tmp_path / "report.html", tmp_path / "report.json", os.open(os.devnull, os.O_WRONLY)
+    outputs = ["--html", str(page), "--json", str(data)]
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", Unread(where))
+        assert cli.main(["estimate", "tests.test_estimating:matmul_step", "--chip", "tpu-v3", *outputs]) == 1
+        differences = ["--html", str(tmp_path / "diff.html"), "--json", str(tmp_path / "diff.json")]
+        assert cli.main(["diff", str(data), str(data), *differences]) == 1
+    os.close(where)
+    assert {path.name for path in tmp_path.iterdir()} == {"report.html", "report.json", "diff.html", "diff.json"}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -33,6 +34,17 @@ def test_a_block_that_says_something_else_is_found(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(pages.BLOCKS, "depth", pages.Block("docs/timing.md", lambda: "otherwise", "depth.json"))
     assert pages.main(["--check", "depth"]) == 1
     assert "docs/timing.md: block 'depth'" in capsys.readouterr().out
+
+
+def test_a_picture_of_other_figures_than_its_block_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(pages.PICTURES, "report", replace(pages.PICTURES["report"], block="fit"))
+    assert pages.main(["--check", "report"]) == 1
+    assert "docs/report.png: picture of other figures than block 'fit'" in capsys.readouterr().out
+
+
+def test_every_picture_is_on_the_page_of_its_block() -> None:
+    for picture in pages.PICTURES.values():
+        assert f"]({picture.file})" in (pages.ROOT / pages.BLOCKS[picture.block].page).read_text(encoding="utf-8")
 
 
 def test_lines_that_are_left_out_leave_dots() -> None:

@@ -19,13 +19,13 @@ import optax
 import pytest
 
 import tpuflow
+from bench.pictures import BROWSER, BROWSERS, browse
 from models.lenet import lenet_step
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 NODE = shutil.which("node")
 SCRIPT = Path(tpuflow.__file__).parent / "reports" / "page.js"
 needs_browser = pytest.mark.skipif(BROWSER is None, reason=f"needs one of {', '.join(BROWSERS)}")
+TALL = "--window-size=1280,3600"
 SECTIONS = ("timeline", "layers", "queues", "roofline", "memory", "kernels", "numerics")
 
 
@@ -41,21 +41,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def browse(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Open a page in the browser, without a window and a profile of its own, long enough for its script to end."""
-    always = (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        "--enable-logging=stderr",
-        "--virtual-time-budget=3000",
-    )
-    folder = f"--user-data-dir={page.parent / 'profile'}"
-    command = [str(BROWSER), *always, folder, "--window-size=1280,3600", *options, page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-
-
 @pytest.mark.skipif(NODE is None, reason="needs node")
 def test_the_script_is_javascript(tmp_path: Path):
     assert subprocess.run([str(NODE), "--check", SCRIPT], capture_output=True).returncode == 0
@@ -66,7 +51,7 @@ def test_the_script_is_javascript(tmp_path: Path):
 
 @needs_browser
 def test_every_section_is_drawn_and_the_console_is_silent(page: Path):
-    done = browse(page, "--dump-dom")
+    done = browse(page, "--dump-dom", TALL)
     assert "CONSOLE" not in done.stderr
     assert 'data-drawn="yes"' in done.stdout, "the script ran to its end"
     parts = re.split(r'<section id="(\w+)"', done.stdout)
@@ -82,7 +67,7 @@ def test_every_section_is_drawn_and_the_console_is_silent(page: Path):
 def test_a_broken_page_would_be_noticed(page: Path, tmp_path: Path):
     broken = tmp_path / "broken.html"
     broken.write_text(page.read_text().replace("const t = data.timeline", "const t = data.nothing"))
-    done = browse(broken, "--dump-dom")
+    done = browse(broken, "--dump-dom", TALL)
     assert "CONSOLE" in done.stderr and 'data-drawn="yes"' not in done.stdout
 
 
@@ -96,7 +81,7 @@ def test_a_screenshot_shows_bars_in_every_color_of_the_browsers_scheme(page: Pat
     """Colors of the phases and of the memory's categories cover a visible part of the picture, the paper most of it."""
     image = pytest.importorskip("PIL.Image", reason="needs pillow")
     picture = page.parent / f"page{scheme}.png"
-    browse(page, f"--screenshot={picture}", f"--blink-settings=preferredColorScheme={scheme}")
+    browse(page, TALL, f"--screenshot={picture}", f"--blink-settings=preferredColorScheme={scheme}")
     pixels = np.asarray(image.open(picture).convert("RGB")).reshape(-1, 3).astype(int)
     covered = {color: (np.abs(pixels - list(bytes.fromhex(color[1:]))).max(1) <= 2).sum() for color in (paper, *colors)}
     assert min(covered.values()) > 2000, covered
@@ -144,10 +129,11 @@ def test_nothing_of_a_page_of_differences_is_cut_off(page: Path):
   const inside = (e) => e.getBoundingClientRect().right <= page.documentElement.clientWidth;
   answer.outside = [...page.querySelectorAll("main *")].filter((e) => !inside(e)).map((e) => e.outerHTML.slice(0, 90));
   answer.rows = page.querySelectorAll("#where tr").length;
+  answer.torn = page.querySelector("#where").textContent.includes("->");
 """
     for width in (1280, 390):
         found = asked(other, width, wide)
-        assert found["outside"] == [] and found["rows"] > 10
+        assert found["outside"] == [] and found["rows"] > 10 and not found["torn"]
 
 
 @needs_browser

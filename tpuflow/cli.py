@@ -302,9 +302,9 @@ def _check(args: argparse.Namespace) -> int:
         from tpuflow.verdict.commands import check_target
 
     verdict = check_target(args.target, args.batch, args.chip, args.policy, args.sink_size, args.calibration, args.compare)
-    _tell(args.json, verdict.as_dict(), lambda: str(verdict))
     if args.html is not None:
         verdict.html(args.html)
+    _tell(args.json, verdict.as_dict(), lambda: str(verdict))
     return 0 if verdict.ok else 1
 
 
@@ -317,9 +317,9 @@ def _compare(args: argparse.Namespace) -> None:
 
 def _diff(args: argparse.Namespace) -> None:
     found = diff(args.before, args.after)
-    _tell(args.json, found.as_dict(), lambda: found.to_text(args.layers))
     if args.html is not None:
         found.html(args.html)
+    _tell(args.json, found.as_dict(), lambda: found.to_text(args.layers))
 
 
 def _calibrate(args: argparse.Namespace) -> None:
@@ -355,9 +355,9 @@ def _tell(path: Path | None, data: Any, text: Callable[[], str]) -> None:
     if path == STANDARD_OUTPUT:
         print(json.dumps(data, indent=1))
         return
-    print(text())
     if path is not None:
-        write_json(path, data)
+        write_json(path, data)  # before the text, of which a reader may want the beginning only (`| head`)
+    print(text())
 
 
 def _read_arrays(paths: Sequence[Path], executable: Executable) -> dict[str, np.ndarray]:

@@ -75,7 +75,7 @@ def compare_target(target: str, batch: int, chip: str, policy: str | None) -> Co
 
 def compared(ours: Estimate, theirs: vendor.Compiled) -> Comparison:
     """Both sides layer by layer, the largest difference of HBM bytes first."""
-    own = _by_place(_own_work(ours.profile().kernels))
+    own = _by_place(_own_work(ours.profile().kernels, ours.chip))
     other = _by_place(_vendor_work(theirs.module, ours.chip))
     rows = [LayerRow(*place, tuple(own.get(place, ())), tuple(other.get(place, ()))) for place in dict.fromkeys([*own, *other])]
     memory = ours.memory
@@ -109,18 +109,18 @@ def _by_place(work: Iterable[tuple[Place, Work]]) -> Mapping[Place, list[Work]]:
     return found
 
 
-def _own_work(kernels: Sequence[KernelLine]) -> list[tuple[Place, Work]]:
+def _own_work(kernels: Sequence[KernelLine], chip: Chip) -> list[tuple[Place, Work]]:
     """Of one step in a launch of its own, so that kernels and bytes are whole numbers."""
     found: list[tuple[Place, Work]] = []
     for k in kernels:
-        count, hbm, vmem = round(k.count), round(k.hbm_bytes), round(k.resident_bytes)
-        amounts = Amounts(count, hbm, vmem_bytes=vmem, product_seconds=k.seconds if k.macs else 0.0)
+        kept = {f"{chip.array_space}_bytes": round(k.resident_bytes)} if chip.array_space else {}
+        amounts = Amounts(round(k.count), round(k.hbm_bytes), product_seconds=k.seconds if k.macs else 0.0, **kept)
         found.append(((k.layer, k.phase), Work(k.what, k.source, amounts)))
     return found
 
 
 def _vendor_work(module: Module, chip: Chip) -> list[tuple[Place, Work]]:
-    """A row for everything that the device runs; a move between HBM and VMEM belongs to who waits for it, or else to who made it."""
+    """A row for everything that the device runs; a move between memories belongs to who waits for it, or else to who made it."""
     scheduled = list(module.scheduled())
     scopes = [_scope_of(module, computation, op) for computation, op, _ in scheduled]
     trains = any(layer_of(scope).phase == BACKWARD for scope in scopes)
@@ -134,6 +134,9 @@ def _vendor_work(module: Module, chip: Chip) -> list[tuple[Place, Work]]:
             hbm_bytes=times * (each.hbm + each.prefetched),
             prefetched_bytes=times * each.prefetched,
             vmem_bytes=times * each.vmem,
+            cmem_bytes=times * each.cmem,
+            smem_bytes=times * each.smem,
+            host_bytes=times * each.host,
             product_seconds=times * (op.cycles or 0) / chip.clock_hz,
         )
         found.append(((layer.path or OUTSIDE, layer.phase), Work(op.name, op.source, amounts)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,14 @@ from tpuflow.reports.files import PlainData
 SHOWN = 12
 EXPLAINED = 3
 NAMED = 4
+BESIDE_HBM: Mapping[str, tuple[str, str]] = {
+    "vmem_bytes": ("VMEM", "kept in VMEM"),
+    "cmem_bytes": ("CMEM", "kept in CMEM"),
+    "smem_bytes": ("SMEM", "kept in SMEM"),
+    "host_bytes": ("the host's memory", "to and from the host"),
+}
+"""Other memories than HBM, by the fields of `Amounts`: their names, and the rows of the totals, which are left out where both sides would
+say 0.00 MB."""
 FAR = 99
 """Ratios beyond which it does not matter how far."""
 _NUMBER = re.compile(r"_\d+(?=/|$)")
@@ -22,12 +30,16 @@ _NUMBER = re.compile(r"_\d+(?=/|$)")
 @dataclass(frozen=True, slots=True)
 class Amounts:
     """What kernels cost: how many run, bytes to and from HBM (those among them that move while others run), operands and results that lie
-    in VMEM from one kernel to the next, and the time of products and convolutions."""
+    in VMEM or CMEM from one kernel to the next or in SMEM, bytes to and from the host's memory, and the time of products and
+    convolutions."""
 
     kernels: int = 0
     hbm_bytes: int = 0
     prefetched_bytes: int = 0
     vmem_bytes: int = 0
+    cmem_bytes: int = 0
+    smem_bytes: int = 0
+    host_bytes: int = 0
     product_seconds: float = 0.0
 
     def __add__(self, other: Amounts) -> Amounts:
@@ -115,10 +127,11 @@ class Comparison(PlainData):
 
     def _totals(self) -> list[str]:
         a, b = self.ours.amounts, self.theirs.amounts
+        kept = [(title, getattr(a, name), getattr(b, name), _megabytes) for name, (_, title) in BESIDE_HBM.items()]
         rows = (
             ("HBM traffic", a.hbm_bytes, b.hbm_bytes, _megabytes),
             ("  while others run", a.prefetched_bytes, b.prefetched_bytes, _megabytes),
-            ("kept in VMEM", a.vmem_bytes, b.vmem_bytes, _megabytes),
+            *(row for row in kept if _in_sight(row[1]) or _in_sight(row[2])),
             ("arguments", self.ours.argument_bytes, self.theirs.argument_bytes, _megabytes),
             ("temporaries", self.ours.temp_bytes, self.theirs.temp_bytes, _megabytes),
             ("kernels", a.kernels, b.kernels, str),
@@ -175,7 +188,13 @@ def _named(who: str, work: Sequence[Work]) -> list[str]:
 def _aside(amounts: Amounts) -> str:
     if amounts.prefetched_bytes:
         return " moved while others run"
-    return f" and {_megabytes(amounts.vmem_bytes)} in VMEM" if amounts.vmem_bytes else ""
+    kept = [(getattr(amounts, name), memory) for name, (memory, _) in BESIDE_HBM.items()]
+    return "".join(f" and {_megabytes(size)} in {memory}" for size, memory in kept if _in_sight(size))
+
+
+def _in_sight(count: int) -> bool:
+    """Whether so many bytes are more than 0.00 MB."""
+    return _megabytes(count) != _megabytes(0)
 
 
 def _megabytes(count: float) -> str:

@@ -1,6 +1,6 @@
 """Scheduled, optimised HLO text of XLA:TPU, read: instructions with memory spaces, and what each moves.
 
-Layouts say where an array lies: `S(1)` is VMEM, no `S` is HBM. Only what the comparison asks for is read.
+Layouts say where an array lies by the number of a `Space`: `S(1)` is VMEM, no `S` is HBM. Only what the comparison asks for is read.
 """
 
 from __future__ import annotations
@@ -10,12 +10,28 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
 from tpuflow.errors import ConfigError, short
 
-HBM, VMEM = 0, 1
+
+class Space(IntEnum):
+    """A memory space, by its number in XLA:TPU's layouts: the colours that JAX gives operands of Pallas kernels
+    (`jax._src.tpu_custom_call`); CMEM and SCALAR as libtpu 0.0.52 prints them, of arrays on tpu-v4 that other chips have in VMEM, and of
+    single numbers."""
+
+    HBM = 0
+    VMEM = 1
+    SEMAPHORE = 2
+    CMEM = 3
+    SMEM = 4
+    HOST = 5
+    SCALAR = 6
+    SPARSE_CORE_SEMAPHORE = 8
+
+
 BITS: Mapping[str, int] = {
     "pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64, "u64": 64,
     "bf16": 16, "f16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128, "token": 0, "opaque": 0,
@@ -47,7 +63,7 @@ class Array:
     """One array of a shape: its bytes (without what layouts pad) and memory space."""
 
     bytes: int
-    space: int
+    space: Space
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +202,7 @@ def _op(line: str, frames: _Frames) -> Op | None:
         scope="" if scope is None else scope[1].replace("\\'", "'"),
         source="" if frame is None else frames.source(int(frame[1])),
         cycles=int(window["estimated_cycles"]) if window.get("cost_model_type") == "COST_MODEL_TYPE_CLASSIC" else None,
-        vmem=sum(int(one["size"]) for one in worked if int(one["memory_space"]) == VMEM),
+        vmem=sum(int(one["size"]) for one in worked if int(one["memory_space"]) == Space.VMEM),
         trips=int(config.get("known_trip_count", {}).get("n", 0)),
         number=int(operands) if opcode.strip() == "parameter" else 0,
         root=bool(head[1]),
@@ -220,9 +236,20 @@ def _array(found: tuple[str, str, str]) -> Array:
     bits = 8 if _F8.fullmatch(kind) else BITS.get(kind)
     if bits is None:
         raise ConfigError(f"the HLO has arrays of {kind}, whose size is not known here (tpuflow.comparing.hlo.BITS).")
-    space = _SPACE.search(layout)
     elements = math.prod(int(n) for n in lengths.split(",")) if lengths else 1
-    return Array(-(-elements * bits // 8), HBM if space is None else int(space[1]))
+    return Array(-(-elements * bits // 8), _space(layout))
+
+
+def _space(layout: str) -> Space:
+    found = _SPACE.search(layout)
+    if found is None:
+        return Space.HBM
+    if int(found[1]) not in set(Space):
+        known = ", ".join(f"{space.value} {space.name}" for space in Space)
+        raise ConfigError(
+            f"the HLO has arrays in memory space {found[1]}, which is not known here; known are {known} (tpuflow.comparing.hlo.Space)."
+        )
+    return Space(int(found[1]))
 
 
 def _config(attributes: str) -> dict[str, Any]:
@@ -237,28 +264,46 @@ def _config(attributes: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Bytes of one run of an instruction: read and written in HBM by itself, moved between HBM and VMEM while others run, operands and
-    results in VMEM."""
+    """Bytes of one run of an instruction: operands and results by the memory they lie in, and of HBM what moves while others run."""
 
     hbm: int = 0
     prefetched: int = 0
     vmem: int = 0
+    cmem: int = 0
+    smem: int = 0
+    host: int = 0
+
+
+KEPT: Mapping[str, tuple[Space, ...]] = {
+    "hbm": (Space.HBM,),
+    "vmem": (Space.VMEM,),
+    "cmem": (Space.CMEM,),
+    "smem": (Space.SMEM, Space.SCALAR),
+    "host": (Space.HOST,),
+}
+"""By the fields of `Moved`; semaphores carry no data."""
 
 
 def moved(module: Module, computation: str, op: Op) -> Moved:
     """What an instruction moves. Of an operand that a fusion cuts a piece from, or a result in which it changes one, the piece counts."""
     if op.opcode in STARTS:
-        return Moved(prefetched=min(a.bytes for a in op.results[:2])) if HBM in _spaces(op.results[:2]) else Moved()
+        return _started(op.results[0], op.results[1])
     if op.opcode.endswith(("-done", "-update")):
         return Moved()
     read = [size for i, name in enumerate(op.operands) for size in _read(module, computation, op, i, name)]
-    written = _written(module, op)
-    arrays = [*read, *written]
-    return Moved(hbm=sum(a.bytes for a in arrays if a.space == HBM), vmem=sum(a.bytes for a in arrays if a.space == VMEM))
+    return Moved(**_by_space([*read, *_written(module, op)]))
 
 
-def _spaces(arrays: Sequence[Array]) -> set[int]:
-    return {a.space for a in arrays}
+def _started(one: Array, other: Array) -> Moved:
+    """A move beside other work: as many bytes as the smaller side has leave one memory and reach the other. What of them is on the chip
+    does not count, as nothing is computed there."""
+    size = min(one.bytes, other.bytes)
+    ends = _by_space([Array(size, one.space), Array(size, other.space)])
+    return Moved(prefetched=ends["hbm"], host=ends["host"])
+
+
+def _by_space(arrays: Sequence[Array]) -> dict[str, int]:
+    return {name: sum(a.bytes for a in arrays if a.space in spaces) for name, spaces in KEPT.items()}
 
 
 def _read(module: Module, computation: str, op: Op, place: int, name: str) -> list[Array]:

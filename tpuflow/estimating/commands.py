@@ -31,9 +31,10 @@ def run_estimate(
     plot: Path | None = None,
     pareto: Path | None = None,
 ) -> None:
-    """Estimate the points of a sweep, print the report of one or the table of several, and write the files that are asked for.
+    """Estimate the points of a sweep, write the files that are asked for, and print the report of one or the table of several.
 
-    Of several points, each gets a trace and a page of its own, with the point in the file's name.
+    The files come first: of what is printed a reader may want the beginning only (`| head`). Of several points, each gets a trace and a
+    page of its own, with the point in the file's name.
 
     Raises:
       ConfigError: there is no such function, it does not give what can be estimated, or a file cannot be written.
@@ -45,7 +46,6 @@ def run_estimate(
     if len(points) == 1 and points[0].error is not None:
         raise points[0].error
     best = front(points)
-    print(single.report(kernels) if single else table(points, best))
     if json is not None:
         write_json(
             json,
@@ -60,6 +60,7 @@ def run_estimate(
         plot_sweep(points, plot)
     if pareto is not None:
         plot_pareto(points, pareto)
+    print(single.report(kernels) if single else table(points, best))
 
 
 def run_calibrate(path: Path, output: Path | None) -> None:

@@ -51,7 +51,7 @@ def _layer(row: LayerDifference, most_seconds: float) -> tuple[str, ...]:
     share = 50 * abs(row.seconds) / most_seconds  # of the cell's width, from its middle
     side, color = (50, "more") if row.seconds > 0 else (50 - share, "less")
     bar = f'<td class="bar"><i style="margin-left:{side:.2f}%;width:{share:.2f}%;background:var(--{color})"></i></td>'
-    causes = "".join(f"<div>{html.escape(cause)}</div>" for cause in row.causes)
+    causes = "".join(f"<div>{html.escape(cause.replace(' -> ', ' → '))}</div>" for cause in row.causes)  # browsers break a line within "->"
     return (_cell(f"{row.layer}, {row.phase}"), *map(_number, times), bar, f"<td>{causes}</td>")
 
 

@@ -5,7 +5,7 @@ const LEFT = 74, PHASES = ["forward", "backward", "update"].filter((p) => data.t
 let sought = "";
 
 const escape = (s) => String(s).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
-const UNITS = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]];
+const UNITS = [[1, "s"], [1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]];
 const seconds = (s) => { const [size, unit] = UNITS.find(([u]) => Math.abs(s) >= u) || [1e-9, "ns"]; return `${(s / size).toPrecision(4)} ${unit}`; };
 const inUnit = (units, digits, n) => { const found = units.find(([size]) => n >= size); return found ? `${(n / found[0]).toFixed(digits)} ${found[1]}` : count(n); };
 const bytes = (n) => n < 2 ** 10 ? `${count(n)} B` : inUnit([[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]], 2, n);
