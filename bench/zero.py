@@ -206,10 +206,10 @@ are gathered once in the third stage, not twice. Where sizes do not divide, an a
 
 ## Layers in a scan
 
-{SCANNED} dense layers of {WIDTH} x {WIDTH} as one scan, psi = {IN_A_SCAN.psi:,}. From the second stage on shares of such
-parameters are cut layer by layer: each trip of the backward scan scatters its layer's gradients, and new parameters are gathered one
-layer after the other. In the third stage each trip gathers its own layer, the backward pass once more. The formulas are the same; what
-is not sent again are the biases.
+{SCANNED} dense layers of {WIDTH} x {WIDTH} as one scan, psi = {IN_A_SCAN.psi:,}. From the second stage on such parameters are cut
+layer by layer: each trip of the backward scan scatters its own layer's gradients, and new parameters are gathered one layer after the
+other. In the third stage each trip gathers its own layer, the backward pass once more. The formulas are the same; what is not sent again
+are the biases.
 
 {columns}
 {scanned}
@@ -223,9 +223,9 @@ chip has them whole.)
 |---|---|---|
 {besides}
 
-In the third stage a chip has the parameters of one layer at a time, too, and of layers that are computed again (`nn.remat`) nothing but their inputs. A language model of
-1.3 billion parameters, its 24 layers in a scan and computed again, with AdamW in mixed precision, one sequence of 2048 tokens a chip, on
-8 chips of {CHIP} with 16 GiB each:
+In the third stage a chip has the parameters of one layer at a time, too, and of layers that are computed again (`nn.remat`) nothing but
+their inputs. A language model of 1.3 billion parameters, its 24 layers in a scan and computed again, with AdamW in mixed precision, one
+sequence of 2048 tokens a chip, on 8 chips of {CHIP} with 16 GiB each:
 
 | sharding | GiB a chip | a step |
 |---|---|---|

@@ -50,6 +50,12 @@ def assert_same_state(one: Any, other: Any) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+def assert_near_state(one: Any, other: Any) -> None:
+    """But for the order of sums."""
+    for a, b in zip(jax.tree.leaves((one.params, one.opt_state)), jax.tree.leaves((other.params, other.opt_state)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("chips", "accumulate", "data"), [(8, 1, DATA), (4, 2, DATA), (4, 1, RAGGED)])
 def test_all_stages_have_the_bits_of_plain_data_parallelism_and_the_losses_of_one_chip(chips: int, accumulate: int, data: Any) -> None:
@@ -246,21 +252,16 @@ def test_layers_of_a_scan_are_sent_one_by_one_with_the_values_of_one_chip(remat:
     one, several = trained(None, **options), trained(sharding, **options)
     np.testing.assert_allclose(losses(several), losses(one), rtol=1e-6)
     np.testing.assert_allclose([h["accuracy"] for h in several.history], [h["accuracy"] for h in one.history])
-    for a, b in zip(jax.tree.leaves((several.params, several.opt_state)), jax.tree.leaves((one.params, one.opt_state)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    assert_near_state(several, one)
     programs = [e.program for e in several.executables if e.program.mesh]
-    sent = {(c.kind, p.buffers[whole].elems) for p in programs for _, c in walk(p.code) for whole in _whole_arrays(c)}
+    sent = {(c.kind, p.buffers[_whole(c)].elems) for p in programs for _, c in walk(p.code) if isinstance(c, Collective)}
     assert len(programs) >= 2 and {("all_gather", 36), ("reduce_scatter", 36)} <= sent  # of 3 kernels of 5 x 7 one, filled up
     assert max(elems for _, elems in sent) < 3 * 5 * 7
 
 
-def _whole_arrays(block: Any) -> list[int]:
-    """Of a gather or a scatter, what is made or cut."""
-    return (
-        [{"all_gather": block.target, "reduce_scatter": block.source}.get(block.kind, block.source)]
-        if isinstance(block, Collective)
-        else []
-    )
+def _whole(collective: Collective) -> int:
+    """What is gathered, or what is summed."""
+    return collective.target if collective.kind == "all_gather" else collective.source
 
 
 @pytest.mark.parametrize("model", [MODEL, Scanned(remat=True)], ids=["written out", "in a scan"])
@@ -280,10 +281,7 @@ def test_layers_in_a_scan_resume_on_another_mesh_as_others_do(tmp_path: Any, mod
             result = trained(sharding if after > 1 else None, after, resume=saved, **options)
         assert result.resumed_at == 4
         np.testing.assert_allclose(losses(result), losses(full[1]), rtol=1e-6)
-        for a, b in zip(
-            jax.tree.leaves((result.params, result.opt_state)), jax.tree.leaves((full[1].params, full[1].opt_state)), strict=True
-        ):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+        assert_near_state(result, full[1])
         if before == after:
             assert_same_state(result, full[before])
 
