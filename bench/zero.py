@@ -23,7 +23,9 @@ from tpuflow.chips import get_chip
 from tpuflow.device.timing.program import sink_time
 from tpuflow.errors import OutOfMemoryError
 from tpuflow.estimating.estimating import estimate_training, training_program
-from tpuflow.isa.program import Program
+from tpuflow.isa.collectives import Collective
+from tpuflow.isa.program import Program, walk
+from tpuflow.stages.analysis import memory_analysis
 from tpuflow.training.config import StepConfig
 from tpuflow.training.parallel import SHARDINGS
 
@@ -142,6 +144,17 @@ def _program(network: Network, chips: int, sharding: str, accumulate: int) -> Pr
     return training_program(config, get_chip(CHIP))[1]
 
 
+def within(sharding: str) -> str:
+    """A line of a table: what a step of layers in a scan holds besides, on so few chips; and the largest gradient that it sends at once."""
+    program = _program(IN_A_SCAN, SCAN_CHIPS[0], sharding, 1)
+    sent = max(program.buffers[c.source].bytes for _, c in walk(program.code) if isinstance(c, Collective) and c.kind in SUMS)
+    return f"| {sharding} | {sent:,} | {memory_analysis(program).temp_size_in_bytes:,} |"
+
+
+SUMS = ("all_reduce", "reduce_scatter")
+"""How gradients are sent."""
+
+
 def large() -> list[str]:
     """Lines of a table: what a step of 1.3 billion parameters, its layers in a scan, needs on 8 chips, and how long it is if that fits."""
     lines, chip = [], get_chip(CHIP)
@@ -169,6 +182,7 @@ def page() -> str:
     """The page as Markdown."""
     lines = _lines([row(chips, sharding) for chips in CHIPS for sharding in SHARDINGS])
     scanned = _lines([row(chips, sharding, IN_A_SCAN) for chips in SCAN_CHIPS for sharding in SHARDINGS])
+    besides = "\n".join(map(within, SHARDINGS))
     psi, needs = WRITTEN_OUT.psi, "\n".join(large())
     columns = "| N | sharding | parameters | gradients | states | sent | formula | not sent again |\n" + "|---" * 8 + "|"
     return f"""# What ZeRO's stages hold and send
@@ -192,16 +206,26 @@ are gathered once in the third stage, not twice. Where sizes do not divide, an a
 
 ## Layers in a scan
 
-{SCANNED} dense layers of {WIDTH} x {WIDTH} as one scan, psi = {IN_A_SCAN.psi:,}. The third stage cuts such parameters layer by layer:
-each trip of the scan gathers its own layer, the backward pass once more, and scatters that layer's gradients. The formulas are the
-same; what is not sent again are the biases.
+{SCANNED} dense layers of {WIDTH} x {WIDTH} as one scan, psi = {IN_A_SCAN.psi:,}. From the second stage on such parameters are cut
+layer by layer: each trip of the backward scan scatters its own layer's gradients, and new parameters are gathered one layer after the
+other. In the third stage each trip gathers its own layer, the backward pass once more. The formulas are the same; what is not sent again
+are the biases.
 
 {columns}
 {scanned}
 
-So a chip has one layer at a time, and of layers that are computed again (`nn.remat`) nothing but their inputs. A language model of
-1.3 billion parameters, its 24 layers in a scan and computed again, with AdamW in mixed precision, one sequence of 2048 tokens a chip, on
-8 chips of {CHIP} with 16 GiB each:
+Within a step, on {SCAN_CHIPS[0]} chips: bytes of the largest gradient that is sent at once, and all that a chip holds besides its state and
+its batch. Of layers in a scan no chip ever has all gradients from the second stage on, nor all new parameters beside the old ones. (Of
+layers that are written out, gradients are sent as they are made, too, but waited for when nothing else is left to do: until then a
+chip has them whole.)
+
+| sharding | largest gradient | temporaries |
+|---|---|---|
+{besides}
+
+In the third stage a chip has the parameters of one layer at a time, too, and of layers that are computed again (`nn.remat`) nothing but
+their inputs. A language model of 1.3 billion parameters, its 24 layers in a scan and computed again, with AdamW in mixed precision, one
+sequence of 2048 tokens a chip, on 8 chips of {CHIP} with 16 GiB each:
 
 | sharding | GiB a chip | a step |
 |---|---|---|

@@ -85,28 +85,34 @@ WORK: dict[str, Callable[[], dict[str, np.ndarray]]] = {
 }  # fmt: skip
 
 
-class Dies(tpuflow.Callback):
-    """Kills the second process in the middle of a training."""
+class Ends(tpuflow.Callback):
+    """The second process gets a signal in the middle of a training."""
 
     every_steps = EVERY
+
+    def __init__(self, by: signal.Signals):
+        self.by = by
 
     def on_sink_end(self, run: tpuflow.Run) -> None:
         """After so many steps."""
         if run.steps > DIES_AFTER and jax.process_index() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.by)
 
 
-def main(process: int, port: int, folder: Path) -> None:
-    """Do all work, then lose a process."""
+def main(process: int, port: int, folder: Path, by: str) -> None:
+    """Do all work, then lose a process: killed or, without that work before, stopped."""
     jax.distributed.initialize(f"localhost:{port}", 2, process, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
-    for name, work in WORK.items():
+    for name, work in WORK.items() if by == "SIGKILL" else ():
         np.savez(folder / f"{name}{process}.npz", **work())
+    (folder / f"{process}.pid").write_text(str(os.getpid()))
     try:
-        train(callbacks=[tpuflow.ModelCheckpoint(folder / "run", every_steps=EVERY), Dies()])
+        train(callbacks=[tpuflow.ModelCheckpoint(folder / "run", every_steps=EVERY), Ends(signal.Signals[by])])
     except PeerError as error:
         (folder / "lost.txt").write_text(str(error))
+        if by == "SIGSTOP":
+            os.kill(int((folder / "1.pid").read_text()), signal.SIGKILL)
         os._exit(LOST)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

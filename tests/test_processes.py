@@ -16,20 +16,21 @@ import pytest
 
 from tests import process_of_two
 from tpuflow.device.fast.host_devices import parts_of
-from tpuflow.errors import ConfigError
+from tpuflow.errors import ConfigError, PeerError
 from tpuflow.isa.collectives import MeshAxis
 from tpuflow.jaxprs import processes
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 900  # the tests of a machine with other work
+WAITS_SECONDS = 30  # less than the heartbeats have, more than one process is behind the other
 
 
-def started(arguments: Sequence[str], folder: Path) -> list[tuple[int, str]]:
+def started(arguments: Sequence[str], folder: Path, **variables: str) -> list[tuple[int, str]]:
     """Exit status and output of two processes of a program, which is given its number and a port besides."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **variables}
     running = [
         subprocess.Popen(
             [sys.executable, *(part.format(process=n, port=port) for part in arguments)],
@@ -49,7 +50,7 @@ def started(arguments: Sequence[str], folder: Path) -> list[tuple[int, str]]:
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, str]]]:
     """The folder of the two processes' results, and how they ended."""
     folder = tmp_path_factory.mktemp("two")
-    return folder, started(["-m", "tests.process_of_two", "{process}", "{port}", str(folder)], folder)
+    return folder, started(["-m", "tests.process_of_two", "{process}", "{port}", str(folder), "SIGKILL"], folder)
 
 
 @pytest.mark.parametrize("name", process_of_two.WORK)
@@ -78,6 +79,29 @@ def test_a_lost_process_is_an_error_and_its_training_goes_on_over_another_mesh(t
         elsewhere = process_of_two.train("zero1", mesh={"data": 2}, resume=folder / "run")
     assert elsewhere.resumed_at == process_of_two.DIES_AFTER and elsewhere.steps == alone.steps
     assert elsewhere.losses[: process_of_two.DIES_AFTER] == alone.losses[: process_of_two.DIES_AFTER] and not elsewhere.nan_steps
+
+
+@pytest.mark.slow
+def test_a_process_that_stands_still_is_an_error_within_the_time_that_collectives_have_and_leaves_its_checkpoint(tmp_path: Path) -> None:
+    arguments = ["-m", "tests.process_of_two", "{process}", "{port}", str(tmp_path), "SIGSTOP"]
+    (first, said), (second, _) = started(arguments, tmp_path, XLA_FLAGS=f"--xla_cpu_collective_timeout_seconds={WAITS_SECONDS}")
+    assert (first, second) == (process_of_two.LOST, -9), said
+    text = (tmp_path / "lost.txt").read_text()
+    assert "process 0 of 2: another process of this computation stands still, or is cut off" in text and "resume=" in text
+    assert process_of_two.train(resume=tmp_path / "run").resumed_at == process_of_two.DIES_AFTER
+
+
+@pytest.mark.parametrize(
+    ("said", "fate"),
+    [
+        ("Gloo AllGather failed: Read error [127.0.0.1]:39840: Connection reset by peer", "is gone"),
+        ("Gloo AllGather failed: Timed out waiting 10000ms for send operation to complete", "stands still, or is cut off"),
+    ],
+)
+def test_what_xla_says_of_a_process_becomes_an_error_that_says_what_to_do(said: str, fate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    with pytest.raises(PeerError, match=f"another process of this computation {fate} .*with resume="), processes.peers():
+        raise ValueError(said)
 
 
 def test_the_program_of_the_page_runs(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class LaunchError(TpuflowError, ValueError):
 
 
 class PeerError(TpuflowError, RuntimeError):
-    """Another process of a computation under `jax.distributed` is gone, and the chips that it held with it."""
+    """Another process of a computation under `jax.distributed` is gone or stands still, and the chips that it held with it."""
 
 
 class HostMemoryError(TpuflowError, MemoryError):

@@ -22,6 +22,8 @@ from tpuflow.jaxprs.compat import as_keys, is_key
 
 _LOST = re.compile(r"gloo|connection (closed|reset)|socket closed|broken pipe|coordination ?service|heartbeat", re.IGNORECASE)
 """What XLA says, as a ValueError or a RuntimeError, when a process does not answer any more."""
+_LATE = re.compile(r"timed out waiting", re.IGNORECASE)
+"""What is in it when a process has answered no collective for as long as XLA waits (`--xla_cpu_collective_timeout_seconds`)."""
 
 
 COORDINATOR, PROCESSES, PROCESS = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
@@ -166,10 +168,11 @@ def peers() -> Iterator[None]:
     except (ValueError, RuntimeError) as error:
         if count() == 1 or not _LOST.search(str(error)):
             raise
+        fate = "stands still, or is cut off" if _LATE.search(str(error)) else "is gone"
         raise PeerError(
-            f"process {number()} of {count()}: another process of this computation is gone ({_first_line(error)}). Its chips "
-            "are lost, and what was computed since the last checkpoint: see that process's own output for why it ended, then start all "
-            "of them again, or fewer. A training goes on from its last checkpoint with resume=, on this mesh or another."
+            f"process {number()} of {count()}: another process of this computation {fate} ({_first_line(error)}). Its chips "
+            "are lost, and what was computed since the last checkpoint: see that process's own output for why, end what is left of it, then"
+            " start all of them again, or fewer. A training goes on from its last checkpoint with resume=, on this mesh or another."
         ) from error
 
 

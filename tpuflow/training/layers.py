@@ -1,9 +1,10 @@
-"""Functions of whole arrays, of the shares of them that chips hold: each array is gathered where it is needed, and for as long.
+"""Functions of whole arrays, of the shares of them that chips hold: each array is gathered where it is needed, and for as long; and its
+gradient is scattered where it is made.
 
 A scan takes the parameters of its layers, [layers, ...], apart, one a trip. Gathered before the scan, a chip would have all layers at once;
-gathered in its body, it has one. A region that the backward pass computes again (`jax.checkpoint`) gathers its own parameters, and so
-does it again. Everything else is gathered once, first. The function is traced for whole arrays, which shows who reads what, and its
-jaxpr is walked with what a chip holds.
+gathered in its body, it has one. So it is with gradients: scattered behind the scan, they are those of all layers; in its body, of one. A
+region that the backward pass computes again (`jax.checkpoint`) gathers its own parameters, and so does it again. Everything else is
+gathered once, first. The function is traced for whole arrays, which shows who reads what, and its jaxpr is walked with what a chip holds.
 """
 
 from __future__ import annotations
@@ -30,8 +31,21 @@ def on_whole(axis: Axis, function: Callable[[Any], Any], tree: Any, like: Any, s
 
     like: the shapes and types of the whole arrays. shared: which of them are shares.
     """
-    closed, shapes = jax.make_jaxpr(function, return_shape=True)(like)
     held = jax.tree.map(lambda x, w, cut: _Share(x, w.shape, axis) if cut else x, tree, like, shared)
+    return _of_held(function, held, like)
+
+
+def lending(axis: Axis, function: Callable[[Any], Any], places: Any, whole: Any, shared: Any) -> Any:
+    """A function of a tree of arrays that chips have whole, whose gradients go to `places`: shares of the means over the chips.
+
+    shared: of which arrays. In place of the others is what the function is to have of them.
+    """
+    held = jax.tree.map(lambda x, w, cut: _Share(x, w.shape, axis, w) if cut else x, places, whole, shared)
+    return _of_held(function, held, whole)
+
+
+def _of_held(function: Callable[[Any], Any], held: Any, like: Any) -> Any:
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(like)
     return jax.tree.unflatten(jax.tree.structure(shapes), _run(closed, jax.tree.leaves(held)))
 
 
@@ -42,15 +56,33 @@ def scanned(jaxpr: ClosedJaxpr | Jaxpr) -> list[bool]:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What a chip has of an array of this shape."""
+    """What a chip has of an array of this shape: a share, and `whole` if it has that too; then the share is where its gradient goes."""
 
     share: jax.Array
     shape: tuple[int, ...]
     axis: Axis
+    whole: jax.Array | None = None
 
-    def layer(self, share: jax.Array) -> _Share:
+    @property
+    def arrays(self) -> _Arrays:
+        """What it is made of."""
+        return self.share, self.whole
+
+    def of(self, arrays: _Arrays) -> _Share:
+        """The same of other arrays."""
+        return replace(self, share=arrays[0], whole=arrays[1])
+
+    def layer(self, arrays: _Arrays) -> _Share:
         """That of a layer of this stack."""
-        return _Share(share, self.shape[1:], self.axis.of_layers)
+        return _Share(arrays[0], self.shape[1:], self.axis.of_layers, arrays[1])
+
+    def for_a_while(self) -> jax.Array:
+        """The whole array, whose gradient is scattered as soon as it is made."""
+        return self.axis.whole_for_a_while(self.share, self.shape) if self.whole is None else self.axis.lent(self.whole, self.share)
+
+
+_Arrays = tuple[jax.Array, jax.Array | None]
+"""A share and, if a chip has that, the whole array."""
 
 
 def _run(jaxpr: ClosedJaxpr | Jaxpr, operands: Sequence[Any]) -> list[Any]:
@@ -67,7 +99,7 @@ def _step(eqn: Equation, operands: list[Any]) -> list[Any]:
 
 
 def _scan(eqn: Equation, operands: list[Any]) -> list[Any]:
-    """The same loop, with a body that gathers its layer, in the backward pass once more."""
+    """The same loop, with a body that gathers its layer, in the backward pass once more, and scatters that layer's gradients."""
     jaxpr = eqn.params["jaxpr"]
     consts, carries, stacked = scan_parts(eqn, [o if isinstance(o, _Share) and o.axis.is_stack(o.shape) else _whole(o) for o in operands])
 
@@ -75,8 +107,11 @@ def _scan(eqn: Equation, operands: list[Any]) -> list[Any]:
         layer = [of.layer(x) if isinstance(of, _Share) else x for of, x in zip(stacked, items, strict=True)]
         return _run(jaxpr, [*consts, *carry, *layer])
 
+    gathers = any(isinstance(of, _Share) and of.whole is None for of in stacked)
+    again = keeping_no_moves(trip, prevent_cse=False) if gathers else trip
+
     def body(carry: list[Any], items: list[Any]) -> tuple[list[Any], list[Any]]:
-        results = keeping_no_moves(trip, prevent_cse=False)(consts, carry, items)
+        results = again(consts, carry, items)
         return results[: len(carry)], results[len(carry) :]
 
     carry, made = bind_scan(eqn, body, carries, list(map(_own, stacked)))
@@ -88,7 +123,7 @@ def _region(eqn: Equation, operands: list[Any]) -> list[Any]:
     jaxpr, prevents, policy = called(eqn), eqn.params["prevent_cse"], eqn.params["policy"]
 
     def region(*values: Any) -> list[Any]:
-        return _run(jaxpr, [replace(of, share=x) if isinstance(of, _Share) else x for of, x in zip(operands, values, strict=True)])
+        return _run(jaxpr, [of.of(x) if isinstance(of, _Share) else x for of, x in zip(operands, values, strict=True)])
 
     values = list(map(_own, operands))
     if policy is not None:
@@ -117,11 +152,11 @@ _RULES: Mapping[str, Callable[[Equation, list[Any]], list[Any]]] = {"scan": _sca
 
 
 def _whole(value: Any) -> Any:
-    return value.axis.whole_for_a_while(value.share, value.shape) if isinstance(value, _Share) else value
+    return value.for_a_while() if isinstance(value, _Share) else value
 
 
 def _own(value: Any) -> Any:
-    return value.share if isinstance(value, _Share) else value
+    return value.arrays if isinstance(value, _Share) else value
 
 
 def _readers(jaxpr: ClosedJaxpr | Jaxpr) -> list[list[Reader]]:

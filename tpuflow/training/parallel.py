@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from tpuflow import amp
 from tpuflow.errors import ConfigError
 from tpuflow.jaxprs.compat import ClosedJaxpr
-from tpuflow.training.layers import on_whole, scanned
+from tpuflow.training.layers import lending, on_whole, scanned
 from tpuflow.training.shards import Axis, keeping_no_moves, shareable
 from tpuflow.training.shared_updates import on_shares
 from tpuflow.training.state import TrainState
@@ -72,9 +72,13 @@ class OneChip:
         """A chip's own random key."""
         return key
 
-    def on_whole(self, function: Callable[[Any], Any], params: Any) -> Any:
-        """A function of whole parameters, of what a chip holds of them."""
-        return function(params)
+    def places(self, params: Any) -> Any:
+        """What gradients are taken by, of what a chip holds of the parameters: the same, or where their shares go."""
+        return params
+
+    def on_whole(self, function: Callable[[Any], Any], places: Any, params: Any) -> Any:
+        """A function of whole parameters, of what a chip holds of them, and differentiable by `places`."""
+        return function(places)
 
     def differentiable(self, loss: Callable[..., Any]) -> Callable[..., Any]:
         """A loss of parameters, as it is to be differentiated."""
@@ -161,9 +165,9 @@ class Zero(DataParallel):
     like: TrainState | None = None
 
     def of_state(self, state: TrainState, loss: Loss) -> Zero:
-        """The same for states of these shapes. In stage 3 the parameters that stack the layers of a scan are cut layer by layer."""
+        """The same for states of these shapes. From stage 2 on the parameters that stack the layers of a scan are cut layer by layer."""
         like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
-        stacks = _stacks(jax.tree.leaves(like.params), scanned(loss())) if self.stage == 3 else frozenset()
+        stacks = _stacks(jax.tree.leaves(like.params), scanned(loss())) if self.stage >= 2 else frozenset()
         return replace(self, like=like, axis=replace(self.axis, stacks=stacks))
 
     def placed(self, state: TrainState) -> TrainState:
@@ -192,23 +196,34 @@ class Zero(DataParallel):
             jax.tree.map(lambda _: False, like.key), ema,
         )  # fmt: skip
 
-    def on_whole(self, function: Callable[[Any], Any], params: Any) -> Any:
-        """Stage 3: of all parameters from everybody's shares, for as long as they are needed."""
-        if self.stage < 3:
-            return function(params)
+    def places(self, params: Any) -> Any:
+        """Stage 2: of whole parameters, shares without anything in them."""
+        return jax.tree.map(lambda p: self._place(p) if shareable(p) else p, params) if self.stage == 2 else params
+
+    def _place(self, param: Any) -> Any:
+        return jnp.zeros(self.axis.share_shape(param.shape), param.dtype)
+
+    def on_whole(self, function: Callable[[Any], Any], places: Any, params: Any) -> Any:
+        """Stage 2: each gradient is scattered as it is made. Stage 3: all parameters are from everybody's shares besides, for as long as
+        they are needed."""
+        if self.stage == 1:
+            return function(places)
+        if self.stage == 2:
+            return lending(self.axis, function, places, params, jax.tree.map(shareable, params))
         like = self._like
-        return on_whole(self.axis, function, params, like.params, self.shared(like).params)
+        return on_whole(self.axis, function, places, like.params, self.shared(like).params)
 
     def differentiable(self, loss: Callable[..., Any]) -> Callable[..., Any]:
         """Stage 3 gathers parameters once more for the backward pass."""
         return keeping_no_moves(loss) if self.stage == 3 else loss
 
     def reduced(self, grads: Any, opt_state: Any) -> Any:
-        """Shares of the means of all chips' gradients; in stage 1 whole ones where they accumulate. Those of shares are shares already."""
+        """Shares of the means of all chips' gradients; in stage 1 whole ones where they accumulate. From stage 2 on they are that already,
+        but for those of arrays that are whole everywhere."""
         if self.stage == 1 and isinstance(opt_state, amp.AccumulationState):
             return self.axis.mean(grads)
-        of_shares = self.stage == 3
-        return jax.tree.map(lambda g, w: self._reduced(g, whole=not shareable(w), share=of_shares), grads, self._trained(grads))
+        are_shares = self.stage >= 2
+        return jax.tree.map(lambda g, w: self._reduced(g, whole=not shareable(w), share=are_shares), grads, self._trained(grads))
 
     def _reduced(self, grad: Any, *, whole: bool, share: bool) -> Any:
         if whole:

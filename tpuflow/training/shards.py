@@ -81,8 +81,10 @@ class Axis:
         return lax.dynamic_slice_in_dim(self.in_row(x), lax.axis_index(self.name) * elems, elems, axis=-1)
 
     def whole(self, share: jax.Array, shape: Sequence[int]) -> jax.Array:
-        """An array from everybody's shares: [share] or [layers, share] -> [...]."""
-        return self.from_row(lax.all_gather(share, self.name, axis=share.ndim - 1, tiled=True), shape)
+        """An array from everybody's shares: [share] or, layer by layer so that each lands in its place, [layers, share] -> [...]."""
+        if self.is_stack(shape):
+            return lax.map(lambda layer: self.of_layers.whole(layer, shape[1:]), share)
+        return self.from_row(lax.all_gather(share, self.name, tiled=True), shape)
 
     def mean_share(self, x: jax.Array) -> jax.Array:
         """This chip's share of an array's mean over the chips: the bits of `mean`, since sums go the same way around the ring; but for
@@ -93,6 +95,11 @@ class Axis:
     def whole_for_a_while(self, share: jax.Array, shape: Sequence[int]) -> jax.Array:
         """As `whole`; its gradient is a share of the mean of all chips' gradients."""
         return _gathered(self, tuple(shape), share)
+
+    def lent(self, x: jax.Array, place: jax.Array) -> jax.Array:
+        """An array that every chip has, as it is; its gradient goes to `place`, of the shape of a share: a share of the mean of all
+        chips' gradients."""
+        return _lent(self, x, place)
 
     def counted(self, share: jax.Array, shape: Sequence[int], neutral: Any) -> jax.Array:
         """A share with `neutral` in place of what only fills it up."""
@@ -125,6 +132,22 @@ def _backward(axis: Axis, shape: tuple[int, ...], kept: None, cotangent: jax.Arr
 
 
 _gathered.defvjp(_forward, _backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _lent(axis: Axis, x: jax.Array, place: jax.Array) -> jax.Array:
+    return x
+
+
+def _lend(axis: Axis, x: jax.Array, place: jax.Array) -> tuple[jax.Array, None]:
+    return x, None
+
+
+def _scatter(axis: Axis, kept: None, cotangent: jax.Array) -> tuple[None, jax.Array]:
+    return None, axis.mean_share(cotangent)
+
+
+_lent.defvjp(_lend, _scatter)
 
 
 def keeping_no_moves(function: Callable[..., Any], *, prevent_cse: bool = True) -> Callable[..., Any]:

@@ -113,10 +113,11 @@ class Recipe:
         """One step, and what it makes on its way; of one chip's piece of the batch, and its share of the state, if it is one of several."""
         next_key, key = (None, None) if state.key is None else jax.random.split(state.key)
         rngs = self.rngs(key if key is None else parallel.own_key(key))
+        places = parallel.places(state.params)
 
         def loss_of(part: Any) -> tuple[jax.Array, tuple[Any, Any]]:
             loss, measured, carried = parallel.on_whole(
-                lambda params: self.forward(params, state.carried, batch, rngs), self._whole(part, state.params)
+                lambda params: self.forward(params, state.carried, batch, rngs), self._whole(part, places), state.params
             )
             return loss.astype(self.policy.loss_dtype), (carried, measured)
 
@@ -125,8 +126,8 @@ class Recipe:
             with jax.named_scope(LOSS_SCOPE):
                 return amp.scale_loss(loss, state.opt_state), (loss, others)
 
-        part = self._trained(state.params)
-        (_, found), grads = jax.value_and_grad(parallel.differentiable(scaled_loss), has_aux=True)(part)
+        differentiated = parallel.differentiable(scaled_loss)
+        (_, found), grads = jax.value_and_grad(differentiated, has_aux=True)(self._trained(places))
         loss, (carried, measured) = parallel.mean(found)
         grads = parallel.reduced(grads, state.opt_state)
         with jax.named_scope(OPTIMIZER_SCOPE):
@@ -139,6 +140,7 @@ class Recipe:
                 return parallel.mean(jax.grad(lambda part: loss_of(part)[0].astype(jnp.float32))(part))
 
             extra = {"value": value, "grad": grads, "value_fn": value_fn, "grad_fn": grad_fn}
+            part = self._trained(state.params)
             updates, opt_state, part = parallel.update(self.optimizer, grads, state.opt_state, part, extra)
             params = self._whole(part, state.params)
             ema = self._averaged(state, opt_state, params, carried)
