@@ -132,6 +132,8 @@ _ARITHMETIC = [
     _case("comparisons", lambda z: (z == z.conj(), z != z[0], jnp.isfinite(z), jnp.isnan(z), z.astype(bool)), grad=False, domain="edges"),
     _case("extremes", lambda z: (jnp.maximum(z, 1j), lax.min(z, z[::-1]), z.max(1), jnp.min(jnp.round(z), 0)), grad=False),
     _case("running-extremes", lambda z: (lax.cummax(z, 0), lax.cummin(jnp.round(z), 1, reverse=True)), grad=False),
+    _case("angle-of-two", lambda z: lax.atan2(z, z[::-1] + 2), grad=False),
+    _case("extremes-of-lanes", lambda z: jax.vmap(lambda r: (lax.pmax(r, "i"), lax.pmin(r, "i")), axis_name="i")(z), grad=False),
     _case("bitcast", lambda z: lax.bitcast_convert_type(z, jnp.complex64) * 1, grad=False),
     _case("moves", lambda z: jnp.concatenate((jnp.pad(z[::-1, 1:], 1).T[:3], jnp.where(z.real > 0, z, 1j)[:3]), 1)),
     _case("indices", lambda z: (z[jnp.array([0, 2, 9])], z.at[1].set(2j), z.at[jnp.array([1, 1])].add(1j), z[jnp.arange(2) - 1, 3])),

@@ -14,12 +14,10 @@ from typing import Any
 from tpuflow.dtypes import F32, DType
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
-from tpuflow.lower.operations import reducers
 from tpuflow.lower.operations.elementwise import aligned, maximum, minimum
 from tpuflow.lower.operations.movement import stack, unstack
 from tpuflow.lower.operations.special import asinh as arcsinh
 from tpuflow.lower.operations.special import cosh, sinh
-from tpuflow.lower.operations.window import SlidingWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ def as_complex(b: Builder, x: Number) -> Complex:
     return Complex(wide, b.full_like(wide, 0))
 
 
-def _alike(b: Builder, x: Number, y: Number) -> tuple[Complex, Complex]:
+def alike(b: Builder, x: Number, y: Number) -> tuple[Complex, Complex]:
     """Both complex, and of one shape."""
     first, second = as_complex(b, x), as_complex(b, y)
     arrays = aligned(b, *planes((first, second)))
@@ -141,14 +139,14 @@ def conj(b: Builder, x: Number) -> Complex:
 
 def mul(b: Builder, x: Complex, y: Complex) -> Complex:
     """Four products."""
-    x, y = _alike(b, x, y)
+    x, y = alike(b, x, y)
     real_part = b.sub(b.mul(x.real, y.real), b.mul(x.imag, y.imag))
     return Complex(real_part, b.add(b.mul(x.real, y.imag), b.mul(x.imag, y.real)))
 
 
 def div(b: Builder, x: Complex, y: Complex) -> Complex:
     """Smith's method: the smaller part of y over the larger (R. L. Smith, "Algorithm 116: Complex division", 1962)."""
-    x, y = _alike(b, x, y)
+    x, y = alike(b, x, y)
     flat = b.ge(b.abs(y.real), b.abs(y.imag))
     large, small = b.select(flat, y.real, y.imag), b.select(flat, y.imag, y.real)
     ratio = b.select(b.eq(large, 0), 0, b.div(small, large))
@@ -191,23 +189,14 @@ def is_finite(b: Builder, x: Complex) -> Value:
 
 def eq(b: Builder, x: Complex, y: Complex) -> Value:
     """Both parts are equal."""
-    x, y = _alike(b, x, y)
+    x, y = alike(b, x, y)
     return b.and_(b.eq(x.real, y.real), b.eq(x.imag, y.imag))
 
 
 def ne(b: Builder, x: Complex, y: Complex) -> Value:
     """A part differs."""
-    x, y = _alike(b, x, y)
+    x, y = alike(b, x, y)
     return b.or_(b.ne(x.real, y.real), b.ne(x.imag, y.imag))
-
-
-def extreme(b: Builder, x: Number, y: Number, *, op: str) -> Complex:
-    """The larger ("max") or the smaller ("min") one: by the real part, then by the imaginary one; x where it is not a number."""
-    x, y = _alike(b, x, y)
-    beyond = {"max": b.gt, "min": b.lt}[op]
-    first = b.or_(beyond(x.real, y.real), b.and_(b.eq(x.real, y.real), beyond(x.imag, y.imag)))
-    first = b.or_(first, b.or_(b.ne(x.real, x.real), b.ne(x.imag, x.imag)))
-    return Complex(b.select(first, x.real, y.real), b.select(first, x.imag, y.imag))
 
 
 def exp(b: Builder, x: Complex) -> Complex:
@@ -354,9 +343,18 @@ def integer_pow(b: Builder, x: Complex, *, y: int) -> Complex:
     return result if y >= 0 else div(b, one, result)
 
 
+def atan2(b: Builder, y: Number, x: Number) -> Complex:
+    """-i log((x + i y) / sqrt(x^2 + y^2))."""
+    y, x = alike(b, y, x)
+    one, other = square(b, x), square(b, y)
+    size = sqrt(b, Complex(b.add(one.real, other.real), b.add(one.imag, other.imag)))
+    found = log(b, div(b, Complex(b.sub(x.real, y.imag), b.add(x.imag, y.real)), size))
+    return Complex(found.imag, b.neg(found.real))
+
+
 def power(b: Builder, x: Number, y: Number) -> Complex:
     """exp(y log x); 0 where x is, 1 where y is."""
-    x, y = _alike(b, x, y)
+    x, y = alike(b, x, y)
     found = exp(b, mul(b, y, log(b, x)))
     nothing = b.and_(b.eq(x.real, 0), b.eq(x.imag, 0))
     one = b.and_(b.eq(y.real, 0), b.eq(y.imag, 0))
@@ -378,76 +376,6 @@ def bilinear(b: Builder, product: Callable[[Value, Value], Value], x: Number, y:
     zeros = b.full_like(product(x.real, y.real) if given is None else given, 0)
     first, second, third, fourth = (zeros if f is None else f for f in found)
     return Complex(b.sub(first, second), b.add(third, fourth))
-
-
-def reduce_prod(b: Builder, x: Complex, *, axes: Sequence[int]) -> Complex:
-    """In a halving tree, one first."""
-
-    def step(b: Builder, x: Complex, y: Complex) -> tuple[Complex]:
-        return (mul(b, x, y),)
-
-    (result,) = reduce_by(b, step, (x,), (Complex(b.scalar(1.0), b.scalar(0.0)),), axes)
-    return as_complex(b, result)
-
-
-def reduce_extreme(b: Builder, x: Complex, *, op: str, axes: Sequence[int]) -> Complex:
-    """The largest ("max") or smallest ("min") element, as `extreme` orders them."""
-    worst = math.inf if op == "min" else -math.inf
-
-    def step(b: Builder, x: Complex, y: Complex) -> tuple[Complex]:
-        return (extreme(b, x, y, op=op),)
-
-    (result,) = reduce_by(b, step, (x,), (Complex(b.scalar(worst), b.scalar(worst)),), axes)
-    return as_complex(b, result)
-
-
-def _of_planes(body: Callable[..., Sequence[Number]], types: Sequence[Type]) -> Callable[..., list[Value]]:
-    """A body that adds two of each of several values, as one of their planes."""
-
-    def step(b: Builder, *arrays: Value) -> list[Value]:
-        return planes(body(b, *packed(arrays, [*types, *types])))
-
-    return step
-
-
-def reduce_by(
-    b: Builder, body: Callable[..., Sequence[Number]], operands: Sequence[Number], starts: Sequence[Number], axes: Sequence[int]
-) -> tuple[Number, ...]:
-    """`reducers.reduce_by` of values that may be complex."""
-    types = [x.type for x in operands]
-    return packed(reducers.reduce_by(b, _of_planes(body, types), planes(operands), planes(starts), tuple(axes)), types)
-
-
-def reduce_window_by(
-    b: Builder, body: Callable[..., Sequence[Number]], operands: Sequence[Number], starts: Sequence[Number], window: SlidingWindow
-) -> tuple[Number, ...]:
-    """`reducers.reduce_window_by` of values that may be complex."""
-    types = [x.type for x in operands]
-    return packed(reducers.reduce_window_by(b, _of_planes(body, types), planes(operands), planes(starts), window), types)
-
-
-def cumprod(b: Builder, x: Complex, *, axis: int, reverse: bool) -> Complex:
-    """Running products along an axis."""
-    return _cumulative(b, mul, x, (1.0, 0.0), axis, reverse=reverse)
-
-
-def cumulative_extreme(b: Builder, x: Complex, *, op: str, axis: int, reverse: bool) -> Complex:
-    """The largest ("max") or smallest ("min") element so far along an axis, as `extreme` orders them."""
-    worst = math.inf if op == "min" else -math.inf
-    return _cumulative(b, functools.partial(extreme, op=op), x, (worst, worst), axis, reverse=reverse)
-
-
-def _cumulative(
-    b: Builder, step: Callable[..., Complex], x: Complex, identity: tuple[float, float], axis: int, *, reverse: bool
-) -> Complex:
-    """Doubling steps: after step k every position holds what the 2^k before it are together."""
-    shift = 1
-    while shift < x.shape[axis]:
-        by = -shift if reverse else shift
-        low = [by if i == axis else 0 for i in range(len(x.shape))]
-        moved = Complex(*(b.pad(p, fill, low, [-n for n in low]) for p, fill in zip((x.real, x.imag), identity, strict=True)))
-        x, shift = step(b, x, moved), 2 * shift
-    return x
 
 
 def convert(b: Builder, x: Number, dtype: DType | None) -> Number:
