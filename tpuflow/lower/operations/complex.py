@@ -200,9 +200,9 @@ def ne(b: Builder, x: Complex, y: Complex) -> Value:
 
 
 def exp(b: Builder, x: Complex) -> Complex:
-    """e^a (cos c + i sin c)."""
+    """e^a (cos c + i sin c); of a real number real, also where it is infinite."""
     size = b.exp(x.real)
-    return Complex(b.mul(size, b.cos(x.imag)), b.mul(size, b.sin(x.imag)))
+    return Complex(b.mul(size, b.cos(x.imag)), b.select(b.eq(x.imag, 0), x.imag, b.mul(size, b.sin(x.imag))))
 
 
 def exp2(b: Builder, x: Complex) -> Complex:
@@ -216,8 +216,11 @@ def log(b: Builder, x: Complex) -> Complex:
 
 
 def log1p(b: Builder, x: Complex) -> Complex:
-    """log(1 + x)."""
-    return log(b, Complex(b.add(x.real, 1), x.imag))
+    """log(1 + x), whose real part is log1p(a (a + 2) + c^2) / 2 where 1 + a would lose the most of a."""
+    whole = log(b, Complex(b.add(x.real, 1), x.imag))
+    near = b.lt(maximum(b, b.abs(x.real), b.abs(x.imag)), 0.25)
+    square = b.add(b.mul(x.real, b.add(x.real, 2)), b.mul(x.imag, x.imag))
+    return Complex(b.select(near, b.mul(b.log1p(b.select(near, square, 0)), 0.5), whole.real), whole.imag)
 
 
 def expm1(b: Builder, x: Complex) -> Complex:
@@ -235,11 +238,6 @@ def sin(b: Builder, x: Complex) -> Complex:
 def cos(b: Builder, x: Complex) -> Complex:
     """cos a cosh c - i sin a sinh c."""
     return Complex(b.mul(b.cos(x.real), cosh(b, x.imag)), b.neg(b.mul(b.sin(x.real), sinh(b, x.imag))))
-
-
-def tan(b: Builder, x: Complex) -> Complex:
-    """sin x / cos x."""
-    return div(b, sin(b, x), cos(b, x))
 
 
 def sinh_of(b: Builder, x: Complex) -> Complex:
@@ -293,7 +291,7 @@ def _one_less(b: Builder, x: Complex) -> Complex:
 
 
 def _turned(function: Callable[[Builder, Complex], Complex]) -> Callable[[Builder, Complex], Complex]:
-    """-i f(i x): asinh of asin, atan of atanh."""
+    """-i f(i x): asinh of asin, atan of atanh, tan of tanh."""
 
     def rule(b: Builder, x: Complex) -> Complex:
         found = function(b, Complex(b.neg(x.imag), x.real))
@@ -302,13 +300,15 @@ def _turned(function: Callable[[Builder, Complex], Complex]) -> Callable[[Builde
     return rule
 
 
-asinh, atan = _turned(asin), _turned(atanh)
+asinh, atan, tan = _turned(asin), _turned(atanh), _turned(tanh)
 
 
 def logistic(b: Builder, x: Complex) -> Complex:
-    """1 / (1 + exp(-x))."""
-    below = exp(b, Complex(b.neg(x.real), b.neg(x.imag)))
-    return div(b, as_complex(b, b.full_like(x.real, 1)), Complex(b.add(below.real, 1), below.imag))
+    """1 / (1 + exp(-x)), or exp(x) / (1 + exp(x)): that of the two whose exponential does not overflow."""
+    left = b.lt(x.real, 0)
+    small = exp(b, Complex(*(b.select(left, p, b.neg(p)) for p in (x.real, x.imag))))
+    above = Complex(b.select(left, small.real, 1), b.select(left, small.imag, 0))
+    return div(b, above, Complex(b.add(small.real, 1), small.imag))
 
 
 def sqrt(b: Builder, x: Complex) -> Complex:
