@@ -194,6 +194,15 @@ def called_in_order() -> Any:
 
 
 @fact
+def tokens_have_no_values() -> Any:
+    token = jax.jit(lambda x, t: (x, t))(1.0, jax.lax.create_token())[1]
+    try:
+        return np.asarray(token._buf).tolist()  # pyright: ignore[reportAttributeAccessIssue]
+    except RuntimeError as error:
+        return str(error)
+
+
+@fact
 def threads() -> Any:
     f, arrays, wrong = jax.jit(lambda x: x + 1), [jnp.arange(50.0) + i for i in range(4)], []
 

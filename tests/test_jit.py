@@ -457,6 +457,35 @@ def test_complex_arguments_and_results_cross_as_their_planes(engine):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
 
 
+@pytest.mark.parametrize("engine", ["reference", "fast"])
+def test_tokens_are_arguments_results_and_constants(engine):
+    kept = jax.lax.create_token()
+
+    def step(x, token):
+        return x + 1, jax.lax.after_all(token, jax.lax.create_token()), {"kept": kept, "given": token, "spectrum": x * 1j}
+
+    jitted = tpuflow.jit(step, engine=engine)
+    y, *tokens = jitted(X, kept)
+    y, after, others = jitted(y, tokens[0])
+    np.testing.assert_array_equal(y, X + 2)
+    assert all(isinstance(token, type(kept)) for token in (after, others["kept"], others["given"]))
+    assert jitted.lower(X, kept).out_info[1] is jax.typeof(kept)
+    with jax.disable_jit():
+        assert isinstance(jitted(X, kept)[1], type(kept))
+    with pytest.raises(UnsupportedPrimitiveError, match=r"step: it takes or gives tokens.*Make tokens"):
+        jax.jit(lambda x: jitted(x, jax.lax.create_token())[0])(X)
+
+
+def test_complex_arrays_are_ordered_and_summed_in_logarithms_exported_or_not():
+    z = jnp.asarray(np.exp(1j * np.arange(12)).reshape(3, 4), jnp.complex64)
+
+    def f(z):
+        return jax.lax.cumlogsumexp(z * 9, 1), jax.lax.cumlogsumexp(z, 0, reverse=True), jax.lax.clamp(z[0, 0], z, z[1, 1])
+
+    for given in (f, jax.export.export(jax.jit(f))(z).call):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), tpuflow.jit(given)(z), jax.jit(f)(z))
+
+
 def test_complex_functions_are_differentiated_and_batched():
     x = jnp.arange(8.0).reshape(2, 4)
     spectrum = tpuflow.jit(jnp.fft.rfft)

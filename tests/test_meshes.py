@@ -260,6 +260,20 @@ def test_chips_may_loop_as_often_as_they_like_but_not_come_to_collectives_so() -
         tpuflow.jit(fn)(x)
 
 
+def test_complex_arrays_are_cut_gathered_and_compared() -> None:
+    z = np.round(RNG.normal(size=(8, 3)) + 1j * RNG.normal(size=(8, 3))).astype(np.complex64)
+
+    def parts(x: Any) -> Any:
+        return {"most": lax.pmax(x, "d"), "least": lax.pmin(x.min(0), "d"), "sum": lax.psum(x, "d"), "turned": x * 1j}
+
+    outs = {"most": P(), "least": P(), "sum": P(), "turned": P("d")}
+    fn = jax.shard_map(parts, mesh=mesh_of({"d": 4}), in_specs=P("d"), out_specs=outs)
+    rows = z.reshape(4, 2, 3)
+    want = {"most": jnp.max(rows, 0), "least": jnp.min(z, 0), "sum": rows.sum(0), "turned": z * 1j}
+    for engine in ("reference", "fast"):
+        jax.tree.map(np.testing.assert_array_equal, tpuflow.jit(fn, engine=engine)(z), want)
+
+
 def test_two_meshes_in_one_program_are_refused() -> None:
     one, other = (jax.shard_map(lambda x: lax.psum(x, "d"), mesh=mesh_of({"d": n}), in_specs=P("d"), out_specs=P()) for n in (2, 4))
     with pytest.raises(UnsupportedPrimitiveError, match=r"test_meshes\.py:\d+.*over \{'d': 4\}.*one over \{'d': 2\}.*one mesh"):

@@ -151,6 +151,10 @@ def test_programs_call_the_host_in_order(facts):
     assert facts["called_in_order"] == [[1.0, 2.0, 5.0, 6.0], 6.0]
 
 
+def test_tokens_are_no_arrays(facts):
+    assert "Cannot convert a token-shape buffer to a numpy array" in facts["tokens_have_no_values"]
+
+
 def test_threads_share_the_device(facts):
     assert facts["threads"] == [[], False]
 

@@ -133,7 +133,8 @@ def test_a_compilation_is_for_the_devices_that_its_options_name(devices):
 
 
 def test_a_serialised_executable_is_refused_by_another_version():
-    assert opened(enveloped(Own([2, 0], [3], b"module"), b"program")) == (Own([2, 0], [3], b"module"), b"program")
+    own = Own([2, 0], [1], [3], b"module")
+    assert opened(enveloped(own, b"program")) == (own, b"program")
     for damaged in (b"tpusim\x01" + bytes(20), b"tpusim", enveloped(Own([1] * 9), b"")[:30], enveloped(Own(module=b"module"), b"")[:-1]):
         with pytest.raises(ProgramFileError, match="delete the cache's directory"):
             opened(damaged)

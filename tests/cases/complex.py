@@ -120,6 +120,16 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "arcsin": jnp.arcsin, "arccos": jnp.arccos, "arctan": jnp.arctan, "arcsinh": jnp.arcsinh, "arccosh": jnp.arccosh,
     "arctanh": jnp.arctanh,
 }  # fmt: skip
+_FAR = np.array([-100, 100, 30, -30, 1e-4, -1e-4, 0.2, 0, 2], np.float32)
+"""Where exponentials overflow, and where adding one loses what matters."""
+
+
+def _far(z: Any) -> Any:
+    """Functions where their plainest formulas have no digits, or none that are finite."""
+    across, along = lax.complex(z.real, 0 * z.real + _FAR), lax.complex(0 * z.real + _FAR, z.imag)
+    return jnp.tan(across), jax.nn.sigmoid(along), jnp.log1p(lax.complex(z.real * 1e-4, z.imag * 1e-4)) * 1e4
+
+
 _ARITHMETIC = [
     *(_case(name, fn) for name, fn in _FUNCTIONS.items()),
     _case("arithmetic", lambda z: (z * z[::-1] + 1j) / (z.T.reshape(z.shape) + 4) - 2),
@@ -132,6 +142,9 @@ _ARITHMETIC = [
     _case("comparisons", lambda z: (z == z.conj(), z != z[0], jnp.isfinite(z), jnp.isnan(z), z.astype(bool)), grad=False, domain="edges"),
     _case("extremes", lambda z: (jnp.maximum(z, 1j), lax.min(z, z[::-1]), z.max(1), jnp.min(jnp.round(z), 0)), grad=False),
     _case("running-extremes", lambda z: (lax.cummax(z, 0), lax.cummin(jnp.round(z), 1, reverse=True)), grad=False),
+    _case("far-and-near", _far, (3, 9), grad=False),
+    _case("angle-of-two", lambda z: lax.atan2(z, z[::-1] + 2), grad=False),
+    _case("extremes-of-lanes", lambda z: jax.vmap(lambda r: (lax.pmax(r, "i"), lax.pmin(r, "i")), axis_name="i")(z), grad=False),
     _case("bitcast", lambda z: lax.bitcast_convert_type(z, jnp.complex64) * 1, grad=False),
     _case("moves", lambda z: jnp.concatenate((jnp.pad(z[::-1, 1:], 1).T[:3], jnp.where(z.real > 0, z, 1j)[:3]), 1)),
     _case("indices", lambda z: (z[jnp.array([0, 2, 9])], z.at[1].set(2j), z.at[jnp.array([1, 1])].add(1j), z[jnp.arange(2) - 1, 3])),

@@ -52,7 +52,16 @@ _HOST_EFFECTS = (debugging.DebugEffect, debugging.OrderedDebugEffect, callback.I
 
 def is_key(aval: Any) -> bool:
     """Whether values of this type are random keys (`jax.random.key`)."""
-    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+    return not is_token(aval) and jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+
+
+TOKEN_TYPE, Token = core.abstract_token, core.Token
+"""The type of tokens, which order effects and have neither shape nor elements; and what they are outside of jaxprs."""
+
+
+def is_token(aval: Any) -> bool:
+    """Whether values of this type are tokens (`jax.lax.create_token`)."""
+    return aval is TOKEN_TYPE
 
 
 def key_words(aval: Any) -> tuple[str, tuple[int, ...]]:

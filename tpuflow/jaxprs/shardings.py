@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from tpuflow.errors import UnsupportedPrimitiveError
-from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr, Literal, inner_jaxprs, jaxpr_as_fun, location_of
+from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr, Literal, inner_jaxprs, is_token, jaxpr_as_fun, location_of
 from tpuflow.jaxprs.versions import manual_axes
 
 LAST = "tpuflow_partitioned"
@@ -107,9 +107,11 @@ def lowered(closed: ClosedJaxpr, name: str, asked: Asked) -> Any:
 
 def specs_of(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
     """Types as arguments to trace with."""
-    return [
-        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False), sharding=_in_type(a)) for a in avals
-    ]  # fmt: skip
+    return [a if is_token(a) else _spec_of(a) for a in avals]
+
+
+def _spec_of(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False), sharding=_in_type(aval))
 
 
 def _named_function(closed: ClosedJaxpr, name: str, *, last: bool = False) -> Any:

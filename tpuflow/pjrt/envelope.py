@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,26 +13,33 @@ from tpuflow.errors import ProgramFileError
 CACHE = "the compilation cache"
 """Where such bytes come from, for messages."""
 
-_BEGIN = b"tpusim\x03"
+_BEGIN = b"tpusim\x04"
 _WORD_BYTES = 4
-_WORDS = 3
+_WORDS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """What only PJRT knows of a Program: the numbers of results that are planes of complex numbers; of those that are unreduced, so that
-    each device has a summand of its own; and the module that each of several devices runs (StableHLO bytecode; none for one device)."""
+    """What only PJRT knows of a Program: the numbers of results that are planes of complex numbers; of those that are tokens; of those that
+    are unreduced, so that each device has a summand of its own; and the module that each of several devices runs (StableHLO bytecode; none
+    for one device)."""
 
     complex_outputs: Sequence[int] = ()
+    token_outputs: Sequence[int] = ()
     unreduced_outputs: Sequence[int] = ()
     module: bytes = b""
 
+    @property
+    def numbered(self) -> tuple[Sequence[int], ...]:
+        """What it says by the numbers of results."""
+        return self.complex_outputs, self.token_outputs, self.unreduced_outputs
+
 
 def enveloped(own: Own, program: bytes) -> bytes:
-    """First words of 32 bits: how many results are complex, how many unreduced, how many bytes the module has; which results these are;
-    then the module and the Program."""
-    sizes = (len(own.complex_outputs), len(own.unreduced_outputs), len(own.module))
-    words = np.array([*sizes, *own.complex_outputs, *own.unreduced_outputs], "<u4")
+    """First words of 32 bits: how many results are complex, how many tokens, how many unreduced, how many bytes the module has; which
+    results these are; then the module and the Program."""
+    sizes = (*map(len, own.numbered), len(own.module))
+    words = np.array([*sizes, *itertools.chain(*own.numbered)], "<u4")
     return _BEGIN + words.tobytes() + own.module + program
 
 
@@ -43,9 +51,10 @@ def opened(data: bytes) -> tuple[Own, bytes]:
     """
     begin = len(_BEGIN) + _WORDS * _WORD_BYTES
     sizes = np.frombuffer(data[len(_BEGIN) : begin], "<u4").tolist() if data.startswith(_BEGIN) and len(data) >= begin else None
-    if sizes is None or begin + _WORD_BYTES * sum(sizes[:2]) + sizes[2] > len(data):
+    if sizes is None or begin + _WORD_BYTES * sum(sizes[:-1]) + sizes[-1] > len(data):
         raise ProgramFileError(f"{CACHE}: no Program of this version of tpuflow; delete the cache's directory.")
-    complex_count, unreduced_count, size = sizes
-    end = begin + _WORD_BYTES * (complex_count + unreduced_count)
-    numbers = np.frombuffer(data[begin:end], "<u4").tolist()
-    return Own(numbers[:complex_count], numbers[complex_count:], data[end : end + size]), data[end + size :]
+    *counts, size = sizes
+    end = begin + _WORD_BYTES * sum(counts)
+    numbers = iter(np.frombuffer(data[begin:end], "<u4").tolist())
+    complex_outputs, token_outputs, unreduced_outputs = (list(itertools.islice(numbers, n)) for n in counts)
+    return Own(complex_outputs, token_outputs, unreduced_outputs, data[end : end + size]), data[end + size :]

@@ -14,7 +14,7 @@ from tpuflow.pjrt.device import Device
 from tpuflow.pjrt.envelope import Own, enveloped
 from tpuflow.pjrt.failures import Unimplemented
 from tpuflow.pjrt.handles import WORDS, ApiObject
-from tpuflow.pjrt.types import CODES
+from tpuflow.pjrt.types import CODES, TOKEN
 
 
 class Loaded(ApiObject):
@@ -46,8 +46,9 @@ class Loaded(ApiObject):
 
     def _kind(self, i: int, port: Any) -> tuple[int, tuple[int, ...]]:
         """Code and shape of an output as C knows them."""
-        is_complex, is_unreduced = i in self.own.complex_outputs, i in self.own.unreduced_outputs
-        return CODES[COMPLEX if is_complex else port.dtype.numpy], port.shape[is_complex + is_unreduced :]
+        is_complex, is_token, is_unreduced = (i in numbers for numbers in self.own.numbered)
+        code = TOKEN if is_token else CODES[COMPLEX if is_complex else port.dtype.numpy]
+        return code, port.shape[is_complex + is_unreduced :]
 
     def destroyed(self) -> None:
         """What it holds goes with it."""

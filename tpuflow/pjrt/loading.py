@@ -53,7 +53,7 @@ def _compile(client: Client, module: bytes, options: bytes) -> Loaded:
     if len(devices) > 1:
         return _compile_for_mesh(client, module, options, devices)
     imported = lower_stablehlo(module, host_functions=HOST_FUNCTIONS, trusted=True, complex_ports=True)
-    return Loaded(compile_stablehlo(imported, chip=client.settings.chip), Own(_numbers(imported.complex_outputs)), devices)
+    return Loaded(compile_stablehlo(imported, chip=client.settings.chip), _own(imported), devices)
 
 
 def _compile_for_mesh(client: Client, module: bytes, options: bytes, devices: Sequence[Device]) -> Loaded:
@@ -65,8 +65,7 @@ def _compile_for_mesh(client: Client, module: bytes, options: bytes, devices: Se
     imported = lower_partitioned(found.partitioned, found.name, complex_ports=True)
     donated = _usable(found.donated, [v.type for v in imported.graph.inputs], [v.type for v in imported.graph.outputs])
     program = compile_stablehlo(imported, chip=client.settings.chip, donated=donated)
-    own = Own(_numbers(imported.complex_outputs), _numbers(imported.unreduced_outputs), found.partitioned.module)
-    return _loaded(program, own, devices)
+    return _loaded(program, _own(imported, found.partitioned.module), devices)
 
 
 def _usable(donated: Sequence[bool], inputs: Sequence[Hashable], outputs: Sequence[Hashable]) -> list[bool]:
@@ -85,6 +84,11 @@ def _loaded(program: Any, own: Own, devices: Sequence[Device]) -> Loaded:
     from tpuflow.pjrt.meshes import LoadedOnMesh
 
     return LoadedOnMesh(program, own, devices) if program.mesh else Loaded(program, own, devices)
+
+
+def _own(imported: Any, module: bytes = b"") -> Own:
+    """What only PJRT knows of an imported module."""
+    return Own(_numbers(imported.complex_outputs), _numbers(imported.token_outputs), _numbers(imported.unreduced_outputs), module)
 
 
 def _numbers(found: Sequence[bool]) -> list[int]:

@@ -41,6 +41,9 @@ NUMPY: dict[int, np.dtype] = {
 }
 """Of all that can lie in HBM; what the device can compute with is `tpuflow.dtypes.DTYPES`, and for the compiler to say."""
 
+TOKEN = 23
+"""The code of a token, which has no values: under it lies an array of nothing."""
+
 PACKED = frozenset({21, 22, 24, 25})
 """Codes of those of which the host's XLA keeps several in a byte; arrays of the caller have one in each."""
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.tree_util import default_registry
 
 from tpuflow import amp
@@ -20,24 +19,20 @@ from tpuflow.device.runtime import ENGINES, FIDELITIES
 from tpuflow.errors import ConfigError, a_thing, did_you_mean, shown
 from tpuflow.garbage import undisturbed
 from tpuflow.isa.program import Program
-from tpuflow.jaxprs.compat import ClosedJaxpr, Tracer, avals_on_one_device, axes_around, axes_of, is_alone, is_transforming
+from tpuflow.jaxprs.compat import ClosedJaxpr, Token, Tracer, avals_on_one_device, axes_around, axes_of, is_alone, is_transforming
 from tpuflow.jaxprs.shardings import cuts, is_mapped, with_sharding, with_shardings
 from tpuflow.stages.cache_misses import explain
 from tpuflow.stages.complex_ports import split
 from tpuflow.stages.device_call import device_call
 from tpuflow.stages.eager import one_by_one, runs_one_by_one
 from tpuflow.stages.jax_options import check_jax_options
-from tpuflow.stages.shardings import Shardings, brought
+from tpuflow.stages.shardings import Shardings
+from tpuflow.stages.signatures import signature, spec_of
 from tpuflow.stages.staging import DeviceFunction, Lowered, Target, as_array, compile_planes
 from tpuflow.stages.tracing import users_code
 
 BACKEND = "tpusim"
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_WEAK_SCALARS = {
-    bool: ((), np.dtype(np.bool_), False, None),
-    int: ((), np.dtype(np.int32), True, None),
-    float: ((), np.dtype(np.float32), True, None),
-}
 
 _NO_SHARDINGS = Shardings()
 _flatten = default_registry.flatten  # jax.tree.flatten without its layers of Python
@@ -165,7 +160,7 @@ class JitFunction:
         exact = (tree, statics, avals_on_one_device(leaves)) if alone else None
         found = self._exact.get(exact)
         if found is None:
-            return self._call((tree, statics, tuple([_signature(leaf) for leaf in leaves]), axes_around()), leaves, exact)
+            return self._call((tree, statics, tuple([signature(leaf) for leaf in leaves]), axes_around()), leaves, exact)
         function, out_tree = found
         return out_tree.unflatten(function(leaves))
 
@@ -214,12 +209,12 @@ class JitFunction:
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
         args, kwargs, statics = self._split(args, kwargs) if self._static else (args, kwargs, ())
         leaves, tree = jax.tree.flatten((args, kwargs))
-        return (tree, statics, tuple(_signature(leaf) for leaf in leaves), axes_around()), leaves
+        return (tree, statics, tuple(signature(leaf) for leaf in leaves), axes_around()), leaves
 
     def _one_by_one(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Under `jax.disable_jit`: the function itself, each of its operations on the device."""
         args, kwargs, statics = self._split(args, kwargs) if self._static else (args, kwargs, ())
-        args, kwargs = jax.tree.map(jnp.asarray, (args, kwargs))
+        args, kwargs = jax.tree.map(lambda x: x if isinstance(x, Token) else jnp.asarray(x), (args, kwargs))
         return one_by_one(lambda: self._fun(*_with_static(args, statics), **kwargs, **_static_names(statics)), self._target)
 
     def _call(self, key: Any, leaves: list[Any], exact: Any) -> Any:
@@ -264,7 +259,7 @@ class JitFunction:
             return outputs
 
         names = self._leaf_names(tree, statics)
-        specs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak, _ in signatures]
+        specs = [spec_of(s) for s in signatures]
         shardings = self._shardings.of_arguments(tree, names, specs, [brought for *_, brought in signatures])
         specs = [with_sharding(spec, sharding) for spec, sharding in zip(specs, shardings, strict=True)]
         with users_code(f"while tracing {self._name} for tpuflow.jit"), jax.disable_jit(False):
@@ -327,33 +322,6 @@ class JitFunction:
             head = place if in_kwargs or place >= len(parameters) else parameters[place]
             names.append("/".join(map(str, (head, *rest))))
         return tuple(names)
-
-
-def _signature(leaf: Any) -> Any:
-    """What a program is specialised on: shape, type, whether the type is weak, and how it lies on several devices."""
-    scalar = _WEAK_SCALARS.get(type(leaf))
-    if scalar is not None:
-        return scalar
-    if isinstance(leaf, jax.Array):
-        aval = leaf.aval
-        return aval.shape, aval.dtype, getattr(aval, "weak_type", False), _sharding_of(leaf)
-    if isinstance(leaf, np.ndarray) and leaf.dtype.itemsize < 8:
-        return leaf.shape, leaf.dtype, False, None
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf.shape, leaf.dtype, leaf.weak_type, brought(leaf.sharding)
-    try:
-        aval = jax.typeof(jnp.asarray(leaf))
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"tpuflow.jit: an argument holds {leaf!r} of type {type(leaf).__name__}, which is no array or number; arguments that are not "
-            "data can be made compile-time constants with static_argnums or static_argnames."
-        ) from error
-    return aval.shape, aval.dtype, aval.weak_type, None
-
-
-def _sharding_of(array: Any) -> Any:
-    """How an array says that it lies on several devices."""
-    return brought(jax.typeof(array).sharding if isinstance(array, Tracer) else array.sharding)
 
 
 def _is_staged(leaves: list[Any]) -> bool:

@@ -9,20 +9,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpuflow.jaxprs.compat import ClosedJaxpr, jaxpr_as_fun
+from tpuflow.jaxprs.compat import ClosedJaxpr, is_token, jaxpr_as_fun
 
 T = TypeVar("T")
 
 
 def is_complex(aval: Any) -> bool:
     """Whether values of a type are complex64."""
-    return aval.dtype == np.complex64
+    return not is_token(aval) and aval.dtype == np.complex64
 
 
 def with_planes(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same function of planes, in the order of the complex values that they stand for; it gives planes."""
     types = closed.in_avals
-    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False)) for a in types]
+    specs = [a if is_token(a) else jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False)) for a in types]
     flat = [plane for s in specs for plane in ((jax.ShapeDtypeStruct(s.shape, np.float32),) * 2 if is_complex(s) else (s,))]
 
     def of_planes(*arrays: Any) -> list[Any]:

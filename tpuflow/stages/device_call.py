@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpuflow.errors import UnsupportedPrimitiveError
 from tpuflow.jaxprs.checks import checks_within
 from tpuflow.jaxprs.compat import (
     ClosedJaxpr,
@@ -30,6 +31,7 @@ from tpuflow.jaxprs.compat import (
     calls_host,
     io_callback,
     is_key,
+    is_token,
     jaxpr_as_fun,
     mlir,
 )
@@ -45,7 +47,16 @@ device_call_p.multiple_results = True
 
 
 def device_call(arguments: Sequence[Any], jaxpr: ClosedJaxpr, name: str, target: Target) -> list[Any]:
-    """Call the device with a jaxpr, through whatever JAX transformations are under way. Tracers among its constants become arguments."""
+    """Call the device with a jaxpr, through whatever JAX transformations are under way. Tracers among its constants become arguments.
+
+    Raises:
+      UnsupportedPrimitiveError: it takes or gives tokens.
+    """
+    if any(map(is_token, (*jaxpr.in_avals, *jaxpr.out_avals))):
+        raise UnsupportedPrimitiveError(
+            f"{name}: it takes or gives tokens, and is called under jax.jit, grad, vmap or another transformation, where only arrays cross "
+            "to the device. Make tokens (jax.lax.create_token) within the function, or call it outside."
+        )
     if any(isinstance(c, Tracer) for c in jaxpr.consts):
         return device_call([*jaxpr.consts, *arguments], _with_constants_as_inputs(jaxpr), name, target)
     return device_call_p.bind(*arguments, jaxpr=jaxpr, name=name, target=target)

@@ -13,7 +13,8 @@ from typing import Any
 import jax
 
 from tpuflow.jaxprs.bind import bind_primitive
-from tpuflow.jaxprs.compat import HOST_PRIMITIVES, ClosedJaxpr, Primitive, is_transforming, operations_go_to
+from tpuflow.jaxprs.compat import HOST_PRIMITIVES, ClosedJaxpr, Primitive, Token, is_transforming, operations_go_to
+from tpuflow.stages.signatures import signature, spec_of
 from tpuflow.stages.staging import CACHED, Target, run_jaxpr
 
 
@@ -40,10 +41,12 @@ def one_by_one(function: Callable[[], Any], target: Target) -> Any:
 @functools.lru_cache(CACHED)
 def _operation(primitive: Primitive, signatures: tuple[Any, ...], params: tuple[tuple[str, Any], ...]) -> ClosedJaxpr:
     """One operation as a function of its operands."""
-    specs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in signatures]
-    return jax.make_jaxpr(lambda *operands: bind_primitive(primitive, operands, dict(params)))(*specs)
+    return jax.make_jaxpr(lambda *operands: bind_primitive(primitive, operands, dict(params)))(*map(spec_of, signatures))
 
 
-def _signature(operand: Any) -> tuple[Any, Any, bool]:
+def _signature(operand: Any) -> Any:
+    """As of `signature`, wherever the operand lies."""
+    if isinstance(operand, Token):
+        return signature(operand)
     aval = jax.typeof(operand)
-    return aval.shape, aval.dtype, aval.weak_type
+    return aval.shape, aval.dtype, aval.weak_type, None

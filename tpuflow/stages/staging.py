@@ -19,7 +19,7 @@ from tpuflow.device.runtime import Executable
 from tpuflow.device.timing import Calibration, ProgramTime
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.program import Program
-from tpuflow.jaxprs.compat import ClosedJaxpr, as_keys, is_key, jaxpr_as_fun, weakened
+from tpuflow.jaxprs.compat import ClosedJaxpr, Token, as_keys, is_key, is_token, jaxpr_as_fun, weakened
 from tpuflow.reports.profile import Profile
 from tpuflow.reports.profile import profile as make_profile
 from tpuflow.reports.reported import Reported
@@ -95,12 +95,15 @@ def compile_planes(jaxpr: ClosedJaxpr, name: str, chip: Chip, donated: Sequence[
 
 
 def as_array(value: Any) -> Any:
-    """An argument leaf as the device takes it: JAX and NumPy arrays as they are, Python scalars and 64-bit arrays narrowed as JAX does."""
+    """An argument leaf as the device takes it: JAX and NumPy arrays as they are, Python scalars and 64-bit arrays narrowed as JAX does,
+    an array of nothing for a token."""
     dtype = _SCALARS.get(type(value))
     if dtype is not None:
         return np.array(value, dtype)
     if isinstance(value, np.ndarray) and value.dtype.itemsize < 8:
         return value
+    if isinstance(value, Token):
+        return np.zeros(0, np.bool_)
     return value if isinstance(value, jax.Array) else np.asarray(jnp.asarray(value))
 
 
@@ -223,8 +226,7 @@ class Lowered:
         check_choice("dialect", dialect or "jaxpr", ("jaxpr", "stablehlo"))
         if dialect != "stablehlo":
             return str(self.jaxpr)
-        specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.jaxpr.in_avals]
-        traced = jax.jit(jaxpr_as_fun(self.jaxpr), keep_unused=True).trace(*specs)
+        traced = jax.jit(jaxpr_as_fun(self.jaxpr), keep_unused=True).trace(*_specs(self.jaxpr.in_avals))
         return traced.lower(lowering_platforms=("tpu",)).as_text(debug_info=debug_info)
 
     def cost_analysis(self) -> dict[str, float]:
@@ -243,11 +245,18 @@ class Lowered:
 
 
 def _info(tree: Any, avals: Sequence[Any]) -> Any:
-    return jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals])
+    return jax.tree.unflatten(tree, _specs(avals))
+
+
+def _specs(avals: Sequence[Any]) -> list[Any]:
+    """Shapes and types; of tokens the type, which has neither."""
+    return [a if is_token(a) else jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
 
 
 def _finisher(aval: Any) -> Callable[[Any], Any] | None:
     """What must be done to an output so that it has the JAX type `aval`."""
+    if is_token(aval):
+        return Token
     if is_key(aval):
         return functools.partial(as_keys, aval=aval)
     if getattr(aval, "weak_type", False):

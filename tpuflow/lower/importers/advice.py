@@ -94,7 +94,7 @@ FAMILIES = (
         "what JAX's transformations make for themselves, and take away again",
         f"find the experimental function of JAX that it comes from, and leave that out; or {ELSEWHERE}",
         (
-            "after_all", "broadcast_to", "call", "call_hi_primitive", "call_hi_primitive_linearized", "create_linear", "create_token",
+            "broadcast_to", "call", "call_hi_primitive", "call_hi_primitive_linearized", "create_linear",
             "custom_jvp_call_jaxpr", "eval_jaxpr", "jaxpr_call", "reciprocal", "zeros_like",
         ),
     ),

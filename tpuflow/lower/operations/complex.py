@@ -14,12 +14,10 @@ from typing import Any
 from tpuflow.dtypes import F32, DType
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
-from tpuflow.lower.operations import reducers
 from tpuflow.lower.operations.elementwise import aligned, maximum, minimum
 from tpuflow.lower.operations.movement import stack, unstack
 from tpuflow.lower.operations.special import asinh as arcsinh
 from tpuflow.lower.operations.special import cosh, sinh
-from tpuflow.lower.operations.window import SlidingWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ def as_complex(b: Builder, x: Number) -> Complex:
     return Complex(wide, b.full_like(wide, 0))
 
 
-def _alike(b: Builder, x: Number, y: Number) -> tuple[Complex, Complex]:
+def alike(b: Builder, x: Number, y: Number) -> tuple[Complex, Complex]:
     """Both complex, and of one shape."""
     first, second = as_complex(b, x), as_complex(b, y)
     arrays = aligned(b, *planes((first, second)))
@@ -141,14 +139,14 @@ def conj(b: Builder, x: Number) -> Complex:
 
 def mul(b: Builder, x: Complex, y: Complex) -> Complex:
     """Four products."""
-    x, y = _alike(b, x, y)
+    x, y = alike(b, x, y)
     real_part = b.sub(b.mul(x.real, y.real), b.mul(x.imag, y.imag))
     return Complex(real_part, b.add(b.mul(x.real, y.imag), b.mul(x.imag, y.real)))
 
 
 def div(b: Builder, x: Complex, y: Complex) -> Complex:
     """Smith's method: the smaller part of y over the larger (R. L. Smith, "Algorithm 116: Complex division", 1962)."""
-    x, y = _alike(b, x, y)
+    x, y = alike(b, x, y)
     flat = b.ge(b.abs(y.real), b.abs(y.imag))
     large, small = b.select(flat, y.real, y.imag), b.select(flat, y.imag, y.real)
     ratio = b.select(b.eq(large, 0), 0, b.div(small, large))
@@ -191,29 +189,20 @@ def is_finite(b: Builder, x: Complex) -> Value:
 
 def eq(b: Builder, x: Complex, y: Complex) -> Value:
     """Both parts are equal."""
-    x, y = _alike(b, x, y)
+    x, y = alike(b, x, y)
     return b.and_(b.eq(x.real, y.real), b.eq(x.imag, y.imag))
 
 
 def ne(b: Builder, x: Complex, y: Complex) -> Value:
     """A part differs."""
-    x, y = _alike(b, x, y)
+    x, y = alike(b, x, y)
     return b.or_(b.ne(x.real, y.real), b.ne(x.imag, y.imag))
 
 
-def extreme(b: Builder, x: Number, y: Number, *, op: str) -> Complex:
-    """The larger ("max") or the smaller ("min") one: by the real part, then by the imaginary one; x where it is not a number."""
-    x, y = _alike(b, x, y)
-    beyond = {"max": b.gt, "min": b.lt}[op]
-    first = b.or_(beyond(x.real, y.real), b.and_(b.eq(x.real, y.real), beyond(x.imag, y.imag)))
-    first = b.or_(first, b.or_(b.ne(x.real, x.real), b.ne(x.imag, x.imag)))
-    return Complex(b.select(first, x.real, y.real), b.select(first, x.imag, y.imag))
-
-
 def exp(b: Builder, x: Complex) -> Complex:
-    """e^a (cos c + i sin c)."""
+    """e^a (cos c + i sin c); of a real number real, also where it is infinite."""
     size = b.exp(x.real)
-    return Complex(b.mul(size, b.cos(x.imag)), b.mul(size, b.sin(x.imag)))
+    return Complex(b.mul(size, b.cos(x.imag)), b.select(b.eq(x.imag, 0), x.imag, b.mul(size, b.sin(x.imag))))
 
 
 def exp2(b: Builder, x: Complex) -> Complex:
@@ -227,8 +216,11 @@ def log(b: Builder, x: Complex) -> Complex:
 
 
 def log1p(b: Builder, x: Complex) -> Complex:
-    """log(1 + x)."""
-    return log(b, Complex(b.add(x.real, 1), x.imag))
+    """log(1 + x), whose real part is log1p(a (a + 2) + c^2) / 2 where 1 + a would lose the most of a."""
+    whole = log(b, Complex(b.add(x.real, 1), x.imag))
+    near = b.lt(maximum(b, b.abs(x.real), b.abs(x.imag)), 0.25)
+    square = b.add(b.mul(x.real, b.add(x.real, 2)), b.mul(x.imag, x.imag))
+    return Complex(b.select(near, b.mul(b.log1p(b.select(near, square, 0)), 0.5), whole.real), whole.imag)
 
 
 def expm1(b: Builder, x: Complex) -> Complex:
@@ -246,11 +238,6 @@ def sin(b: Builder, x: Complex) -> Complex:
 def cos(b: Builder, x: Complex) -> Complex:
     """cos a cosh c - i sin a sinh c."""
     return Complex(b.mul(b.cos(x.real), cosh(b, x.imag)), b.neg(b.mul(b.sin(x.real), sinh(b, x.imag))))
-
-
-def tan(b: Builder, x: Complex) -> Complex:
-    """sin x / cos x."""
-    return div(b, sin(b, x), cos(b, x))
 
 
 def sinh_of(b: Builder, x: Complex) -> Complex:
@@ -304,7 +291,7 @@ def _one_less(b: Builder, x: Complex) -> Complex:
 
 
 def _turned(function: Callable[[Builder, Complex], Complex]) -> Callable[[Builder, Complex], Complex]:
-    """-i f(i x): asinh of asin, atan of atanh."""
+    """-i f(i x): asinh of asin, atan of atanh, tan of tanh."""
 
     def rule(b: Builder, x: Complex) -> Complex:
         found = function(b, Complex(b.neg(x.imag), x.real))
@@ -313,13 +300,15 @@ def _turned(function: Callable[[Builder, Complex], Complex]) -> Callable[[Builde
     return rule
 
 
-asinh, atan = _turned(asin), _turned(atanh)
+asinh, atan, tan = _turned(asin), _turned(atanh), _turned(tanh)
 
 
 def logistic(b: Builder, x: Complex) -> Complex:
-    """1 / (1 + exp(-x))."""
-    below = exp(b, Complex(b.neg(x.real), b.neg(x.imag)))
-    return div(b, as_complex(b, b.full_like(x.real, 1)), Complex(b.add(below.real, 1), below.imag))
+    """1 / (1 + exp(-x)), or exp(x) / (1 + exp(x)): that of the two whose exponential does not overflow."""
+    left = b.lt(x.real, 0)
+    small = exp(b, Complex(*(b.select(left, p, b.neg(p)) for p in (x.real, x.imag))))
+    above = Complex(b.select(left, small.real, 1), b.select(left, small.imag, 0))
+    return div(b, above, Complex(b.add(small.real, 1), small.imag))
 
 
 def sqrt(b: Builder, x: Complex) -> Complex:
@@ -354,9 +343,18 @@ def integer_pow(b: Builder, x: Complex, *, y: int) -> Complex:
     return result if y >= 0 else div(b, one, result)
 
 
+def atan2(b: Builder, y: Number, x: Number) -> Complex:
+    """-i log((x + i y) / sqrt(x^2 + y^2))."""
+    y, x = alike(b, y, x)
+    one, other = square(b, x), square(b, y)
+    size = sqrt(b, Complex(b.add(one.real, other.real), b.add(one.imag, other.imag)))
+    found = log(b, div(b, Complex(b.sub(x.real, y.imag), b.add(x.imag, y.real)), size))
+    return Complex(found.imag, b.neg(found.real))
+
+
 def power(b: Builder, x: Number, y: Number) -> Complex:
     """exp(y log x); 0 where x is, 1 where y is."""
-    x, y = _alike(b, x, y)
+    x, y = alike(b, x, y)
     found = exp(b, mul(b, y, log(b, x)))
     nothing = b.and_(b.eq(x.real, 0), b.eq(x.imag, 0))
     one = b.and_(b.eq(y.real, 0), b.eq(y.imag, 0))
@@ -378,76 +376,6 @@ def bilinear(b: Builder, product: Callable[[Value, Value], Value], x: Number, y:
     zeros = b.full_like(product(x.real, y.real) if given is None else given, 0)
     first, second, third, fourth = (zeros if f is None else f for f in found)
     return Complex(b.sub(first, second), b.add(third, fourth))
-
-
-def reduce_prod(b: Builder, x: Complex, *, axes: Sequence[int]) -> Complex:
-    """In a halving tree, one first."""
-
-    def step(b: Builder, x: Complex, y: Complex) -> tuple[Complex]:
-        return (mul(b, x, y),)
-
-    (result,) = reduce_by(b, step, (x,), (Complex(b.scalar(1.0), b.scalar(0.0)),), axes)
-    return as_complex(b, result)
-
-
-def reduce_extreme(b: Builder, x: Complex, *, op: str, axes: Sequence[int]) -> Complex:
-    """The largest ("max") or smallest ("min") element, as `extreme` orders them."""
-    worst = math.inf if op == "min" else -math.inf
-
-    def step(b: Builder, x: Complex, y: Complex) -> tuple[Complex]:
-        return (extreme(b, x, y, op=op),)
-
-    (result,) = reduce_by(b, step, (x,), (Complex(b.scalar(worst), b.scalar(worst)),), axes)
-    return as_complex(b, result)
-
-
-def _of_planes(body: Callable[..., Sequence[Number]], types: Sequence[Type]) -> Callable[..., list[Value]]:
-    """A body that adds two of each of several values, as one of their planes."""
-
-    def step(b: Builder, *arrays: Value) -> list[Value]:
-        return planes(body(b, *packed(arrays, [*types, *types])))
-
-    return step
-
-
-def reduce_by(
-    b: Builder, body: Callable[..., Sequence[Number]], operands: Sequence[Number], starts: Sequence[Number], axes: Sequence[int]
-) -> tuple[Number, ...]:
-    """`reducers.reduce_by` of values that may be complex."""
-    types = [x.type for x in operands]
-    return packed(reducers.reduce_by(b, _of_planes(body, types), planes(operands), planes(starts), tuple(axes)), types)
-
-
-def reduce_window_by(
-    b: Builder, body: Callable[..., Sequence[Number]], operands: Sequence[Number], starts: Sequence[Number], window: SlidingWindow
-) -> tuple[Number, ...]:
-    """`reducers.reduce_window_by` of values that may be complex."""
-    types = [x.type for x in operands]
-    return packed(reducers.reduce_window_by(b, _of_planes(body, types), planes(operands), planes(starts), window), types)
-
-
-def cumprod(b: Builder, x: Complex, *, axis: int, reverse: bool) -> Complex:
-    """Running products along an axis."""
-    return _cumulative(b, mul, x, (1.0, 0.0), axis, reverse=reverse)
-
-
-def cumulative_extreme(b: Builder, x: Complex, *, op: str, axis: int, reverse: bool) -> Complex:
-    """The largest ("max") or smallest ("min") element so far along an axis, as `extreme` orders them."""
-    worst = math.inf if op == "min" else -math.inf
-    return _cumulative(b, functools.partial(extreme, op=op), x, (worst, worst), axis, reverse=reverse)
-
-
-def _cumulative(
-    b: Builder, step: Callable[..., Complex], x: Complex, identity: tuple[float, float], axis: int, *, reverse: bool
-) -> Complex:
-    """Doubling steps: after step k every position holds what the 2^k before it are together."""
-    shift = 1
-    while shift < x.shape[axis]:
-        by = -shift if reverse else shift
-        low = [by if i == axis else 0 for i in range(len(x.shape))]
-        moved = Complex(*(b.pad(p, fill, low, [-n for n in low]) for p, fill in zip((x.real, x.imag), identity, strict=True)))
-        x, shift = step(b, x, moved), 2 * shift
-    return x
 
 
 def convert(b: Builder, x: Number, dtype: DType | None) -> Number:

@@ -5,11 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from tpuflow.dtypes import S32, U32, DType
+from tpuflow.dtypes import PRED, S32, U32, DType
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.operations.elementwise import as_index
 from tpuflow.lower.operations.ranges import range_of
+
+TOKEN = TensorType(PRED, (0,))
+"""What a token is here, which orders effects: a Program's are in its order anyway, so it is an array of nothing, as JAX hands it over."""
+
+
+def token(b: Builder, *after: Value) -> Value:
+    """A token, of others or of nothing."""
+    return b.full(TOKEN, False)
 
 
 def broadcast_in_dim(b: Builder, x: Value, *, shape: Sequence[int], broadcast_dimensions: Sequence[int]) -> Value:

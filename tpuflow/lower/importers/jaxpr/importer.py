@@ -25,6 +25,7 @@ from tpuflow.lower.importers.jaxpr.registry import COMPLEX, KEYED, PLANEWISE, RU
 from tpuflow.lower.importers.jaxpr.types import port_type, type_of
 from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, plane_by_plane, planes
 from tpuflow.lower.operations.forms import UnsupportedForm
+from tpuflow.lower.operations.movement import token
 from tpuflow.lower.operations.storage import by_computed, is_stored
 
 _STORAGE = frozenset(dtype.numpy for dtype in STORAGE)
@@ -93,6 +94,8 @@ def _at(b: Builder, equation: Equation) -> Iterator[None]:
 
 def _constant(b: Builder, atom: Any, value: Any) -> Number:
     """A literal or captured array, which may be wider than the type JAX gives it."""
+    if compat.is_token(atom.aval):
+        return token(b)
     kind, data = type_of(atom.aval, b.source), compat.key_data(value)
     if isinstance(kind, ComplexType):
         return Complex(*(b.constant(np.array(part, np.float32)) for part in (np.real(data), np.imag(data))))

@@ -11,18 +11,21 @@ import numpy as np
 from tpuflow.dtypes import U32
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import UnsupportedDtypeError
-from tpuflow.jaxprs.compat import is_key, key_words, opened
+from tpuflow.jaxprs.compat import is_key, is_token, key_words, opened
 from tpuflow.jaxprs.versions import KEY_IMPLEMENTATIONS
 from tpuflow.lower.graph.graph import TensorType
 from tpuflow.lower.operations.complex import ComplexType, Type
+from tpuflow.lower.operations.movement import TOKEN
 
 
 def type_of(aval: Any, where: str = "") -> Type:
-    """The graph type of a JAX type; random keys become u32 words along a last axis, complex64 two planes.
+    """The graph type of a JAX type; random keys become u32 words along a last axis, complex64 two planes, tokens arrays of nothing.
 
     Raises:
       UnsupportedDtypeError: 64-bit and other types that the device does not have; keys of a generator that is not JAX's.
     """
+    if is_token(aval):
+        return TOKEN
     if not hasattr(aval, "dtype"):
         raise UnsupportedDtypeError(f"{where}: the device has no values of type {aval}; arrays and random keys only.")
     if is_key(aval):

@@ -17,7 +17,6 @@ from tpuflow.jaxprs.compat import is_library
 from tpuflow.jaxprs.versions import location_kind
 from tpuflow.lower.graph.graph import TensorType
 from tpuflow.lower.importers.stablehlo.module import (
-    TOKEN,
     Block,
     DeclaredType,
     ForeignType,
@@ -26,6 +25,7 @@ from tpuflow.lower.importers.stablehlo.module import (
     Operation,
     Place,
     Symbol,
+    TokenType,
     Unreadable,
     captured_by,
 )
@@ -196,7 +196,7 @@ _WORDS = (
 
 def _declared(kind: Any) -> DeclaredType:
     if str(kind) == "!stablehlo.token":
-        return TOKEN
+        return TokenType()
     if not isinstance(kind, ir.RankedTensorType):
         return ForeignType(str(kind), "the device has arrays of numbers only. Leave what has this type out of what is compiled.")
     if not kind.has_static_shape:

@@ -15,7 +15,7 @@ from tpuflow.lower.graph.graph import Graph, TensorType
 from tpuflow.lower.importers.stablehlo import rules
 from tpuflow.lower.importers.stablehlo.compat import read_module
 from tpuflow.lower.importers.stablehlo.constants import own_constants
-from tpuflow.lower.importers.stablehlo.module import Function, Module, port_type
+from tpuflow.lower.importers.stablehlo.module import Function, Module, TokenType, port_type
 from tpuflow.lower.importers.stablehlo.patterns import recognise
 from tpuflow.lower.importers.stablehlo.walk import RULES, Context, Region
 from tpuflow.lower.operations.complex import Complex, ComplexType, from_port, to_port
@@ -30,9 +30,10 @@ class Imported:
 
     donated: of each argument, whether the program may overwrite it (`tf.aliasing_output`, `jax.buffer_donor`). aliases: of each argument,
     the result that `tf.aliasing_output` gives its buffer to (None: no particular one). input_types, output_types: as the module declares
-    them, in its order; complex_outputs: of each result, whether it is the two planes of a complex one. mesh, cuts: of a partitioned module
-    the axes of its mesh that have several chips, and into what pieces its arguments and results are cut; unreduced_outputs: of each result,
-    whether it is its summands, along an axis before its own. Names are the graph's (`graph.input_names`, `graph.output_names`).
+    them, in its order; complex_outputs: of each result, whether it is the two planes of a complex one; token_outputs: whether it is a
+    token, an array of nothing here. mesh, cuts: of a partitioned module the axes of its mesh that have several chips, and into what pieces
+    its arguments and results are cut; unreduced_outputs: of each result, whether it is its summands, along an axis before its own. Names
+    are the graph's (`graph.input_names`, `graph.output_names`).
     """
 
     graph: Graph
@@ -42,6 +43,7 @@ class Imported:
     input_types: tuple[TensorType, ...]
     output_types: tuple[TensorType, ...]
     complex_outputs: tuple[bool, ...] = ()
+    token_outputs: tuple[bool, ...] = ()
     mesh: tuple[MeshAxis, ...] = ()
     cuts: Cuts = UNCUT
     unreduced_outputs: tuple[bool, ...] = ()
@@ -96,6 +98,7 @@ def lower_stablehlo(
         input_types=types,
         output_types=output_types,
         complex_outputs=tuple(isinstance(x, Complex) for x in results),
+        token_outputs=tuple(isinstance(t, TokenType) for t in main.output_types),
     )
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpuflow.dtypes import PRED
 from tpuflow.errors import UnsupportedDtypeError
 from tpuflow.isa.calls import HOST_CALL
 from tpuflow.lower.graph.graph import TensorType
 from tpuflow.lower.operations.complex import ComplexType, Type
+from tpuflow.lower.operations.movement import TOKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +25,26 @@ class ForeignType:
         return self.text
 
 
-TOKEN = TensorType(PRED, (0,))
-"""What a token is here, which orders effects: a Program's are in its order anyway, so it is an array of nothing, as JAX hands it over."""
-DeclaredType = TensorType | ComplexType | ForeignType
+@dataclass(frozen=True, slots=True)
+class TokenType:
+    """The type of a token, which orders effects: a Program's are in its order anyway, so on the device it is an array of nothing."""
+
+    def __str__(self) -> str:
+        return "token"
+
+
+DeclaredType = TensorType | ComplexType | TokenType | ForeignType
 
 
 def device_type(declared: DeclaredType, where: str) -> Type:
-    """The type, if the device has it, or its planes.
+    """The type, if the device has it, or its planes; of a token, the array that stands for it.
 
     Raises:
       UnsupportedDtypeError: it has not.
     """
     if isinstance(declared, ForeignType):
         raise UnsupportedDtypeError(f"{where}: {declared.text}: {declared.problem}")
-    return declared
+    return TOKEN if isinstance(declared, TokenType) else declared
 
 
 def port_type(declared: DeclaredType, where: str, *, complex_ports: bool = False) -> TensorType:

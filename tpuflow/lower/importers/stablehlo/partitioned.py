@@ -41,6 +41,7 @@ def lower_partitioned(
         graph=graph,
         output_types=imported.output_types[:-1],
         complex_outputs=imported.complex_outputs[:-1],
+        token_outputs=imported.token_outputs[:-1],
         mesh=tuple(_axes(mesh, parts)),
         cuts=Cuts(
             _of_ports(graph.inputs, found.inputs, found.unreduced_inputs, parts),

@@ -17,6 +17,7 @@ from tpuflow.lower.importers.stablehlo.module import Block, ForeignType, Module,
 from tpuflow.lower.importers.stablehlo.wide import Counter, count, counted
 from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, packed, plane_by_plane, planes
 from tpuflow.lower.operations.forms import Body, UnsupportedForm
+from tpuflow.lower.operations.linalg.arithmetic import each
 from tpuflow.lower.operations.storage import by_computed, in_computed, is_stored
 
 COMPLEX = Rules()
@@ -133,7 +134,7 @@ def _lower(region: Region, b: Builder, operation: Operation, env: Mapping[int, A
         raise
     found = tuple(v.type for v in results)
     if shape and found != types:  # of numbers alone
-        results = tuple(b.splat(v, shape) if isinstance(v, Value) and v.shape == () else v for v in results)
+        results = tuple(each(lambda p: b.splat(p, shape), v) if v.shape == () else v for v in results)
         found = tuple(v.type for v in results)
     if found != types:
         raise GraphError(f"{where}: the rule of {_described(operation, operands)} made {_listed(found)} instead of {_listed(types)}")

@@ -7,16 +7,19 @@ or a sum over an axis that is given by its number. What is left with a name is a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.importers.jaxpr.importer import inline
-from tpuflow.lower.importers.jaxpr.registry import bound, enter, lowers
+from tpuflow.lower.importers.jaxpr.registry import COMPLEX, bound, enter, lowers
 from tpuflow.lower.operations import collectives
 from tpuflow.lower.operations.collectives import Group, NamedCut
-from tpuflow.lower.operations.complex import planes
+from tpuflow.lower.operations.complex import Complex, Number
+from tpuflow.lower.operations.complex_reductions import reduce_extreme
 from tpuflow.lower.operations.forms import UnsupportedForm
+from tpuflow.lower.operations.linalg.arithmetic import each
 from tpuflow.lower.operations.reductions import reduce
 
 _REDUCE = {"psum": "add", "psum_invariant": "add", "pmax": "max", "pmin": "min"}
@@ -25,34 +28,39 @@ Names = Any
 
 
 @lowers("shard_map", keys=True)
-def _shard_map(b: Builder, *operands: Value, jaxpr: Any, mesh: Any, in_specs: Sequence[Any], out_specs: Sequence[Any]) -> tuple[Value, ...]:
+def _shard_map(
+    b: Builder, *operands: Number, jaxpr: Any, mesh: Any, in_specs: Sequence[Any], out_specs: Sequence[Any]
+) -> tuple[Number, ...]:
     """Each chip with its pieces; what lies outside, all of them have."""
     sizes = {str(name): int(size) for name, size in mesh.shape.items()}
     around, b.mesh = b.mesh, {**b.mesh, **sizes}
     pieces = [_shard(b, x, _cut(spec, x, sizes), sizes) for x, spec in zip(operands, in_specs, strict=True)]
-    results = planes(inline(b, jaxpr, pieces))  # which are not complex: those do not cross the border
+    results = inline(b, jaxpr, pieces)
     b.mesh = around
     return tuple(_unshard(b, x, _cut(spec, x, sizes), sizes) for x, spec in zip(results, out_specs, strict=True))
 
 
-def _cut(spec: Any, x: Value, sizes: Mapping[str, int]) -> NamedCut:
+def _cut(spec: Any, x: Number, sizes: Mapping[str, int]) -> NamedCut:
     """A `PartitionSpec` for all dimensions of an array, without axes of one chip."""
     rows = [() if entry is None else entry if isinstance(entry, tuple) else (entry,) for entry in spec]
     named = [Group.of(sizes, list(map(str, row))).names for row in rows]
     return tuple(named + [()] * (len(x.shape) - len(named)))
 
 
-def _shard(b: Builder, x: Value, cut: NamedCut, sizes: Mapping[str, int]) -> Value:
-    if not any(cut):
-        return x
+def _shard(b: Builder, x: Number, cut: NamedCut, sizes: Mapping[str, int]) -> Number:
+    return each(lambda p: _shard_plane(b, p, cut, sizes), x) if any(cut) else x
+
+
+def _shard_plane(b: Builder, x: Value, cut: NamedCut, sizes: Mapping[str, int]) -> Value:
     maker = b.maker(x)
     if maker is not None and maker.op == "unshard" and maker.attrs["cut"] == cut:
         return maker.inputs[0]
     return b.emit("shard", (x,), {"cut": cut, "sizes": _counts(cut, sizes)}).result
 
 
-def _unshard(b: Builder, x: Value, cut: NamedCut, sizes: Mapping[str, int]) -> Value:
-    return b.emit("unshard", (x,), {"cut": cut, "sizes": _counts(cut, sizes)}).result if any(cut) else x
+def _unshard(b: Builder, x: Number, cut: NamedCut, sizes: Mapping[str, int]) -> Number:
+    attributes = {"cut": cut, "sizes": _counts(cut, sizes)}
+    return each(lambda p: b.emit("unshard", (p,), attributes).result, x) if any(cut) else x
 
 
 def _counts(cut: NamedCut, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -74,6 +82,19 @@ def _reduce(b: Builder, op: str, x: Value, *, axes: Sequence[Any], axis_index_gr
 
 
 enter({primitive: bound(_reduce, op) for primitive, op in _REDUCE.items()})
+
+
+def _complex_extreme(b: Builder, x: Complex, *, op: str, axes: Sequence[Any], axis_index_groups: Any = None) -> Complex:
+    """As `_reduce`; chips compare real and imaginary parts together, so they gather what they have."""
+    numbered = [a for a in axes if isinstance(a, int)]
+    x = reduce_extreme(b, x, op=op, axes=numbered) if numbered else x
+    group = _group(b, [a for a in axes if not isinstance(a, int)], axis_index_groups)
+    if group.chips == 1:
+        return x
+    return reduce_extreme(b, each(lambda p: collectives.all_gather(b, p, group, 0, tiled=False), x), op=op, axes=(0,))
+
+
+COMPLEX.enter({f"p{op}": partial(_complex_extreme, op=op) for op in ("max", "min")})
 
 
 @lowers("reduce_scatter")

@@ -23,6 +23,7 @@ from tpuflow.lower.importers.jaxpr.rules import products  # noqa: F401  (whose r
 from tpuflow.lower.importers.jaxpr.rules.indexing import slice_axes
 from tpuflow.lower.importers.jaxpr.rules.reductions import each_element, halves, monoid
 from tpuflow.lower.operations import complex as numbers
+from tpuflow.lower.operations import complex_reductions as reduced
 from tpuflow.lower.operations import movement, reductions, sorting, windows
 from tpuflow.lower.operations.complex import Complex, Number, bilinear, plane_by_plane
 from tpuflow.lower.operations.fft import fft
@@ -31,7 +32,7 @@ from tpuflow.lower.operations.window import Padding, Sizes, SlidingWindow
 
 STRUCTURAL.update(CALLS, (
     "cond", "while", "scan", "optimization_barrier", "copy", "stop_gradient", "device_put", "sharding_constraint", "layout_constraint",
-    "reshard", "name", "pvary", "stage", "tie", "dce_sink",
+    "reshard", "name", "pvary", "stage", "tie", "dce_sink", "shard_map", "call_exported",
 ))  # fmt: skip
 STORED.update((
     "all_gather", "all_to_all", "bitcast_convert_type", "broadcast_in_dim", "concatenate", "conv_general_dilated", "convert_element_type",
@@ -49,14 +50,15 @@ COMPLEX.enter({
     "sign": numbers.sign_of, "is_finite": numbers.is_finite, "eq": numbers.eq, "ne": numbers.ne, "exp": numbers.exp, "log": numbers.log,
     "log1p": numbers.log1p, "exp2": numbers.exp2, "expm1": numbers.expm1, "tan": numbers.tan, "sinh": numbers.sinh_of,
     "cosh": numbers.cosh_of, "tanh": numbers.tanh, "logistic": numbers.logistic, "sqrt": numbers.sqrt, "rsqrt": numbers.rsqrt,
-    "square": numbers.square, "pow": numbers.power, "integer_pow": numbers.integer_pow, "reduce_prod": numbers.reduce_prod,
-    "cumprod": numbers.cumprod, "asin": numbers.asin, "acos": numbers.acos, "atan": numbers.atan, "asinh": numbers.asinh,
-    "acosh": numbers.acosh, "atanh": numbers.atanh, "bitcast_convert_type": numbers.same_bits,
+    "square": numbers.square, "pow": numbers.power, "integer_pow": numbers.integer_pow, "reduce_prod": reduced.reduce_prod,
+    "cumprod": reduced.cumprod, "cumlogsumexp": reduced.cumlogsumexp, "clamp": reduced.clamp, "atan2": numbers.atan2,
+    "asin": numbers.asin, "acos": numbers.acos, "atan": numbers.atan, "asinh": numbers.asinh, "acosh": numbers.acosh,
+    "atanh": numbers.atanh, "bitcast_convert_type": numbers.same_bits,
 })  # fmt: skip
 for _op in ("max", "min"):
     COMPLEX.enter({
-        _op: partial(numbers.extreme, op=_op), f"reduce_{_op}": partial(numbers.reduce_extreme, op=_op),
-        f"cum{_op}": partial(numbers.cumulative_extreme, op=_op),
+        _op: partial(reduced.extreme, op=_op), f"reduce_{_op}": partial(reduced.reduce_extreme, op=_op),
+        f"cum{_op}": partial(reduced.cumulative_extreme, op=_op),
     })  # fmt: skip
 
 
@@ -72,7 +74,7 @@ def _reduce(b: Builder, *operands: Number, jaxpr: Any, dimensions: Sizes) -> tup
     """Sums with each plane, anything else with both at once."""
     if monoid(jaxpr) == "add":
         return plane_by_plane(b, lambda b, x, start: reductions.reduce(b, "add", x, dimensions, start), operands)
-    return numbers.reduce_by(b, each_element(jaxpr), *halves(operands), dimensions)
+    return reduced.reduce_by(b, each_element(jaxpr), *halves(operands), dimensions)
 
 
 @COMPLEX.lowers("reduce_window")
@@ -84,7 +86,7 @@ def _reduce_window(
     window = SlidingWindow.of(window_dimensions, window_strides, padding, base_dilation, window_dilation)
     if monoid(jaxpr) == "add":
         return plane_by_plane(b, lambda b, x, start: windows.reduce_window(b, "add", x, window, start), operands)
-    return numbers.reduce_window_by(b, each_element(jaxpr), *halves(operands), window)
+    return reduced.reduce_window_by(b, each_element(jaxpr), *halves(operands), window)
 
 
 def _window_extreme(
@@ -94,8 +96,8 @@ def _window_extreme(
     """The largest ("max") or smallest ("min") element of every window, as `extreme` orders them."""
     window = SlidingWindow.of(window_dimensions, window_strides, padding, base_dilation, window_dilation)
     worst = b.scalar(math.inf if op == "min" else -math.inf)
-    step = partial(numbers.extreme, op=op)
-    return numbers.reduce_window_by(b, lambda b, x, y: (step(b, x, y),), (x,), (Complex(worst, worst),), window)
+    step = partial(reduced.extreme, op=op)
+    return reduced.reduce_window_by(b, lambda b, x, y: (step(b, x, y),), (x,), (Complex(worst, worst),), window)
 
 
 for _op in ("max", "min"):
@@ -138,8 +140,8 @@ def _scatter_with(step: Callable[..., Complex]) -> Callable[..., Complex]:
 
 
 COMPLEX.enter({
-    "scatter-mul": _scatter_with(numbers.mul), "scatter-max": _scatter_with(partial(numbers.extreme, op="max")),
-    "scatter-min": _scatter_with(partial(numbers.extreme, op="min")),
+    "scatter-mul": _scatter_with(numbers.mul), "scatter-max": _scatter_with(partial(reduced.extreme, op="max")),
+    "scatter-min": _scatter_with(partial(reduced.extreme, op="min")),
 })  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from tpuflow.lower.operations import movement
 enter({
     "broadcast_in_dim": movement.broadcast_in_dim, "split": movement.split, "unstack": movement.unstack, "stack": movement.stack,
     "tile": movement.tile, "dynamic_slice": movement.dynamic_slice, "dynamic_update_slice": movement.dynamic_update_slice,
+    "create_token": movement.token, "after_all": movement.token,
 })  # fmt: skip
 enter({"transpose": Builder.transpose}, permutation="permutation")
 enter({"slice": Builder.slice}, start_indices="start", limit_indices="limit", strides="stride")

@@ -16,6 +16,7 @@ from tpuflow.lower.importers.stablehlo.rules.indexing import slices
 from tpuflow.lower.importers.stablehlo.rules.reductions import keys_of, window_of
 from tpuflow.lower.importers.stablehlo.walk import COMPLEX, PLANEWISE, RULES, STORED, STRUCTURAL, Region
 from tpuflow.lower.operations import complex as numbers
+from tpuflow.lower.operations import complex_reductions as reduced
 from tpuflow.lower.operations import movement, sorting, windows
 from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, bilinear, packed, plane_by_plane, planes
 from tpuflow.lower.operations.fft import fft
@@ -47,8 +48,9 @@ COMPLEX.enter({
     "chlo.cosh": numbers.cosh_of, "stablehlo.tanh": numbers.tanh, "stablehlo.logistic": numbers.logistic, "stablehlo.sqrt": numbers.sqrt,
     "stablehlo.rsqrt": numbers.rsqrt, "chlo.square": numbers.square, "chlo.conj": numbers.conj, "stablehlo.power": numbers.power,
     "chlo.asin": numbers.asin, "chlo.acos": numbers.acos, "chlo.atan": numbers.atan, "chlo.asinh": numbers.asinh,
-    "chlo.acosh": numbers.acosh, "chlo.atanh": numbers.atanh, "stablehlo.maximum": partial(numbers.extreme, op="max"),
-    "stablehlo.minimum": partial(numbers.extreme, op="min"), "stablehlo.bitcast_convert": numbers.same_bits,
+    "chlo.acosh": numbers.acosh, "chlo.atanh": numbers.atanh, "stablehlo.maximum": partial(reduced.extreme, op="max"),
+    "stablehlo.minimum": partial(reduced.extreme, op="min"), "stablehlo.bitcast_convert": numbers.same_bits,
+    "stablehlo.clamp": reduced.clamp, "stablehlo.atan2": numbers.atan2,
 })  # fmt: skip
 
 
@@ -98,7 +100,7 @@ def _reduce(b: Builder, *operands: Number, dimensions: Sizes, regions: tuple[Reg
     if regions[0].expressions() == ("add(a, b)",):
         return _same(b, "stablehlo.reduce", operands, {"dimensions": dimensions, "regions": regions})
     count = len(operands) // 2
-    return numbers.reduce_by(b, regions[0].elementwise, operands[:count], operands[count:], dimensions)
+    return reduced.reduce_by(b, regions[0].elementwise, operands[:count], operands[count:], dimensions)
 
 
 @COMPLEX.lowers("stablehlo.reduce_window")
@@ -116,8 +118,8 @@ def _reduce_window(
     scan = windows.as_cumulative(x.shape, window)
     if texts == ("multiply(a, b)",) and scan is not None and known == (1, 0):
         assert isinstance(x, Complex)
-        return (numbers.cumprod(b, x, axis=scan[0], reverse=scan[1]),)
-    return numbers.reduce_window_by(b, regions[0].elementwise, operands[:count], operands[count:], window)
+        return (reduced.cumprod(b, x, axis=scan[0], reverse=scan[1]),)
+    return reduced.reduce_window_by(b, regions[0].elementwise, operands[:count], operands[count:], window)
 
 
 @COMPLEX.lowers("stablehlo.scatter")

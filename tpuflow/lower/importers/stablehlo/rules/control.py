@@ -8,6 +8,7 @@ from tpuflow.dtypes import S32
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.importers.stablehlo.counting import Counting, counting
+from tpuflow.lower.importers.stablehlo.module import device_type
 from tpuflow.lower.importers.stablehlo.walk import RULES, Region
 from tpuflow.lower.operations import loops
 from tpuflow.lower.operations.complex import Number, Type, packed, planes
@@ -29,7 +30,7 @@ def _composite(b: Builder, *operands: Value, decomposition: Region) -> tuple[Val
 @RULES.lowers("sdy.manual_computation", "sdy.named_computation")
 def _computation(b: Builder, *operands: Value, regions: tuple[Region]) -> tuple[Value, ...]:
     """On one device every shard is the whole array."""
-    if tuple(x.type for x in operands) != regions[0].block.types:
+    if tuple(x.type for x in operands) != tuple(device_type(t, "") for t in regions[0].block.types):
         raise UnsupportedForm(
             "its arrays are parts of those outside, for a mesh of several devices, and a program runs on one chip. Use a mesh of one device"
         )

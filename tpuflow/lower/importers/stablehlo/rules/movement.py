@@ -6,7 +6,6 @@ import numpy as np
 
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
-from tpuflow.lower.importers.stablehlo.module import TOKEN
 from tpuflow.lower.importers.stablehlo.walk import RULES
 from tpuflow.lower.operations import movement
 from tpuflow.lower.operations.by_position import by_position, summed
@@ -16,7 +15,10 @@ from tpuflow.lower.operations.window import Sizes
 
 RULES.enter({"stablehlo.transpose": Builder.transpose}, permutation="permutation")
 RULES.enter({"stablehlo.slice": Builder.slice}, start_indices="start", limit_indices="limit", strides="stride")
-RULES.enter({"stablehlo.dynamic_update_slice": movement.dynamic_update_slice})
+RULES.enter({
+    "stablehlo.dynamic_update_slice": movement.dynamic_update_slice, "stablehlo.create_token": movement.token,
+    "stablehlo.after_all": movement.token,
+})  # fmt: skip
 
 
 @RULES.lowers("stablehlo.dynamic_slice")
@@ -33,11 +35,6 @@ def _constant(b: Builder, *, value: object) -> Value:
     if not isinstance(value, np.ndarray):
         raise UnsupportedForm(f"its value is not given as numbers ({value})")
     return b.constant(value)
-
-
-@RULES.lowers("stablehlo.create_token", "stablehlo.after_all")
-def _token(b: Builder, *tokens: Value) -> Value:
-    return b.full(TOKEN, False)
 
 
 @RULES.lowers("stablehlo.iota")
