@@ -264,6 +264,7 @@ def _whole(collective: Collective) -> int:
     return collective.target if collective.kind == "all_gather" else collective.source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sharding", "model"), [("zero2", Scanned(remat=True)), ("zero3", Scanned(remat=True)), ("zero3", MODEL)])
 def test_layers_in_a_scan_resume_on_another_mesh_as_others_do(tmp_path: Any, model: nn.Module, sharding: str) -> None:
     """Checkpoints hold whole arrays, however shares are cut: [layers, share] of 8 chips, of 4, or of one, in the midst of an

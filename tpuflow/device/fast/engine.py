@@ -25,6 +25,7 @@ from tpuflow.isa.program import Program
 from tpuflow.jaxprs.compat import jits_nothing
 from tpuflow.jaxprs.executables import can_keep
 from tpuflow.jaxprs.persistent import kept_entries
+from tpuflow.jaxprs.processes import peers
 
 # Algebraic simplification would change results (`(x * 1.1) * 1.3`, `x / 3`, fp16 overflow that must stay infinite). Without it
 # the reshape mover never comes to an end: it wraps every transpose in hundreds of others.
@@ -90,13 +91,20 @@ class FastEngine:
         return Kept(function, options, sizes, self._entries, identity, results, self.translation.tiers)
 
     def once(self, inputs: Sequence[Any]) -> list[Any]:
-        """The outputs of a `short` Program, without waiting for them: what `fly` does, in half the host's time."""
-        spread = self.program.mesh
-        if spread:
-            inputs = self._lanes.inputs(inputs, self.host)
+        """The outputs of a `short` Program: what `fly` does, in half the host's time. One chip's are not waited for.
+
+        Raises:
+          PeerError: a process of the computation does not answer any more.
+        """
+        if not self.program.mesh:
+            return self._only_stage(inputs)
+        with peers():
+            outputs = self._only_stage(self._lanes.inputs(inputs, self.host))
+        return self._lanes.outputs(self.host.waited(outputs), self.host)
+
+    def _only_stage(self, inputs: Sequence[Any]) -> list[Any]:
         donated = _distinct(self.host, [inputs[i] for i in self._donated]) if self._donated else []
-        outputs = self._only(donated, [inputs[i] for i in self._kept])
-        return self._lanes.outputs(self.host.waited(outputs), self.host) if spread else outputs
+        return self._only(donated, [inputs[i] for i in self._kept])
 
     def fly(
         self, inputs: Sequence[Any], infeeds: Sequence[Any], start: int, capacity: int, paces: dict[int, Pace], budget: Budget
