@@ -13,8 +13,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
+import tpuflow
 from tests import process_of_two
+from tpuflow.device.fast.engine import FastEngine
 from tpuflow.device.fast.host_devices import parts_of
 from tpuflow.errors import ConfigError, PeerError
 from tpuflow.isa.collectives import MeshAxis
@@ -102,6 +105,21 @@ def test_what_xla_says_of_a_process_becomes_an_error_that_says_what_to_do(said: 
     monkeypatch.setattr(processes, "count", lambda: 2)
     with pytest.raises(PeerError, match=f"another process of this computation {fate} .*with resume="), processes.peers():
         raise ValueError(said)
+
+
+def test_a_process_lost_in_a_short_program_is_told_as_in_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = jax.sharding.AbstractMesh((2,), ("data",))
+    total = tpuflow.jit(jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P()))
+    x = np.ones(4, np.float32)
+    np.testing.assert_array_equal(total(x), [2, 2])
+
+    def lost(engine: FastEngine, inputs: object) -> None:
+        raise ValueError("Gloo AllGather failed: Connection closed by peer")
+
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    monkeypatch.setattr(FastEngine, "_only_stage", lost)
+    with pytest.raises(PeerError, match="another process of this computation is gone"):
+        total(x)
 
 
 def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
