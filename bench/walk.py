@@ -129,8 +129,8 @@ def readme(text: str) -> str:
     shown = ("\n".join(text.splitlines()[:LINES]) for text in (graph, assembly))
     parts = [
         section[: section.index("```", section.index("```python") + 3) + 3],
-        "It begins as this graph, and ends as such instructions, one of six queues each, that meet at semaphores (with that code in step.py,\n"
-        "`TPUFLOW_DUMP=folder python step.py` writes both, and the graph after every pass):",
+        "It begins as this graph, and ends as such instructions, one of six queues each, that meet at semaphores "
+        "(with that code in step.py,\n`TPUFLOW_DUMP=folder python step.py` writes both, and the graph after every pass):",
         *(_block(f"{textwrap.dedent(text)}\n...") for text in shown),
     ]
     return before + SECTION + "\n\n".join(parts) + "\n\n" + AFTER + after
