@@ -205,7 +205,7 @@ def test_of_the_masked_words_most_are_hidden_and_some_are_others_or_themselves(t
     [
         (["one document"], {}, DataError, "text: 1 document; pretraining needs two"),
         ([], {"max_seq_length": 4}, ConfigError, "--max_seq_length: expected 5 or more, got 4"),
-        ([], {"masked_lm_prob": 1.5}, ConfigError, "--masked_lm_prob: expected a share"),
+        ([], {"masked_lm_prob": 1.5}, ConfigError, "--masked_lm_prob: expected 0 to 1, got 1.5"),
     ],
 )
 def test_what_makes_no_masked_examples_is_refused(tmp_path: Path, lines: list[str], options: dict, error: type, message: str) -> None:

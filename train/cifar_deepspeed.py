@@ -21,6 +21,7 @@ from train.cifar import hits_of
 from train.deepspeed_config import Section, parse_config, read_config
 from train.logs import Lines, Row
 from train.options import DeviceOptions, option
+from train.ranges import check_least, dashed
 from train.recipe import Recipe, transformed
 
 DTYPES, STAGES, MLPS, NOISES = ("bf16", "fp16", "fp32"), (0, 1, 2, 3), ("standard", "residual"), ("None", "RSample", "Jitter")
@@ -63,9 +64,7 @@ class DeepSpeedOptions(DeviceOptions):
         Raises:
           ConfigError: one is not, or does.
         """
-        for name, least in LEAST.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"--{name.replace('_', '-')}: expected {least} or more, got {getattr(self, name)}.")
+        check_least(self, LEAST, dashed)
         if not self.moe and (tuple(self.num_experts) != (1,) or self.ep_world_size > 1 or self.moe_param_group):
             raise ConfigError("--num-experts, --ep-world-size and --moe-param-group are of a mixture of experts: give --moe, too.")
         if self.chips % self.ep_world_size:

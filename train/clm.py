@@ -17,6 +17,7 @@ import tpuflow
 from tpuflow.errors import ConfigError
 from train.options import option
 from train.pretrained_folders import CAUSAL, Pretrained, WithTokenizer, load_pretrained, tokenizer_of
+from train.ranges import check_positive, underlined
 from train.recipe import Recipe
 from train.text.blocks import blocks, read_lines, split
 from train.text.masking import IGNORED
@@ -63,10 +64,7 @@ class ClmOptions(TrainerOptions):
             raise ConfigError(
                 f"--validation_split_percentage: expected more than 0 and less than 100, got {self.validation_split_percentage}."
             )
-        for name in ("block_size", "max_train_samples", "max_eval_samples"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name}: expected 1 or more, got {value}.")
+        check_positive(self, ("block_size", "max_train_samples", "max_eval_samples"), underlined)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from tpuflow.amp import get_policy
 from tpuflow.errors import ConfigError
 from train.options import DeviceOptions, option
 from train.pretrained_folders import CAUSAL, Pretrained, load_pretrained, tokenizer_of
+from train.ranges import check_least, underlined
 from train.recipe import Recipe
 from train.text.tokenizing import Tokenizer
 
@@ -41,9 +42,7 @@ class GenerateOptions(DeviceOptions):
         """
         if self.model_name_or_path is None:
             raise ConfigError("--model_name_or_path: give a model's folder.")
-        for name, bound in {"length": 1, "temperature": 0, "k": 0, "num_return_sequences": 1, "seed": 0}.items():
-            if getattr(self, name) < bound:
-                raise ConfigError(f"--{name}: expected {bound} or more, got {getattr(self, name)}.")
+        check_least(self, {"length": 1, "temperature": 0, "k": 0, "num_return_sequences": 1, "seed": 0}, underlined)
         if not self.prompt:
             raise ConfigError("--prompt: give the text to begin with.")
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from tpuflow.errors import ConfigError
 from train.optimizers import OPTIMIZERS, SCHEDULES
+from train.ranges import check_least, dashed
 
 T = TypeVar("T")
 
@@ -114,10 +115,7 @@ class Options(DeviceOptions):
         least = dict.fromkeys(("epochs", "batch_size", "steps", "accumulate", "train_samples", "keep_checkpoints"), 1)
         least |= {"sink_size": -1, "shuffle": -1, "test_samples": 0, "warmup_epochs": 0, "momentum": 0, "weight_decay": 0}
         least |= dict.fromkeys(("eval_epochs", "eval_steps", "patience", "checkpoint_steps"), 1)
-        for name, bound in least.items():
-            value = getattr(self, name)
-            if value is not None and value < bound:
-                raise ConfigError(f"--{name.replace('_', '-')}: expected {bound} or more, got {value}.")
+        check_least(self, least, dashed)
 
 
 WATCHED = frozenset(

@@ -18,6 +18,7 @@ import numpy as np
 
 from tpuflow.errors import ConfigError, DataError
 from train import transforms
+from train.ranges import check_positive
 from train.transforms import Transform
 
 Batch = tuple[np.ndarray, np.ndarray]
@@ -57,9 +58,7 @@ class Batches:
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.labels):
             raise DataError(f"data: {len(self.inputs)} inputs but {len(self.labels)} labels; they must be equally many.")
-        for name in ("batch_size", "repeat"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: expected 1 or more, got {getattr(self, name)}.")
+        check_positive(self, ("batch_size", "repeat"))
         if self.shuffle < 0:
             raise ConfigError(f"shuffle: expected True, False or the size of a buffer, got {self.shuffle}.")
         if not self.batches_per_pass:
@@ -133,9 +132,7 @@ class Loader:
     _walks: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("threads", "prefetch"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: expected 1 or more, got {getattr(self, name)}.")
+        check_positive(self, ("threads", "prefetch"))
 
     def __len__(self) -> int:
         """Batches in an epoch."""

@@ -20,6 +20,7 @@ from train.diffusion.sampling import Sampler
 from train.diffusion.schedulers import DDIM, SCHEDULERS
 from train.model_files import configured
 from train.options import DeviceOptions, option
+from train.ranges import check_least, underlined
 from train.recipe import Recipe
 from train.text.clip import encode_prompts
 
@@ -64,10 +65,7 @@ class SampleOptions(DeviceOptions):
             if not getattr(self, name):
                 raise ConfigError(f"--{name}: give {what}.")
         least = dict.fromkeys(("num_images_per_prompt", "num_inference_steps", "height", "width"), 1) | {"seed": 0, "eta": 0}
-        for name, bound in least.items():
-            value = getattr(self, name)
-            if value is not None and value < bound:
-                raise ConfigError(f"--{name}: expected {bound} or more, got {value}.")
+        check_least(self, least, underlined)
         if self.eta and self.scheduler != "ddim":
             raise ConfigError(f"--eta {self.eta}: {self.scheduler} has no such share; it is of --scheduler ddim.")
 

@@ -36,6 +36,7 @@ from train.detection.validating import FITNESS, Frames
 from train.detection.weights import config_of, load_network
 from train.options import option
 from train.pipeline import Loader
+from train.ranges import check_least, dashed
 from train.recipe import Recipe
 from train.yolov5_val import draw_batch
 
@@ -102,10 +103,8 @@ class Yolov5Options(RunOptions):
         """
         self.check_device()
         check_size(self.imgsz, STRIDE, least=2 * STRIDE)
-        least_of = {"epochs": 1, "batch_size": 1, "workers": 1, "patience": 0, "seed": 0, "sink_size": -1, "numerics": 1}
-        for name, least in least_of.items():
-            if getattr(self, name) is not None and getattr(self, name) < least:
-                raise ConfigError(f"--{name.replace('_', '-')}: expected {least} or more, got {getattr(self, name)}.")
+        least = {"epochs": 1, "batch_size": 1, "workers": 1, "patience": 0, "seed": 0, "sink_size": -1, "numerics": 1}
+        check_least(self, least, dashed)
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"--label-smoothing: expected 0 to below 1, got {self.label_smoothing}.")
 

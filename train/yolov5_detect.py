@@ -21,6 +21,7 @@ from train.detection.pictures import SUFFIXES, letterbox, read
 from train.detection.predicting import Predictor
 from train.detection.weights import load_network
 from train.options import option
+from train.ranges import check_positive, dashed
 from train.recipe import Recipe
 
 
@@ -49,8 +50,7 @@ class DetectOptions(FindOptions):
           ConfigError: not so.
         """
         FindOptions.check(self)
-        if self.line_thickness < 1:
-            raise ConfigError(f"--line-thickness: expected 1 or more, got {self.line_thickness}.")
+        check_positive(self, ("line_thickness",), dashed)
         for name, what in (("weights", "a file of trained weights"), ("source", "a picture or a folder of them")):
             if getattr(self, name) is None:
                 raise ConfigError(f"--{name}: give {what}.")

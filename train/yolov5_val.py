@@ -19,6 +19,7 @@ from train.detection.options import FindOptions
 from train.detection.predicting import Predictor
 from train.detection.weights import load_network
 from train.options import option
+from train.ranges import check_positive, dashed
 from train.recipe import Recipe
 
 DRAWN_BATCHES = 3
@@ -49,9 +50,7 @@ class ValOptions(FindOptions):
           ConfigError: not so.
         """
         FindOptions.check(self)
-        for name in ("batch_size", "workers"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{name.replace('_', '-')}: expected 1 or more, got {getattr(self, name)}.")
+        check_positive(self, ("batch_size", "workers"), dashed)
         if self.weights is None:
             raise ConfigError("--weights: give a file of trained weights.")
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from tpuflow.errors import ConfigError, DataError
+from tpuflow.errors import DataError
 from train.detection.augmentation import Augmentation
 from train.detection.dataset import DetectionSet
 from train.detection.samples import Pictures, stacked, training_sample
 from train.pipeline import shuffled
+from train.ranges import check_positive
 
 Batch = dict[str, np.ndarray]
 PICTURES_IN_A_MOSAIC = 4
@@ -43,11 +44,7 @@ class TrainingBatches:
     pictures: Pictures = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("size", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: expected 1 or more, got {getattr(self, name)}.")
-        if self.most_boxes is not None and self.most_boxes < 1:
-            raise ConfigError(f"most_boxes: expected 1 or more, got {self.most_boxes}.")
+        check_positive(self, ("size", "batch_size", "most_boxes"))
         if len(self.data.pictures) < self.batch_size:
             raise DataError(
                 f"{self.data.split}: {len(self.data.pictures)} pictures make no batch of {self.batch_size}; give a smaller batch."

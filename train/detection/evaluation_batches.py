@@ -15,6 +15,7 @@ from train.detection.mosaic import Labelled
 from train.detection.options import check_size
 from train.detection.pictures import GREY, letterbox
 from train.detection.samples import Pictures, in_pixels, in_shares, stacked
+from train.ranges import check_positive
 
 PAD_STRIDES = 0.5
 
@@ -67,8 +68,7 @@ class EvaluationBatches:
     _order: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size: expected 1 or more, got {self.batch_size}.")
+        check_positive(self, ("batch_size",))
         if self.size < self.stride or self.size % self.stride:
             raise ConfigError(f"size: expected a multiple of the network's stride {self.stride}, got {self.size}.")
         self._pictures = Pictures(self.data, self.size, averaged=True)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tpuflow.errors import ConfigError
 from train.detection.boxes import xywh_to_xyxy
+from train.ranges import check_positive, check_shares
 
 CLASS_OFFSET_PIXELS = 7680.0
 """Boxes of other classes are put so far apart that they never overlap; YOLOv5's number, larger than any picture."""
@@ -38,12 +38,8 @@ class Suppression:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for what is out of its range."""
-        for name in ("confidence", "iou"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name}: expected 0 to 1, got {getattr(self, name)!r}.")
-        for name in ("most", "candidates"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: expected 1 or more, got {getattr(self, name)!r}.")
+        check_shares(self, ("confidence", "iou"))
+        check_positive(self, ("most", "candidates"))
 
 
 VALIDATION = Suppression(confidence=0.001, iou=0.6, most=300, several=True)

@@ -9,6 +9,7 @@ from tpuflow.amp import get_policy
 from tpuflow.chips import get_chip
 from tpuflow.errors import ConfigError
 from train.options import DeviceOptions, option
+from train.ranges import check_positive, check_shares, dashed
 
 STRIDE = STRIDES[2]
 """Of every network; those with a fourth map have twice that, which shows when the network is known."""
@@ -51,11 +52,8 @@ class FindOptions(RunOptions):
         """
         self.check_device()
         check_size(self.imgsz, STRIDE)
-        for name, value in (("conf-thres", self.conf_thres), ("iou-thres", self.iou_thres)):
-            if not 0 <= value <= 1:
-                raise ConfigError(f"--{name}: expected 0 to 1, got {value}.")
-        if self.max_det < 1:
-            raise ConfigError(f"--max-det: expected 1 or more, got {self.max_det}.")
+        check_shares(self, ("conf_thres", "iou_thres"), dashed)
+        check_positive(self, ("max_det",), dashed)
 
 
 def check_size(size: int, stride: int, least: int | None = None) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tpuflow.errors import ConfigError
 from train.options import DeviceOptions, option
+from train.ranges import check_least, underlined
 from train.trainer.options import TrainerOptions
 from train.trainer.schedules import SCHEDULERS
 
@@ -88,10 +89,7 @@ class TextToImageOptions(DeviceOptions):
         for name, what in NEEDED.items():
             if not getattr(self, name):
                 raise ConfigError(f"--{name}: give {what}.")
-        for name, bound in LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < bound:
-                raise ConfigError(f"--{name}: expected {bound} or more, got {value}.")
+        check_least(self, LEAST, underlined)
         if self.snr_gamma is not None and self.snr_gamma <= 0:
             raise ConfigError(f"--snr_gamma: expected more than 0, got {self.snr_gamma}.")
         if self.policy is not None and self.mixed_precision != "no":

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tpuflow.errors import ConfigError, DataError
+from tpuflow.errors import DataError
+from train.ranges import check_least, check_shares, underlined
 from train.text.tokenizing import Tokenizer
 
 Piece = list[int]
@@ -36,12 +37,8 @@ class Masking:
 
     def __post_init__(self) -> None:
         least = {"max_seq_length": SPECIAL_TOKENS + 2, "max_predictions_per_seq": 1, "dupe_factor": 1}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ConfigError(f"--{name}: expected {bound} or more, got {getattr(self, name)}.")
-        for name in ("masked_lm_prob", "short_seq_prob"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"--{name}: expected a share from 0 to 1, got {getattr(self, name)}.")
+        check_least(self, least, underlined)
+        check_shares(self, ("masked_lm_prob", "short_seq_prob"), underlined)
 
 
 @dataclass(frozen=True, slots=True)

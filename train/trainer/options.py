@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tpuflow.errors import ConfigError
 from train.options import DeviceOptions, option
+from train.ranges import check_least, underlined
 from train.trainer.schedules import SCHEDULERS
 
 
@@ -63,10 +64,7 @@ class TrainerOptions(DeviceOptions):
         Raises:
           ConfigError: not so.
         """
-        for name, bound in LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < bound:
-                raise ConfigError(f"--{name}: expected {bound} or more, got {value}.")
+        check_least(self, LEAST, underlined)
         if (self.policy is not None) + self.fp16 + self.bf16 > 1:
             raise ConfigError("--policy, --fp16 and --bf16 each say which precision; give one of them.")
         if self.max_steps == 0 or self.max_steps < -1:
