@@ -23,6 +23,7 @@ _TALL, _TALLER, _WIDE = 2.0**41, 2.0**68, 2.0**101
 """Imaginary parts from the first on (the second, if the real part is as large as the third) are most of a number, or their ratio to the
 real part has a square that does not overflow."""
 _POLE = 2.0**-30
+"""So near its pole atanh is log(2 / distance) / 2: the squares of the distance's parts may be subnormal."""
 _POLE_FAR = 2.0**48
 """From here on atanh is 1 / x but for the angle: x^2 is that much more than 1."""
 
