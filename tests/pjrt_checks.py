@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import serialize_executable
+from jax.experimental import io_callback, serialize_executable
 
 from tests.pjrt_cases import CASES, computed
 from tests.pjrt_facts import FACTS, fact, raised
@@ -191,6 +191,25 @@ def called_in_order() -> Any:
     _, token = f(f(1.0)[0] + 4)
     jax.effects_barrier()
     return seen, float(jax.jit(lambda x, t: (x * 2, t))(3.0, token)[0])
+
+
+@fact
+def callbacks_without_results_and_with() -> Any:
+    seen: list[float] = []
+
+    @jax.jit
+    def f(x: Any) -> Any:
+        for n in range(3):
+            io_callback(lambda y: seen.append(float(y)), None, x + n, ordered=True)
+        io_callback(lambda y: seen.append(float(y.sum())), (), jnp.stack([x, x]))
+        return x
+
+    def waiting(call: Any) -> str:
+        return raised(lambda: jax.jit(lambda x: call(np.sin, jax.ShapeDtypeStruct((), np.float32), x))(1.0))
+
+    f(1.0)
+    jax.effects_barrier()
+    return seen, waiting(io_callback), waiting(jax.pure_callback)
 
 
 @fact

@@ -85,6 +85,15 @@ def other_orders_of_devices() -> Any:
 
 
 @case
+def from_one_order_of_devices_to_another() -> Any:
+    """Between a mesh and another that numbers the devices backwards."""
+    backwards = Mesh(np.array(jax.devices())[::-1].reshape(2, 4), ("a", "b"))
+    x, z = jax.device_put(square(), cut("a", "b")), jax.device_put(square() * 1j, cut("b"))
+    there = [jax.device_put(y, NamedSharding(backwards, P(*spec))) for y, spec in ((x, "a"), (x, "ba"), (z, ()))]
+    return there, [jax.device_put(y, cut("b", "a")) for y in there]
+
+
+@case
 def mapped_by_hand() -> Any:
     def f(x: Any) -> Any:
         number = lax.axis_index("b")
@@ -116,6 +125,20 @@ def pmap() -> Any:
 def random_keys() -> Any:
     keys = jax.jit(lambda key: jax.random.split(key, 8), out_shardings=cut(("a", "b")))(jax.random.key(0))
     return jax.random.key_data(keys), jax.jit(jax.vmap(lambda key: jax.random.bits(key, (4,))))(keys)
+
+
+@case
+def random_numbers_of_a_mapped_axis_beside_one_that_is_not() -> Any:
+    """By hand over one axis, by the partitioner over the other: its parts of numbers of 64 bits are reshaped."""
+    explicit = mesh((2, 4), ("a", "b"), AxisType.Explicit)
+    with jax.set_mesh(explicit):
+        keys = jax.reshard(jax.random.split(jax.random.key(0), 2), NamedSharding(explicit, P("a")))
+
+        def f(key: Any) -> Any:
+            bits = jax.random.bits(key.squeeze(0), (1, 8), out_sharding=P(None, "b"))
+            return bits, jax.reshard(jax.random.bits(key.squeeze(0), (1, 4)), P(None, "b"))
+
+        return jax.jit(jax.shard_map(f, out_specs=P("a"), axis_names={"a"}))(keys)
 
 
 @case

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import permutations
 from typing import Any, NamedTuple
@@ -22,17 +23,18 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, S
 
 import tpuflow
 from tests.tolerances import sum_bound
-from tpuflow.compiler import compile_jaxpr
+from tpuflow.compiler import compile_jaxpr, compile_stablehlo
 from tpuflow.device.runtime import Executable
 from tpuflow.errors import CompileError, ConfigError, UnsupportedPrimitiveError
 from tpuflow.isa.assembler import assemble
-from tpuflow.isa.collectives import chips_of
+from tpuflow.isa.collectives import MeshAxis, chips_of
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.file import from_bytes, to_bytes
-from tpuflow.isa.meshes import axes_grouped, axes_numbered, divided, places
+from tpuflow.isa.meshes import axes_grouped, axes_numbered, axes_ordered, divided, places
 from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.importers.stablehlo import lower_stablehlo
 from tpuflow.lower.reduce_scatter import scatter_sums
+from tpuflow.lower.shards import Cuts
 
 P = PartitionSpec
 RNG = np.random.default_rng(0)
@@ -490,6 +492,16 @@ def test_groups_that_are_no_axes_are_told_from_those_that_are(groups: list[list[
     assert axes_grouped(np.array(groups), SIZES) is None
 
 
+@pytest.mark.parametrize("members", list(permutations(range(4))))
+def test_groups_go_over_axes_whatever_order_their_members_are_in(members: tuple[int, ...]) -> None:
+    rows = np.arange(8).reshape(2, 4)
+    for groups in (rows[:, members], np.stack([rows[0, members], rows[1]])):
+        found = axes_ordered(groups, SIZES)
+        assert found is not None and found[0] == ("model",)
+        np.testing.assert_array_equal(found[1], rows)
+    assert axes_ordered(np.array([[0, 1], [2, 5], [4, 3], [6, 7]]), SIZES) is None
+
+
 @pytest.mark.parametrize(("sizes", "groups", "parts"), [
     ({"a": 8}, [[[0, 1], [2, 3], [4, 5], [6, 7]]], {"a": {"a.0": 4, "a.1": 2}}),
     ({"a": 8}, [[[0, 2, 4, 6], [1, 3, 5, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]]], {"a": {"a.0": 2, "a.1": 2, "a.2": 2}}),
@@ -568,6 +580,33 @@ def test_what_does_not_fit_is_refused_where_it_is_said(name: str) -> None:
     kind, call, text = WRONG[name]
     with pytest.raises(kind, match=text):
         call()
+
+
+def test_members_of_groups_in_any_order_send_and_receive_by_their_number_in_it() -> None:
+    groups = np.array([[1, 2, 3, 0], [5, 7, 6, 4]])
+    options = f"""channel_handle = #stablehlo.channel_handle<handle = 1, type = 0>,
+        replica_groups = dense<{groups.tolist()}> : tensor<2x4xi64>"""
+    module = f"""module {{ func.func @main(%x: tensor<1x4xf32>) -> (tensor<4x4xf32>, tensor<4x1xf32>, tensor<1x1xf32>) {{
+      %0 = "stablehlo.all_gather"(%x) <{{{options}, all_gather_dim = 0 : i64, use_global_device_ids}}>
+        : (tensor<1x4xf32>) -> tensor<4x4xf32>
+      %1 = "stablehlo.all_to_all"(%x) <{{{options}, split_dimension = 1 : i64, concat_dimension = 0 : i64, split_count = 4 : i64}}>
+        : (tensor<1x4xf32>) -> tensor<4x1xf32>
+      %2 = "stablehlo.reduce_scatter"(%x) <{{{options}, scatter_dimension = 1 : i64, use_global_device_ids}}> ({{
+        ^bb0(%a: tensor<f32>, %b: tensor<f32>): %s = stablehlo.add %a, %b : tensor<f32> stablehlo.return %s : tensor<f32>
+      }}) : (tensor<1x4xf32>) -> tensor<1x1xf32>
+      return %0, %1, %2 : tensor<4x4xf32>, tensor<4x1xf32>, tensor<1x1xf32> }} }}"""
+    cut_rows = (("data", "model"), ())
+    imported = replace(
+        lower_stablehlo(module, mesh=SIZES), mesh=(MeshAxis("data", 2), MeshAxis("model", 4)), cuts=Cuts((cut_rows,), (cut_rows,) * 3)
+    )
+    x = np.arange(32, dtype=np.float32).reshape(8, 4)
+    found, _ = Executable(compile_stablehlo(imported), engine="reference").launch([x])
+    of = {int(device): (group, k) for group in groups for k, device in enumerate(group)}
+    gathered, sent, summed = ([row(*of[device]) for device in range(8)] for row in (
+        lambda group, k: x[group], lambda group, k: x[group, k, None], lambda group, k: x[group, k].sum(keepdims=True)[None],
+    ))  # fmt: skip
+    for got, wanted in zip(found, (gathered, sent, summed), strict=True):
+        np.testing.assert_array_equal(got, np.concatenate(wanted))
 
 
 @pytest.mark.parametrize(("groups", "mesh", "text"), [

@@ -151,6 +151,13 @@ def test_programs_call_the_host_in_order(facts):
     assert facts["called_in_order"] == [[1.0, 2.0, 5.0, 6.0], 6.0]
 
 
+def test_callbacks_tell_the_host_and_those_with_results_are_refused(facts):
+    seen, *errors = facts["callbacks_without_results_and_with"]
+    assert seen == [1.0, 2.0, 3.0, 2.0]
+    for error, name in zip(errors, ("io_callback", "pure_callback"), strict=True):
+        assert re.match(rf"UnsupportedPrimitiveError: \S*pjrt_checks\.py:\d+: '{name}' with results", error), error
+
+
 def test_tokens_are_no_arrays(facts):
     assert "Cannot convert a token-shape buffer to a numpy array" in facts["tokens_have_no_values"]
 

@@ -46,6 +46,15 @@ def axes_grouped(groups: np.ndarray, sizes: Sizes) -> tuple[str, ...] | None:
     return names if (others[groups] == others[groups[:, :1]]).all() else None
 
 
+def axes_ordered(groups: np.ndarray, sizes: Sizes) -> tuple[tuple[str, ...], np.ndarray] | None:
+    """The axes, major first, over which groups of devices [groups, members] go, whatever order their members are in, and these groups in
+    the order of the axes; None if they are no product of axes."""
+    for ordered in (groups, np.sort(groups, 1)):
+        if (names := axes_grouped(ordered, sizes)) is not None:
+            return names, ordered
+    return None
+
+
 Parts = Mapping[str, tuple[str, ...]]
 """Of each axis of a mesh the axes that it is divided into, major first: itself, if it is whole."""
 

@@ -15,6 +15,7 @@ from jaxlib.mlir.dialects import func, sdy, stablehlo
 
 from tpuflow.errors import UnsupportedPrimitiveError
 from tpuflow.jaxprs.partitioner import Partitioned, partition_module
+from tpuflow.jaxprs.plugins import source_of
 from tpuflow.jaxprs.shardings import LAST
 
 _SHARDINGS = "mhlo.spmd_output_sharding"
@@ -39,7 +40,7 @@ def partition_artifact(data: bytes, compile_options: bytes, host_call: str) -> P
 
     Raises:
       UnsupportedPrimitiveError: it calls the host.
-      CompileError: XLA cannot partition it, or cuts arguments or results otherwise than over axes of the mesh or parts of them.
+      CompileError: XLA cannot partition it.
     """
     options = xla_client.CompileOptions.ParseFromString(compile_options)
     build = options.executable_build_options
@@ -53,7 +54,7 @@ def partition_artifact(data: bytes, compile_options: bytes, host_call: str) -> P
         donated = tuple(_is_donated(a) for a in _dictionaries(main, "arg_attrs", len(main.type.inputs)))
         _call_last(main)
         chosen = (build.allow_spmd_sharding_propagation_to_parameters, build.allow_spmd_sharding_propagation_to_output)
-        return PartitionedModule(name, partition_module(module, mesh, name, chosen), donated)
+        return PartitionedModule(name, partition_module(module, mesh, name, chosen, any_order=True), donated)
 
 
 def without_last(module: bytes) -> bytes:
@@ -134,15 +135,10 @@ def _check_calls(module: Any, name: str, host_call: str) -> None:
     module.operation.walk(visit)
     if found:
         raise UnsupportedPrimitiveError(
-            f"{_source(found[0]) or name}: jax.debug.print or jax.debug.callback in a program that is partitioned over several devices: "
-            "the host cannot be called with pieces of arrays. Return what it needs from the program, or leave the call out."
+            f"{source_of(found[0]) or name}: a call of the host (jax.debug.print, jax.debug.callback, io_callback) in a program that is "
+            "partitioned over several devices: the host cannot be called with pieces of arrays. Return what it needs from the program, or "
+            "leave the call out."
         )
-
-
-def _source(location: Any) -> str:
-    """The innermost of the source lines that an operation comes from; empty if none is known."""
-    found = re.search(r'"([^"]+)":(\d+)', str(location))
-    return f"{found[1]}:{found[2]}" if found else ""
 
 
 def _mesh_of(module: Any, devices: int) -> Mapping[str, int]:

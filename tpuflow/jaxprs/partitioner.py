@@ -38,16 +38,17 @@ _xla: Any = xla_client._xla
 class Partitioned:
     """What each device runs, as StableHLO bytecode of pieces of arrays, and how the arrays of the whole program are cut into these.
 
-    The module has one more result than the program, that of the call of `LAST`. unreduced_inputs, unreduced_outputs: the mesh axes over
-    which an array is still to be summed: along these each device has a summand of its own (JAX's `PartitionSpec(unreduced=...)`).
+    The module has one more result than the program, that of the call of `LAST`. stacked_inputs, stacked_outputs: the mesh axes along which
+    the devices have arrays of their own: summands of one that is still to be summed over these (JAX's `PartitionSpec(unreduced=...)`), or,
+    along all axes, the pieces of one that is cut in an order of the devices that is none of the axes.
     """
 
     module: bytes
     mesh: Mapping[str, int]
     inputs: tuple[Cut, ...]
     outputs: tuple[Cut, ...]
-    unreduced_inputs: tuple[tuple[str, ...], ...]
-    unreduced_outputs: tuple[tuple[str, ...], ...]
+    stacked_inputs: tuple[Names, ...]
+    stacked_outputs: tuple[Names, ...]
 
 
 def partition(closed: ClosedJaxpr, asked: Asked, name: str) -> Partitioned:
@@ -65,7 +66,7 @@ def partition(closed: ClosedJaxpr, asked: Asked, name: str) -> Partitioned:
                 "the host cannot be called with pieces of arrays. Return what it needs from the program, or leave the call out."
             )
     found = partition_module(lowered(closed, name, asked), asked.mesh, name)
-    for kind, ports in (("argument", found.unreduced_inputs), ("result", found.unreduced_outputs)):
+    for kind, ports in (("argument", found.stacked_inputs), ("result", found.stacked_outputs)):
         for i, axes in enumerate(ports):
             if axes:
                 raise CompileError(
@@ -75,9 +76,12 @@ def partition(closed: ClosedJaxpr, asked: Asked, name: str) -> Partitioned:
     return found
 
 
-def partition_module(module: Any, mesh: Mapping[str, int], name: str, chosen: Chosen | None = None) -> Partitioned:
+def partition_module(
+    module: Any, mesh: Mapping[str, int], name: str, chosen: Chosen | None = None, *, any_order: bool = False
+) -> Partitioned:
     """A module (MLIR) with shardings over a mesh, partitioned. Its last result is that of a call of `LAST`. chosen: as JAX
-    says it of a compilation; None: XLA's defaults.
+    says it of a compilation; None: XLA's defaults. any_order: whether arguments and results may be cut in orders of the devices that are
+    none of the mesh's axes.
 
     Raises:
       CompileError: as `partition`.
@@ -86,11 +90,12 @@ def partition_module(module: Any, mesh: Mapping[str, int], name: str, chosen: Ch
     found = versions.hlo.HloModule.from_serialized_hlo_module_proto(proto)
     inputs = [versions.hlo.HloSharding.from_proto(s) for s in found.spmd_parameters_shardings or ()]
     outputs = [versions.hlo.HloSharding.from_proto(s) for s in found.spmd_output_sharding.tuple_shardings[:-1]]  # none if `LAST` is alone
-    mesh = _divided(mesh, inputs, outputs, name)
+    over_axes = [[s for s in of if not any_order or _could_fit(s, mesh)] for of in (inputs, outputs)]
+    mesh = _divided(mesh, over_axes[0], over_axes[1], name)
     ports = [[_cut(s, mesh) for s in shardings] for shardings in (inputs, outputs)]
     cuts = [tuple(cut for cut, _ in of) for of in ports]
-    unreduced = [tuple(axes for _, axes in of) for of in ports]
-    return Partitioned(_xla.mlir.hlo_to_stablehlo(proto), mesh, cuts[0], cuts[1], unreduced[0], unreduced[1])
+    stacked = [tuple(axes for _, axes in of) for of in ports]
+    return Partitioned(_xla.mlir.hlo_to_stablehlo(proto), mesh, cuts[0], cuts[1], stacked[0], stacked[1])
 
 
 _CALL_HOST = ("debug_callback", "debug_print", "io_callback", "pure_callback")
@@ -152,7 +157,7 @@ def _divided(mesh: Sizes, inputs: Sequence[Any], outputs: Sequence[Any], name: s
         return found[0]
     for kind, shardings in (("argument", inputs), ("result", outputs)):
         for i, sharding in enumerate(shardings):
-            if divided(mesh, functools.partial(_fits, sharding)) is None:
+            if not _could_fit(sharding, mesh):
                 raise CompileError(f"{name}: {kind} {i} {_UNFIT.format(sharding=sharding, mesh=dict(mesh))}")
     raise CompileError(f"{name}: its arguments and results together {_UNFIT.format(sharding='they are', mesh=dict(mesh))}")
 
@@ -163,16 +168,28 @@ _UNFIT = (
 )
 
 
+def _could_fit(sharding: Any, mesh: Sizes) -> bool:
+    """Whether an array is cut over whole axes of a mesh, once these are divided."""
+    return divided(mesh, functools.partial(_fits, sharding)) is not None
+
+
 def _fits(sharding: Any, mesh: Sizes) -> bool:
     """Whether an array is cut over whole axes of a mesh."""
     names, unreduced = _along(sharding, mesh)
     return None not in (*names, *unreduced)
 
 
-def _cut(sharding: Any, mesh: Sizes) -> tuple[Cut, tuple[str, ...]]:
-    """How an array that fits is cut, () if every device has all of it; and the axes over which it is unreduced."""
+def _cut(sharding: Any, mesh: Sizes) -> tuple[Cut, Names]:
+    """How an array is cut, () if every device has all of it; and the axes along which devices have arrays of their own: those over which
+    it is unreduced, or all, if it does not fit."""
+    if not _fits(sharding, mesh):
+        return (), _of_several(mesh)
     names, unreduced = _along(sharding, mesh)
     return tuple(axes or () for axes in names), tuple(name for axes in unreduced for name in axes or ())
+
+
+def _of_several(mesh: Sizes) -> Names:
+    return tuple(name for name, size in mesh.items() if size > 1)
 
 
 def _along(sharding: Any, mesh: Sizes) -> tuple[list[Names | None], list[Names | None]]:
@@ -180,7 +197,7 @@ def _along(sharding: Any, mesh: Sizes) -> tuple[list[Names | None], list[Names |
     if sharding.is_replicated():
         return [], []
     if sharding.is_unreduced():
-        return [], [tuple(name for name, size in mesh.items() if size > 1)]
+        return [], [_of_several(mesh)]
     shape = sharding.tile_assignment_dimensions()
     devices = np.array(sharding.tile_assignment_devices())
     numbers = np.empty((len(shape), devices.size), np.int64)

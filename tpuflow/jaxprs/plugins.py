@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
-from jax._src import compilation_cache, core, debugging, xla_bridge
+from jax._src import callback, compilation_cache, core, debugging, xla_bridge
 from jax._src.interpreters import mlir
 from jax._src.lax import linalg
 from jax._src.tpu.linalg import eigh
@@ -21,6 +22,7 @@ from jaxlib import xla_client
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from tpuflow.errors import UnsupportedPrimitiveError
 from tpuflow.jaxprs.protobuf import fields, packed
 
 _ONLY_DURING_CALL = xla_client._xla.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
@@ -58,10 +60,15 @@ def _capsule(address: int) -> Any:
 
 
 def lower_host_calls(platform: str, target: str, enlist: Callable[[Callable[..., Any]], int]) -> None:
-    """Let `jax.debug.print` and `jax.debug.callback` become custom calls of this target on a platform, with the number that `enlist` gives
-    what they do as their backend_config. Ordered ones need no token: a Program's calls are made in its order."""
+    """Let `jax.debug.print`, `jax.debug.callback`, and `io_callback` without results become custom calls of this target on a platform, with
+    the number that `enlist` gives what they do as their backend_config. Ordered ones need no token: a Program's calls are made in its
+    order. Calls with results are refused when they are lowered."""
 
     def rule(context: Any, *operands: Any, primitive: Any, **params: Any) -> tuple[()]:
+        if context.avals_out:
+            raise UnsupportedPrimitiveError(
+                _WAITS.format(where=source_of(ir.Location.current) or "unknown source line", name=primitive.name)
+            )
         number = enlist(functools.partial(_call_on_cpu, _callback(primitive, params)))
         attributes = {
             "call_target_name": ir.StringAttr.get(target),
@@ -73,8 +80,21 @@ def lower_host_calls(platform: str, target: str, enlist: Callable[[Callable[...,
         context.set_tokens_out(context.tokens_in)
         return ()
 
-    for primitive in (debugging.debug_print_p, debugging.debug_callback_p):
+    for primitive in _HOST_CALLS:
         mlir.register_lowering(primitive, functools.partial(rule, primitive=primitive), platform=platform)
+
+
+_HOST_CALLS = (debugging.debug_print_p, debugging.debug_callback_p, callback.io_callback_p, callback.pure_callback_p)
+_WAITS = (
+    "{where}: {name!r} with results, for which the program would wait for the host; the device does not. Call the host before the program "
+    "and pass in what it gives, or return what it needs; io_callback without results and jax.debug.callback tell it of arrays."
+)
+
+
+def source_of(location: Any) -> str:
+    """The innermost of the source lines that an operation comes from; empty if none is known."""
+    found = re.search(r'"([^"]+)":(\d+)', str(location))
+    return f"{found[1]}:{found[2]}" if found else ""
 
 
 def lower_as_for_tpus(platform: str) -> None:
@@ -84,8 +104,8 @@ def lower_as_for_tpus(platform: str) -> None:
 
 
 def _callback(primitive: Any, params: dict[str, Any]) -> Callable[..., Any]:
-    """What a `jax.debug.print` or `jax.debug.callback` does with its arrays."""
-    if primitive is debugging.debug_callback_p:
+    """What a call of the host does with its arrays."""
+    if primitive is not debugging.debug_print_p:
         return params["callback"]
     names = ("np_printoptions", "has_placeholders", "logging_record")
     options, has_placeholders, record = (params[name] for name in names)
@@ -93,12 +113,12 @@ def _callback(primitive: Any, params: dict[str, Any]) -> Callable[..., Any]:
     return debugging._make_flat_callback(params["in_tree"], show, params["static_args"])
 
 
-def _call_on_cpu(callback: Callable[..., Any], *arrays: np.ndarray) -> None:
+def _call_on_cpu(function: Callable[..., Any], *arrays: np.ndarray) -> None:
     """Call with arrays of the CPU client underneath: what JAX does on its CPU backend, which need not be there."""
     device = cpu_device()
     sharding = SingleDeviceSharding(device)
     with jax.default_device(device):
-        callback(*[place(np.asarray(x), device, sharding) for x in arrays])
+        function(*[place(np.asarray(x), device, sharding) for x in arrays])
 
 
 def stablehlo_versions() -> tuple[Sequence[int], Sequence[int]]:

@@ -21,22 +21,22 @@ _WORDS = 4
 @dataclass(frozen=True, slots=True)
 class Own:
     """What only PJRT knows of a Program: the numbers of results that are planes of complex numbers; of those that are tokens; of those that
-    are unreduced, so that each device has a summand of its own; and the module that each of several devices runs (StableHLO bytecode; none
+    are stacked, so that each device has an array of its own; and the module that each of several devices runs (StableHLO bytecode; none
     for one device)."""
 
     complex_outputs: Sequence[int] = ()
     token_outputs: Sequence[int] = ()
-    unreduced_outputs: Sequence[int] = ()
+    stacked_outputs: Sequence[int] = ()
     module: bytes = b""
 
     @property
     def numbered(self) -> tuple[Sequence[int], ...]:
         """What it says by the numbers of results."""
-        return self.complex_outputs, self.token_outputs, self.unreduced_outputs
+        return self.complex_outputs, self.token_outputs, self.stacked_outputs
 
 
 def enveloped(own: Own, program: bytes) -> bytes:
-    """First words of 32 bits: how many results are complex, how many tokens, how many unreduced, how many bytes the module has; which
+    """First words of 32 bits: how many results are complex, how many tokens, how many stacked, how many bytes the module has; which
     results these are; then the module and the Program."""
     sizes = (*map(len, own.numbered), len(own.module))
     words = np.array([*sizes, *itertools.chain(*own.numbered)], "<u4")
@@ -56,5 +56,5 @@ def opened(data: bytes) -> tuple[Own, bytes]:
     *counts, size = sizes
     end = begin + _WORD_BYTES * sum(counts)
     numbers = iter(np.frombuffer(data[begin:end], "<u4").tolist())
-    complex_outputs, token_outputs, unreduced_outputs = (list(itertools.islice(numbers, n)) for n in counts)
-    return Own(complex_outputs, token_outputs, unreduced_outputs, data[end : end + size]), data[end + size :]
+    complex_outputs, token_outputs, stacked_outputs = (list(itertools.islice(numbers, n)) for n in counts)
+    return Own(complex_outputs, token_outputs, stacked_outputs, data[end : end + size]), data[end + size :]

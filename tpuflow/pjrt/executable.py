@@ -46,9 +46,9 @@ class Loaded(ApiObject):
 
     def _kind(self, i: int, port: Any) -> tuple[int, tuple[int, ...]]:
         """Code and shape of an output as C knows them."""
-        is_complex, is_token, is_unreduced = (i in numbers for numbers in self.own.numbered)
+        is_complex, is_token, is_stacked = (i in numbers for numbers in self.own.numbered)
         code = TOKEN if is_token else CODES[COMPLEX if is_complex else port.dtype.numpy]
-        return code, port.shape[is_complex + is_unreduced :]
+        return code, port.shape[is_complex + is_stacked :]
 
     def destroyed(self) -> None:
         """What it holds goes with it."""

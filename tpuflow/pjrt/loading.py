@@ -88,7 +88,7 @@ def _loaded(program: Any, own: Own, devices: Sequence[Device]) -> Loaded:
 
 def _own(imported: Any, module: bytes = b"") -> Own:
     """What only PJRT knows of an imported module."""
-    return Own(_numbers(imported.complex_outputs), _numbers(imported.token_outputs), _numbers(imported.unreduced_outputs), module)
+    return Own(_numbers(imported.complex_outputs), _numbers(imported.token_outputs), _numbers(imported.stacked_outputs), module)
 
 
 def _numbers(found: Sequence[bool]) -> list[int]:

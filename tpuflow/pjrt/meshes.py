@@ -23,7 +23,8 @@ Piece = tuple[slice, ...]
 
 class LoadedOnMesh(Loaded):
     """A Program loaded on as many devices as its mesh has chips. What they run is as XLA partitioned it, with the call of `LAST`. An array
-    that is unreduced has its summands along its first axis in the Program, and each device has one of them, without that axis."""
+    that is stacked (each device has one of its own: a summand, or a piece in an order of the devices that is none of the mesh's axes) lies
+    so along its first axis in the Program, and each device has its part without that axis."""
 
     def __init__(self, program: Any, own: Own, devices: Sequence[Device]):
         super().__init__(program, own, devices)
@@ -57,7 +58,7 @@ class LoadedOnMesh(Loaded):
         if len(self._results[i]) > 1:
             values = np.asarray(whole)
             for piece, numbers in self._results[i]:
-                of_device = values[piece][0] if i in self.own.unreduced_outputs else values[piece]
+                of_device = values[piece][0] if i in self.own.stacked_outputs else values[piece]
                 own = self.device.client.host.moved(of_device)
                 for number in numbers:
                     pieces[number] = own

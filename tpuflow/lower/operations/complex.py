@@ -16,7 +16,6 @@ from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.operations.elementwise import aligned, maximum, minimum
 from tpuflow.lower.operations.movement import stack, unstack
-from tpuflow.lower.operations.special import asinh as arcsinh
 from tpuflow.lower.operations.special import cosh, sinh
 
 
@@ -200,27 +199,29 @@ def ne(b: Builder, x: Complex, y: Complex) -> Value:
 
 
 def exp(b: Builder, x: Complex) -> Complex:
-    """e^a (cos c + i sin c); of a real number real, also where it is infinite."""
-    size = b.exp(x.real)
-    return Complex(b.mul(size, b.cos(x.imag)), b.select(b.eq(x.imag, 0), x.imag, b.mul(size, b.sin(x.imag))))
+    """e^a (cos c + i sin c); of a real number real, also where it is infinite, with a positive zero."""
+    found = of_size_and_angle(b, x)
+    return Complex(found.real, b.select(b.eq(x.imag, 0), 0, found.imag))
+
+
+def of_size_and_angle(b: Builder, x: Complex) -> Complex:
+    """The number the logarithm of whose size is a and whose angle is c: of angle 0 a real one. Where the size overflows its parts need
+    not."""
+    size, half, huge = b.exp(x.real), b.exp(b.mul(x.real, 0.5)), b.gt(x.real, _HUGE_LOGARITHM)
+
+    def times(part: Value) -> Value:
+        return b.select(huge, b.mul(b.mul(half, part), half), b.mul(size, part))
+
+    return Complex(times(b.cos(x.imag)), b.select(b.eq(x.imag, 0), x.imag, times(b.sin(x.imag))))
+
+
+_HUGE_LOGARITHM = 88.0
+"""A little below that of the largest number."""
 
 
 def exp2(b: Builder, x: Complex) -> Complex:
     """exp(x log 2)."""
     return exp(b, Complex(*(b.mul(p, math.log(2)) for p in (x.real, x.imag))))
-
-
-def log(b: Builder, x: Complex) -> Complex:
-    """Of the size, and the angle."""
-    return Complex(b.log(absolute(b, x)), angle(b, x))
-
-
-def log1p(b: Builder, x: Complex) -> Complex:
-    """log(1 + x), whose real part is log1p(a (a + 2) + c^2) / 2 where 1 + a would lose the most of a."""
-    whole = log(b, Complex(b.add(x.real, 1), x.imag))
-    near = b.lt(maximum(b, b.abs(x.real), b.abs(x.imag)), 0.25)
-    square = b.add(b.mul(x.real, b.add(x.real, 2)), b.mul(x.imag, x.imag))
-    return Complex(b.select(near, b.mul(b.log1p(b.select(near, square, 0)), 0.5), whole.real), whole.imag)
 
 
 def expm1(b: Builder, x: Complex) -> Complex:
@@ -260,37 +261,7 @@ def tanh(b: Builder, x: Complex) -> Complex:
     )  # fmt: skip
 
 
-def asin(b: Builder, x: Complex) -> Complex:
-    """Of two square roots (W. Kahan, "Branch cuts for complex elementary functions", 1987), as are the next two."""
-    less, more = sqrt(b, _one_less(b, x)), sqrt(b, Complex(b.add(x.real, 1), x.imag))
-    return Complex(b.atan2(x.real, mul(b, less, more).real), arcsinh(b, mul(b, conj(b, less), more).imag))
-
-
-def acos(b: Builder, x: Complex) -> Complex:
-    """2 atan(Re sqrt(1 - x) / Re sqrt(1 + x)) + i asinh(Im (conj sqrt(1 + x) sqrt(1 - x)))."""
-    less, more = sqrt(b, _one_less(b, x)), sqrt(b, Complex(b.add(x.real, 1), x.imag))
-    return Complex(b.mul(b.atan2(less.real, more.real), 2), arcsinh(b, mul(b, conj(b, more), less).imag))
-
-
-def acosh(b: Builder, x: Complex) -> Complex:
-    """asinh(Re (conj sqrt(x - 1) sqrt(x + 1))) + 2 i atan(Im sqrt(x - 1) / Re sqrt(x + 1))."""
-    less, more = sqrt(b, Complex(b.sub(x.real, 1), x.imag)), sqrt(b, Complex(b.add(x.real, 1), x.imag))
-    return Complex(arcsinh(b, mul(b, conj(b, less), more).real), b.mul(b.atan2(less.imag, more.real), 2))
-
-
-def atanh(b: Builder, x: Complex) -> Complex:
-    """log1p(4 a / ((1 - a)^2 + c^2)) / 4 + i atan(2 c / ((1 - a)(1 + a) - c^2)) / 2."""
-    square, less = b.mul(x.imag, x.imag), b.sub(1, x.real)
-    real_part = b.mul(b.log1p(b.div(b.mul(x.real, 4), b.add(b.mul(less, less), square))), 0.25)
-    return Complex(real_part, b.mul(b.atan2(b.mul(x.imag, 2), b.sub(b.mul(less, b.add(x.real, 1)), square)), 0.5))
-
-
-def _one_less(b: Builder, x: Complex) -> Complex:
-    """1 - x."""
-    return Complex(b.sub(1, x.real), b.neg(x.imag))
-
-
-def _turned(function: Callable[[Builder, Complex], Complex]) -> Callable[[Builder, Complex], Complex]:
+def turned(function: Callable[[Builder, Complex], Complex]) -> Callable[[Builder, Complex], Complex]:
     """-i f(i x): asinh of asin, atan of atanh, tan of tanh."""
 
     def rule(b: Builder, x: Complex) -> Complex:
@@ -300,7 +271,7 @@ def _turned(function: Callable[[Builder, Complex], Complex]) -> Callable[[Builde
     return rule
 
 
-asinh, atan, tan = _turned(asin), _turned(atanh), _turned(tanh)
+tan = turned(tanh)
 
 
 def logistic(b: Builder, x: Complex) -> Complex:
@@ -309,21 +280,6 @@ def logistic(b: Builder, x: Complex) -> Complex:
     small = exp(b, Complex(*(b.select(left, p, b.neg(p)) for p in (x.real, x.imag))))
     above = Complex(b.select(left, small.real, 1), b.select(left, small.imag, 0))
     return div(b, above, Complex(b.add(small.real, 1), small.imag))
-
-
-def sqrt(b: Builder, x: Complex) -> Complex:
-    """Of positive real part: the part that does not cancel first, the other by division."""
-    size = b.sqrt(b.mul(b.add(absolute(b, x), b.abs(x.real)), 0.5))
-    other = b.select(b.eq(size, 0), 0, b.div(b.abs(x.imag), b.mul(b.select(b.eq(size, 0), 1, size), 2)))
-    right = b.ge(x.real, 0)
-    upper = b.select(right, other, size)
-    downwards = b.lt(x.imag, 0)
-    return Complex(b.select(right, size, other), b.select(downwards, b.neg(upper), upper))
-
-
-def rsqrt(b: Builder, x: Complex) -> Complex:
-    """1 / sqrt(x)."""
-    return div(b, as_complex(b, b.full_like(x.real, 1)), sqrt(b, x))
 
 
 def square(b: Builder, x: Complex) -> Complex:
@@ -341,24 +297,6 @@ def integer_pow(b: Builder, x: Complex, *, y: int) -> Complex:
         x = mul(b, x, x) if left else x
     result = functools.reduce(lambda p, q: mul(b, p, q), factors) if factors else one
     return result if y >= 0 else div(b, one, result)
-
-
-def atan2(b: Builder, y: Number, x: Number) -> Complex:
-    """-i log((x + i y) / sqrt(x^2 + y^2))."""
-    y, x = alike(b, y, x)
-    one, other = square(b, x), square(b, y)
-    size = sqrt(b, Complex(b.add(one.real, other.real), b.add(one.imag, other.imag)))
-    found = log(b, div(b, Complex(b.sub(x.real, y.imag), b.add(x.imag, y.real)), size))
-    return Complex(found.imag, b.neg(found.real))
-
-
-def power(b: Builder, x: Number, y: Number) -> Complex:
-    """exp(y log x); 0 where x is, 1 where y is."""
-    x, y = alike(b, x, y)
-    found = exp(b, mul(b, y, log(b, x)))
-    nothing = b.and_(b.eq(x.real, 0), b.eq(x.imag, 0))
-    one = b.and_(b.eq(y.real, 0), b.eq(y.imag, 0))
-    return Complex(b.select(one, 1, b.select(nothing, 0, found.real)), b.select(b.or_(one, nothing), 0, found.imag))
 
 
 # --- sums of products -----------------------------------------------------------------------------------------------------

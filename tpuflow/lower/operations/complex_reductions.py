@@ -6,11 +6,12 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
-from tpuflow.dtypes import PRED
+from tpuflow.dtypes import PRED, DType
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
-from tpuflow.lower.operations import reducers
-from tpuflow.lower.operations.complex import Complex, Number, Type, alike, as_complex, exp, log, mul, packed, planes
+from tpuflow.lower.operations import reducers, reductions
+from tpuflow.lower.operations.complex import Complex, Number, Type, alike, as_complex, exp, mul, packed, planes
+from tpuflow.lower.operations.complex_powers import log
 from tpuflow.lower.operations.elementwise import maximum
 from tpuflow.lower.operations.window import SlidingWindow
 
@@ -48,6 +49,15 @@ def reduce_extreme(b: Builder, x: Complex, *, op: str, axes: Sequence[int]) -> C
 
     (result,) = reduce_by(b, step, (x,), (Complex(b.scalar(worst), b.scalar(worst)),), axes)
     return as_complex(b, result)
+
+
+def first_place_of(b: Builder, op: str, x: Complex, axis: int, index_dtype: DType) -> Value:
+    """The first position of the extreme element (`op`: max or min), as `extreme` orders them, or of the first that is not a number."""
+    first = b.select(b.ne(x.imag, x.imag), math.nan, x.real)
+    best = b.eq(first, reductions.along(b, b.reduce(op, first, (axis,)), x.shape, axis))
+    second = b.select(best, x.imag, math.inf if op == "min" else -math.inf)
+    found = b.and_(best, b.eq(second, reductions.along(b, b.reduce(op, second, (axis,)), x.shape, axis)))
+    return reductions.first_true(b, b.or_(found, b.ne(first, first)), axis, index_dtype)
 
 
 def _of_planes(body: Callable[..., Sequence[Number]], types: Sequence[Type]) -> Callable[..., list[Value]]:

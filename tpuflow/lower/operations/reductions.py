@@ -42,12 +42,21 @@ def first_place_of(b: Builder, op: str, x: Value, axis: int, index_dtype: DType)
     """The first position of the extreme value (`op`: max or min), or of the first NaN: two reductions."""
     x = b.convert(x, U8) if x.dtype == PRED else x
     extreme = b.reduce(op, x, (axis,))
-    others = [i for i in range(len(x.shape)) if i != axis]
-    found = b.eq(x, b.broadcast(extreme, x.shape, others))
+    found = b.eq(x, along(b, extreme, x.shape, axis))
     if x.dtype.is_float:
         found = b.or_(found, b.ne(x, x))
-    place = iota(b, S32, x.shape, axis)
-    return b.convert(b.reduce("min", b.select(found, place, x.shape[axis] - 1), (axis,)), index_dtype)
+    return first_true(b, found, axis, index_dtype)
+
+
+def along(b: Builder, x: Value, shape: Sequence[int], axis: int) -> Value:
+    """What was reduced along an axis, at every position of it again."""
+    return b.broadcast(x, shape, [i for i in range(len(shape)) if i != axis])
+
+
+def first_true(b: Builder, found: Value, axis: int, index_dtype: DType) -> Value:
+    """The first position along an axis at which it is so; the last one, if it is nowhere."""
+    place = iota(b, S32, found.shape, axis)
+    return b.convert(b.reduce("min", b.select(found, place, found.shape[axis] - 1), (axis,)), index_dtype)
 
 
 def cumlogsumexp(b: Builder, x: Value, *, axis: int, reverse: bool) -> Value:

@@ -32,8 +32,8 @@ class Imported:
     the result that `tf.aliasing_output` gives its buffer to (None: no particular one). input_types, output_types: as the module declares
     them, in its order; complex_outputs: of each result, whether it is the two planes of a complex one; token_outputs: whether it is a
     token, an array of nothing here. mesh, cuts: of a partitioned module the axes of its mesh that have several chips, and into what pieces
-    its arguments and results are cut; unreduced_outputs: of each result, whether it is its summands, along an axis before its own. Names
-    are the graph's (`graph.input_names`, `graph.output_names`).
+    its arguments and results are cut; stacked_outputs: of each result, whether it is the devices' own ones, along an axis before
+    its own. Names are the graph's (`graph.input_names`, `graph.output_names`).
     """
 
     graph: Graph
@@ -46,7 +46,7 @@ class Imported:
     token_outputs: tuple[bool, ...] = ()
     mesh: tuple[MeshAxis, ...] = ()
     cuts: Cuts = UNCUT
-    unreduced_outputs: tuple[bool, ...] = ()
+    stacked_outputs: tuple[bool, ...] = ()
 
 
 def lower_stablehlo(

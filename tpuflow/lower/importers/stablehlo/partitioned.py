@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from tpuflow.isa.collectives import MeshAxis
-from tpuflow.isa.meshes import Parts, Sizes, axes_grouped, divided
+from tpuflow.isa.meshes import Parts, Sizes, axes_ordered, divided
 from tpuflow.jaxprs.partitioner import Partitioned
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
@@ -24,8 +24,9 @@ def lower_partitioned(
     found: Partitioned, name: str, *, input_names: Sequence[str] = (), output_names: Sequence[str] = (), complex_ports: bool = False
 ) -> Imported:
     """A partitioned module, imported for its mesh: without the result that only its partitioner needed, and with its sums scattered. Names
-    and `complex_ports` are as `lower_stablehlo` takes them; results without a name are numbered. A port that is unreduced over mesh axes
-    has one more axis, the first: its whole array is that of the summands. Where groups of devices are parts of axes, these are divided.
+    and `complex_ports` are as `lower_stablehlo` takes them; results without a name are numbered. A port that is stacked along mesh
+    axes has one more axis, the first: its whole array is that of the devices' own ones. Where groups of devices are parts of axes, these
+    are divided.
 
     Raises:
       What `lower_stablehlo` raises.
@@ -35,7 +36,7 @@ def lower_partitioned(
     imported = lower_stablehlo(read, name, input_names=input_names, mesh=mesh, complex_ports=complex_ports)
     graph = scatter_sums(imported.graph, mesh)
     graph = replace(graph, outputs=graph.outputs[:-1], output_names=tuple(output_names))
-    graph = _stacked(graph, found.unreduced_inputs, found.unreduced_outputs)
+    graph = _stacked(graph, found.stacked_inputs, found.stacked_outputs)
     return replace(
         imported,
         graph=graph,
@@ -44,10 +45,10 @@ def lower_partitioned(
         token_outputs=imported.token_outputs[:-1],
         mesh=tuple(_axes(mesh, parts)),
         cuts=Cuts(
-            _of_ports(graph.inputs, found.inputs, found.unreduced_inputs, parts),
-            _of_ports(graph.outputs, found.outputs, found.unreduced_outputs, parts),
+            _of_ports(graph.inputs, found.inputs, found.stacked_inputs, parts),
+            _of_ports(graph.outputs, found.outputs, found.stacked_outputs, parts),
         ),
-        unreduced_outputs=tuple(map(bool, found.unreduced_outputs)),
+        stacked_outputs=tuple(map(bool, found.stacked_outputs)),
     )
 
 
@@ -60,7 +61,7 @@ def _divided(mesh: Sizes, read: Module) -> tuple[Sizes, Parts]:
 
 
 def _fits(groups: Sequence[np.ndarray], mesh: Sizes) -> bool:
-    return all(axes_grouped(g, mesh) is not None for g in groups)
+    return all(axes_ordered(g, mesh) is not None for g in groups)
 
 
 def _groups(block: Block) -> Iterator[np.ndarray]:
@@ -80,10 +81,10 @@ def _axes(mesh: Sizes, parts: Parts) -> Iterator[MeshAxis]:
         yield from (MeshAxis(name, mesh[name], joined=name != own[0]) for name in own)
 
 
-def _of_ports(values: Sequence[Value], cuts: Sequence[NamedCut], unreduced: Sequence[Names], parts: Parts) -> tuple[NamedCut, ...]:
-    """How ports are cut. What is unreduced has an axis before its own for its summands; a complex array is two planes, with an axis before
-    its own that is not cut."""
-    rows = zip(values, cuts, unreduced, strict=True)
+def _of_ports(values: Sequence[Value], cuts: Sequence[NamedCut], stacked: Sequence[Names], parts: Parts) -> tuple[NamedCut, ...]:
+    """How ports are cut. What is stacked has an axis before its own for the devices' own arrays; a complex array is two planes,
+    with an axis before its own that is not cut."""
+    rows = zip(values, cuts, stacked, strict=True)
     return tuple(_of_port(v, tuple(_parts_of(names, parts) for names in cut), _parts_of(axes, parts)) for v, cut, axes in rows)
 
 
@@ -91,15 +92,15 @@ def _parts_of(names: Names, parts: Parts) -> Names:
     return tuple(part for name in names for part in parts[name])
 
 
-def _of_port(value: Value, cut: NamedCut, unreduced: Names) -> NamedCut:
-    if not cut and not unreduced:
+def _of_port(value: Value, cut: NamedCut, stacked: Names) -> NamedCut:
+    if not cut and not stacked:
         return WHOLE
-    summands = (unreduced,) if unreduced else ()
-    return (*summands, *((),) * (len(value.type.shape) - len(cut) - len(summands)), *cut)
+    first = (stacked,) if stacked else ()
+    return (*first, *((),) * (len(value.type.shape) - len(cut) - len(first)), *cut)
 
 
 def _stacked(graph: Graph, inputs: Sequence[Names], outputs: Sequence[Names]) -> Graph:
-    """The graph whose unreduced ports have one more axis, the first, of one element: of whole arrays it is that of the summands."""
+    """The graph whose stacked ports have one more axis, the first, of one element: of whole arrays it is that of the devices' own ones."""
     if not any((*inputs, *outputs)):
         return graph
     types = [_one_of(v.type) if axes else v.type for v, axes in zip(graph.inputs, inputs, strict=True)]

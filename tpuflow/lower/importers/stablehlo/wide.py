@@ -57,6 +57,11 @@ def _broadcast(b: Builder, operands: Sequence[Counter], attributes: Attributes, 
     return broadcast_in_dim(b, x.value, shape=kind.shape, broadcast_dimensions=attributes["broadcast_dimensions"]), x.most
 
 
+def _reshape(b: Builder, operands: Sequence[Counter], attributes: Attributes, kind: TensorType) -> Made:
+    (x,) = operands
+    return b.reshape(x.value, kind.shape), x.most
+
+
 def _add(b: Builder, operands: Sequence[Counter], attributes: Attributes, kind: TensorType) -> Made:
     x, y = operands
     return b.add(x.value, y.value), x.most + y.most
@@ -89,6 +94,7 @@ _RULES: Mapping[str, Callable[[Builder, Sequence[Counter], Attributes, TensorTyp
     "stablehlo.iota": _iota,
     "stablehlo.constant": _constant,
     "stablehlo.broadcast_in_dim": _broadcast,
+    "stablehlo.reshape": _reshape,
     "stablehlo.add": _add,
     "stablehlo.multiply": _multiply,
     "stablehlo.shift_right_logical": _shift_right,

@@ -23,6 +23,8 @@ from tpuflow.lower.importers.jaxpr.rules import products  # noqa: F401  (whose r
 from tpuflow.lower.importers.jaxpr.rules.indexing import slice_axes
 from tpuflow.lower.importers.jaxpr.rules.reductions import each_element, halves, monoid
 from tpuflow.lower.operations import complex as numbers
+from tpuflow.lower.operations import complex_inverses as inverses
+from tpuflow.lower.operations import complex_powers as powers
 from tpuflow.lower.operations import complex_reductions as reduced
 from tpuflow.lower.operations import movement, reductions, sorting, windows
 from tpuflow.lower.operations.complex import Complex, Number, bilinear, plane_by_plane
@@ -47,18 +49,24 @@ PLANEWISE.update((
 ))  # fmt: skip
 COMPLEX.enter({
     "real": numbers.real, "imag": numbers.imag, "complex": numbers.make, "mul": numbers.mul, "div": numbers.div, "abs": numbers.absolute,
-    "sign": numbers.sign_of, "is_finite": numbers.is_finite, "eq": numbers.eq, "ne": numbers.ne, "exp": numbers.exp, "log": numbers.log,
-    "log1p": numbers.log1p, "exp2": numbers.exp2, "expm1": numbers.expm1, "tan": numbers.tan, "sinh": numbers.sinh_of,
-    "cosh": numbers.cosh_of, "tanh": numbers.tanh, "logistic": numbers.logistic, "sqrt": numbers.sqrt, "rsqrt": numbers.rsqrt,
-    "square": numbers.square, "pow": numbers.power, "integer_pow": numbers.integer_pow, "reduce_prod": reduced.reduce_prod,
-    "cumprod": reduced.cumprod, "cumlogsumexp": reduced.cumlogsumexp, "clamp": reduced.clamp, "atan2": numbers.atan2,
-    "asin": numbers.asin, "acos": numbers.acos, "atan": numbers.atan, "asinh": numbers.asinh, "acosh": numbers.acosh,
-    "atanh": numbers.atanh, "bitcast_convert_type": numbers.same_bits,
+    "sign": numbers.sign_of, "is_finite": numbers.is_finite, "eq": numbers.eq, "ne": numbers.ne, "exp": numbers.exp, "log": powers.log,
+    "log1p": powers.log1p, "exp2": numbers.exp2, "expm1": numbers.expm1, "tan": numbers.tan, "sinh": numbers.sinh_of,
+    "cosh": numbers.cosh_of, "tanh": numbers.tanh, "logistic": numbers.logistic, "sqrt": powers.sqrt, "rsqrt": powers.rsqrt,
+    "square": numbers.square, "pow": powers.power, "integer_pow": numbers.integer_pow, "reduce_prod": reduced.reduce_prod,
+    "cumprod": reduced.cumprod, "cumlogsumexp": reduced.cumlogsumexp, "clamp": reduced.clamp, "atan2": powers.atan2,
+    "asin": inverses.asin, "acos": inverses.acos, "atan": inverses.atan, "asinh": inverses.asinh, "acosh": inverses.acosh,
+    "atanh": inverses.atanh, "bitcast_convert_type": numbers.same_bits,
 })  # fmt: skip
+
+
+def _first_place_of(b: Builder, x: Complex, *, op: str, axes: Sizes, index_dtype: Any) -> Value:
+    return reduced.first_place_of(b, op, x, axes[0], dtype_of(index_dtype))
+
+
 for _op in ("max", "min"):
     COMPLEX.enter({
         _op: partial(reduced.extreme, op=_op), f"reduce_{_op}": partial(reduced.reduce_extreme, op=_op),
-        f"cum{_op}": partial(reduced.cumulative_extreme, op=_op),
+        f"cum{_op}": partial(reduced.cumulative_extreme, op=_op), f"arg{_op}": partial(_first_place_of, op=_op),
     })  # fmt: skip
 
 

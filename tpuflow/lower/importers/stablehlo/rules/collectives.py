@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tpuflow.dtypes import PRED, S32, U32
-from tpuflow.isa.meshes import axes_grouped, places
+from tpuflow.isa.meshes import axes_ordered, places
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.importers.stablehlo.walk import PLANEWISE, RULES, Region
@@ -26,22 +27,41 @@ _GATHERED = {"multiply(a, b)": "mul", "or(a, b)": "or", "and(a, b)": "and", "xor
 PLANEWISE.update(f"stablehlo.{name}" for name in ("all_gather", "all_reduce", "all_to_all", "collective_permute", "reduce_scatter"))
 
 
-def _group(b: Builder, groups: Any, channel_handle: Any) -> Group:
-    """The axes that the groups go over."""
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The chips of each group: those that differ along the axes of `group`, and of all (member, chip whose number along these axes is the
+    member's in its group), if those are not the same chips."""
+
+    group: Group
+    seats: tuple[tuple[int, int], ...] = ()
+
+    def seated(self, b: Builder, x: Value) -> Value:
+        """What each member has, where its number is."""
+        return _permuted(b, x, np.array(self.seats)) if self.seats else x
+
+    def returned(self, b: Builder, x: Value) -> Value:
+        """What is where a member's number is, at the member."""
+        return _permuted(b, x, np.array(self.seats)[:, ::-1]) if self.seats else x
+
+
+def _members(b: Builder, groups: Any, channel_handle: Any) -> Members:
+    """The axes that the groups go over, and where their members are."""
     if not isinstance(groups, np.ndarray):
         raise UnsupportedForm(f"its groups of devices are not given as numbers ({groups})")
     if groups.size == 1:
-        return Group((), ())
+        return Members(Group((), ()))
     _check_mesh(b)
     if channel_handle is None:
         raise UnsupportedForm("it is between replicas; a module for several devices has one replica of several partitions here")
-    names = axes_grouped(groups, b.mesh)
-    if names is None:
+    found = axes_ordered(groups, b.mesh)
+    if found is None:
         raise UnsupportedForm(
             f"its groups of devices, {groups.tolist()}, are neither axes of the mesh {dict(b.mesh)} nor parts into which they divide; cut "
             "arrays over whole axes"
         )
-    return Group.of(b.mesh, names)
+    names, ordered = found
+    seats = zip(groups.ravel().tolist(), ordered.ravel().tolist(), strict=True)
+    return Members(Group.of(b.mesh, names), () if (groups == ordered).all() else tuple(seats))
 
 
 def _check_mesh(b: Builder) -> None:
@@ -54,7 +74,7 @@ def _check_mesh(b: Builder) -> None:
 
 @RULES.lowers("stablehlo.all_reduce")
 def _all_reduce(b: Builder, *operands: Value, replica_groups: Any, regions: tuple[Region], channel_handle: Any = None) -> tuple[Value, ...]:
-    group, (text,) = _group(b, replica_groups, channel_handle), regions[0].expressions()
+    group, (text,) = _members(b, replica_groups, channel_handle).group, regions[0].expressions()
     return tuple(_reduced(b, x, text, group) for x in operands)
 
 
@@ -70,8 +90,8 @@ def _reduced(b: Builder, x: Value, text: str, group: Group) -> Value:
 def _reduce_scatter(
     b: Builder, x: Value, *, scatter_dimension: int, replica_groups: Any, regions: tuple[Region], channel_handle: Any = None
 ) -> Value:
-    group, (text,) = _group(b, replica_groups, channel_handle), regions[0].expressions()
-    return collectives.reduce_scatter(b, _reducer(text), x, group, scatter_dimension, tiled=True)
+    members, (text,) = _members(b, replica_groups, channel_handle), regions[0].expressions()
+    return members.returned(b, collectives.reduce_scatter(b, _reducer(text), x, members.group, scatter_dimension, tiled=True))
 
 
 def _reducer(text: str) -> str:
@@ -84,35 +104,39 @@ def _reducer(text: str) -> str:
 def _all_gather(
     b: Builder, *operands: Value, all_gather_dim: int, replica_groups: Any, channel_handle: Any = None
 ) -> tuple[Value, ...]:  # fmt: skip
-    group = _group(b, replica_groups, channel_handle)
-    return tuple(collectives.all_gather(b, x, group, all_gather_dim, tiled=True) for x in operands)
+    members = _members(b, replica_groups, channel_handle)
+    return tuple(collectives.all_gather(b, members.seated(b, x), members.group, all_gather_dim, tiled=True) for x in operands)
 
 
 @RULES.lowers("stablehlo.all_to_all")
 def _all_to_all(
     b: Builder, *operands: Value, split_dimension: int, concat_dimension: int, replica_groups: Any, channel_handle: Any = None
 ) -> tuple[Value, ...]:
-    group = _group(b, replica_groups, channel_handle)
-    return tuple(collectives.all_to_all(b, x, group, split_dimension, concat_dimension) for x in operands)
+    members = _members(b, replica_groups, channel_handle)
+    sent = [collectives.all_to_all(b, members.seated(b, x), members.group, split_dimension, concat_dimension) for x in operands]
+    return tuple(members.returned(b, x) for x in sent)
 
 
 @RULES.lowers("stablehlo.collective_broadcast")
 def _collective_broadcast(b: Builder, x: Value, *, replica_groups: Any, channel_handle: Any = None) -> Value:
     """What the first of each group has."""
-    group = _group(b, replica_groups, channel_handle)
-    if group.chips == 1:
+    members = _members(b, replica_groups, channel_handle)
+    if members.group.chips == 1:
         return x
-    whole = collectives.all_gather(b, x, group, 0, tiled=False)
+    whole = collectives.all_gather(b, members.seated(b, x), members.group, 0, tiled=False)
     return b.reshape(b.slice_axis(whole, 0, 0, 1), x.shape)
 
 
 @RULES.lowers("stablehlo.collective_permute")
 def _collective_permute(b: Builder, x: Value, *, source_target_pairs: Any, channel_handle: Any = None) -> Value:
-    """Along the axes that devices are sent over, if that is the same for all that differ along the others only; else over all axes."""
     _check_mesh(b)
     if channel_handle is None:
         raise UnsupportedForm("it is between replicas; a module for several devices has one replica of several partitions here")
-    pairs = np.asarray(source_target_pairs).reshape(-1, 2)
+    return _permuted(b, x, np.asarray(source_target_pairs).reshape(-1, 2))
+
+
+def _permuted(b: Builder, x: Value, pairs: np.ndarray) -> Value:
+    """Along the axes that devices are sent over, if that is the same for all that differ along the others only; else over all axes."""
     moved = [name for name in b.mesh if (places(b.mesh, [name])[pairs] @ [1, -1]).any()]
     others = places(b.mesh, [name for name in b.mesh if name not in moved])
     rows = {int(o): sorted(map(tuple, places(b.mesh, moved)[pairs[others[pairs[:, 0]] == o]].tolist())) for o in np.unique(others)}

@@ -16,6 +16,8 @@ from tpuflow.lower.importers.stablehlo.rules.indexing import slices
 from tpuflow.lower.importers.stablehlo.rules.reductions import keys_of, window_of
 from tpuflow.lower.importers.stablehlo.walk import COMPLEX, PLANEWISE, RULES, STORED, STRUCTURAL, Region
 from tpuflow.lower.operations import complex as numbers
+from tpuflow.lower.operations import complex_inverses as inverses
+from tpuflow.lower.operations import complex_powers as powers
 from tpuflow.lower.operations import complex_reductions as reduced
 from tpuflow.lower.operations import movement, sorting, windows
 from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, bilinear, packed, plane_by_plane, planes
@@ -42,15 +44,15 @@ PLANEWISE.update(f"stablehlo.{operation}" for operation in (
 COMPLEX.enter({
     "stablehlo.real": numbers.real, "stablehlo.imag": numbers.imag, "stablehlo.complex": numbers.make, "stablehlo.multiply": numbers.mul,
     "stablehlo.divide": numbers.div, "stablehlo.abs": numbers.absolute, "stablehlo.sign": numbers.sign_of,
-    "stablehlo.is_finite": numbers.is_finite, "stablehlo.exponential": numbers.exp, "stablehlo.log": numbers.log,
-    "stablehlo.log_plus_one": numbers.log1p, "stablehlo.exponential_minus_one": numbers.expm1, "stablehlo.sine": numbers.sin,
+    "stablehlo.is_finite": numbers.is_finite, "stablehlo.exponential": numbers.exp, "stablehlo.log": powers.log,
+    "stablehlo.log_plus_one": powers.log1p, "stablehlo.exponential_minus_one": numbers.expm1, "stablehlo.sine": numbers.sin,
     "stablehlo.cosine": numbers.cos, "stablehlo.tan": numbers.tan, "chlo.tan": numbers.tan, "chlo.sinh": numbers.sinh_of,
-    "chlo.cosh": numbers.cosh_of, "stablehlo.tanh": numbers.tanh, "stablehlo.logistic": numbers.logistic, "stablehlo.sqrt": numbers.sqrt,
-    "stablehlo.rsqrt": numbers.rsqrt, "chlo.square": numbers.square, "chlo.conj": numbers.conj, "stablehlo.power": numbers.power,
-    "chlo.asin": numbers.asin, "chlo.acos": numbers.acos, "chlo.atan": numbers.atan, "chlo.asinh": numbers.asinh,
-    "chlo.acosh": numbers.acosh, "chlo.atanh": numbers.atanh, "stablehlo.maximum": partial(reduced.extreme, op="max"),
+    "chlo.cosh": numbers.cosh_of, "stablehlo.tanh": numbers.tanh, "stablehlo.logistic": numbers.logistic, "stablehlo.sqrt": powers.sqrt,
+    "stablehlo.rsqrt": powers.rsqrt, "chlo.square": numbers.square, "chlo.conj": numbers.conj, "stablehlo.power": powers.power,
+    "chlo.asin": inverses.asin, "chlo.acos": inverses.acos, "chlo.atan": inverses.atan, "chlo.asinh": inverses.asinh,
+    "chlo.acosh": inverses.acosh, "chlo.atanh": inverses.atanh, "stablehlo.maximum": partial(reduced.extreme, op="max"),
     "stablehlo.minimum": partial(reduced.extreme, op="min"), "stablehlo.bitcast_convert": numbers.same_bits,
-    "stablehlo.clamp": reduced.clamp, "stablehlo.atan2": numbers.atan2,
+    "stablehlo.clamp": reduced.clamp, "stablehlo.atan2": powers.atan2,
 })  # fmt: skip
 
 
