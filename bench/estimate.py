@@ -1,8 +1,12 @@
-"""How long `tpuflow estimate` takes, and how much of the host's memory: whole processes, imports included."""
+"""How long `tpuflow estimate` takes, and how much of the host's memory: whole processes, imports included.
+
+Processes find the bytecode of modules that one before them has written, as a user's do from the second command on, whatever is set here.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -64,27 +68,36 @@ print(json.dumps((os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_sti
 """
 
 
-def cost_of(command: Sequence[str]) -> Cost:
+def cost_of(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Cost:
     """Run a command to its end, without what it prints, as the operating system accounts for it: to a small process, since the peak of a
     command counts what the process that started it held.
+
+    environment: all of the process's; this one's if None.
 
     Raises:
       RuntimeError: it did not end with status 0.
     """
     began = time.perf_counter()
-    told = subprocess.run([sys.executable, "-c", _ACCOUNT, *command], stdout=subprocess.PIPE, check=True).stdout
+    account = [sys.executable, "-c", _ACCOUNT, *command]
+    told = subprocess.run(account, stdout=subprocess.PIPE, check=True, env=environment).stdout
     status, cpu_seconds, peak_bytes = json.loads(told)
     if status:
         raise RuntimeError(f"{' '.join(command)} ended with status {status}; what it said is above.")
     return Cost(time.perf_counter() - began, cpu_seconds, peak_bytes)
 
 
-def measured(one: Target, rounds: int) -> dict[str, Any]:
-    """Medians over fresh processes, and what was estimated: kernels and modelled seconds of a step."""
+def with_bytecode(folder: Path) -> dict[str, str]:
+    """The environment of processes that keep the bytecode of modules in a folder."""
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**own, "PYTHONPYCACHEPREFIX": str(folder)}
+
+
+def measured(one: Target, rounds: int, bytecode: Path) -> dict[str, Any]:
+    """Medians over fresh processes behind one that is not counted, and what was estimated: kernels and modelled seconds of a step."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "estimate.json"
         command = [sys.executable, "-m", "tpuflow", "estimate", *one.options, "--json", str(path)]
-        costs = [cost_of(command) for _ in range(rounds)]
+        costs = [cost_of(command, with_bytecode(bytecode)) for _ in range(1 + rounds)][1:]
         found = json.loads(path.read_text())
     found = found[0] if isinstance(found, list) else found
     medians = {name: statistics.median(asdict(cost)[name] for cost in costs) for name in asdict(costs[0])}
@@ -94,9 +107,10 @@ def measured(one: Target, rounds: int) -> dict[str, Any]:
 def run(rounds: int = ROUNDS) -> tuple[str, Mapping[str, Any]]:
     """All targets, one after the other."""
     rows = []
-    for one in TARGETS:
-        rows.append(measured(one, rounds))
-        print(_line(rows[-1]), file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as bytecode:
+        for one in TARGETS:
+            rows.append(measured(one, rounds, Path(bytecode)))
+            print(_line(rows[-1]), file=sys.stderr, flush=True)
     return "\n".join(map(_line, rows)), {"rounds": rounds, "rows": rows}
 
 

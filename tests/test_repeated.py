@@ -17,10 +17,14 @@ from tpuflow.compiler import PIPELINE, compile_graph
 from tpuflow.device.timing import time_program
 from tpuflow.device.timing.calibration import Machine
 from tpuflow.device.timing.program import time_kernel
+from tpuflow.isa.kernel_keys import KernelForms
+from tpuflow.isa.liveness import Timeline
+from tpuflow.isa.program import Kernel
 from tpuflow.lower.emit import Repeated, emit_node
 from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.importers.jaxpr.importer import lower_jaxpr
 from tpuflow.lower.memory import plan_memory
+from tpuflow.lower.stays import Bus
 
 LAYERS = 4
 CHIP = get_chip("tpu-v3")
@@ -77,3 +81,17 @@ def test_a_kernel_that_comes_again_takes_the_time_it_would_take_by_itself(make: 
     assert [row.time for row in time_program(program).kernels] == [
         time_kernel(k, Machine.of(CHIP), resident=program.resident) for k in program.kernels()
     ]
+
+
+@pytest.mark.parametrize("chip", ["tpu-v4", "tpu-v5e"])
+def test_a_kernel_that_comes_again_needs_of_the_memory_bus_what_it_would_need_by_itself(chip: str, monkeypatch: pytest.MonkeyPatch):
+    program = compile_graph(transformer(), chip=chip)
+    timeline = Timeline(program)
+    shared = Bus.of(program, timeline)
+    monkeypatch.setattr(KernelForms, "of", _by_itself)
+    assert shared == Bus.of(program, timeline)
+
+
+def _by_itself(_: KernelForms, kernel: Kernel, mark: Callable[[int], object]) -> tuple[int, tuple[int, ...]]:
+    """In place of a kernel's form one that no other has."""
+    return id(kernel), tuple(dict.fromkeys(w.buffer for i in kernel.instructions for _, w in i.windows()))

@@ -14,7 +14,6 @@ import pytest
 from tests import programs
 from tests.program_builder import edit_kernel, substitute
 from tpuflow.chips import get_chip
-from tpuflow.device import kernel_keys
 from tpuflow.device.fast import liveness
 from tpuflow.device.fast.engine import FastEngine
 from tpuflow.device.fast.halos import halos_of
@@ -24,7 +23,6 @@ from tpuflow.device.reference import ReferenceEngine
 from tpuflow.device.reference.execute import _TRANSFERS
 from tpuflow.device.resolved import resolve
 from tpuflow.device.timing.calibration import Machine
-from tpuflow.device.timing.form import form_of
 from tpuflow.device.timing.program import time_kernel
 from tpuflow.device.verify import verify
 from tpuflow.device.verify.budget import VerifyBudget
@@ -32,13 +30,14 @@ from tpuflow.device.verify.instructions import _FIELD_RULES, check_fields, check
 from tpuflow.device.verify.kernels import check_kernel
 from tpuflow.device.verify.structure import structure
 from tpuflow.errors import HazardError, ProgramError
-from tpuflow.isa import elementwise
+from tpuflow.isa import elementwise, kernel_keys
 from tpuflow.isa import instruction as field
 from tpuflow.isa.bounds import Bound
 from tpuflow.isa.contraction import SlidingAxis
 from tpuflow.isa.core_shares import share
 from tpuflow.isa.cost import Cost
 from tpuflow.isa.instruction import BY_MNEMONIC, INSTRUCTIONS, TRAITS, FieldKind, Instruction, Tile, Window, instr
+from tpuflow.isa.kernel_keys import KernelForms
 from tpuflow.isa.program import Kernel, Program
 from tpuflow.isa.refusal import Refusal
 from tpuflow.isa.vector import Binary, ReduceInto, _Compute
@@ -100,7 +99,7 @@ PLACES: dict[str, Callable[[Program], object]] = {
     "fast engine": lambda p: list(FastEngine(p, verified=True).translate()),
     "reference engine": lambda p: ReferenceEngine(p, verify=False).launch([np.ones((20, 300), np.float32)] * 2, []),
     "timing": lambda p: time_kernel(_kernel(p), MACHINE),
-    "memo of the timing": lambda p: form_of(_kernel(p)),
+    "memo of the timing": lambda p: KernelForms().of(_kernel(p), bool),
     "core division": lambda p: share(_kernel(p), CHIP),
 }
 
@@ -239,7 +238,7 @@ def test_a_field_of_a_kind_that_one_place_does_not_know_is_refused_there(monkeyp
     with pytest.raises(ProgramError, match="'masked' has a field mask of kind 'mask'"):
         structure(kernel, program.buffers)
     with pytest.raises(ProgramError, match="'masked' has a field mask of kind 'mask'"):
-        form_of(kernel)
+        KernelForms().of(kernel, bool)
     with pytest.raises(Refusal, match="field mask of 'masked' is of kind 'mask'"):
         check_fields(kernel, masked)
     with pytest.raises(ProgramError, match="'masked' has a field mask"):

@@ -26,7 +26,7 @@ from tpuflow.chips import CHIPS
 from tpuflow.chips.listing import chip_facts, chip_table
 from tpuflow.dtypes import BF16, DType
 from tpuflow.errors import ConfigError, LaunchAbandoned, LaunchError, ProgramFileError, TpuflowError, nothing_at, short
-from tpuflow.garbage import undisturbed
+from tpuflow.garbage import end_at_once, undisturbed
 from tpuflow.isa.assembler import assemble
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.file import code_hash, load, save
@@ -280,21 +280,22 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _estimate(args: argparse.Namespace) -> None:
-    with undisturbed():  # compiling needs the importers, which running a saved Program does not
-        from tpuflow.estimating.commands import run_estimate
+    end_at_once()
+    with undisturbed():  # to its end: the collector would walk over all that was imported, traced and compiled, for next to nothing
+        from tpuflow.estimating.commands import run_estimate  # compiling needs the importers, which running a saved Program does not
         from tpuflow.estimating.sweeping import Sweep
 
-    sweep = Sweep(
-        targets=tuple(args.target),
-        batches=tuple(args.batch),
-        chips=tuple(args.chip),
-        policies=tuple(args.policy),
-        sink_sizes=tuple(args.sink_size),
-        steps_per_epoch=args.steps_per_epoch,
-        calibrations=tuple(args.calibration),
-        prices=dict(args.price),
-    )
-    run_estimate(sweep, args.kernels, args.json, args.trace, args.html, args.plot, args.pareto)
+        sweep = Sweep(
+            targets=tuple(args.target),
+            batches=tuple(args.batch),
+            chips=tuple(args.chip),
+            policies=tuple(args.policy),
+            sink_sizes=tuple(args.sink_size),
+            steps_per_epoch=args.steps_per_epoch,
+            calibrations=tuple(args.calibration),
+            prices=dict(args.price),
+        )
+        run_estimate(sweep, args.kernels, args.json, args.trace, args.html, args.plot, args.pareto)
 
 
 def _check(args: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -161,9 +162,15 @@ class Chip:
 
     def tile_bytes(self, shape: tuple[int, ...], element_bytes: int) -> int:
         """On-chip bytes of a tile: its two minor axes padded to whole sublanes and lanes (32-bit sublanes pack narrower types)."""
-        if not shape:
-            return 4
-        lanes = -(-shape[-1] // self.vector_lanes) * self.vector_lanes
-        rows = shape[-2] if len(shape) > 1 else 1
-        per_register = self.vector_sublanes * 4 // element_bytes if len(shape) > 1 else 1
-        return math.prod(shape[:-2]) * (-(-rows // per_register) * per_register) * lanes * element_bytes
+        return _padded_bytes(shape, element_bytes, self.vector_lanes, self.vector_sublanes)
+
+
+@functools.lru_cache(maxsize=8192)
+def _padded_bytes(shape: tuple[int, ...], element_bytes: int, vector_lanes: int, vector_sublanes: int) -> int:
+    """What `Chip.tile_bytes` gives. The compiler asks a hundred thousand times for a program, of a few thousand tiles."""
+    if not shape:
+        return 4
+    lanes = -(-shape[-1] // vector_lanes) * vector_lanes
+    rows = shape[-2] if len(shape) > 1 else 1
+    per_register = vector_sublanes * 4 // element_bytes if len(shape) > 1 else 1
+    return math.prod(shape[:-2]) * (-(-rows // per_register) * per_register) * lanes * element_bytes

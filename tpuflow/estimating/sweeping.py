@@ -18,6 +18,7 @@ from tpuflow.device.timing.result import seconds_text
 from tpuflow.errors import ConfigError, OutOfMemoryError
 from tpuflow.estimating.estimating import Estimate
 from tpuflow.estimating.targets import estimate_target
+from tpuflow.garbage import between_pieces
 from tpuflow.isa.program import Program
 
 EPOCH = -1
@@ -104,7 +105,11 @@ def run_sweep(sweep: Sweep) -> list[Point]:
         _steps(size, sweep.steps_per_epoch)
     calibrations = _by_chip(sweep)
     combinations = itertools.product(sweep.targets, sweep.chips, sweep.policies, sweep.batches)
-    found = [p for target, chip, policy, batch in combinations for p in _points(sweep, target, batch, chip, policy, calibrations[chip])]
+    found: list[Point] = []
+    for target, chip, policy, batch in combinations:
+        if found:
+            between_pieces()
+        found += _points(sweep, target, batch, chip, policy, calibrations[chip])
     return [dataclasses.replace(p, dollars_an_hour=sweep.prices.get(p.chip)) for p in found]
 
 

@@ -102,6 +102,8 @@ class Contraction:
     @property
     def patch(self) -> Labels:
         """Labels of lhs's axes once each sliding axis is two: outer, inner."""
+        if not self.sliding:
+            return self.lhs
         inner = {s.axis: (s.label,) for s in self.sliding}
         return tuple(label for axis, own in enumerate(self.lhs) for label in (own, *inner.get(axis, ())))
 

@@ -81,6 +81,10 @@ class Tile:
     slots: int = 1
     rate: str = "step"
 
+    def __hash__(self) -> int:
+        """Of what tells most tiles apart: they are keys wherever kernels are built."""
+        return hash((self.address, *[a.size for a in self.axes]))
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of a full (not clipped) tile."""
@@ -136,6 +140,10 @@ class Window:
     tile: Tile
     axes: tuple[WindowAxis, ...]
     fill: int | float | bool = 0
+
+    def on(self, buffer: int) -> Window:
+        """The same piece of another buffer."""
+        return Window(buffer, self.tile, self.axes, self.fill)
 
 
 @dataclass(frozen=True, slots=True)

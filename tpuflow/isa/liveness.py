@@ -65,7 +65,8 @@ def touched(block: Block) -> Iterator[tuple[int, str]]:
     match block:
         case Kernel():
             lines = itertools.chain(block.sources, itertools.repeat(""))
-            used = [(role, w.buffer, line) for i, line in zip(block.instructions, lines, strict=False) for role, w in i.windows()]
+            moves = [(i, line) for i, line in zip(block.instructions, lines, strict=False) if i.windowed]
+            used = [(role, w.buffer, line) for i, line in moves for role, w in i.windows()]
             yield from ((buffer, line) for _, buffer, line in sorted(used, key=lambda u: u[0] != "write"))
         case Loop():
             yield block.trips, ""

@@ -48,7 +48,8 @@ class _Compute(Instruction):
     @property
     def queue(self) -> str:
         """The scalar queue for registers, else the vector queue."""
-        return "scalar" if self.writes()[0].space == "smem" else "vector"
+        name, tiles = self.writing[0]
+        return "scalar" if tiles(getattr(self, name))[0].space == "smem" else "vector"
 
     def passes(self, chip: Chip, shape: tuple[int, ...]) -> int:
         """How often the largest operand, of valid `shape`, goes through the vector lanes."""

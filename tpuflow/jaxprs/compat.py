@@ -52,7 +52,7 @@ _HOST_EFFECTS = (debugging.DebugEffect, debugging.OrderedDebugEffect, callback.I
 
 def is_key(aval: Any) -> bool:
     """Whether values of this type are random keys (`jax.random.key`)."""
-    return not is_token(aval) and jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+    return not is_token(aval) and not isinstance(aval.dtype, np.dtype) and jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
 TOKEN_TYPE, Token = core.abstract_token, core.Token

@@ -156,9 +156,11 @@ def _named(jaxpr: Jaxpr) -> Iterator[tuple[Equation, NamedSharding]]:
     for equation in jaxpr.eqns:
         if equation.primitive.name == "shard_map" and set(equation.params["mesh"].axis_names) <= manual_axes(equation.params):
             continue
-        for value in equation.params.values():
-            yield from ((equation, s) for s in (value if isinstance(value, tuple) else (value,)) if isinstance(s, NamedSharding))
-        yield from ((equation, s) for v in equation.outvars if (s := _in_type(v.aval)) is not None)
+        named = [s for value in equation.params.values() for s in (value if isinstance(value, tuple) else (value,))]
+        in_types = [_in_type(v.aval) for v in equation.outvars]
+        for s in (*named, *in_types):
+            if isinstance(s, NamedSharding):
+                yield equation, s
         for inner in inner_jaxprs(equation):
             yield from _named(inner)
 

@@ -102,6 +102,6 @@ def _renumbered(kernel: Kernel, numbers: Mapping[int, int]) -> Kernel:
 
 
 def _on_others(instruction: Instruction, numbers: Mapping[int, int]) -> Instruction:
-    windows = {name: value for name, kind, value in instruction.fields() if kind.name == "window" and value.buffer in numbers}
+    windows = {name: w for name, _ in instruction.windowed if (w := getattr(instruction, name)).buffer in numbers}
     record: Any = instruction
-    return replace(record, **{name: replace(w, buffer=numbers[w.buffer]) for name, w in windows.items()}) if windows else instruction
+    return replace(record, **{name: w.on(numbers[w.buffer]) for name, w in windows.items()}) if windows else instruction

@@ -7,12 +7,13 @@ meanwhile than the copy does, and where they gain more than they may have to wai
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tpuflow.chips import Chip
 from tpuflow.isa.core_parts import CoreParts
 from tpuflow.isa.instruction import QUEUES, Tile
+from tpuflow.isa.kernel_keys import KernelForms
 from tpuflow.isa.liveness import Timeline
 from tpuflow.isa.loop_nest import LoopNest
 from tpuflow.isa.program import Kernel, Program
@@ -60,6 +61,16 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True)
+class _Needs:
+    """What every kernel of a form needs: seconds to compute, bytes of the cache that hold what it reads `again`, and of each of its buffers
+    in turn its number in the form, and what is read, written, and whether a core may stray there."""
+
+    compute: float
+    again: int
+    moved: tuple[tuple[int, int, int, bool], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Bus:
     """Seconds that each tick's kernel takes to compute, and keeps the memory bus `busy`, as far as can be told from costs; the accesses of
     every buffer; the bytes of the chip's cache that hold what it reads `again`. Ranges that are settled change `busy`."""
@@ -78,9 +89,13 @@ class Bus:
         found = cls(
             program, 1 / (chip.cores * chip.core_bandwidth(chip.cores)), defaultdict(list), nothing, nothing.copy(), [0] * len(nothing)
         )
+        forms, known = KernelForms(), dict[Hashable, _Needs]()
         for tick, block in enumerate(timeline.blocks):
             if isinstance(block, Kernel):
-                found._kernel(tick, block)
+                form, buffers = forms.of(block, lambda buffer: program.buffers[buffer].elems)
+                if form not in known:
+                    known[form] = found._needs(block, buffers)
+                found._enter(tick, buffers, known[form])
         return found
 
     def copy(self) -> Bus:
@@ -92,10 +107,9 @@ class Bus:
         """The chip's row."""
         return self.program.chip
 
-    def _kernel(self, tick: int, kernel: Kernel) -> None:
+    def _needs(self, kernel: Kernel, buffers: Sequence[int]) -> _Needs:
         nest, cached = LoopNest(kernel.grid), reuse(kernel, self.chip)
         parts = CoreParts.of(kernel, self.chip.cores if self.chip.array_space == "vmem" else 1)
-        self.again[tick] = cached.bytes
         cycles: dict[str, float] = dict.fromkeys(QUEUES, 0.0)
         found: dict[int, dict[str, int]] = {}
         for name, section in kernel.sections:
@@ -109,14 +123,23 @@ class Bus:
                     moved[role] += runs * cost.bus_bytes // cached.times.get(window, 1)  # the others come from the cache
                     if instruction.has("updates"):
                         moved["read"] += 1  # the half of it that is read: enough to tell that it is
-        self.compute[tick] = max(cycles.values()) / self.chip.clock_hz / self.chip.cores
-        for buffer, moved in found.items():
-            self.accesses[buffer].append(Access(tick, moved["read"], moved["write"], strays=moved["strays"] > 0))
-            self.busy[tick] += self.a_byte * (moved["read"] + moved["write"])
+        compute = max(cycles.values()) / self.chip.clock_hz / self.chip.cores
+        numbered = tuple((buffers.index(b), moved["read"], moved["write"], moved["strays"] > 0) for b, moved in found.items())
+        return _Needs(compute, cached.bytes, numbered)
+
+    def _enter(self, tick: int, buffers: Sequence[int], needs: _Needs) -> None:
+        self.compute[tick], self.again[tick] = needs.compute, needs.again
+        for number, read, written, strays in needs.moved:
+            self.accesses[buffers[number]].append(Access(tick, read, written, strays=strays))
+            self.busy[tick] += self.a_byte * (read + written)
 
     def gains(self, stay: Stay, count_bytes: int) -> bool:
         """Whether kernels gain more by a stay than its copy may make the chip wait."""
-        return sum(map(self._gain, stay.accesses)) > max(0.0, self.a_byte * count_bytes - sum(map(self.spare, stay.meanwhile)))
+        compute, busy, a_byte = self.compute, self.busy, self.a_byte
+        gained = [
+            max(compute[t := a.tick], busy[t]) - max(compute[t], busy[t] - a_byte * (a.read + a.written)) for a in stay.accesses
+        ]  # what each kernel is faster without the moves
+        return sum(gained) > max(0.0, a_byte * count_bytes - sum(map(self.spare, stay.meanwhile)))
 
     def move(self, stay: Stay, count_bytes: int) -> None:
         """A stay's accesses leave the bus, and its copy uses what kernels leave of it."""
@@ -131,11 +154,6 @@ class Bus:
     def spare(self, tick: int) -> float:
         """What a kernel leaves."""
         return max(0.0, self.compute[tick] - self.busy[tick])
-
-    def _gain(self, access: Access) -> float:
-        """What a kernel is faster without the moves of an access."""
-        without = self.busy[access.tick] - self.a_byte * access.moved
-        return max(self.compute[access.tick], self.busy[access.tick]) - max(self.compute[access.tick], without)
 
 
 def _whole(tile: Tile) -> tuple[int, ...]:

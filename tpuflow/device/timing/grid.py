@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpuflow.device.timing.calibration import Machine
-from tpuflow.device.timing.prices import LOAD, MOVE, SIGNAL, STORE, WAIT, Bits, Clock, Op, PricedKernel
+from tpuflow.device.timing.prices import LOAD, MOVE, SIGNAL, STORE, WAIT, Bits, Clock, Op, PricedKernel, Table
 from tpuflow.device.timing.schedule import Core, Touched, repeat
 from tpuflow.isa.core_shares import share
 from tpuflow.isa.program import SECTIONS
 
 PROLOGUE, BODY, EPILOGUE = range(len(SECTIONS))
-Table = tuple[tuple[tuple[int, ...], tuple[tuple[Bits, Op], ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ Bits = tuple[bool, ...]
 Op = tuple[int, ...]
 """(DO, queue, time) | (MOVE, queue, set-up, time on the memory bus, latency) | (LOCAL, queue, time, latency) |
 (SIGNAL | WAIT, queue, time, semaphore). A LOCAL move stays within the chip and leaves the bus alone."""
+Table = tuple[tuple[tuple[int, ...], tuple[tuple[Bits, Op], ...]], ...]
+"""Of every instruction of a section the edges that it feels, and what it takes at each combination of them."""
 
 
 def picoseconds(seconds: float) -> int:
@@ -96,10 +98,6 @@ class Priced:
     reads: int = 1
     behind: bool = False
 
-    def cost(self, edges: Bits) -> Cost:
-        """The cost where `edges` says of each ragged axis whether this is its last, shorter tile."""
-        return self.costs[tuple(edges[i] for i in self.feels)]
-
 
 @dataclass(frozen=True, slots=True)
 class PricedKernel:
@@ -131,12 +129,14 @@ class PricedKernel:
             if times:
                 yield tuple(bit for bit, _ in combination), times
 
-    def totals(self) -> Iterator[tuple[Priced, Cost, int]]:
-        """(instruction, its cost, how often) over the whole grid."""
-        for number, section in enumerate(self.sections):
+    def totals(self, tables: Sequence[Table]) -> Iterator[tuple[Priced, Cost, Op, int]]:
+        """(instruction, its cost, what the scheduler knows of it by the `tables` of a plan, how often) over the whole grid."""
+        for number, (section, table) in enumerate(zip(self.sections, tables, strict=True)):
+            ops = [dict(by_edges) for _, by_edges in table]
             for edges, times in self.section_edges(number):
-                for priced in section:
-                    yield priced, priced.cost(edges), times
+                for priced, op in zip(section, ops, strict=True):
+                    felt = tuple([edges[i] for i in priced.feels])
+                    yield priced, priced.costs[felt], op[felt], times
 
 
 def price(kernel: Kernel, machine: Machine, resident: Set[int] = frozenset()) -> PricedKernel:

@@ -11,15 +11,15 @@ from typing import assert_never
 from tpuflow.device.timing.calibration import Calibration, Machine
 from tpuflow.device.timing.collectives import CollectiveRow, LinkQueue, collective_row
 from tpuflow.device.timing.copies import CopyQueue, CopyRow, copy_row
-from tpuflow.device.timing.form import form_of
 from tpuflow.device.timing.grid import grid_time, plan_grid
-from tpuflow.device.timing.prices import LOCAL, MOVE, Clock, PricedKernel, picoseconds, price
+from tpuflow.device.timing.prices import LOCAL, MOVE, Clock, PricedKernel, Table, picoseconds, price
 from tpuflow.device.timing.result import NOTHING, KernelRow, KernelTime, ProgramTime, Work
 from tpuflow.device.timing.trips import known_trips
 from tpuflow.dtypes import DType
 from tpuflow.errors import ProgramError
 from tpuflow.isa.collectives import Await, Collective, Position
 from tpuflow.isa.instruction import QUEUES, Instruction
+from tpuflow.isa.kernel_keys import KernelForms
 from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Block, Copy, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
 from tpuflow.isa.splitting import SPLITS
@@ -93,19 +93,25 @@ def is_fed(body: Sequence[Block]) -> bool:
     return any(isinstance(block, Infeed | Outfeed) for block in body)
 
 
-def time_kernel(
-    kernel: Kernel, machine: Machine, known: dict[Hashable, KernelTime] | None = None, resident: Set[int] = frozenset()
-) -> KernelTime:
+@dataclass(slots=True)
+class TimedKernels:
+    """Kernels of one Program timed on one machine, by form: one that differs only in buffers and debug information takes the same time."""
+
+    forms: KernelForms = field(default_factory=KernelForms)
+    times: dict[Hashable, KernelTime] = field(default_factory=dict)
+
+
+def time_kernel(kernel: Kernel, machine: Machine, known: TimedKernels | None = None, resident: Set[int] = frozenset()) -> KernelTime:
     """The modelled time of a kernel, its launch floor included; `resident` are the buffers that stay on the chip.
 
-    known: kernels timed before on this machine, by form: one that differs only in buffers and debug information takes the same time.
+    known: kernels of the same Program timed before on this machine.
     """
     if known is None:
         return _timed(kernel, machine, resident)
-    form = form_of(kernel, resident)
-    found = known.get(form)
+    form, _ = known.forms.of(kernel, resident.__contains__)
+    found = known.times.get(form)
     if found is None:
-        found = known[form] = _timed(kernel, machine, resident)
+        found = known.times[form] = _timed(kernel, machine, resident)
     return replace(found, name=kernel.name, scope=kernel.scope, source=kernel.source)
 
 
@@ -113,7 +119,7 @@ def _timed(kernel: Kernel, machine: Machine, resident: Set[int]) -> KernelTime:
     priced = price(kernel, machine, resident)
     plan, clock = plan_grid(priced, machine)
     floor = picoseconds(machine.calibration.kernel_seconds)
-    busy, serial, bus, work = _totals(priced, clock)
+    busy, serial, bus, work = _totals(priced, plan.sections, clock)
     return KernelTime(
         name=kernel.name,
         scope=kernel.scope,
@@ -133,13 +139,13 @@ _remembered = functools.lru_cache(REMEMBERED)(grid_time)
 """Kernels that differ only in buffers and addresses have equal plans: each plan is run once a process."""
 
 
-def _totals(priced: PricedKernel, clock: Clock) -> tuple[tuple[int, ...], int, int, Work]:
+def _totals(priced: PricedKernel, tables: Sequence[Table], clock: Clock) -> tuple[tuple[int, ...], int, int, Work]:
     """Time of every queue as a mean over the cores, the sum of everything one after the other, time of the bus as a mean, and the work."""
     busy, serial, bus = [0] * len(QUEUES), 0, 0
     macs: dict[str, int] = {}
     counts: dict[str, int] = dict.fromkeys(("element_ops", "read", "write", "bus", "cached", "resident read", "resident write"), 0)
-    for found, cost, times in priced.totals():
-        instruction, op = found.instruction, clock.op(found.instruction, cost, found.reads, behind=found.behind)
+    for found, cost, op, times in priced.totals(tables):
+        instruction = found.instruction
         busy[op[1]] += times * sum(op[2:4] if op[0] == MOVE else op[2:3])
         serial += times * sum(op[2:] if op[0] in (MOVE, LOCAL) else op[2:3])
         bus += times * clock.bus(cost.bus_bytes, found.reads)
@@ -226,7 +232,7 @@ class _BlockTimes:
     resident: Set[int]
     assumed: list[str] = field(default_factory=list)
     counted: dict[str, int] = field(default_factory=dict)
-    timed: dict[Hashable, KernelTime] = field(default_factory=dict)
+    timed: TimedKernels = field(default_factory=TimedKernels)
     fed: bool = False
 
     def blocks(self, code: Sequence[Block], path: str, count: int) -> _Sum:

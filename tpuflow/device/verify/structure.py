@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from tpuflow.device.kernel_keys import exactly, kernel_form
 from tpuflow.isa.instruction import Window
+from tpuflow.isa.kernel_keys import exactly, kernel_form
 from tpuflow.isa.program import Buffer, Kernel
 
 

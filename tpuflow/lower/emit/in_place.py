@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tpuflow.lower.emit.nest import Labels
 from tpuflow.lower.emit.region import ELEMENTWISE, Region, Roots
@@ -48,7 +49,8 @@ def _entering_whole(node: Node) -> frozenset[Value]:
     for number, (roots, labels) in enumerate(levels):
         for value, used in region.accesses(roots, labels):
             ways.setdefault(value, set()).add((number, tuple(used)))
-    otherwise = {value for value, found in ways.items() if not _at_one_place(found, levels, region)}
+    one_place = _OnePlace.of(levels, region)
+    otherwise = {value for value, found in ways.items() if not one_place.takes(found)}
     otherwise.update(n.inputs[0] for n in graph.nodes if n.op == "window")  # one number everywhere is a view that walks nowhere
     return frozenset(node.inputs) - {outer for own, outer in zip(graph.inputs, node.inputs, strict=True) if own in otherwise}
 
@@ -65,13 +67,27 @@ def _entering_one(members: Sequence[Node]) -> set[Value]:
     return found
 
 
-def _at_one_place(ways: set[tuple[int, Labels]], levels: Sequence[Roots], region: Region) -> bool:
-    """Whether all loads of an operand are of the window that its level stores, and none comes after that is stored.
+@dataclass(frozen=True, slots=True)
+class _OnePlace:
+    """Of every level of a region the window that it stores, None if it stores nothing, and whether the last is what is made of
+    reductions."""
 
-    What is made of reductions is stored when all steps are over: an operand of it may be read in these too.
-    """
-    last = max(number for number, _ in ways)
-    roots, labels = levels[last]
-    first = last - 1 if region.find("reduce") and last == len(levels) - 1 else last
-    stores = not set(roots).isdisjoint(region.results)
-    return stores and all(number >= first and used == tuple(labels) for number, used in ways)
+    windows: Sequence[tuple[int | None, ...] | None]
+    reduced: bool
+
+    @classmethod
+    def of(cls, levels: Sequence[Roots], region: Region) -> _OnePlace:
+        """Look at a region."""
+        stored = set(region.results)
+        windows = [None if stored.isdisjoint(roots) else tuple(labels) for roots, labels in levels]
+        return cls(windows, bool(region.find("reduce")))
+
+    def takes(self, ways: set[tuple[int, Labels]]) -> bool:
+        """Whether all loads of an operand are of the window that its level stores, and none comes after that is stored.
+
+        What is made of reductions is stored when all steps are over: an operand of it may be read in these too.
+        """
+        last = max(number for number, _ in ways)
+        first = last - 1 if self.reduced and last == len(self.windows) - 1 else last
+        window = self.windows[last]
+        return window is not None and all(number >= first and used == window for number, used in ways)

@@ -13,7 +13,7 @@ from tpuflow.dtypes import DType
 from tpuflow.errors import CompileError
 from tpuflow.isa.bounds import Bound
 from tpuflow.isa.dma import Load, Store
-from tpuflow.isa.instruction import MAX_RANK, Instruction, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.instruction import MAX_RANK, Instruction, Tile, TileAxis, Window
 from tpuflow.isa.program import SECTIONS, GridAxis, Kernel
 from tpuflow.lower.emit.nest import Axis, Nest
 from tpuflow.lower.emit.onchip import REGISTER_BYTES, DoesNotFit, Lifetime, lifetime, place_tiles, slots_ahead
@@ -165,12 +165,18 @@ def _renumbered(tile: Tile, by: int) -> Tile:
 def _replace_tiles(instruction: Instruction, place: Callable[[Tile], Tile]) -> Instruction:
     """The instruction with every tile put through `place`."""
 
-    def axis(a: WindowAxis) -> WindowAxis:
-        return a if a.register is None else replace(a, register=place(a.register))
+    values = [_PUT[kind.name](value, place) if kind.name in _PUT else value for _, kind, value in instruction.fields()]
+    return type(instruction)(*values)
 
-    def window(w: Window) -> Window:
-        return replace(w, tile=place(w.tile), axes=tuple(map(axis, w.axes)))
 
-    new: dict[str, Callable[[Any], Any]] = {"tile": place, "tiles": lambda ts: tuple(map(place, ts)), "window": window}
-    changed = {name: new[kind.name](value) for name, kind, value in instruction.fields() if kind.name in new}
-    return replace(instruction, **changed)  # type: ignore[type-var]
+def _put_window(window: Window, place: Callable[[Tile], Tile]) -> Window:
+    axes = tuple([a if a.register is None else replace(a, register=place(a.register)) for a in window.axes])
+    return replace(window, tile=place(window.tile), axes=axes)
+
+
+_PUT: Mapping[str, Callable[[Any, Callable[[Tile], Tile]], Any]] = {
+    "tile": lambda tile, place: place(tile),
+    "tiles": lambda tiles, place: tuple(map(place, tiles)),
+    "window": _put_window,
+}
+"""How a field of each kind that holds tiles is put through what gives them places."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tpuflow.chips import Chip
 from tpuflow.isa.instruction import Tile
@@ -79,11 +79,11 @@ def place_tiles(uses: Mapping[Tile, Uses], lifetimes: Mapping[Tile, Lifetime], c
         if life.temporary:
             temporary[tile.space, uses[tile].writer].append(tile)
             continue
-        placed[tile] = replace(tile, address=top[tile.space], slots=life.slots, rate=life.rate)
+        placed[tile] = Tile(tile.space, top[tile.space], tile.dtype, tile.axes, life.slots, life.rate)
         top[tile.space] += _aligned(slot_bytes(tile, chip) * life.slots, tile.space)
     for (space, _), tiles in temporary.items():
         addresses, used = _reuse([(uses[t].places[0], uses[t].places[-1], _aligned(slot_bytes(t, chip), space)) for t in tiles])
-        placed |= {t: replace(t, address=top[space] + a) for t, a in zip(tiles, addresses, strict=True)}
+        placed |= {t: Tile(space, top[space] + a, t.dtype, t.axes, t.slots, t.rate) for t, a in zip(tiles, addresses, strict=True)}
         top[space] += used
     for space, used in top.items():
         if used > capacity[space]:

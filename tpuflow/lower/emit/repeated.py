@@ -82,5 +82,5 @@ def _moved(kernel: Kernel, scope: str, place: Mapping[int, int], line: Mapping[s
 def _on(instruction: Instruction, place: Mapping[int, int]) -> Instruction:
     if not instruction.windowed:
         return instruction
-    changed = {field: replace(w := getattr(instruction, field), buffer=place[w.buffer]) for field, _ in instruction.windowed}
+    changed = {field: (w := getattr(instruction, field)).on(place[w.buffer]) for field, _ in instruction.windowed}
     return replace(instruction, **changed)  # type: ignore[type-var]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tpuflow.isa.dma import Signal, Wait
 from tpuflow.isa.instruction import Instruction, Tile
@@ -17,12 +18,11 @@ from tpuflow.isa.program import SECTIONS
 Code = Mapping[str, Sequence[Instruction]]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Place:
-    """An instruction of a kernel: its section's number and its index there."""
+class Place(NamedTuple):
+    """An instruction of a kernel: its section's number and its position there. A tuple, for places are compared all the time."""
 
     section: int
-    index: int
+    position: int
 
     @property
     def in_body(self) -> bool:
@@ -51,12 +51,15 @@ class Uses:
     @property
     def places(self) -> list[Place]:
         """All accesses in program order."""
-        return sorted(p for by_queue in (self.writes, self.reads) for places in by_queue.values() for p in places)
+        return sorted(self._all())
 
     @property
     def sections(self) -> set[int]:
         """The sections it is used in."""
-        return {p.section for p in self.places}
+        return {p.section for p in self._all()}
+
+    def _all(self) -> list[Place]:
+        return [p for by_queue in (self.writes, self.reads) for places in by_queue.values() for p in places]
 
 
 def each_instruction(code: Code) -> Iterator[tuple[Place, Instruction]]:

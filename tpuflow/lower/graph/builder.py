@@ -97,7 +97,8 @@ class Builder:
             op, inputs, attrs = "full", (), {"value": known}
         node = Node(op, inputs, tuple(map(Value, types)), MappingProxyType(attrs), regions, self.source, self.scope)
         self._nodes.append(node)
-        self._made_by.update(dict.fromkeys(node.results, node))
+        for value in node.results:
+            self._made_by[value] = node
         return node
 
     def maker(self, value: Value) -> Node | None:
@@ -203,7 +204,7 @@ class Builder:
         """An array known now; a splat becomes `full`."""
         type_ = TensorType(dtype_of(data.dtype), tuple(data.shape))
         flat = np.ascontiguousarray(data).reshape(-1)
-        if flat.size and (flat.view(np.uint8).reshape(flat.size, -1) == flat[:1].view(np.uint8)).all():
+        if flat.size == 1 or (flat.size and (flat.view(np.uint8).reshape(flat.size, -1) == flat[:1].view(np.uint8)).all()):
             return self.full(type_, flat[0].item())
         return self.full(type_, 0) if not flat.size else self.emit("constant", (), {"data": data}).result
 
@@ -389,8 +390,10 @@ class Builder:
 
     def _folded(self, op: str, inputs: tuple[Value, ...], attrs: dict[str, Any], types: Sequence[TensorType]) -> Scalar | None:
         """The value of an elementwise operation on integer splats; None if it is not one."""
+        if op not in ELEMENTWISE or any(t.dtype.is_float for t in (*types, *(v.type for v in inputs))):
+            return None
         values = [self.known(v) for v in inputs]
-        if op not in ELEMENTWISE or None in values or any(t.dtype.is_float for t in (*(v.type for v in inputs), *types)):
+        if None in values:
             return None
         return of_splats(op, attrs, values, [v.dtype for v in inputs], types[0].dtype)  # type: ignore[arg-type]
 
@@ -414,7 +417,7 @@ def _live(nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[Node, ...]:
     """The nodes that outputs or effects depend on, in order."""
     needed, kept = set(outputs), []
     for node in reversed(nodes):
-        if has_effect(node.op, node.regions) or not needed.isdisjoint(node.results):
+        if not needed.isdisjoint(node.results) or has_effect(node.op, node.regions):
             needed.update(node.inputs)
             kept.append(node)
     return tuple(reversed(kept))

@@ -72,6 +72,10 @@ class Node:
         (value,) = self.results
         return value
 
+    def on(self, inputs: tuple[Value, ...], results: tuple[Value, ...]) -> Node:
+        """The same done to other operands: what `replace` gives, in half the time."""
+        return Node(self.op, inputs, results, self.attrs, self.regions, self.source, self.scope, self.tilings)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:

@@ -38,11 +38,16 @@ class Call:
     def require(self, condition: bool, message: str) -> None:
         """Raise GraphError unless `condition` holds."""
         if not condition:
-            raise GraphError(f"{self.op}({', '.join(map(str, self.inputs))}) {dict(self.attrs)}: {message}")
+            raise self.error(message)
+
+    def error(self, message: str) -> GraphError:
+        """What is wrong with the operation: for messages that are put together only when they are needed."""
+        return GraphError(f"{self.op}({', '.join(map(str, self.inputs))}) {dict(self.attrs)}: {message}")
 
     def require_kind(self, dtype: DType, kinds: Collection[str]) -> None:
         """Raise GraphError unless the element type is of one of the kinds."""
-        self.require(dtype.kind in kinds, f"is not defined on {dtype}; it takes element types of kind {', '.join(kinds)}")
+        if dtype.kind not in kinds:
+            raise self.error(f"is not defined on {dtype}; it takes element types of kind {', '.join(kinds)}")
 
     def asked_type(self) -> TensorType:
         """The one result type that must be given, because the operands do not determine it."""
@@ -79,14 +84,17 @@ def infer(op: str, inputs: Types, attrs: Mapping[str, Any], regions: tuple[Graph
     row = OPS.get(op)
     if row is None:
         raise GraphError(f"unknown operation {op!r}")
-    call.require(row.arity is None or len(inputs) == row.arity, f"takes {row.arity} operands, not {len(inputs)}")
-    call.require(set(attrs) == set(row.attrs), f"takes the attributes {row.attrs}, not {tuple(attrs)}")
-    call.require(row.regions is None or len(regions) == row.regions, f"takes {row.regions} regions, not {len(regions)}")
+    if row.arity is not None and len(inputs) != row.arity:
+        raise call.error(f"takes {row.arity} operands, not {len(inputs)}")
+    if attrs.keys() != set(row.attrs):
+        raise call.error(f"takes the attributes {row.attrs}, not {tuple(attrs)}")
+    if row.regions is not None and len(regions) != row.regions:
+        raise call.error(f"takes {row.regions} regions, not {len(regions)}")
     return row.typing(call)
 
 
 def _all_equal(call: Call, types: Types) -> None:
-    call.require(len(set(types)) <= 1, "its operands must be of one type")
+    call.require(all(t is types[0] or t == types[0] for t in types[1:]), "its operands must be of one type")
 
 
 def _unary(call: Call) -> Types:
@@ -109,7 +117,8 @@ def _binary(call: Call) -> Types:
 
 def _compare(call: Call) -> Types:
     _all_equal(call, call.inputs)
-    call.require(call.attrs["direction"] in COMPARE, f"direction is one of {tuple(COMPARE)}")
+    if call.attrs["direction"] not in COMPARE:
+        raise call.error(f"direction is one of {tuple(COMPARE)}")
     call.require_kind(call.inputs[0].dtype, ARITHMETIC)
     return (TensorType(PRED, call.inputs[0].shape),)
 
@@ -162,7 +171,8 @@ def _join(call: Call) -> Types:
     wrong = next(filter(None, (problem(v, result.elems, piece.shape) for v in views)), "")
     call.require(not wrong and piece.dtype == result.dtype, wrong or "keeps the element type")
     placed = sum(math.prod(len(v.places(piece.shape[v.axis])[0]) for v in view) for view in views)
-    call.require(placed == result.elems, f"its pieces fill {placed} of {result.elems} elements")
+    if placed != result.elems:
+        raise call.error(f"its pieces fill {placed} of {result.elems} elements")
     return (result,)
 
 
@@ -175,7 +185,8 @@ def _iota(call: Call) -> Types:
 
 def _axes(call: Call, axes: tuple[int, ...], rank: int) -> None:
     good = len(set(axes)) == len(axes) and all(0 <= a < rank for a in axes)
-    call.require(good, f"axes {axes} must be different and below {rank}")
+    if not good:
+        raise call.error(f"axes {axes} must be different and below {rank}")
 
 
 def _broadcast(call: Call) -> Types:
@@ -185,13 +196,15 @@ def _broadcast(call: Call) -> Types:
     _axes(call, axes, len(result.shape))
     call.require(x.dtype == result.dtype and len(axes) == len(x.shape), "keeps the type; one axis for each operand axis")
     fits = all(n in (1, result.shape[a]) for n, a in zip(x.shape, axes, strict=True))
-    call.require(fits, f"operand axes must be 1 or fit the result {result}")
+    if not fits:
+        raise call.error(f"operand axes must be 1 or fit the result {result}")
     return (result,)
 
 
 def _reshape(call: Call) -> Types:
     result = call.asked_type()
-    call.require(result.dtype == call.inputs[0].dtype and result.elems == call.inputs[0].elems, f"cannot become {result}")
+    if not (result.dtype == call.inputs[0].dtype and result.elems == call.inputs[0].elems):
+        raise call.error(f"cannot become {result}")
     return (result,)
 
 
@@ -230,7 +243,8 @@ def _concatenate(call: Call) -> Types:
     first = call.inputs[0]
     _axes(call, (axis,), len(first.shape))
     rest = {(t.dtype, t.shape[:axis], t.shape[axis + 1 :]) for t in call.inputs}
-    call.require(len(rest) == 1, f"operands may differ along axis {axis} only")
+    if len(rest) != 1:
+        raise call.error(f"operands may differ along axis {axis} only")
     total = sum(t.shape[axis] for t in call.inputs)
     return (TensorType(first.dtype, (*first.shape[:axis], total, *first.shape[axis + 1 :])),)
 
@@ -243,7 +257,8 @@ def _reverse(call: Call) -> Types:
 def _reduce(call: Call) -> Types:
     (x,) = call.inputs
     op, axes = call.attrs["op"], call.attrs["axes"]
-    call.require(op in REDUCE, f"op is one of {tuple(REDUCE)}")
+    if op not in REDUCE:
+        raise call.error(f"op is one of {tuple(REDUCE)}")
     call.require_kind(x.dtype, BINARY[op].on)
     _axes(call, axes, len(x.shape))
     return (TensorType(x.dtype, tuple(n for i, n in enumerate(x.shape) if i not in axes)),)
@@ -251,7 +266,8 @@ def _reduce(call: Call) -> Types:
 
 def _cumulative(call: Call) -> Types:
     (x,) = call.inputs
-    call.require(call.attrs["op"] in CUMULATIVE, f"op is one of {tuple(CUMULATIVE)}")
+    if call.attrs["op"] not in CUMULATIVE:
+        raise call.error(f"op is one of {tuple(CUMULATIVE)}")
     call.require_kind(x.dtype, ARITHMETIC)
     _axes(call, (call.attrs["axis"],), len(x.shape))
     return (x,)
@@ -271,7 +287,8 @@ def _factors(call: Call) -> Types:
     lhs, rhs = call.inputs
     call.require(lhs.dtype == rhs.dtype, "operands must be of one element type")
     call.require_kind(lhs.dtype, ARITHMETIC)
-    call.require(call.attrs["precision"] in PRECISIONS, f"precision is one of {PRECISIONS}")
+    if call.attrs["precision"] not in PRECISIONS:
+        raise call.error(f"precision is one of {PRECISIONS}")
     return lhs, rhs
 
 
@@ -282,7 +299,8 @@ def _dot(call: Call) -> Types:
     for pair in ("contract", "batch"):
         left = [lhs.shape[i] for i in call.attrs[f"lhs_{pair}"]]
         right = [rhs.shape[i] for i in call.attrs[f"rhs_{pair}"]]
-        call.require(left == right, f"{pair} axes must have equal sizes")
+        if left != right:
+            raise call.error(f"{pair} axes must have equal sizes")
     return (TensorType(F32 if lhs.dtype.is_float else S32, dot_shape(lhs.shape, rhs.shape, call.attrs)),)
 
 
@@ -302,7 +320,8 @@ def _take_rows(call: Call) -> Types:
 
 def _scatter_rows(call: Call) -> Types:
     x, index, updates = call.inputs
-    call.require(call.attrs["mode"] in SCATTER_MODES, f"mode is one of {SCATTER_MODES}")
+    if call.attrs["mode"] not in SCATTER_MODES:
+        raise call.error(f"mode is one of {SCATTER_MODES}")
     call.require(index.dtype == S32 and len(index.shape) == 1 and bool(x.shape), "takes [N, C...], s32[R] and [R, C...]")
     call.require(updates == TensorType(x.dtype, (*index.shape, *x.shape[1:])), "updates must be [R, C...] of the operand's type")
     return (x,)
@@ -348,8 +367,10 @@ def _types(values: tuple) -> Types:
 
 
 def _signature(call: Call, region: Graph, inputs: Types, outputs: Types) -> None:
-    call.require(_types(region.inputs) == inputs, f"region {region.name!r} must take {', '.join(map(str, inputs))}")
-    call.require(_types(region.outputs) == outputs, f"region {region.name!r} must return {', '.join(map(str, outputs))}")
+    if _types(region.inputs) != inputs:
+        raise call.error(f"region {region.name!r} must take {', '.join(map(str, inputs))}")
+    if _types(region.outputs) != outputs:
+        raise call.error(f"region {region.name!r} must return {', '.join(map(str, outputs))}")
 
 
 def _while(call: Call) -> Types:
@@ -402,7 +423,8 @@ def _collective(call: Call) -> Types:
     assert kind is not None
     if kind.reduces:
         call.require_kind(x.dtype, BINARY[reducer].on)
-    call.require(x.dtype == result.dtype and result.elems == kind.received_elems(x.elems, chips), f"cannot become {result}")
+    if not (x.dtype == result.dtype and result.elems == kind.received_elems(x.elems, chips)):
+        raise call.error(f"cannot become {result}")
     return (result,)
 
 
@@ -414,7 +436,8 @@ def _shard(call: Call) -> Types:
     (x,) = call.inputs
     sizes = call.attrs["sizes"]
     good = len(sizes) == len(x.shape) and all(n % size == 0 for n, size in zip(x.shape, sizes, strict=True))
-    call.require(good, f"every axis must divide by the chips that it is cut over, {sizes}")
+    if not good:
+        raise call.error(f"every axis must divide by the chips that it is cut over, {sizes}")
     return (TensorType(x.dtype, tuple(n // size for n, size in zip(x.shape, sizes, strict=True))),)
 
 

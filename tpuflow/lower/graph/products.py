@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 from tpuflow.isa.contraction import Contraction
 from tpuflow.lower.graph.graph import Node
 
+Axes = tuple[int, ...]
 DEFAULT = "default"
 PRECISIONS = (DEFAULT, "high", "highest")
 """How exact products of f32 are on a chip whose matrix unit does not take f32: the names of `jax.lax.Precision`."""
@@ -16,18 +18,20 @@ def contraction_of(node: Node) -> Contraction:
     """The labels of a product. A dot's: lhs axes 0, 1, ...; rhs axes share the label of the lhs axis they meet, or get their own."""
     if node.op == "conv":
         return node.attrs["contraction"]
-    lhs_rank, rhs_rank = (len(value.shape) for value in node.inputs)
-    pairs = itertools.chain(
-        zip(node.attrs["rhs_contract"], node.attrs["lhs_contract"], strict=True),
-        zip(node.attrs["rhs_batch"], node.attrs["lhs_batch"], strict=True),
-    )
-    met = dict(pairs)
+    (lhs, rhs), attrs = node.inputs, node.attrs
+    contracted, batch = (attrs["lhs_contract"], attrs["rhs_contract"]), (attrs["lhs_batch"], attrs["rhs_batch"])
+    return _of_dot(len(lhs.shape), len(rhs.shape), *contracted, *batch)
+
+
+@functools.lru_cache(maxsize=256)
+def _of_dot(lhs_rank: int, rhs_rank: int, lhs_contract: Axes, rhs_contract: Axes, lhs_batch: Axes, rhs_batch: Axes) -> Contraction:
+    """The labels of a dot. Passes ask time and again, and a program has dots of few kinds."""
+    met = dict(itertools.chain(zip(rhs_contract, lhs_contract, strict=True), zip(rhs_batch, lhs_batch, strict=True)))
     lhs = tuple(range(lhs_rank))
     rhs = tuple(met.get(j, lhs_rank + j) for j in range(rhs_rank))
-    batch = tuple(node.attrs["lhs_batch"])
     rows = tuple(x for x in lhs if x not in met.values())
     columns = tuple(x for x in rhs if x not in met.values())
-    return Contraction(lhs, rhs, (*batch, *rows, *columns))
+    return Contraction(lhs, rhs, (*lhs_batch, *rows, *columns))
 
 
 def sizes_of(node: Node) -> dict[int, int]:

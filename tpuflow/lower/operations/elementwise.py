@@ -16,6 +16,8 @@ from tpuflow.lower.operations.forms import UnsupportedForm
 
 def aligned(b: Builder, *operands: Value) -> tuple[Value, ...]:
     """Operands of one shape: 0-d ones (literals) are splat, axes of size 1 stretched."""
+    if all(x.shape == operands[0].shape for x in operands):
+        return operands
     shape = np.broadcast_shapes(*(x.shape for x in operands))
     return tuple(b.broadcast(x, shape, range(len(x.shape))) for x in operands)
 

@@ -7,7 +7,7 @@ a cycle. Nodes join groups in program order and take part in no search; it is li
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.kinds import Kind
@@ -84,7 +84,7 @@ class Grouping:
 
     def _add(self, node: Node, position: int) -> None:
         if node.op in STRETCHED or not (node.op in INLINED or node.op in ELEMENTWISE or node.op in ("reduce", "join")):
-            node = replace(node, inputs=tuple(self._operand(node, i) for i in range(len(node.inputs))))
+            node = node.on(tuple([self._operand(node, i) for i in range(len(node.inputs))]), node.results)
         self._know(node, position)
         if node.op in INLINED:
             return
@@ -149,7 +149,7 @@ class Grouping:
 
     def _copy(self, node: Node, group: Group) -> Value:
         """The result of the same node over again, in a group."""
-        copy = replace(node, results=(Value(node.result.type, node.result.name),))
+        copy = node.on(node.inputs, (Value(node.result.type, node.result.name),))
         self._know(copy, self.position[node])
         self._join(copy, group)
         return copy.result

@@ -126,26 +126,28 @@ class _Joining:
     def _packs(self, nodes: Iterable[Node]) -> list[_Pack]:
         packs: list[_Pack] = []
         for node in nodes:
-            pack = next((p for p in packs if self._fits(node, p)), None)
+            size = _on_chip_bytes(node)
+            pack = next((p for p in packs if self._fits(node, size, p)), None)
             if pack is None:
                 pack = _Pack()
                 packs.append(pack)
-            self._add(node, pack)
+            self._add(node, size, pack)
         return packs
 
-    def _fits(self, node: Node, pack: _Pack) -> bool:
+    def _fits(self, node: Node, size: int, pack: _Pack) -> bool:
         """Whether there is room, and every array that one of them overwrites can still be overwritten."""
-        room = pack.bytes + _on_chip_bytes(node) <= TILES_BYTES and pack.nodes + _nodes(node) <= MAX_NODES
+        if pack.bytes + size > TILES_BYTES or pack.nodes + _nodes(node) > MAX_NODES:
+            return False
         mine, made = self._replaced(node), {_kind(v.type) for v in node.results}
         apart = pack.replaced.isdisjoint(node.inputs) and mine.isdisjoint(pack.reads)
-        return room and apart and made.isdisjoint(map(_kind_of, pack.replaced)) and pack.made.isdisjoint(map(_kind_of, mine))
+        return apart and made.isdisjoint(map(_kind_of, pack.replaced)) and pack.made.isdisjoint(map(_kind_of, mine))
 
-    def _add(self, node: Node, pack: _Pack) -> None:
+    def _add(self, node: Node, size: int, pack: _Pack) -> None:
         pack.members.append(node)
         pack.reads.update(node.inputs)
         pack.replaced |= self._replaced(node)
         pack.made.update(_kind(v.type) for v in node.results)
-        pack.bytes += _on_chip_bytes(node)
+        pack.bytes += size
         pack.nodes += _nodes(node)
         pack.kernels += len(node.inputs) if node.op == "concatenate" else 1
 

@@ -60,10 +60,13 @@ class Memory:
         for position, node in enumerate(nodes):
             for value in node.inputs:
                 self.last[value] = max(self.last.get(value, 0), position)
-        self.used = np.zeros(len(nodes) + 1, np.int64)
+        change = np.zeros(len(nodes) + 2, np.int64)
         for position, node in enumerate(nodes):
             for value in node.results:
-                self.used[position : self.last.get(value, position) + 1] += bytes_of(value.type)
+                size = bytes_of(value.type)
+                change[position] += size
+                change[self.last.get(value, position) + 1] -= size
+        self.used = np.cumsum(change)[:-1]
         self.most_bytes = int(self.used.max()) + spare_bytes
 
     def allows(self, reads: Iterable[Value], makes: Iterable[Value], old: int, new: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from tpuflow.chips import Chip
@@ -226,8 +226,8 @@ def _region(kind: Kind, nodes: list[Node], results: list[Value]) -> tuple[Graph,
     body = []
     for node in nodes:
         operands = tuple(map(operand, node.inputs))
-        made = tuple(Value(v.type, v.name) for v in node.results)
+        made = tuple([Value(v.type, v.name) for v in node.results])
         inner.update(zip(node.results, made, strict=True))
-        body.append(replace(node, inputs=operands, results=made))
+        body.append(node.on(operands, made))
     region = Graph(kind.value, tuple(inputs.values()), tuple(body), tuple(inner[v] for v in results))
     return region, tuple(inputs)

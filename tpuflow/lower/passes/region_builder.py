@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,12 +17,15 @@ TILES_BYTES = 1024 * 1024  # that of the smallest on-chip memory, for double-buf
 
 def bytes_of(type: TensorType) -> int:
     """Size of an array in memory."""
-    return type.elems * type.dtype.bytes
+    return math.prod(type.shape) * type.dtype.bytes
 
 
 def fits_on_chip(types: Iterable[TensorType]) -> bool:
-    """Whether a kernel can have tiles of all these arrays at once that are large enough to move well."""
-    return sum(2 * min(bytes_of(t), LARGE_TILE_BYTES) for t in types) <= TILES_BYTES
+    """Whether a kernel can have tiles of all these arrays at once that are large enough to move well: so many as fit whatever they are,
+    or more if some are small."""
+    arrays = list(types)
+    few = len(arrays) * 2 * LARGE_TILE_BYTES <= TILES_BYTES
+    return few or sum(2 * min(bytes_of(t), LARGE_TILE_BYTES) for t in arrays) <= TILES_BYTES
 
 
 def is_kernel(node: Node, *kinds: Kind) -> bool:
@@ -51,7 +55,7 @@ class RegionBuilder:
             results = self.seen.get(key)
             if results is None:
                 results = self.seen[key] = tuple([Value(v.type, v.name) for v in node.results])
-                self.nodes.append(replace(node, inputs=inputs, results=results))
+                self.nodes.append(node.on(inputs, results))
             env.update(zip(node.results, results, strict=True))
 
     def take_region(self, node: Node, known: Mapping[Value, Value] | None = None) -> tuple[Value, ...]:

@@ -38,9 +38,9 @@ class Rewriter:
 
     def inline_node(self, node: Node, env: dict[Value, Value]) -> None:
         """Add a node whose operands are renamed by `env`; `env` learns what became of its results."""
-        inputs = tuple(env.get(v, v) for v in node.inputs)
+        inputs = tuple([env.get(v, v) for v in node.inputs])
         if inputs != node.inputs:
-            node = replace(node, inputs=inputs)
+            node = node.on(inputs, node.results)
         for old, new in zip(node.results, self.insert(node), strict=True):
             if new is not old:
                 env[old] = new

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tpuflow.lower.emit import overwritable
@@ -25,14 +26,14 @@ class Schedule(Pass):
 
     def __call__(self, graph: Graph) -> Graph:
         nodes = [self.map_regions(node) for node in graph.nodes]
-        inputs, outputs = set(graph.inputs), set(graph.outputs)
-        sizes = Sizes({node: _made_bytes(node, inputs, outputs) for node in nodes}, frozenset(outputs))
-        return replace(graph, nodes=tuple(in_order(nodes, _last_readers(graph, nodes) | _independent(nodes), sizes)))
+        inputs, outputs = set(graph.inputs), frozenset(graph.outputs)
+        replaced = {node: _overwritable(node, outputs) for node in nodes}
+        sizes = Sizes({node: _made_bytes(node, inputs, over) for node, over in replaced.items()}, outputs)
+        return replace(graph, nodes=tuple(in_order(nodes, _last_readers(graph, nodes, replaced) | _independent(nodes), sizes)))
 
 
-def _last_readers(graph: Graph, nodes: list[Node]) -> dict[Node, list[Node]]:
-    """For every node that may overwrite a region input: the other nodes that read it."""
-    outputs = set(graph.outputs)
+def _last_readers(graph: Graph, nodes: list[Node], replaced: Mapping[Node, list[Value]]) -> dict[Node, list[Node]]:
+    """For every node that may overwrite a region input, by the operands that nodes may replace: the other nodes that read it."""
     origin: dict[Value, Value] = {v: v for v in graph.inputs}
     readers: dict[Value, list[Node]] = {v: [] for v in graph.inputs}
     for node in nodes:
@@ -41,7 +42,7 @@ def _last_readers(graph: Graph, nodes: list[Node]) -> dict[Node, list[Node]]:
                 readers[origin[value]].append(node)
         if node.op in ("reshape", "barrier"):
             origin.update((result, origin[value]) for value, result in zip(node.inputs, node.results, strict=True) if value in origin)
-    return {node: [other for v in _overwritable(node, outputs) if v in readers for other in readers[v]] for node in nodes}
+    return {node: [other for v in over if v in readers for other in readers[v]] for node, over in replaced.items()}
 
 
 def _independent(nodes: list[Node]) -> dict[Node, list[Node]]:
@@ -56,13 +57,13 @@ def _independent(nodes: list[Node]) -> dict[Node, list[Node]]:
     return {wait: [node for node in nodes if not needs[node] >> n & 1] for n, wait in enumerate(waits)}
 
 
-def _made_bytes(node: Node, inputs: set[Value], outputs: set[Value]) -> int:
-    """Bytes of a node's results, but for those that may take a region input's place."""
-    replaced = [v for v in _overwritable(node, outputs) if v in inputs]
-    return sum(v.type.elems * v.dtype.bytes for v in node.results) - sum(v.type.elems * v.dtype.bytes for v in replaced)
+def _made_bytes(node: Node, inputs: set[Value], replaced: Sequence[Value]) -> int:
+    """Bytes of a node's results, but for those that may take the place of a region input that is `replaced`."""
+    saved = [v for v in replaced if v in inputs]
+    return sum(v.type.elems * v.dtype.bytes for v in node.results) - sum(v.type.elems * v.dtype.bytes for v in saved)
 
 
-def _overwritable(node: Node, outputs: set[Value]) -> list[Value]:
+def _overwritable(node: Node, outputs: frozenset[Value]) -> list[Value]:
     """Operands that a result which leaves the graph may replace."""
     types = {v.type for v in node.results if v in outputs}
     replaced = overwritable(node) if types else frozenset()

@@ -43,8 +43,10 @@ def _cycles(node: Node, chip: Chip) -> float:
     """What enters stretched, and what is one number, is addressed where it lies."""
     special = node.op in OPERATIONS and OPERATIONS[node.op].special
     passes = chip.special_passes if special else int(is_work(node) or (node.op == "broadcast" and node.inputs[0].dtype != PRED))
+    if not passes:
+        return 0.0
     largest = max((*node.inputs, *node.results), key=lambda v: v.type.elems)
-    return passes * chip.vector_cycles(largest.shape, LANE_BYTES) if passes else 0.0
+    return passes * chip.vector_cycles(largest.shape, LANE_BYTES)
 
 
 def multiplied_seconds(product: Node, chip: Chip, rows: int = MATRIX_EDGE) -> float:

@@ -122,7 +122,8 @@ class _AnyStream(Mapping[str, jax.Array]):
 def traced_with_streams(function: Callable[..., Any], *args: Any) -> tuple[Any, Path]:
     """(shapes, names): what a function (random streams by name, *args) gives for these shapes, and which streams it draws from, sorted."""
     with _watched() as seen:
-        shapes = jax.eval_shape(lambda key, *args: function(_AnyStream(key, seen), *args), jax.random.key(0), *args)
+        # the key is of the trace: one made outside of it would be computed, and start a backend of JAX's for that
+        shapes = jax.eval_shape(lambda *args: function(_AnyStream(jax.random.key(0), seen), *args), *args)
     return shapes, tuple(sorted(set(seen.streams) - {"params"}))
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, Value
 from tpuflow.lower.importers.advice import advice
 from tpuflow.lower.importers.jaxpr.registry import COMPLEX, KEYED, PLANEWISE, RULES, STORED, STRUCTURAL, Rule
-from tpuflow.lower.importers.jaxpr.types import port_type, type_of
+from tpuflow.lower.importers.jaxpr.types import port_type, type_of, types_of
 from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, plane_by_plane, planes
 from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.movement import token
@@ -81,15 +81,26 @@ def inline(b: Builder, jaxpr: ClosedJaxpr | Jaxpr, operands: Sequence[Number]) -
     return tuple(walk(jaxpr, operands, partial(_lower, b), partial(_constant, b), partial(_at, b)))
 
 
-@contextmanager
-def _at(b: Builder, equation: Equation) -> Iterator[None]:
+def _at(b: Builder, equation: Equation) -> AbstractContextManager[None]:
     """Nodes made within have the equation's line and scope; its results are of types that the device has."""
-    where = _location(b, equation)
-    for v in equation.outvars:
-        type_of(v.aval, f"{where}, in {equation.primitive.name}")
+    _check_results(b, equation)
     scope = "/".join(filter(None, (b.scope, compat.scope_of(equation))))
-    with b.at(compat.source_of(equation) or b.source, scope):
-        yield
+    return b.at(compat.source_of(equation) or b.source, scope)
+
+
+def _check_results(b: Builder, equation: Equation) -> None:
+    """That the device has the types of an equation's results; the place is looked up only for the error.
+
+    Raises:
+      UnsupportedDtypeError: it has not.
+    """
+    try:
+        types_of(equation.outvars)
+    except UnsupportedDtypeError:
+        where = f"{_location(b, equation)}, in {equation.primitive.name}"
+        for v in equation.outvars:
+            type_of(v.aval, where)
+        raise
 
 
 def _constant(b: Builder, atom: Any, value: Any) -> Number:
@@ -104,23 +115,22 @@ def _constant(b: Builder, atom: Any, value: Any) -> Number:
 
 def _lower(b: Builder, equation: Equation, operands: list[Number]) -> tuple[Number, ...]:
     """Run the equation's rule and hold its results against the types JAX gave them."""
-    where = _location(b, equation)
     try:
         results = _apply(b, equation, operands)
     except UnsupportedForm as error:
-        raise UnsupportedPrimitiveError(f"{where}: {_described(equation)}: {error}") from error
+        raise UnsupportedPrimitiveError(f"{_location(b, equation)}: {_described(equation)}: {error}") from error
     except (UnsupportedPrimitiveError, UnsupportedDtypeError) as error:
         source = compat.source_of(equation)
         if source and str(error).startswith(source):  # from inside of a cached jit, which knows this line without the file's path
-            error.args = (f"{where}{str(error).removeprefix(source)}",)
+            error.args = (f"{_location(b, equation)}{str(error).removeprefix(source)}",)
         raise
     except Exception as error:
-        error.add_note(f"while lowering {_described(equation)} at {where}")
+        error.add_note(f"while lowering {_described(equation)} at {_location(b, equation)}")
         raise
-    expected = tuple(type_of(v.aval) for v in equation.outvars)
-    found = tuple(v.type for v in results)
+    expected, found = types_of(equation.outvars), [v.type for v in results]
     if found != expected:
-        raise GraphError(f"{where}: the rule of {_described(equation)} made {_listed(found)} instead of {_listed(expected)}")
+        made = f"{_listed(found)} instead of {_listed(expected)}"
+        raise GraphError(f"{_location(b, equation)}: the rule of {_described(equation)} made {made}")
     return results
 
 
@@ -145,11 +155,14 @@ def _apply(b: Builder, equation: Equation, operands: list[Number]) -> tuple[Numb
         raise UnsupportedPrimitiveError(
             f"{_location(b, equation)}: no lowering rule for jaxpr primitive {_described(equation)}. {advice(name)}"
         )
-    if name not in STRUCTURAL and any(isinstance(type_of(v.aval), ComplexType) for v in (*equation.invars, *equation.outvars)):
-        return _apply_to_complex(b, rule, equation, operands)
-    if name not in STRUCTURAL and name not in STORED and is_stored(types := _types(equation)):
-        computed = {key: _computed(value) for key, value in equation.params.items()}
-        return by_computed(b, _DEVICES.get(name, name), partial(rule, params=computed), operands, types[len(equation.invars) :])
+    if name not in STRUCTURAL:
+        wanted = types_of(equation.outvars)
+        types = [*(x.type for x in operands), *wanted]
+        if any(isinstance(t, ComplexType) for t in types):
+            return _apply_to_complex(b, rule, equation, operands)
+        if name not in STORED and is_stored(types):
+            computed = {key: _computed(value) for key, value in equation.params.items()}
+            return by_computed(b, _DEVICES.get(name, name), partial(rule, params=computed), operands, wanted)
     if name in KEYED or not any(compat.is_key(v.aval) for v in (*equation.invars, *equation.outvars)):
         return rule(b, *operands, params=equation.params)
     return _apply_to_words(b, rule, equation, _real(operands))
@@ -159,11 +172,6 @@ _DEVICES = {
     "shift_right_logical": "shr_logical", "shift_right_arithmetic": "shr_arithmetic", "population_count": "popcnt",
 }  # fmt: skip
 """Primitives on the bits of numbers -> their names on the device."""
-
-
-def _types(equation: Equation) -> list[Type]:
-    """Of operands and results."""
-    return [type_of(v.aval) for v in (*equation.invars, *equation.outvars)]
 
 
 def _computed(value: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from tpuflow.dtypes import U32
@@ -28,17 +27,21 @@ def type_of(aval: Any, where: str = "") -> Type:
         return TOKEN
     if not hasattr(aval, "dtype"):
         raise UnsupportedDtypeError(f"{where}: the device has no values of type {aval}; arrays and random keys only.")
-    if is_key(aval):
-        implementation, key_shape = key_words(aval)
-        if implementation not in KEY_IMPLEMENTATIONS:
-            known = ", ".join(KEY_IMPLEMENTATIONS)
-            raise UnsupportedDtypeError(f"{where}: random keys of {implementation!r} are not known; use one of {known}.")
-        return TensorType(U32, (*aval.shape, *key_shape))
-    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+    if not isinstance(aval.dtype, np.dtype):
+        return _extended_type(aval, where)
+    shape = tuple(map(int, aval.shape))
+    return ComplexType(shape) if aval.dtype == np.complex64 else TensorType(dtype_of(aval.dtype, where), shape)
+
+
+def _extended_type(aval: Any, where: str) -> TensorType:
+    """The graph type of elements that are JAX's own: random keys."""
+    if not is_key(aval):
         raise UnsupportedDtypeError(f"{where}: the device has no element type {aval.dtype}.")
-    if aval.dtype == np.complex64:
-        return ComplexType(tuple(map(int, aval.shape)))
-    return TensorType(dtype_of(aval.dtype, where), tuple(map(int, aval.shape)))
+    implementation, key_shape = key_words(aval)
+    if implementation not in KEY_IMPLEMENTATIONS:
+        known = ", ".join(KEY_IMPLEMENTATIONS)
+        raise UnsupportedDtypeError(f"{where}: random keys of {implementation!r} are not known; use one of {known}.")
+    return TensorType(U32, (*aval.shape, *key_shape))
 
 
 def port_type(aval: Any, where: str = "") -> TensorType:
