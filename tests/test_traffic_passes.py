@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -309,6 +310,18 @@ def test_tiles_of_every_number_of_cores_take_the_contraction_in_its_blocks() -> 
     operands = replace(operands, depth=(3, 3, 128))
     tiles = {cores: next(tiling.matmul_tiles(whole, replace(CHIP, cores=cores), operands)) for cores in (1, 2, 8, 32)}
     assert {tile.contracted for tile in tiles.values()} == {(3, 3, 128)}
+
+
+@pytest.mark.parametrize("chip", ["tpu-v3", "tpu-v5p"])
+def test_a_weight_gradient_takes_in_its_whole_kernel_and_few_channels_rather_than_loading_both_operands_at_every_position(
+    chip: str,
+) -> None:
+    def halos(tile: tiling.MatmulSizes) -> int:
+        return 8 * math.prod(n + 6 for n in tile.rows[:2]) * tile.rows[2]
+
+    whole = tiling.MatmulSizes((), (3, 3, 512), (512,), (32, 7, 7))
+    operands = tiling.Operands(2, 2, 40, 40, halos, (8, 7, 7), overlapping=(0, 1))
+    assert next(tiling.matmul_tiles(whole, get_chip(chip), operands)).rows == (3, 3, 64)
 
 
 def square() -> Graph:

@@ -94,7 +94,7 @@ class Bus:
 
     def _kernel(self, tick: int, kernel: Kernel) -> None:
         nest, cached = LoopNest(kernel.grid), reuse(kernel, self.chip)
-        parts = CoreParts.of(kernel, self.chip.cores if self.chip.array_space == "vmem" else 1)
+        parts = CoreParts.of(kernel, self.chip.keeping_cores)
         self.again[tick] = cached.bytes
         cycles: dict[str, float] = dict.fromkeys(QUEUES, 0.0)
         found: dict[int, dict[str, int]] = {}

@@ -15,7 +15,6 @@ from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.reductions import total
 from tpuflow.lower.operations.window import Sizes, SlidingWindow, WindowDimension
 
-
 _REDUCTIONS = {"ge": "max", "le": "min"}
 """What pooling reduces by, by how its winners compare."""
 
