@@ -26,15 +26,8 @@ ROOM_MOVES = 0.5
 modelled: 0 gives 5.77 ms, 0.5 5.62, 1 5.64, 2 5.66."""
 LEAST_SHARE = 0.75  # of the longest block: equal blocks for all cores are not shorter
 MOST_COUNTS = 64  # of equal blocks, tried for every core
-BUS_SHARE = 0.15
-"""What it costs that a product moves, as a share of the time on the memory bus, even where the arrays hide it: copies of arrays that stay
-find less of the bus. Tried on the step of ResNet-50 on tpu-v3, modelled: 0.1 moves 12.36 GB of HBM in 19.74 ms, 0.15 12.31 in 19.73, 0.2
-12.36 in 19.70, 0.3 12.40 in 19.72; a product of 4,096 cubed on tpu-v5e takes 720 us with 0, 718 with 0.15, 734 with 0.2."""
-STRAY_MOVES = 0.25
-"""Moves to and from HBM for a byte of an array that could stay on the chip if cores kept to parts of their own. Tried on the step of
-ResNet-50 on tpu-v5p, modelled: 0 moves 8.70 GB of HBM in 5.88 ms, 0.25 and 0.5 8.13 in 5.73 (with a `BUS_SHARE` of 0.4)."""
 SLOTS = 2  # of a tile that is moved
-MORE_SLOTS = 2  # than two, where moves are short
+MORE_SLOTS = 2  # than these, where moves are short
 HIDDEN_SHARE = 1 / 8  # of a step's moves: a start-up below it is not worth memory
 
 
@@ -149,6 +142,7 @@ class Operands:
     `overlapping` has the positions among the rows of those along which they do (a convolution's kernel). Contracted axes are cut into
     blocks of `depth`; where results are summed over batch and rows in the same kernel, these into multiples of `sum_units`.
     `one_step`: a step may take in all of the contraction, so that an operand can stay on the chip while the other one passes.
+    `bus_price`: seconds that a second of the memory bus is worth to other kernels (`tpuflow/lower/bus_price.py`).
     """
 
     lhs_bytes: int
@@ -160,6 +154,7 @@ class Operands:
     overlapping: tuple[int, ...] = ()
     sum_units: tuple[int, ...] | None = None
     one_step: bool = False
+    bus_price: float = 0.0
 
     @property
     def summed(self) -> bool:
@@ -246,9 +241,9 @@ def _staying(whole: MatmulSizes, chip: Chip, sides: Sequence[int], operands: Ope
 
 
 def _cost(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
-    """A product's own time, and what it costs other kernels."""
-    own = _seconds(whole, tile, chip, operands)
-    return own + _room_seconds(tile, chip, operands) + _straying_seconds(whole, tile, chip, operands)
+    """A product's own time, and what its moves and its room cost other kernels."""
+    own, move = _seconds(whole, tile, chip, operands)
+    return own + operands.bus_price * (move + _straying_seconds(whole, tile, chip, operands)) + _room_seconds(tile, chip, operands)
 
 
 def _room_seconds(tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
@@ -257,13 +252,13 @@ def _room_seconds(tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
 
 
 def _straying_seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
-    """What it costs that rows whose results are summed are no core's own, so that neither they nor results can stay on the chip: cores
-    divide the columns, or uneven steps."""
+    """The moves of rows whose results are summed, and of these results, that are no core's own because cores divide the columns, or uneven
+    steps: those that are each have their place on the chip."""
     walk, cores = operands.walk(whole, tile), chip.keeping_cores
     if cores == 1 or not operands.summed or (walk.points == 1 and walk.steps % cores == 0):
         return 0.0
     count_bytes = operands.of(whole)[0] + math.prod(whole.products[:3]) * operands.rounded_bytes // SLOTS
-    return STRAY_MOVES * count_bytes / (cores * chip.core_bandwidth(cores)) if count_bytes <= chip.resident_bytes else 0.0
+    return count_bytes / (cores * chip.core_bandwidth(cores)) if count_bytes <= chip.resident_bytes else 0.0
 
 
 def fill_units(sizes: Sequence[int], units: Sequence[int], limit: int, chip: Chip) -> tuple[int, ...]:
@@ -305,14 +300,15 @@ def useful_slots(step_bytes: int, chip: Chip) -> int:
     With n slots, n steps' moves are under way or worked on at a time: they take turns in (start-up + move + work) / n.
     """
     start_up_bytes = chip.dma_seconds * chip.core_bandwidth(chip.cores)
-    return 2 + min(MORE_SLOTS, math.ceil(start_up_bytes / step_bytes - HIDDEN_SHARE)) if step_bytes else 2
+    return SLOTS + min(MORE_SLOTS, math.ceil(start_up_bytes / step_bytes - HIDDEN_SHARE)) if step_bytes else SLOTS
 
 
-def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
-    """What the busiest core of a product takes, roughly: its steps, and adding up what others send it (tpuflow/chips/split_k.py).
+def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> tuple[float, float]:
+    """What the busiest core of a product takes, roughly, and its moves alone: its steps, and adding up what others send it
+    (tpuflow/chips/split_k.py).
 
     Where results are summed over the rows, rows are steps: the cores, each at columns of its own, go through them side by side. So they do
-    with what passes by an operand that stays. A share of the time on the bus comes on top: it is time that copies do not have.
+    with what passes by an operand that stays.
     """
     batch, m, n, k = tile.products
     walk, side_by_side = operands.walk(whole, tile), operands.summed or tile.stationary is not Stationary.RESULT
@@ -334,7 +330,7 @@ def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operan
     collected = add + sums.collected_bytes / rate
     first = walk.staying_bytes / rate + move / work
     pipeline = max(move + multiply / work, multiply + first, turns)  # nothing hides the first move and the last product
-    return max(pipeline, shared.points * shared.others * add) + collected + (BUS_SHARE * move if chip.array_space else 0.0)
+    return max(pipeline, shared.points * shared.others * add) + collected, move
 
 
 def shrinking(start: int, stop: int = 1) -> Iterator[int]:

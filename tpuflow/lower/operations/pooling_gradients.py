@@ -15,7 +15,7 @@ from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.reductions import total
 from tpuflow.lower.operations.window import Sizes, SlidingWindow, WindowDimension
 
-_REDUCTIONS = {"ge": "max", "le": "min"}
+REDUCTIONS = {"ge": "max", "le": "min"}
 """What pooling reduces by, by how its winners compare."""
 
 
@@ -98,7 +98,7 @@ def _winner(b: Builder, axes: Sequence[_Axis], operand: Value, select: str, coun
 
     What is outside is filled as the pooling itself fills it, so that one kernel that makes both loads every position once.
     """
-    values = _cut(b, operand, axes, counts, identity(_REDUCTIONS[select], operand.dtype))
+    values = _cut(b, operand, axes, counts, identity(REDUCTIONS[select], operand.dtype))
     places = list(itertools.product(*(range(a.window) for a in axes)))
     keep = b.ge if select == "ge" else b.le
     best, winner = values[0], b.full(TensorType(U8 if len(places) <= 256 else S32, tuple(counts)), 0)
