@@ -1,7 +1,8 @@
 """What a second of the memory bus is worth that a kernel leaves to copies: by this products weigh what they move beside their time.
 
 Copies bring arrays to the chip while kernels run that work longer than they move (`stays`); those that move longer than they work gain by
-it. Where less is wanted than there is, a part of what is left over is worth nothing; in a program of one kernel all of it is.
+it. Where less is wanted than there is, a part of what is left over is worth nothing; in a program of one kernel all of it is. It is an
+estimate of a shadow price, by the closed forms that passes compare by, before any kernel is cut.
 """
 
 from __future__ import annotations
