@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from tpuflow.chips import Chip, get_chip
 from tpuflow.compiler import compile_function, compile_graph
@@ -270,6 +271,18 @@ def test_a_costly_chain_is_not_computed_again_to_save_a_narrow_array() -> None:
     y = b.convert(b.tanh(b.exp(b.sin(b.tanh(x)))), F16)
     graph = fused(b, [b.reduce("add", y, (0,)), b.reduce("max", y, (1,))])
     assert str(StoreLess()(graph)) == str(graph)
+
+
+def test_a_kernel_that_pools_and_finds_the_winners_loads_every_position_of_the_window_once() -> None:
+    def step(x: jax.Array) -> tuple[jax.Array, ...]:
+        pooled, back = jax.vjp(lambda x: nn.max_pool(x, (3, 3), (2, 2), "SAME"), x)
+        return back(jnp.tanh(pooled))
+
+    shape = (8, 32, 32, 128)
+    program = compile_function(step, (jax.ShapeDtypeStruct(shape, jnp.float32),), chip=CHIP)
+    (kernel,) = (k for k in program.kernels() if "max" in k.name)
+    read = [w for i in kernel.instructions for role, w in i.windows() if role == "read"]
+    assert sum(program.buffers[w.buffer].elems == math.prod(shape) for w in read) == 9
 
 
 # --- tiles of products --------------------------------------------------------------------------------------------------
