@@ -130,7 +130,7 @@ The columns "kept" are of the same compiler without `Rematerialize`.
 XLA:TPU's columns are what the vendor's compiler plans for the same steps ([`tpuflow compare`](reports.md#beside-xlatpu) with jax 0.10.2
 and libtpu 0.0.52; on tpu-v3 for one of its two cores). Both keep whole arrays in VMEM from kernel to kernel, and copy others to it or
 from it for a part of their lives, while kernels run ([how](architecture.md)); of several cores each keeps what it alone reads and writes,
-which is little where a gradient sums over the rows that the cores share. The CMEM of tpu-v4 all its cores reach, so that it keeps any.
+for which rows are cut into equal blocks, equally many for each. The CMEM of tpu-v4 all its cores reach, so that it keeps any.
 Where ours is lower, attention stores neither scores nor weights (`JoinProducts`). Traffic and "on chip" both count what copies move.
 
 | step | chip | temporaries GB | kept | XLA:TPU | traffic GB | kept | XLA:TPU | on chip GB | ms | kept |

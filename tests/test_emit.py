@@ -27,7 +27,7 @@ from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.graph.interpret import interpret
 from tpuflow.lower.graph.tiling import Space
-from tpuflow.lower.tiling import fill_tile, share_tile
+from tpuflow.lower.tiling import core_blocks, fill_tile, share_tile
 
 # Rounding once per operation in the element type against NumPy's own order of sums: a few units in the last place of the largest term.
 TOLERANCE = {F32: 2e-5, F16: 2e-2, BF16: 8e-2}
@@ -275,6 +275,25 @@ def test_tile_sizes_cut_axes_into_equal_pieces_of_whole_registers():
     assert fill_product((3, 3, 256), 512, 128, first=(0, 1)) == (1, 2, 256), "no room for a whole register of channels beside the kernel"
     assert fill_tile(Space((10, 10_000_000)), 4, GENERIC)[0] == 8
     assert fill_tile(Space((64, 784)), 4, GENERIC) == (64, 784)
+
+
+@pytest.mark.parametrize(
+    ("extent", "limit", "multiple", "cores", "block"),
+    [
+        (25088, 512, 56, 2, 448),  # 56 blocks; 50 would end in a shorter one
+        (12544, 512, 8, 2, 448),  # 28
+        (25088, 1024, 8, 1, 1008),  # one core keeps whatever it is
+        (1000, 512, 8, 2, 504),  # an even number of equal blocks would be half as long
+        (100, 512, 8, 2, 100),
+        (99, 40, 8, 2, 40),
+        (32, 10, 1, 4, 8),
+    ],
+)
+def test_cores_that_keep_arrays_cut_the_outermost_axis_into_equal_blocks_if_they_are_not_much_shorter(
+    extent: int, limit: int, multiple: int, cores: int, block: int
+) -> None:
+    assert core_blocks(extent, limit, replace(get_chip("tpu-v3"), cores=cores), multiple) == block
+    assert core_blocks(extent, limit, get_chip("ascend910"), multiple) == even_blocks(extent, limit, multiple)
 
 
 @pytest.mark.parametrize(

@@ -219,12 +219,14 @@ def _from_the_mean(x: Any, w: Any) -> Any:
     return jnp.tanh(y - y.mean(0))
 
 
-def test_cores_keep_the_rows_of_their_steps_where_they_share_a_point() -> None:
-    chip, shapes = get_chip("tpu-v5p"), ((2048, 256), (256, 128))
+@pytest.mark.parametrize(("rows", "steps"), [(2048, 4), (3840, 10)])  # of 3840, 8 tiles of 512 would not be equal
+def test_cores_keep_the_rows_of_their_steps_where_they_share_a_point(rows: int, steps: int) -> None:
+    chip, shapes = get_chip("tpu-v5p"), ((rows, 256), (256, 128))
     arguments = [jax.ShapeDtypeStruct(size, np.float32) for size in shapes]
     kept, without = (compile_function(_from_the_mean, arguments, chip=row) for row in (chip, without_a_place(chip)))
-    product, rows = kept.kernels()
-    assert not product.parallel and rows.parallel and len(kept.resident) == 1 and not without.resident
+    product, others = kept.kernels()
+    assert [axis.size for axis in product.grid] == [steps] and not product.parallel
+    assert others.parallel and len(kept.resident) == 1 and not without.resident
     verify(kept)
     rng = np.random.default_rng(4)
     arrays = [rng.normal(size=size).astype(np.float32) for size in shapes]
@@ -232,7 +234,7 @@ def test_cores_keep_the_rows_of_their_steps_where_they_share_a_point() -> None:
         one, other = (Executable(p, engine=engine, fidelity=fidelity).launch(arrays)[0] for p in (kept, without))
         assert one[0].tobytes() == other[0].tobytes(), (engine, fidelity)
     crowd = replace(kept, chip=replace(chip, cores=16))
-    with pytest.raises(ProgramError, match=r"outermost sequential axis has 4 trips; expected a multiple of the 16 cores"):
+    with pytest.raises(ProgramError, match=rf"outermost sequential axis has {steps} trips; expected a multiple of the 16 cores"):
         verify(crowd)
     with pytest.raises(HazardError, match=r"on core 0 writes what core 1 has of buffer \d+ in its VMEM"):
         ReferenceEngine(crowd, verify=False, schedule="late").launch(arrays)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from tpuflow.chips import Chip, get_chip
 from tpuflow.compiler import compile_function, compile_graph
@@ -21,6 +23,7 @@ from tpuflow.isa.matrix import MatmulRead
 from tpuflow.isa.program import Program
 from tpuflow.lower import tiling
 from tpuflow.lower.assemble import Interface, assemble
+from tpuflow.lower.bus_price import bus_price
 from tpuflow.lower.emit import site
 from tpuflow.lower.emit.matmul import Product
 from tpuflow.lower.graph.builder import Builder
@@ -270,6 +273,18 @@ def test_a_costly_chain_is_not_computed_again_to_save_a_narrow_array() -> None:
     assert str(StoreLess()(graph)) == str(graph)
 
 
+def test_a_kernel_that_pools_and_finds_the_winners_loads_every_position_of_the_window_once() -> None:
+    def step(x: jax.Array) -> tuple[jax.Array, ...]:
+        pooled, back = jax.vjp(lambda x: nn.max_pool(x, (3, 3), (2, 2), "SAME"), x)
+        return back(jnp.tanh(pooled))
+
+    shape = (8, 32, 32, 128)
+    program = compile_function(step, (jax.ShapeDtypeStruct(shape, jnp.float32),), chip=CHIP)
+    (kernel,) = (k for k in program.kernels() if "max" in k.name)
+    read = [w for i in kernel.instructions for role, w in i.windows() if role == "read"]
+    assert sum(program.buffers[w.buffer].elems == math.prod(shape) for w in read) == 9
+
+
 # --- tiles of products --------------------------------------------------------------------------------------------------
 
 
@@ -294,7 +309,7 @@ def test_kernels_of_a_long_sum_read_no_more_than_those_of_a_short_one() -> None:
 def test_a_long_contraction_is_shared_by_tiles_rather_than_added_up_between_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     roomy = replace(CHIP, acc_bytes=4 * 2**20, vmem_bytes=16 * 2**20)
     cut = microseconds(weight_gradient(), chip=roomy)
-    monkeypatch.setattr(tiling, "_seconds", lambda *arguments: 0.0)
+    monkeypatch.setattr(tiling, "_seconds", lambda *arguments: (0.0, 0.0))
     assert cut < 0.9 * microseconds(weight_gradient(), chip=roomy), "the longest tiles leave cores to add up each other's sums"
 
 
@@ -309,6 +324,43 @@ def test_tiles_of_every_number_of_cores_take_the_contraction_in_its_blocks() -> 
     operands = replace(operands, depth=(3, 3, 128))
     tiles = {cores: next(tiling.matmul_tiles(whole, replace(CHIP, cores=cores), operands)) for cores in (1, 2, 8, 32)}
     assert {tile.contracted for tile in tiles.values()} == {(3, 3, 128)}
+
+
+@pytest.mark.parametrize("chip", ["tpu-v3", "tpu-v5p"])
+def test_a_weight_gradient_takes_in_its_whole_kernel_and_few_channels_rather_than_loading_both_operands_at_every_position(
+    chip: str,
+) -> None:
+    def halos(tile: tiling.MatmulSizes) -> int:
+        return 8 * math.prod(n + 6 for n in tile.rows[:2]) * tile.rows[2]
+
+    whole = tiling.MatmulSizes((), (3, 3, 512), (512,), (32, 7, 7))
+    operands = tiling.Operands(2, 2, 40, 40, halos, (8, 7, 7), overlapping=(0, 1), bus_price=1.0)
+    height, width, channels = next(tiling.matmul_tiles(whole, get_chip(chip), operands)).rows
+    assert (height, width) == (3, 3) and channels <= 128
+
+
+def test_a_second_of_the_bus_is_worth_what_other_kernels_want_of_it_for_what_products_leave() -> None:
+    def price(others: int, chip: str = "tpu-v5e") -> float:
+        b = Builder("f", [T(BF16, 4096, 4096)] * (2 + others))
+        sums = [b.add(x, x) for x in b.inputs[2:]]
+        return bus_price(fused(b, [b.convert(b.dot(*b.inputs[:2], (1,), (0,)), BF16), *sums]), get_chip(chip))
+
+    prices = [price(n) for n in (0, 1, 2, 20)]
+    assert prices == sorted(prices) and prices[0] == 0 < prices[1] < prices[2] and prices[3] == 1
+    assert price(20, "ascend910") == 0  # arrays stay nowhere
+
+
+@pytest.mark.parametrize("chip", ["tpu-v5e", "tpu-v5p"])
+def test_the_dearer_the_bus_the_less_products_move(chip: str) -> None:
+    whole, row = tiling.MatmulSizes((), (8192,), (3072,), (768,)), get_chip(chip)
+    operands = tiling.Operands(2, 2, 4, 4, lambda tile: tile.products[1] * tile.products[3], (384,), one_step=True)
+
+    def moving(price: float) -> float:
+        tile = next(tiling.matmul_tiles(whole, row, replace(operands, bus_price=price)))
+        return tiling._seconds(whole, tile, row, operands)[1]
+
+    seconds = [moving(price) for price in (0.0, 0.1, 1.0)]
+    assert seconds == sorted(seconds, reverse=True) and seconds[0] > seconds[-1]
 
 
 def square() -> Graph:

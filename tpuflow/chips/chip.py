@@ -114,6 +114,11 @@ class Chip:
         return "vmem" if self.vmem_bytes_per_second > 0 and (self.cores == 1 or not self.cache_bytes) else ""
 
     @property
+    def keeping_cores(self) -> int:
+        """Cores that keep parts of arrays to themselves: one where arrays stay nowhere, or where every core reaches them."""
+        return self.cores if self.array_space == "vmem" else 1
+
+    @property
     def resident_bytes(self) -> int:
         """What there is of that memory, of all cores together."""
         return {"cmem": self.cmem_bytes, "vmem": self.cores * self.vmem_bytes, "": 0}[self.array_space]

@@ -12,6 +12,7 @@ from tpuflow.errors import CompileError
 from tpuflow.isa.calls import Call, count
 from tpuflow.isa.collectives import Await, Collective, MeshAxis, Position
 from tpuflow.isa.program import Block, Infeed, Loop, Outfeed, Port, Program, Switch, While
+from tpuflow.lower.bus_price import bus_price
 from tpuflow.lower.emit import Repeated, emit_copy, emit_node
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.tiling import Tiling
@@ -63,7 +64,8 @@ def assemble(graph: Graph, plan: MemoryPlan, chip: Chip, interface: Interface, t
     Raises:
       CompileError: a node cannot be emitted for this chip, or a port is used with two types.
     """
-    assembler = _Assembler(plan, chip, {axis.name: n for n, axis in enumerate(interface.mesh)}, {} if tilings is None else tilings)
+    axes = {axis.name: n for n, axis in enumerate(interface.mesh)}
+    assembler = _Assembler(plan, chip, bus_price(graph, chip), axes, {} if tilings is None else tilings)
     code = assembler.blocks(graph)
     return Program(
         chip=chip,
@@ -136,6 +138,7 @@ class _Assembler:
 
     plan: MemoryPlan
     chip: Chip
+    bus_price: float
     axes: Mapping[str, int]
     tilings: Tilings
     moving: dict[Value, int] = field(default_factory=dict)
@@ -163,7 +166,7 @@ class _Assembler:
     def kernels(self, node: Node) -> list[Block]:
         """The kernels that compute a node."""
         plan = self.plan
-        emitted = emit_node(node, plan.buffer_of.__getitem__, plan.buffers, self.chip, self.splats.get, self.repeated)
+        emitted = emit_node(node, plan.buffer_of.__getitem__, plan.buffers, self.chip, self.splats.get, self.repeated, self.bus_price)
         self.tilings[node] = emitted.tilings
         return list(emitted.kernels)
 

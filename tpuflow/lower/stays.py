@@ -109,7 +109,7 @@ class Bus:
 
     def _needs(self, kernel: Kernel, buffers: Sequence[int]) -> _Needs:
         nest, cached = LoopNest(kernel.grid), reuse(kernel, self.chip)
-        parts = CoreParts.of(kernel, self.chip.cores if self.chip.array_space == "vmem" else 1)
+        parts = CoreParts.of(kernel, self.chip.keeping_cores)
         cycles: dict[str, float] = dict.fromkeys(QUEUES, 0.0)
         found: dict[int, dict[str, int]] = {}
         for name, section in kernel.sections:

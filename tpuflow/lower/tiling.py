@@ -24,7 +24,10 @@ PARTS = tuple(2 ** (-step / 4) for step in range(25))  # of a tile's budget, dow
 ROOM_MOVES = 0.5
 """Moves to and from HBM for a byte that tiles take of the room for arrays that stay on the chip. Tried on the step of BERT-base on tpu-v6e,
 modelled: 0 gives 5.77 ms, 0.5 5.62, 1 5.64, 2 5.66."""
-MORE_SLOTS = 2  # than two, where moves are short
+LEAST_SHARE = 0.75  # of the longest block: equal blocks for all cores are not shorter
+MOST_COUNTS = 64  # of equal blocks, tried for every core
+SLOTS = 2  # of a tile that is moved
+MORE_SLOTS = 2  # than these, where moves are short
 HIDDEN_SHARE = 1 / 8  # of a step's moves: a start-up below it is not worth memory
 
 
@@ -35,6 +38,19 @@ def largest(limit: int, fits: Callable[[int], bool]) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
+
+
+def core_blocks(extent: int, limit: int, chip: Chip, multiple: int = 1) -> int:
+    """`even_blocks` of the outermost axis of arrays: where cores keep parts of arrays to themselves, equal blocks, equally many for every
+    core, if they need not be much shorter. Only so no core reads or writes what another one has (tpuflow/isa/core_parts.py)."""
+    block = even_blocks(extent, limit, multiple)
+    unit = multiple if limit >= multiple else 1
+    cores, pieces = chip.keeping_cores, ceil_div(extent, limit - limit % unit)
+    if cores == 1 or block == extent or extent % unit:
+        return block
+    first = ceil_div(pieces, cores) * cores
+    counts = range(first, min(int(pieces / LEAST_SHARE), first + MOST_COUNTS * cores) + 1, cores)
+    return next((extent // n for n in counts if extent // unit % n == 0), block)
 
 
 def fill_tile(space: Space, element_bytes: int, chip: Chip, budget_bytes: int = TILE_BYTES) -> tuple[int, ...]:
@@ -58,7 +74,8 @@ def fill_tile(space: Space, element_bytes: int, chip: Chip, budget_bytes: int = 
         size, unit = sizes[axis], units.get(axis, 1)
         if axis not in units or in_order:
             room = unit * largest(ceil_div(size, unit), lambda n, axis=axis, unit=unit: fits(axis, n * unit))
-            tile[axis] = even_blocks(size, room, unit if axis in units else registers[back] if back < 2 else 1)
+            multiple = unit if axis in units else registers[back] if back < 2 else 1
+            tile[axis] = even_blocks(size, room, multiple) if axis else core_blocks(size, room, chip, multiple)
         in_order = in_order and (axis not in units or tile[axis] == size)
         if tile[axis] < size and back > 0:
             break
@@ -125,6 +142,7 @@ class Operands:
     `overlapping` has the positions among the rows of those along which they do (a convolution's kernel). Contracted axes are cut into
     blocks of `depth`; where results are summed over batch and rows in the same kernel, these into multiples of `sum_units`.
     `one_step`: a step may take in all of the contraction, so that an operand can stay on the chip while the other one passes.
+    `bus_price`: seconds that a second of the memory bus is worth to other kernels (`tpuflow/lower/bus_price.py`).
     """
 
     lhs_bytes: int
@@ -136,6 +154,7 @@ class Operands:
     overlapping: tuple[int, ...] = ()
     sum_units: tuple[int, ...] | None = None
     one_step: bool = False
+    bus_price: float = 0.0
 
     @property
     def summed(self) -> bool:
@@ -161,7 +180,7 @@ class Operands:
         return self.rounded_bytes < self.out_bytes and self._held_bytes(tile, self.out_bytes) > chip.vmem_bytes
 
     def _held_bytes(self, tile: MatmulSizes, out_bytes: int) -> int:
-        return 2 * sum(self.of(tile)) + math.prod(tile.products[:3]) * out_bytes
+        return SLOTS * sum(self.of(tile)) + math.prod(tile.products[:3]) * out_bytes
 
     def walk(self, whole: MatmulSizes, tile: MatmulSizes) -> Walk:
         """The grid of a product in tiles."""
@@ -198,11 +217,12 @@ def matmul_tiles(whole: MatmulSizes, chip: Chip, operands: Operands, edge: int =
     tried = [_tiles(whole, chip, rows, columns, operands) for rows, columns in itertools.product(sides, sides)]
     if operands.overlapping and not operands.summed:
         most = (PATCH_EDGES * edge, *sides)
-        tried += [_tiles(whole, chip, rows, columns, operands, patches=True) for rows, columns in itertools.product(most, sides)]
+        lanes = (chip.vector_lanes, chip.vector_lanes // 2)  # the less channels, the less that is made of sums beside them
+        tried += [_tiles(whole, chip, rows, columns, operands, patches=n) for n, rows, columns in itertools.product(lanes, most, sides)]
     if operands.one_step:
         tried = [*_staying(whole, chip, sides, operands), *tried]
     fitting = [tile for tile in dict.fromkeys(tried) if operands.may_fit(tile, chip)] or tried[-1:]
-    yield from sorted(fitting, key=lambda tile: _seconds(whole, tile, chip, operands) + _room_seconds(tile, chip, operands))
+    yield from sorted(fitting, key=lambda tile: _cost(whole, tile, chip, operands))
 
 
 def _staying(whole: MatmulSizes, chip: Chip, sides: Sequence[int], operands: Operands) -> Iterator[MatmulSizes]:
@@ -220,33 +240,58 @@ def _staying(whole: MatmulSizes, chip: Chip, sides: Sequence[int], operands: Ope
                 yield staying
 
 
+def _cost(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
+    """A product's own time, and what its moves and its room cost other kernels."""
+    own, move = _seconds(whole, tile, chip, operands)
+    return own + operands.bus_price * (move + _straying_seconds(whole, tile, chip, operands)) + _room_seconds(tile, chip, operands)
+
+
 def _room_seconds(tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
     """What the room of tiles costs where arrays may stay beside them: bytes of these are moved instead."""
     return ROOM_MOVES * operands.held_bytes(tile, chip) / chip.core_bandwidth(1) if chip.array_space == "vmem" else 0.0
 
 
-def fill_units(sizes: Sequence[int], units: Sequence[int], limit: int) -> tuple[int, ...]:
+def _straying_seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
+    """The moves of rows whose results are summed, and of these results, that are no core's own because cores divide the columns, or uneven
+    steps: those that are each have their place on the chip."""
+    walk, cores = operands.walk(whole, tile), chip.keeping_cores
+    if cores == 1 or not operands.summed or (walk.points == 1 and walk.steps % cores == 0):
+        return 0.0
+    count_bytes = operands.of(whole)[0] + math.prod(whole.products[:3]) * operands.rounded_bytes // SLOTS
+    return count_bytes / (cores * chip.core_bandwidth(cores)) if count_bytes <= chip.resident_bytes else 0.0
+
+
+def fill_units(sizes: Sequence[int], units: Sequence[int], limit: int, chip: Chip) -> tuple[int, ...]:
     """Tile sizes with a product of at most `limit`, or of one unit: multiples of the units (a block's box) that are neighbours in order."""
     tile, room = list(units), max(limit // max(math.prod(units), 1), 1)  # in units
     for axis in reversed(range(len(sizes))):
-        tile[axis] = even_blocks(sizes[axis], min(sizes[axis], room * units[axis]), units[axis])
+        most = min(sizes[axis], room * units[axis])
+        tile[axis] = even_blocks(sizes[axis], most, units[axis]) if axis else core_blocks(sizes[axis], most, chip, units[axis])
         room //= ceil_div(tile[axis], max(units[axis], 1))
         if tile[axis] < sizes[axis]:
             break
     return tuple(tile)
 
 
-def _tiles(whole: MatmulSizes, chip: Chip, most_rows: int, most_columns: int, operands: Operands, *, patches: bool = False) -> MatmulSizes:
-    """Tiles with at most so many rows and columns; with `patches`, rows of a convolution's whole kernel and of fewer channels."""
+def _tiles(whole: MatmulSizes, chip: Chip, most_rows: int, most_columns: int, operands: Operands, *, patches: int = 0) -> MatmulSizes:
+    """Tiles with at most so many rows and columns; with `patches`, rows of a convolution's whole kernel and of a multiple of so many
+    channels."""
     columns = fill_product(whole.columns, most_columns, chip.matrix_columns)
     if operands.sum_units is not None:
-        rows = fill_units((*whole.batch, *whole.rows), operands.sum_units, most_rows)
+        rows = fill_units((*whole.batch, *whole.rows), operands.sum_units, most_rows, chip)
         return MatmulSizes(rows[: len(whole.batch)], rows[len(whole.batch) :], columns, operands.depth)
-    multiple, first = (chip.vector_lanes, operands.overlapping) if patches else (chip.vector_sublanes, ())
-    rows = fill_product(whole.rows, most_rows, multiple, first)
+    multiple, first = (patches, operands.overlapping) if patches else (chip.vector_sublanes, ())
+    rows = _for_cores(whole.rows, fill_product(whole.rows, most_rows, multiple, first), multiple, chip)
     m, n, k = math.prod(rows), math.prod(columns), math.prod(operands.depth)
     together = most_rows * most_columns // max(m * n, m * k, k * n)
     return MatmulSizes(fill_product(whole.batch, max(together, 1)), rows, columns, operands.depth)
+
+
+def _for_cores(sizes: Sequence[int], tile: tuple[int, ...], multiple: int, chip: Chip) -> tuple[int, ...]:
+    """Tile sizes whose outermost one is cut for all cores, if it is cut."""
+    if not tile or tile[0] == sizes[0]:
+        return tile
+    return (core_blocks(sizes[0], tile[0], chip, multiple), *tile[1:])
 
 
 def useful_slots(step_bytes: int, chip: Chip) -> int:
@@ -255,11 +300,12 @@ def useful_slots(step_bytes: int, chip: Chip) -> int:
     With n slots, n steps' moves are under way or worked on at a time: they take turns in (start-up + move + work) / n.
     """
     start_up_bytes = chip.dma_seconds * chip.core_bandwidth(chip.cores)
-    return 2 + min(MORE_SLOTS, math.ceil(start_up_bytes / step_bytes - HIDDEN_SHARE)) if step_bytes else 2
+    return SLOTS + min(MORE_SLOTS, math.ceil(start_up_bytes / step_bytes - HIDDEN_SHARE)) if step_bytes else SLOTS
 
 
-def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
-    """What the busiest core of a product takes, roughly: its steps, and adding up what others send it (tpuflow/chips/split_k.py).
+def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> tuple[float, float]:
+    """What the busiest core of a product takes, roughly, and its moves alone: its steps, and adding up what others send it
+    (tpuflow/chips/split_k.py).
 
     Where results are summed over the rows, rows are steps: the cores, each at columns of its own, go through them side by side. So they do
     with what passes by an operand that stays.
@@ -284,7 +330,7 @@ def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operan
     collected = add + sums.collected_bytes / rate
     first = walk.staying_bytes / rate + move / work
     pipeline = max(move + multiply / work, multiply + first, turns)  # nothing hides the first move and the last product
-    return max(pipeline, shared.points * shared.others * add) + collected
+    return max(pipeline, shared.points * shared.others * add) + collected, move
 
 
 def shrinking(start: int, stop: int = 1) -> Iterator[int]:

@@ -32,7 +32,7 @@ from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.graph.ops import PRODUCTS
 from tpuflow.lower.graph.products import PRECISIONS, contraction_of, sizes_of
 from tpuflow.lower.graph.tiling import Space, Tiling
-from tpuflow.lower.tiling import MATRIX_EDGE, MatmulSizes, Operands, Stationary, matmul_tiles, shrinking
+from tpuflow.lower.tiling import MATRIX_EDGE, SLOTS, MatmulSizes, Operands, Stationary, matmul_tiles, shrinking
 
 _NARROWED = {
     "bf16": {"default": "bf16", "high": "bf16_x3", "highest": "bf16_x6"},
@@ -130,6 +130,7 @@ class Product:
             overlapping=self._overlapping(),
             sum_units=tuple(space.units.values()) if sums else None,
             one_step=self.one_step and not sums,
+            bus_price=site.bus_price,
         )
 
     def tilings(self, chip: Chip, operands: Operands, sums: Sequence[Node]) -> Iterator[Tiling]:
@@ -234,7 +235,7 @@ def _operands(region: Region, lhs_elems: Callable[[MatmulSizes], int], depth: tu
     others = (*(v for v in region.inputs if v not in entering), *region.results)
 
     def beside(leaving: Value) -> int:
-        return sum(2 * v.dtype.bytes for v in dict.fromkeys((*others, leaving)) if v.shape == product.result.shape)
+        return sum(SLOTS * v.dtype.bytes for v in dict.fromkeys((*others, leaving)) if v.shape == product.result.shape)
 
     lhs, rhs = (v.dtype.bytes for v in entering)
     return Operands(lhs, rhs, beside(product.result), beside(rounded(region)), lhs_elems, depth)

@@ -45,7 +45,8 @@ class Site:
 
     `scope` is the name stack of the node of the graph, also where a part of that node is emitted by itself.
 
-    `given` are the tilings that are settled beforehand, one a kernel; none: they are chosen.
+    `given` are the tilings that are settled beforehand, one a kernel; none: they are chosen, among others by the `bus_price` of the program
+    (`tpuflow/lower/bus_price.py`).
     """
 
     node: Node
@@ -53,6 +54,7 @@ class Site:
     chip: Chip
     scope: str
     given: tuple[Tiling, ...] = ()
+    bus_price: float = 0.0
 
     def kernel(self, grid: tuple[GridAxis, ...] = ()) -> KernelBuilder:
         """A new kernel builder for this node."""

@@ -9,10 +9,14 @@ from collections.abc import Sequence
 from tpuflow.dtypes import F32, PRED, S32, U8
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
+from tpuflow.lower.graph.scalars import identity
 from tpuflow.lower.operations.blocks import Loads, blocks, interleaved, load_all
 from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.reductions import total
 from tpuflow.lower.operations.window import Sizes, SlidingWindow, WindowDimension
+
+REDUCTIONS = {"ge": "max", "le": "min"}
+"""What pooling reduces by, by how its winners compare."""
 
 
 class _Axis(WindowDimension):
@@ -59,10 +63,10 @@ def _counts(axes: Sequence[_Axis]) -> list[int]:
     return [a.out for a in axes]
 
 
-def _cut(b: Builder, x: Value, axes: Sequence[_Axis], counts: Sizes) -> list[Value]:
-    """What windows 0 .. count - 1 have at each of their positions; 0 outside x."""
+def _cut(b: Builder, x: Value, axes: Sequence[_Axis], counts: Sizes, fill: int | float) -> list[Value]:
+    """What windows 0 .. count - 1 have at each of their positions; `fill` outside x."""
     loads = [Loads(tuple(k - a.low for k in range(a.window)), n, a.stride) for a, n in zip(axes, counts, strict=True)]
-    return [part for _, part in load_all(b, x, loads, 0)]
+    return [part for _, part in load_all(b, x, loads, fill)]
 
 
 def _inside(b: Builder, axes: Sequence[_Axis], place: Sequence[int], counts: Sizes) -> Value | None:
@@ -90,8 +94,11 @@ def _mask(b: Builder, axis: _Axis, k: int, count: int) -> Value | None:
 
 
 def _winner(b: Builder, axes: Sequence[_Axis], operand: Value, select: str, counts: Sizes) -> Value:
-    """Number of the window position that `select` keeps: the first of equal ones, never one in the padding."""
-    values = _cut(b, operand, axes, counts)
+    """Number of the window position that `select` keeps: the first of equal ones, never one in the padding.
+
+    What is outside is filled as the pooling itself fills it, so that one kernel that makes both loads every position once.
+    """
+    values = _cut(b, operand, axes, counts, identity(REDUCTIONS[select], operand.dtype))
     places = list(itertools.product(*(range(a.window) for a in axes)))
     keep = b.ge if select == "ge" else b.le
     best, winner = values[0], b.full(TensorType(U8 if len(places) <= 256 else S32, tuple(counts)), 0)
@@ -152,7 +159,7 @@ def select_and_gather_add(b: Builder, tangents: Value, operand: Value, select: s
     if 0 in counts or not operand.type.elems:
         return b.full(TensorType(tangents.dtype, tuple(counts)), 0)
     winner = _winner(b, axes, operand, select, counts)
-    result, *others = _cut(b, tangents, axes, counts)
+    result, *others = _cut(b, tangents, axes, counts, 0)
     for i, value in enumerate(others, 1):
         result = b.select(b.eq(winner, i), value, result)
     return result

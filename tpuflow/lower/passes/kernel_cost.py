@@ -105,31 +105,37 @@ def seconds(node: Node, chip: Chip) -> float:
 
 
 @functools.lru_cache(maxsize=512)
-def busy_seconds(node: Node, chip: Chip) -> float:
-    """The time of a kernel by what its instructions take: moves, beside the vector and the matrix unit, which wait for each other by rows.
+def moving_and_working(node: Node, chip: Chip, side: int = MATRIX_EDGE) -> tuple[float, float]:
+    """The time of a kernel's moves, and that of the vector and the matrix unit, which run side by side or wait for each other by rows.
 
-    Rows of one batch are one core's.
+    Tiles of products have so many rows and columns. Rows of one batch are one core's.
     """
     (region,) = node.regions
     products, by_rows = [n for n in region.nodes if n.op in PRODUCTS], is_kernel(node, Kind.ROWS)
-    times = {o: max(1, _times(None if by_rows else next(iter(products), None), o)) for o in region.inputs}
+    times = {o: max(1, _times(None if by_rows else next(iter(products), None), o, side)) for o in region.inputs}
     moved = sum(times[o] * bytes_of(o.type) for o in region.inputs) + sum(bytes_of(v.type) for v in node.results)
     move, work = move_seconds(moved, chip), work_seconds(region.nodes, chip)
     rows = rows_at_once(node, chip) if by_rows and products else MATRIX_EDGE
     multiply = sum(multiplied_seconds(n, chip, rows) for n in products)
     if not (by_rows and products):
-        return max(move, work, multiply)
+        return move, max(work, multiply)
     batches = min(map(_batches, products))
     alone = min(work, multiply) / (1 if batches % 2 else 2)  # one of two parts of the batches is not beside the other
-    return max(move, max(work, multiply) + alone) * ceil_div(batches, chip.cores) * chip.cores / batches
+    longer = ceil_div(batches, chip.cores) * chip.cores / batches  # than if all cores had equally many
+    return longer * move, longer * (max(work, multiply) + alone)
+
+
+def busy_seconds(node: Node, chip: Chip) -> float:
+    """The time of a kernel by what its instructions take: moves, beside the vector and the matrix unit."""
+    return max(moving_and_working(node, chip))
 
 
 def _batches(product: Node) -> int:
     return math.prod(sizes_of(product)[x] for x in contraction_of(product).batch)
 
 
-def _times(product: Node | None, value: Value) -> int:
-    return 1 if product is None else times_read(product, value)
+def _times(product: Node | None, value: Value, side: int = MATRIX_EDGE) -> int:
+    return 1 if product is None else times_read(product, value, side)
 
 
 def _multiplications(product: Node) -> int:

@@ -74,8 +74,9 @@ def total_bytes(values: Iterable[Value]) -> int:
     return sum(bytes_of(v.type) for v in values)
 
 
-def times_read(product: Node, operand: Value) -> int:
-    """How often the tiles of a product read all of an operand: the left one for each tile of columns, the right one for each of rows."""
+def times_read(product: Node, operand: Value, side: int = MATRIX_EDGE) -> int:
+    """How often the tiles of a product, of so many rows and columns, read all of an operand: the left one for each tile of columns, the
+    right one for each of rows."""
     whole, sizes = contraction_of(product), sizes_of(product)
     others = [labels for labels, value in zip((whole.columns, whole.rows), product.inputs, strict=True) if value is operand]
-    return sum(ceil_div(math.prod(sizes[x] for x in labels), MATRIX_EDGE) for labels in others)
+    return sum(ceil_div(math.prod(sizes[x] for x in labels), side) for labels in others)

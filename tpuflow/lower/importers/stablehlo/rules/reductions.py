@@ -16,7 +16,7 @@ from tpuflow.lower.importers.stablehlo.walk import RULES, Region
 from tpuflow.lower.operations import reductions, sorting, windows
 from tpuflow.lower.operations.complex import Number
 from tpuflow.lower.operations.forms import UnsupportedForm
-from tpuflow.lower.operations.pooling_gradients import select_and_scatter
+from tpuflow.lower.operations.pooling_gradients import REDUCTIONS, select_and_scatter
 from tpuflow.lower.operations.reducers import reduce_by, reduce_window_by
 from tpuflow.lower.operations.window import Sizes, SlidingWindow
 
@@ -127,7 +127,7 @@ def _select_and_scatter(
 def _scattered(b: Builder, op: str, operand: Value, source: Value, select: str, window: SlidingWindow) -> Value:
     """JAX pads the operand by what never wins: elements there get nothing."""
     made = b.maker(operand)
-    worst = _identity("max" if select == "ge" else "min", operand.dtype)
+    worst = _identity(REDUCTIONS[select], operand.dtype)
     if made is None or made.op != "pad" or any(made.attrs["interior"]) or not _is_known(b, made.inputs[1], worst):
         return select_and_scatter(b, source, operand, select, window, op=op)
     low, high = made.attrs["low"], made.attrs["high"]
