@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -141,6 +141,8 @@ class _Queue:
             self.needs[j].discard(i)
             if not self.needs[j]:
                 self._offer(j)
+            elif self.clock is not None:
+                self._offer_needed(j)
         for j in self.awaited_by[i]:
             self.awaits[j].discard(i)
             if not self.awaits[j] and not self.needs[j] and not self.done[j]:
@@ -158,9 +160,19 @@ class _Queue:
         self._offer_first(i)
 
     def _offer_first(self, i: int) -> None:
-        able = not self.needs[i] and not self.awaits[i] and not self.done[i] and i not in self.away
-        if able and self._is_first(i):
+        if self._is_able(i) and self._is_first(i):
             heappush(self.first, i)
+
+    def _offer_needed(self, i: int) -> None:
+        """What a node still needs runs as soon as it can if it can now, and frees memory together with it: a parameter's share, for the
+        update with what has been received, so that the links may work on its result."""
+        needed = self.needs[i]
+        if self.memory is not None and all(map(self._is_able, needed)) and self.memory.frees(i, needed):
+            for j in needed:
+                heappush(self.first, j)
+
+    def _is_able(self, i: int) -> bool:
+        return not self.needs[i] and not self.awaits[i] and not self.done[i] and i not in self.away
 
     def _is_first(self, i: int) -> bool:
         """Whether a node runs as soon as it can: it frees memory, or the links work on it while others run."""
@@ -190,9 +202,11 @@ class _Memory:
             if (origin := root.get(value, value)) in self.readers:
                 self.readers[origin].add(-1)  # nobody's turn ever comes
 
-    def frees(self, i: int) -> bool:
-        """Whether a node is the last to read as many bytes as it makes; what makes next to nothing does always: others wait for it."""
-        return sum(self.bytes[v] for v in self.operands[i] if self.readers[v] == {i}) + NOTHING_BYTES >= self.made[i]
+    def frees(self, i: int, needed: Collection[int] = ()) -> bool:
+        """Whether a node is the last to read as many bytes as it makes, with those that it needs; what makes next to nothing does always:
+        others wait for it."""
+        made = self.made[i] + sum(self.made[j] for j in needed)
+        return sum(self.bytes[v] for v in self.operands[i] if self.readers[v] == {i}) + NOTHING_BYTES >= made
 
     def is_short(self, i: int) -> bool:
         """Whether there is no room for what a node makes."""
