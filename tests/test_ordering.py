@@ -63,13 +63,22 @@ def sent(gradients: list[Node]) -> list[Node]:
     return [*starts, *(Node("await", (s.result, s.inputs[0]), (Value(part, f"wait {s.inputs[0].name}"),)) for s in starts)]
 
 
-def backward_sent(layers: int = 4, seconds: float = 1.0, room_bytes: float = math.inf) -> list[str]:
-    """Layers' gradients, a second each, the transfers of which were written behind all of them and take `seconds`."""
-    x = Value(BIG, "x")
-    gradients: list[Node] = []
-    for n in range(layers):
-        gradients.append(node(f"gradient {n}", BIG, gradients[-1].result if gradients else x))
-    nodes = [*gradients, *sent(gradients)]
+def backward_sent(seconds: float, room_bytes: float = math.inf) -> list[str]:
+    """Four layers' gradients, a second each, the transfers of which were written behind all of them and take `seconds`."""
+    gradients = four_gradients()
+    return ordered([*gradients, *sent(gradients)], seconds, room_bytes)
+
+
+def four_gradients() -> list[Node]:
+    """Each made of the one before."""
+    gradients = [node("gradient 0", BIG, Value(BIG, "x"))]
+    for n in range(1, 4):
+        gradients.append(node(f"gradient {n}", BIG, gradients[-1].result))
+    return gradients
+
+
+def ordered(nodes: list[Node], seconds: float, room_bytes: float = math.inf) -> list[str]:
+    """Where transfers take so many seconds, and others one."""
     made = {n: 0 if n.op == "await" else sum(v.type.elems * 4 for v in n.results) for n in nodes}
     times = {n: seconds if n.op == "start" else 1.0 for n in nodes}
     return names(in_order(nodes, sizes=Sizes(made, frozenset(), room_bytes), seconds=times))
@@ -88,6 +97,19 @@ def test_what_is_sent_is_started_as_it_is_made_and_awaited_once_kernels_have_hid
 def test_where_memory_is_short_a_transfer_is_awaited_though_it_is_not_hidden():
     order = backward_sent(seconds=100.0, room_bytes=2.6 * 4 * BIG.elems)
     assert order.index("wait gradient 0") < order.index("gradient 2"), "a third gradient has no room"
+
+
+def test_an_update_follows_what_it_receives_with_all_that_it_needs_beside_that():
+    """So that the links may work on its result while other layers' gradients are made, and at once."""
+    gradients = four_gradients()
+    nodes = [*gradients, *sent(gradients)]
+    received, parameter = [n.result for n in nodes if n.op == "await"], Value(BIG, "p")
+    shares = [node(f"share {i}", v.type, parameter) for i, v in enumerate(received)]
+    updates = [node(f"update {i}", v.type, v, share.result) for i, (v, share) in enumerate(zip(received, shares, strict=True))]
+    gathers = [Node("start", (u.result,), (Value(BIG, f"gather {i}"),)) for i, u in enumerate(updates)]
+    order = ordered([*nodes, *shares, *updates, *gathers], seconds=0.5)
+    assert order.index("wait gradient 0") < order.index("share 0") < order.index("gradient 2")
+    assert all(order.index(f"gather {i}") == order.index(f"update {i}") + 1 for i in range(4))
 
 
 def test_any_order_keeps_dependences_and_effects():

@@ -75,8 +75,8 @@ class _Queue:
     """Nodes whose requirements are met, earliest first; the deferred ones wait apart until what they wait for has run, and waits until what
     they are for is there.
 
-    A node may be in several heaps: in `ready` (or `later`, as long as it is deferred), and in `first` once it frees memory. `moving` has
-    waits by the time at which they cost nothing, `away` the same.
+    A node may be in several heaps: in `ready` (or `later`, as long as it is deferred), in `first` once it frees memory, and if it is one
+    in `starts`. `moving` has waits by the time at which they cost nothing, `away` the same.
     """
 
     def __init__(self, nodes: list[Node], deferred: Mapping[Node, Iterable[Node]], sizes: Sizes | None, clock: _Clock | None) -> None:
@@ -88,6 +88,7 @@ class _Queue:
         self.done = [False] * len(nodes)
         self.memory = None if sizes is None else _Memory(nodes, sizes)
         self.clock = clock
+        self.starts: list[int] = []
         self.first: list[int] = []
         self.ready: list[int] = []
         self.later: list[int] = []
@@ -108,9 +109,9 @@ class _Queue:
     def _next(self) -> int | None:
         if self.clock is not None:
             self._receive(self.clock.now)
-        if self.moving and self._earliest(self.first) is None and self._waits():
+        if self.moving and self._earliest(self.starts) is self._earliest(self.first) is None and self._waits():
             self._receive(self.moving[0][0])
-        found = (self._earliest(heap) for heap in (self.first, self.ready, self.later))
+        found = (self._earliest(heap) for heap in (self.starts, self.first, self.ready, self.later))
         return next((i for i in found if i is not None), None)
 
     def _earliest(self, heap: list[int]) -> int | None:
@@ -160,7 +161,9 @@ class _Queue:
         self._offer_first(i)
 
     def _offer_first(self, i: int) -> None:
-        if self._is_able(i) and self._is_first(i):
+        if self._is_able(i) and self.clock is not None and self.nodes[i].op == "start":
+            heappush(self.starts, i)
+        elif self._is_able(i) and self.memory is not None and self.memory.frees(i):
             heappush(self.first, i)
 
     def _offer_needed(self, i: int) -> None:
@@ -173,10 +176,6 @@ class _Queue:
 
     def _is_able(self, i: int) -> bool:
         return not self.needs[i] and not self.awaits[i] and not self.done[i] and i not in self.away
-
-    def _is_first(self, i: int) -> bool:
-        """Whether a node runs as soon as it can: it frees memory, or the links work on it while others run."""
-        return (self.clock is not None and self.nodes[i].op == "start") or (self.memory is not None and self.memory.frees(i))
 
 
 class _Memory:
