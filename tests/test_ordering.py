@@ -78,8 +78,8 @@ def four_gradients() -> list[Node]:
 
 
 def ordered(nodes: list[Node], seconds: float, room_bytes: float = math.inf) -> list[str]:
-    """Where transfers take so many seconds, and others one."""
-    made = {n: 0 if n.op == "await" else sum(v.type.elems * 4 for v in n.results) for n in nodes}
+    """Where transfers take so many seconds, and others one; what is gathered takes the place of something."""
+    made = {n: 0 if n.op == "await" or n.result.name.startswith("gather") else n.result.type.elems * 4 for n in nodes}
     times = {n: seconds if n.op == "start" else 1.0 for n in nodes}
     return names(in_order(nodes, sizes=Sizes(made, frozenset(), room_bytes), seconds=times))
 

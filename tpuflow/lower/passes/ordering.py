@@ -39,8 +39,9 @@ def in_order(
     """Nodes after everything they read, effects in the given order, otherwise as early in the given order as possible.
 
     `deferred` names nodes that rather run after certain others; they give way as long as anything else can run. With `sizes`, a node
-    that is the last to read as many bytes as it makes runs as soon as it can. With `seconds` of every node, a transfer starts as soon as it
-    can, and is awaited once what has run since has taken as long as it: earlier only where nothing else can run, or memory is short.
+    that is the last to read as many bytes as it makes runs as soon as it can. With `seconds` of every node, so does a transfer that takes
+    no more memory than what it sends, and any is awaited once what has run since has taken as long: earlier only where nothing else can
+    run, or memory is short.
     """
     queue = _Queue(list(nodes), deferred or {}, sizes, None if seconds is None else _Clock(seconds))
     ordered = list(iter(queue.next, None))
@@ -161,10 +162,15 @@ class _Queue:
         self._offer_first(i)
 
     def _offer_first(self, i: int) -> None:
-        if self._is_able(i) and self.clock is not None and self.nodes[i].op == "start":
+        if self._is_able(i) and self.clock is not None and self._is_cheap_start(i):
             heappush(self.starts, i)
         elif self._is_able(i) and self.memory is not None and self.memory.frees(i):
             heappush(self.first, i)
+
+    def _is_cheap_start(self, i: int) -> bool:
+        """Whether a node starts a transfer that takes no more memory than what it sends has: others, which gather, start in their turn."""
+        sent_bytes = sum(v.type.elems * v.dtype.bytes for v in self.nodes[i].inputs)
+        return self.nodes[i].op == "start" and (self.memory is None or self.memory.made[i] <= sent_bytes)
 
     def _offer_needed(self, i: int) -> None:
         """What a node still needs runs as soon as it can if it can now, and frees memory together with it: a parameter's share, for the
