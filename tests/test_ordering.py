@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 from tpuflow.dtypes import F32
@@ -55,6 +56,62 @@ def test_what_is_read_through_a_view_is_not_let_go_of():
     assert sorted(order) == sorted(names(nodes))
 
 
+def sent(gradients: list[Node]) -> list[Node]:
+    """Of each gradient an eighth, summed over the chips: the starts as a row, then the waits."""
+    part = TensorType(F32, (BIG.elems // 8,))
+    starts = [Node("start", (g.result,), (Value(part, f"start {g.result.name}"),)) for g in gradients]
+    return [*starts, *(Node("await", (s.result, s.inputs[0]), (Value(part, f"wait {s.inputs[0].name}"),)) for s in starts)]
+
+
+def backward_sent(seconds: float, room_bytes: float = math.inf) -> list[str]:
+    """Four layers' gradients, a second each, the transfers of which were written behind all of them and take `seconds`."""
+    gradients = four_gradients()
+    return ordered([*gradients, *sent(gradients)], seconds, room_bytes)
+
+
+def four_gradients() -> list[Node]:
+    """Each made of the one before."""
+    gradients = [node("gradient 0", BIG, Value(BIG, "x"))]
+    for n in range(1, 4):
+        gradients.append(node(f"gradient {n}", BIG, gradients[-1].result))
+    return gradients
+
+
+def ordered(nodes: list[Node], seconds: float, room_bytes: float = math.inf) -> list[str]:
+    """Where transfers take so many seconds, and others one; what is gathered takes the place of something."""
+    made = {n: 0 if n.op == "await" or n.result.name.startswith("gather") else n.result.type.elems * 4 for n in nodes}
+    times = {n: seconds if n.op == "start" else 1.0 for n in nodes}
+    return names(in_order(nodes, sizes=Sizes(made, frozenset(), room_bytes), seconds=times))
+
+
+def test_what_is_sent_is_started_as_it_is_made_and_awaited_once_kernels_have_hidden_it():
+    order = backward_sent(seconds=1.0)
+    assert order[:5] == ["gradient 0", "start gradient 0", "gradient 1", "start gradient 1", "wait gradient 0"]
+    order = backward_sent(seconds=2.0)
+    assert order.index("gradient 2") < order.index("wait gradient 0") < order.index("gradient 3"), "two kernels hide it"
+    assert order.index("wait gradient 1") > order.index("gradient 3"), "the links take one after the other"
+    order = backward_sent(seconds=math.inf)
+    assert [o for o in order if o.startswith("gradient")] == order[0:8:2], "what nothing hides is waited for at the end"
+
+
+def test_where_memory_is_short_a_transfer_is_awaited_though_it_is_not_hidden():
+    order = backward_sent(seconds=100.0, room_bytes=2.6 * 4 * BIG.elems)
+    assert order.index("wait gradient 0") < order.index("gradient 2"), "a third gradient has no room"
+
+
+def test_an_update_follows_what_it_receives_with_all_that_it_needs_beside_that():
+    """So that the links may work on its result while other layers' gradients are made, and at once."""
+    gradients = four_gradients()
+    nodes = [*gradients, *sent(gradients)]
+    received, parameter = [n.result for n in nodes if n.op == "await"], Value(BIG, "p")
+    shares = [node(f"share {i}", v.type, parameter) for i, v in enumerate(received)]
+    updates = [node(f"update {i}", v.type, v, share.result) for i, (v, share) in enumerate(zip(received, shares, strict=True))]
+    gathers = [Node("start", (u.result,), (Value(BIG, f"gather {i}"),)) for i, u in enumerate(updates)]
+    order = ordered([*nodes, *shares, *updates, *gathers], seconds=0.5)
+    assert order.index("wait gradient 0") < order.index("share 0") < order.index("gradient 2")
+    assert all(order.index(f"gather {i}") == order.index(f"update {i}") + 1 for i in range(4))
+
+
 def test_any_order_keeps_dependences_and_effects():
     rng = random.Random(0)
     for _ in range(50):
@@ -63,9 +120,11 @@ def test_any_order_keeps_dependences_and_effects():
             inputs = tuple(rng.sample(values, min(len(values), rng.randint(1, 3))))
             nodes.append(Node("outfeed", inputs[:1], ()) if i % 7 == 3 else node("add", rng.choice((BIG, SCALAR)), *inputs))
             values += nodes[-1].results
+        nodes += sent([n for n in nodes if n.results][::3])
         made = {n: sum(v.type.elems * 4 for v in n.results) for n in nodes}
         deferred = {n: rng.sample(nodes, 2) for n in rng.sample(nodes, 5)}
-        order = in_order(nodes, deferred, Sizes(made, frozenset(values[-2:])))
+        room_bytes, seconds = rng.choice((0, 9000, math.inf)), {n: rng.choice((0.0, 1.0, 5.0)) for n in nodes}
+        order = in_order(nodes, deferred, Sizes(made, frozenset(values[-2:]), room_bytes), rng.choice((None, seconds)))
         place = {n: i for i, n in enumerate(order)}
         maker = {v: n for n in nodes for v in n.results}
         assert len(place) == len(nodes)

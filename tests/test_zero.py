@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,12 +16,15 @@ from flax import linen as nn
 
 import tpuflow
 from bench.zero import IN_A_SCAN, PATH, WRITTEN_OUT, Network, row
+from tpuflow.chips import get_chip
 from tpuflow.device.reference import ReferenceEngine
-from tpuflow.errors import ConfigError
+from tpuflow.errors import ConfigError, OutOfMemoryError
+from tpuflow.estimating.estimating import training_program
 from tpuflow.isa.collectives import Collective
 from tpuflow.isa.program import walk
+from tpuflow.stages.analysis import memory_analysis
 from tpuflow.stages.flattening import to_device
-from tpuflow.training.config import TrainConfig
+from tpuflow.training.config import StepConfig, TrainConfig
 from tpuflow.training.parallel import SHARDINGS
 from tpuflow.training.preparing import prepare
 from tpuflow.training.sinking import DeviceSink
@@ -222,6 +226,16 @@ def test_a_stage_without_a_mesh_is_refused() -> None:
         tpuflow.train(MODEL, DATA, sharding="zero2", progress=False)
 
 
+@pytest.mark.parametrize(
+    ("sharding", "remedy"), [("ddp", "cutting over the mesh .*'zero3'.* arguments that several chips"), ("zero3", "sharding")]
+)
+def test_what_does_not_fit_says_what_every_chip_of_the_mesh_has(sharding: str, remedy: str) -> None:
+    wide = (jax.ShapeDtypeStruct((16, 2**16), jnp.float32), jax.ShapeDtypeStruct((16,), jnp.int32))
+    with pytest.raises(OutOfMemoryError, match=remedy) as caught:
+        tpuflow.estimate_training(nn.Dense(2**16), wide, optimizer=optax.adam(1e-3), chip="tpu-v5e", mesh={"data": 2}, sharding=sharding)
+    assert ("several chips have alike" in str(caught.value)) == (sharding == "ddp")
+
+
 class Layer(nn.Module):
     """One of a scan, of sizes that four chips do not divide."""
 
@@ -262,6 +276,18 @@ def test_layers_of_a_scan_are_sent_one_by_one_with_the_values_of_one_chip(remat:
 def _whole(collective: Collective) -> int:
     """What is gathered, or what is summed."""
     return collective.target if collective.kind == "all_gather" else collective.source
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero2"])
+def test_layers_that_are_written_out_hold_a_gradient_no_longer_than_it_is_sent(sharding: str) -> None:
+    """On links that hide every transfer behind the kernels that follow, a chip never has all gradients, nor new parameters beside old."""
+    chip = replace(get_chip("tpu-v5e"), link_bytes_per_second=1e15, hop_seconds=0.0)
+    model = nn.Sequential([layer for _ in range(8) for layer in (nn.Dense(512), nn.relu)])
+    batch = (jax.ShapeDtypeStruct((64, 512), jnp.float32), jax.ShapeDtypeStruct((64,), jnp.int32))
+    config = StepConfig(model, batch, optimizer=optax.adam(1e-3), mesh={"data": 8}, sharding=sharding, chip=chip)
+    program = training_program(config, chip)[1]
+    kernel_bytes = 4 * 512 * 512
+    assert memory_analysis(program).temp_size_in_bytes < 4 * kernel_bytes
 
 
 @pytest.mark.slow

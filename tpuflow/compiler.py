@@ -258,10 +258,10 @@ def _compile_graph(
     log.stage("import", graph)
     for step in PIPELINE if passes is None else passes:
         with located(step.name):
-            graph = step.on(row)(graph)
+            graph = step.on(row, interface.mesh)(graph)
         log.stage(step.name, graph)
     with located("plan-memory"):
-        plan = plan_memory(graph, row, interface.donated)
+        plan = plan_memory(graph, row, interface.donated, interface.copies)
     log.lap("plan-memory", str(plan.use))
     tilings: Tilings = {}
     with located("assemble"):

@@ -184,6 +184,11 @@ KINDS: Mapping[str, Kind] = {
 KIND_CODES = {name: kind.code for name, kind in KINDS.items()}
 
 
+def farthest(pairs: Sequence[tuple[int, int]], chips: int) -> int:
+    """How far around a ring of so many chips a message between any of the pairs goes at most."""
+    return max((min((r - s) % chips, (s - r) % chips) for s, r in pairs), default=0)
+
+
 def chips_of(mesh: Sequence[MeshAxis]) -> int:
     """How many chips a mesh has (1 if it has no axes)."""
     return math.prod(axis.size for axis in mesh)

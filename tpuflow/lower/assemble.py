@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -56,6 +57,13 @@ class Interface:
     output_cuts: tuple[NamedCut, ...] = ()
     infeed_cuts: tuple[NamedCut, ...] = ()
     outfeed_cuts: tuple[NamedCut, ...] = ()
+
+    @property
+    def copies(self) -> tuple[int, ...]:
+        """On how many chips each input is the same; empty without a mesh."""
+        sizes = {axis.name: axis.size for axis in self.mesh}
+        cuts = self.input_cuts if self.mesh else ()
+        return tuple(math.prod(sizes.values()) // math.prod(sizes[name] for names in cut for name in names) for cut in cuts)
 
 
 def assemble(graph: Graph, plan: MemoryPlan, chip: Chip, interface: Interface, tilings: Tilings | None = None) -> Program:

@@ -75,14 +75,14 @@ class MemoryPlan:
     overflowing: tuple[Held, ...] = ()
 
 
-def plan_memory(graph: Graph, chip: Chip, donated: Sequence[bool] = ()) -> MemoryPlan:
-    """Plan the HBM of a program. `donated` says of each input whether the program may overwrite it.
+def plan_memory(graph: Graph, chip: Chip, donated: Sequence[bool] = (), copies: Sequence[int] = ()) -> MemoryPlan:
+    """Plan the HBM of a program. `donated` says of each input whether the program may overwrite it, `copies` on how many chips it is alike.
 
     Raises:
       OutOfMemoryError: the chip has too little HBM, whatever stays in VMEM.
     """
     donated = tuple(donated) or (False,) * len(graph.inputs)
-    planner = _Planner(graph, lifetimes(graph), donated)
+    planner = _Planner(graph, lifetimes(graph), donated, tuple(copies) or (1,) * len(graph.inputs))
     plan = planner.plan()
     if plan.use.peak_bytes <= chip.available_hbm_bytes:
         return plan
@@ -162,6 +162,7 @@ class _Planner:
     graph: Graph
     lives: Lifetimes
     donated: tuple[bool, ...]
+    copies: tuple[int, ...]
     places: dict[Value, _Place] = field(default_factory=dict)
     members: dict[_Place, list[Value]] = field(default_factory=dict)
     temporaries: list[_Place] = field(default_factory=list)
@@ -368,7 +369,9 @@ class _Planner:
         live = list(itertools.accumulate(change[t] for t in ticks))
         at = ticks[max(range(len(live)), key=live.__getitem__)]
         held = [
-            Held(self._name(p), "" if p.input is not None else p.source, p.type, _purpose(p))
+            Held(self._name(p), p.source, p.type, _purpose(p))
+            if p.input is None
+            else Held(self._name(p), "", p.type, _purpose(p), self.copies[p.input])
             for p in places
             if p.ticks[0] <= at <= p.ticks[1]
         ]

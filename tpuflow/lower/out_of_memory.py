@@ -14,12 +14,14 @@ LARGE_SHARE = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A buffer that is needed at the fullest moment: what it is called, who makes it (a user's line; none for arguments), what for."""
+    """A buffer that is needed at the fullest moment: what it is called, who makes it (a user's line; none for arguments), what for; of an
+    argument, on how many chips of a mesh it is the same."""
 
     name: str
     source: str
     type: TensorType
     purpose: str  # "input", "donated", "output", "constant" or "" for a temporary
+    copies: int = 1
 
     @property
     def bytes(self) -> int:
@@ -46,6 +48,7 @@ def advice(held: Sequence[Held]) -> Iterator[str]:
     temporary = [h for h in held if not h.purpose]
     forward = sum(h.bytes for h in temporary if "jvp" in h.name and "transpose" not in h.name) / whole
     arguments = sum(h.bytes for h in held if h.purpose in ("input", "donated")) / whole
+    copied = sum(h.bytes for h in held if h.copies > 1) / whole
     kept = sum(h.bytes for h in held if h.purpose == "input") / whole
     if forward > LARGE_SHARE:
         yield f"jax.checkpoint (nn.remat) on the layers above: {forward:.0%} are activations kept for the backward pass"
@@ -53,7 +56,12 @@ def advice(held: Sequence[Held]) -> Iterator[str]:
         yield "a smaller batch (gradient accumulation keeps its effect), or a 16-bit policy: temporaries shrink with both"
     if kept > LARGE_SHARE:
         yield f"donate_argnums for arguments that results replace: {kept:.0%} are arguments that must be kept"
-    if arguments > LARGE_SHARE:
+    if copied > LARGE_SHARE:
+        yield (
+            "cutting over the mesh what every chip has (sharding='zero1', 'zero2' or 'zero3' in tpuflow.train, in_shardings elsewhere): "
+            f"{copied:.0%} are arguments that several chips have alike"
+        )
+    elif arguments > LARGE_SHARE:
         yield f"sharding over several chips, or an optimizer with less state: {arguments:.0%} are arguments (parameters, optimizer state)"
     yield "a chip with more memory"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tpuflow.chips.links import collective_seconds
 from tpuflow.device.timing.prices import PICOSECONDS, picoseconds
-from tpuflow.isa.collectives import KINDS, Collective, sizes_of
+from tpuflow.isa.collectives import KINDS, Collective, farthest, sizes_of
 from tpuflow.isa.program import Program
 
 
@@ -48,7 +48,7 @@ def collective_row(program: Program, c: Collective, place: str, count: int) -> C
     chips = 1
     for size in group:
         chips *= size
-    distance = max((min((r - s) % chips, (s - r) % chips) for s, r in c.pairs), default=0)
+    distance = farthest(c.pairs, chips)
     seconds = collective_seconds(program.chip, c.kind, source.bytes, sizes, c.axes, distance, joined) if chips > 1 else 0.0
     sent = KINDS[c.kind].sent_elems(source.elems, chips) * source.dtype.bytes
     names = tuple(program.mesh[a].name for a in c.axes)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tpuflow.chips import CHIPS, Chip
+from tpuflow.isa.collectives import MeshAxis
 from tpuflow.lower.graph.graph import Graph, Node
 
 
@@ -19,8 +21,8 @@ class Pass(ABC):
         """The class name in kebab case ("fuse-elementwise")."""
         return re.sub(r"(?<!^)(?=[A-Z])", "-", type(self).__name__).lower()
 
-    def on(self, chip: Chip) -> Pass:
-        """The pass for programs of a chip: itself, unless it has to know the chip."""
+    def on(self, chip: Chip, mesh: Sequence[MeshAxis] = ()) -> Pass:
+        """The pass for programs of a chip, or of a mesh of them: itself, unless it has to know these."""
         return self
 
     @abstractmethod
@@ -40,6 +42,6 @@ class ChipPass(Pass):
 
     chip: Chip = CHIPS["generic"]
 
-    def on(self, chip: Chip) -> ChipPass:
-        """The pass for a chip."""
+    def on(self, chip: Chip, mesh: Sequence[MeshAxis] = ()) -> ChipPass:
+        """The pass for a chip, whatever others it is joined with."""
         return replace(self, chip=chip)

@@ -18,10 +18,9 @@ from tpuflow.lower.passes.base import ChipPass
 from tpuflow.lower.passes.kernel_cost import MAX_NODES, row_bytes, seconds, takes
 from tpuflow.lower.passes.ordering import VIEWS
 from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, fits_on_chip, is_kernel
-from tpuflow.lower.passes.unit_seconds import held_seconds, move_seconds, start_seconds
+from tpuflow.lower.passes.unit_seconds import FILLED_SHARE, held_seconds, move_seconds, start_seconds
 
 ALONE = -1  # in place of a position: a kernel of its own
-FILLED_SHARE = 0.95  # of the chip's memory: the rest is for gaps between arrays
 STRETCHED = ("broadcast", "window")  # what enters a kernel from memory, in another shape
 _STEPS = {Kind.DOT: PRODUCTS, Kind.REDUCE: ("reduce",), Kind.ROWS: ("reduce",)}
 

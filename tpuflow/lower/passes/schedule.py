@@ -2,69 +2,87 @@
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tpuflow.chips import Chip
+from tpuflow.isa.collectives import MeshAxis
 from tpuflow.lower.emit import overwritable
 from tpuflow.lower.graph.graph import Graph, Node, Value
-from tpuflow.lower.passes.base import Pass
-from tpuflow.lower.passes.ordering import Sizes, in_order
+from tpuflow.lower.passes.base import ChipPass
+from tpuflow.lower.passes.node_seconds import node_seconds
+from tpuflow.lower.passes.ordering import RECEIVED, VIEWS, Sizes, in_order
+from tpuflow.lower.passes.unit_seconds import FILLED_SHARE, total_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule(Pass):
+class Schedule(ChipPass):
     """Order nodes so that a value computed from a region input, of its type, can take its place in memory, and little is held long.
 
     A gradient goes into its parameter's update as soon as nothing else reads what it is made of, rather than where the update was written.
-    What is on its way between chips is waited for when nothing else is left to do.
+    What is sent between chips is started as soon as it is made, and waited for, so that its memory is free, once the kernels that ran since
+    have hidden it; before that where nothing else is left to do, or the chip's memory would be too small.
 
     Before: %w1 = fused %w, %g; %dx = dot %dy, %w.    After: %dx = dot %dy, %w; %w1 = fused %w, %g.
     Needs: fused graph.    Keeps: data dependence and the order of effects.    Never: adds or removes a node.
     """
 
+    mesh: tuple[MeshAxis, ...] = ()
+
+    def on(self, chip: Chip, mesh: Sequence[MeshAxis] = ()) -> Schedule:
+        """The pass for programs of a mesh of chips."""
+        return replace(self, chip=chip, mesh=tuple(mesh))
+
     def __call__(self, graph: Graph) -> Graph:
         nodes = [self.map_regions(node) for node in graph.nodes]
-        inputs, outputs = set(graph.inputs), frozenset(graph.outputs)
-        replaced = {node: _overwritable(node, outputs) for node in nodes}
-        sizes = Sizes({node: _made_bytes(node, inputs, over) for node, over in replaced.items()}, outputs)
-        return replace(graph, nodes=tuple(in_order(nodes, _last_readers(graph, nodes, replaced) | _independent(nodes), sizes)))
+        graph = replace(graph, nodes=tuple(nodes))
+        replaced, inputs = _replaced(graph), set(graph.inputs)
+        room_bytes = FILLED_SHARE * self.chip.available_hbm_bytes - total_bytes(graph.inputs)
+        sizes = Sizes({node: _made_bytes(node, replaced[node], inputs) for node in nodes}, frozenset(graph.outputs), room_bytes)
+        seconds = node_seconds(graph, self.chip, self.mesh) if any(node.op == "start" for node in nodes) else None
+        return replace(graph, nodes=tuple(in_order(nodes, _last_readers(graph, replaced), sizes, seconds)))
 
 
-def _last_readers(graph: Graph, nodes: list[Node], replaced: Mapping[Node, list[Value]]) -> dict[Node, list[Node]]:
-    """For every node that may overwrite a region input, by the operands that nodes may replace: the other nodes that read it."""
+def _replaced(graph: Graph) -> dict[Node, tuple[Value, ...]]:
+    """For every node the region inputs, or views of them, whose places its results may take."""
+    outputs, places = set(graph.outputs), _carried(graph)
+    return {
+        node: tuple(places[v] for v in node.results if v in places) if node.op == "start" else _overwritable(node, outputs)
+        for node in graph.nodes
+    }
+
+
+def _carried(graph: Graph) -> dict[Value, Value]:
+    """Of what leaves a loop's body, and what is received for it: the region input that it takes the place of in the next trip."""
+    if [v.type for v in graph.inputs] != [v.type for v in graph.outputs]:
+        return {}
+    places = dict(zip(graph.outputs, graph.inputs, strict=True))
+    for node in reversed(graph.nodes):
+        if node.op in RECEIVED:
+            places.update((v, places[result]) for v, result in zip(node.inputs, node.results, strict=False) if result in places)
+    return places
+
+
+def _last_readers(graph: Graph, replaced: Mapping[Node, Sequence[Value]]) -> dict[Node, list[Node]]:
+    """For every node that may take the place of a region input: the other nodes that read it."""
     origin: dict[Value, Value] = {v: v for v in graph.inputs}
     readers: dict[Value, list[Node]] = {v: [] for v in graph.inputs}
-    for node in nodes:
+    for node in graph.nodes:
         for value in node.inputs:
             if value in origin:
                 readers[origin[value]].append(node)
-        if node.op in ("reshape", "barrier"):
+        if node.op in VIEWS:
             origin.update((result, origin[value]) for value, result in zip(node.inputs, node.results, strict=True) if value in origin)
-    return {node: [other for v in over if v in readers for other in readers[v]] for node, over in replaced.items()}
+    return {node: [other for v in replaced[node] if v in readers for other in readers[v]] for node in graph.nodes}
 
 
-def _independent(nodes: list[Node]) -> dict[Node, list[Node]]:
-    """For every wait the nodes that do not need it: they run while what it waits for is on its way."""
-    made: dict[Value, int] = {}
-    needs: dict[Node, int] = {}
-    waits = [node for node in nodes if node.op == "await"]
-    for node in nodes:
-        own = 1 << waits.index(node) if node.op == "await" else 0
-        needs[node] = own | functools.reduce(operator.or_, (made.get(v, 0) for v in node.inputs), 0)
-        made.update(dict.fromkeys(node.results, needs[node]))
-    return {wait: [node for node in nodes if not needs[node] >> n & 1] for n, wait in enumerate(waits)}
+def _made_bytes(node: Node, replaced: Sequence[Value], inputs: Container[Value]) -> int:
+    """Bytes of a node's results, but for what is in memory already, and those that take a region input's place."""
+    return 0 if node.op in RECEIVED else total_bytes(node.results) - total_bytes(v for v in replaced if v in inputs)
 
 
-def _made_bytes(node: Node, inputs: set[Value], replaced: Sequence[Value]) -> int:
-    """Bytes of a node's results, but for those that may take the place of a region input that is `replaced`."""
-    saved = [v for v in replaced if v in inputs]
-    return sum(v.type.elems * v.dtype.bytes for v in node.results) - sum(v.type.elems * v.dtype.bytes for v in saved)
-
-
-def _overwritable(node: Node, outputs: frozenset[Value]) -> list[Value]:
+def _overwritable(node: Node, outputs: Container[Value]) -> tuple[Value, ...]:
     """Operands that a result which leaves the graph may replace."""
     types = {v.type for v in node.results if v in outputs}
     replaced = overwritable(node) if types else frozenset()
-    return [v for v in node.inputs if v in replaced and v.type in types]
+    return tuple(v for v in node.inputs if v in replaced and v.type in types)

@@ -15,7 +15,7 @@ class SplitCollectives(Pass):
 
     Before: %0 = fused ...; %1 = fused ...; %2 = collective %0.
     After: %0 = fused ...; %3 = start %0; %1 = fused ...; %2 = await %3, %0.
-    Needs: fused graph.    Keeps: every bit.    Never: moves a wait; `Schedule` does, behind all that does not need it.
+    Needs: fused graph.    Keeps: every bit.    Never: moves a wait; `Schedule` does, behind what hides it.
     """
 
     def __call__(self, graph: Graph) -> Graph:

@@ -16,6 +16,7 @@ from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.passes.region_builder import bytes_of
 from tpuflow.lower.tiling import MATRIX_EDGE, UNHIDDEN
 
+FILLED_SHARE = 0.95  # of the chip's memory: the rest is for gaps between arrays
 HELD_MOVES = 2.0  # moves of a byte that it is worth to hold it no longer: storing and loading it once more
 
 
