@@ -95,8 +95,8 @@ class Layer(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, context: Context, cache: Any) -> tuple[jax.Array, Any]:
         """Return y = x + attention(norm(x)) plus feedforward(norm(y)); there is no cache."""
-        config = self.config
-        x = x + SelfAttention(config, self.train, name="self_attn")(_norm(config, "layer_norm1")(x), context)
+        config, attention = self.config, SelfAttention(self.config, self.train, name="self_attn")
+        x = x + attention(_norm(config, "layer_norm1")(x), context)
         return x + Feedforward(config, name="mlp")(_norm(config, "layer_norm2")(x)), (None, None)
 
 

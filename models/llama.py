@@ -39,6 +39,7 @@ class RotaryConfig(JsonConfig):
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     tie_word_embeddings: bool = False
+    attention_bias: bool = False
     attention_dropout: float = 0.0
     pad_token_id: int | None = None
     bos_token_id: int | None = 1
@@ -98,7 +99,6 @@ class Config(RotaryConfig):
     ARCHITECTURE: ClassVar[str] = "LlamaForCausalLM"
     ONLY: ClassVar[Mapping[str, Any]] = MappingProxyType({"pretraining_tp": 1})
 
-    attention_bias: bool = False
     mlp_bias: bool = False
 
 
@@ -189,21 +189,35 @@ class Feedforward(nn.Module):
         return dense(config, config.hidden_size, "down_proj", bias=config.mlp_bias)(config.activation(gate) * up)
 
 
-class Layer(nn.Module):
-    """Attention and feedforward, each normalised before and added to what it came from: [B, T, D] -> [B, T, D]."""
+class RotaryLayer(nn.Module):
+    """Attention and what follows it, each normalised before and added to what it came from: [B, T, D] -> [B, T, D]."""
 
-    config: Config
+    config: RotaryConfig
     train: bool
 
     @nn.compact
     def __call__(self, x: jax.Array, context: Context, cache: Any) -> tuple[jax.Array, Any]:
-        """Return y = x + attention(norm(x)) plus feedforward(norm(y)), and the keys and values that are kept."""
+        """Return y = x + attention(norm(x)) plus feedforward(norm(y)); the keys and values that are kept, and what there is to note."""
         config = self.config
         attention = Attention(config, self.train, config.attention_bias, name="self_attn")
         mixed, kept = attention(RMSNorm(config.rms_norm_eps, name="input_layernorm")(x), context, cache)
         x = x + mixed
-        y = RMSNorm(config.rms_norm_eps, name="post_attention_layernorm")(x)
-        return x + Feedforward(config, name="mlp")(y), (kept, None)
+        y, noted = self.feedforward(RMSNorm(config.rms_norm_eps, name="post_attention_layernorm")(x))
+        return x + y, (kept, noted)
+
+    def feedforward(self, x: jax.Array) -> tuple[jax.Array, Any]:
+        """What follows attention, as "mlp", and what of it is noted."""
+        raise NotImplementedError(f"{type(self).__name__}.feedforward")
+
+
+class Layer(RotaryLayer):
+    """Attention and feedforward, each normalised before and added to what it came from: [B, T, D] -> [B, T, D]."""
+
+    config: Config
+
+    def feedforward(self, x: jax.Array) -> tuple[jax.Array, Any]:
+        """Two dense layers, gated; nothing is noted."""
+        return Feedforward(self.config, name="mlp")(x), None
 
 
 class Llama(CausalModel):

@@ -11,8 +11,7 @@ import jax
 from flax import linen as nn
 from jax import numpy as jnp
 
-from .attention import Context
-from .llama import Attention, Llama, RMSNorm, RotaryConfig, dense, layers_of, shared_torch_layers
+from .llama import Llama, RotaryConfig, RotaryLayer, dense, layers_of, shared_torch_layers
 
 
 @dataclass(frozen=True)
@@ -22,6 +21,7 @@ class Config(RotaryConfig):
     MODEL_TYPE: ClassVar[str] = "mixtral"
     ARCHITECTURE: ClassVar[str] = "MixtralForCausalLM"
     ONLY: ClassVar[Mapping[str, Any]] = MappingProxyType({"sliding_window": None, "router_jitter_noise": 0.0})
+    OURS: ClassVar[tuple[str, ...]] = (*RotaryConfig.OURS, "attention_bias")
 
     intermediate_size: int = 14336
     num_key_value_heads: int | None = 8
@@ -103,21 +103,14 @@ class _Kernels(nn.Module):
         return self.param("kernel", nn.initializers.normal(self.deviation), self.shape)
 
 
-class Layer(nn.Module):
+class Layer(RotaryLayer):
     """Attention and experts, each normalised before and added to what it came from: [B, T, D] -> [B, T, D]."""
 
     config: Config
-    train: bool
 
-    @nn.compact
-    def __call__(self, x: jax.Array, context: Context, cache: Any) -> tuple[jax.Array, Any]:
-        """Return y = x + attention(norm(x)) plus experts(norm(y)); the keys and values that are kept, and what the router chose."""
-        config = self.config
-        attention = Attention(config, self.train, name="self_attn")
-        mixed, kept = attention(RMSNorm(config.rms_norm_eps, name="input_layernorm")(x), context, cache)
-        x = x + mixed
-        y, routed = Experts(config, name="mlp")(RMSNorm(config.rms_norm_eps, name="post_attention_layernorm")(x))
-        return x + y, (kept, routed)
+    def feedforward(self, x: jax.Array) -> tuple[jax.Array, Any]:
+        """The experts, and what the router chose."""
+        return Experts(self.config, name="mlp")(x)
 
 
 class Mixtral(Llama):

@@ -130,6 +130,14 @@ FINE_ROWS = (
     Row((-1,), 9, "C3", (512,)),
 )
 """What the backbones begin with, up to a stride of 16."""
+FINEST_ROWS = (
+    Row((-1,), 1, "Conv", (256, 1, 1)),
+    Row((-1,), 1, "nn.Upsample", ("None", 2, "nearest")),
+    Row((-1, 4), 1, "Concat", (1,)),
+    Row((-1,), 3, "C3", (256, False)),
+    Row((-1,), 1, "Conv", (256, 3, 2)),
+)
+"""Of the heads: up to the map of stride 8, which objects are found on first, and down again."""
 
 P5 = Architecture(
     (
@@ -143,11 +151,7 @@ P5 = Architecture(
         Row((-1,), 1, "nn.Upsample", ("None", 2, "nearest")),
         Row((-1, 6), 1, "Concat", (1,)),
         Row((-1,), 3, "C3", (512, False)),
-        Row((-1,), 1, "Conv", (256, 1, 1)),
-        Row((-1,), 1, "nn.Upsample", ("None", 2, "nearest")),
-        Row((-1, 4), 1, "Concat", (1,)),
-        Row((-1,), 3, "C3", (256, False)),
-        Row((-1,), 1, "Conv", (256, 3, 2)),
+        *FINEST_ROWS,
         Row((-1, 14), 1, "Concat", (1,)),
         Row((-1,), 3, "C3", (512, False)),
         Row((-1,), 1, "Conv", (512, 3, 2)),
@@ -175,11 +179,7 @@ P6 = Architecture(
         Row((-1,), 1, "nn.Upsample", ("None", 2, "nearest")),
         Row((-1, 6), 1, "Concat", (1,)),
         Row((-1,), 3, "C3", (512, False)),
-        Row((-1,), 1, "Conv", (256, 1, 1)),
-        Row((-1,), 1, "nn.Upsample", ("None", 2, "nearest")),
-        Row((-1, 4), 1, "Concat", (1,)),
-        Row((-1,), 3, "C3", (256, False)),
-        Row((-1,), 1, "Conv", (256, 3, 2)),
+        *FINEST_ROWS,
         Row((-1, 20), 1, "Concat", (1,)),
         Row((-1,), 3, "C3", (512, False)),
         Row((-1,), 1, "Conv", (512, 3, 2)),

@@ -30,6 +30,17 @@ def check_least(of: Any, least: Mapping[str, float], spelled: Callable[[str], st
             raise ConfigError(f"{spelled(name)}: expected {bound} or more, got {value}.")
 
 
+def check_given(of: Any, what: Mapping[str, str], spelled: Callable[[str], str] = str) -> None:
+    """That fields which have no default were given.
+
+    Raises:
+      ConfigError: one was not, with its name as `spelled` says, and `what` is to be given.
+    """
+    for name, description in what.items():
+        if not getattr(of, name):
+            raise ConfigError(f"{spelled(name)}: give {description}.")
+
+
 def check_positive(of: Any, names: Iterable[str], spelled: Callable[[str], str] = str) -> None:
     """That the fields that count something are 1 or more, if given.
 

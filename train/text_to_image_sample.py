@@ -20,7 +20,7 @@ from train.diffusion.sampling import Sampler
 from train.diffusion.schedulers import DDIM, SCHEDULERS
 from train.model_files import configured
 from train.options import DeviceOptions, option
-from train.ranges import check_least, underlined
+from train.ranges import check_given, check_least, underlined
 from train.recipe import Recipe
 from train.text.clip import encode_prompts
 
@@ -61,9 +61,7 @@ class SampleOptions(DeviceOptions):
         Raises:
           ConfigError: not so.
         """
-        for name, what in NEEDED.items():
-            if not getattr(self, name):
-                raise ConfigError(f"--{name}: give {what}.")
+        check_given(self, NEEDED, underlined)
         least = dict.fromkeys(("num_images_per_prompt", "num_inference_steps", "height", "width"), 1) | {"seed": 0, "eta": 0}
         check_least(self, least, underlined)
         if self.eta and self.scheduler != "ddim":

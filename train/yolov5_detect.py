@@ -21,7 +21,7 @@ from train.detection.pictures import SUFFIXES, letterbox, read
 from train.detection.predicting import Predictor
 from train.detection.weights import load_network
 from train.options import option
-from train.ranges import check_positive, dashed
+from train.ranges import check_given, check_positive, dashed
 from train.recipe import Recipe
 
 
@@ -51,9 +51,7 @@ class DetectOptions(FindOptions):
         """
         FindOptions.check(self)
         check_positive(self, ("line_thickness",), dashed)
-        for name, what in (("weights", "a file of trained weights"), ("source", "a picture or a folder of them")):
-            if getattr(self, name) is None:
-                raise ConfigError(f"--{name}: give {what}.")
+        check_given(self, {"weights": "a file of trained weights", "source": "a picture or a folder of them"}, dashed)
 
 
 def run(options: DetectOptions) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tpuflow.errors import ConfigError
 from train.detection import drawing, figures, folders
 from train.detection.batches import Batch
 from train.detection.dataset import DetectionSet, read_set
@@ -19,7 +18,7 @@ from train.detection.options import FindOptions
 from train.detection.predicting import Predictor
 from train.detection.weights import load_network
 from train.options import option
-from train.ranges import check_positive, dashed
+from train.ranges import check_given, check_positive, dashed
 from train.recipe import Recipe
 
 DRAWN_BATCHES = 3
@@ -51,8 +50,7 @@ class ValOptions(FindOptions):
         """
         FindOptions.check(self)
         check_positive(self, ("batch_size", "workers"), dashed)
-        if self.weights is None:
-            raise ConfigError("--weights: give a file of trained weights.")
+        check_given(self, {"weights": "a file of trained weights"}, dashed)
 
 
 def run(options: ValOptions) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tpuflow.errors import ConfigError
 from train.options import DeviceOptions, option
-from train.ranges import check_least, underlined
+from train.ranges import check_given, check_least, underlined
 from train.trainer.options import TrainerOptions
 from train.trainer.schedules import SCHEDULERS
 
@@ -86,9 +86,7 @@ class TextToImageOptions(DeviceOptions):
         Raises:
           ConfigError: not so.
         """
-        for name, what in NEEDED.items():
-            if not getattr(self, name):
-                raise ConfigError(f"--{name}: give {what}.")
+        check_given(self, NEEDED, underlined)
         check_least(self, LEAST, underlined)
         if self.snr_gamma is not None and self.snr_gamma <= 0:
             raise ConfigError(f"--snr_gamma: expected more than 0, got {self.snr_gamma}.")
