@@ -30,7 +30,8 @@ from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
 from tpuflow.lower.graph.interpret import interpret
 from tpuflow.lower.graph.verify import verify
-from tpuflow.lower.memory import MemoryPlan, plan_memory
+from tpuflow.lower.memory import plan_memory
+from tpuflow.lower.memory_plan import MemoryPlan
 from tpuflow.lower.passes.fuse import Fuse
 from tpuflow.lower.passes.join_small import SMALL_BYTES, JoinSmall
 from tpuflow.lower.passes.merge_kernels import MergeKernels

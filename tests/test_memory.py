@@ -21,7 +21,8 @@ from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.lifetimes import lifetimes
-from tpuflow.lower.memory import MemoryPlan, plan_memory
+from tpuflow.lower.memory import plan_memory
+from tpuflow.lower.memory_plan import MemoryPlan
 from tpuflow.lower.passes.join_products import JoinProducts
 
 CHIP = CHIPS["generic"]

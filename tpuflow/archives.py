@@ -15,16 +15,19 @@ import warnings
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from tpuflow.dtypes import BF16
-from tpuflow.errors import ArchiveError, one_line, short
+from tpuflow.dtypes import BF16, DType
+from tpuflow.errors import ArchiveError, LaunchError, one_line, short
+
+if TYPE_CHECKING:
+    from tpuflow.device.runtime import Executable
 
 SUFFIX = ".npy"
 HEADER_BYTES = 16 * 2**10
@@ -255,3 +258,31 @@ def _fill(member: IO[bytes], into: np.ndarray) -> None:
             raise EOFError(f"it ends after {at} of {len(into)} bytes")
         into[at : at + len(chunk)] = np.frombuffer(chunk, np.uint8)
         at += len(chunk)
+
+
+def read_inputs(paths: Sequence[Path], executable: Executable) -> dict[str, np.ndarray]:
+    """The input arrays of .npz files: elements are read when all names, shapes and types are known to fit the signature.
+
+    bfloat16 arrays, which .npz stores as raw 2-byte items, get their type back from the signature.
+    """
+    with ExitStack() as stack:
+        places: dict[str, tuple[Path, Archive]] = {}
+        for path in paths:
+            archive = stack.enter_context(Archive(path))
+            if twice := next((name for name in archive.names if name in places), None):
+                raise LaunchError(f"input {short(twice)} is in {places[twice][0]} and in {path}. Give each input in one file.")
+            places |= dict.fromkeys(archive.names, (path, archive))
+        executable.check_names(places)
+        for port in executable.program.inputs:
+            path, archive = places[port.name]
+            header = archive.header(port.name)
+            if header.shape != port.shape or not _is_stored_as(port.dtype, header.dtype):
+                raise LaunchError(
+                    f"{path}: input {short(port.name)}: expected {port.dtype}{list(port.shape)}, got {header}. Convert it, or "
+                    "compile another Program."
+                )
+        return {port.name: places[port.name][1].read(port.name).view(port.dtype.numpy) for port in executable.program.inputs}
+
+
+def _is_stored_as(dtype: DType, found: np.dtype) -> bool:
+    return found == dtype.numpy or (dtype == BF16 and found.itemsize == dtype.bytes and found.kind in "Vu")

@@ -12,30 +12,25 @@ import json
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tpuflow import __version__
-from tpuflow.archives import Archive, check_names, storable, write_arrays
+from tpuflow.archives import check_names, read_inputs, storable, write_arrays
 from tpuflow.chips import CHIPS
 from tpuflow.chips.listing import chip_facts, chip_table
-from tpuflow.dtypes import BF16, DType
-from tpuflow.errors import ConfigError, LaunchAbandoned, LaunchError, ProgramFileError, TpuflowError, nothing_at, short
+from tpuflow.errors import ConfigError, LaunchAbandoned, ProgramFileError, TpuflowError, nothing_at
 from tpuflow.garbage import end_at_once, undisturbed
 from tpuflow.isa.assembler import assemble
 from tpuflow.isa.disassembler import disassemble
-from tpuflow.isa.file import code_hash, load, save
-from tpuflow.isa.program import Kernel, Program, walk
+from tpuflow.isa.file import load, save
+from tpuflow.isa.summary import summary
 from tpuflow.reports.differences import diff
 from tpuflow.reports.files import write_json
 
 if TYPE_CHECKING:
-    from tpuflow.device.runtime import Executable
+    pass
 
 ELSE = "Make it, or give another path."
 INTERRUPTED = 130  # what a shell gives for a process that SIGINT ended
@@ -268,7 +263,7 @@ def _run(args: argparse.Namespace) -> None:
     executable = Executable.load(args.file, args.engine, args.fidelity, limits)
     if args.outputs is not None:
         check_names((p.name for p in executable.program.outputs), "output")
-    arrays = _read_arrays(args.inputs, executable)
+    arrays = read_inputs(args.inputs, executable)
     began = time.perf_counter()
     outputs = executable.run(arrays)
     print(f"ran {args.file} in {time.perf_counter() - began:.3f} s of host time", file=sys.stderr)
@@ -335,7 +330,7 @@ def _compile(args: argparse.Namespace) -> None:
     output = args.file.with_suffix(".tpx") if args.output is None else args.output
     program = compile_file(args.file, args.chip)
     save(program, output)
-    print("\n".join(_info_lines(program)[: 2 + len(program.inputs) + len(program.outputs)]))
+    print("\n".join(summary(program)[: 2 + len(program.inputs) + len(program.outputs)]))
     print(f"written to {output}")
 
 
@@ -361,58 +356,8 @@ def _tell(path: Path | None, data: Any, text: Callable[[], str]) -> None:
     print(text())
 
 
-def _read_arrays(paths: Sequence[Path], executable: Executable) -> dict[str, np.ndarray]:
-    """The input arrays of .npz files: elements are read when all names, shapes and types are known to fit the signature.
-
-    bfloat16 arrays, which .npz stores as raw 2-byte items, get their type back from the signature.
-    """
-    with ExitStack() as stack:
-        places: dict[str, tuple[Path, Archive]] = {}
-        for path in paths:
-            archive = stack.enter_context(Archive(path))
-            if twice := next((name for name in archive.names if name in places), None):
-                raise LaunchError(f"input {short(twice)} is in {places[twice][0]} and in {path}. Give each input in one file.")
-            places |= dict.fromkeys(archive.names, (path, archive))
-        executable.check_names(places)
-        for port in executable.program.inputs:
-            path, archive = places[port.name]
-            header = archive.header(port.name)
-            if header.shape != port.shape or not _is_stored_as(port.dtype, header.dtype):
-                raise LaunchError(
-                    f"{path}: input {short(port.name)}: expected {port.dtype}{list(port.shape)}, got {header}. Convert it, or "
-                    "compile another Program."
-                )
-        return {port.name: places[port.name][1].read(port.name).view(port.dtype.numpy) for port in executable.program.inputs}
-
-
-def _is_stored_as(dtype: DType, found: np.dtype) -> bool:
-    return found == dtype.numpy or (dtype == BF16 and found.itemsize == dtype.bytes and found.kind in "Vu")
-
-
 def _info(args: argparse.Namespace) -> None:
-    print("\n".join(_info_lines(load(args.file))))
-
-
-def _info_lines(program: Program) -> list[str]:
-    kernels = list(program.kernels())
-    opcodes = Counter(i.mnemonic for k in kernels for i in k.instructions)
-    lines = [
-        f"program {program.name or '(no name)'} for chip {program.chip.name}, code {code_hash(program)[:16]}",
-        f"HBM: {program.hbm_bytes} bytes in {len(program.buffers) - len(program.resident)} buffers, "
-        f"{sum(len(c.data) for c in program.constants)} bytes of constants",
-    ]
-    if program.resident:
-        where, size = program.chip.array_space.upper(), sum(program.buffers[n].bytes for n in program.resident)
-        lines.append(f"{where}: {len(program.resident)} arrays that stay there, {size} bytes")
-    for what, ports in (("input", program.inputs), ("output", program.outputs), ("infeed", program.infeeds), ("outfeed", program.outfeeds)):
-        lines += [f"{what:8} {p.name or '-'}: {p.dtype}{list(p.shape)}{' (donated)' if p.donated else ''}" for p in ports]
-    lines.append(f"{len(kernels)} kernels; instructions: {', '.join(f'{n} {c}' for n, c in sorted(opcodes.items()))}")
-    lines += [
-        f"  {place}: {block.title or 'kernel'} grid {[g.size for g in block.grid]}"
-        for place, block in walk(program.code)
-        if isinstance(block, Kernel)
-    ]
-    return lines
+    print("\n".join(summary(load(args.file))))
 
 
 def _disassemble(args: argparse.Namespace) -> None:

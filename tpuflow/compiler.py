@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import os
-import re
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -23,7 +17,6 @@ from tpuflow.garbage import undisturbed
 from tpuflow.isa import file
 from tpuflow.isa.calls import count
 from tpuflow.isa.collectives import MeshAxis
-from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.program import Program
 from tpuflow.jaxprs.compat import ClosedJaxpr, is_key, key_words, mesh_of
 from tpuflow.jaxprs.partitioner import partition
@@ -32,7 +25,6 @@ from tpuflow.jaxprs.shardings import Asked, asked_of, axes_of
 from tpuflow.lower.assemble import Interface, Tilings, assemble, scheduled
 from tpuflow.lower.graph.digest import NotDataError, digest
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
-from tpuflow.lower.graph.verify import verify
 from tpuflow.lower.importers.jaxpr.importer import lower_with_calls
 from tpuflow.lower.importers.stablehlo.importer import Imported, lower_stablehlo
 from tpuflow.lower.importers.stablehlo.partitioned import lower_partitioned
@@ -57,6 +49,7 @@ from tpuflow.lower.passes.store_less import StoreLess
 from tpuflow.lower.passes.sum_in_product import SumInProduct
 from tpuflow.lower.residency import keep_on_chip
 from tpuflow.lower.shards import WHOLE, Cuts, cut_ports, on_chips
+from tpuflow.lower.stage_log import StageLog, Watch, is_shown
 
 PIPELINE: tuple[Pass, ...] = (
     Simplify(), PruneCarries(), Simplify(), CarryConverted(), ReadChosen(), FoldMoves(), Fuse(), HoistInvariants(),
@@ -68,12 +61,6 @@ a condition keeps; read moved data through windows; form kernels; take those out
 holds little at a time; merge those that read the same, let readers compute what is dearer to store, let products sum their results, go on
 with rows that are reduced while they are on the chip, merge what is left side by side, compute again what would be held too long, let
 products join the rows between them, join what is small; start collectives and wait for them apart; put what came of it in order."""
-
-Watch = Callable[[str, Graph], None]
-"""What is told the graph after import and after every pass, by the stage's name."""
-
-DEBUG = "TPUFLOW_DEBUG"
-DUMP = "TPUFLOW_DUMP"
 
 
 def compile_function(
@@ -228,7 +215,7 @@ def compile_graph(
     """
     row, interface = get_chip(chip), interface or Interface()
     compiled = functools.partial(_compile_graph, graph, row, interface, began, passes, watch)
-    looked_at = watch is not None or any(os.environ.get(name, "0") not in ("", "0") for name in (DEBUG, DUMP))
+    looked_at = watch is not None or is_shown()
     return compiled() if looked_at or passes is not None or interface.calls else _kept(graph, row, interface, compiled)
 
 
@@ -254,7 +241,7 @@ def _kept(graph: Graph, chip: Chip, interface: Interface, compiled: Callable[[],
 def _compile_graph(
     graph: Graph, row: Chip, interface: Interface, began: float | None, passes: Sequence[Pass] | None, watch: Watch | None
 ) -> Program:
-    log = _Log.from_environment(graph.name, time.perf_counter() if began is None else began, watch)
+    log = StageLog.from_environment(graph.name, time.perf_counter() if began is None else began, watch)
     log.stage("import", graph)
     for step in PIPELINE if passes is None else passes:
         with located(step.name):
@@ -353,81 +340,6 @@ def _weak(avals: Sequence[Any]) -> tuple[bool, ...]:
 
 def _keys(avals: Sequence[Any]) -> tuple[str, ...]:
     return tuple(key_words(aval)[0] if is_key(aval) else "" for aval in avals)
-
-
-# --- what TPUFLOW_DEBUG and TPUFLOW_DUMP show -------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Log:
-    """Prints to stderr: from level 1 a line a compile, 2 time and nodes of every pass, 3 the last graph, 4 the assembly, 5 every graph.
-
-    From level 1 on every graph is verified. `dump` is a directory for files of every stage, numbered by compile and by stage.
-    """
-
-    name: str
-    began: float
-    level: int
-    dump: Path | None
-    last: float
-    watch: Watch | None
-    number: int = field(default_factory=itertools.count().__next__)
-    stages: int = 0
-
-    @classmethod
-    def from_environment(cls, name: str, began: float, watch: Watch | None) -> _Log:
-        level, dump = os.environ.get(DEBUG, "0"), os.environ.get(DUMP)
-        if level not in ("", *"012345"):
-            raise ConfigError(f"{DEBUG}={level!r}; expected a level from 0 to 5.")
-        return cls(name, began, int(level or 0), Path(dump) if dump else None, began, watch)
-
-    @property
-    def shows(self) -> bool:
-        """Whether anybody looks at stages."""
-        return self.watch is not None or self.level > 0 or self.dump is not None
-
-    def stage(self, name: str, graph: Graph) -> None:
-        """After import and after every pass."""
-        if self.watch is not None:
-            self.watch(name, graph)
-        if self.level == 0 and self.dump is None:
-            return
-        self.lap(name, f"{sum(1 for _ in graph.walk()):6d} nodes")
-        if self.level >= 1:
-            verify(graph)
-        if self.level >= 5:
-            print(graph, file=sys.stderr)
-        self._write(name, "graph", graph)
-        self.last = time.perf_counter()
-
-    def lap(self, name: str, text: str) -> None:
-        """The time since the last stage."""
-        now = time.perf_counter()
-        if self.level >= 2:
-            print(f"tpuflow: {self.name}: {name:<16} {(now - self.last) * 1e3:8.1f} ms  {text}", file=sys.stderr)
-        self.last = now
-
-    def finish(self, graph: Graph, program: Program) -> None:
-        """After assembly."""
-        kernels = sum(1 for _ in program.kernels())
-        self.lap("assemble", f"{kernels:6d} kernels")
-        if self.level >= 1:
-            seconds = time.perf_counter() - self.began
-            print(f"tpuflow: {self.name}: {kernels} kernels, {len(program.buffers)} buffers in {seconds:.3f} s", file=sys.stderr)
-        if self.level in (3, 4):
-            print(graph, file=sys.stderr)
-        if self.level >= 4:
-            print(disassemble(program), file=sys.stderr)
-        self._write("program", "tpxs", program)
-
-    def _write(self, stage: str, suffix: str, content: Graph | Program) -> None:
-        if self.dump is None:
-            return
-        self.dump.mkdir(parents=True, exist_ok=True)
-        text = str(content) if isinstance(content, Graph) else disassemble(content)
-        name = re.sub(r"[^\w.-]+", "_", self.name)
-        (self.dump / f"{self.number:03d}-{name}-{self.stages:02d}-{stage}.{suffix}").write_text(text)
-        self.stages += 1
 
 
 __all__ = [

@@ -18,7 +18,7 @@ from tpuflow.lower.emit import Repeated, emit_copy, emit_node
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.tiling import Tiling
 from tpuflow.lower.lifetimes import immediates
-from tpuflow.lower.memory import Assignment, MemoryPlan
+from tpuflow.lower.memory_plan import Assignment, MemoryPlan
 from tpuflow.lower.operations.collectives import NamedCut
 from tpuflow.lower.shards import WHOLE, numbered
 

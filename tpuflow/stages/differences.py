@@ -59,7 +59,7 @@ class Difference:
 def first_difference(stages: Sequence[Stage], program: Program, chip: Chip, arrays: Sequence[Array]) -> Difference | None:
     """The first tensor that differs between two stages in a row, the device being the last; None if all bits are the same.
 
-    stages: names and graphs, as `tpuflow.compiler.Watch` is told them. program: what became of the last. arrays: one for each input.
+    stages: names and graphs, as `tpuflow.lower.stage_log.Watch` is told them. program: what became of the last. arrays: one for each input.
     A loop's tensors are compared in its first trip, and its results.
     """
     before = _Trace.of(stages[0][1], arrays)
