@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +15,12 @@ from tpuflow import amp
 from tpuflow.checking import check_choice, check_switch
 from tpuflow.chips import Chip, get_chip
 from tpuflow.device.runtime import ENGINES, FIDELITIES
-from tpuflow.errors import ConfigError, a_thing, did_you_mean, shown
+from tpuflow.errors import ConfigError, a_thing
 from tpuflow.garbage import undisturbed
 from tpuflow.isa.program import Program
 from tpuflow.jaxprs.compat import ClosedJaxpr, Token, Tracer, avals_on_one_device, axes_around, axes_of, is_alone, is_transforming
 from tpuflow.jaxprs.shardings import cuts, is_mapped, with_sharding, with_shardings
+from tpuflow.stages.argument_sets import ArgumentSet, argument_set, parameters_of
 from tpuflow.stages.cache_misses import explain
 from tpuflow.stages.complex_ports import split
 from tpuflow.stages.device_call import device_call
@@ -32,7 +32,6 @@ from tpuflow.stages.staging import DeviceFunction, Lowered, Target, as_array, co
 from tpuflow.stages.tracing import users_code
 
 BACKEND = "tpusim"
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 _NO_SHARDINGS = Shardings()
 _flatten = default_registry.flatten  # jax.tree.flatten without its layers of Python
@@ -93,22 +92,11 @@ def jit(
     check_switch("tpuflow.jit: inline", inline)
     check_choice("engine", engine, ENGINES)
     check_choice("fidelity", fidelity, FIDELITIES)
-    static = _argument_set(fun, "static", static_argnums, static_argnames)
-    donated = _argument_set(fun, "donate", donate_argnums, donate_argnames)
+    static = argument_set(fun, "static", static_argnums, static_argnames)
+    donated = argument_set(fun, "donate", donate_argnums, donate_argnames)
     if both := static.names & donated.names or static.numbers & donated.numbers:
         raise ConfigError(f"tpuflow.jit: arguments {sorted(map(str, both))} cannot be both static and donated.")
     return JitFunction(fun, static, donated, Target(get_chip(chip), engine, fidelity), policy, shardings)
-
-
-@dataclass(frozen=True, slots=True)
-class _ArgumentSet:
-    """Some of a function's arguments, by position and by name."""
-
-    numbers: frozenset[int]
-    names: frozenset[str]
-
-    def __bool__(self) -> bool:
-        return bool(self.numbers or self.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +123,7 @@ class JitFunction:
     """A function that runs on the simulated device; made by `tpuflow.jit`."""
 
     def __init__(
-        self, fun: Callable[..., Any], static: _ArgumentSet, donated: _ArgumentSet, target: Target, policy: Any,
+        self, fun: Callable[..., Any], static: ArgumentSet, donated: ArgumentSet, target: Target, policy: Any,
         shardings: Shardings = _NO_SHARDINGS,
     ):  # fmt: skip
         functools.update_wrapper(self, fun)
@@ -313,7 +301,7 @@ class JitFunction:
     def _leaf_names(self, tree: Any, statics: tuple[Any, ...]) -> tuple[str, ...]:
         """ "state/params/kernel": the parameter's name and the place in its tree."""
         dummy = jax.tree.unflatten(tree, list(range(tree.num_leaves)))
-        parameters = _parameters(self._fun)
+        parameters = parameters_of(self._fun)
         positions = self._positions(len(dummy[0]), statics)
         names = []
         for path, _ in jax.tree_util.tree_leaves_with_path(dummy):
@@ -346,56 +334,3 @@ def _key_of(entry: Any) -> Any:
         if hasattr(entry, attribute):
             return getattr(entry, attribute)
     return str(entry)
-
-
-def _parameters(fun: Callable[..., Any]) -> list[str]:
-    try:
-        return [p.name for p in inspect.signature(fun).parameters.values() if p.kind in _POSITIONAL]
-    except (TypeError, ValueError):
-        return []
-
-
-def _set_of(kind: type, option: str, given: Any, wanted: str) -> set[Any]:
-    """What is given as one, several, or None of a kind.
-
-    Raises:
-      ConfigError: it is something else.
-    """
-    one = isinstance(given, kind) and not isinstance(given, bool)
-    several = () if given is None else (given,) if one else tuple(given) if isinstance(given, Iterable) else (given,)
-    if isinstance(given, Mapping) or not all(isinstance(item, kind) and not isinstance(item, bool) for item in several):
-        raise ConfigError(f"tpuflow.jit: {option}: expected {wanted}, got {shown(given)}.")
-    return set(several)
-
-
-def _argument_set(fun: Callable[..., Any], what: str, numbers: int | Sequence[int], names: str | Iterable[str]) -> _ArgumentSet:
-    """Positions and names completed from each other by the function's signature, as jax.jit does.
-
-    Raises:
-      ConfigError: the function has no such argument.
-    """
-    places = _set_of(int, f"{what}_argnums", numbers, "positions: an int or a sequence of ints")
-    words = _set_of(str, f"{what}_argnames", names, "names: a str or a sequence of strs")
-    try:
-        parameters = inspect.signature(fun).parameters.values()
-    except (TypeError, ValueError):
-        return _ArgumentSet(frozenset(places), frozenset(words))
-    positional = [p.name for p in parameters if p.kind in _POSITIONAL]
-    open_ended = {p.kind for p in parameters}
-    if inspect.Parameter.VAR_POSITIONAL not in open_ended:
-        for n in places:
-            if not -len(positional) <= n < len(positional):
-                raise ConfigError(
-                    f"tpuflow.jit: {what}_argnums has {n}, but {getattr(fun, '__name__', fun)} takes {len(positional)} positional "
-                    f"arguments: {', '.join(positional)}. Count them from 0, or name them in {what}_argnames."
-                )
-    known = {p.name for p in parameters}
-    if (unknown := words - known) and inspect.Parameter.VAR_KEYWORD not in open_ended:
-        near = did_you_mean(min(unknown), known)
-        raise ConfigError(
-            f"tpuflow.jit: {what}_argnames has {sorted(unknown)}, but the arguments are {sorted(known)}.{near} Name arguments of the "
-            "function."
-        )
-    by_position = {positional[n] for n in places if -len(positional) <= n < len(positional)}
-    by_name = {i for i, name in enumerate(positional) if name in words}
-    return _ArgumentSet(frozenset(places | by_name), frozenset(words | by_position))
