@@ -31,7 +31,10 @@ from tpuflow.isa.collectives import Await
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.file import from_bytes, to_bytes
 from tpuflow.isa.instruction import Instruction
+from tpuflow.isa.liveness import Timeline, touched
 from tpuflow.isa.program import Block, Copy, Kernel, Program, walk
+from tpuflow.lower.copies import Placed, with_copies
+from tpuflow.lower.stays import Access, Stay
 from tpuflow.reports.profile import profile
 from tpuflow.reports.trace import COPIES, trace
 
@@ -117,6 +120,21 @@ def test_what_is_read_again_is_copied_in_both_directions() -> None:
     program = _compiled("flat", "tpu-v5e")
     directions = {program.buffers[c.target].space for c in _copies(program)}
     assert directions == {"hbm", "vmem"}
+
+
+def test_an_array_takes_the_place_of_one_that_is_stored_there_and_then() -> None:
+    program = _without("flat", "generic")
+    timeline = Timeline(program)
+    (given,), ordered = (p.buffer for p in program.inputs), program.outputs[0].buffer
+    makes = next(tick for tick, block in enumerate(timeline.blocks) if ordered in dict(touched(block)))
+    reads = next(tick for tick, block in enumerate(timeline.blocks) if tick > makes and given in dict(touched(block)))
+    here = ("", makes + 1)
+    stored = Stay(ordered, makes, makes, (Access(makes, written=1),), 1, begins=here, awaited=here)
+    loaded = Stay(given, makes + 1, reads, (Access(reads, read=1),), 1, begins=here, awaited=("", reads), loads=True)
+    place = program.chip.resident_bytes - program.buffers[given].bytes
+    for placed in ((stored, loaded), (loaded, stored)):
+        made = with_copies(program, timeline, [Placed(stay, place) for stay in placed])
+        verify(made)
 
 
 def test_copies_survive_bytes_and_text() -> None:

@@ -24,15 +24,18 @@ class Placed:
 
 @dataclass(slots=True)
 class _Between:
-    """What goes between two blocks: waits for what began earlier, then what begins, then waits for that."""
+    """What goes between two blocks: waits for what began earlier; stores that are waited for at once, for what begins here may take their
+    arrays' places; what begins, and waits for that."""
 
     before: list[Await] = field(default_factory=list)
+    stores: list[Copy] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     after: list[Await] = field(default_factory=list)
 
     def blocks(self) -> tuple[Block, ...]:
         """All in order."""
-        return (*self.before, *self.copies, *self.after)
+        stored = (Await(copy.semaphore) for copy in self.stores)
+        return (*self.before, *self.stores, *stored, *self.copies, *self.after)
 
 
 def with_copies(program: Program, timeline: Timeline, placed: Sequence[Placed]) -> Program:
@@ -53,9 +56,10 @@ def with_copies(program: Program, timeline: Timeline, placed: Sequence[Placed]) 
         for access in stay.accesses:
             renamed[timeline.places[access.tick]][n] = resident
         source, target = (n, resident) if stay.loads else (resident, n)
-        between[stay.begins].copies.append(Copy(source, target, semaphore))
-        wait = between[stay.awaited]
-        (wait.after if stay.begins == stay.awaited else wait.before).append(Await(semaphore))
+        here, at_once = between[stay.begins], stay.begins == stay.awaited
+        (here.stores if at_once and not stay.loads else here.copies).append(Copy(source, target, semaphore))
+        if stay.loads or not at_once:
+            (here.after if at_once else between[stay.awaited].before).append(Await(semaphore))
     code = _List(between, renamed).blocks(program.code, "")
     return replace(program, buffers=tuple(buffers), buffer_names=tuple(names), code=code)
 
