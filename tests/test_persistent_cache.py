@@ -36,7 +36,7 @@ import json, jax, numpy as np, tpuflow
 from tpuflow import compiler
 passes = []
 for step in compiler.PIPELINE:
-    type(step).on = lambda self, row, on=type(step).on: passes.append(self) or on(self, row)
+    type(step).on = lambda self, *of, on=type(step).on: passes.append(self) or on(self, *of)
 compiled = []
 jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: compiled.append(event))
 f = tpuflow.jit(lambda x: jax.nn.softmax(x @ x.T).sum(0), chip="bm1690")
