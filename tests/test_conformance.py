@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.jax_tests import CRASH, ELSEWHERE, HANG, Case, Run, Suite, cases_of, cause_of, counted, page, row, run_suite
+from bench.jax_causes import CRASH, ELSEWHERE, HANG, SKIPPED_ELSEWHERE, Case, asks, cause_of, counted, row
+from bench.jax_tests import Run, Suite, cases_of, classed, page, run_suite
 from bench.sections import put_section
 from bench.stablehlo_data import judged, mismatch, programs
 
@@ -48,9 +49,33 @@ def test_a_crash_and_a_hang_cost_one_case_each(checkout):
 def test_a_sample_is_that_of_its_seed(checkout):
     (checkout / "tests" / "small_test.py").write_text("import pytest\n@pytest.mark.parametrize('i', range(50))\ndef test_it(i): pass\n")
     first, again, other = (
-        [c.name for c in cases_of(Run(checkout, platforms="cpu", sample=4, seed=seed), "small_test")] for seed in (0, 0, 1)
+        {c.name for c in cases_of(Run(checkout, platforms="cpu", sample=4, seed=seed), "small_test")} for seed in (0, 0, 1)
     )
     assert len(first) == 4 and first == again != other
+
+
+@pytest.mark.slow
+def test_others_are_drawn_in_the_place_of_those_that_are_skipped_everywhere(checkout):
+    text = """
+import pytest
+@pytest.mark.parametrize('i', range(60))
+def test_it(i):
+    if i % 2: pytest.skip(f"odd")
+    assert i % 4 == 0
+"""
+    (checkout / "tests" / "small_test.py").write_text(text)
+    run = Run(checkout, platforms="cpu", sample=10)
+    cases = classed(run, "small_test", list(cases_of(run, "small_test")))
+    assert sum(asks(c) for c in cases) == 10 and {c.cause for c in cases} == {"", ELSEWHERE, SKIPPED_ELSEWHERE}
+    aside = sum(c.outcome == "skipped" for c in cases)
+    assert f"| small_test | {aside} of {len(cases)} | odd ({aside}) |" in page(run, {"small_test": cases})
+
+
+def test_a_case_that_is_skipped_with_the_device_alone_is_not_counted_and_one_that_is_skipped_everywhere_is_no_case():
+    here = Case("a", "skipped", text="no", cause=cause_of(Case("a", "skipped"), set()))
+    everywhere = Case("b", "skipped", text="never", cause=cause_of(Case("b", "skipped"), {"b"}))
+    assert row("x_test", [here, everywhere, Case("c", "passed")]) == "| x_test | 2 | 1 | 0 | 1 | 100.0% |"
+    assert "(not counted) | 1 | no (1) |" in page(Run(Path()), {"x_test": [here, everywhere]})
 
 
 @pytest.mark.parametrize(
@@ -75,6 +100,17 @@ def test_what_fails_elsewhere_too_or_is_skipped_is_not_counted():
     cases = [Case("a", "failed", cause=ELSEWHERE), Case("b", "passed"), Case("c", "skipped"), Case("d", "failed", cause="hangs")]
     assert row("x_test", cases) == "| x_test | 4 | 1 | 1 | 2 | 50.0% |"
     assert "| hangs | 1 | `d`" in page(Run(Path()), {"x_test": cases})
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_the_cases_that_it_kept(checkout, tmp_path):
+    (checkout / "tests" / "small_test.py").write_text("def test_a(): pass\ndef test_b(): pass\n")
+    kept: list[Case] = []
+    cases = {"Some, every test once": {"small_test": [Case("tests/small_test.py::test_a", "skipped"), Case("b", "failed")]}}
+    suite, run = Suite("Some", ("small_test",), 1, 60), Run(checkout, platforms="cpu", sample=0)
+    run_suite(suite, run, ["small_test"], cases, tmp_path / "page.md", lambda of: kept.extend(of["Some, every test once"]["small_test"]))
+    assert [(c.name[-1], c.outcome) for c in kept] == [("a", "skipped"), ("b", "passed")]
+    assert "## Some, every test once" in (tmp_path / "page.md").read_text()
 
 
 def test_a_section_takes_the_place_of_the_older_one_and_of_no_other(tmp_path):
