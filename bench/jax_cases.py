@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax._src.test_util  # which has the option jax_test_dut
 import pytest
 
 LONGEST = 2000
@@ -21,13 +22,14 @@ LONGEST = 2000
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Where to write, and which cases: all in a seeded order, until `--cases-sample` were not skipped (0: all in their own order), or those
-    that `--cases-only` lists; none of `--cases-done`."""
+    that `--cases-only` lists; none of `--cases-done`. `--cases-as`: the device that they are told they run on, "tpu"."""
     group = parser.getgroup("cases")
     group.addoption("--cases-to", type=Path, required=True)
     group.addoption("--cases-sample", type=int, default=0)
     group.addoption("--cases-seed", type=int, default=0)
     group.addoption("--cases-only", type=Path)
     group.addoption("--cases-done", type=Path)
+    group.addoption("--cases-as", default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,6 +53,10 @@ class _Cases:
         chosen = self._chosen(list(by_name))
         config.hook.pytest_deselected(items=[by_name[name] for name in by_name.keys() - set(chosen)])
         items[:] = [by_name[name] for name in chosen]
+
+    def pytest_collection_finish(self) -> None:
+        """Not before: the cases of a parameterised test depend on it."""
+        jax.config.update("jax_test_dut", self._options.cases_as)
 
     def _chosen(self, names: list[str]) -> list[str]:
         options = self._options

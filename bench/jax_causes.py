@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 CRASH, HANG, NOT_RUN = "Crash", "Hang", "NotRun"
@@ -59,13 +59,21 @@ CAUSES = (
 
 SKIPPED_ELSEWHERE = "skipped by JAX on its CPU backend, too"
 SKIPPED_HERE = "skipped by JAX on the device alone"
+SKIPPED_ON_TPU = "fails here, and JAX skips it on TPUs"
 
 
-def cause_of(case: Case, elsewhere: set[str]) -> str:
-    """The name of the class of what did not pass; `elsewhere`: the names of those that fare the same on JAX's CPU backend."""
+def cause_of(case: Case, elsewhere: Collection[str], on_tpu: Collection[str] = ()) -> str:
+    """The name of the class of what did not pass.
+
+    Args:
+      elsewhere: the names of those that fare the same on JAX's CPU backend.
+      on_tpu: the names of those that JAX skips on TPUs.
+    """
     if case.outcome == "skipped":
         return SKIPPED_ELSEWHERE if case.name in elsewhere else SKIPPED_HERE
-    return ELSEWHERE if case.name in elsewhere else next(cause.name for cause in CAUSES if cause.holds(case))
+    if case.name in elsewhere:
+        return ELSEWHERE
+    return SKIPPED_ON_TPU if case.name in on_tpu else next(cause.name for cause in CAUSES if cause.holds(case))
 
 
 def asks(case: Case) -> bool:
@@ -75,7 +83,7 @@ def asks(case: Case) -> bool:
 
 def counted(case: Case) -> bool:
     """Whether a case says something of the device."""
-    uncounted = {ELSEWHERE, *(cause.name for cause in CAUSES if not cause.counts)}
+    uncounted = {ELSEWHERE, SKIPPED_ON_TPU, *(cause.name for cause in CAUSES if not cause.counts)}
     return case.outcome != "skipped" and case.cause not in uncounted
 
 

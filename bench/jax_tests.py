@@ -2,7 +2,8 @@
 
 Each file runs under pytest in a process of its own, with the device as JAX's default backend; a case that crashes or hangs costs that case,
 and the rest go on in a new process. What fails or is skipped is run once more on JAX's CPU backend with as many devices: what fares the
-same there says nothing of the device. The other failures are classed by their cause. Nothing of the checkout is copied.
+same there says nothing of the device. What fails here alone is run again as if on a TPU: JAX skips there what TPUs do not do. The other
+failures are classed by their cause. Nothing of the checkout is copied.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ SAMPLE = 40
 @dataclass(frozen=True, slots=True)
 class Run:
     """How cases are run: on which backend and how many devices, how many of each file that are not skipped (0: all), in the order of which
-    seed; how many of each parameterised test, and how long at most; whether it goes on from an earlier run."""
+    seed; how many of each parameterised test, and how long at most; whether it goes on from an earlier run; which device
+    cases are told that they run on (the one that they do run on, if empty)."""
 
     checkout: Path
     platforms: str = "tpusim,cpu"
@@ -54,6 +56,7 @@ class Run:
     devices: int = 1
     limit_seconds: float = LIMIT_SECONDS
     resumed: bool = False
+    as_device: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ def _command(run: Run, file: str, folder: Path, only: Sequence[str], done: set[s
     chosen = [f"--cases-only={folder / 'only'}"] if only else [f"--cases-sample={run.sample}", f"--cases-seed={run.seed}"]
     return [
         sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "bench.jax_cases",
-        f"--cases-to={folder / 'log'}", f"--cases-done={folder / 'done'}", *chosen, f"tests/{file}.py",
+        f"--cases-to={folder / 'log'}", f"--cases-done={folder / 'done'}", f"--cases-as={run.as_device}", *chosen, f"tests/{file}.py",
     ]  # fmt: skip
 
 
@@ -159,11 +162,15 @@ def _last_line(output: str) -> str:
 
 
 def classed(run: Run, file: str, cases: Sequence[Case]) -> list[Case]:
-    """The cases with their causes; what did not pass is tried on the CPU backend first."""
+    """The cases with their causes. What did not pass is tried on the CPU backend, and what fails here alone once more as on a TPU: JAX
+    may skip it there."""
     tried = {c.name: c.outcome for c in cases if c.outcome != "passed" and c.kind != NOT_RUN}
     control = cases_of(replace(run, platforms="cpu", sample=0), file, list(tried)) if tried else ()
     elsewhere = {c.name for c in control if c.outcome == tried[c.name]}
-    return [c if c.outcome == "passed" else replace(c, cause=cause_of(c, elsewhere)) for c in cases]
+    asked = [name for name, outcome in tried.items() if outcome == "failed" and name not in elsewhere]
+    as_tpu = cases_of(replace(run, as_device="tpu", sample=0), file, asked) if asked else ()
+    on_tpu = {c.name for c in as_tpu if c.outcome == "skipped"}
+    return [c if c.outcome == "passed" else replace(c, cause=cause_of(c, elsewhere, on_tpu)) for c in cases]
 
 
 def page(run: Run, found: dict[str, list[Case]], note: str = "") -> str:
@@ -172,10 +179,11 @@ def page(run: Run, found: dict[str, list[Case]], note: str = "") -> str:
     how = "JAX_TESTS=path" if run.sample else "JAX_TESTS=path ARGS=--whole"
     lines = [
         f"Test files of JAX {version('jax')}'s repository, by pytest, with the plugin as JAX's default backend{_on(run)} ([how](pjrt.md)).",
-        f"Written by `make conformance {how}` for a checkout of JAX, {run.generated} of each parameterised test. {_drawn(run)}",
+        f"Written by `make conformance {how}` for a checkout of JAX, {run.generated} of each parameterised test.",
+        _drawn(run),
         "A case that JAX skips on its CPU backend with as many devices, too, asks nothing of any device: it is set aside, and the last",
-        f"table says why. Not counted are cases that are {SKIPPED_HERE}, that fail on its CPU backend too, and that ask for",
-        "what a TPU does not have.",
+        f"table says why. Not counted are cases that are {SKIPPED_HERE}, that fail on its CPU backend too, that fail and",
+        "that JAX skips on TPUs, and that ask for what a TPU does not have.",
         *(["The run went on from an earlier one: what failed there was run again, what passed was not."] if run.resumed else []),
         *([note] if note else []),
         "",

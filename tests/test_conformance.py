@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.jax_causes import CRASH, ELSEWHERE, HANG, SKIPPED_ELSEWHERE, Case, asks, cause_of, counted, row
+from bench.jax_causes import CRASH, ELSEWHERE, HANG, SKIPPED_ELSEWHERE, SKIPPED_ON_TPU, Case, asks, cause_of, counted, row
 from bench.jax_tests import Run, Suite, cases_of, classed, page, run_suite
 from bench.sections import put_section
 from bench.stablehlo_data import judged, mismatch, programs
@@ -71,6 +71,19 @@ def test_it(i):
     assert f"| small_test | {aside} of {len(cases)} | odd ({aside}) |" in page(run, {"small_test": cases})
 
 
+@pytest.mark.slow
+def test_cases_are_told_that_they_run_on_a_tpu_once_they_are_made(checkout):
+    text = """
+import jax._src.test_util as jtu, pytest
+MADE = jtu.device_under_test()
+def test_it():
+    pytest.skip(f"made on {MADE}, runs on {jtu.device_under_test()}")
+"""
+    (checkout / "tests" / "small_test.py").write_text(text)
+    (found,) = cases_of(Run(checkout, platforms="cpu", as_device="tpu"), "small_test")
+    assert (found.outcome, found.text) == ("skipped", "made on cpu, runs on tpu")
+
+
 def test_a_case_that_is_skipped_with_the_device_alone_is_not_counted_and_one_that_is_skipped_everywhere_is_no_case():
     here = Case("a", "skipped", text="no", cause=cause_of(Case("a", "skipped"), set()))
     everywhere = Case("b", "skipped", text="never", cause=cause_of(Case("b", "skipped"), {"b"}))
@@ -95,8 +108,10 @@ def test_a_failure_is_classed_by_what_it_says(kind, text, cause, counts):
     assert found.cause.startswith(cause) and counted(found) is counts
 
 
-def test_what_fails_elsewhere_too_or_is_skipped_is_not_counted():
+def test_what_fails_elsewhere_too_or_is_skipped_there_or_on_tpus_is_not_counted():
     assert cause_of(Case("a", "failed", kind="KeyError"), {"a"}) == ELSEWHERE
+    assert cause_of(Case("a", "failed", kind="KeyError"), set(), {"a"}) == SKIPPED_ON_TPU
+    assert not counted(Case("a", "failed", cause=SKIPPED_ON_TPU))
     cases = [Case("a", "failed", cause=ELSEWHERE), Case("b", "passed"), Case("c", "skipped"), Case("d", "failed", cause="hangs")]
     assert row("x_test", cases) == "| x_test | 4 | 1 | 1 | 2 | 50.0% |"
     assert "| hangs | 1 | `d`" in page(Run(Path()), {"x_test": cases})
