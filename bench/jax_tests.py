@@ -2,8 +2,8 @@
 
 Each file runs under pytest in a process of its own, with the device as JAX's default backend; a case that crashes or hangs costs that case,
 and the rest go on in a new process. What fails or is skipped is run once more on JAX's CPU backend with as many devices: what fares the
-same there says nothing of the device. What fails here alone is run again as if on a TPU: JAX skips there what TPUs do not do. The other
-failures are classed by their cause. Nothing of the checkout is copied.
+same there says nothing of the device. What does not is told that it runs on a TPU, on the device: JAX skips then what TPUs do not do, and
+runs what it skipped for the device's name. The other failures are classed by their cause. Nothing of the checkout is copied.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench.jax_causes import CRASH, HANG, NOT_RUN, SKIPPED_HERE, Case, asks, cause_of, causes, counted, reasons, row
+from bench.jax_causes import CRASH, HANG, NOT_RUN, SKIPPED, Case, asks, cause_of, causes, counted, reasons, row
 from bench.sections import put_section
 
 FILES = (
@@ -162,15 +162,20 @@ def _last_line(output: str) -> str:
 
 
 def classed(run: Run, file: str, cases: Sequence[Case]) -> list[Case]:
-    """The cases with their causes. What did not pass is tried on the CPU backend, and what fails here alone once more as on a TPU: JAX
-    may skip it there."""
+    """The cases with their causes. What did not pass is tried on the CPU backend; what fares otherwise there is tried here once more as if
+    on a TPU, and what was skipped is what becomes of it then."""
     tried = {c.name: c.outcome for c in cases if c.outcome != "passed" and c.kind != NOT_RUN}
-    control = cases_of(replace(run, platforms="cpu", sample=0), file, list(tried)) if tried else ()
-    elsewhere = {c.name for c in control if c.outcome == tried[c.name]}
-    asked = [name for name, outcome in tried.items() if outcome == "failed" and name not in elsewhere]
-    as_tpu = cases_of(replace(run, as_device="tpu", sample=0), file, asked) if asked else ()
-    on_tpu = {c.name for c in as_tpu if c.outcome == "skipped"}
-    return [c if c.outcome == "passed" else replace(c, cause=cause_of(c, elsewhere, on_tpu)) for c in cases]
+    there = _again(replace(run, platforms="cpu"), file, list(tried))
+    elsewhere = {name for name, outcome in tried.items() if name in there and there[name].outcome == outcome}
+    as_tpu = _again(replace(run, as_device="tpu"), file, [name for name in tried if name not in elsewhere])
+    on_tpu = {name for name, case in as_tpu.items() if case.outcome == SKIPPED}
+    final = [as_tpu.get(c.name, c) if c.outcome == SKIPPED else c for c in cases]
+    return [c if c.outcome == "passed" else replace(c, cause=cause_of(c, elsewhere, on_tpu)) for c in final]
+
+
+def _again(run: Run, file: str, names: Sequence[str]) -> dict[str, Case]:
+    """What becomes of some cases in another run, by name."""
+    return {case.name: case for case in cases_of(replace(run, sample=0), file, names)} if names else {}
 
 
 def page(run: Run, found: dict[str, list[Case]], note: str = "") -> str:
@@ -181,9 +186,9 @@ def page(run: Run, found: dict[str, list[Case]], note: str = "") -> str:
         f"Test files of JAX {version('jax')}'s repository, by pytest, with the plugin as JAX's default backend{_on(run)} ([how](pjrt.md)).",
         f"Written by `make conformance {how}` for a checkout of JAX, {run.generated} of each parameterised test.",
         _drawn(run),
-        "A case that JAX skips on its CPU backend with as many devices, too, asks nothing of any device: it is set aside, and the last",
-        f"table says why. Not counted are cases that are {SKIPPED_HERE}, that fail on its CPU backend too, that fail and",
-        "that JAX skips on TPUs, and that ask for what a TPU does not have.",
+        "A case that JAX skips on its CPU backend with as many devices, too, or here and on TPUs, asks nothing of a TPU: it is set aside,",
+        "and the last table says why. What JAX skips here for the device's name, and not on TPUs, is run as if on one. Not counted are",
+        "cases that fail on JAX's CPU backend too, that fail here and JAX skips on TPUs, and that ask for what a TPU does not have.",
         *(["The run went on from an earlier one: what failed there was run again, what passed was not."] if run.resumed else []),
         *([note] if note else []),
         "",

@@ -7,7 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.jax_causes import CRASH, ELSEWHERE, HANG, SKIPPED_ELSEWHERE, SKIPPED_ON_TPU, Case, asks, cause_of, counted, row
+from bench.jax_causes import (
+    CRASH,
+    ELSEWHERE,
+    FAILS_SKIPPED_ON_TPU,
+    HANG,
+    SKIPPED_ELSEWHERE,
+    SKIPPED_ON_TPU,
+    Case,
+    asks,
+    cause_of,
+    counted,
+    row,
+)
 from bench.jax_tests import Run, Suite, cases_of, classed, page, run_suite
 from bench.sections import put_section
 from bench.stablehlo_data import judged, mismatch, programs
@@ -84,11 +96,26 @@ def test_it():
     assert (found.outcome, found.text) == ("skipped", "made on cpu, runs on tpu")
 
 
-def test_a_case_that_is_skipped_with_the_device_alone_is_not_counted_and_one_that_is_skipped_everywhere_is_no_case():
-    here = Case("a", "skipped", text="no", cause=cause_of(Case("a", "skipped"), set()))
-    everywhere = Case("b", "skipped", text="never", cause=cause_of(Case("b", "skipped"), {"b"}))
-    assert row("x_test", [here, everywhere, Case("c", "passed")]) == "| x_test | 2 | 1 | 0 | 1 | 100.0% |"
-    assert "(not counted) | 1 | no (1) |" in page(Run(Path()), {"x_test": [here, everywhere]})
+@pytest.mark.parametrize(("elsewhere", "on_tpu", "cause"), [("a", "", SKIPPED_ELSEWHERE), ("", "a", SKIPPED_ON_TPU)])
+def test_a_case_that_is_skipped_everywhere_or_on_tpus_is_set_aside(elsewhere, on_tpu, cause):
+    aside = Case("a", "skipped", text="never", cause=cause_of(Case("a", "skipped"), elsewhere, on_tpu))
+    assert aside.cause == cause and row("x_test", [aside, Case("c", "passed")]) == "| x_test | 1 | 1 | 0 | 0 | 100.0% |"
+    assert "| x_test | 1 of 2 | never (1) |" in page(Run(Path()), {"x_test": [aside, Case("c", "passed")]})
+
+
+@pytest.mark.slow
+def test_what_is_skipped_for_the_name_of_the_device_is_run_as_if_on_a_tpu(checkout):
+    text = """
+import jax, jax._src.test_util as jtu, pytest
+def test_as_tpu():
+    if jax.devices()[0].platform != "cpu" and jtu.device_under_test() != "tpu": pytest.skip("cpu and tpu alone")
+def test_cpu_alone():
+    if jax.devices()[0].platform != "cpu": pytest.skip("cpu alone")
+"""
+    (checkout / "tests" / "small_test.py").write_text(text)
+    run = Run(checkout, sample=0)
+    found = {c.name.split("::")[-1]: (c.outcome, c.cause) for c in classed(run, "small_test", list(cases_of(run, "small_test")))}
+    assert found == {"test_as_tpu": ("passed", ""), "test_cpu_alone": ("skipped", SKIPPED_ON_TPU)}
 
 
 @pytest.mark.parametrize(
@@ -110,8 +137,8 @@ def test_a_failure_is_classed_by_what_it_says(kind, text, cause, counts):
 
 def test_what_fails_elsewhere_too_or_is_skipped_there_or_on_tpus_is_not_counted():
     assert cause_of(Case("a", "failed", kind="KeyError"), {"a"}) == ELSEWHERE
-    assert cause_of(Case("a", "failed", kind="KeyError"), set(), {"a"}) == SKIPPED_ON_TPU
-    assert not counted(Case("a", "failed", cause=SKIPPED_ON_TPU))
+    assert cause_of(Case("a", "failed", kind="KeyError"), set(), {"a"}) == FAILS_SKIPPED_ON_TPU
+    assert not counted(Case("a", "failed", cause=FAILS_SKIPPED_ON_TPU))
     cases = [Case("a", "failed", cause=ELSEWHERE), Case("b", "passed"), Case("c", "skipped"), Case("d", "failed", cause="hangs")]
     assert row("x_test", cases) == "| x_test | 4 | 1 | 1 | 2 | 50.0% |"
     assert "| hangs | 1 | `d`" in page(Run(Path()), {"x_test": cases})
