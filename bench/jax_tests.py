@@ -1,8 +1,9 @@
 """JAX's own tests on the simulated device: `python -m bench.jax_tests CHECKOUT` runs test files of a checkout of JAX against the plugin.
 
 Each file runs under pytest in a process of its own, with the device as JAX's default backend; a case that crashes or hangs costs that case,
-and the rest go on in a new process. What fails is run once more on JAX's CPU backend: what fails there too says nothing of the device. The
-other failures are classed by their cause. Nothing of the checkout is copied.
+and the rest go on in a new process. What fails or is skipped is run once more on JAX's CPU backend with as many devices: what fares the
+same there says nothing of the device. What does not is told that it runs on a TPU, on the device: JAX skips then what TPUs do not do, and
+runs what it skipped for the device's name. The other failures are classed by their cause. Nothing of the checkout is copied.
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from bench.jax_causes import CRASH, HANG, NOT_RUN, SKIPPED, Case, asks, cause_of, causes, counted, reasons, row
 from bench.sections import put_section
 
 FILES = (
@@ -30,75 +32,31 @@ FILES = (
 )  # fmt: skip
 MESH_FILES = ("shard_map_test", "pjit_test")
 """Those that are about several devices."""
-LIMIT_SECONDS = 60
-START_SECONDS = 300
+LIMIT_SECONDS = 300
+"""Ten times what the longest case takes on two quiet cores."""
+START_SECONDS = 600
 """Until the first case begins: the largest file takes a minute to make its cases."""
 POLL_SECONDS = 0.2
 MOST_STARTS = 40
 """Of one file: as many crashes and hangs, less one, before the rest is given up."""
-
-CRASH, HANG, NOT_RUN = "Crash", "Hang", "NotRun"
-"""Kinds of ends that are no exceptions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """What became of a case: passed, failed or skipped; of a failure the kind of exception and its text; its class, once it has one."""
-
-    name: str
-    outcome: str
-    seconds: float = 0.0
-    kind: str = ""
-    text: str = ""
-    cause: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """A class of failures: whether it counts against the device, and what the kind and the text look like."""
-
-    name: str
-    pattern: str
-    counts: bool = True
-
-    def holds(self, case: Case) -> bool:
-        """Whether a failure is of it."""
-        return re.search(self.pattern, f"{case.kind}: {case.text}", re.DOTALL) is not None
-
-
-ELSEWHERE = "fails on JAX's CPU backend, too"
-CAUSES = (
-    Cause("hangs", f"^{HANG}:"),
-    Cause("ends the process", f"^{CRASH}:"),
-    Cause("not run: too many cases before it crashed or hung", f"^{NOT_RUN}:"),
-    Cause("64-bit types, only emulated on TPUs", r"UNIMPLEMENTED.*(64-bit (elements|integers)|complex numbers of two f64)", counts=False),
-    Cause("a program for several devices", r"multi-chip programs"),
-    Cause("8-bit floating types and 4-bit types", r"no such elements"),
-    Cause("a dot algorithm that the matrix unit does not have", r"the algorithm #stablehlo.dot_algorithm", counts=False),
-    Cause("exported for other platforms by name", r"was exported for platforms", counts=False),
-    Cause("no lowering rule", r"no lowering rule"),
-    Cause("a form that a rule does not cover", r"UNIMPLEMENTED|^UnsupportedPrimitiveError"),
-    Cause("memory", r"RESOURCE_EXHAUSTED"),
-    Cause("a defect: INTERNAL", r"INTERNAL"),
-    Cause("other refusals", r"JaxRuntimeError|TpuflowError"),
-    Cause("wrong values", r"^AssertionError: .*(Not equal to tolerance|Mismatched elements|not equal|ot close|!= )"),
-    Cause("other", ""),
-)  # fmt: skip
-"""The first that holds is a failure's; in this order."""
+SAMPLE = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How cases are run: on which backend and how many devices, how many of each file (0: all), from which seed; how many of each
-    parameterised test, and how long at most."""
+    """How cases are run: on which backend and how many devices, how many of each file that are not skipped (0: all), in the order of which
+    seed; how many of each parameterised test, and how long at most; whether it goes on from an earlier run; which device
+    cases are told that they run on (the one that they do run on, if empty)."""
 
     checkout: Path
     platforms: str = "tpusim,cpu"
-    sample: int = 24
+    sample: int = SAMPLE
     seed: int = 0
     generated: int = 1
     devices: int = 1
     limit_seconds: float = LIMIT_SECONDS
+    resumed: bool = False
+    as_device: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,22 +67,30 @@ class Suite:
     files: tuple[str, ...]
     devices: int
     sample: int
+    note: str = ""
 
 
-SUITES = (Suite("JAX's own tests", FILES, 1, 24), Suite("JAX's own tests of several devices", MESH_FILES, 8, 60))
+SEVERAL = "JAX's own tests of several devices"
+SUITES = (
+    Suite("JAX's own tests", FILES, 1, SAMPLE, f'Cases that want several devices are set aside here: "{SEVERAL}" has those of pjit_test.'),
+    Suite(SEVERAL, MESH_FILES, 8, 60),
+)
+ONCE = ", every test once"
+"""Ends the title of the section that `--whole` writes."""
 
 
-def cases_of(run: Run, file: str, only: Sequence[str] = ()) -> Iterator[Case]:
-    """The cases of a file, in as many processes as it takes."""
-    done: set[str] = set()
+def cases_of(run: Run, file: str, only: Sequence[str] = (), done: Sequence[str] = ()) -> Iterator[Case]:
+    """The cases of a file but those that are done, in as many processes as it takes."""
+    seen, left = set(done), run.sample
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(MOST_STARTS):
             ended = True
-            for case in _one_process(run, file, Path(folder), only, done):
-                done.add(case.name)
+            for case in _one_process(replace(run, sample=left), file, Path(folder), only, seen):
+                seen.add(case.name)
+                left -= bool(run.sample) and case.outcome != "skipped"
                 ended = case.kind not in (CRASH, HANG)
                 yield case
-            if ended:
+            if ended or (run.sample and not left):
                 return
     yield Case(file, "failed", kind=NOT_RUN, text=f"more than {MOST_STARTS - 1} cases of {file} crashed or hung")
 
@@ -148,15 +114,16 @@ def _command(run: Run, file: str, folder: Path, only: Sequence[str], done: set[s
     chosen = [f"--cases-only={folder / 'only'}"] if only else [f"--cases-sample={run.sample}", f"--cases-seed={run.seed}"]
     return [
         sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "bench.jax_cases",
-        f"--cases-to={folder / 'log'}", f"--cases-done={folder / 'done'}", *chosen, f"tests/{file}.py",
+        f"--cases-to={folder / 'log'}", f"--cases-done={folder / 'done'}", f"--cases-as={run.as_device}", *chosen, f"tests/{file}.py",
     ]  # fmt: skip
 
 
 def _environment(run: Run) -> dict[str, str]:
     here = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
-    said = {"JAX_PLATFORMS": run.platforms, "JAX_NUM_GENERATED_CASES": str(run.generated), "TPUFLOW_DEVICES": str(run.devices)}
-    return {**os.environ, "PYTHONPATH": path, **said}
+    said = {"JAX_PLATFORMS": run.platforms, "JAX_NUM_GENERATED_CASES": str(run.generated)}
+    devices = {"TPUFLOW_DEVICES": str(run.devices), "JAX_NUM_CPU_DEVICES": str(run.devices)}
+    return {**os.environ, "PYTHONPATH": path, **said, **devices}
 
 
 def _wait(child: subprocess.Popen[Any], log: Path, limit_seconds: float) -> bool:
@@ -195,32 +162,35 @@ def _last_line(output: str) -> str:
 
 
 def classed(run: Run, file: str, cases: Sequence[Case]) -> list[Case]:
-    """The cases with their causes; failures are tried on the CPU backend first."""
-    failed = [c.name for c in cases if c.outcome == "failed" and c.kind != NOT_RUN]
-    control = cases_of(replace(run, platforms="cpu"), file, failed) if failed else ()
-    elsewhere = {c.name for c in control if c.outcome == "failed"}
-    return [replace(c, cause=cause_of(c, elsewhere)) if c.outcome == "failed" else c for c in cases]
+    """The cases with their causes. What did not pass is tried on the CPU backend; what fares otherwise there is tried here once more as if
+    on a TPU, and what was skipped is what becomes of it then."""
+    tried = {c.name: c.outcome for c in cases if c.outcome != "passed" and c.kind != NOT_RUN}
+    there = _again(replace(run, platforms="cpu"), file, list(tried))
+    elsewhere = {name for name, outcome in tried.items() if name in there and there[name].outcome == outcome}
+    as_tpu = _again(replace(run, as_device="tpu"), file, [name for name in tried if name not in elsewhere])
+    on_tpu = {name for name, case in as_tpu.items() if case.outcome == SKIPPED}
+    final = [as_tpu.get(c.name, c) if c.outcome == SKIPPED else c for c in cases]
+    return [c if c.outcome == "passed" else replace(c, cause=cause_of(c, elsewhere, on_tpu)) for c in final]
 
 
-def cause_of(case: Case, elsewhere: set[str]) -> str:
-    """The name of a failure's class; `elsewhere`: the names of those that fail on JAX's CPU backend, too."""
-    return ELSEWHERE if case.name in elsewhere else next(cause.name for cause in CAUSES if cause.holds(case))
+def _again(run: Run, file: str, names: Sequence[str]) -> dict[str, Case]:
+    """What becomes of some cases in another run, by name."""
+    return {case.name: case for case in cases_of(replace(run, sample=0), file, names)} if names else {}
 
 
-def counted(case: Case) -> bool:
-    """Whether a case says something of the device."""
-    uncounted = {ELSEWHERE, *(cause.name for cause in CAUSES if not cause.counts)}
-    return case.outcome != "skipped" and case.cause not in uncounted
-
-
-def page(run: Run, found: dict[str, list[Case]]) -> str:
+def page(run: Run, found: dict[str, list[Case]], note: str = "") -> str:
     """The section of docs/conformance.md."""
     everything = [case for cases in found.values() for case in cases]
-    how = f"{run.sample} cases of each file, drawn with seed {run.seed}" if run.sample else "every case of each file"
+    how = "JAX_TESTS=path" if run.sample else "JAX_TESTS=path ARGS=--whole"
     lines = [
-        f"Test files of JAX's repository, by pytest, with the plugin as JAX's default backend{_on(run)} ([how](pjrt.md)). Written by",
-        f"`make conformance JAX_TESTS=path` for a checkout of JAX: {how}, {run.generated} of each parameterised test.",
-        "Not counted are cases that JAX itself skips, that fail on its CPU backend too, and that ask for what a TPU does not have.",
+        f"Test files of JAX {version('jax')}'s repository, by pytest, with the plugin as JAX's default backend{_on(run)} ([how](pjrt.md)).",
+        f"Written by `make conformance {how}` for a checkout of JAX, {run.generated} of each parameterised test.",
+        _drawn(run),
+        "A case that JAX skips on its CPU backend with as many devices, too, or here and on TPUs, asks nothing of a TPU: it is set aside,",
+        "and the last table says why. What JAX skips here for the device's name, and not on TPUs, is run as if on one. Not counted are",
+        "cases that fail on JAX's CPU backend too, that fail here and JAX skips on TPUs, and that ask for what a TPU does not have.",
+        *(["The run went on from an earlier one: what failed there was run again, what passed was not."] if run.resumed else []),
+        *([note] if note else []),
         "",
         "| file | cases | passed | failed | not counted | pass rate |",
         "|---|---|---|---|---|---|",
@@ -230,49 +200,66 @@ def page(run: Run, found: dict[str, list[Case]]) -> str:
         "| why | cases | one of them |",
         "|---|---|---|",
         *causes(everything),
+        "",
+        "| file | set aside | JAX's reasons |",
+        "|---|---|---|",
+        *(_aside(file, cases) for file, cases in found.items()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _drawn(run: Run) -> str:
+    if not run.sample:
+        return "Every case of each file."
+    return f"Cases of each file are drawn in the order of seed {run.seed} until {run.sample} were not skipped, or there are no more."
+
+
+def _aside(file: str, cases: Sequence[Case]) -> str:
+    aside = [case for case in cases if not asks(case)]
+    return f"| {file} | {len(aside)} of {len(cases)} | {reasons(aside)} |"
 
 
 def _on(run: Run) -> str:
     return f", on {run.devices} devices" if run.devices > 1 else ""
 
 
-def row(file: str, cases: Sequence[Case]) -> str:
-    """A row of the page's table: how a file's cases fared."""
-    of = [c for c in cases if counted(c)]
-    passed = sum(c.outcome == "passed" for c in of)
-    rate = f"{passed / len(of):.1%}" if of else ""
-    return f"| {file} | {len(cases)} | {passed} | {len(of) - passed} | {len(cases) - len(of)} | {rate} |"
+Found = dict[str, dict[str, list[Case]]]
+"""Cases by the title of their section and their file."""
 
 
-def causes(cases: Sequence[Case], skipped: str = "skipped by JAX") -> Iterator[str]:
-    """A row for each cause, those that count first, the most frequent first."""
-    left_out = sum(c.outcome == "skipped" for c in cases)
-    failed = [c for c in cases if c.outcome == "failed"]
-    numbers = Counter(c.cause for c in failed)
-    for cause, number in sorted(numbers.items(), key=lambda row: (not counted(Case("", "failed", cause=row[0])), -row[1])):
-        example = next(c for c in failed if c.cause == cause)
-        remark = "" if counted(example) else " (not counted)"
-        yield f"| {cause}{remark} | {number} | `{example.name.split('::')[-1]}`: {_brief(example)} |"
-    yield f"| {skipped} (not counted) | {left_out} | |"
-
-
-def _brief(case: Case) -> str:
-    """What it said, as a table's cell."""
-    text = re.sub(r"\S*/(?=[^/\s]+\.py\b)", "", " ".join(case.text.split()))[:160]
-    return f"{case.kind}: {text}".replace("|", "\\|").replace("<", "\\<").replace("`", "'")
-
-
-def run_suite(suite: Suite, run: Run, files: Sequence[str], cases: dict[str, dict[str, list[Case]]], path: Path) -> None:
-    """Run these of a suite's files, which adds their cases, and write its section of the page; nothing if it has none of them."""
+def run_suite(
+    suite: Suite, run: Run, files: Sequence[str], cases: Found, path: Path, keep: Callable[[Found], None] = lambda _: None
+) -> None:
+    """Run these of a suite's files and write its section of the page; nothing if it has none of them. Cases that passed or were skipped
+    stay as they are, others are run; all are kept after each file."""
+    title = suite.title if run.sample else suite.title + ONCE
     own = [file for file in suite.files if file in files]
-    found = cases[suite.title] = {}
+    found = cases.setdefault(title, {})
     for file in own:
-        found[file] = classed(run, file, list(cases_of(run, file)))
+        before = [c for c in found.get(file, ()) if c.outcome != "failed"]
+        found[file] = before + classed(run, file, _further(run, file, before))
         print(row(file, found[file]), flush=True)
+        keep(cases)
     if own:
-        put_section(path, suite.title, page(run, found))
+        put_section(path, title, page(run, {file: found[file] for file in suite.files if file in found}, suite.note))
+
+
+def _further(run: Run, file: str, before: Sequence[Case]) -> list[Case]:
+    """The cases that are still to be run."""
+    left = run.sample - sum(c.outcome != "skipped" for c in before)
+    if run.sample and left <= 0:
+        return []
+    return list(cases_of(replace(run, sample=left if run.sample else 0), file, done=[c.name for c in before]))
+
+
+def _kept(path: Path) -> Found:
+    read = json.loads(path.read_text(encoding="utf-8"))
+    return {title: {file: [Case(**c) for c in of] for file, of in files.items()} for title, files in read.items()}
+
+
+def _keep(path: Path, cases: Found) -> None:
+    written = {title: {file: [asdict(c) for c in of] for file, of in files.items()} for title, files in cases.items()}
+    path.write_text(json.dumps(written, indent=1), encoding="utf-8")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -282,33 +269,34 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("checkout", type=Path, help="a checkout of JAX, of the version that is installed")
     parser.add_argument("--files", nargs="+", choices=every, default=every, metavar="FILE", help=f"of {', '.join(every)} [all]")
     parser.add_argument("--devices", type=int, choices=[suite.devices for suite in SUITES], help="those of so many devices alone")
-    parser.add_argument("--sample", type=int, help=f"cases of each file [{samples}]")
-    parser.add_argument("--whole", action="store_true", help="every case of each file; hours")
+    parser.add_argument("--sample", type=int, help=f"cases of each file that are not skipped [{samples}]")
+    parser.add_argument("--whole", action="store_true", help="every case of each file, in a section of its own; hours")
     parser.add_argument("--seed", type=int, default=0, help="of the sample [%(default)s]")
     parser.add_argument("--generated", type=int, default=1, help="cases of each parameterised test, JAX_NUM_GENERATED_CASES [%(default)s]")
     parser.add_argument("--limit-seconds", type=float, default=LIMIT_SECONDS, help="of one case [%(default)s]")
-    parser.add_argument("--json", type=Path, help="every case, as JSON")
+    parser.add_argument("--json", type=Path, help="every case, as JSON, after each file")
+    parser.add_argument("--resume", action="store_true", help="go on from --json: what passed or was skipped is not run again")
     parser.add_argument("-o", "--output", type=Path, default=Path("docs/conformance.md"), help="[%(default)s]")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the files and write the sections; 0 if all that counts passed, 1 if not, 2 if there is no such checkout."""
-    given = _parser().parse_args(argv)
+    parser = _parser()
+    given = parser.parse_args(argv)
+    if given.resume and not given.json:
+        parser.error("--resume goes on from an earlier run's --json; give both")
     missing = [f for f in given.files if not (given.checkout / "tests" / f"{f}.py").is_file()]
     if missing:
         print(f"{given.checkout}: no tests/{missing[0]}.py; expected a checkout of JAX's repository.", file=sys.stderr)
         return 2
-    cases: dict[str, dict[str, list[Case]]] = {}
+    cases = _kept(given.json) if given.resume and given.json.exists() else {}
     for suite in SUITES:
         if given.devices in (None, suite.devices):
             sample = 0 if given.whole else suite.sample if given.sample is None else given.sample
             run = Run(given.checkout.resolve(), sample=sample, seed=given.seed, generated=given.generated, devices=suite.devices,
-                      limit_seconds=given.limit_seconds)  # fmt: skip
-            run_suite(suite, run, given.files, cases, given.output)
-    if given.json:
-        written = {title: {file: [asdict(c) for c in of] for file, of in files.items()} for title, files in cases.items()}
-        given.json.write_text(json.dumps(written, indent=1), encoding="utf-8")
+                      limit_seconds=given.limit_seconds, resumed=given.resume)  # fmt: skip
+            run_suite(suite, run, given.files, cases, given.output, partial(_keep, given.json) if given.json else lambda _: None)
     return 0 if all(c.outcome == "passed" for files in cases.values() for of in files.values() for c in of if counted(c)) else 1
 
 

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench.jax_tests import Case, cause_of, causes, counted, row
+from bench.jax_causes import Case, cause_of, causes, counted, row
 from bench.sections import put_section
 from tpuflow.compiler import compile_stablehlo
 from tpuflow.device.runtime import Executable

@@ -7,7 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.jax_tests import CRASH, ELSEWHERE, HANG, Case, Run, Suite, cases_of, cause_of, counted, page, row, run_suite
+from bench.jax_causes import (
+    CRASH,
+    ELSEWHERE,
+    FAILS_SKIPPED_ON_TPU,
+    HANG,
+    SKIPPED_ELSEWHERE,
+    SKIPPED_ON_TPU,
+    Case,
+    asks,
+    cause_of,
+    counted,
+    row,
+)
+from bench.jax_tests import Run, Suite, cases_of, classed, page, run_suite
 from bench.sections import put_section
 from bench.stablehlo_data import judged, mismatch, programs
 
@@ -48,9 +61,61 @@ def test_a_crash_and_a_hang_cost_one_case_each(checkout):
 def test_a_sample_is_that_of_its_seed(checkout):
     (checkout / "tests" / "small_test.py").write_text("import pytest\n@pytest.mark.parametrize('i', range(50))\ndef test_it(i): pass\n")
     first, again, other = (
-        [c.name for c in cases_of(Run(checkout, platforms="cpu", sample=4, seed=seed), "small_test")] for seed in (0, 0, 1)
+        {c.name for c in cases_of(Run(checkout, platforms="cpu", sample=4, seed=seed), "small_test")} for seed in (0, 0, 1)
     )
     assert len(first) == 4 and first == again != other
+
+
+@pytest.mark.slow
+def test_others_are_drawn_in_the_place_of_those_that_are_skipped_everywhere(checkout):
+    text = """
+import pytest
+@pytest.mark.parametrize('i', range(60))
+def test_it(i):
+    if i % 2: pytest.skip(f"odd")
+    assert i % 4 == 0
+"""
+    (checkout / "tests" / "small_test.py").write_text(text)
+    run = Run(checkout, platforms="cpu", sample=10)
+    cases = classed(run, "small_test", list(cases_of(run, "small_test")))
+    assert sum(asks(c) for c in cases) == 10 and {c.cause for c in cases} == {"", ELSEWHERE, SKIPPED_ELSEWHERE}
+    aside = sum(c.outcome == "skipped" for c in cases)
+    assert f"| small_test | {aside} of {len(cases)} | odd ({aside}) |" in page(run, {"small_test": cases})
+
+
+@pytest.mark.slow
+def test_cases_are_told_that_they_run_on_a_tpu_once_they_are_made(checkout):
+    text = """
+import jax._src.test_util as jtu, pytest
+MADE = jtu.device_under_test()
+def test_it():
+    pytest.skip(f"made on {MADE}, runs on {jtu.device_under_test()}")
+"""
+    (checkout / "tests" / "small_test.py").write_text(text)
+    (found,) = cases_of(Run(checkout, platforms="cpu", as_device="tpu"), "small_test")
+    assert (found.outcome, found.text) == ("skipped", "made on cpu, runs on tpu")
+
+
+@pytest.mark.parametrize(("elsewhere", "on_tpu", "cause"), [("a", "", SKIPPED_ELSEWHERE), ("", "a", SKIPPED_ON_TPU)])
+def test_a_case_that_is_skipped_everywhere_or_on_tpus_is_set_aside(elsewhere, on_tpu, cause):
+    aside = Case("a", "skipped", text="never", cause=cause_of(Case("a", "skipped"), elsewhere, on_tpu))
+    assert aside.cause == cause and row("x_test", [aside, Case("c", "passed")]) == "| x_test | 1 | 1 | 0 | 0 | 100.0% |"
+    assert "| x_test | 1 of 2 | never (1) |" in page(Run(Path()), {"x_test": [aside, Case("c", "passed")]})
+
+
+@pytest.mark.slow
+def test_what_is_skipped_for_the_name_of_the_device_is_run_as_if_on_a_tpu(checkout):
+    text = """
+import jax, jax._src.test_util as jtu, pytest
+def test_as_tpu():
+    if jax.devices()[0].platform != "cpu" and jtu.device_under_test() != "tpu": pytest.skip("cpu and tpu alone")
+def test_cpu_alone():
+    if jax.devices()[0].platform != "cpu": pytest.skip("cpu alone")
+"""
+    (checkout / "tests" / "small_test.py").write_text(text)
+    run = Run(checkout, sample=0)
+    found = {c.name.split("::")[-1]: (c.outcome, c.cause) for c in classed(run, "small_test", list(cases_of(run, "small_test")))}
+    assert found == {"test_as_tpu": ("passed", ""), "test_cpu_alone": ("skipped", SKIPPED_ON_TPU)}
 
 
 @pytest.mark.parametrize(
@@ -70,11 +135,24 @@ def test_a_failure_is_classed_by_what_it_says(kind, text, cause, counts):
     assert found.cause.startswith(cause) and counted(found) is counts
 
 
-def test_what_fails_elsewhere_too_or_is_skipped_is_not_counted():
+def test_what_fails_elsewhere_too_or_is_skipped_there_or_on_tpus_is_not_counted():
     assert cause_of(Case("a", "failed", kind="KeyError"), {"a"}) == ELSEWHERE
+    assert cause_of(Case("a", "failed", kind="KeyError"), set(), {"a"}) == FAILS_SKIPPED_ON_TPU
+    assert not counted(Case("a", "failed", cause=FAILS_SKIPPED_ON_TPU))
     cases = [Case("a", "failed", cause=ELSEWHERE), Case("b", "passed"), Case("c", "skipped"), Case("d", "failed", cause="hangs")]
     assert row("x_test", cases) == "| x_test | 4 | 1 | 1 | 2 | 50.0% |"
     assert "| hangs | 1 | `d`" in page(Run(Path()), {"x_test": cases})
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_the_cases_that_it_kept(checkout, tmp_path):
+    (checkout / "tests" / "small_test.py").write_text("def test_a(): pass\ndef test_b(): pass\n")
+    kept: list[Case] = []
+    cases = {"Some, every test once": {"small_test": [Case("tests/small_test.py::test_a", "skipped"), Case("b", "failed")]}}
+    suite, run = Suite("Some", ("small_test",), 1, 60), Run(checkout, platforms="cpu", sample=0)
+    run_suite(suite, run, ["small_test"], cases, tmp_path / "page.md", lambda of: kept.extend(of["Some, every test once"]["small_test"]))
+    assert [(c.name[-1], c.outcome) for c in kept] == [("a", "skipped"), ("b", "passed")]
+    assert "## Some, every test once" in (tmp_path / "page.md").read_text()
 
 
 def test_a_section_takes_the_place_of_the_older_one_and_of_no_other(tmp_path):

@@ -35,6 +35,12 @@ _DOTS = [
     _sum("matmul-130x257x65", jnp.matmul, Arg((130, 257)), Arg((257, 65))),
     _sum("matmul-accumulated-f32", _dot(((1,), (0,)), preferred_element_type=np.float32), Arg((33, 40), F16), Arg((40, 9), F16)),
     *[_sum(f"matmul-{word}", functools.partial(jnp.matmul, precision=word), Arg((13, 40)), Arg((40, 9))) for word in ("high", "highest")],
+    _sum(
+        "dot-algorithm-bfloat16",
+        functools.partial(lax.dot, precision=lax.DotAlgorithmPreset.BF16_BF16_F32),
+        Arg((13, 40), BF16),
+        Arg((40, 9), BF16),
+    ),  # fmt: skip
     _sum("dot-vector-vector", jnp.dot, Arg((130,)), Arg((130,))),
     _sum("dot-matrix-vector", jnp.dot, Arg((33, 130)), Arg((130,))),
     _sum("dot-transposed", _dot(((0,), (1,))), Arg((33, 9)), Arg((7, 33))),

@@ -17,7 +17,7 @@ from tpuflow.lower.operations.window import Padding, Sizes, SlidingWindow
 
 _PRECISIONS = {
     "DEFAULT": "default", "HIGH": "high", "HIGHEST": "highest",
-    "BF16_BF16_F32_X3": "high", "BF16_BF16_F32_X6": "highest", "F32_F32_F32": "highest",
+    "BF16_BF16_F32": "default", "BF16_BF16_F32_X3": "high", "BF16_BF16_F32_X6": "highest", "F32_F32_F32": "highest",
 }  # fmt: skip
 
 

@@ -14,8 +14,10 @@ from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.products import dot_general
 from tpuflow.lower.operations.window import Padding, Sizes, SlidingWindow
 
-_ALGORITHMS = {("bf16", 3): "high", ("bf16", 6): "highest", ("f32", 1): "highest"}
-"""(type that f32 operands are split into, products of such parts) -> the graph's word."""
+_ALGORITHMS = {
+    ("bf16", "f32", 1): DEFAULT, ("bf16", "f32", 3): "high", ("bf16", "f32", 6): "highest", ("f32", "f32", 1): "highest",
+}  # fmt: skip
+"""(type that f32 operands are split into, type of sums, products of such parts) -> the graph's word."""
 
 
 @RULES.lowers("stablehlo.dot_general")
@@ -71,7 +73,7 @@ def _precision(config: Sequence[str], algorithm: Any) -> str:
     """
     if algorithm is None:
         return max((word.lower() for word in config), key=PRECISIONS.index, default=DEFAULT)
-    word = _ALGORITHMS.get((str(algorithm.lhs_precision_type), algorithm.num_primitive_operations))
+    word = _ALGORITHMS.get((str(algorithm.lhs_precision_type), str(algorithm.accumulation_type), algorithm.num_primitive_operations))
     if word is None or str(algorithm.lhs_precision_type) != str(algorithm.rhs_precision_type):
         raise UnsupportedForm(f"the algorithm {algorithm}; use precision DEFAULT, HIGH or HIGHEST")
     return word
