@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tpuflow.chips import get_chip
-from tpuflow.chips.links import collective_seconds
+from tpuflow.chips.links import collective_seconds, sending_seconds
 
-CHIP = get_chip("tpu-v5e")
-BYTES = 2**26
+OPEN = get_chip("tpu-v5e")
+CHIP = replace(OPEN, link_ring_chips=1)  # every axis closes
+BYTES = 2**30
 PARTS, JOINED = (4, 2), (False, True)
 
 
@@ -32,3 +35,35 @@ def test_axes_that_are_no_parts_of_a_row_have_links_of_their_own() -> None:
     apart = collective_seconds(CHIP, "all_reduce", BYTES, PARTS, (1,))
     assert apart < collective_seconds(CHIP, "all_reduce", BYTES, PARTS, (1,), joined=(False, True)) * 1.01
     assert apart == collective_seconds(CHIP, "all_reduce", BYTES, PARTS, (1,), joined=(False, False))
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all"])
+def test_a_row_that_does_not_close_takes_twice_the_time_of_a_ring(kind: str) -> None:
+    ring, row = (collective_seconds(chip, kind, BYTES, (8,), (0,)) for chip in (CHIP, OPEN))
+    assert row == pytest.approx(2 * ring, rel=1e-2)
+    closed = collective_seconds(OPEN, kind, BYTES, (16, 16), (1,))
+    assert closed == collective_seconds(CHIP, kind, BYTES, (16, 16), (1,))
+
+
+def test_a_message_to_the_next_chip_needs_no_ring() -> None:
+    assert collective_seconds(OPEN, "permute", BYTES, (8,), (0,)) == collective_seconds(CHIP, "permute", BYTES, (8,), (0,))
+
+
+def test_parts_of_a_row_that_does_not_close_lose_no_way_back() -> None:
+    whole = collective_seconds(OPEN, "all_reduce", BYTES, (2,), (0,))
+    assert collective_seconds(OPEN, "all_reduce", BYTES, PARTS, (1,), joined=JOINED) == pytest.approx(whole, rel=1e-2)
+
+
+def test_an_axis_over_the_network_takes_no_links_from_the_others() -> None:
+    assert collective_seconds(OPEN, "all_gather", BYTES, (4, 256), (1,)) == collective_seconds(OPEN, "all_gather", BYTES, (256,), (0,))
+
+
+def test_a_collective_has_the_links_to_itself_for_its_bytes_alone() -> None:
+    nothing, something = (sending_seconds(CHIP, "all_gather", size, (8,), (0,)) for size in (0, BYTES))
+    assert nothing == 0.0 and something == pytest.approx(7 * BYTES / CHIP.link_bytes_per_second)
+
+
+# Published times of collectives: bench/several_chips.py compares all of them.
+def test_a_gather_over_a_row_of_four_is_near_what_the_scaling_book_measured() -> None:
+    assert collective_seconds(OPEN, "all_gather", 512 * 8192 * 2, (8, 4), (1,)) == pytest.approx(680e-6, rel=0.2)
+    assert collective_seconds(OPEN, "all_gather", 64 * 256 * 2, (8, 4), (1,)) == pytest.approx(8e-6, rel=0.2)

@@ -7,7 +7,7 @@ import random
 
 from tpuflow.dtypes import F32
 from tpuflow.lower.graph.graph import Node, TensorType, Value
-from tpuflow.lower.passes.ordering import Sizes, in_order
+from tpuflow.lower.passes.ordering import Sizes, Times, in_order
 
 BIG, SCALAR = TensorType(F32, (1000,)), TensorType(F32)
 
@@ -65,23 +65,30 @@ def sent(gradients: list[Node]) -> list[Node]:
 
 def backward_sent(seconds: float, room_bytes: float = math.inf) -> list[str]:
     """Four layers' gradients, a second each, the transfers of which were written behind all of them and take `seconds`."""
-    gradients = four_gradients()
+    gradients = gradients_in_a_row(4)
     return ordered([*gradients, *sent(gradients)], seconds, room_bytes)
 
 
-def four_gradients() -> list[Node]:
+def gradients_in_a_row(count: int) -> list[Node]:
     """Each made of the one before."""
     gradients = [node("gradient 0", BIG, Value(BIG, "x"))]
-    for n in range(1, 4):
+    for n in range(1, count):
         gradients.append(node(f"gradient {n}", BIG, gradients[-1].result))
     return gradients
 
 
-def ordered(nodes: list[Node], seconds: float, room_bytes: float = math.inf) -> list[str]:
-    """Where transfers take so many seconds, and others one; what is gathered takes the place of something."""
+def ordered(nodes: list[Node], seconds: float, room_bytes: float = math.inf, sending: float | None = None) -> list[str]:
+    """Where transfers take so many seconds, all of them on the links unless `sending` says it, and others one; what is gathered takes the
+    place of something."""
     made = {n: 0 if n.op == "await" or n.result.name.startswith("gather") else n.result.type.elems * 4 for n in nodes}
     times = {n: seconds if n.op == "start" else 1.0 for n in nodes}
-    return names(in_order(nodes, sizes=Sizes(made, frozenset(), room_bytes), seconds=times))
+    return names(
+        in_order(
+            nodes,
+            sizes=Sizes(made, frozenset(), room_bytes),
+            times=Times(times, times if sending is None else dict.fromkeys(nodes, sending)),
+        )
+    )
 
 
 def test_what_is_sent_is_started_as_it_is_made_and_awaited_once_kernels_have_hidden_it():
@@ -90,6 +97,9 @@ def test_what_is_sent_is_started_as_it_is_made_and_awaited_once_kernels_have_hid
     order = backward_sent(seconds=2.0)
     assert order.index("gradient 2") < order.index("wait gradient 0") < order.index("gradient 3"), "two kernels hide it"
     assert order.index("wait gradient 1") > order.index("gradient 3"), "the links take one after the other"
+    gradients = gradients_in_a_row(5)
+    order = ordered([*gradients, *sent(gradients)], seconds=2.0, sending=0.5)
+    assert order.index("wait gradient 1") < order.index("gradient 4"), "what is on its way keeps no other from being sent"
     order = backward_sent(seconds=math.inf)
     assert [o for o in order if o.startswith("gradient")] == order[0:8:2], "what nothing hides is waited for at the end"
 
@@ -101,7 +111,7 @@ def test_where_memory_is_short_a_transfer_is_awaited_though_it_is_not_hidden():
 
 def test_an_update_follows_what_it_receives_with_all_that_it_needs_beside_that():
     """So that the links may work on its result while other layers' gradients are made, and at once."""
-    gradients = four_gradients()
+    gradients = gradients_in_a_row(4)
     nodes = [*gradients, *sent(gradients)]
     received, parameter = [n.result for n in nodes if n.op == "await"], Value(BIG, "p")
     shares = [node(f"share {i}", v.type, parameter) for i, v in enumerate(received)]
@@ -124,7 +134,7 @@ def test_any_order_keeps_dependences_and_effects():
         made = {n: sum(v.type.elems * 4 for v in n.results) for n in nodes}
         deferred = {n: rng.sample(nodes, 2) for n in rng.sample(nodes, 5)}
         room_bytes, seconds = rng.choice((0, 9000, math.inf)), {n: rng.choice((0.0, 1.0, 5.0)) for n in nodes}
-        order = in_order(nodes, deferred, Sizes(made, frozenset(values[-2:]), room_bytes), rng.choice((None, seconds)))
+        order = in_order(nodes, deferred, Sizes(made, frozenset(values[-2:]), room_bytes), rng.choice((None, Times(seconds, seconds))))
         place = {n: i for i, n in enumerate(order)}
         maker = {v: n for n in nodes for v in n.results}
         assert len(place) == len(nodes)

@@ -23,7 +23,7 @@ _TPU: Mapping[str, Any] = {
     "acc_bytes": 4 * MIB, "smem_bytes": 16 * KIB,
     "matrix_f32_as": "bf16",
     "hbm_burst_bytes": 64,
-    "host_bytes_per_second": 16e9, "launch_seconds": 110e-6, "network_bytes_per_second": 6.25e9,
+    "host_bytes_per_second": 16e9, "launch_seconds": 110e-6, "network_bytes_per_second": 6.25e9, "collective_seconds": 3e-6,
     "dma_seconds": 0.5e-6, "issue_cycles": 10.0, "hbm_efficiency": 0.85, "matrix_efficiency": 1.0,
 }  # fmt: skip
 _FROM_V6E: Mapping[str, Any] = {
@@ -32,7 +32,8 @@ _FROM_V6E: Mapping[str, Any] = {
 }  # fmt: skip
 """What generations from v6e on share: arrays of 256 x 256, lanes, the link to the host."""
 _TPU_SOURCE = (
-    "1 us a hop, a quarter of a host's 25 GB/s of network [book]; "
+    "1 us a hop, a quarter of a host's 25 GB/s of network, 8 us for a gather of 32 KB over three hops on v5e, of which 3 are neither its "
+    "hops nor its bytes [book]; "
     "registers of 8 x 128 lanes [book]; f32 products as one bf16 pass, three or six (jax.lax.Precision); launch 110 us: dispatch and wait "
     "on a TPU VM, TPU microbenchmarks; accumulators 4 MiB, bursts of 64 bytes, DMA start-up, issue and HBM efficiency assumed"
 )
@@ -165,8 +166,9 @@ CHIPS = {
             power_watts=280.0,
             link_chips=256,
             link_axes=2,
+            link_ring_chips=16,
             link_bytes_per_second=240e9,
-            source="2D torus of 16 x 16, four links of 60 GB/s each way [book]; "
+            source="2D torus of 16 x 16 that closes on axes of 16, four links of 60 GB/s each way [book]; "
             "46 TF, 16 GB at 716 GB/s [tpu_info]; 2 cores of one 128x128 array; clock derived from the peak; 280 W, "
             "and as many bytes a cycle to and from VMEM as v5e, assumed",
         ),
@@ -183,6 +185,7 @@ CHIPS = {
             power_watts=262.0,
             link_chips=4096,
             link_axes=2,
+            link_ring_chips=32,
             link_bytes_per_second=400e9,
             source="2D torus, four links of 100 GB/s each way [book], four pods of 1024 joined as in MLPerf 0.7; "
             "123 TF, 2 cores of two 128x128 arrays, 32 GiB at 900 GB/s, 123 W at least, 220 on average and 262 at most [cloud] "
@@ -202,6 +205,7 @@ CHIPS = {
             power_watts=192.0,
             link_chips=4096,
             link_axes=3,
+            link_ring_chips=4,
             link_bytes_per_second=270e9,
             source="3D torus of 16 x 16 x 16, six links of 45 GB/s each way [book]; "
             "275 TF, 2 cores of four 128x128 arrays, 32 GiB at 1.23 TB/s, 90 W at least, 170 on average and 192 at most [cloud]; "
@@ -220,8 +224,9 @@ CHIPS = {
             hbm_bytes_per_second=819e9,
             link_chips=256,
             link_axes=2,
+            link_ring_chips=16,
             link_bytes_per_second=180e9,
-            source="2D torus of 16 x 16, four links of 45 GB/s each way [book]; "
+            source="2D torus of 16 x 16 that closes on axes of 16, four links of 45 GB/s each way [book]; "
             "197 TF, 394 TOPS s8, four 128x128 arrays, 16 GiB at 819 GB/s [cloud]; VMEM 128 MiB [tpu_info], 22 times the HBM bandwidth "
             "[book], a quarter of it for a move: read and written, loads beside stores; clock derived from the peak",
         ),
@@ -238,6 +243,7 @@ CHIPS = {
             hbm_bytes_per_second=2.765e12,
             link_chips=8960,
             link_axes=3,
+            link_ring_chips=4,
             link_bytes_per_second=540e9,
             source="3D torus of 16 x 20 x 28, six links of 90 GB/s each way [book]; "
             "459 TF, 918 TOPS s8, 2 cores, 95 GiB at 2.765 TB/s [cloud] ([tpu_info] has 2.46); VMEM 64 MiB a core [tpu_info], as many "
@@ -254,8 +260,9 @@ CHIPS = {
             hbm_bytes_per_second=1.64e12,
             link_chips=256,
             link_axes=2,
+            link_ring_chips=16,
             link_bytes_per_second=360e9,
-            source="2D torus of 16 x 16, four links of 90 GB/s each way [book]; "
+            source="2D torus of 16 x 16 that closes on axes of 16, four links of 90 GB/s each way [book]; "
             "918 TF, two 256x256 arrays, 32 GiB at 1.64 TB/s [cloud]; VMEM 128 MiB, 1,840 TOPS s8 [tpu_info], its rate as v5e's; clock "
             "1.75 GHz and two rows a cycle derived from the peak; 16-bit vector arithmetic assumed",
         ),
@@ -271,6 +278,7 @@ CHIPS = {
             core_hbm_bytes_per_second=3.69e12,
             link_chips=9216,
             link_axes=3,
+            link_ring_chips=4,
             link_bytes_per_second=600e9,
             source="3D torus, 1,200 GB/s a chip both ways together [cloud], its extent assumed; "
             "2,307 TF, 192 GiB at 7.38 TB/s (tpu-recipes, Ironwood); 2 cores that are 2 devices; arrays as v6e, VMEM, "

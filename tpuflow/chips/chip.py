@@ -28,8 +28,9 @@ class Chip:
     the first `cmem_bytes` of it (common memory) the compiler says what lies there: arrays that stay. `hbm_parameter_bytes`,
     `hbm_feature_bytes` and `hbm_collective_bytes` divide HBM where the maker does (0: undivided).
     Other chips: `link_chips` are joined by links of their own, a torus of `link_axes` axes; `link_bytes_per_second` is what a chip sends
-    over all of them at once, `hop_seconds` a link's latency. `host_chips` share a host and reach each other through it, all others
-    through the network at a chip's share of `network_bytes_per_second` (tpuflow/chips/links.py).
+    over all of them at once, `hop_seconds` a link's latency, and an axis of fewer than `link_ring_chips` has no way back from its end to
+    its beginning. `host_chips` share a host and reach each other through it, all others through the network at a chip's share of
+    `network_bytes_per_second`. `collective_seconds` go by in every collective beside its steps (tpuflow/chips/links.py).
 
     `power_watts` is the most that the chip draws (0: not published).
 
@@ -79,7 +80,9 @@ class Chip:
     link_chips: int = 1
     link_axes: int = 1
     link_bytes_per_second: float = 0.0
+    link_ring_chips: int = 1
     hop_seconds: float = 1.0e-6
+    collective_seconds: float = 0.0
     host_chips: int = 1
     network_bytes_per_second: float = 0.0
     power_watts: float = 0.0

@@ -1,10 +1,11 @@
-"""The time of collectives: closed forms over the chip's links, one after the other on the link queue, while kernels run."""
+"""The time of collectives: closed forms over the chip's links, while kernels run. The link queue sends one after the other; while what one
+has sent is on its way from hop to hop, the next is sent."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tpuflow.chips.links import collective_seconds
+from tpuflow.chips.links import collective_seconds, sending_seconds
 from tpuflow.device.timing.prices import PICOSECONDS, picoseconds
 from tpuflow.isa.collectives import KINDS, Collective, farthest, sizes_of
 from tpuflow.isa.program import Program
@@ -12,8 +13,8 @@ from tpuflow.isa.program import Program
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRow:
-    """A collective at its place in the Program, executed `count` times: what each chip sends, how long that takes, and how much of it the
-    chip waits for, with nothing left to do."""
+    """A collective at its place in the Program, executed `count` times: what each chip sends, how long that takes until it has arrived, for
+    how much of that it has the links to itself, and how much of it the chip waits for, with nothing left to do."""
 
     place: str
     count: int
@@ -23,12 +24,18 @@ class CollectiveRow:
     source: str
     sent_bytes: int
     picoseconds: int
+    sending_picoseconds: int
     exposed_picoseconds: int
 
     @property
     def seconds(self) -> float:
         """Of all executions."""
         return self.count * self.picoseconds / PICOSECONDS
+
+    @property
+    def sending_seconds(self) -> float:
+        """Of all executions."""
+        return self.count * self.sending_picoseconds / PICOSECONDS
 
     @property
     def exposed_seconds(self) -> float:
@@ -49,24 +56,25 @@ def collective_row(program: Program, c: Collective, place: str, count: int) -> C
     for size in group:
         chips *= size
     distance = farthest(c.pairs, chips)
-    seconds = collective_seconds(program.chip, c.kind, source.bytes, sizes, c.axes, distance, joined) if chips > 1 else 0.0
+    way = (program.chip, c.kind, source.bytes, sizes, c.axes, distance, joined)
+    took, sending = (picoseconds(form(*way)) for form in (collective_seconds, sending_seconds))
     sent = KINDS[c.kind].sent_elems(source.elems, chips) * source.dtype.bytes
     names = tuple(program.mesh[a].name for a in c.axes)
-    return CollectiveRow(place, count, c.kind, names, c.scope, c.where, sent, picoseconds(seconds), 0)
+    return CollectiveRow(place, count, c.kind, names, c.scope, c.where, sent, took, sending, 0)
 
 
 @dataclass(slots=True)
 class LinkQueue:
-    """What is on its way in one list of blocks, in time since its begin: the link queue takes one collective after the other."""
+    """What is on its way in one list of blocks, in time since its begin: the link queue sends one collective after the other."""
 
     free: int = 0
     arrivals: dict[int, tuple[CollectiveRow, int]] = field(default_factory=dict)
 
     def start(self, semaphore: int, row: CollectiveRow, now: int) -> tuple[int, int]:
-        """Begin and end of a collective."""
+        """Begin and end of what a collective sends."""
         begin = max(now, self.free)
-        self.free = begin + row.picoseconds
-        self.arrivals[semaphore] = row, self.free
+        self.free = begin + row.sending_picoseconds
+        self.arrivals[semaphore] = row, begin + row.picoseconds
         return begin, self.free
 
     def wait(self, semaphore: int, now: int) -> tuple[CollectiveRow, int]:

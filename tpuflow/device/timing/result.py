@@ -160,7 +160,7 @@ class ProgramTime:
 
     @property
     def link_seconds(self) -> float:
-        """Time that collectives take, hidden behind kernels or not."""
+        """Time that collectives take until they have arrived, each for itself, hidden behind kernels or not."""
         return sum(row.seconds for row in self.collectives)
 
     @property
@@ -197,7 +197,7 @@ class ProgramTime:
     def busy_seconds(self) -> dict[str, float]:
         """Time that each queue of the busiest core works."""
         busy = {q: sum(r.count * r.time.busy_picoseconds[i] for r in self.kernels) / PICOSECONDS for i, q in enumerate(QUEUES)}
-        return busy | {"link": busy["link"] + self.link_seconds}
+        return busy | {"link": busy["link"] + sum(row.sending_seconds for row in self.collectives)}
 
     @property
     def floor_seconds(self) -> float:

@@ -30,38 +30,48 @@ class Sizes:
     room_bytes: float = math.inf
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What the nodes of a region take: `seconds` of the chip, of a `start` until what it sends has arrived; and of every start the seconds
+    for which it is `sending`, and nothing else is."""
+
+    seconds: Mapping[Node, float]
+    sending: Mapping[Node, float]
+
+
 def in_order(
     nodes: Iterable[Node],
     deferred: Mapping[Node, Iterable[Node]] | None = None,
     sizes: Sizes | None = None,
-    seconds: Mapping[Node, float] | None = None,
+    times: Times | None = None,
 ) -> list[Node]:
     """Nodes after everything they read, effects in the given order, otherwise as early in the given order as possible.
 
     `deferred` names nodes that rather run after certain others; they give way as long as anything else can run. With `sizes`, a node
-    that is the last to read as many bytes as it makes runs as soon as it can. With `seconds` of every node, so does a transfer that takes
+    that is the last to read as many bytes as it makes runs as soon as it can. With `times` of the nodes, so does a transfer that takes
     no more memory than what it sends, and any is awaited once what has run since has taken as long: earlier only where nothing else can
     run, or memory is short.
     """
-    queue = _Queue(list(nodes), deferred or {}, sizes, None if seconds is None else _Clock(seconds))
+    queue = _Queue(list(nodes), deferred or {}, sizes, None if times is None else _Clock(times))
     ordered = list(iter(queue.next, None))
     assert len(ordered) == len(queue.nodes), "a graph has no cycles"
     return ordered
 
 
 class _Clock:
-    """The time at which nodes run, and what is on its way: the links take one transfer after the other."""
+    """The time at which nodes run, and what is on its way: the links send one transfer after the other."""
 
-    def __init__(self, seconds: Mapping[Node, float]) -> None:
-        self.seconds = seconds
+    def __init__(self, times: Times) -> None:
+        self.seconds, self.sending = times.seconds, times.sending
         self.now = self.free = 0.0
         self.arrivals: dict[Value, float] = {}
 
     def run(self, node: Node) -> None:
         """A start puts something on its way, a wait lasts until it is there, and others take their time."""
         if node.op == "start":
-            self.free = max(self.now, self.free) + self.seconds[node]
-            self.arrivals[node.result] = self.free
+            begin = max(self.now, self.free)
+            self.free = begin + self.sending[node]
+            self.arrivals[node.result] = begin + self.seconds[node]
         elif node.op == "await":
             self.now = max(self.now, self.arrival(node))
         else:

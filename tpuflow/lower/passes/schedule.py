@@ -10,7 +10,7 @@ from tpuflow.isa.collectives import MeshAxis
 from tpuflow.lower.emit import overwritable
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.passes.base import ChipPass
-from tpuflow.lower.passes.node_seconds import node_seconds
+from tpuflow.lower.passes.node_seconds import node_times
 from tpuflow.lower.passes.ordering import RECEIVED, VIEWS, Sizes, in_order
 from tpuflow.lower.passes.unit_seconds import FILLED_SHARE, total_bytes
 
@@ -39,8 +39,8 @@ class Schedule(ChipPass):
         replaced, inputs = _replaced(graph), set(graph.inputs)
         room_bytes = FILLED_SHARE * self.chip.available_hbm_bytes - total_bytes(graph.inputs)
         sizes = Sizes({node: _made_bytes(node, replaced[node], inputs) for node in nodes}, frozenset(graph.outputs), room_bytes)
-        seconds = node_seconds(graph, self.chip, self.mesh) if any(node.op == "start" for node in nodes) else None
-        return replace(graph, nodes=tuple(in_order(nodes, _last_readers(graph, replaced), sizes, seconds)))
+        times = node_times(graph, self.chip, self.mesh) if any(node.op == "start" for node in nodes) else None
+        return replace(graph, nodes=tuple(in_order(nodes, _last_readers(graph, replaced), sizes, times)))
 
 
 def _replaced(graph: Graph) -> dict[Node, tuple[Value, ...]]:
