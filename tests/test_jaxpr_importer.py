@@ -12,7 +12,7 @@ import optax
 import pytest
 from jax import lax
 
-from tests.cases import CASES, GRADIENTS, QUICK, Case, assert_close
+from tests.cases import CASES, QUICK, ROWS, Case, assert_close
 from tests.coverage import primitives_of_jax
 from tpuflow.errors import UnsupportedDtypeError, UnsupportedPrimitiveError
 from tpuflow.jaxprs.expansions import EXPANSIONS
@@ -38,7 +38,7 @@ def _data(x: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(x) if is_key else x)
 
 
-@pytest.mark.parametrize("case", (*CASES, *GRADIENTS), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", ROWS, ids=lambda case: case.name)
 def test_the_graph_of_every_case_computes_what_jax_computes(case: Case) -> None:
     case.check(run(case.fn, *case.arguments()))
 
@@ -48,7 +48,7 @@ def test_the_table_has_a_hundred_rows_over_seventy_primitives_and_every_name_onc
     for case in CASES:
         used |= _primitives(jax.make_jaxpr(case.fn)(*case.arguments()).jaxpr)
     assert len(CASES) >= 100 and len(used) >= 70, len(used)
-    names = [case.name for case in (*CASES, *GRADIENTS)]
+    names = [case.name for case in ROWS]
     assert len(set(names)) == len(names)
 
 

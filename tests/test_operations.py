@@ -9,15 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.cases import CASES, GRADIENTS, Case
+from tests.cases import ROWS, Case, sample
 from tpuflow.compiler import compile_function
 from tpuflow.device.runtime import Executable
 from tpuflow.isa.assembler import assemble
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.program import Program
 
-ROWS = (*CASES, *GRADIENTS)
-SAMPLE = tuple(case for case in ROWS[::17] if "svd" not in case.name)  # which takes as long as all others together
+SAMPLE = sample(17)
 
 
 def _words(x: Any) -> np.ndarray:

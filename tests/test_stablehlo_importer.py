@@ -12,7 +12,7 @@ import pytest
 from jax import export
 
 import tpuflow
-from tests.cases import CASES, GRADIENTS, Case
+from tests.cases import ROWS, Case
 from tpuflow.cli import main
 from tpuflow.compiler import compile_stablehlo
 from tpuflow.device.runtime import Executable
@@ -24,7 +24,6 @@ from tpuflow.lower.graph.verify import verify
 from tpuflow.lower.importers.jaxpr import lower_jaxpr
 from tpuflow.lower.importers.stablehlo import lower_stablehlo
 
-ROWS = (*CASES, *GRADIENTS)
 SAMPLE = ROWS[::4]
 
 

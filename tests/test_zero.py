@@ -16,7 +16,9 @@ from flax import linen as nn
 
 import tpuflow
 from bench.zero import IN_A_SCAN, PATH, WRITTEN_OUT, Network, row
+from tests.cases import QUICK
 from tpuflow.chips import get_chip
+from tpuflow.device.fast.engine import COMPILER_OPTIONS
 from tpuflow.device.reference import ReferenceEngine
 from tpuflow.errors import ConfigError, OutOfMemoryError
 from tpuflow.estimating.estimating import training_program
@@ -34,6 +36,17 @@ STAGES = tuple(SHARDINGS)
 MODEL = nn.Sequential([nn.Dense(16), nn.tanh, nn.Dense(3)])  # 16, 3: four chips fill shares up
 DATA = (RNG.normal(size=(32, 5)).astype(np.float32), np.arange(32) % 3)
 RAGGED = (RNG.normal(size=(22, 5)).astype(np.float32), np.arange(22) % 3)  # four chips take the last batch of 6 whole
+
+
+quickly_compiled = pytest.mark.usefixtures("quick")
+"""For tests of what a training computes, not of how XLA's machine code does; bits do not depend on it."""
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA emits plainer code for the Programs of a test, in half the time."""
+    for option, value in QUICK.items():
+        monkeypatch.setitem(COMPILER_OPTIONS, option, value)
 
 
 def trained(sharding: str | None, chips: int = 4, **options: Any) -> Any:
@@ -92,6 +105,7 @@ def test_all_replicas_are_equal_and_both_engines_agree(sharding: str) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@quickly_compiled
 def test_a_loss_scale_backs_off_on_all_chips_alike() -> None:
     """One sample overflows fp16: the chip that has it tells the others."""
     data = (DATA[0][:16].copy(), DATA[1][:16])
@@ -116,6 +130,7 @@ OPTIMIZERS: Mapping[str, Any] = {
 """Elementwise ones, ones that look at shapes or names, norms over chips, and ones that need whole arrays."""
 
 
+@quickly_compiled
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_optimizer_makes_of_shares_what_it_makes_of_whole_arrays(name: str) -> None:
     whole, *shared = (trained(s, optimizer=OPTIMIZERS[name]) for s in ("ddp", "zero1", "zero3"))
@@ -125,6 +140,7 @@ def test_any_optimizer_makes_of_shares_what_it_makes_of_whole_arrays(name: str) 
             assert np.shape(a) == np.shape(b)
 
 
+@quickly_compiled
 def test_adam_is_as_far_from_one_chip_as_one_chip_is_from_itself_with_the_samples_in_another_order() -> None:
     """It divides by the root of a gradient's square: where a gradient is no more than what rounding leaves of a sum, its update has no
     digit that does not depend on the order of that sum. What is divided by more than that is as close as plain gradient descent."""
@@ -147,6 +163,7 @@ def _relu_network() -> nn.Module:
     return nn.Sequential([nn.Dense(64), nn.relu, nn.Dense(64), nn.relu, nn.Dense(3)])
 
 
+@quickly_compiled
 @pytest.mark.parametrize(("before", "after"), [(("zero3", 4), ("zero1", 2)), (("zero1", 2), (None, 1)), ((None, 1), ("zero3", 4))])
 def test_checkpoints_hold_whole_values_and_resume_on_another_mesh(tmp_path: Any, before: Any, after: Any) -> None:
     options = {"accumulate_steps": 2}
@@ -161,6 +178,7 @@ def test_checkpoints_hold_whole_values_and_resume_on_another_mesh(tmp_path: Any,
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@quickly_compiled
 def test_a_checkpoint_in_the_middle_of_an_accumulation_goes_on_bit_for_bit(tmp_path: Any) -> None:
     options = {"accumulate_steps": 2, "sink_size": 1}
     for sharding in ("zero1", "zero3"):
@@ -170,6 +188,7 @@ def test_a_checkpoint_in_the_middle_of_an_accumulation_goes_on_bit_for_bit(tmp_p
         assert_same_state(result, full)
 
 
+@quickly_compiled
 @pytest.mark.parametrize("sharding", STAGES)
 def test_an_evaluation_on_a_mesh_has_the_figures_of_one_chip(sharding: str) -> None:
     """The model runs on pieces; accuracies and losses are of whole batches, and of the average of the parameters."""
@@ -181,6 +200,7 @@ def test_an_evaluation_on_a_mesh_has_the_figures_of_one_chip(sharding: str) -> N
     assert predicted.shape == (32, 3)
 
 
+@quickly_compiled
 def test_frozen_parameters_and_a_loss_of_ones_own_go_with_every_stage() -> None:
     def loss_fn(apply: Any, params: Any, batch: Any, rngs: Any) -> Any:
         x, y = batch
@@ -206,6 +226,7 @@ class Varied(nn.Module):
         return nn.Dense(3)(nn.Dropout(0.2, deterministic=not train)(nn.relu(x)))
 
 
+@quickly_compiled
 def test_statistics_dropout_and_reports_on_numerics_go_with_every_stage() -> None:
     whole, *shared = (trained(s, model=Varied(), epochs=1, numerics=True, sink_size=0, eval_data=DATA) for s in ("ddp", "zero1", "zero3"))
     for result in shared:
@@ -257,6 +278,7 @@ class Scanned(nn.Module):
         return nn.Dense(3)(nn.scan(layer, {"params": 0}, split_rngs={"params": True}, length=3)()(x, None)[0])
 
 
+@quickly_compiled
 @pytest.mark.parametrize("sharding", ["zero2", "zero3"])
 @pytest.mark.parametrize("remat", [False, True])
 def test_layers_of_a_scan_are_sent_one_by_one_with_the_values_of_one_chip(remat: bool, sharding: str) -> None:

@@ -6,5 +6,14 @@ from tests.cases.case import QUICK, Case, assert_close
 _MODULES = (elementwise, movement, reductions, indexing, linear, linalg, complex, control, storage)
 CASES: tuple[Case, ...] = tuple(case for module in _MODULES for case in module.CASES)
 GRADIENTS: tuple[Case, ...] = tuple(case.gradient() for case in CASES if case.grad)
+ROWS = (*CASES, *GRADIENTS)
+SINGULAR = ("svd", "matrix-functions")
+"""What is in the names of rows in which a matrix is taken apart by singular values."""
 
-__all__ = ["CASES", "GRADIENTS", "QUICK", "Case", "assert_close"]
+
+def sample(stride: int) -> tuple[Case, ...]:
+    """One row of so many, without those of singular values: each takes as long as all others together."""
+    return tuple(row for row in ROWS[::stride] if not any(name in row.name for name in SINGULAR))
+
+
+__all__ = ["CASES", "GRADIENTS", "QUICK", "ROWS", "Case", "assert_close", "sample"]
