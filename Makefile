@@ -52,9 +52,10 @@ docs: $(VENV)/.docs $(VENV)/.torch  ## the pages and the Python reference as HTM
 bench: $(VENV)/.dev $(VENV)/.torch  ## the table of bench/
 	$(BIN)/python -m bench $(ARGS)
 
-conformance: $(VENV)/.dev  ## flax's examples (EXAMPLES=checkout), JAX's tests (JAX_TESTS=) and StableHLO's (STABLEHLO=); writes docs/conformance.md
-	@test -n "$(EXAMPLES)$(JAX_TESTS)$(STABLEHLO)" || { echo "say where a checkout of flax, JAX or StableHLO is: make conformance EXAMPLES=path JAX_TESTS=path STABLEHLO=path"; exit 2; }
-	$(if $(EXAMPLES),$(BIN)/python -m bench.conformance $(EXAMPLES))
+conformance: $(VENV)/.dev $(if $(EXAMPLES),$(VENV)/.examples)  ## public programs (EXAMPLES=folder of checkouts), JAX's tests (JAX_TESTS=) and StableHLO's (STABLEHLO=); writes docs/conformance.md
+	@test -n "$(EXAMPLES)$(JAX_TESTS)$(STABLEHLO)" || { echo "say where checkouts of flax and others, of JAX or of StableHLO are: make conformance EXAMPLES=path JAX_TESTS=path STABLEHLO=path"; exit 2; }
+	$(if $(EXAMPLES),$(BIN)/python -m bench.conformance $(EXAMPLES)/flax)
+	$(if $(EXAMPLES),$(BIN)/python -m bench.public $(EXAMPLES) $(ARGS))
 	$(if $(JAX_TESTS),$(BIN)/python -m bench.jax_tests $(JAX_TESTS) $(ARGS))
 	$(if $(STABLEHLO),$(BIN)/python -m bench.stablehlo_data $(STABLEHLO) $(ARGS))
 
@@ -82,6 +83,12 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 $(VENV)/.docs: pyproject.toml | $(VENV)/.dev
 	@echo "installing Sphinx"
 	@$(call quietly,$(PIP) -e '.[docs]')
+	@touch $@
+
+# The programs of numpyro want its version as their checkout has it.
+$(VENV)/.examples: $(VENV)/.dev
+	@echo "installing what public programs need"
+	@$(call quietly,$(PIP) diffrax networkx numpyro==0.21.0)
 	@touch $@
 
 $(VENV)/.torch: pyproject.toml | $(VENV)/.dev

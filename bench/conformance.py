@@ -273,7 +273,7 @@ def page(found: Sequence[tuple[str, dict[str, Any] | str]]) -> str:
     """The section of docs/conformance.md."""
     lines = [
         f"The `train_step` of flax's own examples, {STEPS} steps under `jax.jit`, `jax.pmap` or `nnx.jit` and tpuflow's, from one state.",
-        "Written by `make conformance EXAMPLES=path` for a checkout of flax. Differences are relative to an array's largest element.",
+        "Written by `make conformance EXAMPLES=path` for a folder with flax's checkout. Differences are relative to the largest element.",
         "",
         "| example | what it measures | parameters | |",
         "|---|---|---|---|",

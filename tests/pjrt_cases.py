@@ -50,6 +50,14 @@ def random_numbers() -> Any:
     return jax.random.normal(key, (5,)), jax.random.uniform(key, (5,))
 
 
+@case(CLOSE)
+def product_by_algorithm() -> Any:
+    """What jax.nn.dot_product_attention asks for in bf16."""
+    a, b = jnp.sin(jnp.arange(40.0)).reshape(5, 8), jnp.cos(jnp.arange(48.0)).reshape(8, 6)
+    preset = jax.lax.DotAlgorithmPreset.BF16_BF16_F32
+    return jax.lax.dot(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), precision=preset, preferred_element_type=jnp.float32)
+
+
 @case(EXACT)
 def loops() -> Any:
     doubled = jax.jit(lambda x: jax.lax.while_loop(lambda c: c < 100, lambda c: c * 2, x))

@@ -16,6 +16,7 @@ from tpuflow.errors import (
     UnsupportedPrimitiveError,
 )
 from tpuflow.pjrt.cells import Text
+from tpuflow.pjrt.ending import Ended
 from tpuflow.pjrt.handles import ApiObject
 
 
@@ -35,6 +36,7 @@ CODES: tuple[tuple[type[BaseException], int], ...] = (
     (LaunchError, 3),
     (ProgramFileError, 15),  # DATA_LOSS
     (KeyboardInterrupt, 1),  # CANCELLED
+    (Ended, 1),
 )
 """The first row that an exception is of gives its code; all others are `INTERNAL`."""
 INTERNAL = 13
@@ -55,7 +57,7 @@ class Failure(ApiObject):
 def _text(error: BaseException) -> str:
     """What it says; of an error that is not of ours also what kind it is and where it came from."""
     notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-    if isinstance(error, TpuflowError):
+    if isinstance(error, TpuflowError | Ended):
         return f"{error}{notes}"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted (Ctrl-C)"

@@ -9,6 +9,7 @@ from typing import Any
 
 from tpuflow.pjrt import native
 from tpuflow.pjrt.cells import Args, Pointer, words
+from tpuflow.pjrt.ending import ENDING
 from tpuflow.pjrt.failures import Failure, Unimplemented
 from tpuflow.pjrt.fields import CONSTANTS, DESTROY, FIELDS, NOTHING_TO_DO
 from tpuflow.pjrt.handles import NATIVE, WORDS, destroy
@@ -166,11 +167,14 @@ def _guarded(function: Function) -> Callable[[Args], int | None]:
 
     def call(args: Args) -> int | None:
         try:
+            if ENDING.begun:
+                ENDING.check()
             function(args)
         except BaseException as error:
-            return Failure(error).handle
+            return Failure(ENDING.seen(error)).handle
         return None
 
+    ENDING.guards.add(call.__code__)
     return call
 
 

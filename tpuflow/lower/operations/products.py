@@ -19,10 +19,12 @@ Axes = Sequence[int]
 def dot_general(
     b: Builder, lhs: Value, rhs: Value, *,
     lhs_contract: Axes, rhs_contract: Axes, lhs_batch: Axes = (), rhs_batch: Axes = (),
-    precision: str = DEFAULT, preferred: DType | None = None,
+    precision: str = DEFAULT, preferred: DType | None = None, entering: DType | None = None,
 ) -> Value:  # fmt: skip
-    """[batch, lhs free, rhs free] in the preferred type, or else the operands' common one."""
+    """[batch, lhs free, rhs free] in the preferred type, or else the operands' common one; operands are rounded to `entering`, if given."""
     result = result_dtype(lhs, rhs, preferred)
+    if entering is not None:
+        lhs, rhs = b.convert(lhs, entering), b.convert(rhs, entering)
     lhs, rhs = operands(b, lhs, rhs, result)
     return convert_result(b, b.dot(lhs, rhs, lhs_contract, rhs_contract, lhs_batch, rhs_batch, precision), result)
 

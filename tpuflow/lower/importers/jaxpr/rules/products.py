@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tpuflow.dtypes import DType
+from tpuflow.dtypes import BF16, F16, DType
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
@@ -17,8 +17,11 @@ from tpuflow.lower.operations.window import Padding, Sizes, SlidingWindow
 
 _PRECISIONS = {
     "DEFAULT": "default", "HIGH": "high", "HIGHEST": "highest",
-    "BF16_BF16_F32": "default", "BF16_BF16_F32_X3": "high", "BF16_BF16_F32_X6": "highest", "F32_F32_F32": "highest",
+    "BF16_BF16_F32_X3": "high", "BF16_BF16_F32_X6": "highest", "F32_F32_F32": "highest",
+    "BF16_BF16_F32": "default", "F16_F16_F32": "default",
 }  # fmt: skip
+_ENTERING = {"BF16_BF16_F32": BF16, "F16_F16_F32": F16}
+"""What an algorithm's operands are rounded to."""
 
 
 @lowers("dot_general")
@@ -29,7 +32,7 @@ def _dot_general(
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
     return dot_general(
         b, lhs, rhs, lhs_contract=lhs_contract, rhs_contract=rhs_contract, lhs_batch=lhs_batch, rhs_batch=rhs_batch,
-        precision=_precision(precision), preferred=_dtype(preferred_element_type),
+        precision=_precision(precision), preferred=_dtype(preferred_element_type), entering=_ENTERING.get(getattr(precision, "name", "")),
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tpuflow.dtypes import BF16, F16, DType
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.graph.products import DEFAULT, PRECISIONS
@@ -14,10 +15,12 @@ from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.products import dot_general
 from tpuflow.lower.operations.window import Padding, Sizes, SlidingWindow
 
-_ALGORITHMS = {
-    ("bf16", "f32", 1): DEFAULT, ("bf16", "f32", 3): "high", ("bf16", "f32", 6): "highest", ("f32", "f32", 1): "highest",
+_Way = tuple[str, DType | None]
+_ALGORITHMS: dict[tuple[str, int], _Way] = {
+    ("bf16", 1): (DEFAULT, BF16), ("f16", 1): (DEFAULT, F16), ("bf16", 3): ("high", None), ("bf16", 6): ("highest", None),
+    ("f32", 1): ("highest", None),
 }  # fmt: skip
-"""(type that f32 operands are split into, type of sums, products of such parts) -> the graph's word."""
+"""(type that operands are rounded to or split into, products of such parts) -> the graph's word, and the type to round them to."""
 
 
 @RULES.lowers("stablehlo.dot_general")
@@ -26,10 +29,11 @@ def _dot_general(
     precision_config: Sequence[str] = (), algorithm: Any = None,
 ) -> Value:  # fmt: skip
     d = dot_dimension_numbers
+    precision, entering = (_precision(precision_config), None) if algorithm is None else _way(algorithm)
     return dot_general(
         b, lhs, rhs, lhs_contract=d.lhs_contracting_dimensions, rhs_contract=d.rhs_contracting_dimensions,
         lhs_batch=d.lhs_batching_dimensions, rhs_batch=d.rhs_batching_dimensions,
-        precision=_precision(precision_config, algorithm), preferred=types[0].dtype,
+        precision=precision, preferred=types[0].dtype, entering=entering,
     )  # fmt: skip
 
 
@@ -37,7 +41,7 @@ def _dot_general(
 def _dot(b: Builder, lhs: Value, rhs: Value, *, types: tuple[TensorType], precision_config: Sequence[str] = ()) -> Value:
     """The last axis of lhs meets the first of rhs."""
     return dot_general(
-        b, lhs, rhs, lhs_contract=(len(lhs.shape) - 1,), rhs_contract=(0,), precision=_precision(precision_config, None),
+        b, lhs, rhs, lhs_contract=(len(lhs.shape) - 1,), rhs_contract=(0,), precision=_precision(precision_config),
         preferred=types[0].dtype,
     )  # fmt: skip
 
@@ -60,20 +64,24 @@ def _convolution(
     )
     return convolution(
         b, lhs, turned, places, SlidingWindow.of(sizes, window_strides or (1,) * len(kernel), pads, lhs_dilation, rhs_dilation),
-        feature_groups=feature_group_count, batch_groups=batch_group_count, precision=_precision(precision_config, None),
+        feature_groups=feature_group_count, batch_groups=batch_group_count, precision=_precision(precision_config),
         preferred=types[0].dtype,
     )  # fmt: skip
 
 
-def _precision(config: Sequence[str], algorithm: Any) -> str:
-    """The graph's word for the operands' precisions, of which the higher counts, or for an algorithm.
+def _precision(config: Sequence[str]) -> str:
+    """The graph's word for the operands' precisions, of which the higher counts."""
+    return max((word.lower() for word in config), key=PRECISIONS.index, default=DEFAULT)
+
+
+def _way(algorithm: Any) -> _Way:
+    """The graph's word for an algorithm, and the type that operands are rounded to, if they are.
 
     Raises:
       UnsupportedForm: an algorithm that the matrix unit does not have.
     """
-    if algorithm is None:
-        return max((word.lower() for word in config), key=PRECISIONS.index, default=DEFAULT)
-    word = _ALGORITHMS.get((str(algorithm.lhs_precision_type), str(algorithm.accumulation_type), algorithm.num_primitive_operations))
-    if word is None or str(algorithm.lhs_precision_type) != str(algorithm.rhs_precision_type):
+    lhs, rhs, sums = (str(getattr(algorithm, f"{name}_type")) for name in ("lhs_precision", "rhs_precision", "accumulation"))
+    way = _ALGORITHMS.get((lhs, algorithm.num_primitive_operations))
+    if way is None or lhs != rhs or sums != "f32":
         raise UnsupportedForm(f"the algorithm {algorithm}; use precision DEFAULT, HIGH or HIGHEST")
-    return word
+    return way
