@@ -137,7 +137,6 @@ def test_algorithms_by_name_are_taken_where_the_device_has_them_and_refused_else
     def product(name: str) -> Callable[..., Any]:
         return lambda a, b: lax.dot(a, b, precision=lax.DotAlgorithmPreset[name], preferred_element_type=np.float32)
 
-    assert _instructions(product("BF16_BF16_F32"), (8, 8), (8, 8)) == ["bf16"]
     assert _instructions(product("BF16_BF16_F32_X3"), (8, 8), (8, 8)) == ["bf16_x3"]
     assert _instructions(product("BF16_BF16_F32"), (8, 8), (8, 8)) == ["exact"], "of operands that were rounded"
     with pytest.raises(UnsupportedPrimitiveError, match="precision TF32_TF32_F32; there are: DEFAULT, HIGH, HIGHEST"):
