@@ -201,7 +201,8 @@ def test_a_step_of_1_3_billion_parameters_is_estimated_on_a_laptop(target):
     assert found["cpu"] < 60 and found["resident"] < 2 * 2**30, "no array of the model's size: its parameters alone are 5 GB"
     count = parameters(GPT3_XL)
     assert 12 * count <= found["arguments"] < 12.001 * count, "f32 parameters and Adam's two moments"
-    assert 2**30 < found["temporaries"] < 8 * count, "bf16 copies, activations, and gradients until Adam has used them"
+    width = GPT3_XL.n_layer * GPT3_XL.n_positions * GPT3_XL.n_embd * 2
+    assert 4 * width < found["temporaries"] < 8 * count, "at least four bf16 arrays of every layer are kept; most gradients go into Adam"
     assert 3.5 * forward_macs(GPT3_XL, 1) < found["macs"] / found["steps"] < 4 * forward_macs(GPT3_XL, 1)
     assert found["roofline"] < found["seconds"] * found["steps"]
     assert 0.25 < found["mfu"] < 0.75, "what such models reach on such chips"
