@@ -18,7 +18,7 @@ from bench.timing import interleaved, medians, publish
 
 LEAVES = (1, 4, 16, 64, 256)
 CALLS, ROUNDS = 200, 9
-STEP_CALLS, COMPILE_ROUNDS = 10, 3
+STEP_CALLS, COMPILE_ROUNDS = 10, 2
 IMAGES = (2, 96, 96, 3)
 CALL_US, LEAF_US, STEP_MS, COMPILE_RATIO = 60.0, 8.0, 4.0, 2.0
 """What a call, a leaf, a ResNet-50 step's call and the compilation of one may cost: the last in jax.jit's compilations."""
@@ -105,7 +105,7 @@ def _compilations(step: Callable[..., Any], state: Any, batch: Any) -> dict[str,
         return compile_once
 
     ways = {"stablehlo": compiling(jax.jit, PLATFORMS[0]), "jaxpr": compiling(tpuflow.jit, "cpu"), "jax.jit": compiling(jax.jit, "cpu")}
-    return interleaved(ways, COMPILE_ROUNDS)
+    return interleaved(ways, COMPILE_ROUNDS, warmup=0)
 
 
 def run() -> tuple[str, Mapping[str, Any]]:

@@ -30,6 +30,8 @@ SMALL = 0.01
 """What an array's largest element is at least taken for."""
 RESULTS = Path("bench/results/public.json")
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)(?![\w.]*[A-Za-z_])")
+_PASSING = re.compile(r"(?<=0x)[0-9a-f]+|\b(CPU|TPUSIM)\b|[\u2500-\u257f]")
+"""What says nothing: addresses, where it ran, frames."""
 _CLOCK = re.compile(r"(?i)\b(time|took|elapsed|seconds?|duration)\b")
 
 
@@ -88,7 +90,7 @@ def _said(text: str) -> str:
 def printed(text: str) -> dict[str, np.ndarray]:
     """The numbers of what was printed, by the words before them; those of a clock are left out."""
     found: dict[str, list[float]] = defaultdict(list)
-    text, end, words = re.sub("0x[0-9a-f]+", "0x", text), 0, ""  # addresses say nothing
+    text, end, words = _PASSING.sub("", text), 0, ""
     for match in _NUMBER.finditer(text):
         between = " ".join(text[end : match.start()].split())
         words, end = (between if re.search("[A-Za-z]", between) else words), match.end()
@@ -133,9 +135,9 @@ def measure(program: Program, checkouts: Path, kept: Path) -> dict[str, Any]:
     """A program's row: what was compared and how long both runs took; or what went wrong."""
     ends = {platform: run(program, checkouts, platform, kept) for platform in ("cpu", "tpusim")}
     row: dict[str, Any] = {platform: end.seconds for platform, end in ends.items() if isinstance(end, Ended)}
-    failed = next((f"{platform}: {end}" for platform, end in ends.items() if isinstance(end, str)), None)
-    if failed is not None:
-        return row | {"failed": failed}
+    for platform, end in ends.items():
+        if isinstance(end, str):
+            return row | {"failed": f"on the CPU, too: {end}" if platform == "cpu" else end}
     plain, ours = ends.values()
     assert isinstance(plain, Ended) and isinstance(ours, Ended)
     try:

@@ -7,6 +7,7 @@ are told to exit, what they ask of the device is refused, and they are waited fo
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import sys
 import threading
@@ -32,10 +33,16 @@ class Ending:
     """Whether the process is about to end, and which threads have been told to exit."""
 
     def __init__(self) -> None:
-        self.begun = False
+        self.begun, self._expected = False, False
         self.guards: set[CodeType] = set()  # functions that nothing may be raised in
         self._told: set[int] = set()
         self._places: dict[int, tuple[FrameType, int]] = {}
+
+    def expect(self) -> None:
+        """Begin at the exit, once the device has a program: who uses other backends alone notices nothing."""
+        if not self._expected:
+            self._expected = True
+            atexit.register(self.begin)
 
     def check(self) -> None:
         """In an entry, once it has begun.

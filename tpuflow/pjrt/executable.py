@@ -11,6 +11,7 @@ from tpuflow.jaxprs.plugins import assigned
 from tpuflow.pjrt.buffer import COMPLEX, Buffer, Headers
 from tpuflow.pjrt.cells import NamedValues, Numbers, Text
 from tpuflow.pjrt.device import Device
+from tpuflow.pjrt.ending import ENDING
 from tpuflow.pjrt.envelope import Own, enveloped
 from tpuflow.pjrt.failures import Unimplemented
 from tpuflow.pjrt.handles import WORDS, ApiObject
@@ -29,6 +30,7 @@ class Loaded(ApiObject):
         host = device.client.host
         self.executable = Executable(program, fidelity=device.client.settings.fidelity, device=host.device)
         self.executable.compile()
+        ENDING.expect()
         self._name = Text(program.name or "program")
         self._handles = Numbers([d.handle for d in devices], ctypes.c_uint64)
         super().__init__(*self._name.pair, *self._handles.pair, len(program.outputs), len(devices))

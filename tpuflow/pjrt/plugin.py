@@ -10,7 +10,6 @@ from typing import Any
 from tpuflow.isa.calls import HOST_CALL
 from tpuflow.jaxprs.plugins import lower_as_for_tpus, lower_host_calls
 from tpuflow.jaxprs.plugins import register as register_with_jax
-from tpuflow.pjrt.ending import ENDING
 from tpuflow.pjrt.entries import buffers, clients, devices, executables  # noqa: F401  (what they import is what there is)
 from tpuflow.pjrt.loading import HOST_FUNCTIONS
 from tpuflow.pjrt.table import Table
@@ -27,7 +26,6 @@ def register(name: str, priority: int) -> None:
     lower_host_calls(name, HOST_CALL, _enlist)
     lower_as_for_tpus(name)
     atexit.register(_tables[0].retire)
-    atexit.register(ENDING.begin)  # goes first
 
 
 def _enlist(function: Callable[..., Any]) -> int:
