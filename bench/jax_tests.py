@@ -178,19 +178,18 @@ def _again(run: Run, file: str, names: Sequence[str]) -> dict[str, Case]:
     return {case.name: case for case in cases_of(replace(run, sample=0), file, names)} if names else {}
 
 
-def page(run: Run, found: dict[str, list[Case]], note: str = "") -> str:
+def page(run: Run, found: dict[str, list[Case]], suite: Suite = SUITES[0]) -> str:
     """The section of docs/conformance.md."""
     everything = [case for cases in found.values() for case in cases]
-    how = "JAX_TESTS=path" if run.sample else "JAX_TESTS=path ARGS=--whole"
     lines = [
         f"Test files of JAX {version('jax')}'s repository, by pytest, with the plugin as JAX's default backend{_on(run)} ([how](pjrt.md)).",
-        f"Written by `make conformance {how}` for a checkout of JAX, {run.generated} of each parameterised test.",
-        _drawn(run),
+        f"Written by `make conformance JAX_TESTS=path{_options(run, suite)}` for a checkout of JAX.",
+        f"Of each parameterised test there is {run.generated}. {_drawn(run)}",
         "A case that JAX skips on its CPU backend with as many devices, too, or here and on TPUs, asks nothing of a TPU: it is set aside,",
         "and the last table says why. What JAX skips here for the device's name, and not on TPUs, is run as if on one. Not counted are",
         "cases that fail on JAX's CPU backend too, that fail here and JAX skips on TPUs, and that ask for what a TPU does not have.",
         *(["The run went on from an earlier one: what failed there was run again, what passed was not."] if run.resumed else []),
-        *([note] if note else []),
+        *([suite.note] if suite.note else []),
         "",
         "| file | cases | passed | failed | not counted | pass rate |",
         "|---|---|---|---|---|---|",
@@ -206,6 +205,13 @@ def page(run: Run, found: dict[str, list[Case]], note: str = "") -> str:
         *(_aside(file, cases) for file, cases in found.items()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _options(run: Run, suite: Suite) -> str:
+    """What the command is given beside the checkout."""
+    if not run.sample:
+        return " ARGS=--whole"
+    return f' ARGS="--sample {run.sample}"' if run.sample != suite.sample else ""
 
 
 def _drawn(run: Run) -> str:
@@ -241,7 +247,7 @@ def run_suite(
         print(row(file, found[file]), flush=True)
         keep(cases)
     if own:
-        put_section(path, title, page(run, {file: found[file] for file in suite.files if file in found}, suite.note))
+        put_section(path, title, page(run, {file: found[file] for file in suite.files if file in found}, suite))
 
 
 def _further(run: Run, file: str, before: Sequence[Case]) -> list[Case]:
