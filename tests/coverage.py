@@ -48,7 +48,17 @@ def primitives_of_jax() -> set[str]:
     """The names of all primitives that JAX defines, those of its packages for other devices and sparse arrays included."""
     for module in _MODULES:
         importlib.import_module(f"jax.{module}")
-    return {x.name for x in gc.get_objects() if isinstance(x, Primitive)} - {"device_call"}
+    return {x.name for x in _objects() if isinstance(x, Primitive)} - {"device_call"}
+
+
+def _objects() -> list[object]:
+    """All that the garbage collector knows, what it has been told to leave alone included."""
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    found = gc.get_objects()
+    if frozen:
+        gc.freeze()
+    return found
 
 
 def operations_of_stablehlo() -> set[str]:
