@@ -162,18 +162,27 @@ def _stored() -> dict[str, Modelled]:
     return {key: Modelled(tuple(times), tuple(slopes), tuple((g[0], g[1]) for g in made)) for key, (times, slopes, made) in found}
 
 
-def run(*, stored: bool = False) -> tuple[dict[str, Fit], list[Line], list[Mapping[str, str]]]:
-    """Fit each family, model every row; (fits, lines, rows without a model)."""
+def measured_rows() -> dict[str, Mapping[str, str]]:
+    """Every published row, by its number."""
     with ROWS.open() as file:
-        rows = {row["id"]: row for row in csv.DictReader(file)}
-    known = cases()
-    found = curves_of(known, stored=stored)
+        return {row["id"]: row for row in csv.DictReader(file)}
+
+
+def curves_of_rows(rows: Mapping[str, Mapping[str, str]], known: Mapping[str, Case], found: Mapping[str, Modelled]) -> dict[str, Curve]:
+    """Of every row that is modelled, what was measured and the time over the constants."""
     curves = {}
     for row_id, case in known.items():
         measured = Measurement(row_id, case.model, case.chip, measured_seconds(rows[row_id]), "q=A" in rows[row_id]["extra"])
         made, chips = found[case.key], int(rows[row_id]["num_chips"])
         over = sums(made.gradients, case.splits, case.chip, chips) if made.gradients else ()
         curves[row_id] = Curve(measured, made.times, made.slopes, over)
+    return curves
+
+
+def run(*, stored: bool = False) -> tuple[dict[str, Fit], list[Line], list[Mapping[str, str]]]:
+    """Fit each family, model every row; (fits, lines, rows without a model)."""
+    rows, known = measured_rows(), cases()
+    curves = curves_of_rows(rows, known, curves_of(known, stored=stored))
     fits: dict[str, Fit] = {}
     left_out: dict[str, float] = {}
     for family in FAMILIES:
@@ -200,7 +209,7 @@ def page(fits: Mapping[str, Fit], lines: list[Line], others: list[Mapping[str, s
         "`bench/measured_steps.csv`; grade A rows are fully specified, in grade B rows one item was inferred. A row is modelled by",
         "compiling the very step and timing its Program on the chip's row. The host's input pipeline is not modelled.",
         "",
-        "On several chips the f32 gradients are summed over the chip's links at nominal bandwidth (`tpuflow/chips/links.py`). When each",
+        "On several chips the f32 gradients are summed over the links at their sustained bandwidth (`tpuflow/chips/links.py`). When each",
         "gradient is ready is read off a timed Program that has them as outputs; sums are made one after the other while the backward",
         "pass goes on, and what is left of them when it ends is added to the step (`bench/gradients.py`). How many sums there are is the",
         "software's: on the Ascend those that MindSpore's training scripts of ResNet-50 and BERT ask for, else one of all gradients,",

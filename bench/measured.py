@@ -70,7 +70,7 @@ class Case:
     """A measured row that can be modelled: what to compile for which chip, and what to say about it; cases with equal keys are one.
 
     `steps` is how many of them a round trip runs. `gradients` compiles what makes the gradients that are summed over the chips in every
-    step, and `splits` says after how many of these a sum begins (none: one sum of all).
+    step, and `splits` says after how many of these a sum begins (none: one sum of all). `config` is a training step's.
     """
 
     model: str
@@ -81,6 +81,7 @@ class Case:
     note: str = ""
     gradients: Make | None = None
     splits: tuple[int, ...] = ()
+    config: StepConfig | None = None
 
 
 def trained(
@@ -115,7 +116,7 @@ def case(model: str, step: StepConfig, chip: Chip, key: str, *, note: str, split
 
     rule = next(name for name, optimizer in OPTIMIZERS.items() if optimizer is step.optimizer)
     whole = f"{type(step.model).__name__} {key} {chip.name} {step.policy} {rule}"
-    return Case(model, chip, whole, make, SUNK, note, gradients, splits)
+    return Case(model, chip, whole, make, SUNK, note, gradients, splits, step)
 
 
 def masked_words(

@@ -211,6 +211,14 @@ def test_what_is_mapped_by_hand_alone_is_not_partitioned_whatever_its_arguments_
     assert str(tpuflow.jit(mapped).lower(brought).jaxpr) == str(jax.make_jaxpr(mapped)(X))
 
 
+def test_a_program_may_be_partitioned_for_more_chips_than_xla_counts_as_one_process() -> None:
+    mesh = AbstractMesh((4, 1024), ("slice", "data"))
+    by_rows = cut(("slice", "data"), mesh=mesh)
+    summed = tpuflow.jit(lambda x: x.sum(0), in_shardings=by_rows, chip="tpu-v5e").lower(jax.ShapeDtypeStruct((8192, 8), jnp.float32))
+    (row,) = summed.compile().time().collectives
+    assert row.kind == "all_reduce" and row.axes == ("slice", "data")
+
+
 # --- ways to say it
 
 

@@ -10,7 +10,7 @@ LEAST, MOST = 1e-12, 2**60
 DIVISORS = (
     "cores", "clock_hz", "matrix_rows", "matrix_columns", "matrix_units", "matrix_inputs", "vector_sublanes", "vector_lanes",
     "vector_units", "hbm_bytes_per_second", "host_bytes_per_second", "hbm_burst_bytes", "hbm_efficiency", "matrix_efficiency",
-    "matrix_f32_passes", "matrix_f16_passes", "matrix_bf16_passes", "matrix_s8_passes",
+    "link_efficiency", "matrix_f32_passes", "matrix_f16_passes", "matrix_bf16_passes", "matrix_s8_passes",
 )  # fmt: skip
 
 

@@ -35,7 +35,8 @@ class Chip:
     `power_watts` is the most that the chip draws (0: not published).
 
     The last group are efficiencies, which the choice of tiles weighs too: `issue_cycles` go by before an instruction, `dma_seconds` before
-    a move's first byte; `hbm_efficiency` is the sustained share of the HBM bandwidth, `matrix_efficiency` that of the arrays. What is
+    a move's first byte; `hbm_efficiency` is the sustained share of the HBM bandwidth, `matrix_efficiency` that of the arrays,
+    `link_efficiency` that of the links between chips. What is
     fitted to measured times is no field: it is a calibration's (`tpuflow.Calibration`), which joins when a Program is timed.
 
     `source` says where the numbers are from. It is debug information: a Program's hash does not depend on it.
@@ -90,6 +91,7 @@ class Chip:
     dma_seconds: float = 0.5e-6
     hbm_efficiency: float = 0.85
     matrix_efficiency: float = 1.0
+    link_efficiency: float = 1.0
 
     # ---- rates
 

@@ -4,8 +4,8 @@ Chips are joined in up to three levels, each with its own bandwidth: `link_chips
 axes, rings on every axis in both directions at once), `host_chips` by their host, any number by the network. A sum over a level of n
 groups is scattered, summed and gathered: it moves 2 (n - 1) / n of the data at that level's bandwidth, and leaves each chip 1 / n of
 them for the next. An axis of fewer than `link_ring_chips` has no link from its end back to its beginning: what half of a ring's chips get
-from either side comes from one side alone, in twice the time. Nominal bandwidths, a hop's latency for every step of the way to the
-farthest chip, and `collective_seconds` to begin and end.
+from either side comes from one side alone, in twice the time. Links sustain `link_efficiency` of their bandwidth. A hop's latency goes by
+for every step of the way to the farthest chip, and `collective_seconds` to begin and end.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _hops(chip: Chip, sizes: Sequence[int], rows: Sequence[range], stretch: rang
     ways = 2 if stretch.start > row.start or whole.side < chip.link_ring_chips else 1
     joined, size = 1, math.prod(sizes[a] for a in stretch)
     reaches = (
-        (chip.link_chips // inner, chip.link_bytes_per_second * share / apart, whole.axes, apart, ways),
+        (chip.link_chips // inner, chip.link_efficiency * chip.link_bytes_per_second * share / apart, whole.axes, apart, ways),
         (chip.host_chips // inner, chip.host_bytes_per_second, 0, 1, 1),
         (size, chip.network_bytes_per_second, 0, 1, 1),
     )

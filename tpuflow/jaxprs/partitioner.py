@@ -99,6 +99,8 @@ def partition_module(
 
 
 _CALL_HOST = ("debug_callback", "debug_print", "io_callback", "pure_callback")
+OF_A_PROCESS = 2048
+"""Devices that XLA's CPU client counts as one process's; it compiles for no others. Beyond, all parts are assigned to the same device."""
 _PASS = "spmd-partitioning"
 _MODULE = 1
 """The field of an `HloProto` that is the module."""
@@ -133,6 +135,8 @@ def _options(devices: int, directory: str, chosen: Chosen | None) -> Any:
     options.num_replicas, options.num_partitions = 1, devices
     build = options.executable_build_options
     build.use_spmd_partitioning = build.use_shardy_partitioner = True
+    if devices > OF_A_PROCESS:
+        options.device_assignment = xla_client.DeviceAssignment.create(np.zeros((1, devices), np.int32))
     if chosen is not None:
         build.allow_spmd_sharding_propagation_to_parameters = list(chosen[0])
         build.allow_spmd_sharding_propagation_to_output = [*chosen[1], False]

@@ -1,0 +1,396 @@
+"""Modelled against published times of several chips: `python -m bench.several_chips` writes docs/several_chips_accuracy.md.
+
+Collectives by the closed forms of the links, and training steps that are compiled for their whole mesh and timed with their collectives.
+What was modelled is kept in bench/results/several_chips.json, over the fitted constants; --anew models everything again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bench.accuracy import curves_of, curves_of_rows, measured_rows, measured_seconds
+from bench.measured import SUNK, cases
+from bench.recorded import table
+from bench.transformers import PUBLISHED
+from tpuflow.chips import Chip, get_chip
+from tpuflow.chips.links import collective_seconds
+from tpuflow.device.timing.program import sink_time
+from tpuflow.errors import OutOfMemoryError
+from tpuflow.estimating.calibrating import Curve, Measurement, constants_of, curve, leave_one_model_out
+from tpuflow.estimating.estimating import training_program
+from tpuflow.stages.analysis import memory_analysis
+from tpuflow.training.config import StepConfig
+
+HERE = Path(__file__).parent
+COLLECTIVES, FIGURES = HERE / "measured_collectives.csv", HERE / "results" / "several_chips.json"
+PAGE = HERE.parent / "docs" / "several_chips_accuracy.md"
+MODELS = ("ResNet-50", "BERT-base", "BERT-large")
+"""Those of data-parallel rows, which are timed from Programs of the whole mesh."""
+ROOM = 4  # times the chip's memory, for what does not fit
+GIB = 2**30
+
+
+# --- collectives
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A published time of a collective."""
+
+    row: Mapping[str, str]
+
+    @property
+    def measured(self) -> float:
+        """Seconds."""
+        return float(self.row["microseconds"]) / 1e6
+
+    @property
+    def modelled(self) -> float:
+        """Seconds by the closed form; `torus` of a chip's axes have links in that slice."""
+        chip, sizes = get_chip(self.row["chip"]), [int(n) for n in self.row["sizes"].split("x")]
+        if self.row["torus"]:
+            axes = int(self.row["torus"])
+            chip = replace(chip, link_axes=axes, link_bytes_per_second=chip.link_bytes_per_second * axes / chip.link_axes)
+        return collective_seconds(chip, self.row["kind"], float(self.row["bytes_per_chip"]), sizes, (int(self.row["axes"]),))
+
+    @property
+    def error(self) -> float:
+        """Modelled over measured, less one."""
+        return self.modelled / self.measured - 1
+
+
+def collectives() -> list[Sent]:
+    """All that are published."""
+    with COLLECTIVES.open() as file:
+        return [Sent(row) for row in csv.DictReader(file)]
+
+
+# --- steps
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A published training step that is compiled for all of its chips: what it measured in seconds, and its step. Rows of equal keys are of
+    one step."""
+
+    key: str
+    measured: float
+    model: str
+    chip: Chip
+    chips: int
+    make: Callable[[], StepConfig]
+    size: str
+    note: str = ""
+
+
+def rows() -> dict[str, Row]:
+    """By the number of the published row."""
+    measured = measured_rows()
+    return dict(sorted({**_data_parallel(measured), **_transformers(measured)}.items()))
+
+
+def _data_parallel(measured: Mapping[str, Mapping[str, str]]) -> dict[str, Row]:
+    found = {}
+    for row_id, case in cases().items():
+        published = measured[row_id]
+        if case.config is not None and case.model in MODELS and int(published["num_chips"]) > 1:
+            chips = int(published["num_chips"])
+            size = f"{int(float(published['batch_per_chip']))} a chip, data parallel"
+            seconds, step = measured_seconds(published), partial(on_chips, case.config, chips)
+            found[row_id] = Row(f"{case.key} on {chips}", seconds, case.model, case.chip, chips, step, size, case.note)
+    return found
+
+
+def _transformers(measured: Mapping[str, Mapping[str, str]]) -> dict[str, Row]:
+    found = {}
+    for row_id, published in PUBLISHED.items():
+        seconds = published.step_flops / 1e12 / float(measured[row_id]["value"])
+        mesh = " x ".join(f"{name} {size}" for name, size in published.mesh.items())
+        note = "; ".join(filter(None, ("products kept" if published.products_kept else "", published.note)))
+        size = f"{published.batch:g} x 2048 a chip, {mesh}"
+        found[row_id] = Row(row_id, seconds, published.name, published.row, published.chips, published.step, size, note)
+    return found
+
+
+def on_chips(config: StepConfig, chips: int) -> StepConfig:
+    """A step of one chip's batch as the data-parallel step of so many."""
+    whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct((chips * x.shape[0], *x.shape[1:]), x.dtype), config.data)
+    return replace(config, data=whole, mesh={"data": chips}, sharding="ddp")
+
+
+def model(row: Row) -> dict[str, Any]:
+    """A row's time over the fitted constants, what it needs of a chip's memory, and what it sends; in `ROOM` times the memory if it does
+    not fit."""
+    config = row.make()
+    try:
+        program = training_program(config, row.chip)[1]
+    except OutOfMemoryError:
+        program = training_program(config, replace(row.chip, hbm_bytes=ROOM * row.chip.hbm_bytes))[1]
+    times, slopes = curve(program, SUNK)
+    sent = sink_time(program, 1)
+    return {
+        "times": times,
+        "slopes": slopes,
+        "peak_bytes": memory_analysis(program).peak_memory_in_bytes,
+        "sent_bytes": sent.sent_bytes,
+        "collectives": sum(c.count for c in sent.collectives),
+        "exposed_seconds": sent.exposed_link_seconds,
+    }
+
+
+def modelled(known: Mapping[str, Row], *, anew: bool) -> dict[str, dict[str, Any]]:
+    """Of every row's key, as `model` has it: those that are not stored, or all."""
+    found = json.loads(FIGURES.read_text()) if FIGURES.exists() and not anew else {}
+    wanted = {row.key: row for row in known.values()}
+    for key, row in wanted.items():
+        if key not in found:
+            print(f"{row.model} on {row.chips} x {row.chip.name}: {row.size}", file=sys.stderr, flush=True)
+            found[key] = model(row)
+            FIGURES.write_text(json.dumps({k: found[k] for k in wanted if k in found}, indent=1) + "\n")
+    return {key: found[key] for key in wanted}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A row with its modelled seconds, and how far off it is under constants that were fitted without its model."""
+
+    row_id: str
+    row: Row
+    figures: Mapping[str, Any]
+    modelled: float
+    left_out_error: float
+
+    @property
+    def error(self) -> float:
+        """Modelled over measured, less one."""
+        return self.modelled / self.row.measured - 1
+
+
+def lines(known: Mapping[str, Row], found: Mapping[str, Mapping[str, Any]]) -> list[Line]:
+    """All rows under the constants that tpuflow has, and under those fitted to the rows of other models."""
+    over = {row_id: _curve(row_id, row, found[row.key]) for row_id, row in known.items()}
+    single = cases()
+    fitted = [*curves_of_rows(measured_rows(), single, curves_of(single, stored=True)).values()]
+    left_out = {}
+    for family in {row.chip.family for row in known.values()}:
+        both = [c for c in (*fitted, *over.values()) if c.measurement.chip.family == family]
+        left_out |= {id(c): error for c, error in leave_one_model_out(both)}
+    return [
+        Line(row_id, row, found[row.key], over[row_id].seconds(constants_of(row.chip)), left_out[id(over[row_id])])
+        for row_id, row in known.items()
+    ]
+
+
+def _curve(row_id: str, row: Row, figures: Mapping[str, Any]) -> Curve:
+    """A row's time over the constants, only compared."""
+    name = row.model if row.model in MODELS else "transformers"
+    measured = Measurement(row_id, name, row.chip, row.measured, fitted=False)
+    return Curve(measured, tuple(figures["times"]), tuple(figures["slopes"]))
+
+
+# --- the page
+
+
+def page(sent: Sequence[Sent], steps: Sequence[Line], missing: Sequence[str] = ()) -> str:
+    """docs/several_chips_accuracy.md; `missing` are rows that have not been modelled yet."""
+    parallel = [line for line in steps if line.row.model in MODELS]
+    transformers = [line for line in steps if line not in parallel]
+    return "\n".join(
+        [
+            *ABOUT,
+            "",
+            f"Median absolute errors: **collectives {_median(s.error for s in sent):.1%}** ({len(sent)} rows), **ResNet-50 and BERT",
+            f"{_median(x.error for x in parallel):.1%}**, with the model left out of the fit "
+            f"{_median(x.left_out_error for x in parallel):.1%} ({len(parallel)} rows), **transformers",
+            f"{_median(x.error for x in transformers):.1%}** ({len(transformers)} rows, none of them in the fit).",
+            "",
+            *ABOUT_COLLECTIVES,
+            "",
+            _sent_table(sent),
+            "",
+            *ABOUT_PARALLEL,
+            "",
+            _step_table(parallel, left_out=True),
+            "",
+            *ABOUT_TRANSFORMERS,
+            "",
+            _step_table(transformers, left_out=False),
+            "",
+            *ABOUT_ORDER,
+            "",
+            *_orders(steps),
+            "",
+            *NOT_CONFIGURED,
+            *([f"- Configured, but not modelled yet (`python -m bench.several_chips` does): {', '.join(missing)}."] if missing else []),
+            "",
+            *ABOUT_SIZE,
+            "",
+        ]
+    )
+
+
+def _median(errors: Iterator[float] | Sequence[float]) -> float:
+    return statistics.median(map(abs, errors))
+
+
+def _sent_table(sent: Sequence[Sent]) -> str:
+    heading = ("row", "collective", "mesh, axis", "MB a chip", "measured us", "modelled us", "error", "what, and where from")
+    rows = [
+        (
+            s.row["id"],
+            f"{s.row['kind']} on {s.row['chip']}",
+            f"{s.row['sizes']}, {s.row['axes']}",
+            f"{float(s.row['bytes_per_chip']) / 1e6:.4g}",
+            f"{s.measured * 1e6:.4g}",
+            f"{s.modelled * 1e6:.4g}",
+            f"{s.error:+.0%}",
+            f"{s.row['note']}; {s.row['source']}",
+        )
+        for s in sent
+    ]
+    return table(heading, rows)
+
+
+def _step_table(steps: Sequence[Line], *, left_out: bool) -> str:
+    heading = (
+        *("row", "model", "chips", "batch, mesh", "measured ms", "modelled ms", "error", *(("left out",) if left_out else ())),
+        *("waits for links", "GiB a chip", "remarks"),
+    )
+    return table(heading, [_step(line, left_out=left_out) for line in steps])
+
+
+def _step(line: Line, *, left_out: bool) -> tuple[str, ...]:
+    row, figures = line.row, line.figures
+    crowded = figures["peak_bytes"] > row.chip.available_hbm_bytes
+    return (
+        line.row_id,
+        row.model,
+        f"{row.chips} x {row.chip.name}",
+        row.size,
+        f"{row.measured * 1e3:.5g}",
+        f"{line.modelled * 1e3:.5g}",
+        f"{line.error:+.0%}",
+        *((f"{line.left_out_error:+.0%}",) if left_out else ()),
+        f"{figures['exposed_seconds'] / line.modelled:.0%}",
+        f"{figures['peak_bytes'] / GIB:.1f}",
+        "; ".join(filter(None, (row.note, "more than the chip has" if crowded else ""))),
+    )
+
+
+def _orders(steps: Sequence[Line]) -> list[str]:
+    """Of every series whether modelled times are in the order of the measured ones."""
+    series: dict[str, list[Line]] = {}
+    for line in steps:
+        series.setdefault(f"{line.row.model} on {line.row.chip.name}", []).append(line)
+    return [_order(name, points) for name, points in series.items() if len({p.row.measured for p in points}) > 1]
+
+
+def _order(name: str, points: Sequence[Line]) -> str:
+    """One series: rates of a chip, in samples or sequences a second, in the order measured; rows of the same step as their median."""
+    same: dict[tuple[int, str], list[Line]] = {}
+    for line in points:
+        same.setdefault((line.row.chips, line.row.size), []).append(line)
+    found = sorted(
+        (_rate(p, "measured"), _rate(p, "modelled"), f"{chips} chips, {size.split()[0]} a chip") for (chips, size), p in same.items()
+    )
+    right = [m for _, m, _ in found] == sorted(m for _, m, _ in found)
+    text = "; ".join(f"{at}: {measured:.4g} ({modelled:.4g})" for measured, modelled, at in found)
+    return f"- {'right' if right else 'WRONG'}: {name}: {text}"
+
+
+def _rate(same: Sequence[Line], what: str) -> float:
+    samples = float(same[0].row.size.split()[0])
+    seconds = [x.row.measured if what == "measured" else x.modelled for x in same]
+    return samples / statistics.median(seconds)
+
+
+ABOUT = (
+    "# How far off the modelled times of several chips are",
+    "",
+    "Made by `python -m bench.several_chips`; do not edit. Published figures, each with its source, in `bench/measured_steps.csv` and",
+    "`bench/measured_collectives.csv`. A step is compiled for the whole mesh, and its Program is timed with the collectives in it; nothing",
+    "is added beside it. [accuracy.md](accuracy.md), which the constants are fitted on, times one chip's Program and adds what the sums of",
+    "gradients leave.",
+)
+ABOUT_COLLECTIVES = (
+    "## Collectives",
+    "",
+    "By the closed forms of `tpuflow/chips/links.py`. Two of the constants are from these rows: C002 gives the 3 us that begin and end a",
+    "collective, C009 the 0.9 of the links' bandwidth. The axis of a mesh is counted from 0. A slice of 2 x 2 x 1 chips has links on two",
+    "of the chip's three axes, and none of these closes to a ring. The sum over 256 chips sustains less than the gathers: 0.65 of what",
+    "four links send.",
+)
+ABOUT_PARALLEL = (
+    "## Data parallel: ResNet-50 and BERT",
+    "",
+    "Every gradient is summed as soon as it is there, each by itself; with batch normalisation so are its statistics. Those who published",
+    'the times joined them, 2 to 8 sums a step on the Ascend. "Left out" is under constants fitted to the rows of other models.',
+)
+ABOUT_TRANSFORMERS = (
+    "## Transformers",
+    "",
+    "MaxText's own tables, of synthetic data, AdamW, float32 parameters, bfloat16 activations. They state TFLOP/s of a chip; the measured",
+    "time is the step's operations, as MaxText counted them in 2024 (6 for each parameter of a product and token, scores of all pairs of",
+    "tokens), by that rate. Parameters are cut over the axis `data` and gathered layer by layer in a scan (FSDP), products over `model`;",
+    "slices share a batch over the network. Layers are computed again in the backward pass, or what products with weights give is kept",
+    "(`minimal`). What is not modelled of theirs: products that begin on what has already been gathered over `model` (XLA's collective",
+    "matmul), so on v5p every layer waits for its gathers and sums; an attention kernel of its own (the compiler fuses scores, softmax and",
+    "the product with the values by itself).",
+)
+ABOUT_ORDER = (
+    "## Order",
+    "",
+    "Samples or sequences a second of a chip, measured and modelled (in brackets), in the order measured.",
+)
+NOT_CONFIGURED = (
+    "## Rows that cannot be configured from their sources, or not here",
+    "",
+    "- Activations in the host's memory, which the chips' rows do not have: MaxText 128B on v5e (`qkv_proj_offloaded`: M323, M331, M339),",
+    "  Llama 2 and 3.1 and Mistral on v6e (M387 to M399).",
+    "- Products in 8 bits: GPT-3 175B (M310, M312, M383, M402), Llama 3.1 and DeepSeek-V3 on v7x (M408, M410, M419, M421, M423, M425).",
+    "- Models that are not built here: DeepSeek (M366, M403), Gemma (M384, M386, M411 to M415), gpt-oss (M416), Qwen3 (M426).",
+    "- Activations that are kept by name (`custom`), not configured here: Mixtral (M401), Llama 3.1 405B (M404).",
+    "- The batch or what is computed again is not stated: the models of 754B and 915B (M370, M373), M374, M376.",
+    "- The sum over the network in C004's source: for how many slices is not said.",
+)
+
+
+ABOUT_SIZE = (
+    "## How long an estimate takes",
+    "",
+    "`tpuflow estimate bench.transformers:gpt3_175b --batch 1024 --chip tpu-v5p`, GPT-3's 175 billion parameters in shares on 1,024 chips,",
+    "takes 3 seconds of a processor and 210 MB with everything that is imported: layers in a scan are compiled once, one chip's Program",
+    "stands for all, and no array is made.",
+)
+
+
+def main() -> int:
+    """Model, and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m bench.several_chips", description=__doc__)
+    parser.add_argument("--anew", action="store_true", help="model every row again")
+    parser.add_argument("--stored", action="store_true", help="model none, and leave rows out that the last run has not")
+    args = parser.parse_args()
+    known, missing = rows(), []
+    if args.stored:
+        stored = json.loads(FIGURES.read_text())
+        missing = [row_id for row_id, row in known.items() if row.key not in stored]
+        known = {row_id: row for row_id, row in known.items() if row.key in stored}
+    text = page(collectives(), lines(known, modelled(known, anew=args.anew)), missing)
+    print(text)
+    PAGE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

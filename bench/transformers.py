@@ -1,0 +1,204 @@
+"""Published training steps of transformers over slices of TPUs (MaxText's tables), as their sources configure them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+from jax import lax
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from models import gpt2, llama
+from tpuflow import amp
+from tpuflow.chips import CHIPS, Chip
+from tpuflow.training.config import StepConfig
+from tpuflow.training.partitioning import Rules
+
+GPT3 = gpt2.Config(
+    vocab_size=51200, n_positions=2048, n_embd=12288, n_layer=96, n_head=96, remat=True, scan=True, **gpt2.NO_DROPOUT
+)  # fmt: skip
+"""GPT-3's 175 billion parameters (Brown et al., 2020), the vocabulary a multiple of 1024."""
+TOKENS, VOCABULARY, HEAD_WIDTH = 2048, 32000, 128
+"""MaxText's base configuration: `max_target_length`, `vocab_size`, `head_dim`."""
+ACTIVATIONS = amp.Policy("bf16_activations", compute_dtype="bfloat16", casts="all")
+"""MaxText's `dtype` and `weight_dtype`: parameters and what the optimizer keeps in float32, all activations in bfloat16."""
+KEPT_PRODUCTS = jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims
+"""MaxText's remat_policy "minimal": what products with weights give is kept, attention and what is elementwise is computed again."""
+
+
+@dataclass(frozen=True)
+class MeshConfig(llama.Config):
+    """Llama's, and how activations [B, T, D] lie between layers."""
+
+    lies: NamedSharding | None = None
+
+
+class Layer(llama.Layer):
+    """A layer whose input and output lie as the configuration says."""
+
+    config: Any
+
+    def __call__(self, x: jax.Array, context: Any, cache: Any) -> tuple[jax.Array, Any]:
+        """As llama's."""
+        x, kept = super().__call__(lax.with_sharding_constraint(x, self.config.lies), context, cache)
+        return lax.with_sharding_constraint(x, self.config.lies), kept
+
+
+class Ungated(nn.Module):
+    """down(relu(up(x))): MaxText's feedforward layer before it had a gate, [..., D] -> [..., D]."""
+
+    config: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the last layer's outputs."""
+        config = self.config
+        wide = nn.relu(llama.dense(config, config.intermediate_size, "up_proj", bias=False)(x))
+        return llama.dense(config, config.hidden_size, "down_proj", bias=False)(wide)
+
+
+class UngatedLayer(nn.Module):
+    """Attention and an ungated feedforward layer: [B, T, D] -> [B, T, D]."""
+
+    config: Any
+    train: bool
+
+    @nn.compact
+    def __call__(self, x: jax.Array, context: Any, cache: Any) -> tuple[jax.Array, Any]:
+        """As llama's."""
+        config = self.config
+        x = lax.with_sharding_constraint(x, config.lies)
+        normed = llama.RMSNorm(config.rms_norm_eps, name="input_layernorm")(x)
+        mixed, kept = llama.Attention(config, self.train, name="self_attn")(normed, context, cache)
+        x = x + mixed
+        y = Ungated(config, name="mlp")(llama.RMSNorm(config.rms_norm_eps, name="post_attention_layernorm")(x))
+        return lax.with_sharding_constraint(x + y, config.lies), (kept, None)
+
+
+class Transformer(llama.Llama):
+    """Llama with layers that lie on a mesh."""
+
+    layer: Any = Layer
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A row: the model's sizes, tokens of a chip, the chips of a slice along the axes of its own mesh, how many slices, what is kept.
+
+    `model` chips share every product (tensor parallelism); `data` of them a batch, and the parameters (FSDP); slices a batch only.
+    """
+
+    name: str
+    chip: str
+    width: int
+    heads: int
+    inner: int
+    layers: int
+    batch: float
+    data: int
+    model: int = 1
+    slices: int = 1
+    head_width: int = HEAD_WIDTH
+    gated: bool = True
+    products_kept: bool = False
+    note: str = ""
+
+    @property
+    def chips(self) -> int:
+        """All of them."""
+        return self.slices * self.data * self.model
+
+    @property
+    def row(self) -> Chip:
+        """The chip's row with slices of this size: only within one are chips joined by links."""
+        return replace(CHIPS[self.chip], link_chips=self.data * self.model)
+
+    @property
+    def mesh(self) -> Mapping[str, int]:
+        """Axes of more than one chip, and the axis of the batch."""
+        sizes = {"slice": self.slices, "data": self.data, "model": self.model}
+        return {name: size for name, size in sizes.items() if size > 1 or name == "data"}
+
+    @property
+    def step_flops(self) -> float:
+        """Of a chip, as MaxText counted in 2024: 6 for every parameter of a product and token, scores of all pairs of tokens."""
+        joint = 4 * self.width * self.heads * self.head_width + (3 if self.gated else 2) * self.width * self.inner
+        products = 6 * TOKENS * (self.layers * joint + VOCABULARY * self.width)
+        return self.batch * (products + 12 * self.layers * self.heads * self.head_width * TOKENS**2)
+
+    def step(self) -> StepConfig:
+        """Its training step: AdamW, float32 parameters, bfloat16 activations, layers in a scan."""
+        axes = tuple(axis for axis in ("slice", "data") if axis in self.mesh)
+        lies = NamedSharding(AbstractMesh(tuple(self.mesh.values()), tuple(self.mesh)), P(axes, None, "model" if self.model > 1 else None))
+        config = MeshConfig(
+            vocab_size=VOCABULARY, hidden_size=self.width, intermediate_size=self.inner, num_hidden_layers=self.layers,
+            num_attention_heads=self.heads, head_dim=self.head_width, remat=not self.products_kept, scan=True, lies=lies,
+        )  # fmt: skip
+        tokens = jax.ShapeDtypeStruct((int(self.batch * self.chips), TOKENS), jnp.int32)
+        module = Transformer(config, layer=self._layer())
+        return StepConfig(module, (tokens, tokens), ACTIVATIONS, optax.adamw(3e-5), mesh=self.mesh, sharding=self._rules())
+
+    def _layer(self) -> Any:
+        kind = Layer if self.gated else UngatedLayer
+        return nn.remat(kind, policy=KEPT_PRODUCTS, prevent_cse=False) if self.products_kept else kind
+
+    def _rules(self) -> Rules:
+        """Widths are cut over `data`, heads, the inner width and the vocabulary over `model`."""
+        model = "model" if self.model > 1 else None
+        into, out = P(None, "data", model), P(None, model, "data")  # [layers, in, out]
+        return {
+            "embed_tokens/embedding": P(model, "data"),
+            "layers/self_attn/o_proj/kernel": out,
+            "layers/mlp/down_proj/kernel": out,
+            "layers/*/*/kernel": into,
+            "lm_head/kernel": P("data", model),
+        }
+
+
+def _scaled(chip: str, scale: int, batch: int, data: int) -> Published:
+    """MaxText's `global_parameter_scale`, a power of 2: heads and inner width, width, layers are doubled in turn."""
+    each, left = divmod(scale.bit_length() - 1, 3)
+    heads, width = each + (left > 0), each + (left > 1)
+    return Published(f"{scale}B", chip, 2048 << width, 16 << heads, 7168 << heads, 16 << each, batch, data)
+
+
+def _v5e(scale: int, batch: int, slices: int) -> Published:
+    return replace(_scaled("tpu-v5e", scale, batch, 256), slices=slices)
+
+
+def _v5p(scale: int, batch: int, data: int, model: int, *, slices: int = 2, kept: bool = False) -> Published:
+    return replace(_scaled("tpu-v5p", scale, batch, data), model=model, slices=slices, products_kept=kept)
+
+
+_INFERRED = "heads of 256 and no gate, which its sizes and its name leave"
+_22B = Published("22B", "tpu-v4", 6144, 24, 24576, 48, 13, 64, slices=2, head_width=256, gated=False, note=_INFERRED)
+_52B = Published("52B", "tpu-v4", 12288, 32, 49152, 32, 7, 192, slices=2, head_width=256, gated=False, note=_INFERRED)
+
+PUBLISHED: Mapping[str, Published] = {
+    "M315": _22B,
+    "M317": replace(_22B, slices=8),
+    "M319": _52B,
+    **{f"M{320 + i + at}": _v5e(scale, batch, slices) for at, slices in ((0, 1), (8, 4), (16, 16))
+       for i, (scale, batch) in enumerate(((16, 6), (32, 4), (64, 2)))},
+    "M345": _v5p(32, 6, 16, 4, kept=True),
+    "M347": _v5p(64, 3, 16, 4, kept=True),
+    "M349": _v5p(128, 1, 16, 8, kept=True),
+    "M351": _v5p(128, 1, 32, 8, kept=True),
+    "M353": _v5p(256, 1, 64, 8, kept=True),
+    "M354": _v5p(512, 2, 64, 8, slices=1),
+    "M357": _v5p(1024, 2, 64, 16),
+    "M359": _v5p(1024, 2, 128, 16),
+}  # fmt: skip
+"""Rows of bench/measured_steps.csv by their number."""
+
+
+def gpt3_175b(batch: int) -> StepConfig:
+    """A step of GPT-3 on 1,024 chips, everything in shares: `tpuflow estimate bench.transformers:gpt3_175b --batch 1024 --chip tpu-v5p`."""
+    tokens = jax.ShapeDtypeStruct((batch, TOKENS), jnp.int32)
+    return StepConfig(gpt2.GPT2(GPT3), (tokens, tokens), "mixed_bf16", optax.adamw(1e-4), mesh={"data": 1024}, sharding="zero3")
