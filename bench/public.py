@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.public_programs import PROGRAMS, Program
+from bench.public_programs import PROGRAMS, REASONS, Program
 from bench.sections import put_section
 
 LIMIT_SECONDS = 900
@@ -168,6 +168,8 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
             *(_line(program, rows[program.name]) for program in of),
             "",
             *_notes(of),
+            "",
+            *REASONS,
         ]
     )
 
