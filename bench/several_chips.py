@@ -293,7 +293,7 @@ def _orders(steps: Sequence[Line]) -> list[str]:
     series: dict[str, list[Line]] = {}
     for line in steps:
         series.setdefault(f"{line.row.model} on {line.row.chip.name}", []).append(line)
-    return [_order(name, points) for name, points in series.items() if len({p.row.measured for p in points}) > 1]
+    return [_order(name, points) for name, points in series.items() if len({(p.row.chips, p.row.size) for p in points}) > 1]
 
 
 def _order(name: str, points: Sequence[Line]) -> str:
@@ -335,7 +335,7 @@ ABOUT_PARALLEL = (
     "## Data parallel: ResNet-50 and BERT",
     "",
     "Every gradient is summed as soon as it is there, each by itself; with batch normalisation so are its statistics. Those who published",
-    'the times joined them, 2 to 8 sums a step on the Ascend. "Left out" is under constants fitted to the rows of other models.',
+    'the times joined them to a few sums a step. "Left out" is under constants fitted to the rows of other models.',
 )
 ABOUT_TRANSFORMERS = (
     "## Transformers",
