@@ -40,7 +40,7 @@ _DOTS = [
         functools.partial(lax.dot, precision=lax.DotAlgorithmPreset.BF16_BF16_F32),
         Arg((13, 40), BF16),
         Arg((40, 9), BF16),
-    ),  # fmt: skip
+    ),
     _sum("dot-vector-vector", jnp.dot, Arg((130,)), Arg((130,))),
     _sum("dot-matrix-vector", jnp.dot, Arg((33, 130)), Arg((130,))),
     _sum("dot-transposed", _dot(((0,), (1,))), Arg((33, 9)), Arg((7, 33))),
