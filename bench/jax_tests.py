@@ -190,6 +190,7 @@ def page(run: Run, found: dict[str, list[Case]], suite: Suite = SUITES[0]) -> st
         "cases that fail on JAX's CPU backend too, that fail here and JAX skips on TPUs, and that ask for what a TPU does not have.",
         *(["The run went on from an earlier one: what failed there was run again, what passed was not."] if run.resumed else []),
         *([suite.note] if suite.note else []),
+        *_left_out(found, suite),
         "",
         "| file | cases | passed | failed | not counted | pass rate |",
         "|---|---|---|---|---|---|",
@@ -212,6 +213,11 @@ def _options(run: Run, suite: Suite) -> str:
     if not run.sample:
         return " ARGS=--whole"
     return f' ARGS="--sample {run.sample}"' if run.sample != suite.sample else ""
+
+
+def _left_out(found: dict[str, list[Case]], suite: Suite) -> list[str]:
+    missing = [file for file in suite.files if file not in found]
+    return [f"Not run: {', '.join(missing)}."] if missing else []
 
 
 def _drawn(run: Run) -> str:

@@ -21,6 +21,8 @@ LOOKS = 5
 """A thread outside of JAX that has not moved in so many is waiting for something else."""
 LIMIT_SECONDS = 30.0
 """Of waiting for a thread in machine code: XLA's compiler cannot be told anything."""
+OUTSIDE_SECONDS = 1.0
+"""Of waiting for threads that are busy outside of JAX, and may yet call it."""
 ENDED = "the process is about to end: the device takes nothing more from its threads."
 _WITHIN = ("/jax/", "/jaxlib/", "/tpuflow/")
 
@@ -59,26 +61,27 @@ class Ending:
 
     def begin(self) -> None:
         """From the main thread: let all others leave JAX, and wait for that, but not for ever."""
-        self.begun, still, limit = True, 0, time.monotonic() + LIMIT_SECONDS
+        self.begun, still, began = True, 0, time.monotonic()
         threading.excepthook = _quiet(threading.excepthook)
-        while still < LOOKS and len(sys._current_frames()) > 1 and time.monotonic() < limit:
-            still = 0 if self._look() else still + 1
+        while still < LOOKS and len(sys._current_frames()) > 1 and time.monotonic() - began < LIMIT_SECONDS:
+            inside, moving = self._look()
+            still = 0 if inside or (moving and time.monotonic() - began < OUTSIDE_SECONDS) else still + 1
             time.sleep(LOOK_SECONDS)
         self._places.clear()  # frames hold arrays
 
-    def _look(self) -> bool:
-        """Whether a thread is inside of JAX or has moved; those inside are told to exit, once."""
-        moving = False
+    def _look(self) -> tuple[bool, bool]:
+        """Whether a thread is inside of JAX, and whether one outside has moved; those inside are told to exit, once."""
+        inside = moving = False
         for thread, frame in sys._current_frames().items():
             if thread == threading.get_ident():
                 continue
             place, within = (frame, frame.f_lasti), any(part in code.co_filename for code in _codes(frame) for part in _WITHIN)
-            moving |= within or self._places.get(thread) != place
+            inside, moving = inside or within, moving or self._places.get(thread) != place
             self._places[thread] = place
             if within and thread not in self._told and frame.f_code not in self.guards:
                 self._told.add(thread)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SystemExit))
-        return moving
+        return inside, moving
 
 
 def _quiet(hook: Any) -> Any:
