@@ -154,6 +154,11 @@ def place(x: np.ndarray, device: Any, sharding: Any) -> Any:
     return xla_client._xla.batched_device_put(aval, sharding, [x], [device], True, True, _ONLY_DURING_CALL, enable_x64=True)
 
 
+def wait(arrays: Sequence[Any]) -> None:
+    """Until all arrays are there: `jax.block_until_ready` of a list of arrays alone, in half the time."""
+    xla_client.batched_block_until_ready(arrays)
+
+
 def assigned(devices: Sequence[int]) -> bytes:
     """A serialised `DeviceAssignmentProto` of one replica and as many partitions as there are devices."""
     return xla_client.DeviceAssignment.create(np.array([devices])).serialize()

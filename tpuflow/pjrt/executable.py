@@ -7,7 +7,7 @@ import functools
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from tpuflow.jaxprs.plugins import assigned
+from tpuflow.jaxprs.plugins import assigned, wait
 from tpuflow.pjrt.buffer import COMPLEX, Buffer, Headers
 from tpuflow.pjrt.cells import NamedValues, Numbers, Text
 from tpuflow.pjrt.device import Device
@@ -56,8 +56,8 @@ class Loaded(ApiObject):
         """What it holds goes with it."""
 
     def launch(self, arguments: Sequence[Sequence[Buffer]], kept: Collection[int]) -> list[list[Buffer]]:
-        """Run once, on the arguments of each device; returns each one's results when they are there. Donated arguments are gone then, but
-        for those whose places are in `kept`.
+        """Run once, on the arguments of each device, which JAX has checked; returns each one's results when they are there. Donated
+        arguments are gone then, but for those whose places are in `kept`.
 
         Raises:
           LaunchError: an argument has been deleted.
@@ -68,9 +68,8 @@ class Loaded(ApiObject):
         arrays = self._joined(arguments)
         consumed = self._consumed(arguments, arrays, kept)
         try:
-            results, _ = self.executable.launch(arrays)
-            for x in results:
-                x.block_until_ready()
+            results = self.executable.launch_fitting(arrays)
+            wait(results)
             results = self._unshared(results, arrays)
         finally:
             for buffer in consumed:
