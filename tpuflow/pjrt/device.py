@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import tpuflow
@@ -101,7 +102,7 @@ class Client(ApiObject):
         fields = (self.handle, *(word for found in lists for word in found.pair))
         self.header[1 : 1 + len(fields)] = fields
 
-    def destroyed(self) -> None:
+    def destroyed(self, handles: Sequence[int]) -> None:
         """Its devices and memories go with it."""
         for device in self.devices:
             OBJECTS.pop(device.handle, None)

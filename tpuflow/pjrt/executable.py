@@ -8,13 +8,13 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from tpuflow.jaxprs.plugins import assigned, wait
-from tpuflow.pjrt.buffer import COMPLEX, Buffer, Headers
+from tpuflow.pjrt.buffer import ARRAYS, COMPLEX, HOLDS, SHARERS, Kind, Kinds, delete, live
 from tpuflow.pjrt.cells import NamedValues, Numbers, Text
 from tpuflow.pjrt.device import Device
 from tpuflow.pjrt.ending import ENDING
 from tpuflow.pjrt.envelope import Own, enveloped
 from tpuflow.pjrt.failures import Unimplemented
-from tpuflow.pjrt.handles import WORDS, ApiObject
+from tpuflow.pjrt.handles import ApiObject
 from tpuflow.pjrt.types import CODES, TOKEN
 
 
@@ -34,30 +34,23 @@ class Loaded(ApiObject):
         self._name = Text(program.name or "program")
         self._handles = Numbers([d.handle for d in devices], ctypes.c_uint64)
         super().__init__(*self._name.pair, *self._handles.pair, len(program.outputs), len(devices))
-        self._outputs = [(*self._kind(i, p), program.buffers[p.buffer].bytes) for i, p in enumerate(program.outputs)]
+        self._outputs = [(*self._type(i, p), program.buffers[p.buffer].bytes) for i, p in enumerate(program.outputs)]
         self._donated = [i for i, p in enumerate(program.inputs) if p.donated]
         self._shared = _shared(program)
         self._fresh_bytes = _fresh_bytes(program)
-        sizes = [size for _, _, size in self._outputs]
-        self._taken = (sum(sizes), len(sizes), max(sizes, default=0))
-        self._headers = {d: Headers(d, self._outputs) for d in devices}
-        self._places = [(shape, size, i * WORDS, 8 * i * WORDS) for i, (_, shape, size) in enumerate(self._outputs)]
-
+        self._given = [Kinds(d, [Kind(d, *facts) for facts in self._outputs]) for d in devices]
         if device.client.settings.report is not None:
             device.client.loaded.append(self)
 
-    def _kind(self, i: int, port: Any) -> tuple[int, tuple[int, ...]]:
+    def _type(self, i: int, port: Any) -> tuple[int, tuple[int, ...]]:
         """Code and shape of an output as C knows them."""
         is_complex, is_token, is_stacked = (i in numbers for numbers in self.own.numbered)
         code = TOKEN if is_token else CODES[COMPLEX if is_complex else port.dtype.numpy]
         return code, port.shape[is_complex + is_stacked :]
 
-    def destroyed(self) -> None:
-        """What it holds goes with it."""
-
-    def launch(self, arguments: Sequence[Sequence[Buffer]], kept: Collection[int]) -> list[list[Buffer]]:
-        """Run once, on the arguments of each device, which JAX has checked; returns each one's results when they are there. Donated
-        arguments are gone then, but for those whose places are in `kept`.
+    def launch(self, arguments: Sequence[Sequence[int]], kept: Collection[int]) -> Sequence[Sequence[int]]:
+        """Run once, on the arguments of each device, which JAX has checked; returns each one's results when they are there, all of them
+        by their handles. Donated arguments are gone then, but for those whose places are in `kept`.
 
         Raises:
           LaunchError: an argument has been deleted.
@@ -72,36 +65,28 @@ class Loaded(ApiObject):
             wait(results)
             results = self._unshared(results, arrays)
         finally:
-            for buffer in consumed:
-                buffer.delete()
+            delete(consumed)
         self.runs += 1
         return self._spread(results)
 
-    def _joined(self, arguments: Sequence[Sequence[Buffer]]) -> list[Any]:
+    def _joined(self, arguments: Sequence[Sequence[int]]) -> list[Any]:
         """The arrays that the Program takes, of the devices' arguments."""
         (only,) = arguments
-        return [b.array if b.array is not None else b.live() for b in only]
+        try:
+            return [ARRAYS[handle] for handle in only]
+        except KeyError:
+            return [live(handle) for handle in only]
 
-    def _spread(self, results: list[Any]) -> list[list[Buffer]]:
+    def _spread(self, results: list[Any]) -> Sequence[Sequence[int]]:
         """The devices' buffers of the arrays that the Program gives."""
-        return [self._buffers(self.device, results)]
+        return [self._given[0].new(results)]
 
-    def _buffers(self, device: Device, results: Sequence[Any]) -> list[Buffer]:
-        """A device's results, which come to be."""
-        device.usage.take(*self._taken)
-        headers = self._headers[device].new()
-        base = ctypes.addressof(headers)
-        return [
-            Buffer(x, device, shape, size, headers, start, base + offset)
-            for x, (shape, size, start, offset) in zip(results, self._places, strict=True)
-        ]
-
-    def _consumed(self, arguments: Sequence[Sequence[Buffer]], arrays: list[Any], kept: Collection[int]) -> list[Buffer]:
+    def _consumed(self, arguments: Sequence[Sequence[int]], arrays: list[Any], kept: Collection[int]) -> list[int]:
         """The arguments that the launch takes over; of what it may not overwrite, it gets a copy."""
-        consumed: list[Buffer] = []
+        consumed: list[int] = []
         for i in self._donated:
             pieces = [own[i] for own in arguments]
-            stays = i in kept or any(b.holds for b in pieces)
+            stays = i in kept or not HOLDS.keys().isdisjoint(pieces)
             if stays or _is_shared(pieces, arrays[i]):
                 arrays[i] = self.device.client.host.copy(arrays[i])
             if not stays:
@@ -198,9 +183,6 @@ class Unloaded(ApiObject):
         self.loaded = loaded
         super().__init__(*loaded.header[1:])
 
-    def destroyed(self) -> None:
-        """The Program lives on."""
-
 
 def _shared(program: Any) -> list[int]:
     """Outputs that lie where an input or an earlier output lies."""
@@ -212,10 +194,12 @@ def _shared(program: Any) -> list[int]:
     return found
 
 
-def _is_shared(pieces: Sequence[Buffer], array: Any) -> bool:
+def _is_shared(pieces: Sequence[int], array: Any) -> bool:
     """Whether others than these buffers have an array."""
-    owners = [b for b in pieces if b.array is array]
-    return any(b.sharers > len(owners) for b in owners)
+    if SHARERS.keys().isdisjoint(pieces):
+        return False
+    owners = [handle for handle in pieces if ARRAYS[handle] is array]
+    return any(SHARERS.get(handle, 1) > len(owners) for handle in owners)
 
 
 def _fresh_bytes(program: Any) -> int:

@@ -50,9 +50,6 @@ class Failure(ApiObject):
         code = next((code for kind, code in CODES if isinstance(error, kind)), INTERNAL)
         super().__init__(code, *self._message.pair)
 
-    def destroyed(self) -> None:
-        """Nothing to free."""
-
 
 def _text(error: BaseException) -> str:
     """What it says; of an error that is not of ours also what kind it is and where it came from."""

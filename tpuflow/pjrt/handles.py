@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tpuflow.pjrt.native import Native
@@ -24,6 +26,9 @@ class ApiObject:
         self.handle = ctypes.addressof(self.header)
         OBJECTS[self.handle] = self
 
+    def destroyed(self, handles: Sequence[int]) -> None:
+        """C knows it no more. What only it holds goes with it."""
+
 
 def _native() -> Native | None:
     try:
@@ -36,15 +41,17 @@ NATIVE = _native()
 """None on hosts where all entries are Python's: what is destroyed while an exception is on its way then loses the exception."""
 
 
-def destroy(handle: int) -> None:
-    """Forget an object, and free what it holds."""
-    found = OBJECTS.pop(handle, None)
-    if found is not None:
-        found.destroyed()
+def destroy(handles: Iterable[int]) -> None:
+    """Forget objects, and free what they hold."""
+    for found, own in itertools.groupby(handles, OBJECTS.get):
+        gone = list(own)
+        for handle in gone:
+            OBJECTS.pop(handle, None)
+        if found is not None:
+            found.destroyed(gone)
 
 
 def collect() -> None:
     """Forget what C has destroyed since the last time. Every entry that makes something begins with it."""
     if NATIVE is not None:
-        for handle in NATIVE.destroyed():
-            destroy(handle)
+        destroy(NATIVE.destroyed())

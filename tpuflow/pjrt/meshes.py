@@ -11,7 +11,7 @@ import numpy as np
 from tpuflow.isa.collectives import MeshAxis, whole_shape
 from tpuflow.isa.meshes import places
 from tpuflow.jaxprs.modules import without_last
-from tpuflow.pjrt.buffer import Buffer
+from tpuflow.pjrt.buffer import SHARERS, live
 from tpuflow.pjrt.cells import Text
 from tpuflow.pjrt.device import Device
 from tpuflow.pjrt.envelope import Own
@@ -30,8 +30,8 @@ class LoadedOnMesh(Loaded):
         super().__init__(program, own, devices)
         self._inputs, self._results = ([_owners(p, program.mesh) for p in ports] for ports in (program.inputs, program.outputs))
 
-    def _joined(self, arguments: Sequence[Sequence[Buffer]]) -> list[Any]:
-        return [self._join(i, [own[i].live() for own in arguments]) for i in range(len(self._inputs))]
+    def _joined(self, arguments: Sequence[Sequence[int]]) -> list[Any]:
+        return [self._join(i, [live(own[i]) for own in arguments]) for i in range(len(self._inputs))]
 
     def _join(self, i: int, pieces: Sequence[Any]) -> Any:
         """Argument i of its pieces, one a device: the array of the first device, if all have all of it."""
@@ -43,13 +43,13 @@ class LoadedOnMesh(Loaded):
             whole[piece] = np.asarray(pieces[first]).reshape(port.shape)
         return self.device.client.host.moved(whole)
 
-    def _spread(self, results: list[Any]) -> list[list[Buffer]]:
+    def _spread(self, results: list[Any]) -> Sequence[Sequence[int]]:
         pieces = [self._cut(i, x) for i, x in enumerate(results)]
-        found = [self._buffers(device, row) for device, row in zip(self.devices, _by_device(pieces, len(self.devices)), strict=True)]
+        found = [kinds.new(row) for kinds, row in zip(self._given, _by_device(pieces, len(self.devices)), strict=True)]
         for i, owners in enumerate(self._results):
             for _, numbers in owners:
-                for number in numbers:
-                    found[number][i].sharers = len(numbers)
+                if len(numbers) > 1:
+                    SHARERS.update(dict.fromkeys([found[number][i] for number in numbers], len(numbers)))
         return found
 
     def _cut(self, i: int, whole: Any) -> list[Any]:

@@ -102,7 +102,7 @@ class Table:
 
     def _in_python(self, name: str) -> int:
         if name in DESTROY:
-            function: Any = _Destroyer(lambda args: destroy(words(args, 3)[2]))
+            function: Any = _Destroyer(lambda args: destroy((words(args, 3)[2],)))
         else:
             function = _Entry(_guarded(FUNCTIONS.get(name) or _known(name) or _missing(name)))
         self._kept.append(function)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpuflow.pjrt.buffer import COMPLEX, copied, from_host, strides_of, to_host
+from tpuflow.pjrt.buffer import COMPLEX, copied, delete, from_host, hold, kind_of, live, release, strides_of, to_host
 from tpuflow.pjrt.cells import INT, Args, integers, words
 from tpuflow.pjrt.device import Device
 from tpuflow.pjrt.failures import Unimplemented
@@ -21,7 +21,7 @@ def _from_host(args: Args) -> None:
     if args[12] and (order := _order(args[12])) is not None and order != tuple(reversed(range(len(shape)))):
         raise Unimplemented(f"an array with its axes in the order {order} in the device's memory; they lie there row-major.")
     device = OBJECTS[args[11]].device if args[11] else OBJECTS[args[10]]
-    args[14] = from_host(device, args[3], dtype, shape, strides).handle
+    args[14] = from_host(device, args[3], dtype, shape, strides)
     args[13] = READY
 
 
@@ -34,14 +34,14 @@ def _order(layout: int) -> tuple[int, ...] | None:
 
 @entry("Buffer_ToHostBuffer")
 def _to_host(args: Args) -> None:
-    buffer = OBJECTS[args[2]]
+    kind = kind_of(args[2])
     args[6] = READY
     if not args[4]:
-        args[5] = buffer.bytes
+        args[5] = kind.bytes
         return
-    if args[5] < buffer.bytes:
-        raise ValueError(f"{args[5]} bytes of room for an array of {buffer.bytes}.")
-    to_host(buffer, args[4], _strides(args[3], buffer.shape, NUMPY[buffer.code].itemsize) if args[3] else None)
+    if args[5] < kind.bytes:
+        raise ValueError(f"{args[5]} bytes of room for an array of {kind.bytes}.")
+    to_host(args[2], args[4], _strides(args[3], kind.shape, NUMPY[kind.code].itemsize) if args[3] else None)
 
 
 def _strides(layout: int, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
@@ -55,31 +55,31 @@ def _strides(layout: int, shape: tuple[int, ...], itemsize: int) -> tuple[int, .
 
 @entry("Buffer_Delete")
 def _delete(args: Args) -> None:
-    OBJECTS[args[2]].delete()
+    delete((args[2],))
 
 
 @entry("Buffer_CopyToDevice", "Buffer_CopyToMemory")
 def _copy(args: Args) -> None:
     collect()
     place = OBJECTS[args[3]]
-    args[4] = copied(OBJECTS[args[2]], place if isinstance(place, Device) else place.device).handle
+    args[4] = copied(args[2], place if isinstance(place, Device) else place.device)
 
 
 @entry("Buffer_UnsafePointer", "Buffer_OpaqueDeviceMemoryDataPointer")
 def _pointer(args: Args) -> None:
-    buffer = OBJECTS[args[2]]
-    if buffer.code == CODES[COMPLEX]:
+    code = kind_of(args[2]).code
+    if code == CODES[COMPLEX]:
         raise Unimplemented("the memory of an array of complex numbers: it is two planes here. Read it with np.asarray(x).")
-    if buffer.code in PACKED:
-        raise Unimplemented(f"the memory of an array of {NUMPY[buffer.code]}: several lie in a byte there. Read it with np.asarray(x).")
-    args[3] = buffer.live().unsafe_buffer_pointer()
+    if code in PACKED:
+        raise Unimplemented(f"the memory of an array of {NUMPY[code]}: several lie in a byte there. Read it with np.asarray(x).")
+    args[3] = live(args[2]).unsafe_buffer_pointer()
 
 
 @entry("Buffer_IncreaseExternalReferenceCount")
 def _hold(args: Args) -> None:
-    OBJECTS[args[2]].hold()
+    hold(args[2])
 
 
 @entry("Buffer_DecreaseExternalReferenceCount")
 def _release(args: Args) -> None:
-    OBJECTS[args[2]].release()
+    release(args[2])

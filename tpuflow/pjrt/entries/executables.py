@@ -20,11 +20,11 @@ def _execute(args: Args) -> None:
     options = words(args[3], 9)
     kept = integers(options[7], options[8]) if options[8] else ()
     devices, count = args[5], args[6]
-    arguments = [[OBJECTS[h] for h in words(row, count)[:]] if count else [] for row in words(args[4], devices)]
+    arguments = [words(row, count)[:] if count else [] for row in words(args[4], devices)]
     results = OBJECTS[args[2]].launch(arguments, kept)
-    for row, buffers in zip(words(args[7], devices), results, strict=True):
-        if buffers:
-            words(row, len(buffers))[:] = [buffer.handle for buffer in buffers]
+    for row, handles in zip(words(args[7], devices), results, strict=True):
+        if handles:
+            words(row, len(handles))[:] = handles
     if args[8]:
         words(args[8], devices)[:] = [READY] * devices
 
