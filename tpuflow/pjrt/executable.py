@@ -37,7 +37,7 @@ class Loaded(ApiObject):
         self._outputs = [(*self._type(i, p), program.buffers[p.buffer].bytes) for i, p in enumerate(program.outputs)]
         self._donated = [i for i, p in enumerate(program.inputs) if p.donated]
         self._shared = _shared(program)
-        self._fresh_bytes = _fresh_bytes(program)
+        self._fresh_bytes, self._call = _fresh_bytes(program), f"a call of {program.name!r}"
         self._given = [Kinds(d, [Kind(d, *facts) for facts in self._outputs]) for d in devices]
         if device.client.settings.report is not None:
             device.client.loaded.append(self)
@@ -57,7 +57,7 @@ class Loaded(ApiObject):
           OutOfMemoryError: HBM has no room for the Program beside the arrays that are there.
         """
         for device in self.devices:
-            device.usage.check(self._fresh_bytes, f"a call of {self.program.name!r}")
+            device.usage.check(self._fresh_bytes, self._call)
         arrays = self._joined(arguments)
         consumed = self._consumed(arguments, arrays, kept)
         try:

@@ -12,7 +12,8 @@ import ctypes
 import mmap
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 BEGIN = bytes.fromhex("f30f1efa")  # endbr64
 DONE = bytes.fromhex("31c0c3")  # xor eax, eax; ret: no error
@@ -37,7 +38,19 @@ _PUSH = (
     "f0480fb111"  # lock cmpxchg [rcx], rdx
     "75f3"  # jne again
 )
-_TAKE = "48b9 {head} 31c0 488701 c3"  # mov rcx, head; xor eax, eax; xchg [rcx], rax; ret
+_LIST = (
+    "31c9"  # xor ecx, ecx: how many there are so far
+    "4885ff 7412"  # again: test header, header; jz done
+    "4839d1 740d"  # cmp rcx, room; je done
+    "48897cce08"  # mov [handles + rcx + 1 words], header
+    "488b3f"  # mov header, [header]: the next on the list
+    "48ffc1 ebe9"  # inc rcx; jmp again
+    "48890e"  # done: mov [handles], rcx
+    "4889f8 c3"  # mov rax, header; ret
+)
+"""Go along a list from a header (rdi), write how many there are and the handles (rsi) as far as there is room (rdx); where it goes on."""
+_TAKE = "48b9 {head} 31ff 488739" + _LIST  # mov rcx, head; xor edi, edi; xchg [rcx], rdi
+"""The same from the head of the list, which is empty then."""
 
 
 def copy(fields: Sequence[int]) -> bytes:
@@ -49,6 +62,13 @@ def copy(fields: Sequence[int]) -> bytes:
 def constant(value: int) -> bytes:
     """Write a small number into argument 3."""
     return BEGIN + bytes.fromhex("48c74718") + value.to_bytes(4, "little") + DONE
+
+
+ROOM = 63
+"""Handles that are listed at once."""
+
+_Handles: Any = ctypes.c_uint64 * (1 + ROOM)
+_Lister = ctypes.PYFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64)
 
 
 class Native:
@@ -67,7 +87,8 @@ class Native:
         self._head = ctypes.c_uint64.from_address(self._base)
         head = self._base.to_bytes(8, "little").hex()
         self.destroy = self.add(BEGIN + bytes.fromhex(_PUSH.format(head=head)) + DONE)
-        self._take = ctypes.PYFUNCTYPE(ctypes.c_uint64)(self.add(BEGIN + bytes.fromhex(_TAKE.format(head=head))))
+        self._take = _Lister(self.add(BEGIN + bytes.fromhex(_TAKE.format(head=head))))
+        self._list = _Lister(self.add(BEGIN + bytes.fromhex(_LIST)))
 
     def add(self, code: bytes) -> int:
         """Put code into the memory; its address."""
@@ -77,10 +98,11 @@ class Native:
         self._memory[start : self._used] = code
         return self._base + start
 
-    def destroyed(self) -> Iterator[int]:
+    def destroyed(self) -> list[int]:
         """Take everything off the list."""
-        header = self._take() if self._head.value else 0
+        header, found, listing = self._head.value, [], self._take
         while header:
-            after = ctypes.c_uint64.from_address(header).value
-            yield header
-            header = after
+            handles = _Handles()
+            header, listing = listing(header, handles, ROOM), self._list
+            found += handles[1 : 1 + handles[0]]
+        return found

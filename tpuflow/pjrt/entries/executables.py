@@ -17,16 +17,21 @@ from tpuflow.pjrt.table import NO_OPERATION, entry
 @entry("LoadedExecutable_Execute")
 def _execute(args: Args) -> None:
     collect()
-    options = words(args[3], 9)
-    kept = integers(options[7], options[8]) if options[8] else ()
-    devices, count = args[5], args[6]
-    arguments = [words(row, count)[:] if count else [] for row in words(args[4], devices)]
-    results = OBJECTS[args[2]].launch(arguments, kept)
-    for row, handles in zip(words(args[7], devices), results, strict=True):
+    executable, options, given, devices, count, taken, events = args[2:9]
+    kept = _kept(options)
+    arguments = [words(row, count)[:] if count else [] for row in words(given, devices)]
+    results = OBJECTS[executable].launch(arguments, kept)
+    for row, handles in zip(words(taken, devices), results, strict=True):
         if handles:
             words(row, len(handles))[:] = handles
-    if args[8]:
-        words(args[8], devices)[:] = [READY] * devices
+    if events:
+        words(events, devices)[:] = [READY] * devices
+
+
+def _kept(options: int) -> tuple[int, ...]:
+    """The places of donated arguments that are not to be donated."""
+    numbers, count = words(options, 9)[7:9]
+    return integers(numbers, count) if count else ()
 
 
 @entry("LoadedExecutable_GetExecutable")
