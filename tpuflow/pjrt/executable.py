@@ -83,6 +83,8 @@ class Loaded(ApiObject):
 
     def _consumed(self, arguments: Sequence[Sequence[int]], arrays: list[Any], kept: Collection[int]) -> list[int]:
         """The arguments that the launch takes over; of what it may not overwrite, it gets a copy."""
+        if not (kept or HOLDS or SHARERS):
+            return [own[i] for own in arguments for i in self._donated]
         consumed: list[int] = []
         for i in self._donated:
             pieces = [own[i] for own in arguments]
