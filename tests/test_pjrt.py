@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 
 from tests.pjrt_cases import CASES, computed
-from tpuflow.errors import ConfigError
+from tpuflow.errors import ConfigError, LaunchError
+from tpuflow.pjrt.buffer import HOLDS, Kind, Kinds, delete, hold, kind_of, live, release
 from tpuflow.pjrt.cells import Pointer
+from tpuflow.pjrt.device import Client
 from tpuflow.pjrt.fields import CONSTANTS, FIELDS, NOTHING_TO_DO
-from tpuflow.pjrt.handles import NATIVE, WORDS
-from tpuflow.pjrt.native import Native
+from tpuflow.pjrt.handles import NATIVE, OBJECTS, WORDS, destroy
+from tpuflow.pjrt.native import ROOM, Native
 from tpuflow.pjrt.settings import Settings
 from tpuflow.pjrt.table import _code, _known
 
@@ -227,6 +229,25 @@ def test_a_wrong_environment_is_told_to_who_uses_the_device(environment, variabl
     assert variable in str(raised.value) and value in str(raised.value)
 
 
+def test_buffers_of_one_call_give_their_memory_back_each_once():
+    client = Client(Settings.from_environment())
+    device = client.devices[0]
+    arrays = [np.zeros(n, np.float32) for n in (1, 2, 3)]
+    handles = Kinds(device, [Kind(device, 11, x.shape, x.nbytes) for x in arrays]).new(arrays)
+    first, second, third = handles
+    assert device.usage.in_use == 24 and kind_of(third).shape == (3,) and live(third) is arrays[2]
+    hold(second)
+    delete([first, second, first])
+    assert device.usage.in_use == 12 and HOLDS[second][1] is arrays[1]  # who looks at it still can
+    with pytest.raises(LaunchError, match="deleted, or donated"):
+        live(second)
+    release(second)
+    destroy([third, second, first, client.handle])
+    destroy([first])
+    assert device.usage.in_use == 0 and not HOLDS
+    assert OBJECTS.keys().isdisjoint([*handles, client.handle, device.handle, device.memory.handle])
+
+
 @pytest.mark.skipif(NATIVE is None, reason="no machine code on this host")
 @pytest.mark.parametrize("name", [*FIELDS, *CONSTANTS, *NOTHING_TO_DO])
 def test_machine_code_and_python_write_the_same(name):
@@ -237,6 +258,19 @@ def test_machine_code_and_python_write_the_same(name):
     assert ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)(NATIVE.add(code))(ctypes.addressof(found)) == 0
     function(ctypes.cast(expected, Pointer))
     assert list(found) == list(expected) and list(thing) == list(range(100, 100 + WORDS))
+
+
+@pytest.mark.skipif(NATIVE is None, reason="no machine code on this host")
+@pytest.mark.parametrize("count", [0, 1, ROOM, ROOM + 1, 3 * ROOM + 7])
+def test_what_is_destroyed_is_listed_last_first_however_much_it_is(count):
+    native = Native()
+    things = [(ctypes.c_uint64 * WORDS)() for _ in range(count)]
+    for thing in things:
+        ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)(native.destroy)(
+            ctypes.addressof((ctypes.c_uint64 * 3)(24, 0, ctypes.addressof(thing)))
+        )
+    assert native.destroyed() == list(map(ctypes.addressof, reversed(things)))
+    assert native.destroyed() == []
 
 
 @pytest.mark.skipif(NATIVE is None, reason="no machine code on this host")

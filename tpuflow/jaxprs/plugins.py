@@ -129,8 +129,11 @@ def stablehlo_versions() -> tuple[Sequence[int], Sequence[int]]:
 
 @functools.cache
 def cpu_device() -> Any:
-    """The device of a CPU client that JAX's list of backends does not know; one for the process. It computes on the thread that calls, which
-    waits in any case: handing a computation on to a thread of XLA's and waiting for that is two changes of threads a call."""
+    """The device of a CPU client that JAX's list of backends does not know; one for the process.
+
+    It computes on the thread that calls, which waits in any case: to hand a computation on to a thread of XLA's, and wait for that, is two
+    changes of threads a call.
+    """
     return xla_client.make_cpu_client(asynchronous=False).local_devices()[0]
 
 
