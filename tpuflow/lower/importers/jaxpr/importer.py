@@ -10,21 +10,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from tpuflow.dtypes import S32, STORAGE
+from tpuflow.dtypes import STORAGE
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import GraphError, UnsupportedDtypeError, UnsupportedPrimitiveError
-from tpuflow.isa.calls import Call, HostCall
+from tpuflow.isa.calls import Call
 from tpuflow.jaxprs import compat
 from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr
 from tpuflow.jaxprs.expansions import EXPANSIONS
 from tpuflow.jaxprs.walk import walk
 from tpuflow.lower.graph.builder import Builder
-from tpuflow.lower.graph.graph import Graph, Value
+from tpuflow.lower.graph.graph import Graph, TensorType, Value
 from tpuflow.lower.importers.advice import advice
 from tpuflow.lower.importers.jaxpr.registry import COMPLEX, KEYED, PLANEWISE, RULES, STORED, STRUCTURAL, Rule
 from tpuflow.lower.importers.jaxpr.types import port_type, type_of, types_of
 from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, plane_by_plane, planes
 from tpuflow.lower.operations.forms import UnsupportedForm
+from tpuflow.lower.operations.host_calls import call_host
 from tpuflow.lower.operations.movement import token
 from tpuflow.lower.operations.storage import by_computed, is_stored
 
@@ -53,6 +54,7 @@ def lower_with_calls(
     check_axes(closed_jaxpr, name)
     b = Builder(name, types, input_names)
     pruned = compat.prune(compat.discharged(closed_jaxpr))
+    b.waits = compat.waits_for_host(pruned.jaxpr)
     outputs = inline(b, pruned, b.inputs)
     for i, aval in enumerate(closed_jaxpr.out_avals):
         port_type(aval, f"result {i}")
@@ -146,10 +148,7 @@ def _apply(b: Builder, equation: Equation, operands: list[Number]) -> tuple[Numb
             expanded = expand(*(v.aval for v in equation.invars), **equation.params)
         return inline(b, expanded, operands)
     if (function := compat.host_function(equation)) is not None:
-        arrays = _real(operands)
-        call = HostCall(function, len(operands), _location(b, equation))
-        b.calls.append((call, tuple(arrays) or (b.scalar(0, S32),)))
-        return ()
+        return call_host(b, function, _location(b, equation), _real(operands), _real_types(equation))
     rule = RULES.get(name) or COMPLEX.get(name)
     if rule is None:
         raise UnsupportedPrimitiveError(
@@ -188,6 +187,18 @@ def _real(operands: Sequence[Number]) -> list[Value]:
     if any(isinstance(x, Complex) for x in operands):
         raise UnsupportedForm("complex numbers; give it their real and their imaginary part, x.real and x.imag")
     return [x for x in operands if isinstance(x, Value)]
+
+
+def _real_types(equation: Equation) -> list[TensorType]:
+    """The types of an equation's results, of which none is complex.
+
+    Raises:
+      UnsupportedForm: one is.
+    """
+    types = types_of(equation.outvars)
+    if any(isinstance(t, ComplexType) for t in types):
+        raise UnsupportedForm("complex numbers; let it return their real and their imaginary part")
+    return [t for t in types if isinstance(t, TensorType)]
 
 
 def _apply_to_complex(b: Builder, rule: Rule, equation: Equation, operands: list[Number]) -> tuple[Number, ...]:
