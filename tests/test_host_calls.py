@@ -317,6 +317,13 @@ def square_by_host(x: Any) -> Any:
 
 square_by_host.defjvp(lambda x, t: (square_by_host(*x), 2 * x[0] * t[0]))
 
+
+def checked(x: Any) -> Any:
+    import equinox
+
+    return equinox.error_if(2 * x, x.sum() > 100, "too large")
+
+
 ANSWERED: dict[str, Callable[[Any], Any]] = {
     "in a row": lambda x: (asked(x[1]), told(x[0]), sorted_by_host(-x) + asked(x[3])),
     "of several types": of_several_types,
@@ -326,6 +333,7 @@ ANSWERED: dict[str, Callable[[Any], Any]] = {
     "under vmap": lambda x: jax.vmap(sorted_by_host)(jnp.stack([-x, x])),
     "under grad": jax.value_and_grad(lambda x: square_by_host(x).sum()),
     "in a called function": lambda x: tpuflow.jit(asked_in_loops)(x),
+    "in a check of Equinox's": checked,
     "of nothing": lambda x: (asked(3.0), jax.pure_callback(lambda x: x, x[:0], x[:0]), jax.pure_callback(lambda: 2.0, NUMBER)),
 }
 

@@ -206,6 +206,19 @@ def _waits(jaxpr: Jaxpr, known: set[int]) -> bool:
     return False
 
 
+def own_definition(equation: Equation) -> ClosedJaxpr | None:
+    """What a primitive of a library computes, as its author defines it (`def_impl`); None if that is not said in functions of JAX."""
+    implementation = vars(equation.primitive).get("impl")
+    if implementation is None or isinstance(implementation, functools.partial):  # such as JAX's, which compiles the primitive
+        return None
+    avals = [v.aval for v in equation.invars]
+    with jax.disable_jit(False):
+        try:
+            return jax.make_jaxpr(functools.partial(implementation, **equation.params))(*avals)
+        except jax.errors.JAXTypeError:  # it computes with numbers, not with arrays
+            return None
+
+
 # --- operations one by one --------------------------------------------------------------------------------------------
 
 HOST_PRIMITIVES = (debugging.debug_print_p, debugging.debug_callback_p)

@@ -102,6 +102,11 @@ FAMILIES = (
 _FAMILY_OF = {primitive: family for family in FAMILIES for primitive in family.primitives}
 
 
+def is_known(primitive: str) -> bool:
+    """Whether it is JAX's own, and without a rule for a reason."""
+    return primitive in _FAMILY_OF
+
+
 def advice(primitive: str) -> str:
     """What a primitive without a rule is and what to do instead, in a sentence or two."""
     family = _FAMILY_OF.get(primitive)

@@ -17,7 +17,7 @@ def call_host(
     """The results, of these types, of a function on the host, which is called at the user's line `source`.
 
     In a program that waits for none of its calls they are made after it, with what it sends."""
-    if b.waits:
+    if b.waits or types:
         return b.call_host(HostFunction(function, source, _signature(v.type for v in operands), _signature(types)), operands)
     b.calls.append((HostCall(function, len(operands), source), tuple(operands) or (b.scalar(0, S32),)))
     return ()

@@ -20,7 +20,7 @@ from tpuflow.jaxprs.expansions import EXPANSIONS
 from tpuflow.jaxprs.walk import walk
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
-from tpuflow.lower.importers.advice import advice
+from tpuflow.lower.importers.advice import advice, is_known
 from tpuflow.lower.importers.jaxpr.registry import COMPLEX, KEYED, PLANEWISE, RULES, STORED, STRUCTURAL, Rule
 from tpuflow.lower.importers.jaxpr.types import port_type, type_of, types_of
 from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, plane_by_plane, planes
@@ -150,6 +150,8 @@ def _apply(b: Builder, equation: Equation, operands: list[Number]) -> tuple[Numb
     if (function := compat.host_function(equation)) is not None:
         return call_host(b, function, _location(b, equation), _real(operands), _real_types(equation))
     rule = RULES.get(name) or COMPLEX.get(name)
+    if rule is None and not is_known(name) and (defined := compat.own_definition(equation)) is not None:
+        return inline(b, defined, operands)
     if rule is None:
         raise UnsupportedPrimitiveError(
             f"{_location(b, equation)}: no lowering rule for jaxpr primitive {_described(equation)}. {advice(name)}"
