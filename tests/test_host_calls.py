@@ -291,6 +291,11 @@ def of_several_types(x: Any) -> Any:
     return jax.pure_callback(host, types, x.astype(jnp.bfloat16), x.reshape(2, 2), x.astype(jnp.float16) > 2)
 
 
+def of_stored_types(x: Any) -> Any:
+    arrays = (x.astype(jnp.int4), x.astype(jnp.float8_e4m3fn), x.astype(jnp.uint2))
+    return jax.pure_callback(lambda *arrays: [np.asarray(x)[::-1] for x in arrays], arrays, *arrays)
+
+
 def asked_in_loops(x: Any) -> Any:
     def body(carry: Any, row: Any) -> Any:
         told(carry)
@@ -327,6 +332,7 @@ def checked(x: Any) -> Any:
 ANSWERED: dict[str, Callable[[Any], Any]] = {
     "in a row": lambda x: (asked(x[1]), told(x[0]), sorted_by_host(-x) + asked(x[3])),
     "of several types": of_several_types,
+    "of types that are only stored": of_stored_types,
     "in loops": asked_in_loops,
     "until": asked_until,
     "in branches": asked_in_branches,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import re
 import types
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from tpuflow.jaxprs.protobuf import fields, packed
 
+_log = logging.getLogger("tpuflow.pjrt")
 _ONLY_DURING_CALL = xla_client._xla.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
 
 
@@ -64,7 +66,7 @@ def lower_host_calls(platform: str, target: str, enlist: Callable[[Callable[...,
     order."""
 
     def rule(context: Any, *operands: Any, primitive: Any, **params: Any) -> Sequence[Any]:
-        number = enlist(functools.partial(_call_on_cpu, _callback(primitive, params)))
+        number = enlist(functools.partial(_call_on_cpu, _callback(primitive, params), f"jax.{primitive.name}"))
         attributes = {
             "call_target_name": ir.StringAttr.get(target),
             "has_side_effect": ir.BoolAttr.get(True),
@@ -105,12 +107,17 @@ def _callback(primitive: Any, params: dict[str, Any]) -> Callable[..., Any]:
     return debugging._make_flat_callback(params["in_tree"], show, params["static_args"])
 
 
-def _call_on_cpu(function: Callable[..., Any], *arrays: np.ndarray) -> list[np.ndarray]:
-    """The results of a call with arrays of the CPU client underneath: what JAX does on its CPU backend, which need not be there."""
+def _call_on_cpu(function: Callable[..., Any], name: str, *arrays: np.ndarray) -> list[np.ndarray]:
+    """The results of a call with arrays of the CPU client underneath: what JAX does on its CPU backend, which need not be there. If it
+    fails, the log has its `name`, as JAX's has."""
     device = cpu_device()
     sharding = SingleDeviceSharding(device)
     with jax.default_device(device):
-        found = function(*[place(np.asarray(x), device, sharding) for x in arrays])
+        try:
+            found = function(*[place(np.asarray(x), device, sharding) for x in arrays])
+        except BaseException:
+            _log.exception("%s failed", name)
+            raise
         return [np.asarray(x) for x in found or ()]
 
 

@@ -9,7 +9,7 @@ from tpuflow.isa.calls import HOST_CALL
 from tpuflow.jaxprs.shardings import LAST
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
-from tpuflow.lower.importers.stablehlo.walk import RULES
+from tpuflow.lower.importers.stablehlo.walk import RULES, STORED
 from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.host_calls import call_host
 from tpuflow.lower.operations.random import rng_bits
@@ -45,6 +45,9 @@ def _rng_bit_generator(b: Builder, state: Value, *, rng_algorithm: str, types: t
 def _last(b: Builder, *, types: tuple[TensorType]) -> Value:
     """Of a result that nobody wants."""
     return b.full(types[0], 0)
+
+
+STORED.add(f"custom_call {HOST_CALL}")
 
 
 @RULES.lowers(f"custom_call {HOST_CALL}")
