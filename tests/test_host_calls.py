@@ -291,6 +291,12 @@ def of_several_types(x: Any) -> Any:
     return jax.pure_callback(host, types, x.astype(jnp.bfloat16), x.reshape(2, 2), x.astype(jnp.float16) > 2)
 
 
+def of_complex_numbers(x: Any) -> Any:
+    z = lax.complex(x, -x)
+    jax.debug.callback(lambda z: ASKED.append(float(np.imag(z).sum())), z)
+    return jax.pure_callback(lambda z: (z * 2j, z.real), (z, x), z)
+
+
 def of_stored_types(x: Any) -> Any:
     arrays = (x.astype(jnp.int4), x.astype(jnp.float8_e4m3fn), x.astype(jnp.uint2))
     return jax.pure_callback(lambda *arrays: [np.asarray(x)[::-1] for x in arrays], arrays, *arrays)
@@ -332,6 +338,7 @@ def checked(x: Any) -> Any:
 ANSWERED: dict[str, Callable[[Any], Any]] = {
     "in a row": lambda x: (asked(x[1]), told(x[0]), sorted_by_host(-x) + asked(x[3])),
     "of several types": of_several_types,
+    "of complex numbers": of_complex_numbers,
     "of types that are only stored": of_stored_types,
     "in loops": asked_in_loops,
     "until": asked_until,

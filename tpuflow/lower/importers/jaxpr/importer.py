@@ -19,7 +19,7 @@ from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr
 from tpuflow.jaxprs.expansions import EXPANSIONS
 from tpuflow.jaxprs.walk import walk
 from tpuflow.lower.graph.builder import Builder
-from tpuflow.lower.graph.graph import Graph, TensorType, Value
+from tpuflow.lower.graph.graph import Graph, Value
 from tpuflow.lower.importers.advice import advice, is_known
 from tpuflow.lower.importers.jaxpr.registry import COMPLEX, KEYED, PLANEWISE, RULES, STORED, STRUCTURAL, Rule
 from tpuflow.lower.importers.jaxpr.types import port_type, type_of, types_of
@@ -148,7 +148,7 @@ def _apply(b: Builder, equation: Equation, operands: list[Number]) -> tuple[Numb
             expanded = expand(*(v.aval for v in equation.invars), **equation.params)
         return inline(b, expanded, operands)
     if (function := compat.host_function(equation)) is not None:
-        return call_host(b, function, _location(b, equation), _real(operands), _real_types(equation))
+        return call_host(b, function, _location(b, equation), operands, types_of(equation.outvars))
     rule = RULES.get(name) or COMPLEX.get(name)
     if rule is None and not is_known(name) and (defined := compat.own_definition(equation)) is not None:
         return inline(b, defined, operands)
@@ -189,18 +189,6 @@ def _real(operands: Sequence[Number]) -> list[Value]:
     if any(isinstance(x, Complex) for x in operands):
         raise UnsupportedForm("complex numbers; give it their real and their imaginary part, x.real and x.imag")
     return [x for x in operands if isinstance(x, Value)]
-
-
-def _real_types(equation: Equation) -> list[TensorType]:
-    """The types of an equation's results, of which none is complex.
-
-    Raises:
-      UnsupportedForm: one is.
-    """
-    types = types_of(equation.outvars)
-    if any(isinstance(t, ComplexType) for t in types):
-        raise UnsupportedForm("complex numbers; let it return their real and their imaginary part")
-    return [t for t in types if isinstance(t, TensorType)]
 
 
 def _apply_to_complex(b: Builder, rule: Rule, equation: Equation, operands: list[Number]) -> tuple[Number, ...]:

@@ -9,7 +9,8 @@ from tpuflow.isa.calls import HOST_CALL
 from tpuflow.jaxprs.shardings import LAST
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
-from tpuflow.lower.importers.stablehlo.walk import RULES, STORED
+from tpuflow.lower.importers.stablehlo.walk import RULES, STRUCTURAL
+from tpuflow.lower.operations.complex import Number, Type
 from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.host_calls import call_host
 from tpuflow.lower.operations.random import rng_bits
@@ -47,18 +48,18 @@ def _last(b: Builder, *, types: tuple[TensorType]) -> Value:
     return b.full(types[0], 0)
 
 
-STORED.add(f"custom_call {HOST_CALL}")
+STRUCTURAL.add(f"custom_call {HOST_CALL}")
 
 
 @RULES.lowers(f"custom_call {HOST_CALL}")
 def _host_call(
     b: Builder,
-    *operands: Value,
+    *operands: Number,
     backend_config: str,
     host_functions: Sequence[Callable[..., Any]],
     location: str,
-    types: tuple[TensorType, ...],
-) -> tuple[Value, ...]:
+    types: tuple[Type, ...],
+) -> tuple[Number, ...]:
     if not backend_config.isdecimal() or int(backend_config) >= len(host_functions):
         raise UnsupportedForm(f"host function {backend_config!r} is not one of the {len(host_functions)} that are given")
     return call_host(b, host_functions[int(backend_config)], location, operands, types)
