@@ -16,7 +16,7 @@ import jax
 from jax.extend.core import Primitive
 from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
-from tpuflow.jaxprs import compat
+from tpuflow.jaxprs.compat import CALLS_OF_THE_HOST
 from tpuflow.jaxprs.expansions import EXPANSIONS
 from tpuflow.lower.importers.advice import FAMILIES
 from tpuflow.lower.importers.jaxpr import RULES as PRIMITIVES
@@ -72,7 +72,7 @@ def primitives() -> Groups:
     return {
         "have a rule": {*PRIMITIVES, *COMPLEX_PRIMITIVES},
         "are written in terms of others by JAX's own code": set(EXPANSIONS),
-        "call the host (`io_callback` too, if it has no results)": {p.name for p in compat.HOST_PRIMITIVES},
+        "call the host": {p.name for p in CALLS_OF_THE_HOST},
         **{f"{family.what}. Instead, {family.instead}": set(family.primitives) for family in FAMILIES},
     }
 

@@ -204,12 +204,26 @@ def callbacks_without_results_and_with() -> Any:
         io_callback(lambda y: seen.append(float(y.sum())), (), jnp.stack([x, x]))
         return x
 
-    def waiting(call: Any) -> str:
-        return raised(lambda: jax.jit(lambda x: call(np.sin, jax.ShapeDtypeStruct((), np.float32), x))(1.0))
+    def sine(call: Any, x: Any) -> Any:
+        return call(np.sin, jax.ShapeDtypeStruct((), np.float32), x)
+
+    @jax.jit
+    def waiting(x: Any) -> Any:
+        """Of calls in a loop and a branch, one with JAX's own arithmetic, and one that only tells."""
+
+        def trip(n: Any, y: Any) -> Any:
+            io_callback(lambda y: seen.append(float(y)), None, y, ordered=True)
+            return jax.lax.cond(n > 0, lambda y: jax.pure_callback(lambda y: jnp.sinh(y) * 0, y, y), lambda y: sine(io_callback, y), y) + n
+
+        return jax.lax.fori_loop(0, 3, trip, sine(jax.pure_callback, x))
+
+    def complain(x: Any) -> Any:
+        raise ValueError("three")
 
     f(1.0)
     jax.effects_barrier()
-    return seen, waiting(io_callback), waiting(jax.pure_callback)
+    failed = raised(lambda: jax.jit(lambda x: jax.pure_callback(complain, x, x))(1.0).block_until_ready())
+    return float(waiting(1.0)), seen, failed
 
 
 @fact

@@ -23,6 +23,7 @@ from tpuflow.isa.program import (
     GRID_KINDS,
     Block,
     Buffer,
+    CallHost,
     Constant,
     Copy,
     GridAxis,
@@ -110,7 +111,8 @@ collectives = st.builds(
 )  # fmt: skip
 blocks = st.recursive(
     kernels() | st.builds(Infeed, signed, signed) | st.builds(Outfeed, signed, signed) | st.builds(Position, signed, signed)
-    | collectives | st.builds(Await, signed) | st.builds(Copy, signed, signed, signed), _nested, max_leaves=4,
+    | collectives | st.builds(Await, signed) | st.builds(Copy, signed, signed, signed)
+    | st.builds(CallHost, signed, tuples(signed, 3), tuples(signed, 3)), _nested, max_leaves=4,
 )  # fmt: skip
 buffers = st.builds(Buffer, dtypes, shapes, signed, st.sampled_from(BUFFER_SPACES))
 ports = st.builds(Port, names, dtypes, shapes, signed, st.booleans(), st.booleans(), names, tuples(tuples(signed, 3), 3))

@@ -111,10 +111,14 @@ def _step_that_tells(names: Names) -> Any:
     return len(names["norms"]) == 1 and loss > 0
 
 
+def _asks(names: Names) -> Any:
+    return np.array_equal(tpuflow.jit(names["scaled"])(X[0]), 2 * np.sort(X[0]))
+
+
 def _with_axes() -> Names:
     params, batch = _lanes(2)
     given = {"train_step": _averaging_step, "loss_of": _loss, "norms": [], "batch": (X, Y), "data": [batch], "state": params}
-    return {**given, "jax": jax, "optax": optax, "tpuflow": tpuflow}
+    return {**given, "jax": jax, "np": np, "next_scale": lambda: np.float32(2), "optax": optax, "tpuflow": tpuflow}
 
 
 def _language_model() -> Names:
@@ -248,7 +252,7 @@ PAGES: Mapping[str, Page] = {
         {"epochs=5": "epochs=1"},
     ),
     "docs/diffusion.md": Page(_diffusion, (lambda n: len(n["tables"].timestep) == 20 and n["latents"].shape == n["noisy"].shape,)),
-    "docs/jax.md": Page(_with_axes, (_steps_of_axes, _step_that_tells, lambda n: len(n["norms"]) == 2)),
+    "docs/jax.md": Page(_with_axes, (_steps_of_axes, _step_that_tells, _asks, lambda n: len(n["norms"]) == 2)),
     "docs/language_models.md": Page(
         _language_model, (_written_as_read, _is_generated), {"new_tokens=64": "new_tokens=4"}
     ),

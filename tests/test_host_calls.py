@@ -17,6 +17,8 @@ from jax.experimental import io_callback
 import tpuflow
 from tpuflow.device.runtime import Executable
 from tpuflow.errors import ProgramFileError, UnsupportedPrimitiveError
+from tpuflow.isa.assembler import assemble
+from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.file import to_bytes
 
 X = np.arange(4, dtype=np.float32)
@@ -256,9 +258,158 @@ def test_what_only_tells_the_host_is_a_call_too(ordered: bool) -> None:
     assert told == [0, 0, 1, 3]
 
 
-def test_a_call_whose_result_is_needed_is_refused() -> None:
-    def asks(x: Any) -> Any:
-        return io_callback(np.sort, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+# --- calls whose results the step needs
 
-    with pytest.raises(UnsupportedPrimitiveError, match=r"test_host_calls\.py.*'io_callback'.*whose results the step needs"):
-        tpuflow.jit(asks)(X)
+ASKED: list[float] = []
+NUMBER = jax.ShapeDtypeStruct((), np.float32)
+
+
+def asked(x: Any) -> Any:
+    """How many calls there were."""
+
+    def count(x: Any) -> Any:
+        ASKED.append(float(x))
+        return np.float32(len(ASKED))
+
+    return io_callback(count, NUMBER, x, ordered=True)
+
+
+def told(x: Any) -> None:
+    io_callback(lambda x: ASKED.append(-float(x)), None, x, ordered=True)
+
+
+def sorted_by_host(x: Any) -> Any:
+    return jax.pure_callback(np.sort, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="sequential")
+
+
+def of_several_types(x: Any) -> Any:
+    types = (jax.ShapeDtypeStruct((2,), jnp.bfloat16), jax.ShapeDtypeStruct((2, 2), np.bool_), jax.ShapeDtypeStruct((), np.int32))
+
+    def host(a: Any, b: Any, c: Any) -> Any:
+        return np.asarray(a).reshape(4)[1:3], np.asarray(b) > 1, np.asarray(c).sum()
+
+    return jax.pure_callback(host, types, x.astype(jnp.bfloat16), x.reshape(2, 2), x.astype(jnp.float16) > 2)
+
+
+def of_complex_numbers(x: Any) -> Any:
+    z = lax.complex(x, -x)
+    jax.debug.callback(lambda z: ASKED.append(float(np.imag(z).sum())), z)
+    return jax.pure_callback(lambda z: (z * 2j, z.real), (z, x), z)
+
+
+def of_stored_types(x: Any) -> Any:
+    arrays = (x.astype(jnp.int4), x.astype(jnp.float8_e4m3fn), x.astype(jnp.uint2))
+    return jax.pure_callback(lambda *arrays: [np.asarray(x)[::-1] for x in arrays], arrays, *arrays)
+
+
+def asked_in_loops(x: Any) -> Any:
+    def body(carry: Any, row: Any) -> Any:
+        told(carry)
+        return asked(row) + carry, lax.fori_loop(0, 2, lambda i, y: asked(y) * 2, row)
+
+    return lax.scan(body, x[0], x)
+
+
+def asked_until(x: Any) -> Any:
+    return lax.while_loop(lambda x: asked(x.sum()) < 9, lambda x: (told(x[0]), sorted_by_host(-x))[1], x)
+
+
+def asked_in_branches(x: Any) -> Any:
+    def trip(i: Any, x: Any) -> Any:
+        return lax.switch(i, [lambda x: x + asked(x[1]), lambda x: (told(x[2]), x)[1], lambda x: sorted_by_host(-x)], x)
+
+    return lax.fori_loop(0, 4, trip, x)
+
+
+@jax.custom_jvp
+def square_by_host(x: Any) -> Any:
+    return jax.pure_callback(lambda x: x * x, x, x)
+
+
+square_by_host.defjvp(lambda x, t: (square_by_host(*x), 2 * x[0] * t[0]))
+
+
+def checked(x: Any) -> Any:
+    import equinox
+
+    return equinox.error_if(2 * x, x.sum() > 100, "too large")
+
+
+ANSWERED: dict[str, Callable[[Any], Any]] = {
+    "in a row": lambda x: (asked(x[1]), told(x[0]), sorted_by_host(-x) + asked(x[3])),
+    "of several types": of_several_types,
+    "of complex numbers": of_complex_numbers,
+    "of types that are only stored": of_stored_types,
+    "in loops": asked_in_loops,
+    "until": asked_until,
+    "in branches": asked_in_branches,
+    "under vmap": lambda x: jax.vmap(sorted_by_host)(jnp.stack([-x, x])),
+    "under grad": jax.value_and_grad(lambda x: square_by_host(x).sum()),
+    "in a called function": lambda x: tpuflow.jit(asked_in_loops)(x),
+    "in a check of Equinox's": checked,
+    "of nothing": lambda x: (asked(3.0), jax.pure_callback(lambda x: x, x[:0], x[:0]), jax.pure_callback(lambda: 2.0, NUMBER)),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"fidelity": "bitexact"}, {"engine": "reference"}], ids=["fast", "bitexact", "reference"])
+@pytest.mark.parametrize("name", ANSWERED)
+def test_what_the_host_answers_is_as_under_jax(name: str, options: Any) -> None:
+    found = []
+    for jit in (jax.jit, lambda f: tpuflow.jit(f, **options)):
+        ASKED.clear()
+        results = jax.tree.map(np.asarray, jit(ANSWERED[name])(X))
+        jax.effects_barrier()
+        found.append(([(x.dtype, x.shape, x.tobytes()) for x in jax.tree.leaves(results)], [*ASKED]))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+@pytest.mark.parametrize("returned", ["an error", "another type"])
+def test_what_a_function_raises_is_raised_at_the_caller_and_the_next_call_runs(engine: str, returned: str) -> None:
+    good: list[bool] = [False]
+
+    def host(x: Any) -> Any:
+        if not good[0] and returned == "an error":
+            raise ValueError("three")
+        return x if good[0] else np.asarray(x)[1:]
+
+    message = "three" if returned == "an error" else r"test_host_calls\.py:\d+.*returned \(float32\[3\]\); expected \(float32\[4\]\)"
+    step = tpuflow.jit(lambda x: io_callback(host, x, x + 1, ordered=True), engine=engine)
+    with pytest.raises(Exception, match=message):
+        jax.block_until_ready(step(X))
+    good[0] = True
+    np.testing.assert_array_equal(step(X), X + 1)
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+@pytest.mark.parametrize("size", [-1, 0, 3])
+def test_a_sink_asks_in_every_step(size: int, engine: str) -> None:
+    ASKED.clear()
+    batches = [np.full(3, i, np.float32) for i in range(6)]
+    epochs = 6 // size if size > 0 else 1
+
+    def step(state: Any, batch: Any) -> Any:
+        return state + asked(batch[0]), {"n": state}
+
+    loop = tpuflow.sink(step, batches, size, state=np.float32(0), epochs=epochs, engine=engine)
+    assert sum(sunk.steps for sunk in loop) == 6
+    assert ASKED == [0, 1, 2, 3, 4, 5] and float(loop.state) == 21
+
+
+def test_the_chip_waits_for_what_crosses_the_link_and_a_round_trip_of_the_host() -> None:
+    x = np.zeros(1 << 20, np.float32)
+    compiled = tpuflow.jit(lambda x: sorted_by_host(x), chip="tpu-v4").lower(x).compile()
+    chip, time = compiled.executable.program.chip, compiled.executable.time()
+    expected = 2 * x.nbytes / chip.host_bytes_per_second + chip.launch_seconds
+    assert time.feed_picoseconds * 1e-12 == pytest.approx(expected + time.machine.calibration.step_seconds)
+    program = compiled.executable.program
+    assert assemble(disassemble(program)) == program
+    with pytest.raises(ProgramFileError, match=r"calls Python on the host.*test_host_calls\.py"):
+        to_bytes(program)
+
+
+def test_several_chips_cannot_ask() -> None:
+    mesh, rows = jax.sharding.AbstractMesh((2,), ("i",)), jax.sharding.PartitionSpec("i")
+    step = jax.shard_map(sorted_by_host, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
+    with pytest.raises(UnsupportedPrimitiveError, match=r"test_host_calls\.py:\d+.*called for results.*'i': 2.*one chip can"):
+        tpuflow.jit(step)(np.zeros((2, 4), np.float32))

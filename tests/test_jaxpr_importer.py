@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
 
 from tests.cases import CASES, QUICK, ROWS, Case, assert_close
 from tests.coverage import primitives_of_jax
@@ -194,6 +195,18 @@ def test_the_same_program_has_the_same_text_twice() -> None:
     state = OPTIMIZERS["adam"].init(params)  # pyright: ignore
     texts = {str(graph_of(_mlp_step(OPTIMIZERS["adam"]), params, state, x, y)) for _ in range(2)}
     assert len(texts) == 1
+
+
+def test_a_primitive_of_a_library_is_what_its_author_defines_in_functions_of_jax() -> None:
+    scaled, read = Primitive("scaled"), Primitive("read")
+    scaled.def_impl(lambda x, *, by: jnp.tanh(x) * by)
+    read.def_impl(lambda x: np.float32(float(x)))
+    for primitive in (scaled, read):
+        primitive.def_abstract_eval(lambda x, **_: x)
+    (found,) = interpret(graph_of(lambda x: scaled.bind(x, by=2.0), np.float32(1)), np.float32(1))
+    np.testing.assert_allclose(found, np.tanh(np.float32(1)) * 2, rtol=1e-6)
+    with pytest.raises(UnsupportedPrimitiveError, match="no lowering rule for jaxpr primitive 'read'"):
+        graph_of(read.bind, np.float32(1))
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------------

@@ -114,6 +114,7 @@ MAY_USE_INTERNALS = {
     "tpuflow.jaxprs.modules": JAX_INTERNALS,
     "tpuflow.jaxprs.partitioner": ("jaxlib",),
     "tpuflow.jaxprs.plugins": JAX_INTERNALS,
+    "tpuflow.jaxprs.python_calls": JAX_INTERNALS,
     "tpuflow.jaxprs.processes": ("jax.experimental",),
     "tpuflow.jaxprs.versions": JAX_INTERNALS,
     "tpuflow.lower.importers.stablehlo.compat": ("jaxlib",),

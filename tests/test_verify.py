@@ -20,9 +20,10 @@ from tpuflow.dtypes import BF16, F16, F32, PRED, S32, U32
 from tpuflow.errors import ProgramError
 from tpuflow.isa import dma, matrix, vector
 from tpuflow.isa.bounds import Bound
+from tpuflow.isa.calls import HostFunction
 from tpuflow.isa.contraction import SlidingAxis
 from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window, WindowAxis
-from tpuflow.isa.program import Infeed, Kernel, Loop, Outfeed, Program, Switch, While
+from tpuflow.isa.program import CallHost, Infeed, Kernel, Loop, Outfeed, Program, Switch, While
 
 PROGRAMS = programs.all_programs()
 
@@ -92,6 +93,11 @@ def test_blocks_that_do_not_fit_are_refused() -> None:
     refuses(replace(loop, code=(Loop(99, ()),)), "loop 0: buffer 99 does not exist")
     refuses(replace(feed, code=(Infeed(1, 2),)), "infeed 0: port 1 does not exist; the program has 1 infeeds")
     refuses(replace(feed, code=(Outfeed(0, 0),)), r"outfeed 0: buffer 0 is s32\[\], port 'totals' f32\[10, 20\]; expected the same")
+    array = ((F32, (20, 130)),)
+    asks = replace(loop, functions=(HostFunction(np.sort, "", array, array),))
+    refuses(replace(loop, code=(CallHost(0, (1,), (1,)),)), "callhost 0: function 0 of the host does not exist; the program has 0")
+    refuses(replace(asks, code=(CallHost(0, (), (1,)),)), r"callhost 0: has sources \[\]; expected 1")
+    refuses(replace(asks, code=(CallHost(0, (1,), (3,)),)), r"buffer 3 of its targets is s32\[\]; expected the elements of f32\[20, 130\]")
     deep: Any = ()
     for _ in range(80):
         deep = (Loop(0, deep),)

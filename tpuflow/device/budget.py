@@ -15,7 +15,7 @@ import numpy as np
 from tpuflow.device.timing.trips import known_trips
 from tpuflow.isa.collectives import Await, Collective, Position
 from tpuflow.isa.loop_nest import LoopNest
-from tpuflow.isa.program import Block, Copy, Infeed, Kernel, Loop, Moving, Outfeed, Program, Switch, While, walk
+from tpuflow.isa.program import Block, CallHost, Copy, Infeed, Kernel, Loop, Moving, Outfeed, Program, Switch, While, walk
 
 SCALE = 2**29  # a limit is counted in this many units at most, so that the fast engine can count in s32
 
@@ -102,6 +102,7 @@ def _sources(program: Program) -> tuple[Mapping[int, int], Mapping[int, int]]:
     counts = {block.trips for block in blocks if isinstance(block, Loop)}
     written = {w.buffer for b in blocks if isinstance(b, Kernel) for i in b.instructions for role, w in i.windows() if role == "write"}
     written |= {b.buffer for b in blocks if isinstance(b, Infeed | Position)} | {b.target for b in blocks if isinstance(b, Moving)}
+    written |= {target for b in blocks if isinstance(b, CallHost) for target in b.targets}
     inputs = {p.buffer: n for n, p in enumerate(program.inputs) if p.buffer in counts - written}
     return known_trips(program), inputs
 
@@ -146,5 +147,5 @@ class _Count:
 
 _WORK: Mapping[type, Callable[..., int]] = {
     Kernel: _Count.kernel, Loop: _Count.loop, While: _Count.loop, Switch: _Count.switch,
-    **dict.fromkeys((Infeed, Outfeed, Position, Collective, Await, Copy), _Count.alone),
+    **dict.fromkeys((Infeed, Outfeed, Position, Collective, Await, Copy, CallHost), _Count.alone),
 }  # fmt: skip

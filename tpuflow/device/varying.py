@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tpuflow.isa.collectives import KINDS, Await, Collective, Position
 from tpuflow.isa.instruction import Tile
-from tpuflow.isa.program import Block, Copy, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While, walk
+from tpuflow.isa.program import Block, CallHost, Copy, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While, walk
 
 Axes = frozenset[int]
 NONE: Axes = frozenset()
@@ -75,7 +75,7 @@ class _Spread:
                 self._add(block.target, self.buffers[block.source] | around)
             case Loop() | While() | Switch():
                 self._control(block, around)
-            case Outfeed() | Await():
+            case Outfeed() | Await() | CallHost():  # which is for one chip
                 pass
 
     def _control(self, block: Loop | While | Switch, around: Axes) -> None:

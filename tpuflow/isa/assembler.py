@@ -30,6 +30,7 @@ from tpuflow.isa.program import (
     SECTIONS,
     Block,
     Buffer,
+    CallHost,
     Constant,
     Copy,
     GridAxis,
@@ -285,6 +286,17 @@ def _copy(cursor: Cursor, lines: Lines, depth: int) -> Copy:
     return Copy(*_numbers(cursor, "source", "target", "semaphore"))
 
 
+def _call_host(cursor: Cursor, lines: Lines, depth: int) -> CallHost:
+    (function,) = _values_of(cursor, "function")
+    ends = []
+    for name in ("sources", "targets"):
+        cursor.expect(name)
+        cursor.expect("=")
+        ends.append(cursor.items(cursor.buffer, "[", "]"))
+    cursor.end()
+    return CallHost(function, *ends)
+
+
 # ---- kernels
 
 
@@ -339,5 +351,5 @@ def _instructions(lines: Lines, depth: int, section: str, names: Names) -> list[
 
 _BLOCKS: dict[str, Callable[[Cursor, Lines, int], Block]] = {
     "kernel": _kernel, "loop": _loop, "while": _while, "switch": _switch, "infeed": _infeed, "outfeed": _outfeed,
-    "position": _position, "collective": _collective, "await": _await, "copy": _copy,
+    "position": _position, "collective": _collective, "await": _await, "copy": _copy, "callhost": _call_host,
 }  # fmt: skip

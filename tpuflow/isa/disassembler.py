@@ -47,11 +47,11 @@ from tpuflow.isa.codec import Table
 from tpuflow.isa.collectives import Collective, MeshAxis
 from tpuflow.isa.file import MAJOR, MINOR, debug_fault
 from tpuflow.isa.instruction import QUEUE_CODES, Instruction, Tile, TileAxis, Window, WindowAxis
-from tpuflow.isa.program import Block, Buffer, Constant, Kernel, Port, Program, children
+from tpuflow.isa.program import Block, Buffer, CallHost, Constant, Kernel, Port, Program, children
 
 PORT_SECTIONS = ("inputs", "outputs", "infeeds", "outfeeds")
 POSITIONAL = ("tile", "tiles", "window")  # kinds of fields that an instruction shows without their name
-UNBUFFERED = ("port", "axis", "semaphore")  # numbers of a block that are no buffers
+UNBUFFERED = ("port", "axis", "semaphore", "function")  # numbers of a block that are no buffers
 SHORT_CONSTANT_ELEMS = 16
 HEX_BYTES_A_LINE = 64
 USUAL_NAN = bytes.fromhex("7ff8000000000000")
@@ -215,6 +215,9 @@ def _block(block: Block) -> Iterator[str]:
     if isinstance(block, Collective):
         yield _commented(_collective(block), block.where or None)
         return
+    if isinstance(block, CallHost):
+        yield f"callhost function={block.function} sources={_buffers(block.sources)} targets={_buffers(block.targets)}"
+        return
     numbers = ((f.name, getattr(block, f.name)) for f in fields(block))
     marks = [f"{name}={'' if name in UNBUFFERED else 'b'}{value}" for name, value in numbers if not isinstance(value, tuple)]
     yield " ".join((type(block).__name__.lower(), *marks))
@@ -222,6 +225,10 @@ def _block(block: Block) -> Iterator[str]:
         yield f"  {name}"
         for nested in blocks:
             yield from (f"    {line}" for line in _block(nested))
+
+
+def _buffers(numbers: Iterable[int]) -> str:
+    return f"[{', '.join(f'b{n}' for n in numbers)}]"
 
 
 def _collective(c: Collective) -> str:

@@ -17,7 +17,7 @@ from tpuflow.isa.collectives import Await, Collective, MeshAxis, Position
 from tpuflow.isa.contraction import SlidingAxis
 from tpuflow.isa.disassembler import instruction_text
 from tpuflow.isa.instruction import QUEUES, FieldKind, Instruction, Tile, TileAxis, Window, WindowAxis
-from tpuflow.isa.program import Buffer, Constant, Copy, GridAxis, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While
+from tpuflow.isa.program import Buffer, CallHost, Constant, Copy, GridAxis, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While
 
 PATH = Path(__file__).parents[2] / "docs" / "ISA.md"
 RECORDS = (
@@ -37,6 +37,7 @@ RECORDS = (
     Collective,
     Await,
     Copy,
+    CallHost,
     Tile,
     TileAxis,
     Window,

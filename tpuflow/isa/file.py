@@ -27,7 +27,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tpuflow.errors import ProgramFileError, listed
-from tpuflow.isa.calls import sources
 from tpuflow.isa.codec import codec_of, record_codec
 from tpuflow.isa.collectives import Collective
 from tpuflow.isa.program import Block, Kernel, Loop, Program, Switch, While, walk
@@ -117,10 +116,10 @@ def to_bytes(program: Program) -> bytes:
     Raises:
       ProgramFileError: the Program holds something that has no place in a file.
     """
-    if program.calls:
+    if program.host_lines:
         raise ProgramFileError(
-            f"cannot write the program: it calls Python on the host, which has no place in a file, at {listed(sources(program.calls))}. "
-            "Take jax.debug.print and jax.debug.callback out of what is saved."
+            f"cannot write the program: it calls Python on the host, which has no place in a file, at {listed(program.host_lines)}. "
+            "Take jax.debug.print, jax.debug.callback, io_callback and pure_callback out of what is saved."
         )
     sections = [(name, _encode(program, name)) for name in SECTIONS]
     debug = _encode_debug(program)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from tpuflow.isa.collectives import Await, Collective, Position
-from tpuflow.isa.program import Block, Copy, Infeed, Kernel, Loop, Moving, Outfeed, Program, Switch, While, children
+from tpuflow.isa.program import Block, CallHost, Copy, Infeed, Kernel, Loop, Moving, Outfeed, Program, Switch, While, children
 
 
 class Timeline:
@@ -76,6 +76,8 @@ def touched(block: Block) -> Iterator[tuple[int, str]]:
             yield block.index, ""
         case Infeed() | Outfeed() | Position():
             yield block.buffer, ""
+        case CallHost():
+            yield from ((buffer, "") for buffer in (*block.targets, *block.sources))
         case Collective():
             yield block.target, block.where
             yield block.source, block.where

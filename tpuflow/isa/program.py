@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from tpuflow.chips.chip import Chip
 from tpuflow.dtypes import DType
-from tpuflow.isa.calls import Call, count
+from tpuflow.isa.calls import Call, HostFunction, count, sources
 from tpuflow.isa.collectives import Await, Collective, Cut, MeshAxis, Position
 from tpuflow.isa.instruction import Instruction
 
@@ -185,7 +185,16 @@ class Copy:
     semaphore: int
 
 
-Block = Kernel | Loop | While | Switch | Infeed | Outfeed | Position | Collective | Await | Copy
+@dataclass(frozen=True, slots=True)
+class CallHost:
+    """Send `sources` to the host, call its function number `function` with them, and wait until what that returns is in `targets`."""
+
+    function: int
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+Block = Kernel | Loop | While | Switch | Infeed | Outfeed | Position | Collective | Await | Copy | CallHost
 Moving = Collective | Copy
 """What is on its way until an `Await` of its semaphore."""
 
@@ -227,7 +236,8 @@ class Program:
 
     `mesh` are the axes of the chips that run it, all of them the same; without any it is for one chip.
 
-    `calls` is what the host does with the items of the first outfeed ports; it is the host's alone, and not in a file.
+    `calls` is what the host does with the items of the first outfeed ports, `functions` what `CallHost` blocks call, by number. Both
+    are the host's alone, and not in a file.
     """
 
     chip: Chip
@@ -242,6 +252,12 @@ class Program:
     name: str = field(default="", compare=False)
     buffer_names: tuple[str, ...] = field(default=(), compare=False)
     calls: tuple[Call, ...] = field(default=(), compare=False)
+    functions: tuple[HostFunction, ...] = field(default=(), compare=False)
+
+    @property
+    def host_lines(self) -> tuple[str, ...]:
+        """The user's lines that call the host."""
+        return (*sources(self.calls), *(f.source for f in self.functions))
 
     @property
     def call_ports(self) -> int:

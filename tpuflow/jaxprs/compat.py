@@ -172,13 +172,51 @@ def calls_host(jaxpr: Any) -> bool:
     return any(isinstance(e, _HOST_EFFECTS) for e in jaxpr.effects)
 
 
+CALLS_OF_THE_HOST: dict[Any, Callable[..., Any]] = {
+    debugging.debug_print_p: debugging.debug_print_p.impl,
+    debugging.debug_callback_p: debugging.debug_callback_p.impl,
+    callback.io_callback_p: callback.io_callback_impl,
+    callback.pure_callback_p: callback.pure_callback_impl,
+}
+"""The primitives, and what each does when it is come to."""
+
+
 def host_function(equation: Equation) -> Callable[..., Any] | None:
-    """What a `jax.debug.print`, a `jax.debug.callback`, or an `io_callback` without results, does with its arrays, the words of random
-    keys; None for other equations."""
-    only_tells = equation.primitive is callback.io_callback_p and not equation.outvars
-    if equation.primitive not in HOST_PRIMITIVES and not only_tells:
+    """What a `jax.debug.print`, `jax.debug.callback`, `io_callback` or `pure_callback` does with its arrays, the words of random keys; None
+    for other equations."""
+    function = CALLS_OF_THE_HOST.get(equation.primitive)
+    return None if function is None else functools.partial(function, **equation.params)
+
+
+def waits_for_host(jaxpr: Jaxpr) -> bool:
+    """Whether there is a call of the host in a jaxpr, or in those within, whose results are needed."""
+    return _waits(jaxpr, set())
+
+
+def _waits(jaxpr: Jaxpr, known: set[int]) -> bool:
+    """`known`: jaxprs that do not."""
+    if id(jaxpr) in known:
+        return False
+    for equation in jaxpr.eqns:
+        if equation.primitive in CALLS_OF_THE_HOST and equation.outvars:
+            return True
+        if any(_waits(inner, known) for inner in inner_jaxprs(equation)):
+            return True
+    known.add(id(jaxpr))
+    return False
+
+
+def own_definition(equation: Equation) -> ClosedJaxpr | None:
+    """What a primitive of a library computes, as its author defines it (`def_impl`); None if that is not said in functions of JAX."""
+    implementation = vars(equation.primitive).get("impl")
+    if implementation is None or isinstance(implementation, functools.partial):  # such as JAX's, which compiles the primitive
         return None
-    return functools.partial(equation.primitive.impl, **equation.params)
+    avals = [v.aval for v in equation.invars]
+    with jax.disable_jit(False):
+        try:
+            return jax.make_jaxpr(functools.partial(implementation, **equation.params))(*avals)
+        except jax.errors.JAXTypeError:  # it computes with numbers, not with arrays
+            return None
 
 
 # --- operations one by one --------------------------------------------------------------------------------------------

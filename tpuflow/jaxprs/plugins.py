@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import re
 import types
 from collections.abc import Callable, Sequence
@@ -22,9 +23,9 @@ from jaxlib import xla_client
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from tpuflow.errors import UnsupportedPrimitiveError
 from tpuflow.jaxprs.protobuf import fields, packed
 
+_log = logging.getLogger("tpuflow.pjrt")
 _ONLY_DURING_CALL = xla_client._xla.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
 
 
@@ -60,35 +61,28 @@ def _capsule(address: int) -> Any:
 
 
 def lower_host_calls(platform: str, target: str, enlist: Callable[[Callable[..., Any]], int]) -> None:
-    """Let `jax.debug.print`, `jax.debug.callback`, and `io_callback` without results become custom calls of this target on a platform, with
+    """Let `jax.debug.print`, `jax.debug.callback`, `io_callback` and `pure_callback` become custom calls of this target on a platform, with
     the number that `enlist` gives what they do as their backend_config. Ordered ones need no token: a Program's calls are made in its
-    order. Calls with results are refused when they are lowered."""
+    order."""
 
-    def rule(context: Any, *operands: Any, primitive: Any, **params: Any) -> tuple[()]:
-        if context.avals_out:
-            raise UnsupportedPrimitiveError(
-                _WAITS.format(where=source_of(ir.Location.current) or "unknown source line", name=primitive.name)
-            )
-        number = enlist(functools.partial(_call_on_cpu, _callback(primitive, params)))
+    def rule(context: Any, *operands: Any, primitive: Any, **params: Any) -> Sequence[Any]:
+        number = enlist(functools.partial(_call_on_cpu, _callback(primitive, params), f"jax.{primitive.name}"))
         attributes = {
             "call_target_name": ir.StringAttr.get(target),
             "has_side_effect": ir.BoolAttr.get(True),
             "backend_config": ir.StringAttr.get(str(number)),
             "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 2),
         }
-        ir.Operation.create("stablehlo.custom_call", [], list(operands), attributes)
+        types = [ir.RankedTensorType.get(a.shape, mlir.dtype_to_ir_type(a.dtype)) for a in context.avals_out]
+        call = ir.Operation.create("stablehlo.custom_call", types, list(operands), attributes)
         context.set_tokens_out(context.tokens_in)
-        return ()
+        return list(call.results)
 
     for primitive in _HOST_CALLS:
         mlir.register_lowering(primitive, functools.partial(rule, primitive=primitive), platform=platform)
 
 
 _HOST_CALLS = (debugging.debug_print_p, debugging.debug_callback_p, callback.io_callback_p, callback.pure_callback_p)
-_WAITS = (
-    "{where}: {name!r} with results, for which the program would wait for the host; the device does not. Call the host before the program "
-    "and pass in what it gives, or return what it needs; io_callback without results and jax.debug.callback tell it of arrays."
-)
 
 
 def source_of(location: Any) -> str:
@@ -113,12 +107,18 @@ def _callback(primitive: Any, params: dict[str, Any]) -> Callable[..., Any]:
     return debugging._make_flat_callback(params["in_tree"], show, params["static_args"])
 
 
-def _call_on_cpu(function: Callable[..., Any], *arrays: np.ndarray) -> None:
-    """Call with arrays of the CPU client underneath: what JAX does on its CPU backend, which need not be there."""
+def _call_on_cpu(function: Callable[..., Any], name: str, *arrays: np.ndarray) -> list[np.ndarray]:
+    """The results of a call with arrays of the CPU client underneath: what JAX does on its CPU backend, which need not be there. If it
+    fails, the log has its `name`, as JAX's has."""
     device = cpu_device()
     sharding = SingleDeviceSharding(device)
     with jax.default_device(device):
-        function(*[place(np.asarray(x), device, sharding) for x in arrays])
+        try:
+            found = function(*[place(np.asarray(x), device, sharding) for x in arrays])
+        except BaseException:
+            _log.exception("%s failed", name)
+            raise
+        return [np.asarray(x) for x in found or ()]
 
 
 def stablehlo_versions() -> tuple[Sequence[int], Sequence[int]]:

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from tpuflow.chips import Chip
 from tpuflow.errors import CompileError
-from tpuflow.isa.calls import Call, count
+from tpuflow.isa.calls import Call, HostFunction, count
 from tpuflow.isa.collectives import Await, Collective, MeshAxis, Position
-from tpuflow.isa.program import Block, Infeed, Loop, Outfeed, Port, Program, Switch, While
+from tpuflow.isa.program import Block, CallHost, Infeed, Loop, Outfeed, Port, Program, Switch, While
 from tpuflow.lower.bus_price import bus_price
 from tpuflow.lower.emit import Repeated, emit_copy, emit_node
 from tpuflow.lower.graph.graph import Graph, Node, Value
@@ -88,6 +88,7 @@ def assemble(graph: Graph, plan: MemoryPlan, chip: Chip, interface: Interface, t
         name=graph.name,
         buffer_names=plan.names,
         calls=interface.calls,
+        functions=tuple(assembler.functions),
     )
 
 
@@ -152,6 +153,7 @@ class _Assembler:
     moving: dict[Value, int] = field(default_factory=dict)
     infeeds: dict[int, Value] = field(default_factory=dict)
     outfeeds: dict[int, Value] = field(default_factory=dict)
+    functions: list[HostFunction] = field(default_factory=list)
     splats: dict[Value, int | float | bool] = field(default_factory=dict)
     repeated: Repeated = field(default_factory=Repeated)
 
@@ -205,6 +207,12 @@ class _Assembler:
         port = self._port(self.outfeeds, node, node.inputs[0])
         return [Outfeed(port, self.plan.block_buffer_of[node])]
 
+    def call_host(self, node: Node) -> list[Block]:
+        """A call that the device waits for."""
+        ends = (tuple(self.plan.buffer_of[v] for v in values) for values in (node.inputs, node.results))
+        self.functions.append(node.attrs["function"])
+        return [CallHost(len(self.functions) - 1, *ends)]
+
     def position(self, node: Node) -> list[Block]:
         """A scalar that says where the chip is."""
         return [Position(self.axes[node.attrs["axis"]], self.plan.buffer_of[node.result])]
@@ -237,6 +245,7 @@ _BLOCKS: Mapping[str, Callable[[_Assembler, Node], list[Block]]] = {
     "switch": _Assembler.switch,
     "infeed": _Assembler.infeed,
     "outfeed": _Assembler.outfeed,
+    "call_host": _Assembler.call_host,
     "position": _Assembler.position,
     "start": _Assembler.start,
     "await": _Assembler.await_,

@@ -133,7 +133,7 @@ class Walk:
             return self._scan(equation, operands, gradients)
         if name == "cond" and params.get("branches_platforms") is None:
             return self._cond(equation, operands, gradients)
-        if host_function(equation) is not None:
+        if host_function(equation) is not None and not equation.outvars:
             return []  # told by the step itself
         if name == "shard_map" and params["mesh"].size == 1 and self.shards is None:
             return replace(self, shards=Shards.of(equation)).run(params["jaxpr"], operands, gradients)

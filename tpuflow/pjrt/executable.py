@@ -124,7 +124,7 @@ class Loaded(ApiObject):
         """
         from tpuflow.isa.file import to_bytes
 
-        if self.program.calls:
+        if self.program.host_lines:
             raise Unimplemented(f"{self.program.name!r} calls functions of this process (callbacks); a file cannot hold them.")
         return Text(enveloped(self.own, to_bytes(self.program)))
 

@@ -19,7 +19,7 @@ from tpuflow.pjrt.failures import Unimplemented
 STACK_BYTES = 256 * 2**20
 
 HOST_FUNCTIONS: list[Callable[..., Any]] = []
-"""What programs print and call (`jax.debug.print`, `jax.debug.callback`), by the number that their custom calls have."""
+"""What programs call on the host (`jax.debug.print`, `pure_callback` and the like), by the number that their custom calls have."""
 
 
 def compile_module(client: Client, module: bytes, options: bytes) -> Loaded:

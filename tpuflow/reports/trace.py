@@ -13,12 +13,12 @@ from tpuflow.chips.chip import Chip
 from tpuflow.device.timing.collectives import LinkQueue, collective_row
 from tpuflow.device.timing.copies import CopyQueue, copy_row
 from tpuflow.device.timing.prices import PICOSECONDS, picoseconds
-from tpuflow.device.timing.program import fed_wait, is_fed
+from tpuflow.device.timing.program import call_wait, fed_wait, is_fed
 from tpuflow.device.timing.record import Event, record
 from tpuflow.device.timing.result import KernelRow
 from tpuflow.isa.collectives import Await, Collective
 from tpuflow.isa.instruction import QUEUES
-from tpuflow.isa.program import Block, Copy, Infeed, Kernel, Loop, Outfeed, Switch, While
+from tpuflow.isa.program import Block, CallHost, Copy, Infeed, Kernel, Loop, Outfeed, Switch, While
 from tpuflow.reports.files import write_json
 from tpuflow.reports.memory import MIB
 from tpuflow.reports.profile import Profile, place_in
@@ -138,6 +138,14 @@ class _Tracer:
                 self.begun[block.semaphore] = self.now
             case Await():
                 self._await(block)
+            case CallHost():
+                self._call_host(block)
+
+    def _call_host(self, block: CallHost) -> None:
+        function = self.profile.program.functions[block.function]
+        wait = call_wait(self.profile.time.machine, function)
+        self._event(CHIP, KERNELS, "wait for a call of the host", self.now, wait, {"bytes": function.bytes, "source": function.source})
+        self.now += wait
 
     def _await(self, block: Await) -> None:
         if block.semaphore in self.copies:

@@ -26,7 +26,7 @@ class MemoryAnalysis:
     @property
     def generated_code_size_in_bytes(self) -> int:
         """Size of the Program's file without names and constants. Found when asked for: it takes as long as saving the Program."""
-        return len(to_bytes(replace(self.program.strip(), calls=()))) - sum(len(c.data) for c in self.program.constants)
+        return len(to_bytes(replace(self.program.strip(), calls=(), functions=()))) - sum(len(c.data) for c in self.program.constants)
 
     def as_dict(self) -> dict[str, int]:
         """Every figure by name."""

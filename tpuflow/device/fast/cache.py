@@ -18,7 +18,10 @@ _lock = threading.Lock()
 
 
 def engine_for(program: Program, fidelity: str, host: Host = DEFAULT) -> FastEngine:
-    """The engine of a verified Program in a fidelity on a host; the least recently used of more than `CAPACITY` is forgotten."""
+    """The engine of a verified Program in a fidelity on a host; the least recently used of more than `CAPACITY` is forgotten. One that
+    calls functions of this process is not known by its code, and has an engine of its own."""
+    if program.functions:
+        return FastEngine(program, fidelity=fidelity, verified=True, host=host)
     key = (code_hash(program), fidelity, host.key)
     with _lock:
         if key not in _engines:

@@ -14,7 +14,7 @@ from tpuflow.device.budget import Budget
 from tpuflow.device.fast.cuts import Cuts, Driven, Segment, Stage
 from tpuflow.device.fast.flight import Counting, Flight, Pace, open_outfeed
 from tpuflow.device.fast.host import DEFAULT, Host, Sizes
-from tpuflow.device.fast.liveness import WORK, Key
+from tpuflow.device.fast.liveness import CALLED, WORK, Key
 from tpuflow.device.fast.stored_executables import Kept
 from tpuflow.device.fast.translate import Translation
 from tpuflow.device.limits import occupied_bytes
@@ -65,7 +65,7 @@ class FastEngine:
         self._lanes = self.translation.lanes
         cuts = Cuts(program, self.translation.liveness, self._lanes.uneven)
         self.segments = cuts.segments()
-        self._waits = not cuts.short or host.over is not None
+        self._waits = not cuts.short or host.over is not None or bool(program.functions)
         options = (
             COMPILER_OPTIONS
             | (EXACT_OPTIONS if fidelity == "bitexact" else {})
@@ -80,7 +80,7 @@ class FastEngine:
         places = {p.buffer: i for i, p in enumerate(program.inputs)}
         only = next(iter(self._stages.values()))
         self._only = only.outputs
-        self.short = cuts.short and len(self._stages) == 1 and not (program.infeeds or program.outfeeds)
+        self.short = cuts.short and len(self._stages) == 1 and not (program.infeeds or program.outfeeds or program.functions)
         """Whether a launch is one executable that is done soon, and talks to nobody: `once` runs it."""
         self._donated, self._kept = ([places[k] for k in keys if k in places] for keys in (only.donates, only.keeps))
 
@@ -118,7 +118,10 @@ class FastEngine:
         inputs, feeds = self._lanes.inputs(inputs, self.host), self._lanes.infeeds([_some(x) for x in infeeds], self.host)
         donated = iter(_distinct(self.host, [x for x, p in zip(inputs, self.program.inputs, strict=True) if p.donated]))
         arrays: dict[Key, Any] = {p.buffer: next(donated) if p.donated else x for x, p in zip(inputs, self.program.inputs, strict=True)}
-        arrays |= {("taken", p): np.int32(start) for p in range(len(self.program.infeeds))} | {WORK: np.int32(budget.start)}
+        arrays |= {("taken", p): np.int32(start) for p in range(len(self.program.infeeds))} | {
+            WORK: np.int32(budget.start),
+            CALLED: np.int32(0),
+        }
         for port in range(len(self.program.outfeeds)):
             arrays |= open_outfeed(self.program, self._lanes, port, capacity, self.host)
         work = Counting(budget, self.translation.workload, start, tuple(x.shape[0] for x in infeeds))

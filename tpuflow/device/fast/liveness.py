@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from tpuflow.isa.collectives import Await, Collective, Position
-from tpuflow.isa.program import Block, Copy, Infeed, Kernel, Loop, Outfeed, Switch, While, children
+from tpuflow.isa.program import Block, CallHost, Copy, Infeed, Kernel, Loop, Outfeed, Switch, While, children
 
 NONE: frozenset[int] = frozenset()
 
 Key = int | tuple[str, int]
 """What a loop carries, and what crosses from one executable to the next: a buffer, the state of a port ("taken" | "sent" | "outfeed",
-port), or one of the two below."""
+port), or one of those below."""
 WORK: Key = ("work", 0)
 """The work done so far, in units of the launch's budget."""
 AGAIN: Key = ("again", 0)
 """Whether a while that was launched some trips at a time goes on."""
+CALLED: Key = ("called", 0)
+"""What every call of the host takes from the one before it and gives to the next, so that they are made in order."""
 
 
 def reads(block: Block) -> frozenset[int]:
@@ -35,6 +37,8 @@ def reads(block: Block) -> frozenset[int]:
             return frozenset((block.buffer,))
         case Collective() | Copy():
             return frozenset((block.source,))
+        case CallHost():
+            return frozenset(block.sources)
         case Infeed() | Position() | Await():
             return frozenset()
     assert_never(block)
@@ -59,6 +63,8 @@ def writes(block: Block) -> frozenset[int]:
             return frozenset((block.buffer,))
         case Collective() | Copy():
             return frozenset((block.target,))
+        case CallHost():
+            return frozenset(block.targets)
         case Loop() | While() | Switch() | Outfeed() | Await():
             return frozenset()
     assert_never(block)
@@ -81,18 +87,20 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """What a block and everything nested in it touches: buffers written, buffers read or written, ports; whether its trips are counted."""
+    """What a block and everything nested in it touches: buffers written, buffers read or written, ports; whether its trips are counted,
+    and whether it calls the host."""
 
     written: frozenset[int]
     touched: frozenset[int]
     infeeds: frozenset[int]
     outfeeds: frozenset[int]
     counted: bool
+    calls: bool
 
     def state(self) -> tuple[Key, ...]:
-        """The keys of its ports, and of the work done."""
+        """The keys of its ports, of the work done, and of calls of the host."""
         ports = [*(("taken", p) for p in sorted(self.infeeds)), *((kind, p) for kind in ("sent", "outfeed") for p in sorted(self.outfeeds))]
-        return (*ports, *((WORK,) if self.counted else ()))
+        return (*ports, *((WORK,) if self.counted else ()), *((CALLED,) if self.calls else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +129,8 @@ class Liveness:
     def uses(self, block: Block) -> Uses:
         """What a block touches, nested blocks included."""
         if id(block) not in self._uses:
-            own = Uses(writes(block), reads(block) | writes(block), _port(block, Infeed), _port(block, Outfeed), id(block) in self._counted)
+            ports, counted = (_port(block, Infeed), _port(block, Outfeed)), id(block) in self._counted
+            own = Uses(writes(block), reads(block) | writes(block), *ports, counted, isinstance(block, CallHost))
             self._uses[id(block)] = _together([own, *(self.uses(b) for _, code in children(block) for b in code)])
         return self._uses[id(block)]
 
@@ -188,7 +197,7 @@ class Liveness:
 
 _FLOWS: Mapping[type, Callable[..., Flow]] = {
     Kernel: Liveness._kernel, Loop: Liveness._loop, While: Liveness._while, Switch: Liveness._switch,
-    **dict.fromkeys((Infeed, Outfeed, Position, Collective, Await, Copy), Liveness._whole_buffers),
+    **dict.fromkeys((Infeed, Outfeed, Position, Collective, Await, Copy, CallHost), Liveness._whole_buffers),
 }  # fmt: skip
 
 
@@ -196,7 +205,7 @@ def _together(uses: Sequence[Uses]) -> Uses:
     written, touched, infeeds, outfeeds = (
         NONE.union(*(getattr(u, name) for u in uses)) for name in ("written", "touched", "infeeds", "outfeeds")
     )
-    return Uses(written, touched, infeeds, outfeeds, any(u.counted for u in uses))
+    return Uses(written, touched, infeeds, outfeeds, any(u.counted for u in uses), any(u.calls for u in uses))
 
 
 def _port(block: Block, kind: type[Infeed] | type[Outfeed]) -> frozenset[int]:

@@ -14,17 +14,18 @@ from jax.sharding import Mesh
 from tpuflow.device.budget import Workload
 from tpuflow.device.fast import liveness
 from tpuflow.device.fast.arithmetic import LaxArithmetic, words
+from tpuflow.device.fast.asking import ask
 from tpuflow.device.fast.cuts import Stage
 from tpuflow.device.fast.kernel import translate_kernel
 from tpuflow.device.fast.lanes import Lanes
-from tpuflow.device.fast.liveness import AGAIN, WORK, Key, Liveness, Step
+from tpuflow.device.fast.liveness import AGAIN, CALLED, WORK, Key, Liveness, Step
 from tpuflow.device.fast.shapes import covers
 from tpuflow.device.verify.footprint import cover, section_trips, store_box
 from tpuflow.dtypes import BF16, F16
 from tpuflow.isa.collectives import KINDS, Await, Collective, Position, sizes_of
 from tpuflow.isa.dma import Load, Store
 from tpuflow.isa.instruction import Window
-from tpuflow.isa.program import Block, Copy, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
+from tpuflow.isa.program import Block, CallHost, Copy, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
 
 COPIED_ELEMS = 2**16
 """Arrays so large are not to be copied before they are overwritten; copies of smaller ones take less time than it takes to avoid them."""
@@ -180,6 +181,8 @@ class _Run:
             case Copy():
                 env[block.target] = self.buffer(env, block.source)
                 self.sources[block.target] = block.source
+            case CallHost():
+                self._call_host(block, env)
             case Await():
                 pass
             case _:
@@ -208,6 +211,12 @@ class _Run:
         received = kind.meaning(c, self.ar, sent, sizes_of(self.program.mesh, c.axes), target.dtype)
         own = received if kind.alike else lanes.own(received, c.axes)
         env[c.target] = self.ar.hold(own.reshape(target.shape), target.dtype)
+
+    def _call_host(self, block: CallHost, env: dict[Any, Any]) -> None:
+        buffers = self.program.buffers
+        sent = [words(self.ar.store(self.buffer(env, s), buffers[s].dtype)) for s in block.sources]
+        env[CALLED], *received = ask(self.program.functions[block.function], env[CALLED], sent)
+        env.update({target: x.reshape(buffers[target].shape) for target, x in zip(block.targets, received, strict=True)})
 
     def _values(self, keys: Sequence[Key], env: dict[Any, Any]) -> list[Any]:
         return [self._lying(k, self.buffer(env, k)) if isinstance(k, int) else env[k] for k in keys]

@@ -17,7 +17,7 @@ from tpuflow.device.reference.plan import KernelPlan
 from tpuflow.errors import HazardError, LaunchError
 from tpuflow.isa.arithmetic import Arithmetic
 from tpuflow.isa.collectives import Await, Collective, Position, position
-from tpuflow.isa.program import Block, Copy, Infeed, Kernel, Loop, Moving, Outfeed, Program, Switch, While, moving_text
+from tpuflow.isa.program import Block, CallHost, Copy, Infeed, Kernel, Loop, Moving, Outfeed, Program, Switch, While, moving_text
 
 KEPT = "where a constant or an input that is not donated lies"
 
@@ -161,6 +161,12 @@ class ChipRun:
         self.sent[block.port].append(self._read(f"outfeed {path}", block.buffer))
         return ()
 
+    def _call_host(self, block: CallHost, path: str) -> Meetings:
+        arrays = [self._read(f"callhost {path}", source) for source in block.sources]
+        for target, x in zip(block.targets, self.program.functions[block.function].answer(arrays), strict=True):
+            self._hbm.write(target, x.reshape(self.program.buffers[target].shape))
+        return ()
+
     # ---- other chips
 
     def _position(self, block: Position, path: str) -> Meetings:
@@ -241,4 +247,5 @@ _BLOCKS: dict[type, Callable[..., Meetings]] = {
     Collective: ChipRun._meet,
     Await: ChipRun._await,
     Copy: ChipRun._copy,
+    CallHost: ChipRun._call_host,
 }

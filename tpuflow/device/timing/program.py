@@ -17,11 +17,12 @@ from tpuflow.device.timing.result import NOTHING, KernelRow, KernelTime, Program
 from tpuflow.device.timing.trips import known_trips
 from tpuflow.dtypes import DType
 from tpuflow.errors import ProgramError
+from tpuflow.isa.calls import HostFunction
 from tpuflow.isa.collectives import Await, Collective, Position
 from tpuflow.isa.instruction import QUEUES, Instruction
 from tpuflow.isa.kernel_keys import KernelForms
 from tpuflow.isa.matrix import MatmulAccumulate
-from tpuflow.isa.program import Block, Copy, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
+from tpuflow.isa.program import Block, CallHost, Copy, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
 from tpuflow.isa.splitting import SPLITS
 
 REMEMBERED = 8192
@@ -86,6 +87,12 @@ def fed_wait(machine: Machine, moved_bytes: int, busy: int) -> int:
     `busy`, also picoseconds; what it takes longer, and handing them over, does not."""
     sending = picoseconds(moved_bytes / machine.chip.host_bytes_per_second)
     return picoseconds(machine.calibration.step_seconds) + max(0, sending - busy)
+
+
+def call_wait(machine: Machine, function: HostFunction) -> int:
+    """Picoseconds for which the chip waits for what the host answers: what crosses its link, and a round trip of the host, which is taken
+    to be as long as that of a launch; what the function itself takes is not known."""
+    return picoseconds(function.bytes / machine.chip.host_bytes_per_second + machine.chip.launch_seconds)
 
 
 def is_fed(body: Sequence[Block]) -> bool:
@@ -276,6 +283,8 @@ class _BlockTimes:
                 here.copies.start(block.semaphore, row, total.device)
             case Await():
                 here.wait(block.semaphore)
+            case CallHost():
+                total.feed += call_wait(self.machine, self.program.functions[block.function])
             case Position():
                 pass
             case _:

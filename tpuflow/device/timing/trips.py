@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tpuflow.isa.collectives import Position
 from tpuflow.isa.instruction import Tile
-from tpuflow.isa.program import Infeed, Kernel, Loop, Moving, Program, walk
+from tpuflow.isa.program import CallHost, Infeed, Kernel, Loop, Moving, Program, walk
 from tpuflow.isa.vector import Constant
 
 Number = int | float | bool
@@ -27,6 +27,9 @@ def known_trips(program: Program) -> Mapping[int, int]:
             found.get(block.buffer, set()).add(None)
         elif isinstance(block, Moving):
             found.get(block.target, set()).add(None)
+        elif isinstance(block, CallHost):
+            for target in block.targets:
+                found.get(target, set()).add(None)
     single = {buffer: numbers.pop() for buffer, numbers in found.items() if len(numbers) == 1}
     return {buffer: int(number) for buffer, number in single.items() if number is not None}
 

@@ -20,6 +20,7 @@ from tpuflow.isa.numpy_arithmetic import is_defined
 from tpuflow.isa.program import (
     Block,
     Buffer,
+    CallHost,
     Copy,
     Infeed,
     Kernel,
@@ -252,6 +253,8 @@ def _own_uses(block: Block) -> tuple[frozenset[int], frozenset[int]]:
             return frozenset(b for role, b in found if role == "read") | updated, frozenset(b for role, b in found if role == "write")
         case Collective() | Copy():
             return frozenset((block.source,)), frozenset((block.target,))
+        case CallHost():
+            return frozenset(block.sources), frozenset(block.targets)
         case Infeed() | Position():
             return none, frozenset((block.buffer,))
         case Outfeed():

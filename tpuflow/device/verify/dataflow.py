@@ -16,7 +16,7 @@ from tpuflow.device.verify.footprint import Box
 from tpuflow.device.verify.kernels import Effects
 from tpuflow.errors import ProgramError
 from tpuflow.isa.collectives import Await, Collective, Position
-from tpuflow.isa.program import Block, Buffer, Copy, Infeed, Kernel, Loop, Outfeed, Program, Switch, While
+from tpuflow.isa.program import Block, Buffer, CallHost, Copy, Infeed, Kernel, Loop, Outfeed, Program, Switch, While
 
 
 def check_dataflow(program: Program, effects: Mapping[int, Effects]) -> None:
@@ -90,6 +90,10 @@ class _Changes:
     def _copied(self, block: Copy, made: Contents) -> None:
         made.put(block.target, WHOLE)
 
+    def _answered(self, block: CallHost, made: Contents) -> None:
+        for target in block.targets:
+            made.put(target, WHOLE)
+
     def _nothing(self, block: Outfeed | Await, made: Contents) -> None:
         """Memory stays as it is."""
 
@@ -97,7 +101,7 @@ class _Changes:
 _CHANGES: Mapping[type, Callable[..., None]] = {
     Kernel: _Changes._kernel, Loop: _Changes._loop, While: _Changes._while, Switch: _Changes._switch, Infeed: _Changes._infeed,
     Position: _Changes._infeed, Collective: _Changes._received, Outfeed: _Changes._nothing, Await: _Changes._nothing,
-    Copy: _Changes._copied,
+    Copy: _Changes._copied, CallHost: _Changes._answered,
 }  # fmt: skip
 
 
@@ -223,6 +227,14 @@ class _AbstractRun:
         self._write(lambda: (f"copy {path}", ""), block.target, None)
         memory.put(block.target, WHOLE)
 
+    def call_host(self, block: CallHost, path: str, memory: Contents) -> None:
+        """Whole buffers out, then whole buffers in."""
+        for source in block.sources:
+            self.need(f"callhost {path}", "sends", source, memory)
+        for target in block.targets:
+            self._write(lambda: (f"callhost {path}", ""), target, None)
+            memory.put(target, WHOLE)
+
     def nothing(self, block: Await, path: str, memory: Contents) -> None:
         """Memory stays as it is."""
 
@@ -238,6 +250,7 @@ _STEPS: Mapping[type, Callable[..., None]] = {
     Collective: _AbstractRun.collective,
     Await: _AbstractRun.nothing,
     Copy: _AbstractRun.copy,
+    CallHost: _AbstractRun.call_host,
 }
 
 

@@ -25,10 +25,11 @@ from tpuflow.device.verify.kernels import Effects, check_kernel
 from tpuflow.device.verify.structure import structure
 from tpuflow.dtypes import PRED, S32, DType
 from tpuflow.errors import ProgramError
+from tpuflow.isa.calls import ArrayType
 from tpuflow.isa.codec import MAX_DEPTH
-from tpuflow.isa.collectives import Await, Collective, Position
+from tpuflow.isa.collectives import Await, Collective, Position, chips_of
 from tpuflow.isa.liveness import touched
-from tpuflow.isa.program import Block, Buffer, Copy, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While, children
+from tpuflow.isa.program import Block, Buffer, CallHost, Copy, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While, children
 from tpuflow.isa.refusal import Refusal
 
 Check = Callable[..., None]
@@ -234,6 +235,28 @@ def _feed(field: str) -> Check:
     return check
 
 
+def _call_host(program: Program, block: CallHost) -> None:
+    """A function that there is, arrays of its types, and one chip."""
+    if not 0 <= block.function < len(program.functions):
+        raise Refusal(f"function {block.function} of the host does not exist; the program has {len(program.functions)}")
+    if program.mesh:
+        raise Refusal(
+            f"calls the host in a program for {chips_of(program.mesh)} chips; expected one, for it cannot be given pieces of arrays"
+        )
+    function = program.functions[block.function]
+    _check_arrays(program, "sources", block.sources, function.operands)
+    _check_arrays(program, "targets", block.targets, function.results)
+
+
+def _check_arrays(program: Program, what: str, numbers: Sequence[int], types: Sequence[ArrayType]) -> None:
+    if len(numbers) != len(types) or (len(set(numbers)) != len(numbers) and what == "targets"):
+        raise Refusal(f"has {what} {list(numbers)}; expected {len(types)}{', none twice' if what == 'targets' else ''}")
+    for number, (dtype, shape) in zip(numbers, types, strict=True):
+        buffer = buffer_of(program, number)
+        if (buffer.dtype, buffer.elems) != (dtype, math.prod(shape)):
+            raise Refusal(f"buffer {number} of its {what} is {_text(buffer)}; expected the elements of {dtype}{list(shape)}")
+
+
 _BLOCKS: dict[type, Check] = {
     Loop: _scalar("the trip count", "trips", S32),
     While: _scalar("the predicate", "predicate", PRED),
@@ -244,4 +267,5 @@ _BLOCKS: dict[type, Check] = {
     Collective: check_collective,
     Await: check_await,
     Copy: check_copy,
+    CallHost: _call_host,
 }

@@ -12,7 +12,7 @@ import numpy as np
 from tpuflow.dtypes import F32, PRED, S32, DType
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import GraphError
-from tpuflow.isa.calls import Call
+from tpuflow.isa.calls import Call, HostFunction
 from tpuflow.isa.contraction import Contraction
 from tpuflow.lower.graph.blocking import apart, is_ordered
 from tpuflow.lower.graph.elementwise import of_splats
@@ -53,7 +53,8 @@ class Builder:
     """Collects nodes in order; `finish` makes the graph. `region` gives a builder for a nested graph.
 
     `source` and `scope` go on every node made while they are set; use `at` to set them for a while. `calls` are those of the host's
-    Python that the rules have met, with their values: whoever finishes the graph says how these leave it. `mesh` has the sizes of the mesh
+    Python that the rules have met, with their values: whoever finishes the graph says how these leave it; if the
+    program `waits` for the host there are none, for each is made where it stands. `mesh` has the sizes of the mesh
     axes around what is made, by their names. `ranges`: the least and the largest number that an integer may be, where that is known from
     how it was made.
     Operands given as Python scalars become `full` nodes of the other operand's type. Whatever has no elements, or is made from
@@ -69,6 +70,7 @@ class Builder:
         self.source = ""
         self.scope = ""
         self.calls: list[tuple[Call, tuple[Value, ...]]] = []
+        self.waits = False
         self.mesh: Mapping[str, int] = {}
         self.ranges: dict[Value, tuple[int, int]] = {}
         self._nodes: list[Node] = []
@@ -118,7 +120,7 @@ class Builder:
     def region(self, name: str, inputs: Sequence[TensorType]) -> Builder:
         """A builder for a nested graph, with this one's source and scope."""
         inner = Builder(name, inputs)
-        inner.source, inner.scope, inner.mesh = self.source, self.scope, self.mesh
+        inner.source, inner.scope, inner.mesh, inner.waits = self.source, self.scope, self.mesh, self.waits
         return inner
 
     def finish(self, outputs: Sequence[Value], output_names: Sequence[str] = ()) -> Graph:
@@ -378,6 +380,10 @@ class Builder:
     def outfeed(self, port: int, value: Value) -> None:
         """Send a value to the host."""
         self.emit("outfeed", (value,), {"port": port})
+
+    def call_host(self, function: HostFunction, operands: Sequence[Value]) -> tuple[Value, ...]:
+        """What the host answers, which the device waits for."""
+        return self.emit("call_host", operands, {"function": function}).results
 
     def _unstretched(self, x: Value, axes: tuple[int, ...]) -> tuple[Value, tuple[int, ...]]:
         """What x was broadcast from, or had axes of size 1 added to, and where its axes lie among those that x's lie along."""

@@ -277,8 +277,12 @@ def _outfeed(node: Node, args: list[Array], host: Host) -> Sequence[Array]:
     return ()
 
 
+def _call_host(node: Node, args: list[Array], host: Host) -> Sequence[Array]:
+    return node.attrs["function"].answer(args)
+
+
 _CONTROL: dict[str, Callable[[Node, list[Array], Host], Sequence[Array]]] = {
     "barrier": lambda node, args, host: args,
-    "sort": _sort, "while": _while, "loop": _loop, "switch": _switch, "infeed": _infeed, "outfeed": _outfeed,
+    "sort": _sort, "while": _while, "loop": _loop, "switch": _switch, "infeed": _infeed, "outfeed": _outfeed, "call_host": _call_host,
     "fused": lambda node, args, host: _run(node.regions[0], args, host),
 }  # fmt: skip

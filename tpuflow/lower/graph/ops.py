@@ -410,6 +410,14 @@ def _outfeed(call: Call) -> Types:
     return ()
 
 
+def _call_host(call: Call) -> Types:
+    """As the host's function is declared."""
+    function = call.attrs["function"]
+    operands, results = (tuple(TensorType(*t) for t in types) for types in (function.operands, function.results))
+    call.require(call.inputs == operands, f"takes ({', '.join(map(str, operands))})")
+    return results
+
+
 def _position(call: Call) -> Types:
     return (TensorType(S32),)
 
@@ -482,6 +490,7 @@ _ROWS = (
     Op("fused", None, ("kind",), _fused, regions=1),
     Op("infeed", 0, ("port",), _infeed, effect=True),
     Op("outfeed", 1, ("port",), _outfeed, effect=True),
+    Op("call_host", None, ("function",), _call_host, effect=True),
     Op("position", 0, ("axis",), _position),
     *(Op(name, 1, ("kind", "reducer", "axes", "chips", "pairs"), _collective) for name in ("collective", "start")),
     Op("await", 2, (), _await),

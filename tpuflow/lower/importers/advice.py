@@ -23,10 +23,10 @@ FAMILIES = (
         ("cholesky_update", "eig", "geqp3", "hessenberg", "schur", "spsolve", "symmetric_product", "tridiagonal"),
     ),
     Family(
-        "a call of the host in the middle of a step whose results the step needs, which the device does not wait for",
-        "do it before the step and pass the result in with the batch, or return what the host needs from the step (a tpuflow.Callback "
-        "sees the figures of every step; io_callback without results and jax.debug.callback tell the host of them)",
-        ("ffi_call", "inspect_sharding", "io_callback", "pure_callback"),
+        "a call of the host that is known to its compiler alone",
+        "call a function of Python with jax.pure_callback or jax.experimental.io_callback, or do it before the step and pass the result in "
+        "with the batch",
+        ("ffi_call", "inspect_sharding"),
     ),
     Family(
         "a check at run time",
@@ -100,6 +100,11 @@ FAMILIES = (
     ),
 )  # fmt: skip
 _FAMILY_OF = {primitive: family for family in FAMILIES for primitive in family.primitives}
+
+
+def is_known(primitive: str) -> bool:
+    """Whether it is JAX's own, and without a rule for a reason."""
+    return primitive in _FAMILY_OF
 
 
 def advice(primitive: str) -> str:

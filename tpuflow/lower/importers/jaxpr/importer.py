@@ -10,21 +10,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from tpuflow.dtypes import S32, STORAGE
+from tpuflow.dtypes import STORAGE
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import GraphError, UnsupportedDtypeError, UnsupportedPrimitiveError
-from tpuflow.isa.calls import Call, HostCall
+from tpuflow.isa.calls import Call
 from tpuflow.jaxprs import compat
 from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr
 from tpuflow.jaxprs.expansions import EXPANSIONS
 from tpuflow.jaxprs.walk import walk
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, Value
-from tpuflow.lower.importers.advice import advice
+from tpuflow.lower.importers.advice import advice, is_known
 from tpuflow.lower.importers.jaxpr.registry import COMPLEX, KEYED, PLANEWISE, RULES, STORED, STRUCTURAL, Rule
 from tpuflow.lower.importers.jaxpr.types import port_type, type_of, types_of
 from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, plane_by_plane, planes
 from tpuflow.lower.operations.forms import UnsupportedForm
+from tpuflow.lower.operations.host_calls import call_host
 from tpuflow.lower.operations.movement import token
 from tpuflow.lower.operations.storage import by_computed, is_stored
 
@@ -53,6 +54,7 @@ def lower_with_calls(
     check_axes(closed_jaxpr, name)
     b = Builder(name, types, input_names)
     pruned = compat.prune(compat.discharged(closed_jaxpr))
+    b.waits = compat.waits_for_host(pruned.jaxpr)
     outputs = inline(b, pruned, b.inputs)
     for i, aval in enumerate(closed_jaxpr.out_avals):
         port_type(aval, f"result {i}")
@@ -146,11 +148,10 @@ def _apply(b: Builder, equation: Equation, operands: list[Number]) -> tuple[Numb
             expanded = expand(*(v.aval for v in equation.invars), **equation.params)
         return inline(b, expanded, operands)
     if (function := compat.host_function(equation)) is not None:
-        arrays = _real(operands)
-        call = HostCall(function, len(operands), _location(b, equation))
-        b.calls.append((call, tuple(arrays) or (b.scalar(0, S32),)))
-        return ()
+        return call_host(b, function, _location(b, equation), operands, types_of(equation.outvars))
     rule = RULES.get(name) or COMPLEX.get(name)
+    if rule is None and not is_known(name) and (defined := compat.own_definition(equation)) is not None:
+        return inline(b, defined, operands)
     if rule is None:
         raise UnsupportedPrimitiveError(
             f"{_location(b, equation)}: no lowering rule for jaxpr primitive {_described(equation)}. {advice(name)}"

@@ -6,7 +6,7 @@ from tpuflow.lower.importers.advice import advice as advice_on_primitive
 
 _LIKE = {
     "eig": ("custom_call lapack_", "custom_call cusolver"),
-    "pure_callback": ("custom_call xla_ffi_python", "custom_call xla_python", "custom_call xla_ffi_partitioned_python", "stablehlo.send",
+    "ffi_call": ("custom_call xla_ffi_python", "custom_call xla_python", "custom_call xla_ffi_partitioned_python", "stablehlo.send",
                       "stablehlo.recv", "stablehlo.infeed", "stablehlo.outfeed"),
     "rng_uniform": ("stablehlo.rng", "custom_call cu_threefry2x32"),
     "pallas_call": ("custom_call tpu_custom_call", "custom_call triton", "custom_call __gpu", "custom_call mosaic", "custom_call __cudnn"),

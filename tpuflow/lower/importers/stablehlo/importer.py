@@ -15,7 +15,7 @@ from tpuflow.lower.graph.graph import Graph, TensorType
 from tpuflow.lower.importers.stablehlo import rules
 from tpuflow.lower.importers.stablehlo.compat import read_module
 from tpuflow.lower.importers.stablehlo.constants import own_constants
-from tpuflow.lower.importers.stablehlo.module import Function, Module, TokenType, port_type
+from tpuflow.lower.importers.stablehlo.module import Function, Module, TokenType, port_type, waits_for_host
 from tpuflow.lower.importers.stablehlo.patterns import recognise
 from tpuflow.lower.importers.stablehlo.walk import RULES, Context, Region
 from tpuflow.lower.operations.complex import Complex, ComplexType, from_port, to_port
@@ -85,6 +85,7 @@ def lower_stablehlo(
     b = Builder(name or read.name, types, names)
     b.mesh = mesh or {}
     context = Context(read, tuple(host_functions), (main.name,))
+    b.waits = any(waits_for_host(read, function.body) for function in read.functions.values())
     inputs = [from_port(b, x) if isinstance(t, ComplexType) else x for x, t in zip(b.inputs, main.body.types, strict=True)]
     results = Region(context, main.body, {}, "").run(b, inputs)
     outputs = [to_port(b, x) if isinstance(x, Complex) else x for x in results]

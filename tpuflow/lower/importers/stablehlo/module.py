@@ -156,6 +156,15 @@ def calls_host(module: Module, block: Block) -> bool:
     )
 
 
+def waits_for_host(module: Module, block: Block) -> bool:
+    """Whether a block, or a function of the module, calls the host for results."""
+    return any(
+        (operation.attributes.get("call_target_name") == HOST_CALL and bool(operation.results))
+        or any(waits_for_host(module, inner) for inner in operation.blocks)
+        for operation in block.operations
+    )
+
+
 def _called(module: Module, operation: Operation) -> list[Symbol]:
     return [s for s in operation.attributes.values() if isinstance(s, Symbol) and s.name in module.functions]
 

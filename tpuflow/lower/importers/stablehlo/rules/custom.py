@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tpuflow.dtypes import S32
-from tpuflow.isa.calls import HOST_CALL, HostCall
+from tpuflow.isa.calls import HOST_CALL
 from tpuflow.jaxprs.shardings import LAST
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
-from tpuflow.lower.importers.stablehlo.walk import RULES
+from tpuflow.lower.importers.stablehlo.walk import RULES, STRUCTURAL
+from tpuflow.lower.operations.complex import Number, Type
 from tpuflow.lower.operations.forms import UnsupportedForm
+from tpuflow.lower.operations.host_calls import call_host
 from tpuflow.lower.operations.random import rng_bits
 
 _PLACEMENT = (
@@ -47,12 +48,18 @@ def _last(b: Builder, *, types: tuple[TensorType]) -> Value:
     return b.full(types[0], 0)
 
 
+STRUCTURAL.add(f"custom_call {HOST_CALL}")
+
+
 @RULES.lowers(f"custom_call {HOST_CALL}")
 def _host_call(
-    b: Builder, *operands: Value, backend_config: str, host_functions: Sequence[Callable[..., Any]], location: str
-) -> tuple[Value, ...]:
+    b: Builder,
+    *operands: Number,
+    backend_config: str,
+    host_functions: Sequence[Callable[..., Any]],
+    location: str,
+    types: tuple[Type, ...],
+) -> tuple[Number, ...]:
     if not backend_config.isdecimal() or int(backend_config) >= len(host_functions):
         raise UnsupportedForm(f"host function {backend_config!r} is not one of the {len(host_functions)} that are given")
-    call = HostCall(host_functions[int(backend_config)], len(operands), location)
-    b.calls.append((call, operands or (b.scalar(0, S32),)))
-    return ()
+    return call_host(b, host_functions[int(backend_config)], location, operands, types)

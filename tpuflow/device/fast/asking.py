@@ -1,0 +1,42 @@
+"""A call of the host's Python in the middle of an XLA executable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tpuflow.device.fast.arithmetic import words
+from tpuflow.dtypes import DType
+from tpuflow.isa.calls import HostFunction
+from tpuflow.jaxprs.python_calls import call_python
+
+
+def ask(function: HostFunction, called: Any, sent: Sequence[Any]) -> list[Any]:
+    """[`called`, but only when the call has been made, *what the function returns]; arrays cross as `words`."""
+    types = [jax.eval_shape(words, jax.ShapeDtypeStruct(shape, dtype.numpy)) for dtype, shape in function.results]
+
+    def call(called: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
+        given = [_out_of_words(np.array(x), dtype) for x, (dtype, _) in zip(arrays, function.operands, strict=True)]
+        found = function.answer(given)
+        return [np.array(called), *(_in_words(x, dtype, t.dtype) for x, (dtype, _), t in zip(found, function.results, types, strict=True))]
+
+    return call_python(call, [jax.ShapeDtypeStruct((), np.int32), *types], [called, *sent])
+
+
+def _out_of_words(x: np.ndarray, dtype: DType) -> np.ndarray:
+    """What `words` makes of an array, as it was."""
+    return _moved(x, dtype, dtype.numpy)
+
+
+def _in_words(x: np.ndarray, dtype: DType, word: np.dtype[Any]) -> np.ndarray:
+    return _moved(x, dtype, word)
+
+
+def _moved(x: np.ndarray, dtype: DType, to: np.dtype[Any]) -> np.ndarray:
+    """The same bits of a number, the same integer, in another type."""
+    if x.dtype == to:
+        return x
+    return np.ascontiguousarray(x).view(to) if dtype.is_float or dtype.computed.is_float else x.astype(to)
