@@ -63,22 +63,12 @@ class Ungated(nn.Module):
         return llama.dense(config, config.hidden_size, "down_proj", bias=False)(wide)
 
 
-class UngatedLayer(nn.Module):
-    """Attention and an ungated feedforward layer: [B, T, D] -> [B, T, D]."""
+class UngatedLayer(Layer):
+    """The same with an ungated feedforward layer."""
 
-    config: Any
-    train: bool
-
-    @nn.compact
-    def __call__(self, x: jax.Array, context: Any, cache: Any) -> tuple[jax.Array, Any]:
-        """As llama's."""
-        config = self.config
-        x = lax.with_sharding_constraint(x, config.lies)
-        normed = llama.RMSNorm(config.rms_norm_eps, name="input_layernorm")(x)
-        mixed, kept = llama.Attention(config, self.train, name="self_attn")(normed, context, cache)
-        x = x + mixed
-        y = Ungated(config, name="mlp")(llama.RMSNorm(config.rms_norm_eps, name="post_attention_layernorm")(x))
-        return lax.with_sharding_constraint(x + y, config.lies), (kept, None)
+    def feedforward(self, x: jax.Array) -> tuple[jax.Array, Any]:
+        """As llama's, without the gate."""
+        return Ungated(self.config, name="mlp")(x), None
 
 
 class Transformer(llama.Llama):

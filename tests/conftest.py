@@ -36,7 +36,7 @@ hypothesis.settings.load_profile("tpuflow")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """A choice between a run from scratch, as ever, and one that takes a third of the time."""
+    """A choice between a run from scratch, as ever, and one that compiles less."""
     told = "take from .pytest_cache what XLA compiled in earlier such runs on this machine, and leave there what it compiles now"
     parser.addoption("--warm", action="store_true", help=told)
 
