@@ -180,7 +180,7 @@ def test_the_report_names_what_ran_how_often_and_for_how_long(ran):
 @pytest.mark.slow
 def test_threads_find_no_wrong_value_and_processes_end_as_they_chose_while_threads_use_the_device(environment):
     """At full size: `python -m bench.pjrt_stress`."""
-    run(environment, "-m", "bench.pjrt_stress", "--operations", "2400", "--exits", "6")
+    run(environment, "-m", "bench.pjrt_stress", "--operations", "2400", "--exits", "24")
 
 
 @pytest.mark.slow

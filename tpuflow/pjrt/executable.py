@@ -11,7 +11,6 @@ from tpuflow.jaxprs.plugins import assigned, wait
 from tpuflow.pjrt.buffer import ARRAYS, COMPLEX, HOLDS, SHARERS, Kind, Kinds, delete, live
 from tpuflow.pjrt.cells import NamedValues, Numbers, Text
 from tpuflow.pjrt.device import Device
-from tpuflow.pjrt.ending import ENDING
 from tpuflow.pjrt.envelope import Own, enveloped
 from tpuflow.pjrt.failures import Unimplemented
 from tpuflow.pjrt.handles import ApiObject
@@ -30,7 +29,6 @@ class Loaded(ApiObject):
         host = device.client.host
         self.executable = Executable(program, fidelity=device.client.settings.fidelity, device=host.device)
         self.executable.compile()
-        ENDING.expect()
         self._name = Text(program.name or "program")
         self._handles = Numbers([d.handle for d in devices], ctypes.c_uint64)
         super().__init__(*self._name.pair, *self._handles.pair, len(program.outputs), len(devices))

@@ -168,13 +168,12 @@ def _guarded(function: Function) -> Callable[[Args], int | None]:
     def call(args: Args) -> int | None:
         try:
             if ENDING.begun:
-                ENDING.check()
+                ENDING.hold()
             function(args)
         except BaseException as error:
-            return Failure(ENDING.seen(error)).handle
+            return Failure(error).handle
         return None
 
-    ENDING.guards.add(call.__code__)
     return call
 
 
