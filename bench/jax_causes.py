@@ -51,6 +51,7 @@ CAUSES = (
     Cause("memory", r"RESOURCE_EXHAUSTED"),
     Cause("a defect: INTERNAL", r"INTERNAL"),
     Cause("other refusals", r"JaxRuntimeError|TpuflowError"),
+    Cause("a count of compilations, cache entries or operations in a text", r"^AssertionError: \d+ != \d+"),
     Cause("wrong values", r"^AssertionError: .*(Not equal to tolerance|Mismatched elements|not equal|ot close|!= )"),
     Cause("other", ""),
 )  # fmt: skip
