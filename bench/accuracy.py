@@ -1,7 +1,7 @@
 """Modelled against published times, every row of bench/measured_steps.csv whose model there is: `python -m bench.accuracy`.
 
-Writes docs/accuracy.md and, with --fit, the fitted constants into tpuflow/device/timing/fits.py. Rows of several chips are modelled as one
-chip's step and what its backward pass does not hide of the sums of gradients over all of them.
+Writes docs/accuracy.md and, with --fit, the fitted constants into tpuflow/device/timing/fits.py. Training steps on several chips are
+compiled for all of them, and timed with their collectives.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from bench.gradients import ready, sums
 from bench.measured import Case, cases
 from tpuflow.device.timing.program import sink_time
-from tpuflow.estimating.calibrating import UNFITTED, Curve, Fit, Measurement, constants_of, curve, fit_curves, leave_one_model_out
+from tpuflow.estimating.calibrating import Curve, Fit, Measurement, constants_of, curve, fit_curves, leave_one_model_out
+from tpuflow.isa.program import Program
+from tpuflow.stages.analysis import memory_analysis
 
 HERE = Path(__file__).parent
 ROWS, PAGE = HERE / "measured_steps.csv", HERE.parent / "docs" / "accuracy.md"
@@ -46,12 +47,11 @@ ABOUT_ERRORS = (
     "every operator is a kernel, and layouts change between them. Where ResNet-50 is left out, the constants follow",
     "the zoo, and its own rows come out far too long.",
     "",
-    "**ResNet-50 at batch 256 is too long on tpu-v3 and tpu-v4**: its programs move more bytes than XLA:TPU's ([memory](memory.md)).",
-    "A share above 1 would hide that. At batch 32 and 16 arrays stay in the 128 MiB of CMEM that tpu-v4's cores have in common; those of",
-    "batch 256, of 100 to 400 MB, do not fit. The later of BERT's two times on tpu-v4 is of packed sentences, other work than what is",
-    "modelled. On tpu-v7x the product of 4,096 sustains 0.77 of the peak and is modelled at 0.94. On tpu-v3 ResNet-50 at small batches",
-    "was measured with older software (MLPerf 0.5 and 0.6) than the",
-    "rest.",
+    "**ResNet-50 on TPUs** is in bf16 from layer to layer, as in MLPerf's programs (TensorFlow's `bfloat16_scope`). At batch 256 it is an",
+    "eighth too long on tpu-v2 and tpu-v4: at batch 32 and 16 arrays stay in the 128 MiB of CMEM that tpu-v4's cores have in common;",
+    "those of batch 256, of 100 to 400 MB, do not fit. Batches of 16 to 64 ran on 256 to 4,096 chips, and are up to a quarter too short:",
+    "whatever such a slice waits for beside its links is not modelled. The later of BERT's two times on tpu-v4 is of packed sentences,",
+    "other work than what is modelled. On tpu-v7x the product of 4,096 sustains 0.77 of the peak and is modelled at 0.94.",
 )
 """What the page says of the constants, and of rows that are far off."""
 ABOUT_SERIES = (
@@ -62,7 +62,7 @@ ABOUT_SERIES = (
     "scores of attention over 64x64 pixels, 2.1 GB in each of five layers, are written and read by each of them. The compiler here",
     "fuses, and changes of layout between convolutions and attention, which the chip's operators need as well, are not modelled. On eight",
     "chips a step is published as 268 ms longer; with low-rank matrices, which have next to no gradients, 16 ms. So most of it is the sum",
-    "of 3.4 GB of gradients, which is modelled at the links' nominal bandwidth. The successor",
+    "of 3.4 GB of gradients, made after the backward pass; here they are made beside it, and next to nothing is left. The successor",
     "(`ascend910b`, put together from published cost models in `bench/measured.py`: neither in the catalogue nor in the fit) was",
     "measured with later software, MindSpore 2.3 at level O2, and there the modelled times of training at 512x512 are near. At 768x768",
     "(2.1-v, which predicts velocities) the source fuses attention on the first chip (its flash attention), as is done here, and the",
@@ -112,11 +112,6 @@ class Line:
         return int(float(self.row["batch_per_chip"] or 0))
 
     @property
-    def summed(self) -> bool:
-        """Whether gradients are summed over several chips."""
-        return self.row["num_chips"] != "1" and self.case.model != "matmul"
-
-    @property
     def grade(self) -> str:
         """A: everything stated by the source; B: one item inferred."""
         return self.row["extra"].partition("q=")[2][:1]
@@ -124,42 +119,56 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Modelled:
-    """A case's time as a curve over the constants, and its gradients in the order in which they are ready: their bytes, and by which share
-    of the step's time before the last one."""
+    """A step's time as a curve over the constants, and on several chips what its Program needs of one's memory and how long it waits for
+    the links."""
 
-    times: tuple[float, ...]
-    slopes: tuple[float, ...]
-    gradients: tuple[tuple[int, float], ...]
+    times: Sequence[float]
+    slopes: Sequence[float]
+    peak_bytes: int = 0
+    exposed_seconds: float = 0.0
+
+
+def modelled(program: Program, steps: int) -> Modelled:
+    """A step's Program, of which a round trip runs so many."""
+    times, slopes = curve(program, steps)
+    if not program.mesh:
+        return Modelled(times, slopes)
+    return Modelled(times, slopes, memory_analysis(program).peak_memory_in_bytes, sink_time(program, 1).exposed_link_seconds)
 
 
 def model(row_id: str) -> Modelled:
     """Compile a case and time it (in a process of its own)."""
-    case = cases()[row_id]
+    case = cases_of_rows(measured_rows())[row_id]
     print(f"{row_id}: {case.key}", file=sys.stderr, flush=True)
-    program = case.make(case.chip)
-    modelled = curve(program, case.steps)
-    if case.gradients is None:
-        return Modelled(*modelled, ())
-    step = sink_time(program, 1, calibration=UNFITTED).device_seconds
-    return Modelled(*modelled, tuple((size, ahead / step) for size, ahead in ready(case.gradients(case.chip), UNFITTED)))
+    return modelled(case.make(case.chip), case.steps)
+
+
+def cases_of_rows(rows: Mapping[str, Mapping[str, str]]) -> dict[str, Case]:
+    """How to model each row that can be, on as many chips as it was measured on."""
+    return {row_id: case.on(int(rows[row_id]["num_chips"])) for row_id, case in cases().items()}
 
 
 def curves_of(known: Mapping[str, Case], *, stored: bool) -> dict[str, Modelled]:
     """Every case's curve by its key, and stored: modelled anew, or only those that are not there yet."""
-    found = _stored() if stored else {}
+    found = read(CURVES) if stored else {}
     first = {case.key: row_id for row_id, case in reversed(list(known.items())) if case.key not in found}
     if not first:
         return found
     with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
         found |= dict(zip(first, pool.map(model, first.values()), strict=True))
     kept = {case.key: found[case.key] for case in known.values()}
-    CURVES.write_text(json.dumps({key: (m.times, m.slopes, m.gradients) for key, m in kept.items()}) + "\n")
+    write(CURVES, kept)
     return kept
 
 
-def _stored() -> dict[str, Modelled]:
-    found = json.loads(CURVES.read_text()).items()
-    return {key: Modelled(tuple(times), tuple(slopes), tuple((g[0], g[1]) for g in made)) for key, (times, slopes, made) in found}
+def read(path: Path) -> dict[str, Modelled]:
+    """What has been modelled before, by its key; nothing if there is no such file."""
+    return {key: Modelled(**fields) for key, fields in json.loads(path.read_text()).items()} if path.exists() else {}
+
+
+def write(path: Path, found: Mapping[str, Modelled]) -> None:
+    """Keep what has been modelled."""
+    path.write_text(json.dumps({key: asdict(m) for key, m in found.items()}, indent=1) + "\n")
 
 
 def measured_rows() -> dict[str, Mapping[str, str]]:
@@ -173,15 +182,14 @@ def curves_of_rows(rows: Mapping[str, Mapping[str, str]], known: Mapping[str, Ca
     curves = {}
     for row_id, case in known.items():
         measured = Measurement(row_id, case.model, case.chip, measured_seconds(rows[row_id]), "q=A" in rows[row_id]["extra"])
-        made, chips = found[case.key], int(rows[row_id]["num_chips"])
-        over = sums(made.gradients, case.splits, case.chip, chips) if made.gradients else ()
-        curves[row_id] = Curve(measured, made.times, made.slopes, over)
+        curves[row_id] = Curve(measured, found[case.key].times, found[case.key].slopes)
     return curves
 
 
 def run(*, stored: bool = False) -> tuple[dict[str, Fit], list[Line], list[Mapping[str, str]]]:
     """Fit each family, model every row; (fits, lines, rows without a model)."""
-    rows, known = measured_rows(), cases()
+    rows = measured_rows()
+    known = cases_of_rows(rows)
     curves = curves_of_rows(rows, known, curves_of(known, stored=stored))
     fits: dict[str, Fit] = {}
     left_out: dict[str, float] = {}
@@ -209,11 +217,9 @@ def page(fits: Mapping[str, Fit], lines: list[Line], others: list[Mapping[str, s
         "`bench/measured_steps.csv`; grade A rows are fully specified, in grade B rows one item was inferred. A row is modelled by",
         "compiling the very step and timing its Program on the chip's row. The host's input pipeline is not modelled.",
         "",
-        "On several chips the f32 gradients are summed over the links at their sustained bandwidth (`tpuflow/chips/links.py`). When each",
-        "gradient is ready is read off a timed Program that has them as outputs; sums are made one after the other while the backward",
-        "pass goes on, and what is left of them when it ends is added to the step (`bench/gradients.py`). How many sums there are is the",
-        "software's: on the Ascend those that MindSpore's training scripts of ResNet-50 and BERT ask for, else one of all gradients,",
-        "MindSpore's default; on TPUs one after the backward pass (assumed of XLA before asynchronous collectives).",
+        "A step on several chips is compiled for all of them, data parallel, and its collectives are in the Program: every gradient is",
+        "summed as soon as it is there, by itself, while the backward pass goes on ([several chips](several_chips_accuracy.md)). The",
+        "published software joined gradients to a few sums, MindSpore by default to one after the backward pass.",
         "",
         f"{len(lines)} rows modelled; {constants} constants fitted, {len(graded)} rows of grade A. **Median absolute error over grade A: "
         f"{statistics.median(graded):.1%}; with the row's model left out of the fit: {statistics.median(left):.1%}.**",
@@ -276,7 +282,8 @@ def _constant(name: str, value: float) -> str:
 
 def _line(line: Line) -> str:
     left = "" if line.left_out is None else f"{line.left_out:+.0%}"
-    chips = f"{line.row['num_chips']} x {line.case.chip.name}" if line.summed else line.case.chip.name
+    several = line.case.config is not None and line.case.config.mesh
+    chips = f"{line.row['num_chips']} x {line.case.chip.name}" if several else line.case.chip.name
     return (
         f"| {line.row['id']} | {line.row['model'][:60]} | {line.batch or ''} | {chips} | {line.grade} | {line.measured * 1e3:.4g} | "
         f"{line.modelled * 1e3:.4g} | {line.error:+.0%} | {left} | {line.case.note} |"

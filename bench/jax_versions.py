@@ -43,6 +43,8 @@ for ours, theirs in zip(tpuflow.jit(step)(key, x), step(key, x)):
     np.testing.assert_allclose(ours, theirs, 1e-4, 1e-5)
 loss = lambda x: jnp.tanh(x @ x).sum()
 np.testing.assert_allclose(tpuflow.jit(jax.grad(loss))(x), jax.grad(loss)(x), 1e-5)
+halved = lambda x: jax.pure_callback(lambda y: np.asarray(y) / 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+np.testing.assert_allclose(tpuflow.jit(halved)(x), x / 2)
 """,
     ),
     Door(
@@ -80,8 +82,10 @@ for step in (partitioned, tpuflow.jit(mapped)):
     Door(
         "`JAX_PLATFORMS=tpusim`",
         """
-import jax, jax.numpy as jnp
+import jax, jax.numpy as jnp, numpy as np
 assert jax.devices()[0].platform == "tpusim"
+halved = lambda x: jax.pure_callback(lambda y: np.asarray(y) / 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+np.testing.assert_array_equal(jax.jit(halved)(jnp.arange(3.0)), [0, 0.5, 1])
 assert float(jax.jit(lambda x: (x @ x).sum())(jnp.ones((4, 4)))) == 64
 assert jax.random.normal(jax.random.key(0), (3,)).shape == (3,)
 jax.jit(lambda x: jax.debug.print("{}", x, ordered=True))(jnp.ones(2))

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bench.gradients import gradient_program
 from models import alexnet
 from models.bam import BottleneckAttention
 from models.bert import NO_DROPOUT, SIZES, BertForPreTraining, Config, pretraining_batch
@@ -23,6 +22,7 @@ from models.unet_2d_condition import UNet2DConditionModel
 from models.vgg import VGG16
 from models.wide_resnet import WideResNet
 from models.yolov5 import yolov5
+from tpuflow.amp import Policy, get_policy
 from tpuflow.chips import CHIPS, Chip
 from tpuflow.compiler import compile_function
 from tpuflow.estimating.estimating import training_program
@@ -50,14 +50,11 @@ BOXES_DRAWN = 128
 """Room for boxes in a picture of YOLOv5's, a mosaic of four."""
 YOLO_SGD = make_optimizer("SGD", Plan(Hyperparameters(), epochs=300, steps_per_epoch=462, batch_size=256))
 OPTIMIZERS = {"momentum": MOMENTUM, "lamb": LAMB, "lars": LARS, "adamw": ADAMW, "sgd": YOLO_SGD}
+BF16_SCOPE = Policy("bf16 scope", "float32", "bfloat16", "float32", "float32", "all")
+"""MLPerf's ResNet-50 for TPUs: everything within TensorFlow's `bfloat16_scope`, so in bf16 from layer to layer, with parameters and the
+arithmetic of batch normalisation in f32."""
 LORA_RANK = 128
 """Of the vendor's configurations for text-to-image training."""
-
-# After how many gradients MindSpore's own training scripts begin another all-reduce (ResNet-50: also the default of the collective library
-# under TensorFlow, 96.54 % of the bytes). Without such a list it makes one of all gradients.
-SPLIT_RESNET = (107, 160)
-SPLIT_BASE = (28, 55, 82, 109, 136, 163, 190, 205)
-SPLIT_LARGE = (38, 93, 148, 203, 258, 313, 368, 397)
 
 TOLD_APART = ("config", "channels", "between")
 """Fields of models, neither numbers nor names, that make cases different."""
@@ -69,8 +66,7 @@ Make = Callable[[Chip], Program]
 class Case:
     """A measured row that can be modelled: what to compile for which chip, and what to say about it; cases with equal keys are one.
 
-    `steps` is how many of them a round trip runs. `gradients` compiles what makes the gradients that are summed over the chips in every
-    step, and `splits` says after how many of these a sum begins (none: one sum of all). `config` is a training step's.
+    `steps` is how many of them a round trip runs. `config` is a training step's.
     """
 
     model: str
@@ -79,9 +75,20 @@ class Case:
     make: Make
     steps: int = 1
     note: str = ""
-    gradients: Make | None = None
-    splits: tuple[int, ...] = ()
     config: StepConfig | None = None
+
+    def on(self, chips: int) -> Case:
+        """The same batch on each of so many chips, if it is a training step: data parallel, compiled for all of them."""
+        if self.config is None or chips == 1:
+            return self
+        config = on_chips(self.config, chips)
+        return replace(self, key=f"{self.key} on {chips}", make=lambda chip: training_program(config, chip)[1], config=config)
+
+
+def on_chips(config: StepConfig, chips: int) -> StepConfig:
+    """A step of one chip's batch as the data-parallel step of so many."""
+    whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct((chips * x.shape[0], *x.shape[1:]), x.dtype), config.data)
+    return replace(config, data=whole, mesh={"data": chips}, sharding="ddp")
 
 
 def trained(
@@ -89,12 +96,11 @@ def trained(
     module: Any,
     batch: int,
     chip: Chip,
-    policy: str,
+    policy: str | Policy,
     optimizer: optax.GradientTransformation = MOMENTUM,
     *,
     shape: tuple[int, ...] = (224, 224, 3),
     note: str = "",
-    splits: tuple[int, ...] = (),
 ) -> Case:
     """The training step of a model of images: [batch, *shape], and their classes."""
     inputs, targets = jax.ShapeDtypeStruct((batch, *shape), jnp.float32), jax.ShapeDtypeStruct((batch,), jnp.int32)
@@ -102,26 +108,18 @@ def trained(
         f"{k}={v}" for k, v in vars(module).items() if isinstance(v, bool | int | str) or (k in TOLD_APART and v is not None)
     )
     size = "x".join(map(str, inputs.shape))
-    return case(model, StepConfig(module, (inputs, targets), policy, optimizer), chip, f"{options} {size}", note=note, splits=splits)
+    return case(model, StepConfig(module, (inputs, targets), policy, optimizer), chip, f"{options} {size}", note)
 
 
-def case(model: str, step: StepConfig, chip: Chip, key: str, *, note: str, splits: tuple[int, ...]) -> Case:
+def case(model: str, step: StepConfig, chip: Chip, key: str, note: str) -> Case:
     """A training step on a chip; `key` tells it apart from others of the same kind of model, policy and optimizer."""
 
-    def make(chip: Chip) -> Program:
-        return training_program(step, chip)[1]
-
-    def gradients(chip: Chip) -> Program:
-        return gradient_program(step, chip)
-
     rule = next(name for name, optimizer in OPTIMIZERS.items() if optimizer is step.optimizer)
-    whole = f"{type(step.model).__name__} {key} {chip.name} {step.policy} {rule}"
-    return Case(model, chip, whole, make, SUNK, note, gradients, splits, step)
+    whole = f"{type(step.model).__name__} {key} {chip.name} {get_policy(step.policy).name} {rule}"
+    return Case(model, chip, whole, lambda chip: training_program(step, chip)[1], SUNK, note, step)
 
 
-def masked_words(
-    config: Config, length: int, masked: int, batch: int, chip: Chip, policy: str, note: str = "", splits: tuple[int, ...] = ()
-) -> Case:
+def masked_words(config: Config, length: int, masked: int, batch: int, chip: Chip, policy: str, note: str = "") -> Case:
     """BERT's pretraining step with LAMB, without dropout: makers draw its bits in hardware, threefry in the vector unit takes longer.
 
     The makers' GELU is the one by tanh.
@@ -131,7 +129,7 @@ def masked_words(
     said = "; ".join(filter(None, ("without dropout", note)))
     step = StepConfig(module, pretraining_batch(batch, length, masked), policy, LAMB, pretraining_loss)
     key = f"config={module.config} masked={masked} {batch}x{length}"
-    return case(name, step, chip, key, note=said, splits=splits)
+    return case(name, step, chip, key, said)
 
 
 def pretraining_loss(outputs: tuple[jax.Array, jax.Array], batch: Mapping[str, jax.Array]) -> jax.Array:
@@ -164,7 +162,7 @@ def diffusion(model: TextToImage, batch: int, chip: Chip, *, lora_rank: int | No
     key = f"{model.unet} lora_rank={lora_rank} {batch}x{model.side}"
     matrices = f"; rank {lora_rank}" if lora_rank else ""
     name = f"SD {model.version}{' LoRA' if lora_rank else ''}"
-    return case(name, step, chip, key, note=f"without dropout{matrices}", splits=())
+    return case(name, step, chip, key, f"without dropout{matrices}")
 
 
 def denoising(pictures: int, chip: Chip) -> Case:
@@ -188,7 +186,7 @@ def boxes(name: str, batch: int, side: int, chip: Chip) -> Case:
     }
     loss = detection_loss(DetectionLoss(module.config, Hyperparameters(), side))
     step = StepConfig(module, data, "O3", YOLO_SGD, loss_fn=loss, inputs=pixels, ema=EMA)
-    return case(f"{name} at {side}", step, chip, f"{name} {batch}x{side}", note="mosaics are made on the host", splits=())
+    return case(f"{name} at {side}", step, chip, f"{name} {batch}x{side}", "mosaics are made on the host")
 
 
 def product(size: tuple[int, int, int], chip: Chip, note: str) -> Case:
@@ -230,7 +228,7 @@ def _ascend() -> dict[str, Case]:
     base, large = replace(BASE, vocab_size=21128), replace(LARGE, vocab_size=21128)
 
     def resnet(batch: int, chip: Chip = chip, optimizer: optax.GradientTransformation = MOMENTUM, note: str = "") -> Case:
-        return trained("ResNet-50", resnet50(1000), batch, chip, "O2", optimizer, note=note, splits=SPLIT_RESNET)
+        return trained("ResNet-50", resnet50(1000), batch, chip, "O2", optimizer, note=note)
 
     return {
         "M009": trained("LeNet-5", LeNet5(), 32, chip, "O2", shape=(32, 32, 1)),
@@ -253,12 +251,12 @@ def _ascend() -> dict[str, Case]:
             jnp.float16,
             "the source's loop is bound by its host",
         ),
-        "M065": masked_words(base, 128, 20, 256, chip, "O2", splits=SPLIT_BASE),
+        "M065": masked_words(base, 128, 20, 256, chip, "O2"),
         "M087": resnet(256),
         "M089": resnet(256),
         "M091": resnet(32),
-        "M094": masked_words(large, 128, 20, 96, chip, "O2", splits=SPLIT_LARGE),
-        "M096": masked_words(large, 128, 20, 96, chip, "O2", splits=SPLIT_LARGE),
+        "M094": masked_words(large, 128, 20, 96, chip, "O2"),
+        "M096": masked_words(large, 128, 20, 96, chip, "O2"),
         "M303": resnet(64, optimizer=LARS),
         "M307": resnet(32, faster, LARS, "1.1 GHz"),
         "S001": trained("ResNet-50", resnet50(10), 32, chip, "O3"),
@@ -298,11 +296,11 @@ def _diffusion() -> dict[str, Case]:
         "M233": larger,
         "M234": larger_matrices,
         "M235": larger_matrices,
-        "M236": replace(diffusion(SD_15, 3, later), gradients=None),
-        "M238": replace(diffusion(SD_15, 4, later, lora_rank=LORA_RANK), gradients=None),
+        "M236": diffusion(SD_15, 3, later),
+        "M238": diffusion(SD_15, 4, later, lora_rank=LORA_RANK),
         "M241": diffusion(SD_20, 3, later),
-        "M242": replace(diffusion(SD_20, 4, later, lora_rank=LORA_RANK), gradients=None),
-        "M244": replace(diffusion(SD_21_V, 3, later), gradients=None),
+        "M242": diffusion(SD_20, 4, later, lora_rank=LORA_RANK),
+        "M244": diffusion(SD_21_V, 3, later),
         "M245": denoising(4, chip),
         "M246": denoising(4, later),
     }
@@ -327,7 +325,7 @@ def _tpu() -> dict[str, Case]:
     device = replace(v7x, cores=1, hbm_bytes=v7x.hbm_bytes // 2, hbm_bytes_per_second=v7x.hbm_bytes_per_second / 2)
 
     def resnet(batch: int, chip: Chip, optimizer: optax.GradientTransformation = LARS) -> Case:
-        return trained("ResNet-50", resnet50(1000), batch, chip, "mixed_bf16", optimizer)
+        return trained("ResNet-50", resnet50(1000), batch, chip, BF16_SCOPE, optimizer)
 
     roomy, kept = replace(v4, hbm_bytes=2 * v4.hbm_bytes), "all activations kept, in twice the chip's memory"
     half = "one of the chip's two devices; device time"

@@ -1,35 +1,29 @@
 """Modelled against published times of several chips: `python -m bench.several_chips` writes docs/several_chips_accuracy.md.
 
-Collectives by the closed forms of the links, and training steps that are compiled for their whole mesh and timed with their collectives.
-What was modelled is kept in bench/results/several_chips.json, over the fitted constants; --anew models everything again.
+Collectives by the closed forms of the links, and training steps that are compiled for their whole mesh and timed with their collectives:
+those of ResNet-50 and BERT as `bench.accuracy` keeps them, and transformers. What was modelled of these is kept in
+bench/results/several_chips.json, over the fitted constants; --anew models them again.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-import jax
-
-from bench.accuracy import curves_of, curves_of_rows, measured_rows, measured_seconds
-from bench.measured import SUNK, cases
+from bench.accuracy import Modelled, cases_of_rows, curves_of, curves_of_rows, measured_rows, measured_seconds, modelled, read, write
+from bench.measured import SUNK
 from bench.recorded import table
 from bench.transformers import PUBLISHED
 from tpuflow.chips import Chip, get_chip
 from tpuflow.chips.links import collective_seconds
-from tpuflow.device.timing.program import sink_time
 from tpuflow.errors import OutOfMemoryError
-from tpuflow.estimating.calibrating import Curve, Measurement, constants_of, curve, leave_one_model_out
+from tpuflow.estimating.calibrating import Curve, Measurement, constants_of, leave_one_model_out
 from tpuflow.estimating.estimating import training_program
-from tpuflow.stages.analysis import memory_analysis
 from tpuflow.training.config import StepConfig
 
 HERE = Path(__file__).parent
@@ -89,75 +83,52 @@ class Row:
     model: str
     chip: Chip
     chips: int
-    make: Callable[[], StepConfig]
+    config: StepConfig
     size: str
     note: str = ""
 
 
-def rows() -> dict[str, Row]:
-    """By the number of the published row."""
-    measured = measured_rows()
-    return dict(sorted({**_data_parallel(measured), **_transformers(measured)}.items()))
-
-
-def _data_parallel(measured: Mapping[str, Mapping[str, str]]) -> dict[str, Row]:
-    found = {}
-    for row_id, case in cases().items():
+def data_parallel() -> dict[str, Row]:
+    """Steps of ResNet-50 and BERT on several chips, by the number of the published row."""
+    found, measured = {}, measured_rows()
+    for row_id, case in cases_of_rows(measured).items():
         published = measured[row_id]
-        if case.config is not None and case.model in MODELS and int(published["num_chips"]) > 1:
-            chips = int(published["num_chips"])
-            size = f"{int(float(published['batch_per_chip']))} a chip, data parallel"
-            seconds, step = measured_seconds(published), partial(on_chips, case.config, chips)
-            found[row_id] = Row(f"{case.key} on {chips}", seconds, case.model, case.chip, chips, step, size, case.note)
+        if case.model in MODELS and case.config is not None and case.config.mesh:
+            size, chips = f"{int(float(published['batch_per_chip']))} a chip, data parallel", int(published["num_chips"])
+            found[row_id] = Row(case.key, measured_seconds(published), case.model, case.chip, chips, case.config, size, case.note)
     return found
 
 
-def _transformers(measured: Mapping[str, Mapping[str, str]]) -> dict[str, Row]:
-    found = {}
+def transformers() -> dict[str, Row]:
+    """Steps of transformers, by the number of the published row."""
+    found, measured = {}, measured_rows()
     for row_id, published in PUBLISHED.items():
         seconds = published.step_flops / 1e12 / float(measured[row_id]["value"])
         mesh = " x ".join(f"{name} {size}" for name, size in published.mesh.items())
         note = "; ".join(filter(None, ("products kept" if published.products_kept else "", published.note)))
         size = f"{published.batch:g} x 2048 a chip, {mesh}"
-        found[row_id] = Row(row_id, seconds, published.name, published.row, published.chips, published.step, size, note)
+        found[row_id] = Row(row_id, seconds, published.name, published.row, published.chips, published.step(), size, note)
     return found
 
 
-def on_chips(config: StepConfig, chips: int) -> StepConfig:
-    """A step of one chip's batch as the data-parallel step of so many."""
-    whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct((chips * x.shape[0], *x.shape[1:]), x.dtype), config.data)
-    return replace(config, data=whole, mesh={"data": chips}, sharding="ddp")
-
-
-def model(row: Row) -> dict[str, Any]:
-    """A row's time over the fitted constants, what it needs of a chip's memory, and what it sends; in `ROOM` times the memory if it does
-    not fit."""
-    config = row.make()
+def model(row: Row) -> Modelled:
+    """A row's step, in `ROOM` times the chip's memory if it does not fit."""
     try:
-        program = training_program(config, row.chip)[1]
+        program = training_program(row.config, row.chip)[1]
     except OutOfMemoryError:
-        program = training_program(config, replace(row.chip, hbm_bytes=ROOM * row.chip.hbm_bytes))[1]
-    times, slopes = curve(program, SUNK)
-    sent = sink_time(program, 1)
-    return {
-        "times": times,
-        "slopes": slopes,
-        "peak_bytes": memory_analysis(program).peak_memory_in_bytes,
-        "sent_bytes": sent.sent_bytes,
-        "collectives": sum(c.count for c in sent.collectives),
-        "exposed_seconds": sent.exposed_link_seconds,
-    }
+        program = training_program(row.config, replace(row.chip, hbm_bytes=ROOM * row.chip.hbm_bytes))[1]
+    return modelled(program, SUNK)
 
 
-def modelled(known: Mapping[str, Row], *, anew: bool) -> dict[str, dict[str, Any]]:
-    """Of every row's key, as `model` has it: those that are not stored, or all."""
-    found = json.loads(FIGURES.read_text()) if FIGURES.exists() and not anew else {}
+def figures_of(known: Mapping[str, Row], *, anew: bool) -> dict[str, Modelled]:
+    """Of every row's key: those that are not stored are modelled, or all."""
+    found = {} if anew else read(FIGURES)
     wanted = {row.key: row for row in known.values()}
     for key, row in wanted.items():
         if key not in found:
             print(f"{row.model} on {row.chips} x {row.chip.name}: {row.size}", file=sys.stderr, flush=True)
             found[key] = model(row)
-            FIGURES.write_text(json.dumps({k: found[k] for k in wanted if k in found}, indent=1) + "\n")
+            write(FIGURES, {k: found[k] for k in wanted if k in found})
     return {key: found[key] for key in wanted}
 
 
@@ -167,7 +138,7 @@ class Line:
 
     row_id: str
     row: Row
-    figures: Mapping[str, Any]
+    figures: Modelled
     modelled: float
     left_out_error: float
 
@@ -177,26 +148,27 @@ class Line:
         return self.modelled / self.row.measured - 1
 
 
-def lines(known: Mapping[str, Row], found: Mapping[str, Mapping[str, Any]]) -> list[Line]:
-    """All rows under the constants that tpuflow has, and under those fitted to the rows of other models."""
-    over = {row_id: _curve(row_id, row, found[row.key]) for row_id, row in known.items()}
-    single = cases()
-    fitted = [*curves_of_rows(measured_rows(), single, curves_of(single, stored=True)).values()]
+def lines(known: dict[str, Row], found: dict[str, Modelled]) -> list[Line]:
+    """These transformers and all data-parallel rows, under the constants that tpuflow has and under those fitted to the rows of other
+    models; sorted."""
+    measured = measured_rows()
+    cases = cases_of_rows(measured)
+    kept = curves_of(cases, stored=True)
+    over = curves_of_rows(measured, cases, kept) | {row_id: _curve(row_id, row, found[row.key]) for row_id, row in known.items()}
     left_out = {}
-    for family in {row.chip.family for row in known.values()}:
-        both = [c for c in (*fitted, *over.values()) if c.measurement.chip.family == family]
-        left_out |= {id(c): error for c, error in leave_one_model_out(both)}
+    for family in {c.measurement.chip.family for c in over.values()}:
+        left_out |= {
+            c.measurement.name: e for c, e in leave_one_model_out([c for c in over.values() if c.measurement.chip.family == family])
+        }
     return [
-        Line(row_id, row, found[row.key], over[row_id].seconds(constants_of(row.chip)), left_out[id(over[row_id])])
-        for row_id, row in known.items()
+        Line(row_id, row, (kept | found)[row.key], over[row_id].seconds(constants_of(row.chip)), left_out[row_id])
+        for row_id, row in sorted((data_parallel() | known).items())
     ]
 
 
-def _curve(row_id: str, row: Row, figures: Mapping[str, Any]) -> Curve:
-    """A row's time over the constants, only compared."""
-    name = row.model if row.model in MODELS else "transformers"
-    measured = Measurement(row_id, name, row.chip, row.measured, fitted=False)
-    return Curve(measured, tuple(figures["times"]), tuple(figures["slopes"]))
+def _curve(row_id: str, row: Row, figures: Modelled) -> Curve:
+    """A transformer's time over the constants, only compared."""
+    return Curve(Measurement(row_id, "transformers", row.chip, row.measured, fitted=False), figures.times, figures.slopes)
 
 
 # --- the page
@@ -272,7 +244,7 @@ def _step_table(steps: Sequence[Line], *, left_out: bool) -> str:
 
 def _step(line: Line, *, left_out: bool) -> tuple[str, ...]:
     row, figures = line.row, line.figures
-    crowded = figures["peak_bytes"] > row.chip.available_hbm_bytes
+    crowded = figures.peak_bytes > row.chip.available_hbm_bytes
     return (
         line.row_id,
         row.model,
@@ -282,8 +254,8 @@ def _step(line: Line, *, left_out: bool) -> tuple[str, ...]:
         f"{line.modelled * 1e3:.5g}",
         f"{line.error:+.0%}",
         *((f"{line.left_out_error:+.0%}",) if left_out else ()),
-        f"{figures['exposed_seconds'] / line.modelled:.0%}",
-        f"{figures['peak_bytes'] / GIB:.1f}",
+        f"{figures.exposed_seconds / line.modelled:.0%}",
+        f"{figures.peak_bytes / GIB:.1f}",
         "; ".join(filter(None, (row.note, "more than the chip has" if crowded else ""))),
     )
 
@@ -320,8 +292,7 @@ ABOUT = (
     "",
     "Made by `python -m bench.several_chips`; do not edit. Published figures, each with its source, in `bench/measured_steps.csv` and",
     "`bench/measured_collectives.csv`. A step is compiled for the whole mesh, and its Program is timed with the collectives in it; nothing",
-    "is added beside it. [accuracy.md](accuracy.md), which the constants are fitted on, times one chip's Program and adds what the sums of",
-    "gradients leave.",
+    "is added beside it. Data-parallel steps are rows of [accuracy.md](accuracy.md), too, on which the constants are fitted.",
 )
 ABOUT_COLLECTIVES = (
     "## Collectives",
@@ -381,12 +352,12 @@ def main() -> int:
     parser.add_argument("--anew", action="store_true", help="model every row again")
     parser.add_argument("--stored", action="store_true", help="model none, and leave rows out that the last run has not")
     args = parser.parse_args()
-    known, missing = rows(), []
+    known, missing = transformers(), []
     if args.stored:
-        stored = json.loads(FIGURES.read_text())
+        stored = read(FIGURES)
         missing = [row_id for row_id, row in known.items() if row.key not in stored]
         known = {row_id: row for row_id, row in known.items() if row.key in stored}
-    text = page(collectives(), lines(known, modelled(known, anew=args.anew)), missing)
+    text = page(collectives(), lines(known, figures_of(known, anew=args.anew)), missing)
     print(text)
     PAGE.write_text(text)
     return 0

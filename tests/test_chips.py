@@ -8,7 +8,7 @@ import pytest
 
 import tpuflow
 from tpuflow.chips import CHIPS, get_chip
-from tpuflow.chips.links import all_reduce_seconds, exposed_seconds
+from tpuflow.chips.links import all_reduce_seconds
 from tpuflow.errors import ConfigError
 
 PUBLISHED = {  # matrix peak in TFLOP/s of 16-bit floats, HBM in GB/s: makers' data sheets
@@ -119,10 +119,3 @@ def test_chips_that_nothing_joins_are_refused():
         all_reduce_seconds(get_chip("bm1690"), 1e9, 2)
     with pytest.raises(ConfigError, match="expected at least 1, got 0"):
         all_reduce_seconds(get_chip("tpu-v4"), 1e9, 0)
-
-
-def test_a_sum_adds_only_what_the_backward_pass_does_not_hide():
-    assert exposed_seconds([(3.0, 0.0)]) == 3.0
-    assert exposed_seconds([(3.0, 5.0), (1.0, 0.0)]) == 1.0
-    assert exposed_seconds([(3.0, 2.0), (1.0, 0.0)]) == 2.0  # the second waits for the first
-    assert exposed_seconds([(3.0, 5.0)]) == exposed_seconds([]) == 0.0

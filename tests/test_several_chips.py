@@ -8,7 +8,8 @@ import time
 import pytest
 
 from bench.accuracy import measured_rows
-from bench.several_chips import collectives, on_chips, rows
+from bench.measured import on_chips
+from bench.several_chips import collectives, data_parallel
 from bench.transformers import PUBLISHED, gpt3_175b
 from tpuflow.chips import get_chip
 from tpuflow.estimating.estimating import training_program
@@ -37,8 +38,7 @@ def test_a_transformer_has_the_parameters_of_its_name(row_id: str, billions: int
 
 
 def test_a_data_parallel_row_is_the_step_of_one_chip_with_the_whole_batch() -> None:
-    row = rows()["M275"]
-    step = row.make()
+    step = data_parallel()["M275"].config
     assert step.mesh == {"data": 2048} and step.sharding == "ddp"
     assert step.data[0].shape == (16 * 2048, 224, 224, 3)
     assert on_chips(step, 1).data[0].shape == step.data[0].shape

@@ -1,4 +1,4 @@
-"""What joining several chips takes: closed forms of collectives over the axes of a mesh, and of a data-parallel step's sum of gradients.
+"""What joining several chips takes: closed forms of collectives over the axes of a mesh.
 
 Chips are joined in up to three levels, each with its own bandwidth: `link_chips` of them by links of their own (a torus of `link_axes`
 axes, rings on every axis in both directions at once), `host_chips` by their host, any number by the network. A sum over a level of n
@@ -28,18 +28,6 @@ def all_reduce_seconds(chip: Chip, data_bytes: float, chips: int) -> float:
     if chips < 1:
         raise ConfigError(f"chips: expected at least 1, got {chips}.")
     return collective_seconds(chip, "all_reduce", data_bytes, (chips,), (0,))
-
-
-def exposed_seconds(sums: Sequence[tuple[float, float]]) -> float:
-    """What sums of gradients add to a step that computes while they are made, one after the other.
-
-    sums: of each, in order, the seconds that it takes and how many seconds before the last gradient its own are ready.
-    """
-    left, exposed = 0.0, 0.0
-    for seconds, ahead in reversed(sums):
-        left += seconds
-        exposed = max(exposed, left - ahead)
-    return exposed
 
 
 # --- a mesh

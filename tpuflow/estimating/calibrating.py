@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tpuflow.chips import Chip
-from tpuflow.chips.links import exposed_seconds
 from tpuflow.device.timing.calibration import SHARES, Calibration, calibration_of, family_of
 from tpuflow.device.timing.program import sink_time
 from tpuflow.errors import ConfigError
@@ -138,23 +137,17 @@ class Fit:
 @dataclass(frozen=True, slots=True)
 class Curve:
     """The modelled time of a measured step over the constants: at each modelled value of the nonlinear one without the linear ones, and
-    what each of these is multiplied by.
-
-    `sums` are those of gradients over several chips: the seconds of each, and the share of the step's time by which its gradients are ready
-    before the last one.
-    """
+    what each of these is multiplied by."""
 
     measurement: Measurement
-    times: tuple[float, ...]
-    slopes: tuple[float, ...]
-    sums: tuple[tuple[float, float], ...] = ()
+    times: Sequence[float]
+    slopes: Sequence[float]
 
     def seconds(self, constants: Mapping[str, float]) -> float:
         """Modelled seconds a step, between the modelled values by interpolation."""
         known = self.measurement.constants
         step = known.nonlinear.time(constants[known.nonlinear.name], self.times)
-        step += sum(slope * constants[c.name] for c, slope in zip(known.linear, self.slopes, strict=True))
-        return step + exposed_seconds([(seconds, ahead * step) for seconds, ahead in self.sums])
+        return step + sum(slope * constants[c.name] for c, slope in zip(known.linear, self.slopes, strict=True))
 
     def error(self, constants: Mapping[str, float]) -> float:
         """Modelled over measured, less one."""
@@ -211,18 +204,7 @@ def _best(curves: Sequence[Curve]) -> dict[str, float]:
     found = []
     for value in constants.nonlinear.tried:
         steps = added + [constants.nonlinear.time(value, c.times) for c in curves]
-        losses = np.minimum(np.abs(np.log((steps + _exposed(curves, steps)) / measured)), FAR_OFF).mean(axis=1)
+        losses = np.minimum(np.abs(np.log(steps / measured)), FAR_OFF).mean(axis=1)
         best = int(losses.argmin())
         found.append((float(losses[best]), *tried[best], value))
     return dict(zip(constants.names, min(found)[1:], strict=True))
-
-
-def _exposed(curves: Sequence[Curve], steps: np.ndarray) -> np.ndarray:
-    """`exposed_seconds` of every row's sums at every time of its step [combinations, rows]."""
-    exposed = np.zeros_like(steps)
-    for row, curve in enumerate(curves):
-        left = 0.0
-        for seconds, ahead in reversed(curve.sums):
-            left += seconds
-            exposed[:, row] = np.maximum(exposed[:, row], left - ahead * steps[:, row])
-    return exposed

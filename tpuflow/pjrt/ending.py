@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import importlib.util
 import os
 import signal
 import sys
@@ -20,9 +21,6 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
-import jax
-import jaxlib
-
 LOOK_SECONDS = 0.02
 LOOKS = 5
 """A thread outside of JAX that has not moved in so many is waiting for something else."""
@@ -31,7 +29,9 @@ LIMIT_SECONDS = 30.0
 OUTSIDE_SECONDS = 1.0
 """Of waiting for threads that are busy outside of JAX, and may yet call it."""
 ENDED = "the process is about to end: the device takes nothing more from its threads."
-_WITHIN = tuple(os.path.join(os.path.dirname(os.path.realpath(file)), "") for file in (jax.__file__, jaxlib.__file__, __file__))
+_PACKAGES = [found.origin or "" for name in ("jax", "jaxlib") if (found := importlib.util.find_spec(name)) is not None]
+_WITHIN = tuple(os.path.join(os.path.dirname(file), "") for file in (*_PACKAGES, __file__))
+"""The folders of JAX's code and of the plugin's."""
 
 
 class Ended(BaseException):
