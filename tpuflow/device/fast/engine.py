@@ -39,7 +39,7 @@ COMPILER_OPTIONS = {
 
 NATIVE_OPTIONS = {"xla_disable_hlo_passes": f"{COMPILER_OPTIONS['xla_disable_hlo_passes']},tree_reduction_rewriter"}
 """Those of native executables besides. XLA:CPU adds up rows in vectors, if it does not first cut them into windows of 32 and write what
-each comes to: sums of rows of 512 take 1.3 times as long so, a whole layer norm 1.5 times. `lax_reduce` makes the windows where they pay."""
+each comes to: sums of rows of 512 take 1.3 times as long so, a layer norm 1.5 times. `lax_reduce` makes the windows where they pay."""
 
 EXACT_OPTIONS = {"xla_cpu_enable_concurrency_optimized_scheduler": False, "xla_cpu_prefer_vector_width": 512}
 """Those of bit-exact executables besides. YNNPACK runs a float64 dot on one core if the other is busy at that moment, with what could as
