@@ -199,3 +199,13 @@ def test_native_integer_matrix_products_are_exact():
     a, b = values(S32, 600, 40).reshape(20, 30), values(S32, 900, 41).reshape(30, 30)
     both = lambda ar, a, b: [ar.matmul(a, b, MATRICES, S32, S32)]  # noqa: E731
     np.testing.assert_array_equal(compute("native", both, (a, b), (S32, S32), (S32,))[0], both(REFERENCE, a, b)[0])
+
+
+def test_a_trip_reads_its_row_of_an_array_in_the_shape_of_the_array():
+    def f(xs: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda carry, x: (carry + jnp.tanh(x), None), jnp.zeros_like(xs[0]), xs)[0]
+
+    xs = finite_values(F32, (64, 32, 128), 46) % 4
+    (loop,) = [text for t in FastEngine(tpuflow.jit(f).program(xs)).translate() if "while" in (text := t.as_text())]
+    (read,) = [line for line in loop.splitlines() if "dynamic_slice" in line]
+    assert "(tensor<64x32x128xf32>" in read

@@ -166,14 +166,14 @@ def write(array: Any, value: Any, window: Window, wheres: list[Positions]) -> An
     """A buffer with `value` written as `write_axes` does it: in the buffer's own shape where the window's view only merges axes, and the
     merged ones are written whole. XLA updates a loop's array where it lies if the update is the last that happens to it: reshaped
     afterwards, all of it is copied in every trip."""
-    finer = _in_own_shape(array.shape, window, wheres)
+    finer = in_own_shape(array.shape, window, wheres)
     if finer is None:
         return from_view(write_axes(to_view(array, window), value, window, wheres), window, array.shape)
     own, positions = finer
     return write_axes(array, value.reshape([where.length for where in positions]), own, positions)
 
 
-def _in_own_shape(shape: tuple[int, ...], window: Window, wheres: list[Positions]) -> tuple[Window, list[Positions]] | None:
+def in_own_shape(shape: tuple[int, ...], window: Window, wheres: list[Positions]) -> tuple[Window, list[Positions]] | None:
     """(a window with an axis for each of the buffer's, the positions along them); None if there is none that writes the same."""
     if not view_layout(window).is_plain:
         return None

@@ -223,7 +223,8 @@ class LaxArithmetic:
         """Halving trees, block after block; in any order where that cannot be seen, or native f32."""
         if a.size == 0:
             return start
-        if not dtype.is_float or (dtype == F32 and not self.bitexact):
+        rounds = dtype != F32 and op in ("add", "mul")
+        if not dtype.is_float or not (rounds or self.bitexact):
             return self.binary(op, start, self._reduce_freely(op, a, axes, dtype), dtype)
         block = block if op in ("add", "mul") else a.size  # of all others the order cannot be seen
         blocks = self._halve(op, self._in_blocks(op, a, axes, block, dtype), 1, dtype)  # [blocks, 1, kept...]
@@ -235,7 +236,7 @@ class LaxArithmetic:
         return total
 
     def _reduce_freely(self, op: str, a: Value, axes: Sequence[int], dtype: DType) -> Value:
-        nothing = np.asarray(identity(op, dtype)).astype(dtype.numpy)[()]
+        nothing = np.asarray(identity(op, dtype)).astype(self._rounding.carrier_type(dtype))[()]
         return reduced(a, axes, lambda x, y: self.binary(op, x, y, dtype), nothing)
 
     def _in_blocks(self, op: str, a: Value, axes: Sequence[int], block: int, dtype: DType) -> Value:

@@ -15,6 +15,8 @@ Combine = Callable[[Value, Value], Value]
 _PIECES = 8
 _LEAST_ELEMS = 2**16
 _FEW_ROWS, _FEW_ELEMS = 32, 2**10
+_WINDOW = 32
+_ROW_ELEMS = 1024
 
 
 def reduced(a: Value, axes: Sequence[int], combine: Combine, nothing: Any) -> Value:
@@ -26,8 +28,20 @@ def reduced(a: Value, axes: Sequence[int], combine: Combine, nothing: Any) -> Va
     lengths, along = _neighbours_as_one(a.shape, axes)
     found = a.reshape(lengths)
     for axis in reversed(along):
-        found = lax.reduce(_in_pieces(found, axis, combine), nothing, combine, (axis,))
+        found = _along(_in_pieces(found, axis, combine), axis, combine, nothing)
     return found.reshape([1 if axis in axes else n for axis, n in enumerate(a.shape)])
+
+
+def _along(a: Value, axis: int, combine: Combine, nothing: Any) -> Value:
+    """`a` without one axis. Rows XLA:CPU takes in vectors and combines those at the end: long ones in pieces, so that sums lose no digits.
+    Down columns it takes one element after the other, but a row of columns at once where they come in windows."""
+    n = a.shape[axis]
+    if axis < a.ndim - 1 and n > _WINDOW:
+        window = tuple(_WINDOW if i == axis else 1 for i in range(a.ndim))
+        a = lax.reduce_window(a, nothing, combine, window, window, "SAME")
+    elif n > _ROW_ELEMS and (piece := max(k for k in range(1, _ROW_ELEMS + 1) if n % k == 0)) > _WINDOW:
+        a = _along(a.reshape(*a.shape[:-1], n // piece, piece), a.ndim, combine, nothing)
+    return lax.reduce(a, nothing, combine, (axis,))
 
 
 def _in_pieces(a: Value, axis: int, combine: Combine) -> Value:

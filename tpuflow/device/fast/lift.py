@@ -182,8 +182,16 @@ def _load(t: Lifting, i: dma.Load, trips: Trips, state: State) -> None:
     if box is not None:
         state.tiles[i.window.tile] = _load_box(t, i.window, box, trips, state)
         return
-    view = access.to_view(state.hbm[i.window.buffer], i.window)
-    state.tiles[i.window.tile] = _load_axes(t, i.window, view, wheres)
+    state.tiles[i.window.tile] = _load_moving(t, i.window, state.hbm[i.window.buffer], wheres)
+
+
+def _load_moving(t: Lifting, window: Window, array: Any, wheres: list[Positions]) -> Virtual:
+    """A load from the buffer in its own shape where that can be: of a reshaped one XLA does not see how little is read, and cuts a trip's
+    row of an LSTM in two for two threads."""
+    finer = None if all(w.known for w in wheres) or any(w.batch for w in wheres) else access.in_own_shape(array.shape, window, wheres)
+    if finer is None:
+        return _load_axes(t, window, access.to_view(array, window), wheres)
+    return Virtual(_load_axes(t, finer[0], array, finer[1]).array.reshape([w.length for w in wheres]))
 
 
 def _load_box(t: Lifting, window: Window, box: Sequence[boxes.Stride], trips: Trips, state: State) -> Virtual:
