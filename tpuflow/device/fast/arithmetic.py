@@ -26,7 +26,6 @@ Value = Any
 _CUMULATIVE: dict[str, Callable[..., Value]] = {"add": lax.cumsum, "mul": lax.cumprod, "max": lax.cummax, "min": lax.cummin}
 _SCAN_UNROLL = 8
 _STORAGE = {dtype.numpy: dtype for dtype in STORAGE}
-_NATIVE = Rounding(bitexact=False, zero=None)
 
 
 class LaxArithmetic:
@@ -313,19 +312,13 @@ class LaxArithmetic:
         """
         zeros = (0,) * len(contraction.sliding) if before is None else before
 
-        def product(rounding: Rounding, x: Value, y: Value, kind: DType, acc: DType) -> Value:
+        def multiply(x: Value, y: Value) -> Value:
             def one(x: Value, y: Value, zeros: Sequence[int], lengths: Mapping[int, int]) -> Value:
-                return lax_convolution.convolve(rounding, x, y, contraction, zeros, lengths, kind, acc)
+                return lax_convolution.convolve(self._rounding, x, y, contraction, zeros, lengths, dtype, acc_dtype)
 
             return in_phases(phases, one, x, y, contraction, zeros, sizes)
 
-        def multiply(x: Value, y: Value) -> Value:
-            return product(self._rounding, x, y, dtype, acc_dtype)
-
-        def count(x: Value, y: Value) -> Value:
-            return product(_NATIVE, x, y, F32, F32)
-
-        return lax_existing.among_existing(self._rounding, multiply, count, a, b, (a_exists, b_exists), dtype)
+        return lax_existing.among_existing(self._rounding, multiply, a, b, (a_exists, b_exists), dtype)
 
     def positions(self, shape: Sequence[int], axis: int) -> Value:
         """Positions along an axis."""

@@ -2,7 +2,7 @@
 
 Where all is finite such a zero adds nothing, so the product is computed as if it were a factor, by whatever is quickest. If one may have
 met an infinity or NaN, those are left out, and what they make of the sums is found by a product of ones for every way in which two
-factors make an infinity or NaN: a loop, without trips until then.
+factors make an infinity or NaN: a loop, without trips until then, and of one product, since XLA compiles it for every shape.
 """
 
 from __future__ import annotations
@@ -37,28 +37,25 @@ def _row(wanted: bounds.Factors) -> tuple[int, int, int, int]:
 
 
 _OF_A, _OF_B = (np.array([_row(f) for f in column], np.int32) for column in zip(*((m.a, m.b) for m in bounds.MEETINGS), strict=True))
-_INFINITE, _MINUS_INFINITE, _NAN = 1, 2, 4
-_FLAGS = np.array([_NAN if m.product != m.product else _INFINITE if m.product > 0 else _MINUS_INFINITE for m in bounds.MEETINGS], np.int8)
-"""What a sum contains if it contains a product of the meeting."""
+_PRODUCTS = np.array([m.product for m in bounds.MEETINGS], np.float32)
 
 
 def among_existing(
-    rounding: Rounding, multiply: Multiply, count: Multiply, a: Value, b: Value, exist: tuple[Exists | None, Exists | None], dtype: DType
+    rounding: Rounding, multiply: Multiply, a: Value, b: Value, exist: tuple[Exists | None, Exists | None], dtype: DType
 ) -> Value:
-    """multiply(a, b), a product of operands of `dtype` in f32, without the products of zeros that do not exist (None: all do).
-
-    count: the same of operands in f32 that are zeros and ones, right in whether a sum is zero.
-    """
+    """multiply(a, b), a product of operands of `dtype` in f32, without the products of zeros that do not exist (None: all do)."""
     product = multiply(a, b)
     if not dtype.is_float or exist == (None, None):
         return product
     met = _met(a, b, product, exist, dtype)
 
-    def mend(state: tuple[Value, Value]) -> tuple[Value, Value]:
-        x, y = lax.optimization_barrier((a, b))  # or what needs nothing of the state would be made before the loop, needed or not
-        return jnp.zeros_like(met), _mended(rounding, multiply, count, x, y, exist, dtype)
+    def mend(state: tuple[Value, Value, Value]) -> tuple[Value, Value, Value]:
+        _, trip, sums = state
+        x, y, trip = lax.optimization_barrier((a, b, trip))  # what needs nothing of the state would be made before the loop, needed or not
+        mended = _mended(rounding, multiply, x, y, exist, dtype, trip, sums)
+        return lax.lt(trip, np.int32(len(_PRODUCTS))), trip + np.int32(1), mended
 
-    return lax.while_loop(lambda state: state[0], mend, (met, product))[1]  # not a branch: the product stays where it is
+    return lax.while_loop(lambda state: state[0], mend, (met, np.int32(0), product))[2]  # not a branch: the product stays where it is
 
 
 def _met(a: Value, b: Value, product: Value, exist: tuple[Exists | None, Exists | None], dtype: DType) -> Value:
@@ -72,27 +69,35 @@ def _met(a: Value, b: Value, product: Value, exist: tuple[Exists | None, Exists 
 
 
 def _mended(
-    rounding: Rounding, multiply: Multiply, count: Multiply, a: Value, b: Value, exist: tuple[Exists | None, Exists | None], dtype: DType
-) -> Value:
-    """The product where such zeros met infinities or NaN."""
-    a_exists, b_exists = exist
-    product = multiply(a if b_exists is None else _finite(a), b if a_exists is None else _finite(b))
+    rounding: Rounding, multiply: Multiply, a: Value, b: Value, exist: tuple[Exists | None, Exists | None], dtype: DType, trip: Value,
+    sums: Value,
+) -> Value:  # fmt: skip
+    """One trip towards the product where such zeros met infinities or NaN; sums: what the trips before have made, of the first any.
 
-    def trip(n: Value, flags: Value) -> Value:
-        found = count(_ones(a, a_exists, _OF_A, n, dtype), _ones(b, b_exists, _OF_B, n, dtype))
-        flag = lax.dynamic_index_in_dim(jnp.asarray(_FLAGS), n, keepdims=False)
-        return flags | lax.select(found > 0, lax.full_like(flags, flag), jnp.zeros_like(flags))
+    For each meeting a trip, after which sums of products that are not finite are as they will be, all others zero: these are the sums of
+    finite products, which the last trip makes.
+    """
+    last = lax.eq(trip, np.int32(len(_PRODUCTS)))
+    factors = [_factors(x, there, of, trip, last, dtype) for x, there, of in zip((a, b), exist, (_OF_A, _OF_B), strict=True)]
+    found = multiply(*factors)
+    met = lax.full_like(found, _entry(_PRODUCTS, trip))
+    nothing, nan = rounding.full(found.shape, 0.0, F32), rounding.full(found.shape, np.nan, F32)
+    sums = lax.select(lax.full_like(found, lax.eq(trip, np.int32(0)), np.bool_), nothing, sums)
+    is_zero = lax.eq(sums, nothing)
+    new = lax.select(is_zero | lax.eq(sums, met), met, nan)
+    unfinished = lax.full_like(found, lax.bitwise_not(last), np.bool_)
+    return lax.select(lax.select(unfinished, found > nothing, is_zero), lax.select(unfinished, new, found), sums)
 
-    flags = lax.fori_loop(0, len(_FLAGS), trip, jnp.zeros(product.shape, jnp.int8))
-    return _with(rounding, product, flags)
+
+def _factors(x: Value, exists: Exists | None, wanted: np.ndarray, trip: Value, last: Value, dtype: DType) -> Value:
+    """Ones where an operand is as the meeting of a trip says, else zeros; its finite numbers in the last trip."""
+    ones = lax.convert_element_type(_are(x, exists, _entry(wanted, trip), dtype), x.dtype)
+    return lax.select(lax.full_like(x, last, np.bool_), _finite(x), ones)
 
 
-def _with(rounding: Rounding, product: Value, flags: Value) -> Value:
-    """The sums of the finite products and of what else is in them."""
-    result = rounding.full(product.shape, np.nan, F32)
-    for contained, value in ((_INFINITE, np.inf), (_MINUS_INFINITE, -np.inf)):
-        result = lax.select(flags == contained, rounding.full(product.shape, value, F32), result)
-    return lax.select(flags == 0, product, result)
+def _entry(table: np.ndarray, trip: Value) -> Value:
+    """Of a table with an entry for each meeting that of a trip, in the last trip any."""
+    return lax.dynamic_index_in_dim(jnp.asarray(table), trip, keepdims=False, allow_negative_indices=False)
 
 
 def _finite(x: Value) -> Value:
@@ -113,13 +118,10 @@ def _any_not_finite(x: Value, dtype: DType) -> Value:
     return lax.ne(total, total)
 
 
-def _ones(x: Value, exists: Exists | None, wanted: np.ndarray, row: Value, dtype: DType) -> Value:
-    """f32: 1 where x is as row `row` of `wanted` says, else 0."""
+def _are(x: Value, exists: Exists | None, fields: Value, dtype: DType) -> Value:
+    """pred: where x exists and is as a row of `_OF_A` or `_OF_B` says."""
     bits = lax.bitcast_convert_type(widen(x, dtype), jnp.int32)
-    fields = lax.dynamic_index_in_dim(jnp.asarray(wanted), row, keepdims=False)
     kept, turned, least, most = (lax.full_like(bits, lax.squeeze(lax.slice_in_dim(fields, i, i + 1), (0,))) for i in range(4))
     changed = (bits & kept) ^ turned
     here = (changed >= least) & (changed <= most)
-    if exists is not None:
-        here = here & (exists() | (bits & _MAGNITUDE >= _LEAST_BITS[bounds.FINITE]))
-    return lax.convert_element_type(here, jnp.float32)
+    return here if exists is None else here & (exists() | (bits & _MAGNITUDE >= _LEAST_BITS[bounds.FINITE]))
