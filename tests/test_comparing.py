@@ -9,8 +9,11 @@ import jax.numpy as jnp
 import pytest
 
 import tpuflow
+from tpuflow import cli
 from tpuflow.comparing import comparing, vendor
+from tpuflow.comparing.collectives import vendor_collectives
 from tpuflow.comparing.hlo import Array, Module, Moved, Space, moved, parse
+from tpuflow.comparing.trips import with_trips
 from tpuflow.errors import ConfigError
 from tpuflow.estimating.estimating import estimate
 
@@ -157,7 +160,7 @@ def test_every_memory_space_counts_as_what_it_is(name: str, expected: Moved):
 
 def test_totals_name_the_memories_that_either_side_uses():
     """On tpu-v4 what we keep on the chip is in CMEM too, and not said to be in VMEM."""
-    theirs = vendor.Compiled(parse(SPACES), argument_bytes=0, temp_bytes=0, slice=vendor.SLICES["tpu-v4"])
+    theirs = vendor.Compiled(parse(SPACES), argument_bytes=0, temp_bytes=0, slice=vendor.Slice("v4:2x2x1", 2))
     shape = jax.ShapeDtypeStruct((256, 256), jnp.float32)
     found = comparing.compared(estimate(lambda x: jnp.sort(jnp.dot(x, x)) @ x, shape, chip="tpu-v4"), theirs)
     assert (found.theirs.amounts.cmem_bytes, found.theirs.amounts.host_bytes) == (INPUT, 2 * GUEST)
@@ -165,7 +168,7 @@ def test_totals_name_the_memories_that_either_side_uses():
     text = str(found)
     assert all(row in text for row in ("kept in VMEM", "kept in CMEM", "to and from the host"))
     assert found.theirs.amounts.smem_bytes == 2 * (INDICES + NUMBER) and "SMEM" not in text, "few bytes are in the JSON only"
-    plain = vendor.Compiled(parse(SPACES.replace("S(3)", "S(1)")), argument_bytes=0, temp_bytes=0, slice=vendor.SLICES["tpu-v5e"])
+    plain = vendor.Compiled(parse(SPACES.replace("S(3)", "S(1)")), argument_bytes=0, temp_bytes=0, slice=vendor.Slice("v5e:2x2"))
     assert "CMEM" not in str(comparing.compared(estimate(jnp.sin, shape, chip="tpu-v5e"), plain))
 
 
@@ -179,7 +182,7 @@ def test_a_loop_of_unknown_length_is_said_and_counts_once():
     assert found.uncounted == 1
     assert [times for _, op, times in found.scheduled() if op.name == "row"] == [1]
     function, shape = jnp.sin, jax.ShapeDtypeStruct((8,), jnp.float32)
-    theirs = vendor.Compiled(found, argument_bytes=0, temp_bytes=0, slice=vendor.SLICES["tpu-v5e"])
+    theirs = vendor.Compiled(found, argument_bytes=0, temp_bytes=0, slice=vendor.Slice("v5e:2x2"))
     assert "1 loops of XLA:TPU's have an unknown length" in str(comparing.compared(estimate(function, shape, chip="tpu-v5e"), theirs))
 
 
@@ -203,7 +206,7 @@ def test_comparison_puts_the_largest_difference_first_and_moves_with_their_reade
             return x @ w
 
     shapes = jax.ShapeDtypeStruct((64, 128), jnp.float32), jax.ShapeDtypeStruct((128, 256), jnp.float32)
-    theirs = vendor.Compiled(module, argument_bytes=INPUT + WEIGHTS, temp_bytes=0, slice=vendor.SLICES["tpu-v5e"])
+    theirs = vendor.Compiled(module, argument_bytes=INPUT + WEIGHTS, temp_bytes=0, slice=vendor.Slice("v5e:2x2"))
     found = comparing.compared(estimate(step, *shapes, chip="tpu-v5e"), theirs)
     layers = {(row.layer, row.phase): row for row in found.layers}
     assert {"fc1", "M/fc1", "decoder"} == {row.layer for row in found.layers}
@@ -228,11 +231,149 @@ def test_layers_that_are_alike_are_one_row_of_the_text(module: Module):
                 x = jnp.dot(x, x)
         return x
 
-    theirs = vendor.Compiled(module, argument_bytes=0, temp_bytes=0, slice=vendor.SLICES["tpu-v3"])
+    theirs = vendor.Compiled(module, argument_bytes=0, temp_bytes=0, slice=vendor.Slice("v3:2x2", 2))
     found = comparing.compared(estimate(stack, jax.ShapeDtypeStruct((256, 256), jnp.float32), chip="tpu-v3"), theirs)
     assert "h_* (3 alike)" in str(found)
     assert "one device, of which 2 are a chip" in str(found)
     assert {"h_0", "h_1", "h_2"} < {row["layer"] for row in found.as_dict()["layers"]}
+
+
+ON_CHIPS = """HloModule jit_step, is_scheduled=true, num_partitions=16
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %a_and_b = f32[] add(%a, %b)
+}
+
+%begun (p.0: bf16[64]) -> (bf16[64], bf16[1024]) {
+  %p.0 = bf16[64]{0} parameter(0)
+  ROOT %gathered.0 = bf16[1024]{0} all-gather(%p.0), replica_groups=mesh['x'=4,'y'=4] {'x','y'}, frontend_attributes={chain_id="7"}
+}
+
+%beside (p.1: bf16[64], p.2: f32[64]) -> (f32[64], bf16[1024]) {
+  %p.1 = bf16[64]{0} parameter(0)
+  %p.2 = f32[64]{0} parameter(1)
+  %gathered.1 = bf16[1024]{0} all-gather(%p.1), replica_groups=mesh['x'=4,'y'=4] {'x','y'}, frontend_attributes={chain_id="7"}
+  %twice = f32[64]{0} add(%p.2, %p.2)
+  ROOT %both = (f32[64]{0}, bf16[1024]{0}) tuple(%twice, %gathered.1)
+}
+
+%scattered (p.3: f32[64], p.4: s32[]) -> f32[16] {
+  %p.3 = f32[64]{0} parameter(0)
+  %p.4 = s32[] parameter(1)
+  %total = f32[64]{0} all-reduce(%p.3), replica_groups=[4,4]<=[16], to_apply=%sum
+  ROOT %own = f32[16]{0} dynamic-slice(%total, %p.4), dynamic_slice_sizes={16}
+}
+
+%trip (state: (u32[], f32[64])) -> (u32[], f32[64]) {
+  %state = (u32[], f32[64]{0}) parameter(0)
+  %i = u32[] get-tuple-element(%state), index=0
+  %two = u32[] constant(2)
+  %next = u32[] add(%i, %two)
+  %x.1 = f32[64]{0} get-tuple-element(%state), index=1
+  %hop = (f32[64]{0}, f32[64]{0}) collective-permute-start(%x.1), source_target_pairs={{0,1},{1,0}}
+  %more = f32[64]{0} fusion(%x.1), kind=kLoop, calls=%doubled
+  %there = f32[64]{0} collective-permute-done(%hop)
+  ROOT %state.1 = (u32[], f32[64]{0}) tuple(%next, %there)
+}
+
+%doubled (p.5: f32[64]) -> f32[64] {
+  %p.5 = f32[64]{0} parameter(0)
+  ROOT %sum.1 = f32[64]{0} add(%p.5, %p.5)
+}
+
+%goes_on (state.2: (u32[], f32[64])) -> pred[] {
+  %state.2 = (u32[], f32[64]{0}) parameter(0)
+  %at = u32[] get-tuple-element(%state.2), index=0
+  %end = u32[] constant(7)
+  ROOT %less = pred[] compare(%at, %end), direction=LT
+}
+
+ENTRY %main (w: bf16[64], x: f32[64], i.1: s32[]) -> f32[64] {
+  %w = bf16[64]{0} parameter(0)
+  %x = f32[64]{0} parameter(1)
+  %i.1 = s32[] parameter(2)
+  %chain.0 = (bf16[64]{0}, bf16[1024]{0}) fusion(%w), kind=kCustom, calls=%begun
+  %chain.1 = (f32[64]{0}, bf16[1024]{0}) fusion(%w, %x), kind=kCustom, calls=%beside, metadata={op_name="jit(step)/jvp(M)/fc1/add"}
+  %chain.2 = (bf16[64]{0}, bf16[1024]{0}) fusion(%w), kind=kCustom, calls=%begun
+  %mean = f32[64]{0} all-reduce(%x), replica_groups={{0,1,2,3,4,5,6,7},{8,9,10,11,12,13,14,15}}, to_apply=%sum
+  %narrow = bf16[64]{0} all-reduce(%mean), replica_groups={}, to_apply=%sum
+  %part = f32[16]{0} fusion(%x, %i.1), kind=kCustom, calls=%scattered
+  %zero = u32[] constant(1)
+  %begin = u32[] copy(%zero)
+  %all = (u32[], f32[64]{0}) tuple(%begin, %mean)
+  %loop = (u32[], f32[64]{0}) while(%all), condition=%goes_on, body=%trip
+  ROOT %out = f32[64]{0} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_collectives_of_a_schedule_are_counted_once_with_what_a_chip_sends_and_what_runs_beside_them():
+    """A chain of fusions is one; a sum that a fusion takes its piece of is scattered; a loop's counter says its trips: 1, 3, 5."""
+    module = with_trips(parse(ON_CHIPS))
+    assert (module.devices, module.uncounted) == (16, 0)
+    sent = {one.what: one for one in vendor_collectives(module)}
+    assert {name: (one.kind, one.count, one.sent_bytes) for name, one in sent.items()} == {
+        "chain.0": ("all_gather", 1, 15 * 128),
+        "mean": ("all_reduce", 1, 2 * 7 * 256 // 8),
+        "narrow": ("all_reduce", 1, 2 * 15 * 128 // 16),
+        "part": ("reduce_scatter", 1, 3 * 256 // 4),
+        "hop": ("permute", 3, 3 * 256),
+    }
+    assert {name for name, one in sent.items() if one.beside_bytes == one.sent_bytes} == {"chain.0", "hop"}
+    assert all(not one.beside_bytes for name, one in sent.items() if name not in ("chain.0", "hop"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("direction=LT", "direction=NE"), ("%next = u32[] add(%i, %two)", "%next = u32[] multiply(%i, %two)"), ("constant(7)", "iota()")],
+)
+def test_a_loop_that_counts_in_another_way_stays_uncounted(old: str, new: str):
+    assert old in ON_CHIPS
+    assert with_trips(parse(ON_CHIPS.replace(old, new))).uncounted == 1
+
+
+def test_a_training_on_a_mesh_is_compiled_by_both_for_the_same_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys):
+    """The vendor's compile is given our Program's cuts; the text and the JSON have what each chip sends."""
+    asked = []
+
+    def compiled(fun, arguments, chip, placed, donate_argnums=()):
+        jax.eval_shape(fun, *arguments)
+        asked.append((placed, len(jax.tree.leaves(arguments)), donate_argnums))
+        return vendor.Compiled(with_trips(parse(ON_CHIPS)), argument_bytes=0, temp_bytes=0, slice=vendor.Slice("v5e:4x4"))
+
+    monkeypatch.setattr(vendor, "compile_ahead", compiled)
+    monkeypatch.setattr(vendor, "slice_of", lambda chip, devices=1: vendor.Slice("v5e:4x4"))
+    target = ["compare", "tests.test_estimating:mlp_step", "--batch", "32", "--mesh", "data=16", "--sharding", "zero3"]
+    assert cli.main([*target, "--json", str(tmp_path / "found.json")]) == 0
+    found, ((placed, leaves, donated),) = json.loads((tmp_path / "found.json").read_text()), asked
+    assert (placed.mesh, leaves, donated) == ({"data": 16}, len(placed.arguments), (0,))
+    assert {(("data",),), ()} == {cut[:1] for cut in placed.arguments}, "shares of the state and pieces of the batch, and counts"
+    assert found["mesh"] == {"data": 16}
+    assert found["ours"]["sent_bytes"] == sum(one["sent_bytes"] for one in found["ours"]["collectives"]) > 0
+    assert found["theirs"]["beside_bytes"] == 15 * 128 + 3 * 256
+    assert cli.main(target) == 0
+    text = capsys.readouterr().out
+    assert "on tpu-v5e x 16 (data 16)" in text
+    assert "sent by a chip" in text
+    assert "reduce_scatter" in text
+
+
+@pytest.mark.parametrize(("axis", "match"), [("data", "expected an axis and how many"), ("data=0", "expected an axis and how many")])
+def test_what_is_no_axis_is_refused(axis: str, match: str, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["compare", "tests.test_estimating:mlp_step", "--mesh", axis])
+    assert match in capsys.readouterr().err
+
+
+def test_a_function_lies_as_it_says_itself_and_slices_have_the_vendors_sizes(capsys, monkeypatch: pytest.MonkeyPatch):
+    assert cli.main(["estimate", "tests.test_estimating:matmul_step", "--mesh", "data=2"]) == 2
+    assert "gives a function, which says by itself how its arrays lie" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"slices of 4, 8, 16, .* and a mesh of 3\."):
+        vendor.slice_of(tpuflow.get_chip("tpu-v5e"), 3)
+    monkeypatch.setattr(vendor, "PACKAGE", "json")
+    assert vendor.slice_of(tpuflow.get_chip("tpu-v3"), 16) == vendor.Slice("v3:2x4", 2)
 
 
 def test_a_chip_that_the_vendor_does_not_know_is_refused():

@@ -32,7 +32,9 @@ from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.file import from_bytes, to_bytes
 from tpuflow.isa.meshes import axes_grouped, axes_numbered, axes_ordered, divided, places
 from tpuflow.lower.graph.graph import Graph
+from tpuflow.lower.graph.verify import verify
 from tpuflow.lower.importers.stablehlo import lower_stablehlo
+from tpuflow.lower.join_sums import join_sums
 from tpuflow.lower.reduce_scatter import scatter_sums
 from tpuflow.lower.shards import Cuts
 
@@ -558,6 +560,44 @@ def test_sums_of_which_another_piece_is_taken_stay_as_they_are(start: str) -> No
     mapped = jax.shard_map(step, mesh=MESH, in_specs=P("data", "model"), out_specs=P("data", "model"), check_vma=False)
     graph = imported(mapped, floats(16, 48))
     assert str(scatter_sums(graph, SIZES)) == str(graph)
+
+
+JOINED: dict[str, tuple[Callable[..., Any], int]] = {
+    "three": (lambda one, two, x: (one + two) + lax.psum(x * 5, "model"), 1),
+    "one read twice": (lambda one, two, x: (one + two) * one, 2),
+    "over other chips": (lambda one, two, x: one + lax.psum(x, "data") * two, 3),
+    "a whole array": (lambda one, two, x: (one + x) * two, 2),
+    "its own double": (lambda one, two, x: (one + one) * two, 2),
+}
+"""Of two sums over the chips of one axis and what is summed, and how many are sent."""
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_sums_over_the_same_chips_that_are_added_are_sent_as_one(name: str) -> None:
+    fn, sums = JOINED[name]
+
+    def step(x: Any) -> Any:
+        return fn(lax.psum(x * 2, "model"), lax.psum(x * 3, "model"), x)
+
+    graph = imported(
+        jax.shard_map(step, mesh=MESH, in_specs=P("data", "model"), out_specs=P("data", "model"), check_vma=False), floats(16, 48)
+    )
+    found = verify(join_sums(graph))
+    assert sum(node.op == "collective" for node in found.nodes) == sums
+    assert str(join_sums(found)) == str(found)
+
+
+def test_tensor_parallel_products_of_one_array_send_its_gradient_once() -> None:
+    """Queries, keys and values, or a gate and what it gates."""
+
+    def loss(x: Any, weights: Any) -> Any:
+        one, two, three = (jnp.sin(x @ w) for w in weights)
+        return jnp.sum(one * two + three)
+
+    x, weights = floats(16, 32), tuple(floats(32, 48) for _ in range(3))
+    step = tpuflow.jit(jax.grad(loss), in_shardings=(cut("data"), (cut(None, "model"),) * 3), out_shardings=cut("data"))
+    assert kinds(step.lower(x, weights).compile()) == {"all_reduce": 1}
+    np.testing.assert_allclose(step(x, weights), jax.grad(loss)(x, weights), **CLOSE)
 
 
 # --- errors

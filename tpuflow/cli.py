@@ -124,6 +124,27 @@ def _add_json(sub: argparse.ArgumentParser, what: str) -> None:
     sub.add_argument("--json", type=Path, nargs="?", const=STANDARD_OUTPUT, metavar="FILE", help=text)
 
 
+def _add_mesh(sub: argparse.ArgumentParser) -> None:
+    """Several chips, for the training of a model."""
+    sub.add_argument("--mesh", type=_axis, nargs="+", metavar="AXIS=CHIPS", help="train a model on several chips: the axes of a mesh, such "
+        "as data=16 (default: as a StepConfig says, else one chip)")  # fmt: skip
+    sub.add_argument("--sharding", metavar="STAGE", help="what each chip of the mesh holds: ddp, zero1, zero2 or zero3; rules for "
+        "parameters are given by a StepConfig (default: as it says, else ddp)")  # fmt: skip
+
+
+def _mesh(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of a training on several chips that were given."""
+    return {**({"mesh": dict(args.mesh)} if args.mesh else {}), **({"sharding": args.sharding} if args.sharding else {})}
+
+
+def _axis(text: str) -> tuple[str, int]:
+    """An axis and its chips out of AXIS=CHIPS."""
+    name, _, chips = text.rpartition("=")
+    if not name or not chips.isdecimal() or int(chips) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected an axis and how many chips it has, such as data=16")
+    return name, int(chips)
+
+
 def _add_run(commands: Any) -> None:
     """How a saved Program is run."""
     run = _command(commands, "run", _run, "run a saved Program once", file="a .tpx file")
@@ -158,6 +179,7 @@ def _add_estimate(commands: Any) -> None:
         "`tpuflow calibrate -o` writes them, one file for each family of chips (default: what tpuflow has)")  # fmt: skip
     estimate.add_argument("--price", nargs="+", type=_price, default=[], metavar="CHIP=DOLLARS", help="what chips cost an hour, for the "
         "table and --pareto")  # fmt: skip
+    _add_mesh(estimate)
     estimate.add_argument("--steps-per-epoch", type=int, metavar="N", help="how long an epoch is, for --sink-size -1")
     estimate.add_argument("--kernels", type=int, default=10, metavar="N", help="show the N kernels that take longest (default: 10)")
     estimate.add_argument("--json", type=Path, help="write everything here too: figures, layers, kernels, queues, memory")
@@ -188,6 +210,7 @@ def _add_compare(commands: Any) -> None:
     beside.add_argument("--batch", type=int, default=32, help="batch size (default: 32)")
     beside.add_argument("--chip", default="tpu-v5e", help="tpu-v2 to tpu-v7x (default: tpu-v5e)")
     beside.add_argument("--policy", help="precision: fp32, mixed_bf16, ... (default: as the function is written; fp32 for a model)")
+    _add_mesh(beside)
     beside.add_argument("--layers", type=int, default=12, metavar="N", help="show the N layers that differ most (default: 12)")
     _add_json(beside, "everything")
 
@@ -289,6 +312,7 @@ def _estimate(args: argparse.Namespace) -> None:
             steps_per_epoch=args.steps_per_epoch,
             calibrations=tuple(args.calibration),
             prices=dict(args.price),
+            several_chips=_mesh(args),
         )
         run_estimate(sweep, args.kernels, args.json, args.trace, args.html, args.plot, args.pareto)
 
@@ -307,7 +331,7 @@ def _check(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> None:
     from tpuflow.comparing.comparing import compare_target
 
-    found = compare_target(args.target, args.batch, args.chip, args.policy)
+    found = compare_target(args.target, args.batch, args.chip, args.policy, **_mesh(args))
     _tell(args.json, found.as_dict(), lambda: found.to_text(args.layers))
 
 

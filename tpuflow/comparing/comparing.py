@@ -1,4 +1,4 @@
-"""`tpuflow.compare`: one step as our compiler and as XLA:TPU's compile it for the same chip."""
+"""`tpuflow.compare`: one step as our compiler and as XLA:TPU's compile it for the same chip, or the same mesh of chips."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import jax
 from tpuflow import amp
 from tpuflow.chips import Chip, get_chip
 from tpuflow.comparing import vendor
+from tpuflow.comparing.collectives import own_collectives, vendor_collectives
 from tpuflow.comparing.comparison import Amounts, Comparison, LayerRow, Side, Work, total
 from tpuflow.comparing.hlo import STARTS, Module, Op, moved
 from tpuflow.data.batching import as_batch
 from tpuflow.errors import ConfigError
 from tpuflow.estimating.estimating import Estimate, estimate, estimate_training
 from tpuflow.estimating.targets import load_step
+from tpuflow.isa.program import Port, Program
 from tpuflow.reports.layers import BACKWARD, layer_of
 from tpuflow.reports.profile import OUTSIDE, KernelLine, place_in
 from tpuflow.training.adapters.choosing import is_model
@@ -30,7 +32,9 @@ def compare(step: Any, *args: Any, chip: str | Chip = "tpu-v5e", policy: str | a
     """One step as our compiler and as XLA:TPU's compile it for one chip: HBM bytes, memory, kernels and the time of products, by layer.
 
     XLA:TPU comes out of the package libtpu, which the user installs and which needs no TPU. It compiles for one device, which of some
-    generations is one core, half of a chip: bytes and memory compare, and the time of products is of that device.
+    generations is one core, half of a chip: bytes and memory compare, and the time of products is of that device. A step on several chips
+    is compiled for a slice of as many devices, its state and batch cut as our Program has them cut; then what each chip sends is compared,
+    too, and what of that goes on beside computation.
 
     Args:
       step: a function of arrays, or a model, which is trained, as for `tpuflow.check`.
@@ -50,7 +54,8 @@ def compare(step: Any, *args: Any, chip: str | Chip = "tpu-v5e", policy: str | a
             raise ConfigError(f"compare: expected a function or a model, got {type(step).__name__}.")
         ours = estimate(step, *args, chip=row, policy=policy, **kwargs)
         fun = step if policy is None else amp.autocast(step, policy)
-        theirs = vendor.compile_ahead(lambda given, named: fun(*given, **named), _shapes((args, kwargs)), row)
+        placed = _placed(ours.program, ours.program.inputs, ours.program.outputs)
+        theirs = vendor.compile_ahead(lambda given, named: fun(*given, **named), _shapes((args, kwargs)), row, placed)
     else:
         if len(args) != 1:
             raise ConfigError(
@@ -58,19 +63,21 @@ def compare(step: Any, *args: Any, chip: str | Chip = "tpu-v5e", policy: str | a
             )
         options = {**kwargs, "chip": row, "policy": policy or "fp32"}
         ours = estimate_training(step, args[0], **options, sink_size=1)
-        theirs = _training(StepConfig(step, args[0], **options), row)
+        theirs = _training(StepConfig(step, args[0], **options), ours.program)
     return compared(ours, theirs)
 
 
-def compare_target(target: str, batch: int, chip: str, policy: str | None) -> Comparison:
+def compare_target(target: str, batch: int, chip: str, policy: str | None, **several_chips: Any) -> Comparison:
     """The comparison of what "module:function" or "file.py:function" gives for a batch size.
+
+    several_chips: `mesh` and `sharding` of a training, where they are to be others than the target says.
 
     Raises:
       ConfigError: as `compare`, or there is no such function, or it gives something else.
     """
     made = load_step(target, batch)
     chosen = made.options.get("policy") if policy is None else policy
-    return compare(made.step, *made.arguments, **{**made.options, "chip": chip, "policy": chosen})
+    return compare(made.step, *made.arguments, **{**made.on_chips(target, several_chips), "chip": chip, "policy": chosen})
 
 
 def compared(ours: Estimate, theirs: vendor.Compiled) -> Comparison:
@@ -85,17 +92,32 @@ def compared(ours: Estimate, theirs: vendor.Compiled) -> Comparison:
         policy=ours.policy,
         devices_a_chip=theirs.slice.devices_a_chip,
         uncounted=theirs.module.uncounted,
-        ours=Side(memory.argument_size_in_bytes, memory.temp_size_in_bytes, total(w for r in rows for w in r.ours)),
-        theirs=Side(theirs.argument_bytes, theirs.temp_bytes, total(w for r in rows for w in r.theirs)),
+        ours=Side(
+            memory.argument_size_in_bytes, memory.temp_size_in_bytes, total(w for r in rows for w in r.ours), own_collectives(ours.time)
+        ),
+        theirs=Side(theirs.argument_bytes, theirs.temp_bytes, total(w for r in rows for w in r.theirs), vendor_collectives(theirs.module)),
         layers=tuple(sorted(rows, key=lambda row: -abs(row.difference))),
+        mesh={axis.name: axis.size for axis in ours.program.mesh},
     )
 
 
-def _training(config: StepConfig, chip: Chip) -> vendor.Compiled:
-    """The training step that `tpuflow.train` would run, its state donated."""
+def _training(config: StepConfig, program: Program) -> vendor.Compiled:
+    """The training step that `tpuflow.train` would run, and of which this is our Program, its state donated."""
     batch = as_batch(config.data)
     recipe, state = state_shapes(make_recipe(config, batch)[0], batch)
-    return vendor.compile_ahead(recipe.train_step, (state, _shapes(batch)), chip, donate_argnums=(0,))
+    _, *carried = program.inputs  # the first says how many trips
+    placed = _placed(program, (*carried, *program.infeeds), (*program.outputs, *program.outfeeds[len(program.calls) :]))
+    return vendor.compile_ahead(recipe.train_step, (state, _shapes(batch)), program.chip, placed, donate_argnums=(0,))
+
+
+def _placed(program: Program, arguments: Sequence[Port], results: Sequence[Port]) -> vendor.Placed:
+    """How a Program's ports lie on its mesh, by the names of axes."""
+    if not program.mesh:
+        return vendor.ONE_DEVICE
+    cuts = [
+        tuple(tuple(tuple(program.mesh[a].name for a in axes) for axes in port.cut) for port in ports) for ports in (arguments, results)
+    ]
+    return vendor.Placed({axis.name: axis.size for axis in program.mesh}, *cuts)
 
 
 def _shapes(tree: Any) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from tpuflow.comparing.collectives import Sent, by_kind, largest
 from tpuflow.device.timing.result import seconds_text
 from tpuflow.reports.files import PlainData
 
@@ -62,11 +64,31 @@ def total(work: Iterable[Work]) -> Amounts:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One compile: bytes of HBM that its arguments and temporaries take, and all its work."""
+    """One compile: bytes of HBM that its arguments and temporaries take, all its work, and what it sends to other chips."""
 
     argument_bytes: int
     temp_bytes: int
     amounts: Amounts
+    collectives: tuple[Sent, ...] = ()
+
+    @property
+    def sent_bytes(self) -> int:
+        """What a chip sends."""
+        return sum(one.sent_bytes for one in self.collectives)
+
+    @property
+    def beside_bytes(self) -> int:
+        """What of that goes on beside computation."""
+        return sum(one.beside_bytes for one in self.collectives)
+
+    @property
+    def waited_seconds(self) -> float:
+        """Modelled, for how long the chip waits for what is sent; of our side only."""
+        return sum(one.exposed_seconds or 0.0 for one in self.collectives)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        return {**asdict(self), "sent_bytes": self.sent_bytes, "beside_bytes": self.beside_bytes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +118,7 @@ class Comparison(PlainData):
 
     Bytes are those of arrays without padding. Times of products are modelled on our side, and on theirs the cycles that XLA:TPU expects
     over the chip's clock, of one of `devices_a_chip` devices. `uncounted`: loops of theirs of unknown length, which count as one trip.
+    `mesh`: its axes, of a step on several chips; then everything is of one of them.
     """
 
     name: str
@@ -106,6 +129,7 @@ class Comparison(PlainData):
     ours: Side
     theirs: Side
     layers: tuple[LayerRow, ...]
+    mesh: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.to_text()
@@ -114,16 +138,35 @@ class Comparison(PlainData):
         """The totals, so many layers, and what makes the largest differences."""
         device = "" if self.devices_a_chip == 1 else f"; XLA:TPU's is one device, of which {self.devices_a_chip} are a chip"
         rows = _alike_as_one(self.layers)
-        head = f"{self.name} on {self.chip}{f' in {self.policy}' if self.policy else ''}: tpuflow beside XLA:TPU{device}"
+        chips = (
+            f" x {math.prod(self.mesh.values())} ({', '.join(f'{name} {size}' for name, size in self.mesh.items())})" if self.mesh else ""
+        )
+        head = f"{self.name} on {self.chip}{chips}{f' in {self.policy}' if self.policy else ''}: tpuflow beside XLA:TPU{device}"
         rest = len(rows) - most
         more = [f"... and {rest} more rows"] if rest > 0 else []
         loops = [f"{self.uncounted} loops of XLA:TPU's have an unknown length and count as one trip"] if self.uncounted else []
-        return "\n".join([head, *loops, "", *self._totals(), "", *_table(rows[:most]), *more, "", *_explained(rows[:EXPLAINED])])
+        sent = ["", *self._sent()] if self.ours.collectives or self.theirs.collectives else []
+        return "\n".join([head, *loops, "", *self._totals(), *sent, "", *_table(rows[:most]), *more, "", *_explained(rows[:EXPLAINED])])
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain data: seconds and bytes."""
-        plain = {name: getattr(self, name) for name in ("name", "chip", "policy", "devices_a_chip", "uncounted")}
-        return {**plain, "ours": asdict(self.ours), "theirs": asdict(self.theirs), "layers": [row.as_dict() for row in self.layers]}
+        plain = {name: getattr(self, name) for name in ("name", "chip", "policy", "devices_a_chip", "uncounted")} | {
+            "mesh": dict(self.mesh)
+        }
+        return {**plain, "ours": self.ours.as_dict(), "theirs": self.theirs.as_dict(), "layers": [row.as_dict() for row in self.layers]}
+
+    def _sent(self) -> list[str]:
+        """What a chip sends, in all and by kind of collective, and the largest of either side."""
+        a, b = self.ours, self.theirs
+        rows = [("sent by a chip", a.sent_bytes, b.sent_bytes), ("  beside computation", a.beside_bytes, b.beside_bytes)]
+        counts = [f"{'collectives':20} {_counted(a.collectives):>14} {_counted(b.collectives):>14}"]
+        kinds, own, other = [], by_kind(a.collectives), by_kind(b.collectives)
+        for kind in dict.fromkeys([*own, *other]):
+            one, two = own.get(kind, []), other.get(kind, [])
+            kinds.append((f"  {kind} {_counted(one)}/{_counted(two)}", sum(c.sent_bytes for c in one), sum(c.sent_bytes for c in two)))
+        lines = [f"{name:20} {_megabytes(x):>14} {_megabytes(y):>14} {_ratio(x, y):>7}" for name, x, y in (*rows, *kinds)]
+        waited = [f"tpuflow's chip waits {seconds_text(a.waited_seconds)} for what is sent"] if a.collectives else []
+        return [*lines[:2], *counts, *lines[2:], *waited, *_sent_most("tpuflow", a), *_sent_most("XLA:TPU", b)]
 
     def _totals(self) -> list[str]:
         a, b = self.ours.amounts, self.theirs.amounts
@@ -139,6 +182,18 @@ class Comparison(PlainData):
         )
         lines = [f"{name:20} {text(one):>14} {text(other):>14} {_ratio(one, other):>7}" for name, one, other, text in rows]
         return [f"{'':20} {'tpuflow':>14} {'XLA:TPU':>14} {'ratio':>7}", *lines]
+
+
+def _counted(collectives: Iterable[Sent]) -> int:
+    return sum(one.count for one in collectives)
+
+
+def _sent_most(who: str, side: Side) -> list[str]:
+    return [
+        f"  {who}: {_megabytes(one.sent_bytes):>12} {one.kind}, {one.beside_bytes / max(1, one.sent_bytes):.0%} beside computation  "
+        f"{one.scope}  {Path(one.source).name}".rstrip()
+        for one in largest(side.collectives, NAMED)
+    ]
 
 
 def _alike_as_one(rows: Sequence[LayerRow]) -> list[LayerRow]:

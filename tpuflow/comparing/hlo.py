@@ -41,6 +41,7 @@ FREE = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcas
 """What moves nothing."""
 STARTS = frozenset(("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start"))
 """Moves that go on while other instructions run."""
+NUMBERED = frozenset(("parameter", "constant", "get-tuple-element"))
 CUTS = frozenset(("dynamic-slice", "slice", "gather"))
 """What reads no more of its first operand than it gives."""
 
@@ -54,6 +55,12 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _CONFIG = "backend_config={"
 _SCOPE = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
+_GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]*)\}|\[\d+,(\d+)\]<=|mesh\[([^\]]*)\] ?\{([^}]*)\})")
+_AXIS = re.compile(r"'([^']+)'(?:=(\d+)|:\(\d+\)(\d+))?")
+_DIRECTION = re.compile(r"direction=(\w+)")
+_INDEX = re.compile(r"index=(\d+)")
+_CHAIN = re.compile(r'chain_id="(\d+)"')
+_DEVICES = re.compile(r"HloModule .*num_partitions=(\d+)")
 _ROW = re.compile(r"(\d+) (?:\"(.*)\"|\{(.*)\})$")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
@@ -71,7 +78,9 @@ class Op:
     """One instruction.
 
     called: role ("calls" | "body" | "condition" | "branch") and computation; cycles: what the compiler expects of a product or convolution,
-    else None; vmem: bytes of VMEM that it works in, beside its operands; trips: of a loop, 0 if they are not known; number: of a parameter.
+    else None; vmem: bytes of VMEM that it works in, beside its operands; trips: of a loop, 0 if they are not known; number: of a parameter,
+    the place of what is taken out of a tuple, or the value of a whole constant; direction: of a comparison; group: of a collective, the
+    devices that take part together, 0 for all; chain: the number that fusions share which go on with one collective.
     """
 
     name: str
@@ -84,16 +93,20 @@ class Op:
     cycles: int | None = None
     vmem: int = 0
     trips: int = 0
-    number: int = 0
+    number: int | None = None
+    direction: str = ""
     root: bool = False
+    group: int = 0
+    chain: str = ""
 
 
 @dataclass(frozen=True)
 class Module:
-    """Computations by name, each with its instructions in order."""
+    """Computations by name, each with its instructions in order; and how many devices run them."""
 
     computations: Mapping[str, tuple[Op, ...]]
     entry: str
+    devices: int = 1
     _named: dict[str, dict[str, Op]] = field(default_factory=dict)
 
     @cached_property
@@ -153,7 +166,8 @@ def parse(text: str) -> Module:
             frames.add(table, *row.groups())
     if not entry:
         raise ConfigError("expected the text of an optimised HLO module, and found no ENTRY computation in it.")
-    return Module({name: tuple(ops) for name, ops in computations.items()}, entry)
+    devices = _DEVICES.match(text)
+    return Module({name: tuple(ops) for name, ops in computations.items()}, entry, int(devices[1]) if devices else 1)
 
 
 class _Frames:
@@ -189,7 +203,7 @@ def _op(line: str, frames: _Frames) -> Op | None:
     called = [*_CALLED.findall(attributes)]
     if (branches := _BRANCHES.search(attributes)) is not None:
         called += [("branch", name) for name in _NAME.findall(branches[1])]
-    scope, frame = _SCOPE.search(attributes), _FRAME.search(attributes)
+    scope, frame, chain, direction = (pattern.search(attributes) for pattern in (_SCOPE, _FRAME, _CHAIN, _DIRECTION))
     config = _config(attributes)
     window = config.get("window_config", {})
     worked = config.get("used_scoped_memory_configs", [])
@@ -204,9 +218,33 @@ def _op(line: str, frames: _Frames) -> Op | None:
         cycles=int(window["estimated_cycles"]) if window.get("cost_model_type") == "COST_MODEL_TYPE_CLASSIC" else None,
         vmem=sum(int(one["size"]) for one in worked if int(one["memory_space"]) == Space.VMEM),
         trips=int(config.get("known_trip_count", {}).get("n", 0)),
-        number=int(operands) if opcode.strip() == "parameter" else 0,
+        number=_number(opcode.strip(), operands, attributes),
+        direction="" if direction is None else direction[1],
         root=bool(head[1]),
+        group=_group(attributes),
+        chain="" if chain is None else chain[1],
     )
+
+
+def _number(opcode: str, operands: str, attributes: str) -> int | None:
+    """Of a parameter its number, of a constant its value if that is whole, of a tuple's element its place."""
+    text = operands
+    if opcode == "get-tuple-element":
+        found = _INDEX.search(attributes)
+        text = "" if found is None else found[1]
+    return int(text) if opcode in NUMBERED and text.lstrip("-").isdigit() else None
+
+
+def _group(attributes: str) -> int:
+    """The devices of a group, which are listed, counted, or those along axes of a mesh, or parts of such; 0 where nothing is said: all."""
+    found = _GROUPS.search(attributes)
+    if found is None:
+        return 0
+    listed, counted, mesh, axes = found.groups()
+    if axes is not None:
+        sizes = {name: size for name, size, _ in _AXIS.findall(mesh)}
+        return math.prod(int(part or sizes[name]) for name, _, part in _AXIS.findall(axes))
+    return int(counted) if listed is None else len(listed.split(","))
 
 
 def _shape(text: str) -> tuple[str, str]:
@@ -345,4 +383,4 @@ def _fused(op: Op) -> str | None:
 
 
 def _parameters(module: Module, computation: str) -> list[Op]:
-    return sorted((o for o in module.computations[computation] if o.opcode == "parameter"), key=lambda o: o.number)
+    return sorted((o for o in module.computations[computation] if o.opcode == "parameter"), key=lambda o: o.number or 0)

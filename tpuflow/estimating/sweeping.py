@@ -32,7 +32,7 @@ class Sweep:
     """Every combination of these is estimated; a policy of None is the function as it is written, a sink size of -1 an epoch.
 
     `calibrations` are files; each chip takes the one for its family, or what tpuflow has for it if there is none. `prices` are dollars an
-    hour by chip, which change too often to be in the catalogue.
+    hour by chip, which change too often to be in the catalogue. `several_chips`: `mesh` and `sharding` of a training, of all points.
     """
 
     targets: tuple[str, ...]
@@ -43,6 +43,7 @@ class Sweep:
     steps_per_epoch: int | None = None
     calibrations: tuple[str, ...] = ()
     prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    several_chips: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ def _by_chip(sweep: Sweep) -> dict[str, Calibration | None]:
 def _points(sweep: Sweep, target: str, batch: int, chip: str, policy: str | None, calibration: Calibration | None) -> list[Point]:
     first = _steps(sweep.sink_sizes[0], sweep.steps_per_epoch)
     try:
-        found = estimate_target(target, batch, chip, policy, first, calibration)
+        found = estimate_target(target, batch, chip, policy, first, calibration, sweep.several_chips)
     except OutOfMemoryError as error:
         return [Point(target, batch, chip, policy or "", size, None, error) for size in sweep.sink_sizes]
     if not _is_sunk(found.program):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from tpuflow.errors import ConfigError, did_you_mean
@@ -36,6 +36,19 @@ class Step:
     def trains(self) -> bool:
         """Whether it is a model to be trained, rather than a function to be called."""
         return is_model(self.step)
+
+    def on_chips(self, target: str, several_chips: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The options, with those of several chips.
+
+        Raises:
+          ConfigError: it is a function, which says by itself how its arrays lie.
+        """
+        if several_chips and not self.trains:
+            raise ConfigError(
+                f"{target} gives a function, which says by itself how its arrays lie on a mesh (shard_map, NamedShardings); "
+                f"{' and '.join(f'--{name}' for name in several_chips)} are for a model, which is trained. Leave them out."
+            )
+        return {**self.options, **several_chips}
 
 
 def load_step(target: str, batch: int) -> Step:
@@ -64,17 +77,28 @@ def load_step(target: str, batch: int) -> Step:
     return step
 
 
-def estimate_target(target: str, batch: int, chip: str, policy: str | None, sink_size: int, calibration: Calibrated = None) -> Estimate:
+def estimate_target(
+    target: str,
+    batch: int,
+    chip: str,
+    policy: str | None,
+    sink_size: int,
+    calibration: Calibrated = None,
+    several_chips: Mapping[str, Any] = MappingProxyType({}),
+) -> Estimate:
     """The estimate of what a target gives for a batch size.
+
+    several_chips: `mesh` and `sharding` of a training, where they are to be others than the target says.
 
     Raises:
       ConfigError: there is no such function, or it gives something else.
     """
     made = load_step(target, batch)
+    options = made.on_chips(target, several_chips)
     if not made.trains:
         found = estimate(made.step, *made.arguments, chip=chip, policy=policy, calibration=calibration)
         return replace(found, batch_size=batch)
-    chosen = {**made.options, "chip": chip, "sink_size": sink_size, **({} if policy is None else {"policy": policy})}
+    chosen = {**options, "chip": chip, "sink_size": sink_size, **({} if policy is None else {"policy": policy})}
     return estimate_training(made.step, *made.arguments, **chosen, calibration=calibration)
 
 

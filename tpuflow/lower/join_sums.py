@@ -1,0 +1,59 @@
+"""Sums over the same chips that are added together: what they sum is added first, on each chip, and sent once.
+
+A partitioner makes such sums of the gradient of an array that several products read, each cut over what it sums: queries, keys and values
+of tensor parallelism, a gate and what it gates. The order of additions is another, so this is no pass, which would keep every bit, but part
+of how a partitioned program is imported.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from tpuflow.lower.graph.graph import Graph, Node, Value
+
+
+def join_sums(graph: Graph) -> Graph:
+    """The graph with sums joined where they can be, regions included.
+
+    Before: %1 = collective all_reduce %0; %3 = collective all_reduce %2; %4 = add %1, %3.
+    After: %5 = add %0, %2; %4 = collective all_reduce %5.
+    """
+    uses = Counter([*(v for node in graph.nodes for v in node.inputs), *graph.outputs])
+    joining, nodes = _Joining(uses), []
+    for node in graph.nodes:
+        nodes += joining.step(replace(node, regions=tuple(map(join_sums, node.regions))))
+    return replace(graph, nodes=tuple(joining.without_joined(nodes)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Joining:
+    """How often each value is used; the sums by their results, and those that are joined to others."""
+
+    uses: Mapping[Value, int]
+    sums: dict[Value, Node] = field(default_factory=dict)
+    joined: set[Node] = field(default_factory=set)
+
+    def step(self, node: Node) -> list[Node]:
+        """The nodes in the place of one."""
+        if node.op == "collective" and (node.attrs["kind"], node.attrs["reducer"]) == ("all_reduce", "add"):
+            self.sums[node.result] = node
+            return [node]
+        parts = [self.sums.get(v) for v in node.inputs] if node.op == "add" else []
+        one, other = parts if len(parts) == 2 else (None, None)
+        if one is None or other is None or one is other or not self._are_alike(one, other):
+            return [node]
+        self.joined.update((one, other))
+        inner = Value(node.result.type)
+        total = replace(one, inputs=(inner,), results=node.results)
+        self.sums[node.result] = total
+        return [replace(node, inputs=(one.inputs[0], other.inputs[0]), results=(inner,)), total]
+
+    def without_joined(self, nodes: list[Node]) -> list[Node]:
+        """Nodes but for the sums that nobody reads any more."""
+        return [node for node in nodes if node not in self.joined]
+
+    def _are_alike(self, one: Node, other: Node) -> bool:
+        """Whether nobody else reads two sums, and they are over the same chips."""
+        return one.attrs == other.attrs and all(self.uses[node.result] == 1 for node in (one, other))
