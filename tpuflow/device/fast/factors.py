@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from tpuflow.device.fast.access import Trips
 from tpuflow.device.fast.lax_existing import Exists
 from tpuflow.device.fast.phases import Phases, phases_of
-from tpuflow.device.fast.virtual import Lifting, Virtual
+from tpuflow.device.fast.virtual import Chips, Lifting, Virtual
 from tpuflow.isa.bounds import Bound
 from tpuflow.isa.contraction import Contraction
 from tpuflow.isa.matrix import MatmulAccumulate
@@ -28,6 +28,14 @@ class Factors:
     a_exists: Exists | None
     b_exists: Exists | None
     phases: tuple[Phases, ...] = ()
+
+    def of_chips(self, chips: Chips) -> Factors:
+        """The same of all chips: one more axis in front."""
+        return replace(self, a=chips(self.a), a_exists=_in_front(self.a_exists), b_exists=_in_front(self.b_exists))
+
+
+def _in_front(exists: Exists | None) -> Exists | None:
+    return None if exists is None else lambda: exists()[None]
 
 
 def factors_of(t: Lifting, i: MatmulAccumulate, trips: Trips, a: Virtual, b: Virtual, sizes: Mapping[int, int]) -> Factors:

@@ -22,7 +22,7 @@ from tpuflow.device.fast.halos import halos_of
 from tpuflow.device.fast.lift import handler_of
 from tpuflow.device.fast.positions import CannotLift
 from tpuflow.device.fast.shapes import covers, in_shape_of_buffers
-from tpuflow.device.fast.virtual import Lifting, State, Virtual
+from tpuflow.device.fast.virtual import Chips, Lifting, State, Virtual
 from tpuflow.errors import ProgramError
 from tpuflow.isa.dma import Store
 from tpuflow.isa.instruction import Instruction, Tile
@@ -39,10 +39,11 @@ def translate_kernel(
     ar: LaxArithmetic,
     resting: Set[int] = frozenset(),
     read_on: Set[int] = frozenset(),
+    chips: Chips | None = None,
 ) -> tuple[dict[int, Any], int]:
     """(new content of every buffer the kernel writes, tier used). `hbm` maps buffer index to its array, all that is live; `resting` are
     buffers that are soon put in their own types, in which the kernel then reads what it writes there; `read_on` those that others read
-    what it writes of."""
+    what it writes of; chips: of a kernel that makes sums of products, gives the factors of all chips whose sums are wanted as one."""
     if any(g.size == 0 for g in kernel.grid if g.kind == "parallel"):
         return {}, 1
     kernel = in_shape_of_buffers(kernel, buffers)
@@ -51,7 +52,8 @@ def translate_kernel(
         if tier == 2 and not looped:
             continue
         try:
-            written = _Translation(kernel, buffers, ar, frozenset(looped), resting, read_on, exact_order=ar.bitexact).run(dict(hbm))
+            translation = _Translation(kernel, buffers, ar, frozenset(looped), resting, read_on, chips, exact_order=ar.bitexact)
+            written = translation.run(dict(hbm))
         except CannotLift as reason:
             if tier == 3:
                 raise ProgramError(
@@ -73,10 +75,11 @@ class _Translation(Lifting):
         looped: frozenset[int],
         resting: Set[int],
         read_on: Set[int],
+        chips: Chips | None,
         *,
         exact_order: bool,
     ):
-        super().__init__(kernel, buffers, ar, looped, read_on)
+        super().__init__(kernel, buffers, ar, looped, read_on, chips)
         stores = [i.window for i in kernel.instructions if isinstance(i, Store) and i.window.buffer in resting]
         self.resting = {w.tile for w in stores if covers(kernel, w) and not looped}
         self.carried = frozenset(_carried_tiles(kernel))

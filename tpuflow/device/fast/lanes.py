@@ -19,6 +19,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from tpuflow.device.fast.host import WHOLE, Host, Way
+from tpuflow.device.fast.lane_by_lane import of_lane
 from tpuflow.device.fast.liveness import Key
 from tpuflow.device.shards import apart, together
 from tpuflow.device.varying import Axes, cut_axes, varying
@@ -95,6 +96,20 @@ class Lanes:
             x = self._along(x, a)
         return x.reshape(-1, elems)
 
+    def side_by_side(self, x: Any, axes: Sequence[int]) -> Any:
+        """What one device's chips of a group have: [...] -> [chips, ...]"""
+        shape = x.shape
+        for a in reversed(axes):
+            x = lax.all_gather(x, self.names[a])
+        return x.reshape(-1, *shape)
+
+    def over_devices(self, x: Any, axes: Sequence[int], combine: Callable[[Any, Any], Any]) -> Any:
+        """What one device's chips of a group have together, of all devices one after the other."""
+        for a in axes:
+            if self.parts[a] > 1:
+                x = functools.reduce(combine, lax.all_gather(x, self.devices[a]))
+        return x
+
     def _along(self, x: Any, axis: int) -> Any:
         """[...] -> [chips along the axis, ...]"""
         x = lax.all_gather(x, self.names[axis])
@@ -103,11 +118,14 @@ class Lanes:
         return lax.all_gather(x, self.devices[axis]).reshape(self.mesh[axis].size, *x.shape[1:])
 
     def own(self, rows: Any, axes: Sequence[int]) -> Any:
-        """A chip's own of a group's rows."""
-        number: Any = 0
+        """A chip's own of a group's rows: [chips, elems] -> [elems]."""
+        x = rows.reshape(*sizes_of(self.mesh, axes), -1)
         for a in axes:
-            number = number * self.mesh[a].size + self.position(a)
-        return lax.dynamic_index_in_dim(rows, number, 0, keepdims=False)
+            if self.parts[a] > 1:
+                x = x.reshape(self.parts[a], -1, *x.shape[1:])
+                x = lax.dynamic_index_in_dim(x, lax.axis_index(self.devices[a]), 0, keepdims=False)
+            x = of_lane(x, lax.axis_index(self.names[a]))
+        return x
 
     def greatest(self, x: Any, axes: Axes, *, here: bool) -> Any:
         """One scalar for chips that may differ along some axes; `here`: for the chips of one device, where others may not come to ask."""

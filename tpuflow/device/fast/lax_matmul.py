@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_batching import custom_vmap
 
 from tpuflow.device.fast.lax_rounding import Rounding, widen
 from tpuflow.device.fast.ordered_product import ordered_product
@@ -31,8 +33,7 @@ def matmul(rounding: Rounding, a: Value, b: Value, whole: Contraction, dtype: DT
 def _native(a: Value, b: Value, whole: Contraction) -> Value:
     """XLA's dot of f32 operands, of matrices if their columns are long: the narrower on the left then."""
     if not _are_long(a, b, whole):
-        product, order = lax.dot_general(a, b, dot_dimensions(whole), preferred_element_type=jnp.float32), product_axes(whole)
-        return lax.transpose(product, [order.index(x) for x in whole.out])
+        return _with_lanes(_dot, a, b, whole)
     return of_matrices(a, b, whole) if a.size < b.size else of_matrices(b, a, Contraction(whole.rhs, whole.lhs, whole.out))
 
 
@@ -52,9 +53,34 @@ def _are_long(a: Value, b: Value, whole: Contraction) -> bool:
     return terms >= _LONG * wide and wide >= _NARROWER * narrow
 
 
+def _dot(a: Value, b: Value, whole: Contraction) -> Value:
+    product, order = lax.dot_general(a, b, dot_dimensions(whole), preferred_element_type=jnp.float32), product_axes(whole)
+    return lax.transpose(product, [order.index(x) for x in whole.out])
+
+
+def _with_lanes(multiply: Callable[[Value, Value, Contraction], Value], a: Value, b: Value, whole: Contraction) -> Value:
+    """multiply(a, b, whole). Lanes of one operand are then rows, or columns, like any other: `vmap` keeps them apart from the operand's
+    own, and XLA copies the operand to bring them together."""
+
+    @custom_vmap
+    def product(a: Value, b: Value) -> Value:
+        return multiply(a, b, whole)
+
+    @product.def_vmap
+    def _(axis_size: int, batched: tuple[bool, bool], a: Value, b: Value) -> tuple[Value, bool]:
+        lhs, rhs = ((0,) if lanes else () for lanes in batched)
+        return _with_lanes(multiply if all(batched) else _merged, a, b, whole.with_batches(lhs, rhs, (0,))), True
+
+    return product(a, b)
+
+
 def of_matrices(a: Value, b: Value, whole: Contraction) -> Value:
     """XLA's dot of f32 operands with many axes, of matrices as far as that goes: neighbouring axes of one role are merged, so that a
     turned operand is not copied."""
+    return _with_lanes(_merged, a, b, whole)
+
+
+def _merged(a: Value, b: Value, whole: Contraction) -> Value:
     sizes = whole.by_label(a.shape, b.shape)
     a_runs, b_runs = _runs(whole.lhs, whole.rhs, whole.out), _runs(whole.rhs, whole.lhs, whole.out)
     left, right = (lax.reshape(x, [math.prod(sizes[y] for y in run) for run in runs]) for x, runs in ((a, a_runs), (b, b_runs)))

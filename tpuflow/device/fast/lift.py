@@ -129,14 +129,16 @@ def _matmul(t: Lifting, i: matrix.MatmulAccumulate, trips: Trips, state: State) 
     batch = tuple(sorted({g for g in (*a.batch, *b.batch) if g not in steps}))
     own = (value.array.shape[len(value.batch) :] for value in (a, b, acc))
     sizes, lifted = whole.by_label(*own), whole.with_batches(a.batch, b.batch, batch)
-    factors = factors_of(t, i, trips, a, b, sizes)
+    factors, right = factors_of(t, i, trips, a, b, sizes), b.array
+    if t.chips is not None:
+        factors, right, lifted = factors.of_chips(t.chips), t.chips(right), lifted.with_batches((0,), (0,), ())
 
     def multiply(x: Any, y: Any, dtype: DType) -> Any:
         return t.ar.convolve(x, y, lifted, sizes, dtype, i.acc.dtype, factors.a_exists, factors.b_exists, factors.before, factors.phases)
 
-    total, pieces = acc, i.k_tiles(factors.a, b.array, lifted.lhs, lifted.rhs) if t.ar.bitexact else [(factors.a, b.array)]
-    for left, right in pieces:
-        product = multiplied(t.ar, left, right, i.a.dtype, i.precision, multiply)
+    total, pieces = acc, i.k_tiles(factors.a, right, lifted.lhs, lifted.rhs) if t.ar.bitexact else [(factors.a, right)]
+    for x, y in pieces:
+        product = multiplied(t.ar, x, y, i.a.dtype, i.precision, multiply)
         (x, y), batch = t.aligned([total, Virtual(product, batch)])
         total = Virtual(t.ar.binary("add", x, y, i.acc.dtype), batch)
     state.tiles[i.acc] = total

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, assert_never
@@ -17,11 +19,13 @@ from tpuflow.device.fast.arithmetic import LaxArithmetic, words
 from tpuflow.device.fast.asking import ask
 from tpuflow.device.fast.cuts import Stage
 from tpuflow.device.fast.kernel import translate_kernel
+from tpuflow.device.fast.lane_by_lane import picked
 from tpuflow.device.fast.lanes import Lanes
 from tpuflow.device.fast.liveness import AGAIN, CALLED, WORK, Key, Liveness, Step
 from tpuflow.device.fast.shapes import covers
+from tpuflow.device.fast.summed import Summed, summed
 from tpuflow.device.verify.footprint import cover, section_trips, store_box
-from tpuflow.dtypes import BF16, F16
+from tpuflow.dtypes import BF16, F16, F32
 from tpuflow.isa.collectives import KINDS, Await, Collective, Position, sizes_of
 from tpuflow.isa.dma import Load, Store
 from tpuflow.isa.instruction import Window
@@ -47,6 +51,7 @@ class Translation:
         self.places = {id(b): place for place, b in walk(self.program.code)}
         self.workload = Workload(self.program)
         self.lanes = Lanes(self.program, self.over)
+        self.summed = summed(self.program, self.lanes.within_uneven) if self.program.mesh and not self.bitexact else Summed({}, {})
         whole = {id(k): frozenset(_overwritten(k, self.program)) for k in self.program.kernels()}
         self.liveness = Liveness(whole, self.workload.numbers)
         self.packed = _packed(self.program, whole)
@@ -159,7 +164,7 @@ class _Run:
                 self._kernel(block, env, step.read)
             case Infeed():
                 item = env["taken", block.port]
-                value = lax.dynamic_index_in_dim(self.infeeds[block.port], item, 0, keepdims=False)
+                value = picked(self.infeeds[block.port], item)
                 env[block.buffer] = value
                 env["taken", block.port] = item + self._within(env)
             case Outfeed():
@@ -197,7 +202,9 @@ class _Run:
             if source is env[b] and source.size >= COPIED_ELEMS:  # XLA copies what it may overwrite if it may be read later
                 arrays[b] = self.ar.after(source, results, self.t.lanes.alike)
         hbm = {b: self.ar.take(array, self.program.buffers[b].dtype) for b, array in arrays.items()}
-        new, tier = translate_kernel(kernel, self.program.buffers, hbm, self.ar, self.resting, read_on)
+        axes = self.t.summed.kernels.get(id(kernel))
+        chips = None if axes is None else functools.partial(self.t.lanes.side_by_side, axes=axes)
+        new, tier = translate_kernel(kernel, self.program.buffers, hbm, self.ar, self.resting, read_on, chips)
         looked_at = read | {n for b in read if (n := self.sources.get(b, b)) in env and env[n] is arrays[b]}
         results = [x for x in new.values() if x.size]
         env.update({("read", b): (env[b], results) for b in (looked_at - written) & self.overwritten & env.keys()})
@@ -207,10 +214,20 @@ class _Run:
     def _collective(self, c: Collective, env: dict[Any, Any]) -> None:
         """All at once when it is started: nobody looks at the target, or touches the source, before it is awaited."""
         lanes, kind, target = self.t.lanes, KINDS[c.kind], self.program.buffers[c.target]
-        sent = lanes.gathered(self.ar.load(self.buffer(env, c.source), target.dtype).reshape(-1), c.axes)
-        received = kind.meaning(c, self.ar, sent, sizes_of(self.program.mesh, c.axes), target.dtype)
+        sent = self.ar.load(self.buffer(env, c.source), target.dtype).reshape(-1)
+        received = self._sum(c, sent) if c.source in self.t.summed.buffers else self._meant(c, sent)
         own = received if kind.alike else lanes.own(received, c.axes)
         env[c.target] = self.ar.hold(own.reshape(target.shape), target.dtype)
+
+    def _meant(self, c: Collective, sent: Any) -> Any:
+        """What is received, of what a chip sends."""
+        sizes, dtype = sizes_of(self.program.mesh, c.axes), self.program.buffers[c.target].dtype
+        return KINDS[c.kind].meaning(c, self.ar, self.t.lanes.gathered(sent, c.axes), sizes, dtype)
+
+    def _sum(self, c: Collective, sent: Any) -> Any:
+        """The same of what is the sum of one device's chips already."""
+        total = self.t.lanes.over_devices(sent, c.axes, lambda x, y: self.ar.binary("add", x, y, F32))
+        return total if KINDS[c.kind].alike else total.reshape(math.prod(sizes_of(self.program.mesh, c.axes)), -1)
 
     def _call_host(self, block: CallHost, env: dict[Any, Any]) -> None:
         buffers = self.program.buffers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,9 @@ from tpuflow.device.fast.joined_stores import Piece, coalesced
 from tpuflow.isa import dma
 from tpuflow.isa.instruction import Tile, Window
 from tpuflow.isa.program import Buffer, Kernel
+
+Chips = Callable[[Any], Any]
+"""What a chip has -> what each of a group of chips has, side by side: [...] -> [chips, ...]."""
 
 
 def view_axes(window: Window) -> tuple[tuple[int, int, int], ...]:
@@ -68,13 +71,15 @@ class State:
 @dataclass
 class Lifting:
     """What a lift rule knows: kernel, buffer table, arithmetic, which grid axes are loops, which buffers other kernels read what it
-    writes of, whether all steps are taken at once, and which tiles are carried from step to step."""
+    writes of, what has the factors of all chips whose products are added up (None: a chip's are its own), whether all steps are taken at
+    once, and which tiles are carried from step to step."""
 
     kernel: Kernel
     buffers: Sequence[Buffer]
     ar: LaxArithmetic
     looped: frozenset[int]
     read_on: Set[int] = frozenset()
+    chips: Chips | None = None
     folded: bool = False
     halos: Halos = field(default_factory=dict)
     carried: frozenset[Tile] = frozenset()

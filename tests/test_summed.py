@@ -1,0 +1,91 @@
+"""Products of which nothing but the sum over chips is wanted: natively one product, of all chips' terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh, PartitionSpec
+
+import tpuflow
+from tests.tolerances import sum_bound
+from tpuflow.device.fast.engine import FastEngine
+from tpuflow.device.fast.translate import Translation
+from tpuflow.device.reference import ReferenceEngine
+
+P = PartitionSpec
+MESH = AbstractMesh((2, 2), ("e", "d"))
+BOTH = ("e", "d")
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(32, 5)).astype(np.float32)
+ONE_IN_FOUR = np.where(np.arange(32)[:, None] == 9, np.inf, X)
+
+
+def product(x: Any) -> Any:
+    """[rows, 5] -> [5, 3]."""
+    return x.T @ jnp.sin(x[:, :3])
+
+
+def convolved(x: Any) -> Any:
+    """The gradient of a kernel, images padded by zeros."""
+    images = x.reshape(x.shape[0], 5, 1, 1)
+
+    def loss(w: Any) -> Any:
+        return jnp.sum(jnp.sin(lax.conv_general_dilated(images, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))))
+
+    return jax.grad(loss)(jnp.full((3, 1, 1, 4), 0.5))
+
+
+def twice(x: Any) -> Any:
+    """A chip's own is used as well."""
+    own = product(x)
+    return lax.psum(own, "d") + lax.psum(own * own, "d")
+
+
+def apart(x: Any) -> Any:
+    """Not every chip comes to the product."""
+    return lax.psum(lax.cond(lax.axis_index("d") == 0, product, lambda x: jnp.zeros((5, 3)), x), "d")
+
+
+CASES: dict[str, tuple[int, Callable[[Any], Any]]] = {
+    "a sum": (1, lambda x: lax.psum(product(x), "d")),
+    "over two axes": (1, lambda x: lax.psum(product(x), BOTH)),
+    "a mean": (1, lambda x: lax.psum(product(x) / 2, "d")),
+    "turned, scattered": (2, lambda x: lax.psum_scatter(x.T @ x[:, :4], "d", scatter_dimension=1, tiled=True)),
+    "filled up, scattered": (2, lambda x: lax.psum_scatter(jnp.pad(product(x).reshape(-1), (0, 1)), BOTH, tiled=True)),
+    "of a convolution": (1, lambda x: lax.psum(convolved(x), BOTH)),
+    "of all alike": (1, lambda x: lax.psum(jnp.ones((4, 6)) @ jnp.ones((6, 4)) * lax.psum(1, "d"), "d")),
+    "a third": (0, lambda x: lax.psum(product(x) / 3, "d")),
+    "of a function": (0, lambda x: lax.psum(jnp.tanh(product(x)), "d")),
+    "in 16 bits": (0, lambda x: lax.psum(product(x.astype(jnp.float16)), "d")),
+    "the greatest": (0, lambda x: lax.pmax(product(x), "d")),
+    "used twice": (0, twice),
+    "not on all chips": (0, apart),
+}
+
+
+@pytest.mark.parametrize("x", [X, ONE_IN_FOUR], ids=["finite", "infinite"])
+def test_sums_of_products_over_chips_are_those_of_the_reference_engine(x: np.ndarray) -> None:
+    def step(x: Any) -> Any:
+        return tuple(fn(x)[None] for _, fn in CASES.values())
+
+    fn = jax.shard_map(step, mesh=MESH, in_specs=P(BOTH), out_specs=P(BOTH), check_vma=False)
+    program = tpuflow.jit(fn).program(x)
+    expected, _ = ReferenceEngine(program).launch([x])
+    native = FastEngine(program).once([x])
+    for name, want, got in zip(CASES, expected, native, strict=True):
+        bound = 2e-3 if name == "in 16 bits" else sum_bound(256)
+        np.testing.assert_allclose(got, want, rtol=bound, atol=20 * bound, err_msg=name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_chips_own_product_is_not_made_where_nothing_but_the_sum_is_wanted(name: str) -> None:
+    wanted, fn = CASES[name]
+    program = tpuflow.jit(jax.shard_map(fn, mesh=MESH, in_specs=P(BOTH), out_specs=P(BOTH), check_vma=False)).program(X)
+    assert len(Translation(program, bitexact=False).summed.buffers) == wanted
+    assert not Translation(program, bitexact=True).summed.buffers
