@@ -36,12 +36,19 @@ def _along(a: Value, axis: int, combine: Combine, nothing: Any) -> Value:
     """`a` without one axis. Rows XLA:CPU takes in vectors and combines those at the end: long ones in pieces, so that sums lose no digits.
     Down columns it takes one element after the other, but a row of columns at once where they come in windows."""
     n = a.shape[axis]
-    if axis < a.ndim - 1 and n > _WINDOW:
-        window = tuple(_WINDOW if i == axis else 1 for i in range(a.ndim))
-        a = lax.reduce_window(a, nothing, combine, window, window, "SAME")
+    if axis < a.ndim - 1:
+        a = _in_windows(a, axis, combine, nothing)
     elif n > _ROW_ELEMS and (piece := max(k for k in range(1, _ROW_ELEMS + 1) if n % k == 0)) > _WINDOW:
         a = _along(a.reshape(*a.shape[:-1], n // piece, piece), a.ndim, combine, nothing)
     return lax.reduce(a, nothing, combine, (axis,))
+
+
+def _in_windows(a: Value, axis: int, combine: Combine, nothing: Any) -> Value:
+    """`a` with windows of the axis combined, until there are few."""
+    window = tuple(_WINDOW if i == axis else 1 for i in range(a.ndim))
+    while a.shape[axis] > _WINDOW:
+        a = lax.reduce_window(a, nothing, combine, window, window, "SAME")
+    return a
 
 
 def _in_pieces(a: Value, axis: int, combine: Combine) -> Value:

@@ -4,11 +4,15 @@ A length of at most LARGEST is one product with the matrix of its roots of unity
 1965), few of them and much alike: a product by f roots takes a row of f for every f elements, so 1024 = 32 x 32 takes the matrix unit 64
 rows where 128 x 8 takes 136, and half as many multiplications. Lengths that have a prime factor beyond LARGEST become a convolution of a
 length that has none (Bluestein, 1970).
+
+Between two products a number's planes lie on each other: the product sums over both, and gives both, side by side. What the first one gives
+is laid out as the second one takes it.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -17,7 +21,7 @@ import numpy as np
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.operations import complex as numbers
-from tpuflow.lower.operations.complex import Complex, Number, as_complex, bilinear
+from tpuflow.lower.operations.complex import Complex, Number, as_complex
 
 LARGEST = 128
 """The sides of the matrix unit of most chips."""
@@ -62,37 +66,57 @@ def _along(b: Builder, x: Complex, axis: int, *, inverse: bool, count: int | Non
     order = [i for i in range(len(shape)) if i != axis] + [axis]
     rows = math.prod(x.shape) // n
     turned = _each(x, lambda p: b.reshape(b.transpose(p, order), (rows, n)))
-    found = _transform(b, turned, shape[axis], inverse=inverse)
+    found = _transform(b, _stacks(b, turned), shape[axis], inverse=inverse)
     if inverse:
         found = _each(found, lambda p: b.mul(p, 1 / n))
     back = [order.index(i) for i in range(len(shape))]
     return _each(found, lambda p: b.transpose(b.reshape(p, [shape[i] for i in order]), back))
 
 
+def _stacks(b: Builder, x: Complex) -> list[Value]:
+    """The planes of [R, N] as stacks of one, [1, R, N], without one of zeros."""
+    planes = [x.real] if b.known(x.imag) == 0 else [x.real, x.imag]
+    return [b.reshape(p, (1, *p.shape)) for p in planes]
+
+
+def _apart(b: Builder, x: Value, axis: int) -> Complex:
+    """The planes that an axis has one after the other."""
+    half = x.shape[axis] // 2
+    return Complex(b.slice_axis(x, axis, 0, half), b.slice_axis(x, axis, half, 2 * half))
+
+
 def _each(x: Complex, function: Callable[[Value], Value]) -> Complex:
     return Complex(function(x.real), function(x.imag))
 
 
-def _transform(b: Builder, x: Complex, count: int, *, inverse: bool) -> Complex:
-    """The first elements of that of each row of x [R, N], not divided by anything."""
-    rows, n = x.shape
+def _transform(b: Builder, x: Sequence[Value], count: int, *, inverse: bool) -> Complex:
+    """The first elements of that of each row, not divided by anything; x: stacks of planes, [P, R, N]."""
+    _, rows, n = x[0].shape
     if n <= LARGEST:
-        return _product(b, x, _roots(b, np.outer(np.arange(n), np.arange(count)), n, inverse=inverse))
+        found = _product(b, x, _matrix(n, count, inverse=inverse), lambda p, m: b.dot(p, m, (0, 2), (0, 1), precision="highest"))
+        return _apart(b, found, 1)
     factors = _factors(n)
     if factors is None:
         return _first(b, _as_convolution(b, x, inverse=inverse), count)
     first = factors[0]
     second = n // first
-    parts = _each(x, lambda p: b.reshape(p, (rows, first, second)))
-    outer = _product(b, parts, _roots(b, np.outer(np.arange(first), np.arange(first)), first, inverse=inverse))  # [R, N2, N1]
-    twiddles = _roots(b, np.outer(np.arange(second), np.arange(first)), n, inverse=inverse)
-    turned = numbers.mul(b, outer, _each(twiddles, lambda p: b.broadcast(p, outer.shape, (1, 2))))
-    inner = _each(turned, lambda p: b.reshape(b.transpose(p, (0, 2, 1)), (rows * first, second)))
-    needed = -(-count // first)  # element k lies at [k // first, k % first]
-    done = _transform(b, inner, needed, inverse=inverse)
-    return _first(
-        b, _each(done, lambda p: b.reshape(b.transpose(b.reshape(p, (rows, first, needed)), (0, 2, 1)), (rows, needed * first))), count
-    )
+    parts = [b.reshape(p, (*p.shape[:2], first, second)) for p in x]
+    matrix = _matrix(first, first, inverse=inverse)
+    outer = _product(b, parts, matrix, lambda p, m: b.dot(m, p, (0, 1), (0, 2), precision="highest"))  # [2 N1, R, N2]
+    turned = _turned(b, b.reshape(outer, (2, first, rows, second)), inverse=inverse)
+    needed = -(-count // first)  # element k lies at [k % first, k // first]
+    done = _transform(b, [b.reshape(turned, (2, first * rows, second))], needed, inverse=inverse)
+    ordered = _each(done, lambda p: b.transpose(b.reshape(p, (first, rows, needed)), (1, 2, 0)))
+    return _first(b, _each(ordered, lambda p: b.reshape(p, (rows, needed * first))), count)
+
+
+def _turned(b: Builder, x: Value, *, inverse: bool) -> Value:
+    """The planes x [2, N1, R, N2] by the whole length's roots: each by their real parts, and the other one by their imaginary parts."""
+    _, first, _, second = x.shape
+    roots = _roots(np.outer(np.arange(first), np.arange(second)), first * second, inverse=inverse)
+    real, crossed = _constant(b, np.real(roots)), _constant(b, np.stack([-np.imag(roots), np.imag(roots)]))
+    straight = b.mul(x, b.broadcast(real, x.shape, (1, 3)))
+    return b.add(straight, b.mul(b.reverse(x, (0,)), b.broadcast(crossed, x.shape, (0, 1, 3))))
 
 
 @functools.cache
@@ -104,37 +128,49 @@ def _factors(n: int) -> tuple[int, ...] | None:
     return min(found, key=lambda factors: (len(factors), sum(1 / f for f in factors)), default=None)
 
 
-def _as_convolution(b: Builder, x: Complex, *, inverse: bool) -> Complex:
+def _as_convolution(b: Builder, x: Sequence[Value], *, inverse: bool) -> Complex:
     """With jk = (j^2 + k^2 - (k - j)^2) / 2 the sum is a convolution with a chirp, done at a power of two that holds it."""
-    _, n = x.shape
+    n = x[0].shape[2]
     m = 1 << (2 * n - 2).bit_length()
     squares = np.arange(n) ** 2 % (2 * n)
-    chirp = _roots(b, squares, 2 * n, inverse=inverse)
-    moved = _each(numbers.mul(b, x, _spread(b, chirp, x)), lambda p: b.pad(p, 0, (0, 0), (0, m - n)))
+    chirp = _roots(squares, 2 * n, inverse=inverse)
+    moved = _each(_times(b, _planes(b, x), chirp), lambda p: b.pad(p, 0, (0, 0), (0, m - n)))
     around = np.zeros(m, np.complex128)
     around[:n] = np.exp((-2j if inverse else 2j) * np.pi * squares / (2 * n))
     around[m - n + 1 :] = around[1:n][::-1]
-    kernel = np.fft.fft(around) / m
-    spectrum = _transform(b, moved, m, inverse=False)
-    product = numbers.mul(b, spectrum, _spread(b, _constant(b, kernel), spectrum))
-    return numbers.mul(b, _transform(b, product, n, inverse=True), _spread(b, chirp, x))
+    product = _times(b, _transform(b, _stacks(b, moved), m, inverse=False), np.fft.fft(around) / m)
+    return _times(b, _transform(b, _stacks(b, product), n, inverse=True), chirp)
 
 
-def _spread(b: Builder, x: Complex, like: Complex) -> Complex:
-    """[N] in each row of [R, N]."""
-    return _each(x, lambda p: b.broadcast(p, like.shape, (1,)))
+def _planes(b: Builder, x: Sequence[Value]) -> Complex:
+    """What stacks have as a number."""
+    planes = [b.reshape(b.slice_axis(p, 0, i, i + 1), p.shape[1:]) for p in x for i in range(p.shape[0])]
+    return Complex(*planes) if len(planes) == 2 else as_complex(b, *planes)
 
 
-def _product(b: Builder, x: Complex, matrix: Complex) -> Complex:
-    """Axis 1 of x with the matrix's first: [R, N, ...] -> [R, ..., N]."""
-    return bilinear(b, lambda p, q: b.dot(p, q, (1,), (0,), precision="highest"), x, matrix)
+def _times(b: Builder, x: Complex, row: np.ndarray) -> Complex:
+    """Each row of [R, N] by one of constants."""
+    planes = (b.broadcast(_constant(b, p), x.shape, (1,)) for p in (np.real(row), np.imag(row)))
+    return numbers.mul(b, x, Complex(*planes))
 
 
-def _roots(b: Builder, powers: np.ndarray, n: int, *, inverse: bool) -> Complex:
+def _product(b: Builder, x: Sequence[Value], matrix: np.ndarray, dot: Callable[[Value, Value], Value]) -> Value:
+    """The sum of the products of stacks with those planes of a matrix that belong to them."""
+    starts = itertools.accumulate((p.shape[0] for p in x), initial=0)
+    return functools.reduce(b.add, [dot(p, _constant(b, matrix[at : at + p.shape[0]])) for p, at in zip(x, starts, strict=False)])
+
+
+def _matrix(n: int, count: int, *, inverse: bool) -> np.ndarray:
+    """[2, N, 2 K]: what the real and the imaginary part of an element add to the first K real parts and the first K imaginary ones."""
+    roots = _roots(np.outer(np.arange(n), np.arange(count)), n, inverse=inverse)
+    return np.stack([np.concatenate([np.real(x), np.imag(x)], 1) for x in (roots, 1j * roots)])
+
+
+def _roots(powers: np.ndarray, n: int, *, inverse: bool) -> np.ndarray:
     """exp(-2 pi i p / n), or with the other sign."""
-    return _constant(b, np.exp((2j if inverse else -2j) * np.pi * (powers % n) / n))
+    return np.exp((2j if inverse else -2j) * np.pi * (powers % n) / n)
 
 
-def _constant(b: Builder, x: np.ndarray) -> Complex:
+def _constant(b: Builder, x: np.ndarray) -> Value:
     """A constant, rounded to f32."""
-    return Complex(*(b.constant(np.array(part, np.float32)) for part in (np.real(x), np.imag(x))))
+    return b.constant(x.astype(np.float32))
