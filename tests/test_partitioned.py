@@ -587,17 +587,21 @@ def test_sums_over_the_same_chips_that_are_added_are_sent_as_one(name: str) -> N
     assert str(join_sums(found)) == str(found)
 
 
-def test_tensor_parallel_products_of_one_array_send_its_gradient_once() -> None:
-    """Queries, keys and values, or a gate and what it gates."""
+@pytest.mark.parametrize(("rest", "kind"), [((), "all_reduce"), (("model",), "reduce_scatter")])
+def test_tensor_parallel_products_of_one_array_send_its_gradient_once(rest: tuple[str, ...], kind: str) -> None:
+    """Queries, keys and values, or a gate and what it gates: whole, or in the pieces that it lies in."""
 
-    def loss(x: Any, weights: Any) -> Any:
-        one, two, three = (jnp.sin(x @ w) for w in weights)
+    def loss(x: Any, weights: Any, lies: Callable[..., Any] = lambda x, *_: x) -> Any:
+        one, two, three = (jnp.sin(lies(lies(x, "data", *rest), "data") @ w) for w in weights)
         return jnp.sum(one * two + three)
 
+    def step(x: Any, weights: Any) -> Any:
+        return jax.grad(loss)(x, weights, kept)
+
     x, weights = floats(16, 32), tuple(floats(32, 48) for _ in range(3))
-    step = tpuflow.jit(jax.grad(loss), in_shardings=(cut("data"), (cut(None, "model"),) * 3), out_shardings=cut("data"))
-    assert kinds(step.lower(x, weights).compile()) == {"all_reduce": 1}
-    np.testing.assert_allclose(step(x, weights), jax.grad(loss)(x, weights), **CLOSE)
+    jitted = tpuflow.jit(step, in_shardings=(cut("data"), (cut(None, "model"),) * 3), out_shardings=cut("data", *rest))
+    assert kinds(jitted.lower(x, weights).compile())[kind] == 1
+    np.testing.assert_allclose(jitted(x, weights), jax.grad(loss)(x, weights), **CLOSE)
 
 
 # --- errors

@@ -125,6 +125,7 @@ def test_passes_are_named_after_what_they_do() -> None:
         "prune-carries",
         "simplify",
         "carry-converted",
+        "convert-before-sending",
         "read-chosen",
         "fold-moves",
         "fuse",

@@ -23,7 +23,7 @@ from tpuflow.device.reference import ReferenceEngine
 from tpuflow.errors import ConfigError, OutOfMemoryError
 from tpuflow.estimating.estimating import training_program
 from tpuflow.isa.collectives import Collective
-from tpuflow.isa.program import walk
+from tpuflow.isa.program import Program, walk
 from tpuflow.stages.analysis import memory_analysis
 from tpuflow.stages.flattening import to_device
 from tpuflow.training.config import StepConfig, TrainConfig
@@ -310,6 +310,27 @@ def test_layers_that_are_written_out_hold_a_gradient_no_longer_than_it_is_sent(s
     program = training_program(config, chip)[1]
     kernel_bytes = 4 * 512 * 512
     assert memory_analysis(program).temp_size_in_bytes < 4 * kernel_bytes
+
+
+def _activations_program(sharding: str, policy: str) -> Program:
+    """A step of layers whose activations are larger than their parameters, and cheap to compute again."""
+    model = nn.Sequential([layer for _ in range(6) for layer in (nn.Dense(128), nn.gelu)])
+    batch = (jax.ShapeDtypeStruct((2**18, 128), jnp.float32), jax.ShapeDtypeStruct((2**18,), jnp.int32))
+    config = StepConfig(model, batch, policy, optax.adam(1e-3), mesh={"data": 4}, sharding=sharding, chip="tpu-v5e")
+    return training_program(config, get_chip("tpu-v5e"))[1]
+
+
+def test_the_third_stage_holds_back_shares_alone_and_keeps_no_activations_that_others_compute_again() -> None:
+    whole, shared = (memory_analysis(_activations_program(s, "fp32")).temp_size_in_bytes for s in ("ddp", "zero3"))
+    assert shared < 1.1 * whole
+
+
+def test_parameters_that_are_narrowed_to_be_used_are_gathered_so() -> None:
+    """Both times; gradients are summed in 32 bits, in which they are kept."""
+    program = _activations_program("zero3", "mixed_bf16")
+    sent = {(c.kind, program.buffers[c.source].dtype.name) for _, c in walk(program.code) if isinstance(c, Collective)}
+    assert {("all_gather", "bf16"), ("reduce_scatter", "f32")} <= sent
+    assert ("all_gather", "f32") not in sent
 
 
 @pytest.mark.slow

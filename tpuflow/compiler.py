@@ -32,6 +32,7 @@ from tpuflow.lower.located import located
 from tpuflow.lower.memory import check_fits, plan_memory
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.carry_converted import CarryConverted
+from tpuflow.lower.passes.convert_before_sending import ConvertBeforeSending
 from tpuflow.lower.passes.fold_moves import FoldMoves
 from tpuflow.lower.passes.fuse import Fuse
 from tpuflow.lower.passes.fuse_rows import FuseRows
@@ -52,15 +53,16 @@ from tpuflow.lower.shards import WHOLE, Cuts, cut_ports, on_chips
 from tpuflow.lower.stage_log import StageLog, Watch, is_shown
 
 PIPELINE: tuple[Pass, ...] = (
-    Simplify(), PruneCarries(), Simplify(), CarryConverted(), ReadChosen(), FoldMoves(), Fuse(), HoistInvariants(),
+    Simplify(), PruneCarries(), Simplify(), CarryConverted(), ConvertBeforeSending(), ReadChosen(), FoldMoves(), Fuse(), HoistInvariants(),
     Schedule(), MergeKernels(related=True), StoreLess(), SumInProduct(), FuseRows(), MergeKernels(), Rematerialize(), JoinProducts(),
     JoinSmall(), SplitCollectives(), Schedule(),
 )  # fmt: skip
-"""Simplify; let loops carry only what is needed; simplify what that opened; carry in the type of its readers what seldom changes; read what
-a condition keeps; read moved data through windows; form kernels; take those out of loops that need not be there; put them in an order that
-holds little at a time; merge those that read the same, let readers compute what is dearer to store, let products sum their results, go on
-with rows that are reduced while they are on the chip, merge what is left side by side, compute again what would be held too long, let
-products join the rows between them, join what is small; start collectives and wait for them apart; put what came of it in order."""
+"""Simplify; let loops carry only what is needed; simplify what that opened; carry in the type of its readers what seldom changes; send in
+it what is gathered; read what a condition keeps; read moved data through windows; form kernels; take those out of loops that need not be
+there; put them in an order that holds little at a time; merge those that read the same, let readers compute what is dearer to store, let
+products sum their results, go on with rows that are reduced while they are on the chip, merge what is left side by side, compute again what
+would be held too long, let products join the rows between them, join what is small; start collectives and wait for them apart; put what
+came of it in order."""
 
 
 def compile_function(

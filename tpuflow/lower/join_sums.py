@@ -18,7 +18,7 @@ def join_sums(graph: Graph) -> Graph:
     """The graph with sums joined where they can be, regions included.
 
     Before: %1 = collective all_reduce %0; %3 = collective all_reduce %2; %4 = add %1, %3.
-    After: %5 = add %0, %2; %4 = collective all_reduce %5.
+    After: %5 = add %0, %2; %4 = collective all_reduce %5.    And so for reduce_scatter.
     """
     uses = Counter([*(v for node in graph.nodes for v in node.inputs), *graph.outputs])
     joining, nodes = _Joining(uses), []
@@ -37,7 +37,7 @@ class _Joining:
 
     def step(self, node: Node) -> list[Node]:
         """The nodes in the place of one."""
-        if node.op == "collective" and (node.attrs["kind"], node.attrs["reducer"]) == ("all_reduce", "add"):
+        if node.op == "collective" and node.attrs["reducer"] == "add":
             self.sums[node.result] = node
             return [node]
         parts = [self.sums.get(v) for v in node.inputs] if node.op == "add" else []
@@ -45,7 +45,7 @@ class _Joining:
         if one is None or other is None or one is other or not self._are_alike(one, other):
             return [node]
         self.joined.update((one, other))
-        inner = Value(node.result.type)
+        inner = Value(one.inputs[0].type)
         total = replace(one, inputs=(inner,), results=node.results)
         self.sums[node.result] = total
         return [replace(node, inputs=(one.inputs[0], other.inputs[0]), results=(inner,)), total]
@@ -55,5 +55,6 @@ class _Joining:
         return [node for node in nodes if node not in self.joined]
 
     def _are_alike(self, one: Node, other: Node) -> bool:
-        """Whether nobody else reads two sums, and they are over the same chips."""
-        return one.attrs == other.attrs and all(self.uses[node.result] == 1 for node in (one, other))
+        """Whether nobody else reads two sums, and they are over the same chips, which have as much of them."""
+        same = one.attrs == other.attrs and one.inputs[0].type == other.inputs[0].type
+        return same and all(self.uses[node.result] == 1 for node in (one, other))

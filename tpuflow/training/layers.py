@@ -108,7 +108,7 @@ def _scan(eqn: Equation, operands: list[Any]) -> list[Any]:
         return _run(jaxpr, [*consts, *carry, *layer])
 
     gathers = any(isinstance(of, _Share) and of.whole is None for of in stacked)
-    again = keeping_no_moves(trip, prevent_cse=False) if gathers else trip
+    again = keeping_no_moves(trip) if gathers else trip
 
     def body(carry: list[Any], items: list[Any]) -> tuple[list[Any], list[Any]]:
         results = again(consts, carry, items)

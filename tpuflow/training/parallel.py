@@ -22,7 +22,7 @@ from tpuflow import amp
 from tpuflow.errors import ConfigError
 from tpuflow.jaxprs.compat import ClosedJaxpr
 from tpuflow.training.layers import lending, on_whole, scanned
-from tpuflow.training.shards import Axis, keeping_no_moves, shareable
+from tpuflow.training.shards import Axis, gathering_again, shareable
 from tpuflow.training.shared_updates import on_shares
 from tpuflow.training.state import TrainState
 
@@ -80,9 +80,9 @@ class OneChip:
         """A function of whole parameters, of what a chip holds of them, and differentiable by `places`."""
         return function(places)
 
-    def differentiable(self, loss: Callable[..., Any]) -> Callable[..., Any]:
-        """A loss of parameters, as it is to be differentiated."""
-        return loss
+    def value_and_grad(self, loss: Callable[[Any], tuple[jax.Array, Any]], params: Any) -> tuple[tuple[jax.Array, Any], Any]:
+        """((loss, others), gradients) of a loss of parameters, with others besides."""
+        return jax.value_and_grad(loss, has_aux=True)(params)
 
     def reduced(self, grads: Any, opt_state: Any) -> Any:
         """Gradients as the optimizer takes them, of a chip's own."""
@@ -213,9 +213,9 @@ class Zero(DataParallel):
         like = self._like
         return on_whole(self.axis, function, places, like.params, self.shared(like).params)
 
-    def differentiable(self, loss: Callable[..., Any]) -> Callable[..., Any]:
+    def value_and_grad(self, loss: Callable[[Any], tuple[jax.Array, Any]], params: Any) -> tuple[tuple[jax.Array, Any], Any]:
         """Stage 3 gathers parameters once more for the backward pass."""
-        return keeping_no_moves(loss) if self.stage == 3 else loss
+        return gathering_again(loss, params) if self.stage == 3 else DataParallel.value_and_grad(self, loss, params)
 
     def reduced(self, grads: Any, opt_state: Any) -> Any:
         """Shares of the means of all chips' gradients; in stage 1 whole ones where they accumulate. From stage 2 on they are that already,

@@ -150,9 +150,22 @@ def _scatter(axis: Axis, kept: None, cotangent: jax.Array) -> tuple[None, jax.Ar
 _lent.defvjp(_lend, _scatter)
 
 
-def keeping_no_moves(function: Callable[..., Any], *, prevent_cse: bool = True) -> Callable[..., Any]:
-    """A function whose backward pass moves and casts again what its forward pass has moved and cast, and keeps everything else.
+def keeping_no_moves(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose backward pass moves and casts again what its forward pass has moved and cast, and keeps everything else. Nothing
+    here keeps a compiler from finding that both are the same: that is for who calls it."""
+    return jax.checkpoint(function, prevent_cse=False, policy=lambda primitive, *_, **__: primitive.name not in MOVES)
 
-    prevent_cse: as `jax.checkpoint` takes it.
+
+def gathering_again(loss: Callable[[Any], tuple[jax.Array, Any]], shares: Any) -> tuple[tuple[jax.Array, Any], Any]:
+    """((loss, others), gradients) of a loss of shares, with others besides, whose backward pass gathers them once more.
+
+    The shares alone are held back by a barrier, until the loss is there: behind it what they are gathered to is found to be something else
+    than in the forward pass. All else that is kept for the backward pass is open to the compiler, to compute it again where that is
+    cheaper than to keep it.
     """
-    return jax.checkpoint(function, prevent_cse=prevent_cse, policy=lambda primitive, *_, **__: primitive.name not in MOVES)
+    value, pull, others = jax.vjp(keeping_no_moves(loss), shares, has_aux=True)
+    leaves = jax.tree.leaves(shares)
+    held, _ = lax.optimization_barrier((leaves, value))
+    again = {id(leaf): behind for leaf, behind in zip(leaves, held, strict=True)}
+    (grads,) = jax.tree.map(lambda x: again.get(id(x), x), pull)(jnp.ones_like(value))
+    return (value, others), grads

@@ -126,8 +126,7 @@ class Recipe:
             with jax.named_scope(LOSS_SCOPE):
                 return amp.scale_loss(loss, state.opt_state), (loss, others)
 
-        differentiated = parallel.differentiable(scaled_loss)
-        (_, found), grads = jax.value_and_grad(differentiated, has_aux=True)(self._trained(places))
+        (_, found), grads = parallel.value_and_grad(scaled_loss, self._trained(places))
         loss, (carried, measured) = parallel.mean(found)
         grads = parallel.reduced(grads, state.opt_state)
         with jax.named_scope(OPTIMIZER_SCOPE):

@@ -35,7 +35,7 @@ def lower_partitioned(
     read = read_stablehlo(found.module, trusted=True)
     mesh, parts = _divided(found.mesh, read)
     imported = lower_stablehlo(read, name, input_names=input_names, mesh=mesh, complex_ports=complex_ports)
-    graph = scatter_sums(join_sums(imported.graph), mesh)
+    graph = join_sums(scatter_sums(join_sums(imported.graph), mesh))
     graph = replace(graph, outputs=graph.outputs[:-1], output_names=tuple(output_names))
     graph = _stacked(graph, found.stacked_inputs, found.stacked_outputs)
     return replace(
