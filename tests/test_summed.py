@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -89,3 +92,25 @@ def test_a_chips_own_product_is_not_made_where_nothing_but_the_sum_is_wanted(nam
     program = tpuflow.jit(jax.shard_map(fn, mesh=MESH, in_specs=P(BOTH), out_specs=P(BOTH), check_vma=False)).program(X)
     assert len(Translation(program, bitexact=False).summed.buffers) == wanted
     assert not Translation(program, bitexact=True).summed.buffers
+
+
+SPREAD = """
+import jax, numpy as np, tpuflow
+from tests.test_summed import BOTH, CASES, MESH, ONE_IN_FOUR, P
+from tpuflow.device.fast.engine import FastEngine
+from tpuflow.device.fast.host_devices import SpreadHost
+step = lambda x: tuple(fn(x)[None] for _, fn in CASES.values())
+program = tpuflow.jit(jax.shard_map(step, mesh=MESH, in_specs=P(BOTH), out_specs=P(BOTH), check_vma=False)).program(ONE_IN_FOUR)
+alone = FastEngine(program).once([ONE_IN_FOUR])
+for devices in (2, 4):
+    spread = FastEngine(program, host=SpreadHost(program.mesh, jax.devices()[:devices])).once([ONE_IN_FOUR])
+    for name, want, got in zip(CASES, alone, spread, strict=True):
+        np.testing.assert_allclose(got, want, rtol=3e-5, atol=3e-4, err_msg=f"{name}, {devices} devices")
+"""
+
+
+@pytest.mark.slow
+def test_sums_over_the_chips_of_several_devices_are_those_of_one() -> None:
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    run = subprocess.run([sys.executable, "-c", SPREAD], env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
