@@ -36,6 +36,12 @@ def _create(args: Args) -> None:
     args[8] = client.handle
 
 
+@entry("Client_UpdateGlobalProcessInfo")
+def _hear_of_processes(args: Args) -> None:
+    """How the other processes of `jax.distributed` are, none of which has to do with these devices; jaxlib ends a process whose plugins do
+    not want to know."""
+
+
 @entry("Client_LookupDevice", "Client_LookupAddressableDevice")
 def _lookup(args: Args) -> None:
     number, devices = args[3] & INT, OBJECTS[args[2]].devices
