@@ -94,6 +94,22 @@ def test_a_process_that_stands_still_is_an_error_within_the_time_that_collective
     assert process_of_two.train(resume=tmp_path / "run").resumed_at == process_of_two.DIES_AFTER
 
 
+SUMS = """
+import sys, jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+jax.distributed.initialize("localhost:" + sys.argv[2], 2, int(sys.argv[1]))
+cut = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+x = jax.make_array_from_callback((4,), cut, lambda place: np.arange(4.0)[place])
+print(jax.default_backend(), float(jax.jit(lambda x: x.sum())(x)))
+"""
+
+
+def test_processes_that_ask_for_no_platform_run_on_the_cpu_beside_the_plugin(tmp_path: Path) -> None:
+    """jaxlib tells every plugin that JAX finds of the other processes, and ends its own if one does not want to know."""
+    ended = started(["-c", SUMS, "{process}", "{port}"], tmp_path, JAX_PLATFORMS="")
+    assert all(status == 0 and "cpu 6.0" in said.splitlines() for status, said in ended), ended
+
+
 @pytest.mark.parametrize(
     ("said", "fate"),
     [
