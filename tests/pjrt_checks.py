@@ -87,6 +87,8 @@ def errors() -> Any:
         "no such type": raised(lambda: jnp.ones(2, jnp.float8_e8m0fnu) * 2),
         "no rule": raised(lambda: jax.jit(jax.ffi.ffi_call("nowhere", jax.ShapeDtypeStruct((3,), np.float32)))(jnp.ones(3))),
         "too large to compile": raised(lambda: jnp.ones((2**18, 2**18))),
+        "no such option": raised(lambda: jax.jit(jnp.sin, compiler_options={"xla_embed_irr": True})(1.0)),
+        "an option": float(jax.jit(lambda x: x + 1, compiler_options={"xla_embed_ir_in_executable": True})(1.0)),
         "alive": float(jnp.ones(3).sum()),
     }
 

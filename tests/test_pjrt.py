@@ -123,7 +123,8 @@ def test_an_error_has_its_code_and_our_text_and_the_process_lives_on(facts):
     assert "UNIMPLEMENTED" in errors["no such type"] and "the device has no such elements" in errors["no such type"]
     assert "UNIMPLEMENTED" in errors["no rule"] and "nowhere" in errors["no rule"] and "pjrt_checks.py" in errors["no rule"]
     assert "RESOURCE_EXHAUSTED" in errors["too large to compile"] and "Traceback" not in errors["too large to compile"]
-    assert errors["alive"] == 3.0
+    assert "INVALID_ARGUMENT: compiler_options: No such compile option: 'xla_embed_irr'. " in errors["no such option"]
+    assert errors["an option"] == 2.0 and errors["alive"] == 3.0
     assert facts["exceptions_survive_what_dies_with_them"]
 
 

@@ -23,6 +23,7 @@ from jaxlib import xla_client
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from tpuflow.errors import ConfigError
 from tpuflow.jaxprs.protobuf import fields, packed
 
 _log = logging.getLogger("tpuflow.pjrt")
@@ -135,6 +136,29 @@ def cpu_device() -> Any:
     changes of threads a call.
     """
     return xla_client.make_cpu_client(asynchronous=False).local_devices()[0]
+
+
+_NOTHING = "module { func.func public @main() { return } }"
+
+
+def check_options(compile_options: bytes) -> None:
+    """XLA's own check of the options that a compilation was given by name (`compiler_options`): by compiling nothing for the CPU with them.
+
+    Raises:
+      ConfigError: XLA has no such option, or not with such a value.
+    """
+    given = xla_client.CompileOptions.ParseFromString(compile_options).env_option_overrides
+    if not given:
+        return
+    options, device = xla_client.CompileOptions(), cpu_device()
+    options.env_option_overrides = given
+    try:
+        device.client.compile_and_load(_NOTHING, xla_client.DeviceList((device,)), options)
+    except jax.errors.JaxRuntimeError as error:
+        raise ConfigError(
+            f"compiler_options: {str(error).removeprefix('INVALID_ARGUMENT: ').rstrip('.')}. Expected options of XLA, which this device takes and "
+            "needs none of."
+        ) from None
 
 
 def is_packed(dtype: Any) -> bool:

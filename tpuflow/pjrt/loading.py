@@ -11,7 +11,7 @@ from typing import Any
 from tpuflow.errors import ConfigError
 from tpuflow.garbage import undisturbed
 from tpuflow.isa.calls import HOST_CALL
-from tpuflow.jaxprs.plugins import placement_of
+from tpuflow.jaxprs.plugins import check_options, placement_of
 from tpuflow.pjrt.device import Client, Device
 from tpuflow.pjrt.envelope import CACHE, Own, opened
 from tpuflow.pjrt.executable import Loaded
@@ -29,7 +29,7 @@ def compile_module(client: Client, module: bytes, options: bytes) -> Loaded:
 
     Raises:
       Unimplemented: it is for several replicas.
-      ConfigError: there are no such devices.
+      ConfigError: there are no such devices, or no such options.
       What `tpuflow.compiler.compile_stablehlo`, and for several devices `tpuflow.jaxprs.modules.partition_artifact`, raise.
     """
     client.settings.check()
@@ -52,6 +52,7 @@ def _compile(client: Client, module: bytes, options: bytes) -> Loaded:
     from tpuflow.compiler import compile_stablehlo
     from tpuflow.lower.importers.stablehlo.importer import lower_stablehlo
 
+    check_options(options)
     devices = _devices(client, options)
     if len(devices) > 1:
         return _compile_for_mesh(client, module, options, devices)
