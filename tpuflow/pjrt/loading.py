@@ -9,7 +9,6 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from tpuflow.errors import ConfigError
-from tpuflow.garbage import undisturbed
 from tpuflow.isa.calls import HOST_CALL
 from tpuflow.jaxprs.plugins import check_options, placement_of
 from tpuflow.pjrt.device import Client, Device
@@ -23,7 +22,6 @@ HOST_FUNCTIONS: list[Callable[..., Any]] = []
 """What programs call on the host (`jax.debug.print`, `pure_callback` and the like), by the number that their custom calls have."""
 
 
-@undisturbed()
 def compile_module(client: Client, module: bytes, options: bytes) -> Loaded:
     """Compile a module of StableHLO, for the devices that a serialised `CompileOptionsProto` says.
 
@@ -36,7 +34,6 @@ def compile_module(client: Client, module: bytes, options: bytes) -> Loaded:
     return apart(functools.partial(_compile, client, module, options))
 
 
-@undisturbed()
 def load_bytes(client: Client, data: bytes, options: bytes) -> Loaded:
     """Load a serialised Program.
 
