@@ -155,10 +155,8 @@ def check_options(compile_options: bytes) -> None:
     try:
         device.client.compile_and_load(_NOTHING, xla_client.DeviceList((device,)), options)
     except jax.errors.JaxRuntimeError as error:
-        raise ConfigError(
-            f"compiler_options: {str(error).removeprefix('INVALID_ARGUMENT: ').rstrip('.')}. Expected options of XLA, which this device takes and "
-            "needs none of."
-        ) from None
+        said = str(error).removeprefix("INVALID_ARGUMENT: ").rstrip(".")
+        raise ConfigError(f"compiler_options: {said}. Expected options of XLA, which this device takes and needs none of.") from None
 
 
 def is_packed(dtype: Any) -> bool:
