@@ -20,7 +20,6 @@ from tpuflow.device.fast.translate import Translation
 from tpuflow.device.limits import occupied_bytes
 from tpuflow.device.varying import NONE, Axes, cut_axes
 from tpuflow.device.verify import verify
-from tpuflow.garbage import undisturbed
 from tpuflow.isa.collectives import chips_of, sizes_of
 from tpuflow.isa.program import Program
 from tpuflow.jaxprs.compat import jits_nothing
@@ -143,7 +142,6 @@ class FastEngine:
     ) -> tuple[list[Any], dict[Key, Any]]:
         return self._stages[id(stage)](trips, arrays, infeeds, budget)
 
-    @undisturbed()
     def compile(self, infeed_items: int = 1, capacity: int = 1) -> None:
         """Translate and compile without running; the results are kept in the caches that the first launch of these shapes looks into."""
         for translated in self.translate(infeed_items, capacity):
