@@ -35,7 +35,7 @@ parity: $(VENV)/.runtime  ## train in fp32, fp16 and mixed; compare every docume
 
 check: lint  ## format, lint, types, layers, fast tests
 	$(BIN)/python -m pytest -q tests/test_layers.py
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not torch" --deselect tests/test_layers.py $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m "not slow and not torch" --deselect tests/test_layers.py $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -43,7 +43,7 @@ lint: $(VENV)/.dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 test: $(VENV)/.dev $(VENV)/.torch  ## every test, the slow ones too
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 docs: $(VENV)/.docs $(VENV)/.torch  ## the pages and the Python reference as HTML: build/docs/index.html
 	$(BIN)/sphinx-build -q -W --keep-going -E -b html -d build/doctrees docs build/docs

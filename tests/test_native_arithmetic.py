@@ -136,6 +136,20 @@ def test_what_a_kernel_only_gives_back_is_not_held_apart():
     assert not any("stablehlo.while" in translated.as_text() for translated in engine.translate())
 
 
+@pytest.mark.parametrize("fidelity", ["native", "bitexact"])
+def test_a_folded_key_is_made_apart_from_what_is_drawn_with_it(fidelity: str):
+    """One loop over both took LLVM for ever to vectorize in some programs (`LONG_WORK`): the Jitter of `test_moe` is one."""
+
+    def draw(key: jax.Array, i: jax.Array, x: jax.Array) -> jax.Array:
+        return x * jax.random.uniform(jax.random.fold_in(key, i), x.shape)
+
+    x = np.ones((4, 8), np.float32)
+    engine = FastEngine(tpuflow.jit(draw).program(jax.random.key(0), np.int32(3), x), fidelity=fidelity)
+    assert sum(translated.as_text().count("stablehlo.while") for translated in engine.translate()) >= 1
+    drawn = tpuflow.jit(draw, fidelity=fidelity)(jax.random.key(0), np.int32(3), x)
+    np.testing.assert_array_equal(drawn, jax.jit(draw)(jax.random.key(0), np.int32(3), x))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fidelity", ["native", "bitexact"])
 @pytest.mark.parametrize("steps", [1, 3])

@@ -75,7 +75,11 @@ class LaxArithmetic:
 
     def settled(self, x: Value) -> Value:
         """x as it is, native made once and not anew for each reader."""
-        return x if self.bitexact else self._rounding.settled(x)
+        return x if self.bitexact else self.apart(x)
+
+    def apart(self, x: Value) -> Value:
+        """x as it is, made once and not anew for each reader."""
+        return self._rounding.settled(x) if x.ndim else self._rounding.settled(x.reshape(1)).reshape(())
 
     def after(self, x: Value, others: Sequence[Value], alike: Callable[[Value], Value]) -> Value:
         """x as it is, which XLA does not take for known before the others are: a loop might change it by them. `alike`: a number as all

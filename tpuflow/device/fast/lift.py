@@ -31,6 +31,10 @@ reader, and as it reads. An instruction is 1 of work, a division, a root or a tr
 it takes more elements for that to pay. Of [3200, 256], read by two sums and a map, 24 multiplications and additions take 0.9 ms anew and
 0.5 ms once, 8 of them as long either way; x * sigmoid(x) of [8, 160, 160, 32] made while it is transposed takes 92 ms in place of 5. XLA
 takes 10 ms to compile each of these: GPT-2's layers have 87 of [512, 768], which gain nothing."""
+LONG_WORK = 64
+"""What so much work makes is apart from its readers however few elements it has, in either fidelity. A key that is folded into another by
+threefry's 20 rounds, taken into the loop over what is drawn with it, is a chain of which LLVM's vectorizer asks of every operand of every
+operand whether it is the same for all elements (`isSingleScalar`, LLVM 22): a compilation without end."""
 
 
 def _elementwise(t: Lifting, i: Any, trips: Trips, state: State) -> None:
@@ -38,7 +42,7 @@ def _elementwise(t: Lifting, i: Any, trips: Trips, state: State) -> None:
     values = [t.read(tile, state) for tile in i.reads()]
     operands, batch = t.aligned(values)
     (dst,) = i.writes()
-    made = dst, SPECIAL_WORK if i.cost(GENERIC, lambda tile: (1,)).element_ops > 1 else 1
+    made = id(i), SPECIAL_WORK if i.cost(GENERIC, lambda tile: (1,)).element_ops > 1 else 1
     work = frozenset({made}).union(*(value.work for value in values))
     state.tiles[dst] = Virtual(i.meaning(t.ar, trips.trip(dst), *operands), batch, work=work)
 
@@ -241,15 +245,22 @@ def _store(t: Lifting, i: dma.Store, trips: Trips, state: State) -> None:
     if _waits(t, window, array, wheres, state):
         return
     buffer = t.buffers[window.buffer]
-    if _is_much(value, array.size) and array.size == buffer.elems and window.buffer in t.read_on and window.tile in t.only_stored:
-        array = t.ar.settled(array)
+    if array.size == buffer.elems and window.buffer in t.read_on:
+        if _worked(value) >= LONG_WORK:
+            array = t.ar.apart(array)
+        elif window.tile in t.only_stored and _is_much(value, array.size):
+            array = t.ar.settled(array)
     state.hbm[window.buffer] = access.write(state.hbm[window.buffer], array, window, wheres)
+
+
+def _worked(value: Virtual) -> int:
+    return sum(work for _, work in value.work)
 
 
 def _is_much(value: Virtual, elems: int) -> bool:
     """Whether so many elements of a value are worth making once."""
-    work = [work for _, work in value.work]
-    return sum(work) >= SETTLED_WORK and elems >= (SETTLED_ELEMS if SPECIAL_WORK in work else SETTLED_PLAIN_ELEMS)
+    special = any(work == SPECIAL_WORK for _, work in value.work)
+    return _worked(value) >= SETTLED_WORK and elems >= (SETTLED_ELEMS if special else SETTLED_PLAIN_ELEMS)
 
 
 def _waits(t: Lifting, window: Window, array: Any, wheres: list[Positions], state: State) -> bool:

@@ -37,14 +37,14 @@ class Virtual:
     """A tile's content over all lifted trips: leading dimensions for the lifted grid axes in `batch`, then the tile's own axes.
 
     `inside`: the same without its padding, for those that can do without it. `rested`: the same as it lies between launches. `work`: the
-    tiles that elementwise instructions made on the way from what was loaded, summed, multiplied or moved, each with the work that it was.
+    elementwise instructions on the way from what was loaded, summed, multiplied or moved, by `id`, each with the work that it is.
     """
 
     array: Any
     batch: tuple[int, ...] = ()
     inside: Inside | None = None
     rested: Any = None
-    work: frozenset[tuple[Tile, int]] = frozenset()
+    work: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass
