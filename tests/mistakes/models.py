@@ -45,6 +45,16 @@ def a_model_without_parameters():
     tpuflow.train(Parameterless(), (inputs, labels))
 
 
+@mistake(ConfigError, "order is of int32", "no gradient", "frozen=['order']")
+def a_parameter_that_has_no_gradient():
+    class Ordered(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3)(x)[:, self.param("order", lambda key: jnp.arange(3))]
+
+    tpuflow.train(Ordered(), (inputs, labels))
+
+
 @mistake(DataError, "TwoOutputs", "got a tuple of 2", "Give a function loss(outputs, labels)")
 def a_model_of_two_outputs_without_a_loss_for_them():
     class TwoOutputs(nn.Module):

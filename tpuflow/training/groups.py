@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from tpuflow.errors import ConfigError
@@ -61,6 +62,21 @@ def trained_mask(params: Any, frozen: Sequence[str]) -> Any:
     if not any(flags):
         raise ConfigError(f"frozen: {', '.join(map(repr, frozen))} match every parameter, so there is nothing to train.")
     return jax.tree.unflatten(jax.tree.structure(params), flags)
+
+
+def check_trained(params: Any, frozen: Sequence[str]) -> None:
+    """Hold that every parameter that is trained can have a gradient.
+
+    Raises:
+      ConfigError: as `trained_mask`, or one is not of a floating-point type.
+    """
+    flags = jax.tree.leaves(trained_mask(params, frozen)) if frozen else [True] * len(jax.tree.leaves(params))
+    for name, leaf, trained in zip(parameter_names(params), jax.tree.leaves(params), flags, strict=True):
+        if trained and not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise ConfigError(
+                f"the parameter {name} is of {leaf.dtype}, which has no gradient; leave it as it is with frozen=[{name!r}], or keep it in "
+                "a collection of its own."
+            )
 
 
 def trained_part(params: Any, mask: Any) -> Any:

@@ -25,6 +25,7 @@ from tpuflow.training.averaging import get_ema
 from tpuflow.training.config import StepConfig, TrainConfig
 from tpuflow.training.fitting import check_classes, measured, misfit, traced
 from tpuflow.training.given import DEFAULT_OPTIMIZER
+from tpuflow.training.groups import check_trained
 from tpuflow.training.losses import get_loss
 from tpuflow.training.metrics import metrics_of_loss
 from tpuflow.training.mismatches import in_words
@@ -166,6 +167,7 @@ def _modelled(config: TrainConfig, batch: Any, feed: Feed, evaluated: Feed | Non
     """The step of a model."""
     recipe, why = make_recipe(config, batch, policy)
     variables = _variable_shapes(recipe, batch, config)
+    check_trained(variables[0], recipe.frozen)
     recipe, outputs = traced(recipe, *variables, batch, "data")
     recipe = measured(recipe, config.metrics, *variables, batch, outputs, why)
     classes = check_classes(recipe, feed, batch, outputs, "data")
