@@ -32,7 +32,7 @@ from train.yolov5 import EMA
 pytestmark = pytest.mark.slow
 pytest.importorskip("cv2", reason="pip install 'tpuflow[detection]'")
 
-EPOCHS = 4
+EPOCHS = 2
 TORCH_STEPS = 4
 """Each an update: with two pictures at 64 pixels, normalisations of few numbers magnify what is rounded."""
 WRITTEN = {
