@@ -254,6 +254,15 @@ def test_sources_of_windows_are_combined_by_what_has_an_identity_of_zero(
         assert np.asarray(got).tolist() == expected
 
 
+def test_the_only_device_has_the_number_zero() -> None:
+    ids = "%p = stablehlo.partition_id : tensor<ui32> %r = stablehlo.replica_id : tensor<ui32>"
+    text = module(f"{ids} return %p, %r : tensor<ui32>, tensor<ui32>", "() -> (tensor<ui32>, tensor<ui32>)")
+    with pytest.raises(UnsupportedPrimitiveError, match="mesh that the module does not name"):
+        lower_stablehlo(text)
+    alone = text.replace("module {", "module attributes {mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 1 : i32} {", 1)
+    assert [x.item() for x in Executable(compile_stablehlo(alone)).launch([])[0]] == [0, 0]
+
+
 def test_an_operation_without_a_rule_is_named_with_its_line_and_what_to_do() -> None:
     with pytest.raises(UnsupportedPrimitiveError, match=r"test_stablehlo_importer\.py:\d+.*lapack_sgees.*matrix decomposition"):
         lower_stablehlo(text_of(jax.lax.linalg.schur, np.eye(3, dtype=np.float32)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os.path
 import re
 from collections.abc import Callable, Mapping
@@ -72,7 +73,8 @@ class _Reader:
         functions = [self._function(op) for op in operations if op.name == "func.func" and op.regions[0].blocks]
         attributes: Any = module.operation.attributes
         name = attributes["sym_name"].value if "sym_name" in attributes else ""
-        return Module(name.removeprefix("jit_"), {f.name: f for f in functions})
+        counts = [attributes[count].value for count in ("mhlo.num_partitions", "mhlo.num_replicas") if count in attributes]
+        return Module(name.removeprefix("jit_"), {f.name: f for f in functions}, math.prod(counts) if counts else 0)
 
     def _function(self, op: Any) -> Function:
         attributes = op.attributes

@@ -134,10 +134,11 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A module: its name, and its functions by name."""
+    """A module: its name, its functions by name, and for how many devices it is (0: it does not say)."""
 
     name: str
     functions: Mapping[str, Function] = field(default_factory=dict)
+    devices: int = 0
 
 
 def captured_by(arguments: tuple[int, ...], operations: tuple[Operation, ...], outputs: tuple[int, ...]) -> tuple[int, ...]:

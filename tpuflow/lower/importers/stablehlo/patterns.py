@@ -19,9 +19,22 @@ EXP2, LOGISTIC, THREEFRY = "jax.exp2", "stablehlo.logistic", "jax.threefry2x32"
 
 def recognise(module: Module) -> Module:
     """The module with the patterns below in the place of their last operations."""
-    functions = {name: replace(f, body=_block(f.body)) for name, f in module.functions.items()}
+    functions = {name: replace(f, body=_block(_alone(f.body) if module.devices == 1 else f.body)) for name, f in module.functions.items()}
     threefry = {name for name, f in functions.items() if _is_threefry(f)}
     return replace(module, functions={name: replace(f, body=_calls(f.body, threefry)) for name, f in functions.items()})
+
+
+def _alone(block: Block) -> Block:
+    """A block of a module for one device, whose numbers are 0: `jax.pmap` over one asks for its own."""
+    number = {"value": np.zeros((), np.uint32)}
+    operations = (replace(o, blocks=tuple(map(_alone, o.blocks))) if o.blocks else o for o in block.operations)
+    return replace(
+        block,
+        operations=tuple(replace(o, name="stablehlo.constant", attributes=number) if o.name in _DEVICE else o for o in operations),
+    )
+
+
+_DEVICE = ("stablehlo.partition_id", "stablehlo.replica_id")
 
 
 def _block(block: Block) -> Block:
