@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.contest import Workload, main
+from bench.contest import NARROW_LIMITS, Workload, main
 from models.cifar_net import CifarNet
 
 
@@ -20,8 +20,7 @@ WORKLOAD = Workload(
     limits={
         ("tpuflow fp32", "torch fp32"): 1.0,
         ("tpuflow fp32", "jax_scan fp32"): 1.0,
-        ("tpuflow fp16", "tpuflow fp32"): 1.15,
-        ("tpuflow mixed", "tpuflow fp32"): 1.15,
+        **NARROW_LIMITS,
     },
 )  # fmt: skip
 

@@ -139,6 +139,9 @@ def torch_run(work: Workload, policy: str, steps: int) -> Run:
     return functools.partial(run, settings[0] if times["0"] <= times["1"] else settings[1])
 
 
+NARROW_LIMITS: Mapping[tuple[str, str], float] = {("tpuflow fp16", "tpuflow fp32"): 1.15, ("tpuflow mixed", "tpuflow fp32"): 1.15}
+"""Of a sink in fp16 and in a mixed policy over the same in fp32."""
+
 CONTENDERS: Mapping[str, Callable[[Workload, str, int], Run]] = {
     "tpuflow": tpuflow_run,
     "jax_scan": jax_run,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bench.contest import Workload, main
+from bench.contest import NARROW_LIMITS, Workload, main
 from models.gpt2 import GPT2, NO_DROPOUT, SIZES
 
 CONFIG = replace(SIZES["gpt2"], **NO_DROPOUT)
@@ -20,8 +20,7 @@ WORKLOAD = Workload(
     policies=("fp32", "fp16", "mixed"),
     limits={
         ("tpuflow fp32", "jax_jit fp32"): 1.0,
-        ("tpuflow fp16", "tpuflow fp32"): 1.15,
-        ("tpuflow mixed", "tpuflow fp32"): 1.15,
+        **NARROW_LIMITS,
     },
     peer="jax_jit", vocabulary=CONFIG.vocab_size, peak_limit=1.1, cold_limit=1.5,
 )  # fmt: skip

@@ -9,10 +9,8 @@ what has the word in its name. `bench.dispatch` has what a call itself costs, `b
 from __future__ import annotations
 
 import argparse
-import functools
 import gc
 import json
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,12 +23,10 @@ import jax.numpy as jnp
 import tpuflow
 from bench.program_operations import OPERATIONS, Make
 from bench.program_steps import STEPS
-from bench.timing import interleaved, machine, medians
+from bench.timing import call_seconds, machine
 
 PROGRAMS: Mapping[str, Make] = {**STEPS, **OPERATIONS}
 ROUNDS = 15
-LEAST_SECONDS = 0.01
-"""A round repeats a program until it takes so long: what is shorter is not measured well."""
 MEAN_LIMIT, WORST_LIMIT, FIRST_LIMIT = 1.0, 1.25, 1.3
 
 SYSTEMS: Mapping[str, Callable[..., Any]] = {"tpuflow": tpuflow.jit, "jax": jax.jit}
@@ -47,20 +43,16 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
         began = time.perf_counter()
         jax.block_until_ready(compiled[system](*arguments))
         first[system] = time.perf_counter() - began
-    began = time.perf_counter()
-    jax.block_until_ready(compiled["jax"](*arguments))
-    calls = max(1, math.ceil(LEAST_SECONDS / (time.perf_counter() - began)))
-    runs = {system: functools.partial(_calls, call, arguments, calls) for system, call in compiled.items()}
-    seconds = {system: value / calls for system, value in medians(interleaved(runs, rounds)).items()}
+    seconds = call_seconds({system: awaited(call, arguments) for system, call in compiled.items()}, "jax", rounds)
     return {
         "program": name, "kind": "step" if name in STEPS else "operation", "seconds": seconds, "first_seconds": first,
         "ratio": seconds["tpuflow"] / seconds["jax"], "first_ratio": first["tpuflow"] / first["jax"],
     }  # fmt: skip
 
 
-def _calls(call: Callable[..., Any], arguments: Sequence[Any], count: int) -> None:
-    for _ in range(count):
-        jax.block_until_ready(call(*arguments))
+def awaited(call: Callable[..., Any], arguments: Sequence[Any]) -> Callable[[], Any]:
+    """A call that waits for its results."""
+    return lambda: jax.block_until_ready(call(*arguments))
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

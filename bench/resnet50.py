@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.contest import Workload, main
+from bench.contest import NARROW_LIMITS, Workload, main
 from models.resnet import MINDSPORE, resnet50
 
 
@@ -19,8 +19,7 @@ WORKLOAD = Workload(
     policies=("fp32", "fp16", "mixed"),
     limits={
         ("tpuflow fp32", "jax_jit fp32"): 1.1,
-        ("tpuflow fp16", "tpuflow fp32"): 1.15,
-        ("tpuflow mixed", "tpuflow fp32"): 1.15,
+        **NARROW_LIMITS,
     },
     peer="jax_jit",  # a scan takes it 25 times as long: XLA:CPU's own convolutions are slow inside loops
 )  # fmt: skip

@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-import functools
-import math
 import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +19,11 @@ from jax import lax
 import tpuflow.pjrt
 from bench.pjrt import PLATFORMS
 from bench.program_operations import OPERATIONS, Make, convolution, floats, integers
+from bench.programs import awaited
 from bench.sections import put_section
-from bench.timing import interleaved, medians, publish
+from bench.timing import call_seconds, publish
 
 ROUNDS = 9
-LEAST_SECONDS = 0.01
-"""A round repeats a program until it takes so long."""
 PAGE, TITLE = Path("docs/pjrt.md"), "Ten programs"
 MEAN_LIMIT, WORST_LIMIT = 1.10, 1.5
 TYPES: Mapping[str, Any] = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}
@@ -89,17 +85,8 @@ def measure(name: str, width: str) -> dict[str, Any]:
     compiled = {p: jax.jit(lambda *given: function(*given)) for p in PLATFORMS}
     for p in PLATFORMS:
         jax.block_until_ready(compiled[p](*placed[p]))
-    began = time.perf_counter()
-    jax.block_until_ready(compiled["cpu"](*placed["cpu"]))
-    calls = max(1, math.ceil(LEAST_SECONDS / (time.perf_counter() - began)))
-    runs = {p: functools.partial(_calls, compiled[p], placed[p], calls) for p in PLATFORMS}
-    seconds = {p: value / calls for p, value in medians(interleaved(runs, ROUNDS)).items()}
+    seconds = call_seconds({p: awaited(compiled[p], placed[p]) for p in PLATFORMS}, "cpu", ROUNDS)
     return {"program": name, "type": width, "seconds": seconds, "ratio": seconds[PLATFORMS[0]] / seconds["cpu"]}
-
-
-def _calls(call: Callable[..., Any], arguments: Sequence[Any], count: int) -> None:
-    for _ in range(count):
-        jax.block_until_ready(call(*arguments))
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import math
 import os
 import platform
 import statistics
@@ -30,6 +32,24 @@ def interleaved(contenders: Mapping[str, Callable[[], object]], rounds: int, war
 def medians(seconds: Mapping[str, list[float]]) -> dict[str, float]:
     """Median of each contender."""
     return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+LEAST_SECONDS = 0.01
+"""A round repeats a call until it takes so long: what is shorter is not measured well."""
+
+
+def call_seconds(calls: Mapping[str, Callable[[], object]], like: str, rounds: int) -> dict[str, float]:
+    """Median seconds of one call of each contender, in turn; a round has as many calls as one of `like` needs for `LEAST_SECONDS`."""
+    began = time.perf_counter()
+    calls[like]()
+    repeats = max(1, math.ceil(LEAST_SECONDS / (time.perf_counter() - began)))
+    runs = {name: functools.partial(_repeat, call, repeats) for name, call in calls.items()}
+    return {name: seconds / repeats for name, seconds in medians(interleaved(runs, rounds)).items()}
+
+
+def _repeat(call: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        call()
 
 
 def machine() -> str:

@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import AbstractMesh, PartitionSpec
 
 import tpuflow
-from tpuflow.chips.links import all_reduce_seconds
+from tpuflow.chips.links import collective_seconds
 from tpuflow.device.fast.translate import COPIED_ELEMS
 from tpuflow.device.reference import ReferenceEngine
 from tpuflow.device.timing import time_program
@@ -196,7 +196,8 @@ def test_a_step_sends_what_the_formula_says_and_hides_what_it_can(chips: int) ->
     time = time_program(program)
     leaves = [p for layer in _parameters() for p in layer] + [np.float32(0)]
     assert time.sent_bytes == sum(2 * (chips - 1) * 4 * -(-leaf.size // chips) for leaf in leaves)
-    assert time.link_seconds == pytest.approx(sum(all_reduce_seconds(program.chip, 4 * leaf.size, chips) for leaf in leaves))
+    sums = [collective_seconds(program.chip, "all_reduce", 4 * leaf.size, (chips,), (0,)) for leaf in leaves]
+    assert time.link_seconds == pytest.approx(sum(sums))
     assert 0 < time.exposed_link_seconds < time.link_seconds
     kinds = [type(block) for block in program.code]
     first = kinds.index(Collective)

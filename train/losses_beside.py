@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
+
+from tpuflow.training.plotting import matplotlib_figures, save_figure
 
 JIT, TORCH, EXACT = "jax.jit", "PyTorch", "fp32"
 JIT_BOUND = 1e-5
@@ -46,6 +50,17 @@ def bounds_in_words(torch_bound: float) -> str:
 def in_words(pair: str, row: Mapping[str, float]) -> str:
     """A line of a table."""
     return f"{pair:23} losses {row['largest']:.1e} apart (relative, step {row['at_step']:.0f})"
+
+
+def draw(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], path: Path, **texts: str) -> None:
+    """Losses over updates by their labels in one picture, with texts as Matplotlib's axes take them: .png, .svg or .pdf."""
+    figure = matplotlib_figures().Figure(figsize=(8.0, 4.5), layout="constrained")
+    axis = figure.subplots()
+    for (label, (updates, losses)), style in zip(curves.items(), itertools.cycle(("-", "--", "-.", ":")), strict=False):
+        axis.plot(updates, losses, style, label=label)
+    axis.set(**texts)
+    axis.legend()
+    save_figure(figure, path)
 
 
 def _apart(one: Sequence[float], other: Sequence[float]) -> dict[str, float]:

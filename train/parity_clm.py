@@ -7,7 +7,6 @@ Rate, warm-up and decay are those that run_clm takes unless told otherwise.
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,6 @@ from models import gpt2
 from tpuflow.data import places
 from tpuflow.errors import DataError
 from tpuflow.importers import state_dict
-from tpuflow.training.plotting import matplotlib_figures, save_figure
 from train import clm, losses_beside
 from train.clm import ClmOptions
 from train.pretrained_folders import overridden
@@ -215,13 +213,8 @@ def table(figures: Mapping[str, Any]) -> str:
 
 def draw(runs: Mapping[str, Run], title: str, path: Path) -> None:
     """The losses of all in one picture: .png, .svg or .pdf."""
-    figure = matplotlib_figures().Figure(figsize=(8.0, 4.5), layout="constrained")
-    axis = figure.subplots()
-    for (name, run), style in zip(runs.items(), itertools.cycle(("-", "--", "-.", ":")), strict=False):
-        axis.plot(range(1, len(run.losses) + 1), run.losses, style, label=f"{name}: validation {run.validation:.3f}")
-    axis.set(title=title, xlabel="updates", ylabel="loss")
-    axis.legend()
-    save_figure(figure, path)
+    curves = {f"{name}: validation {run.validation:.3f}": (range(1, len(run.losses) + 1), run.losses) for name, run in runs.items()}
+    losses_beside.draw(curves, path, title=title, xlabel="updates", ylabel="loss")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import itertools
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +27,6 @@ from tpuflow.amp.policy import cast_floats
 from tpuflow.data import places
 from tpuflow.errors import DataError
 from tpuflow.numerics.report import NumericsComparison
-from tpuflow.training.plotting import matplotlib_figures, save_figure
 from train import losses_beside, text_to_image
 from train.diffusion import pictures
 from train.diffusion.captioned import CaptionedBatches
@@ -281,14 +279,11 @@ def table(figures: Mapping[str, Any]) -> str:
 
 def draw(runs: Mapping[str, Run], accumulate: int, path: Path) -> None:
     """The mean losses of 20 updates of all in one picture: .png, .svg or .pdf."""
-    figure = matplotlib_figures().Figure(figsize=(8.0, 4.5), layout="constrained")
-    axis, window = figure.subplots(), 20 * accumulate
-    for (name, run), style in zip(runs.items(), itertools.cycle(("-", "--", "-.", ":")), strict=False):
+    window, curves = 20 * accumulate, {}
+    for name, run in runs.items():
         means = [float(np.mean(run.losses[start : start + window])) for start in range(0, len(run.losses), window)]
-        axis.plot(np.arange(len(means)) * 20 + 10, means, style, label=name)
-    axis.set(title="A small text-to-image pipeline", xlabel="updates", ylabel="loss, mean of 20 updates")
-    axis.legend()
-    save_figure(figure, path)
+        curves[name] = range(10, 20 * len(means), 20), means
+    losses_beside.draw(curves, path, title="A small text-to-image pipeline", xlabel="updates", ylabel="loss, mean of 20 updates")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

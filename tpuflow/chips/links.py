@@ -19,20 +19,6 @@ from tpuflow.chips.chip import Chip
 from tpuflow.errors import ConfigError
 
 
-def all_reduce_seconds(chip: Chip, data_bytes: float, chips: int) -> float:
-    """Seconds to sum `data_bytes` over so many chips, so that each has the sum.
-
-    Raises:
-      ConfigError: fewer than one chip, or the chip's row does not say how so many are joined.
-    """
-    if chips < 1:
-        raise ConfigError(f"chips: expected at least 1, got {chips}.")
-    return collective_seconds(chip, "all_reduce", data_bytes, (chips,), (0,))
-
-
-# --- a mesh
-
-
 @dataclass(frozen=True, slots=True)
 class Hop:
     """One level of an axis of chips: `groups` of them around rings on `axes` axes (0: a switch), bytes a second that a chip sends over all

@@ -30,36 +30,39 @@ def text_at(address: int, size: int) -> str:
     return ctypes.string_at(address, size).decode()
 
 
-class Text:
+class Cells:
+    """Something at an address that holds as long as this object."""
+
+    __slots__ = ("address", "size")
+    address: int
+    size: int
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """Address and size."""
+        return self.address, self.size
+
+
+class Text(Cells):
     """A string at an address that holds as long as this object."""
 
-    __slots__ = ("_memory", "address", "size")
+    __slots__ = ("_memory",)
 
     def __init__(self, text: str | bytes):
         data = text.encode(errors="backslashreplace") if isinstance(text, str) else text
         self._memory = ctypes.create_string_buffer(data, len(data) + 1)
         self.address, self.size = ctypes.addressof(self._memory), len(data)
 
-    @property
-    def pair(self) -> tuple[int, int]:
-        """Address and size."""
-        return self.address, self.size
 
-
-class Numbers:
+class Numbers(Cells):
     """An array of numbers or addresses at an address that holds as long as this object."""
 
-    __slots__ = ("_memory", "address", "size")
+    __slots__ = ("_memory",)
 
     def __init__(self, values: Iterable[int], ctype: Any = ctypes.c_int64):
         found = list(values)
         self._memory = (ctype * max(1, len(found)))(*found)
         self.address, self.size = ctypes.addressof(self._memory), len(found)
-
-    @property
-    def pair(self) -> tuple[int, int]:
-        """Address and size."""
-        return self.address, self.size
 
 
 @functools.lru_cache(4096)
@@ -85,10 +88,10 @@ class _NamedValue(ctypes.Structure):
 _STRING, _INT64, _INT64_LIST, _FLOAT = range(4)
 
 
-class NamedValues:
+class NamedValues(Cells):
     """Values by name (strings, integers, lists of integers, floats in single precision) at an address that holds as long as this object."""
 
-    __slots__ = ("_kept", "_memory", "address", "size")
+    __slots__ = ("_kept", "_memory")
 
     def __init__(self, values: Mapping[str, str | int | float | Sequence[int]]):
         self._kept: list[Any] = []
@@ -111,8 +114,3 @@ class NamedValues:
     def _keep(self, value: Any) -> Any:
         self._kept.append(value)
         return value
-
-    @property
-    def pair(self) -> tuple[int, int]:
-        """Address and size."""
-        return self.address, self.size

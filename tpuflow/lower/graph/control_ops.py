@@ -1,0 +1,123 @@
+"""Operations that run graphs, wait, or speak to the host and to other chips. A rule each types the results."""
+
+from __future__ import annotations
+
+from tpuflow.dtypes import PRED, S32
+from tpuflow.isa.collectives import KINDS, REDUCERS
+from tpuflow.isa.elementwise import BINARY
+from tpuflow.lower.graph.graph import Graph, TensorType
+from tpuflow.lower.graph.op import Call, Op, Types
+
+
+def _barrier(call: Call) -> Types:
+    """The operands as they are, but only once all of them are there: what is computed from the results is not computed before."""
+    return call.inputs
+
+
+def _types(values: tuple) -> Types:
+    return tuple(v.type for v in values)
+
+
+def _signature(call: Call, region: Graph, inputs: Types, outputs: Types) -> None:
+    if _types(region.inputs) != inputs:
+        raise call.error(f"region {region.name!r} must take {', '.join(map(str, inputs))}")
+    if _types(region.outputs) != outputs:
+        raise call.error(f"region {region.name!r} must return {', '.join(map(str, outputs))}")
+
+
+def _while(call: Call) -> Types:
+    condition, body = call.regions
+    _signature(call, condition, call.inputs, (TensorType(PRED),))
+    _signature(call, body, call.inputs, call.inputs)
+    return call.inputs
+
+
+def _loop(call: Call) -> Types:
+    call.require(call.inputs[:1] == (TensorType(S32),), "the first operand is the trip count, s32[]")
+    _signature(call, call.regions[0], call.inputs[1:], call.inputs[1:])
+    return call.inputs[1:]
+
+
+def _switch(call: Call) -> Types:
+    call.require(call.inputs[:1] == (TensorType(S32),), "the first operand is the branch number, s32[]")
+    call.require(bool(call.regions), "takes at least one branch")
+    results = _types(call.regions[0].outputs)
+    for branch in call.regions:
+        _signature(call, branch, call.inputs[1:], results)
+    return results
+
+
+def _fused(call: Call) -> Types:
+    (region,) = call.regions
+    _signature(call, region, call.inputs, _types(region.outputs))
+    return _types(region.outputs)
+
+
+def _infeed(call: Call) -> Types:
+    call.require(bool(call.asked), "its result types must be given")
+    return call.asked
+
+
+def _outfeed(call: Call) -> Types:
+    return ()
+
+
+def _call_host(call: Call) -> Types:
+    """As the host's function is declared."""
+    function = call.attrs["function"]
+    operands, results = (tuple(TensorType(*t) for t in types) for types in (function.operands, function.results))
+    call.require(call.inputs == operands, f"takes ({', '.join(map(str, operands))})")
+    return results
+
+
+def _position(call: Call) -> Types:
+    return (TensorType(S32),)
+
+
+def _collective(call: Call) -> Types:
+    """What `isa.collectives` says, on dense arrays of as many elements."""
+    result = call.asked_type()
+    (x,) = call.inputs
+    kind, chips, reducer = KINDS.get(call.attrs["kind"]), call.attrs["chips"], call.attrs["reducer"]
+    call.require(kind is not None and kind.reduces == (reducer != "none") and reducer in REDUCERS, "a kind with or without a reducer")
+    assert kind is not None
+    if kind.reduces:
+        call.require_kind(x.dtype, BINARY[reducer].on)
+    if not (x.dtype == result.dtype and result.elems == kind.received_elems(x.elems, chips)):
+        raise call.error(f"cannot become {result}")
+    return (result,)
+
+
+def _await(call: Call) -> Types:
+    return call.inputs[:1]
+
+
+def _shard(call: Call) -> Types:
+    (x,) = call.inputs
+    sizes = call.attrs["sizes"]
+    good = len(sizes) == len(x.shape) and all(n % size == 0 for n, size in zip(x.shape, sizes, strict=True))
+    if not good:
+        raise call.error(f"every axis must divide by the chips that it is cut over, {sizes}")
+    return (TensorType(x.dtype, tuple(n // size for n, size in zip(x.shape, sizes, strict=True))),)
+
+
+def _unshard(call: Call) -> Types:
+    (x,) = call.inputs
+    return (TensorType(x.dtype, tuple(n * size for n, size in zip(x.shape, call.attrs["sizes"], strict=True))),)
+
+
+CONTROL_OPS = (
+    Op("barrier", None, (), _barrier),
+    Op("while", None, (), _while, regions=2),
+    Op("loop", None, (), _loop, regions=1),
+    Op("switch", None, (), _switch, regions=None),
+    Op("fused", None, ("kind",), _fused, regions=1),
+    Op("infeed", 0, ("port",), _infeed, effect=True),
+    Op("outfeed", 1, ("port",), _outfeed, effect=True),
+    Op("call_host", None, ("function",), _call_host, effect=True),
+    Op("position", 0, ("axis",), _position),
+    *(Op(name, 1, ("kind", "reducer", "axes", "chips", "pairs"), _collective) for name in ("collective", "start")),
+    Op("await", 2, (), _await),
+    Op("shard", 1, ("cut", "sizes"), _shard),
+    Op("unshard", 1, ("cut", "sizes"), _unshard),
+)
