@@ -78,6 +78,7 @@ def test_sink_sizes_and_ragged_batches_change_no_bit():
             assert same_bits((other.params, other.opt_state), (whole.params, whole.opt_state))
 
 
+@pytest.mark.slow
 def test_what_is_left_over_waits_and_changes_nothing():
     five, three = fit(40), fit(24)
     assert (five.steps, three.steps) == (5, 3)
@@ -104,6 +105,7 @@ def _gathering(w: Any, x: Any) -> Any:
     return jax.lax.fori_loop(0, 8, micro_step, (w, jnp.zeros_like(w), jnp.float32(0)))
 
 
+@pytest.mark.slow
 def test_weights_are_converted_once_an_update_and_no_bit_changes():
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=shape).astype(np.float32) for shape in ((256, 256), (32, 256))]

@@ -256,6 +256,7 @@ def test_a_training_agrees_with_plain_jax_in_any_sink_and_goes_on_from_a_checkpo
     same_bits((resumed.params, resumed.carried, resumed.opt_state), (whole.params, whole.carried, whole.opt_state))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kept"), [("distillation with a frozen teacher", "teacher"), ("EMA with parameter groups", "trunk")], ids=["frozen", "groups"]
 )
@@ -282,6 +283,7 @@ def test_the_average_follows_its_formula_and_is_what_is_evaluated():
     assert result.evaluate({"x": X, "label": Y}, progress=False)["accuracy"] == result.history[-1]["accuracy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"policy": "mixed", "accumulate_steps": 3, "frozen": ("trunk/*",)}], ids=["plain", "wrapped"])
 def test_parameters_that_the_optimizer_averages_are_evaluated_predicted_with_and_saved(options, tmp_path):
     data, averaged = {"x": X, "label": Y}, optax.contrib.schedule_free_eval_params
@@ -359,6 +361,7 @@ def test_an_nnx_module_has_the_trained_variables_in_the_end():
     np.testing.assert_allclose(result.predict(X, progress=False), module(X), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_result_predicts_evaluates_saves_and_prints_its_report(tmp_path):
     result = trained(CASES["a mixture of experts with a balance loss"])
     assert repr(result) == result.report()

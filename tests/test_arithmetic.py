@@ -275,6 +275,7 @@ def test_blocks_are_added_one_after_the_other_whatever_the_tile():
     assert_same_bits("sum", parts, one_tile)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_numpy_and_xla_reduce_in_the_same_blocks_and_trees(dtype: DType):
     ops = [op for op in REDUCE if is_defined(op, dtype)]

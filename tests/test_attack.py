@@ -60,6 +60,7 @@ def test_feeds_are_among_what_is_forged_and_mutated() -> None:
     assert sum(bool(p.infeeds) for p in programs) > len(programs) // 3 and all(p.outfeeds for p in programs if p.outputs)
 
 
+@pytest.mark.slow
 def test_a_file_that_kills_its_process_is_a_finding() -> None:
     found = list(attack.attack([("no such kind", 1), ("mutated", 2)]))
     assert found[0].outcome == "finding" and "the process died with exit status 1" in found[0].text

@@ -79,6 +79,7 @@ def with_masks(function: Callable[..., Any], *, masked: bool, dropped: bool) -> 
 SHAPES = st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(2, 40), st.integers(2, 50), st.sampled_from([2, 8, 33]))
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(shape=SHAPES, dtype=st.sampled_from([jnp.bfloat16, np.float32, np.float16]), masked=st.booleans(), dropped=st.booleans())
 def test_attention_has_the_same_bits_joined_or_apart(shape, dtype, masked, dropped) -> None:
@@ -170,6 +171,7 @@ def test_self_attention_of_one_array_keeps_its_axes_apart() -> None:
     assert_same_bits(lambda x: (attend(x, x, x),), [x], EAGER, kernels=1)
 
 
+@pytest.mark.slow
 def test_long_attention_stores_no_scores_and_takes_less_time_and_memory() -> None:
     path = Path(golden_attention.PATH)
     assert golden_attention.text() == path.read_text(encoding="utf-8"), "python -m tests.golden_attention writes it"

@@ -58,6 +58,7 @@ def test_a_pretraining_reports_both_of_its_tasks(trained: Path) -> None:
     assert 0 <= results["eval_next_sentence_accuracy"] <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_transformers_loads_what_was_pretrained_and_measures_the_same(
     trained: Path, folder: Path, transformers: ModuleType, torch: ModuleType

@@ -66,6 +66,7 @@ def same_outcome(a, b):
 # --- bit for bit ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sink_size, epochs", [(-1, 3), (0, 3), (5, 4)])
 def test_a_resumed_training_ends_in_the_same_bits_whatever_the_sink(tmp_path, sink_size, epochs):
     options = {"sink_size": sink_size, "epochs": epochs, "policy": "mixed", "shuffle": True, "eval_data": blobs()}
@@ -74,6 +75,7 @@ def test_a_resumed_training_ends_in_the_same_bits_whatever_the_sink(tmp_path, si
     assert same_outcome(resumed, fit(data=blobs(100), optimizer=optax.adam(0.01), **options))
 
 
+@pytest.mark.slow
 def test_a_training_is_resumed_without_a_warning_after_a_new_fit(tmp_path, monkeypatch):
     options = {"data": blobs(100), "chip": "ascend910", "epochs": 2, "optimizer": optax.adam(0.01), "resume": tmp_path / "run"}
     with pytest.raises(RuntimeError, match="power cut"):
@@ -124,6 +126,7 @@ class Seekable:
                 return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make_data", [make_loader, make_grain, Seekable, lambda: list(make_loader())], ids=["loader", "grain", "seek", "list"]
 )
@@ -158,6 +161,7 @@ def test_data_that_have_become_fewer_are_an_error():
         next(Walk(feed, Position(batches=5, steps=5)).pieces(1))
 
 
+@pytest.mark.slow
 def test_a_resumed_training_may_have_other_sinks_and_more_epochs(tmp_path):
     directory = tmp_path / "run"
     fit(data=blobs(100), epochs=1, callbacks=[tpuflow.ModelCheckpoint(directory)], resume=directory)
@@ -398,6 +402,7 @@ def kill(tmp_path, kills):
     assert len(left) == 3 and all(name.startswith("step_") for name in left), "nothing half written stays behind, and no lock"
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_bit_for_bit(tmp_path):
     kill(tmp_path, 3)
 

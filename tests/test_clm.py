@@ -86,6 +86,7 @@ def test_the_output_folder_holds_the_model_its_results_and_the_newest_checkpoint
     assert same_weights(trained, trained / "checkpoint-12")
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_transformers_loads_what_was_trained_and_measures_the_same(
     trained: Path, text: Path, transformers: ModuleType, torch: ModuleType

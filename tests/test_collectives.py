@@ -226,6 +226,7 @@ class Plain(nn.Module):
 DATA = (RNG.normal(size=(8, 6)).astype(np.float32), np.arange(8) % 3)
 
 
+@pytest.mark.slow
 def test_a_model_with_shards_of_one_device_trains_as_it_does_without() -> None:
     options = {"optimizer": optax.sgd(0.1), "batch_size": 4, "epochs": 3, "progress": False}
     found, expected = (tpuflow.train(model, DATA, "mixed", **options) for model in (Sharded(), Plain()))

@@ -39,6 +39,7 @@ def _dumped(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
+@pytest.mark.slow
 def test_with_const_name_every_file_is_the_same_in_every_run(tmp_path):
     for folder in ("one", "two"):
         assert _compile(tmp_path / folder, "bert-tiny", "--sequence", "12", "--debug", "const_name") == 0
@@ -115,6 +116,7 @@ def test_the_dumped_binary_with_the_dumped_arrays_gives_the_steps_own_bits(name,
     np.testing.assert_allclose(found["loss"], plain, rtol=bound)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_dumped_step_of_bert_is_the_one_that_pytorch_makes_of_the_dumped_weights(transformers, tmp_path, capsys):
     written = f"--out {tmp_path}/dump --json {tmp_path}/found.json --page {tmp_path}/found.md"
@@ -218,6 +220,7 @@ def test_a_binary_of_another_step_is_named_with_its_first_output():
     assert (found.elements, found.largest) == (4, float(expected.max() / 4))
 
 
+@pytest.mark.slow
 def test_compile_mode_tells_of_a_fault(tmp_path, monkeypatch, capsys):
     class MinimumForMaximum(PlantedFault):
         def __call__(self, graph: Graph) -> Graph:

@@ -195,6 +195,7 @@ print(hashlib.sha256(b"".join(map(to_bytes, programs))).hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_programs_are_the_same_bytes_whatever_the_hash_seed() -> None:
     digests = set()
     for seed in ("0", "1"):

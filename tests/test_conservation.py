@@ -110,6 +110,7 @@ def test_a_whole_program_lies_between_its_roofline_and_one_thing_after_the_other
     assert time.roofline_seconds * PICOSECONDS <= time.device_picoseconds <= serial
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fp32", "O2"])
 @pytest.mark.parametrize("chip", ["ascend910", "tpu-v3"])
 def test_a_larger_batch_never_trains_in_less_memory_nor_but_for_a_thousandth_in_less_time(chip, policy):

@@ -88,6 +88,7 @@ def _copies(program: Program) -> list[Copy]:
     return [block for _, block in walk(program.code) if isinstance(block, Copy)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("name", ROWS)
 def test_no_bit_depends_on_copies(name: str, chip: str) -> None:

@@ -42,6 +42,7 @@ def _copy(folder: Path, target: Path) -> Path:
     return target
 
 
+@pytest.mark.slow
 def test_images_are_bytes_over_255_in_float32_and_labels_int32(fashion_mnist, data_dir):
     images, labels = fashion_mnist.train
     assert images.shape == (60000, 28, 28) and images.dtype == np.float32

@@ -85,6 +85,7 @@ def test_a_program_gives_the_references_detections_and_the_losses_of_plain_jax(h
     np.testing.assert_allclose(losses, [plain[name] for name in LOSSES], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_val_writes_what_people_look_at(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--data", str(home / "data.yaml"), "--weights", str(home / "weights.safetensors"), "--img", "64", "--batch-size", "6"]
     others = ["--project", str(home / "runs"), "--save-txt", "--save-conf", "--save-json", "--max-det", "20", "--policy", "fp16"]

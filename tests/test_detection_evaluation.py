@@ -62,6 +62,7 @@ def assert_suppressed(detections: Detections, given: np.ndarray, options: Suppre
         assert not np.asarray(detections.boxes[row][count:]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_suppression_on_the_device_is_the_references(name: str) -> None:
     options, rng = OPTIONS[name], np.random.default_rng(0)

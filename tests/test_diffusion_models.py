@@ -56,6 +56,7 @@ def test_outputs_losses_and_gradients_are_those_of_the_original(
     assert max(worst.values()) < 1e-3, max(worst, key=lambda path: worst[path])
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_an_image_is_encoded_and_decoded_as_by_the_original(diffusers: ModuleType, transformers: ModuleType, torch: ModuleType) -> None:
     pair = PAIRS["vae"]
@@ -85,6 +86,7 @@ def test_gradient_checkpointing_changes_no_bits() -> None:
     jax.tree.map(np.testing.assert_array_equal, found[1], found[0])
 
 
+@pytest.mark.slow
 def test_stable_diffusion_has_its_parameters() -> None:
     expected = {"unet": 859_520_964, "text_encoder": 123_060_480, "vae": 83_653_863}
     vae = autoencoder_kl.Config(
@@ -182,6 +184,7 @@ def test_a_checkpointed_configuration_is_the_same_file() -> None:
     assert dataclasses.replace(UNET, gradient_checkpointing=True).to_json() == UNET.to_json()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [5, 12])
 def test_attention_in_blocks_of_queries_is_attention(most: int) -> None:
     q, k, v = normal(2, 12, 4, 3), normal(2, 7, 2, 3), normal(7, 2, 2, 3).swapaxes(0, 1)

@@ -348,6 +348,7 @@ def _least_vmem(fits: Callable[[int], object]) -> int:
     return 128 * high
 
 
+@pytest.mark.slow
 def test_where_nothing_else_fits_what_is_computed_for_the_matrix_unit_has_one_slot():
     """As a convolution's gradient whose block of the contraction, with its halo, takes nearly all of the chip."""
     x, y = np.random.default_rng(0).standard_normal((2, 48, 700)).astype(np.float32)

@@ -81,6 +81,7 @@ def test_compiled_functions_say_what_they_cost():
     assert "modelled on tpu-v3" in compiled.time().summary()
 
 
+@pytest.mark.slow
 def test_a_training_step_is_the_one_that_train_runs():
     optimizer = optax.sgd(1e-3)
     found = tpuflow.estimate_training(MLP(), (IMAGES, LABELS), policy="mixed", optimizer=optimizer, sink_size=7)
@@ -228,6 +229,7 @@ def test_a_negative_sink_is_refused():
         tpuflow.estimate_training(MLP(), (IMAGES, LABELS), sink_size=-1)
 
 
+@pytest.mark.slow
 def test_a_sweep_has_a_line_for_every_combination(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     files = {name: tmp_path / name for name in ("sweep.json", "step.json", "report.html", "sweep.png", "front.png")}
     axes = ["--batch", "8", "16", "--chip", "tpu-v3", "ascend910", "--sink-size", "0", "10"]

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).parents[1]
 PAGE = REPOSITORY / "docs" / "extending.md"
 _BLOCK = re.compile(r"```(diff|python)\n(.*?)```", re.DOTALL)
@@ -31,6 +33,7 @@ def apply(diff: str, tree: Path) -> None:
     path.write_text(text, encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_every_change_on_the_page_works(tmp_path: Path) -> None:
     shutil.copytree(REPOSITORY / "tpuflow", tmp_path / "tpuflow", ignore=shutil.ignore_patterns("__pycache__"))
     for diff in blocks("diff"):

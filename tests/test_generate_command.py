@@ -36,6 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_likeliest_text_is_that_of_transformers(
     folder: Path, transformers: ModuleType, torch: ModuleType, capsys: pytest.CaptureFixture[str]

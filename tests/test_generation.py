@@ -35,6 +35,7 @@ def prompts(vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
     return tokens, mask
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize("name", DECODERS)
 def test_greedy_generation_gives_the_tokens_of_transformers(torch, transformers, name):
@@ -106,6 +107,7 @@ def test_only_the_most_probable_tokens_are_drawn(small):
     assert set(np.ravel(drawn)) == set(np.asarray(most))
 
 
+@pytest.mark.slow
 def test_a_sequence_that_is_over_stays_so(small):
     model, variables = small
     tokens = jnp.asarray(prompts(TINY.vocab_size)[0])

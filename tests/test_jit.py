@@ -476,6 +476,7 @@ def test_tokens_are_arguments_results_and_constants(engine):
         jax.jit(lambda x: jitted(x, jax.lax.create_token())[0])(X)
 
 
+@pytest.mark.slow
 def test_complex_arrays_are_ordered_and_summed_in_logarithms_exported_or_not():
     z = jnp.asarray(np.exp(1j * np.arange(12)).reshape(3, 4), jnp.complex64)
 

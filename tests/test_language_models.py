@@ -58,6 +58,7 @@ def assert_close(pair: Pair, ours: Any, theirs: Any, bound: Callable[[str], floa
         np.testing.assert_allclose(ours[path] / scale, other / scale, rtol=0, atol=bound(path), err_msg=path)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_device_gives_the_loss_and_gradients_of_pytorch(torch, transformers, pair):
     check_loss_and_gradients(torch, pair, pair.twin(transformers, torch), batch_of(pair))
@@ -97,6 +98,7 @@ def test_weights_written_by_us_are_loaded_by_transformers(torch, transformers, p
     assert type(pair.config).from_json(json.loads((tmp_path / "config.json").read_text())).to_json() == pair.config.to_json()
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "mixtral"])
 def test_twenty_steps_of_adamw_end_where_pytorch_ends(torch, transformers, name):
@@ -137,6 +139,7 @@ def test_weights_come_back_from_a_file_as_they_were(pair, tmp_path, kind):
     jax.tree.map(np.testing.assert_array_equal, back, params)
 
 
+@pytest.mark.slow
 def test_layers_written_out_and_in_a_scan_take_the_same_files(pair):
     other = dataclasses.replace(pair, config=dataclasses.replace(pair.config, scan=not pair.config.scan))
     written = state_dict(fresh(pair), pair.module.torch_layers(pair.config))

@@ -46,6 +46,7 @@ def tree(directory):
 # --- two trainings ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_and_the_first_loses_nothing(tmp_path):
     """The first is in the middle of writing a checkpoint."""
     directory = tmp_path / "run"

@@ -134,6 +134,7 @@ def test_an_optimizer_state_in_shares_gives_the_bits_of_a_whole_one_in_a_sink_to
     assert time_program(program).sent_bytes == (2 * flat.size * 3 // 4 + 2 * 3 * 1) * 4
 
 
+@pytest.mark.slow
 def test_train_on_a_mesh_is_that_of_one_chip() -> None:
     """A last batch of 6 samples, which four chips do not divide, is taken whole."""
     model = nn.Sequential([nn.Dense(16), nn.tanh, nn.Dense(3)])
@@ -166,6 +167,7 @@ def test_large_parameters_stay_the_same_on_all_chips() -> None:
     np.testing.assert_allclose(two.losses, one.losses, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_dropout_differs_from_chip_to_chip_and_a_mesh_that_does_not_fit_is_refused() -> None:
     """With one and the same sample everywhere, a chip's mask is all that can make its gradient another one."""
     model = nn.Sequential([nn.Dense(64), lambda x: nn.Dropout(0.5, deterministic=False)(x), nn.Dense(3)])

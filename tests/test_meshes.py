@@ -119,6 +119,7 @@ def engines(fn: Any, *arguments: Any, fidelities: tuple[str, ...] = ("bitexact",
     return tuple([np.asarray(x) for x in e.launch(leaves)[0]] for e in loaded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", MESHES, ids=[" x ".join(f"{k}{n}" for k, n in m.items()) for m in MESHES])
 def test_every_collective_and_its_gradient_is_what_vmap_gives_and_the_same_bits_on_both_engines(sizes: dict[str, int]) -> None:
     x = RNG.normal(size=(8 * sizes["d"], 8 * sizes.get("e", 1))).astype(np.float32)
@@ -170,6 +171,7 @@ for name in expected:
 """
 
 
+@pytest.mark.slow
 def test_a_mesh_of_host_devices_gives_what_they_give_groups_over_two_axes_included() -> None:
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     run = subprocess.run([sys.executable, "-c", HOST_DEVICES], env=environment, capture_output=True, text=True, check=False)

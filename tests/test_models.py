@@ -115,6 +115,7 @@ def test_evaluation_gives_the_logits_of_pytorch(torch, twins, case):
     _assert_close(jax.jit(model.apply)(variables, images), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize("case", [name for name in CASES if name.startswith("resnet")])
 def test_training_moves_batch_statistics_as_pytorch_does(torch, twins, case):
@@ -130,6 +131,7 @@ def test_training_moves_batch_statistics_as_pytorch_does(torch, twins, case):
     jax.tree.map(_assert_close, changed["batch_stats"], after)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize("case", ["lenet5", "cifar-net", "squeezenet-1.1", "resnet-bottleneck-same", "resnet-basic-even"])
 def test_gradients_are_those_of_pytorch(torch, twins, case):
@@ -245,6 +247,7 @@ def test_the_real_resnet_50_gives_the_logits_of_pytorch(torch, twins):
     _assert_close(jax.jit(model.apply)(variables, images), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("block", "last"), [(resnet.Basic, "bn2"), (resnet.Bottleneck, "bn3")])
 def test_a_fresh_residual_block_is_its_shortcut(block, last):
     block = block(4, 1, resnet.MINDSPORE)

@@ -43,6 +43,7 @@ def by_hand(params: Any, tokens: np.ndarray, k: int, places: int) -> np.ndarray:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("k", "factor"), [(1, 1.0), (1, 4.0), (2, 1.0), (2, 0.5)])
 def test_tokens_go_to_the_experts_that_their_gate_chooses_as_long_as_there_is_place(k: int, factor: float) -> None:
     layer = MoE(4, k, factor, min_capacity=0)

@@ -52,6 +52,7 @@ def _names() -> list[str]:
     return [name for name in sorted(MOVES) for _ in jax.tree.leaves(jax.eval_shape(MOVES[name], x, x, *PLACES))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "engine", "fidelity"), EVERY, ids=str)
 def test_every_move_keeps_every_bit(dtype: DType, engine: str, fidelity: str) -> None:
     names = _names()

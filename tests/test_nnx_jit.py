@@ -84,6 +84,7 @@ def counted(fun: Callable[..., Any]) -> tuple[Callable[..., Any], list[int]]:
     return fun_and_count, traced
 
 
+@pytest.mark.slow
 def test_a_training_updates_model_optimizer_and_metrics_in_place_as_flax_does():
     step, traced = counted(train_step)
     ours, flax = training(), training()

@@ -33,6 +33,7 @@ def plain(x, scale, bias):
     return (x - mean) / jnp.sqrt(var + EPSILON) * scale + bias, mean, var
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offset", [0.0, 30.0])
 def test_values_and_gradients_of_batch_norm_are_those_of_its_definition(offset):
     x, scale, bias = batch(offset), np.linspace(0.5, 2.0, 4), np.linspace(-1.0, 1.0, 4)

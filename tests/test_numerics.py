@@ -89,6 +89,7 @@ def healthy():
 # --- planted faults ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_overflow_in_the_forward_pass_is_named_with_its_layer_and_line():
     first = check(Net(after=60000.0)).first_nonfinite
     assert (first.layer, first.phase, first.tensor, first.primitive) == ("grow", "forward", "activation", "mul")

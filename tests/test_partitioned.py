@@ -294,6 +294,7 @@ with jax.set_mesh(mesh):
 """
 
 
+@pytest.mark.slow
 def test_arrays_on_eight_host_devices_bring_their_shardings_and_give_what_these_devices_give() -> None:
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     run = subprocess.run([sys.executable, "-c", ON_HOST_DEVICES], env=environment, capture_output=True, text=True, check=False)
@@ -381,6 +382,7 @@ def _sunk(step: Callable[..., Any], **options: Any) -> tuple[list[np.ndarray], t
     return [*losses, *jax.tree.leaves(loop.state[0])], loop
 
 
+@pytest.mark.slow
 def test_steps_of_a_sink_are_partitioned_and_what_is_not_said_to_be_cut_stays_as_the_partitioner_has_it_after_a_step() -> None:
     lies = {"up": cut(None, "model"), "down": cut("model")}, None
     step = jax.jit(_two_layers, in_shardings=(lies, cut("data")), out_shardings=(lies, None))

@@ -76,6 +76,7 @@ def facts(ran: Any) -> dict[str, Any]:
     return ran[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_stock_program_computes_what_it_does_on_the_cpu(ran, name):
     close, expected = CASES[name][0], computed(name)

@@ -56,6 +56,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int,
     return folder, started(["-m", "tests.process_of_two", "{process}", "{port}", str(folder), "SIGKILL"], folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", process_of_two.WORK)
 def test_two_processes_have_the_bits_of_one(name: str, two: tuple[Path, list[tuple[int, str]]]) -> None:
     folder, ended = two
@@ -69,6 +70,7 @@ def test_two_processes_have_the_bits_of_one(name: str, two: tuple[Path, list[tup
                 assert found[key].dtype == expected.dtype and found[key].tobytes() == expected.tobytes(), (process, key)
 
 
+@pytest.mark.slow
 def test_a_lost_process_is_an_error_and_its_training_goes_on_over_another_mesh(two: tuple[Path, list[tuple[int, str]]]) -> None:
     folder, ((first, said), (second, _)) = two
     assert (first, second) == (process_of_two.LOST, -9), said
@@ -138,6 +140,7 @@ def test_a_process_lost_in_a_short_program_is_told_as_in_a_long_one(monkeypatch:
         total(x)
 
 
+@pytest.mark.slow
 def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "processes.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -428,17 +428,20 @@ def test_there_are_as_many_epochs_as_the_steps_need(arguments, epochs, sink_size
     assert (captured[0]["epochs"], captured[0]["sink_size"]) == (epochs, sink_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sink_size", "trips"), [("0", 9), ("4", 3), ("-1", 2)])
 def test_a_training_ends_after_the_steps_that_are_asked_for(sink_size, trips, small_mnist, capsys):
     assert _run("lenet", "--batch-size", "8", "--sink-size", sink_size, "--steps", "9", "--test-samples", "0") == 0
     assert f": 9 steps of 8, {trips} round trips" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_steps_that_are_no_whole_sinks_are_refused_by_the_custom_loop(small_mnist, capsys):
     assert main(["lenet_custom_loop", "--steps", "30", "--sink-size", "20"]) == 2
     assert "not a multiple" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_training_that_was_saved_goes_on_where_it_ended(small_cifar10, tmp_path, capsys):
     def run(*arguments: str, to: str) -> list[float]:
         assert _run("cifar", "--test-samples", "0", *arguments, "--json", str(tmp_path / to)) == 0

@@ -74,6 +74,7 @@ def test_what_is_computed_again_is_told_apart():
     assert max(found.memory.live_bytes["activations"]) < max(kept.memory.live_bytes["activations"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["fast", "reference"])
 def test_checkpoint_changes_no_value(engine: str):
     rng = np.random.default_rng(0)

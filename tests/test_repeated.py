@@ -62,6 +62,7 @@ def test_a_layer_that_comes_again_gets_the_kernels_it_would_get_by_itself(make: 
     assert len(repeated.made) < len(nodes), "nothing came again"
 
 
+@pytest.mark.slow
 def test_depth_hardly_adds_forms():
     def forms(layers: int) -> tuple[int, int]:
         graph = _gradients(GPT2(dataclasses.replace(TINY, n_layer=layers)), jax.ShapeDtypeStruct((2, 16), jnp.int32))
@@ -75,6 +76,7 @@ def test_depth_hardly_adds_forms():
     assert many_forms - few_forms < (many - few) / 20, "where layers meet, nodes may be grouped in other ways"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [transformer, residual])
 def test_a_kernel_that_comes_again_takes_the_time_it_would_take_by_itself(make: Callable[[], Graph]):
     program = compile_graph(make(), chip=CHIP)

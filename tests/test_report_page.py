@@ -71,6 +71,7 @@ def test_a_broken_page_would_be_noticed(page: Path, tmp_path: Path):
     assert "CONSOLE" in done.stderr and 'data-drawn="yes"' not in done.stdout
 
 
+@pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize(
     ("scheme", "paper", "colors"),
@@ -112,6 +113,7 @@ OUTSIDE = """
 """
 
 
+@pytest.mark.slow
 @needs_browser
 def test_nothing_is_cut_off_and_the_source_is_in_sight(page: Path):
     desk, phone = asked(page, 1280, OUTSIDE), asked(page, 390, OUTSIDE)
@@ -120,6 +122,7 @@ def test_nothing_is_cut_off_and_the_source_is_in_sight(page: Path):
     assert desk["source"] < 1280
 
 
+@pytest.mark.slow
 @needs_browser
 def test_nothing_of_a_page_of_differences_is_cut_off(page: Path):
     steps = [tpuflow.estimate_training(*lenet_step(batch), chip=chip) for batch, chip in ((32, "ascend910"), (64, "tpu-v3"))]

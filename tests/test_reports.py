@@ -207,6 +207,7 @@ def test_a_compiled_function_has_the_same_reports(tmp_path: Path):
     assert json.loads((tmp_path / "step.json").read_text())["traceEvents"] and "drawn" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_training_reports_its_step_and_what_its_numerics_reports_say(tmp_path: Path):
     batch = np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)
     options = {"batch_size": 4, "epochs": 3, "sink_size": 3, "progress": False}

@@ -99,6 +99,7 @@ def _without(name: str, chip: str) -> Program:
     return replace(program, chip=get_chip(chip))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("name", ROWS)
 def test_no_bit_depends_on_where_an_array_lies(name: str, chip: str) -> None:
@@ -219,6 +220,7 @@ def _from_the_mean(x: Any, w: Any) -> Any:
     return jnp.tanh(y - y.mean(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "steps"), [(2048, 4), (3840, 10)])  # of 3840, 8 tiles of 512 would not be equal
 def test_cores_keep_the_rows_of_their_steps_where_they_share_a_point(rows: int, steps: int) -> None:
     chip, shapes = get_chip("tpu-v5p"), ((rows, 256), (256, 128))

@@ -48,6 +48,7 @@ def test_no_operation_is_faster_than_its_roofline(case: Case) -> None:
     _check_row(case)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
 @given(random_programs(), st.sampled_from(NAMES))
 def test_no_random_program_is_faster_than_its_roofline(program: RandomProgram, chip: str) -> None:

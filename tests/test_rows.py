@@ -72,6 +72,7 @@ def attention(x: jax.Array, scale: jax.Array, dy: jax.Array) -> tuple:
     return y, *back(dy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chip", [get_chip("generic"), SMALL], ids=lambda c: c.name)
 def test_rows_that_stay_on_the_chip_are_what_jax_computes_on_every_engine(chip) -> None:
     rng = np.random.default_rng(0)

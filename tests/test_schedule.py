@@ -58,6 +58,7 @@ def without_accesses() -> str:
 PRODUCT = "[256, 512 of 2048 sequential, 256]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tiling", "grid"),
     [

@@ -72,6 +72,7 @@ CASES: dict[str, tuple[int, Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x", [X, ONE_IN_FOUR], ids=["finite", "infinite"])
 def test_sums_of_products_over_chips_are_those_of_the_reference_engine(x: np.ndarray) -> None:
     def step(x: Any) -> Any:

@@ -141,6 +141,7 @@ def torch_loss(torch: ModuleType, diffusers: ModuleType, theirs: Any, objective:
     return (((predicted - target) ** 2).mean(dim=(1, 2, 3)) * weights).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_steps_losses_and_gradients_are_those_of_the_original(torch: ModuleType, diffusers: ModuleType, folder: Path) -> None:
     pipeline = load_pipeline(str(folder))
@@ -194,6 +195,7 @@ def test_the_output_folder_holds_the_pipeline_its_results_and_the_newest_checkpo
     assert [line["step"] for line in log] == [2, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_diffusers_loads_what_was_trained(diffusers: ModuleType, trained: Path) -> None:
     made = diffusers.StableDiffusionPipeline.from_pretrained(trained, local_files_only=True)
@@ -254,6 +256,7 @@ def test_matrices_in_the_weights_compute_what_they_do_beside_them(matrices: Simp
     assert np.abs(found - before).max() > 1e-2 * np.abs(beside).max()
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_names_of_matrices_are_those_that_diffusers_reads(diffusers: ModuleType, matrices: SimpleNamespace, folder: Path) -> None:
     from diffusers.utils import convert_unet_state_dict_to_peft

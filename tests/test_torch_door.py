@@ -52,6 +52,7 @@ def steps(model: Any, parameters: Any, count: int = 3) -> list[float]:
     return losses
 
 
+@pytest.mark.slow
 def test_a_convnet_trains_as_in_pytorch_and_its_buffers_follow():
     net = convnet()
     plain, made = copy.deepcopy(net), compiled(net)
@@ -228,6 +229,7 @@ def test_a_row_can_be_entered_for_an_operator_of_ones_own():
         lowers("triple")
 
 
+@pytest.mark.slow
 def test_the_entry_point_is_found_in_a_fresh_process_and_tpuflow_alone_needs_no_torch(tmp_path):
     entries = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["entry-points"]["torch_dynamo_backends"]
     installed = tmp_path / "door-1.0.dist-info"

@@ -44,6 +44,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
 X, Y = np.random.default_rng(0).standard_normal((40, 6), np.float32), np.arange(40) % 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_five_steps_are_pytorchs_and_can_go_on_from_its_optimizer(name):
     model, plain = small(), small()
@@ -90,6 +91,7 @@ def test_a_step_takes_sinks_estimates_checks_and_files_like_any_other(tmp_path):
     assert all(np.array_equal(a, b) for a, b in zip(outputs, expected, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "kept"), [("mixed", "float32"), ("bf16", "bfloat16")])
 def test_a_policy_gives_types_and_a_loss_scale(policy, kept):
     model = small()
@@ -117,6 +119,7 @@ class Tied(nn.Module):
         return self.out(F.dropout(self.middle(self.embedding(ids)), 0.5, self.training))
 
 
+@pytest.mark.slow
 def test_tied_and_frozen_parameters_and_dropout_in_a_step():
     model = Tied()
     loss = lambda outputs, batch: F.cross_entropy(outputs.flatten(0, 1), batch["labels"].flatten())  # noqa: E731

@@ -145,6 +145,7 @@ def test_softmax_cross_entropy_is_the_textbook_one():
     np.testing.assert_allclose(LOSSES["softmax_cross_entropy"].fn(logits, labels), want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", list(amp.POLICIES))
 def test_every_policy_trains_on_both_engines_alike(policy):
     options = {"policy": policy, "data": blobs(32), "epochs": 2, "eval_data": blobs(32) if policy == "mixed" else None}
@@ -154,6 +155,7 @@ def test_every_policy_trains_on_both_engines_alike(policy):
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(fast.params)} == {amp.get_policy(policy).param_dtype}
 
 
+@pytest.mark.slow
 def test_dropout_and_batch_norm_are_carried():
     class Noisy(nn.Module):
         @nn.compact

@@ -65,6 +65,7 @@ def assert_close(ours: Any, theirs: Any, what: str = "") -> None:
 # --- the model itself ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_has_as_many_parameters_as_gpt_2():
     published = {"gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200}
     assert {name: parameters(config) for name, config in SIZES.items()} == published

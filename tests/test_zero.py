@@ -84,6 +84,7 @@ def test_all_stages_have_the_bits_of_plain_data_parallelism_and_the_losses_of_on
         assert_same_state(result, stages[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", STAGES)
 def test_all_replicas_are_equal_and_both_engines_agree(sharding: str) -> None:
     """Whole outputs are the same on every chip; loss scale, clipping and a moving average take part."""
@@ -105,6 +106,7 @@ def test_all_replicas_are_equal_and_both_engines_agree(sharding: str) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 @quickly_compiled
 def test_a_loss_scale_backs_off_on_all_chips_alike() -> None:
     """One sample overflows fp16: the chip that has it tells the others."""
@@ -130,6 +132,7 @@ OPTIMIZERS: Mapping[str, Any] = {
 """Elementwise ones, ones that look at shapes or names, norms over chips, and ones that need whole arrays."""
 
 
+@pytest.mark.slow
 @quickly_compiled
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_optimizer_makes_of_shares_what_it_makes_of_whole_arrays(name: str) -> None:
@@ -140,6 +143,7 @@ def test_any_optimizer_makes_of_shares_what_it_makes_of_whole_arrays(name: str) 
             assert np.shape(a) == np.shape(b)
 
 
+@pytest.mark.slow
 @quickly_compiled
 def test_adam_is_as_far_from_one_chip_as_one_chip_is_from_itself_with_the_samples_in_another_order() -> None:
     """It divides by the root of a gradient's square: where a gradient is no more than what rounding leaves of a sum, its update has no
@@ -163,6 +167,7 @@ def _relu_network() -> nn.Module:
     return nn.Sequential([nn.Dense(64), nn.relu, nn.Dense(64), nn.relu, nn.Dense(3)])
 
 
+@pytest.mark.slow
 @quickly_compiled
 @pytest.mark.parametrize(("before", "after"), [(("zero3", 4), ("zero1", 2)), (("zero1", 2), (None, 1)), ((None, 1), ("zero3", 4))])
 def test_checkpoints_hold_whole_values_and_resume_on_another_mesh(tmp_path: Any, before: Any, after: Any) -> None:
@@ -178,6 +183,7 @@ def test_checkpoints_hold_whole_values_and_resume_on_another_mesh(tmp_path: Any,
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @quickly_compiled
 def test_a_checkpoint_in_the_middle_of_an_accumulation_goes_on_bit_for_bit(tmp_path: Any) -> None:
     options = {"accumulate_steps": 2, "sink_size": 1}
@@ -188,6 +194,7 @@ def test_a_checkpoint_in_the_middle_of_an_accumulation_goes_on_bit_for_bit(tmp_p
         assert_same_state(result, full)
 
 
+@pytest.mark.slow
 @quickly_compiled
 @pytest.mark.parametrize("sharding", STAGES)
 def test_an_evaluation_on_a_mesh_has_the_figures_of_one_chip(sharding: str) -> None:
@@ -200,6 +207,7 @@ def test_an_evaluation_on_a_mesh_has_the_figures_of_one_chip(sharding: str) -> N
     assert predicted.shape == (32, 3)
 
 
+@pytest.mark.slow
 @quickly_compiled
 def test_frozen_parameters_and_a_loss_of_ones_own_go_with_every_stage() -> None:
     def loss_fn(apply: Any, params: Any, batch: Any, rngs: Any) -> Any:
@@ -226,6 +234,7 @@ class Varied(nn.Module):
         return nn.Dense(3)(nn.Dropout(0.2, deterministic=not train)(nn.relu(x)))
 
 
+@pytest.mark.slow
 @quickly_compiled
 def test_statistics_dropout_and_reports_on_numerics_go_with_every_stage() -> None:
     whole, *shared = (trained(s, model=Varied(), epochs=1, numerics=True, sink_size=0, eval_data=DATA) for s in ("ddp", "zero1", "zero3"))
@@ -278,6 +287,7 @@ class Scanned(nn.Module):
         return nn.Dense(3)(nn.scan(layer, {"params": 0}, split_rngs={"params": True}, length=3)()(x, None)[0])
 
 
+@pytest.mark.slow
 @quickly_compiled
 @pytest.mark.parametrize("sharding", ["zero2", "zero3"])
 @pytest.mark.parametrize("remat", [False, True])
