@@ -273,22 +273,17 @@ STEPS: dict[str, Row] = {
         64,
     ),
     "conv": Row(_convolution, 2, lambda a, b: _images(a, b), 64, _draw_window, _enumerated(enumerated.convolution)),
-    "conv_images_gradient": Row(
-        lambda x, y, window: _derived(x, y, window)[0],
-        2,
-        lambda a, b: _images(a, b),
-        64,
-        _draw_window,
-        _enumerated(lambda window, x, w: enumerated.gradients(window, x, w, _cotangent(window, x, w))[0]),
-    ),
-    "conv_kernel_gradient": Row(
-        lambda x, y, window: _derived(x, y, window)[1],
-        2,
-        lambda a, b: _images(a, b),
-        64,
-        _draw_window,
-        _enumerated(lambda window, x, w: enumerated.gradients(window, x, w, _cotangent(window, x, w))[1]),
-    ),
+    **{
+        f"conv_{operand}_gradient": Row(
+            lambda x, y, window, i=i: _derived(x, y, window)[i],
+            2,
+            _images,
+            64,
+            _draw_window,
+            _enumerated(lambda window, x, w, i=i: enumerated.gradients(window, x, w, _cotangent(window, x, w))[i]),
+        )
+        for i, operand in enumerate(("images", "kernel"))
+    },
     "pool": Row(
         lambda x, window, op: window.pooling(x, op),
         1,

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 from jax.extend.core import Primitive
 
-from tests.cases import CASES, QUICK, ROWS, Case, assert_close
+from tests.cases import CASES, QUICK, ROWS, Case, assert_close, words
 from tests.coverage import primitives_of_jax
 from tpuflow.errors import UnsupportedDtypeError, UnsupportedPrimitiveError
 from tpuflow.jaxprs.expansions import EXPANSIONS
@@ -30,13 +30,7 @@ def graph_of(fn: Any, *args: Any) -> Graph:
 
 
 def run(fn: Any, *args: Any) -> tuple[np.ndarray, ...]:
-    return interpret(graph_of(fn, *args), *map(_data, jax.tree.leaves(args)))
-
-
-def _data(x: Any) -> np.ndarray:
-    """An array, or the words of random keys."""
-    is_key = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(x) if is_key else x)
+    return interpret(graph_of(fn, *args), *map(words, jax.tree.leaves(args)))
 
 
 @pytest.mark.parametrize("case", ROWS, ids=lambda case: case.name)
@@ -129,7 +123,7 @@ def _mlp_step(optimizer: optax.GradientTransformation) -> Any:
 def _check_step(step: Any, *args: Any) -> None:
     expected = jax.jit(step).lower(*args).compile(compiler_options=QUICK)(*args)
     for got, want in zip(run(step, *args), jax.tree.leaves(expected), strict=True):
-        assert_close(got, _data(want), "composed", "training step")
+        assert_close(got, words(want), "composed", "training step")
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

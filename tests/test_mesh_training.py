@@ -13,9 +13,10 @@ import pytest
 from flax import linen as nn
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 import tpuflow
+from tests.partitioning import mesh_of
 from tpuflow.chips.links import collective_seconds
 from tpuflow.device.fast.translate import COPIED_ELEMS
 from tpuflow.device.reference import ReferenceEngine
@@ -26,11 +27,6 @@ from tpuflow.isa.program import Kernel
 
 P = PartitionSpec
 RNG = np.random.default_rng(0)
-
-
-def mesh_of(sizes: dict[str, int]) -> AbstractMesh:
-    """A mesh of no devices."""
-    return AbstractMesh(tuple(sizes.values()), tuple(sizes))
 
 
 LAYERS, BATCH = (16, 32, 24, 4), 16

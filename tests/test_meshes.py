@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 import tpuflow
+from tests.partitioning import mesh_of
 from tests.tolerances import sum_bound
 from tpuflow.device.runtime import Executable
 from tpuflow.errors import ProgramError, UnsupportedPrimitiveError
@@ -25,11 +26,6 @@ P = PartitionSpec
 RNG = np.random.default_rng(0)
 CLOSE = {"rtol": sum_bound(64), "atol": sum_bound(64)}
 MESHES = ({"d": 1}, {"d": 2}, {"d": 4}, {"d": 8}, {"e": 2, "d": 4})
-
-
-def mesh_of(sizes: dict[str, int]) -> AbstractMesh:
-    """A mesh of no devices."""
-    return AbstractMesh(tuple(sizes.values()), tuple(sizes))
 
 
 def by_vmap(fn: Callable[..., Any], sizes: dict[str, int], ins: Any, outs: Any) -> Callable[..., Any]:

@@ -6,14 +6,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.cases import ROWS, Case, sample
+from tests.cases import ROWS, Case, over_rows, sample
 from tests.random_programs import RandomProgram, evaluate, random_programs
 from tpuflow.chips import CHIPS
 from tpuflow.compiler import compile_function
 from tpuflow.device.timing import Calibration, time_program
 from tpuflow.isa.program import Program
 
-SAMPLE = sample(23)
 NAMES = sorted(CHIPS)
 FASTEST = Calibration(kernel_seconds=0.0, step_seconds=0.0, hbm_share=1.0, matrix_share=1.0)
 """No other constants give shorter times: nothing goes by between kernels, and every peak is sustained."""
@@ -31,21 +30,11 @@ def _check(program: Program) -> None:
         assert 2 * count / chip.peak_flops(dtype) <= fastest.device_seconds
 
 
-def _check_row(case: Case) -> None:
+@over_rows(sample(23))
+def test_no_operation_is_faster_than_its_roofline(case: Case) -> None:
     """On one chip, which another row does not have: all chips have their share of the table."""
     chip = CHIPS[NAMES[ROWS.index(case) % len(NAMES)]]
     _check(compile_function(case.fn, case.arguments(), name=case.name, chip=chip))
-
-
-@pytest.mark.parametrize("case", SAMPLE, ids=lambda c: c.name)
-def test_no_operation_of_a_sample_is_faster_than_its_roofline(case: Case) -> None:
-    _check_row(case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [c for c in ROWS if c not in SAMPLE], ids=lambda c: c.name)
-def test_no_operation_is_faster_than_its_roofline(case: Case) -> None:
-    _check_row(case)
 
 
 @pytest.mark.slow

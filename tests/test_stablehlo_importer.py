@@ -12,7 +12,7 @@ import pytest
 from jax import export
 
 import tpuflow
-from tests.cases import ROWS, Case
+from tests.cases import ROWS, Case, over_rows, words
 from tpuflow.cli import main
 from tpuflow.compiler import compile_stablehlo
 from tpuflow.device.runtime import Executable
@@ -23,8 +23,6 @@ from tpuflow.lower.graph.interpret import interpret
 from tpuflow.lower.graph.verify import verify
 from tpuflow.lower.importers.jaxpr import lower_jaxpr
 from tpuflow.lower.importers.stablehlo import lower_stablehlo
-
-SAMPLE = ROWS[::4]
 
 
 def text_of(fn: Any, *args: Any, platform: str = "cpu", **options: Any) -> str:
@@ -39,29 +37,14 @@ def module(body: str, signature: str = "(%a: tensor<2xf32>) -> tensor<2xf32>", o
     return f"module {{ func.func @main{signature} {{ {body} }} {others} }}"
 
 
-def _words(x: Any) -> np.ndarray:
-    is_key = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(x) if is_key else x)
-
-
-def _judge(case: Case) -> None:
+@over_rows(ROWS[::4])
+def test_every_row_has_the_same_bits_by_either_importer(case: Case) -> None:
     arguments = case.arguments()
-    arrays = [_words(x) for x in jax.tree.leaves(arguments)]
+    arrays = [words(x) for x in jax.tree.leaves(arguments)]
     ours = interpret(graph_of(case.fn, *arguments, platform=case.platform), *arrays)
     theirs = interpret(lower_jaxpr(jax.make_jaxpr(case.fn)(*arguments), case.name), *arrays)
     for a, b in zip(ours, theirs, strict=True):
         assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-
-
-@pytest.mark.parametrize("case", SAMPLE, ids=lambda case: case.name)
-def test_a_sample_of_rows_has_the_same_bits_by_either_importer(case: Case) -> None:
-    _judge(case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in ROWS if case not in SAMPLE], ids=lambda case: case.name)
-def test_every_row_has_the_same_bits_by_either_importer(case: Case) -> None:
-    _judge(case)
 
 
 # --- what is found again ------------------------------------------------------------------------------------------------

@@ -157,6 +157,12 @@ class _Gradient:
         return sum(jnp.sum(x.astype(jnp.float32) * np.cos(np.arange(1.0, x.size + 1)).astype(np.float32).reshape(x.shape)) for x in outputs)
 
 
+def words(x: Any) -> np.ndarray:
+    """An array, or the words of random keys."""
+    is_key = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_key else x)
+
+
 def assert_close(got: np.ndarray, want: np.ndarray, tolerance: str, where: str) -> None:
     """Element types and shapes equal; values within the class's tolerance, NaN and infinities in the same places."""
     assert got.dtype == want.dtype and got.shape == want.shape, f"{where}: {got.dtype}{got.shape}, expected {want.dtype}{want.shape}"
