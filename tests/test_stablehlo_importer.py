@@ -246,6 +246,11 @@ def test_the_only_device_has_the_number_zero() -> None:
     assert [x.item() for x in Executable(compile_stablehlo(alone)).launch([])[0]] == [0, 0]
 
 
+def test_what_keeps_a_value_from_being_dropped_computes_nothing() -> None:
+    text = module("stablehlo.custom_call @dce_sink(%a) {has_side_effect = true} : (tensor<2xf32>) -> () return %a : tensor<2xf32>")
+    assert not ops(lower_stablehlo(text).graph)
+
+
 def test_an_operation_without_a_rule_is_named_with_its_line_and_what_to_do() -> None:
     with pytest.raises(UnsupportedPrimitiveError, match=r"test_stablehlo_importer\.py:\d+.*lapack_sgees.*matrix decomposition"):
         lower_stablehlo(text_of(jax.lax.linalg.schur, np.eye(3, dtype=np.float32)))

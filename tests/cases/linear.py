@@ -229,6 +229,7 @@ _POOLS = [
         False,
         "sum",
     ),
+    Case("reduce_window-of-a-scalar", lambda x: lax.reduce_window(x, 0.0, lax.add, (), ()), (Arg(()),), True, "sum"),
     Case("reduce_window-long", lambda x: lax.reduce_window(x, 0.0, lax.add, (40,), (30,), "VALID"), (Arg((130,)),), True, "sum"),
     Case(
         "reduce_window-product",

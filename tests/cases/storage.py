@@ -110,6 +110,7 @@ def _rows() -> list[Case]:
             tolerance="exact",
         ),
         Case("constant-int4", lambda x: x + np.arange(-6, 6).astype(S4), (Arg((3, 12), S4),), tolerance="exact"),
+        Case("sorted-float8_e4m3fn", lambda x: lax.sort(x), (Arg((7, 33), E4M3),), tolerance="exact"),
         Case("sorted-int4", lambda x: lax.sort(x), (Arg((7, 33), S4),), tolerance="exact"),
         Case("sorted-uint4", lambda x: lax.sort(x), (Arg((7, 33), U4),), tolerance="exact"),
         Case("gather-int4", lambda x, i: x[i], (Arg((20, 33), S4), Arg((7,), S32, "index", 20)), tolerance="exact"),

@@ -28,6 +28,8 @@ def reduce_window(b: Builder, op: str, x: Value, window: SlidingWindow, start: V
 
 
 def _reduced(b: Builder, op: str, x: Value, w: SlidingWindow) -> Value:
+    if not x.shape:
+        return x
     if (scan := as_cumulative(x.shape, w)) is not None:
         axis, backwards = scan
         return cumulative(b, op, x, axis=axis, reverse=backwards)

@@ -42,6 +42,12 @@ def _rng_bit_generator(b: Builder, state: Value, *, rng_algorithm: str, types: t
     return b.reshape(following, (2, 2)), bits
 
 
+@RULES.lowers("custom_call dce_sink")
+def _dce_sink(b: Builder, x: Value) -> tuple[Value, ...]:
+    """Keeps XLA from dropping what makes x; here nobody needs it."""
+    return ()
+
+
 @RULES.lowers(f"custom_call {LAST}")
 def _last(b: Builder, *, types: tuple[TensorType]) -> Value:
     """Of a result that nobody wants."""

@@ -174,7 +174,7 @@ def _both_compared(key: Number, x: str, y: str) -> list[str]:
 
 
 def _compared(key: Value, x: str, y: str) -> str:
-    if not key.dtype.is_float:
+    if not key.dtype.computed.is_float:
         return f"({x}, {y})"
     return f" in total order({_CANONICAL.format(x)}, {_CANONICAL.format(y)})"
 
