@@ -110,6 +110,17 @@ PAIRS: Mapping[str, Pair] = {
 }
 
 
+def drawn_variables(configs: Mapping[str, Any]) -> dict[str, Any]:
+    """Random weights of a pipeline's parts, by the parts' names."""
+    rng = np.random.default_rng(0)
+
+    def drawn(path: Any, leaf: Any) -> np.ndarray:
+        wide = leaf.ndim > 1
+        return rng.normal(0.0 if wide else 0.5, leaf.shape[-2] ** -0.5 if wide else 0.2, leaf.shape).astype(np.float32)
+
+    return {name: jax.tree_util.tree_map_with_path(drawn, PARTS[name].variables_like(config)) for name, config in configs.items()}
+
+
 def write_tokenizer(folder: Path) -> None:
     """CLIP's kind of tokenizer with bytes and a few pairs, as diffusers' pipelines keep it."""
     letters = [chr(byte) for byte in (*range(33, 127), *range(161, 173), *range(174, 256))] + [chr(256 + i) for i in range(68)]

@@ -19,6 +19,14 @@ HEADER, ROW, DIGEST_BYTES = struct.Struct("<8sHHI"), struct.Struct("<4sQ32s"), 3
 PROGRAMS = forging.HAND_BUILT
 
 
+def flipped(content: bytes, rng: np.random.Generator) -> bytes:
+    """One to three bytes changed."""
+    changed = bytearray(content)
+    for _ in range(rng.integers(1, 4)):
+        changed[rng.integers(len(changed))] = rng.integers(256)
+    return bytes(changed)
+
+
 def split(data: bytes) -> dict[bytes, bytes]:
     """Sections of a file, read as the documentation of the format says."""
     *_, count = HEADER.unpack_from(data)

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.mutating import flipped
 from tests.program_builder import Builder
 from tests.programs import binary, map_kernel, map_program
 from tpuflow import cli
@@ -302,13 +303,6 @@ def test_python_m_tpuflow_is_the_command_line(tmp_path):
 # --- random damage ----------------------------------------------------------------------------------------------------
 
 
-def _flip(content: bytes, rng: np.random.Generator) -> bytes:
-    changed = bytearray(content)
-    for _ in range(rng.integers(1, 4)):
-        changed[rng.integers(len(changed))] = rng.integers(256)
-    return bytes(changed)
-
-
 def _cut(content: bytes, rng: np.random.Generator) -> bytes:
     return content[: rng.integers(len(content))]
 
@@ -318,7 +312,7 @@ def _repeat(content: bytes, rng: np.random.Generator) -> bytes:
     return content[:last] + content[first:]
 
 
-MUTATIONS = (_flip, _cut, _repeat)
+MUTATIONS = (flipped, _cut, _repeat)
 VALUES = (
     "<f4",
     "<f8",
@@ -357,7 +351,7 @@ def mutant(rng: np.random.Generator) -> bytes:
         members[name] = claimed(descr, shape, X.tobytes(), (b"\x01\0", b"\x02\0", b"\x09\0")[rng.integers(3)])
     if kind == 3:
         members[f"{name}{' ' * rng.integers(2)}"] = members.pop(name)
-        members[_flip(name.encode(), rng).decode("latin-1")] = npy(X)
+        members[flipped(name.encode(), rng).decode("latin-1")] = npy(X)
     return forged(members, (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)[rng.integers(2)])
 
 

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import tpuflow
-from tests.diffusion_models import TEXT, TEXT_LENGTH, UNET_2, VAE, write_tokenizer
+from tests.diffusion_models import TEXT, TEXT_LENGTH, UNET_2, VAE, drawn_variables, write_tokenizer
 from tpuflow.errors import ConfigError, TpuflowError
 from tpuflow.importers import load_state_dict, save_state_dict
 from train import text_to_image_sample
@@ -41,14 +41,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(folder)
     configs = {"unet": UNET_2, "vae": VAE, "text_encoder": TEXT}
-    rng = np.random.default_rng(0)
-
-    def drawn(path: Any, leaf: Any) -> np.ndarray:
-        wide = leaf.ndim > 1
-        return rng.normal(0.0 if wide else 0.5, leaf.shape[-2] ** -0.5 if wide else 0.2, leaf.shape).astype(np.float32)
-
-    variables = {name: jax.tree_util.tree_map_with_path(drawn, PARTS[name].variables_like(config)) for name, config in configs.items()}
-    return Pipeline(configs, variables, SCHEDULE, load_tokenizer(folder))
+    return Pipeline(configs, drawn_variables(configs), SCHEDULE, load_tokenizer(folder))
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import tpuflow
+from tests.mutating import flipped
 from tests.test_training import fit, same_bits
 from tpuflow.data.positions import Position
 from tpuflow.errors import CheckpointError
@@ -277,16 +278,9 @@ def _only_small(restore):
 VALUES = (None, True, -1, 0, 1, 2**63, 10**30, 1.5, float("nan"), "", "x", "\ud800", [], [[]], {}, {"base64": "="}, {"base64": "AAAA"})
 
 
-def _flip(content, rng):
-    changed = bytearray(content)
-    for _ in range(rng.integers(1, 4)):
-        changed[rng.integers(len(changed))] = rng.integers(256)
-    return bytes(changed)
-
-
 def _damage_bytes(content, rng):
     first, last = sorted(rng.integers(len(content) + 1, size=2))
-    return (_flip(content, rng), content[:first], content[:last] + content[first:], b"")[rng.integers(4)] if content else b"x"
+    return (flipped(content, rng), content[:first], content[:last] + content[first:], b"")[rng.integers(4)] if content else b"x"
 
 
 def _damage_tree(tree, rng):

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.emit_cases import GENERIC, SMALL
+from tests.graphs import kinds
 from tests.test_emit import assert_close
 from tpuflow.chips import Chip, get_chip
 from tpuflow.compiler import compile_function
@@ -51,10 +52,6 @@ def fused(b: Builder, outputs: Sequence[Value]) -> Graph:
 
 def joined(graph: Graph) -> Graph:
     return verify(Schedule()(verify(JoinSmall()(graph))))
-
-
-def kinds(graph: Graph) -> list[str]:
-    return [node.attrs["kind"] if node.op == "fused" else node.op for node in graph.nodes]
 
 
 def planned(graph: Graph, chip: Chip, donated: Sequence[bool] = ()) -> tuple[Program, MemoryPlan]:

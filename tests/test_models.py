@@ -15,6 +15,7 @@ from jax import numpy as jnp
 
 from models import alexnet, bert, cifar_net, googlenet, lenet, relu_reduce_mean_dense, resnet, squeezenet, vgg, wide_resnet
 from models.bam import BottleneckAttention
+from tests.language_models import state_of
 from tpuflow.importers import flax_params
 from train.pretrained import from_torch
 
@@ -68,10 +69,6 @@ def twins(torch: ModuleType) -> ModuleType:
     return torch_models
 
 
-def _state(network: Any) -> dict[str, np.ndarray]:
-    return {name: tensor.detach().numpy().copy() for name, tensor in network.state_dict().items()}
-
-
 def _unsettle(torch: ModuleType, network: Any) -> None:
     """Random statistics, scales and biases instead of zeros and ones, which would hide mistakes."""
     with torch.no_grad():
@@ -91,7 +88,7 @@ def _converted(torch: ModuleType, twins: ModuleType, case: str, batch: int = 2) 
     model, make, shape = CASES[case]
     network = make(twins)
     _unsettle(torch, network)
-    variables = from_torch(model, _state(network), LAYERS[type(model)](model), shape)
+    variables = from_torch(model, state_of(network), LAYERS[type(model)](model), shape)
     return model, network, variables, np.random.default_rng(1).standard_normal((batch, *shape)).astype(np.float32)
 
 
@@ -125,7 +122,7 @@ def test_training_moves_batch_statistics_as_pytorch_does(torch, twins, case):
         expected = network(_to_torch(torch, images)).numpy()
     ours, changed = jax.jit(functools.partial(model.apply, train=True, mutable=["batch_stats"]))(variables, images)
     _assert_close(ours, expected)
-    after = flax_params(_state(network), variables, LAYERS[type(model)](model))["batch_stats"]
+    after = flax_params(state_of(network), variables, LAYERS[type(model)](model))["batch_stats"]
     moved = jax.tree.map(lambda old, new: float(np.abs(old - new).max()), variables["batch_stats"], after)
     assert min(jax.tree.leaves(moved)) > 1e-3, "every statistic must move, or the comparison shows nothing"
     jax.tree.map(_assert_close, changed["batch_stats"], after)
@@ -149,7 +146,7 @@ def test_gradients_are_those_of_pytorch(torch, twins, case):
 
     ours = jax.jit(jax.grad(loss_of))(variables["params"])
     layers = LAYERS[type(model)](model)
-    jax.tree.map(_assert_close, ours, from_torch(model, {**_state(network), **theirs}, layers, CASES[case][2])["params"])
+    jax.tree.map(_assert_close, ours, from_torch(model, {**state_of(network), **theirs}, layers, CASES[case][2])["params"])
 
 
 def _parameters(model: Any, shape: tuple[int, ...]) -> int:
@@ -243,7 +240,7 @@ def test_the_real_resnet_50_gives_the_logits_of_pytorch(torch, twins):
     images = np.random.default_rng(1).standard_normal((2, 64, 64, 3)).astype(np.float32)
     with torch.no_grad():
         expected = network(_to_torch(torch, images)).numpy()
-    variables = from_torch(model, _state(network), resnet.torch_layers(model), (64, 64, 3))
+    variables = from_torch(model, state_of(network), resnet.torch_layers(model), (64, 64, 3))
     _assert_close(jax.jit(model.apply)(variables, images), expected)
 
 

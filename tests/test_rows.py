@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.graphs import kinds
 from tests.test_sums_in_products import SMALL
 from tests.test_traffic_passes import T, assert_same_bits, fused, microseconds
 from tests.tolerances import LAYER_STATISTICS
@@ -28,10 +29,6 @@ def softmax(rows: int, columns: int, *, axis: int = 1) -> Graph:
     kept = (1 - axis,)
     e = b.exp(b.sub(x, b.broadcast(b.reduce("max", x, (axis,)), x.shape, kept)))
     return fused(b, [b.convert(b.div(e, b.broadcast(b.reduce("add", e, (axis,)), x.shape, kept)), F16)])
-
-
-def kinds(graph: Graph) -> list[str]:
-    return [n.attrs["kind"] for n in graph.nodes]
 
 
 def test_a_softmax_reads_its_rows_once() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from models.norm import BatchNorm
 from tests.emit_cases import assemble
+from tests.graphs import kinds
 from tests.test_traffic_passes import T, assert_same_bits, fused, microseconds
 from tests.tolerances import LAYER_STATISTICS
 from tpuflow.chips import get_chip
@@ -34,10 +35,6 @@ def normalised(rows: int, depth: int, *, by_column: bool = True) -> Graph:
     total, square = b.reduce("add", wide, (axis,)), b.reduce("add", b.mul(wide, wide), (axis,))
     kept = (1 - axis,)
     return fused(b, [b.convert(b.div(b.sub(wide, b.broadcast(total, y.shape, kept)), b.broadcast(square, y.shape, kept)), F16)])
-
-
-def kinds(graph: Graph) -> list[str]:
-    return [n.attrs["kind"] for n in graph.nodes]
 
 
 def test_a_product_sums_its_results_while_they_are_on_the_chip() -> None:

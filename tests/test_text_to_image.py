@@ -18,7 +18,7 @@ from PIL import Image
 
 import tpuflow
 from models import autoencoder_kl, unet_2d_condition
-from tests.diffusion_models import TEXT, TEXT_LENGTH, to_torch, write_tokenizer
+from tests.diffusion_models import TEXT, TEXT_LENGTH, drawn_variables, to_torch, write_tokenizer
 from tests.killed_recipe import kill_training
 from tests.test_diffusion_models import gap
 from tests.test_diffusion_pipelines import SCHEDULE
@@ -57,14 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pipeline of random weights."""
     tokenizer, made = tmp_path_factory.mktemp("tokenizer"), tmp_path_factory.mktemp("pipeline")
     write_tokenizer(tokenizer)
-    rng = np.random.default_rng(0)
-
-    def drawn(path: Any, leaf: Any) -> np.ndarray:
-        wide = leaf.ndim > 1
-        return rng.normal(0.0 if wide else 0.5, leaf.shape[-2] ** -0.5 if wide else 0.2, leaf.shape).astype(np.float32)
-
-    variables = {name: jax.tree_util.tree_map_with_path(drawn, PARTS[name].variables_like(config)) for name, config in CONFIGS.items()}
-    Pipeline(CONFIGS, variables, SCHEDULE, load_tokenizer(tokenizer)).save(made)
+    Pipeline(CONFIGS, drawn_variables(CONFIGS), SCHEDULE, load_tokenizer(tokenizer)).save(made)
     return made
 
 

@@ -22,7 +22,7 @@ from rich.progress import track
 
 from tpuflow.data import places
 from tpuflow.errors import DataError
-from tpuflow.examples.data import ImageData
+from tpuflow.examples.data import ImageData, read_published
 from tpuflow.examples.download import UnreachableError, fetch
 
 CLASSES = ("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -59,6 +59,8 @@ JPEG_SOURCES = {
 SUMS = "SHA256SUMS"
 """Beside binary files that are not the published ones: their sums, as `sha256sum *.bin` writes them."""
 
+ADVICE = f"Replace it with an intact copy, or delete it. If it is meant to differ, put its sum beside it: sha256sum *.bin > {SUMS}"
+
 
 def load(data_dir: str | os.PathLike[str] | None = None) -> ImageData:
     """CIFAR-10: images uint8 [N, 32, 32, 3], labels int32 [N], 50,000 for training and 10,000 for testing, in the files' order.
@@ -84,7 +86,7 @@ def built_from_jpegs(folder: Path) -> Path:
     target = places.cache_dir() / "cifar10-from-jpeg"
     if _binaries(target) and (target / SUMS).is_file():
         return target
-    content = {file: _checked(folder / file, sha256) for file, sha256 in JPEG_SOURCES.items()}
+    content = {file: read_published(folder / file, (sha256,), ADVICE) for file, sha256 in JPEG_SOURCES.items()}
     files = _decode(content[JPEG_ARCHIVE], content[JPEG_INDEX])
     target.mkdir(parents=True, exist_ok=True)
     for name, records in files.items():
@@ -157,7 +159,7 @@ def _expected(folder: Path) -> tuple[Mapping[str, str], str]:
 
 def _records(path: Path, sums: Mapping[str, str]) -> np.ndarray:
     """uint8 [records, 3073]."""
-    content = _checked(path, sums[path.name])
+    content = read_published(path, (sums[path.name],), ADVICE)
     if len(content) % RECORD_BYTES or not content:
         raise DataError(f"{path}: {len(content)} bytes are no whole number of records of {RECORD_BYTES}.")
     records = np.frombuffer(content, np.uint8).reshape(-1, RECORD_BYTES)
@@ -170,21 +172,6 @@ def _to_arrays(records: Mapping[str, np.ndarray], files: Sequence[str]) -> tuple
     joined = np.concatenate([records[name] for name in files])
     images = joined[:, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)  # [N, 3, H, W] -> [N, H, W, 3]
     return np.ascontiguousarray(images), joined[:, 0].astype(np.int32)
-
-
-def _checked(path: Path, sha256: str) -> bytes:
-    """The bytes of a file, or DataError if its sha256 is another."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    found = hashlib.sha256(content).hexdigest()
-    if found != sha256:
-        raise DataError(
-            f"{path}: damaged, or not the published file: {len(content)} bytes with sha256 {found}, expected {sha256}. Replace it with an "
-            f"intact copy, or delete it. If it is meant to differ, put its sum beside it: sha256sum *.bin > {SUMS}"
-        )
-    return content
 
 
 def _decode(archive: bytes, index: bytes) -> dict[str, bytes]:

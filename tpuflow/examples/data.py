@@ -23,6 +23,8 @@ TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.
 EMBEDDED = Path(__file__).parent / "embedded" / "fashion_mnist_768.npz"
 EMBEDDED_SHA256 = "57f8e1e73d85aa2a6bf8400b6de0a2d551c9299e2ab8f7ddb5d55d3f5af09f53"
 
+AGAIN = "Delete it (it is then found elsewhere or downloaded again) or replace it with an intact copy."
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -112,7 +114,7 @@ def load(
 
 def load_embedded(*, pixels: bool = False) -> ImageData:
     """The first 512 training and 256 test images of Fashion-MNIST, which come with the repository (MIT, copyright 2017 Zalando SE)."""
-    with np.load(io.BytesIO(_checked(EMBEDDED, (EMBEDDED_SHA256,))), allow_pickle=False) as arrays:
+    with np.load(io.BytesIO(read_published(EMBEDDED, (EMBEDDED_SHA256,))), allow_pickle=False) as arrays:
         train = _converted(arrays["train_images"], arrays["train_labels"], pixels=pixels)
         test = _converted(arrays["test_images"], arrays["test_labels"], pixels=pixels)
     return ImageData("fashion-mnist", "embedded (768 images)", train, test)
@@ -160,11 +162,15 @@ def _read(name: str, source: Source, folder: Path, *, pixels: bool) -> ImageData
 
 
 def _unpacked(path: Path, sums: tuple[str, ...]) -> bytes:
-    return gzip.decompress(_checked(path, sums))
+    return gzip.decompress(read_published(path, sums))
 
 
-def _checked(path: Path, sums: tuple[str, ...]) -> bytes:
-    """The bytes of a file, or DataError if its sha256 is none of `sums`."""
+def read_published(path: Path, sums: tuple[str, ...], advice: str = AGAIN) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+      DataError: it cannot be read, or its sha256 is none of `sums`, and then `advice` is given.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -172,8 +178,7 @@ def _checked(path: Path, sums: tuple[str, ...]) -> bytes:
     found = hashlib.sha256(content).hexdigest()
     if found not in sums:
         raise DataError(
-            f"{path}: damaged, or not the published file: {len(content)} bytes with sha256 {found}, expected {' or '.join(sums)}. "
-            f"Delete it (it is then found elsewhere or downloaded again) or replace it with an intact copy."
+            f"{path}: damaged, or not the published file: {len(content)} bytes with sha256 {found}, expected {' or '.join(sums)}. {advice}"
         )
     return content
 

@@ -17,7 +17,21 @@ from tpuflow.device.reference.plan import KernelPlan
 from tpuflow.errors import HazardError, LaunchError
 from tpuflow.isa.arithmetic import Arithmetic
 from tpuflow.isa.collectives import Await, Collective, Position, position
-from tpuflow.isa.program import Block, CallHost, Copy, Infeed, Kernel, Loop, Moving, Outfeed, Program, Switch, While, moving_text
+from tpuflow.isa.program import (
+    Block,
+    CallHost,
+    Copy,
+    Infeed,
+    Kernel,
+    Loop,
+    Moving,
+    Outfeed,
+    Program,
+    Switch,
+    While,
+    moving_text,
+    where_text,
+)
 
 KEPT = "where a constant or an input that is not donated lies"
 
@@ -198,7 +212,7 @@ class ChipRun:
 
     def start(self, c: Moving, path: str) -> None:
         """What is sent must be there; what is received is not there any more."""
-        sent = self._read(f"{moving_text(c)} {path}{_where(c)}", c.source)
+        sent = self._read(f"{moving_text(c)} {path}{where_text(c)}", c.source)
         self._moving[c.semaphore] = c, path, sent
         self._hbm.forget(c.target)
 
@@ -213,7 +227,9 @@ class ChipRun:
         c, path, sent = self._moving[semaphore]
         late = self._read(f"{moving_text(c)} {path}", c.source)
         if sent.tobytes() != late.tobytes():
-            raise HazardError(f"{moving_text(c)} {path}: its source, buffer {c.source}, is overwritten while it is being sent.{_where(c)}")
+            raise HazardError(
+                f"{moving_text(c)} {path}: its source, buffer {c.source}, is overwritten while it is being sent.{where_text(c)}"
+            )
         return (sent if self.schedule == "early" else late).reshape(-1)
 
     def receive(self, semaphore: int, elems: np.ndarray) -> None:
@@ -227,13 +243,9 @@ class ChipRun:
         """Buffers that nobody may write now, and why."""
         found: dict[int, str] = {}
         for c, path, _ in self._moving.values():
-            found |= dict.fromkeys(self._hbm.overlapping({c.source}), f"which {moving_text(c)} {path} is sending{_where(c)}")
-            found |= dict.fromkeys(self._hbm.overlapping({c.target}), f"which {moving_text(c)} {path} is still receiving{_where(c)}")
+            found |= dict.fromkeys(self._hbm.overlapping({c.source}), f"which {moving_text(c)} {path} is sending{where_text(c)}")
+            found |= dict.fromkeys(self._hbm.overlapping({c.target}), f"which {moving_text(c)} {path} is still receiving{where_text(c)}")
         return found
-
-
-def _where(c: Moving) -> str:
-    return f" ({c.where})" if isinstance(c, Collective) and c.where else ""
 
 
 _BLOCKS: dict[type, Callable[..., Meetings]] = {

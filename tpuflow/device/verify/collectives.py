@@ -34,6 +34,7 @@ from tpuflow.isa.program import (
     children,
     moving_text,
     walk,
+    where_text,
 )
 from tpuflow.isa.refusal import Refusal
 
@@ -196,7 +197,7 @@ class _Order:
         for place, c in moving.values():
             raise ProgramError(
                 f"{moving_text(c)} {place}: nobody waits for semaphore {c.semaphore} before the end of the list of blocks that starts it; "
-                f"expected an await there.{_source(c)}"
+                f"expected an await there.{where_text(c)}"
             )
 
     def _start(self, c: Moving, place: str, moving: dict[int, tuple[str, Moving]], around: Mapping[int, tuple[str, Moving]]) -> None:
@@ -204,7 +205,7 @@ class _Order:
         if taken is not None:
             raise ProgramError(
                 f"{moving_text(c)} {place}: semaphore {c.semaphore} is taken by {moving_text(taken[1])} {taken[0]}, which is still on its "
-                f"way; expected a free one.{_source(c)}"
+                f"way; expected a free one.{where_text(c)}"
             )
         if len(moving) >= MOST_MOVING:
             raise ProgramError(
@@ -225,14 +226,14 @@ class _Order:
                     if b == own or _overlap(buffers[b], buffers[own]):
                         raise ProgramError(
                             f"block {place}: {what} {moving_text(c)} {start} (buffer {own}, through buffer {b}); expected an await of "
-                            f"semaphore {c.semaphore} before it.{_source(c)}"
+                            f"semaphore {c.semaphore} before it.{where_text(c)}"
                         )
             for own in (c.source, c.target):
                 low, high = buffers[own].span
                 if any(low < end and begin < high for begin, end in uses.tiles):
                     raise ProgramError(
                         f"block {place}: has tiles where {moving_text(c)} {start} moves something (buffer {own}); expected an await of "
-                        f"semaphore {c.semaphore} before it.{_source(c)}"
+                        f"semaphore {c.semaphore} before it.{where_text(c)}"
                     )
 
     def _uses(self, block: Block) -> _Uses:
@@ -278,14 +279,10 @@ def _check_uniform(program: Program) -> None:
             if apart and isinstance(block, Collective | Infeed | Outfeed):
                 raise ProgramError(
                     f"{here}: lies in {apart}, which chips may run differently, for it depends on where they are or on pieces of what is "
-                    f"cut over them; expected all chips to come to it alike.{_source(block)}"
+                    f"cut over them; expected all chips to come to it alike.{where_text(block)}"
                 )
             axes = decided.get(id(block))
             for name, nested in children(block):
                 go(nested, f"{path}{n}.{name}.", apart or (here if axes else ""))
 
     go(program.code, "", "")
-
-
-def _source(block: Block) -> str:
-    return f" ({block.where})" if isinstance(block, Collective) and block.where else ""

@@ -74,6 +74,11 @@ def plane_types(types: Sequence[Type]) -> list[TensorType]:
     return [plane for t in types for plane in (t.planes if isinstance(t, ComplexType) else (t,))]
 
 
+def listed(types: Sequence[Type]) -> str:
+    """Types as messages have them."""
+    return f"({', '.join(map(str, types))})"
+
+
 def packed(arrays: Sequence[Value], types: Sequence[Any]) -> tuple[Number, ...]:
     """Values of their planes: two for those of a `ComplexType`, one for those of any other type."""
     left = iter(arrays)

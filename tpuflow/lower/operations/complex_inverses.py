@@ -13,7 +13,7 @@ from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.operations.complex import Complex, absolute, turned
 from tpuflow.lower.operations.complex_powers import log_of_size
-from tpuflow.lower.operations.elementwise import maximum
+from tpuflow.lower.operations.elementwise import maximum, with_sign
 
 _FAR = 2.0**61
 """From here on 1 is nothing beside a part, the square of which does not overflow yet."""
@@ -31,24 +31,19 @@ _POLE_FAR = 2.0**48
 def asin(b: Builder, x: Complex) -> Complex:
     """The angle x / adjacent, and the logarithm of the larger half axis of the confocal ellipse through x."""
     adjacent, height = _sides(b, x)
-    return Complex(b.atan2(x.real, adjacent), _signed(b, height, x.imag))
+    return Complex(b.atan2(x.real, adjacent), with_sign(b, height, x.imag))
 
 
 def acos(b: Builder, x: Complex) -> Complex:
     """pi / 2 - asin(x)."""
     adjacent, height = _sides(b, x)
-    return Complex(b.atan2(adjacent, x.real), b.neg(_signed(b, height, x.imag)))
+    return Complex(b.atan2(adjacent, x.real), b.neg(with_sign(b, height, x.imag)))
 
 
 def acosh(b: Builder, x: Complex) -> Complex:
     """i acos(x) or -i acos(x), that of positive real part."""
     adjacent, height = _sides(b, x)
-    return Complex(height, _signed(b, b.atan2(adjacent, x.real), x.imag))
-
-
-def _signed(b: Builder, size: Value, like: Value) -> Value:
-    """size with the sign of another number; a zero of either sign is positive."""
-    return b.select(b.lt(like, 0), b.neg(size), size)
+    return Complex(height, with_sign(b, b.atan2(adjacent, x.real), x.imag))
 
 
 def _sides(b: Builder, x: Complex) -> tuple[Value, Value]:

@@ -50,6 +50,11 @@ def maximum(b: Builder, x: Value, y: Value) -> Value:
     return b.or_(x, y) if x.dtype == PRED else b.max(x, y)
 
 
+def with_sign(b: Builder, size: Value, like: Value) -> Value:
+    """size with the sign of another number; a zero of either sign is positive."""
+    return b.select(b.lt(like, 0), b.neg(size), size)
+
+
 def minimum(b: Builder, x: Value, y: Value) -> Value:
     """The smaller of two; NaN if one is."""
     x, y = aligned(b, x, y)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
-from tpuflow.lower.operations.elementwise import aligned, in_f32
+from tpuflow.lower.operations.elementwise import aligned, in_f32, with_sign
 
 
 def polynomial(b: Builder, x: Value, coefficients: Sequence[float]) -> Value:
@@ -37,7 +37,7 @@ def sinh(b: Builder, x: Value) -> Value:
     small = b.mul(b.add(e, b.div(e, b.add(e, 1))), 0.5)
     half = b.exp(b.mul(size, 0.5))
     large = b.sub(b.mul(b.mul(half, 0.5), half), b.div(b.div(0.5, half), half))
-    return b.select(b.lt(size, 1), small, _with_sign(b, large, x))
+    return b.select(b.lt(size, 1), small, with_sign(b, large, x))
 
 
 @in_f32
@@ -45,10 +45,6 @@ def cosh(b: Builder, x: Value) -> Value:
     """By halves of exp(|x| / 2) squared (no early overflow)."""
     half = b.exp(b.mul(b.abs(x), 0.5))
     return b.add(b.mul(b.mul(half, 0.5), half), b.div(b.div(0.5, half), half))
-
-
-def _with_sign(b: Builder, size: Value, x: Value) -> Value:
-    return b.select(b.lt(x, 0), b.neg(size), size)
 
 
 @in_f32
@@ -80,7 +76,7 @@ def asinh(b: Builder, x: Value) -> Value:
     square = b.mul(x, x)
     small = b.log1p(b.add(size, b.div(square, b.add(1, b.sqrt(b.add(square, 1))))))
     large = b.add(b.log(size), math.log(2))
-    result = _with_sign(b, b.select(b.gt(size, 1e18), large, small), x)
+    result = with_sign(b, b.select(b.gt(size, 1e18), large, small), x)
     return b.select(b.eq(x, 0), x, result)
 
 
@@ -238,7 +234,7 @@ def bessel_i1e(b: Builder, x: Value) -> Value:
     near = b.mul(chebyshev(b, b.sub(b.mul(size, 0.5), 2), _I1E_NEAR), size)
     beyond = b.max(size, 8)
     far = b.div(chebyshev(b, b.sub(b.div(32, beyond), 2), _I1E_FAR), b.sqrt(beyond))
-    return _with_sign(b, b.select(b.le(size, 8), near, far), x)
+    return with_sign(b, b.select(b.le(size, 8), near, far), x)
 
 
 _I1E_NEAR = (

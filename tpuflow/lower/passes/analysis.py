@@ -49,6 +49,14 @@ def invariant(region: Graph, index: int) -> bool:
     return region.outputs[index] is region.inputs[index]
 
 
+def narrows(node: Node) -> bool:
+    """Whether a node converts floats to a narrower type."""
+    if node.op != "convert":
+        return False
+    wide, narrow = node.inputs[0].dtype, node.result.dtype
+    return wide.is_float and narrow.is_float and narrow.bytes < wide.bytes
+
+
 def carry_offset(node: Node) -> int:
     """How many inputs of a loop come before its carries (the trip count of `loop`)."""
     return 1 if node.op == "loop" else 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tpuflow.dtypes import DType
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
-from tpuflow.lower.passes.analysis import producers
+from tpuflow.lower.passes.analysis import narrows, producers
 from tpuflow.lower.passes.base import Pass
 
 
@@ -87,18 +87,13 @@ def _readings(nodes: Sequence[Node]) -> dict[Value, set[DType]]:
     """The narrower floating types that values are converted to, of what a barrier holds back those that its results are."""
     found: dict[Value, set[DType]] = {}
     for node in reversed(nodes):
-        if node.op == "convert" and _narrows(node):
+        if narrows(node):
             found.setdefault(node.inputs[0], set()).add(node.result.dtype)
         elif node.op == "barrier":
             for value, result in zip(node.inputs, node.results, strict=True):
                 if result in found:
                     found.setdefault(value, set()).update(found[result])
     return found
-
-
-def _narrows(node: Node) -> bool:
-    wide, narrow = node.inputs[0].dtype, node.result.dtype
-    return wide.is_float and narrow.is_float and narrow.bytes < wide.bytes
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from tpuflow.dtypes import DType
 from tpuflow.isa.collectives import KINDS
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
+from tpuflow.lower.passes.analysis import narrows
 from tpuflow.lower.passes.base import Pass
 
 MOVES = frozenset(("reshape", "slice", "transpose"))
@@ -48,14 +49,9 @@ def _narrow(nodes: Sequence[Node], outputs: Sequence[Value]) -> Mapping[Value, D
 
 def _read_as(node: Node, wanted: Mapping[Value, set[DType | None]]) -> set[DType | None]:
     """The types as which a node reads its operands; None is their own."""
-    if node.op == "convert" and _narrows(node):
+    if narrows(node):
         return {node.result.dtype}
     return wanted.get(node.result, set()) if node.op in MOVES else {None}
-
-
-def _narrows(node: Node) -> bool:
-    wide, narrow = node.inputs[0].dtype, node.result.dtype
-    return wide.is_float and narrow.is_float and narrow.bytes < wide.bytes
 
 
 @dataclass(frozen=True, slots=True)

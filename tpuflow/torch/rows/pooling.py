@@ -23,8 +23,8 @@ class Windows:
     def __init__(self, x: Any, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes = (1,), ceil_mode: bool = False, *, dims: int):
         self.lead = x.ndim - dims
         self.size = x.shape[self.lead :]
-        self.kernel, self.padding, self.dilation = (_each(v, dims) for v in (kernel, padding, dilation))
-        self.stride = _each(stride, dims) if len(stride) else self.kernel
+        self.kernel, self.padding, self.dilation = (for_each(v, dims) for v in (kernel, padding, dilation))
+        self.stride = for_each(stride, dims) if len(stride) else self.kernel
         self.out = tuple(self._out(d, ceil_mode=ceil_mode) for d in range(dims))
         self.pads = [(self.padding[d], self._after(d)) for d in range(dims)]
 
@@ -67,7 +67,8 @@ class Windows:
         return starts.reshape(-1, *(1,) * (len(self.out) - d - 1))
 
 
-def _each(values: Sizes, count: int) -> tuple[int, ...]:
+def for_each(values: Sizes, count: int) -> tuple[int, ...]:
+    """One value for each dimension, of as many or of one for all."""
     return tuple(values) * count if len(values) == 1 else tuple(values)
 
 

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from tpuflow.torch.rows.pooling import Sizes, for_each
 from tpuflow.torch.table import lowers
-
-Sizes = Sequence[int]
 
 
 @lowers("aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.dot.default", "aten.matmul.default")
@@ -42,7 +41,7 @@ def _convolved(
     x: Any, weight: Any, stride: Sizes, padding: Sizes, dilation: Sizes, transposed: bool, output_padding: Sizes, groups: int
 ) -> Any:
     spatial = x.ndim - 2
-    stride, padding, dilation, output_padding = (_each(v, spatial) for v in (stride, padding, dilation, output_padding))
+    stride, padding, dilation, output_padding = (for_each(v, spatial) for v in (stride, padding, dilation, output_padding))
     if not transposed:
         pads = [(p, p) for p in padding]
         return lax.conv_general_dilated(x, weight, stride, pads, rhs_dilation=dilation, feature_group_count=groups)
@@ -53,10 +52,6 @@ def _convolved(
     return lax.conv_general_dilated(
         x, flipped, ones, pads, lhs_dilation=stride, rhs_dilation=dilation, feature_group_count=groups
     )  # fmt: skip
-
-
-def _each(values: Sizes, count: int) -> tuple[int, ...]:
-    return tuple(values) * count if len(values) == 1 else tuple(values)
 
 
 def _turned(weight: Any, groups: int) -> Any:

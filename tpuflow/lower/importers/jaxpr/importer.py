@@ -23,7 +23,7 @@ from tpuflow.lower.graph.graph import Graph, Value
 from tpuflow.lower.importers.advice import advice, is_known
 from tpuflow.lower.importers.jaxpr.registry import COMPLEX, KEYED, PLANEWISE, RULES, STORED, STRUCTURAL, Rule
 from tpuflow.lower.importers.jaxpr.types import port_type, type_of, types_of
-from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, plane_by_plane, planes
+from tpuflow.lower.operations.complex import Complex, ComplexType, Number, listed, plane_by_plane, planes
 from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.host_calls import call_host
 from tpuflow.lower.operations.movement import token
@@ -131,7 +131,7 @@ def _lower(b: Builder, equation: Equation, operands: list[Number]) -> tuple[Numb
         raise
     expected, found = types_of(equation.outvars), [v.type for v in results]
     if found != expected:
-        made = f"{_listed(found)} instead of {_listed(expected)}"
+        made = f"{listed(found)} instead of {listed(expected)}"
         raise GraphError(f"{_location(b, equation)}: the rule of {_described(equation)} made {made}")
     return results
 
@@ -229,7 +229,3 @@ def _word(b: Builder, keys: Value, i: int) -> Value:
 def _described(equation: Equation) -> str:
     operands = ", ".join(v.aval.str_short() for v in equation.invars)
     return f"{equation.primitive.name!r} on ({operands})"
-
-
-def _listed(types: Sequence[Type]) -> str:
-    return f"({', '.join(map(str, types))})"

@@ -15,7 +15,7 @@ from tpuflow.lower.importers.stablehlo.advice import advice
 from tpuflow.lower.importers.stablehlo.expressions import expressions
 from tpuflow.lower.importers.stablehlo.module import Block, ForeignType, Module, Operation, Symbol, calls_host, device_type
 from tpuflow.lower.importers.stablehlo.wide import Counter, count, counted
-from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, packed, plane_by_plane, planes
+from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, listed, packed, plane_by_plane, planes
 from tpuflow.lower.operations.forms import Body, UnsupportedForm
 from tpuflow.lower.operations.linalg.arithmetic import each
 from tpuflow.lower.operations.storage import by_computed, in_computed, is_stored
@@ -137,7 +137,7 @@ def _lower(region: Region, b: Builder, operation: Operation, env: Mapping[int, A
         results = tuple(each(lambda p: b.splat(p, shape), v) if v.shape == () else v for v in results)
         found = tuple(v.type for v in results)
     if found != types:
-        raise GraphError(f"{where}: the rule of {_described(operation, operands)} made {_listed(found)} instead of {_listed(types)}")
+        raise GraphError(f"{where}: the rule of {_described(operation, operands)} made {listed(found)} instead of {listed(types)}")
     return results
 
 
@@ -228,8 +228,4 @@ def _count(context: Context, where: str) -> None:
 def _described(operation: Operation, operands: Sequence[Number]) -> str:
     target = operation.attributes.get("call_target_name")
     what = f"{operation.name} @{target}" if target else operation.name
-    return f"{what!r} on {_listed([v.type for v in operands])}"
-
-
-def _listed(types: Sequence[Type]) -> str:
-    return f"({', '.join(map(str, types))})"
+    return f"{what!r} on {listed([v.type for v in operands])}"
