@@ -158,7 +158,7 @@ def test_options_that_contradict_the_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--dtype bf16: .*ds_config.json enables fp16"):
         config_of(DeepSpeedOptions(deepspeed_config=path, dtype="bf16"))
     path.write_text("[1")
-    with pytest.raises(ConfigError, match="ds_config.json: cannot be read"):
+    with pytest.raises(ConfigError, match="no JSON"):
         config_of(DeepSpeedOptions(deepspeed_config=path))
 
 

@@ -6,6 +6,7 @@ checks its value and, where it changes nothing here, why.
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -17,9 +18,8 @@ import optax
 from jax import numpy as jnp
 
 from tpuflow import amp
-from tpuflow.errors import ConfigError
+from tpuflow.errors import ConfigError, a_thing
 from tpuflow.training.parallel import SHARDINGS
-from train.model_files import read_json
 
 Section = Mapping[str, Any]
 BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -190,7 +190,15 @@ def read_config(path: Path) -> Section:
     Raises:
       ConfigError: there is none.
     """
-    return read_json(path, "a training with --deepspeed_config")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--deepspeed_config {path}: cannot be read ({error.strerror}).") from error
+    except ValueError as error:
+        raise ConfigError(f"--deepspeed_config {path}: no JSON: {error}.") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"--deepspeed_config {path}: expected an object with keys such as train_batch_size, got {a_thing(found)}.")
+    return found
 
 
 def parse_config(config: Section, chips: int) -> DeepSpeedConfig:
