@@ -214,3 +214,8 @@ def position(mesh: Sequence[MeshAxis], chip: int, axis: int) -> int:
 def whole_shape(shape: Sequence[int], cut: Cut, mesh: Sequence[MeshAxis]) -> tuple[int, ...]:
     """The shape of the array that pieces of `shape` make up together."""
     return tuple(n * math.prod(sizes_of(mesh, axes)) for n, axes in zip(shape, cut or ((),) * len(shape), strict=True))
+
+
+def where_text(block: object) -> str:
+    """For the end of a message: the source line of a collective, if it is known."""
+    return f" ({block.where})" if isinstance(block, Collective) and block.where else ""

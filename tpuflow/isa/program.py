@@ -204,11 +204,6 @@ def moving_text(block: Moving) -> str:
     return block.kind if isinstance(block, Collective) else "copy"
 
 
-def where_text(block: Block) -> str:
-    """For the end of a message: the source line of a collective, if it is known."""
-    return f" ({block.where})" if isinstance(block, Collective) and block.where else ""
-
-
 @dataclass(frozen=True, slots=True)
 class Port:
     """A named array that crosses between host and device; `buffer` is its place in HBM (-1 for infeed and outfeed items).

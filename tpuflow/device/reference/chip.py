@@ -16,22 +16,8 @@ from tpuflow.device.reference.memory import Hbm, OnChip
 from tpuflow.device.reference.plan import KernelPlan
 from tpuflow.errors import HazardError, LaunchError
 from tpuflow.isa.arithmetic import Arithmetic
-from tpuflow.isa.collectives import Await, Collective, Position, position
-from tpuflow.isa.program import (
-    Block,
-    CallHost,
-    Copy,
-    Infeed,
-    Kernel,
-    Loop,
-    Moving,
-    Outfeed,
-    Program,
-    Switch,
-    While,
-    moving_text,
-    where_text,
-)
+from tpuflow.isa.collectives import Await, Collective, Position, position, where_text
+from tpuflow.isa.program import Block, CallHost, Copy, Infeed, Kernel, Loop, Moving, Outfeed, Program, Switch, While, moving_text
 
 KEPT = "where a constant or an input that is not donated lies"
 

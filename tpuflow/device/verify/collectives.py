@@ -15,7 +15,7 @@ from tpuflow.device.varying import varying
 from tpuflow.device.verify.kernels import Effects
 from tpuflow.dtypes import S32
 from tpuflow.errors import ProgramError
-from tpuflow.isa.collectives import KINDS, Await, Collective, Position, chips_of, sizes_of, whole_shape
+from tpuflow.isa.collectives import KINDS, Await, Collective, Position, chips_of, sizes_of, where_text, whole_shape
 from tpuflow.isa.numpy_arithmetic import is_defined
 from tpuflow.isa.program import (
     Block,
@@ -34,7 +34,6 @@ from tpuflow.isa.program import (
     children,
     moving_text,
     walk,
-    where_text,
 )
 from tpuflow.isa.refusal import Refusal
 
