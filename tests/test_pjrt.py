@@ -58,7 +58,7 @@ def start(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]
 def run(environment: dict[str, str], *arguments: str) -> tuple[str, str]:
     process = start(environment, *arguments)
     out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err[-3000:]
+    assert process.returncode == 0, out[-3000:] + err[-3000:]
     return out, err
 
 

@@ -54,8 +54,8 @@ class Ending:
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
-        """Around a compilation within an entry: this thread can be told to stop. Once there has been one, the exit is prepared for: who
-        uses other backends alone notices nothing."""
+        """Around a compilation, on the thread that does it, which can be told to stop. Once there has been one, the exit is prepared for:
+        who uses other backends alone notices nothing."""
         if not self._expected:
             self._expected = True
             atexit.register(self.begin)
@@ -99,7 +99,7 @@ class Ending:
             place = frame, frame.f_lasti
             inside, moving = inside or _within(frame), moving or self._places.get(thread) != place
             self._places[thread] = place
-            if thread in self._compiling:
+            if thread in self._compiling and not _starts_any():
                 self._compiling.discard(thread)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Ended))
         return inside, moving
@@ -108,6 +108,12 @@ class Ending:
 def _quiet(hook: Any) -> Any:
     """A hook for exceptions of threads that says nothing of what was refused at the end."""
     return lambda args: None if ENDED in str(args.exc_value) else hook(args)
+
+
+def _starts_any() -> bool:
+    """Whether a thread is about to start. Until it runs, CPython knows it by the number of the one that starts it: it would be told in
+    that one's place, and never run."""
+    return any(thread.ident is None for thread in threading.enumerate())
 
 
 def _within(frame: FrameType) -> bool:

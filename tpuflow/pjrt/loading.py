@@ -12,6 +12,7 @@ from tpuflow.errors import ConfigError
 from tpuflow.isa.calls import HOST_CALL
 from tpuflow.jaxprs.plugins import check_options, placement_of
 from tpuflow.pjrt.device import Client, Device
+from tpuflow.pjrt.ending import ENDING, Ended
 from tpuflow.pjrt.envelope import CACHE, Own, opened
 from tpuflow.pjrt.executable import Loaded
 from tpuflow.pjrt.failures import Unimplemented
@@ -135,7 +136,9 @@ def apart(task: Callable[[], Any]) -> Any:
 
     def run() -> None:
         try:
-            outcome.append((task(), None))
+            with ENDING.compiling():
+                result = task()
+            outcome.append((result, None))
         except BaseException as error:
             outcome.append((None, error))
 
@@ -147,7 +150,7 @@ def apart(task: Callable[[], Any]) -> Any:
         finally:
             threading.stack_size(before)
     thread.join()
-    result, error = outcome[0]
+    result, error = outcome[0] if outcome else (None, Ended())
     if error is not None:
         raise error
     return result

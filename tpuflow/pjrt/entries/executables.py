@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 
 from tpuflow.pjrt.cells import Args, Numbers, Text, integers, words
-from tpuflow.pjrt.ending import ENDING
 from tpuflow.pjrt.executable import Loaded, Unloaded
 from tpuflow.pjrt.failures import Unimplemented
 from tpuflow.pjrt.fields import READY
@@ -119,8 +118,7 @@ def _serialize(args: Args) -> None:
 def _deserialize(args: Args) -> None:
     data = ctypes.string_at(args[3], args[4])
     options = ctypes.string_at(args[6], args[7]) if args[6] else b""
-    with ENDING.compiling():
-        args[5] = load_bytes(OBJECTS[args[2]], data, options).handle
+    args[5] = load_bytes(OBJECTS[args[2]], data, options).handle
 
 
 _FORM = Text("mlir")
