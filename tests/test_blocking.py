@@ -138,6 +138,7 @@ def test_bits_do_not_depend_on_the_chip(case: Sum, chip: str) -> None:
     assert bits(compile_function(case.fn, case.arrays(), chip=row), case.arrays()) == on_generic(case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", (*SUMS, *PRODUCTS), ids=lambda c: c.name)
 def test_the_fast_engine_adds_in_the_same_order_on_32_cores(case: Sum) -> None:
     chip = replace(GENERIC, name="generic-32", cores=32)

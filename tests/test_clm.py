@@ -139,6 +139,7 @@ def test_a_training_that_was_killed_goes_on_bit_for_bit(folder: Path, text: Path
     assert first.is_dir() and same_weights(whole, tmp_path / "killed")
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_the_weights_of_a_folder(
     trained: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,10 +64,9 @@ def options(folder: Path, **others: Any) -> SampleOptions:
     return SampleOptions(pretrained_model_name_or_path=str(folder), prompt=PROMPTS, output_dir=folder / "pictures", **others)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    ("kind", "theirs"), [("ddim", "DDIMScheduler"), pytest.param("euler", "EulerDiscreteScheduler", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("kind", "theirs"), [("ddim", "DDIMScheduler"), ("euler", "EulerDiscreteScheduler")])
 def test_pictures_are_those_of_diffusers_from_the_same_latents(
     diffusers: ModuleType, torch: ModuleType, folder: Path, original: Any, kind: str, theirs: str
 ) -> None:

@@ -262,6 +262,7 @@ def test_the_names_of_matrices_are_those_that_diffusers_reads(diffusers: ModuleT
         assert tensor.shape == {"lora_A": (2, layers[layer].in_features), "lora_B": (layers[layer].out_features, 2)}[side]
 
 
+@pytest.mark.slow
 def test_matrices_of_another_unet_are_refused(matrices: SimpleNamespace, folder: Path, tmp_path: Path) -> None:
     tensors = load_state_dict(matrices.folder / lora.WEIGHTS[0])
     tensors["unet.odd.to_q.lora.up.weight"] = tensors.pop("unet.mid_block.attentions.0.transformer_blocks.0.attn1.to_q.lora.up.weight")
@@ -303,6 +304,7 @@ def test_accumulation_of_four_is_a_batch_of_four_and_gradient_checkpointing_chan
     assert np.mean(parts.losses) == pytest.approx(np.mean(whole.losses), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_pictures_of_prompts_are_drawn_on_the_way_and_change_nothing_else(trained: Path) -> None:
     one, other = (np.asarray(Image.open(trained / f"validation-{number}.png")) for number in (1, 3))
     assert one.shape == (SIDE, 2 * SIDE, 3) and not np.array_equal(one, other)

@@ -303,13 +303,14 @@ def agree(made: Compared) -> None:
         np.testing.assert_allclose(made.ours.statistics[name], exact, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("config", "hyp"),
     [
         (NARROW, Hyperparameters(cls_pw=0.9, obj_pw=1.2)),
-        pytest.param(NARROW_P6, Hyperparameters(), marks=pytest.mark.slow),
-        pytest.param(replace(NARROW, classes=1), Hyperparameters(fl_gamma=1.5), marks=pytest.mark.slow),
+        (NARROW_P6, Hyperparameters()),
+        (replace(NARROW, classes=1), Hyperparameters(fl_gamma=1.5)),
     ],
     ids=["weighted", "four maps", "one class, focal"],
 )

@@ -11,7 +11,7 @@ _MODULES = (elementwise, movement, reductions, indexing, linear, linalg, complex
 CASES: tuple[Case, ...] = tuple(case for module in _MODULES for case in module.CASES)
 GRADIENTS: tuple[Case, ...] = tuple(case.gradient() for case in CASES if case.grad)
 ROWS = (*CASES, *GRADIENTS)
-SINGULAR = ("svd", "matrix-functions")
+SINGULAR = ("svd", "matrix-functions", "pinv")
 """What is in the names of rows in which a matrix is taken apart by singular values."""
 
 
