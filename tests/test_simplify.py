@@ -209,6 +209,25 @@ def test_carries_that_nothing_needs_go_and_splats_are_made_inside() -> None:
     assert [n.op for n in loop.regions[0].nodes] == ["full", "add"]
 
 
+def test_what_a_loop_or_a_branch_takes_repeated_is_repeated_inside() -> None:
+    b = Builder("f", [T(S32), T(F32, 3, 8), T(PRED, 8)])
+    count, x, mask = b.inputs
+    wide = b.broadcast(mask, (3, 8), (1,))
+    body = b.region("body", [x.type, wide.type])
+    y = body.select(body.inputs[1], body.exp(body.inputs[0]), body.inputs[0])
+    (looped, _) = b.loop(count, body.finish([y, body.inputs[1]]), [x, wide])
+    branches = [b.region(name, [x.type, wide.type]) for name in ("then", "else")]
+    (chosen,) = b.switch(count, [r.finish([r.select(r.inputs[1], r.inputs[0], r.inputs[0])]) for r in branches], [looped, wide])
+    graph = b.finish([chosen])
+    made = verify(PruneCarries()(graph))
+    assert [n.op for n in made.nodes] == ["loop", "switch"]
+    assert [str(v.type) for v in made.nodes[0].inputs] == ["s32[]", "f32[3,8]", "pred[8]"]
+    assert all(region.nodes[0].op == "broadcast" for node in made.nodes for region in node.regions)
+    rng = np.random.default_rng(0)
+    arrays = [np.int32(2), rng.standard_normal((3, 8)).astype(np.float32), rng.integers(0, 2, 8).astype(bool)]
+    np.testing.assert_array_equal(*(interpret(g, *arrays)[0] for g in (graph, made)))
+
+
 def test_a_carry_that_an_effect_reads_stays() -> None:
     b = Builder("f", [T(F32)])
     body = b.region("body", [T(F32)])

@@ -1,4 +1,4 @@
-"""PruneCarries: control nodes carry only what somebody needs, and make cheap splats inside instead of carrying them in."""
+"""PruneCarries: control nodes carry only what somebody needs, and repeat inside what is only repeated, in place of carrying it in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tpuflow.lower.passes.base import Pass
 
 @dataclass(frozen=True, slots=True)
 class PruneCarries(Pass):
-    """Drop carries, operands and results that nothing depends on; move splats that enter a region into it.
+    """Drop carries, operands and results that nothing depends on; move splats and broadcasts that enter a region into it.
 
     Before: %r:3 = loop %n, %x, %unused, %one { ... mul %a, %one ... }.    After: %r = loop %n, %x { %one = full; ... mul %a, %one ... }.
     Needs: nothing.    Keeps: the bits of every result that is used, effects.    Never: changes how often anything runs.
@@ -26,7 +26,7 @@ class PruneCarries(Pass):
             if not effectful(node) and used.isdisjoint(node.results):
                 continue
             if node.op in _PRUNE:
-                node = _sink_splats(_PRUNE[node.op](node, used), made, used)
+                node = _sink_broadcasts(_sink_splats(_PRUNE[node.op](node, used), made, used), made, used)
                 node = self.map_regions(node)
             used.update(node.inputs)
             kept.append(node)
@@ -109,3 +109,33 @@ def _without_inputs(node: Node, region: Graph, keep: list[bool], sunk: dict[int,
     carried = node.op != "switch" and region is node.regions[-1]
     outputs = _select(region.outputs, keep) if carried else region.outputs
     return replace(region, inputs=_select(region.inputs, keep), nodes=made + region.nodes, outputs=outputs)
+
+
+def _sink_broadcasts(node: Node, made: dict[Value, Node], used: set[Value]) -> Node:
+    """Of operands that enter unchanged and are broadcasts of fewer elements, what they repeat enters in their place."""
+    skip = 1 if node.op == "switch" else carry_offset(node)
+    sunk = {i: made[v] for i, v in enumerate(node.inputs[skip:]) if v in made and _repeats(made[v]) and _only_enters(node, i, used)}
+    if not sunk:
+        return node
+    inputs = tuple(sunk[i].inputs[0] if i in sunk else v for i, v in enumerate(node.inputs[skip:]))
+    regions = tuple(_repeating(node, region, sunk) for region in node.regions)
+    results = node.results if node.op == "switch" else _of_types(node.results, sunk)
+    return replace(node, inputs=node.inputs[:skip] + inputs, results=results, regions=regions)
+
+
+def _repeats(node: Node) -> bool:
+    return node.op == "broadcast" and node.inputs[0].type.elems < node.result.type.elems
+
+
+def _of_types(values: Sequence[Value], sunk: dict[int, Node]) -> tuple[Value, ...]:
+    """The values, of which some are of what these nodes broadcast."""
+    return tuple(Value(sunk[i].inputs[0].type, v.name) if i in sunk else v for i, v in enumerate(values))
+
+
+def _repeating(node: Node, region: Graph, sunk: dict[int, Node]) -> Graph:
+    """The region that takes less and broadcasts it first."""
+    inputs = _of_types(region.inputs, sunk)
+    made = tuple(replace(sunk[i], inputs=(inputs[i],), results=(region.inputs[i],)) for i in sorted(sunk))
+    carried = node.op != "switch" and region is node.regions[-1]
+    outputs = tuple(inputs[i] if i in sunk else v for i, v in enumerate(region.outputs)) if carried else region.outputs
+    return replace(region, inputs=inputs, nodes=made + region.nodes, outputs=outputs)
