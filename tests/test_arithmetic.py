@@ -257,10 +257,9 @@ def test_numpy_and_xla_give_the_same_bits_elementwise(dtype: DType):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_numpy_and_xla_give_the_same_bits_for_a_million_values(dtype: DType, seed: int):
-    _check_elementwise(dtype, values(dtype, 1_000_000, 10 + seed), values(dtype, 1_000_000, 20 + seed))
+def test_numpy_and_xla_give_the_same_bits_for_a_million_values(dtype: DType):
+    _check_elementwise(dtype, values(dtype, 1_000_000, 10), values(dtype, 1_000_000, 20))
 
 
 SHAPES = (((6, 13), (0,)), ((6, 13), (1,)), ((5, 4, 7), (0, 2)), ((1, 3), (0,)), ((64, 33), (0, 1)), ((0, 3), (0,)), ((130,), (0,)))
