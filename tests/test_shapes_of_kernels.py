@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import flax.linen as nn
@@ -17,6 +18,7 @@ from tpuflow.compiler import compile_function
 from tpuflow.device.fast.engine import FastEngine
 from tpuflow.device.fast.shapes import in_shape_of_buffers
 from tpuflow.device.runtime import Executable
+from tpuflow.lower.tiling import TILE_BYTES
 
 WIDTH = 256
 
@@ -94,3 +96,15 @@ def test_other_work_stays_as_it_is(name: str) -> None:
 def test_a_piece_of_a_buffer_stays_as_it_is() -> None:
     program = compile_function(lambda x: x[1:].reshape(-1) * 2, [np.zeros((4, 64), np.float32)])
     assert all(in_shape_of_buffers(k, program.buffers) is k for k in program.kernels())
+
+
+@pytest.mark.parametrize("update", [False, True])
+def test_a_long_slice_of_one_row_is_moved_in_full_tiles(update: bool) -> None:
+    """A single row takes no more of the chip than its elements."""
+    x, i, row = np.zeros((4, 2**20), np.float32), np.int32(2), np.ones((1, 2**20), np.float32)
+
+    def moved(x, i, row):
+        return lax.dynamic_update_slice(x, row, (i, 0)) if update else lax.dynamic_slice(x, (i, 0), row.shape)
+
+    *_, kernel = compile_function(moved, (x, i, row), chip="tpu-v5e").kernels()
+    assert math.prod(axis.size for axis in kernel.grid) == row.nbytes // TILE_BYTES

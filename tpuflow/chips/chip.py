@@ -171,7 +171,9 @@ class Chip:
         return self.matrix_rows + self.matrix_columns if self.matrix_inputs == 1 else self.matrix_rows
 
     def tile_bytes(self, shape: tuple[int, ...], element_bytes: int) -> int:
-        """On-chip bytes of a tile: its two minor axes padded to whole sublanes and lanes (32-bit sublanes pack narrower types)."""
+        """On-chip bytes of a tile: its two minor axes padded to whole sublanes and lanes (32-bit sublanes pack narrower types).
+
+        A single row fills registers as a vector does, one after the other."""
         return _padded_bytes(shape, element_bytes, self.vector_lanes, self.vector_sublanes)
 
 
@@ -182,5 +184,5 @@ def _padded_bytes(shape: tuple[int, ...], element_bytes: int, vector_lanes: int,
         return 4
     lanes = -(-shape[-1] // vector_lanes) * vector_lanes
     rows = shape[-2] if len(shape) > 1 else 1
-    per_register = vector_sublanes * 4 // element_bytes if len(shape) > 1 else 1
+    per_register = vector_sublanes * 4 // element_bytes if rows > 1 else 1
     return math.prod(shape[:-2]) * (-(-rows // per_register) * per_register) * lanes * element_bytes

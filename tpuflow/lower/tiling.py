@@ -63,6 +63,9 @@ def fill_tile(space: Space, element_bytes: int, chip: Chip, budget_bytes: int = 
     sizes, whole, units = space.sizes, space.whole, space.units
     tile = [n if axis in whole else units.get(axis, 1) for axis, n in enumerate(sizes)]
     registers = (chip.vector_lanes, chip.vector_sublanes * 4 // element_bytes)  # of the minor and of the second minor axis
+    second = len(sizes) - 2
+    if second >= 0 and second not in whole and second not in units:
+        tile[second] = min(sizes[second], registers[1])  # which a cut minor axis leaves room for
 
     def fits(axis: int, n: int) -> bool:
         return chip.tile_bytes((*tile[:axis], n, *tile[axis + 1 :]), element_bytes) <= budget_bytes
