@@ -39,7 +39,9 @@ from tpuflow.lower.passes.fuse_rows import FuseRows
 from tpuflow.lower.passes.hoist_invariants import HoistInvariants
 from tpuflow.lower.passes.join_products import JoinProducts
 from tpuflow.lower.passes.join_small import JoinSmall
+from tpuflow.lower.passes.keep_on_host import KeepOnHost
 from tpuflow.lower.passes.merge_kernels import MergeKernels
+from tpuflow.lower.passes.prefetch_from_host import PrefetchFromHost
 from tpuflow.lower.passes.prune_carries import PruneCarries
 from tpuflow.lower.passes.read_chosen import ReadChosen
 from tpuflow.lower.passes.rematerialize import Rematerialize
@@ -53,16 +55,16 @@ from tpuflow.lower.shards import WHOLE, Cuts, cut_ports, on_chips
 from tpuflow.lower.stage_log import StageLog, Watch, is_shown
 
 PIPELINE: tuple[Pass, ...] = (
-    Simplify(), PruneCarries(), Simplify(), CarryConverted(), ConvertBeforeSending(), ReadChosen(), FoldMoves(), Fuse(), HoistInvariants(),
-    Schedule(), MergeKernels(related=True), StoreLess(), SumInProduct(), FuseRows(), MergeKernels(), Rematerialize(), JoinProducts(),
-    JoinSmall(), SplitCollectives(), Schedule(),
+    KeepOnHost(), Simplify(), PruneCarries(), Simplify(), CarryConverted(), ConvertBeforeSending(), ReadChosen(), FoldMoves(), Fuse(),
+    HoistInvariants(), Schedule(), MergeKernels(related=True), StoreLess(), SumInProduct(), FuseRows(), MergeKernels(), Rematerialize(),
+    JoinProducts(), JoinSmall(), SplitCollectives(), Schedule(), PrefetchFromHost(),
 )  # fmt: skip
-"""Simplify; let loops carry only what is needed; simplify what that opened; carry in the type of its readers what seldom changes; send in
-it what is gathered; read what a condition keeps; read moved data through windows; form kernels; take those out of loops that need not be
-there; put them in an order that holds little at a time; merge those that read the same, let readers compute what is dearer to store, let
-products sum their results, go on with rows that are reduced while they are on the chip, merge what is left side by side, compute again what
-would be held too long, let products join the rows between them, join what is small; start collectives and wait for them apart; put what
-came of it in order."""
+"""Settle what stays at the host; simplify; let loops carry only what is needed; simplify what that opened; carry in the type of its
+readers what seldom changes; send in it what is gathered; read what a condition keeps; read moved data through windows; form kernels; take
+those out of loops that need not be there; put them in an order that holds little at a time; merge those that read the same, let readers
+compute what is dearer to store, let products sum their results, go on with rows that are reduced while they are on the chip, merge what is
+left side by side, compute again what would be held too long, let products join the rows between them, join what is small; start collectives
+and wait for them apart; put what came of it in order; fetch from the host ahead of its readers."""
 
 
 def compile_function(

@@ -184,7 +184,8 @@ class _Run:
             case Collective():
                 self._collective(block, env)
             case Copy():
-                env[block.target] = self.buffer(env, block.source)
+                source, shape = self.buffer(env, block.source), self.program.buffers[block.target].shape
+                env[block.target] = source if self.program.buffers[block.source].shape == shape else source.reshape(shape)
                 self.sources[block.target] = block.source
             case CallHost():
                 self._call_host(block, env)

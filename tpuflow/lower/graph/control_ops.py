@@ -8,6 +8,9 @@ from tpuflow.isa.elementwise import BINARY
 from tpuflow.lower.graph.graph import Graph, TensorType
 from tpuflow.lower.graph.op import Call, Op, Types
 
+PUT_SPACES = ("host", "hbm")
+"""Memories that a program puts arrays into itself."""
+
 
 def _barrier(call: Call) -> Types:
     """The operands as they are, but only once all of them are there: what is computed from the results is not computed before."""
@@ -92,6 +95,12 @@ def _await(call: Call) -> Types:
     return call.inputs[:1]
 
 
+def _device_put(call: Call) -> Types:
+    """The operand, in the host's memory or (again) in HBM. What is at the host can only be put elsewhere, or leave the program."""
+    call.require(call.attrs["space"] in PUT_SPACES, f"puts into one of {', '.join(PUT_SPACES)}")
+    return call.inputs
+
+
 def _shard(call: Call) -> Types:
     (x,) = call.inputs
     sizes = call.attrs["sizes"]
@@ -117,6 +126,7 @@ CONTROL_OPS = (
     Op("call_host", None, ("function",), _call_host, effect=True),
     Op("position", 0, ("axis",), _position),
     *(Op(name, 1, ("kind", "reducer", "axes", "chips", "pairs"), _collective) for name in ("collective", "start")),
+    *(Op(name, 1, ("space",), _device_put) for name in ("device_put", "start_put")),
     Op("await", 2, (), _await),
     Op("shard", 1, ("cut", "sizes"), _shard),
     Op("unshard", 1, ("cut", "sizes"), _unshard),

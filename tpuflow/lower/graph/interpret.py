@@ -215,6 +215,7 @@ def _alone(node: Node, x: Array) -> Array:
 _OTHER: dict[str, Callable[..., Any]] = {
     "position": lambda node: np.int32(0),
     "await": lambda node, received, sent: received,
+    **dict.fromkeys(("device_put", "start_put"), lambda node, x: x),
     **dict.fromkeys(("collective", "start", "shard", "unshard"), _alone),
     "full": lambda node: np.full(node.result.shape, node.attrs["value"], node.result.dtype.numpy),
     "constant": lambda node: node.attrs["data"],

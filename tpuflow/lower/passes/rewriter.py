@@ -97,8 +97,8 @@ class Rewriter:
         return None
 
     def keep(self, node: Node) -> Values:
-        """Add a node as it is, past the rules; equal nodes share their results."""
-        if not node.regions and not effectful(node):
+        """Add a node as it is, past the rules; equal nodes share their results, but not moves between memories: each has its time."""
+        if not node.regions and not effectful(node) and node.op != "device_put":
             results = self._seen.setdefault(node_key(node), node.results)
             if results is not node.results:
                 return results
