@@ -182,11 +182,16 @@ class Copy:
 
     Kernels run meanwhile. Until the wait the source must stay as it is, and nobody may touch the target; no tiles may take the place of
     either. Semaphores are those of collectives.
+
+    Between HBM and the host it may be one item of the array that lies at the host, along its first axis: of the number that the s32 scalar
+    in buffer `index` is when the copy starts (-1: none, it is the whole). An array of which items are written is zeros when the program
+    starts.
     """
 
     source: int
     target: int
     semaphore: int
+    index: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +272,15 @@ class Program:
     def call_ports(self) -> int:
         """How many of the outfeed ports, the first ones, are those of `calls`."""
         return count(self.calls)
+
+    @property
+    def by_items(self) -> frozenset[int]:
+        """Numbers of the buffers at the host that are written item by item."""
+        return frozenset(b.target for _, b in walk(self.code) if isinstance(b, Copy) and b.index >= 0 and self.is_host(b.target))
+
+    def is_host(self, buffer: int) -> bool:
+        """Whether a buffer that there is lies at the host."""
+        return 0 <= buffer < len(self.buffers) and self.buffers[buffer].space == "host"
 
     @property
     def resident(self) -> frozenset[int]:

@@ -16,6 +16,7 @@ from tpuflow.isa.program import Block, CallHost, Copy, Infeed, Loop, Outfeed, Po
 from tpuflow.lower.bus_price import bus_price
 from tpuflow.lower.emit import Repeated, emit_copy, emit_node
 from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.memories import HOST_ARRAY
 from tpuflow.lower.graph.tiling import Tiling
 from tpuflow.lower.lifetimes import immediates
 from tpuflow.lower.memory_plan import Assignment, MemoryPlan
@@ -226,7 +227,8 @@ class _Assembler:
 
     def start_put(self, node: Node) -> list[Block]:
         """A copy to or from the host."""
-        return [Copy(self.plan.buffer_of[node.inputs[0]], self.plan.buffer_of[node.result], self._semaphore(node))]
+        source, *item = (self.plan.buffer_of[value] for value in node.inputs)
+        return [Copy(source, self.plan.buffer_of[node.result], self._semaphore(node), item[-1] if item else -1)]
 
     def _semaphore(self, node: Node) -> int:
         """The first semaphore that nothing is on its way for: what the node starts is, from now on."""
@@ -249,6 +251,7 @@ _BLOCKS: Mapping[str, Callable[[_Assembler, Node], list[Block]]] = {
     "reshape": _Assembler.nothing,
     "barrier": _Assembler.nothing,
     "constant": _Assembler.nothing,
+    HOST_ARRAY: _Assembler.nothing,
     "loop": _Assembler.loop,
     "while": _Assembler.while_,
     "switch": _Assembler.switch,

@@ -136,7 +136,7 @@ class _Planner:
     def _open_places(self) -> None:
         for value, spans in self.lives.spans.items():
             self._open(value, _Place(value.type, list(spans), value.name))
-        for value in at_host(self.graph.walk()):
+        for value in at_host(self.graph.nodes):
             self.places[value].space = "host"
         for i, value in enumerate(self.graph.inputs):
             place = self.places[value]

@@ -44,9 +44,10 @@ def copy_row(program: Program, copy: Copy, machine: Machine, place: str, count: 
     """One copy by itself; the cores move their parts of one to or from the chip at once."""
     source, target = program.buffers[copy.source], program.buffers[copy.target]
     ends, cores = (source.space, target.space), machine.chip.cores
-    over_link = picoseconds(source.bytes / machine.chip.host_bytes_per_second)
-    alone = over_link if "host" in ends else Clock(machine, cores).bus(-(-source.bytes // cores))
-    return CopyRow(place, count, copy.target, ends, source.bytes, alone)
+    moved = min(source.bytes, target.bytes)  # of an item, that of HBM
+    over_link = picoseconds(moved / machine.chip.host_bytes_per_second)
+    alone = over_link if "host" in ends else Clock(machine, cores).bus(-(-moved // cores))
+    return CopyRow(place, count, copy.target, ends, moved, alone)
 
 
 @dataclass(slots=True)

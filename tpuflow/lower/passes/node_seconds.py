@@ -11,7 +11,7 @@ from tpuflow.chips.links import collective_seconds, sending_seconds
 from tpuflow.errors import ConfigError
 from tpuflow.isa.collectives import MeshAxis, farthest
 from tpuflow.lower.graph.graph import Graph, Node
-from tpuflow.lower.graph.memories import START_PUT
+from tpuflow.lower.graph.memories import START_PUT, is_to_host
 from tpuflow.lower.passes.kernel_cost import busy_seconds
 from tpuflow.lower.passes.ordering import STARTS, Times
 from tpuflow.lower.passes.region_builder import bytes_of
@@ -29,7 +29,8 @@ def node_times(graph: Graph, chip: Chip, mesh: Sequence[MeshAxis]) -> Times:
 
 def put_seconds(node: Node, chip: Chip) -> float:
     """What is put to or from the host takes on its link."""
-    return bytes_of(node.result.type) / chip.host_bytes_per_second
+    moved = node.inputs[0].type if is_to_host(node) else node.result.type
+    return bytes_of(moved) / chip.host_bytes_per_second
 
 
 def least_seconds(node: Node, chip: Chip) -> float:

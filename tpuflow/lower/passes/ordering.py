@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from tpuflow.lower.graph.graph import Node, Value
-from tpuflow.lower.graph.memories import START_PUT, is_to_host
+from tpuflow.lower.graph.memories import START_PUT
 from tpuflow.lower.passes.analysis import effectful
 
 NOTHING_BYTES = 256
@@ -31,12 +31,14 @@ link busy while the next is made."""
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What an order of nodes does to memory: the bytes that each node's results take anew, the values that are kept to the end, and how
-    many bytes may be held at a time before it is better to wait for what is on its way, and let go of it."""
+    """What an order of nodes does to memory: the bytes that each node's results take anew, the values that are kept to the end, how
+    many bytes may be held at a time before it is better to wait for what is on its way, and let go of it; and the values that are at the
+    host."""
 
     made: Mapping[Node, int]
     kept: frozenset[Value]
     room_bytes: float = math.inf
+    at_host: Collection[Value] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +238,8 @@ class _Memory:
             held = list(dict.fromkeys(r for v in node.inputs if (r := root.get(v, v)) in self.bytes))
             if node.op in RECEIVED:
                 root.update((result, root.get(v, v)) for v, result in zip(node.inputs, node.results, strict=False))
-            elif not is_to_host(node):
-                self.bytes.update((v, v.type.elems * v.dtype.bytes) for v in node.results)
+            else:
+                self.bytes.update((v, v.type.elems * v.dtype.bytes) for v in node.results if v not in sizes.at_host)
             self.operands.append(held)
             for value in held:
                 self.readers.setdefault(value, set()).add(i)

@@ -71,9 +71,10 @@ class _Link:
         for at, begin in self._wanted():
             node = self.graph.nodes[at]
             moving = Value(node.result.type)
-            before = self._earliest(at, begin, max(before, made[node.inputs[0]]), bytes_of(node.result.type))
+            there = max(made.get(value, 0) for value in node.inputs)
+            before = self._earliest(at, begin, max(before, there), bytes_of(node.result.type))
             starts[before].append(replace(node, op=START_PUT, results=(moving,)))
-            waits[node] = replace(node, op="await", inputs=(moving, *node.inputs), attrs={})
+            waits[node] = replace(node, op="await", inputs=(moving, node.inputs[0]), attrs={})
         for i, node in enumerate(self.graph.nodes):
             yield from starts[i]
             yield waits.get(node, node)

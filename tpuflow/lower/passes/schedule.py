@@ -9,7 +9,7 @@ from tpuflow.chips import Chip
 from tpuflow.isa.collectives import MeshAxis
 from tpuflow.lower.emit import overwritable
 from tpuflow.lower.graph.graph import Graph, Node, Value
-from tpuflow.lower.graph.memories import is_to_host
+from tpuflow.lower.graph.memories import at_host
 from tpuflow.lower.passes.base import ChipPass
 from tpuflow.lower.passes.fetched import before_readers
 from tpuflow.lower.passes.node_seconds import node_times
@@ -46,9 +46,10 @@ class Schedule(ChipPass):
 
 def sizes_of(graph: Graph, chip: Chip) -> Sizes:
     """What an order of a region's nodes does to a chip's memory."""
-    replaced, inputs = _replaced(graph), set(graph.inputs)
-    room_bytes = FILLED_SHARE * chip.available_hbm_bytes - total_bytes(graph.inputs)
-    return Sizes({node: _made_bytes(node, replaced[node], inputs) for node in graph.nodes}, frozenset(graph.outputs), room_bytes)
+    replaced, inputs, host = _replaced(graph), set(graph.inputs), at_host(graph.nodes)
+    room_bytes = FILLED_SHARE * chip.available_hbm_bytes - total_bytes(v for v in graph.inputs if v not in host)
+    made = {node: _made_bytes(node, replaced[node], inputs, host) for node in graph.nodes}
+    return Sizes(made, frozenset(graph.outputs), room_bytes, host)
 
 
 def _replaced(graph: Graph) -> dict[Node, tuple[Value, ...]]:
@@ -84,9 +85,10 @@ def _last_readers(graph: Graph, replaced: Mapping[Node, Sequence[Value]]) -> dic
     return {node: [other for v in replaced[node] if v in readers for other in readers[v]] for node in graph.nodes}
 
 
-def _made_bytes(node: Node, replaced: Sequence[Value], inputs: Container[Value]) -> int:
+def _made_bytes(node: Node, replaced: Sequence[Value], inputs: Container[Value], host: Container[Value]) -> int:
     """Bytes of HBM of a node's results, but for what is in memory already, and those that take a region input's place."""
-    return 0 if node.op in RECEIVED or is_to_host(node) else total_bytes(node.results) - total_bytes(v for v in replaced if v in inputs)
+    made = total_bytes(v for v in node.results if v not in host)
+    return 0 if node.op in RECEIVED else made - total_bytes(v for v in replaced if v in inputs and v not in host)
 
 
 def _overwritable(node: Node, outputs: Container[Value]) -> tuple[Value, ...]:

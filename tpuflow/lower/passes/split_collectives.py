@@ -36,7 +36,7 @@ class SplitCollectives(Pass):
 def _split(node: Node) -> tuple[Node, Node]:
     moving = Value(node.result.type)
     start = START_PUT if node.op == PUT else "start"
-    return replace(node, op=start, results=(moving,)), replace(node, op="await", inputs=(moving, *node.inputs), attrs={})
+    return replace(node, op=start, results=(moving,)), replace(node, op="await", inputs=(moving, node.inputs[0]), attrs={})
 
 
 def _started(graph: Graph, nodes: list[Node], starts: dict[Value, list[Node]]) -> Iterator[Node]:
