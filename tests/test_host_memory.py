@@ -233,6 +233,14 @@ def test_what_does_not_stay_at_the_host_is_said() -> None:
     assert not program.host_bytes and not _copies(program)
 
 
+@pytest.mark.parametrize("importer", ["jaxpr", "stablehlo"])
+def test_an_argument_at_the_host_is_said_to_be_in_hbm(importer: str) -> None:
+    there = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0], memory_kind="pinned_host")
+    x = jax.device_put(np.ones(6, np.float32), there)
+    with pytest.warns(UserWarning, match=r"net: 1 argument \(0\) should be in the host's memory when the program starts"):
+        _imported(importer, lambda x: jax.device_put(x, jax.memory.Space.Device) + 1, (x,))
+
+
 def test_nothing_is_said_where_arrays_do() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -18,13 +18,14 @@ from tpuflow.isa import file
 from tpuflow.isa.calls import count
 from tpuflow.isa.collectives import MeshAxis
 from tpuflow.isa.program import Program
-from tpuflow.jaxprs.compat import ClosedJaxpr, is_key, key_words, mesh_of
+from tpuflow.jaxprs.compat import ClosedJaxpr, is_key, key_words, memories_of, mesh_of
 from tpuflow.jaxprs.partitioner import partition
 from tpuflow.jaxprs.persistent import kept_entries, key_of
 from tpuflow.jaxprs.shardings import Asked, asked_of, axes_of
 from tpuflow.lower.assemble import Interface, Tilings, assemble, scheduled
 from tpuflow.lower.graph.digest import NotDataError, digest
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
+from tpuflow.lower.importers.host_arguments import warn_of_host_arguments
 from tpuflow.lower.importers.jaxpr.importer import lower_with_calls
 from tpuflow.lower.importers.stablehlo.importer import Imported, lower_stablehlo
 from tpuflow.lower.importers.stablehlo.partitioned import lower_partitioned
@@ -102,6 +103,7 @@ def compile_jaxpr(
     if donated and len(donated) != len(closed_jaxpr.in_avals):
         raise ConfigError(f"{name}: {len(donated)} entries in donated for {len(closed_jaxpr.in_avals)} inputs; expected one each.")
     began = time.perf_counter()
+    warn_of_host_arguments(name, memories_of(closed_jaxpr.in_avals))
     asked = asked_of(closed_jaxpr)
     if asked is None:
         graph, calls = lower_with_calls(closed_jaxpr, name, input_names=tuple(input_names), output_names=tuple(output_names))
@@ -172,6 +174,7 @@ def compile_sink(
       And what `compile_jaxpr` raises.
     """
     began = time.perf_counter()
+    warn_of_host_arguments(name, memories_of(closed_jaxpr.in_avals))
     asked = asked_of(closed_jaxpr)
     if asked is None:
         step, calls = lower_with_calls(closed_jaxpr, name)
