@@ -12,8 +12,8 @@ from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.interpret import interpret
 from tpuflow.lower.graph.memories import is_fetch
 
-MOST_NODES = 64
-"""That compute an item's number in a trip."""
+MOST_NODES, MOST_TRIPS = 64, 2**12
+"""Nodes that compute an item's number in a trip, and trips, of which each is looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Uses:
         (body,) = loop.regions
         positions, nodes = self._computed(body, [index])
         begin = [self._constant(loop.inputs[i + 1]) for i in positions]
-        if self._constant(loop.inputs[0]) != count or nodes is None or any(x is None for x in begin):
+        if count > MOST_TRIPS or self._constant(loop.inputs[0]) != count or nodes is None or any(x is None for x in begin):
             return False
         trip = Graph("item", tuple(body.inputs[i] for i in positions), tuple(nodes), (index, *(body.outputs[i] for i in positions)))
         found, state = set[int](), begin
