@@ -327,7 +327,7 @@ ABOUT_ORDER = (
 NOT_CONFIGURED = (
     "## Rows that cannot be configured from their sources, or not here",
     "",
-    "- Activations in the host's memory, which the chips' rows do not have: MaxText 128B on v5e (`qkv_proj_offloaded`: M323, M331, M339),",
+    "- Activations in the host's memory, not configured here: MaxText 128B on v5e (`qkv_proj_offloaded`: M323, M331, M339),",
     "  Llama 2 and 3.1 and Mistral on v6e (M387 to M399).",
     "- Products in 8 bits: GPT-3 175B (M310, M312, M383, M402), Llama 3.1 and DeepSeek-V3 on v7x (M408, M410, M419, M421, M423, M425).",
     "- Models that are not built here: DeepSeek (M366, M403), Gemma (M384, M386, M411 to M415), gpt-oss (M416), Qwen3 (M426).",

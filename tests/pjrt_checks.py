@@ -134,6 +134,14 @@ def analyses() -> Any:
 
 
 @fact
+def arrays_at_the_host() -> Any:
+    """What is put there within a program; the device itself has no such memory."""
+    function = jax.jit(lambda x: jnp.sort(jax.device_put(jax.device_put(x * 2, jax.memory.Space.Host), jax.memory.Space.Device)))
+    compiled = function.lower(jnp.ones(64)).compile()
+    return compiled.memory_analysis().host_temp_size_in_bytes, float(compiled(jnp.ones(64)).sum())
+
+
+@fact
 def a_serialized_executable_runs() -> Any:
     compiled = jax.jit(lambda x: (x.sum(), x * 1j)).lower(jnp.ones(4)).compile()
     data = serialize_executable.serialize(compiled)

@@ -111,7 +111,7 @@ collectives = st.builds(
 )  # fmt: skip
 blocks = st.recursive(
     kernels() | st.builds(Infeed, signed, signed) | st.builds(Outfeed, signed, signed) | st.builds(Position, signed, signed)
-    | collectives | st.builds(Await, signed) | st.builds(Copy, signed, signed, signed)
+    | collectives | st.builds(Await, signed) | st.builds(Copy, signed, signed, signed, signed)
     | st.builds(CallHost, signed, tuples(signed, 3), tuples(signed, 3)), _nested, max_leaves=4,
 )  # fmt: skip
 buffers = st.builds(Buffer, dtypes, shapes, signed, st.sampled_from(BUFFER_SPACES))

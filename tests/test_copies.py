@@ -158,11 +158,11 @@ def test_a_copy_takes_what_kernels_leave_of_the_bus_and_the_chip_waits_for_the_r
     machine = Machine.of(get_chip("generic"))
     queue = CopyQueue(machine)
     for semaphore, alone in ((0, 4_000_000), (1, 6_000_000)):
-        queue.start(semaphore, CopyRow("", 1, 0, True, 1, alone), now=0)
+        queue.start(semaphore, CopyRow("", 1, 0, ("hbm", "vmem"), 1, alone), now=0)
     queue.leave(5_000_000)
     assert queue.wait(1, now=20_000_000)[1] == 5_000_000, "one after the other"
     assert queue.wait(0, now=25_000_000)[1] == 0
-    queue.start(2, CopyRow("", 1, 0, True, 1, 1_000_000), now=0)
+    queue.start(2, CopyRow("", 1, 0, ("hbm", "vmem"), 1, 1_000_000), now=0)
     queue.leave(10**9)
     start_up = round(machine.chip.dma_seconds * 1e12)
     assert queue.wait(2, now=100)[1] == start_up + 1_000_000 - 100, "no sooner than alone"
@@ -307,7 +307,7 @@ def test_the_reference_engine_finds_a_fault_of_a_copy(plant: Callable[[], Progra
 @pytest.mark.parametrize(
     ("copy", "message"),
     [
-        (Copy(0, 4, 0), "copy 1: copies buffer 0 to 4, hbm to hbm; expected one in hbm and the other on the chip"),
+        (Copy(0, 4, 0), "copy 1: copies buffer 0 to 4, hbm to hbm; expected one in hbm and the other on the chip or at the host"),
         (Copy(2, 99, 0), "copy 1: buffer 99 does not exist; the program has 8"),
         (Copy(2, 4, -1), "copy 1: semaphore -1; expected one of 65536"),
     ],

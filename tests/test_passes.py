@@ -121,6 +121,7 @@ def test_random_graphs_keep_their_meaning(choices: list[tuple[str, int, int, int
 
 def test_passes_are_named_after_what_they_do() -> None:
     assert [step.name for step in PIPELINE] == [
+        "keep-on-host",
         "simplify",
         "prune-carries",
         "simplify",
@@ -141,6 +142,7 @@ def test_passes_are_named_after_what_they_do() -> None:
         "join-small",
         "split-collectives",
         "schedule",
+        "prefetch-from-host",
     ]
     assert all(re.search(r"Before: .*After: .*Needs: .*Keeps: .*Never: ", type(step).__doc__ or "", re.DOTALL) for step in PIPELINE)
 

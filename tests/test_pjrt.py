@@ -139,6 +139,10 @@ def test_analyses_are_those_of_the_program(facts):
     assert found["arguments"] == found["outputs"] == 4 * 64**2 and found["peak"] >= 2 * 4 * 64**2
 
 
+def test_arrays_lie_at_the_host_within_a_program(facts):
+    assert facts["arrays_at_the_host"] == [4 * 64, 2.0 * 64]
+
+
 def test_an_executable_survives_its_bytes(facts):
     assert facts["a_serialized_executable_runs"] == [4.0, "4j"]
 

@@ -417,11 +417,11 @@ def _resident(program: Program, *numbers: int) -> Program:
         (vmem_program(first=2**24), "buffer table: buffer 1 lies at bytes 16777216 to 16793600 of vmem; generic has 16777216"),
         (
             replace(vmem_program(), chip=get_chip("tpu-v4")),
-            "buffer table: buffer 1 stays in vmem; expected hbm or cmem, for tpu-v4 keeps no arrays there",
+            "buffer table: buffer 1 stays in vmem; expected hbm, cmem or host, for tpu-v4 keeps no arrays there",
         ),
         (
             replace(vmem_program(), chip=get_chip("ascend910")),
-            "buffer table: buffer 1 stays in vmem; expected hbm, for ascend910 keeps no arrays there",
+            "buffer table: buffer 1 stays in vmem; expected hbm or host, for ascend910 keeps no arrays there",
         ),
         (in_cmem(vmem_program(first=2**27)), "buffer 1 lies at bytes 134217728 to 134234112 of cmem; tpu-v4 has 134217728"),
     ],

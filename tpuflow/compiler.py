@@ -18,13 +18,14 @@ from tpuflow.isa import file
 from tpuflow.isa.calls import count
 from tpuflow.isa.collectives import MeshAxis
 from tpuflow.isa.program import Program
-from tpuflow.jaxprs.compat import ClosedJaxpr, is_key, key_words, mesh_of
+from tpuflow.jaxprs.compat import ClosedJaxpr, is_key, key_words, memories_of, mesh_of
 from tpuflow.jaxprs.partitioner import partition
 from tpuflow.jaxprs.persistent import kept_entries, key_of
 from tpuflow.jaxprs.shardings import Asked, asked_of, axes_of
 from tpuflow.lower.assemble import Interface, Tilings, assemble, scheduled
 from tpuflow.lower.graph.digest import NotDataError, digest
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
+from tpuflow.lower.importers.host_arguments import warn_of_host_arguments
 from tpuflow.lower.importers.jaxpr.importer import lower_with_calls
 from tpuflow.lower.importers.stablehlo.importer import Imported, lower_stablehlo
 from tpuflow.lower.importers.stablehlo.partitioned import lower_partitioned
@@ -39,7 +40,9 @@ from tpuflow.lower.passes.fuse_rows import FuseRows
 from tpuflow.lower.passes.hoist_invariants import HoistInvariants
 from tpuflow.lower.passes.join_products import JoinProducts
 from tpuflow.lower.passes.join_small import JoinSmall
+from tpuflow.lower.passes.keep_on_host import KeepOnHost
 from tpuflow.lower.passes.merge_kernels import MergeKernels
+from tpuflow.lower.passes.prefetch_from_host import PrefetchFromHost
 from tpuflow.lower.passes.prune_carries import PruneCarries
 from tpuflow.lower.passes.read_chosen import ReadChosen
 from tpuflow.lower.passes.rematerialize import Rematerialize
@@ -53,16 +56,16 @@ from tpuflow.lower.shards import WHOLE, Cuts, cut_ports, on_chips
 from tpuflow.lower.stage_log import StageLog, Watch, is_shown
 
 PIPELINE: tuple[Pass, ...] = (
-    Simplify(), PruneCarries(), Simplify(), CarryConverted(), ConvertBeforeSending(), ReadChosen(), FoldMoves(), Fuse(), HoistInvariants(),
-    Schedule(), MergeKernels(related=True), StoreLess(), SumInProduct(), FuseRows(), MergeKernels(), Rematerialize(), JoinProducts(),
-    JoinSmall(), SplitCollectives(), Schedule(),
+    KeepOnHost(), Simplify(), PruneCarries(), Simplify(), CarryConverted(), ConvertBeforeSending(), ReadChosen(), FoldMoves(), Fuse(),
+    HoistInvariants(), Schedule(), MergeKernels(related=True), StoreLess(), SumInProduct(), FuseRows(), MergeKernels(), Rematerialize(),
+    JoinProducts(), JoinSmall(), SplitCollectives(), Schedule(), PrefetchFromHost(),
 )  # fmt: skip
-"""Simplify; let loops carry only what is needed; simplify what that opened; carry in the type of its readers what seldom changes; send in
-it what is gathered; read what a condition keeps; read moved data through windows; form kernels; take those out of loops that need not be
-there; put them in an order that holds little at a time; merge those that read the same, let readers compute what is dearer to store, let
-products sum their results, go on with rows that are reduced while they are on the chip, merge what is left side by side, compute again what
-would be held too long, let products join the rows between them, join what is small; start collectives and wait for them apart; put what
-came of it in order."""
+"""Settle what stays at the host; simplify; let loops carry only what is needed; simplify what that opened; carry in the type of its
+readers what seldom changes; send in it what is gathered; read what a condition keeps; read moved data through windows; form kernels; take
+those out of loops that need not be there; put them in an order that holds little at a time; merge those that read the same, let readers
+compute what is dearer to store, let products sum their results, go on with rows that are reduced while they are on the chip, merge what is
+left side by side, compute again what would be held too long, let products join the rows between them, join what is small; start collectives
+and wait for them apart; put what came of it in order; fetch from the host ahead of its readers."""
 
 
 def compile_function(
@@ -100,6 +103,7 @@ def compile_jaxpr(
     if donated and len(donated) != len(closed_jaxpr.in_avals):
         raise ConfigError(f"{name}: {len(donated)} entries in donated for {len(closed_jaxpr.in_avals)} inputs; expected one each.")
     began = time.perf_counter()
+    warn_of_host_arguments(name, memories_of(closed_jaxpr.in_avals))
     asked = asked_of(closed_jaxpr)
     if asked is None:
         graph, calls = lower_with_calls(closed_jaxpr, name, input_names=tuple(input_names), output_names=tuple(output_names))
@@ -170,6 +174,7 @@ def compile_sink(
       And what `compile_jaxpr` raises.
     """
     began = time.perf_counter()
+    warn_of_host_arguments(name, memories_of(closed_jaxpr.in_avals))
     asked = asked_of(closed_jaxpr)
     if asked is None:
         step, calls = lower_with_calls(closed_jaxpr, name)

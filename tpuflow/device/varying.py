@@ -72,7 +72,8 @@ class _Spread:
                 sent, axes = self.buffers[block.source] | around, frozenset(block.axes)
                 self._add(block.target, sent - axes if KINDS[block.kind].alike else sent | axes)
             case Copy():
-                self._add(block.target, self.buffers[block.source] | around)
+                chosen = self.buffers[block.index] if block.index >= 0 else frozenset()
+                self._add(block.target, self.buffers[block.source] | chosen | around)
             case Loop() | While() | Switch():
                 self._control(block, around)
             case Outfeed() | Await() | CallHost():  # which is for one chip

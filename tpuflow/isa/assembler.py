@@ -283,7 +283,7 @@ def _await(cursor: Cursor, lines: Lines, depth: int) -> Await:
 
 
 def _copy(cursor: Cursor, lines: Lines, depth: int) -> Copy:
-    return Copy(*_numbers(cursor, "source", "target", "semaphore"))
+    return Copy(*_numbers(cursor, "source", "target", "semaphore", "index"))
 
 
 def _call_host(cursor: Cursor, lines: Lines, depth: int) -> CallHost:

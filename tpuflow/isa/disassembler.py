@@ -150,7 +150,7 @@ def _fact(hint: object, value: Any) -> str:
 def _named_buffers(program: Program) -> Iterator[str]:
     names: Iterable[str | None] = program.buffer_names or (None,) * len(program.buffers)
     for number, (buffer, name) in enumerate(zip(program.buffers, names, strict=True)):
-        place = f"{buffer.space}[{buffer.address:#x}]" if buffer.is_resident else f"{buffer.address:#x}"
+        place = f"{buffer.space}[{buffer.address:#x}]" if buffer.space != "hbm" else f"{buffer.address:#x}"
         yield _commented(f"b{number} {array_type(buffer.dtype, buffer.shape)} at {place}", name)
 
 

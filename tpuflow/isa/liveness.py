@@ -82,5 +82,4 @@ def touched(block: Block) -> Iterator[tuple[int, str]]:
             yield block.target, block.where
             yield block.source, block.where
         case Copy():
-            yield block.target, ""
-            yield block.source, ""
+            yield from ((buffer, "") for buffer in (block.target, block.source, block.index) if buffer >= 0)

@@ -1,4 +1,4 @@
-"""A Program: what the device is given. Buffers in HBM and on the chip, constants, a signature, and code as a list of blocks."""
+"""A Program: what the device is given. Buffers in HBM, on the chip and at the host, constants, a signature, and code: a list of blocks."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from tpuflow.isa.collectives import Await, Collective, Cut, MeshAxis, Position
 from tpuflow.isa.instruction import Instruction
 
 GRID_KINDS = ("parallel", "sequential")
-BUFFER_SPACES = ("hbm", "vmem", "cmem")
-VMEM_START, CMEM_START = 2**61, 2**62
-"""Where VMEM and CMEM begin in the numbering of `Buffer.span`: above the HBM of any chip."""
-_STARTS: Mapping[str, int] = dict(zip(BUFFER_SPACES, (0, VMEM_START, CMEM_START), strict=True))
+BUFFER_SPACES = ("hbm", "vmem", "cmem", "host")
+SPACE_BYTES = 2**61
+"""How far addresses reach in any memory: more than the HBM of any chip."""
+VMEM_START, CMEM_START, HOST_START = SPACE_BYTES, 2 * SPACE_BYTES, 3 * SPACE_BYTES
+"""Where VMEM, CMEM and the host's memory begin in the numbering of `Buffer.span`."""
+_STARTS: Mapping[str, int] = dict(zip(BUFFER_SPACES, (0, VMEM_START, CMEM_START, HOST_START), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A dense row-major array at byte `address` of HBM, or of the chip's VMEM or CMEM (`space`), where it stays from kernel to kernel.
+    """A dense row-major array at byte `address` of HBM, of the chip's VMEM or CMEM, where it stays from kernel to kernel, or of the memory
+    that the host lends to the chip (`space`).
 
     Buffers may share addresses if their contents are never needed at once. A kernel's tiles take the place of what lies in VMEM where
-    they do. Inputs, outputs, constants, and what blocks other than kernels and copies read or write, are in HBM. Several cores have equal
-    parts of what stays in VMEM (`core_parts`), each at the same place of its own: addresses there count the bytes of all cores together.
-    CMEM is one memory, where every core reaches everything, and no tiles are.
+    they do. Inputs, constants, and what blocks other than kernels and copies read or write, are in HBM; so are outputs, or at the host.
+    Several cores have equal parts of what stays in VMEM (`core_parts`), each at the same place of its own: addresses there count the bytes
+    of all cores together. CMEM is one memory, where every core reaches everything, and no tiles are. Of what is at the host only copies
+    from and to HBM reach anything.
     """
 
     dtype: DType
@@ -47,7 +51,7 @@ class Buffer:
     @property
     def is_resident(self) -> bool:
         """Whether it stays on the chip."""
-        return self.space != "hbm"
+        return self.space in ("vmem", "cmem")
 
     @property
     def is_parted(self) -> bool:
@@ -174,15 +178,20 @@ class Outfeed:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Start to copy buffer `source` to `target`, one in HBM and the other on the chip, until the wait for `semaphore`.
+    """Start to copy buffer `source` to `target`, one in HBM and the other on the chip or at the host, until the wait for `semaphore`.
 
     Kernels run meanwhile. Until the wait the source must stay as it is, and nobody may touch the target; no tiles may take the place of
     either. Semaphores are those of collectives.
+
+    Between HBM and the host it may be one item of the array that lies at the host, along its first axis: of the number that the s32 scalar
+    in buffer `index` is when the copy starts (-1: none, it is the whole). An array of which items are written is zeros when the program
+    starts.
     """
 
     source: int
     target: int
     semaphore: int
+    index: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +274,15 @@ class Program:
         return count(self.calls)
 
     @property
+    def by_items(self) -> frozenset[int]:
+        """Numbers of the buffers at the host that are written item by item."""
+        return frozenset(b.target for _, b in walk(self.code) if isinstance(b, Copy) and b.index >= 0 and self.is_host(b.target))
+
+    def is_host(self, buffer: int) -> bool:
+        """Whether a buffer that there is lies at the host."""
+        return 0 <= buffer < len(self.buffers) and self.buffers[buffer].space == "host"
+
+    @property
     def resident(self) -> frozenset[int]:
         """Numbers of the buffers that stay on the chip."""
         return frozenset(n for n, b in enumerate(self.buffers) if b.is_resident)
@@ -272,7 +290,16 @@ class Program:
     @property
     def hbm_bytes(self) -> int:
         """Bytes of HBM up to the end of the buffer that lies highest in it."""
-        return max((b.address + b.bytes for b in self.buffers if not b.is_resident), default=0)
+        return self.end_bytes("hbm")
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the host's memory, the same for what lies there."""
+        return self.end_bytes("host")
+
+    def end_bytes(self, space: str) -> int:
+        """Bytes of a memory up to the end of the buffer that lies highest in it."""
+        return max((b.address + b.bytes for b in self.buffers if b.space == space), default=0)
 
     def kernels(self) -> Iterator[Kernel]:
         """Every kernel, depth first, in program order."""

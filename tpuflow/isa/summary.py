@@ -14,12 +14,14 @@ def summary(program: Program) -> list[str]:
     opcodes = Counter(i.mnemonic for k in kernels for i in k.instructions)
     lines = [
         f"program {program.name or '(no name)'} for chip {program.chip.name}, code {code_hash(program)[:16]}",
-        f"HBM: {program.hbm_bytes} bytes in {len(program.buffers) - len(program.resident)} buffers, "
+        f"HBM: {program.hbm_bytes} bytes in {sum(b.space == 'hbm' for b in program.buffers)} buffers, "
         f"{sum(len(c.data) for c in program.constants)} bytes of constants",
     ]
     if program.resident:
         where, size = program.chip.array_space.upper(), sum(program.buffers[n].bytes for n in program.resident)
         lines.append(f"{where}: {len(program.resident)} arrays that stay there, {size} bytes")
+    if at_host := [b for b in program.buffers if b.space == "host"]:
+        lines.append(f"host memory: {len(at_host)} arrays that are put there, {program.host_bytes} bytes")
     for what, ports in (("input", program.inputs), ("output", program.outputs), ("infeed", program.infeeds), ("outfeed", program.outfeeds)):
         lines += [f"{what:8} {p.name or '-'}: {p.dtype}{list(p.shape)}{' (donated)' if p.donated else ''}" for p in ports]
     lines.append(f"{len(kernels)} kernels; instructions: {', '.join(f'{n} {c}' for n, c in sorted(opcodes.items()))}")

@@ -55,6 +55,11 @@ def is_key(aval: Any) -> bool:
     return not is_token(aval) and not isinstance(aval.dtype, np.dtype) and jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
+def memories_of(avals: Iterable[Any]) -> Iterator[str]:
+    """The memory of each of some types: the name of its `jax.memory.Space`, empty for what has none."""
+    return (getattr(getattr(aval, "memory_space", None), "name", "") for aval in avals)
+
+
 TOKEN_TYPE, Token = core.abstract_token, core.Token
 """The type of tokens, which order effects and have neither shape nor elements; and what they are outside of jaxprs."""
 

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 from jaxlib import xla_client
+from jaxlib.mlir import ir
 
 from tpuflow.errors import CompileError, UnsupportedPrimitiveError
 from tpuflow.isa.meshes import Sizes, axes_numbered, divided
@@ -86,6 +87,7 @@ def partition_module(
     Raises:
       CompileError: as `partition`.
     """
+    _keep_placements(module)
     proto = _partitioned(module, math.prod(mesh.values()), name, chosen)
     found = versions.hlo.HloModule.from_serialized_hlo_module_proto(proto)
     inputs = [versions.hlo.HloSharding.from_proto(s) for s in found.spmd_parameters_shardings or ()]
@@ -102,8 +104,29 @@ _CALL_HOST = ("debug_callback", "debug_print", "io_callback", "pure_callback")
 OF_A_PROCESS = 2048
 """Devices that XLA's CPU client counts as one process's; it compiles for no others. Beyond, all parts are assigned to the same device."""
 _PASS = "spmd-partitioning"
+PLACEMENT, FRONTEND = "annotate_device_placement", "mhlo.frontend_attributes"
+"""The target of the custom call that is JAX's `device_put` within a program, and the attribute that says to which memory."""
 _MODULE = 1
 """The field of an `HloProto` that is the module."""
+
+
+def _keep_placements(module: Any) -> None:
+    """XLA's CPU compiler drops what says into which memory an array is put, before it partitions; barriers it keeps, with what they say."""
+    found: list[Any] = []
+
+    def visit(op: Any) -> Any:
+        if op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value == PLACEMENT:
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    with module.context:
+        module.operation.walk(visit)
+        for op in found:
+            said = {FRONTEND: op.attributes[FRONTEND]}
+            types, point = [result.type for result in op.results], ir.InsertionPoint(op)
+            barrier = ir.Operation.create("stablehlo.optimization_barrier", types, list(op.operands), said, loc=op.location, ip=point)
+            op.results[0].replace_all_uses_with(barrier.results[0])
+            op.erase()
 
 
 def _partitioned(module: Any, devices: int, name: str, chosen: Chosen | None) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
-from jax._src import callback, compilation_cache, core, debugging, xla_bridge
+from jax._src import callback, compilation_cache, core, debugging, dispatch, xla_bridge
 from jax._src.interpreters import mlir
 from jax._src.lax import linalg
 from jax._src.tpu.linalg import eigh
@@ -95,6 +95,7 @@ def source_of(location: Any) -> str:
 def lower_as_for_tpus(platform: str) -> None:
     """Let what JAX lowers in a way of its own for TPUs be lowered so for a platform."""
     mlir.register_lowering(linalg.eigh_p, eigh._eigh_tpu_lowering, platform=platform)
+    mlir.register_lowering(dispatch.device_put_p, dispatch._tpu_gpu_device_put_lowering, platform=platform)
     mlir.register_lowering(linalg.lu_p, linalg._lu_tpu_lowering_rule, platform=platform)
 
 

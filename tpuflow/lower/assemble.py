@@ -12,10 +12,11 @@ from tpuflow.chips import Chip
 from tpuflow.errors import CompileError
 from tpuflow.isa.calls import Call, HostFunction, count
 from tpuflow.isa.collectives import Await, Collective, MeshAxis, Position
-from tpuflow.isa.program import Block, CallHost, Infeed, Loop, Outfeed, Port, Program, Switch, While
+from tpuflow.isa.program import Block, CallHost, Copy, Infeed, Loop, Outfeed, Port, Program, Switch, While
 from tpuflow.lower.bus_price import bus_price
 from tpuflow.lower.emit import Repeated, emit_copy, emit_node
 from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.memories import HOST_ARRAY
 from tpuflow.lower.graph.tiling import Tiling
 from tpuflow.lower.lifetimes import immediates
 from tpuflow.lower.memory_plan import Assignment, MemoryPlan
@@ -218,15 +219,25 @@ class _Assembler:
         return [Position(self.axes[node.attrs["axis"]], self.plan.buffer_of[node.result])]
 
     def start(self, node: Node) -> list[Block]:
-        """A collective on the first semaphore that nothing is on its way for."""
-        semaphore = next(n for n in itertools.count() if n not in self.moving.values())
-        self.moving[node.result] = semaphore
+        """A collective."""
+        semaphore = self._semaphore(node)
         attrs, source, target = node.attrs, self.plan.buffer_of[node.inputs[0]], self.plan.buffer_of[node.result]
         axes = tuple(self.axes[name] for name in attrs["axes"])
         return [Collective(attrs["kind"], attrs["reducer"], axes, source, target, semaphore, attrs["pairs"], node.scope, node.source)]
 
+    def start_put(self, node: Node) -> list[Block]:
+        """A copy to or from the host."""
+        source, *item = (self.plan.buffer_of[value] for value in node.inputs)
+        return [Copy(source, self.plan.buffer_of[node.result], self._semaphore(node), item[-1] if item else -1)]
+
+    def _semaphore(self, node: Node) -> int:
+        """The first semaphore that nothing is on its way for: what the node starts is, from now on."""
+        semaphore = next(n for n in itertools.count() if n not in self.moving.values())
+        self.moving[node.result] = semaphore
+        return semaphore
+
     def await_(self, node: Node) -> list[Block]:
-        """The end of a collective."""
+        """The end of a collective or copy."""
         return [Await(self.moving.pop(node.inputs[0]))]
 
     def _port(self, used: dict[int, Value], node: Node, value: Value) -> int:
@@ -240,6 +251,7 @@ _BLOCKS: Mapping[str, Callable[[_Assembler, Node], list[Block]]] = {
     "reshape": _Assembler.nothing,
     "barrier": _Assembler.nothing,
     "constant": _Assembler.nothing,
+    HOST_ARRAY: _Assembler.nothing,
     "loop": _Assembler.loop,
     "while": _Assembler.while_,
     "switch": _Assembler.switch,
@@ -248,5 +260,6 @@ _BLOCKS: Mapping[str, Callable[[_Assembler, Node], list[Block]]] = {
     "call_host": _Assembler.call_host,
     "position": _Assembler.position,
     "start": _Assembler.start,
+    "start_put": _Assembler.start_put,
     "await": _Assembler.await_,
 }

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from tpuflow.lower.emit import overwritable
 from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.memories import HOST_ARRAY, START_PUT
 
 FOREVER = 2**62
 PIECEWISE = frozenset(("dynamic_update_slice", "scatter_rows"))
@@ -58,6 +59,7 @@ class _Liveness:
         self.found = Lifetimes()
         self.clock = 0
         self.immediate: set[Value] = set()
+        self.rooms: set[Value] = set()
         self.carried: list[tuple[Value, Value]] = []
         self.updated: list[tuple[Value, Value]] = []
         self.chosen: list[tuple[Value, Value]] = []
@@ -102,6 +104,18 @@ class _Liveness:
     def constant(self, node: Node) -> None:
         self.define(node.results, 0)
         self.use(node.result, FOREVER)
+
+    def host_array(self, node: Node) -> None:
+        """Zeros at first: nothing else ever lies in its place."""
+        self.define(node.results, 0)
+        self.use(node.result, FOREVER)
+        self.rooms.update(node.results)
+
+    def start_put(self, node: Node) -> None:
+        """An array of which an item is put at the host stays where it is."""
+        self.plain(node)
+        if len(node.inputs) == 3:
+            self.found.same.append((node.inputs[1], node.result))
 
     def reshape(self, node: Node) -> None:
         at = self.tick()
@@ -152,7 +166,7 @@ class _Liveness:
         self.define(body.inputs, 2 * begin + 1)
         for start, into, out, result in zip(carries, body.inputs, body.outputs, node.results, strict=True):
             self.found.same.append((into, result))
-            if into is out:
+            if into is out or start in self.rooms:
                 self.found.same.append((start, into))
             else:
                 self.carried += [(into, out), (into, start)]
@@ -189,6 +203,8 @@ _HANDLERS: Mapping[str, Callable[[_Liveness, Node], None]] = {
     "reshape": _Liveness.reshape,
     "barrier": _Liveness.barrier,
     "await": _Liveness.await_,
+    HOST_ARRAY: _Liveness.host_array,
+    START_PUT: _Liveness.start_put,
     "loop": _Liveness.loop,
     "while": _Liveness.while_,
     "switch": _Liveness.switch,

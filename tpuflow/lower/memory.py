@@ -1,4 +1,4 @@
-"""HBM planning: which values share a buffer, where copies are unavoidable, and the address of every buffer.
+"""Memory planning, of HBM and at the host: which values share a buffer, where copies are unavoidable, every buffer's address.
 
 Values share a buffer when one takes another's place: the carries of a loop from trip to trip, what an update leaves of its operand,
 an output and the donated input it replaces. They may where their lifetimes do not meet; elsewhere a copy is planned.
@@ -18,6 +18,7 @@ from tpuflow.isa.program import Buffer, Constant, Program
 from tpuflow.lower.addresses import Request, aligned, assign
 from tpuflow.lower.emit import overwritable
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
+from tpuflow.lower.graph.memories import at_host
 from tpuflow.lower.lifetimes import FOREVER, Lifetimes, Span, lifetimes
 from tpuflow.lower.memory_plan import Assignment, MemoryPlan, MemoryUse
 from tpuflow.lower.out_of_memory import Held, out_of_memory_text
@@ -69,6 +70,7 @@ class _Place:
     source: str = ""  # the user's line that makes it; of an argument none
     kept: bool = False  # a constant, or an input that is not donated: never written
     shaped: bool = False
+    space: str = "hbm"  # or "host"
     input: int | None = None
     output: int | None = None
     data: bytes | None = None
@@ -134,6 +136,8 @@ class _Planner:
     def _open_places(self) -> None:
         for value, spans in self.lives.spans.items():
             self._open(value, _Place(value.type, list(spans), value.name))
+        for value in at_host(self.graph.nodes):
+            self.places[value].space = "host"
         for i, value in enumerate(self.graph.inputs):
             place = self.places[value]
             place.input, place.kept, place.shaped = i, not self.donated[i], True
@@ -163,7 +167,7 @@ class _Planner:
         one, two = self.places[a], self.places[b]
         if one is two:
             return True
-        if not same and (one.kept or two.kept or not _alike(one.type, two.type) or _meet(one.spans, two.spans)):
+        if not same and (one.kept or two.kept or not _alike(one, two) or _meet(one.spans, two.spans)):
             return False
         if two.input is not None or (one.input is None and two.data is not None):
             one, two = two, one
@@ -285,7 +289,8 @@ class _Planner:
 
     def _numbered(self, outputs: list[_Place], blocks: Mapping[Node, _Place], copies: _Copies) -> MemoryPlan:
         places = [*dict.fromkeys(self.places.values()), *self.temporaries]
-        addresses, peak_bytes = assign([Request(p.type.elems * p.type.dtype.bytes, *p.ticks) for p in places])
+        addresses, peak_bytes = _assigned([p for p in places if p.space == "hbm"])
+        addresses |= _assigned([p for p in places if p.space == "host"])[0]
         for number, place in enumerate(places):
             place.number = number
 
@@ -293,7 +298,7 @@ class _Planner:
             return tuple(Assignment(source.number, target.number) for source, target in moves)
 
         return MemoryPlan(
-            tuple(Buffer(p.type.dtype, p.type.shape, a) for p, a in zip(places, addresses, strict=True)),
+            tuple(Buffer(p.type.dtype, p.type.shape, addresses[p], p.space) for p in places),
             tuple(self._name(p) for p in places),
             {value: place.number for value, place in self.places.items()},
             {node: place.number for node, place in blocks.items()},
@@ -302,12 +307,12 @@ class _Planner:
             {node: numbers(moves) for node, moves in copies.before.items() if moves},
             {node: numbers(moves) for node, moves in copies.after.items() if moves},
             {region: numbers(moves) for region, moves in copies.at_end.items() if moves},
-            self._use(places, peak_bytes),
+            self._use([p for p in places if p.space == "hbm"], peak_bytes),
         )
 
     def fullest(self) -> list[Held]:
-        """What is needed at the tick at which most is, largest first."""
-        places = [*dict.fromkeys(self.places.values()), *self.temporaries]
+        """What is needed of HBM at the tick at which most is, largest first."""
+        places = [p for p in (*dict.fromkeys(self.places.values()), *self.temporaries) if p.space == "hbm"]
         change: Counter[int] = Counter()
         for p in places:
             begin, end = p.ticks
@@ -338,6 +343,12 @@ class _Planner:
         return MemoryUse(peak_bytes, sums["donated"], sums["input"], sums["constant"], sums["output"])
 
 
+def _assigned(places: Sequence[_Place]) -> tuple[dict[_Place, int], int]:
+    """Addresses of places in one memory, and the bytes that they take of it."""
+    addresses, end = assign([Request(p.type.elems * p.type.dtype.bytes, *p.ticks) for p in places])
+    return dict(zip(places, addresses, strict=True)), end
+
+
 def _makers(node: Node) -> Iterable[Node]:
     """What makes each result of a node: of a fused one, a node inside it."""
     if node.op != "fused":
@@ -362,5 +373,5 @@ def _purpose(place: _Place) -> str:
     return "constant" if place.data is not None else "output" if place.output is not None else ""
 
 
-def _alike(a: TensorType, b: TensorType) -> bool:
-    return (a.dtype, a.elems) == (b.dtype, b.elems)
+def _alike(a: _Place, b: _Place) -> bool:
+    return (a.type.dtype, a.type.elems, a.space) == (b.type.dtype, b.type.elems, b.space)

@@ -129,7 +129,7 @@ class _Memory:
 def _packed(program: Program, timeline: Timeline) -> tuple[Buffer, ...]:
     """The buffers with new addresses in HBM, if those make it smaller."""
     buffers = program.buffers
-    there = [n for n, b in enumerate(buffers) if not b.is_resident]
+    there = [n for n, b in enumerate(buffers) if b.space == "hbm"]
     spans = timeline.spans | _signature_spans(program, timeline)
     addresses, end = assign([Request(buffers[n].bytes, *spans.get(n, (0, 0))) for n in there])
     if end >= max((buffers[n].address + buffers[n].bytes for n in there), default=0):

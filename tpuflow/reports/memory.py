@@ -1,4 +1,5 @@
-"""What lies in memory when: every buffer with its category, lifetime, layer and source line; the timeline of HBM and its peak.
+"""What lies in memory when: every buffer with its category, lifetime, layer and source line; the timelines of HBM and of what is at the
+host, and the peak of HBM.
 
 All of it is found in the Program itself: lifetimes from the accesses of its blocks, categories from the signature and from the name
 stacks in its debug section.
@@ -24,13 +25,14 @@ and what the update makes; arguments and results are inputs and outputs that are
 _OPTIMIZER_WORDS = frozenset(("opt_state", "optimizer", "mu", "nu"))
 _PARAMETER_WORDS = frozenset(("params", "batch_stats", "carried"))
 _MADE_IN = {FORWARD: "activations", BACKWARD: "gradients", UPDATE: "optimizer"}
+ON_CHIP = ("vmem", "cmem")
 MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A buffer at `address` of HBM, VMEM or CMEM (`space`): `first` and `last` are the ticks between which it is needed (both included),
-    `layer` the module path of what is in it, `source` the user's line that makes it (an argument's is empty)."""
+    """A buffer at `address` of HBM, VMEM, CMEM or the host's memory (`space`): `first` and `last` are the ticks between which it is needed
+    (both included), `layer` the module path of what is in it, `source` the user's line that makes it (an argument's is empty)."""
 
     buffer: int
     name: str
@@ -65,7 +67,8 @@ class OnChip:
 class MemoryMap:
     """A Program's memory over time. A tick is one block that does something; `places` has each tick's place in the Program.
 
-    `live_bytes` has, for each category, the bytes of HBM that are needed at every tick, `resident_bytes` those of arrays on the chip.
+    `live_bytes` has, for each category, the bytes of HBM that are needed at every tick, `resident_bytes` those of arrays on the chip,
+    `host_bytes` those of arrays that are put into the host's memory.
     `planned_bytes` is what the plan takes: the highest address in use, alignment and gaps included.
     """
 
@@ -75,6 +78,7 @@ class MemoryMap:
     live_bytes: Mapping[str, tuple[int, ...]]
     planned_bytes: int
     resident_bytes: tuple[int, ...]
+    host_bytes: tuple[int, ...]
     kernels: tuple[OnChip, ...] = field(repr=False)
 
     @property
@@ -116,7 +120,10 @@ class MemoryMap:
         most = max(self.kernels, key=lambda k: k.vmem_bytes, default=None)
         if most:
             lines.append(f"VMEM: at most {most.vmem_bytes / 1024:.0f} KiB of {self.chip.vmem_bytes / 1024:.0f}, in {most.name}")
-        stay = [a for a in self.allocations if a.space != "hbm"]
+        stay, at_host = ([a for a in self.allocations if a.space in spaces] for spaces in (ON_CHIP, ("host",)))
+        if at_host:
+            most_bytes = max(self.host_bytes)
+            lines.append(f"host memory: {len(at_host)} arrays are put there, at most {most_bytes / MIB:.2f} MiB at once")
         if stay:
             where, most_bytes = self.chip.array_space.upper(), max(self.resident_bytes)
             lines.append(f"{where}: {len(stay)} arrays stay there, at most {most_bytes / 1024:.0f} KiB at once")
@@ -134,6 +141,7 @@ class MemoryMap:
             "places": list(self.places),
             "live_bytes": {name: list(series) for name, series in self.live_bytes.items() if any(series)},
             "resident_bytes": list(self.resident_bytes),
+            "host_bytes": list(self.host_bytes),
             "on_chip": [_plain(k) for k in self.kernels],
         }
 
@@ -144,11 +152,11 @@ def memory_map(program: Program) -> MemoryMap:
     end = max(len(walk.places) - 1, 0)
     provenance = _Provenance.of(program, walk)
     allocations = tuple(provenance.allocation(i, end) for i in range(len(program.buffers)) if i in walk.spans)
-    in_hbm, resident = ([a for a in allocations if (a.space != "hbm") == stays] for stays in (False, True))
+    in_hbm, resident, at_host = ([a for a in allocations if a.space in spaces] for spaces in (("hbm",), ON_CHIP, ("host",)))
     live = {name: _series([a for a in in_hbm if a.category == name], end + 1) for name in CATEGORIES}
     stays = _series(resident, end + 1)
     kernels = tuple(on_chip(walk.places[n], k, program.chip, stays[n]) for n, k in enumerate(walk.blocks) if isinstance(k, Kernel))
-    return MemoryMap(program.chip, allocations, tuple(walk.places), live, program.hbm_bytes, stays, kernels)
+    return MemoryMap(program.chip, allocations, tuple(walk.places), live, program.hbm_bytes, stays, _series(at_host, end + 1), kernels)
 
 
 def on_chip(place: str, kernel: Kernel, chip: Chip, resident_bytes: int) -> OnChip:

@@ -150,6 +150,7 @@ def _cards(p: Profile) -> list[tuple[str, str]]:
         ("HBM traffic", bytes_text(t.work.hbm_bytes / p.steps)),
         ("HBM planned", f"{bytes_text(p.memory.planned_bytes)} of {bytes_text(t.chip.available_hbm_bytes)}"),
         *_resident(p),
+        *([("at the host", bytes_text(most))] if (most := max(p.memory.host_bytes, default=0)) else []),
         ("kernels", f"{sum(r.count for r in t.kernels) / p.steps:.6g}"),
         *([("energy at most", joules_text(t.joules_at_most / p.steps))] if t.joules_at_most is not None else []),
     ]

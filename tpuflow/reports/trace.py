@@ -11,7 +11,7 @@ from typing import Any
 
 from tpuflow.chips.chip import Chip
 from tpuflow.device.timing.collectives import LinkQueue, collective_row
-from tpuflow.device.timing.copies import CopyQueue, copy_row
+from tpuflow.device.timing.copies import CopyQueue, CopyRow, HostQueue, copy_row
 from tpuflow.device.timing.prices import PICOSECONDS, picoseconds
 from tpuflow.device.timing.program import call_wait, fed_wait, is_fed
 from tpuflow.device.timing.record import Event, record
@@ -26,7 +26,7 @@ from tpuflow.reports.tracks import Counters, Stretch, nested
 
 HOST, CHIP = 1, 2
 LAUNCHES, FEED = 1, 2
-STEPS, LAYERS, KERNELS, COPIES, FIRST_QUEUE = 1, 2, 3, 4, 10
+STEPS, LAYERS, KERNELS, COPIES, TO_HOST, FROM_HOST, FIRST_QUEUE = 1, 2, 3, 4, 5, 6, 10
 TRIPS = 2
 """Trips of a loop that are shown one by one; the others are one event."""
 DETAILED = 200
@@ -61,6 +61,7 @@ def _names() -> list[dict[str, Any]]:
     processes = {HOST: "host", CHIP: "chip (busiest core)"}
     threads = {(HOST, LAUNCHES): "round trips", (HOST, FEED): "infeed and outfeed", (CHIP, STEPS): "steps"}
     threads |= {(CHIP, LAYERS): "phases and layers", (CHIP, KERNELS): "kernels", (CHIP, COPIES): "copies between HBM and the chip"}
+    threads |= {(CHIP, TO_HOST): "copies to the host", (CHIP, FROM_HOST): "copies from the host"}
     threads |= {(CHIP, FIRST_QUEUE + i): f"{name} queue" for i, name in enumerate(QUEUES)}
     named = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for pid, name in processes.items()]
     named += [{"ph": "M", "name": "thread_name", "pid": p, "tid": t, "args": {"name": name}} for (p, t), name in threads.items()]
@@ -81,6 +82,7 @@ class _Tracer:
     trains: bool = False
     links: LinkQueue = field(default_factory=LinkQueue)
     copies: CopyQueue = field(init=False)
+    host: HostQueue = field(init=False)
     begun: dict[int, int] = field(default_factory=dict)  # of copies, by semaphore
     copied: int = 0  # when the copy that was awaited last had ended
     ticks: dict[str, int] = field(default_factory=dict)
@@ -90,6 +92,7 @@ class _Tracer:
 
     def __post_init__(self) -> None:
         self.copies = CopyQueue(self.profile.time.machine)
+        self.host = HostQueue(self.profile.time.machine)
         self.ticks = {place: tick for tick, place in enumerate(self.profile.memory.places)}
         self.rows = {r.place: r for r in self.profile.time.kernels}
         self.longest = frozenset(k.place for k in self.profile.kernels[:DETAILED])
@@ -133,9 +136,7 @@ class _Tracer:
             case Collective():
                 self._collective(block, place)
             case Copy():
-                machine = self.profile.time.machine
-                self.copies.start(block.semaphore, copy_row(self.profile.program, block, machine, place, 1), self.now)
-                self.begun[block.semaphore] = self.now
+                self._copy(block, copy_row(self.profile.program, block, self.profile.time.machine, place, 1))
             case Await():
                 self._await(block)
             case CallHost():
@@ -147,14 +148,25 @@ class _Tracer:
         self._event(CHIP, KERNELS, "wait for a call of the host", self.now, wait, {"bytes": function.bytes, "source": function.source})
         self.now += wait
 
+    def _copy(self, block: Copy, row: CopyRow) -> None:
+        if not row.is_host:
+            self.copies.start(block.semaphore, row, self.now)
+            self.begun[block.semaphore] = self.now
+            return
+        begin, end = self.host.start(block.semaphore, row, self.now)
+        args = {"bytes": row.bytes, "buffer": row.buffer}
+        self._event(CHIP, TO_HOST if row.ends[1] == "host" else FROM_HOST, "copy", begin, end - begin, args)
+
     def _await(self, block: Await) -> None:
-        if block.semaphore in self.copies:
+        if block.semaphore in self.host:
+            row, exposed = self.host.wait(block.semaphore, self.now)
+            what, source = "copy to the host" if row.ends[1] == "host" else "copy from the host", ""
+        elif block.semaphore in self.copies:
             row, exposed = self.copies.wait(block.semaphore, self.now)
             what, source = "copy", ""
             begin = max(self.begun.pop(block.semaphore), self.copied)
             self.copied = max(begin, self.now + exposed)
-            chip = self.profile.time.chip
-            args = {"bytes": row.bytes, "buffer": row.buffer, "to": chip.array_space.upper() if row.loads else "HBM"}
+            args = {"bytes": row.bytes, "buffer": row.buffer, "to": row.ends[1].upper()}
             self._event(CHIP, COPIES, what, begin, self.copied - begin, args)
         else:
             sent, exposed = self.links.wait(block.semaphore, self.now)

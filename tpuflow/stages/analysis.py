@@ -13,7 +13,7 @@ from tpuflow.isa.program import Program
 
 @dataclass(frozen=True, slots=True)
 class MemoryAnalysis:
-    """HBM bytes of a Program; the fields are named as in jax.stages."""
+    """Bytes of HBM, and of the host's memory, that a Program takes; the fields are named as in jax.stages."""
 
     argument_size_in_bytes: int
     output_size_in_bytes: int
@@ -21,6 +21,8 @@ class MemoryAnalysis:
     temp_size_in_bytes: int
     constant_size_in_bytes: int
     peak_memory_in_bytes: int
+    host_output_size_in_bytes: int
+    host_temp_size_in_bytes: int
     program: Program = field(repr=False, compare=False)
 
     @property
@@ -41,6 +43,8 @@ MEMORY_FIGURES = (
     "constant_size_in_bytes",
     "generated_code_size_in_bytes",
     "peak_memory_in_bytes",
+    "host_output_size_in_bytes",
+    "host_temp_size_in_bytes",
 )
 
 
@@ -63,9 +67,11 @@ def cost_analysis(program: Program, time: ProgramTime | None = None) -> dict[str
 
 
 def memory_analysis(program: Program) -> MemoryAnalysis:
-    """How the HBM of a Program is used."""
+    """How HBM and the host's memory are used by a Program."""
     buffers = program.buffers
-    inputs, outputs = {p.buffer for p in program.inputs}, {p.buffer for p in program.outputs}
+    inputs, results = {p.buffer for p in program.inputs}, {p.buffer for p in program.outputs}
+    at_host = {n for n, b in enumerate(buffers) if b.space == "host"}
+    outputs = results - at_host
     constants = {c.buffer for c in program.constants}
     peak = program.hbm_bytes
 
@@ -79,5 +85,7 @@ def memory_analysis(program: Program) -> MemoryAnalysis:
         temp_size_in_bytes=max(0, peak - size(inputs | outputs | constants)),
         constant_size_in_bytes=size(constants),
         peak_memory_in_bytes=peak,
+        host_output_size_in_bytes=size(results & at_host),
+        host_temp_size_in_bytes=max(0, program.host_bytes - size(results & at_host)),
         program=program,
     )

@@ -35,8 +35,10 @@ def reads(block: Block) -> frozenset[int]:
             return frozenset((block.index,))
         case Outfeed():
             return frozenset((block.buffer,))
-        case Collective() | Copy():
+        case Collective():
             return frozenset((block.source,))
+        case Copy():  # of an item the rest of what it is written to stays
+            return frozenset((block.source, *((block.index, block.target) if block.index >= 0 else ())))
         case CallHost():
             return frozenset(block.sources)
         case Infeed() | Position() | Await():

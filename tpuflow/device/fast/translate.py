@@ -184,8 +184,7 @@ class _Run:
             case Collective():
                 self._collective(block, env)
             case Copy():
-                env[block.target] = self.buffer(env, block.source)
-                self.sources[block.target] = block.source
+                self._copy(block, env)
             case CallHost():
                 self._call_host(block, env)
             case Await():
@@ -210,6 +209,20 @@ class _Run:
         env.update({("read", b): (env[b], results) for b in (looked_at - written) & self.overwritten & env.keys()})
         env.update(new)
         self.t.tiers[self.t.places[id(kernel)]] = tier
+
+    def _copy(self, c: Copy, env: dict[Any, Any]) -> None:
+        """All at once when it is started: nobody looks at the target, or touches the source, before it is awaited."""
+        array, source, target = self.buffer(env, c.source), *(self.program.buffers[n] for n in (c.source, c.target))
+        if c.index < 0:
+            env[c.target] = array if source.shape == target.shape else array.reshape(target.shape)
+            self.sources[c.target] = c.source
+            return
+        item = self.buffer(env, c.index).reshape(())
+        if source.space == "host":
+            env[c.target] = lax.dynamic_index_in_dim(array, item, 0).reshape(target.shape)
+        else:
+            items = self.buffer(env, c.target)
+            env[c.target] = lax.dynamic_update_index_in_dim(items, array.reshape(target.shape[1:]), item, 0)
 
     def _collective(self, c: Collective, env: dict[Any, Any]) -> None:
         """All at once when it is started: nobody looks at the target, or touches the source, before it is awaited."""

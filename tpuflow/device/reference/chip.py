@@ -46,12 +46,18 @@ class ChipRun:
         self._infeeds: list[Iterator[np.ndarray]] = []
         self._items: list[int] = []
         self._moving: dict[int, tuple[Moving, str, np.ndarray]] = {}
+        self._items_of: dict[int, tuple[int | None, int | None]] = {}  # of what moves: that of its source, that of its target
         self.sent: list[list[np.ndarray]] = []
 
     @functools.cached_property
     def _hbm(self) -> Hbm:
         """Memory, made when it is first needed."""
         return Hbm(self.program.buffers)
+
+    @functools.cached_property
+    def _by_items(self) -> tuple[int, ...]:
+        """What is zeros at first, in order."""
+        return tuple(sorted(self.program.by_items))
 
     @functools.cached_property
     def _on_chip(self) -> OnChip:
@@ -87,12 +93,14 @@ class ChipRun:
         """The memory as a launch finds it."""
         program, hbm = self.program, self._hbm
         hbm.clear()
-        self._moving = {}
+        self._moving, self._items_of = {}, {}
         for c in program.constants:
             b = program.buffers[c.buffer]
             hbm.write(c.buffer, np.frombuffer(c.data, b.dtype.numpy).reshape(b.shape))
         for port, x in zip(program.inputs, inputs, strict=True):
             hbm.write(port.buffer, x)
+        for buffer in self._by_items:
+            hbm.write(buffer, np.zeros((), program.buffers[buffer].dtype.numpy))
         self._budget, self._work = budget, 0 if budget is None else budget.start
         self._items = [len(x) for x in infeeds]
         self._infeeds, self.sent = [iter(x) for x in infeeds], [[] for _ in program.outfeeds]
@@ -101,11 +109,12 @@ class ChipRun:
         for n, block in enumerate(code):
             yield from _BLOCKS[type(block)](self, block, f"{path}{n}")
 
-    def _read(self, where: str, buffer: int) -> np.ndarray:
-        """A copy of a buffer that must be written."""
-        if not self._hbm.is_written(buffer):
-            raise HazardError(f"{where}: buffer {buffer} is read before all of it was written, or after another buffer overwrote it.")
-        return self._hbm.array(buffer).copy()
+    def _read(self, where: str, buffer: int, item: int | None = None) -> np.ndarray:
+        """A copy of a buffer, or of an item of it, that must be written."""
+        if not self._hbm.is_written(buffer, item):
+            what = f"buffer {buffer}" if item is None else f"item {item} of buffer {buffer}"
+            raise HazardError(f"{where}: {what} is read before all of it was written, or after another buffer overwrote it.")
+        return self._hbm.array(buffer, item).copy()
 
     def _kernel(self, block: Kernel, path: str) -> Meetings:
         plan = self._plans.get(id(block))
@@ -198,9 +207,22 @@ class ChipRun:
 
     def start(self, c: Moving, path: str) -> None:
         """What is sent must be there; what is received is not there any more."""
-        sent = self._read(f"{moving_text(c)} {path}{where_text(c)}", c.source)
+        where = f"{moving_text(c)} {path}"
+        sending, receiving = self._chosen(c, where)
+        sent = self._read(f"{where}{where_text(c)}", c.source, sending)
         self._moving[c.semaphore] = c, path, sent
-        self._hbm.forget(c.target)
+        self._items_of[c.semaphore] = sending, receiving
+        self._hbm.forget(c.target, receiving)
+
+    def _chosen(self, c: Moving, where: str) -> tuple[int | None, int | None]:
+        """The items that a copy takes, and writes, if it does not take and write the whole."""
+        if isinstance(c, Collective) or c.index < 0:
+            return None, None
+        item, at_host = int(self._read(where, c.index)), self.program.is_host(c.source)
+        count = self.program.buffers[c.source if at_host else c.target].shape[0]
+        if not 0 <= item < count:
+            raise HazardError(f"{where}: buffer {c.index} asks for item {item}; expected one of the {count} at the host.")
+        return (item, None) if at_host else (None, item)
 
     def started(self, block: Await, path: str) -> Moving:
         """The collective or copy that is waited for."""
@@ -211,7 +233,7 @@ class ChipRun:
     def message(self, semaphore: int) -> np.ndarray:
         """What is sent, as early as it may be, or as late: [elems]."""
         c, path, sent = self._moving[semaphore]
-        late = self._read(f"{moving_text(c)} {path}", c.source)
+        late = self._read(f"{moving_text(c)} {path}", c.source, self._items_of[semaphore][0])
         if sent.tobytes() != late.tobytes():
             raise HazardError(
                 f"{moving_text(c)} {path}: its source, buffer {c.source}, is overwritten while it is being sent.{where_text(c)}"
@@ -221,9 +243,10 @@ class ChipRun:
     def receive(self, semaphore: int, elems: np.ndarray) -> None:
         """What has arrived, [elems]; the buffers are free again."""
         c, path, _ = self._moving.pop(semaphore)
-        if self._hbm.is_touched(c.target):
+        _, item = self._items_of.pop(semaphore)
+        if self._hbm.is_touched(c.target, item):
             raise HazardError(f"{moving_text(c)} {path}: its target, buffer {c.target}, is written before it has arrived.")
-        self._hbm.write(c.target, elems.reshape(self.program.buffers[c.target].shape))
+        self._hbm.write(c.target, elems.reshape(self._hbm.array(c.target, item).shape), item)
 
     def _sending(self) -> Mapping[int, str]:
         """Buffers that nobody may write now, and why."""

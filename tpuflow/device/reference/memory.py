@@ -76,8 +76,11 @@ class Hbm:
         """Where a buffer (of one element at least) lies."""
         return self._region_of[number]
 
-    def array(self, number: int) -> np.ndarray:
-        """The buffer's elements, a view of its bytes in its shape."""
+    def array(self, number: int, item: int | None = None) -> np.ndarray:
+        """The buffer's elements, a view of its bytes in its shape; of an item along its first axis, that alone."""
+        return self._array(number) if item is None else self._array(number)[item, ...]
+
+    def _array(self, number: int) -> np.ndarray:
         b = self.buffers[number]
         if not b.elems:
             return np.empty(b.shape, b.dtype.numpy)
@@ -94,28 +97,29 @@ class Hbm:
         start = (b.span[0] - region.base) // region.granule
         return table[start : start + b.bytes // region.granule].reshape(*b.shape, b.dtype.bytes // region.granule)
 
-    def owners(self, number: int) -> np.ndarray:
-        """Which buffer wrote every granule of a buffer last, [*shape, granules an element]."""
-        return self.granules(number, self._region_of[number].owner if self.buffers[number].elems else np.empty(0, np.int32))
+    def owners(self, number: int, item: int | None = None) -> np.ndarray:
+        """Which buffer wrote every granule of a buffer, or of an item of it, last: [*shape, granules an element]."""
+        found = self.granules(number, self._region_of[number].owner if self.buffers[number].elems else np.empty(0, np.int32))
+        return found if item is None else found[item, ...]
 
-    def write(self, number: int, array: np.ndarray) -> None:
-        """Replace a buffer's whole content."""
-        self.array(number)[...] = array
-        self.owners(number)[...] = number
+    def write(self, number: int, array: np.ndarray, item: int | None = None) -> None:
+        """Replace a buffer's whole content, or an item of it."""
+        self.array(number, item)[...] = array
+        self.owners(number, item)[...] = number
 
-    def forget(self, number: int) -> None:
-        """Poison a buffer: nothing has written it."""
+    def forget(self, number: int, item: int | None = None) -> None:
+        """Poison a buffer, or an item of it: nothing has written it."""
         if self.buffers[number].elems:
-            self.array(number).reshape(-1).view(np.uint8).fill(POISON)
-            self.owners(number)[...] = -1
+            self.array(number, item).reshape(-1).view(np.uint8).fill(POISON)
+            self.owners(number, item)[...] = -1
 
-    def is_touched(self, number: int) -> bool:
+    def is_touched(self, number: int, item: int | None = None) -> bool:
         """Whether any of it has been written since it was forgotten."""
-        return bool((self.owners(number) != -1).any())
+        return bool((self.owners(number, item) != -1).any())
 
-    def is_written(self, number: int) -> bool:
+    def is_written(self, number: int, item: int | None = None) -> bool:
         """Whether every element was last written as part of this very buffer."""
-        return bool((self.owners(number) == number).all())
+        return bool((self.owners(number, item) == number).all())
 
     def lose(self, stretches: Iterable[tuple[int, int]]) -> None:
         """Poison stretches of VMEM, in the numbering of `Buffer.span`: a kernel has tiles there."""

@@ -10,7 +10,7 @@ from typing import assert_never
 
 from tpuflow.device.timing.calibration import Calibration, Machine
 from tpuflow.device.timing.collectives import CollectiveRow, LinkQueue, collective_row
-from tpuflow.device.timing.copies import CopyQueue, CopyRow, copy_row
+from tpuflow.device.timing.copies import CopyQueue, CopyRow, HostQueue, copy_row
 from tpuflow.device.timing.grid import grid_time, plan_grid
 from tpuflow.device.timing.prices import LOCAL, MOVE, Clock, PricedKernel, Table, picoseconds, price
 from tpuflow.device.timing.result import NOTHING, KernelRow, KernelTime, ProgramTime, Work
@@ -170,11 +170,10 @@ def _totals(priced: PricedKernel, tables: Sequence[Table], clock: Clock) -> tupl
 
 
 def _copied(row: CopyRow) -> Work:
-    """What a copy moves: to or from HBM, and from or to the chip."""
-    ends = {"read_bytes": row.bytes, "written_bytes": 0, "resident_read_bytes": 0, "resident_written_bytes": row.bytes}
-    if not row.loads:
-        ends = {"read_bytes": 0, "written_bytes": row.bytes, "resident_read_bytes": row.bytes, "resident_written_bytes": 0}
-    return Work({}, 0, bus_bytes=row.bytes, **ends)
+    """What a copy moves: to or from HBM, and from or to the chip; the host's memory is not the chip's."""
+    moved = {space: (row.bytes * (space == row.ends[0]), row.bytes * (space == row.ends[1])) for space in ("hbm", row.other)}
+    (read, written), (resident_read, resident_written) = moved["hbm"], (0, 0) if row.is_host else moved[row.other]
+    return Work({}, 0, read, written, bus_bytes=row.bytes, resident_read_bytes=resident_read, resident_written_bytes=resident_written)
 
 
 def _multiplied(instruction: Instruction) -> DType:
@@ -214,12 +213,18 @@ class _Here:
     total: _Sum
     links: LinkQueue
     copies: CopyQueue
+    host: HostQueue
+
+    def start(self, semaphore: int, row: CopyRow) -> None:
+        """A copy begins."""
+        (self.host if row.is_host else self.copies).start(semaphore, row, self.total.device)
 
     def wait(self, semaphore: int) -> None:
         """The chip has nothing to do until this collective or copy has arrived."""
         total = self.total
-        if semaphore in self.copies:
-            copied, exposed = self.copies.wait(semaphore, total.device)
+        queue = next((queue for queue in (self.copies, self.host) if semaphore in queue), None)
+        if queue is not None:
+            copied, exposed = queue.wait(semaphore, total.device)
             total.copied.append(copied)
         else:
             sent, exposed = self.links.wait(semaphore, total.device)
@@ -244,7 +249,7 @@ class _BlockTimes:
 
     def blocks(self, code: Sequence[Block], path: str, count: int) -> _Sum:
         """All blocks of a list, in order."""
-        here = _Here(_Sum(), LinkQueue(), CopyQueue(self.machine))
+        here = _Here(_Sum(), LinkQueue(), CopyQueue(self.machine), HostQueue(self.machine))
         for i, block in enumerate(code):
             self._block(block, f"{path}{i}", count, here)
         return here.total
@@ -280,7 +285,7 @@ class _BlockTimes:
             case Copy():
                 row = copy_row(self.program, block, self.machine, place, count)
                 total.work = total.work + _copied(row)
-                here.copies.start(block.semaphore, row, total.device)
+                here.start(block.semaphore, row)
             case Await():
                 here.wait(block.semaphore)
             case CallHost():

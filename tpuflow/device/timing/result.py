@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
 from tpuflow.chips.chip import Chip
@@ -127,7 +127,7 @@ class ProgramTime:
     `launch_picoseconds` the host's round trip. `assumed` names blocks whose trips or branch nobody said: a while counts one trip, a
     switch its longest branch. `narrowed` says which f32 products are made of narrower ones, for want of f32 arrays. `trips` has the trips
     counted for every loop and while, and the branch of every switch, by their place. `collectives` and `copies` (between
-    HBM and the chip) are in the order of their waits.
+    HBM and the chip or the host) are in the order of their waits.
     """
 
     machine: Machine
@@ -145,7 +145,7 @@ class ProgramTime:
 
     @property
     def copied_bytes(self) -> int:
-        """What copies move between HBM and the chip."""
+        """What copies move between HBM and the chip or the host."""
         return sum(row.count * row.bytes for row in self.copies)
 
     @property
@@ -291,11 +291,16 @@ def _summary(t: ProgramTime, steps: int) -> list[str]:
         took, waited = seconds_text(t.link_seconds / steps), seconds_text(t.exposed_link_seconds / steps)
         count, sent = sum(r.count for r in t.collectives) / steps, t.sent_bytes / steps / 1e6
         lines.append(f"collectives {count:.6g}: {sent:.2f} MB sent by each chip in {took}, of which {waited} not behind kernels")
-    if t.copies:
-        count, moved = sum(r.count for r in t.copies) / steps, t.copied_bytes / steps / 1e6
-        waited = seconds_text(t.exposed_copy_seconds / steps)
-        lines.append(f"copies between HBM and {t.chip.array_space.upper()} {count:.6g}: {moved:.2f} MB, {waited} not behind kernels")
-    return lines
+    return [*lines, *_copies(t, steps)]
+
+
+def _copies(t: ProgramTime, steps: int) -> Iterator[str]:
+    """Copies between HBM and every other memory."""
+    for space in sorted({row.other for row in t.copies}, reverse=True):
+        rows = [row for row in t.copies if row.other == space]
+        count, moved = sum(r.count for r in rows) / steps, sum(r.count * r.bytes for r in rows) / steps / 1e6
+        waited, where = seconds_text(sum(r.exposed_seconds for r in rows) / steps), "the host" if space == "host" else space.upper()
+        yield f"copies between HBM and {where} {count:.6g}: {moved:.2f} MB, {waited} not behind kernels"
 
 
 def _totals(t: ProgramTime, steps: int) -> list[str]:

@@ -1,8 +1,8 @@
 """Several chips: the mesh, arrays cut over it, and collectives, which every chip must take in the same order from buffers left alone.
 
-A collective, or a copy between HBM and the chip, is awaited in the list of blocks that starts it. In between nobody writes its source, nor
-reads or writes its target, and no tiles take the place of either. A collective lies in no loop, condition or branch that chips may run
-differently, nor does anything that the host takes part in.
+A collective, or a copy between HBM and the chip or the host, is awaited in the list of blocks that starts it. In between nobody writes its
+source, nor reads or writes its target, and no tiles take the place of either. A collective lies in no loop, condition or branch that
+chips may run differently, nor does anything that the host takes part in.
 """
 
 from __future__ import annotations
@@ -116,16 +116,31 @@ def _check_pairs(c: Collective, chips: int) -> None:
 
 
 def check_copy(program: Program, c: Copy) -> None:
-    """Refuse a copy that is not between HBM and the chip, or of other elements."""
+    """Refuse a copy that is not between HBM and another memory, or of other elements."""
     source, target = buffer_of(program, c.source), buffer_of(program, c.target)
     if not 0 <= c.semaphore < MOST_SEMAPHORES:
         raise Refusal(f"semaphore {c.semaphore}; expected one of {MOST_SEMAPHORES}")
-    if (source.dtype, source.shape) != (target.dtype, target.shape):
+    if c.index >= 0:
+        _check_item(program, c, source, target)
+    elif (source.dtype, source.elems) != (target.dtype, target.elems):
         ends = f"{source.dtype}{list(source.shape)} to {target.dtype}{list(target.shape)}"
-        raise Refusal(f"copies buffer {c.source} to {c.target}, {ends}; expected one type and shape")
-    if source.is_resident == target.is_resident:
+        raise Refusal(f"copies buffer {c.source} to {c.target}, {ends}; expected one type and as many elements")
+    if (source.space == "hbm") == (target.space == "hbm"):
         found = f"{source.space} to {target.space}"
-        raise Refusal(f"copies buffer {c.source} to {c.target}, {found}; expected one in hbm and the other on the chip")
+        raise Refusal(f"copies buffer {c.source} to {c.target}, {found}; expected one in hbm and the other on the chip or at the host")
+
+
+def _check_item(program: Program, c: Copy, source: Buffer, target: Buffer) -> None:
+    """Refuse one of an item that is none of an array at the host, or is chosen by no scalar."""
+    index, items = buffer_of(program, c.index), source if source.space == "host" else target
+    if (index.dtype, index.elems, index.space) != (S32, 1, "hbm"):
+        raise Refusal(f"buffer {c.index} is {index.dtype}{list(index.shape)} in {index.space}; expected one s32 in hbm, the item's number")
+    one = target if items is source else source
+    if items.space != "host" or source.dtype != target.dtype or not items.shape or items.elems != items.shape[0] * one.elems:
+        ends = f"{source.dtype}{list(source.shape)} in {source.space} to {target.dtype}{list(target.shape)} in {target.space}"
+        raise Refusal(
+            f"copies an item from buffer {c.source} to {c.target}, {ends}; expected one along the first axis of what is at the host"
+        )
 
 
 def check_await(program: Program, block: Await) -> None:
@@ -251,8 +266,10 @@ def _own_uses(block: Block) -> tuple[frozenset[int], frozenset[int]]:
             found = [(role, w.buffer) for i in block.instructions for role, w in i.windows()]
             updated = {w.buffer for i in block.instructions if i.has("updates") for _, w in i.windows()}
             return frozenset(b for role, b in found if role == "read") | updated, frozenset(b for role, b in found if role == "write")
-        case Collective() | Copy():
+        case Collective():
             return frozenset((block.source,)), frozenset((block.target,))
+        case Copy():
+            return frozenset(b for b in (block.source, block.index) if b >= 0), frozenset((block.target,))
         case CallHost():
             return frozenset(block.sources), frozenset(block.targets)
         case Infeed() | Position():

@@ -1,9 +1,9 @@
 """HBM, VMEM and CMEM over the blocks of a Program: what is read must be valid, what must stay is never overwritten.
 
-A buffer is valid once it holds an input, a constant, an infeed item, or has been stored whole (possibly part by part), until a buffer
-that overlaps it is written, or (in VMEM) a kernel has tiles there. What a list of blocks does to memory is found once
-(`contents.Contents`); with it one walk in program order knows what holds at the head of a loop and after a branch, however deep they
-nest.
+A buffer is valid once it holds an input, a constant, an infeed item, or has been stored whole (possibly part by part), or if it is at the
+host and zeros at first, for its items are written one by one; until a buffer that overlaps it is written, or (in VMEM) a kernel has tiles
+there. What a list of blocks does to memory is found once (`contents.Contents`); with it one walk in program order knows what holds at the
+head of a loop and after a branch, however deep they nest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def check_dataflow(program: Program, effects: Mapping[int, Effects]) -> None:
     walk = _AbstractRun(program, effects)
     memory = Contents(program.buffers)
     memory.forget()
-    for buffer in (*(c.buffer for c in program.constants), *(p.buffer for p in program.inputs)):
+    for buffer in (*(c.buffer for c in program.constants), *(p.buffer for p in program.inputs), *sorted(program.by_items)):
         memory.put(buffer, WHOLE)
     walk.blocks(program.code, "", memory)
     for port in program.outputs:
@@ -88,7 +88,8 @@ class _Changes:
         made.put(block.target, WHOLE)
 
     def _copied(self, block: Copy, made: Contents) -> None:
-        made.put(block.target, WHOLE)
+        if not (block.index >= 0 and self.buffers[block.target].space == "host"):
+            made.put(block.target, WHOLE)
 
     def _answered(self, block: CallHost, made: Contents) -> None:
         for target in block.targets:
@@ -222,10 +223,15 @@ class _AbstractRun:
         memory.put(block.target, WHOLE)
 
     def copy(self, block: Copy, path: str, memory: Contents) -> None:
-        """A whole buffer to the other memory."""
+        """A whole buffer to the other memory, or an item, whose array stays as valid as it was."""
         self.need(f"copy {path}", "takes", block.source, memory)
+        if block.index >= 0:
+            self.need(f"copy {path}", "takes the item's number from", block.index, memory)
         self._write(lambda: (f"copy {path}", ""), block.target, None)
-        memory.put(block.target, WHOLE)
+        if not (block.index >= 0 and self.program.is_host(block.target)):
+            memory.put(block.target, WHOLE)
+            return
+        self.need(f"copy {path}", "writes an item of", block.target, memory)
 
     def call_host(self, block: CallHost, path: str, memory: Contents) -> None:
         """Whole buffers out, then whole buffers in."""

@@ -29,7 +29,22 @@ from tpuflow.isa.calls import ArrayType
 from tpuflow.isa.codec import MAX_DEPTH
 from tpuflow.isa.collectives import Await, Collective, Position, chips_of
 from tpuflow.isa.liveness import touched
-from tpuflow.isa.program import Block, Buffer, CallHost, Copy, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While, children
+from tpuflow.isa.program import (
+    SPACE_BYTES,
+    Block,
+    Buffer,
+    CallHost,
+    Copy,
+    Infeed,
+    Kernel,
+    Loop,
+    Outfeed,
+    Port,
+    Program,
+    Switch,
+    While,
+    children,
+)
 from tpuflow.isa.refusal import Refusal
 
 Check = Callable[..., None]
@@ -77,15 +92,22 @@ def _check_shape(program: Program, what: str, dtype: DType, shape: Sequence[int]
 def _check_buffers(program: Program) -> None:
     for n, b in enumerate(program.buffers):
         _check_shape(program, f"buffer {n}", b.dtype, b.shape)
-        if b.space not in ("hbm", program.chip.array_space):
-            expected = " or ".join(filter(None, ("hbm", program.chip.array_space)))
+        if b.space not in ("hbm", "host", program.chip.array_space):
+            expected = ", ".join(filter(None, ("hbm", program.chip.array_space))) + " or host"
             raise Refusal(f"buffer {n} stays in {b.space}; expected {expected}, for {program.chip.name} keeps no arrays there")
-        end, there = b.address + b.bytes, program.chip.resident_bytes if b.is_resident else program.chip.hbm_bytes
+        end, there = b.address + b.bytes, _memory_bytes(program, b)
         if b.address < 0 or end > there:
             raise Refusal(f"buffer {n} lies at bytes {b.address} to {end} of {b.space}; {program.chip.name} has {there}")
         if b.is_parted and (b.address % program.chip.cores or b.elems % program.chip.cores):
             where = f"{b.elems} elements at byte {b.address} of vmem"
             raise Refusal(f"buffer {n} has {where}; expected both to divide by the {program.chip.cores} cores of {program.chip.name}")
+
+
+def _memory_bytes(program: Program, buffer: Buffer) -> int:
+    """Of the memory that a buffer lies in. What the host lends is not known: as far as addresses reach."""
+    if buffer.space == "host":
+        return SPACE_BYTES
+    return program.chip.resident_bytes if buffer.is_resident else program.chip.hbm_bytes
 
 
 def _check_constants(program: Program) -> None:
@@ -114,7 +136,7 @@ def _check_port(program: Program, what: str, port: Port, *, stored: bool) -> Non
         if port.buffer != -1:
             raise Refusal(f"{what} {port.name!r} has buffer {port.buffer}; expected -1 (its items go where the blocks say)")
         return
-    buffer = _hbm_buffer(program, port.buffer)
+    buffer = _output_buffer(program, port.buffer) if what == "output" else _hbm_buffer(program, port.buffer)
     if (buffer.dtype, buffer.shape) != (port.dtype, port.shape):
         raise Refusal(f"{what} {port.name!r} is {_text(port)}, its buffer {port.buffer} {_text(buffer)}; expected the same")
 
@@ -146,9 +168,16 @@ _TABLES = (
 
 def _hbm_buffer(program: Program, number: int) -> Buffer:
     buffer = buffer_of(program, number)
-    if buffer.is_resident:
-        raise Refusal(f"buffer {number} stays in {buffer.space}; expected it in hbm: only kernels and copies reach what stays there")
+    if buffer.space != "hbm":
+        reach = "copies reach what is" if buffer.space == "host" else "kernels and copies reach what stays"
+        raise Refusal(f"buffer {number} stays in {buffer.space}; expected it in hbm: only {reach} there")
     return buffer
+
+
+def _output_buffer(program: Program, number: int) -> Buffer:
+    """An output may be at the host, where it is wanted."""
+    buffer = buffer_of(program, number)
+    return buffer if buffer.space == "host" else _hbm_buffer(program, number)
 
 
 def _text(array: Buffer | Port) -> str:

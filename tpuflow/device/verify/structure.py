@@ -17,7 +17,7 @@ def structure(kernel: Kernel, buffers: Sequence[Buffer]) -> tuple[Hashable, tupl
     def window_form(window: Window) -> Hashable:
         number = local.setdefault(window.buffer, len(local))
         buffer = buffers[window.buffer] if 0 <= window.buffer < len(buffers) else None
-        known = None if buffer is None else (buffer.dtype.code, buffer.elems, buffer.is_resident)
+        known = None if buffer is None else (buffer.dtype.code, buffer.elems, buffer.space)
         return replace(window, buffer=number, fill=0), exactly(window.fill), known
 
     return kernel_form(kernel, window_form), tuple(local)

@@ -22,6 +22,8 @@ def check_window(kernel: Kernel, buffers: Sequence[Buffer], window: Window) -> N
     if tile.space == "acc" or tile.dtype != buffer.dtype:
         found = f"buffer {window.buffer} of {buffer.dtype} and a tile of {tile.dtype} in {tile.space}"
         raise Refusal(f"{found}; expected one type, and the tile in vmem or smem")
+    if buffer.space == "host":
+        raise Refusal(f"buffer {window.buffer} is at the host; expected it in hbm or on the chip: only copies reach what is at the host")
     if len(window.axes) != len(tile.axes):
         raise Refusal(f"the window has {len(window.axes)} axes, its tile {len(tile.axes)}; expected as many")
     for axis, blocked in zip(window.axes, tile.axes, strict=True):

@@ -260,6 +260,10 @@ class Builder(NodeBuilder):
         """The operands, as values that are there only when all of them are, and that no pass takes for the operands themselves."""
         return self.emit("barrier", operands).results if operands else ()
 
+    def device_put(self, x: Value, space: str) -> Value:
+        """x in the memory of the host, or of the device ("hbm")."""
+        return self.emit("device_put", (x,), {"space": space}).result
+
     def while_(self, condition: Graph, body: Graph, carries: Sequence[Value]) -> tuple[Value, ...]:
         """Carries after running `body` as long as `condition` holds."""
         return self.emit("while", carries, regions=(condition, body)).results

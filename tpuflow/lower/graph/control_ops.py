@@ -8,6 +8,9 @@ from tpuflow.isa.elementwise import BINARY
 from tpuflow.lower.graph.graph import Graph, TensorType
 from tpuflow.lower.graph.op import Call, Op, Types
 
+PUT_SPACES = ("host", "hbm")
+"""Memories that a program puts arrays into itself."""
+
 
 def _barrier(call: Call) -> Types:
     """The operands as they are, but only once all of them are there: what is computed from the results is not computed before."""
@@ -92,6 +95,34 @@ def _await(call: Call) -> Types:
     return call.inputs[:1]
 
 
+def _device_put(call: Call) -> Types:
+    """The first operand, in the host's memory or (again) in HBM. With an array that is at the host and an item's number, it is put there
+    as that item of the array; with a number alone, the item comes back. What is at the host can only be put elsewhere, be carried by a
+    loop, or leave the program."""
+    space, count = call.attrs["space"], len(call.inputs)
+    call.require(space in PUT_SPACES, f"puts into one of {', '.join(PUT_SPACES)}")
+    call.require(count in (1, {"host": 3, "hbm": 2}[space]), "takes an array, and for an item the whole to put it into, and its number")
+    if count == 1:
+        return _put_whole(call)
+    call.require(call.inputs[-1] == TensorType(S32), "the item's number is s32[]")
+    whole, item = (call.inputs[1], call.inputs[0]) if space == "host" else (call.inputs[0], call.asked_type())
+    good = whole.shape and whole.dtype == item.dtype and whole.elems == whole.shape[0] * item.elems
+    call.require(bool(good), f"{item} is no item of {whole} along its first axis")
+    return (whole,) if space == "host" else (item,)
+
+
+def _put_whole(call: Call) -> Types:
+    """Under any shape of as many elements, if one is asked for."""
+    (x,), asked = call.inputs, call.asked or call.inputs
+    call.require(len(asked) == 1 and (asked[0].dtype, asked[0].elems) == (x.dtype, x.elems), "keeps type and number of elements")
+    return asked
+
+
+def _host_array(call: Call) -> Types:
+    """Room at the host for an array of which items are to be put there; until then they are zeros."""
+    return (call.asked_type(),)
+
+
 def _shard(call: Call) -> Types:
     (x,) = call.inputs
     sizes = call.attrs["sizes"]
@@ -117,6 +148,8 @@ CONTROL_OPS = (
     Op("call_host", None, ("function",), _call_host, effect=True),
     Op("position", 0, ("axis",), _position),
     *(Op(name, 1, ("kind", "reducer", "axes", "chips", "pairs"), _collective) for name in ("collective", "start")),
+    *(Op(name, None, ("space",), _device_put) for name in ("device_put", "start_put")),
+    Op("host_array", 0, (), _host_array),
     Op("await", 2, (), _await),
     Op("shard", 1, ("cut", "sizes"), _shard),
     Op("unshard", 1, ("cut", "sizes"), _unshard),

@@ -212,9 +212,19 @@ def _alone(node: Node, x: Array) -> Array:
     return np.zeros_like(x) if node.attrs.get("kind") == "permute" and not node.attrs["pairs"] else x.reshape(node.result.shape)
 
 
+def _device_put(node: Node, x: Array, *rest: Array) -> Array:
+    if len(rest) < 2:
+        return (x[int(rest[0])] if rest else x).reshape(node.result.shape)
+    out, at = rest[0].copy(), int(rest[1])
+    out[at] = x.reshape(out.shape[1:])
+    return out
+
+
 _OTHER: dict[str, Callable[..., Any]] = {
     "position": lambda node: np.int32(0),
     "await": lambda node, received, sent: received,
+    **dict.fromkeys(("device_put", "start_put"), _device_put),
+    "host_array": lambda node: np.zeros(node.result.shape, node.result.dtype.numpy),
     **dict.fromkeys(("collective", "start", "shard", "unshard"), _alone),
     "full": lambda node: np.full(node.result.shape, node.attrs["value"], node.result.dtype.numpy),
     "constant": lambda node: node.attrs["data"],

@@ -12,6 +12,7 @@ import numpy as np
 
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.kinds import Kind
+from tpuflow.lower.graph.memories import at_host
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, fits_on_chip, is_kernel
 
@@ -60,9 +61,9 @@ class Memory:
         for position, node in enumerate(nodes):
             for value in node.inputs:
                 self.last[value] = max(self.last.get(value, 0), position)
-        change = np.zeros(len(nodes) + 2, np.int64)
+        change, host = np.zeros(len(nodes) + 2, np.int64), at_host(nodes)
         for position, node in enumerate(nodes):
-            for value in node.results:
+            for value in (v for v in node.results if v not in host):
                 size = bytes_of(value.type)
                 change[position] += size
                 change[self.last.get(value, position) + 1] -= size

@@ -1,4 +1,5 @@
-"""What the nodes of a graph take at least, and what its collectives take on the links: by these a transfer is known to be hidden."""
+"""What the nodes of a graph take at least, and what its collectives and copies take on the links: by these a transfer is known to be
+hidden."""
 
 from __future__ import annotations
 
@@ -10,17 +11,26 @@ from tpuflow.chips.links import collective_seconds, sending_seconds
 from tpuflow.errors import ConfigError
 from tpuflow.isa.collectives import MeshAxis, farthest
 from tpuflow.lower.graph.graph import Graph, Node
+from tpuflow.lower.graph.memories import START_PUT, is_to_host
 from tpuflow.lower.passes.kernel_cost import busy_seconds
-from tpuflow.lower.passes.ordering import Times
+from tpuflow.lower.passes.ordering import STARTS, Times
 from tpuflow.lower.passes.region_builder import bytes_of
 
 
 def node_times(graph: Graph, chip: Chip, mesh: Sequence[MeshAxis]) -> Times:
     """Of every node of a region the seconds that the chip works on it at least; of a `start`, those until what it sends has arrived."""
-    starts = {node for node in graph.nodes if node.op == "start"}
+    starts, puts = ({node for node in graph.nodes if node.op == op} for op in ("start", START_PUT))
     sent = {node: link_seconds(node, chip, mesh, collective_seconds) for node in starts}
-    worked = {node: least_seconds(node, chip) for node in graph.nodes if node not in starts}
-    return Times(worked | sent, {node: link_seconds(node, chip, mesh, sending_seconds) for node in starts})
+    sent |= {node: put_seconds(node, chip) + chip.dma_seconds for node in puts}
+    worked = {node: least_seconds(node, chip) for node in graph.nodes if node.op not in STARTS}
+    sending = {node: link_seconds(node, chip, mesh, sending_seconds) for node in starts}
+    return Times(worked | sent, sending | {node: put_seconds(node, chip) for node in puts})
+
+
+def put_seconds(node: Node, chip: Chip) -> float:
+    """What is put to or from the host takes on its link."""
+    moved = node.inputs[0].type if is_to_host(node) else node.result.type
+    return bytes_of(moved) / chip.host_bytes_per_second
 
 
 def least_seconds(node: Node, chip: Chip) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from tpuflow.lower.graph.graph import Node, Value
+from tpuflow.lower.graph.memories import START_PUT
 from tpuflow.lower.passes.analysis import effectful
 
 NOTHING_BYTES = 256
@@ -20,14 +21,24 @@ RECEIVED = (*VIEWS, "await")
 """The same with waits, whose result is what was begun to be received."""
 
 
+STARTS = ("start", START_PUT)
+"""Nodes whose results are on their way until they are awaited."""
+
+MOST_PUTS = 2
+"""Arrays on their way to the host, each of which still takes its place in HBM, before it is better to wait for the first: one keeps the
+link busy while the next is made."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What an order of nodes does to memory: the bytes that each node's results take anew, the values that are kept to the end, and how
-    many bytes may be held at a time before it is better to wait for what is on its way, and let go of it."""
+    """What an order of nodes does to memory: the bytes that each node's results take anew, the values that are kept to the end, how
+    many bytes may be held at a time before it is better to wait for what is on its way, and let go of it; and the values that are at the
+    host."""
 
     made: Mapping[Node, int]
     kept: frozenset[Value]
     room_bytes: float = math.inf
+    at_host: Collection[Value] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +70,46 @@ def in_order(
 
 
 class _Clock:
-    """The time at which nodes run, and what is on its way: the links send one transfer after the other."""
+    """The time at which nodes run, and what is on its way: the links between chips, and that to the host, send one transfer after the
+    other."""
 
     def __init__(self, times: Times) -> None:
         self.seconds, self.sending = times.seconds, times.sending
-        self.now = self.free = 0.0
+        self.now, self.free = 0.0, dict.fromkeys(STARTS, 0.0)
         self.arrivals: dict[Value, float] = {}
+        self.puts: dict[Value, float] = {}
 
     def run(self, node: Node) -> None:
         """A start puts something on its way, a wait lasts until it is there, and others take their time."""
-        if node.op == "start":
-            begin = max(self.now, self.free)
-            self.free = begin + self.sending[node]
+        if node.op in STARTS:
+            begin = max(self.now, self.free[node.op])
+            self.free[node.op] = begin + self.sending[node]
             self.arrivals[node.result] = begin + self.seconds[node]
+            if node.op == START_PUT:
+                self.puts[node.result] = begin + self.seconds[node]
         elif node.op == "await":
             self.now = max(self.now, self.arrival(node))
+            self.puts.pop(node.inputs[0], None)
         else:
             self.now += self.seconds[node]
+
+    def due(self) -> float:
+        """The time up to which it is better to wait: that at which the first of too many arrays arrives at the host."""
+        return min(self.puts.values()) if len(self.puts) > MOST_PUTS else self.now
 
     def arrival(self, wait: Node) -> float:
         """When what is waited for will be there."""
         return self.arrivals[wait.inputs[0]]
+
+
+def held_bytes(nodes: Sequence[Node], sizes: Sizes) -> list[int]:
+    """Of every node of an order the bytes that are held while it runs, its results included; what the region found is not counted."""
+    memory = _Memory(list(nodes), sizes)
+    found = []
+    for i, made in enumerate(memory.made):
+        found.append(memory.held_bytes + made)
+        memory.run(i)
+    return found
 
 
 class _Queue:
@@ -119,7 +149,7 @@ class _Queue:
 
     def _next(self) -> int | None:
         if self.clock is not None:
-            self._receive(self.clock.now)
+            self._receive(max(self.clock.now, self.clock.due()))
         if self.moving and self._earliest(self.starts) is self._earliest(self.first) is None and self._waits():
             self._receive(self.moving[0][0])
         found = (self._earliest(heap) for heap in (self.starts, self.first, self.ready, self.later))
@@ -180,7 +210,7 @@ class _Queue:
     def _is_cheap_start(self, i: int) -> bool:
         """Whether a node starts a transfer that takes no more memory than what it sends has: others, which gather, start in their turn."""
         sent_bytes = sum(v.type.elems * v.dtype.bytes for v in self.nodes[i].inputs)
-        return self.nodes[i].op == "start" and (self.memory is None or self.memory.made[i] <= sent_bytes)
+        return self.nodes[i].op in STARTS and (self.memory is None or self.memory.made[i] <= sent_bytes)
 
     def _offer_needed(self, i: int) -> None:
         """What a node still needs runs as soon as it can if it can now, and frees memory together with it: a parameter's share, for the
@@ -209,7 +239,7 @@ class _Memory:
             if node.op in RECEIVED:
                 root.update((result, root.get(v, v)) for v, result in zip(node.inputs, node.results, strict=False))
             else:
-                self.bytes.update((v, v.type.elems * v.dtype.bytes) for v in node.results)
+                self.bytes.update((v, v.type.elems * v.dtype.bytes) for v in node.results if v not in sizes.at_host)
             self.operands.append(held)
             for value in held:
                 self.readers.setdefault(value, set()).add(i)

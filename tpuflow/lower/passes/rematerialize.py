@@ -12,6 +12,7 @@ import numpy as np
 from tpuflow.chips import Chip
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.kinds import Kind
+from tpuflow.lower.graph.memories import at_host
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.passes.analysis import effectful
 from tpuflow.lower.passes.base import ChipPass
@@ -85,15 +86,15 @@ class _Held:
         self.last.update((self.root.get(v, v), len(self.nodes)) for v in self.graph.outputs)
 
     def _fullest(self) -> tuple[int, int]:
-        """Where most is held, and how much, inputs included; outputs of an input's type are taken to have that one's place."""
-        given = {v.type for v in self.graph.inputs}
+        """Where most of HBM is held, and how much, inputs included; outputs of an input's type are taken to have that one's place."""
+        given, host = {v.type for v in self.graph.inputs}, at_host(self.nodes)
         change = np.zeros(len(self.nodes) + 2, np.int64)
         for value, at in self.made_at.items():
-            if value not in self.root and not (value in self.outputs and value.type in given):
+            if value not in self.root and value not in host and not (value in self.outputs and value.type in given):
                 change[at] += bytes_of(value.type)
                 change[self.last.get(value, at) + 1] -= bytes_of(value.type)
         held = np.cumsum(change)
-        return int(held.argmax()), int(held.max()) + sum(bytes_of(v.type) for v in self.graph.inputs)
+        return int(held.argmax()), int(held.max()) + sum(bytes_of(v.type) for v in self.graph.inputs if v not in host)
 
     def last_read(self, value: Value) -> int:
         """The position of the last node that reads a value, through whatever view."""

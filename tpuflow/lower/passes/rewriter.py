@@ -9,6 +9,7 @@ from typing import Any
 
 from tpuflow.dtypes import DType
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
+from tpuflow.lower.graph.memories import HOST_ARRAY, PUT
 from tpuflow.lower.passes.analysis import effectful, live_nodes, node_key
 
 Values = tuple[Value, ...]
@@ -97,8 +98,8 @@ class Rewriter:
         return None
 
     def keep(self, node: Node) -> Values:
-        """Add a node as it is, past the rules; equal nodes share their results."""
-        if not node.regions and not effectful(node):
+        """Add a node as it is, past the rules; equal nodes share their results, but not what is put at the host or back."""
+        if not node.regions and not effectful(node) and node.op not in (PUT, HOST_ARRAY):
             results = self._seen.setdefault(node_key(node), node.results)
             if results is not node.results:
                 return results

@@ -1,4 +1,4 @@
-"""SplitCollectives: a collective is started as soon as it can be, and awaited when its result is needed."""
+"""SplitCollectives: a collective is started as soon as it can be, and awaited when its result is needed; so is what goes to the host."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.memories import PUT, START_PUT, is_to_host
 from tpuflow.lower.passes.base import Pass
 
 
 @dataclass(frozen=True, slots=True)
 class SplitCollectives(Pass):
     """A start where the source is made, whose result is still on its way; and the wait, which holds the source too: so long it must stay.
+    What comes back from the host is for `PrefetchFromHost`.
 
     Before: %0 = fused ...; %1 = fused ...; %2 = collective %0.
     After: %0 = fused ...; %3 = start %0; %1 = fused ...; %2 = await %3, %0.
@@ -22,7 +24,7 @@ class SplitCollectives(Pass):
         starts: dict[Value, list[Node]] = {}
         rest: list[Node] = []
         for node in graph.nodes:
-            if node.op == "collective":
+            if node.op == "collective" or (node.op == PUT and is_to_host(node)):
                 start, wait = _split(node)
                 starts.setdefault(node.inputs[0], []).append(start)
                 rest.append(wait)
@@ -33,7 +35,8 @@ class SplitCollectives(Pass):
 
 def _split(node: Node) -> tuple[Node, Node]:
     moving = Value(node.result.type)
-    return replace(node, op="start", results=(moving,)), replace(node, op="await", inputs=(moving, *node.inputs), attrs={})
+    start = START_PUT if node.op == PUT else "start"
+    return replace(node, op=start, results=(moving,)), replace(node, op="await", inputs=(moving, node.inputs[0]), attrs={})
 
 
 def _started(graph: Graph, nodes: list[Node], starts: dict[Value, list[Node]]) -> Iterator[Node]:

@@ -78,7 +78,9 @@ _MEMORY = ("generated_code", "argument", "output", "alias", "temp")
 @entry("Executable_GetCompiledMemoryStats")
 def _memory(args: Args) -> None:
     found = _program(args[2]).memory
-    figures = [getattr(found, f"{name}_size_in_bytes") for name in _MEMORY] + [0] * 5 + [found.peak_memory_in_bytes]
+    own = [getattr(found, f"{name}_size_in_bytes") for name in _MEMORY]
+    at_host = [0, 0, found.host_output_size_in_bytes, 0, found.host_temp_size_in_bytes]
+    figures = [*own, *at_host, found.peak_memory_in_bytes]
     count = min(3 + len(figures), args[0] // 8)
     words(ctypes.addressof(args.contents), count)[3:count] = figures[: count - 3]
 

@@ -12,6 +12,7 @@ from tpuflow.isa.calls import Call
 from tpuflow.isa.collectives import MeshAxis
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType
+from tpuflow.lower.importers.host_arguments import warn_of_host_arguments
 from tpuflow.lower.importers.stablehlo import rules
 from tpuflow.lower.importers.stablehlo.compat import read_module
 from tpuflow.lower.importers.stablehlo.constants import own_constants
@@ -91,6 +92,7 @@ def lower_stablehlo(
     outputs = [to_port(b, x) if isinstance(x, Complex) else x for x in results]
     for number, value in enumerate(v for _, values in b.calls for v in values):
         b.outfeed(number, value)
+    warn_of_host_arguments(name or read.name, (a.get("mhlo.memory_kind", "") for a in main.argument_attributes))
     return Imported(
         graph=b.finish(outputs, given),
         calls=tuple(call for call, _ in b.calls),

@@ -10,6 +10,8 @@ from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.importers.jaxpr.registry import enter, lowers
 from tpuflow.lower.operations import movement
+from tpuflow.lower.operations.complex import Number
+from tpuflow.lower.operations.memories import device_put
 
 enter({
     "broadcast_in_dim": movement.broadcast_in_dim, "split": movement.split, "unstack": movement.unstack, "stack": movement.stack,
@@ -21,11 +23,18 @@ enter({"slice": Builder.slice}, start_indices="start", limit_indices="limit", st
 
 
 @lowers(
-    "copy", "stop_gradient", "device_put", "sharding_constraint", "layout_constraint", "reshard",
+    "copy", "stop_gradient", "sharding_constraint", "layout_constraint", "reshard",
     "name", "pvary", "stage", "random_clone", "multiple_of", keys=True,
 )  # fmt: skip
 def _identity(b: Builder, *operands: Value) -> tuple[Value, ...]:
     return operands
+
+
+@lowers("device_put", keys=True)
+def _device_put(b: Builder, *operands: Number, devices: Sequence[Any]) -> tuple[Number, ...]:
+    """To a `jax.memory.Space`, or to a sharding, which may name a kind of memory."""
+    kinds = [getattr(d, "memory_kind", None) or getattr(d, "name", "") for d in devices]
+    return tuple(device_put(b, x, kind) for x, kind in zip(operands, kinds, strict=True))
 
 
 @lowers("tie", keys=True)

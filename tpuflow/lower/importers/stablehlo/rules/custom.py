@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tpuflow.isa.calls import HOST_CALL
@@ -13,13 +13,13 @@ from tpuflow.lower.importers.stablehlo.walk import RULES, STRUCTURAL
 from tpuflow.lower.operations.complex import Number, Type
 from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.host_calls import call_host
+from tpuflow.lower.operations.memories import device_put
 from tpuflow.lower.operations.random import rng_bits
 
 _PLACEMENT = (
     "Sharding",
     "SPMDFullToShardShape",
     "SPMDShardToFullShape",
-    "annotate_device_placement",
     "LayoutConstraint",
     "xla.sdy.FuncResultSharding",
 )
@@ -31,6 +31,15 @@ def _identity(b: Builder, *operands: Value) -> tuple[Value, ...]:
 
 
 RULES.enter({f"custom_call {target}": _identity for target in _PLACEMENT})
+
+
+def _put(b: Builder, x: Number, *, attributes: Mapping[str, Any]) -> Number:
+    """What JAX's `device_put` within a program becomes."""
+    return device_put(b, x, attributes["_xla_buffer_placement"])
+
+
+STRUCTURAL.add("custom_call annotate_device_placement")
+RULES.enter({"custom_call annotate_device_placement": _put}, **{"mhlo.frontend_attributes": "attributes"})
 
 
 @RULES.lowers("stablehlo.rng_bit_generator")

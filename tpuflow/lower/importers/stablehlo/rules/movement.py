@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from tpuflow.lower.graph.builder import Builder
-from tpuflow.lower.graph.graph import TensorType, Value
+from tpuflow.lower.graph.graph import NO_ATTRS, TensorType, Value
 from tpuflow.lower.importers.stablehlo.walk import RULES
 from tpuflow.lower.operations import movement
 from tpuflow.lower.operations.by_position import by_position, summed
 from tpuflow.lower.operations.complex import Number, Type, packed, planes
 from tpuflow.lower.operations.forms import UnsupportedForm
+from tpuflow.lower.operations.memories import device_put
 from tpuflow.lower.operations.window import Sizes
 
 RULES.enter({"stablehlo.transpose": Builder.transpose}, permutation="permutation")
@@ -91,6 +95,12 @@ def _nothing(b: Builder, x: Value) -> tuple[Value, ...]:
     return ()
 
 
-@RULES.lowers("stablehlo.optimization_barrier")
-def _optimization_barrier(b: Builder, *operands: Number, types: tuple[Type, ...]) -> tuple[Number, ...]:
-    return packed(b.barrier(planes(operands)), types)
+def _optimization_barrier(
+    b: Builder, *operands: Number, types: tuple[Type, ...], attributes: Mapping[str, Any] = NO_ATTRS
+) -> tuple[Number, ...]:
+    """One that says to which memory its operand goes is what the partitioner has left of that (`partitioner.PLACEMENT`)."""
+    kind = attributes.get("_xla_buffer_placement")
+    return packed(b.barrier(planes(operands)), types) if kind is None else (device_put(b, operands[0], kind),)
+
+
+RULES.enter({"stablehlo.optimization_barrier": _optimization_barrier}, **{"mhlo.frontend_attributes": "attributes"})
