@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -24,12 +25,29 @@ GPT3 = gpt2.Config(
     vocab_size=51200, n_positions=2048, n_embd=12288, n_layer=96, n_head=96, remat=True, scan=True, **gpt2.NO_DROPOUT
 )  # fmt: skip
 """GPT-3's 175 billion parameters (Brown et al., 2020), the vocabulary a multiple of 1024."""
-TOKENS, VOCABULARY, HEAD_WIDTH = 2048, 32000, 128
+TOKENS, VOCABULARY, HEAD_WIDTH = 2048, 32000, 128  # of most rows
 """MaxText's base configuration: `max_target_length`, `vocab_size`, `head_dim`."""
 ACTIVATIONS = amp.Policy("bf16_activations", compute_dtype="bfloat16", casts="all")
 """MaxText's `dtype` and `weight_dtype`: parameters and what the optimizer keeps in float32, all activations in bfloat16."""
-KEPT_PRODUCTS = jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims
-"""MaxText's remat_policy "minimal": what products with weights give is kept, attention and what is elementwise is computed again."""
+
+
+def offloaded(*names: str) -> Any:
+    """The policy that keeps what has these names in the host's memory, and nothing else."""
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[], names_which_can_be_offloaded=names, offload_src="device", offload_dst="pinned_host"
+    )
+
+
+LAYER_INPUT, QKV = "layer_input", ("q_proj", "k_proj", "v_proj")
+REMAT_POLICIES: Mapping[str, Any] = {
+    "full": None,
+    "minimal": jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
+    "qkv_proj_offloaded": offloaded(*QKV),
+    "layer inputs and qkv_proj offloaded": offloaded(LAYER_INPUT, *QKV),
+    "layer inputs, qkv_proj and out_proj offloaded": offloaded(LAYER_INPUT, *QKV, "o_proj"),
+}
+"""MaxText's `remat_policy`: a layer is computed again in the backward pass ("full"); what products with weights give is kept ("minimal");
+or what has these names of MaxText's is kept in the host's memory ("custom", in its configurations)."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +64,8 @@ class Layer(llama.Layer):
 
     def __call__(self, x: jax.Array, context: Any, cache: Any) -> tuple[jax.Array, Any]:
         """As llama's."""
-        x, kept = super().__call__(lax.with_sharding_constraint(x, self.config.lies), context, cache)
+        x = checkpoint_name(lax.with_sharding_constraint(x, self.config.lies), LAYER_INPUT)
+        x, kept = super().__call__(x, context, cache)
         return lax.with_sharding_constraint(x, self.config.lies), kept
 
 
@@ -79,7 +98,7 @@ class Transformer(llama.Llama):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A row: the model's sizes, tokens of a chip, the chips of a slice along the axes of its own mesh, how many slices, what is kept.
+    """A row: the model's sizes, sequences of a chip, the chips of a slice along the axes of its own mesh, how many slices, what is kept.
 
     `model` chips share every product (tensor parallelism); `data` of them a batch, and the parameters (FSDP); slices a batch only.
     """
@@ -95,8 +114,11 @@ class Published:
     model: int = 1
     slices: int = 1
     head_width: int = HEAD_WIDTH
+    key_heads: int | None = None
+    tokens: int = TOKENS
+    vocabulary: int = VOCABULARY
     gated: bool = True
-    products_kept: bool = False
+    remat_policy: str = "full"
     note: str = ""
 
     @property
@@ -119,24 +141,23 @@ class Published:
     def step_flops(self) -> float:
         """Of a chip, as MaxText counted in 2024: 6 for every parameter of a product and token, scores of all pairs of tokens."""
         joint = 4 * self.width * self.heads * self.head_width + (3 if self.gated else 2) * self.width * self.inner
-        products = 6 * TOKENS * (self.layers * joint + VOCABULARY * self.width)
-        return self.batch * (products + 12 * self.layers * self.heads * self.head_width * TOKENS**2)
+        products = 6 * self.tokens * (self.layers * joint + self.vocabulary * self.width)
+        return self.batch * (products + 12 * self.layers * self.heads * self.head_width * self.tokens**2)
 
     def step(self) -> StepConfig:
         """Its training step: AdamW, float32 parameters, bfloat16 activations, layers in a scan."""
         axes = tuple(axis for axis in ("slice", "data") if axis in self.mesh)
         lies = NamedSharding(AbstractMesh(tuple(self.mesh.values()), tuple(self.mesh)), P(axes, None, "model" if self.model > 1 else None))
         config = MeshConfig(
-            vocab_size=VOCABULARY, hidden_size=self.width, intermediate_size=self.inner, num_hidden_layers=self.layers,
-            num_attention_heads=self.heads, head_dim=self.head_width, remat=not self.products_kept, scan=True, lies=lies,
+            vocab_size=self.vocabulary, hidden_size=self.width, intermediate_size=self.inner, num_hidden_layers=self.layers,
+            num_attention_heads=self.heads, num_key_value_heads=self.key_heads, head_dim=self.head_width, scan=True, lies=lies,
         )  # fmt: skip
-        tokens = jax.ShapeDtypeStruct((int(self.batch * self.chips), TOKENS), jnp.int32)
+        tokens = jax.ShapeDtypeStruct((int(self.batch * self.chips), self.tokens), jnp.int32)
         module = Transformer(config, layer=self._layer())
         return StepConfig(module, (tokens, tokens), ACTIVATIONS, optax.adamw(3e-5), mesh=self.mesh, sharding=self._rules())
 
     def _layer(self) -> Any:
-        kind = Layer if self.gated else UngatedLayer
-        return nn.remat(kind, policy=KEPT_PRODUCTS, prevent_cse=False) if self.products_kept else kind
+        return nn.remat(Layer if self.gated else UngatedLayer, policy=REMAT_POLICIES[self.remat_policy], prevent_cse=False)
 
     def _rules(self) -> Rules:
         """Widths are cut over `data`, heads, the inner width and the vocabulary over `model`."""
@@ -162,13 +183,26 @@ def _v5e(scale: int, batch: int, slices: int) -> Published:
     return replace(_scaled("tpu-v5e", scale, batch, 256), slices=slices)
 
 
-def _v5p(scale: int, batch: int, data: int, model: int, *, slices: int = 2, kept: bool = False) -> Published:
-    return replace(_scaled("tpu-v5p", scale, batch, data), model=model, slices=slices, products_kept=kept)
+def _v5e_offloaded(slices: int) -> Published:
+    return replace(_scaled("tpu-v5e", 128, 1, 16), model=16, slices=slices, remat_policy="qkv_proj_offloaded")
+
+
+def _v5p(scale: int, batch: int, data: int, model: int, *, slices: int = 2, remat_policy: str = "full") -> Published:
+    return replace(_scaled("tpu-v5p", scale, batch, data), model=model, slices=slices, remat_policy=remat_policy)
+
+
+def _v6e(model: Published, chips: int, batch: int) -> Published:
+    return replace(model, data=chips, batch=batch)
 
 
 _INFERRED = "heads of 256 and no gate, which its sizes and its name leave"
 _22B = Published("22B", "tpu-v4", 6144, 24, 24576, 48, 13, 64, slices=2, head_width=256, gated=False, note=_INFERRED)
 _52B = Published("52B", "tpu-v4", 12288, 32, 49152, 32, 7, 192, slices=2, head_width=256, gated=False, note=_INFERRED)
+
+_ALL = "layer inputs, qkv_proj and out_proj offloaded"
+_LLAMA2_70B = Published("Llama 2 70B", "tpu-v6e", 8192, 64, 28672, 80, 2, 256, key_heads=8, tokens=4096, remat_policy="qkv_proj_offloaded")
+_LLAMA3_70B = replace(_LLAMA2_70B, name="Llama 3.1 70B", tokens=8192, vocabulary=128256, remat_policy="layer inputs and qkv_proj offloaded")
+_LLAMA3_8B = replace(_LLAMA3_70B, name="Llama 3.1 8B", width=4096, heads=32, inner=14336, layers=32, remat_policy=_ALL)
 
 PUBLISHED: Mapping[str, Published] = {
     "M315": _22B,
@@ -176,14 +210,23 @@ PUBLISHED: Mapping[str, Published] = {
     "M319": _52B,
     **{f"M{320 + i + at}": _v5e(scale, batch, slices) for at, slices in ((0, 1), (8, 4), (16, 16))
        for i, (scale, batch) in enumerate(((16, 6), (32, 4), (64, 2)))},
-    "M345": _v5p(32, 6, 16, 4, kept=True),
-    "M347": _v5p(64, 3, 16, 4, kept=True),
-    "M349": _v5p(128, 1, 16, 8, kept=True),
-    "M351": _v5p(128, 1, 32, 8, kept=True),
-    "M353": _v5p(256, 1, 64, 8, kept=True),
+    "M323": _v5e_offloaded(1),
+    "M331": _v5e_offloaded(4),
+    "M339": _v5e_offloaded(16),
+    "M345": _v5p(32, 6, 16, 4, remat_policy="minimal"),
+    "M347": _v5p(64, 3, 16, 4, remat_policy="minimal"),
+    "M349": _v5p(128, 1, 16, 8, remat_policy="minimal"),
+    "M351": _v5p(128, 1, 32, 8, remat_policy="minimal"),
+    "M353": _v5p(256, 1, 64, 8, remat_policy="minimal"),
     "M354": _v5p(512, 2, 64, 8, slices=1),
     "M357": _v5p(1024, 2, 64, 16),
     "M359": _v5p(1024, 2, 128, 16),
+    "M387": _LLAMA2_70B,
+    "M389": _v6e(_LLAMA3_70B, 32, 2),
+    "M391": _v6e(_LLAMA3_70B, 128, 4),
+    "M393": _v6e(_LLAMA3_8B, 8, 3),
+    "M395": _v6e(_LLAMA3_8B, 32, 3),
+    "M397": _v6e(_LLAMA3_8B, 128, 4),
 }  # fmt: skip
 """Rows of bench/measured_steps.csv by their number."""
 

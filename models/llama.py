@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import jax
 from flax import linen as nn
 from jax import numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from .attention import Context, attend, remember
 from .causal import CausalModel, Inputs
@@ -154,7 +155,10 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention with rotary positions, of which several queries share a key and a value: [B, T, D] -> [B, T, D]."""
+    """Causal self-attention with rotary positions, of which several queries share a key and a value: [B, T, D] -> [B, T, D].
+
+    Queries, keys, values and the result have the names of their layers for policies of `jax.checkpoint`.
+    """
 
     config: RotaryConfig
     train: bool
@@ -170,10 +174,12 @@ class Attention(nn.Module):
             for name, count in heads.items()
         )
         assert context.rotation is not None, "the model computes it"
-        k, v, kept = remember(cache, rotated(k, *context.rotation), v, context)
+        q, k = rotated(q, *context.rotation), rotated(k, *context.rotation)
+        q, k, v = map(checkpoint_name, (q, k, v), heads)
+        k, v, kept = remember(cache, k, v, context)
         dropout = nn.Dropout(config.attention_dropout, deterministic=not self.train)
-        mixed = attend(rotated(q, *context.rotation), k, v, context.visible, dropout)
-        return dense(config, config.hidden_size, "o_proj", bias=self.bias)(mixed), kept
+        mixed = attend(q, k, v, context.visible, dropout)
+        return checkpoint_name(dense(config, config.hidden_size, "o_proj", bias=self.bias)(mixed), "o_proj"), kept
 
 
 class Feedforward(nn.Module):
