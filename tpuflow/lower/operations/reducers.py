@@ -45,12 +45,12 @@ def reduce_window_by(
     if math.prod(w.sizes) > MOST_PLACES:
         raise UnsupportedForm(f"windows of {math.prod(w.sizes)} elements; a reducer that is no sum or extreme takes at most {MOST_PLACES}")
     axes = w.axes(operands[0].shape, WindowDimension)
-    low, high, interior = ([a.low for a in axes], [a.high for a in axes], [a.spread - 1 for a in axes])
+    low, high, interior = ([a.low for a in axes], [a.high for a in axes], [a.base_dilation - 1 for a in axes])
     padded = [b.pad(x, s, low, high, interior) for x, s in zip(operands, starts, strict=True)]
     out = [a.out for a in axes]
     found: Sequence[Value] = [b.splat(s, out) for s in starts]
     for place in itertools.product(*map(range, w.sizes)) if 0 not in out else ():
-        first = [k * a.dilation for k, a in zip(place, axes, strict=True)]
+        first = [k * a.window_dilation for k, a in zip(place, axes, strict=True)]
         last = [f + (a.out - 1) * a.stride + 1 for f, a in zip(first, axes, strict=True)]
         found = body(b, *found, *(b.slice(x, first, last, w.strides) for x in padded))
     return tuple(found)

@@ -69,31 +69,37 @@ class _Axis(WindowDimension):
     @property
     def side_by_side(self) -> bool:
         """Whether the windows cut the axis into blocks."""
-        return (self.spread, self.dilation, self.low) == (1, 1, 0) and self.stride == self.window and self.out * self.window <= self.size
+        return (
+            (self.base_dilation, self.window_dilation, self.low) == (1, 1, 0)
+            and self.stride == self.window
+            and self.out * self.window <= self.size
+        )
 
     @property
     def phases(self) -> int:
-        """Neighbouring windows over a spread operand meet other elements, `phases` windows on the same again."""
-        return self.spread if self.stride == 1 and self.out > 1 else 1
+        """Kinds of windows over a base-dilated operand, by which kernel positions meet elements: window o is of the kind o % phases."""
+        return self.base_dilation if self.stride == 1 and self.out > 1 else 1
 
     def loads(self, phase: int) -> Loads | None:
         """What the windows of one phase load; None if they meet no element."""
         if self.phases == 1:
-            return Loads(tuple(k * self.dilation - self.low for k in range(self.window)), self.out, self.stride, self.spread)
-        places = [phase + k * self.dilation - self.low for k in range(self.window)]
-        starts = tuple(p // self.spread for p in places if p % self.spread == 0)
-        return Loads(starts, blocks(self.out, self.spread)) if starts else None
+            return Loads(tuple(k * self.window_dilation - self.low for k in range(self.window)), self.out, self.stride, self.base_dilation)
+        places = [phase + k * self.window_dilation - self.low for k in range(self.window)]
+        starts = tuple(p // self.base_dilation for p in places if p % self.base_dilation == 0)
+        return Loads(starts, blocks(self.out, self.base_dilation)) if starts else None
 
 
 def _without_pad(b: Builder, op: str, x: Value, axes: list[_Axis]) -> tuple[Value, list[_Axis]]:
     """What a pad with the identity pads (the gradient of a windowed sum begins with one), and axes that say the same of it."""
     made = b.maker(x)
-    spread = any(a.spread > 1 for a in axes)
-    if spread or made is None or made.op != "pad" or repr(b.known(made.inputs[1])) != repr(_identity(op, x)):
+    dilated = any(a.base_dilation > 1 for a in axes)
+    if dilated or made is None or made.op != "pad" or repr(b.known(made.inputs[1])) != repr(_identity(op, x)):
         return x, axes
     inner, pads = made.inputs[0], made.attrs
     rows = zip(axes, inner.shape, pads["low"], pads["high"], pads["interior"], strict=True)
-    return inner, [replace(a, size=n, low=a.low + low, high=a.high + high, spread=gap + 1) for a, n, low, high, gap in rows]
+    return inner, [
+        replace(a, size=n, low=a.low + low, high=a.high + high, base_dilation=interior + 1) for a, n, low, high, interior in rows
+    ]
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
@@ -118,13 +124,13 @@ def _along(b: Builder, op: str, x: Value, at: int, axes: Sequence[_Axis]) -> Val
         return _block_by_block(b, op, x, axes)
     if axis.window <= max(axis.out, _MOST_LOADS):
         return _load_by_load(b, op, x, axes)
-    reach = (axis.window - 1) * axis.dilation + 1
-    everything = Loads((-axis.low,), (axis.out - 1) * axis.stride + reach, 1, axis.spread)
+    reach = (axis.window - 1) * axis.window_dilation + 1
+    everything = Loads((-axis.low,), (axis.out - 1) * axis.stride + reach, 1, axis.base_dilation)
     loads = [everything if i == at else Loads((0,), n) for i, n in enumerate(x.shape)]
     ((_, padded),) = load_all(b, x, loads, _identity(op, x))
     shape = [1 if i == at else n for i, n in enumerate(x.shape)]
     starts = range(0, axis.out * axis.stride, axis.stride)
-    windows = [b.slice_axis(padded, at, start, start + reach, axis.dilation) for start in starts]
+    windows = [b.slice_axis(padded, at, start, start + reach, axis.window_dilation) for start in starts]
     return b.concatenate([b.reshape(reduce(b, op, window, (at,)), shape) for window in windows], at)
 
 
