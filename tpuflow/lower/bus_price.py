@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from tpuflow.chips import Chip
 from tpuflow.lower.graph.graph import Graph, Node
-from tpuflow.lower.passes.kernel_cost import moving_and_working
+from tpuflow.lower.passes.kernel_cost import memory_and_compute_seconds
 from tpuflow.lower.passes.region_builder import bytes_of
 from tpuflow.lower.passes.unit_seconds import move_seconds
 from tpuflow.lower.tiling import LONGER, MATRIX_EDGE
@@ -23,7 +23,7 @@ def bus_price(graph: Graph, chip: Chip) -> float:
         return 0.0
     wanted = left = 0.0
     for node in _kernels(graph):
-        move, work = moving_and_working(node, chip, LONGER * MATRIX_EDGE)  # tiles that move as little as any
+        move, work = memory_and_compute_seconds(node, chip, LONGER * MATRIX_EDGE)  # tiles that move as little as any
         wanted += max(0.0, min(move - work, _placed_seconds(node, chip)))
         left += max(0.0, work - move)
     return min(1.0, wanted / left) if left else 0.0

@@ -85,8 +85,8 @@ class KernelBuilder:
             found = (replace(major, start=index), *others)
         side[Access(window.buffer, found)] = None
 
-    def take(self, others: Iterable[KernelBuilder]) -> None:
-        """Append what others have recorded for a grid of one step: all loads, then all work, then all stores.
+    def append_all(self, others: Iterable[KernelBuilder]) -> None:
+        """Append the instructions of other builders, whose grids have one step: all loads first, then all computation, then all stores.
 
         So the load queue runs ahead of everything.
         """

@@ -245,7 +245,7 @@ def dot_levels(region: Region) -> list[Roots]:
     """The left and the right operand of the product, the results, and what is made of sums of these over all rows, if there are any."""
     node, reductions = the_product(region), live_reductions(region)
     whole = contraction_of(node)
-    made, sums = region.parted
+    made, sums = region.results_by_stage
     levels: list[Roots] = [((node.inputs[0],), with_halos(whole)), ((node.inputs[1],), whole.rhs)]
     levels.append(((*made, *(r.inputs[0] for r in reductions)), whole.out))
     return [*levels, (sums, whole.columns)] if sums else levels
@@ -264,7 +264,7 @@ def emit_matmul(site: Site, otherwise: Callable[[], Plans] | None = None) -> Pla
     if 0 in (*lhs.shape, *rhs.shape):
         return emit_map_with(site, {dot: 0})
     product, reductions = Product.of(dot, region), live_reductions(region)
-    levels, (made, sums) = product.levels(whole), region.parted
+    levels, (made, sums) = product.levels(whole), region.results_by_stage
     fields, operands = product.accumulate(levels), product.operands(site, reductions)
 
     def attempt(tiling: Tiling) -> KernelBuilder:

@@ -67,8 +67,8 @@ class Region:
         return next((n.inputs[0].shape for n in self.find("join") if n.result is first), first.shape)
 
     @property
-    def parted(self) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
-        """The values that leave: those made before any reduction, and those made of reductions."""
+    def results_by_stage(self) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
+        """The outputs in two groups: those computed before any reduction, and those computed from reductions."""
         after = depending(self.nodes, [n.result for n in self.find("reduce")])
         return tuple(v for v in self.results if v not in after), tuple(v for v in self.results if v in after)
 

@@ -47,7 +47,7 @@ def _together(site: Site, members: Sequence[_Member]) -> Plans:
 
     def record(tiling: Tiling) -> KernelBuilder:
         kernel = site.kernel()
-        kernel.take(builder for m in members for builder in m.recorded)
+        kernel.append_all(builder for m in members for builder in m.recorded)
         return kernel
 
     def halves() -> Plans:

@@ -33,7 +33,7 @@ from tpuflow.lower.emit.sort import emit_sort
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.graph.kinds import Kind, for_all
 from tpuflow.lower.graph.ops import PRODUCTS
-from tpuflow.lower.passes.sum_in_product import parted
+from tpuflow.lower.passes.sum_in_product import split_sums
 
 Scalar = int | float | bool
 
@@ -47,10 +47,7 @@ class Form:
 
 
 def emit_product(site: Site) -> Plans:
-    """A product with sums of its results in one kernel if a block of these fits on the chip beside it, else in two.
-
-    Two tilings that are given say that it is two.
-    """
+    """A product with sums of its results: one kernel if it fits on the chip, else two. Two given tilings mean two kernels."""
     if not live_reductions(site.region):
         return emit_matmul(site)
 
@@ -61,10 +58,10 @@ def emit_product(site: Site) -> Plans:
 
 
 def _apart(site: Site) -> Iterator[Site]:
-    """A product and the sums of its results, as two."""
+    """The product and the sums of its results, as two kernels."""
     buffer_of = dict(zip(site.node.inputs, site.region.inputs.values(), strict=True))
     buffer_of |= {v: buffer for v, (_, buffer) in zip(site.node.results, site.region.outputs, strict=True)}
-    for node in parted(site.node):
+    for node in split_sums(site.node):
         yield replace(site, node=node, region=Region.of(node, [buffer_of[v] for v in (*node.inputs, *node.results)]))
 
 

@@ -163,11 +163,13 @@ def _verify_rows(node: Node) -> None:
     same = all(n.inputs[0].shape == whole and n.attrs["axes"] == axes for n in reductions)
     _require(same, node, "all reductions of a region have one shape and the same axes")
     _require(axes == tuple(range(len(reduced), len(whole))), node, "rows are the last axes")
-    after = {p: {p.result}.union(*(n.results for n in _users(region, p.results))) for p in rows.mixing}
+    after = {p: {p.result}.union(*(n.results for n in _users(region, p.results))) for p in rows.consumers}
     outputs = [v for v in region.outputs if not any(v in values for values in after.values())]
     _require(all(v.shape in (whole, reduced) for v in outputs), node, f"all outputs are of the shapes {whole} and {reduced}")
     _verify_products_of_rows(node, whole, rows.values)
-    own = _making(region, [*(n.inputs[0] for n in reductions), *(v for p in rows.mixing for v in p.inputs if v in rows.values), *outputs])
+    own = _making(
+        region, [*(n.inputs[0] for n in reductions), *(v for p in rows.consumers for v in p.inputs if v in rows.values), *outputs]
+    )
     repeated = [n for n in own if n.op == "broadcast" and n.inputs[0] not in region.inputs]
     along = all(n.attrs["axes"] == tuple(range(len(reduced))) and n.inputs[0].shape == reduced for n in repeated)
     _require(along, node, "what is made in a rows region is only repeated along its row")

@@ -81,8 +81,8 @@ def _fits_in(user: Node, value: Value, kept: int) -> bool:
 def _joined(maker: Node, node: Node, readers: Counter[Value]) -> Node:
     """One kernel with the results of both that somebody else reads."""
     builder = RegionBuilder()
-    made = dict(zip(maker.results, builder.take_region(maker), strict=True))
-    made |= dict(zip(node.results, builder.take_region(node, made), strict=True))
+    made = dict(zip(maker.results, builder.inline_region(maker), strict=True))
+    made |= dict(zip(node.results, builder.inline_region(node, made), strict=True))
     readers.subtract(v for v in set(node.inputs) if v in maker.results)
     stored = {v: own for v, own in made.items() if readers[v] > 0}
     like = replace(node, attrs=MappingProxyType({**node.attrs, "kind": Kind.ROWS}))

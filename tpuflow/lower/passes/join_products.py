@@ -23,7 +23,7 @@ from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.graph.rows import rows_in
 from tpuflow.lower.passes.analysis import depending
 from tpuflow.lower.passes.base import ChipPass
-from tpuflow.lower.passes.kernel_cost import MAX_NODES, busy_seconds, rows_at_once
+from tpuflow.lower.passes.kernel_cost import MAX_NODES, kernel_seconds, rows_at_once
 from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, is_kernel
 from tpuflow.lower.passes.unit_seconds import held_seconds
 
@@ -122,7 +122,7 @@ class _Joining:
         builder = RegionBuilder()
         made = {} if again is None else again.computed(builder)
         for at in members:
-            made |= dict(zip(self._node(at).results, builder.take_region(self._node(at), made), strict=True))
+            made |= dict(zip(self._node(at).results, builder.inline_region(self._node(at), made), strict=True))
         stored = [v for v in results if v in self.outputs or not inside.issuperset(self.readers.get(v, ()))]
         like = next((node for at in members if is_rows(node := self._node(at))), self._node(members[-1]))
         like = replace(like, attrs=MappingProxyType({**like.attrs, "kind": Kind.ROWS}))
@@ -186,7 +186,7 @@ class _Joining:
 
     def _pays(self, new: Sequence[Node], old: Sequence[Node], freed: Value | None = None) -> bool:
         """Whether kernels take less time than others; to hold a value no longer is worth moving it `HELD_MOVES` times."""
-        spent, saved = (sum(busy_seconds(n, self.chip) for n in nodes) for nodes in (new, old))
+        spent, saved = (sum(kernel_seconds(n, self.chip) for n in nodes) for nodes in (new, old))
         return spent < saved + (0.0 if freed is None else held_seconds(bytes_of(freed.type), self.chip))
 
 
@@ -223,14 +223,14 @@ class _Again:
         stored = {o: v for o, v in known.items() if v is not value} | leaves
         builder = RegionBuilder()
         env = {o: builder.operand(v) for o, v in outer.items()}
-        builder.take(region.nodes, env)
+        builder.inline(region.nodes, env)
         maker = builder.fused(rows, [env[o] for o in stored], list(stored.values()))
         return cls(value, tuple(reversed(nodes)), own, {o: v for o, v in outer.items() if o in want} | leaves, maker)
 
     def computed(self, builder: RegionBuilder) -> dict[Value, Value]:
         """The value in a region."""
         env = {o: builder.operand(v) for o, v in self.leaves.items()}
-        builder.take(self.nodes, env)
+        builder.inline(self.nodes, env)
         return {self.value: env[self.own]}
 
 
@@ -316,8 +316,9 @@ def _is_possible(node: Node, chip: Chip) -> bool:
     rows = rows_in(node)
     left = tuple(n for axis, n in enumerate(rows.shape) if axis not in rows.axes)
     one_side = all(sum(v in rows.values for v in (*n.inputs, n.result)) == 1 for n in region.nodes if n.op in PRODUCTS)
-    after = depending(region.nodes, [n.result for n in rows.mixing])
+    after = depending(region.nodes, [n.result for n in rows.consumers])
     apart = all(after.isdisjoint(n.inputs) for n in region.nodes if n.op in ("reduce", "broadcast", *PRODUCTS))
-    of_one = sum(len(depending(region.nodes, n.results)) for n in rows.mixing) == len(after)  # a gate and what it lets through are of two
+    # a gate and what it lets through come from two products
+    of_one = sum(len(depending(region.nodes, n.results)) for n in rows.consumers) == len(after)
     placed = all(o in after or o.shape in (rows.shape, left) for o in region.outputs)
     return one_side and apart and of_one and placed and len(region.nodes) <= MAX_NODES and bool(rows_at_once(node, chip))

@@ -166,7 +166,7 @@ def _one(members: Sequence[Node]) -> Node:
     if len(members) == 1:
         return members[0]
     builder = RegionBuilder()
-    outputs = [v for node in members for v in builder.take_region(node)]
+    outputs = [v for node in members for v in builder.inline_region(node)]
     results = [v for node in members for v in node.results]
     return replace(builder.fused(members[0], outputs, results), scope=common_scope(members))
 

@@ -10,7 +10,7 @@ from tpuflow.chips.links import collective_seconds, sending_seconds
 from tpuflow.errors import ConfigError
 from tpuflow.isa.collectives import MeshAxis, farthest
 from tpuflow.lower.graph.graph import Graph, Node
-from tpuflow.lower.passes.kernel_cost import busy_seconds
+from tpuflow.lower.passes.kernel_cost import kernel_seconds
 from tpuflow.lower.passes.ordering import Times
 from tpuflow.lower.passes.region_builder import bytes_of
 
@@ -26,7 +26,7 @@ def node_times(graph: Graph, chip: Chip, mesh: Sequence[MeshAxis]) -> Times:
 def least_seconds(node: Node, chip: Chip) -> float:
     """What a chip takes for a node at least: of a loop one trip, of a switch its shortest branch, of what has no kernel nothing."""
     if node.op == "fused":
-        return busy_seconds(node, chip)
+        return kernel_seconds(node, chip)
     within = [sum(least_seconds(n, chip) for n in region.nodes) for region in node.regions]
     return min(within) if node.op == "switch" else sum(within)
 

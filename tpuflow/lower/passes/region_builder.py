@@ -47,7 +47,7 @@ class RegionBuilder:
             self.inputs[outer] = Value(outer.type, outer.name)
         return self.inputs[outer]
 
-    def take(self, nodes: Iterable[Node], env: dict[Value, Value]) -> None:
+    def inline(self, nodes: Iterable[Node], env: dict[Value, Value]) -> None:
         """Add nodes whose operands `env` renames; `env` learns the names of their results."""
         for node in nodes:
             inputs = tuple([env[v] for v in node.inputs])
@@ -58,12 +58,12 @@ class RegionBuilder:
                 self.nodes.append(node.on(inputs, results))
             env.update(zip(node.results, results, strict=True))
 
-    def take_region(self, node: Node, known: Mapping[Value, Value] | None = None) -> tuple[Value, ...]:
+    def inline_region(self, node: Node, known: Mapping[Value, Value] | None = None) -> tuple[Value, ...]:
         """Add the whole region of a fused node; the names of its outputs. `known` names those of its operands that are made here."""
         (region,) = node.regions
         known = known or {}
         env = {own: known.get(outer) or self.operand(outer) for own, outer in zip(region.inputs, node.inputs, strict=True)}
-        self.take(region.nodes, env)
+        self.inline(region.nodes, env)
         return tuple(env[v] for v in region.outputs)
 
     def fused(self, like: Node, outputs: Sequence[Value], results: Sequence[Value]) -> Node:

@@ -15,7 +15,7 @@ from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.passes.analysis import effectful
 from tpuflow.lower.passes.base import ChipPass
-from tpuflow.lower.passes.kernel_cost import MAX_NODES, row_bytes, seconds, takes
+from tpuflow.lower.passes.kernel_cost import MAX_NODES, roofline_seconds, row_bytes, uses_elementwise
 from tpuflow.lower.passes.ordering import VIEWS
 from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, fits_on_chip, is_kernel
 from tpuflow.lower.passes.unit_seconds import FILLED_SHARE, held_seconds, move_seconds, start_seconds
@@ -180,7 +180,7 @@ class _Again:
     def plans(self, late: Sequence[int]) -> Iterator[_Plan]:
         """Each late reader computes the value, or a kernel that reads the largest of the leaves does and stores it for the others."""
         nodes = self.held.nodes
-        if all(takes(nodes[i], self.value) for i in late):
+        if all(uses_elementwise(nodes[i], self.value) for i in late):
             yield from self._priced(late, [])
         yield from self._priced([ALONE], late)
         if not self.cone.leaves:
@@ -188,8 +188,8 @@ class _Again:
         largest = max(self.leaves, key=lambda v: bytes_of(v.type))
         for i in self.held.readers.get(largest, ()):
             others = [j for j in late if j != i]
-            able = i > self.held.fullest and others and _has_space_of(nodes[i], self.value) and takes(nodes[i], largest)
-            if able and (i not in late or takes(nodes[i], self.value)):
+            able = i > self.held.fullest and others and _has_space_of(nodes[i], self.value) and uses_elementwise(nodes[i], largest)
+            if able and (i not in late or uses_elementwise(nodes[i], self.value)):
                 yield from self._priced([i], others)
 
     def _priced(self, makers: Sequence[int], others: Sequence[int]) -> Iterator[_Plan]:
@@ -207,8 +207,8 @@ class _Again:
             new = self._alone() if i == ALONE else self._computing(self.held.nodes[i], stores=bool(others))
             if spent > limit or not _is_possible(new, chip):
                 return
-            before = -start_seconds(chip) if i == ALONE else seconds(self.held.nodes[i], chip)
-            spent += seconds(new, chip) - before
+            before = -start_seconds(chip) if i == ALONE else roofline_seconds(self.held.nodes[i], chip)
+            spent += roofline_seconds(new, chip) - before
         if spent <= limit:
             yield _Plan(tuple(makers), tuple(others), spent)
 
@@ -240,7 +240,7 @@ class _Again:
         """A kernel that computes the value and nothing else."""
         builder = RegionBuilder()
         env = {leaf: builder.operand(self.outer[leaf]) for leaf in self.cone.leaves}
-        builder.take(self.cone.nodes, env)
+        builder.inline(self.cone.nodes, env)
         own = next(o for o, v in self.outer.items() if v is self.value)
         like = replace(self.held.nodes[self.at], attrs=MappingProxyType({"kind": Kind.MAP}))
         return builder.fused(like, [env[own]], [Value(self.value.type, self.value.name)])
@@ -249,9 +249,9 @@ class _Again:
         """A kernel that computes the value rather than read it, and stores it too if asked: as its last result."""
         builder = RegionBuilder()
         env = {leaf: builder.operand(self.outer[leaf]) for leaf in self.cone.leaves}
-        builder.take(self.cone.nodes, env)
+        builder.inline(self.cone.nodes, env)
         own = next(o for o, v in self.outer.items() if v is self.value)
-        outputs = builder.take_region(node, {self.value: env[own]})
+        outputs = builder.inline_region(node, {self.value: env[own]})
         if not stores:
             return builder.fused(node, outputs, node.results)
         return builder.fused(node, [*outputs, env[own]], [*node.results, Value(self.value.type, self.value.name)])
@@ -320,5 +320,5 @@ def _is_possible(node: Node, chip: Chip) -> bool:
 def _without(node: Node, value: Value) -> Node:
     """A kernel that does not store one of its results."""
     builder = RegionBuilder()
-    kept = [(o, v) for o, v in zip(builder.take_region(node), node.results, strict=True) if v is not value]
+    kept = [(o, v) for o, v in zip(builder.inline_region(node), node.results, strict=True) if v is not value]
     return builder.fused(node, [o for o, _ in kept], [v for _, v in kept])

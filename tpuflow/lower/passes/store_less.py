@@ -10,7 +10,7 @@ from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import PRODUCTS
 from tpuflow.lower.passes.base import ChipPass
-from tpuflow.lower.passes.kernel_cost import takes
+from tpuflow.lower.passes.kernel_cost import uses_elementwise
 from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, fits_on_chip, is_kernel
 from tpuflow.lower.passes.unit_seconds import move_seconds, work_seconds
 
@@ -120,7 +120,7 @@ class _Maker:
     def _may_go(self, value: Value) -> bool:
         """Whether all that read a result are kernels that could compute it."""
         readers = self.moving.readers.get(value, {})
-        return value not in self.moving.outputs and bool(readers) and all(takes(self.moving.nodes[i], value) for i in readers)
+        return value not in self.moving.outputs and bool(readers) and all(uses_elementwise(self.moving.nodes[i], value) for i in readers)
 
     def _candidates(self, shape: tuple[int, ...]) -> list[Value | None]:
         """What might be stored in place of results: nothing new, or what a product, a reduction or a conversion makes."""
@@ -219,15 +219,15 @@ class _Maker:
                 nodes.add(self.made[value])
                 stack += self.made[value].inputs
         env = dict(leaves)
-        builder.take([n for n in self.region.nodes if n in nodes], env)
-        outputs = builder.take_region(reader, {v: env[self.own[v]] for v in mine})
+        builder.inline([n for n in self.region.nodes if n in nodes], env)
+        outputs = builder.inline_region(reader, {v: env[self.own[v]] for v in mine})
         return builder.fused(reader, outputs, reader.results)
 
     def storing(self, kept: dict[Value, Value]) -> Node:
         """This kernel with other results."""
         builder = RegionBuilder()
         env = {own: builder.operand(value) for own, value in self.operand.items()}
-        builder.take(self.region.nodes, env)
+        builder.inline(self.region.nodes, env)
         return builder.fused(self.node, [env[own] for own in kept], list(kept.values()))
 
 
