@@ -10,7 +10,7 @@ from tpuflow.dtypes import S32, DType
 from tpuflow.isa.instruction import Tile, Window
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map
-from tpuflow.lower.emit.nest import Nest, nothing, pitches, walk
+from tpuflow.lower.emit.nest import Nest, pitches, walk, zero_fill
 from tpuflow.lower.emit.region import Region
 from tpuflow.lower.emit.site import Plan, Plans, Site
 from tpuflow.lower.graph.graph import Node, TensorType, Value
@@ -71,8 +71,8 @@ def emit_move(site: Site, dtype: DType, shape: Sequence[int], source: Side, targ
         kernel = site.kernel(nest.grid)
         starts = _load_starts(kernel, nest, (source, target))
         tile, axes = kernel.tile(dtype, nest.axes, space), range(len(sizes))
-        kernel.load(nest, _window(nest, tile, source, starts, nothing(dtype) if fill is None else fill), axes)
-        kernel.store(nest, _window(nest, tile, target, starts, nothing(dtype)), axes)
+        kernel.load(nest, _window(nest, tile, source, starts, zero_fill(dtype) if fill is None else fill), axes)
+        kernel.store(nest, _window(nest, tile, target, starts, zero_fill(dtype)), axes)
         return kernel
 
     return site.fit(attempt, Space(sizes), dtype.bytes)

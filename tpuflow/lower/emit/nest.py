@@ -144,7 +144,7 @@ def walk(
     return WindowAxis(extent, pitch, origin, grid, step, dilation, register)
 
 
-def nothing(dtype: DType) -> int | bool:
+def zero_fill(dtype: DType) -> int | bool:
     """The fill of a window that never leaves its buffer: zero."""
     return False if dtype.kind == "pred" else 0
 
@@ -153,4 +153,4 @@ def window(nest: Nest, buffer: int, order: Sequence[int], tile: Tile, axes: Sequ
     """The window of a tile with (merged) axes `axes` onto a dense buffer with axes `order`."""
     pitch = dict(zip(order, pitches([nest.sizes[a] for a in order]), strict=True))
     walks = tuple(WindowAxis(1, 1) if isinstance(a, Unit) or a not in pitch else nest.walk(a, pitch[a]) for a in axes)
-    return Window(buffer, tile, walks, nothing(tile.dtype))
+    return Window(buffer, tile, walks, zero_fill(tile.dtype))

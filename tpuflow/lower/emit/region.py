@@ -16,7 +16,7 @@ from tpuflow.isa import vector as v
 from tpuflow.isa.elementwise import BINARY, UNARY
 from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.lower.emit.kernel import KernelBuilder
-from tpuflow.lower.emit.nest import Axis, Labels, Merged, Nest, Unit, nothing, walk, window
+from tpuflow.lower.emit.nest import Axis, Labels, Merged, Nest, Unit, walk, window, zero_fill
 from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.graph.ops import PRODUCTS
 from tpuflow.lower.graph.view import View, runs
@@ -285,4 +285,4 @@ class LevelEmitter:
         """Store the pieces of a joined value, each through its view of the whole."""
         for piece, view in zip(join.inputs, join.attrs["views"], strict=True):
             tile = self.value(piece)
-            self.kernel.store(self.nest, self._viewing(buffer, view, tile, self.level.axes, nothing(tile.dtype)), self.level.axes)
+            self.kernel.store(self.nest, self._viewing(buffer, view, tile, self.level.axes, zero_fill(tile.dtype)), self.level.axes)

@@ -18,7 +18,7 @@ from tpuflow.isa.vector import Broadcast
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.matmul import entering_precision
 from tpuflow.lower.emit.nest import Axis, Merged, Nest, Unit, cut_as, merge, walk
-from tpuflow.lower.emit.reduce import add_sums, start_sums
+from tpuflow.lower.emit.reduce import accumulate, init_accumulators
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.row_spaces import Product, Spaces, repeats
 from tpuflow.lower.emit.site import Plans, Site, TileRule
@@ -49,13 +49,13 @@ def emit_rows(site: Site) -> Plans:
 
     cuts = _Cuts.of(site, spaces, merged)
 
-    def ways(rule: TileRule) -> Iterator[Tiling]:
-        return (cuts.tiling(site, rule, budget, parts) for budget, parts in _ways(spaces))
+    def candidates(rule: TileRule) -> Iterator[Tiling]:
+        return (cuts.tiling(site, rule, budget, parts) for budget, parts in _sizes_to_try(spaces))
 
-    return site.planned(lambda tiling: _emitted(site, spaces, merged, cuts.nests(tiling)), ways)
+    return site.plan_kernel(lambda tiling: _emitted(site, spaces, merged, cuts.nests(tiling)), candidates)
 
 
-def _ways(spaces: Spaces) -> Iterator[tuple[int, int]]:
+def _sizes_to_try(spaces: Spaces) -> Iterator[tuple[int, int]]:
     """(bytes of a tile of rows, parts of the batches in a step) to try, from large to small; of one size, two parts come before one."""
     if not spaces.products:
         yield from ((budget, 1) for budget in shrinking(TILE_BYTES))
@@ -201,8 +201,8 @@ class _RowEmitter:
         """Emit a reduction of rows or a broadcast of a per-row value; whether the node is one of these."""
         if node.op == "reduce":
             along = tuple(i for i, a in enumerate(self.below.level.axes) if isinstance(a, Unit))
-            start_sums(self.kernel, self.below, (node,))
-            add_sums(self.kernel, self.above, self.below, (node,), along)
+            init_accumulators(self.kernel, self.below, (node,))
+            accumulate(self.kernel, self.above, self.below, (node,), along)
             return True
         if repeats(node, self.site.region.inputs):
             made = self.above.tiles[node.result] = self.above.new(node.result.dtype)

@@ -12,7 +12,7 @@ from tpuflow.chips import Chip
 from tpuflow.errors import CompileError
 from tpuflow.isa.contraction import Contraction, Labels
 from tpuflow.lower.emit.region import Region
-from tpuflow.lower.emit.repeated import form_of
+from tpuflow.lower.emit.repeated import structural_key
 from tpuflow.lower.emit.rows import emit_rows
 from tpuflow.lower.emit.site import Site
 from tpuflow.lower.graph.blocking import depth_block
@@ -131,7 +131,7 @@ class _Joining:
 
     def _fits(self, node: Node) -> bool:
         """Whether its template finds tiles for a kernel over rows; of those alike, one is asked."""
-        form = form_of(node)
+        form = structural_key(node)
         if form not in self.fitting:
             site = Site(node, Region.of(node, range(len(node.inputs) + len(node.results))), self.chip, node.scope)
             try:
