@@ -11,7 +11,7 @@ from tpuflow.lower.emit.map import emit_map_with
 from tpuflow.lower.emit.nest import Nest, Unit, merge
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.site import Plans, Site
-from tpuflow.lower.graph.blocking import is_ordered, sum_block, units
+from tpuflow.lower.graph.blocking import block_shape, is_ordered, sum_block
 from tpuflow.lower.graph.builder import identity
 from tpuflow.lower.graph.graph import Node
 from tpuflow.lower.graph.tiling import Space
@@ -25,7 +25,7 @@ def block_elems(reduction: Node) -> int:
 def sum_units(reductions: Sequence[Node], sizes: Sequence[int]) -> tuple[int, ...]:
     """What tiles must be multiples of along reduced (merged) axes of these sizes: the shape of a block, or 1 where order is free."""
     ordered = any(is_ordered(r.attrs["op"], r.result.dtype) for r in reductions)
-    return units(sizes, block_elems(reductions[0])) if ordered else (1,) * len(sizes)
+    return block_shape(sizes, block_elems(reductions[0])) if ordered else (1,) * len(sizes)
 
 
 def live_reductions(region: Region) -> tuple[Node, ...]:

@@ -1,4 +1,4 @@
-"""Operations that run graphs, wait, or speak to the host and to other chips. A rule each types the results."""
+"""The table of operations with regions, of barriers, host transfers and collectives, with the typing rule of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tpuflow.lower.graph.op import Call, Op, Types
 
 
 def _barrier(call: Call) -> Types:
-    """The operands as they are, but only once all of them are there: what is computed from the results is not computed before."""
+    """The operands unchanged, as XLA's OptimizationBarrier: nothing that reads a result runs before all operands are computed."""
     return call.inputs
 
 
@@ -54,8 +54,8 @@ def _fused(call: Call) -> Types:
 
 
 def _infeed(call: Call) -> Types:
-    call.require(bool(call.asked), "its result types must be given")
-    return call.asked
+    call.require(bool(call.result_types), "its result types must be given")
+    return call.result_types
 
 
 def _outfeed(call: Call) -> Types:
@@ -63,7 +63,7 @@ def _outfeed(call: Call) -> Types:
 
 
 def _call_host(call: Call) -> Types:
-    """As the host's function is declared."""
+    """The types with which the host's function is declared."""
     function = call.attrs["function"]
     operands, results = (tuple(TensorType(*t) for t in types) for types in (function.operands, function.results))
     call.require(call.inputs == operands, f"takes ({', '.join(map(str, operands))})")
@@ -75,8 +75,8 @@ def _position(call: Call) -> Types:
 
 
 def _collective(call: Call) -> Types:
-    """What `isa.collectives` says, on dense arrays of as many elements."""
-    result = call.asked_type()
+    """Any dense array with as many elements as `isa.collectives` says that the collective receives."""
+    result = call.result_type()
     (x,) = call.inputs
     kind, chips, reducer = KINDS.get(call.attrs["kind"]), call.attrs["chips"], call.attrs["reducer"]
     call.require(kind is not None and kind.reduces == (reducer != "none") and reducer in REDUCERS, "a kind with or without a reducer")

@@ -11,20 +11,20 @@ from tpuflow.lower.graph.control_ops import CONTROL_OPS
 from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.graph.op import Call, Op, Types
 
-JOINED = ("slice", "concatenate", "transpose", "reverse")
-"""Beside maps and reductions, what may be one of several that run together."""
+FUSIBLE_MOVES = ("slice", "concatenate", "transpose", "reverse")
+"""Operations that may be members of a `Kind.SEVERAL` kernel besides fused maps, reductions and rows."""
 PRODUCTS = ("dot", "conv")
 OPS: dict[str, Op] = {row.name: row for row in (*ARRAY_OPS, *CONTROL_OPS)}
 ELEMENTWISE = frozenset(row.name for row in OPS.values() if row.elementwise)
 
 
-def infer(op: str, inputs: Types, attrs: Mapping[str, Any], regions: tuple[Graph, ...] = (), asked: Types = ()) -> Types:
+def infer(op: str, inputs: Types, attrs: Mapping[str, Any], regions: tuple[Graph, ...] = (), result_types: Types = ()) -> Types:
     """The result types of one operation.
 
     Raises:
       GraphError: unknown operation, wrong number of operands, attributes or regions, or types that do not fit.
     """
-    call = Call(op, inputs, attrs, regions, asked)
+    call = Call(op, inputs, attrs, regions, result_types)
     row = OPS.get(op)
     if row is None:
         raise GraphError(f"unknown operation {op!r}")

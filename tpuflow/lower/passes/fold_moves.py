@@ -97,7 +97,7 @@ def _reading(seen: ViewOf, value: Value) -> tuple[str, dict[str, Any]]:
 def _stretched(seen: ViewOf, value: Value) -> tuple[int, ...] | None:
     """The axes along which all axes of what is seen lie, in order and whole (those of size 1 next to the one before); None if not so."""
     walks = sorted(seen.view, key=lambda v: -v.pitch)
-    if not all(v.plain(value.shape[v.axis]) for v in walks):
+    if not all(v.is_identity(value.shape[v.axis]) for v in walks):
         return None
     rest, axes = iter(walks), list[int]()
     for n in seen.source.shape:

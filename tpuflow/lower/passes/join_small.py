@@ -10,7 +10,7 @@ from types import MappingProxyType
 from tpuflow.dtypes import DType
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.kinds import Kind
-from tpuflow.lower.graph.ops import JOINED
+from tpuflow.lower.graph.ops import FUSIBLE_MOVES
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.merge_kernels import Memory, common_scope
 from tpuflow.lower.passes.region_builder import TILES_BYTES, bytes_of, is_kernel
@@ -168,7 +168,7 @@ def _kind_of(value: Value) -> tuple[DType, int]:
 
 def _is_small(node: Node) -> bool:
     """Whether a node is a map, a reduction, work on rows or a move of small arrays only, and of one at least."""
-    if not (node.op in JOINED or is_kernel(node, Kind.MAP, Kind.REDUCE, Kind.ROWS)) or not node.inputs or _in_pieces(node):
+    if not (node.op in FUSIBLE_MOVES or is_kernel(node, Kind.MAP, Kind.REDUCE, Kind.ROWS)) or not node.inputs or _in_pieces(node):
         return False
     return all(0 < bytes_of(v.type) <= SMALL_BYTES for v in _values(node))
 

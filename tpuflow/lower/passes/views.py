@@ -131,7 +131,7 @@ def _merged(walks: Sequence[ViewAxis | None], sizes: Sequence[int]) -> ViewAxis 
     if first is None or (rest and (first.step, first.dilation) != (1, 1)):
         return None
     for v, n in zip(rest, sizes[1:], strict=True):
-        if v is None or not v.plain(n) or first.pitch != v.pitch * v.extent:
+        if v is None or not v.is_identity(n) or first.pitch != v.pitch * v.extent:
             return None
         first = replace(first, extent=first.extent * n, pitch=v.pitch, origin=first.origin * n)
     return first

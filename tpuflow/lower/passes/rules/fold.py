@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tpuflow.dtypes import PRED
-from tpuflow.lower.graph.elementwise import of_splats
+from tpuflow.lower.graph.elementwise import fold_splats
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE
 from tpuflow.lower.passes.rewriter import Rewriter
@@ -16,7 +16,7 @@ def _splats(rw: Rewriter, node: Node) -> Value | None:
     known = [rw.splat(x) for x in node.inputs]
     if None in known:
         return None
-    value = of_splats(node.op, node.attrs, known, [x.dtype for x in node.inputs], node.result.dtype)  # type: ignore[arg-type]
+    value = fold_splats(node.op, node.attrs, known, [x.dtype for x in node.inputs], node.result.dtype)  # type: ignore[arg-type]
     return None if value is None else rw.full(node.result.dtype, node.result.shape, value)
 
 
