@@ -19,7 +19,7 @@ from tpuflow.lower.passes.region_builder import RegionBuilder, fits_on_chip, is_
 
 @dataclass(frozen=True, slots=True)
 class SumInProduct(Pass):
-    """Let a product's kernel reduce its results over all rows, column by column, so that no other kernel reads them for that.
+    """Let a product's kernel also sum its results over all rows, per column, so that no other kernel has to read them for that.
 
     Before: %2 = fused{dot; convert} %x, %w; %3, %4 = fused{convert; mul; reduce; reduce} %2.
     After:  %2, %3, %4 = fused{dot; convert; convert; mul; reduce; reduce} %x, %w.
