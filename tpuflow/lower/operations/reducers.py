@@ -1,7 +1,7 @@
-"""Reductions by any function, of several arrays at once (values with their places).
+"""Reductions by an arbitrary reducer, of several arrays at once (values with their indices, say).
 
-A reducer is a body of n accumulated and n new arrays of one shape, combined element by element -> n. It is applied to whole arrays,
-halves of them or the elements of all windows at one place, in an order that the shapes alone decide.
+A reducer maps n accumulated and n new arrays of one shape, elementwise, to n arrays. It is applied to whole arrays (halves of the operand,
+or one position of all windows) in an order that depends on shapes only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tpuflow.lower.operations.forms import Body, UnsupportedForm
 from tpuflow.lower.operations.window import Sizes, SlidingWindow, WindowDimension
 
 MOST_PLACES = 1024
-"""Elements of a window that a Program has an operation each for."""
+"""Limit on the elements of a window: each is an operation of the Program."""
 
 
 def reduce_by(b: Builder, body: Body, operands: Sequence[Value], starts: Sequence[Value], axes: Sizes) -> tuple[Value, ...]:

@@ -92,7 +92,7 @@ class Plan:
 
     @property
     def one_slice(self) -> bool:
-        """Whether there is a single slice."""
+        """Whether the gather or scatter has a single slice."""
         return math.prod(self.batch) == 1 and not self.batching
 
     @property

@@ -1,4 +1,4 @@
-"""Windowed reductions: a short window is combined load by load, each load a strided view of the operand.
+"""Windowed reductions: a short window is combined element by element, each a strided load of the whole operand.
 
 Slices and pads say what is loaded; `FoldMoves` makes windows of them, so that a reduction is one kernel and nothing is moved.
 """
@@ -18,7 +18,7 @@ from tpuflow.lower.operations.blocks import Loads, blocks, interleaved, load_all
 from tpuflow.lower.operations.reductions import accumulator, combine, cumulative, reduce, total
 from tpuflow.lower.operations.window import Sizes, SlidingWindow, WindowDimension
 
-_MOST_LOADS = 25  # of one kernel: their tiles must fit on the chip together
+_MOST_LOADS = 25  # limit of loads in one kernel, whose tiles must fit on the chip together
 
 
 def reduce_window(b: Builder, op: str, x: Value, window: SlidingWindow, start: Value | None = None) -> Value:
@@ -62,13 +62,13 @@ def as_cumulative(shape: Sizes, w: SlidingWindow) -> tuple[int, bool] | None:
 
 
 class _Axis(WindowDimension):
-    """What is loaded along an axis."""
+    """One axis of a windowed reduction, and the loads along it."""
 
     __slots__ = ()
 
     @property
     def side_by_side(self) -> bool:
-        """Whether the windows cut the axis into blocks."""
+        """Whether the windows are contiguous blocks that do not overlap."""
         return (
             (self.base_dilation, self.window_dilation, self.low) == (1, 1, 0)
             and self.stride == self.window
@@ -81,7 +81,7 @@ class _Axis(WindowDimension):
         return self.base_dilation if self.stride == 1 and self.out > 1 else 1
 
     def loads(self, phase: int) -> Loads | None:
-        """What the windows of one phase load; None if they meet no element."""
+        """The loads of the windows of one phase; None if they contain no element."""
         if self.phases == 1:
             return Loads(tuple(k * self.window_dilation - self.low for k in range(self.window)), self.out, self.stride, self.base_dilation)
         places = [phase + k * self.window_dilation - self.low for k in range(self.window)]
@@ -90,7 +90,7 @@ class _Axis(WindowDimension):
 
 
 def _without_pad(b: Builder, op: str, x: Value, axes: list[_Axis]) -> tuple[Value, list[_Axis]]:
-    """What a pad with the identity pads (the gradient of a windowed sum begins with one), and axes that say the same of it."""
+    """Fold a pad with the identity (the gradient of a windowed sum starts with one) into the windows' own padding."""
     made = b.maker(x)
     dilated = any(a.base_dilation > 1 for a in axes)
     if dilated or made is None or made.op != "pad" or repr(b.known(made.inputs[1])) != repr(_identity(op, x)):
@@ -106,7 +106,7 @@ def _without_pad(b: Builder, op: str, x: Value, axes: list[_Axis]) -> tuple[Valu
 
 
 def _combined(b: Builder, op: str, x: Value, axes: Sequence[_Axis]) -> Value:
-    """One kernel for short windows, and for long ones side by side; else one an axis."""
+    """One kernel for short windows and for contiguous blocks; else one kernel per axis."""
     if math.prod(a.window for a in axes) <= _MOST_LOADS:
         return _load_by_load(b, op, x, axes)
     if all(a.side_by_side for a in axes):
@@ -135,13 +135,13 @@ def _along(b: Builder, op: str, x: Value, at: int, axes: Sequence[_Axis]) -> Val
 
 
 def _block_by_block(b: Builder, op: str, x: Value, axes: Sequence[_Axis]) -> Value:
-    """Windows side by side are axes of their own."""
+    """Contiguous blocks become an axis of their own, which is reduced."""
     cut = b.slice(x, [0] * len(axes), [a.out * a.window for a in axes])
     return reduce(b, op, b.reshape(cut, [n for a in axes for n in (a.out, a.window)]), [2 * i + 1 for i in range(len(axes))])
 
 
 def _load_by_load(b: Builder, op: str, x: Value, axes: Sequence[_Axis]) -> Value:
-    """A piece for every phase, laid between one another."""
+    """The results of all phases, interleaved."""
     phases = list(itertools.product(*(range(a.phases) for a in axes)))
     pieces = [_piece(b, op, x, axes, phase) for phase in phases]
     return interleaved(b, pieces, phases, [a.phases for a in axes], [a.out for a in axes])

@@ -130,7 +130,7 @@ def _with_real_pivots(b: Builder, r: Complex, tr: Number, bl: Number, br: Number
 
 
 def _tangent(b: Builder, p: Value, q: Value, r: Value) -> Value:
-    """Of the smaller angle that makes [[p, r], [r, q]] diagonal (Golub and Van Loan, Matrix Computations, 8.5.2); 0 where r is."""
+    """The tangent of the smaller angle that diagonalises [[p, r], [r, q]] (Golub and Van Loan, Matrix Computations, 8.5.2); 0 if r is."""
     none = b.eq(r, 0)
     tau = b.div(b.sub(q, p), b.mul(b.select(none, 1, r), 2))
     smaller = b.reciprocal(b.add(b.abs(tau), b.sqrt(b.add(b.mul(tau, tau), 1))))
