@@ -23,11 +23,11 @@ from tpuflow.lower.operations.storage import by_computed, in_computed, is_stored
 COMPLEX = Rules()
 """The rules of operations on complex numbers, whose operands and results are `Complex` where the module's are complex."""
 PLANEWISE: set[str] = set()
-"""Operations that do the same with the real and with the imaginary plane of complex numbers."""
+"""Operations that act on the real and the imaginary plane separately."""
 STRUCTURAL: set[str] = set()
-"""Operations whose rules hand on values of any kind."""
+"""Operations whose rules only pass values on, so that they accept complex and storage-only ones."""
 STORED: set[str] = set()
-"""Operations whose rules take arrays of types that are only stored. Other rules get them in the types that they are computed in."""
+"""Operations whose rules accept storage-only types; for other rules operands are widened first (`operations.storage`)."""
 RULES = Rules()
 """The rule of every operation. Beside the operation's attributes its keyword-only arguments may be `types` (of the results) and `regions`;
 an attribute that names a function is given as a Region. The rules of custom calls are entered under "custom_call" and their target."""
