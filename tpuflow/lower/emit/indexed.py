@@ -66,7 +66,7 @@ def emit_take_rows(site: Site) -> Plans:
 
 
 def emit_scatter_rows(site: Site) -> Plans:
-    """A copy unless in place; then row index[r] = mode(row, updates[r]), r in sequence."""
+    """A copy of the table unless the result is in place; then row index[r] = mode(row, updates[r]) for r in order."""
     table, _, updates = site.node.inputs
     copy = copy_unless_in_place(site)
     if updates.type.elems == 0:

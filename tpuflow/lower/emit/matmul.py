@@ -253,7 +253,7 @@ def dot_levels(region: Region) -> list[Roots]:
 
 
 def emit_matmul(site: Site, fallback: Callable[[], Plans] | None = None) -> Plans:
-    """One kernel: zero, accumulate over the contracted tiles, read, and the elementwise rest; what is summed over the rows is summed on.
+    """One kernel: zero the accumulators, accumulate over the contracted tiles, read, and the elementwise epilogue, with sums over the rows.
 
     (Then the contraction is one block: results are there after one step.) `fallback`: the plans to use where no tiling fits on the chip.
     """

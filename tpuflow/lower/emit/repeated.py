@@ -15,7 +15,7 @@ from tpuflow.lower.passes.analysis import attr_key
 
 @dataclass(frozen=True, slots=True)
 class Bindings:
-    """What a node's kernels take from the node itself, not from its structure: its buffers and source lines, in order of appearance."""
+    """The buffers and source lines of a node, in order of appearance: what its kernels have besides its structure."""
 
     buffers: tuple[int, ...]
     sources: tuple[str, ...]

@@ -93,7 +93,7 @@ class _Cuts:
 
     @classmethod
     def of(cls, site: Site, spaces: Spaces, merged: Merged) -> _Cuts:
-        """Of a kernel. With an iota or a window, whose values depend on the position, batches are not divided."""
+        """The possible cuts of a kernel. With an iota or a window, whose values depend on the position, batches are not divided."""
         rows, along = merged.fold((*spaces.kept, *spaces.reduced)), merged.fold(spaces.reduced)
         summed = {
             a: _block(p) or merged.sizes[a] for p in spaces.products for a in merged.fold(p.contracted) if a in rows and a not in along

@@ -33,7 +33,7 @@ class Emitted:
 
 
 def kernel_name(node: Node) -> str:
-    """What a kernel is called in listings and profiles: what it does, and the type it makes."""
+    """The name of a kernel in listings and profiles: its kind, its operations and its first result's type."""
     nodes = [n for n in node.regions[0].walk() if n.op != "fused"] if node.op == "fused" else [node]
     ops = [n.attrs["op"] if n.op in ("reduce", "cumulative") else n.op for n in nodes if n.op not in ("full", "broadcast", "window")]
     ops = ops or [n.op for n in nodes] or ["copy"]

@@ -40,7 +40,7 @@ def for_all(table: Mapping[Kind, T], where: str) -> Mapping[Kind, T]:
 
 
 def verify_kernel(node: Node) -> None:
-    """That the region of a fused node is of its kind.
+    """Check that the region of a fused node is of its kind.
 
     Raises:
       GraphError: the node has no kind, or its region breaks the rule of it.

@@ -96,7 +96,7 @@ class Space:
             cut = cut or tiling.tile[a] < self.sizes[a]
 
     def _wanted(self, a: int, axis: TiledAxis) -> str | None:
-        """What an axis should be cut into, in words, where it is not."""
+        """The tile that an axis should have, as text for an error; None if it has it."""
         if not 1 <= axis.tile <= max(axis.size, 1):
             return f"1 to {axis.size} elements"
         if axis.sequential != (a in self.sequential and axis.tile < axis.size):
