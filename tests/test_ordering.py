@@ -7,7 +7,7 @@ import random
 
 from tpuflow.dtypes import F32
 from tpuflow.lower.graph.graph import Node, TensorType, Value
-from tpuflow.lower.passes.ordering import MemoryCosts, Times, list_schedule
+from tpuflow.lower.passes.ordering import Sizes, Times, in_order
 
 BIG, SCALAR = TensorType(F32, (1000,)), TensorType(F32)
 
@@ -20,8 +20,8 @@ def names(nodes: list[Node]) -> list[str]:
     return [n.result.name for n in nodes]
 
 
-def sizes(nodes: list[Node], *kept: Value) -> MemoryCosts:
-    return MemoryCosts({n: n.result.type.elems * 4 for n in nodes}, frozenset(kept))
+def sizes(nodes: list[Node], *kept: Value) -> Sizes:
+    return Sizes({n: n.result.type.elems * 4 for n in nodes}, frozenset(kept))
 
 
 def backward() -> list[Node]:
@@ -36,8 +36,8 @@ def backward() -> list[Node]:
 
 def test_a_gradient_goes_into_its_update_before_the_next_layer_makes_another():
     nodes = backward()
-    assert names(list_schedule(nodes)) == ["gradient2", "gradient1", "rate", "update1", "update2"]
-    relieved = names(list_schedule(nodes, sizes=sizes(nodes)))
+    assert names(in_order(nodes)) == ["gradient2", "gradient1", "rate", "update1", "update2"]
+    relieved = names(in_order(nodes, sizes=sizes(nodes)))
     assert relieved[0] == "rate", "it takes next to nothing, and the updates wait for it"
     assert relieved.index("update1") == relieved.index("gradient1") + 1
 
@@ -49,8 +49,9 @@ def test_what_is_read_through_a_view_is_not_let_go_of():
     other = node("other", BIG, x)
     first, last = node("first", BIG, made.result), node("last", BIG, view.result)
     nodes = [made, view, other, first, last]
-    memory = MemoryCosts({n: 4000 if n.op != "reshape" else 0 for n in nodes}, frozenset([made.result, other.result]))
-    order = names(list_schedule(nodes, sizes=memory))
+    order = names(
+        in_order(nodes, sizes=Sizes({n: 4000 if n.op != "reshape" else 0 for n in nodes}, frozenset([made.result, other.result])))
+    )
     assert order.index("other") < order.index("first"), "an output is never let go of"
     assert sorted(order) == sorted(names(nodes))
 
@@ -62,10 +63,10 @@ def sent(gradients: list[Node]) -> list[Node]:
     return [*starts, *(Node("await", (s.result, s.inputs[0]), (Value(part, f"wait {s.inputs[0].name}"),)) for s in starts)]
 
 
-def backward_sent(seconds: float, limit_bytes: float = math.inf) -> list[str]:
+def backward_sent(seconds: float, room_bytes: float = math.inf) -> list[str]:
     """Four layers' gradients, a second each, the transfers of which were written behind all of them and take `seconds`."""
     gradients = gradients_in_a_row(4)
-    return ordered([*gradients, *sent(gradients)], seconds, limit_bytes)
+    return ordered([*gradients, *sent(gradients)], seconds, room_bytes)
 
 
 def gradients_in_a_row(count: int) -> list[Node]:
@@ -76,15 +77,15 @@ def gradients_in_a_row(count: int) -> list[Node]:
     return gradients
 
 
-def ordered(nodes: list[Node], seconds: float, limit_bytes: float = math.inf, sending: float | None = None) -> list[str]:
+def ordered(nodes: list[Node], seconds: float, room_bytes: float = math.inf, sending: float | None = None) -> list[str]:
     """Where transfers take so many seconds, all of them on the links unless `sending` says it, and others one; what is gathered takes the
     place of something."""
     made = {n: 0 if n.op == "await" or n.result.name.startswith("gather") else n.result.type.elems * 4 for n in nodes}
     times = {n: seconds if n.op == "start" else 1.0 for n in nodes}
     return names(
-        list_schedule(
+        in_order(
             nodes,
-            sizes=MemoryCosts(made, frozenset(), limit_bytes),
+            sizes=Sizes(made, frozenset(), room_bytes),
             times=Times(times, times if sending is None else dict.fromkeys(nodes, sending)),
         )
     )
@@ -104,7 +105,7 @@ def test_what_is_sent_is_started_as_it_is_made_and_awaited_once_kernels_have_hid
 
 
 def test_where_memory_is_short_a_transfer_is_awaited_though_it_is_not_hidden():
-    order = backward_sent(seconds=100.0, limit_bytes=2.6 * 4 * BIG.elems)
+    order = backward_sent(seconds=100.0, room_bytes=2.6 * 4 * BIG.elems)
     assert order.index("wait gradient 0") < order.index("gradient 2"), "a third gradient has no room"
 
 
@@ -132,9 +133,8 @@ def test_any_order_keeps_dependences_and_effects():
         nodes += sent([n for n in nodes if n.results][::3])
         made = {n: sum(v.type.elems * 4 for v in n.results) for n in nodes}
         deferred = {n: rng.sample(nodes, 2) for n in rng.sample(nodes, 5)}
-        limit_bytes, seconds = rng.choice((0, 9000, math.inf)), {n: rng.choice((0.0, 1.0, 5.0)) for n in nodes}
-        memory = MemoryCosts(made, frozenset(values[-2:]), limit_bytes)
-        order = list_schedule(nodes, deferred, memory, rng.choice((None, Times(seconds, seconds))))
+        room_bytes, seconds = rng.choice((0, 9000, math.inf)), {n: rng.choice((0.0, 1.0, 5.0)) for n in nodes}
+        order = in_order(nodes, deferred, Sizes(made, frozenset(values[-2:]), room_bytes), rng.choice((None, Times(seconds, seconds))))
         place = {n: i for i, n in enumerate(order)}
         maker = {v: n for n in nodes for v in n.results}
         assert len(place) == len(nodes)

@@ -57,14 +57,14 @@ def _select(call: Call) -> Types:
 
 
 def _convert(call: Call) -> Types:
-    result = call.result_type()
+    result = call.asked_type()
     call.require(result.shape == call.inputs[0].shape, "keeps the shape")
     call.require(result.dtype != PRED, "does not convert to pred: compare with zero instead")
     return (result,)
 
 
 def _bitcast(call: Call) -> Types:
-    result = call.result_type()
+    result = call.asked_type()
     (x,) = call.inputs
     call.require(result.shape == x.shape and result.dtype.bits == x.dtype.bits >= 8, "keeps shape and width, of whole bytes")
     call.require(PRED not in (result.dtype, x.dtype), "is not defined on pred")
@@ -73,7 +73,7 @@ def _bitcast(call: Call) -> Types:
 
 def _full(call: Call) -> Types:
     call.require(isinstance(call.attrs["value"], (bool, int, float)), "value is a Python scalar")
-    return (call.result_type(),)
+    return (call.asked_type(),)
 
 
 def _constant(call: Call) -> Types:
@@ -82,7 +82,7 @@ def _constant(call: Call) -> Types:
 
 
 def _window(call: Call) -> Types:
-    result = call.result_type()
+    result = call.asked_type()
     (x,) = call.inputs
     wrong = problem(call.attrs["view"], x.elems, result.shape)
     call.require(not wrong and x.dtype == result.dtype, wrong or "keeps the element type")
@@ -90,7 +90,7 @@ def _window(call: Call) -> Types:
 
 
 def _join(call: Call) -> Types:
-    result, views = call.result_type(), call.attrs["views"]
+    result, views = call.asked_type(), call.attrs["views"]
     _all_equal(call, call.inputs)
     call.require(len(views) == len(call.inputs) > 0, "takes at least one piece, and a view for each")
     piece = call.inputs[0]
@@ -103,7 +103,7 @@ def _join(call: Call) -> Types:
 
 
 def _iota(call: Call) -> Types:
-    result = call.result_type()
+    result = call.asked_type()
     call.require_kind(result.dtype, ARITHMETIC)
     _axes(call, (call.attrs["axis"],), len(result.shape))
     return (result,)
@@ -116,7 +116,7 @@ def _axes(call: Call, axes: tuple[int, ...], rank: int) -> None:
 
 
 def _broadcast(call: Call) -> Types:
-    result = call.result_type()
+    result = call.asked_type()
     (x,) = call.inputs
     axes = call.attrs["axes"]
     _axes(call, axes, len(result.shape))
@@ -128,7 +128,7 @@ def _broadcast(call: Call) -> Types:
 
 
 def _reshape(call: Call) -> Types:
-    result = call.result_type()
+    result = call.asked_type()
     if not (result.dtype == call.inputs[0].dtype and result.elems == call.inputs[0].elems):
         raise call.error(f"cannot become {result}")
     return (result,)
@@ -232,7 +232,7 @@ def _dot(call: Call) -> Types:
 
 def _conv(call: Call) -> Types:
     lhs, rhs = _factors(call)
-    result = TensorType(F32 if lhs.dtype.is_float else S32, call.result_type().shape)
+    result = TensorType(F32 if lhs.dtype.is_float else S32, call.asked_type().shape)
     wrong = conv_problem(call.attrs["contraction"], lhs.shape, rhs.shape, result.shape)
     call.require(not wrong, wrong)
     return (result,)

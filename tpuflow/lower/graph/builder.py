@@ -87,11 +87,11 @@ class Builder(NodeBuilder):
         known = self.known(x) if dtype.is_float or not x.dtype.is_float else None
         if known is not None and (made := fold_splats("convert", {}, [known], [x.dtype], dtype)) is not None:
             return self.full(TensorType(dtype, x.shape), made)
-        return self.emit("convert", (x,), result_types=[TensorType(dtype, x.shape)]).result
+        return self.emit("convert", (x,), asked=[TensorType(dtype, x.shape)]).result
 
     def bitcast(self, x: Value, dtype: DType) -> Value:
         """The bits of x as another element type of the same width."""
-        return x if dtype == x.dtype else self.emit("bitcast", (x,), result_types=[TensorType(dtype, x.shape)]).result
+        return x if dtype == x.dtype else self.emit("bitcast", (x,), asked=[TensorType(dtype, x.shape)]).result
 
     # --- making and moving ------------------------------------------------------------------------------------------
 
@@ -143,7 +143,7 @@ class Builder(NodeBuilder):
         before = self._made_by.get(x)
         if before is not None and before.op == "reshape":
             return self.reshape(before.inputs[0], shape)
-        return self.emit("reshape", (x,), result_types=[result]).result
+        return self.emit("reshape", (x,), asked=[result]).result
 
     def transpose(self, x: Value, permutation: Sequence[int]) -> Value:
         """Result axis i is operand axis permutation[i]."""
@@ -221,7 +221,7 @@ class Builder(NodeBuilder):
         result is f32, or s32 for integers.
         """
         declared, attrs = TensorType(F32 if lhs.dtype.is_float else S32, tuple(shape)), {"contraction": contraction, "precision": precision}
-        (result,) = infer("conv", (lhs.type, rhs.type), attrs, result_types=(declared,))
+        (result,) = infer("conv", (lhs.type, rhs.type), attrs, asked=(declared,))
         if not (lhs.type.elems and rhs.type.elems):
             return self.full(result, 0)
         return self.emit("conv", (lhs, rhs), attrs, (result,)).result

@@ -54,8 +54,8 @@ def _fused(call: Call) -> Types:
 
 
 def _infeed(call: Call) -> Types:
-    call.require(bool(call.result_types), "its result types must be given")
-    return call.result_types
+    call.require(bool(call.asked), "its result types must be given")
+    return call.asked
 
 
 def _outfeed(call: Call) -> Types:
@@ -76,7 +76,7 @@ def _position(call: Call) -> Types:
 
 def _collective(call: Call) -> Types:
     """Any dense array with as many elements as `isa.collectives` says that the collective receives."""
-    result = call.result_type()
+    result = call.asked_type()
     (x,) = call.inputs
     kind, chips, reducer = KINDS.get(call.attrs["kind"]), call.attrs["chips"], call.attrs["reducer"]
     call.require(kind is not None and kind.reduces == (reducer != "none") and reducer in REDUCERS, "a kind with or without a reducer")

@@ -160,7 +160,7 @@ def _from_the_end(whole: Contraction, rhs: Array, sizes: Mapping[int, int]) -> t
 
 
 def _patches(whole: Contraction, x: Array, sizes: Mapping[int, int]) -> tuple[Array, Array]:
-    """(lhs as patches, one axis per label (im2col), zero where there is no element; the mask of elements that exist)."""
+    """lhs with an axis for each label of its patches, and where it has elements there; elsewhere it is zero."""
     exists = np.ones(x.shape, bool)
     for outer, s in reversed(whole.outer.items()):
         bound = whole.bound_of(s)

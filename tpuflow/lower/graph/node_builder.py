@@ -44,16 +44,16 @@ class NodeBuilder:
 
     def emit(
         self, op: str, inputs: Sequence[Value], attrs: dict[str, Any] | None = None,
-        result_types: Sequence[TensorType] = (), regions: Sequence[Graph] = (),
+        asked: Sequence[TensorType] = (), regions: Sequence[Graph] = (),
     ) -> Node:  # fmt: skip
-        """Append a node; its result types are inferred, or checked against `result_types` where operands do not determine them.
+        """Append a node; its result types are inferred, or checked against `asked` where operands do not determine them.
 
         Raises:
           GraphError: the operands, attributes or regions do not fit the operation.
         """
         inputs, regions, attrs = tuple(inputs), tuple(regions), attrs or {}
         try:
-            types = infer(op, tuple(v.type for v in inputs), attrs, regions, tuple(result_types))
+            types = infer(op, tuple(v.type for v in inputs), attrs, regions, tuple(asked))
         except GraphError as error:
             error.add_note(f"source: {self.source}")
             raise

@@ -13,13 +13,13 @@ from tpuflow.lower.graph.graph import Graph, TensorType
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One use of an operation, as its typing rule sees it; `result_types` are those that the caller declares (empty: to be inferred)."""
+    """One use of an operation, as its typing rule sees it; `asked`: the result types that the caller declares, if any."""
 
     op: str
     inputs: tuple[TensorType, ...]
     attrs: Mapping[str, Any]
     regions: tuple[Graph, ...]
-    result_types: tuple[TensorType, ...]
+    asked: tuple[TensorType, ...]
 
     def require(self, condition: bool, message: str) -> None:
         """Raise GraphError unless `condition` holds."""
@@ -35,10 +35,10 @@ class Call:
         if dtype.kind not in kinds:
             raise self.error(f"is not defined on {dtype}; it takes element types of kind {', '.join(kinds)}")
 
-    def result_type(self) -> TensorType:
+    def asked_type(self) -> TensorType:
         """The result type that the caller has to declare, because the operands do not determine it."""
-        self.require(len(self.result_types) == 1, "its one result type must be given")
-        return self.result_types[0]
+        self.require(len(self.asked) == 1, "its one result type must be given")
+        return self.asked[0]
 
 
 Types = tuple[TensorType, ...]

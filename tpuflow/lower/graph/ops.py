@@ -18,13 +18,13 @@ OPS: dict[str, Op] = {row.name: row for row in (*ARRAY_OPS, *CONTROL_OPS)}
 ELEMENTWISE = frozenset(row.name for row in OPS.values() if row.elementwise)
 
 
-def infer(op: str, inputs: Types, attrs: Mapping[str, Any], regions: tuple[Graph, ...] = (), result_types: Types = ()) -> Types:
+def infer(op: str, inputs: Types, attrs: Mapping[str, Any], regions: tuple[Graph, ...] = (), asked: Types = ()) -> Types:
     """The result types of one operation.
 
     Raises:
       GraphError: unknown operation, wrong number of operands, attributes or regions, or types that do not fit.
     """
-    call = Call(op, inputs, attrs, regions, result_types)
+    call = Call(op, inputs, attrs, regions, asked)
     row = OPS.get(op)
     if row is None:
         raise GraphError(f"unknown operation {op!r}")

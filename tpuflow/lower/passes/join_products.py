@@ -23,7 +23,7 @@ from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.graph.rows import rows_in
 from tpuflow.lower.passes.analysis import depending
 from tpuflow.lower.passes.base import ChipPass
-from tpuflow.lower.passes.kernel_cost import MAX_NODES, kernel_seconds, rows_at_once
+from tpuflow.lower.passes.kernel_cost import MAX_NODES, busy_seconds, rows_at_once
 from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, is_kernel
 from tpuflow.lower.passes.unit_seconds import held_seconds
 
@@ -190,7 +190,7 @@ class _Joining:
 
     def _pays(self, new: Sequence[Node], old: Sequence[Node], freed: Value | None = None) -> bool:
         """Whether kernels `new` are faster than `old`; if the value `freed` is no longer stored, they may be slower by its price."""
-        spent, saved = (sum(kernel_seconds(n, self.chip) for n in nodes) for nodes in (new, old))
+        spent, saved = (sum(busy_seconds(n, self.chip) for n in nodes) for nodes in (new, old))
         return spent < saved + (0.0 if freed is None else held_seconds(bytes_of(freed.type), self.chip))
 
 

@@ -125,7 +125,7 @@ def memory_and_compute_seconds(node: Node, chip: Chip, side: int = MATRIX_EDGE) 
     return longer * move, longer * (max(work, multiply) + alone)
 
 
-def kernel_seconds(node: Node, chip: Chip) -> float:
+def busy_seconds(node: Node, chip: Chip) -> float:
     """The time of a kernel by the cost of its instructions: DMAs overlap with the compute units."""
     return max(memory_and_compute_seconds(node, chip))
 

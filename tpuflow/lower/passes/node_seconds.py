@@ -1,4 +1,4 @@
-"""Durations for the scheduler: lower bounds of nodes, and times of collectives, from which it follows whether a transfer is hidden."""
+"""What the nodes of a graph take at least, and what its collectives take on the links: by these a transfer is known to be hidden."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tpuflow.chips.links import collective_seconds, sending_seconds
 from tpuflow.errors import ConfigError
 from tpuflow.isa.collectives import MeshAxis, farthest
 from tpuflow.lower.graph.graph import Graph, Node
-from tpuflow.lower.passes.kernel_cost import kernel_seconds
+from tpuflow.lower.passes.kernel_cost import busy_seconds
 from tpuflow.lower.passes.ordering import Times
 from tpuflow.lower.passes.region_builder import bytes_of
 
 
 def node_times(graph: Graph, chip: Chip, mesh: Sequence[MeshAxis]) -> Times:
-    """A lower bound of the chip's seconds for every node of a region; for a `start`, the latency of its transfer."""
+    """Of every node of a region the seconds that the chip works on it at least; of a `start`, those until what it sends has arrived."""
     starts = {node for node in graph.nodes if node.op == "start"}
     sent = {node: link_seconds(node, chip, mesh, collective_seconds) for node in starts}
     worked = {node: least_seconds(node, chip) for node in graph.nodes if node not in starts}
@@ -24,17 +24,16 @@ def node_times(graph: Graph, chip: Chip, mesh: Sequence[MeshAxis]) -> Times:
 
 
 def least_seconds(node: Node, chip: Chip) -> float:
-    """A lower bound of the chip's seconds for a node: one trip of a loop, the shortest branch of a switch, 0 without a kernel."""
+    """What a chip takes for a node at least: of a loop one trip, of a switch its shortest branch, of what has no kernel nothing."""
     if node.op == "fused":
-        return kernel_seconds(node, chip)
+        return busy_seconds(node, chip)
     within = [sum(least_seconds(n, chip) for n in region.nodes) for region in node.regions]
     return min(within) if node.op == "switch" else sum(within)
 
 
 def link_seconds(start: Node, chip: Chip, mesh: Sequence[MeshAxis], form: Callable[..., float]) -> float:
-    """The time of a collective by a closed form of `tpuflow.chips.links`; infinite where neither the mesh nor the chip's row describes the
-    links, so that it counts as never hidden.
-    """
+    """What a collective takes by a closed form of `tpuflow.chips.links`; no end of it where neither the mesh nor the chip's row says how
+    its chips are joined, so that nothing is taken to hide it."""
     number = {axis.name: n for n, axis in enumerate(mesh)}
     if not number.keys() >= set(start.attrs["axes"]):
         return math.inf

@@ -1,4 +1,4 @@
-"""List scheduling: topological orders of nodes that hide transfers and free memory early."""
+"""Topological orders of nodes."""
 
 from __future__ import annotations
 
@@ -11,47 +11,46 @@ from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.passes.analysis import effectful
 
 NOTHING_BYTES = 256
-"""Results of at most this size count as free: scalars that others wait for, such as the power of a step counter."""
+"""Scalars and the like: a step counter's power, which every update waits for."""
 
 VIEWS = ("reshape", "barrier")
-"""Operations whose results alias their operands."""
+"""Nodes whose results are their operands' buffers."""
 
 RECEIVED = (*VIEWS, "await")
-"""The same and `await`, whose result aliases the buffer in which its collective receives."""
+"""The same with waits, whose result is what was begun to be received."""
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryCosts:
-    """The memory that a schedule needs: the bytes that each node allocates for its results, the values that are live at the end, and the
-    limit of live bytes beyond which a transfer in flight is awaited early, so that its memory is freed.
-    """
+class Sizes:
+    """What an order of nodes does to memory: the bytes that each node's results take anew, the values that are kept to the end, and how
+    many bytes may be held at a time before it is better to wait for what is on its way, and let go of it."""
 
-    allocated_bytes: Mapping[Node, int]
-    live_out: frozenset[Value]
-    limit_bytes: float = math.inf
+    made: Mapping[Node, int]
+    kept: frozenset[Value]
+    room_bytes: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The durations of a region's nodes: `seconds` on the chip, and for a `start` the latency until the data have arrived; `sending`: for
-    every start the seconds in which it occupies the links.
-    """
+    """What the nodes of a region take: `seconds` of the chip, of a `start` until what it sends has arrived; and of every start the seconds
+    for which it is `sending`, and nothing else is."""
 
     seconds: Mapping[Node, float]
     sending: Mapping[Node, float]
 
 
-def list_schedule(
+def in_order(
     nodes: Iterable[Node],
     deferred: Mapping[Node, Iterable[Node]] | None = None,
-    sizes: MemoryCosts | None = None,
+    sizes: Sizes | None = None,
     times: Times | None = None,
 ) -> list[Node]:
-    """The nodes in topological order, with effects in the given order; apart from the following, ready nodes keep the given order.
+    """Nodes after everything they read, effects in the given order, otherwise as early in the given order as possible.
 
-    deferred: node -> nodes after which it should run; it yields to them as long as anything else is ready. sizes: a node that frees at
-    least as many bytes as it allocates runs as soon as it is ready. times: so does a transfer that allocates no more than it sends, and a
-    transfer is awaited once the nodes that ran since have hidden it, earlier only if nothing else is ready or memory is short.
+    `deferred` names nodes that rather run after certain others; they give way as long as anything else can run. With `sizes`, a node
+    that is the last to read as many bytes as it makes runs as soon as it can. With `times` of the nodes, so does a transfer that takes
+    no more memory than what it sends, and any is awaited once what has run since has taken as long: earlier only where nothing else can
+    run, or memory is short.
     """
     queue = _Queue(list(nodes), deferred or {}, sizes, None if times is None else _Clock(times))
     ordered = list(iter(queue.next, None))
@@ -60,18 +59,18 @@ def list_schedule(
 
 
 class _Clock:
-    """Simulated time, and the arrival times of transfers in flight; the links send one transfer after the other."""
+    """The time at which nodes run, and what is on its way: the links send one transfer after the other."""
 
     def __init__(self, times: Times) -> None:
         self.seconds, self.sending = times.seconds, times.sending
-        self.now = self.links_free = 0.0
+        self.now = self.free = 0.0
         self.arrivals: dict[Value, float] = {}
 
     def run(self, node: Node) -> None:
-        """Advance the time by a node: a start only enters a transfer, an await lasts until the data have arrived."""
+        """A start puts something on its way, a wait lasts until it is there, and others take their time."""
         if node.op == "start":
-            begin = max(self.now, self.links_free)
-            self.links_free = begin + self.sending[node]
+            begin = max(self.now, self.free)
+            self.free = begin + self.sending[node]
             self.arrivals[node.result] = begin + self.seconds[node]
         elif node.op == "await":
             self.now = max(self.now, self.arrival(node))
@@ -79,23 +78,24 @@ class _Clock:
             self.now += self.seconds[node]
 
     def arrival(self, wait: Node) -> float:
-        """When the data of an await will have arrived."""
+        """When what is waited for will be there."""
         return self.arrivals[wait.inputs[0]]
 
 
 class _Queue:
-    """The ready nodes, in heaps by their given position, in this order of priority: `starts` (cheap transfers), `first` (nodes that free
-    memory), `ready`, `later` (deferred nodes).
+    """Nodes whose requirements are met, earliest first; the deferred ones wait apart until what they wait for has run, and waits until what
+    they are for is there.
 
-    A node may be in several heaps. Awaits whose data have not arrived are in `arriving`, by arrival time, and in the set `in_flight`.
+    A node may be in several heaps: in `ready` (or `later`, as long as it is deferred), in `first` once it frees memory, and if it is one
+    in `starts`. `moving` has waits by the time at which they cost nothing, `away` the same.
     """
 
-    def __init__(self, nodes: list[Node], deferred: Mapping[Node, Iterable[Node]], sizes: MemoryCosts | None, clock: _Clock | None) -> None:
+    def __init__(self, nodes: list[Node], deferred: Mapping[Node, Iterable[Node]], sizes: Sizes | None, clock: _Clock | None) -> None:
         number = {node: i for i, node in enumerate(nodes)}
         self.nodes = nodes
         self.needs = _requirements(nodes)
-        self.deferred_on: list[set[int]] = [{number[o] for o in deferred.get(n, ()) if o is not n} for n in nodes]
-        self.followers, self.deferring = _inverted(self.needs), _inverted(self.deferred_on)
+        self.awaits: list[set[int]] = [{number[o] for o in deferred.get(n, ()) if o is not n} for n in nodes]
+        self.followers, self.awaited_by = _inverted(self.needs), _inverted(self.awaits)
         self.done = [False] * len(nodes)
         self.memory = None if sizes is None else _Memory(nodes, sizes)
         self.clock = clock
@@ -103,8 +103,8 @@ class _Queue:
         self.first: list[int] = []
         self.ready: list[int] = []
         self.later: list[int] = []
-        self.arriving: list[tuple[float, int]] = []
-        self.in_flight: set[int] = set()
+        self.moving: list[tuple[float, int]] = []
+        self.away: set[int] = set()
         for i, needs in enumerate(self.needs):
             if not needs:
                 self._offer(i)
@@ -120,8 +120,8 @@ class _Queue:
     def _next(self) -> int | None:
         if self.clock is not None:
             self._receive(self.clock.now)
-        if self.arriving and self._earliest(self.starts) is self._earliest(self.first) is None and self._is_stalled():
-            self._receive(self.arriving[0][0])
+        if self.moving and self._earliest(self.starts) is self._earliest(self.first) is None and self._waits():
+            self._receive(self.moving[0][0])
         found = (self._earliest(heap) for heap in (self.starts, self.first, self.ready, self.later))
         return next((i for i in found if i is not None), None)
 
@@ -130,16 +130,16 @@ class _Queue:
             heappop(heap)
         return heap[0] if heap else None
 
-    def _is_stalled(self) -> bool:
-        """Whether no node is ready except deferred ones, or the next would exceed the memory limit."""
+    def _waits(self) -> bool:
+        """Whether nothing else can run than what is deferred, or it would take memory that there is not."""
         i = self._earliest(self.ready)
         return i is None or (self.memory is not None and self.memory.is_short(i))
 
     def _receive(self, now: float) -> None:
-        """Make the awaits ready whose data have arrived by `now`."""
-        while self.arriving and self.arriving[0][0] <= now:
-            _, i = heappop(self.arriving)
-            self.in_flight.discard(i)
+        """Waits for what is there by a time cost nothing any more."""
+        while self.moving and self.moving[0][0] <= now:
+            _, i = heappop(self.moving)
+            self.away.discard(i)
             self._offer_ready(i)
 
     def _run(self, i: int) -> None:
@@ -154,53 +154,52 @@ class _Queue:
             if not self.needs[j]:
                 self._offer(j)
             elif self.clock is not None:
-                self._offer_requirements(j)
-        for j in self.deferring[i]:
-            self.deferred_on[j].discard(i)
-            if not self.deferred_on[j] and not self.needs[j] and not self.done[j]:
+                self._offer_needed(j)
+        for j in self.awaited_by[i]:
+            self.awaits[j].discard(i)
+            if not self.awaits[j] and not self.needs[j] and not self.done[j]:
                 self._offer(j)
 
     def _offer(self, i: int) -> None:
         if self.clock is not None and self.nodes[i].op == "await":
-            self.in_flight.add(i)
-            heappush(self.arriving, (self.clock.arrival(self.nodes[i]), i))
+            self.away.add(i)
+            heappush(self.moving, (self.clock.arrival(self.nodes[i]), i))
         else:
             self._offer_ready(i)
 
     def _offer_ready(self, i: int) -> None:
-        heappush(self.later if self.deferred_on[i] else self.ready, i)
+        heappush(self.later if self.awaits[i] else self.ready, i)
         self._offer_first(i)
 
     def _offer_first(self, i: int) -> None:
-        if self._can_run(i) and self.clock is not None and self._is_cheap_start(i):
+        if self._is_able(i) and self.clock is not None and self._is_cheap_start(i):
             heappush(self.starts, i)
-        elif self._can_run(i) and self.memory is not None and self.memory.frees(i):
+        elif self._is_able(i) and self.memory is not None and self.memory.frees(i):
             heappush(self.first, i)
 
     def _is_cheap_start(self, i: int) -> bool:
-        """Whether a node starts a transfer that receives no more than it sends. Others, such as all-gathers, have no priority."""
+        """Whether a node starts a transfer that takes no more memory than what it sends has: others, which gather, start in their turn."""
         sent_bytes = sum(v.type.elems * v.dtype.bytes for v in self.nodes[i].inputs)
         return self.nodes[i].op == "start" and (self.memory is None or self.memory.made[i] <= sent_bytes)
 
-    def _offer_requirements(self, i: int) -> None:
-        """Give priority to the ready requirements of a node if they and the node together free memory: a shard of a parameter, say, for the
-        update that reads it with a received gradient, whose result is then sent.
-        """
+    def _offer_needed(self, i: int) -> None:
+        """What a node still needs runs as soon as it can if it can now, and frees memory together with it: a parameter's share, for the
+        update with what has been received, so that the links may work on its result."""
         needed = self.needs[i]
-        if self.memory is not None and all(map(self._can_run, needed)) and self.memory.frees(i, needed):
+        if self.memory is not None and all(map(self._is_able, needed)) and self.memory.frees(i, needed):
             for j in needed:
                 heappush(self.first, j)
 
-    def _can_run(self, i: int) -> bool:
-        return not self.needs[i] and not self.deferred_on[i] and not self.done[i] and i not in self.in_flight
+    def _is_able(self, i: int) -> bool:
+        return not self.needs[i] and not self.awaits[i] and not self.done[i] and i not in self.away
 
 
 class _Memory:
-    """The readers of every value that are still to run, and the live bytes; readers of a view count as readers of its operand."""
+    """Who still reads what the nodes make, and how much is held; a view's readers are its operand's."""
 
-    def __init__(self, nodes: list[Node], sizes: MemoryCosts) -> None:
-        self.held_bytes, self.limit_bytes = 0, sizes.limit_bytes
-        self.made = [sizes.allocated_bytes.get(node, 0) for node in nodes]
+    def __init__(self, nodes: list[Node], sizes: Sizes) -> None:
+        self.held_bytes, self.room_bytes = 0, sizes.room_bytes
+        self.made = [sizes.made.get(node, 0) for node in nodes]
         self.bytes: dict[Value, int] = {}
         self.readers: dict[Value, set[int]] = {}
         self.operands: list[list[Value]] = []
@@ -214,23 +213,22 @@ class _Memory:
             self.operands.append(held)
             for value in held:
                 self.readers.setdefault(value, set()).add(i)
-        for value in sizes.live_out:
+        for value in sizes.kept:
             if (origin := root.get(value, value)) in self.readers:
-                self.readers[origin].add(-1)  # a reader that never runs
+                self.readers[origin].add(-1)  # nobody's turn ever comes
 
     def frees(self, i: int, needed: Collection[int] = ()) -> bool:
-        """Whether a node, with its requirements `needed`, frees at least as many bytes as it allocates; always true of tiny results, for
-        which others wait.
-        """
+        """Whether a node is the last to read as many bytes as it makes, with those that it needs; what makes next to nothing does always:
+        others wait for it."""
         made = self.made[i] + sum(self.made[j] for j in needed)
         return sum(self.bytes[v] for v in self.operands[i] if self.readers[v] == {i}) + NOTHING_BYTES >= made
 
     def is_short(self, i: int) -> bool:
-        """Whether a node's results would exceed the memory limit."""
-        return self.held_bytes + self.made[i] > self.limit_bytes
+        """Whether there is no room for what a node makes."""
+        return self.held_bytes + self.made[i] > self.room_bytes
 
     def run(self, i: int) -> list[int]:
-        """Account for a node that has run; the nodes that have become the last reader of some value."""
+        """A node has run: the nodes that are now the only readers of something."""
         alone = []
         self.held_bytes += self.made[i]
         for value in self.operands[i]:
@@ -243,7 +241,7 @@ class _Memory:
 
 
 def _requirements(nodes: list[Node]) -> list[set[int]]:
-    """For each node the numbers of its predecessors: producers of its operands, and the effect before it."""
+    """For each node the numbers of the nodes that must come first."""
     maker: dict[Value, int] = {value: i for i, node in enumerate(nodes) for value in node.results}
     needs = [{maker[v] for v in node.inputs if v in maker} for node in nodes]
     last = None

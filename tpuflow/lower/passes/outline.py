@@ -11,7 +11,7 @@ from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.passes.grouping import STRETCHED, Group, Grouping
-from tpuflow.lower.passes.ordering import list_schedule
+from tpuflow.lower.passes.ordering import in_order
 from tpuflow.lower.passes.unit_seconds import move_seconds, product_seconds, start_seconds, times_read, total_bytes, work_seconds
 
 _DATA_MOVEMENT = frozenset(("convert", "broadcast", "window", "reshape", "full", "iota", "bitcast"))
@@ -61,7 +61,7 @@ class Outline:
             if node is not None:
                 self.stored.update(node.inputs)
                 ranked.append((first[group], node))
-        return list_schedule(node for _, node in sorted(ranked, key=lambda entry: entry[0]))
+        return in_order(node for _, node in sorted(ranked, key=lambda entry: entry[0]))
 
     def _fused(self, group: Group, kind: Kind) -> Node | None:
         results = [v for n in self._sorted(group.nodes) for v in n.results if v in self.stored]

@@ -1,4 +1,4 @@
-"""PruneCarries: remove dead carries, operands and results of control nodes, and sink splats into their regions."""
+"""PruneCarries: control nodes carry only what somebody needs, and make cheap splats inside instead of carrying them in."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ _PRUNE: dict[str, Callable[[Node, set[Value]], Node]] = {"loop": _prune_loop, "w
 
 
 def _sink_splats(node: Node, made: dict[Value, Node], used: set[Value]) -> Node:
-    """Splats that enter a region unchanged (operands of branches, invariant carries) are emitted inside of each region instead."""
+    """Operands that enter unchanged (branch operands, invariant carries) and are `full` are made in each region instead."""
     skip = 1 if node.op == "switch" else carry_offset(node)
     splats = {i: made[v] for i, v in enumerate(node.inputs[skip:]) if v in made and made[v].op == "full"}
     sunk = {i: full for i, full in splats.items() if _only_enters(node, i, used)}

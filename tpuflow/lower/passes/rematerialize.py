@@ -73,7 +73,7 @@ class _LiveValues:
 
     def _index_graph(self) -> None:
         """Index definitions, readers, views and last uses of all values."""
-        self.defined_at: dict[Value, int] = {}
+        self.made_at: dict[Value, int] = {}
         self.readers: dict[Value, list[int]] = {}
         self.root: dict[Value, Value] = {}
         self.last: dict[Value, int] = {}
@@ -81,21 +81,21 @@ class _LiveValues:
             for value in dict.fromkeys(node.inputs):
                 self.readers.setdefault(value, []).append(at)
                 self.last[self.root.get(value, value)] = at
-            self.defined_at.update(dict.fromkeys(node.results, at))
+            self.made_at.update(dict.fromkeys(node.results, at))
             if node.op in VIEWS:
                 self.root.update((r, self.root.get(v, v)) for v, r in zip(node.inputs, node.results, strict=True))
         self.last.update((self.root.get(v, v), len(self.nodes)) for v in self.graph.outputs)
 
-    def _peak(self) -> tuple[int, int]:
-        """(position, bytes) of the memory peak, inputs included; outputs of an input's type are assumed to share its buffer."""
+    def _fullest(self) -> tuple[int, int]:
+        """Where most is held, and how much, inputs included; outputs of an input's type are taken to have that one's place."""
         given = {v.type for v in self.graph.inputs}
         change = np.zeros(len(self.nodes) + 2, np.int64)
-        for value, at in self.defined_at.items():
+        for value, at in self.made_at.items():
             if value not in self.root and not (value in self.outputs and value.type in given):
                 change[at] += bytes_of(value.type)
                 change[self.last.get(value, at) + 1] -= bytes_of(value.type)
-        live = np.cumsum(change)
-        return int(live.argmax()), int(live.max()) + sum(bytes_of(v.type) for v in self.graph.inputs)
+        held = np.cumsum(change)
+        return int(held.argmax()), int(held.max()) + sum(bytes_of(v.type) for v in self.graph.inputs)
 
     def last_read(self, value: Value) -> int:
         """The position of the last node that reads a value, directly or through views."""
@@ -104,16 +104,16 @@ class _LiveValues:
     def sweep(self) -> bool:
         """Rematerialize the values that are live at the peak where that is profitable, largest first; whether anything changed."""
         self._index_graph()
-        self.peak, self.peak_bytes = self._peak()
+        self.peak, self.peak_bytes = self._fullest()
         self.is_over_limit = self.peak_bytes > FILLED_SHARE * self.chip.available_hbm_bytes
-        live = [v for v in self.defined_at if self.is_live_at_peak(v)]
+        live = [v for v in self.made_at if self.is_live_at_peak(v)]
         changed = [self._rematerialize(v) for v in sorted(live, key=lambda v: -bytes_of(v.type))]
         return any(changed)
 
     def is_live_at_peak(self, value: Value) -> bool:
         """Whether a value is live at the peak for later readers only, none of which is a view."""
         readers = self.readers.get(value, ())
-        if not self.defined_at.get(value, self.peak) < self.peak < self.last_read(value) or self.peak in readers:
+        if not self.made_at.get(value, self.peak) < self.peak < self.last_read(value) or self.peak in readers:
             return False
         return not any(self.nodes[i].op in VIEWS for i in readers)
 
@@ -159,7 +159,7 @@ class _Recomputation:
     @classmethod
     def of(cls, live: _LiveValues, value: Value) -> _Recomputation | None:
         """The recomputation of a value, if there is one without a product or a reduction."""
-        at = live.defined_at[value]
+        at = live.made_at[value]
         node = live.nodes[at]
         if not is_kernel(node, Kind.MAP, Kind.REDUCE, Kind.DOT, Kind.ROWS) or value in live.outputs:
             return None

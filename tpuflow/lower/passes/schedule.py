@@ -1,4 +1,4 @@
-"""Schedule: order kernels so that updates happen in place, memory is freed early, and transfers are hidden behind kernels."""
+"""Schedule: kernels that overwrite a parameter run after those that still read it, kernels that free memory as soon as they can."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from tpuflow.lower.emit import overwritable
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.passes.base import ChipPass
 from tpuflow.lower.passes.node_seconds import node_times
-from tpuflow.lower.passes.ordering import RECEIVED, VIEWS, MemoryCosts, list_schedule
+from tpuflow.lower.passes.ordering import RECEIVED, VIEWS, Sizes, in_order
 from tpuflow.lower.passes.unit_seconds import FILLED_SHARE, total_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule(ChipPass):
-    """Order nodes so that a result can overwrite the region input that it replaces, and so that few bytes are live.
+    """Order nodes so that a value computed from a region input, of its type, can take its place in memory, and little is held long.
 
-    A parameter is updated once nothing else reads it, and as soon as that frees its gradient. A collective is started when its operand is
-    computed, and awaited once the kernels that ran since have hidden it; earlier only if nothing else is ready, or memory is short.
+    A gradient goes into its parameter's update as soon as nothing else reads what it is made of, rather than where the update was written.
+    What is sent between chips is started as soon as it is made, and waited for, so that its memory is free, once the kernels that ran since
+    have hidden it; before that where nothing else is left to do, or the chip's memory would be too small.
 
     Before: %w1 = fused %w, %g; %dx = dot %dy, %w.    After: %dx = dot %dy, %w; %w1 = fused %w, %g.
     Needs: fused graph.    Keeps: data dependence and the order of effects.    Never: adds or removes a node.
@@ -36,14 +37,14 @@ class Schedule(ChipPass):
         nodes = [self.map_regions(node) for node in graph.nodes]
         graph = replace(graph, nodes=tuple(nodes))
         replaced, inputs = _replaced(graph), set(graph.inputs)
-        limit_bytes = FILLED_SHARE * self.chip.available_hbm_bytes - total_bytes(graph.inputs)
-        sizes = MemoryCosts({node: _made_bytes(node, replaced[node], inputs) for node in nodes}, frozenset(graph.outputs), limit_bytes)
+        room_bytes = FILLED_SHARE * self.chip.available_hbm_bytes - total_bytes(graph.inputs)
+        sizes = Sizes({node: _made_bytes(node, replaced[node], inputs) for node in nodes}, frozenset(graph.outputs), room_bytes)
         times = node_times(graph, self.chip, self.mesh) if any(node.op == "start" for node in nodes) else None
-        return replace(graph, nodes=tuple(list_schedule(nodes, _last_readers(graph, replaced), sizes, times)))
+        return replace(graph, nodes=tuple(in_order(nodes, _last_readers(graph, replaced), sizes, times)))
 
 
 def _replaced(graph: Graph) -> dict[Node, tuple[Value, ...]]:
-    """For every node the region inputs (or views of them) whose buffers its results may take."""
+    """For every node the region inputs, or views of them, whose places its results may take."""
     outputs, places = set(graph.outputs), _carried(graph)
     return {
         node: tuple(places[v] for v in node.results if v in places) if node.op == "start" else _overwritable(node, outputs)
@@ -52,7 +53,7 @@ def _replaced(graph: Graph) -> dict[Node, tuple[Value, ...]]:
 
 
 def _carried(graph: Graph) -> dict[Value, Value]:
-    """For a loop's body: output (or the value in flight that becomes it) -> the input whose buffer it takes in the next trip."""
+    """Of what leaves a loop's body, and what is received for it: the region input that it takes the place of in the next trip."""
     if [v.type for v in graph.inputs] != [v.type for v in graph.outputs]:
         return {}
     places = dict(zip(graph.outputs, graph.inputs, strict=True))
@@ -63,7 +64,7 @@ def _carried(graph: Graph) -> dict[Value, Value]:
 
 
 def _last_readers(graph: Graph, replaced: Mapping[Node, Sequence[Value]]) -> dict[Node, list[Node]]:
-    """For every node the readers of the region inputs whose buffers it may take: it is deferred until they have run."""
+    """For every node that may take the place of a region input: the other nodes that read it."""
     origin: dict[Value, Value] = {v: v for v in graph.inputs}
     readers: dict[Value, list[Node]] = {v: [] for v in graph.inputs}
     for node in graph.nodes:
@@ -76,12 +77,12 @@ def _last_readers(graph: Graph, replaced: Mapping[Node, Sequence[Value]]) -> dic
 
 
 def _made_bytes(node: Node, replaced: Sequence[Value], inputs: Container[Value]) -> int:
-    """Bytes that a node allocates: of its results, less aliases and those that take a region input's buffer."""
+    """Bytes of a node's results, but for what is in memory already, and those that take a region input's place."""
     return 0 if node.op in RECEIVED else total_bytes(node.results) - total_bytes(v for v in replaced if v in inputs)
 
 
 def _overwritable(node: Node, outputs: Container[Value]) -> tuple[Value, ...]:
-    """Operands whose buffer one of the node's results that are graph outputs may take."""
+    """Operands that a result which leaves the graph may replace."""
     types = {v.type for v in node.results if v in outputs}
     replaced = overwritable(node) if types else frozenset()
     return tuple(v for v in node.inputs if v in replaced and v.type in types)

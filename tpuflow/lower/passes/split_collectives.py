@@ -1,4 +1,4 @@
-"""SplitCollectives: make collectives asynchronous: a `start` where the operand is computed, an `await` where the collective was."""
+"""SplitCollectives: a collective is started as soon as it can be, and awaited when its result is needed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from tpuflow.lower.passes.base import Pass
 
 @dataclass(frozen=True, slots=True)
 class SplitCollectives(Pass):
-    """Split a collective into `start`, right after its operand is computed, and `await`. The await also reads the operand, which must stay
-    live until the transfer is done.
+    """A start where the source is made, whose result is still on its way; and the wait, which holds the source too: so long it must stay.
 
     Before: %0 = fused ...; %1 = fused ...; %2 = collective %0.
     After: %0 = fused ...; %3 = start %0; %1 = fused ...; %2 = await %3, %0.
@@ -38,7 +37,7 @@ def _split(node: Node) -> tuple[Node, Node]:
 
 
 def _started(graph: Graph, nodes: list[Node], starts: dict[Value, list[Node]]) -> Iterator[Node]:
-    """The nodes, with every start right after the node that defines its operand."""
+    """The nodes with every start right behind the maker of what it sends."""
     for value in graph.inputs:
         yield from starts.get(value, ())
     for node in nodes:
