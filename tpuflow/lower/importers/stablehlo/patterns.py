@@ -63,7 +63,7 @@ def _logistic(last: Operation, makers: Makers) -> Operation | None:
     """1 / (1 + exp(-x)), of which the ones are `logistic`."""
     one, below = last.operands
     total = makers.get(below)
-    if total is None or total.name != "stablehlo.add" or 1 not in (_constant(v, makers, "logistic") for v in (one,)):
+    if total is None or total.name != "stablehlo.add" or _constant(one, makers, "logistic") != 1:
         return None
     parts = [v for v in total.operands if _constant(v, makers, "logistic") is None]
     power = makers.get(parts[0]) if len(parts) == 1 else None
