@@ -22,7 +22,7 @@ from tpuflow.device.runtime import Executable
 from tpuflow.isa.contraction import Contraction, SlidingAxis
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.program import Program
-from tpuflow.lower.graph.blocking import LONGEST_SUM, apart, depth_block, sum_block, units
+from tpuflow.lower.graph.blocking import LONGEST_SUM, axes_reduced_first, block_shape, depth_block, sum_block
 from tpuflow.lower.importers.jaxpr.importer import lower_jaxpr
 
 GENERIC = CHIPS["generic"]
@@ -182,7 +182,7 @@ sizes = st.lists(st.sampled_from((1, 2, 3, 5, 7, 8, 14, 17, 28, 56, 64, 128, 257
 def test_blocks_are_boxes_that_cut_every_axis_but_the_first_evenly(shape: list[int], data: st.DataObject) -> None:
     axes = sorted(data.draw(st.sets(st.sampled_from(range(len(shape))), min_size=1)))
     block, summed = sum_block(shape, axes), [shape[axis] for axis in axes]
-    box = units(summed, block)
+    box = block_shape(summed, block)
     assert math.prod(box) == block <= max(LONGEST_SUM, 1)
     long = [axis for axis, n in enumerate(summed) if n > 1]
     assert all(n % b == 0 for axis, (n, b) in enumerate(zip(summed, box, strict=True)) if long and axis != long[0])
@@ -191,9 +191,9 @@ def test_blocks_are_boxes_that_cut_every_axis_but_the_first_evenly(shape: list[i
 @given(sizes, st.data())
 def test_sums_that_would_have_short_blocks_are_taken_apart_until_none_has(shape: list[int], data: st.DataObject) -> None:
     axes = sorted(data.draw(st.sets(st.sampled_from(range(len(shape))), min_size=1)))
-    while first := apart(shape, axes):
+    while first := axes_reduced_first(shape, axes):
         assert first == tuple(axes[-len(first) :]) and len(first) < len(axes)
-        assert not apart(shape, first)
+        assert not axes_reduced_first(shape, first)
         shape, axes = [n for axis, n in enumerate(shape) if axis not in first], axes[: -len(first)]
 
 

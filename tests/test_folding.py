@@ -18,7 +18,7 @@ from tpuflow.errors import GraphError
 from tpuflow.isa.elementwise import BINARY, COMPARE, UNARY
 from tpuflow.isa.numpy_rounding import splat
 from tpuflow.lower.graph.builder import Builder
-from tpuflow.lower.graph.elementwise import of_splats
+from tpuflow.lower.graph.elementwise import fold_splats
 from tpuflow.lower.graph.graph import Graph, TensorType
 from tpuflow.lower.graph.interpret import interpret
 from tpuflow.lower.graph.ops import ELEMENTWISE, infer
@@ -87,7 +87,7 @@ def test_what_is_folded_is_what_the_oracle_computes(dtype: DType) -> None:
     count, wrong = len(_values(dtype)), []
     for (op, attrs, arity, _), output, found in zip(works, graph.outputs, interpret(graph, *pairs), strict=False):
         for i in range(0, len(found), count if arity == 1 else 1):
-            value = of_splats(op, attrs, [pairs[n][i].item() for n in range(arity)], [dtype] * arity, output.dtype)
+            value = fold_splats(op, attrs, [pairs[n][i].item() for n in range(arity)], [dtype] * arity, output.dtype)
             own = _is_own_nan(found[i], output.dtype)
             if own != (value is None) or (value is not None and splat(value, output.dtype).tobytes() != found[i].tobytes()):
                 wrong.append((op, attrs, pairs[0][i], pairs[1][i], value, found[i]))
@@ -111,7 +111,7 @@ def test_the_folding_of_passes_is_the_same(dtype: DType) -> None:
     b, wanted = Builder("splats"), []
     for (op, attrs, arity, asked), *pair in ((work, x, y) for work in _works(dtype) for x, y in zip(values, partners, strict=True)):
         made = b.emit(op, [b.full(TensorType(dtype), x) for x in pair[:arity]], attrs, asked).result
-        wanted.append((made, of_splats(op, attrs, pair[:arity], [dtype] * arity, made.dtype)))
+        wanted.append((made, fold_splats(op, attrs, pair[:arity], [dtype] * arity, made.dtype)))
     folded = Simplify()(b.finish([made for made, _ in wanted]))
     number = {node.result: node.attrs["value"] for node in folded.nodes if node.op == "full"}
     for value, (made, known) in zip(folded.outputs, wanted, strict=True):

@@ -20,11 +20,11 @@ from tpuflow.device.runtime import Executable
 from tpuflow.errors import UnsupportedPrimitiveError
 from tpuflow.isa.collectives import MeshAxis
 from tpuflow.isa.meshes import axes_grouped, axes_numbered, axes_ordered, divided, places
+from tpuflow.lower.create_reduce_scatters import create_reduce_scatters
 from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.graph.verify import verify
 from tpuflow.lower.importers.stablehlo import lower_stablehlo
-from tpuflow.lower.join_sums import join_sums
-from tpuflow.lower.reduce_scatter import scatter_sums
+from tpuflow.lower.reassociate_all_reduces import reassociate_all_reduces
 from tpuflow.lower.shards import Cuts
 
 
@@ -128,11 +128,11 @@ def test_a_sum_is_scattered_over_the_axes_that_its_part_is_cut_over_and_summed_o
 
     mapped = jax.shard_map(step, mesh=MESH, in_specs=P("data", "model"), out_specs=P(None, "model"), check_vma=False)
     graph = imported(mapped, floats(16, 48))
-    found = [node for node in scatter_sums(graph, SIZES).nodes if node.op == "collective"]
+    found = [node for node in create_reduce_scatters(graph, SIZES).nodes if node.op == "collective"]
     assert [(n.attrs["kind"], n.attrs["axes"], n.result.shape) for n in found] == [
         ("reduce_scatter", ("model",), (8, 3)), ("all_reduce", ("data",), (8, 3)),
     ]  # fmt: skip
-    assert scatter_sums(scatter_sums(graph, SIZES), SIZES).outputs[0].type == graph.outputs[0].type
+    assert create_reduce_scatters(create_reduce_scatters(graph, SIZES), SIZES).outputs[0].type == graph.outputs[0].type
 
 
 @pytest.mark.parametrize("start", ["axis_index * 2", "axis_index * 3, and the sum is used twice", "0"])
@@ -145,7 +145,7 @@ def test_sums_of_which_another_piece_is_taken_stay_as_they_are(start: str) -> No
 
     mapped = jax.shard_map(step, mesh=MESH, in_specs=P("data", "model"), out_specs=P("data", "model"), check_vma=False)
     graph = imported(mapped, floats(16, 48))
-    assert str(scatter_sums(graph, SIZES)) == str(graph)
+    assert str(create_reduce_scatters(graph, SIZES)) == str(graph)
 
 
 JOINED: dict[str, tuple[Callable[..., Any], int]] = {
@@ -168,9 +168,9 @@ def test_sums_over_the_same_chips_that_are_added_are_sent_as_one(name: str) -> N
     graph = imported(
         jax.shard_map(step, mesh=MESH, in_specs=P("data", "model"), out_specs=P("data", "model"), check_vma=False), floats(16, 48)
     )
-    found = verify(join_sums(graph))
+    found = verify(reassociate_all_reduces(graph))
     assert sum(node.op == "collective" for node in found.nodes) == sums
-    assert str(join_sums(found)) == str(found)
+    assert str(reassociate_all_reduces(found)) == str(found)
 
 
 @pytest.mark.parametrize(("rest", "kind"), [((), "all_reduce"), (("model",), "reduce_scatter")])

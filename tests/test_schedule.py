@@ -87,8 +87,13 @@ def test_a_kernel_says_what_it_reads_and_writes() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "error", "message"),
     [
-        ("%0[x0, x1]", "%0[x0, 2048 at (1 + 1*x1)/1]", CompileError, "said to read operand 0[x0, 2048 at (1 + 1*x1)/1], operand 1[x1, x2]"),
-        ("writes (%3[x0, x2])", "writes (%3[x2, x0])", CompileError, "said to write result 0[x2, x0] writes result 0[x0, x2]"),
+        (
+            "%0[x0, x1]",
+            "%0[x0, 2048 at (1 + 1*x1)/1]",
+            CompileError,
+            "a kernel reads operand 0[x0, 2048 at (1 + 1*x1)/1], operand 1[x1, x2]",
+        ),
+        ("writes (%3[x0, x2])", "writes (%3[x2, x0])", CompileError, "a kernel writes result 0[x2, x0], but it writes result 0[x0, x2]"),
         ("%0[x0, x1]", "%0[x0, x7]", GraphError, "expected x0 to x2"),
         ("%0[x0, x1]", "%9[x0, x1]", GraphError, "expected a value that is defined above"),
         ("%0[x0, x1]", "%2[x0, x1]", GraphError, "expected operands and results of the node only"),

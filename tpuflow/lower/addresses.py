@@ -12,12 +12,12 @@ from heapq import heappop, heappush
 import numpy as np
 
 ALIGNMENT_BYTES = 256
-WORTH_PACKING = 1.005  # times what is needed: gaps that are worth a second try
+WORTH_PACKING = 1.005  # more than this times the peak of live bytes is fragmentation that is worth a second strategy
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """So many bytes, from one tick to another, both included."""
+    """A buffer to place: its bytes, and the first and last tick at which it is live, both included."""
 
     bytes: int
     start: int
@@ -30,9 +30,9 @@ def aligned(count_bytes: int) -> int:
 
 
 def assign(requests: Sequence[Request]) -> tuple[list[int], int]:
-    """An address for each request, such that no two that meet in time overlap, and the end of the highest.
+    """(an address for each request, the highest end), such that requests that are live at one time do not overlap.
 
-    In order of time; where that leaves gaps, in order of size if that leaves less.
+    Placed in order of time; where that is fragmented, in order of size if that is better.
     """
     in_time = _in_time(requests)
     if in_time[1] <= WORTH_PACKING * _most(requests):
@@ -41,7 +41,7 @@ def assign(requests: Sequence[Request]) -> tuple[list[int], int]:
 
 
 def _most(requests: Sequence[Request]) -> int:
-    """The most bytes that are needed at one time."""
+    """The peak of live bytes."""
     change: Counter[int] = Counter()
     for r in requests:
         change[r.start] += aligned(r.bytes)
@@ -50,7 +50,7 @@ def _most(requests: Sequence[Request]) -> int:
 
 
 def _by_size(requests: Sequence[Request]) -> tuple[list[int], int]:
-    """The largest first, each in the lowest gap that fits beside those placed already that it meets in time."""
+    """Place the largest first, each in the lowest gap between those already placed that are live at the same time."""
     order = sorted(range(len(requests)), key=lambda i: (-requests[i].bytes, requests[i].start, i))
     placed = np.zeros((4, len(requests)), np.int64)  # start, end, address, end of its bytes: of those placed so far
     addresses = [0] * len(requests)
@@ -67,7 +67,7 @@ def _by_size(requests: Sequence[Request]) -> tuple[list[int], int]:
 
 
 def _in_time(requests: Sequence[Request]) -> tuple[list[int], int]:
-    """Each in the smallest free block that fits when it begins."""
+    """Linear scan: at its first tick, each is placed in the smallest free block that fits (best fit)."""
     memory = _Memory()
     addresses = [0] * len(requests)
     running: list[tuple[int, int, int]] = []

@@ -1,8 +1,10 @@
-"""What a second of the memory bus is worth that a kernel leaves to copies: by this products weigh what they move beside their time.
+"""The shadow price of memory bandwidth: what a second of the bus that one kernel leaves idle is worth to others.
 
-Copies bring arrays to the chip while kernels run that work longer than they move (`stays`); those that move longer than they work gain by
-it. Where less is wanted than there is, a part of what is left over is worth nothing; in a program of one kernel all of it is. It is an
-estimate of a shadow price, by the closed forms that passes compare by, before any kernel is cut.
+Products choose their tiles by it (`tiling.matmul_tiles`).
+
+Compute-bound kernels leave bus time in which arrays are copied to the chip (`stays`), from where memory-bound kernels then read them. Where
+less time is wanted than is left, a part of it is worth nothing; in a program of one kernel all of it is. The price is estimated before any
+kernel is tiled, from the closed forms of `kernel_cost`.
 """
 
 from __future__ import annotations
@@ -11,26 +13,28 @@ from collections.abc import Iterator
 
 from tpuflow.chips import Chip
 from tpuflow.lower.graph.graph import Graph, Node
-from tpuflow.lower.passes.kernel_cost import moving_and_working
+from tpuflow.lower.passes.kernel_cost import memory_and_compute_seconds
 from tpuflow.lower.passes.region_builder import bytes_of
 from tpuflow.lower.passes.unit_seconds import move_seconds
 from tpuflow.lower.tiling import LONGER, MATRIX_EDGE
 
 
 def bus_price(graph: Graph, chip: Chip) -> float:
-    """Seconds of the bus that a graph's kernels want for each that they leave, at most 1; 0 where arrays stay nowhere. Loops count once."""
+    """The price, 0 to 1: seconds of bus time that memory-bound kernels could save by resident arrays, per second that compute-bound kernels
+    leave idle. 0 on chips without resident arrays. A loop counts as one trip.
+    """
     if not chip.array_space:
         return 0.0
     wanted = left = 0.0
     for node in _kernels(graph):
-        move, work = moving_and_working(node, chip, LONGER * MATRIX_EDGE)  # tiles that move as little as any
+        move, work = memory_and_compute_seconds(node, chip, LONGER * MATRIX_EDGE)  # tiles that move as little as any
         wanted += max(0.0, min(move - work, _placed_seconds(node, chip)))
         left += max(0.0, work - move)
     return min(1.0, wanted / left) if left else 0.0
 
 
 def _kernels(graph: Graph) -> Iterator[Node]:
-    """The fused nodes of a graph and of what is nested in it."""
+    """The fused nodes of a graph and of its nested regions."""
     for node in graph.nodes:
         if node.op == "fused":
             yield node
@@ -40,5 +44,5 @@ def _kernels(graph: Graph) -> Iterator[Node]:
 
 
 def _placed_seconds(node: Node, chip: Chip) -> float:
-    """The moves of those operands of a kernel for which there is room on the chip."""
+    """Seconds to move those operands of a kernel that are small enough to be resident on the chip."""
     return move_seconds(sum(n for n in map(bytes_of, (v.type for v in node.inputs)) if n <= chip.resident_bytes), chip)

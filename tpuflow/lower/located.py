@@ -1,4 +1,4 @@
-"""The user's source line on every error that compiling ends in, wherever it comes from."""
+"""Adds the user's source line to errors that are raised while compiling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tpuflow.lower.graph.graph import Node
 
 @contextmanager
 def located(stage: str) -> Iterator[None]:
-    """Note on an error, if it does not say so itself, at which line of the user's program a stage of compiling was when it came."""
+    """Add a note to an error raised inside: the stage, and the user's line of the node being compiled, unless the message names it."""
     try:
         yield
     except Exception as error:
@@ -22,7 +22,7 @@ def located(stage: str) -> Iterator[None]:
 
 
 def _node_at_hand(trace: TracebackType | None) -> Node | None:
-    """The node, with a source line, that the innermost call of a traceback was given or came to."""
+    """The node with a source line that is a local variable of the innermost frame of a traceback that has one."""
     found = None
     while trace is not None:
         nodes = [x for x in trace.tb_frame.f_locals.values() if isinstance(x, Node) and x.source]

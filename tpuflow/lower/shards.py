@@ -1,4 +1,4 @@
-"""Where whole arrays become pieces of chips and back: at the ports of a program, so that the host cuts them, or by work on the chips.
+"""Lowering of `shard` and `unshard`: at the ports of a program, where the host cuts arrays, else to slices and all-gathers on the chips.
 
 A `shard` takes a chip's piece of an array that all chips have, an `unshard` puts such an array together. An input that is only ever
 sharded one way is a piece from the start, and an output that is unsharded stays one. What is left becomes slices at the chip's position,
@@ -22,7 +22,7 @@ WHOLE: NamedCut = ()
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """How the host's arrays are cut, one entry an input or output; none where all chips have the whole."""
+    """How the host's arrays are sharded, one entry per input and output; empty for arrays that every chip has whole."""
 
     inputs: tuple[NamedCut, ...]
     outputs: tuple[NamedCut, ...]
@@ -32,8 +32,9 @@ UNCUT = Cuts((), ())
 
 
 def cut_ports(graph: Graph, carries: int = 0) -> tuple[Graph, Cuts]:
-    """The graph with inputs and outputs that are pieces where they can be. Of the first
-    `carries` inputs and outputs, both are or neither."""
+    """The graph with sharded inputs and outputs where possible, and how they are sharded. The first `carries` inputs and outputs are
+    paired: both of a pair are sharded alike, or neither is.
+    """
     inputs = [_sharded(graph, v) for v in graph.inputs]
     makers = {v: node for node in graph.nodes for v in node.results}
     outputs = [_unsharded(makers.get(v)) for v in graph.outputs]
@@ -53,7 +54,7 @@ def _users(graph: Graph, value: Value) -> list[Node]:
 
 
 def _sharded(graph: Graph, value: Value) -> NamedCut:
-    """The one way in which an input is sharded; none if it is used as it is."""
+    """The only sharding in which an input is used; WHOLE if there are several, or if it is also used whole."""
     users = _users(graph, value)
     cuts = {node.attrs["cut"] for node in users if node.op == "shard"}
     return cuts.pop() if len(cuts) == 1 and all(node.op == "shard" for node in users) and value not in graph.outputs else WHOLE
@@ -64,7 +65,7 @@ def _unsharded(maker: Node | None) -> NamedCut:
 
 
 def _piece(graph: Graph, value: Value, env: dict[Value, Value]) -> Value:
-    """The input that takes the place of one, and of its shards."""
+    """A sharded input in place of a whole one; `env` maps the results of its `shard` nodes to it."""
     users = _users(graph, value)
     piece = Value(users[0].result.type, value.name)
     env.update((node.result, piece) for node in users)
@@ -100,6 +101,6 @@ _PLACED: Mapping[str, Any] = {"shard": collectives.shard, "unshard": collectives
 
 
 def numbered(cut: NamedCut, mesh: Sequence[MeshAxis]) -> Cut:
-    """A cut by the numbers of the axes; none if nothing is cut."""
+    """A sharding with mesh axes by number instead of name; empty if nothing is cut."""
     numbers = {axis.name: n for n, axis in enumerate(mesh)}
     return tuple(tuple(numbers[name] for name in names) for names in cut) if any(cut) else ()

@@ -1,4 +1,4 @@
-"""What a compile shows of its stages: to whoever watches, and by the environment's TPUFLOW_DEBUG and TPUFLOW_DUMP."""
+"""Logging of compilation stages: to a callback, and as the environment variables TPUFLOW_DEBUG and TPUFLOW_DUMP ask."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.graph.verify import verify
 
 Watch = Callable[[str, Graph], None]
-"""What is told the graph after import and after every pass, by the stage's name."""
+"""A callback(stage name, graph), called after import and after every pass."""
 
 DEBUG = "TPUFLOW_DEBUG"
 DUMP = "TPUFLOW_DUMP"

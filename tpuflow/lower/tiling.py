@@ -1,4 +1,4 @@
-"""Tile sizes: how long each axis of a kernel's tiles is, from the chip's lanes, its matrix array and a byte budget."""
+"""The choice of tile sizes, from the chip's lanes and matrix arrays, a byte budget and a cost model; called by emission templates."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tpuflow.lower.graph.blocking import ceil_div, even_blocks, fill_product
 from tpuflow.lower.graph.tiling import Space
 
 TILE_BYTES = 512 * 1024  # large enough to hide a DMA's start-up behind its transfer, small enough for ten double-buffered tiles
-MATRIX_EDGE = 512  # side of a matrix tile, a few arrays long
-LONGER = 2  # times the edge: the longest rows and columns
-SHORTEST_SIDES = 4  # arrays
+MATRIX_EDGE = 512  # rows and columns of a usual product tile: a few matrix arrays long
+LONGER = 2  # the longest side of a product tile that is tried, in edges
+SHORTEST_SIDES = 4  # the shortest side of a product tile that is tried, in columns of the matrix array
 ACCUMULATOR_BYTES = 4
-PATCH_EDGES = 4  # times the edge: the longest side of a tile that takes in a convolution's whole kernel
-UNHIDDEN = 2  # turns: the first tile's way in, the last one's out
-PARTS = tuple(2 ** (-step / 4) for step in range(25))  # of a tile's budget, down to a 64th
+PATCH_EDGES = 4  # the longest side of a tile with a convolution's whole kernel, in edges
+UNHIDDEN = 2  # turns to fill and drain the pipeline: the first tile's load and the last one's store overlap with nothing
+PARTS = tuple(2 ** (-step / 4) for step in range(25))  # fractions of a tile's byte budget to try, down to a 64th
 ROOM_MOVES = 0.5
-"""Moves to and from HBM for a byte that tiles take of the room for arrays that stay on the chip. Tried on the step of BERT-base on tpu-v6e,
+"""Price of a byte of VMEM that tiles take from resident arrays, in HBM moves of a byte. Tried on the step of BERT-base on tpu-v6e,
 modelled: 0 gives 5.77 ms, 0.5 5.62, 1 5.64, 2 5.66."""
-LEAST_SHARE = 0.75  # of the longest block: equal blocks for all cores are not shorter
-MOST_COUNTS = 64  # of equal blocks, tried for every core
-SLOTS = 2  # of a tile that is moved
-MORE_SLOTS = 2  # than these, where moves are short
-HIDDEN_SHARE = 1 / 8  # of a step's moves: a start-up below it is not worth memory
+LEAST_SHARE = 0.75  # equal blocks for all cores are at least this share of the longest possible block
+MOST_COUNTS = 64  # numbers of equal blocks per core that are tried
+SLOTS = 2  # of a tile that a DMA fills or empties: double buffering
+MORE_SLOTS = 2  # additional slots at most, where moves are short
+HIDDEN_SHARE = 1 / 8  # a DMA start-up below this share of a step's moves is not worth another slot
 
 
 def largest(limit: int, fits: Callable[[int], bool]) -> int:
@@ -41,8 +41,9 @@ def largest(limit: int, fits: Callable[[int], bool]) -> int:
 
 
 def core_blocks(extent: int, limit: int, chip: Chip, multiple: int = 1) -> int:
-    """`even_blocks` of the outermost axis of arrays: where cores keep parts of arrays to themselves, equal blocks, equally many for every
-    core, if they need not be much shorter. Only so no core reads or writes what another one has (tpuflow/isa/core_parts.py)."""
+    """The block size of an outermost axis: as `even_blocks`, but on a chip whose cores have memories of their own equal blocks, the same
+    number for every core, unless they would be much shorter. Then no core accesses another one's part (tpuflow/isa/core_parts.py).
+    """
     block = even_blocks(extent, limit, multiple)
     unit = multiple if limit >= multiple else 1
     cores, pieces = chip.keeping_cores, ceil_div(extent, limit - limit % unit)
@@ -86,10 +87,10 @@ def fill_tile(space: Space, element_bytes: int, chip: Chip, budget_bytes: int = 
 
 
 def share_tile(space: Space, element_bytes: int, chip: Chip, budget_bytes: int = TILE_BYTES) -> tuple[int, ...]:
-    """`fill_tile` with that part of the budget with which the busiest core is done first.
+    """`fill_tile` with the part of the budget that minimises the time of the busiest core.
 
-    Cores take turns at tiles, each turn a tile and its start-up; `UNHIDDEN` further ones pass beside no other. So small arrays are cut for
-    all cores, larger ones so that no core is left with a tile more than others, and none so finely that it is start-ups that count.
+    A core's time is that of its tiles with their DMA start-ups, and of `UNHIDDEN` more to fill and drain the pipeline. So small arrays are
+    divided among all cores, large ones evenly, and none so finely that start-ups dominate.
     """
     start_up_bytes = chip.dma_seconds * chip.core_bandwidth(chip.cores)
 
@@ -102,11 +103,11 @@ def share_tile(space: Space, element_bytes: int, chip: Chip, budget_bytes: int =
 
 
 class Stationary(Enum):
-    """What of a product stays at a point of its grid while the rest passes by, step after step."""
+    """The stationary operand of a product: what stays on the chip at a grid point while the others are streamed, step by step."""
 
-    RESULT = "result"  # both operands pass, block after block of the contraction
-    LHS = "lhs"  # all of the contraction of some rows; the columns pass
-    RHS = "rhs"  # all of the contraction of some columns; the rows pass
+    RESULT = "result"  # both operands are streamed, a block of the contraction per step (output-stationary)
+    LHS = "lhs"  # some rows with the whole contraction; the columns are streamed
+    RHS = "rhs"  # some columns with the whole contraction; the rows are streamed (weight-stationary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class MatmulSizes:
     stationary: Stationary = Stationary.RESULT
 
     def tiles(self, tile: MatmulSizes) -> tuple[int, int, int]:
-        """How many tiles of a size in parallel by rows and batch, by columns, and in sequence."""
+        """The number of tiles of a size: (parallel, over batch and rows; parallel, over columns; sequential, over the contraction)."""
         count = [math.prod(map(ceil_div, whole, part)) for whole, part in zip(self.kinds, tile.kinds, strict=True)]
         return count[0] * count[1], count[2], count[3]
 
@@ -175,7 +176,7 @@ class Operands:
         return accumulator_bytes <= chip.acc_bytes and self.held_bytes(tile, chip) <= chip.vmem_bytes
 
     def held_bytes(self, tile: MatmulSizes, chip: Chip) -> int:
-        """What tiles take of VMEM."""
+        """The bytes of VMEM that tiles take."""
         return self._held_bytes(tile, self.rounded_bytes if self.rounds(tile, chip) else self.out_bytes)
 
     def rounds(self, tile: MatmulSizes, chip: Chip) -> bool:
@@ -200,12 +201,12 @@ class Operands:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Points of a grid and the steps of each; bytes of operands that a point loads once, and that every step loads."""
+    """A product's grid: its parallel points and the sequential steps of each; bytes that a point loads once, and that every step loads."""
 
     points: int
     steps: int
-    staying_bytes: int
-    passing_bytes: int
+    stationary_bytes: int
+    streamed_bytes: int
 
 
 def matmul_tiles(whole: MatmulSizes, chip: Chip, operands: Operands, edge: int = MATRIX_EDGE) -> Iterator[MatmulSizes]:
@@ -223,15 +224,15 @@ def matmul_tiles(whole: MatmulSizes, chip: Chip, operands: Operands, edge: int =
         lanes = (chip.vector_lanes, chip.vector_lanes // 2)  # the less channels, the less that is made of sums beside them
         tried += [_tiles(whole, chip, rows, columns, operands, patches=n) for n, rows, columns in itertools.product(lanes, most, sides)]
     if operands.one_step:
-        tried = [*_staying(whole, chip, sides, operands), *tried]
+        tried = [*_stationary_tiles(whole, chip, sides, operands), *tried]
     fitting = [tile for tile in dict.fromkeys(tried) if operands.may_fit(tile, chip)] or tried[-1:]
     yield from sorted(fitting, key=lambda tile: _cost(whole, tile, chip, operands))
 
 
-def _staying(whole: MatmulSizes, chip: Chip, sides: Sequence[int], operands: Operands) -> Iterator[MatmulSizes]:
-    """Tiles with all of the contraction, an operand of which stays while tiles of the other one pass.
+def _stationary_tiles(whole: MatmulSizes, chip: Chip, sides: Sequence[int], operands: Operands) -> Iterator[MatmulSizes]:
+    """Tiles with the whole contraction and a stationary operand.
 
-    No core has more of them than if every one were a point: what is made of results takes time as well.
+    Only those that divide the steps among cores as evenly as separate points would, since the epilogue takes time as well.
     """
     one_step = replace(operands, depth=whole.contracted)
     for rows, columns in itertools.product(sides, sides):
@@ -244,19 +245,20 @@ def _staying(whole: MatmulSizes, chip: Chip, sides: Sequence[int], operands: Ope
 
 
 def _cost(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
-    """A product's own time, and what its moves and its room cost other kernels."""
+    """The cost of a tiling in seconds: the product's own time, and the price of the bandwidth and the VMEM that it takes from others."""
     own, move = _seconds(whole, tile, chip, operands)
     return own + operands.bus_price * (move + _straying_seconds(whole, tile, chip, operands)) + _room_seconds(tile, chip, operands)
 
 
 def _room_seconds(tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
-    """What the room of tiles costs where arrays may stay beside them: bytes of these are moved instead."""
+    """The price of the tiles' VMEM on a chip where arrays could be resident in it instead."""
     return ROOM_MOVES * operands.held_bytes(tile, chip) / chip.core_bandwidth(1) if chip.array_space == "vmem" else 0.0
 
 
 def _straying_seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
-    """The moves of rows whose results are summed, and of these results, that are no core's own because cores divide the columns, or uneven
-    steps: those that are each have their place on the chip."""
+    """The traffic of a product with sums whose left operand and results cannot be resident in the cores' own memories, because cores divide
+    the columns, or the steps unevenly; 0 for other products.
+    """
     walk, cores = operands.walk(whole, tile), chip.keeping_cores
     if cores == 1 or not operands.summed or (walk.points == 1 and walk.steps % cores == 0):
         return 0.0
@@ -265,7 +267,7 @@ def _straying_seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operand
 
 
 def fill_units(sizes: Sequence[int], units: Sequence[int], limit: int, chip: Chip) -> tuple[int, ...]:
-    """Tile sizes with a product of at most `limit`, or of one unit: multiples of the units (a block's box) that are neighbours in order."""
+    """Tile sizes with a product of at most `limit` (at least one block): multiples of `units`, the shape of a block, contiguous."""
     tile, room = list(units), max(limit // max(math.prod(units), 1), 1)  # in units
     for axis in reversed(range(len(sizes))):
         most = min(sizes[axis], room * units[axis])
@@ -277,8 +279,7 @@ def fill_units(sizes: Sequence[int], units: Sequence[int], limit: int, chip: Chi
 
 
 def _tiles(whole: MatmulSizes, chip: Chip, most_rows: int, most_columns: int, operands: Operands, *, patches: int = 0) -> MatmulSizes:
-    """Tiles with at most so many rows and columns; with `patches`, rows of a convolution's whole kernel and of a multiple of so many
-    channels."""
+    """Tiles of at most `most_rows` and `most_columns`; with `patches`, a convolution's whole kernel and multiples of so many channels."""
     columns = fill_product(whole.columns, most_columns, chip.matrix_columns)
     if operands.sum_units is not None:
         rows = fill_units((*whole.batch, *whole.rows), operands.sum_units, most_rows, chip)
@@ -298,20 +299,19 @@ def _for_cores(sizes: Sequence[int], tile: tuple[int, ...], multiple: int, chip:
 
 
 def useful_slots(step_bytes: int, chip: Chip) -> int:
-    """Slots of the tiles that a step moves which hide the start-up of moves behind other moves: more than two where it moves little.
+    """The number of slots for a step's tiles that hides DMA start-ups: more than two where a step moves few bytes.
 
-    With n slots, n steps' moves are under way or worked on at a time: they take turns in (start-up + move + work) / n.
+    With n slots, n steps are in flight at a time, and one completes every (start-up + move + work) / n.
     """
     start_up_bytes = chip.dma_seconds * chip.core_bandwidth(chip.cores)
     return SLOTS + min(MORE_SLOTS, math.ceil(start_up_bytes / step_bytes - HIDDEN_SHARE)) if step_bytes else SLOTS
 
 
 def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> tuple[float, float]:
-    """What the busiest core of a product takes, roughly, and its moves alone: its steps, and adding up what others send it
+    """(estimated seconds of a product's busiest core, seconds of its moves alone), with the addition of partial sums that other cores send
     (tpuflow/chips/split_k.py).
 
-    Where results are summed over the rows, rows are steps: the cores, each at columns of its own, go through them side by side. So they do
-    with what passes by an operand that stays.
+    With sums over rows, or a stationary operand, the cores stream the same tiles side by side, each with columns or rows of its own.
     """
     batch, m, n, k = tile.products
     walk, side_by_side = operands.walk(whole, tile), operands.summed or tile.stationary is not Stationary.RESULT
@@ -319,19 +319,19 @@ def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operan
     shared = divide(chip, walk.points, walk.steps, splits=tile.stationary is Stationary.RESULT)
     work = shared.points * shared.steps
     rate = chip.core_bandwidth(shared.cores)
-    a_step = walk.staying_bytes + walk.passing_bytes
-    shortly = shared.cores * a_step if side_by_side else walk.steps * a_step  # what is moved before it is read again
-    near = shortly <= chip.cache_bytes and not (side_by_side and walk.points > chip.cores)
-    cached = chip.core_cache_bytes_per_second if near else 0.0
-    moved = shared.points * walk.staying_bytes + work * walk.passing_bytes
+    a_step = walk.stationary_bytes + walk.streamed_bytes
+    reuse_distance_bytes = shared.cores * a_step if side_by_side else walk.steps * a_step  # what is moved before a tile is read again
+    is_cached = reuse_distance_bytes <= chip.cache_bytes and not (side_by_side and walk.points > chip.cores)
+    cached = chip.core_cache_bytes_per_second if is_cached else 0.0
+    moved = shared.points * walk.stationary_bytes + work * walk.streamed_bytes
     once = min(moved, sum(operands.of(whole)) // shared.cores)
     move = once / rate + (moved - once) / max(rate, cached)
     multiply = work * (chip.matrix_cycles(batch, m, n, k, "f16") + chip.issue_cycles) / chip.clock_hz
-    turns = (move + multiply + work * chip.dma_seconds) / useful_slots(walk.passing_bytes, chip)
+    turns = (move + multiply + work * chip.dma_seconds) / useful_slots(walk.streamed_bytes, chip)
     sums = partial_sums(chip, ((shape, ACCUMULATOR_BYTES),), shared.share)
     add = sums.cycles / chip.clock_hz + sums.piece_bytes / rate
     collected = add + sums.collected_bytes / rate
-    first = walk.staying_bytes / rate + move / work
+    first = walk.stationary_bytes / rate + move / work
     pipeline = max(move + multiply / work, multiply + first, turns)  # nothing hides the first move and the last product
     return max(pipeline, shared.points * shared.others * add) + collected, move
 

@@ -12,7 +12,7 @@ from tpuflow.isa.instruction import Tile, Window, WindowAxis
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map
 from tpuflow.lower.emit.move import copy_unless_in_place
-from tpuflow.lower.emit.nest import Nest, nothing, walk, window
+from tpuflow.lower.emit.nest import Nest, walk, window, zero_fill
 from tpuflow.lower.emit.region import Region
 from tpuflow.lower.emit.site import Plans, Site
 from tpuflow.lower.graph.graph import Node
@@ -66,7 +66,7 @@ def emit_take_rows(site: Site) -> Plans:
 
 
 def emit_scatter_rows(site: Site) -> Plans:
-    """A copy unless in place; then row index[r] = mode(row, updates[r]), r in sequence."""
+    """A copy of the table unless the result is in place; then row index[r] = mode(row, updates[r]) for r in order."""
     table, _, updates = site.node.inputs
     copy = copy_unless_in_place(site)
     if updates.type.elems == 0:
@@ -78,7 +78,7 @@ def emit_scatter_rows(site: Site) -> Plans:
         index = _load_index(kernel, nest, site.buffer(1))
         tile, axes = _rows_tile(kernel, nest, table.dtype)
         kernel.load(nest, window(nest, site.buffer(2), axes, tile, axes), axes)
-        rows = _table_window(nest, site.target, table.shape[0], tile, nothing(tile.dtype))
+        rows = _table_window(nest, site.target, table.shape[0], tile, zero_fill(tile.dtype))
         kernel.store(nest, rows, axes, index=site.buffer(1))
         kernel.emit(StoreIndexed(site.node.attrs["mode"], rows, index))
         return kernel

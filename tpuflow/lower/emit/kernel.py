@@ -1,4 +1,4 @@
-"""The kernel builder: record loads, compute and stores in program order; slots, addresses and semaphores follow."""
+"""The kernel builder: templates record loads, computation and stores in program order; `build` adds slots, addresses and semaphores."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tpuflow.lower.emit.onchip import REGISTER_BYTES, DoesNotFit, Lifetime, life
 from tpuflow.lower.emit.sync import Synchronizer, Uses, tile_uses
 from tpuflow.lower.graph.accesses import Access, AccessAxis
 
-HELD_SHARE = 1 / 8  # of the registers, for scalars that are loaded before they are needed: they may have four slots each
+HELD_SHARE = 1 / 8  # of the scalar registers, for scalars that are loaded ahead of their use: each may have four slots
 
 
 @dataclass(slots=True)
 class KernelBuilder:
-    """Records instructions on tiles that have no place yet (their addresses are negative numbers, all different).
+    """Records instructions on virtual tiles, whose addresses are distinct negative numbers until `build` places them.
 
     `build` merges the sections when there is no sequential axis, gives every tile its slots and address, and inserts the waits and
     signals that make the queues keep program order wherever two of them touch the same tile or buffer.
@@ -42,7 +42,7 @@ class KernelBuilder:
     tiles: int = 0
     reads: dict[Access, None] = field(default_factory=dict)  # of buffers
     writes: dict[Access, None] = field(default_factory=dict)
-    starts: dict[Tile, int] = field(default_factory=dict)  # registers with the number that a buffer holds
+    starts: dict[Tile, int] = field(default_factory=dict)  # register -> the buffer of the scalar that it was loaded with
 
     def tile(self, dtype: DType, axes: tuple[TileAxis, ...] = (), space: str = "vmem") -> Tile:
         """A new tile.
@@ -64,8 +64,9 @@ class KernelBuilder:
         self.lines[self.section].append(self.source)
 
     def load(self, nest: Nest, window: Window, axes: Sequence[Axis], index: int | None = None) -> None:
-        """Load a tile with the given (merged) axes; of an indexed one `index` has the buffer whose numbers are positions along its major
-        axis, and comes as an instruction of its own."""
+        """Record the load of a tile with the given merged axes. index: for an indexed load, the buffer of the row numbers
+        along the major axis; the caller emits its instruction.
+        """
         if not window.tile.axes and not window.axes:
             self.starts[window.tile] = window.buffer
         self._access(self.reads, nest, window, axes, index)
@@ -85,8 +86,8 @@ class KernelBuilder:
             found = (replace(major, start=index), *others)
         side[Access(window.buffer, found)] = None
 
-    def take(self, others: Iterable[KernelBuilder]) -> None:
-        """Append what others have recorded for a grid of one step: all loads, then all work, then all stores.
+    def append_all(self, others: Iterable[KernelBuilder]) -> None:
+        """Append the instructions of other builders, whose grids have one step: all loads first, then all computation, then all stores.
 
         So the load queue runs ahead of everything.
         """
@@ -100,8 +101,8 @@ class KernelBuilder:
             self.code["body"].append(instruction)
             self.lines["body"].append(line)
 
-    def build(self, *, cramped: bool = False) -> Kernel:
-        """The finished kernel; `cramped`: what a queue computes for another has one slot.
+    def build(self, *, single_buffered: bool = False) -> Kernel:
+        """The finished kernel. single_buffered: tiles that one queue computes for another have one slot rather than two.
 
         Raises:
           DoesNotFit: its tiles need more on-chip memory than the chip has.
@@ -110,7 +111,7 @@ class KernelBuilder:
             self._merge_sections()
         self._scalars_first()
         uses = tile_uses(self.code)
-        lives, placed = self._placed(uses, 1 if cramped else 2)
+        lives, placed = self._placed(uses, 1 if single_buffered else 2)
         sync = Synchronizer(self.code)
         for tile, life in lives.items():
             sync.order_tile(uses[tile], life.slots, reused=life.fills > life.slots)
@@ -121,7 +122,9 @@ class KernelBuilder:
         return Kernel(self.grid, tuple(sync.semaphores), *sections, name=self.name, scope=self.scope, sources=sources)
 
     def _placed(self, uses: Mapping[Tile, Uses], computed: int) -> tuple[dict[Tile, Lifetime], dict[Tile, Tile]]:
-        """How tiles live and where, with as many slots for moves as are useful and fit, and so many for what queues compute for others."""
+        """Lifetimes and addresses of tiles, with as many slots for DMAs as are useful and fit. computed: slots of tiles that a queue
+        computes for another.
+        """
         for ahead in range(slots_ahead(uses, self.chip), 2, -1):
             lives = {tile: lifetime(u, self.grid, ahead, computed) for tile, u in uses.items()}
             with suppress(DoesNotFit):
@@ -130,8 +133,9 @@ class KernelBuilder:
         return lives, place_tiles(uses, lives, self.chip)
 
     def _scalars_first(self) -> None:
-        """Let every section begin with the scalars that it loads, so that the scalar unit waits for memory once; not with very many, which
-        would hold the registers."""
+        """Move scalar loads to the start of their section, so that the scalar unit waits for memory once; unless they are so many that they
+        would hold too many registers.
+        """
         stored = {w.buffer for s in SECTIONS for i in self.code[s] for role, w in i.windows() if role != "read"}
         for s in SECTIONS:
             later = [not _loads_scalar(i, stored) for i in self.code[s]]
@@ -147,7 +151,7 @@ class KernelBuilder:
 
 
 def _loads_scalar(instruction: Instruction, stored: Container[int]) -> bool:
-    """Whether an instruction loads a register from a place known beforehand in a buffer that the kernel does not store into."""
+    """Whether an instruction loads a register from a static address in a buffer that the kernel does not write."""
     if not isinstance(instruction, Load) or instruction.window.tile.space != "smem" or instruction.window.buffer in stored:
         return False
     return all(axis.register is None for axis in instruction.window.axes)
@@ -158,7 +162,7 @@ def _phase(instruction: Instruction) -> int:
 
 
 def _renumbered(tile: Tile, by: int) -> Tile:
-    """A tile without a place, as of a builder that has made `by` tiles before."""
+    """A virtual tile renumbered to follow `by` others."""
     return replace(tile, address=tile.address - by)
 
 
@@ -179,4 +183,4 @@ _PUT: Mapping[str, Callable[[Any, Callable[[Tile], Tile]], Any]] = {
     "tiles": lambda tiles, place: tuple(map(place, tiles)),
     "window": _put_window,
 }
-"""How a field of each kind that holds tiles is put through what gives them places."""
+"""For every kind of field with tiles: how a map of tiles is applied to its value."""

@@ -22,7 +22,7 @@ from tpuflow.isa.splitting import EXACT
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map_with
 from tpuflow.lower.emit.nest import Axis, Merged, Nest, Unit, cut, merge
-from tpuflow.lower.emit.reduce import add_sums, live_reductions, start_sums, sum_units
+from tpuflow.lower.emit.reduce import accumulate, init_accumulators, live_reductions, sum_units
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots
 from tpuflow.lower.emit.region import operands as used_labels
 from tpuflow.lower.emit.site import Plans, Site
@@ -38,22 +38,22 @@ _NARROWED = {
     "bf16": {"default": "bf16", "high": "bf16_x3", "highest": "bf16_x6"},
     "f16": dict.fromkeys(PRECISIONS, "f16"),
 }
-"""How f32 operands enter arrays of a narrower type, at each precision: a TPU's in more passes, Ascend's always in one."""
+"""How f32 operands enter matrix arrays of a narrower type, by precision: in up to six bf16 passes on TPUs, in one of f16 on Ascend."""
 
-ROW, COLUMN, DEPTH = (Unit(name) for name in ("row", "column", "depth"))  # stand for rows, columns or a contraction that a product lacks
+ROW, COLUMN, DEPTH = (Unit(name) for name in ("row", "column", "depth"))  # axes of size 1 for a role that a product lacks
 
 
 def entering_precision(chip: Chip, precision: str, dtype: DType) -> str:
-    """The precision of the instruction: exact unless operands are f32 and the chip's arrays are not."""
+    """The instruction's precision: exact, unless operands are f32 and the chip's matrix arrays take a narrower type."""
     return EXACT if dtype != F32 or chip.matrix_f32_as == F32.name else _NARROWED[chip.matrix_f32_as][precision]
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The merged axes of a product, and of each operand in buffer order; the left one's sliding axes are what they read.
+    """A product in merged axes. `lhs`: the axes of the left operand in buffer order, a halo axis in place of every sliding one.
 
-    `patches`: the product of the left operand's patches, in merged axes. `depth`: how long a block of the contraction is along a merged
-    axis. `rhs_bounds`: where the right operand has elements, in the labels of the graph.
+    `patches`: the contraction of the left operand's patches (im2col) with the right one, in merged axes. `depth`: the length of a block of
+    the contraction along each axis. `rhs_bounds`: where the right operand has elements, in the graph's labels.
     """
 
     merged: Merged
@@ -82,8 +82,9 @@ class Product:
         return cls(merged, lhs, Contraction(patch, rhs, out), sliding, depth, whole.rhs_bounds)
 
     def space(self, sums: Sequence[Node] = (), stationary: Stationary = Stationary.RESULT) -> Space:
-        """The merged axes; contracted ones are cut into their blocks. Where results are summed over the rows, these come in sequence; where
-        an operand stays, what only the other one has, and the contraction is whole."""
+        """The iteration space. With `sums` of the results, batch and rows are sequential. With a stationary operand the axes that only the
+        other one has are sequential, and the contraction is whole. Else the contraction is sequential, in its blocks.
+        """
         sizes = self.merged.sizes
         batch, rows, columns, contracted = self.patches.roles
         apart = [a for a in range(len(sizes)) if not any(a in kind for kind in self.patches.roles)]
@@ -96,8 +97,9 @@ class Product:
         return Space(sizes, summed, apart, dict(zip(summed, sum_units(sums, [sizes[a] for a in summed]), strict=True)), exact)
 
     def stationary(self, tiling: Tiling) -> Stationary:
-        """What stays where results are not summed over the rows: the result if steps cut the contraction, else the operand that lacks
-        the axes that come in sequence."""
+        """What is stationary under a tiling of a product without sums: the result if the contraction is sequential, else the operand
+        without the sequential axes.
+        """
         _, rows, columns, contracted = self.patches.roles
         sequential = {a for a, axis in enumerate(tiling.axes) if axis.sequential}
         if sequential.isdisjoint((*rows, *columns)) or not sequential.isdisjoint(contracted):
@@ -105,25 +107,24 @@ class Product:
         return Stationary.RHS if sequential.isdisjoint(columns) else Stationary.LHS
 
     @property
-    def summing(self) -> Stationary:
-        """What stays where results are summed over batch and rows, all of the contraction in every step: the right operand, if it has no
-        batch."""
+    def stationary_of_sums(self) -> Stationary:
+        """What is stationary in a product with sums, whose contraction is one step: the right operand, unless there are batch axes."""
         return Stationary.RESULT if self.patches.batch else Stationary.RHS
 
     @property
     def one_step(self) -> bool:
-        """Whether one instruction can take in all of the contraction: one block, or some blocks of one axis, and nothing slides."""
+        """Whether one instruction can do the whole contraction: a single block, or a few blocks along one axis, and no sliding axis."""
         cut = [a for a in self.patches.contracted if self.depth[a] < self.merged.sizes[a]]
         blocks = math.prod(ceil_div(self.merged.sizes[a], self.depth[a]) for a in cut)
         simple = not cut or (len(self.patches.contracted) == 1 and not self.rhs_bounds)
         return simple and blocks <= MOST_BLOCKS and not self.sliding
 
     def block(self, nest: Nest) -> int:
-        """The `block` of the instruction: 0 where a tile is just one."""
+        """The instruction's `block` (elements summed with one rounding); 0 where a tile is one block."""
         return next((self.depth[a] for a in self.patches.contracted if self.depth[a] < nest.axes[a].size), 0)
 
     def operands(self, site: Site, sums: Sequence[Node]) -> Operands:
-        """What the choice of tiles weighs."""
+        """The operands' sizes, from which tiles are chosen."""
         space, depth = self.space(sums), tuple(self.depth[a] for a in self.patches.contracted)
         return replace(
             _operands(site.region, lambda tiles: self._lhs_elems(space, tiles), depth),
@@ -134,24 +135,24 @@ class Product:
         )
 
     def tilings(self, chip: Chip, operands: Operands, sums: Sequence[Node]) -> Iterator[Tiling]:
-        """Ways to cut every axis, of ever smaller tiles."""
+        """The tilings to try, with ever smaller tiles."""
         spaces = {one: self.space(sums, one) for one in Stationary}
-        whole = self.by_kind(self.merged.sizes)
+        whole = self.lengths_by_role(self.merged.sizes)
         for edge in shrinking(MATRIX_EDGE):
             yield from (self._tiling(spaces[tiles.stationary], tiles) for tiles in matmul_tiles(whole, chip, operands, edge))
 
     def _overlapping(self) -> tuple[int, ...]:
-        """Positions among the rows of the shorter of the two axes that slide over one."""
+        """Positions, among the rows, of the shorter one of the two axes of each sliding pair: the kernel's axes of a convolution."""
         short = {min((s.outer, s.inner), key=self.merged.sizes.__getitem__) for s in self.sliding if s.slides}  # type: ignore[arg-type]
         return tuple(i for i, a in enumerate(self.patches.rows) if a in short)
 
-    def by_kind(self, sizes: Sequence[int]) -> MatmulSizes:
-        """The lengths of all axes by their kinds."""
+    def lengths_by_role(self, sizes: Sequence[int]) -> MatmulSizes:
+        """The lengths of all axes by their role: batch, rows, columns, contracted."""
         batch, rows, columns, contracted = (tuple(sizes[a] for a in kind) for kind in self.patches.roles)
         return MatmulSizes(batch, rows, columns, contracted)
 
     def _lhs_elems(self, space: Space, tiles: MatmulSizes) -> int:
-        """Elements of a tile of the left operand, halos as they are."""
+        """Elements of a tile of the left operand, halos included."""
         axes = self._cut(space, self._tiling(space, tiles)).axes
         return math.prod(axes[a].size for a in self.lhs)
 
@@ -170,7 +171,7 @@ class Product:
         return self._cut(space, tiling)
 
     def _cut(self, space: Space, tiling: Tiling) -> Nest:
-        """The axes in tiles; of those that slide over others, the tiles with halos that follow from it."""
+        """The tiled loop nest; the tiles of sliding axes, with their halos, follow from those of their two labels."""
         nest = cut(space.sizes, tiling.tile, space.sequential)
         for sliding in self.sliding:
             nest = sliding.cut(nest)
@@ -187,11 +188,11 @@ class Product:
         return left, right, Level(whole.out, (*out[:batch_end], *row, *out[batch_end:], *column))
 
     def summed(self, out: Level, whole: Contraction) -> Level:
-        """The level of the results' sums over the rows: of the same axes, of which only the columns are left."""
+        """The level of the sums over rows: the axes of the results, all but the columns with size 1."""
         columns = self.patches.columns
         return Level(whole.columns, tuple(a if a in columns else Unit(f"summed {i}") for i, a in enumerate(out.axes)))
 
-    def accumulate(self, levels: tuple[Level, Level, Level]) -> dict[str, Any]:
+    def accumulate_fields(self, levels: tuple[Level, Level, Level]) -> dict[str, Any]:
         """acc_axes, a_axes, b_axes, pairs and bounds of the instruction: labels are small numbers, in order of appearance."""
         numbers: dict[Axis, int] = {}
         left, right, out = (level.axes for level in levels)
@@ -213,23 +214,23 @@ class Product:
         yield from ((x, x.terms) for x in of_rhs if not x.always(sizes))
 
 
-def the_product(region: Region) -> Node:
+def product_of(region: Region) -> Node:
     """The only product of a region."""
     (node,) = (n for op in PRODUCTS for n in region.find(op))
     return node
 
 
-def rounded(region: Region) -> Value:
-    """What the product's sums become where they are only rounded to a float of 16 bits, as they leave the accumulators; else the sums."""
-    sums = the_product(region).result
+def rounded_result(region: Region) -> Value:
+    """The value that leaves the accumulators: the product converted to a 16-bit float if that is its only use, else the product itself."""
+    sums = product_of(region).result
     users = [n for n in region.nodes if sums in n.inputs]
     rounding = len(users) == 1 and users[0].op == "convert" and sums.dtype == F32 and users[0].result.dtype in (BF16, F16)
     return users[0].result if rounding and sums not in region.results else sums
 
 
 def _operands(region: Region, lhs_elems: Callable[[MatmulSizes], int], depth: tuple[int, ...]) -> Operands:
-    """Bytes that a product's tiles take: of operands as they are loaded, of the result with what is loaded and stored beside it."""
-    product = the_product(region)
+    """Bytes per element of a product's tiles: of its operands as loaded, and of its result with all epilogue operands and outputs."""
+    product = product_of(region)
     made_from = {n.result: n.inputs[0] for n in region.find("convert")}
     entering = [v if v in region.inputs else made_from.get(v, v) for v in product.inputs]
     others = (*(v for v in region.inputs if v not in entering), *region.results)
@@ -238,25 +239,25 @@ def _operands(region: Region, lhs_elems: Callable[[MatmulSizes], int], depth: tu
         return sum(SLOTS * v.dtype.bytes for v in dict.fromkeys((*others, leaving)) if v.shape == product.result.shape)
 
     lhs, rhs = (v.dtype.bytes for v in entering)
-    return Operands(lhs, rhs, beside(product.result), beside(rounded(region)), lhs_elems, depth)
+    return Operands(lhs, rhs, beside(product.result), beside(rounded_result(region)), lhs_elems, depth)
 
 
 def dot_levels(region: Region) -> list[Roots]:
-    """The left and the right operand of the product, the results, and what is made of sums of these over all rows, if there are any."""
-    node, reductions = the_product(region), live_reductions(region)
+    """The levels of a product: left operand, right operand, results, and, if there are sums of the results over all rows, their values."""
+    node, reductions = product_of(region), live_reductions(region)
     whole = contraction_of(node)
-    made, sums = region.parted
+    made, sums = region.results_by_stage
     levels: list[Roots] = [((node.inputs[0],), with_halos(whole)), ((node.inputs[1],), whole.rhs)]
     levels.append(((*made, *(r.inputs[0] for r in reductions)), whole.out))
     return [*levels, (sums, whole.columns)] if sums else levels
 
 
-def emit_matmul(site: Site, otherwise: Callable[[], Plans] | None = None) -> Plans:
-    """One kernel: zero, accumulate over the contracted tiles, read, and the elementwise rest; what is summed over the rows is summed on.
+def emit_matmul(site: Site, fallback: Callable[[], Plans] | None = None) -> Plans:
+    """One kernel: zero the accumulators, accumulate over the contracted tiles, read, and the elementwise epilogue, with sums over the rows.
 
-    (Then the contraction is one block: results are there after one step.) `otherwise`: what it becomes where it does not fit on the chip.
+    (Then the contraction is one block: results are there after one step.) `fallback`: the plans to use where no tiling fits on the chip.
     """
-    region, dot = site.region, the_product(site.region)
+    region, dot = site.region, product_of(site.region)
     whole = contraction_of(dot)
     lhs, rhs = dot.inputs
     if math.prod(dot.result.shape) == 0:
@@ -264,11 +265,11 @@ def emit_matmul(site: Site, otherwise: Callable[[], Plans] | None = None) -> Pla
     if 0 in (*lhs.shape, *rhs.shape):
         return emit_map_with(site, {dot: 0})
     product, reductions = Product.of(dot, region), live_reductions(region)
-    levels, (made, sums) = product.levels(whole), region.parted
-    fields, operands = product.accumulate(levels), product.operands(site, reductions)
+    levels, (made, sums) = product.levels(whole), region.results_by_stage
+    fields, operands = product.accumulate_fields(levels), product.operands(site, reductions)
 
     def attempt(tiling: Tiling) -> KernelBuilder:
-        stays = product.summing if reductions else product.stationary(tiling)
+        stays = product.stationary_of_sums if reductions else product.stationary(tiling)
         nest = product.nest(product.space(reductions, stays), tiling)
         start, end = ("prologue", "epilogue") if stays is Stationary.RESULT and not sums else ("body", "body")
         kernel = site.kernel(nest.grid)
@@ -276,7 +277,7 @@ def emit_matmul(site: Site, otherwise: Callable[[], Plans] | None = None) -> Pla
         below = LevelEmitter(kernel, region, product.merged, nest, product.summed(levels[2], whole), {}, {})
         acc = kernel.tile(dot.result.dtype, out.axes, "acc")
         kernel.section = "prologue"
-        start_sums(kernel, below, reductions)
+        init_accumulators(kernel, below, reductions)
         kernel.section = start
         kernel.source = dot.source
         kernel.emit(MatmulZero(acc))
@@ -288,15 +289,15 @@ def emit_matmul(site: Site, otherwise: Callable[[], Plans] | None = None) -> Pla
         precision = entering_precision(site.chip, dot.attrs["precision"], a.dtype)
         kernel.emit(MatmulAccumulate(acc, a, b, **fields, precision=precision, block=product.block(nest)))
         kernel.section = end
-        leaving = rounded(region) if operands.rounds(product.by_kind(tiling.tile), site.chip) else dot.result
+        leaving = rounded_result(region) if operands.rounds(product.lengths_by_role(tiling.tile), site.chip) else dot.result
         out.tiles[leaving] = out.new(leaving.dtype)
         kernel.emit(MatmulRead(out.tiles[leaving], acc))
         out.emit((*made, *(r.inputs[0] for r in reductions)))  # all is loaded before results are stored in an operand's place
         out.store(region.stored(made))
-        add_sums(kernel, out, below, reductions, below.level.missing)
+        accumulate(kernel, out, below, reductions, below.level.missing)
         kernel.section = "epilogue"
         below.emit(sums)
         below.store(region.stored(sums))
         return kernel
 
-    return site.planned(attempt, lambda rule: product.tilings(site.chip, operands, reductions), otherwise)
+    return site.plan_kernel(attempt, lambda rule: product.tilings(site.chip, operands, reductions), fallback)

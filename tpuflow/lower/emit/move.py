@@ -10,7 +10,7 @@ from tpuflow.dtypes import S32, DType
 from tpuflow.isa.instruction import Tile, Window
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map
-from tpuflow.lower.emit.nest import Nest, nothing, pitches, walk
+from tpuflow.lower.emit.nest import Nest, pitches, walk, zero_fill
 from tpuflow.lower.emit.region import Region
 from tpuflow.lower.emit.site import Plan, Plans, Site
 from tpuflow.lower.graph.graph import Node, TensorType, Value
@@ -21,7 +21,7 @@ Fill = int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class MovedAxis:
-    """How one axis of the moved array walks over a buffer axis; `start` is the buffer of a 0-d s32 start, if there is one."""
+    """How one axis of the moved array traverses a buffer axis; `start`: the buffer of a dynamic start (s32[]), if there is one."""
 
     extent: int
     pitch: int
@@ -36,13 +36,13 @@ class MovedAxis:
 
     @property
     def contiguous(self) -> bool:
-        """Whether neighbours stay neighbours, from a place known now."""
+        """Whether elements are contiguous, from a static start."""
         return self.step == 1 and self.dilation == 1 and self.start is None
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One end of a move: a buffer and how every axis of the moved array walks over it."""
+    """The source or target of a move: a buffer, and how each axis of the moved array traverses it."""
 
     buffer: int
     walks: tuple[MovedAxis, ...]
@@ -71,8 +71,8 @@ def emit_move(site: Site, dtype: DType, shape: Sequence[int], source: Side, targ
         kernel = site.kernel(nest.grid)
         starts = _load_starts(kernel, nest, (source, target))
         tile, axes = kernel.tile(dtype, nest.axes, space), range(len(sizes))
-        kernel.load(nest, _window(nest, tile, source, starts, nothing(dtype) if fill is None else fill), axes)
-        kernel.store(nest, _window(nest, tile, target, starts, nothing(dtype)), axes)
+        kernel.load(nest, _window(nest, tile, source, starts, zero_fill(dtype) if fill is None else fill), axes)
+        kernel.store(nest, _window(nest, tile, target, starts, zero_fill(dtype)), axes)
         return kernel
 
     return site.fit(attempt, Space(sizes), dtype.bytes)
@@ -152,7 +152,7 @@ def emit_reverse(site: Site) -> Plans:
 
 
 def emit_concatenate(site: Site) -> Plans:
-    """One kernel an operand, each storing its part of the result."""
+    """One kernel per operand, each storing its part of the result."""
     node, axis = site.node, site.node.attrs["axis"]
     kernels: list[Plan] = []
     origin = 0
@@ -209,5 +209,5 @@ def emit_dynamic_update_slice(site: Site) -> Plans:
 
 
 def copy_unless_in_place(site: Site) -> Plans:
-    """What comes before a partial update of operand 0: nothing if the result is the operand's buffer."""
+    """The copy that precedes a partial update of operand 0; none if the result shares the operand's buffer."""
     return () if site.buffer(0) == site.target else emit_plain_copy(site)

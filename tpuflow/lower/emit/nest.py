@@ -1,7 +1,7 @@
-"""The loop nest of a kernel: logical axes merged where all operands walk them alike, cut into tiles, and windows onto buffers.
+"""The loop nest of a kernel: logical axes are merged where all operands traverse them alike, cut into tiles, and windows give the DMAs.
 
 Logical axes carry labels (integers). An operand is described by the labels of its axes; None marks an axis of size 1 that is
-stretched. Axes of size 1 vanish; neighbours that are neighbours in every operand that has either of them merge into one.
+broadcast. Axes of size 1 are dropped; two axes that are adjacent in every operand that has either of them are merged.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Labels = Sequence[int | None]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """An axis of size 1 that tiles have and no array; `name` tells those of one kernel apart."""
+    """An axis of size 1 that a tile has and no array; `name` distinguishes those of one kernel."""
 
     name: str
 
 
 Axis = int | Unit
-"""A merged axis by its number, or none."""
+"""The number of a merged axis, or an axis of size 1 that no array has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ def _adjacent(x: int, y: int, labels: Sequence[int]) -> bool:
 class Nest:
     """Axes cut into tiles: the tile axis of each, and the grid of those that need more than one tile.
 
-    An axis in `walks` does not walk straight over its buffer axis but as given there (the pitch is left open). One in `bounds` has no
-    points of its own: where it is follows from other axes.
+    walks: axes that do not traverse their buffer axis in order, with their window axis (the pitch is set later). bounds: axes whose
+    position is an affine function of other axes (halos).
     """
 
     sizes: tuple[int, ...]
@@ -87,13 +87,13 @@ class Nest:
         return TileAxis(1) if isinstance(axis, Unit) else self.axes[axis]
 
     def walk(self, number: int, pitch: int) -> WindowAxis:
-        """How an axis walks over a buffer."""
+        """The window axis of an axis over a buffer axis with this pitch."""
         if number in self.walks:
             return replace(self.walks[number], pitch=pitch)
         return walk(self.axes[number], self.sizes[number], pitch)
 
     def accessed(self, window: Window, axes: Sequence[Axis], start: Mapping[Tile, int]) -> tuple[AccessAxis, ...]:
-        """The axes of a buffer, major to minor, as a window with the given (merged) axes walks over it; `start`: buffers of registers."""
+        """The access axes, major to minor, of a window with the given (merged) axes. start: register -> the buffer it was loaded from."""
         walked = [(w, a) for w, a in zip(window.axes, axes, strict=True) if not isinstance(a, Unit) and (w.extent, w.pitch) != (1, 1)]
         major = sorted(walked, key=lambda entry: -entry[0].pitch)
         return tuple(
@@ -144,7 +144,7 @@ def walk(
     return WindowAxis(extent, pitch, origin, grid, step, dilation, register)
 
 
-def nothing(dtype: DType) -> int | bool:
+def zero_fill(dtype: DType) -> int | bool:
     """The fill of a window that never leaves its buffer: zero."""
     return False if dtype.kind == "pred" else 0
 
@@ -153,4 +153,4 @@ def window(nest: Nest, buffer: int, order: Sequence[int], tile: Tile, axes: Sequ
     """The window of a tile with (merged) axes `axes` onto a dense buffer with axes `order`."""
     pitch = dict(zip(order, pitches([nest.sizes[a] for a in order]), strict=True))
     walks = tuple(WindowAxis(1, 1) if isinstance(a, Unit) or a not in pitch else nest.walk(a, pitch[a]) for a in axes)
-    return Window(buffer, tile, walks, nothing(tile.dtype))
+    return Window(buffer, tile, walks, zero_fill(tile.dtype))

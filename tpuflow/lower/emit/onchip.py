@@ -1,7 +1,7 @@
-"""On-chip addresses: every tile of a kernel gets its place in VMEM, the accumulators or the scalar registers.
+"""On-chip allocation: an address for every tile of a kernel in VMEM, the accumulators or the scalar registers.
 
-Tiles that cross queues or sections keep their own bytes for the whole kernel, times their slots. A tile that one queue writes and
-reads within one section is temporary: its bytes are used again once it is dead, which the queue's own order makes safe.
+A tile that crosses queues or sections has bytes of its own, for each of its slots, throughout the kernel. A tile that one queue writes and
+reads within one section is temporary: its bytes are reused once it is dead, which is safe because a queue runs in order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class DoesNotFit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """How a tile is used: slots, what moves to the next one, how often it is filled in all, and whether it is temporary."""
+    """How a tile is used: its slots; its rate, at which the slot advances ("step" or "point" of the grid); how often it is filled in all;
+    and whether it is temporary.
+    """
 
     slots: int
     rate: str
@@ -36,10 +38,10 @@ class Lifetime:
 
 
 def lifetime(uses: Uses, grid: Sequence[GridAxis], ahead: int = 2, computed: int = 2) -> Lifetime:
-    """Two slots where two queues hand a tile over more than once, `ahead` where one of them moves it to or from memory in every step, and
-    `computed` where none does.
+    """A tile's lifetime. It has one slot if a single queue uses it, or if it is filled once; `ahead` slots if a DMA fills or empties it
+    every step, two if at every point; `computed` slots if one compute queue hands it to another.
 
-    A tile of the body has a rate of one a step, any other one a point.
+    The slots of a tile that is used in the body only advance every step, others every point.
     """
     every_step = uses.sections == {SECTIONS.index("body")}
     fills = math.prod(g.size for g in grid if every_step or g.kind == "parallel")
@@ -50,12 +52,12 @@ def lifetime(uses: Uses, grid: Sequence[GridAxis], ahead: int = 2, computed: int
 
 
 def _moved(uses: Uses) -> bool:
-    """Whether memory is where a tile comes from or goes to."""
+    """Whether a DMA fills or empties the tile."""
     return uses.writer == "load" or "store" in uses.consumers
 
 
 def slots_ahead(uses: Mapping[Tile, Uses], chip: Chip) -> int:
-    """Slots that moved tiles should have, by what a step moves."""
+    """The slots for tiles of DMAs, from the bytes that a step moves (`tiling.useful_slots`)."""
     body = {SECTIONS.index("body")}
     return useful_slots(sum(slot_bytes(tile, chip) for tile, u in uses.items() if u.sections == body and u.consumers and _moved(u)), chip)
 
@@ -66,7 +68,7 @@ def slot_bytes(tile: Tile, chip: Chip) -> int:
 
 
 def place_tiles(uses: Mapping[Tile, Uses], lifetimes: Mapping[Tile, Lifetime], chip: Chip) -> dict[Tile, Tile]:
-    """The final tile (address, slots, rate) of every recorded one.
+    """recorded (virtual) tile -> final tile, with address, slots and rate.
 
     Raises:
       DoesNotFit: a memory overflows.

@@ -1,4 +1,4 @@
-"""Reduce kernels: parallel axes over what is kept, sequential ones over what is reduced, an accumulator tile between the steps."""
+"""Reduce kernels: parallel grid axes over kept axes, sequential ones over reduced axes, an accumulator tile carried between steps."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tpuflow.lower.emit.map import emit_map_with
 from tpuflow.lower.emit.nest import Nest, Unit, merge
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.site import Plans, Site
-from tpuflow.lower.graph.blocking import is_ordered, sum_block, units
+from tpuflow.lower.graph.blocking import block_shape, is_ordered, sum_block
 from tpuflow.lower.graph.builder import identity
 from tpuflow.lower.graph.graph import Node
 from tpuflow.lower.graph.tiling import Space
 
 
-def block_of(reduction: Node) -> int:
-    """Elements that a reduction combines in one go."""
+def block_elems(reduction: Node) -> int:
+    """Elements of a block of a reduction (`blocking.sum_block`)."""
     return sum_block(reduction.inputs[0].shape, reduction.attrs["axes"])
 
 
 def sum_units(reductions: Sequence[Node], sizes: Sequence[int]) -> tuple[int, ...]:
-    """What tiles take multiples of along (merged) axes of some sizes that are reduced: a block's box, where order can be seen."""
+    """What tiles must be multiples of along reduced (merged) axes of these sizes: the shape of a block, or 1 where order is free."""
     ordered = any(is_ordered(r.attrs["op"], r.result.dtype) for r in reductions)
-    return units(sizes, block_of(reductions[0])) if ordered else (1,) * len(sizes)
+    return block_shape(sizes, block_elems(reductions[0])) if ordered else (1,) * len(sizes)
 
 
 def live_reductions(region: Region) -> tuple[Node, ...]:
@@ -35,7 +35,7 @@ def live_reductions(region: Region) -> tuple[Node, ...]:
 
 
 def reduce_levels(region: Region) -> list[Roots]:
-    """What is reduced, over the iteration space, and the results, over the axes that are kept."""
+    """Two levels: the operands of reductions over the iteration space, and the results over the axes that are not reduced."""
     reductions = live_reductions(region)
     whole = tuple(range(len(reductions[0].inputs[0].shape)))
     kept = tuple(a for a in whole if a not in reductions[0].attrs["axes"])
@@ -64,7 +64,7 @@ def emit_reduce(site: Site) -> Plans:
         kernel = site.kernel(nest.grid)
         above = LevelEmitter(kernel, region, merged, nest, whole, {}, {})
         below = LevelEmitter(kernel, region, merged, nest, rest, {}, {})
-        _accumulate(kernel, above, below, reductions, reduced)
+        _emit_reductions(kernel, above, below, reductions, reduced)
         kernel.section = "epilogue"
         below.emit(region.results)
         below.store(region.outputs)
@@ -73,31 +73,31 @@ def emit_reduce(site: Site) -> Plans:
     return site.fit(attempt, Space(merged.sizes, reduced, units=in_order), region.widest_bytes())
 
 
-def start_sums(kernel: KernelBuilder, below: LevelEmitter, reductions: Sequence[Node]) -> None:
-    """Accumulators with what each reduction begins with."""
+def init_accumulators(kernel: KernelBuilder, below: LevelEmitter, reductions: Sequence[Node]) -> None:
+    """Emit the accumulators of reductions, filled with the identity of each."""
     for r in reductions:
         kernel.source = r.source
         below.tiles[r.result] = below.new(r.result.dtype)
         kernel.emit(Constant(below.tiles[r.result], identity(r.attrs["op"], r.result.dtype)))
 
 
-def add_sums(kernel: KernelBuilder, above: LevelEmitter, below: LevelEmitter, reductions: Sequence[Node], axes: tuple[int, ...]) -> None:
-    """Reduce tiles along `axes` into the accumulators."""
+def accumulate(kernel: KernelBuilder, above: LevelEmitter, below: LevelEmitter, reductions: Sequence[Node], axes: tuple[int, ...]) -> None:
+    """Emit the reduction of this step's tiles along `axes` into the accumulators."""
     tiles = above.emit([r.inputs[0] for r in reductions])
     for r, tile in zip(reductions, tiles, strict=True):
         kernel.source = r.source
-        kernel.emit(ReduceInto(r.attrs["op"], below.tiles[r.result], tile, axes, block_of(r)))
+        kernel.emit(ReduceInto(r.attrs["op"], below.tiles[r.result], tile, axes, block_elems(r)))
 
 
-def _accumulate(
+def _emit_reductions(
     kernel: KernelBuilder, above: LevelEmitter, below: LevelEmitter, reductions: Sequence[Node], reduced: tuple[int, ...]
 ) -> None:
-    """Prologue and body. Nothing is left to reduce when all reduced axes have size 1: the operands are the results."""
+    """Emit prologue and body. Where all reduced axes have size 1, the operands are the results."""
     if reduced:
         kernel.section = "prologue"
-        start_sums(kernel, below, reductions)
+        init_accumulators(kernel, below, reductions)
         kernel.section = "body"
-        add_sums(kernel, above, below, reductions, tuple(sorted(reduced)))
+        accumulate(kernel, above, below, reductions, tuple(sorted(reduced)))
         return
     kernel.section = "body"
     below.tiles.update(zip([r.result for r in reductions], above.emit([r.inputs[0] for r in reductions]), strict=True))

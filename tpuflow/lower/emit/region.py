@@ -1,7 +1,7 @@
-"""Elementwise work inside a kernel: a region's nodes at one level become loads, one instruction a node, and stores.
+"""Emission of elementwise nodes: the nodes of a region at one level become loads, one instruction each, and stores.
 
-A region holds nodes whose values live at one or more levels (the iteration space, the reduced space, an operand of a product).
-A level says which logical axes its values have; `reduce` and `dot` nodes are the steps between levels, and templates handle them.
+A level is a set of values with the same logical axes: the iteration space, the reduced space, an operand of a product. `reduce` and product
+nodes lead from one level to another and are emitted by the templates.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tpuflow.isa import vector as v
 from tpuflow.isa.elementwise import BINARY, UNARY
 from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.lower.emit.kernel import KernelBuilder
-from tpuflow.lower.emit.nest import Axis, Labels, Merged, Nest, Unit, nothing, walk, window
+from tpuflow.lower.emit.nest import Axis, Labels, Merged, Nest, Unit, walk, window, zero_fill
 from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.graph.ops import PRODUCTS
 from tpuflow.lower.graph.view import View, runs
@@ -57,23 +57,23 @@ class Region:
 
     @property
     def results(self) -> tuple[Value, ...]:
-        """The values that leave."""
+        """The outputs."""
         return tuple(value for value, _ in self.outputs)
 
     @property
     def space(self) -> tuple[int, ...]:
-        """The shape that the results are computed in: their own, or that of the pieces they are joined from."""
+        """The iteration space: the shape of the results, or of the pieces from which they are joined."""
         first = self.results[0]
         return next((n.inputs[0].shape for n in self.find("join") if n.result is first), first.shape)
 
     @property
-    def parted(self) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
-        """The values that leave: those made before any reduction, and those made of reductions."""
+    def results_by_stage(self) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
+        """The outputs in two groups: those computed before any reduction, and those computed from reductions."""
         after = depending(self.nodes, [n.result for n in self.find("reduce")])
         return tuple(v for v in self.results if v not in after), tuple(v for v in self.results if v in after)
 
     def stored(self, values: Iterable[Value]) -> tuple[tuple[Value, int], ...]:
-        """Those of some values that leave, with their buffers."""
+        """(value, buffer) of those of some values that are outputs."""
         wanted = set(values)
         return tuple(entry for entry in self.outputs if entry[0] in wanted)
 
@@ -82,7 +82,7 @@ class Region:
         return tuple(n for n in self.nodes if n.op == op)
 
     def needed(self, roots: Iterable[Value]) -> set[Value]:
-        """The values that `roots` are made of at their own level: up to region inputs, reductions and products."""
+        """The values from which `roots` are computed at their own level: up to region inputs, reductions and products."""
         want = set(roots)
         for node in reversed(self.nodes):
             if node.op not in LEVEL_STEPS and not want.isdisjoint(node.results):
@@ -90,7 +90,7 @@ class Region:
         return want
 
     def accesses(self, roots: Sequence[Value], labels: Labels) -> Iterator[tuple[Value, Labels]]:
-        """Every way in which the level of `roots`, whose axes are `labels`, uses an input (or an iota), with the labels of its axes."""
+        """(value, labels of its axes) for all inputs, iotas and results that the level of `roots`, with axes `labels`, accesses."""
         want = self.needed(roots)
         for node in self.nodes:
             if node.op in LEVEL_STEPS or want.isdisjoint(node.results):
@@ -118,7 +118,7 @@ class Region:
 
 
 def _runs(view: View, shape: Sequence[int], labels: Labels) -> list[Labels]:
-    """The labels that a view walks over together; None marks that it is not the whole operand in order."""
+    """The labels of each group of axes that a view traverses contiguously; the None at the end keeps others from merging with it."""
     return [(*(labels[a] for a in run), None) for run in runs(view, shape)]
 
 
@@ -126,7 +126,7 @@ Roots = tuple[tuple[Value, ...], Labels]
 
 
 def operands(region: Region, levels: Iterable[Roots]) -> list[Labels]:
-    """The axis labels of everything that the levels of a region load, make by position or store."""
+    """The axis labels of all accesses of a region's levels; see `Region.accesses`."""
     return [used for roots, labels in levels for _, used in region.accesses(roots, labels)]
 
 
@@ -146,7 +146,7 @@ class Level:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Positions of the tile axes that no array has."""
+        """Positions of the tile axes that no array has (`Unit`)."""
         return tuple(i for i, a in enumerate(self.axes) if isinstance(a, Unit))
 
 
@@ -214,7 +214,7 @@ class LevelEmitter:
         return self._write(node, lambda dst: v.Iota(dst, self.level.axes.index(axis)))
 
     def _load(self, value: Value, labels: Labels) -> Tile:
-        """Load an input with the axes it has, then stretch it to the whole level."""
+        """Load an input with its own axes, then broadcast it to the level."""
         if value not in self.region.inputs:
             raise GraphError(f"{self.kernel.source}: {value.name or value.type} is neither an input of the fused region nor defined in it")
         order = self.merged.fold(labels)
@@ -224,7 +224,7 @@ class LevelEmitter:
         return self.loaded[key]
 
     def _held(self, order: tuple[int, ...]) -> tuple[int, ...]:
-        """Positions of the level's axes that a loaded tile keeps: the operand's own, and those of size 1."""
+        """Positions of the level's axes that a loaded tile has: the operand's own, and those of size 1."""
         if not order and any(axis.whole > 1 for axis in self.axes):
             return ()
         return tuple(i for i, a in enumerate(self.level.axes) if a in order or self.axes[i].whole == 1)
@@ -237,7 +237,7 @@ class LevelEmitter:
         return tile
 
     def _load_window(self, node: Node) -> Tile:
-        """Load an input through a view of it, then stretch it to the whole level."""
+        """Load an input through a view, then broadcast it to the level."""
         (value,), view, fill = node.inputs, node.attrs["view"], node.attrs["fill"]
         key = (self.region.inputs[value], view, repr(fill))
         if key not in self.loaded:
@@ -285,4 +285,4 @@ class LevelEmitter:
         """Store the pieces of a joined value, each through its view of the whole."""
         for piece, view in zip(join.inputs, join.attrs["views"], strict=True):
             tile = self.value(piece)
-            self.kernel.store(self.nest, self._viewing(buffer, view, tile, self.level.axes, nothing(tile.dtype)), self.level.axes)
+            self.kernel.store(self.nest, self._viewing(buffer, view, tile, self.level.axes, zero_fill(tile.dtype)), self.level.axes)

@@ -1,4 +1,4 @@
-"""Layers that come again: a node like one before it gets that one's kernels, on its own buffers and with its own source lines."""
+"""A cache of emitted kernels: a node that is structurally equal to an earlier one gets its kernels, on other buffers and source lines."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tpuflow.lower.passes.analysis import attr_key
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
-    """What a node's kernels have of itself: the buffers and source lines that occur, in order of appearance."""
+class Bindings:
+    """The buffers and source lines of a node, in order of appearance: what its kernels have besides its structure."""
 
     buffers: tuple[int, ...]
     sources: tuple[str, ...]
@@ -23,19 +23,19 @@ class Own:
 
 @dataclass(slots=True)
 class Repeated:
-    """The kernels of the nodes so far, by everything else that they depend on."""
+    """The cache: kernels emitted so far, by a structural key of everything but buffers and source lines."""
 
-    made: dict[Hashable, tuple[Emitted, Own]] = field(default_factory=dict)
+    made: dict[Hashable, tuple[Emitted, Bindings]] = field(default_factory=dict)
 
     def emitted(self, node: Node, buffers: Sequence[int], fill: Any, emit: Callable[[], Emitted]) -> Emitted:
-        """What `emit` gives for a node, taken from an earlier node of the same form if there is one.
+        """The kernels of a node: from the cache if a structurally equal node was emitted before, else from `emit`.
 
-        Of one form are nodes that (with all nodes inside) do the same to values of the same types, whose operands and results use
-        `buffers`, and their nodes source lines, in the same pattern, and that pad with the same number `fill`.
+        Nodes are structurally equal if they (with all nodes of their regions) do the same to values of the same types, use `buffers` and
+        source lines in the same pattern of repetitions, and pad with the same number `fill`.
         """
         sources = [n.source for n in (node, *(n for region in node.regions for n in region.walk()))]
-        own = Own(tuple(dict.fromkeys(buffers)), tuple(dict.fromkeys(sources)))
-        form = (form_of(node), _pattern(buffers), _pattern(sources), attr_key(fill))
+        own = Bindings(tuple(dict.fromkeys(buffers)), tuple(dict.fromkeys(sources)))
+        form = (structural_key(node), _pattern(buffers), _pattern(sources), attr_key(fill))
         if form not in self.made:
             self.made[form] = emit(), own
             return self.made[form][0]
@@ -45,28 +45,28 @@ class Repeated:
         return replace(made, kernels=tuple(_moved(k, node.scope, place, line) for k in made.kernels))
 
 
-def form_of(node: Node) -> Hashable:
-    """Equal for nodes that do the same to operands of the same types, whichever values those are."""
+def structural_key(node: Node) -> Hashable:
+    """A key that is equal for structurally equal nodes: the same operations on operands of the same types, whichever values these are."""
     numbers: dict[Value, int] = {}
-    return _node_form(node, numbers)
+    return _node_key(node, numbers)
 
 
-def _node_form(node: Node, numbers: dict[Value, int]) -> Hashable:
+def _node_key(node: Node, numbers: dict[Value, int]) -> Hashable:
     inputs = tuple([numbers.setdefault(v, len(numbers)) for v in node.inputs])
     results = tuple([numbers.setdefault(v, len(numbers)) for v in node.results])
     types = tuple([v.type for v in (*node.inputs, *node.results)])
     attrs = tuple([(name, attr_key(value)) for name, value in node.attrs.items()])
-    return node.op, inputs, results, types, attrs, tuple([_region_form(r) for r in node.regions]), node.tilings
+    return node.op, inputs, results, types, attrs, tuple([_region_key(r) for r in node.regions]), node.tilings
 
 
-def _region_form(region: Graph) -> Hashable:
+def _region_key(region: Graph) -> Hashable:
     numbers = {v: i for i, v in enumerate(region.inputs)}
-    nodes = tuple([_node_form(n, numbers) for n in region.nodes])
+    nodes = tuple([_node_key(n, numbers) for n in region.nodes])
     return len(region.inputs), nodes, tuple([numbers[v] for v in region.outputs])
 
 
 def _pattern(items: Sequence[Hashable]) -> tuple[int, ...]:
-    """Each item as the number of different ones before its first appearance."""
+    """The pattern of repetitions: each item replaced by the number of distinct items before its first appearance."""
     numbers: dict[Hashable, int] = {}
     return tuple([numbers.setdefault(item, len(numbers)) for item in items])
 

@@ -1,7 +1,8 @@
-"""What a kernel over rows consists of: work on rows, on what is left of them, and on the operands and results of products beside them.
+"""The parts of a kernel over rows: work on whole rows, work on per-row values, and products that make or consume rows.
 
-A product of the first kind makes rows (queries with keys), one of the second mixes something by rows (weights with values) or sums over
-all rows (gradients). Every axis of everything carries a label: those of the rows are 0, 1, ..., the last of which is the row itself.
+A per-row value has the rows' shape without the reduced axes: the maximum of a row, say. A product makes rows (queries @ keys), or consumes
+them: along each (weights @ values), or summed over all (gradients). Every axis of every value carries a label; those of the rows are 0, 1,
+..., and the reduced ones come last.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tpuflow.lower.passes.analysis import depending
 class Product:
     """A product of a rows region: the labels of its operands and its result.
 
-    `work`: what makes an operand that is no rows of loads, and what is made of a result that is no rows.
+    `work`, for its operands and its result that are not rows: the nodes that compute the operand from inputs, or outputs from the result.
     """
 
     node: Node
@@ -44,7 +45,7 @@ class Product:
 
     @property
     def levels(self) -> list[Roots]:
-        """The operands and results that are no rows."""
+        """The levels of the operands and of the result that are not rows."""
         labels = dict(self.sides)
         found = ((region.results or (value,), labels[value]) for value, region in self.work.items())
         return [(roots, own) for roots, own in found]
@@ -52,10 +53,12 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Spaces:
-    """The work on rows, on what is left of them, and the products; `kept` and `reduced` are the labels of the rows' axes."""
+    """A rows region by parts: work on `rows`, work on `per_row` values, products. `kept` and `reduced` are the labels of the rows' axes,
+    `sizes` the length of every label.
+    """
 
     rows: Region
-    left: Region
+    per_row: Region
     products: tuple[Product, ...]
     kept: tuple[int, ...]
     reduced: tuple[int, ...]
@@ -63,19 +66,19 @@ class Spaces:
 
     @classmethod
     def of(cls, region: Region) -> Spaces:
-        """Where the nodes of a region belong, by what they are made for."""
+        """Divide a region's nodes by what their results are used for."""
         found = rows_of(region.nodes)
-        mixed = depending(region.nodes, [p.result for p in found.mixing])
-        taken = [v for p in found.mixing for v in p.inputs if v in found.values]
+        mixed = depending(region.nodes, [p.result for p in found.consumers])
+        taken = [v for p in found.consumers for v in p.inputs if v in found.values]
         others = [entry for entry in region.outputs if entry[0] not in mixed]
-        of_rows, of_left = (tuple(e for e in others if (e[0].shape == found.shape) == whole) for whole in (True, False))
+        of_rows, of_per_row = (tuple(e for e in others if (e[0].shape == found.shape) == whole) for whole in (True, False))
         repeated = [n.inputs[0] for n in region.nodes if repeats(n, region.inputs)]
         row_work = _part(region, [*(n.inputs[0] for n in region.find("reduce")), *taken, *(v for v, _ in of_rows)], of_rows)
-        left_work = _part(region, [*repeated, *(v for v, _ in of_left)], of_left)
+        per_row_work = _part(region, [*repeated, *(v for v, _ in of_per_row)], of_per_row)
         sizes = dict(enumerate(found.shape))
         products = _labelled(region, found, sizes)
         kept = tuple(a for a in range(len(found.shape)) if a not in found.axes)
-        return cls(row_work, left_work, products, kept, found.axes, sizes)
+        return cls(row_work, per_row_work, products, kept, found.axes, sizes)
 
     @property
     def shared(self) -> frozenset[int]:
@@ -85,27 +88,29 @@ class Spaces:
 
     @property
     def in_turn(self) -> tuple[int, ...]:
-        """The labels whose tiles come in sequence beside products: all kept ones but batches; where nothing is reduced, what is summed."""
+        """The labels whose tiles are sequential in a kernel with products: the kept ones that are no batches; without reductions, of these
+        only the ones that a product contracts.
+        """
         summed = {x for p in self.products for x in p.contracted}
         free = [x for x in self.kept if x not in self.shared and (self.reduced or x in summed)]
         return tuple(free) if self.products else ()
 
     @property
     def levels(self) -> list[Roots]:
-        """What the products take and make beside rows, rows, what is left of them; all that is made is a root, since levels take turns."""
+        """The levels of products, rows and per-row values, in this order. All results are roots, since work alternates between levels."""
         whole = (*self.kept, *self.reduced)
         made = dict.fromkeys((*(v for n in self.rows.nodes for v in n.results), *self.rows.results))
-        left = dict.fromkeys((*(v for n in self.left.nodes for v in n.results), *self.left.results))
-        return [*(level for p in self.products for level in p.levels), (tuple(made), whole), (tuple(left), self.kept)]
+        per_row = dict.fromkeys((*(v for n in self.per_row.nodes for v in n.results), *self.per_row.results))
+        return [*(level for p in self.products for level in p.levels), (tuple(made), whole), (tuple(per_row), self.kept)]
 
 
 def repeats(node: Node, inputs: Iterable[Value]) -> bool:
-    """Whether a node of a rows region leads from what is left of rows back to them."""
+    """Whether a node of a rows region broadcasts a per-row value along the row."""
     return node.op == "broadcast" and node.inputs[0] not in inputs
 
 
 def _part(region: Region, roots: Iterable[Value], outputs: tuple[tuple[Value, int], ...] = ()) -> Region:
-    """The nodes that make values at their own level."""
+    """The nodes that compute values at their own level: up to reductions, products and broadcasts of per-row values."""
     want, found = set(roots), []
     for node in reversed(region.nodes):
         if node.op not in LEVEL_STEPS and not repeats(node, region.inputs) and not want.isdisjoint(node.results):
@@ -115,11 +120,13 @@ def _part(region: Region, roots: Iterable[Value], outputs: tuple[tuple[Value, in
 
 
 def _labelled(region: Region, found: Rows, sizes: dict[int, int]) -> tuple[Product, ...]:
-    """The products; `sizes` learns the length of every label. Equal operands have equal labels where these are none of the rows'."""
+    """The products with labelled axes; adds to `sizes` the length of every new label. An operand of two products has the same labels in
+    both, apart from those of the rows.
+    """
     rank, known = len(sizes), dict[Value, tuple[int, ...]]()
     products = []
     for node in (n for n in region.nodes if n.op in PRODUCTS):
-        whole, mixes = contraction_of(node), node in found.mixing
+        whole, mixes = contraction_of(node), node in found.consumers
         sides = tuple(zip((*node.inputs, node.result), (whole.lhs, whole.rhs, whole.out), strict=True))
         rows = [v for v in node.inputs if v in found.values] if mixes else [node.result]
         label = dict(pair for v, own in sides if v in rows for pair in zip(own, range(rank), strict=True))

@@ -1,8 +1,8 @@
-"""Row kernels: reductions over whole rows and what is made of rows and of their reductions, while the rows are on the chip.
+"""Row kernels: reductions over whole rows and elementwise work on the rows and their reductions, while the rows are on the chip.
 
-Products that make rows, and those that mix something by rows, run in the same kernel: attention stores neither scores nor weights. Tiles
-of rows come in sequence then; what does not depend on the row (keys, values) is loaded once for all of them, and what is summed over all
-rows (gradients of these) stays in accumulators.
+Products that make or consume rows run in the same kernel, so attention stores neither scores nor weights. Tiles of rows are sequential
+then: operands that do not depend on the row (keys, values) are loaded once for all tiles, and sums over all rows (their gradients) stay in
+accumulators.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tpuflow.isa.vector import Broadcast
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.matmul import entering_precision
 from tpuflow.lower.emit.nest import Axis, Merged, Nest, Unit, cut_as, merge, walk
-from tpuflow.lower.emit.reduce import add_sums, start_sums
+from tpuflow.lower.emit.reduce import accumulate, init_accumulators
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.row_spaces import Product, Spaces, repeats
 from tpuflow.lower.emit.site import Plans, Site, TileRule
@@ -28,35 +28,35 @@ from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.graph.tiling import Space, Tiling
 from tpuflow.lower.tiling import TILE_BYTES, shrinking
 
-PARTS = 2  # of the batches that a step has beside products
+PARTS = 2  # into which a step's batches are divided in a kernel with products, so that vector and matrix unit overlap
 PRODUCT_TILE_BYTES = 8 * TILE_BYTES  # of rows beside products: a matrix array's side of rows of 8,192
 
 
 def row_levels(region: Region) -> list[Roots]:
-    """What products take and make beside rows; rows with all their axes; and what is left of them."""
+    """The levels of products, rows and per-row values: see `Spaces.levels`."""
     return Spaces.of(region).levels
 
 
 def emit_rows(site: Site) -> Plans:
-    """One kernel, its grid over the axes that are kept."""
+    """One kernel, its grid over the axes that are not reduced."""
     spaces = Spaces.of(site.region)
     if 0 in spaces.sizes.values():
         return ()
-    parts = (*(work for p in spaces.products for work in p.work.values()), spaces.rows, spaces.left)
+    parts = (*(work for p in spaces.products for work in p.work.values()), spaces.rows, spaces.per_row)
     labels = [used for part, level in zip(parts, spaces.levels, strict=True) for used in operands(part, [level])]
     apart = [(x,) for p in spaces.products for x in p.contracted if _block(p)]
     merged = merge(spaces.sizes, [*labels, spaces.kept, *(own for p in spaces.products for _, own in p.sides), *apart])
 
     cuts = _Cuts.of(site, spaces, merged)
 
-    def ways(rule: TileRule) -> Iterator[Tiling]:
-        return (cuts.tiling(site, rule, budget, parts) for budget, parts in _ways(spaces))
+    def candidates(rule: TileRule) -> Iterator[Tiling]:
+        return (cuts.tiling(site, rule, budget, parts) for budget, parts in _sizes_to_try(spaces))
 
-    return site.planned(lambda tiling: _emitted(site, spaces, merged, cuts.nests(tiling)), ways)
+    return site.plan_kernel(lambda tiling: _emitted(site, spaces, merged, cuts.nests(tiling)), candidates)
 
 
-def _ways(spaces: Spaces) -> Iterator[tuple[int, int]]:
-    """Bytes of a tile of rows, ever fewer, and the parts of the batches in a step; several smaller ones come before one that may be cut."""
+def _sizes_to_try(spaces: Spaces) -> Iterator[tuple[int, int]]:
+    """(bytes of a tile of rows, parts of the batches in a step) to try, from large to small; of one size, two parts come before one."""
     if not spaces.products:
         yield from ((budget, 1) for budget in shrinking(TILE_BYTES))
         return
@@ -66,21 +66,23 @@ def _ways(spaces: Spaces) -> Iterator[tuple[int, int]]:
 
 
 def _emitted(site: Site, spaces: Spaces, merged: Merged, nests: Sequence[Nest]) -> KernelBuilder:
-    """All parts of the batches in turn, the rows of each being made before the one before is worked on."""
+    """All parts of the batches, software-pipelined: the products that make the rows of the next part precede the work on this one."""
     kernel = site.kernel(nests[0].grid)
     parts = [_RowEmitter.of(site, spaces, merged, nest, kernel) for nest in nests]
     parts[0].make_rows()
     for number, part in enumerate(parts, 1):
         for following in parts[number : number + 1]:
             following.make_rows()
-        part.go_on()
+        part.work_on_rows()
     return kernel
 
 
 @dataclass(frozen=True, slots=True)
 class _Cuts:
-    """How the merged axes may be cut: `rows` are those of the rows, of which `along` are not cut, and those that products sum over into
-    multiples of `units`. A step may work on several parts of the axis `batch` in turn, if there is one."""
+    """How the merged axes of a row kernel may be tiled. `rows`: the axes of the rows; of these, `along` (the reduced ones) stay whole, and
+    those that products contract are tiled in multiples of `units`. `in_turn`: the sequential axes. `batch`: the axis that is divided into
+    parts for a step, if there is one.
+    """
 
     merged: Merged
     rows: tuple[int, ...]
@@ -91,7 +93,7 @@ class _Cuts:
 
     @classmethod
     def of(cls, site: Site, spaces: Spaces, merged: Merged) -> _Cuts:
-        """Those of a kernel. Where positions count, batches are not taken in parts."""
+        """The possible cuts of a kernel. With an iota or a window, whose values depend on the position, batches are not divided."""
         rows, along = merged.fold((*spaces.kept, *spaces.reduced)), merged.fold(spaces.reduced)
         summed = {
             a: _block(p) or merged.sizes[a] for p in spaces.products for a in merged.fold(p.contracted) if a in rows and a not in along
@@ -108,7 +110,7 @@ class _Cuts:
         return Space(sizes, self.in_turn, (*self.along, *others), self.units)
 
     def tiling(self, site: Site, rule: TileRule, budget_bytes: int, parts: int) -> Tiling:
-        """Tiles of which one of rows takes at most so many bytes, of each part of the batches, which a step works on in turn.
+        """The tiling in which a tile of rows of one part of the batches takes at most `budget_bytes`.
 
         While the vector unit is at the rows of one part, the matrix unit is at those of the next.
         """
@@ -142,7 +144,7 @@ class _Cuts:
 
 
 def _block(product: Product) -> int:
-    """How many contracted positions of a product are summed with one rounding; 0: all of them."""
+    """Contracted elements of a product that are summed with one rounding (`depth_block`); 0 if that is all of them."""
     sizes = sizes_of(product.node)
     block = depth_block(contraction_of(product.node), sizes)
     return 0 if all(n == sizes[x] for x, n in block.items()) else math.prod(block.values())
@@ -150,7 +152,7 @@ def _block(product: Product) -> int:
 
 @dataclass(slots=True)
 class _RowEmitter:
-    """A kernel being recorded: levels of rows (`above`), of what is left of them (`below`), and of what products take beside."""
+    """The recording of one part of the batches: emitters of rows (`above`) and per-row values (`below`), and operands loaded so far."""
 
     site: Site
     spaces: Spaces
@@ -163,24 +165,24 @@ class _RowEmitter:
 
     @classmethod
     def of(cls, site: Site, spaces: Spaces, merged: Merged, nest: Nest, kernel: KernelBuilder) -> _RowEmitter:
-        """What one part of the batches needs."""
+        """The emitters for one part of the batches."""
         whole = (*spaces.kept, *spaces.reduced)
         rows, along = merged.fold(whole), merged.fold(spaces.reduced)
         short = tuple(Unit(f"reduced {a}") if a in along else a for a in rows)
         above = LevelEmitter(kernel, spaces.rows, merged, nest, Level(whole, rows), {}, {})
-        below = LevelEmitter(kernel, spaces.left, merged, nest, Level(spaces.kept, short), {}, {})
+        below = LevelEmitter(kernel, spaces.per_row, merged, nest, Level(spaces.kept, short), {}, {})
         return cls(site, spaces, merged, nest, kernel, above, below)
 
     def make_rows(self) -> None:
-        """The products that make rows, which need nothing else."""
+        """Emit the products that make rows; their operands depend on no other part of the kernel."""
         self._in("body")
         for product in self.spaces.products:
             if product.makes_rows:
                 self.kernel.source = product.node.source
                 self._product(product)
 
-    def go_on(self) -> None:
-        """All the rest, in program order."""
+    def work_on_rows(self) -> None:
+        """Emit everything else, in program order."""
         products = {p.node: p for p in self.spaces.products}
         self._in("body")
         for node in self.site.region.nodes:
@@ -193,14 +195,14 @@ class _RowEmitter:
                     if node in level.region.nodes:
                         level.emit([node.result])
         self.above.store(self.spaces.rows.outputs)
-        self.below.store(self.spaces.left.outputs)
+        self.below.store(self.spaces.per_row.outputs)
 
     def _crosses(self, node: Node) -> bool:
-        """Emit a node that leads from rows to what is left of them, or back; whether it is one."""
+        """Emit a reduction of rows or a broadcast of a per-row value; whether the node is one of these."""
         if node.op == "reduce":
             along = tuple(i for i, a in enumerate(self.below.level.axes) if isinstance(a, Unit))
-            start_sums(self.kernel, self.below, (node,))
-            add_sums(self.kernel, self.above, self.below, (node,), along)
+            init_accumulators(self.kernel, self.below, (node,))
+            accumulate(self.kernel, self.above, self.below, (node,), along)
             return True
         if repeats(node, self.site.region.inputs):
             made = self.above.tiles[node.result] = self.above.new(node.result.dtype)
@@ -209,7 +211,7 @@ class _RowEmitter:
         return False
 
     def _product(self, product: Product) -> None:
-        """Zero, accumulate, read; what is summed over tiles of rows is read when all of them are through."""
+        """Zero, accumulate, read. A product that contracts a sequential axis is zeroed in the prologue and read in the epilogue."""
         (lhs, rhs), out = (self._operand(product, value, labels) for value, labels in product.sides[:2]), self._result(product)
         acc = self.kernel.tile(product.node.result.dtype, out.axes, "acc")
         summed = any(self._in_turn(x) for x in product.contracted)
@@ -228,12 +230,12 @@ class _RowEmitter:
         return self.kernel
 
     def _in_turn(self, label: int) -> bool:
-        """Whether an axis is cut into tiles that come in sequence."""
+        """Whether an axis is cut into sequential tiles."""
         number = self.nest.axes[self.merged.axis_of[label]].grid if label in self.merged.axis_of else -1
         return number >= 0 and self.nest.grid[number].kind == "sequential"
 
     def _operand(self, product: Product, value: Value, labels: tuple[int, ...]) -> tuple[Tile, tuple[Axis, ...]]:
-        """The tile of an operand and its axes: rows, or something else, loaded once for all rows if it has none of their axes."""
+        """An operand's tile and its axes: rows, or an array that is loaded in the prologue if it has no sequential axis."""
         if value not in product.work:
             return self.above.value(value), self.above.level.axes
         axes = self._batches_first(labels)
@@ -245,7 +247,7 @@ class _RowEmitter:
         return self.loaded[value, axes], axes
 
     def _batches_first(self, labels: tuple[int, ...]) -> tuple[Axis, ...]:
-        """Axes with those of which a tile has little in front: the last two are padded."""
+        """The axes with the batches in front, since the last two axes of a tile are padded to registers."""
         shared = self.merged.fold([x for x in labels if x in self.spaces.shared])
         return (*shared, *(a for a in self.merged.fold(labels) if a not in shared))
 

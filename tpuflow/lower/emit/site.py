@@ -1,4 +1,7 @@
-"""What a template is given, and what it makes of it: plans of kernels, built with the first tiles that fit on the chip."""
+"""The interface of emission templates: a `Site`, the node to emit, goes in; `Plan`s come out, kernels that are yet to be tiled.
+
+`build` then records each plan with the first tiling that fits on the chip.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,19 @@ from tpuflow.lower.tiling import TILE_BYTES, fill_tile, share_tile, shrinking
 
 Kernels = tuple[Kernel, ...]
 TileRule = Callable[[Space, int, Chip, int], tuple[int, ...]]
-"""How large tiles are: `share_tile`, for all cores, or `fill_tile`, as large as they may be."""
+"""(space, bytes of an element, chip, bytes of a tile at most) -> tile sizes; `share_tile` divides for all cores, `fill_tile` fills."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """The kernels of a node, and how those that can be cut are."""
+    """The kernels of a node, and the tilings of those that have one."""
 
     kernels: Kernels
     tilings: tuple[Tiling, ...]
 
 
 def kernel_name(node: Node) -> str:
-    """What a kernel is called in listings and profiles: what it does, and the type it makes."""
+    """The name of a kernel in listings and profiles: its kind, its operations and its first result's type."""
     nodes = [n for n in node.regions[0].walk() if n.op != "fused"] if node.op == "fused" else [node]
     ops = [n.attrs["op"] if n.op in ("reduce", "cumulative") else n.op for n in nodes if n.op not in ("full", "broadcast", "window")]
     ops = ops or [n.op for n in nodes] or ["copy"]
@@ -45,15 +48,15 @@ class Site:
 
     `scope` is the name stack of the node of the graph, also where a part of that node is emitted by itself.
 
-    `given` are the tilings that are settled beforehand, one a kernel; none: they are chosen, among others by the `bus_price` of the program
-    (`tpuflow/lower/bus_price.py`).
+    `fixed_tilings` are prescribed by the node, one for each kernel; if there are none they are chosen, for products also by the program's
+    `bus_price` (`tpuflow/lower/bus_price.py`).
     """
 
     node: Node
     region: Region
     chip: Chip
     scope: str
-    given: tuple[Tiling, ...] = ()
+    fixed_tilings: tuple[Tiling, ...] = ()
     bus_price: float = 0.0
 
     def kernel(self, grid: tuple[GridAxis, ...] = ()) -> KernelBuilder:
@@ -70,57 +73,59 @@ class Site:
         return self.region.outputs[0][1]
 
     def fit(self, attempt: Callable[[Nest], KernelBuilder], space: Space, element_bytes: int) -> Plans:
-        """A kernel over a space, to be tried with ever smaller tiles."""
+        """The plan of a kernel over a space, to be tried with ever smaller tiles; `attempt` records it for a loop nest."""
 
-        def ways(rule: TileRule) -> Iterator[Tiling]:
+        def candidates(rule: TileRule) -> Iterator[Tiling]:
             cuts = (rule(space, element_bytes, self.chip, budget) for budget in shrinking(TILE_BYTES))
             return map(space.tiling, cuts)
 
-        return self.planned(lambda tiling: attempt(cut_as(space, tiling)), ways)
+        return self.plan_kernel(lambda tiling: attempt(cut_as(space, tiling)), candidates)
 
-    def planned(
+    def plan_kernel(
         self,
         record: Callable[[Tiling], KernelBuilder],
-        ways: Callable[[TileRule], Iterable[Tiling]],
-        otherwise: Callable[[], Plans] | None = None,
+        candidates: Callable[[TileRule], Iterable[Tiling]],
+        fallback: Callable[[], Plans] | None = None,
     ) -> Plans:
-        """One kernel of this node."""
-        return (Plan(self.node, self.scope, record, ways, otherwise),)
+        """The plan of one kernel of this node; see `Plan`."""
+        return (Plan(self.node, self.scope, record, candidates, fallback),)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A kernel before it is cut: how it is recorded under a tiling, and the tilings to try, by a rule for the size of tiles.
+    """A kernel before it is tiled: `record` records it under a tiling, `candidates` yields the tilings to try, given a rule for tile sizes.
 
-    Where none fits on the chip, the kernels of `otherwise` take its place, if there are any. One that is not `cut` is of one step; it has
-    one tiling, which nobody is told.
+    Where no candidate fits on the chip, the plans of `fallback` take its place, if there is one. A kernel that is not `tiled` has a single
+    step; its only tiling is not reported.
     """
 
     node: Node
     scope: str
     record: Callable[[Tiling], KernelBuilder]
-    ways: Callable[[TileRule], Iterable[Tiling]]
-    otherwise: Callable[[], Plans] | None = None
-    cut: bool = True
+    candidates: Callable[[TileRule], Iterable[Tiling]]
+    fallback: Callable[[], Plans] | None = None
+    tiled: bool = True
 
-    def largest(self) -> KernelBuilder:
-        """The kernel with tiles as large as any that may be tried."""
-        return self.record(next(iter(self.ways(fill_tile))))
+    def record_largest(self) -> KernelBuilder:
+        """The kernel recorded with the largest tiles that may be tried."""
+        return self.record(next(iter(self.candidates(fill_tile))))
 
-    def fitting(self, given: Sequence[Tiling]) -> tuple[Kernel, Tiling, KernelBuilder]:
-        """The first kernel that fits on the chip, with tilings that are given or, if there are none, tiles for all cores. Where none does,
-        and nothing else takes its place, queues hand over what they compute in one slot: the matrix unit waits for the vector unit, and in
-        turn.
+    def first_fit(self, fixed: Sequence[Tiling]) -> tuple[Kernel, Tiling, KernelBuilder]:
+        """The first kernel that fits on the chip, under `fixed` tilings or, if there are none, the candidates for all cores.
+
+        Where none fits and there is no fallback, they are tried again with single-buffered intermediates: matrix and vector unit then wait
+        for each other.
 
         Raises:
           DoesNotFit: none does.
-          CompileError: the tiling given is of another kernel.
+          CompileError: a fixed tiling is of another kernel.
         """
         reason = DoesNotFit()
-        for tiling, cramped in _roomier_first(given or _distinct(self.ways(share_tile)), last_resort=self.otherwise is None):
+        tilings = fixed or _distinct(self.candidates(share_tile))
+        for tiling, single_buffered in _double_buffered_first(tilings, last_resort=self.fallback is None):
             try:
                 recorded = self.record(tiling)
-                return recorded.build(cramped=cramped), tiling, recorded
+                return recorded.build(single_buffered=single_buffered), tiling, recorded
             except DoesNotFit as error:
                 reason = error
         raise reason
@@ -131,73 +136,75 @@ Plans = tuple[Plan, ...]
 
 @dataclass(frozen=True, slots=True)
 class OperandNumbers:
-    """The numbers of a node's operands, by the buffers that it reads and those that it writes."""
+    """Operand numbers (inputs first, then results) of a node, by the HBM buffers that it reads and those that it writes."""
 
     read: Mapping[int, int]
     written: Mapping[int, int]
 
     @classmethod
     def of(cls, read: Sequence[int], written: Sequence[int], inputs: int) -> OperandNumbers:
-        """Those of buffers in order; a node of so many inputs need not read the last of them. It may read a result that it has written."""
+        """From the buffers of operands and of results, in order. `inputs`: the number of the node's operands, the last of which may be
+        unread. A result that was written may be read.
+        """
         made = {buffer: inputs + i for i, buffer in reversed(list(enumerate(written)))}
         return cls(made | {buffer: i for i, buffer in reversed(list(enumerate(read)))}, made)
 
     def on(self, tiling: Tiling, recorded: KernelBuilder) -> Tiling:
-        """A tiling with what the kernel recorded under it reads and writes."""
+        """A tiling with the accesses of the kernel that was recorded under it."""
         reads = (access.numbered(self.read[access.operand], self.read.__getitem__) for access in recorded.reads)
         writes = (access.numbered(self.written[access.operand], self.read.__getitem__) for access in recorded.writes)
         return replace(tiling, reads=tuple(reads), writes=tuple(writes))
 
 
-def build(plans: Plans, given: Sequence[Tiling], numbers: OperandNumbers) -> Emitted:
-    """The kernels of plans; where tilings are given, those that can be cut take one each.
+def build(plans: Plans, fixed: Sequence[Tiling], numbers: OperandNumbers) -> Emitted:
+    """The kernels of plans, each with the first tiling that fits; with `fixed` tilings, every tiled kernel takes the next of these.
 
     Raises:
       OutOfMemoryError: a kernel does not fit on the chip, whatever its tiles.
-      CompileError: the tilings given are of other kernels, fewer or more, or say other accesses.
+      CompileError: the fixed tilings are of other kernels, too few or too many, or their accesses differ from the kernels'.
     """
     kernels: list[Kernel] = []
     tilings: list[Tiling] = []
     left = list(plans)
     while left:
         plan = left.pop(0)
-        settled = _settled(plan, given, len(tilings))
+        settled = _fixed_tiling(plan, fixed, len(tilings))
         try:
-            kernel, tiling, recorded = plan.fitting(settled)
+            kernel, tiling, recorded = plan.first_fit(settled)
         except DoesNotFit as error:
-            if plan.otherwise is None or settled:
+            if plan.fallback is None or settled:
                 raise _too_large(plan, error, "the tiles given" if settled else "the smallest tiles it can have") from error
-            left[:0] = plan.otherwise()
+            left[:0] = plan.fallback()
             continue
         kernels.append(kernel)
-        if plan.cut:
-            tilings.append(_checked(plan, tiling, numbers.on(tiling, recorded)))
-    if len(tilings) < len(given):
+        if plan.tiled:
+            tilings.append(_check_accesses(plan, tiling, numbers.on(tiling, recorded)))
+    if len(tilings) < len(fixed):
         raise CompileError(
-            f"{plans[0].node.source if plans else 'a node'}: the node has {len(given)} tilings, but becomes {len(tilings)} kernels; "
+            f"{plans[0].node.source if plans else 'a node'}: the node has {len(fixed)} tilings, but becomes {len(tilings)} kernels; "
             "give one for each."
         )
     return Emitted(tuple(kernels), tuple(tilings))
 
 
-def _settled(plan: Plan, given: Sequence[Tiling], number: int) -> Sequence[Tiling]:
-    """The tiling that is settled for a kernel, if any is."""
-    if not plan.cut or not given:
+def _fixed_tiling(plan: Plan, fixed: Sequence[Tiling], number: int) -> Sequence[Tiling]:
+    """The fixed tiling of kernel `number`, if there are fixed tilings."""
+    if not plan.tiled or not fixed:
         return ()
-    if number == len(given):
-        raise CompileError(f"{plan.node.source}: the node has {len(given)} tilings, but becomes more kernels; give one for each.")
-    return given[number : number + 1]
+    if number == len(fixed):
+        raise CompileError(f"{plan.node.source}: the node has {len(fixed)} tilings, but becomes more kernels; give one for each.")
+    return fixed[number : number + 1]
 
 
-def _checked(plan: Plan, given: Tiling, found: Tiling) -> Tiling:
-    """The tiling with its accesses, once these are known to be what a given one says, if it says any."""
+def _check_accesses(plan: Plan, given: Tiling, found: Tiling) -> Tiling:
+    """`found`, the tiling with its accesses; an error if `given` states other accesses."""
     inputs = len(plan.node.inputs)
     names = [*(f"operand {i}" for i in range(inputs)), *(f"result {i}" for i in range(len(plan.node.results)))]
     for word, said, true in (("reads", given.reads, found.reads), ("writes", given.writes, found.writes)):
         if said and said != true:
             texts = (", ".join(access.text(names, found.sizes) for access in side) for side in (said, true))
             raise CompileError(
-                "{}: a kernel that is said to {word} {} {word}s {}; correct the text, or leave out what it {word}s.".format(
+                "{}: the text says that a kernel {word}s {}, but it {word}s {}; correct it, or leave out what it {word}s.".format(
                     plan.node.source or plan.node.op, *texts, word=word[:-1]
                 )
             )
@@ -212,8 +219,8 @@ def _too_large(plan: Plan, reason: DoesNotFit, tiles: str) -> OutOfMemoryError:
     )
 
 
-def _roomier_first(tilings: Iterable[Tiling], *, last_resort: bool) -> Iterator[tuple[Tiling, bool]]:
-    """Each tiling and, as a last resort, each once more, to be built cramped."""
+def _double_buffered_first(tilings: Iterable[Tiling], *, last_resort: bool) -> Iterator[tuple[Tiling, bool]]:
+    """(tiling, single_buffered): every tiling double-buffered, then, as a last resort, every one single-buffered."""
     tried = []
     for tiling in tilings:
         tried.append(tiling)
@@ -223,7 +230,7 @@ def _roomier_first(tilings: Iterable[Tiling], *, last_resort: bool) -> Iterator[
 
 
 def _distinct(tilings: Iterable[Tiling]) -> Iterator[Tiling]:
-    """What has not been tried before."""
+    """The tilings without repetitions."""
     tried: set[Tiling] = set()
     for tiling in tilings:
         if tiling not in tried:

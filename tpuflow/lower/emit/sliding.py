@@ -1,4 +1,4 @@
-"""Sliding axes in a kernel: what an output position and a kernel position address together is loaded as halo tiles.
+"""Sliding axes of convolutions in a kernel: the input positions that output and kernel positions address together, in halo tiles.
 
 A halo tile holds what one block of output positions and one block of kernel positions reach; neighbouring tiles overlap.
 Where one of the two positions has length 1, the axis is an ordinary one that the other walks over in strides.
@@ -16,12 +16,12 @@ from tpuflow.lower.emit.nest import Axis, Nest, Unit, walk
 
 
 def halo_labels(contraction: Contraction) -> dict[int, SlidingAxis]:
-    """A label of its own for what each sliding axis reads."""
+    """A new label for the halo of each sliding axis."""
     return dict(enumerate(contraction.sliding, contraction.unused))
 
 
 def with_halos(contraction: Contraction) -> Labels:
-    """The labels of lhs, a halo's in place of the outer label of every sliding axis."""
+    """The labels of lhs, with the halo's label in place of every sliding axis's outer label."""
     halos = {s.axis: label for label, s in halo_labels(contraction).items()}
     return tuple(halos.get(axis, label) for axis, label in enumerate(contraction.lhs))
 

@@ -16,7 +16,7 @@ from tpuflow.lower.graph.tiling import Space
 
 
 def emit_sort(site: Site) -> Plans:
-    """One kernel: load all operands, sort them together, store of each row what is wanted of it."""
+    """One kernel: load all operands, sort them together, store the first `count` elements of each row."""
     node, shape = site.node, site.node.inputs[0].shape
     if node.results[0].type.elems == 0:
         return ()

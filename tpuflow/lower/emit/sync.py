@@ -19,7 +19,7 @@ Code = Mapping[str, Sequence[Instruction]]
 
 
 class Place(NamedTuple):
-    """An instruction of a kernel: its section's number and its position there. A tuple, for places are compared all the time."""
+    """An instruction's place: its section's number and its position there. A NamedTuple because places are compared very often."""
 
     section: int
     position: int
@@ -90,7 +90,7 @@ class Synchronizer:
     after: dict[Place, list[Instruction]] = field(default_factory=lambda: defaultdict(list))
 
     def order_tile(self, uses: Uses, slots: int, *, reused: bool) -> None:
-        """Hand a tile back and forth between its writer and each consumer; without `reused` slots nobody waits for a free one."""
+        """Order the writer of a tile and each of its consumers. reused: slots are filled again, so the writer must wait for free ones."""
         for consumer in uses.consumers:
             self._hand_over(uses.writer, consumer, uses.writes[uses.writer], uses.reads[consumer], slots, reused=reused)
 
@@ -118,7 +118,7 @@ class Synchronizer:
         self._hand_over_per_point(writer, reader, writes, reads, slots, reused=reused)
 
     def _hand_over_per_point(self, writer: str, reader: str, writes: list[Place], reads: list[Place], slots: int, *, reused: bool) -> None:
-        """Once a point, so outside the body: a last use in the body is signalled from the epilogue, a first one awaited in the prologue."""
+        """Order uses once per grid point. A last use in the body is signalled in the epilogue, a first one awaited in the prologue."""
         assert not writes[0].in_body, "a tile that lives across sections is first written in the prologue or the epilogue"
         ready = self._new(0)
         if reads[0].in_body:

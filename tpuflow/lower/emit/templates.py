@@ -33,38 +33,35 @@ from tpuflow.lower.emit.sort import emit_sort
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.graph.kinds import Kind, for_all
 from tpuflow.lower.graph.ops import PRODUCTS
-from tpuflow.lower.passes.sum_in_product import parted
+from tpuflow.lower.passes.sum_in_product import split_sums
 
 Scalar = int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a kind of kernel becomes: the template that emits it, and the levels of its region in the order in which they are stored."""
+    """How a kind of kernel is emitted: its template, and the levels of its region in the order in which they store results."""
 
     template: Callable[[Site], Plans]
     levels: Callable[[Region], list[Roots]]
 
 
 def emit_product(site: Site) -> Plans:
-    """A product with sums of its results in one kernel if a block of these fits on the chip beside it, else in two.
-
-    Two tilings that are given say that it is two.
-    """
+    """A product with sums of its results: one kernel if it fits on the chip, else two. Two given tilings mean two kernels."""
     if not live_reductions(site.region):
         return emit_matmul(site)
 
-    def apart() -> Plans:
-        return tuple(plan for part in _apart(site) for plan in emit_site(part))
+    def two_kernels() -> Plans:
+        return tuple(plan for part in _as_two(site) for plan in emit_site(part))
 
-    return apart() if len(site.given) > 1 else emit_matmul(site, apart)
+    return two_kernels() if len(site.fixed_tilings) > 1 else emit_matmul(site, two_kernels)
 
 
-def _apart(site: Site) -> Iterator[Site]:
-    """A product and the sums of its results, as two."""
+def _as_two(site: Site) -> Iterator[Site]:
+    """The product and the sums of its results, as two kernels."""
     buffer_of = dict(zip(site.node.inputs, site.region.inputs.values(), strict=True))
     buffer_of |= {v: buffer for v, (_, buffer) in zip(site.node.results, site.region.outputs, strict=True)}
-    for node in parted(site.node):
+    for node in split_sums(site.node):
         yield replace(site, node=node, region=Region.of(node, [buffer_of[v] for v in (*node.inputs, *node.results)]))
 
 
@@ -75,7 +72,7 @@ def emit_site(site: Site) -> Plans:
 
 
 def _levels_of_members(region: Region) -> list[Roots]:
-    """Plans that run together have no levels in common: each has its own."""
+    """None: the members of a horizontally fused kernel have levels of their own."""
     return []
 
 
@@ -151,7 +148,7 @@ def emit_node(
     used = tuple([checked(value) for value in (*node.inputs, *node.results)])
 
     def emit() -> Emitted:
-        site = Site(node, Region.of(node, used), chip, node.scope, given=node.tilings, bus_price=bus_price)
+        site = Site(node, Region.of(node, used), chip, node.scope, fixed_tilings=node.tilings, bus_price=bus_price)
         plans = emit_site(site) if fill is None else emit_pad_with(site, fill)
         return build(plans, node.tilings, OperandNumbers.of(used[: len(node.inputs)], used[len(node.inputs) :], inputs))
 

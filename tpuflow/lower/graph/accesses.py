@@ -1,4 +1,4 @@
-"""What a kernel reads and writes: the element of an operand that belongs to each point of the iteration space."""
+"""Affine accesses of a kernel: which element of an operand each point of the iteration space reads or writes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tpuflow.isa.bounds import Bound
 
 @dataclass(frozen=True, slots=True)
 class AccessAxis:
-    """Where along one axis of an operand a point is: `bound`, in the axes of the iteration space; outside of it there is no element.
-
-    The number that the point reads of the operand `start`, if there is one, is added.
+    """The position along one axis of an operand, an affine function `bound` of the iteration space's axes; outside of its extent there is
+    no element. `start`: an operand whose value at the point is added to the position (a dynamic start, an index); None for static
+    accesses.
     """
 
     bound: Bound
     start: int | None = None
 
     def walks(self, sizes: Sequence[int]) -> int | None:
-        """The axis of the iteration space that walks over the whole of this one in order, if one does."""
+        """The axis of the iteration space that traverses this one completely and in order; None if there is none."""
         axis = self.bound.terms[0][0] if self.bound.terms else -1
         plain = self.start is None and 0 <= axis < len(sizes) and self.bound == Bound(sizes[axis], ((axis, 1),))
         return axis if plain else None
@@ -33,13 +33,13 @@ class AccessAxis:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The elements of an operand, as a dense row-major array with these axes. Operands are numbered through a node's inputs and results."""
+    """An access to operand number `operand` (a node's inputs, then its results), viewed as a dense row-major array with `axes`."""
 
     operand: int
     axes: tuple[AccessAxis, ...]
 
     def numbered(self, operand: int, number: Callable[[int], int]) -> Access:
-        """The same of another operand, with `number` of what is added."""
+        """The same access to another operand; `number` renumbers the operands of dynamic starts."""
         axes = (a if a.start is None else replace(a, start=number(a.start)) for a in self.axes)
         return Access(operand, tuple(axes))
 
@@ -48,7 +48,7 @@ class Access:
         return f"{operands[self.operand]}[{', '.join(axis.text(operands, sizes) for axis in self.axes)}]"
 
     def problem(self, sizes: Sequence[int], elems: Sequence[int]) -> str:
-        """Why it is no access of a kernel with axes of some sizes, to operands of so many elements; empty if it is one."""
+        """What is wrong with the access in a kernel with axes of `sizes` and operands of `elems` elements; empty if nothing is."""
         inside = 1
         for axis in self.axes:
             inside *= axis.bound.extent

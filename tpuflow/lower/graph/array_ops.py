@@ -1,4 +1,4 @@
-"""Operations on arrays: elementwise, making and moving, reductions, products, rows. A rule each types the results."""
+"""The table of operations on arrays, with the typing rule of each: it checks operands and attributes and infers the result types."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def dot_shape(lhs: tuple[int, ...], rhs: tuple[int, ...], attrs: Mapping[str, An
 
 
 def _factors(call: Call) -> Types:
-    """The operands of a product."""
+    """The operand types of a product, checked."""
     lhs, rhs = call.inputs
     call.require(lhs.dtype == rhs.dtype, "operands must be of one element type")
     call.require_kind(lhs.dtype, ARITHMETIC)

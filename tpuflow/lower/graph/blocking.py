@@ -1,7 +1,7 @@
-"""How sums are cut into blocks: a fact of the graph, which knows neither chip nor cores, so that bits depend on neither.
+"""The blocking of floating-point sums. It depends on shapes alone, neither on chip nor on cores, so the bits of a sum do not either.
 
-A block's elements are added in one go (a halving tree on the vector unit, one rounding on the matrix unit), blocks one after the other.
-Tilings may only take whole blocks, in order; whatever they and the passes do then, the same numbers are added in the same order.
+The elements of a block are added at once (in a halving tree by the vector unit, with one rounding by the matrix unit), and blocks one after
+the other. Tiles consist of whole blocks, in order: under every tiling and after every pass the same numbers are added in the same order.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Collection, Mapping, Sequence
 from tpuflow.dtypes import DType
 from tpuflow.isa.contraction import Contraction
 
-LONGEST_SUM = 1024  # elements of a vector sum's block: of sums of up to that many the error grows with the logarithm of their number
-LONGEST_BESIDE = 64  # where what is kept lies behind what is summed: each element takes a row of lanes, and a product's results wait for 64
-GRAIN = 8  # blocks of an uneven length are multiples of it: the sublanes of most chips
-WORTH_BLOCKS = 8  # blocks may be so many times shorter than they could be before the sum is taken apart
+LONGEST_SUM = 1024  # elements of a block of a vector sum at most: within a block the error grows with the logarithm of its length
+LONGEST_BESIDE = 64  # the same where kept axes are minor to the summed ones: an element takes a row of lanes, and a product yields 64 rows
+GRAIN = 8  # a block that does not divide its axis is a multiple of this: the sublanes of most chips
+WORTH_BLOCKS = 8  # a sum is done in two stages where its blocks would be more than this factor shorter than they could be
 
-DEPTH = 512  # of a contraction that is cut: four times the side of most matrix arrays
-WHOLE_DEPTH = 2 * DEPTH  # of a contraction that is one block
-PATCH_DEPTH = 4 * DEPTH  # of a block that takes in a convolution's whole kernel
+DEPTH = 512  # contracted elements of a block of a long contraction: four times the side of most matrix arrays
+WHOLE_DEPTH = 2 * DEPTH  # a contraction of at most this length is a single block
+PATCH_DEPTH = 4 * DEPTH  # limit of a block that contains a convolution's whole kernel
 ARRAY = 128  # side of most matrix arrays
 
 
@@ -39,9 +39,10 @@ def even_blocks(extent: int, limit: int, multiple: int = 1) -> int:
 
 
 def fill_product(sizes: Sequence[int], limit: int, multiple: int = 1, first: Collection[int] = ()) -> tuple[int, ...]:
-    """Block sizes with a product of at most `limit`: whole axes from the minor one up, one cut to a multiple, the rest 1.
+    """Block sizes, one per axis, with a product of at most `limit`: from the minor axis up whole axes, then one part of an axis (a
+    multiple of `multiple`), then 1.
 
-    The axes `first` are whole before all others if that leaves room for `multiple` (or all) of the minor one.
+    The axes `first` are made whole before the others, if that leaves room for `multiple` elements (or all) of the minor axis.
     """
     taken = math.prod(sizes[axis] for axis in first)
     if not first or taken * min(multiple, sizes[-1]) > limit:
@@ -62,15 +63,15 @@ def fill_product(sizes: Sequence[int], limit: int, multiple: int = 1, first: Col
 
 
 def is_ordered(op: str, dtype: DType) -> bool:
-    """Whether the order in which a reduction combines can be seen in its result."""
+    """Whether a reduction's result depends on the order of its combinations: floating-point sums and products."""
     return dtype.is_float and op in ("add", "mul")
 
 
 def sum_block(shape: Sequence[int], axes: Collection[int]) -> int:
-    """Elements of a block of a sum over `axes`: so many neighbours of what is summed, row-major.
+    """Elements of a block of a sum over `axes`, which are contiguous in the row-major order of the summed axes.
 
-    Whole axes from the minor one up, and of the next a part: an even one of the major axis, else a divisor, so that every block lies
-    within it and axes that are walked alike may merge into one.
+    A block has whole axes from the minor one up, and a part of the next: a divisor of that axis, so that no block crosses its end and the
+    axes may still merge; of the outermost axis any even part.
     """
     summed = [shape[axis] for axis in sorted(axes) if shape[axis] != 1]
     room, block = _longest(shape, axes), 1
@@ -82,8 +83,8 @@ def sum_block(shape: Sequence[int], axes: Collection[int]) -> int:
     return block
 
 
-def apart(shape: Sequence[int], axes: Collection[int]) -> tuple[int, ...]:
-    """The minor ones of `axes` that are to be summed first, by a sum of their own, since blocks of them all would be short; else none."""
+def axes_reduced_first(shape: Sequence[int], axes: Collection[int]) -> tuple[int, ...]:
+    """The minor ones of `axes` to be summed by a reduction of their own first, where a block of all axes would be too short; else ()."""
     longest, n, inner = _longest(shape, axes), math.prod(shape[axis] for axis in axes), sorted(axes)
     if sum_block(shape, axes) * WORTH_BLOCKS >= min(longest, n):
         return ()
@@ -100,8 +101,8 @@ def _divisor(n: int, limit: int) -> int:
     return next(d for d in range(limit, 0, -1) if n % d == 0)
 
 
-def units(sizes: Sequence[int], block: int) -> tuple[int, ...]:
-    """The box that a block of neighbours, row-major, is in a space of `sizes`: whole minor axes, a part of one, 1 of the rest."""
+def block_shape(sizes: Sequence[int], block: int) -> tuple[int, ...]:
+    """The shape of a block of contiguous row-major elements in a space of `sizes`: whole minor axes, a part of one, 1 along the rest."""
     box = [1] * len(sizes)
     for axis in reversed(range(len(sizes))):
         box[axis] = min(sizes[axis], block)
@@ -115,9 +116,10 @@ def units(sizes: Sequence[int], block: int) -> tuple[int, ...]:
 
 
 def depth_block(whole: Contraction, sizes: Mapping[int, int]) -> dict[int, int]:
-    """Length along every contracted label of what a product sums with one rounding.
+    """The shape of a block of a contraction, by contracted label: the elements that a product sums with one rounding.
 
-    All of a short contraction; of a longer one, a convolution's whole kernel and some channels, or some neighbours.
+    A short contraction is one block; a longer one is cut into blocks of a convolution's whole kernel and some channels, or of contiguous
+    elements.
     """
     contracted = [label for label in whole.contracted if sizes[label] != 1]
     lengths = [sizes[label] for label in contracted]
@@ -135,12 +137,12 @@ def _depth(lengths: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
 
 
 def _kernel(whole: Contraction, sizes: Mapping[int, int]) -> set[int]:
-    """Labels of a kernel: of two that address one axis, the shorter."""
+    """The labels of a convolution's kernel positions: of the two labels of each sliding axis, the shorter one."""
     pairs = ((outer, s.label) for outer, s in whole.outer.items())
     return {min(pair, key=sizes.__getitem__) for pair in pairs if 1 not in map(sizes.__getitem__, pair)}
 
 
 def unmergeable(whole: Contraction, sizes: Mapping[int, int], block: Mapping[int, int]) -> tuple[int, ...]:
-    """Contracted labels that must not merge with the one before them: blocks of them end unevenly, in the middle of what would be one."""
+    """Contracted labels that must not merge with the one before: blocks do not divide them, and would cross the end of a merged axis."""
     contracted = [label for label in whole.contracted if sizes[label] != 1]
     return tuple(label for label in contracted[1:] if sizes[label] % block[label])

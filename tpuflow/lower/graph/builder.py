@@ -11,8 +11,8 @@ from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import GraphError
 from tpuflow.isa.calls import HostFunction
 from tpuflow.isa.contraction import Contraction
-from tpuflow.lower.graph.blocking import apart, is_ordered
-from tpuflow.lower.graph.elementwise import of_splats
+from tpuflow.lower.graph.blocking import axes_reduced_first, is_ordered
+from tpuflow.lower.graph.elementwise import fold_splats
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
 from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.node_builder import NodeBuilder
@@ -40,8 +40,9 @@ def _binary(op: str, **attrs: str) -> Callable[[Builder, Operand, Operand], Valu
 
 
 class Builder(NodeBuilder):
-    """A method for every operation. Operands given as Python scalars become `full` nodes of the other operand's type; what does nothing
-    makes no node."""
+    """A method for every operation. Python scalars become `full` nodes of the other operand's type; an operation without effect (a reshape
+    to the same shape, say) emits no node.
+    """
 
     def alike(self, x: Operand, y: Operand) -> tuple[Value, Value]:
         """Both operands as values; a Python scalar takes the other's type."""
@@ -84,7 +85,7 @@ class Builder(NodeBuilder):
         if dtype == PRED:
             return self.ne(x, 0)
         known = self.known(x) if dtype.is_float or not x.dtype.is_float else None
-        if known is not None and (made := of_splats("convert", {}, [known], [x.dtype], dtype)) is not None:
+        if known is not None and (made := fold_splats("convert", {}, [known], [x.dtype], dtype)) is not None:
             return self.full(TensorType(dtype, x.shape), made)
         return self.emit("convert", (x,), asked=[TensorType(dtype, x.shape)]).result
 
@@ -164,7 +165,7 @@ class Builder(NodeBuilder):
         return self.slice(x, [s.start for s in at], [s.stop for s in at], [s.step for s in at])
 
     def pad(self, x: Value, value: Value | Scalar, low: Sequence[int], high: Sequence[int], interior: Sequence[int] | None = None) -> Value:
-        """x with `value` around (negative amounts cut) and between its elements."""
+        """x padded with `value` around and between its elements, as lax.pad: negative amounts crop."""
         low, high, interior = (tuple(map(int, amounts)) for amounts in (low, high, interior or (0,) * len(x.shape)))
         attrs = {"low": low, "high": high, "interior": interior}
         if not any((*low, *high, *interior)):
@@ -176,7 +177,7 @@ class Builder(NodeBuilder):
         return self.emit("pad", (x, value), attrs).result
 
     def concatenate(self, parts: Sequence[Value], axis: int) -> Value:
-        """Parts one after the other along `axis`; empty ones vanish."""
+        """The parts concatenated along `axis`; empty parts are left out."""
         full = [p for p in parts if p.shape[axis]] or list(parts[:1])
         return full[0] if len(full) == 1 else self.emit("concatenate", full, {"axis": axis}).result
 
@@ -193,7 +194,7 @@ class Builder(NodeBuilder):
         if not x.type.elems:
             (result,) = infer("reduce", (x.type,), {"op": op, "axes": tuple(axes)})
             return self.full(result, identity(op, x.dtype))
-        if is_ordered(op, x.dtype) and (first := apart(x.shape, axes)):
+        if is_ordered(op, x.dtype) and (first := axes_reduced_first(x.shape, axes)):
             return self.reduce(op, self.reduce(op, x, first), [axis for axis in axes if axis not in first])
         return self.emit("reduce", (x,), {"op": op, "axes": tuple(axes)}).result
 
@@ -216,9 +217,11 @@ class Builder(NodeBuilder):
         return self.emit("dot", (lhs, rhs), attrs).result
 
     def conv(self, lhs: Value, rhs: Value, contraction: Contraction, shape: Sequence[int], precision: str = DEFAULT) -> Value:
-        """The product with labelled axes, of which lhs's may slide, of a shape; in f32, or s32 for integers."""
-        asked, attrs = TensorType(F32 if lhs.dtype.is_float else S32, tuple(shape)), {"contraction": contraction, "precision": precision}
-        (result,) = infer("conv", (lhs.type, rhs.type), attrs, asked=(asked,))
+        """A product of the given result shape whose axes are labelled by `contraction`, where axes of lhs may slide (a convolution); its
+        result is f32, or s32 for integers.
+        """
+        declared, attrs = TensorType(F32 if lhs.dtype.is_float else S32, tuple(shape)), {"contraction": contraction, "precision": precision}
+        (result,) = infer("conv", (lhs.type, rhs.type), attrs, asked=(declared,))
         if not (lhs.type.elems and rhs.type.elems):
             return self.full(result, 0)
         return self.emit("conv", (lhs, rhs), attrs, (result,)).result
@@ -249,7 +252,7 @@ class Builder(NodeBuilder):
         return self.emit("dynamic_update_slice", (x, update, *starts)).result
 
     def sort(self, operands: Sequence[Value], axis: int, keys: int = 1, count: int | None = None) -> tuple[Value, ...]:
-        """Operands sorted together by the first `keys` of them, stable and ascending, NaN last; of each row the first `count`, or all."""
+        """All operands sorted along `axis` by the first `keys` of them, stable, ascending, NaN last; the first `count` are kept."""
         there = operands[0].shape[axis]
         count = there if count is None else count
         if not operands[0].type.elems or not count:
@@ -257,7 +260,7 @@ class Builder(NodeBuilder):
         return self.emit("sort", operands, {"axis": axis, "count": count, "keys": keys}).results
 
     def barrier(self, operands: Sequence[Value]) -> tuple[Value, ...]:
-        """The operands, as values that are there only when all of them are, and that no pass takes for the operands themselves."""
+        """The operands behind an optimization barrier: available only when all of them are, and opaque to passes."""
         return self.emit("barrier", operands).results if operands else ()
 
     def device_put(self, x: Value, space: str) -> Value:
@@ -290,11 +293,13 @@ class Builder(NodeBuilder):
         self.emit("outfeed", (value,), {"port": port})
 
     def call_host(self, function: HostFunction, operands: Sequence[Value]) -> tuple[Value, ...]:
-        """What the host answers, which the device waits for."""
+        """The results of a function on the host, for which the device waits."""
         return self.emit("call_host", operands, {"function": function}).results
 
     def _unstretched(self, x: Value, axes: tuple[int, ...]) -> tuple[Value, tuple[int, ...]]:
-        """What x was broadcast from, or had axes of size 1 added to, and where its axes lie among those that x's lie along."""
+        """Look through a broadcast, or a reshape that adds axes of size 1: (its operand, the operand's axes in terms of `axes`), else (x,
+        axes).
+        """
         made = self._made_by.get(x)
         if made is None or made.op not in ("broadcast", "reshape"):
             return x, axes
@@ -304,7 +309,7 @@ class Builder(NodeBuilder):
 
 
 def _places(shape: tuple[int, ...], within: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Where a shape's axes went if only axes of size 1 were put between them; None otherwise."""
+    """The axes of `within` that correspond to those of `shape`, if `within` only has further axes of size 1; None otherwise."""
     places = []
     sizes = iter(enumerate(within))
     for n in shape:

@@ -1,4 +1,4 @@
-"""Operations that run graphs, wait, or speak to the host and to other chips. A rule each types the results."""
+"""The table of operations with regions, of barriers, host transfers and collectives, with the typing rule of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PUT_SPACES = ("host", "hbm")
 
 
 def _barrier(call: Call) -> Types:
-    """The operands as they are, but only once all of them are there: what is computed from the results is not computed before."""
+    """The operands unchanged, as XLA's OptimizationBarrier: nothing that reads a result runs before all operands are computed."""
     return call.inputs
 
 
@@ -66,7 +66,7 @@ def _outfeed(call: Call) -> Types:
 
 
 def _call_host(call: Call) -> Types:
-    """As the host's function is declared."""
+    """The types with which the host's function is declared."""
     function = call.attrs["function"]
     operands, results = (tuple(TensorType(*t) for t in types) for types in (function.operands, function.results))
     call.require(call.inputs == operands, f"takes ({', '.join(map(str, operands))})")
@@ -78,7 +78,7 @@ def _position(call: Call) -> Types:
 
 
 def _collective(call: Call) -> Types:
-    """What `isa.collectives` says, on dense arrays of as many elements."""
+    """Any dense array with as many elements as `isa.collectives` says that the collective receives."""
     result = call.asked_type()
     (x,) = call.inputs
     kind, chips, reducer = KINDS.get(call.attrs["kind"]), call.attrs["chips"], call.attrs["reducer"]

@@ -1,4 +1,4 @@
-"""What a graph is, as bytes for a hash: everything that a compilation of it can depend on, arrays in full."""
+"""Serialises a graph for hashing (the compile cache): everything that its compilation can depend on, constants in full."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tpuflow.lower.graph.graph import Graph, Node, Value
 
 
 class NotDataError(Exception):
-    """Something in a graph is no plain data, so that its bytes would not say what it is."""
+    """A value in a graph is not plain data and cannot be serialised for hashing."""
 
 
 def digest(graph: Graph, *given: Any) -> bytes:
-    """The bytes of a graph and of plain data that goes with it: equal ones compile to equal Programs, names and source lines included.
+    """The bytes of a graph and of further plain data `given`. Equal bytes mean equal Programs, names and source lines included.
 
     Raises:
-      NotDataError: there is something in them that is no plain data.
+      NotDataError: a value is not plain data.
     """
     return "\n".join((*_graph(graph, {}), *map(_data, given))).encode(errors="surrogatepass")
 

@@ -1,4 +1,4 @@
-"""What elementwise nodes compute: the meaning of the device's instructions, for numbers known when a graph is made and for its oracle."""
+"""The values of elementwise nodes in the device's arithmetic, for constant folding and for the oracle (`interpret`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OTHER: Mapping[str, Callable[[Attrs, Sequence[DType], DType], Compute]] = {
 
 
 def meaning(op: str, attrs: Attrs, types: Sequence[DType], result: DType) -> Compute:
-    """The function of an elementwise operation on arrays of the operands' `types`, which gives one of type `result`."""
+    """The NumPy function of an elementwise operation: arrays of the operands' `types` -> an array of type `result`."""
     if op in UNARY:
         return lambda a: DEVICE.unary(op, a, types[0])
     if op in BINARY:
@@ -35,10 +35,10 @@ def meaning(op: str, attrs: Attrs, types: Sequence[DType], result: DType) -> Com
     return _OTHER[op](attrs, types, result)
 
 
-def of_splats(
+def fold_splats(
     op: str, attrs: Attrs, values: Sequence[bool | int | float], types: Sequence[DType], result: DType
 ) -> bool | int | float | None:
-    """The number that an elementwise operation makes of one number each; None if it is a NaN with bits of its own: no number says it."""
+    """Fold an elementwise operation on scalars; None if the result is a NaN whose payload no Python scalar represents."""
     operands = [DEVICE.full((), value, dtype) for value, dtype in zip(values, types, strict=True)]
     made = np.asarray(meaning(op, attrs, types, result)(*operands))
     value = made.item()

@@ -53,8 +53,8 @@ NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
 class Node:
     """One operation. `attrs` holds plain hashable data (ints, tuples, strings, NumPy arrays for `constant`); `regions` nested graphs.
 
-    `source` is the user's line ("model.py:12 (__call__)") and `scope` the Flax module path, when known. `tilings`: how the kernels that it
-    becomes are cut, in order, where that is settled already.
+    `source` is the user's line ("model.py:12 (__call__)") and `scope` the Flax module path, when known. `tilings`: prescribed tilings of
+    the kernels that the node becomes, in order; empty if they are yet to be chosen.
     """
 
     op: str
@@ -73,7 +73,7 @@ class Node:
         return value
 
     def on(self, inputs: tuple[Value, ...], results: tuple[Value, ...]) -> Node:
-        """The same done to other operands: what `replace` gives, in half the time."""
+        """The same operation on other operands; equal to `dataclasses.replace`, but twice as fast."""
         return Node(self.op, inputs, results, self.attrs, self.regions, self.source, self.scope, self.tilings)
 
 

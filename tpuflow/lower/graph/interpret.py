@@ -1,4 +1,4 @@
-"""An oracle of the graph, for testing passes, rules and engines: whole arrays, no kernels or tiles, in the device's own arithmetic."""
+"""A reference interpreter of graphs, the oracle of tests: whole arrays, no kernels or tiles, in the device's own arithmetic."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Items = Iterator[Sequence[Array]]
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The other end of the graph's infeed and outfeed ports, and who looks at every node's results."""
+    """The host's side of infeed and outfeed ports, by port number; `observe` is called with every node and its results."""
 
     infeed: Mapping[int, Items] = field(default_factory=dict)
     outfeed: MutableMapping[int, list[Array]] = field(default_factory=dict)
-    seen: Callable[[Node, Sequence[Array]], None] | None = None
+    observe: Callable[[Node, Sequence[Array]], None] | None = None
 
 
 def interpret(
@@ -38,18 +38,18 @@ def interpret(
     *arrays: Any,
     infeed: Mapping[int, Sequence[Sequence[Array]]] | None = None,
     outfeed: MutableMapping[int, list[Array]] | None = None,
-    seen: Callable[[Node, Sequence[Array]], None] | None = None,
+    observe: Callable[[Node, Sequence[Array]], None] | None = None,
 ) -> tuple[Array, ...]:
     """Outputs of the graph on arrays that fit its inputs.
 
     `infeed` gives each port its items (one array per result of the infeed node); `outfeed` collects what each port sends.
-    `seen` is called with every node and its results, those of regions too, whenever it has run.
+    `observe` is called with every node and its results, those of regions too, whenever it has run.
 
     Raises:
       GraphError: an array does not fit its input, or an infeed port runs dry.
     """
     feeds = {port: iter(items) for port, items in (infeed or {}).items()}
-    host = Host(feeds, {} if outfeed is None else outfeed, seen)
+    host = Host(feeds, {} if outfeed is None else outfeed, observe)
     with np.errstate(all="ignore"):
         return _run(graph, [np.asarray(a) for a in arrays], host)
 
@@ -60,8 +60,8 @@ def _run(graph: Graph, arrays: Sequence[Array], host: Host) -> tuple[Array, ...]
     for node in graph.nodes:
         results = evaluate(node, [env[v] for v in node.inputs], host)
         _bind(env, node.results, results, node.op)
-        if host.seen is not None:
-            host.seen(node, results)
+        if host.observe is not None:
+            host.observe(node, results)
     return tuple(env[v] for v in graph.outputs)
 
 
@@ -135,7 +135,7 @@ def _cumulative(node: Node, x: Array) -> Array:
 
 
 def _product(node: Node, lhs: Array, rhs: Array) -> Array:
-    """Block after block of the contraction: each is rounded once, then added to the sum, as the matrix unit does."""
+    """Sum the blocks of the contraction in order, each rounded once, as the matrix unit does."""
     whole, sizes, dtype, acc = contraction_of(node), sizes_of(node), node.inputs[0].dtype, node.result.dtype
     block = depth_block(whole, sizes)
     whole, rhs = _from_the_end(whole, rhs, sizes)
@@ -152,7 +152,7 @@ def _product(node: Node, lhs: Array, rhs: Array) -> Array:
 
 
 def _from_the_end(whole: Contraction, rhs: Array, sizes: Mapping[int, int]) -> tuple[Contraction, Array]:
-    """A kernel that is read from its end turned round, which is the order in which the device adds."""
+    """Flip a kernel that is read from its end (negative dilation), so that the order of the sum is the device's."""
     turned = {s.label: sizes[s.label] for s in whole.sliding if s.dilation < 0}
     sliding = tuple(replace(s, dilation=abs(s.dilation)) for s in whole.sliding)
     bounds = tuple(b.from_the_end(turned) for b in whole.bounds)
@@ -205,7 +205,7 @@ def _dynamic_update_slice(node: Node, x: Array, update: Array, *starts: Array) -
 
 
 def _alone(node: Node, x: Array) -> Array:
-    """What moves between chips, on one: it has all there is."""
+    """A collective, shard or unshard on a mesh of one chip: the operand."""
     chips = math.prod(node.attrs["sizes"]) if "sizes" in node.attrs else node.attrs["chips"]
     if chips != 1:
         raise GraphError(f"{node.op} is over {chips} chips; the oracle is one chip. Compare with the reference engine's.")

@@ -1,4 +1,4 @@
-"""The kinds of kernels: what a `fused` node's region is made of, and the rule that each kind's region keeps."""
+"""The kinds of fused kernels, and the verification of each: which nodes and shapes the region of a `fused` node may have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 from tpuflow.errors import GraphError
 from tpuflow.lower.graph.blocking import depth_block
 from tpuflow.lower.graph.graph import Graph, Node, Value
-from tpuflow.lower.graph.ops import ELEMENTWISE, JOINED, PRODUCTS
+from tpuflow.lower.graph.ops import ELEMENTWISE, FUSIBLE_MOVES, PRODUCTS
 from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.graph.rows import rows_of
 from tpuflow.lower.graph.text import node_text
@@ -18,29 +18,29 @@ T = TypeVar("T")
 
 
 class Kind(enum.StrEnum):
-    """A kind of kernel. Each has its rule below and its form in `emit/templates.py`, or importing these fails."""
+    """A kind of fused kernel. Each has a verifier below and an emission template in `emit/templates.py`."""
 
     MAP = "map"
     """Elementwise work over one iteration space."""
     REDUCE = "reduce"
-    """Elementwise work, reductions of it over the same axes, and elementwise work on their results."""
+    """Elementwise operations, reductions of their results over the same axes, and elementwise operations on those."""
     DOT = "dot"
-    """A product, elementwise work on its results, and their sums over its rows."""
+    """A product, elementwise operations on its results, and sums of these over its rows."""
     ROWS = "rows"
-    """Reductions along rows, what is made of rows and of these, and products that make or take rows."""
+    """Reductions along whole rows, elementwise operations on rows and per-row values, and products that make or consume rows."""
     SEVERAL = "several"
-    """Small kernels that depend on one another in nothing and run together."""
+    """Small, independent kernels that run as one (horizontal fusion)."""
 
 
 def for_all(table: Mapping[Kind, T], where: str) -> Mapping[Kind, T]:
-    """A table, once it is known to have a row for every kind."""
+    """The table itself, after checking that it has a row for every kind."""
     missing = [kind for kind in Kind if kind not in table]
     assert not missing, f"{where} has no row for kernels of kind {', '.join(missing)}"
     return table
 
 
 def verify_kernel(node: Node) -> None:
-    """That the region of a fused node is of its kind.
+    """Check that the region of a fused node is of its kind.
 
     Raises:
       GraphError: the node has no kind, or its region breaks the rule of it.
@@ -51,7 +51,7 @@ def verify_kernel(node: Node) -> None:
 
 
 def is_several(node: Node) -> bool:
-    """Whether a node is several kernels that run together: those that need not be cut say nothing of themselves."""
+    """Whether a node is of kind SEVERAL; its members that are a single tile have no tilings."""
     return node.op == "fused" and node.attrs["kind"] is Kind.SEVERAL
 
 
@@ -64,7 +64,7 @@ _MADE_IN_PLACE = ELEMENTWISE | {"full", "iota"}
 
 
 def _is_entry(inner: Node, region: Graph) -> bool:
-    """Whether a node only brings a region input to the iteration shape."""
+    """Whether a node only broadcasts or views a region input in the iteration space."""
     return inner.op in ("broadcast", "window") and inner.inputs[0] in region.inputs
 
 
@@ -82,7 +82,7 @@ def _verify_map(node: Node) -> None:
     stored = [v for out in region.outputs for v in (joins[out].inputs if out in joins else (out,))]
     shape = stored[0].shape
     _require(all(v.shape == shape for v in stored), node, "all outputs of a map, and all pieces of joined ones, have one shape")
-    _require(not _users(region, joins), node, "what a map joins only leaves it")
+    _require(not _users(region, joins), node, "a joined value of a map region may only be an output")
     _verify_map_nodes(node, [n for n in region.nodes if n.op != "join"], shape)
 
 
@@ -102,7 +102,7 @@ def _verify_reduce(node: Node) -> None:
 
 
 def _users(region: Graph, values: Iterable[Value]) -> set[Node]:
-    """Nodes that depend on any of the values."""
+    """The nodes that depend, directly or not, on any of the values."""
     reached, users = set(values), set()
     for inner in region.nodes:
         if not reached.isdisjoint(inner.inputs):
@@ -135,7 +135,7 @@ def _verify_dot(node: Node) -> None:
 
 
 def _verify_sums(node: Node, dot: Node, reductions: Sequence[Node]) -> None:
-    """Reductions in a dot region: of what has the dot's shape, over all axes that its left operand has; results are there in one step."""
+    """Reductions in a dot region: of values of the dot's shape, over all axes but its columns, with the contraction in a single block."""
     whole, shape = contraction_of(dot), dot.result.shape
     axes = tuple(i for i, x in enumerate(whole.out) if x not in whole.columns)
     same = all(n.inputs[0].shape == shape and n.attrs["axes"] == axes for n in reductions)
@@ -147,8 +147,9 @@ def _verify_sums(node: Node, dot: Node, reductions: Sequence[Node]) -> None:
 
 def _verify_several(node: Node) -> None:
     (region,) = node.regions
-    kernels = all(n.op in JOINED or (n.op == "fused" and n.attrs["kind"] in (Kind.MAP, Kind.REDUCE, Kind.ROWS)) for n in region.nodes)
-    _require(kernels, node, f"what runs together with others is a map, a reduction, work on rows, or one of {', '.join(JOINED)}")
+    fused = (Kind.MAP, Kind.REDUCE, Kind.ROWS)
+    kernels = all(n.op in FUSIBLE_MOVES or (n.op == "fused" and n.attrs["kind"] in fused) for n in region.nodes)
+    _require(kernels, node, f"a member of several kernels is a fused map, reduction or rows, or one of {', '.join(FUSIBLE_MOVES)}")
     apart = all(v in region.inputs for n in region.nodes for v in n.inputs)
     _require(apart, node, "kernels that run together read region inputs only, nothing of one another")
     made = tuple(v for n in region.nodes for v in n.results)
@@ -158,19 +159,21 @@ def _verify_several(node: Node) -> None:
 def _verify_rows(node: Node) -> None:
     region = node.regions[0]
     rows, reductions = rows_of(region.nodes), [n for n in region.nodes if n.op == "reduce"]
-    _require(bool(rows.values), node, "a rows region has a reduction, or products of what it makes of products")
+    _require(bool(rows.values), node, "a rows region has a reduction, or a product of values computed from another product")
     whole, axes, reduced = rows.shape, rows.axes, rows.shape[: len(rows.shape) - len(rows.axes)]
     same = all(n.inputs[0].shape == whole and n.attrs["axes"] == axes for n in reductions)
     _require(same, node, "all reductions of a region have one shape and the same axes")
-    _require(axes == tuple(range(len(reduced), len(whole))), node, "rows are the last axes")
-    after = {p: {p.result}.union(*(n.results for n in _users(region, p.results))) for p in rows.mixing}
+    _require(axes == tuple(range(len(reduced), len(whole))), node, "the reduced axes of rows are the last ones")
+    after = {p: {p.result}.union(*(n.results for n in _users(region, p.results))) for p in rows.consumers}
     outputs = [v for v in region.outputs if not any(v in values for values in after.values())]
     _require(all(v.shape in (whole, reduced) for v in outputs), node, f"all outputs are of the shapes {whole} and {reduced}")
     _verify_products_of_rows(node, whole, rows.values)
-    own = _making(region, [*(n.inputs[0] for n in reductions), *(v for p in rows.mixing for v in p.inputs if v in rows.values), *outputs])
+    own = _making(
+        region, [*(n.inputs[0] for n in reductions), *(v for p in rows.consumers for v in p.inputs if v in rows.values), *outputs]
+    )
     repeated = [n for n in own if n.op == "broadcast" and n.inputs[0] not in region.inputs]
     along = all(n.attrs["axes"] == tuple(range(len(reduced))) and n.inputs[0].shape == reduced for n in repeated)
-    _require(along, node, "what is made in a rows region is only repeated along its row")
+    _require(along, node, "a broadcast in a rows region repeats a per-row value along its row")
     rest = [n for n in own if n not in reductions and n not in repeated]
     _verify_map_nodes(node, [n for n in rest if n.result.shape == whole], whole)
     _verify_map_nodes(node, [n for n in rest if n.result.shape != whole], reduced)
@@ -179,19 +182,19 @@ def _verify_rows(node: Node) -> None:
 
 
 def _verify_products_of_rows(node: Node, whole: tuple[int, ...], rows: Container[Value]) -> None:
-    """Products make rows, of operands that are none, or mix something by rows."""
+    """Every product of a rows region makes rows from operands that are not rows, or has rows as exactly one operand."""
     (region,) = node.regions
     products = [n for n in region.nodes if n.op in PRODUCTS]
     sides = [[v for v in (*n.inputs, n.result) if v in rows] for n in products]
     one = all(len(found) == 1 and found[0].shape == whole for found in sides)
-    _require(one, node, f"a product makes rows, of the shape {whole}, or takes some and something else")
+    _require(one, node, f"of a product's operands and result exactly one is rows, of the shape {whole}")
     converted = {n.result for n in region.nodes if n.op == "convert" and n.inputs[0] in region.inputs}
     fed = all(v in rows or v in region.inputs or v in converted for n in products for v in n.inputs)
-    _require(fed, node, "what products take that is no rows are region inputs, or converts of them")
+    _require(fed, node, "operands of a product in a rows region are rows, region inputs, or converts of region inputs")
 
 
 def _making(region: Graph, values: Iterable[Value]) -> list[Node]:
-    """The nodes that values are made of, up to products."""
+    """The nodes from which values are computed, up to products."""
     want, found = set(values), []
     for inner in reversed(region.nodes):
         if inner.op not in PRODUCTS and not want.isdisjoint(inner.results):

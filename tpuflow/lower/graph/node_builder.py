@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from tpuflow.errors import GraphError
 from tpuflow.isa.calls import Call
-from tpuflow.lower.graph.elementwise import of_splats
+from tpuflow.lower.graph.elementwise import fold_splats
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE, OPS, has_effect, infer
 from tpuflow.lower.graph.scalars import Scalar, scalar_of
@@ -18,13 +18,14 @@ from tpuflow.lower.graph.scalars import Scalar, scalar_of
 class NodeBuilder:
     """Collects nodes in order; `finish` makes the graph. `region` gives a builder for a nested graph.
 
-    `source` and `scope` go on every node made while they are set; use `at` to set them for a while. `calls` are those of the host's
-    Python that the rules have met, with their values: whoever finishes the graph says how these leave it; if the
-    program `waits` for the host there are none, for each is made where it stands. `mesh` has the sizes of the mesh
-    axes around what is made, by their names. `ranges`: the least and the largest number that an integer may be, where that is known from
-    how it was made.
-    Whatever has no elements, or is made from no elements, becomes `full`: no other operation ever sees an empty operand or makes an empty
-    result, regions apart. Integer arithmetic on splats is done at once, so that indices known now are known to the rules.
+    source, scope: put on every node that is emitted while they are set; see `at`.
+    calls: calls of the host's Python with their operands, which the importer sends to the host after the program.
+    waits: whether some host call returns a result; then every call is a node at its place, and `calls` stays empty.
+    mesh: name -> size of the mesh axes that enclose the code (of `shard_map`).
+    ranges: value -> (lowest, highest) integer, where known from how the value was computed; see `operations.ranges`.
+
+    A result without elements becomes `full`: apart from those with regions, no operation has empty operands or results. Integer
+    operations on splats are folded at once, so that lowering rules see constant indices.
     """
 
     def __init__(self, name: str, inputs: Sequence[TensorType] = (), input_names: Sequence[str] = ()) -> None:
@@ -67,7 +68,7 @@ class NodeBuilder:
         return node
 
     def maker(self, value: Value) -> Node | None:
-        """The node that made a value; None for an input."""
+        """The node that defines a value; None for an input."""
         return self._made_by.get(value)
 
     @contextmanager
@@ -87,11 +88,11 @@ class NodeBuilder:
         return inner
 
     def finish(self, outputs: Sequence[Value], output_names: Sequence[str] = ()) -> Graph:
-        """The graph of everything that the outputs (or the host) need; nodes nobody uses are left out."""
+        """The finished graph, without dead nodes."""
         return Graph(self.name, self.inputs, _live(self._nodes, outputs), tuple(outputs), self.input_names, tuple(output_names))
 
     def inline(self, graph: Graph, inputs: Sequence[Value]) -> tuple[Value, ...]:
-        """Append a graph's nodes with `inputs` in place of its own; the values of its outputs."""
+        """Append a graph's nodes, with `inputs` substituted for the graph's; its outputs, as values of this builder."""
         if tuple(v.type for v in inputs) != tuple(v.type for v in graph.inputs):
             raise GraphError(f"graph {graph.name!r} cannot take operands of type {', '.join(str(v.type) for v in inputs)}")
         env = dict(zip(graph.inputs, inputs, strict=True))
@@ -103,16 +104,16 @@ class NodeBuilder:
         return tuple(env[v] for v in graph.outputs)
 
     def _folded(self, op: str, inputs: tuple[Value, ...], attrs: dict[str, Any], types: Sequence[TensorType]) -> Scalar | None:
-        """The value of an elementwise operation on integer splats; None if it is not one."""
+        """The scalar result of an elementwise operation on integer splats; None for any other operation."""
         if op not in ELEMENTWISE or any(t.dtype.is_float for t in (*types, *(v.type for v in inputs))):
             return None
         values = [self.known(v) for v in inputs]
         if None in values:
             return None
-        return of_splats(op, attrs, values, [v.dtype for v in inputs], types[0].dtype)  # type: ignore[arg-type]
+        return fold_splats(op, attrs, values, [v.dtype for v in inputs], types[0].dtype)  # type: ignore[arg-type]
 
     def known(self, x: Value) -> Scalar | None:
-        """The value that x has everywhere, if it is a splat."""
+        """The scalar that fills x, if x is a splat (`full`); else None."""
         node = self._made_by.get(x)
         return node.attrs["value"] if node is not None and node.op == "full" else None
 

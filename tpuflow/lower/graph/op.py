@@ -1,4 +1,4 @@
-"""What an operation of the graph is: its row in the table, and what the rule that types its results sees."""
+"""The row of an operation in the table of operations (`ops.py`), and what its typing rule is given."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpuflow.lower.graph.graph import Graph, TensorType
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a typing rule sees: operand types, attributes, nested graphs, and the result types asked for (empty: to be inferred)."""
+    """One use of an operation, as its typing rule sees it; `asked`: the result types that the caller declares, if any."""
 
     op: str
     inputs: tuple[TensorType, ...]
@@ -27,7 +27,7 @@ class Call:
             raise self.error(message)
 
     def error(self, message: str) -> GraphError:
-        """What is wrong with the operation: for messages that are put together only when they are needed."""
+        """A GraphError with the operation and its operand types in front; for messages that are costly to format."""
         return GraphError(f"{self.op}({', '.join(map(str, self.inputs))}) {dict(self.attrs)}: {message}")
 
     def require_kind(self, dtype: DType, kinds: Collection[str]) -> None:
@@ -36,7 +36,7 @@ class Call:
             raise self.error(f"is not defined on {dtype}; it takes element types of kind {', '.join(kinds)}")
 
     def asked_type(self) -> TensorType:
-        """The one result type that must be given, because the operands do not determine it."""
+        """The result type that the caller has to declare, because the operands do not determine it."""
         self.require(len(self.asked) == 1, "its one result type must be given")
         return self.asked[0]
 

@@ -11,8 +11,8 @@ from tpuflow.lower.graph.control_ops import CONTROL_OPS
 from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.graph.op import Call, Op, Types
 
-JOINED = ("slice", "concatenate", "transpose", "reverse")
-"""Beside maps and reductions, what may be one of several that run together."""
+FUSIBLE_MOVES = ("slice", "concatenate", "transpose", "reverse")
+"""Operations that may be members of a `Kind.SEVERAL` kernel besides fused maps, reductions and rows."""
 PRODUCTS = ("dot", "conv")
 OPS: dict[str, Op] = {row.name: row for row in (*ARRAY_OPS, *CONTROL_OPS)}
 ELEMENTWISE = frozenset(row.name for row in OPS.values() if row.elementwise)

@@ -25,7 +25,7 @@ def contraction_of(node: Node) -> Contraction:
 
 @functools.lru_cache(maxsize=256)
 def _of_dot(lhs_rank: int, rhs_rank: int, lhs_contract: Axes, rhs_contract: Axes, lhs_batch: Axes, rhs_batch: Axes) -> Contraction:
-    """The labels of a dot. Passes ask time and again, and a program has dots of few kinds."""
+    """The labels of a dot; cached, because passes ask often and a program has few kinds of dots."""
     met = dict(itertools.chain(zip(rhs_contract, lhs_contract, strict=True), zip(rhs_batch, lhs_batch, strict=True)))
     lhs = tuple(range(lhs_rank))
     rhs = tuple(met.get(j, lhs_rank + j) for j in range(rhs_rank))

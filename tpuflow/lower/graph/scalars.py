@@ -16,7 +16,7 @@ def scalar_of(value: Scalar, dtype: DType) -> Scalar:
 
 
 def identity(op: str, dtype: DType) -> Scalar:
-    """The value that changes nothing under a reduction: 0 for add, or and xor; 1 for mul; all ones for and; an infinity or bound."""
+    """The identity element of a reduction: 0 for add, or and xor; 1 for mul; all ones for and; an infinity or bound."""
     if op in ("max", "min") and dtype.is_float:
         return -float("inf") if op == "max" else float("inf")
     if op in ("max", "min"):

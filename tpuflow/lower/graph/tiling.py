@@ -1,4 +1,4 @@
-"""How a kernel is cut: the axes of its iteration space, the tile of each, and which of them come in sequence."""
+"""Tilings: the axes of a kernel's iteration space, the tile of each, and which of them are sequential."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_UNITS: Mapping[int, int] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class TiledAxis:
-    """An axis of an iteration space, cut into tiles of `tile` elements; `sequential`: these come one after the other on one core."""
+    """An axis of an iteration space in tiles of `tile` elements; the tiles of a `sequential` axis run in order on one core."""
 
     size: int
     tile: int
@@ -27,7 +27,7 @@ class TiledAxis:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """The axes of a kernel, and in how many parts, one after the other, a step works on its batches.
+    """The tiled axes of a kernel; `parts`: into how many parts, software-pipelined, a step divides its batches (row kernels).
 
     `reads` and `writes`: which elements of its operands belong to a point of the iteration space, where that is known.
     """
@@ -59,11 +59,11 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """An iteration space, and what its tilings keep, so that no bit depends on them.
+    """An iteration space and the constraints on its tilings, which keep the order of sums and so every bit.
 
-    The axes `sequential` come in sequence where they are cut. Those of `whole` are not cut, and those of `exact` into tiles of just that
-    length. What is summed in order is cut along the axes `units` (major to minor) into multiples of a unit, a block's box: the minor ones
-    stay whole, one is cut, and those above it into single units.
+    sequential: axes that are sequential where they are cut. whole: axes that are not cut. exact: axis -> the only tile length allowed.
+    units: the axes of an ordered sum, major to minor, with the shape of its block: minor axes stay whole, one is cut into a multiple of
+    its unit, and the axes above it into single units.
     """
 
     sizes: tuple[int, ...]
@@ -77,10 +77,10 @@ class Space:
         return Tiling.of(self.sizes, tile, self.sequential, parts)
 
     def check(self, tiling: Tiling) -> None:
-        """That a tiling is one of this space.
+        """Check that a tiling is of this space and keeps its constraints.
 
         Raises:
-          CompileError: it is not; with the tiling, and what it should be.
+          CompileError: it does not; says which axis and what is expected.
         """
         if tiling.sizes != self.sizes:
             raise CompileError(f"the tiling {tiling} is of the space {list(tiling.sizes)}; the kernel's is {list(self.sizes)}.")
@@ -96,7 +96,7 @@ class Space:
             cut = cut or tiling.tile[a] < self.sizes[a]
 
     def _wanted(self, a: int, axis: TiledAxis) -> str | None:
-        """What an axis should be cut into, in words, where it is not."""
+        """The tile that an axis should have, as text for an error; None if it has it."""
         if not 1 <= axis.tile <= max(axis.size, 1):
             return f"1 to {axis.size} elements"
         if axis.sequential != (a in self.sequential and axis.tile < axis.size):

@@ -67,7 +67,7 @@ def _verify_node(node: Node, visible: set[Value]) -> None:
 
 
 def _verify_accesses(node: Node) -> None:
-    """What the kernels of a node say that they read and write is theirs; between them they write every result."""
+    """The accesses in a node's tilings refer to its operands and results, and together they write every result."""
     elems = [v.type.elems for v in (*node.inputs, *node.results)]
     for tiling in node.tilings:
         for access in (*tiling.reads, *tiling.writes):

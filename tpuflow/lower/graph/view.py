@@ -1,7 +1,7 @@
-"""Views: how the axes of an array walk over another array, as DMA windows can: slices, pads, reversals, transposes in one.
+"""Views: strided access to an array as a DMA window does it, a composition of slices, pads, reversals and transposes.
 
-A view takes the dense row-major elements of an operand as axes of its own choice (`extent`, `pitch`), each of which at most one
-axis of the result walks over. Result axes that walk over none repeat what they find.
+A view regards the dense row-major elements of its operand as axes with an `extent` and a `pitch` (stride in elements). Each of these is
+traversed by one axis of the result; result axes that traverse none are broadcast.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class ViewAxis:
         spread = f"/{self.dilation}" if self.dilation != 1 else ""
         return f"{self.extent}*{self.pitch}:d{self.axis}*{self.step}{self.origin:+d}{spread}"
 
-    def plain(self, size: int) -> bool:
-        """Whether `size` indices walk over the whole axis in order."""
+    def is_identity(self, size: int) -> bool:
+        """Whether `size` indices traverse the whole axis in order."""
         return (self.origin, self.step, self.dilation, self.extent) == (0, 1, 1, size)
 
     def places(self, size: int) -> tuple[range, range]:
@@ -92,12 +92,12 @@ def write(out: np.ndarray, view: View, piece: np.ndarray) -> None:
 
 
 def runs(view: View, shape: Sequence[int]) -> list[tuple[int, ...]]:
-    """Result axes in groups that walk over neighbouring elements as one axis would; those of size 1 are in none."""
+    """Result axes in groups that could each be merged into one axis of contiguous elements; axes of size 1 are in no group."""
     groups: list[list[ViewAxis]] = []
     for v in sorted((v for v in view if shape[v.axis] != 1), key=lambda v: -v.pitch):
         last = groups[-1][-1] if groups else None
-        joined = last is not None and last.pitch == v.pitch * v.extent and last.plain(shape[last.axis]) and v.plain(shape[v.axis])
-        groups[-1].append(v) if joined else groups.append([v])
+        contiguous = last is not None and last.pitch == v.pitch * v.extent and last.is_identity(shape[last.axis])
+        groups[-1].append(v) if contiguous and v.is_identity(shape[v.axis]) else groups.append([v])
     return [tuple(v.axis for v in group) for group in groups]
 
 
@@ -112,7 +112,7 @@ def dense(shape: Sequence[int]) -> View:
 
 
 def regrouped(old: Sequence[int], new: Sequence[int]) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
-    """(old axes, new axes) with equal products, in order: the finest ones. Axes of size 1 are in none; None for empty arrays."""
+    """A reshape in its finest independent groups (old axes, new axes) of equal size. Axes of size 1 are left out; None for empty arrays."""
     if 0 in (*old, *new):
         return None
     left, right = ([i for i, n in enumerate(s) if n != 1] for s in (old, new))

@@ -1,4 +1,4 @@
-"""What to do instead of a primitive that has no rule: one row a family of primitives."""
+"""Advice for unsupported primitives, by family: what they are, and what works instead. Part of the importer's error messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Primitives that have no rule for one reason, and what works in their place."""
+    """Primitives that are unsupported for one reason: what they are (`what`), and what works `instead`."""
 
     what: str
     instead: str
@@ -103,7 +103,7 @@ _FAMILY_OF = {primitive: family for family in FAMILIES for primitive in family.p
 
 
 def is_known(primitive: str) -> bool:
-    """Whether it is JAX's own, and without a rule for a reason."""
+    """Whether a primitive of JAX is in one of the families."""
     return primitive in _FAMILY_OF
 
 

@@ -1,4 +1,4 @@
-"""Tables of lowering rules: a function for each operation that is imported, entered by `lowers`; operations that need none, by `enter`."""
+"""Tables of lowering rules, one function per imported operation: rules are registered by `lowers`, plain operations by `enter`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Rules(dict[str, Rule]):
 
 
 def bound(operation: Callable[..., Results], first: str) -> Callable[..., Results]:
-    """An operation with its argument before the operands, the name of a node or a direction, given already."""
+    """The operation with its `first` argument bound (the name of a node, or a direction)."""
 
     @functools.wraps(operation)
     def rule(b: Builder, *operands: Value, **arguments: Any) -> Results:

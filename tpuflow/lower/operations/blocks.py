@@ -1,4 +1,4 @@
-"""What the operations of pooling share: strided loads that may leave their operand, and pieces laid between one another."""
+"""What windowed reductions and their gradients share: strided loads that may reach outside of the operand, and interleaving."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ from tpuflow.lower.graph.view import ViewAxis
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Along one axis: a load from each of `starts`, of `count` elements `stride` apart, where element i of the operand is at i * spread."""
+    """Loads along one axis: from each of `starts`, `count` elements that are `stride` positions apart.
+
+    Element i of the operand lies at position i * base_dilation; positions between and outside of the elements are padding.
+    """
 
     starts: tuple[int, ...]
     count: int
     stride: int = 1
-    spread: int = 1
+    base_dilation: int = 1
 
     def margins(self, size: int) -> tuple[int, int]:
-        """By how much the loads leave an operand of `size` elements at either end."""
+        """Padding (low, high) that the loads need around an operand of `size` elements."""
         last = max(self.starts) + (self.count - 1) * self.stride
-        return max(0, -min(self.starts)), max(0, last - (size - 1) * self.spread)
+        return max(0, -min(self.starts)), max(0, last - (size - 1) * self.base_dilation)
 
 
 def load_all(b: Builder, x: Value, axes: Sequence[Loads], fill: bool | int | float) -> Iterator[tuple[tuple[int, ...], Value]]:
     """(starts, what is loaded from there) for every combination of starts, in row-major order; `fill` where x has no element."""
     low, high = zip(*(a.margins(n) for a, n in zip(axes, x.shape, strict=True)), strict=True)
-    padded = b.pad(x, fill, low, high, [a.spread - 1 for a in axes])
+    padded = b.pad(x, fill, low, high, [a.base_dilation - 1 for a in axes])
     for starts in itertools.product(*(a.starts for a in axes)):
         begin = [s + lo for s, lo in zip(starts, low, strict=True)]
         end = [s + (a.count - 1) * a.stride + 1 for s, a in zip(begin, axes, strict=True)]
@@ -38,7 +41,7 @@ def load_all(b: Builder, x: Value, axes: Sequence[Loads], fill: bool | int | flo
 
 
 def blocks(size: int, step: int) -> int:
-    """How many elements a piece needs of which `step` are laid between one another to make `size`: at least two, as a window must move."""
+    """Elements of each of the `step` pieces that interleave to `size` elements: at least two, since a window with a step must move."""
     return max(2, -(-size // step)) if step > 1 else size
 
 

@@ -1,6 +1,6 @@
-"""Integers that depend on nothing but a chip's position in the mesh, as a number for each chip: where a chip's own part of an array begins.
+"""Integers that depend only on a chip's position in the mesh, such as the start of its shard, evaluated for every chip at compile time.
 
-A partitioner looks them up in a table; here they become sums of positions along axes, which the chip has at hand.
+XLA's partitioner looks them up in a table by partition id; here they become affine functions of the positions along the mesh axes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Sizes = Mapping[str, int]
 Maker = Callable[[Value], Node | None]
 Made = Callable[..., np.ndarray | None]
 _MOST_STEPS = 16
-"""How many operations back the making of a number is looked at."""
+"""The depth of operations to which a value is traced back."""
 
 
 def by_position(maker: Maker, sizes: Sizes, x: Value, steps: int = _MOST_STEPS) -> np.ndarray | None:
-    """s64[chips]: the integer x (of one element) on every chip, row-major over the axes of the mesh; None if it depends on more."""
+    """s64[chips]: the value of the one-element integer x on every chip, row-major over the mesh axes; None if it depends on other data."""
     node = maker(x) if x.type.elems == 1 and not x.dtype.is_float else None
     if node is None or node.op not in _NUMBERS or not steps:
         return None
@@ -32,7 +32,7 @@ def by_position(maker: Maker, sizes: Sizes, x: Value, steps: int = _MOST_STEPS) 
 
 
 def _looked_up(maker: Maker, sizes: Sizes, node: Node, steps: int) -> np.ndarray | None:
-    """Of an element of a table."""
+    """The value of a dynamic slice of a constant table."""
     table, *starts = node.inputs
     made = maker(table)
     places = [by_position(maker, sizes, start, steps) for start in starts]
@@ -72,7 +72,7 @@ _NUMBERS: Mapping[str, Made] = {
 
 
 def summed(b: Builder, numbers: np.ndarray) -> Value | None:
-    """s32[]: a number for every chip of the builder's mesh as a sum of multiples of its positions; None if it is no such sum."""
+    """s32[]: `numbers` (one per chip of the builder's mesh) as an affine function of the chip's positions; None if they are not affine."""
     grid = numbers.reshape(tuple(b.mesh.values()))
     steps = {name: _step(grid, axis) for axis, name in enumerate(b.mesh)}
     sums = np.full(grid.shape, grid.flat[0])
@@ -89,7 +89,7 @@ def summed(b: Builder, numbers: np.ndarray) -> Value | None:
 
 
 def _step(grid: np.ndarray, axis: int) -> int:
-    """By how much a number grows along an axis."""
+    """The coefficient of the position along an axis."""
     at = [0] * grid.ndim
     at[axis] = min(1, grid.shape[axis] - 1)
     return int(grid[tuple(at)] - grid.flat[0])

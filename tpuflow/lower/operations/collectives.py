@@ -1,4 +1,4 @@
-"""Collectives over named mesh axes, on the dense buffers that the device sends: what JAX does along any axis, with the moves around it."""
+"""Collectives over named mesh axes. The device sends dense buffers; axes other than the first are handled by transposes around it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ NamedCut = tuple[Names, ...]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The chips that differ only along some mesh axes: the axes' names and sizes, none of them of size 1."""
+    """A group of chips that differ only along some mesh axes: the names and sizes of these axes, none of which has size 1."""
 
     names: Names
     sizes: tuple[int, ...]
 
     @staticmethod
     def of(sizes: Mapping[str, int], names: Sequence[str]) -> Group:
-        """Of axes by their names; those of one chip make no difference."""
+        """The group over the named axes; axes of size 1 are left out."""
         several = tuple(n for n in names if sizes[n] > 1)
         return Group(several, tuple(sizes[n] for n in several))
 
     @property
     def chips(self) -> int:
-        """How many there are."""
+        """The number of chips in a group."""
         return math.prod(self.sizes)
 
 
@@ -56,43 +56,43 @@ def all_reduce(b: Builder, reducer: str, x: Value, group: Group) -> Value:
 
 
 def all_gather(b: Builder, x: Value, group: Group, axis: int, *, tiled: bool) -> Value:
-    """All shards: along a new `axis`, or one after the other along one they have."""
+    """The arrays of all chips of the group, stacked along a new `axis`, or concatenated along it if `tiled`."""
     shape = x.shape
     if group.chips > 1:
-        x = _moved(b, _collective(b, "all_gather", x, group, (group.chips, *shape)), 0, axis)
+        x = _moveaxis(b, _collective(b, "all_gather", x, group, (group.chips, *shape)), 0, axis)
     elif not tiled:
         return b.reshape(x, (*shape[:axis], 1, *shape[axis:]))
     return b.reshape(x, (*shape[:axis], group.chips * shape[axis], *shape[axis + 1 :])) if tiled else x
 
 
 def reduce_scatter(b: Builder, reducer: str, x: Value, group: Group, axis: int, *, tiled: bool) -> Value:
-    """Each chip's share, along `axis`, of the sum over the group; the axis is gone unless `tiled`."""
+    """Each chip's shard along `axis` of the reduction over the group; the axis is removed unless `tiled`."""
     own = x.shape[axis] // group.chips
     rest = (*x.shape[:axis], *((own,) if tiled else ()), *x.shape[axis + 1 :])
     if group.chips == 1:
         return b.reshape(x, rest)
-    return _collective(b, "reduce_scatter", _apart(b, x, axis, group.chips, own if tiled else None), group, rest, reducer)
+    return _collective(b, "reduce_scatter", _split_axis_first(b, x, axis, group.chips, own if tiled else None), group, rest, reducer)
 
 
 def all_to_all(b: Builder, x: Value, group: Group, split: int, concat: int) -> Value:
-    """Piece i along `split` goes to chip i, and what comes from the chips is put together along `concat`."""
+    """Piece i along axis `split` is sent to chip i; the received pieces are concatenated along axis `concat`."""
     if group.chips == 1:
         return x
-    pieces = _apart(b, x, split, group.chips, x.shape[split] // group.chips)
-    found = _moved(b, _collective(b, "all_to_all", pieces, group, pieces.shape), 0, concat)
+    pieces = _split_axis_first(b, x, split, group.chips, x.shape[split] // group.chips)
+    found = _moveaxis(b, _collective(b, "all_to_all", pieces, group, pieces.shape), 0, concat)
     shape = pieces.shape[1:]
     return b.reshape(found, (*shape[:concat], group.chips * shape[concat], *shape[concat + 1 :]))
 
 
 def collective_permute(b: Builder, x: Value, group: Group, pairs: Sequence[tuple[int, int]]) -> Value:
-    """What the chip that is paired with this one sends; zeros if none is."""
+    """The array of the source chip that `pairs` (source, target) assigns to this chip; zeros if there is none."""
     if not pairs:
         return b.full(x.type, 0)
     return _collective(b, "permute", x, group, x.shape, pairs=[(int(s), int(d)) for s, d in pairs]) if group.chips > 1 else x
 
 
 def shard(b: Builder, x: Value, cut: NamedCut, sizes: Mapping[str, int]) -> Value:
-    """A chip's piece of an array that all of them have.
+    """A chip's shard of an array that every chip has whole.
 
     Raises:
       UnsupportedForm: an axis of the array does not divide.
@@ -107,20 +107,20 @@ def shard(b: Builder, x: Value, cut: NamedCut, sizes: Mapping[str, int]) -> Valu
 
 
 def unshard(b: Builder, x: Value, cut: NamedCut, sizes: Mapping[str, int]) -> Value:
-    """The array that the pieces make up, on every chip."""
+    """The whole array, on every chip, from its shards."""
     for d, names in enumerate(cut):
         x = all_gather(b, x, Group.of(sizes, names), d, tiled=True)
     return x
 
 
-def _apart(b: Builder, x: Value, axis: int, chips: int, own: int | None) -> Value:
-    """[chips, ...]: `axis` cut into `chips` pieces of `own` elements, or of one that is no axis any more (None)."""
+def _split_axis_first(b: Builder, x: Value, axis: int, chips: int, own: int | None) -> Value:
+    """[chips, ...]: `axis` split into `chips` pieces of `own` elements (None: of one, without the axis), with the new axis in front."""
     piece = () if own is None else (own,)
-    return _moved(b, b.reshape(x, (*x.shape[:axis], chips, *piece, *x.shape[axis + 1 :])), axis, 0)
+    return _moveaxis(b, b.reshape(x, (*x.shape[:axis], chips, *piece, *x.shape[axis + 1 :])), axis, 0)
 
 
-def _moved(b: Builder, x: Value, source: int, target: int) -> Value:
-    """One axis moved."""
+def _moveaxis(b: Builder, x: Value, source: int, target: int) -> Value:
+    """One axis moved, as numpy.moveaxis."""
     order = [i for i in range(len(x.shape)) if i != source]
     order.insert(target, source)
     return x if order == list(range(len(order))) else b.transpose(x, tuple(order))

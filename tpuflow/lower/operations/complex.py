@@ -27,17 +27,17 @@ class ComplexType:
 
     @property
     def plane(self) -> TensorType:
-        """The type of either plane."""
+        """The type of one plane, f32 of the same shape."""
         return TensorType(F32, self.shape)
 
     @property
     def planes(self) -> tuple[TensorType, TensorType]:
-        """Of the real and of the imaginary plane."""
+        """The types of the real and of the imaginary plane."""
         return self.plane, self.plane
 
     @property
     def port(self) -> TensorType:
-        """Of both in one array: what goes into a program or out of it."""
+        """The type of a complex argument or result of a program: both planes in one array, f32[2, ...]."""
         return TensorType(F32, (2, *self.shape))
 
     def __str__(self) -> str:
@@ -65,28 +65,28 @@ Type = TensorType | ComplexType
 
 
 def planes(values: Sequence[Number]) -> list[Value]:
-    """The arrays that values are made of."""
+    """The arrays of values: both planes of complex ones, real ones as they are."""
     return [plane for x in values for plane in ((x.real, x.imag) if isinstance(x, Complex) else (x,))]
 
 
 def plane_types(types: Sequence[Type]) -> list[TensorType]:
-    """Their types."""
+    """The types of `planes` of values of these types."""
     return [plane for t in types for plane in (t.planes if isinstance(t, ComplexType) else (t,))]
 
 
 def listed(types: Sequence[Type]) -> str:
-    """Types as messages have them."""
+    """Types as text, for messages."""
     return f"({', '.join(map(str, types))})"
 
 
 def packed(arrays: Sequence[Value], types: Sequence[Any]) -> tuple[Number, ...]:
-    """Values of their planes: two for those of a `ComplexType`, one for those of any other type."""
+    """The inverse of `planes`: two arrays make a value of a `ComplexType`, one a value of any other type."""
     left = iter(arrays)
     return tuple(Complex(next(left), next(left)) if isinstance(t, ComplexType) else next(left) for t in types)
 
 
 def from_port(b: Builder, x: Value) -> Complex:
-    """The planes of an array [2, ...] of both."""
+    """The complex value of an array [2, ...] of its planes."""
     return Complex(*unstack(b, x, axis=0))
 
 
@@ -104,14 +104,14 @@ def as_complex(b: Builder, x: Number) -> Complex:
 
 
 def alike(b: Builder, x: Number, y: Number) -> tuple[Complex, Complex]:
-    """Both complex, and of one shape."""
+    """Both operands as complex numbers, broadcast to one shape."""
     first, second = as_complex(b, x), as_complex(b, y)
     arrays = aligned(b, *planes((first, second)))
     return Complex(*arrays[:2]), Complex(*arrays[2:])
 
 
 def plane_by_plane(b: Builder, operation: Callable[..., Value | tuple[Value, ...]], operands: Sequence[Number]) -> tuple[Number, ...]:
-    """What moves elements, done with the real planes and then with the imaginary ones; real operands (indices, conditions) as they are."""
+    """Apply an operation that moves elements to the real planes and to the imaginary ones; real operands (indices, say) go to both."""
     found = [operation(b, *((x.real, x.imag)[i] if isinstance(x, Complex) else x for x in operands)) for i in range(2)]
     real, imag = (x if isinstance(x, tuple) else (x,) for x in found)
     return tuple(Complex(*pair) for pair in zip(real, imag, strict=True))
@@ -142,7 +142,7 @@ def conj(b: Builder, x: Number) -> Complex:
 
 
 def mul(b: Builder, x: Complex, y: Complex) -> Complex:
-    """Four products."""
+    """x y, by four products of planes."""
     x, y = alike(b, x, y)
     real_part = b.sub(b.mul(x.real, y.real), b.mul(x.imag, y.imag))
     return Complex(real_part, b.add(b.mul(x.real, y.imag), b.mul(x.imag, y.real)))
@@ -161,7 +161,7 @@ def div(b: Builder, x: Complex, y: Complex) -> Complex:
 
 
 def absolute(b: Builder, x: Complex) -> Value:
-    """Without overflow where the result has none."""
+    """|x|, without overflow unless the result overflows."""
     a, c = b.abs(x.real), b.abs(x.imag)
     large, small = maximum(b, a, c), minimum(b, a, c)
     ratio = b.select(b.eq(large, 0), 0, b.div(small, large))
@@ -170,48 +170,47 @@ def absolute(b: Builder, x: Complex) -> Value:
 
 
 def angle(b: Builder, x: Complex) -> Value:
-    """Of x, in radians."""
+    """The angle of x, in radians."""
     return b.atan2(x.imag, x.real)
 
 
 def sign_of(b: Builder, x: Complex) -> Complex:
-    """x / |x|; 0 where x is."""
+    """x / |x|; 0 where x is 0."""
     size = absolute(b, x)
     nothing = b.eq(size, 0)
     return Complex(*(b.select(nothing, p, b.div(p, b.select(nothing, 1, size))) for p in (x.real, x.imag)))
 
 
 def same_bits(b: Builder, x: Complex) -> Complex:
-    """A bitcast, which for complex numbers there is into their own type only."""
+    """x: a bitcast of complex numbers is possible to their own type only."""
     return x
 
 
 def is_finite(b: Builder, x: Complex) -> Value:
-    """Both parts are."""
+    """Whether both parts are finite."""
     return b.and_(b.is_finite(x.real), b.is_finite(x.imag))
 
 
 def eq(b: Builder, x: Complex, y: Complex) -> Value:
-    """Both parts are equal."""
+    """Whether both parts are equal."""
     x, y = alike(b, x, y)
     return b.and_(b.eq(x.real, y.real), b.eq(x.imag, y.imag))
 
 
 def ne(b: Builder, x: Complex, y: Complex) -> Value:
-    """A part differs."""
+    """Whether a part differs."""
     x, y = alike(b, x, y)
     return b.or_(b.ne(x.real, y.real), b.ne(x.imag, y.imag))
 
 
 def exp(b: Builder, x: Complex) -> Complex:
-    """e^a (cos c + i sin c); of a real number real, also where it is infinite, with a positive zero."""
+    """exp(a + i c) = e^a (cos c + i sin c). With c = 0 the imaginary part is +0, also where e^a is infinite."""
     found = of_size_and_angle(b, x)
     return Complex(found.real, b.select(b.eq(x.imag, 0), 0, found.imag))
 
 
 def of_size_and_angle(b: Builder, x: Complex) -> Complex:
-    """The number the logarithm of whose size is a and whose angle is c: of angle 0 a real one. Where the size overflows its parts need
-    not."""
+    """e^a (cos c + i sin c) for x = a + i c. With c = 0 the imaginary part is c. A part is finite, if it fits, even where e^a overflows."""
     size, half, huge = b.exp(x.real), b.exp(b.mul(x.real, 0.5)), b.gt(x.real, _HUGE_LOGARITHM)
 
     def times(part: Value) -> Value:
@@ -221,7 +220,7 @@ def of_size_and_angle(b: Builder, x: Complex) -> Complex:
 
 
 _HUGE_LOGARITHM = 88.0
-"""A little below that of the largest number."""
+"""A little below the logarithm of the largest f32."""
 
 
 def exp2(b: Builder, x: Complex) -> Complex:
@@ -280,7 +279,7 @@ tan = turned(tanh)
 
 
 def logistic(b: Builder, x: Complex) -> Complex:
-    """1 / (1 + exp(-x)), or exp(x) / (1 + exp(x)): that of the two whose exponential does not overflow."""
+    """1 / (1 + exp(-x)) or exp(x) / (1 + exp(x)), whichever exponential does not overflow."""
     left = b.lt(x.real, 0)
     small = exp(b, Complex(*(b.select(left, p, b.neg(p)) for p in (x.real, x.imag))))
     above = Complex(b.select(left, small.real, 1), b.select(left, small.imag, 0))
@@ -293,7 +292,7 @@ def square(b: Builder, x: Complex) -> Complex:
 
 
 def integer_pow(b: Builder, x: Complex, *, y: int) -> Complex:
-    """Repeated squaring."""
+    """x^y by repeated squaring."""
     one = as_complex(b, b.full_like(x.real, 1))
     factors, left = [], abs(y)
     while left:
@@ -308,7 +307,7 @@ def integer_pow(b: Builder, x: Complex, *, y: int) -> Complex:
 
 
 def bilinear(b: Builder, product: Callable[[Value, Value], Value], x: Number, y: Number) -> Complex:
-    """A product of arrays that is linear in both: of four of planes; those with planes of zeros are left out."""
+    """A bilinear product (dot, convolution) of complex arrays by four products of planes; those with a plane of zeros are left out."""
 
     def times(p: Value, q: Value) -> Value | None:
         return None if 0 in (b.known(p), b.known(q)) else product(p, q)
@@ -322,7 +321,7 @@ def bilinear(b: Builder, product: Callable[[Value, Value], Value], x: Number, y:
 
 
 def convert(b: Builder, x: Number, dtype: DType | None) -> Number:
-    """Into a type of the device (the real plane), or into complex numbers (None)."""
+    """Convert to an element type of the device (the real plane), or, with dtype None, to complex numbers."""
     if dtype is None:
         return as_complex(b, x)
     if not isinstance(x, Complex):

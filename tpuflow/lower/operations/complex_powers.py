@@ -10,30 +10,30 @@ from tpuflow.lower.operations.complex import Complex, Number, absolute, alike, a
 from tpuflow.lower.operations.elementwise import maximum, minimum
 
 _HUGE, _TINY = 2.0**120, 2.0**-60
-"""Beyond these a root is taken of the number times a power of four: the sum of its parts overflows, or half of it is subnormal."""
+"""Outside of these limits sqrt scales its operand by a power of four: a sum of its parts would overflow, or half of one be subnormal."""
 
 
 def sizes(b: Builder, x: Complex) -> tuple[Value, Value, Value]:
-    """The larger of the parts' sizes, the smaller, and that over the larger: 1 where they are equal, infinities and zeros included."""
+    """(larger, smaller, their ratio) of the parts' absolute values; the ratio is 1 where they are equal, infinities and zeros included."""
     first, second = b.abs(x.real), b.abs(x.imag)
     large, small = maximum(b, first, second), minimum(b, first, second)
     return large, small, b.select(b.eq(large, small), 1, b.div(small, large))
 
 
 def log_of_size(b: Builder, x: Complex) -> Value:
-    """log |x| as that of the larger part and half of log1p of the squared ratio."""
+    """log |x| = log(larger part) + log1p(ratio^2) / 2."""
     large, _, ratio = sizes(b, x)
     return b.add(b.log(large), b.mul(b.log1p(b.mul(ratio, ratio)), 0.5))
 
 
 def _log_near_one(b: Builder, x: Complex, above: Value) -> Value:
-    """log |x|, where above = |x|^2 - 1 is known with the digits that it has near 0."""
+    """log |x| = log1p(above) / 2 near |x| = 1, where above = |x|^2 - 1 was computed without cancellation."""
     near = b.lt(b.abs(above), 0.5)
     return b.select(near, b.mul(b.log1p(b.select(near, above, 0)), 0.5), log_of_size(b, x))
 
 
 def log(b: Builder, x: Complex) -> Complex:
-    """Of the size, and the angle."""
+    """log |x| + i angle(x)."""
     large, small, _ = sizes(b, x)
     above = b.add(b.mul(b.sub(large, 1), b.add(large, 1)), b.mul(small, small))
     return Complex(_log_near_one(b, x, above), angle(b, x))
@@ -47,7 +47,7 @@ def log1p(b: Builder, x: Complex) -> Complex:
 
 
 def sqrt(b: Builder, x: Complex) -> Complex:
-    """Of positive real part: the part that does not cancel first, the other by division."""
+    """The root with a non-negative real part: the part without cancellation first, the other one by division."""
     large = maximum(b, b.abs(x.real), b.abs(x.imag))
     huge, tiny = b.gt(large, _HUGE), b.lt(large, _TINY)
     one = b.full_like(large, 1)
@@ -61,7 +61,7 @@ def sqrt(b: Builder, x: Complex) -> Complex:
 
 
 def _over_twice(b: Builder, x: Value, size: Value) -> Value:
-    """x / (2 size) of positive numbers; 0 where size is, infinite where both are."""
+    """x / (2 size) of non-negative numbers; 0 where size is 0, infinite where both are infinite."""
     found = b.div(x, b.mul(b.select(b.eq(size, 0), 1, size), 2))
     return b.select(b.and_(b.eq(x, math.inf), b.eq(size, math.inf)), math.inf, found)
 

@@ -1,4 +1,4 @@
-"""Complex numbers in order, and reduced along axes: extremes, products, running ones, by any function."""
+"""Ordering and reductions of complex numbers: extremes, products, prefix scans, arbitrary reducers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def clamp(b: Builder, low: Number, x: Number, high: Number) -> Complex:
 
 
 def reduce_prod(b: Builder, x: Complex, *, axes: Sequence[int]) -> Complex:
-    """In a halving tree, one first."""
+    """The product over axes, in a halving tree."""
 
     def step(b: Builder, x: Complex, y: Complex) -> tuple[Complex]:
         return (mul(b, x, y),)
@@ -61,7 +61,7 @@ def first_place_of(b: Builder, op: str, x: Complex, axis: int, index_dtype: DTyp
 
 
 def _of_planes(body: Callable[..., Sequence[Number]], types: Sequence[Type]) -> Callable[..., list[Value]]:
-    """A body that adds two of each of several values, as one of their planes."""
+    """A reducer of values that may be complex, as a reducer of their planes."""
 
     def step(b: Builder, *arrays: Value) -> list[Value]:
         return planes(body(b, *packed(arrays, [*types, *types])))
@@ -89,8 +89,7 @@ def reduce_window_by(
 
 
 def _inside(body: Callable[..., Sequence[Value]]) -> Callable[..., list[Value]]:
-    """A body of more values, of which the last says of the others whether they are elements of an array: where they are not, nothing is
-    done."""
+    """A reducer with one more value, a pred that says whether the new values are elements or padding; padding is skipped."""
 
     def step(b: Builder, *arrays: Value) -> list[Value]:
         half = len(arrays) // 2
@@ -119,7 +118,7 @@ def cumlogsumexp(b: Builder, x: Complex, *, axis: int, reverse: bool) -> Complex
 
 
 def _log_of_sum(b: Builder, x: Complex, y: Complex) -> Complex:
-    """log(exp x + exp y): of the larger real part, which is added again, nothing overflows."""
+    """log(exp x + exp y), with the larger real part factored out so that nothing overflows."""
     most = maximum(b, x.real, y.real)
     most = b.select(b.is_finite(most), most, 0)
     first, second = (exp(b, Complex(b.sub(z.real, most), z.imag)) for z in (x, y))
@@ -130,7 +129,7 @@ def _log_of_sum(b: Builder, x: Complex, y: Complex) -> Complex:
 def _cumulative(
     b: Builder, step: Callable[..., Complex], x: Complex, identity: tuple[float, float], axis: int, *, reverse: bool
 ) -> Complex:
-    """Doubling steps: after step k every position holds what the 2^k before it are together."""
+    """A prefix scan in doubling steps: after step k every position combines the 2^k elements that end at it."""
     shift = 1
     while shift < x.shape[axis]:
         by = -shift if reverse else shift

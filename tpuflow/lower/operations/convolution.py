@@ -33,7 +33,7 @@ class ConvAxes:
 
 @dataclass(frozen=True, slots=True)
 class _Axis(WindowDimension):
-    """One spatial axis, number `number`: the image's dilation is `spread`, the kernel's `dilation`."""
+    """Spatial axis number `number`; its `base_dilation` is the image's (lhs) dilation, its `window_dilation` the kernel's (rhs)."""
 
     number: int = 0
 
@@ -54,24 +54,24 @@ class _Axis(WindowDimension):
 
     @property
     def meets(self) -> bool:
-        """Whether, of a kernel of one position and one output, the one lies on an element at the other (longer ones: perhaps)."""
-        element, between = divmod(-self.low, self.spread)
+        """False only if a kernel of one position meets no element of the image at its single output: then the result is zero."""
+        element, between = divmod(-self.low, self.base_dilation)
         return self.window > 1 or self.out > 1 or (between == 0 and 0 <= element < self.size)
 
     @property
     def is_plain(self) -> bool:
-        """Whether output position i is image position i and nothing else."""
-        return (self.window, self.stride, self.low, self.high, self.spread) == (1, 1, 0, 0, 1)
+        """Whether the convolution along this axis is pointwise: output position i reads image position i only."""
+        return (self.window, self.stride, self.low, self.high, self.base_dilation) == (1, 1, 0, 0, 1)
 
     @property
-    def is_spread(self) -> bool:
-        """Whether the outputs are the image positions with zeros between them: no reason to multiply those."""
-        return self.window == self.stride == 1 and self.spread > 1 and self.out > 0
+    def is_base_dilated(self) -> bool:
+        """Whether a pointwise kernel meets a base-dilated image: the product skips the zeros, which are padded into its result."""
+        return self.window == self.stride == 1 and self.base_dilation > 1 and self.out > 0
 
     @property
     def has_phases(self) -> bool:
-        """Whether a dilated image is better seen as several outputs of one that is not dilated (the gradient of a strided convolution)."""
-        return self.stride == self.dilation == 1 and 1 < self.spread < self.out and self.window > 1
+        """Whether a base-dilated image (the gradient of a strided convolution) becomes `base_dilation` phases of an undilated one."""
+        return self.stride == self.window_dilation == 1 and 1 < self.base_dilation < self.out and self.window > 1
 
 
 def convolution(
@@ -83,10 +83,10 @@ def convolution(
     lhs, rhs = operands(b, lhs, rhs, result)
     spatial = window.axes([lhs.shape[i] for i in places.image[2:]], _Axis)
     axes = [replace(axis, number=number) for number, axis in enumerate(spatial)]
-    narrow = [replace(a, low=0, high=0, spread=1) if a.is_spread else a for a in axes]
+    narrow = [replace(a, low=0, high=0, base_dilation=1) if a.is_base_dilated else a for a in axes]
     product = _product(b, lhs, rhs, narrow, places, (batch_groups, feature_groups), precision)
-    spread = [(place, a) for place, a in zip(places.out[2:], axes, strict=True) if a.is_spread]
-    return convert_result(b, _spread(b, product, spread), result)
+    dilated = [(place, a) for place, a in zip(places.out[2:], axes, strict=True) if a.is_base_dilated]
+    return convert_result(b, _dilated(b, product, dilated), result)
 
 
 def _product(b: Builder, lhs: Value, rhs: Value, axes: Sequence[_Axis], places: ConvAxes, groups: tuple[int, int], precision: str) -> Value:
@@ -127,7 +127,7 @@ def _phases(b: Builder, rhs: Value, place: int, a: _Axis) -> tuple[Value, _Named
     Output s q + p meets kernel position r at image element (s q + p + r - low) / s, where that is whole. With r = s t + m - p and
     m = low mod s it is q + t - floor(low / s), whatever the phase p: all phases are outputs of one product with a kernel [t, s - 1 - p].
     """
-    s, low = a.spread, _padding(a)
+    s, low = a.base_dilation, _padding(a)
     turns = -(-(a.window + low) // s)
     amounts = [[n if axis == place else 0 for axis in range(len(rhs.shape))] for n in (low, turns * s - low - a.window)]
     return b.pad(rhs, 0, *amounts), ((a.inner, turns), (a.phase, s)), ((a.outer, -(-a.out // s)), (a.phase, s))
@@ -135,23 +135,23 @@ def _phases(b: Builder, rhs: Value, place: int, a: _Axis) -> tuple[Value, _Named
 
 def _padding(a: _Axis) -> int:
     """Zeros before the kernel."""
-    return a.spread - 1 - a.low % a.spread
+    return a.base_dilation - 1 - a.low % a.base_dilation
 
 
 def _bound(a: _Axis) -> Bound:
     """Where the kernel of all phases has elements: at turn t of phase p it is at s t + s - 1 - p of the padded axis."""
-    s = a.spread
+    s = a.base_dilation
     return Bound(a.window, ((a.inner, s), (a.phase, -1)), s - 1 - _padding(a))
 
 
 def _sliding(a: _Axis, axis: int, *, phased: bool) -> SlidingAxis:
     """How axis `axis` of the image slides."""
-    return SlidingAxis(axis, a.inner) if phased else SlidingAxis(axis, a.inner, a.stride, a.dilation)
+    return SlidingAxis(axis, a.inner) if phased else SlidingAxis(axis, a.inner, a.stride, a.window_dilation)
 
 
 def _read(a: _Axis, sliding: SlidingAxis, *, phased: bool) -> Bound:
     """Which elements of the image it reads."""
-    low, interior = (a.low // a.spread, 1) if phased else (a.low, a.spread)
+    low, interior = (a.low // a.base_dilation, 1) if phased else (a.low, a.base_dilation)
     return sliding.bound(a.outer, a.size, low, interior)
 
 
@@ -165,9 +165,9 @@ def _split(b: Builder, x: Value, names: dict[int, _Named]) -> Value:
     return b.reshape(x, _named(names)[1])
 
 
-def _spread(b: Builder, x: Value, axes: Sequence[tuple[int, _Axis]]) -> Value:
-    """Zeros around and between the outputs along the axes at the given places."""
+def _dilated(b: Builder, x: Value, axes: Sequence[tuple[int, _Axis]]) -> Value:
+    """x with zeros around and between its elements along the axes at the given places."""
     low, high, interior = ([0] * len(x.shape) for _ in range(3))
     for place, a in axes:
-        low[place], high[place], interior[place] = a.low, a.high, a.spread - 1
+        low[place], high[place], interior[place] = a.low, a.high, a.base_dilation - 1
     return b.pad(x, 0, low, high, interior)

@@ -1,12 +1,12 @@
 """Fourier transforms of any length as products on the matrix unit.
 
-A length of at most LARGEST is one product with the matrix of its roots of unity. Others are taken apart into factors (Cooley and Tukey,
-1965), few of them and much alike: a product by f roots takes a row of f for every f elements, so 1024 = 32 x 32 takes the matrix unit 64
+A length of at most LARGEST is one product with the matrix of its roots of unity. Others are factored (Cooley and Tukey, 1965) into few and
+similar factors: a product by f roots takes a row of f for every f elements, so 1024 = 32 x 32 takes the matrix unit 64
 rows where 128 x 8 takes 136, and half as many multiplications. Lengths that have a prime factor beyond LARGEST become a convolution of a
 length that has none (Bluestein, 1970).
 
-Between two products a number's planes lie on each other: the product sums over both, and gives both, side by side. What the first one gives
-is laid out as the second one takes it.
+Between two products the real and imaginary planes are stacked along an axis, over which the second product contracts as well, and whose
+result has both planes again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tpuflow.lower.operations import complex as numbers
 from tpuflow.lower.operations.complex import Complex, Number, as_complex
 
 LARGEST = 128
-"""The sides of the matrix unit of most chips."""
+"""The side of most chips' matrix arrays."""
 
 
 def fft(b: Builder, x: Number, *, kind: str, lengths: Sequence[int]) -> Number:
@@ -50,7 +50,7 @@ def _first(b: Builder, x: Complex, count: int) -> Complex:
 
 
 def _mirrored(b: Builder, x: Complex, n: int) -> Complex:
-    """All n elements along the last axis of what has n // 2 + 1 of them: the others are conjugates, the last first."""
+    """All n elements of a Hermitian spectrum from its first n // 2 + 1: the others are their conjugates, in reverse order."""
     axis = len(x.shape) - 1
     rest = [b.reverse(b.slice_axis(p, axis, 1, (n + 1) // 2), (axis,)) for p in (x.real, x.imag)]
     kept = _first(b, x, n // 2 + 1)
@@ -58,7 +58,7 @@ def _mirrored(b: Builder, x: Complex, n: int) -> Complex:
 
 
 def _along(b: Builder, x: Complex, axis: int, *, inverse: bool, count: int | None = None) -> Complex:
-    """The transform along an axis, all of it or the first elements; the inverse is divided by the length."""
+    """The transform along an axis, or its first `count` elements; the inverse is divided by the length."""
     n = x.shape[axis]
     shape = tuple((n if count is None else count) if i == axis else size for i, size in enumerate(x.shape))
     if not math.prod(x.shape):
@@ -80,7 +80,7 @@ def _stacks(b: Builder, x: Complex) -> list[Value]:
 
 
 def _apart(b: Builder, x: Value, axis: int) -> Complex:
-    """The planes that an axis has one after the other."""
+    """A complex value from an axis that has the real plane first, then the imaginary one."""
     half = x.shape[axis] // 2
     return Complex(b.slice_axis(x, axis, 0, half), b.slice_axis(x, axis, half, 2 * half))
 
@@ -90,7 +90,7 @@ def _each(x: Complex, function: Callable[[Value], Value]) -> Complex:
 
 
 def _transform(b: Builder, x: Sequence[Value], count: int, *, inverse: bool) -> Complex:
-    """The first elements of that of each row, not divided by anything; x: stacks of planes, [P, R, N]."""
+    """The first `count` elements of each row's transform, not normalised; x: stacks of planes, [P, R, N]."""
     _, rows, n = x[0].shape
     if n <= LARGEST:
         found = _product(b, x, _matrix(n, count, inverse=inverse), lambda p, m: b.dot(p, m, (0, 2), (0, 1), precision="highest"))
@@ -111,7 +111,7 @@ def _transform(b: Builder, x: Sequence[Value], count: int, *, inverse: bool) -> 
 
 
 def _turned(b: Builder, x: Value, *, inverse: bool) -> Value:
-    """The planes x [2, N1, R, N2] by the whole length's roots: each by their real parts, and the other one by their imaginary parts."""
+    """The planes x [2, N1, R, N2] times the twiddle factors: the roots of unity of the whole length."""
     _, first, _, second = x.shape
     roots = _roots(np.outer(np.arange(first), np.arange(second)), first * second, inverse=inverse)
     real, crossed = _constant(b, np.real(roots)), _constant(b, np.stack([-np.imag(roots), np.imag(roots)]))
@@ -143,19 +143,19 @@ def _as_convolution(b: Builder, x: Sequence[Value], *, inverse: bool) -> Complex
 
 
 def _planes(b: Builder, x: Sequence[Value]) -> Complex:
-    """What stacks have as a number."""
+    """The complex value of stacks of planes."""
     planes = [b.reshape(b.slice_axis(p, 0, i, i + 1), p.shape[1:]) for p in x for i in range(p.shape[0])]
     return Complex(*planes) if len(planes) == 2 else as_complex(b, *planes)
 
 
 def _times(b: Builder, x: Complex, row: np.ndarray) -> Complex:
-    """Each row of [R, N] by one of constants."""
+    """Each row of [R, N] times a constant row."""
     planes = (b.broadcast(_constant(b, p), x.shape, (1,)) for p in (np.real(row), np.imag(row)))
     return numbers.mul(b, x, Complex(*planes))
 
 
 def _product(b: Builder, x: Sequence[Value], matrix: np.ndarray, dot: Callable[[Value, Value], Value]) -> Value:
-    """The sum of the products of stacks with those planes of a matrix that belong to them."""
+    """The sum over stacks of their products with the corresponding planes of a matrix."""
     starts = itertools.accumulate((p.shape[0] for p in x), initial=0)
     return functools.reduce(b.add, [dot(p, _constant(b, matrix[at : at + p.shape[0]])) for p, at in zip(x, starts, strict=False)])
 

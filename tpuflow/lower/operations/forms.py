@@ -1,4 +1,4 @@
-"""What operations and those who call them share: bodies given by an importer, and the forms that no operation covers."""
+"""Types shared by operations and importers: bodies of regions, and the error for unsupported forms."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ Body = Callable[..., Sequence[Value]]
 
 
 class UnsupportedForm(Exception):
-    """Raised by an operation or a rule that does not cover what it is asked for; the importer adds where the user wrote it."""
+    """Raised by an operation or rule that does not support a form of its operation; the importer adds the user's source line."""

@@ -7,25 +7,25 @@ from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.graph.scalars import Scalar
 from tpuflow.lower.operations.elementwise import WORDS
-from tpuflow.lower.operations.rows import Axes, Plan, SliceAxes, as_matrix, places, rows, starts
+from tpuflow.lower.operations.rows import Axes, Plan, SliceAxes, as_matrix, one_hot, rows, starts
 
-_MOST_PLACES = 4096  # beyond, reading a few entries beats reading the row
+_LONGEST_ONE_HOT = 4096  # elements of a row: reading a few entries of a longer one beats comparing all of it
 
 
 def gather(b: Builder, operand: Value, indices: Value, axes: SliceAxes, slice_sizes: Axes, fill: Scalar | None = None) -> Value:
-    """Slices at `indices`; where one is not within the operand it is `fill`, or, if that is None, moved so that it is."""
+    """Slices at `indices`. One that is not within the operand becomes `fill`; with fill None its start is clamped instead (XLA's clip)."""
     plan = Plan(operand.type, tuple(slice_sizes), axes.indexed, axes.batching, indices.shape[:-1])
     if plan.one_slice:
         taken = _one_slice(b, plan, operand, indices, fill)
-    elif plan.place_axis is not None and operand.shape[plan.place_axis] <= _MOST_PLACES:
-        taken = _at_places(b, plan, operand, indices, fill)
+    elif plan.one_hot_axis is not None and operand.shape[plan.one_hot_axis] <= _LONGEST_ONE_HOT:
+        taken = _by_one_hot(b, plan, operand, indices, fill)
     else:
         taken = b.take_rows(as_matrix(b, plan, operand), rows(b, plan, indices, clip=fill is None), 0 if fill is None else fill)
     return _laid_out(b, plan, taken, axes.removed, axes.window)
 
 
 def _one_slice(b: Builder, plan: Plan, operand: Value, indices: Value, fill: Scalar | None) -> Value:
-    """A gather of one slice is a dynamic slice; in the order of rows and columns. `fill` (None: clip) if it lies outside."""
+    """A gather of one slice is a dynamic slice, transposed to `Plan.permutation`; `fill` (None: clamp) if it is not within the operand."""
     found, inside = starts(b, plan, indices, clip=fill is None)
     first = [b.reshape(found[axis], ()) if axis in found else b.scalar(0, S32) for axis in range(len(plan.sizes))]
     piece = b.transpose(b.dynamic_slice(operand, first, plan.sizes), plan.permutation)
@@ -34,9 +34,9 @@ def _one_slice(b: Builder, plan: Plan, operand: Value, indices: Value, fill: Sca
     return b.select(b.splat(b.reshape(inside, ()), piece.shape), piece, fill)
 
 
-def _at_places(b: Builder, plan: Plan, operand: Value, indices: Value, fill: Scalar | None) -> Value:
-    """One entry of each of many short rows, without indexed loads: the bits left of a row when all others are cleared."""
-    matrix, here, inside = places(b, plan, operand, indices, clip=fill is None)
+def _by_one_hot(b: Builder, plan: Plan, operand: Value, indices: Value, fill: Scalar | None) -> Value:
+    """One element of each of many short rows, without indexed loads: a one-hot mask clears all others, and `or` keeps the bits."""
+    matrix, here, inside = one_hot(b, plan, operand, indices, clip=fill is None)
     if inside is not None and fill is not None:
         matrix = b.select(inside, matrix, fill)
     if operand.dtype == PRED:

@@ -1,4 +1,4 @@
-"""Calls of the host's Python: told after the step, or asked in the middle of it."""
+"""Callbacks of the host's Python: made after the program if they return nothing, else at their place, where the device waits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _signature(types: Iterable[TensorType]) -> tuple[ArrayType, ...]:
 
 
 def _of_planes(function: Callable[..., Any], operands: Sequence[bool], results: Sequence[bool]) -> Callable[..., Any]:
-    """A function of arrays, of which these are complex, as one of their planes."""
+    """The function wrapped so that complex operands and results are passed as two planes; the flags say which are complex."""
     if not any((*operands, *results)):
         return function
 

@@ -32,7 +32,7 @@ def switch(b: Builder, index: Value, branches: Sequence[Body], operands: Sequenc
 
 
 def _sent_by(b: Builder, number: int, sent: Sequence[Sequence[Value]]) -> list[Value]:
-    """What a branch has for the host's calls in all branches: its own values, zeros for the others."""
+    """The results of a branch for the host calls of all branches: its own operands, and zeros for the calls of other branches."""
     return [v if i == number else b.full(v.type, 0) for i, values in enumerate(sent) for v in values]
 
 

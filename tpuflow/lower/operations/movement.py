@@ -12,7 +12,7 @@ from tpuflow.lower.operations.elementwise import as_index
 from tpuflow.lower.operations.ranges import range_of
 
 TOKEN = TensorType(PRED, (0,))
-"""What a token is here, which orders effects: a Program's are in its order anyway, so it is an array of nothing, as JAX hands it over."""
+"""The type of a token. Effects of a Program are ordered anyway, so a token carries nothing: an empty array, as JAX passes it."""
 
 
 def token(b: Builder, *after: Value) -> Value:

@@ -1,4 +1,4 @@
-"""The gradients of pooling by a maximum or minimum: who won each window, then what every element gets, gathered."""
+"""Gradients of max and min pooling: find the selected position of each window, then gather for every element what its windows send it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tpuflow.lower.operations.reductions import total
 from tpuflow.lower.operations.window import Sizes, SlidingWindow, WindowDimension
 
 REDUCTIONS = {"ge": "max", "le": "min"}
-"""What pooling reduces by, by how its winners compare."""
+"""The comparison that selects an element -> the reduction of the pooling."""
 
 
 class _Axis(WindowDimension):
-    """What windows and elements, neither of them dilated, have to do with one another."""
+    """One axis of undilated windows."""
 
     __slots__ = ()
 
     def inside(self, k: int) -> range:
-        """The windows, of those that exist, whose position k holds an element."""
+        """The range of windows whose position k holds an element, rather than padding."""
         first, last = (max(0, -(-(edge + self.low - k) // self.stride)) for edge in (0, self.size))
         return range(first, min(last, self.out))
 
@@ -64,7 +64,7 @@ def _counts(axes: Sequence[_Axis]) -> list[int]:
 
 
 def _cut(b: Builder, x: Value, axes: Sequence[_Axis], counts: Sizes, fill: int | float) -> list[Value]:
-    """What windows 0 .. count - 1 have at each of their positions; `fill` outside x."""
+    """For each position within a window, the elements of windows 0 .. count - 1 there; `fill` outside of x."""
     loads = [Loads(tuple(k - a.low for k in range(a.window)), n, a.stride) for a, n in zip(axes, counts, strict=True)]
     return [part for _, part in load_all(b, x, loads, fill)]
 
@@ -94,7 +94,7 @@ def _mask(b: Builder, axis: _Axis, k: int, count: int) -> Value | None:
 
 
 def _winner(b: Builder, axes: Sequence[_Axis], operand: Value, select: str, counts: Sizes) -> Value:
-    """Number of the window position that `select` keeps: the first of equal ones, never one in the padding.
+    """The number of the position within each window that `select` picks: the first of equal ones, never padding.
 
     What is outside is filled as the pooling itself fills it, so that one kernel that makes both loads every position once.
     """
@@ -135,7 +135,7 @@ def select_and_scatter(b: Builder, source: Value, operand: Value, select: str, w
 
 
 def _gathered(b: Builder, op: str, axes: Sequence[_Axis], source: Value, winner: Value, phase: Sizes, *, overlap: bool) -> Value:
-    """What the elements of one phase get."""
+    """The gradient of the elements of one phase of the stride."""
     shape = tuple(a.count for a in axes)
     dtype = F32 if overlap and source.dtype.is_float else source.dtype
     shares = [a.shares(p) for a, p in zip(axes, phase, strict=True)]

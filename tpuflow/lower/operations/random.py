@@ -55,7 +55,7 @@ def rng_bits(b: Builder, state: Value, shape: Sequence[int], dtype: DType) -> tu
 
 
 def _counted(b: Builder, counter: Sequence[Value], more: Value) -> list[Value]:
-    """A counter of four words, the lowest first, and `more`."""
+    """A 128-bit counter in four words, lowest first, plus `more`."""
     result, carry = [], more
     for word in counter:
         word = b.splat(word, more.shape)

@@ -1,4 +1,4 @@
-"""Between which numbers an integer is known to be, so that indices need not be moved into bounds that they cannot leave."""
+"""Range analysis of integers, so that indices that cannot be out of bounds are not clamped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpuflow.lower.graph.graph import Value
 Range = tuple[int, int]
 
 _MOST_STEPS = 4
-"""How many operations back the making of a number is looked at."""
+"""The depth of operations to which a value is traced back."""
 _MADE_BY: Mapping[str, Callable[[Range, Range], Range]] = {
     "add": lambda x, y: (x[0] + y[0], x[1] + y[1]),
     "sub": lambda x, y: (x[0] - y[1], x[1] - y[0]),
@@ -24,7 +24,7 @@ _MADE_BY: Mapping[str, Callable[[Range, Range], Range]] = {
 
 
 def range_of(b: Builder, x: Value, steps: int = _MOST_STEPS) -> Range:
-    """The least and the largest number that x, integers or truth values, may be: from how it was made, or those of its type."""
+    """(lowest, highest) value of x, of integers or preds: from the operations that compute it, else the bounds of its type."""
     if (number := b.known(x)) is not None:
         return (int(number), int(number))
     made = b.maker(x)
@@ -45,6 +45,6 @@ def _of_type(dtype: DType) -> Range:
 
 
 def _fitting(found: Range, dtype: DType) -> Range:
-    """The range, unless it leaves the type, in which numbers wrap around."""
+    """The range, or the bounds of the type if it exceeds them and may wrap around."""
     low, high = _of_type(dtype)
     return found if low <= found[0] and found[1] <= high else (low, high)

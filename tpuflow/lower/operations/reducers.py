@@ -1,7 +1,7 @@
-"""Reductions by any function, of several arrays at once (values with their places).
+"""Reductions by an arbitrary reducer, of several arrays at once (values with their indices, say).
 
-A reducer is a body of n accumulated and n new arrays of one shape, combined element by element -> n. It is applied to whole arrays,
-halves of them or the elements of all windows at one place, in an order that the shapes alone decide.
+A reducer maps n accumulated and n new arrays of one shape, elementwise, to n arrays. It is applied to whole arrays (halves of the operand,
+or one position of all windows) in an order that depends on shapes only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tpuflow.lower.operations.forms import Body, UnsupportedForm
 from tpuflow.lower.operations.window import Sizes, SlidingWindow, WindowDimension
 
 MOST_PLACES = 1024
-"""Elements of a window that a Program has an operation each for."""
+"""Limit on the elements of a window: each is an operation of the Program."""
 
 
 def reduce_by(b: Builder, body: Body, operands: Sequence[Value], starts: Sequence[Value], axes: Sizes) -> tuple[Value, ...]:
@@ -45,12 +45,12 @@ def reduce_window_by(
     if math.prod(w.sizes) > MOST_PLACES:
         raise UnsupportedForm(f"windows of {math.prod(w.sizes)} elements; a reducer that is no sum or extreme takes at most {MOST_PLACES}")
     axes = w.axes(operands[0].shape, WindowDimension)
-    low, high, interior = ([a.low for a in axes], [a.high for a in axes], [a.spread - 1 for a in axes])
+    low, high, interior = ([a.low for a in axes], [a.high for a in axes], [a.base_dilation - 1 for a in axes])
     padded = [b.pad(x, s, low, high, interior) for x, s in zip(operands, starts, strict=True)]
     out = [a.out for a in axes]
     found: Sequence[Value] = [b.splat(s, out) for s in starts]
     for place in itertools.product(*map(range, w.sizes)) if 0 not in out else ():
-        first = [k * a.dilation for k, a in zip(place, axes, strict=True)]
+        first = [k * a.window_dilation for k, a in zip(place, axes, strict=True)]
         last = [f + (a.out - 1) * a.stride + 1 for f, a in zip(first, axes, strict=True)]
         found = body(b, *found, *(b.slice(x, first, last, w.strides) for x in padded))
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Reductions and prefix scans by known operations, and what is made of them."""
+"""Reductions and prefix scans by the device's operations, argmax, and cumlogsumexp."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reduce(b: Builder, op: str, x: Value, axes: Sequence[int], start: Value | No
 
 
 def combine(b: Builder, op: str, x: Value, y: Value) -> Value:
-    """One step of a reduction."""
+    """Combine two arrays elementwise by a reduction's operation."""
     op = _ON_PRED.get(op, op) if x.dtype == PRED else op
     return b.emit(op, (x, y)).result
 
@@ -49,12 +49,12 @@ def first_place_of(b: Builder, op: str, x: Value, axis: int, index_dtype: DType)
 
 
 def along(b: Builder, x: Value, shape: Sequence[int], axis: int) -> Value:
-    """What was reduced along an axis, at every position of it again."""
+    """x, the result of a reduction along `axis`, broadcast back to `shape`."""
     return b.broadcast(x, shape, [i for i in range(len(shape)) if i != axis])
 
 
 def first_true(b: Builder, found: Value, axis: int, index_dtype: DType) -> Value:
-    """The first position along an axis at which it is so; the last one, if it is nowhere."""
+    """The first position along an axis at which `found` is true; the last position if it is true nowhere."""
     place = iota(b, S32, found.shape, axis)
     return b.convert(b.reduce("min", b.select(found, place, found.shape[axis] - 1), (axis,)), index_dtype)
 
@@ -82,5 +82,5 @@ def _logaddexp(b: Builder, x: Value, y: Value) -> Value:
 
 
 def total(b: Builder, op: str, parts: Sequence[Value]) -> Value:
-    """Parts combined one after the other."""
+    """The parts combined in order."""
     return functools.reduce(lambda x, y: combine(b, op, x, y), parts)

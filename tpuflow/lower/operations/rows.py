@@ -1,4 +1,4 @@
-"""Slices of an array as rows of a matrix: what gather and scatter share.
+"""Slices of an array as rows of a matrix, to which gather and scatter are both reduced.
 
 The operand is seen as [N, C]: its indexed axes, and those of which only a part is taken, count the N rows; the axes taken whole make up
 the C columns. Each slice becomes as many rows as it has positions along the partly taken axes. A row number out of range marks a slice
@@ -92,12 +92,15 @@ class Plan:
 
     @property
     def one_slice(self) -> bool:
-        """Whether there is a single slice."""
+        """Whether the gather or scatter has a single slice."""
         return math.prod(self.batch) == 1 and not self.batching
 
     @property
-    def place_axis(self) -> int | None:
-        """The indexed axis, if every batch element has one place on one axis: "the entry of its label" and the like."""
+    def one_hot_axis(self) -> int | None:
+        """The axis along which every batch element accesses one element, as in `take_along_axis` at labels; None for other accesses.
+
+        Such a gather or scatter is done with a one-hot mask and needs no indexed load or store.
+        """
         paired = {axis for axis, _ in self.batching}
         alone = set(self.row_axes) == {*paired, *self.indexed} and len(self.indexed) == 1
         elements = math.prod(self.operand.shape[i] for i in paired)
@@ -107,7 +110,7 @@ class Plan:
 
     @property
     def slice_axes(self) -> tuple[int, ...]:
-        """Operand axes in the order in which rows and columns hold a slice."""
+        """The operand's axes in the order in which they make up a slice's elements [parts..., columns...]."""
         return self.part_axes + self.column_axes
 
 
@@ -118,7 +121,7 @@ def _component(b: Builder, indices: Value, i: int) -> Value:
 
 
 def starts(b: Builder, plan: Plan, indices: Value, *, clip: bool) -> tuple[dict[int, Value], Value | None]:
-    """Start of every slice along each indexed axis, in range; and which slices lay inside to begin with (None: all)."""
+    """The start of every slice along each indexed axis, clamped to be in range; and which slices were in range before (None: all)."""
     found: dict[int, Value] = {}
     inside: Value | None = None
     for i, axis in enumerate(plan.indexed):
@@ -150,22 +153,24 @@ def rows(b: Builder, plan: Plan, indices: Value, *, clip: bool) -> Value:
     return b.reshape(number, (math.prod(plan.row_shape),))
 
 
-def places(b: Builder, plan: Plan, operand: Value, indices: Value, *, clip: bool) -> tuple[Value, Value, Value | None]:
-    """For a plan with a `place_axis`: the operand as [batch, places]; where each one's place is; which lay inside (None: all)."""
+def one_hot(b: Builder, plan: Plan, operand: Value, indices: Value, *, clip: bool) -> tuple[Value, Value, Value | None]:
+    """For a plan with a `one_hot_axis` of N positions: the operand as [batch, N]; the one-hot mask, pred[batch, N], of each index; and in
+    that shape whether the index was in range (None: all are).
+    """
     first, inside = starts(b, plan, indices, clip=clip)
-    matrix = b.reshape(b.transpose(operand, place_permutation(plan)), (math.prod(plan.batch), plan.operand.shape[plan.indexed[0]]))
+    matrix = b.reshape(b.transpose(operand, one_hot_permutation(plan)), (math.prod(plan.batch), plan.operand.shape[plan.indexed[0]]))
     along = b.iota(TensorType(S32, matrix.shape), 1)
-    here = b.eq(along, _over_places(b, first[plan.indexed[0]], matrix.shape))
-    return matrix, here, None if inside is None else _over_places(b, inside, matrix.shape)
+    here = b.eq(along, _over_columns(b, first[plan.indexed[0]], matrix.shape))
+    return matrix, here, None if inside is None else _over_columns(b, inside, matrix.shape)
 
 
-def place_permutation(plan: Plan) -> tuple[int, ...]:
+def one_hot_permutation(plan: Plan) -> tuple[int, ...]:
     """Batch axes in the index array's order, the indexed axis, then the others (of size 1)."""
     batch = tuple(axis for axis, _ in sorted(plan.batching, key=lambda pair: pair[1]))
     return (*batch, *plan.indexed, *plan.column_axes)
 
 
-def _over_places(b: Builder, x: Value, shape: Axes) -> Value:
+def _over_columns(b: Builder, x: Value, shape: Axes) -> Value:
     return b.broadcast(b.reshape(x, shape[:1]), shape, (0,))
 
 

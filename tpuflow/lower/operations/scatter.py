@@ -8,7 +8,7 @@ from tpuflow.dtypes import PRED, S32, U8
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.operations.reductions import combine
-from tpuflow.lower.operations.rows import Axes, Plan, SliceAxes, as_matrix, inverse, place_permutation, places, rows, starts
+from tpuflow.lower.operations.rows import Axes, Plan, SliceAxes, as_matrix, inverse, one_hot, one_hot_permutation, rows, starts
 
 _PRED_MODES = {"set": "set", "add": "max", "max": "max", "mul": "min", "min": "min"}
 
@@ -16,7 +16,7 @@ _PRED_MODES = {"set": "set", "add": "max", "max": "max", "mul": "min", "min": "m
 def scatter(b: Builder, operand: Value, indices: Value, updates: Value, axes: SliceAxes, op: str, *, clip: bool = False) -> Value:
     """The operand with slices changed by `op` (set, add, mul, min or max), in the order of the indices.
 
-    Slices that are not within the operand are dropped, or, to `clip`, moved so that they are.
+    Slices that are not within the operand are dropped; with `clip` their starts are clamped instead.
     """
     if operand.dtype != PRED:
         return _scattered(b, operand, indices, updates, axes, op, clip=clip)
@@ -34,8 +34,8 @@ def _scattered(b: Builder, operand: Value, indices: Value, updates: Value, axes:
         return operand
     if plan.one_slice:
         return _one_slice(b, plan, operand, indices, updates, op, clip=clip)
-    if plan.place_axis is not None:
-        return _at_places(b, plan, operand, indices, updates, op, clip=clip)
+    if plan.one_hot_axis is not None:
+        return _by_one_hot(b, plan, operand, indices, updates, op, clip=clip)
     changes = _updates_as_rows(b, plan, updates, kept, axes.window)
     changed = b.scatter_rows(as_matrix(b, plan, operand), rows(b, plan, indices, clip=clip), changes, op)
     return _back(b, changed, operand, plan.permutation)
@@ -61,12 +61,12 @@ def _one_slice(b: Builder, plan: Plan, operand: Value, indices: Value, updates: 
     return b.dynamic_update_slice(operand, new, first)
 
 
-def _at_places(b: Builder, plan: Plan, operand: Value, indices: Value, updates: Value, op: str, *, clip: bool) -> Value:
-    """One entry of each of many rows: chosen by comparing positions, without indexed stores."""
-    matrix, here, inside = places(b, plan, operand, indices, clip=clip)
+def _by_one_hot(b: Builder, plan: Plan, operand: Value, indices: Value, updates: Value, op: str, *, clip: bool) -> Value:
+    """One element of each of many rows: selected by a one-hot mask, without indexed stores."""
+    matrix, here, inside = one_hot(b, plan, operand, indices, clip=clip)
     new = b.broadcast(b.reshape(updates, matrix.shape[:1]), matrix.shape, (0,))
     chosen = here if inside is None else b.and_(here, inside)
-    return _back(b, b.select(chosen, _combined(b, op, matrix, new), matrix), operand, place_permutation(plan))
+    return _back(b, b.select(chosen, _combined(b, op, matrix, new), matrix), operand, one_hot_permutation(plan))
 
 
 def _updates_as_rows(b: Builder, plan: Plan, updates: Value, kept: Axes, window_dims: Axes) -> Value:

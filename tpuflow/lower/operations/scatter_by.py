@@ -23,8 +23,8 @@ def scatter_by(
 ) -> tuple[Value, ...]:
     """The operands with slices changed to body(*slices, *updates), elementwise, in the order of the indices.
 
-    Slices that are not within the operands are dropped, or, to `clip`, moved so that they are. apart: no two slices meet, so that all can
-    be changed at once; otherwise it is one after the other.
+    Slices that are not within the operands are dropped; with `clip` their starts are clamped instead. apart: no two slices overlap (XLA's
+    unique_indices), so that all are changed at once; otherwise a loop changes one after the other.
     """
     if not updates[0].type.elems:
         return tuple(operands)

@@ -1,4 +1,4 @@
-"""Sorting, and the largest elements."""
+"""Sorting and top-k."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Types that are only stored: fp8, and integers of 4 and 2 bits.
+"""Storage-only types: fp8, and integers of 4 and 2 bits.
 
-What moves their elements takes them as they are; all other operations get them in the type that they are computed in, and their results are
-rounded, or cut, to the type again.
+Operations that move elements take them directly. For all others they are widened to the type in which they are computed, and results are
+rounded, or truncated, back.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _OTHER_SIGN: Mapping[tuple[str, DType], DType] = {
 
 
 def is_stored(types: Sequence[Type]) -> bool:
-    """Whether one of the types is only stored."""
+    """Whether one of the types is storage-only."""
     return any(isinstance(t, TensorType) and t.dtype.wide is not None for t in types)
 
 
 def in_computed(type: Type) -> Type:
-    """The type with the elements that those of it are computed in."""
+    """The type with the element type in which its elements are computed."""
     return TensorType(type.dtype.computed, type.shape) if isinstance(type, TensorType) else type
 
 
 def matrix_type(dtype: DType) -> DType:
-    """What the matrix unit takes for numbers of a type: the narrowest of its types that holds all of them."""
+    """The narrowest type of the matrix unit that holds all values of a type."""
     if dtype.wide is None:
         return dtype
     return BF16 if dtype.wide.is_float else S8 if dtype.wide.kind == "int" else U8
@@ -58,5 +58,5 @@ def _computed(b: Builder, op: str, x: Number) -> Number:
 
 
 def _stored(b: Builder, x: Number, type: Type) -> Number:
-    """A result in the type that it should have, where that is one that is only stored."""
+    """A result converted to its declared type, if that is storage-only."""
     return b.convert(x, type.dtype) if isinstance(x, Value) and isinstance(type, TensorType) and type.dtype.wide is not None else x

@@ -1,4 +1,4 @@
-"""Windows over an array, as convolutions and windowed reductions have them."""
+"""The window geometry that convolutions and windowed reductions share."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ Padding = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class WindowDimension:
-    """One axis under a window: element i is at position low + i * spread of the padded axis; window o covers the positions
-    o * stride + k * dilation, k below `window`.
+    """One axis of a windowed operation, in the terms of XLA's WindowDimension; `size` is the array's length along it.
+
+    Element i lies at position low + i * base_dilation of the padded axis. Window o covers the positions
+    o * stride + k * window_dilation, for k in 0 .. window - 1.
     """
 
     size: int
@@ -21,14 +23,14 @@ class WindowDimension:
     stride: int = 1
     low: int = 0
     high: int = 0
-    spread: int = 1
-    dilation: int = 1
+    base_dilation: int = 1
+    window_dilation: int = 1
 
     @property
     def out(self) -> int:
         """How many windows there are."""
-        padded = self.low + self.high + ((self.size - 1) * self.spread + 1 if self.size else 0)
-        reach = (self.window - 1) * self.dilation + 1 if self.window else 0
+        padded = self.low + self.high + ((self.size - 1) * self.base_dilation + 1 if self.size else 0)
+        reach = (self.window - 1) * self.window_dilation + 1 if self.window else 0
         return max(0, (padded - reach) // self.stride + 1)
 
 
@@ -37,7 +39,7 @@ Axis = TypeVar("Axis", bound=WindowDimension)
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindow:
-    """One entry an axis, in the words of `WindowDimension`. Padding is (low, high); negative amounts cut."""
+    """The windows of an operation: one entry per axis, as in `WindowDimension`. Padding is (low, high); negative amounts crop."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -55,4 +57,4 @@ class SlidingWindow:
     def axes(self, shape: Sizes, kind: type[Axis]) -> list[Axis]:
         """The axes of an array of this shape."""
         rows = zip(shape, self.sizes, self.strides, self.padding, self.base_dilation, self.window_dilation, strict=True)
-        return [kind(n, window, stride, low, high, spread, gap) for n, window, stride, (low, high), spread, gap in rows]
+        return [kind(n, window, stride, low, high, base, between) for n, window, stride, (low, high), base, between in rows]

@@ -1,4 +1,4 @@
-"""Windowed reductions: a short window is combined load by load, each load a strided view of the operand.
+"""Windowed reductions: a short window is combined element by element, each a strided load of the whole operand.
 
 Slices and pads say what is loaded; `FoldMoves` makes windows of them, so that a reduction is one kernel and nothing is moved.
 """
@@ -18,7 +18,7 @@ from tpuflow.lower.operations.blocks import Loads, blocks, interleaved, load_all
 from tpuflow.lower.operations.reductions import accumulator, combine, cumulative, reduce, total
 from tpuflow.lower.operations.window import Sizes, SlidingWindow, WindowDimension
 
-_MOST_LOADS = 25  # of one kernel: their tiles must fit on the chip together
+_MOST_LOADS = 25  # limit of loads in one kernel, whose tiles must fit on the chip together
 
 
 def reduce_window(b: Builder, op: str, x: Value, window: SlidingWindow, start: Value | None = None) -> Value:
@@ -62,45 +62,51 @@ def as_cumulative(shape: Sizes, w: SlidingWindow) -> tuple[int, bool] | None:
 
 
 class _Axis(WindowDimension):
-    """What is loaded along an axis."""
+    """One axis of a windowed reduction, and the loads along it."""
 
     __slots__ = ()
 
     @property
     def side_by_side(self) -> bool:
-        """Whether the windows cut the axis into blocks."""
-        return (self.spread, self.dilation, self.low) == (1, 1, 0) and self.stride == self.window and self.out * self.window <= self.size
+        """Whether the windows are contiguous blocks that do not overlap."""
+        return (
+            (self.base_dilation, self.window_dilation, self.low) == (1, 1, 0)
+            and self.stride == self.window
+            and self.out * self.window <= self.size
+        )
 
     @property
     def phases(self) -> int:
-        """Neighbouring windows over a spread operand meet other elements, `phases` windows on the same again."""
-        return self.spread if self.stride == 1 and self.out > 1 else 1
+        """Kinds of windows over a base-dilated operand, by which kernel positions meet elements: window o is of the kind o % phases."""
+        return self.base_dilation if self.stride == 1 and self.out > 1 else 1
 
     def loads(self, phase: int) -> Loads | None:
-        """What the windows of one phase load; None if they meet no element."""
+        """The loads of the windows of one phase; None if they contain no element."""
         if self.phases == 1:
-            return Loads(tuple(k * self.dilation - self.low for k in range(self.window)), self.out, self.stride, self.spread)
-        places = [phase + k * self.dilation - self.low for k in range(self.window)]
-        starts = tuple(p // self.spread for p in places if p % self.spread == 0)
-        return Loads(starts, blocks(self.out, self.spread)) if starts else None
+            return Loads(tuple(k * self.window_dilation - self.low for k in range(self.window)), self.out, self.stride, self.base_dilation)
+        places = [phase + k * self.window_dilation - self.low for k in range(self.window)]
+        starts = tuple(p // self.base_dilation for p in places if p % self.base_dilation == 0)
+        return Loads(starts, blocks(self.out, self.base_dilation)) if starts else None
 
 
 def _without_pad(b: Builder, op: str, x: Value, axes: list[_Axis]) -> tuple[Value, list[_Axis]]:
-    """What a pad with the identity pads (the gradient of a windowed sum begins with one), and axes that say the same of it."""
+    """Fold a pad with the identity (the gradient of a windowed sum starts with one) into the windows' own padding."""
     made = b.maker(x)
-    spread = any(a.spread > 1 for a in axes)
-    if spread or made is None or made.op != "pad" or repr(b.known(made.inputs[1])) != repr(_identity(op, x)):
+    dilated = any(a.base_dilation > 1 for a in axes)
+    if dilated or made is None or made.op != "pad" or repr(b.known(made.inputs[1])) != repr(_identity(op, x)):
         return x, axes
     inner, pads = made.inputs[0], made.attrs
     rows = zip(axes, inner.shape, pads["low"], pads["high"], pads["interior"], strict=True)
-    return inner, [replace(a, size=n, low=a.low + low, high=a.high + high, spread=gap + 1) for a, n, low, high, gap in rows]
+    return inner, [
+        replace(a, size=n, low=a.low + low, high=a.high + high, base_dilation=interior + 1) for a, n, low, high, interior in rows
+    ]
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 
 def _combined(b: Builder, op: str, x: Value, axes: Sequence[_Axis]) -> Value:
-    """One kernel for short windows, and for long ones side by side; else one an axis."""
+    """One kernel for short windows and for contiguous blocks; else one kernel per axis."""
     if math.prod(a.window for a in axes) <= _MOST_LOADS:
         return _load_by_load(b, op, x, axes)
     if all(a.side_by_side for a in axes):
@@ -118,24 +124,24 @@ def _along(b: Builder, op: str, x: Value, at: int, axes: Sequence[_Axis]) -> Val
         return _block_by_block(b, op, x, axes)
     if axis.window <= max(axis.out, _MOST_LOADS):
         return _load_by_load(b, op, x, axes)
-    reach = (axis.window - 1) * axis.dilation + 1
-    everything = Loads((-axis.low,), (axis.out - 1) * axis.stride + reach, 1, axis.spread)
+    reach = (axis.window - 1) * axis.window_dilation + 1
+    everything = Loads((-axis.low,), (axis.out - 1) * axis.stride + reach, 1, axis.base_dilation)
     loads = [everything if i == at else Loads((0,), n) for i, n in enumerate(x.shape)]
     ((_, padded),) = load_all(b, x, loads, _identity(op, x))
     shape = [1 if i == at else n for i, n in enumerate(x.shape)]
     starts = range(0, axis.out * axis.stride, axis.stride)
-    windows = [b.slice_axis(padded, at, start, start + reach, axis.dilation) for start in starts]
+    windows = [b.slice_axis(padded, at, start, start + reach, axis.window_dilation) for start in starts]
     return b.concatenate([b.reshape(reduce(b, op, window, (at,)), shape) for window in windows], at)
 
 
 def _block_by_block(b: Builder, op: str, x: Value, axes: Sequence[_Axis]) -> Value:
-    """Windows side by side are axes of their own."""
+    """Contiguous blocks become an axis of their own, which is reduced."""
     cut = b.slice(x, [0] * len(axes), [a.out * a.window for a in axes])
     return reduce(b, op, b.reshape(cut, [n for a in axes for n in (a.out, a.window)]), [2 * i + 1 for i in range(len(axes))])
 
 
 def _load_by_load(b: Builder, op: str, x: Value, axes: Sequence[_Axis]) -> Value:
-    """A piece for every phase, laid between one another."""
+    """The results of all phases, interleaved."""
     phases = list(itertools.product(*(range(a.phases) for a in axes)))
     pieces = [_piece(b, op, x, axes, phase) for phase in phases]
     return interleaved(b, pieces, phases, [a.phases for a in axes], [a.out for a in axes])

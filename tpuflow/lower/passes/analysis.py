@@ -1,4 +1,4 @@
-"""Small questions that several passes ask about a graph: who makes a value, who uses it, what must stay, what is the same."""
+"""Analyses shared by passes: definitions, liveness, dependence, loop invariance, equality of nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def producers(nodes: Iterable[Node]) -> dict[Value, Node]:
 
 
 def effectful(node: Node) -> bool:
-    """Whether the node talks to the host, itself or in a region: such nodes stay, in order."""
+    """Whether the node, or one in its regions, communicates with the host; such nodes are neither removed nor reordered."""
     return has_effect(node.op, node.regions) if node.regions else OPS[node.op].effect
 
 
@@ -36,7 +36,7 @@ def live_nodes(nodes: Sequence[Node], outputs: Iterable[Value]) -> tuple[Node, .
 
 
 def depending(nodes: Iterable[Node], values: Iterable[Value]) -> set[Value]:
-    """The values themselves and all that nodes make of them."""
+    """The values and everything that nodes compute from them."""
     reached = set(values)
     for node in nodes:
         if not reached.isdisjoint(node.inputs):
@@ -45,7 +45,7 @@ def depending(nodes: Iterable[Node], values: Iterable[Value]) -> set[Value]:
 
 
 def invariant(region: Graph, index: int) -> bool:
-    """Whether carry `index` of a loop body leaves the body as it came."""
+    """Whether a loop's body returns carry `index` unchanged."""
     return region.outputs[index] is region.inputs[index]
 
 
@@ -63,7 +63,7 @@ def carry_offset(node: Node) -> int:
 
 
 def attr_key(value: Any) -> Any:
-    """A hashable stand-in for an attribute that tells apart what `==` does not: 0.0 and -0.0, 1 and True and 1.0, NaNs, arrays."""
+    """A hashable key of an attribute that distinguishes what `==` does not: 0.0 and -0.0, 1 and True and 1.0, NaNs, arrays."""
     if isinstance(value, np.ndarray):
         return ("array", str(value.dtype), value.shape, value.tobytes())
     if isinstance(value, float):
@@ -74,6 +74,6 @@ def attr_key(value: Any) -> Any:
 
 
 def node_key(node: Node, inputs: tuple[Value, ...] | None = None) -> Any:
-    """Equal for two nodes without regions that compute the same values: of their inputs, or of `inputs` in their place."""
+    """A key for value numbering: equal for nodes without regions that compute the same results from equal `inputs` (default: their own)."""
     attrs = tuple([(name, attr_key(node.attrs[name])) for name in sorted(node.attrs)]) if node.attrs else ()
     return (node.op, node.inputs if inputs is None else inputs, attrs, tuple([r.type for r in node.results]))

@@ -1,4 +1,4 @@
-"""What a pass is: a frozen row of options that maps a graph to a graph with the same meaning."""
+"""The base class of passes: a frozen dataclass whose fields are its options, called with a graph."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Pass(ABC):
         return re.sub(r"(?<!^)(?=[A-Z])", "-", type(self).__name__).lower()
 
     def on(self, chip: Chip, mesh: Sequence[MeshAxis] = ()) -> Pass:
-        """The pass for programs of a chip, or of a mesh of them: itself, unless it has to know these."""
+        """This pass for a chip and a mesh of them; the pass itself if it does not depend on them."""
         return self
 
     @abstractmethod
@@ -38,10 +38,10 @@ class Pass(ABC):
 
 @dataclass(frozen=True, slots=True)
 class ChipPass(Pass):
-    """A pass that weighs what memory and units of a chip take, or has to find room in it."""
+    """A pass that depends on the chip: on its rates (cost model) or its memory sizes."""
 
     chip: Chip = CHIPS["generic"]
 
     def on(self, chip: Chip, mesh: Sequence[MeshAxis] = ()) -> ChipPass:
-        """The pass for a chip, whatever others it is joined with."""
+        """This pass for a chip, on any mesh."""
         return replace(self, chip=chip)

@@ -1,4 +1,4 @@
-"""CarryConverted: what a loop carries, and only now and then replaces, it carries in the narrower type of its readers too."""
+"""CarryConverted: a loop carries a rarely updated array also in the narrower type in which its trips read it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Carry:
 
 
 def _carried(loop: Node) -> tuple[Sequence[Node], Node]:
-    """What is converted before the loop, and the loop that carries it too."""
+    """(the conversions before the loop, the loop that carries their results)."""
     body, found = loop.regions[-1], list(_found(loop.regions[-1]))
     if not found:
         return (), loop
@@ -63,7 +63,7 @@ def _carried(loop: Node) -> tuple[Sequence[Node], Node]:
 
 
 def _found(body: Graph) -> Iterator[_Carry]:
-    """The arrays that a body reads as a narrower type, and that a switch hands on as they are in some branches."""
+    """The carries that a body reads in a narrower type, and that some branches of a switch return unchanged."""
     made, read = producers(body.nodes), _readings(body.nodes)
     for index, (value, following) in enumerate(zip(body.inputs, body.outputs, strict=True)):
         switch = made.get(following)
@@ -78,13 +78,13 @@ def _found(body: Graph) -> Iterator[_Carry]:
 
 
 def _hands_on(switch: Node, branch: Graph, result: int, value: Value) -> bool:
-    """Whether a branch gives, as this result, what enters it as `value`."""
+    """Whether a branch returns `value` unchanged as this result."""
     entering = dict(zip(branch.inputs, switch.inputs[1:], strict=True))
     return entering.get(branch.outputs[result]) is value
 
 
 def _readings(nodes: Sequence[Node]) -> dict[Value, set[DType]]:
-    """The narrower floating types that values are converted to, of what a barrier holds back those that its results are."""
+    """value -> the narrower floating types to which it is converted, directly or behind a barrier."""
     found: dict[Value, set[DType]] = {}
     for node in reversed(nodes):
         if narrows(node):
@@ -98,13 +98,13 @@ def _readings(nodes: Sequence[Node]) -> dict[Value, set[DType]]:
 
 @dataclass(slots=True)
 class _Reading:
-    """Nodes read narrow arrays that are known, by what they are converted from and to, instead of converting."""
+    """Replaces conversions by narrow arrays that are `known`: (wide value, narrow type) -> narrow value."""
 
     known: dict[tuple[Value, DType], Value]
     renamed: dict[Value, Value] = field(default_factory=dict)
 
     def rewritten(self, nodes: Sequence[Node]) -> list[Node]:
-        """The nodes without the conversions that are known."""
+        """The nodes without conversions to known arrays."""
         behind = _readings(nodes)
         made: list[Node] = []
         for node in nodes:
@@ -116,7 +116,7 @@ class _Reading:
         return made
 
     def _held_back(self, barrier: Node, behind: Mapping[Value, set[DType]]) -> Node:
-        """A barrier that holds back the narrow arrays too that are read behind it."""
+        """The barrier, which also passes the narrow arrays that are read behind it."""
         more: list[Value] = []
         results: list[Value] = []
         for value, result in zip(barrier.inputs, barrier.results, strict=True):
@@ -129,7 +129,7 @@ class _Reading:
 
 
 def _switched(switch: Node, carries: Sequence[_Carry], body: Graph) -> Node:
-    """The switch with narrow arrays beside what it hands on or replaces."""
+    """The switch, which also returns the narrow arrays: passed on, or converted from the new wide ones."""
     regions = []
     for branch in switch.regions:
         inputs = tuple(Value(c.own.type, c.own.name) for c in carries)

@@ -1,4 +1,4 @@
-"""ConvertBeforeSending: what every reader of a gathered array converts to a narrower type is converted first, and sent so."""
+"""ConvertBeforeSending: narrow an array before a collective that moves it, if every reader narrows the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpuflow.lower.passes.analysis import narrows
 from tpuflow.lower.passes.base import Pass
 
 MOVES = frozenset(("reshape", "slice", "transpose"))
-"""What may lie between a collective and those who convert."""
+"""Moves that may lie between the collective and the conversions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""FoldMoves: elementwise work and reductions read through windows what was sliced, padded, reversed or transposed for them."""
+"""FoldMoves: fold slices, pads, reversals and transposes into windows through which elementwise nodes and reductions read."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class FoldMoves(Pass):
 
 @dataclass(slots=True)
 class _Folding:
-    """What is known while a region is walked: who makes a value, what it is a view of, and the windows made so far."""
+    """The state of the walk over a region: the node that defines each value, what each is a view of, and the windows emitted so far."""
 
     maker: dict[Value, Node]
     seen: dict[Value, ViewOf | None]
     windows: dict[Value, Value]
 
     def rewritten(self, node: Node) -> list[Node]:
-        """The node, reading windows, after those that it is the first to need."""
+        """The node with windows as operands, after the new windows that it needs."""
         self.maker.update(dict.fromkeys(node.results, node))
         if node.op not in READERS:
             return [node]
@@ -66,7 +66,7 @@ class _Folding:
         return made[-1].result
 
     def _chain(self, value: Value) -> ViewOf | None:
-        """The value as a view of the first thing in memory that moves lead back to; None if it is not moved at all."""
+        """The value as a view of the array in memory from which a chain of moves leads to it; None if no move defines it."""
         if value not in self.seen:
             self.seen[value] = self._followed(self.maker.get(value))
         return self.seen[value]
@@ -95,9 +95,11 @@ def _reading(seen: ViewOf, value: Value) -> tuple[str, dict[str, Any]]:
 
 
 def _stretched(seen: ViewOf, value: Value) -> tuple[int, ...] | None:
-    """The axes along which all axes of what is seen lie, in order and whole (those of size 1 next to the one before); None if not so."""
+    """The axes of a `broadcast` that is equal to a view: all axes of the source whole and in order (those of size 1 after the one before);
+    None if the view is no broadcast.
+    """
     walks = sorted(seen.view, key=lambda v: -v.pitch)
-    if not all(v.plain(value.shape[v.axis]) for v in walks):
+    if not all(v.is_identity(value.shape[v.axis]) for v in walks):
         return None
     rest, axes = iter(walks), list[int]()
     for n in seen.source.shape:

@@ -1,4 +1,4 @@
-"""Fuse: elementwise work joins the kernel that makes its operands; reductions and products take their neighbours in."""
+"""Fuse: fuse elementwise operations with the kernels that produce their operands, with reductions, and with products as epilogues."""
 
 from __future__ import annotations
 

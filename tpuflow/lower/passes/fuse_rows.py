@@ -1,4 +1,4 @@
-"""FuseRows: kernels that reduce rows and kernels that go on with rows and their reductions are one, while the rows are on the chip."""
+"""FuseRows: fuse kernels that reduce rows with those that use the rows and their reductions, while the rows are on the chip."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tpuflow.lower.passes.region_builder import RegionBuilder, fits_on_chip, is_
 
 @dataclass(frozen=True, slots=True)
 class FuseRows(ChipPass):
-    """Let one kernel reduce rows and do what is made of the rows and of their reductions: softmax, layer normalisation, their gradients.
+    """Fuse reductions of rows with the elementwise work on rows and on the reductions: softmax, layer normalisation, their gradients.
 
     Before: %1 = fused{reduce max} %0; %2 = fused{sub; exp} %0, %1; %3 = fused{reduce add} %2; %4 = fused{div} %2, %3.
     After:  %4 = fused{reduce max; sub; exp; reduce add; div} %0.
@@ -41,7 +41,7 @@ class FuseRows(ChipPass):
 
 
 def _go_together(maker: Node, node: Node, chip: Chip) -> bool:
-    """Whether a kernel goes on with the rows of one that reduces them, or with their reductions."""
+    """Whether a kernel can be fused with the row kernel that defines its last operand."""
     if not (is_kernel(maker, Kind.REDUCE, Kind.ROWS) and is_kernel(node, Kind.MAP, Kind.REDUCE)):
         return False
     first = next(n for n in maker.regions[0].nodes if n.op == "reduce")
@@ -60,7 +60,7 @@ def _go_together(maker: Node, node: Node, chip: Chip) -> bool:
 
 
 def _is_of_rows(node: Node, maker: Node, shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
-    """Whether a kernel works on rows of that shape, or reduces them, and takes what the maker makes as it is, or one number a row."""
+    """Whether a kernel works on rows of that shape, and reads the other's results elementwise or as per-row values."""
     (region,) = node.regions
     reductions = [n for n in region.nodes if n.op == "reduce"]
     if any(n.op == "join" for n in region.nodes) or any(n.inputs[0].shape != shape or n.attrs["axes"] != axes for n in reductions):
@@ -72,17 +72,17 @@ def _is_of_rows(node: Node, maker: Node, shape: tuple[int, ...], axes: tuple[int
 
 
 def _fits_in(user: Node, value: Value, kept: int) -> bool:
-    """Whether a node can take a value that is on the chip: element by element, reduced, or one number repeated along its row."""
+    """Whether a node can read a value that is on the chip: elementwise, in a reduction, or as a per-row value broadcast along its row."""
     if user.op == "broadcast":
         return len(value.shape) == kept and user.attrs["axes"] == tuple(range(kept)) and user.result.shape[:kept] == value.shape
     return user.op in ELEMENTWISE or user.op == "reduce"
 
 
 def _joined(maker: Node, node: Node, readers: Counter[Value]) -> Node:
-    """One kernel with the results of both that somebody else reads."""
+    """The fused kernel, with those results of both that have other readers."""
     builder = RegionBuilder()
-    made = dict(zip(maker.results, builder.take_region(maker), strict=True))
-    made |= dict(zip(node.results, builder.take_region(node, made), strict=True))
+    made = dict(zip(maker.results, builder.inline_region(maker), strict=True))
+    made |= dict(zip(node.results, builder.inline_region(node, made), strict=True))
     readers.subtract(v for v in set(node.inputs) if v in maker.results)
     stored = {v: own for v, own in made.items() if readers[v] > 0}
     like = replace(node, attrs=MappingProxyType({**node.attrs, "kind": Kind.ROWS}))

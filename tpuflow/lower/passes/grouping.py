@@ -1,7 +1,7 @@
-"""Which nodes become one kernel: every node joins a group, and groups have levels.
+"""Grouping for fusion: every node joins a group that becomes one kernel.
 
-A group's level is above the level of everything it reads, so that groups can always run one after the other: no fusion can close
-a cycle. Nodes join groups in program order and take part in no search; it is linear in the size of the graph.
+A group's level is higher than those of all groups that it reads, so that no fusion closes a cycle. Nodes join groups greedily in program
+order, in time linear in the size of the graph.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.passes.analysis import CONTROL, effectful
 
 STRETCHED = frozenset(("broadcast", "window"))  # an operand in memory, seen in another shape
-INLINED = STRETCHED | {"full", "iota"}  # made anew in every kernel that needs them
+INLINED = STRETCHED | {"full", "iota"}  # duplicated in every kernel that uses them
 MAX_NODES = 256
 MAX_INPUTS = 24
 FIRST = (Kind.MAP, Kind.REDUCE, Kind.DOT)
@@ -43,9 +43,9 @@ class Group:
 
 
 class Grouping:
-    """The groups of one region. `group_of` maps nodes to groups; nodes without one are made anew wherever they are used.
+    """The groups of one region. `group_of`: node -> group; nodes without a group are inlined into every user.
 
-    Operands that must be in memory and outputs of the graph, where they would be inlined elsewhere, get a kernel of their own: `stored`.
+    `stored`: inlined values that must be in memory all the same (outputs, operands of opaque nodes) -> the result of a map kernel.
     """
 
     def __init__(self, graph: Graph) -> None:

@@ -1,4 +1,4 @@
-"""HoistInvariants: what every trip of a loop would compute alike is computed once, before it."""
+"""HoistInvariants: loop-invariant code motion: kernels whose results are the same in every trip run once, before the loop."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def _hoist_from(loop: Node, at: int) -> tuple[list[Node], Node]:
 
 
 def _stays(node: Node) -> bool:
-    """Effects stay; so do control nodes; splats for padding have no kernel to save."""
+    """Whether a node is not hoisted: effects, control nodes, and padding splats, which are no kernels."""
     return node.op in CONTROL or node.op == "full" or effectful(node)
 
 
 def _overwritten(region: Graph) -> set[Value]:
-    """Values that want to change in place in the region: carried on, updated piece by piece, given to inner loops and branches."""
+    """Values that the region may overwrite in place: outputs, operands of piecewise updates, operands of inner loops and branches."""
     found = set(region.outputs)
     for node in region.nodes:
         if node.op in PIECEWISE:

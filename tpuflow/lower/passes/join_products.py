@@ -1,4 +1,4 @@
-"""JoinProducts: products on both sides of work on rows join its kernel, so that rows between them are in no memory but the chip's."""
+"""JoinProducts: fuse the products before and after a kernel over rows into it, so that the rows never leave the chip (flash attention)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tpuflow.chips import Chip
 from tpuflow.errors import CompileError
 from tpuflow.isa.contraction import Contraction, Labels
 from tpuflow.lower.emit.region import Region
-from tpuflow.lower.emit.repeated import form_of
+from tpuflow.lower.emit.repeated import structural_key
 from tpuflow.lower.emit.rows import emit_rows
 from tpuflow.lower.emit.site import Site
 from tpuflow.lower.graph.blocking import depth_block
@@ -30,13 +30,13 @@ from tpuflow.lower.passes.unit_seconds import held_seconds
 
 @dataclass(frozen=True, slots=True)
 class JoinProducts(ChipPass):
-    """Let a kernel over rows make the products that its rows come from, and those that its rows go into: attention, and its gradients.
+    """Fuse products that make or consume rows into the kernel that works on these rows: attention, and its gradients.
 
     Before: %2 = fused{dot} %q, %k; %3 = fused{reduce max; sub; exp; reduce add; div} %2; %4 = fused{dot} %3, %v.
     After:  %4 = fused{dot; reduce max; sub; exp; reduce add; div; dot} %q, %k, %v.
     Needs: fused graph, rows joined.    Keeps: every operation and every rounding; products are summed in the blocks that they have.
-    Never: where a tile of rows with everything that is made of it does not fit on the chip, or where it takes more time: to make rows again
-    that were stored, more than moving them `HELD_MOVES` times.
+    Never: where the tiles do not fit on the chip, or where the kernels would take more time; recomputing rows instead of storing them may
+    take as long as moving them `HELD_MOVES` times.
     """
 
     def __call__(self, graph: Graph) -> Graph:
@@ -45,21 +45,21 @@ class JoinProducts(ChipPass):
 
 
 class _Joining:
-    """The nodes of a graph, those that have joined another one being None, and who makes and reads what."""
+    """The nodes of a graph by position (None: fused into another), with the position that defines and those that read every value."""
 
     def __init__(self, graph: Graph, nodes: Sequence[Node], chip: Chip) -> None:
         self.nodes: list[Node | None] = list(nodes)
         self.outputs, self.chip = set(graph.outputs), chip
-        self.fitting: dict[Hashable, bool] = {}
-        self.made_at = {v: i for i, node in enumerate(nodes) for v in node.results}
+        self.fits_cache: dict[Hashable, bool] = {}
+        self.defined_at = {v: i for i, node in enumerate(nodes) for v in node.results}
         self.readers: dict[Value, list[int]] = {}
         for i, node in enumerate(nodes):
             for value in dict.fromkeys(node.inputs):
                 self.readers.setdefault(value, []).append(i)
 
     def joined(self) -> tuple[Node, ...]:
-        """The nodes after all that pays."""
-        for change in (self._joined_with_one, self._joined_with_rows, self._made_again, self._summed_apart, self._joined_with_rows):
+        """The nodes after all profitable fusions."""
+        for change in (self._join_neighbour, self._join_rows, self._recompute_in_later_rows, self._recompute_for_sums, self._join_rows):
             at = 0
             while at < len(self.nodes):
                 at += not (is_rows(self.nodes[at]) and change(at))
@@ -72,57 +72,58 @@ class _Joining:
                 self.readers[value].remove(at)
             for value in dict.fromkeys(node.inputs if node is not None else ()):
                 bisect.insort(self.readers.setdefault(value, []), at)
-            self.made_at.update(dict.fromkeys(node.results if node is not None else (), at))
+            self.defined_at.update(dict.fromkeys(node.results if node is not None else (), at))
         return True
 
     # --- what rows come from and go into --------------------------------------------------------------------------------
 
-    def _joined_with_one(self, at: int) -> bool:
-        """Join a product, or work on the same rows beside products, to the rows at a position if that pays; whether any did."""
+    def _join_neighbour(self, at: int) -> bool:
+        """Fuse a neighbouring product into the row kernel at a position, if that is profitable; whether one was fused."""
         rows = self._node(at)
-        makers = {self.made_at[v] for v in rows.inputs if v in self.made_at}
+        makers = {self.defined_at[v] for v in rows.inputs if v in self.defined_at}
         for other in sorted(makers.union(*(self.readers.get(v, ()) for v in rows.results))):
-            if _belongs(self._node(other), rows, before=other < at):
+            if _is_neighbour(self._node(other), rows, before=other < at):
                 members = sorted((at, other))
-                found = self._one(members)
+                found = self._merged(members)
                 if found is not None and self._pays([found[1]], [rows, self._node(other)]):
                     return self._replace(dict.fromkeys(members), dict([found]))
         return False
 
-    def _joined_with_rows(self, at: int) -> bool:
-        """Join work on the same rows, that goes on with these or takes what they take, if that pays; whether any did."""
+    def _join_rows(self, at: int) -> bool:
+        """Fuse a later kernel over the same rows that shares an operand with this one or reads its results, if that is profitable."""
         rows = self._node(at)
         values = (*rows.inputs, *rows.results)
         beside = {i for v in values for i in self.readers.get(v, ()) if i > at and is_rows(self.nodes[i])}
-        for other in sorted(i for i in beside if _are_alike(rows, self._node(i))):
-            found = self._one([at, other])
+        for other in sorted(i for i in beside if _same_rows(rows, self._node(i))):
+            found = self._merged([at, other])
             if found is not None and self._pays([found[1]], [rows, self._node(other)]):
                 return self._replace(dict.fromkeys((at, other)), dict([found]))
         return False
 
     def _node(self, at: int) -> Node:
         node = self.nodes[at]
-        assert node is not None, "what has joined another kernel makes and reads nothing any more"
+        assert node is not None, "a node that was fused into another defines and reads nothing"
         return node
 
-    def _one(self, members: Sequence[int], again: _Again | None = None) -> tuple[int, Node] | None:
-        """Kernels as one, with the results that others read, and in the place of which it is; None if that is no kernel, or has no place.
+    def _merged(self, members: Sequence[int], recomputation: _Recomputation | None = None) -> tuple[int, Node] | None:
+        """(position, kernel) of several kernels merged into one, with the results that others read; None if there is no such kernel or no
+        position for it.
 
-        With `again`, it computes a value that it would read.
+        With a `recomputation`, the kernel computes that value instead of reading it.
         """
         members, inside = sorted(members), set(members)
         results = [v for at in members for v in self._node(at).results]
         read = {v for at in members for v in self._node(at).inputs}.difference(results)
-        read = read if again is None else read.difference([again.value]).union(again.leaves.values())
-        after = max((self.made_at.get(v, -1) for v in read), default=-1)
+        read = read if recomputation is None else read.difference([recomputation.value]).union(recomputation.leaves.values())
+        after = max((self.defined_at.get(v, -1) for v in read), default=-1)
         before = min((i for v in results for i in self.readers.get(v, ()) if i not in inside), default=len(self.nodes))
         place = max((at for at in members if after < at < before), default=-1)
         if place < 0:
             return None
         builder = RegionBuilder()
-        made = {} if again is None else again.computed(builder)
+        made = {} if recomputation is None else recomputation.computed(builder)
         for at in members:
-            made |= dict(zip(self._node(at).results, builder.take_region(self._node(at), made), strict=True))
+            made |= dict(zip(self._node(at).results, builder.inline_region(self._node(at), made), strict=True))
         stored = [v for v in results if v in self.outputs or not inside.issuperset(self.readers.get(v, ()))]
         like = next((node for at in members if is_rows(node := self._node(at))), self._node(members[-1]))
         like = replace(like, attrs=MappingProxyType({**like.attrs, "kind": Kind.ROWS}))
@@ -130,71 +131,74 @@ class _Joining:
         return (place, one) if _is_possible(one, self.chip) and self._fits(one) else None
 
     def _fits(self, node: Node) -> bool:
-        """Whether its template finds tiles for a kernel over rows; of those alike, one is asked."""
-        form = form_of(node)
-        if form not in self.fitting:
+        """Whether a row kernel fits on the chip, according to its emission template; cached by structure."""
+        form = structural_key(node)
+        if form not in self.fits_cache:
             site = Site(node, Region.of(node, range(len(node.inputs) + len(node.results))), self.chip, node.scope)
             try:
-                self.fitting[form] = bool(emit_rows(site))
+                self.fits_cache[form] = bool(emit_rows(site))
             except CompileError:
-                self.fitting[form] = False
-        return self.fitting[form]
+                self.fits_cache[form] = False
+        return self.fits_cache[form]
 
     # --- what is made again rather than stored for somebody else --------------------------------------------------------
 
-    def _made_again(self, at: int) -> bool:
-        """Let later work on rows make rows again, product and all, that the kernel at a position stores for it, if that pays."""
+    def _recompute_in_later_rows(self, at: int) -> bool:
+        """Let a later row kernel recompute rows, with their products, that the kernel at a position stores, if that is profitable."""
         rows = self._node(at)
-        for value, readers in self._rows_for_readers(rows):
-            again = _Again.of(rows, value)
+        for value, readers in self._stored_rows(rows):
+            recomputation = _Recomputation.of(rows, value)
             later = {i: None for v in (value, *rows.results) for i in self.readers.get(v, ()) if is_rows(self.nodes[i])}
             for host in later:
-                if row_shape(self._node(host)) == value.shape and self._makes(again, at, host, [i for i in readers if i != host]):
+                others = [i for i in readers if i != host]
+                fits = row_shape(self._node(host)) == value.shape
+                if fits and self._recompute_with_readers(recomputation, at, host, others):
                     return True
         return False
 
-    def _rows_for_readers(self, rows: Node) -> Iterator[tuple[Value, Sequence[int]]]:
-        """The rows that a kernel makes with products and stores for other kernels only, with the places of these."""
+    def _stored_rows(self, rows: Node) -> Iterator[tuple[Value, Sequence[int]]]:
+        """(rows, positions of their readers): the rows that a kernel with products stores, and that are no outputs of the graph."""
         for value in rows.results if _has_products(rows) else ():
             readers = self.readers.get(value, [])
             if value.shape == row_shape(rows) and value not in self.outputs and readers:
                 yield value, readers
 
-    def _makes(self, again: _Again, at: int, host: int, others: Sequence[int]) -> bool:
-        """Whether it pays that a kernel over rows makes a value, and takes in the products that read it."""
-        if not all(_takes_rows(self._node(i), again.value) for i in others):
+    def _recompute_with_readers(self, recomputation: _Recomputation, at: int, host: int, others: Sequence[int]) -> bool:
+        """Recompute a value in the row kernel `host`, fused with the products that read it, if that is profitable."""
+        if not all(_consumes_rows(self._node(i), recomputation.value) for i in others):
             return False
-        return self._made_by([host, *others], again, at)
+        return self._recompute_in([host, *others], recomputation, at)
 
-    def _made_by(self, members: Sequence[int], again: _Again, at: int) -> bool:
-        """Whether it pays that kernels as one make what the kernel at a position would store for them; if so, they do."""
-        found = self._one(members, again)
-        still_reduces = any(n.op == "reduce" for n in again.maker.regions[0].nodes)
+    def _recompute_in(self, members: Sequence[int], recomputation: _Recomputation, at: int) -> bool:
+        """Merge kernels and recompute in them a value that the kernel at a position stores for them, if that is profitable."""
+        found = self._merged(members, recomputation)
+        still_reduces = any(n.op == "reduce" for n in recomputation.maker.regions[0].nodes)
         if found is None or not still_reduces:
             return False
-        if not self._pays([found[1], again.maker], [self._node(i) for i in (at, *members)], again.value):
+        if not self._pays([found[1], recomputation.maker], [self._node(i) for i in (at, *members)], recomputation.value):
             return False
-        return self._replace(dict.fromkeys(members), {at: again.maker}, dict([found]))
+        return self._replace(dict.fromkeys(members), {at: recomputation.maker}, dict([found]))
 
-    def _summed_apart(self, at: int) -> bool:
-        """Let products that sum over rows make these again, a few columns at a time, where there is no room to sum over whole rows."""
+    def _recompute_for_sums(self, at: int) -> bool:
+        """Let products that contract the rows recompute these, some columns at a time, where whole rows leave no room for the sums."""
         rows = self._node(at)
-        for value, readers in self._rows_for_readers(rows):
-            if all(_takes_rows(self._node(i), value, over=True) for i in readers) and self._made_by(readers, _Again.of(rows, value), at):
+        for value, readers in self._stored_rows(rows):
+            consumed = all(_consumes_rows(self._node(i), value, over=True) for i in readers)
+            if consumed and self._recompute_in(readers, _Recomputation.of(rows, value), at):
                 return True
         return False
 
     def _pays(self, new: Sequence[Node], old: Sequence[Node], freed: Value | None = None) -> bool:
-        """Whether kernels take less time than others; to hold a value no longer is worth moving it `HELD_MOVES` times."""
+        """Whether kernels `new` are faster than `old`; if the value `freed` is no longer stored, they may be slower by its price."""
         spent, saved = (sum(busy_seconds(n, self.chip) for n in nodes) for nodes in (new, old))
         return spent < saved + (0.0 if freed is None else held_seconds(bytes_of(freed.type), self.chip))
 
 
 @dataclass(frozen=True, slots=True)
-class _Again:
-    """How to make rows again of what a kernel makes them of: `leaves` maps values of its region to those of the graph.
+class _Recomputation:
+    """How to recompute rows: by the nodes of their kernel, from `leaves` (value of its region -> value of the graph).
 
-    `maker`: the kernel without the value as a result, but with what is left of each row that it takes to make it.
+    `own`: the rows in that region. `maker`: that kernel without the rows as a result, but with the per-row values among the leaves.
     """
 
     value: Value
@@ -204,8 +208,8 @@ class _Again:
     maker: Node
 
     @classmethod
-    def of(cls, rows: Node, value: Value) -> _Again:
-        """Reductions are not made again: their results are stored."""
+    def of(cls, rows: Node, value: Value) -> _Recomputation:
+        """Of a value that a row kernel stores. Reductions are not recomputed: their results, per-row values, are leaves."""
         (region,) = rows.regions
         outer = dict(zip(region.inputs, rows.inputs, strict=True))
         known = dict(zip(region.outputs, rows.results, strict=True))
@@ -223,14 +227,14 @@ class _Again:
         stored = {o: v for o, v in known.items() if v is not value} | leaves
         builder = RegionBuilder()
         env = {o: builder.operand(v) for o, v in outer.items()}
-        builder.take(region.nodes, env)
+        builder.inline(region.nodes, env)
         maker = builder.fused(rows, [env[o] for o in stored], list(stored.values()))
         return cls(value, tuple(reversed(nodes)), own, {o: v for o, v in outer.items() if o in want} | leaves, maker)
 
     def computed(self, builder: RegionBuilder) -> dict[Value, Value]:
-        """The value in a region."""
+        """Add the recomputation to a region: {the value of the graph: its name there}."""
         env = {o: builder.operand(v) for o, v in self.leaves.items()}
-        builder.take(self.nodes, env)
+        builder.inline(self.nodes, env)
         return {self.value: env[self.own]}
 
 
@@ -239,8 +243,8 @@ def is_rows(node: Node | None) -> bool:
     return node is not None and is_kernel(node, Kind.ROWS)
 
 
-def _are_alike(one: Node, other: Node) -> bool:
-    """Whether two kernels over rows work on the same ones, beside products."""
+def _same_rows(one: Node, other: Node) -> bool:
+    """Whether two row kernels with products have rows of one shape, reduced along the same axes."""
     mine, others = rows_in(one), rows_in(other)
     return (mine.shape, mine.axes) == (others.shape, others.axes) and _has_products(one) and _has_products(other)
 
@@ -254,25 +258,27 @@ def row_shape(rows: Node) -> tuple[int, ...]:
     return rows_in(rows).shape
 
 
-def _belongs(other: Node, rows: Node, *, before: bool) -> bool:
-    """Whether a product makes rows (`before`), or takes rows: each whole, or all numbers at one place of them."""
+def _is_neighbour(other: Node, rows: Node, *, before: bool) -> bool:
+    """Whether a kernel is a product that makes the rows (`before`), or one that consumes them."""
     if not is_kernel(other, Kind.DOT):
         return False
     if not before:
-        return any(_takes_rows(other, v) for v in rows.results if v.shape == row_shape(rows))
+        return any(_consumes_rows(other, v) for v in rows.results if v.shape == row_shape(rows))
     (work,), dot = rows.regions, _plain_product(other)
     made = {o for o, v in zip(work.inputs, rows.inputs, strict=True) if v in other.results}
-    whole = all(_takes_whole(n) for n in work.nodes if not made.isdisjoint(n.inputs))
-    return dot is not None and dot.result.shape == row_shape(rows) and whole and _along(rows)
+    whole = all(_reads_elementwise(n) for n in work.nodes if not made.isdisjoint(n.inputs))
+    return dot is not None and dot.result.shape == row_shape(rows) and whole and _has_one_row_axis(rows)
 
 
-def _along(rows: Node) -> bool:
-    """Whether rows lie along one axis."""
+def _has_one_row_axis(rows: Node) -> bool:
+    """Whether rows are reduced along a single axis."""
     return all(len(n.attrs["axes"]) == 1 for n in rows.regions[0].nodes if n.op == "reduce")
 
 
-def _takes_rows(product: Node, value: Value, *, over: bool = False) -> bool:
-    """Whether a product takes rows as they are, and sums along each, or `over` them; then all other axes of theirs are batches."""
+def _consumes_rows(product: Node, value: Value, *, over: bool = False) -> bool:
+    """Whether a product reads a value, unconverted, as rows: it contracts along each row, or across rows, whose other axes are batches
+    then. over: only the latter counts.
+    """
     dot = _plain_product(product)
     if dot is None:
         return False
@@ -280,44 +286,45 @@ def _takes_rows(product: Node, value: Value, *, over: bool = False) -> bool:
     whole, own = contraction_of(dot), {o for o, v in zip(region.inputs, product.inputs, strict=True) if v is value}
     taken = [labels for v, labels in zip(dot.inputs, (whole.lhs, whole.rhs), strict=True) if v in own]
     only = all(n is dot for n in region.nodes if not own.isdisjoint(n.inputs))
-    return only and len(taken) == 1 and (_is_over(taken[0], whole) or (not over and whole.contracted == taken[0][-1:]))
+    return only and len(taken) == 1 and (_contracts_rows(taken[0], whole) or (not over and whole.contracted == taken[0][-1:]))
 
 
 def _plain_product(node: Node) -> Node | None:
-    """The product of a kernel that rows may join: a dot with more than one row, column and term, and no sums of its results."""
+    """The dot of a product kernel that may be fused with rows: more than one row, column and contracted element, no sums of results."""
     (region,) = node.regions if is_kernel(node, Kind.DOT) else (None,)
     dot = next((n for n in region.nodes if n.op == "dot"), None) if region is not None else None
-    if region is None or dot is None or any(n.op == "reduce" for n in region.nodes) or not _is_of_neighbours(dot):
+    if region is None or dot is None or any(n.op == "reduce" for n in region.nodes) or not _has_contiguous_blocks(dot):
         return None
     whole, sizes = contraction_of(dot), sizes_of(dot)
     sides = [math.prod(sizes[x] for x in labels) for labels in whole.roles[1:]]
     return dot if 1 not in sides and 0 not in sizes.values() else None
 
 
-def _is_over(rows: Labels, whole: Contraction) -> bool:
-    """Whether a product sums over rows, of which all other axes are batches."""
+def _contracts_rows(rows: Labels, whole: Contraction) -> bool:
+    """Whether a product contracts across rows, and all other axes of the rows are batches."""
     return len(whole.contracted) == 1 and {*rows[:-1]} == {*whole.batch, *whole.contracted}
 
 
-def _is_of_neighbours(dot: Node) -> bool:
-    """Whether the blocks of a product's sum are neighbours along one axis, or all there is."""
+def _has_contiguous_blocks(dot: Node) -> bool:
+    """Whether the blocks of a product's sum lie along one axis, or there is only one block."""
     sizes = sizes_of(dot)
     block = depth_block(contraction_of(dot), sizes)
     return len(block) == 1 or all(n == sizes[x] for x, n in block.items())
 
 
-def _takes_whole(node: Node) -> bool:
+def _reads_elementwise(node: Node) -> bool:
     return node.op in ELEMENTWISE or node.op in ("reduce", *PRODUCTS)
 
 
 def _is_possible(node: Node, chip: Chip) -> bool:
-    """Whether a kernel makes only rows, what is left of them, and what products make of them, and tiles of it all find room on the chip."""
+    """Whether a kernel is a valid row kernel, whose outputs are rows, per-row values and results of products, and fits on the chip."""
     (region,) = node.regions
     rows = rows_in(node)
     left = tuple(n for axis, n in enumerate(rows.shape) if axis not in rows.axes)
     one_side = all(sum(v in rows.values for v in (*n.inputs, n.result)) == 1 for n in region.nodes if n.op in PRODUCTS)
-    after = depending(region.nodes, [n.result for n in rows.mixing])
+    after = depending(region.nodes, [n.result for n in rows.consumers])
     apart = all(after.isdisjoint(n.inputs) for n in region.nodes if n.op in ("reduce", "broadcast", *PRODUCTS))
-    of_one = sum(len(depending(region.nodes, n.results)) for n in rows.mixing) == len(after)  # a gate and what it lets through are of two
+    # a gate and what it lets through come from two products
+    of_one = sum(len(depending(region.nodes, n.results)) for n in rows.consumers) == len(after)
     placed = all(o in after or o.shape in (rows.shape, left) for o in region.outputs)
     return one_side and apart and of_one and placed and len(region.nodes) <= MAX_NODES and bool(rows_at_once(node, chip))

@@ -10,15 +10,15 @@ from types import MappingProxyType
 from tpuflow.dtypes import DType
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.kinds import Kind
-from tpuflow.lower.graph.ops import JOINED
+from tpuflow.lower.graph.ops import FUSIBLE_MOVES
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.merge_kernels import Memory, common_scope
 from tpuflow.lower.passes.region_builder import TILES_BYTES, bytes_of, is_kernel
 
-SMALL_BYTES = 256 * 1024  # of one array: half a tile, so that padding leaves it one
-LEAST_BYTES = 512  # that a tile takes, be it a scalar
+SMALL_BYTES = 256 * 1024  # an array of at most this size is small: half a tile, so that it is one tile even if padded
+LEAST_BYTES = 512  # the smallest size of a tile, even of a scalar
 MAX_NODES = 2048
-SPARE_BYTES = 64 * 1024  # of memory at its fullest, for scalars and the like that are held longer
+SPARE_BYTES = 64 * 1024  # by which the memory peak may grow, for scalars that stay live longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class JoinSmall(Pass):
 
 @dataclass(slots=True, eq=False)
 class _Pack:
-    """Kernels that will be one: what they read, what they would overwrite in memory, and the types of what they make."""
+    """Kernels that will be one: operands (`reads`), region inputs that results may overwrite (`replaced`), types of results (`made`)."""
 
     members: list[Node] = field(default_factory=list)
     reads: set[Value] = field(default_factory=set)
@@ -56,7 +56,7 @@ class _Pack:
 
 
 class _Joining:
-    """Walks the nodes in order. `layers` holds those that wait, `placed` what has its place: (position, node), in order of that."""
+    """Visits the nodes in order. `layers`: waiting nodes by depth of dependence on one another. `placed`: (position, node) of others."""
 
     def __init__(self, graph: Graph, nodes: Sequence[Node]) -> None:
         self.nodes = nodes
@@ -74,7 +74,7 @@ class _Joining:
         self.memory = Memory(graph, nodes, SPARE_BYTES)
 
     def joined(self) -> list[Node]:
-        """The nodes, those that run together as one."""
+        """The nodes, with groups of small ones as one node each."""
         for position, node in enumerate(self.nodes):
             above = max((self.layer_of.get(v, -1) for v in node.inputs), default=-1)
             if _is_small(node):
@@ -94,14 +94,14 @@ class _Joining:
         self.layer_of.update(dict.fromkeys(node.results, layer))
 
     def _run(self, now: int, last: int) -> None:
-        """Give all layers up to `last` their places, before the node at position `now`."""
+        """Place all waiting layers up to number `last` before the node at position `now`."""
         for layer in self.layers[: last + 1]:
             self._place(now, layer)
         self.layers = self.layers[last + 1 :]
         self.layer_of = {v: layer - last - 1 for v, layer in self.layer_of.items() if layer > last}
 
     def _place(self, now: int, layer: Iterable[tuple[int, Node]]) -> None:
-        """One layer: packs run now; what found no company, and views, stay where they were unless what they read has moved."""
+        """Place one layer: packs of several nodes run now; single nodes and views stay in place, unless their operands have moved."""
         packs = [p for p in self._packs([n for at, n in layer if n.op != "reshape" and self._may_wait(n, at, now)]) if p.kernels > 1]
         for pack in packs:
             self.placed.append((now, _one(pack.members)))
@@ -112,7 +112,7 @@ class _Joining:
                 self._stay(at, node)
 
     def _may_wait(self, node: Node, position: int, now: int) -> bool:
-        """Whether that costs next to no memory at the fullest moment; if so, it is what will be."""
+        """Whether the node can be delayed to `now` without raising the memory peak; if so, the delay is accounted for."""
         if not self.memory.allows(node.inputs, node.results, position, now):
             return False
         self.memory.delay(node.inputs, node.results, position, now)
@@ -152,7 +152,7 @@ class _Joining:
         pack.kernels += len(node.inputs) if node.op == "concatenate" else 1
 
     def _replaced(self, node: Node) -> set[Value]:
-        """Region inputs in whose place a result that leaves the region may be made."""
+        """Region inputs whose buffer a result of the node that leaves the region may take."""
         leaving = {_kind(v.type) for v in node.results if v in self.outputs}
         return {v for v in node.inputs if v in self.inputs and _kind(v.type) in leaving}
 
@@ -168,14 +168,15 @@ def _kind_of(value: Value) -> tuple[DType, int]:
 
 def _is_small(node: Node) -> bool:
     """Whether a node is a map, a reduction, work on rows or a move of small arrays only, and of one at least."""
-    if not (node.op in JOINED or is_kernel(node, Kind.MAP, Kind.REDUCE, Kind.ROWS)) or not node.inputs or _in_pieces(node):
+    if not (node.op in FUSIBLE_MOVES or is_kernel(node, Kind.MAP, Kind.REDUCE, Kind.ROWS)) or not node.inputs or _in_pieces(node):
         return False
     return all(0 < bytes_of(v.type) <= SMALL_BYTES for v in _values(node))
 
 
 def _in_pieces(node: Node) -> bool:
-    """Whether a kernel reads one array through several windows, as pooling does, or puts one together from several, as its gradient does:
-    a move for each is work for many cores."""
+    """Whether a kernel reads one array through several windows, as pooling does, or joins several pieces, as its gradient does: its many
+    DMAs are better divided among cores.
+    """
     inside = [n for region in node.regions for n in region.nodes]
     read = Counter(n.inputs[0] for n in inside if n.op == "window")
     return any(times > 1 for times in read.values()) or any(n.op == "join" for n in inside)
@@ -190,13 +191,13 @@ def _nodes(node: Node) -> int:
 
 
 def _on_chip_bytes(node: Node) -> int:
-    """What a kernel's tiles take, roughly: its operands and results, and as much again as the largest for what lies between."""
+    """A kernel's on-chip bytes, estimated: its operands and results, and the largest array once more for intermediates."""
     held = sum(max(bytes_of(v.type), LEAST_BYTES) for v in (*node.inputs, *node.results))
     return held + max(bytes_of(v.type) for v in _values(node))
 
 
 def _one(members: Sequence[Node]) -> Node:
-    """One node of kind "several" with the members in its region."""
+    """A node of `Kind.SEVERAL` with the members in its region."""
     inner = {v: Value(v.type, v.name) for node in members for v in (*node.inputs, *node.results)}
     nodes = [replace(n, inputs=tuple(inner[v] for v in n.inputs), results=tuple(inner[v] for v in n.results)) for n in members]
     inputs = tuple(dict.fromkeys(v for node in members for v in node.inputs))

@@ -1,4 +1,4 @@
-"""What kernels need on a chip, roughly, and what they could compute themselves: questions of the passes that move work between them."""
+"""Cost estimates of fused nodes for passes that move work between kernels: on-chip bytes and seconds, from the chip's row."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MAX_NODES = 256
 LEAST_ROWS = 8  # of a tile beside products: the sublanes of most chips
 
 
-def takes(reader: Node, value: Value) -> bool:
-    """Whether a kernel only uses an operand element by element, so that it could compute it as well as read it."""
+def uses_elementwise(reader: Node, value: Value) -> bool:
+    """Whether a kernel uses an operand only elementwise or in reductions, so that it could recompute the operand instead of reading it."""
     if not is_kernel(reader, Kind.MAP, Kind.REDUCE, Kind.DOT, Kind.ROWS):
         return False
     (region,) = reader.regions
@@ -34,7 +34,7 @@ def takes(reader: Node, value: Value) -> bool:
 
 
 def row_bytes(nodes: Iterable[Node], chip: Chip) -> int:
-    """What a row of everything that row kernels move or make takes on a chip, at most: two slots of what is moved, one of what is made."""
+    """Upper bound of the on-chip bytes of one row of all arrays of row kernels: two slots for operands and results, one for others."""
     kernels = list(nodes)
     first = next(n for n in kernels[0].regions[0].nodes if n.op == "reduce")
     row = tuple(first.inputs[0].shape[a] for a in first.attrs["axes"])
@@ -44,21 +44,21 @@ def row_bytes(nodes: Iterable[Node], chip: Chip) -> int:
 
 
 def rows_at_once(node: Node, chip: Chip) -> int:
-    """How many rows, of one batch, a kernel over rows with products can have on a chip at a time; 0 if not as many as it has to.
+    """How many rows of one batch fit on the chip at a time in a row kernel with products; 0 if fewer than the least number that it needs.
 
-    What products take and make beside rows is there whole, in two slots; what they sum over all rows in accumulators. Rows that are not
-    reduced may be cut, down to as many columns as a matrix array has.
+    The other operands and results of products are held whole, in two slots, and sums over all rows in accumulators. Rows that are not
+    reduced may be cut, down to the columns of one matrix array.
     """
     (region,) = node.regions
     rows, products = rows_in(node), [n for n in region.nodes if n.op in PRODUCTS]
     queries, columns = rows.shape[-2:]
-    summed = [n for n in rows.mixing if sums_over_rows(n, rows)]
+    summed = [n for n in rows.consumers if sums_over_rows(n, rows)]
     least = max((math.prod(depth_block(contraction_of(n), sizes_of(n)).values()) for n in summed), default=min(LEAST_ROWS, queries))
     others = dict.fromkeys(v for n in products for v in (*n.inputs, *n.results) if v not in rows.values)
     beside = sum(2 * _batch_bytes(v, chip) for v in others)
     sums, held = [_batch_bytes(n.result, chip) for n in summed], _most_rows(node, rows)
     narrowest = columns if rows.axes else min(columns, chip.matrix_columns)
-    mixed = [n.result.type.elems // math.prod(rows.shape[:-1]) for n in rows.mixing if n not in summed]
+    mixed = [n.result.type.elems // math.prod(rows.shape[:-1]) for n in rows.consumers if n not in summed]
     row, accumulated = (
         chip.tile_bytes((chip.vector_sublanes, n), 4) // chip.vector_sublanes for n in (narrowest, max(narrowest, *mixed, 0))
     )
@@ -70,19 +70,19 @@ def rows_at_once(node: Node, chip: Chip) -> int:
 
 
 def sums_over_rows(product: Node, rows: Rows) -> bool:
-    """Whether a product that takes rows sums over them, rather than along each."""
+    """Whether a product that consumes rows contracts an axis across rows, rather than along each row."""
     whole = contraction_of(product)
     labels = whole.lhs if product.inputs[0] in rows.values else whole.rhs
     return labels[-1] not in whole.contracted
 
 
 def _batch_bytes(value: Value, chip: Chip) -> int:
-    """On-chip bytes of one batch of what a product takes or makes beside rows: its two longest axes."""
+    """On-chip bytes of one batch of a product's operand or result that is not rows: its two longest axes."""
     return chip.tile_bytes(tuple(sorted(value.shape)[:-3:-1]), value.dtype.bytes)
 
 
 def _most_rows(node: Node, rows: Rows) -> int:
-    """How many arrays of rows are on the chip at the fullest moment: two slots of what goes from unit to unit, one of what is made."""
+    """The most arrays of rows that are live at once: two slots for those that pass between units, one for other intermediates."""
     (region,) = node.regions
     last = {v: i for i, n in enumerate(region.nodes) for v in n.inputs}
     sides = [v for n in region.nodes if n.op in PRODUCTS for v in (*n.inputs, n.result)]
@@ -94,8 +94,8 @@ def _most_rows(node: Node, rows: Rows) -> int:
     return 2 * len(crossing) + max(held)
 
 
-def seconds(node: Node, chip: Chip) -> float:
-    """The time of a kernel at the rates of the part of the chip that it keeps busiest: memory, vector or matrix units."""
+def roofline_seconds(node: Node, chip: Chip) -> float:
+    """The roofline time of a kernel: the longest of its memory traffic, vector work and matrix multiplications at peak rates."""
     (region,) = node.regions
     product = next((n for n in region.nodes if n.op in PRODUCTS), None)
     inner = dict(zip(node.inputs, region.inputs, strict=True))
@@ -105,10 +105,10 @@ def seconds(node: Node, chip: Chip) -> float:
 
 
 @functools.lru_cache(maxsize=512)
-def moving_and_working(node: Node, chip: Chip, side: int = MATRIX_EDGE) -> tuple[float, float]:
-    """The time of a kernel's moves, and that of the vector and the matrix unit, which run side by side or wait for each other by rows.
+def memory_and_compute_seconds(node: Node, chip: Chip, side: int = MATRIX_EDGE) -> tuple[float, float]:
+    """(seconds of a kernel's DMAs, seconds of its vector and matrix units, which overlap but where those of a row kernel wait for another).
 
-    Tiles of products have so many rows and columns. Rows of one batch are one core's.
+    side: rows and columns of a product's tiles. The rows of one batch belong to one core.
     """
     (region,) = node.regions
     products, by_rows = [n for n in region.nodes if n.op in PRODUCTS], is_kernel(node, Kind.ROWS)
@@ -126,8 +126,8 @@ def moving_and_working(node: Node, chip: Chip, side: int = MATRIX_EDGE) -> tuple
 
 
 def busy_seconds(node: Node, chip: Chip) -> float:
-    """The time of a kernel by what its instructions take: moves, beside the vector and the matrix unit."""
-    return max(moving_and_working(node, chip))
+    """The time of a kernel by the cost of its instructions: DMAs overlap with the compute units."""
+    return max(memory_and_compute_seconds(node, chip))
 
 
 def _batches(product: Node) -> int:

@@ -26,7 +26,7 @@ class MergeKernels(Pass):
 
     Before: %4 = fused{select} %p, %0, %1; %5 = fused{select} %p, %2, %3.    After: %4, %5 = fused{select; select} %p, %0, %1, %2, %3.
     Needs: fused graph.    Keeps: every node of every region, so every bit.
-    Never: needs more memory at the fullest moment, or takes so many arrays that tiles get small.
+    Never: raises the memory peak, or takes so many arrays that tiles get small.
     With `related`, only kernels that read the same large array or results of the same kernel.
     """
 
@@ -41,7 +41,9 @@ class MergeKernels(Pass):
 
 @dataclass(slots=True, eq=False)
 class _Bundle:
-    """Kernels that will be one: the position before which all of them must have run, what they touch, and where they read from."""
+    """Kernels that will be merged, at the position `end` of the last one. `before`: the position of the first reader of their results,
+    which limits how late they may run. `reads`, `makes`: their operands and results. `origins`: see `_Merging._origins`. `size`: nodes.
+    """
 
     members: list[Node] = field(default_factory=list)
     end: int = 0
@@ -53,10 +55,10 @@ class _Bundle:
 
 
 class Memory:
-    """Bytes in use at every position, and what delaying kernels would add; region inputs are there all the time."""
+    """Live bytes at every position of a region, and how a delay of kernels changes them; region inputs are live throughout."""
 
     def __init__(self, graph: Graph, nodes: Sequence[Node], spare_bytes: int = 0) -> None:
-        """`spare_bytes`: how much more than now may be needed at the fullest moment."""
+        """spare_bytes: by how much the peak of live bytes may grow."""
         self.last = dict.fromkeys(graph.inputs, len(nodes)) | dict.fromkeys(graph.outputs, len(nodes))
         for position, node in enumerate(nodes):
             for value in node.inputs:
@@ -71,12 +73,12 @@ class Memory:
         self.most_bytes = int(self.used.max()) + spare_bytes
 
     def allows(self, reads: Iterable[Value], makes: Iterable[Value], old: int, new: int) -> bool:
-        """Whether a kernel at position `old` may run at `new` without more memory being needed in all."""
+        """Whether a kernel can be delayed from position `old` to `new` without exceeding the peak (and the spare bytes)."""
         start, added = self._added(reads, makes, old, new)
         return bool((self.used[start : new + 1] + added <= self.most_bytes)[added > 0].all())
 
     def delay(self, reads: Iterable[Value], makes: Iterable[Value], old: int, new: int) -> None:
-        """Let it run there."""
+        """Account for that delay."""
         reads = tuple(reads)
         start, added = self._added(reads, makes, old, new)
         self.used[start : new + 1] += added
@@ -150,7 +152,7 @@ class _Merging:
 
 
 def _space(node: Node) -> Any:
-    """What two kernels must share to run as one; None for what stays alone."""
+    """A key of the iteration space, equal for kernels that can be merged; None for those that cannot."""
     if not is_kernel(node, Kind.MAP, Kind.REDUCE):
         return None
     (region,) = node.regions
@@ -163,16 +165,16 @@ def _space(node: Node) -> Any:
 
 
 def _one(members: Sequence[Node]) -> Node:
-    """One kernel that does what all members do, in their order."""
+    """The members as one kernel."""
     if len(members) == 1:
         return members[0]
     builder = RegionBuilder()
-    outputs = [v for node in members for v in builder.take_region(node)]
+    outputs = [v for node in members for v in builder.inline_region(node)]
     results = [v for node in members for v in node.results]
     return replace(builder.fused(members[0], outputs, results), scope=common_scope(members))
 
 
 def common_scope(members: Sequence[Node]) -> str:
-    """The innermost module that all are in, else that of most of them (of those that are in any)."""
+    """The innermost scope that contains all members with a scope, else the most common one."""
     scopes = [node.scope for node in members if node.scope]
     return (os.path.commonpath(scopes) or Counter(scopes).most_common(1)[0][0]) if scopes else ""

@@ -1,4 +1,4 @@
-"""ReadChosen: work that a choice may throw away reads what the same condition has chosen already."""
+"""ReadChosen: code that is only used if a condition holds reads the result of a select by that condition instead of its operand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Side = tuple[Value, int]
 
 @dataclass(frozen=True, slots=True)
 class ReadChosen(Pass):
-    """A value that is kept by a choice, and else only read where the same condition decides, is read as it is kept.
+    """Where all readers of a value are used only if a condition holds, let them read the select that keeps the value by this condition.
 
     Before: %m = add %a, %b; %k = select %p, %m, %old; %u = mul %m, %c; %x = select %p, %u, %zero.    After: %u = mul %k, %c.
     So a state that is updated only in good steps is read and written in one place: %m need not be stored, nor made twice.
@@ -41,7 +41,7 @@ class ReadChosen(Pass):
 
 
 def _kept(node: Node, made: Mapping[Value, Node]) -> list[tuple[Value, _Side]]:
-    """What a select may keep, each with the side that keeps it; nothing for other nodes and conditions that differ among elements."""
+    """(case, side) for both cases of a select by a 0-d condition; empty for other nodes and for elementwise conditions."""
     if node.op != "select" or node.inputs[1] is node.inputs[2]:
         return []
     condition = _number(node.inputs[0], made)
@@ -49,13 +49,13 @@ def _kept(node: Node, made: Mapping[Value, Node]) -> list[tuple[Value, _Side]]:
 
 
 def _number(condition: Value, made: Mapping[Value, Node]) -> Value:
-    """The 0-d value that a condition holds in all its elements, or else the condition."""
+    """The scalar of which a condition is the broadcast, else the condition itself."""
     node = made.get(condition)
     return node.inputs[0] if node is not None and node.op == "broadcast" else condition
 
 
 def _decided(nodes: Sequence[Node], outputs: Sequence[Value]) -> dict[Value, frozenset[_Side]]:
-    """For each value the sides of conditions that must be taken, all of them, for anything to depend on it."""
+    """value -> the sides of conditions that hold wherever the value is used: in other cases nothing depends on it."""
     made = producers(nodes)
     decided: dict[Value, frozenset[_Side]] = dict.fromkeys(outputs, frozenset())
     for node in reversed(nodes):
@@ -71,7 +71,7 @@ def _decided(nodes: Sequence[Node], outputs: Sequence[Value]) -> dict[Value, fro
 
 
 def _others(node: Node, value: Value, made: Mapping[Value, Node]) -> list[Value]:
-    """What a select needs beside `value`."""
+    """The operands of a select besides `value`."""
     return [_number(v, made) if v is node.inputs[0] else v for v in node.inputs if v is not value]
 
 
@@ -82,7 +82,7 @@ def _spread(node: Node, made: Mapping[Value, Node]) -> list[Node]:
 
 
 def _moved(nodes: Sequence[Node], early: Mapping[int, Sequence[Node]], chosen: Mapping[Value, Value]) -> tuple[Node, ...]:
-    """The nodes with selects right behind what they keep, which all others read from them."""
+    """The nodes, with selects moved right after the value that they keep, from which all other readers then read it."""
     moved = {id(node) for group in early.values() for node in group}
     kept: dict[int, Node] = {}
     for i, node in enumerate(nodes):

@@ -1,4 +1,4 @@
-"""Regions of `fused` nodes under construction, and what passes over such nodes ask about them."""
+"""RegionBuilder: builds the regions of `fused` nodes from those of others; and size queries for fused nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.passes.analysis import live_nodes, node_key
 
 LARGE_TILE_BYTES = 16 * 1024
-TILES_BYTES = 1024 * 1024  # that of the smallest on-chip memory, for double-buffered tiles of LARGE_TILE_BYTES
+TILES_BYTES = 1024 * 1024  # the smallest on-chip memory, which must hold double-buffered tiles of LARGE_TILE_BYTES
 
 
 def bytes_of(type: TensorType) -> int:
@@ -21,8 +21,9 @@ def bytes_of(type: TensorType) -> int:
 
 
 def fits_on_chip(types: Iterable[TensorType]) -> bool:
-    """Whether a kernel can have tiles of all these arrays at once that are large enough to move well: so many as fit whatever they are,
-    or more if some are small."""
+    """Whether double-buffered tiles of all these arrays fit on the chip at once, each of LARGE_TILE_BYTES, so that DMAs are efficient, or
+    of the whole array if that is smaller.
+    """
     arrays = list(types)
     few = len(arrays) * 2 * LARGE_TILE_BYTES <= TILES_BYTES
     return few or sum(2 * min(bytes_of(t), LARGE_TILE_BYTES) for t in arrays) <= TILES_BYTES
@@ -35,7 +36,7 @@ def is_kernel(node: Node, *kinds: Kind) -> bool:
 
 @dataclass(slots=True)
 class RegionBuilder:
-    """A region that takes in nodes of others; equal nodes become one. `inputs` maps outer values to the region's own."""
+    """A region under construction, into which nodes of others are inlined, without duplicates. `inputs`: outer value -> its name inside."""
 
     inputs: dict[Value, Value] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
@@ -47,7 +48,7 @@ class RegionBuilder:
             self.inputs[outer] = Value(outer.type, outer.name)
         return self.inputs[outer]
 
-    def take(self, nodes: Iterable[Node], env: dict[Value, Value]) -> None:
+    def inline(self, nodes: Iterable[Node], env: dict[Value, Value]) -> None:
         """Add nodes whose operands `env` renames; `env` learns the names of their results."""
         for node in nodes:
             inputs = tuple([env[v] for v in node.inputs])
@@ -58,12 +59,12 @@ class RegionBuilder:
                 self.nodes.append(node.on(inputs, results))
             env.update(zip(node.results, results, strict=True))
 
-    def take_region(self, node: Node, known: Mapping[Value, Value] | None = None) -> tuple[Value, ...]:
+    def inline_region(self, node: Node, known: Mapping[Value, Value] | None = None) -> tuple[Value, ...]:
         """Add the whole region of a fused node; the names of its outputs. `known` names those of its operands that are made here."""
         (region,) = node.regions
         known = known or {}
         env = {own: known.get(outer) or self.operand(outer) for own, outer in zip(region.inputs, node.inputs, strict=True)}
-        self.take(region.nodes, env)
+        self.inline(region.nodes, env)
         return tuple(env[v] for v in region.outputs)
 
     def fused(self, like: Node, outputs: Sequence[Value], results: Sequence[Value]) -> Node:

@@ -47,7 +47,7 @@ class Rewriter:
                 env[old] = new
 
     def inline(self, graph: Graph, inputs: Sequence[Value]) -> Values:
-        """Add all nodes of a region that is given up, with `inputs` in place of its own; the values of its outputs."""
+        """Inline a region, with `inputs` substituted for the region's; its outputs, as values here."""
         env = dict(zip(graph.inputs, inputs, strict=True))
         for node in graph.nodes:
             self.inline_node(node, env)
@@ -74,7 +74,7 @@ class Rewriter:
         return node if node is not None and op in ("", node.op) else None
 
     def equal(self, node: Node) -> Values | None:
-        """The results of a node without regions that does the same and is there already."""
+        """The results of an equal node (without regions) that was added before, if there is one."""
         return self._seen.get(node_key(node))
 
     def splat(self, value: Value) -> int | float | bool | None:

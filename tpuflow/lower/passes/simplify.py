@@ -1,4 +1,4 @@
-"""Simplify: remove what is dead, said twice, known already, or undone by its neighbour."""
+"""Simplify: dead code elimination, common subexpression elimination, constant folding and peephole rules."""
 
 from __future__ import annotations
 

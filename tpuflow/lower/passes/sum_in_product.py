@@ -1,4 +1,4 @@
-"""SumInProduct: what is summed over all rows of a product is summed by the product's own kernel."""
+"""SumInProduct: a product's kernel also computes the sums of its results over all rows (column sums)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tpuflow.lower.passes.region_builder import RegionBuilder, fits_on_chip, is_
 
 @dataclass(frozen=True, slots=True)
 class SumInProduct(Pass):
-    """Let a product's kernel reduce its results over all rows, column by column, so that no other kernel reads them for that.
+    """Let a product's kernel also sum its results over all rows, per column, so that no other kernel has to read them for that.
 
     Before: %2 = fused{dot; convert} %x, %w; %3, %4 = fused{convert; mul; reduce; reduce} %2.
     After:  %2, %3, %4 = fused{dot; convert; convert; mul; reduce; reduce} %x, %w.
@@ -42,9 +42,10 @@ class SumInProduct(Pass):
 
 
 def _takes_in(product: Node, reduction: Node) -> bool:
-    """Whether the product's kernel can reduce: its results, as they are, over all axes but its columns, in one step of its own sum.
+    """Whether the product's kernel can do the reduction: of its results elementwise, over all axes but its columns, and with the product's
+    contraction in one step.
 
-    Batch axes come before the rows, as in the grid: sums are made in the order of the result's axes.
+    Batch axes must precede the rows, as they do in the grid, so that the sums run in the order of the result's axes.
     """
     (region,), (inner,) = product.regions, reduction.regions
     dot = next(n for n in region.nodes if n.op in PRODUCTS)
@@ -71,13 +72,13 @@ def _enters_whole(region: Graph, value: Value) -> bool:
 def _joined(product: Node, reduction: Node) -> Node:
     """One kernel with the results of both."""
     builder = RegionBuilder()
-    made = builder.take_region(product)
-    sums = builder.take_region(reduction, dict(zip(product.results, made, strict=True)))
+    made = builder.inline_region(product)
+    sums = builder.inline_region(reduction, dict(zip(product.results, made, strict=True)))
     return builder.fused(product, [*made, *sums], [*product.results, *reduction.results])
 
 
-def parted(node: Node) -> tuple[Node, Node]:
-    """A joined kernel as two again: the product, and what reduces its results."""
+def split_sums(node: Node) -> tuple[Node, Node]:
+    """The inverse of this pass, for a kernel that does not fit on the chip: (the product's kernel, the kernel that reduces its results)."""
     (region,) = node.regions
     after = depending(region.nodes, [n.result for n in region.nodes if n.op == "reduce"])
     outer = dict(zip(region.outputs, node.results, strict=True))
@@ -90,9 +91,9 @@ def parted(node: Node) -> tuple[Node, Node]:
 
 
 def _part(node: Node, kind: Kind, nodes: Iterable[Node], operands: Mapping[Value, Value], results: Mapping[Value, Value]) -> Node:
-    """The fused node of some nodes of a region; `operands` and `results` map values of the region to outer ones."""
+    """A fused node of some of a region's nodes; `operands` and `results` map values of the region to values of the graph."""
     builder = RegionBuilder()
     env = {own: builder.operand(value) for own, value in operands.items()}
-    builder.take(nodes, env)
+    builder.inline(nodes, env)
     like = replace(node, attrs=MappingProxyType({**node.attrs, "kind": kind}))
     return builder.fused(like, [env[own] for own in results], list(results.values()))

@@ -1,4 +1,4 @@
-"""Chains of moves as one view: what each move does to the view of what it moves."""
+"""Composition of moves (slices, pads, transposes, ...) into one view; used by `FoldMoves`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ViewOf:
     moves: int = 0
 
     def axis(self, number: int) -> ViewAxis | None:
-        """What walks with a result axis."""
+        """The viewed axis that a result axis traverses, if any."""
         return next((v for v in self.view if v.axis == number), None)
 
     def with_axis(self, number: int, new: ViewAxis | None) -> ViewOf:
-        """The same with another walk of one axis."""
+        """The same view with another (or no) axis traversed by a result axis."""
         kept = tuple(v for v in self.view if v.axis != number)
         return replace(self, view=kept if new is None else (*kept, new))
 
@@ -65,7 +65,7 @@ def _transpose(seen: ViewOf, node: Node, fill: Scalar | None) -> ViewOf | None:
 
 
 def _broadcast(seen: ViewOf, node: Node, fill: Scalar | None) -> ViewOf | None:
-    """Axes that are stretched walk over nothing already: they have size 1."""
+    """A broadcast; axes of size 1 that it stretches traverse nothing already."""
     axes = node.attrs["axes"]
     if any(seen.axis(i) is not None and n != node.result.shape[axes[i]] for i, n in enumerate(seen.shape)):
         return None
@@ -73,7 +73,7 @@ def _broadcast(seen: ViewOf, node: Node, fill: Scalar | None) -> ViewOf | None:
 
 
 def _pad(seen: ViewOf, node: Node, fill: Scalar | None) -> ViewOf | None:
-    """Only where the new positions fall outside what is viewed by themselves, and all padding is of one number."""
+    """A pad, if its positions are outside of the viewed axis anyway, and all padding has one value."""
     if fill is None or (seen.fill is not None and repr(seen.fill) != repr(fill)):
         return None
     for axis, (low, high, gaps) in enumerate(zip(*(node.attrs[k] for k in ("low", "high", "interior")), strict=True)):
@@ -103,7 +103,7 @@ def _padded(v: ViewAxis | None, size: int, low: int, high: int, gaps: int) -> Vi
 
 
 def _reshape(seen: ViewOf, node: Node, fill: Scalar | None) -> ViewOf | None:
-    """Group by group: one axis split in several, several merged into one, or both at once where all are plain."""
+    """A reshape, group by group: one axis split, several merged, or both."""
     groups = regrouped(seen.shape, node.result.shape)
     if groups is None or any(seen.axis(a) for a, n in enumerate(seen.shape) if n == 1):
         return None
@@ -126,19 +126,19 @@ def _regroup(walks: Sequence[ViewAxis | None], sizes: Sequence[int], new: Sequen
 
 
 def _merged(walks: Sequence[ViewAxis | None], sizes: Sequence[int]) -> ViewAxis | None:
-    """Neighbouring walks as one: the outermost may start anywhere, the others are plain."""
+    """Adjacent viewed axes merged into one: the outermost may have any origin, the others must be identities."""
     first, *rest = walks
     if first is None or (rest and (first.step, first.dilation) != (1, 1)):
         return None
     for v, n in zip(rest, sizes[1:], strict=True):
-        if v is None or not v.plain(n) or first.pitch != v.pitch * v.extent:
+        if v is None or not v.is_identity(n) or first.pitch != v.pitch * v.extent:
             return None
         first = replace(first, extent=first.extent * n, pitch=v.pitch, origin=first.origin * n)
     return first
 
 
 def _split(v: ViewAxis, new: Sequence[int], shape: Sequence[int]) -> list[ViewAxis] | None:
-    """One walk as several: inner ones are plain, the outermost starts where the one did."""
+    """One viewed axis split into several: the inner ones are identities, the outermost has the origin."""
     made: list[ViewAxis] = []
     for axis in reversed(new[1:]):
         n = shape[axis]
@@ -150,7 +150,7 @@ def _split(v: ViewAxis, new: Sequence[int], shape: Sequence[int]) -> list[ViewAx
 
 
 def _without_single_axes(seen: ViewOf) -> ViewOf | None:
-    """Walks of axes of size 1 become part of a neighbour's walk: a window has an axis for each axis of its tile."""
+    """Merge viewed axes that a result axis of size 1 traverses into a neighbour, since a window has one axis per axis of its tile."""
     while v := next((v for v in seen.view if seen.shape[v.axis] == 1), None):
         rest = tuple(w for w in seen.view if w is not v)
         if not v.inside(1):

@@ -1,4 +1,4 @@
-"""The walk over a jaxpr: every equation goes to its rule, with the user's source line and scope on every node made."""
+"""The jaxpr importer: lowers every equation by its rule, and sets the user's source line and scope on the nodes that it emits."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def lower_with_calls(
 
 
 def check_axes(closed_jaxpr: ClosedJaxpr, name: str) -> None:
-    """That no named axis comes from outside of what is lowered: how many devices it has would not be known.
+    """Check that no named axis is bound outside of the jaxpr, where its size would be unknown.
 
     Raises:
       UnsupportedPrimitiveError: one does.
@@ -91,7 +91,7 @@ def _at(b: Builder, equation: Equation) -> AbstractContextManager[None]:
 
 
 def _check_results(b: Builder, equation: Equation) -> None:
-    """That the device has the types of an equation's results; the place is looked up only for the error.
+    """Check that the device has the types of an equation's results; the source line is looked up only for the error.
 
     Raises:
       UnsupportedDtypeError: it has not.
@@ -116,7 +116,7 @@ def _constant(b: Builder, atom: Any, value: Any) -> Number:
 
 
 def _lower(b: Builder, equation: Equation, operands: list[Number]) -> tuple[Number, ...]:
-    """Run the equation's rule and hold its results against the types JAX gave them."""
+    """Run the equation's rule and check its results against the types that JAX inferred."""
     try:
         results = _apply(b, equation, operands)
     except UnsupportedForm as error:
@@ -176,7 +176,7 @@ _DEVICES = {
 
 
 def _computed(value: Any) -> Any:
-    """A parameter; of a type that is only stored, the one that its numbers are computed in."""
+    """A parameter; a storage-only dtype is replaced by the dtype in which it is computed."""
     return dtype_of(value).computed.numpy if isinstance(value, np.dtype) and value in _STORAGE else value
 
 
@@ -203,12 +203,12 @@ def _apply_to_complex(b: Builder, rule: Rule, equation: Equation, operands: list
 
 
 def _part(value: Any, part: str) -> Any:
-    """A parameter for one of the planes: what is a complex number there is its part."""
+    """A parameter for one plane: a complex number is replaced by its real or imaginary part."""
     return getattr(value, part) if isinstance(value, complex | np.complexfloating) else value
 
 
 def _apply_to_words(b: Builder, rule: Rule, equation: Equation, operands: list[Value]) -> tuple[Value, ...]:
-    """A rule that moves elements, on keys: once for each word of the keys, the results put together again."""
+    """Apply a rule that moves elements to random keys: once for each word, and stack the results."""
     is_key = [compat.is_key(v.aval) for v in equation.invars]
     if not all(compat.is_key(v.aval) for v in equation.outvars):
         raise UnsupportedForm("random keys can be moved and selected here, not computed with")

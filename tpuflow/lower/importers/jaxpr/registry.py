@@ -15,11 +15,11 @@ each of the two words."""
 COMPLEX = Rules()
 """The rules of primitives on complex numbers, whose operands and results are `Complex` where the jaxpr's are complex."""
 PLANEWISE: set[str] = set()
-"""Primitives that do the same with the real and with the imaginary plane of complex numbers."""
+"""Primitives that act on the real and the imaginary plane separately."""
 STRUCTURAL: set[str] = set()
-"""Primitives whose rules hand on values of any kind."""
+"""Primitives whose rules only pass values on, so that they accept complex and storage-only ones."""
 STORED: set[str] = set()
-"""Primitives whose rules take arrays of types that are only stored. Other rules get them in the types that they are computed in."""
+"""Primitives whose rules accept storage-only types; for other rules operands are widened first (`operations.storage`)."""
 
 
 def lowers(*primitives: str, keys: bool = False) -> Callable[[Callable[..., Results]], Callable[..., Results]]:

@@ -1,4 +1,4 @@
-"""What to do instead of a StableHLO operation that has no rule: each is like a primitive of JAX that has none, or is explained here."""
+"""Advice for unsupported StableHLO operations: that of a corresponding JAX primitive, or a sentence of this file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LIKE = {
                      "stablehlo.dynamic_pad", "stablehlo.dynamic_reshape", "stablehlo.get_dimension_size", "stablehlo.real_dynamic_slice",
                      "stablehlo.set_dimension_size"),
 }  # fmt: skip
-"""Primitive -> the beginnings of names of operations, and of targets of custom calls, for which the same advice holds."""
+"""JAX primitive -> prefixes of the names of operations (and custom call targets) to which its advice applies."""
 
 _OTHERS = {
     "It orders effects or carries several values at once, which JAX does not need. Instead, return arrays": (
@@ -39,11 +39,11 @@ _OTHERS = {
         "chlo.ragged_dot",
     ),
 }  # fmt: skip
-"""What it is and what to do -> the beginnings of names of operations."""
+"""Advice -> prefixes of the names of operations to which it applies."""
 
 
 def advice(operation: str) -> str:
-    """What an operation without a rule is and what to do instead, in a sentence or two."""
+    """The advice for an unsupported operation."""
     for primitive, beginnings in _LIKE.items():
         if operation.startswith(beginnings):
             return advice_on_primitive(primitive)

@@ -1,4 +1,4 @@
-"""What jaxlib's MLIR bindings read, as plain data: with `parsing`, the only file that knows them (jaxlib 0.8 to 0.10)."""
+"""Decodes MLIR modules to plain data. With `parsing`, the only file that uses jaxlib's MLIR bindings (jaxlib 0.8 to 0.10)."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def _not_a_module(problem: str) -> ModuleError:
 
 
 class _Reader:
-    """Reads one module; types, attributes and places are read once each."""
+    """Decodes one module; types, attributes and locations are cached."""
 
     def __init__(self) -> None:
         self._types: dict[Any, DeclaredType] = {}
         self._attributes: dict[Any, Any] = {}
         self._places: dict[Any, Place] = {}
         self._numbers: dict[Any, int] = {}
-        self._tuples: dict[Any, tuple[Any, ...]] = {}  # of each that is made: its elements' numbers, or theirs in turn
+        self._tuples: dict[Any, tuple[Any, ...]] = {}  # packed tuple -> the numbers of its elements, nested ones as tuples
 
     def module(self, module: ir.Module) -> Module:
         operations = [view.operation for view in module.body.operations]
@@ -122,7 +122,7 @@ class _Reader:
         return elements, tuple(self._type(kind.get_type(i)) for i in range(kind.num_types))
 
     def _operands(self, op: Any) -> tuple[int, ...]:
-        """The numbers of an operation's operands, or of the results that a block's last one gives."""
+        """The value numbers of an operation's operands (of a terminator: of the block's results)."""
         if any(v in self._tuples for v in op.operands):
             raise UnsupportedPrimitiveError(
                 f"{_where(op)}: {op.name!r} on a tuple, of which the device has none; only stablehlo.get_tuple_element takes one. Give it "
@@ -131,7 +131,7 @@ class _Reader:
         return tuple(self._numbers[v] for v in op.operands)
 
     def _is_taken_apart(self, op: Any) -> bool:
-        """Whether an operation only makes a tuple, of which tuples may be elements, or takes an element of one that is made here."""
+        """Whether an operation only packs a tuple, or unpacks one that was packed here: users then read the elements directly."""
         if op.name == "stablehlo.tuple":
             self._tuples[op.results[0]] = tuple(self._tuples.get(v, self._numbers.get(v)) for v in op.operands)
             return True
@@ -346,7 +346,7 @@ def _place_of(location: Any) -> Place:
 
 
 _NO_FILE = "-"
-"""What MLIR calls the text that it is given, where that does not say where operations are from."""
+"""The file name in locations of MLIR text that has no locations of its own."""
 
 
 def _collect(location: Any, names: list[str], frames: list[tuple[str, int, str]], function: str | None = None) -> None:
@@ -370,7 +370,7 @@ def _collect(location: Any, names: list[str], frames: list[tuple[str, int, str]]
 
 
 _STRUCTURE = re.compile(r"(?<![^/])(while/(body|cond)|cond/branch_\d+_fun|closed_call|checkpoint|rematted_computation)(?=/)")
-"""What JAX puts in between in the names of operations for loops, branches and calls."""
+"""The components that JAX adds to operations' names for loops, branches and calls."""
 _CALL = re.compile(r"jit\([^()/]*\)")
 
 

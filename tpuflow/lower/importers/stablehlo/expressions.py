@@ -1,4 +1,4 @@
-"""Short blocks as text, by which reducers and comparators are known: "add(a, b)"."""
+"""Canonical text of short blocks, "add(a, b)" for example, by which reducers and comparators are recognised."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _operation(operation: Operation, operands: Sequence[str]) -> str:
 
 
 def joined(operation: str, *operands: str) -> str:
-    """The text of an operation on texts."""
+    """The text of an operation on operands given as text."""
     return f"{operation}({', '.join(sorted(operands) if operation in _COMMUTES else operands)})"
 
 

@@ -15,7 +15,7 @@ from tpuflow.lower.graph.graph import Graph, TensorType
 from tpuflow.lower.importers.host_arguments import warn_of_host_arguments
 from tpuflow.lower.importers.stablehlo import rules
 from tpuflow.lower.importers.stablehlo.compat import read_module
-from tpuflow.lower.importers.stablehlo.constants import own_constants
+from tpuflow.lower.importers.stablehlo.constants import clone_captured_constants
 from tpuflow.lower.importers.stablehlo.module import Function, Module, TokenType, port_type, waits_for_host
 from tpuflow.lower.importers.stablehlo.patterns import recognise
 from tpuflow.lower.importers.stablehlo.walk import RULES, Context, Region
@@ -106,8 +106,8 @@ def lower_stablehlo(
 
 
 def read_stablehlo(module: bytes | str, *, trusted: bool = False) -> Module:
-    """A module as plain data, with what JAX has taken apart put together again. Arguments and errors are as of `lower_stablehlo`."""
-    return recognise(own_constants(read_module(module, trusted=trusted)))
+    """A module as plain data, with the patterns of `patterns.recognise` restored. Arguments and errors are as of `lower_stablehlo`."""
+    return recognise(clone_captured_constants(read_module(module, trusted=trusted)))
 
 
 def _main(module: Module) -> Function:
@@ -119,6 +119,6 @@ def _main(module: Module) -> Function:
 
 
 def _distinct(names: Sequence[str], kind: str) -> tuple[str, ...]:
-    """Names of all, by number where one has none or another's."""
+    """Distinct names: an empty or repeated one is replaced by its kind and number."""
     first: Mapping[str, int] = {n: i for i, n in reversed(list(enumerate(names)))}
     return tuple(n if n and first[n] == i else f"{kind} {i}" for i, n in enumerate(names))

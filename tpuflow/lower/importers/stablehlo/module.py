@@ -1,4 +1,4 @@
-"""A StableHLO module as plain data: functions of blocks of operations, with types, attributes and places that are read already."""
+"""A StableHLO module as plain data: functions, blocks, operations, with decoded types, attributes and source locations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from tpuflow.lower.operations.movement import TOKEN
 
 @dataclass(frozen=True, slots=True)
 class ForeignType:
-    """A type that the device does not have: its text, what it is, and what to do; for arrays of ui64, those of u32 of the same shape."""
+    """A type that the device lacks: its text, and why and what to do instead (`problem`); `counter`: for arrays of ui64, the u32 type of
+    the same shape (see `wide.py`).
+    """
 
     text: str
     problem: str
@@ -37,10 +39,10 @@ DeclaredType = TensorType | ComplexType | TokenType | ForeignType
 
 
 def device_type(declared: DeclaredType, where: str) -> Type:
-    """The type, if the device has it, or its planes; of a token, the array that stands for it.
+    """The device's type for a declared one; a token is an empty array.
 
     Raises:
-      UnsupportedDtypeError: it has not.
+      UnsupportedDtypeError: the device has no such type.
     """
     if isinstance(declared, ForeignType):
         raise UnsupportedDtypeError(f"{where}: {declared.text}: {declared.problem}")
@@ -48,10 +50,10 @@ def device_type(declared: DeclaredType, where: str) -> Type:
 
 
 def port_type(declared: DeclaredType, where: str, *, complex_ports: bool = False) -> TensorType:
-    """The type of what goes in or out; of complex numbers, if those may, that of both planes.
+    """The type of an argument or result of the program; complex ones, if `complex_ports` allows them, are f32[2, ...].
 
     Raises:
-      UnsupportedDtypeError: the device has it not.
+      UnsupportedDtypeError: the device has no such type, or it is complex and not allowed.
     """
     found = device_type(declared, where)
     if isinstance(found, ComplexType) and complex_ports:
@@ -88,7 +90,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """An attribute of a kind that is not known, as text."""
+    """An attribute of an unknown kind, as text."""
 
     text: str
 

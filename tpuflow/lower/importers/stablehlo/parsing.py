@@ -16,9 +16,9 @@ from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo
 
 BYTECODE = b"ML\xefR"
-"""What MLIR bytecode begins with, that of portable artifacts too."""
+"""The magic number of MLIR bytecode, also of portable artifacts."""
 _PRODUCER = b"StableHLO_v"
-"""What wrote a portable artifact."""
+"""The producer string of a portable artifact, after the magic number."""
 _TRIAL_SECONDS = 120
 
 
@@ -27,10 +27,10 @@ _jax_mlir_ext.register_dialects(_OTHERS)  # func, among others
 
 
 def parse(data: bytes | str) -> ir.Module:
-    """The module that a portable artifact, MLIR bytecode or text is.
+    """Parse a portable artifact, MLIR bytecode or MLIR text.
 
     Raises:
-      ValueError, ir.MLIRError: it is none.
+      ValueError, ir.MLIRError: it is none of these.
     """
     context = ir.Context()
     context.append_dialect_registry(_OTHERS)
@@ -53,7 +53,7 @@ def parse(data: bytes | str) -> ir.Module:
 
 
 def _check_strings(text: bytes) -> None:
-    """That all strings in the text of a module are UTF-8, as what hands them to Python takes for granted.
+    """Check that all strings in a module's text are UTF-8, which the bindings assume.
 
     Raises:
       ValueError: one is not.
@@ -65,7 +65,7 @@ _ESCAPE = re.compile(rb"\\(\\|[0-9A-Fa-f]{2})")
 
 
 def try_elsewhere(data: bytes) -> str:
-    """What is wrong with bytecode, as another process finds that reads it first (0.3 s, once for the same bytes); empty if nothing is."""
+    """The problem that a trial process has with bytecode, empty if none: 0.3 s, once for the same bytes."""
     digest = hashlib.sha256(data).digest()
     if digest in _READ_BEFORE:
         return ""

@@ -11,23 +11,23 @@ import numpy as np
 from tpuflow.isa.collectives import MeshAxis
 from tpuflow.isa.meshes import Parts, Sizes, axes_ordered, divided
 from tpuflow.jaxprs.partitioner import Partitioned
+from tpuflow.lower.create_reduce_scatters import create_reduce_scatters
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
 from tpuflow.lower.importers.stablehlo.importer import Imported, lower_stablehlo, read_stablehlo
 from tpuflow.lower.importers.stablehlo.module import Block, Module
-from tpuflow.lower.join_sums import join_sums
 from tpuflow.lower.operations.collectives import NamedCut, Names
-from tpuflow.lower.reduce_scatter import scatter_sums
+from tpuflow.lower.reassociate_all_reduces import reassociate_all_reduces
 from tpuflow.lower.shards import WHOLE, Cuts
 
 
 def lower_partitioned(
     found: Partitioned, name: str, *, input_names: Sequence[str] = (), output_names: Sequence[str] = (), complex_ports: bool = False
 ) -> Imported:
-    """A partitioned module, imported for its mesh: without the result that only its partitioner needed, and with its sums joined and
-    scattered. Names and `complex_ports` are as `lower_stablehlo` takes them; results without a name are numbered. A port that is stacked
-    along mesh axes has one more axis, the first: its whole array is that of the devices' own ones. Where groups of devices are parts of
-    axes, these are divided.
+    """A partitioned module, imported for its mesh: without the result that only its partitioner needed, its all-reduces reassociated or
+    turned into reduce-scatters where possible. Names and `complex_ports` are as `lower_stablehlo` takes them; results without a name are
+    numbered. A port that is stacked along mesh axes has one more axis, the first: its whole array is that of the devices' own ones. Where
+    groups of devices are parts of axes, these are divided.
 
     Raises:
       What `lower_stablehlo` raises.
@@ -35,7 +35,7 @@ def lower_partitioned(
     read = read_stablehlo(found.module, trusted=True)
     mesh, parts = _divided(found.mesh, read)
     imported = lower_stablehlo(read, name, input_names=input_names, mesh=mesh, complex_ports=complex_ports)
-    graph = join_sums(scatter_sums(join_sums(imported.graph), mesh))
+    graph = reassociate_all_reduces(create_reduce_scatters(reassociate_all_reduces(imported.graph), mesh))
     graph = replace(graph, outputs=graph.outputs[:-1], output_names=tuple(output_names))
     graph = _stacked(graph, found.stacked_inputs, found.stacked_outputs)
     return replace(

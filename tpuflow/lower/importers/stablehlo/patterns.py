@@ -1,4 +1,4 @@
-"""What JAX writes in several operations although one of ours means it: found again, so that a program means the same by either importer.
+"""Pattern matching of operations that JAX decomposes in StableHLO, so that both importers produce the same graph.
 
 Operations are known by their form and by the primitive that their place names: the same arithmetic written out by a user stays as it is.
 """
@@ -25,7 +25,7 @@ def recognise(module: Module) -> Module:
 
 
 def _alone(block: Block) -> Block:
-    """A block of a module for one device, whose numbers are 0: `jax.pmap` over one asks for its own."""
+    """A block of a module for one device, with partition and replica ids replaced by 0 (`jax.pmap` over one device reads them)."""
     number = {"value": np.zeros((), np.uint32)}
     operations = (replace(o, blocks=tuple(map(_alone, o.blocks))) if o.blocks else o for o in block.operations)
     return replace(
@@ -63,7 +63,7 @@ def _logistic(last: Operation, makers: Makers) -> Operation | None:
     """1 / (1 + exp(-x)), of which the ones are `logistic`."""
     one, below = last.operands
     total = makers.get(below)
-    if total is None or total.name != "stablehlo.add" or 1 not in (_constant(v, makers, "logistic") for v in (one,)):
+    if total is None or total.name != "stablehlo.add" or _constant(one, makers, "logistic") != 1:
         return None
     parts = [v for v in total.operands if _constant(v, makers, "logistic") is None]
     power = makers.get(parts[0]) if len(parts) == 1 else None
@@ -74,7 +74,7 @@ def _logistic(last: Operation, makers: Makers) -> Operation | None:
 
 
 def _whole(last: Operation, makers: Makers) -> Operation | None:
-    """An operation of CHLO's that is given as a composite, with 64-bit integers in its parts."""
+    """A CHLO operation given as a composite whose decomposition uses 64-bit integers."""
     name = last.attributes.get("name")
     return replace(last, name=name, attributes={}) if name in _COMPOSITES else None
 
@@ -130,7 +130,7 @@ _PARITY = 0x1BD11BDA
 
 
 def _is_threefry(function: Function) -> bool:
-    """Whether it is threefry-2x32 as JAX has it for CPUs, with a loop over five groups of rounds: known by name, types and constants."""
+    """Whether a function is JAX's threefry-2x32 for CPUs (a loop over five groups of rounds), by its name, types and constants."""
     types = function.body.types
     if not function.name.startswith("threefry2x32") or len(types) != 4 or len(function.output_types) != 2:
         return False

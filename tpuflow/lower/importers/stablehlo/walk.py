@@ -14,7 +14,7 @@ from tpuflow.lower.importers.registry import Rule, Rules
 from tpuflow.lower.importers.stablehlo.advice import advice
 from tpuflow.lower.importers.stablehlo.expressions import expressions
 from tpuflow.lower.importers.stablehlo.module import Block, ForeignType, Module, Operation, Symbol, calls_host, device_type
-from tpuflow.lower.importers.stablehlo.wide import Counter, count, counted
+from tpuflow.lower.importers.stablehlo.wide import Counter, convert_to_counter, lower_counter_operation
 from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, listed, packed, plane_by_plane, planes
 from tpuflow.lower.operations.forms import Body, UnsupportedForm
 from tpuflow.lower.operations.linalg.arithmetic import each
@@ -23,11 +23,11 @@ from tpuflow.lower.operations.storage import by_computed, in_computed, is_stored
 COMPLEX = Rules()
 """The rules of operations on complex numbers, whose operands and results are `Complex` where the module's are complex."""
 PLANEWISE: set[str] = set()
-"""Operations that do the same with the real and with the imaginary plane of complex numbers."""
+"""Operations that act on the real and the imaginary plane separately."""
 STRUCTURAL: set[str] = set()
-"""Operations whose rules hand on values of any kind."""
+"""Operations whose rules only pass values on, so that they accept complex and storage-only ones."""
 STORED: set[str] = set()
-"""Operations whose rules take arrays of types that are only stored. Other rules get them in the types that they are computed in."""
+"""Operations whose rules accept storage-only types; for other rules operands are widened first (`operations.storage`)."""
 RULES = Rules()
 """The rule of every operation. Beside the operation's attributes its keyword-only arguments may be `types` (of the results) and `regions`;
 an attribute that names a function is given as a Region. The rules of custom calls are entered under "custom_call" and their target."""
@@ -38,12 +38,14 @@ _DEVICES = {
 """Operations on the bits of numbers -> their names on the device."""
 
 MOST_OPERATIONS = 1 << 22
-"""After inlining; a training step has some ten thousand."""
+"""Limit on operations after inlining; a training step has some ten thousand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a walk needs to know: the module, what a host call calls, the functions that are being inlined, and how much was walked."""
+    """The state of one import: the module, the callables of host calls by number, the functions being inlined (outermost first), and in
+    `walked[0]` how many operations were lowered so far.
+    """
 
     module: Module
     host_functions: Sequence[Callable[..., Any]] = ()
@@ -53,10 +55,11 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A block to be run: a region of an operation, or the body of a function that is called.
+    """A block to be lowered: a region of an operation, or the body of a called function.
 
-    outer: the values around it, for those that it captures. scope: what its operations' scopes are relative to. shape: if it is a body of
-    scalars that goes through arrays element by element, their shape: every value stands for an array of it in the place of each scalar.
+    outer: the values of the enclosing block, of which it captures some. scope: the name scope that its operations' scopes are relative to.
+    shape: () for most; a reducer or comparator, written on scalars, is applied element by element to arrays of this shape, and every scalar
+    of the block stands for such an array.
     """
 
     context: Context
@@ -66,12 +69,11 @@ class Region:
     shape: tuple[int, ...] = ()
 
     def run(self, b: Builder, inputs: Sequence[Number]) -> tuple[Any, ...]:
-        """Its results, its operations appended to the builder that has the outer values."""
+        """Append the block's operations to `b`, which holds the outer values; its results."""
         return _run(self, b, dict(self.outer), inputs)
 
     def body(self, captured: tuple[int, ...]) -> Body:
-        """It as a body of (*captured, *inputs), which stand for the outer values of these numbers and for its arguments: planes for those
-        that are complex."""
+        """The block as a function of (*captured, *inputs): outer values by their numbers, then its arguments; complex ones as planes."""
 
         outer = [self.outer[v] for v in captured]
         kinds = [*(x.type if isinstance(x, Complex) else None for x in outer), *self.block.types]
@@ -83,7 +85,7 @@ class Region:
         return run
 
     def expressions(self) -> tuple[str, ...]:
-        """Its results as text, by which it may be known; see `expressions`."""
+        """Its results as canonical text, by which known reducers and comparators are matched; see `expressions`."""
         return expressions(self.context.module, self.block)
 
     def calls_host(self) -> bool:
@@ -91,7 +93,7 @@ class Region:
         return calls_host(self.context.module, self.block)
 
     def elementwise(self, b: Builder, *values: Any) -> tuple[Any, ...]:
-        """It as a body of scalars, element by element through arrays of one shape."""
+        """Apply a block on scalars element by element to arrays of one shape."""
         return _run(replace(self, shape=values[0].shape), b, {}, values)
 
 
@@ -114,7 +116,7 @@ def _run(region: Region, b: Builder, env: dict[int, Any], inputs: Sequence[Numbe
 
 
 def _lower(region: Region, b: Builder, operation: Operation, env: Mapping[int, Any], where: str) -> tuple[Number, ...]:
-    """Run the operation's rule and hold its results against the types that the module gives them."""
+    """Run the operation's rule and check its results against the types that the module declares."""
     where, shape = where or "unknown source line", region.shape
     if (counter := _counted(b, operation, env)) is not None:
         return (counter,)  # type: ignore[return-value]
@@ -142,19 +144,21 @@ def _lower(region: Region, b: Builder, operation: Operation, env: Mapping[int, A
 
 
 def _counted(b: Builder, operation: Operation, env: Mapping[int, Any]) -> Counter | None:
-    """The result, if it is of 64-bit counters; None for every other."""
+    """The result of an operation that yields 64-bit counters; None for every other operation."""
     (kind, *others) = operation.types or (None,)
     if not isinstance(kind, ForeignType) or kind.counter is None or others:
         return None
     operands = [env[v] for v in operation.operands]
     if len(operands) == 1 and isinstance(operands[0], Value):
-        return counted(b, operation.name, operands[0], kind.counter)
+        return convert_to_counter(b, operation.name, operands[0], kind.counter)
     counters = [x for x in operands if isinstance(x, Counter)]
-    return count(b, operation.name, counters, operation.attributes, kind.counter) if len(counters) == len(operands) else None
+    return (
+        lower_counter_operation(b, operation.name, counters, operation.attributes, kind.counter) if len(counters) == len(operands) else None
+    )
 
 
 def _on_device(x: Number | Counter, operation: Operation, where: str) -> Number:
-    """The operand; of a counter, its words, if they are all that is asked for."""
+    """The operand; a counter may only be converted to a narrower type, which needs nothing but its u32 value."""
     if isinstance(x, Counter):
         if operation.name != "stablehlo.convert":
             raise UnsupportedDtypeError(

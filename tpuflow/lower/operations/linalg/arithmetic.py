@@ -1,6 +1,6 @@
-"""Arithmetic of matrices whose elements are real or complex numbers, in which factorisations are written once for both.
+"""Arithmetic on real or complex arrays, so that a factorisation is written once for both.
 
-Of real arrays everything here is the builder's own node, and conjugates cost nothing.
+On real arrays every function emits the builder's own node, and a conjugate emits nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from tpuflow.lower.operations import complex as numbers
 from tpuflow.lower.operations.complex import Complex, Number, as_complex, bilinear
 
 N = TypeVar("N", bound=Number)
-"""What a result is like: its first operand, which is complex if another one is."""
+"""The kind of an operation's result, which is that of its first operand: complex if any operand is."""
 
 
 def each(operation: Callable[..., Value], x: N, *others: Number) -> N:
-    """What moves, adds or scales elements: of real arrays as it is, of complex ones with either plane, real ones among these with both."""
+    """Apply an operation that treats both planes of complex numbers alike, such as a move, a sum or a real factor.
+
+    With a complex x it runs on the real planes and on the imaginary ones; a real operand among `others` takes part in both runs.
+    """
     operands = (x, *others)
     if not isinstance(x, Complex):
         return cast(N, operation(*operands))
@@ -32,7 +35,7 @@ def real(x: Number) -> Value:
 
 
 def like(b: Builder, x: Number, other: Number) -> Number:
-    """x, as complex numbers if the other has them."""
+    """x, converted to complex if `other` is complex."""
     return as_complex(b, x) if isinstance(other, Complex) else x
 
 
@@ -99,13 +102,13 @@ def nonzero(b: Builder, x: Number) -> Value:
 
 
 def concatenate(b: Builder, parts: Sequence[Number], axis: int) -> Number:
-    """Parts along an axis, all complex if one is."""
+    """The parts concatenated along an axis, as complex numbers if any part is complex."""
     most = next((x for x in parts if isinstance(x, Complex)), parts[0])
     return each(lambda *arrays: b.concatenate(arrays, axis), *(like(b, x, most) for x in parts))
 
 
 def product(b: Builder, x: Number, y: Number) -> Number:
-    """[B, M, K] [B, K, N] -> [B, M, N], f32 as it is."""
+    """[B, M, K] @ [B, K, N] -> [B, M, N], at the precision `highest` (all bits of f32 operands)."""
 
     def once(x: Value, y: Value) -> Value:
         return b.dot(x, y, (2,), (1,), (0,), (0,), "highest")

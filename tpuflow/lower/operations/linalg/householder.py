@@ -1,4 +1,4 @@
-"""QR factors by Householder's reflections, those of a block put together in Schreiber and Van Loan's compact WY form."""
+"""QR factorisation by Householder reflections, blocked by Schreiber and Van Loan's compact WY form."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from tpuflow.lower.operations.linalg.arithmetic import (
 from tpuflow.lower.operations.linalg.matrices import (
     BLOCK,
     adjoint,
-    assembled,
     batched,
+    block_matrix,
+    broadcast_like,
     column,
     identity,
-    kept,
-    piece,
-    place,
+    iota_along,
+    masked,
     repeat,
     row,
-    spread,
-    total,
+    submatrix,
+    sum_along,
     transposed,
     triangle,
     with_column,
@@ -44,8 +44,9 @@ from tpuflow.lower.operations.linalg.matrices import (
 
 @batched(2)
 def geqrf(b: Builder, a: Number) -> tuple[Number, Number]:
-    """R in the upper triangle of a [..., M, N], below it the vectors of the reflections H = 1 - tau v v^H (v's one left out) whose product
-    is Q; taus [..., min(M, N)]. Signs as LAPACK has them: R's diagonal is real."""
+    """(packed [..., M, N], taus [..., min(M, N)]), as LAPACK's geqrf: R is the upper triangle of `packed`, with a real diagonal; below it
+    are the vectors v, without their leading one, of the reflections H = 1 - tau v v^H whose product is Q.
+    """
     batch, *sizes = a.shape
     if not all(a.shape):
         return a, like(b, b.full(TensorType(F32, (batch, min(sizes))), 0), a)
@@ -54,41 +55,43 @@ def geqrf(b: Builder, a: Number) -> tuple[Number, Number]:
 
 
 def _factor(b: Builder, a: Number) -> tuple[Number, Number]:
-    """The first columns one after the other; what is right of them is reflected by all of theirs at once."""
+    """Factor a panel of columns one by one, apply its reflections to the columns right of it at once, and go on with the rest."""
     batch, m, n = a.shape
     width = min(m, n, BLOCK)
     zeros = like(b, b.full(TensorType(F32, (batch, width, 1)), 0), a)
-    panel, taus = repeat(b, _reflect_column, width, (piece(b, a, (0, m), (0, width)), zeros))
+    panel, taus = repeat(b, _reflect_column, width, (submatrix(b, a, (0, m), (0, width)), zeros))
     if width == n:
         return panel, taus
     vectors = _vectors(b, panel)
-    inner = adjoint(b, _together(b, vectors, taus))
-    right = _reflected(b, vectors, inner, piece(b, a, (0, m), (width, n)))
+    inner = adjoint(b, _wy_factor(b, vectors, taus))
+    right = _reflected(b, vectors, inner, submatrix(b, a, (0, m), (width, n)))
     if width == m:
         return concatenate(b, (panel, right), 2), taus
-    rest, later = _factor(b, piece(b, right, (width, m), (0, n - width)))
-    top, bottom = (piece(b, panel, cut, (0, width)) for cut in ((0, width), (width, m)))
-    whole = assembled(b, ((top, piece(b, right, (0, width), (0, n - width))), (bottom, rest)))
+    rest, later = _factor(b, submatrix(b, right, (width, m), (0, n - width)))
+    top, bottom = (submatrix(b, panel, cut, (0, width)) for cut in ((0, width), (width, m)))
+    whole = block_matrix(b, ((top, submatrix(b, right, (0, width), (0, n - width))), (bottom, rest)))
     return whole, concatenate(b, (taus, later), 1)
 
 
 def _reflect_column(b: Builder, j: Value, a: Number, taus: Number) -> tuple[Number, Number]:
     """Column j below the diagonal becomes zero, its diagonal real; the columns right of it are reflected with it, by H^H."""
     old = column(b, a, j)
-    at, here = place(b, old, 1), spread(b, j, old)
-    below = kept(b, b.gt(at, here), old)
-    beta, tau, scale = _reflection(b, row(b, old, j), total(b, squared(b, below), 1))
-    vector = select(b, b.ne(at, here), div(b, below, spread(b, scale, below)), 1)
-    along = mul(b, total(b, mul(b, a, spread(b, conj(b, vector), a)), 1), spread(b, conj(b, tau), row(b, a, j)))
-    less = sub(b, a, mul(b, spread(b, vector, a), spread(b, along, a)))
-    a = select(b, b.gt(place(b, a, 2), spread(b, j, a)), less, a)
-    new = select(b, b.lt(at, here), old, select(b, b.eq(at, here), spread(b, beta, old), vector))
+    at, here = iota_along(b, old, 1), broadcast_like(b, j, old)
+    below = masked(b, b.gt(at, here), old)
+    beta, tau, scale = _reflection(b, row(b, old, j), sum_along(b, squared(b, below), 1))
+    vector = select(b, b.ne(at, here), div(b, below, broadcast_like(b, scale, below)), 1)
+    along = mul(b, sum_along(b, mul(b, a, broadcast_like(b, conj(b, vector), a)), 1), broadcast_like(b, conj(b, tau), row(b, a, j)))
+    less = sub(b, a, mul(b, broadcast_like(b, vector, a), broadcast_like(b, along, a)))
+    a = select(b, b.gt(iota_along(b, a, 2), broadcast_like(b, j, a)), less, a)
+    new = select(b, b.lt(at, here), old, select(b, b.eq(at, here), broadcast_like(b, beta, old), vector))
     return with_column(b, a, new, j), with_row(b, taus, tau, j)
 
 
 def _reflection(b: Builder, alpha: Number, rest: Value) -> tuple[Value, Number, Number]:
-    """Of a column that begins with alpha and has the squared norm `rest` below: what it becomes, tau, and what v is divided by. Nothing is
-    to be done where alpha is real and nothing is below it."""
+    """(beta, tau, scale) of the reflection that maps a column (alpha, x), with |x|^2 = `rest`, to (beta, 0); its vector is (1, x / scale).
+
+    As LAPACK's larfg: where alpha is real and `rest` is 0, the column stays as it is: beta = alpha, tau = 0.
+    """
     norm = b.sqrt(b.add(squared(b, alpha), rest))
     something = b.ne(rest, 0) if isinstance(alpha, Value) else b.or_(b.ne(rest, 0), b.ne(alpha.imag, 0))
     beta = b.select(something, b.select(b.lt(real(alpha), 0), norm, b.neg(norm)), real(alpha))
@@ -98,20 +101,20 @@ def _reflection(b: Builder, alpha: Number, rest: Value) -> tuple[Value, Number, 
 
 
 def _vectors(b: Builder, panel: Number) -> Number:
-    """The reflections' vectors [B, M, K], with their ones, out of what is below a diagonal."""
+    """The vectors [B, M, K] of the reflections: what is below the panel's diagonal, and ones on it."""
     return add(b, triangle(b, panel, lower=True, diagonal=-1), like(b, identity(b, *panel.shape), panel))
 
 
-def _together(b: Builder, vectors: Number, taus: Number) -> Number:
-    """T [B, K, K] with H_1 ... H_K = 1 - V T V^H."""
+def _wy_factor(b: Builder, vectors: Number, taus: Number) -> Number:
+    """The triangular factor T [B, K, K] of the compact WY form: H_1 ... H_K = 1 - V T V^H (LAPACK's larft)."""
     width = vectors.shape[2]
 
     def step(b: Builder, j: Value, products: Number, taus: Number, inner: Number) -> tuple[Number]:
         met, tau = column(b, products, j), row(b, taus, j)
-        at, here = place(b, met, 1), spread(b, j, met)
-        met = kept(b, b.lt(at, here), met)
-        added = mul(b, total(b, mul(b, inner, spread(b, transposed(b, met), inner)), 2), spread(b, neg(b, tau), met))
-        return (with_column(b, inner, select(b, b.eq(at, here), spread(b, tau, met), added), j),)
+        at, here = iota_along(b, met, 1), broadcast_like(b, j, met)
+        met = masked(b, b.lt(at, here), met)
+        added = mul(b, sum_along(b, mul(b, inner, broadcast_like(b, transposed(b, met), inner)), 2), broadcast_like(b, neg(b, tau), met))
+        return (with_column(b, inner, select(b, b.eq(at, here), broadcast_like(b, tau, met), added), j),)
 
     start = like(b, b.full(TensorType(F32, (vectors.shape[0], width, width)), 0), vectors)
     return repeat(b, step, width, (start,), (product(b, adjoint(b, vectors), vectors), taus))[0]
@@ -131,8 +134,8 @@ def householder_product(b: Builder, a: Number, taus: Number) -> Number:
     taus = each(lambda x: b.reshape(x, (batch, count, 1)), taus)
     for first in reversed(range(0, count, BLOCK)):
         last = min(first + BLOCK, count)
-        vectors = _vectors(b, piece(b, a, (first, m), (first, last)))
-        inner = _together(b, vectors, piece(b, taus, (first, last), (0, 1)))
-        lower = _reflected(b, vectors, inner, piece(b, result, (first, m), (0, n)))
-        result = concatenate(b, (piece(b, result, (0, first), (0, n)), lower), 1)
+        vectors = _vectors(b, submatrix(b, a, (first, m), (first, last)))
+        inner = _wy_factor(b, vectors, submatrix(b, taus, (first, last), (0, 1)))
+        lower = _reflected(b, vectors, inner, submatrix(b, result, (first, m), (0, n)))
+        result = concatenate(b, (submatrix(b, result, (0, first), (0, n)), lower), 1)
     return result

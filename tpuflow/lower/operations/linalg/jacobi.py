@@ -1,4 +1,4 @@
-"""Eigenvalues of symmetric and Hermitian matrices by Jacobi's rotations, half as many at a time as there are rows.
+"""Eigenvalues of symmetric and Hermitian matrices by Jacobi rotations, N / 2 of them at a time.
 
 Rows and columns are paired as Brent and Luk have it ("The solution of singular-value and symmetric eigenvalue problems on multiprocessor
 arrays", 1985): the matrix is four blocks, their diagonals hold the pairs, and between two steps all but the first move on by one.
@@ -18,14 +18,14 @@ from tpuflow.lower.operations.linalg.arithmetic import add, concatenate, conj, e
 from tpuflow.lower.operations.linalg.matrices import (
     adjoint,
     batched,
+    broadcast_like,
     diagonal,
     identity,
-    piece,
-    place,
+    iota_along,
     repeat,
-    rows_at,
-    spread,
-    total,
+    submatrix,
+    sum_along,
+    take_rows,
     transposed,
     triangle,
 )
@@ -52,10 +52,10 @@ def eigh(
     whole = add(b, half, adjoint(b, triangle(b, a, lower=lower, diagonal=-1 if lower else 1)))
     even = each(lambda x: b.pad(x, 0, (0, 0, 0), (0, n % 2, n % 2)), whole)
     values, rows = _sweeps(b, even, max_sweeps, tolerance)
-    values, rows = b.slice_axis(values, 1, 0, n), piece(b, rows, (0, n), (0, n))
+    values, rows = b.slice_axis(values, 1, 0, n), submatrix(b, rows, (0, n), (0, n))
     if sort_eigenvalues:
         values, order = sort(b, (values, iota(b, S32, values.shape, 1)), 1)
-        rows = rows_at(b, rows, order)
+        rows = take_rows(b, rows, order)
     return adjoint(b, rows), values
 
 
@@ -64,7 +64,7 @@ def _sweeps(b: Builder, a: Number, max_sweeps: int, tolerance: float) -> tuple[V
     batch, n, _ = a.shape
     k = n // 2
     vectors = like(b, identity(b, batch, n, n), a)
-    state = (*_cut(b, a, k), piece(b, vectors, (0, k), (0, n)), piece(b, vectors, (k, n), (0, n)))
+    state = (*_cut(b, a, k), submatrix(b, vectors, (0, k), (0, n)), submatrix(b, vectors, (k, n), (0, n)))
     types = [x.type for x in state]
 
     def going_on(b: Builder, sweep: Value, *arrays: Value) -> tuple[Value]:
@@ -83,14 +83,14 @@ def _sweeps(b: Builder, a: Number, max_sweeps: int, tolerance: float) -> tuple[V
 
 def _cut(b: Builder, a: Number, k: int) -> Blocks:
     first, second = (0, k), (k, a.shape[1])
-    return piece(b, a, first, first), piece(b, a, first, second), piece(b, a, second, first), piece(b, a, second, second)
+    return submatrix(b, a, first, first), submatrix(b, a, first, second), submatrix(b, a, second, first), submatrix(b, a, second, second)
 
 
 def _norms(b: Builder, blocks: Sequence[Number]) -> tuple[Value, Value]:
     """The squared norms of what is off the diagonal, and of the diagonal with it, [B, 1, 1]."""
     squares = [squared(b, x) for x in blocks]
-    on = [b.select(b.eq(place(b, x, 1), place(b, x, 2)), x, 0) for x in (squares[0], squares[3])]
-    sums = [total(b, total(b, x, 2), 1) for x in (*squares, *on)]
+    on = [b.select(b.eq(iota_along(b, x, 1), iota_along(b, x, 2)), x, 0) for x in (squares[0], squares[3])]
+    sums = [sum_along(b, sum_along(b, x, 2), 1) for x in (*squares, *on)]
     all_ = b.add(b.add(sums[0], sums[1]), b.add(sums[2], sums[3]))
     off = b.add(b.add(b.sub(sums[0], sums[4]), b.sub(sums[3], sums[5])), b.add(sums[1], sums[2]))
     return off, all_
@@ -102,7 +102,7 @@ def _step(
     """Every pair is rotated so that its off-diagonal element vanishes; then all but the first row and column move on."""
     p, q, r = diagonal(b, real(tl)), diagonal(b, real(br)), diagonal(b, tr)
     if isinstance(r, Complex):
-        r, (tr, bl, br, bottom) = _made_real(b, r, tr, bl, br, bottom)
+        r, (tr, bl, br, bottom) = _with_real_pivots(b, r, tr, bl, br, bottom)
     tangent = _tangent(b, p, q, r)
     cosine = b.reciprocal(b.sqrt(b.add(b.mul(tangent, tangent), 1)))  # more exact than rsqrt: what it errs by adds up
     sine = b.mul(tangent, cosine)
@@ -112,24 +112,25 @@ def _step(
     (tl, tr), (bl, br) = (_rotated(b, *across, *pair) for pair in ((tl, tr), (bl, br)))
     tl, br = _with_diagonal(b, tl, b.sub(p, shift)), _with_diagonal(b, br, b.add(q, shift))
     tr, bl = (_with_diagonal(b, x, b.full_like(p, 0)) for x in (tr, bl))
-    (tl, tr), (bl, br) = _moved_on(b, tl, tr, 2), _moved_on(b, bl, br, 2)
-    (tl, bl), (tr, br), (top, bottom) = (_moved_on(b, *pair, 1) for pair in ((tl, bl), (tr, br), (top, bottom)))
+    (tl, tr), (bl, br) = _exchanged_pairs(b, tl, tr, 2), _exchanged_pairs(b, bl, br, 2)
+    (tl, bl), (tr, br), (top, bottom) = (_exchanged_pairs(b, *pair, 1) for pair in ((tl, bl), (tr, br), (top, bottom)))
     return tl, tr, bl, br, top, bottom
 
 
-def _made_real(b: Builder, r: Complex, tr: Number, bl: Number, br: Number, bottom: Number) -> tuple[Value, tuple[Number, ...]]:
-    """The sizes of the elements r that are to vanish, and the matrix and its vectors when the second rows and columns of the pairs have
-    been turned by the angles of r, which makes these real."""
+def _with_real_pivots(b: Builder, r: Complex, tr: Number, bl: Number, br: Number, bottom: Number) -> tuple[Value, tuple[Number, ...]]:
+    """Multiply the second row and column of every pair by the phase of its off-diagonal element r, which makes r real: (|r|, (tr, bl, br,
+    bottom) after that).
+    """
     size = numbers.absolute(b, r)
     turn = select(b, b.ne(size, 0), numbers.sign_of(b, r), 1)
     back = conj(b, transposed(b, turn))
-    bl, br, bottom = (mul(b, x, spread(b, turn, x)) for x in (bl, br, bottom))
-    tr, br = (mul(b, x, spread(b, back, x)) for x in (tr, br))
+    bl, br, bottom = (mul(b, x, broadcast_like(b, turn, x)) for x in (bl, br, bottom))
+    tr, br = (mul(b, x, broadcast_like(b, back, x)) for x in (tr, br))
     return size, (tr, bl, br, bottom)
 
 
 def _tangent(b: Builder, p: Value, q: Value, r: Value) -> Value:
-    """Of the smaller angle that makes [[p, r], [r, q]] diagonal (Golub and Van Loan, Matrix Computations, 8.5.2); 0 where r is."""
+    """The tangent of the smaller angle that diagonalises [[p, r], [r, q]] (Golub and Van Loan, Matrix Computations, 8.5.2); 0 if r is."""
     none = b.eq(r, 0)
     tau = b.div(b.sub(q, p), b.mul(b.select(none, 1, r), 2))
     smaller = b.reciprocal(b.add(b.abs(tau), b.sqrt(b.add(b.mul(tau, tau), 1))))
@@ -138,16 +139,16 @@ def _tangent(b: Builder, p: Value, q: Value, r: Value) -> Value:
 
 def _rotated(b: Builder, cosine: Value, sine: Value, x: Number, y: Number) -> tuple[Number, Number]:
     """c x - s y and s x + c y."""
-    c, s = spread(b, cosine, x), spread(b, sine, x)
+    c, s = broadcast_like(b, cosine, x), broadcast_like(b, sine, x)
     return sub(b, mul(b, x, c), mul(b, y, s)), add(b, mul(b, x, s), mul(b, y, c))
 
 
 def _with_diagonal(b: Builder, x: Number, values: Value) -> Number:
-    return select(b, b.eq(place(b, x, 1), place(b, x, 2)), spread(b, values, x), x)
+    return select(b, b.eq(iota_along(b, x, 1), iota_along(b, x, 2)), broadcast_like(b, values, x), x)
 
 
-def _moved_on(b: Builder, first: Number, second: Number, axis: int) -> tuple[Number, Number]:
-    """Along an axis of size K of both: f0 s0 f1 ... f(K-2) and s1 ... s(K-1) f(K-1)."""
+def _exchanged_pairs(b: Builder, first: Number, second: Number, axis: int) -> tuple[Number, Number]:
+    """Brent and Luk's next pairing: along an axis of size K the halves become (f0 s0 f1 ... f(K-2)) and (s1 ... s(K-1) f(K-1))."""
     k = first.shape[axis]
     if k == 1:
         return first, second

@@ -1,4 +1,4 @@
-"""What factorisations share: batches of real or complex matrices [B, M, N], columns and rows at a place that a loop counts, masks."""
+"""Helpers of all factorisations: batches of real or complex matrices [B, M, N], their rows, columns and blocks, masks and loops."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tpuflow.lower.operations.linalg.arithmetic import N, concatenate, conj, eac
 from tpuflow.lower.operations.rows import SliceAxes
 
 BLOCK = 128
-"""Columns that are factored one after the other; the rest of the matrix meets them in products. XLA's expanders have the same."""
+"""Columns of a panel, which are factored one by one; the trailing matrix is updated by products. XLA's expanders use 128 as well."""
 
 
 def batched(*ranks: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """An operation on arrays with one batch axis, of f32 or complex, on arrays of any type with any number of them.
+    """Decorate an operation on arrays with one batch axis, f32 or complex, so that it takes any number of batch axes and any float type.
 
-    ranks: how many axes of each operand are not of the batch. Results have the batch axes in front; those in f32 take the first operand's
-    type, if that is real.
+    ranks: the number of axes of each operand that are not batch axes. Results get the batch axes of the first operand in front; f32 results
+    are converted to its type if that is real.
     """
 
     def decorate(operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,7 +55,7 @@ def _restored(b: Builder, batch: Sequence[int], dtype: DType, x: Value) -> Value
 def repeat(
     b: Builder, body: Callable[..., Sequence[Number]], trips: int, carries: Sequence[Number], invariants: Sequence[Number] = ()
 ) -> tuple[Any, ...]:
-    """Carries, of what they are, after body(builder, trip, *invariants, *carries) for trip (s32[]) = 0, 1, ..."""
+    """The carries after `trips` runs of body(builder, trip, *invariants, *carries) -> carries, where trip (s32[]) counts from 0."""
     types = [x.type for x in (*invariants, *carries)]
 
     def step(b: Builder, trip: Value, *arrays: Value) -> list[Value]:
@@ -75,13 +75,13 @@ def adjoint(b: Builder, x: N) -> N:
     return conj(b, transposed(b, x))
 
 
-def place(b: Builder, like: Number, axis: int) -> Value:
-    """The position along an axis of what has the shape of `like`, as s32."""
+def iota_along(b: Builder, like: Number, axis: int) -> Value:
+    """s32 of the shape of `like`: every element's position along an axis."""
     return b.iota(TensorType(S32, like.shape), axis)
 
 
-def spread(b: Builder, x: N, like: Number) -> N:
-    """x, whose axes are of size 1 or those of `like`, or which is a number, in the shape of `like`."""
+def broadcast_like(b: Builder, x: N, like: Number) -> N:
+    """x broadcast to the shape of `like`; it is 0-d, or has as many axes, each as long as that of `like` or of size 1."""
     return each(lambda x: b.splat(x, like.shape) if x.shape == () else b.broadcast(x, like.shape, range(3)), x)
 
 
@@ -109,46 +109,46 @@ def with_row(b: Builder, x: N, new: Number, j: Value) -> N:
     return each(lambda x, new: b.dynamic_update_slice(x, new, (zero, j, zero)), x, new)
 
 
-def rows_at(b: Builder, x: N, order: Value) -> N:
-    """x [B, M, N] with its rows in an order, s32[B, M]."""
+def take_rows(b: Builder, x: N, order: Value) -> N:
+    """Rows order[b, i] of x[b]: x is [B, M, N], order s32[B, K], the result [B, K, N]."""
     axes = SliceAxes(window=(2,), collapsed=(1,), indexed=(1,), operand_batching=(0,), indices_batching=(0,))
     places = b.reshape(order, (*order.shape, 1))
     return each(lambda x: gather(b, x, places, axes, (1, 1, x.shape[2])), x)
 
 
-def total(b: Builder, x: N, axis: int) -> N:
-    """x summed over an axis, which stays, of size 1."""
+def sum_along(b: Builder, x: N, axis: int) -> N:
+    """x summed over an axis, which is kept with size 1 (NumPy's keepdims)."""
     shape = tuple(1 if i == axis else n for i, n in enumerate(x.shape))
     return each(lambda x: b.reshape(b.reduce("add", x, (axis,)), shape), x)
 
 
 def diagonal(b: Builder, x: N) -> N:
     """[B, N, N] -> [B, N, 1]."""
-    return total(b, kept(b, b.eq(place(b, x, 1), place(b, x, 2)), x), 2)
+    return sum_along(b, masked(b, b.eq(iota_along(b, x, 1), iota_along(b, x, 2)), x), 2)
 
 
-def kept(b: Builder, where: Value, x: N) -> N:
+def masked(b: Builder, where: Value, x: N) -> N:
     """x where `where` holds, else 0."""
     return each(lambda x: b.select(where, x, 0), x)
 
 
-def piece(b: Builder, x: N, rows: tuple[int, int], columns: tuple[int, int]) -> N:
+def submatrix(b: Builder, x: N, rows: tuple[int, int], columns: tuple[int, int]) -> N:
     """x[:, rows[0]:rows[1], columns[0]:columns[1]]."""
     return each(lambda x: b.slice(x, (0, rows[0], columns[0]), (x.shape[0], rows[1], columns[1])), x)
 
 
 def triangle(b: Builder, x: N, *, lower: bool, diagonal: int = 0) -> N:
-    """x with zeros above (lower), or below, its diagonal, or the one `diagonal` places to its right."""
-    rows, columns = b.add(place(b, x, 1), diagonal), place(b, x, 2)
-    return kept(b, b.ge(rows, columns) if lower else b.le(rows, columns), x)
+    """The lower or the upper triangle of x, zeros elsewhere, as jnp.tril and jnp.triu; `diagonal` counts to the right."""
+    rows, columns = b.add(iota_along(b, x, 1), diagonal), iota_along(b, x, 2)
+    return masked(b, b.ge(rows, columns) if lower else b.le(rows, columns), x)
 
 
 def identity(b: Builder, batch: int, rows: int, columns: int) -> Value:
     """Ones on the diagonal, [B, M, N]."""
     zeros = b.full(TensorType(F32, (batch, rows, columns)), 0)
-    return b.select(b.eq(place(b, zeros, 1), place(b, zeros, 2)), b.full_like(zeros, 1), zeros)
+    return b.select(b.eq(iota_along(b, zeros, 1), iota_along(b, zeros, 2)), b.full_like(zeros, 1), zeros)
 
 
-def assembled(b: Builder, blocks: Sequence[Sequence[Number]]) -> Number:
-    """A matrix of blocks, given row by row."""
+def block_matrix(b: Builder, blocks: Sequence[Sequence[Number]]) -> Number:
+    """The matrix of these blocks, given row by row, as numpy.block."""
     return concatenate(b, [concatenate(b, line, 2) for line in blocks], 1)

@@ -1,4 +1,4 @@
-"""The rule for a choice inside what another choice by the same condition throws away."""
+"""The rule for nested selects by one condition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tpuflow.lower.graph.ops import ELEMENTWISE
 from tpuflow.lower.passes.rewriter import Rewriter
 from tpuflow.lower.passes.rules.table import rewrites
 
-DEEPEST = 8  # nodes between the two choices
+DEEPEST = 8  # limit of nodes between the two selects
 
 
 @rewrites("select")
@@ -29,7 +29,7 @@ def _chosen_already(rw: Rewriter, node: Node) -> Value | None:
 
 
 def _given(rw: Rewriter, condition: Value, *, holds: bool) -> Callable[[Value], Value]:
-    """What a value is if a 0-d condition holds or does not: other values that are there, and 0-d work on them."""
+    """A function that simplifies values, assuming that a 0-d condition holds or not, to existing values or new 0-d nodes."""
     known: dict[Value, Value] = {}
 
     def visit(value: Value, depth: int = 0) -> Value:
@@ -56,6 +56,6 @@ def _given(rw: Rewriter, condition: Value, *, holds: bool) -> Callable[[Value], 
 
 
 def _is_everywhere(rw: Rewriter, value: Value, number: Value) -> bool:
-    """Whether a value holds a 0-d one in all its elements."""
+    """Whether a value is `number`, or its broadcast."""
     spread = rw.maker(value, "broadcast")
     return value is number or (spread is not None and spread.inputs[0] is number)

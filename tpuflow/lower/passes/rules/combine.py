@@ -12,7 +12,7 @@ MAX_SCALARS = 1024  # they are combined in registers
 
 @rewrites("reduce")
 def _reduce(rw: Rewriter, node: Node) -> Value | None:
-    """Over axes of size 1 only: nothing is combined. (Beside longer axes they stay, lest a reshape part the reduction from its work.)"""
+    """A reduction over axes of size 1 only is a reshape. (Beside longer ones they stay: a reshape would separate it from its operand.)"""
     if any(node.inputs[0].shape[axis] != 1 for axis in node.attrs["axes"]):
         return None
     return rw.reshape(node.inputs[0], node.result.shape)
@@ -20,7 +20,7 @@ def _reduce(rw: Rewriter, node: Node) -> Value | None:
 
 @rewrites("reduce")
 def _reduce_of_stack(rw: Rewriter, node: Node) -> Value | None:
-    """A reduction of a few values put side by side, in which order does not matter, is a tree of single combinations."""
+    """A reduction of a concatenate of a few slices of size 1, if its order does not matter, is a tree of elementwise operations."""
     parts, op, result = rw.maker(node.inputs[0], "concatenate"), node.attrs["op"], node.result.type
     if parts is None or node.attrs["axes"] != (parts.attrs["axis"],) or len(parts.inputs) > (MAX_PARTS if result.shape else MAX_SCALARS):
         return None
@@ -36,7 +36,7 @@ def _reduce_of_stack(rw: Rewriter, node: Node) -> Value | None:
 
 @rewrites("scatter_rows")
 def _scatter_one_row(rw: Rewriter, node: Node) -> Value | None:
-    """One update of the only row there is: the combination itself, element by element."""
+    """A scatter of one update into the only row is an elementwise operation."""
     x, index, updates = node.inputs
     if x.shape[0] != 1 or index.shape != (1,) or rw.splat(index) != 0:
         return None

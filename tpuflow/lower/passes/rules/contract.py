@@ -1,4 +1,4 @@
-"""Rules around products: transposes become dimension numbers."""
+"""Rules for products: transposes, reversals and converts around them become dimension numbers and labels."""
 
 from __future__ import annotations
 

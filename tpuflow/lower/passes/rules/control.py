@@ -20,7 +20,7 @@ def _known_branch(rw: Rewriter, node: Node) -> Values | None:
 
 @rewrites("loop")
 def _known_trips(rw: Rewriter, node: Node) -> Values | None:
-    """No trip: the carries as they came. One trip: the body."""
+    """A loop of no trips is its carries; a loop of one trip is its body, inlined."""
     known = rw.splat(node.inputs[0])
     if known is None or known > 1:
         return None
@@ -29,7 +29,7 @@ def _known_trips(rw: Rewriter, node: Node) -> Values | None:
 
 @rewrites("loop", "while")
 def _invariant_results(rw: Rewriter, node: Node) -> Values | None:
-    """A carry that no trip changes comes out as it went in."""
+    """The result of a loop-invariant carry is the carry's operand."""
     body, carries = node.regions[-1], node.inputs[carry_offset(node) :]
     passed: list[Value] = [
         carry if invariant(body, i) else result for i, (carry, result) in enumerate(zip(carries, node.results, strict=True))

@@ -1,4 +1,4 @@
-"""Rules for conversions: to the own type, there and back, and what may as well be done before the type gets wider."""
+"""Rules for conversions: to the same type, round trips, and operations that can as well be done in the narrower type."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tpuflow.lower.passes.rules.table import rewrites
 HOLDS = {F16: (F32,), BF16: (F32,), S8: (S16, S32), S16: (S32,), U8: (U16, U32, S16, S32), U16: (U32, S32)} | {
     S2: (S4, S8, S16, S32), S4: (S8, S16, S32), U2: (U4, U8, U16, U32, S4, S8, S16, S32), U4: (U8, U16, U32, S8, S16, S32),
 }  # fmt: skip
-"""Types that hold every value of a type."""
+"""type -> types that represent all of its values."""
 
 SMALLEST_NORMAL = 2.0**-126  # of f32 and bf16
 
@@ -22,14 +22,14 @@ ROUNDED = frozenset(name for name, row in OPERATIONS.items() if row.rounds) | {"
 
 @rewrites("convert", "bitcast")
 def _same_type(rw: Rewriter, node: Node) -> Value | None:
-    """A bitcast to the own type moves nothing, nor does a convert; of floats, a convert still flushes subnormals."""
+    """A bitcast or convert to the same type is its operand; but a convert of floats stays, because it flushes subnormals."""
     (x,) = node.inputs
     return x if x.dtype == node.result.dtype and (node.op == "bitcast" or not x.dtype.is_float) else None
 
 
 @rewrites("convert")
 def _there_and_back(rw: Rewriter, node: Node) -> Value | None:
-    """To a wider type and back again: the value itself, if an arithmetic operation has just rounded it (or it is an integer)."""
+    """narrow(widen(x)) = x for integers, and for floats that an arithmetic operation has just rounded."""
     wide = rw.maker(node.inputs[0], "convert")
     if wide is None:
         return None
@@ -41,9 +41,9 @@ def _there_and_back(rw: Rewriter, node: Node) -> Value | None:
 
 @rewrites("max", "min", "select", "compare")
 def _chosen_before_converts(rw: Rewriter, node: Node) -> Value | None:
-    """Among wider copies of 16-bit floats: among these, and the result is widened, so that nobody has to store it in the wider type.
+    """op(widen(x), widen(y)) = widen(op(x, y)) for max, min, select and compare of 16-bit floats, so that wide copies need not be stored.
 
-    All of them give one of their operands or compare them, and read a NaN or a subnormal as the conversion does.
+    These operations return or compare their operands, and treat NaNs and subnormals as the conversion does.
     """
     choice, operands = (node.inputs[:1], node.inputs[1:]) if node.op == "select" else ((), node.inputs)
     inner = [rw.maker(x, "convert") for x in operands]
@@ -71,7 +71,7 @@ def _narrow_splat(rw: Rewriter, x: Value, dtype: DType) -> Value | None:
 
 
 def _rounded(rw: Rewriter, x: Value) -> bool:
-    """Whether x can only hold what an arithmetic operation writes."""
+    """Whether x only holds values that an arithmetic operation can write (canonical NaNs, no subnormals)."""
     made = rw.maker(x)
     if made is None:
         return False

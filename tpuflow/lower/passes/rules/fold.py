@@ -1,9 +1,9 @@
-"""Rules that compute at compile time what is certain: elementwise work on splats, choices already made, integer identities."""
+"""Constant folding: elementwise operations on splats, selects with known conditions, integer identities."""
 
 from __future__ import annotations
 
 from tpuflow.dtypes import PRED
-from tpuflow.lower.graph.elementwise import of_splats
+from tpuflow.lower.graph.elementwise import fold_splats
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE
 from tpuflow.lower.passes.rewriter import Rewriter
@@ -12,17 +12,17 @@ from tpuflow.lower.passes.rules.table import rewrites, rewrites_all
 
 @rewrites_all(ELEMENTWISE)
 def _splats(rw: Rewriter, node: Node) -> Value | None:
-    """Work on splats gives a splat: one element, computed as the device computes it, rounding included."""
+    """An elementwise operation on splats is a splat, computed in the device's arithmetic, rounding included."""
     known = [rw.splat(x) for x in node.inputs]
     if None in known:
         return None
-    value = of_splats(node.op, node.attrs, known, [x.dtype for x in node.inputs], node.result.dtype)  # type: ignore[arg-type]
+    value = fold_splats(node.op, node.attrs, known, [x.dtype for x in node.inputs], node.result.dtype)  # type: ignore[arg-type]
     return None if value is None else rw.full(node.result.dtype, node.result.shape, value)
 
 
 @rewrites_all(ELEMENTWISE)
 def _uniform(rw: Rewriter, node: Node) -> Value | None:
-    """Work on one number everywhere is 0-d work, and its result everywhere."""
+    """An elementwise operation on broadcast scalars is a 0-d operation and a broadcast of its result."""
     made = [rw.maker(x) for x in node.inputs]
     if not node.result.shape or None in made or not any(m.op == "broadcast" for m in made if m):
         return None
@@ -43,7 +43,7 @@ def _number(rw: Rewriter, x: Value, made: Node) -> Value | None:
 
 @rewrites("select")
 def _select(rw: Rewriter, node: Node) -> Value | None:
-    """Known condition, or the same on both sides: no choice."""
+    """A select with a constant condition, or with equal cases, is one of its cases."""
     pred, on_true, on_false = node.inputs
     if on_true is on_false:
         return on_true

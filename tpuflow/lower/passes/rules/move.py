@@ -19,7 +19,7 @@ def _ascending(axes: Sequence[int]) -> bool:
 
 @rewrites("reshape", "transpose", "broadcast", "slice", "reverse", "concatenate", "dynamic_slice", "take_rows")
 def _move_of_splat(rw: Rewriter, node: Node) -> Value | None:
-    """Wherever the elements of equal splats go, the result is that splat (a row out of range may be something else)."""
+    """A move of equal splats is that splat; but not take_rows, whose rows out of range may have another value."""
     moved = node.inputs if node.op == "concatenate" else node.inputs[:1]
     made = [rw.maker(x, "full") for x in moved]
     if node.op == "take_rows" or None in made or len({repr(m.attrs["value"]) for m in made if m}) > 1:
@@ -29,7 +29,7 @@ def _move_of_splat(rw: Rewriter, node: Node) -> Value | None:
 
 @rewrites("reshape")
 def _reshape(rw: Rewriter, node: Node) -> Value | None:
-    """To the same shape: nothing. Of a reshape, a 0-d broadcast or a constant: one step."""
+    """A reshape to the same shape is its operand; a reshape of a reshape, of a broadcast scalar or of a constant is a single node."""
     (x,), result = node.inputs, node.result.type
     if x.shape == result.shape:
         return x
@@ -44,7 +44,9 @@ def _reshape(rw: Rewriter, node: Node) -> Value | None:
 
 @rewrites("transpose")
 def _transpose(rw: Rewriter, node: Node) -> Value | None:
-    """Identity: nothing. Only size-1 axes move: a reshape. Of a transpose or broadcast: one step. Of a small constant: a constant."""
+    """An identity transpose is its operand; one that only moves axes of size 1 is a reshape; one of a transpose, a broadcast or a small
+    constant is a single node.
+    """
     (x,), permutation, result = node.inputs, node.attrs["permutation"], node.result.type
     if permutation == tuple(range(len(permutation))):
         return x
@@ -61,7 +63,7 @@ def _transpose(rw: Rewriter, node: Node) -> Value | None:
 
 @rewrites("broadcast")
 def _broadcast(rw: Rewriter, node: Node) -> Value | None:
-    """One that repeats nothing: a reshape. Of a broadcast: one step. Of a reshape that adds or drops size-1 axes: from its operand."""
+    """A broadcast that repeats nothing is a reshape; one of a broadcast is a single one; axes of size 1 of the operand are dropped."""
     (x,), axes, result = node.inputs, node.attrs["axes"], node.result.type
     if x.type.elems == result.elems and _ascending([axis for axis, n in zip(axes, x.shape, strict=True) if n != 1]):
         return rw.reshape(x, result.shape)
@@ -76,7 +78,7 @@ def _broadcast(rw: Rewriter, node: Node) -> Value | None:
 
 @rewrites("broadcast")
 def _broadcast_of_convert(rw: Rewriter, node: Node) -> Value | None:
-    """The convert of a stored (not computed) array happens after it is read, in the kernel that needs it, not in one of its own.
+    """broadcast(convert(x)) = convert(broadcast(x)) for a stored array x, so that the reader converts it rather than another kernel.
 
     Work on a single number goes the other way (see `fold.py`).
     """
@@ -90,7 +92,7 @@ def _broadcast_of_convert(rw: Rewriter, node: Node) -> Value | None:
 
 
 def _before_converts(rw: Rewriter, node: Node | None) -> Node | None:
-    """What makes the first operand of a chain of converts."""
+    """The node that defines the operand of a chain of converts."""
     while node is not None and node.op == "convert":
         node = rw.maker(node.inputs[0])
     return node
@@ -98,7 +100,7 @@ def _before_converts(rw: Rewriter, node: Node | None) -> Node | None:
 
 @rewrites("slice")
 def _slice_of_convert(rw: Rewriter, node: Node) -> Value | None:
-    """Of a wider copy of an array: the wider copy of its slice, so that nobody has to store all of it in the wider type."""
+    """slice(convert(x)) = convert(slice(x)) where convert widens, so that the wide copy of all of x need not be stored."""
     inner = rw.maker(node.inputs[0], "convert")
     if inner is None or inner.inputs[0].dtype.bytes >= node.result.dtype.bytes:
         return None
@@ -108,7 +110,7 @@ def _slice_of_convert(rw: Rewriter, node: Node) -> Value | None:
 
 @rewrites("reshape")
 def _reshape_of_converted_slice(rw: Rewriter, node: Node) -> Value | None:
-    """The reshape stays with the slice, whose reader sees both through one window."""
+    """reshape(convert(slice(x))) = convert(reshape(slice(x))): reshape and slice then fold into one window."""
     inner = rw.maker(node.inputs[0], "convert")
     if inner is None or rw.maker(inner.inputs[0], "slice") is None:
         return None
@@ -117,7 +119,7 @@ def _reshape_of_converted_slice(rw: Rewriter, node: Node) -> Value | None:
 
 @rewrites("slice")
 def _slice(rw: Rewriter, node: Node) -> Value | None:
-    """Of everything: nothing. Of a small constant: a constant."""
+    """A slice of a whole array is the array; a slice of a small constant is a constant."""
     (x,), result = node.inputs, node.result.type
     if x.shape == result.shape:
         return x
@@ -129,7 +131,7 @@ def _slice(rw: Rewriter, node: Node) -> Value | None:
 
 @rewrites("slice")
 def _slice_of_concatenate(rw: Rewriter, node: Node) -> Value | None:
-    """Within one operand: a slice of that."""
+    """A slice within one operand of a concatenate is a slice of that operand."""
     joined = rw.maker(node.inputs[0], "concatenate")
     if joined is None:
         return None
@@ -146,7 +148,7 @@ def _slice_of_concatenate(rw: Rewriter, node: Node) -> Value | None:
 
 @rewrites("pad")
 def _pad(rw: Rewriter, node: Node) -> Value | None:
-    """By nothing: nothing. Of a splat with its own value: a splat. Only padding: a splat or broadcast of the padding value."""
+    """A pad by nothing is its operand; a splat padded with its own value is a splat."""
     x, value = node.inputs
     if not any((*node.attrs["low"], *node.attrs["high"], *node.attrs["interior"])):
         return x
@@ -158,20 +160,20 @@ def _pad(rw: Rewriter, node: Node) -> Value | None:
 
 @rewrites("concatenate")
 def _concatenate(rw: Rewriter, node: Node) -> Value | None:
-    """Of one operand: nothing."""
+    """A concatenate of one operand is that operand."""
     return node.inputs[0] if len(node.inputs) == 1 else None
 
 
 @rewrites("reverse")
 def _reverse(rw: Rewriter, node: Node) -> Value | None:
-    """Of size-1 axes: nothing."""
+    """A reverse of axes of size 1 is its operand."""
     (x,) = node.inputs
     return x if all(x.shape[axis] == 1 for axis in node.attrs["axes"]) else None
 
 
 @rewrites("dynamic_slice")
 def _dynamic_slice(rw: Rewriter, node: Node) -> Value | None:
-    """Of everything: nothing (starts are in range). At known starts: a slice."""
+    """A dynamic slice of a whole array is the array (starts are in range); one with constant starts is a slice."""
     x, *starts = node.inputs
     if x.shape == node.result.shape:
         return x
@@ -184,14 +186,14 @@ def _dynamic_slice(rw: Rewriter, node: Node) -> Value | None:
 
 @rewrites("dynamic_update_slice")
 def _dynamic_update_slice(rw: Rewriter, node: Node) -> Value | None:
-    """Of everything: the update."""
+    """An update of the whole array is the update."""
     x, update, *_ = node.inputs
     return update if x.shape == update.shape else None
 
 
 @rewrites("transpose", "broadcast", "reshape")
 def _move_of_iota(rw: Rewriter, node: Node) -> Value | None:
-    """Positions, turned or repeated, are positions along another axis."""
+    """A transpose, broadcast or reshape of an iota is an iota along another axis."""
     (x,), result = node.inputs, node.result.type
     inner = rw.maker(x, "iota")
     if inner is None:
@@ -207,16 +209,16 @@ def _move_of_iota(rw: Rewriter, node: Node) -> Value | None:
 
 @rewrites("iota")
 def _iota(rw: Rewriter, node: Node) -> Value | None:
-    """Along an axis of size 1: zeros."""
+    """An iota along an axis of size 1 is zero."""
     result = node.result
     return rw.full(result.dtype, result.shape, 0.0 if result.dtype.is_float else 0) if result.shape[node.attrs["axis"]] == 1 else None
 
 
 @rewrites_all(ELEMENTWISE)
 def _elementwise_of_reshapes(rw: Rewriter, node: Node) -> Value | None:
-    """op(reshape(x), reshape(y)) = reshape(op(x, y)): reshapes of computed values sink until a broadcast swallows them or a view does.
+    """op(reshape(x), reshape(y)) = reshape(op(x, y)): reshapes of computed values sink until a broadcast or a view absorbs them.
 
-    That of a slice stays: with it, the slice is a window of whatever kernel reads it; below work, it would part that work from the kernel.
+    The reshape of a slice does not sink: with the slice it folds into a window of the reader, which it would separate from its operand.
     """
     made = [rw.maker(x) for x in node.inputs]
     viewed = [m.inputs[0] for m in made if m and m.op == "reshape"]
@@ -232,17 +234,17 @@ def _elementwise_of_reshapes(rw: Rewriter, node: Node) -> Value | None:
 
 
 def _sinks(node: Node | None, old: tuple[int, ...], new: tuple[int, ...]) -> bool:
-    """Whether the reshape of a node's result belongs below: its kernel could take in what follows, or only axes of size 1 change."""
+    """Whether the reshape of a node's result should sink: its kernel could fuse with what follows, or only axes of size 1 change."""
     return _fuses(node) or (bool(_places(old, new)) and (node is None or node.op != "slice"))
 
 
 def _fuses(node: Node | None) -> bool:
-    """Whether a kernel that computes the node could take in what follows."""
+    """Whether a kernel that computes the node could fuse with elementwise users."""
     return node is not None and (node.op in ELEMENTWISE or node.op in (*PRODUCTS, "reduce"))
 
 
 def _viewed(rw: Rewriter, x: Value, made: Node | None, shape: tuple[int, ...]) -> Value | None:
-    """x under `shape` if that costs nothing: the operand of a reshape, a splat, an iota or broadcast that only loses size-1 axes."""
+    """x in another shape if that is free: the operand of a reshape, a splat, or an iota or broadcast that only loses axes of size 1."""
     if made is None:
         return None
     if made.op == "reshape" and made.inputs[0].shape == shape:
@@ -261,7 +263,7 @@ def _viewed(rw: Rewriter, x: Value, made: Node | None, shape: tuple[int, ...]) -
 
 
 def _places(old: tuple[int, ...], new: tuple[int, ...]) -> dict[int, int]:
-    """Where the axes longer than 1 are after a reshape that only adds and removes axes of size 1; nothing for other reshapes."""
+    """old axis -> new axis, for axes longer than 1, under a reshape that only adds or removes axes of size 1; empty for other reshapes."""
     before, after = ([axis for axis, n in enumerate(shape) if n != 1] for shape in (old, new))
     same = [old[axis] for axis in before] == [new[axis] for axis in after]
     return dict(zip(before, after, strict=True)) if same else {}

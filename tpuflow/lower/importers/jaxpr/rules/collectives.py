@@ -31,7 +31,7 @@ Names = Any
 def _shard_map(
     b: Builder, *operands: Number, jaxpr: Any, mesh: Any, in_specs: Sequence[Any], out_specs: Sequence[Any]
 ) -> tuple[Number, ...]:
-    """Each chip with its pieces; what lies outside, all of them have."""
+    """Inline the body with the shards of a chip as operands; code outside of it runs on whole arrays on every chip."""
     sizes = {str(name): int(size) for name, size in mesh.shape.items()}
     around, b.mesh = b.mesh, {**b.mesh, **sizes}
     pieces = [_shard(b, x, _cut(spec, x, sizes), sizes) for x, spec in zip(operands, in_specs, strict=True)]
@@ -68,14 +68,14 @@ def _counts(cut: NamedCut, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _group(b: Builder, names: Names, groups: Any = None) -> Group:
-    """Of one axis, or several."""
+    """The group of chips over one axis name or several."""
     if groups is not None:
         raise UnsupportedForm("axis_index_groups; give the mesh an axis for each kind of group instead")
     return Group.of(b.mesh, list(map(str, names if isinstance(names, (tuple, list)) else (names,))))
 
 
 def _reduce(b: Builder, op: str, x: Value, *, axes: Sequence[Any], axis_index_groups: Any = None) -> Value:
-    """Over the axes that `vmap` has numbered, then over those with names."""
+    """Reduce over axes that `vmap` made positional (integers), then over named ones."""
     numbered = [a for a in axes if isinstance(a, int)]
     x = reduce(b, op, x, numbered) if numbered else x
     return collectives.all_reduce(b, op, x, _group(b, [a for a in axes if not isinstance(a, int)], axis_index_groups))
@@ -85,7 +85,7 @@ enter({primitive: bound(_reduce, op) for primitive, op in _REDUCE.items()})
 
 
 def _complex_extreme(b: Builder, x: Complex, *, op: str, axes: Sequence[Any], axis_index_groups: Any = None) -> Complex:
-    """As `_reduce`; chips compare real and imaginary parts together, so they gather what they have."""
+    """As `_reduce`; complex numbers are compared by both parts, which no collective does, so the chips gather all and reduce."""
     numbered = [a for a in axes if isinstance(a, int)]
     x = reduce_extreme(b, x, op=op, axes=numbered) if numbered else x
     group = _group(b, [a for a in axes if not isinstance(a, int)], axis_index_groups)
@@ -109,7 +109,7 @@ def _all_gather(b: Builder, x: Value, *, axis_name: Names, all_gather_dimension:
 
 @lowers("all_to_all", keys=True)
 def _all_to_all(b: Builder, x: Value, *, axis_name: Names, split_axis: int, concat_axis: int, axis_index_groups: Any = None) -> Value:
-    """The primitive keeps both axes: JAX has put one in where it is to make one."""
+    """The primitive never adds or removes an axis: JAX inserts axes of size 1 where needed."""
     return collectives.all_to_all(b, x, _group(b, axis_name, axis_index_groups), split_axis, concat_axis)
 
 
@@ -125,7 +125,7 @@ def _axis_index(b: Builder, *, axis_name: Names) -> Value:
 
 @lowers("pbroadcast", keys=True)
 def _from_one(b: Builder, x: Value, *, axis_name: Names, source: int) -> Value:
-    """One chip's array on all of the group."""
+    """The array of chip `source`, on all chips of the group."""
     group = _group(b, axis_name)
     if group.chips == 1:
         return x

@@ -123,7 +123,7 @@ def _convert(b: Builder, x: Number, *, new_dtype: Any) -> Number:
 
 
 def _scatter(b: Builder, *operands: Number, **params: Any) -> tuple[Number, ...]:
-    """What is set, in both planes; what a function changes (x.at[...].apply), with both at once."""
+    """A plain scatter acts plane by plane; one with a function (x.at[...].apply) on both planes at once."""
     function = params["update_jaxpr"]
     if function is None or not function.eqns:
         return plane_by_plane(b, lambda b, *arrays: RULES["scatter"](b, *arrays, params=params), operands)
@@ -156,7 +156,7 @@ COMPLEX.enter({
 def _changed(
     b: Builder, function: Callable[..., Sequence[Number]], operands: Sequence[Number], dimension_numbers: Any, mode: Any, *, apart: bool
 ) -> Complex:
-    """A scatter whose slices become what a function makes of them and of the updates."""
+    """A scatter that replaces slices by function(slices, updates)."""
     operand, indices, updates = operands
     assert isinstance(indices, Value)
 
@@ -178,7 +178,7 @@ def _fft(b: Builder, x: Number, *, fft_type: Any, fft_lengths: Sequence[int]) ->
 
 
 def _expanded(name: str) -> Callable[..., Number]:
-    """The rule of a function that JAX's own code writes in terms of others."""
+    """The rule of a primitive that is expanded by JAX's own decomposition."""
 
     def rule(b: Builder, x: Complex) -> Number:
         (result,) = inline(b, COMPLEX_EXPANSIONS[name](jax.ShapeDtypeStruct(x.shape, np.complex64)), (x,))

@@ -17,7 +17,7 @@ _RENAMED = {
 }  # fmt: skip
 """Operations of the device under another name than the primitive's."""
 _OTHERWISE = ("max", "min", "pow", "round_even", "round_away")
-"""Those that have rules of their own, below."""
+"""Operations with a rule of their own below, instead of the generic one."""
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 
 

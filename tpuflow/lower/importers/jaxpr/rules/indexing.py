@@ -21,7 +21,7 @@ _SCATTERS = {"scatter": "set", "scatter-add": "add", "scatter-sub": "add", "scat
 
 @lowers("gather")
 def _gather(b: Builder, operand: Value, indices: Value, *, dimension_numbers: Any, slice_sizes: Sizes, mode: Any, fill_value: Any) -> Value:
-    """Promised in range means clipped, as XLA has it."""
+    """The mode PROMISE_IN_BOUNDS clips, as XLA does."""
     _require_no_one_hot(mode, "fill")
     d = dimension_numbers
     batching = d.operand_batching_dims, d.start_indices_batching_dims
@@ -45,7 +45,7 @@ def _scatter(
 
 
 def slice_axes(numbers: Any) -> SliceAxes:
-    """What a scatter's dimension numbers say."""
+    """A scatter's dimension numbers as `SliceAxes`."""
     batching = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
     return SliceAxes(numbers.update_window_dims, numbers.inserted_window_dims, numbers.scatter_dims_to_operand_dims, *batching)
 

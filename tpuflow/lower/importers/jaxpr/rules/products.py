@@ -21,7 +21,7 @@ _PRECISIONS = {
     "BF16_BF16_F32": "default", "F16_F16_F32": "default",
 }  # fmt: skip
 _ENTERING = {"BF16_BF16_F32": BF16, "F16_F16_F32": F16}
-"""What an algorithm's operands are rounded to."""
+"""DotAlgorithmPreset -> the type to which its operands are rounded."""
 
 
 @lowers("dot_general")

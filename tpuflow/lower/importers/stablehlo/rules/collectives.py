@@ -18,34 +18,37 @@ from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.reductions import reduce
 
 _REDUCERS = {"add(a, b)": "add", "maximum(a, b)": "max", "minimum(a, b)": "min"}
-"""What combines two elements -> how a collective does."""
+"""Text of a reducer (`Region.expressions`) -> the device's reducer."""
 _TRUTH = {"add(a, b)": "max", "or(a, b)": "max", "multiply(a, b)": "min", "and(a, b)": "min"} | _REDUCERS
-"""The same of truth values, as the numbers 0 and 1."""
+"""The same for reducers of preds, which are reduced as the integers 0 and 1."""
 _GATHERED = {"multiply(a, b)": "mul", "or(a, b)": "or", "and(a, b)": "and", "xor(a, b)": "xor"}
-"""What no collective does: all chips get the parts of all, and combine them."""
+"""Reducers that no collective of the device has -> reductions of what an all-gather collects."""
 
 PLANEWISE.update(f"stablehlo.{name}" for name in ("all_gather", "all_reduce", "all_to_all", "collective_permute", "reduce_scatter"))
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The chips of each group: those that differ along the axes of `group`, and of all (member, chip whose number along these axes is the
-    member's in its group), if those are not the same chips."""
+    """The groups of a collective: chips that differ only along the mesh axes of `group`.
+
+    The device orders a group's chips row-major along these axes. Where the module's `replica_groups` list them in another order,
+    `renumbering` has for every chip (its id, the id of the chip at its place in the device's order); else it is empty.
+    """
 
     group: Group
-    seats: tuple[tuple[int, int], ...] = ()
+    renumbering: tuple[tuple[int, int], ...] = ()
 
-    def seated(self, b: Builder, x: Value) -> Value:
-        """What each member has, where its number is."""
-        return _permuted(b, x, np.array(self.seats)) if self.seats else x
+    def in_group_order(self, b: Builder, x: Value) -> Value:
+        """x permuted between chips, so that the device's order of a group is the module's."""
+        return _permuted(b, x, np.array(self.renumbering)) if self.renumbering else x
 
-    def returned(self, b: Builder, x: Value) -> Value:
-        """What is where a member's number is, at the member."""
-        return _permuted(b, x, np.array(self.seats)[:, ::-1]) if self.seats else x
+    def in_device_order(self, b: Builder, x: Value) -> Value:
+        """A result permuted back: the inverse of `in_group_order`."""
+        return _permuted(b, x, np.array(self.renumbering)[:, ::-1]) if self.renumbering else x
 
 
 def _members(b: Builder, groups: Any, channel_handle: Any) -> Members:
-    """The axes that the groups go over, and where their members are."""
+    """The mesh axes that `replica_groups` run over, and how their order differs from the device's."""
     if not isinstance(groups, np.ndarray):
         raise UnsupportedForm(f"its groups of devices are not given as numbers ({groups})")
     if groups.size == 1:
@@ -60,8 +63,8 @@ def _members(b: Builder, groups: Any, channel_handle: Any) -> Members:
             "arrays over whole axes"
         )
     names, ordered = found
-    seats = zip(groups.ravel().tolist(), ordered.ravel().tolist(), strict=True)
-    return Members(Group.of(b.mesh, names), () if (groups == ordered).all() else tuple(seats))
+    renumbering = zip(groups.ravel().tolist(), ordered.ravel().tolist(), strict=True)
+    return Members(Group.of(b.mesh, names), () if (groups == ordered).all() else tuple(renumbering))
 
 
 def _check_mesh(b: Builder) -> None:
@@ -91,7 +94,7 @@ def _reduce_scatter(
     b: Builder, x: Value, *, scatter_dimension: int, replica_groups: Any, regions: tuple[Region], channel_handle: Any = None
 ) -> Value:
     members, (text,) = _members(b, replica_groups, channel_handle), regions[0].expressions()
-    return members.returned(b, collectives.reduce_scatter(b, _reducer(text), x, members.group, scatter_dimension, tiled=True))
+    return members.in_device_order(b, collectives.reduce_scatter(b, _reducer(text), x, members.group, scatter_dimension, tiled=True))
 
 
 def _reducer(text: str) -> str:
@@ -105,7 +108,7 @@ def _all_gather(
     b: Builder, *operands: Value, all_gather_dim: int, replica_groups: Any, channel_handle: Any = None
 ) -> tuple[Value, ...]:  # fmt: skip
     members = _members(b, replica_groups, channel_handle)
-    return tuple(collectives.all_gather(b, members.seated(b, x), members.group, all_gather_dim, tiled=True) for x in operands)
+    return tuple(collectives.all_gather(b, members.in_group_order(b, x), members.group, all_gather_dim, tiled=True) for x in operands)
 
 
 @RULES.lowers("stablehlo.all_to_all")
@@ -113,17 +116,17 @@ def _all_to_all(
     b: Builder, *operands: Value, split_dimension: int, concat_dimension: int, replica_groups: Any, channel_handle: Any = None
 ) -> tuple[Value, ...]:
     members = _members(b, replica_groups, channel_handle)
-    sent = [collectives.all_to_all(b, members.seated(b, x), members.group, split_dimension, concat_dimension) for x in operands]
-    return tuple(members.returned(b, x) for x in sent)
+    sent = [collectives.all_to_all(b, members.in_group_order(b, x), members.group, split_dimension, concat_dimension) for x in operands]
+    return tuple(members.in_device_order(b, x) for x in sent)
 
 
 @RULES.lowers("stablehlo.collective_broadcast")
 def _collective_broadcast(b: Builder, x: Value, *, replica_groups: Any, channel_handle: Any = None) -> Value:
-    """What the first of each group has."""
+    """Every chip of a group gets the array of its first one."""
     members = _members(b, replica_groups, channel_handle)
     if members.group.chips == 1:
         return x
-    whole = collectives.all_gather(b, members.seated(b, x), members.group, 0, tiled=False)
+    whole = collectives.all_gather(b, members.in_group_order(b, x), members.group, 0, tiled=False)
     return b.reshape(b.slice_axis(whole, 0, 0, 1), x.shape)
 
 
@@ -136,7 +139,9 @@ def _collective_permute(b: Builder, x: Value, *, source_target_pairs: Any, chann
 
 
 def _permuted(b: Builder, x: Value, pairs: np.ndarray) -> Value:
-    """Along the axes that devices are sent over, if that is the same for all that differ along the others only; else over all axes."""
+    """Collective-permute along only those mesh axes that the pairs move over, if the pairs are alike at every place of the other axes; else
+    over all axes of the mesh.
+    """
     moved = [name for name in b.mesh if (places(b.mesh, [name])[pairs] @ [1, -1]).any()]
     others = places(b.mesh, [name for name in b.mesh if name not in moved])
     rows = {int(o): sorted(map(tuple, places(b.mesh, moved)[pairs[others[pairs[:, 0]] == o]].tolist())) for o in np.unique(others)}
@@ -154,6 +159,6 @@ def _partition_id(b: Builder) -> Value:
 
 @RULES.lowers("stablehlo.replica_id")
 def _replica_id(b: Builder) -> Value:
-    """There is one, of several partitions."""
+    """Always 0: a module for several devices has one replica of several partitions."""
     _check_mesh(b)
     return b.scalar(0, U32)

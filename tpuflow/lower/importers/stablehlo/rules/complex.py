@@ -88,7 +88,7 @@ def _fft(b: Builder, x: Number, *, fft_type: str, fft_length: Sequence[int]) -> 
 
 @COMPLEX.lowers("stablehlo.sort")
 def _sort(b: Builder, *operands: Number, dimension: int, regions: tuple[Region]) -> tuple[Number, ...]:
-    """By one key or several, as JAX compares them: complex ones by the real part, then by the imaginary one."""
+    """Sort by one key or several with JAX's comparator: complex keys by the real part, then by the imaginary part."""
     keys = keys_of(operands, regions[0])
     if not keys:
         raise UnsupportedForm("complex numbers in another order than that of jnp.sort and lax.sort")
@@ -128,7 +128,7 @@ def _reduce_window(
 def _scatter(
     b: Builder, *operands: Number, scatter_dimension_numbers: Any, regions: tuple[Region], unique_indices: bool = False
 ) -> tuple[Number, ...]:
-    """What is set, added and subtracted in both planes; anything else with the two planes at once."""
+    """Set, add and subtract act plane by plane; any other update on both planes at once."""
     count, kinds = len(operands) // 2, regions[0].block.types
     if regions[0].expressions() in (("b",), ("add(a, b)",), ("subtract(a, b)",)):
         return _same(b, "stablehlo.scatter", operands, {"scatter_dimension_numbers": scatter_dimension_numbers, "regions": regions})
@@ -144,7 +144,7 @@ def _scatter(
 
 
 def _same(b: Builder, name: str, operands: Sequence[Number], params: dict[str, Any]) -> tuple[Number, ...]:
-    """The rule of real numbers for both planes."""
+    """Apply the rule for real numbers to both planes."""
     return plane_by_plane(b, lambda b, *arrays: RULES[name](b, *arrays, params=params), operands)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tpuflow.dtypes import S32
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
-from tpuflow.lower.importers.stablehlo.counting import Counting, counting
+from tpuflow.lower.importers.stablehlo.counted_loops import CountedLoop, match_counted_loop
 from tpuflow.lower.importers.stablehlo.module import device_type
 from tpuflow.lower.importers.stablehlo.walk import RULES, Region
 from tpuflow.lower.operations import loops
@@ -23,7 +23,7 @@ def _call(b: Builder, *operands: Value, callee: Region) -> tuple[Value, ...]:
 
 @RULES.lowers("stablehlo.composite")
 def _composite(b: Builder, *operands: Value, decomposition: Region) -> tuple[Value, ...]:
-    """What it is composed of."""
+    """The decomposition, inlined."""
     return decomposition.run(b, operands)
 
 
@@ -45,7 +45,7 @@ def _captured(*regions: Region) -> tuple[tuple[int, ...], tuple[Value, ...]]:
 
 @RULES.lowers("stablehlo.case")
 def _case(b: Builder, index: Value, *, regions: tuple[Region, ...], types: tuple[Type, ...]) -> tuple[Number, ...]:
-    """A number that is none of a branch takes the last."""
+    """An index out of range takes the last branch, as StableHLO specifies."""
     numbers, values = _captured(*regions)
     lowest, highest = range_of(b, index)
     last = len(regions) - 1
@@ -63,21 +63,21 @@ def _if(b: Builder, which: Value, *, regions: tuple[Region, Region], types: tupl
 
 @RULES.lowers("stablehlo.while")
 def _while(b: Builder, *operands: Number, regions: tuple[Region, Region], types: tuple[Type, ...]) -> tuple[Number, ...]:
-    """A loop that counts up to a number that is known becomes a counted one."""
+    """A loop with an induction variable and a known trip count becomes a counted loop."""
     condition, body = regions
     numbers, values = _captured(*regions)
-    counted = counting(b, condition.block, body.block, operands)
+    counted = match_counted_loop(b, condition.block, body.block, operands)
     if counted is None:
         return packed(loops.while_loop(b, condition.body(numbers), body.body(numbers), values, planes(operands)), types)
     return packed(_counted(b, body, counted, numbers, values, operands), types)
 
 
 def _counted(
-    b: Builder, body: Region, counted: Counting, numbers: tuple[int, ...], values: Sequence[Value], operands: Sequence[Number]
+    b: Builder, body: Region, counted: CountedLoop, numbers: tuple[int, ...], values: Sequence[Value], operands: Sequence[Number]
 ) -> tuple[Value, ...]:
-    """The loop without its counter, which the number of the trip stands for."""
-    arrays, place = planes(operands), len(planes(operands[: counted.place]))
-    first, trips, dtype = counted.first, counted.trips, arrays[place].dtype
+    """The counted loop, whose induction variable is computed from the trip's number rather than carried."""
+    arrays, place = planes(operands), len(planes(operands[: counted.counter]))
+    first, trips, dtype = counted.start, counted.trips, arrays[place].dtype
     run = body.body(numbers)
 
     def trip(inner: Builder, number: Value, *given: Value) -> tuple[Value, ...]:

@@ -22,7 +22,7 @@ _RENAMED = {
 _CHLO = ("erf", "mulhi")
 """Operations of the device that CHLO has and StableHLO has not."""
 _OTHERWISE = ("max", "min", "pow", "add", "mul", *_CHLO)
-"""Those that have rules of their own, below."""
+"""Operations with a rule of their own below, instead of the generic one."""
 _ON_PRED = {"add": "or", "mul": "and"}
 
 

@@ -17,7 +17,7 @@ _UPDATES = {
     "b": "set", "add(a, b)": "add", "subtract(a, b)": "add", "multiply(a, b)": "mul", "minimum(a, b)": "min", "maximum(a, b)": "max",
     "or(a, b)": "max", "and(a, b)": "min",
 }  # fmt: skip
-"""What a scatter's body does with an old element a and an update b."""
+"""Text of a scatter's body (old element a, update b) -> the update mode."""
 _ON_PRED = ("or(a, b)", "and(a, b)")
 
 
@@ -46,7 +46,7 @@ def _scatter(
 
 
 def slices(b: Builder, indices: Value, numbers: Any) -> tuple[Value, SliceAxes]:
-    """What a scatter's dimension numbers say, and the indices with each vector along the last axis."""
+    """(indices with index vectors along the last axis, the dimension numbers as `SliceAxes`)."""
     batching = tuple(numbers.input_batching_dims), tuple(numbers.scatter_indices_batching_dims)
     window, inserted, indexed = numbers.update_window_dims, numbers.inserted_window_dims, numbers.scattered_dims_to_operand_dims
     axes = SliceAxes(tuple(window), tuple(inserted), tuple(indexed), *batching)

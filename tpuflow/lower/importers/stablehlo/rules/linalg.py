@@ -25,7 +25,7 @@ def _triangular_solve(b: Builder, a: Number, y: Number, *, left_side: bool, lowe
 
 
 def _eigh(b: Builder, a: Number, *, backend_config: str) -> tuple[Number, Value]:
-    """Of which triangle, whether sorted, at most how many sweeps, how exact: "1,1,100,1e-6"."""
+    """backend_config: "lower,sort_eigenvalues,max_sweeps,tolerance", such as "1,1,100,1e-6"."""
     try:
         lower, is_sorted, sweeps, tolerance = backend_config.split(",")
         found = int(lower), int(is_sorted), int(sweeps), float(tolerance)
@@ -73,7 +73,7 @@ def _evd(b: Builder, a: Number, *, config: Config) -> tuple[Number, Value, Value
 
 
 def _nothing_wrong(b: Builder, a: Number) -> Value:
-    """What went wrong, one number for each matrix: results that say so themselves are NaN."""
+    """LAPACK's `info`, always 0, one per matrix: failures show as NaN in the results."""
     return b.full(TensorType(S32, a.shape[:-2]), 0)
 
 
@@ -84,7 +84,7 @@ _CONFIGURED: Mapping[str, Callable[..., Results]] = {
     "spotrf": _potrf, "cpotrf": _potrf, "strsm": _trsm, "ctrsm": _trsm, "ssyevd": _evd, "cheevd": _evd,
 }  # fmt: skip
 _TABLES = {"s": RULES, "c": COMPLEX}
-"""Those of real and of complex matrices, by the first letter of LAPACK's names."""
+"""The tables of rules for real and complex matrices, by the first letter of LAPACK's names."""
 for _name, _rule in _LAPACK.items():
     _TABLES[_name[0]].enter({f"custom_call lapack_{_name}_ffi": _rule})
 for _name, _rule in _CONFIGURED.items():

@@ -31,13 +31,13 @@ _PLACES = {
     )): reduction
     for op, reduction in (("gt", "max"), ("lt", "min"))
 }  # fmt: skip
-"""The reducers that JAX has for `argmax` and `argmin`: of values a, c and their places b, d."""
+"""JAX's reducers of `argmax` and `argmin`, on values a, c and indices b, d."""
 _LOGADDEXP = (
     "select(ne(subtract(a, b), subtract(a, b)), add(a, b), add(log_plus_one(exponential(negate(abs(subtract(a, b))))), maximum(a, b)))"
 )
 _SELECTED = {"ge(a, b)": "ge", "le(a, b)": "le"}
 _SCATTERED = {text: op for text, op in _MONOIDS.items() if op in ("add", "or", "xor")}
-"""How sources of one element are combined: by what has 0 for an identity."""
+"""Reducers that may combine several sources of an element: those with the identity 0."""
 
 
 def _halves(operands: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
@@ -72,7 +72,7 @@ def _reduce(b: Builder, *operands: Value, dimensions: Sizes, regions: tuple[Regi
 
 
 def _are_places(b: Builder, op: str, arrays: Sequence[Value], starts: Sequence[Value], dimensions: Sizes) -> bool:
-    """Whether the second array numbers the first one's elements along the one axis that is reduced, and nothing comes before them."""
+    """Whether the second array is an iota along the only reduced axis, and the starting values are identities."""
     made = b.maker(arrays[1])
     if made is not None and made.op == "convert":
         made = b.maker(made.inputs[0])
@@ -125,7 +125,7 @@ def _select_and_scatter(
 
 
 def _scattered(b: Builder, op: str, operand: Value, source: Value, select: str, window: SlidingWindow) -> Value:
-    """JAX pads the operand by what never wins: elements there get nothing."""
+    """select_and_scatter, with a pad of the operand by the selection's identity, as JAX writes it, folded into the window."""
     made = b.maker(operand)
     worst = _identity(REDUCTIONS[select], operand.dtype)
     if made is None or made.op != "pad" or any(made.attrs["interior"]) or not _is_known(b, made.inputs[1], worst):
@@ -138,7 +138,7 @@ def _scattered(b: Builder, op: str, operand: Value, source: Value, select: str, 
 
 @RULES.lowers("stablehlo.sort")
 def _sort(b: Builder, *operands: Value, dimension: int, regions: tuple[Region]) -> tuple[Value, ...]:
-    """By one key or several, as JAX compares them; by one, downwards or as its bits are ordered, too. Always stable."""
+    """Sort by one key or several with JAX's comparator, or by one key descending or in total order. Always stable."""
     (comparator,) = regions[0].expressions()
     axis = dimension % len(operands[0].shape)
     if keys := keys_of(operands, regions[0]):
@@ -151,13 +151,13 @@ def _sort(b: Builder, *operands: Value, dimension: int, regions: tuple[Region]) 
 
 
 def keys_of(operands: Sequence[Number], comparator: Region) -> int:
-    """How many operands, from the first, JAX's comparator puts in order; 0 if it is another."""
+    """The number of leading operands that are keys, if the comparator is JAX's; 0 if it is another."""
     (text,) = comparator.expressions()
     return next((n for n in range(1, len(operands) + 1) if text == _ascending(operands[:n])), 0)
 
 
 def _ascending(keys: Sequence[Number]) -> str:
-    """The comparator that JAX has for keys, the first of which counts most."""
+    """The text of JAX's comparator for keys, the first of which is the most significant."""
     compared = [text for i, key in enumerate(keys) for text in _both_compared(key, *ascii_lowercase[2 * i : 2 * i + 2])]
     *firsts, last = compared
     text = f"lt{last}"
@@ -167,7 +167,7 @@ def _ascending(keys: Sequence[Number]) -> str:
 
 
 def _both_compared(key: Number, x: str, y: str) -> list[str]:
-    """Of complex numbers the real parts, then the imaginary ones."""
+    """The operands of comparisons of a key: of complex keys the real parts, then the imaginary parts."""
     if isinstance(key, Value):
         return [_compared(key, x, y)]
     return [_compared(plane, f"{part}({x})", f"{part}({y})") for part, plane in (("real", key.real), ("imag", key.imag))]
@@ -180,14 +180,14 @@ def _compared(key: Value, x: str, y: str) -> str:
 
 
 _CANONICAL = "select(ne({0}, {0}), nan, select(eq({0}, 0.0), 0.0, {0}))"
-"""How JAX makes one NaN of all, and one zero of two."""
+"""How JAX canonicalises NaNs and zeros before it compares floats."""
 _KEYS: dict[str, Callable[[Builder, Value], Value]] = {
     "lt(a, b)": lambda b, x: x,
     "gt(a, b)": sorting.descending_key,
     "lt in total order(a, b)": sorting.total_order_key,
     "gt in total order(a, b)": lambda b, x: b.not_(sorting.total_order_key(b, x)),
 }
-"""The comparators of others -> an integer or float that grows in their order."""
+"""Other comparators -> the sort key (integer or float) that is ascending in their order."""
 
 
 @RULES.lowers("mhlo.topk")

@@ -1,4 +1,6 @@
-"""Sums of which each chip goes on with its own part only: they are scattered as they are made, instead of sent to all and cut there.
+"""Turn an all-reduce of which every chip reads only its own slice into a reduce-scatter (XLA's ReduceScatterCreator).
+
+Called when a partitioned module is imported.
 
 A partitioner makes such sums of gradients whose parameters, or optimizer's state, are cut over the chips that share the work. Half the
 bytes are sent. The order in which a part is summed may be another, so this is no pass, which would keep every bit, but part of how a
@@ -23,11 +25,11 @@ Sizes = Mapping[str, int]
 Names = tuple[str, ...]
 
 
-def scatter_sums(graph: Graph, sizes: Sizes) -> Graph:
-    """The graph with sums scattered where they can be, regions included; `sizes` are those of the mesh's axes.
+def create_reduce_scatters(graph: Graph, sizes: Sizes) -> Graph:
+    """The graph with reduce-scatters where they are possible, regions included; `sizes` are those of the mesh's axes.
 
     Before: %1 = collective all_reduce %0; %2 = dynamic_slice %1 at the chip's own place.    After: %2 = collective reduce_scatter %0.
-    Over the axes that the place does not depend on, the part is summed as it is.
+    Over mesh axes on which the slice's start does not depend, the slice is all-reduced.
     """
     uses = Counter([*(v for node in graph.nodes for v in node.inputs), *graph.outputs])
     makers = {v: node for node in graph.nodes for v in node.results}
@@ -44,14 +46,15 @@ def scatter_sums(graph: Graph, sizes: Sizes) -> Graph:
 
 
 def _copied(b: Builder, node: Node, operands: Sequence[Value], sizes: Sizes) -> Sequence[Value]:
-    regions = tuple(scatter_sums(region, sizes) for region in node.regions)
+    regions = tuple(create_reduce_scatters(region, sizes) for region in node.regions)
     return b.emit(node.op, operands, dict(node.attrs), [v.type for v in node.results], regions).results
 
 
 @dataclass(frozen=True, slots=True)
-class _OwnPart:
-    """A chip's part of a sum: what is summed, how and over which axes, and of each axis of the array its length in the part, where the part
-    begins, and over which mesh axes it is cut."""
+class _ShardOfSum:
+    """A chip's shard of an all-reduce: the operand `summed`, its reducer and mesh `axes`; and for each axis of the array the shard's
+    length, its start, and the mesh axes over which it is sharded.
+    """
 
     summed: Value
     reducer: str
@@ -74,8 +77,8 @@ class _Sums:
     makers: Mapping[Value, Node]
     uses: Mapping[Value, int]
 
-    def cut_by(self, node: Node) -> _OwnPart | None:
-        """The part of a sum that a slice takes; None if it takes another piece, or of something else, or others need the whole sum."""
+    def cut_by(self, node: Node) -> _ShardOfSum | None:
+        """The shard of a sum that a slice takes; None if it slices something else or elsewhere, or if the whole sum has another reader."""
         whole, *starts = node.inputs
         reducer, axes, summed = "", (), whole
         while (maker := self._sum(summed)) is not None and reducer in ("", maker.attrs["reducer"]):
@@ -84,17 +87,17 @@ class _Sums:
         cut = [self._cut(n, own, start) for n, own, start in zip(whole.shape, lengths, starts, strict=True)]
         if any(names is None or 0 < len(set(names) & set(axes)) < len(names) for names in cut):
             return None
-        part = _OwnPart(summed, reducer, axes, tuple(lengths), tuple(starts), tuple(names for names in cut if names is not None))
+        part = _ShardOfSum(summed, reducer, axes, tuple(lengths), tuple(starts), tuple(names for names in cut if names is not None))
         return part if part.scattered else None
 
     def _sum(self, value: Value) -> Node | None:
-        """The sum that made a value which only one node reads."""
+        """The all-reduce that defines a value with a single use; None otherwise."""
         maker = self.makers.get(value)
         is_sum = maker is not None and maker.op == "collective" and maker.attrs["kind"] == "all_reduce"
         return maker if is_sum and self.uses[value] == 1 else None
 
     def _cut(self, length: int, own: int, start: Value) -> Names | None:
-        """The mesh axes, major first, that an array's axis is cut over; None if that is not how its pieces begin."""
+        """The mesh axes, major first, over which an axis is sharded if pieces of `own` elements begin at `start`; None if it is not."""
         if own == length:
             return ()
         numbers = by_position(self.makers.get, self.mesh, start)
@@ -104,8 +107,10 @@ class _Sums:
         return names if names is not None and Group.of(self.mesh, names).chips * own == length else None
 
 
-def _scattered(b: Builder, part: _OwnPart, env: Mapping[Value, Value]) -> Value:
-    """What lies elsewhere for all chips that sum together is cut off first; then the sum is scattered axis by axis, and the rest summed."""
+def _scattered(b: Builder, part: _ShardOfSum, env: Mapping[Value, Value]) -> Value:
+    """Slice first along the axes whose start is equal on all chips that sum together; then reduce-scatter axis by axis; then all-reduce
+    over the mesh axes that are left.
+    """
     x = env[part.summed]
     for d, names in enumerate(part.cut):
         if names and names[0] not in part.axes:
