@@ -182,7 +182,7 @@ class Contraction:
             return f"labels {self.out} = {self.patch} . {self.rhs}; expected every label in at least two of the three, once in each"
         return ""
 
-    # --- where operands have elements ---------------------------------------------------------------------------------
+    # --- elements and padding -----------------------------------------------------------------------------------------
 
     def along_lhs(self, bound: Bound) -> dict[int, int] | None:
         """By how much a bound's place grows along each axis of lhs; None if it is not one of lhs.
@@ -213,13 +213,14 @@ class Contraction:
         """The bound that says what a sliding axis reads."""
         return next((x for x in self.bounds if dict(x.terms) == dict(sliding.terms(self.lhs[sliding.axis]))), None)
 
-    def lhs_exists(self, shape: tuple[int, ...], start: Starts, along: Along) -> Any:
-        """Where lhs, of `shape`, has elements: pred of its rank, axes along which that changes nothing of size 1; None without bounds."""
-        return _exists([(x, self.along_lhs(x) or {}) for x in self.lhs_bounds], shape, start, along)
+    def lhs_mask(self, shape: tuple[int, ...], start: Starts, along: Along) -> Any:
+        """pred: true where lhs, of `shape`, has elements, false in its padding; of size 1 along axes that make no difference. None without
+        bounds."""
+        return _mask([(x, self.along_lhs(x) or {}) for x in self.lhs_bounds], shape, start, along)
 
-    def rhs_exists(self, shape: tuple[int, ...], start: Starts, along: Along) -> Any:
+    def rhs_mask(self, shape: tuple[int, ...], start: Starts, along: Along) -> Any:
         """The same of rhs."""
-        return _exists([(x, self.along_rhs(x) or {}) for x in self.rhs_bounds], shape, start, along)
+        return _mask([(x, self.along_rhs(x) or {}) for x in self.rhs_bounds], shape, start, along)
 
     # --- other forms of the same product ------------------------------------------------------------------------------
 
@@ -246,7 +247,7 @@ def _along(bound: Bound, labels: Sequence[int | None]) -> dict[int, int] | None:
     return {labels.index(label): factor for label, factor in terms.items()} if terms and set(terms) <= set(labels) else None
 
 
-def _exists(bounds: Sequence[tuple[Bound, Mapping[int, int]]], shape: tuple[int, ...], start: Starts, along: Along) -> Any:
+def _mask(bounds: Sequence[tuple[Bound, Mapping[int, int]]], shape: tuple[int, ...], start: Starts, along: Along) -> Any:
     found = None
     for bound, factors in bounds:
         place = bound.origin + sum(factor * start(label) for label, factor in bound.terms)

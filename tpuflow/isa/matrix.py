@@ -184,14 +184,14 @@ class MatmulAccumulate(Instruction):
             return trip.start(axes[label])
 
         sizes = whole.by_label(a.shape, b.shape, acc.shape)
-        a_exists = whole.lhs_exists(a.shape, start, ar.positions)
-        b_exists = whole.rhs_exists(b.shape, start, ar.positions)
-        if a_exists is not None and whole.sliding:
-            a_exists = whole.patches(ar.broadcast(a_exists, a.shape, range(len(a.shape))), sizes, ar.patches)
+        a_mask = whole.lhs_mask(a.shape, start, ar.positions)
+        b_mask = whole.rhs_mask(b.shape, start, ar.positions)
+        if a_mask is not None and whole.sliding:
+            a_mask = whole.patches(ar.broadcast(a_mask, a.shape, range(len(a.shape))), sizes, ar.patches)
         a, product = whole.patches(a, sizes, ar.patches), whole.of_patches()
 
         def multiply(x: Any, y: Any, dtype: DType) -> Any:
-            return ar.matmul(x, y, product, dtype, self.acc.dtype, a_exists, b_exists)
+            return ar.matmul(x, y, product, dtype, self.acc.dtype, a_mask, b_mask)
 
         summed = multiplied(ar, a, b, self.a.dtype, self.precision, multiply)
         return ar.binary("add", acc, summed, self.acc.dtype)

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpuflow.device.fast import lax_convolution, lax_existing, lax_sort
+from tpuflow.device.fast import lax_convolution, lax_masked_product, lax_sort
 from tpuflow.device.fast.half import narrow_moved, widen_bits
 from tpuflow.device.fast.lax_elementwise import COMPARE, OPERATIONS
-from tpuflow.device.fast.lax_existing import Exists
+from tpuflow.device.fast.lax_masked_product import Mask
 from tpuflow.device.fast.lax_reduce import reduced
 from tpuflow.device.fast.lax_rounding import Rounding, flushed, in_word, quiet, widen, word_type
 from tpuflow.device.fast.phases import Phases, in_phases
@@ -307,11 +307,11 @@ class LaxArithmetic:
 
     def convolve(
         self, a: Value, b: Value, contraction: Contraction, sizes: Mapping[int, int], dtype: DType, acc_dtype: DType,
-        a_exists: Exists | None = None, b_exists: Exists | None = None, before: Sequence[int] | None = None, phases: Sequence[Phases] = (),
+        a_mask: Mask | None = None, b_mask: Mask | None = None, before: Sequence[int] | None = None, phases: Sequence[Phases] = (),
     ) -> Value:  # fmt: skip
         """`matmul` of the patches of `a`, whose axes may slide. sizes: the lengths of their labels.
 
-        The next two give what `matmul` takes for operands as they are here (a without its patches); they are asked where it is needed.
+        a_mask, b_mask give the masks that `matmul` takes, but of `a` without its patches; they are called only if they are needed.
         before: how many zeros stand before each sliding axis of `a` (as many as the patches need stand after it); phases: of `b`.
         """
         zeros = (0,) * len(contraction.sliding) if before is None else before
@@ -322,7 +322,7 @@ class LaxArithmetic:
 
             return in_phases(phases, one, x, y, contraction, zeros, sizes)
 
-        return lax_existing.among_existing(self._rounding, multiply, a, b, (a_exists, b_exists), dtype)
+        return lax_masked_product.masked_product(self._rounding, multiply, a, b, (a_mask, b_mask), dtype)
 
     def positions(self, shape: Sequence[int], axis: int) -> Value:
         """Positions along an axis."""
@@ -330,11 +330,11 @@ class LaxArithmetic:
 
     def matmul(
         self, a: Value, b: Value, contraction: Contraction, dtype: DType, acc_dtype: DType,
-        a_exists: Value = None, b_exists: Value = None,
+        a_mask: Value = None, b_mask: Value = None,
     ) -> Value:  # fmt: skip
         """One K-tile of the matrix unit."""
-        a_there, b_there = (None if x is None else functools.partial(jnp.asarray, x) for x in (a_exists, b_exists))
-        return self.convolve(a, b, contraction, {}, dtype, acc_dtype, a_there, b_there)
+        left, right = (None if x is None else functools.partial(jnp.asarray, x) for x in (a_mask, b_mask))
+        return self.convolve(a, b, contraction, {}, dtype, acc_dtype, left, right)
 
 
 def words(x: Value) -> Value:

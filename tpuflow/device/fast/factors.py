@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from tpuflow.device.fast.access import Trips
-from tpuflow.device.fast.lax_existing import Exists
+from tpuflow.device.fast.lax_masked_product import Mask
 from tpuflow.device.fast.phases import Phases, phases_of
 from tpuflow.device.fast.virtual import Chips, Lifting, Virtual
 from tpuflow.isa.bounds import Bound
@@ -25,17 +25,17 @@ class Factors:
 
     a: Any
     before: tuple[int, ...]
-    a_exists: Exists | None
-    b_exists: Exists | None
+    a_mask: Mask | None
+    b_mask: Mask | None
     phases: tuple[Phases, ...] = ()
 
     def of_chips(self, chips: Chips) -> Factors:
         """The same of all chips: one more axis in front."""
-        return replace(self, a=chips(self.a), a_exists=_in_front(self.a_exists), b_exists=_in_front(self.b_exists))
+        return replace(self, a=chips(self.a), a_mask=_in_front(self.a_mask), b_mask=_in_front(self.b_mask))
 
 
-def _in_front(exists: Exists | None) -> Exists | None:
-    return None if exists is None else lambda: exists()[None]
+def _in_front(mask: Mask | None) -> Mask | None:
+    return None if mask is None else lambda: mask()[None]
 
 
 def factors_of(t: Lifting, i: MatmulAccumulate, trips: Trips, a: Virtual, b: Virtual, sizes: Mapping[int, int]) -> Factors:
@@ -47,7 +47,7 @@ def factors_of(t: Lifting, i: MatmulAccumulate, trips: Trips, a: Virtual, b: Vir
     if phases is not None:
         of_b = ()
     within, array, before = None if own or a.batch else a.inside, a.array, (0,) * len(whole.sliding)
-    everywhere: Exists | None = None
+    everywhere: Mask | None = None
     if within is not None and (rest := _beyond(whole, within.around, within.array.shape)) is not None:
         array, before, of_a = within.array, tuple(within.around[s.axis][0] for s in whole.sliding), rest
         everywhere = functools.partial(jnp.ones, (1,) * array.ndim, jnp.bool_)
@@ -58,9 +58,9 @@ def factors_of(t: Lifting, i: MatmulAccumulate, trips: Trips, a: Virtual, b: Vir
         return trips.index[axis.grid] * axis.size if axis.grid in trips.index else 0
 
     known = replace(whole, bounds=(*of_a, *of_b)).with_batches(a.batch, b.batch, ())
-    a_exists = functools.partial(known.lhs_exists, array.shape, start, t.ar.positions)
-    b_exists = functools.partial(known.rhs_exists, b.array.shape, start, t.ar.positions)
-    return Factors(array, before, a_exists if of_a else everywhere, b_exists if of_b else None, phases or ())
+    a_mask = functools.partial(known.lhs_mask, array.shape, start, t.ar.positions)
+    b_mask = functools.partial(known.rhs_mask, b.array.shape, start, t.ar.positions)
+    return Factors(array, before, a_mask if of_a else everywhere, b_mask if of_b else None, phases or ())
 
 
 def _beyond(whole: Contraction, around: Sequence[tuple[int, int]], shape: Sequence[int]) -> tuple[Bound, ...] | None:

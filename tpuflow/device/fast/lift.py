@@ -138,7 +138,7 @@ def _matmul(t: Lifting, i: matrix.MatmulAccumulate, trips: Trips, state: State) 
         factors, right, lifted = factors.of_chips(t.chips), t.chips(right), lifted.with_batches((0,), (0,), ())
 
     def multiply(x: Any, y: Any, dtype: DType) -> Any:
-        return t.ar.convolve(x, y, lifted, sizes, dtype, i.acc.dtype, factors.a_exists, factors.b_exists, factors.before, factors.phases)
+        return t.ar.convolve(x, y, lifted, sizes, dtype, i.acc.dtype, factors.a_mask, factors.b_mask, factors.before, factors.phases)
 
     total, pieces = acc, i.k_tiles(factors.a, right, lifted.lhs, lifted.rhs) if t.ar.bitexact else [(factors.a, right)]
     for x, y in pieces:
