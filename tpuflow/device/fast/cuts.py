@@ -62,8 +62,8 @@ class Cuts:
 
     program: Program
     liveness: Liveness
-    uneven: frozenset[int] = frozenset()
-    """Ids of blocks that are never cut: chips may not all run them alike."""
+    divergent: frozenset[int] = frozenset()
+    """Ids of blocks with divergent control (`Lanes.divergent`), which are never cut: chips may run different numbers of trips."""
 
     def __post_init__(self) -> None:
         self._donated = frozenset(p.buffer for p in self.program.inputs if p.donated)
@@ -92,7 +92,7 @@ class Cuts:
         return chips_of(self.program.mesh) * work(blocks, self.trips, float("inf")) <= SHORT
 
     def _is_cut(self, block: Block) -> bool:
-        return isinstance(block, Loop | While) and id(block) not in self.uneven and not self._is_short((block,))
+        return isinstance(block, Loop | While) and id(block) not in self.divergent and not self._is_short((block,))
 
     def _is_driven(self, block: Loop | While) -> bool:
         inside = block.body + (block.condition if isinstance(block, While) else ())

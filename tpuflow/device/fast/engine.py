@@ -67,7 +67,7 @@ class FastEngine:
         self.program, self.host = program, host
         self.translation = Translation(program, bitexact=fidelity == "bitexact", over=host.over)
         self._lanes = self.translation.lanes
-        cuts = Cuts(program, self.translation.liveness, self._lanes.uneven)
+        cuts = Cuts(program, self.translation.liveness, self._lanes.divergent)
         self.segments = cuts.segments()
         self._waits = not cuts.short or host.over is not None or bool(program.functions)
         options = (
@@ -152,7 +152,7 @@ class FastEngine:
         cuts = [(cut_axes(p), p) for p in self.program.infeeds]
         shapes = [(*sizes_of(self.program.mesh, sorted(axes)), infeed_items, *p.shape) for axes, p in cuts]
         rows = zip(shapes, cuts, strict=True)
-        feeds = [self.host.spec(shape, p.dtype.numpy, self._lanes.lies(axes)) for shape, (axes, p) in rows]
+        feeds = [self.host.spec(shape, p.dtype.numpy, self._lanes.partition(axes)) for shape, (axes, p) in rows]
         for executable in self._stages.values():
             yield executable.translate(feeds, capacity)
 
@@ -216,7 +216,7 @@ class _Executable:
         return self._spec_of(shape, program.outfeeds[port].dtype.numpy, lanes.axes(key))
 
     def _spec_of(self, shape: tuple[int, ...], dtype: Any, axes: Axes = NONE) -> jax.ShapeDtypeStruct:
-        return self._host.spec(shape, np.dtype(dtype), self._translation.lanes.lies(axes))
+        return self._host.spec(shape, np.dtype(dtype), self._translation.lanes.partition(axes))
 
     def _sizes(self, zero: Any, trips: Any, donated: Sequence[Any], kept: Any, infeeds: Sequence[Any], budget: Any) -> Hashable:
         """What can differ in the arguments' shapes: how many items there are of each infeed, and room for of each outfeed."""

@@ -181,7 +181,7 @@ class Flight:
             trips = min(left, pace.trips())
             began = time.perf_counter()
             self._stage(stage, trips)
-            pace.took(self.host.agreed(time.perf_counter() - began), trips)
+            pace.took(self.host.max_over_devices(time.perf_counter() - began), trips)
             if isinstance(block, Loop):
                 left -= trips
             elif not self.arrays.pop(AGAIN):
@@ -237,11 +237,12 @@ class Flight:
                 b = self.program.buffers[index]
                 data = constants.get(index)
                 shape = self.lanes.shape(index, b.shape)
-                lies = self.lanes.lies(self.lanes.axes(index))
+                partition = self.lanes.partition(self.lanes.axes(index))
                 held = None if data is None else np.frombuffer(data, b.dtype.numpy).reshape(b.shape)
-                self.arrays[index] = (
-                    self.host.zeros(shape, self.types(index), lies) if held is None else self.host.array(np.broadcast_to(held, shape), lies)
-                )
+                if held is None:
+                    self.arrays[index] = self.host.zeros(shape, self.types(index), partition)
+                else:
+                    self.arrays[index] = self.host.array(np.broadcast_to(held, shape), partition)
 
     def _forget(self, after: frozenset[int]) -> None:
         """Let go of arrays that do not matter any more."""
@@ -253,7 +254,7 @@ def open_outfeed(program: Program, lanes: Lanes, port: int, capacity: int, host:
     """The state of an outfeed port with room for so many items and none sent."""
     p = program.outfeeds[port]
     key = ("outfeed", port)
-    zeros = host.zeros(lanes.shape(key, (capacity, *p.shape)), p.dtype.numpy, lanes.lies(lanes.axes(key)))
+    zeros = host.zeros(lanes.shape(key, (capacity, *p.shape)), p.dtype.numpy, lanes.partition(lanes.axes(key)))
     return {("sent", port): np.int32(0), key: zeros}
 
 

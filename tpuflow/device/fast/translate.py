@@ -51,7 +51,7 @@ class Translation:
         self.places = {id(b): place for place, b in walk(self.program.code)}
         self.workload = Workload(self.program)
         self.lanes = Lanes(self.program, self.over)
-        self.summed = summed(self.program, self.lanes.within_uneven) if self.program.mesh and not self.bitexact else Summed({}, {})
+        self.summed = summed(self.program, self.lanes.within_divergent) if self.program.mesh and not self.bitexact else Summed({}, {})
         whole = {id(k): frozenset(_overwritten(k, self.program)) for k in self.program.kernels()}
         self.liveness = Liveness(whole, self.workload.numbers)
         self.packed = _packed(self.program, whole)
@@ -260,8 +260,8 @@ class _Run:
     def _agree(self, block: Block, env: dict[Any, Any]) -> None:
         """After what chips may not all have run alike: the work of the one that did most, of one device's within such a block."""
         lanes = self.t.lanes
-        if WORK in env and id(block) in lanes.uneven:
-            env[WORK] = lanes.greatest(env[WORK], lanes.varying.decided[id(block)], here=id(block) in lanes.within_uneven)
+        if WORK in env and id(block) in lanes.divergent:
+            env[WORK] = lanes.greatest(env[WORK], lanes.varying.decided[id(block)], here=id(block) in lanes.within_divergent)
 
     def _loop(self, block: Loop, env: dict[Any, Any], after: Set[int], trips: Any) -> Any:
         need = self.t.liveness.at_head(block, after)

@@ -9,7 +9,7 @@ import numpy as np
 from tpuflow.device.budget import Budget, Workload
 from tpuflow.device.launching import check_arguments
 from tpuflow.device.reference.chip import ChipRun, Meeting
-from tpuflow.device.shards import apart, together
+from tpuflow.device.shards import shard, unshard
 from tpuflow.device.verify import verify as verify_program
 from tpuflow.errors import ConfigError, HazardError
 from tpuflow.isa.arithmetic import Arithmetic
@@ -70,8 +70,8 @@ class ReferenceEngine:
         """
         program, mesh = self.program, self.program.mesh
         check_arguments(program, inputs, infeeds)
-        given = [apart(x, p.cut, mesh, self._axes) for p, x in zip(program.inputs, inputs, strict=True)]
-        feeds = [apart(x, p.cut, mesh, self._axes, 1) for p, x in zip(program.infeeds, infeeds, strict=True)]
+        given = [shard(x, p.cut, mesh, self._axes) for p, x in zip(program.inputs, inputs, strict=True)]
+        feeds = [shard(x, p.cut, mesh, self._axes, 1) for p, x in zip(program.infeeds, infeeds, strict=True)]
         for chip, place in zip(self.chips, self._places, strict=True):
             chip.begin([x[place] for x in given], [x[place] for x in feeds], budget)
         return self._pieces()
@@ -82,22 +82,22 @@ class ReferenceEngine:
         if not self.program.mesh:
             return self.chips[0].sent
         ports = enumerate(self.program.outfeeds)
-        return [[self._together(p, items) for items in zip(*(c.sent[n] for c in self.chips), strict=True)] for n, p in ports]
+        return [[self._unsharded(p, items) for items in zip(*(c.sent[n] for c in self.chips), strict=True)] for n, p in ports]
 
     @property
     def outputs(self) -> list[np.ndarray]:
         """A copy of every output, as of now."""
-        return [self._together(p, self.pieces(n)) for n, p in enumerate(self.program.outputs)]
+        return [self._unsharded(p, self.pieces(n)) for n, p in enumerate(self.program.outputs)]
 
     def pieces(self, number: int) -> list[np.ndarray]:
         """What each chip has of an output."""
         return [chip.output(number) for chip in self.chips]
 
-    def _together(self, port: Port, pieces: Sequence[np.ndarray]) -> np.ndarray:
+    def _unsharded(self, port: Port, pieces: Sequence[np.ndarray]) -> np.ndarray:
         if not self.program.mesh:
             return pieces[0]
         sizes = [axis.size for axis in self.program.mesh]
-        return together(np.stack(pieces).reshape((*sizes, *port.shape)), port.cut, self.program.mesh, self._axes)
+        return unshard(np.stack(pieces).reshape((*sizes, *port.shape)), port.cut, self.program.mesh, self._axes)
 
     def _pieces(self) -> Iterator[int]:
         runs = [chip.pieces() for chip in self.chips]
