@@ -1,4 +1,4 @@
-"""The lift rules: what each instruction is on whole virtual tensors. One rule a class of instruction, in `HANDLERS`."""
+"""The lift rules: each instruction as an operation on whole virtual tensors. `HANDLERS` has one rule for each instruction class."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window
 from tpuflow.isa.splitting import multiplied
 
 GENERIC = CHIPS["generic"]
-SETTLED_WORK, SPECIAL_WORK = 4, 8
-SETTLED_ELEMS, SETTLED_PLAIN_ELEMS = 2**16, 2**19
-"""What so much elementwise work makes of so many elements, and a kernel only stores, is made once: XLA:CPU would make it anew for each
-reader, and as it reads. An instruction is 1 of work, a division, a root or a transcendental function `SPECIAL_WORK`; without any of these
-it takes more elements for that to pay. Of [3200, 256], read by two sums and a map, 24 multiplications and additions take 0.9 ms anew and
-0.5 ms once, 8 of them as long either way; x * sigmoid(x) of [8, 160, 160, 32] made while it is transposed takes 92 ms in place of 5. XLA
-takes 10 ms to compile each of these: GPT-2's layers have 87 of [512, 768], which gain nothing."""
+MATERIALIZE_WORK, SPECIAL_WORK = 4, 8
+MATERIALIZE_ELEMS, MATERIALIZE_PLAIN_ELEMS = 2**16, 2**19
+"""The least elementwise work, and the least number of elements, from which on a stored result is materialized, natively: XLA:CPU fuses
+it into each of its readers otherwise, and recomputes it there, in the reader's order. An instruction is 1 of work; a division, a root or a
+transcendental function is `SPECIAL_WORK`. Without any of the latter it takes `MATERIALIZE_PLAIN_ELEMS` to pay. Measured on [3200, 256],
+read by two sums and a map: 24 multiplications and additions take 0.9 ms recomputed and 0.5 ms materialized, 8 of them the same either way;
+x * sigmoid(x) of [8, 160, 160, 32], fused into a transposition, takes 92 ms instead of 5. Each costs XLA 10 ms to compile, which is why
+small ones are not materialized: GPT-2's layers have 87 of [512, 768], which gain nothing."""
 LONG_WORK = 64
-"""What so much work makes is apart from its readers however few elements it has, in either fidelity. A key that is folded into another by
-threefry's 20 rounds, taken into the loop over what is drawn with it, is a chain of which LLVM's vectorizer asks of every operand of every
-operand whether it is the same for all elements (`isSingleScalar`, LLVM 22): a compilation without end."""
+"""The least elementwise work from which on a stored result is materialized however few elements it has, in either fidelity. Fused into a
+loop over random numbers, the 20 rounds of threefry that derive their key are a chain that LLVM's vectorizer never comes to the end
+of: it asks of every operand of every operand whether it is the same for all elements (`isSingleScalar`, LLVM 22)."""
 
 
 def _elementwise(t: Lifting, i: Any, trips: Trips, state: State) -> None:
@@ -48,7 +49,7 @@ def _elementwise(t: Lifting, i: Any, trips: Trips, state: State) -> None:
 
 
 def _filled(t: Lifting, i: Any, trips: Trips, state: State) -> None:
-    """What depends on nothing but its place."""
+    """Instructions with the trait "fills": the result depends on the position alone."""
     (dst,) = i.writes()
     state.tiles[dst] = Virtual(i.meaning(t.ar, trips.trip(dst)))
 
@@ -68,7 +69,7 @@ def _transpose(t: Lifting, i: vector.Transpose, trips: Trips, state: State) -> N
 
 
 def _local_axes(t: Lifting, tile: Tile, axes: tuple[int, ...]) -> None:
-    """The named axes must lie whole within each tile: a lifted axis cut into several tiles is not."""
+    """Refuse to lift if one of the tile's `axes` is blocked by a lifted grid axis: the instruction needs it whole in every tile."""
     _whole_axes(t, [tile.axes[x] for x in axes])
 
 
@@ -246,21 +247,21 @@ def _store(t: Lifting, i: dma.Store, trips: Trips, state: State) -> None:
         return
     buffer = t.buffers[window.buffer]
     if array.size == buffer.elems and window.buffer in t.read_on:
-        if _worked(value) >= LONG_WORK:
-            array = t.ar.apart(array)
-        elif window.tile in t.only_stored and _is_much(value, array.size):
-            array = t.ar.settled(array)
+        if _work_of(value) >= LONG_WORK:
+            array = t.ar.materialized(array)
+        elif window.tile in t.only_stored and _pays_materializing(value, array.size):
+            array = t.ar.materialized_if_native(array)
     state.hbm[window.buffer] = access.write(state.hbm[window.buffer], array, window, wheres)
 
 
-def _worked(value: Virtual) -> int:
+def _work_of(value: Virtual) -> int:
     return sum(work for _, work in value.work)
 
 
-def _is_much(value: Virtual, elems: int) -> bool:
-    """Whether so many elements of a value are worth making once."""
+def _pays_materializing(value: Virtual, elems: int) -> bool:
+    """Whether materializing a value of so many elements takes less time than recomputing it in its readers."""
     special = any(work == SPECIAL_WORK for _, work in value.work)
-    return _worked(value) >= SETTLED_WORK and elems >= (SETTLED_ELEMS if special else SETTLED_PLAIN_ELEMS)
+    return _work_of(value) >= MATERIALIZE_WORK and elems >= (MATERIALIZE_ELEMS if special else MATERIALIZE_PLAIN_ELEMS)
 
 
 def _waits(t: Lifting, window: Window, array: Any, wheres: list[Positions], state: State) -> bool:
