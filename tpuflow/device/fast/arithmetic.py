@@ -312,14 +312,14 @@ class LaxArithmetic:
 
     def convolve(
         self, a: Value, b: Value, contraction: Contraction, sizes: Mapping[int, int], dtype: DType, acc_dtype: DType,
-        a_mask: Mask | None = None, b_mask: Mask | None = None, before: Sequence[int] | None = None, phases: Sequence[Phases] = (),
+        a_mask: Mask | None = None, b_mask: Mask | None = None, low_padding: Sequence[int] | None = None, phases: Sequence[Phases] = (),
     ) -> Value:  # fmt: skip
         """`matmul` of the patches of `a`, whose axes may slide. sizes: the lengths of their labels.
 
         a_mask, b_mask give the masks that `matmul` takes, but of `a` without its patches; they are called only if they are needed.
-        before: how many zeros stand before each sliding axis of `a` (as many as the patches need stand after it); phases: of `b`.
+        low_padding: zeros to pad before each sliding axis of `a` (as many as the patches need are padded after it). phases: of `b`.
         """
-        zeros = (0,) * len(contraction.sliding) if before is None else before
+        zeros = (0,) * len(contraction.sliding) if low_padding is None else low_padding
 
         def multiply(x: Value, y: Value) -> Value:
             def one(x: Value, y: Value, zeros: Sequence[int], lengths: Mapping[int, int]) -> Value:

@@ -15,7 +15,7 @@ from tpuflow.device.fast.cuts import Cuts, Driven, Segment, Stage
 from tpuflow.device.fast.flight import Counting, Flight, Pace, open_outfeed
 from tpuflow.device.fast.host import DEFAULT, Host, Sizes
 from tpuflow.device.fast.liveness import CALLED, WORK, Key
-from tpuflow.device.fast.stored_executables import Kept
+from tpuflow.device.fast.stored_executables import CachedFunction
 from tpuflow.device.fast.translate import Translation
 from tpuflow.device.limits import occupied_bytes
 from tpuflow.device.varying import NONE, Axes, cut_axes
@@ -92,7 +92,7 @@ class FastEngine:
         """A stage's function as XLA runs it."""
         if self._entries is None:
             return self.host.jit(function, options, sizes)
-        return Kept(function, options, sizes, self._entries, identity, results, self.translation.tiers)
+        return CachedFunction(function, options, sizes, self._entries, identity, results, self.translation.tiers)
 
     def once(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of a `short` Program: what `fly` does, in half the host's time. One chip's are not waited for.

@@ -13,9 +13,9 @@ from jax import lax
 from tpuflow.chips import CHIPS
 from tpuflow.device.fast import access, boxes
 from tpuflow.device.fast.access import Trips
-from tpuflow.device.fast.factors import factors_of
 from tpuflow.device.fast.joined_stores import piece_at
 from tpuflow.device.fast.positions import CannotLift, Positions
+from tpuflow.device.fast.product_operands import product_operands
 from tpuflow.device.fast.virtual import Lifting, State, Virtual, same_view
 from tpuflow.dtypes import F32, DType
 from tpuflow.isa import dma, matrix, vector
@@ -120,28 +120,30 @@ def _matmul(t: Lifting, i: matrix.MatmulAccumulate, trips: Trips, state: State) 
     if i.pairs and not halos and any(t.lifted(g) and t.sizes[g] != 1 for g in range(len(t.sizes))):
         raise CannotLift("a halo tile that is not a piece of one stretch")
     contracted = set(whole.contracted)
-    operands = ((a, _patch_axes(i.a, halos), whole.patch if halos else whole.lhs), (b, i.b.axes, whole.rhs))
+    sides = ((a, _patch_axes(i.a, halos), whole.patch if halos else whole.lhs), (b, i.b.axes, whole.rhs))
     steps: set[int] = set()
     if t.folded and i.acc in t.carried:
-        for value, axes, labels in operands:
+        for value, axes, labels in sides:
             _fold_axes(t, value, axes, tuple(k for k, x in enumerate(labels) if x in contracted))
         steps = {g for g in (*a.batch, *b.batch) if g in t.kernel.sequential}
         if any((g in a.batch) != (g in b.batch) for g in steps):
             raise CannotLift("a step axis that only one operand of a product depends on")
     else:
-        for _, axes, labels in operands:
+        for _, axes, labels in sides:
             _whole_axes(t, [axis for axis, x in zip(axes, labels, strict=True) if x in contracted])
     batch = tuple(sorted({g for g in (*a.batch, *b.batch) if g not in steps}))
     own = (value.array.shape[len(value.batch) :] for value in (a, b, acc))
     sizes, lifted = whole.by_label(*own), whole.with_batches(a.batch, b.batch, batch)
-    factors, right = factors_of(t, i, trips, a, b, sizes), b.array
-    if t.chips is not None:
-        factors, right, lifted = factors.of_chips(t.chips), t.chips(right), lifted.with_batches((0,), (0,), ())
+    operands, right = product_operands(t, i, trips, a, b, sizes), b.array
+    if t.gather is not None:
+        operands, right, lifted = operands.of_chips(t.gather), t.gather(right), lifted.with_batches((0,), (0,), ())
 
     def multiply(x: Any, y: Any, dtype: DType) -> Any:
-        return t.ar.convolve(x, y, lifted, sizes, dtype, i.acc.dtype, factors.a_mask, factors.b_mask, factors.before, factors.phases)
+        return t.ar.convolve(
+            x, y, lifted, sizes, dtype, i.acc.dtype, operands.a_mask, operands.b_mask, operands.low_padding, operands.phases
+        )
 
-    total, pieces = acc, i.k_tiles(factors.a, right, lifted.lhs, lifted.rhs) if t.ar.bitexact else [(factors.a, right)]
+    total, pieces = acc, i.k_tiles(operands.a, right, lifted.lhs, lifted.rhs) if t.ar.bitexact else [(operands.a, right)]
     for x, y in pieces:
         product = multiplied(t.ar, x, y, i.a.dtype, i.precision, multiply)
         (x, y), batch = t.aligned([total, Virtual(product, batch)])
@@ -212,9 +214,9 @@ def _load_box(t: Lifting, window: Window, box: Sequence[boxes.Stride], trips: Tr
     if key not in state.padded or state.padded[key][0] is not source:
         view = boxes.padded(access.to_view(source, window), window, around, _fill(t, window, window.tile.dtype))
         state.padded[key] = source, view
-    within = boxes.inside(access.to_view(source, window), window, box)
-    held = None if within is None else replace(within, array=t.ar.load(within.array, window.tile.dtype))
-    return Virtual(t.ar.load(boxes.cut(state.padded[key][1], box, around), window.tile.dtype), inside=held)
+    bare = boxes.unpadded(access.to_view(source, window), window, box)
+    held = None if bare is None else replace(bare, array=t.ar.load(bare.array, window.tile.dtype))
+    return Virtual(t.ar.load(boxes.cut(state.padded[key][1], box, around), window.tile.dtype), unpadded=held)
 
 
 def _load_axes(t: Lifting, window: Window, view: Any, wheres: list[Positions]) -> Virtual:
@@ -243,10 +245,10 @@ def _store(t: Lifting, i: dma.Store, trips: Trips, state: State) -> None:
     wheres = _positions(t, window, trips, state)
     array = t.ar.hold(value.array, window.tile.dtype) if value.rested is None else value.rested
     array, wheres = _fold_batch_into_axes(t, Virtual(array, value.batch), window, wheres)
-    if _waits(t, window, array, wheres, state):
+    if _is_deferred(t, window, array, wheres, state):
         return
     buffer = t.buffers[window.buffer]
-    if array.size == buffer.elems and window.buffer in t.read_on:
+    if array.size == buffer.elems and window.buffer in t.read_later:
         if _work_of(value) >= LONG_WORK:
             array = t.ar.materialized(array)
         elif window.tile in t.only_stored and _pays_materializing(value, array.size):
@@ -264,9 +266,9 @@ def _pays_materializing(value: Virtual, elems: int) -> bool:
     return _work_of(value) >= MATERIALIZE_WORK and elems >= (MATERIALIZE_ELEMS if special else MATERIALIZE_PLAIN_ELEMS)
 
 
-def _waits(t: Lifting, window: Window, array: Any, wheres: list[Positions], state: State) -> bool:
-    """Whether a store waits until the kernel ends for others to the same buffer through the same view, which may complete it."""
-    if t.looped or window.buffer not in t.together or any(a.dilation != 1 for a in window.axes):
+def _is_deferred(t: Lifting, window: Window, array: Any, wheres: list[Positions], state: State) -> bool:
+    """Defer a store until the kernel ends if others write the same buffer through the same view; whether it was deferred."""
+    if t.looped or window.buffer not in t.joined_stores or any(a.dilation != 1 for a in window.axes):
         return False
     piece = piece_at(array, wheres)
     if piece is None:

@@ -193,7 +193,7 @@ class _Run:
             case _:
                 assert_never(block)
 
-    def _kernel(self, kernel: Kernel, env: dict[Any, Any], read_on: Set[int]) -> None:
+    def _kernel(self, kernel: Kernel, env: dict[Any, Any], read_later: Set[int]) -> None:
         read, written = liveness.reads(kernel), liveness.writes(kernel)
         touched = [b for b in self.t.liveness.uses(kernel).touched if b in env or b in read]
         arrays = {b: self.buffer(env, b) for b in touched}
@@ -204,7 +204,7 @@ class _Run:
         hbm = {b: self.ar.take(array, self.program.buffers[b].dtype) for b, array in arrays.items()}
         axes = self.t.summed.kernels.get(id(kernel))
         chips = None if axes is None else functools.partial(self.t.lanes.side_by_side, axes=axes)
-        new, tier = translate_kernel(kernel, self.program.buffers, hbm, self.ar, self.resting, read_on, chips)
+        new, tier = translate_kernel(kernel, self.program.buffers, hbm, self.ar, self.resting, read_later, chips)
         looked_at = read | {n for b in read if (n := self.sources.get(b, b)) in env and env[n] is arrays[b]}
         results = [x for x in new.values() if x.size]
         env.update({("read", b): (env[b], results) for b in (looked_at - written) & self.overwritten & env.keys()})
