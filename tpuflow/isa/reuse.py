@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tpuflow.chips.chip import Chip
-from tpuflow.isa.core_shares import share
+from tpuflow.isa.core_shares import divide_kernel
 from tpuflow.isa.instruction import Window
 from tpuflow.isa.program import Kernel
 
@@ -65,8 +65,8 @@ class _Trips:
         roles = {w: role for i in kernel.instructions for role, w in i.windows() if w.tile.axes}
         moves = {w: frozenset(g for axis in w.axes for g, _ in axis.grid) for w in roles}
         read = {w: moves[w] for w, role in roles.items() if role == "read"}
-        division, _ = share(kernel, chip)
-        return cls(moves, read, _loops(kernel, _at_once(kernel, division.cores // division.share, read)), division.cores)
+        division, _ = divide_kernel(kernel, chip)
+        return cls(moves, read, _loops(kernel, _at_once(kernel, division.cores // division.cores_per_point, read)), division.cores)
 
     def again(self, chip: Chip) -> Mapping[Window, Sequence[int]]:
         """Of every window that is read, the loops along whose trips the same data are read again from the cache."""

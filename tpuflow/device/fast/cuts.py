@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tpuflow.device.fast.liveness import AGAIN, Key, Liveness
+from tpuflow.device.result_count import result_count
 from tpuflow.device.timing.trips import known_trips
-from tpuflow.device.work import work
 from tpuflow.isa.collectives import chips_of
 from tpuflow.isa.program import Block, Loop, Program, While
 
 SHORT = 2.0**24
-"""Work (`tpuflow.device.work`) that takes the host a fraction of a second: blocks of no more than that are neither cut nor waited for."""
+"""A `result_count` that takes the host a fraction of a second: blocks of no more than that are neither cut nor waited for."""
 LONG_TRIP = 2.0**31
-"""Work of a trip that takes the host seconds: a loop of longer trips is run by the host (`HostLoop`), and the loops in its body are cut."""
+"""A `result_count` that takes the host seconds: a loop of longer trips is run by the host (`HostLoop`), and loops in its body are cut."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,14 @@ class Cuts:
     # ---- where
 
     def _is_short(self, blocks: Sequence[Block]) -> bool:
-        return chips_of(self.program.mesh) * work(blocks, self.trips, float("inf")) <= SHORT
+        return chips_of(self.program.mesh) * result_count(blocks, self.trips, float("inf")) <= SHORT
 
     def _is_cut(self, block: Block) -> bool:
         return isinstance(block, Loop | While) and id(block) not in self.divergent and not self._is_short((block,))
 
     def _is_host_loop(self, block: Loop | While) -> bool:
         inside = block.body + (block.condition if isinstance(block, While) else ())
-        return any(map(self._is_cut, inside)) and chips_of(self.program.mesh) * work(inside, self.trips, 1.0) > LONG_TRIP
+        return any(map(self._is_cut, inside)) and chips_of(self.program.mesh) * result_count(inside, self.trips, 1.0) > LONG_TRIP
 
     # ---- into what
 

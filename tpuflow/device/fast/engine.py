@@ -203,7 +203,7 @@ class _Executable:
         """Translate for arguments of these shapes."""
         scalar = self._spec_of((), np.int32)
         donated, kept = ([self._spec(k, capacity) for k in keys] for keys in (self.donates, self.keeps))
-        budget = self._spec_of((2 + len(self._translation.workload.uncertain),), np.int32) if self._counts else None
+        budget = self._spec_of((2 + len(self._translation.workload.dynamic_loops),), np.int32) if self._counts else None
         return self._run.lower(scalar, scalar if self._stage.loop is not None else None, donated, kept, list(feeds), budget)
 
     def _spec(self, key: Key, capacity: int) -> jax.ShapeDtypeStruct:

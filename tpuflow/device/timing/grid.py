@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tpuflow.device.timing.calibration import Machine
 from tpuflow.device.timing.prices import LOAD, MOVE, SIGNAL, STORE, WAIT, Bits, Clock, Op, PricedKernel, Table
 from tpuflow.device.timing.schedule import Core, Touched, repeat
-from tpuflow.isa.core_shares import share
+from tpuflow.isa.core_shares import divide_kernel
 from tpuflow.isa.program import SECTIONS
 
 PROLOGUE, BODY, EPILOGUE = range(len(SECTIONS))
@@ -41,7 +41,7 @@ class GridPlan:
 def plan_grid(priced: PricedKernel, machine: Machine) -> tuple[GridPlan, Clock]:
     """The plan of a priced kernel for the core that has most to do, and that core's clock."""
     kernel = priced.kernel
-    division, sums = share(kernel, machine.chip)
+    division, sums = divide_kernel(kernel, machine.chip)
     clock = Clock(machine, division.cores)
     sections = tuple(
         tuple(
