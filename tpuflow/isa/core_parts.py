@@ -14,7 +14,7 @@ import numpy as np
 
 from tpuflow.isa.core_shares import can_split_steps
 from tpuflow.isa.instruction import Window
-from tpuflow.isa.loop_nest import At, LoopNest
+from tpuflow.isa.loop_nest import Iteration, LoopNest
 from tpuflow.isa.program import Kernel
 
 Numbers = TypeVar("Numbers", int, np.ndarray)
@@ -42,7 +42,7 @@ class CoreParts:
         axes = kernel.sequential if by_steps else kernel.parallel
         return cls(kernel, cores, by_steps, next((g for g in axes if kernel.grid[g].size > 1), None))
 
-    def core(self, at: At) -> int:
+    def core(self, at: Iteration) -> int:
         """The core that runs a section at this place of the grid."""
         nest = LoopNest(self.kernel.grid)
         return core_of(at.step, nest.steps, self.cores) if self.by_steps else core_of(at.point, nest.points, self.cores)

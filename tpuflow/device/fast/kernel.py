@@ -129,12 +129,12 @@ class _Translation(Lifting):
 
     def _point(self, trips: Trips, state: State) -> None:
         state.tiles = {}
-        self._section(self.kernel.prologue, _standing(trips, self.kernel, "prologue"), state)
+        self._section(self.kernel.prologue, _at_fixed_indices(trips, self.kernel, "prologue"), state)
         axes = tuple(g for g in self.kernel.sequential if g in self.looped)
         written = sorted({w.buffer for i in self.kernel.body for role, w in i.windows() if role == "write"})
         if self.steps or not axes:
             self._loop(axes, trips, state, written, tuple(self.carried | self.leaked), self._step)
-        self._section(self.kernel.epilogue, _standing(trips, self.kernel, "epilogue"), state)
+        self._section(self.kernel.epilogue, _at_fixed_indices(trips, self.kernel, "epilogue"), state)
 
     def _step(self, trips: Trips, state: State) -> None:
         self._section(self.kernel.body, trips, state)
@@ -217,7 +217,7 @@ def _leaked_tiles(kernel: Kernel) -> set[Tile]:
     return leaked
 
 
-def _standing(trips: Trips, kernel: Kernel, section: str) -> Trips:
-    """Where a section sees the sequential axes, whether they are looped or lifted."""
-    at = LoopNest(kernel.grid).standing(section)
+def _at_fixed_indices(trips: Trips, kernel: Kernel, section: str) -> Trips:
+    """The trips of a section, with the sequential axes at its fixed indices, whether they are looped or lifted."""
+    at = LoopNest(kernel.grid).fixed_indices(section)
     return replace(trips, index={**trips.index, **at}, bounds={**trips.bounds, **{g: (i, i) for g, i in at.items()}})

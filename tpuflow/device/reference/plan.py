@@ -10,7 +10,7 @@ from tpuflow.device.reference.memory import Hbm, OnChip, WindowAccess
 from tpuflow.device.resolved import Resolved, resolve
 from tpuflow.isa.core_parts import CoreParts
 from tpuflow.isa.instruction import QUEUES
-from tpuflow.isa.loop_nest import At, LoopNest
+from tpuflow.isa.loop_nest import Iteration, LoopNest
 from tpuflow.isa.occupancy import vmem_stretches
 from tpuflow.isa.program import Buffer, Kernel
 
@@ -41,7 +41,7 @@ class KernelPlan:
         """On-chip memory that nothing has touched."""
         return TileCells(self.kernel, self.tiles, self.on_chip.chip)
 
-    def stream(self, queue: int) -> Iterator[tuple[Resolved, At]]:
+    def stream(self, queue: int) -> Iterator[tuple[Resolved, Iteration]]:
         """A queue's instructions over the whole grid, in the order in which it executes them."""
         mine = {name: by_queue[queue] for name, by_queue in self.queues.items() if by_queue[queue]}
         for name, at in self.nest.walk(mine) if mine else ():
