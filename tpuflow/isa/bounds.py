@@ -31,7 +31,7 @@ class Bound:
         return f"{self.extent} at ({place})/{self.dilation}"
 
     def always(self, sizes: Mapping[int, int]) -> bool:
-        """Whether it holds wherever labels of these lengths (at least 1) may stand."""
+        """Whether there are elements at all positions of labels of these lengths (at least 1)."""
         low, high = self.range(sizes)
         moving = (factor for label, factor in self.terms if sizes[label] > 1)
         whole = all(n % self.dilation == 0 for n in (self.origin, *moving))
@@ -43,7 +43,7 @@ class Bound:
         return self.origin + sum(min(0, e) for e in ends), self.origin + sum(max(0, e) for e in ends)
 
     def from_the_end(self, lengths: Mapping[int, int]) -> Bound:
-        """The same, with the positions of labels of the given lengths counted from the other end."""
+        """The same bound of reversed axes: positions of the labels in `lengths` count from the other end."""
         origin = self.origin + sum(factor * (lengths[x] - 1) for x, factor in self.terms if x in lengths)
         return replace(self, origin=origin, terms=tuple((x, -factor if x in lengths else factor) for x, factor in self.terms))
 

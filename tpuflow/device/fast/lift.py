@@ -21,7 +21,7 @@ from tpuflow.dtypes import F32, DType
 from tpuflow.isa import dma, matrix, vector
 from tpuflow.isa.contraction import Halo
 from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window
-from tpuflow.isa.splitting import multiplied
+from tpuflow.isa.splitting import multiply_split
 
 GENERIC = CHIPS["generic"]
 MATERIALIZE_WORK, SPECIAL_WORK = 4, 8
@@ -145,7 +145,7 @@ def _matmul(t: Lifting, i: matrix.MatmulAccumulate, trips: Trips, state: State) 
 
     total, pieces = acc, i.k_tiles(operands.a, right, lifted.lhs, lifted.rhs) if t.ar.bitexact else [(operands.a, right)]
     for x, y in pieces:
-        product = multiplied(t.ar, x, y, i.a.dtype, i.precision, multiply)
+        product = multiply_split(t.ar, x, y, i.a.dtype, i.precision, multiply)
         (x, y), batch = t.aligned([total, Virtual(product, batch)])
         total = Virtual(t.ar.binary("add", x, y, i.acc.dtype), batch)
     state.tiles[i.acc] = total
