@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 from tpuflow.device.budget import Workload
 from tpuflow.device.fast import liveness
 from tpuflow.device.fast.arithmetic import LaxArithmetic, words
-from tpuflow.device.fast.asking import ask
 from tpuflow.device.fast.cuts import Stage
+from tpuflow.device.fast.host_callback import call_host
 from tpuflow.device.fast.kernel import translate_kernel
 from tpuflow.device.fast.lane_by_lane import picked
 from tpuflow.device.fast.lanes import Lanes
@@ -232,7 +232,7 @@ class _Run:
     def _call_host(self, block: CallHost, env: dict[Any, Any]) -> None:
         buffers = self.program.buffers
         sent = [words(self.ar.store(self.buffer(env, s), buffers[s].dtype)) for s in block.sources]
-        env[CALLED], *received = ask(self.program.functions[block.function], env[CALLED], sent)
+        env[CALLED], *received = call_host(self.program.functions[block.function], env[CALLED], sent)
         env.update({target: x.reshape(buffers[target].shape) for target, x in zip(block.targets, received, strict=True)})
 
     def _values(self, keys: Sequence[Key], env: dict[Any, Any]) -> list[Any]:
