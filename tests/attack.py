@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from tests import forging, mutating
-from tpuflow.device.fast import cache, cuts, flight
+from tpuflow.device.fast import cache, cuts, execution
 from tpuflow.device.limits import Limits
 from tpuflow.device.runtime import Executable
 from tpuflow.dtypes import DType
@@ -73,13 +73,13 @@ def judge(kind: str, seed: int) -> Verdict:
 @contextmanager
 def _cut(seed: int) -> Iterator[None]:
     """The fast engine as it is for every other file; else its loops are launched a trip or two at a time, or gone round by the host."""
-    whole = cuts.SHORT, cuts.LONG_TRIP, flight.SLICE_SECONDS
+    whole = cuts.SHORT, cuts.LONG_TRIP, execution.SLICE_SECONDS
     try:
         if seed % 2:
-            cuts.SHORT, cuts.LONG_TRIP, flight.SLICE_SECONDS = -1.0, (-1.0 if seed % 4 == 1 else np.inf), 0.0
+            cuts.SHORT, cuts.LONG_TRIP, execution.SLICE_SECONDS = -1.0, (-1.0 if seed % 4 == 1 else np.inf), 0.0
         yield
     finally:
-        cuts.SHORT, cuts.LONG_TRIP, flight.SLICE_SECONDS = whole
+        cuts.SHORT, cuts.LONG_TRIP, execution.SLICE_SECONDS = whole
         cache.clear()
 
 

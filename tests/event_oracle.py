@@ -22,8 +22,8 @@ def stream(plan: GridPlan) -> list[Any]:
 
     def section(number: int, index: tuple[int, ...]) -> None:
         bits = tuple(index[a] == plan.grid[a][0] - 1 for a in plan.ragged)
-        for feels, table in plan.sections[number]:
-            found.append(dict(table)[tuple(bits[i] for i in feels)])
+        for ragged_axes, table in plan.sections[number]:
+            found.append(dict(table)[tuple(bits[i] for i in ragged_axes)])
 
     for point in itertools.islice(itertools.product(*map(range, parallel)), plan.points):
         trips = list(itertools.product(*map(range, steps)))

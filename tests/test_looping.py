@@ -164,8 +164,8 @@ def test_the_users_state_survives_unless_it_is_donated():
 @pytest.mark.parametrize("size, epochs", [(-1, 2), (10, 1), (3, 4), (0, 2)])
 def test_after_ctrl_c_the_loop_goes_on_where_it_was_cut_short(size, epochs, monkeypatch):
     """Ctrl-C comes at every step in turn: at each, the launch under way ends, and no batch is lost or seen twice."""
-    monkeypatch.setattr("tpuflow.device.fast.flight.SLICE_SECONDS", 0.0)
-    monkeypatch.setattr("tpuflow.device.fast.flight.FIRST_SLICES", (1,))
+    monkeypatch.setattr("tpuflow.device.fast.execution.SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("tpuflow.device.fast.execution.FIRST_SLICES", (1,))
     expected = losses(loop(size, epochs=epochs))
     interrupted = loop(size, epochs=epochs)
     run, pressed, found = FastEngine._run, set(), []

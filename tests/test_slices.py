@@ -21,11 +21,11 @@ import pytest
 import tpuflow
 from tests import interrupted_launches, programs
 from tpuflow.compiler import compile_function
-from tpuflow.device.fast import cache, cuts, flight
-from tpuflow.device.fast.cuts import Cuts, Driven, Stage
+from tpuflow.device.fast import cache, cuts, execution
+from tpuflow.device.fast.cuts import Cuts, HostLoop, Stage
 from tpuflow.device.fast.engine import FastEngine, _stages
 from tpuflow.device.host_memory import available_bytes, host_memory
-from tpuflow.device.interrupts import held
+from tpuflow.device.interrupts import defer_interrupts
 from tpuflow.device.limits import Limits
 from tpuflow.device.runtime import Executable
 from tpuflow.errors import HostMemoryError
@@ -107,8 +107,8 @@ def cutting(short: float, long_trip: float, slices: tuple[int, ...] = (1, 2)) ->
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(cuts, "SHORT", short)
         patched.setattr(cuts, "LONG_TRIP", long_trip)
-        patched.setattr(flight, "SLICE_SECONDS", 0.0)
-        patched.setattr(flight, "FIRST_SLICES", slices)
+        patched.setattr(execution, "SLICE_SECONDS", 0.0)
+        patched.setattr(execution, "FIRST_SLICES", slices)
         cache.clear()
         try:
             yield
@@ -118,7 +118,7 @@ def cutting(short: float, long_trip: float, slices: tuple[int, ...] = (1, 2)) ->
 
 @pytest.mark.parametrize("trip_seconds, trips", [(0.001, 1000), (0.1, 10), (0.3, 3), (0.9, 2), (1.1, 1), (9.0, 1)])
 def test_a_slice_takes_a_second_or_two_trips_of_up_to_a_second(trip_seconds: float, trips: int):
-    assert flight.Pace(len(flight.FIRST_SLICES), trip_seconds).trips() == trips
+    assert execution.Pace(len(execution.FIRST_SLICES), trip_seconds).trips() == trips
 
 
 def outputs(program: Program, fidelity: str, engine: str = "fast") -> list[bytes]:
@@ -126,7 +126,7 @@ def outputs(program: Program, fidelity: str, engine: str = "fast") -> list[bytes
     return [np.asarray(x).tobytes() for x in found]
 
 
-def segments(program: Program) -> list[Stage | Driven]:
+def segments(program: Program) -> list[Stage | HostLoop]:
     return list(Cuts(program, FastEngine(program, verified=True).translation.liveness).segments())
 
 
@@ -150,7 +150,7 @@ def test_the_host_goes_round_loops_whose_trips_are_long():
     program = compile_function(nested, (X,))
     with cutting(ALWAYS, ALWAYS):
         found = segments(program)
-        assert any(isinstance(s, Driven) for s in found) and sum(s.loop is not None for s in _stages(found)) == 2
+        assert any(isinstance(s, HostLoop) for s in found) and sum(s.loop is not None for s in _stages(found)) == 2
 
 
 @pytest.mark.parametrize("donate", [(), 0])
@@ -203,8 +203,8 @@ def test_a_launch_tells_of_every_slice_what_a_shorter_launch_would_give(engine: 
 def test_ctrl_c_is_held_back_until_the_end_of_the_outermost_block():
     reached = False
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), held():
-        with held():
+    with pytest.raises(KeyboardInterrupt), defer_interrupts():
+        with defer_interrupts():
             signal.raise_signal(signal.SIGINT)
         reached = True
     assert reached and signal.getsignal(signal.SIGINT) is before

@@ -34,7 +34,7 @@ from tpuflow.isa import elementwise, kernel_keys
 from tpuflow.isa import instruction as field
 from tpuflow.isa.bounds import Bound
 from tpuflow.isa.contraction import SlidingAxis
-from tpuflow.isa.core_shares import share
+from tpuflow.isa.core_shares import divide_kernel
 from tpuflow.isa.cost import Cost
 from tpuflow.isa.instruction import BY_MNEMONIC, INSTRUCTIONS, TRAITS, FieldKind, Instruction, Tile, Window, instr
 from tpuflow.isa.kernel_keys import KernelForms
@@ -100,7 +100,7 @@ PLACES: dict[str, Callable[[Program], object]] = {
     "reference engine": lambda p: ReferenceEngine(p, verify=False).launch([np.ones((20, 300), np.float32)] * 2, []),
     "timing": lambda p: time_kernel(_kernel(p), MACHINE),
     "memo of the timing": lambda p: KernelForms().of(_kernel(p), bool),
-    "core division": lambda p: share(_kernel(p), CHIP),
+    "core division": lambda p: divide_kernel(_kernel(p), CHIP),
 }
 
 
@@ -185,11 +185,11 @@ def test_a_new_accumulator_is_shared_out_by_what_it_states() -> None:
 
     def shared(cls: Any) -> object:
         program = programs.reduce_program((8, 3000), (8, 128))
-        return share(substitute(_kernel(program), lambda i: cls(i.acc, i.a, i.axes) if isinstance(i, ReduceInto) else i), CHIP32)
+        return divide_kernel(substitute(_kernel(program), lambda i: cls(i.acc, i.a, i.axes) if isinstance(i, ReduceInto) else i), CHIP32)
 
     CHIP32 = replace(CHIP, cores=32)
-    known = share(_kernel(programs.reduce_program((8, 3000), (8, 128))), CHIP32)
-    assert known[0].share > 1
+    known = divide_kernel(_kernel(programs.reduce_program((8, 3000), (8, 128))), CHIP32)
+    assert known[0].cores_per_point > 1
     assert shared(AddUp) == known and shared(Follow) != known
 
 

@@ -1,4 +1,4 @@
-"""What a chip's row must be to compute with: a Program brings its own, which may say anything."""
+"""Validation of a chip's row. A Program file contains its own, which may have any numbers; the verifier calls this."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ DIVISORS = (
 
 
 def row_problem(chip: Chip) -> str:
-    """What is wrong with a row; empty if nothing: numbers are 0 or in [1e-12, 2^60], so that no quotient of them is infinite; those that
-    something is divided by are not 0."""
+    """What is wrong with a row; empty if nothing. Numbers must be 0 or in [1e-12, 2^60], so that no quotient of them is infinite, and those
+    of `DIVISORS` not 0."""
     for field in dataclasses.fields(chip):
         value = getattr(chip, field.name)
         if isinstance(value, str):

@@ -111,26 +111,28 @@ class Chip:
 
     @property
     def array_space(self) -> str:
-        """Where arrays may stay from kernel to kernel; empty if nowhere. In "cmem", which all cores share, any; in "vmem" of every core
-        what it alone reads and writes. Cores that share a cache take neighbouring points in turn, for its sake, so that none has a part
-        of an array to itself."""
+        """The memory in which arrays may stay from kernel to kernel: "cmem", "vmem", or "" if there is none.
+
+        All cores share CMEM, so any array may stay there. In VMEM a core holds the part of an array that it alone reads and writes. Cores
+        that share a cache take neighbouring points in turn, so that their reads hit it: no core then has a part to itself, and arrays stay
+        nowhere."""
         if self.cmem_bytes:
             return "cmem"
         return "vmem" if self.vmem_bytes_per_second > 0 and (self.cores == 1 or not self.cache_bytes) else ""
 
     @property
     def keeping_cores(self) -> int:
-        """Cores that keep parts of arrays to themselves: one where arrays stay nowhere, or where every core reaches them."""
+        """The number of parts into which a resident array is divided: one for each core in VMEM; 1 in CMEM, or if arrays stay nowhere."""
         return self.cores if self.array_space == "vmem" else 1
 
     @property
     def resident_bytes(self) -> int:
-        """What there is of that memory, of all cores together."""
+        """Capacity of `array_space`, over all cores."""
         return {"cmem": self.cmem_bytes, "vmem": self.cores * self.vmem_bytes, "": 0}[self.array_space]
 
     @property
     def core_resident_bytes_per_second(self) -> float:
-        """What a core loads from arrays that stay, and stores to them at the same time."""
+        """Bytes a second that a core loads from resident arrays, and as many that it stores to them at the same time."""
         return {"cmem": self.core_cache_bytes_per_second, "vmem": self.vmem_bytes_per_second, "": 0.0}[self.array_space]
 
     def core_bandwidth(self, cores: int) -> float:
@@ -179,7 +181,7 @@ class Chip:
 
 @functools.lru_cache(maxsize=8192)
 def _padded_bytes(shape: tuple[int, ...], element_bytes: int, vector_lanes: int, vector_sublanes: int) -> int:
-    """What `Chip.tile_bytes` gives. The compiler asks a hundred thousand times for a program, of a few thousand tiles."""
+    """`Chip.tile_bytes`, cached: the compiler calls it a hundred thousand times for a program, with a few thousand tiles."""
     if not shape:
         return 4
     lanes = -(-shape[-1] // vector_lanes) * vector_lanes

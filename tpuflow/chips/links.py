@@ -1,11 +1,11 @@
-"""What joining several chips takes: closed forms of collectives over the axes of a mesh.
+"""The time of collectives over the axes of a mesh, in closed form.
 
-Chips are joined in up to three levels, each with its own bandwidth: `link_chips` of them by links of their own (a torus of `link_axes`
-axes, rings on every axis in both directions at once), `host_chips` by their host, any number by the network. A sum over a level of n
-groups is scattered, summed and gathered: it moves 2 (n - 1) / n of the data at that level's bandwidth, and leaves each chip 1 / n of
-them for the next. An axis of fewer than `link_ring_chips` has no link from its end back to its beginning: what half of a ring's chips get
-from either side comes from one side alone, in twice the time. Links sustain `link_efficiency` of their bandwidth. A hop's latency goes by
-for every step of the way to the farthest chip, and `collective_seconds` to begin and end.
+Chips are connected in up to three levels, each with its own bandwidth: `link_chips` of them by links of their own (a torus of `link_axes`
+axes, with rings on every axis in both directions at once), `host_chips` by their host, any number by the network. An all-reduce over a
+level of n groups is a reduce-scatter and an all-gather: it moves 2 (n - 1) / n of the data at that level's bandwidth, and leaves each chip
+with 1 / n of them for the next level. An axis of fewer than `link_ring_chips` is a line without a wraparound link: all data come from
+one side, not half of them from either, in twice the time. Links sustain `link_efficiency` of their bandwidth. To this add the latency of
+the hops to the farthest chip, and `collective_seconds` to begin and end.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from tpuflow.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
-    """One level of an axis of chips: `groups` of them around rings on `axes` axes (0: a switch), bytes a second that a chip sends over all
-    of these in both directions, and a step's latency; `ways` is 1 for rings, 2 for rows that do not close."""
+class Level:
+    """One level of the connections along a mesh axis: `groups` of chips in rings on `axes` torus axes (0: behind a switch).
+
+    `rate` is the bytes a second that a chip sends over all of these axes in both directions, `step_seconds` the latency of one step. `ways`
+    is 1 for rings, 2 for lines, whose data go one way only.
+    """
 
     groups: int
     rate: float
@@ -37,41 +40,41 @@ class Hop:
 
     @property
     def latency_seconds(self) -> float:
-        """Of a message to the farthest chip: half around every ring, or along every row."""
+        """The latency of a message to the farthest chip: half around every ring, or along every line."""
         return max(1, self.axes) * (self.side / 2 if self.ways == 1 else self.side - 1) * self.step_seconds
 
 
 def collective_seconds(
     chip: Chip, kind: str, data_bytes: float, sizes: Sequence[int], axes: Sequence[int], distance: int = 1, joined: Sequence[bool] = ()
 ) -> float:
-    """Seconds of a collective that sends `data_bytes` from each chip over the mesh axes `axes` (by number) of a mesh of these sizes; none
-    over one chip.
+    """Seconds of a collective that sends `data_bytes` from each chip over the mesh axes `axes` (by number) of a mesh of these sizes; 0 over
+    one chip.
 
-    The mesh's axes of several chips share the torus evenly, chips of the last axis side by side; an axis that goes beyond what links
-    join goes on over the host, then the network. distance: of a permute, how far around its axis a message goes at most. joined: of each
-    axis whether it and the one before it are parts of one row of chips (empty: none is).
+    The mesh axes with several chips share the torus evenly; chips along the last axis are neighbours. An axis with more chips than links
+    connect continues over the host, then over the network. distance: of a permute, the most hops around its axis that a message takes.
+    joined: for each axis, whether it and the one before it are parts of one row of chips (empty: none is).
 
     Raises:
-      ConfigError: the chip's row does not say how so many are joined.
+      ConfigError: the chip's row has no bandwidth for connecting so many chips.
     """
     seconds, left = 0.0, data_bytes
     rows = _rows(sizes, joined)
     for stretch in _stretches(axes, rows):
-        for hop in _hops(chip, sizes, rows, stretch):
-            if hop.rate <= 0:
+        for level in _levels(chip, sizes, rows, stretch):
+            if level.rate <= 0:
                 raise ConfigError(
                     f"chip {chip.name!r} does not say what joins the {math.prod(sizes)} chips of a mesh {list(sizes)}; give its row "
                     "link_chips and *_bytes_per_second."
                 )
-            seconds += _SECONDS[kind](hop, left, distance)
-            left = _LEFT[kind](left, hop.groups)
+            seconds += _SECONDS[kind](level, left, distance)
+            left = _LEFT[kind](left, level.groups)
     return seconds + chip.collective_seconds if seconds else 0.0
 
 
 def sending_seconds(
     chip: Chip, kind: str, data_bytes: float, sizes: Sequence[int], axes: Sequence[int], distance: int = 1, joined: Sequence[bool] = ()
 ) -> float:
-    """For how long of its `collective_seconds` a collective has the links to itself: while one waits for what comes around, others send."""
+    """The part of `collective_seconds` in which a collective occupies the links: others can send while it only waits for latency."""
     return collective_seconds(_without_latency(chip), kind, data_bytes, sizes, axes, distance, joined)
 
 
@@ -81,14 +84,14 @@ def _without_latency(chip: Chip) -> Chip:
 
 
 def _rows(sizes: Sequence[int], joined: Sequence[bool]) -> list[range]:
-    """Of each mesh axis, the axes that are one row of chips with it."""
+    """For each mesh axis, the range of axes that are one row of chips with it."""
     starts = [a for a in range(len(sizes)) if not (joined and joined[a])]
     rows = [range(a, b) for a, b in zip(starts, [*starts[1:], len(sizes)], strict=True)]
     return [row for row in rows for _ in row]
 
 
 def _stretches(axes: Sequence[int], rows: Sequence[range]) -> list[range]:
-    """Axes one after the other, but those that go on where the one before ended, in one row, together."""
+    """The axes as ranges: consecutive axes of one row of chips are one range, any other axis is a range by itself."""
     found: list[range] = []
     for a in axes:
         if found and found[-1].stop == a and a in rows[found[-1].start]:
@@ -98,15 +101,15 @@ def _stretches(axes: Sequence[int], rows: Sequence[range]) -> list[range]:
     return found
 
 
-def _hops(chip: Chip, sizes: Sequence[int], rows: Sequence[range], stretch: range) -> Iterator[Hop]:
-    """The levels of a ring over the axes of a stretch. Where it is a part of a row, its neighbours are `apart` links from each other,
-    which as many rings share; and it has no link from its end back to its begin if the row goes on there, or does not close."""
+def _levels(chip: Chip, sizes: Sequence[int], rows: Sequence[range], stretch: range) -> Iterator[Level]:
+    """The levels of a ring over the axes of a range. If these are the outer part of a row of chips, neighbours in the ring are `apart`
+    links from each other, which `apart` rings share. The ring is a line if it is an inner part of its row, or the row is a line."""
     row = rows[stretch.start]
     apart = math.prod(sizes[a] for a in row if a >= stretch.stop)
     inner = math.prod(sizes[stretch.stop :])  # chips between neighbours
     several = len({r for r in rows if math.prod(sizes[a] for a in r) > 1 and math.prod(sizes[r.stop :]) < chip.link_chips})
     share = min(1.0, 1 / several) if several else 1.0
-    whole = Hop(min(math.prod(sizes[a] for a in row), chip.link_chips), 0.0, int(max(1.0, chip.link_axes * share)), 0.0)
+    whole = Level(min(math.prod(sizes[a] for a in row), chip.link_chips), 0.0, int(max(1.0, chip.link_axes * share)), 0.0)
     ways = 2 if stretch.start > row.start or whole.side < chip.link_ring_chips else 1
     joined, size = 1, math.prod(sizes[a] for a in stretch)
     reaches = (
@@ -118,39 +121,39 @@ def _hops(chip: Chip, sizes: Sequence[int], rows: Sequence[range], stretch: rang
         reach = min(size, most)
         if reach > joined:
             groups = math.ceil(reach / joined)
-            yield Hop(groups, rate, axes, links * chip.hop_seconds, ways)
+            yield Level(groups, rate, axes, links * chip.hop_seconds, ways)
             joined *= groups
 
 
-def _scatter(hop: Hop, data_bytes: float, distance: int) -> float:
-    return hop.ways * (hop.groups - 1) / hop.groups * data_bytes / hop.rate + hop.latency_seconds
+def _scatter(level: Level, data_bytes: float, distance: int) -> float:
+    return level.ways * (level.groups - 1) / level.groups * data_bytes / level.rate + level.latency_seconds
 
 
-def _gather(hop: Hop, data_bytes: float, distance: int) -> float:
-    return _scatter(hop, hop.groups * data_bytes, distance)
+def _gather(level: Level, data_bytes: float, distance: int) -> float:
+    return _scatter(level, level.groups * data_bytes, distance)
 
 
-def _sum(hop: Hop, data_bytes: float, distance: int) -> float:
-    return 2 * _scatter(hop, data_bytes, distance)
+def _sum(level: Level, data_bytes: float, distance: int) -> float:
+    return 2 * _scatter(level, data_bytes, distance)
 
 
-def _exchange(hop: Hop, data_bytes: float, distance: int) -> float:
-    """Around a ring a message goes a quarter of it on average, and each chip sends in both directions; of a row that does not close, the
-    links in the middle carry twice as much."""
-    if hop.axes == 0:
-        return (hop.groups - 1) / hop.groups * data_bytes / hop.rate + hop.step_seconds
-    return hop.ways * hop.axes * (hop.side**2 // 4) / hop.side * data_bytes / hop.rate + hop.latency_seconds
+def _exchange(level: Level, data_bytes: float, distance: int) -> float:
+    """An all-to-all: a message goes a quarter of the way around a ring on average, and chips send in both directions. On a line, the links
+    in the middle carry twice as much."""
+    if level.axes == 0:
+        return (level.groups - 1) / level.groups * data_bytes / level.rate + level.step_seconds
+    return level.ways * level.axes * (level.side**2 // 4) / level.side * data_bytes / level.rate + level.latency_seconds
 
 
-def _shift(hop: Hop, data_bytes: float, distance: int) -> float:
-    """One direction of one axis; every link carries the messages of all chips on their way, or back along a row that does not close."""
-    if hop.axes == 0:
-        return data_bytes / hop.rate + hop.step_seconds
-    far = min(distance, hop.side)
-    return far * (data_bytes / (hop.rate / hop.axes / 2) + hop.step_seconds)
+def _shift(level: Level, data_bytes: float, distance: int) -> float:
+    """A permute uses one direction of one axis; every link carries the messages of all chips that pass it."""
+    if level.axes == 0:
+        return data_bytes / level.rate + level.step_seconds
+    far = min(distance, level.side)
+    return far * (data_bytes / (level.rate / level.axes / 2) + level.step_seconds)
 
 
-_SECONDS: Mapping[str, Callable[[Hop, float, int], float]] = {
+_SECONDS: Mapping[str, Callable[[Level, float, int], float]] = {
     "all_reduce": _sum, "reduce_scatter": _scatter, "all_gather": _gather, "all_to_all": _exchange, "permute": _shift,
 }  # fmt: skip
 _LEFT: Mapping[str, Callable[[float, int], float]] = {
@@ -160,4 +163,4 @@ _LEFT: Mapping[str, Callable[[float, int], float]] = {
     "all_to_all": lambda left, groups: left,
     "permute": lambda left, groups: left,
 }
-"""Bytes that are left for the next level."""
+"""(bytes of a chip, groups of this level) -> bytes of a chip at the next level."""

@@ -1,8 +1,9 @@
 """How a chip's cores divide a grid of points and steps, and what that costs: one rule for the choice of tiles and for the timing.
 
-Cores take points of the grid, equally many each. A grid with fewer points than there are cores is split over its steps too (split-K): each
-core of a point's group works out its steps, sends every other core of the group that core's piece of the partial sum, and adds what it is
-sent to its own piece. At the end the point's own core collects the pieces.
+Each core takes as many points of the grid as the others. If there are fewer points than cores, the steps of a point are divided as well
+(split-K): a group of cores works on one point, each on its share of the steps, and the partial sums are reduced as in a reduce-scatter:
+each core sends every other core of the group that core's piece, and adds what it receives to its own piece. In the end one core of the
+group gathers the pieces.
 """
 
 from __future__ import annotations
@@ -16,45 +17,45 @@ from tpuflow.chips.chip import Chip
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Who does what: `cores` at work, the `points` of the busiest one, `steps` of each that it does itself, how many cores `share` a point,
-    and the steps of a point that the `others` of them do."""
+    """The division of a grid: `cores` that have work, the `points` of the busiest of them and the `steps` of each that it runs itself,
+    `cores_per_point`, and the `other_steps` of a point, which the other cores of its group run."""
 
     cores: int
     points: int
     steps: int
-    share: int = 1
-    others: int = 0
+    cores_per_point: int = 1
+    other_steps: int = 0
 
 
 def may_split(chip: Chip, points: int, steps: int) -> bool:
-    """Whether there are cores without a point of their own, and steps for them."""
+    """Whether there are at least twice as many cores as points, and steps to divide."""
     return chip.cores // max(points, 1) > 1 and steps > 1
 
 
 def divide(chip: Chip, points: int, steps: int, *, splits: bool) -> Division:
-    """The division of a grid; `splits` says whether steps only add to what others do, so that they can be worked out apart."""
+    """The division of a grid; splits: whether its steps only accumulate, so that cores can share a point (`isa.core_shares`)."""
     if not (splits and may_split(chip, points, steps)):
         cores = max(1, min(chip.cores, points))
         return Division(cores, -(-points // cores), steps)
     each = -(-steps // (chip.cores // max(points, 1)))
-    share = -(-steps // each)
-    return Division(points * share, 1, each, share, steps - each)
+    group = -(-steps // each)
+    return Division(points * group, 1, each, group, steps - each)
 
 
 @dataclass(frozen=True, slots=True)
 class PartialSums:
-    """What cores that share a point add up: cycles and bytes of a core's piece for every step of another core, and the bytes that the
-    point's own core collects at the end."""
+    """The cost of reducing partial sums: for every step that another core ran, the `cycles` to add a core's piece and its `piece_bytes`;
+    the `collected_bytes` that one core gathers at the end of a point."""
 
     cycles: int = 0
     piece_bytes: int = 0
     collected_bytes: int = 0
 
 
-def partial_sums(chip: Chip, sums: Sequence[tuple[tuple[int, ...], int]], share: int) -> PartialSums:
-    """The price for sums of (shape, bytes of an element), where so many cores share a point."""
-    if share == 1:
+def partial_sums(chip: Chip, sums: Sequence[tuple[tuple[int, ...], int]], cores_per_point: int) -> PartialSums:
+    """The cost of reducing accumulators, given as (shape, bytes of an element)."""
+    if cores_per_point == 1:
         return PartialSums()
-    cycles = sum(-(-chip.vector_cycles(shape, element_bytes) // share) + math.ceil(chip.issue_cycles) for shape, element_bytes in sums)
+    cycles = sum(-(-chip.vector_cycles(shape, size) // cores_per_point) + math.ceil(chip.issue_cycles) for shape, size in sums)
     moved = sum(math.prod(shape) * element_bytes for shape, element_bytes in sums)
-    return PartialSums(cycles, -(-moved // share), moved)
+    return PartialSums(cycles, -(-moved // cores_per_point), moved)

@@ -1,7 +1,7 @@
-"""How much work a launch of a Program is: tile instructions executed, in closed form from grids and trip counts.
+"""The work of a launch: tile instructions executed, in closed form from grids and trip counts, and the budget that limits it.
 
-What only the run itself can say (a while loop's trips, and those of a loop whose count is computed) is not in the closed form: the
-engines count such trips as they go, each at its own price, and stop when the sum is beyond a limit.
+Loops whose trip count depends on data (while loops, and counted loops whose count is computed) are not in the closed form: the engines add
+the work of each of their trips as they run it, and stop when the sum exceeds the budget.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ SCALE = 2**29  # a limit is counted in this many units at most, so that the fast
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Tile instructions of a launch (`least`: all that is known before it), and of one trip of every block of `uncertain`."""
+    """Tile instructions: `least`, of all that is known before the launch; `trips`, of one trip of each of the `dynamic_loops`."""
 
     least: int
     trips: tuple[int, ...]
 
 
 class OutOfBudget(Exception):
-    """A run was stopped because its work is beyond its limit."""
+    """A run was stopped because its work exceeds its budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A limit and the work against it, in units: where counting starts, and what a trip of every block of `uncertain` adds."""
+    """The `limit` on the work of a launch, the `start` value of its count, and the work of one trip of each of the `dynamic_loops`, in
+    units that fit in s32."""
 
     limit: int
     start: int
@@ -42,7 +43,7 @@ class Budget:
 
     @staticmethod
     def of(work: Work, limit: int) -> Budget:
-        """In units of which the limit has `SCALE` at most; what is beyond it is just beyond it."""
+        """The budget of a launch, in units such that the limit is at most `SCALE`; anything above the limit is clipped to limit + 1."""
         unit = -(-limit // SCALE) or 1
         top = limit // unit
 
@@ -52,52 +53,52 @@ class Budget:
         return Budget(top, units(work.least), tuple(map(units, work.trips)))
 
     def array(self) -> np.ndarray:
-        """s32 [2 + blocks of `uncertain`]: limit, start, trips."""
+        """s32 [2 + blocks of `dynamic_loops`]: limit, start, trips."""
         return np.asarray((self.limit, self.start, *self.trips), np.int32)
 
 
 class Workload:
-    """The closed form of one Program.
+    """The closed form of a Program's work.
 
-    `uncertain` are the loops, depth first, whose trips are counted as they run, `numbers` the places in it by a block's id.
+    `dynamic_loops` are the loops with data-dependent trip counts, depth first; `numbers` are their indices in it, by the block's id.
     """
 
     def __init__(self, program: Program):
         self.code = program.code
         constants, self._inputs = _sources(program)
         self._constants = constants
-        self.uncertain = [block for _, block in walk(program.code) if self._is_uncertain(block)]
+        self.dynamic_loops = [block for _, block in walk(program.code) if self._is_dynamic(block)]
         self.numbers: dict[int, list[int]] = {}
-        for n, block in enumerate(self.uncertain):
+        for n, block in enumerate(self.dynamic_loops):
             self.numbers.setdefault(id(block), []).append(n)
         self._found: dict[tuple[int, ...], Work] = {}
         self.trip_inputs = tuple(sorted(set(self._inputs.values())))
         """Numbers of the inputs that are trip counts."""
 
     def work(self, inputs: Sequence[Any]) -> Work:
-        """Of a launch with these input arrays."""
+        """The work of a launch with these input arrays."""
         values = tuple(int(np.asarray(inputs[n])) for n in self.trip_inputs)
         if values not in self._found:
             self._found = {values: self._count(dict(zip(self.trip_inputs, values, strict=True)))}
         return self._found[values]
 
-    def _is_uncertain(self, block: Block) -> bool:
+    def _is_dynamic(self, block: Block) -> bool:
         known = isinstance(block, Loop) and (block.trips in self._constants or block.trips in self._inputs)
         return isinstance(block, While | Loop) and not known
 
     def _count(self, values: Mapping[int, int]) -> Work:
-        trips = [0] * len(self.uncertain)
+        trips = [0] * len(self.dynamic_loops)
         least = _Count(self, values, trips).blocks(self.code)
         return Work(least, tuple(trips))
 
     def trips_of(self, block: Loop, values: Mapping[int, int]) -> int:
-        """Trips of a loop that is not uncertain; values: of the inputs that are trip counts."""
+        """Trips of a loop that is not dynamic; values: of the inputs that are trip counts."""
         found = self._constants[block.trips] if block.trips in self._constants else values[self._inputs[block.trips]]
         return max(0, found)
 
 
 def _sources(program: Program) -> tuple[Mapping[int, int], Mapping[int, int]]:
-    """(trip counts that the Program says, by buffer; inputs whose buffer nothing writes, by buffer)."""
+    """(known trip counts, by buffer; the inputs that are trip counts and whose buffers nothing writes, by buffer)."""
     blocks = [block for _, block in walk(program.code)]
     counts = {block.trips for block in blocks if isinstance(block, Loop)}
     written = {w.buffer for b in blocks if isinstance(b, Kernel) for i in b.instructions for role, w in i.windows() if role == "write"}
@@ -109,7 +110,7 @@ def _sources(program: Program) -> tuple[Mapping[int, int], Mapping[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Count:
-    """One walk over the blocks. values: of the inputs that are trip counts; trips: filled with the price of uncertain ones."""
+    """One walk over the blocks. values: of the inputs that are trip counts; trips: filled with the work of a trip of each dynamic loop."""
 
     of: Workload
     values: Mapping[int, int]
@@ -125,7 +126,7 @@ class _Count:
         return sum(nest.runs(name) * len(section) for name, section in block.sections)
 
     def loop(self, block: Loop | While) -> int:
-        """All trips, or none yet if only the run says how many."""
+        """The work of all trips; 0 for a dynamic loop, whose trips are counted as they run."""
         condition = block.condition if isinstance(block, While) else ()
         trip = 1 + self.blocks(condition) + self.blocks(block.body)
         numbers = self.of.numbers.get(id(block))

@@ -1,4 +1,4 @@
-"""The host's memory: when it is not enough for a launch, an error of ours that says what was asked for and what there is."""
+"""Host memory: its size, and the error that says what a launch asked for and what there was when an allocation fails."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _AVAILABLE = re.compile(r"MemAvailable:\s*(\d+) kB")
 
 
 class host_memory:
-    """Turns the host's refusal of memory into an error of ours; may be entered again and again, by several threads.
+    """A reusable context that turns failed allocations into `HostMemoryError`; several threads may be in it.
 
-    Every launch enters it: a context manager made of a generator takes ten times as long.
+    It is a class since every launch enters it, and `contextlib.contextmanager` takes ten times as long.
 
     Raises:
       HostMemoryError: the host has not as much memory as the launch asks for.
@@ -53,7 +53,7 @@ def _error(program: Program, text: str) -> HostMemoryError:
 
 
 def available_bytes() -> int | None:
-    """What the host could still give; None if it does not say."""
+    """Bytes of memory that the host has available; None if it does not say."""
     try:
         found = _AVAILABLE.search(MEMORY_FILE.read_text())
     except OSError:
@@ -63,7 +63,7 @@ def available_bytes() -> int | None:
 
 @functools.cache
 def total_bytes() -> int:
-    """All that the host has, or that its control group leaves to this process."""
+    """Bytes of memory of the host, or of this process's control group if that has a lower limit."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         text = CONTROL_GROUP_FILE.read_text().strip()

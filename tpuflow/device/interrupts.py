@@ -1,4 +1,4 @@
-"""Ctrl-C that never loses the device's state: held back while a launch is under way, raised right after it."""
+"""Ctrl-C deferred while a launch runs, so that the device's state is never lost; KeyboardInterrupt is raised right after it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def held() -> Iterator[None]:
-    """Hold Ctrl-C back until the end of the block, where it raises KeyboardInterrupt.
+def defer_interrupts() -> Iterator[None]:
+    """Defer Ctrl-C to the end of the `with` block, where it raises KeyboardInterrupt; of nested blocks, to the end of the outermost.
 
-    A launch donates the state to the device: an exception between launch and hand-over would lose it. Only the main thread can receive
-    Ctrl-C; elsewhere, and where the program has a handler of its own, this does nothing. Of blocks inside each other the outermost holds.
+    A launch donates the state to the device, so an exception before its results are stored would lose it. Only the main thread receives
+    Ctrl-C; in other threads, and if the program has a handler of its own, this does nothing.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

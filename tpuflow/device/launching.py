@@ -1,4 +1,4 @@
-"""What a launch refuses: arguments that do not fit the signature, an infeed that runs dry, more items sent than there is room for."""
+"""Checks of a launch: arguments that fit the signature, infeeds with enough items, outfeeds with enough room."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_dry(ports: Sequence[Port], items: Sequence[int]) -> LaunchError:
 
 
 def check_sent(ports: Sequence[Port], sent: Sequence[int], room: int) -> None:
-    """Refuse what was lost for want of room.
+    """Refuse a launch that sent more outfeed items than there was room for.
 
     Raises:
       LaunchError: with both numbers.

@@ -1,4 +1,4 @@
-"""What a launch may take: a limit on its work and on the host's memory, held before it starts, by both engines alike."""
+"""The limits of a launch, on its work and on host memory, which both engines check before it starts."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def _limit(name: str, value: int, option: str) -> str:
 def host_bytes(program: Program) -> int:
     """Bytes of host memory that the data of a Program take, apart from infeed and outfeed items.
 
-    Its buffers in HBM, constants, and of the kernel that takes most: its on-chip memory, the largest array that one of its tiles is
-    over the whole grid, or the largest buffer with the padding that its loads reach into. Engines hold some of it more than once: the
-    reference engine who wrote what, the fast one what it becomes.
+    That is its buffers, its constants, and for the kernel that takes most the largest of: its on-chip memory, the array of one of its tiles
+    over the whole grid (a virtual tensor of the fast engine), and a buffer with the padding that its loads reach into. The engines take a
+    multiple of some of it: the reference engine records the owner of every byte, the fast engine has old and new contents at once.
     """
     constants = sum(len(c.data) for c in program.constants)
     kernels = {id(k): k for k in program.kernels()}.values()
@@ -96,7 +96,7 @@ def _port_bytes(port: Port) -> int:
 
 
 def occupied_bytes(program: Program, spaces: Collection[str] = BUFFER_SPACES) -> int:
-    """Bytes of these memories that some buffer lies in."""
+    """Bytes of these memories that some buffer occupies."""
     total = end = 0
     for low, high in sorted(b.span for b in program.buffers if b.bytes and b.space in spaces):
         total += max(0, high - max(low, end))
@@ -135,7 +135,7 @@ def _reach(axis: WindowAxis, tile: TileAxis, kernel: Kernel) -> tuple[int, int]:
 
 
 def _moving(kernel: Kernel) -> dict[Tile, frozenset[int]]:
-    """The grid axes that the content of each tile depends on, those apart that block one of its own axes."""
+    """The grid axes that the content of each tile depends on, except those that block one of its own axes."""
     found: dict[Tile, frozenset[int]] = {}
     for i in kernel.instructions:
         axes = frozenset(g for _, w in i.windows() for a in w.axes for g, elements in a.grid if elements)

@@ -1,4 +1,4 @@
-"""Which accesses of a kernel's queues are ordered: vector clocks through semaphores, and the cells of on-chip memory they guard.
+"""Race detection for a kernel's queues: vector clocks, joined at semaphores, and the cells of on-chip memory that they guard.
 
 The verifier walks a kernel in program order with this, the reference engine in the order it really executes.
 """
@@ -19,7 +19,7 @@ Event = tuple[int, int, int]  # instruction number in the kernel, point, step
 
 
 class Clocks:
-    """One vector clock a queue; a wait joins the clock of the very signal it takes (first in, first out)."""
+    """A vector clock for each queue; a wait joins the clock of the signal that it takes (signals are first in, first out)."""
 
     __slots__ = ("_initial", "_signals", "now")
 
@@ -29,21 +29,21 @@ class Clocks:
         self._signals: list[deque[list[int]]] = [deque() for _ in semaphores]
 
     def tick(self, queue: int) -> list[int]:
-        """Start the queue's next instruction; its clock."""
+        """Advance a queue to its next instruction; returns its clock."""
         clock = self.now[queue]
         clock[queue] += 1
         return clock
 
     def signal(self, semaphore: int, queue: int) -> None:
-        """Everything the queue did so far is complete."""
+        """Raise a semaphore with the queue's clock: everything the queue did so far is complete."""
         self._signals[semaphore].append(self.now[queue].copy())
 
     def count(self, semaphore: int) -> int:
-        """What the semaphore stands at."""
+        """The value of a semaphore."""
         return self._initial[semaphore] + len(self._signals[semaphore])
 
     def wait(self, semaphore: int, queue: int) -> bool:
-        """Take one if there is one."""
+        """Lower a semaphore and join the clock of its signal; false if the semaphore is 0."""
         if self._initial[semaphore] > 0:
             self._initial[semaphore] -= 1
             return True

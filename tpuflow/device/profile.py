@@ -1,4 +1,4 @@
-"""What the fast engine made of each kernel: a row a kernel, in program order."""
+"""The tier in which the fast engine translated each kernel: one row for each kernel, in program order."""
 
 from __future__ import annotations
 

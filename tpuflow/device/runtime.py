@@ -14,7 +14,7 @@ import numpy as np
 
 from tpuflow.device.budget import Budget, OutOfBudget, Workload
 from tpuflow.device.host_memory import host_memory
-from tpuflow.device.interrupts import held
+from tpuflow.device.interrupts import defer_interrupts
 from tpuflow.device.launching import check_arguments, check_sent
 from tpuflow.device.limits import Limits, host_bytes, items_bytes
 from tpuflow.device.profile import KernelRow, profile
@@ -29,7 +29,7 @@ ENGINES = ("fast", "reference")
 FIDELITIES = ("native", "bitexact")
 
 OnSlice = Callable[[list[Any], list[np.ndarray], int], None]
-"""Is told the outputs so far, the items that a slice has sent, stacked, and its trips."""
+"""Called after each slice with the outputs so far, the outfeed items of the slice, stacked, and its number of trips."""
 
 
 class Executable:
@@ -67,7 +67,7 @@ class Executable:
         self._times: dict[Any, ProgramTime] = {}
         self._paces: dict[int, Any] = {}
         self._allowed: Limits | None = None
-        """The limits that any launch is known to be within: of a short Program, which takes the same of the host each time."""
+        """Limits that every launch is known to keep, set after the first launch of a short Program: each takes the same work and memory."""
         self._host_memory = host_memory(self.program)
         verify(self.program)
         self._workload = Workload(self.program)
@@ -120,22 +120,22 @@ class Executable:
         count: int | None = None,
         on_slice: OnSlice | None = None,
     ) -> tuple[list[Any], list[np.ndarray]]:
-        """One host round trip, in slices (`fast/flight.py` says how long) wherever the Program has a loop to be cut at. Ctrl-C ends it at
-        the next cut; what was computed is lost then, with donated inputs, and the executable can be launched again.
+        """Run the Program once: one host round trip. If it has long loops it runs in slices (`fast/execution.py` says how long), and Ctrl-C
+        ends it after the current slice; its results and the donated inputs are lost then, and the executable can be launched again.
 
         inputs: one array a port, in order (donated ones may be consumed). infeeds: one stacked array [items, ...] a port; the Program
-        takes items from number `start` on. count: how many outfeed items to hand back (all that were
+        takes items from number `start` on. count: how many outfeed items to return (all that were
         sent if None); there is room for as many items as are fed, else for `count`, else for one.
-        on_slice: of a Program that ends in a loop of `count` trips, is told (outputs, outfeed items, trips) after every slice: what a
-        launch with fewer trips would have given. The next slice overwrites these outputs. Ctrl-C is held back during slices and raised
-        between them, so nothing is lost that was told.
+        on_slice: for a Program that ends in a loop of `count` trips; called after every slice with (outputs, outfeed items, trips), those
+        of a launch with fewer trips. The next slice overwrites the outputs. Ctrl-C is deferred during slices and raised between them,
+        so nothing is lost that was reported.
         Returns (outputs, one stacked array [count, ...] an outfeed port).
 
         Raises:
           LaunchError: number, shape or type of an argument does not fit the signature, an infeed runs dry, or more items are sent than
             there is room for.
-          LimitError: the launch takes more work or memory than `limits` allow (donated inputs are lost if only the run could say so).
-          HostMemoryError: the host has not as much memory as it takes.
+          LimitError: the launch takes more work or memory than `limits` allow (if it had to run to find out, donated inputs are lost).
+          HostMemoryError: the host has not enough memory.
           PeerError: another process of a computation under `jax.distributed` is gone.
           KeyboardInterrupt: Ctrl-C; `LaunchAbandoned` where there is no cut within seconds.
         """
@@ -153,50 +153,50 @@ class Executable:
         budget = Budget.of(work, limits.work)
         try:
             with self._host_memory:
-                flight = self._engine.fly(inputs, infeeds, start, room, self._paces, budget)
-                self._tell(flight, on_slice, count or 0)
-                check_sent(self.program.outfeeds, flight.totals, room)
+                execution = self._engine.start(inputs, infeeds, start, room, self._paces, budget)
+                self._run_slices(execution, on_slice, count or 0)
+                check_sent(self.program.outfeeds, execution.totals, room)
                 if on_slice is None:
-                    self._call(flight.outfeeds)
-                return flight.outputs, [x[:count] for x in flight.outfeeds[self.program.call_ports :]]
+                    self._call_host(execution.outfeeds)
+                return execution.outputs, [x[:count] for x in execution.outfeeds[self.program.call_ports :]]
         except OutOfBudget:
             raise limits.exceeded() from None
 
     def launch_fitting(self, inputs: Sequence[Any]) -> list[Any]:
-        """The outputs of `launch`, for JAX's arrays that are known to fit the signature.
+        """The outputs of `launch`, for JAX arrays that are known to fit the signature.
 
-        Of a short Program that was launched within the same limits before, nothing is left to be checked.
+        Once a short Program has been launched under the same limits, it skips all checks.
         """
         return self._once(inputs) if self._allowed is self.limits else self.launch(inputs)[0]
 
     def _once(self, inputs: Sequence[Any]) -> list[Any]:
-        """The outputs of a short Program, which need not be there yet."""
+        """The outputs of a short Program, possibly still being computed."""
         self.round_trips += 1
         with self._host_memory:
             return self._engine.once(inputs)
 
-    def _tell(self, flight: Any, on_slice: OnSlice | None, count: int) -> None:
-        """Run a flight slice by slice; one that has no slices is a single one."""
+    def _run_slices(self, execution: Any, on_slice: OnSlice | None, count: int) -> None:
+        """Run all pieces of an execution and report each slice of its last loop; without such a loop, the whole launch is one slice."""
         if on_slice is None:
-            for _ in flight:
+            for _ in execution:
                 pass
             return
         sliced = bool(self.program.code) and isinstance(self.program.code[-1], Loop)
         told, trips, own = 0, 0, self.program.call_ports
-        with nullcontext() if sliced or not self._engine.consumes else held():
+        with nullcontext() if sliced or not self._engine.consumes else defer_interrupts():
             while trips is not None:
-                with held() if self._engine.consumes else nullcontext():
-                    trips = next(flight, None)
+                with defer_interrupts() if self._engine.consumes else nullcontext():
+                    trips = next(execution, None)
                     if trips:
                         told += trips
-                        on_slice(flight.outputs, flight.latest[own:], trips)
-                        self._call(flight.latest)
+                        on_slice(execution.outputs, execution.latest[own:], trips)
+                        self._call_host(execution.latest)
             if not told:
-                on_slice(flight.outputs, flight.outfeeds[own:], count)
-                self._call(flight.outfeeds)
+                on_slice(execution.outputs, execution.outfeeds[own:], count)
+                self._call_host(execution.outfeeds)
 
-    def _call(self, sent: Sequence[np.ndarray]) -> None:
-        """Make the Program's calls on the host, with the items that it sent: those of the first step, of the second, ..."""
+    def _call_host(self, sent: Sequence[np.ndarray]) -> None:
+        """Make the Program's host calls with the outfeed items of their ports, step by step."""
         for item in zip(*sent[: self.program.call_ports], strict=True):
             deliver(self.program.calls, item)
 
@@ -257,9 +257,9 @@ def _make_engine(program: Program, engine: str, fidelity: str, device: Any) -> A
         from tpuflow.device.fast.host_devices import host_of
 
         return engine_for(program, fidelity, host_of(program) if device is None else PinnedHost(device))
-    from tpuflow.device.reference.flight import FlyingReference
+    from tpuflow.device.reference.adapter import ReferenceAdapter
 
-    return FlyingReference(program)
+    return ReferenceAdapter(program)
 
 
 def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Arrays of the host cut into the chips' own, and put together again."""
+"""Host arrays sharded over the chips of a mesh, and unsharded again; both engines do so at a Program's ports."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 from tpuflow.isa.collectives import Cut, MeshAxis
 
 
-def apart(array: Any, cut: Cut, mesh: Sequence[MeshAxis], axes: Set[int], lead: int = 0) -> Any:
-    """The pieces of an array [lead axes..., whole...] that is cut as `cut` says: [mesh axes `axes`..., lead axes..., piece...].
+def shard(array: Any, cut: Cut, mesh: Sequence[MeshAxis], axes: Set[int], lead: int = 0) -> Any:
+    """An array [lead axes..., whole...] -> its shards [mesh axes `axes`..., lead axes..., shard...], as `cut` divides it over `mesh`.
 
-    Mesh axes come in their order; along those that the array is not cut over, all pieces are the same.
+    axes: mesh axes by number, in ascending order in the result; it is replicated along those that `cut` does not name. lead: the number of
+    leading axes that `cut` is not about, such as the items of an infeed.
     """
     rank = array.ndim - lead
     rows = cut or ((),) * rank
@@ -35,10 +36,10 @@ def apart(array: Any, cut: Cut, mesh: Sequence[MeshAxis], axes: Set[int], lead: 
     return array
 
 
-def together(pieces: Any, cut: Cut, mesh: Sequence[MeshAxis], axes: Set[int], lead: int = 0) -> Any:
-    """The array [lead axes..., whole...] of pieces [mesh axes `axes`..., lead axes..., piece...]; see `apart`.
+def unshard(pieces: Any, cut: Cut, mesh: Sequence[MeshAxis], axes: Set[int], lead: int = 0) -> Any:
+    """The inverse of `shard`; of shards along an axis over which the array is replicated, the first is taken.
 
-    Along axes that the array is not cut over, the first piece is taken.
+    `axes` may lack axes that `cut` names: the array is then the same along them, and is repeated.
     """
     rows = cut or ((),) * (pieces.ndim - len(axes) - lead)
     named = {a for over in rows for a in over}
@@ -63,7 +64,7 @@ def together(pieces: Any, cut: Cut, mesh: Sequence[MeshAxis], axes: Set[int], le
 
 
 def _repeated(array: Any, at: int, times: int) -> Any:
-    """A new axis, along which the array is the same."""
+    """The array with a new axis at `at`, along which it is repeated."""
     grown = array[(*(slice(None),) * at, None)]
     if isinstance(array, np.ndarray):
         return np.broadcast_to(grown, (*array.shape[:at], times, *array.shape[at:]))

@@ -1,7 +1,7 @@
-"""What may differ from chip to chip: for each buffer, and for each block's being run, the mesh axes along which it may.
+"""A uniformity analysis: the mesh axes along which each buffer's content, and each block's control, may differ from chip to chip.
 
-Both are found from the Program alone, whatever the data. Chips start with equal constants, and with inputs and infeed items that differ
-along the axes that these are cut over; positions differ; what is received by all alike does not.
+It looks at the Program alone, whatever the data. Sources of variation are inputs and infeed items, along the axes that they are sharded
+over, and positions, along their axis; constants are equal on all chips, and so is what a collective gives to all members alike.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ Flows = Mapping[int, frozenset[int]]
 
 @dataclass(frozen=True, slots=True)
 class Varying:
-    """`buffers`: along which axes the content of each may differ. `decided`: the same of whether, or how often, a block of control has run
-    what is in it, by the block's id."""
+    """`buffers`: for each, the axes along which its content may differ. `decided`: for each loop and switch, by id, the axes along which
+    its trip count or branch may differ."""
 
     buffers: tuple[Axes, ...]
     decided: dict[int, Axes]
 
 
 def cut_axes(port: Port) -> Axes:
-    """The axes over which a port's arrays are cut."""
+    """The mesh axes over which a port's arrays are sharded."""
     return frozenset(a for axes in port.cut for a in axes)
 
 
 def varying(program: Program) -> Varying:
-    """Of a Program whose blocks name buffers and axes that there are; of one for one chip nothing may, and nothing is followed."""
+    """The analysis of a Program whose buffer numbers and axes are in range. Without a mesh nothing varies."""
     found = _Spread(program)
     while found.grew and program.mesh:
         found.grew = False
@@ -43,7 +43,7 @@ def varying(program: Program) -> Varying:
 
 
 class _Spread:
-    """Walks over the blocks until nothing grows any more: a buffer takes on whatever is ever written to it."""
+    """The fixpoint iteration: a buffer varies along every axis of anything that is ever written to it."""
 
     def __init__(self, program: Program):
         self.program = program
@@ -55,7 +55,7 @@ class _Spread:
             self._add(port.buffer, cut_axes(port))
 
     def blocks(self, code: tuple[Block, ...], around: Axes) -> None:
-        """around: along which axes chips may differ in whether they run these."""
+        """Propagate through a list of blocks; around: the axes along which chips may differ in whether they run it."""
         for block in code:
             self._block(block, around)
 
@@ -101,12 +101,12 @@ class _Spread:
 
 
 def flows(kernel: Kernel) -> Flows:
-    """What the content of each written buffer is made of: followed from tile to tile, for small kernels of a program run as one."""
+    """The buffers that each written buffer's content depends on, followed from tile to tile: a kernel may do several unrelated things."""
     ordered = _of_one_queue(kernel)
     left: dict[Tile, frozenset[int]] = {}
     stored: dict[int, frozenset[int]] = {}
     before: object = None
-    while before != (left, stored):  # what a trip leaves to the next one comes round again
+    while before != (left, stored):  # tiles carry content from trip to trip
         before, tiles = (dict(left), dict(stored)), dict(left)
         for instruction in kernel.instructions:
             updates = instruction.has("updates")
@@ -122,7 +122,7 @@ def flows(kernel: Kernel) -> Flows:
 
 
 def _of_one_queue(kernel: Kernel) -> set[Tile]:
-    """Tiles that one queue alone reads and writes, and so in the order that they stand in: what is written there replaces what was."""
+    """Tiles that a single queue reads and writes, and so in program order: a write replaces their content, whatever the schedule."""
     queues: dict[Tile, set[str]] = {}
     for instruction in kernel.instructions:
         for tile in (*instruction.reads(), *instruction.writes()):

@@ -116,14 +116,14 @@ class Arithmetic(Protocol):
         ...
 
     def matmul(
-        self, a: Any, b: Any, contraction: Contraction, dtype: DType, acc_dtype: DType, a_exists: Any = None, b_exists: Any = None
+        self, a: Any, b: Any, contraction: Contraction, dtype: DType, acc_dtype: DType, a_mask: Any = None, b_mask: Any = None
     ) -> Any:
         """The product of one K-tile, no axis of which slides: operands of `dtype`, result of `acc_dtype` (f32 or s32).
 
         Float products are summed in float64 in ascending order of the contracted positions (row-major in a's axis order) and rounded
         once to f32. Integers sum modulo 2^32.
 
-        a_exists, b_exists: pred of the operands' ranks, axes of size 1 repeated; a zero where it is false takes part in no product.
-        None is true everywhere.
+        a_mask, b_mask: pred of the operands' ranks, axes of size 1 broadcast; false where an operand has padding, whose zeros take part in
+        no product (0 * infinity there is no NaN). None: no padding.
         """
         ...

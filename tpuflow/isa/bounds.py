@@ -1,4 +1,8 @@
-"""Where an operand of a product has elements, and what products that take part in a sum come to if some are infinite or NaN."""
+"""Bounds of a product's operands, outside which they are padding, and the table of products that are infinite or NaN.
+
+The matrix unit reads padding as zeros that take part in no product. The NumPy and the lax arithmetic leave them out by masks made of the
+bounds (`Contraction.lhs_mask`), and use the table where such a zero may have met an infinity or a NaN.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ class Bound:
         return f"{self.extent} at ({place})/{self.dilation}"
 
     def always(self, sizes: Mapping[int, int]) -> bool:
-        """Whether it holds wherever labels of these lengths (at least 1) may stand."""
+        """Whether there are elements at all positions of labels of these lengths (at least 1)."""
         low, high = self.range(sizes)
         moving = (factor for label, factor in self.terms if sizes[label] > 1)
         whole = all(n % self.dilation == 0 for n in (self.origin, *moving))
@@ -39,7 +43,7 @@ class Bound:
         return self.origin + sum(min(0, e) for e in ends), self.origin + sum(max(0, e) for e in ends)
 
     def from_the_end(self, lengths: Mapping[int, int]) -> Bound:
-        """The same, with the positions of labels of the given lengths counted from the other end."""
+        """The same bound of reversed axes: positions of the labels in `lengths` count from the other end."""
         origin = self.origin + sum(factor * (lengths[x] - 1) for x, factor in self.terms if x in lengths)
         return replace(self, origin=origin, terms=tuple((x, -factor if x in lengths else factor) for x, factor in self.terms))
 
@@ -50,12 +54,12 @@ class Bound:
 
 
 ZERO, FINITE, INFINITE, NAN = range(4)
-"""How large a factor is; a zero may also be one that takes part in no product."""
+"""Floating-point classes of a factor, by magnitude. FINITE is any finite number but zero."""
 
 
 @dataclass(frozen=True, slots=True)
-class Factors:
-    """The factors of sizes `least` to `most`; of one sign only if it is 1 or -1."""
+class ClassRange:
+    """The factors of the classes `least` to `most`, of either sign if `sign` is 0, else of that sign (1 or -1)."""
 
     least: int
     most: int
@@ -63,26 +67,26 @@ class Factors:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """Factors of a that make `product`, infinite or NaN, of factors of b."""
+class NonFiniteProduct:
+    """A factor of `a` times a factor of `b` is `product`: an infinity or NaN."""
 
-    a: Factors
-    b: Factors
+    a: ClassRange
+    b: ClassRange
     product: float
 
 
-def _signed(a: tuple[int, int], b: tuple[int, int]) -> list[Meeting]:
-    """Factors of these sizes: infinity where the signs are equal, else its negative."""
+def _infinities(a: tuple[int, int], b: tuple[int, int]) -> list[NonFiniteProduct]:
+    """The products of factors of these classes, (least, most): infinity where the signs are equal, else minus infinity."""
     signs = ((1, 1), (-1, -1), (1, -1), (-1, 1))
-    return [Meeting(Factors(*a, x), Factors(*b, y), x * y * math.inf) for x, y in signs]
+    return [NonFiniteProduct(ClassRange(*a, x), ClassRange(*b, y), x * y * math.inf) for x, y in signs]
 
 
-MEETINGS = (
-    *_signed((FINITE, INFINITE), (INFINITE, INFINITE)),
-    *_signed((INFINITE, INFINITE), (FINITE, FINITE)),
-    Meeting(Factors(ZERO, ZERO), Factors(INFINITE, INFINITE), math.nan),
-    Meeting(Factors(INFINITE, INFINITE), Factors(ZERO, ZERO), math.nan),
-    Meeting(Factors(NAN, NAN), Factors(ZERO, NAN), math.nan),
-    Meeting(Factors(ZERO, INFINITE), Factors(NAN, NAN), math.nan),
+NON_FINITE_PRODUCTS = (
+    *_infinities((FINITE, INFINITE), (INFINITE, INFINITE)),
+    *_infinities((INFINITE, INFINITE), (FINITE, FINITE)),
+    NonFiniteProduct(ClassRange(ZERO, ZERO), ClassRange(INFINITE, INFINITE), math.nan),
+    NonFiniteProduct(ClassRange(INFINITE, INFINITE), ClassRange(ZERO, ZERO), math.nan),
+    NonFiniteProduct(ClassRange(NAN, NAN), ClassRange(ZERO, NAN), math.nan),
+    NonFiniteProduct(ClassRange(ZERO, INFINITE), ClassRange(NAN, NAN), math.nan),
 )
-"""Every way in which two factors make a product that is not finite. The products of a sum that are not finite add up to what it is."""
+"""All products of two factors that are not finite, each once. A sum with such terms is what these terms alone add up to."""

@@ -1,9 +1,9 @@
-"""Calls of the host's Python from a program.
+"""Calls of Python functions on the host from a Program.
 
-Of a Program that only tells the host something (`jax.debug.print`, `jax.debug.callback`, `io_callback` without results) the first outfeed
-ports carry the calls' arrays, in the order of the calls; one item of each port is what one run of the step sends, and the calls are made
-after it (`HostCall`). A Program that needs what the host answers (`pure_callback`, `io_callback` with results) calls it where the call
-stands, by a block, and waits (`HostFunction`): all of its calls are of this kind, so that they are made in its order.
+If no call has results (`jax.debug.print`, `jax.debug.callback`, `io_callback` without results), the first outfeed ports carry the calls'
+arguments, in the order of the calls: every run of the step sends one item to each port, and the host makes the calls after it (`HostCall`).
+If any call has results (`pure_callback`, `io_callback` with results), all calls are `CallHost` blocks, at which the device waits for the
+host (`HostFunction`): so calls of both kinds are made in program order.
 
 Python functions have no place in a file: a Program with calls runs where it was compiled and cannot be saved.
 """
@@ -22,8 +22,7 @@ from tpuflow.dtypes import DType
 from tpuflow.errors import LaunchError
 
 HOST_CALL = "tpuflow_host_call"
-"""In a module of StableHLO, the target of a custom call with side effects of the host function numbered in its `backend_config` (a
-string)."""
+"""The target of the StableHLO custom call of a host function with side effects, whose number is its `backend_config` (a string)."""
 
 ArrayType = tuple[DType, tuple[int, ...]]
 """Element type and shape."""
@@ -31,7 +30,7 @@ ArrayType = tuple[DType, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostFunction:
-    """What a program asks the host at one place: `function(*arrays)` -> arrays, of these types, written at the user's line `source`."""
+    """A host function that a `CallHost` block calls: `function(*arrays)` -> arrays, of these types; `source` is the user's line."""
 
     function: Callable[..., Any]
     source: str
@@ -40,11 +39,11 @@ class HostFunction:
 
     @property
     def bytes(self) -> int:
-        """What crosses the host's link, both ways."""
+        """Bytes over the link to the host, both ways."""
         return sum(dtype.bytes * math.prod(shape) for dtype, shape in (*self.operands, *self.results))
 
     def answer(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """What the host makes of the operands' elements, in any shape.
+        """Call the function with `arrays`, which have the operands' elements in any shape; its results, in the declared types.
 
         Raises:
           LaunchError: the function returns other arrays than it is declared to.
@@ -66,7 +65,7 @@ class HostFunction:
 
 
 def canonical_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Python's numbers have 64 bits; arrays of the device 32, as JAX's do by default."""
+    """A 64-bit type, as of Python's numbers, as the device's type of 32 bits (JAX's default, too); others as they are."""
     return _NARROW.get(dtype, dtype)
 
 
@@ -79,7 +78,7 @@ def _listed(types: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HostCall:
-    """`function(*arrays)` on the host, written at the user's line `source`; it takes `operands` arrays."""
+    """A call without results: `function(*arrays)` with `operands` arrays; `source` is the user's line."""
 
     function: Callable[..., Any]
     operands: int
@@ -87,7 +86,7 @@ class HostCall:
 
     @property
     def arrays(self) -> int:
-        """How many are sent for it: one at least, as the host counts runs of the step by them."""
+        """The number of arrays sent for it: at least one, since the host counts runs of the step by them."""
         return max(1, self.operands)
 
     def deliver(self, arrays: Iterator[Any]) -> None:
@@ -97,7 +96,7 @@ class HostCall:
 
 @dataclass(frozen=True, slots=True)
 class EachTrip:
-    """Calls of every trip of a counted loop; their arrays are stacked, [trips, ...], by place: the trips run backwards if `reverse`."""
+    """The calls of every trip of a counted loop. Their arrays are stacked, [trips, ...]; the last trip comes first if `reverse`."""
 
     calls: tuple[Call, ...]
     trips: int
@@ -117,7 +116,7 @@ class EachTrip:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Calls of the branch that was taken. The first array says which (clamped to those there are); the others are every branch's."""
+    """The calls of the taken branch. The first array is its index (clamped); the others are the arrays of all branches."""
 
     branches: tuple[tuple[Call, ...], ...]
 

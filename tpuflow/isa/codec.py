@@ -1,8 +1,8 @@
-"""How records and instructions become bytes: one codec a type, built from dataclass fields and instruction field kinds.
+"""The binary encoding of records and instructions: one codec for each type, built from dataclass fields and instruction field kinds.
 
 Integers are varints of seven bits a byte, low bits first, in their shortest form; signed ones are zigzagged first (0, -1, 1, -2, ...).
 A string or `bytes` is its length and its content (UTF-8), a tuple of any length its length and its items, a dataclass its fields in
-order, a word of a list its place there, an element type its code, a union the number of the alternative and its content. An
+order, a word of a list its number there, an element type its code, a union the number of the alternative and its content. An
 instruction is its opcode and its fields. Within a kernel, tiles and windows are written once each, in order of
 first use, ahead of the instructions, which hold their row numbers.
 
@@ -68,7 +68,7 @@ LIMITS = {  # most items of a tuple field, where it is not the file's length tha
 
 
 class Table:
-    """The rows of a kernel's tile or window table while it is written; what encodes alike is one row."""
+    """The rows of a kernel's tile or window table while it is written. Items with the same encoding share a row."""
 
     __slots__ = ("_encode", "_numbers", "rows")
 

@@ -1,12 +1,13 @@
-"""Several chips: the axes of a mesh, the chip's position on them, and collectives, which the link queue moves while kernels run.
+"""Several chips: the axes of a mesh, the chip's position on them, and collectives, which the link queue carries out while kernels run.
 
-The same Program runs on every chip of its mesh. Chips are numbered row-major over the axes, the last one fastest. A collective is taken
-part in by groups of chips: those that differ only along its `axes`, numbered row-major over these. Every member sends its `source`; what
-each finds in its `target` once it has waited is the collective's meaning, on arrays as dense rows of elements.
+The same Program runs on every chip of its mesh. Chips are numbered row-major over the axes, the last one fastest. A collective runs in
+groups of chips: those that differ only along its `axes`, numbered row-major over these. Every member sends its `source`; what it finds in
+its `target` after the wait is the collective's meaning, a function of all members' arrays as dense rows of elements.
 
-A sum (or greatest, or least) goes around a ring: the source is cut into as many parts as the axis has chips (of equal length, the last
-ones shorter or empty if they do not divide), and part c is chip c + 1's, to which c + 2, c + 3, ..., at last chip c add theirs, each time
-rounded once to the array's own type. Over several axes the sum is made over the first axis, then that of these sums over the next.
+A sum (or maximum, or minimum) is reduced around a ring: the source is divided into as many parts as the axis has chips (of equal length,
+the last ones shorter or empty if they do not divide). The reduction of part c starts with chip c + 1's data, to which chips c + 2, c + 3,
+..., and last chip c add theirs, each time rounded once to the array's own type. A sum over several axes is the sum over the first axis,
+then the sum of these sums over the next.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ if TYPE_CHECKING:
     from tpuflow.isa.arithmetic import Arithmetic
 
 REDUCERS = {"none": 0, "add": 1, "max": 2, "min": 3}
-"""How a collective combines what several chips send -> its number in the binary; "none": it only moves."""
+"""How a collective combines the data of several chips -> its number in the binary; "none" combines nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeshAxis:
-    """One axis of a mesh: so many chips in a row (a ring, where the chip's links make one).
+    """One axis of a mesh: a row of `size` chips (a ring, if the chip has the links for it).
 
-    joined: it and the axis before it are parts of one such row, so that a group along one of them is a part of the row. That changes how
-    long collectives take, and nothing else.
+    joined: this axis and the one before it are sub-axes of one row, so that a group of chips along either is a part of the row. It matters
+    for the time of collectives alone.
     """
 
     name: str
@@ -41,7 +42,7 @@ class MeshAxis:
 
 
 Cut = tuple[tuple[int, ...], ...]
-"""For each dimension of an array, the mesh axes (by number, major first) that it is cut over; none of them: every chip has all of it."""
+"""A sharding: for each dimension of an array, the mesh axes (by number, major first) over which it is divided; none: it is replicated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,8 @@ class Position:
 class Collective:
     """Start to send buffer `source` over the mesh axes `axes`, and to receive into `target`, until the wait for `semaphore`.
 
-    `kind` says what is received (see the kinds), `reducer` how what comes from several chips is combined. `pairs` are those of a permute:
-    (sender, receiver) within the group. Until the wait the source must stay as it is, and nobody may touch the target.
+    `kind` says what is received (see the kinds), `reducer` how the data of several chips are combined. `pairs` are those of a permute:
+    (sender, receiver) within the group. Until the wait the source must not be written, and the target neither read nor written.
     """
 
     kind: str
@@ -73,7 +74,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Wait until the collective or copy that was started on `semaphore` has received everything, and what it sent is out."""
+    """Wait until the collective or copy that was started on `semaphore` has received all of its target and sent all of its source."""
 
     semaphore: int
 
@@ -82,9 +83,10 @@ class Await:
 class Kind:
     """A kind of collective.
 
-    received_elems: elements of the target, by those of the source and the chips of the group; None if they do not fit. sent_elems: what a
-    chip sends over its links. alike: all members receive the same. meaning: what they receive, [elems] if alike, else [chips, elems], of
-    what they send, [chips, elems], both as the arithmetic's values of `dtype`; given the sizes of the axes.
+    received_elems: (elements of the source, chips of the group) -> elements of the target, None if the source does not divide. sent_elems:
+    the same arguments -> elements that a chip sends over its links. alike: all members receive the same data. meaning: (collective,
+    arithmetic, sent [chips, elems], sizes of the axes, dtype) -> received, [elems] if `alike`, else [chips, elems]; both are the
+    arithmetic's values of `dtype`.
     """
 
     code: int
@@ -113,7 +115,7 @@ def _part_elems(elems: int, chips: int) -> int:
 
 
 def _ring_sum(c: Collective, ar: Arithmetic, sent: Any, sizes: Sequence[int], dtype: DType) -> Any:
-    """Around the rings of axes of these sizes, one after the other."""
+    """The sum of all chips' rows, around the rings of one axis after the other."""
     chips, elems = sent.shape
     part = _part_elems(elems, chips)
     if missing := chips * part - elems:
@@ -125,7 +127,7 @@ def _ring_sum(c: Collective, ar: Arithmetic, sent: Any, sizes: Sequence[int], dt
 
 
 def _around(ar: Arithmetic, reducer: str, value: Any, part_axis: int, size: int, dtype: DType) -> Any:
-    """The first axis, of chips, combined away: of part c along `part_axis` chip c + 1's, c + 2's, ... one after the other."""
+    """The first axis, of chips, reduced: for part c along `part_axis` in the order of chips c + 1, c + 2, ..., c."""
     others = [i for i in range(1, value.ndim) if i != part_axis]
     shape = tuple(value.shape[i] for i in others)
     table = ar.transpose(value, (0, part_axis, *others)).reshape(size * size, *shape)  # [chip x part, ...]
@@ -185,7 +187,7 @@ KIND_CODES = {name: kind.code for name, kind in KINDS.items()}
 
 
 def farthest(pairs: Sequence[tuple[int, int]], chips: int) -> int:
-    """How far around a ring of so many chips a message between any of the pairs goes at most."""
+    """The most hops that a message of any of the pairs takes around a ring of `chips` chips."""
     return max((min((r - s) % chips, (s - r) % chips) for s, r in pairs), default=0)
 
 
@@ -207,12 +209,12 @@ def groups(mesh: Sequence[MeshAxis], axes: Sequence[int]) -> np.ndarray:
 
 
 def position(mesh: Sequence[MeshAxis], chip: int, axis: int) -> int:
-    """Where a chip is along an axis."""
+    """The index of a chip along a mesh axis."""
     return chip // math.prod(a.size for a in mesh[axis + 1 :]) % mesh[axis].size
 
 
 def whole_shape(shape: Sequence[int], cut: Cut, mesh: Sequence[MeshAxis]) -> tuple[int, ...]:
-    """The shape of the array that pieces of `shape` make up together."""
+    """The shape of the whole array of which every chip has a shard of `shape`."""
     return tuple(n * math.prod(sizes_of(mesh, axes)) for n, axes in zip(shape, cut or ((),) * len(shape), strict=True))
 
 

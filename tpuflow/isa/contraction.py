@@ -1,4 +1,4 @@
-"""Which axes of a product's operands meet: the labels of matrix products and convolutions, once for graph, instruction and engines."""
+"""Matrix products and convolutions by labelled axes, as in einsum; graph, matrix instruction and both engines share this description."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tpuflow.isa.bounds import Bound
 from tpuflow.isa.instruction import TileAxis, WindowAxis
 
 Labels = tuple[int, ...]
-Starts = Callable[[int], Any]
-"""Label -> position of the first element here, an integer (traced or not)."""
-Along = Callable[[tuple[int, ...], int], Any]
-"""(shape, axis) -> positions 0, 1, ... along an axis, s32 of that shape."""
-Cut = Callable[[Any, int, int, int, int, int], Any]
+StartOf = Callable[[int], Any]
+"""Label -> the position of a tile's first element on the whole axis, an integer that may be traced."""
+PositionsAlong = Callable[[tuple[int, ...], int], Any]
+"""`Arithmetic.positions`: (shape, axis) -> 0, 1, ... along the axis, s32 of that shape."""
+MakePatches = Callable[[Any, int, int, int, int, int], Any]
 """`Arithmetic.patches`: (array, axis, outer length, inner length, stride, dilation) -> the array with two axes for the one."""
 
 _T = TypeVar("_T")
@@ -41,7 +41,7 @@ class SlidingAxis:
         return (outer, self.stride), (self.label, self.dilation)
 
     def reach(self, outer: int, inner: int) -> int:
-        """Length of the axis that `outer` and `inner` positions (one or more of each) touch."""
+        """Length of the part of the axis that `outer` and `inner` positions (at least one of each) cover."""
         return (outer - 1) * self.stride + (inner - 1) * self.dilation + 1
 
     def bound(self, outer: int, extent: int, low: int = 0, interior: int = 1) -> Bound:
@@ -51,9 +51,9 @@ class SlidingAxis:
 
 @dataclass(frozen=True, slots=True)
 class Halo:
-    """The tile of a sliding axis: what a tile of output positions (`outer`) and one of kernel positions (`inner`) reach together.
+    """The tile of a sliding axis: the positions that a tile of output positions (`outer`) and one of kernel positions (`inner`) address.
 
-    Neighbouring tiles overlap; all those of a grid are one stretch.
+    Neighbouring tiles overlap; those of the whole grid cover one contiguous range.
     """
 
     sliding: SlidingAxis
@@ -147,7 +147,7 @@ class Contraction:
     # --- what labels stand for ----------------------------------------------------------------------------------------
 
     def by_label(self, lhs: Sequence[_T], rhs: Sequence[_T], out: Sequence[_T] = ()) -> dict[int, _T]:
-        """What belongs to every label, given what belongs to every axis: lengths, tile axes. `out` is needed if an axis slides.
+        """Label -> the value (a length, a tile axis) of its axis, given one value for every axis; `out` is needed if an axis slides.
 
         In the order of labels in lhs, then in rhs, then in the result.
         """
@@ -182,12 +182,12 @@ class Contraction:
             return f"labels {self.out} = {self.patch} . {self.rhs}; expected every label in at least two of the three, once in each"
         return ""
 
-    # --- where operands have elements ---------------------------------------------------------------------------------
+    # --- elements and padding -----------------------------------------------------------------------------------------
 
     def along_lhs(self, bound: Bound) -> dict[int, int] | None:
-        """By how much a bound's place grows along each axis of lhs; None if it is not one of lhs.
+        """Axis of lhs -> the factor of its position in the bound's sum; None if the bound is not about lhs.
 
-        Along a sliding axis it grows as the axis does: the factors of the two labels are stride and dilation.
+        A sliding axis has factor 1: the factors of its two labels are the stride and dilation that the axis' position includes already.
         """
         terms = dict(bound.terms)
         for outer, s in self.outer.items():
@@ -196,7 +196,7 @@ class Contraction:
         return _along(bound, [None if label in self.outer else label for label in self.lhs])
 
     def along_rhs(self, bound: Bound) -> dict[int, int] | None:
-        """The same of rhs."""
+        """As `along_lhs`, of rhs."""
         return _along(bound, self.rhs)
 
     @property
@@ -210,31 +210,32 @@ class Contraction:
         return tuple(x for x in self.bounds if self.along_lhs(x) is None)
 
     def bound_of(self, sliding: SlidingAxis) -> Bound | None:
-        """The bound that says what a sliding axis reads."""
+        """The bound whose sum is the position on a sliding axis; None if there is none."""
         return next((x for x in self.bounds if dict(x.terms) == dict(sliding.terms(self.lhs[sliding.axis]))), None)
 
-    def lhs_exists(self, shape: tuple[int, ...], start: Starts, along: Along) -> Any:
-        """Where lhs, of `shape`, has elements: pred of its rank, axes along which that changes nothing of size 1; None without bounds."""
-        return _exists([(x, self.along_lhs(x) or {}) for x in self.lhs_bounds], shape, start, along)
+    def lhs_mask(self, shape: tuple[int, ...], start: StartOf, along: PositionsAlong) -> Any:
+        """pred: true where lhs, of `shape`, has elements, false in its padding; of size 1 along axes that make no difference. None without
+        bounds."""
+        return _mask([(x, self.along_lhs(x) or {}) for x in self.lhs_bounds], shape, start, along)
 
-    def rhs_exists(self, shape: tuple[int, ...], start: Starts, along: Along) -> Any:
-        """The same of rhs."""
-        return _exists([(x, self.along_rhs(x) or {}) for x in self.rhs_bounds], shape, start, along)
+    def rhs_mask(self, shape: tuple[int, ...], start: StartOf, along: PositionsAlong) -> Any:
+        """As `lhs_mask`, of rhs."""
+        return _mask([(x, self.along_rhs(x) or {}) for x in self.rhs_bounds], shape, start, along)
 
     # --- other forms of the same product ------------------------------------------------------------------------------
 
-    def patches(self, x: Any, sizes: Mapping[int, int], cut: Cut) -> Any:
-        """lhs with an axis for each label of `patch`; sizes: of the labels of sliding axes."""
+    def patches(self, x: Any, sizes: Mapping[int, int], make: MakePatches) -> Any:
+        """lhs with two axes for each sliding axis, by the labels of `patch`; sizes: of the labels of sliding axes."""
         for outer, s in reversed(self.outer.items()):
-            x = cut(x, s.axis, sizes[outer], sizes[s.label], s.stride, s.dilation)
+            x = make(x, s.axis, sizes[outer], sizes[s.label], s.stride, s.dilation)
         return x
 
     def of_patches(self) -> Contraction:
-        """The same of lhs's patches: nothing slides."""
+        """The same product of lhs's patches: no axis slides."""
         return Contraction(self.patch, self.rhs, self.out)
 
     def with_batches(self, lhs: Sequence[int], rhs: Sequence[int], out: Sequence[int]) -> Contraction:
-        """The same of arrays with further axes in front, each numbered: of one number, one axis."""
+        """The same product of arrays with further leading axes, given by numbers: equal numbers are the same axis."""
         first = self.unused
         lhs_axes, rhs_axes, out_axes = (tuple(first + g for g in numbers) for numbers in (lhs, rhs, out))
         sliding = tuple(replace(s, axis=s.axis + len(lhs_axes)) for s in self.sliding)
@@ -246,7 +247,7 @@ def _along(bound: Bound, labels: Sequence[int | None]) -> dict[int, int] | None:
     return {labels.index(label): factor for label, factor in terms.items()} if terms and set(terms) <= set(labels) else None
 
 
-def _exists(bounds: Sequence[tuple[Bound, Mapping[int, int]]], shape: tuple[int, ...], start: Starts, along: Along) -> Any:
+def _mask(bounds: Sequence[tuple[Bound, Mapping[int, int]]], shape: tuple[int, ...], start: StartOf, along: PositionsAlong) -> Any:
     found = None
     for bound, factors in bounds:
         place = bound.origin + sum(factor * start(label) for label, factor in bound.terms)

@@ -1,6 +1,6 @@
-"""How a kernel is shared by the cores of a chip (tpuflow/chips/split_k.py): which kernels' steps can be worked out apart.
+"""How the cores of a chip divide a kernel (tpuflow/chips/split_k.py), and which kernels they may divide by sequential steps.
 
-The accumulator is added up in the order of the grid whoever works out the steps: values do not depend on it.
+This is about time and placement only: an accumulator is always summed in the order of the grid, so values do not depend on it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from tpuflow.isa.loop_nest import LoopNest
 from tpuflow.isa.program import Kernel
 
 
-def share(kernel: Kernel, chip: Chip) -> tuple[Division, PartialSums]:
-    """The busiest core's share of a kernel, and what it adds up for others."""
+def divide_kernel(kernel: Kernel, chip: Chip) -> tuple[Division, PartialSums]:
+    """How a chip's cores divide a kernel, and the cost of reducing their partial sums."""
     nest = LoopNest(kernel.grid)
     accumulators = tuple(_accumulators(kernel))
     splits = may_split(chip, nest.points, nest.steps) and _only_accumulates(kernel, accumulators)
     found = divide(chip, nest.points, nest.steps, splits=splits)
-    return found, partial_sums(chip, [(t.shape, t.dtype.bytes) for t in accumulators], found.share)
+    return found, partial_sums(chip, [(t.shape, t.dtype.bytes) for t in accumulators], found.cores_per_point)
 
 
-def works_apart(kernel: Kernel) -> bool:
-    """Whether cores may take steps of a point: each only adds to what others do."""
+def can_split_steps(kernel: Kernel) -> bool:
+    """Whether several cores may run steps of one point: whether the steps only accumulate."""
     return LoopNest(kernel.grid).steps > 1 and _only_accumulates(kernel, tuple(_accumulators(kernel)))
 
 
 def _accumulators(kernel: Kernel) -> Iterator[Tile]:
-    """Tiles that the body adds to, step after step."""
+    """Tiles that the body accumulates into from step to step."""
     written: set[Tile] = set()
     for instruction in kernel.body:
         if (tile := _accumulator(instruction)) is not None and tile not in written:
@@ -38,7 +38,7 @@ def _accumulators(kernel: Kernel) -> Iterator[Tile]:
 
 
 def _accumulator(instruction: Instruction) -> Tile | None:
-    """The tile that an instruction adds to; None if it is not stated to accumulate."""
+    """The tile that an instruction accumulates into; None if it does not declare that it accumulates."""
     if not instruction.has("accumulates"):
         return None
     (tile,) = (value for _, kind, value in instruction.fields() if (kind.name, kind.role) == ("tile", "both"))
@@ -46,7 +46,7 @@ def _accumulator(instruction: Instruction) -> Tile | None:
 
 
 def _only_accumulates(kernel: Kernel, accumulators: tuple[Tile, ...]) -> bool:
-    """Whether steps touch what other steps wrote only by adding to an accumulator, so that they can be worked out apart."""
+    """Whether accumulators are the only tiles that carry anything from one step to the next."""
     made: set[Tile] = set()
     for instruction in kernel.body:
         carried = {t for t in instruction.reads() if t not in made and not _is_constant(t, kernel.prologue, kernel.body)}
@@ -57,5 +57,5 @@ def _only_accumulates(kernel: Kernel, accumulators: tuple[Tile, ...]) -> bool:
 
 
 def _is_constant(tile: Tile, prologue: tuple[Instruction, ...], body: tuple[Instruction, ...]) -> bool:
-    """Written before the steps and by none of them."""
+    """Whether the prologue writes a tile and the body does not."""
     return any(tile in set(i.writes()) for i in prologue) and not any(tile in set(i.writes()) for i in body)

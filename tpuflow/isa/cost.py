@@ -1,4 +1,4 @@
-"""What one execution of an instruction costs: cycles of its unit, and the work it is paid for."""
+"""The cost of one execution of an instruction: cycles of its unit, bytes moved and operations done."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ShapeOf = Callable[[Tile], tuple[int, ...]]
 class Cost:
     """One execution on one core.
 
-    `cycles` is how long the unit is taken, moves aside. `hbm_bytes` are the bytes of buffers that a move reads or writes, `bus_bytes` the
-    same in whole bursts: what the memory really moves; of a buffer that stays on the chip, `resident_bytes` instead of both. `macs` are
-    multiply-adds of the matrix unit, `element_ops` results of the vector or scalar unit.
+    `cycles` is how long the unit is busy, without data transfers. `hbm_bytes` are the bytes of buffers that a transfer reads or writes,
+    `bus_bytes` the same in whole bursts, which is what the memory moves; of a buffer that stays on the chip, `resident_bytes` are these
+    instead. `macs` are multiply-adds of the matrix unit, `element_ops` results of the vector or scalar unit.
     """
 
     cycles: int = 0
@@ -29,7 +29,7 @@ class Cost:
     resident_bytes: int = 0
 
     def within_chip(self) -> Cost:
-        """The same move of a buffer that stays on the chip."""
+        """The cost of the same transfer if the buffer stays on the chip."""
         return replace(self, hbm_bytes=0, bus_bytes=0, resident_bytes=self.bus_bytes)
 
 

@@ -17,11 +17,11 @@ from tpuflow.isa.numpy_elementwise import Function
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation on one or two operands of a type.
+    """An operation on one or two operands of the same type.
 
-    code: its number in the binary, which no other operation of as many operands may ever have. on: kind of element type ("float", "int",
-    "uint", "pred") -> what it computes of arrays, called with `dtype`; on other kinds it is not defined. special: it takes a chip's
-    `special_passes` through the vector lanes, not one. rounds: results are rounded; else they are operands with other bits.
+    code: its number in the binary, which is never given to another operation with as many operands. on: kind of element type ("float",
+    "int", "uint", "pred") -> the NumPy function, called with arrays and `dtype`; the operation is undefined on other kinds. special: it
+    takes a chip's `special_passes` through the vector lanes instead of one. rounds: its results are rounded, not just changed bits.
     """
 
     name: str
@@ -32,12 +32,13 @@ class Operation:
 
 
 def _any(function: Function) -> Function:
-    """A function that need not know the type of what it is given."""
+    """A function that does not depend on `dtype`."""
     return lambda *operands, dtype: function(*operands)
 
 
 def _float(function: Function) -> dict[str, Function]:
-    """Exact in f32, or rounded to f32 once; the result is then rounded to the operands' type: as good as once (24 >= 2 x 11 + 2)."""
+    """Computed in f32 (exact, or rounded once), then rounded to the operands' type. Rounding twice gives the bits of rounding once: f32 has
+    24 bits, at least 2 p + 2 for the p = 11 of f16 and the 8 of bf16."""
     return {"float": functions.rounded(function)}
 
 

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 TRAITS = {
     "elementwise": "each element written is made of the same element of every tile read",
-    "fills": "what is written depends on nothing but its place",
-    "repeats": "elements of one tile, some of them several times",
-    "permutes": "the elements of one tile in another order of its axes",
-    "accumulates": "one tile read and written: combined with what is made of the others, in whatever order the trips come",
-    "scans": "one tile read and written: handed on from element to element, in order",
-    "sorts": "rows of several tiles reordered together",
-    "transfers": "a window's piece of HBM, or an on-chip tile that goes there",
+    "fills": "each element written depends on its position alone",
+    "repeats": "what is written are elements of one tile, some of them several times",
+    "permutes": "what is written is one tile with its axes in another order",
+    "accumulates": "one tile is read and written: a value made of the other tiles is combined with it, in any order of trips",
+    "scans": "one tile is read and written: it carries a value from element to element, in order",
+    "sorts": "rows of several tiles are reordered together",
+    "transfers": "a window's piece of HBM is loaded into a tile, or a tile is stored there",
     "updates": "the part of HBM that is written is read as well",
-    "signals": "a semaphore raised",
-    "waits": "a semaphore lowered",
+    "signals": "a semaphore is raised",
+    "waits": "a semaphore is lowered",
 }
-"""What a declaration can state of an instruction. Everything that must know of one refuses an instruction that states nothing."""
+"""What a declaration can state of an instruction. Verifier, engines and compiler go by traits, and refuse an instruction without any."""
 
 QUEUES = ("scalar", "matrix", "vector", "load", "store", "link")
 QUEUE_CODES = {name: code for code, name in enumerate(QUEUES)}
@@ -82,7 +82,7 @@ class Tile:
     rate: str = "step"
 
     def __hash__(self) -> int:
-        """Of what tells most tiles apart: they are keys wherever kernels are built."""
+        """A cheap hash, of the fields that differ most: tiles are dictionary keys wherever kernels are built."""
         return hash((self.address, *[a.size for a in self.axes]))
 
     @property
@@ -206,12 +206,12 @@ def axes_field() -> Any:
 
 
 def pairs_field() -> Any:
-    """A tuple of axes that carry two labels; none unless given."""
+    """A tuple of sliding axes (`SlidingAxis`), empty by default."""
     return field(default=(), metadata={"kind": FieldKind("pairs")})
 
 
 def bounds_field() -> Any:
-    """A tuple of bounds on where operands have elements; none unless given."""
+    """A tuple of bounds on where operands have elements (`Bound`), empty by default."""
     return field(default=(), metadata={"kind": FieldKind("bounds")})
 
 
@@ -233,8 +233,8 @@ def immediate() -> Any:
 class Instruction:
     """Base of all instructions. Subclasses are declared with `@instr`.
 
-    All but transfers and semaphores have a `meaning(ar, trip, *values)`: what they write (one value a tile, a tuple where there are
-    several), made of the values of the tiles read, by an `Arithmetic`, in a `Trip` of the grid.
+    All but transfers and semaphore instructions have a `meaning(ar, trip, *values)`, which computes what they write (a value, or a tuple of
+    one for each tile written) from the values of the tiles that they read, with an `Arithmetic` `ar`, in a `Trip` of the grid.
     """
 
     __slots__ = ()
@@ -326,7 +326,7 @@ _WRITING: dict[tuple[str, str], TilesOf] = {
     ("tiles", "write"): _several,
     ("window", "read"): _filled,
 }
-"""Kind and role of a field -> the tiles that it reads, or writes."""
+"""(kind, role) of a field -> the tiles that it reads (`_READING`), or writes (`_WRITING`)."""
 PLAIN_KINDS = ("choice", "axes", "pairs", "bounds", "number", "flag", "immediate")
 """Kinds of fields that hold no tile and no window."""
 
@@ -338,12 +338,12 @@ BY_MNEMONIC: dict[str, type[Instruction]] = {}
 
 
 def _touching(cls: type[Instruction], how: dict[tuple[str, str], TilesOf]) -> tuple[tuple[str, TilesOf], ...]:
-    """The fields that `how` has a row for, with it; found once a class, since every part of the compiler asks for every instruction."""
+    """The fields of a class that `how` has a row for, with that row. Found once for each class: the compiler asks for every instruction."""
     return tuple((name, how[kind.name, kind.role]) for name, kind in cls.kinds.items() if (kind.name, kind.role) in how)
 
 
 def _check_kind(where: str, kind: FieldKind) -> None:
-    """A kind that nobody knows would be passed over: its tiles neither read nor written."""
+    """Refuse a field of an unknown kind, whose tiles would count as neither read nor written."""
     if kind.name not in PLAIN_KINDS and (kind.name, kind.role) not in {*_READING, *_WRITING}:
         known = ", ".join([*PLAIN_KINDS, *sorted({f"{name} to {role}" for name, role in (*_READING, *_WRITING)})])
         raise ValueError(f"{where} is a field of kind {kind.name!r} to {kind.role!r}; expected one of {known}")
@@ -352,7 +352,7 @@ def _check_kind(where: str, kind: FieldKind) -> None:
 @dataclass_transform(frozen_default=True)
 def instr(opcode: int, mnemonic: str, *traits: str, rules: Sequence[Rule] | None = None) -> Callable[[type[_I]], type[_I]]:
     """Declare an instruction class: freeze it, read its field kinds, note its traits and operand rules, enter it in the opcode and mnemonic
-    tables. Without traits, or without rules (which may be none: `rules=()`), it is refused wherever they are asked for."""
+    tables. An instruction that states no traits, or no rules (`rules=()` states that there are none), is refused where they are needed."""
 
     def declare(cls: type[_I]) -> type[_I]:
         cls = dataclass(frozen=True, slots=True)(cls)

@@ -1,4 +1,7 @@
-"""Kernels as keys: equal for those that a check, or a timing, cannot tell apart. Every field counts but those that are named here."""
+"""Kernels as cache keys, for the verifier's verdicts and the timing's results: equal if kernels differ in debug information alone.
+
+Every field is part of the key unless it is named in `_DEBUG_FIELDS`. Each user decides what of a window's buffer is part of it.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ from tpuflow.isa.instruction import PLAIN_KINDS, Instruction, Window
 from tpuflow.isa.program import SECTIONS, Kernel
 
 WindowForm = Callable[[Window], Hashable]
-_SAID_ONLY = ("name", "scope", "sources")
-_KERNEL_FIELDS = tuple(f.name for f in fields(Kernel) if f.name not in (*SECTIONS, *_SAID_ONLY))
+_DEBUG_FIELDS = ("name", "scope", "sources")
+_KERNEL_FIELDS = tuple(f.name for f in fields(Kernel) if f.name not in (*SECTIONS, *_DEBUG_FIELDS))
 
 
 def kernel_form(kernel: Kernel, window_form: WindowForm) -> Hashable:
-    """All of a kernel but its name, scope and source lines, each window as `window_form` writes it.
+    """The key of a kernel: all but its name, scope and source lines, with each window replaced by `window_form(window)`.
 
     Raises:
-      ProgramError: an instruction that states no traits, or a field of a kind that nothing is known of.
+      ProgramError: an instruction states no traits, or has a field of an unknown kind.
     """
     sections = tuple(tuple(_instruction_form(i, window_form) for i in section) for _, section in kernel.sections)
     return (*(getattr(kernel, name) for name in _KERNEL_FIELDS), sections)
@@ -27,17 +30,17 @@ def kernel_form(kernel: Kernel, window_form: WindowForm) -> Hashable:
 
 @dataclass(slots=True)
 class KernelForms:
-    """Kernels of one Program as short keys, equal where they differ in nothing but names, source lines and which buffers they are on.
+    """Short keys of the kernels of one Program, equal if kernels differ only in names, source lines and which buffers they use.
 
-    What kernels share, as those of layers written out alike do, is looked at once and known again by its identity: a table is for one
-    Program that is there as long as the table.
+    Objects that kernels share, as the kernels of equal layers do, are keyed once and recognized by their `id`. So the Program must live as
+    long as this table.
     """
 
     numbers: dict[Hashable, int] = field(default_factory=dict)
     shared: dict[Hashable, int] = field(default_factory=dict)
 
     def of(self, kernel: Kernel, mark: Callable[[int], Hashable]) -> tuple[Hashable, tuple[int, ...]]:
-        """The form of a kernel, and its buffers in the order in which the form numbers them; `mark` gives what counts of a buffer.
+        """(the key of a kernel, its buffers in the order in which the key numbers them); mark: what of a buffer is part of the key.
 
         Raises:
           ProgramError: as `kernel_form`.
@@ -45,7 +48,7 @@ class KernelForms:
         buffers: dict[int, int] = {}
 
         def window_form(window: Window) -> Hashable:
-            return buffers.setdefault(window.buffer, len(buffers)), mark(window.buffer), self._apart(window)
+            return buffers.setdefault(window.buffer, len(buffers)), mark(window.buffer), self._without_buffer(window)
 
         sections = tuple([tuple([self._instruction(i, window_form) for i in section]) for _, section in kernel.sections])
         return (*(getattr(kernel, name) for name in _KERNEL_FIELDS), sections), tuple(buffers)
@@ -58,8 +61,8 @@ class KernelForms:
             known = self.shared[id(instruction)] = self._number(_instruction_form(instruction, window_form))
         return known
 
-    def _apart(self, window: Window) -> int:
-        """A window without its buffer: kernels on other buffers share the rest."""
+    def _without_buffer(self, window: Window) -> int:
+        """The key of a window without its buffer: kernels on other buffers share it."""
         parts = id(window.tile), id(window.axes), window.fill
         known = self.shared.get(parts)
         if known is None:

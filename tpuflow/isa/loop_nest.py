@@ -1,4 +1,4 @@
-"""A kernel's grid as nested loops: which of its sections runs when, and where the grid stands then.
+"""A kernel's grid as nested loops: the order in which its sections run, and the grid index of each run.
 
 for point in parallel grid axes:
     prologue
@@ -18,8 +18,8 @@ from tpuflow.isa.program import SECTIONS, GridAxis
 
 
 @dataclass(frozen=True, slots=True)
-class At:
-    """One run of a section: the point's number, the step's number in the point, the steps so far, the index of every grid axis."""
+class Iteration:
+    """One execution of a section: number of the point, of the step in it, count of steps before in the kernel, index of every grid axis."""
 
     point: int
     step: int
@@ -27,11 +27,11 @@ class At:
     index: tuple[int, ...]
 
     def slot(self, tile: Tile) -> int:
-        """The slot of a tile that is used."""
+        """The slot of a tile that this execution uses."""
         return (self.count if tile.rate == "step" else self.point) % tile.slots
 
     def start(self, axis: TileAxis) -> int:
-        """The position on the whole axis at which a tile's axis begins."""
+        """The position of a tile axis' first element on the whole axis."""
         return self.index[axis.grid] * axis.size if axis.grid >= 0 else 0
 
 
@@ -58,27 +58,27 @@ class LoopNest:
         """How often a section runs."""
         return self.points * self.steps if section == "body" else self.points
 
-    def standing(self, section: str) -> Mapping[int, int]:
-        """The grid axes that a section does not run over, and where they stand: at the first step in the prologue, at the last in the
-        epilogue."""
+    def fixed_indices(self, section: str) -> Mapping[int, int]:
+        """The indices of the grid axes that a section does not run over, the sequential ones: in the prologue those of the first step, in
+        the epilogue those of the last step; none for the body."""
         if section == "body":
             return {}
         return {g: max(0, a.size - 1) if section == "epilogue" else 0 for g, a in enumerate(self.grid) if a.kind == "sequential"}
 
-    def walk(self, sections: Collection[str] = SECTIONS) -> Iterator[tuple[str, At]]:
+    def walk(self, sections: Collection[str] = SECTIONS) -> Iterator[tuple[str, Iteration]]:
         """Every run of some of the sections, in program order."""
         parallel, sequential, steps = self._sizes("parallel"), self._sizes("sequential"), self.steps
-        first, last = (tuple(self.standing(s).values()) for s in ("prologue", "epilogue"))
+        first, last = (tuple(self.fixed_indices(s).values()) for s in ("prologue", "epilogue"))
         final = max(0, steps - 1)
         for n, point in enumerate(_indices(parallel)):
             start = n * steps
             if "prologue" in sections:
-                yield "prologue", At(n, 0, start, point + first)
+                yield "prologue", Iteration(n, 0, start, point + first)
             if "body" in sections:
                 for s, step in enumerate(_indices(sequential)):
-                    yield "body", At(n, s, start + s, point + step)
+                    yield "body", Iteration(n, s, start + s, point + step)
             if "epilogue" in sections:
-                yield "epilogue", At(n, final, start + final, point + last)
+                yield "epilogue", Iteration(n, final, start + final, point + last)
 
 
 def _indices(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -16,10 +16,10 @@ from tpuflow.isa.cost import Cost, ShapeOf
 from tpuflow.isa.instruction import Instruction, Tile, TileAxis, instr
 from tpuflow.isa.refusal import Refusal
 from tpuflow.isa.rules import axes_text, is_of, lies_in, rule, same_axes
-from tpuflow.isa.splitting import EXACT, PRECISIONS, SPLITS, multiplied
+from tpuflow.isa.splitting import EXACT, PRECISIONS, SPLITS, multiply_split
 from tpuflow.isa.trip import Trip
 
-MOST_BLOCKS = 64  # that one instruction sums: engines unroll them
+MOST_BLOCKS = 64  # K-tiles of one instruction, which the engines unroll
 
 
 @instr(0x30, "mm_zero", "fills", rules=(lies_in(acc="acc"), is_of("acc", F32, S32)))
@@ -126,15 +126,16 @@ class MatmulAccumulate(Instruction):
     a[i * stride + r * dilation] along that axis, which is what makes the product a convolution. The tile's axis is the halo of the
     whole tile, (I - 1) * stride + (R - 1) * dilation + 1 elements; in the order of summation it stands for the axes i, r.
 
-    `bounds` say where an operand has elements, and where zeros around or between them: those take part in no product. A bound is one of
-    a if it is of both labels of a pair, its factors being the pair's stride and dilation, or of other labels of a; else of b.
+    `bounds` say where an operand has elements. Elsewhere, around or between them, it is padding, whose zeros take part in no product. A
+    bound is about a if its labels are the two of a pair, with the pair's stride and dilation as factors, or other labels of a; else it is
+    about b.
 
     `precision` is how f32 operands enter the array: as they are (exact; so do all other types); rounded to bf16 or f16, in one pass; or
-    as sums of two (bf16_x3) or three (bf16_x6) bf16 numbers, of which the three or six largest products are made. Each pass is summed
-    and rounded as a K-tile; the passes are added in f32, smallest first, and their sum to the accumulator. Where all but the largest
-    do not add up to a finite number, the largest alone counts.
+    split into two (bf16_x3) or three (bf16_x6) bf16 numbers, of whose products the three or six largest are computed, one pass each. Each
+    pass is summed and rounded as a K-tile; the passes are added in f32, smallest first, and their sum to the accumulator. Where the sum
+    of all but the largest is not finite, the largest alone counts.
 
-    With a `block`, the tile is several K-tiles of so many contracted positions, the last perhaps shorter, one after the other.
+    With a `block`, the tile is a sequence of K-tiles of `block` contracted positions each, the last perhaps shorter.
     """
 
     acc: Tile = field.inout()
@@ -159,7 +160,7 @@ class MatmulAccumulate(Instruction):
         return Contraction(self.a_axes, self.b_axes, self.acc_axes, self.pairs, self.bounds)
 
     def k_tiles(self, a: Any, b: Any, a_axes: Sequence[int], b_axes: Sequence[int]) -> Iterator[tuple[Any, Any]]:
-        """The operands of one K-tile after the other; arrays whose axes have the given labels."""
+        """The operands of each K-tile in turn; a, b: arrays whose axes have the labels `a_axes`, `b_axes`."""
         if not self.block:
             yield a, b
             return
@@ -184,16 +185,16 @@ class MatmulAccumulate(Instruction):
             return trip.start(axes[label])
 
         sizes = whole.by_label(a.shape, b.shape, acc.shape)
-        a_exists = whole.lhs_exists(a.shape, start, ar.positions)
-        b_exists = whole.rhs_exists(b.shape, start, ar.positions)
-        if a_exists is not None and whole.sliding:
-            a_exists = whole.patches(ar.broadcast(a_exists, a.shape, range(len(a.shape))), sizes, ar.patches)
+        a_mask = whole.lhs_mask(a.shape, start, ar.positions)
+        b_mask = whole.rhs_mask(b.shape, start, ar.positions)
+        if a_mask is not None and whole.sliding:
+            a_mask = whole.patches(ar.broadcast(a_mask, a.shape, range(len(a.shape))), sizes, ar.patches)
         a, product = whole.patches(a, sizes, ar.patches), whole.of_patches()
 
         def multiply(x: Any, y: Any, dtype: DType) -> Any:
-            return ar.matmul(x, y, product, dtype, self.acc.dtype, a_exists, b_exists)
+            return ar.matmul(x, y, product, dtype, self.acc.dtype, a_mask, b_mask)
 
-        summed = multiplied(ar, a, b, self.a.dtype, self.precision, multiply)
+        summed = multiply_split(ar, a, b, self.a.dtype, self.precision, multiply)
         return ar.binary("add", acc, summed, self.acc.dtype)
 
     def cost(self, chip: Chip, shape_of: ShapeOf) -> Cost:
@@ -208,7 +209,7 @@ class MatmulAccumulate(Instruction):
         return Cost(passes * chip.matrix_cycles(batch, rows, columns, depth, dtype.name), macs=batch * rows * columns * depth)
 
     def _entering(self) -> tuple[DType, int]:
-        """The type in which operands enter the array, and how often they do."""
+        """(the type in which operands enter the array, the number of passes)."""
         row = SPLITS.get(self.precision)
         return (row.dtype, len(row.passes)) if row else (self.a.dtype, 1)
 

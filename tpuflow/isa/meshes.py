@@ -1,4 +1,4 @@
-"""Numbers of devices as places on the named axes of a mesh, and back: plain arithmetic, no JAX."""
+"""Device numbers <-> positions along the named axes of a mesh, and the sub-axes that a sharding or a group needs; without JAX."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 Sizes = Mapping[str, int]
-"""The axes of a mesh, major first, and how many devices are along each. Devices are numbered row-major, the last axis fastest."""
+"""The axes of a mesh, major first, with the number of devices along each. Devices are numbered row-major, the last axis fastest."""
 
 
 def places(sizes: Sizes, names: Sequence[str]) -> np.ndarray:
-    """s64[devices]: each device's number among those that differ from it only along some axes, row-major in the order of `names`."""
+    """s64[devices]: each device's position along the axes `names`, as one number, row-major in the order of `names`."""
     grid = np.indices(tuple(sizes.values())).reshape(len(sizes), -1)
     along = dict(zip(sizes, grid, strict=True))
     found = np.zeros(math.prod(sizes.values()), np.int64)
@@ -22,7 +22,7 @@ def places(sizes: Sizes, names: Sequence[str]) -> np.ndarray:
 
 
 def axes_numbered(numbers: np.ndarray, sizes: Sizes) -> tuple[str, ...] | None:
-    """The axes, major first, along which devices are numbered as `numbers` (one a device) says; None if it is no such numbering."""
+    """The axes, major first, along which `places` gives `numbers` (one for each device); None if there are no such axes."""
     grid = numbers.reshape(tuple(sizes.values()))
     origin = (0,) * grid.ndim
     steps = {}
@@ -34,7 +34,7 @@ def axes_numbered(numbers: np.ndarray, sizes: Sizes) -> tuple[str, ...] | None:
 
 
 def axes_grouped(groups: np.ndarray, sizes: Sizes) -> tuple[str, ...] | None:
-    """The axes, major first, over which these groups of devices [groups, members] go; None if they are no product of axes."""
+    """The axes, major first, along which the members of each group [groups, members] differ; None if the groups are no product of axes."""
     if sorted(groups.ravel().tolist()) != list(range(math.prod(sizes.values()))):
         return None
     numbers = np.empty(groups.size, np.int64)
@@ -47,8 +47,8 @@ def axes_grouped(groups: np.ndarray, sizes: Sizes) -> tuple[str, ...] | None:
 
 
 def axes_ordered(groups: np.ndarray, sizes: Sizes) -> tuple[tuple[str, ...], np.ndarray] | None:
-    """The axes, major first, over which groups of devices [groups, members] go, whatever order their members are in, and these groups in
-    the order of the axes; None if they are no product of axes."""
+    """As `axes_grouped`, for members in any order: (the axes, the groups with their members in the order of the axes); None if the groups
+    are no product of axes."""
     for ordered in (groups, np.sort(groups, 1)):
         if (names := axes_grouped(ordered, sizes)) is not None:
             return names, ordered
@@ -56,12 +56,12 @@ def axes_ordered(groups: np.ndarray, sizes: Sizes) -> tuple[tuple[str, ...], np.
 
 
 Parts = Mapping[str, tuple[str, ...]]
-"""Of each axis of a mesh the axes that it is divided into, major first: itself, if it is whole."""
+"""Axis of a mesh -> the sub-axes into which it is divided, major first: the axis itself if it is not."""
 
 
 def divided(sizes: Sizes, fits: Callable[[Sizes], bool]) -> tuple[Sizes, Parts] | None:
-    """The mesh with its axes divided into as few parts as it takes for it to fit, each axis into parts that multiply to its size; None if
-    no division fits. Whatever fits a mesh must fit one of smaller parts. A part is named after its axis and its place in it."""
+    """The mesh with axes divided into as few sub-axes as `fits` needs: (the mesh of sub-axes, the sub-axes of each axis). None if no
+    division fits. `fits` must be monotonic: true of a mesh, it must be true of its subdivisions. Sub-axis i of axis x is named "x.i"."""
     if fits(sizes):
         return sizes, {name: (name,) for name in sizes}
     for finest in _divisions(list(sizes.values())):
@@ -71,7 +71,7 @@ def divided(sizes: Sizes, fits: Callable[[Sizes], bool]) -> tuple[Sizes, Parts] 
 
 
 def _divisions(sizes: Sequence[int]) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """The axes in prime parts, in every order of these."""
+    """The axes divided into sub-axes of prime sizes, in every order of the primes."""
     if not sizes:
         yield ()
         return
@@ -89,7 +89,7 @@ def _primes(size: int) -> Iterator[tuple[int, ...]]:
 
 
 def _joined(sizes: Sizes, parts: tuple[tuple[int, ...], ...], fits: Callable[[Sizes], bool]) -> tuple[tuple[int, ...], ...]:
-    """The parts with neighbours joined where that still fits."""
+    """The division with neighbouring sub-axes joined where it still fits."""
     for axis, own in enumerate(parts):
         for i in range(len(own) - 1):
             joined = (*own[:i], own[i] * own[i + 1], *own[i + 2 :])

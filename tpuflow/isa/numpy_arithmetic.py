@@ -154,11 +154,11 @@ class NumpyArithmetic:
 
     def matmul(
         self, a: Array, b: Array, contraction: Contraction, dtype: DType, acc_dtype: DType,
-        a_exists: Array | None = None, b_exists: Array | None = None,
+        a_mask: Array | None = None, b_mask: Array | None = None,
     ) -> Array:  # fmt: skip
         """One K-tile of the matrix unit."""
         with np.errstate(all="ignore"):
-            return matmul(a, b, contraction, dtype, acc_dtype, a_exists, b_exists).copy()
+            return matmul(a, b, contraction, dtype, acc_dtype, a_mask, b_mask).copy()
 
 
 def _apply(op: str, operands: tuple[Array, ...], dtype: DType) -> Array:

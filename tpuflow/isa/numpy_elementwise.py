@@ -26,7 +26,8 @@ def round_away(x: Array) -> Array:
 
 
 def power(x: Array, y: Array) -> Array:
-    """Where it sees one exponent of a half, NumPy takes the square root: -0 of -0 and NaN of -inf, where powers are 0 and inf."""
+    """x to the power of y. NumPy takes a square root if the exponent is a single 0.5, which makes -0 of -0 and NaN of -inf; these
+    powers are 0 and inf."""
     edge = (y == 0.5) & ((x == 0) | (x == -np.inf))
     return np.where(edge, np.abs(x), np.power(x, y))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tpuflow.dtypes import F32, DType
-from tpuflow.isa.bounds import FINITE, INFINITE, MEETINGS, NAN, ZERO, Factors
+from tpuflow.isa.bounds import FINITE, INFINITE, NAN, NON_FINITE_PRODUCTS, ZERO, ClassRange
 from tpuflow.isa.contraction import Contraction
 from tpuflow.isa.numpy_rounding import Array, canonical, narrow, widen
 
@@ -18,7 +18,7 @@ _PRODUCTS_AT_ONCE = 1 << 22
 
 
 def matmul(
-    a: Array, b: Array, contraction: Contraction, dtype: DType, acc: DType, a_exists: Array | None = None, b_exists: Array | None = None
+    a: Array, b: Array, contraction: Contraction, dtype: DType, acc: DType, a_mask: Array | None = None, b_mask: Array | None = None
 ) -> Array:
     """See `Arithmetic.matmul`."""
     batch, rows, columns, contracted = contraction.roles
@@ -32,8 +32,9 @@ def matmul(
 
     if dtype.is_float:
         factors = widen(left(a), dtype), widen(right(b), dtype)
-        beside = _beside(factors[1], a_exists) or _beside(factors[0], b_exists)
-        product = _among_existing(*factors, _spread(a_exists, a, left), _spread(b_exists, b, right)) if beside else _ordered(*factors)
+        masked = _padding_matters(factors[1], a_mask) or _padding_matters(factors[0], b_mask)
+        masks = _expanded(a_mask, a, left), _expanded(b_mask, b, right)
+        product = _masked_product(*factors, *masks) if masked else _ordered(*factors)
     else:
         product = _modular(left(a), right(b), acc)
     order = (*batch, *rows, *columns)
@@ -51,35 +52,35 @@ def patches(a: Array, axis: int, outer: int, inner: int, stride: int, dilation: 
     return np.lib.stride_tricks.as_strided(a, shape, (*a.strides[:axis], *strides, *a.strides[axis + 1 :]), writeable=False)
 
 
-def _spread(exists: Array | None, operand: Array, arrange: Callable[[Array], Array]) -> Array | None:
-    return None if exists is None else arrange(np.broadcast_to(exists, operand.shape))
+def _expanded(mask: Array | None, operand: Array, arrange: Callable[[Array], Array]) -> Array | None:
+    return None if mask is None else arrange(np.broadcast_to(mask, operand.shape))
 
 
-def _beside(other: Array, exists: Array | None) -> bool:
-    """Whether what does not exist in an operand meets infinities or NaN in the other."""
-    return exists is not None and not exists.all() and not np.isfinite(other).all()
+def _padding_matters(other: Array, mask: Array | None) -> bool:
+    """Whether an operand with this mask has padding, and the other operand an infinity or NaN that makes NaN of a zero there."""
+    return mask is not None and not mask.all() and not np.isfinite(other).all()
 
 
-def _among_existing(a: Array, b: Array, a_exists: Array | None, b_exists: Array | None) -> Array:
-    """The product without those of zeros that do not exist: of the finite factors, then what the others make of it."""
+def _masked_product(a: Array, b: Array, a_mask: Array | None, b_mask: Array | None) -> Array:
+    """The product without the zeros of the padding: of the finite factors, then the sums that infinities and NaN make infinite or NaN."""
     product = _ordered(np.where(np.isfinite(a), a, 0), np.where(np.isfinite(b), b, 0))
-    left, right = _sizes(a, a_exists), _sizes(b, b_exists)
-    others = np.zeros(product.shape, np.float32)
-    for meeting in MEETINGS:
-        met = np.matmul(_ones(meeting.a, a, left), _ones(meeting.b, b, right)) > 0
-        others = np.where(met, others + np.float32(meeting.product), others)
-    return np.where(others == 0, product, canonical(others))
+    left, right = _classes(a, a_mask), _classes(b, b_mask)
+    non_finite = np.zeros(product.shape, np.float32)
+    for row in NON_FINITE_PRODUCTS:
+        found = np.matmul(_indicator(row.a, a, left), _indicator(row.b, b, right)) > 0
+        non_finite = np.where(found, non_finite + np.float32(row.product), non_finite)
+    return np.where(non_finite == 0, product, canonical(non_finite))
 
 
-def _sizes(x: Array, exists: Array | None) -> Array:
-    """ZERO, FINITE, INFINITE or NAN of every factor; -1 for a zero that does not exist."""
-    zero = ZERO if exists is None else np.where(exists, ZERO, -1)
+def _classes(x: Array, mask: Array | None) -> Array:
+    """The class of every factor: ZERO, FINITE, INFINITE or NAN; -1 for a zero of the padding."""
+    zero = ZERO if mask is None else np.where(mask, ZERO, -1)
     return np.where(x == 0, zero, np.select([np.isnan(x), np.isinf(x)], [NAN, INFINITE], FINITE))
 
 
-def _ones(wanted: Factors, x: Array, sizes: Array) -> Array:
-    """1 for the wanted factors, else 0."""
-    here = (sizes >= wanted.least) & (sizes <= wanted.most)
+def _indicator(wanted: ClassRange, x: Array, classes: Array) -> Array:
+    """1.0 for factors of the wanted classes and sign, else 0.0."""
+    here = (classes >= wanted.least) & (classes <= wanted.most)
     return (here & (np.sign(x) == wanted.sign) if wanted.sign else here).astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""What tiles take of on-chip memory."""
+"""The on-chip memory that tiles occupy."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What a chip's shared cache saves: how often a kernel reads again what it read shortly before.
+"""A model of a chip's shared cache: how often a kernel's loads hit it.
 
-A window that does not move along a grid axis reads the same data on every trip of it. Where all that the kernel moves in one trip fits
-in the cache, the later trips read it there. Cores take neighbouring points in turn, of the last two axes of points a rectangle that reads
-as few bytes as any, and step through them side by side, so that the cache sees the points that are at work at once in every step, and
-else the grid in its order.
+A window that does not move along a grid axis reads the same data in every trip along it. If all the data of one trip fit in the cache, the
+later trips hit. Cores work on neighbouring points side by side: of the last two parallel axes they take the rectangle of points that reads
+the fewest bytes, and go through its steps together. So the cache sees the grid in its order, with the points of a rectangle innermost.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tpuflow.chips.chip import Chip
-from tpuflow.isa.core_shares import share
+from tpuflow.isa.core_shares import divide_kernel
 from tpuflow.isa.instruction import Window
 from tpuflow.isa.program import Kernel
 
@@ -23,15 +22,14 @@ Moves = Mapping[Window, frozenset[int]]
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """For every window that is read again from the cache, how often the same data are read in all; and the `bytes` of the cache that hold
-    them until they are."""
+    """`times`: for every window whose loads hit the cache, how often the same data are read. `bytes`: what they take of the cache."""
 
     times: Mapping[Window, int]
     bytes: int
 
 
 def reuse(kernel: Kernel, chip: Chip) -> Reuse:
-    """What a kernel reads again from the chip's cache; nothing where it has none."""
+    """The cache hits of a kernel; none if the chip has no cache."""
     if not chip.cache_bytes:
         return Reuse({}, 0)
     trips = _Trips.of(kernel, chip)
@@ -42,7 +40,7 @@ def reuse(kernel: Kernel, chip: Chip) -> Reuse:
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """Some trips of a grid axis: those that cores are `at_once` at, or those of such groups, one after the other."""
+    """A loop over a grid axis as the cache sees it: over the trips that cores run `at_once`, or over groups of such trips."""
 
     axis: int
     trips: int
@@ -51,8 +49,8 @@ class _Loop:
 
 @dataclass(frozen=True, slots=True)
 class _Trips:
-    """The grid axes that move each window of a kernel's arrays, those that are `read` alone as well, and the loops that all `cores` go
-    through, the slowest first."""
+    """A kernel's loops as the cache sees them, the outermost first, over `cores` cores. `moves`: the grid axes along which each window
+    moves; `read`: the same of the windows that are only read."""
 
     moves: Moves
     read: Moves
@@ -61,20 +59,20 @@ class _Trips:
 
     @classmethod
     def of(cls, kernel: Kernel, chip: Chip) -> _Trips:
-        """Look at a kernel on a chip."""
+        """The loops of a kernel on a chip."""
         roles = {w: role for i in kernel.instructions for role, w in i.windows() if w.tile.axes}
         moves = {w: frozenset(g for axis in w.axes for g, _ in axis.grid) for w in roles}
         read = {w: moves[w] for w, role in roles.items() if role == "read"}
-        division, _ = share(kernel, chip)
-        return cls(moves, read, _loops(kernel, _at_once(kernel, division.cores // division.share, read)), division.cores)
+        division, _ = divide_kernel(kernel, chip)
+        return cls(moves, read, _loops(kernel, _at_once(kernel, division.cores // division.cores_per_point, read)), division.cores)
 
     def again(self, chip: Chip) -> Mapping[Window, Sequence[int]]:
-        """Of every window that is read, the loops along whose trips the same data are read again from the cache."""
+        """For every window that is read, the loops (by index) whose later trips hit the cache."""
         kept = [at for at, loop in enumerate(self.loops) if loop.trips > 1 and self._trip_bytes(at) <= chip.cache_bytes]
         return {w: [at for at in kept if self.loops[at].axis not in moved] for w, moved in self.read.items()}
 
     def _trip_bytes(self, at: int) -> int:
-        """Bytes of all windows in one trip of a loop; of one that is gone through at once, in a step of all cores."""
+        """Bytes of all windows in one trip of a loop; of a loop over trips at once, in one step of all cores."""
         trip = sum(self.stretch_bytes(w, at) for w in self.moves)
         return trip * self.cores if self.loops[at].at_once else trip
 
@@ -89,7 +87,7 @@ def _bytes(window: Window) -> int:
 
 
 def _times(loops: Sequence[_Loop], kernel: Kernel) -> int:
-    """Trips of some loops in all; the last group of an axis may be a smaller one."""
+    """The product of the trips of some loops; the last group of an axis may be smaller."""
     trips: dict[int, int] = {}
     for loop in loops:
         trips[loop.axis] = min(trips.get(loop.axis, 1) * loop.trips, kernel.grid[loop.axis].size)
@@ -97,13 +95,14 @@ def _times(loops: Sequence[_Loop], kernel: Kernel) -> int:
 
 
 def _loops(kernel: Kernel, at_once: Mapping[int, int]) -> list[_Loop]:
-    """The grid's axes in order, and in every step of theirs the points that cores are at."""
+    """The grid's axes in order, over groups of trips, and inside of them the trips that cores run at once."""
     outer = [_Loop(a, -(-g.size // at_once.get(a, 1))) for a, g in enumerate(kernel.grid)]
     return [*outer, *(_Loop(a, trips, at_once=True) for a, trips in at_once.items())]
 
 
 def _at_once(kernel: Kernel, cores: int, read: Moves) -> Mapping[int, int]:
-    """Trips of the axes of points that so many cores are at together: of the last two a rectangle, of others all if they can be."""
+    """Parallel axis -> the trips of it that `cores` cores run at once: a rectangle of the last two axes, and all trips of further axes as
+    long as cores are left."""
     axes = [a for a in kernel.parallel if kernel.grid[a].size > 1]
     found = min(_rectangles(kernel, axes[-2:], cores), key=lambda sides: _bytes_read(sides, read))
     for a in reversed(axes[:-2]):
@@ -115,7 +114,7 @@ def _at_once(kernel: Kernel, cores: int, read: Moves) -> Mapping[int, int]:
 
 
 def _rectangles(kernel: Kernel, axes: Sequence[int], cores: int) -> Iterator[Mapping[int, int]]:
-    """The rectangles of at most so many points along at most two axes."""
+    """The rectangles of at most `cores` points along at most two axes, as axis -> side."""
     if not axes:
         yield {}
         return
@@ -125,5 +124,5 @@ def _rectangles(kernel: Kernel, axes: Sequence[int], cores: int) -> Iterator[Map
 
 
 def _bytes_read(sides: Mapping[int, int], read: Moves) -> float:
-    """Bytes that a core reads in a step, those shared with others in equal parts."""
+    """Bytes that a core reads in a step; data that several cores of the rectangle read count in equal parts."""
     return sum(_bytes(w) / math.prod(n for a, n in sides.items() if a not in moved) for w, moved in read.items())

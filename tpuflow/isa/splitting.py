@@ -1,4 +1,4 @@
-"""Products of f32 on a matrix unit that takes 16 bits: what operands are split into, and which parts are multiplied."""
+"""f32 products on a matrix unit with 16-bit operands: each operand is split into a sum of 16-bit parts, whose products are added up."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from tpuflow.dtypes import BF16, F16, F32, DType
 from tpuflow.isa.arithmetic import Arithmetic
 
 Pass = tuple[int, int]
-"""(number of the left operand's part, of the right operand's)."""
+"""(part of the left operand, part of the right operand), numbered from the largest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """An operand is the sum of `parts` numbers of `dtype`, each what the ones before it leave over, rounded; `passes` in their order."""
+    """An operand is split into `parts` numbers of `dtype`, each the rounded remainder of those before it. `passes` are the products of
+    parts that are computed, in the order in which they are added."""
 
     code: int
     dtype: DType
@@ -38,11 +39,11 @@ PRECISIONS = {EXACT: 0, **{name: row.code for name, row in SPLITS.items()}}
 Multiply = Callable[[Any, Any, DType], Any]
 
 
-def multiplied(ar: Arithmetic, a: Any, b: Any, dtype: DType, precision: str, multiply: Multiply) -> Any:
-    """The product of operands of `dtype`: `multiply(x, y, type)` of the operands themselves, or of their parts.
+def multiply_split(ar: Arithmetic, a: Any, b: Any, dtype: DType, precision: str, multiply: Multiply) -> Any:
+    """The product of operands of `dtype`: `multiply(x, y, dtype)` of the operands themselves, or of their parts.
 
-    The passes are added in f32 in their order, small ones first. Where the sum of all but the last is not finite it counts as zero,
-    since an infinite operand leaves over NaN: the last pass alone then says what the product is.
+    The passes are added in f32, small ones first. Where the sum of all but the last is not finite it counts as zero: the remainder of an
+    infinite operand is NaN, and the last pass alone is the product then.
     """
     if precision == EXACT:
         return multiply(a, b, dtype)

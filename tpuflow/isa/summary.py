@@ -9,7 +9,7 @@ from tpuflow.isa.program import Kernel, Program, walk
 
 
 def summary(program: Program) -> list[str]:
-    """Lines for who reads what a saved Program is; the first two say of what it is made, then a line for each port."""
+    """The lines that describe a saved Program: two on its origin and memory, then one for each port and each kernel."""
     kernels = list(program.kernels())
     opcodes = Counter(i.mnemonic for k in kernels for i in k.instructions)
     lines = [

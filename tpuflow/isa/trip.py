@@ -1,4 +1,4 @@
-"""What an instruction's meaning may know of the trip of the grid that it runs in."""
+"""The part of its place in the grid that an instruction's meaning may depend on."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tpuflow.isa.instruction import TileAxis
 
 @dataclass(frozen=True, slots=True)
 class Trip:
-    """`shape` is the valid shape of the (first) tile that is written, `start(axis)` the position on the whole axis at which a tile's axis
-    begins: an integer, traced or not."""
+    """`shape` is the valid shape of the (first) tile that is written; `start(axis)` is the position of a tile axis' first element on the
+    whole axis, an integer that may be traced."""
 
     shape: tuple[int, ...]
     start: Callable[[TileAxis], Any]

@@ -55,9 +55,10 @@ def base_position(axis: WindowAxis, index: Sequence[int], register: int = 0) -> 
 
 
 def present(axis: WindowAxis, length: int, base: int) -> tuple[range, range]:
-    """(tile elements of 0 ... length - 1 that exist, elements of the view axis that they are), the first at position `base`.
+    """The in-bounds part of a tile axis of `length` elements, of which element 0 is at position `base`, as two ranges: (the tile elements
+    that are elements of the view, those elements of the view axis).
 
-    Along an axis that stands still (step 0) all tile elements are one element of the view.
+    Along an axis of step 0 all tile elements are the same element of the view.
     """
     if axis.step == 0:
         element, rest = divmod(base, axis.dilation)
@@ -78,7 +79,7 @@ def present(axis: WindowAxis, length: int, base: int) -> tuple[range, range]:
 
 
 def plain_axis(extent: int, pitch: int, tile: TileAxis) -> WindowAxis:
-    """The window axis of a tile axis that walks straight over a view axis from its start, block by block."""
+    """The window axis of a tile axis over a whole view axis: block i of the grid at position i * size, without stride or dilation."""
     grid = ((tile.grid, tile.size),) if tile.grid >= 0 else ()
     return WindowAxis(extent, pitch, grid=grid)
 

@@ -1,4 +1,4 @@
-"""The least parts of a program file: positions in bytes, and codecs of numbers, words and strings."""
+"""The lowest layer of the binary format: reader and writer of bytes, and the codecs of numbers, words and strings."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def dtype_codec(label: str) -> Codec:
 
 
 def _numbered(label: str, values: Mapping[int, T], code_of: Callable[[Any], int | None], kind: str, expected: str) -> Codec:
-    """The number of one of some values; `kind` and `expected` are said of one that is none."""
+    """A value of `values`, by its number; `kind` and `expected` describe it in errors."""
 
     def write(w: Writer, value: T) -> None:
         code = code_of(value)

@@ -328,12 +328,12 @@ def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operan
     move = once / rate + (moved - once) / max(rate, cached)
     multiply = work * (chip.matrix_cycles(batch, m, n, k, "f16") + chip.issue_cycles) / chip.clock_hz
     turns = (move + multiply + work * chip.dma_seconds) / useful_slots(walk.streamed_bytes, chip)
-    sums = partial_sums(chip, ((shape, ACCUMULATOR_BYTES),), shared.share)
+    sums = partial_sums(chip, ((shape, ACCUMULATOR_BYTES),), shared.cores_per_point)
     add = sums.cycles / chip.clock_hz + sums.piece_bytes / rate
     collected = add + sums.collected_bytes / rate
     first = walk.stationary_bytes / rate + move / work
     pipeline = max(move + multiply / work, multiply + first, turns)  # nothing hides the first move and the last product
-    return max(pipeline, shared.points * shared.others * add) + collected, move
+    return max(pipeline, shared.points * shared.other_steps * add) + collected, move
 
 
 def shrinking(start: int, stop: int = 1) -> Iterator[int]:

@@ -17,7 +17,7 @@ import optax
 from tpuflow.data.chunks import Chunk
 from tpuflow.data.epochs import Walk
 from tpuflow.data.positions import START, Position
-from tpuflow.device.interrupts import held
+from tpuflow.device.interrupts import defer_interrupts
 from tpuflow.errors import TpuflowError
 from tpuflow.isa.file import code_hash
 from tpuflow.jaxprs.processes import by_first, check_alike, count, is_first, local
@@ -252,7 +252,7 @@ class Training:
         scales = np.asarray(figures.loss_scale, np.float64).tolist()
         skipped = np.asarray(figures.skipped).astype(bool).tolist()
         measured = {name: np.asarray(values, np.float64).tolist() for name, values in figures.metrics.items()}
-        with held():
+        with defer_interrupts():
             self._state = state
             self._walk.done(steps)
             epoch["losses"] += losses

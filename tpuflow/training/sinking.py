@@ -50,7 +50,7 @@ class DeviceSink:
 
     @property
     def launches(self) -> int:
-        """Slices launched so far: a round trip takes one or more for every batch shape (`tpuflow.device.fast.flight`)."""
+        """Slices launched so far: a round trip takes one or more for every batch shape (`tpuflow.device.fast.execution`)."""
         return sum(p.launches for p in self._programs.values())
 
     @property

@@ -25,10 +25,10 @@ from tpuflow.isa.windows import view_layout
 
 @dataclass(frozen=True)
 class Trips:
-    """Where the translation stands: which grid axes run as loops, and their current index and its bounds.
+    """The point of the grid at which the translation is: the indices of the grid axes that run as loops.
 
-    `index[g]` is an int or a traced s32 scalar, `bounds[g]` the smallest and largest value it takes here, `tail[g]` whether it is the
-    axis's last index (where blocked axes are clipped). Grid axes that are not in `index` are lifted.
+    `sizes` are those of all grid axes. `index[g]` is an int or a traced s32 scalar, `bounds[g]` the smallest and largest value that it
+    takes here. Grid axes that are not in `index` are lifted.
     """
 
     sizes: tuple[int, ...]
@@ -55,7 +55,7 @@ class Trips:
         return self.index[axis.grid] * axis.size if axis.grid in self.index else 0
 
     def trip(self, tile: Tile) -> Trip:
-        """What the meaning of an instruction that writes a tile may know."""
+        """The `Trip` for the meaning of an instruction that writes this tile."""
         return Trip(self.shape(tile.axes), self.start)
 
 
@@ -163,9 +163,9 @@ def _read_dynamic(x: Any, axis: int, extent: int, start: int, where: Positions, 
 
 
 def write(array: Any, value: Any, window: Window, wheres: list[Positions]) -> Any:
-    """A buffer with `value` written as `write_axes` does it: in the buffer's own shape where the window's view only merges axes, and the
-    merged ones are written whole. XLA updates a loop's array where it lies if the update is the last that happens to it: reshaped
-    afterwards, all of it is copied in every trip."""
+    """A buffer with `value` written as by `write_axes`; in the buffer's own shape, without a reshape, if the window's view only merges
+    axes, and the merged axes are written whole. XLA updates a loop's array in place if the update is the last operation on it; after a
+    reshape it copies the whole array in every trip."""
     finer = in_own_shape(array.shape, window, wheres)
     if finer is None:
         return from_view(write_axes(to_view(array, window), value, window, wheres), window, array.shape)
@@ -174,7 +174,7 @@ def write(array: Any, value: Any, window: Window, wheres: list[Positions]) -> An
 
 
 def in_own_shape(shape: tuple[int, ...], window: Window, wheres: list[Positions]) -> tuple[Window, list[Positions]] | None:
-    """(a window with an axis for each of the buffer's, the positions along them); None if there is none that writes the same."""
+    """(the window with an axis for each of the buffer's axes, the positions along them); None if it cannot be written so."""
     if not view_layout(window).is_plain:
         return None
     axes: list[WindowAxis] = []
@@ -223,7 +223,8 @@ def write_axes(view: Any, value: Any, window: Window, wheres: list[Positions]) -
 
 
 def _write_plan(value: Any, i: int, axis: WindowAxis, where: Positions) -> tuple[Any, Any]:
-    """(value clipped to what lands inside, its start: an int, a traced scalar, (traced, unproven), or None if not a run)."""
+    """(the part of the value inside the view, its start). The start is an int, a traced scalar, (traced scalar, extent) if the part may
+    exceed the view at run time, or None if positions are not consecutive."""
     progression = where.progression
     if axis.dilation != 1 or progression is None or value.shape[i] == 0:
         return value, None
@@ -246,7 +247,7 @@ def _write_plan(value: Any, i: int, axis: WindowAxis, where: Positions) -> tuple
 
 
 def _write_slice(view: Any, value: Any, plans: list[Any]) -> Any:
-    """One dynamic_update_slice; runs that may hang over an edge are shifted back inside and masked with the old content."""
+    """One dynamic_update_slice; values that may exceed the view are shifted inside, and keep the old content where they exceeded it."""
     starts, inside = [], None
     shape = value.shape
     for i, plan in enumerate(plans):

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpuflow.device.fast import lax_convolution, lax_existing, lax_sort
+from tpuflow.device.fast import lax_convolution, lax_masked_product, lax_sort
 from tpuflow.device.fast.half import narrow_moved, widen_bits
 from tpuflow.device.fast.lax_elementwise import COMPARE, OPERATIONS
-from tpuflow.device.fast.lax_existing import Exists
+from tpuflow.device.fast.lax_masked_product import Mask
 from tpuflow.device.fast.lax_reduce import reduced
 from tpuflow.device.fast.lax_rounding import Rounding, flushed, in_word, quiet, widen, word_type
 from tpuflow.device.fast.phases import Phases, in_phases
@@ -29,9 +29,15 @@ _STORAGE = {dtype.numpy: dtype for dtype in STORAGE}
 
 
 class LaxArithmetic:
-    """Implements `tpuflow.isa.arithmetic.Arithmetic` with traced values; a value of bf16 is carried as f32, all others as themselves;
-    native also one of f16, and buffers hold carriers then: the host works in f32, and what is rounded where it is made need not be
-    converted by each that reads it. Bit-exact buffers hold bf16 as words, all others as themselves.
+    """Implements `tpuflow.isa.arithmetic.Arithmetic` with traced values. An array of a dtype has one of four forms:
+
+    - the carrier (`load`), in which is computed: f32 for bf16, natively for f16 as well; 8-bit words for types of kind storage;
+    - as a buffer of an executable holds it (`hold`): natively the carrier, since XLA:CPU computes in f32 and each reader would widen it
+      again; bit-exact the dtype itself, bf16 as u16 words;
+    - at rest, between launches, trips and branches (`rest`): the dtype itself, bf16 as u16 words; no larger than on the device;
+    - of the dtype's own NumPy type (`store`).
+
+    Each of these methods takes any form. All other dtypes are the same in every form.
 
     `bitexact` gives the bits of `NumpyArithmetic`. It needs `zero`, an int32 scalar 0 that must be an argument of the compiled function:
     the compiler must not know it. Native (`bitexact=False`) leaves to XLA:CPU the order of f32 sums, the contraction of multiply-add
@@ -45,7 +51,7 @@ class LaxArithmetic:
         self._rounding = Rounding(bitexact, zero)
 
     def load(self, stored: Value, dtype: DType) -> Value:
-        """An array, of the dtype's own type or as a buffer holds it, as a carrier; bits are moved, a NaN keeps its payload."""
+        """The carrier of an array; bits are moved, a NaN keeps its payload."""
         if stored.dtype == self._rounding.carrier_type(dtype):
             return stored
         if dtype.wide is not None:
@@ -56,8 +62,8 @@ class LaxArithmetic:
         return _bf16_to_f32(self._rounding.hide_bits(bits) if self.bitexact else bits)
 
     def store(self, value: Value, dtype: DType) -> Value:
-        """An array in any of these forms as the dtype's own type; bits are moved, not rounded (hardware conversions to bf16 flush
-        subnormals, and all make NaN quiet)."""
+        """The array in the dtype's own type; bits are moved, not rounded (hardware conversions to bf16 flush subnormals, and all of them
+        make NaN quiet)."""
         if value.dtype == dtype.numpy:
             return value
         if dtype.wide is not None:
@@ -68,27 +74,26 @@ class LaxArithmetic:
         return lax.bitcast_convert_type(bits if self.bitexact else self._rounding.hide_bits(bits), jnp.bfloat16)
 
     def hold(self, x: Value, dtype: DType) -> Value:
-        """An array in any form as a buffer holds it."""
+        """The array as a buffer of an executable holds it."""
         if self.bitexact and dtype.wide is None:
             return _bf16_words(x) if dtype == BF16 else self.store(x, dtype)
         return self.load(x, dtype)
 
-    def settled(self, x: Value) -> Value:
-        """x as it is, native made once and not anew for each reader."""
-        return x if self.bitexact else self.apart(x)
+    def materialized_if_native(self, x: Value) -> Value:
+        """x, in native fidelity written to memory once, so that XLA does not recompute it in each of its readers."""
+        return x if self.bitexact else self.materialized(x)
 
-    def apart(self, x: Value) -> Value:
-        """x as it is, made once and not anew for each reader."""
-        return self._rounding.settled(x) if x.ndim else self._rounding.settled(x.reshape(1)).reshape(())
+    def materialized(self, x: Value) -> Value:
+        """x, written to memory once, so that XLA does not recompute it in each of its readers."""
+        return self._rounding.materialized(x) if x.ndim else self._rounding.materialized(x.reshape(1)).reshape(())
 
     def after(self, x: Value, others: Sequence[Value], alike: Callable[[Value], Value]) -> Value:
-        """x as it is, which XLA does not take for known before the others are: a loop might change it by them. `alike`: a number as all
-        chips have it, since x may be one for all of them where the others are not."""
-        return self._rounding.settled(x, lambda: alike(functools.reduce(lax.bitwise_xor, map(_first_bits, others)))) if others else x
+        """x, but dependent on `others`, so that XLA schedules what uses it after them. `alike` makes a number the same on all chips, since
+        x may have no lanes."""
+        return self._rounding.materialized(x, lambda: alike(functools.reduce(lax.bitwise_xor, map(_first_bits, others)))) if others else x
 
     def rest(self, x: Value, dtype: DType) -> Value:
-        """An array in any form as it lies between launches, trips and branches: in its own type, bf16 as words. What outlives a launch
-        then takes no more memory than on the device, and is overwritten where it lies. Native ends in a select, as rounding does."""
+        """The array at rest, where XLA can update it in place. Native bf16 ends in a select, as rounding does (see `lax_rounding`)."""
         if dtype.wide is not None:
             return self.load(x, dtype)
         if dtype != BF16:
@@ -97,7 +102,7 @@ class LaxArithmetic:
         return bits if self.bitexact or x.dtype != jnp.float32 else lax.select(lax.ne(x, x), bits | np.uint16(0x7F80), bits)
 
     def take(self, x: Value, dtype: DType) -> Value:
-        """An array at rest, or held, as a buffer holds it: widened once for all kernels that read it (equal ones are one to XLA)."""
+        """An array at rest, or held, as a buffer holds it: kernels that read it share one widening, which XLA finds to be the same."""
         return x if self.bitexact else self.load(x, dtype)
 
     def held_type(self, dtype: DType) -> np.dtype[Any]:
@@ -307,14 +312,14 @@ class LaxArithmetic:
 
     def convolve(
         self, a: Value, b: Value, contraction: Contraction, sizes: Mapping[int, int], dtype: DType, acc_dtype: DType,
-        a_exists: Exists | None = None, b_exists: Exists | None = None, before: Sequence[int] | None = None, phases: Sequence[Phases] = (),
+        a_mask: Mask | None = None, b_mask: Mask | None = None, low_padding: Sequence[int] | None = None, phases: Sequence[Phases] = (),
     ) -> Value:  # fmt: skip
         """`matmul` of the patches of `a`, whose axes may slide. sizes: the lengths of their labels.
 
-        The next two give what `matmul` takes for operands as they are here (a without its patches); they are asked where it is needed.
-        before: how many zeros stand before each sliding axis of `a` (as many as the patches need stand after it); phases: of `b`.
+        a_mask, b_mask give the masks that `matmul` takes, but of `a` without its patches; they are called only if they are needed.
+        low_padding: zeros to pad before each sliding axis of `a` (as many as the patches need are padded after it). phases: of `b`.
         """
-        zeros = (0,) * len(contraction.sliding) if before is None else before
+        zeros = (0,) * len(contraction.sliding) if low_padding is None else low_padding
 
         def multiply(x: Value, y: Value) -> Value:
             def one(x: Value, y: Value, zeros: Sequence[int], lengths: Mapping[int, int]) -> Value:
@@ -322,7 +327,7 @@ class LaxArithmetic:
 
             return in_phases(phases, one, x, y, contraction, zeros, sizes)
 
-        return lax_existing.among_existing(self._rounding, multiply, a, b, (a_exists, b_exists), dtype)
+        return lax_masked_product.masked_product(self._rounding, multiply, a, b, (a_mask, b_mask), dtype)
 
     def positions(self, shape: Sequence[int], axis: int) -> Value:
         """Positions along an axis."""
@@ -330,11 +335,11 @@ class LaxArithmetic:
 
     def matmul(
         self, a: Value, b: Value, contraction: Contraction, dtype: DType, acc_dtype: DType,
-        a_exists: Value = None, b_exists: Value = None,
+        a_mask: Value = None, b_mask: Value = None,
     ) -> Value:  # fmt: skip
         """One K-tile of the matrix unit."""
-        a_there, b_there = (None if x is None else functools.partial(jnp.asarray, x) for x in (a_exists, b_exists))
-        return self.convolve(a, b, contraction, {}, dtype, acc_dtype, a_there, b_there)
+        left, right = (None if x is None else functools.partial(jnp.asarray, x) for x in (a_mask, b_mask))
+        return self.convolve(a, b, contraction, {}, dtype, acc_dtype, left, right)
 
 
 def words(x: Value) -> Value:

@@ -1,7 +1,7 @@
-"""Loads whose positions are known now and evenly spaced along every axis: one pad, shared by all such loads of a kernel, and one slice.
+"""Loads of static strided boxes: one pad, shared by all such loads of a kernel from one view, and one slice for each.
 
-Overlapping windows load one buffer many times. A pad for each would be computed again and again, and a slice an axis at a time makes XLA
-keep what lies between.
+A box has static positions, evenly spaced along every axis. Overlapping windows load one buffer many times: a pad for each would be
+computed again and again, and slicing one axis after the other makes XLA materialize the intermediate arrays.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Stride:
 
 
 def spacing(where: Positions) -> int:
-    """The distance of neighbouring positions; 0 if they are not known now or not evenly spaced."""
+    """The distance of neighbouring positions; 0 if they are not static or not evenly spaced."""
     progression = where.progression
     return progression[1] if where.known and progression is not None else 0
 
 
 def strides(wheres: Sequence[Positions]) -> tuple[Stride, ...] | None:
-    """The positions of every axis as strides; None if some are not known now or not evenly spaced."""
+    """The positions of every axis as strides; None if some are not static or not evenly spaced."""
     found = []
     for where in wheres:
         step = spacing(where)
@@ -57,7 +57,7 @@ Margins = tuple[tuple[int, int], ...]
 
 
 def margins(boxes: Sequence[Sequence[Stride]], spans: Sequence[int]) -> Margins:
-    """By how much the boxes leave a view of those spans, at both ends of every axis."""
+    """The padding that the boxes need together, at both ends of every axis of a view that spans so many positions along each."""
     low = [max(0, *(-box[i].start for box in boxes)) for i in range(len(spans))]
     high = [max(0, *(box[i].stop - n for box in boxes)) for i, n in enumerate(spans)]
     return tuple(zip(low, high, strict=True))
@@ -81,15 +81,16 @@ def cut(x: Any, box: Sequence[Stride], around: Margins) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
-    """What a padded array was made of: `array`, and zeros, so many before and after it along each axis."""
+class Unpadded:
+    """A padded array before it was padded: `array`, and how many zeros are padded before and after it along each axis (`around`)."""
 
     array: Any
     around: Margins
 
 
-def inside(view: Any, window: Window, box: Sequence[Stride]) -> Inside | None:
-    """The elements that a box of neighbours takes from a view, and what lies around them; None if nothing does, or between them."""
+def unpadded(view: Any, window: Window, box: Sequence[Stride]) -> Unpadded | None:
+    """A box that leaves the view, without its padding: the elements inside the view, and the zeros around them. None if it needs no
+    padding, or has any between its elements, or is not contiguous."""
     around = tuple((max(0, -s.start), max(0, s.stop - n)) for s, n in zip(box, view.shape, strict=True))
     apart = any(
         s.backwards or (s.length > 1 and s.step > 1) or not (s.stop > 0 and s.start < n) for s, n in zip(box, view.shape, strict=True)
@@ -98,4 +99,4 @@ def inside(view: Any, window: Window, box: Sequence[Stride]) -> Inside | None:
         return None
     starts, stops = [max(0, s.start) for s in box], [min(s.stop, n) for s, n in zip(box, view.shape, strict=True)]
     whole = not any(starts) and tuple(stops) == view.shape
-    return Inside(view if whole else lax.slice(view, starts, stops), around)
+    return Unpadded(view if whole else lax.slice(view, starts, stops), around)

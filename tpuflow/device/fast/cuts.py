@@ -1,8 +1,8 @@
 """Where a Program is cut into XLA executables, so that no launch of one takes long: at its outermost loops, or inside of loops whose
 single trips are long.
 
-The cuts follow from the Program alone, never from how long anything took: the same Program is always the same executables, and in how many
-slices the trips of a loop are launched changes no bit.
+The cuts depend on the Program alone, never on measured time, so the same Program is always the same executables. Measured time decides only
+in how many slices the trips of a loop are launched, which changes no bit.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tpuflow.device.fast.liveness import AGAIN, Key, Liveness
+from tpuflow.device.result_count import result_count
 from tpuflow.device.timing.trips import known_trips
-from tpuflow.device.work import work
 from tpuflow.isa.collectives import chips_of
 from tpuflow.isa.program import Block, Loop, Program, While
 
 SHORT = 2.0**24
-"""Work (`tpuflow.device.work`) that a host is done with in a fraction of a second: what has no more is neither cut nor waited for."""
+"""A `result_count` that takes the host a fraction of a second: blocks of no more than that are neither cut nor waited for."""
 LONG_TRIP = 2.0**31
-"""Work of a trip that takes a host seconds: the host itself goes round a loop of such trips, and cuts the loops inside of them."""
+"""A `result_count` that takes the host seconds: a loop of longer trips is run by the host (`HostLoop`), and loops in its body are cut."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One XLA executable: blocks in a row, or some trips of a `loop`.
+    """One XLA executable: consecutive `blocks`, or some trips of a `loop`.
 
-    It takes the keys `takes`, of which it may overwrite `donates`, and gives `gives`; `after` are the buffers that matter when it is done.
-    `fills` must be there before the first trip: what the loop carries though nothing wrote it, as zeros or constants. The `final` stage
-    gives the Program's outputs, port by port, before its keys.
+    `takes` and `gives` are the keys (`liveness.Key`) of its arguments and results; the arguments `donates` may be overwritten. `after` are
+    the buffers that are live after it. `fills` are buffers that a loop carries though nothing has written them: they are made before its
+    first trip, as constants or zeros. The `final` stage returns the Program's outputs as well, port by port.
     """
 
     blocks: tuple[Block, ...]
@@ -43,8 +43,8 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Driven:
-    """A loop that the host goes round itself: `body` is run in each trip; of a while `condition` before each."""
+class HostLoop:
+    """A loop that the host runs: in each trip it launches the segments of `body`, of a while those of `condition` before it."""
 
     block: Loop | While
     after: frozenset[int]
@@ -53,7 +53,7 @@ class Driven:
     condition: tuple[Segment, ...] = ()
 
 
-Segment = Stage | Driven
+Segment = Stage | HostLoop
 
 
 @dataclass
@@ -62,8 +62,8 @@ class Cuts:
 
     program: Program
     liveness: Liveness
-    uneven: frozenset[int] = frozenset()
-    """Ids of blocks that are never cut: chips may not all run them alike."""
+    divergent: frozenset[int] = frozenset()
+    """Ids of blocks with divergent control (`Lanes.divergent`), which are never cut: chips may run different numbers of trips."""
 
     def __post_init__(self) -> None:
         self._donated = frozenset(p.buffer for p in self.program.inputs if p.donated)
@@ -89,14 +89,14 @@ class Cuts:
     # ---- where
 
     def _is_short(self, blocks: Sequence[Block]) -> bool:
-        return chips_of(self.program.mesh) * work(blocks, self.trips, float("inf")) <= SHORT
+        return chips_of(self.program.mesh) * result_count(blocks, self.trips, float("inf")) <= SHORT
 
     def _is_cut(self, block: Block) -> bool:
-        return isinstance(block, Loop | While) and id(block) not in self.uneven and not self._is_short((block,))
+        return isinstance(block, Loop | While) and id(block) not in self.divergent and not self._is_short((block,))
 
-    def _is_driven(self, block: Loop | While) -> bool:
+    def _is_host_loop(self, block: Loop | While) -> bool:
         inside = block.body + (block.condition if isinstance(block, While) else ())
-        return any(map(self._is_cut, inside)) and chips_of(self.program.mesh) * work(inside, self.trips, 1.0) > LONG_TRIP
+        return any(map(self._is_cut, inside)) and chips_of(self.program.mesh) * result_count(inside, self.trips, 1.0) > LONG_TRIP
 
     # ---- into what
 
@@ -112,13 +112,13 @@ class Cuts:
             if row:
                 found.append(self._row(tuple(row), self.liveness.of(block).before(later[number])))
             row = []
-            found.append(self._driven(block, later[number]) if self._is_driven(block) else self._sliced(block, later[number]))
+            found.append(self._host_loop(block, later[number]) if self._is_host_loop(block) else self._sliced(block, later[number]))
         if row:
             found.append(self._row(tuple(row), after, final=last))
         return tuple(found)
 
     def _later(self, code: tuple[Block, ...], after: frozenset[int]) -> Mapping[int, frozenset[int]]:
-        """The buffers that matter after each block that is cut, by its number."""
+        """The buffers that are live after each block that is cut, by the block's index."""
         need, found = set(after), {}
         for number in reversed(range(len(code))):
             if self._is_cut(code[number]):
@@ -140,7 +140,7 @@ class Cuts:
         return Stage(blocks, after, takes, (*gives, *uses.state()), frozenset(donates), final=final)
 
     def _carried(self, block: Loop | While, after: frozenset[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(the buffers that a loop carries, those of them that nothing wrote before, or whose old content nobody needs)."""
+        """(the buffers that a loop carries, its `fills`: those of them that nothing has written, or whose old content is dead)."""
         carried, needed = self.liveness.carried(block, after), self.liveness.of(block).before(after)
         fills = tuple(k for k in carried if k not in self._there or k not in needed)
         self._there |= set(carried)
@@ -155,8 +155,8 @@ class Cuts:
         again = (AGAIN,) if isinstance(block, While) else ()
         return Stage((), after, (*carried, *read, *uses.state()), (*gives, *again), frozenset(gives), block, fills)
 
-    def _driven(self, block: Loop | While, after: frozenset[int]) -> Driven:
+    def _host_loop(self, block: Loop | While, after: frozenset[int]) -> HostLoop:
         _, fills = self._carried(block, after)
         need = self.liveness.at_head(block, after)
         condition = self._code(block.condition, need) if isinstance(block, While) else ()
-        return Driven(block, after, fills, self._code(block.body, need), condition)
+        return HostLoop(block, after, fills, self._code(block.body, need), condition)

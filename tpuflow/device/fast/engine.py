@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from tpuflow.device.budget import Budget
-from tpuflow.device.fast.cuts import Cuts, Driven, Segment, Stage
-from tpuflow.device.fast.flight import Counting, Flight, Pace, open_outfeed
+from tpuflow.device.fast.cuts import Cuts, HostLoop, Segment, Stage
+from tpuflow.device.fast.execution import Counting, Execution, Pace, open_outfeed
 from tpuflow.device.fast.host import DEFAULT, Host, Sizes
 from tpuflow.device.fast.liveness import CALLED, WORK, Key
-from tpuflow.device.fast.stored_executables import Kept
+from tpuflow.device.fast.stored_executables import CachedFunction
 from tpuflow.device.fast.translate import Translation
 from tpuflow.device.limits import occupied_bytes
 from tpuflow.device.varying import NONE, Axes, cut_axes
@@ -38,17 +38,18 @@ COMPILER_OPTIONS = {
 }
 
 NATIVE_OPTIONS = {"xla_disable_hlo_passes": f"{COMPILER_OPTIONS['xla_disable_hlo_passes']},tree_reduction_rewriter"}
-"""Those of native executables besides. XLA:CPU adds up rows in vectors, if it does not first cut them into windows of 32 and write what
-each comes to: sums of rows of 512 take 1.3 times as long so, a layer norm 1.5 times. `lax_reduce` makes the windows where they pay."""
+"""Further options of native executables. XLA:CPU sums rows in vectors, unless this pass first makes it reduce windows of 32 and write the
+results: sums of rows of 512 then take 1.3 times as long, a layer norm 1.5 times. `lax_reduce` makes windows itself where they pay."""
 
 EXACT_OPTIONS = {"xla_cpu_enable_concurrency_optimized_scheduler": False, "xla_cpu_prefer_vector_width": 512}
-"""Those of bit-exact executables besides. YNNPACK runs a float64 dot on one core if the other is busy at that moment, with what could as
-well be done later: the MLP's first product takes 1.2 ms in place of 0.6. Passes over float64 sums gain 3 % from AVX-512's whole width."""
+"""Further options of bit-exact executables. The concurrency-optimized scheduler runs other work beside a float64 dot, and YNNPACK then runs
+the dot on the one core that is left: the MLP's first product takes 1.2 ms instead of 0.6. Passes over float64 sums gain 3 % from the full
+width of AVX-512."""
 
 LARGE_BYTES = 2**28
-"""HBM in use from which on XLA is to order its work for the least memory, not for what could run side by side: of a training step of Stable
-Diffusion's UNet its largest executable then takes 0.8 GB beside arguments and results, in place of 6.5 GB; ResNet-50 at batch 4 trains in
-2.1 GB of the host's memory in place of 2.5. No value depends on it."""
+"""HBM in use from which on XLA schedules for the least memory, not for concurrency. The largest executable of a training step of Stable
+Diffusion's UNet then takes 0.8 GB beside arguments and results, instead of 6.5 GB; ResNet-50 at batch 4 trains in 2.1 GB of host memory
+instead of 2.5. No value depends on it."""
 LEAST_MEMORY = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
@@ -59,7 +60,7 @@ class FastEngine:
     """
 
     consumes = True
-    """Whether a launch overwrites donated inputs, so that breaking it off loses them."""
+    """Whether a launch overwrites donated inputs, so that they are lost if it is interrupted."""
 
     def __init__(self, program: Program, *, fidelity: str = "native", verified: bool = False, host: Host = DEFAULT, code: str = ""):
         if not verified:
@@ -67,7 +68,7 @@ class FastEngine:
         self.program, self.host = program, host
         self.translation = Translation(program, bitexact=fidelity == "bitexact", over=host.over)
         self._lanes = self.translation.lanes
-        cuts = Cuts(program, self.translation.liveness, self._lanes.uneven)
+        cuts = Cuts(program, self.translation.liveness, self._lanes.divergent)
         self.segments = cuts.segments()
         self._waits = not cuts.short or host.over is not None or bool(program.functions)
         options = (
@@ -85,17 +86,17 @@ class FastEngine:
         only = next(iter(self._stages.values()))
         self._only = only.outputs
         self.short = cuts.short and len(self._stages) == 1 and not (program.infeeds or program.outfeeds or program.functions)
-        """Whether a launch is one executable that is done soon, and talks to nobody: `once` runs it."""
+        """Whether a launch is a single short executable without infeeds, outfeeds and host calls: `once` runs it."""
         self._donated, self._kept = ([places[k] for k in keys if k in places] for keys in (only.donates, only.keeps))
 
     def _jit(self, identity: str, function: Callable[..., Any], options: Mapping[str, str], sizes: Sizes, results: Sequence[int]) -> Any:
-        """A stage's function as XLA runs it."""
+        """The jitted function of a stage, from the persistent cache if there is one."""
         if self._entries is None:
             return self.host.jit(function, options, sizes)
-        return Kept(function, options, sizes, self._entries, identity, results, self.translation.tiers)
+        return CachedFunction(function, options, sizes, self._entries, identity, results, self.translation.tiers)
 
     def once(self, inputs: Sequence[Any]) -> list[Any]:
-        """The outputs of a `short` Program: what `fly` does, in half the host's time. One chip's are not waited for.
+        """The outputs of a `short` Program, with half the host's overhead of `start`. On one chip they are not waited for.
 
         Raises:
           PeerError: a process of the computation does not answer any more.
@@ -110,14 +111,14 @@ class FastEngine:
         donated = _distinct(self.host, [inputs[i] for i in self._donated]) if self._donated else []
         return self._only(donated, [inputs[i] for i in self._kept])
 
-    def fly(
+    def start(
         self, inputs: Sequence[Any], infeeds: Sequence[Any], start: int, capacity: int, paces: dict[int, Pace], budget: Budget
-    ) -> Flight:
+    ) -> Execution:
         """Begin a run of the Program.
 
-        inputs: one array a port; infeeds: one stacked array [items, ...] a port, read from item `start` on; capacity: items that each
-        outfeed port has room for, in each piece of the flight; paces: what earlier flights have found of the loops, kept up; budget: where
-        counting work stops. Donated inputs may be consumed.
+        inputs: one array a port; infeeds: one stacked array [items, ...] a port, read from item `start` on; capacity: the number of items
+        that each outfeed port can take in each piece of the execution; paces: the measured times of the loops' trips, by stage, which the
+        execution updates; budget: the limit on work. Donated inputs may be consumed.
         """
         inputs, feeds = self._lanes.inputs(inputs, self.host), self._lanes.infeeds([_some(x) for x in infeeds], self.host)
         donated = iter(_distinct(self.host, [x for x, p in zip(inputs, self.program.inputs, strict=True) if p.donated]))
@@ -135,7 +136,7 @@ class FastEngine:
             return self._run(stage, trips, arrays, feeds, prices)
 
         types = self.translation.handed_on
-        return Flight(self.program, self.segments, arrays, work, capacity, run, paces, self._waits, self._lanes, self.host, types)
+        return Execution(self.program, self.segments, arrays, work, capacity, run, paces, self._waits, self._lanes, self.host, types)
 
     def _run(
         self, stage: Stage, trips: int, arrays: Mapping[Key, Any], infeeds: Sequence[Any], budget: np.ndarray
@@ -152,7 +153,7 @@ class FastEngine:
         cuts = [(cut_axes(p), p) for p in self.program.infeeds]
         shapes = [(*sizes_of(self.program.mesh, sorted(axes)), infeed_items, *p.shape) for axes, p in cuts]
         rows = zip(shapes, cuts, strict=True)
-        feeds = [self.host.spec(shape, p.dtype.numpy, self._lanes.lies(axes)) for shape, (axes, p) in rows]
+        feeds = [self.host.spec(shape, p.dtype.numpy, self._lanes.partition(axes)) for shape, (axes, p) in rows]
         for executable in self._stages.values():
             yield executable.translate(feeds, capacity)
 
@@ -163,7 +164,7 @@ class FastEngine:
 
 
 class _Executable:
-    """A stage as XLA runs it."""
+    """A stage as a compiled XLA executable, called with the arrays of its keys."""
 
     __slots__ = ("_counts", "_host", "_ports", "_run", "_stage", "_translation", "_zero", "donates", "keeps")
 
@@ -176,23 +177,23 @@ class _Executable:
         self._run = jit(self._flat, options, self._sizes, (outputs, len(stage.gives)))
         self._zero = host.scalar(np.zeros((), np.int32))
         self._counts = WORK in stage.takes
-        """Whether it counts trips in a budget; what does not is given none, nor is what has no loop of its own a number of trips."""
+        """Whether it counts work: else its `budget` argument is None, as its number of trips is if it is no loop."""
 
     def __call__(
         self, trips: int, arrays: Mapping[Key, Any], infeeds: Sequence[Any], budget: np.ndarray
     ) -> tuple[list[Any], dict[Key, Any]]:
-        """(the Program's outputs if the stage is the final one, what it gives)."""
+        """Run the stage: (the Program's outputs if it is the final one, the arrays of its `gives`)."""
         donated, kept = _distinct(self._host, [arrays[k] for k in self.donates]), [arrays[k] for k in self.keeps]
         loops, counted = np.int32(trips) if self._stage.loop is not None else None, budget if self._counts else None
         outputs, given = self._launch(loops, donated, kept, infeeds, counted)
         return outputs, dict(zip(self._stage.gives, given, strict=True))
 
     def outputs(self, donated: list[Any], kept: list[Any]) -> list[Any]:
-        """The Program's outputs, of a stage that is all of it and counts nothing."""
+        """Run a stage that is the whole Program and counts no work: the Program's outputs."""
         return self._launch(None, donated, kept, [], None)[0]
 
     def _launch(self, trips: Any, donated: list[Any], kept: list[Any], infeeds: Sequence[Any], budget: Any) -> Any:
-        """One executable also under `jax.disable_jit`, which is about the user's functions: XLA keeps the device's arithmetic."""
+        """Launch as one executable even under `jax.disable_jit`, which is about the user's functions, not the device's arithmetic."""
         if jits_nothing():
             with jax.disable_jit(False):
                 return self._run(self._zero, trips, donated, kept, infeeds, budget)
@@ -202,7 +203,7 @@ class _Executable:
         """Translate for arguments of these shapes."""
         scalar = self._spec_of((), np.int32)
         donated, kept = ([self._spec(k, capacity) for k in keys] for keys in (self.donates, self.keeps))
-        budget = self._spec_of((2 + len(self._translation.workload.uncertain),), np.int32) if self._counts else None
+        budget = self._spec_of((2 + len(self._translation.workload.dynamic_loops),), np.int32) if self._counts else None
         return self._run.lower(scalar, scalar if self._stage.loop is not None else None, donated, kept, list(feeds), budget)
 
     def _spec(self, key: Key, capacity: int) -> jax.ShapeDtypeStruct:
@@ -216,10 +217,10 @@ class _Executable:
         return self._spec_of(shape, program.outfeeds[port].dtype.numpy, lanes.axes(key))
 
     def _spec_of(self, shape: tuple[int, ...], dtype: Any, axes: Axes = NONE) -> jax.ShapeDtypeStruct:
-        return self._host.spec(shape, np.dtype(dtype), self._translation.lanes.lies(axes))
+        return self._host.spec(shape, np.dtype(dtype), self._translation.lanes.partition(axes))
 
     def _sizes(self, zero: Any, trips: Any, donated: Sequence[Any], kept: Any, infeeds: Sequence[Any], budget: Any) -> Hashable:
-        """What can differ in the arguments' shapes: how many items there are of each infeed, and room for of each outfeed."""
+        """The part of the arguments' shapes that can differ: the number of items of each infeed, the capacity of each outfeed."""
         return tuple([x.shape for x in infeeds] + [donated[i].shape for i in self._ports])
 
     def _flat(
@@ -236,19 +237,19 @@ class _Executable:
 
 
 def _stages(segments: Sequence[Segment]) -> list[Stage]:
-    """Every stage, those inside of loops that the host goes round too."""
+    """Every stage, including those in the bodies of host loops."""
     found: list[Stage] = []
     for segment in segments:
-        found += _stages(segment.body + segment.condition) if isinstance(segment, Driven) else [segment]
+        found += _stages(segment.body + segment.condition) if isinstance(segment, HostLoop) else [segment]
     return found
 
 
 def _some(items: Any) -> Any:
-    """One item at least: that there was none is found by counting."""
+    """The items of an infeed, at least one: XLA indexes into them before the engine finds that there was none."""
     return items if items.shape[0] else np.zeros((1, *items.shape[1:]), items.dtype)
 
 
 def _distinct(host: Host, arrays: list[Any]) -> list[Any]:
-    """The arrays, those that come again copied: XLA takes over each donated buffer, so no two may be the same."""
+    """The arrays with repeated ones copied: XLA takes ownership of each donated buffer, so no two arguments may share one."""
     seen: set[int] = set()
     return [host.copy(x) if id(x) in seen or seen.add(id(x)) else x for x in arrays]

@@ -14,44 +14,43 @@ from jax.sharding import Mesh, PartitionSpec, SingleDeviceSharding
 from tpuflow.jaxprs.plugins import call_unchecked, is_packed, place
 
 Sizes = Callable[..., Hashable]
-"""Of a function's arguments, what can differ from launch to launch."""
-Way = Callable[[Any], Any]
-"""A function that only moves elements of an array, NumPy's or JAX's."""
-Lies = PartitionSpec
-WHOLE = PartitionSpec()
-"""An array of which every device has all."""
+"""The arguments of a function -> the part of their shapes that can differ from launch to launch."""
+Move = Callable[[Any], Any]
+"""A function that only moves the elements of an array, NumPy's or JAX's."""
+REPLICATED = PartitionSpec()
+"""Every device has the whole array."""
 
 
 class Host(Protocol):
-    """What the engine asks of where it runs. `lies` says how an array is cut over several devices; on one there is nothing to say."""
+    """Where the engine's executables run and their arrays are. `partition` shards an array over several devices; one device ignores it."""
 
     @property
     def key(self) -> Hashable:
-        """What tells it from others; None for JAX's default."""
+        """Distinguishes hosts in the cache of engines; None for JAX's default backend."""
         ...
 
     @property
     def over(self) -> Mesh | None:
-        """The devices among which a mesh's chips are divided, if there are several."""
+        """The mesh of devices over which the Program's chips are divided, if there are several."""
         ...
 
     def jit(self, function: Callable[..., Any], options: Mapping[str, str], sizes: Sizes) -> Callable[..., Any]:
         """The function as XLA runs it; its third argument is donated. `sizes` gives all that can differ in the arguments' shapes."""
         ...
 
-    def spec(self, shape: tuple[int, ...], dtype: np.dtype[Any], lies: Lies = ...) -> jax.ShapeDtypeStruct:
+    def spec(self, shape: tuple[int, ...], dtype: np.dtype[Any], partition: PartitionSpec = ...) -> jax.ShapeDtypeStruct:
         """An argument to translate for."""
         ...
 
     def scalar(self, x: np.ndarray) -> Any:
-        """Numbers that go with every launch."""
+        """A number that is an argument of every launch."""
         ...
 
-    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any], lies: Lies = ...) -> Any:
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any], partition: PartitionSpec = ...) -> Any:
         """A new array of zeros."""
         ...
 
-    def array(self, x: np.ndarray, lies: Lies = ...) -> Any:
+    def array(self, x: np.ndarray, partition: PartitionSpec = ...) -> Any:
         """A new array."""
         ...
 
@@ -59,25 +58,25 @@ class Host(Protocol):
         """The same values in memory of their own."""
         ...
 
-    def rearranged(self, x: Any, way: Way | None, lies: Lies = ...) -> Any:
-        """What is made of an array by a function that only moves elements; the array itself if there is none."""
+    def rearranged(self, x: Any, move: Move | None, partition: PartitionSpec = ...) -> Any:
+        """`move(x)`; `x` itself if there is no move."""
         ...
 
     def values(self, x: Any) -> np.ndarray:
-        """An array as NumPy's, whole."""
+        """The whole array as NumPy's."""
         ...
 
-    def agreed(self, seconds: float) -> float:
-        """One figure for all devices, which must do alike."""
+    def max_over_devices(self, seconds: float) -> float:
+        """The greatest of the devices' numbers, so that all of them choose alike."""
         ...
 
     def waited(self, arrays: Any) -> Any:
-        """What a launch without slices has given; it need not be there yet."""
+        """The results of a launch without slices, waited for if only a wait would show that the launch failed."""
         ...
 
 
 class _OneDevice:
-    """All lanes are on one device."""
+    """A host whose one device runs all chips."""
 
     over = None
 
@@ -85,12 +84,12 @@ class _OneDevice:
         """An array as NumPy's."""
         return np.asarray(x)
 
-    def agreed(self, seconds: float) -> float:
-        """It has nobody to agree with."""
+    def max_over_devices(self, seconds: float) -> float:
+        """The number of the only device."""
         return seconds
 
     def waited(self, arrays: Any) -> Any:
-        """As they are: who needs them waits."""
+        """The arrays as they are, possibly still being computed."""
         return arrays
 
 
@@ -103,7 +102,7 @@ class DefaultHost(_OneDevice):
         """The function as XLA runs it; its third argument is donated. `sizes` gives all that can differ in the arguments' shapes."""
         return jax.jit(function, donate_argnums=(2,), compiler_options=dict(options))
 
-    def spec(self, shape: tuple[int, ...], dtype: np.dtype[Any], lies: Lies = WHOLE) -> jax.ShapeDtypeStruct:
+    def spec(self, shape: tuple[int, ...], dtype: np.dtype[Any], partition: PartitionSpec = REPLICATED) -> jax.ShapeDtypeStruct:
         """An argument to translate for."""
         return jax.ShapeDtypeStruct(shape, dtype)
 
@@ -111,11 +110,11 @@ class DefaultHost(_OneDevice):
         """Numbers that go with every launch."""
         return x
 
-    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any], lies: Lies = WHOLE) -> Any:
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any], partition: PartitionSpec = REPLICATED) -> Any:
         """A new array of zeros."""
         return jnp.zeros(shape, dtype)
 
-    def array(self, x: np.ndarray, lies: Lies = WHOLE) -> Any:
+    def array(self, x: np.ndarray, partition: PartitionSpec = REPLICATED) -> Any:
         """A new array."""
         return jnp.array(x)
 
@@ -123,13 +122,13 @@ class DefaultHost(_OneDevice):
         """The same values in memory of their own."""
         return jnp.copy(x)
 
-    def rearranged(self, x: Any, way: Way | None, lies: Lies = WHOLE) -> Any:
-        """What is made of an array by a function that only moves elements; the array itself if there is none."""
-        return _plain(x) if way is None else way(_plain(x))
+    def rearranged(self, x: Any, move: Move | None, partition: PartitionSpec = REPLICATED) -> Any:
+        """`move(x)`; `x` itself if there is no move."""
+        return _plain(x) if move is None else move(_plain(x))
 
 
 class PinnedHost(_OneDevice):
-    """One device of a CPU client that JAX's list of backends does not know: for use inside of a backend, where JAX's default is that
+    """One device of a CPU client that is not among JAX's backends: for use inside of a backend of ours, where JAX's default backend is that
     backend itself. Nothing here goes through JAX's dispatch, so neither a trace under way nor the caller's settings change it."""
 
     def __init__(self, device: Any):
@@ -141,7 +140,7 @@ class PinnedHost(_OneDevice):
         donated."""
         return _Pinned(self, function, options, sizes)
 
-    def spec(self, shape: tuple[int, ...], dtype: np.dtype[Any], lies: Lies = WHOLE) -> jax.ShapeDtypeStruct:
+    def spec(self, shape: tuple[int, ...], dtype: np.dtype[Any], partition: PartitionSpec = REPLICATED) -> jax.ShapeDtypeStruct:
         """An argument to translate for."""
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._sharding)
 
@@ -149,16 +148,16 @@ class PinnedHost(_OneDevice):
         """Numbers that go with every launch."""
         return self.array(x)
 
-    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any], lies: Lies = WHOLE) -> Any:
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any], partition: PartitionSpec = REPLICATED) -> Any:
         """A new array of zeros."""
         return self.array(np.zeros(shape, dtype))
 
-    def array(self, x: np.ndarray, lies: Lies = WHOLE) -> Any:
+    def array(self, x: np.ndarray, partition: PartitionSpec = REPLICATED) -> Any:
         """A new array; `x` is copied before this returns, whatever its strides."""
         return place(x, self.device, self._sharding)
 
     def moved(self, x: np.ndarray) -> Any:
-        """The same of values that are on the device already, which no `jax.transfer_guard` of the caller's is about."""
+        """As `array`, of values that are on the device already: the caller's `jax.transfer_guard` is not about them."""
         with jax.transfer_guard("allow"):
             return self.array(x)
 
@@ -166,12 +165,12 @@ class PinnedHost(_OneDevice):
         """The same values in memory of their own."""
         return self.moved(np.asarray(x))
 
-    def rearranged(self, x: Any, way: Way | None, lies: Lies = WHOLE) -> Any:
-        """What is made of an array by a function that only moves elements; the array itself, if it moves none."""
-        if way is None:
+    def rearranged(self, x: Any, move: Move | None, partition: PartitionSpec = REPLICATED) -> Any:
+        """`move(x)`; `x` itself if there is no move, or it changes nothing."""
+        if move is None:
             return x
         values = np.asarray(x)
-        made = way(values)
+        made = move(values)
         return x if made is values else self.moved(made)
 
     @contextmanager
@@ -215,14 +214,14 @@ class _Pinned:
         return compiled(*arguments)
 
     def lower(self, *arguments: Any) -> _Lowered:
-        """What `jax.jit` calls so; compiling it keeps the result for calls."""
+        """As `lower` of a `jax.jit` function; compiling the result keeps the executable for calls."""
         self._packed = any(is_packed(x.dtype) for x in jax.tree.leaves(arguments))
         with self._host.translating():
             return _Lowered(self, self._sizes(*arguments), self._jit.lower(*arguments))
 
 
 class _Lowered:
-    """A pinned function in XLA's terms, for arguments of given sizes."""
+    """A pinned function, lowered for arguments of given sizes (as `jax.stages.Lowered`)."""
 
     def __init__(self, function: _Pinned, sizes: Hashable, lowered: Any):
         self._function, self._sizes, self._lowered = function, sizes, lowered

@@ -1,7 +1,7 @@
 """A mesh's chips over several devices of JAX, one of each process of a computation under `jax.distributed`.
 
-Each axis of the mesh is cut in equal parts, one after the other: a device has the chips of one part of every axis, as lanes
-(`tpuflow.device.fast.lanes`). Collectives go on between devices by JAX's own, over gloo.
+Each axis of the mesh is divided into contiguous parts of equal size; a device runs the chips of one part of every axis, as lanes of its
+executable (`tpuflow.device.fast.lanes`). Between devices, collectives are JAX's own, over gloo.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tpuflow.device.fast.host import DEFAULT, WHOLE, Host, Lies, Sizes, Way
+from tpuflow.device.fast.host import DEFAULT, REPLICATED, Host, Move, Sizes
 from tpuflow.errors import ConfigError
 from tpuflow.isa.collectives import MeshAxis, chips_of
 from tpuflow.isa.file import code_hash
@@ -23,7 +23,7 @@ from tpuflow.jaxprs.processes import check_alike, count, devices, everyones, pee
 
 
 class SpreadHost:
-    """Devices that share a mesh. Arrays that cross are whole ones, of which each device holds its chips' part."""
+    """The `Host` of a mesh that several devices share. Its arrays are global JAX arrays, of which each device holds its chips' part."""
 
     def __init__(self, mesh: Sequence[MeshAxis], devices: Sequence[Any]):
         """Of a mesh and its devices, in their order.
@@ -35,53 +35,53 @@ class SpreadHost:
         parts = parts_of(mesh, len(devices))
         names = [f"devices of mesh axis {n}" for n in range(len(mesh))]
         self.over = Mesh(np.array(devices).reshape(parts), names)
-        self._moving: dict[tuple[Way, NamedSharding], Callable[[Any], Any]] = {}
+        self._moving: dict[tuple[Move, NamedSharding], Callable[[Any], Any]] = {}
 
     def jit(self, function: Callable[..., Any], options: Mapping[str, str], sizes: Sizes) -> Callable[..., Any]:
         """The function as XLA runs it; its third argument is donated."""
         return jax.jit(function, donate_argnums=(2,), compiler_options=dict(options))
 
-    def spec(self, shape: tuple[int, ...], dtype: np.dtype[Any], lies: Lies = WHOLE) -> jax.ShapeDtypeStruct:
+    def spec(self, shape: tuple[int, ...], dtype: np.dtype[Any], partition: PartitionSpec = REPLICATED) -> jax.ShapeDtypeStruct:
         """An argument to translate for."""
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._sharding(lies)) if shape else jax.ShapeDtypeStruct(shape, dtype)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._sharding(partition)) if shape else jax.ShapeDtypeStruct(shape, dtype)
 
     def scalar(self, x: np.ndarray) -> Any:
         """Numbers that go with every launch."""
         return x
 
-    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any], lies: Lies = WHOLE) -> Any:
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any], partition: PartitionSpec = REPLICATED) -> Any:
         """A new array of zeros."""
-        return self.array(np.broadcast_to(np.zeros((), dtype), shape), lies)
+        return self.array(np.broadcast_to(np.zeros((), dtype), shape), partition)
 
-    def array(self, x: np.ndarray, lies: Lies = WHOLE) -> Any:
+    def array(self, x: np.ndarray, partition: PartitionSpec = REPLICATED) -> Any:
         """A new array, of which only this process's pieces are copied."""
-        return jax.make_array_from_callback(x.shape, self._sharding(lies), lambda index: np.array(x[index]))
+        return jax.make_array_from_callback(x.shape, self._sharding(partition), lambda index: np.array(x[index]))
 
     def copy(self, x: Any) -> Any:
         """The same values in memory of their own."""
         return jax.numpy.copy(x)
 
-    def rearranged(self, x: Any, way: Way | None, lies: Lies = WHOLE) -> Any:
-        """What is made of an array by a function that only moves elements; the array itself, where it lies so already, if there is none."""
-        sharding = self._sharding(lies)
+    def rearranged(self, x: Any, move: Move | None, partition: PartitionSpec = REPLICATED) -> Any:
+        """`move(x)`, with this sharding; `x` itself if there is no move and it is sharded so already."""
+        sharding = self._sharding(partition)
         if isinstance(x, jax.Array) and x.sharding.device_set == sharding.device_set and isinstance(x.sharding, NamedSharding):
-            if way is None and x.sharding.is_equivalent_to(sharding, x.ndim):
+            if move is None and x.sharding.is_equivalent_to(sharding, x.ndim):
                 return x
             if x.sharding.mesh == self.over:
-                return self._mover(way or _unmoved, sharding)(x)
+                return self._mover(move or _identity, sharding)(x)
         found = values(x)
-        return self.array(found if way is None else way(found), lies)
+        return self.array(found if move is None else move(found), partition)
 
     def values(self, x: Any) -> np.ndarray:
         """An array as NumPy's, whole."""
         return values(x)
 
-    def agreed(self, seconds: float) -> float:
-        """One figure for all devices, which must do alike: the greatest."""
+    def max_over_devices(self, seconds: float) -> float:
+        """The greatest of the processes' numbers, so that all of them choose alike."""
         return float(everyones(np.array(seconds, np.float32)).max())
 
     def waited(self, arrays: Any) -> Any:
-        """The arrays once they are there: a process that is lost shows where it is waited for.
+        """The arrays, waited for: only a wait notices that another process is lost.
 
         Raises:
           PeerError: a process of the computation does not answer any more.
@@ -89,13 +89,13 @@ class SpreadHost:
         with peers():
             return jax.block_until_ready(arrays)
 
-    def _sharding(self, lies: Lies) -> NamedSharding:
-        return NamedSharding(self.over, lies)
+    def _sharding(self, partition: PartitionSpec) -> NamedSharding:
+        return NamedSharding(self.over, partition)
 
-    def _mover(self, way: Way, sharding: NamedSharding) -> Callable[[Any], Any]:
-        if (way, sharding) not in self._moving:
-            self._moving[way, sharding] = jax.jit(way, out_shardings=sharding)
-        return self._moving[way, sharding]
+    def _mover(self, move: Move, sharding: NamedSharding) -> Callable[[Any], Any]:
+        if (move, sharding) not in self._moving:
+            self._moving[move, sharding] = jax.jit(move, out_shardings=sharding)
+        return self._moving[move, sharding]
 
 
 def host_of(program: Program) -> Host:
@@ -131,5 +131,5 @@ def parts_of(mesh: Sequence[MeshAxis], devices: int) -> tuple[int, ...]:
     return tuple(parts)
 
 
-def _unmoved(x: Any) -> Any:
+def _identity(x: Any) -> Any:
     return x

@@ -1,6 +1,6 @@
-"""Several stores of one kernel into one buffer, put together before they are written: pieces side by side, or laid between one another.
+"""Several stores of one kernel into one buffer, coalesced before they are written: concatenated, or interleaved by their strides.
 
-XLA writes an array in one go; a piece with strides would be a scatter, which it does element by element.
+Written by itself, a piece with strides would be a scatter, which XLA:CPU does element by element.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Piece:
         return [Positions.even(*row) for row in rows]
 
     def beside(self, axis: int) -> tuple[Any, ...]:
-        """Equal for pieces that differ along one axis only."""
+        """A key that is equal for pieces whose places differ along `axis` alone."""
         rows = zip(self.starts, self.steps, self.array.shape, strict=True)
         return tuple((i, *row) for i, row in enumerate(rows) if i != axis)
 
 
 def piece_at(array: Any, wheres: Sequence[Positions]) -> Piece | None:
-    """The piece that an array is; None if its positions are not known now, or not evenly spaced upwards."""
+    """The piece that stores an array; None if its positions are not static, or not evenly spaced in ascending order."""
     starts, steps = [], []
     for where in wheres:
         step = spacing(where)
@@ -50,7 +50,7 @@ def piece_at(array: Any, wheres: Sequence[Positions]) -> Piece | None:
 
 
 def coalesced(pieces: Sequence[Piece]) -> list[Piece]:
-    """The same content in fewer pieces, as far as they fit."""
+    """The same content in fewer pieces, where pieces are adjacent or interleaved."""
     if (whole := _interleaved(pieces)) is not None:
         return [whole]
     found = list(pieces)
@@ -74,7 +74,7 @@ def _joined(group: list[Piece], axis: int) -> list[Piece]:
 
 
 def _interleaved(pieces: Sequence[Piece]) -> Piece | None:
-    """The one piece that pieces of one size make up which lie between one another, one for each phase of the steps; None if they do not."""
+    """The single piece that all pieces make up if they have one shape and are interleaved, one for each phase of the steps; else None."""
     first, base = pieces[0], tuple(min(starts) for starts in zip(*(p.starts for p in pieces), strict=True))
     by_phase = {tuple(s - b for s, b in zip(p.starts, base, strict=True)): p for p in pieces}
     alike = all(p.steps == first.steps and p.array.shape == first.array.shape for p in pieces)
@@ -84,7 +84,7 @@ def _interleaved(pieces: Sequence[Piece]) -> Piece | None:
 
 
 def _interleave(by_phase: Mapping[tuple[int, ...], Piece], steps: Sequence[int]) -> Any:
-    """Every axis with a step gets one of its own beside it; one reshape at the end, which XLA need not compute through."""
+    """Concatenate the pieces along a new axis after each axis with a step, then merge these axes in a single reshape."""
     moving = [axis for axis, step in enumerate(steps) if step > 1]
     places = [axis + 1 + i for i, axis in enumerate(moving)]
     parts = {phase: lax.expand_dims(p.array, places) for phase, p in by_phase.items()}

@@ -22,7 +22,7 @@ from tpuflow.device.fast.halos import halos_of
 from tpuflow.device.fast.lift import handler_of
 from tpuflow.device.fast.positions import CannotLift
 from tpuflow.device.fast.shapes import covers, in_shape_of_buffers
-from tpuflow.device.fast.virtual import Chips, Lifting, State, Virtual
+from tpuflow.device.fast.virtual import Gather, Lifting, State, Virtual
 from tpuflow.errors import ProgramError
 from tpuflow.isa.dma import Store
 from tpuflow.isa.instruction import Instruction, Tile
@@ -38,12 +38,14 @@ def translate_kernel(
     hbm: dict[int, Any],
     ar: LaxArithmetic,
     resting: Set[int] = frozenset(),
-    read_on: Set[int] = frozenset(),
-    chips: Chips | None = None,
+    read_later: Set[int] = frozenset(),
+    gather: Gather | None = None,
 ) -> tuple[dict[int, Any], int]:
-    """(new content of every buffer the kernel writes, tier used). `hbm` maps buffer index to its array, all that is live; `resting` are
-    buffers that are soon put in their own types, in which the kernel then reads what it writes there; `read_on` those that others read
-    what it writes of; chips: of a kernel that makes sums of products, gives the factors of all chips whose sums are wanted as one."""
+    """(new content of every buffer the kernel writes, tier used).
+
+    hbm: the arrays of all live buffers, by number. resting: buffers that are at rest at the end of the trip (see `LaxArithmetic`): the
+    kernel itself then reads what it writes there in that form. read_later, gather: as of `Lifting`.
+    """
     if any(g.size == 0 for g in kernel.grid if g.kind == "parallel"):
         return {}, 1
     kernel = in_shape_of_buffers(kernel, buffers)
@@ -52,7 +54,7 @@ def translate_kernel(
         if tier == 2 and not looped:
             continue
         try:
-            translation = _Translation(kernel, buffers, ar, frozenset(looped), resting, read_on, chips, exact_order=ar.bitexact)
+            translation = _Translation(kernel, buffers, ar, frozenset(looped), resting, read_later, gather, exact_order=ar.bitexact)
             written = translation.run(dict(hbm))
         except CannotLift as reason:
             if tier == 3:
@@ -74,12 +76,12 @@ class _Translation(Lifting):
         ar: LaxArithmetic,
         looped: frozenset[int],
         resting: Set[int],
-        read_on: Set[int],
-        chips: Chips | None,
+        read_later: Set[int],
+        gather: Gather | None,
         *,
         exact_order: bool,
     ):
-        super().__init__(kernel, buffers, ar, looped, read_on, chips)
+        super().__init__(kernel, buffers, ar, looped, read_later, gather)
         stores = [i.window for i in kernel.instructions if isinstance(i, Store) and i.window.buffer in resting]
         self.resting = {w.tile for w in stores if covers(kernel, w) and not looped}
         self.carried = frozenset(_carried_tiles(kernel))
@@ -122,17 +124,17 @@ class _Translation(Lifting):
         state = State(hbm)
         axes = tuple(g for g in self.kernel.parallel if g in self.looped)
         self._loop(axes, Trips(self.sizes, {}, {}), state, written, (), self._point)
-        state.put_down(self.buffers)
+        state.write_pieces(self.buffers)
         return {b: state.hbm[b] for b in written}
 
     def _point(self, trips: Trips, state: State) -> None:
         state.tiles = {}
-        self._section(self.kernel.prologue, _standing(trips, self.kernel, "prologue"), state)
+        self._section(self.kernel.prologue, _at_fixed_indices(trips, self.kernel, "prologue"), state)
         axes = tuple(g for g in self.kernel.sequential if g in self.looped)
         written = sorted({w.buffer for i in self.kernel.body for role, w in i.windows() if role == "write"})
         if self.steps or not axes:
             self._loop(axes, trips, state, written, tuple(self.carried | self.leaked), self._step)
-        self._section(self.kernel.epilogue, _standing(trips, self.kernel, "epilogue"), state)
+        self._section(self.kernel.epilogue, _at_fixed_indices(trips, self.kernel, "epilogue"), state)
 
     def _step(self, trips: Trips, state: State) -> None:
         self._section(self.kernel.body, trips, state)
@@ -215,7 +217,7 @@ def _leaked_tiles(kernel: Kernel) -> set[Tile]:
     return leaked
 
 
-def _standing(trips: Trips, kernel: Kernel, section: str) -> Trips:
-    """Where a section sees the sequential axes, whether they are looped or lifted."""
-    at = LoopNest(kernel.grid).standing(section)
+def _at_fixed_indices(trips: Trips, kernel: Kernel, section: str) -> Trips:
+    """The trips of a section, with the sequential axes at its fixed indices, whether they are looped or lifted."""
+    at = LoopNest(kernel.grid).fixed_indices(section)
     return replace(trips, index={**trips.index, **at}, bounds={**trips.bounds, **{g: (i, i) for g, i in at.items()}})

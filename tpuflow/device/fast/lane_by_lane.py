@@ -1,4 +1,4 @@
-"""Operations that `vmap` makes slow ones of for XLA:CPU, with lanes in a way of their own."""
+"""Operations with batching rules of their own: `vmap` would turn them into operations that are slow on XLA:CPU."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Value = Any
 
 
 def convolution(lhs: Value, rhs: Value, *arguments: Any, **options: Any) -> Value:
-    """`lax.conv_general_dilated`. With lanes on both sides, as gradients of kernels have them on several chips, `vmap` would make groups of
-    channels of them, which XLA:CPU takes several times as long for."""
+    """`lax.conv_general_dilated`. If both operands have lanes, as for the gradients of kernels on several chips, `vmap` would make the
+    lanes feature groups, which take XLA:CPU several times as long; here it is a loop over lanes."""
 
     def plain(lhs: Value, rhs: Value) -> Value:
         return lax.conv_general_dilated(lhs, rhs, *arguments, **options)
@@ -32,18 +32,18 @@ def convolution(lhs: Value, rhs: Value, *arguments: Any, **options: Any) -> Valu
 
 
 def picked(items: Value, number: Value, axis: int = 0) -> Value:
-    """items[number] along an axis. With lanes on the items alone `vmap` would gather it, which XLA:CPU makes copies for."""
+    """items[number] along an axis, without the gather of `vmap` if the items alone have lanes: XLA:CPU makes copies for it."""
     return _picking(axis, _each_picked)(items, number)
 
 
 def of_lane(rows: Value, lane: Value, axis: int = 0) -> Value:
-    """rows[lane] along an axis, `lane` being the `lax.axis_index` of a `vmap` with as many lanes as there are rows: a row is a lane's own
-    then, where it lies."""
+    """rows[lane] along an axis, where `lane` is the `lax.axis_index` of a `vmap` with one lane for each row: the rows themselves become the
+    lanes, without a copy."""
     return _picking(axis, lambda rows, lanes, axis: jnp.moveaxis(rows, axis, 0))(rows, lane)
 
 
 def _picking(axis: int, shared: Callable[[Value, Value, int], Value]) -> Callable[[Value, Value], Value]:
-    """items[number] along an axis; `shared` is what lanes get of items that have no lanes, by a number each."""
+    """items[number] along an axis; shared(items, numbers, axis): the result for items without lanes and one number for each lane."""
     pick = custom_vmap(_item(axis))
 
     @pick.def_vmap

@@ -44,12 +44,13 @@ def patches(a: Value, axis: int, outer: int, inner: int, stride: int, dilation: 
 
 
 def convolve(
-    rounding: Rounding, a: Value, b: Value, whole: Contraction, before: Sequence[int], sizes: Mapping[int, int], dtype: DType, acc: DType,
+    rounding: Rounding, a: Value, b: Value, whole: Contraction, low_padding: Sequence[int], sizes: Mapping[int, int], dtype: DType,
+    acc: DType,
 ) -> Value:  # fmt: skip
-    """See `LaxArithmetic.convolve`; before: zeros before each sliding axis, or if negative how many of its elements are left out."""
+    """See `LaxArithmetic.convolve`; low_padding may be negative, which leaves out so many of the first elements."""
     if not whole.sliding:
         return lax_matmul.matmul(rounding, a, b, whole, dtype, acc)
-    a, around = _stretch(a, whole, before, sizes)
+    a, around = _stretch(a, whole, low_padding, sizes)
     lengths = dict(zip(whole.lhs, a.shape, strict=True)) | dict(zip(whole.rhs, b.shape, strict=True)) | dict(sizes)
     by_window = all(lengths[s.label] <= lengths[x] for x, s in whole.outer.items())
     if dtype.is_float and not rounding.bitexact and _is_convolution(whole, lengths, by_window=by_window):
@@ -67,10 +68,10 @@ def convolve(
     return lax_matmul.of_matrices(b, a, Contraction(product.rhs, product.lhs, product.out))  # patches on the right are not turned
 
 
-def _stretch(a: Value, whole: Contraction, before: Sequence[int], sizes: Mapping[int, int]) -> tuple[Value, list[tuple[int, int]]]:
+def _stretch(a: Value, whole: Contraction, low_padding: Sequence[int], sizes: Mapping[int, int]) -> tuple[Value, list[tuple[int, int]]]:
     """The elements that the patches see, and how many zeros they see before and after them along each axis."""
     around = [(0, 0)] * a.ndim
-    for s, zeros in zip(whole.sliding, before, strict=True):
+    for s, zeros in zip(whole.sliding, low_padding, strict=True):
         reach, n = s.reach(sizes[whole.lhs[s.axis]], sizes[s.label]), a.shape[s.axis]
         first = min(max(0, -zeros), n)
         last = min(max(reach - zeros, first), n)

@@ -31,7 +31,7 @@ def matmul(rounding: Rounding, a: Value, b: Value, whole: Contraction, dtype: DT
 
 
 def _native(a: Value, b: Value, whole: Contraction) -> Value:
-    """XLA's dot of f32 operands, of matrices if their columns are long: the narrower on the left then."""
+    """XLA's dot of f32 operands; of long, narrow operands as matrices, with the narrower one on the left."""
     if not _are_long(a, b, whole):
         return _with_lanes(_dot, a, b, whole)
     return of_matrices(a, b, whole) if a.size < b.size else of_matrices(b, a, Contraction(whole.rhs, whole.lhs, whole.out))
@@ -41,9 +41,10 @@ def _are_long(a: Value, b: Value, whole: Contraction) -> bool:
     """Whether operands are [K, columns] with many more terms than columns, and one much narrower than the other, as those of the gradient
     of a 1x1 convolution's weights.
 
-    XLA turns the left one of many axes into [rows, K], in memory; XLA:CPU's loop turns that of a matrix itself, piece by piece, which it
-    does once for every piece of the product. A core takes for K = 51200, of 64 and 32 columns, 2.9 ms and 2.1; for K = 12800, of 256 and
-    128, 5.8 and 5.0; but for K = 800, of 512 and 256, 1.0 and 1.1, and for GPT-2's K = 512, of 3072 and 768, 11.1 and 12.0.
+    XLA transposes a left operand of several axes to [rows, K] in memory, but leaves a matrix to XLA:CPU's kernel, which transposes it in
+    pieces, once for every piece of the product. One core takes, without and with this: for K = 51200, of 64 and 32 columns, 2.9 and 2.1 ms;
+    for K = 12800, of 256 and 128, 5.8 and 5.0; but for K = 800, of 512 and 256, 1.0 and 1.1, and for GPT-2's K = 512, of 3072 and 768, 11.1
+    and 12.0.
     """
     n = len(whole.contracted)
     if whole.batch or whole.lhs[:n] != whole.rhs[:n] or set(whole.lhs[:n]) != set(whole.contracted) or 0 in (a.size, b.size):
@@ -59,8 +60,8 @@ def _dot(a: Value, b: Value, whole: Contraction) -> Value:
 
 
 def _with_lanes(multiply: Callable[[Value, Value, Contraction], Value], a: Value, b: Value, whole: Contraction) -> Value:
-    """multiply(a, b, whole). Lanes of one operand are then rows, or columns, like any other: `vmap` keeps them apart from the operand's
-    own, and XLA copies the operand to bring them together."""
+    """multiply(a, b, whole), with a batching rule that makes the lanes of one operand rows (or columns) like its others. `vmap` itself
+    would make them a separate axis, for which XLA copies the operand."""
 
     @custom_vmap
     def product(a: Value, b: Value) -> Value:
@@ -75,8 +76,7 @@ def _with_lanes(multiply: Callable[[Value, Value, Contraction], Value], a: Value
 
 
 def of_matrices(a: Value, b: Value, whole: Contraction) -> Value:
-    """XLA's dot of f32 operands with many axes, of matrices as far as that goes: neighbouring axes of one role are merged, so that a
-    turned operand is not copied."""
+    """XLA's dot of f32 operands with adjacent axes of one role merged, so that a transposed operand is not copied."""
     return _with_lanes(_merged, a, b, whole)
 
 
@@ -93,7 +93,7 @@ def _merged(a: Value, b: Value, whole: Contraction) -> Value:
 
 
 def _runs(axes: Axes, others: Axes, out_axes: Axes) -> list[list[int]]:
-    """Axes of one operand in runs which are of one role, and neighbours in the other operand as well if it has them."""
+    """Axes of one operand in runs that are of one role and, if the other operand has them, adjacent there too."""
     place = {x: i for i, x in enumerate(others)}
     runs: list[list[int]] = []
     for i, x in enumerate(axes):

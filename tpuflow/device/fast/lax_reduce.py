@@ -20,10 +20,10 @@ _ROW_ELEMS = 1024
 
 
 def reduced(a: Value, axes: Sequence[int], combine: Combine, nothing: Any) -> Value:
-    """`a` with `axes` combined to a length of 1; nothing: what changes nothing, a scalar of its type.
+    """`a` with `axes` reduced to length 1; nothing: the identity of `combine`, a scalar of its type.
 
-    Axis by axis, neighbours as one: XLA:CPU's loop over several takes up to 14 times as long as that over one, and adds all elements one
-    after the other.
+    One axis at a time, adjacent axes merged: XLA:CPU takes up to 14 times as long to reduce several axes in one loop, in which it adds all
+    elements one after the other.
     """
     lengths, along = _neighbours_as_one(a.shape, axes)
     found = a.reshape(lengths)
@@ -33,8 +33,8 @@ def reduced(a: Value, axes: Sequence[int], combine: Combine, nothing: Any) -> Va
 
 
 def _along(a: Value, axis: int, combine: Combine, nothing: Any) -> Value:
-    """`a` without one axis. Rows XLA:CPU takes in vectors and combines those at the end: long ones in pieces, so that sums lose no digits.
-    Down columns it takes one element after the other, but a row of columns at once where they come in windows."""
+    """`a` with one axis reduced. XLA:CPU reduces rows (the last axis) in vector registers; long rows are reduced in pieces, so that sums
+    lose no digits. It reduces columns one element after the other, except in windows, where it takes a row of columns at once."""
     n = a.shape[axis]
     if axis < a.ndim - 1:
         a = _in_windows(a, axis, combine, nothing)
@@ -44,7 +44,7 @@ def _along(a: Value, axis: int, combine: Combine, nothing: Any) -> Value:
 
 
 def _in_windows(a: Value, axis: int, combine: Combine, nothing: Any) -> Value:
-    """`a` with windows of the axis combined, until there are few."""
+    """`a` with windows of the axis reduced, again and again until it is no longer than a window."""
     window = tuple(_WINDOW if i == axis else 1 for i in range(a.ndim))
     while a.shape[axis] > _WINDOW:
         a = lax.reduce_window(a, nothing, combine, window, window, "SAME")
@@ -52,12 +52,12 @@ def _in_windows(a: Value, axis: int, combine: Combine, nothing: Any) -> Value:
 
 
 def _in_pieces(a: Value, axis: int, combine: Combine) -> Value:
-    """`a` with pieces of the axis combined, elementwise.
+    """`a` with the axis cut into a few pieces, which are combined elementwise.
 
-    XLA:CPU makes these part of the loop that computes `a`, which so is never written: it takes 7 ms to write and add up differences and
-    their squares of [51200, 64], 2 ms so; 34 and 2.5 ms of [204800, 32]. More than 8 pieces XLA would not join to what makes them, and
-    reductions that are small gain nothing. But a few rows, as those of a batch, are combined as rows: XLA:CPU's loop walks down each
-    column, and computes all that makes it element by element: 20 us of 32 rows of 128 in a trip of a GRU's gradient, 5 so.
+    XLA:CPU fuses this into the loop that computes `a`, which is then never written to memory: sums of differences and their squares take 2
+    ms instead of 7 for [51200, 64], 2.5 instead of 34 for [204800, 32]. It does not fuse more than 8 pieces, and small reductions gain
+    nothing. If the axis has few rows, such as those of a batch, each row is a piece: XLA:CPU would go down each column and compute its
+    elements one by one, 20 us instead of 5 for 32 rows of 128 in a trip of a GRU's gradient.
     """
     n = a.shape[axis]
     if n <= _FEW_ROWS and axis < a.ndim - 1 and _FEW_ELEMS <= a.size < _LEAST_ELEMS:
@@ -71,14 +71,14 @@ def _in_pieces(a: Value, axis: int, combine: Combine) -> Value:
 
 
 def _halved(found: list[Value], combine: Combine) -> Value:
-    """Neighbours combined, until there is one."""
+    """All values combined as a balanced tree."""
     while len(found) > 1:
         found = [*map(combine, found[::2], found[1::2]), *found[len(found) // 2 * 2 :]]
     return found[0]
 
 
 def _neighbours_as_one(shape: Sequence[int], axes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """(lengths where axes side by side that are all among `axes`, or all are not, are one axis; the places of the former among them)."""
+    """(the shape with adjacent axes merged that are all in `axes`, or all not; the numbers of the merged axes that are in `axes`)."""
     runs = [
         (reduced, math.prod(shape[axis] for axis in run))
         for reduced, run in itertools.groupby((axis for axis, n in enumerate(shape) if n > 1), lambda axis: axis in axes)

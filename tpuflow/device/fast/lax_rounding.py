@@ -80,17 +80,19 @@ def quiet(x: Value) -> Value:
 def _rounded(x: Value, dtype: DType) -> Value:
     """f32 to the nearest number of f16 or bf16, in f32."""
     if dtype == F16:
-        return _told_apart(f16_to_f32(f32_to_f16(x)))
+        return _ending_in_select(f16_to_f32(f32_to_f16(x)))
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     even = (bits >> np.uint32(16)) & np.uint32(1)
     rounded = lax.bitcast_convert_type((bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000), jnp.float32)
     return lax.select(lax.ne(x, x), jnp.full_like(x, np.nan), rounded)
 
 
-def _told_apart(x: Value) -> Value:
-    """f32 as it is, by a select, though of equals: XLA makes anew for each reader what ends in unary operations. LLVM, which sees that they
-    are equal, leaves nothing of it."""
-    again = lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.int32), jnp.float32)  # in a way that XLA does not see through
+def _ending_in_select(x: Value) -> Value:
+    """f32 as it is, as the result of a select: XLA recomputes in every reader a value that ends in unary operations, but not this one.
+
+    The select is between equal values, which XLA does not see; LLVM does, and removes it.
+    """
+    again = lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.int32), jnp.float32)  # x, which XLA does not simplify
     return lax.select(lax.ne(x, x), again, x)
 
 
@@ -118,9 +120,12 @@ class Rounding:
         bits = lax.bitcast_convert_type(x, jnp.int32)
         return lax.bitcast_convert_type(lax.add(bits, lax.broadcast(self.zero, bits.shape)), jnp.float32)
 
-    def settled(self, x: Value, place: Callable[[], Value] | None = None) -> Value:
-        """x as it is, made once and not anew for each reader: what a loop may change XLA reads where it lies. The loop would put what is
-        in a place (the first, or the one given) in the first, but runs no trip."""
+    def materialized(self, x: Value, place: Callable[[], Value] | None = None) -> Value:
+        """x, written to memory once and not recomputed in each of its readers, as XLA does with anything it could fuse into them.
+
+        x is the state of a loop, which XLA does not fuse through. The loop runs no trip, which only run time knows; its body would copy
+        the row numbered `place()` (0 if not given) to row 0.
+        """
 
         def trip(state: tuple[Value, Value]) -> tuple[Value, Value]:
             there, x = state

@@ -1,7 +1,8 @@
-"""Sorts in the forms that XLA:CPU is quick in: one array of integers, ordered by their bits, and its own search for the largest.
+"""Sorts in the forms that XLA:CPU is quick in: a single array of integers, or its TopK.
 
 XLA:CPU sorts several arrays together, and floats, by calling a comparator for every pair: 70 ms for [256, 1024] and the positions of its
-elements, in place of 11. So a 32-bit key and its position are one 64-bit number, and what is sorted along is taken by the positions.
+elements, instead of 11. So a 32-bit key and its position are packed into one 64-bit integer, and the other operands are gathered by the
+sorted positions.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tpuflow.dtypes import DType
 Value = Any
 
 FEW = 8
-"""The share of a row from which on sorting all of it is quicker than finding its first elements."""
+"""TopK is quicker than a sort if `count` is at most 1 / FEW of a row."""
 _MAGNITUDE, _SIGN = np.int32(0x7FFFFFFF), np.uint32(0x80000000)
 
 
@@ -38,7 +39,7 @@ def sort(operands: Sequence[Value], dtypes: Sequence[DType], axis: int, keys: in
 
 
 def _rank(x: Value, dtype: DType) -> Value:
-    """s32 that order as the values do: subnormals (f32, bf16) and -0 as 0, NaN above all."""
+    """s32 keys with the order of the values: subnormals (f32, bf16) and -0 equal to 0, NaN above all."""
     if dtype.is_float:
         wide = flushed(x, dtype)
         ordered = _turned(lax.bitcast_convert_type(wide, jnp.int32))
@@ -50,12 +51,12 @@ def _rank(x: Value, dtype: DType) -> Value:
 
 
 def _turned(bits: Value) -> Value:
-    """Bits of floats as integers of their order, and back."""
+    """The bits of floats as integers with the floats' order; its own inverse."""
     return lax.select(lax.lt(bits, jnp.zeros_like(bits)), bits ^ _MAGNITUDE, bits)
 
 
 def _first_places(rank: Value, axis: int, count: int) -> Value:
-    """Where the `count` least of each row are, in order; of equal ones the first comes first."""
+    """The positions of the `count` least keys along `axis`, in order; equal keys keep their order."""
     last = rank.ndim - 1
     rows = jnp.moveaxis(rank, axis, last)
     find = _least if _are_few(count, rank.shape[axis]) else _in_order
@@ -75,9 +76,9 @@ def _in_order(rank: Value, count: int) -> Value:
 
 
 def _least(rank: Value, count: int) -> Value:
-    """By XLA:CPU's TopK, which orders floats by their bits, whatever these say: so any integers can be floats to it.
+    """The positions by XLA:CPU's TopK, which compares floats by their bits alone, so that any integers can be given to it as floats.
 
-    It is called by its name, since XLA finds it itself only where it has simplified a comparator first.
+    It is a custom call by name, since XLA itself recognizes a TopK only where it has simplified a comparator first.
     """
     *outer, n = rank.shape
     floats = lax.bitcast_convert_type(_turned(lax.bitwise_not(rank)), jnp.float32)

@@ -1,4 +1,4 @@
-"""The lift rules: what each instruction is on whole virtual tensors. One rule a class of instruction, in `HANDLERS`."""
+"""The lift rules: each instruction as an operation on whole virtual tensors. `HANDLERS` has one rule for each instruction class."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from jax import lax
 from tpuflow.chips import CHIPS
 from tpuflow.device.fast import access, boxes
 from tpuflow.device.fast.access import Trips
-from tpuflow.device.fast.factors import factors_of
 from tpuflow.device.fast.joined_stores import piece_at
 from tpuflow.device.fast.positions import CannotLift, Positions
+from tpuflow.device.fast.product_operands import product_operands
 from tpuflow.device.fast.virtual import Lifting, State, Virtual, same_view
 from tpuflow.dtypes import F32, DType
 from tpuflow.isa import dma, matrix, vector
 from tpuflow.isa.contraction import Halo
 from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window
-from tpuflow.isa.splitting import multiplied
+from tpuflow.isa.splitting import multiply_split
 
 GENERIC = CHIPS["generic"]
-SETTLED_WORK, SPECIAL_WORK = 4, 8
-SETTLED_ELEMS, SETTLED_PLAIN_ELEMS = 2**16, 2**19
-"""What so much elementwise work makes of so many elements, and a kernel only stores, is made once: XLA:CPU would make it anew for each
-reader, and as it reads. An instruction is 1 of work, a division, a root or a transcendental function `SPECIAL_WORK`; without any of these
-it takes more elements for that to pay. Of [3200, 256], read by two sums and a map, 24 multiplications and additions take 0.9 ms anew and
-0.5 ms once, 8 of them as long either way; x * sigmoid(x) of [8, 160, 160, 32] made while it is transposed takes 92 ms in place of 5. XLA
-takes 10 ms to compile each of these: GPT-2's layers have 87 of [512, 768], which gain nothing."""
+MATERIALIZE_WORK, SPECIAL_WORK = 4, 8
+MATERIALIZE_ELEMS, MATERIALIZE_PLAIN_ELEMS = 2**16, 2**19
+"""The least elementwise work, and the least number of elements, from which on a stored result is materialized, natively: XLA:CPU fuses
+it into each of its readers otherwise, and recomputes it there, in the reader's order. An instruction is 1 of work; a division, a root or a
+transcendental function is `SPECIAL_WORK`. Without any of the latter it takes `MATERIALIZE_PLAIN_ELEMS` to pay. Measured on [3200, 256],
+read by two sums and a map: 24 multiplications and additions take 0.9 ms recomputed and 0.5 ms materialized, 8 of them the same either way;
+x * sigmoid(x) of [8, 160, 160, 32], fused into a transposition, takes 92 ms instead of 5. Each costs XLA 10 ms to compile, which is why
+small ones are not materialized: GPT-2's layers have 87 of [512, 768], which gain nothing."""
 LONG_WORK = 64
-"""What so much work makes is apart from its readers however few elements it has, in either fidelity. A key that is folded into another by
-threefry's 20 rounds, taken into the loop over what is drawn with it, is a chain of which LLVM's vectorizer asks of every operand of every
-operand whether it is the same for all elements (`isSingleScalar`, LLVM 22): a compilation without end."""
+"""The least elementwise work from which on a stored result is materialized however few elements it has, in either fidelity. Fused into a
+loop over random numbers, the 20 rounds of threefry that derive their key are a chain that LLVM's vectorizer never comes to the end
+of: it asks of every operand of every operand whether it is the same for all elements (`isSingleScalar`, LLVM 22)."""
 
 
 def _elementwise(t: Lifting, i: Any, trips: Trips, state: State) -> None:
@@ -48,7 +49,7 @@ def _elementwise(t: Lifting, i: Any, trips: Trips, state: State) -> None:
 
 
 def _filled(t: Lifting, i: Any, trips: Trips, state: State) -> None:
-    """What depends on nothing but its place."""
+    """Instructions with the trait "fills": the result depends on the position alone."""
     (dst,) = i.writes()
     state.tiles[dst] = Virtual(i.meaning(t.ar, trips.trip(dst)))
 
@@ -68,7 +69,7 @@ def _transpose(t: Lifting, i: vector.Transpose, trips: Trips, state: State) -> N
 
 
 def _local_axes(t: Lifting, tile: Tile, axes: tuple[int, ...]) -> None:
-    """The named axes must lie whole within each tile: a lifted axis cut into several tiles is not."""
+    """Refuse to lift if one of the tile's `axes` is blocked by a lifted grid axis: the instruction needs it whole in every tile."""
     _whole_axes(t, [tile.axes[x] for x in axes])
 
 
@@ -119,30 +120,32 @@ def _matmul(t: Lifting, i: matrix.MatmulAccumulate, trips: Trips, state: State) 
     if i.pairs and not halos and any(t.lifted(g) and t.sizes[g] != 1 for g in range(len(t.sizes))):
         raise CannotLift("a halo tile that is not a piece of one stretch")
     contracted = set(whole.contracted)
-    operands = ((a, _patch_axes(i.a, halos), whole.patch if halos else whole.lhs), (b, i.b.axes, whole.rhs))
+    sides = ((a, _patch_axes(i.a, halos), whole.patch if halos else whole.lhs), (b, i.b.axes, whole.rhs))
     steps: set[int] = set()
     if t.folded and i.acc in t.carried:
-        for value, axes, labels in operands:
+        for value, axes, labels in sides:
             _fold_axes(t, value, axes, tuple(k for k, x in enumerate(labels) if x in contracted))
         steps = {g for g in (*a.batch, *b.batch) if g in t.kernel.sequential}
         if any((g in a.batch) != (g in b.batch) for g in steps):
             raise CannotLift("a step axis that only one operand of a product depends on")
     else:
-        for _, axes, labels in operands:
+        for _, axes, labels in sides:
             _whole_axes(t, [axis for axis, x in zip(axes, labels, strict=True) if x in contracted])
     batch = tuple(sorted({g for g in (*a.batch, *b.batch) if g not in steps}))
     own = (value.array.shape[len(value.batch) :] for value in (a, b, acc))
     sizes, lifted = whole.by_label(*own), whole.with_batches(a.batch, b.batch, batch)
-    factors, right = factors_of(t, i, trips, a, b, sizes), b.array
-    if t.chips is not None:
-        factors, right, lifted = factors.of_chips(t.chips), t.chips(right), lifted.with_batches((0,), (0,), ())
+    operands, right = product_operands(t, i, trips, a, b, sizes), b.array
+    if t.gather is not None:
+        operands, right, lifted = operands.of_chips(t.gather), t.gather(right), lifted.with_batches((0,), (0,), ())
 
     def multiply(x: Any, y: Any, dtype: DType) -> Any:
-        return t.ar.convolve(x, y, lifted, sizes, dtype, i.acc.dtype, factors.a_exists, factors.b_exists, factors.before, factors.phases)
+        return t.ar.convolve(
+            x, y, lifted, sizes, dtype, i.acc.dtype, operands.a_mask, operands.b_mask, operands.low_padding, operands.phases
+        )
 
-    total, pieces = acc, i.k_tiles(factors.a, right, lifted.lhs, lifted.rhs) if t.ar.bitexact else [(factors.a, right)]
+    total, pieces = acc, i.k_tiles(operands.a, right, lifted.lhs, lifted.rhs) if t.ar.bitexact else [(operands.a, right)]
     for x, y in pieces:
-        product = multiplied(t.ar, x, y, i.a.dtype, i.precision, multiply)
+        product = multiply_split(t.ar, x, y, i.a.dtype, i.precision, multiply)
         (x, y), batch = t.aligned([total, Virtual(product, batch)])
         total = Virtual(t.ar.binary("add", x, y, i.acc.dtype), batch)
     state.tiles[i.acc] = total
@@ -211,9 +214,9 @@ def _load_box(t: Lifting, window: Window, box: Sequence[boxes.Stride], trips: Tr
     if key not in state.padded or state.padded[key][0] is not source:
         view = boxes.padded(access.to_view(source, window), window, around, _fill(t, window, window.tile.dtype))
         state.padded[key] = source, view
-    within = boxes.inside(access.to_view(source, window), window, box)
-    held = None if within is None else replace(within, array=t.ar.load(within.array, window.tile.dtype))
-    return Virtual(t.ar.load(boxes.cut(state.padded[key][1], box, around), window.tile.dtype), inside=held)
+    bare = boxes.unpadded(access.to_view(source, window), window, box)
+    held = None if bare is None else replace(bare, array=t.ar.load(bare.array, window.tile.dtype))
+    return Virtual(t.ar.load(boxes.cut(state.padded[key][1], box, around), window.tile.dtype), unpadded=held)
 
 
 def _load_axes(t: Lifting, window: Window, view: Any, wheres: list[Positions]) -> Virtual:
@@ -242,30 +245,30 @@ def _store(t: Lifting, i: dma.Store, trips: Trips, state: State) -> None:
     wheres = _positions(t, window, trips, state)
     array = t.ar.hold(value.array, window.tile.dtype) if value.rested is None else value.rested
     array, wheres = _fold_batch_into_axes(t, Virtual(array, value.batch), window, wheres)
-    if _waits(t, window, array, wheres, state):
+    if _is_deferred(t, window, array, wheres, state):
         return
     buffer = t.buffers[window.buffer]
-    if array.size == buffer.elems and window.buffer in t.read_on:
-        if _worked(value) >= LONG_WORK:
-            array = t.ar.apart(array)
-        elif window.tile in t.only_stored and _is_much(value, array.size):
-            array = t.ar.settled(array)
+    if array.size == buffer.elems and window.buffer in t.read_later:
+        if _work_of(value) >= LONG_WORK:
+            array = t.ar.materialized(array)
+        elif window.tile in t.only_stored and _pays_materializing(value, array.size):
+            array = t.ar.materialized_if_native(array)
     state.hbm[window.buffer] = access.write(state.hbm[window.buffer], array, window, wheres)
 
 
-def _worked(value: Virtual) -> int:
+def _work_of(value: Virtual) -> int:
     return sum(work for _, work in value.work)
 
 
-def _is_much(value: Virtual, elems: int) -> bool:
-    """Whether so many elements of a value are worth making once."""
+def _pays_materializing(value: Virtual, elems: int) -> bool:
+    """Whether materializing a value of so many elements takes less time than recomputing it in its readers."""
     special = any(work == SPECIAL_WORK for _, work in value.work)
-    return _worked(value) >= SETTLED_WORK and elems >= (SETTLED_ELEMS if special else SETTLED_PLAIN_ELEMS)
+    return _work_of(value) >= MATERIALIZE_WORK and elems >= (MATERIALIZE_ELEMS if special else MATERIALIZE_PLAIN_ELEMS)
 
 
-def _waits(t: Lifting, window: Window, array: Any, wheres: list[Positions], state: State) -> bool:
-    """Whether a store waits until the kernel ends for others to the same buffer through the same view, which may complete it."""
-    if t.looped or window.buffer not in t.together or any(a.dilation != 1 for a in window.axes):
+def _is_deferred(t: Lifting, window: Window, array: Any, wheres: list[Positions], state: State) -> bool:
+    """Defer a store until the kernel ends if others write the same buffer through the same view; whether it was deferred."""
+    if t.looped or window.buffer not in t.joined_stores or any(a.dilation != 1 for a in window.axes):
         return False
     piece = piece_at(array, wheres)
     if piece is None:

@@ -1,4 +1,4 @@
-"""Which buffers a piece of code reads, writes and needs: what an XLA loop has to carry, and what it may forget."""
+"""Liveness of buffers over the blocks of a Program: what an XLA loop must carry, what an executable takes and gives, and what is dead."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tpuflow.isa.program import Block, CallHost, Copy, Infeed, Kernel, Loop, Out
 NONE: frozenset[int] = frozenset()
 
 Key = int | tuple[str, int]
-"""What a loop carries, and what crosses from one executable to the next: a buffer, the state of a port ("taken" | "sent" | "outfeed",
+"""A value that a loop carries, or that one executable hands to the next: a buffer, the state of a port ("taken" | "sent" | "outfeed",
 port), or one of those below."""
 WORK: Key = ("work", 0)
 """The work done so far, in units of the launch's budget."""
 AGAIN: Key = ("again", 0)
-"""Whether a while that was launched some trips at a time goes on."""
+"""Whether a while loop that is launched in slices has more trips."""
 CALLED: Key = ("called", 0)
-"""What every call of the host takes from the one before it and gives to the next, so that they are made in order."""
+"""A token that every host call takes from the one before it and gives to the next, so that they are made in order."""
 
 
 def reads(block: Block) -> frozenset[int]:
@@ -74,16 +74,16 @@ def writes(block: Block) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What code makes of a need: what is needed after it and not in `kills` is needed before it, and so is `gens`.
+    """The transfer function of code: live before it are `gens`, and what is live after it and not in `kills`.
 
-    However often a loop runs, that is all there is to say of it, so it is found in one pass over the code.
+    Any number of trips of a loop has such a function too, so one pass over the code finds it.
     """
 
     gens: frozenset[int] = NONE
     kills: frozenset[int] = NONE
 
     def before(self, after: Set[int]) -> frozenset[int]:
-        """The need before the code."""
+        """The buffers that are live before the code."""
         return frozenset((after - self.kills) | self.gens)
 
 
@@ -107,8 +107,8 @@ class Uses:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A block in its place: what of all that it touches matters after it, what of that blocks of the same code read, and what nobody
-    needs any more."""
+    """A block of a list, with those of the buffers it touches that are live after it (`after`), that later blocks of the same list read
+    (`read`), and that are dead after it (`dead`)."""
 
     block: Block
     after: frozenset[int]
@@ -117,9 +117,9 @@ class Step:
 
 
 class Liveness:
-    """What the blocks of a Program need, each found once.
+    """The liveness of a Program's buffers; each block is analysed once.
 
-    whole: the buffers that each kernel (by its id) overwrites completely, which ends the need for their old content. counted: the ids of
+    whole: the buffers that each kernel (by its id) overwrites completely, so that their old content is dead before it. counted: the ids of
     loops whose trips are counted as they run.
     """
 
@@ -141,17 +141,17 @@ class Liveness:
         return _together([self.uses(block) for block in code])
 
     def at_head(self, block: Loop | While, after: Set[int]) -> frozenset[int]:
-        """What matters at the head of a loop, after it, or between the parts of a trip."""
+        """The buffers that are live at the head of a loop, after it, or between condition and body of a trip."""
         tested = NONE if isinstance(block, Loop) else self.flow(block.body).gens | {block.predicate}
         return frozenset(after | self.of(block).gens | tested)
 
     def carried(self, block: Loop | While, after: Set[int]) -> tuple[int, ...]:
-        """The buffers that a loop carries from trip to trip: those it writes that matter, and a while's predicate."""
+        """The buffers that a loop carries from trip to trip: those it writes that are live, and a while's predicate."""
         predicate = NONE if isinstance(block, Loop) else reads(block)
         return tuple(sorted((self.uses(block).written | predicate) & self.at_head(block, after)))
 
     def flow(self, code: Iterable[Block]) -> Flow:
-        """Of blocks one after the other."""
+        """The transfer function of a list of blocks."""
         gens: set[int] = set()
         kills: set[int] = set()
         for block in reversed(tuple(code)):
@@ -162,13 +162,13 @@ class Liveness:
         return Flow(frozenset(gens), frozenset(kills))
 
     def of(self, block: Block) -> Flow:
-        """Of one block."""
+        """The transfer function of a block."""
         if id(block) not in self._flows:
             self._flows[id(block)] = _FLOWS[type(block)](self, block)
         return self._flows[id(block)]
 
     def steps(self, code: tuple[Block, ...], after: Set[int]) -> list[Step]:
-        """The blocks in order; after: what is needed at the end."""
+        """The blocks in order; after: the buffers that are live at the end."""
         need, read = set(after), set[int]()
         found: list[Step] = []
         for block in reversed(code):

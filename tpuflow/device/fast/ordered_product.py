@@ -39,7 +39,7 @@ def ordered_product(rounding: Rounding, a: Value, b: Value, whole: Contraction, 
     if places.terms <= _CHUNK or math.prod(places.sizes) * places.terms <= _DIRECT_PRODUCTS:
         with x64():
             return rounding.hide(_summed_directly(rounding, a, b, places))
-    a, b = (_made_once(rounding, x, places) for x in (a, b))
+    a, b = (_materialized_if_reused(rounding, x, places) for x in (a, b))
     turned, turned_whole = _terms_last(a, whole)
     if dtype != F32:  # bounds of f32 read the operand as it lies, which is quicker; those of the others what is there anyway
         a, whole, places = turned, turned_whole, Places.of(turned_whole, turned, b)
@@ -69,10 +69,10 @@ def ordered_product(rounding: Rounding, a: Value, b: Value, whole: Contraction, 
         return rounding.hide(lax.cond(are_exact(*known), rounded, looked_through, sums))
 
 
-def _made_once(rounding: Rounding, x: Value, places: Places) -> Value:
-    """An operand, settled if its elements are in many terms each: the product, each bound and the sums that are added again read it, and
-    XLA would compute what it was made by anew for each, element by element where it lies turned."""
-    return rounding.settled(x) if math.prod(places.sizes) * places.terms >= _MANY_TERMS * x.size else x
+def _materialized_if_reused(rounding: Rounding, x: Value, places: Places) -> Value:
+    """An operand, materialized if each of its elements is in many terms: the product, the bounds and the sums in ascending order all read
+    it, and XLA would recompute it for each of them, one element at a time where they read it transposed."""
+    return rounding.materialized(x) if math.prod(places.sizes) * places.terms >= _MANY_TERMS * x.size else x
 
 
 def _terms_last(a: Value, whole: Contraction) -> tuple[Value, Contraction]:
@@ -86,9 +86,9 @@ def _terms_last(a: Value, whole: Contraction) -> tuple[Value, Contraction]:
 
 
 def _summed_directly(rounding: Rounding, a: Value, b: Value, places: Places) -> Value:
-    """One term after the other for all elements at once: quicker where the sums are short, and to compile.
+    """Sums one term after the other, for all elements at once: quicker to compile, and to run if the sums are short.
 
-    In a loop of at least two trips, even if that is short: XLA would add up anew for each reader what is not a loop's.
+    It is a loop of at least two trips even if one would do, since XLA recomputes in every reader what is not the result of a loop.
     """
 
     def terms_first(x: Value, axes: Axes) -> Value:
@@ -114,16 +114,17 @@ def _summed_directly(rounding: Rounding, a: Value, b: Value, places: Places) -> 
 
 
 def _started_from_zero(sums: Value) -> Value:
-    """Sums as they are when +0 came first: never -0. (XLA drops an addition of a zero that it knows.)"""
+    """The sums if they start from +0: no sum is -0. (A select, since XLA drops the addition of a known zero.)"""
     nothing = jnp.zeros_like(sums)
     return lax.select(lax.eq(sums, nothing), nothing, sums)
 
 
 def _mended(rounding: Rounding, result: Value, doubtful: Value, places: Places, a: Value, b: Value) -> Value:
-    """`result` with its doubtful elements summed again: of up to `_AT_ONCE` runs of `_RUN` elements, the last one each, in one trip.
+    """`result` with its doubtful elements summed again in ascending order, in a loop.
 
-    Until then such an element is a NaN that no result is, so that one pass over the sums makes both what is read and what is left to do.
-    Elements of a run lie a run's number apart: whether one is left is found over all runs side by side.
+    Doubtful elements are first marked by a NaN (`_DOUBTFUL`) that is no result, so that one pass writes both the results and the list of
+    what is left to do. The elements are divided into runs of up to `_RUN`, element i being in run i % runs, so that all runs are searched
+    by one reduction over rows. Each trip sums the last doubtful element of up to `_AT_ONCE` runs.
     """
     count = result.size
     width = min(_RUN, count)
@@ -131,11 +132,11 @@ def _mended(rounding: Rounding, result: Value, doubtful: Value, places: Places, 
     hands = min(max(_AT_ONCE_LEAST, min(_AT_ONCE, _TERMS_AT_ONCE // places.terms)), runs)
     missing = runs * width - count
     bits = lax.bitcast_convert_type(result, jnp.int32)
-    flat = lax.reshape(rounding.settled(lax.select(doubtful, jnp.full_like(bits, _DOUBTFUL), bits)), (count,))
+    flat = lax.reshape(rounding.materialized(lax.select(doubtful, jnp.full_like(bits, _DOUBTFUL), bits)), (count,))
     flat = lax.pad(flat, np.int32(0), [(0, missing, 0)]) if missing else flat
 
     def chosen(flat: Value, unfinished: Value) -> tuple[Value, ...]:
-        """What is unfinished behind the next trip; the element that each hand takes, -1 for none; where its terms lie."""
+        """(runs that are unfinished after the next trip; the elements that it sums, -1 for none; where their terms begin in a and in b)."""
         run = _first_few(unfinished, hands)
         idle = lax.lt(run, jnp.zeros_like(run))
         marks = _columns(lax.reshape(flat, (width, runs)), lax.max(run, jnp.zeros_like(run)))
@@ -158,20 +159,20 @@ def _mended(rounding: Rounding, result: Value, doubtful: Value, places: Places, 
 
 
 def _columns(x: Value, which: Value) -> Value:
-    """Whether elements of [N, R] are doubtful, of some columns: bool [N, C]."""
+    """The marks of doubtful elements in columns `which` [C] of x [N, R]: bool [N, C]."""
     numbers = lax.GatherDimensionNumbers((0,), (1,), (1,))
     found = lax.gather(x, which[:, None], numbers, (x.shape[0], 1), mode="promise_in_bounds")
     return lax.eq(found, jnp.full_like(found, _DOUBTFUL))
 
 
 def _holding(bits: Value) -> Value:
-    """bool [R]: whether a column of [N, R] has anything doubtful; at first in pieces side by side, which XLA reads as they are."""
+    """bool [R]: whether a column of [N, R] has a doubtful element."""
     greatest = combined_in_pieces(lax.max, lax.reduce_max, bits)
     return lax.eq(greatest, jnp.full_like(greatest, _DOUBTFUL))
 
 
 def _first_few(flags: Value, few: int) -> Value:
-    """s32 [few]: places where bool [N] is set, at most one of each `_STRIPES`-th; -1 where there are no more."""
+    """s32 [few]: indices at which bool [N] is set, -1 for the rest; at most one of each residue modulo the number of stripes."""
     stripes = max(few, min(_STRIPES, flags.size))
     depth = -(-flags.size // stripes)
     place = lax.reshape(lax.iota(jnp.int32, depth * stripes), (depth, stripes))

@@ -1,6 +1,7 @@
-"""Kernels of several phases, each with elements at some of its positions only: a product for each phase, of what elements it has.
+"""Strided transposed convolutions by phase (sub-pixel decomposition): one product for each output phase, of the kernel elements it meets.
 
-The gradient of a convolution with strides sees its kernel so: of a 3x3 one with strides of 2, 9 of 16 positions are elements.
+The input gradient of a strided convolution is such: each output position modulo the stride meets other elements of the kernel. Of a 3x3
+kernel with strides of 2, the four phases meet 4 + 2 + 2 + 1 elements, 9 of the 16 positions that the product would have with padding.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ MOST_PHASES = 16  # of a product: each is a convolution to compile and to start
 
 Value = Any
 Multiply = Callable[[Value, Value, Sequence[int], Mapping[int, int]], Value]
-"""(a, b, zeros before each sliding axis, lengths by label) -> their product."""
+"""(a, b, low padding of each sliding axis, lengths by label) -> their product."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """A label of phases, the label of the positions that slide, and where the elements of each phase start and stop."""
+    """The phases along one axis: `label` numbers them, `inner` is the kernel position, `ranges` its [start, stop) in each phase."""
 
     label: int
     inner: int
@@ -32,7 +33,8 @@ class Phases:
 
 
 def phases_of(whole: Contraction, sizes: Mapping[int, int]) -> tuple[Phases, ...] | None:
-    """The bounds of the right operand as phases; None if there are none, or some are no phases, or have no elements, or are too many."""
+    """The bounds of the right operand as phases; None if it has none, some bound is no decomposition into phases, a phase has no elements,
+    or they are too many."""
     inner, free = {s.label for s in whole.sliding} & set(whole.rhs), {*whole.batch, *whole.columns}
     found = [_phases(bound, inner, free, sizes) for bound in whole.rhs_bounds]
     known = tuple(x for x in found if x is not None and all(stop > start for start, stop in x.ranges))
@@ -56,18 +58,19 @@ def _phases(bound: Bound, inner: set[int], free: set[int], sizes: Mapping[int, i
 
 
 def in_phases(
-    phases: Sequence[Phases], multiply: Multiply, a: Value, b: Value, whole: Contraction, before: Sequence[int], sizes: Mapping[int, int],
+    phases: Sequence[Phases], multiply: Multiply, a: Value, b: Value, whole: Contraction, low_padding: Sequence[int],
+    sizes: Mapping[int, int],
 ) -> Value:  # fmt: skip
-    """The products of all phases side by side."""
+    """The product of each phase, concatenated along the labels of the phases."""
     if not phases:
-        return multiply(a, b, before, sizes)
+        return multiply(a, b, low_padding, sizes)
 
     def one(chosen: Sequence[int]) -> Value:
         ranges = {x.inner: x.ranges[n] for x, n in zip(phases, chosen, strict=True)}
         places = ranges | {x.label: (n, n + 1) for x, n in zip(phases, chosen, strict=True)}
         lengths = {**sizes, **{label: stop - start for label, (start, stop) in places.items()}}
         starts, stops = zip(*(places.get(x, (0, n)) for x, n in zip(whole.rhs, b.shape, strict=True)), strict=True)
-        moved = [zeros - ranges.get(s.label, (0, 0))[0] * s.dilation for s, zeros in zip(whole.sliding, before, strict=True)]
+        moved = [zeros - ranges.get(s.label, (0, 0))[0] * s.dilation for s, zeros in zip(whole.sliding, low_padding, strict=True)]
         return multiply(a, lax.slice(b, starts, stops), moved, lengths)
 
     def together(chosen: tuple[int, ...]) -> Value:

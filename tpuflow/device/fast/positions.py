@@ -1,7 +1,7 @@
-"""Where the elements of a lifted tile lie along one axis of a view: closed forms, however long the axis is.
+"""The positions of a lifted tile's elements along one axis of a view, in closed form.
 
-Every lifted trip and every element of a tile contributes a stride and a count. Nothing here has an entry for each position; where the
-translation needs them one by one (a gather), the compiled program counts them itself.
+Every lifted grid axis, and the tile's own axis, contributes a stride and a count. Nothing here has an entry for each position; where the
+translation needs all of them (for a gather), the compiled program computes them from an iota.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CannotLift(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """`length` positions: number x lies at stride * (x // size) + step * (x % size). In blocks of `size`, or one block if that is all."""
+    """`length` positions in blocks of `size`: number x is at stride * (x // size) + step * (x % size)."""
 
     length: int
     step: int
@@ -33,7 +33,7 @@ class Dim:
 
     @classmethod
     def of(cls, length: int, step: int, size: int = 0, stride: int = 0) -> Dim:
-        """In blocks of `size` that are `stride` apart (evenly spaced if size is 0), written with as few blocks as can be."""
+        """Blocks of `size` that are `stride` apart (one block if size is 0), normalized to as few blocks as possible."""
         if size == 1:
             step, size = stride, 0
         if not size or length <= size or stride == step * size:
@@ -61,7 +61,7 @@ class Dim:
         return Dim.of(self.length * inner.length, inner.step, self.size * inner.length, self.stride)
 
     def array(self) -> Any:
-        """s32 [length], counted by the compiled program."""
+        """s32 [length], computed by the compiled program."""
         x = lax.iota(jnp.int32, self.length)
         if self.even:
             return x * np.int32(self.step)
@@ -103,7 +103,7 @@ class Positions:
 
     @property
     def progression(self) -> tuple[int, int] | None:
-        """(first without the offset, step) if there are any, without batch, and evenly spaced."""
+        """(first without the offset, step) if there is a position, no batch, and they are evenly spaced; else None."""
         if self.batch or not self.length:
             return None
         one = _as_one(self.dims)
@@ -117,7 +117,7 @@ class Positions:
         return self.start + sum(low for low, _ in found), self.start + sum(high for _, high in found)
 
     def array(self) -> Any:
-        """s32 of `shape`, the offset included, counted by the compiled program."""
+        """s32 of `shape`, the offset included, computed by the compiled program."""
         low, high = self.ends()
         if low < SMALLEST or high > LARGEST:
             raise CannotLift(f"a window reaches from position {low} to {high}; expected 32-bit positions")
@@ -129,7 +129,7 @@ class Positions:
 
 
 def _as_one(dims: Sequence[Dim]) -> Dim | None:
-    """The same positions as one dimension; None if they are not one."""
+    """The positions of all `dims` as one dimension; None if it takes several."""
     *outer, found = [d for d in dims if d.length != 1] or [Dim.of(1, 1)]
     for dim in reversed(outer):
         joined = dim.within(found)

@@ -1,4 +1,4 @@
-"""What is known of a product's operands before it is summed: whether the order of adding its terms could change a result."""
+"""Error bounds of a float64 product: for which elements the order of summation could change the result after rounding to f32."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ SMALLEST = {F16: 2.0**-24, BF16: 0.0}
 
 @dataclass(frozen=True)
 class Bounds:
-    """What is known of an operand's rows (or columns), arrays over its axes that are not contracted, whose labels are `axes`: their
-    Euclidean norm; for f16 and bf16, if that is known, a number of which every element is a multiple (infinite for zeros); for short sums
-    of f32, where elements are not zero, as bits of u32 words. `operand`: the labels of all its axes."""
+    """Facts about the rows of an operand (columns, of the right one), as arrays over its axes that are not contracted.
+
+    `operand`: the labels of all its axes; `axes`: of those that are not contracted. `norm`: Euclidean norms. `grain`: for f16 and bf16, if
+    it is known, a number of which every element is a multiple (infinite for zeros). `masks`: for short sums of f32, which elements are not
+    zero, as bits of u32 words.
+    """
 
     operand: tuple[int, ...]
     axes: tuple[int, ...]
@@ -46,7 +49,8 @@ class Bounds:
         return cls(axes, free, norm, None, _masks(x, axes, places) if dtype not in _PRECISION and places.terms <= _MASKED_TERMS else ())
 
     def with_grain(self, x: Value, places: Places, dtype: DType, unseen: bool = False) -> Bounds:
-        """These of an operand in f16 or bf16, with the grain of its rows, or `unseen` the one of all numbers of f16."""
+        """These bounds of an operand in f16 or bf16 with the grain of its rows; `unseen`: without reading x, the grain of all f16
+        numbers."""
         if unseen:
             return replace(self, grain=jnp.full_like(self.norm, SMALLEST[dtype]))
         contracted = [i for i, label in enumerate(self.operand) if label in places.contracted]
@@ -54,14 +58,14 @@ class Bounds:
         return replace(self, grain=lax.max(least * np.float64(2.0 ** -_PRECISION[dtype]), jnp.full_like(least, SMALLEST[dtype])))
 
     def over(self, places: Places, bound: Value) -> Value:
-        """One of the bounds, repeated over the product."""
+        """One of the arrays, broadcast over the product."""
         order = sorted(range(len(self.axes)), key=lambda i: places.product.index(self.axes[i]))
         return lax.broadcast_in_dim(lax.transpose(bound, order), places.sizes, [places.product.index(self.axes[i]) for i in order])
 
 
 def _bound_along(of: Callable[[Value], Value], combine: Callable[[Value, Value], Value], nothing: float, x: Value, axes: Axes) -> Value:
-    """`of` the elements combined along axes, some of them twice: a bound. At first in pieces side by side, which XLA reads as they are: of
-    a reduction it writes `of` all elements, and reads them one by one."""
+    """`of(x)` reduced along axes; some elements may count twice, which is fine for a bound. First elementwise over slices of the longest
+    axis, which XLA fuses: of a plain reduction it writes `of` every element to memory, and reads them one by one."""
     longest = max(axes, key=lambda axis: x.shape[axis])
     n = x.shape[longest]
     pieces = _pieces(n)
@@ -72,7 +76,7 @@ def _bound_along(of: Callable[[Value], Value], combine: Callable[[Value, Value],
 
 
 def _pieces(n: int) -> int:
-    """How many to make of an axis: as many as divide it, if they are not too few."""
+    """The number of slices of an axis of n elements: a divisor of n, unless that leaves less than half of the slices possible."""
     most = max(1, min(_PIECES, n // _LEAST_LENGTH))
     evenly = max(k for k in range(1, most + 1) if n % k == 0)
     return evenly if 2 * evenly >= most else most
@@ -100,23 +104,21 @@ def _masks(x: Value, axes: Axes, places: Places) -> tuple[Value, ...]:
 
 
 def combined_in_pieces(combine: Callable[[Value, Value], Value], reduce: Callable[[Value, Axes], Value], x: Value) -> Value:
-    """x combined along its first axis, at first in pieces side by side, which XLA reads as they are."""
+    """x reduced along its first axis: first elementwise over slices of it, which XLA fuses, then by `reduce`."""
     n = x.shape[0]
     pieces = next(k for k in (8, 4, 2, 1) if n % k == 0)
     return reduce(functools.reduce(combine, [x[k * n // pieces : (k + 1) * n // pieces] for k in range(pieces)]), (0,))
 
 
 def are_exact(left: Bounds, right: Bounds) -> Value:
-    """Whether the terms of every element are multiples of a number so large that float64 adds them without any rounding."""
+    """pred []: whether no sum of the product rounds in float64, because its terms are all multiples of a large enough number."""
     most = [lax.reduce_max(bounds.norm / bounds.grain, tuple(range(bounds.norm.ndim))) for bounds in (left, right)]
     return lax.lt(most[0] * most[1], np.float64(_EXACT))
 
 
 def doubtful_places(sums: Value, left: Bounds, right: Bounds, places: Places) -> Value:
-    """Where the order of adding could change the f32 result.
-
-    That is where f32 rounding does not give the same bits all over sums +- slack; but not where they are exact (see `are_exact`).
-    """
+    """Where the order of summation could change the f32 result: where sums - slack and sums + slack round to different bits, unless the
+    element's sum is exact (see `are_exact`, and `Bounds.masks`)."""
     size = left.over(places, left.norm) * right.over(places, right.norm)
     slack = size * np.float64(SLACK * places.terms)
     low, high = (lax.bitcast_convert_type(lax.convert_element_type(x, jnp.float32), jnp.int32) for x in (sums - slack, sums + slack))
@@ -130,13 +132,13 @@ def doubtful_places(sums: Value, left: Bounds, right: Bounds, places: Places) ->
 
 
 def _any_bit(words: Sequence[Value]) -> Value:
-    """Whether a sum is of more than zeros: one of those is exact in any order."""
+    """Whether a sum has a term that is not zero; one without is exact in any order."""
     met = functools.reduce(lax.bitwise_or, words)
     return lax.ne(met, jnp.zeros_like(met))
 
 
 def _several(words: Sequence[Value]) -> Value:
-    """Whether more than one bit is set: a sum of one term is exact, too."""
+    """Whether more than one bit is set; a sum with a single term that is not zero is exact."""
     found, before = [], jnp.zeros_like(words[0])
     for word in words:
         found.append((word & (word - np.uint32(1))) | lax.select(lax.eq(word, jnp.zeros_like(word)), word, before))

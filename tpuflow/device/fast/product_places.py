@@ -1,4 +1,4 @@
-"""Where the terms of an element of a product lie in its operands."""
+"""Addresses of a product's terms: from the number of an element of the product to its rows in the operands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Axes = Sequence[int]
 
 @dataclass(frozen=True)
 class Places:
-    """Where the terms of an element of the product lie: labels of the product's axes, and of each operand's."""
+    """The layout of a product: labels and sizes of its axes, labels of the contracted ones and of the operands' axes, terms of a sum."""
 
     product: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -35,7 +35,8 @@ class Places:
         return cls(product, tuple(sizes[x] for x in product), contracted, terms, whole.lhs, whole.rhs)
 
     def starts(self, axes: Axes, place: Value) -> Value:
-        """s32 [C, the axes that are not contracted]: where the terms of elements begin, which are counted through the product."""
+        """s32 [C, axes that are not contracted]: the indices in an operand of the first terms of C elements, numbered row-major
+        (`place`)."""
         left, index = lax.max(place, jnp.zeros_like(place)), {}
         for label, size in zip(reversed(self.product), reversed(self.sizes), strict=True):
             index[label], left = lax.rem(left, np.int32(size)), lax.div(left, np.int32(size))
@@ -43,7 +44,7 @@ class Places:
         return jnp.stack(free, axis=1) if free else jnp.zeros((place.size, 0), jnp.int32)
 
     def terms_of(self, operand: Value, axes: Axes, starts: Value) -> Value:
-        """float64 [K, C]: what the operand brings to each of C elements, whose terms begin there."""
+        """float64 [K, C]: the operand's factors of the K terms of each of C elements; starts: as `starts` gives them."""
         free = [i for i, label in enumerate(axes) if label not in self.contracted]
         within = [i for i in range(len(axes)) if i not in free]
         sizes = [1 if i in free else operand.shape[i] for i in range(len(axes))]

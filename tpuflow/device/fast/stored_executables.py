@@ -1,4 +1,4 @@
-"""Executables that outlive the process: of a function that is translated again only if the persistent cache has not got it."""
+"""Functions whose executables are in the persistent cache: traced and compiled only if the cache has no entry for them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tpuflow.jaxprs.persistent import key_of
 DONATED = 2
 
 
-class Kept:
-    """A function on JAX's default backend, which is one CPU; called as `jax.jit` of it, with its third argument donated.
+class CachedFunction:
+    """A function on JAX's default backend, which must be one CPU device; called as `jax.jit` of it, with its third argument donated.
 
-    identity: what says which function it is. results: the lengths of the lists that it returns. tiers: what translating fills in, which
-    is kept with the executable.
+    identity: text that is equal for the same function in another process. results: the lengths of the lists that it returns. tiers: the
+    dictionary that tracing fills with the tier of every kernel, which is stored with the executable.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Kept:
         self._compiled: dict[Hashable, Any] = {}
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call it; compiled or taken from the cache at the first call of its sizes."""
+        """Call the function; at the first call with arguments of these sizes its executable is taken from the cache, or compiled."""
         if jax.config.jax_debug_nans or jax.config.jax_debug_infs:  # type: ignore[attr-defined]
             return self._jit(*arguments)  # which looks at every result
         compiled = self._compiled.get((self._sizes(*arguments), traced_under()))
@@ -46,9 +46,9 @@ class Kept:
             compiled = self.lower(*jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)).compile()
         return compiled(*arguments)
 
-    def lower(self, *specs: Any) -> _Kept:
-        """What `jax.jit` calls so; translated only where it must be."""
-        return _Kept(self, specs)
+    def lower(self, *specs: Any) -> _Lowered:
+        """As `lower` of a `jax.jit` function, but nothing is traced before `compile` finds no entry in the cache."""
+        return _Lowered(self, specs)
 
     def _ready(self, specs: Sequence[Any]) -> Any:
         key = self._sizes(*specs), traced_under()
@@ -72,10 +72,10 @@ class Kept:
         return compiled
 
 
-class _Kept:
-    """A kept function for arguments of given shapes."""
+class _Lowered:
+    """A cached function for arguments of given shapes (as `jax.stages.Lowered`)."""
 
-    def __init__(self, function: Kept, specs: Sequence[Any]):
+    def __init__(self, function: CachedFunction, specs: Sequence[Any]):
         self._function, self._specs = function, specs
 
     def as_text(self) -> str:
@@ -83,5 +83,5 @@ class _Kept:
         return self._function._jit.lower(*self._specs).as_text()
 
     def compile(self) -> Any:
-        """Compile now, or take it from the cache; the next calls find it."""
+        """The executable, from the cache or compiled now; calls with these shapes use it from now on."""
         return self._function._ready(self._specs)

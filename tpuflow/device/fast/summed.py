@@ -1,10 +1,11 @@
-"""Kernels of which nothing but the sum over chips is wanted, such as the gradients of a data-parallel training.
+"""Products whose results are only ever summed over chips, such as the weight gradients of data-parallel training.
 
-Each chip multiplies what it has, and the products are added up: natively, where sums have no order of their own, that is one product with
-the chips' terms side by side. A chip's own product is then never made: of a layer's weights, eight arrays of their size on eight chips.
+An all-reduce of one product per chip is one product with the chips' contracted axes concatenated: same sum, in another order, so this is
+for native fidelity alone. The chips' partial products are then never stored, which for a layer's weights on eight chips are eight arrays
+of their size.
 
-A chip's product may be scaled by a power of two before it is stored (the mean of eight chips' gradients is that of eighths), which rounds
-nothing, so the sum may be scaled instead.
+A partial product may be scaled by a power of two before it is stored (a mean over eight chips scales by 1/8). That rounds nothing, so it
+makes no difference that the sum is scaled instead.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ Axes = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """`buffers`: those that hold their sums over chips, with the mesh axes of these; `kernels`: the same of what writes them, by its id."""
+    """`buffers`: number -> mesh axes, of buffers that hold the sum over these axes at once. `kernels`: the same of their writers, by id."""
 
     buffers: Mapping[int, Axes]
     kernels: Mapping[int, Axes]
 
 
-def summed(program: Program, uneven: frozenset[int]) -> Summed:
-    """Of a Program; uneven: the ids of blocks that not every chip may come to."""
-    users, buffers, kernels = _Users(program, uneven), dict[int, Axes](), dict[int, Axes]()
+def summed(program: Program, divergent: frozenset[int]) -> Summed:
+    """The buffers and kernels of a Program that can hold sums; divergent: the ids of blocks that some chips may not reach."""
+    users, buffers, kernels = _Users(program, divergent), dict[int, Axes](), dict[int, Axes]()
     for _, block in walk(program.code):
         if isinstance(block, Collective) and block.reducer == "add" and KINDS[block.kind].reduces:
             for buffer, writer in users.summed(block).items():
@@ -43,10 +44,10 @@ def summed(program: Program, uneven: frozenset[int]) -> Summed:
 
 
 class _Users:
-    """What writes each buffer of a Program, and what reads it."""
+    """The writers and readers of every buffer of a Program."""
 
-    def __init__(self, program: Program, uneven: frozenset[int]):
-        self.uneven = uneven
+    def __init__(self, program: Program, divergent: frozenset[int]):
+        self.divergent = divergent
         self.seen = frozenset(x.buffer for x in (*program.inputs, *program.outputs, *program.constants))
         self.writers: dict[int, list[Block]] = {}
         self.readers: dict[int, list[Block]] = {}
@@ -56,7 +57,8 @@ class _Users:
                     table.setdefault(buffer, []).append(block)
 
     def summed(self, reader: Block) -> dict[int, Kernel]:
-        """The buffers that a block reads with the kernels that write them, and so on back to products, if all can be sums; else none."""
+        """The buffers that can hold sums over chips among those that `reader` reads and, back to the products, those that they are made of,
+        each with the kernel that writes it. Empty unless all of them can."""
         found: dict[int, Kernel] = {}
         for buffer in reads(reader):
             writer = self._only_writer(buffer, reader)
@@ -71,30 +73,30 @@ class _Users:
         return found
 
     def _only_writer(self, buffer: int, reader: Block) -> Kernel | None:
-        """The kernel that writes a buffer, and nothing else, if nothing besides writes it or reads it."""
+        """The kernel that writes `buffer`, if it writes no other buffer, no other block writes this one, and only `reader` reads it."""
         if buffer in self.seen or self.readers[buffer] != [reader] or len(self.writers.get(buffer, ())) != 1:
             return None
         (writer,) = self.writers[buffer]
-        if not isinstance(writer, Kernel) or id(writer) in self.uneven:
+        if not isinstance(writer, Kernel) or id(writer) in self.divergent:
             return None
         return writer if writes(writer) == {buffer} and buffer not in reads(writer) else None
 
 
 _OWN, _SUMS = "own", "sums"
-"""What a tile may hold besides a number: anything of a chip's own, or sums of products, which are to be those of all chips."""
+"""Abstract contents of a tile, besides a known number: any values of one chip, or f32 sums of products, which may become all chips'."""
 
 Held = Callable[[Tile], object]
 
 
 def _stores_sums(kernel: Kernel, *, of_sums: bool) -> bool:
-    """Whether all that a kernel stores are f32 sums of products, times powers of two; of_sums: whether what it loads are such."""
+    """Whether all that a kernel stores is `_SUMS`, perhaps scaled by powers of two; of_sums: whether it loads `_SUMS`, not `_OWN`."""
     tiles: dict[Tile, object] = {}
     loads = _SUMS if of_sums else _OWN
     return all(_follows(i, tiles, loads) for i in kernel.instructions if not isinstance(i, dma.Signal | dma.Wait))
 
 
 def _follows(instruction: Instruction, tiles: dict[Tile, object], loads: str) -> bool:
-    """Whether it is known what an instruction makes of what tiles hold, and that the tiles hold the same all the time."""
+    """Record in `tiles` the contents that an instruction writes; false if they are not known, or not the same at every write of a tile."""
     if isinstance(instruction, dma.Store):
         return tiles.get(instruction.window.tile) == _SUMS
     if any(role == "write" for role, _ in instruction.windows()):
@@ -109,7 +111,7 @@ def _load(i: dma.Load, loads: str) -> object:
 
 
 def _made(instruction: Instruction, held: Held) -> object:
-    """What an instruction makes; None: nothing that is known."""
+    """The content that an instruction writes, given what tiles hold; None if it is not known."""
     rule = _RULES.get(type(instruction))
     made = None if rule is None else rule(instruction, held)
     if made is None and all(held(tile) is not None and held(tile) != _SUMS for tile in instruction.reads()):
@@ -140,4 +142,4 @@ _RULES: Mapping[type[Instruction], Callable[[Any, Held], object]] = {
     matrix.MatmulAccumulate: _multiplied,
     matrix.MatmulRead: _kept,
 }
-"""What instructions make of sums, and of nothing; all others make something of a chip's own of what is such."""
+"""Rules of the instructions that keep sums or make a known number. Any other instruction makes `_OWN` of operands that are no sums."""

@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 from tpuflow.device.budget import Workload
 from tpuflow.device.fast import liveness
 from tpuflow.device.fast.arithmetic import LaxArithmetic, words
-from tpuflow.device.fast.asking import ask
 from tpuflow.device.fast.cuts import Stage
+from tpuflow.device.fast.host_callback import call_host
 from tpuflow.device.fast.kernel import translate_kernel
 from tpuflow.device.fast.lane_by_lane import picked
 from tpuflow.device.fast.lanes import Lanes
@@ -51,7 +51,7 @@ class Translation:
         self.places = {id(b): place for place, b in walk(self.program.code)}
         self.workload = Workload(self.program)
         self.lanes = Lanes(self.program, self.over)
-        self.summed = summed(self.program, self.lanes.within_uneven) if self.program.mesh and not self.bitexact else Summed({}, {})
+        self.summed = summed(self.program, self.lanes.within_divergent) if self.program.mesh and not self.bitexact else Summed({}, {})
         whole = {id(k): frozenset(_overwritten(k, self.program)) for k in self.program.kernels()}
         self.liveness = Liveness(whole, self.workload.numbers)
         self.packed = _packed(self.program, whole)
@@ -192,7 +192,7 @@ class _Run:
             case _:
                 assert_never(block)
 
-    def _kernel(self, kernel: Kernel, env: dict[Any, Any], read_on: Set[int]) -> None:
+    def _kernel(self, kernel: Kernel, env: dict[Any, Any], read_later: Set[int]) -> None:
         read, written = liveness.reads(kernel), liveness.writes(kernel)
         touched = [b for b in self.t.liveness.uses(kernel).touched if b in env or b in read]
         arrays = {b: self.buffer(env, b) for b in touched}
@@ -203,7 +203,7 @@ class _Run:
         hbm = {b: self.ar.take(array, self.program.buffers[b].dtype) for b, array in arrays.items()}
         axes = self.t.summed.kernels.get(id(kernel))
         chips = None if axes is None else functools.partial(self.t.lanes.side_by_side, axes=axes)
-        new, tier = translate_kernel(kernel, self.program.buffers, hbm, self.ar, self.resting, read_on, chips)
+        new, tier = translate_kernel(kernel, self.program.buffers, hbm, self.ar, self.resting, read_later, chips)
         looked_at = read | {n for b in read if (n := self.sources.get(b, b)) in env and env[n] is arrays[b]}
         results = [x for x in new.values() if x.size]
         env.update({("read", b): (env[b], results) for b in (looked_at - written) & self.overwritten & env.keys()})
@@ -245,7 +245,7 @@ class _Run:
     def _call_host(self, block: CallHost, env: dict[Any, Any]) -> None:
         buffers = self.program.buffers
         sent = [words(self.ar.store(self.buffer(env, s), buffers[s].dtype)) for s in block.sources]
-        env[CALLED], *received = ask(self.program.functions[block.function], env[CALLED], sent)
+        env[CALLED], *received = call_host(self.program.functions[block.function], env[CALLED], sent)
         env.update({target: x.reshape(buffers[target].shape) for target, x in zip(block.targets, received, strict=True)})
 
     def _values(self, keys: Sequence[Key], env: dict[Any, Any]) -> list[Any]:
@@ -273,8 +273,8 @@ class _Run:
     def _agree(self, block: Block, env: dict[Any, Any]) -> None:
         """After what chips may not all have run alike: the work of the one that did most, of one device's within such a block."""
         lanes = self.t.lanes
-        if WORK in env and id(block) in lanes.uneven:
-            env[WORK] = lanes.greatest(env[WORK], lanes.varying.decided[id(block)], here=id(block) in lanes.within_uneven)
+        if WORK in env and id(block) in lanes.divergent:
+            env[WORK] = lanes.greatest(env[WORK], lanes.varying.decided[id(block)], here=id(block) in lanes.within_divergent)
 
     def _loop(self, block: Loop, env: dict[Any, Any], after: Set[int], trips: Any) -> Any:
         need = self.t.liveness.at_head(block, after)

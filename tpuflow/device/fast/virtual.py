@@ -1,4 +1,4 @@
-"""What the lift rules work on: virtual tensors, the state of a kernel that is being translated, and what is known about it."""
+"""What the lift rules work on: virtual tensors, the state of the kernel being translated, and the facts about it that they need."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from jax import lax
 
 from tpuflow.device.fast import access
 from tpuflow.device.fast.arithmetic import LaxArithmetic
-from tpuflow.device.fast.boxes import Inside, Margins
+from tpuflow.device.fast.boxes import Margins, Unpadded
 from tpuflow.device.fast.halos import Halos
 from tpuflow.device.fast.joined_stores import Piece, coalesced
 from tpuflow.isa import dma
 from tpuflow.isa.instruction import Tile, Window
 from tpuflow.isa.program import Buffer, Kernel
 
-Chips = Callable[[Any], Any]
-"""What a chip has -> what each of a group of chips has, side by side: [...] -> [chips, ...]."""
+Gather = Callable[[Any], Any]
+"""An all-gather over a group of chips: [...] -> [chips, ...]."""
 
 
 def view_axes(window: Window) -> tuple[tuple[int, int, int], ...]:
@@ -28,7 +28,7 @@ def view_axes(window: Window) -> tuple[tuple[int, int, int], ...]:
 
 
 def same_view(window: Window) -> tuple[Any, ...]:
-    """Equal for windows that see one buffer alike, wherever they stand in it."""
+    """A key that is equal for windows that view one buffer alike, at whatever positions."""
     return window.buffer, repr(window.fill), view_axes(window)
 
 
@@ -36,20 +36,20 @@ def same_view(window: Window) -> tuple[Any, ...]:
 class Virtual:
     """A tile's content over all lifted trips: leading dimensions for the lifted grid axes in `batch`, then the tile's own axes.
 
-    `inside`: the same without its padding, for those that can do without it. `rested`: the same as it lies between launches. `work`: the
-    elementwise instructions on the way from what was loaded, summed, multiplied or moved, by `id`, each with the work that it is.
+    `unpadded`: the content before padding, for rules that pad themselves. `rested`: the content at rest (see `LaxArithmetic`). `work`: the
+    elementwise instructions that made it out of loads, sums, products and moves, as pairs of `id` and work (`lift.MATERIALIZE_WORK`).
     """
 
     array: Any
     batch: tuple[int, ...] = ()
-    inside: Inside | None = None
+    unpadded: Unpadded | None = None
     rested: Any = None
     work: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass
 class State:
-    """What a kernel changes while it is translated: buffers (storage form) and tiles (the arithmetic's form)."""
+    """The state of a kernel while it is translated: buffers (as `LaxArithmetic.hold` gives them) and tiles (carriers)."""
 
     hbm: dict[int, Any]
     tiles: dict[Tile, Virtual] = field(default_factory=dict)
@@ -57,8 +57,8 @@ class State:
     padded: dict[Any, tuple[Any, Any]] = field(default_factory=dict)  # what a padded view was made of, and the view
     margins: dict[Any, Margins] = field(default_factory=dict)  # by how much the loads of a view leave it
 
-    def put_down(self, buffers: Sequence[Buffer]) -> None:
-        """Write the pieces that wait for others."""
+    def write_pieces(self, buffers: Sequence[Buffer]) -> None:
+        """Write the stores that were deferred, joined where they complete each other."""
         for b, waiting in self.pieces.items():
             window = waiting[0][0]
             view = access.to_view(self.hbm[b], window)
@@ -70,23 +70,26 @@ class State:
 
 @dataclass
 class Lifting:
-    """What a lift rule knows: kernel, buffer table, arithmetic, which grid axes are loops, which buffers other kernels read what it
-    writes of, what has the factors of all chips whose products are added up (None: a chip's are its own), whether all steps are taken at
-    once, and which tiles are carried from step to step."""
+    """What a lift rule knows of the kernel.
+
+    looped: grid axes that run as loops; the others are lifted. read_later: buffers whose content, as this kernel writes it, other blocks
+    read. gather: of a product whose results are only summed over chips, all-gathers its operands (None: multiply those of the chip).
+    folded: whether all sequential steps are lifted into one. carried: tiles that the body hands on from step to step.
+    """
 
     kernel: Kernel
     buffers: Sequence[Buffer]
     ar: LaxArithmetic
     looped: frozenset[int]
-    read_on: Set[int] = frozenset()
-    chips: Chips | None = None
+    read_later: Set[int] = frozenset()
+    gather: Gather | None = None
     folded: bool = False
     halos: Halos = field(default_factory=dict)
     carried: frozenset[Tile] = frozenset()
 
     @functools.cached_property
     def loads(self) -> Mapping[tuple[Any, ...], list[Window]]:
-        """The windows of all loads, by what they see alike."""
+        """The windows of all loads, by `same_view`."""
         found: dict[tuple[Any, ...], list[Window]] = {}
         for i in self.kernel.instructions:
             if isinstance(i, dma.Load):
@@ -94,8 +97,8 @@ class Lifting:
         return found
 
     @functools.cached_property
-    def together(self) -> frozenset[int]:
-        """Buffers that several stores write through one view."""
+    def joined_stores(self) -> frozenset[int]:
+        """Buffers that several stores write through one view: these stores are deferred and joined."""
         views: dict[int, list[Any]] = {}
         for i in self.kernel.instructions:
             if isinstance(i, dma.Store):
@@ -104,7 +107,7 @@ class Lifting:
 
     @functools.cached_property
     def only_stored(self) -> frozenset[Tile]:
-        """Tiles that stores alone read."""
+        """Tiles that only stores read."""
         stores = {i.window.tile for i in self.kernel.instructions if isinstance(i, dma.Store)}
         return frozenset(stores.difference(*(i.reads() for i in self.kernel.instructions if not isinstance(i, dma.Store))))
 

@@ -16,7 +16,7 @@ from tpuflow.device.resolved import QUEUE_NUMBER, Resolved
 from tpuflow.isa import dma
 from tpuflow.isa.arithmetic import Arithmetic
 from tpuflow.isa.instruction import Instruction
-from tpuflow.isa.loop_nest import At
+from tpuflow.isa.loop_nest import Iteration
 from tpuflow.isa.trip import Trip
 from tpuflow.isa.windows import base_position
 
@@ -33,7 +33,7 @@ class Run:
         self.plan, self.path, self.ar, self.kept, self.arriving = plan, path, arithmetic, kept, arriving
         self.clocks = Clocks(plan.kernel.semaphores)
         self.cells = plan.new_cells()
-        self._streams: list[Iterator[tuple[Resolved, At]]] = [plan.stream(q) for q in range(len(self.clocks.now))]
+        self._streams: list[Iterator[tuple[Resolved, Iteration]]] = [plan.stream(q) for q in range(len(self.clocks.now))]
         self._next = [next(s, None) for s in self._streams]
 
     def execute(self, schedule: str) -> None:
@@ -63,7 +63,7 @@ class Run:
                 break
         return moved
 
-    def _step(self, i: Resolved, at: At) -> None:
+    def _step(self, i: Resolved, at: Iteration) -> None:
         queue = i.queue
         clock = self.clocks.tick(queue)
         if i.waits is not None:
@@ -84,7 +84,7 @@ class Run:
                 if fault is not None:
                     raise self.site(i, at).fault(tile_text(self.plan.tiles[tile]), fault)
 
-    def _execute(self, i: Resolved, at: At, clock: list[int]) -> None:
+    def _execute(self, i: Resolved, at: Iteration, clock: list[int]) -> None:
         if not i.instruction.has("transfers"):
             _compute(self, i, at, clock)
         elif (move := _TRANSFERS.get(type(i.instruction))) is not None:
@@ -92,28 +92,28 @@ class Run:
         else:
             raise self.site(i, at).hazard(f"transfer {i.instruction.mnemonic!r} is not known to the reference engine")
 
-    def _check_places(self, i: Resolved, at: At) -> None:
+    def _check_places(self, i: Resolved, at: Iteration) -> None:
         for tile in (*i.reads, *i.writes):
             if tile in self.plan.problems:
                 raise self.site(i, at).hazard(f"{tile_text(self.plan.tiles[tile])} {self.plan.problems[tile]} bytes")
 
-    def site(self, i: Resolved, at: At) -> Site:
+    def site(self, i: Resolved, at: Iteration) -> Site:
         """For errors."""
         return Site(self.path, self.plan.kernel, i.number, at.index)
 
-    def _slot(self, tile: int, at: At) -> int:
+    def _slot(self, tile: int, at: Iteration) -> int:
         return at.slot(self.plan.tiles[tile])
 
-    def array(self, tile: int, at: At) -> np.ndarray:
+    def array(self, tile: int, at: Iteration) -> np.ndarray:
         """A tile's valid array, a view of on-chip memory."""
         t = self.plan.tiles[tile]
         return self.plan.on_chip.array(t, at.slot(t), t.valid_shape(at.index))
 
-    def value(self, tile: int, at: At) -> Any:
+    def value(self, tile: int, at: Iteration) -> Any:
         """A tile's value for the arithmetic."""
         return self.ar.load(self.array(tile, at), self.plan.tiles[tile].dtype)
 
-    def put(self, i: Resolved, at: At, results: tuple[Any, ...]) -> None:
+    def put(self, i: Resolved, at: Iteration, results: tuple[Any, ...]) -> None:
         """Store what an instruction computed in its destinations."""
         for tile, result in zip(i.writes, results, strict=True):
             target = self.array(tile, at)
@@ -123,7 +123,7 @@ class Run:
 
     # --- windows
 
-    def selections(self, i: Resolved, at: At, first: int = 0) -> list[AxisSelection]:
+    def selections(self, i: Resolved, at: Iteration, first: int = 0) -> list[AxisSelection]:
         """What the window's axes (from number `first` on) select at this grid index."""
         access = self.plan.windows[i.number]
         registers = iter(i.reads)
@@ -135,7 +135,7 @@ class Run:
                 found.append(access.select(n, length, base_position(axis, at.index, register)))
         return found
 
-    def check_read(self, i: Resolved, at: At, where: tuple[Any, ...], clock: list[int]) -> None:
+    def check_read(self, i: Resolved, at: Iteration, where: tuple[Any, ...], clock: list[int]) -> None:
         """Everything read in HBM was written as part of this buffer, in order."""
         access = self.plan.windows[i.number]
         number = access.window.buffer
@@ -148,7 +148,7 @@ class Run:
             raise self.site(i, at).hazard(f"reads what {found} in buffer {number}")
         self._shadow(i, at, "read", where, clock)
 
-    def _check_core(self, i: Resolved, at: At, what: str, where: tuple[Any, ...]) -> None:
+    def _check_core(self, i: Resolved, at: Iteration, what: str, where: tuple[Any, ...]) -> None:
         """A core reaches only what it has itself of an array that stays in VMEM."""
         access, cores = self.plan.windows[i.number], self.plan.on_chip.chip.cores
         if cores == 1 or not self.plan.hbm.buffers[access.window.buffer].is_parted:
@@ -162,7 +162,7 @@ class Run:
         tiles = ", or tiles have taken its place since," if self.plan.hbm.buffers[buffer].is_parted else ""
         return f"nothing has written{tiles}"
 
-    def check_write(self, i: Resolved, at: At, where: tuple[Any, ...], clock: list[int]) -> None:
+    def check_write(self, i: Resolved, at: Iteration, where: tuple[Any, ...], clock: list[int]) -> None:
         """A write to HBM may happen, in order; notes it."""
         access = self.plan.windows[i.number]
         number = access.window.buffer
@@ -174,7 +174,7 @@ class Run:
         self._shadow(i, at, "write", where, clock)
         access.owner[where] = number
 
-    def _shadow(self, i: Resolved, at: At, role: str, where: tuple[Any, ...], clock: list[int]) -> None:
+    def _shadow(self, i: Resolved, at: Iteration, role: str, where: tuple[Any, ...], clock: list[int]) -> None:
         access = self.plan.windows[i.number]
         if access.shadow is None:
             return
@@ -189,7 +189,7 @@ class Run:
 # --- instructions
 
 
-def _compute(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
+def _compute(run: Run, i: Resolved, at: Iteration, clock: list[int]) -> None:
     """Instructions that have a meaning: the values read give the values written."""
     trip = Trip(run.plan.tiles[i.writes[0]].valid_shape(at.index), at.start)
     instruction: Any = i.instruction
@@ -197,7 +197,7 @@ def _compute(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
     run.put(i, at, result if isinstance(result, tuple) else (result,))
 
 
-def _load(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
+def _load(run: Run, i: Resolved, at: Iteration, clock: list[int]) -> None:
     access = run.plan.windows[i.number]
     selections = run.selections(i, at)
     target = run.array(i.writes[0], at)
@@ -208,7 +208,7 @@ def _load(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
     target[tuple(s.tile for s in selections)] = access.data[where]
 
 
-def _store(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
+def _store(run: Run, i: Resolved, at: Iteration, clock: list[int]) -> None:
     access = run.plan.windows[i.number]
     selections = run.selections(i, at)
     where = tuple(s.view for s in selections)
@@ -216,7 +216,7 @@ def _store(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
     access.data[where] = run.array(i.reads[-1], at)[tuple(s.last for s in selections)]
 
 
-def _rows(run: Run, i: Resolved, at: At) -> tuple[np.ndarray, np.ndarray]:
+def _rows(run: Run, i: Resolved, at: Iteration) -> tuple[np.ndarray, np.ndarray]:
     """(rows of the tile, rows of the buffer's view) that meet, in index order."""
     access = run.plan.windows[i.number]
     axis = access.window.axes[0]
@@ -227,7 +227,7 @@ def _rows(run: Run, i: Resolved, at: At) -> tuple[np.ndarray, np.ndarray]:
     return rows, place[rows]
 
 
-def _load_indexed(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
+def _load_indexed(run: Run, i: Resolved, at: Iteration, clock: list[int]) -> None:
     access = run.plan.windows[i.number]
     rows, places = _rows(run, i, at)
     rest = run.selections(i, at, 1)
@@ -238,7 +238,7 @@ def _load_indexed(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
     target[(rows, *(s.tile for s in rest))] = access.data[where]
 
 
-def _store_indexed(run: Run, i: Resolved, at: At, clock: list[int]) -> None:
+def _store_indexed(run: Run, i: Resolved, at: Iteration, clock: list[int]) -> None:
     access, instruction = run.plan.windows[i.number], i.instruction
     assert isinstance(instruction, dma.StoreIndexed)
     dtype, ar = access.window.tile.dtype, run.ar
@@ -266,7 +266,7 @@ def _turns(places: np.ndarray) -> Iterator[np.ndarray]:
         yield np.flatnonzero(turn == n)
 
 
-_TRANSFERS: dict[type[Instruction], Callable[[Run, Resolved, At, list[int]], None]] = {
+_TRANSFERS: dict[type[Instruction], Callable[[Run, Resolved, Iteration, list[int]], None]] = {
     dma.Load: _load,
     dma.Store: _store,
     dma.LoadIndexed: _load_indexed,

@@ -1,4 +1,4 @@
-"""Machine-level faults named in full, and the shadow of HBM that finds unordered accesses within a kernel."""
+"""Errors of machine-level faults with their full place, and the shadow memory of HBM that finds races within a kernel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tpuflow.isa.program import Kernel
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where execution stands: the kernel with its place, the instruction, and the grid index."""
+    """The place of a fault: the kernel with its path, the instruction, and the grid index."""
 
     path: str
     kernel: Kernel
@@ -46,7 +46,7 @@ def _other_text(kernel: Kernel, other: Event | None) -> str:
 
 
 def deadlock(path: str, kernel: Kernel, stuck: Sequence[tuple[Event, tuple[int, ...]]]) -> HazardError:
-    """The error of queues that all wait: the wait that comes first in program order, and where the others stand."""
+    """The error of a deadlock: the wait that comes first in program order, and the instructions that hold the other queues."""
     (number, _, _), index = min(stuck, key=lambda s: (s[0][1], s[0][2], s[0][0]))
     others = [section_place(kernel, n) for (n, _, _), _ in stuck if n != number]
     also = f"; also held: {', '.join(others)}" if others else ""
@@ -67,9 +67,9 @@ _CLASHES = {
 
 
 class HbmShadow:
-    """When every granule of a region of HBM was last read and written by each queue, during one kernel.
+    """Shadow memory of a region of HBM: when each queue last read and wrote every granule, during one kernel.
 
-    `stamps` has a table a role ("read", "write") and queue. Stamps grow from run to run, so that none must be cleared.
+    `stamps` has a table of times for each role ("read", "write") and queue. Times grow from kernel to kernel, so no table is ever cleared.
     """
 
     def __init__(self, granules: int):

@@ -9,7 +9,7 @@ import numpy as np
 from tpuflow.device.budget import Budget, Workload
 from tpuflow.device.launching import check_arguments
 from tpuflow.device.reference.chip import ChipRun, Meeting
-from tpuflow.device.shards import apart, together
+from tpuflow.device.shards import shard, unshard
 from tpuflow.device.verify import verify as verify_program
 from tpuflow.errors import ConfigError, HazardError
 from tpuflow.isa.arithmetic import Arithmetic
@@ -59,19 +59,21 @@ class ReferenceEngine:
           LaunchError: the arguments do not fit the signature, or an infeed runs dry.
           OutOfBudget: the run does more work than the budget allows.
         """
-        for _ in self.fly(inputs, infeeds, budget):
+        for _ in self.launch_in_slices(inputs, infeeds, budget):
             pass
         return self.outputs, [stacked(p, items) for p, items in zip(self.program.outfeeds, self.sent, strict=True)]
 
-    def fly(self, inputs: Sequence[np.ndarray], infeeds: Sequence[np.ndarray] = (), budget: Budget | None = None) -> Iterator[int]:
-        """Run as `launch` does, in pieces: gives 1 after every trip of a loop that is the Program's last block.
+    def launch_in_slices(
+        self, inputs: Sequence[np.ndarray], infeeds: Sequence[np.ndarray] = (), budget: Budget | None = None
+    ) -> Iterator[int]:
+        """Run as `launch` does, but pause after every trip of a loop that is the Program's last block, each time yielding 1.
 
-        `sent` has what was sent so far, for each outfeed port a list of items.
+        `sent` and `outputs` are up to date at every pause.
         """
         program, mesh = self.program, self.program.mesh
         check_arguments(program, inputs, infeeds)
-        given = [apart(x, p.cut, mesh, self._axes) for p, x in zip(program.inputs, inputs, strict=True)]
-        feeds = [apart(x, p.cut, mesh, self._axes, 1) for p, x in zip(program.infeeds, infeeds, strict=True)]
+        given = [shard(x, p.cut, mesh, self._axes) for p, x in zip(program.inputs, inputs, strict=True)]
+        feeds = [shard(x, p.cut, mesh, self._axes, 1) for p, x in zip(program.infeeds, infeeds, strict=True)]
         for chip, place in zip(self.chips, self._places, strict=True):
             chip.begin([x[place] for x in given], [x[place] for x in feeds], budget)
         return self._pieces()
@@ -82,22 +84,22 @@ class ReferenceEngine:
         if not self.program.mesh:
             return self.chips[0].sent
         ports = enumerate(self.program.outfeeds)
-        return [[self._together(p, items) for items in zip(*(c.sent[n] for c in self.chips), strict=True)] for n, p in ports]
+        return [[self._unsharded(p, items) for items in zip(*(c.sent[n] for c in self.chips), strict=True)] for n, p in ports]
 
     @property
     def outputs(self) -> list[np.ndarray]:
-        """A copy of every output, as of now."""
-        return [self._together(p, self.pieces(n)) for n, p in enumerate(self.program.outputs)]
+        """A copy of the present content of every output."""
+        return [self._unsharded(p, self.pieces(n)) for n, p in enumerate(self.program.outputs)]
 
     def pieces(self, number: int) -> list[np.ndarray]:
-        """What each chip has of an output."""
+        """The shard of an output on each chip."""
         return [chip.output(number) for chip in self.chips]
 
-    def _together(self, port: Port, pieces: Sequence[np.ndarray]) -> np.ndarray:
+    def _unsharded(self, port: Port, pieces: Sequence[np.ndarray]) -> np.ndarray:
         if not self.program.mesh:
             return pieces[0]
         sizes = [axis.size for axis in self.program.mesh]
-        return together(np.stack(pieces).reshape((*sizes, *port.shape)), port.cut, self.program.mesh, self._axes)
+        return unshard(np.stack(pieces).reshape((*sizes, *port.shape)), port.cut, self.program.mesh, self._axes)
 
     def _pieces(self) -> Iterator[int]:
         runs = [chip.pieces() for chip in self.chips]
@@ -116,10 +118,10 @@ class ReferenceEngine:
                 yield 1
 
     def _agreed(self, met: Sequence[Meeting | None]) -> Meeting | None:
-        """Where all chips have come to.
+        """The rendezvous that all chips have reached; None if all have ended.
 
         Raises:
-          HazardError: they have not come to the same place.
+          HazardError: they have reached different ones.
         """
         for n, other in enumerate(met):
             if other != met[0]:
@@ -127,7 +129,7 @@ class ReferenceEngine:
         return met[0]
 
     def _exchange(self, block: Await, path: str) -> None:
-        """Every member of every group gets what the collective means, of what all of it send."""
+        """Complete a collective: every member of every group receives what the collective's meaning makes of all its members' data."""
         c = self.chips[0].started(block, path)
         assert isinstance(c, Collective)
         kind, mesh, dtype = KINDS[c.kind], self.program.mesh, self.program.buffers[c.target].dtype

@@ -1,4 +1,4 @@
-"""A kernel made ready to run: each queue's instructions, their operands resolved, windows laid over HBM."""
+"""A kernel prepared for the reference engine: the instructions of each queue, with operands resolved and windows as views of HBM."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tpuflow.device.reference.memory import Hbm, OnChip, WindowAccess
 from tpuflow.device.resolved import Resolved, resolve
 from tpuflow.isa.core_parts import CoreParts
 from tpuflow.isa.instruction import QUEUES
-from tpuflow.isa.loop_nest import At, LoopNest
+from tpuflow.isa.loop_nest import Iteration, LoopNest
 from tpuflow.isa.occupancy import vmem_stretches
 from tpuflow.isa.program import Buffer, Kernel
 
 
 class KernelPlan:
-    """Everything about a kernel that does not depend on data, built once a Program."""
+    """Everything about a kernel that does not depend on data, built once for a Program."""
 
     def __init__(self, kernel: Kernel, on_chip: OnChip, hbm: Hbm):
         self.kernel, self.hbm = kernel, hbm
@@ -41,7 +41,7 @@ class KernelPlan:
         """On-chip memory that nothing has touched."""
         return TileCells(self.kernel, self.tiles, self.on_chip.chip)
 
-    def stream(self, queue: int) -> Iterator[tuple[Resolved, At]]:
+    def stream(self, queue: int) -> Iterator[tuple[Resolved, Iteration]]:
         """A queue's instructions over the whole grid, in the order in which it executes them."""
         mine = {name: by_queue[queue] for name, by_queue in self.queues.items() if by_queue[queue]}
         for name, at in self.nest.walk(mine) if mine else ():
@@ -53,7 +53,7 @@ _Access = tuple[int, str, int]  # buffer, role, queue
 
 
 def _shadows(found: Sequence[Resolved], hbm: Hbm) -> dict[int, HbmShadow]:
-    """The region's shadow for every buffer that two queues may clash on."""
+    """The shadow memory for every buffer that two queues may access in conflict (one of them writing)."""
     accesses = {(w.buffer, role, i.queue) for i in found for role, w in i.windows}
     accesses |= {(w.buffer, "read", i.queue) for i in found if i.is_indexed_store for _, w in i.windows}
     clashing: set[int] = set()

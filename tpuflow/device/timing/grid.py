@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpuflow.device.timing.calibration import Machine
-from tpuflow.device.timing.prices import LOAD, MOVE, SIGNAL, STORE, WAIT, Bits, Clock, Op, PricedKernel, Table
+from tpuflow.device.timing.prices import LOAD, MOVE, SIGNAL, STORE, WAIT, Clock, Edges, Op, PricedKernel, Table
 from tpuflow.device.timing.schedule import Core, Touched, repeat
-from tpuflow.isa.core_shares import share
+from tpuflow.isa.core_shares import divide_kernel
 from tpuflow.isa.program import SECTIONS
 
 PROLOGUE, BODY, EPILOGUE = range(len(SECTIONS))
@@ -17,9 +17,9 @@ PROLOGUE, BODY, EPILOGUE = range(len(SECTIONS))
 
 @dataclass(frozen=True, slots=True)
 class GridPlan:
-    """All that a kernel's time depends on: its grid, and what every instruction of its sections takes at each combination of edges.
+    """All that a kernel's time depends on: its grid, and the cost of every instruction of its sections at each combination of edges.
 
-    Two kernels with equal plans take equally long; buffers and addresses are not part of it.
+    It is the key of the cache of kernel times: kernels that differ only in buffers and addresses have equal plans.
     """
 
     grid: tuple[tuple[int, bool], ...]  # size and whether sequential
@@ -28,12 +28,12 @@ class GridPlan:
     sections: tuple[Table, ...]
     points: int  # of the busiest core
     steps: int  # of each of these that it does itself
-    combine: int  # picoseconds to add a core's piece of one step that another core worked out
-    collect: int  # picoseconds until a point's own core has the pieces of the others
+    combine: int  # picoseconds to add a core's piece of the partial sum of one step that another core ran
+    collect: int  # picoseconds to gather the pieces of a point on one core
 
     @property
     def combined(self) -> int:
-        """Picoseconds of a core to add what other cores worked out for it."""
+        """Picoseconds in which a core adds the partial sums of other cores."""
         every = math.prod(size for size, sequential in self.grid if sequential)
         return self.points * (every - self.steps) * self.combine
 
@@ -41,11 +41,11 @@ class GridPlan:
 def plan_grid(priced: PricedKernel, machine: Machine) -> tuple[GridPlan, Clock]:
     """The plan of a priced kernel for the core that has most to do, and that core's clock."""
     kernel = priced.kernel
-    division, sums = share(kernel, machine.chip)
+    division, sums = divide_kernel(kernel, machine.chip)
     clock = Clock(machine, division.cores)
     sections = tuple(
         tuple(
-            (p.feels, tuple((bits, clock.op(p.instruction, cost, p.reads, behind=p.behind)) for bits, cost in p.costs.items()))
+            (p.ragged_axes, tuple((bits, clock.op(p.instruction, cost, p.reads, pipelined=p.pipelined)) for bits, cost in p.costs.items()))
             for p in section
         )
         for section in priced.sections
@@ -69,7 +69,7 @@ class GridRun:
         self.points = [i for i, (_, sequential) in enumerate(plan.grid) if not sequential]
         self.steps = [i for i, (_, sequential) in enumerate(plan.grid) if sequential]
         self.index = [0] * len(plan.grid)
-        self.ops: dict[tuple[int, Bits], tuple[Op, ...]] = {}
+        self.ops: dict[tuple[int, Edges], tuple[Op, ...]] = {}
         first = [tuple(table[0][1] for _, table in section) for section in plan.sections]
         every = [op for section in first for op in section]
         self.core = Core(plan.semaphores, {op[3]: op[1] for op in every if op[0] == WAIT})
@@ -124,7 +124,7 @@ class GridRun:
         bits = tuple(self.index[a] == self.plan.grid[a][0] - 1 for a in self.plan.ragged)
         ops = self.ops.get((section, bits))
         if ops is None:
-            ops = tuple(dict(table)[tuple(bits[i] for i in feels)] for feels, table in self.plan.sections[section])
+            ops = tuple(dict(table)[tuple(bits[i] for i in ragged_axes)] for ragged_axes, table in self.plan.sections[section])
             self.ops[section, bits] = ops
         self.core.run(ops)
 
@@ -135,7 +135,7 @@ class GridRun:
         return {d: self._floor(paths) for d, paths in self.next_step.items()}
 
     def _floor(self, paths: tuple[Path, ...]) -> int:
-        """A time before which a direction's next move does not start, whichever of the paths to it is taken."""
+        """A lower bound on the start of a direction's next move, over all paths to it."""
         return min((self.core.earliest(path) for path in paths), default=self.core.end)
 
 
@@ -144,7 +144,7 @@ Path = tuple[Op, ...]
 
 
 def _paths(direction: int, sections: Sequence[Sequence[Op]], orders: Sequence[Sequence[int]]) -> tuple[Path, ...]:
-    """The way to the direction's next move in each order of sections, where there is one."""
+    """For each order of sections, the path to the first move of a direction, if there is one."""
     found = []
     for order in orders:
         ops = [op for section in order for op in sections[section]]

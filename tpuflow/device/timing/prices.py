@@ -22,12 +22,13 @@ from tpuflow.isa.reuse import reuse
 PICOSECONDS = 10**12
 SCALAR, MATRIX, VECTOR, LOAD, STORE, LINK = range(len(QUEUES))
 DO, MOVE, SIGNAL, WAIT, LOCAL = range(5)
-Bits = tuple[bool, ...]
+Edges = tuple[bool, ...]
+"""For each of some ragged axes, whether the grid is at its last tile, the shorter one."""
 Op = tuple[int, ...]
 """(DO, queue, time) | (MOVE, queue, set-up, time on the memory bus, latency) | (LOCAL, queue, time, latency) |
 (SIGNAL | WAIT, queue, time, semaphore). A LOCAL move stays within the chip and leaves the bus alone."""
-Table = tuple[tuple[tuple[int, ...], tuple[tuple[Bits, Op], ...]], ...]
-"""Of every instruction of a section the edges that it feels, and what it takes at each combination of them."""
+Table = tuple[tuple[tuple[int, ...], tuple[tuple[Edges, Op], ...]], ...]
+"""For every instruction of a section: the ragged axes that its cost depends on, and its `Op` for each combination of edges along them."""
 
 
 def picoseconds(seconds: float) -> int:
@@ -44,7 +45,7 @@ class Clock:
 
     @property
     def chip(self) -> Chip:
-        """The chip's row, with what was fitted."""
+        """The chip's row, with the fitted efficiencies."""
         return self.machine.rates
 
     def cycles(self, count: float) -> int:
@@ -52,7 +53,7 @@ class Clock:
         return math.ceil(count * PICOSECONDS / self.chip.clock_hz)
 
     def bus(self, count_bytes: int, reads: int = 1) -> int:
-        """Bytes at the core's share of the sustained HBM bandwidth, in picoseconds; of `reads` equal ones all but one from the cache."""
+        """Picoseconds for bytes at the core's share of the sustained HBM bandwidth; of `reads` equal loads only one misses the cache."""
         if not count_bytes:
             return 0
         rate = self.chip.core_bandwidth(self.cores)
@@ -61,14 +62,15 @@ class Clock:
         return math.ceil(count_bytes * PICOSECONDS * seconds)
 
     def local(self, count_bytes: int) -> int:
-        """Bytes moved between a resident buffer and a tile, in picoseconds: no slower than from HBM, as what the cache has."""
+        """Picoseconds to move bytes between a resident buffer and a tile; at least as fast as from HBM, like cache hits."""
         rate = max(self.chip.core_bandwidth(self.cores), self.chip.core_resident_bytes_per_second)
         return math.ceil(count_bytes * PICOSECONDS / rate) if count_bytes else 0
 
-    def op(self, instruction: Instruction, cost: Cost, reads: int = 1, *, behind: bool = False) -> Op:
+    def op(self, instruction: Instruction, cost: Cost, reads: int = 1, *, pipelined: bool = False) -> Op:
         """What the scheduler needs to know of one execution; a load reads the same data `reads` times, all but once from the cache.
 
-        The scalar unit waits for what it moves, but for neighbours at once: what goes right `behind` another move arrives right behind it.
+        The scalar unit waits for the latency of its moves. Those that follow one another directly are `pipelined`: only the first of them
+        costs the latency.
         """
         queue = QUEUES.index(instruction.queue)
         if instruction.has("signals") or instruction.has("waits"):
@@ -81,47 +83,48 @@ class Clock:
             return MOVE, queue, issue, self.bus(cost.bus_bytes, reads), start_up
         if queue == SCALAR:
             moving = self.bus(cost.bus_bytes) + self.local(cost.resident_bytes)
-            return DO, queue, self.cycles(cost.cycles) + (moving + (0 if behind else start_up) if moving else 0)
+            return DO, queue, self.cycles(cost.cycles) + (moving + (0 if pipelined else start_up) if moving else 0)
         return DO, queue, issue
 
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """One instruction: the edges it feels (places in the kernel's list of ragged axes) and its cost for each combination of them.
+    """One instruction: the `ragged_axes` that its cost depends on (indices into those of the kernel), and its cost for each combination of
+    edges along them.
 
-    A load reads the same data `reads` times over the grid, all but once from the chip's cache; `behind` is as of `Clock.op`.
+    A load reads the same data `reads` times over the grid, all but once from the chip's cache; `pipelined` is as of `Clock.op`.
     """
 
     instruction: Instruction
-    feels: tuple[int, ...]
-    costs: dict[Bits, Cost]
+    ragged_axes: tuple[int, ...]
+    costs: dict[Edges, Cost]
     reads: int = 1
-    behind: bool = False
+    pipelined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PricedKernel:
-    """A kernel's grid, which of its axes end in a shorter tile, and its priced sections."""
+    """A kernel with its `ragged` grid axes, whose last tile is shorter than the others, and its priced sections."""
 
     kernel: Kernel
     ragged: tuple[int, ...]
     sections: tuple[tuple[Priced, ...], ...]
 
-    def edges(self, index: Sequence[int]) -> Bits:
-        """Whether each ragged axis is at its last tile, at a grid index."""
+    def edges(self, index: Sequence[int]) -> Edges:
+        """The edges at a grid index."""
         grid = self.kernel.grid
         return tuple(index[a] == grid[a].size - 1 for a in self.ragged)
 
-    def section_edges(self, section: int) -> Iterator[tuple[Bits, int]]:
-        """Every combination of edges in which a section runs, and how often."""
-        standing = LoopNest(self.kernel.grid).standing(SECTIONS[section])
+    def section_edges(self, section: int) -> Iterator[tuple[Edges, int]]:
+        """Every combination of edges at which a section runs, and how often."""
+        fixed = LoopNest(self.kernel.grid).fixed_indices(SECTIONS[section])
         kinds = []
         repeats = 1
         for axis, g in enumerate(self.kernel.grid):
             if axis not in self.ragged:
-                repeats *= 1 if axis in standing else g.size
-            elif axis in standing:
-                kinds.append(((standing[axis] == g.size - 1, 1),))
+                repeats *= 1 if axis in fixed else g.size
+            elif axis in fixed:
+                kinds.append(((fixed[axis] == g.size - 1, 1),))
             else:
                 kinds.append(((False, g.size - 1), (True, 1)))
         for combination in itertools.product(*kinds):
@@ -135,27 +138,29 @@ class PricedKernel:
             ops = [dict(by_edges) for _, by_edges in table]
             for edges, times in self.section_edges(number):
                 for priced, op in zip(section, ops, strict=True):
-                    felt = tuple([edges[i] for i in priced.feels])
-                    yield priced, priced.costs[felt], op[felt], times
+                    own = tuple([edges[i] for i in priced.ragged_axes])
+                    yield priced, priced.costs[own], op[own], times
 
 
 def price(kernel: Kernel, machine: Machine, resident: Set[int] = frozenset()) -> PricedKernel:
-    """Ask every instruction of a kernel what it costs, on a Program whose buffers `resident` stay on the chip."""
+    """The costs of every instruction of a kernel; resident: the Program's buffers that stay on the chip."""
     ragged = tuple(sorted({x.grid for i in kernel.instructions for t in _tiles(i) for x in t.axes if _is_ragged(x)}))
     times = reuse(kernel, machine.chip).times
-    sections = tuple(_lined_up([_priced(i, ragged, machine.rates, times, resident) for i in section]) for _, section in kernel.sections)
+    sections = tuple(
+        _mark_pipelined([_priced(i, ragged, machine.rates, times, resident) for i in section]) for _, section in kernel.sections
+    )
     return PricedKernel(kernel, ragged, sections)
 
 
-def _lined_up(section: Sequence[Priced]) -> tuple[Priced, ...]:
-    """A section with the scalar unit's moves marked that go right behind another one in the same direction; signals may lie between."""
+def _mark_pipelined(section: Sequence[Priced]) -> tuple[Priced, ...]:
+    """A section with the scalar unit's moves marked as pipelined that follow another in the same direction; signals may be in between."""
     marked, last = [], None
     for p in section:
         if p.instruction.has("signals"):
             marked.append(p)
             continue
         direction = type(p.instruction) if p.instruction.windowed and p.instruction.queue == "scalar" else None
-        marked.append(replace(p, behind=True) if direction is not None and direction is last else p)
+        marked.append(replace(p, pipelined=True) if direction is not None and direction is last else p)
         last = direction
     return tuple(marked)
 
@@ -179,14 +184,14 @@ def _priced(
     windows = [w for _, w in instruction.windows()]
     stays = any(w.buffer in resident for w in windows)
     felt = {x.grid for t in _tiles(instruction) for x in t.axes if _is_ragged(x)} if ragged else ()
-    feels = tuple(i for i, axis in enumerate(ragged) if axis in felt)
+    ragged_axes = tuple(i for i, axis in enumerate(ragged) if axis in felt)
     costs = {}
-    for bits in itertools.product((False, True), repeat=len(feels)):
-        last = {ragged[i] for i, bit in zip(feels, bits, strict=True) if bit}
+    for bits in itertools.product((False, True), repeat=len(ragged_axes)):
+        last = {ragged[i] for i, bit in zip(ragged_axes, bits, strict=True) if bit}
         found = instruction.cost(chip, functools.partial(_shape, last))
         costs[bits] = found.within_chip() if stays else found
     reads = max((times.get(w, 1) for w in windows), default=1) if times else 1
-    return Priced(instruction, feels, costs, reads)
+    return Priced(instruction, ragged_axes, costs, reads)
 
 
 def _shape(last: set[int], tile: Tile) -> tuple[int, ...]:

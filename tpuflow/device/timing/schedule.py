@@ -21,20 +21,21 @@ OTHER = {LOAD: STORE, STORE: LOAD}
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """The queues and semaphores that some code uses: what a repetition of it moves on."""
+    """The queues and semaphores that some code uses: the state that a repetition of it advances."""
 
     queues: tuple[int, ...]
     semaphores: tuple[int, ...]
 
     @classmethod
     def by(cls, *sections: Sequence[Op]) -> Touched:
-        """Those of the given code."""
+        """The queues and semaphores that these instructions use."""
         ops = [op for section in sections for op in section]
         return cls(tuple(sorted({op[1] for op in ops})), tuple(sorted({op[3] for op in ops if op[0] in (SIGNAL, WAIT)})))
 
 
 class Core:
-    """The state of one core: when each queue is free, when all it did is complete, what was signalled, when the bus is taken."""
+    """The state of one core, as times: `clock`, when each queue is free; `done`, when its work is complete; `signals`, the pending signals
+    of each semaphore; `bus`, the intervals that loads and stores have taken. `waiter` is the queue that waits for each semaphore."""
 
     __slots__ = ("bus", "clock", "done", "signals", "waiter")
 
@@ -76,7 +77,7 @@ class Core:
                 clock[queue] = max(clock[queue], signals[op[3]].popleft()) + op[2]
 
     def _move(self, queue: int, start: int, work: int) -> int:
-        """Take the bus for `work` from `start` on, around what the other direction has taken; the end."""
+        """Occupy the bus for `work` picoseconds, from `start` on, in the gaps that the other direction leaves; returns the end."""
         taken, mine = self.bus[OTHER[queue]], self.bus[queue]
         while taken and taken[0][1] <= start:
             taken.popleft()
@@ -92,7 +93,7 @@ class Core:
         return at + work
 
     def earliest(self, path: Sequence[Op]) -> int:
-        """A time before which the last instruction of a path does not start: the path run as if nothing took any time."""
+        """A lower bound on the start of a path's last instruction: the path run as if every instruction took no time."""
         clock = self.clock.copy()
         waiting: dict[int, deque[int]] = {}
         for op in path:
@@ -111,9 +112,9 @@ class Core:
     # ---- repetition
 
     def key(self, touched: Touched, floors: dict[int, int]) -> tuple[Hashable, int]:
-        """(the state relative to its own time, that time): equal keys mean equal futures, shifted.
+        """(the state relative to a base time, the base time): from equal keys on, runs are the same but for the difference of base times.
 
-        `floors` has, for a direction of the bus, a time before which no later move of it starts.
+        `floors` has, for a direction of the bus, a lower bound on the start of its later moves: intervals before it no longer matter.
         """
         clock, done = self.clock, self.done
         base = max(clock[q] for q in touched.queues)
@@ -127,7 +128,7 @@ class Core:
         return (queues, signals, bus), base
 
     def shift(self, touched: Touched, by: int) -> None:
-        """Move everything touched on in time."""
+        """Advance the state of `touched` by a time, as that many repetitions would."""
         for queue in touched.queues:
             self.clock[queue] += by
             self.done[queue] += by
@@ -138,9 +139,8 @@ class Core:
 
 
 def repeat(core: Core, times: int, once: Callable[[], None], touched: Touched, floors: Callable[[], dict[int, int]] | None) -> None:
-    """Run `once` so many times; as soon as a state recurs, the whole periods that are left are added without running them.
-
-    Without `floors` every one is run.
+    """Run `once` so many times. As soon as a state recurs, the repetition is periodic, and the remaining whole periods are added without
+    running them; without `floors`, every repetition is run.
     """
     seen: dict[Hashable, tuple[int, int]] = {}
     number = 0

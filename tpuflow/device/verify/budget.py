@@ -1,4 +1,4 @@
-"""What may be spent on a Program before it runs, in proportion to its size."""
+"""The budget of the verifier: a limit on the cost of checking a Program, in proportion to its size."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SHAPES, SHAPES_AN_INSTRUCTION = 2**13, 16
 
 @dataclass(slots=True)
 class VerifyBudget:
-    """What is left for the kernels of a Program that are not yet checked.
+    """The cost spent so far on the kernels of a Program with so many `instructions`.
 
-    Visits of cells of on-chip memory, on the walk that shows a kernel's order: what the compiler makes takes about 5 an instruction, but a
-    kernel of many slots, or of tiles over many others, could take millions. Shapes of instructions: those of a body are translated once for
-    each of the shapes that clipped tiles can have, of which the compiler's have two or four.
+    `visits`: of cells of on-chip memory, in the walk that proves a kernel's order (`verify.order`). Compiled kernels take about 5 for each
+    instruction, but one with many slots, or with tiles that overlap many others, could take millions. `shapes`: of instructions; a body is
+    translated once for each combination of clipped tiles, of which compiled kernels have two or four.
     """
 
     instructions: int
@@ -37,7 +37,7 @@ class VerifyBudget:
 
 
 def _spent(before: int, count: int, limit: int, what: str, expected: str) -> int:
-    """What is spent of a limit with so many more."""
+    """The new cost after spending `count` more; refused beyond `limit`."""
     if before + count > limit:
         raise Refusal(f"{what}, with {limit - before} of {limit} left for this program; expected {expected}")
     return before + count

@@ -1,8 +1,8 @@
-"""What HBM, VMEM and CMEM hold, abstractly: which buffers are stored whole or in part, as a function of what they held before.
+"""The abstract domain of the dataflow check: which buffers of HBM, VMEM and CMEM are valid, wholly or in part.
 
-Contents of buffers that share addresses exclude one another, so those that are held are disjoint stretches of memory, in order of their
-addresses; a write takes out those that it overlaps. Nothing here depends on how large a buffer is, nor (but for the ends of a bisected
-list) on how many there are.
+A `Contents` is also the effect of blocks on memory: what is valid after them as a function of what was valid before. Buffers that share
+addresses exclude one another, so valid buffers are disjoint ranges of addresses, kept in order; a write invalidates those that it overlaps.
+No cost here depends on the size of a buffer; a lookup is a bisection.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tpuflow.isa.program import Buffer
 
 @dataclass(slots=True)
 class Content:
-    """What a buffer holds after some blocks: what it held before if `kept`, and the parts stored since (`whole`: all of it)."""
+    """A buffer's content after some blocks: what it held before if `kept`, and the parts stored since (`whole`: all of it)."""
 
     kept: bool = False
     parts: frozenset[Box] = frozenset()
@@ -74,14 +74,14 @@ class Contents:
         self.lost = Spans()
 
     def copy(self) -> Contents:
-        """The same, to go on from."""
+        """A copy, to modify."""
         made = Contents(self.buffers)
         made.spans, made.held = Spans(self.spans.starts.copy(), self.spans.ends.copy()), self.held.copy()
         made.lost = Spans(self.lost.starts.copy(), self.lost.ends.copy())
         return made
 
     def forget(self) -> None:
-        """Nothing was held before."""
+        """Make the content before the blocks invalid: at the start of a Program nothing is valid."""
         self.lost = Spans([0], [max((b.span[1] for b in self.buffers), default=0)])
 
     def of(self, buffer: int) -> Content:
@@ -121,7 +121,7 @@ class Contents:
             self._take_out(low, high)
 
     def then(self, later: Contents) -> None:
-        """What is held after blocks that do to memory what `later` says."""
+        """Apply the effect `later` of further blocks."""
         found = [(buffer, content.after(self.of(buffer))) for buffer, content in later.held]
         self.lose(zip(later.lost.starts, later.lost.ends, strict=True))
         for buffer, content in found:
@@ -134,9 +134,9 @@ class Contents:
 
 
 def any_trips(once: Contents) -> Contents:
-    """What is held after any number of trips, none included, of blocks that do what `once` says.
+    """The effect of any number of trips, none included, of blocks with the effect `once`.
 
-    A buffer holds what it held before if a trip keeps it, or stores all of it; anything else counts as nothing.
+    A buffer that a trip keeps, or stores whole, holds what it held before; any other counts as not valid.
     """
     made = once.copy()
     made.spans, made.held = Spans(), []
@@ -147,7 +147,7 @@ def any_trips(once: Contents) -> Contents:
 
 
 def either(branches: Sequence[Contents]) -> Contents:
-    """What is held after one of the branches, whichever."""
+    """The effect of one of several branches, whichever is taken: what all of them hold."""
     made = Contents(branches[0].buffers)
     lows, highs = (sorted(edge for b in branches for edge in getattr(b.lost, name)) for name in ("starts", "ends"))
     for b in branches:

@@ -1,4 +1,4 @@
-"""Parts of a dense buffer brought to the same dimensions: each is a range of positions for every dimension of a reshape of the buffer."""
+"""Boxes of a dense buffer in different reshapes of it, rewritten as boxes in one common reshape."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ MOST_PARTS = 2**12  # of which a verification that takes milliseconds can be mad
 
 
 def split_alike(parts: Sequence[Part]) -> list[Part] | None:
-    """The same parts with the same dimensions, the finest that make up all their own ones; None if there are none, or too many parts."""
+    """The parts rewritten with common dimensions, the coarsest that refine the dimensions of every part; None if there are none, or it
+    takes too many parts."""
     inner = sorted({math.prod(dims[i:]) for dims, _ in parts for i in range(len(dims) + 1)})
     if any(n % m for m, n in itertools.pairwise(inner)):
         return None
@@ -60,7 +61,7 @@ def _rows(r: range, n: int) -> list[tuple[range, range]] | None:
 
 
 def stretches(size: int, ranges: Sequence[range]) -> tuple[range, ...]:
-    """Positions that stand for all of a dimension: where no range starts or ends, as many as the steps take to repeat."""
+    """Representative positions of a dimension: between two places where a range starts or ends, one period of the ranges' steps."""
     edges = sorted({0, size, *itertools.chain.from_iterable((r[0], r[-1] + 1) for r in ranges)})
     period = math.lcm(*(r.step for r in ranges))
     return tuple(range(low, min(high, low + period)) for low, high in itertools.pairwise(edges))

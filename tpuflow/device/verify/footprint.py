@@ -23,7 +23,7 @@ MOST_PAIRED = 32
 
 @dataclass(frozen=True, slots=True)
 class Trips:
-    """Which grid axes a section runs over (`free`, with their sizes) and where the others stand (`fixed`)."""
+    """The grid axes that a section runs over, with their sizes (`free`), and the indices of the others (`fixed`)."""
 
     free: Mapping[int, int]
     fixed: Mapping[int, int]
@@ -31,7 +31,7 @@ class Trips:
 
 def section_trips(kernel: Kernel, section: str) -> Trips:
     """The trips of a section of a kernel."""
-    fixed = LoopNest(kernel.grid).standing(section)
+    fixed = LoopNest(kernel.grid).fixed_indices(section)
     return Trips({g: a.size for g, a in enumerate(kernel.grid) if g not in fixed}, fixed)
 
 

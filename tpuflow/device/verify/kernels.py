@@ -27,8 +27,8 @@ MOST_CLIPPED = MAX_RANK
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What a kernel does to memory: buffers that must be valid before it, the parts that it writes (None: somewhere), and the stretches
-    of VMEM that its tiles take (`vmem_stretches`)."""
+    """The effects of a kernel on memory: buffers that must be valid before it, the parts of buffers that it writes (None: an unknown part),
+    and the address ranges of VMEM that its tiles occupy (`vmem_stretches`)."""
 
     reads: frozenset[int]
     writes: tuple[tuple[int, Box | None], ...]
@@ -82,7 +82,7 @@ def _check_grid(kernel: Kernel) -> None:
 
 @dataclass(slots=True)
 class _Checks:
-    """The rules of single instructions; tiles (by number) and windows (by identity) that are `checked` hold."""
+    """The rules of single instructions. `checked` has the tiles (by number) and windows (by id) that were checked before."""
 
     kernel: Kernel
     buffers: Sequence[Buffer]
@@ -131,7 +131,7 @@ def _check_place(tile: Tile, chip: Chip) -> None:
 
 
 def _check_clipped(kernel: Kernel, tiles: Collection[Tile], effort: VerifyBudget) -> None:
-    """Each clipped grid axis doubles the shapes that the tiles of a body take, and so what translates it instruction by instruction."""
+    """Limit the clipped grid axes: each doubles the combinations of tile shapes, and the fast engine translates every combination."""
     clipped = {a.grid for t in tiles for a in t.axes if a.grid >= 0 and a.extent % a.size}
     if len(clipped) > MOST_CLIPPED:
         raise Refusal(f"the last tile is shorter along the grid axes {sorted(clipped)}; expected at most {MOST_CLIPPED} such axes")
@@ -196,7 +196,8 @@ def _box(kernel: Kernel, access: _Access) -> Box | None:
 
 
 def _constant_registers(found: ResolvedKernel, written: frozenset[int]) -> frozenset[Tile]:
-    """Registers that hold the same value whenever they are read: written by one instruction, from what never changes here."""
+    """Registers with a single value during the kernel: written by one instruction, from constant registers and buffers that it never
+    writes."""
     writers = Counter(n for i in found.instructions for n in i.writes if found.tiles[n].space == "smem")
     constant: set[int] = set()
     for use in found.instructions if writers else ():
@@ -224,7 +225,7 @@ def _check_writers(writers: list[_Access], boxes: list[Box | None]) -> None:
 
 
 def _walks(window: Window) -> list[tuple[WindowAxis, TileAxis]]:
-    """How a window walks over its buffer, axis by axis; axes of one element that stand at the start say nothing."""
+    """The axes of a window with those of its tile, without axes of one element at position 0, which make no difference."""
     pairs = zip(window.axes, window.tile.axes, strict=True)
     return [(a, t) for a, t in pairs if (t.size, t.grid, a.extent, a.origin, a.grid, a.register) != (1, -1, 1, 0, (), None)]
 

@@ -18,7 +18,7 @@ from tpuflow.device.place import section_place, tile_text
 from tpuflow.device.resolved import Resolved, ResolvedKernel
 from tpuflow.device.verify.budget import VerifyBudget
 from tpuflow.isa.instruction import Tile, Window
-from tpuflow.isa.loop_nest import At, LoopNest
+from tpuflow.isa.loop_nest import Iteration, LoopNest
 from tpuflow.isa.occupancy import slot_span
 from tpuflow.isa.program import GridAxis, Kernel
 from tpuflow.isa.refusal import Refusal
@@ -86,7 +86,7 @@ class _OrderCheck:
             for i in self.code[section]:
                 self._step(i, at)
 
-    def _step(self, i: Resolved, at: At) -> None:
+    def _step(self, i: Resolved, at: Iteration) -> None:
         clock = self.clocks.tick(i.queue)
         if i.waits is not None:
             if not self.clocks.wait(i.waits, i.queue):
@@ -96,7 +96,7 @@ class _OrderCheck:
         else:
             self._accesses(i, at, clock)
 
-    def _accesses(self, i: Resolved, at: At, clock: list[int]) -> None:
+    def _accesses(self, i: Resolved, at: Iteration, clock: list[int]) -> None:
         event = (i.number, at.point, at.step)
         for numbers, access in ((i.reads, self.cells.read), (i.writes, self.cells.write)):
             for n in numbers:

@@ -139,15 +139,15 @@ def _product(node: Node, lhs: Array, rhs: Array) -> Array:
     whole, sizes, dtype, acc = contraction_of(node), sizes_of(node), node.inputs[0].dtype, node.result.dtype
     block = depth_block(whole, sizes)
     whole, rhs = _from_the_end(whole, rhs, sizes)
-    patches, lhs_exists = _patches(whole, lhs, sizes)
-    rhs_exists = whole.rhs_exists(rhs.shape, lambda label: 0, DEVICE.positions)
-    there = None if rhs_exists is None else np.broadcast_to(rhs_exists, rhs.shape)
+    patches, lhs_mask = _patches(whole, lhs, sizes)
+    rhs_mask = whole.rhs_mask(rhs.shape, lambda label: 0, DEVICE.positions)
+    rhs_mask = None if rhs_mask is None else np.broadcast_to(rhs_mask, rhs.shape)
     product, result = whole.of_patches(), DEVICE.full(node.result.shape, 0, acc)
     for starts in itertools.product(*(range(0, sizes[x], block[x] or 1) for x in whole.contracted)):
         pieces = {x: slice(start, start + block[x]) for x, start in zip(whole.contracted, starts, strict=True)}
         left, right = (tuple(pieces.get(x, slice(None)) for x in labels) for labels in (product.lhs, product.rhs))
-        exist = lhs_exists[left], None if there is None else there[right]
-        result = DEVICE.binary("add", result, DEVICE.matmul(patches[left], rhs[right], product, dtype, acc, *exist), acc)
+        masks = lhs_mask[left], None if rhs_mask is None else rhs_mask[right]
+        result = DEVICE.binary("add", result, DEVICE.matmul(patches[left], rhs[right], product, dtype, acc, *masks), acc)
     return result
 
 
@@ -160,17 +160,17 @@ def _from_the_end(whole: Contraction, rhs: Array, sizes: Mapping[int, int]) -> t
 
 
 def _patches(whole: Contraction, x: Array, sizes: Mapping[int, int]) -> tuple[Array, Array]:
-    """lhs with an axis for each label of its patches, and where it has elements there; elsewhere it is zero."""
-    exists = np.ones(x.shape, bool)
+    """(lhs with an axis for each label of its patches, zeros in the padding; the mask of its elements, false in the padding)."""
+    mask = np.ones(x.shape, bool)
     for outer, s in reversed(whole.outer.items()):
         bound = whole.bound_of(s)
         assert bound is not None, "a sliding axis of the graph has a bound"
         place = np.add.outer(np.arange(sizes[outer]) * s.stride, np.arange(sizes[s.label]) * s.dilation) + bound.origin
         here, after = bound.holds(place), (1,) * (x.ndim - s.axis - 1)
         element = np.where(here, place // bound.dilation, 0)
-        exists, x = (np.take(y, element, s.axis, mode="clip") for y in (exists, x))
-        exists = exists & here.reshape(*here.shape, *after)
-    return np.where(exists, x, np.zeros((), x.dtype)), exists
+        mask, x = (np.take(y, element, s.axis, mode="clip") for y in (mask, x))
+        mask = mask & here.reshape(*here.shape, *after)
+    return np.where(mask, x, np.zeros((), x.dtype)), mask
 
 
 def _take_rows(node: Node, x: Array, index: Array) -> Array:

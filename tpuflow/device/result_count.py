@@ -1,4 +1,4 @@
-"""How much work there is in blocks of a Program, roughly and without running them: what decides whether a launch can be long."""
+"""An estimate of the host's time for blocks of a Program: the elements that they compute. The fast engine cuts long Programs by it."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Block, Kernel, Loop, Switch, While
 
 LEAST = 4096
-"""What a kernel counts at least: it takes a host that long to get to it."""
+"""The least that a kernel counts: the host's overhead of a kernel takes as long."""
 MACS_A_RESULT = 8
-"""Multiply-adds of a product that take a host as long as one result of any other instruction, in order of magnitude."""
+"""Multiply-adds that take the host as long as one result of any other instruction, to the order of magnitude."""
 
 
-def work(blocks: Sequence[Block], trips: Mapping[int, int], unknown: float) -> float:
-    """Results that the blocks compute; `trips` has the trip counts that are known by their buffers (`known_trips`), and loops without one
-    run `unknown` times. Of a switch the branch with most counts."""
+def result_count(blocks: Sequence[Block], trips: Mapping[int, int], unknown: float) -> float:
+    """Elements that the blocks compute, of a switch the longest branch. trips: the known trip counts, by buffer (`known_trips`); other
+    loops count as `unknown` trips."""
     total = 0.0
     for block in blocks:
         match block:
             case Kernel():
-                total += kernel_work(block)
+                total += kernel_result_count(block)
             case Loop():
-                total += _times(max(0, trips.get(block.trips, unknown)), work(block.body, trips, unknown))
+                total += _times(max(0, trips.get(block.trips, unknown)), result_count(block.body, trips, unknown))
             case While():
-                total += _times(unknown, work(block.condition + block.body, trips, unknown))
+                total += _times(unknown, result_count(block.condition + block.body, trips, unknown))
             case Switch():
-                total += max((work(branch, trips, unknown) for branch in block.branches), default=0.0)
+                total += max((result_count(branch, trips, unknown) for branch in block.branches), default=0.0)
     return total
 
 
-def kernel_work(kernel: Kernel) -> float:
-    """Results that a kernel computes, over its whole grid."""
+def kernel_result_count(kernel: Kernel) -> float:
+    """Elements that a kernel computes over its whole grid."""
     nest = LoopNest(kernel.grid)
     return max(LEAST, float(sum(nest.runs(name) * sum(map(_results, section)) for name, section in kernel.sections)))
 

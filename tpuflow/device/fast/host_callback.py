@@ -1,4 +1,4 @@
-"""A call of the host's Python in the middle of an XLA executable."""
+"""The call of a host function in the middle of an XLA executable, for `CallHost` blocks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tpuflow.isa.calls import HostFunction
 from tpuflow.jaxprs.python_calls import call_python
 
 
-def ask(function: HostFunction, called: Any, sent: Sequence[Any]) -> list[Any]:
-    """[`called`, but only when the call has been made, *what the function returns]; arrays cross as `words`."""
+def call_host(function: HostFunction, called: Any, sent: Sequence[Any]) -> list[Any]:
+    """[`called`, dependent on this call, so that calls are made in order, *the function's results]; arrays are in the form of `words`."""
     types = [jax.eval_shape(words, jax.ShapeDtypeStruct(shape, dtype.numpy)) for dtype, shape in function.results]
 
     def call(called: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
@@ -27,7 +27,7 @@ def ask(function: HostFunction, called: Any, sent: Sequence[Any]) -> list[Any]:
 
 
 def _out_of_words(x: np.ndarray, dtype: DType) -> np.ndarray:
-    """What `words` makes of an array, as it was."""
+    """The inverse of `words`."""
     return _moved(x, dtype, dtype.numpy)
 
 
@@ -36,7 +36,7 @@ def _in_words(x: np.ndarray, dtype: DType, word: np.dtype[Any]) -> np.ndarray:
 
 
 def _moved(x: np.ndarray, dtype: DType, to: np.dtype[Any]) -> np.ndarray:
-    """The same bits of a number, the same integer, in another type."""
+    """An array in another type: floats keep their bits, integers their values."""
     if x.dtype == to:
         return x
     return np.ascontiguousarray(x).view(to) if dtype.is_float or dtype.computed.is_float else x.astype(to)

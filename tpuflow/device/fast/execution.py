@@ -1,4 +1,7 @@
-"""A launch under way on the fast engine: the arrays that cross from executable to executable, and how the trips of loops are sliced."""
+"""One launch on the fast engine: which executable runs when, the arrays handed from each to the next, and how loops are sliced.
+
+`FastEngine.start` makes an `Execution`, and `tpuflow.device.runtime` iterates over it: between two pieces a launch can be interrupted.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import jax
 import numpy as np
 
 from tpuflow.device.budget import Budget, OutOfBudget, Workload
-from tpuflow.device.fast.cuts import Driven, Segment, Stage
+from tpuflow.device.fast.cuts import HostLoop, Segment, Stage
 from tpuflow.device.fast.host import Host
 from tpuflow.device.fast.lanes import Lanes
 from tpuflow.device.fast.liveness import AGAIN, WORK, Key
@@ -22,35 +25,35 @@ from tpuflow.isa.program import Loop, Program, While
 from tpuflow.jaxprs.processes import peers
 
 SLICE_SECONDS = 1.0
-"""How long one slice of a loop should take on the host: what passes at most between Ctrl-C and its answer, and between two moves of a
-progress bar."""
+"""How long one slice of a loop should take on the host. It is the longest that Ctrl-C waits for, and the interval of a progress bar."""
 LEAST_TRIPS, LONGEST_SLICES = 2, 2
-"""Trips of a slice however long they are, and up to how many slices' time for that: every launch takes its temporary memory from the host
-anew, page by page, a fifth of the processor time of a step of YOLOv5s, and the trips of one launch share it."""
+"""A slice has at least `LEAST_TRIPS` trips unless they take more than `LONGEST_SLICES` times `SLICE_SECONDS`: every launch of an executable
+allocates its temporary memory anew, page by page, which is a fifth of the processor time of a step of YOLOv5s; the trips of a slice share
+it."""
 FIRST_SLICES = (1, 4)
-"""Trips of the first slices, by which a loop's pace is found."""
+"""Trips of the first slices of a loop, whose time is measured to choose the length of the others."""
 GRACE_SECONDS = 2.0
-"""How long Ctrl-C waits for what is under way to end by itself."""
+"""How long Ctrl-C waits for the running executable to end by itself."""
 POLL_SECONDS = 0.01
 ALL_TRIPS = 2**31 - 1
 
 
 @dataclass(slots=True)
 class Pace:
-    """What is known of how long the trips of a loop take; kept from launch to launch."""
+    """The measured time of a loop's trips; kept from launch to launch, by stage."""
 
     slices: int = 0
     trip_seconds: float = 0.0
 
     def trips(self) -> int:
-        """How many trips make a slice."""
+        """The number of trips of the next slice."""
         if self.slices < len(FIRST_SLICES):
             return FIRST_SLICES[self.slices]
         fitting = SLICE_SECONDS / max(self.trip_seconds, 1e-9)
         return int(min(ALL_TRIPS, max(1.0, fitting, min(LEAST_TRIPS, LONGEST_SLICES * fitting))))
 
     def took(self, seconds: float, trips: int) -> None:
-        """Learn from a slice."""
+        """Record the time of a slice."""
         self.slices, self.trip_seconds = self.slices + 1, seconds / trips
 
 
@@ -59,8 +62,8 @@ RunStage = Callable[[Stage, int, Mapping[Key, Any]], tuple[list[Any], dict[Key, 
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """What a launch may take: work, counted in a `budget` whose prices go by the numbers of `workload`, and `items` of every infeed port,
-    from number `start` on."""
+    """The limits of a launch: a `budget` of work, with prices by the loop numbers of `workload`, and the infeeds, of which every port has
+    `items`, the first of them number `start`."""
 
     budget: Budget
     workload: Workload
@@ -68,18 +71,19 @@ class Counting:
     items: tuple[int, ...]
 
     def price(self, block: Loop | While) -> int:
-        """Of a trip; nothing if trips are counted before the launch."""
+        """The work of a trip of a loop; 0 if its trips are counted before the launch."""
         numbers = self.workload.numbers.get(id(block))
         return 0 if numbers is None else self.budget.trips[numbers[0]]
 
 
 @dataclass(slots=True)
-class Flight:
-    """Walks over the segments of a Program; each `next` runs a piece of it and gives the trips done if it was a slice of a loop that is the
-    Program's last block, else 0.
+class Execution:
+    """An iterator over the pieces of a launch: each `next` runs one, a stage or a slice of a loop. It gives the number of trips if that was
+    a slice of a loop that is the Program's last block, else 0.
 
-    `arrays` are those that cross; `sent` what outfeeds have sent so far, and `totals` how many items, those lost for want of room included.
-    `run` runs a stage, on `host`; `types` are those in which buffers cross. `waits` says whether a piece is waited for.
+    `arrays` are handed from piece to piece, by key; `types` are the NumPy types in which buffers are. `sent` has the outfeed items sent so
+    far, `totals` their number, with those that were lost for want of `capacity`. `run` runs a stage, on `host`; `waits` says whether a
+    piece is waited for.
 
     Raises:
       LaunchError: an infeed has run dry.
@@ -107,7 +111,7 @@ class Flight:
         self.sent, self.totals = [[] for _ in self.program.outfeeds], [0 for _ in self.program.outfeeds]
         self._pieces = self._walk(self.segments)
 
-    def __iter__(self) -> Flight:
+    def __iter__(self) -> Execution:
         return self
 
     def __next__(self) -> int:
@@ -139,7 +143,7 @@ class Flight:
     def _walk(self, segments: Sequence[Segment]) -> Iterator[int]:
         for number, segment in enumerate(segments):
             ends = segments is self.segments and number == len(segments) - 1
-            if isinstance(segment, Driven):
+            if isinstance(segment, HostLoop):
                 yield from self._drive(segment)
             elif segment.loop is not None:
                 for trips in self._slices(segment, segment.loop):
@@ -149,8 +153,8 @@ class Flight:
                 yield 0
             self._forget(segment.after)
 
-    def _drive(self, segment: Driven) -> Iterator[int]:
-        """Every trip of a loop, its segments one after the other."""
+    def _drive(self, segment: HostLoop) -> Iterator[int]:
+        """Run a loop on the host: the segments of its body one after the other, in every trip."""
         block = segment.block
         self._fill(segment.fills)
         if isinstance(block, Loop):
@@ -166,14 +170,14 @@ class Flight:
             yield from self._walk(segment.body)
 
     def _count(self, block: Loop | While) -> None:
-        """Begin a trip that only the run could say there is."""
+        """Count the work of a trip of a loop whose trip count depends on data."""
         price = self.counting.price(block)
         if price:
             self.arrays[WORK] = np.int32(int(self.arrays[WORK]) + price)
             self._check_work()
 
     def _slices(self, stage: Stage, block: Loop | While) -> Iterator[int]:
-        """All trips of a loop, in slices; how many each was."""
+        """Run all trips of a loop, in slices; yields the number of trips of each."""
         pace = self.paces.setdefault(id(stage), Pace())
         self._fill(stage.fills)
         left = self._number(block.trips) if isinstance(block, Loop) else ALL_TRIPS
@@ -181,7 +185,7 @@ class Flight:
             trips = min(left, pace.trips())
             began = time.perf_counter()
             self._stage(stage, trips)
-            pace.took(self.host.agreed(time.perf_counter() - began), trips)
+            pace.took(self.host.max_over_devices(time.perf_counter() - began), trips)
             if isinstance(block, Loop):
                 left -= trips
             elif not self.arrays.pop(AGAIN):
@@ -189,7 +193,7 @@ class Flight:
             yield trips
 
     def _stage(self, stage: Stage, trips: int) -> None:
-        """Run one executable and wait for it; take out what it sent."""
+        """Run one executable, wait for it if `waits`, and collect the outfeed items that it sent."""
         outputs, given = self.run(stage, trips, {k: self.arrays[k] for k in stage.takes})
         if self.waits:
             _wait([*outputs, *given.values()])
@@ -230,21 +234,22 @@ class Flight:
         return self.arrays[buffer]
 
     def _fill(self, buffers: Sequence[int]) -> None:
-        """Make what nothing wrote: a constant, or zeros."""
+        """Make the arrays of buffers that nothing has written: constants, or zeros."""
         constants = {c.buffer: c.data for c in self.program.constants}
         for index in buffers:
             if index not in self.arrays:
                 b = self.program.buffers[index]
                 data = constants.get(index)
                 shape = self.lanes.shape(index, b.shape)
-                lies = self.lanes.lies(self.lanes.axes(index))
+                partition = self.lanes.partition(self.lanes.axes(index))
                 held = None if data is None else np.frombuffer(data, b.dtype.numpy).reshape(b.shape)
-                self.arrays[index] = (
-                    self.host.zeros(shape, self.types(index), lies) if held is None else self.host.array(np.broadcast_to(held, shape), lies)
-                )
+                if held is None:
+                    self.arrays[index] = self.host.zeros(shape, self.types(index), partition)
+                else:
+                    self.arrays[index] = self.host.array(np.broadcast_to(held, shape), partition)
 
     def _forget(self, after: frozenset[int]) -> None:
-        """Let go of arrays that do not matter any more."""
+        """Free the arrays of buffers that are dead."""
         for key in [k for k in self.arrays if isinstance(k, int) and k not in after]:
             del self.arrays[key]
 
@@ -253,15 +258,15 @@ def open_outfeed(program: Program, lanes: Lanes, port: int, capacity: int, host:
     """The state of an outfeed port with room for so many items and none sent."""
     p = program.outfeeds[port]
     key = ("outfeed", port)
-    zeros = host.zeros(lanes.shape(key, (capacity, *p.shape)), p.dtype.numpy, lanes.lies(lanes.axes(key)))
+    zeros = host.zeros(lanes.shape(key, (capacity, *p.shape)), p.dtype.numpy, lanes.partition(lanes.axes(key)))
     return {("sent", port): np.int32(0), key: zeros}
 
 
 def _wait(arrays: list[Any]) -> None:
-    """Until all arrays are there. Ctrl-C leaves them the time to get there: what is under way cannot be stopped.
+    """Wait until all arrays are computed. On Ctrl-C, wait for at most `GRACE_SECONDS` more: a running executable cannot be stopped.
 
     Raises:
-      LaunchAbandoned: Ctrl-C, and they have not got there in that time.
+      LaunchAbandoned: Ctrl-C, and they were not computed in that time.
     """
     try:
         jax.block_until_ready(arrays)

@@ -1,4 +1,4 @@
-"""The reference engine behind the fast engine's signature: a launch in pieces."""
+"""The reference engine with the interface of the fast engine, which `tpuflow.device.runtime` calls."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tpuflow.device.reference.interpreter import ReferenceEngine, stacked
 from tpuflow.isa.program import Program
 
 
-class FlyingReference:
-    """A verified Program on the reference engine. It consumes nothing, so it may be interrupted anywhere."""
+class ReferenceAdapter:
+    """A verified Program on the reference engine. It donates no inputs (`consumes`), so it may be interrupted anywhere."""
 
     consumes = False
     short = False
@@ -22,22 +22,22 @@ class FlyingReference:
         self.tiers: Mapping[str, int] = {}
         self._engine = ReferenceEngine(program, verify=False)
 
-    def fly(
+    def start(
         self, inputs: Sequence[Any], infeeds: Sequence[Any], start: int, capacity: int, paces: object, budget: Budget
-    ) -> ReferenceFlight:
-        """As `FastEngine.fly`."""
-        pieces = self._engine.fly([np.asarray(x) for x in inputs], [np.asarray(x)[start:] for x in infeeds], budget)
-        return ReferenceFlight(self._engine, pieces)
+    ) -> ReferenceExecution:
+        """As `FastEngine.start`."""
+        pieces = self._engine.launch_in_slices([np.asarray(x) for x in inputs], [np.asarray(x)[start:] for x in infeeds], budget)
+        return ReferenceExecution(self._engine, pieces)
 
 
-class ReferenceFlight:
-    """As the fast engine's `Flight`: each trip of a loop that is the Program's last block is a slice."""
+class ReferenceExecution:
+    """As the fast engine's `Execution`: each trip of a loop that is the Program's last block is a slice."""
 
     def __init__(self, engine: ReferenceEngine, pieces: Iterator[int]):
         self._engine, self._pieces = engine, pieces
         self._begun = [0] * len(engine.program.outfeeds)
 
-    def __iter__(self) -> ReferenceFlight:
+    def __iter__(self) -> ReferenceExecution:
         return self
 
     def __next__(self) -> int:
@@ -61,6 +61,6 @@ class ReferenceFlight:
 
     @property
     def latest(self) -> list[np.ndarray]:
-        """What each has sent in the latest piece, stacked."""
+        """The items that each port has sent in the latest piece, stacked."""
         ports = zip(self._engine.program.outfeeds, self._engine.sent, self._begun, strict=True)
         return [stacked(p, items[begun:]) for p, items, begun in ports]
