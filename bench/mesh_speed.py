@@ -77,12 +77,10 @@ CASES: Mapping[str, Case] = {
 def launcher(case: Case, sharding: str) -> Callable[[], object]:
     """Launches a compiled training's sink from its first state; on one chip, or cut over `CHIPS`."""
     x, y = case.data(case.batch * case.steps)
-    parallel = {} if sharding == ONE else {"mesh": {"data": CHIPS}, "sharding": sharding}
-    config = TrainConfig(
-        case.model(), (x, y), "fp32", optax.sgd(0.01, 0.9), loss="softmax_cross_entropy", batch_size=case.batch, **parallel
-    )
+    options = {} if sharding == ONE else {"mesh": {"data": CHIPS}, "sharding": sharding}
+    config = TrainConfig(case.model(), (x, y), "fp32", optax.sgd(0.01, 0.9), loss="softmax_cross_entropy", batch_size=case.batch, **options)
     job = prepare(config)
-    state = job.recipe.parallel.placed(job.state)
+    state = job.recipe.strategy.shard_state(job.state)
     executable = DeviceSink("train_step", job.recipe.train_step, job.target, job.feed.form).prepare(state, job.signature).executable
     inputs = [np.array(case.steps, np.int32), *map(np.asarray, to_device(jax.tree.leaves(state)))]
     feeds = [leaf.reshape(case.steps, case.batch, *leaf.shape[1:]) for leaf in (x, y)]

@@ -28,9 +28,9 @@ from tpuflow.training.callbacks.base import Callback
 from tpuflow.training.given import check_optimizer
 from tpuflow.training.losses import Loss, LossFunction
 from tpuflow.training.metrics import Metric, MetricFunction
-from tpuflow.training.parallel import SHARDINGS, check_mesh
 from tpuflow.training.partitioning import check_rules
 from tpuflow.training.roles import Given
+from tpuflow.training.strategies import SHARDINGS, check_mesh
 
 Check = Callable[[str, Any], object]
 P = ParamSpec("P")

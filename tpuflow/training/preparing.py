@@ -29,10 +29,10 @@ from tpuflow.training.groups import check_trained
 from tpuflow.training.losses import get_loss
 from tpuflow.training.metrics import metrics_of_loss
 from tpuflow.training.mismatches import in_words
-from tpuflow.training.parallel import ONE_CHIP, Parallel, get_parallel
 from tpuflow.training.partitioning import Rules, partitioned
 from tpuflow.training.roles import get_roles
 from tpuflow.training.stepping import OwnStep, Recipe, TrainState, loss_and_metrics, make_optimizer
+from tpuflow.training.strategies import ONE_CHIP, Strategy, get_strategy
 from tpuflow.training.weights import starting_variables
 
 OF_A_MODEL = (
@@ -183,7 +183,7 @@ def _modelled(config: TrainConfig, batch: Any, feed: Feed, evaluated: Feed | Non
         if found != classes:
             raise DataError(f"eval_data: the model has {found} outputs on it, {classes} on the training data.")
     state = recipe.initial_state(*_initial_variables(recipe, *variables, batch, config), _key(config.seed, 1) if recipe.streams else None)
-    recipe = recipe.of_state(state, batch)
+    recipe = recipe.for_state(state, batch)
     chosen = {
         **({"loss": f"{recipe.loss_name} ({why})"} if why else {}),
         **({"optimizer": DEFAULT_OPTIMIZER} if config.optimizer is None else {}),
@@ -217,7 +217,7 @@ def prepare_use(config: Any, *, scored: bool, metrics: Any = None) -> Use:
     target = Target(get_chip(config.chip), config.engine, config.fidelity)
     feed = eval_feed(config.data, config.batch_size, "data")
     batch = batch_shapes(feed)
-    recipe = replace(make_recipe(config, batch, scored=scored)[0], optimized=None, parallel=ONE_CHIP)
+    recipe = replace(make_recipe(config, batch, scored=scored)[0], optimized=None, strategy=ONE_CHIP)
     variables = _variable_shapes(recipe, batch, config)
     recipe, outputs = traced(recipe, *variables, batch, "data", train=False)
     if scored:
@@ -259,7 +259,7 @@ def make_recipe(config: StepConfig, batch: Any, policy: amp.Policy | None = None
     if ema is not None and config.eval_params is not None:
         raise ConfigError("ema and eval_params both say which parameters evaluations use; give one of them.")
     recipe = Recipe(model, policy, roles, loss, optimizer, config.loss_fn, frozen=frozen, ema=ema, optimized=config.eval_params)
-    return replace(recipe, parallel=_parallel(config.mesh, config.sharding, samples_of(batch))), why
+    return replace(recipe, strategy=_strategy(config.mesh, config.sharding, samples_of(batch))), why
 
 
 def samples_of(batch: Any) -> int:
@@ -267,8 +267,8 @@ def samples_of(batch: Any) -> int:
     return max((leaf.shape[0] for leaf in jax.tree.leaves(batch) if leaf.shape), default=1)
 
 
-def _parallel(mesh: Mapping[str, int] | None, sharding: str | Rules, samples: int) -> Parallel:
-    """How a training of batches of so many samples is put on a mesh: by a stage of ZeRO, or by rules.
+def _strategy(mesh: Mapping[str, int] | None, sharding: str | Rules, samples: int) -> Strategy:
+    """The strategy for a mesh, by the name of a sharding or by rules; `samples` is the batch size.
 
     Raises:
       ConfigError: there is no mesh, or the batches do not divide over it.
@@ -277,7 +277,7 @@ def _parallel(mesh: Mapping[str, int] | None, sharding: str | Rules, samples: in
         raise ConfigError(f"sharding: {sharding!r} is over the chips of a mesh; give one, such as mesh={{'data': 4}}.")
     if mesh is None or math.prod(mesh.values()) == 1:
         return ONE_CHIP
-    return get_parallel(mesh, sharding, samples) if isinstance(sharding, str) else partitioned(mesh, sharding, samples)
+    return get_strategy(mesh, sharding, samples) if isinstance(sharding, str) else partitioned(mesh, sharding, samples)
 
 
 def state_shapes(recipe: Recipe, batch: Any) -> tuple[Recipe, TrainState]:
@@ -291,8 +291,8 @@ def state_shapes(recipe: Recipe, batch: Any) -> tuple[Recipe, TrainState]:
     recipe, _ = traced(recipe, params, carried, batch, "data")
     key = jax.eval_shape(lambda: jax.random.key(0)) if recipe.streams else None
     state = jax.eval_shape(recipe.state_of, params, carried, key)
-    recipe = recipe.of_state(state, batch)
-    return recipe, recipe.parallel.placed(state)
+    recipe = recipe.for_state(state, batch)
+    return recipe, recipe.strategy.shard_state(state)
 
 
 def one_batch(config: StepConfig) -> TrainConfig:

@@ -41,12 +41,12 @@ from tpuflow.training.checkpoints.resuming import (
 )
 from tpuflow.training.inference import Trained
 from tpuflow.training.metrics import Tally
-from tpuflow.training.parallel import ONE_CHIP
 from tpuflow.training.preparing import Job
 from tpuflow.training.progress import Bar, progress_bar
 from tpuflow.training.result import TrainResult
 from tpuflow.training.sinking import DeviceSink, compile_ahead
 from tpuflow.training.stepping import Recipe, StepFigures, TrainState
+from tpuflow.training.strategies import ONE_CHIP
 
 
 class Training:
@@ -58,7 +58,7 @@ class Training:
         self._train_sink = DeviceSink("train_step", job.recipe.train_step, job.target, job.feed.form)
         eval_form = (job.eval_feed or job.feed).form
         self._eval_sink = DeviceSink("eval_step", job.recipe.eval_step, job.target, eval_form, updates=False)
-        self._state = job.recipe.parallel.placed(job.state)
+        self._state = job.recipe.strategy.shard_state(job.state)
         self._walk = self._walk_from(START)
         self._place = Place(START, job.config.sink_size)
         self._first_epoch, self._continues = 0, False
@@ -80,7 +80,7 @@ class Training:
         """
         job, run, progress = self._job, self._run, checkpoint.progress
         check_same(checkpoint.path, progress, self._fingerprint)
-        self._state = job.recipe.parallel.placed(restored_state(checkpoint.path, checkpoint.arrays, job.state))
+        self._state = job.recipe.strategy.shard_state(restored_state(checkpoint.path, checkpoint.arrays, job.state))
         check_step(checkpoint.path, progress, self._step_code)
         place = place_of(progress)
         with taking_up(checkpoint.path, "the position of the data"):
@@ -177,8 +177,8 @@ class Training:
 
     @property
     def _whole_state(self) -> TrainState:
-        """The state as one chip would have it, whatever each of several holds."""
-        return self._job.recipe.parallel.gathered(local(self._state))
+        """The state as one chip would hold it: sharded arrays gathered."""
+        return self._job.recipe.strategy.gather_state(local(self._state))
 
     def _epochs(self) -> None:
         for number in range(self._first_epoch, self._job.config.epochs):
@@ -326,7 +326,7 @@ class Training:
         executables = (*self._train_sink.executables.values(), *self._eval_sink.executables.values())
         compiling = self._compile_seconds + self._train_sink.compile_seconds + self._eval_sink.compile_seconds
         return TrainResult(
-            trained=Trained(replace(job.recipe, parallel=ONE_CHIP), job.recipe.eval_state(state), job.target, job.batch_size),
+            trained=Trained(replace(job.recipe, strategy=ONE_CHIP), job.recipe.eval_state(state), job.target, job.batch_size),
             ema=None if state.ema is None else _arrays(averaged(state.ema.params, state.params)),
             params=_arrays(state.params),
             carried=_arrays(state.carried),

@@ -22,9 +22,9 @@ from tpuflow.training.averaging import EMA, EMAState, averaged, averaged_carried
 from tpuflow.training.groups import trained_mask, trained_part, with_rest
 from tpuflow.training.losses import Loss
 from tpuflow.training.metrics import Metric, measure
-from tpuflow.training.parallel import ONE_CHIP, Parallel
 from tpuflow.training.roles import Roles
 from tpuflow.training.state import TrainState
+from tpuflow.training.strategies import ONE_CHIP, Strategy
 
 LOSS_SCOPE, OPTIMIZER_SCOPE = "loss", "optimizer"
 """Name scopes of what belongs to no layer."""
@@ -41,7 +41,7 @@ class StepFigures(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What a step makes on its way, as trees like the parameters: gradients (of the scaled loss), and what the optimizer makes of them."""
+    """The intermediate results of a step, trees like the parameters: the gradients of the scaled loss, and the optimizer's updates."""
 
     grads: Any
     updates: Any
@@ -51,8 +51,8 @@ class Changes(NamedTuple):
 class Recipe:
     """What a step of a model is made of: a loss of outputs and labels, or `loss_fn`, which calls the model itself.
 
-    `optimized`: (the optimizer's state, params) -> the parameters that evaluations use, where the optimizer knows better ones. `parallel`:
-    how a step is put on several chips.
+    `optimized`: (the optimizer's state, params) -> the parameters that evaluations use, for optimizers that have better ones than `params`
+    (schedule-free ones). `strategy`: how a step runs on several chips.
     """
 
     model: Model
@@ -66,7 +66,7 @@ class Recipe:
     ema: EMA | None = None
     optimized: Callable[[Any, Any], Any] | None = None
     streams: tuple[str, ...] = ()
-    parallel: Parallel = ONE_CHIP
+    strategy: Strategy = ONE_CHIP
 
     @property
     def name(self) -> str:
@@ -94,8 +94,8 @@ class Recipe:
         ema = None if self.ema is None else initial_average(self.ema, params, carried)
         return TrainState(params, carried, self.optimizer.init(self._trained(params)), key, ema)
 
-    def of_state(self, state: TrainState, batch: Any) -> Recipe:
-        """The same for states and batches of these shapes."""
+    def for_state(self, state: TrainState, batch: Any) -> Recipe:
+        """The recipe with its strategy prepared for states and batches of these shapes."""
 
         def loss(params: Any, carried: Any, batch: Any, key: Any) -> Any:
             return self.forward(params, carried, batch, self.rngs(key))
@@ -103,21 +103,21 @@ class Recipe:
         def traced() -> ClosedJaxpr:
             return jax.make_jaxpr(loss)(state.params, state.carried, batch, state.key)
 
-        return replace(self, parallel=self.parallel.of_state(state, traced))
+        return replace(self, strategy=self.strategy.for_state(state, traced))
 
     def train_step(self, state: TrainState, batch: Any) -> tuple[TrainState, StepFigures]:
         """One step. The loss is rounded to the policy's type before it is scaled and differentiated."""
-        return self.parallel.over(lambda state, batch: self.watched_step(state, batch, self.parallel)[:2], state, batch)
+        return self.strategy.run_step(lambda state, batch: self.watched_step(state, batch, self.strategy)[:2], state, batch)
 
-    def watched_step(self, state: TrainState, batch: Any, parallel: Parallel = ONE_CHIP) -> tuple[TrainState, StepFigures, Changes]:
-        """One step, and what it makes on its way; of one chip's piece of the batch, and its share of the state, if it is one of several."""
+    def watched_step(self, state: TrainState, batch: Any, strategy: Strategy = ONE_CHIP) -> tuple[TrainState, StepFigures, Changes]:
+        """One step with its gradients and updates: on one chip of several, on its piece of the batch and what it holds of the state."""
         next_key, key = (None, None) if state.key is None else jax.random.split(state.key)
-        rngs = self.rngs(key if key is None else parallel.own_key(key))
-        places = parallel.places(state.params)
+        rngs = self.rngs(key if key is None else strategy.chip_key(key))
+        grad_inputs = strategy.grad_inputs(state.params)
 
         def loss_of(part: Any) -> tuple[jax.Array, tuple[Any, Any]]:
-            loss, measured, carried = parallel.on_whole(
-                lambda params: self.forward(params, state.carried, batch, rngs), self._whole(part, places), state.params
+            loss, measured, carried = strategy.call_with_params(
+                lambda params: self.forward(params, state.carried, batch, rngs), self._whole(part, grad_inputs), state.params
             )
             return loss.astype(self.policy.loss_dtype), (carried, measured)
 
@@ -126,21 +126,21 @@ class Recipe:
             with jax.named_scope(LOSS_SCOPE):
                 return amp.scale_loss(loss, state.opt_state), (loss, others)
 
-        (_, found), grads = parallel.value_and_grad(scaled_loss, self._trained(places))
-        loss, (carried, measured) = parallel.mean(found)
-        grads = parallel.reduced(grads, state.opt_state)
+        (_, found), grads = strategy.value_and_grad(scaled_loss, self._trained(grad_inputs))
+        loss, (carried, measured) = strategy.mean(found)
+        grads = strategy.reduce_grads(grads, state.opt_state)
         with jax.named_scope(OPTIMIZER_SCOPE):
             value = loss.astype(jnp.float32)
 
             def value_fn(part: Any, grad_fn: Any = None) -> jax.Array:  # Optax's line searches refuse what their function does not take
-                return parallel.mean(loss_of(part)[0]).astype(jnp.float32)
+                return strategy.mean(loss_of(part)[0]).astype(jnp.float32)
 
             def grad_fn(part: Any, *_: Any) -> Any:
-                return parallel.mean(jax.grad(lambda part: loss_of(part)[0].astype(jnp.float32))(part))
+                return strategy.mean(jax.grad(lambda part: loss_of(part)[0].astype(jnp.float32))(part))
 
             extra = {"value": value, "grad": grads, "value_fn": value_fn, "grad_fn": grad_fn}
             part = self._trained(state.params)
-            updates, opt_state, part = parallel.update(self.optimizer, grads, state.opt_state, part, extra)
+            updates, opt_state, part = strategy.update(self.optimizer, grads, state.opt_state, part, extra)
             params = self._whole(part, state.params)
             ema = self._averaged(state, opt_state, params, carried)
         figures = _figures(loss, state.opt_state, opt_state, measured)
@@ -182,9 +182,9 @@ class Recipe:
 
         def step(state: TrainState, batch: Any) -> Any:
             loss, measured, _ = self.forward(*self.eval_variables(state), batch, self._eval_rngs(), train=False)
-            return self.parallel.mean({"avg_loss": loss.astype(self.policy.loss_dtype).astype(jnp.float32), **measured})
+            return self.strategy.mean({"avg_loss": loss.astype(self.policy.loss_dtype).astype(jnp.float32), **measured})
 
-        return self.parallel.evaluated(step, state, batch, self.eval_state, joined=False)
+        return self.strategy.run_eval_step(step, state, batch, self.eval_state, joined=False)
 
     def _eval_outputs(self, state: TrainState, batch: Any) -> Any:
         """The model's outputs for the whole batch; where they have no axis of samples, every chip computes them all."""
@@ -192,7 +192,7 @@ class Recipe:
         def step(state: TrainState, batch: Any) -> Any:
             return self.outputs(*self.eval_variables(state), batch, self._eval_rngs(), train=False)
 
-        return self.parallel.evaluated(step, state, batch, self.eval_state, joined=True)
+        return self.strategy.run_eval_step(step, state, batch, self.eval_state, joined=True)
 
     def _eval_rngs(self) -> dict[str, jax.Array] | None:
         return self.rngs(jax.random.key(0)) if self.streams else None
@@ -242,7 +242,7 @@ class OwnStep:
     function: Callable[[Any, Any], tuple[Any, Any]]
     evaluate: Callable[[Any, Any], Mapping[str, Any]] | None = None
     metrics: tuple[Metric, ...] = ()
-    parallel: Parallel = ONE_CHIP
+    strategy: Strategy = ONE_CHIP
 
     @property
     def name(self) -> str:
