@@ -27,8 +27,8 @@ from tpuflow.isa.program import Program, walk
 from tpuflow.stages.analysis import memory_analysis
 from tpuflow.stages.flattening import to_device
 from tpuflow.training.config import StepConfig, TrainConfig
+from tpuflow.training.device_sink import DeviceSink
 from tpuflow.training.preparing import prepare
-from tpuflow.training.sinking import DeviceSink
 from tpuflow.training.strategies import SHARDINGS
 
 RNG = np.random.default_rng(0)
@@ -92,7 +92,7 @@ def test_all_replicas_are_equal_and_both_engines_agree(sharding: str) -> None:
     config = TrainConfig(MODEL, DATA, "mixed", optimizer, ema=0.9, batch_size=16, mesh={"data": 4}, sharding=sharding, fidelity="bitexact")
     job = prepare(config)
     state = job.recipe.strategy.shard_state(job.state)
-    executable = DeviceSink("train_step", job.recipe.train_step, job.target, job.feed.form).prepare(state, job.signature).executable
+    executable = DeviceSink("train_step", job.recipe.train_step, job.target, job.feed.structure).prepare(state, job.signature).executable
     inputs = [np.array(2, np.int32), *map(np.asarray, to_device(jax.tree.leaves(state)))]
     batches = [leaf.reshape(2, 16, *leaf.shape[1:]) for leaf in (DATA[0], DATA[1].astype(np.int32))]
     engine = ReferenceEngine(executable.program)

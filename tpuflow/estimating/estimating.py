@@ -31,10 +31,10 @@ from tpuflow.stages.flattening import leaf_names
 from tpuflow.stages.tracing import users_code
 from tpuflow.training.adapters.model import MISFITS
 from tpuflow.training.config import StepConfig, configured, option
-from tpuflow.training.given import DEFAULT_OPTIMIZER, optimizer_words
-from tpuflow.training.mismatches import in_words
+from tpuflow.training.descriptions import DEFAULT_OPTIMIZER, describe_optimizer
+from tpuflow.training.mismatches import types_text
 from tpuflow.training.preparing import make_recipe, samples_of, state_shapes
-from tpuflow.training.stepping import Recipe, TrainState
+from tpuflow.training.train_step import Recipe, TrainState
 
 Calibrated = str | os.PathLike[str] | Calibration | None
 """A calibration as users give it: itself, its file, or None for what tpuflow has for the chip's family."""
@@ -182,7 +182,7 @@ def estimate_training(config: EstimateConfig) -> Estimate:
         memory=memory_analysis(program),
         program=program,
         batch_size=samples_of(as_batch(config.data)),
-        optimizer=DEFAULT_OPTIMIZER if config.optimizer is None else optimizer_words(state.opt_state),
+        optimizer=DEFAULT_OPTIMIZER if config.optimizer is None else describe_optimizer(state.opt_state),
     )
 
 
@@ -190,7 +190,7 @@ def training_program(config: StepConfig, chip: Chip) -> tuple[Recipe, Program, T
     """The step that `tpuflow.train` would make, its sink, compiled from shapes, and the shapes of its state."""
     batch = as_batch(config.data)
     recipe = make_recipe(config, batch)[0]
-    told = f"model {recipe.name} and its loss, for batches of {in_words(batch)}"
+    told = f"model {recipe.name} and its loss, for batches of {types_text(batch)}"
 
     def refusal(said: str) -> ConfigError:
         return ConfigError(f"{told}: {said} Give the shapes and types of a batch that they take.")

@@ -14,8 +14,8 @@ from tpuflow.numerics.instrumenting import Instrumented, Measured, instrument
 from tpuflow.numerics.report import NumericsComparison, NumericsReport
 from tpuflow.numerics.scales import THRESHOLDS, scale_rows
 from tpuflow.training.config import StepConfig, configured, option
-from tpuflow.training.preparing import Job, one_batch, prepare
-from tpuflow.training.stepping import Recipe
+from tpuflow.training.preparing import Job, prepare, single_batch_config
+from tpuflow.training.train_step import Recipe
 
 REFERENCE = "fp32"
 """The policy whose gradients the loss scales are judged by."""
@@ -44,9 +44,9 @@ def check_numerics(config: NumericsConfig) -> NumericsReport | NumericsCompariso
     if not policies:
         raise ConfigError(f"check_numerics: no policy given; give one or more of: {', '.join(amp.POLICIES)}.")
     plain = replace(config, policy=REFERENCE, keep_batchnorm_fp32=None, loss_scale=None)
-    reference = prepare(one_batch(plain))
+    reference = prepare(single_batch_config(plain))
     params = _variables(reference) or config.params
-    jobs = [prepare(one_batch(replace(config, policy=one, params=params))) for one in policies]
+    jobs = [prepare(single_batch_config(replace(config, policy=one, params=params))) for one in policies]
     runs = [_run(j, config.steps) for j in jobs]
     judge = next((run for j, run in zip(jobs, runs, strict=True) if _is_reference(j)), None) or _run(reference, 1)
     reports = [_report(j, run, judge) for j, run in zip(jobs, runs, strict=True)]

@@ -14,7 +14,7 @@ from tpuflow.jaxprs.compat import ClosedJaxpr, prune
 from tpuflow.numerics.measures import Counts, bits_of, bits_of_number, is_zero, tally
 from tpuflow.numerics.walking import ABSENT, Site, Walk, is_float
 from tpuflow.stages.staging import Target, as_array
-from tpuflow.training.stepping import Changes, Recipe, StepFigures, TrainState
+from tpuflow.training.train_step import Changes, Recipe, StepFigures, TrainState
 
 
 class LeafCounts(NamedTuple):

@@ -10,7 +10,7 @@ from tpuflow.numerics.instrumenting import Instrumented, instrument
 from tpuflow.numerics.report import NumericsReport
 from tpuflow.training.callbacks.base import Callback, Run
 from tpuflow.training.preparing import Job
-from tpuflow.training.stepping import Recipe
+from tpuflow.training.train_step import Recipe
 
 
 class Probe(Callback):

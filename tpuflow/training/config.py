@@ -25,11 +25,11 @@ from tpuflow.errors import ConfigError, unknown
 from tpuflow.training.application import LossFn
 from tpuflow.training.averaging import EMA, get_ema
 from tpuflow.training.callbacks.base import Callback
-from tpuflow.training.given import check_optimizer
+from tpuflow.training.descriptions import check_optimizer
 from tpuflow.training.losses import Loss, LossFunction
 from tpuflow.training.metrics import Metric, MetricFunction
 from tpuflow.training.partitioning import check_rules
-from tpuflow.training.roles import Given
+from tpuflow.training.roles import InputSelection
 from tpuflow.training.strategies import SHARDINGS, check_mesh
 
 Check = Callable[[str, Any], object]
@@ -133,7 +133,7 @@ class StepConfig:
         '`tpuflow.training.application.Application`. The scalars are in the history under "metrics".',
         _if_given(_function),
     )
-    inputs: Given = option(
+    inputs: InputSelection = option(
         None,
         "what of a batch the model gets: an entry, several of them in order, or a function of the batch. If not given: the first of a "
         "pair; of a mapping the entries that are called like the arguments of the model's call, or the only one beside the label.",

@@ -16,7 +16,7 @@ from tpuflow.checking import check_callable, check_number, check_real, check_swi
 from tpuflow.errors import ConfigError, shown, unknown
 from tpuflow.stages.tracing import users_code
 from tpuflow.training.losses import Loss
-from tpuflow.training.mismatches import in_words
+from tpuflow.training.mismatches import types_text
 
 WANTED = "A metric takes (outputs, labels) and returns one value a sample, a scalar, or a pair (parts, wholes) of arrays of one shape."
 MetricFunction = Callable[[Any, Any], Any]
@@ -186,7 +186,7 @@ def check_metrics(metrics: Sequence[Metric], outputs: Any, targets: Any, labels:
                 "or choose 'accuracy'."
             )
         given = labels if metric.labelled else targets
-        called = f"metric {metric.name!r}, called with outputs {in_words(like)} and labels {in_words(given)}"
+        called = f"metric {metric.name!r}, called with outputs {types_text(like)} and labels {types_text(given)}"
         with users_code(f"while tracing {called}", (TypeError, ValueError), lambda said: ConfigError(f"{called}: {said} {WANTED}")):  # noqa: B023
             found = jax.eval_shape(metric.fn, like, given)
         fits = _is_figure(found, batch) if metric.summary is None else _is_of_samples(found, batch)

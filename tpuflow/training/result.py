@@ -26,7 +26,7 @@ from tpuflow.reports.reported import Reported
 from tpuflow.stages.flattening import nested
 from tpuflow.training.checkpoints import orbax_files
 from tpuflow.training.checkpoints.locking import not_written
-from tpuflow.training.given import optimizer_words
+from tpuflow.training.descriptions import describe_optimizer
 from tpuflow.training.plotting import history_svg, plot_history
 
 
@@ -141,7 +141,7 @@ class TrainResult(Reported, PlainData):
         if not self.executables or not self.steps:
             raise ConfigError("profile: the training ran no step on the device; there is nothing to report the cost of.")
         program, steps = self.executables[0].program, self._steps_a_trip
-        optimizer = optimizer_words(self.opt_state) if isinstance(self.opt_state, tuple) else ""  # a step of one's own has its own state
+        optimizer = describe_optimizer(self.opt_state) if isinstance(self.opt_state, tuple) else ""  # a step of one's own has its own state
         settings = {
             "policy": self.settings["policy"],
             "batch": str(self.settings["batch_size"]),

@@ -12,7 +12,7 @@ from tpuflow.data.batching import LABEL_NAMES, PAIR
 from tpuflow.errors import ConfigError, DataError, shown
 from tpuflow.training.adapters.model import Inputs
 
-Given = str | int | Sequence[str | int] | Callable[[Any], Any] | None
+InputSelection = str | int | Sequence[str | int] | Callable[[Any], Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ class Roles:
     inputs: Callable[[Any], Inputs]
     labels: Callable[[Any], Any] | None
     targets: Callable[[Any], Any]
-    given: Given = None
+    given: InputSelection = None
 
 
-def get_roles(batch: Any, given: Given, parameters: Sequence[str], what: str = "data") -> Roles:
+def get_roles(batch: Any, given: InputSelection, parameters: Sequence[str], what: str = "data") -> Roles:
     """The roles in batches like this one.
 
     given: the entries of a batch that the model gets, as positional arguments; or a function of the batch that gives them (a mapping:
@@ -58,7 +58,7 @@ def _label_of(batch: Any) -> Any:
     return 1 if isinstance(batch, tuple) and len(batch) == len(PAIR) and hasattr(batch[1], "shape") else None
 
 
-def _inputs(batch: Any, given: Given, parameters: Sequence[str], what: str, *, pair: bool) -> Callable[[Any], Inputs]:
+def _inputs(batch: Any, given: InputSelection, parameters: Sequence[str], what: str, *, pair: bool) -> Callable[[Any], Inputs]:
     if given is not None:
         return _given_inputs(batch, given)
     if pair and isinstance(batch[0], Mapping) and not set(batch[0]) <= set(parameters):

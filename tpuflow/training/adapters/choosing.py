@@ -10,8 +10,8 @@ from tpuflow.errors import ConfigError
 from tpuflow.training.adapters.linen_modules import linen_model
 from tpuflow.training.adapters.model import AroundNorm, Model
 from tpuflow.training.adapters.nnx_modules import nnx_model
-from tpuflow.training.adapters.others import equinox_model, function_model, haiku_model, is_equinox, is_haiku
-from tpuflow.training.given import made_by, model_in_words
+from tpuflow.training.adapters.other_libraries import equinox_model, function_model, haiku_model, is_equinox, is_haiku
+from tpuflow.training.descriptions import describe_wrong_model, is_from_package
 
 
 def get_model(model: Any, around_norm: AroundNorm | None = None, params: Any = None) -> Model:
@@ -25,7 +25,7 @@ def get_model(model: Any, around_norm: AroundNorm | None = None, params: Any = N
     if isinstance(model, Model):
         return model
     if isinstance(model, type):
-        raise ConfigError(f"model: {EXPECTED}, got {model_in_words(model)}.")
+        raise ConfigError(f"model: {EXPECTED}, got {describe_wrong_model(model)}.")
     if isinstance(model, linen.Module):
         return linen_model(model, around_norm)
     if isinstance(model, nnx.Module):
@@ -33,9 +33,9 @@ def get_model(model: Any, around_norm: AroundNorm | None = None, params: Any = N
     for is_theirs, made in ((is_haiku, haiku_model), (is_equinox, equinox_model)):
         if is_theirs(model):
             return made(model)
-    if callable(model) and not made_by("torch", model):
+    if callable(model) and not is_from_package("torch", model):
         return function_model(model, params)
-    raise ConfigError(f"model: {EXPECTED}, got {model_in_words(model)}.")
+    raise ConfigError(f"model: {EXPECTED}, got {describe_wrong_model(model)}.")
 
 
 def is_model(value: Any) -> bool:

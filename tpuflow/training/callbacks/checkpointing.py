@@ -73,11 +73,11 @@ class ModelCheckpoint(Callback):
     def on_epoch_end(self, run: Run) -> None:
         self._due |= self._every_epochs is not None and (run.epoch + 1) % self._every_epochs == 0
         if self._best is not None and self._best.metric == TRAINING_LOSS:
-            self._is_best |= self._best.seen(run)
+            self._is_best |= self._best.update(run)
 
     def on_eval_end(self, run: Run) -> None:
         if self._best is not None and self._best.metric != TRAINING_LOSS:
-            self._is_best |= self._best.seen(run)
+            self._is_best |= self._best.update(run)
 
     def on_checkpoint(self, run: Run) -> None:
         due = self._due or self._is_best or run.finished or (self.every_steps is not None and run.steps % self.every_steps == 0)

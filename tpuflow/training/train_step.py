@@ -49,7 +49,7 @@ class Changes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a step of a model is made of: a loss of outputs and labels, or `loss_fn`, which calls the model itself.
+    """All that defines the training step of a model. The loss is `loss`, of outputs and labels, or `loss_fn`, which calls the model itself.
 
     `optimized`: (the optimizer's state, params) -> the parameters that evaluations use, for optimizers that have better ones than `params`
     (schedule-free ones). `strategy`: how a step runs on several chips.
@@ -166,9 +166,9 @@ class Recipe:
         return self.loss(outputs, part(batch))
 
     def eval_step(self, state: TrainState, batch: Any) -> dict[str, Any]:
-        """The figures of every metric for one batch, by name. What the model draws is drawn from the same key in every evaluation.
+        """The figures of every metric for one batch, by name. Random numbers come from the same key in every evaluation.
 
-        On several chips the model runs on pieces of the batch; what it gives is measured whole, so figures are those of one chip.
+        On several chips the model runs on pieces of the batch, and metrics are computed from the outputs of the whole batch, as on one.
         """
         own = [metric for metric in self.metrics if not metric.of_loss]
         figures = self._figures_of_loss(state, batch) if self.loss_fn is not None and len(own) < len(self.metrics) else {}
@@ -178,7 +178,7 @@ class Recipe:
         return {**figures, **measure(own, self._eval_outputs(state, batch), self.roles.targets(batch), labels)}
 
     def _figures_of_loss(self, state: TrainState, batch: Any) -> dict[str, Any]:
-        """What a loss of the user's own gives and measures; means over the chips."""
+        """The loss and the scalars of the user's `loss_fn`; means over the chips."""
 
         def step(state: TrainState, batch: Any) -> Any:
             loss, measured, _ = self.forward(*self.eval_variables(state), batch, self._eval_rngs(), train=False)
@@ -202,8 +202,7 @@ class Recipe:
         return state._replace(opt_state=() if self.optimized is None else amp.optimizer_state(state.opt_state), key=None)
 
     def eval_variables(self, state: TrainState) -> tuple[Any, Any]:
-        """(parameters, carried variables) that evaluations use, of an `eval_state`: averages where they are kept, unless they are not to
-        be used."""
+        """(parameters, carried variables) for evaluations, from an `eval_state`: averages if they are kept and `EMA.evaluate` is set."""
         if self.optimized is not None:
             return self._whole(self.optimized(state.opt_state, self._trained(state.params)), state.params), state.carried
         if self.ema is None or not self.ema.evaluate or state.ema is None:
@@ -215,7 +214,7 @@ class Recipe:
         return Application(self.model, self.policy, carried, rngs, train=train).call(params, self.roles.inputs(batch), rngs)[0]
 
     def rngs(self, key: Any) -> dict[str, jax.Array] | None:
-        """The keys of a step's random streams; that of dropout is the step's own, others are folded out of it by their names."""
+        """The keys of a step's random streams: the step's own key for dropout, others folded in from it by their names."""
         if key is None:
             return None
         return {name: key if name == DROPOUT else jax.random.fold_in(key, zlib.crc32(name.encode())) for name in self.streams}
@@ -236,8 +235,8 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnStep:
-    """A step of the user's own: (state, batch) -> (state, scalars by name, "loss" among them); the state is any tree of arrays."""
+class CustomStep:
+    """A training step of the user's: (state, batch) -> (state, scalars by name, "loss" among them); the state is any tree of arrays."""
 
     function: Callable[[Any, Any], tuple[Any, Any]]
     evaluate: Callable[[Any, Any], Mapping[str, Any]] | None = None
@@ -269,10 +268,10 @@ class OwnStep:
 
 
 def loss_and_metrics(found: Any, name: str) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """(loss in fp32, fp32 scalars by name) of what a loss of the user's own has returned: a scalar, a pair, or a mapping with "loss".
+    """(loss in fp32, fp32 scalars by name), from what the user's function returned: a scalar, a pair, or a mapping with "loss".
 
     Raises:
-      ConfigError: it is nothing of the kind.
+      ConfigError: it returned something else.
     """
     if isinstance(found, Mapping) and "loss" in found:
         found = (found["loss"], {key: value for key, value in found.items() if key != "loss"})
@@ -293,12 +292,12 @@ def make_optimizer(optimizer: Any, policy: amp.Policy, accumulate_steps: int | a
 
     So the optimizer, with the clipping and weight decay it may hold, sees gradients that are unscaled and averaged.
     """
-    scaled = amp.with_loss_scale(optax.adam(1e-3) if optimizer is None else _asked(optimizer), policy.loss_scale)
+    scaled = amp.with_loss_scale(optax.adam(1e-3) if optimizer is None else _with_named_extras(optimizer), policy.loss_scale)
     return amp.accumulate(scaled, accumulate_steps)
 
 
-def _asked(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer, handed only those extra arguments that its update names, if it does not take all."""
+def _with_named_extras(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer, called with only those extra arguments that its `update` names, unless it takes any."""
     parameters = inspect.signature(optimizer.update).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return optimizer
@@ -310,7 +309,7 @@ def _asked(optimizer: optax.GradientTransformation) -> optax.GradientTransformat
 
 
 def _owned(leaf: Any) -> Any:
-    """A copy in a type that is not weak: a step is the same Program whether its state was made or read from a checkpoint."""
+    """A copy that is not weakly typed, so that a step is the same Program for a fresh state and for one read from a checkpoint."""
     copy = jax.device_put(leaf, may_alias=False)
     return jnp.asarray(copy, copy.dtype) if getattr(copy, "weak_type", False) else copy
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from tpuflow.compiler import compile_sink
-from tpuflow.data.batching import Signature, TreeForm
+from tpuflow.data.batching import BatchStructure, Signature
 from tpuflow.data.chunks import Chunk
 from tpuflow.data.feeding import Layout
 from tpuflow.device.runtime import Executable
@@ -33,13 +33,13 @@ class DeviceSink:
     """A step function compiled to one Program for each batch shape.
 
     step: (state, batch) -> (new state, figures), trees of arrays; figures alone if it does not change the state (`updates=False`).
-    `form`: the structure of a batch. The trip count is a launch argument, so a Program serves every
+    `structure`: that of a batch. The trip count is a launch argument, so a Program serves every
     number of steps and the values do not depend on how steps are grouped. `compile_seconds` counts what was compiled during `run`.
     """
 
-    def __init__(self, name: str, step: Callable[..., Any], target: Target, form: TreeForm, *, updates: bool = True):
+    def __init__(self, name: str, step: Callable[..., Any], target: Target, structure: BatchStructure, *, updates: bool = True):
         self._name, self._step, self._target, self._updates = name, step, target, updates
-        self._form = form
+        self._structure = structure
         self._programs: dict[Signature, SinkProgram] = {}
         self.compile_seconds = 0.0
 
@@ -81,9 +81,9 @@ class DeviceSink:
 
     def _load(self, state: Any, signature: Signature) -> SinkProgram:
         """Trace the step for a batch shape and put it on the chip."""
-        batch = jax.tree.unflatten(self._form.tree, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in signature])
+        batch = jax.tree.unflatten(self._structure.tree, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in signature])
         told = ", ".join(
-            f"{name or 'array'} {dtype}{list(shape)}" for name, (shape, dtype) in zip(self._form.names, signature, strict=True)
+            f"{name or 'array'} {dtype}{list(shape)}" for name, (shape, dtype) in zip(self._structure.names, signature, strict=True)
         )
 
         def refusal(said: str) -> DataError:
@@ -104,7 +104,7 @@ class DeviceSink:
             name=self._name,
             carry_names=names if self._updates else (),
             invariant_names=() if self._updates else names,
-            infeed_names=self._form.names,
+            infeed_names=self._structure.names,
             outfeed_names=leaf_names(figures),
         )
         executable = Executable(program, engine=self._target.engine, fidelity=self._target.fidelity)

@@ -25,7 +25,7 @@ from tpuflow.numerics.measures import Counts, is_bad, of_nothing, stacked, tally
 from tpuflow.numerics.operations import Shards, run_operation
 from tpuflow.numerics.underflows import nonzero_rule
 from tpuflow.stages.staging import Target
-from tpuflow.training.stepping import OPTIMIZER_SCOPE
+from tpuflow.training.train_step import OPTIMIZER_SCOPE
 
 MOVES = frozenset({
     "all_gather", "all_to_all", "broadcast_in_dim", "concatenate", "copy", "dynamic_slice", "dynamic_update_slice",
