@@ -30,7 +30,7 @@ Layout = tuple[Signature, int]
 class ArrayFeed:
     """Arrays [samples, ...], cut into full batches and a smaller last one; in their order, or shuffled anew each epoch.
 
-    Chunks of unshuffled data that are smaller than `INFEED_BYTES` are made once and used in every epoch.
+    The chunks of unshuffled data of at most `INFEED_BYTES` in all are made once and used in every epoch.
     """
 
     leaves: Leaves

@@ -42,7 +42,8 @@ PLAIN = (bool, int, float, str)
 def option(default: Any, text: str, check: Check | None = None, *, shown: bool = False, same: bool = False) -> Any:
     """A field: its default, what it does, and how its value is checked.
 
-    shown: it is in the settings that results report. same: a checkpoint goes on only in a training that has the same value.
+    shown: results report it among their settings. same: it is part of a training's fingerprint, so that a training can resume from a
+    checkpoint only with the same value.
     """
     return dataclasses.field(default=default, metadata={"text": text, "check": check, "shown": shown, "same": same})
 
@@ -53,7 +54,7 @@ def required(text: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON can hold it, and the same in every process: without the addresses of functions."""
+    """A value as plain data that is the same in every process: without the addresses of functions."""
     return value if isinstance(value, PLAIN) or value is None else re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
@@ -200,15 +201,15 @@ class StepConfig:
         return value is not default and not (type(value) is type(default) and value == default)
 
     def training(self, **others: Any) -> TrainConfig:
-        """A training of this step."""
+        """The options of a training of this step; `others` are those that a step does not have."""
         return TrainConfig(**{f.name: getattr(self, f.name) for f in dataclasses.fields(StepConfig)}, **others)
 
     def shown(self) -> dict[str, Any]:
-        """The options that results report as they were given."""
+        """The options that results report, as plain data."""
         return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.metadata["shown"]}
 
     def same(self) -> dict[str, Any]:
-        """The options that a checkpoint must have been saved with, as plain data; those that are not given leave no trace."""
+        """The options that are part of the fingerprint, as plain data; those that were not given are left out."""
         found = {f.name: (getattr(self, f.name), f.default) for f in dataclasses.fields(self) if f.metadata["same"]}
         return {n: _plain(v) for n, (v, default) in found.items() if isinstance(v, PLAIN) or v != default}
 
@@ -274,7 +275,8 @@ class TrainConfig(StepConfig):
 
 
 def configured(make: Callable[P, Any], raises: str) -> Callable[[Callable[[Any], R]], Callable[P, R]]:
-    """A function of a config as one of its fields, which are its signature and, with their texts, its documentation."""
+    """A decorator: makes of a function of a config (`make`) one that takes the config's fields as its arguments. The fields give it its
+    signature and, with their texts, its docstring."""
 
     def decorate(run: Callable[[Any], R]) -> Callable[P, R]:
         signature = inspect.signature(make)

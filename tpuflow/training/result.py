@@ -1,4 +1,4 @@
-"""What a training hands back: parameters, history, counts, as text and as JSON."""
+"""`TrainResult`, which `tpuflow.train` returns: parameters, history and counts, also as text and JSON."""
 
 from __future__ import annotations
 
@@ -190,10 +190,10 @@ class TrainResult(Reported, PlainData):
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """That a file could be written there, found out before the work and not after it.
+    """Check that a file can be written at a path, before the training and not after it.
 
     Raises:
-      ConfigError: it could not.
+      ConfigError: it cannot.
     """
     check_path("json", path)
     target = Path(path)

@@ -204,7 +204,7 @@ class Sink(Iterator[SinkResult]):
             self._compiled = True
 
     def _sink_is_over(self) -> bool:
-        """Whether the last sink (with size 0: pass) has had all its steps; one that was cut short goes on first."""
+        """Whether the last sink (with size 0: pass) has had all its steps; an interrupted one continues first."""
         self._iterator.put_back()
         return self._in_sink >= self._size if self._size > 0 else self.step > 0 and self._iterator.finish_epoch_if_over()
 
@@ -275,7 +275,7 @@ def _copied(leaf: Any) -> jax.Array:
 
 
 def _check_step(step_fn: StepFunction, state: Any, first: Leaves, structure: BatchStructure) -> None:
-    """That the step returns a pair, and in it a state like the one it is given.
+    """Check that the step returns a pair whose first part is a state like the one that it is given.
 
     Raises:
       ConfigError: it does not.
@@ -297,7 +297,7 @@ def _check_step(step_fn: StepFunction, state: Any, first: Leaves, structure: Bat
 
 
 def _differences(old: Any, new: Any) -> str:
-    """In words, what of a new state does not fit the old one; nothing if it fits."""
+    """The differences in structure, shapes and types between an old and a new state, in words; "" if there are none."""
     before, after = jax.tree.structure(old), jax.tree.structure(new)
     if before != after:
         lost, added = (sorted(set(leaf_names(a)) - set(leaf_names(b)) - {""}) for a, b in ((old, new), (new, old)))

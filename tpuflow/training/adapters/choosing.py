@@ -1,4 +1,4 @@
-"""Which adapter takes which model."""
+"""`get_model`: picks the adapter for a model by the library that it is from."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from tpuflow.training.descriptions import describe_wrong_model, is_from_package
 
 
 def get_model(model: Any, around_norm: AroundNorm | None = None, params: Any = None) -> Model:
-    """The functions of a model; `around_norm` is put around every call of a batch-normalisation layer of linen or nnx.
+    """A model of any supported library as a `Model`.
 
-    params: what the user starts from, which is all that a plain function knows of its parameters.
+    around_norm: wraps every call of a batch-normalisation layer of linen or nnx. params: the initial parameters that the user gives, which
+    a plain function needs.
 
     Raises:
       ConfigError: it is no model.
@@ -39,7 +40,7 @@ def get_model(model: Any, around_norm: AroundNorm | None = None, params: Any = N
 
 
 def is_model(value: Any) -> bool:
-    """Whether something is a model by itself, and not a function that might be one with parameters."""
+    """Whether a value is a model of a library or a `Model`; a plain function, which needs parameters to be one, is not."""
     return isinstance(value, Model | linen.Module | nnx.Module) or is_haiku(value) or is_equinox(value)
 
 

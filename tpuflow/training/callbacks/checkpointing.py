@@ -93,7 +93,7 @@ class ModelCheckpoint(Callback):
             self._best_kept = self._best.value, self._best_step = state["best"], state["step"]
 
     def _save(self, run: Run) -> None:
-        """Save, or say why that is not possible now."""
+        """Save, or warn that it is not possible now."""
         try:
             self._write(run)
         except CheckpointWriteError as error:
@@ -126,7 +126,7 @@ class ModelCheckpoint(Callback):
         by_first(lambda: orbax_files().point(self.directory, step), not_written(self.directory))
 
     def _forget(self) -> None:
-        """Delete what is neither among the newest nor the best."""
+        """Delete the checkpoints that are neither among the `keep` newest nor the best."""
         if not is_first():
             return
         steps = orbax_files().saved_steps(self.directory)
@@ -135,7 +135,7 @@ class ModelCheckpoint(Callback):
                 orbax_files().delete(orbax_files().folder(self.directory, step))
 
     def _found(self, run: Run) -> int | None:
-        """The step resumed from, if that is saved here; what is newer was refused as damaged, and is removed.
+        """The step that the training resumes from, if its checkpoint is in this directory. Newer ones, which are damaged, are deleted.
 
         Raises:
           CheckpointError: there are good checkpoints that this training does not go on from.
