@@ -1,4 +1,4 @@
-"""`tpuflow.estimate`: what a step would cost on a chip, in time and memory, from shapes alone."""
+"""`tpuflow.estimate` and `tpuflow.estimate_training`: the modelled time and memory of a step on a chip, from shapes alone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SINK_STEPS = 100  # steps a round trip that an estimate counts on, if nothing el
 class Estimate(Reported):
     """The modelled cost of `steps` runs of a function in one host round trip; no value was ever computed.
 
-    `batch_size` (samples of a batch) and `optimizer` (in words) are None and "" where nobody said them: of a function that is no training.
+    `batch_size` and `optimizer` (a description) are None and "" for a function that is no training step.
     """
 
     name: str
@@ -187,7 +187,7 @@ def estimate_training(config: EstimateConfig) -> Estimate:
 
 
 def training_program(config: StepConfig, chip: Chip) -> tuple[Recipe, Program, TrainState]:
-    """The step that `tpuflow.train` would make, its sink, compiled from shapes, and the shapes of its state."""
+    """(the recipe of the step that `tpuflow.train` would run, the Program of its sink, compiled from shapes, the shapes of its state)."""
     batch = as_batch(config.data)
     recipe = make_recipe(config, batch)[0]
     told = f"model {recipe.name} and its loss, for batches of {types_text(batch)}"
