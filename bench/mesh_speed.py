@@ -31,8 +31,8 @@ from models.mlp import MLP
 from models.resnet import resnet50
 from tpuflow.jaxprs.processes import COORDINATOR, PROCESS, PROCESSES, join
 from tpuflow.training.config import TrainConfig
+from tpuflow.training.device_sink import DeviceSink, to_device
 from tpuflow.training.preparing import prepare
-from tpuflow.training.sinking import DeviceSink, to_device
 
 CHIPS = 8
 LIMIT, PROCESSES_LIMIT = 1.2, 1.15
@@ -77,13 +77,11 @@ CASES: Mapping[str, Case] = {
 def launcher(case: Case, sharding: str) -> Callable[[], object]:
     """Launches a compiled training's sink from its first state; on one chip, or cut over `CHIPS`."""
     x, y = case.data(case.batch * case.steps)
-    parallel = {} if sharding == ONE else {"mesh": {"data": CHIPS}, "sharding": sharding}
-    config = TrainConfig(
-        case.model(), (x, y), "fp32", optax.sgd(0.01, 0.9), loss="softmax_cross_entropy", batch_size=case.batch, **parallel
-    )
+    options = {} if sharding == ONE else {"mesh": {"data": CHIPS}, "sharding": sharding}
+    config = TrainConfig(case.model(), (x, y), "fp32", optax.sgd(0.01, 0.9), loss="softmax_cross_entropy", batch_size=case.batch, **options)
     job = prepare(config)
-    state = job.recipe.parallel.placed(job.state)
-    executable = DeviceSink("train_step", job.recipe.train_step, job.target, job.feed.form).prepare(state, job.signature).executable
+    state = job.recipe.strategy.shard_state(job.state)
+    executable = DeviceSink("train_step", job.recipe.train_step, job.target, job.feed.structure).prepare(state, job.signature).executable
     inputs = [np.array(case.steps, np.int32), *map(np.asarray, to_device(jax.tree.leaves(state)))]
     feeds = [leaf.reshape(case.steps, case.batch, *leaf.shape[1:]) for leaf in (x, y)]
     return lambda: jax.block_until_ready(executable.launch(inputs, feeds)[0])

@@ -27,7 +27,7 @@ from tpuflow.isa.collectives import Collective
 from tpuflow.isa.program import Program, walk
 from tpuflow.stages.analysis import memory_analysis
 from tpuflow.training.config import StepConfig
-from tpuflow.training.parallel import SHARDINGS
+from tpuflow.training.strategies import SHARDINGS
 
 PATH = Path(__file__).parents[1] / "docs" / "zero.md"
 CHIP, CHIPS, WIDTHS, BATCH = "tpu-v5e", (2, 4, 8, 64), (64, 128, 128, 64), 128
@@ -209,7 +209,7 @@ steps (gradients where they accumulate over two), and what it sends in a step. E
 | zero3 | psi / N | psi / N | K psi / N | 3 psi (N - 1) / N, less what the backward pass does not need again |
 
 The last column is that: {WRITTEN_OUT.once:,} of the parameters (biases, and the first kernel, since there is no gradient of the inputs)
-are gathered once in the third stage, not twice. Where sizes do not divide, an array's share is rounded up to whole elements.
+are gathered once in the third stage, not twice. Where sizes do not divide, an array's shard is rounded up to whole elements.
 
 {columns}
 {lines}
@@ -242,7 +242,7 @@ sequence of 2048 tokens a chip, on 8 chips of {CHIP} with 16 GiB each:
 ## Layers written out
 
 Gradients are sent as they are made, and a chip has one whole until the kernels behind it have hidden that: then its place is free, and
-the update of its share and the gathering of the new parameters go on beside the rest of the backward pass. GPT-2's 124 million
+the update of its shard and the gathering of the new parameters go on beside the rest of the backward pass. GPT-2's 124 million
 parameters, its 12 layers written out and none computed again, with AdamW in mixed precision, one sequence of 1024 tokens a chip, on 8
 chips of {CHIP}:
 

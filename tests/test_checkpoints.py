@@ -16,7 +16,7 @@ from flax import linen as nn
 import tpuflow
 from tests import killed_training
 from tests.test_training import Net, blobs, fit, same_bits
-from tpuflow.data.epochs import Walk
+from tpuflow.data.epochs import EpochIterator
 from tpuflow.data.feeding import make_feed
 from tpuflow.data.positions import Position
 from tpuflow.device.timing import calibration
@@ -158,7 +158,7 @@ def test_data_that_have_become_fewer_are_an_error():
     feed = make_feed([(np.zeros((4, 2), np.float32), np.zeros(4, np.int32))] * 3, 4)
     feed.first()
     with pytest.raises(DataError, match="stopped after batch 5 of its pass, but the data now end after 3"):
-        next(Walk(feed, Position(batches=5, steps=5)).pieces(1))
+        next(EpochIterator(feed, Position(batches=5, steps=5)).chunks(1))
 
 
 @pytest.mark.slow

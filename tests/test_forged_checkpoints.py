@@ -18,10 +18,10 @@ from tests.mutating import flipped
 from tests.test_training import fit, same_bits
 from tpuflow.data.positions import Position
 from tpuflow.errors import CheckpointError
-from tpuflow.training import running
+from tpuflow.training import training_loop
 from tpuflow.training.checkpoints import files as checkpoints
-from tpuflow.training.checkpoints.progress_form import EPOCH, PLACE, POSITION, check_progress
-from tpuflow.training.checkpoints.resuming import Place, new_epoch
+from tpuflow.training.checkpoints.progress_schema import EPOCH, LOOP_POSITION, POSITION, check_progress
+from tpuflow.training.checkpoints.resuming import LoopPosition, new_epoch
 from tpuflow.training.checkpoints.sums import SUMS, files, write_sums
 
 GOOD, NEWEST = "step_00000003", "step_00000006"
@@ -214,7 +214,9 @@ def test_every_field_is_checked_before_anything_is_used(saved):
 
 
 def test_the_form_names_the_fields_that_there_are():
-    assert list(POSITION) == [field.name for field in fields(Position)] and list(PLACE) == [field.name for field in fields(Place)]
+    assert list(POSITION) == [field.name for field in fields(Position)] and list(LOOP_POSITION) == [
+        field.name for field in fields(LoopPosition)
+    ]
     assert set(EPOCH) == set(new_epoch(0))
 
 
@@ -327,7 +329,7 @@ def training(saved, monkeypatch):
     """A training that is ready to take up a checkpoint, as often as one likes."""
     made = []
     with monkeypatch.context() as patch:
-        patch.setattr(running.Training, "run", lambda self, **_: made.append(self))
+        patch.setattr(training_loop.Training, "run", lambda self, **_: made.append(self))
         fit(epochs=3, callbacks=[tpuflow.ModelCheckpoint(saved, best="loss")])
     (training,) = made
     training.restore(checkpoints.read(saved / NEWEST))

@@ -17,7 +17,7 @@ import pytest
 import tpuflow
 from tests.test_training import same_bits
 from tpuflow import amp
-from tpuflow.data.batching import TreeForm, to_array
+from tpuflow.data.batching import BatchStructure, to_array
 from tpuflow.data.feeding import stream_feed
 from tpuflow.device.fast.engine import FastEngine
 from tpuflow.errors import ConfigError, DataError, UnsupportedDtypeError, UnsupportedPrimitiveError
@@ -354,7 +354,7 @@ def test_a_chunk_is_made_while_the_one_before_it_is_used_and_never_more_than_one
     for step_number in range(1, 7):
         next(sinks)
         assert len(made) <= step_number + 1
-        sinks._walk._ahead.settle()
+        sinks._iterator._prefetcher.join()
         assert len(made) == step_number + 1
 
 
@@ -369,7 +369,7 @@ def test_a_pass_is_not_begun_ahead_unless_the_data_are_walked_endlessly():
         begun.clear()
         sinks = loop(size, batches, epochs=2)
         next(sinks)
-        sinks._walk._ahead.settle()
+        sinks._iterator._prefetcher.join()
         assert len(begun) == expected
         sinks.close()
     begun.clear()
@@ -379,7 +379,7 @@ def test_a_pass_is_not_begun_ahead_unless_the_data_are_walked_endlessly():
 
 def test_chunks_of_large_batches_hold_fewer_of_them(monkeypatch):
     monkeypatch.setattr("tpuflow.data.chunks.INFEED_BYTES", 3 * 8 * 5 * 4)
-    feed = stream_feed(BATCHES, "data", TreeForm(), sink_size=-1)
+    feed = stream_feed(BATCHES, "data", BatchStructure(), sink_size=-1)
     assert [(c.count, c.samples, c.batches) for c in feed.epoch(0)] == [(3, 0, 0), (3, 24, 3), (1, 48, 6)]
 
 

@@ -14,7 +14,7 @@ import tpuflow
 from tests.mistakes.setting import Net, inputs, labels
 from tpuflow.errors import DataError, TpuflowError
 from tpuflow.training import entry, preparing
-from tpuflow.training.stepping import Recipe
+from tpuflow.training.train_step import Recipe
 
 NOTHING = object()
 ODD = (NOTHING, "nonsense", 3.5, -7, [], {}, True, (), np.ones(3), lambda *arguments: None, float("nan"), b"x", None)

@@ -18,7 +18,16 @@ import pytest
 
 from tests.pjrt_cases import CASES, computed
 from tpuflow.errors import ConfigError, LaunchError
-from tpuflow.pjrt.buffer import HOLDS, Kind, Kinds, delete, hold, kind_of, live, release
+from tpuflow.pjrt.buffer import (
+    EXTERNAL_REFERENCES,
+    BufferType,
+    BufferTypes,
+    add_external_reference,
+    array_of,
+    delete,
+    drop_external_reference,
+    type_of,
+)
 from tpuflow.pjrt.cells import Pointer
 from tpuflow.pjrt.device import Client
 from tpuflow.pjrt.fields import CONSTANTS, FIELDS, NOTHING_TO_DO
@@ -240,18 +249,18 @@ def test_buffers_of_one_call_give_their_memory_back_each_once():
     client = Client(Settings.from_environment())
     device = client.devices[0]
     arrays = [np.zeros(n, np.float32) for n in (1, 2, 3)]
-    handles = Kinds(device, [Kind(device, 11, x.shape, x.nbytes) for x in arrays]).new(arrays)
+    handles = BufferTypes(device, [BufferType(device, 11, x.shape, x.nbytes) for x in arrays]).new(arrays)
     first, second, third = handles
-    assert device.usage.in_use == 24 and kind_of(third).shape == (3,) and live(third) is arrays[2]
-    hold(second)
+    assert device.usage.in_use == 24 and type_of(third).shape == (3,) and array_of(third) is arrays[2]
+    add_external_reference(second)
     delete([first, second, first])
-    assert device.usage.in_use == 12 and HOLDS[second][1] is arrays[1]  # who looks at it still can
+    assert device.usage.in_use == 12 and EXTERNAL_REFERENCES[second][1] is arrays[1]  # who looks at it still can
     with pytest.raises(LaunchError, match="deleted, or donated"):
-        live(second)
-    release(second)
+        array_of(second)
+    drop_external_reference(second)
     destroy([third, second, first, client.handle])
     destroy([first])
-    assert device.usage.in_use == 0 and not HOLDS
+    assert device.usage.in_use == 0 and not EXTERNAL_REFERENCES
     assert OBJECTS.keys().isdisjoint([*handles, client.handle, device.handle, device.memory.handle])
 
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tpuflow.pjrt.ending import Ended, Ending
+from tpuflow.pjrt.shutdown import Shutdown, ShutdownError
 
 TOLD = 200
 LIMIT_SECONDS = 60
@@ -17,7 +17,7 @@ LIMIT_SECONDS = 60
 
 @pytest.fixture
 def ending():
-    made = Ending()
+    made = Shutdown()
     yield made
     atexit.unregister(made.begin)
 
@@ -34,7 +34,7 @@ def test_a_thread_is_told_and_never_the_one_that_it_starts(ending, monkeypatch):
                 with ending.compiling():
                     while True:
                         threading.Thread(target=int).start()
-            except Ended:
+            except ShutdownError:
                 told += 1
         finished.set()
 

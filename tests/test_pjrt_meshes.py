@@ -18,7 +18,7 @@ from jaxlib import xla_client
 from tests.pjrt_mesh_cases import CASES, square
 from tpuflow.errors import ProgramFileError
 from tpuflow.jaxprs.plugins import assigned, placement_of
-from tpuflow.pjrt.envelope import Own, enveloped, opened
+from tpuflow.pjrt.envelope import ProgramMetadata, pack, unpack
 
 REPOSITORY = Path(__file__).parents[1]
 ON_DEVICE = {"JAX_PLATFORMS": "tpusim", "TPUFLOW_DEVICES": "8"}
@@ -134,8 +134,13 @@ def test_a_compilation_is_for_the_devices_that_its_options_name(devices):
 
 
 def test_a_serialised_executable_is_refused_by_another_version():
-    own = Own([2, 0], [1], [3], b"module")
-    assert opened(enveloped(own, b"program")) == (own, b"program")
-    for damaged in (b"tpusim\x01" + bytes(20), b"tpusim", enveloped(Own([1] * 9), b"")[:30], enveloped(Own(module=b"module"), b"")[:-1]):
+    own = ProgramMetadata([2, 0], [1], [3], b"module")
+    assert unpack(pack(own, b"program")) == (own, b"program")
+    for damaged in (
+        b"tpusim\x01" + bytes(20),
+        b"tpusim",
+        pack(ProgramMetadata([1] * 9), b"")[:30],
+        pack(ProgramMetadata(module=b"module"), b"")[:-1],
+    ):
         with pytest.raises(ProgramFileError, match="delete the cache's directory"):
-            opened(damaged)
+            unpack(damaged)

@@ -21,7 +21,7 @@ from tpuflow.errors import ConfigError
 from tpuflow.jaxprs.compat import inner_jaxprs
 from tpuflow.training.config import StepConfig
 from tpuflow.training.preparing import make_recipe
-from tpuflow.training.stepping import Recipe, TrainState
+from tpuflow.training.train_step import Recipe, TrainState
 
 F32, F16, BF16 = "float32", "float16", "bfloat16"
 NO_SCALE = amp.LossScale()

@@ -30,7 +30,7 @@ from tpuflow.reports.page import facts
 from tpuflow.reports.profile import profile
 from tpuflow.reports.trace import CHIP, KERNELS, LAYERS, LIVE, SENT, USED, trace
 from tpuflow.reports.tracks import Stretch, nested
-from tpuflow.training.given import optimizer_words
+from tpuflow.training.descriptions import describe_optimizer
 
 LENET_LAYERS = {"LeNet5", *(f"LeNet5/{name}" for name in ("conv1", "conv2", "fc1", "fc2", "fc3"))}
 
@@ -184,7 +184,7 @@ def test_a_report_says_what_it_is_of():
 )
 def test_an_optimizer_has_the_names_of_its_parts(optimizer: optax.GradientTransformation, words: str):
     params = {"w": jnp.ones(3), "v": jnp.ones(2)}
-    assert optimizer_words(optimizer.init(params)) == words
+    assert describe_optimizer(optimizer.init(params)) == words
 
 
 def test_a_profile_is_text_and_json(tmp_path: Path):

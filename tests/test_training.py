@@ -15,7 +15,7 @@ from flax import nnx
 
 import tpuflow
 from tpuflow import amp
-from tpuflow.data.epochs import Walk
+from tpuflow.data.epochs import EpochIterator
 from tpuflow.data.feeding import make_feed
 from tpuflow.errors import DataError
 from tpuflow.training.losses import LOSSES
@@ -250,9 +250,9 @@ def test_a_one_pass_iterator_serves_one_epoch_and_then_says_so():
 
 def test_an_endless_walk_crosses_epochs_in_order():
     feed = make_feed((np.arange(10, dtype=np.float32), np.arange(10)), 4)
-    walk, seen = Walk(feed), []
+    iterator, seen = EpochIterator(feed), []
     for _ in range(4):
-        for piece in walk.pieces(2):
+        for piece in iterator.chunks(2):
             seen += np.asarray(piece.arrays[1][piece.start : piece.start + piece.count]).ravel().tolist()
     assert seen == [*range(10), *range(10), *range(8)]
 

@@ -19,7 +19,7 @@ from models.gpt2 import GPT2, GPT3_XL, NO_DROPOUT, SIZES, TINY, Config
 from tests.tolerances import TRANSFORMER_LOSSES
 from tpuflow.training.config import StepConfig
 from tpuflow.training.preparing import make_recipe
-from tpuflow.training.stepping import TrainState
+from tpuflow.training.train_step import TrainState
 
 TOLERANCE = 1e-4
 """Of the largest value: fp32 sums in another order."""

@@ -27,13 +27,13 @@ from tpuflow.isa.program import Program, walk
 from tpuflow.stages.analysis import memory_analysis
 from tpuflow.stages.flattening import to_device
 from tpuflow.training.config import StepConfig, TrainConfig
-from tpuflow.training.parallel import SHARDINGS
+from tpuflow.training.device_sink import DeviceSink
 from tpuflow.training.preparing import prepare
-from tpuflow.training.sinking import DeviceSink
+from tpuflow.training.strategies import SHARDINGS
 
 RNG = np.random.default_rng(0)
 STAGES = tuple(SHARDINGS)
-MODEL = nn.Sequential([nn.Dense(16), nn.tanh, nn.Dense(3)])  # 16, 3: four chips fill shares up
+MODEL = nn.Sequential([nn.Dense(16), nn.tanh, nn.Dense(3)])  # 16, 3: four chips pad shards
 DATA = (RNG.normal(size=(32, 5)).astype(np.float32), np.arange(32) % 3)
 RAGGED = (RNG.normal(size=(22, 5)).astype(np.float32), np.arange(22) % 3)  # four chips take the last batch of 6 whole
 
@@ -91,8 +91,8 @@ def test_all_replicas_are_equal_and_both_engines_agree(sharding: str) -> None:
     optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2))
     config = TrainConfig(MODEL, DATA, "mixed", optimizer, ema=0.9, batch_size=16, mesh={"data": 4}, sharding=sharding, fidelity="bitexact")
     job = prepare(config)
-    state = job.recipe.parallel.placed(job.state)
-    executable = DeviceSink("train_step", job.recipe.train_step, job.target, job.feed.form).prepare(state, job.signature).executable
+    state = job.recipe.strategy.shard_state(job.state)
+    executable = DeviceSink("train_step", job.recipe.train_step, job.target, job.feed.structure).prepare(state, job.signature).executable
     inputs = [np.array(2, np.int32), *map(np.asarray, to_device(jax.tree.leaves(state)))]
     batches = [leaf.reshape(2, 16, *leaf.shape[1:]) for leaf in (DATA[0], DATA[1].astype(np.int32))]
     engine = ReferenceEngine(executable.program)
@@ -135,9 +135,9 @@ OPTIMIZERS: Mapping[str, Any] = {
 @pytest.mark.slow
 @quickly_compiled
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_any_optimizer_makes_of_shares_what_it_makes_of_whole_arrays(name: str) -> None:
-    whole, *shared = (trained(s, optimizer=OPTIMIZERS[name]) for s in ("ddp", "zero1", "zero3"))
-    for result in shared:
+def test_any_optimizer_makes_of_shards_what_it_makes_of_whole_arrays(name: str) -> None:
+    whole, *sharded = (trained(s, optimizer=OPTIMIZERS[name]) for s in ("ddp", "zero1", "zero3"))
+    for result in sharded:
         np.testing.assert_allclose(losses(result), losses(whole), rtol=1e-5)
         for a, b in zip(jax.tree.leaves(result.opt_state), jax.tree.leaves(whole.opt_state), strict=True):
             assert np.shape(a) == np.shape(b)
@@ -237,13 +237,13 @@ class Varied(nn.Module):
 @pytest.mark.slow
 @quickly_compiled
 def test_statistics_dropout_and_reports_on_numerics_go_with_every_stage() -> None:
-    whole, *shared = (trained(s, model=Varied(), epochs=1, numerics=True, sink_size=0, eval_data=DATA) for s in ("ddp", "zero1", "zero3"))
-    for result in shared:
+    whole, *sharded = (trained(s, model=Varied(), epochs=1, numerics=True, sink_size=0, eval_data=DATA) for s in ("ddp", "zero1", "zero3"))
+    for result in sharded:
         np.testing.assert_array_equal(losses(result), losses(whole))
         assert_same_state(result, whole)
         jax.tree.map(np.testing.assert_array_equal, result.carried, whole.carried)
         assert len(result.numerics) == len(whole.numerics) == 2
-    assert "mesh {'data': 4} zero3" in shared[-1].report()
+    assert "mesh {'data': 4} zero3" in sharded[-1].report()
 
 
 def test_an_optimizer_that_computes_losses_is_refused() -> None:
@@ -292,7 +292,7 @@ class Scanned(nn.Module):
 @pytest.mark.parametrize("sharding", ["zero2", "zero3"])
 @pytest.mark.parametrize("remat", [False, True])
 def test_layers_of_a_scan_are_sent_one_by_one_with_the_values_of_one_chip(remat: bool, sharding: str) -> None:
-    """Their gradients, and what is gathered of them: in evaluations too. Clipping adds the squares of shares."""
+    """Their gradients, and what is gathered of them: in evaluations too. Clipping adds the squares of shards."""
     optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1, momentum=0.9))
     options = {"model": Scanned(remat), "optimizer": optimizer, "eval_data": DATA, "epochs": 3}
     one, several = trained(None, **options), trained(sharding, **options)
@@ -330,9 +330,9 @@ def _activations_program(sharding: str, policy: str) -> Program:
     return training_program(config, get_chip("tpu-v5e"))[1]
 
 
-def test_the_third_stage_holds_back_shares_alone_and_keeps_no_activations_that_others_compute_again() -> None:
-    whole, shared = (memory_analysis(_activations_program(s, "fp32")).temp_size_in_bytes for s in ("ddp", "zero3"))
-    assert shared < 1.1 * whole
+def test_the_third_stage_holds_back_shards_alone_and_keeps_no_activations_that_others_compute_again() -> None:
+    whole, sharded = (memory_analysis(_activations_program(s, "fp32")).temp_size_in_bytes for s in ("ddp", "zero3"))
+    assert sharded < 1.1 * whole
 
 
 def test_parameters_that_are_narrowed_to_be_used_are_gathered_so() -> None:
@@ -346,7 +346,7 @@ def test_parameters_that_are_narrowed_to_be_used_are_gathered_so() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("sharding", "model"), [("zero2", Scanned(remat=True)), ("zero3", Scanned(remat=True)), ("zero3", MODEL)])
 def test_layers_in_a_scan_resume_on_another_mesh_as_others_do(tmp_path: Any, model: nn.Module, sharding: str) -> None:
-    """Checkpoints hold whole arrays, however shares are cut: [layers, share] of 8 chips, of 4, or of one, in the midst of an
+    """Checkpoints hold whole arrays, however shards are cut: [layers, shard] of 8 chips, of 4, or of one, in the midst of an
     accumulation."""
     options = {"model": model, "accumulate_steps": 3, "epochs": 3}
     full = {

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULE_OF = {
     "Accumulation": "tpuflow.amp",
     "CHIPS": "tpuflow.chips",
     "Calibration": "tpuflow.device.timing",
@@ -91,8 +91,8 @@ _HOMES = {
     "train": "tpuflow.training.entry",
     "training_step": "tpuflow.training.step_function",
 }
-_ROOMS = ("nnx", "torch")
-"""Modules that are public themselves: `tpuflow.nnx.jit`, `tpuflow.torch.train_step` (the extra "torch")."""
+_SUBMODULES = ("nnx", "torch")
+"""Public submodules: `tpuflow.nnx.jit`, `tpuflow.torch.train_step` (the latter needs the extra "torch")."""
 
 __all__ = [
     "Accumulation",
@@ -147,13 +147,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its home on first use (PEP 562)."""
-    if name in _ROOMS:
+    """Import the module of a public name when the name is first used (PEP 562)."""
+    if name in _SUBMODULES:
         return importlib.import_module(f"tpuflow.{name}")
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         near = did_you_mean(name, __all__)
         raise AttributeError(f"module 'tpuflow' has no attribute {name!r}.{near} Its public names: {', '.join(__all__)}.")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value
 

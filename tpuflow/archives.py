@@ -1,6 +1,7 @@
-"""Archives of arrays (.npz): headers are read first, so that nothing is inflated before it is known to fit; written whole or not at all.
+"""Archives of arrays (.npz), read safely: headers come first, so that no element is decompressed before type and shape are known to fit.
 
-A member's name is the array's name and ".npy". Its content is a header of a few hundred bytes (type, shape, order) and the elements.
+A member's name is the array's name and ".npy"; its content is a header of a few hundred bytes (type, shape, order) and the elements. Files
+are written under a temporary name and renamed, so that they appear whole or not at all.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ HEADER_BYTES = 16 * 2**10
 """A longer header is refused; NumPy itself reads up to 10,000 bytes of one."""
 
 ALWAYS_READ_BYTES = 256 * 2**20
-INFLATES_MOST = 100
-"""Weights as they are trained hardly compress, and a thousandfold is what zip files of nothing but zeros reach. What holds more than
-ALWAYS_READ_BYTES and more than INFLATES_MOST times its own size is refused where no signature says what to expect."""
+MAX_INFLATION = 100
+"""Where no signature says what to expect, a file that claims more than ALWAYS_READ_BYTES of arrays and more than MAX_INFLATION times its
+own size is refused. Trained weights hardly compress; a zip file of zeros reaches a factor of a thousand."""
 
 _CHUNK_BYTES = 2**20
 _NAME_BYTES = 2**16 - 1 - len(SUFFIX)
@@ -52,7 +53,7 @@ _DAMAGED = (
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a member says of its array, and how many bytes of the member say it."""
+    """The header of a member; `bytes` is the length of the header itself."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -161,7 +162,7 @@ class Archive:
 
 
 def check_names(names: Iterable[str], what: str) -> None:
-    """That arrays of these names can be members of an archive; `what` they are names of.
+    """Check that arrays with these names can be members of an archive. what: the kind of array, for the message.
 
     Raises:
       ArchiveError: a name occurs twice, is no Unicode text, or would lie outside the folder that the archive is unpacked in.
@@ -173,7 +174,7 @@ def check_names(names: Iterable[str], what: str) -> None:
 
 
 def storable(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays as .npz files can hold them: bfloat16, for which NumPy has no name, as its bits in uint16."""
+    """The arrays as .npz files can hold them: bfloat16 arrays, a type that NumPy's format lacks, as their bits in uint16."""
     return {name: array.view(np.uint16) if array.dtype == BF16.numpy else array for name, array in arrays.items()}
 
 
@@ -181,7 +182,7 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray])
     """Write arrays by their names, uncompressed; equal arrays give equal bytes.
 
     Raises:
-      ArchiveError: a name is not one for a member.
+      ArchiveError: a name cannot be that of a member.
       OSError: the file cannot be written; what was there before is still there.
     """
     check_names(arrays, "array")
@@ -205,14 +206,14 @@ def _write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def check_inflation(what: str, inflated_bytes: int, stored_bytes: int) -> None:
-    """That what is stored does not claim far more memory than it can honestly need.
+    """Check that a file does not claim to hold far more bytes of arrays than its size allows.
 
     Raises:
-      ArchiveError: it does; with both numbers.
+      ArchiveError: it does.
     """
-    if inflated_bytes > max(ALWAYS_READ_BYTES, INFLATES_MOST * stored_bytes):
+    if inflated_bytes > max(ALWAYS_READ_BYTES, MAX_INFLATION * stored_bytes):
         raise ArchiveError(
-            f"{what}: its {stored_bytes} bytes claim to hold arrays of {inflated_bytes} bytes; expected at most {INFLATES_MOST} times as "
+            f"{what}: its {stored_bytes} bytes claim to hold arrays of {inflated_bytes} bytes; expected at most {MAX_INFLATION} times as "
             f"many as are stored (or {ALWAYS_READ_BYTES})."
         )
 
@@ -250,7 +251,7 @@ def _header(start: bytes) -> Header:
 
 
 def _fill(member: IO[bytes], into: np.ndarray) -> None:
-    """Read exactly as many bytes as there is room for."""
+    """Read exactly `len(into)` bytes of a member."""
     at = 0
     while at < len(into):
         chunk = member.read(min(_CHUNK_BYTES, len(into) - at))
@@ -261,7 +262,7 @@ def _fill(member: IO[bytes], into: np.ndarray) -> None:
 
 
 def read_inputs(paths: Sequence[Path], executable: Executable) -> dict[str, np.ndarray]:
-    """The input arrays of .npz files: elements are read when all names, shapes and types are known to fit the signature.
+    """The inputs of an executable from .npz files; elements are read after all names, shapes and types are known to fit its signature.
 
     bfloat16 arrays, which .npz stores as raw 2-byte items, get their type back from the signature.
     """

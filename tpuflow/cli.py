@@ -1,7 +1,6 @@
-"""The command line: compile modules, run, inspect, assemble and disassemble saved Programs, list chips, estimate and check steps, look
-after oneself.
+"""The command line `tpuflow`: its commands, their options, and the functions that run them.
 
-Only what compiles (`compile`, `estimate`, `check`, `compare`, `calibrate`, `doctor`) loads the compiler, Flax or Optax.
+Only the commands that compile (`compile`, `estimate`, `check`, `compare`, `calibrate`, `doctor`) import the compiler, Flax or Optax.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tpuflow import __version__
 from tpuflow.archives import check_names, read_inputs, storable, write_arrays
@@ -29,10 +28,7 @@ from tpuflow.isa.summary import summary
 from tpuflow.reports.differences import diff
 from tpuflow.reports.files import write_json
 
-if TYPE_CHECKING:
-    pass
-
-ELSE = "Make it, or give another path."
+MISSING_PATH_ADVICE = "Make it, or give another path."
 INTERRUPTED = 130  # what a shell gives for a process that SIGINT ended
 CHECK = "whether a step fits, overflows or underflows (with data), how long it is and what would help, on one page"
 COMPARE = "a step as tpuflow and as XLA:TPU compile it for the same chip, by layer (needs the package libtpu, and no TPU)"
@@ -42,15 +38,16 @@ TARGET = (
 )
 DIFF = "what differs between two reports of a step: settings, time, memory, and the layers that take longer or shorter, with causes"
 STANDARD_OUTPUT = Path("-")
-WRITTEN = ("json", "html", "trace", "plot", "pareto", "output", "outputs")
+OUTPUT_OPTIONS = ("json", "html", "trace", "plot", "pareto", "output", "outputs")
 """Options that name files to be written."""
 ESTIMATE = "the modelled time and memory of a step on a chip, from shapes alone; nothing is run"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, run, and turn expected errors into one line on stderr and exit status 2, Ctrl-C into 130; what judges gives 1 for bad.
+    """Parse the arguments and run the command; returns the exit status.
 
-    An error of the user's own function, called or traced, is told with the lines of theirs that it came through.
+    Expected errors become one line on stderr and status 2, Ctrl-C status 130; `check` and `doctor` return 1 for a bad result. An error in
+    the user's own function is printed with the lines of their code that it came through.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # names may hold what the terminal's encoding has no place for
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -63,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except (TpuflowError, OSError) as error:
         absent = error.filename if isinstance(error, FileNotFoundError) else None
-        text = f"{nothing_at(absent)} {ELSE}" if absent else error
+        text = f"{nothing_at(absent)} {MISSING_PATH_ADVICE}" if absent else error
         print(f"tpuflow {args.name}: {text}", file=sys.stderr)
         return 2
     except LaunchAbandoned:
@@ -88,22 +85,32 @@ def _user_lines(error: Exception) -> Sequence[Any]:
 
 
 def _check_folders(args: argparse.Namespace) -> None:
-    """That files can be written where they are asked for: known before any work is done for them.
+    """Check that the folders of all output files exist, before any work is done.
 
     Raises:
-      ConfigError: the folder of one is not there.
+      ConfigError: one does not exist.
     """
-    for name in WRITTEN:
+    for name in OUTPUT_OPTIONS:
         path = getattr(args, name, None)
         if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"--{name}: {nothing_at(path)} {ELSE}")
+            raise ConfigError(f"--{name}: {nothing_at(path)} {MISSING_PATH_ADVICE}")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tpuflow", description="Run and inspect Programs of the simulated device.")
     parser.add_argument("--version", action="version", version=f"tpuflow {__version__}")
     commands = parser.add_subparsers(dest="name", required=True, metavar="command")
-    for add in (_add_run, _add_estimate, _add_check, _add_compare, _add_diff, _add_calibrate, _add_compile, _add_files, _add_surroundings):
+    for add in (
+        _add_run,
+        _add_estimate,
+        _add_check,
+        _add_compare,
+        _add_diff,
+        _add_calibrate,
+        _add_compile,
+        _add_files,
+        _add_chips_and_doctor,
+    ):
         add(commands)
     return parser
 
@@ -111,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
 def _command(
     commands: Any, name: str, command: Callable[[argparse.Namespace], int | None], text: str, *, file: str = "", more: str = ""
 ) -> argparse.ArgumentParser:
-    """A command by its name; `more` follows its text where that stands alone."""
+    """Add a command; `more` is appended to its text in the command's own help."""
     sub = commands.add_parser(name, help=text, description=text + more)
     if file:
         sub.add_argument("file", type=Path, help=file)
@@ -125,7 +132,7 @@ def _add_json(sub: argparse.ArgumentParser, what: str) -> None:
 
 
 def _add_mesh(sub: argparse.ArgumentParser) -> None:
-    """Several chips, for the training of a model."""
+    """Options of a training on several chips."""
     sub.add_argument("--mesh", type=_axis, nargs="+", metavar="AXIS=CHIPS", help="train a model on several chips: the axes of a mesh, such "
         "as data=16 (default: as a StepConfig says, else one chip)")  # fmt: skip
     sub.add_argument("--sharding", metavar="STAGE", help="what each chip of the mesh holds: ddp, zero1, zero2 or zero3; rules for "
@@ -146,7 +153,7 @@ def _axis(text: str) -> tuple[str, int]:
 
 
 def _add_run(commands: Any) -> None:
-    """How a saved Program is run."""
+    """`tpuflow run` and its options."""
     run = _command(commands, "run", _run, "run a saved Program once", file="a .tpx file")
     run.add_argument(
         "--inputs", type=Path, nargs="+", default=[], metavar="X.npz",
@@ -165,7 +172,7 @@ def _add_run(commands: Any) -> None:
 
 
 def _add_estimate(commands: Any) -> None:
-    """What is modelled, and where it is written."""
+    """`tpuflow estimate` and its options."""
     estimate = _command(commands, "estimate", _estimate, ESTIMATE, more=". Several values for an option make a table of all.")
     estimate.add_argument("target", nargs="+", help=TARGET)
     estimate.add_argument("--batch", type=int, nargs="+", default=[32], help="batch sizes (default: 32)")
@@ -190,7 +197,7 @@ def _add_estimate(commands: Any) -> None:
 
 
 def _add_check(commands: Any) -> None:
-    """What is checked before a training."""
+    """`tpuflow check` and its options."""
     check = _command(commands, "check", _check, CHECK, more=". Exit status 1 if it does not fit or overflows.")
     check.add_argument("target", help=f"{TARGET}; with arrays in the place of shapes its numbers are looked at too")
     check.add_argument("--batch", type=int, default=32, help="batch size (default: 32)")
@@ -204,7 +211,7 @@ def _add_check(commands: Any) -> None:
 
 
 def _add_compare(commands: Any) -> None:
-    """What is held against XLA:TPU's own plan."""
+    """`tpuflow compare` and its options."""
     beside = _command(commands, "compare", _compare, COMPARE)
     beside.add_argument("target", help=TARGET)
     beside.add_argument("--batch", type=int, default=32, help="batch size (default: 32)")
@@ -216,7 +223,7 @@ def _add_compare(commands: Any) -> None:
 
 
 def _add_diff(commands: Any) -> None:
-    """Two reports side by side."""
+    """`tpuflow diff` and its options."""
     differ = _command(commands, "diff", _diff, DIFF)
     differ.add_argument("before", type=Path, help="what `tpuflow estimate ... --json FILE` writes of one step")
     differ.add_argument("after", type=Path, help="another such file: another policy, chip, batch size, model or version")
@@ -226,7 +233,7 @@ def _add_diff(commands: Any) -> None:
 
 
 def _add_calibrate(commands: Any) -> None:
-    """Constants of the timing model."""
+    """`tpuflow calibrate` and its options."""
     calibrate = _command(commands, "calibrate", _calibrate, "fit the timing model's constants for a family of chips to measured step times",
         file="a CSV with the columns target (module:function), batch, chip, milliseconds and, if wanted, policy, sink_size, model"
     )  # fmt: skip
@@ -234,7 +241,7 @@ def _add_calibrate(commands: Any) -> None:
 
 
 def _add_compile(commands: Any) -> None:
-    """From StableHLO."""
+    """`tpuflow compile` and its options."""
     make = _command(commands, "compile", _compile, "compile a StableHLO module to a .tpx file",
         file="MLIR text or bytecode, a portable artifact, or a serialized jax.export.Exported"
     )  # fmt: skip
@@ -243,7 +250,7 @@ def _add_compile(commands: Any) -> None:
 
 
 def _add_files(commands: Any) -> None:
-    """Programs as files and as text."""
+    """`tpuflow info`, `disassemble` and `assemble`."""
     _command(commands, "info", _info, "say what a saved Program is: chip, signature, memory, instructions", file="a .tpx file")
     show = _command(commands, "disassemble", _disassemble, "print a saved Program as text", file="a .tpx file")
     show.add_argument("-o", "--output", type=Path, help="write the text here instead")
@@ -251,8 +258,8 @@ def _add_files(commands: Any) -> None:
     make.add_argument("-o", "--output", type=Path, required=True, help="the .tpx file to write")
 
 
-def _add_surroundings(commands: Any) -> None:
-    """The catalogue, and what tpuflow stands on."""
+def _add_chips_and_doctor(commands: Any) -> None:
+    """`tpuflow chips` and `tpuflow doctor`."""
     _add_json(
         _command(
             commands, "chips", _chips, "list the chips of the catalogue: cores, matrix peaks, memories, and where the numbers are from"
@@ -324,7 +331,7 @@ def _check(args: argparse.Namespace) -> int:
     verdict = check_target(args.target, args.batch, args.chip, args.policy, args.sink_size, args.calibration, args.compare)
     if args.html is not None:
         verdict.html(args.html)
-    _tell(args.json, verdict.as_dict(), lambda: str(verdict))
+    _print_or_write(args.json, verdict.as_dict(), lambda: str(verdict))
     return 0 if verdict.ok else 1
 
 
@@ -332,14 +339,14 @@ def _compare(args: argparse.Namespace) -> None:
     from tpuflow.comparing.comparing import compare_target
 
     found = compare_target(args.target, args.batch, args.chip, args.policy, **_mesh(args))
-    _tell(args.json, found.as_dict(), lambda: found.to_text(args.layers))
+    _print_or_write(args.json, found.as_dict(), lambda: found.to_text(args.layers))
 
 
 def _diff(args: argparse.Namespace) -> None:
     found = diff(args.before, args.after)
     if args.html is not None:
         found.html(args.html)
-    _tell(args.json, found.as_dict(), lambda: found.to_text(args.layers))
+    _print_or_write(args.json, found.as_dict(), lambda: found.to_text(args.layers))
 
 
 def _calibrate(args: argparse.Namespace) -> None:
@@ -359,19 +366,19 @@ def _compile(args: argparse.Namespace) -> None:
 
 
 def _chips(args: argparse.Namespace) -> None:
-    _tell(args.json, [chip_facts(chip) for chip in CHIPS.values()], lambda: chip_table(CHIPS.values()))
+    _print_or_write(args.json, [chip_facts(chip) for chip in CHIPS.values()], lambda: chip_table(CHIPS.values()))
 
 
 def _doctor(args: argparse.Namespace) -> int:
     from tpuflow.doctor import as_dicts, diagnose, exit_status, report
 
     findings = diagnose()
-    _tell(args.json, as_dicts(findings), lambda: report(findings))
+    _print_or_write(args.json, as_dicts(findings), lambda: report(findings))
     return exit_status(findings)
 
 
-def _tell(path: Path | None, data: Any, text: Callable[[], str]) -> None:
-    """Print the text, or the data as JSON in its place; write them to a file too if one is named."""
+def _print_or_write(path: Path | None, data: Any, text: Callable[[], str]) -> None:
+    """Print the text, and write the data as JSON to a file if one is named; for `STANDARD_OUTPUT`, print the JSON instead."""
     if path == STANDARD_OUTPUT:
         print(json.dumps(data, indent=1))
         return

@@ -60,12 +60,11 @@ PIPELINE: tuple[Pass, ...] = (
     HoistInvariants(), Schedule(), MergeKernels(related=True), StoreLess(), SumInProduct(), FuseRows(), MergeKernels(), Rematerialize(),
     JoinProducts(), JoinSmall(), SplitCollectives(), Schedule(), PrefetchFromHost(),
 )  # fmt: skip
-"""Settle what stays at the host; simplify; let loops carry only what is needed; simplify what that opened; carry in the type of its
-readers what seldom changes; send in it what is gathered; read what a condition keeps; read moved data through windows; form kernels; take
-those out of loops that need not be there; put them in an order that holds little at a time; merge those that read the same, let readers
-compute what is dearer to store, let products sum their results, go on with rows that are reduced while they are on the chip, merge what is
-left side by side, compute again what would be held too long, let products join the rows between them, join what is small; start collectives
-and wait for them apart; put what came of it in order; fetch from the host ahead of its readers."""
+"""The passes of every compilation, in order; docs/architecture.md says what each does. `KeepOnHost` settles which arrays stay in the host's
+memory, and `PrefetchFromHost` starts copies from it ahead of their readers. The passes before `Fuse` rewrite nodes of whole tensors.
+`Fuse` makes kernels of them, and the passes after it move, merge, join and order kernels. `Simplify` runs again after `PruneCarries`, which
+allows further simplifications; `MergeKernels` first merges kernels that read the same arrays, later any that lie side by side; and
+`Schedule` runs once after fusion, and again when the kernels are final."""
 
 
 def compile_function(

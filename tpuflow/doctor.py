@@ -1,4 +1,4 @@
-"""`tpuflow doctor`: whether what tpuflow stands on is there and works, a line for each thing, with what to do where it is not."""
+"""`tpuflow doctor`: checks the installation (versions, optional packages, JAX's CPU backend, the engines, caches, data), one line each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tpuflow.errors import one_line
 OK, WARN, FAIL = "ok", "warn", "fail"
 PACKAGE = "tpuflow"
 DEVELOPERS = "dev"
-"""The extra that users do not need."""
+"""The extra for developing tpuflow itself, which is not checked."""
 MEND = "mend what failed above, if anything did; else reinstall tpuflow"
 _COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, ">": operator.gt, "<": operator.lt}
 _BOUND = re.compile(r"(>=|<=|==|>|<)([\d.]+)")
@@ -26,7 +26,7 @@ _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:\[[^]]*\])?(?P<bounds>[^;]*)(?:;
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found of one thing, whether it is as it should be (ok, warn or fail), and what to do if it is not."""
+    """The result of a check: its status (ok, warn or fail), its subject, what was found, and what to do about it."""
 
     status: str
     subject: str
@@ -51,7 +51,7 @@ class Requirement:
 
 
 def diagnose() -> list[Finding]:
-    """Every check, in the order in which one thing needs the other."""
+    """The findings of all checks, each after the checks of what it depends on."""
     return [finding for check in CHECKS for finding in _guarded(check)]
 
 
@@ -73,7 +73,7 @@ def as_dicts(findings: Iterable[Finding]) -> list[dict[str, Any]]:
 
 
 def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """The findings of a check; whatever it raises is one too, for a broken installation may raise anything."""
+    """The findings of a check; any exception becomes a finding too, since a broken installation may raise anything."""
     try:
         yield from check()
     except Exception as error:
@@ -84,7 +84,7 @@ def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
 
 
 def requirements() -> list[Requirement]:
-    """What the installed package's metadata ask for.
+    """The requirements in the installed package's metadata.
 
     Raises:
       importlib.metadata.PackageNotFoundError: tpuflow is used without being installed.
@@ -95,7 +95,7 @@ def requirements() -> list[Requirement]:
 
 
 def _versions() -> Iterator[Finding]:
-    """Python and what tpuflow cannot do without."""
+    """The versions of Python and of the required packages."""
     try:
         needed, python = requirements(), importlib.metadata.metadata(PACKAGE)["Requires-Python"] or ""
     except importlib.metadata.PackageNotFoundError:
@@ -108,7 +108,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _optional_packages() -> Iterator[Finding]:
-    """What only some things need: an extra that is not there is no fault."""
+    """The packages of the extras; one that is not installed is no failure."""
     try:
         needed = [r for r in requirements() if r.extra not in ("", DEVELOPERS)]
     except importlib.metadata.PackageNotFoundError:
@@ -239,7 +239,7 @@ def _data() -> Iterator[Finding]:
 
 
 def _cores() -> Iterator[Finding]:
-    """What the simulated device runs on."""
+    """The host's cores and memory, on which the simulated device runs."""
     from tpuflow.device.host_memory import total_bytes
 
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -15,10 +15,10 @@ from tpuflow.errors import UnsupportedDtypeError
 class DType:
     """An element type: its short name (HLO's), NumPy type, bytes an element, and kind (float, int, uint, pred or storage).
 
-    There is one of each, so they are compared by identity: half of all keys of the compiler have types in them.
+    There is one object for each type, so types are compared by identity, which is faster: half of the compiler's hash keys contain types.
 
-    Types of kind storage are kept, moved, chosen among and converted, but not computed with: arithmetic is done in `wide`, which holds
-    every value of them. They take a byte an element, those of 4 and 2 bits too: a tile has one element a byte at least.
+    The device moves, selects and converts elements of kind storage, but does not compute with them: arithmetic is done in `wide`, a type
+    that represents all their values. Each takes one byte, also the types of 4 and 2 bits, since tiles do not pack elements.
     """
 
     name: str
@@ -32,7 +32,7 @@ class DType:
         return self.name
 
     def __reduce__(self) -> tuple[Callable[[str], DType], tuple[str]]:
-        """A copy is the type itself."""
+        """Pickling and copying give the same object."""
         return _named, (self.name,)
 
     @property
@@ -50,7 +50,7 @@ class DType:
 
     @property
     def bits(self) -> int:
-        """Of one number, which has a byte to itself in memory if it has fewer than eight."""
+        """The bits of one element's value; in memory it takes a whole byte at least."""
         return 8 * self.bytes if self.wide is None or self.wide.is_float else int(ml_dtypes.iinfo(self.numpy).bits)
 
 
@@ -105,7 +105,7 @@ def from_numpy(dtype: object, where: str = "") -> DType:
 
 
 def _instead(dtype: np.dtype) -> str:
-    """What to do without a type."""
+    """What to use instead of a type that the device lacks, for the message."""
     if dtype.kind == "c":
         return "Carry the real and the imaginary part as two float32 arrays; tpuflow.jit does so with complex64."
     if dtype.itemsize == 8 and dtype.kind in "fiu":

@@ -1,7 +1,7 @@
-"""A folder of entries that outlive a process: whole or not at all, checked when read, the longest unused removed beyond a size.
+"""A persistent cache of byte strings in a folder: entries are written atomically, checked when read, and evicted least recently used first.
 
-Entries are trusted as the user's own programs are, for XLA's part of them is machine code. So the folder must be this user's and closed to
-the writes of others, and so must every file: what somebody else has put there is not read.
+Entries are trusted like the user's own programs, since some of them are XLA's machine code. Therefore the folder and every file must belong
+to this user and not be writable by others; what somebody else has put there is not read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tpuflow.errors import ConfigError
 MAGIC = b"tpuflow entry 1\n"
 SUFFIX, PARTIAL = ".entry", ".partial"
 ABANDONED_SECONDS = 3600.0
-"""A file that a process began and has not finished for so long is one that was killed."""
+"""A temporary file of this age was left by a process that was killed, and is removed."""
 _HEAD_BYTES = len(MAGIC) + hashlib.sha256().digest_size
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -36,8 +36,8 @@ class Entries:
     limit_bytes: int
 
     def get(self, name: str) -> bytes | None:
-        """The content of an entry, which counts as used; None if there is none. One that is damaged or not this user's is removed, with a
-        warning."""
+        """The content of an entry, which is now the most recently used; None if there is none. A damaged entry, or one that is not this
+        user's, is removed with a warning."""
         path = self.folder / f"{name}{SUFFIX}"
         try:
             found = _read_own(path)
@@ -51,7 +51,7 @@ class Entries:
         return found
 
     def put(self, name: str, content: bytes) -> None:
-        """Keep an entry, and remove what is beyond the limit. Where it cannot be written, a warning says so."""
+        """Write an entry, and evict others beyond the limit. If it cannot be written, warn."""
         if _HEAD_BYTES + len(content) > self.limit_bytes:
             return
         try:
@@ -61,7 +61,7 @@ class Entries:
             _warn(f"{self.folder}: the compilation cache cannot be written ({error.strerror or error}); the compilation itself is good.")
 
     def discard(self, name: str, problem: str) -> None:
-        """Remove an entry that cannot be used, and say why."""
+        """Remove an entry that cannot be used, with a warning that says why."""
         path = self.folder / f"{name}{SUFFIX}"
         _warn(f"{path}: {problem}; the entry is ignored, and written anew.")
         with contextlib.suppress(OSError):
@@ -112,7 +112,7 @@ def entries_in(folder: Path, limit_bytes: int) -> Entries:
 
 
 class _UnfitError(Exception):
-    """What an entry is not, and should be."""
+    """An entry must not be read; the message says why."""
 
 
 def _read_own(path: Path) -> bytes:
@@ -131,7 +131,8 @@ def _read_own(path: Path) -> bytes:
 
 
 def _foreign(status: os.stat_result) -> str:
-    """Who else than this user has a hand in something, or ""; on Windows, where a user's folders are closed by themselves, nobody."""
+    """Why a file or folder is not this user's alone, in words; "" if it is. (On Windows, where users' folders are private, it always
+    is.)"""
     if os.name != "posix":
         return ""
     if status.st_uid != os.geteuid():

@@ -33,7 +33,7 @@ class CompileError(TpuflowError):
 
 
 class OutOfMemoryError(CompileError):
-    """HBM or VMEM of the chip is too small for the program; `needed_bytes` of HBM, if it is that."""
+    """The chip's HBM or VMEM is too small for the program. `needed_bytes`: the HBM that it needs; None if another memory is too small."""
 
     def __init__(self, message: str, needed_bytes: int | None = None):
         super().__init__(message)
@@ -57,7 +57,7 @@ class LaunchError(TpuflowError, ValueError):
 
 
 class PeerError(TpuflowError, RuntimeError):
-    """Another process of a computation under `jax.distributed` is gone or stands still, and the chips that it held with it."""
+    """Another process of a computation under `jax.distributed` has died or hangs, so that its chips are lost."""
 
 
 class HostMemoryError(TpuflowError, MemoryError):
@@ -114,19 +114,19 @@ def unknown(what: str, value: object, known: Iterable[str], instead: str = "", a
 
 
 def short(name: str, most: int = 80) -> str:
-    """A name as it can be shown on a line, however long or odd it is."""
+    """A name for an error message: quoted, and cut to `most` characters."""
     return repr(name) if len(name) <= most else f"{name[:most]!r}... ({len(name)} characters)"
 
 
 def shown(value: object, most: int = 80) -> str:
-    """A value as it can be shown on a line: as Python writes it, or its type if that is long or says only where it lies in memory."""
+    """A value for an error message: its repr, or its type if the repr is long or has nothing but an address."""
     text = repr(value)
     plain = len(text) <= most and "\n" not in text and " at 0x" not in text
     return text if plain else a_thing(value)
 
 
 def a_thing(value: object) -> str:
-    """What a value is, whatever is in it: type and shape of an array, "a tuple of 2", "a Net"."""
+    """The kind of a value: "float32[3, 4]", "a tuple of 2", "a Net"."""
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     if dtype is not None and isinstance(shape, tuple):
         return f"{dtype}{list(shape)}"
@@ -136,14 +136,14 @@ def a_thing(value: object) -> str:
 
 
 def listed(names: Iterable[str], most: int = 8) -> str:
-    """Names as they can be shown on a line, however many there are."""
+    """Names for an error message, in brackets: the first `most`, and how many more there are."""
     names = list(names)
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return f"[{', '.join(map(short, names[:most]))}{rest}]"
 
 
 def nothing_at(path: str | os.PathLike[str]) -> str:
-    """ "PATH: no such file or folder", and what is near: names like the first missing part of the path, or what the folder there holds."""
+    """ "PATH: no such file or folder", followed by a similar name in the deepest folder that exists, or by what that folder holds."""
     path = Path(path)
     folder = next(parent for parent in Path(os.path.abspath(path)).parents if parent.is_dir())
     wanted = Path(os.path.abspath(path)).relative_to(folder).parts[0]
@@ -153,6 +153,6 @@ def nothing_at(path: str | os.PathLike[str]) -> str:
 
 
 def one_line(error: BaseException, most: int = 200) -> str:
-    """The first line of what an error says, or what kind it is."""
+    """The first line of an error's message, or its class's name if it has none."""
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__)[:most].rstrip(".")

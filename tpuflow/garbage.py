@@ -1,4 +1,4 @@
-"""Python's cyclic garbage collector, and where it rests."""
+"""Where Python's cyclic garbage collector is switched off, since it costs much time and frees next to nothing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Without the collector, which else walks over a growing graph again and again (a quarter of the time). Also a decorator.
+    """Switch the cyclic collector off within the block; also a decorator.
 
-    Importing, tracing and compiling make next to no cycles: what they drop is freed as ever.
+    Around importing, tracing and compiling, which make next to no cycles: the collector would traverse the growing graph again and again,
+    for a quarter of the time. Reference counting frees what they drop.
     """
     if not gc.isenabled():
         yield
@@ -26,12 +27,12 @@ def undisturbed() -> Iterator[None]:
 
 
 def between_pieces() -> None:
-    """Between large pieces of work: where the collector rests, what the piece before has left in cycles is collected here."""
+    """Called between large pieces of work inside of `undisturbed`: collects the cycles that the last piece has left."""
     if not gc.isenabled():
         gc.collect()
 
 
 @functools.cache
 def end_at_once() -> None:
-    """Let the process end without the collector's last walk over all there is: the system takes the memory back as it is."""
+    """Skip the full collection at the end of the process; the operating system takes the memory back anyway."""
     atexit.register(gc.freeze)

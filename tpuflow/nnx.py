@@ -1,7 +1,7 @@
 """`tpuflow.nnx.jit`: a function of nnx objects, compiled for the simulated device, that updates them in place as `flax.nnx.jit` does.
 
-The graph protocol is flax's own (`nnx.update_context`): arguments are split into graph definitions, which are part of what a Program is
-compiled for, and arrays, which go to the device; what comes back is merged into the very objects that were given.
+It uses flax's graph protocol (`nnx.update_context`): arguments are split into graph definitions, which are static, and arrays, which go to
+the device; the results are merged into the caller's objects.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class ObjectJitFunction:
         return repr(self._jitted).replace("tpuflow.jit", _CONTEXT, 1)
 
     def _of_arrays(self, fun: Callable[..., Any]) -> Callable[..., Any]:
-        """`fun` between split arguments and (split arguments as it leaves them, split results)."""
+        """`fun` as a function of split arguments, which returns (the arguments' objects after the call, split; the results, split)."""
 
         @functools.wraps(fun)
         def of_arrays(*args: Any, **kwargs: Any) -> Any:
@@ -123,7 +123,8 @@ class ObjectJitFunction:
         return of_arrays
 
     def _kept(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[int, Any]]:
-        """The arguments' arrays that the caller keeps, with their numbers: all but those of arguments that are static or given away."""
+        """(number of the leaf, array) of the arguments' arrays that the caller keeps: those of arguments that are neither static nor
+        donated."""
         for number, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path((args, kwargs))):
             place = path[1].idx if isinstance(path[1], jax.tree_util.SequenceKey) else path[1].key
             if isinstance(leaf, Tracer) and not self._jitted.donates(place, len(args)):
@@ -144,13 +145,13 @@ def jit_of(arguments: Any) -> Callable[..., Any]:
 @jax.tree_util.register_static
 @dataclass(frozen=True, slots=True)
 class _Unchanged:
-    """In the place of an array that an object had before and has still: the number of the argument's leaf. It stays where it is."""
+    """Stands for an array that the function has left unchanged: the number of the argument's leaf. It is not copied to a result."""
 
     leaf: int
 
 
 def _filled(results: Any, arguments: Any) -> Any:
-    """Results with the arguments' own arrays for those that are unchanged."""
+    """Results with the arguments' own arrays in place of `_Unchanged`."""
     leaves = jax.tree.leaves(arguments)
     return jax.tree.map(lambda x: leaves[x.leaf] if _is_unchanged(x) else x, results, is_leaf=_is_unchanged)
 
@@ -162,7 +163,7 @@ def _is_unchanged(value: Any) -> bool:
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("params", "batch_stats", "others"), meta_fields=("graphdef",))
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """An nnx object taken apart. The fields are what reports of memory call parameters, as the variables of linen are called."""
+    """An nnx object, split. The fields have the names of linen's collections, by which memory reports recognise parameters."""
 
     graphdef: Any
     params: Any
@@ -171,9 +172,9 @@ class _Parts:
 
 
 def _split(tree: Any, *, checked: bool = False) -> Any:
-    """The tree with `_Parts` in the place of every nnx object; objects that meet again are the same.
+    """The tree with `_Parts` in place of every nnx object; an object that occurs twice is split once.
 
-    `checked`: objects that could not be updated are refused here, before anything is taken apart; else they are told by flax too late.
+    `checked`: refuse objects that cannot be updated from here, before anything is split; without it, flax reports them too late.
     """
 
     def split(context: nnx.SplitContext, path: Any, prefix: Any, value: Any) -> _Parts:
@@ -183,7 +184,7 @@ def _split(tree: Any, *, checked: bool = False) -> Any:
 
 
 def _merged(tree: Any, *, is_inner: bool) -> Any:
-    """The tree with its nnx objects: new ones in the function (`is_inner`), outside of it the caller's own with what is new in them."""
+    """The tree with its nnx objects again: inside of the function (`is_inner`) new ones, outside the caller's, updated."""
 
     def merge(context: nnx.MergeContext, path: Any, prefix: Any, parts: _Parts) -> Any:
         return context.merge(parts.graphdef, parts.params, parts.batch_stats, parts.others)
@@ -196,7 +197,7 @@ def _is_parts(value: Any) -> bool:
 
 
 def _objects_only(tree: Any) -> Any:
-    """The tree without arrays: they are values, which a function cannot change for its caller."""
+    """The tree with None in place of arrays, which a function cannot change for its caller."""
     return jax.tree.map(lambda leaf: leaf if _is_object(leaf) else None, tree, is_leaf=_is_object)
 
 

@@ -19,7 +19,7 @@ from jax import numpy as jnp
 
 from tpuflow import amp
 from tpuflow.errors import ConfigError, a_thing
-from tpuflow.training.parallel import SHARDINGS
+from tpuflow.training.strategies import SHARDINGS
 
 Section = Mapping[str, Any]
 BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")

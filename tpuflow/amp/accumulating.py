@@ -23,11 +23,11 @@ from tpuflow.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Accumulation:
-    """How many steps make an update, where that is more than a number of them.
+    """Gradient accumulation with a warm-up, or with sums in place of means.
 
-    steps: rounded to a whole number. warmup: over so many steps of the training their number rises linearly from 1 to `steps`; an update
-    is due as soon as as many have gathered as the step under way asks for. total: the optimizer gets the sum of the gradients, as a loop
-    gives it in which gradients add up and nothing divides them, instead of their mean.
+    steps: the micro-batches for one update, rounded to a whole number. warmup: over this many steps of the training the number rises
+    linearly from 1 to `steps`; an update is due as soon as as many micro-batches have accumulated as the current step asks for. total: the
+    optimizer gets the sum of the gradients instead of their mean, like a loop that calls `loss.backward()` without dividing the loss.
 
     Raises:
       ConfigError: a number is out of its range.
@@ -45,12 +45,12 @@ class Accumulation:
 
     @property
     def needed(self) -> np.ndarray:
-        """int32 [warmup + 1]: how many must have gathered for an update at each step of the warm-up, and from then on."""
+        """int32 [warmup + 1]: the micro-batches for an update at each step of the warm-up, and (the last entry) after it."""
         rising = np.interp(np.arange(self.warmup + 1), [0, max(self.warmup, 1)], [1, self.steps]) if self.warmup else [self.steps]
         return np.maximum(np.round(rising), 1).astype(np.int32)
 
     def updates(self, steps: int) -> np.ndarray:
-        """The numbers of those of the first `steps` steps, from 0, that update the parameters: int64 [updates]."""
+        """Which of the first `steps` steps update the parameters, by their numbers from 0: int64 [updates]."""
         needed, found, last = self.needed, [], -1
         for step in range(steps):
             if step - last >= needed[min(step, len(needed) - 1)]:
@@ -60,8 +60,8 @@ class Accumulation:
 
 
 class AccumulationState(NamedTuple):
-    """Micro-batches seen since the last update, the fp32 sums of their gradients and of their losses, the inner state; with a warm-up,
-    how many micro-batches there were before."""
+    """count: micro-batches since the last update. grads, value: the fp32 sums of their gradients and losses. inner: the optimizer's state.
+    step: with a warm-up, the number of micro-batches so far."""
 
     count: jax.Array
     grads: Any
@@ -108,14 +108,14 @@ def accumulate(inner: optax.GradientTransformation, steps: int | Accumulation) -
 
 
 def _needed_at(needed: np.ndarray, step: jax.Array | None) -> Any:
-    """How many must have gathered at a step; after the warm-up it is the last number."""
+    """The micro-batches for an update at a step; after the warm-up the last entry."""
     if step is None:
         return int(needed[-1])
     return jax.lax.dynamic_index_in_dim(jnp.asarray(needed), step, keepdims=False)  # clamps to the last
 
 
 def has_updated(before: Any, after: Any) -> jax.Array:
-    """Whether a step from one optimizer state to the next has updated the parameters: gradients were not only gathered, nor dropped."""
+    """Whether the step between two optimizer states has updated the parameters: it neither only accumulated gradients nor was skipped."""
     gathering = [s.count for s in jax.tree.leaves(after, is_leaf=_is_gathering) if _is_gathering(s)]
     scaled = [find_state(state) for state in (before, after)]
     updated = [count == 0 for count in gathering]
@@ -124,7 +124,10 @@ def has_updated(before: Any, after: Any) -> jax.Array:
 
 
 def when_updated(before: Any, after: Any, new: Callable[[], Any], old: Any) -> Any:
-    """What is new if a step has updated the parameters, else the old as it is: while gradients only gather, neither is touched."""
+    """`new()` if the step between two optimizer states has updated the parameters, else `old`.
+
+    While gradients only accumulate, a conditional keeps `old` from being read or written.
+    """
     if not isinstance(after, AccumulationState):
         return new()
     return jax.lax.cond(has_updated(before, after), new, lambda: old)
@@ -142,6 +145,6 @@ def _is_gathering(state: Any) -> bool:
 
 
 def _empty(like: Any, inner: Any, step: jax.Array | None) -> AccumulationState:
-    """Nothing gathered yet, for gradients of such shapes."""
+    """The state before the first micro-batch of an update, for gradients of these shapes."""
     zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32 if is_float(p) else p.dtype), like)
     return AccumulationState(jnp.zeros((), jnp.int32), zeros, jnp.zeros((), jnp.float32), inner, step)

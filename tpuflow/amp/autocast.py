@@ -1,10 +1,10 @@
-"""Automatic casts: a function's jaxpr is walked again with the types of each primitive chosen by a policy.
+"""Automatic casts: a function's jaxpr is interpreted again, with the types of each primitive chosen by a policy.
 
-The walk binds the same primitives, so the result is an ordinary JAX function: grad, vmap, jit and remat apply to it, and it needs
-nothing else of tpuflow. What it promises:
+The interpreter binds the same primitives, so the result is an ordinary JAX function: grad, vmap, jit and remat apply to it, and it needs
+nothing else of tpuflow. Its guarantees:
 
 * the result has the types that the function itself would return for the same arguments;
-* scalar literals (and what is made of them only) never widen an operation, like Python numbers in PyTorch;
+* scalar literals (and what is computed from them alone) never widen an operation, like Python numbers in PyTorch;
 * a matrix product whose only use is the addition of a smaller operand (a bias) keeps its fp32 sums until that addition, and the
   two are rounded once, as matrix units with a bias input do;
 * gradients are those of the cast function: the products of the backward pass take operands in the compute type, sums over a
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from tpuflow.amp.casting import Operand, Walk
+from tpuflow.amp.casting import AutocastInterpreter, Operand
 from tpuflow.amp.policy import Policy, get_policy
 from tpuflow.amp.rules import RULES
 
@@ -64,12 +64,12 @@ def autocast(fn: F, policy: str | Policy, keep: tuple[Any, ...] = ()) -> F:
 
 
 def _call(flat_fn: Callable[[list[Any]], Any], arrays: list[Any], kept: list[bool], policy: Policy) -> Any:
-    """Trace `flat_fn` on `arrays` (cast, if the policy computes everything in one type) and walk its jaxpr with the policy's rules."""
+    """Trace `flat_fn` on `arrays` (cast, if the policy computes everything in one type) and interpret its jaxpr by the policy's rules."""
     cast_arrays = [a if k else policy.cast_inputs(a) for a, k in zip(arrays, kept, strict=True)]
     closed, shapes = jax.make_jaxpr(flat_fn, return_shape=True)(cast_arrays)
     if policy.casts == "all":
         shapes = jax.eval_shape(flat_fn, arrays)
-    walk = Walk(RULES[policy.casts], policy.compute)
-    results = walk.run(closed, [Operand(a) for a in cast_arrays])
+    interpreter = AutocastInterpreter(RULES[policy.casts], policy.compute)
+    results = interpreter.run(closed, [Operand(a) for a in cast_arrays])
     wanted, tree = jax.tree.flatten(shapes)
     return jax.tree.unflatten(tree, [r.cast(s.dtype).value for r, s in zip(results, wanted, strict=True)])

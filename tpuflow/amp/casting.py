@@ -1,4 +1,4 @@
-"""The walk over a jaxpr that autocast makes, and the operands it carries."""
+"""The jaxpr interpreter behind `autocast`, and the operands that it passes to the rules."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PRODUCTS = ("dot_general", "conv_general_dilated")
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A value of the walk. `weak`: made of literals only, so it takes part in arithmetic without widening it.
+    """A value of the jaxpr while it is interpreted. `weak`: computed from literals only, so that it does not widen an operation.
 
-    `wide` is set on a matrix product that still holds its fp32 sums and waits for its bias: the type to round to afterwards.
+    `wide` is set for a matrix product that is still in fp32 because its bias has not been added: the type to round to afterwards.
     """
 
     value: Any
@@ -45,19 +45,19 @@ class Operand:
         return replace(self, value=jax.lax.convert_element_type(self.value, dtype))
 
 
-Rule = Callable[["Walk", Equation, list[Operand]], list[Operand]]
+Rule = Callable[["AutocastInterpreter", Equation, list[Operand]], list[Operand]]
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
-    """One pass over one jaxpr. `rules` is the table of a policy; `biased` the products of this jaxpr that wait for their bias."""
+class AutocastInterpreter:
+    """Interprets a jaxpr by a policy's rules. `biased`: the matrix products of this jaxpr whose only use is the addition of a bias."""
 
     rules: Mapping[str, Rule]
     compute: Any
     biased: frozenset[Var] = field(default=frozenset())
 
     def run(self, jaxpr: ClosedJaxpr | Jaxpr, operands: Sequence[Operand]) -> list[Operand]:
-        """The results of a jaxpr for `operands`; a region of its own, with its own biases."""
+        """The results of a jaxpr for `operands`; `biased` is found for it anew."""
         inside = replace(self, biased=biased_products(opened(jaxpr)[0]))
         return walk(jaxpr, operands, inside.step, _constant)
 
@@ -78,7 +78,7 @@ def avals(atoms: Sequence[Any]) -> list[Any]:
     return [atom.aval for atom in atoms]
 
 
-def as_traced(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
+def as_traced(interpreter: AutocastInterpreter, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """In the types that the equation was traced with."""
     return bind(eqn, [o.cast(aval.dtype) if hasattr(aval, "dtype") else o for o, aval in zip(operands, avals(eqn.invars), strict=True)])
 

@@ -98,21 +98,21 @@ class Policy:
 
     @property
     def keeps_norms(self) -> bool:
-        """Whether batch normalisation has another type than the layers around it, so that they must be told apart."""
+        """Whether batch normalisation has another type than the other layers, so that its parameters are cast differently."""
         return self.casts == "all" and self.norm_dtype != self.compute_dtype
 
     @property
     def keeps_statistics(self) -> bool:
-        """Whether what a model carries from step to step (running statistics) is read in fp32: with fp32 parameters or norms."""
+        """Whether the variables that a model carries (running statistics) stay in fp32: parameters or batch normalisation are in fp32."""
         return "float32" in (self.param_dtype, self.norm_dtype)
 
     @property
     def surrounds_norms(self) -> bool:
-        """Whether batch normalisation has inputs or statistics in fp32 among layers that have not, so that casts belong around it."""
+        """Whether batch normalisation has fp32 inputs or statistics and other layers have not, so that its calls need casts around them."""
         return self.casts == "all" and self.keeps_statistics
 
     def around_norm(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call of a batch-normalisation layer with inputs in its own type and results in the compute type."""
+        """Wrap the call of a batch-normalisation layer: casts its inputs to `norm_dtype` and its results to the compute type."""
 
         def bounded(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = cast_floats((args, kwargs), self.norm_dtype)
@@ -135,13 +135,13 @@ class Policy:
         return cast_floats(tree, self.compute_dtype) if self.casts == "all" else tree
 
     def adjusted(self, keep_batchnorm_fp32: bool | None = None, loss_scale: LossScale | float | str | None = None) -> Policy:
-        """The row with what is given replaced; None keeps what the row says.
+        """The policy with other settings; None keeps the policy's own.
 
         keep_batchnorm_fp32: batch normalisation in fp32 (True) or in the compute type (False).
         loss_scale: a number (static), "dynamic" (PyTorch's), "none", or a `LossScale`.
 
         Raises:
-          ConfigError: the row does not allow it, or it is no loss scale.
+          ConfigError: the policy does not allow it, or `loss_scale` is no loss scale.
         """
         row = self
         if keep_batchnorm_fp32 is not None:

@@ -1,4 +1,4 @@
-"""The tables of autocast: which primitive is computed in which type, one rule function a family.
+"""The tables of autocast: in which type each primitive is computed, with one rule function for each family of primitives.
 
 The fp32 list is that of PyTorch's CUDA autocast, expressed in primitives (its `softmax`, `layer_norm`, `cross_entropy` and `norm`
 are made of exponentials, logarithms, powers and sums here).
@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tpuflow.amp.casting import PRODUCTS, Operand, Rule, Walk, as_traced, avals, bind
+from tpuflow.amp.casting import PRODUCTS, AutocastInterpreter, Operand, Rule, as_traced, avals, bind
 from tpuflow.jaxprs.bind import bind_again, bind_scan, bind_shard_map, scan_parts
 from tpuflow.jaxprs.calls import PLAIN_CALLS, RECOMPUTED_CALLS, called
 from tpuflow.jaxprs.compat import ClosedJaxpr, Equation
@@ -31,52 +31,52 @@ WIDEST = (
     "pvary", "reduce_max", "reduce_min", "reshape", "rev", "round", "select_n", "sign", "sin", "slice", "split", "sqrt", "squeeze",
     "stop_gradient", "tanh", "top_k", "transpose",
 )  # fmt: skip
-EACH_ITS_OWN = ("debug_callback", "debug_print", "optimization_barrier", "sort")
+INDEPENDENT_OPERANDS = ("debug_callback", "debug_print", "optimization_barrier", "sort")
 F32 = jnp.dtype(jnp.float32)
 
 
-def in_fp32(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
+def in_fp32(interpreter: AutocastInterpreter, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """Operands widened to fp32; the result stays fp32."""
     return bind(eqn, [o.cast(F32) if o.is_narrow else o for o in operands])
 
 
-def summed_in_fp32(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
+def summed_in_fp32(interpreter: AutocastInterpreter, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """Accumulated in fp32 and rounded once to the type it was traced with."""
-    return [r.cast(aval.dtype) for r, aval in zip(in_fp32(walk, eqn, operands), avals(eqn.outvars), strict=True)]
+    return [r.cast(aval.dtype) for r, aval in zip(in_fp32(interpreter, eqn, operands), avals(eqn.outvars), strict=True)]
 
 
-def in_widest(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
+def in_widest(interpreter: AutocastInterpreter, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """Every floating operand in the widest type among those that are not weak."""
     strong = [o.value.dtype for o in operands if o.is_float and not o.weak]
     if not strong:
-        return as_traced(walk, eqn, operands)
+        return as_traced(interpreter, eqn, operands)
     widest = jnp.result_type(*strong)
     return bind(eqn, [o.cast(widest) for o in operands])
 
 
-def broadcasting(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
+def broadcasting(interpreter: AutocastInterpreter, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """In the widest type; a smaller operand is broadcast first. A product that waits for its bias gets it here."""
     if any(o.wide is not None for o in operands):
         return _add_bias(eqn, operands)
     shape = avals(eqn.outvars)[0].shape
-    return in_widest(walk, eqn, [_broadcast(o, shape) for o in operands])
+    return in_widest(interpreter, eqn, [_broadcast(o, shape) for o in operands])
 
 
-def broadcast_in_dim(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
+def broadcast_in_dim(interpreter: AutocastInterpreter, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """Broadcast through fp32 and back, which changes no value, so that the sum of its gradient runs in fp32 and is rounded once."""
     source = operands[0]
     if not source.is_narrow or source.weak:
-        return in_widest(walk, eqn, operands)
+        return in_widest(interpreter, eqn, operands)
     (result,) = bind(eqn, [source.cast(F32), *operands[1:]])
     return [result.cast(source.value.dtype)]
 
 
-def each_its_own(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
-    """Operands that do not meet: each keeps the type it has."""
+def independent_operands(interpreter: AutocastInterpreter, eqn: Equation, operands: list[Operand]) -> list[Operand]:
+    """Operands that are not combined with one another: each keeps its type."""
     return bind(eqn, operands)
 
 
-def convert(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
+def convert(interpreter: AutocastInterpreter, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """A conversion the function asks for; one that changed nothing when traced changes nothing now."""
     (operand,) = operands
     if operand.is_float and avals(eqn.invars)[0].dtype == eqn.params["new_dtype"]:
@@ -84,26 +84,26 @@ def convert(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]
     return bind(eqn, operands)
 
 
-def product_in_compute(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
+def product_in_compute(interpreter: AutocastInterpreter, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """Matrix operands in the compute type; the result too, unless the function asked for a wider one or a bias follows."""
     if not all(o.is_float for o in operands):
-        return as_traced(walk, eqn, operands)
-    narrow = [o.cast(walk.compute) for o in operands]
+        return as_traced(interpreter, eqn, operands)
+    narrow = [o.cast(interpreter.compute) for o in operands]
     asked = eqn.params.get("preferred_element_type")
     traced = jnp.result_type(*(aval.dtype for aval in avals(eqn.invars)))
-    result = asked if asked is not None and asked != traced else walk.compute
-    return _product(walk, eqn, narrow, jnp.dtype(result))
+    result = asked if asked is not None and asked != traced else interpreter.compute
+    return _product(interpreter, eqn, narrow, jnp.dtype(result))
 
 
-def product_as_traced(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
-    """Matrix operands in the types they have; sums in fp32, rounded once, after the bias if one follows."""
+def product_as_traced(interpreter: AutocastInterpreter, eqn: Equation, operands: list[Operand]) -> list[Operand]:
+    """Matrix operands in their own types; sums in fp32, rounded once, after the bias if one follows."""
     if not all(o.is_narrow for o in operands) or operands[0].value.dtype != operands[1].value.dtype:
-        return as_traced(walk, eqn, operands)
-    return _product(walk, eqn, operands, avals(eqn.outvars)[0].dtype)
+        return as_traced(interpreter, eqn, operands)
+    return _product(interpreter, eqn, operands, avals(eqn.outvars)[0].dtype)
 
 
-def _product(walk: Walk, eqn: Equation, operands: list[Operand], result: Any) -> list[Operand]:
-    if result.itemsize < 4 and eqn.outvars[0] in walk.biased:
+def _product(interpreter: AutocastInterpreter, eqn: Equation, operands: list[Operand], result: Any) -> list[Operand]:
+    if result.itemsize < 4 and eqn.outvars[0] in interpreter.biased:
         return [Operand(_wide_product(eqn, result)(*(o.value for o in operands)), wide=result)]
     return bind(eqn, operands, preferred_element_type=result)
 
@@ -152,46 +152,46 @@ def _broadcast(operand: Operand, shape: tuple[int, ...]) -> Operand:
     return Operand(wide.astype(value.dtype))
 
 
-def call(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
-    """The called jaxpr in place."""
-    return walk.run(called(eqn), operands)
+def call(interpreter: AutocastInterpreter, eqn: Equation, operands: list[Operand]) -> list[Operand]:
+    """The called jaxpr, inlined."""
+    return interpreter.run(called(eqn), operands)
 
 
-def remat(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
+def remat(interpreter: AutocastInterpreter, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """The same region recomputed in the backward pass, with its casts."""
     options = {"prevent_cse": eqn.params["prevent_cse"], "policy": eqn.params["policy"]}
-    return list(map(Operand, jax.checkpoint(_region(walk, called(eqn), operands), **options)(*(o.value for o in operands))))
+    return list(map(Operand, jax.checkpoint(_region(interpreter, called(eqn), operands), **options)(*(o.value for o in operands))))
 
 
-def shard_map(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
+def shard_map(interpreter: AutocastInterpreter, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """The same program for every shard, with its casts."""
-    return list(map(Operand, bind_shard_map(eqn, _region(walk, eqn.params["jaxpr"], operands), [o.value for o in operands])))
+    return list(map(Operand, bind_shard_map(eqn, _region(interpreter, eqn.params["jaxpr"], operands), [o.value for o in operands])))
 
 
-def _region(walk: Walk, jaxpr: Any, operands: list[Operand]) -> Callable[..., tuple[Any, ...]]:
+def _region(interpreter: AutocastInterpreter, jaxpr: Any, operands: list[Operand]) -> Callable[..., tuple[Any, ...]]:
     """A jaxpr with its casts, as a function of arrays in the place of these operands."""
 
     def region(*values: Any) -> tuple[Any, ...]:
-        return tuple(r.value for r in walk.run(jaxpr, [Operand(v, o.weak) for v, o in zip(values, operands, strict=True)]))
+        return tuple(r.value for r in interpreter.run(jaxpr, [Operand(v, o.weak) for v, o in zip(values, operands, strict=True)]))
 
     return region
 
 
-def scan(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
+def scan(interpreter: AutocastInterpreter, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """The same loop; its carries keep the types they were traced with."""
     jaxpr = eqn.params["jaxpr"]
     consts, carries, stacked = scan_parts(eqn, operands)
     carry_types = jaxpr.in_avals[len(consts) :][: len(carries)]
 
     def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-        results = walk.run(jaxpr, [*consts, *map(Operand, carry), *map(Operand, xs)])
+        results = interpreter.run(jaxpr, [*consts, *map(Operand, carry), *map(Operand, xs)])
         return _values(results[: len(carry)], carry_types), [r.value for r in results[len(carry) :]]
 
     carry, ys = bind_scan(eqn, body, _values(carries, carry_types), [o.value for o in stacked])
     return list(map(Operand, [*carry, *ys]))
 
 
-def while_loop(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
+def while_loop(interpreter: AutocastInterpreter, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """The same loop; its carries keep the types they were traced with.
 
     A condition of several elements is a batch of loops: it runs as long as one of them does, and those that are done stay as they are.
@@ -204,10 +204,10 @@ def while_loop(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Opera
     choose = functools.reduce(lambda f, _: jax.vmap(f), range(batch_axes), jnp.where)
 
     def going(carry: list[Any]) -> Any:
-        return walk.run(p["cond_jaxpr"], [*operands[:first], *map(Operand, carry)])[0].value
+        return interpreter.run(p["cond_jaxpr"], [*operands[:first], *map(Operand, carry)])[0].value
 
     def step(carry: list[Any]) -> list[Any]:
-        return _values(walk.run(p["body_jaxpr"], [*operands[first:last], *map(Operand, carry)]), carry_types)
+        return _values(interpreter.run(p["body_jaxpr"], [*operands[first:last], *map(Operand, carry)]), carry_types)
 
     def step_of_batch(carry: list[Any]) -> list[Any]:
         flags = going(carry)
@@ -217,12 +217,14 @@ def while_loop(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Opera
     return list(map(Operand, jax.lax.while_loop(condition, body, _values(operands[last:], carry_types))))
 
 
-def cond(walk: Walk, eqn: Equation, operands: list[Operand]) -> list[Operand]:
+def cond(interpreter: AutocastInterpreter, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """The same branches; what they return has the types it was traced with."""
     index, *rest = operands
 
     def branch(closed: ClosedJaxpr) -> Any:
-        return lambda *values: _values(walk.run(closed, [Operand(v, o.weak) for v, o in zip(values, rest, strict=True)]), closed.out_avals)
+        return lambda *values: _values(
+            interpreter.run(closed, [Operand(v, o.weak) for v, o in zip(values, rest, strict=True)]), closed.out_avals
+        )
 
     branches = [branch(closed) for closed in eqn.params["branches"]]
     return list(map(Operand, jax.lax.switch(index.value, branches, *(o.value for o in rest))))
@@ -249,7 +251,7 @@ RULES: dict[str, dict[str, Rule]] = {
     "list": {
         **dict.fromkeys(WIDEST, in_widest),
         **dict.fromkeys(FULL_PRECISION, in_fp32),
-        **dict.fromkeys(EACH_ITS_OWN, each_its_own),
+        **dict.fromkeys(INDEPENDENT_OPERANDS, independent_operands),
         **dict.fromkeys(PRODUCTS, product_in_compute),
         "convert_element_type": convert,
         **_SHARED,

@@ -20,8 +20,8 @@ from tpuflow.amp.policy import LossScale, cast_floats, is_float
 
 
 class LossScaleState(NamedTuple):
-    """State of a scaled optimizer: the scale in force, good updates since it last changed, updates skipped so far, the inner state; with
-    hysteresis, the overflows up to the one that lowers the scale."""
+    """The state of an optimizer with a loss scale: the current scale, updates without overflow since it last changed, updates skipped so
+    far, whether the last one was finite, and the inner state; with hysteresis, the overflows that are left until the scale is lowered."""
 
     scale: jax.Array
     good_steps: jax.Array
@@ -32,7 +32,7 @@ class LossScaleState(NamedTuple):
 
 
 def with_loss_scale(inner: optax.GradientTransformation, config: LossScale) -> optax.GradientTransformationExtraArgs:
-    """`inner` behind the loss scale that `config` describes (`inner` itself if it describes none)."""
+    """`inner` with the loss scale that `config` describes; `inner` itself if its kind is "none"."""
     inner = optax.with_extra_args_support(inner)
     if config.kind == "none":
         return inner
@@ -59,7 +59,7 @@ def with_loss_scale(inner: optax.GradientTransformation, config: LossScale) -> o
 def static_loss_scale(
     inner: optax.GradientTransformation, scale: float, *, drop_overflow_update: bool = True
 ) -> optax.GradientTransformationExtraArgs:
-    """`inner` with a constant loss scale; steps that overflow are skipped, unless they are not to be dropped."""
+    """`inner` with a constant loss scale; steps that overflow are skipped if `drop_overflow_update` is set."""
     return with_loss_scale(inner, LossScale("static", initial=scale, drop_overflow_update=drop_overflow_update))
 
 
@@ -70,7 +70,8 @@ def dynamic_loss_scale(
     backoff_factor: float = 0.5,
     growth_interval: int = 2000,
 ) -> optax.GradientTransformationExtraArgs:
-    """`inner` with a loss scale that grows while all is well and backs off on overflow; steps that overflow are skipped."""
+    """`inner` with a loss scale that grows after `growth_interval` steps without overflow; a step with overflow lowers it, and is
+    skipped."""
     return with_loss_scale(inner, LossScale("dynamic", initial, growth_factor, backoff_factor, growth_interval))
 
 

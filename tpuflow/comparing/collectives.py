@@ -1,4 +1,4 @@
-"""Collectives of two compiles: what each chip sends, and how much of that goes on beside computation."""
+"""The collectives of two compilations of a step: the bytes that each chip sends, and how many of them overlap with computation."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ KIND_OF: Mapping[str, str] = {
     "all-reduce": "all_reduce", "reduce-scatter": "reduce_scatter", "all-gather": "all_gather", "all-to-all": "all_to_all",
     "collective-permute": "permute",
 }  # fmt: skip
-"""Our names of the kinds, by opcode; a start of one counts, and not its done."""
+"""HLO opcode -> our name of the collective. Of an asynchronous pair the start is counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A collective with all its executions: what a chip sends, and which of those bytes other work runs beside.
+    """A collective, with all its executions. sent_bytes: what a chip sends; beside_bytes: the part that overlaps with computation.
 
-    seconds and exposed_seconds: modelled, for how long it takes and how long the chip waits for it; None of the vendor's.
+    seconds, exposed_seconds: the modelled time that it takes, and that the chip waits for it; None for XLA:TPU's.
     """
 
     kind: str
@@ -36,7 +36,7 @@ class Sent:
 
 
 def own_collectives(time: ProgramTime) -> tuple[Sent, ...]:
-    """Those of a Program of one step; of each the share that is hidden goes on beside kernels."""
+    """The collectives of our Program of one step. The bytes that overlap are in proportion to the hidden part of its time."""
     return tuple(map(_own, time.collectives))
 
 
@@ -48,8 +48,8 @@ def _own(row: CollectiveRow) -> Sent:
 
 
 def vendor_collectives(module: Module) -> tuple[Sent, ...]:
-    """Those of XLA:TPU's schedule: a pair of start and done is one collective, and so is a chain of fusions that go on with one, loops
-    included. It goes on beside computation if something is computed between its begin and its end."""
+    """The collectives of XLA:TPU's schedule. A pair of start and done is one collective, and so is a chain of fusions that continue one,
+    loops included. It overlaps if the schedule has a computation between its first and its last instruction."""
     scheduled = list(module.scheduled())
     places: dict[tuple[str, str], list[int]] = {}
     found: dict[tuple[str, str], tuple[str, Op]] = {}
@@ -72,12 +72,12 @@ def by_kind(collectives: Iterable[Sent]) -> dict[str, list[Sent]]:
 
 
 def largest(collectives: Iterable[Sent], most: int) -> list[Sent]:
-    """So many that send most."""
+    """The `most` collectives that send most bytes."""
     return sorted(collectives, key=lambda one: -one.sent_bytes)[:most]
 
 
 def _inside(module: Module, computation: str, op: Op) -> list[tuple[str, Op]]:
-    """The collectives that an instruction of the schedule is, or that the computation has which it runs, with where they are."""
+    """(computation, collective) of an instruction of the schedule, if it is one, or of the collectives in the fusion that it calls."""
     if _kind(op) is not None:
         return [(computation, op)]
     return [(name, one) for role, name in op.called if role == "calls" for one in module.computations[name] if _kind(one) is not None]
@@ -98,7 +98,7 @@ def _sent(module: Module, scheduled: Sequence[tuple[str, Op, int]], places: Sequ
 
 
 def _given_bytes(module: Module, computation: str, op: Op) -> int:
-    """Of what a chip gives to a collective; of a sum that comes out in a narrower type than it is given, in that one."""
+    """The bytes of a collective's operands on a chip; for an all-reduce into a narrower type, in that type."""
     given = [array.bytes for name in op.operands for array in module.op(computation, name).results]
     if _kind(op) == "all_reduce" and len(given) == len(op.results):
         given = [min(size, result.bytes) for size, result in zip(given, op.results, strict=True)]
@@ -106,7 +106,7 @@ def _given_bytes(module: Module, computation: str, op: Op) -> int:
 
 
 def _scatters(module: Module, computation: str, op: Op) -> bool:
-    """Whether of a sum within a fusion the device goes on with its own piece only: XLA:TPU's form of a reduce-scatter."""
+    """Whether an all-reduce in a fusion is followed by dynamic slices only, which is XLA:TPU's form of a reduce-scatter."""
     if computation == module.entry:
         return False
     users = module.users.get((computation, op.name), ())

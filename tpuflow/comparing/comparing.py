@@ -1,4 +1,4 @@
-"""`tpuflow.compare`: one step as our compiler and as XLA:TPU's compile it for the same chip, or the same mesh of chips."""
+"""`tpuflow.compare`: one step, compiled by tpuflow and by XLA:TPU for the same chip or mesh of chips, compared layer by layer."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _training(config: StepConfig, program: Program) -> vendor.Compiled:
 
 
 def _placed(program: Program, arguments: Sequence[Port], results: Sequence[Port]) -> vendor.Placed:
-    """How a Program's ports lie on its mesh, by the names of axes."""
+    """The shardings of a Program's ports over its mesh, by the names of axes."""
     if not program.mesh:
         return vendor.ONE_DEVICE
     cuts = [
@@ -142,7 +142,8 @@ def _own_work(kernels: Sequence[KernelLine], chip: Chip) -> list[tuple[Place, Wo
 
 
 def _vendor_work(module: Module, chip: Chip) -> list[tuple[Place, Work]]:
-    """A row for everything that the device runs; a move between memories belongs to who waits for it, or else to who made it."""
+    """A row for every instruction that the device runs. A copy between memories belongs to the layer of its reader, or else of its
+    operand."""
     scheduled = list(module.scheduled())
     scopes = [_scope_of(module, computation, op) for computation, op, _ in scheduled]
     trains = any(layer_of(scope).phase == BACKWARD for scope in scopes)
@@ -166,7 +167,7 @@ def _vendor_work(module: Module, chip: Chip) -> list[tuple[Place, Work]]:
 
 
 def _scope_of(module: Module, computation: str, op: Op) -> str:
-    """The name stack of an instruction without the primitive at its end; what has none is named after who reads it, or whom it reads."""
+    """The name stack of an instruction, without the primitive at its end; without one, that of the nearest reader or else operand."""
     return _named(module, computation, op, _readers) or _named(module, computation, op, _read)
 
 

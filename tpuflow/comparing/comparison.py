@@ -1,4 +1,4 @@
-"""Two compiles of one step side by side, as text and as plain data."""
+"""`Comparison`: the result of `tpuflow.compare`, as text and as plain data."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ BESIDE_HBM: Mapping[str, tuple[str, str]] = {
 """Other memories than HBM, by the fields of `Amounts`: their names, and the rows of the totals, which are left out where both sides would
 say 0.00 MB."""
 FAR = 99
-"""Ratios beyond which it does not matter how far."""
+"""Larger ratios are printed as ">99"."""
 _NUMBER = re.compile(r"_\d+(?=/|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """What kernels cost: how many run, bytes to and from HBM (those among them that move while others run), operands and results that lie
-    in VMEM or CMEM from one kernel to the next or in SMEM, bytes to and from the host's memory, and the time of products and
-    convolutions."""
+    """The cost of kernels: executions; bytes to and from HBM, and the part of these that is prefetched; bytes of operands and results that
+    stay in VMEM, CMEM or SMEM between kernels; bytes to and from the host's memory; the time of products and convolutions."""
 
     kernels: int = 0
     hbm_bytes: int = 0
@@ -64,7 +63,7 @@ def total(work: Iterable[Work]) -> Amounts:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One compile: bytes of HBM that its arguments and temporaries take, all its work, and what it sends to other chips."""
+    """One of the two compilations: the bytes of HBM of its arguments and temporaries, its total cost, and its collectives."""
 
     argument_bytes: int
     temp_bytes: int
@@ -93,7 +92,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class LayerRow:
-    """A module path in one phase, and what both compiles do there."""
+    """A module path in one phase, with the work of both compilations there."""
 
     layer: str
     phase: str
@@ -197,7 +196,7 @@ def _sent_most(who: str, side: Side) -> list[str]:
 
 
 def _alike_as_one(rows: Sequence[LayerRow]) -> list[LayerRow]:
-    """Rows of layers that differ in a number, as h_0 and h_1, and are compiled alike here as one row of h_*, the largest first again."""
+    """Rows of layers whose names differ in a number only (h_0, h_1) and that tpuflow compiles alike, merged into one row of h_*."""
     groups: dict[tuple[str, str, Amounts], list[LayerRow]] = {}
     for row in rows:
         groups.setdefault((_NUMBER.sub("_*", row.layer), row.phase, replace(total(row.ours), product_seconds=0.0)), []).append(row)

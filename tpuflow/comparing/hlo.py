@@ -1,6 +1,7 @@
-"""Scheduled, optimised HLO text of XLA:TPU, read: instructions with memory spaces, and what each moves.
+"""A parser of XLA:TPU's optimised, scheduled HLO text: its instructions with memory spaces, and the bytes that each moves.
 
-Layouts say where an array lies by the number of a `Space`: `S(1)` is VMEM, no `S` is HBM. Only what the comparison asks for is read.
+The layout of an array gives its memory space by number: `S(1)` is VMEM, no `S` is HBM (`Space`). Only what `tpuflow.compare` needs is
+parsed.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ BITS: Mapping[str, int] = {
 }  # fmt: skip
 _F8 = re.compile(r"f8\w+")
 FREE = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id"))
-"""What moves nothing."""
+"""Opcodes that move no bytes."""
 STARTS = frozenset(("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start"))
-"""Moves that go on while other instructions run."""
+"""Opcodes that start an asynchronous copy."""
 NUMBERED = frozenset(("parameter", "constant", "get-tuple-element"))
 CUTS = frozenset(("dynamic-slice", "slice", "gather"))
-"""What reads no more of its first operand than it gives."""
+"""Opcodes that read only as many bytes of their first operand as they return."""
 
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?")
 _SPACE = re.compile(r"S\((\d+)\)")
@@ -127,12 +128,12 @@ class Module:
 
     @property
     def uncounted(self) -> int:
-        """Loops whose trips the compiler does not know."""
+        """The number of loops whose trip count is not known."""
         return sum(op.opcode == "while" and not op.trips for ops in self.computations.values() for op in ops)
 
     def scheduled(self, computation: str | None = None, times: int = 1) -> Iterator[tuple[str, Op, int]]:
-        """(computation, instruction, how often it runs) of all that the device runs one after the other, loops and branches inside; of a
-        conditional every branch, of a loop of unknown length one trip."""
+        """(computation, instruction, executions) of every instruction that the device runs, in order, with those of loops, calls and
+        conditionals; every branch of a conditional counts, and a loop of unknown trip count once."""
         here = self.entry if computation is None else computation
         for op in self.computations[here]:
             if op.opcode in ("while", "conditional", "call"):
@@ -302,7 +303,7 @@ def _config(attributes: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Bytes of one run of an instruction: operands and results by the memory they lie in, and of HBM what moves while others run."""
+    """The bytes that one execution of an instruction moves, by memory space; `prefetched`: HBM bytes of asynchronous copies."""
 
     hbm: int = 0
     prefetched: int = 0
@@ -323,7 +324,7 @@ KEPT: Mapping[str, tuple[Space, ...]] = {
 
 
 def moved(module: Module, computation: str, op: Op) -> Moved:
-    """What an instruction moves. Of an operand that a fusion cuts a piece from, or a result in which it changes one, the piece counts."""
+    """The bytes that an instruction moves. Where a fusion only slices an operand, or updates a slice of it in place, the slice counts."""
     if op.opcode in STARTS:
         return _started(op.results[0], op.results[1])
     if op.opcode.endswith(("-done", "-update")):
@@ -333,8 +334,8 @@ def moved(module: Module, computation: str, op: Op) -> Moved:
 
 
 def _started(one: Array, other: Array) -> Moved:
-    """A move beside other work: as many bytes as the smaller side has leave one memory and reach the other. What of them is on the chip
-    does not count, as nothing is computed there."""
+    """An asynchronous copy: as many bytes as its smaller end has leave one memory and reach the other. Only the end in HBM or the host's
+    memory is counted."""
     size = min(one.bytes, other.bytes)
     ends = _by_space([Array(size, one.space), Array(size, other.space)])
     return Moved(prefetched=ends["hbm"], host=ends["host"])

@@ -1,4 +1,4 @@
-"""How often loops of an HLO module run, where the compiler has not written it down: counters from a constant to a constant."""
+"""Trip counts of HLO loops that the compiler has not annotated: of loops that count from a constant to a constant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""XLA:TPU's own compile of a step, for a chip or a mesh of them, ahead of time and without a TPU, where the user has installed libtpu."""
+"""Ahead-of-time compilation of a step by XLA:TPU, from the package libtpu, which the user installs; it needs no TPU."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def slice_of(chip: Chip, devices: int = 1) -> Slice:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A mesh, axis by axis with its devices, and how the leaves of a function's arguments and results are cut over it: for each dimension
-    the names of axes. Without a mesh everything is on one device."""
+    """The axes of a mesh with their sizes, and the shardings of the leaves of arguments and results: for each dimension the names of axes.
+    Without a mesh everything is on one device."""
 
     mesh: Mapping[str, int] = field(default_factory=dict)
     arguments: tuple[Cut, ...] = ()

@@ -1,4 +1,4 @@
-"""Batches of every accepted form as flat NumPy arrays in types that the device has."""
+"""Batches, in every form that users give them, as flat NumPy arrays of element types that the device has."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Leaves = tuple[np.ndarray, ...]
 Signature = tuple[tuple[tuple[int, ...], str], ...]
 
 
-class TreeForm:
-    """Batches that are trees of arrays, all of the structure of the first.
+class BatchStructure:
+    """The tree structure of batches: the first batch sets it, and every further one must have it.
 
-    `samples`: batches of `tpuflow.train`, where every array has a leading axis of samples, a list at the top is a tuple (loaders make
-    lists), and the parts of a pair are called inputs and labels.
+    `samples`: the rules of `tpuflow.train` hold: every array has a leading axis of samples, a list at the top counts as a tuple (loaders
+    make lists), and the parts of a pair are named inputs and labels.
     """
 
     def __init__(self, *, samples: bool = False) -> None:
@@ -62,12 +62,12 @@ class TreeForm:
         return leaves
 
     def batch(self, leaves: Sequence[Any]) -> Any:
-        """The batch that these are the leaves of."""
+        """The batch with these leaves: the inverse of `leaves`."""
         return jax.tree.unflatten(self.tree, leaves)
 
 
 def as_batch(batch: Any) -> Any:
-    """A batch as it is taken: a list at the top is a tuple, since loaders make lists."""
+    """The batch, with a list at its top as a tuple, since loaders make lists."""
     return tuple(batch) if isinstance(batch, list) else batch
 
 
@@ -79,8 +79,8 @@ def names_of(batch: Any, *, pair: bool) -> tuple[str, ...]:
 
 
 def is_data_of_arrays(data: Any) -> bool:
-    """Whether training data are one tree of arrays, all samples of each, rather than a sequence of batches: tuples and mappings are, lists
-    are not, but for a list of two arrays."""
+    """Whether training data are one tree of arrays that hold all samples, rather than a sequence of batches. Tuples and mappings of arrays
+    are; of lists only one of two arrays is."""
     if isinstance(data, list):
         return len(data) == len(PAIR) and all(map(_is_array, data))
     return is_tree_of_arrays(data)

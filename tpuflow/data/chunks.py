@@ -20,9 +20,10 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`count` batches of one shape, from item `start` of the stacked arrays [items, ...].
+    """`count` batches of one shape: the items from `start` on of the stacked arrays [items, ...].
 
-    `samples` and `batches` precede it in the epoch; `source` is the state of the data `behind` batches before it (None: they have none).
+    `samples`, `batches`: how many come before it in the epoch. `source`: the state of the data source, from which the chunk is reached by
+    drawing `behind` batches; None if the source has no state to save.
     """
 
     arrays: tuple[Any, ...]
@@ -56,10 +57,10 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class Stack:
-    """Batches of one shape, copied one after the other into arrays that have room for `most` (fewer if they hold too many bytes).
+class ChunkBuilder:
+    """Stacks batches of one shape into a chunk of at most `most` batches (fewer if these exceed `INFEED_BYTES`).
 
-    The other fields are those of the chunk that it becomes.
+    The other fields are those of the chunk.
     """
 
     most: int
@@ -73,7 +74,7 @@ class Stack:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room left."""
+        """Whether the chunk has as many batches as it can hold."""
         return self.count > 0 and self.count == len(self._arrays[0])
 
     @property
@@ -86,12 +87,12 @@ class Stack:
         """Batches of the epoch up to the last one."""
         return self.batches + self.count
 
-    def takes(self, leaves: Leaves) -> bool:
-        """Whether the batch has the shapes of those that are there."""
+    def accepts(self, leaves: Leaves) -> bool:
+        """Whether a batch has the shapes of the batches so far."""
         return not self.count or signature(leaves) == self._signature
 
     def add(self, leaves: Leaves) -> None:
-        """Copy a batch behind the others."""
+        """Append a batch, by copying it."""
         if not self.count:
             items = max(1, min(self.most, INFEED_BYTES // max(1, sum(leaf.nbytes for leaf in leaves))))
             self._arrays = tuple(aligned((items, *leaf.shape), leaf.dtype) for leaf in leaves)
@@ -100,16 +101,17 @@ class Stack:
             array[self.count] = leaf
         self.count += 1
 
-    def chunk(self) -> Chunk:
-        """The batches so far; the device's program is translated once for each stacked shape, so what has not come is zero."""
+    def build(self) -> Chunk:
+        """The chunk of the batches so far. Programs are translated for each stacked shape, so a chunk that is not full has the same shape,
+        with zeros at its end."""
         for array in self._arrays:
             array[self.count :] = 0
         arrays = tuple(jax.device_put(a) for a in self._arrays)
         return Chunk(arrays, 0, self.count, self.samples, self.batches, self.source, self.behind)
 
-    def after(self) -> Stack:
-        """An empty stack for what follows."""
-        return Stack(self.most, self.samples_after, self.batches_after, self.behind + self.count, self.source)
+    def next_builder(self) -> ChunkBuilder:
+        """An empty builder for the batches that follow in the epoch."""
+        return ChunkBuilder(self.most, self.samples_after, self.batches_after, self.behind + self.count, self.source)
 
 
 def samples_in(shape: Sequence[int]) -> int:
@@ -118,7 +120,7 @@ def samples_in(shape: Sequence[int]) -> int:
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An empty array that XLA:CPU takes over as it is."""
+    """An uninitialised array aligned to `ALIGNMENT`, which XLA:CPU takes without a copy."""
     count = math.prod(shape) * dtype.itemsize
     raw = np.empty(count + ALIGNMENT, np.uint8)
     offset = -raw.ctypes.data % ALIGNMENT

@@ -1,4 +1,4 @@
-"""The walk over a feed's epochs, handed out in pieces."""
+"""`EpochIterator`: the chunks of a feed, epoch after epoch, prefetched; used by the training loop, sinks and evaluations."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 from tpuflow.data.chunks import Chunk
 from tpuflow.data.feeding import Feed
 from tpuflow.data.positions import START, Position
-from tpuflow.data.prefetching import Ahead
+from tpuflow.data.prefetching import Prefetcher
 
 
 @dataclass(frozen=True, slots=True)
 class _EpochEnd:
-    """The end of a pass; `source` is what describes the next one, beside its number."""
+    """The end of an epoch; `source` is the state of the data source before the next one."""
 
     source: Any
 
 
-_Made = Chunk | _EpochEnd | Exception
+_Item = Chunk | _EpochEnd | Exception
 
 
-class Walk:
-    """An endless walk over the epochs of a feed, from a position on, handed out in pieces; the next chunk is made while one is used.
+class EpochIterator:
+    """An endless iterator over the epochs of a feed, from a position on. The next chunk is prefetched while one is in use.
 
-    Pieces may be taken ahead of their use: `position` is the place after the batches that were reported as `done`.
+    Chunks may be taken before they are used: `position` comes after the batches that were reported by `mark_done`.
 
-    An epoch is begun when it is asked for, so that what callbacks change between epochs takes effect; unless the walk is one of `steps`
-    batches that go on over the epochs' ends: then its next epoch is begun ahead as well, as long as steps are left.
+    An epoch is started when its first chunk is asked for, so that what callbacks change between epochs takes effect. With `steps`, which
+    limits the iterator to so many batches without regard to epochs, the next epoch is prefetched too as long as steps are left.
     """
 
     def __init__(self, feed: Feed, position: Position = START, *, steps: float | None = None):
@@ -37,8 +37,8 @@ class Walk:
             feed.seek(position)
         self.position = position
         self._feed, self._steps, self._epoch = feed, steps, position.passes
-        self._ahead = Ahead(self._make)
-        self._made: deque[_Made] = deque()
+        self._prefetcher = Prefetcher(self._make)
+        self._prefetched: deque[_Item] = deque()
         self._rest: Chunk | None = None
         self._end: _EpochEnd | None = None
         self._taken: deque[tuple[int, Chunk]] = deque()
@@ -46,10 +46,10 @@ class Walk:
         self._making, self._step = position.passes, 0
         self._chunks: Iterator[Chunk] | None = None
 
-    def pieces(self, steps: int | None, *, within_epoch: bool = False) -> Iterator[Chunk]:
-        """Chunks of `steps` batches altogether, over the epochs' ends unless `within_epoch`; of what is left of this epoch if None.
+    def chunks(self, steps: int | None, *, within_epoch: bool = False) -> Iterator[Chunk]:
+        """Chunks with `steps` batches in all; across epochs' ends unless `within_epoch`. steps None: the rest of this epoch.
 
-        At an epoch's end, the next call goes on with the next epoch.
+        After an epoch's end, the next call continues with the next epoch.
         """
         within_epoch = within_epoch or steps is None
         while steps is None or steps > 0:
@@ -67,16 +67,16 @@ class Walk:
             yield piece
             steps = None if steps is None else steps - count
 
-    def epoch_is_over(self) -> bool:
-        """Whether this epoch has no batch left; then the walk, and its position, go on to the next one."""
+    def finish_epoch_if_over(self) -> bool:
+        """Whether this epoch has no batch left. If so, the iterator and its position move on to the start of the next one."""
         if self._peek() is not None:
             return False
         end = self._begin_next()
         self.position = Position(self._epoch, 0, self.position.steps, end.source)
         return True
 
-    def done(self, steps: int) -> None:
-        """So many batches of those that were taken are done."""
+    def mark_done(self, steps: int) -> None:
+        """Report that the next `steps` batches among those taken have been used; `position` moves on."""
         while steps:
             epoch, piece = self._taken.popleft()
             count = min(steps, piece.count)
@@ -86,21 +86,21 @@ class Walk:
             self.position = Position(epoch, piece.batches + count, total, piece.source, piece.behind + count)
             steps -= count
 
-    def take_back(self) -> None:
-        """Have the batches that were taken and are not done come again: a round trip was cut short."""
+    def put_back(self) -> None:
+        """Put back the batches that were taken and not marked as done, after an interrupted round trip: `chunks` gives them again."""
         if self._taken:
             (_, piece), rest = self._taken.pop(), self._rest
             assert not self._taken, "a round trip takes a piece when the one before it is done"
             self._rest = piece if rest is None else replace(piece, count=piece.count + rest.count)
 
     def close(self) -> None:
-        """End what is being made ahead; the walk cannot go on."""
+        """Stop prefetching. The iterator cannot be used afterwards."""
         self._feed.stop()
-        if self._ahead.settle() and isinstance(self._chunks, Generator):
+        if self._prefetcher.join() and isinstance(self._chunks, Generator):
             self._chunks.close()
 
     def _peek(self) -> Chunk | None:
-        """What comes next in this epoch, without taking it; None at its end."""
+        """The next chunk of this epoch, without taking it; None at the epoch's end."""
         if self._rest is None and self._end is None:
             made = self._next()
             if isinstance(made, _EpochEnd):
@@ -116,24 +116,24 @@ class Walk:
         return end
 
     def _next(self) -> Chunk | _EpochEnd:
-        """What was made next, chunk or end; then the one after it is begun."""
-        if not self._made:
-            self._made.extend(self._ahead.take())
+        """The next chunk or epoch's end; the one after it is then prefetched."""
+        if not self._prefetched:
+            self._prefetched.extend(self._prefetcher.result())
             if self._chunks is not None if self._steps is None else self._step < self._steps:
-                self._ahead.begin()
-        made = self._made.popleft()
+                self._prefetcher.start()
+        made = self._prefetched.popleft()
         if isinstance(made, Exception):
             raise made
         return made
 
-    def _make(self) -> list[_Made]:
-        """The next chunk; at an epoch's end that, and perhaps the first chunk of the next epoch, or the error that came instead."""
+    def _make(self) -> list[_Item]:
+        """[the next chunk], or [the epoch's end]; if steps are left, with the next epoch's first chunk after the end, or its error."""
         made = self._chunk_or_end()
         if isinstance(made, Chunk) or self._steps is None or self._step >= self._steps:
             return [made]
         try:
             return [made, self._chunk_or_end()]
-        except Exception as error:  # not due before the end of the epoch was heard of
+        except Exception as error:  # raised once the end of the epoch has been taken
             return [made, error]
 
     def _chunk_or_end(self) -> Chunk | _EpochEnd:
@@ -142,6 +142,6 @@ class Walk:
         chunk = next(self._chunks, None)
         if chunk is None:
             self._chunks, self._making = None, self._making + 1
-            return _EpochEnd(self._feed.between_epochs())
+            return _EpochEnd(self._feed.state_between_epochs())
         self._step += chunk.count
         return chunk

@@ -1,4 +1,4 @@
-"""Training data of every accepted form as chunks."""
+"""Feeds: training data, in every form that users give them, cut into chunks for the device's infeed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from tpuflow.data import chunks
-from tpuflow.data.batching import Leaves, Signature, TreeForm, is_data_of_arrays
-from tpuflow.data.chunks import Chunk, Stack, aligned, samples_in
+from tpuflow.data.batching import BatchStructure, Leaves, Signature, is_data_of_arrays
+from tpuflow.data.chunks import Chunk, ChunkBuilder, aligned, samples_in
 from tpuflow.data.positions import Position, Source, say_fast_forward, skip
 from tpuflow.errors import ConfigError, DataError, a_thing
 
@@ -28,9 +28,9 @@ Layout = tuple[Signature, int]
 
 @dataclass(slots=True)
 class ArrayFeed:
-    """Arrays with one leading axis, cut into full batches and a ragged last one; in file order, or shuffled anew each epoch.
+    """Arrays [samples, ...], cut into full batches and a smaller last one; in their order, or shuffled anew each epoch.
 
-    Unshuffled data that fit the infeed capacity are put on the device's host side once and used again in every epoch.
+    The chunks of unshuffled data of at most `INFEED_BYTES` in all are made once and used in every epoch.
     """
 
     leaves: Leaves
@@ -38,7 +38,7 @@ class ArrayFeed:
     shuffle: bool = False
     seed: int = 0
     drop_remainder: bool = False
-    form: TreeForm = field(default_factory=TreeForm)
+    structure: BatchStructure = field(default_factory=BatchStructure)
     _kept: dict[tuple[int, int], Chunk] = field(default_factory=dict)
     _done: int = 0
 
@@ -53,19 +53,19 @@ class ArrayFeed:
         return math.ceil(self.samples / self.batch_size)
 
     def first(self) -> Leaves:
-        """One batch, for its shapes."""
+        """The first batch, from which shapes are known."""
         return tuple(leaf[: self.batch_size] for leaf in self.leaves)
 
     def seek(self, position: Position) -> None:
-        """Have the next epoch begin after the batches that are done."""
+        """Start the next epoch after the batches that a position has done."""
         self._done = position.batches
 
-    def between_epochs(self) -> Any:
-        """Nothing but its number describes an epoch."""
+    def state_between_epochs(self) -> Any:
+        """None: the seed and an epoch's number determine its order."""
         return None
 
     def stop(self) -> None:
-        """Nothing: a chunk is made in a moment."""
+        """Nothing to do: making a chunk takes no time worth interrupting."""
 
     def epoch(self, number: int) -> Iterator[Chunk]:
         """The chunks of one epoch; of what is left of it after `seek`."""
@@ -81,7 +81,7 @@ class ArrayFeed:
             yield self._chunk(order, full, 1, self._tail)
 
     def layouts(self, steps: int | None) -> list[Layout]:
-        """Batch shape and items of every kind of chunk that the first `steps` batches (None: a whole epoch and more) are in."""
+        """(signature of a batch, items) of every kind of chunk among the first `steps` batches; None: of a whole epoch and more."""
         wanted = [(self._items, self.batch_size)]
         if self._tail and (steps is None or steps > self._full):
             wanted.append((1, self._tail))
@@ -120,15 +120,15 @@ class ArrayFeed:
 
 @dataclass(slots=True)
 class StreamFeed:
-    """Batches from an iterable or from a callable that makes one; consecutive batches of one shape are stacked, a few at a time.
+    """Batches from an iterable, or from a function that returns one; consecutive batches of one shape are stacked into chunks.
 
-    An error in the iterable comes after the batches that it gave before. `most`: batches in a chunk at most.
+    An error in the iterable is raised after the chunks of the batches before it. `most`: the most batches of a chunk.
     """
 
     source: Source
     most: int
     check: Callable[[Any, int], None] | None = None
-    form: TreeForm = field(default_factory=TreeForm)
+    structure: BatchStructure = field(default_factory=BatchStructure)
     head: list[Leaves] = field(default_factory=list)
     batches: int | None = None
     samples: int | None = None
@@ -140,21 +140,21 @@ class StreamFeed:
     _stopped: bool = False
 
     def first(self) -> Leaves:
-        """One batch, for its shapes; it is not lost: the first epoch begins with it."""
+        """The first batch, from which shapes are known; the first epoch still starts with it."""
         self._open()
         try:
-            self.head = [self.form.leaves(next(self._opened or iter(())), self.what)]
+            self.head = [self.structure.leaves(next(self._opened or iter(())), self.what)]
         except StopIteration:
             raise DataError(f"{self.what}: the iterable gives no batch; at least one is needed. {WALKED_ONCE}") from None
         self._size = samples_in(self.head[0][0].shape)
         return self.head[0]
 
     def layouts(self, steps: int | None) -> list[Layout]:
-        """None: what comes is not known before it comes."""
+        """None of them is known before the iterable is read."""
         return []
 
     def seek(self, position: Position) -> None:
-        """Have the next epoch begin after the batches that are done; data that cannot be moved are drawn again up to there."""
+        """Start the next epoch after the batches that a position has done; a source that cannot seek is read again up to there."""
         again = self.source.move(position)
         if again is not None:
             self._opened, self.head = None, []
@@ -165,8 +165,8 @@ class StreamFeed:
             again = position.batches
         self._begin = (position.batches - again, again)
 
-    def between_epochs(self) -> Any:
-        """What describes the beginning of the next epoch, beside its number."""
+    def state_between_epochs(self) -> Any:
+        """The state of the source before the next epoch; None if it has none."""
         return self.source.state_between_passes()
 
     def stop(self) -> None:
@@ -181,34 +181,34 @@ class StreamFeed:
         (batches, again), self._begin = self._begin, (0, 0)
         stream = self._iterate()
         skip(stream, again)
-        stack = Stack(self.most, (batches + again) * self._size, batches + again, again, self._state)
+        builder = ChunkBuilder(self.most, (batches + again) * self._size, batches + again, again, self._state)
         try:
             for leaves in stream:
-                if not stack.takes(leaves):
-                    yield stack.chunk()
-                    stack = stack.after()
+                if not builder.accepts(leaves):
+                    yield builder.build()
+                    builder = builder.next_builder()
                 if self.check is not None:
-                    self.check(self.form.batch(leaves), stack.samples_after)
-                stack.add(leaves)
-                if stack.full:
-                    yield stack.chunk()
-                    stack = replace(stack.after(), source=self.source.state(), behind=0)
+                    self.check(self.structure.batch(leaves), builder.samples_after)
+                builder.add(leaves)
+                if builder.full:
+                    yield builder.build()
+                    builder = replace(builder.next_builder(), source=self.source.state(), behind=0)
         except Exception:
-            if stack.count:
-                yield stack.chunk()
+            if builder.count:
+                yield builder.build()
             raise
-        if stack.count:
-            yield stack.chunk()
-        if not stack.batches_after:
+        if builder.count:
+            yield builder.build()
+        if not builder.batches_after:
             raise DataError(f"{self.what}: the iterable gives no batch in epoch {number + 1}. {WALKED_ONCE}")
-        self.batches, self.samples = stack.batches_after, stack.samples_after
+        self.batches, self.samples = builder.batches_after, builder.samples_after
 
     def _open(self) -> None:
         self._opened = self.source.open()
         self._state = self.source.state()
 
     def _iterate(self) -> Iterator[Leaves]:
-        """The batches of one pass until it is stopped; those already taken by `first` come first."""
+        """The batches of one epoch, until `stop`; the batch that `first` has read comes first."""
         if self._opened is None:
             self._open()
         opened, self._opened = self._opened, None
@@ -217,7 +217,7 @@ class StreamFeed:
         for batch in opened or ():
             if self._stopped:
                 return
-            yield self.form.leaves(batch, self.what)
+            yield self.structure.leaves(batch, self.what)
 
 
 Feed = ArrayFeed | StreamFeed
@@ -233,14 +233,14 @@ def make_feed(data: Any, batch_size: int, what: str = "data", *, sink_size: int 
     if isinstance(data, (str, os.PathLike)):
         raise DataError(f"{what}: expected arrays or batches, got the path {os.fspath(data)!r}. Load the file first: np.load, or a loader.")
     if is_data_of_arrays(data):
-        return array_feed(data, batch_size, what, TreeForm(samples=True), shuffle=shuffle, seed=seed)
+        return array_feed(data, batch_size, what, BatchStructure(samples=True), shuffle=shuffle, seed=seed)
     if shuffle:
         raise ConfigError(f"{what}: shuffle=True needs arrays; shuffle in the loader or iterable instead.")
     expected = "arrays (inputs, labels), another tree of arrays, an iterable of such batches"
-    return stream_feed(data, what, TreeForm(samples=True), sink_size=sink_size, expected=expected)
+    return stream_feed(data, what, BatchStructure(samples=True), sink_size=sink_size, expected=expected)
 
 
-def stream_feed(data: Any, what: str, form: TreeForm, *, sink_size: int, expected: str = "an iterable of batches") -> StreamFeed:
+def stream_feed(data: Any, what: str, structure: BatchStructure, *, sink_size: int, expected: str = "an iterable of batches") -> StreamFeed:
     """The feed of an iterable, a loader, or a function that makes one: no more batches at a time than one sink takes.
 
     Raises:
@@ -248,22 +248,22 @@ def stream_feed(data: Any, what: str, form: TreeForm, *, sink_size: int, expecte
     """
     most = STREAM_BATCHES if sink_size < 0 else max(1, min(STREAM_BATCHES, sink_size))
     if isinstance(data, Iterable):
-        return StreamFeed(Source(data, lambda: data, what), most, form=form, what=what)
+        return StreamFeed(Source(data, lambda: data, what), most, structure=structure, what=what)
     if callable(data):
-        return StreamFeed(Source(data, data, what), most, form=form, what=what)
+        return StreamFeed(Source(data, data, what), most, structure=structure, what=what)
     batches = " Put it into a loader: torch.utils.data.DataLoader(data, batch_size=32)." if hasattr(data, "__getitem__") else ""
     raise DataError(f"{what}: expected {expected}, or a function that makes one; got {a_thing(data)}.{batches}")
 
 
-def array_feed(data: Any, batch_size: int, what: str, form: TreeForm, **options: Any) -> ArrayFeed:
+def array_feed(data: Any, batch_size: int, what: str, structure: BatchStructure, **options: Any) -> ArrayFeed:
     """The feed of arrays that are cut into batches; the options are those of `ArrayFeed`.
 
     Raises:
       ConfigError: the batch is larger than the data.
       DataError: the data are empty, differ in length, or are no arrays of numbers.
     """
-    leaves = form.leaves(data, what)
-    names = [name or "the array" for name in form.names]
+    leaves = structure.leaves(data, what)
+    names = [name or "the array" for name in structure.names]
     for name, leaf in zip(names, leaves, strict=True):
         if leaf.ndim == 0:
             raise DataError(f"{what}: {name} must have a leading axis of samples, got a single number.")
@@ -275,11 +275,11 @@ def array_feed(data: Any, batch_size: int, what: str, form: TreeForm, **options:
         raise DataError(f"{what}: {counted}; they must be equally many.")
     if batch_size > lengths[0]:
         raise ConfigError(f"batch_size {batch_size} is larger than {what}: {lengths[0]} samples; choose at most {lengths[0]}.")
-    return ArrayFeed(leaves, batch_size, form=form, **options)
+    return ArrayFeed(leaves, batch_size, structure=structure, **options)
 
 
 def _picked(leaf: np.ndarray, place: Any) -> np.ndarray:
-    """The samples of a slice, or those of an order's part in an array that needs no further copy."""
+    """The samples at a slice or at an array of indices; the latter are copied into an aligned array, which the device takes as it is."""
     if isinstance(place, slice):
         return leaf[place]
     return np.take(leaf, place, axis=0, out=aligned((len(place), *leaf.shape[1:]), leaf.dtype), mode="clip")

@@ -1,4 +1,4 @@
-"""Where a walk over the data stands, and how an iterable gets there again."""
+"""Positions in the data, which checkpoints save, and how an iterable is moved to one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tpuflow.errors import DataError, a_thing
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place between two batches.
+    """A position between two batches.
 
-    `passes`: passes over the data that are over; `batches`: batches of the next pass that are done; `steps`: batches done altogether.
-    `source`: what the data's own `state_dict` (or its iterator's `get_state`) was `behind` batches before this place; None if they
-    have none.
+    `passes`: completed passes over the data; `batches`: batches done in the current pass; `steps`: batches done in all. `source`: a state
+    that the data's `state_dict` (or its iterator's `get_state`) has returned, from which `behind` batches must be drawn to reach this
+    position; None if the data have no state.
     """
 
     passes: int = 0
@@ -30,11 +30,10 @@ START = Position()
 
 
 class Source:
-    """An iterable of batches, or a function that makes one, that is walked over once in each pass.
+    """An iterable of batches, or a function that returns one, which is iterated over once in each pass.
 
-    A data object with `state_dict` and `load_state_dict` (or `seek`, which takes a number of batches since the beginning), or whose
-    iterator has `get_state` and `set_state`, is moved; any other is walked over again. A moved object's next iteration gives the rest of
-    the pass.
+    It can be moved to a position if it has `state_dict` and `load_state_dict`, or `seek(batches since the beginning)`, or if its iterator
+    has `get_state` and `set_state`; its next iteration then gives the rest of the pass. Any other data are iterated over again.
     """
 
     def __init__(self, data: Any, make: Callable[[], Any], what: str = "data"):
@@ -47,7 +46,7 @@ class Source:
         return hasattr(self._data, "state_dict") and hasattr(self._data, "load_state_dict")
 
     def open(self) -> Iterator[Any]:
-        """A new pass, or the rest of one after a move."""
+        """The batches of a new pass, or after `move` the rest of one."""
         made = self._make()
         if not isinstance(made, Iterable):
             raise DataError(
@@ -60,17 +59,17 @@ class Source:
         return self._iterator
 
     def state(self) -> Any:
-        """What describes the next batch of the pass that was opened last; None if nothing does."""
+        """The state before the next batch of the pass that was opened last; None if the data have none."""
         if self._keeps_state:
             return self._data.state_dict()
         return self._iterator.get_state() if hasattr(self._iterator, "get_state") else None
 
     def state_between_passes(self) -> Any:
-        """What describes the first batch of the next pass; None if every pass begins alike."""
+        """The state before the next pass; None if the data have none."""
         return self._data.state_dict() if self._keeps_state else None
 
     def move(self, position: Position) -> int | None:
-        """Have the next `open` give what comes `n` batches before the position, and return n; None if that is not possible.
+        """Move, so that the next `open` starts n batches before the position, and return n; None if the data cannot be moved.
 
         Raises:
           ConfigError: the data say that the position was saved for others.
@@ -100,7 +99,7 @@ def skip(batches: Iterator[Any], count: int) -> None:
 
 
 def say_fast_forward(position: Position) -> None:
-    """That data without a position are drawn again up to the place where the training goes on."""
+    """Warn that data which cannot be moved are drawn again up to the position where the training continues."""
     warnings.warn(
         f"the data cannot be moved to a position, so their first {position.steps} batches are drawn again and thrown away; the training "
         "continues bit for bit only if they come as they did before. Data with state_dict and load_state_dict, or seek(batches), are "

@@ -1,4 +1,4 @@
-"""Work done one call ahead on a thread: while one result is used, the next is made."""
+"""`Prefetcher`: calls a function on a thread, one call ahead of the use of its results."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ T = TypeVar("T")
 JOIN_SECONDS = 1.0
 
 
-class Ahead(Generic[T]):
-    """Calls of `make`, one at a time, each on a thread that ends with the call.
+class Prefetcher(Generic[T]):
+    """Calls `make` on a thread, one call at a time: `start` starts one, `result` waits for it and returns its result or raises its error.
 
-    `begin` starts a call, `take` gives its result, or raises the error it ended with. Calls never overlap, so `make` needs no lock.
+    Calls never overlap, so `make` needs no lock.
     """
 
     def __init__(self, make: Callable[[], T]):
@@ -23,16 +23,16 @@ class Ahead(Generic[T]):
         self._result: T | None = None
         self._error: BaseException | None = None
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start the next call, unless it has been started."""
         if self._thread is None:
             # A daemon: a loader that never returns must not keep the process from ending.
             self._thread = threading.Thread(target=self._run, name="tpuflow-ahead", daemon=True)
             self._thread.start()
 
-    def take(self) -> T:
-        """The result of the call under way, or of one started now. Ctrl-C ends the waiting and loses nothing."""
-        self.begin()
+    def result(self) -> T:
+        """The result of the call that was started, or of one started now. Ctrl-C interrupts the wait, and the result is not lost."""
+        self.start()
         assert self._thread is not None
         self._thread.join()
         self._thread = None
@@ -42,8 +42,8 @@ class Ahead(Generic[T]):
             raise error
         return result  # type: ignore[return-value]
 
-    def settle(self) -> bool:
-        """Wait a second at most for the call under way; whether none is under way any more."""
+    def join(self) -> bool:
+        """Wait at most `JOIN_SECONDS` for a call that was started. Returns whether none is running any more."""
         if self._thread is not None:
             self._thread.join(JOIN_SECONDS)
         return self._thread is None or not self._thread.is_alive()

@@ -1,9 +1,9 @@
-"""Calibration: a few named efficiency constants of a chip family, fitted to measured times.
+"""Calibration: fits the timing model's constants for a family of chips to measured step times.
 
-Some enter linearly (`kernel_seconds`, which every kernel pays, `step_seconds`, which every step does); one more is modelled at a few values
-and interpolated: `FITTED` has those of every family. The fit minimises the mean absolute logarithm of modelled over measured time, in
-which a row that is off by half or more counts as off by half: published times of unlike software do not pull on the constants of the
-others. There are at least six rows for every constant, or the fit is refused.
+`FITTED` lists each family's constants. A step's time is linear in some of them (`kernel_seconds`, paid by every kernel, and `step_seconds`,
+paid by every step); for one nonlinear constant the model is evaluated at a few values and interpolated. The fit minimises the mean of
+|log(modelled / measured)|, each row capped at log(1.5), so that published times of dissimilar software do not distort the fit of the
+others. It needs at least six rows for each constant.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Nonlinear:
-    """A constant that does not, a share of a rate: the values at which the model is evaluated, and those tried. Between the former, times
-    are interpolated over the reciprocal, with which what is bound by that rate goes."""
+    """A constant that enters nonlinearly, a fraction of a rate: the values at which the model is evaluated (`modelled`), and those tried.
+
+    Times between modelled values are interpolated over the reciprocal, in which the time of a kernel that the rate bounds is linear.
+    """
 
     name: str
     modelled: tuple[float, ...]
@@ -56,7 +58,7 @@ class Nonlinear:
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """What is fitted for a family."""
+    """The constants that are fitted for a family."""
 
     linear: tuple[Linear, ...]
     nonlinear: Nonlinear
@@ -67,7 +69,7 @@ class Constants:
         return (*(c.name for c in self.linear), self.nonlinear.name)
 
     def without(self, value: float) -> Calibration:
-        """The calibration with a value of the nonlinear constant and none of the linear ones."""
+        """The calibration with this value of the nonlinear constant, and with zero for the linear ones."""
         return replace(UNFITTED, **{self.nonlinear.name: value})
 
 
@@ -93,10 +95,8 @@ def constants_of(chip: Chip) -> Mapping[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A measured step: the model's name (rows of one model are left out together), and the seconds it took on the chip.
-
-    `fitted` is False for rows that are only compared.
-    """
+    """A measured step time. model: rows of one model are left out together in cross-validation. fitted: False for rows that are compared
+    with the fit and not part of it."""
 
     name: str
     model: str
@@ -106,7 +106,7 @@ class Measurement:
 
     @property
     def family(self) -> str:
-        """What its chip's calibration is filed under."""
+        """The chip's family, of which the calibration is."""
         return family_of(self.chip)
 
     @property
@@ -126,7 +126,7 @@ class Fit:
 
     @property
     def text(self) -> str:
-        """What a printed time says of it."""
+        """The fit's description, as it is printed with modelled times."""
         return f"fit to {self.rows} measured rows, median error {self.median_error:.0%} ({self.left_out_error:.0%} with a model left out)"
 
     def calibration(self, family: str = "") -> Calibration:
@@ -136,8 +136,8 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The modelled time of a measured step over the constants: at each modelled value of the nonlinear one without the linear ones, and
-    what each of these is multiplied by."""
+    """The modelled time of a measured step as a function of the constants. times: at each modelled value of the nonlinear constant, with
+    the linear ones zero. slopes: the factors of the linear ones."""
 
     measurement: Measurement
     times: Sequence[float]
@@ -168,7 +168,7 @@ def curve(program: Program, steps: int) -> tuple[tuple[float, ...], tuple[float,
 
 
 def fit_curves(measured: Sequence[Curve]) -> Fit:
-    """The constants that suit the fitted rows among curves (of one family) best, with each model left out in turn for the second error.
+    """The best constants for the fitted rows among curves of one family, with the error on them, and that of leave-one-model-out.
 
     Raises:
       ConfigError: too few rows for the constants.

@@ -1,4 +1,4 @@
-"""`tpuflow.estimate`: what a step would cost on a chip, in time and memory, from shapes alone."""
+"""`tpuflow.estimate` and `tpuflow.estimate_training`: the modelled time and memory of a step on a chip, from shapes alone."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from tpuflow.stages.flattening import leaf_names
 from tpuflow.stages.tracing import users_code
 from tpuflow.training.adapters.model import MISFITS
 from tpuflow.training.config import StepConfig, configured, option
-from tpuflow.training.given import DEFAULT_OPTIMIZER, optimizer_words
-from tpuflow.training.mismatches import in_words
+from tpuflow.training.descriptions import DEFAULT_OPTIMIZER, describe_optimizer
+from tpuflow.training.mismatches import types_text
 from tpuflow.training.preparing import make_recipe, samples_of, state_shapes
-from tpuflow.training.stepping import Recipe, TrainState
+from tpuflow.training.train_step import Recipe, TrainState
 
 Calibrated = str | os.PathLike[str] | Calibration | None
 """A calibration as users give it: itself, its file, or None for what tpuflow has for the chip's family."""
@@ -46,7 +46,7 @@ SINK_STEPS = 100  # steps a round trip that an estimate counts on, if nothing el
 class Estimate(Reported):
     """The modelled cost of `steps` runs of a function in one host round trip; no value was ever computed.
 
-    `batch_size` (samples of a batch) and `optimizer` (in words) are None and "" where nobody said them: of a function that is no training.
+    `batch_size` and `optimizer` (a description) are None and "" for a function that is no training step.
     """
 
     name: str
@@ -182,15 +182,15 @@ def estimate_training(config: EstimateConfig) -> Estimate:
         memory=memory_analysis(program),
         program=program,
         batch_size=samples_of(as_batch(config.data)),
-        optimizer=DEFAULT_OPTIMIZER if config.optimizer is None else optimizer_words(state.opt_state),
+        optimizer=DEFAULT_OPTIMIZER if config.optimizer is None else describe_optimizer(state.opt_state),
     )
 
 
 def training_program(config: StepConfig, chip: Chip) -> tuple[Recipe, Program, TrainState]:
-    """The step that `tpuflow.train` would make, its sink, compiled from shapes, and the shapes of its state."""
+    """(the recipe of the step that `tpuflow.train` would run, the Program of its sink, compiled from shapes, the shapes of its state)."""
     batch = as_batch(config.data)
     recipe = make_recipe(config, batch)[0]
-    told = f"model {recipe.name} and its loss, for batches of {in_words(batch)}"
+    told = f"model {recipe.name} and its loss, for batches of {types_text(batch)}"
 
     def refusal(said: str) -> ConfigError:
         return ConfigError(f"{told}: {said} Give the shapes and types of a batch that they take.")

@@ -1,4 +1,4 @@
-"""Which points of a sweep are worth a look: those that no other beats in time, memory, energy and price at once."""
+"""The Pareto front of a sweep, in time, memory, energy and price."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tpuflow.reports.memory import MIB
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Something that should be small: its name, how it is printed, and its value at a point; None where the point has none."""
+    """A quantity to minimise: its name, how it is printed, and its value at a point, or None if the point has none."""
 
     name: str
     text: Callable[[float], str]
@@ -46,9 +46,10 @@ and the price is the user's."""
 
 
 def front(points: Sequence[Point], objectives: Sequence[Objective] = OBJECTIVES) -> tuple[Point, ...]:
-    """The points that no other of the same target beats: none is as small in everything and smaller in something.
+    """The points of the Pareto front: no other point of the same target dominates them, being no larger in all objectives and smaller in
+    one.
 
-    Two points are compared in what both have. What does not fit is never among them.
+    Two points are compared in the objectives that both have. Points that do not fit on their chip are not part of it.
     """
     fitting = [p for p in points if p.estimate is not None]
     return tuple(p for p in fitting if not any(_beats(q, p, objectives) for q in fitting if q.target == p.target))

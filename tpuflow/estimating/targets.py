@@ -1,4 +1,4 @@
-"""What the command line estimates and checks: a function or a model that "module:function" or "file.py:function" gives for a batch size."""
+"""Targets of the command line, "module:function" or "file.py:function": the function returns, for a batch size, the step to estimate."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ EXPECTED = "expected (function, *shapes), (model, batch), or a StepConfig"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a target gives for a batch size: a function and its arguments, or a model and a batch, such as (inputs, labels); shapes do.
+    """The step that a target returns: a function and its arguments, or a model and one batch, such as (inputs, labels); arrays or shapes.
 
-    options: how the model is trained, as `tpuflow.estimate_training` takes them, where a `StepConfig` says it.
+    options: the options of the training, as for `tpuflow.estimate_training`, if the target returned a `StepConfig`.
     """
 
     step: Any
@@ -52,7 +52,7 @@ class Step:
 
 
 def load_step(target: str, batch: int) -> Step:
-    """What `module:function` or `file.py:function` gives for a batch size.
+    """Load a target, and call it for a batch size.
 
     Raises:
       ConfigError: there is no such function, or it gives something else.
@@ -104,7 +104,7 @@ def estimate_target(
 
 @contextmanager
 def _beside(folder: Path) -> Iterator[None]:
-    """Imports see the folder one works in, as with `python -m`, and before it the folder of a file, as with `python file.py`."""
+    """Within the block, imports search the folder of a file first, as `python file.py` does, then the working directory, as `python -m`."""
     before = list(sys.path)
     sys.path[:0] = [str(folder.resolve()), os.getcwd()]
     try:

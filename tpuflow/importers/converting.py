@@ -1,4 +1,4 @@
-"""PyTorch state dicts become Flax variables, and Flax variables state dicts; `tpuflow/importers/places.py` says which tensor goes where."""
+"""Conversion between PyTorch state dicts and Flax variables, by the mapping of `tpuflow/importers/places.py`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class _Converter:
             raise WeightsError("the state dict does not fit the Flax parameters:\n  " + "\n  ".join(self._problems))
 
     def _unknown_rows(self) -> list[str]:
-        """Rows that ask for something and find nothing."""
+        """Rows of the mapping that match no tensor of the state dict."""
         asking = [row for row in self._rows if row.place is not None and row.name not in self._second]
         return [row.name for row in asking if not any(row.names(name) for name in self._state_dict)]
 
@@ -121,7 +121,7 @@ class _Converter:
         return found
 
     def _tied(self, other: Source, first: Source, shape: tuple[int, ...]) -> None:
-        """Other names of tensors: they may be missing, but not differ."""
+        """Check tied tensors, stored under another name as well: they may be missing, but must be equal."""
         self._second.add(other.row)
         for one, two in zip(first.names(shape), other.names(shape), strict=True):
             name, tied = self._take(one), self._take(two)

@@ -1,9 +1,9 @@
 """PyTorch's files (.pt, .pth, .bin) without PyTorch, and without running anything that is in them.
 
-Such a file is a zip archive: `NAME/data.pkl` is a pickle that refers to the members `NAME/data/0`, `NAME/data/1`, ..., the elements of the
-tensors. A pickle is a little program: it may name any function of Python and have it called. Here it reaches nothing but the rows of
-`_Unpickler._rows`: tensors become a `Tensor`, which only notes where its elements are; objects of all other classes become a `Placeholder`
-of what was stored of them; a pickle that calls anything else is refused.
+Such a file is a zip archive: `NAME/data.pkl` is a pickle that refers to the members `NAME/data/0`, `NAME/data/1`, ..., the storages of the
+tensors. A pickle is a small program that may call any Python function. This unpickler allows only the functions in `_Unpickler._rows`:
+tensors become a `Tensor`, a record of where the elements are; objects of any other class become a `Placeholder` with their stored state; a
+pickle that calls anything else is refused.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ KEPT_AS_THEY_ARE = (
     "pathlib.WindowsPath", "pathlib._local.PosixPath", "pathlib._local.WindowsPath", "torch.Size", "torch.device", "types.SimpleNamespace",
     "_codecs.encode",
 )  # fmt: skip
-"""What training scripts keep beside their tensors and a pickle makes by a call: the call is noted in a `Placeholder` and not made."""
+"""Harmless objects beside tensors, which a pickle makes by a call: the call is recorded in a `Placeholder` and not made."""
 
 MOST_MODULES = 1_000_000
 _DAMAGED = (
@@ -66,7 +66,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Where the elements of a tensor are: its storage, the first of them there, its shape and how many elements apart its rows are."""
+    """A tensor, without its elements: its storage, the offset of the first element there, its shape and its strides in elements."""
 
     storage: Storage
     offset: int
@@ -94,7 +94,7 @@ class Tensor:
 
 
 class _Named(type):
-    """Classes that stand for what a pickle names; a call of one, which may run anything there, is noted or refused here."""
+    """The metaclass of stand-ins for the globals that a pickle names; calling one is recorded or refused."""
 
     asked: str
 
@@ -106,7 +106,7 @@ class _Named(type):
 
 
 class Placeholder(metaclass=_Named):
-    """An object of a class that is not needed: `asked` is the class's name, `given` what it is made of, `state` what was stored of it."""
+    """A stand-in for an object: `asked` is the name of its class, `given` the arguments of its constructor, `state` its stored state."""
 
     asked = ""
     given: tuple[Any, ...]
@@ -132,7 +132,7 @@ class Placeholder(metaclass=_Named):
 
 
 class _Refused(Exception):
-    """The pickle asks for a call of the thing of this name."""
+    """The pickle calls a function or class of this name, which is not allowed."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Which PyTorch tensor a Flax leaf is: names of modules on both sides, patterns of them, and what becomes of the axes.
+"""The mapping between PyTorch's tensors and Flax's leaves: names, patterns of names, and the order of axes.
 
 How a PyTorch tensor becomes a Flax leaf:
 

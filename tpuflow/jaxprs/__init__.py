@@ -1,1 +1,1 @@
-"""Reading jaxprs: the one walk, what is a call, how a primitive is bound again, and all that depends on JAX's version."""
+"""What everyone who reads jaxprs shares: interpreting them, calls, binding primitives, shardings, and all that depends on JAX's version."""

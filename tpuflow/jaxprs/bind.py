@@ -1,4 +1,4 @@
-"""Binding an equation's primitive again, to other operands or with other bodies, as part of the function being traced."""
+"""Binding the primitive of an equation again, with other operands or bodies, in the function that is being traced."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def bind_primitive(primitive: Primitive, operands: Sequence[Any], params: dict[s
 
 
 def scan_parts(equation: Equation, operands: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
-    """The operands of a `scan`: those that every trip has, carries, and what is taken apart along its first axis."""
+    """The operands of a `scan`: (constants, initial carries, stacked operands, which are sliced along their first axis)."""
     first = equation.params["num_consts"]
     last = first + equation.params["num_carry"]
     return list(operands[:first]), list(operands[first:last]), list(operands[last:])
 
 
 def bind_scan(equation: Equation, body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, stacked: Any) -> tuple[Any, Any]:
-    """The same counted loop around another body: (carries, inputs of a trip) -> (carries, outputs of a trip)."""
+    """The equation's `scan` with another body, (carries, slices) -> (carries, outputs of a trip)."""
     p = equation.params
     return jax.lax.scan(body, carry, stacked, length=p["length"], reverse=p["reverse"], unroll=p["unroll"])
 
 
 def bind_shard_map(equation: Equation, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
-    """Another function over the same mesh, with results that are cut as those of the equation."""
+    """The equation's `shard_map` of another function, with the same mesh and specs."""
     p = equation.params
     specs = {"in_specs": tuple(p["in_specs"]), "out_specs": tuple(p["out_specs"])}
     options = {"axis_names": set(versions.manual_axes(p)), "check_vma": p["check_vma"]}

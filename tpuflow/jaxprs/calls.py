@@ -1,13 +1,13 @@
-"""Which primitives are calls, and where each has the jaxpr that it calls: one list for all who read jaxprs."""
+"""The primitives that are calls, and the parameter of each that holds the called jaxpr."""
 
 from __future__ import annotations
 
 from tpuflow.jaxprs.compat import Equation, Jaxpr
 
 PLAIN_CALLS = {"closed_call": "call_jaxpr", "jit": "jaxpr"}
-"""What is called is there in other words: the operations in it could stand in its place."""
+"""Calls that can be inlined without a loss."""
 RECOMPUTED_CALLS = {"remat2": "jaxpr"}
-"""`jax.checkpoint`: the backward pass computes what is called once more."""
+"""`jax.checkpoint`, whose jaxpr the backward pass computes again."""
 WHOLE_CALLS = {
     "composite": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
@@ -15,7 +15,7 @@ WHOLE_CALLS = {
     "custom_vmap_call": "call",
     "device_call": "jaxpr",
 }
-"""Calls that say more than the operations in them do (a derivative of their own, a name, a device): rewriting a function keeps them."""
+"""Calls with a meaning beyond their jaxpr's operations (their own derivative, a name, a device), which rewriting a function must keep."""
 CALLS = PLAIN_CALLS | RECOMPUTED_CALLS | WHOLE_CALLS
 
 

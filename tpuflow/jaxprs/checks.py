@@ -1,4 +1,4 @@
-"""Calls whose functions `jax.experimental.checkify` goes into."""
+"""Support for `jax.experimental.checkify` in primitives that call a jaxpr."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tpuflow.jaxprs.compat import ClosedJaxpr, Primitive
 
 
 def checks_within(primitive: Primitive, call: Callable[..., list[Any]]) -> None:
-    """Let `checkify` put the checks of what `primitive` calls (its parameter `jaxpr`) into the call, where they are results.
+    """Register a rule with `checkify`: it instruments the jaxpr that `primitive` calls (its parameter `jaxpr`), and the call returns the
+    errors.
 
     call: call(arguments, jaxpr=..., other parameters) binds the primitive.
     """

@@ -1,5 +1,8 @@
-"""The only file that knows private JAX names of tracing: everything else sees jaxprs through it. What a backend needs of jaxlib is in
-`plugins.py`, what JAX expresses in simpler primitives in `expansions.py`, what the versions of JAX name otherwise in `versions.py`."""
+"""The only file that uses JAX's private names for tracing and jaxprs; all others import them from here.
+
+Private names for a backend are in `plugins.py`, for JAX's own decompositions of primitives in `expansions.py`, and names that differ
+between versions of JAX in `versions.py`.
+"""
 
 from __future__ import annotations
 
@@ -70,22 +73,22 @@ def is_token(aval: Any) -> bool:
 
 
 def key_words(aval: Any) -> tuple[str, tuple[int, ...]]:
-    """The generator of a type of random keys, and the shape of the u32 words of one key."""
+    """(the name of the PRNG implementation of a key type, the shape of one key's u32 words)."""
     return aval.dtype._impl.name, aval.dtype._impl.key_shape
 
 
 def as_keys(words: Any, aval: Any) -> jax.Array:
-    """Random keys of a type, of their words."""
+    """Random keys of a type, from their words."""
     return jax.random.wrap_key_data(jax.numpy.asarray(words), impl=aval.dtype._impl.name)
 
 
 def weakened(x: jax.Array) -> jax.Array:
-    """The same array with a weak type."""
+    """The array, weakly typed."""
     return jax.lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
 
 
 def key_data(value: Any) -> np.ndarray:
-    """A constant as NumPy data; the words of random keys."""
+    """A constant as a NumPy array; for random keys, their words."""
     if hasattr(value, "dtype") and is_key(value):
         value = jax.random.key_data(value)
     return np.asarray(value)
@@ -100,7 +103,7 @@ def opened(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
 
 
 def prune(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same jaxpr without equations whose results nobody uses, loops' unused carries included."""
+    """The jaxpr after dead code elimination, which also removes unused carries of loops."""
     used = [True] * len(closed.jaxpr.outvars)
     kept = [False] * len(closed.consts) + [True] * len(closed.in_avals)
     jaxpr, used_consts, _ = partial_eval.dce_jaxpr_consts(closed.jaxpr, used, instantiate=kept)
@@ -108,7 +111,7 @@ def prune(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def discharged(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same jaxpr with arrays handed on instead of arrays that are changed in place (`jax.new_ref`), if it makes such."""
+    """The jaxpr after state discharge: mutable arrays (`jax.new_ref`), if it makes any, become values that are passed on."""
     changes = any(isinstance(e, core.InternalMutableArrayEffect) for e in closed.effects)
     return versions.discharged(closed) if changes else closed
 
@@ -124,7 +127,8 @@ def varying_axes(aval: Any) -> tuple[str, ...]:
 
 
 def axes_around() -> Any:
-    """Names and sizes of the axes that are bound where this is called, and the mesh that is set there, as something to be looked up by."""
+    """The named axes that are bound where this is called, with their sizes, and the mesh that is set there; hashable, as part of a cache
+    key."""
     return versions.axes(), mesh_around()
 
 
@@ -183,23 +187,23 @@ CALLS_OF_THE_HOST: dict[Any, Callable[..., Any]] = {
     callback.io_callback_p: callback.io_callback_impl,
     callback.pure_callback_p: callback.pure_callback_impl,
 }
-"""The primitives, and what each does when it is come to."""
+"""Primitive of a host callback -> the function that JAX runs for it."""
 
 
 def host_function(equation: Equation) -> Callable[..., Any] | None:
-    """What a `jax.debug.print`, `jax.debug.callback`, `io_callback` or `pure_callback` does with its arrays, the words of random keys; None
-    for other equations."""
+    """The host function of a `jax.debug.print`, `jax.debug.callback`, `io_callback` or `pure_callback`; None for other equations. It takes
+    arrays, and the words of random keys."""
     function = CALLS_OF_THE_HOST.get(equation.primitive)
     return None if function is None else functools.partial(function, **equation.params)
 
 
 def waits_for_host(jaxpr: Jaxpr) -> bool:
-    """Whether there is a call of the host in a jaxpr, or in those within, whose results are needed."""
+    """Whether a jaxpr, or one inside of it, calls the host for results."""
     return _waits(jaxpr, set())
 
 
 def _waits(jaxpr: Jaxpr, known: set[int]) -> bool:
-    """`known`: jaxprs that do not."""
+    """`known`: ids of jaxprs that are known not to."""
     if id(jaxpr) in known:
         return False
     for equation in jaxpr.eqns:
@@ -212,7 +216,7 @@ def _waits(jaxpr: Jaxpr, known: set[int]) -> bool:
 
 
 def own_definition(equation: Equation) -> ClosedJaxpr | None:
-    """What a primitive of a library computes, as its author defines it (`def_impl`); None if that is not said in functions of JAX."""
+    """The jaxpr of a library primitive's implementation (`def_impl`); None if it has none that JAX can trace."""
     implementation = vars(equation.primitive).get("impl")
     if implementation is None or isinstance(implementation, functools.partial):  # such as JAX's, which compiles the primitive
         return None
@@ -230,7 +234,7 @@ HOST_PRIMITIVES = (debugging.debug_print_p, debugging.debug_callback_p)
 
 
 class _OneByOne(core.Trace):
-    """Hands every operation to `run(primitive, operands, params)`, which gives its results; functions with rules of their own are run."""
+    """A trace that evaluates every operation by `run(primitive, operands, params)`. Functions with custom derivatives are called."""
 
     def __init__(self, run: Callable[[Primitive, Sequence[Any], dict[str, Any]], Any]):
         super().__init__()
@@ -256,7 +260,7 @@ class _OneByOne(core.Trace):
 
 
 def operations_go_to(run: Callable[[Primitive, Sequence[Any], dict[str, Any]], Any]) -> AbstractContextManager[Any]:
-    """While it is entered, what JAX functions bind is run by `run`, outside of all tracing, instead of by JAX."""
+    """Within the block, operations that JAX functions bind are evaluated by `run` instead of by JAX, outside of all tracing."""
     return core.set_current_trace(_OneByOne(run))
 
 
@@ -269,8 +273,8 @@ _CONTEXT = core.trace_ctx
 
 
 def is_alone() -> bool:
-    """Whether a call made here depends on its arguments only: no transformation is under way, no axis has a name, no mesh is set, and
-    `jax.disable_jit` is off. These objects are JAX's only ones of their kind; of others it would say no."""
+    """Whether a call made here depends on nothing but its arguments: no transformation is active, no named axis is bound, no mesh is set,
+    and `jax.disable_jit` is off. It compares with JAX's singletons for that state, and is False for anything else."""
     return (
         type(_CONTEXT.trace) is core.EvalTrace
         and _CONTEXT.axis_env is versions.NO_AXES
@@ -286,7 +290,7 @@ def jits_nothing() -> bool:
 
 
 def avals_on_one_device(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
-    """The types of arrays that lie on one device each, as something to be looked up by; None if there is any other leaf."""
+    """The types of arrays that are on one device each, as part of a cache key; None if a leaf is anything else."""
     for leaf in leaves:
         if type(leaf) is not ArrayImpl or type(leaf._sharding) is not SingleDeviceSharding:
             return None
@@ -301,9 +305,9 @@ source_info_util.register_exclusion(_PACKAGE)
 
 @contextmanager
 def in_place_of(equation: Equation) -> Iterator[None]:
-    """Within it, what is traced has the equation's line, name scopes (inside of those here) and settings.
+    """Within the block, traced operations get the equation's source line, its name scopes (inside of the current ones) and its settings.
 
-    If JAX has forgotten the line (inside a function that it has traced once for all its calls), that of the call around it is kept.
+    An equation without a line (in a function that JAX traced once for all its calls) leaves the line of the enclosing call in place.
     """
     stack = source_info_util.current_name_stack() + equation.source_info.name_stack
     traceback = equation.source_info.traceback

@@ -1,7 +1,7 @@
-"""XLA's executables as bytes, and back (JAX 0.8 to 0.10): for one device, without pickles.
+"""Serialising XLA's executables for one device without pickle (JAX 0.8 to 0.10).
 
-The bytes are a header of plain data and what XLA itself writes, which is machine code: whoever gives them is trusted as a program is.
-JAX's own `serialize_executable` pickles what is around it, so that its bytes could call anything before XLA looks at them.
+The bytes are a JSON header and XLA's own serialisation, which is machine code, so they must come from a trusted source. JAX's
+`serialize_executable` pickles its header, whose bytes could call anything while they are loaded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _here = threading.local()
 
 
 def compile_anew(lowered: Any) -> Any:
-    """Compile without JAX's own cache: what XLA has read from bytes it does not write whole again."""
+    """Compile without JAX's persistent cache: an executable that XLA has deserialised cannot be serialised completely again."""
     asked = compilation_cache.is_cache_used
     if not hasattr(asked, "spared"):
         compilation_cache.is_cache_used = _spared(asked)
@@ -43,7 +43,7 @@ def compile_anew(lowered: Any) -> Any:
 
 
 def _spared(asked: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """JAX's question whether it is to use its cache, answered with no while this thread compiles anew."""
+    """Wraps JAX's `is_cache_used`: False while this thread is in `compile_anew`."""
 
     def is_cache_used(backend: Any) -> bool:
         return not getattr(_here, "anew", False) and asked(backend)
@@ -53,7 +53,7 @@ def _spared(asked: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def executable_bytes(compiled: Any, notes: Any) -> bytes | None:
-    """A `jax.stages.Compiled` with notes of plain data; None if it talks to the host or holds arrays, which have no place in bytes."""
+    """Serialise a `jax.stages.Compiled` with `notes`, plain data; None if it calls the host or holds arrays, which cannot be serialised."""
     inner = compiled._executable._unloaded_executable
     if inner.unordered_effects or inner.ordered_effects or inner.host_callbacks or inner.mut or compiled._params.const_args:
         return None
@@ -63,10 +63,10 @@ def executable_bytes(compiled: Any, notes: Any) -> bytes | None:
 
 
 def load_executable(data: bytes, arguments: Sequence[Any], donated: int, outputs: Sequence[int]) -> tuple[Any, Any]:
-    """(what `executable_bytes` was given, as a `jax.stages.Compiled` on JAX's default device, its notes).
+    """The inverse of `executable_bytes`: (a `jax.stages.Compiled` on JAX's default device, its notes).
 
-    arguments: trees of `jax.ShapeDtypeStruct`, as it was lowered for, of which it was given number `donated`; outputs: the lengths of the
-    lists of arrays that it returns.
+    arguments: the trees of `jax.ShapeDtypeStruct` that it was lowered for; donated: the number of the donated one; outputs: the lengths of
+    the lists of arrays that it returns.
 
     Raises:
       ValueError: the bytes are of another executable, or none that this machine can load.
@@ -106,25 +106,25 @@ def _loaded(code: bytes, header: Any, specs: Sequence[Any], outputs: Sequence[An
 
 
 def can_keep() -> bool:
-    """Whether executables are for one processor of the host, so that what is compiled for it here is right wherever it is the same."""
+    """Whether JAX's backend is one CPU device, so that its executables are valid in any process on the same kind of processor."""
     devices = jax.devices()
     return len(devices) == 1 and devices[0].platform == "cpu"
 
 
 def host_key() -> str:
-    """All that XLA's executables depend on beside their function and versions: the instructions that the processor has, XLA's flags."""
+    """A key of the host: the processor's instruction set and XLA's flags, on which executables depend."""
     (device,) = jax.devices()
     processor = xla_client.get_topology_for_devices([device]).fingerprint()
     return f"{platform.machine()} {processor} {os.environ.get('XLA_FLAGS', '')}"
 
 
 def traced_under() -> Any:
-    """JAX's settings that a trace depends on, hashable."""
+    """JAX's settings that a trace depends on (`trace_context`); hashable."""
     return config.trace_context()
 
 
 def settings_text(settings: Any) -> str | None:
-    """What `traced_under` gave, the same in every process; None if there is a mesh or the like among it. Named axes around do not count:
-    what is launched is arrays, which have none."""
+    """The settings from `traced_under` as text that is the same in every process; None if they contain a mesh or the like. Named axes are
+    left out: a launch takes arrays, which have none."""
     values = [x for x in settings if not isinstance(x, core.AxisEnv)]
     return repr(values) if all(x == () or isinstance(x, _PLAIN) for x in values) else None

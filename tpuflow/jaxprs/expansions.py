@@ -1,4 +1,4 @@
-"""What JAX itself expresses in simpler primitives: the primitives whose jaxprs are taken in their place (JAX 0.8 to 0.10)."""
+"""Decompositions of primitives into simpler ones that are JAX's own, such as those of its random generators (JAX 0.8 to 0.10)."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _expand_linear_solve(*avals: Any, jaxprs: Any, const_lengths: Any) -> Closed
 
 
 COMPLEX_EXPANSIONS: dict[str, Callable[..., ClosedJaxpr]] = {"sin": _traced(lax._sin_complex), "cos": _traced(lax._cos_complex)}
-"""The same of complex numbers."""
+"""The decompositions of primitives whose operands are complex."""
 EXPANSIONS: dict[str, Callable[..., ClosedJaxpr]] = {
     **{primitive: _traced(lowering) for primitive, lowering in versions.LOWERINGS.items()},
     "random_bits": _expand_random_bits,

@@ -1,4 +1,4 @@
-"""Modules of StableHLO for several devices, as JAX hands them to a backend: read with jaxlib's bindings, partitioned, given back."""
+"""StableHLO modules for several devices, as JAX gives them to a backend: their partitioning, by way of jaxlib's MLIR bindings."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tpuflow.jaxprs.plugins import source_of
 from tpuflow.jaxprs.shardings import LAST
 
 _SHARDINGS = "mhlo.spmd_output_sharding"
-"""The attribute of a partitioned module that says how its results are cut, as text: {{of the first}, {of the second}, ...}."""
+"""The attribute of a partitioned module with the shardings of its results, as text: {{of the first}, {of the second}, ...}."""
 
 _ALIASES = "mhlo.input_output_alias"
-"""That which says which arguments' memory results may take, by their numbers in a tuple."""
+"""The attribute that says which results may alias which arguments, by the results' numbers in the tuple."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionedModule:
-    """A module after the partitioner. name: its own. donated: of each argument, whether the program may overwrite it."""
+    """A module after the partitioner, with its name. donated: for each argument, whether the program may overwrite it."""
 
     name: str
     partitioned: Partitioned
@@ -35,8 +35,8 @@ class PartitionedModule:
 
 
 def partition_artifact(data: bytes, compile_options: bytes, host_call: str) -> PartitionedModule:
-    """A portable artifact partitioned for as many devices as a serialised `CompileOptionsProto` says. Where that lets the partitioner
-    choose how arguments and results lie, it does. host_call: the target of custom calls that are functions of the host.
+    """Partition a portable artifact for the devices of a serialised `CompileOptionsProto`, which also says where the partitioner may choose
+    the shardings of arguments and results. host_call: the target of custom calls that call the host.
 
     Raises:
       UnsupportedPrimitiveError: it calls the host.
@@ -58,7 +58,7 @@ def partition_artifact(data: bytes, compile_options: bytes, host_call: str) -> P
 
 
 def without_last(module: bytes) -> bytes:
-    """A partitioned module (StableHLO bytecode) as the program that it is of: without the call of `LAST` and its result."""
+    """A partitioned module (StableHLO bytecode) without the call of `LAST`, and without the result that it adds to the program's."""
     context = mlir.make_ir_context()
     with context, ir.Location.unknown():
         read = ir.Module.parse(module)
@@ -100,7 +100,7 @@ def _is_donated(argument: Any) -> bool:
 
 
 def _call_last(main: Any) -> None:
-    """Give a function one more result, that of a call of `LAST`."""
+    """Add a call of `LAST` to a function, whose result becomes one more result of the function."""
     *_, end = main.regions[0].blocks[0].operations
     kind = ir.RankedTensorType.get([], ir.F32Type.get())
     attributes = {
@@ -142,8 +142,8 @@ def _check_calls(module: Any, name: str, host_call: str) -> None:
 
 
 def _mesh_of(module: Any, devices: int) -> Mapping[str, int]:
-    """The axes of a module's mesh with their sizes; one axis of all devices where it says nothing of a mesh. Of several meshes that with
-    the most axes of several devices: over parts of these lies what is cut over the others."""
+    """The axes of a module's mesh with their sizes; one axis of all devices if it has no mesh. Of several meshes it is the one with the
+    most axes larger than one: shardings over the others are over products of its axes."""
     meshes = [sdy.MeshAttr(op.attributes["mesh"]) for op in module.body.operations if op.operation.name == "sdy.mesh"]
     found = [{axis.name: axis.size for axis in map(sdy.MeshAxisAttr, mesh.axes)} for mesh in meshes]
     whole = [mesh for mesh in found if math.prod(mesh.values()) == devices]

@@ -1,9 +1,8 @@
-"""The partitioner that ships in jaxlib (Shardy and XLA's SPMD partitioner; jaxlib 0.8 to 0.10): what each device of a mesh runs.
+"""SPMD partitioning by the partitioner in jaxlib (Shardy and XLA's; jaxlib 0.8 to 0.10): the module that each device of a mesh runs.
 
-XLA's CPU compiler partitions a module before anything else, for as many devices as the module says, and can be told to write down the
-result. Before it makes machine code it finds a call of `LAST`, which it does not know, and reports that: three quarters of the time are
-saved, and whatever could go wrong with code for devices that are not there. So no devices are made up, and JAX's own backends and the
-environment that the process was started in do not matter.
+XLA's CPU compiler partitions a module first of all, for any number of devices, and can dump the result. The module ends in a custom call of
+`LAST`, a target that does not exist, so that XLA fails before it generates machine code. That saves three quarters of the time, and needs
+none of the devices: no fake devices are created, and JAX's own backends and the process's environment do not matter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The persistent compilation cache: where it is, and what every entry depends on."""
+"""The persistent compilation cache: its folder, and the keys of its entries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OFF = "off"
 LIMIT_BYTES = 4 * 2**30
 PACKAGE = Path(__file__).parents[1]
 COMPILED_BY = ("chips", "compiler.py", "device", "dtypes.py", "isa", "jaxprs", "lower")
-"""The parts of the package that make Programs and executables of graphs."""
+"""The parts of the package that determine what a graph is compiled to."""
 
 
 def kept_entries() -> Entries | None:
@@ -40,7 +40,7 @@ def kept_entries() -> Entries | None:
 
 
 def key_of(*parts: str | bytes) -> str:
-    """The name of what follows from some data, this code and this JAX."""
+    """The cache key for some data: a hash of the data, the compiler's source files and the versions of JAX."""
     return _hash(part.encode() if isinstance(part, str) else part for part in (_code(), *_versions(), *parts))
 
 
@@ -51,7 +51,7 @@ def _versions() -> tuple[str, ...]:
 
 @functools.cache
 def _beside_jax(folder: Path, limit_bytes: int) -> Entries | None:
-    """The entries in JAX's folder; it was named for JAX, which goes on without it where it cannot be used, and so do we."""
+    """The cache inside of JAX's own cache folder; None, with a warning, if the folder cannot be used, as JAX handles it too."""
     try:
         return entries_in(folder, limit_bytes)
     except ConfigError as problem:
@@ -68,7 +68,7 @@ def _limit_bytes() -> int:
 
 @functools.cache
 def _code() -> bytes:
-    """The hash of every source file of what compiles: a version number is not changed with every line."""
+    """A hash of the compiler's source files, since the package's version does not change with every line."""
     files = sorted(path for part in COMPILED_BY for path in ((PACKAGE / part).rglob("*.py") if "." not in part else (PACKAGE / part,)))
     return _hash(data for path in files for data in (path.relative_to(PACKAGE).as_posix().encode(), path.read_bytes())).encode()
 

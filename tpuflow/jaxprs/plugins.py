@@ -1,4 +1,4 @@
-"""Private names of JAX and jaxlib that a backend of ours needs (JAX 0.8 to 0.10): registration, a CPU client, arrays on it."""
+"""The private names of JAX and jaxlib that our backend needs (JAX 0.8 to 0.10): registration, lowering rules, a CPU client of its own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ONLY_DURING_CALL = xla_client._xla.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CA
 
 
 def register(name: str, table: int, priority: int) -> None:
-    """Make a table of PJRT's C API, at an address that stays for ever, a backend of JAX's."""
+    """Register a backend with JAX, given the address of its `PJRT_Api`, which must stay valid for ever."""
     if hasattr(xla_bridge, "_nonexperimental_plugins"):  # else a warning that the platform is experimental
         xla_bridge._nonexperimental_plugins.add(name)
     if hasattr(mlir, "_platforms_with_donation"):  # else donation is dropped, with a warning
@@ -41,8 +41,8 @@ def register(name: str, table: int, priority: int) -> None:
 
 
 def _use_compilation_cache(platform: str) -> None:
-    """JAX asks once whether its persistent cache is to be used, by the name of the platform that compiles first; it knows four. It serves
-    any that can serialise, so ours answers as the CPU does."""
+    """Let JAX use its persistent cache for a platform. JAX decides by the platform's name, of which it knows four, although the cache works
+    for any platform that can serialise executables; so ours is treated like the CPU."""
     asked = compilation_cache.is_cache_used
 
     def is_cache_used(backend: Any) -> bool:
@@ -62,9 +62,9 @@ def _capsule(address: int) -> Any:
 
 
 def lower_host_calls(platform: str, target: str, enlist: Callable[[Callable[..., Any]], int]) -> None:
-    """Let `jax.debug.print`, `jax.debug.callback`, `io_callback` and `pure_callback` become custom calls of this target on a platform, with
-    the number that `enlist` gives what they do as their backend_config. Ordered ones need no token: a Program's calls are made in its
-    order."""
+    """Register lowering rules for a platform: `jax.debug.print`, `jax.debug.callback`, `io_callback` and `pure_callback` become custom
+    calls of `target`, whose backend_config is the number that `enlist` returns for the host function. Ordered callbacks need no token,
+    since a Program makes its calls in order."""
 
     def rule(context: Any, *operands: Any, primitive: Any, **params: Any) -> Sequence[Any]:
         number = enlist(functools.partial(_call_on_cpu, _callback(primitive, params), f"jax.{primitive.name}"))
@@ -93,14 +93,14 @@ def source_of(location: Any) -> str:
 
 
 def lower_as_for_tpus(platform: str) -> None:
-    """Let what JAX lowers in a way of its own for TPUs be lowered so for a platform."""
+    """Register JAX's TPU-specific lowering rules for a platform."""
     mlir.register_lowering(linalg.eigh_p, eigh._eigh_tpu_lowering, platform=platform)
     mlir.register_lowering(dispatch.device_put_p, dispatch._tpu_gpu_device_put_lowering, platform=platform)
     mlir.register_lowering(linalg.lu_p, linalg._lu_tpu_lowering_rule, platform=platform)
 
 
 def _callback(primitive: Any, params: dict[str, Any]) -> Callable[..., Any]:
-    """What a call of the host does with its arrays."""
+    """The function of a host callback, of its arrays."""
     if primitive is not debugging.debug_print_p:
         return params["callback"]
     names = ("np_printoptions", "has_placeholders", "logging_record")
@@ -110,8 +110,8 @@ def _callback(primitive: Any, params: dict[str, Any]) -> Callable[..., Any]:
 
 
 def _call_on_cpu(function: Callable[..., Any], name: str, *arrays: np.ndarray) -> list[np.ndarray]:
-    """The results of a call with arrays of the CPU client underneath: what JAX does on its CPU backend, which need not be there. If it
-    fails, the log has its `name`, as JAX's has."""
+    """Call a host function with arrays on our CPU client, as JAX does with its CPU backend, which may not exist here. A failure is logged
+    with `name`, as JAX does."""
     device = cpu_device()
     sharding = SingleDeviceSharding(device)
     with jax.default_device(device):
@@ -131,10 +131,9 @@ def stablehlo_versions() -> tuple[Sequence[int], Sequence[int]]:
 
 @functools.cache
 def cpu_device() -> Any:
-    """The device of a CPU client that JAX's list of backends does not know; one for the process.
+    """The device of a CPU client of our own, which is not among JAX's backends; one for the process.
 
-    It computes on the thread that calls, which waits in any case: to hand a computation on to a thread of XLA's, and wait for that, is two
-    changes of threads a call.
+    The client is synchronous: it computes on the calling thread, which would wait anyway, and saves two thread switches a call.
     """
     return xla_client.make_cpu_client(asynchronous=False).local_devices()[0]
 
@@ -143,7 +142,7 @@ _NOTHING = "module { func.func public @main() { return } }"
 
 
 def check_options(compile_options: bytes) -> None:
-    """XLA's own check of the options that a compilation was given by name (`compiler_options`): by compiling nothing for the CPU with them.
+    """Have XLA check the `compiler_options` of a compilation, by compiling an empty module for the CPU with them.
 
     Raises:
       ConfigError: XLA has no such option, or not with such a value.
@@ -169,8 +168,8 @@ _PACKED = frozenset(np.dtype(t) for t in (ml_dtypes.int4, ml_dtypes.uint4, ml_dt
 
 
 def call_unchecked(compiled: Any, *arguments: Any) -> Any:
-    """Call what was compiled for arrays of packed types: JAX says of them that they have another layout than it asks for, which they have
-    not, and refuses committed ones (`jax.jit(f).lower(x).compile()(x)` on its CPU backend, too)."""
+    """Call a compiled function without JAX's check of layouts, which wrongly refuses committed arrays of packed types (also in
+    `jax.jit(f).lower(x).compile()(x)` on JAX's CPU backend)."""
     results = compiled._executable.unsafe_call(*jax.tree.leaves(arguments))
     return jax.tree.unflatten(compiled.out_tree, results)
 
@@ -197,8 +196,8 @@ _COMPUTATION_DEVICES, _REPLICA_DEVICE_IDS = 3, 1
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What a serialised `CompileOptionsProto` asks for. devices: that of each partition in turn, of the first replica; empty if it does not
-    say."""
+    """The device assignment of a serialised `CompileOptionsProto`. devices: the first replica's device for each partition; empty if it is
+    not given."""
 
     replicas: int
     partitions: int

@@ -1,7 +1,7 @@
-"""The processes of a computation under `jax.distributed`: who this one is, what the others have, and what is said when one is lost.
+"""The processes of a computation under `jax.distributed`: joining them, exchanging data with them, and errors when one is lost.
 
-All of it is JAX's own: its coordination service, and collectives over gloo. Without `jax.distributed` there is one process, and nothing
-here sends anything.
+Communication is JAX's own: its coordination service, and collectives over gloo. Without `jax.distributed` there is one process, and nothing
+is sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tpuflow.errors import ConfigError, PeerError, TpuflowError
 from tpuflow.jaxprs.compat import as_keys, is_key
 
 _LOST = re.compile(r"gloo|connection (closed|reset)|socket closed|broken pipe|coordination ?service|heartbeat", re.IGNORECASE)
-"""What XLA says, as a ValueError or a RuntimeError, when a process does not answer any more."""
+"""Matches the text of XLA's ValueErrors and RuntimeErrors that mean that a process does not respond."""
 _LATE = re.compile(r"timed out waiting", re.IGNORECASE)
 """What is in it when a process has answered no collective for as long as XLA waits (`--xla_cpu_collective_timeout_seconds`)."""
 
@@ -57,7 +57,7 @@ def _number(given: Mapping[str, str], name: str) -> int | None:
 
 
 def leave(status: int) -> None:
-    """End a process that has failed at once, if there are others: leaving as usual waits for them, and they for what this one sends."""
+    """End a process that has failed at once, if there are others: an ordinary exit would wait for them, while they wait for this one."""
     if status and count() > 1:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -88,7 +88,7 @@ def devices() -> tuple[Any, ...]:
 
 
 def everyones(own: np.ndarray) -> np.ndarray:
-    """[processes, ...]: what each process has, of one shape and a type of at most 32 bits. All must ask at the same time.
+    """All-gather over the processes: [...] -> [processes, ...]. Types have at most 32 bits, and all processes must call it together.
 
     Raises:
       PeerError: one of them is gone.
@@ -98,10 +98,10 @@ def everyones(own: np.ndarray) -> np.ndarray:
 
 
 def check_alike(what: str, own: bytes, advice: str) -> None:
-    """Refuse what is not the same in all processes. All must ask at the same time.
+    """Check that bytes are equal in all processes, which must call it together. what, advice: for the message.
 
     Raises:
-      ConfigError: saying which process differs from the first.
+      ConfigError: they differ; the message names the processes that differ from the first.
     """
     if count() == 1:
         return
@@ -115,7 +115,7 @@ def check_alike(what: str, own: bytes, advice: str) -> None:
 
 
 def by_first(action: Callable[[], object], failed: Exception) -> None:
-    """What the first process alone does, while the others wait for it; when it fails, they raise `failed`. All must ask at the same time.
+    """Run an action in the first process, while the others wait; if it fails, they raise `failed`. All processes must call it together.
 
     Raises:
       PeerError: one of them is gone.
@@ -134,7 +134,7 @@ def by_first(action: Callable[[], object], failed: Exception) -> None:
 
 
 def values(x: Any) -> np.ndarray:
-    """An array as NumPy's, whole: pieces that other processes hold are sent here. All must ask at the same time if there are such."""
+    """A whole array as NumPy's; shards of other processes are gathered, in which case all processes must call it together."""
     if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:
         return np.asarray(x)
     with peers():
@@ -142,7 +142,7 @@ def values(x: Any) -> np.ndarray:
 
 
 def local(tree: Any) -> Any:
-    """A tree of arrays with those that lie over several processes as whole ones of this process alone; random keys may be among them."""
+    """A tree of arrays, in which those sharded over several processes are gathered to this process. It may contain random keys."""
     return jax.tree.map(_local, tree) if count() > 1 else tree
 
 
@@ -156,7 +156,7 @@ def _local(leaf: Any) -> Any:
 
 @contextmanager
 def peers() -> Iterator[None]:
-    """Turn XLA's account of a lost process into an error of ours.
+    """Within the block, XLA's errors about a lost process become `PeerError`s.
 
     Raises:
       PeerError: a process of the computation does not answer any more.

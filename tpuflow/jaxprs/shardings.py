@@ -1,4 +1,4 @@
-"""What a jaxpr says of how arrays lie on the devices of a mesh: shardings that its equations name, and those of its types."""
+"""The shardings in a jaxpr: those that its equations name, and those of its types with explicit axes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr, Literal, inner_j
 from tpuflow.jaxprs.versions import manual_axes
 
 LAST = "tpuflow_partitioned"
-"""The target of a custom call that nobody has registered, so that XLA gives up before it makes machine code of what it has partitioned."""
+"""The target of the custom call at the end of a module to be partitioned. It is not registered, so that XLA stops before code
+generation."""
 
 
 Cut = tuple[tuple[str, ...], ...]
@@ -25,16 +26,16 @@ Cut = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a jaxpr that has to be partitioned asks for: the axes of its mesh with their sizes, and for each of its inputs and outputs a
-    sharding; None where that is for the partitioner to choose."""
+    """The mesh axes, with their sizes, and the shardings of inputs and outputs that a jaxpr asks the partitioner for; None lets it
+    choose."""
 
     mesh: Mapping[str, int]
     inputs: tuple[NamedSharding | None, ...]
     outputs: tuple[NamedSharding | None, ...]
 
     def carrying(self, count: int, cuts: Sequence[Cut] = (), divided: Mapping[str, int] | None = None) -> Asked:
-        """The same where the first `count` inputs and outputs are carried from step to step, each lying as its output or else its input
-        is said to; where that says nothing, by these cuts. divided: the mesh that these are over, if it is its own with axes divided."""
+        """The same for a step whose first `count` inputs and outputs are carried: each carry has one sharding, that of the output, else of
+        the input, else of `cuts`. divided: the mesh of `cuts`, where axes of this mesh have been split."""
         sizes = divided or self.mesh
         mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
         chosen = [NamedSharding(mesh, PartitionSpec(*cut)) for cut in cuts[:count]] or [None] * count
@@ -43,7 +44,7 @@ class Asked:
 
 
 def cuts(sharding: Any) -> bool:
-    """Whether it is a sharding that cuts an axis of an array over several devices."""
+    """Whether a sharding shards an array over several devices."""
     return isinstance(sharding, NamedSharding) and any(sharding.mesh.shape[name] > 1 for name in axes_in(sharding.spec))
 
 
@@ -54,7 +55,7 @@ def axes_in(spec: PartitionSpec) -> list[str]:
 
 
 def axes_of(sharding: NamedSharding) -> list[Any]:
-    """What cuts each dimension of an array: mesh axes, as the specification names them, up to the last dimension that is cut."""
+    """The mesh axes of each dimension, as the partition spec names them, up to the last dimension that is sharded."""
     spec = list(sharding.spec)
     while spec and not spec[-1]:
         spec.pop()
@@ -67,7 +68,7 @@ def is_explicit(sharding: NamedSharding) -> bool:
 
 
 def asked_of(closed: ClosedJaxpr) -> Asked | None:
-    """What a jaxpr asks for; None if nothing outside of `shard_map` is cut over several devices, so that there is nothing to partition.
+    """The shardings that a jaxpr asks for; None if nothing outside of `shard_map` is sharded, so that there is nothing to partition.
 
     Raises:
       UnsupportedPrimitiveError: it is over meshes of different numbers of devices.
@@ -80,26 +81,26 @@ def asked_of(closed: ClosedJaxpr) -> Asked | None:
 
 
 def is_mapped(closed: ClosedJaxpr) -> bool:
-    """Whether all a jaxpr does is within `shard_map`s, however many calls lie around them."""
+    """Whether all operations of a jaxpr are inside of `shard_map`s, apart from calls around them."""
     inner = [e for e in closed.jaxpr.eqns if e.primitive.name != "shard_map"]
     return all(e.primitive.name == "jit" and is_mapped(e.params["jaxpr"]) for e in inner)
 
 
 def with_sharding(spec: jax.ShapeDtypeStruct, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:
-    """An argument to trace with, whose type says how it lies, if that is part of its type."""
+    """A `ShapeDtypeStruct` with a sharding in its type, if the sharding has explicit axes."""
     return spec.update(sharding=sharding) if sharding is not None and is_explicit(sharding) else spec
 
 
 def with_shardings(
     closed: ClosedJaxpr, name: str, inputs: Sequence[NamedSharding | None], outputs: Sequence[NamedSharding | None]
 ) -> ClosedJaxpr:
-    """The same function as one call that says how its arguments and results lie."""
+    """The jaxpr as one `jit` call with these shardings of arguments and results."""
     call = _named_function(closed, name)
     return jax.make_jaxpr(jax.jit(call, in_shardings=tuple(inputs), out_shardings=list(outputs)))(*specs_of(closed.in_avals))
 
 
 def lowered(closed: ClosedJaxpr, name: str, asked: Asked) -> Any:
-    """The StableHLO module of a jaxpr for the devices of its mesh, whichever they are, with shardings; `LAST` gives one more result."""
+    """The StableHLO module of a jaxpr, with shardings over an abstract mesh; its last result is that of the call of `LAST`."""
     outputs = [*asked.outputs, None]
     call = jax.jit(_named_function(closed, name, last=True), in_shardings=asked.inputs, out_shardings=outputs, keep_unused=True)
     return call.trace(*specs_of(closed.in_avals)).lower(lowering_platforms=("tpu",)).compiler_ir()
@@ -132,7 +133,7 @@ def _in_type(aval: Any) -> NamedSharding | None:
 
 
 def _of_ports(closed: ClosedJaxpr) -> tuple[tuple[NamedSharding | None, ...], tuple[NamedSharding | None, ...]]:
-    """Those of inputs and outputs: of their types, or of the call that a jaxpr is nothing but."""
+    """The shardings of inputs and outputs: from their types, or from the `jit` call that is the jaxpr's only equation."""
     equations = closed.jaxpr.eqns
     inputs: dict[Any, Any] = {}
     outputs: dict[Any, Any] = {}
@@ -166,7 +167,7 @@ def _named(jaxpr: Jaxpr) -> Iterator[tuple[Equation, NamedSharding]]:
 
 
 def _mesh_of(closed: ClosedJaxpr, found: Sequence[tuple[Equation | None, NamedSharding]]) -> Mapping[str, int]:
-    """Of all meshes of the same chips the one with the most axes of several: over parts of these lies what is cut over the others."""
+    """The mesh, of all that are named, with the most axes larger than one: shardings over the others are over products of its axes."""
     mesh: dict[str, int] = {}
     for equation, sharding in found:
         other = {str(name): int(size) for name, size in sharding.mesh.shape.items()}

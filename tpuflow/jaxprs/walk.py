@@ -1,4 +1,4 @@
-"""The one walk over a jaxpr: equation by equation, over whatever stands for its values."""
+"""`walk`: the loop of every jaxpr interpreter in tpuflow, over values of any kind (arrays, graph nodes, types, booleans)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def walk(
     constant: Callable[[Any, Any], T],
     around: Callable[[Equation], AbstractContextManager[Any]] = in_place_of,
 ) -> list[T]:
-    """What stands for the results of a jaxpr, given what stands for its inputs.
+    """Interpret a jaxpr: returns the interpreter's values of its results, given those of its inputs.
 
-    step: the results of an equation with these operands. constant: what stands for a literal, or the variable of a captured array, that
-    has a value. around: where both are called for an equation; else as if it were traced there. What stands for a value is let go when the
-    last equation that reads it is done.
+    step: (equation, operands) -> results. constant: (literal or constant variable, its array) -> the interpreter's value. around: equation
+    -> a context in which both are called; by default the one in which JAX traces as if at the equation's place. Each value is dropped after
+    the last equation that reads it.
     """
     inner, consts = opened(jaxpr)
     env: dict[Any, T] = dict(zip(inner.invars, operands, strict=True))
@@ -43,7 +43,7 @@ def walk(
 
 
 def _last_reads(jaxpr: Jaxpr) -> list[list[Any]]:
-    """For each equation the variables that nothing reads after it, its own results among them."""
+    """For each equation, the variables (its results included) that no later equation reads."""
     read = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
     done: list[list[Any]] = []
     for equation in reversed(jaxpr.eqns):

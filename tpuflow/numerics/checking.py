@@ -10,12 +10,12 @@ from tpuflow import amp
 from tpuflow.checking import check_number
 from tpuflow.errors import ConfigError
 from tpuflow.numerics.collecting import report_of
-from tpuflow.numerics.instrumenting import Instrumented, Measured, instrument
+from tpuflow.numerics.instrumenting import InstrumentedStep, StepMeasurements, instrument
 from tpuflow.numerics.report import NumericsComparison, NumericsReport
 from tpuflow.numerics.scales import THRESHOLDS, scale_rows
 from tpuflow.training.config import StepConfig, configured, option
-from tpuflow.training.preparing import Job, one_batch, prepare
-from tpuflow.training.stepping import Recipe
+from tpuflow.training.preparing import Job, prepare, single_batch_config
+from tpuflow.training.train_step import Recipe
 
 REFERENCE = "fp32"
 """The policy whose gradients the loss scales are judged by."""
@@ -44,12 +44,12 @@ def check_numerics(config: NumericsConfig) -> NumericsReport | NumericsCompariso
     if not policies:
         raise ConfigError(f"check_numerics: no policy given; give one or more of: {', '.join(amp.POLICIES)}.")
     plain = replace(config, policy=REFERENCE, keep_batchnorm_fp32=None, loss_scale=None)
-    reference = prepare(one_batch(plain))
+    reference = prepare(single_batch_config(plain))
     params = _variables(reference) or config.params
-    jobs = [prepare(one_batch(replace(config, policy=one, params=params))) for one in policies]
+    jobs = [prepare(single_batch_config(replace(config, policy=one, params=params))) for one in policies]
     runs = [_run(j, config.steps) for j in jobs]
-    judge = next((run for j, run in zip(jobs, runs, strict=True) if _is_reference(j)), None) or _run(reference, 1)
-    reports = [_report(j, run, judge) for j, run in zip(jobs, runs, strict=True)]
+    reference_run = next((run for j, run in zip(jobs, runs, strict=True) if _is_reference(j)), None) or _run(reference, 1)
+    reports = [_report(j, run, reference_run) for j, run in zip(jobs, runs, strict=True)]
     return NumericsComparison(tuple(reports)) if several else reports[0]
 
 
@@ -59,38 +59,38 @@ def _recipe(job: Job) -> Recipe:
 
 
 def _is_reference(job: Job) -> bool:
-    """Whether a job's gradients are those that loss scales are judged by: computed in fp32, not scaled."""
+    """Whether a job computes in fp32 without a loss scale, so that loss scales can be judged by its gradients."""
     policy = _recipe(job).policy
     return (policy.param_dtype, policy.casts, policy.loss_dtype, policy.loss_scale.kind) == ("float32", "none", "float32", "none")
 
 
 def _variables(job: Job) -> Any:
-    """What other policies start from; an nnx module brings its own."""
+    """The initial variables, with which the other policies start too; None for an nnx module, which has its own."""
     state = job.state
     return {"params": state.params, **state.carried} if isinstance(state.carried, dict) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """Steps that were run and measured."""
+class MeasuredRun:
+    """A step, and the measurements of each of its runs."""
 
-    step: Instrumented
-    done: tuple[Measured, ...]
+    step: InstrumentedStep
+    done: tuple[StepMeasurements, ...]
 
 
-def _run(job: Job, steps: int) -> Ran:
-    """So many steps from a job's initial state on its first batch."""
+def _run(job: Job, steps: int) -> MeasuredRun:
+    """Run and measure steps from a job's initial state, each on its first batch."""
     batch = job.first
     step = instrument(_recipe(job), job.state, batch, job.target, THRESHOLDS if _is_reference(job) else ())
     state, done = job.state, []
     for _ in range(steps):
         state, measured = step(state, batch)
         done.append(measured)
-    return Ran(step, tuple(done))
+    return MeasuredRun(step, tuple(done))
 
 
-def _report(job: Job, ran: Ran, judge: Ran) -> NumericsReport:
+def _report(job: Job, run: MeasuredRun, reference_run: MeasuredRun) -> NumericsReport:
     policy = _recipe(job).policy
     judged = HALF if policy.compute_dtype == "float32" else policy.compute_dtype
-    scales = scale_rows(judge.step.sites, judge.done[0].counts, judged, loss_dtype=policy.loss_dtype)
-    return report_of(job.settings, ran.step, ran.done, scales)
+    scales = scale_rows(reference_run.step.sites, reference_run.done[0].counts, judged, loss_dtype=policy.loss_dtype)
+    return report_of(job.settings, run.step, run.done, scales)

@@ -1,4 +1,4 @@
-"""From what was measured in some steps to the rows of a report."""
+"""The rows of a numerics report, made from the measurements of steps."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from tpuflow.numerics.instrumenting import Instrumented, Measured
+from tpuflow.numerics.instrumenting import InstrumentedStep, StepMeasurements
+from tpuflow.numerics.interpreter import Site
 from tpuflow.numerics.measures import Counts
 from tpuflow.numerics.report import NumericsReport, in_order
 from tpuflow.numerics.rows import OperationRow, ScaleRow, TensorRow, UpdateRow, added, figures_of, grouped, total
-from tpuflow.numerics.walking import Site
 
 
-def report_of(settings: Mapping[str, Any], step: Instrumented, done: Sequence[Measured], scales: Sequence[ScaleRow] = ()) -> NumericsReport:
+def report_of(
+    settings: Mapping[str, Any], step: InstrumentedStep, done: Sequence[StepMeasurements], scales: Sequence[ScaleRow] = ()
+) -> NumericsReport:
     """The report of steps that were run and measured."""
     operations = [operation_row(site, [m.counts[i] for m in done]) for i, site in enumerate(step.sites)]
     return NumericsReport(
@@ -49,7 +51,7 @@ def tensor_row(row: OperationRow) -> TensorRow:
     return TensorRow(**{name: getattr(row, name) for name in names})
 
 
-def _leaf_rows(step: Instrumented, done: Sequence[Measured]) -> list[TensorRow]:
+def _leaf_rows(step: InstrumentedStep, done: Sequence[StepMeasurements]) -> list[TensorRow]:
     """Parameters before each step; updates of the steps that had one."""
     rows = []
     for m in done:
@@ -64,7 +66,7 @@ def _leaf_row(layer: str, tensor: str, dtype: str, counts: Counts) -> TensorRow:
     return TensorRow(layer=layer, tensor=tensor, dtype=dtype, **figures_of(counts, dtype))
 
 
-def _update_rows(step: Instrumented, done: Sequence[Measured]) -> list[UpdateRow]:
+def _update_rows(step: InstrumentedStep, done: Sequence[StepMeasurements]) -> list[UpdateRow]:
     rows = []
     for m in done:
         for leaf, counts in zip(step.leaves, m.leaf_counts, strict=True):

@@ -7,9 +7,9 @@ from typing import Any
 
 from tpuflow.jaxprs.compat import ClosedJaxpr, prune
 from tpuflow.numerics.collecting import operation_row, tensor_row
+from tpuflow.numerics.interpreter import ABSENT, MeasuringInterpreter
 from tpuflow.numerics.report import NumericsReport, in_order
 from tpuflow.numerics.scopes import BACKWARD
-from tpuflow.numerics.walking import ABSENT, Walk
 from tpuflow.stages.staging import Target, as_array
 
 
@@ -23,11 +23,11 @@ def measure_function(closed: ClosedJaxpr, arguments: Sequence[Any], name: str, p
     """
     closed = prune(closed)
     gradients = [False] * len(closed.out_avals)
-    listing = Walk(name, target, runs=False)
+    listing = MeasuringInterpreter(name, target, runs=False)
     listing.run(closed, [ABSENT] * len(closed.in_avals), gradients)
-    walk = Walk(name, target, trains=any(site.phase == BACKWARD for site in listing.found.sites))
-    walk.run(closed, [walk.track(as_array(a)) for a in arguments], gradients)
-    pairs = zip(walk.found.sites, walk.found.figures(), strict=True)
+    interpreter = MeasuringInterpreter(name, target, trains=any(site.phase == BACKWARD for site in listing.measurements.sites))
+    interpreter.run(closed, [interpreter.track(as_array(a)) for a in arguments], gradients)
+    pairs = zip(interpreter.measurements.sites, interpreter.measurements.figures(), strict=True)
     operations = tuple(operation_row(site, [counts]) for site, counts in pairs)
     settings = {"model": name, "policy": policy, "chip": target.chip.name, "engine": target.engine, "fidelity": target.fidelity}
     return NumericsReport(

@@ -1,4 +1,4 @@
-"""A training step that runs on the device operation by operation, with everything measured."""
+"""`instrument`: a training step that runs on the device operation by operation, with every result measured."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 
 from tpuflow import amp
 from tpuflow.jaxprs.compat import ClosedJaxpr, prune
+from tpuflow.numerics.interpreter import ABSENT, MeasuringInterpreter, Site, is_float
 from tpuflow.numerics.measures import Counts, bits_of, bits_of_number, is_zero, tally
-from tpuflow.numerics.walking import ABSENT, Site, Walk, is_float
 from tpuflow.stages.staging import Target, as_array
-from tpuflow.training.stepping import Changes, Recipe, StepFigures, TrainState
+from tpuflow.training.train_step import Changes, Recipe, StepFigures, TrainState
 
 
 class LeafCounts(NamedTuple):
-    """What is measured of one parameter: itself, its update, and how many of its elements have a gradient and yet do not change."""
+    """The figures of one parameter and of its update; how many elements have a gradient, and how many of these keep every bit (`lost`)."""
 
     parameter: Counts
     update: Counts
@@ -38,10 +38,10 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class StepMeasurements:
     """The figures of one step: those of operations, with an axis of the times that they ran, and of parameters, in their order.
 
-    `updated`: whether the parameters were to change: neither skipped for overflow, nor while gradients were being accumulated.
+    `updated`: whether the step updates parameters: it is not skipped for overflow, and does not only accumulate gradients.
     """
 
     figures: StepFigures
@@ -51,7 +51,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Instrumented:
+class InstrumentedStep:
     """A step whose operations are measured: its jaxpr, the structure of its results, and which of them are gradients of parameters."""
 
     jaxpr: ClosedJaxpr
@@ -64,24 +64,24 @@ class Instrumented:
     leaves: tuple[Leaf, ...]
 
     @jax.disable_jit(False)
-    def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Measured]:
+    def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, StepMeasurements]:
         """Run the step; the state is not overwritten.
 
         Raises:
           UnsupportedPrimitiveError, OutOfMemoryError: as compiling any function of one operation does.
         """
-        walk = Walk(self.model, self.target, self.thresholds)
-        arguments = [walk.track(as_array(leaf)) for leaf in jax.tree.leaves((state, batch))]
-        values = [r.value for r in walk.run(self.jaxpr, arguments, self.gradients)]
+        interpreter = MeasuringInterpreter(self.model, self.target, self.thresholds)
+        arguments = [interpreter.track(as_array(leaf)) for leaf in jax.tree.leaves((state, batch))]
+        values = [r.value for r in interpreter.run(self.jaxpr, arguments, self.gradients)]
         new_state, figures, changes = jax.tree.unflatten(self.results, values)
         trees = (state.params, new_state.params, changes.grads, changes.updates)
-        fates = [_fate(*map(np.asarray, parts)) for parts in zip(*map(jax.tree.leaves, trees), strict=True) if is_float(parts[0])]
+        fates = [_leaf_counts(*map(np.asarray, parts)) for parts in zip(*map(jax.tree.leaves, trees), strict=True) if is_float(parts[0])]
         updated = bool(amp.has_updated(state.opt_state, new_state.opt_state))
-        return new_state, Measured(jax.tree.map(np.asarray, figures), walk.found.figures(), fates, updated)
+        return new_state, StepMeasurements(jax.tree.map(np.asarray, figures), interpreter.measurements.figures(), fates, updated)
 
 
 @jax.disable_jit(False)
-def instrument(recipe: Recipe, state: TrainState, batch: Any, target: Target, thresholds: Sequence[float] = ()) -> Instrumented:
+def instrument(recipe: Recipe, state: TrainState, batch: Any, target: Target, thresholds: Sequence[float] = ()) -> InstrumentedStep:
     """The step of `recipe` for states and batches of these shapes, with its measurements.
 
     thresholds: magnitudes of the census of the fp32 numbers in the backward pass, see `measures.Counts`.
@@ -90,14 +90,14 @@ def instrument(recipe: Recipe, state: TrainState, batch: Any, target: Target, th
     closed = prune(closed)
     gradients = tuple(jax.tree.leaves(jax.tree.broadcast((False, False, Changes(grads=True, updates=False)), shapes)))
     name, bits = recipe.model.name, tuple(bits_of_number(t, "float32") for t in thresholds)
-    listing = Walk(name, target, bits, runs=False)
+    listing = MeasuringInterpreter(name, target, bits, runs=False)
     listing.run(closed, [ABSENT] * len(closed.in_avals), gradients)
     leaves = _leaves(state.params, shapes[2].updates, name)
-    return Instrumented(closed, jax.tree.structure(shapes), gradients, target, name, bits, tuple(listing.found.sites), leaves)
+    return InstrumentedStep(closed, jax.tree.structure(shapes), gradients, target, name, bits, tuple(listing.measurements.sites), leaves)
 
 
-def _fate(old: Any, new: Any, gradient: Any, update: Any) -> LeafCounts:
-    """What becomes of one parameter."""
+def _leaf_counts(old: Any, new: Any, gradient: Any, update: Any) -> LeafCounts:
+    """The figures of one parameter, from its values before and after the step, its gradient and its update."""
     has_gradient = ~is_zero(gradient)
     lost = has_gradient & (bits_of(old) == bits_of(new))
     return LeafCounts(tally(old), tally(update, lambda: has_gradient), np.count_nonzero(has_gradient), np.count_nonzero(lost))

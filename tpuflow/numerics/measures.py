@@ -1,6 +1,6 @@
-"""What is measured of an array: counts and magnitudes, from its bits.
+"""The figures that are measured of an array: counts and magnitudes, found from the bits of its elements.
 
-Everything is integer arithmetic on the bits of the numbers, by the host, so that measuring rounds, flushes and overflows nothing itself.
+All of it is integer arithmetic on the host, so that measuring itself cannot round, flush to zero or overflow.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ Mask = Callable[[], Any]
 class Counts(NamedTuple):
     """The figures of one array (with a leading axis of trips for one inside a loop).
 
-    `underflow`: results that are zero only because the type is too small. `born`: elements that are not finite although what they were
-    computed from was. `largest`, `smallest`: bits of the magnitudes of finite numbers, zeros aside. `census`: how many finite magnitudes
-    lie strictly above each of some thresholds, along a last axis; None without thresholds.
+    `underflow`: zeros whose exact value is not zero, but too small for the type. `born`: elements that are not finite although the operands
+    were. `largest`, `smallest`: bits of the magnitudes of finite elements other than zero. `census`: the number of finite magnitudes
+    strictly above each threshold, along a last axis; None without thresholds.
     """
 
     elements: Any
@@ -86,7 +86,7 @@ def is_zero(x: Any) -> Any:
     return magnitude(x) == 0
 
 
-def is_bad(x: Any) -> Any:
+def is_nonfinite(x: Any) -> Any:
     """Whether elements are infinite or NaN."""
     return magnitude(x) >= format_of(x).infinity
 
@@ -117,8 +117,8 @@ def tally(x: Any, nonzero: Mask | None = None, finite: Mask | None = None, thres
     )
 
 
-def of_nothing(thresholds: Sequence[int] = ()) -> Counts:
-    """The figures of what was not computed."""
+def empty_counts(thresholds: Sequence[int] = ()) -> Counts:
+    """The figures of an array without elements, for an operation that did not run."""
     return tally(np.empty(0, np.float32), thresholds=thresholds)
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from tpuflow.numerics.interpreter import Site
 from tpuflow.numerics.measures import Counts
 from tpuflow.numerics.rows import ScaleRow
 from tpuflow.numerics.scopes import BACKWARD
-from tpuflow.numerics.walking import Site
 
 SCALES = tuple(2.0**k for k in range(0, 25, 2))
 """The loss scales of the table: 1 to 2^24."""

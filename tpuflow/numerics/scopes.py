@@ -13,7 +13,7 @@ __all__ = ["BACKWARD", "FORWARD", "UPDATE", "place_of"]
 def place_of(scope: str, model: str) -> tuple[str, str]:
     """(module path, pass) of a name stack; the path without the model's own name, unless nothing else is left.
 
-    What `jax.checkpoint` computes again during the backward pass makes activations, so it counts as forward.
+    What `jax.checkpoint` recomputes in the backward pass are activations, so it counts as forward.
     """
     found = layer_of(scope)
     path = found.path.removeprefix(model).removeprefix("/") or model

@@ -1,9 +1,8 @@
-"""Which results are zero only because their type is too small: one rule for each primitive that can do that.
+"""Which results have underflowed to zero: a rule for each primitive that can underflow says where the exact result is not zero.
 
-Sums and differences are not among them: with subnormals they are exact where they are small. Where operands tell (a product of two
-numbers that are not zero is not zero), they are looked at; a matrix product or convolution in a 16-bit type that has zeros is computed a
-second time with an fp32 result from the same operands. In fp32 the device has no wider type to compare with, so its matrix products have
-no rule.
+Sums and differences cannot: with subnormals they are exact where they are small. For most primitives the operands decide (a product of two
+numbers other than zero is not zero). A matrix product or convolution in a 16-bit type whose results contain zeros is computed again with an
+fp32 result from the same operands; in fp32 the device has no wider type to compare with, so those have no rule.
 """
 
 from __future__ import annotations
@@ -13,51 +12,51 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from tpuflow.numerics.measures import is_bad, is_zero
+from tpuflow.numerics.measures import is_nonfinite, is_zero
 
-Again = Callable[..., Sequence[Any]]
-"""The results of the same operation on the same operands, with some parameters replaced by these keywords."""
-Rule = Callable[[Sequence[Any], Again], Any]
-"""The operands -> where the result ought not to be zero."""
+Recompute = Callable[..., Sequence[Any]]
+"""(**parameters) -> the results of the operation on the same operands, with some of its parameters replaced."""
+Rule = Callable[[Sequence[Any], Recompute], Any]
+"""(operands, recompute) -> booleans: where the exact result is not zero."""
 
 
-def _product(operands: Sequence[Any], again: Again) -> Any:
+def _product(operands: Sequence[Any], recompute: Recompute) -> Any:
     return ~(is_zero(operands[0]) | is_zero(operands[1]))
 
 
-def _quotient(operands: Sequence[Any], again: Again) -> Any:
-    return ~(is_zero(operands[0]) | is_bad(operands[1]))
+def _quotient(operands: Sequence[Any], recompute: Recompute) -> Any:
+    return ~(is_zero(operands[0]) | is_nonfinite(operands[1]))
 
 
-def _same(operands: Sequence[Any], again: Again) -> Any:
+def _zero_only_at_zero(operands: Sequence[Any], recompute: Recompute) -> Any:
     """A function that is zero only at zero."""
     return ~is_zero(operands[0])
 
 
-def _power(operands: Sequence[Any], again: Again) -> Any:
-    return ~(is_zero(operands[0]) | is_bad(operands[0]))
+def _power(operands: Sequence[Any], recompute: Recompute) -> Any:
+    return ~(is_zero(operands[0]) | is_nonfinite(operands[0]))
 
 
-def _never(operands: Sequence[Any], again: Again) -> Any:
+def _zero_only_at_infinity(operands: Sequence[Any], recompute: Recompute) -> Any:
     """A function that is zero nowhere but at infinity."""
-    return ~is_bad(operands[0])
+    return ~is_nonfinite(operands[0])
 
 
-def _shadow(operands: Sequence[Any], again: Again) -> Any:
-    (wide,) = again(preferred_element_type=jnp.dtype(jnp.float32))
+def _recomputed_in_fp32(operands: Sequence[Any], recompute: Recompute) -> Any:
+    (wide,) = recompute(preferred_element_type=jnp.dtype(jnp.float32))
     return ~is_zero(wide)
 
 
 RULES: dict[str, Rule] = {
-    "convert_element_type": _same,
-    "conv_general_dilated": _shadow,
+    "convert_element_type": _zero_only_at_zero,
+    "conv_general_dilated": _recomputed_in_fp32,
     "div": _quotient,
-    "dot_general": _shadow,
-    "erfc": _never,
-    "exp": _never,
-    "exp2": _never,
+    "dot_general": _recomputed_in_fp32,
+    "erfc": _zero_only_at_infinity,
+    "exp": _zero_only_at_infinity,
+    "exp2": _zero_only_at_infinity,
     "integer_pow": _power,
-    "logistic": _never,
+    "logistic": _zero_only_at_infinity,
     "mul": _product,
     "pow": _power,
     "square": _power,
@@ -65,7 +64,7 @@ RULES: dict[str, Rule] = {
 
 
 def nonzero_rule(primitive: str, operands: Sequence[Any], result: Any) -> Rule | None:
-    """What tells where the exact result of a primitive is not zero; None if nothing does."""
+    """The rule of a primitive for these operands and this result; None if it has none."""
     rule = RULES.get(primitive)
     floats = all(jnp.issubdtype(x.dtype, jnp.floating) for x in operands)
-    return None if not floats or (rule is _shadow and result.dtype == jnp.float32) else rule
+    return None if not floats or (rule is _recomputed_in_fp32 and result.dtype == jnp.float32) else rule

@@ -1,7 +1,7 @@
-"""Arrays on the device: arrays of the CPU client underneath, counted as bytes of the device's HBM.
+"""PJRT buffers: each is an array of the CPU client underneath, counted as bytes of the device's HBM.
 
-A call gives hundreds of them, so none has an object of its own: a buffer is its handle. Its array is in `ARRAYS`, what never changes of it
-in the `Group` that it came to be with.
+A call returns hundreds of buffers, so none has a Python object of its own: a buffer is a handle, the address of its header. Its array is in
+the table `ARRAYS`, and its type in the `BufferGroup` of the buffers that were made together with it.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from tpuflow.pjrt.handles import OBJECTS, WORDS
 from tpuflow.pjrt.types import CODES, PACKED
 
 DEVICE, MEMORY, CODE, DELETED, DIMENSIONS, RANK, BYTES, ZERO = range(1, 9)
-"""Words of a buffer's header."""
+"""The numbers of the words of a buffer's header."""
 
 HEADER_BYTES = 8 * WORDS
 
 COMPLEX = np.dtype(np.complex64)
 
 ARRAYS: dict[int, Any] = {}
-"""Handle -> array, of buffers that are not deleted, donated or destroyed. Complex numbers lie there as two planes, f32[2, *shape], as
-programs take and give them (`ComplexType.port`)."""
+"""Handle -> array, of every buffer that is not deleted, donated or destroyed. A complex array is two planes, f32[2, *shape], as Programs
+take and return them (`ComplexType.port`)."""
 
-HOLDS: dict[int, tuple[int, Any]] = {}
-"""Handle -> how many others (dlpack) look at a buffer's memory, and its array: what deletes the buffer then does not free the memory, and
-nothing overwrites it."""
+EXTERNAL_REFERENCES: dict[int, tuple[int, Any]] = {}
+"""Handle -> (the count of external references to the buffer's memory, such as dlpack's; its array). The table keeps the memory alive when
+the buffer is deleted, and nothing may overwrite it."""
 
-SHARERS: dict[int, int] = {}
-"""Handle -> how many buffers of one launch, on as many devices, have the array; of those that do not have it alone."""
+SHARED_BY: dict[int, int] = {}
+"""Handle -> how many buffers share its array: those of one replicated result of a launch, one a device. Buffers that share nothing are not
+in the table."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """What a buffer is: its device, PJRT's code of its element type, its shape, and its bytes of HBM."""
+class BufferType:
+    """The type of a buffer: its device, PJRT's code of its element type, its shape, and its bytes of HBM."""
 
     device: Device
     code: int
@@ -50,10 +51,10 @@ class Kind:
     bytes: int
 
 
-class Kinds:
-    """What buffers that come to be together are, each time the same, and their headers as a template."""
+class BufferTypes:
+    """The types of the buffers that are made together, such as the results of an executable, with a template of their headers."""
 
-    def __init__(self, device: Device, kinds: Sequence[Kind]):
+    def __init__(self, device: Device, kinds: Sequence[BufferType]):
         self.device, self.rows = device, kinds
         self.sizes = [kind.bytes for kind in kinds]
         self._taken = sum(self.sizes), len(kinds), max(self.sizes, default=0)
@@ -66,44 +67,44 @@ class Kinds:
         self._template = self._type(*words)
 
     def new(self, arrays: Sequence[Any]) -> Sequence[int]:
-        """The handles of buffers with these arrays, which come to be."""
-        self.device.usage.take(*self._taken)
-        return Group(self, self._type.from_buffer_copy(self._template), arrays).handles
+        """Make buffers for these arrays, and return their handles."""
+        self.device.usage.allocate(*self._taken)
+        return BufferGroup(self, self._type.from_buffer_copy(self._template), arrays).handles
 
 
-class Group:
-    """Buffers that came to be together, and the memory with their headers, one after the other, until the last of them is destroyed."""
+class BufferGroup:
+    """Buffers that were made together. It owns the memory of their headers, one after the other, until the last buffer is destroyed."""
 
     __slots__ = ("_first", "_headers", "_kinds", "handles")
 
-    def __init__(self, kinds: Kinds, headers: Any, arrays: Sequence[Any]):
+    def __init__(self, kinds: BufferTypes, headers: Any, arrays: Sequence[Any]):
         self._kinds, self._headers, self._first = kinds, headers, ctypes.addressof(headers)
         self.handles = range(self._first, self._first + HEADER_BYTES * len(arrays), HEADER_BYTES)
         OBJECTS.update(dict.fromkeys(self.handles, self))
         ARRAYS.update(zip(self.handles, arrays, strict=True))
 
-    def kind(self, handle: int) -> Kind:
-        """What one of them is."""
+    def kind(self, handle: int) -> BufferType:
+        """The type of one of them."""
         return self._kinds.rows[(handle - self._first) // HEADER_BYTES]
 
     def delete(self, handles: Sequence[int]) -> None:
-        """Free the memory of some of them. Once is as good as twice."""
+        """Free the memory of some of them. Deleting a buffer again does nothing."""
         self._free(handles)
         for handle in handles:
             self._headers[(handle - self._first) // 8 + DELETED] = 1
 
     def destroyed(self, handles: Sequence[int]) -> None:
-        """C knows some of them no more."""
+        """Called when C has destroyed some of them."""
         self._free(handles)
-        if HOLDS:
-            _forget(HOLDS, handles)
+        if EXTERNAL_REFERENCES:
+            _forget(EXTERNAL_REFERENCES, handles)
 
     def _free(self, handles: Sequence[int]) -> None:
         sizes, first = self._kinds.sizes, self._first
         freed = [sizes[(handle - first) // HEADER_BYTES] for handle in handles if ARRAYS.pop(handle, None) is not None]
-        self._kinds.device.usage.give(sum(freed))
-        if SHARERS:
-            _forget(SHARERS, handles)
+        self._kinds.device.usage.free(sum(freed))
+        if SHARED_BY:
+            _forget(SHARED_BY, handles)
 
 
 def _forget(table: dict[int, Any], handles: Iterable[int]) -> None:
@@ -111,53 +112,53 @@ def _forget(table: dict[int, Any], handles: Iterable[int]) -> None:
         table.pop(handle, None)
 
 
-def kind_of(handle: int) -> Kind:
-    """What a buffer is."""
+def type_of(handle: int) -> BufferType:
+    """The type of a buffer."""
     return OBJECTS[handle].kind(handle)
 
 
 def delete(handles: Iterable[int]) -> None:
-    """Free the memory of buffers. Once is as good as twice."""
+    """Free the memory of buffers. Deleting a buffer again does nothing."""
     for group, own in itertools.groupby(handles, OBJECTS.__getitem__):
         group.delete(list(own))
 
 
-def hold(handle: int) -> None:
-    """Somebody else looks at a buffer's memory from now on."""
-    count, array = HOLDS.get(handle) or (0, live(handle))
-    HOLDS[handle] = count + 1, array
+def add_external_reference(handle: int) -> None:
+    """Count one more external reference to a buffer's memory, which keeps it alive."""
+    count, array = EXTERNAL_REFERENCES.get(handle) or (0, array_of(handle))
+    EXTERNAL_REFERENCES[handle] = count + 1, array
 
 
-def release(handle: int) -> None:
-    """And does so no more."""
-    count, array = HOLDS.pop(handle)
+def drop_external_reference(handle: int) -> None:
+    """Count one external reference less."""
+    count, array = EXTERNAL_REFERENCES.pop(handle)
     if count > 1:
-        HOLDS[handle] = count - 1, array
+        EXTERNAL_REFERENCES[handle] = count - 1, array
 
 
-def live(handle: int) -> Any:
-    """The array underneath.
+def array_of(handle: int) -> Any:
+    """The array of a buffer.
 
     Raises:
-      LaunchError: there is none any more.
+      LaunchError: the buffer was deleted or donated.
     """
     if handle not in ARRAYS:
         raise LaunchError("the array was deleted, or donated to a call that has overwritten it; it cannot be read any more.")
     return ARRAYS[handle]
 
 
-def one(array: Any, device: Device, code: int, shape: tuple[int, ...], size: int) -> int:
-    """The handle of a buffer that comes to be by itself."""
+def new_buffer(array: Any, device: Device, code: int, shape: tuple[int, ...], size: int) -> int:
+    """Make a single buffer, and return its handle."""
     return _alone(device, code, shape, size).new([array])[0]
 
 
 @functools.lru_cache(4096)
-def _alone(device: Device, code: int, shape: tuple[int, ...], size: int) -> Kinds:
-    return Kinds(device, [Kind(device, code, shape, size)])
+def _alone(device: Device, code: int, shape: tuple[int, ...], size: int) -> BufferTypes:
+    return BufferTypes(device, [BufferType(device, code, shape, size)])
 
 
 def from_host(device: Device, address: int, dtype: np.dtype, shape: tuple[int, ...], strides: Sequence[int] | None) -> int:
-    """Copy an array of the host, of whatever strides in bytes (None: row-major), to a device: a new buffer's handle.
+    """Copy an array at an address of the host to a device, and return the new buffer's handle. strides: in bytes; None: row-major.
 
     Raises:
       OutOfMemoryError: the device's HBM has no room for it.
@@ -165,12 +166,12 @@ def from_host(device: Device, address: int, dtype: np.dtype, shape: tuple[int, .
     view: Any = _view(address, dtype, shape, strides)
     device.usage.check(view.nbytes, f"an array {dtype}{list(shape)}")
     planes = np.stack([view.real, view.imag]) if dtype == COMPLEX else view
-    return one(device.client.host.array(planes), device, CODES[dtype], shape, view.nbytes)
+    return new_buffer(device.client.host.array(planes), device, CODES[dtype], shape, view.nbytes)
 
 
 def to_host(handle: int, address: int, strides: Sequence[int] | None) -> None:
     """Copy an array of a device to memory of the host that has room for it."""
-    array, kind = live(handle), kind_of(handle)
+    array, kind = array_of(handle), type_of(handle)
     if not kind.bytes:
         return
     if kind.code == CODES[COMPLEX]:
@@ -185,19 +186,19 @@ def to_host(handle: int, address: int, strides: Sequence[int] | None) -> None:
     np.copyto(_view(address, values.dtype, kind.shape, strides), values)
 
 
-def copied(handle: int, device: Device) -> int:
-    """The same values on a device, in memory of their own: a new buffer's handle.
+def copy_to(handle: int, device: Device) -> int:
+    """Copy a buffer to a device, and return the new buffer's handle.
 
     Raises:
       OutOfMemoryError: the device's HBM has no room for it.
     """
-    kind = kind_of(handle)
+    kind = type_of(handle)
     device.usage.check(kind.bytes, "a copy of an array")
-    return one(device.client.host.copy(live(handle)), device, kind.code, kind.shape, kind.bytes)
+    return new_buffer(device.client.host.copy(array_of(handle)), device, kind.code, kind.shape, kind.bytes)
 
 
 def _view(address: int, dtype: np.dtype, shape: tuple[int, ...], strides: Sequence[int] | None) -> np.ndarray:
-    """An array over memory that is there for the time of a call. Strides can be negative: the address is that of the first element."""
+    """A NumPy view of memory of the caller's. Strides can be negative: the address is that of the first element."""
     if 0 in shape:
         return np.empty(shape, dtype)
     if strides is None:

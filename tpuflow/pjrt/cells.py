@@ -1,4 +1,4 @@
-"""Memory that C and Python both see: words of argument structs, strings, arrays, named values."""
+"""Memory that is shared with C: the words of argument structs, and strings, arrays and named values that C reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INT, BOOL = 0xFFFFFFFF, 0xFF
 
 
 def words(address: int, count: int) -> Any:
-    """So many words at an address, to read and write."""
+    """The words at an address, to read and write."""
     return (ctypes.c_uint64 * count).from_address(address)
 
 
@@ -31,7 +31,7 @@ def text_at(address: int, size: int) -> str:
 
 
 class Cells:
-    """Something at an address that holds as long as this object."""
+    """Memory at a fixed address, valid as long as this object lives."""
 
     __slots__ = ("address", "size")
     address: int
@@ -44,7 +44,7 @@ class Cells:
 
 
 class Text(Cells):
-    """A string at an address that holds as long as this object."""
+    """A string for C, valid as long as this object lives."""
 
     __slots__ = ("_memory",)
 
@@ -55,7 +55,7 @@ class Text(Cells):
 
 
 class Numbers(Cells):
-    """An array of numbers or addresses at an address that holds as long as this object."""
+    """An array of numbers or addresses for C, valid as long as this object lives."""
 
     __slots__ = ("_memory",)
 
@@ -89,7 +89,7 @@ _STRING, _INT64, _INT64_LIST, _FLOAT = range(4)
 
 
 class NamedValues(Cells):
-    """Values by name (strings, integers, lists of integers, floats in single precision) at an address that holds as long as this object."""
+    """`PJRT_NamedValue`s (strings, integers, lists of integers, fp32 numbers) for C, valid as long as this object lives."""
 
     __slots__ = ("_kept", "_memory")
 

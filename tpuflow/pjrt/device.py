@@ -46,7 +46,7 @@ class Memory(ApiObject):
 
 
 class Usage:
-    """Bytes of a device's HBM that buffers hold, and held at most."""
+    """The bytes of a device's HBM that buffers take now, and took at most (PJRT's memory statistics)."""
 
     __slots__ = ("_lock", "allocations", "in_use", "largest", "limit", "peak")
 
@@ -55,23 +55,23 @@ class Usage:
         self.in_use = self.peak = self.largest = self.allocations = 0
         self._lock = threading.Lock()
 
-    def take(self, size: int, count: int, largest: int) -> None:
-        """So many buffers come to be, of so many bytes in all."""
+    def allocate(self, size: int, count: int, largest: int) -> None:
+        """Count `count` new buffers of `size` bytes in all, the largest of `largest` bytes."""
         with self._lock:
             self.in_use += size
             self.allocations += count
             self.peak, self.largest = max(self.peak, self.in_use), max(self.largest, largest)
 
-    def give(self, size: int) -> None:
-        """A buffer is no more."""
+    def free(self, size: int) -> None:
+        """Count `size` bytes less."""
         with self._lock:
             self.in_use -= size
 
     def check(self, size: int, what: str) -> None:
-        """Refuse what does not fit beside the buffers that are there.
+        """Check that so many more bytes fit; `what` needs them, for the message.
 
         Raises:
-          OutOfMemoryError: with all three numbers.
+          OutOfMemoryError: they do not fit beside the buffers that exist.
         """
         if self.in_use + size > self.limit:
             raise OutOfMemoryError(

@@ -1,4 +1,4 @@
-"""Serialised executables: the bytes of a .tpx file, with what only PJRT knows of it before them."""
+"""The format of serialised PJRT executables: the bytes of a .tpx file after a header with PJRT's own metadata."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ _WORDS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
-    """What only PJRT knows of a Program: the numbers of results that are planes of complex numbers; of those that are tokens; of those that
-    are stacked, so that each device has an array of its own; and the module that each of several devices runs (StableHLO bytecode; none
-    for one device)."""
+class ProgramMetadata:
+    """What PJRT needs to know of a Program and its .tpx file does not say.
+
+    complex_outputs, token_outputs, stacked_outputs: the indices of the results that are planes of a complex array; that are tokens; that
+    are stacked along a first axis, one array a device. module: the StableHLO bytecode that each of several devices runs; b"" for one.
+    """
 
     complex_outputs: Sequence[int] = ()
     token_outputs: Sequence[int] = ()
@@ -30,24 +32,24 @@ class Own:
     module: bytes = b""
 
     @property
-    def numbered(self) -> tuple[Sequence[int], ...]:
-        """What it says by the numbers of results."""
+    def output_indices(self) -> tuple[Sequence[int], ...]:
+        """The three lists of indices of results, in their order in the header."""
         return self.complex_outputs, self.token_outputs, self.stacked_outputs
 
 
-def enveloped(own: Own, program: bytes) -> bytes:
-    """First words of 32 bits: how many results are complex, how many tokens, how many stacked, how many bytes the module has; which
-    results these are; then the module and the Program."""
-    sizes = (*map(len, own.numbered), len(own.module))
-    words = np.array([*sizes, *itertools.chain(*own.numbered)], "<u4")
-    return _BEGIN + words.tobytes() + own.module + program
+def pack(metadata: ProgramMetadata, program: bytes) -> bytes:
+    """The serialised executable: a magic number; words of 32 bits with the lengths of the three lists of indices and of the module, then
+    the indices; the module; the Program."""
+    sizes = (*map(len, metadata.output_indices), len(metadata.module))
+    words = np.array([*sizes, *itertools.chain(*metadata.output_indices)], "<u4")
+    return _BEGIN + words.tobytes() + metadata.module + program
 
 
-def opened(data: bytes) -> tuple[Own, bytes]:
-    """What `enveloped` put together.
+def unpack(data: bytes) -> tuple[ProgramMetadata, bytes]:
+    """The inverse of `pack`.
 
     Raises:
-      ProgramFileError: another version of it did, or nothing of ours.
+      ProgramFileError: the bytes are of another version, or not from `pack`.
     """
     begin = len(_BEGIN) + _WORDS * _WORD_BYTES
     sizes = np.frombuffer(data[len(_BEGIN) : begin], "<u4").tolist() if data.startswith(_BEGIN) and len(data) >= begin else None
@@ -57,4 +59,4 @@ def opened(data: bytes) -> tuple[Own, bytes]:
     end = begin + _WORD_BYTES * sum(counts)
     numbers = iter(np.frombuffer(data[begin:end], "<u4").tolist())
     complex_outputs, token_outputs, stacked_outputs = (list(itertools.islice(numbers, n)) for n in counts)
-    return Own(complex_outputs, token_outputs, stacked_outputs, data[end : end + size]), data[end + size :]
+    return ProgramMetadata(complex_outputs, token_outputs, stacked_outputs, data[end : end + size]), data[end + size :]

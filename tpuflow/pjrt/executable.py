@@ -1,4 +1,4 @@
-"""Programs on the device, launched on buffers."""
+"""PJRT executables: Programs loaded on a device, launched on buffers."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from tpuflow.jaxprs.plugins import assigned, wait
-from tpuflow.pjrt.buffer import ARRAYS, COMPLEX, HOLDS, SHARERS, Kind, Kinds, delete, live
+from tpuflow.pjrt.buffer import ARRAYS, COMPLEX, EXTERNAL_REFERENCES, SHARED_BY, BufferType, BufferTypes, array_of, delete
 from tpuflow.pjrt.cells import NamedValues, Numbers, Text
 from tpuflow.pjrt.device import Device
-from tpuflow.pjrt.envelope import Own, enveloped
+from tpuflow.pjrt.envelope import ProgramMetadata, pack
 from tpuflow.pjrt.failures import Unimplemented
 from tpuflow.pjrt.handles import ApiObject
 from tpuflow.pjrt.types import CODES, TOKEN
 
 
 class Loaded(ApiObject):
-    """A Program loaded on a device, or on several (`meshes.LoadedOnMesh`), each of which is a partition in this order; `own`: what
-    only PJRT knows of it. What C reads of it lies here, made when it is first asked for. Header: name, devices, outputs, partitions."""
+    """A `PJRT_LoadedExecutable`: a Program loaded on a device, or on several (`meshes.LoadedOnMesh`), in the order of the partitions.
 
-    def __init__(self, program: Any, own: Own, devices: Sequence[Device]):
+    The cached properties are what C asks of an executable. Header: name, devices, outputs, partitions.
+    """
+
+    def __init__(self, program: Any, metadata: ProgramMetadata, devices: Sequence[Device]):
         from tpuflow.device.runtime import Executable
 
-        self.program, self.own, self.devices, self.runs = program, own, devices, 0
+        self.program, self.metadata, self.devices, self.runs = program, metadata, devices, 0
         self.device = device = devices[0]
         host = device.client.host
         self.executable = Executable(program, fidelity=device.client.settings.fidelity, device=host.device)
@@ -36,19 +38,19 @@ class Loaded(ApiObject):
         self._donated = [i for i, p in enumerate(program.inputs) if p.donated]
         self._shared = _shared(program)
         self._fresh_bytes, self._call = _fresh_bytes(program), f"a call of {program.name!r}"
-        self._given = [Kinds(d, [Kind(d, *facts) for facts in self._outputs]) for d in devices]
+        self._given = [BufferTypes(d, [BufferType(d, *facts) for facts in self._outputs]) for d in devices]
         if device.client.settings.report is not None:
             device.client.loaded.append(self)
 
     def _type(self, i: int, port: Any) -> tuple[int, tuple[int, ...]]:
         """Code and shape of an output as C knows them."""
-        is_complex, is_token, is_stacked = (i in numbers for numbers in self.own.numbered)
+        is_complex, is_token, is_stacked = (i in numbers for numbers in self.metadata.output_indices)
         code = TOKEN if is_token else CODES[COMPLEX if is_complex else port.dtype.numpy]
         return code, port.shape[is_complex + is_stacked :]
 
     def launch(self, arguments: Sequence[Sequence[int]], kept: Collection[int]) -> Sequence[Sequence[int]]:
-        """Run once, on the arguments of each device, which JAX has checked; returns each one's results when they are there, all of them
-        by their handles. Donated arguments are gone then, but for those whose places are in `kept`.
+        """Run once. arguments: for each device the handles of its argument buffers, which JAX has checked. kept: the positions of donated
+        arguments that are not to be donated this time. Returns for each device the handles of its results, once they are computed.
 
         Raises:
           LaunchError: an argument has been deleted.
@@ -68,25 +70,25 @@ class Loaded(ApiObject):
         return self._spread(results)
 
     def _joined(self, arguments: Sequence[Sequence[int]]) -> list[Any]:
-        """The arrays that the Program takes, of the devices' arguments."""
+        """The whole arrays that the Program takes, from the devices' argument buffers."""
         (only,) = arguments
         try:
             return [ARRAYS[handle] for handle in only]
         except KeyError:
-            return [live(handle) for handle in only]
+            return [array_of(handle) for handle in only]
 
     def _spread(self, results: list[Any]) -> Sequence[Sequence[int]]:
-        """The devices' buffers of the arrays that the Program gives."""
+        """For each device the result buffers, from the whole arrays that the Program returns."""
         return [self._given[0].new(results)]
 
     def _consumed(self, arguments: Sequence[Sequence[int]], arrays: list[Any], kept: Collection[int]) -> list[int]:
-        """The arguments that the launch takes over; of what it may not overwrite, it gets a copy."""
-        if not (kept or HOLDS or SHARERS):
+        """The donated buffers, which the launch consumes. Where a donated array must not be overwritten, `arrays` gets a copy of it."""
+        if not (kept or EXTERNAL_REFERENCES or SHARED_BY):
             return [own[i] for own in arguments for i in self._donated]
         consumed: list[int] = []
         for i in self._donated:
             pieces = [own[i] for own in arguments]
-            stays = i in kept or not HOLDS.keys().isdisjoint(pieces)
+            stays = i in kept or not EXTERNAL_REFERENCES.keys().isdisjoint(pieces)
             if stays or _is_shared(pieces, arrays[i]):
                 arrays[i] = self.device.client.host.copy(arrays[i])
             if not stays:
@@ -94,7 +96,7 @@ class Loaded(ApiObject):
         return consumed
 
     def _unshared(self, results: list[Any], arrays: list[Any]) -> list[Any]:
-        """The results in memory of their own: an output can be an input that nothing has changed, or another output."""
+        """The results, copied where one has the memory of an argument or of another result."""
         if not self._shared:
             return results
         seen, own = {id(x) for x in arrays}, list(results)
@@ -104,7 +106,7 @@ class Loaded(ApiObject):
             seen.add(id(own[i]))
         return own
 
-    # ---- what it says of itself
+    # ---- what C asks of an executable
 
     @functools.cached_property
     def fingerprint(self) -> Text:
@@ -124,7 +126,7 @@ class Loaded(ApiObject):
 
         if self.program.host_lines:
             raise Unimplemented(f"{self.program.name!r} calls functions of this process (callbacks); a file cannot hold them.")
-        return Text(enveloped(self.own, to_bytes(self.program)))
+        return Text(pack(self.metadata, to_bytes(self.program)))
 
     @functools.cached_property
     def assignment(self) -> Text:
@@ -177,7 +179,7 @@ class Loaded(ApiObject):
 
 
 class Unloaded(ApiObject):
-    """A loaded Program by another handle, for what C asks of Programs that are not loaded. Header: as `Loaded`."""
+    """A `PJRT_Executable`: another handle of a loaded Program, since both kinds of executables are one object here. Header: as `Loaded`."""
 
     def __init__(self, loaded: Loaded):
         self.loaded = loaded
@@ -185,7 +187,7 @@ class Unloaded(ApiObject):
 
 
 def _shared(program: Any) -> list[int]:
-    """Outputs that lie where an input or an earlier output lies."""
+    """The indices of outputs whose buffer is that of an input or of an earlier output."""
     seen, found = {p.buffer for p in program.inputs}, []
     for i, p in enumerate(program.outputs):
         if p.buffer in seen:
@@ -195,15 +197,15 @@ def _shared(program: Any) -> list[int]:
 
 
 def _is_shared(pieces: Sequence[int], array: Any) -> bool:
-    """Whether others than these buffers have an array."""
-    if SHARERS.keys().isdisjoint(pieces):
+    """Whether buffers other than these share an array."""
+    if SHARED_BY.keys().isdisjoint(pieces):
         return False
     owners = [handle for handle in pieces if ARRAYS[handle] is array]
-    return any(SHARERS.get(handle, 1) > len(owners) for handle in owners)
+    return any(SHARED_BY.get(handle, 1) > len(owners) for handle in owners)
 
 
 def _fresh_bytes(program: Any) -> int:
-    """HBM that a launch takes beside its arguments."""
+    """Bytes of HBM that a launch needs beside its arguments."""
     from tpuflow.device.limits import occupied_bytes
 
     return max(0, occupied_bytes(program, ("hbm",)) - sum(program.buffers[b].bytes for b in {p.buffer for p in program.inputs}))

@@ -1,4 +1,4 @@
-"""Python's exceptions as PJRT errors: a code, and our text."""
+"""`PJRT_Error`s made from Python's exceptions: a status code and a message."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tpuflow.errors import (
     UnsupportedPrimitiveError,
 )
 from tpuflow.pjrt.cells import Text
-from tpuflow.pjrt.ending import Ended
 from tpuflow.pjrt.handles import ApiObject
+from tpuflow.pjrt.shutdown import ShutdownError
 
 
 class Unimplemented(TpuflowError, NotImplementedError):
-    """Something of PJRT's that the simulated device does not do."""
+    """A part of PJRT's API that the simulated device does not implement."""
 
 
 CODES: tuple[tuple[type[BaseException], int], ...] = (
@@ -36,14 +36,14 @@ CODES: tuple[tuple[type[BaseException], int], ...] = (
     (LaunchError, 3),
     (ProgramFileError, 15),  # DATA_LOSS
     (KeyboardInterrupt, 1),  # CANCELLED
-    (Ended, 1),
+    (ShutdownError, 1),
 )
-"""The first row that an exception is of gives its code; all others are `INTERNAL`."""
+"""Exception type -> status code, by the first row that matches; any other exception is `INTERNAL`."""
 INTERNAL = 13
 
 
-class Failure(ApiObject):
-    """An error as C sees it, until it destroys it. Header: code, message."""
+class PjrtError(ApiObject):
+    """A `PJRT_Error`, which lives until C destroys it. Header: code, message."""
 
     def __init__(self, error: BaseException):
         self._message = Text(_text(error))
@@ -52,9 +52,9 @@ class Failure(ApiObject):
 
 
 def _text(error: BaseException) -> str:
-    """What it says; of an error that is not of ours also what kind it is and where it came from."""
+    """The message of an exception; of one that is a defect, with its traceback."""
     notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-    if isinstance(error, TpuflowError | Ended):
+    if isinstance(error, TpuflowError | ShutdownError):
         return f"{error}{notes}"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted (Ctrl-C)"

@@ -1,11 +1,11 @@
-"""Entries that only say what is known: fields of an object's header, or the same of all."""
+"""Tables of the entries that only copy fields of an object's header, or write a constant."""
 
 from __future__ import annotations
 
 from tpuflow.pjrt.buffer import BYTES, CODE, DELETED, DEVICE, DIMENSIONS, MEMORY, RANK, ZERO
 
 READY = 16
-"""The handle of every event: a call returns when its results are there."""
+"""The handle of every event, each of which is ready: a call returns only when its results are computed."""
 
 FIELDS: dict[str, tuple[int, ...]] = {
     "Error_GetCode": (1,),
@@ -47,7 +47,7 @@ FIELDS: dict[str, tuple[int, ...]] = {
     "Buffer_OnDeviceSizeInBytes": (BYTES,),
     "Buffer_DynamicDimensionIndices": (ZERO, ZERO),
 }
-"""Entry -> the words of the header of its argument 2 that it writes into its arguments 3 and on."""
+"""Entry -> the words, of the header of the object in its argument 2, that it copies into its arguments from 3 on."""
 
 CONSTANTS: dict[str, int] = {
     "Event_IsReady": 1,
@@ -60,7 +60,7 @@ CONSTANTS: dict[str, int] = {
     "Buffer_IsOnCpu": 0,
     "Buffer_ReadyEvent": READY,
 }
-"""Entry -> what it writes into its argument 3."""
+"""Entry -> the constant that it writes into its argument 3."""
 
 NOTHING_TO_DO = (
     "Plugin_Initialize",

@@ -1,4 +1,7 @@
-"""What C holds of ours. A handle is the address of an object's header: words that hold what C may ask of it, the first one its own."""
+"""Handles, by which C refers to our objects. A handle is the address of an object's header: words with all that C may ask of the object.
+
+Word 0 belongs to the list of destroyed objects (`native.py`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 from tpuflow.pjrt.native import Native
 
 WORDS = 12
-"""Of a header. Word 0 is the link of the list of destroyed objects."""
+"""The number of words of a header."""
 
 OBJECTS: dict[int, Any] = {}
 """Handle -> object, until C destroys it. Reading and writing a dict are atomic, so threads need no lock."""
@@ -19,7 +22,7 @@ Header: Any = ctypes.c_uint64 * WORDS
 
 
 class ApiObject:
-    """Something with a header of its own; `fields` are the header's words from 1 on."""
+    """An object that C has a handle of; `fields` are the words of its header from 1 on."""
 
     def __init__(self, *fields: int):
         self.header = Header(0, *fields)
@@ -27,7 +30,7 @@ class ApiObject:
         OBJECTS[self.handle] = self
 
     def destroyed(self, handles: Sequence[int]) -> None:
-        """C knows it no more. What only it holds goes with it."""
+        """Called when C has destroyed the object; frees what it holds."""
 
 
 def _native() -> Native | None:
@@ -38,7 +41,8 @@ def _native() -> Native | None:
 
 
 NATIVE = _native()
-"""None on hosts where all entries are Python's: what is destroyed while an exception is on its way then loses the exception."""
+"""The machine code of entries; None on hosts that forbid it, where all entries are in Python. There, destroying an object while a Python
+exception propagates loses the exception."""
 
 
 def destroy(handles: Iterable[int]) -> None:
@@ -52,6 +56,6 @@ def destroy(handles: Iterable[int]) -> None:
 
 
 def collect() -> None:
-    """Forget what C has destroyed since the last time. Every entry that makes something begins with it."""
+    """Free the objects that C has destroyed since the last call. Every entry that creates an object calls it first."""
     if NATIVE is not None:
         destroy(NATIVE.destroyed())

@@ -1,4 +1,4 @@
-"""Programs come onto devices: compiled from StableHLO, or read again from the bytes of a .tpx file."""
+"""Loaded executables: compiled from a StableHLO module, or deserialised."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tpuflow.errors import ConfigError
 from tpuflow.isa.calls import HOST_CALL
 from tpuflow.jaxprs.plugins import check_options, placement_of
 from tpuflow.pjrt.device import Client, Device
-from tpuflow.pjrt.ending import ENDING, Ended
-from tpuflow.pjrt.envelope import CACHE, Own, opened
+from tpuflow.pjrt.envelope import CACHE, ProgramMetadata, unpack
 from tpuflow.pjrt.executable import Loaded
 from tpuflow.pjrt.failures import Unimplemented
+from tpuflow.pjrt.shutdown import SHUTDOWN, ShutdownError
 
 STACK_BYTES = 256 * 2**20
 
 HOST_FUNCTIONS: list[Callable[..., Any]] = []
-"""What programs call on the host (`jax.debug.print`, `pure_callback` and the like), by the number that their custom calls have."""
+"""The host functions that programs call (`jax.debug.print`, `pure_callback`, ...), by the numbers that their custom calls carry."""
 
 
 def compile_module(client: Client, module: bytes, options: bytes) -> Loaded:
@@ -32,7 +32,7 @@ def compile_module(client: Client, module: bytes, options: bytes) -> Loaded:
       What `tpuflow.compiler.compile_stablehlo`, and for several devices `tpuflow.jaxprs.modules.partition_artifact`, raise.
     """
     client.settings.check()
-    return apart(functools.partial(_compile, client, module, options))
+    return on_own_thread(functools.partial(_compile, client, module, options))
 
 
 def load_bytes(client: Client, data: bytes, options: bytes) -> Loaded:
@@ -43,7 +43,7 @@ def load_bytes(client: Client, data: bytes, options: bytes) -> Loaded:
       ConfigError: there are not as many devices.
     """
     client.settings.check()
-    return apart(functools.partial(_load, client, data, options))
+    return on_own_thread(functools.partial(_load, client, data, options))
 
 
 def _compile(client: Client, module: bytes, options: bytes) -> Loaded:
@@ -55,7 +55,7 @@ def _compile(client: Client, module: bytes, options: bytes) -> Loaded:
     if len(devices) > 1:
         return _compile_for_mesh(client, module, options, devices)
     imported = lower_stablehlo(module, host_functions=HOST_FUNCTIONS, trusted=True, complex_ports=True)
-    return Loaded(compile_stablehlo(imported, chip=client.settings.chip), _own(imported), devices)
+    return Loaded(compile_stablehlo(imported, chip=client.settings.chip), _metadata(imported), devices)
 
 
 def _compile_for_mesh(client: Client, module: bytes, options: bytes, devices: Sequence[Device]) -> Loaded:
@@ -67,12 +67,12 @@ def _compile_for_mesh(client: Client, module: bytes, options: bytes, devices: Se
     imported = lower_partitioned(found.partitioned, found.name, complex_ports=True)
     donated = _usable(found.donated, [v.type for v in imported.graph.inputs], [v.type for v in imported.graph.outputs])
     program = compile_stablehlo(imported, chip=client.settings.chip, donated=donated)
-    return _loaded(program, _own(imported, found.partitioned.module), devices)
+    return _loaded(program, _metadata(imported, found.partitioned.module), devices)
 
 
 def _usable(donated: Sequence[bool], inputs: Sequence[Hashable], outputs: Sequence[Hashable]) -> list[bool]:
-    """Of each argument whether it is donated to any purpose: to a result of its type, each to another one. JAX finds that out itself only
-    where it knows how results are cut."""
+    """For each argument, whether its donation is of use: there must be a result of its type that no earlier argument was donated for. (JAX
+    finds that out itself only where it knows the shardings of results.)"""
     left = Counter(outputs)
     found = []
     for is_donated, kind in zip(donated, inputs, strict=True):
@@ -81,16 +81,16 @@ def _usable(donated: Sequence[bool], inputs: Sequence[Hashable], outputs: Sequen
     return found
 
 
-def _loaded(program: Any, own: Own, devices: Sequence[Device]) -> Loaded:
-    """On one device or on several."""
+def _loaded(program: Any, metadata: ProgramMetadata, devices: Sequence[Device]) -> Loaded:
+    """A Program loaded on one device or on several."""
     from tpuflow.pjrt.meshes import LoadedOnMesh
 
-    return LoadedOnMesh(program, own, devices) if program.mesh else Loaded(program, own, devices)
+    return LoadedOnMesh(program, metadata, devices) if program.mesh else Loaded(program, metadata, devices)
 
 
-def _own(imported: Any, module: bytes = b"") -> Own:
-    """What only PJRT knows of an imported module."""
-    return Own(_numbers(imported.complex_outputs), _numbers(imported.token_outputs), _numbers(imported.stacked_outputs), module)
+def _metadata(imported: Any, module: bytes = b"") -> ProgramMetadata:
+    """PJRT's metadata of an imported module."""
+    return ProgramMetadata(_numbers(imported.complex_outputs), _numbers(imported.token_outputs), _numbers(imported.stacked_outputs), module)
 
 
 def _numbers(found: Sequence[bool]) -> list[int]:
@@ -101,10 +101,10 @@ def _load(client: Client, data: bytes, options: bytes) -> Loaded:
     from tpuflow.isa.collectives import chips_of
     from tpuflow.isa.file import from_bytes
 
-    own, code = opened(data)
+    metadata, code = unpack(data)
     program = from_bytes(code, name=CACHE)
     numbers = placement_of(options).devices if options else ()
-    return _loaded(program, own, _numbered(client, numbers or range(chips_of(program.mesh))))
+    return _loaded(program, metadata, _devices_numbered(client, numbers or range(chips_of(program.mesh))))
 
 
 def _devices(client: Client, options: bytes) -> list[Device]:
@@ -119,24 +119,24 @@ def _devices(client: Client, options: bytes) -> list[Device]:
             f"a program of {placement.replicas} replicas x {placement.partitions} partitions: several devices run one replica of as many "
             "partitions here, as jax.jit, jax.shard_map and jax.pmap of JAX compile them."
         )
-    return _numbered(client, placement.devices or range(placement.partitions))
+    return _devices_numbered(client, placement.devices or range(placement.partitions))
 
 
-def _numbered(client: Client, numbers: Sequence[int]) -> list[Device]:
+def _devices_numbered(client: Client, numbers: Sequence[int]) -> list[Device]:
     missing = [n for n in numbers if not 0 <= n < len(client.devices)]
     if missing:
         raise ConfigError(f"a program for device {missing[0]}; there are {len(client.devices)} (TPUFLOW_DEVICES).")
     return [client.devices[n] for n in numbers]
 
 
-def apart(task: Callable[[], Any]) -> Any:
-    """The result of a task on a thread of its own: JAX's settings and traces are a thread's, and those of the caller are not to be seen
-    when the engine traces its own functions. jaxlib's threads have little stack besides."""
+def on_own_thread(task: Callable[[], Any]) -> Any:
+    """Run a task on a new thread, and return its result. JAX's settings and traces are thread-local, and the caller's must not affect the
+    functions that the engine traces; besides, jaxlib's own threads have small stacks."""
     outcome: list[Any] = []
 
     def run() -> None:
         try:
-            with ENDING.compiling():
+            with SHUTDOWN.compiling():
                 result = task()
             outcome.append((result, None))
         except BaseException as error:
@@ -150,11 +150,11 @@ def apart(task: Callable[[], Any]) -> Any:
         finally:
             threading.stack_size(before)
     thread.join()
-    result, error = outcome[0] if outcome else (None, Ended())
+    result, error = outcome[0] if outcome else (None, ShutdownError())
     if error is not None:
         raise error
     return result
 
 
 _starting = threading.Lock()
-"""The size of new threads' stacks is the process's."""
+"""Held while a thread is started: the stack size of new threads is a setting of the whole process."""

@@ -1,4 +1,4 @@
-"""Programs on the devices of a mesh: pieces of arrays on each device, whole arrays in the engine that runs all chips at once."""
+"""Executables on a mesh of devices: buffers hold each device's shard, and the engine, which simulates all chips at once, whole arrays."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ import numpy as np
 from tpuflow.isa.collectives import MeshAxis, whole_shape
 from tpuflow.isa.meshes import places
 from tpuflow.jaxprs.modules import without_last
-from tpuflow.pjrt.buffer import SHARERS, live
+from tpuflow.pjrt.buffer import SHARED_BY, array_of
 from tpuflow.pjrt.cells import Text
 from tpuflow.pjrt.device import Device
-from tpuflow.pjrt.envelope import Own
+from tpuflow.pjrt.envelope import ProgramMetadata
 from tpuflow.pjrt.executable import Loaded
 
 Piece = tuple[slice, ...]
-"""What part of a whole array a device has."""
+"""The part of a whole array that a device has."""
 
 
 class LoadedOnMesh(Loaded):
-    """A Program loaded on as many devices as its mesh has chips. What they run is as XLA partitioned it, with the call of `LAST`. An array
-    that is stacked (each device has one of its own: a summand, or a piece in an order of the devices that is none of the mesh's axes) lies
-    so along its first axis in the Program, and each device has its part without that axis."""
+    """A Program loaded on as many devices as its mesh has chips.
 
-    def __init__(self, program: Any, own: Own, devices: Sequence[Device]):
-        super().__init__(program, own, devices)
+    `metadata.module` is the module that XLA's partitioner made, with its call of `LAST`. A stacked array, of which each device has one of
+    its own (an unreduced summand, or a shard in an order of devices that no mesh axis has), has an axis of devices first in the Program.
+    """
+
+    def __init__(self, program: Any, metadata: ProgramMetadata, devices: Sequence[Device]):
+        super().__init__(program, metadata, devices)
         self._inputs, self._results = ([_owners(p, program.mesh) for p in ports] for ports in (program.inputs, program.outputs))
 
     def _joined(self, arguments: Sequence[Sequence[int]]) -> list[Any]:
-        return [self._join(i, [live(own[i]) for own in arguments]) for i in range(len(self._inputs))]
+        return [self._join(i, [array_of(own[i]) for own in arguments]) for i in range(len(self._inputs))]
 
     def _join(self, i: int, pieces: Sequence[Any]) -> Any:
-        """Argument i of its pieces, one a device: the array of the first device, if all have all of it."""
+        """The whole array of argument i, from the devices' pieces; if it is replicated, the first device's array."""
         port, owners = self.program.inputs[i], self._inputs[i]
         if len(owners) == 1:
             return pieces[0]
@@ -49,16 +51,16 @@ class LoadedOnMesh(Loaded):
         for i, owners in enumerate(self._results):
             for _, numbers in owners:
                 if len(numbers) > 1:
-                    SHARERS.update(dict.fromkeys([found[number][i] for number in numbers], len(numbers)))
+                    SHARED_BY.update(dict.fromkeys([found[number][i] for number in numbers], len(numbers)))
         return found
 
     def _cut(self, i: int, whole: Any) -> list[Any]:
-        """Result i's pieces, one a device; devices that have the same have one array between them."""
+        """The pieces of result i, one for each device; devices with the same piece share one array."""
         pieces: list[Any] = [whole] * len(self.devices)
         if len(self._results[i]) > 1:
             values = np.asarray(whole)
             for piece, numbers in self._results[i]:
-                of_device = values[piece][0] if i in self.own.stacked_outputs else values[piece]
+                of_device = values[piece][0] if i in self.metadata.stacked_outputs else values[piece]
                 own = self.device.client.host.moved(of_device)
                 for number in numbers:
                     pieces[number] = own
@@ -66,12 +68,12 @@ class LoadedOnMesh(Loaded):
 
     @functools.cached_property
     def optimized(self) -> Text:
-        """What each device runs, as MLIR bytecode. It says how arguments and results are cut, which JAX reads where it has not said it."""
-        return Text(without_last(self.own.module))
+        """What each device runs, as MLIR bytecode. JAX reads the shardings of arguments and results from it, where it has not set them."""
+        return Text(without_last(self.metadata.module))
 
 
 def _owners(port: Any, mesh: Sequence[MeshAxis]) -> list[tuple[Piece, list[int]]]:
-    """The different pieces that a port's array is cut into, each with the numbers of the devices that have it, the least first."""
+    """The distinct pieces that a port's array is cut into, each with the numbers of the devices that have it, in ascending order."""
     sizes = {axis.name: axis.size for axis in mesh}
     cut = port.cut or ((),) * len(port.shape)
     along = [places(sizes, [mesh[a].name for a in axes]).tolist() for axes in cut]

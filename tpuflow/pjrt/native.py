@@ -1,9 +1,9 @@
-"""Entries without Python: a few instructions of machine code each, for the entries that jaxlib calls where Python must not run.
+"""Entries in machine code, a few instructions each, for those that jaxlib calls where Python must not run.
 
-jaxlib destroys buffers while a Python exception is on its way (a callback would swallow it), while the interpreter shuts down (a callback
-would abort the process), and reads what a buffer is with a lock in hand that a thread with the GIL may be waiting for (a callback would
-wait for ever). So what C reads of an object lies in its header (`handles.py`), from where these entries copy it, and destroying an object
-only puts it on a list that the next entry in Python goes through.
+jaxlib destroys buffers while a Python exception propagates (a callback would swallow it) and while the interpreter shuts down (a callback
+would abort the process), and it reads a buffer's type while holding a lock that a thread with the GIL may be waiting for (a callback would
+deadlock). Therefore all that C reads of an object is in its header (`handles.py`), from which these entries copy it, and destroying an
+object only links it into a list, which the next entry in Python frees.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CALL_BACK = BEGIN + bytes.fromhex(
     "31ff"  # xor edi, edi: its first, no error
     "4883ec08 ffd0 4883c408"  # sub rsp, 8; call rax; add rsp, 8
 ) + DONE  # fmt: skip
-"""Call what waits for an event, which is ready as all are."""
+"""Call a callback that waits for an event: at once, since every event is ready."""
 
 _PUSH = (
     "488b4710"  # mov rax, [args + 2 words]: the object
@@ -48,19 +48,19 @@ _LIST = (
     "48890e"  # done: mov [handles], rcx
     "4889f8 c3"  # mov rax, header; ret
 )
-"""Go along a list from a header (rdi), write how many there are and the handles (rsi) as far as there is room (rdx); where it goes on."""
+"""Follow a list from a header (rdi): write the number of handles and the handles to rsi, at most rdx of them; return where it continues."""
 _TAKE = "48b9 {head} 31ff 488739" + _LIST  # mov rcx, head; xor edi, edi; xchg [rcx], rdi
-"""The same from the head of the list, which is empty then."""
+"""The same from the head of the list, which is emptied atomically."""
 
 
 def copy(fields: Sequence[int]) -> bytes:
-    """Write these words of the object in argument 2 into arguments 3 and on."""
+    """Machine code that copies these words of the header in argument 2 into the arguments from 3 on."""
     moves = (bytes((0x48, 0x8B, 0x48, 8 * field, 0x48, 0x89, 0x4F, 8 * (3 + place))) for place, field in enumerate(fields))
     return BEGIN + bytes.fromhex("488b4710") + b"".join(moves) + DONE
 
 
 def constant(value: int) -> bytes:
-    """Write a small number into argument 3."""
+    """Machine code that writes a number of 32 bits into argument 3."""
     return BEGIN + bytes.fromhex("48c74718") + value.to_bytes(4, "little") + DONE
 
 
@@ -91,7 +91,7 @@ class Native:
         self._list = _Lister(self.add(BEGIN + bytes.fromhex(_LIST)))
 
     def add(self, code: bytes) -> int:
-        """Put code into the memory; its address."""
+        """Copy code into executable memory, and return its address."""
         start = (self._used + 15) // 16 * 16
         self._used = start + len(code)
         assert self._used <= len(self._memory)
@@ -99,7 +99,7 @@ class Native:
         return self._base + start
 
     def destroyed(self) -> list[int]:
-        """Take everything off the list."""
+        """Empty the list of destroyed objects, and return their handles."""
         header, found, listing = self._head.value, [], self._take
         while header:
             handles = _Handles()

@@ -1,4 +1,4 @@
-"""What the environment says of the device: chip, fidelity, how many."""
+"""The device's settings, from environment variables: chip, fidelity, number of devices, report."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ MOST_DEVICES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The device that programs find; `fault` is what is wrong with the environment, raised by the first use of the device.
+    """The settings of the simulated devices. `fault` is the error in an environment variable, if there is one.
 
-    JAX makes every backend there is, asked for or not: a program that uses another one must not fail for a variable of ours.
+    It is raised by the first use of a device and not before: JAX initialises every backend, and a program that uses another one must not
+    fail because of our variables.
     """
 
     chip: Chip
@@ -28,10 +29,10 @@ class Settings:
     fault: TpuflowError | None = None
 
     def check(self) -> None:
-        """Refuse to work with an environment that is wrong.
+        """Raise `fault`, if there is one.
 
         Raises:
-          ConfigError: with the variable, what it is, and what it may be.
+          ConfigError: an environment variable has a value that it cannot have.
         """
         if self.fault is not None:
             raise self.fault

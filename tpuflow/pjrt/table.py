@@ -1,4 +1,4 @@
-"""The table of PJRT's C API: which entries there are, in their order, and what each of them calls."""
+"""`PJRT_Api`, the function table of PJRT's C API: its entries in their order, and the function that each calls."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from tpuflow.pjrt import native
 from tpuflow.pjrt.cells import Args, Pointer, words
-from tpuflow.pjrt.ending import ENDING
-from tpuflow.pjrt.failures import Failure, Unimplemented
+from tpuflow.pjrt.failures import PjrtError, Unimplemented
 from tpuflow.pjrt.fields import CONSTANTS, DESTROY, FIELDS, NOTHING_TO_DO
 from tpuflow.pjrt.handles import NATIVE, WORDS, destroy
+from tpuflow.pjrt.shutdown import SHUTDOWN
 
 VERSION = (0, 104)
-"""Of the interface that is implemented here. jaxlib 0.10 takes 0.29 and later; from 0.105 on errors are objects with functions of their
-own, which a handle cannot be."""
+"""The version of the API that is implemented. jaxlib 0.10 accepts 0.29 and later; from 0.105 on errors carry function tables of their own,
+which handles cannot."""
 
 ENTRIES = tuple(
     """
@@ -66,11 +66,11 @@ _Destroyer = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 
 Function = Callable[[Args], Any]
 FUNCTIONS: dict[str, Function] = {}
-"""Entry -> what it does with its argument struct; an exception becomes the error that the entry returns."""
+"""Entry -> its function, which takes the argument struct; an exception becomes the `PJRT_Error` that the entry returns."""
 
 
 def entry(*names: str) -> Callable[[Function], Function]:
-    """What these entries call."""
+    """A decorator: the function implements these entries."""
 
     def register(function: Function) -> Function:
         for name in names:
@@ -82,7 +82,7 @@ def entry(*names: str) -> Callable[[Function], Function]:
 
 
 class Table:
-    """The table in memory, for ever: jaxlib keeps its address, and calls through it until the process is gone."""
+    """The table in memory. It is never freed: jaxlib keeps its address, and calls through it until the process has ended."""
 
     def __init__(self) -> None:
         self._kept: list[Any] = []
@@ -94,7 +94,7 @@ class Table:
         self.address = ctypes.addressof(self._words)
 
     def _native(self, name: str) -> int | None:
-        """The address of the entry's code, if it is one without Python and the host lets us make code."""
+        """The address of the entry's machine code; None if it needs Python, or the host forbids executable memory."""
         if NATIVE is None:
             return None
         code = _code(name)
@@ -109,10 +109,10 @@ class Table:
         return ctypes.cast(function, ctypes.c_void_p).value or 0
 
     def retire(self) -> None:
-        """Let what C gives back at the end of the process go nowhere.
+        """Replace the entries that destroy objects by ones that do nothing, at the end of the process.
 
-        jaxlib's threads destroy executables late. A callback into an interpreter that is shutting down ends its thread inside of a
-        destructor, which aborts the process. `sched_yield` takes anything and returns 0.
+        jaxlib's threads destroy executables late, and a callback into an interpreter that is shutting down ends its thread inside of a
+        destructor, which aborts the process.
         """
         for i, name in enumerate(ENTRIES):
             if name.endswith(("_Destroy", "_Delete")):
@@ -120,11 +120,11 @@ class Table:
 
 
 NO_OPERATION = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
-"""The address of a function that does nothing, whatever it is given."""
+"""The address of a C function that does nothing: `sched_yield` ignores its arguments and returns 0."""
 
 
 def _code(name: str) -> bytes | None:
-    """Machine code of an entry that needs no Python."""
+    """The machine code of an entry; None if it needs Python."""
     if name in FIELDS:
         return native.copy(FIELDS[name])
     if name in CONSTANTS:
@@ -135,7 +135,7 @@ def _code(name: str) -> bytes | None:
 
 
 def _known(name: str) -> Function | None:
-    """The same in Python."""
+    """The same in Python, for hosts without machine code."""
     if name in FIELDS:
         return functools.partial(_copy, FIELDS[name])
     if name in CONSTANTS:
@@ -163,15 +163,15 @@ _Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 
 def _guarded(function: Function) -> Callable[[Args], int | None]:
-    """An entry that returns an error in place of raising it: out of a callback nothing may be raised."""
+    """An entry that returns exceptions as `PJRT_Error`s: none may leave a C callback."""
 
     def call(args: Args) -> int | None:
         try:
-            if ENDING.begun:
-                ENDING.hold()
+            if SHUTDOWN.begun:
+                SHUTDOWN.hold()
             function(args)
         except BaseException as error:
-            return Failure(error).handle
+            return PjrtError(error).handle
         return None
 
     return call

@@ -1,4 +1,4 @@
-"""Two reports side by side: what differs in a step, in all and by layer, and what makes the difference. `tpuflow.diff`, `tpuflow diff`."""
+"""`tpuflow.diff` and the command `tpuflow diff`: two reports of a step compared, in total and by layer, with causes of the differences."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tpuflow.reports.units import bytes_text, count_text
 
 SHOWN = 12
 SEEN = 0.005
-"""The least share by which an amount must change to be called a cause."""
+"""The least relative change of an amount for it to be named as a cause."""
 MUCH = 0.25
-"""The least part of a difference of times that a queue must make up to be called its cause."""
+"""The least part of a layer's difference in time that a queue must account for to be named as a cause."""
 RATE_OF = {"load": "HBM bandwidth", "store": "HBM bandwidth", "launch": "time between kernels", "matrix": "products"}
-"""The rate of `Figures.rates` that the work of a queue stands on; the vector and scalar units' follow from the chip alone."""
+"""Queue -> the entry of `Figures.rates` that its speed depends on; those of the vector and scalar queues depend on the chip alone."""
 
 
 AMOUNTS: Mapping[str, tuple[str, Callable[[float], str]]] = {
@@ -27,7 +27,7 @@ AMOUNTS: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "hbm_bytes": ("HBM traffic", bytes_text),
     "macs": ("multiply-adds", count_text),
 }
-"""What kernels do beside taking time: the name and the text of each field of `Amounts`."""
+"""Field of `Amounts` -> its name, and the function that prints it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def _layer(layer: str, phase: str, a: Figures, b: Figures) -> LayerDifference:
 
 
 def _causes(before: Amounts, after: Amounts, rates_before: Mapping[str, str], rates_after: Mapping[str, str]) -> Iterator[str]:
-    """Work that is more or less, the queue that works longer or shorter and its rate, another bound."""
+    """The causes of a layer's difference, in words: changed amounts, changed queue times with the rates behind them, a changed bound."""
     if not before.kernels or not after.kernels:
         yield "only after" if after.kernels else "only before"
         return

@@ -1,4 +1,4 @@
-"""What a comparison needs of a profile or of a file with one: key figures of a step, the chip's rates, what every layer does."""
+"""`Figures`: the part of a profile, or of a profile's JSON file, that `tpuflow.diff` compares."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ WRITTEN = "a file that `tpuflow estimate ... --json FILE` or `Profile.to_json` w
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """What some kernels are in one step: executions, seconds, multiply-adds, HBM bytes; the seconds by what bounds them, and what
-    each queue works (as "launch" the time between kernels)."""
+    """The sums of some kernels over one step. kernels: executions. bounds: seconds by the queue that bounds them. busy: seconds that each
+    queue works, with the time between kernels as "launch"."""
 
     kernels: float = 0.0
     seconds: float = 0.0
@@ -53,8 +53,8 @@ class Amounts:
 class Figures:
     """One side of a comparison, everything of one step.
 
-    facts: settings, chip, version in words. rates: those of the chip in words, by what they are of. seconds: the step's time and its
-    parts by name. memory: bytes of HBM at the peak by category.
+    facts: settings, chip and version, as text. rates: the chip's rates by name, as text. seconds: the step's time and its parts by name.
+    memory: bytes of HBM at the peak by category. places: sums by layer and phase.
     """
 
     title: str
@@ -73,7 +73,7 @@ class Figures:
 
     @property
     def batch(self) -> int | None:
-        """Samples of a step; None if nobody said it."""
+        """The batch size; None if the report does not have it."""
         return int(self.facts["batch"]) if "batch" in self.facts else None
 
 
@@ -99,7 +99,7 @@ def figures_of(report: Report) -> Figures:
 
 
 def _lack(error: Exception) -> str:
-    """What is wrong with data that are no profile: what they have not got, or what they have in its place."""
+    """Why JSON data are no profile, in words: a missing key, or the error's text."""
     return f"it has no {error}" if isinstance(error, KeyError) else str(error)
 
 

@@ -29,8 +29,8 @@ class Layer:
 def layer_of(scope: str) -> Layer:
     """The layer of a name stack: "transpose(jvp(LeNet5))/LeNet5._dense/fc1" is LeNet5/fc1, backward.
 
-    Transformations wrap a part (jvp, transpose, vmap, jit); a method other than __call__ appears as Class.method and is left out; so
-    are the names of control flow, and what `einsum` was asked for.
+    Transformations wrap a part in their name (jvp, transpose, vmap, jit). Left out are methods other than __call__, which appear as
+    Class.method, names of control flow, and the equations of `einsum`.
     """
     parts, wrappers = [], set()
     for part in _split(scope):

@@ -1,4 +1,4 @@
-"""Where the time goes: tables of layers, kernels and queues, as text and as plain data."""
+"""`Profile`: the modelled cost of a step in tables by layer, kernel and queue, as text and as plain data."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class KernelLine:
-    """One kernel with all that a step executes of it: where it belongs, its time, what bounds it, and its work.
+    """One kernel, with all its executions in a step: where it belongs, its time, what bounds it, and its work.
 
-    `count` is how often a step runs it, a fraction for what runs once in a launch of many steps; seconds, macs and bytes are of all these
-    executions, `share` is of the device's time. `busy_seconds` has what each queue works and, as "launch", the time between kernels.
-    `hbm_bytes` and `resident_bytes` are what it moves to and from HBM, and arrays that stay there; `vmem_bytes` is what its tiles take.
+    `count`: executions in a step, a fraction for a kernel that runs once in a launch of many steps. Seconds, macs and bytes are sums over
+    them; `share` is of the device's time. `busy_seconds`: seconds that each queue works, with the time between kernels as "launch".
+    `hbm_bytes`, `resident_bytes`: bytes moved to and from HBM, and to and from arrays that stay on the chip. `vmem_bytes`: the size of its
+    tiles.
     """
 
     place: str
@@ -75,10 +76,10 @@ class QueueLine:
 
 @dataclass(frozen=True, slots=True)
 class Profile(PlainData):
-    """The modelled cost of a step, taken apart: `layers` and `kernels` (longest first) and `queues`; `str` prints all three.
+    """The modelled cost of a step: tables of `layers` and `kernels` (longest first) and of `queues`; `str` prints all three.
 
-    Everything is of one step, but for `time`, which is of a whole launch of `steps` steps. Times are modelled, as `time.provenance` says;
-    nothing was run. `settings` says in words what is known of the step: policy, batch, optimizer.
+    All figures are of one step, except `time`, which is of a whole launch of `steps` steps. Times are modelled (`time.provenance`); nothing
+    was run. `settings`: policy, batch size and optimizer as text, where they are known.
     """
 
     name: str
@@ -133,7 +134,7 @@ class Profile(PlainData):
 
 
 def profile(program: Program, time: ProgramTime, *, name: str = "", steps: int = 1, settings: Mapping[str, str] | None = None) -> Profile:
-    """Take a step of a Program apart; `time` is the modelled time of a launch of so many steps, `settings` are as of `Profile`."""
+    """The profile of a Program. time: the modelled time of a launch of `steps` steps. settings: as in `Profile`."""
     memory = memory_map(program)
     vmem = {k.place: k.vmem_bytes for k in memory.kernels}
     trains = any(layer_of(r.time.scope).phase == BACKWARD for r in time.kernels)

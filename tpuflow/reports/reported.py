@@ -1,4 +1,4 @@
-"""What everything that has a modelled cost can write: a profile, a trace, a page."""
+"""`Reported`: the base class of everything with a modelled cost, such as estimates, compiled functions and results of trainings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tpuflow.reports.trace import ROUND_TRIPS, write_trace
 
 
 class Reported(ABC):
-    """Writes the reports of its `profile`."""
+    """An object with a `profile`, which can be written as a Chrome trace and as an HTML page."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""What a trace has beside the work itself: slices of phases and module paths around kernels, and counters over time."""
+"""The tracks of a Chrome trace that are derived from the kernels: slices of phases and module paths, and counters over time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A name from one time to another, in picoseconds; slices of one row lie one after the other or one within the other."""
+    """A named interval, in picoseconds; slices of one track are disjoint or nested."""
 
     name: str
     begin: int
@@ -17,7 +17,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A kernel's time, and where it belongs, from the outside in: ("forward", "LeNet5", "conv1")."""
+    """A kernel's interval, and its path from the outermost part: ("forward", "LeNet5", "conv1")."""
 
     begin: int
     end: int
@@ -25,9 +25,9 @@ class Stretch:
 
 
 def nested(stretches: Iterable[Stretch]) -> Iterator[Slice]:
-    """One slice for every part of a path, from the first to the last of the stretches that share it without a gap.
+    """Nested slices: one for each part of a path, over all consecutive kernels that share the path up to it, without a gap in time.
 
-    In order of begin, the outer ones first, as viewers of traces expect.
+    They are sorted by begin, outer ones first, as trace viewers expect.
     """
     done: list[tuple[int, Slice]] = []  # (depth, slice)
     open_: list[tuple[str, int]] = []  # (name, begin) of each depth
@@ -42,7 +42,7 @@ def nested(stretches: Iterable[Stretch]) -> Iterator[Slice]:
 
 
 def _shared(a: Sequence[str], b: Sequence[str]) -> int:
-    """How many names two paths begin with in common."""
+    """The length of the common prefix of two paths."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
@@ -50,14 +50,14 @@ def _shared(a: Sequence[str], b: Sequence[str]) -> int:
 class Counters:
     """Values over time, a track for each name and each key of its values; `points` are (name, picoseconds, values).
 
-    What does not change is no point, and of several values at one time the last one counts.
+    A value that does not change adds no point, and of several values at one time only the last is kept.
     """
 
     points: list[tuple[str, int, Mapping[str, float]]] = field(default_factory=list)
     _latest: dict[str, int] = field(default_factory=dict)
 
     def put(self, name: str, at: int, values: Mapping[str, float]) -> None:
-        """From this time on a counter has these values. Times of one counter do not go back."""
+        """Set a counter's values from a time on. The times of one counter must not decrease."""
         latest = self._latest.get(name)
         if latest is not None and self.points[latest][1] == at:
             self.points[latest] = name, at, values

@@ -200,7 +200,7 @@ mlir.register_lowering(device_call_p, mlir.lower_fun(_from_host, multiple_result
 
 
 def _in_place(*arguments: Any, jaxpr: ClosedJaxpr, name: str, target: Target) -> list[Any]:
-    """What is lowered for TPUs is looked at, or partitioned and compiled for the device: the call is what it calls."""
+    """The lowering for TPUs, which is only printed, or partitioned and then compiled by us: the called jaxpr, inlined."""
     return jaxpr_as_fun(jaxpr)(*arguments)
 
 

@@ -1,7 +1,7 @@
-"""Functions under `jax.disable_jit`: every operation is a Program of its own, so that Python sees values, and all of them are the device's.
+"""Eager execution under `jax.disable_jit`: every operation of a function runs on the device as a Program of its own.
 
-Python's `print`, `if` and debuggers work in the middle of such a function, and its loops are Python's. It is slow: an operation is
-compiled when it comes for the first time with these shapes.
+Python's `print`, `if` and debuggers work in the middle of such a function. It is slow, since every operation is compiled for each new
+combination of shapes.
 """
 
 from __future__ import annotations

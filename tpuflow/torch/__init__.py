@@ -1,4 +1,5 @@
-"""PyTorch's door: modules compiled for the simulated device by `torch.compile(model, backend="tpuflow")`, whole steps by `train_step`."""
+"""PyTorch support: modules run on the simulated device by `torch.compile(model, backend="tpuflow")`, whole training steps by
+`train_step`."""
 
 from tpuflow.torch.backend import backend
 from tpuflow.torch.breaks import Explanation, GraphBreak, GraphBreakWarning, explain

@@ -1,4 +1,4 @@
-"""ATen graphs: what PyTorch's operations are taken apart into, and what is made simpler before a graph is split in forward and backward."""
+"""ATen graphs: the decompositions of PyTorch's operations, and rewrites of a joint graph before it is split in forward and backward."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _POOLING_GRADIENTS = tuple(f"{name}_backward" for name in _POOLING)
 
 @functools.cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Down to core ATen, and norms and resampling to arithmetic."""
+    """The decompositions to core ATen, and of norms and resampling to arithmetic."""
     more = get_decompositions(_MORE)
     return {**core_aten_decompositions(), **more}  # type: ignore[dict-item]
 
 
 def plain_attention() -> AbstractContextManager[Any]:
-    """While graphs are made: scaled_dot_product_attention is products and a softmax, whose gradients ATen has."""
+    """Within the block, scaled_dot_product_attention is captured as products and a softmax, whose gradients ATen has."""
     return sdpa_kernel(SDPBackend.MATH)
 
 
@@ -48,9 +48,9 @@ def partition(joint: Any, inputs: Any, **options: Any) -> Any:
 
 
 def keep_no_indices(graph_module: torch.fx.GraphModule) -> None:
-    """Max-pooling whose indices only its own gradient reads needs none: the gradient finds the places again from the input.
+    """Remove the indices of a max-pooling if only its own gradient reads them; the gradient is then computed from the input.
 
-    Where windows are dilated JAX has no such gradient, and the indices stay.
+    With dilated windows JAX has no such gradient, and the indices are kept.
 
     Before: values, indices = max_pool2d_with_indices(x); gx = max_pool2d_with_indices_backward(g, x, indices)
     After: values = max_pool(x); gx = max_pool_backward(g, x)

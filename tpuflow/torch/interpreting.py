@@ -1,4 +1,4 @@
-"""An ATen graph as a function of JAX arrays, node by node by the table."""
+"""`Interpreter`: evaluates an ATen graph on JAX arrays, node by node, with the functions of the table."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _IGNORED = {"device", "layout", "pin_memory", "memory_format", "non_blocking", "
 """Arguments that say where and how a tensor lies."""
 _INT64 = torch.iinfo(torch.int64)
 _ENDS = {_INT64.min: INT32_MIN, _INT64.max: INT32_MAX}
-"""The ends of 64-bit integers mean "as small, as large as can be"; they become those of 32 bits."""
+"""The limits of int64, which graphs use for "unbounded", and the limits of int32 in their place."""
 _STRIDED = ("aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default")
 _PLAIN = {"operator", "_operator", "math", "builtins", "torch", "tpuflow"}
-"""Homes of functions that are called as they are: arithmetic of sizes, getitem, and rows that graphs were given by name."""
+"""Packages of functions that are called unchanged: arithmetic of sizes, getitem, and functions that `graphs` has put into a graph."""
 
 
 class Interpreter:
@@ -72,7 +72,7 @@ class Interpreter:
 
 
 def _needed(graph: torch.fx.Graph) -> list[torch.fx.Node]:
-    """The nodes that results depend on, and all inputs: what only checks something has been checked."""
+    """The nodes that results depend on, and all inputs; nodes that only assert something are left out."""
     needed: set[torch.fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.op == "output" or node in needed:
@@ -81,7 +81,7 @@ def _needed(graph: torch.fx.Graph) -> list[torch.fx.Node]:
 
 
 def _is_of_sizes(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> bool:
-    """Whether it is a number, in a tensor without axes, that follows from sizes alone; PyTorch computes such in float64."""
+    """Whether a node is a floating-point scalar that depends on sizes alone, which PyTorch computes in float64."""
     expected = node.meta.get("val")
     return (
         isinstance(expected, torch.Tensor)
@@ -93,7 +93,7 @@ def _is_of_sizes(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> bo
 
 
 def _on_host(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> torch.Tensor:
-    """What PyTorch itself makes of it while the Program is traced: sizes are known then."""
+    """Evaluate a node of sizes by PyTorch itself, while the Program is traced; the sizes are known then."""
     assert callable(node.target)
     with _disable_current_modes():
         return node.target(*torch.fx.map_arg(node.args, values.__getitem__), **torch.fx.map_arg(node.kwargs, values.__getitem__))  # type: ignore[misc]
@@ -240,7 +240,7 @@ def _plain(path: str) -> str:
 
 
 def _scope(node: torch.fx.Node) -> contextlib.AbstractContextManager[Any]:
-    """Profiles name layers by these."""
+    """The name scope of a node's module, from which reports have the layer."""
     path = module_path(node)
     return jax.named_scope(path.replace(".", "/")) if path else contextlib.nullcontext()
 

@@ -18,9 +18,9 @@ RANDOM: set[str] = set()
 
 
 def lowers(*names: str, random: bool = False) -> Callable[[Row], Row]:
-    """Enter a function of JAX arrays as the meaning of operations, such as "aten.relu.default"; a library's own operators alike.
+    """A decorator: the function of JAX arrays implements these ATen operations, such as "aten.relu.default", or a library's own operators.
 
-    random: it takes a random key before its other arguments, another one wherever it stands in a graph.
+    random: the function takes a random key before its other arguments; every node of a graph gets a different key.
 
     Raises:
       ConfigError: a name is not of this form.

@@ -1,4 +1,4 @@
-"""The model's call inside a step, as losses of the user's own make it."""
+"""`Application`: the function `apply` that a user's `loss_fn` calls the model with, inside of a step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ LossFn = Callable[[Any, Any, Any, Any], Any]
 class Application:
     """`apply(params, *args, rngs=None, train=..., mutable=(), **kwargs)` -> the model's outputs, floats in fp32, under the policy.
 
-    Variables that the model carries (batch statistics, a recurrent state) are at hand and move on from call to call. rngs: streams of
-    random keys by name; those of the step if not given. train: training's mode or evaluation's; the step's own if not given. mutable: names
-    of sown collections (nnx: of types of variables), which are then returned as well: (outputs, {name: tree}). Other keyword arguments
-    are the model's, `method=` among them.
+    Variables that the model carries (batch statistics, a recurrent state) are passed to it, and updated from call to call. rngs: random
+    keys by stream; the step's if not given. train: training or evaluation mode; the step's if not given. mutable: names of sown collections
+    (nnx: of types of variables), which are then returned too: (outputs, {name: tree}). Other keyword arguments are passed to the model;
+    `method=` chooses its method.
     """
 
     def __init__(self, model: Model, policy: amp.Policy, carried: Any, rngs: Any, *, train: bool):
@@ -37,7 +37,7 @@ class Application:
         return (outputs, cast_floats({name: sown.get(name, {}) for name in wanted}, jnp.float32)) if wanted else outputs
 
     def call(self, params: Any, inputs: Inputs, rngs: Any, wanted: tuple[str, ...] = (), *, train: bool | None = None) -> tuple[Any, Any]:
-        """(outputs, sown) in the types that the policy gives them: what it keeps in fp32 (batch normalisation, statistics) is not cast."""
+        """(outputs, sown) of the model under the policy; what the policy keeps in fp32 (batch normalisation, statistics) is not cast."""
         model, policy = self._model, self._policy
         training = self._train if train is None else train
         norms = model.norms(params, self.carried) if policy.keeps_norms else False

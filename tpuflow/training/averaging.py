@@ -1,4 +1,4 @@
-"""The exponential moving average of parameters: kept beside them in fp32, evaluated and saved in their place."""
+"""The exponential moving average of the parameters, kept in fp32; evaluations and saved models use it in their place."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def initial_average(ema: EMA, params: Any, carried: Any) -> EMAState:
 
 
 def updated_average(ema: EMA, state: EMAState, params: Any, carried: Any, changed: jax.Array) -> EMAState:
-    """The average after a step. `changed`: whether the step has updated the parameters; one that has not counts for nothing."""
+    """The average after a step. `changed`: whether the step has updated the parameters; otherwise the average stays the same."""
     updates = state.updates + changed.astype(jnp.int32)
     share = jnp.where(changed, 1.0 - ema.decay_after(updates), 0.0)
 
@@ -80,7 +80,7 @@ def updated_average(ema: EMA, state: EMAState, params: Any, carried: Any, change
 
 
 def averaged(average: Any, like: Any) -> Any:
-    """An average in the types of what it is the average of."""
+    """An average, cast from fp32 to the types of `like`."""
     return jax.tree.map(lambda a, p: a.astype(p.dtype), average, like)
 
 

@@ -25,12 +25,12 @@ from tpuflow.errors import ConfigError, unknown
 from tpuflow.training.application import LossFn
 from tpuflow.training.averaging import EMA, get_ema
 from tpuflow.training.callbacks.base import Callback
-from tpuflow.training.given import check_optimizer
+from tpuflow.training.descriptions import check_optimizer
 from tpuflow.training.losses import Loss, LossFunction
 from tpuflow.training.metrics import Metric, MetricFunction
-from tpuflow.training.parallel import SHARDINGS, check_mesh
 from tpuflow.training.partitioning import check_rules
-from tpuflow.training.roles import Given
+from tpuflow.training.roles import InputSelection
+from tpuflow.training.strategies import SHARDINGS, check_mesh
 
 Check = Callable[[str, Any], object]
 P = ParamSpec("P")
@@ -42,7 +42,8 @@ PLAIN = (bool, int, float, str)
 def option(default: Any, text: str, check: Check | None = None, *, shown: bool = False, same: bool = False) -> Any:
     """A field: its default, what it does, and how its value is checked.
 
-    shown: it is in the settings that results report. same: a checkpoint goes on only in a training that has the same value.
+    shown: results report it among their settings. same: it is part of a training's fingerprint, so that a training can resume from a
+    checkpoint only with the same value.
     """
     return dataclasses.field(default=default, metadata={"text": text, "check": check, "shown": shown, "same": same})
 
@@ -53,7 +54,7 @@ def required(text: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON can hold it, and the same in every process: without the addresses of functions."""
+    """A value as plain data that is the same in every process: without the addresses of functions."""
     return value if isinstance(value, PLAIN) or value is None else re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
@@ -133,7 +134,7 @@ class StepConfig:
         '`tpuflow.training.application.Application`. The scalars are in the history under "metrics".',
         _if_given(_function),
     )
-    inputs: Given = option(
+    inputs: InputSelection = option(
         None,
         "what of a batch the model gets: an entry, several of them in order, or a function of the batch. If not given: the first of a "
         "pair; of a mapping the entries that are called like the arguments of the model's call, or the only one beside the label.",
@@ -200,15 +201,15 @@ class StepConfig:
         return value is not default and not (type(value) is type(default) and value == default)
 
     def training(self, **others: Any) -> TrainConfig:
-        """A training of this step."""
+        """The options of a training of this step; `others` are those that a step does not have."""
         return TrainConfig(**{f.name: getattr(self, f.name) for f in dataclasses.fields(StepConfig)}, **others)
 
     def shown(self) -> dict[str, Any]:
-        """The options that results report as they were given."""
+        """The options that results report, as plain data."""
         return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.metadata["shown"]}
 
     def same(self) -> dict[str, Any]:
-        """The options that a checkpoint must have been saved with, as plain data; those that are not given leave no trace."""
+        """The options that are part of the fingerprint, as plain data; those that were not given are left out."""
         found = {f.name: (getattr(self, f.name), f.default) for f in dataclasses.fields(self) if f.metadata["same"]}
         return {n: _plain(v) for n, (v, default) in found.items() if isinstance(v, PLAIN) or v != default}
 
@@ -274,7 +275,8 @@ class TrainConfig(StepConfig):
 
 
 def configured(make: Callable[P, Any], raises: str) -> Callable[[Callable[[Any], R]], Callable[P, R]]:
-    """A function of a config as one of its fields, which are its signature and, with their texts, its documentation."""
+    """A decorator: makes of a function of a config (`make`) one that takes the config's fields as its arguments. The fields give it its
+    signature and, with their texts, its docstring."""
 
     def decorate(run: Callable[[Any], R]) -> Callable[P, R]:
         signature = inspect.signature(make)

@@ -8,12 +8,12 @@ import sys
 from tpuflow.jaxprs.processes import is_first
 from tpuflow.training.callbacks.base import check_callbacks
 from tpuflow.training.checkpoints import orbax_files
-from tpuflow.training.checkpoints.progress_form import check_progress
-from tpuflow.training.checkpoints.starting import warn_of_nothing_there
+from tpuflow.training.checkpoints.missing import warn_no_checkpoint
+from tpuflow.training.checkpoints.progress_schema import check_progress
 from tpuflow.training.config import TrainConfig, configured
 from tpuflow.training.preparing import prepare
 from tpuflow.training.result import TrainResult, check_writable
-from tpuflow.training.running import Training
+from tpuflow.training.training_loop import Training
 
 RAISES = """
 ConfigError: an option is unknown or does not fit.
@@ -39,7 +39,7 @@ def train(config: TrainConfig) -> TrainResult:
         training.restore(checkpoint)
         said.append(f"resumed from {checkpoint.path}")
     elif config.resume is not None:
-        warn_of_nothing_there(config.resume, checked)
+        warn_no_checkpoint(config.resume, checked)
         said.append(f"no checkpoint in {os.fspath(config.resume)} yet, so training starts from the beginning")
     if config.progress and said and is_first():
         print(f"tpuflow.train: {', '.join(said)}", file=sys.stderr, flush=True)

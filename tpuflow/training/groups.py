@@ -1,4 +1,4 @@
-"""Parameters by their paths: which are trained, and by which optimizer."""
+"""Patterns of parameter paths: which parameters are trained, and with which optimizer."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def trained_mask(params: Any, frozen: Sequence[str]) -> Any:
 
 
 def check_trained(params: Any, frozen: Sequence[str]) -> None:
-    """Hold that every parameter that is trained can have a gradient.
+    """Check that every parameter that is trained can have a gradient.
 
     Raises:
       ConfigError: as `trained_mask`, or one is not of a floating-point type.
@@ -80,12 +80,12 @@ def check_trained(params: Any, frozen: Sequence[str]) -> None:
 
 
 def trained_part(params: Any, mask: Any) -> Any:
-    """The parameters that are trained, in a tree of the same form with nothing in the places of the others."""
+    """The tree with `optax.MaskedNode` in place of the parameters that are not trained."""
     return jax.tree.map(lambda leaf, trained: leaf if trained else optax.MaskedNode(), params, mask)
 
 
 def with_rest(part: Any, params: Any) -> Any:
-    """All parameters: those of the part, and in its gaps those of `params`."""
+    """The inverse of `trained_part`: the tree with its masked nodes replaced by the leaves of `params`."""
     return jax.tree.map(lambda new, old: old if _is_gap(new) else new, part, params, is_leaf=_is_gap)
 
 

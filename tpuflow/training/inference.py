@@ -1,8 +1,8 @@
-"""What is done with a model beside training it: `tpuflow.predict` and `tpuflow.evaluate`, on the device, with sinks and progress."""
+"""Inference: `tpuflow.predict` and `tpuflow.evaluate`, and the same methods of a training's result; they run on the device in sinks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
@@ -12,25 +12,24 @@ import numpy as np
 
 from tpuflow.amp.policy import cast_floats
 from tpuflow.checking import check_number
-from tpuflow.data.chunks import Chunk
-from tpuflow.data.epochs import Walk
+from tpuflow.data.epochs import EpochIterator
 from tpuflow.data.feeding import Feed
 from tpuflow.errors import ConfigError
 from tpuflow.stages.staging import Target
 from tpuflow.training.config import StepConfig, configured, option
+from tpuflow.training.device_sink import DeviceSink, OnSlice
 from tpuflow.training.metrics import Metric, MetricFunction, Tally
-from tpuflow.training.preparing import batch_shapes, eval_feed, measured_recipe, prepare_use
+from tpuflow.training.preparing import batch_shapes, eval_feed, prepare_inference, recipe_with_metrics
 from tpuflow.training.progress import Bar, progress_bar
 from tpuflow.training.roles import get_roles
-from tpuflow.training.sinking import DeviceSink, OnSlice
-from tpuflow.training.stepping import OwnStep, Recipe, TrainState
+from tpuflow.training.train_step import CustomStep, Recipe, TrainState
 
 RAISES = "ConfigError, DataError, UnsupportedPrimitiveError: as `tpuflow.train` does."
 
 
 @dataclass(frozen=True, slots=True)
-class UseConfig(StepConfig):
-    """The options of `tpuflow.predict`; what is of training alone (optimizer, frozen, ema, accumulate_steps, ...) has no effect."""
+class InferenceConfig(StepConfig):
+    """The options of `tpuflow.predict`; those of training alone (optimizer, frozen, ema, accumulate_steps, ...) have no effect."""
 
     _: KW_ONLY
     batch_size: int = option(32, "samples in one batch.", lambda name, value: check_number(name, value, 1))
@@ -38,36 +37,35 @@ class UseConfig(StepConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluateConfig(UseConfig):
+class EvaluateConfig(InferenceConfig):
     """The options of `tpuflow.evaluate`."""
 
     _: KW_ONLY
     metrics: Sequence[str | Metric | MetricFunction] | None = option(None, "what to measure, as for `tpuflow.train`.")
 
 
-@configured(UseConfig, RAISES)
-def predict(config: UseConfig) -> Any:
-    """What a model gives for all samples: NumPy arrays [N, ...], floats in fp32, in the tree that the model returns.
+@configured(InferenceConfig, RAISES)
+def predict(config: InferenceConfig) -> Any:
+    """A model's outputs for all samples: NumPy arrays [N, ...], floats in fp32, in the tree that the model returns.
 
-    The data may have labels or not; `params` are those of a result, a checkpoint or a file. Nothing is drawn at random that evaluation does
-    not draw.
+    The data may have labels or not; `params` are those of a result, a checkpoint or a file. The model runs in evaluation mode.
     """
-    made = prepare_use(config, scored=False)
-    return outputs_of(made.recipe, made.state, made.feed, made.target, progress=config.progress)
+    job = prepare_inference(config, with_loss=False)
+    return outputs_of(job.recipe, job.state, job.feed, job.target, progress=config.progress)
 
 
 @configured(EvaluateConfig, RAISES)
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     """The metrics of a model on data: by name a number, or a list of them."""
-    made = prepare_use(config, scored=True, metrics=config.metrics)
-    return metrics_of(made.recipe, made.state, made.feed, made.target, progress=config.progress)
+    job = prepare_inference(config, with_loss=True, metrics=config.metrics)
+    return metrics_of(job.recipe, job.state, job.feed, job.target, progress=config.progress)
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
     """A trained model that can be used: what `TrainResult.predict` and `.evaluate` need."""
 
-    recipe: Recipe | OwnStep
+    recipe: Recipe | CustomStep
     state: TrainState
     target: Target
     batch_size: int
@@ -89,9 +87,9 @@ class Trained:
     def evaluate(self, data: Any, metrics: Any, *, progress: bool) -> dict[str, Any]:
         """As `tpuflow.evaluate`."""
         feed = eval_feed(data, self.batch_size, "data")
-        recipe: Recipe | OwnStep = self.recipe
+        recipe: Recipe | CustomStep = self.recipe
         if isinstance(recipe, Recipe):
-            recipe = measured_recipe(recipe, metrics, self.state.params, self.state.carried, batch_shapes(feed))
+            recipe = recipe_with_metrics(recipe, metrics, self.state.params, self.state.carried, batch_shapes(feed))
         elif not recipe.metrics:
             raise ConfigError("evaluate: this training has a step of its own and no eval_step that says what to measure.")
         return metrics_of(recipe, self.state, feed, self.target, progress=progress)
@@ -118,40 +116,38 @@ def outputs_of(recipe: Recipe, state: TrainState, feed: Feed, target: Target, *,
     def keep(state: Any, outputs: Any, steps: int) -> None:
         parts.append(jax.tree.map(lambda a: _samples(np.asarray(a), recipe.name), outputs))
 
-    _run(DeviceSink("predict", step, target, feed.form, updates=False), state, feed, keep, "prediction", progress=progress)
+    _run(DeviceSink("predict", step, target, feed.structure, updates=False), state, feed, keep, "prediction", progress=progress)
     return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
 
 
-def metrics_of(recipe: Recipe | OwnStep, state: TrainState, feed: Feed, target: Target, *, progress: bool) -> dict[str, Any]:
+def metrics_of(recipe: Recipe | CustomStep, state: TrainState, feed: Feed, target: Target, *, progress: bool) -> dict[str, Any]:
     """The metrics of a recipe over a feed."""
     tally = Tally(recipe.metrics)
 
     def keep(state: Any, figures: Mapping[str, Any], steps: int) -> None:
         tally.add(figures)
 
-    _run(DeviceSink("eval_step", recipe.eval_step, target, feed.form, updates=False), state, feed, keep, "evaluation", progress=progress)
+    _run(
+        DeviceSink("eval_step", recipe.eval_step, target, feed.structure, updates=False), state, feed, keep, "evaluation", progress=progress
+    )
     return tally.results()
 
 
 def _run(sink: DeviceSink, state: TrainState, feed: Feed, keep: OnSlice, what: str, *, progress: bool) -> None:
     """One pass over a feed."""
-    walk = Walk(feed)
+    iterator = EpochIterator(feed)
     try:
         with progress_bar(shown=progress) as bar:
             bar.begin(what, feed.batches)
-            sink.run(state, _pieces(walk), _telling(keep, walk, bar))
+            sink.run(state, iterator.chunks(None), _reporting_progress(keep, iterator, bar))
     finally:
-        walk.close()
+        iterator.close()
 
 
-def _pieces(walk: Walk) -> Iterable[Chunk]:
-    return walk.pieces(None)
-
-
-def _telling(keep: OnSlice, walk: Walk, bar: Bar) -> OnSlice:
+def _reporting_progress(keep: OnSlice, iterator: EpochIterator, bar: Bar) -> OnSlice:
     def told(state: Any, figures: Any, steps: int) -> None:
         keep(state, figures, steps)
-        walk.done(steps)
+        iterator.mark_done(steps)
         bar.advance(steps)
 
     return told

@@ -15,7 +15,7 @@ from tpuflow.amp.policy import cast_floats
 from tpuflow.checking import check_choice, check_number, check_real
 from tpuflow.errors import ConfigError, DataError, a_thing, unknown
 from tpuflow.stages.tracing import users_code
-from tpuflow.training.mismatches import in_words, one_class, out_of_range, remedy
+from tpuflow.training.mismatches import one_class, out_of_range, remedy, types_text
 
 LossFunction = Callable[[Any, Any], jax.Array]
 
@@ -61,9 +61,9 @@ SPREADS = ("all", "others")
 def cross_entropy(*, label_smoothing: float = 0.0, spread: str = "all", classes: int | None = None) -> Loss:
     """Softmax cross-entropy with smoothed labels, for `tpuflow.train(loss=...)`.
 
-    label_smoothing: the share s of a label that is given away, from 0 to below 1.
-    spread: whom to. "all": every class gets s / C, the label's own too (PyTorch's `label_smoothing`). "others": every other class gets
-      s / (C - 1), the label's keeps 1 - s (MindSpore's guides).
+    label_smoothing: the probability mass s that is moved away from the label's class, from 0 to below 1.
+    spread: the classes that share s. "all": every class gets s / C, the label's own too (PyTorch's `label_smoothing`). "others": every
+      other class gets s / (C - 1), and the label's keeps 1 - s (MindSpore's guides).
     classes: C; the outputs' last axis if not given. (MindSpore's guide keeps 1001 whatever the network has; its shares then do not
       add up to one.)
 
@@ -155,8 +155,8 @@ def get_loss(loss: str | LossFunction | None, labels: Any) -> tuple[Loss, str]:
     raise unknown("loss", loss, LOSSES, "a function (outputs, labels) -> loss")
 
 
-def fitting(loss: Loss, outputs: Any, labels: Any) -> Loss:
-    """A loss of the user's own, which counts classes only where outputs and labels look like that; any other as it is."""
+def resolve_classes(loss: Loss, outputs: Any, labels: Any) -> Loss:
+    """The loss; one of the user's own has `classes` only if the labels' shape is that of the outputs without the last axis."""
     if loss.checked or not loss.classes:
         return loss
     alike = hasattr(outputs, "shape") and tuple(labels.shape) == tuple(outputs.shape[:-1])
@@ -164,10 +164,10 @@ def fitting(loss: Loss, outputs: Any, labels: Any) -> Loss:
 
 
 def check_fit(loss: Loss, outputs: Any, labels: Any, what: str = "data", why: str = "") -> None:
-    """That outputs and labels of these shapes can meet in the loss; `why` it was chosen, if it was not given.
+    """Check that the loss can compare outputs and labels of these shapes. why: the reason for its choice, if it was not given.
 
     Raises:
-      DataError: they cannot.
+      DataError: it cannot.
     """
     if not loss.checked:
         return
@@ -187,7 +187,7 @@ def check_fit(loss: Loss, outputs: Any, labels: Any, what: str = "data", why: st
 
 
 def check_function(loss: Loss, outputs: Any, targets: Any) -> None:
-    """That a loss of the user's own takes outputs and targets of these shapes and gives an array.
+    """Check that a loss of the user's own takes outputs and targets of these shapes and returns an array.
 
     Raises:
       ConfigError: it does not.
@@ -195,7 +195,7 @@ def check_function(loss: Loss, outputs: Any, targets: Any) -> None:
     if loss.checked:
         return
     like = jax.eval_shape(lambda tree: cast_floats(tree, jnp.float32), outputs)
-    called = f"loss {loss.name!r}, called with outputs {in_words(like)} and labels {in_words(targets)}"
+    called = f"loss {loss.name!r}, called with outputs {types_text(like)} and labels {types_text(targets)}"
     wanted = "A loss takes (outputs, labels) and returns one number, or one for each example."
     with users_code(f"while tracing {called}", (TypeError, ValueError), lambda said: ConfigError(f"{called}: {said} {wanted}")):
         found = jax.eval_shape(loss.fn, like, targets)
@@ -204,7 +204,7 @@ def check_function(loss: Loss, outputs: Any, targets: Any) -> None:
 
 
 def check_labels(labels: np.ndarray, classes: int, first_sample: int = 0, what: str = "data") -> None:
-    """That every label is a class number.
+    """Check that every label is a class number.
 
     Raises:
       DataError: one is below 0 or not below `classes`.

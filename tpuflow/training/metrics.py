@@ -16,7 +16,7 @@ from tpuflow.checking import check_callable, check_number, check_real, check_swi
 from tpuflow.errors import ConfigError, shown, unknown
 from tpuflow.stages.tracing import users_code
 from tpuflow.training.losses import Loss
-from tpuflow.training.mismatches import in_words
+from tpuflow.training.mismatches import types_text
 
 WANTED = "A metric takes (outputs, labels) and returns one value a sample, a scalar, or a pair (parts, wholes) of arrays of one shape."
 MetricFunction = Callable[[Any, Any], Any]
@@ -115,7 +115,7 @@ RESERVED = ("epoch", "losses", "loss_scale", "skipped", "metrics", "steps", "eva
 
 
 def metrics_of_loss(figures: Mapping[str, Any]) -> tuple[Metric, ...]:
-    """Rows for what a loss or an evaluation of the user's own measures by itself, under these names."""
+    """Metrics for the scalars that the user's `loss_fn` or `eval_step` computes itself, under these names."""
 
     def none(outputs: Any, targets: Any) -> Any:
         raise AssertionError("the loss measures it")
@@ -173,10 +173,10 @@ def measure(metrics: Sequence[Metric], outputs: Any, targets: Any, labels: Any) 
 
 
 def check_metrics(metrics: Sequence[Metric], outputs: Any, targets: Any, labels: Any, batch: int) -> None:
-    """That every metric can be computed for outputs and targets of these shapes and gives something that can be summed.
+    """Check that every metric can be computed for outputs and targets of these shapes, and returns something that can be summed.
 
     Raises:
-      ConfigError: one cannot.
+      ConfigError: one cannot, or does not.
     """
     like = cast_floats_like(outputs)
     for metric in metrics:
@@ -186,7 +186,7 @@ def check_metrics(metrics: Sequence[Metric], outputs: Any, targets: Any, labels:
                 "or choose 'accuracy'."
             )
         given = labels if metric.labelled else targets
-        called = f"metric {metric.name!r}, called with outputs {in_words(like)} and labels {in_words(given)}"
+        called = f"metric {metric.name!r}, called with outputs {types_text(like)} and labels {types_text(given)}"
         with users_code(f"while tracing {called}", (TypeError, ValueError), lambda said: ConfigError(f"{called}: {said} {WANTED}")):  # noqa: B023
             found = jax.eval_shape(metric.fn, like, given)
         fits = _is_figure(found, batch) if metric.summary is None else _is_of_samples(found, batch)
@@ -216,13 +216,13 @@ def _is_of_samples(found: Any, batch: int) -> bool:
 
 @dataclass(slots=True)
 class Tally:
-    """The figures of an evaluation, batch by batch, and what they come to. Sums are exact: rounded once, from the device's figures."""
+    """Accumulates the figures of an evaluation. Sums over batches are exact: they are rounded once."""
 
     metrics: Sequence[Metric]
     _batches: list[Mapping[str, Any]] = field(default_factory=list)
 
     def add(self, figures: Mapping[str, Any]) -> None:
-        """Take in the figures of a slice: every array has the slice's batches as its first axis."""
+        """Add the figures of a slice, a group of batches; every array has the batches as its first axis."""
         self._batches.append({name: jax.tree.map(np.asarray, figure) for name, figure in figures.items()})
 
     def results(self) -> dict[str, Any]:
@@ -242,7 +242,7 @@ class Tally:
 
 
 def _summarised(metric: Metric, slices: Sequence[Any], taken: Sequence[str]) -> dict[str, float]:
-    """What the summary of a metric makes of slices of [batches, B, ...]."""
+    """The result of a metric's summary on all samples, from slices of [batches, B, ...]."""
     assert metric.summary is not None
     samples = jax.tree.map(lambda *arrays: np.concatenate([a.reshape(-1, *a.shape[2:]) for a in arrays]), *slices)
     found: Any = metric.summary(samples)

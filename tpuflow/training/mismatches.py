@@ -1,4 +1,4 @@
-"""What to do about labels that do not fit a loss, or outputs that do not fit the inputs: one row a kind of misfit."""
+"""Advice in error messages about labels that do not fit a loss: a table with one row for each kind of mismatch."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _FOR_NUMBERS: tuple[tuple[Callable[[Shape, Shape, str], bool], str], ...] = (
 )
 
 
-def in_words(tree: Any) -> str:
-    """The types and shapes of a tree's arrays."""
+def types_text(tree: Any) -> str:
+    """The types and shapes of a tree's arrays, such as "float32[8, 3], int32[8]"."""
     return ", ".join(map(a_thing, jax.tree.leaves(tree))) or "nothing"
 
 

@@ -1,4 +1,4 @@
-"""A training that is put on a mesh by rules for its parameters: XLA's partitioner does the rest (`tpuflow.jaxprs.partitioner`)."""
+"""The strategy for a mesh by rules for the parameters' shardings; XLA's partitioner does the rest (`tpuflow.jaxprs.partitioner`)."""
 
 from __future__ import annotations
 
@@ -16,56 +16,56 @@ from tpuflow.errors import ConfigError
 from tpuflow.jaxprs.shardings import axes_in
 from tpuflow.stages.shardings import check_fits
 from tpuflow.training.groups import parameter_names, some
-from tpuflow.training.parallel import AXES, Loss, OneChip, Select, Step
 from tpuflow.training.state import TrainState
+from tpuflow.training.strategies import AXES, Loss, OneChip, Select, Step
 
 BATCH_AXIS = AXES[0]
 """The axis of a mesh that batches are cut over."""
 
 Rules = Mapping[str, PartitionSpec]
-"""Patterns of parameter paths, as `tpuflow.param_groups` takes them, and the mesh axes that the dimensions of parameters are cut over."""
+"""Pattern of parameter paths, as for `tpuflow.param_groups` -> the mesh axes that the dimensions of these parameters are sharded over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partitioned(OneChip):
-    """The step of one chip with the whole batch, partitioned: parameters lie as the rules say, or whole; batches are cut over the axis
-    `BATCH_AXIS` of the mesh, if it has one. What follows from that (gradients, the optimizer's state, activations) XLA finds out.
+    """The step of one chip with the whole batch, annotated with shardings: of the parameters by the rules (replicated without one), of
+    batches over the axis `BATCH_AXIS` of the mesh, if it has one. XLA propagates them to gradients, optimizer state and activations.
 
-    `lies`: how each parameter lies, a tree like the parameters.
+    `shardings`: that of each parameter, a tree like the parameters.
     """
 
     mesh: AbstractMesh
     rules: Rules
-    lies: Any = None
+    shardings: Any = None
 
-    def of_state(self, state: TrainState, loss: Loss) -> Partitioned:
-        """The same for states of these shapes.
+    def for_state(self, state: TrainState, loss: Loss) -> Partitioned:
+        """The strategy for states of these shapes.
 
         Raises:
           ConfigError: a rule matches no parameter, or does not fit one.
         """
-        return replace(self, lies=_lies(state.params, self.rules, self.mesh))
+        return replace(self, shardings=_shardings(state.params, self.rules, self.mesh))
 
-    def over(self, step: Step, state: Any, batch: Any) -> Any:
-        """(new state, figures) of a step of the whole state and batch, which lie on the mesh before it and after it."""
-        new, figures = step(self._placed(state), self._cut(batch))
-        return self._placed(new), figures
+    def run_step(self, step: Step, state: Any, batch: Any) -> Any:
+        """(new state, figures) of a step, with sharding constraints on the state before and after it and on the batch."""
+        new, figures = step(self._constrain_state(state), self._constrain_batch(batch))
+        return self._constrain_state(new), figures
 
-    def evaluated(self, step: Step, state: Any, batch: Any, select: Select, *, joined: bool) -> Any:
-        """What a step gives of what evaluations need of the state, and the whole batch, which lie on the mesh."""
-        return step(self._placed(state), self._cut(batch))
+    def run_eval_step(self, step: Step, state: Any, batch: Any, select: Select, *, joined: bool) -> Any:
+        """The results of an evaluation step, with sharding constraints on the state and the batch."""
+        return step(self._constrain_state(state), self._constrain_batch(batch))
 
-    def _placed(self, state: TrainState) -> TrainState:
+    def _constrain_state(self, state: TrainState) -> TrainState:
         ema = state.ema
         if ema is not None:
-            ema = ema._replace(params=self._as_said(ema.params))
-        return state._replace(params=self._as_said(state.params), ema=ema)
+            ema = ema._replace(params=self._constrain_params(ema.params))
+        return state._replace(params=self._constrain_params(state.params), ema=ema)
 
-    def _as_said(self, params: Any) -> Any:
-        return jax.tree.map(lax.with_sharding_constraint, params, self.lies)
+    def _constrain_params(self, params: Any) -> Any:
+        return jax.tree.map(lax.with_sharding_constraint, params, self.shardings)
 
-    def _cut(self, batch: Any) -> Any:
-        """A batch in pieces; a last one that does not divide, whole."""
+    def _constrain_batch(self, batch: Any) -> Any:
+        """A batch cut over `BATCH_AXIS`; a last batch that does not divide is replicated."""
         chips, leaves = self.mesh.shape.get(BATCH_AXIS, 1), jax.tree.leaves(batch)
         if chips == 1 or any(leaf.shape[0] % chips for leaf in leaves if jnp.ndim(leaf)):
             return batch
@@ -74,10 +74,10 @@ class Partitioned(OneChip):
 
 
 def check_rules(name: str, value: Any) -> None:
-    """Refuse what is no mapping from patterns to `PartitionSpec`s.
+    """Check the option `sharding` where it is not the name of one.
 
     Raises:
-      ConfigError: saying what is expected.
+      ConfigError: it is no mapping from patterns to `PartitionSpec`s.
     """
     good = isinstance(value, Mapping) and all(isinstance(k, str) and isinstance(spec, PartitionSpec) for k, spec in value.items())
     if not good or not value:
@@ -87,15 +87,15 @@ def check_rules(name: str, value: Any) -> None:
         )
 
 
-def _lies(params: Any, rules: Rules, mesh: AbstractMesh) -> Any:
+def _shardings(params: Any, rules: Rules, mesh: AbstractMesh) -> Any:
     names, leaves = parameter_names(params), jax.tree.leaves(params)
     for pattern in rules:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(f"sharding: the pattern {pattern!r} matches no parameter; there are {some(names)}.")
     specs = [next((spec for pattern, spec in rules.items() if fnmatchcase(name, pattern)), PartitionSpec()) for name in names]
     rows = zip(names, leaves, specs, strict=True)
-    lies = [_sharding(f"sharding: parameter {name} {x.dtype}{list(x.shape)}", x.shape, spec, mesh) for name, x, spec in rows]
-    return jax.tree.unflatten(jax.tree.structure(params), lies)
+    shardings = [_sharding(f"sharding: parameter {name} {x.dtype}{list(x.shape)}", x.shape, spec, mesh) for name, x, spec in rows]
+    return jax.tree.unflatten(jax.tree.structure(params), shardings)
 
 
 def _sharding(where: str, shape: Sequence[int], spec: PartitionSpec, mesh: AbstractMesh) -> NamedSharding:
@@ -108,7 +108,7 @@ def _sharding(where: str, shape: Sequence[int], spec: PartitionSpec, mesh: Abstr
 
 
 def partitioned(mesh: Mapping[str, int], rules: Rules, samples: int) -> Partitioned:
-    """How a training is put on a mesh by rules, of batches of so many samples.
+    """The strategy for a mesh by rules; `samples` is the batch size.
 
     Raises:
       ConfigError: the batches do not divide over the mesh.

@@ -1,4 +1,4 @@
-"""Before a training: every option checked, everything not given chosen, so that mistakes show before the first step."""
+"""Preparation of a training, an inference or a step: checks every option and chooses those that were not given, before anything runs."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from tpuflow.training.adapters import get_model
 from tpuflow.training.adapters.model import MISFITS
 from tpuflow.training.averaging import get_ema
 from tpuflow.training.config import StepConfig, TrainConfig
-from tpuflow.training.fitting import check_classes, measured, misfit, traced
-from tpuflow.training.given import DEFAULT_OPTIMIZER
+from tpuflow.training.descriptions import DEFAULT_OPTIMIZER
 from tpuflow.training.groups import check_trained
 from tpuflow.training.losses import get_loss
 from tpuflow.training.metrics import metrics_of_loss
-from tpuflow.training.mismatches import in_words
-from tpuflow.training.parallel import ONE_CHIP, Parallel, get_parallel
+from tpuflow.training.mismatches import types_text
 from tpuflow.training.partitioning import Rules, partitioned
 from tpuflow.training.roles import get_roles
-from tpuflow.training.stepping import OwnStep, Recipe, TrainState, loss_and_metrics, make_optimizer
+from tpuflow.training.shape_checks import check_classes, input_error, trace_forward, with_metrics
+from tpuflow.training.strategies import ONE_CHIP, Strategy, get_strategy
+from tpuflow.training.train_step import CustomStep, Recipe, TrainState, loss_and_metrics, make_optimizer
 from tpuflow.training.weights import starting_variables
 
-OF_A_MODEL = (
+MODEL_OPTIONS = (
     "policy", "optimizer", "loss", "loss_fn", "inputs", "params", "frozen", "ema", "eval_params", "keep_batchnorm_fp32", "loss_scale",
     "accumulate_steps", "nominal_batch_size", "metrics", "numerics", "mesh",
 )  # fmt: skip
@@ -47,7 +47,7 @@ class Job:
     """A training that is ready to start: everything checked and chosen."""
 
     config: TrainConfig
-    recipe: Recipe | OwnStep
+    recipe: Recipe | CustomStep
     state: TrainState
     feed: Feed
     eval_feed: Feed | None
@@ -61,7 +61,7 @@ class Job:
     @property
     def first(self) -> Any:
         """The first batch."""
-        return self.feed.form.batch(self.feed.first())
+        return self.feed.structure.batch(self.feed.first())
 
 
 @undisturbed()
@@ -82,23 +82,27 @@ def prepare(config: TrainConfig) -> Job:
         config = replace(config, accumulate_steps=max(1, round(config.nominal_batch_size / samples)))
     batch = batch_shapes(feed, leaves)
     evaluated = None if config.eval_data is None else eval_feed(config.eval_data, batch_size)
-    made = _own(config, batch, evaluated) if config.state is not None else _modelled(config, batch, feed, evaluated, policy)
+    prepared = (
+        _prepare_custom_step(config, batch, evaluated)
+        if config.state is not None
+        else _prepare_model(config, batch, feed, evaluated, policy)
+    )
     chosen = {
-        **made.chosen,
+        **prepared.chosen,
         **({"batch_size": str(batch_size)} if config.batch_size is None and isinstance(feed, ArrayFeed) else {}),
     }
     settings = {
-        "model": made.recipe.name,
+        "model": prepared.recipe.name,
         "batch_size": samples,
         "chip": chip.name,
-        **made.settings,
-        "metrics": [metric.name for metric in made.recipe.metrics],
+        **prepared.settings,
+        "metrics": [metric.name for metric in prepared.recipe.metrics],
         **config.shown(),
     }
     return Job(
         config=config,
-        recipe=made.recipe,
-        state=made.state,
+        recipe=prepared.recipe,
+        state=prepared.state,
         feed=feed,
         eval_feed=evaluated,
         target=Target(chip, config.engine, config.fidelity),
@@ -111,14 +115,14 @@ def prepare(config: TrainConfig) -> Job:
 
 
 def _check_together(config: TrainConfig) -> None:
-    """What no option shows by itself."""
+    """Check combinations of options."""
     if config.eval_data is None and (config.eval_epochs or config.eval_steps):
         raise ConfigError("eval_epochs and eval_steps say when to evaluate, but there is no eval_data; give eval_data, or leave them out.")
     if config.metrics is not None and config.eval_data is None:
         raise ConfigError("metrics: they are measured on eval_data, which is not given; give eval_data, or leave metrics out.")
     if config.nominal_batch_size is not None and config.accumulate_steps != 1:
         raise ConfigError("nominal_batch_size chooses accumulate_steps; give one of them.")
-    own = [name for name in OF_A_MODEL if config.is_given(name)]
+    own = [name for name in MODEL_OPTIONS if config.is_given(name)]
     if config.state is not None and own:
         raise ConfigError(f"state: a step of your own does by itself what {', '.join(own)} would ask for; leave that out.")
     if config.state is None and config.eval_step is not None:
@@ -128,25 +132,25 @@ def _check_together(config: TrainConfig) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """A recipe and the state that it begins with, and what is to be said of them."""
+class _Prepared:
+    """A recipe, its initial state, and what reports say of them: options chosen for the user, and settings."""
 
-    recipe: Recipe | OwnStep
+    recipe: Recipe | CustomStep
     state: TrainState
     chosen: dict[str, str]
     settings: dict[str, Any]
 
 
-def _own(config: TrainConfig, batch: Any, evaluated: Feed | None) -> _Made:
-    """A step of the user's own.
+def _prepare_custom_step(config: TrainConfig, batch: Any, evaluated: Feed | None) -> _Prepared:
+    """The recipe and the initial state of a step function of the user's own (`state=` was given).
 
     Raises:
-      ConfigError: it is no such step.
+      ConfigError: the step does not return (state, scalars by name), with a state like the one that it is given.
     """
     if not callable(config.model):
         raise ConfigError(f"state is given, so the first argument is a step (state, batch) -> (state, scalars); got {config.model!r}.")
     step: Callable[..., Any] = config.model
-    recipe = OwnStep(step, evaluate=config.eval_step)
+    recipe = CustomStep(step, evaluate=config.eval_step)
     state = recipe.initial_state(jax.tree.map(as_array, config.state))
     found: Any = jax.eval_shape(step, state.params, batch)
     if not isinstance(found, tuple) or len(found) != 2:
@@ -160,16 +164,16 @@ def _own(config: TrainConfig, batch: Any, evaluated: Feed | None) -> _Made:
             raise ConfigError("eval_data is given, so a step of your own needs an eval_step (state, batch) -> figures by name.")
         figures = jax.eval_shape(config.eval_step, state.params, batch_shapes(evaluated))
         recipe = replace(recipe, metrics=metrics_of_loss(figures))
-    return _Made(recipe, state, {}, {"policy": "own", "loss": recipe.name, "loss_scale": "none", "norm_dtype": "float32"})
+    return _Prepared(recipe, state, {}, {"policy": "own", "loss": recipe.name, "loss_scale": "none", "norm_dtype": "float32"})
 
 
-def _modelled(config: TrainConfig, batch: Any, feed: Feed, evaluated: Feed | None, policy: amp.Policy) -> _Made:
-    """The step of a model."""
+def _prepare_model(config: TrainConfig, batch: Any, feed: Feed, evaluated: Feed | None, policy: amp.Policy) -> _Prepared:
+    """The recipe and the initial state for a model."""
     recipe, why = make_recipe(config, batch, policy)
     variables = _variable_shapes(recipe, batch, config)
     check_trained(variables[0], recipe.frozen)
-    recipe, outputs = traced(recipe, *variables, batch, "data")
-    recipe = measured(recipe, config.metrics, *variables, batch, outputs, why)
+    recipe, outputs = trace_forward(recipe, *variables, batch, "data")
+    recipe = with_metrics(recipe, config.metrics, *variables, batch, outputs, why)
     classes = check_classes(recipe, feed, batch, outputs, "data")
     if evaluated is not None:
         shapes = batch_shapes(evaluated)
@@ -178,12 +182,12 @@ def _modelled(config: TrainConfig, batch: Any, feed: Feed, evaluated: Feed | Non
             raise DataError(
                 f"eval_data: a batch must have the parts of the training data's, {wanted}; got {found_there}. Give it the same."
             )
-        _, own = traced(recipe, *variables, shapes, "eval_data")
+        _, own = trace_forward(recipe, *variables, shapes, "eval_data")
         found = check_classes(recipe, evaluated, shapes, own, "eval_data", why)
         if found != classes:
             raise DataError(f"eval_data: the model has {found} outputs on it, {classes} on the training data.")
     state = recipe.initial_state(*_initial_variables(recipe, *variables, batch, config), _key(config.seed, 1) if recipe.streams else None)
-    recipe = recipe.of_state(state, batch)
+    recipe = recipe.for_state(state, batch)
     chosen = {
         **({"loss": f"{recipe.loss_name} ({why})"} if why else {}),
         **({"optimizer": DEFAULT_OPTIMIZER} if config.optimizer is None else {}),
@@ -194,12 +198,12 @@ def _modelled(config: TrainConfig, batch: Any, feed: Feed, evaluated: Feed | Non
         "loss_scale": policy.loss_scale.kind,
         "norm_dtype": policy.norm_dtype,
     }
-    return _Made(recipe, state, chosen, settings)
+    return _Prepared(recipe, state, chosen, settings)
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
-    """A model that is ready to be used on data: everything checked and chosen."""
+class InferenceJob:
+    """A prediction or evaluation that is ready to run: everything checked and chosen."""
 
     recipe: Recipe
     state: TrainState
@@ -207,8 +211,8 @@ class Use:
     target: Target
 
 
-def prepare_use(config: Any, *, scored: bool, metrics: Any = None) -> Use:
-    """Check the options of `tpuflow.predict` and (`scored`: with a loss and metrics) `tpuflow.evaluate`.
+def prepare_inference(config: Any, *, with_loss: bool, metrics: Any = None) -> InferenceJob:
+    """Check the options of `tpuflow.predict`, or of `tpuflow.evaluate`, which has a loss and metrics (`with_loss`).
 
     Raises:
       ConfigError, DataError: see `tpuflow.train`.
@@ -217,31 +221,29 @@ def prepare_use(config: Any, *, scored: bool, metrics: Any = None) -> Use:
     target = Target(get_chip(config.chip), config.engine, config.fidelity)
     feed = eval_feed(config.data, config.batch_size, "data")
     batch = batch_shapes(feed)
-    recipe = replace(make_recipe(config, batch, scored=scored)[0], optimized=None, parallel=ONE_CHIP)
+    recipe = replace(make_recipe(config, batch, with_loss=with_loss)[0], optimized=None, strategy=ONE_CHIP)
     variables = _variable_shapes(recipe, batch, config)
-    recipe, outputs = traced(recipe, *variables, batch, "data", train=False)
-    if scored:
-        recipe = measured(recipe, metrics, *variables, batch, outputs)
+    recipe, outputs = trace_forward(recipe, *variables, batch, "data", train=False)
+    if with_loss:
+        recipe = with_metrics(recipe, metrics, *variables, batch, outputs)
         check_classes(recipe, feed, batch, outputs, "data")
     state = recipe.initial_state(*_initial_variables(recipe, *variables, batch, config), None)
-    return Use(recipe, recipe.eval_state(state), feed, target)
+    return InferenceJob(recipe, recipe.eval_state(state), feed, target)
 
 
-def measured_recipe(recipe: Recipe, metrics: Any, params: Any, carried: Any, batch: Any) -> Recipe:
-    """A recipe with other metrics (None: those that it has), checked for batches of these shapes.
+def recipe_with_metrics(recipe: Recipe, metrics: Any, params: Any, carried: Any, batch: Any) -> Recipe:
+    """A recipe with other metrics (None: its own), checked for batches of these shapes.
 
     Raises:
       ConfigError, DataError: one cannot be measured, or the model does not take the inputs.
     """
     wanted = recipe.metrics if metrics is None and recipe.loss_fn is None else metrics
-    recipe, outputs = traced(recipe, params, carried, batch, "data")
-    return measured(recipe, wanted, params, carried, batch, outputs)
+    recipe, outputs = trace_forward(recipe, params, carried, batch, "data")
+    return with_metrics(recipe, wanted, params, carried, batch, outputs)
 
 
-def make_recipe(config: StepConfig, batch: Any, policy: amp.Policy | None = None, *, scored: bool = True) -> tuple[Recipe, str]:
-    """The step of a model for batches of these shapes, but for its metrics and random streams; and why its loss was chosen.
-
-    scored: there is a loss.
+def make_recipe(config: StepConfig, batch: Any, policy: amp.Policy | None = None, *, with_loss: bool = True) -> tuple[Recipe, str]:
+    """(the recipe of a model's step for batches of these shapes, without metrics and random streams; why its loss was chosen, or "").
 
     Raises:
       ConfigError, DataError: an option does not fit the batch.
@@ -250,16 +252,18 @@ def make_recipe(config: StepConfig, batch: Any, policy: amp.Policy | None = None
     model = get_model(config.model, policy.around_norm if policy.surrounds_norms else None, config.params)
     roles = get_roles(batch, config.inputs, model.parameters)
     if config.inputs is not None and not jax.tree.leaves(roles.inputs(batch)):
-        raise ConfigError(f"inputs: the model would get no array of a batch of {in_words(batch)}; name some of its parts, or return them.")
+        raise ConfigError(
+            f"inputs: the model would get no array of a batch of {types_text(batch)}; name some of its parts, or return them."
+        )
     loss, why = None, ""
-    if scored and config.loss_fn is None:
+    if with_loss and config.loss_fn is None:
         loss, why = get_loss(config.loss, None if roles.labels is None else roles.labels(batch))
     optimizer = make_optimizer(config.optimizer, policy, config.accumulate_steps)
     frozen, ema = tuple(config.frozen), get_ema(config.ema)
     if ema is not None and config.eval_params is not None:
         raise ConfigError("ema and eval_params both say which parameters evaluations use; give one of them.")
     recipe = Recipe(model, policy, roles, loss, optimizer, config.loss_fn, frozen=frozen, ema=ema, optimized=config.eval_params)
-    return replace(recipe, parallel=_parallel(config.mesh, config.sharding, samples_of(batch))), why
+    return replace(recipe, strategy=_strategy(config.mesh, config.sharding, samples_of(batch))), why
 
 
 def samples_of(batch: Any) -> int:
@@ -267,8 +271,8 @@ def samples_of(batch: Any) -> int:
     return max((leaf.shape[0] for leaf in jax.tree.leaves(batch) if leaf.shape), default=1)
 
 
-def _parallel(mesh: Mapping[str, int] | None, sharding: str | Rules, samples: int) -> Parallel:
-    """How a training of batches of so many samples is put on a mesh: by a stage of ZeRO, or by rules.
+def _strategy(mesh: Mapping[str, int] | None, sharding: str | Rules, samples: int) -> Strategy:
+    """The strategy for a mesh, by the name of a sharding or by rules; `samples` is the batch size.
 
     Raises:
       ConfigError: there is no mesh, or the batches do not divide over it.
@@ -277,7 +281,7 @@ def _parallel(mesh: Mapping[str, int] | None, sharding: str | Rules, samples: in
         raise ConfigError(f"sharding: {sharding!r} is over the chips of a mesh; give one, such as mesh={{'data': 4}}.")
     if mesh is None or math.prod(mesh.values()) == 1:
         return ONE_CHIP
-    return get_parallel(mesh, sharding, samples) if isinstance(sharding, str) else partitioned(mesh, sharding, samples)
+    return get_strategy(mesh, sharding, samples) if isinstance(sharding, str) else partitioned(mesh, sharding, samples)
 
 
 def state_shapes(recipe: Recipe, batch: Any) -> tuple[Recipe, TrainState]:
@@ -288,15 +292,15 @@ def state_shapes(recipe: Recipe, batch: Any) -> tuple[Recipe, TrainState]:
         return recipe.policy.cast_params(params, recipe.model.norms(params, carried)), carried
 
     params, carried = jax.eval_shape(variables, batch)
-    recipe, _ = traced(recipe, params, carried, batch, "data")
+    recipe, _ = trace_forward(recipe, params, carried, batch, "data")
     key = jax.eval_shape(lambda: jax.random.key(0)) if recipe.streams else None
     state = jax.eval_shape(recipe.state_of, params, carried, key)
-    recipe = recipe.of_state(state, batch)
-    return recipe, recipe.parallel.placed(state)
+    recipe = recipe.for_state(state, batch)
+    return recipe, recipe.strategy.shard_state(state)
 
 
-def one_batch(config: StepConfig) -> TrainConfig:
-    """A training whose data are one batch.
+def single_batch_config(config: StepConfig) -> TrainConfig:
+    """The options of a training whose data are the one batch of a step's options.
 
     Raises:
       DataError: they are no tree of arrays.
@@ -312,7 +316,7 @@ def _policy(config: StepConfig) -> amp.Policy:
 
 
 def _variable_shapes(recipe: Recipe, batch: Any, config: StepConfig) -> tuple[Any, Any]:
-    """Shapes and types of the model's variables: what does not fit shows from them, before anything is computed.
+    """The shapes and types of the model's variables, by tracing its initialisation, so that errors show before anything is computed.
 
     Raises:
       ConfigError: the model has no parameters.
@@ -320,8 +324,10 @@ def _variable_shapes(recipe: Recipe, batch: Any, config: StepConfig) -> tuple[An
     """
     model, inputs = recipe.model, recipe.roles.inputs(batch)
     if any(0 in leaf.shape for leaf in jax.tree.leaves(inputs)):
-        raise DataError(f"data: inputs {in_words(inputs)} have an axis without elements; give every axis at least one.")
-    with users_code(f"while initialising model {model.name} for inputs {in_words(inputs)}", MISFITS, misfit("data", model.name, inputs)):
+        raise DataError(f"data: inputs {types_text(inputs)} have an axis without elements; give every axis at least one.")
+    with users_code(
+        f"while initialising model {model.name} for inputs {types_text(inputs)}", MISFITS, input_error("data", model.name, inputs)
+    ):
         shapes, carried = jax.eval_shape(lambda i: model.init(jax.random.key(config.seed), i), inputs)
     if not jax.tree.leaves(shapes):
         raise ConfigError(f"model {model.name} has no parameters: there is nothing to train. Give it layers that have some.")
@@ -329,7 +335,7 @@ def _variable_shapes(recipe: Recipe, batch: Any, config: StepConfig) -> tuple[An
 
 
 def _initial_variables(recipe: Recipe, shapes: Any, carried: Any, batch: Any, config: StepConfig) -> tuple[Any, Any]:
-    """Variables of these shapes: drawn from the seed, or the user's parameters.
+    """The initial variables: drawn from the seed, or the user's parameters, checked against the shapes.
 
     Raises:
       ConfigError: the user's do not fit the model.
@@ -354,7 +360,7 @@ def eval_feed(data: Any, batch_size: int, what: str = "eval_data") -> Feed:
 
 
 def _lengths(data: Any) -> list[int]:
-    """The numbers of samples of data that are a tree of arrays; nothing of other data."""
+    """The number of samples of each array, if the data are a tree of arrays; else empty."""
     if not is_data_of_arrays(data):
         return []
     return [len(leaf) for leaf in jax.tree.leaves(data) if getattr(leaf, "shape", ())]
@@ -362,7 +368,7 @@ def _lengths(data: Any) -> list[int]:
 
 def batch_shapes(feed: Feed, leaves: Any = None) -> Any:
     """Shapes and types of a feed's first batch, in its tree."""
-    return _shapes(feed.form.batch(feed.first() if leaves is None else leaves))
+    return _shapes(feed.structure.batch(feed.first() if leaves is None else leaves))
 
 
 def _shapes(tree: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a training hands back: parameters, history, counts, as text and as JSON."""
+"""`TrainResult`, which `tpuflow.train` returns: parameters, history and counts, also as text and JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tpuflow.reports.reported import Reported
 from tpuflow.stages.flattening import nested
 from tpuflow.training.checkpoints import orbax_files
 from tpuflow.training.checkpoints.locking import not_written
-from tpuflow.training.given import optimizer_words
+from tpuflow.training.descriptions import describe_optimizer
 from tpuflow.training.plotting import history_svg, plot_history
 
 
@@ -141,7 +141,7 @@ class TrainResult(Reported, PlainData):
         if not self.executables or not self.steps:
             raise ConfigError("profile: the training ran no step on the device; there is nothing to report the cost of.")
         program, steps = self.executables[0].program, self._steps_a_trip
-        optimizer = optimizer_words(self.opt_state) if isinstance(self.opt_state, tuple) else ""  # a step of one's own has its own state
+        optimizer = describe_optimizer(self.opt_state) if isinstance(self.opt_state, tuple) else ""  # a step of one's own has its own state
         settings = {
             "policy": self.settings["policy"],
             "batch": str(self.settings["batch_size"]),
@@ -190,10 +190,10 @@ class TrainResult(Reported, PlainData):
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """That a file could be written there, found out before the work and not after it.
+    """Check that a file can be written at a path, before the training and not after it.
 
     Raises:
-      ConfigError: it could not.
+      ConfigError: it cannot.
     """
     check_path("json", path)
     target = Path(path)

@@ -1,4 +1,4 @@
-"""Which part of a batch the model gets, and which the loss."""
+"""The roles of a batch's parts: which are the model's inputs, and which the loss and the metrics get."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from tpuflow.data.batching import LABEL_NAMES, PAIR
 from tpuflow.errors import ConfigError, DataError, shown
 from tpuflow.training.adapters.model import Inputs
 
-Given = str | int | Sequence[str | int] | Callable[[Any], Any] | None
+InputSelection = str | int | Sequence[str | int] | Callable[[Any], Any] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Parts of batches of one structure. Of a pair (inputs, targets), or of a mapping with one entry named like a label.
+    """Functions that take their parts out of a batch, for batches of one structure: pairs (inputs, targets), mappings, or any other tree.
 
     inputs: batch -> the arguments of the model's call.
     labels: batch -> the one array that losses and metrics with a name compare outputs with; None if there is no such part.
     targets: batch -> what losses and metrics of the user's own get: the second of a pair, else the whole batch.
-    given: what the user said of the inputs.
+    given: the option `inputs`.
     """
 
     inputs: Callable[[Any], Inputs]
     labels: Callable[[Any], Any] | None
     targets: Callable[[Any], Any]
-    given: Given = None
+    given: InputSelection = None
 
 
-def get_roles(batch: Any, given: Given, parameters: Sequence[str], what: str = "data") -> Roles:
+def get_roles(batch: Any, given: InputSelection, parameters: Sequence[str], what: str = "data") -> Roles:
     """The roles in batches like this one.
 
     given: the entries of a batch that the model gets, as positional arguments; or a function of the batch that gives them (a mapping:
@@ -58,7 +58,7 @@ def _label_of(batch: Any) -> Any:
     return 1 if isinstance(batch, tuple) and len(batch) == len(PAIR) and hasattr(batch[1], "shape") else None
 
 
-def _inputs(batch: Any, given: Given, parameters: Sequence[str], what: str, *, pair: bool) -> Callable[[Any], Inputs]:
+def _inputs(batch: Any, given: InputSelection, parameters: Sequence[str], what: str, *, pair: bool) -> Callable[[Any], Inputs]:
     if given is not None:
         return _given_inputs(batch, given)
     if pair and isinstance(batch[0], Mapping) and not set(batch[0]) <= set(parameters):
@@ -89,7 +89,7 @@ def _given_inputs(batch: Any, given: Any) -> Callable[[Any], Inputs]:
 
 
 def _called(given: Callable[[Any], Any], batch: Any) -> Any:
-    """What the function gives for a batch; the shapes and types of that if only those of the batch are known."""
+    """The result of the user's function for a batch; for a batch of shapes, the shapes of the result."""
     only_shapes = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(batch))
     return jax.eval_shape(given, batch) if only_shapes else given(batch)
 

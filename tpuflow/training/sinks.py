@@ -13,10 +13,10 @@ import numpy as np
 
 from tpuflow.checking import check_choice, check_number, check_switch
 from tpuflow.chips import Chip, get_chip
-from tpuflow.data.batching import Leaves, TreeForm, is_tree_of_arrays
+from tpuflow.data.batching import BatchStructure, Leaves, is_tree_of_arrays
 from tpuflow.data.batching import signature as signature_of
 from tpuflow.data.chunks import Chunk
-from tpuflow.data.epochs import Walk
+from tpuflow.data.epochs import EpochIterator
 from tpuflow.data.feeding import Feed, array_feed, stream_feed
 from tpuflow.device.runtime import ENGINES, FIDELITIES, Executable
 from tpuflow.errors import ConfigError, DataError, a_thing, shown
@@ -24,8 +24,8 @@ from tpuflow.jaxprs.compat import is_key
 from tpuflow.stages.flattening import leaf_names
 from tpuflow.stages.staging import Target, as_array
 from tpuflow.stages.tracing import users_code
-from tpuflow.training.given import made_by
-from tpuflow.training.sinking import DeviceSink, compile_ahead
+from tpuflow.training.descriptions import is_from_package
+from tpuflow.training.device_sink import DeviceSink, compile_ahead
 
 StepFunction = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -70,7 +70,7 @@ def sink(
       DataError: the data are empty or are no batches of arrays of numbers.
       UnsupportedPrimitiveError: the step uses something the device's compiler has no rule for (in the first sink).
     """
-    if not callable(step_fn) or made_by("flax", step_fn):
+    if not callable(step_fn) or is_from_package("flax", step_fn):
         raise ConfigError(
             f"step_fn: expected a function (state, batch) -> (state, metrics), got a {type(step_fn).__name__}; models are trained with "
             "tpuflow.train, or called in such a function."
@@ -83,12 +83,12 @@ def sink(
         check_switch(name, value)
     if epochs is not None:
         check_number("epochs", epochs, 1)
-    form = TreeForm()
+    structure = BatchStructure()
     arrays = {"drop_remainder": drop_remainder, "shuffle": shuffle}
-    feed = _feed(data, form, size, batch_size, **arrays, seed=seed)
+    feed = _feed(data, structure, size, batch_size, **arrays, seed=seed)
     first = feed.first()
     target = Target(get_chip(chip), engine, fidelity)
-    return Sink(step_fn, _owned(state, donate=donate), feed, first, form, target, size, epochs)
+    return Sink(step_fn, _owned(state, donate=donate), feed, first, structure, target, size, epochs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +126,21 @@ class Sink(Iterator[SinkResult]):
     """
 
     def __init__(
-        self, step_fn: StepFunction, state: Any, feed: Feed, first: Leaves, form: TreeForm, target: Target, size: int, epochs: int | None
+        self,
+        step_fn: StepFunction,
+        state: Any,
+        feed: Feed,
+        first: Leaves,
+        structure: BatchStructure,
+        target: Target,
+        size: int,
+        epochs: int | None,
     ):
-        _check_step(step_fn, state, first, form)
+        _check_step(step_fn, state, first, structure)
         self._state, self._feed, self._size, self._epochs = state, feed, size, epochs
-        self._device = DeviceSink(getattr(step_fn, "__name__", "step"), step_fn, target, form)
+        self._device = DeviceSink(getattr(step_fn, "__name__", "step"), step_fn, target, structure)
         steps = None if size <= 0 else math.inf if epochs is None else epochs * size
-        self._walk = Walk(feed, steps=steps)
+        self._iterator = EpochIterator(feed, steps=steps)
         self._epoch = self._in_sink = 0
         self._compiled = self._closed = False
         self.step = self.round_trips = 0
@@ -158,13 +166,13 @@ class Sink(Iterator[SinkResult]):
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_walk"):
+        if hasattr(self, "_iterator"):
             self.close()
 
     def close(self) -> None:
         """End the loop and what is being loaded ahead; happens by itself at the loop's end."""
         self._closed = True
-        self._walk.close()
+        self._iterator.close()
 
     @property
     def state(self) -> Any:
@@ -196,15 +204,15 @@ class Sink(Iterator[SinkResult]):
             self._compiled = True
 
     def _sink_is_over(self) -> bool:
-        """Whether the last sink (with size 0: pass) has had all its steps; one that was cut short goes on first."""
-        self._walk.take_back()
-        return self._in_sink >= self._size if self._size > 0 else self.step > 0 and self._walk.epoch_is_over()
+        """Whether the last sink (with size 0: pass) has had all its steps; an interrupted one continues first."""
+        self._iterator.put_back()
+        return self._in_sink >= self._size if self._size > 0 else self.step > 0 and self._iterator.finish_epoch_if_over()
 
     def _pieces(self) -> Iterable[Chunk]:
         """The batches of the next round trip."""
         if self._size == 0:
-            return self._walk.pieces(1, within_epoch=True)
-        return self._walk.pieces(None if self._size < 0 else self._size - self._in_sink)
+            return self._iterator.chunks(1, within_epoch=True)
+        return self._iterator.chunks(None if self._size < 0 else self._size - self._in_sink)
 
     def _run(self, pieces: Iterable[Chunk]) -> SinkResult:
         slices: list[Any] = []
@@ -212,7 +220,7 @@ class Sink(Iterator[SinkResult]):
 
         def record(state: Any, metrics: Any, steps: int) -> None:
             self._state = state
-            self._walk.done(steps)
+            self._iterator.mark_done(steps)
             self.step, self._in_sink = self.step + steps, self._in_sink + steps
             slices.append((metrics, steps))
 
@@ -228,11 +236,13 @@ class Sink(Iterator[SinkResult]):
         return self.last
 
 
-def _feed(data: Any, form: TreeForm, size: int, batch_size: int | None, *, drop_remainder: bool, shuffle: bool, seed: int) -> Feed:
+def _feed(
+    data: Any, structure: BatchStructure, size: int, batch_size: int | None, *, drop_remainder: bool, shuffle: bool, seed: int
+) -> Feed:
     """Arrays are cut if, and only if, a batch size is given: batches and samples cannot be told apart otherwise."""
     if batch_size is not None:
         check_number("batch_size", batch_size, 1)
-        return array_feed(data, batch_size, "data", form, shuffle=shuffle, seed=seed, drop_remainder=drop_remainder)
+        return array_feed(data, batch_size, "data", structure, shuffle=shuffle, seed=seed, drop_remainder=drop_remainder)
     if is_tree_of_arrays(data):
         raise ConfigError("data: arrays are given without batch_size; give batch_size to cut them, or an iterable of batches.")
     for name, wanted in (("shuffle", shuffle), ("drop_remainder", drop_remainder)):
@@ -241,7 +251,7 @@ def _feed(data: Any, form: TreeForm, size: int, batch_size: int | None, *, drop_
                 f"{name}=True needs arrays and a batch_size, got {shown(data)}; batches of an iterable are taken as they come, so make "
                 "them as you want them."
             )
-    return stream_feed(data, "data", form, sink_size=size)
+    return stream_feed(data, "data", structure, sink_size=size)
 
 
 def _owned(state: Any, *, donate: bool) -> Any:
@@ -264,15 +274,15 @@ def _copied(leaf: Any) -> jax.Array:
     return jax.device_put(leaf, may_alias=False)
 
 
-def _check_step(step_fn: StepFunction, state: Any, first: Leaves, form: TreeForm) -> None:
-    """That the step returns a pair, and in it a state like the one it is given.
+def _check_step(step_fn: StepFunction, state: Any, first: Leaves, structure: BatchStructure) -> None:
+    """Check that the step returns a pair whose first part is a state like the one that it is given.
 
     Raises:
       ConfigError: it does not.
     """
     name = getattr(step_fn, "__name__", "step_fn")
-    batch = jax.tree.unflatten(form.tree, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in signature_of(first)])
-    told = ", ".join(f"{n or 'array'} {dtype}{list(shape)}" for n, (shape, dtype) in zip(form.names, signature_of(first), strict=True))
+    batch = jax.tree.unflatten(structure.tree, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in signature_of(first)])
+    told = ", ".join(f"{n or 'array'} {dtype}{list(shape)}" for n, (shape, dtype) in zip(structure.names, signature_of(first), strict=True))
     with users_code(f"while tracing {name} for a batch of {told}"):
         result = jax.eval_shape(step_fn, state, batch)
     if not isinstance(result, tuple) or len(result) != 2:
@@ -287,7 +297,7 @@ def _check_step(step_fn: StepFunction, state: Any, first: Leaves, form: TreeForm
 
 
 def _differences(old: Any, new: Any) -> str:
-    """In words, what of a new state does not fit the old one; nothing if it fits."""
+    """The differences in structure, shapes and types between an old and a new state, in words; "" if there are none."""
     before, after = jax.tree.structure(old), jax.tree.structure(new)
     if before != after:
         lost, added = (sorted(set(leaf_names(a)) - set(leaf_names(b)) - {""}) for a, b in ((old, new), (new, old)))

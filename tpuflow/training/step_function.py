@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpuflow.training.config import StepConfig, configured
-from tpuflow.training.preparing import one_batch, prepare
-from tpuflow.training.stepping import Recipe, StepFigures, TrainState
+from tpuflow.training.preparing import prepare, single_batch_config
+from tpuflow.training.train_step import Recipe, StepFigures, TrainState
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def training_step(config: StepConfig) -> TrainingStep:
 
     The data are one batch, which the step is made for.
     """
-    job = prepare(one_batch(config))
+    job = prepare(single_batch_config(config))
     recipe = job.recipe
     assert isinstance(recipe, Recipe)
 

@@ -1,4 +1,4 @@
-"""Parameters to start from: a tree, a checkpoint, an Orbax directory or a PyTorch file, fitted to the model's tree."""
+"""Initial parameters from a tree, a checkpoint, an Orbax directory or a PyTorch file, checked against the model's tree."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def load_params(
 
 
 def starting_variables(given: Any, params: Any, carried: Any) -> tuple[Any, Any]:
-    """(parameters, carried variables) that the user gives, as a tree or a path, checked against the model's; carried None: not given.
+    """(parameters, carried variables) from the option `params`, a tree or a path, checked against the model's; carried is None if not
+    given.
 
     Raises:
       ConfigError, WeightsError, CheckpointError: they cannot be read or do not fit.

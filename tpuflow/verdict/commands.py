@@ -1,4 +1,4 @@
-"""What `tpuflow check` does: `tpuflow.check` of a target."""
+"""The command `tpuflow check`: `tpuflow.check` of a target of the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tpuflow.check`: a step looked at before it is run for long."""
+"""`tpuflow.check`: whether a step fits on a chip, overflows or underflows, how long it takes, and what would help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What could be done otherwise with a step, each thing with the figures that it would have: estimated again, or read off the Program."""
+"""Options to improve a step (another policy, sink size, donation, rematerialisation), each with its estimated cost."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tpuflow.reports.profile import Profile
 SINKS = (10, 100, 1000)
 """Steps a round trip that are tried."""
 WORTHWHILE = 0.03
-"""The least share of the time or the memory that something must save to be said to help."""
+"""The least fraction of time or memory that an option must save to be recommended."""
 SEEN = 0.01
-"""The least change of traffic or memory that is mentioned."""
+"""The least relative change of traffic or memory that is mentioned."""
 
 NAMES = {
     "load": "HBM bandwidth",
@@ -53,10 +53,8 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Something that could be done otherwise, what it would cost (None if it does not fit), and what else there is to say of it.
-
-    `needed_bytes`: the HBM that it needs, more than there is, if it is that which does not fit.
-    """
+    """A change to a step, and the step's cost with it; None if it would not fit. `needed_bytes`: the HBM that it would need then, if
+    known."""
 
     what: str
     cost: Cost | None
@@ -65,7 +63,7 @@ class Option:
 
     @classmethod
     def tried(cls, what: str, estimated: Callable[[], Estimate], note: str = "") -> Option:
-        """What an estimate finds, if it fits."""
+        """The option with the cost that `estimated` finds; without one if the step does not fit."""
         try:
             return cls(what, Cost.of(estimated()), note)
         except OutOfMemoryError as error:
@@ -137,10 +135,8 @@ def policy_options(estimated: Callable[[str], Estimate], policies: Iterable[str]
 
 
 def sink_option(e: Estimate) -> Option | None:
-    """The smallest sink that leaves the host less than is worth saving; None for a sink that does, or for what is no training step.
-
-    Of the sinks tried it is the largest if none is large enough.
-    """
+    """The smallest of `SINKS` with which the host's share of the time is negligible, or the largest if none is; None if it is negligible
+    now, or for a function that is no training step."""
     if not e.program.infeeds or _host_share(e.time) < WORTHWHILE:
         return None
     longer = [n for n in SINKS if n > e.steps]
@@ -152,7 +148,7 @@ def sink_option(e: Estimate) -> Option | None:
 
 
 def loop_option(e: Estimate) -> Option | None:
-    """A function as a step of a loop on the device: the host is paid for once in so many calls; None if it is hardly seen."""
+    """Many calls of a function in one round trip, by `tpuflow.sink`; None if the host's share of a call is negligible."""
     if e.program.infeeds or _host_share(e.time) < WORTHWHILE:
         return None
     steps = SINKS[1]
@@ -190,7 +186,7 @@ def donation_option(
 
 
 def recomputing(profile: Profile) -> str:
-    """What jax.checkpoint could save, if activations kept for the backward pass are a large share of the memory; else nothing."""
+    """The advice to use jax.checkpoint, if activations that are kept for the backward pass are a large part of the memory; else ""."""
     memory = profile.memory
     kept = memory.peak_by_category.get("activations", 0)
     if kept < LARGE_SHARE * memory.peak_bytes or not any(k.phase == BACKWARD for k in profile.kernels):

@@ -1,4 +1,4 @@
-"""What can be checked: a function with its arguments, or a model to be trained with a batch; both estimated, varied and measured alike."""
+"""The subjects of `tpuflow.check`: a function with its arguments, or a model with a batch to be trained on, behind one protocol."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tpuflow.verdict.options import Option, donation_option, loop_option, sink_o
 
 Policy = str | amp.Policy | None
 NUMERIC_STEPS = 3
-"""Training steps whose numbers are looked at: with a loss scale that has to find its place the first one may be skipped."""
+"""Training steps that are measured: more than one, since a dynamic loss scale may skip the first until it has settled."""
 
 
 class Subject(Protocol):

@@ -1,4 +1,4 @@
-"""The page of a checked step: does it fit, what happens to its numbers, how long is it, what would help."""
+"""`Verdict`: the result of `tpuflow.check`, printed as one page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tpuflow.reports.profile import OUTSIDE, Profile
 from tpuflow.verdict.options import Cost, Option, bounds, recomputing
 
 HELP = "\nWhat would help:"
-"""What ends the facts of an OutOfMemoryError and begins its advice."""
+"""Separates the facts in the text of an OutOfMemoryError from its advice."""
 SHOWN = 5
 """Buffers, layers and operations that are named."""
 WIDTH = 140

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from tpuflow.pjrt.buffer import COMPLEX, copied, delete, from_host, hold, kind_of, live, release, strides_of, to_host
+from tpuflow.pjrt.buffer import (
+    COMPLEX,
+    add_external_reference,
+    array_of,
+    copy_to,
+    delete,
+    drop_external_reference,
+    from_host,
+    strides_of,
+    to_host,
+    type_of,
+)
 from tpuflow.pjrt.cells import INT, Args, integers, words
 from tpuflow.pjrt.device import Device
 from tpuflow.pjrt.failures import Unimplemented
@@ -34,7 +45,7 @@ def _order(layout: int) -> tuple[int, ...] | None:
 
 @entry("Buffer_ToHostBuffer")
 def _to_host(args: Args) -> None:
-    kind = kind_of(args[2])
+    kind = type_of(args[2])
     args[6] = READY
     if not args[4]:
         args[5] = kind.bytes
@@ -62,24 +73,24 @@ def _delete(args: Args) -> None:
 def _copy(args: Args) -> None:
     collect()
     place = OBJECTS[args[3]]
-    args[4] = copied(args[2], place if isinstance(place, Device) else place.device)
+    args[4] = copy_to(args[2], place if isinstance(place, Device) else place.device)
 
 
 @entry("Buffer_UnsafePointer", "Buffer_OpaqueDeviceMemoryDataPointer")
 def _pointer(args: Args) -> None:
-    code = kind_of(args[2]).code
+    code = type_of(args[2]).code
     if code == CODES[COMPLEX]:
         raise Unimplemented("the memory of an array of complex numbers: it is two planes here. Read it with np.asarray(x).")
     if code in PACKED:
         raise Unimplemented(f"the memory of an array of {NUMPY[code]}: several lie in a byte there. Read it with np.asarray(x).")
-    args[3] = live(args[2]).unsafe_buffer_pointer()
+    args[3] = array_of(args[2]).unsafe_buffer_pointer()
 
 
 @entry("Buffer_IncreaseExternalReferenceCount")
 def _hold(args: Args) -> None:
-    hold(args[2])
+    add_external_reference(args[2])
 
 
 @entry("Buffer_DecreaseExternalReferenceCount")
 def _release(args: Args) -> None:
-    release(args[2])
+    drop_external_reference(args[2])

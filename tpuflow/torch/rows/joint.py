@@ -1,4 +1,4 @@
-"""Operations that ATen does not have, which graphs get instead of some that it has: pooling that keeps no indices for its gradient."""
+"""Functions that `graphs` substitutes for ATen operations: max-pooling that keeps no indices, and its gradient."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def max_pool(x: Any, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), d
 
 
 def max_pool_backward(grad: Any, x: Any, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool) -> Any:
-    """To the first of the largest elements of each window, where the indices would have pointed."""
+    """The gradient of `max_pool`: that of each window goes to the first of its largest elements, as the indices would say."""
     _, pull = jax.vjp(lambda x: max_pool(x, kernel, stride, padding, dilation, ceil_mode), x)
     return pull(grad)[0]

@@ -1,4 +1,4 @@
-"""Which adapter takes which model."""
+"""`get_model`: picks the adapter for a model by the library that it is from."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from tpuflow.errors import ConfigError
 from tpuflow.training.adapters.linen_modules import linen_model
 from tpuflow.training.adapters.model import AroundNorm, Model
 from tpuflow.training.adapters.nnx_modules import nnx_model
-from tpuflow.training.adapters.others import equinox_model, function_model, haiku_model, is_equinox, is_haiku
-from tpuflow.training.given import made_by, model_in_words
+from tpuflow.training.adapters.other_libraries import equinox_model, function_model, haiku_model, is_equinox, is_haiku
+from tpuflow.training.descriptions import describe_wrong_model, is_from_package
 
 
 def get_model(model: Any, around_norm: AroundNorm | None = None, params: Any = None) -> Model:
-    """The functions of a model; `around_norm` is put around every call of a batch-normalisation layer of linen or nnx.
+    """A model of any supported library as a `Model`.
 
-    params: what the user starts from, which is all that a plain function knows of its parameters.
+    around_norm: wraps every call of a batch-normalisation layer of linen or nnx. params: the initial parameters that the user gives, which
+    a plain function needs.
 
     Raises:
       ConfigError: it is no model.
@@ -25,7 +26,7 @@ def get_model(model: Any, around_norm: AroundNorm | None = None, params: Any = N
     if isinstance(model, Model):
         return model
     if isinstance(model, type):
-        raise ConfigError(f"model: {EXPECTED}, got {model_in_words(model)}.")
+        raise ConfigError(f"model: {EXPECTED}, got {describe_wrong_model(model)}.")
     if isinstance(model, linen.Module):
         return linen_model(model, around_norm)
     if isinstance(model, nnx.Module):
@@ -33,13 +34,13 @@ def get_model(model: Any, around_norm: AroundNorm | None = None, params: Any = N
     for is_theirs, made in ((is_haiku, haiku_model), (is_equinox, equinox_model)):
         if is_theirs(model):
             return made(model)
-    if callable(model) and not made_by("torch", model):
+    if callable(model) and not is_from_package("torch", model):
         return function_model(model, params)
-    raise ConfigError(f"model: {EXPECTED}, got {model_in_words(model)}.")
+    raise ConfigError(f"model: {EXPECTED}, got {describe_wrong_model(model)}.")
 
 
 def is_model(value: Any) -> bool:
-    """Whether something is a model by itself, and not a function that might be one with parameters."""
+    """Whether a value is a model of a library or a `Model`; a plain function, which needs parameters to be one, is not."""
     return isinstance(value, Model | linen.Module | nnx.Module) or is_haiku(value) or is_equinox(value)
 
 

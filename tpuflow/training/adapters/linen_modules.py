@@ -1,4 +1,8 @@
-"""linen modules as `Model`s: what they sow, and the random streams that they draw from, are seen while they are traced."""
+"""The adapter for linen modules.
+
+What a module sows, and from which random streams it draws, is recorded while it is traced: flax does not distinguish sown values from other
+variables, nor list the streams that a module needs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from flax.core.scope import Scope
 from tpuflow.training.adapters.model import DROPOUT, AroundNorm, Inputs, Model, modes_of, parameters_of
 
 STATISTICS = "batch_stats"
-"""The collection of running statistics of batches: a module that owns variables of it normalises by the batch."""
+"""The collection of running batch statistics: a module that owns variables of it is taken for a batch-normalisation layer."""
 Path = tuple[str, ...]
 
 
@@ -60,7 +64,7 @@ def linen_model(module: linen.Module, around_norm: AroundNorm | None) -> Model:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What linen modules did while they were watched: paths of what they sowed (collection, modules, name), streams drawn from."""
+    """A recording: the paths (collection, *modules, name) of sown values, and the names of the random streams drawn from."""
 
     sown: set[Path] = field(default_factory=set)
     streams: dict[str, None] = field(default_factory=dict)
@@ -71,7 +75,7 @@ _WATCHING = threading.local()
 
 @functools.cache
 def _listen() -> None:
-    """Have flax tell, once and for all; what it does is as it was."""
+    """Patch `Module.sow` and `Scope.make_rng` once, so that they record their calls; they behave as before."""
     sow, make_rng = linen.Module.sow, Scope.make_rng
 
     @functools.wraps(sow)
@@ -91,7 +95,7 @@ def _listen() -> None:
 
 @contextmanager
 def _watched() -> Iterator[_Seen]:
-    """Within it, what linen modules of this thread sow and draw is noted: flax itself tells it apart from other variables nowhere."""
+    """Record what linen modules sow and draw in this thread, within the block."""
     _listen()
     seen = _Seen()
     _WATCHING.seen = (*getattr(_WATCHING, "seen", ()), seen)
@@ -102,7 +106,7 @@ def _watched() -> Iterator[_Seen]:
 
 
 class _AnyStream(Mapping[str, jax.Array]):
-    """Streams of every name. Handed to a linen module it is the stream "params", which modules draw from where they miss their own."""
+    """Random streams of every name, which records the names. A linen module sees one stream, "params", and falls back to it for others."""
 
     def __init__(self, key: jax.Array, seen: _Seen):
         self._key, self._seen = key, seen
@@ -120,7 +124,7 @@ class _AnyStream(Mapping[str, jax.Array]):
 
 
 def traced_with_streams(function: Callable[..., Any], *args: Any) -> tuple[Any, Path]:
-    """(shapes, names): what a function (random streams by name, *args) gives for these shapes, and which streams it draws from, sorted."""
+    """Trace a function (random streams by name, *args): (the shapes of its results, the sorted names of the streams that it draws from)."""
     with _watched() as seen:
         # the key is of the trace: one made outside of it would be computed, and start a backend of JAX's for that
         shapes = jax.eval_shape(lambda *args: function(_AnyStream(jax.random.key(0), seen), *args), *args)
@@ -128,7 +132,7 @@ def traced_with_streams(function: Callable[..., Any], *args: Any) -> tuple[Any, 
 
 
 def _parted(changed: Mapping[str, Any], carried: Mapping[str, Any]) -> tuple[Any, Any]:
-    """(collections with the structure of the carried ones, the rest): what is sown into one of these is no variable of it."""
+    """Split the collections after a call: (those carried, with the structure they had before; everything else, which was sown)."""
     kept = {name: _like(changed[name], old) if name in changed else old for name, old in carried.items()}
     return kept, {name: _beside(tree, carried.get(name)) for name, tree in changed.items()}
 
@@ -147,7 +151,7 @@ def _beside(tree: Any, old: Any) -> Any:
 
 
 def _without(tree: Any, paths: set[Path]) -> Any:
-    """Nested dicts without what lies at these paths, and without dicts that are empty for it."""
+    """Nested dicts without the entries at these paths, and without dicts that become empty."""
     if () in paths:
         return {}
     if not isinstance(tree, Mapping) or not paths:
@@ -157,7 +161,7 @@ def _without(tree: Any, paths: set[Path]) -> Any:
 
 
 def _intercepted(around_norm: AroundNorm | None) -> AbstractContextManager[Any]:
-    """Within it, every call of a linen module that owns running statistics goes through `around_norm`."""
+    """Within the block, `around_norm` wraps every call of a linen module that owns running batch statistics."""
     if around_norm is None:
         return nullcontext()
     inside: list[linen.Module] = []  # a call from within such a layer (super().__call__) is part of it

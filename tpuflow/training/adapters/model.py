@@ -1,4 +1,4 @@
-"""What a training needs of a model, whatever library wrote it: variables as two trees (trained, carried) and pure functions of them."""
+"""`Model`: what a training needs of a model of any library: its variables as two trees (trained, carried), and pure functions of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""nnx modules as `Model`s: modes are attributes, so there is one graph definition for each; random streams are variables of theirs."""
+"""The adapter for nnx modules.
+
+Training and evaluation mode are attributes of nnx modules, so there is a graph definition for each; random streams are variables.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ def nnx_model(module: nnx.Module, around_norm: AroundNorm | None) -> Model:
 
 
 def _parted(variables: Any, carried: Any) -> tuple[Any, dict[str, Any]]:
-    """(the variables that were there before the call, what was sown by the name of its type)."""
+    """Split the variables after a call: (those that existed before it, the new ones, which were sown, by the name of their type)."""
     before = {path for path, _ in nnx.to_flat_state(carried)}
     flat = list(nnx.to_flat_state(variables))
     sown: dict[str, dict[str, Any]] = {}

@@ -142,7 +142,7 @@ def notify(callbacks: Sequence[Callback], event: str, run: Run) -> None:
 
 
 def check_callbacks(callbacks: Any) -> tuple[Callback, ...]:
-    """The callbacks, if they are some.
+    """The option `callbacks` as a tuple, checked.
 
     Raises:
       ConfigError: one is no `tpuflow.Callback`, has a hook that does not exist or takes something else than the run, or its
@@ -186,10 +186,10 @@ ELSEWHERE = {
 
 
 def _check_hooks(callback: Callback) -> None:
-    """That a callback's methods called on_... are ones that are called, with the run.
+    """Check that a callback's methods called on_... are hooks, and take the run.
 
     Raises:
-      ConfigError: one is not.
+      ConfigError: one is no hook, or has another signature.
     """
     hooks = [name for name in vars(Callback) if name.startswith("on_")]
     for name in dir(callback):
@@ -208,7 +208,7 @@ def _check_hooks(callback: Callback) -> None:
 
 
 def check_every(what: str, value: Any) -> None:
-    """That a period is a whole number from 1 on, or None.
+    """Check that a period is a whole number of at least 1, or None.
 
     Raises:
       ConfigError: it is not.

@@ -73,11 +73,11 @@ class ModelCheckpoint(Callback):
     def on_epoch_end(self, run: Run) -> None:
         self._due |= self._every_epochs is not None and (run.epoch + 1) % self._every_epochs == 0
         if self._best is not None and self._best.metric == TRAINING_LOSS:
-            self._is_best |= self._best.seen(run)
+            self._is_best |= self._best.update(run)
 
     def on_eval_end(self, run: Run) -> None:
         if self._best is not None and self._best.metric != TRAINING_LOSS:
-            self._is_best |= self._best.seen(run)
+            self._is_best |= self._best.update(run)
 
     def on_checkpoint(self, run: Run) -> None:
         due = self._due or self._is_best or run.finished or (self.every_steps is not None and run.steps % self.every_steps == 0)
@@ -93,7 +93,7 @@ class ModelCheckpoint(Callback):
             self._best_kept = self._best.value, self._best_step = state["best"], state["step"]
 
     def _save(self, run: Run) -> None:
-        """Save, or say why that is not possible now."""
+        """Save, or warn that it is not possible now."""
         try:
             self._write(run)
         except CheckpointWriteError as error:
@@ -126,7 +126,7 @@ class ModelCheckpoint(Callback):
         by_first(lambda: orbax_files().point(self.directory, step), not_written(self.directory))
 
     def _forget(self) -> None:
-        """Delete what is neither among the newest nor the best."""
+        """Delete the checkpoints that are neither among the `keep` newest nor the best."""
         if not is_first():
             return
         steps = orbax_files().saved_steps(self.directory)
@@ -135,7 +135,7 @@ class ModelCheckpoint(Callback):
                 orbax_files().delete(orbax_files().folder(self.directory, step))
 
     def _found(self, run: Run) -> int | None:
-        """The step resumed from, if that is saved here; what is newer was refused as damaged, and is removed.
+        """The step that the training resumes from, if its checkpoint is in this directory. Newer ones, which are damaged, are deleted.
 
         Raises:
           CheckpointError: there are good checkpoints that this training does not go on from.

@@ -38,16 +38,16 @@ class Best:
             self.mode = "min" if "loss" in self.metric or "err" in self.metric else "max"
 
     def check(self, run: Run) -> None:
-        """That the metric will be there.
+        """Check that the training will have the metric.
 
         Raises:
-          ConfigError: it needs evaluations, and there are none.
+          ConfigError: the metric needs evaluations, and there are none.
         """
         if self.metric != TRAINING_LOSS and not run.evaluates:
             raise ConfigError(f"{self.who}: the metric {self.metric!r} comes from evaluations: give eval_data, or watch {TRAINING_LOSS!r}.")
 
-    def seen(self, run: Run) -> bool:
-        """Take in the metric's present value; whether it is the best.
+    def update(self, run: Run) -> bool:
+        """Take the metric's current value into account. Returns whether it is the best so far.
 
         Raises:
           ConfigError: there is no such metric, or it is not one number.
@@ -87,14 +87,14 @@ class EarlyStopping(Callback):
 
     def on_eval_end(self, run: Run) -> None:
         if self.best.metric != TRAINING_LOSS:
-            self._look(run)
+            self._update(run)
 
     def on_epoch_end(self, run: Run) -> None:
         if self.best.metric == TRAINING_LOSS:
-            self._look(run)
+            self._update(run)
 
-    def _look(self, run: Run) -> None:
-        self._waited = 0 if self.best.seen(run) else self._waited + 1
+    def _update(self, run: Run) -> None:
+        self._waited = 0 if self.best.update(run) else self._waited + 1
         run.stop = run.stop or self._waited >= self._patience
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A training on disk: written whole, read with every check, taken up bit for bit."""
+"""Checkpoints of a training: written atomically, checked when read, and resumed from bit for bit."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ Path_ = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What was read: arrays as nested dicts by the names of their places in the state, and the progress."""
+    """A checkpoint that was read: its arrays, as nested dicts by their paths in the state, and the content of training.json."""
 
     path: Path
     arrays: dict[str, Any]
@@ -122,7 +122,7 @@ def _remove(folder: Path) -> None:
 
 
 def delete(path: Path) -> None:
-    """Remove a checkpoint: renamed first, so that one half removed is never taken for whole.
+    """Remove a checkpoint. It is renamed first, so that one that is half removed is never taken for a whole one.
 
     Raises:
       CheckpointWriteError: the directory cannot be written.
@@ -156,7 +156,7 @@ def pointed(directory: Path_) -> int | None:
 
 
 def verify(path: Path) -> None:
-    """That a checkpoint is whole: every file there, and as it was written.
+    """Check that a checkpoint is complete, and every file as it was written.
 
     Raises:
       CheckpointError: it is cut short, damaged, or no checkpoint.
@@ -266,7 +266,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def _declared_bytes(tree: Any) -> int:
-    """What the arrays of an Orbax checkpoint take in memory, by its own account."""
+    """The bytes of the arrays of an Orbax checkpoint, according to its metadata."""
     if isinstance(tree, (Mapping, list, tuple)):
         return sum(map(_declared_bytes, tree.values() if isinstance(tree, Mapping) else tree))
     return math.prod(tree.shape) * np.dtype(tree.dtype).itemsize if isinstance(tree, ocp.metadata.ArrayMetadata) else 0
@@ -278,7 +278,7 @@ def _write_state(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def _orbax() -> ocp.Checkpointer:
-    """Orbax for this process alone: of several, each reads by itself, and one writes."""
+    """A checkpointer for this process alone: of several processes each reads by itself, and one writes."""
     own = number()
     alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process {own}")
     return ocp.Checkpointer(ocp.StandardCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone)
@@ -286,7 +286,8 @@ def _orbax() -> ocp.Checkpointer:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Say what could not be written, and why; TensorStore's errors are ValueErrors with the system's number in their text."""
+    """Turn errors while a checkpoint is written into `CheckpointWriteError`s. TensorStore raises ValueErrors with the errno in their
+    text."""
     try:
         yield
     except CheckpointError:
@@ -298,7 +299,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _flush(path: Path) -> None:
-    """Have the disk hold what was written, so that not even a power cut leaves a name without its content."""
+    """Flush all files and folders to disk (fsync), so that not even a power cut leaves a name without its content."""
     for file in (*(path / name for name in files(path)), *(entry for entry in path.rglob("*") if entry.is_dir()), path):
         _flush_entry(file)
 

@@ -1,4 +1,4 @@
-"""What makes a training the same one: compared before a checkpoint is taken up."""
+"""Fingerprints of a training's settings and data, which must be equal when it resumes from a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 
 from tpuflow.data.feeding import ArrayFeed
 from tpuflow.training.preparing import Job
-from tpuflow.training.stepping import Recipe
+from tpuflow.training.train_step import Recipe
 
 HASHED_BYTES = 256 * 2**20
 """Larger arrays are told apart by so many bytes of evenly spaced samples; hashing them takes about 0.2 s."""
 
 
 def fingerprint(job: Job) -> dict[str, Any]:
-    """What must be equal for a training to go on from another's checkpoint. Not in it: `epochs`, `sink_size`, and how it is simulated."""
+    """The settings and the data that must be equal to resume. `epochs`, `sink_size`, chip and engine may differ, and are not part of it."""
     settings = job.settings
     return {
         "model": job.recipe.name,
@@ -39,7 +39,7 @@ def data_fingerprint(job: Job) -> str:
 
 
 def differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """What is not as it was, in words."""
+    """The entries in which two fingerprints differ, in words."""
     return [f"{name} was {saved.get(name)!r}, here {value!r}" for name, value in here.items() if saved.get(name) != value]
 
 

@@ -1,12 +1,13 @@
-"""One training at a time writes checkpoints in a directory: a lock that the kernel gives back when the process dies.
+"""Locks that let one training at a time write checkpoints in a directory.
 
-directory/.writer is open, and locked with flock, as long as a training writes there; it says who does. The lock belongs to that open file:
+A training keeps the file directory/.writer open and locked with flock as long as it writes there; the file names the holder. The lock
+belongs to the open file:
 
-- Another process, and another training in this process, is refused before anything is touched.
-- When the process ends, however it ends, the kernel lets go of the lock. What the file says then is old, and nobody asks it.
-- A forked process (a data loader's) closes its copy of the file at once, so one that outlives the training keeps nothing locked.
-- Between hosts the lock is as good as the file system's: NFS 4, NFS 3 with its lock service and Lustre with `flock` carry it.
-- A file system without locks is written to with a warning; what others may have left half written there is then left alone.
+- Another process, and another training in this process, is refused before it touches anything.
+- When the process ends, in whatever way, the kernel releases the lock. The file's content is then out of date, and is not read.
+- A forked process (a data loader's) closes its copy of the file at once, so that one that outlives the training does not keep the lock.
+- Between hosts the lock is as reliable as the file system's: NFS 4, NFS 3 with its lock service and Lustre with `flock` support it.
+- On a file system without locks a warning is given, and unfinished checkpoints, which may be another training's, are not cleaned up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A training as a checkpoint has it, and back: what is saved beside the arrays, and what must be equal before they are taken up."""
+"""The part of a checkpoint beside its arrays: what the training loop saves, what must match before resuming, and how it is restored."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from tpuflow.training.checkpoints.fingerprints import differences, layout_differ
 
 
 @dataclass(slots=True)
-class Place:
-    """Where a training stands: the data's position, the epoch, whether its steps are done, and whether it is closed (evaluated, told)."""
+class LoopPosition:
+    """Where the training loop is: the position in the data, the epoch, whether its steps are done, and whether it is closed: evaluated, and
+    reported to the callbacks."""
 
     position: Position
     sink_size: int
@@ -29,18 +30,20 @@ class Place:
     closed: bool = False
 
     def first_epoch(self, sink_size: int) -> int:
-        """The epoch to go on with, if that is now counted in other sinks."""
+        """The epoch to continue with, if epochs are now of this sink size."""
         if self.same_epochs(sink_size):
             return self.epoch + self.closed
         return self.position.steps // sink_size if sink_size > 0 else self.position.passes
 
     def same_epochs(self, sink_size: int) -> bool:
-        """Whether an epoch of that sink size is one of this: both whole passes, or both of as many steps."""
+        """Whether epochs of this sink size are the saved ones: whole passes over the data both, or of equally many steps."""
         return self.sink_size == sink_size or max(self.sink_size, sink_size) <= 0
 
 
-def progress_of(run: Run, place: Place, callbacks: Sequence[Callback], fingerprint: Mapping[str, Any], step_code: str) -> dict[str, Any]:
-    """Everything but arrays, as plain data."""
+def progress_of(
+    run: Run, place: LoopPosition, callbacks: Sequence[Callback], fingerprint: Mapping[str, Any], step_code: str
+) -> dict[str, Any]:
+    """The content of training.json: the state of the loop and the callbacks as plain data."""
     return {
         "steps": run.steps,
         "place": asdict(place),
@@ -53,17 +56,17 @@ def progress_of(run: Run, place: Place, callbacks: Sequence[Callback], fingerpri
     }
 
 
-def place_of(progress: Mapping[str, Any]) -> Place:
-    """The place that was saved."""
+def loop_position_of(progress: Mapping[str, Any]) -> LoopPosition:
+    """The saved position of the training loop."""
     place = progress["place"]
-    return Place(**{**place, "position": Position(**place["position"])})
+    return LoopPosition(**{**place, "position": Position(**place["position"])})
 
 
 def check_same(path: Path, progress: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:
-    """That the checkpoint is of this training.
+    """Check that a checkpoint was saved by a training with these settings and data.
 
     Raises:
-      CheckpointError: it was saved by another, in words.
+      CheckpointError: it was not; the message lists the differences.
     """
     other = differences(progress["fingerprint"], fingerprint)
     if other:
@@ -85,10 +88,10 @@ def check_step(path: Path, progress: Mapping[str, Any], step_code: str) -> None:
 
 
 def restored_state(path: Path, arrays: Mapping[str, Any], like: Any) -> Any:
-    """The arrays as the state of this training, on the device's host side: copies, since the device overwrites its state.
+    """The state of this training, from a checkpoint's arrays: copies, since the device overwrites its state.
 
     Raises:
-      CheckpointError: the model's or the optimizer's arrays are others, each named.
+      CheckpointError: names, shapes or types of the arrays differ; the message lists them.
     """
     saved, here = dict(flat(arrays)), dict(flat(nested(like)))
     wrong = layout_differences(saved.items(), here.items())
@@ -101,11 +104,11 @@ def restored_state(path: Path, arrays: Mapping[str, Any], like: Any) -> Any:
 
 
 def restore_callbacks(path: Path, states: Mapping[str, Any], callbacks: Sequence[Callback]) -> None:
-    """Hand every callback what it saved; one that is new starts afresh."""
+    """Restore every callback's state; a callback that the checkpoint does not know starts afresh."""
     here = named(callbacks)
     for name, callback in here.items():
         if name in states:
-            with taking_up(path, f"the state of the callback {name}"):
+            with restoring(path, f"the state of the callback {name}"):
                 callback.load_state_dict(states[name])
     gone = [name for name in states if name not in here]
     if gone:
@@ -113,11 +116,11 @@ def restore_callbacks(path: Path, states: Mapping[str, Any], callbacks: Sequence
 
 
 @contextmanager
-def taking_up(path: Path, what: str) -> Iterator[None]:
-    """That a saved state which its owner, code of ours or of the user's, cannot take apart is an error of the checkpoint.
+def restoring(path: Path, what: str) -> Iterator[None]:
+    """Around the code, ours or the user's, that reads a saved state: turns its errors into a `CheckpointError`.
 
     Raises:
-      CheckpointError: it cannot; the owner's own error is the cause.
+      CheckpointError: the code failed; its error is the cause.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""SHA256SUMS: every file of a folder with its hash; written when the folder is whole, and checked before anything in it is read."""
+"""SHA256SUMS, the list of a folder's files with their hashes: written when the folder is complete, checked before any file is read."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def write_sums(folder: Path) -> None:
 
 
 def check_sums(folder: Path, needs: tuple[str, ...]) -> None:
-    """That a folder holds the files of its list, as they were written, and nothing else. `needs`: files, or folders with files in them,
-    that must be in the list.
+    """Check that a folder holds exactly the files of its list, as they were written. needs: files, or folders of files, that must be
+    listed.
 
     Only regular files inside the folder are opened, whatever the list names.
 

@@ -1,4 +1,4 @@
-"""What is said of a `resume` that names no checkpoint."""
+"""The warning for a `resume` that names no checkpoint."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tpuflow.training.callbacks.base import Callback
 from tpuflow.training.callbacks.checkpointing import ModelCheckpoint
 
 
-def warn_of_nothing_there(resume: str | os.PathLike[str], callbacks: Sequence[Callback]) -> None:
-    """Say that there is no checkpoint, unless this training is going to save its own there: then this is its first run."""
+def warn_no_checkpoint(resume: str | os.PathLike[str], callbacks: Sequence[Callback]) -> None:
+    """Warn that `resume` names no checkpoint, unless this training saves its own there, so that this is its first run."""
     path = Path(resume)
     if any(isinstance(c, ModelCheckpoint) and c.directory.resolve() == path.resolve() for c in callbacks):
         return

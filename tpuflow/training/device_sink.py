@@ -1,4 +1,4 @@
-"""The sink: steps run on the device in one host round trip."""
+"""`DeviceSink`: runs many steps on the device in one host round trip, from the chunks of a feed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from tpuflow.compiler import compile_sink
-from tpuflow.data.batching import Signature, TreeForm
+from tpuflow.data.batching import BatchStructure, Signature
 from tpuflow.data.chunks import Chunk
 from tpuflow.data.feeding import Layout
 from tpuflow.device.runtime import Executable
@@ -33,13 +33,13 @@ class DeviceSink:
     """A step function compiled to one Program for each batch shape.
 
     step: (state, batch) -> (new state, figures), trees of arrays; figures alone if it does not change the state (`updates=False`).
-    `form`: the structure of a batch. The trip count is a launch argument, so a Program serves every
+    `structure`: that of a batch. The trip count is a launch argument, so a Program serves every
     number of steps and the values do not depend on how steps are grouped. `compile_seconds` counts what was compiled during `run`.
     """
 
-    def __init__(self, name: str, step: Callable[..., Any], target: Target, form: TreeForm, *, updates: bool = True):
+    def __init__(self, name: str, step: Callable[..., Any], target: Target, structure: BatchStructure, *, updates: bool = True):
         self._name, self._step, self._target, self._updates = name, step, target, updates
-        self._form = form
+        self._structure = structure
         self._programs: dict[Signature, SinkProgram] = {}
         self.compile_seconds = 0.0
 
@@ -81,9 +81,9 @@ class DeviceSink:
 
     def _load(self, state: Any, signature: Signature) -> SinkProgram:
         """Trace the step for a batch shape and put it on the chip."""
-        batch = jax.tree.unflatten(self._form.tree, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in signature])
+        batch = jax.tree.unflatten(self._structure.tree, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in signature])
         told = ", ".join(
-            f"{name or 'array'} {dtype}{list(shape)}" for name, (shape, dtype) in zip(self._form.names, signature, strict=True)
+            f"{name or 'array'} {dtype}{list(shape)}" for name, (shape, dtype) in zip(self._structure.names, signature, strict=True)
         )
 
         def refusal(said: str) -> DataError:
@@ -104,7 +104,7 @@ class DeviceSink:
             name=self._name,
             carry_names=names if self._updates else (),
             invariant_names=() if self._updates else names,
-            infeed_names=self._form.names,
+            infeed_names=self._structure.names,
             outfeed_names=leaf_names(figures),
         )
         executable = Executable(program, engine=self._target.engine, fidelity=self._target.fidelity)
@@ -112,7 +112,7 @@ class DeviceSink:
 
 
 def _with_own_shardings(closed: ClosedJaxpr, name: str, state: Any, *, updates: bool) -> ClosedJaxpr:
-    """A step with the shardings that the arrays of its state bring along, in which an updated state leaves it, too."""
+    """The step's jaxpr with the shardings of the state's arrays on its inputs, and on the new state that it returns."""
     own = [brought(getattr(leaf, "sharding", None)) for leaf in jax.tree.leaves(state)]
     if not any(map(cuts, own)) or is_mapped(closed):
         return closed
@@ -122,7 +122,8 @@ def _with_own_shardings(closed: ClosedJaxpr, name: str, state: Any, *, updates: 
 
 @dataclass(slots=True)
 class SinkProgram:
-    """One Program with what is known about it: shapes of its new state (None: unchanged), its figures, the slices and seconds it took."""
+    """A loaded Program of a sink: the shapes of its new state (None if it leaves the state unchanged), the tree structure of its figures,
+    and the slices and seconds that it has taken."""
 
     executable: Executable
     new_state: Any
@@ -132,7 +133,7 @@ class SinkProgram:
     compiled: set[int] = field(default_factory=set)
 
     def run(self, state: Any, piece: Chunk, on_slice: OnSlice) -> Any:
-        """The batches of one piece."""
+        """Run the batches of one chunk, and return the new state."""
         began = time.perf_counter()
 
         def told(outputs: list[Any], figures: list[np.ndarray], steps: int) -> None:
@@ -150,7 +151,7 @@ class SinkProgram:
         return state
 
     def compile(self, items: int) -> None:
-        """Translate for chunks of so many items, if that was not done yet."""
+        """Have the engine compile the Program for chunks of so many items, unless it has."""
         if items not in self.compiled:
             self.executable.compile(items)
             self.compiled.add(items)
@@ -158,9 +159,9 @@ class SinkProgram:
 
 @undisturbed()
 def compile_ahead(work: Sequence[tuple[DeviceSink, Any, Sequence[Layout]]]) -> float:
-    """Trace and translate Programs that are known to be needed, as many at once as there are processors; the seconds it took.
+    """Compile the Programs of sinks for these layouts before they are needed; returns the seconds that it took.
 
-    Tracing is done one after the other (it is Python), translation side by side.
+    Tracing, which is Python, is sequential; the engine's compilations run in parallel.
     """
     began = time.perf_counter()
     programs = [(sink.prepare(state, signature), items) for sink, state, layouts in work for signature, items in layouts]

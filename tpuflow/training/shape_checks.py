@@ -1,4 +1,7 @@
-"""Whether model, loss, metrics and data fit one another, found from shapes: what a step draws, what it measures, which labels it takes."""
+"""Checks, from shapes alone, that model, loss, metrics and data fit together; called by `preparing` before anything is compiled.
+
+They also find what only a trace shows: the random streams that the model draws from, and the number of classes.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,16 @@ from tpuflow.errors import DataError, a_thing
 from tpuflow.stages.tracing import users_code
 from tpuflow.training.adapters.linen_modules import traced_with_streams
 from tpuflow.training.adapters.model import MISFITS
-from tpuflow.training.losses import check_fit, check_function, check_labels, fitting
+from tpuflow.training.losses import check_fit, check_function, check_labels, resolve_classes
 from tpuflow.training.metrics import check_metrics, get_metrics, metrics_of_loss
-from tpuflow.training.mismatches import in_words
-from tpuflow.training.stepping import Recipe
+from tpuflow.training.mismatches import types_text
+from tpuflow.training.train_step import Recipe
 
 
-def traced(recipe: Recipe, params: Any, carried: Any, batch: Any, what: str, *, train: bool = True) -> tuple[Recipe, Any]:
-    """The recipe with the random streams that a step draws from; and the shapes of the model's outputs, or of what a loss of the user's own
-    gives.
+def trace_forward(recipe: Recipe, params: Any, carried: Any, batch: Any, what: str, *, train: bool = True) -> tuple[Recipe, Any]:
+    """Trace the forward pass: (the recipe with the random streams that the model draws from, the shapes of the model's outputs).
+
+    With a `loss_fn`, the shapes are those of (loss, scalars by name). what: the data in error messages, "data" or "eval_data".
 
     Raises:
       DataError: the model does not take the inputs.
@@ -36,23 +40,25 @@ def traced(recipe: Recipe, params: Any, carried: Any, batch: Any, what: str, *, 
     inputs = recipe.roles.inputs(batch)
     misfits = () if recipe.loss_fn is not None else MISFITS
     with users_code(
-        f"while tracing model {recipe.name} for inputs {in_words(inputs)} of {what}", misfits, misfit(what, recipe.name, inputs)
+        f"while tracing model {recipe.name} for inputs {types_text(inputs)} of {what}", misfits, input_error(what, recipe.name, inputs)
     ):
         shapes, streams = traced_with_streams(forward, params, carried, batch)
     return replace(recipe, streams=streams), shapes
 
 
-def misfit(what: str, name: str, inputs: Any) -> Callable[[str], DataError]:
-    """The error of a model that cannot take inputs, for what the model said."""
-    told = f"{what}: model {name} cannot take inputs {in_words(inputs)}"
+def input_error(what: str, name: str, inputs: Any) -> Callable[[str], DataError]:
+    """A function that makes the error for a model that cannot take these inputs out of the model's own error text."""
+    told = f"{what}: model {name} cannot take inputs {types_text(inputs)}"
     return lambda said: DataError(f"{told}: {said} Give inputs of a shape and type that the model is made for.")
 
 
-def measured(recipe: Recipe, metrics: Any, params: Any, carried: Any, batch: Any, outputs: Any, why: str = "") -> Recipe:
-    """The recipe with its metrics, each of which gives something that can be summed; `why` its loss was chosen, if it was not given.
+def with_metrics(recipe: Recipe, metrics: Any, params: Any, carried: Any, batch: Any, outputs: Any, why: str = "") -> Recipe:
+    """The recipe with its metrics, each checked to return something that can be summed over batches.
+
+    why: the reason for the choice of the loss, if it was not given; for error messages.
 
     Raises:
-      ConfigError, DataError: one does not.
+      ConfigError, DataError: a metric or the loss does not fit outputs and labels.
     """
     labels = None if recipe.roles.labels is None else recipe.roles.labels(batch)
     if recipe.loss_fn is not None:
@@ -61,10 +67,10 @@ def measured(recipe: Recipe, metrics: Any, params: Any, carried: Any, batch: Any
         recipe = replace(recipe, metrics=(*of_loss, *own))
         if not own:
             return recipe
-        _, outputs = traced(replace(recipe, loss_fn=None), params, carried, batch, "data")
+        _, outputs = trace_forward(replace(recipe, loss_fn=None), params, carried, batch, "data")
     else:
         assert recipe.loss is not None
-        recipe = replace(recipe, loss=fitting(recipe.loss, outputs, labels))
+        recipe = replace(recipe, loss=resolve_classes(recipe.loss, outputs, labels))
         _check_outputs(recipe, batch, outputs, "data", why)
         recipe = replace(recipe, metrics=get_metrics(metrics, recipe.loss, recipe.policy.loss_dtype))
     own = [metric for metric in recipe.metrics if not metric.of_loss]
@@ -73,10 +79,10 @@ def measured(recipe: Recipe, metrics: Any, params: Any, carried: Any, batch: Any
 
 
 def _check_outputs(recipe: Recipe, batch: Any, outputs: Any, what: str, why: str) -> None:
-    """That a batch's outputs and labels can meet in the loss.
+    """Check that the loss can compare outputs and labels of these shapes.
 
     Raises:
-      DataError: they cannot.
+      DataError: it cannot.
     """
     loss, labels = recipe.loss, None if recipe.roles.labels is None else recipe.roles.labels(batch)
     assert loss is not None
@@ -91,7 +97,7 @@ def _check_outputs(recipe: Recipe, batch: Any, outputs: Any, what: str, why: str
 
 
 def _check_samples(recipe: Recipe, batch: Any, outputs: Any, labels: Any, what: str) -> None:
-    """That inputs, outputs and labels have as many samples as one another, where a loss compares them.
+    """Check that inputs, outputs and labels have equally many samples, where a loss compares them.
 
     Raises:
       DataError: they have not.
@@ -104,20 +110,21 @@ def _check_samples(recipe: Recipe, batch: Any, outputs: Any, labels: Any, what: 
         raise DataError(f"{what}: {counts}; they must be equally many.")
     if len(inputs) == 1 and inputs[0].ndim == 1 and outputs.shape[:1] != inputs[0].shape:
         raise DataError(
-            f"{what}: inputs {in_words(inputs)} have an axis of samples and none of features, and model {recipe.name} takes one for the "
+            f"{what}: inputs {types_text(inputs)} have an axis of samples and none of features, and model {recipe.name} takes one for the "
             f"other: its outputs have shape {list(outputs.shape)}. Give them an axis of features: inputs[:, None]."
         )
 
 
 def check_classes(recipe: Recipe, feed: Feed, batch: Any, outputs: Any, what: str, why: str = "") -> int | None:
-    """That every label is a class, now or when it comes; the number of classes, if labels are classes.
+    """Check that every label is a class number: of arrays now, of other data batch by batch. Returns the number of classes, or None if
+    labels are no classes.
 
-    A loss of the user's own may give labels that are no class a meaning, such as -100 for what does not count: it gets them as they are.
+    A loss of the user's own may give a meaning to labels that are no class, such as -100 for samples to ignore, so these are not checked.
 
-    why: the loss was chosen, if it was not given.
+    why: the reason for the choice of the loss, if it was not given; for error messages.
 
     Raises:
-      DataError: one is not.
+      DataError: a label is none of the classes.
     """
     if recipe.loss is None:
         return None
@@ -130,7 +137,7 @@ def check_classes(recipe: Recipe, feed: Feed, batch: Any, outputs: Any, what: st
     if not recipe.loss.checked:
         return classes
     if isinstance(feed, ArrayFeed):
-        check_labels(of(feed.form.batch(feed.leaves)), classes, what=what)
+        check_labels(of(feed.structure.batch(feed.leaves)), classes, what=what)
     else:
         feed.check = lambda batch, samples: check_labels(of(batch), classes, samples, what=what)
     return classes

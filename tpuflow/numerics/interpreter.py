@@ -1,8 +1,8 @@
-"""The walk over a step's jaxpr that runs every operation on the device and measures the results that are floating-point numbers.
+"""The interpreter that runs a jaxpr on the device operation by operation, and measures every floating-point result.
 
-The primitives are those of the step, on the same types, so the walk's own results are those of the step that trains. Operations that only
-move numbers are not measured. Bodies of `scan`, branches of `cond`, called functions and shards of one device are walked into, and the
-host goes round and chooses; a `while` loop, and shards of several devices, are one operation, measured by its results.
+It runs the step's own primitives on the same types, so its results are those of the step that trains. Operations that only move elements
+are not measured. It enters the bodies of `scan`, the branches of `cond`, called functions and `shard_map`s of one device, whose loops and
+choices run on the host; a `while` loop, or a `shard_map` over several devices, is one operation, measured by its results.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from tpuflow.jaxprs.calls import CALLS, called
 from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr, Literal, host_function, in_place_of, is_key, opened, scope_of, source_of
 from tpuflow.jaxprs.walk import array_of, walk
 from tpuflow.numerics import scopes
-from tpuflow.numerics.measures import Counts, is_bad, of_nothing, stacked, tally
+from tpuflow.numerics.measures import Counts, empty_counts, is_nonfinite, stacked, tally
 from tpuflow.numerics.operations import Shards, run_operation
 from tpuflow.numerics.underflows import nonzero_rule
 from tpuflow.stages.staging import Target
-from tpuflow.training.stepping import OPTIMIZER_SCOPE
+from tpuflow.training.train_step import OPTIMIZER_SCOPE
 
 MOVES = frozenset({
     "all_gather", "all_to_all", "broadcast_in_dim", "concatenate", "copy", "dynamic_slice", "dynamic_update_slice",
     "gather", "name", "optimization_barrier", "pad", "ppermute", "pvary", "reshape", "rev", "select_and_gather_add",
     "select_n", "slice", "split", "squeeze", "stop_gradient", "transpose",
 })  # fmt: skip
-ON_THE_WAY = MOVES | {"add_any", "convert_element_type"}
-"""What may lie between the operation that makes a parameter's gradient and the gradient that the optimizer gets."""
+GRADIENT_PATH = MOVES | {"add_any", "convert_element_type"}
+"""The primitives that may stand between the operation that computes a parameter's gradient and the optimizer."""
 ACTIVATION, ACTIVATION_GRADIENT, PARAMETER_GRADIENT, OPTIMIZER = "activation", "activation gradient", "parameter gradient", "optimizer"
 TENSORS = {scopes.FORWARD: ACTIVATION, scopes.BACKWARD: ACTIVATION_GRADIENT, scopes.UPDATE: OPTIMIZER}
-"""What an operation of each pass makes, the gradients of parameters aside."""
+"""The kind of tensor that an operation of each phase computes, the gradients of parameters apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a measured operation stands: its place in the program, and in it the outermost loop it is in (its own place if in none)."""
+    """A measured operation. place: its number in program order; loop: that of the outermost loop around it, or its own without one."""
 
     place: int
     loop: int
@@ -57,7 +57,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """A value of the walk, and whether any element is not finite: of itself, or of what it was moved together from."""
+    """A value of the jaxpr while it is interpreted. bad: an element is not finite, or was not in an operand that it was moved from."""
 
     value: Any
     bad: bool = False
@@ -68,10 +68,10 @@ ABSENT = Tracked(None)
 
 
 @dataclass(slots=True)
-class Found:
-    """What a walk finds: operations in the order of the program, and the figures of each, once for every time that it came by.
+class Measurements:
+    """The measured operations in program order, and the figures of each, once for every time that it ran.
 
-    `place`: of the operation that comes next. The body of a loop has the same places in each trip.
+    `place`: the number of the next operation. Each trip of a loop has the same numbers.
     """
 
     sites: list[Site] = field(default_factory=list)
@@ -87,17 +87,16 @@ class Found:
         self.place += 1
 
     def figures(self) -> list[Counts]:
-        """The figures of every operation, with an axis of the times that it came by."""
+        """The figures of every operation, with an axis of the times that it ran."""
         return [stacked(trips) for trips in self.counts]
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
-    """One pass over one jaxpr. `scope`, `source`, `loop` and `shards`: of the calls, loops and shards around it.
+class MeasuringInterpreter:
+    """Interprets one jaxpr. `scope`, `source`, `loop` and `shards` are those of the calls, loops and `shard_map`s around it.
 
-    `thresholds`: of the census of fp32 numbers in the backward pass, as bits. `trains`: whether there is a backward pass at all; without
-    one everything is forward. `runs`: whether anything is computed; a walk that does not run lists the operations, with figures of
-    nothing.
+    `thresholds`: magnitudes, as bits, for the census of fp32 numbers in the backward pass. `trains`: whether there is a backward pass;
+    without one every operation counts as forward. `runs`: False lists the operations without computing anything.
     """
 
     model: str
@@ -109,7 +108,7 @@ class Walk:
     shards: Shards | None = None
     trains: bool = True
     runs: bool = True
-    found: Found = field(default_factory=Found)
+    measurements: Measurements = field(default_factory=Measurements)
 
     def run(self, jaxpr: ClosedJaxpr | Jaxpr, operands: Sequence[Tracked], gradients: Sequence[bool]) -> list[Tracked]:
         """The results of a jaxpr; `gradients` says which of them are gradients of parameters."""
@@ -125,7 +124,7 @@ class Walk:
         return walk(jaxpr, operands, step, lambda atom, value: self.track(array_of(atom, value)), around)
 
     def step(self, equation: Equation, operands: list[Tracked], gradients: list[bool]) -> list[Tracked]:
-        """One equation: run and measured, or walked into."""
+        """One equation: run and measured, or the jaxpr inside of it interpreted."""
         name, params = equation.primitive.name, equation.params
         if name in CALLS:
             return self.run(called(equation), operands, gradients)
@@ -134,7 +133,7 @@ class Walk:
         if name == "cond" and params.get("branches_platforms") is None:
             return self._cond(equation, operands, gradients)
         if host_function(equation) is not None and not equation.outvars:
-            return []  # told by the step itself
+            return []  # the step itself makes the call
         if name == "shard_map" and params["mesh"].size == 1 and self.shards is None:
             return replace(self, shards=Shards.of(equation)).run(params["jaxpr"], operands, gradients)
         return self._operation(equation, operands, gradients)
@@ -150,25 +149,25 @@ class Walk:
         return [self._measured(equation, operands, r, v.aval, gradient) for r, v, gradient in outputs]
 
     def _measured(self, equation: Equation, operands: list[Tracked], result: Any, aval: Any, gradient: bool) -> Tracked:
-        """One result, whose figures are added to what was found."""
+        """Measure one result, and add its figures."""
         if not is_float(aval):
             return Tracked(result)
         site = self._site(equation, aval, gradient=gradient)
-        counts = self._tally(equation, operands, result, site.thresholds) if self.runs else of_nothing(site.thresholds)
-        self.found.add(site, counts)
+        counts = self._tally(equation, operands, result, site.thresholds) if self.runs else empty_counts(site.thresholds)
+        self.measurements.add(site, counts)
         return Tracked(result, bool(counts.nonfinite))
 
     def _tally(self, equation: Equation, operands: list[Tracked], result: Any, thresholds: Sequence[int]) -> Counts:
         values = [o.value for o in operands]
         rule = nonzero_rule(equation.primitive.name, values, result)
-        again = partial(run_operation, equation, values, self.target, self.shards)
-        nonzero = None if rule is None else partial(rule, values, again)
+        recompute = partial(run_operation, equation, values, self.target, self.shards)
+        nonzero = None if rule is None else partial(rule, values, recompute)
         return tally(result, nonzero, partial(_from_finite, result.shape, operands), thresholds)
 
     def _site(self, equation: Equation, aval: Any, *, gradient: bool) -> Site:
         layer, phase = scopes.place_of(self.scope, self.model)
         phase = phase if self.trains else scopes.FORWARD
-        place, dtype, backward = self.found.place, str(aval.dtype), phase == scopes.BACKWARD
+        place, dtype, backward = self.measurements.place, str(aval.dtype), phase == scopes.BACKWARD
         return Site(
             place=place,
             loop=place if self.loop is None else self.loop,
@@ -183,14 +182,14 @@ class Walk:
         )
 
     def _scan(self, equation: Equation, operands: list[Tracked], gradients: list[bool]) -> list[Tracked]:
-        """A counted loop, trip by trip; its stacked results lie in the order of what is taken apart, also where it runs backwards."""
-        p, first = equation.params, self.found.place
+        """A `scan`, trip by trip; stacked results have the order of the stacked operands, also in a reversed scan."""
+        p, first = equation.params, self.measurements.place
         consts, carry, taken = scan_parts(equation, operands)
         inside = replace(self, loop=first if self.loop is None else self.loop)
         trips = range(p["length"])
         made: list[list[Tracked]] = []
         for trip in reversed(trips) if p["reverse"] else trips:
-            self.found.place = first
+            self.measurements.place = first
             pieces = [self.track(_piece(x.value, trip)) for x in taken] if self.runs else taken
             results = inside.run(p["jaxpr"], [*consts, *carry, *pieces], gradients)
             carry = results[: p["num_carry"]]
@@ -203,7 +202,7 @@ class Walk:
         return Tracked(_joined([x.value for x in column]), any(x.bad for x in column)) if self.runs else ABSENT
 
     def _cond(self, equation: Equation, operands: list[Tracked], gradients: list[bool]) -> list[Tracked]:
-        """A choice: the figures of the branches that are not taken are those of nothing."""
+        """A `cond`; the operations of branches that are not taken are listed, with empty figures."""
         index, *rest = operands
         branches = equation.params["branches"]
         chosen = int(np.clip(np.asarray(index.value), 0, len(branches) - 1)) if self.runs else None
@@ -216,10 +215,10 @@ class Walk:
         return results
 
     def track(self, value: Any) -> Tracked:
-        """A value by itself."""
+        """A value that no operation has been seen to compute."""
         if not self.runs:
             return ABSENT
-        return Tracked(value, is_float(value) and bool(np.any(is_bad(value))))
+        return Tracked(value, is_float(value) and bool(np.any(is_nonfinite(value))))
 
 
 def is_float(x: Any) -> bool:
@@ -228,10 +227,10 @@ def is_float(x: Any) -> bool:
 
 
 def gradient_vars(jaxpr: Jaxpr, gradients: Sequence[bool]) -> set[Any]:
-    """The variables that are gradients of parameters: these results, and what they are moved, converted or added up from."""
+    """The variables that hold gradients of parameters: results marked in `gradients`, and what they are moved, cast or added up from."""
     found = {v for v, yes in zip(jaxpr.outvars, gradients, strict=True) if yes and not isinstance(v, Literal)}
     for equation in reversed(jaxpr.eqns):
-        if equation.primitive.name in ON_THE_WAY and any(v in found for v in equation.outvars):
+        if equation.primitive.name in GRADIENT_PATH and any(v in found for v in equation.outvars):
             found.update(v for v in equation.invars if not isinstance(v, Literal))
     return found
 
@@ -247,11 +246,12 @@ def _joined(values: Sequence[Any]) -> Any:
 
 
 def _from_finite(shape: tuple[int, ...], operands: Sequence[Tracked]) -> Any:
-    """Where a result of this shape was computed from finite numbers: by element where operands line up with it, else all or none."""
+    """Where a result of this shape was computed from finite operands: element by element if their shapes allow it, else everywhere or
+    nowhere."""
     floats = [o for o in operands if is_float(o.value)]
     if any(o.value.shape not in ((), shape) for o in floats):
         return not any(o.bad for o in floats)
     mask = np.bool_(True)
     for o in floats:
-        mask = mask & ~is_bad(o.value)
+        mask = mask & ~is_nonfinite(o.value)
     return mask

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from tpuflow.data.chunks import Chunk
-from tpuflow.data.epochs import Walk
+from tpuflow.data.epochs import EpochIterator
 from tpuflow.data.positions import START, Position
 from tpuflow.device.interrupts import defer_interrupts
 from tpuflow.errors import TpuflowError
@@ -29,24 +29,24 @@ from tpuflow.training.checkpoints import orbax_files
 from tpuflow.training.checkpoints.fingerprints import fingerprint
 from tpuflow.training.checkpoints.locking import Claims, not_written
 from tpuflow.training.checkpoints.resuming import (
-    Place,
+    LoopPosition,
     check_same,
     check_step,
+    loop_position_of,
     new_epoch,
-    place_of,
     progress_of,
     restore_callbacks,
     restored_state,
-    taking_up,
+    restoring,
 )
+from tpuflow.training.device_sink import DeviceSink, compile_ahead
 from tpuflow.training.inference import Trained
 from tpuflow.training.metrics import Tally
-from tpuflow.training.parallel import ONE_CHIP
 from tpuflow.training.preparing import Job
 from tpuflow.training.progress import Bar, progress_bar
 from tpuflow.training.result import TrainResult
-from tpuflow.training.sinking import DeviceSink, compile_ahead
-from tpuflow.training.stepping import Recipe, StepFigures, TrainState
+from tpuflow.training.strategies import ONE_CHIP
+from tpuflow.training.train_step import Recipe, StepFigures, TrainState
 
 
 class Training:
@@ -55,12 +55,12 @@ class Training:
     def __init__(self, job: Job, callbacks: Sequence[Callback]):
         self._probe = Probe(job, lambda: self._whole_state) if job.config.numerics else None
         self._job, self._callbacks = job, (*callbacks, *([self._probe] if self._probe else []))
-        self._train_sink = DeviceSink("train_step", job.recipe.train_step, job.target, job.feed.form)
-        eval_form = (job.eval_feed or job.feed).form
-        self._eval_sink = DeviceSink("eval_step", job.recipe.eval_step, job.target, eval_form, updates=False)
-        self._state = job.recipe.parallel.placed(job.state)
-        self._walk = self._walk_from(START)
-        self._place = Place(START, job.config.sink_size)
+        self._train_sink = DeviceSink("train_step", job.recipe.train_step, job.target, job.feed.structure)
+        eval_structure = (job.eval_feed or job.feed).structure
+        self._eval_sink = DeviceSink("eval_step", job.recipe.eval_step, job.target, eval_structure, updates=False)
+        self._state = job.recipe.strategy.shard_state(job.state)
+        self._iterator = self._iterate_from(START)
+        self._loop_position = LoopPosition(START, job.config.sink_size)
         self._first_epoch, self._continues = 0, False
         self._bar = Bar(None)
         self._interrupted = False
@@ -73,29 +73,29 @@ class Training:
         self._run.eval_params = self._eval_params
 
     def restore(self, checkpoint: Any) -> None:
-        """Go on where a checkpoint (of `tpuflow.training.checkpoints.files`) was saved.
+        """Continue from a `tpuflow.training.checkpoints.files.Checkpoint`.
 
         Raises:
           CheckpointError: it was saved by another training.
         """
         job, run, progress = self._job, self._run, checkpoint.progress
         check_same(checkpoint.path, progress, self._fingerprint)
-        self._state = job.recipe.parallel.placed(restored_state(checkpoint.path, checkpoint.arrays, job.state))
+        self._state = job.recipe.strategy.shard_state(restored_state(checkpoint.path, checkpoint.arrays, job.state))
         check_step(checkpoint.path, progress, self._step_code)
-        place = place_of(progress)
-        with taking_up(checkpoint.path, "the position of the data"):
-            self._walk = self._walk_from(place.position)
+        loop = loop_position_of(progress)
+        with restoring(checkpoint.path, "the position of the data"):
+            self._iterator = self._iterate_from(loop.position)
         run.history, run.step = progress["history"], progress["steps"] - 1
         run.round_trips, run.eval_round_trips = progress["round_trips"], progress["eval_round_trips"]
         run.resumed_at, run.resumed_from = run.steps, checkpoint.path
-        self._first_epoch = place.first_epoch(job.config.sink_size)
-        self._continues = place.same_epochs(job.config.sink_size) and not place.closed
-        self._place = replace(place, sink_size=job.config.sink_size, steps_done=self._continues and place.steps_done)
+        self._first_epoch = loop.first_epoch(job.config.sink_size)
+        self._continues = loop.same_epochs(job.config.sink_size) and not loop.closed
+        self._loop_position = replace(loop, sink_size=job.config.sink_size, steps_done=self._continues and loop.steps_done)
         restore_callbacks(checkpoint.path, progress["callbacks"], self._callbacks)
 
-    def _walk_from(self, position: Position) -> Walk:
+    def _iterate_from(self, position: Position) -> EpochIterator:
         job = self._job
-        return Walk(
+        return EpochIterator(
             job.feed, position, steps=job.config.epochs * job.config.sink_size - position.steps if job.config.sink_size > 0 else None
         )
 
@@ -121,7 +121,7 @@ class Training:
             return self._trained(progress=progress)
 
     def _check_alike(self) -> None:
-        """That all processes begin at one step: with the same checkpoint, or none."""
+        """Check that all processes begin at the same step: from the same checkpoint, or from none."""
         advice = "Let resume name a directory that all of them see."
         check_alike("the step to go on from", self._run.steps.to_bytes(8, "little"), advice)
 
@@ -137,14 +137,14 @@ class Training:
             if count() > 1:
                 raise
             self._interrupted = True
-            self._count_untold()
+            self._count_unreported()
         except TpuflowError as error:
             if count() > 1:
                 raise
             error.result = self._result(began)  # type: ignore[attr-defined]
             raise
         finally:
-            self._walk.close()
+            self._iterator.close()
         if isinstance(self._job.recipe, Recipe):
             whole = self._whole_state
             self._job.recipe.model.update(whole.params, whole.carried)
@@ -157,7 +157,7 @@ class Training:
         notify(self._callbacks, event, self._run)
 
     def _compile_ahead(self) -> float:
-        """Put on the chip what is sure to be needed, so that what cannot be shows before the first step."""
+        """Compile the Programs that are sure to be needed, so that compilation errors show before the first step."""
         job = self._job
         work: list[Any] = [
             (
@@ -177,8 +177,8 @@ class Training:
 
     @property
     def _whole_state(self) -> TrainState:
-        """The state as one chip would have it, whatever each of several holds."""
-        return self._job.recipe.parallel.gathered(local(self._state))
+        """The state as one chip would hold it: sharded arrays gathered."""
+        return self._job.recipe.strategy.gather_state(local(self._state))
 
     def _epochs(self) -> None:
         for number in range(self._first_epoch, self._job.config.epochs):
@@ -187,7 +187,7 @@ class Training:
             self._begin_epoch(number)
             self._steps()
             self._evaluate(due=_divides(self._job.eval_epochs, number + 1))
-            self._run.history[-1]["complete"] = self._place.closed = self._place.steps_done
+            self._run.history[-1]["complete"] = self._loop_position.closed = self._loop_position.steps_done
             self._notify("on_epoch_end")
             self._notify("on_checkpoint")
 
@@ -201,29 +201,31 @@ class Training:
         else:
             run.history.append(new_epoch(number))
             run.metrics = {}
-            run.step_in_epoch = run.steps % self._job.config.sink_size if self._job.config.sink_size > 0 else self._walk.position.batches
-            self._place.steps_done = False
-        self._place.epoch, self._place.closed, run.epoch = number, False, number
+            run.step_in_epoch = (
+                run.steps % self._job.config.sink_size if self._job.config.sink_size > 0 else self._iterator.position.batches
+            )
+            self._loop_position.steps_done = False
+        self._loop_position.epoch, self._loop_position.closed, run.epoch = number, False, number
         self._notify("on_epoch_begin")
         self._bar.begin(f"epoch {number + 1}/{self._job.config.epochs}", run.steps_per_epoch)
         self._bar.advance(run.step_in_epoch)
 
     def _steps(self) -> None:
-        """The round trips of one epoch, with the evaluations and checkpoints between them."""
-        run, place = self._run, self._place
-        place.steps_done = place.steps_done or self._no_step_left()
-        while not place.steps_done and not run.stop:
-            self._sink(self._walk.pieces(self._round_trip_steps(), within_epoch=self._job.config.sink_size <= 0))
-            place.steps_done = self._no_step_left()
+        """Run the round trips of one epoch, with the evaluations and checkpoints between them."""
+        run, loop = self._run, self._loop_position
+        loop.steps_done = loop.steps_done or self._no_step_left()
+        while not loop.steps_done and not run.stop:
+            self._sink(self._iterator.chunks(self._round_trip_steps(), within_epoch=self._job.config.sink_size <= 0))
+            loop.steps_done = self._no_step_left()
             self._evaluate(due=_divides(self._job.config.eval_steps, run.steps))
-            if not place.steps_done and not run.stop:
+            if not loop.steps_done and not run.stop:
                 self._notify("on_checkpoint")
 
     def _no_step_left(self) -> bool:
-        """Whether this epoch has no step left; at the end of a pass, the walk goes on to the next one."""
+        """Whether this epoch has no step left; at the end of a pass, the iterator goes on to the next one."""
         if self._job.config.sink_size > 0:
             return self._run.step_in_epoch >= self._job.config.sink_size
-        return self._walk.epoch_is_over()
+        return self._iterator.finish_epoch_if_over()
 
     def _round_trip_steps(self) -> int | None:
         """Steps of the next round trip: up to the sink's end, or until an evaluation or a callback is due; None for all that are left."""
@@ -233,7 +235,7 @@ class Training:
         return min([*ends, *(every - steps % every for every in periods if every)], default=None)
 
     def _sink(self, pieces: Iterable[Chunk]) -> None:
-        """One round trip; then its steps are told to the callbacks, also if Ctrl-C cut it short."""
+        """Run one round trip, and report its steps to the callbacks, also if Ctrl-C has interrupted it."""
         first = len(self._run.history[-1]["losses"])
         self._notify("on_sink_begin")
         began = time.perf_counter()
@@ -242,7 +244,7 @@ class Training:
         finally:
             self._run.sink_seconds = time.perf_counter() - began
             self._run.round_trips += 1
-            self._tell_steps(first)
+            self._report_steps(first)
         self._notify("on_sink_end")
 
     def _record(self, state: TrainState, figures: StepFigures, steps: int) -> None:
@@ -254,7 +256,7 @@ class Training:
         measured = {name: np.asarray(values, np.float64).tolist() for name, values in figures.metrics.items()}
         with defer_interrupts():
             self._state = state
-            self._walk.done(steps)
+            self._iterator.mark_done(steps)
             epoch["losses"] += losses
             epoch["loss_scale"] += scales
             epoch["skipped"] += skipped
@@ -263,7 +265,7 @@ class Training:
             epoch["steps"] = len(epoch["losses"])
             self._bar.advance(steps, losses[-1])
 
-    def _tell_steps(self, first: int) -> None:
+    def _report_steps(self, first: int) -> None:
         run, epoch = self._run, self._run.history[-1]
         run.losses = epoch["losses"][first:]
         for i in range(first, len(epoch["losses"])):
@@ -273,10 +275,10 @@ class Training:
             run.step_metrics = {name: values[i] for name, values in epoch["metrics"].items()}
             self._notify("on_step_end")
 
-    def _count_untold(self) -> None:
-        """Count the steps that are done and that Ctrl-C kept from being told: a checkpoint says how far its state is."""
-        run, untold = self._run, self._walk.position.steps - self._run.steps
-        run.step, run.step_in_epoch = run.step + untold, run.step_in_epoch + untold
+    def _count_unreported(self) -> None:
+        """Count the steps that Ctrl-C kept from being reported: the step numbers must be those of the state that is saved."""
+        run, unreported = self._run, self._iterator.position.steps - self._run.steps
+        run.step, run.step_in_epoch = run.step + unreported, run.step_in_epoch + unreported
 
     def _evaluate(self, *, due: bool) -> None:
         """The metrics on the evaluation data, one round trip; not twice after the same step."""
@@ -285,14 +287,14 @@ class Training:
             return
         self._notify("on_eval_begin")
         self._bar.begin(f"evaluation {self._run.epoch + 1}/{self._job.config.epochs}", feed.batches)
-        tally, walk = Tally(self._job.recipe.metrics), Walk(feed)
+        tally, iterator = Tally(self._job.recipe.metrics), EpochIterator(feed)
 
         def record(state: TrainState, figures: Mapping[str, Any], steps: int) -> None:
             tally.add(figures)
-            walk.done(steps)
+            iterator.mark_done(steps)
             self._bar.advance(steps)
 
-        self._eval_sink.run(self._eval_state, walk.pieces(None), record)
+        self._eval_sink.run(self._eval_state, iterator.chunks(None), record)
         self._run.eval_round_trips += 1
         self._run.metrics = tally.results()
         self._run.history[-1].update(self._run.metrics)
@@ -302,9 +304,9 @@ class Training:
     def _save(self, directory: Any) -> Path:
         """Write a checkpoint of the training as it stands, in a directory that no other training writes in."""
         self._claim(directory)
-        self._place.position = self._walk.position
+        self._loop_position.position = self._iterator.position
         files, steps, arrays = orbax_files(), self._run.steps, nested(self._whole_state._asdict())
-        progress = progress_of(self._run, self._place, self._callbacks, self._fingerprint, self._step_code)
+        progress = progress_of(self._run, self._loop_position, self._callbacks, self._fingerprint, self._step_code)
         by_first(lambda: files.save(directory, steps, arrays, progress), not_written(directory))
         return files.folder(directory, steps)
 
@@ -326,7 +328,7 @@ class Training:
         executables = (*self._train_sink.executables.values(), *self._eval_sink.executables.values())
         compiling = self._compile_seconds + self._train_sink.compile_seconds + self._eval_sink.compile_seconds
         return TrainResult(
-            trained=Trained(replace(job.recipe, parallel=ONE_CHIP), job.recipe.eval_state(state), job.target, job.batch_size),
+            trained=Trained(replace(job.recipe, strategy=ONE_CHIP), job.recipe.eval_state(state), job.target, job.batch_size),
             ema=None if state.ema is None else _arrays(averaged(state.ema.params, state.params)),
             params=_arrays(state.params),
             carried=_arrays(state.carried),

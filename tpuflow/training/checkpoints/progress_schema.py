@@ -1,4 +1,4 @@
-"""The form of a checkpoint's progress (training.json): which names it has and what they hold, checked before anything of it is used."""
+"""The schema of a checkpoint's training.json, against which it is checked before anything in it is used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Fits = Callable[[Any], bool]
 
 
 def check_progress(checkpoint: Any) -> None:
-    """That the progress of a checkpoint (of `files`) is as `resuming.progress_of` makes it.
+    """Check that the progress of a checkpoint (a `files.Checkpoint`) has the schema of `resuming.progress_of`.
 
     Raises:
       CheckpointError: something is missing, is of another kind or contradicts the rest.
@@ -62,7 +62,7 @@ def _list(item: Fits) -> Fits:
 
 
 def _with(fields: Mapping[str, Fits]) -> Fits:
-    """An object that has these fields, and maybe others."""
+    """A JSON object with at least these fields."""
     return lambda value: _object(value) and all(name in value and fits(value[name]) for name, fits in fields.items())
 
 
@@ -71,15 +71,21 @@ def _numbers_by_name(value: Any) -> bool:
 
 
 def _of(fields: Mapping[str, Fits]) -> Fits:
-    """An object that has these fields and no other."""
+    """A JSON object with exactly these fields."""
     return lambda value: _with(fields)(value) and len(value) == len(fields)
 
 
 POSITION: Mapping[str, Fits] = {"passes": _count, "batches": _count, "steps": _count, "source": _anything, "behind": _count}
 """The fields of `tpuflow.data.positions.Position`."""
 
-PLACE: Mapping[str, Fits] = {"position": _of(POSITION), "sink_size": _sink_size, "epoch": _count, "steps_done": _flag, "closed": _flag}
-"""The fields of `tpuflow.training.checkpoints.resuming.Place`."""
+LOOP_POSITION: Mapping[str, Fits] = {
+    "position": _of(POSITION),
+    "sink_size": _sink_size,
+    "epoch": _count,
+    "steps_done": _flag,
+    "closed": _flag,
+}
+"""The fields of `tpuflow.training.checkpoints.resuming.LoopPosition`."""
 
 EPOCH: Mapping[str, Fits] = {
     "epoch": _count, "losses": _list(_number), "loss_scale": _list(_number), "skipped": _list(_flag), "metrics": _numbers_by_name,
@@ -89,13 +95,13 @@ EPOCH: Mapping[str, Fits] = {
 """An entry of the history; the last evaluation's metrics stand beside these."""
 
 PROGRESS: Mapping[str, Fits] = {
-    "steps": _count, "place": _of(PLACE), "round_trips": _count, "eval_round_trips": _count, "history": _list(_with(EPOCH)),
+    "steps": _count, "place": _of(LOOP_POSITION), "round_trips": _count, "eval_round_trips": _count, "history": _list(_with(EPOCH)),
     "callbacks": lambda value: _object(value) and all(map(_object, value.values())), "fingerprint": _object, "step_code": _text,
 }  # fmt: skip
 
 
 def _history_agrees(progress: Mapping[str, Any]) -> bool:
-    """Every step has a loss, a scale and a flag. Counts so never exceed what the file has room for."""
+    """Every step has a loss, a loss scale and a flag. (This also bounds the counts by the size of the file.)"""
     epochs = progress["history"]
     lists = ("losses", "loss_scale", "skipped")
     whole = all(len(epoch[name]) == epoch["steps"] for epoch in epochs for name in lists)
@@ -104,7 +110,7 @@ def _history_agrees(progress: Mapping[str, Any]) -> bool:
 
 
 def _position_agrees(progress: Mapping[str, Any]) -> bool:
-    """Every pass has a batch, and what is to be drawn again lies in the present one."""
+    """Every pass has at least one batch, and the batches to draw again (`behind`) lie in the current pass."""
     at = progress["place"]["position"]
     return at["steps"] == progress["steps"] and at["passes"] + at["batches"] <= at["steps"] and at["behind"] <= at["batches"]
 

@@ -1,9 +1,9 @@
-"""An optimizer's update on shares: any Optax transformation, as if every chip had all of its state, with each chip holding its share.
+"""An optimizer's update on sharded state (ZeRO's stages 1 to 3), for any Optax transformation.
 
-The update is traced for whole arrays, so that what looks at shapes and names (masks, groups of parameters) sees them, and its jaxpr is
-walked with what a chip holds of each value. Elementwise operations are done on shares. A reduction of all elements (a norm, whether all
-are finite) is done on shares, then over the chips. What needs more of an array than that (the means of rows in adafactor) gets it gathered:
-it costs what it sends, and every chip computes the same.
+The update is traced for whole arrays, so that masks and groups of parameters see shapes and names, and its jaxpr is interpreted again on
+what a chip holds of each value. Elementwise operations run on shards. A reduction of all elements (a norm, whether all are finite) runs on
+shards, then over the chips. Any other operation (the means of rows in adafactor) gets its operands gathered: that costs the collective, and
+every chip computes the same result.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ ELEMENTWISE = frozenset((
     "ne", "neg", "nextafter", "not", "or", "population_count", "pow", "reduce_precision", "rem", "round", "rsqrt", "select_n",
     "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor",
 ))  # fmt: skip
-"""Primitives that make an element of the elements in the same place. One that is missing here is right, and gathers its operands."""
+"""Elementwise primitives. One that is missing from the list still gives the right values: its operands are gathered."""
 
 
 class Form(Enum):
-    """What a chip has of an array: all of it, a share, or the one number that all elements are."""
+    """What a chip holds of an array: all of it, as every chip does; its shard; or, of a splat, the scalar that all elements equal."""
 
-    WHOLE, SHARE, SPLAT = "whole", "share", "splat"
+    REPLICATED, SHARDED, SPLAT = "replicated", "sharded", "splat"
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A value of the walk: what a chip has of an array of this shape."""
+    """A value of the jaxpr while it is interpreted: what a chip holds of an array of this shape."""
 
     value: Any
     shape: tuple[int, ...]
@@ -51,7 +51,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """How a reduction of all elements goes on over the chips; `neutral`: the number of a type that changes no result."""
+    """A reduction's collective over the chips, and its neutral element in a type, which takes the place of padding."""
 
     over_chips: Callable[[Any, Any], Any]
     neutral: Callable[[np.dtype], Any]
@@ -79,13 +79,13 @@ REDUCTIONS: Mapping[str, Reduction] = {
 
 
 @dataclass(frozen=True, slots=True)
-class SharedUpdate:
-    """The walk, over a mesh axis."""
+class ShardedUpdate:
+    """The interpreter of an update's jaxpr, on arrays that are sharded over a mesh axis."""
 
     axis: Axis
 
     def run(self, jaxpr: ClosedJaxpr | Jaxpr, operands: Sequence[Held]) -> list[Held]:
-        """What a chip has of the results of a jaxpr."""
+        """What a chip holds of the results of a jaxpr."""
         return walk(jaxpr, operands, self.step, _constant)
 
     def step(self, eqn: Equation, operands: list[Held]) -> list[Held]:
@@ -97,32 +97,29 @@ class SharedUpdate:
             return self._cond(eqn, operands)
         if name == "broadcast_in_dim" and first is not None and not first.shape:
             return [Held(first.value, tuple(eqn.params["shape"]), Form.SPLAT)]
-        if name in ELEMENTWISE and (form := _form_of_elements(operands)) is not Form.WHOLE:
+        if name in ELEMENTWISE and (form := _form_of_elements(operands)) is not Form.REPLICATED:
             shape = next(o.shape for o in operands if o.shape)
             return [Held(x, shape, form) for x in bind_again(eqn, [self.held_as(o, form) for o in operands])]
-        if name in REDUCTIONS and first is not None and first.form is Form.SHARE and len(eqn.params["axes"]) == len(first.shape):
-            return [Held(self._reduced(REDUCTIONS[name], eqn, first), (), Form.WHOLE)]
-        return [Held(x, jnp.shape(x), Form.WHOLE) for x in bind_again(eqn, [self.held_as(o, Form.WHOLE) for o in operands])]
+        if name in REDUCTIONS and first is not None and first.form is Form.SHARDED and len(eqn.params["axes"]) == len(first.shape):
+            return [Held(self._reduced(REDUCTIONS[name], eqn, first), (), Form.REPLICATED)]
+        return [Held(x, jnp.shape(x), Form.REPLICATED) for x in bind_again(eqn, [self.held_as(o, Form.REPLICATED) for o in operands])]
 
     def held_as(self, held: Held, form: Form) -> Any:
-        """The array in another form; scalars have one only.
-
-        (An array is a splat only where it was made as one, so nothing becomes one.)
-        """
+        """The array sharded or replicated, as `form` says (SPLAT for arrays that are splats already only); scalars stay replicated."""
         if not held.shape or held.form is form:
             return held.value
         if held.form is Form.SPLAT:
-            elems = self.axis.share_shape(held.shape) if form is Form.SHARE else held.shape
+            elems = self.axis.shard_shape(held.shape) if form is Form.SHARDED else held.shape
             return jnp.broadcast_to(held.value, elems)
-        return self.axis.share(held.value) if form is Form.SHARE else self.axis.whole(held.value, held.shape)
+        return self.axis.local_shard(held.value) if form is Form.SHARDED else self.axis.all_gather(held.value, held.shape)
 
     def _reduced(self, row: Reduction, eqn: Equation, held: Held) -> Any:
-        counted = self.axis.counted(held.value, held.shape, row.neutral(held.value.dtype))
+        counted = self.axis.mask_padding(held.value, held.shape, row.neutral(held.value.dtype))
         (own,) = bind_again(eqn, [counted], axes=tuple(range(counted.ndim)))
         return row.over_chips(own, self.axis.name)
 
     def _cond(self, eqn: Equation, operands: list[Held]) -> list[Held]:
-        """Branches whose results agree in form: all chips take the same one, since they agree in every scalar."""
+        """A conditional whose branches return results in the same forms. All chips take the same branch: scalars are equal on them."""
         index, *rest = operands
         branches: Sequence[ClosedJaxpr] = eqn.params["branches"]
 
@@ -143,32 +140,34 @@ class SharedUpdate:
         return [Held(x, shape, form) for x, shape, form in zip(found, shapes, forms, strict=True)]
 
 
-def on_shares(axis: Axis, function: Callable[..., Any], arguments: Any, like: Any, shared: Any, wanted: Callable[[Any], Any]) -> Any:
-    """A function of whole arrays, of what a chip holds of them.
+def call_sharded(axis: Axis, function: Callable[..., Any], arguments: Any, like: Any, sharded: Any, wanted: Callable[[Any], Any]) -> Any:
+    """Call a function of whole arrays on what a chip holds of them.
 
-    arguments: a tuple of trees. like: their shapes and types as whole arrays. shared: which of them are shares. wanted: the shapes of the
-    function's result -> which of it are to be shares.
+    arguments: a tuple of trees. like: the shapes and types of the whole arrays. sharded: a tree of booleans, which arguments are shards.
+    wanted: a function of the shapes of the result, which returns a tree of booleans: which results are to be shards.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*like)
-    leaves, whole, forms = map(jax.tree.leaves, (arguments, like, shared))
-    operands = [Held(x, tuple(w.shape), Form.SHARE if s else Form.WHOLE) for x, w, s in zip(leaves, whole, forms, strict=True)]
-    update = SharedUpdate(axis)
+    leaves, whole, forms = map(jax.tree.leaves, (arguments, like, sharded))
+    operands = [Held(x, tuple(w.shape), Form.SHARDED if s else Form.REPLICATED) for x, w, s in zip(leaves, whole, forms, strict=True)]
+    update = ShardedUpdate(axis)
     results, tree = update.run(closed, operands), jax.tree.structure(shapes)
-    asked = [Form.SHARE if s else Form.WHOLE for s in jax.tree.leaves(wanted(shapes))]
+    asked = [Form.SHARDED if s else Form.REPLICATED for s in jax.tree.leaves(wanted(shapes))]
     return jax.tree.unflatten(tree, [update.held_as(h, form) for h, form in zip(results, asked, strict=True)])
 
 
 def _form_of_elements(operands: Sequence[Held]) -> Form:
-    """Shares if there is one, one number if there is nothing else; scalars do not count. Axes of one element may stand for longer ones:
-    then it takes whole arrays."""
+    """The form in which an elementwise operation runs: on shards if an operand is sharded, on scalars if all are splats.
+
+    Operands of different shapes (an axis of one element that is broadcast) are replicated first. Scalars have no say.
+    """
     of_arrays = {o.shape: o.form for o in operands if o.shape}
-    return Form.WHOLE if len(of_arrays) != 1 else _common([o.form for o in operands if o.shape])
+    return Form.REPLICATED if len(of_arrays) != 1 else _common([o.form for o in operands if o.shape])
 
 
 def _common(forms: Sequence[Form]) -> Form:
-    return next(form for form in (Form.SHARE, Form.WHOLE, Form.SPLAT) if form in forms)
+    return next(form for form in (Form.SHARDED, Form.REPLICATED, Form.SPLAT) if form in forms)
 
 
 def _constant(atom: Any, value: Any) -> Held:
     array = array_of(atom, value)
-    return Held(array, jnp.shape(array), Form.WHOLE)
+    return Held(array, jnp.shape(array), Form.REPLICATED)

@@ -1,9 +1,10 @@
-"""The end of the process while other threads use the device.
+"""Interpreter shutdown while other threads use the device: keeps them from aborting the process.
 
-Python ends a daemon thread where it next waits for the GIL, by unwinding its stack. If jaxlib's frames are on it, that aborts the process,
-whatever exit status the program had (JAX's CPU backend has that, too). So before the interpreter shuts down, a thread that asks something
-of the device is held where it asks, for good, as Python itself does from 3.14 on; the others are waited for until they have asked or have
-left JAX. Only a thread that compiles is told to stop: that can take long, and there what it is told can be raised.
+At shutdown Python ends a daemon thread when it next waits for the GIL, by unwinding its stack. If frames of jaxlib are on that stack, this
+aborts the process, whatever exit status the program had (JAX's CPU backend has the same problem). Therefore, before the interpreter shuts
+down, a thread that calls into the device is blocked in the call for ever, as Python itself does from 3.14 on; the main thread waits until
+every other thread is blocked or has left JAX. A thread that compiles gets an exception (`ShutdownError`) instead, since a compilation can
+take long.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ from typing import Any
 
 LOOK_SECONDS = 0.02
 LOOKS = 5
-"""A thread outside of JAX that has not moved in so many is waiting for something else."""
+"""After so many looks without moving, a thread outside of JAX counts as waiting for something else."""
 LIMIT_SECONDS = 30.0
-"""Of waiting for a thread in machine code: XLA's compiler cannot be told anything."""
+"""The longest wait for threads inside of JAX: one in XLA's compiler cannot be interrupted."""
 OUTSIDE_SECONDS = 1.0
-"""Of waiting for threads that are busy outside of JAX, and may yet call it."""
+"""The longest wait for threads that are busy outside of JAX, and may yet call it."""
 ENDED = "the process is about to end: the device takes nothing more from its threads."
 _PACKAGES = [found.origin or "" for name in ("jax", "jaxlib") if (found := importlib.util.find_spec(name)) is not None]
 _WITHIN = tuple(os.path.join(os.path.dirname(file), "") for file in (*_PACKAGES, __file__))
 """The folders of JAX's code and of the plugin's."""
 
 
-class Ended(BaseException):
-    """What a thread is told that compiles for the device while the process ends."""
+class ShutdownError(BaseException):
+    """Raised in a thread that compiles, or calls the device, while the process ends."""
 
     def __init__(self, text: str = ENDED):
         super().__init__(text)
 
 
-class Ending:
-    """Whether the process is about to end, and which threads compile and which are held."""
+class Shutdown:
+    """The state of the shutdown: whether it has begun, which threads compile, and which are blocked."""
 
     def __init__(self) -> None:
         self.begun, self._expected = False, False
@@ -54,8 +55,8 @@ class Ending:
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
-        """Around a compilation, on the thread that does it, which can be told to stop. Once there has been one, the exit is prepared for:
-        who uses other backends alone notices nothing."""
+        """Around a compilation: its thread can be interrupted. The first one registers the exit handler, so that a process that uses other
+        backends alone has none."""
         if not self._expected:
             self._expected = True
             atexit.register(self.begin)
@@ -67,21 +68,21 @@ class Ending:
             self._compiling.discard(thread)
 
     def hold(self) -> None:
-        """In an entry, once it has begun: does not return, but in the main thread, which still has arrays to destroy.
+        """Called by every entry once shutdown has begun. Blocks the thread for ever, except the main thread, which still destroys arrays.
 
         Raises:
-          Ended: the thread is one of jaxlib's own, which may be waited for.
+          ShutdownError: the thread is one of jaxlib's own, which may be waited for.
         """
         if threading.get_ident() == threading.main_thread().ident:
             return
         if sys._getframe(1).f_back is None:
-            raise Ended
+            raise ShutdownError
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # or a signal would let it ask for the GIL
         self._held.add(threading.get_ident())
         self._never.acquire()
 
     def begin(self) -> None:
-        """From the main thread: let all others ask for something or leave JAX, and wait for that, but not for ever."""
+        """The exit handler, on the main thread: wait until all other threads are blocked or have left JAX, within the limits above."""
         self.begun, still, began = True, 0, time.monotonic()
         threading.excepthook = _quiet(threading.excepthook)
         while still < LOOKS and len(sys._current_frames()) > 1 and time.monotonic() - began < LIMIT_SECONDS:
@@ -91,7 +92,7 @@ class Ending:
         self._places.clear()  # frames hold arrays
 
     def _look(self) -> tuple[bool, bool]:
-        """Whether a thread is inside of JAX, and whether one outside has moved; those that compile are told to stop, once."""
+        """(whether a thread is inside of JAX, whether one outside of it has moved); threads that compile are interrupted, once each."""
         inside = moving = False
         for thread, frame in sys._current_frames().items():
             if thread == threading.get_ident() or thread in self._held:
@@ -101,18 +102,18 @@ class Ending:
             self._places[thread] = place
             if thread in self._compiling and not _starts_any():
                 self._compiling.discard(thread)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Ended))
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(ShutdownError))
         return inside, moving
 
 
 def _quiet(hook: Any) -> Any:
-    """A hook for exceptions of threads that says nothing of what was refused at the end."""
+    """A `threading.excepthook` that does not print `ShutdownError`s."""
     return lambda args: None if ENDED in str(args.exc_value) else hook(args)
 
 
 def _starts_any() -> bool:
-    """Whether a thread is about to start. Until it runs, CPython knows it by the number of the one that starts it: it would be told in
-    that one's place, and never run."""
+    """Whether a thread is about to start. Until it runs, CPython knows it by the id of the thread that starts it, and an exception for that
+    id would reach the new thread instead, which would then never run."""
     return any(thread.ident is None for thread in threading.enumerate())
 
 
@@ -127,4 +128,4 @@ def _codes(frame: FrameType | None) -> Iterator[CodeType]:
         frame = frame.f_back
 
 
-ENDING = Ending()
+SHUTDOWN = Shutdown()

@@ -1,4 +1,4 @@
-"""Models of other libraries, told by their shape alone: nothing here imports them. Functions, Haiku's transforms, Equinox's modules."""
+"""The adapters for plain functions, Haiku's transformed functions and Equinox modules; neither library is imported."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def is_haiku(model: Any) -> bool:
 
 
 def haiku_model(transformed: Any) -> Model:
-    """A transformed function, in training and evaluation alike; it gets a key, if it asks for one or not."""
+    """A Haiku function, the same in training and evaluation. It is always given a random key."""
     stateful = type(transformed).__name__ == "TransformedWithState"
 
     def init(key: jax.Array, inputs: Inputs) -> tuple[Any, Any]:
@@ -71,7 +71,7 @@ def is_equinox(model: Any) -> bool:
 
 
 def equinox_model(module: Any) -> Model:
-    """A module for one sample, as Equinox's are, mapped over the batch; one whose call takes a `key` gets its own for each sample."""
+    """An Equinox module, which is written for one sample, mapped over the batch. If its call takes a `key`, every sample gets its own."""
     equinox = sys.modules["equinox"]
     own, static = equinox.partition(module, equinox.is_inexact_array)
     still = equinox.nn.inference_mode(static, value=True)

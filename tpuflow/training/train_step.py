@@ -22,9 +22,9 @@ from tpuflow.training.averaging import EMA, EMAState, averaged, averaged_carried
 from tpuflow.training.groups import trained_mask, trained_part, with_rest
 from tpuflow.training.losses import Loss
 from tpuflow.training.metrics import Metric, measure
-from tpuflow.training.parallel import ONE_CHIP, Parallel
 from tpuflow.training.roles import Roles
 from tpuflow.training.state import TrainState
+from tpuflow.training.strategies import ONE_CHIP, Strategy
 
 LOSS_SCOPE, OPTIMIZER_SCOPE = "loss", "optimizer"
 """Name scopes of what belongs to no layer."""
@@ -41,7 +41,7 @@ class StepFigures(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What a step makes on its way, as trees like the parameters: gradients (of the scaled loss), and what the optimizer makes of them."""
+    """The intermediate results of a step, trees like the parameters: the gradients of the scaled loss, and the optimizer's updates."""
 
     grads: Any
     updates: Any
@@ -49,10 +49,10 @@ class Changes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a step of a model is made of: a loss of outputs and labels, or `loss_fn`, which calls the model itself.
+    """All that defines the training step of a model. The loss is `loss`, of outputs and labels, or `loss_fn`, which calls the model itself.
 
-    `optimized`: (the optimizer's state, params) -> the parameters that evaluations use, where the optimizer knows better ones. `parallel`:
-    how a step is put on several chips.
+    `optimized`: (the optimizer's state, params) -> the parameters that evaluations use, for optimizers that have better ones than `params`
+    (schedule-free ones). `strategy`: how a step runs on several chips.
     """
 
     model: Model
@@ -66,7 +66,7 @@ class Recipe:
     ema: EMA | None = None
     optimized: Callable[[Any, Any], Any] | None = None
     streams: tuple[str, ...] = ()
-    parallel: Parallel = ONE_CHIP
+    strategy: Strategy = ONE_CHIP
 
     @property
     def name(self) -> str:
@@ -94,8 +94,8 @@ class Recipe:
         ema = None if self.ema is None else initial_average(self.ema, params, carried)
         return TrainState(params, carried, self.optimizer.init(self._trained(params)), key, ema)
 
-    def of_state(self, state: TrainState, batch: Any) -> Recipe:
-        """The same for states and batches of these shapes."""
+    def for_state(self, state: TrainState, batch: Any) -> Recipe:
+        """The recipe with its strategy prepared for states and batches of these shapes."""
 
         def loss(params: Any, carried: Any, batch: Any, key: Any) -> Any:
             return self.forward(params, carried, batch, self.rngs(key))
@@ -103,21 +103,21 @@ class Recipe:
         def traced() -> ClosedJaxpr:
             return jax.make_jaxpr(loss)(state.params, state.carried, batch, state.key)
 
-        return replace(self, parallel=self.parallel.of_state(state, traced))
+        return replace(self, strategy=self.strategy.for_state(state, traced))
 
     def train_step(self, state: TrainState, batch: Any) -> tuple[TrainState, StepFigures]:
         """One step. The loss is rounded to the policy's type before it is scaled and differentiated."""
-        return self.parallel.over(lambda state, batch: self.watched_step(state, batch, self.parallel)[:2], state, batch)
+        return self.strategy.run_step(lambda state, batch: self.watched_step(state, batch, self.strategy)[:2], state, batch)
 
-    def watched_step(self, state: TrainState, batch: Any, parallel: Parallel = ONE_CHIP) -> tuple[TrainState, StepFigures, Changes]:
-        """One step, and what it makes on its way; of one chip's piece of the batch, and its share of the state, if it is one of several."""
+    def watched_step(self, state: TrainState, batch: Any, strategy: Strategy = ONE_CHIP) -> tuple[TrainState, StepFigures, Changes]:
+        """One step with its gradients and updates: on one chip of several, on its piece of the batch and what it holds of the state."""
         next_key, key = (None, None) if state.key is None else jax.random.split(state.key)
-        rngs = self.rngs(key if key is None else parallel.own_key(key))
-        places = parallel.places(state.params)
+        rngs = self.rngs(key if key is None else strategy.chip_key(key))
+        grad_inputs = strategy.grad_inputs(state.params)
 
         def loss_of(part: Any) -> tuple[jax.Array, tuple[Any, Any]]:
-            loss, measured, carried = parallel.on_whole(
-                lambda params: self.forward(params, state.carried, batch, rngs), self._whole(part, places), state.params
+            loss, measured, carried = strategy.call_with_params(
+                lambda params: self.forward(params, state.carried, batch, rngs), self._whole(part, grad_inputs), state.params
             )
             return loss.astype(self.policy.loss_dtype), (carried, measured)
 
@@ -126,21 +126,21 @@ class Recipe:
             with jax.named_scope(LOSS_SCOPE):
                 return amp.scale_loss(loss, state.opt_state), (loss, others)
 
-        (_, found), grads = parallel.value_and_grad(scaled_loss, self._trained(places))
-        loss, (carried, measured) = parallel.mean(found)
-        grads = parallel.reduced(grads, state.opt_state)
+        (_, found), grads = strategy.value_and_grad(scaled_loss, self._trained(grad_inputs))
+        loss, (carried, measured) = strategy.mean(found)
+        grads = strategy.reduce_grads(grads, state.opt_state)
         with jax.named_scope(OPTIMIZER_SCOPE):
             value = loss.astype(jnp.float32)
 
             def value_fn(part: Any, grad_fn: Any = None) -> jax.Array:  # Optax's line searches refuse what their function does not take
-                return parallel.mean(loss_of(part)[0]).astype(jnp.float32)
+                return strategy.mean(loss_of(part)[0]).astype(jnp.float32)
 
             def grad_fn(part: Any, *_: Any) -> Any:
-                return parallel.mean(jax.grad(lambda part: loss_of(part)[0].astype(jnp.float32))(part))
+                return strategy.mean(jax.grad(lambda part: loss_of(part)[0].astype(jnp.float32))(part))
 
             extra = {"value": value, "grad": grads, "value_fn": value_fn, "grad_fn": grad_fn}
             part = self._trained(state.params)
-            updates, opt_state, part = parallel.update(self.optimizer, grads, state.opt_state, part, extra)
+            updates, opt_state, part = strategy.update(self.optimizer, grads, state.opt_state, part, extra)
             params = self._whole(part, state.params)
             ema = self._averaged(state, opt_state, params, carried)
         figures = _figures(loss, state.opt_state, opt_state, measured)
@@ -166,9 +166,9 @@ class Recipe:
         return self.loss(outputs, part(batch))
 
     def eval_step(self, state: TrainState, batch: Any) -> dict[str, Any]:
-        """The figures of every metric for one batch, by name. What the model draws is drawn from the same key in every evaluation.
+        """The figures of every metric for one batch, by name. Random numbers come from the same key in every evaluation.
 
-        On several chips the model runs on pieces of the batch; what it gives is measured whole, so figures are those of one chip.
+        On several chips the model runs on pieces of the batch, and metrics are computed from the outputs of the whole batch, as on one.
         """
         own = [metric for metric in self.metrics if not metric.of_loss]
         figures = self._figures_of_loss(state, batch) if self.loss_fn is not None and len(own) < len(self.metrics) else {}
@@ -178,13 +178,13 @@ class Recipe:
         return {**figures, **measure(own, self._eval_outputs(state, batch), self.roles.targets(batch), labels)}
 
     def _figures_of_loss(self, state: TrainState, batch: Any) -> dict[str, Any]:
-        """What a loss of the user's own gives and measures; means over the chips."""
+        """The loss and the scalars of the user's `loss_fn`; means over the chips."""
 
         def step(state: TrainState, batch: Any) -> Any:
             loss, measured, _ = self.forward(*self.eval_variables(state), batch, self._eval_rngs(), train=False)
-            return self.parallel.mean({"avg_loss": loss.astype(self.policy.loss_dtype).astype(jnp.float32), **measured})
+            return self.strategy.mean({"avg_loss": loss.astype(self.policy.loss_dtype).astype(jnp.float32), **measured})
 
-        return self.parallel.evaluated(step, state, batch, self.eval_state, joined=False)
+        return self.strategy.run_eval_step(step, state, batch, self.eval_state, joined=False)
 
     def _eval_outputs(self, state: TrainState, batch: Any) -> Any:
         """The model's outputs for the whole batch; where they have no axis of samples, every chip computes them all."""
@@ -192,7 +192,7 @@ class Recipe:
         def step(state: TrainState, batch: Any) -> Any:
             return self.outputs(*self.eval_variables(state), batch, self._eval_rngs(), train=False)
 
-        return self.parallel.evaluated(step, state, batch, self.eval_state, joined=True)
+        return self.strategy.run_eval_step(step, state, batch, self.eval_state, joined=True)
 
     def _eval_rngs(self) -> dict[str, jax.Array] | None:
         return self.rngs(jax.random.key(0)) if self.streams else None
@@ -202,8 +202,7 @@ class Recipe:
         return state._replace(opt_state=() if self.optimized is None else amp.optimizer_state(state.opt_state), key=None)
 
     def eval_variables(self, state: TrainState) -> tuple[Any, Any]:
-        """(parameters, carried variables) that evaluations use, of an `eval_state`: averages where they are kept, unless they are not to
-        be used."""
+        """(parameters, carried variables) for evaluations, from an `eval_state`: averages if they are kept and `EMA.evaluate` is set."""
         if self.optimized is not None:
             return self._whole(self.optimized(state.opt_state, self._trained(state.params)), state.params), state.carried
         if self.ema is None or not self.ema.evaluate or state.ema is None:
@@ -215,7 +214,7 @@ class Recipe:
         return Application(self.model, self.policy, carried, rngs, train=train).call(params, self.roles.inputs(batch), rngs)[0]
 
     def rngs(self, key: Any) -> dict[str, jax.Array] | None:
-        """The keys of a step's random streams; that of dropout is the step's own, others are folded out of it by their names."""
+        """The keys of a step's random streams: the step's own key for dropout, others folded in from it by their names."""
         if key is None:
             return None
         return {name: key if name == DROPOUT else jax.random.fold_in(key, zlib.crc32(name.encode())) for name in self.streams}
@@ -236,13 +235,13 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnStep:
-    """A step of the user's own: (state, batch) -> (state, scalars by name, "loss" among them); the state is any tree of arrays."""
+class CustomStep:
+    """A training step of the user's: (state, batch) -> (state, scalars by name, "loss" among them); the state is any tree of arrays."""
 
     function: Callable[[Any, Any], tuple[Any, Any]]
     evaluate: Callable[[Any, Any], Mapping[str, Any]] | None = None
     metrics: tuple[Metric, ...] = ()
-    parallel: Parallel = ONE_CHIP
+    strategy: Strategy = ONE_CHIP
 
     @property
     def name(self) -> str:
@@ -269,10 +268,10 @@ class OwnStep:
 
 
 def loss_and_metrics(found: Any, name: str) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """(loss in fp32, fp32 scalars by name) of what a loss of the user's own has returned: a scalar, a pair, or a mapping with "loss".
+    """(loss in fp32, fp32 scalars by name), from what the user's function returned: a scalar, a pair, or a mapping with "loss".
 
     Raises:
-      ConfigError: it is nothing of the kind.
+      ConfigError: it returned something else.
     """
     if isinstance(found, Mapping) and "loss" in found:
         found = (found["loss"], {key: value for key, value in found.items() if key != "loss"})
@@ -293,12 +292,12 @@ def make_optimizer(optimizer: Any, policy: amp.Policy, accumulate_steps: int | a
 
     So the optimizer, with the clipping and weight decay it may hold, sees gradients that are unscaled and averaged.
     """
-    scaled = amp.with_loss_scale(optax.adam(1e-3) if optimizer is None else _asked(optimizer), policy.loss_scale)
+    scaled = amp.with_loss_scale(optax.adam(1e-3) if optimizer is None else _with_named_extras(optimizer), policy.loss_scale)
     return amp.accumulate(scaled, accumulate_steps)
 
 
-def _asked(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer, handed only those extra arguments that its update names, if it does not take all."""
+def _with_named_extras(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer, called with only those extra arguments that its `update` names, unless it takes any."""
     parameters = inspect.signature(optimizer.update).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return optimizer
@@ -310,7 +309,7 @@ def _asked(optimizer: optax.GradientTransformation) -> optax.GradientTransformat
 
 
 def _owned(leaf: Any) -> Any:
-    """A copy in a type that is not weak: a step is the same Program whether its state was made or read from a checkpoint."""
+    """A copy that is not weakly typed, so that a step is the same Program for a fresh state and for one read from a checkpoint."""
     copy = jax.device_put(leaf, may_alias=False)
     return jnp.asarray(copy, copy.dtype) if getattr(copy, "weak_type", False) else copy
 
