@@ -319,8 +319,8 @@ ABOUT_TRANSFORMERS = (
     "(`minimal`), or arrays of some names are, in the host's memory; the rows on tpu-v6e state times, their names are from MaxText's",
     "benchmarks/maxtext_trillium_model_configs.py. What is not modelled of theirs: products that begin on what has already been gathered",
     "over `model` (XLA's collective matmul), so on v5p every layer waits for its gathers and sums; an attention kernel of its own, which",
-    "leaves out what a causal mask hides (the compiler fuses scores, softmax and the product with the values by itself, and computes all of",
-    "the scores: no bit may depend on what is hidden). Of 8,192 tokens, on tpu-v6e, that is half of the time.",
+    "leaves out what a causal mask hides. (The compiler fuses scores, softmax and the product with the values by itself, and computes all",
+    "scores: no bit may depend on what is hidden.) Of 8,192 tokens, on tpu-v6e, that is half of the time.",
 )
 ABOUT_ORDER = (
     "## Order",

@@ -84,12 +84,12 @@ class _Trace:
         digests: dict[Value, bytes] = {}
         makers: dict[Value, Node] = {}
 
-        def seen(node: Node, results: Sequence[Array]) -> None:
+        def observe(node: Node, results: Sequence[Array]) -> None:
             for value, array in zip(node.results, results, strict=True):
                 if value not in digests:
                     digests[value], makers[value] = _digest(_signless(array)), node
 
-        return cls(digests, makers, interpret(graph, *arrays, seen=seen))
+        return cls(digests, makers, interpret(graph, *arrays, observe=observe))
 
 
 def _between(
@@ -141,11 +141,11 @@ def _array_of(graph: Graph, wanted: Value, arrays: Sequence[Array]) -> Array:
     """What a value is when it is made first."""
     found: list[Array] = []
 
-    def seen(node: Node, results: Sequence[Array]) -> None:
+    def observe(node: Node, results: Sequence[Array]) -> None:
         if not found and wanted in node.results:
             found.append(results[node.results.index(wanted)])
 
-    interpret(graph, *arrays, seen=seen)
+    interpret(graph, *arrays, observe=observe)
     return found[0]
 
 
