@@ -85,7 +85,14 @@ def command(arguments: str) -> str:
 
 
 def _example() -> str:
-    """What the README's first example prints, but for the last line, which is of the host."""
+    """What the README's first example prints, but for the last line, which is of the host.
+
+    Raises:
+      DataError: Fashion-MNIST cannot be had; the README does not show what the embedded images give.
+    """
+    from tpuflow.examples import data
+
+    data.load("fashion-mnist", embedded=False)
     printed = io.StringIO()
     code = FIRST_EXAMPLE.search((ROOT / "README.md").read_text(encoding="utf-8"))
     assert code is not None

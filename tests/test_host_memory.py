@@ -233,6 +233,13 @@ def test_what_does_not_stay_at_the_host_is_said() -> None:
     assert not program.host_bytes and not _copies(program)
 
 
+@pytest.mark.parametrize("kind", ["pinned_host", "unpinned_host"])
+def test_either_kind_of_the_hosts_memory_is_at_the_host(kind: str) -> None:
+    there = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0], memory_kind=kind)
+    program = compile_function(lambda x: jax.device_put(x * 2, there), (np.ones(6, np.float32),), chip=CHIP)
+    assert [program.buffers[p.buffer].space for p in program.outputs] == ["host"]
+
+
 @pytest.mark.parametrize("importer", ["jaxpr", "stablehlo"])
 def test_an_argument_at_the_host_is_said_to_be_in_hbm(importer: str) -> None:
     there = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0], memory_kind="pinned_host")

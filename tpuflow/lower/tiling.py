@@ -57,7 +57,7 @@ def core_blocks(extent: int, limit: int, chip: Chip, multiple: int = 1) -> int:
 def fill_tile(space: Space, element_bytes: int, chip: Chip, budget_bytes: int = TILE_BYTES) -> tuple[int, ...]:
     """Tile sizes for a row-major space: whole axes from the minor one up as long as the padded tile fits, one axis cut, the rest 1.
 
-    If the minor axis is cut, the second minor one still fills the sublanes that it occupies anyway. The axes `whole` are not cut
+    If the minor axis is cut, the second minor one fills the sublanes to which several rows are padded. The axes `whole` are not cut
     even if the tile does not fit then. Those in `units` are summed in order: each is cut into multiples of its unit (a block's box, which
     the tile has even if it does not fit), and only the first of them, from the minor one up, that is not whole.
     """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.operations.complex import Number, packed, planes
 
-HOST_KINDS = ("pinned_host", "Host")
-"""JAX's names of the host's memory: of the kind, and of the `jax.memory.Space`. All others are the device's."""
+HOST_KINDS = ("pinned_host", "unpinned_host", "Host")
+"""JAX's names of the host's memory: of its kinds, and of the `jax.memory.Space`. All others are the device's."""
 
 
 def device_put(b: Builder, x: Number, kind: str) -> Number:

@@ -16,13 +16,13 @@ LIMIT_SECONDS = 60
 
 
 @pytest.fixture
-def ending():
+def shutdown():
     made = Shutdown()
     yield made
     atexit.unregister(made.begin)
 
 
-def test_a_thread_is_told_and_never_the_one_that_it_starts(ending, monkeypatch):
+def test_a_thread_is_told_and_never_the_one_that_it_starts(shutdown, monkeypatch):
     """Between its creation and its first instruction CPython (3.11) finds a new thread under its creator's number."""
     told, lost, finished = 0, list[object](), threading.Event()
     monkeypatch.setattr(sys, "unraisablehook", lost.append)
@@ -31,7 +31,7 @@ def test_a_thread_is_told_and_never_the_one_that_it_starts(ending, monkeypatch):
         nonlocal told
         while told < TOLD:
             try:
-                with ending.compiling():
+                with shutdown.compiling():
                     while True:
                         threading.Thread(target=int).start()
             except ShutdownError:
@@ -41,6 +41,6 @@ def test_a_thread_is_told_and_never_the_one_that_it_starts(ending, monkeypatch):
     threading.Thread(target=compile_on_threads, daemon=True).start()
     began = time.monotonic()
     while not finished.is_set() and not lost and time.monotonic() - began < LIMIT_SECONDS:
-        ending._look()
+        shutdown._look()
         time.sleep(0.0005)
     assert (told, lost) == (TOLD, [])
