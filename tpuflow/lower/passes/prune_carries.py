@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.passes.analysis import carry_offset, effectful, invariant, live_nodes, producers
@@ -26,7 +27,7 @@ class PruneCarries(Pass):
             if not effectful(node) and used.isdisjoint(node.results):
                 continue
             if node.op in _PRUNE:
-                node = _sink_broadcasts(_sink_splats(_PRUNE[node.op](node, used), made, used), made, used)
+                node = _sink_repeated(_PRUNE[node.op](node, used), made, used)
                 node = self.map_regions(node)
             used.update(node.inputs)
             kept.append(node)
@@ -87,55 +88,39 @@ def _with_outputs(region: Graph, outputs: tuple[Value, ...]) -> Graph:
 _PRUNE: dict[str, Callable[[Node, set[Value]], Node]] = {"loop": _prune_loop, "while": _prune_loop, "switch": _prune_switch}
 
 
-def _sink_splats(node: Node, made: dict[Value, Node], used: set[Value]) -> Node:
-    """Operands that enter unchanged (branch operands, invariant carries) and are `full` are made in each region instead."""
+def _sink_repeated(node: Node, made: dict[Value, Node], used: set[Value]) -> Node:
+    """Operands that enter unchanged (branch operands, invariant carries) and only repeat a value are made in each region; what they repeat enters."""
     skip = 1 if node.op == "switch" else carry_offset(node)
-    splats = {i: made[v] for i, v in enumerate(node.inputs[skip:]) if v in made and made[v].op == "full"}
-    sunk = {i: full for i, full in splats.items() if _only_enters(node, i, used)}
+    sunk = {i: made[v] for i, v in enumerate(node.inputs[skip:]) if v in made and _repeats(made[v]) and _only_enters(node, i, used)}
     if not sunk:
         return node
-    keep = [i not in sunk for i in range(len(node.inputs) - skip)]
-    regions = tuple(_without_inputs(node, region, keep, sunk) for region in node.regions)
-    results = node.results if node.op == "switch" else _select(node.results, keep)
-    return replace(node, inputs=node.inputs[:skip] + _select(node.inputs[skip:], keep), results=results, regions=regions)
+    entering = [sunk[i].inputs if i in sunk else (v,) for i, v in enumerate(node.inputs[skip:])]
+    regions = tuple(_repeating(node, region, sunk) for region in node.regions)
+    results = node.results if node.op == "switch" else _in_place_of(node.results, _named_after(node.results, sunk))
+    return replace(node, inputs=(*node.inputs[:skip], *chain.from_iterable(entering)), results=results, regions=regions)
+
+
+def _repeats(node: Node) -> bool:
+    return node.op == "full" or (node.op == "broadcast" and node.inputs[0].type.elems < node.result.type.elems)
 
 
 def _only_enters(node: Node, i: int, used: set[Value]) -> bool:
     return node.op == "switch" or (invariant(node.regions[-1], i) and node.results[i] not in used)
 
 
-def _without_inputs(node: Node, region: Graph, keep: list[bool], sunk: dict[int, Node]) -> Graph:
-    made = tuple(replace(full, results=(region.inputs[i],)) for i, full in sorted(sunk.items()))
-    carried = node.op != "switch" and region is node.regions[-1]
-    outputs = _select(region.outputs, keep) if carried else region.outputs
-    return replace(region, inputs=_select(region.inputs, keep), nodes=made + region.nodes, outputs=outputs)
-
-
-def _sink_broadcasts(node: Node, made: dict[Value, Node], used: set[Value]) -> Node:
-    """Of operands that enter unchanged and are broadcasts of fewer elements, what they repeat enters in their place."""
-    skip = 1 if node.op == "switch" else carry_offset(node)
-    sunk = {i: made[v] for i, v in enumerate(node.inputs[skip:]) if v in made and _repeats(made[v]) and _only_enters(node, i, used)}
-    if not sunk:
-        return node
-    inputs = tuple(sunk[i].inputs[0] if i in sunk else v for i, v in enumerate(node.inputs[skip:]))
-    regions = tuple(_repeating(node, region, sunk) for region in node.regions)
-    results = node.results if node.op == "switch" else _of_types(node.results, sunk)
-    return replace(node, inputs=node.inputs[:skip] + inputs, results=results, regions=regions)
-
-
-def _repeats(node: Node) -> bool:
-    return node.op == "broadcast" and node.inputs[0].type.elems < node.result.type.elems
-
-
-def _of_types(values: Sequence[Value], sunk: dict[int, Node]) -> tuple[Value, ...]:
-    """The values, of which some are of what these nodes broadcast."""
-    return tuple(Value(sunk[i].inputs[0].type, v.name) if i in sunk else v for i, v in enumerate(values))
-
-
 def _repeating(node: Node, region: Graph, sunk: dict[int, Node]) -> Graph:
-    """The region that takes less and broadcasts it first."""
-    inputs = _of_types(region.inputs, sunk)
-    made = tuple(replace(sunk[i], inputs=(inputs[i],), results=(region.inputs[i],)) for i in sorted(sunk))
+    """The region that takes what is repeated and repeats it first."""
+    entering = _named_after(region.inputs, sunk)
+    made = tuple(replace(sunk[i], inputs=entering[i], results=(region.inputs[i],)) for i in sunk)
     carried = node.op != "switch" and region is node.regions[-1]
-    outputs = tuple(inputs[i] if i in sunk else v for i, v in enumerate(region.outputs)) if carried else region.outputs
-    return replace(region, inputs=inputs, nodes=made + region.nodes, outputs=outputs)
+    outputs = _in_place_of(region.outputs, entering) if carried else region.outputs
+    return replace(region, inputs=_in_place_of(region.inputs, entering), nodes=made + region.nodes, outputs=outputs)
+
+
+def _named_after(values: Sequence[Value], sunk: dict[int, Node]) -> dict[int, tuple[Value, ...]]:
+    """For each of these places, values of what its node takes, under the name of the value there."""
+    return {i: tuple(Value(v.type, values[i].name) for v in node.inputs) for i, node in sunk.items()}
+
+
+def _in_place_of(values: Sequence[Value], entering: dict[int, tuple[Value, ...]]) -> tuple[Value, ...]:
+    return tuple(chain.from_iterable(entering.get(i, (v,)) for i, v in enumerate(values)))
