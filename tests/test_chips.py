@@ -53,6 +53,13 @@ def test_full_f32_products_cost_what_the_chip_has_for_them():
     assert get_chip("tpu-v4").matrix_f32_as == "bf16" and get_chip("ascend910").matrix_f32_as == "f16"
 
 
+def test_products_of_wide_integers_cost_those_of_their_bytes_and_unknown_types_are_refused():
+    chip = get_chip("tpu-v5e")
+    assert [chip.matrix_passes(t) / chip.matrix_passes("s8") for t in ("u8", "s16", "u32")] == [1, 3, 10]
+    with pytest.raises(ValueError, match="tpu-v5e has no matrix products of c64; expected one of f32, f16"):
+        chip.matrix_passes("c64")
+
+
 def test_a_chip_of_ones_own_in_toml(tmp_path: Path):
     path = tmp_path / "mine.toml"
     path.write_text('base = "tpu-v4"\nhbm_bytes_per_second = 3_000_000_000_000\ncores = 1\n')

@@ -142,13 +142,22 @@ class Chip:
         return min(share, limit) * self.hbm_efficiency
 
     def matrix_passes(self, dtype: str) -> float:
-        """How often a product of operands of this type goes through the array."""
-        narrowed = self.matrix_f32_as if dtype == "f32" else dtype
+        """How often a product of operands of this type, by its short name, goes through the array.
+
+        Wider integers go as products of their bytes: of n bytes each, n (n + 1) / 2 of those reach the n that are kept.
+
+        Raises:
+            ValueError: the array takes no such type.
+        """
+        s8 = self.matrix_s8_passes
         passes = {
             "f32": self.matrix_f32_passes, "f16": self.matrix_f16_passes, "bf16": self.matrix_bf16_passes,
-            "s8": self.matrix_s8_passes, "u8": self.matrix_s8_passes,
+            "s8": s8, "u8": s8, "s16": 3 * s8, "u16": 3 * s8, "s32": 10 * s8, "u32": 10 * s8,
         }  # fmt: skip
-        return passes.get(narrowed, self.matrix_f32_passes)
+        narrowed = self.matrix_f32_as if dtype == "f32" else dtype
+        if narrowed not in passes:
+            raise ValueError(f"{self.name} has no matrix products of {dtype}; expected one of {', '.join(passes)}")
+        return passes[narrowed]
 
     # ---- cycles of one core
 

@@ -8,15 +8,15 @@ from typing import Any
 
 from tpuflow.chips.chip import Chip
 
-OPERANDS = ("f32", "f16", "bf16", "s8")
-"""Types of matrix operands whose peak is listed, by their short names."""
+OPERANDS = {"f32": "TFLOP/s", "f16": "TFLOP/s", "bf16": "TFLOP/s", "s8": "TOP/s"}
+"""Types of matrix operands whose peak is listed, by their short names, and what they are counted in."""
 WIDTH = 120
 
 
 def chip_table(chips: Iterable[Chip]) -> str:
     """A line for each chip, and under the table where each row's numbers are from."""
     chips = list(chips)
-    peaks = " ".join(f"{f'{t} TFLOP/s':>12}" for t in OPERANDS)
+    peaks = " ".join(f"{f'{t} {unit}':>12}" for t, unit in OPERANDS.items())
     heading = f"{'chip':10} {'cores':>5} {peaks}  {'HBM GiB':>7} {'HBM GB/s':>8} {'VMEM MiB a core':>15}"
     return "\n".join([heading, *map(_line, chips), *_narrowing(chips), "", *map(_source, chips)])
 
