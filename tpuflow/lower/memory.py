@@ -35,7 +35,7 @@ def plan_memory(graph: Graph, chip: Chip, donated: Sequence[bool] = (), copies: 
     plan = planner.plan()
     if plan.use.peak_bytes <= chip.available_hbm_bytes:
         return plan
-    plan = replace(plan, overflowing=tuple(planner.fullest()))
+    plan = replace(plan, overflowing=tuple(planner.live_at_peak()))
     if sum(h.bytes for h in plan.overflowing) - chip.resident_bytes > chip.available_hbm_bytes:
         raise _out_of_memory(graph.name, plan, plan.use.peak_bytes, chip)
     return plan
@@ -310,8 +310,8 @@ class _Planner:
             self._use([p for p in places if p.space == "hbm"], peak_bytes),
         )
 
-    def fullest(self) -> list[Held]:
-        """What is needed of HBM at the tick at which most is, largest first."""
+    def live_at_peak(self) -> list[Held]:
+        """What HBM holds at the tick at which it holds most, largest first."""
         places = [p for p in (*dict.fromkeys(self.places.values()), *self.temporaries) if p.space == "hbm"]
         change: Counter[int] = Counter()
         for p in places:

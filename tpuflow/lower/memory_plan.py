@@ -47,7 +47,7 @@ class MemoryPlan:
 
     `block_buffer_of`: the buffer that a node's block itself reads or writes, in exactly its shape: a loop's trip count, a while's
     predicate, a switch's index, the item of an infeed or outfeed. `overflowing`: where HBM is too small for the plan, unless arrays stay in
-    VMEM, what is needed at the fullest moment.
+    VMEM, what is needed at the peak.
     """
 
     buffers: tuple[Buffer, ...]

@@ -14,7 +14,7 @@ LARGE_SHARE = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A buffer that is needed at the fullest moment: what it is called, who makes it (a user's line; none for arguments), what for; of an
+    """A buffer that is live at the peak: what it is called, who makes it (a user's line; none for arguments), what for; of an
     argument, on how many chips of a mesh it is the same."""
 
     name: str
@@ -30,11 +30,11 @@ class Held:
 
 
 def out_of_memory_text(name: str, use: object, peak_bytes: int, chip: Chip, held: Sequence[Held]) -> str:
-    """The whole message; `held` are the buffers of the fullest moment, largest first, `use` the bytes by purpose in words."""
+    """The whole message; `held` are the buffers live at the peak, largest first, `use` the bytes by purpose in words."""
     missing = peak_bytes - chip.available_hbm_bytes
     lines = [
         f"{name!r} needs {use}: {size_text(missing)} ({missing:,} bytes) more than the {chip.available_hbm_bytes:,} of chip {chip.name!r}.",
-        f"The largest of {len(held)} buffers at the fullest moment:",
+        f"The largest of {len(held)} buffers live at the peak:",
         *(f"  {_held_text(h)}" for h in held[:SHOWN]),
         "What would help:",
         *(f"  {text}" for text in advice(held)),

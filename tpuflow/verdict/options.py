@@ -198,7 +198,7 @@ def recomputing(profile: Profile) -> str:
             layers[a.layer or a.name] += a.bytes
     most = ", ".join(f"{name} {size_text(size)}" for name, size in layers.most_common(3))
     return (
-        f"jax.checkpoint (nn.remat): {size_text(kept)} of the {size_text(memory.peak_bytes)} live at the fullest moment are activations "
+        f"jax.checkpoint (nn.remat): {size_text(kept)} of the {size_text(memory.peak_bytes)} live at the peak are activations "
         f"kept for the backward pass (most: {most}); it can save no more than these, and computing all of them again takes "
         f"{seconds_text(forward)} a step"
     )

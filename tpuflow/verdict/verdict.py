@@ -155,7 +155,7 @@ class Verdict:
         return [
             f"yes: {size_text(peak)} of {size_text(there)} ({peak / there:.1%}): "
             + ", ".join(f"{name} {size_text(size)}" for name, size in sizes.items() if size),
-            f"at the fullest moment {size_text(map_.peak_bytes)} live: {live or 'nothing'}; the largest:",
+            f"at the peak {size_text(map_.peak_bytes)} live: {live or 'nothing'}; the largest:",
             *(a.line() for a in map_.at_peak(SHOWN)),
         ]
 

@@ -128,7 +128,7 @@ class _Merging:
         return bundles[-1]
 
     def _fits(self, node: Node, bundle: _Bundle, position: int) -> bool:
-        """Whether the bundle with the node is a kernel of a good size, and its delay costs no memory at the fullest moment."""
+        """Whether the bundle with the node is a kernel of a good size, and its delay costs no memory at the peak."""
         values = dict.fromkeys((*bundle.reads, *bundle.makes, *node.inputs, *node.results))
         small = bundle.size + len(node.regions[0].nodes) <= MAX_NODES and fits_on_chip(v.type for v in values)
         return small and self.memory.allows(bundle.reads, bundle.makes, bundle.end, position)

@@ -28,7 +28,7 @@ class PrefetchFromHost(ChipPass):
     would be held when more is held than without any of them being early.
     Before: %3 = fused ...; %4 = device_put{hbm} %1; %5 = fused %4.
     After: %6 = start_put{hbm} %1; %3 = fused ...; %4 = await %6, %1; %5 = fused %4.
-    Needs: the final order.    Keeps: every bit.    Never: holds more memory at the fullest moment.
+    Needs: the final order.    Keeps: every bit.    Never: holds more memory at the peak.
     """
 
     mesh: tuple[MeshAxis, ...] = ()

@@ -89,7 +89,7 @@ _PRUNE: dict[str, Callable[[Node, set[Value]], Node]] = {"loop": _prune_loop, "w
 
 
 def _sink_repeated(node: Node, made: dict[Value, Node], used: set[Value]) -> Node:
-    """Operands that enter unchanged (branch operands, invariant carries) and only repeat a value are made in each region; what they repeat enters."""
+    """Operands that enter unchanged (branch operands, invariant carries) and only repeat a value: what they repeat enters there."""
     skip = 1 if node.op == "switch" else carry_offset(node)
     sunk = {i: made[v] for i, v in enumerate(node.inputs[skip:]) if v in made and _repeats(made[v]) and _only_enters(node, i, used)}
     if not sunk:

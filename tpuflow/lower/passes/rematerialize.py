@@ -87,7 +87,7 @@ class _LiveValues:
                 self.root.update((r, self.root.get(v, v)) for v, r in zip(node.inputs, node.results, strict=True))
         self.last.update((self.root.get(v, v), len(self.nodes)) for v in self.graph.outputs)
 
-    def _fullest(self) -> tuple[int, int]:
+    def _peak(self) -> tuple[int, int]:
         """Where most of HBM is held, and how much, inputs included; outputs of an input's type are taken to have that one's place."""
         given, host = {v.type for v in self.graph.inputs}, at_host(self.nodes)
         change = np.zeros(len(self.nodes) + 2, np.int64)
@@ -105,7 +105,7 @@ class _LiveValues:
     def sweep(self) -> bool:
         """Rematerialize the values that are live at the peak where that is profitable, largest first; whether anything changed."""
         self._index_graph()
-        self.peak, self.peak_bytes = self._fullest()
+        self.peak, self.peak_bytes = self._peak()
         self.is_over_limit = self.peak_bytes > FILLED_SHARE * self.chip.available_hbm_bytes
         live = [v for v in self.made_at if self.is_live_at_peak(v)]
         changed = [self._rematerialize(v) for v in sorted(live, key=lambda v: -bytes_of(v.type))]
