@@ -9,7 +9,7 @@ from pathlib import Path
 import tpuflow
 from bench.step_estimates import DOCS
 from tpuflow.numerics.report import NumericsReport, aligned, percent, timeline
-from tpuflow.numerics.rows import Figures, OperationRow, UpdateRow, grouped, magnitude_text
+from tpuflow.numerics.rows import OperationRow, TensorFigures, UpdateRow, grouped, magnitude_text
 from tpuflow.reports.files import write_json
 from train.detection.batches import TrainingBatches
 from train.detection.loss import DetectionLoss, detection_loss, pixels
@@ -56,7 +56,7 @@ def shares_text(found: Mapping[str, Sequence[NumericsReport]]) -> str:
     return aligned(("share of", *found), rows, left=1)
 
 
-def _tensor(report: NumericsReport, tensor: str) -> Figures:
+def _tensor(report: NumericsReport, tensor: str) -> TensorFigures:
     return next(row for row in grouped(report.rows, "tensor") if row.tensor == tensor)
 
 
@@ -78,7 +78,7 @@ def _operation(o: OperationRow) -> tuple[str, ...]:
     return (o.primitive, o.layer, o.phase, o.dtype, str(o.underflow), percent(o.underflow_share), magnitude_text(o.largest), o.source)
 
 
-def layers_text(report: NumericsReport, tensor: str, worth: Callable[[Figures], float]) -> str:
+def layers_text(report: NumericsReport, tensor: str, worth: Callable[[TensorFigures], float]) -> str:
     """The layers in which a kind of tensor fares worst."""
     rows = sorted((r for r in grouped(report.rows, "layer", "tensor") if r.tensor == tensor), key=lambda r: -worth(r))[:WORST]
     heads = ("layer", "elements", "inf+nan", "to zero", "subnormal", "smallest", "largest")

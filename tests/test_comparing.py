@@ -160,15 +160,15 @@ def test_every_memory_space_counts_as_what_it_is(name: str, expected: Moved):
 
 def test_totals_name_the_memories_that_either_side_uses():
     """On tpu-v4 what we keep on the chip is in CMEM too, and not said to be in VMEM."""
-    theirs = vendor.Compiled(parse(SPACES), argument_bytes=0, temp_bytes=0, slice=vendor.Slice("v4:2x2x1", 2))
+    theirs = vendor.Compiled(parse(SPACES), argument_bytes=0, temp_bytes=0, topology=vendor.Topology("v4:2x2x1", 2))
     shape = jax.ShapeDtypeStruct((256, 256), jnp.float32)
     found = comparing.compared(estimate(lambda x: jnp.sort(jnp.dot(x, x)) @ x, shape, chip="tpu-v4"), theirs)
-    assert (found.theirs.amounts.cmem_bytes, found.theirs.amounts.host_bytes) == (INPUT, 2 * GUEST)
-    assert found.ours.amounts.cmem_bytes > 0 == found.ours.amounts.vmem_bytes
+    assert (found.theirs.costs.cmem_bytes, found.theirs.costs.host_bytes) == (INPUT, 2 * GUEST)
+    assert found.ours.costs.cmem_bytes > 0 == found.ours.costs.vmem_bytes
     text = str(found)
     assert all(row in text for row in ("kept in VMEM", "kept in CMEM", "to and from the host"))
-    assert found.theirs.amounts.smem_bytes == 2 * (INDICES + NUMBER) and "SMEM" not in text, "few bytes are in the JSON only"
-    plain = vendor.Compiled(parse(SPACES.replace("S(3)", "S(1)")), argument_bytes=0, temp_bytes=0, slice=vendor.Slice("v5e:2x2"))
+    assert found.theirs.costs.smem_bytes == 2 * (INDICES + NUMBER) and "SMEM" not in text, "few bytes are in the JSON only"
+    plain = vendor.Compiled(parse(SPACES.replace("S(3)", "S(1)")), argument_bytes=0, temp_bytes=0, topology=vendor.Topology("v5e:2x2"))
     assert "CMEM" not in str(comparing.compared(estimate(jnp.sin, shape, chip="tpu-v5e"), plain))
 
 
@@ -182,7 +182,7 @@ def test_a_loop_of_unknown_length_is_said_and_counts_once():
     assert found.uncounted == 1
     assert [times for _, op, times in found.scheduled() if op.name == "row"] == [1]
     function, shape = jnp.sin, jax.ShapeDtypeStruct((8,), jnp.float32)
-    theirs = vendor.Compiled(found, argument_bytes=0, temp_bytes=0, slice=vendor.Slice("v5e:2x2"))
+    theirs = vendor.Compiled(found, argument_bytes=0, temp_bytes=0, topology=vendor.Topology("v5e:2x2"))
     assert "1 loops of XLA:TPU's have an unknown length" in str(comparing.compared(estimate(function, shape, chip="tpu-v5e"), theirs))
 
 
@@ -206,22 +206,22 @@ def test_comparison_puts_the_largest_difference_first_and_moves_with_their_reade
             return x @ w
 
     shapes = jax.ShapeDtypeStruct((64, 128), jnp.float32), jax.ShapeDtypeStruct((128, 256), jnp.float32)
-    theirs = vendor.Compiled(module, argument_bytes=INPUT + WEIGHTS, temp_bytes=0, slice=vendor.Slice("v5e:2x2"))
+    theirs = vendor.Compiled(module, argument_bytes=INPUT + WEIGHTS, temp_bytes=0, topology=vendor.Topology("v5e:2x2"))
     found = comparing.compared(estimate(step, *shapes, chip="tpu-v5e"), theirs)
     layers = {(row.layer, row.phase): row for row in found.layers}
     assert {"fc1", "M/fc1", "decoder"} == {row.layer for row in found.layers}
     assert [abs(row.difference) for row in found.layers] == sorted((abs(row.difference) for row in found.layers), reverse=True)
     product = next(row for (layer, _), row in layers.items() if layer == "M/fc1")
     assert {work.what for work in product.theirs} == {"start", "dot"}
-    assert found.theirs.amounts.hbm_bytes == INPUT + WEIGHTS + PRODUCT + 5 * 2 * (ROW + 4)
-    assert found.theirs.amounts.prefetched_bytes == INPUT
-    assert found.theirs.amounts.kernels == 11
-    assert found.theirs.amounts.product_seconds == 3000 / tpuflow.get_chip("tpu-v5e").clock_hz
+    assert found.theirs.costs.hbm_bytes == INPUT + WEIGHTS + PRODUCT + 5 * 2 * (ROW + 4)
+    assert found.theirs.costs.prefetched_bytes == INPUT
+    assert found.theirs.costs.kernels == 11
+    assert found.theirs.costs.product_seconds == 3000 / tpuflow.get_chip("tpu-v5e").clock_hz
     text = str(found)
     assert "tpuflow beside XLA:TPU" in text
     assert "moved while others run  start" in text
     found.to_json(tmp_path / "comparison.json")
-    assert json.loads((tmp_path / "comparison.json").read_text())["theirs"]["amounts"]["kernels"] == 11
+    assert json.loads((tmp_path / "comparison.json").read_text())["theirs"]["costs"]["kernels"] == 11
 
 
 def test_layers_that_are_alike_are_one_row_of_the_text(module: Module):
@@ -231,7 +231,7 @@ def test_layers_that_are_alike_are_one_row_of_the_text(module: Module):
                 x = jnp.dot(x, x)
         return x
 
-    theirs = vendor.Compiled(module, argument_bytes=0, temp_bytes=0, slice=vendor.Slice("v3:2x2", 2))
+    theirs = vendor.Compiled(module, argument_bytes=0, temp_bytes=0, topology=vendor.Topology("v3:2x2", 2))
     found = comparing.compared(estimate(stack, jax.ShapeDtypeStruct((256, 256), jnp.float32), chip="tpu-v3"), theirs)
     assert "h_* (3 alike)" in str(found)
     assert "one device, of which 2 are a chip" in str(found)
@@ -341,10 +341,10 @@ def test_a_training_on_a_mesh_is_compiled_by_both_for_the_same_pieces(monkeypatc
     def compiled(fun, arguments, chip, placed, donate_argnums=()):
         jax.eval_shape(fun, *arguments)
         asked.append((placed, len(jax.tree.leaves(arguments)), donate_argnums))
-        return vendor.Compiled(with_trips(parse(ON_CHIPS)), argument_bytes=0, temp_bytes=0, slice=vendor.Slice("v5e:4x4"))
+        return vendor.Compiled(with_trips(parse(ON_CHIPS)), argument_bytes=0, temp_bytes=0, topology=vendor.Topology("v5e:4x4"))
 
     monkeypatch.setattr(vendor, "compile_ahead", compiled)
-    monkeypatch.setattr(vendor, "slice_of", lambda chip, devices=1: vendor.Slice("v5e:4x4"))
+    monkeypatch.setattr(vendor, "topology_of", lambda chip, devices=1: vendor.Topology("v5e:4x4"))
     target = ["compare", "tests.test_estimating:mlp_step", "--batch", "32", "--mesh", "data=16", "--sharding", "zero3"]
     assert cli.main([*target, "--json", str(tmp_path / "found.json")]) == 0
     found, ((placed, leaves, donated),) = json.loads((tmp_path / "found.json").read_text()), asked
@@ -371,9 +371,9 @@ def test_a_function_lies_as_it_says_itself_and_slices_have_the_vendors_sizes(cap
     assert cli.main(["estimate", "tests.test_estimating:matmul_step", "--mesh", "data=2"]) == 2
     assert "gives a function, which says by itself how its arrays lie" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"slices of 4, 8, 16, .* and a mesh of 3\."):
-        vendor.slice_of(tpuflow.get_chip("tpu-v5e"), 3)
+        vendor.topology_of(tpuflow.get_chip("tpu-v5e"), 3)
     monkeypatch.setattr(vendor, "PACKAGE", "json")
-    assert vendor.slice_of(tpuflow.get_chip("tpu-v3"), 16) == vendor.Slice("v3:2x4", 2)
+    assert vendor.topology_of(tpuflow.get_chip("tpu-v3"), 16) == vendor.Topology("v3:2x4", 2)
 
 
 def test_a_chip_that_the_vendor_does_not_know_is_refused():

@@ -11,7 +11,7 @@ from tpuflow import amp
 from tpuflow.chips import Chip, get_chip
 from tpuflow.comparing import vendor
 from tpuflow.comparing.collectives import own_collectives, vendor_collectives
-from tpuflow.comparing.comparison import Amounts, Comparison, LayerRow, Side, Work, total
+from tpuflow.comparing.comparison import Comparison, KernelCosts, LayerRow, Side, Work, total
 from tpuflow.comparing.hlo import STARTS, Module, Op, moved
 from tpuflow.data.batching import as_batch
 from tpuflow.errors import ConfigError
@@ -48,7 +48,7 @@ def compare(step: Any, *args: Any, chip: str | Chip = "tpu-v5e", policy: str | a
       UnsupportedPrimitiveError, OutOfMemoryError: as compiling does.
     """
     row = get_chip(chip)
-    vendor.slice_of(row)
+    vendor.topology_of(row)
     if not is_model(step):
         if not callable(step):
             raise ConfigError(f"compare: expected a function or a model, got {type(step).__name__}.")
@@ -90,7 +90,7 @@ def compared(ours: Estimate, theirs: vendor.Compiled) -> Comparison:
         name=ours.name,
         chip=ours.chip.name,
         policy=ours.policy,
-        devices_a_chip=theirs.slice.devices_a_chip,
+        devices_a_chip=theirs.topology.devices_a_chip,
         uncounted=theirs.module.uncounted,
         ours=Side(
             memory.argument_size_in_bytes, memory.temp_size_in_bytes, total(w for r in rows for w in r.ours), own_collectives(ours.time)
@@ -136,8 +136,8 @@ def _own_work(kernels: Sequence[KernelLine], chip: Chip) -> list[tuple[Place, Wo
     found: list[tuple[Place, Work]] = []
     for k in kernels:
         kept = {f"{chip.array_space}_bytes": round(k.resident_bytes)} if chip.array_space else {}
-        amounts = Amounts(round(k.count), round(k.hbm_bytes), product_seconds=k.seconds if k.macs else 0.0, **kept)
-        found.append(((k.layer, k.phase), Work(k.what, k.source, amounts)))
+        costs = KernelCosts(round(k.count), round(k.hbm_bytes), product_seconds=k.seconds if k.macs else 0.0, **kept)
+        found.append(((k.layer, k.phase), Work(k.what, k.source, costs)))
     return found
 
 
@@ -152,7 +152,7 @@ def _vendor_work(module: Module, chip: Chip) -> list[tuple[Place, Work]]:
         if op.opcode.endswith("-done"):
             continue
         layer, each = place_in(scope, trains=trains), moved(module, computation, op)
-        amounts = Amounts(
+        costs = KernelCosts(
             kernels=0 if op.opcode in STARTS else times,
             hbm_bytes=times * (each.hbm + each.prefetched),
             prefetched_bytes=times * each.prefetched,
@@ -162,7 +162,7 @@ def _vendor_work(module: Module, chip: Chip) -> list[tuple[Place, Work]]:
             host_bytes=times * each.host,
             product_seconds=times * (op.cycles or 0) / chip.clock_hz,
         )
-        found.append(((layer.path or OUTSIDE, layer.phase), Work(op.name, op.source, amounts)))
+        found.append(((layer.path or OUTSIDE, layer.phase), Work(op.name, op.source, costs)))
     return found
 
 

@@ -22,15 +22,15 @@ BESIDE_HBM: Mapping[str, tuple[str, str]] = {
     "smem_bytes": ("SMEM", "kept in SMEM"),
     "host_bytes": ("the host's memory", "to and from the host"),
 }
-"""Other memories than HBM, by the fields of `Amounts`: their names, and the rows of the totals, which are left out where both sides would
-say 0.00 MB."""
+"""Other memories than HBM, by the fields of `KernelCosts`: their names, and the rows of the totals, which are left out where both sides
+would say 0.00 MB."""
 FAR = 99
 """Larger ratios are printed as ">99"."""
 _NUMBER = re.compile(r"_\d+(?=/|$)")
 
 
 @dataclass(frozen=True, slots=True)
-class Amounts:
+class KernelCosts:
     """The cost of kernels: executions; bytes to and from HBM, and the part of these that is prefetched; bytes of operands and results that
     stay in VMEM, CMEM or SMEM between kernels; bytes to and from the host's memory; the time of products and convolutions."""
 
@@ -43,8 +43,8 @@ class Amounts:
     host_bytes: int = 0
     product_seconds: float = 0.0
 
-    def __add__(self, other: Amounts) -> Amounts:
-        return Amounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Amounts)))
+    def __add__(self, other: KernelCosts) -> KernelCosts:
+        return KernelCosts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(KernelCosts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ class Work:
 
     what: str
     source: str
-    amounts: Amounts
+    costs: KernelCosts
 
 
-def total(work: Iterable[Work]) -> Amounts:
+def total(work: Iterable[Work]) -> KernelCosts:
     """All together."""
-    return sum((one.amounts for one in work), Amounts())
+    return sum((one.costs for one in work), KernelCosts())
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Side:
 
     argument_bytes: int
     temp_bytes: int
-    amounts: Amounts
+    costs: KernelCosts
     collectives: tuple[Sent, ...] = ()
 
     @property
@@ -168,7 +168,7 @@ class Comparison(PlainData):
         return [*lines[:2], *counts, *lines[2:], *waited, *_sent_most("tpuflow", a), *_sent_most("XLA:TPU", b)]
 
     def _totals(self) -> list[str]:
-        a, b = self.ours.amounts, self.theirs.amounts
+        a, b = self.ours.costs, self.theirs.costs
         kept = [(title, getattr(a, name), getattr(b, name), _megabytes) for name, (_, title) in BESIDE_HBM.items()]
         rows = (
             ("HBM traffic", a.hbm_bytes, b.hbm_bytes, _megabytes),
@@ -197,7 +197,7 @@ def _sent_most(who: str, side: Side) -> list[str]:
 
 def _alike_as_one(rows: Sequence[LayerRow]) -> list[LayerRow]:
     """Rows of layers whose names differ in a number only (h_0, h_1) and that tpuflow compiles alike, merged into one row of h_*."""
-    groups: dict[tuple[str, str, Amounts], list[LayerRow]] = {}
+    groups: dict[tuple[str, str, KernelCosts], list[LayerRow]] = {}
     for row in rows:
         groups.setdefault((_NUMBER.sub("_*", row.layer), row.phase, replace(total(row.ours), product_seconds=0.0)), []).append(row)
     found = [_as_one(name, group) if len(group) > 1 else group[0] for (name, _, _), group in groups.items()]
@@ -232,17 +232,17 @@ def _row(row: LayerRow) -> str:
 
 def _named(who: str, work: Sequence[Work]) -> list[str]:
     """The largest of a side's work in HBM, and what it keeps or moves on the side."""
-    largest = sorted((one for one in work if one.amounts.hbm_bytes), key=lambda one: -one.amounts.hbm_bytes)[:NAMED]
+    largest = sorted((one for one in work if one.costs.hbm_bytes), key=lambda one: -one.costs.hbm_bytes)[:NAMED]
     return [
-        f"  {who}: {_megabytes(one.amounts.hbm_bytes):>12}{_aside(one.amounts)}  {one.what}  {Path(one.source).name}".rstrip()
+        f"  {who}: {_megabytes(one.costs.hbm_bytes):>12}{_aside(one.costs)}  {one.what}  {Path(one.source).name}".rstrip()
         for one in largest
     ]
 
 
-def _aside(amounts: Amounts) -> str:
-    if amounts.prefetched_bytes:
+def _aside(costs: KernelCosts) -> str:
+    if costs.prefetched_bytes:
         return " moved while others run"
-    kept = [(getattr(amounts, name), memory) for name, (memory, _) in BESIDE_HBM.items()]
+    kept = [(getattr(costs, name), memory) for name, (memory, _) in BESIDE_HBM.items()]
     return "".join(f" and {_megabytes(size)} in {memory}" for size, memory in kept if _in_sight(size))
 
 

@@ -22,10 +22,10 @@ PACKAGE = "libtpu"
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
-    """A slice of a chip's generation, and how many of its devices are a chip: where there are two, each is one of its cores."""
+class Topology:
+    """A slice of a chip's generation by libtpu's name ("v5e:2x2"), and how many of its devices are a chip: of two, each is a core."""
 
-    topology: str
+    name: str
     devices_a_chip: int = 1
 
 
@@ -60,10 +60,10 @@ class Compiled:
     module: Module
     argument_bytes: int
     temp_bytes: int
-    slice: Slice
+    topology: Topology
 
 
-def slice_of(chip: Chip, devices: int = 1) -> Slice:
+def topology_of(chip: Chip, devices: int = 1) -> Topology:
     """The slice of a row of ours, among the vendor's, that has so many devices; the smallest, of which one device is taken, for one.
 
     Raises:
@@ -83,7 +83,7 @@ def slice_of(chip: Chip, devices: int = 1) -> Slice:
             f"comparing needs XLA:TPU's compiler, which is in the package {PACKAGE}: pip install {PACKAGE}. It is Google's, under terms of "
             "its own, and needs no TPU to compile."
         )
-    return Slice(f"{known.name}:{known.slices[wanted]}", known.devices_a_chip)
+    return Topology(f"{known.name}:{known.slices[wanted]}", known.devices_a_chip)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +114,16 @@ def compile_ahead(
     """
     from jax.experimental import topologies
 
-    found = slice_of(chip, placed.devices)
+    found = topology_of(chip, placed.devices)
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # else it looks for a cloud machine's metadata until it gives up
     try:
-        topology = topologies.get_topology_desc(platform="tpu", topology_name=found.topology)
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=found.name)
         compiled = _lowered(fun, arguments, topology, placed, donate_argnums).compile()
     except RuntimeError as error:  # JAX's own errors are such
-        raise ConfigError(f"XLA:TPU does not compile this for {found.topology}: {str(error).strip()}") from error
+        raise ConfigError(f"XLA:TPU does not compile this for {found.name}: {str(error).strip()}") from error
     text, memory = compiled.as_text(), compiled.memory_analysis()
     if text is None or memory is None:
-        raise ConfigError(f"XLA:TPU compiled for {found.topology}, but the installed {PACKAGE} does not show what; try another version.")
+        raise ConfigError(f"XLA:TPU compiled for {found.name}, but the installed {PACKAGE} does not show what; try another version.")
     return Compiled(with_trips(parse(text)), memory.argument_size_in_bytes, memory.temp_size_in_bytes, found)
 
 

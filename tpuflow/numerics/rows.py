@@ -18,7 +18,7 @@ def share(part: int, whole: int) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class TensorFigures:
     """Figures of floating-point numbers of one type.
 
     `inf`, `nan`, `zeros`, `subnormal`: how many there are among `elements`. `underflow`: how many of the zeros ought not to be zero; an
@@ -62,11 +62,11 @@ class Figures:
         return {**_labels_first(asdict(self)), "underflow_share": self.underflow_share, "subnormal_share": self.subnormal_share}
 
 
-_FIGURES = tuple(f.name for f in fields(Figures))
+_FIGURES = tuple(f.name for f in fields(TensorFigures))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorRow(Figures):
+class TensorRow(TensorFigures):
     """All numbers of one kind that a layer has or makes, in one type.
 
     `layer`: the Flax module path; "loss" and "optimizer" are what belongs to no layer. `tensor`: "activation" (results of the operations
@@ -80,7 +80,7 @@ class TensorRow(Figures):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperationRow(Figures):
+class OperationRow(TensorFigures):
     """One operation of the step, in the order of the program.
 
     `phase`: "forward", "backward" or "update". `source`: the user's line. `born`: results that are not finite though the operands are.
@@ -169,7 +169,7 @@ def _labels_first(fields_: dict[str, Any]) -> dict[str, Any]:
 
 
 def figures_of(counts: Counts, dtype: str) -> dict[str, Any]:
-    """The fields of `Figures` from what was measured of an array, over all trips."""
+    """The fields of `TensorFigures` from what was measured of an array, over all trips."""
     largest, smallest = int(np.max(counts.largest, initial=0)), int(np.min(counts.smallest, initial=NO_MAGNITUDE))
     totals = {name: total(getattr(counts, name)) for name in ("elements", "inf", "nan", "zero", "subnormal", "underflow")}
     return {
@@ -190,7 +190,7 @@ def added(rows: Sequence[Any]) -> Any:
     first = rows[0]
     sums = {f.name: sum(getattr(r, f.name) for r in rows) for f in fields(first) if f.name in _COUNTS}
     extremes = {}
-    if isinstance(first, Figures):
+    if isinstance(first, TensorFigures):
         extremes = {
             "largest": max(r.largest for r in rows),
             "smallest": min((r.smallest for r in rows if r.smallest), default=0.0),

@@ -9,7 +9,7 @@ from typing import Any
 
 from tpuflow.device.timing.result import seconds_text
 from tpuflow.reports.differences_page import differences_page
-from tpuflow.reports.figures import Amounts, Figures, Report, figures_of, signed_seconds
+from tpuflow.reports.figures import KernelTotals, Report, StepFigures, figures_of, signed_seconds
 from tpuflow.reports.files import PlainData, write_text
 from tpuflow.reports.units import bytes_text, count_text
 
@@ -19,7 +19,7 @@ SEEN = 0.005
 MUCH = 0.25
 """The least part of a layer's difference in time that a queue must account for to be named as a cause."""
 RATE_OF = {"load": "HBM bandwidth", "store": "HBM bandwidth", "launch": "time between kernels", "matrix": "products"}
-"""Queue -> the entry of `Figures.rates` that its speed depends on; those of the vector and scalar queues depend on the chip alone."""
+"""Queue -> the entry of `StepFigures.rates` that its speed depends on; those of the vector and scalar queues depend on the chip alone."""
 
 
 AMOUNTS: Mapping[str, tuple[str, Callable[[float], str]]] = {
@@ -27,7 +27,7 @@ AMOUNTS: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "hbm_bytes": ("HBM traffic", bytes_text),
     "macs": ("multiply-adds", count_text),
 }
-"""Field of `Amounts` -> its name, and the function that prints it."""
+"""Field of `KernelTotals` -> its name, and the function that prints it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class LayerDifference:
 
     layer: str
     phase: str
-    before: Amounts
-    after: Amounts
+    before: KernelTotals
+    after: KernelTotals
     causes: tuple[str, ...]
 
     @property
@@ -76,8 +76,8 @@ class LayerDifference:
 class Differences(PlainData):
     """What `tpuflow.diff` finds, everything of one step; `layers` has those that differ, the most different first; `str` prints it."""
 
-    before: Figures
-    after: Figures
+    before: StepFigures
+    after: StepFigures
     layers: tuple[LayerDifference, ...]
 
     def __str__(self) -> str:
@@ -151,12 +151,12 @@ def diff(before: Report, after: Report) -> Differences:
     return Differences(a, b, tuple(sorted(rows, key=lambda row: -abs(row.seconds))))
 
 
-def _layer(layer: str, phase: str, a: Figures, b: Figures) -> LayerDifference:
-    before, after = (side.places.get((layer, phase), Amounts()) for side in (a, b))
+def _layer(layer: str, phase: str, a: StepFigures, b: StepFigures) -> LayerDifference:
+    before, after = (side.places.get((layer, phase), KernelTotals()) for side in (a, b))
     return LayerDifference(layer, phase, before, after, tuple(dict.fromkeys(_causes(before, after, a.rates, b.rates))))
 
 
-def _causes(before: Amounts, after: Amounts, rates_before: Mapping[str, str], rates_after: Mapping[str, str]) -> Iterator[str]:
+def _causes(before: KernelTotals, after: KernelTotals, rates_before: Mapping[str, str], rates_after: Mapping[str, str]) -> Iterator[str]:
     """The causes of a layer's difference, in words: changed amounts, changed queue times with the rates behind them, a changed bound."""
     if not before.kernels or not after.kernels:
         yield "only after" if after.kernels else "only before"
@@ -173,7 +173,7 @@ def _causes(before: Amounts, after: Amounts, rates_before: Mapping[str, str], ra
         yield f"bound by {before.bound} -> {after.bound}"
 
 
-def _queues(before: Amounts, after: Amounts) -> list[tuple[str, float, float]]:
+def _queues(before: KernelTotals, after: KernelTotals) -> list[tuple[str, float, float]]:
     """(queue, seconds before, after) of those that make up much of the difference, the largest first."""
     difference = after.seconds - before.seconds
     changes = [(q, before.busy.get(q, 0.0), after.busy.get(q, 0.0)) for q in {**before.busy, **after.busy}]

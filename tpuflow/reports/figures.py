@@ -1,4 +1,4 @@
-"""`Figures`: the part of a profile, or of a profile's JSON file, that `tpuflow.diff` compares."""
+"""`StepFigures`: the part of a profile, or of a profile's JSON file, that `tpuflow.diff` compares."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WRITTEN = "a file that `tpuflow estimate ... --json FILE` or `Profile.to_json` w
 
 
 @dataclass(frozen=True, slots=True)
-class Amounts:
+class KernelTotals:
     """The sums of some kernels over one step. kernels: executions. bounds: seconds by the queue that bounds them. busy: seconds that each
     queue works, with the time between kernels as "launch"."""
 
@@ -33,8 +33,8 @@ class Amounts:
     bounds: Mapping[str, float] = field(default_factory=dict)
     busy: Mapping[str, float] = field(default_factory=dict)
 
-    def __add__(self, other: Amounts) -> Amounts:
-        return Amounts(
+    def __add__(self, other: KernelTotals) -> KernelTotals:
+        return KernelTotals(
             self.kernels + other.kernels,
             self.seconds + other.seconds,
             self.macs + other.macs,
@@ -50,7 +50,7 @@ class Amounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class StepFigures:
     """One side of a comparison, everything of one step.
 
     facts: settings, chip and version, as text. rates: the chip's rates by name, as text. seconds: the step's time and its parts by name.
@@ -64,12 +64,12 @@ class Figures:
     mfu: float
     planned_bytes: int
     memory: Mapping[str, int]
-    places: Mapping[Place, Amounts]
+    places: Mapping[Place, KernelTotals]
 
     @property
-    def total(self) -> Amounts:
+    def total(self) -> KernelTotals:
         """All kernels."""
-        return sum(self.places.values(), Amounts())
+        return sum(self.places.values(), KernelTotals())
 
     @property
     def batch(self) -> int | None:
@@ -81,7 +81,7 @@ def _added(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
     return {name: a.get(name, 0.0) + b.get(name, 0.0) for name in {**a, **b}}
 
 
-def figures_of(report: Report) -> Figures:
+def figures_of(report: Report) -> StepFigures:
     """The figures of a report, or of a file with one.
 
     Raises:
@@ -115,9 +115,9 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _figures(plain: Mapping[str, Any]) -> Figures:
+def _figures(plain: Mapping[str, Any]) -> StepFigures:
     policy = plain["settings"].get("policy")
-    return Figures(
+    return StepFigures(
         title=f"{plain['name']} on {plain['chip']}{f' in {policy}' if policy else ''}",
         facts={
             **plain["settings"],
@@ -145,11 +145,11 @@ def _figures(plain: Mapping[str, Any]) -> Figures:
     )
 
 
-def _places(kernels: Iterable[Mapping[str, Any]]) -> dict[Place, Amounts]:
-    found: dict[Place, Amounts] = {}
+def _places(kernels: Iterable[Mapping[str, Any]]) -> dict[Place, KernelTotals]:
+    found: dict[Place, KernelTotals] = {}
     for k in kernels:
-        one = Amounts(k["count"], k["seconds"], k["macs"], k["hbm_bytes"], {k["bound"]: k["seconds"]}, k["busy_seconds"])
-        found[k["layer"], k["phase"]] = found.get((k["layer"], k["phase"]), Amounts()) + one
+        one = KernelTotals(k["count"], k["seconds"], k["macs"], k["hbm_bytes"], {k["bound"]: k["seconds"]}, k["busy_seconds"])
+        found[k["layer"], k["phase"]] = found.get((k["layer"], k["phase"]), KernelTotals()) + one
     return found
 
 

@@ -1,4 +1,4 @@
-"""Amounts as reports print them, each with the unit that suits it; page.js has the same in JavaScript."""
+"""Quantities as reports print them, each with the unit that suits it; page.js has the same in JavaScript."""
 
 from __future__ import annotations
 
