@@ -267,13 +267,24 @@ def test_buffers_of_one_call_give_their_memory_back_each_once():
 @pytest.mark.skipif(NATIVE is None, reason="no machine code on this host")
 @pytest.mark.parametrize("name", [*FIELDS, *CONSTANTS, *NOTHING_TO_DO])
 def test_machine_code_and_python_write_the_same(name):
-    code, function = _code(name), _known(name)
-    assert NATIVE is not None and code is not None and function is not None
+    assert NATIVE is not None
+    code, function = _code(NATIVE.code, name), _known(name)
+    assert code is not None and function is not None
     thing = (ctypes.c_uint64 * WORDS)(*range(100, 100 + WORDS))
     found, expected = ((ctypes.c_uint64 * 8)(64, 0, ctypes.addressof(thing), *[7] * 5) for _ in range(2))
-    assert ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)(NATIVE.add(code))(ctypes.addressof(found)) == 0
+    assert ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)(*NATIVE.load([code]))(ctypes.addressof(found)) == 0
     function(ctypes.cast(expected, Pointer))
     assert list(found) == list(expected) and list(thing) == list(range(100, 100 + WORDS))
+
+
+@pytest.mark.skipif(NATIVE is None, reason="no machine code on this host")
+def test_machine_code_calls_back_without_an_error():
+    assert NATIVE is not None
+    called: list[tuple[int | None, int | None]] = []
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(lambda error, argument: called.append((error, argument)))
+    given = (ctypes.c_uint64 * 5)(40, 0, 0, ctypes.cast(function, ctypes.c_void_p).value or 0, 77)
+    assert ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)(*NATIVE.load([NATIVE.code.call_back]))(ctypes.addressof(given)) == 0
+    assert called == [(None, 77)]
 
 
 @pytest.mark.skipif(NATIVE is None, reason="no machine code on this host")

@@ -7,11 +7,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tpuflow.pjrt import native
 from tpuflow.pjrt.cells import Args, Pointer, words
 from tpuflow.pjrt.failures import PjrtError, Unimplemented
 from tpuflow.pjrt.fields import CONSTANTS, DESTROY, FIELDS, NOTHING_TO_DO
 from tpuflow.pjrt.handles import NATIVE, WORDS, destroy
+from tpuflow.pjrt.machine_code import MachineCode
 from tpuflow.pjrt.shutdown import SHUTDOWN
 
 VERSION = (0, 104)
@@ -89,16 +89,10 @@ class Table:
         self._words = (ctypes.c_uint64 * (_HEAD + len(ENTRIES)))()
         self._words[0], self._words[2] = ctypes.sizeof(self._words), 24
         self._words[4] = VERSION[0] | VERSION[1] << 32
+        known = _native()
         for i, name in enumerate(ENTRIES):
-            self._words[_HEAD + i] = self._native(name) or self._in_python(name)
+            self._words[_HEAD + i] = known.get(name) or self._in_python(name)
         self.address = ctypes.addressof(self._words)
-
-    def _native(self, name: str) -> int | None:
-        """The address of the entry's machine code; None if it needs Python, or the host forbids executable memory."""
-        if NATIVE is None:
-            return None
-        code = _code(name)
-        return NATIVE.destroy if name in DESTROY else None if code is None else NATIVE.add(code)
 
     def _in_python(self, name: str) -> int:
         if name in DESTROY:
@@ -123,15 +117,23 @@ NO_OPERATION = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
 """The address of a C function that does nothing: `sched_yield` ignores its arguments and returns 0."""
 
 
-def _code(name: str) -> bytes | None:
+def _native() -> dict[str, int]:
+    """The addresses of the entries in machine code: none where the host has none."""
+    if NATIVE is None:
+        return {}
+    code = {name: made for name in ENTRIES if (made := _code(NATIVE.code, name)) is not None}
+    return {**dict(zip(code, NATIVE.load(tuple(code.values())), strict=True)), **dict.fromkeys(DESTROY, NATIVE.destroy)}
+
+
+def _code(code: MachineCode, name: str) -> bytes | None:
     """The machine code of an entry; None if it needs Python."""
     if name in FIELDS:
-        return native.copy(FIELDS[name])
+        return code.copy(FIELDS[name])
     if name in CONSTANTS:
-        return native.constant(CONSTANTS[name])
+        return code.constant(CONSTANTS[name])
     if name in NOTHING_TO_DO:
-        return native.NOTHING
-    return native.CALL_BACK if name == "Event_OnReady" else None
+        return code.nothing
+    return code.call_back if name == "Event_OnReady" else None
 
 
 def _known(name: str) -> Function | None:
