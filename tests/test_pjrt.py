@@ -264,6 +264,11 @@ def test_buffers_of_one_call_give_their_memory_back_each_once():
     assert OBJECTS.keys().isdisjoint([*handles, client.handle, device.handle, device.memory.handle])
 
 
+def test_a_host_without_machine_code_computes_the_same(environment):
+    other = "import platform; platform.machine = lambda: 'riscv64'\nfrom tpuflow.pjrt.handles import NATIVE; print(NATIVE)\n"
+    assert run(environment, "-c", other + SMALL)[0].split() == ["None", *run(environment, "-c", SMALL)[0].split()]
+
+
 @pytest.mark.skipif(NATIVE is None, reason="no machine code on this host")
 @pytest.mark.parametrize("name", [*FIELDS, *CONSTANTS, *NOTHING_TO_DO])
 def test_machine_code_and_python_write_the_same(name):
